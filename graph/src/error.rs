@@ -1,0 +1,44 @@
+//! What can be wrong with a program, a pass or a weight file.
+
+/// Error of this crate.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// A node's operands do not fit its op.
+    #[error("node {node}: {what}: expected {expected}, got {got}")]
+    Node {
+        /// The node's name.
+        node: String,
+        /// What is wrong.
+        what: String,
+        /// What would be right.
+        expected: String,
+        /// What is there.
+        got: String,
+    },
+    /// The program's structure is broken.
+    #[error("program {program}: {what}")]
+    Structure {
+        /// The program's name.
+        program: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// A tensor is not what its place asks for.
+    #[error("{what}: expected {expected}, got {got}")]
+    Tensor {
+        /// Which tensor.
+        what: String,
+        /// What would be right.
+        expected: String,
+        /// What is there.
+        got: String,
+    },
+    /// A weight file cannot be read.
+    #[error("weight file {path}: {what}")]
+    File {
+        /// Its path.
+        path: String,
+        /// What is wrong.
+        what: String,
+    },
+}

@@ -1,0 +1,320 @@
+//! The op set.
+//!
+//! Conventions. `x: [r, ...]` is an activation with `r` packed rows, row-major; `[k, n]` without a
+//! leading `r` is a weight. All arithmetic is f32. "Row-wise" ops never look across rows. An op in
+//! a loop block (`PerInputStep`, `UntilStop`) sees one row per member and pass; the *position* of a
+//! row is then the member's step; in a `Once` block it is the row's index within its member.
+//! Operands are listed in the order in which a node carries them.
+
+use crate::ids::{InputId, OutputId, StateId};
+
+/// Elementwise activation, fused into a producer or standing alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Act {
+    /// max(x, 0).
+    Relu,
+    /// min(max(x, 0), 6).
+    Relu6,
+    /// x * 0.5 * (1 + erf(x / sqrt 2)), with erf by a fixed polynomial (see `kernels`).
+    Gelu,
+    /// tanh(x).
+    Tanh,
+    /// 1 / (1 + exp(-x)).
+    Sigmoid,
+    /// x * sigmoid(x).
+    Silu,
+}
+
+/// Elementwise binary operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Bin {
+    /// a + b.
+    Add,
+    /// a - b.
+    Sub,
+    /// a * b.
+    Mul,
+}
+
+/// Which position of a sequence state (or sequence input) a loop pass touches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum At {
+    /// Every position, in order: legal in `Once` blocks only; rows are `Rows`.
+    All,
+    /// The member's current step.
+    Step,
+    /// `length - 1 - step`, for backward recurrences.
+    Reverse,
+    /// One behind the last position written so far (writes), as a KV cache grows.
+    End,
+}
+
+/// Two-dimensional window of a convolution or pooling, NCHW.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Window {
+    /// Kernel height and width.
+    pub kernel: [usize; 2],
+    /// Vertical and horizontal stride.
+    pub stride: [usize; 2],
+    /// Zero padding: top, left, bottom, right.
+    pub pad: [usize; 4],
+}
+
+impl Window {
+    /// A square window with equal stride and padding on all sides.
+    pub const fn square(kernel: usize, stride: usize, pad: usize) -> Self {
+        Self { kernel: [kernel; 2], stride: [stride; 2], pad: [pad; 4] }
+    }
+
+    /// Output height and width for an input of `h` x `w`:
+    /// `(h + pad_top + pad_bottom - kernel) / stride + 1`, rounded down; `None` if the window does
+    /// not fit.
+    pub fn output(&self, h: usize, w: usize) -> Option<[usize; 2]> {
+        let one = |n: usize, k: usize, s: usize, a: usize, b: usize| {
+            (n + a + b).checked_sub(k).filter(|_| s > 0).map(|m| m / s + 1)
+        };
+        Some([
+            one(h, self.kernel[0], self.stride[0], self.pad[0], self.pad[2])?,
+            one(w, self.kernel[1], self.stride[1], self.pad[1], self.pad[3])?,
+        ])
+    }
+}
+
+/// Pooling reduction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pool {
+    /// Largest element; padding counts as minus infinity.
+    Max,
+    /// Mean over the elements that are not padding.
+    Average,
+}
+
+/// Heads of an attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Heads {
+    /// Query heads.
+    pub query: usize,
+    /// Key and value heads; divides `query` (grouped-query attention).
+    pub kv: usize,
+    /// Features of one head.
+    pub dim: usize,
+    /// Factor on the scores, usually `1 / sqrt(dim)`.
+    pub scale: f32,
+}
+
+/// What a node computes. See the module's conventions.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Op {
+    /// The request's input. `Once`: `[rows, ...]` for an input `[len, ...]`, `[batch, ...]` for one
+    /// without `len`. Loops: the row at `at` (`Step` or `Reverse`), `[batch, ...]`.
+    /// With `PerInputStep { stride: k }` the row at `step * k`. No operands.
+    Input {
+        /// Which input.
+        input: InputId,
+        /// Which position.
+        at: At,
+    },
+    /// `x [r, k]`, `w [k, n]`, then `bias [n]` if `bias`, then `residual [r, n]` if `residual`:
+    /// `act(x w + bias) + residual`, `[r, n]`. One chain of fused multiply-adds per element, in
+    /// order of `k`, from zero; then bias, activation, residual.
+    Linear {
+        /// A bias operand follows.
+        bias: bool,
+        /// Activation on `x w + bias`.
+        act: Option<Act>,
+        /// A residual operand follows; added last.
+        residual: bool,
+    },
+    /// `a`, `b` of equal type, or `b` a weight that spans one row (`[fixed dims of a]`) or its last
+    /// dimension: elementwise, `a`'s type.
+    Binary(Bin),
+    /// `x`: elementwise.
+    Unary(Act),
+    /// `x`: times a constant.
+    Scale(f32),
+    /// `x [r, d]`, `gamma [d]`, `beta [d]`: `(x - mean) / sqrt(var + eps) * gamma + beta`, biased
+    /// variance over the row.
+    LayerNorm {
+        /// Added to the variance.
+        eps: f32,
+    },
+    /// `x [r, d]`, `y [r, d]`, `gamma [d]`, `beta [d]`: two outputs, `s = x + y` and
+    /// `layer_norm(s)`.
+    AddLayerNorm {
+        /// Added to the variance.
+        eps: f32,
+    },
+    /// `x [r, d]`, `gamma [d]`: `x / sqrt(mean(x^2) + eps) * gamma`.
+    RmsNorm {
+        /// Added to the mean square.
+        eps: f32,
+    },
+    /// `x [r, d]`: softmax over the last dimension, with the row's maximum subtracted.
+    Softmax,
+    /// `ids [r] i32`, `table [v, d]`: `[r, d]`. Ids outside `0..v` are refused at the edge.
+    Embedding,
+    /// `x [r, d]`, `table [p, d]`: adds the table's row at the row's position.
+    AddPosition,
+    /// `x [r, heads * dim]`: rotary embedding at the row's position; pairs `(2i, 2i + 1)` of each
+    /// head turn by `position * theta^(-2i / dim)`.
+    Rope {
+        /// Heads in a row.
+        heads: usize,
+        /// Features of one head (even).
+        dim: usize,
+        /// Base of the frequencies, usually 10000.
+        theta: f32,
+    },
+    /// `Once` blocks: `q [rows, query * dim]`, `k [rows, kv * dim]`, `v [rows, kv * dim]`: scaled
+    /// dot-product attention within each member; `causal`: position `i` sees `0..=i`.
+    Attention {
+        /// Heads and scale.
+        heads: Heads,
+        /// Hide later positions.
+        causal: bool,
+    },
+    /// `q [r, query * dim]`: attention over everything that the sequence states hold for the row's
+    /// member (self-attention on a KV cache after `SeqWrite`, or cross-attention).
+    StateAttention {
+        /// Heads and scale.
+        heads: Heads,
+        /// Sequence state of keys, `kv * dim` features.
+        keys: StateId,
+        /// Sequence state of values, `kv * dim` features.
+        values: StateId,
+    },
+    /// `query [r, d]`, `v [d]`: additive attention (Bahdanau): scores `sum(v * tanh(query + key))`,
+    /// softmax, weighted sum of the values: `[r, values' features]`.
+    AdditiveAttention {
+        /// Sequence state of projected keys, `d` features.
+        keys: StateId,
+        /// Sequence state of values.
+        values: StateId,
+    },
+    /// `x [r, k]`, `w_ih [k, 4h]`, `w_hh [h, 4h]`, `bias [4h]`: one LSTM step on states `h`, `c`
+    /// (`[h]` each, updated): gates in order i, f, g, o; `c' = sig(f) c + sig(i) tanh(g)`,
+    /// `h' = sig(o) tanh(c')`. Output `h' [r, h]`. With a projection weight `w_proj [h, p]` (if
+    /// `proj`), the state `h` and the output have `p` features and `w_hh` is `[p, 4h]`.
+    LstmCell {
+        /// Hidden state.
+        h: StateId,
+        /// Cell state.
+        c: StateId,
+        /// A projection operand follows.
+        proj: bool,
+    },
+    /// `x [r, k]`, `w_ih [k, 3h]`, `w_hh [h, 3h]`, `b_ih [3h]`, `b_hh [3h]`: one GRU step on state
+    /// `h` (updated): gates in order r, z, n; `n = tanh(x_n + r * h_n)`, `h' = (1 - z) n + z h`.
+    /// Output `h' [r, h]`.
+    GruCell {
+        /// Hidden state.
+        h: StateId,
+    },
+    /// `x [r, c, h, w]`, `w [m, c / groups, kh, kw]`, then `bias [m]` if `bias`, then `residual
+    /// [r, m, oh, ow]` if `residual`: `act(conv(x, w) + bias + residual)` (note the order: the
+    /// residual of a CNN comes before its activation). `groups == c` is a depthwise convolution.
+    Conv2d {
+        /// Window, stride, padding.
+        window: Window,
+        /// Channel groups.
+        groups: usize,
+        /// A bias operand follows.
+        bias: bool,
+        /// A residual operand follows; added before the activation.
+        residual: bool,
+        /// Activation, last.
+        act: Option<Act>,
+    },
+    /// `x [r, c, h, w]`, `gamma`, `beta`, `mean`, `var` `[c]`: inference-time batch normalisation.
+    BatchNorm {
+        /// Added to the variance.
+        eps: f32,
+    },
+    /// `x [r, c, h, w]`: pooling.
+    Pool2d {
+        /// Reduction.
+        pool: Pool,
+        /// Window, stride, padding.
+        window: Window,
+    },
+    /// `x [r, c, h, w]`: mean over `h` and `w`: `[r, c]`.
+    GlobalAveragePool,
+    /// `x`: the same row under other fixed dims of equal product.
+    Reshape {
+        /// New fixed dims.
+        dims: Vec<usize>,
+    },
+    /// Two or more operands `[r, d_i...]`, equal but for their first fixed dim: concatenated
+    /// there (features of a row, channels of an image).
+    Concat,
+    /// `x [r, d]`: features `start..start + len`.
+    Slice {
+        /// First feature.
+        start: usize,
+        /// Number of features.
+        len: usize,
+    },
+    /// `x [r, f, d]`: DLRM's pairwise dot products `z_i . z_j`, `j < i`, in row order of the lower
+    /// triangle: `[r, f (f - 1) / 2]`.
+    Interaction,
+    /// `ids [r, n] i32`, `table [v, d]`: sum of the `n` rows: `[r, d]`.
+    EmbeddingBag,
+    /// `x [rows, d]` (`Once`): mean over each member's rows: `[batch, d]`.
+    MeanRows,
+    /// `x [rows, d]` (`Once`): each member's first row: `[batch, d]`.
+    FirstRow,
+    /// `x [r, d]`: index of the largest element, the lowest among equals: `[r] i32`.
+    ArgMax,
+    /// The vector state's content: `[batch, dims...]`.
+    VecRead {
+        /// Which state.
+        state: StateId,
+    },
+    /// `x [batch, dims...]`: overwrites the vector state. No output.
+    VecWrite {
+        /// Which state.
+        state: StateId,
+    },
+    /// The sequence state's rows: `[rows, d]` with `All` (the state must hold `length` rows), or
+    /// `[batch, d]` with `Step`, `Reverse` (zero where the position was not written).
+    SeqRead {
+        /// Which state.
+        state: StateId,
+        /// Which position.
+        at: At,
+    },
+    /// `x [rows, d]` with `All`, else `[batch, d]`: writes the sequence state. No output.
+    SeqWrite {
+        /// Which state.
+        state: StateId,
+        /// Which position.
+        at: At,
+    },
+    /// `x`: appends each member's rows to a `[len, ...]` output, or sets an output without `len`.
+    /// No output value.
+    Emit {
+        /// Which output.
+        output: OutputId,
+    },
+    /// `ids [batch] i32`, in `UntilStop` blocks: a member whose id equals `token` leaves the loop
+    /// at the end of this pass. No output.
+    Stop {
+        /// The stop token.
+        token: i32,
+    },
+    /// A user's node: looked up by name in the device's registry of custom kernels.
+    Custom(CustomOp),
+}
+
+/// A node that the user brings.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CustomOp {
+    /// Name under which its kernel is registered.
+    pub name: String,
+    /// Fixed dims of a row of its only output, f32; its leading dim is that of the first operand.
+    pub output_dims: Vec<usize>,
+    /// Floating-point operations per row, for the cost model.
+    pub flops_per_row: u64,
+    /// Whether rows may be computed in one launch with rows of other requests.
+    pub batchable: bool,
+}

@@ -1,0 +1,1 @@
+//! Placeholder front page; replaced by the crate's own.
