@@ -1,1 +1,7 @@
-//! Placeholder front page; replaced by the crate's own.
+//! Devices that run nodes.
+
+pub mod device;
+pub mod error;
+
+pub use device::{Completion, Device, DeviceInfo, OpenRequest, Plan};
+pub use error::Error;

@@ -1,0 +1,124 @@
+//! The device trait.
+//!
+//! A device keeps models resident, holds the data of open requests, and runs launches. It decides
+//! nothing: which requests share a launch comes from the scheduler. The trait is shaped for
+//! captured graphs: [`Device::prepare`] once per (segment, bucket) at load, [`Device::enqueue`] on
+//! the hot path, completion by [`Device::poll`].
+//!
+//! Invariants every implementation keeps:
+//! 1. *Batch-invariance*: the bits of a request's outputs do not depend on the other members of
+//!    its launches, on their order, on padding, or on the number of threads.
+//! 2. A failed launch damages its members only.
+//! 3. Launches of one lane complete in the order in which they were enqueued.
+
+use lazybatch_graph::{OutputId, SharedProgram, Tensor};
+use lazybatch_sla::{Launch, ModelId, RequestId, Slot, Ticket, Time};
+use smallvec::SmallVec;
+
+use crate::error::Error;
+
+/// A prepared execution of one segment, in the numbering of the device that made it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Plan(pub u32);
+
+/// What a device is.
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    /// Name as profiles and reports print it (`cpu-avx2-2t`, `sim`).
+    pub name: String,
+    /// Lanes: places where launches run one after another.
+    pub num_lanes: u32,
+    /// Whether latencies are simulated, so that [`Device::next_completion`] knows the future.
+    pub is_virtual: bool,
+}
+
+/// A request at its start.
+#[derive(Clone, Debug)]
+pub struct OpenRequest<'a> {
+    /// Where its data shall live; not in use now.
+    pub slot: Slot,
+    /// The request.
+    pub request: RequestId,
+    /// Its model, loaded before.
+    pub model: ModelId,
+    /// One tensor per declared input, in order. A sequence input is `[len, ...]`, another one
+    /// `[samples, ...]`. Empty on devices that only simulate.
+    pub inputs: &'a [Tensor],
+    /// Length of the input sequence; 0 for models without one.
+    pub input_len: u32,
+    /// Samples of the client's own batch.
+    pub samples: u32,
+    /// True number of passes of its `UntilStop` block, for devices that only simulate.
+    pub output_len: Option<u32>,
+}
+
+/// The end of a launch.
+#[derive(Clone, Debug)]
+pub struct Completion {
+    /// Which launch.
+    pub ticket: Ticket,
+    /// Members whose `UntilStop` loop ended with this launch.
+    pub stopped: SmallVec<[RequestId; 4]>,
+    /// Failure of the launch, which is that of all its members.
+    pub result: Result<(), Error>,
+}
+
+/// Runs nodes. See the module's invariants.
+pub trait Device: Send {
+    /// What this device is.
+    fn info(&self) -> DeviceInfo;
+
+    /// Makes a model's weights resident under `model`.
+    ///
+    /// # Errors
+    /// An op without a kernel, a weight that does not fit, memory exhausted.
+    fn load(&mut self, model: ModelId, program: SharedProgram) -> Result<(), Error>;
+
+    /// Drops a model. No request of it may be open.
+    fn unload(&mut self, model: ModelId);
+
+    /// Row buckets that this device prepares plans for, ascending; a launch runs in the smallest
+    /// bucket that holds it. One bucket `u32::MAX` where plans do not depend on the size.
+    fn buckets(&self) -> &[u32];
+
+    /// Prepares nodes `first_node..end_node` (positions in the block's node list) for up to
+    /// `bucket` rows.
+    ///
+    /// # Errors
+    /// What makes the segment impossible to run.
+    fn prepare(
+        &mut self,
+        model: ModelId,
+        block: u32,
+        first_node: u32,
+        end_node: u32,
+        bucket: u32,
+    ) -> Result<Plan, Error>;
+
+    /// Checks and stages a request's inputs and reserves the most that it can ever hold, so that
+    /// no later launch can run out of memory.
+    ///
+    /// # Errors
+    /// Inputs that do not fit the model, or a pool that has no room now.
+    fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), Error>;
+
+    /// Issues a launch at `now`. A device may run it in place and complete it before it returns.
+    ///
+    /// # Errors
+    /// A refusal at issue; the ticket then never completes.
+    fn enqueue(&mut self, now: Time, plan: Plan, launch: &Launch) -> Result<(), Error>;
+
+    /// The next completed launch at `now`, if there is one.
+    fn poll(&mut self, now: Time) -> Option<Completion>;
+
+    /// When the next launch will complete, on devices that know.
+    fn next_completion(&self) -> Option<Time>;
+
+    /// Number of leading rows that an open request has emitted to an output so far, and those from
+    /// `from` on, as a tensor `[rows, ...]`. For outputs without `len` the whole tensor once set.
+    fn emitted(&self, slot: Slot, output: OutputId, from: usize) -> Option<Tensor>;
+
+    /// Ends a request: its outputs in declared order (`None` for those never emitted), its memory
+    /// free again. Must not be in a launch that has not completed.
+    fn close(&mut self, slot: Slot) -> Vec<Option<Tensor>>;
+}
