@@ -1,1 +1,5 @@
-//! Placeholder front page; replaced by the crate's own.
+//! The engine: a pure scheduler core, its policies, and the drivers around them.
+
+pub mod core;
+pub mod driver;
+pub mod policy;
