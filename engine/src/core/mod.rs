@@ -17,6 +17,7 @@
 
 pub mod checker;
 mod config;
+mod cursor;
 mod event;
 mod queue;
 mod request;
