@@ -2,4 +2,12 @@
 
 pub mod core;
 pub mod driver;
+pub mod embed;
+pub mod journal;
 pub mod policy;
+pub mod timeline;
+
+pub use embed::{
+    Answer, BuildError, Builder, Engine, Handle, ModelOptions, Options, RequestError, Step,
+    StepStream,
+};

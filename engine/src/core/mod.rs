@@ -25,7 +25,7 @@ mod state;
 mod table;
 mod view;
 
-use lazybatch_sla::{LaneId, Launch, ModelId, Outcome, Ticket, Time};
+use lazybatch_sla::{LaneId, Launch, ModelId, Outcome, RequestId, Ticket, Time};
 
 pub use config::{BlockSpec, CoreConfig, ModelSpec};
 pub use event::{Action, Event, Note, Request};
@@ -251,6 +251,19 @@ impl Core {
     /// Requests that have arrived and not ended.
     pub fn num_open(&self) -> usize {
         self.state.by_id.len()
+    }
+
+    /// Whether a request has arrived and not ended.
+    pub fn is_open(&self, id: RequestId) -> bool {
+        self.state.by_id.contains_key(&id)
+    }
+
+    /// Whether a ticket is the oldest launch of its lane, so that it may complete.
+    pub fn is_oldest(&self, ticket: Ticket) -> bool {
+        self.state
+            .lanes
+            .iter()
+            .any(|l| l.flights.front().is_some_and(|f| f.launch.ticket == ticket))
     }
 
     /// The batch table, for timelines.

@@ -1,6 +1,9 @@
 //! Drivers move events into the core and actions to a device.
 
+pub mod threaded;
 pub mod virtual_time;
+
+use std::sync::{Arc, Mutex};
 
 use lazybatch_sla::{Launch, Time};
 
@@ -43,6 +46,25 @@ impl<A: Observer + ?Sized, B: Observer + ?Sized> Observer for (&mut A, &mut B) {
     fn on_action(&mut self, now: Time, action: &Action) {
         self.0.on_action(now, action);
         self.1.on_action(now, action);
+    }
+}
+
+/// Shared with whoever reads it after the run.
+impl<O: Observer> Observer for Arc<Mutex<O>> {
+    fn on_event(&mut self, now: Time, event: &Event) {
+        self.lock().expect("no holder panics").on_event(now, event);
+    }
+
+    fn on_launch(&mut self, now: Time, launch: &Launch) {
+        self.lock()
+            .expect("no holder panics")
+            .on_launch(now, launch);
+    }
+
+    fn on_action(&mut self, now: Time, action: &Action) {
+        self.lock()
+            .expect("no holder panics")
+            .on_action(now, action);
     }
 }
 
