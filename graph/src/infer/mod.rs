@@ -1,7 +1,7 @@
 //! The type rule of every op, shared by the builder and the verifier.
 //!
 //! [`infer`] derives the types of a node's results from its op, its operands' types and its place.
-//! It knows nothing of operand order between nodes, names or uses: that is [`crate::verify`]'s.
+//! It knows nothing of operand order between nodes, names or uses: that is [`mod@crate::verify`]'s.
 //! A type without a leading `batch` or `rows` is a weight's, so types alone tell weights from
 //! activations.
 //!
