@@ -127,7 +127,11 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "NAME|FILE")]
     pub lengths: Option<String>,
     /// Policies, separated by commas
-    #[arg(long, value_delimiter = ',', default_value = "serial,graph:5,graph:25,graph:95,greedy,lazy,oracle")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "serial,graph:5,graph:25,graph:95,greedy,lazy,oracle"
+    )]
     pub policies: Vec<String>,
     /// SLA target in milliseconds of arrivals that state none; the profile's if absent
     #[arg(long, value_name = "X")]
@@ -207,4 +211,3 @@ pub struct ReplayArgs {
     #[arg(long)]
     pub timeline: bool,
 }
-

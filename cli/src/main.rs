@@ -29,7 +29,11 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("lazybatch: {error:#}");
-            if failure::is_bad_input(&error) { ExitCode::from(2) } else { ExitCode::FAILURE }
+            if failure::is_bad_input(&error) {
+                ExitCode::from(2)
+            } else {
+                ExitCode::FAILURE
+            }
         }
     }
 }

@@ -30,7 +30,9 @@ fn emit(results: &Results, runs: &[PolicyRun], output: &OutputArgs) -> anyhow::R
     }
     if let Some(path) = &output.requests_csv {
         let file = create(path)?;
-        let rows = runs.iter().map(|r| (r.policy.as_str(), r.requests.as_slice()));
+        let rows = runs
+            .iter()
+            .map(|r| (r.policy.as_str(), r.requests.as_slice()));
         requests_csv::write(std::io::BufWriter::new(file), rows)?;
     }
     Ok(())
@@ -45,6 +47,10 @@ pub fn create(path: &Path) -> anyhow::Result<std::fs::File> {
 
 /// `FILE.POLICY.EXT` with the colons of a policy made dashes.
 pub fn suffixed(path: &Path, policy: &str, extension: &str) -> std::path::PathBuf {
-    let name = format!("{}.{}.{extension}", path.display(), policy.replace(':', "-"));
+    let name = format!(
+        "{}.{}.{extension}",
+        path.display(),
+        policy.replace(':', "-")
+    );
     name.into()
 }

@@ -26,7 +26,9 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
         profile.models.retain(|m| m.name == *name);
         if profile.models.is_empty() {
             let expected = names.join(", ");
-            return Err(BadInput(format!("--model: expected one of {expected}, got {name}")).into());
+            return Err(
+                BadInput(format!("--model: expected one of {expected}, got {name}")).into(),
+            );
         }
     }
     for policy in &args.policies {
@@ -40,7 +42,11 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
         segment: args.segment,
         decide: Nanos((args.decide_us * 1e3).round() as u64),
         max_queue: usize::MAX,
-        noise: Noise { seed: args.seed, jitter: args.jitter, ..Noise::default() },
+        noise: Noise {
+            seed: args.seed,
+            jitter: args.jitter,
+            ..Noise::default()
+        },
         timing: args.output.timing,
     };
     let mut results = Results::new("simulate", args.seed, &profile.device);
@@ -70,7 +76,10 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
             .collect();
         let names: Vec<_> = used.iter().map(|m| m.name.as_str()).collect();
         let of_profile = used.first().and_then(|m| m.sla());
-        let sla = simulation.sla.or(of_profile).unwrap_or(Nanos::from_ms_f64(DEFAULT_SLA_MS));
+        let sla = simulation
+            .sla
+            .or(of_profile)
+            .unwrap_or(Nanos::from_ms_f64(DEFAULT_SLA_MS));
         let rate = args.rate.or_else(|| mean_rate(&arrivals)).unwrap_or(0.0);
         results.runs.push(RunResult::summarise(
             policy.as_str(),
@@ -80,7 +89,10 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
             &done.requests,
             &done.counters,
         ));
-        runs.push(PolicyRun { policy: policy.clone(), requests: done.requests });
+        runs.push(PolicyRun {
+            policy: policy.clone(),
+            requests: done.requests,
+        });
         bar.inc(1);
     }
     bar.finish_and_clear();
@@ -104,16 +116,28 @@ fn settings(args: &SimulateArgs) -> Vec<(String, String)> {
 fn arrivals(args: &SimulateArgs, profile: &Profile) -> anyhow::Result<Vec<Arrival>> {
     let first = &profile.models[0].name;
     if let Some(path) = &args.arrivals {
-        let options = traces::Options { model: Some(first.as_str().into()), ..Default::default() };
+        let options = traces::Options {
+            model: Some(first.as_str().into()),
+            ..Default::default()
+        };
         let arrivals = traces::read(path, &options)?;
         if arrivals.is_empty() {
-            return Err(BadInput(format!("{}: expected arrivals, got none", path.display())).into());
+            return Err(
+                BadInput(format!("{}: expected arrivals, got none", path.display())).into(),
+            );
         }
         return Ok(arrivals);
     }
-    let spec = args.lengths.clone().unwrap_or_else(|| lengths::default_for_model(first).into());
+    let spec = args
+        .lengths
+        .clone()
+        .unwrap_or_else(|| lengths::default_for_model(first).into());
     let rate_rps = args.rate.unwrap_or_default();
-    let stream = Stream::new(first.as_str(), Process::Poisson { rate_rps }, Lengths::load(&spec)?);
+    let stream = Stream::new(
+        first.as_str(),
+        Process::Poisson { rate_rps },
+        Lengths::load(&spec)?,
+    );
     if !(args.duration.is_finite() && args.duration > 0.0) {
         let got = args.duration;
         return Err(BadInput(format!("--duration: expected seconds > 0, got {got}")).into());

@@ -81,17 +81,33 @@ impl Simulation<'_> {
     /// # Errors
     /// An arrival of a model that the profile lacks, or with more samples than its max batch.
     pub fn requests(&self, oracle: bool) -> Result<Vec<SimRequest>> {
-        let names: Vec<&str> = self.profile.models.iter().map(|m| m.name.as_str()).collect();
+        let names: Vec<&str> = self
+            .profile
+            .models
+            .iter()
+            .map(|m| m.name.as_str())
+            .collect();
         let mut requests = Vec::with_capacity(self.arrivals.len());
         for (i, arrival) in self.arrivals.iter().enumerate() {
             let at = |what: &str| format!("arrival {i} ({what})");
-            let model = names.iter().position(|n| *n == &*arrival.model).ok_or_else(|| {
-                Error::parameter(at("model"), format!("one of {}", names.join(", ")), &*arrival.model)
-            })?;
+            let model = names
+                .iter()
+                .position(|n| *n == &*arrival.model)
+                .ok_or_else(|| {
+                    Error::parameter(
+                        at("model"),
+                        format!("one of {}", names.join(", ")),
+                        &*arrival.model,
+                    )
+                })?;
             let spec = &self.profile.models[model];
             if arrival.samples == 0 || arrival.samples > spec.max_batch {
                 let expected = format!("1 to {} samples", spec.max_batch);
-                return Err(Error::parameter(at("samples"), expected, arrival.samples.to_string()));
+                return Err(Error::parameter(
+                    at("samples"),
+                    expected,
+                    arrival.samples.to_string(),
+                ));
             }
             let default = Nanos::from_ms_f64(DEFAULT_SLA_MS);
             let sla = arrival.sla.or(self.sla).or(spec.sla()).unwrap_or(default);
@@ -125,15 +141,23 @@ impl Simulation<'_> {
         observer: &mut dyn Observer,
         notes: bool,
     ) -> Result<Simulated> {
-        let entry = policy::find(policy).map_err(|e| Error::parameter("policy", e.expected, e.got))?;
+        let entry =
+            policy::find(policy).map_err(|e| Error::parameter("policy", e.expected, e.got))?;
         let requests = self.requests(entry.needs_output_len)?;
         let config = self.config(notes);
-        let mut journal = journal.map(|out| Writer::new(out, &Header::new(policy, self.profile, &config)));
+        let mut journal =
+            journal.map(|out| Writer::new(out, &Header::new(policy, self.profile, &config)));
         let mut judge = Judge::new(Checker::new(&config, false));
         let tables = config.models.iter().map(|m| m.table.clone()).collect();
-        let mut device =
-            SimDevice::new(&self.profile.device, 1, tables, self.decide, self.noise.clone());
-        let built = policy::build(policy).map_err(|e| Error::parameter("policy", e.expected, e.got))?;
+        let mut device = SimDevice::new(
+            &self.profile.device,
+            1,
+            tables,
+            self.decide,
+            self.noise.clone(),
+        );
+        let built =
+            policy::build(policy).map_err(|e| Error::parameter("policy", e.expected, e.got))?;
         let mut core = Core::new(config, built);
         let mut decisions = Vec::new();
         let mut timer = |core: &mut Core, now: Time| {
@@ -146,16 +170,30 @@ impl Simulation<'_> {
             Some(writer) => {
                 let mut all = (writer, &mut both);
                 virtual_time::run(
-                    &mut core, &mut device, &requests, &Script::default(), &mut all, &mut timer,
+                    &mut core,
+                    &mut device,
+                    &requests,
+                    &Script::default(),
+                    &mut all,
+                    &mut timer,
                 )
             }
             None => virtual_time::run(
-                &mut core, &mut device, &requests, &Script::default(), &mut both, &mut timer,
+                &mut core,
+                &mut device,
+                &requests,
+                &Script::default(),
+                &mut both,
+                &mut timer,
             ),
         };
-        judge.finish().map_err(|v| Error::parameter(
-            format!("simulation of {policy}"), "a run without broken rules", v.to_string(),
-        ))?;
+        judge.finish().map_err(|v| {
+            Error::parameter(
+                format!("simulation of {policy}"),
+                "a run without broken rules",
+                v.to_string(),
+            )
+        })?;
         if let Some(writer) = journal {
             writer.finish().map_err(|e| Error::io("journal", e))?;
         }
@@ -195,7 +233,10 @@ impl Simulation<'_> {
     }
 }
 
-#[allow(clippy::disallowed_methods, reason = "decisions are timed on request only")]
+#[allow(
+    clippy::disallowed_methods,
+    reason = "decisions are timed on request only"
+)]
 fn time_decision(core: &mut Core, now: Time, decisions: &mut Vec<Nanos>) {
     let start = std::time::Instant::now();
     if core.decide(now) {
