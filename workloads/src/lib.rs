@@ -24,6 +24,7 @@
 pub mod arrivals;
 pub mod error;
 pub mod lengths;
+pub mod report;
 pub mod results;
 pub mod traces;
 
