@@ -23,6 +23,7 @@
 
 pub mod arrivals;
 pub mod error;
+pub mod experiment;
 pub mod lengths;
 pub mod report;
 pub mod results;

@@ -1,0 +1,2 @@
+//! stub
+pub fn run(_: &crate::args::RunArgs) -> anyhow::Result<()> { Ok(()) }
