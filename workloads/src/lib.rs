@@ -25,6 +25,7 @@ pub mod arrivals;
 pub mod error;
 pub mod experiment;
 pub mod lengths;
+pub mod report;
 pub mod results;
 pub mod traces;
 
