@@ -1,0 +1,3 @@
+//! The oracle.
+
+pub mod math;
