@@ -208,6 +208,24 @@ simd! {
 }
 
 simd! {
+    /// Sum: sixteen chains, then a fixed tree.
+    pub fn total(x: &[f32]) -> f32 {
+        let mut acc = [0.0f32; LANES];
+        let (chunks, tail) = x.as_chunks::<LANES>();
+        for c in chunks {
+            for i in 0..LANES {
+                acc[i] += c[i];
+            }
+        }
+        let last = load_tail(tail, 0.0);
+        for i in 0..LANES {
+            acc[i] += last[i];
+        }
+        sum(&acc)
+    }
+}
+
+simd! {
     /// Dot product: sixteen chains, then a fixed tree.
     pub fn dot(a: &[f32], b: &[f32]) -> f32 {
         dot_lanes(a, b)

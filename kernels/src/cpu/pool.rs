@@ -212,6 +212,15 @@ impl Shards {
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(start), len) }
     }
 
+    /// The elements from `start` on.
+    ///
+    /// # Panics
+    /// If `start` is out of bounds.
+    pub fn offset(&self, start: usize) -> Self {
+        assert!(start <= self.len, "shard {start} of {}", self.len);
+        Self { ptr: self.ptr.wrapping_add(start), len: self.len - start }
+    }
+
     /// The first element, for kernels that take a stride.
     pub fn as_ptr(&self) -> *mut f32 {
         self.ptr
