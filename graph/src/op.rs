@@ -63,7 +63,11 @@ pub struct Window {
 impl Window {
     /// A square window with equal stride and padding on all sides.
     pub const fn square(kernel: usize, stride: usize, pad: usize) -> Self {
-        Self { kernel: [kernel; 2], stride: [stride; 2], pad: [pad; 4] }
+        Self {
+            kernel: [kernel; 2],
+            stride: [stride; 2],
+            pad: [pad; 4],
+        }
     }
 
     /// Output height and width for an input of `h` x `w`:
@@ -71,7 +75,10 @@ impl Window {
     /// not fit.
     pub fn output(&self, h: usize, w: usize) -> Option<[usize; 2]> {
         let one = |n: usize, k: usize, s: usize, a: usize, b: usize| {
-            (n + a + b).checked_sub(k).filter(|_| s > 0).map(|m| m / s + 1)
+            (n + a + b)
+                .checked_sub(k)
+                .filter(|_| s > 0)
+                .map(|m| m / s + 1)
         };
         Some([
             one(h, self.kernel[0], self.stride[0], self.pad[0], self.pad[2])?,

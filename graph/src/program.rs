@@ -5,7 +5,7 @@
 //! live within one block; what crosses a block or a pass goes through per-request [`StateDecl`]s.
 //! It does not run anything: devices do.
 //!
-//! Invariants (checked by [`crate::verify`]):
+//! Invariants (checked by [`mod@crate::verify`]):
 //! 1. An operand is a weight, or the output of an earlier node of the same block.
 //! 2. Types are those that the op's rule derives from its operands.
 //! 3. `Stop` stands in `UntilStop` blocks only; each such block has at least one.

@@ -46,12 +46,18 @@ pub struct TensorType {
 impl TensorType {
     /// A type from its parts.
     pub fn new(dtype: DType, dims: impl IntoIterator<Item = Dim>) -> Self {
-        Self { dtype, dims: dims.into_iter().collect() }
+        Self {
+            dtype,
+            dims: dims.into_iter().collect(),
+        }
     }
 
     /// `[lead, fixed...]`.
     pub fn activation(dtype: DType, lead: Dim, fixed: &[usize]) -> Self {
-        Self::new(dtype, std::iter::once(lead).chain(fixed.iter().map(|&n| Dim::Fixed(n))))
+        Self::new(
+            dtype,
+            std::iter::once(lead).chain(fixed.iter().map(|&n| Dim::Fixed(n))),
+        )
     }
 
     /// `[fixed...]`, as weights are.
@@ -61,14 +67,23 @@ impl TensorType {
 
     /// The symbolic leading dimension, if there is one.
     pub fn lead(&self) -> Option<Dim> {
-        self.dims.first().copied().filter(|d| !matches!(d, Dim::Fixed(_)))
+        self.dims
+            .first()
+            .copied()
+            .filter(|d| !matches!(d, Dim::Fixed(_)))
     }
 
     /// The fixed dimensions behind the leading one (all of them for a weight).
     pub fn fixed_dims(&self) -> SmallVec<[usize; 4]> {
         self.dims
             .iter()
-            .filter_map(|d| if let Dim::Fixed(n) = d { Some(*n) } else { None })
+            .filter_map(|d| {
+                if let Dim::Fixed(n) = d {
+                    Some(*n)
+                } else {
+                    None
+                }
+            })
             .collect()
     }
 

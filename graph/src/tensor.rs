@@ -56,7 +56,11 @@ impl Tensor {
                 got: format!("{} bytes", bytes.len()),
             });
         }
-        Ok(Self { dtype, dims, data: Bytes::Owned(bytes.into()) })
+        Ok(Self {
+            dtype,
+            dims,
+            data: Bytes::Owned(bytes.into()),
+        })
     }
 
     /// An f32 tensor.
@@ -64,9 +68,17 @@ impl Tensor {
     /// # Panics
     /// If the number of elements is not the product of `dims`.
     pub fn from_f32(dims: &[usize], data: &[f32]) -> Self {
-        assert_eq!(data.len(), dims.iter().product::<usize>(), "elements of {dims:?}");
+        assert_eq!(
+            data.len(),
+            dims.iter().product::<usize>(),
+            "elements of {dims:?}"
+        );
         let bytes: Vec<u8> = bytemuck::cast_slice(data).to_vec();
-        Self { dtype: DType::F32, dims: dims.to_vec(), data: Bytes::Owned(bytes.into()) }
+        Self {
+            dtype: DType::F32,
+            dims: dims.to_vec(),
+            data: Bytes::Owned(bytes.into()),
+        }
     }
 
     /// An i32 tensor.
@@ -74,9 +86,17 @@ impl Tensor {
     /// # Panics
     /// If the number of elements is not the product of `dims`.
     pub fn from_i32(dims: &[usize], data: &[i32]) -> Self {
-        assert_eq!(data.len(), dims.iter().product::<usize>(), "elements of {dims:?}");
+        assert_eq!(
+            data.len(),
+            dims.iter().product::<usize>(),
+            "elements of {dims:?}"
+        );
         let bytes: Vec<u8> = bytemuck::cast_slice(data).to_vec();
-        Self { dtype: DType::I32, dims: dims.to_vec(), data: Bytes::Owned(bytes.into()) }
+        Self {
+            dtype: DType::I32,
+            dims: dims.to_vec(),
+            data: Bytes::Owned(bytes.into()),
+        }
     }
 
     /// Number of elements.
@@ -115,7 +135,10 @@ impl Tensor {
 }
 
 fn chunks<const N: usize, T>(bytes: &[u8], f: impl Fn([u8; N]) -> T) -> Vec<T> {
-    bytes.chunks_exact(N).map(|c| f(c.try_into().expect("chunks of N bytes"))).collect()
+    bytes
+        .chunks_exact(N)
+        .map(|c| f(c.try_into().expect("chunks of N bytes")))
+        .collect()
 }
 
 /// Where a weight's elements come from.

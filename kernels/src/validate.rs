@@ -1,4 +1,4 @@
-//! Checks and staging of request inputs, shared by the devices that compute.
+//! Staging of request inputs and outputs, shared by the devices that compute.
 //!
 //! Invariant: what passes here cannot make a kernel index out of bounds.
 
@@ -6,6 +6,7 @@ use lazybatch_graph::{DType, Dim, InputDecl, Program, Repeat, Tensor};
 
 use crate::device::OpenRequest;
 use crate::error::Error;
+use crate::inputs::validate_inputs;
 
 /// Whether an input is a sequence.
 pub fn is_sequence(decl: &InputDecl) -> bool {
@@ -32,16 +33,13 @@ pub fn stage_inputs(program: &Program, open: &OpenRequest<'_>) -> Result<Vec<Vec
         expected,
         got,
     };
-    if open.inputs.len() != program.inputs.len() {
-        let names: Vec<&str> = program.inputs.iter().map(|i| i.name.as_str()).collect();
-        return Err(fail(
-            "list",
-            format!("{} inputs ({})", names.len(), names.join(", ")),
-            format!("{}", open.inputs.len()),
-        ));
+    let shape = validate_inputs(program, open.inputs)?;
+    if shape.input_len != open.input_len {
+        let got = format!("{} positions", shape.input_len);
+        return Err(fail("length", format!("{} positions", open.input_len), got));
     }
-    if open.samples == 0 {
-        return Err(fail("samples", "at least 1".into(), "0".into()));
+    if open.samples != shape.samples {
+        return Err(fail("samples", open.samples.to_string(), shape.samples.to_string()));
     }
     if open.samples > 1 && !is_static(program) {
         return Err(fail(
@@ -50,11 +48,14 @@ pub fn stage_inputs(program: &Program, open: &OpenRequest<'_>) -> Result<Vec<Vec
             open.samples.to_string(),
         ));
     }
-    let staged = program.inputs.iter().zip(open.inputs).map(|(decl, tensor)| {
-        check_shape(decl, tensor, open).map_err(|(e, g)| fail(&decl.name, e, g))?;
-        stage(decl, tensor).map_err(|(e, g)| fail(&decl.name, e, g))
-    });
-    staged.collect()
+    let lens = program.inputs.iter().zip(open.inputs).filter(|(decl, _)| is_sequence(decl));
+    for (decl, tensor) in lens {
+        if tensor.dims[0] != open.input_len as usize {
+            let expected = format!("{} positions, as the driving input", open.input_len);
+            return Err(fail(&decl.name, expected, tensor.dims[0].to_string()));
+        }
+    }
+    Ok(open.inputs.iter().map(stage).collect())
 }
 
 /// Whether a request may bring more than one sample: no sequences, so that every sample takes the
@@ -69,50 +70,11 @@ pub fn is_static(program: &Program) -> bool {
             .any(|s| matches!(s.kind, lazybatch_graph::StateKind::Sequence { .. }))
 }
 
-type Mismatch = (String, String);
-
-fn check_shape(decl: &InputDecl, tensor: &Tensor, open: &OpenRequest<'_>) -> Result<(), Mismatch> {
-    let fixed = decl.ty.fixed_dims();
-    let got = || format!("{}{:?}", tensor.dtype, tensor.dims);
-    let lead = tensor.dims.first().copied().unwrap_or(0);
-    let fits = tensor.dims.len() == fixed.len() + 1 && tensor.dims[1..] == fixed[..];
-    if is_sequence(decl) {
-        if !fits {
-            return Err((decl.ty.to_string(), got()));
-        }
-        let max = decl.max_len.unwrap_or(usize::MAX);
-        if lead == 0 || lead > max {
-            return Err((format!("1 to {max} positions"), lead.to_string()));
-        }
-        if lead != open.input_len as usize {
-            return Err((format!("{} positions", open.input_len), lead.to_string()));
-        }
-    } else if !fits || lead != open.samples as usize {
-        let dims: Vec<usize> = std::iter::once(open.samples as usize).chain(fixed).collect();
-        return Err((format!("{}{dims:?}", decl.ty.dtype), got()));
+fn stage(tensor: &Tensor) -> Vec<f32> {
+    if tensor.dtype.is_float() {
+        return tensor.to_f32();
     }
-    Ok(())
-}
-
-fn stage(decl: &InputDecl, tensor: &Tensor) -> Result<Vec<f32>, Mismatch> {
-    let is_id = |d: DType| matches!(d, DType::I8 | DType::I32 | DType::I64);
-    let accepted = match decl.ty.dtype {
-        DType::I32 | DType::I64 => matches!(tensor.dtype, DType::I32 | DType::I64),
-        other => tensor.dtype == other,
-    };
-    if !accepted {
-        return Err((decl.ty.dtype.to_string(), tensor.dtype.to_string()));
-    }
-    if !is_id(decl.ty.dtype) {
-        return Ok(tensor.to_f32());
-    }
-    let ids = tensor.to_i32();
-    if let Some(bound) = decl.id_bound
-        && let Some(bad) = ids.iter().find(|&&id| usize::try_from(id).map_or(true, |id| id >= bound))
-    {
-        return Err((format!("ids in 0..{bound}"), bad.to_string()));
-    }
-    Ok(ids.into_iter().map(|id| f32::from_bits(id as u32)).collect())
+    tensor.to_i32().into_iter().map(|id| f32::from_bits(id as u32)).collect()
 }
 
 /// A tensor of `dtype` from staged elements.

@@ -3,9 +3,15 @@
 //! What the scheduler needs to know about time, without a clock and without a device.
 
 pub mod ids;
+pub mod latency;
 pub mod launch;
+pub mod outcome;
+pub mod profile;
 pub mod time;
 
 pub use ids::{LaneId, ModelId, RequestId, Slot, SubBatchId, Ticket};
+pub use latency::{LatencyTable, Progress, SegmentRanges, segments_of};
 pub use launch::{Launch, Member};
+pub use outcome::{Account, Outcome};
+pub use profile::{Profile, ProfileError};
 pub use time::{Nanos, SlackNs, Time};

@@ -1,1 +1,31 @@
-//! Placeholder front page; replaced by the crate's own.
+//! Workloads: who asks for what and when, and what came of it.
+//!
+//! - [`arrivals`]: requests with their times and lengths, from seeded processes.
+//! - [`traces`]: the same read from files, and written to them.
+//! - [`lengths`]: joint distributions of input and output lengths.
+//! - [`results`]: summaries, tables and files of finished requests.
+//! - [`report`]: one self-contained HTML file about a comparison.
+//!
+//! No clock is read and no network is used. Every random choice comes from a seed handed in.
+//!
+//! ```
+//! use lazybatch_sla::Nanos;
+//! use lazybatch_workloads::arrivals::{Limit, Process, Stream, Workload};
+//! use lazybatch_workloads::lengths::Lengths;
+//!
+//! let lengths = Lengths::load("translation-short")?;
+//! let stream = Stream::new("gnmt", Process::Poisson { rate_rps: 500.0 }, lengths);
+//! let workload = Workload::single(stream, Limit::Duration(Nanos::from_ms(1000)));
+//! let arrivals = workload.generate(1)?;
+//! assert_eq!(arrivals, workload.generate(1)?);
+//! # Ok::<(), lazybatch_workloads::Error>(())
+//! ```
+
+pub mod arrivals;
+pub mod error;
+pub mod lengths;
+pub mod results;
+pub mod traces;
+
+pub use arrivals::Arrival;
+pub use error::{Error, Result};

@@ -86,6 +86,12 @@ impl Frame {
         }
     }
 
+    /// Drops the values of a launch that failed; only a block's head may follow.
+    pub fn fail(&mut self, buffers: &mut Buffers) {
+        self.clear(buffers);
+        self.next = u32::MAX;
+    }
+
     fn clear(&mut self, buffers: &mut Buffers) {
         for buf in self.values.iter_mut().filter_map(Option::take) {
             buffers.give(buf);
@@ -265,11 +271,6 @@ impl Frames {
     /// Number of frames in use.
     pub fn len(&self) -> usize {
         self.slab.len()
-    }
-
-    /// Whether no frame is in use.
-    pub fn is_empty(&self) -> bool {
-        self.slab.is_empty()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lazybatch_graph::{Def, DType, Error as GraphError, NodeId, Op, SharedProgram, ValueId, WeightId};
+use lazybatch_graph::{Def, DType, NodeId, Op, SharedProgram, ValueId, WeightId};
 
 use super::buffers::Aligned;
 use super::gemm::{PackedA, PackedB};
@@ -43,7 +43,7 @@ pub struct Model {
     pub local: Vec<usize>,
     /// By node id.
     pub customs: Vec<Option<Arc<dyn CustomKernel>>>,
-    /// Outputs' most rows by a request, as (by input length, fixed).
+    /// Bytes of all weights as they are held.
     pub weight_bytes: usize,
 }
 
@@ -212,9 +212,4 @@ fn liveness(program: &SharedProgram, block: usize, local: &mut [usize]) -> Block
         }
     }
     info
-}
-
-/// The error of a program that breaks a rule a device relies on.
-pub fn broken(program: &str, why: impl Into<String>) -> GraphError {
-    GraphError::Structure { program: program.to_owned(), what: why.into() }
 }

@@ -1,0 +1,419 @@
+//! The checker: judges a run from its events, launches and actions alone.
+//!
+//! It shares no code with the core's mechanics and runs behind every simulation, property test and
+//! replay. It finds, numbered as its messages cite them:
+//! 1. time going back;
+//! 2. a request that passes a node of its path twice, out of order, or not at all;
+//! 3. a launch whose members do not share model, block and step rules, or hold one twice;
+//! 4. an over-full launch;
+//! 5. a ticket lost, repeated or completed out of its lane's order, or a lane over its depth;
+//! 6. a request that ends twice, never, before its path is complete, or with the wrong outcome;
+//! 7. (for stack policies) a launch of an entry that is not the top of the table.
+
+use std::collections::VecDeque;
+
+use lazybatch_graph::Repeat;
+use lazybatch_sla::{Launch, Member, ModelId, Outcome, RequestId, SubBatchId, Ticket, Time};
+use rustc_hash::FxHashMap;
+
+use super::config::CoreConfig;
+use super::event::{Action, Event, Note, Request};
+
+/// A broken rule: which one and how.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("checker rule {rule}: {what}")]
+pub struct Violation {
+    /// Number of the rule in the module's list.
+    pub rule: u32,
+    /// What happened.
+    pub what: String,
+}
+
+/// Where a request must be launched next.
+#[derive(Clone, Debug)]
+struct Track {
+    model: ModelId,
+    deadline: Time,
+    input_len: u32,
+    max_steps: Option<u32>,
+    samples: u32,
+    block: u32,
+    node: u32,
+    step: u32,
+    launches: u32,
+    last: Option<Ticket>,
+    failed: bool,
+    cancelled: bool,
+}
+
+impl Track {
+    /// Passes through its block; the bound for `UntilStop`.
+    fn passes(&self, config: &CoreConfig) -> u32 {
+        match config.models[self.model.index()].blocks[self.block as usize].repeat {
+            Repeat::Once => 1,
+            Repeat::PerInputStep { stride } => self.input_len.div_ceil(stride),
+            Repeat::UntilStop { max } => self.max_steps.unwrap_or(u32::MAX).min(max),
+        }
+    }
+
+    fn skip_blocks(&mut self, config: &CoreConfig) {
+        while !self.is_complete(config) && self.passes(config) == 0 {
+            self.block += 1;
+        }
+    }
+
+    fn next_block(&mut self, config: &CoreConfig) {
+        self.block += 1;
+        self.node = 0;
+        self.step = 0;
+        self.skip_blocks(config);
+    }
+
+    fn is_complete(&self, config: &CoreConfig) -> bool {
+        self.block as usize >= config.models[self.model.index()].blocks.len()
+    }
+}
+
+/// A launch that has not completed.
+#[derive(Clone, Debug)]
+struct Issued {
+    ticket: Ticket,
+    block: u32,
+    members: Vec<RequestId>,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Checker {
+    config: CoreConfig,
+    now: Time,
+    open: FxHashMap<RequestId, Track>,
+    lanes: Vec<VecDeque<Issued>>,
+    spare: Vec<Vec<RequestId>>,
+    next_ticket: u64,
+    stack: Option<Vec<SubBatchId>>,
+    arrived: u64,
+    ended: u64,
+}
+
+type Verdict = Result<(), Violation>;
+
+fn broken(rule: u32, what: String) -> Verdict {
+    Err(Violation { rule, what })
+}
+
+impl Checker {
+    /// A checker for a core of that configuration. `stack` turns rule 7 on, which needs notes.
+    pub fn new(config: &CoreConfig, stack: bool) -> Self {
+        Self {
+            lanes: vec![VecDeque::new(); config.lane_depths.len()],
+            spare: Vec::new(),
+            config: config.clone(),
+            now: Time::ZERO,
+            open: FxHashMap::default(),
+            next_ticket: 0,
+            stack: stack.then(Vec::new),
+            arrived: 0,
+            ended: 0,
+        }
+    }
+
+    fn advance(&mut self, now: Time) -> Verdict {
+        if now < self.now {
+            return broken(1, format!("time goes back from {} to {now}", self.now));
+        }
+        self.now = now;
+        Ok(())
+    }
+
+    /// Sees an event before the core handles it.
+    ///
+    /// # Errors
+    /// The rule it breaks.
+    pub fn on_event(&mut self, now: Time, event: &Event) -> Verdict {
+        match event {
+            Event::Arrive(request) => self.on_arrive(now, request),
+            Event::Done {
+                ticket,
+                stopped,
+                failed,
+            } => self.on_done(now, *ticket, stopped, failed.is_some()),
+            Event::Cancel(id) => {
+                if let Some(track) = self.open.get_mut(id) {
+                    track.cancelled = true;
+                }
+                self.advance(now)
+            }
+            Event::Loaded(_) | Event::Evict(_) | Event::Wake => self.advance(now),
+        }
+    }
+
+    fn on_arrive(&mut self, now: Time, r: &Request) -> Verdict {
+        self.advance(now)?;
+        self.arrived += 1;
+        let mut track = Track {
+            model: r.model,
+            deadline: r.sla.map_or(Time::MAX, |sla| r.arrival + sla),
+            input_len: r.input_len,
+            max_steps: r.max_steps,
+            samples: r.samples,
+            block: 0,
+            node: 0,
+            step: 0,
+            launches: 0,
+            last: None,
+            failed: false,
+            cancelled: false,
+        };
+        track.skip_blocks(&self.config);
+        if self.open.insert(r.id, track).is_some() {
+            return broken(6, format!("{} arrives twice", r.id));
+        }
+        Ok(())
+    }
+
+    /// Sees a launch when it is issued.
+    ///
+    /// # Errors
+    /// The rule it breaks.
+    pub fn on_launch(&mut self, now: Time, launch: &Launch) -> Verdict {
+        self.advance(now)?;
+        if launch.ticket != Ticket(self.next_ticket) {
+            return broken(
+                5,
+                format!("{} follows t{}", launch.ticket, self.next_ticket),
+            );
+        }
+        self.next_ticket += 1;
+        let spec = &self.config.models[launch.model.index()];
+        if launch.members.is_empty() {
+            return broken(3, format!("{} has no members", launch.ticket));
+        }
+        if launch.num_samples() > spec.max_batch {
+            return broken(
+                4,
+                format!(
+                    "{} carries {} samples of {}, max batch is {}",
+                    launch.ticket,
+                    launch.num_samples(),
+                    launch.model,
+                    spec.max_batch
+                ),
+            );
+        }
+        if let Some(stack) = &self.stack
+            && stack.last() != Some(&launch.sub_batch)
+        {
+            return broken(
+                7,
+                format!("{} is launched, the table is {stack:?}", launch.sub_batch),
+            );
+        }
+        let num_nodes = spec.blocks[launch.block as usize]
+            .segments
+            .last()
+            .map_or(0, |s| s.end);
+        let mut members = self.spare.pop().unwrap_or_default();
+        members.extend(launch.members.iter().map(|m| m.request));
+        for (l, lane) in self
+            .lanes
+            .iter()
+            .enumerate()
+            .filter(|_| self.lanes.len() > 1)
+        {
+            let twice = |i: &Issued| i.members.iter().find(|r| members.contains(r)).copied();
+            if let Some(id) = lane
+                .iter()
+                .find_map(twice)
+                .filter(|_| l != launch.lane.index())
+            {
+                return broken(3, format!("{id} runs on two lanes"));
+            }
+        }
+        for member in &launch.members {
+            self.on_member(launch, member, num_nodes)?;
+        }
+        let depth = self.config.lane_depths[launch.lane.index()] as usize;
+        let lane = &mut self.lanes[launch.lane.index()];
+        if lane.len() == depth {
+            return broken(5, format!("{} has more than {depth} launches", launch.lane));
+        }
+        lane.push_back(Issued {
+            ticket: launch.ticket,
+            block: launch.block,
+            members,
+        });
+        Ok(())
+    }
+
+    fn on_member(&mut self, launch: &Launch, member: &Member, num_nodes: u32) -> Verdict {
+        let Some(track) = self.open.get_mut(&member.request) else {
+            return broken(6, format!("{} is launched but not open", member.request));
+        };
+        if track.model != launch.model || track.samples != member.samples {
+            return broken(3, format!("{} is not of {}", member.request, launch.model));
+        }
+        if track.last == Some(launch.ticket) {
+            return broken(
+                3,
+                format!("{} is in {} twice", member.request, launch.ticket),
+            );
+        }
+        track.last = Some(launch.ticket);
+        if member.idle {
+            if launch.padded_len.is_none() {
+                return broken(3, format!("{} idles in a packed batch", member.request));
+            }
+            return Ok(());
+        }
+        track.launches += 1;
+        let expected = (track.block, track.node, track.step);
+        if expected != (launch.block, launch.first_node, member.step) {
+            return broken(
+                2,
+                format!(
+                    "{} stands at block {} node {} step {}, {} runs block {} node {} step {}",
+                    member.request,
+                    expected.0,
+                    expected.1,
+                    expected.2,
+                    launch.ticket,
+                    launch.block,
+                    launch.first_node,
+                    member.step
+                ),
+            );
+        }
+        track.node = launch.end_node;
+        if track.node == num_nodes {
+            track.node = 0;
+            track.step += 1;
+            if track.step >= track.passes(&self.config) {
+                track.next_block(&self.config);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sees a completion before the core handles it.
+    ///
+    /// # Errors
+    /// The rule it breaks.
+    pub fn on_done(
+        &mut self,
+        now: Time,
+        ticket: Ticket,
+        stopped: &[RequestId],
+        failed: bool,
+    ) -> Verdict {
+        self.advance(now)?;
+        let Some(lane) = self
+            .lanes
+            .iter()
+            .position(|l| l.front().is_some_and(|f| f.ticket == ticket))
+        else {
+            return broken(
+                5,
+                format!("{ticket} completes but is not the oldest of a lane"),
+            );
+        };
+        let mut issued = self.lanes[lane].pop_front().expect("found above");
+        for id in issued.members.iter().filter(|_| failed) {
+            if let Some(track) = self.open.get_mut(id) {
+                track.failed = true;
+            }
+        }
+        for id in stopped {
+            if !issued.members.contains(id) {
+                return broken(2, format!("{id} stops but is not a member of {ticket}"));
+            }
+            if let Some(track) = self.open.get_mut(id)
+                && track.block == issued.block
+            {
+                track.next_block(&self.config);
+            }
+        }
+        issued.members.clear();
+        self.spare.push(issued.members);
+        Ok(())
+    }
+
+    /// Sees an action other than a launch.
+    ///
+    /// # Errors
+    /// The rule it breaks.
+    pub fn on_action(&mut self, now: Time, action: &Action) -> Verdict {
+        self.advance(now)?;
+        match action {
+            Action::Finish {
+                request, outcome, ..
+            } => self.on_finish(now, *request, *outcome),
+            Action::Note(note) => self.on_note(note),
+            _ => Ok(()),
+        }
+    }
+
+    fn on_finish(&mut self, now: Time, id: RequestId, outcome: Outcome) -> Verdict {
+        let Some(track) = self.open.remove(&id) else {
+            return broken(6, format!("{id} ends ({outcome}) but is not open"));
+        };
+        self.ended += 1;
+        let right = match outcome {
+            Outcome::Met => track.is_complete(&self.config) && now <= track.deadline,
+            Outcome::Violated => track.is_complete(&self.config) && now > track.deadline,
+            Outcome::Failed => track.failed,
+            Outcome::Cancelled => track.cancelled,
+            Outcome::Shed => track.launches == 0,
+        };
+        if right {
+            return Ok(());
+        }
+        broken(
+            6,
+            format!(
+                "{id} ends as {outcome} at {now} (deadline {}) before block {} node {} step {}",
+                track.deadline, track.block, track.node, track.step
+            ),
+        )
+    }
+
+    fn on_note(&mut self, note: &Note) -> Verdict {
+        let Some(stack) = &mut self.stack else {
+            return Ok(());
+        };
+        let position = |stack: &[SubBatchId], id: &SubBatchId| stack.iter().position(|s| s == id);
+        match note {
+            Note::Admit { sub_batch, .. } => stack.push(*sub_batch),
+            Note::Merge { into, from } => match position(stack, from) {
+                Some(i) if i > 0 && stack[i - 1] == *into => {
+                    stack.remove(i);
+                }
+                _ => return broken(7, format!("{from} is not on top of {into}")),
+            },
+            Note::Split { from, ahead, .. } => match position(stack, from) {
+                Some(i) => stack.insert(i, *ahead),
+                None => return broken(7, format!("{from} splits but is not in the table")),
+            },
+            Note::Pop { sub_batch } => stack.retain(|s| s != sub_batch),
+            Note::Preempt { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// Judges the end of a run: nobody and nothing may be left.
+    ///
+    /// # Errors
+    /// The rule it breaks.
+    pub fn finish(&self) -> Verdict {
+        if let Some(issued) = self.lanes.iter().flatten().next() {
+            return broken(5, format!("{} never completes", issued.ticket));
+        }
+        if let Some(id) = self.open.keys().min() {
+            return broken(6, format!("{id} never ends ({} open)", self.open.len()));
+        }
+        if self.arrived != self.ended {
+            return broken(6, format!("{} arrived, {} ended", self.arrived, self.ended));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,148 @@
+//! What goes into the core and what comes out.
+
+use lazybatch_sla::{LaneId, ModelId, Nanos, Outcome, RequestId, Slot, SubBatchId, Ticket, Time};
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+/// A request at its arrival.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// Id; ids of arrivals increase.
+    pub id: RequestId,
+    /// Model to run.
+    pub model: ModelId,
+    /// When it arrived; at most the time at which the event is handled.
+    pub arrival: Time,
+    /// SLA target; `None` is met whenever it completes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sla: Option<Nanos>,
+    /// Priority level, 0 is the default, 1 the highest of those stated.
+    #[serde(default)]
+    pub priority: u8,
+    /// Samples of the client's own batch, at least 1.
+    pub samples: u32,
+    /// Length of its input; 0 for models without a sequence.
+    pub input_len: u32,
+    /// Correlation id of a stateful model: requests of one sequence run one after another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sequence: Option<u64>,
+    /// Most passes of `UntilStop` blocks that the client wants; 0 skips them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_steps: Option<u32>,
+    /// True output length; given under the `oracle` policy only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub known_output_len: Option<u32>,
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Event {
+    /// A request arrived.
+    Arrive(Request),
+    /// A client withdrew its request. Unknown and ended ids are ignored.
+    Cancel(RequestId),
+    /// A launch completed.
+    Done {
+        /// Which one; tickets of a lane complete in order.
+        ticket: Ticket,
+        /// Members whose `UntilStop` loop ended with it.
+        stopped: SmallVec<[RequestId; 4]>,
+        /// Cause of failure, which is that of all its members.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        failed: Option<String>,
+    },
+    /// A model's weights are resident.
+    Loaded(ModelId),
+    /// Drop a model's weights as soon as none of its requests is in flight.
+    Evict(ModelId),
+    /// A wake-up that [`super::Core::next_wakeup`] asked for.
+    Wake,
+}
+
+/// What shall be done, in order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Action {
+    /// Stage a request's inputs in `slot`.
+    Open {
+        /// The request.
+        request: RequestId,
+        /// Where.
+        slot: Slot,
+    },
+    /// Run a launch; its content is [`super::Core::launch`].
+    Launch {
+        /// Which one.
+        ticket: Ticket,
+        /// Where.
+        lane: LaneId,
+    },
+    /// Tell the client how its request ended.
+    Finish {
+        /// The request.
+        request: RequestId,
+        /// How.
+        outcome: Outcome,
+        /// When it was launched first.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        first_launch: Option<Time>,
+        /// Cause of a failure or refusal.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cause: Option<String>,
+    },
+    /// Free a slot: no launch that uses it is in flight.
+    Release {
+        /// The request that held it.
+        request: RequestId,
+        /// Which slot.
+        slot: Slot,
+    },
+    /// Make a model's weights resident, then report [`Event::Loaded`].
+    Load(ModelId),
+    /// Drop a model's weights.
+    Evict(ModelId),
+    /// A change of the batch table, for timelines and the checker.
+    Note(Note),
+}
+
+/// A change of the batch table.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Note {
+    /// Requests left the arrival queue as a new sub-batch on top of the table.
+    Admit {
+        /// The new entry.
+        sub_batch: SubBatchId,
+        /// Its members.
+        members: Vec<RequestId>,
+    },
+    /// `from` joined `into` at the same cursor.
+    Merge {
+        /// Stays.
+        into: SubBatchId,
+        /// Goes.
+        from: SubBatchId,
+    },
+    /// Members of `from` that are ahead became the entry `ahead`, just below it.
+    Split {
+        /// Keeps those less progressed.
+        from: SubBatchId,
+        /// The new entry.
+        ahead: SubBatchId,
+        /// Who moved.
+        members: Vec<RequestId>,
+    },
+    /// `parked` waits because `by` runs.
+    Preempt {
+        /// Was active.
+        parked: SubBatchId,
+        /// Is active now.
+        by: SubBatchId,
+    },
+    /// The entry has no members left.
+    Pop {
+        /// Which one.
+        sub_batch: SubBatchId,
+    },
+}

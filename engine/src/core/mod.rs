@@ -1,0 +1,282 @@
+//! The scheduler core: a pure state machine.
+//!
+//! Events go in ([`Core::handle`]), actions come out ([`Core::poll_action`]). It reads no clock,
+//! starts nothing, owns no channel and no device memory, and has no random numbers. Time is handed
+//! in. The same code runs under virtual time and on a real device.
+//!
+//! The life of a request: `Arrive` puts it into its model's arrival queue; the policy admits it as
+//! (part of) a sub-batch on top of the batch table (`Open`); launches move it block by block,
+//! alone or merged with others at the same cursor; the end of its last pass ends it (`Finish`,
+//! `Release`).
+//!
+//! Invariants:
+//! 1. `now` never decreases.
+//! 2. At one timestamp: all completions, then all arrivals, then cancellations and wake-ups, then
+//!    one decision per free lane. The driver keeps the order, [`Core::poll_action`] decides.
+//! 3. Nothing here imports a device, a runtime or a clock.
+
+pub mod checker;
+mod config;
+mod cursor;
+mod event;
+mod queue;
+mod request;
+mod state;
+mod table;
+mod view;
+
+use lazybatch_sla::{LaneId, Launch, ModelId, Outcome, RequestId, Ticket, Time};
+
+pub use config::{BlockSpec, CoreConfig, ModelSpec};
+pub use event::{Action, Event, Note, Request};
+pub use queue::ArrivalQueue;
+pub use request::{Key, RequestState, Stage};
+pub use state::Counters;
+use state::State;
+pub use table::{BatchTable, Padded, SubBatch};
+pub use view::View;
+
+use crate::policy::{Decision, Pick, Policy};
+
+/// The scheduler. See the module.
+pub struct Core {
+    state: State,
+    policy: Box<dyn Policy>,
+    now: Time,
+    undecided: bool,
+}
+
+impl Core {
+    /// A core at time zero with nothing to do.
+    ///
+    /// # Panics
+    /// If there is no lane or a lane has depth 0.
+    pub fn new(config: CoreConfig, policy: Box<dyn Policy>) -> Self {
+        Self {
+            state: State::new(config),
+            policy,
+            now: Time::ZERO,
+            undecided: false,
+        }
+    }
+
+    /// Takes in what happened at `now`.
+    ///
+    /// # Panics
+    /// On events that break the contract: time going back, an unknown model, a ticket that is not
+    /// the oldest of its lane.
+    pub fn handle(&mut self, now: Time, event: Event) {
+        self.advance(now);
+        self.undecided = true;
+        match event {
+            Event::Arrive(request) => {
+                assert!(
+                    request.arrival <= now,
+                    "{} arrives in the future",
+                    request.id
+                );
+                self.state.arrive(now, request);
+            }
+            Event::Cancel(request) => self.state.cancel(now, request),
+            Event::Done {
+                ticket,
+                stopped,
+                failed,
+            } => {
+                self.state.done(now, ticket, &stopped, failed.as_deref());
+            }
+            Event::Loaded(model) => self.state.loaded(model),
+            Event::Evict(model) => self.state.evict(model),
+            Event::Wake => {}
+        }
+    }
+
+    fn advance(&mut self, now: Time) {
+        assert!(now >= self.now, "time goes back from {} to {now}", self.now);
+        self.now = now;
+    }
+
+    /// The next action at `now`, deciding first if anything happened since the last decision.
+    pub fn poll_action(&mut self, now: Time) -> Option<Action> {
+        if self.undecided {
+            self.decide(now);
+        }
+        self.state.actions.pop_front()
+    }
+
+    /// Decides for every lane with room; whether there was a real choice (two or more legal
+    /// actions). Drivers that time decisions call this before [`Core::poll_action`].
+    ///
+    /// # Panics
+    /// If the policy decides what the state does not allow.
+    pub fn decide(&mut self, now: Time) -> bool {
+        self.advance(now);
+        self.undecided = false;
+        let mut choice = false;
+        for lane in 0..self.state.lanes.len() {
+            let id = LaneId(lane as u32);
+            while self.state.lanes[lane].flights.len() < self.state.lanes[lane].depth as usize {
+                let real = self.has_choice(id);
+                self.state.counters.decisions += u64::from(real);
+                choice |= real;
+                if !self.decide_lane(now, id) {
+                    break;
+                }
+            }
+        }
+        choice
+    }
+
+    /// Whether anything happened since the last decision.
+    pub fn wants_decision(&self) -> bool {
+        self.undecided
+    }
+
+    fn has_choice(&self, lane: LaneId) -> bool {
+        let view = View {
+            now: self.now,
+            lane,
+            state: &self.state,
+        };
+        let running = view
+            .table()
+            .iter()
+            .filter(|e| view.is_launchable(e))
+            .take(2)
+            .count();
+        running + view.ready().take(2).count() >= 2
+    }
+
+    /// Applies decisions until a launch (true) or a wait (false).
+    fn decide_lane(&mut self, now: Time, lane: LaneId) -> bool {
+        loop {
+            let view = View {
+                now,
+                lane,
+                state: &self.state,
+            };
+            match self.policy.decide(&view) {
+                Decision::Wait { until } => {
+                    self.state.lanes[lane.index()].wake = until.filter(|&t| t > now);
+                    return false;
+                }
+                Decision::Launch(entry) => {
+                    self.state.launch(now, lane, entry);
+                    return true;
+                }
+                Decision::Merge { into, from } => self.state.merge(into, from),
+                Decision::Admit {
+                    model,
+                    pick,
+                    padded,
+                } => self.admit(now, model, pick, padded),
+                Decision::Shed { request, cause } => self.shed(now, request, cause),
+            }
+        }
+    }
+
+    fn admit(&mut self, now: Time, model: ModelId, pick: Pick, padded: bool) {
+        let queue = &mut self.state.queues[model.index()];
+        let keys: Vec<Key> = match pick {
+            Pick::First(n) => (0..n)
+                .map(|_| queue.pop().expect("the queue holds those admitted"))
+                .collect(),
+            Pick::These(keys) => {
+                for &key in &keys {
+                    let id = self.state.requests[key as usize].request.id;
+                    assert!(queue.remove(id), "{id} is not waiting");
+                }
+                keys
+            }
+        };
+        self.state.admit(now, model, keys, padded);
+    }
+
+    fn shed(&mut self, now: Time, key: Key, cause: &'static str) {
+        let request = &self.state.requests[key as usize].request;
+        let (id, model) = (request.id, request.model);
+        assert!(
+            self.state.queues[model.index()].remove(id),
+            "{id} is not waiting"
+        );
+        self.state
+            .finish(now, key, Outcome::Shed, Some(cause.to_string()));
+    }
+
+    /// When the policy wants a [`Event::Wake`] although nothing happens; lanes with a launch in
+    /// flight are asked again at its completion anyway.
+    pub fn next_wakeup(&self) -> Option<Time> {
+        self.state
+            .lanes
+            .iter()
+            .filter(|l| l.flights.is_empty())
+            .filter_map(|l| l.wake)
+            .min()
+    }
+
+    /// Content of a launch in flight.
+    ///
+    /// # Panics
+    /// If `ticket` is not in flight on `lane`.
+    pub fn launch(&self, lane: LaneId, ticket: Ticket) -> &Launch {
+        self.state.lanes[lane.index()]
+            .flights
+            .iter()
+            .rev()
+            .map(|f| &f.launch)
+            .find(|l| l.ticket == ticket)
+            .unwrap_or_else(|| panic!("{ticket} is not in flight on {lane}"))
+    }
+
+    /// What it was configured with.
+    pub fn config(&self) -> &CoreConfig {
+        &self.state.config
+    }
+
+    /// Counts since the start.
+    pub fn counters(&self) -> Counters {
+        self.state.counters
+    }
+
+    /// Requests waiting in arrival queues.
+    pub fn num_waiting(&self) -> usize {
+        self.state.queues.iter().map(ArrivalQueue::len).sum()
+    }
+
+    /// Launches in flight.
+    pub fn num_launches(&self) -> usize {
+        self.state.lanes.iter().map(|l| l.flights.len()).sum()
+    }
+
+    /// Requests that have arrived and not ended.
+    pub fn num_open(&self) -> usize {
+        self.state.by_id.len()
+    }
+
+    /// Whether a request has arrived and not ended.
+    pub fn is_open(&self, id: RequestId) -> bool {
+        self.state.by_id.contains_key(&id)
+    }
+
+    /// Whether a ticket is the oldest launch of its lane, so that it may complete.
+    pub fn is_oldest(&self, ticket: Ticket) -> bool {
+        self.state
+            .lanes
+            .iter()
+            .any(|l| l.flights.front().is_some_and(|f| f.launch.ticket == ticket))
+    }
+
+    /// The batch table, for timelines.
+    pub fn table(&self) -> &BatchTable {
+        &self.state.table
+    }
+
+    /// A read-only view for observers, as the policy of lane 0 would see it.
+    pub fn view(&self) -> View<'_> {
+        View {
+            now: self.now,
+            lane: LaneId(0),
+            state: &self.state,
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! What a policy sees.
+
+use lazybatch_sla::{LaneId, ModelId, Progress, Time};
+
+use super::config::ModelSpec;
+use super::queue::ArrivalQueue;
+use super::request::{Key, RequestState};
+use super::state::{Residency, State};
+use super::table::{BatchTable, SubBatch};
+
+/// The state of the core at a decision, read-only.
+#[derive(Clone, Copy)]
+pub struct View<'a> {
+    /// Now.
+    pub now: Time,
+    /// The lane that has room for a launch.
+    pub lane: LaneId,
+    pub(crate) state: &'a State,
+}
+
+impl<'a> View<'a> {
+    /// Models by id.
+    pub fn models(&self) -> &'a [ModelSpec] {
+        &self.state.config.models
+    }
+
+    /// The model of that id.
+    pub fn model(&self, id: ModelId) -> &'a ModelSpec {
+        &self.state.config.models[id.index()]
+    }
+
+    /// Arrival queue of a model.
+    pub fn queue(&self, model: ModelId) -> &'a ArrivalQueue {
+        &self.state.queues[model.index()]
+    }
+
+    /// Models that have someone waiting, their weights resident and a slot free, by id.
+    pub fn ready(&self) -> impl Iterator<Item = ModelId> + 'a {
+        let state = self.state;
+        (0..state.queues.len())
+            .map(|m| ModelId(m as u32))
+            .filter(move |m| {
+                !state.queues[m.index()].is_empty()
+                    && state.residency[m.index()] == Residency::Resident
+                    && state.in_flight[m.index()] < state.config.models[m.index()].max_in_flight
+            })
+    }
+
+    /// The ready model whose oldest request has waited longest; ties by model id.
+    pub fn oldest_head(&self) -> Option<(ModelId, &'a RequestState)> {
+        let head = |m| self.request(self.queue(m).front().expect("ready queues hold someone"));
+        self.ready()
+            .min_by_key(|&m| (head(m).request.arrival, m))
+            .map(|m| (m, head(m)))
+    }
+
+    /// Requests of a model in the batch table or ending.
+    pub fn num_in_flight(&self, model: ModelId) -> u32 {
+        self.state.in_flight[model.index()]
+    }
+
+    /// The longest prefix of a queue that fits `max_samples` samples and the free slots.
+    pub fn fitting_prefix(&self, model: ModelId, max_samples: u32) -> usize {
+        let free = self.model(model).max_in_flight - self.num_in_flight(model);
+        let mut samples = 0;
+        self.queue(model)
+            .iter()
+            .take(free as usize)
+            .take_while(|&k| {
+                samples += self.request(k).request.samples;
+                samples <= max_samples
+            })
+            .count()
+    }
+
+    /// The batch table.
+    pub fn table(&self) -> &'a BatchTable {
+        &self.state.table
+    }
+
+    /// The request at `key`.
+    pub fn request(&self, key: Key) -> &'a RequestState {
+        &self.state.requests[key as usize]
+    }
+
+    /// Members of an entry, in batch order.
+    pub fn members(&self, entry: &'a SubBatch) -> impl Iterator<Item = &'a RequestState> + 'a {
+        let state = self.state;
+        entry
+            .members
+            .iter()
+            .map(move |&k| &state.requests[k as usize])
+    }
+
+    /// Whether an entry may be launched on this lane now.
+    pub fn is_launchable(&self, entry: &SubBatch) -> bool {
+        self.state.is_launchable(entry, self.lane)
+    }
+
+    /// Whether two entries may merge now.
+    pub fn can_merge(&self, a: &SubBatch, b: &SubBatch) -> bool {
+        self.state.can_merge(a, b)
+    }
+
+    /// Cursor of a request in flight (`Some(entry)`) or waiting (`None`), with an output length
+    /// from the policy's predictor.
+    pub fn progress(
+        &self,
+        request: &RequestState,
+        entry: Option<&SubBatch>,
+        output_len: u32,
+    ) -> Progress {
+        Progress {
+            block: entry.map_or(0, |e| e.block),
+            segment: entry.map_or(0, |e| e.segment),
+            step: request.step,
+            input_len: request.request.input_len,
+            output_len,
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Drivers move events into the core and actions to a device.
+
+pub mod threaded;
+pub mod virtual_time;
+
+use std::sync::{Arc, Mutex};
+
+use lazybatch_sla::{Launch, Time};
+
+use crate::core::checker::{Checker, Violation};
+use crate::core::{Action, Event};
+
+/// Sees everything that passes a driver, in order.
+pub trait Observer {
+    /// An event, before the core handles it.
+    fn on_event(&mut self, now: Time, event: &Event) {
+        let _ = (now, event);
+    }
+
+    /// A launch, when it is issued.
+    fn on_launch(&mut self, now: Time, launch: &Launch) {
+        let _ = (now, launch);
+    }
+
+    /// An action other than a launch.
+    fn on_action(&mut self, now: Time, action: &Action) {
+        let _ = (now, action);
+    }
+}
+
+/// Sees nothing.
+impl Observer for () {}
+
+/// Both see everything, the first one first.
+impl<A: Observer + ?Sized, B: Observer + ?Sized> Observer for (&mut A, &mut B) {
+    fn on_event(&mut self, now: Time, event: &Event) {
+        self.0.on_event(now, event);
+        self.1.on_event(now, event);
+    }
+
+    fn on_launch(&mut self, now: Time, launch: &Launch) {
+        self.0.on_launch(now, launch);
+        self.1.on_launch(now, launch);
+    }
+
+    fn on_action(&mut self, now: Time, action: &Action) {
+        self.0.on_action(now, action);
+        self.1.on_action(now, action);
+    }
+}
+
+/// Shared with whoever reads it after the run.
+impl<O: Observer> Observer for Arc<Mutex<O>> {
+    fn on_event(&mut self, now: Time, event: &Event) {
+        self.lock().expect("no holder panics").on_event(now, event);
+    }
+
+    fn on_launch(&mut self, now: Time, launch: &Launch) {
+        self.lock()
+            .expect("no holder panics")
+            .on_launch(now, launch);
+    }
+
+    fn on_action(&mut self, now: Time, action: &Action) {
+        self.lock()
+            .expect("no holder panics")
+            .on_action(now, action);
+    }
+}
+
+/// A checker that remembers the first broken rule.
+pub struct Judge {
+    checker: Checker,
+    verdict: Result<(), Violation>,
+}
+
+impl Judge {
+    /// Judges by `checker`.
+    pub fn new(checker: Checker) -> Self {
+        Self {
+            checker,
+            verdict: Ok(()),
+        }
+    }
+
+    fn note(&mut self, see: impl FnOnce(&mut Checker) -> Result<(), Violation>) {
+        if self.verdict.is_ok() {
+            self.verdict = see(&mut self.checker);
+        }
+    }
+
+    /// The first broken rule, or what the end of the run breaks.
+    ///
+    /// # Errors
+    /// That rule.
+    pub fn finish(self) -> Result<(), Violation> {
+        self.verdict.and_then(|()| self.checker.finish())
+    }
+}
+
+impl Observer for Judge {
+    fn on_event(&mut self, now: Time, event: &Event) {
+        self.note(|c| c.on_event(now, event));
+    }
+
+    fn on_launch(&mut self, now: Time, launch: &Launch) {
+        self.note(|c| c.on_launch(now, launch));
+    }
+
+    fn on_action(&mut self, now: Time, action: &Action) {
+        self.note(|c| c.on_action(now, action));
+    }
+}

@@ -1,0 +1,459 @@
+//! Runs a core and a device on a thread of their own, in real time.
+//!
+//! Commands come over a channel. Between two launches the thread takes in what has come, decides,
+//! and issues the next launch; while nothing is to do it blocks on the channel, at most until the
+//! core's next wake-up. All events of one turn carry the same time, so a journal of the run
+//! replays.
+//!
+//! It owns the only clock of the engine.
+
+use std::collections::VecDeque;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use lazybatch_graph::{OutputId, SharedProgram, Tensor};
+use lazybatch_kernels::{Device, OpenRequest, Plan};
+use lazybatch_sla::{Account, Launch, Outcome, RequestId, Slot, Ticket, Time};
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+
+use super::Observer;
+use crate::core::{Action, Core, Counters, Event, Request};
+use crate::embed::{Answer, RequestError, Step};
+
+/// A clock that starts at zero when the engine is built.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    epoch: Instant,
+}
+
+impl Clock {
+    /// Starts now.
+    #[allow(clippy::disallowed_methods, reason = "the engine's only clock")]
+    pub fn start() -> Self {
+        Self {
+            epoch: Instant::now(),
+        }
+    }
+
+    /// Time since the start.
+    #[allow(clippy::disallowed_methods, reason = "the engine's only clock")]
+    pub fn now(&self) -> Time {
+        Time(u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+}
+
+/// Where answers go.
+pub(crate) enum Reply {
+    /// All outputs at the end.
+    Once(oneshot::Sender<Result<Answer, RequestError>>),
+    /// Rows as they are emitted, then the end.
+    Stream(mpsc::UnboundedSender<Result<Step, RequestError>>),
+}
+
+/// A request on its way to the driver, checked.
+pub(crate) struct Submission {
+    pub request: Request,
+    pub inputs: Vec<Tensor>,
+    /// True output length, for devices that only simulate.
+    pub sim_output_len: Option<u32>,
+    pub reply: Reply,
+    /// Place in the bounded queue; given back at admission.
+    pub permit: Option<OwnedSemaphorePermit>,
+}
+
+/// What the driver is told.
+pub(crate) enum Command {
+    Submit(Box<Submission>),
+    Cancel(RequestId),
+    /// End when nothing is open.
+    Drain,
+    /// End now; what is open is cancelled.
+    Stop,
+}
+
+/// Running figures of an engine.
+#[derive(Clone, Debug, Default)]
+pub struct Stats {
+    /// Counts of the core.
+    pub counters: Counters,
+    /// Outcomes and latencies, by model.
+    pub accounts: Vec<Account>,
+    /// Nanoseconds of decisions with two or more legal actions, if they are timed.
+    pub decision_ns: Vec<u64>,
+}
+
+struct Open {
+    submission: Submission,
+    slot: Option<Slot>,
+    ended: Option<(Time, Outcome, Option<Time>, Option<String>)>,
+    /// Rows sent so far, by output.
+    sent: Vec<usize>,
+}
+
+pub(crate) struct Driver {
+    pub core: Core,
+    pub device: Box<dyn Device>,
+    pub programs: Vec<SharedProgram>,
+    /// By model, block and segment: bucket and plan.
+    pub plans: Vec<Vec<Vec<Vec<(u32, Plan)>>>>,
+    pub commands: Receiver<Command>,
+    pub clock: Clock,
+    pub observer: Box<dyn Observer + Send>,
+    pub stats: Arc<Mutex<Stats>>,
+    pub time_decisions: bool,
+    pub state: DriverState,
+}
+
+/// What the driver remembers between turns.
+#[derive(Default)]
+pub(crate) struct DriverState {
+    open: FxHashMap<RequestId, Open>,
+    streaming: Vec<RequestId>,
+    /// Requests whose data could not be staged: their first launch fails with the cause.
+    unstaged: FxHashMap<RequestId, String>,
+    /// Launches that failed at issue.
+    refused: VecDeque<(Ticket, String)>,
+    draining: bool,
+}
+
+impl Driver {
+    /// Runs until it is drained or stopped.
+    pub fn run(mut self) {
+        loop {
+            let now = self.clock.now();
+            self.take_completions(now);
+            if !self.take_commands(now) {
+                self.abandon();
+                return;
+            }
+            if self.core.next_wakeup().is_some_and(|t| t <= now) {
+                self.event(now, Event::Wake);
+            }
+            self.act(now);
+            self.publish();
+            if self.state.draining && self.state.open.is_empty() {
+                return;
+            }
+            if !self.wait() {
+                self.abandon();
+                return;
+            }
+        }
+    }
+
+    fn event(&mut self, now: Time, event: Event) {
+        self.observer.on_event(now, &event);
+        self.core.handle(now, event);
+    }
+
+    fn take_completions(&mut self, now: Time) {
+        while let Some((ticket, cause)) = self.state.refused.pop_front() {
+            let stopped = SmallVec::new();
+            self.event(
+                now,
+                Event::Done {
+                    ticket,
+                    stopped,
+                    failed: Some(cause),
+                },
+            );
+        }
+        while let Some(done) = self.device.poll(now) {
+            let failed = done.result.err().map(|e| e.to_string());
+            self.stream_steps();
+            self.event(
+                now,
+                Event::Done {
+                    ticket: done.ticket,
+                    stopped: done.stopped,
+                    failed,
+                },
+            );
+        }
+    }
+
+    /// Takes in all commands that have come; false when told to stop.
+    fn take_commands(&mut self, now: Time) -> bool {
+        loop {
+            match self.commands.try_recv() {
+                Ok(command) => {
+                    if !self.command(now, command) {
+                        return false;
+                    }
+                }
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => return false,
+            }
+        }
+    }
+
+    fn command(&mut self, now: Time, command: Command) -> bool {
+        match command {
+            Command::Submit(submission) => self.submit(now, *submission),
+            Command::Cancel(id) => self.event(now, Event::Cancel(id)),
+            Command::Drain => self.state.draining = true,
+            Command::Stop => return false,
+        }
+        true
+    }
+
+    fn submit(&mut self, now: Time, submission: Submission) {
+        let mut request = submission.request.clone();
+        request.arrival = request.arrival.min(now);
+        let id = request.id;
+        let num_outputs = self.programs[request.model.index()].outputs.len();
+        if matches!(submission.reply, Reply::Stream(_)) {
+            self.state.streaming.push(id);
+        }
+        let open = Open {
+            submission,
+            slot: None,
+            ended: None,
+            sent: vec![0; num_outputs],
+        };
+        self.state.open.insert(id, open);
+        self.event(now, Event::Arrive(request));
+    }
+
+    fn act(&mut self, now: Time) {
+        if self.time_decisions && self.core.wants_decision() {
+            let start = self.clock.now();
+            let choice = self.core.decide(now);
+            let took = self.clock.now().since(start).0;
+            if choice {
+                self.stats
+                    .lock()
+                    .expect("no holder panics")
+                    .decision_ns
+                    .push(took);
+            }
+        }
+        while let Some(action) = self.core.poll_action(now) {
+            if let Action::Launch { ticket, lane } = action {
+                let launch = self.core.launch(lane, ticket);
+                self.observer.on_launch(now, launch);
+                if let Err(cause) = issue(
+                    self.device.as_mut(),
+                    &self.plans,
+                    &self.state.unstaged,
+                    now,
+                    launch,
+                ) {
+                    self.state.refused.push_back((ticket, cause));
+                }
+                continue;
+            }
+            self.observer.on_action(now, &action);
+            match action {
+                Action::Open { request, slot } => self.open(request, slot),
+                Action::Finish {
+                    request,
+                    outcome,
+                    first_launch,
+                    cause,
+                } => {
+                    self.finish(now, request, outcome, first_launch, cause);
+                }
+                Action::Release { request, slot } => self.release(request, slot),
+                Action::Load(model) => {
+                    let program = self.programs[model.index()].clone();
+                    if self.device.load(model, program).is_ok() {
+                        self.event(now, Event::Loaded(model));
+                    }
+                }
+                Action::Evict(model) => self.device.unload(model),
+                Action::Note(_) | Action::Launch { .. } => {}
+            }
+        }
+    }
+
+    fn open(&mut self, id: RequestId, slot: Slot) {
+        let open = self
+            .state
+            .open
+            .get_mut(&id)
+            .expect("admitted requests are open");
+        open.slot = Some(slot);
+        open.submission.permit = None;
+        let submission = &open.submission;
+        let request = OpenRequest {
+            slot,
+            request: id,
+            model: submission.request.model,
+            inputs: &submission.inputs,
+            input_len: submission.request.input_len,
+            samples: submission.request.samples,
+            output_len: submission.sim_output_len,
+        };
+        if let Err(error) = self.device.open(&request) {
+            self.state.unstaged.insert(id, error.to_string());
+        }
+    }
+
+    fn finish(
+        &mut self,
+        now: Time,
+        id: RequestId,
+        outcome: Outcome,
+        first_launch: Option<Time>,
+        cause: Option<String>,
+    ) {
+        let open = self
+            .state
+            .open
+            .get_mut(&id)
+            .expect("ended requests were open");
+        open.ended = Some((now, outcome, first_launch, cause));
+        let request = &open.submission.request;
+        let latency = now.since(request.arrival);
+        let model = request.model.index();
+        self.stats.lock().expect("no holder panics").accounts[model].record(outcome, latency);
+        if open.slot.is_none() {
+            self.answer(id, Vec::new());
+        }
+    }
+
+    fn release(&mut self, id: RequestId, slot: Slot) {
+        self.stream_steps();
+        let outputs = if self.state.unstaged.remove(&id).is_some() {
+            Vec::new()
+        } else {
+            self.device.close(slot)
+        };
+        self.answer(id, outputs);
+    }
+
+    fn answer(&mut self, id: RequestId, outputs: Vec<Option<Tensor>>) {
+        let open = self.state.open.remove(&id).expect("answered once");
+        self.state.streaming.retain(|&s| s != id);
+        let (finish, outcome, first_launch, cause) = open.ended.expect("it has ended");
+        let arrival = open.submission.request.arrival;
+        let result = if outcome.is_completed() {
+            Ok(Answer {
+                id,
+                outcome,
+                arrival,
+                first_launch,
+                finish,
+                outputs: outputs
+                    .into_iter()
+                    .map(|o| o.unwrap_or_else(empty))
+                    .collect(),
+            })
+        } else {
+            Err(RequestError::of(outcome, cause.unwrap_or_default()))
+        };
+        // The client may have gone; its answer then goes nowhere.
+        match open.submission.reply {
+            Reply::Once(tx) => drop(tx.send(result)),
+            Reply::Stream(tx) => drop(tx.send(result.map(Step::End))),
+        }
+    }
+
+    /// Sends what streaming requests have emitted since the last time.
+    fn stream_steps(&mut self) {
+        for id in &self.state.streaming {
+            let open = self
+                .state
+                .open
+                .get_mut(id)
+                .expect("streaming requests are open");
+            let (Some(slot), Reply::Stream(tx)) = (open.slot, &open.submission.reply) else {
+                continue;
+            };
+            for (o, sent) in open.sent.iter_mut().enumerate() {
+                let output = OutputId::new(o);
+                let Some(rows) = self.device.emitted(slot, output, *sent) else {
+                    continue;
+                };
+                let num = rows.dims.first().copied().unwrap_or(0);
+                if num > 0 {
+                    *sent += num;
+                    drop(tx.send(Ok(Step::Rows { output: o, rows })));
+                }
+            }
+        }
+    }
+
+    fn publish(&mut self) {
+        self.stats.lock().expect("no holder panics").counters = self.core.counters();
+    }
+
+    /// Blocks until a command comes or there is something to do; false when told to stop.
+    fn wait(&mut self) -> bool {
+        if self.core.wants_decision() || !self.state.refused.is_empty() {
+            return true;
+        }
+        if self.core.num_launches() == 0 {
+            return self.receive(self.core.next_wakeup());
+        }
+        match self.device.next_completion() {
+            Some(at) if at > self.clock.now() => self.receive(Some(at)),
+            // It has completed in place, or it runs beside this thread and is polled.
+            Some(_) | None => true,
+        }
+    }
+
+    fn receive(&mut self, until: Option<Time>) -> bool {
+        let received = match until {
+            None => self
+                .commands
+                .recv()
+                .map_err(|_| RecvTimeoutError::Disconnected),
+            Some(at) => {
+                let left = at.since(self.clock.now());
+                self.commands.recv_timeout(Duration::from_nanos(left.0))
+            }
+        };
+        match received {
+            Ok(command) => {
+                let now = self.clock.now();
+                self.command(now, command)
+            }
+            Err(RecvTimeoutError::Timeout) => true,
+            Err(RecvTimeoutError::Disconnected) => false,
+        }
+    }
+
+    /// Tells everyone still open that the engine is gone.
+    fn abandon(&mut self) {
+        for (_, open) in self.state.open.drain() {
+            match open.submission.reply {
+                Reply::Once(tx) => drop(tx.send(Err(RequestError::Closed))),
+                Reply::Stream(tx) => drop(tx.send(Err(RequestError::Closed))),
+            }
+        }
+    }
+}
+
+fn issue(
+    device: &mut dyn Device,
+    plans: &[Vec<Vec<Vec<(u32, Plan)>>>],
+    unstaged: &FxHashMap<RequestId, String>,
+    now: Time,
+    launch: &Launch,
+) -> Result<(), String> {
+    if !unstaged.is_empty()
+        && let Some(cause) = launch.members.iter().find_map(|m| unstaged.get(&m.request))
+    {
+        return Err(cause.clone());
+    }
+    let size = u64::from(launch.num_samples()).max(launch.num_rows());
+    let buckets = &plans[launch.model.index()][launch.block as usize][launch.segment as usize];
+    let (_, plan) = buckets
+        .iter()
+        .find(|(bucket, _)| u64::from(*bucket) >= size)
+        .or(buckets.last())
+        .ok_or_else(|| "the segment has no plan".to_string())?;
+    device
+        .enqueue(now, *plan, launch)
+        .map_err(|e| e.to_string())
+}
+
+/// What a request never emitted.
+fn empty() -> Tensor {
+    Tensor::from_i32(&[0], &[])
+}

@@ -1,0 +1,213 @@
+//! Runs a core against a simulated device in virtual time.
+//!
+//! Jumps from event to event. At one timestamp: all completions, then all arrivals in order of id,
+//! then cancellations, then wake-ups, then one decision per free lane.
+
+use lazybatch_graph::Repeat;
+use lazybatch_kernels::{Device, OpenRequest, Plan};
+use lazybatch_sla::{ModelId, Nanos, Outcome, RequestId, Time};
+
+use super::Observer;
+use crate::core::{Action, Core, Event, Request};
+
+/// A request and what only the simulated device knows of it.
+#[derive(Clone, Debug)]
+pub struct SimRequest {
+    /// The request; its id is its position in the list of arrivals.
+    pub request: Request,
+    /// True output length. 0 makes `max_steps` 0.
+    pub output_len: u32,
+}
+
+impl SimRequest {
+    /// A request of one sample, with `UntilStop` blocks of `output_len` passes.
+    pub fn new(
+        id: u64,
+        model: ModelId,
+        arrival: Time,
+        sla: Option<Nanos>,
+        input_len: u32,
+        output_len: u32,
+    ) -> Self {
+        Self {
+            request: Request {
+                id: RequestId(id),
+                model,
+                arrival,
+                sla,
+                priority: 0,
+                samples: 1,
+                input_len,
+                sequence: None,
+                max_steps: (output_len == 0).then_some(0),
+                known_output_len: None,
+            },
+            output_len,
+        }
+    }
+}
+
+/// How one request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// The request.
+    pub id: RequestId,
+    /// When it was launched first.
+    pub first_launch: Option<Time>,
+    /// When it ended.
+    pub finish: Time,
+    /// How.
+    pub outcome: Outcome,
+}
+
+/// What happens beside arrivals and completions.
+#[derive(Clone, Debug, Default)]
+pub struct Script {
+    /// Cancellations, sorted by time.
+    pub cancels: Vec<(Time, RequestId)>,
+    /// Evictions, sorted by time.
+    pub evicts: Vec<(Time, ModelId)>,
+    /// Time from `Load` to `Loaded`.
+    pub load: Nanos,
+    /// No event at or after this time is handled; what is open then stays open.
+    pub stop_at: Option<Time>,
+}
+
+/// Runs all arrivals to their end; how each request ended, in order of ending. `observer` sees
+/// every event, launch and action. `timer` is called around every decision with a real choice in
+/// turn with `true` before and `false` after, for those who measure it.
+///
+/// # Panics
+/// If ids are not positions, arrivals are not sorted, or the core waits for ever with requests
+/// open (a bug of its policy).
+pub fn run(
+    core: &mut Core,
+    device: &mut dyn Device,
+    arrivals: &[SimRequest],
+    script: &Script,
+    observer: &mut dyn Observer,
+    timer: &mut dyn FnMut(&mut Core, Time),
+) -> Vec<Ended> {
+    let mut ended = Vec::with_capacity(arrivals.len());
+    let mut next = 0;
+    let mut cancels = script.cancels.iter().peekable();
+    let mut evicts = script.evicts.iter().peekable();
+    let mut loads: Vec<(Time, ModelId)> = Vec::new();
+    loop {
+        let now = [
+            device.next_completion(),
+            arrivals.get(next).map(|a| a.request.arrival),
+            cancels.peek().map(|c| c.0),
+            evicts.peek().map(|e| e.0),
+            loads.first().map(|l| l.0),
+            core.next_wakeup(),
+        ]
+        .into_iter()
+        .flatten()
+        .min();
+        let Some(now) = now.filter(|&now| script.stop_at.is_none_or(|end| now < end)) else {
+            break;
+        };
+        let mut take = |core: &mut Core, event: Event| {
+            observer.on_event(now, &event);
+            core.handle(now, event);
+        };
+        while let Some(done) = device.poll(now) {
+            let failed = done.result.err().map(|e| e.to_string());
+            take(
+                core,
+                Event::Done {
+                    ticket: done.ticket,
+                    stopped: done.stopped,
+                    failed,
+                },
+            );
+        }
+        while let Some(arrival) = arrivals.get(next).filter(|a| a.request.arrival <= now) {
+            assert_eq!(
+                arrival.request.id,
+                RequestId(next as u64),
+                "ids are positions"
+            );
+            take(core, Event::Arrive(arrival.request.clone()));
+            next += 1;
+        }
+        while let Some(&(_, id)) = cancels.next_if(|c| c.0 <= now) {
+            take(core, Event::Cancel(id));
+        }
+        while let Some(&(_, model)) = evicts.next_if(|e| e.0 <= now) {
+            take(core, Event::Evict(model));
+        }
+        while loads.first().is_some_and(|l| l.0 <= now) {
+            take(core, Event::Loaded(loads.remove(0).1));
+        }
+        if core.next_wakeup() == Some(now) {
+            take(core, Event::Wake);
+        }
+        timer(core, now);
+        while let Some(action) = core.poll_action(now) {
+            match &action {
+                Action::Launch { ticket, lane } => {
+                    let launch = core.launch(*lane, *ticket);
+                    observer.on_launch(now, launch);
+                    device
+                        .enqueue(now, Plan(0), launch)
+                        .expect("simulated launches are accepted");
+                    continue;
+                }
+                Action::Open { request, slot } => {
+                    open(device, &arrivals[request.index()], *slot);
+                }
+                Action::Finish {
+                    request,
+                    outcome,
+                    first_launch,
+                    ..
+                } => ended.push(Ended {
+                    id: *request,
+                    first_launch: *first_launch,
+                    finish: now,
+                    outcome: *outcome,
+                }),
+                Action::Release { slot, .. } => {
+                    device.close(*slot);
+                }
+                Action::Load(model) => loads.push((now + script.load, *model)),
+                Action::Evict(_) | Action::Note(_) => {}
+            }
+            observer.on_action(now, &action);
+        }
+    }
+    assert!(
+        script.stop_at.is_some() || core.num_open() == 0,
+        "{} requests wait for ever",
+        core.num_open()
+    );
+    ended
+}
+
+fn open(device: &mut dyn Device, sim: &SimRequest, slot: lazybatch_sla::Slot) {
+    let request = OpenRequest {
+        slot,
+        request: sim.request.id,
+        model: sim.request.model,
+        inputs: &[],
+        input_len: sim.request.input_len,
+        samples: sim.request.samples,
+        output_len: Some(sim.output_len),
+    };
+    device
+        .open(&request)
+        .expect("simulated requests always open");
+}
+
+/// A timer that does not time.
+pub fn untimed(_: &mut Core, _: Time) {}
+
+/// Whether any block of the core's models runs until a stop.
+pub fn has_decoder(core: &Core, model: ModelId) -> bool {
+    core.config().models[model.index()]
+        .blocks
+        .iter()
+        .any(|b| matches!(b.repeat, Repeat::UntilStop { .. }))
+}

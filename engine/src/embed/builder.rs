@@ -1,0 +1,377 @@
+//! Describes and starts an engine.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex, mpsc};
+
+use lazybatch_graph::{Program, SharedProgram};
+use lazybatch_kernels::{Device, Plan};
+use lazybatch_sla::profile::{FORMAT, ModelProfile};
+use lazybatch_sla::{Account, LatencyTable, ModelId, Nanos, Profile};
+use tokio::sync::Semaphore;
+
+use super::{BuildError, Engine, Served, Shared};
+use crate::core::{BlockSpec, Core, CoreConfig, ModelSpec};
+use crate::driver::Observer;
+use crate::driver::threaded::{Clock, Command, Driver, DriverState, Stats};
+use crate::policy;
+
+/// How a model is served.
+#[derive(Clone, Debug, Default)]
+pub struct ModelOptions {
+    /// Measured latencies, one profile node per segment. Policies that predict need it; without
+    /// one every segment is taken to cost the same.
+    pub profile: Option<ModelProfile>,
+    /// Node positions of each segment, per block; one segment a node if `None`.
+    pub segments: Option<Vec<Vec<Range<u32>>>>,
+    /// Most samples of one launch; the profile's, or 64.
+    pub max_batch: Option<u32>,
+    /// SLA target of requests that state none; the profile's if `None`.
+    pub sla: Option<Nanos>,
+    /// Predicted output length; the profile's, or the program's bound.
+    pub output_len_p90: Option<u32>,
+}
+
+/// See [`Engine::builder`].
+pub struct Builder {
+    device: Option<Box<dyn Device>>,
+    models: Vec<(String, SharedProgram, ModelOptions)>,
+    policy: String,
+    max_queue: usize,
+    depth: u32,
+    notes: bool,
+    time_decisions: bool,
+    observer: Box<dyn Observer + Send>,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Self {
+            device: None,
+            models: Vec::new(),
+            policy: "lazy".into(),
+            max_queue: 4096,
+            depth: 1,
+            notes: false,
+            time_decisions: false,
+            observer: Box::new(()),
+        }
+    }
+}
+
+impl Builder {
+    /// The device that runs everything. Needed.
+    #[must_use]
+    pub fn device(mut self, device: impl Device + 'static) -> Self {
+        self.device = Some(Box::new(device));
+        self
+    }
+
+    /// As [`Builder::device`], for a device that is boxed already.
+    #[must_use]
+    pub fn boxed_device(mut self, device: Box<dyn Device>) -> Self {
+        self.device = Some(device);
+        self
+    }
+
+    /// Adds a model.
+    #[must_use]
+    pub fn model(
+        mut self,
+        name: &str,
+        program: impl Into<SharedProgram>,
+        options: ModelOptions,
+    ) -> Self {
+        self.models
+            .push((name.to_string(), program.into(), options));
+        self
+    }
+
+    /// Policy specification, such as `greedy`, `graph:5`, `lazy` (the default).
+    #[must_use]
+    pub fn policy(mut self, spec: &str) -> Self {
+        self.policy = spec.to_string();
+        self
+    }
+
+    /// Most requests that wait; 4096 if not stated.
+    #[must_use]
+    pub fn max_queue(mut self, max_queue: usize) -> Self {
+        self.max_queue = max_queue;
+        self
+    }
+
+    /// Launches in flight per lane; 1 if not stated.
+    #[must_use]
+    pub fn depth(mut self, depth: u32) -> Self {
+        self.depth = depth;
+        self
+    }
+
+    /// Sees every event, launch and action of the driver; `notes` adds those of the batch table.
+    #[must_use]
+    pub fn observer(mut self, observer: impl Observer + Send + 'static, notes: bool) -> Self {
+        self.observer = Box::new(observer);
+        self.notes = notes;
+        self
+    }
+
+    /// Times every decision with a real choice into [`Stats::decision_ns`].
+    #[must_use]
+    pub fn time_decisions(mut self, on: bool) -> Self {
+        self.time_decisions = on;
+        self
+    }
+
+    /// The core's configuration, as [`Builder::build`] will use it with `num_lanes` lanes.
+    ///
+    /// # Errors
+    /// Options that do not fit their program.
+    pub fn core_config(&self, num_lanes: u32) -> Result<CoreConfig, BuildError> {
+        let models: Result<Vec<_>, _> = self
+            .models
+            .iter()
+            .map(|(name, program, o)| spec(name, program, o))
+            .collect();
+        Ok(CoreConfig {
+            models: models?,
+            lane_depths: vec![self.depth; num_lanes as usize],
+            max_queue: usize::MAX,
+            notes: self.notes,
+        })
+    }
+
+    /// Loads the models and starts the driver thread.
+    ///
+    /// # Errors
+    /// What the policy registry, the device or a model's options refuse.
+    ///
+    /// # Panics
+    /// If no device was given.
+    pub fn build(self) -> Result<Engine, BuildError> {
+        let policy = policy::build(&self.policy)?;
+        let needs_output_len = policy::find(&self.policy)?.needs_output_len;
+        let num_lanes = self.device.as_ref().expect("a device").info().num_lanes;
+        let config = self.core_config(num_lanes)?;
+        let mut device = self.device.expect("a device");
+        let is_virtual = device.info().is_virtual;
+        let mut plans = Vec::new();
+        for (m, (_, program, _)) in self.models.iter().enumerate() {
+            device.load(ModelId(m as u32), program.clone())?;
+            plans.push(prepare(
+                device.as_mut(),
+                ModelId(m as u32),
+                &config.models[m],
+            )?);
+        }
+        let served = self
+            .models
+            .iter()
+            .zip(&config.models)
+            .map(|((name, program, options), spec)| Served {
+                name: name.clone(),
+                program: program.clone(),
+                max_batch: spec.max_batch,
+                sla: options
+                    .sla
+                    .or(options.profile.as_ref().and_then(ModelProfile::sla)),
+            })
+            .collect();
+        let stats = Arc::new(Mutex::new(Stats {
+            accounts: vec![Account::default(); self.models.len()],
+            ..Stats::default()
+        }));
+        let (tx, rx) = mpsc::channel::<Command>();
+        let clock = Clock::start();
+        let programs = self
+            .models
+            .into_iter()
+            .map(|(_, program, _)| program)
+            .collect();
+        let (observer, time_decisions) = (self.observer, self.time_decisions);
+        let driver_stats = stats.clone();
+        let thread = std::thread::Builder::new()
+            .name("lazybatch-driver".into())
+            .spawn(move || {
+                Driver {
+                    core: Core::new(config, policy),
+                    device,
+                    programs,
+                    plans,
+                    commands: rx,
+                    clock,
+                    observer,
+                    stats: driver_stats,
+                    time_decisions,
+                    state: DriverState::default(),
+                }
+                .run();
+            })?;
+        let shared = Shared {
+            models: served,
+            commands: tx,
+            queue: Arc::new(Semaphore::new(self.max_queue.min(Semaphore::MAX_PERMITS))),
+            max_queue: self.max_queue,
+            next_id: AtomicU64::new(0),
+            accepting: AtomicBool::new(true),
+            clock,
+            stats,
+            needs_output_len,
+            is_virtual,
+        };
+        Ok(Engine {
+            shared: Arc::new(shared),
+            thread: Some(thread),
+        })
+    }
+}
+
+type Plans = Vec<Vec<Vec<(u32, Plan)>>>;
+
+fn prepare(device: &mut dyn Device, model: ModelId, spec: &ModelSpec) -> Result<Plans, BuildError> {
+    let buckets = device.buckets().to_vec();
+    let mut plans = Vec::new();
+    for (b, block) in spec.blocks.iter().enumerate() {
+        let mut of_block = Vec::new();
+        for range in &block.segments {
+            let mut of_segment = Vec::new();
+            for &bucket in &buckets {
+                let plan = device.prepare(model, b as u32, range.start, range.end, bucket)?;
+                of_segment.push((bucket, plan));
+            }
+            of_block.push(of_segment);
+        }
+        plans.push(of_block);
+    }
+    Ok(plans)
+}
+
+/// A model as the scheduler sees it.
+fn spec(name: &str, program: &Program, options: &ModelOptions) -> Result<ModelSpec, BuildError> {
+    let fail = |what: &str, expected: String, got: String| BuildError::Model {
+        model: name.to_string(),
+        what: what.to_string(),
+        expected,
+        got,
+    };
+    let segments = match &options.segments {
+        Some(segments) => segments.clone(),
+        None => program
+            .blocks
+            .iter()
+            .map(|b| (0..b.nodes.len() as u32).map(|n| n..n + 1).collect())
+            .collect(),
+    };
+    if segments.len() != program.blocks.len() {
+        let expected = format!("segments of {} blocks", program.blocks.len());
+        return Err(fail("segments", expected, segments.len().to_string()));
+    }
+    for (block, ranges) in program.blocks.iter().zip(&segments) {
+        let mut end = 0;
+        let covers = ranges.iter().all(|r| {
+            let follows = r.start == end && r.end > r.start;
+            end = r.end;
+            follows
+        });
+        if !covers || end as usize != block.nodes.len() {
+            let expected = format!("runs that cover the {} nodes", block.nodes.len());
+            return Err(fail(
+                &format!("segments of {}", block.name),
+                expected,
+                format!("{ranges:?}"),
+            ));
+        }
+    }
+    let profile = options
+        .profile
+        .clone()
+        .unwrap_or_else(|| flat(name, program, &segments));
+    let whole = Profile {
+        format: FORMAT.into(),
+        device: "engine".into(),
+        copy_gbps: 0.0,
+        dispatch_us: 0.0,
+        models: vec![profile],
+    };
+    whole
+        .check("options")
+        .map_err(|e| fail("profile", e.expected.clone(), e.got.clone()))?;
+    let profile = &whole.models[0];
+    let counts: Vec<_> = profile.blocks.iter().map(|b| b.nodes.len()).collect();
+    let wanted: Vec<_> = segments.iter().map(Vec::len).collect();
+    if counts != wanted {
+        let expected = format!("one node a segment, {wanted:?} by block");
+        return Err(fail("profile", expected, format!("{counts:?}")));
+    }
+    let by_node = lazybatch_sla::segments_of(profile, 1);
+    let max_batch = options.max_batch.unwrap_or(profile.max_batch).max(1);
+    let sized = ModelProfile {
+        max_batch,
+        ..profile.clone()
+    };
+    Ok(ModelSpec {
+        name: name.to_string(),
+        blocks: program
+            .blocks
+            .iter()
+            .zip(segments)
+            .map(|(b, segments)| BlockSpec {
+                name: b.name.clone(),
+                repeat: b.repeat,
+                segments,
+            })
+            .collect(),
+        max_batch,
+        max_in_flight: max_batch.saturating_mul(2),
+        table: Arc::new(LatencyTable::new(&sized, &by_node, 0.0, 0.0)),
+        output_len_p90: options
+            .output_len_p90
+            .or(profile.output_len_p90)
+            .unwrap_or_else(|| longest_output(program)),
+        resident: true,
+    })
+}
+
+fn longest_output(program: &Program) -> u32 {
+    let bound = |b: &lazybatch_graph::Block| match b.repeat {
+        lazybatch_graph::Repeat::UntilStop { max } => max,
+        _ => 1,
+    };
+    program.blocks.iter().map(bound).max().unwrap_or(1)
+}
+
+/// A profile in which every segment costs one microsecond.
+fn flat(name: &str, program: &Program, segments: &[Vec<Range<u32>>]) -> ModelProfile {
+    use lazybatch_graph::Repeat;
+    use lazybatch_sla::profile::{BlockProfile, By, NodeProfile, RepeatRule};
+    let node = |s: usize| NodeProfile {
+        name: format!("segment{s}"),
+        by: By::Members,
+        latency_us: vec![(1, 1.0)],
+        merge_bytes_per_member: 0.0,
+        weight_bytes: None,
+        load_us: None,
+        host_access_us: None,
+    };
+    let blocks = program.blocks.iter().zip(segments).map(|(b, ranges)| {
+        let (repeat, stride, max_steps) = match b.repeat {
+            Repeat::Once => (RepeatRule::Once, None, None),
+            Repeat::PerInputStep { stride } => (RepeatRule::PerInputStep, Some(stride), None),
+            Repeat::UntilStop { max } => (RepeatRule::UntilStop, None, Some(max)),
+        };
+        BlockProfile {
+            name: b.name.clone(),
+            repeat,
+            stride,
+            max_steps,
+            nodes: (0..ranges.len()).map(node).collect(),
+        }
+    });
+    ModelProfile {
+        name: name.to_string(),
+        max_batch: 64,
+        sla_ms: None,
+        output_len_p90: None,
+        blocks: blocks.collect(),
+    }
+}

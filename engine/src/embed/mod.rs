@@ -1,0 +1,386 @@
+//! The embedding API: an engine inside a serving front end.
+//!
+//! [`Engine::builder`] takes a device, models and a policy and starts the driver thread.
+//! [`Engine::submit`] checks a request, waits for room in the bounded queue and gives its outputs;
+//! [`Engine::submit_stream`] gives decoder steps as they come; [`Engine::try_submit`] refuses at
+//! once when the queue is full. Dropping what they return cancels the request.
+
+mod builder;
+mod handle;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+
+use lazybatch_graph::{SharedProgram, Tensor};
+use lazybatch_kernels::validate_inputs;
+use lazybatch_sla::{ModelId, Nanos, Outcome, RequestId, Time};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc as stream, oneshot};
+
+pub use builder::{Builder, ModelOptions};
+pub use handle::{Handle, StepStream};
+
+use crate::core::Request;
+use crate::driver::threaded::{Clock, Command, Reply, Stats, Submission};
+
+/// Why an engine cannot be built.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// The policy specification names none.
+    #[error(transparent)]
+    Policy(#[from] crate::policy::UnknownPolicy),
+    /// The device refuses a model.
+    #[error(transparent)]
+    Device(#[from] lazybatch_kernels::Error),
+    /// A model's options do not fit its program.
+    #[error("model {model}: {what}: expected {expected}, got {got}")]
+    Model {
+        /// Which model.
+        model: String,
+        /// Which option.
+        what: String,
+        /// What would be right.
+        expected: String,
+        /// What is there.
+        got: String,
+    },
+    /// The driver thread cannot be started.
+    #[error("driver thread: {0}")]
+    Thread(#[from] std::io::Error),
+}
+
+/// Why a request has no answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    /// No model of that name.
+    #[error("unknown model {got:?}: expected one of {expected}")]
+    UnknownModel {
+        /// What was asked for.
+        got: String,
+        /// What there is.
+        expected: String,
+    },
+    /// The inputs do not fit the model.
+    #[error(transparent)]
+    Input(#[from] lazybatch_kernels::Error),
+    /// More samples than one launch holds.
+    #[error("model {model}: expected at most {max_batch} samples, got {got}")]
+    Samples {
+        /// Model name.
+        model: String,
+        /// The bound.
+        max_batch: u32,
+        /// What came.
+        got: u32,
+    },
+    /// The bounded queue has no room.
+    #[error("the queue of {max_queue} requests is full")]
+    QueueFull {
+        /// Its size.
+        max_queue: usize,
+    },
+    /// The scheduler refused or dropped it.
+    #[error("shed: {0}")]
+    Shed(String),
+    /// It was withdrawn.
+    #[error("cancelled")]
+    Cancelled,
+    /// A device failure took it.
+    #[error("failed: {0}")]
+    Failed(String),
+    /// The engine is draining or gone.
+    #[error("the engine takes no more requests")]
+    Closed,
+}
+
+impl RequestError {
+    pub(crate) fn of(outcome: Outcome, cause: String) -> Self {
+        match outcome {
+            Outcome::Shed => Self::Shed(cause),
+            Outcome::Cancelled => Self::Cancelled,
+            Outcome::Failed | Outcome::Met | Outcome::Violated => Self::Failed(cause),
+        }
+    }
+}
+
+/// What a client may say about its request.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// SLA target; the model's if `None`.
+    pub sla: Option<Nanos>,
+    /// Priority level, 0 is the default.
+    pub priority: u8,
+    /// Correlation id of a stateful model.
+    pub sequence: Option<u64>,
+    /// Most decoder steps; the model's bound if `None`.
+    pub max_steps: Option<u32>,
+    /// Scheduled arrival on the engine's clock, from which latency counts; now if `None` or later
+    /// than now.
+    pub arrival: Option<Time>,
+    /// True output length, for `oracle` and for simulated devices.
+    pub known_output_len: Option<u32>,
+}
+
+/// A completed request.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// Its id.
+    pub id: RequestId,
+    /// Met or violated.
+    pub outcome: Outcome,
+    /// When it arrived.
+    pub arrival: Time,
+    /// When it was launched first.
+    pub first_launch: Option<Time>,
+    /// When it ended.
+    pub finish: Time,
+    /// Outputs in declared order; one that was never emitted is empty.
+    pub outputs: Vec<Tensor>,
+}
+
+/// One item of a stream.
+#[derive(Clone, Debug)]
+pub enum Step {
+    /// Rows newly emitted to an output.
+    Rows {
+        /// Which output.
+        output: usize,
+        /// `[rows, ...]`.
+        rows: Tensor,
+    },
+    /// The end, with all outputs.
+    End(Answer),
+}
+
+pub(crate) struct Served {
+    pub name: String,
+    pub program: SharedProgram,
+    pub max_batch: u32,
+    pub sla: Option<Nanos>,
+}
+
+pub(crate) struct Shared {
+    pub models: Vec<Served>,
+    pub commands: mpsc::Sender<Command>,
+    pub queue: Arc<Semaphore>,
+    pub max_queue: usize,
+    pub next_id: AtomicU64,
+    pub accepting: AtomicBool,
+    pub clock: Clock,
+    pub stats: Arc<Mutex<Stats>>,
+    pub needs_output_len: bool,
+    pub is_virtual: bool,
+}
+
+/// A running engine. Dropping it cancels what is open; [`Engine::drain`] lets it finish.
+pub struct Engine {
+    shared: Arc<Shared>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Engine {
+    /// Starts the description of an engine.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// Names of the models served, by id.
+    pub fn models(&self) -> impl Iterator<Item = &str> {
+        self.shared.models.iter().map(|m| m.name.as_str())
+    }
+
+    /// Time on the engine's clock.
+    pub fn now(&self) -> Time {
+        self.shared.clock.now()
+    }
+
+    /// Running figures.
+    pub fn stats(&self) -> Stats {
+        self.shared.stats.lock().expect("no holder panics").clone()
+    }
+
+    /// Runs one request; waits while the queue is full. Dropping the future cancels the request.
+    ///
+    /// # Errors
+    /// Inputs that do not fit, an engine that is closed, or how the request ended otherwise.
+    pub async fn submit(
+        &self,
+        model: &str,
+        inputs: Vec<Tensor>,
+        options: Options,
+    ) -> Result<Answer, RequestError> {
+        let request = self.check(model, &inputs, &options)?;
+        let permit = self.room().await?;
+        self.send_once(request, inputs, &options, permit)?.await
+    }
+
+    /// Runs one request and gives its decoder steps as they come.
+    ///
+    /// # Errors
+    /// Inputs that do not fit, or an engine that is closed.
+    pub async fn submit_stream(
+        &self,
+        model: &str,
+        inputs: Vec<Tensor>,
+        options: Options,
+    ) -> Result<StepStream, RequestError> {
+        let request = self.check(model, &inputs, &options)?;
+        let permit = self.room().await?;
+        let (tx, rx) = stream::unbounded_channel();
+        let id = self.send(request, inputs, &options, Reply::Stream(tx), permit)?;
+        Ok(StepStream::new(rx, id, self.shared.commands.clone()))
+    }
+
+    /// Hands in one request, or refuses it at once if the queue is full.
+    ///
+    /// # Errors
+    /// Inputs that do not fit, a full queue, or an engine that is closed.
+    pub fn try_submit(
+        &self,
+        model: &str,
+        inputs: Vec<Tensor>,
+        options: Options,
+    ) -> Result<Handle, RequestError> {
+        let request = self.check(model, &inputs, &options)?;
+        let permit =
+            self.shared
+                .queue
+                .clone()
+                .try_acquire_owned()
+                .map_err(|_| RequestError::QueueFull {
+                    max_queue: self.shared.max_queue,
+                })?;
+        self.send_once(request, inputs, &options, permit)
+    }
+
+    /// Takes no more requests and returns when all accepted ones have ended.
+    pub async fn drain(mut self) {
+        self.start_drain();
+        if let Some(thread) = self.thread.take() {
+            let (tx, rx) = oneshot::channel();
+            std::thread::spawn(move || {
+                drop(thread.join());
+                let _ = tx.send(());
+            });
+            drop(rx.await);
+        }
+    }
+
+    /// As [`Engine::drain`], blocking the calling thread.
+    pub fn drain_blocking(mut self) {
+        self.start_drain();
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join());
+        }
+    }
+
+    fn start_drain(&self) {
+        self.shared.accepting.store(false, Ordering::SeqCst);
+        drop(self.shared.commands.send(Command::Drain));
+    }
+
+    async fn room(&self) -> Result<OwnedSemaphorePermit, RequestError> {
+        self.shared
+            .queue
+            .clone()
+            .acquire_owned()
+            .await
+            .map_err(|_| RequestError::Closed)
+    }
+
+    fn check(
+        &self,
+        model: &str,
+        inputs: &[Tensor],
+        options: &Options,
+    ) -> Result<Request, RequestError> {
+        let shared = &self.shared;
+        let index = shared
+            .models
+            .iter()
+            .position(|m| m.name == model)
+            .ok_or_else(|| {
+                let names: Vec<_> = self.models().collect();
+                RequestError::UnknownModel {
+                    got: model.into(),
+                    expected: names.join(", "),
+                }
+            })?;
+        let served = &shared.models[index];
+        let shape = validate_inputs(&served.program, inputs)?;
+        if shape.samples > served.max_batch {
+            return Err(RequestError::Samples {
+                model: model.into(),
+                max_batch: served.max_batch,
+                got: shape.samples,
+            });
+        }
+        let simulated_end = options.known_output_len == Some(0) && shared.is_virtual;
+        Ok(Request {
+            id: RequestId(0),
+            model: ModelId(index as u32),
+            arrival: options.arrival.unwrap_or(Time::MAX),
+            sla: options.sla.or(served.sla),
+            priority: options.priority,
+            samples: shape.samples,
+            input_len: shape.input_len,
+            sequence: options.sequence,
+            max_steps: if simulated_end {
+                Some(0)
+            } else {
+                options.max_steps
+            },
+            known_output_len: options.known_output_len.filter(|_| shared.needs_output_len),
+        })
+    }
+
+    fn send_once(
+        &self,
+        request: Request,
+        inputs: Vec<Tensor>,
+        options: &Options,
+        permit: OwnedSemaphorePermit,
+    ) -> Result<Handle, RequestError> {
+        let (tx, rx) = oneshot::channel();
+        let id = self.send(request, inputs, options, Reply::Once(tx), permit)?;
+        Ok(Handle::new(rx, id, self.shared.commands.clone()))
+    }
+
+    fn send(
+        &self,
+        mut request: Request,
+        inputs: Vec<Tensor>,
+        options: &Options,
+        reply: Reply,
+        permit: OwnedSemaphorePermit,
+    ) -> Result<RequestId, RequestError> {
+        let shared = &self.shared;
+        if !shared.accepting.load(Ordering::SeqCst) {
+            return Err(RequestError::Closed);
+        }
+        let id = RequestId(shared.next_id.fetch_add(1, Ordering::Relaxed));
+        request.id = id;
+        request.arrival = request.arrival.min(shared.clock.now());
+        let submission = Submission {
+            request,
+            inputs,
+            sim_output_len: options.known_output_len,
+            reply,
+            permit: Some(permit),
+        };
+        shared
+            .commands
+            .send(Command::Submit(Box::new(submission)))
+            .map_err(|_| RequestError::Closed)?;
+        Ok(id)
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.shared.accepting.store(false, Ordering::SeqCst);
+        if let Some(thread) = self.thread.take() {
+            drop(self.shared.commands.send(Command::Stop));
+            drop(thread.join());
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! Journals: a run as JSON lines, and its replay.
+//!
+//! The first line is the [`Header`], which holds everything that a core needs; then one line per
+//! event, launch and action, in order. The same seed gives the same bytes. Replay feeds the events
+//! back through a fresh core, compares every launch and action, and lets the checker judge.
+
+use std::io::{BufRead, Write};
+
+use lazybatch_sla::{Launch, Profile, SegmentRanges, Time};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::core::checker::Checker;
+use crate::core::{Action, Core, CoreConfig, Event, ModelSpec};
+use crate::driver::{Judge, Observer};
+use crate::policy;
+
+/// The value of `format` in every journal.
+pub const FORMAT: &str = "lazybatch-journal/1";
+
+/// First line of a journal.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Header {
+    /// Always [`FORMAT`].
+    pub format: String,
+    /// Policy specification.
+    pub policy: String,
+    /// Latency tables.
+    pub profile: Profile,
+    /// Segments of each model.
+    pub segments: Vec<SegmentRanges>,
+    /// Predicted output length of each model.
+    pub output_len_p90: Vec<u32>,
+    /// Most requests in flight, of each model.
+    pub max_in_flight: Vec<u32>,
+    /// Which models were resident at the start.
+    pub resident: Vec<bool>,
+    /// Depth of each lane.
+    pub lane_depths: Vec<u32>,
+    /// Most waiting requests.
+    pub max_queue: usize,
+    /// Whether changes of the batch table are in the journal.
+    pub notes: bool,
+}
+
+impl Header {
+    /// Describes a core of that configuration, built from `profile`.
+    pub fn new(policy: &str, profile: &Profile, config: &CoreConfig) -> Self {
+        let segments = |m: &ModelSpec| m.blocks.iter().map(|b| b.segments.clone()).collect();
+        Self {
+            format: FORMAT.into(),
+            policy: policy.into(),
+            profile: profile.clone(),
+            segments: config.models.iter().map(segments).collect(),
+            output_len_p90: config.models.iter().map(|m| m.output_len_p90).collect(),
+            max_in_flight: config.models.iter().map(|m| m.max_in_flight).collect(),
+            resident: config.models.iter().map(|m| m.resident).collect(),
+            lane_depths: config.lane_depths.clone(),
+            max_queue: config.max_queue,
+            notes: config.notes,
+        }
+    }
+
+    /// The configuration that it describes.
+    ///
+    /// # Errors
+    /// A header whose lists do not fit its profile.
+    pub fn config(&self) -> Result<CoreConfig, JournalError> {
+        let fail = |what: &str, got: String| {
+            Err(JournalError {
+                line: 1,
+                expected: what.to_string(),
+                got,
+            })
+        };
+        if self.format != FORMAT {
+            return fail(FORMAT, format!("{:?}", self.format));
+        }
+        if let Err(e) = self.profile.check("journal header") {
+            return fail("a valid profile", e.to_string());
+        }
+        let num = self.profile.models.len();
+        let lens = [
+            self.segments.len(),
+            self.output_len_p90.len(),
+            self.max_in_flight.len(),
+            self.resident.len(),
+        ];
+        if lens.iter().any(|&n| n != num) {
+            return fail(
+                "lists of one entry a model",
+                format!("{lens:?} for {num} models"),
+            );
+        }
+        if self.lane_depths.is_empty() || self.lane_depths.contains(&0) {
+            return fail(
+                "lanes of depth 1 or more",
+                format!("{:?}", self.lane_depths),
+            );
+        }
+        let mut models = Vec::new();
+        for (m, model) in self.profile.models.iter().enumerate() {
+            let covers = self.segments[m].len() == model.blocks.len()
+                && model
+                    .blocks
+                    .iter()
+                    .zip(&self.segments[m])
+                    .all(|(block, ranges)| {
+                        let mut end = 0;
+                        ranges.iter().all(|r| {
+                            std::mem::replace(&mut end, r.end) == r.start && r.start < r.end
+                        }) && end as usize == block.nodes.len()
+                    });
+            if !covers {
+                return fail(
+                    "segments that cover each block",
+                    format!("{:?}", self.segments[m]),
+                );
+            }
+            models.push(ModelSpec {
+                max_in_flight: self.max_in_flight[m],
+                resident: self.resident[m],
+                ..ModelSpec::with_segments(
+                    &self.profile,
+                    model,
+                    self.segments[m].clone(),
+                    self.output_len_p90[m],
+                )
+            });
+        }
+        Ok(CoreConfig {
+            models,
+            lane_depths: self.lane_depths.clone(),
+            max_queue: self.max_queue,
+            notes: self.notes,
+        })
+    }
+}
+
+/// A journal that cannot be read or does not replay.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("journal line {line}: expected {expected}, got {got}")]
+pub struct JournalError {
+    /// Line, from 1.
+    pub line: usize,
+    /// What would be right.
+    pub expected: String,
+    /// What is there.
+    pub got: String,
+}
+
+/// Writes a journal as the run goes.
+pub struct Writer<W: Write> {
+    out: W,
+    result: std::io::Result<()>,
+}
+
+impl<W: Write> Writer<W> {
+    /// Starts with the header.
+    pub fn new(out: W, header: &Header) -> Self {
+        let mut writer = Self {
+            out,
+            result: Ok(()),
+        };
+        writer.line(&serde_json::to_value(header).expect("a header has a JSON form"));
+        writer
+    }
+
+    fn line(&mut self, value: &Value) {
+        if self.result.is_ok() {
+            self.result = writeln!(self.out, "{value}");
+        }
+    }
+
+    /// Flushes; the first error of the whole run, if any.
+    ///
+    /// # Errors
+    /// That error.
+    pub fn finish(mut self) -> std::io::Result<W> {
+        self.result?;
+        self.out.flush()?;
+        Ok(self.out)
+    }
+}
+
+fn launch_value(launch: &Launch) -> Value {
+    let member = |m: &lazybatch_sla::Member| json!([m.request, m.slot, m.step, m.idle]);
+    json!({
+        "ticket": launch.ticket, "lane": launch.lane, "model": launch.model,
+        "block": launch.block, "nodes": [launch.first_node, launch.end_node],
+        "sub_batch": launch.sub_batch, "padded_len": launch.padded_len,
+        "members": launch.members.iter().map(member).collect::<Vec<_>>(),
+    })
+}
+
+impl<W: Write> Observer for Writer<W> {
+    fn on_event(&mut self, now: Time, event: &Event) {
+        self.line(&json!({ "at": now, "event": event }));
+    }
+
+    fn on_launch(&mut self, now: Time, launch: &Launch) {
+        self.line(&json!({ "at": now, "launch": launch_value(launch) }));
+    }
+
+    fn on_action(&mut self, now: Time, action: &Action) {
+        self.line(&json!({ "at": now, "action": action }));
+    }
+}
+
+/// What a replay found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Replayed {
+    /// The policy that was replayed.
+    pub policy: String,
+    /// Events fed in.
+    pub events: usize,
+    /// Launches compared.
+    pub launches: usize,
+    /// Requests that ended.
+    pub finished: usize,
+}
+
+/// Replays a journal; `observer` sees the replayed run.
+///
+/// # Errors
+/// A line that is no journal line, the first difference between the journal and the replay, or the
+/// first rule that the checker finds broken.
+pub fn replay(input: impl BufRead, observer: &mut dyn Observer) -> Result<Replayed, JournalError> {
+    let mut lines = input.lines().enumerate().map(|(i, l)| (i + 1, l));
+    let read = |line: usize, text: std::io::Result<String>| {
+        text.map_err(|e| JournalError {
+            line,
+            expected: "readable text".into(),
+            got: e.to_string(),
+        })
+    };
+    let Some((_, first)) = lines.next() else {
+        return Err(JournalError {
+            line: 1,
+            expected: format!("a {FORMAT} header"),
+            got: "an empty file".into(),
+        });
+    };
+    let header: Header = serde_json::from_str(&read(1, first)?).map_err(|e| JournalError {
+        line: 1,
+        expected: format!("a {FORMAT} header"),
+        got: e.to_string(),
+    })?;
+    let config = header.config()?;
+    let policy = policy::build(&header.policy).map_err(|e| JournalError {
+        line: 1,
+        expected: e.expected.clone(),
+        got: format!("policy {:?}", e.got),
+    })?;
+    let mut judge = Judge::new(Checker::new(&config, false));
+    let mut core = Core::new(config, policy);
+    let mut result = Replayed {
+        policy: header.policy.clone(),
+        events: 0,
+        launches: 0,
+        finished: 0,
+    };
+    let mut now = Time::ZERO;
+    for (line, text) in lines {
+        let text = read(line, text)?;
+        let bad = |expected: &str, got: String| JournalError {
+            line,
+            expected: expected.to_string(),
+            got,
+        };
+        let value: Value =
+            serde_json::from_str(&text).map_err(|e| bad("a JSON line", e.to_string()))?;
+        let at: Time = serde_json::from_value(value["at"].clone())
+            .map_err(|_| bad("\"at\" in nanoseconds", value["at"].to_string()))?;
+        if at < now {
+            return Err(bad(
+                "times that do not decrease",
+                format!("{at} after {now}"),
+            ));
+        }
+        if at > now && core.wants_decision() {
+            // A decision that led to no action left no line.
+            core.decide(now);
+        }
+        now = at;
+        if let Some(event) = value.get("event") {
+            let event: Event = serde_json::from_value(event.clone())
+                .map_err(|e| bad("an event", e.to_string()))?;
+            check_event(&core, now, &event)
+                .map_err(|got| bad("an event that fits the run", got))?;
+            judge.on_event(now, &event);
+            observer.on_event(now, &event);
+            core.handle(now, event);
+            result.events += 1;
+        } else {
+            let got = next_output(&mut core, now, &mut judge, observer, &mut result);
+            let expected = if value.get("launch").is_some() {
+                "launch"
+            } else {
+                "action"
+            };
+            let recorded = json!({ expected: value[expected] });
+            if got.as_ref() != Some(&recorded) {
+                let got = got.map_or("nothing".to_string(), |v| v.to_string());
+                return Err(bad(&recorded.to_string(), format!("{got} from the replay")));
+            }
+        }
+    }
+    judge.finish().map_err(|v| JournalError {
+        line: result.events,
+        expected: "a run without broken rules".into(),
+        got: v.to_string(),
+    })?;
+    Ok(result)
+}
+
+/// The core asserts on events that break its contract; a journal from outside gets an error.
+fn check_event(core: &Core, now: Time, event: &Event) -> Result<(), String> {
+    let num = core.config().models.len();
+    match event {
+        Event::Arrive(r) if r.model.index() >= num => Err(format!("unknown model {}", r.model)),
+        Event::Arrive(r) if core.is_open(r.id) => Err(format!("{} arrives twice", r.id)),
+        Event::Arrive(r)
+            if r.samples == 0 || r.samples > core.config().models[r.model.index()].max_batch =>
+        {
+            Err(format!("{} has {} samples", r.id, r.samples))
+        }
+        Event::Arrive(r) if r.arrival > now => Err(format!("{} arrives in the future", r.id)),
+        Event::Done { ticket, .. } if !core.is_oldest(*ticket) => {
+            Err(format!("{ticket} is not the oldest launch of a lane"))
+        }
+        Event::Loaded(m) | Event::Evict(m) if m.index() >= num => Err(format!("unknown model {m}")),
+        _ => Ok(()),
+    }
+}
+
+fn next_output(
+    core: &mut Core,
+    now: Time,
+    judge: &mut Judge,
+    observer: &mut dyn Observer,
+    result: &mut Replayed,
+) -> Option<Value> {
+    let action = core.poll_action(now)?;
+    if let Action::Launch { ticket, lane } = action {
+        let launch = core.launch(lane, ticket);
+        judge.on_launch(now, launch);
+        observer.on_launch(now, launch);
+        result.launches += 1;
+        return Some(json!({ "launch": launch_value(launch) }));
+    }
+    result.finished += usize::from(matches!(action, Action::Finish { .. }));
+    judge.on_action(now, &action);
+    observer.on_action(now, &action);
+    Some(json!({ "action": action }))
+}

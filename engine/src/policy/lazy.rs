@@ -1,0 +1,236 @@
+//! `lazy` and `oracle`: LazyBatching as we reconstruct it.
+//!
+//! The batch table is a stack; only its top runs. At every boundary: (1) finished members have
+//! left; (2) while the two top entries stand at the same cursor and fit max batch together, they
+//! merge; (3) if requests wait and the slack test passes, the longest prefix that passes is pushed
+//! and runs alone until it stands where the former top stands; (4) the top runs one segment. An
+//! empty table starts the first min(max batch, waiting) at once.
+//!
+//! Slack of a request = its deadline - now - predicted time, and must be >= 0 for every request in
+//! flight and every candidate. `lazy` predicts the sum over all of them of their remaining time at
+//! batch 1, with the output length that covers 90 % of training outputs. `oracle` predicts the
+//! longest remaining time over all of them with every launch at the size that the merge would
+//! reach, and knows the output lengths. `lazy:late-admits` skips the test once the oldest request
+//! is late.
+//!
+//! Source: Choi, Kim, Rhu, "LazyBatching: An SLA-aware Batching System for Cloud Machine Learning
+//! Inference", HPCA 2021 (arXiv 2010.13103); put together from its abstract and the field's
+//! descriptions, so a reconstruction. With several models, the candidates are of the model whose
+//! oldest request has waited longest, and max batch counts the requests of that model.
+
+use lazybatch_sla::{ModelId, Nanos, Time};
+
+use super::{Decision, Entry, Pick, Policy};
+use crate::core::{RequestState, SubBatch, View};
+
+/// Registry line of `lazy`.
+pub const LAZY: Entry = Entry {
+    name: "lazy",
+    usage: "lazy[:late-admits]",
+    summary: "LazyBatching as reconstructed: node-level batching with a serialised slack test",
+    needs_output_len: false,
+    build: |argument| match argument {
+        None => Some(Box::new(Lazy {
+            late_admits: false,
+            oracle: false,
+        })),
+        Some("late-admits") => Some(Box::new(Lazy {
+            late_admits: true,
+            oracle: false,
+        })),
+        Some(_) => None,
+    },
+};
+
+/// Registry line of `oracle`.
+pub const ORACLE: Entry = Entry {
+    name: "oracle",
+    usage: "oracle",
+    summary: "lazy with exact batched latencies and exact output lengths",
+    needs_output_len: true,
+    build: |argument| {
+        argument.is_none().then(|| {
+            Box::new(Lazy {
+                late_admits: false,
+                oracle: true,
+            }) as Box<dyn Policy>
+        })
+    },
+};
+
+struct Lazy {
+    late_admits: bool,
+    oracle: bool,
+}
+
+impl Policy for Lazy {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        let table = view.table();
+        let Some(top) = table.from_top(0) else {
+            return self.start(view);
+        };
+        if !top.has_started() {
+            // Just pushed, at this boundary: the newcomers run alone.
+            return self.run(view, top);
+        }
+        if let Some(below) = table.from_top(1).filter(|below| view.can_merge(below, top)) {
+            return Decision::Merge {
+                into: below.id,
+                from: top.id,
+            };
+        }
+        if let Some((model, n)) = self.candidates(view) {
+            return Decision::Admit {
+                model,
+                pick: Pick::First(n),
+                padded: false,
+            };
+        }
+        self.run(view, top)
+    }
+}
+
+impl Lazy {
+    fn run(&self, view: &View<'_>, top: &SubBatch) -> Decision {
+        if view.is_launchable(top) {
+            Decision::Launch(top.id)
+        } else {
+            Decision::Wait { until: None }
+        }
+    }
+
+    fn start(&self, view: &View<'_>) -> Decision {
+        match view.oldest_head() {
+            Some((model, _)) => {
+                let n = view.fitting_prefix(model, view.model(model).max_batch);
+                Decision::Admit {
+                    model,
+                    pick: Pick::First(n),
+                    padded: false,
+                }
+            }
+            None => Decision::Wait { until: None },
+        }
+    }
+
+    /// The longest prefix of the queue that passes the slack test.
+    fn candidates(&self, view: &View<'_>) -> Option<(ModelId, usize)> {
+        let (model, head) = view.oldest_head()?;
+        let spec = view.model(model);
+        let running: u32 = view
+            .table()
+            .iter()
+            .filter(|e| e.model == model)
+            .map(|e| e.samples)
+            .sum();
+        let room = spec.max_batch.checked_sub(running).filter(|&r| r > 0)?;
+        let fitting = view.fitting_prefix(model, room);
+        if fitting == 0 {
+            return None;
+        }
+        if self.late_admits && oldest_deadline(view, head) < view.now {
+            return Some((model, fitting));
+        }
+        let n = if self.oracle {
+            self.batched_prefix(view, model, fitting)
+        } else {
+            self.serial_prefix(view, model, fitting)
+        };
+        (n > 0).then_some((model, n))
+    }
+
+    /// Serialised estimate: everyone's remaining time at batch 1, added.
+    fn serial_prefix(&self, view: &View<'_>, model: ModelId, fitting: usize) -> usize {
+        let mut deadline = Time::MAX;
+        let mut total = Nanos::ZERO;
+        for entry in view.table().iter() {
+            for request in view.members(entry) {
+                deadline = deadline.min(request.deadline);
+                total = total.saturating_add(self.remaining_alone(view, request, Some(entry)));
+            }
+        }
+        let mut n = 0;
+        for key in view.queue(model).iter().take(fitting) {
+            let request = view.request(key);
+            deadline = deadline.min(request.deadline);
+            total = total.saturating_add(self.remaining_alone(view, request, None));
+            if view.now + total > deadline {
+                break;
+            }
+            n += 1;
+        }
+        n
+    }
+
+    fn remaining_alone(
+        &self,
+        view: &View<'_>,
+        request: &RequestState,
+        entry: Option<&SubBatch>,
+    ) -> Nanos {
+        let spec = view.model(request.request.model);
+        let progress = view.progress(request, entry, output_len(view, request));
+        let samples = request.request.samples;
+        let rows = u64::from(samples) * u64::from(request.request.input_len);
+        spec.table.remaining(&progress, samples, rows)
+    }
+
+    /// Batched estimate: the longest remaining time, every launch at the merged size.
+    fn batched_prefix(&self, view: &View<'_>, model: ModelId, fitting: usize) -> usize {
+        let candidates: Vec<_> = view
+            .queue(model)
+            .iter()
+            .take(fitting)
+            .map(|k| view.request(k))
+            .collect();
+        // Slack need not be monotone in the number of candidates, so the longest is looked for
+        // from the top.
+        (1..=fitting)
+            .rev()
+            .find(|&n| self.batched_passes(view, &candidates[..n]))
+            .unwrap_or(0)
+    }
+
+    fn batched_passes(&self, view: &View<'_>, candidates: &[&RequestState]) -> bool {
+        let running = || {
+            view.table()
+                .iter()
+                .flat_map(|e| view.members(e).map(move |r| (r, Some(e))))
+        };
+        let all = || running().chain(candidates.iter().map(|&r| (r, None)));
+        // Sizes count the requests of one model only: others never share its launches.
+        let mut sizes = vec![(0u32, 0u64); view.models().len()];
+        for (r, _) in all() {
+            let size = &mut sizes[r.request.model.index()];
+            size.0 += r.request.samples;
+            size.1 += u64::from(r.request.samples) * u64::from(r.request.input_len);
+        }
+        let mut deadline = Time::MAX;
+        let mut longest = vec![Nanos::ZERO; view.models().len()];
+        for (r, entry) in all() {
+            let m = r.request.model.index();
+            deadline = deadline.min(r.deadline);
+            let progress = view.progress(r, entry, output_len(view, r));
+            let table = &view.models()[m].table;
+            longest[m] = longest[m].max(table.remaining(&progress, sizes[m].0, sizes[m].1));
+        }
+        view.now + longest.into_iter().sum::<Nanos>() <= deadline
+    }
+}
+
+/// Known, or predicted for everyone alike.
+fn output_len(view: &View<'_>, request: &RequestState) -> u32 {
+    request
+        .request
+        .known_output_len
+        .unwrap_or_else(|| view.model(request.request.model).output_len_p90)
+}
+
+fn oldest_deadline(view: &View<'_>, head: &RequestState) -> Time {
+    view.table()
+        .iter()
+        .flat_map(|e| view.members(e))
+        .chain([head])
+        .min_by_key(|r| (r.request.arrival, r.request.id))
+        .map_or(Time::MAX, |r| r.deadline)
+}

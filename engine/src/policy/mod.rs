@@ -1,0 +1,163 @@
+//! Scheduling policies.
+//!
+//! A policy answers one question: what next, on this lane, now. It owns no queue, timer or metric;
+//! the core applies and checks what it answers. A new policy is one file here, one line in
+//! [`REGISTRY`], one golden timeline.
+
+pub mod graph;
+pub mod lazy;
+pub mod serial;
+
+use lazybatch_sla::{ModelId, SubBatchId, Time};
+
+use crate::core::{Key, View};
+
+/// Which requests of a queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Pick {
+    /// The `n` oldest.
+    First(usize),
+    /// These, in this order.
+    These(Vec<Key>),
+}
+
+/// A policy's answer. All but `Launch` and `Wait` are applied and followed by another question at
+/// the same time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Nothing to launch; ask again at the next event, or at `until` at the latest.
+    Wait {
+        /// When, if no event comes before.
+        until: Option<Time>,
+    },
+    /// Run the next segment of an entry.
+    Launch(SubBatchId),
+    /// Join `from` to `into`.
+    Merge {
+        /// Stays.
+        into: SubBatchId,
+        /// Goes.
+        from: SubBatchId,
+    },
+    /// Form a new entry on top of the table.
+    Admit {
+        /// Whose queue.
+        model: ModelId,
+        /// Who.
+        pick: Pick,
+        /// As a padded whole-graph batch.
+        padded: bool,
+    },
+    /// Refuse a waiting request.
+    Shed {
+        /// Who.
+        request: Key,
+        /// Why.
+        cause: &'static str,
+    },
+}
+
+/// Decides. See the module.
+pub trait Policy: Send {
+    /// The next step on the view's lane.
+    fn decide(&mut self, view: &View<'_>) -> Decision;
+}
+
+/// One line of the registry.
+pub struct Entry {
+    /// Name, or prefix before `:`.
+    pub name: &'static str,
+    /// How the whole specification is written.
+    pub usage: &'static str,
+    /// What it does, in one line.
+    pub summary: &'static str,
+    /// Whether requests must carry their true output length.
+    pub needs_output_len: bool,
+    /// Builds it from what follows `name:`.
+    build: fn(Option<&str>) -> Option<Box<dyn Policy>>,
+}
+
+/// All policies.
+pub const REGISTRY: &[Entry] = &[
+    serial::ENTRY,
+    graph::GRAPH,
+    graph::GREEDY,
+    lazy::LAZY,
+    lazy::ORACLE,
+];
+
+/// A specification that names no policy.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("policy {got:?}: expected one of {expected}")]
+pub struct UnknownPolicy {
+    /// What was asked for.
+    pub got: String,
+    /// What there is.
+    pub expected: String,
+}
+
+/// The registry entry of a specification such as `graph:5`, and its parameter.
+///
+/// # Errors
+/// A name that is not registered, or a parameter that its policy does not take.
+pub fn find(spec: &str) -> Result<&'static Entry, UnknownPolicy> {
+    let (name, argument) = split(spec);
+    REGISTRY
+        .iter()
+        .find(|e| e.name == name)
+        .filter(|e| (e.build)(argument).is_some())
+        .ok_or_else(|| UnknownPolicy {
+            got: spec.to_string(),
+            expected: REGISTRY
+                .iter()
+                .map(|e| e.usage)
+                .collect::<Vec<_>>()
+                .join(", "),
+        })
+}
+
+/// Builds the policy of a specification.
+///
+/// # Errors
+/// As [`find`].
+pub fn build(spec: &str) -> Result<Box<dyn Policy>, UnknownPolicy> {
+    let entry = find(spec)?;
+    Ok((entry.build)(split(spec).1).expect("find has tried it"))
+}
+
+fn split(spec: &str) -> (&str, Option<&str>) {
+    spec.split_once(':')
+        .map_or((spec, None), |(name, argument)| (name, Some(argument)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_usage_line_builds_its_policy() {
+        for spec in [
+            "serial",
+            "graph:5",
+            "graph:0.5",
+            "greedy",
+            "lazy",
+            "lazy:late-admits",
+            "oracle",
+        ] {
+            assert!(build(spec).is_ok(), "{spec}");
+        }
+    }
+
+    #[test]
+    fn unknown_names_and_parameters_are_refused_with_the_list() {
+        for spec in [
+            "fifo", "graph", "graph:x", "graph:-1", "greedy:3", "lazy:now", "", "serial:",
+        ] {
+            let Err(error) = build(spec) else {
+                panic!("{spec:?} was accepted")
+            };
+            assert!(error.to_string().contains("graph:W"), "{error}");
+        }
+    }
+}

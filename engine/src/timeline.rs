@@ -1,0 +1,216 @@
+//! Timelines: what happened, one line per event, as text or as a Chrome / Perfetto trace.
+//!
+//! An [`Observer`] that renders. It needs [`crate::core::CoreConfig::notes`] for the changes of
+//! the batch table; without them it shows arrivals, launches and ends only.
+
+use std::fmt::Write as _;
+
+use lazybatch_sla::{Launch, Member, RequestId, SubBatchId, Time};
+use serde_json::{Value, json};
+
+use crate::core::{Action, BlockSpec, CoreConfig, Event, Note};
+use crate::driver::Observer;
+
+/// Text timeline: `time what`, times in microseconds. Launch lines show block and nodes, each
+/// member with its step, and the entries that are parked below.
+pub struct Timeline {
+    names: Vec<(String, Vec<BlockSpec>)>,
+    text: String,
+    stack: Vec<(SubBatchId, Vec<RequestId>)>,
+}
+
+impl Timeline {
+    /// An empty timeline of a core so configured.
+    pub fn new(config: &CoreConfig) -> Self {
+        Self {
+            names: config
+                .models
+                .iter()
+                .map(|m| (m.name.clone(), m.blocks.clone()))
+                .collect(),
+            text: String::new(),
+            stack: Vec::new(),
+        }
+    }
+
+    /// The text.
+    pub fn into_text(self) -> String {
+        self.text
+    }
+
+    fn line(&mut self, now: Time, what: &str) {
+        let us = format!("{}.{:03}", now.0 / 1000, now.0 % 1000);
+        writeln!(self.text, "{us:>12} {what}").expect("a string takes all");
+    }
+
+    fn note(&mut self, now: Time, note: &Note) {
+        match note {
+            Note::Admit { sub_batch, members } => {
+                self.stack.push((*sub_batch, members.clone()));
+                self.line(now, &format!("admit {sub_batch} {members:?}"));
+            }
+            Note::Merge { into, from } => {
+                if let Some(i) = self.stack.iter().position(|s| s.0 == *from) {
+                    let (_, members) = self.stack.remove(i);
+                    if let Some(kept) = self.stack.iter_mut().find(|s| s.0 == *into) {
+                        kept.1.extend(members);
+                    }
+                }
+                self.line(now, &format!("merge {from} into {into}"));
+            }
+            Note::Split {
+                from,
+                ahead,
+                members,
+            } => {
+                if let Some(i) = self.stack.iter().position(|s| s.0 == *from) {
+                    self.stack[i].1.retain(|m| !members.contains(m));
+                    self.stack.insert(i, (*ahead, members.clone()));
+                }
+                self.line(now, &format!("split {from}, ahead {ahead} {members:?}"));
+            }
+            Note::Preempt { parked, by } => self.line(now, &format!("preempt {parked} by {by}")),
+            Note::Pop { sub_batch } => self.stack.retain(|s| s.0 != *sub_batch),
+        }
+    }
+}
+
+fn nodes(blocks: &[BlockSpec], launch: &Launch) -> String {
+    let name = &blocks[launch.block as usize].name;
+    match launch.end_node - launch.first_node {
+        1 => format!("{name}.{}", launch.first_node),
+        _ => format!("{name}.{}-{}", launch.first_node, launch.end_node - 1),
+    }
+}
+
+fn member(m: &Member) -> String {
+    format!("{}@{}{}", m.request, m.step, if m.idle { "~" } else { "" })
+}
+
+impl Observer for Timeline {
+    fn on_event(&mut self, now: Time, event: &Event) {
+        match event {
+            Event::Arrive(r) => {
+                let model = &self.names[r.model.index()].0;
+                let what = format!("arrive {} {model} input {}", r.id, r.input_len);
+                self.line(now, &what);
+            }
+            Event::Cancel(id) => self.line(now, &format!("cancel {id}")),
+            Event::Done {
+                ticket,
+                failed: Some(cause),
+                ..
+            } => {
+                self.line(now, &format!("fail {ticket}: {cause}"));
+            }
+            Event::Loaded(model) => self.line(now, &format!("loaded {model}")),
+            Event::Done { .. } | Event::Evict(_) | Event::Wake => {}
+        }
+    }
+
+    fn on_launch(&mut self, now: Time, launch: &Launch) {
+        let what = nodes(&self.names[launch.model.index()].1, launch);
+        let members: Vec<_> = launch.members.iter().map(member).collect();
+        let mut line = format!("run {} {what} [{}]", launch.sub_batch, members.join(" "));
+        let parked = self.stack.iter().filter(|s| s.0 != launch.sub_batch);
+        let parked: Vec<_> = parked.map(|(id, m)| format!("{id} {m:?}")).collect();
+        if !parked.is_empty() {
+            write!(line, ", parked {}", parked.join(" ")).expect("a string takes all");
+        }
+        self.line(now, &line);
+    }
+
+    fn on_action(&mut self, now: Time, action: &Action) {
+        match action {
+            Action::Note(note) => self.note(now, note),
+            Action::Finish {
+                request,
+                outcome,
+                cause,
+                ..
+            } => {
+                let cause = cause.as_ref().map(|c| format!(": {c}")).unwrap_or_default();
+                self.line(now, &format!("finish {request} {outcome}{cause}"));
+            }
+            Action::Load(model) => self.line(now, &format!("load {model}")),
+            Action::Evict(model) => self.line(now, &format!("evict {model}")),
+            Action::Open { .. } | Action::Release { .. } | Action::Launch { .. } => {}
+        }
+    }
+}
+
+/// Chrome trace events (`chrome://tracing`, Perfetto): launches as slices on their lane, requests
+/// as asynchronous slices from arrival to end.
+pub struct ChromeTrace {
+    names: Vec<(String, Vec<BlockSpec>)>,
+    running: Vec<(Time, Launch)>,
+    events: Vec<Value>,
+}
+
+impl ChromeTrace {
+    /// An empty trace of a core so configured.
+    pub fn new(config: &CoreConfig) -> Self {
+        let names = config
+            .models
+            .iter()
+            .map(|m| (m.name.clone(), m.blocks.clone()))
+            .collect();
+        Self {
+            names,
+            running: Vec::new(),
+            events: Vec::new(),
+        }
+    }
+
+    /// The JSON document.
+    pub fn into_json(self) -> String {
+        json!({ "displayTimeUnit": "ms", "traceEvents": self.events }).to_string()
+    }
+
+    fn request(&mut self, now: Time, phase: &str, id: RequestId, args: Value) {
+        self.events.push(json!({
+            "name": id.to_string(), "cat": "request", "ph": phase, "id": id.0,
+            "pid": 1, "tid": 0, "ts": now.as_us(), "args": args,
+        }));
+    }
+}
+
+impl Observer for ChromeTrace {
+    fn on_event(&mut self, now: Time, event: &Event) {
+        match event {
+            Event::Arrive(r) => {
+                let args = json!({ "model": self.names[r.model.index()].0, "input": r.input_len });
+                self.request(r.arrival, "b", r.id, args);
+            }
+            Event::Done { ticket, .. } => {
+                let Some(i) = self.running.iter().position(|r| r.1.ticket == *ticket) else {
+                    return;
+                };
+                let (start, launch) = self.running.remove(i);
+                self.events.push(json!({
+                    "name": nodes(&self.names[launch.model.index()].1, &launch),
+                    "cat": "launch", "ph": "X", "pid": 0, "tid": launch.lane.0,
+                    "ts": start.as_us(), "dur": now.since(start).as_us(),
+                    "args": {
+                        "sub_batch": launch.sub_batch.to_string(),
+                        "members": launch.members.iter().map(member).collect::<Vec<_>>(),
+                    },
+                }));
+            }
+            _ => {}
+        }
+    }
+
+    fn on_launch(&mut self, now: Time, launch: &Launch) {
+        self.running.push((now, launch.clone()));
+    }
+
+    fn on_action(&mut self, now: Time, action: &Action) {
+        if let Action::Finish {
+            request, outcome, ..
+        } = action
+        {
+            self.request(now, "e", *request, json!({ "outcome": outcome }));
+        }
+    }
+}

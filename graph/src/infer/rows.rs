@@ -1,0 +1,248 @@
+//! Type rules of ops on packed rows.
+
+use smallvec::smallvec;
+
+use super::{Args, Types, one};
+use crate::dtype::DType;
+use crate::error::Error;
+use crate::op::Heads;
+use crate::program::Repeat;
+use crate::shape::{Dim, TensorType};
+
+pub(super) fn linear(args: &Args<'_>, bias: bool, residual: bool) -> Result<Types, Error> {
+    args.count(2 + usize::from(bias) + usize::from(residual))?;
+    let (lead, [k]) = args.activation(0, "x")?;
+    let [rows, n] = args.weight(1, "w")?;
+    if rows != k {
+        return args
+            .cx
+            .fail("w", format!("{k} rows, the features of x"), args.types[1]);
+    }
+    if bias {
+        args.weight_of(2, "bias", [n])?;
+    }
+    let ty = TensorType::activation(DType::F32, lead, &[n]);
+    if residual {
+        args.exactly(2 + usize::from(bias), "residual", &ty)?;
+    }
+    Ok(smallvec![ty])
+}
+
+pub(super) fn binary(args: &Args<'_>) -> Result<Types, Error> {
+    args.count(2)?;
+    args.float(0, "a")?;
+    let (a, b) = (args.types[0], args.types[1]);
+    let fixed = a.fixed_dims();
+    let other = b.fixed_dims();
+    let spans_row = b.lead().is_none() && b.dtype.is_float() && other == fixed;
+    let spans_last =
+        b.lead().is_none() && b.dtype.is_float() && fixed.last().is_some_and(|&n| other[..] == [n]);
+    if a != b && !spans_row && !spans_last {
+        return args.cx.fail(
+            "b",
+            format!("{a}, or a float weight {fixed:?} or of a's last dimension"),
+            b,
+        );
+    }
+    Ok(smallvec![a.clone()])
+}
+
+pub(super) fn layer_norm(args: &Args<'_>) -> Result<Types, Error> {
+    args.count(3)?;
+    let (lead, [d]) = args.activation(0, "x")?;
+    args.weight_of(1, "gamma", [d])?;
+    args.weight_of(2, "beta", [d])?;
+    one(lead, &[d])
+}
+
+pub(super) fn add_layer_norm(args: &Args<'_>) -> Result<Types, Error> {
+    args.count(4)?;
+    let (_, [d]) = args.activation(0, "x")?;
+    args.exactly(1, "y", args.types[0])?;
+    args.weight_of(2, "gamma", [d])?;
+    args.weight_of(3, "beta", [d])?;
+    Ok(smallvec![args.types[0].clone(), args.types[0].clone()])
+}
+
+pub(super) fn rms_norm(args: &Args<'_>) -> Result<Types, Error> {
+    args.count(2)?;
+    let (lead, [d]) = args.activation(0, "x")?;
+    args.weight_of(1, "gamma", [d])?;
+    one(lead, &[d])
+}
+
+pub(super) fn embedding(args: &Args<'_>) -> Result<Types, Error> {
+    args.count(2)?;
+    let (lead, []) = args.ids(0, "ids")?;
+    let [_, d] = args.weight(1, "table")?;
+    one(lead, &[d])
+}
+
+pub(super) fn embedding_bag(args: &Args<'_>) -> Result<Types, Error> {
+    args.count(2)?;
+    let (lead, [_]) = args.ids(0, "ids")?;
+    let [_, d] = args.weight(1, "table")?;
+    one(lead, &[d])
+}
+
+/// Rows have positions if they are steps of a loop or positions of a sequence, not if they are the
+/// samples of a `Once` block.
+fn positions(args: &Args<'_>, lead: Dim) -> Result<(), Error> {
+    if args.cx.repeat == Repeat::Once && lead != Dim::Rows {
+        return args
+            .cx
+            .fail("x", "[rows, ...]: only those have positions", args.types[0]);
+    }
+    Ok(())
+}
+
+pub(super) fn add_position(args: &Args<'_>) -> Result<Types, Error> {
+    args.count(2)?;
+    let (lead, [d]) = args.activation(0, "x")?;
+    positions(args, lead)?;
+    let [p, width] = args.weight(1, "table")?;
+    if width != d {
+        return args.cx.fail(
+            "table",
+            format!("{d} columns, the features of x"),
+            args.types[1],
+        );
+    }
+    if let Some(max) = args.cx.max_positions().filter(|&max| max > p) {
+        return args.cx.fail(
+            "table",
+            format!("a row for each of {max} positions"),
+            args.types[1],
+        );
+    }
+    one(lead, &[d])
+}
+
+pub(super) fn rope(args: &Args<'_>, heads: usize, dim: usize) -> Result<Types, Error> {
+    args.count(1)?;
+    let (lead, [d]) = args.activation(0, "x")?;
+    positions(args, lead)?;
+    if heads * dim != d || !dim.is_multiple_of(2) {
+        return args.cx.fail(
+            "x",
+            format!("{heads} heads of {dim} features, even"),
+            args.types[0],
+        );
+    }
+    one(lead, &[d])
+}
+
+/// Heads that fit together.
+pub(super) fn check_heads(args: &Args<'_>, heads: &Heads) -> Result<(), Error> {
+    let sound = heads.query > 0 && heads.kv > 0 && heads.dim > 0;
+    if !sound || !heads.query.is_multiple_of(heads.kv) {
+        return args.cx.fail(
+            "heads",
+            "positive numbers, key heads dividing query heads",
+            format!("{} query, {} kv of {}", heads.query, heads.kv, heads.dim),
+        );
+    }
+    Ok(())
+}
+
+pub(super) fn attention(args: &Args<'_>, heads: &Heads) -> Result<Types, Error> {
+    args.count(3)?;
+    check_heads(args, heads)?;
+    if args.cx.repeat != Repeat::Once {
+        return args
+            .cx
+            .fail("attention", "a block that runs once", "a loop");
+    }
+    for (i, name) in ["q", "k", "v"].into_iter().enumerate() {
+        let features = heads.dim * if i == 0 { heads.query } else { heads.kv };
+        args.exactly(
+            i,
+            name,
+            &TensorType::activation(DType::F32, Dim::Rows, &[features]),
+        )?;
+    }
+    one(Dim::Rows, &[heads.query * heads.dim])
+}
+
+pub(super) fn reshape(args: &Args<'_>, dims: &[usize]) -> Result<Types, Error> {
+    args.count(1)?;
+    let ty = args.types[0];
+    if dims.iter().product::<usize>() != ty.row_elems() {
+        return args
+            .cx
+            .fail("x", format!("as many elements in a row as {dims:?}"), ty);
+    }
+    let lead = ty.lead().into_iter();
+    let fixed = dims.iter().map(|&n| Dim::Fixed(n));
+    Ok(smallvec![TensorType::new(ty.dtype, lead.chain(fixed))])
+}
+
+pub(super) fn concat(args: &Args<'_>) -> Result<Types, Error> {
+    if args.types.len() < 2 {
+        return args
+            .cx
+            .fail("number of operands", "two or more", args.types.len());
+    }
+    let lead = args.lead(0, "operand 0")?;
+    let mut dims = args.types[0].fixed_dims();
+    if dims.is_empty() {
+        return args
+            .cx
+            .fail("operand 0", "a dimension to concatenate", args.types[0]);
+    }
+    for (i, &ty) in args.types.iter().enumerate().skip(1) {
+        let other = ty.fixed_dims();
+        let same = ty.dtype == args.types[0].dtype
+            && ty.lead() == Some(lead)
+            && other.len() == dims.len()
+            && other[1..] == dims[1..];
+        if !same {
+            let expected = format!("{} but for its first fixed dimension", args.types[0]);
+            return args.cx.fail(format!("operand {i}"), expected, ty);
+        }
+        dims[0] += other[0];
+    }
+    Ok(smallvec![TensorType::activation(
+        args.types[0].dtype,
+        lead,
+        &dims
+    )])
+}
+
+pub(super) fn slice(args: &Args<'_>, start: usize, len: usize) -> Result<Types, Error> {
+    args.count(1)?;
+    let (lead, [d]) = args.activation(0, "x")?;
+    if len == 0 || start + len > d {
+        let expected = format!("features {start}..{}, at least one", start + len);
+        return args.cx.fail("x", expected, args.types[0]);
+    }
+    one(lead, &[len])
+}
+
+pub(super) fn interaction(args: &Args<'_>) -> Result<Types, Error> {
+    args.count(1)?;
+    let (lead, [f, _]) = args.activation(0, "x")?;
+    if f < 2 {
+        return args
+            .cx
+            .fail("x", "two or more vectors in a row", args.types[0]);
+    }
+    one(lead, &[f * (f - 1) / 2])
+}
+
+pub(super) fn reduce_rows(args: &Args<'_>) -> Result<Types, Error> {
+    args.count(1)?;
+    let (lead, [d]) = args.activation(0, "x")?;
+    if args.cx.repeat != Repeat::Once || lead != Dim::Rows {
+        return args
+            .cx
+            .fail("x", "[rows, d] in a block that runs once", args.types[0]);
+    }
+    one(Dim::Batch, &[d])
+}
+
+pub(super) fn arg_max(args: &Args<'_>) -> Result<Types, Error> {
+    args.count(1)?;
+    let (lead, [_]) = args.activation(0, "x")?;
+    Ok(smallvec![TensorType::activation(DType::I32, lead, &[])])
+}

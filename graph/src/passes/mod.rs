@@ -1,0 +1,66 @@
+//! Passes: rewrites that leave a program computing the same with fewer, larger nodes.
+//!
+//! Each pass is one file with one function; [`PASSES`] lists them in the order in which
+//! [`optimize`] runs them. Adding a pass is a file and a line. The verifier runs after each.
+//!
+//! A fused node stands where the last of its parts stood and keeps the name of its first part; a
+//! sum fused with a norm stands in the place of the sum and takes the name of the norm.
+//! Bits are kept by all passes but `fold_batch_norm`, which rounds the folded weights.
+
+mod dead_code;
+mod edit;
+mod fold_batch_norm;
+mod fold_constants;
+mod fuse_conv;
+mod fuse_linear;
+mod fuse_norm;
+
+use crate::error::Error;
+use crate::program::Program;
+use crate::verify::verify;
+
+/// A rewrite of programs.
+#[derive(Clone, Copy, Debug)]
+pub struct Pass {
+    /// Its name, as messages print it.
+    pub name: &'static str,
+    /// What it does, in one line.
+    pub summary: &'static str,
+    /// Rewrites a verified program into one that verifies.
+    pub run: fn(&mut Program),
+}
+
+/// All passes in the order in which they run.
+#[rustfmt::skip]
+pub const PASSES: &[Pass] = &[
+    Pass { name: "fold_constants", summary: "computes nodes whose operands are all weights", run: fold_constants::run },
+    Pass { name: "dead_code", summary: "removes what no output and no stop depends on", run: dead_code::run },
+    Pass { name: "fuse_linear", summary: "linear + bias + activation + residual into one node", run: fuse_linear::run },
+    Pass { name: "fold_batch_norm", summary: "batch normalisation into the weights of its convolution", run: fold_batch_norm::run },
+    Pass { name: "fuse_conv", summary: "convolution + residual + activation into one node", run: fuse_conv::run },
+    Pass { name: "fuse_norm", summary: "residual sum + layer norm into one node", run: fuse_norm::run },
+];
+
+/// Runs all passes.
+///
+/// # Errors
+/// What [`verify`] finds in `program`. An error behind a pass is a bug of that pass and names it.
+pub fn optimize(mut program: Program) -> Result<Program, Error> {
+    verify(&program)?;
+    for pass in PASSES {
+        apply(pass, &mut program)?;
+    }
+    Ok(program)
+}
+
+/// Runs one pass and verifies its result.
+///
+/// # Errors
+/// A bug of the pass, which the message names.
+pub fn apply(pass: &Pass, program: &mut Program) -> Result<(), Error> {
+    (pass.run)(program);
+    verify(program).map_err(|error| Error::Structure {
+        program: program.name.clone(),
+        what: format!("after pass {}: {error}", pass.name),
+    })
+}

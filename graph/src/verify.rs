@@ -1,0 +1,401 @@
+//! Checks a program's structure and types.
+//!
+//! Run by the builder and after every pass. What it accepts, every other part may rely on:
+//! 1. An operand is a weight, or the output of an earlier node of the same block.
+//! 2. Types are those that the op's rule ([`crate::infer`]) derives from its operands.
+//! 3. `Stop` stands in `UntilStop` blocks only; each such block has at least one.
+//! 4. Names of nodes, blocks, weights, states, inputs and outputs are unique among their kind.
+//! 5. Each node stands in exactly one block; ids lie in range; definitions and results agree.
+//! 6. Sequence inputs have a length bound, all the same, and one of them drives the lengths.
+//! 7. No sequence state can receive more rows than it holds, and no lookup an id out of range.
+//! 8. Each declared output is emitted somewhere.
+
+use crate::dtype::DType;
+use crate::error::Error;
+use crate::ids::{NodeId, StateId, ValueId};
+use crate::infer::{Context, infer};
+use crate::op::{At, Op};
+use crate::program::{Def, Program, Repeat, StateKind};
+use crate::shape::{Dim, TensorType};
+use crate::tensor::WeightSource;
+
+/// Checks `program` as the module describes.
+///
+/// # Errors
+/// The first violation found: [`Error::Structure`] for the program as a whole, [`Error::Node`] for
+/// one node, [`Error::Tensor`] for a weight's data.
+pub fn verify(program: &Program) -> Result<(), Error> {
+    unique_names(program)?;
+    declarations(program)?;
+    values(program)?;
+    blocks(program)?;
+    state_bounds(program)?;
+    id_bounds(program)?;
+    outputs_emitted(program)
+}
+
+fn broken<T>(program: &Program, what: impl Into<String>) -> Result<T, Error> {
+    Err(Error::Structure {
+        program: program.name.clone(),
+        what: what.into(),
+    })
+}
+
+fn unique_names(program: &Program) -> Result<(), Error> {
+    fn check<'a>(
+        program: &Program,
+        kind: &str,
+        names: impl Iterator<Item = &'a String>,
+    ) -> Result<(), Error> {
+        let mut seen = std::collections::BTreeSet::new();
+        for name in names {
+            if !seen.insert(name) {
+                return broken(program, format!("two {kind}s are named {name}"));
+            }
+        }
+        Ok(())
+    }
+    check(program, "node", program.nodes.iter().map(|n| &n.name))?;
+    check(program, "block", program.blocks.iter().map(|b| &b.name))?;
+    check(program, "weight", program.weights.iter().map(|w| &w.name))?;
+    check(program, "state", program.states.iter().map(|s| &s.name))?;
+    check(program, "input", program.inputs.iter().map(|i| &i.name))?;
+    check(program, "output", program.outputs.iter().map(|o| &o.name))
+}
+
+/// Whether only the first dimension may be symbolic, and that one only `len`.
+fn is_declared_type(ty: &TensorType) -> bool {
+    ty.dims.iter().enumerate().all(|(i, d)| match d {
+        Dim::Fixed(n) => *n > 0,
+        Dim::Len => i == 0,
+        Dim::Batch | Dim::Rows => false,
+    })
+}
+
+fn declarations(program: &Program) -> Result<(), Error> {
+    let mut longest = None;
+    for input in &program.inputs {
+        if !is_declared_type(&input.ty) {
+            return broken(
+                program,
+                format!("input {} has the type {}", input.name, input.ty),
+            );
+        }
+        let is_sequence = input.ty.lead().is_some();
+        if is_sequence != input.max_len.is_some_and(|n| n > 0) {
+            let what = format!(
+                "input {} {}: a length bound is for sequences and positive, got {:?}",
+                input.name, input.ty, input.max_len
+            );
+            return broken(program, what);
+        }
+        if is_sequence && *longest.get_or_insert(input.max_len) != input.max_len {
+            return broken(
+                program,
+                format!("sequence input {} has its own bound", input.name),
+            );
+        }
+    }
+    let drives = program.length_input.map(|i| program.inputs.get(i.index()));
+    if longest.is_some() != matches!(drives, Some(Some(i)) if i.max_len.is_some()) {
+        return broken(
+            program,
+            "the length input must be a sequence, and be set if there is one",
+        );
+    }
+    for output in &program.outputs {
+        if !is_declared_type(&output.ty) {
+            return broken(
+                program,
+                format!("output {} has the type {}", output.name, output.ty),
+            );
+        }
+    }
+    for state in &program.states {
+        let empty = match &state.kind {
+            StateKind::Vector { dims, .. } => dims.contains(&0),
+            StateKind::Sequence { features, max_len } => *features == 0 || *max_len == 0,
+        };
+        if empty || !matches!(state.dtype, DType::F32 | DType::I32) {
+            let what = format!("state {}: expected f32 or i32 and elements", state.name);
+            return broken(
+                program,
+                format!("{what}, got {} {:?}", state.dtype, state.kind),
+            );
+        }
+    }
+    weights(program)
+}
+
+fn weights(program: &Program) -> Result<(), Error> {
+    for weight in &program.weights {
+        if !weight
+            .ty
+            .dims
+            .iter()
+            .all(|d| matches!(d, Dim::Fixed(n) if *n > 0))
+        {
+            return broken(
+                program,
+                format!("weight {} has the type {}", weight.name, weight.ty),
+            );
+        }
+        if let WeightSource::Data(tensor) = &weight.source
+            && tensor.dims[..] != weight.ty.fixed_dims()[..]
+        {
+            return Err(Error::Tensor {
+                what: format!("weight {}", weight.name),
+                expected: weight.ty.to_string(),
+                got: format!("{}{:?}", tensor.dtype, tensor.dims),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn values(program: &Program) -> Result<(), Error> {
+    for (i, value) in program.values.iter().enumerate() {
+        let id = ValueId::new(i);
+        let agrees = match value.def {
+            Def::Weight(w) => program
+                .weights
+                .get(w.index())
+                .is_some_and(|w| w.ty == value.ty),
+            Def::Node { node, output } => program
+                .nodes
+                .get(node.index())
+                .is_some_and(|n| n.outputs.get(output) == Some(&id)),
+        };
+        if !agrees {
+            return broken(
+                program,
+                format!("{id}: its definition {:?} disagrees", value.def),
+            );
+        }
+    }
+    Ok(())
+}
+
+fn blocks(program: &Program) -> Result<(), Error> {
+    let mut placed = vec![false; program.nodes.len()];
+    for block in &program.blocks {
+        let mut ready = vec![false; program.values.len()];
+        let mut stops = 0;
+        for &id in &block.nodes {
+            match placed.get_mut(id.index()) {
+                Some(seen) if !*seen => *seen = true,
+                Some(_) => return broken(program, format!("{id} stands in two places")),
+                None => return broken(program, format!("block {}: no node {id}", block.name)),
+            }
+            node(program, id, block.repeat, &mut ready)?;
+            stops += usize::from(matches!(program.node(id).op, Op::Stop { .. }));
+        }
+        match block.repeat {
+            Repeat::UntilStop { max } if stops == 0 || max == 0 => {
+                let what = "runs until it stops, but has no stop node or no passes";
+                return broken(program, format!("block {} {what}", block.name));
+            }
+            Repeat::PerInputStep { stride } if stride == 0 || program.length_input.is_none() => {
+                let what = "runs per input step, but has no stride or no sequence input";
+                return broken(program, format!("block {} {what}", block.name));
+            }
+            _ => {}
+        }
+    }
+    match placed.iter().position(|p| !p) {
+        Some(i) => broken(
+            program,
+            format!("node {} stands in no block", program.nodes[i].name),
+        ),
+        None => Ok(()),
+    }
+}
+
+fn node(program: &Program, id: NodeId, repeat: Repeat, ready: &mut [bool]) -> Result<(), Error> {
+    let node = program.node(id);
+    let fail = |what: String, expected: &str, got: String| {
+        Err(Error::Node {
+            node: node.name.clone(),
+            what,
+            expected: expected.to_owned(),
+            got,
+        })
+    };
+    for (i, &input) in node.inputs.iter().enumerate() {
+        let known = program.values.get(input.index());
+        let usable = known.is_some_and(|v| match v.def {
+            Def::Weight(_) => true,
+            Def::Node { .. } => ready[input.index()],
+        });
+        if !usable {
+            let expected = "a weight or a result of an earlier node of the block";
+            return fail(format!("operand {i}"), expected, input.to_string());
+        }
+    }
+    let operands: Vec<&TensorType> = node.inputs.iter().map(|&v| &program.value(v).ty).collect();
+    let cx = Context {
+        program,
+        repeat,
+        node: &node.name,
+    };
+    let types = infer(&node.op, &operands, &cx)?;
+    if types.len() != node.outputs.len() {
+        let got = node.outputs.len().to_string();
+        return fail(
+            "number of results".to_owned(),
+            &types.len().to_string(),
+            got,
+        );
+    }
+    for (output, ty) in types.iter().enumerate() {
+        let result = node.outputs[output];
+        let Some(value) = program.values.get(result.index()) else {
+            return fail(format!("result {output}"), "a value", result.to_string());
+        };
+        if value.def != (Def::Node { node: id, output }) {
+            return fail(
+                format!("result {output}"),
+                "its own value",
+                format!("{:?}", value.def),
+            );
+        }
+        if value.ty != *ty {
+            return fail(
+                format!("result {output}"),
+                &ty.to_string(),
+                value.ty.to_string(),
+            );
+        }
+        ready[result.index()] = true;
+    }
+    Ok(())
+}
+
+/// All nodes with the repeat rule of their block.
+fn placed_nodes(program: &Program) -> impl Iterator<Item = (Repeat, NodeId)> {
+    program
+        .blocks
+        .iter()
+        .flat_map(|b| b.nodes.iter().map(|&n| (b.repeat, n)))
+}
+
+/// Positions written lie below the bound, and appended rows fit behind them.
+fn state_bounds(program: &Program) -> Result<(), Error> {
+    for (i, state) in program.states.iter().enumerate() {
+        let StateKind::Sequence { max_len, .. } = state.kind else {
+            continue;
+        };
+        let (mut placed, mut appended) = (0, 0);
+        for (repeat, id) in placed_nodes(program) {
+            let node = program.node(id);
+            let Op::SeqWrite { state, at } = node.op else {
+                continue;
+            };
+            if state != StateId::new(i) {
+                continue;
+            }
+            let cx = Context {
+                program,
+                repeat,
+                node: &node.name,
+            };
+            match (at, cx.max_positions()) {
+                (At::End, Some(n)) if repeat.is_loop() => appended += n,
+                (At::End, _) => appended += 1,
+                (_, n) => placed = placed.max(n.unwrap_or(0)),
+            }
+        }
+        if placed + appended > max_len {
+            let what = format!(
+                "holds {max_len} rows but up to {} are written",
+                placed + appended
+            );
+            return broken(program, format!("state {} {what}", state.name));
+        }
+    }
+    Ok(())
+}
+
+/// Ids that come straight from an input, from a state or from an argmax are rows of the table.
+fn id_bounds(program: &Program) -> Result<(), Error> {
+    for (_, id) in placed_nodes(program) {
+        let node = program.node(id);
+        if !matches!(node.op, Op::Embedding | Op::EmbeddingBag) {
+            continue;
+        }
+        let rows = program.value(node.inputs[1]).ty.fixed_dims()[0];
+        let fail = |expected: String, got: String| {
+            Err(Error::Node {
+                node: node.name.clone(),
+                what: "ids".to_owned(),
+                expected,
+                got,
+            })
+        };
+        match id_bound(program, node.inputs[0], true) {
+            Bound::Below(bound) if bound > rows => {
+                return fail(
+                    format!("ids below the table's {rows} rows"),
+                    format!("below {bound}"),
+                );
+            }
+            Bound::Missing(input) => {
+                return fail(format!("an id bound on input {input}"), "none".to_owned());
+            }
+            Bound::Below(_) | Bound::Unknown => {}
+        }
+    }
+    Ok(())
+}
+
+/// What is known about an id.
+enum Bound {
+    /// It lies in `0..` this.
+    Below(usize),
+    /// It comes from this input, which states no bound.
+    Missing(String),
+    /// It comes through an op that is not looked through.
+    Unknown,
+}
+
+fn id_bound(program: &Program, value: ValueId, through_states: bool) -> Bound {
+    let Def::Node { node, .. } = program.value(value).def else {
+        return Bound::Unknown;
+    };
+    let node = program.node(node);
+    match node.op {
+        Op::Input { input, .. } => {
+            let decl = program.input(input);
+            decl.id_bound
+                .map_or_else(|| Bound::Missing(decl.name.clone()), Bound::Below)
+        }
+        Op::ArgMax => Bound::Below(program.value(node.inputs[0]).ty.row_elems()),
+        Op::VecRead { state } if through_states => {
+            let initial = match program.state(state).kind {
+                StateKind::Vector { init, .. } if init >= 0.0 => init as usize + 1,
+                _ => return Bound::Unknown,
+            };
+            let written = program.nodes.iter().filter_map(|n| match n.op {
+                Op::VecWrite { state: s } if s == state => Some(n.inputs[0]),
+                _ => None,
+            });
+            let bounds = written.filter_map(|v| match id_bound(program, v, false) {
+                Bound::Below(n) => Some(n),
+                Bound::Missing(_) | Bound::Unknown => None,
+            });
+            Bound::Below(bounds.fold(initial, usize::max))
+        }
+        _ => Bound::Unknown,
+    }
+}
+
+fn outputs_emitted(program: &Program) -> Result<(), Error> {
+    for (i, output) in program.outputs.iter().enumerate() {
+        let emitted =
+            |n: &crate::program::Node| matches!(n.op, Op::Emit { output } if output.index() == i);
+        if !program.nodes.iter().any(emitted) {
+            return broken(program, format!("output {} is never emitted", output.name));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,212 @@
+//! Checks a request's inputs against its program, at the edge, before anything is queued.
+
+use lazybatch_graph::{DType, Dim, InputDecl, Program, Tensor};
+
+use crate::error::Error;
+
+/// What the inputs say about the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InputShape {
+    /// Length of the sequence that drives the program; 0 without one.
+    pub input_len: u32,
+    /// Samples of the client's own batch; 1 for programs over sequences.
+    pub samples: u32,
+}
+
+/// Checks number, dtype, shape, length and ids of a request's inputs.
+///
+/// A sequence input is `[len, ...]` with `1 <= len <= max_len`; another one is `[samples, ...]`,
+/// equal over all inputs and 1 for programs that have a sequence. i64 ids are accepted for i32.
+///
+/// # Errors
+/// [`Error::Input`] for the first input that does not fit.
+pub fn validate_inputs(program: &Program, inputs: &[Tensor]) -> Result<InputShape, Error> {
+    let fail = |input: &str, expected: String, got: String| Error::Input {
+        model: program.name.clone(),
+        input: input.to_string(),
+        expected,
+        got,
+    };
+    if inputs.len() != program.inputs.len() {
+        let names: Vec<_> = program.inputs.iter().map(|i| i.name.as_str()).collect();
+        return Err(fail(
+            "(all)",
+            format!("{} tensors ({})", names.len(), names.join(", ")),
+            format!("{} tensors", inputs.len()),
+        ));
+    }
+    let mut samples = None;
+    let has_sequence = program.inputs.iter().any(is_sequence);
+    for (decl, tensor) in program.inputs.iter().zip(inputs) {
+        let fail = |expected, got| fail(&decl.name, expected, got);
+        check_dtype(decl, tensor).map_err(|(e, g)| fail(e, g))?;
+        check_dims(decl, tensor).map_err(|(e, g)| fail(e, g))?;
+        if !is_sequence(decl) {
+            let n = tensor.dims[0];
+            let expected = if has_sequence {
+                1
+            } else {
+                *samples.get_or_insert(n)
+            };
+            if n != expected {
+                return Err(fail(format!("{expected} samples"), format!("{n} samples")));
+            }
+        }
+        check_ids(decl, tensor).map_err(|(e, g)| fail(e, g))?;
+    }
+    let input_len = program
+        .length_input
+        .map_or(0, |id| inputs[id.index()].dims[0] as u32);
+    Ok(InputShape {
+        input_len,
+        samples: samples.unwrap_or(1) as u32,
+    })
+}
+
+fn is_sequence(decl: &InputDecl) -> bool {
+    decl.ty.dims.first() == Some(&Dim::Len)
+}
+
+type Mismatch = Result<(), (String, String)>;
+
+fn check_dtype(decl: &InputDecl, tensor: &Tensor) -> Mismatch {
+    let ids = decl.ty.dtype == DType::I32 && tensor.dtype == DType::I64;
+    if tensor.dtype == decl.ty.dtype || ids {
+        return Ok(());
+    }
+    Err((
+        format!("dtype {}", decl.ty.dtype),
+        format!("dtype {}", tensor.dtype),
+    ))
+}
+
+fn check_dims(decl: &InputDecl, tensor: &Tensor) -> Mismatch {
+    let fixed = decl.ty.fixed_dims();
+    let sequence = is_sequence(decl);
+    let lead = if sequence { "len" } else { "samples" };
+    let dims: Vec<String> = std::iter::once(lead.to_string())
+        .chain(fixed.iter().map(ToString::to_string))
+        .collect();
+    if tensor.dims.len() != fixed.len() + 1 || tensor.dims[1..] != fixed[..] {
+        return Err((
+            format!("shape [{}]", dims.join(", ")),
+            format!("shape {:?}", tensor.dims),
+        ));
+    }
+    let n = tensor.dims[0];
+    if n == 0 {
+        return Err((format!("at least 1 for {lead}"), "an empty tensor".into()));
+    }
+    match decl.max_len {
+        Some(max) if sequence && n > max => {
+            Err((format!("a length of at most {max}"), format!("length {n}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_ids(decl: &InputDecl, tensor: &Tensor) -> Mismatch {
+    let Some(bound) = decl.id_bound else {
+        return Ok(());
+    };
+    match tensor
+        .to_i32()
+        .iter()
+        .find(|&&id| id < 0 || id as usize >= bound)
+    {
+        Some(id) => Err((format!("ids in 0..{bound}"), format!("id {id}"))),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lazybatch_graph::{InputId, TensorType};
+
+    fn program() -> Program {
+        Program {
+            name: "p".into(),
+            inputs: vec![InputDecl {
+                name: "tokens".into(),
+                ty: TensorType::new(DType::I32, [Dim::Len]),
+                max_len: Some(4),
+                id_bound: Some(10),
+            }],
+            length_input: Some(InputId::new(0)),
+            ..Program::default()
+        }
+    }
+
+    #[test]
+    fn good_inputs_give_length_and_samples() {
+        let shape = validate_inputs(&program(), &[Tensor::from_i32(&[3], &[1, 9, 0])]);
+        assert_eq!(
+            shape,
+            Ok(InputShape {
+                input_len: 3,
+                samples: 1
+            })
+        );
+    }
+
+    #[test]
+    fn each_mismatch_names_input_expected_and_got() {
+        let check = |inputs: &[Tensor], needle: &str| {
+            let error = validate_inputs(&program(), inputs)
+                .expect_err("refused")
+                .to_string();
+            assert!(error.contains(needle), "{error:?} lacks {needle:?}");
+        };
+        check(&[], "expected 1 tensors (tokens), got 0 tensors");
+        check(
+            &[Tensor::from_f32(&[1], &[1.0])],
+            "input tokens: expected dtype i32, got dtype f32",
+        );
+        check(
+            &[Tensor::from_i32(&[1, 2], &[1, 2])],
+            "expected shape [len], got shape [1, 2]",
+        );
+        check(&[Tensor::from_i32(&[0], &[])], "an empty tensor");
+        check(
+            &[Tensor::from_i32(&[5], &[1; 5])],
+            "a length of at most 4, got length 5",
+        );
+        check(
+            &[Tensor::from_i32(&[2], &[1, 10])],
+            "ids in 0..10, got id 10",
+        );
+        check(&[Tensor::from_i32(&[2], &[1, -1])], "got id -1");
+    }
+
+    #[test]
+    fn samples_must_agree_and_be_one_beside_a_sequence() {
+        let decl = |name: &str| InputDecl {
+            name: name.into(),
+            ty: TensorType::new(DType::F32, [Dim::Batch, Dim::Fixed(2)]),
+            max_len: None,
+            id_bound: None,
+        };
+        let mut program = Program {
+            name: "p".into(),
+            inputs: vec![decl("a"), decl("b")],
+            ..Program::default()
+        };
+        let (one, three) = (
+            Tensor::from_f32(&[1, 2], &[0.0; 2]),
+            Tensor::from_f32(&[3, 2], &[0.0; 6]),
+        );
+        let shape = validate_inputs(&program, &[three.clone(), three.clone()]);
+        assert_eq!(
+            shape,
+            Ok(InputShape {
+                input_len: 0,
+                samples: 3
+            })
+        );
+        assert!(validate_inputs(&program, &[three.clone(), one]).is_err());
+        program.inputs[1].ty = TensorType::new(DType::F32, [Dim::Len, Dim::Fixed(2)]);
+        program.length_input = Some(InputId::new(1));
+        assert!(validate_inputs(&program, &[three.clone(), three]).is_err());
+    }
+}

@@ -1,0 +1,203 @@
+//! A device that computes nothing: launches take the time that a latency profile says.
+//!
+//! Time is handed in, so the same device serves virtual-time runs and, polled against a wall clock,
+//! real-time ones. Jitter, stragglers and failures are drawn from a seed, one draw a launch, so a
+//! run repeats exactly.
+
+use std::sync::Arc;
+
+use lazybatch_graph::{OutputId, Repeat, SharedProgram, Tensor};
+use lazybatch_sla::{LatencyTable, Launch, ModelId, Nanos, RequestId, Slot, Ticket, Time};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use smallvec::SmallVec;
+
+use crate::device::{Completion, Device, DeviceInfo, OpenRequest, Plan};
+use crate::error::Error;
+
+/// Deviations from the profile.
+#[derive(Clone, Debug, Default)]
+pub struct Noise {
+    /// Seed of all draws.
+    pub seed: u64,
+    /// Latencies are scaled by a factor uniform in `[1 - jitter, 1 + jitter]`.
+    pub jitter: f64,
+    /// Share of launches that are stragglers.
+    pub straggler_rate: f64,
+    /// Factor on a straggler's latency.
+    pub straggler_factor: f64,
+    /// Share of launches that fail at their end.
+    pub failure_rate: f64,
+    /// Tickets that fail at their end.
+    pub failing: Vec<Ticket>,
+}
+
+impl Noise {
+    fn is_silent(&self) -> bool {
+        self.jitter == 0.0 && self.straggler_rate == 0.0 && self.failure_rate == 0.0
+    }
+}
+
+/// See the module.
+pub struct SimDevice {
+    name: String,
+    tables: Vec<Arc<LatencyTable>>,
+    noise: Noise,
+    rng: ChaCha8Rng,
+    decide: Nanos,
+    lanes: Vec<Time>,
+    /// In order of completion, then of ticket.
+    pending: Vec<(Time, Completion)>,
+    output_lens: Vec<Option<u32>>,
+}
+
+impl SimDevice {
+    /// A device with `num_lanes` equal lanes and one latency table a model. Every launch costs
+    /// `decide` on top of its table's time.
+    pub fn new(
+        name: &str,
+        num_lanes: u32,
+        tables: Vec<Arc<LatencyTable>>,
+        decide: Nanos,
+        noise: Noise,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            tables,
+            rng: ChaCha8Rng::seed_from_u64(noise.seed),
+            noise,
+            decide,
+            lanes: vec![Time::ZERO; num_lanes as usize],
+            pending: Vec::new(),
+            output_lens: Vec::new(),
+        }
+    }
+
+    fn latency(&mut self, launch: &Launch) -> Nanos {
+        let table = &self.tables[launch.model.index()];
+        let (block, segment) = (launch.block, launch.segment);
+        let mut latency = table.segment(block, segment, launch.num_samples(), launch.num_rows());
+        if launch.merged_members > 0 {
+            latency += table.merge(block, segment, launch.merged_members);
+        }
+        if !self.noise.is_silent() {
+            let spread = self.noise.jitter * (2.0 * self.rng.random::<f64>() - 1.0);
+            let straggles = self.rng.random::<f64>() < self.noise.straggler_rate;
+            let factor = if straggles {
+                self.noise.straggler_factor
+            } else {
+                1.0
+            };
+            latency = Nanos((latency.0 as f64 * (1.0 + spread) * factor).round() as u64);
+        }
+        latency + self.decide
+    }
+
+    fn fails(&mut self, ticket: Ticket) -> bool {
+        let drawn = !self.noise.is_silent() && self.rng.random::<f64>() < self.noise.failure_rate;
+        drawn || self.noise.failing.contains(&ticket)
+    }
+
+    fn stopped(&self, launch: &Launch) -> SmallVec<[RequestId; 4]> {
+        let table = &self.tables[launch.model.index()];
+        let is_loop = matches!(table.repeat(launch.block), Repeat::UntilStop { .. });
+        if !is_loop || launch.segment + 1 < table.num_segments(launch.block) {
+            return SmallVec::new();
+        }
+        launch
+            .members
+            .iter()
+            .filter(|m| !m.idle && self.output_lens[m.slot.index()] == Some(m.step + 1))
+            .map(|m| m.request)
+            .collect()
+    }
+}
+
+impl Device for SimDevice {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            name: self.name.clone(),
+            num_lanes: self.lanes.len() as u32,
+            is_virtual: true,
+        }
+    }
+
+    fn load(&mut self, _model: ModelId, _program: SharedProgram) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn unload(&mut self, _model: ModelId) {}
+
+    fn buckets(&self) -> &[u32] {
+        &[u32::MAX]
+    }
+
+    fn prepare(
+        &mut self,
+        _model: ModelId,
+        _block: u32,
+        _first_node: u32,
+        _end_node: u32,
+        _bucket: u32,
+    ) -> Result<Plan, Error> {
+        Ok(Plan(0))
+    }
+
+    fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), Error> {
+        let slot = request.slot.index();
+        if slot >= self.output_lens.len() {
+            self.output_lens.resize(slot + 1, None);
+        }
+        self.output_lens[slot] = request.output_len;
+        Ok(())
+    }
+
+    fn enqueue(&mut self, now: Time, _plan: Plan, launch: &Launch) -> Result<(), Error> {
+        let lane = launch.lane.index();
+        let end = self.lanes[lane].max(now) + self.latency(launch);
+        self.lanes[lane] = end;
+        let result = if self.fails(launch.ticket) {
+            Err(Error::Launch {
+                device: self.name.clone(),
+                segment: format!("block {} segment {}", launch.block, launch.segment),
+                why: "injected failure".into(),
+            })
+        } else {
+            Ok(())
+        };
+        let stopped = self.stopped(launch);
+        let at = self
+            .pending
+            .partition_point(|p| (p.0, p.1.ticket) < (end, launch.ticket));
+        self.pending.insert(
+            at,
+            (
+                end,
+                Completion {
+                    ticket: launch.ticket,
+                    stopped,
+                    result,
+                },
+            ),
+        );
+        Ok(())
+    }
+
+    fn poll(&mut self, now: Time) -> Option<Completion> {
+        let due = self.pending.first().is_some_and(|p| p.0 <= now);
+        due.then(|| self.pending.remove(0).1)
+    }
+
+    fn next_completion(&self) -> Option<Time> {
+        self.pending.first().map(|p| p.0)
+    }
+
+    fn emitted(&self, _slot: Slot, _output: OutputId, _from: usize) -> Option<Tensor> {
+        None
+    }
+
+    fn close(&mut self, slot: Slot) -> Vec<Option<Tensor>> {
+        self.output_lens[slot.index()] = None;
+        Vec::new()
+    }
+}

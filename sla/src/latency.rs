@@ -1,0 +1,390 @@
+//! Latencies of segments, from a profile, in exact integers.
+//!
+//! A [`LatencyTable`] answers how long a segment takes at a batch, and how long a request still
+//! needs. It knows nothing about what is running.
+//!
+//! Rule of the format: a node's latency between points is linear, below the first point the first
+//! value, beyond the last the slope of the last two, rounded half up, never below zero, per node
+//! execution; sums add those integers.
+
+use std::ops::Range;
+
+use lazybatch_graph::Repeat;
+
+use crate::profile::{By, ModelProfile, NodeProfile, micros_to_nanos};
+use crate::time::Nanos;
+
+/// Node positions of each segment, per block.
+pub type SegmentRanges = Vec<Vec<Range<u32>>>;
+
+/// Latency of one node as a function of its batch axis.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Curve {
+    points: Vec<(u64, u64)>,
+}
+
+impl Curve {
+    /// From `(x, nanoseconds)`, x strictly increasing and at least one point.
+    ///
+    /// # Panics
+    /// If there is no point.
+    pub fn new(points: Vec<(u64, u64)>) -> Self {
+        assert!(!points.is_empty(), "a curve has at least one point");
+        Self { points }
+    }
+
+    /// Nanoseconds at `x`.
+    pub fn at(&self, x: u64) -> u64 {
+        let points = &self.points;
+        let first = points[0];
+        if x <= first.0 || points.len() == 1 {
+            return first.1;
+        }
+        let upper = points
+            .partition_point(|p| p.0 < x)
+            .clamp(1, points.len() - 1);
+        let ((x0, y0), (x1, y1)) = (points[upper - 1], points[upper]);
+        let den = i128::from(x1 - x0);
+        let num = i128::from(y0) * den
+            + (i128::from(y1) - i128::from(y0)) * (i128::from(x) - i128::from(x0));
+        let rounded = (2 * num + den).div_euclid(2 * den);
+        u64::try_from(rounded.max(0)).unwrap_or(u64::MAX)
+    }
+}
+
+/// Where a request stands and what is left of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Block of the next segment.
+    pub block: u32,
+    /// Next segment within the block.
+    pub segment: u32,
+    /// Passes through the block that are complete.
+    pub step: u32,
+    /// Input length.
+    pub input_len: u32,
+    /// Predicted or known passes of `UntilStop` blocks.
+    pub output_len: u32,
+}
+
+#[derive(Clone, Debug)]
+struct BlockTable {
+    repeat: Repeat,
+    /// Per segment: one entry a batch size `1..=max_batch`: nodes by members, added.
+    by_members: Vec<Vec<u64>>,
+    /// Per batch size: suffix sums over segments of `by_members`, one longer than the segments.
+    suffix: Vec<Vec<u64>>,
+    /// Per segment: curves of nodes by members, for sizes beyond the table.
+    member_curves: Vec<Vec<Curve>>,
+    /// Per segment: curves of nodes by rows.
+    row_curves: Vec<Vec<Curve>>,
+    has_rows: bool,
+    merge_bytes: Vec<f64>,
+    num_nodes: Vec<u32>,
+}
+
+/// Latencies of one model's segments.
+#[derive(Clone, Debug)]
+pub struct LatencyTable {
+    blocks: Vec<BlockTable>,
+    max_batch: u32,
+    dispatch: u64,
+    ns_per_byte: f64,
+}
+
+impl LatencyTable {
+    /// Compiles a model's profile for the given segments; `dispatch_us` and `copy_gbps` are the
+    /// device's.
+    ///
+    /// # Panics
+    /// If the segments are not those of the profile's blocks, or the profile was not checked.
+    pub fn new(
+        model: &ModelProfile,
+        segments: &SegmentRanges,
+        dispatch_us: f64,
+        copy_gbps: f64,
+    ) -> Self {
+        assert_eq!(
+            segments.len(),
+            model.blocks.len(),
+            "one list of segments a block"
+        );
+        let max_batch = model.max_batch;
+        let blocks = model
+            .blocks
+            .iter()
+            .zip(segments)
+            .map(|(block, ranges)| BlockTable::new(block.repeat(), &block.nodes, ranges, max_batch))
+            .collect();
+        Self {
+            blocks,
+            max_batch,
+            dispatch: micros_to_nanos(dispatch_us).expect("a checked profile"),
+            ns_per_byte: if copy_gbps > 0.0 {
+                1.0 / copy_gbps
+            } else {
+                0.0
+            },
+        }
+    }
+
+    /// Most samples of one launch.
+    pub fn max_batch(&self) -> u32 {
+        self.max_batch
+    }
+
+    /// Number of blocks.
+    pub fn num_blocks(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Number of segments of a block.
+    pub fn num_segments(&self, block: u32) -> u32 {
+        self.blocks[block as usize].by_members.len() as u32
+    }
+
+    /// Number of nodes of a segment.
+    pub fn num_nodes(&self, block: u32, segment: u32) -> u32 {
+        self.blocks[block as usize].num_nodes[segment as usize]
+    }
+
+    /// Repeat rule of a block.
+    pub fn repeat(&self, block: u32) -> Repeat {
+        self.blocks[block as usize].repeat
+    }
+
+    /// Time of one launch of a segment at `samples` and `rows`, dispatch included.
+    pub fn segment(&self, block: u32, segment: u32, samples: u32, rows: u64) -> Nanos {
+        let table = &self.blocks[block as usize];
+        Nanos(table.segment(segment as usize, samples, rows) + self.dispatch)
+    }
+
+    /// Time to copy what `members` carry across the boundary in front of a segment.
+    pub fn merge(&self, block: u32, segment: u32, members: u32) -> Nanos {
+        let bytes = self.blocks[block as usize].merge_bytes[segment as usize];
+        Nanos((bytes * f64::from(members) * self.ns_per_byte).round() as u64)
+    }
+
+    /// Time that a request at `progress` still needs if every launch has `samples` and `rows`. The
+    /// pass it is in counts as one even where the predicted output length is reached.
+    pub fn remaining(&self, progress: &Progress, samples: u32, rows: u64) -> Nanos {
+        let mut total = 0u64;
+        for (b, table) in self.blocks.iter().enumerate().skip(progress.block as usize) {
+            let here = b == progress.block as usize;
+            let done = if here { progress.step } else { 0 };
+            let passes = match table.repeat {
+                Repeat::Once => 1,
+                Repeat::PerInputStep { stride } => {
+                    progress.input_len.div_ceil(stride).saturating_sub(done)
+                }
+                Repeat::UntilStop { .. } => progress.output_len.saturating_sub(done).max(1),
+            };
+            if passes == 0 {
+                continue;
+            }
+            let whole = if passes > 1 || !here || progress.segment == 0 {
+                table.from(0, samples, rows, self.dispatch)
+            } else {
+                0
+            };
+            total += u64::from(passes - 1) * whole;
+            total += if here && progress.segment > 0 {
+                table.from(progress.segment as usize, samples, rows, self.dispatch)
+            } else {
+                whole
+            };
+        }
+        Nanos(total)
+    }
+}
+
+impl BlockTable {
+    fn new(repeat: Repeat, nodes: &[NodeProfile], ranges: &[Range<u32>], max_batch: u32) -> Self {
+        let curve = |node: &NodeProfile| {
+            let ns = |us| micros_to_nanos(us).expect("a checked profile");
+            Curve::new(node.latency_us.iter().map(|&(x, us)| (x, ns(us))).collect())
+        };
+        let curves = |by: By| -> Vec<Vec<Curve>> {
+            let of = |r: &Range<u32>| {
+                nodes[r.start as usize..r.end as usize]
+                    .iter()
+                    .filter(|n| n.by == by)
+            };
+            ranges.iter().map(|r| of(r).map(curve).collect()).collect()
+        };
+        let member_curves = curves(By::Members);
+        let row_curves = curves(By::Rows);
+        let by_members: Vec<Vec<u64>> = member_curves
+            .iter()
+            .map(|cs| {
+                (1..=u64::from(max_batch))
+                    .map(|b| cs.iter().map(|c| c.at(b)).sum())
+                    .collect()
+            })
+            .collect();
+        let suffix = (0..max_batch as usize)
+            .map(|b| {
+                let mut sums = vec![0; by_members.len() + 1];
+                for s in (0..by_members.len()).rev() {
+                    sums[s] = sums[s + 1] + by_members[s][b];
+                }
+                sums
+            })
+            .collect();
+        Self {
+            repeat,
+            by_members,
+            suffix,
+            has_rows: row_curves.iter().any(|c| !c.is_empty()),
+            member_curves,
+            row_curves,
+            merge_bytes: ranges
+                .iter()
+                .map(|r| nodes[r.start as usize].merge_bytes_per_member)
+                .collect(),
+            num_nodes: ranges.iter().map(|r| r.end - r.start).collect(),
+        }
+    }
+
+    fn segment(&self, segment: usize, samples: u32, rows: u64) -> u64 {
+        let sizes = &self.by_members[segment];
+        let members = match (samples as usize).checked_sub(1) {
+            Some(i) if i < sizes.len() => sizes[i],
+            _ => self.member_curves[segment]
+                .iter()
+                .map(|c| c.at(u64::from(samples)))
+                .sum(),
+        };
+        members
+            + self.row_curves[segment]
+                .iter()
+                .map(|c| c.at(rows))
+                .sum::<u64>()
+    }
+
+    /// The rest of a pass from `segment` on.
+    fn from(&self, segment: usize, samples: u32, rows: u64, dispatch: u64) -> u64 {
+        let launches = (self.by_members.len() - segment) as u64 * dispatch;
+        match (samples as usize)
+            .checked_sub(1)
+            .and_then(|i| self.suffix.get(i))
+        {
+            Some(sums) if !self.has_rows => sums[segment] + launches,
+            Some(sums) => {
+                let rows: u64 = self.row_curves[segment..]
+                    .iter()
+                    .flat_map(|cs| cs.iter().map(|c| c.at(rows)))
+                    .sum();
+                sums[segment] + rows + launches
+            }
+            None => {
+                (segment..self.by_members.len())
+                    .map(|s| self.segment(s, samples, rows))
+                    .sum::<u64>()
+                    + launches
+            }
+        }
+    }
+}
+
+/// One segment a node, or `every` nodes a segment.
+///
+/// # Panics
+/// If `every` is zero.
+pub fn segments_of(model: &ModelProfile, every: u32) -> SegmentRanges {
+    assert!(every > 0, "a segment has at least one node");
+    let chunk = |n: u32| {
+        (0..n)
+            .step_by(every as usize)
+            .map(|s| s..(s + every).min(n))
+            .collect()
+    };
+    model
+        .blocks
+        .iter()
+        .map(|b| chunk(b.nodes.len() as u32))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::Profile;
+
+    #[test]
+    fn curve_interpolates_extrapolates_and_clamps() {
+        let curve = Curve::new(vec![(2, 10), (4, 15), (8, 11)]);
+        assert_eq!(curve.at(1), 10);
+        assert_eq!(curve.at(2), 10);
+        assert_eq!(curve.at(3), 13, "12.5 rounds half up");
+        assert_eq!(curve.at(4), 15);
+        assert_eq!(curve.at(5), 14);
+        assert_eq!(curve.at(10), 9, "slope of the last two points");
+        assert_eq!(curve.at(1000), 0, "never below zero");
+        assert_eq!(
+            Curve::new(vec![(5, 7)]).at(99),
+            7,
+            "one point is a constant"
+        );
+    }
+
+    const TOY: &str = r#"{"format":"lazybatch-profile/1","device":"d","dispatch_us":1.0,"models":[
+      {"name":"m","max_batch":4,"blocks":[
+        {"name":"enc","repeat":"once","nodes":[
+          {"name":"a","by":"rows","latency_us":[[1,2.0],[11,12.0]]},
+          {"name":"b","latency_us":[[1,5.0],[4,8.0]]}]},
+        {"name":"dec","repeat":"until_stop","nodes":[
+          {"name":"c","latency_us":[[1,3.0]]},{"name":"d","latency_us":[[1,4.0]]}]}]}]}"#;
+
+    #[test]
+    fn remaining_counts_passes_and_dispatch() {
+        let profile = Profile::parse("-", TOY).expect("valid");
+        let model = &profile.models[0];
+        let table = LatencyTable::new(model, &segments_of(model, 1), profile.dispatch_us, 0.0);
+        assert_eq!(table.segment(0, 0, 1, 6), Nanos(8_000));
+        assert_eq!(table.segment(0, 1, 4, 6), Nanos(9_000));
+        let start = Progress {
+            block: 0,
+            segment: 0,
+            step: 0,
+            input_len: 6,
+            output_len: 3,
+        };
+        // a(6 rows) 7 + 1, b 5 + 1, then three passes of (3 + 1) + (4 + 1).
+        assert_eq!(table.remaining(&start, 1, 6), Nanos(14_000 + 3 * 9_000));
+        let late = Progress {
+            block: 1,
+            segment: 1,
+            step: 7,
+            input_len: 6,
+            output_len: 3,
+        };
+        assert_eq!(
+            table.remaining(&late, 1, 6),
+            Nanos(5_000),
+            "one more step at a time"
+        );
+        let mid = Progress {
+            block: 1,
+            segment: 1,
+            step: 1,
+            input_len: 6,
+            output_len: 3,
+        };
+        assert_eq!(table.remaining(&mid, 1, 6), Nanos(5_000 + 9_000));
+    }
+
+    #[test]
+    fn segments_add_their_nodes_and_dispatch_once() {
+        let profile = Profile::parse("-", TOY).expect("valid");
+        let model = &profile.models[0];
+        let table = LatencyTable::new(model, &segments_of(model, 2), profile.dispatch_us, 0.0);
+        assert_eq!(table.segment(0, 0, 4, 6), Nanos(7_000 + 8_000 + 1_000));
+        assert_eq!(table.num_nodes(0, 0), 2);
+        assert_eq!(
+            table.segment(1, 0, 9, 0),
+            Nanos(8_000),
+            "beyond max batch by the curve"
+        );
+    }
+}

@@ -1,0 +1,426 @@
+//! Latency profiles, `lazybatch-profile/1`.
+//!
+//! Reads and writes the file format and checks it. Interpolation and sums are in
+//! [`crate::latency`].
+
+use std::path::Path;
+
+use lazybatch_graph::Repeat;
+use serde::{Deserialize, Serialize};
+
+use crate::time::Nanos;
+
+/// The value of `format` in every profile.
+pub const FORMAT: &str = "lazybatch-profile/1";
+
+/// A profile that cannot be used: where it is wrong, what was expected, what is there.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("profile {file}: {place}: expected {expected}, got {got}")]
+pub struct ProfileError {
+    /// The file, or `-`.
+    pub file: String,
+    /// Path within the file.
+    pub place: String,
+    /// What would be right.
+    pub expected: String,
+    /// What is there.
+    pub got: String,
+}
+
+/// Latency tables of the models of one device.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// Always [`FORMAT`].
+    pub format: String,
+    /// The device that was measured or modelled.
+    pub device: String,
+    /// Speed of merge copies in GB/s; 0 makes them free.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub copy_gbps: f64,
+    /// Cost of one launch in microseconds.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub dispatch_us: f64,
+    /// The models.
+    pub models: Vec<ModelProfile>,
+}
+
+/// One model's tables.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelProfile {
+    /// Its name.
+    pub name: String,
+    /// Most samples of one launch.
+    #[serde(default = "default_max_batch")]
+    pub max_batch: u32,
+    /// SLA target in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sla_ms: Option<f64>,
+    /// The output length that covers 90 % of training outputs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output_len_p90: Option<u32>,
+    /// Blocks in the order in which a request passes them.
+    pub blocks: Vec<BlockProfile>,
+}
+
+/// One block's tables.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BlockProfile {
+    /// Its name.
+    pub name: String,
+    /// Repeat rule.
+    pub repeat: RepeatRule,
+    /// Input positions per pass of a `per_input_step` block; 1 if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stride: Option<u32>,
+    /// Most passes of an `until_stop` block; unbounded if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_steps: Option<u32>,
+    /// Nodes in order.
+    pub nodes: Vec<NodeProfile>,
+}
+
+/// `repeat` as files spell it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RepeatRule {
+    /// Once.
+    Once,
+    /// `input_len` times.
+    PerInputStep,
+    /// `output_len` times.
+    UntilStop,
+}
+
+/// The batch axis of a node's table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum By {
+    /// Samples of all members.
+    #[default]
+    Members,
+    /// Members' input lengths added.
+    Rows,
+}
+
+/// One node's table.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodeProfile {
+    /// Its name.
+    pub name: String,
+    /// Axis of the table.
+    #[serde(default)]
+    pub by: By,
+    /// `[x, microseconds]`, x strictly increasing.
+    pub latency_us: Vec<(u64, f64)>,
+    /// Bytes that a merge in front of this node copies per member.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub merge_bytes_per_member: f64,
+    /// Bytes of its weights.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight_bytes: Option<u64>,
+    /// Time to load its weights, microseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load_us: Option<f64>,
+    /// Extra time when its weights are read from the host, microseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_access_us: Option<f64>,
+}
+
+fn is_zero(x: &f64) -> bool {
+    *x == 0.0
+}
+
+fn default_max_batch() -> u32 {
+    64
+}
+
+impl Profile {
+    /// Reads and checks a profile file.
+    ///
+    /// # Errors
+    /// A file that cannot be read, is not JSON of this format, or breaks one of its rules.
+    pub fn read(path: &Path) -> Result<Self, ProfileError> {
+        let file = path.display().to_string();
+        let text = std::fs::read_to_string(path).map_err(|e| ProfileError {
+            file: file.clone(),
+            place: "file".into(),
+            expected: "a readable file".into(),
+            got: e.to_string(),
+        })?;
+        Self::parse(&file, &text)
+    }
+
+    /// Parses and checks a profile; `file` names it in errors.
+    ///
+    /// # Errors
+    /// As [`Profile::read`].
+    pub fn parse(file: &str, text: &str) -> Result<Self, ProfileError> {
+        let profile: Self = serde_json::from_str(text).map_err(|e| ProfileError {
+            file: file.into(),
+            place: format!("line {} column {}", e.line(), e.column()),
+            expected: format!("a {FORMAT} document"),
+            got: strip_position(&e.to_string()),
+        })?;
+        profile.check(file)?;
+        Ok(profile)
+    }
+
+    /// The document, with one node a line.
+    ///
+    /// # Panics
+    /// Never: every field has a JSON form.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("a profile has a JSON form")
+    }
+
+    /// The model of that name.
+    pub fn model(&self, name: &str) -> Option<&ModelProfile> {
+        self.models.iter().find(|m| m.name == name)
+    }
+
+    /// Checks every rule of the format.
+    ///
+    /// # Errors
+    /// The first broken rule.
+    pub fn check(&self, file: &str) -> Result<(), ProfileError> {
+        let fail = |place: String, expected: &str, got: String| {
+            Err(ProfileError {
+                file: file.into(),
+                place,
+                expected: expected.into(),
+                got,
+            })
+        };
+        if self.format != FORMAT {
+            return fail("format".into(), FORMAT, format!("{:?}", self.format));
+        }
+        for (name, value) in [
+            ("copy_gbps", self.copy_gbps),
+            ("dispatch_us", self.dispatch_us),
+        ] {
+            if !(value.is_finite() && value >= 0.0) {
+                return fail(name.into(), "a number >= 0", value.to_string());
+            }
+        }
+        if self.models.is_empty() {
+            return fail("models".into(), "at least one model", "none".into());
+        }
+        for (i, model) in self.models.iter().enumerate() {
+            let at = format!("models[{i}] ({})", model.name);
+            if self.models[..i].iter().any(|m| m.name == model.name) {
+                return fail(at, "unique names", "a second model of that name".into());
+            }
+            if model.max_batch == 0 {
+                return fail(format!("{at}.max_batch"), "at least 1", "0".into());
+            }
+            if let Some(sla) = model.sla_ms
+                && !(sla.is_finite() && sla > 0.0)
+            {
+                return fail(format!("{at}.sla_ms"), "a number > 0", sla.to_string());
+            }
+            if model.blocks.is_empty() {
+                return fail(format!("{at}.blocks"), "at least one block", "none".into());
+            }
+            for (j, block) in model.blocks.iter().enumerate() {
+                let at = format!("{at}.blocks[{j}] ({})", block.name);
+                block
+                    .check(&at)
+                    .map_err(|(place, expected, got)| ProfileError {
+                        file: file.into(),
+                        place,
+                        expected,
+                        got,
+                    })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ModelProfile {
+    /// The SLA target, if the profile states one.
+    pub fn sla(&self) -> Option<Nanos> {
+        self.sla_ms.map(Nanos::from_ms_f64)
+    }
+}
+
+impl BlockProfile {
+    /// The repeat rule with its parameters.
+    pub fn repeat(&self) -> Repeat {
+        match self.repeat {
+            RepeatRule::Once => Repeat::Once,
+            RepeatRule::PerInputStep => Repeat::PerInputStep {
+                stride: self.stride.unwrap_or(1),
+            },
+            RepeatRule::UntilStop => Repeat::UntilStop {
+                max: self.max_steps.unwrap_or(u32::MAX),
+            },
+        }
+    }
+
+    fn check(&self, at: &str) -> Result<(), (String, String, String)> {
+        let fail = |place: String, expected: &str, got: String| Err((place, expected.into(), got));
+        if self.nodes.is_empty() {
+            return fail(format!("{at}.nodes"), "at least one node", "none".into());
+        }
+        if self.stride == Some(0) {
+            return fail(format!("{at}.stride"), "at least 1", "0".into());
+        }
+        if self.max_steps == Some(0) {
+            return fail(format!("{at}.max_steps"), "at least 1", "0".into());
+        }
+        for (k, node) in self.nodes.iter().enumerate() {
+            let at = format!("{at}.nodes[{k}] ({})", node.name);
+            if node.by == By::Rows && self.repeat != RepeatRule::Once {
+                return fail(
+                    format!("{at}.by"),
+                    "\"members\" (\"rows\" is legal in \"once\" blocks only)",
+                    "\"rows\"".into(),
+                );
+            }
+            if node.latency_us.is_empty() {
+                return fail(
+                    format!("{at}.latency_us"),
+                    "at least one point",
+                    "none".into(),
+                );
+            }
+            for (l, &(x, us)) in node.latency_us.iter().enumerate() {
+                if x == 0 || (l > 0 && x <= node.latency_us[l - 1].0) {
+                    return fail(
+                        format!("{at}.latency_us[{l}]"),
+                        "strictly increasing x from 1",
+                        x.to_string(),
+                    );
+                }
+                if micros_to_nanos(us).is_none() {
+                    return fail(
+                        format!("{at}.latency_us[{l}]"),
+                        "microseconds >= 0, below 1e12",
+                        us.to_string(),
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Integer nanoseconds of a decimal number of microseconds: nearest, half up, exact in the decimal
+/// digits; `None` below zero, from 1e12 on, and for what is not a number.
+pub fn micros_to_nanos(us: f64) -> Option<u64> {
+    if !(us.is_finite() && (0.0..1e12).contains(&us)) {
+        return None;
+    }
+    // The shortest decimal that reads back as this number is what the file had (up to 17 digits),
+    // so rounding works on those digits and not on the binary approximation.
+    let text = format!("{us}");
+    let (whole, fraction) = text.split_once('.').unwrap_or((&text, ""));
+    let whole: u64 = whole.parse().ok()?;
+    let digit = |i: usize| {
+        fraction
+            .as_bytes()
+            .get(i)
+            .map_or(0, |b| u64::from(b - b'0'))
+    };
+    let nanos = whole * 1000 + digit(0) * 100 + digit(1) * 10 + digit(2);
+    Some(nanos + u64::from(digit(3) >= 5))
+}
+
+/// serde_json appends " at line L column C", which the error already names.
+fn strip_position(message: &str) -> String {
+    message
+        .rsplit_once(" at line ")
+        .map_or(message, |(head, _)| head)
+        .to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with_nodes(nodes: &str) -> String {
+        format!(
+            r#"{{"format":"lazybatch-profile/1","device":"d","models":[{{"name":"m","blocks":[
+            {{"name":"b","repeat":"until_stop","nodes":{nodes}}}]}}]}}"#
+        )
+    }
+
+    #[test]
+    fn microseconds_round_half_up_in_decimal() {
+        assert_eq!(micros_to_nanos(12.0), Some(12_000));
+        assert_eq!(micros_to_nanos(12.0005), Some(12_001));
+        assert_eq!(micros_to_nanos(1.0005), Some(1_001));
+        assert_eq!(micros_to_nanos(1.00049999), Some(1_000));
+        assert_eq!(micros_to_nanos(0.0), Some(0));
+        assert_eq!(micros_to_nanos(0.1), Some(100));
+        assert_eq!(micros_to_nanos(-0.1), None);
+        assert_eq!(micros_to_nanos(f64::NAN), None);
+    }
+
+    #[test]
+    fn defaults_and_round_trip() {
+        let text = with_nodes(r#"[{"name":"n","latency_us":[[1,9.0],[64,11.5]]}]"#);
+        let profile = Profile::parse("-", &text).expect("valid");
+        assert_eq!(profile.models[0].max_batch, 64);
+        assert_eq!(
+            profile.models[0].blocks[0].repeat(),
+            Repeat::UntilStop { max: u32::MAX }
+        );
+        let again = Profile::parse("-", &profile.to_json()).expect("own output is valid");
+        assert_eq!(again.to_json(), profile.to_json());
+    }
+
+    #[test]
+    fn errors_name_place_expected_and_got() {
+        let check = |text: &str, needle: &str| {
+            let error = Profile::parse("p.json", text)
+                .expect_err("must be refused")
+                .to_string();
+            assert!(error.contains(needle), "{error:?} lacks {needle:?}");
+            assert!(error.contains("p.json"), "{error:?} lacks the file");
+        };
+        check("{", "line 1 column");
+        check(&with_nodes("[]"), "at least one node");
+        check(
+            &with_nodes(r#"[{"name":"n","latency_us":[]}]"#),
+            "at least one point",
+        );
+        check(
+            &with_nodes(r#"[{"name":"n","latency_us":[[2,1],[2,1]]}]"#),
+            "strictly increasing",
+        );
+        check(
+            &with_nodes(r#"[{"name":"n","latency_us":[[0,1]]}]"#),
+            "strictly increasing x from 1",
+        );
+        check(
+            &with_nodes(r#"[{"name":"n","latency_us":[[1,-4]]}]"#),
+            "got -4",
+        );
+        check(
+            &with_nodes(r#"[{"name":"n","latency_us":[[1,"x"]]}]"#),
+            "line 2",
+        );
+        check(
+            &with_nodes(r#"[{"name":"n","by":"rows","latency_us":[[1,4]]}]"#),
+            "\"once\" blocks",
+        );
+        check(
+            &with_nodes(r#"[{"name":"n","speed":1,"latency_us":[[1,4]]}]"#),
+            "speed",
+        );
+        check(
+            &text_with_format("lazybatch-profile/9"),
+            "lazybatch-profile/1",
+        );
+    }
+
+    fn text_with_format(format: &str) -> String {
+        with_nodes(r#"[{"name":"n","latency_us":[[1,4]]}]"#).replace(FORMAT, format)
+    }
+}

@@ -1,0 +1,238 @@
+//! Results: finished requests, their summary, and the files and tables they end up in.
+//!
+//! A driver hands over one [`FinishedRequest`] per accepted request and its [`Counters`];
+//! [`RunResult::summarise`] turns them into the numbers of the `lazybatch-results/1` file. Times
+//! stay integer nanoseconds up to the last division.
+
+pub mod requests_csv;
+pub mod summary;
+pub mod table;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use lazybatch_sla::{Nanos, Outcome, Time};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// The value of `format` in a results file.
+pub const FORMAT: &str = "lazybatch-results/1";
+
+/// A request that has ended, in whichever way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FinishedRequest {
+    /// The row number of its arrival, from 0.
+    pub id: u64,
+    /// The model it asked for.
+    pub model: Arc<str>,
+    /// When it was scheduled to arrive.
+    pub arrival: Time,
+    /// When its first launch was issued; `None` if it never ran.
+    pub first_launch: Option<Time>,
+    /// When it ended.
+    pub finish: Time,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Its input length.
+    pub input_len: u32,
+    /// Its true output length.
+    pub output_len: u32,
+}
+
+impl FinishedRequest {
+    /// From arrival to end.
+    pub fn latency(&self) -> Nanos {
+        self.finish.since(self.arrival)
+    }
+}
+
+/// What a driver counted during a run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Launches issued; node executions, when a segment is one node.
+    pub launches: u64,
+    /// Members summed over launches.
+    pub members: u64,
+    /// Merges of sub-batches.
+    pub merges: u64,
+    /// Preemptions of sub-batches.
+    pub preemptions: u64,
+    /// How long each decision with two or more legal actions took; `None` without `--timing`.
+    pub decisions: Option<Vec<Nanos>>,
+}
+
+/// One row of a results file: a policy on a model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunResult {
+    /// The policy.
+    pub policy: String,
+    /// The model.
+    pub model: String,
+    /// Mean rate at which requests were offered.
+    pub rate_rps: f64,
+    /// Latency target.
+    pub sla_ms: f64,
+    /// Requests that arrived.
+    pub requests: u64,
+    /// Mean latency of completed requests.
+    pub mean_ms: f64,
+    /// Median latency, nearest rank.
+    pub p50_ms: f64,
+    /// 90th percentile, nearest rank.
+    pub p90_ms: f64,
+    /// 99th percentile, nearest rank.
+    pub p99_ms: f64,
+    /// Largest latency.
+    pub max_ms: f64,
+    /// Completed requests per second.
+    pub throughput_rps: f64,
+    /// Requests within their target per second.
+    pub goodput_rps: f64,
+    /// Share of requests, cancelled ones left out, that were not answered in time.
+    pub violation_rate: f64,
+    /// Requests refused or given up by the scheduler.
+    pub shed: u64,
+    /// Requests lost to a device failure.
+    pub failed: u64,
+    /// Requests withdrawn by their client.
+    #[serde(default)]
+    pub cancelled: u64,
+    /// Launches issued.
+    pub launches: u64,
+    /// Mean members of a launch.
+    pub mean_batch: f64,
+    /// Merges of sub-batches.
+    pub merges: u64,
+    /// Preemptions of sub-batches.
+    pub preemptions: u64,
+    /// Median time of a decision; under `--timing` only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decision_us_p50: Option<f64>,
+    /// 99th percentile of the time of a decision; under `--timing` only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decision_us_p99: Option<f64>,
+}
+
+/// A results file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Results {
+    /// Always [`FORMAT`].
+    pub format: String,
+    /// The command that produced it.
+    pub command: String,
+    /// Its seed.
+    pub seed: u64,
+    /// The device, real or simulated.
+    pub device: String,
+    /// One row per policy and model.
+    pub runs: Vec<RunResult>,
+}
+
+impl Results {
+    /// A results file without rows yet.
+    pub fn new(command: impl Into<String>, seed: u64, device: impl Into<String>) -> Self {
+        let (command, device) = (command.into(), device.into());
+        Self {
+            format: FORMAT.into(),
+            command,
+            seed,
+            device,
+            runs: Vec::new(),
+        }
+    }
+
+    /// The file's text: indented JSON with a newline at the end.
+    pub fn to_json(&self) -> String {
+        // Only a map with keys that are no strings or a failing `Serialize` could go wrong here.
+        let mut text = serde_json::to_string_pretty(self).expect("plain fields serialise");
+        text.push('\n');
+        text
+    }
+
+    /// Writes the file.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn save(&self, path: &Path) -> Result<()> {
+        std::fs::write(path, self.to_json()).map_err(|e| Error::io(path, e))
+    }
+
+    /// Parses the text of a results file, called `name` in messages.
+    ///
+    /// # Errors
+    /// [`Error::File`] when it is not one.
+    pub fn from_json(name: &str, text: &str) -> Result<Self> {
+        let fault = |got: String| Error::File {
+            file: name.to_owned(),
+            expected: format!("results in the format {FORMAT}"),
+            got,
+        };
+        let results: Self = serde_json::from_str(text).map_err(|e| fault(e.to_string()))?;
+        if results.format != FORMAT {
+            return Err(fault(format!("format `{}`", results.format)));
+        }
+        Ok(results)
+    }
+
+    /// Reads a results file.
+    ///
+    /// # Errors
+    /// [`Error::Io`], or [`Error::File`] when it is not one.
+    pub fn load(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
+        Self::from_json(&path.display().to_string(), &text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The example of the file format, as documented.
+    const EXAMPLE: &str = r#"{ "format": "lazybatch-results/1", "command": "simulate", "seed": 1,
+      "device": "npu", "runs": [
+      { "policy": "greedy", "model": "toy", "rate_rps": 500.0, "sla_ms": 100.0, "requests": 5000,
+        "mean_ms": 0.0, "p50_ms": 0.0, "p90_ms": 0.0, "p99_ms": 0.0, "max_ms": 0.0,
+        "throughput_rps": 0.0, "goodput_rps": 0.0, "violation_rate": 0.0, "shed": 0, "failed": 0,
+        "launches": 0, "mean_batch": 0.0, "merges": 0, "preemptions": 0,
+        "decision_us_p50": 0.5, "decision_us_p99": 1.5 } ] }"#;
+
+    #[test]
+    fn every_documented_key_is_read_and_written() {
+        let results = Results::from_json("r.json", EXAMPLE).unwrap();
+        assert_eq!(results.runs[0].requests, 5000);
+        assert_eq!(results.runs[0].decision_us_p99, Some(1.5));
+        let documented: serde_json::Value = serde_json::from_str(EXAMPLE).unwrap();
+        let written: serde_json::Value = serde_json::from_str(&results.to_json()).unwrap();
+        for (key, value) in documented["runs"][0].as_object().unwrap() {
+            assert_eq!(&written["runs"][0][key], value, "{key}");
+        }
+        assert_eq!(
+            Results::from_json("r.json", &results.to_json()).unwrap(),
+            results
+        );
+    }
+
+    #[test]
+    fn decision_times_are_left_out_without_timing() {
+        let mut results = Results::from_json("r.json", EXAMPLE).unwrap();
+        results.runs[0].decision_us_p50 = None;
+        results.runs[0].decision_us_p99 = None;
+        assert!(!results.to_json().contains("decision_us"));
+        assert_eq!(
+            Results::from_json("r.json", &results.to_json()).unwrap(),
+            results
+        );
+    }
+
+    #[test]
+    fn other_files_are_refused() {
+        let message = |text: &str| Results::from_json("r.json", text).unwrap_err().to_string();
+        let other = EXAMPLE.replace("results/1", "results/9");
+        let expected = "r.json: expected results in the format lazybatch-results/1, \
+                        got format `lazybatch-results/9`";
+        assert_eq!(message(&other), expected);
+        assert!(message("{}").contains("missing field `format`"));
+    }
+}
