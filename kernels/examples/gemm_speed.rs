@@ -11,7 +11,10 @@ use lazybatch_kernels::cpu::level::{Kind, Level};
 use lazybatch_kernels::cpu::pool::Pool;
 
 /// Best seconds of `repeats` runs.
-#[allow(clippy::disallowed_methods, reason = "a measuring program reads the clock")]
+#[allow(
+    clippy::disallowed_methods,
+    reason = "a measuring program reads the clock"
+)]
 fn best(repeats: usize, mut f: impl FnMut()) -> f64 {
     (0..repeats)
         .map(|_| {
@@ -77,29 +80,63 @@ fn peak_gflops(level: Level) -> f64 {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the level proves the instructions.
         unsafe {
-            black_box(if lanes == 8 { peak::chains256(n, a, b) } else { peak::chains512(n, a, b) });
+            black_box(if lanes == 8 {
+                peak::chains256(n, a, b)
+            } else {
+                peak::chains512(n, a, b)
+            });
         }
     });
     (2 * n * 12 * lanes) as f64 / secs / 1e9
 }
 
 fn main() {
-    let args: Vec<usize> = std::env::args().skip(1).filter_map(|a| a.parse().ok()).collect();
-    let (k, n) = if let [k, n, ..] = args[..] { (k, n) } else { (1024, 1024) };
-    let w = WeightSource::Seeded { seed: 1, bound: 1.0 }.to_f32(k * n);
+    let args: Vec<usize> = std::env::args()
+        .skip(1)
+        .filter_map(|a| a.parse().ok())
+        .collect();
+    let (k, n) = if let [k, n, ..] = args[..] {
+        (k, n)
+    } else {
+        (1024, 1024)
+    };
+    let w = WeightSource::Seeded {
+        seed: 1,
+        bound: 1.0,
+    }
+    .to_f32(k * n);
     let packed = PackedB::pack(&w, k, n);
     for level in Level::available().into_iter().skip(1) {
-        println!("{}: peak {:.1} GFLOP/s per thread; K {k} N {n}", level.name(), peak_gflops(level));
+        println!(
+            "{}: peak {:.1} GFLOP/s per thread; K {k} N {n}",
+            level.name(),
+            peak_gflops(level)
+        );
         for threads in [1, 2] {
             let mut pool = Pool::new(threads);
             print!("  {threads} thread(s):");
             for m in [1, 2, 4, 8, 16, 32, 64, 256] {
-                let x = WeightSource::Seeded { seed: 2, bound: 1.0 }.to_f32(m * k);
+                let x = WeightSource::Seeded {
+                    seed: 2,
+                    bound: 1.0,
+                }
+                .to_f32(m * k);
                 let mut c = vec![0.0; m * n];
                 let secs = best(40 + 400 / m, || {
                     let a = AView::rows(&x, k);
                     let epi = Epilogue::default();
-                    gemm(&mut pool, level, true, a, m, packed.view(), &mut c, n, false, &epi);
+                    gemm(
+                        &mut pool,
+                        level,
+                        true,
+                        a,
+                        m,
+                        packed.view(),
+                        &mut c,
+                        n,
+                        false,
+                        &epi,
+                    );
                     black_box(&c);
                 });
                 print!("  M={m} {:.0}", (2 * m * k * n) as f64 / secs / 1e9);

@@ -91,7 +91,11 @@ impl KernelRegistry {
     }
 
     /// Adds a kernel, replacing one of the same name.
-    pub fn register(&mut self, name: impl Into<String>, kernel: Arc<dyn CustomKernel>) -> &mut Self {
+    pub fn register(
+        &mut self,
+        name: impl Into<String>,
+        kernel: Arc<dyn CustomKernel>,
+    ) -> &mut Self {
         self.kernels.insert(name.into(), kernel);
         self
     }

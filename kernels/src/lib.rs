@@ -5,6 +5,7 @@
 //! [`custom`] is how a user brings a node of their own.
 #![allow(unsafe_code, reason = "SIMD kernels and the thread pool need it")]
 
+pub mod conformance;
 pub mod cpu;
 pub mod custom;
 pub mod device;
@@ -12,6 +13,7 @@ pub mod error;
 pub mod inputs;
 pub mod reference;
 pub mod sim;
+pub mod synthetic;
 mod validate;
 
 pub use cpu::{CpuDevice, CpuOptions};

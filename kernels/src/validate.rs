@@ -39,7 +39,11 @@ pub fn stage_inputs(program: &Program, open: &OpenRequest<'_>) -> Result<Vec<Vec
         return Err(fail("length", format!("{} positions", open.input_len), got));
     }
     if open.samples != shape.samples {
-        return Err(fail("samples", open.samples.to_string(), shape.samples.to_string()));
+        return Err(fail(
+            "samples",
+            open.samples.to_string(),
+            shape.samples.to_string(),
+        ));
     }
     if open.samples > 1 && !is_static(program) {
         return Err(fail(
@@ -48,7 +52,11 @@ pub fn stage_inputs(program: &Program, open: &OpenRequest<'_>) -> Result<Vec<Vec
             open.samples.to_string(),
         ));
     }
-    let lens = program.inputs.iter().zip(open.inputs).filter(|(decl, _)| is_sequence(decl));
+    let lens = program
+        .inputs
+        .iter()
+        .zip(open.inputs)
+        .filter(|(decl, _)| is_sequence(decl));
     for (decl, tensor) in lens {
         if tensor.dims[0] != open.input_len as usize {
             let expected = format!("{} positions, as the driving input", open.input_len);
@@ -74,7 +82,11 @@ fn stage(tensor: &Tensor) -> Vec<f32> {
     if tensor.dtype.is_float() {
         return tensor.to_f32();
     }
-    tensor.to_i32().into_iter().map(|id| f32::from_bits(id as u32)).collect()
+    tensor
+        .to_i32()
+        .into_iter()
+        .map(|id| f32::from_bits(id as u32))
+        .collect()
 }
 
 /// A tensor of `dtype` from staged elements.

@@ -23,7 +23,10 @@ pub struct Aligned {
 impl Aligned {
     /// `len` zeros.
     pub fn zeroed(len: usize) -> Self {
-        Self { lines: bytemuck::zeroed_vec(len.div_ceil(16)), len }
+        Self {
+            lines: bytemuck::zeroed_vec(len.div_ceil(16)),
+            len,
+        }
     }
 
     /// A copy of `data`.
@@ -89,7 +92,10 @@ pub struct Buffers {
 impl Buffers {
     /// An empty pool; `poison` fills what it hands out with NaN.
     pub fn new(poison: bool) -> Self {
-        Self { poison, ..Self::default() }
+        Self {
+            poison,
+            ..Self::default()
+        }
     }
 
     /// A buffer of `len` elements with any content.

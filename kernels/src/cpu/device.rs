@@ -114,9 +114,15 @@ impl CpuDevice {
             return Err("the plan is for a model that was unloaded".into());
         }
         for m in &launch.members {
-            let open = self.slots.get(m.slot).ok_or_else(|| format!("{} is not open", m.slot))?;
+            let open = self
+                .slots
+                .get(m.slot)
+                .ok_or_else(|| format!("{} is not open", m.slot))?;
             if open.request != m.request || open.model != launch.model {
-                return Err(format!("{} holds {}, not {}", m.slot, open.request, m.request));
+                return Err(format!(
+                    "{} holds {}, not {}",
+                    m.slot, open.request, m.request
+                ));
             }
             if (open.input_len, open.samples) != (m.input_len as usize, m.samples as usize) {
                 return Err(format!("{} was opened with another length", m.request));
@@ -131,7 +137,11 @@ impl CpuDevice {
             stopped.clear();
             self.launch_error(launch, why)
         });
-        Completion { ticket: launch.ticket, stopped, result }
+        Completion {
+            ticket: launch.ticket,
+            stopped,
+            result,
+        }
     }
 
     fn run_members(
@@ -143,9 +153,14 @@ impl CpuDevice {
             self.fail_next -= 1;
             return Err("a failure asked for by a test".into());
         }
-        let resident = self.models.get_mut(&launch.model).ok_or("the model is not loaded")?;
+        let resident = self
+            .models
+            .get_mut(&launch.model)
+            .ok_or("the model is not loaded")?;
         let (model, states) = (&resident.model, &mut resident.states);
-        let key = self.frames.enter(launch, model, &mut self.slots, &mut self.buffers)?;
+        let key = self
+            .frames
+            .enter(launch, model, &mut self.slots, &mut self.buffers)?;
         let mut frame = self.frames.take(key);
         let mut env = Env {
             pool: &mut self.pool,
@@ -159,7 +174,14 @@ impl CpuDevice {
         // A panic leaves buffers of the launch behind and states of its members half-written; both
         // belong to requests that fail now.
         let result = catch_unwind(AssertUnwindSafe(|| {
-            exec::run(&mut env, model, &mut frame, block as usize, first as usize, end as usize)
+            exec::run(
+                &mut env,
+                model,
+                &mut frame,
+                block as usize,
+                first as usize,
+                end as usize,
+            )
         }))
         .unwrap_or_else(|panic| Err(panic_text(&*panic)));
         if result.is_err() {
@@ -210,7 +232,11 @@ fn check_tables(device: &str, program: &Program) -> Result<(), Error> {
 
 impl Device for CpuDevice {
     fn info(&self) -> DeviceInfo {
-        DeviceInfo { name: self.name.clone(), num_lanes: 1, is_virtual: false }
+        DeviceInfo {
+            name: self.name.clone(),
+            num_lanes: 1,
+            is_virtual: false,
+        }
     }
 
     fn load(&mut self, id: ModelId, program: SharedProgram) -> Result<(), Error> {
@@ -231,7 +257,11 @@ impl Device for CpuDevice {
     }
 
     fn unload(&mut self, id: ModelId) {
-        assert_eq!(self.slots.num_open(id), 0, "open requests of a model that is unloaded");
+        assert_eq!(
+            self.slots.num_open(id),
+            0,
+            "open requests of a model that is unloaded"
+        );
         self.models.remove(&id);
     }
 
@@ -247,7 +277,12 @@ impl Device for CpuDevice {
         end_node: u32,
         _bucket: u32,
     ) -> Result<Plan, Error> {
-        let info = PlanInfo { model, block, first: first_node, end: end_node };
+        let info = PlanInfo {
+            model,
+            block,
+            first: first_node,
+            end: end_node,
+        };
         let exists = self.models.get(&model).and_then(|r| {
             let nodes = r.model.program.blocks.get(block as usize)?.nodes.len();
             (first_node < end_node && end_node as usize <= nodes).then_some(())
@@ -259,10 +294,14 @@ impl Device for CpuDevice {
                 why: "no such segment of a loaded model".into(),
             });
         }
-        let idx = self.plans.iter().position(|p| *p == info).unwrap_or_else(|| {
-            self.plans.push(info);
-            self.plans.len() - 1
-        });
+        let idx = self
+            .plans
+            .iter()
+            .position(|p| *p == info)
+            .unwrap_or_else(|| {
+                self.plans.push(info);
+                self.plans.len() - 1
+            });
         Ok(Plan(idx as u32))
     }
 
@@ -274,13 +313,20 @@ impl Device for CpuDevice {
             got: request.model.to_string(),
         };
         let resident = self.models.get_mut(&request.model).ok_or_else(unknown)?;
-        assert!(self.slots.get(request.slot).is_none(), "{} is in use", request.slot);
+        assert!(
+            self.slots.get(request.slot).is_none(),
+            "{} is in use",
+            request.slot
+        );
         let program = &resident.model.program;
         let inputs = stage_inputs(program, request)?;
         let reserved = resident.states.reserve(request.input_len as usize);
         let sequences = reserved.map_err(|(state, needed, available)| Error::OutOfMemory {
             device: self.name.clone(),
-            what: format!("pages of state {} of {}", program.states[state].name, program.name),
+            what: format!(
+                "pages of state {} of {}",
+                program.states[state].name, program.name
+            ),
             needed,
             available,
         })?;
@@ -319,7 +365,8 @@ impl Device for CpuDevice {
     }
 
     fn enqueue(&mut self, _now: Time, plan: Plan, launch: &Launch) -> Result<(), Error> {
-        self.check(plan, launch).map_err(|why| self.launch_error(launch, why))?;
+        self.check(plan, launch)
+            .map_err(|why| self.launch_error(launch, why))?;
         let completion = self.run(launch);
         self.completions.push_back(completion);
         Ok(())
@@ -345,7 +392,10 @@ impl Device for CpuDevice {
         if let Some(home) = open.home.take() {
             self.frames.leave(home, &mut self.buffers);
         }
-        let resident = self.models.get_mut(&open.model).expect("models of open requests stay");
+        let resident = self
+            .models
+            .get_mut(&open.model)
+            .expect("models of open requests stay");
         resident.states.release(&mut open.sequences);
         for buf in open.vectors.drain(..) {
             self.buffers.give(buf);
@@ -358,6 +408,8 @@ impl Device for CpuDevice {
 
 impl std::fmt::Debug for CpuDevice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CpuDevice").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("CpuDevice")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
     }
 }

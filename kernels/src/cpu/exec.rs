@@ -103,7 +103,10 @@ impl<'a> NodeView<'a> {
     pub fn arg(&self, i: usize) -> &'a [f32] {
         let value = self.node.inputs[i];
         match self.model.program.as_weight(value) {
-            Some(w) => self.model.weights[w.index()].plain.as_ref().expect("prepared at load"),
+            Some(w) => self.model.weights[w.index()]
+                .plain
+                .as_ref()
+                .expect("prepared at load"),
             None => self.frame.values[self.model.local[value.index()]]
                 .as_ref()
                 .expect("operands are alive"),
@@ -117,13 +120,24 @@ impl<'a> NodeView<'a> {
 
     /// Operand `i` as the right side of a product.
     pub fn right(&self, i: usize) -> &'a PackedB {
-        let w = self.model.program.as_weight(self.node.inputs[i]).expect("checked at load");
-        self.model.weights[w.index()].right.as_ref().expect("prepared at load")
+        let w = self
+            .model
+            .program
+            .as_weight(self.node.inputs[i])
+            .expect("checked at load");
+        self.model.weights[w.index()]
+            .right
+            .as_ref()
+            .expect("prepared at load")
     }
 
     /// Operand `i` as the left side of a convolution, by group.
     pub fn left(&self, i: usize) -> &'a [PackedA] {
-        let w = self.model.program.as_weight(self.node.inputs[i]).expect("checked at load");
+        let w = self
+            .model
+            .program
+            .as_weight(self.node.inputs[i])
+            .expect("checked at load");
         &self.model.weights[w.index()].left
     }
 
@@ -171,7 +185,13 @@ pub fn run(
         {
             smallvec::smallvec![buf]
         } else {
-            let view = NodeView { model, frame, id, node, repeat };
+            let view = NodeView {
+                model,
+                frame,
+                id,
+                node,
+                repeat,
+            };
             run_node(env, view).map_err(|why| format!("node {}: {why}", node.name))?
         };
         for (value, buf) in node.outputs.iter().zip(outs) {
@@ -191,9 +211,11 @@ fn run_node(env: &mut Env<'_>, v: NodeView<'_>) -> Result<Outs, String> {
     let one = |buf: Buf| -> Outs { smallvec::smallvec![buf] };
     Ok(match &v.node.op {
         Op::Input { input, at } => one(ops::data::input(env, v, *input, *at)),
-        Op::Linear { bias, act, residual } => {
-            one(ops::linear::linear(env, v, *bias, *act, *residual))
-        }
+        Op::Linear {
+            bias,
+            act,
+            residual,
+        } => one(ops::linear::linear(env, v, *bias, *act, *residual)),
         Op::Binary(op) => one(ops::rowwise::binary(env, v, *op)),
         Op::Unary(act) => one(ops::rowwise::unary(env, v, *act)),
         Op::Scale(factor) => one(ops::rowwise::scale(env, v, *factor)),
@@ -204,20 +226,28 @@ fn run_node(env: &mut Env<'_>, v: NodeView<'_>) -> Result<Outs, String> {
         Op::Embedding => one(ops::data::embedding(env, v)),
         Op::AddPosition => one(ops::data::add_position(env, v)),
         Op::Rope { heads, dim, theta } => one(ops::rowwise::rope(env, v, *heads, *dim, *theta)),
-        Op::Attention { heads, causal } => {
-            one(ops::attention::attention(env, v, *heads, *causal))
-        }
-        Op::StateAttention { heads, keys, values } => {
-            one(ops::attention::state_attention(env, v, *heads, *keys, *values))
-        }
+        Op::Attention { heads, causal } => one(ops::attention::attention(env, v, *heads, *causal)),
+        Op::StateAttention {
+            heads,
+            keys,
+            values,
+        } => one(ops::attention::state_attention(
+            env, v, *heads, *keys, *values,
+        )),
         Op::AdditiveAttention { keys, values } => {
             one(ops::attention::additive_attention(env, v, *keys, *values))
         }
         Op::LstmCell { h, c, proj } => one(ops::linear::lstm(env, v, *h, *c, *proj)),
         Op::GruCell { h } => one(ops::linear::gru(env, v, *h)),
-        Op::Conv2d { window, groups, bias, residual, act } => {
-            one(ops::conv::conv2d(env, v, window, *groups, *bias, *residual, *act))
-        }
+        Op::Conv2d {
+            window,
+            groups,
+            bias,
+            residual,
+            act,
+        } => one(ops::conv::conv2d(
+            env, v, window, *groups, *bias, *residual, *act,
+        )),
         Op::BatchNorm { eps } => one(ops::conv::batch_norm(env, v, *eps)),
         Op::Pool2d { pool, window } => one(ops::conv::pool2d(env, v, *pool, window)),
         Op::GlobalAveragePool => one(ops::conv::global_average(env, v)),

@@ -153,7 +153,10 @@ impl Frames {
         frame.residents = frame.members.len();
         let key = self.slab.insert(frame);
         for (index, m) in launch.members.iter().enumerate() {
-            let home = slots.open_mut(m.slot).home.replace(Home { frame: key, index });
+            let home = slots
+                .open_mut(m.slot)
+                .home
+                .replace(Home { frame: key, index });
             if let Some(old) = home {
                 self.leave(old, buffers);
             }
@@ -166,12 +169,17 @@ impl Frames {
         let frame = &self.slab[key];
         frame.model == Some(launch.model)
             && frame.members.len() == launch.members.len()
-            && frame.members.iter().zip(&launch.members).enumerate().all(|(index, (mem, m))| {
-                mem.request == m.request
-                    && mem.slot == m.slot
-                    && mem.rows == rows_of(launch, m)
-                    && slots.open(m.slot).home == Some(Home { frame: key, index })
-            })
+            && frame
+                .members
+                .iter()
+                .zip(&launch.members)
+                .enumerate()
+                .all(|(index, (mem, m))| {
+                    mem.request == m.request
+                        && mem.slot == m.slot
+                        && mem.rows == rows_of(launch, m)
+                        && slots.open(m.slot).home == Some(Home { frame: key, index })
+                })
     }
 
     fn fill(&self, frame: &mut Frame, launch: &Launch, model: &Model) {
@@ -198,7 +206,9 @@ impl Frames {
             frame.samples += mem.samples;
             frame.members.push(mem);
         }
-        frame.values.resize_with(model.blocks[launch.block as usize].num_values, || None);
+        frame
+            .values
+            .resize_with(model.blocks[launch.block as usize].num_values, || None);
     }
 
     fn gather(
@@ -217,7 +227,10 @@ impl Frames {
                 (f.model, f.block, f.next) == cursor && f.members[h.index].request == mem.request
             });
             if !here {
-                return Err(format!("{} is not at node {}", mem.request, launch.first_node));
+                return Err(format!(
+                    "{} is not at node {}",
+                    mem.request, launch.first_node
+                ));
             }
         }
         let info = &model.blocks[launch.block as usize];

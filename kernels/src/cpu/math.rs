@@ -135,7 +135,9 @@ pub fn act(a: Act, x: Lanes) -> Lanes {
     match a {
         Act::Relu => map(x, |x| max(0.0, x)),
         Act::Relu6 => map(x, |x| max(0.0, min(6.0, x))),
-        Act::Gelu => map(x, |x| x * 0.5 * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2))),
+        Act::Gelu => map(x, |x| {
+            x * 0.5 * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2))
+        }),
         Act::Tanh => map(x, tanh),
         Act::Sigmoid => map(x, sigmoid),
         Act::Silu => map(x, |x| x * sigmoid(x)),
@@ -285,14 +287,24 @@ mod tests {
     #[test]
     fn tails_and_levels_have_the_bits_of_full_lanes() {
         let x: Vec<f32> = (0..61).map(|i| (i as f32 - 30.0) * 0.37).collect();
-        for a in [Act::Relu, Act::Relu6, Act::Gelu, Act::Tanh, Act::Sigmoid, Act::Silu] {
+        for a in [
+            Act::Relu,
+            Act::Relu6,
+            Act::Gelu,
+            Act::Tanh,
+            Act::Sigmoid,
+            Act::Silu,
+        ] {
             let mut whole = x.clone();
             act_inplace(Level::PORTABLE, a, &mut whole);
             for level in Level::available() {
                 for start in [0, 1, 7, 16, 33] {
                     let mut part = x[start..].to_vec();
                     act_inplace(level, a, &mut part);
-                    let same = part.iter().zip(&whole[start..]).all(|(p, w)| p.to_bits() == w.to_bits());
+                    let same = part
+                        .iter()
+                        .zip(&whole[start..])
+                        .all(|(p, w)| p.to_bits() == w.to_bits());
                     assert!(same, "{a:?} from {start} at {level:?}");
                 }
             }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lazybatch_graph::{Def, DType, NodeId, Op, SharedProgram, ValueId, WeightId};
+use lazybatch_graph::{DType, Def, NodeId, Op, SharedProgram, ValueId, WeightId};
 
 use super::buffers::Aligned;
 use super::gemm::{PackedA, PackedB};
@@ -97,12 +97,24 @@ impl Model {
                     unsupported(&op.name, "a kernel of this name in the registry".into())
                 })?;
                 let operands = node.inputs.iter().map(|&v| &program.value(v).ty).collect();
-                let bound = CustomNode { name: &node.name, op, operands };
-                kernel.validate(&bound).map_err(|why| unsupported(&op.name, why))?;
+                let bound = CustomNode {
+                    name: &node.name,
+                    op,
+                    operands,
+                };
+                kernel
+                    .validate(&bound)
+                    .map_err(|why| unsupported(&op.name, why))?;
                 customs[i] = Some(kernel);
             }
             let channels = node.inputs.first().map_or(0, |&v| {
-                program.value(v).ty.fixed_dims().first().copied().unwrap_or(0)
+                program
+                    .value(v)
+                    .ty
+                    .fixed_dims()
+                    .first()
+                    .copied()
+                    .unwrap_or(0)
             });
             for (operand, &value) in node.inputs.iter().enumerate() {
                 let form = form(&node.op, operand, channels);
@@ -117,7 +129,9 @@ impl Model {
             }
         }
         let mut local = vec![usize::MAX; program.values.len()];
-        let blocks = (0..program.blocks.len()).map(|b| liveness(&program, b, &mut local)).collect();
+        let blocks = (0..program.blocks.len())
+            .map(|b| liveness(&program, b, &mut local))
+            .collect();
         let weight_bytes = weights
             .iter()
             .map(|w| {
@@ -126,7 +140,14 @@ impl Model {
                     + w.left.iter().map(|a| a.m * a.k * 4).sum::<usize>()
             })
             .sum();
-        Ok(Self { program, weights, blocks, local, customs, weight_bytes })
+        Ok(Self {
+            program,
+            weights,
+            blocks,
+            local,
+            customs,
+            weight_bytes,
+        })
     }
 }
 
@@ -149,9 +170,11 @@ fn prepare(
     let num = decl.ty.row_elems();
     let elems = if matches!(decl.ty.dtype, DType::I32 | DType::I64) {
         match &decl.source {
-            lazybatch_graph::WeightSource::Data(t) if !t.dtype.is_float() => {
-                t.to_i32().into_iter().map(|id| f32::from_bits(id as u32)).collect()
-            }
+            lazybatch_graph::WeightSource::Data(t) if !t.dtype.is_float() => t
+                .to_i32()
+                .into_iter()
+                .map(|id| f32::from_bits(id as u32))
+                .collect(),
             other => other.to_f32(num),
         }
     } else {
@@ -163,7 +186,11 @@ fn prepare(
         why,
     };
     if elems.len() != num {
-        return Err(fail(format!("{} needs {num} elements, its source has {}", decl.ty, elems.len())));
+        return Err(fail(format!(
+            "{} needs {num} elements, its source has {}",
+            decl.ty,
+            elems.len()
+        )));
     }
     match form {
         Form::Plain => weight.plain = Some(Aligned::from_slice(&elems)),
@@ -179,8 +206,10 @@ fn prepare(
                 return Err(fail(format!("{} in {groups} groups", decl.ty)));
             }
             let (rows, k) = (m / groups, num / m);
-            weight.left =
-                elems.chunks_exact(rows * k).map(|w| PackedA::pack(w, rows, k)).collect();
+            weight.left = elems
+                .chunks_exact(rows * k)
+                .map(|w| PackedA::pack(w, rows, k))
+                .collect();
         }
     }
     Ok(())

@@ -56,7 +56,11 @@ impl Pool {
                     .expect("the system can start a thread")
             })
             .collect();
-        Self { shared, workers, epoch: 0 }
+        Self {
+            shared,
+            workers,
+            epoch: 0,
+        }
     }
 
     /// Number of threads, the calling one included.
@@ -86,8 +90,12 @@ impl Pool {
         let shared = &*self.shared;
         self.epoch = self.epoch.wrapping_add(1);
         shared.done.store(0, Ordering::Relaxed);
-        shared.data.store((&raw const task).cast_mut().cast(), Ordering::Relaxed);
-        shared.call.store(call::<F> as Call as usize, Ordering::Relaxed);
+        shared
+            .data
+            .store((&raw const task).cast_mut().cast(), Ordering::Relaxed);
+        shared
+            .call
+            .store(call::<F> as Call as usize, Ordering::Relaxed);
         let word = u64::from(self.epoch) << 32 | (num as u64) << 16;
         shared.word.store(word, Ordering::SeqCst);
         if shared.sleepers.load(Ordering::SeqCst) > 0 {
@@ -98,7 +106,11 @@ impl Pool {
         let mut polls = 0u32;
         while shared.done.load(Ordering::Acquire) < num {
             polls += 1;
-            if polls < 2000 { std::hint::spin_loop() } else { std::thread::yield_now() }
+            if polls < 2000 {
+                std::hint::spin_loop()
+            } else {
+                std::thread::yield_now()
+            }
         }
         if shared.panicked.swap(false, Ordering::Relaxed) {
             panic!("a kernel task panicked");
@@ -195,7 +207,10 @@ unsafe impl Sync for Shards {}
 impl Shards {
     /// Shares `slice` for as long as the caller keeps it borrowed.
     pub fn new(slice: &mut [f32]) -> Self {
-        Self { ptr: slice.as_mut_ptr(), len: slice.len() }
+        Self {
+            ptr: slice.as_mut_ptr(),
+            len: slice.len(),
+        }
     }
 
     /// The elements `start..start + len`.
@@ -205,9 +220,16 @@ impl Shards {
     ///
     /// # Panics
     /// If the range is out of bounds.
-    #[allow(clippy::mut_from_ref, reason = "disjoint ranges of one allocation, by contract")]
+    #[allow(
+        clippy::mut_from_ref,
+        reason = "disjoint ranges of one allocation, by contract"
+    )]
     pub unsafe fn slice(&self, start: usize, len: usize) -> &mut [f32] {
-        assert!(start + len <= self.len, "shard {start}+{len} of {}", self.len);
+        assert!(
+            start + len <= self.len,
+            "shard {start}+{len} of {}",
+            self.len
+        );
         // SAFETY: in bounds by the assertion; exclusive by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(start), len) }
     }
@@ -218,7 +240,10 @@ impl Shards {
     /// If `start` is out of bounds.
     pub fn offset(&self, start: usize) -> Self {
         assert!(start <= self.len, "shard {start} of {}", self.len);
-        Self { ptr: self.ptr.wrapping_add(start), len: self.len - start }
+        Self {
+            ptr: self.ptr.wrapping_add(start),
+            len: self.len - start,
+        }
     }
 
     /// The first element, for kernels that take a stride.

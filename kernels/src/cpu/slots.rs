@@ -68,7 +68,8 @@ impl Slots {
     /// # Panics
     /// If it is not open; launches are checked before they run.
     pub fn open(&self, slot: Slot) -> &Open {
-        self.get(slot).expect("members of a running launch are open")
+        self.get(slot)
+            .expect("members of a running launch are open")
     }
 
     /// As [`Slots::open`], mutably.
@@ -76,7 +77,8 @@ impl Slots {
     /// # Panics
     /// As [`Slots::open`].
     pub fn open_mut(&mut self, slot: Slot) -> &mut Open {
-        self.get_mut(slot).expect("members of a running launch are open")
+        self.get_mut(slot)
+            .expect("members of a running launch are open")
     }
 
     /// Puts a request at `slot`.
@@ -105,8 +107,14 @@ impl Open {
         let ty = &program.output(output).ty;
         let row = ty.row_elems();
         let rows = out.data.len() / row.max(1);
-        let first = if ty.dims.contains(&Dim::Len) { from.min(rows) } else { 0 };
-        let dims = std::iter::once(rows - first).chain(ty.fixed_dims()).collect();
+        let first = if ty.dims.contains(&Dim::Len) {
+            from.min(rows)
+        } else {
+            0
+        };
+        let dims = std::iter::once(rows - first)
+            .chain(ty.fixed_dims())
+            .collect();
         Some(unstage(ty.dtype, dims, &out.data[first * row..]))
     }
 }

@@ -54,7 +54,12 @@ struct RowBound {
 
 impl RowBound {
     fn rows(&self, input_len: usize) -> usize {
-        let at = self.by_input.iter().map(|r| passes(*r, input_len)).max().unwrap_or(0);
+        let at = self
+            .by_input
+            .iter()
+            .map(|r| passes(*r, input_len))
+            .max()
+            .unwrap_or(0);
         let appended: usize = self.appends.iter().map(|r| passes(*r, input_len)).sum();
         (at.max(self.fixed) + appended).min(self.max_len)
     }
@@ -65,7 +70,10 @@ fn bounds(program: &Program) -> Vec<RowBound> {
         .states
         .iter()
         .map(|s| match s.kind {
-            StateKind::Sequence { max_len, .. } => RowBound { max_len, ..RowBound::default() },
+            StateKind::Sequence { max_len, .. } => RowBound {
+                max_len,
+                ..RowBound::default()
+            },
             StateKind::Vector { .. } => RowBound::default(),
         })
         .collect();
@@ -104,7 +112,11 @@ impl StatePools {
             })
             .collect();
         let each: usize = pages.iter().map(|(n, f)| n * PAGE * f * 4).sum();
-        let fit = if each == 0 { max_open } else { max_open.min(budget / each) };
+        let fit = if each == 0 {
+            max_open
+        } else {
+            max_open.min(budget / each)
+        };
         let pools = pages
             .into_iter()
             .map(|(n, features)| PagePool {
@@ -121,8 +133,11 @@ impl StatePools {
     /// # Errors
     /// The state without room, pages needed and pages left.
     pub fn reserve(&mut self, input_len: usize) -> Result<Vec<SeqState>, (usize, usize, usize)> {
-        let needs: Vec<usize> =
-            self.bounds.iter().map(|b| b.rows(input_len).div_ceil(PAGE)).collect();
+        let needs: Vec<usize> = self
+            .bounds
+            .iter()
+            .map(|b| b.rows(input_len).div_ceil(PAGE))
+            .collect();
         for (state, (need, pool)) in needs.iter().zip(&self.pools).enumerate() {
             if *need > pool.free.len() {
                 return Err((state, *need, pool.free.len()));
@@ -130,7 +145,10 @@ impl StatePools {
         }
         let reserved = needs.into_iter().zip(&mut self.pools).map(|(need, pool)| {
             let rest = pool.free.len() - need;
-            SeqState { pages: pool.free.split_off(rest), len: 0 }
+            SeqState {
+                pages: pool.free.split_off(rest),
+                len: 0,
+            }
         });
         Ok(reserved.collect())
     }
@@ -168,7 +186,10 @@ impl PagePool {
     /// If no page was reserved for the position.
     pub fn write(&mut self, seq: &mut SeqState, pos: usize, row: &[f32]) -> Result<(), String> {
         if pos / PAGE >= seq.pages.len() {
-            return Err(format!("position {pos} behind the {} reserved", seq.pages.len() * PAGE));
+            return Err(format!(
+                "position {pos} behind the {} reserved",
+                seq.pages.len() * PAGE
+            ));
         }
         for skipped in seq.len..pos {
             self.row_mut(seq, skipped).fill(0.0);

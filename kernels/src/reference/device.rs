@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use lazybatch_graph::{DType, Def, Op, OutputId, Program, SharedProgram, StateKind, Tensor, ValueId};
+use lazybatch_graph::{
+    DType, Def, Op, OutputId, Program, SharedProgram, StateKind, Tensor, ValueId,
+};
 use lazybatch_sla::{Launch, Member, ModelId, RequestId, Slot, Time};
 
 use super::eval;
@@ -59,12 +61,21 @@ pub(super) struct Request {
 impl ReferenceDevice {
     /// A device without models.
     pub fn new(registry: KernelRegistry) -> Self {
-        Self { registry, ..Self::default() }
+        Self {
+            registry,
+            ..Self::default()
+        }
     }
 
     fn run_member(&mut self, launch: &Launch, member: &Member) -> Result<bool, String> {
-        let model = self.models.get(&launch.model).ok_or("the model is not loaded")?;
-        let request = self.open.get_mut(&member.slot).ok_or("a slot that is not open")?;
+        let model = self
+            .models
+            .get(&launch.model)
+            .ok_or("the model is not loaded")?;
+        let request = self
+            .open
+            .get_mut(&member.slot)
+            .ok_or("a slot that is not open")?;
         if request.request != member.request {
             return Err(format!("{} holds {}", member.slot, request.request));
         }
@@ -107,15 +118,27 @@ fn emitted(program: &Program, request: &Request, output: OutputId, from: usize) 
     let first = if grows { from.min(rows) } else { 0 };
     let staged: Vec<f32> = data[first * row..]
         .iter()
-        .map(|&v| if ty.dtype.is_float() { v as f32 } else { f32::from_bits(v as i32 as u32) })
+        .map(|&v| {
+            if ty.dtype.is_float() {
+                v as f32
+            } else {
+                f32::from_bits(v as i32 as u32)
+            }
+        })
         .collect();
-    let dims = std::iter::once(rows - first).chain(ty.fixed_dims()).collect();
+    let dims = std::iter::once(rows - first)
+        .chain(ty.fixed_dims())
+        .collect();
     Some(unstage(ty.dtype, dims, &staged))
 }
 
 impl Device for ReferenceDevice {
     fn info(&self) -> DeviceInfo {
-        DeviceInfo { name: "reference".into(), num_lanes: 1, is_virtual: false }
+        DeviceInfo {
+            name: "reference".into(),
+            num_lanes: 1,
+            is_virtual: false,
+        }
     }
 
     fn load(&mut self, id: ModelId, program: SharedProgram) -> Result<(), Error> {
@@ -134,9 +157,22 @@ impl Device for ReferenceDevice {
         let weights = program
             .weights
             .iter()
-            .map(|w| w.source.to_f32(w.ty.row_elems()).into_iter().map(f64::from).collect())
+            .map(|w| {
+                w.source
+                    .to_f32(w.ty.row_elems())
+                    .into_iter()
+                    .map(f64::from)
+                    .collect()
+            })
             .collect();
-        self.models.insert(id, Loaded { program, weights, registry: self.registry.clone() });
+        self.models.insert(
+            id,
+            Loaded {
+                program,
+                weights,
+                registry: self.registry.clone(),
+            },
+        );
         Ok(())
     }
 
@@ -161,15 +197,22 @@ impl Device for ReferenceDevice {
     }
 
     fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), Error> {
-        let model = self.models.get(&request.model).ok_or_else(|| Error::Input {
-            model: request.model.to_string(),
-            input: "model".into(),
-            expected: "a loaded model".into(),
-            got: request.model.to_string(),
-        })?;
+        let model = self
+            .models
+            .get(&request.model)
+            .ok_or_else(|| Error::Input {
+                model: request.model.to_string(),
+                input: "model".into(),
+                expected: "a loaded model".into(),
+                got: request.model.to_string(),
+            })?;
         let program = &model.program;
         let staged = stage_inputs(program, request)?;
-        let inputs = program.inputs.iter().zip(&staged).map(|(d, x)| numbers(d.ty.dtype, x));
+        let inputs = program
+            .inputs
+            .iter()
+            .zip(&staged)
+            .map(|(d, x)| numbers(d.ty.dtype, x));
         let samples = request.samples as usize;
         let vectors = program.states.iter().map(|s| match &s.kind {
             StateKind::Vector { dims, init } => {
@@ -195,15 +238,26 @@ impl Device for ReferenceDevice {
     fn enqueue(&mut self, _now: Time, plan: Plan, launch: &Launch) -> Result<(), Error> {
         let fail = |why: String| Error::Launch {
             device: "reference".into(),
-            segment: format!("k{}[{}..{}]", launch.block, launch.first_node, launch.end_node),
+            segment: format!(
+                "k{}[{}..{}]",
+                launch.block, launch.first_node, launch.end_node
+            ),
             why,
         };
-        let wanted = (launch.model, launch.block, launch.first_node, launch.end_node);
+        let wanted = (
+            launch.model,
+            launch.block,
+            launch.first_node,
+            launch.end_node,
+        );
         if self.plans.get(plan.0 as usize) != Some(&wanted) {
             return Err(fail("the plan is for another segment".into()));
         }
-        let mut completion =
-            Completion { ticket: launch.ticket, stopped: Default::default(), result: Ok(()) };
+        let mut completion = Completion {
+            ticket: launch.ticket,
+            stopped: Default::default(),
+            result: Ok(()),
+        };
         for member in &launch.members {
             let done = catch_unwind(AssertUnwindSafe(|| self.run_member(launch, member)))
                 .unwrap_or_else(|_| Err("panic".into()));
@@ -230,7 +284,12 @@ impl Device for ReferenceDevice {
 
     fn emitted(&self, slot: Slot, output: OutputId, from: usize) -> Option<Tensor> {
         let request = self.open.get(&slot)?;
-        emitted(&self.models.get(&request.model)?.program, request, output, from)
+        emitted(
+            &self.models.get(&request.model)?.program,
+            request,
+            output,
+            from,
+        )
     }
 
     fn close(&mut self, slot: Slot) -> Vec<Option<Tensor>> {
@@ -238,7 +297,9 @@ impl Device for ReferenceDevice {
             return Vec::new();
         };
         let program = &self.models[&request.model].program;
-        (0..program.outputs.len()).map(|o| emitted(program, &request, OutputId::new(o), 0)).collect()
+        (0..program.outputs.len())
+            .map(|o| emitted(program, &request, OutputId::new(o), 0))
+            .collect()
     }
 }
 

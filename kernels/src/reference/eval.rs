@@ -40,7 +40,9 @@ fn norm(x: &[f64], gamma: &[f64], beta: &[f64], eps: f32) -> Vec<f64> {
         let mean = row.iter().sum::<f64>() / d as f64;
         let var = row.iter().map(|v| (v - mean) * (v - mean)).sum::<f64>() / d as f64;
         let std = (var + f64::from(eps)).sqrt();
-        (0..d).map(move |i| (row[i] - mean) / std * gamma[i] + beta[i]).collect::<Vec<_>>()
+        (0..d)
+            .map(move |i| (row[i] - mean) / std * gamma[i] + beta[i])
+            .collect::<Vec<_>>()
     });
     rows.collect()
 }
@@ -52,7 +54,11 @@ fn add(x: &mut [f64], y: &[f64]) {
 
 /// Position that a pass touches.
 fn touched(repeat: Repeat, at: At, step: usize, len: usize) -> Option<usize> {
-    if at == At::Reverse { passes(repeat, len).checked_sub(step + 1) } else { Some(step) }
+    if at == At::Reverse {
+        passes(repeat, len).checked_sub(step + 1)
+    } else {
+        Some(step)
+    }
 }
 
 /// Runs a node for one request.
@@ -68,7 +74,9 @@ pub(super) fn run(
         Op::VecWrite { .. } | Op::SeqWrite { .. } | Op::Emit { .. } | Op::Stop { .. } => {
             return effect(model, r, node, repeat, step).map(|stop| (Vec::new(), stop));
         }
-        Op::LstmCell { h, c, proj } => return Ok((vec![cells::lstm(model, r, node, h, c, proj)], false)),
+        Op::LstmCell { h, c, proj } => {
+            return Ok((vec![cells::lstm(model, r, node, h, c, proj)], false));
+        }
         Op::GruCell { h } => return Ok((vec![cells::gru(model, r, node, h)], false)),
         _ => {}
     }
@@ -76,15 +84,18 @@ pub(super) fn run(
     let dims = |i: usize| dims(program, node, i);
     let last = |i: usize| dims(i).last().copied().unwrap_or(1);
     let row_elems = |i: usize| dims(i).iter().product::<usize>();
-    let out_dims =
-        || program.value(node.outputs[0]).ty.fixed_dims().to_vec();
+    let out_dims = || program.value(node.outputs[0]).ty.fixed_dims().to_vec();
     let position = |row: usize| if repeat.is_loop() { step } else { row };
     let out = match &node.op {
         Op::Input { input, at } => {
             let decl = program.input(*input);
             let (data, row) = (&r.inputs[input.index()], decl.ty.row_elems());
             if is_sequence(decl) && repeat.is_loop() {
-                let stride = if let Repeat::PerInputStep { stride } = repeat { stride } else { 1 };
+                let stride = if let Repeat::PerInputStep { stride } = repeat {
+                    stride
+                } else {
+                    1
+                };
                 let pos = touched(repeat, *at, step, r.len).map(|p| p * stride as usize);
                 pos.and_then(|p| data.get(p * row..(p + 1) * row))
                     .map_or_else(|| vec![0.0; row], <[f64]>::to_vec)
@@ -92,7 +103,11 @@ pub(super) fn run(
                 data.clone()
             }
         }
-        Op::Linear { bias, act, residual } => {
+        Op::Linear {
+            bias,
+            act,
+            residual,
+        } => {
             let w = dims(1);
             let mut y = matmul(x(0), x(1), w[0], w[1]);
             if *bias {
@@ -113,7 +128,10 @@ pub(super) fn run(
                 Bin::Sub => a - b,
                 Bin::Mul => a * b,
             };
-            a.iter().enumerate().map(|(i, &v)| f(v, b[i % b.len()])).collect()
+            a.iter()
+                .enumerate()
+                .map(|(i, &v)| f(v, b[i % b.len()]))
+                .collect()
         }
         Op::Unary(act) => x(0).iter().map(|&v| math::act(*act, v)).collect(),
         Op::Scale(factor) => x(0).iter().map(|v| v * f64::from(*factor)).collect(),
@@ -129,7 +147,10 @@ pub(super) fn run(
             let rows = x(0).chunks_exact(gamma.len()).flat_map(|row| {
                 let square = row.iter().map(|v| v * v).sum::<f64>() / row.len() as f64;
                 let rms = (square + f64::from(*eps)).sqrt();
-                row.iter().zip(gamma).map(move |(v, g)| v / rms * g).collect::<Vec<_>>()
+                row.iter()
+                    .zip(gamma)
+                    .map(move |(v, g)| v / rms * g)
+                    .collect::<Vec<_>>()
             });
             rows.collect()
         }
@@ -140,13 +161,16 @@ pub(super) fn run(
         }
         Op::Embedding => {
             let d = last(1);
-            x(0).iter().flat_map(|&id| x(1)[id as usize * d..][..d].to_vec()).collect()
+            x(0).iter()
+                .flat_map(|&id| x(1)[id as usize * d..][..d].to_vec())
+                .collect()
         }
         Op::EmbeddingBag => {
             let d = last(1);
             let bags = x(0).chunks_exact(row_elems(0)).flat_map(|ids| {
                 let mut sum = vec![0.0; d];
-                ids.iter().for_each(|&id| add(&mut sum, &x(1)[id as usize * d..][..d]));
+                ids.iter()
+                    .for_each(|&id| add(&mut sum, &x(1)[id as usize * d..][..d]));
                 sum
             });
             bags.collect()
@@ -174,18 +198,28 @@ pub(super) fn run(
             y
         }
         Op::Attention { heads, causal } => attention::within(x(0), x(1), x(2), *heads, *causal),
-        Op::StateAttention { heads, keys, values } => {
-            attention::over_state(r, x(0), *heads, *keys, *values)
-        }
+        Op::StateAttention {
+            heads,
+            keys,
+            values,
+        } => attention::over_state(r, x(0), *heads, *keys, *values),
         Op::AdditiveAttention { keys, values } => {
             attention::additive(r, x(0), x(1), *keys, *values, out_dims()[0])
         }
-        Op::Conv2d { window, groups, bias, residual, act } => {
+        Op::Conv2d {
+            window,
+            groups,
+            bias,
+            residual,
+            act,
+        } => {
             let mut y = image::conv(x(0), &dims(0), x(1), &dims(1), window, *groups, &out_dims());
             let plane = out_dims()[1] * out_dims()[2];
             if *bias {
                 let m = out_dims()[0];
-                y.iter_mut().enumerate().for_each(|(i, v)| *v += x(2)[i / plane % m]);
+                y.iter_mut()
+                    .enumerate()
+                    .for_each(|(i, v)| *v += x(2)[i / plane % m]);
             }
             if *residual {
                 add(&mut y, x(2 + usize::from(*bias)));
@@ -208,7 +242,9 @@ pub(super) fn run(
         Op::Pool2d { pool, window } => image::pool(x(0), &dims(0), *pool, window, &out_dims()),
         Op::GlobalAveragePool => {
             let plane: usize = dims(0)[1..].iter().product();
-            x(0).chunks_exact(plane).map(|p| p.iter().sum::<f64>() / plane as f64).collect()
+            x(0).chunks_exact(plane)
+                .map(|p| p.iter().sum::<f64>() / plane as f64)
+                .collect()
         }
         Op::Reshape { .. } => x(0).to_vec(),
         Op::Concat => {
@@ -222,9 +258,10 @@ pub(super) fn run(
             }
             y
         }
-        Op::Slice { start, len } => {
-            x(0).chunks_exact(row_elems(0)).flat_map(|r| r[*start..start + len].to_vec()).collect()
-        }
+        Op::Slice { start, len } => x(0)
+            .chunks_exact(row_elems(0))
+            .flat_map(|r| r[*start..start + len].to_vec())
+            .collect(),
         Op::Interaction => {
             let (f, d) = (dims(0)[0], dims(0)[1]);
             let mut y = Vec::new();
@@ -255,7 +292,12 @@ pub(super) fn run(
         Op::SeqRead { state, at } => {
             let seq = &r.sequences[state.index()];
             let d: usize = out_dims().iter().product();
-            let row = |p: usize| seq.get(p).cloned().flatten().unwrap_or_else(|| vec![0.0; d]);
+            let row = |p: usize| {
+                seq.get(p)
+                    .cloned()
+                    .flatten()
+                    .unwrap_or_else(|| vec![0.0; d])
+            };
             match at {
                 At::All if seq.len() < r.len => {
                     return Err(format!("a state of {} of {} rows", seq.len(), r.len));
@@ -319,7 +361,13 @@ fn custom(model: &Loaded, r: &Request, node: &Node, op: &CustomOp) -> Result<Vec
         .iter()
         .map(|&v| {
             let float = model.program.value(v).ty.dtype.is_float();
-            let to = |v: &f64| if float { *v as f32 } else { f32::from_bits(*v as i32 as u32) };
+            let to = |v: &f64| {
+                if float {
+                    *v as f32
+                } else {
+                    f32::from_bits(*v as i32 as u32)
+                }
+            };
             model.operand(r, v).iter().map(to).collect()
         })
         .collect();
@@ -334,9 +382,17 @@ fn custom(model: &Loaded, r: &Request, node: &Node, op: &CustomOp) -> Result<Vec
         })
         .collect();
     let ty = &model.program.value(node.outputs[0]).ty;
-    let rows = if ty.lead() == Some(Dim::Rows) { r.len } else { r.samples };
+    let rows = if ty.lead() == Some(Dim::Rows) {
+        r.len
+    } else {
+        r.samples
+    };
     let mut output = vec![0.0f32; rows * ty.row_elems()];
     let offsets = [0, rows];
-    kernel.run(&mut CustomCall { operands: &operands, offsets: &offsets, output: &mut output })?;
+    kernel.run(&mut CustomCall {
+        operands: &operands,
+        offsets: &offsets,
+        output: &mut output,
+    })?;
     Ok(output.into_iter().map(f64::from).collect())
 }

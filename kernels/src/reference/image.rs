@@ -4,7 +4,9 @@ use lazybatch_graph::{Pool, Window};
 
 /// Input row or column under output `o` and kernel element `k`; none in the padding.
 fn source(window: &Window, axis: usize, o: usize, k: usize, n: usize) -> Option<usize> {
-    (o * window.stride[axis] + k).checked_sub(window.pad[axis]).filter(|&i| i < n)
+    (o * window.stride[axis] + k)
+        .checked_sub(window.pad[axis])
+        .filter(|&i| i < n)
 }
 
 /// `x: [r, c, h, w]`, `w: [m, c / groups, kh, kw]`.
@@ -30,7 +32,8 @@ pub(super) fn conv(
                     for i in 0..per {
                         for ky in 0..kh {
                             for kx in 0..kw {
-                                let at = (source(window, 0, oy, ky, h), source(window, 1, ox, kx, wd));
+                                let at =
+                                    (source(window, 0, oy, ky, h), source(window, 1, ox, kx, wd));
                                 if let (Some(iy), Some(ix)) = at {
                                     sum += image[((group * per + i) * h + iy) * wd + ix]
                                         * w[((o * per + i) * kh + ky) * kw + kx];
@@ -47,7 +50,13 @@ pub(super) fn conv(
 }
 
 /// `x: [r, c, h, w]`.
-pub(super) fn pool(x: &[f64], dims: &[usize], pool: Pool, window: &Window, out: &[usize]) -> Vec<f64> {
+pub(super) fn pool(
+    x: &[f64],
+    dims: &[usize],
+    pool: Pool,
+    window: &Window,
+    out: &[usize],
+) -> Vec<f64> {
     let (h, w) = (dims[1], dims[2]);
     let mut y = Vec::new();
     for plane in x.chunks_exact(h * w) {

@@ -104,7 +104,11 @@ pub fn gemm(
     if m == 0 || b.n == 0 {
         return;
     }
-    assert!(c.len() >= (m - 1) * ldc + b.n, "result of [{m}, {}] with stride {ldc}", b.n);
+    assert!(
+        c.len() >= (m - 1) * ldc + b.n,
+        "result of [{m}, {}] with stride {ldc}",
+        b.n
+    );
     let shards = Shards::new(c);
     let num_panels = b.n.div_ceil(NR);
     let threads = if parallel { pool.threads() } else { 1 };
@@ -115,7 +119,9 @@ pub fn gemm(
     }
     let chunks = m.div_ceil(MC);
     let rows_each = m.div_ceil(chunks);
-    let splits = (2 * threads).div_ceil(chunks).clamp(1, num_panels.div_ceil(4));
+    let splits = (2 * threads)
+        .div_ceil(chunks)
+        .clamp(1, num_panels.div_ceil(4));
     // Groups of four panels keep whole tiles together.
     let quads = num_panels.div_ceil(4);
     pool.run(chunks * splits, |task| {
@@ -151,9 +157,17 @@ pub unsafe fn gemm_range(
         return;
     }
     let last_block = (b.k - 1) / KC;
-    let a_end = last_block * a.block_stride + (rows.end - 1) * a.row_stride + (b.k - last_block * KC);
-    assert!(a.data.len() >= a_end, "left side of {} elements, {a_end} needed", a.data.len());
-    assert!(b.data.len() >= super::packed_len(b.k, b.n) && cols.end <= num_panels, "right side");
+    let a_end =
+        last_block * a.block_stride + (rows.end - 1) * a.row_stride + (b.k - last_block * KC);
+    assert!(
+        a.data.len() >= a_end,
+        "left side of {} elements, {a_end} needed",
+        a.data.len()
+    );
+    assert!(
+        b.data.len() >= super::packed_len(b.k, b.n) && cols.end <= num_panels,
+        "right side"
+    );
     let copy = rows.len() >= COPY_ROWS && a.row_stride != A_STRIDE;
     LEFT.with_borrow_mut(|left| {
         for m0 in rows.clone().step_by(MC) {
@@ -163,7 +177,8 @@ pub unsafe fn gemm_range(
                 let source = &a.data[block * a.block_stride..];
                 let (left, lda) = if copy {
                     for (i, row) in chunk.clone().enumerate() {
-                        left[i * A_STRIDE..][..kb].copy_from_slice(&source[row * a.row_stride..][..kb]);
+                        left[i * A_STRIDE..][..kb]
+                            .copy_from_slice(&source[row * a.row_stride..][..kb]);
                     }
                     (&left[..], A_STRIDE)
                 } else {
@@ -224,7 +239,11 @@ impl Part<'_> {
                 let first = rows.len() * tile / num_tiles;
                 let num = rows.len() * (tile + 1) / num_tiles - first;
                 // Smaller tiles than the widest shape supports fall back to one panel at a time.
-                let step = if has_shape(kind, num, width) { width } else { 1 };
+                let step = if has_shape(kind, num, width) {
+                    width
+                } else {
+                    1
+                };
                 for q in (p..p + width).step_by(step) {
                     // SAFETY: inside the caller's rectangle.
                     unsafe { self.tile(&rows, first, num, q, step, p >= full) };

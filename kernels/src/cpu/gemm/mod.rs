@@ -82,7 +82,11 @@ impl PackedB {
 
     /// The matrix.
     pub fn view(&self) -> BView<'_> {
-        BView { k: self.k, n: self.n, data: &self.data }
+        BView {
+            k: self.k,
+            n: self.n,
+            data: &self.data,
+        }
     }
 
     /// Bytes held.
@@ -137,7 +141,11 @@ pub fn pack_b_transposed(w: &[f32], stride: usize, k: usize, n: usize, out: &mut
 impl<'a> AView<'a> {
     /// A row-major matrix with rows `row_stride` apart.
     pub fn rows(data: &'a [f32], row_stride: usize) -> Self {
-        Self { data, row_stride, block_stride: KC }
+        Self {
+            data,
+            row_stride,
+            block_stride: KC,
+        }
     }
 }
 
@@ -237,10 +245,25 @@ mod tests {
         pack_b_transposed(&bt, k, k, n, &mut panels);
         let left = PackedA::pack(&a, m, k);
         let mut c = vec![f32::NAN; m * n];
-        let view = BView { k, n, data: &panels };
+        let view = BView {
+            k,
+            n,
+            data: &panels,
+        };
         let mut pool = Pool::new(1);
         let epi = Epilogue::default();
-        gemm(&mut pool, Level::detect(), false, left.view(0), m, view, &mut c, n, false, &epi);
+        gemm(
+            &mut pool,
+            Level::detect(),
+            false,
+            left.view(0),
+            m,
+            view,
+            &mut c,
+            n,
+            false,
+            &epi,
+        );
         assert_eq!(c, want);
     }
 }

@@ -11,7 +11,9 @@ use super::rowwise::softmax_row;
 use crate::cpu::buffers::{Aligned, Buf};
 use crate::cpu::exec::{Env, NodeView, split};
 use crate::cpu::frames::Mem;
-use crate::cpu::gemm::{AView, BView, Epilogue, NR, gemm_range, pack_b, pack_b_transposed, packed_len};
+use crate::cpu::gemm::{
+    AView, BView, Epilogue, NR, gemm_range, pack_b, pack_b_transposed, packed_len,
+};
 use crate::cpu::level::{Level, simd};
 use crate::cpu::math;
 use crate::cpu::pool::Shards;
@@ -38,7 +40,10 @@ pub fn attention(env: &mut Env<'_>, v: NodeView<'_>, heads: Heads, causal: bool)
     let lead = v.ty(0).lead();
     let (q, k, val, level) = (v.arg(0), v.arg(1), v.arg(2), env.level);
     let members = &v.frame.members;
-    let flops = members.iter().map(|m| m.span(lead).1 * m.own(lead)).sum::<usize>()
+    let flops = members
+        .iter()
+        .map(|m| m.span(lead).1 * m.own(lead))
+        .sum::<usize>()
         * heads.query
         * heads.dim
         * 4;
@@ -47,7 +52,19 @@ pub fn attention(env: &mut Env<'_>, v: NodeView<'_>, heads: Heads, causal: bool)
         for item in range {
             let (mem, head) = (&members[item / heads.query], item % heads.query);
             SCRATCH.with_borrow_mut(|s| {
-                attend(level, s, mem.span(lead), mem.own(lead), q, k, val, heads, head, causal, shards);
+                attend(
+                    level,
+                    s,
+                    mem.span(lead),
+                    mem.own(lead),
+                    q,
+                    k,
+                    val,
+                    heads,
+                    head,
+                    causal,
+                    shards,
+                );
             });
         }
     });
@@ -74,8 +91,16 @@ fn attend(
     s.scores.grow(QUERIES * keys);
     pack_b_transposed(&k[kv_at..], kv_width, dim, keys, &mut s.keys);
     pack_b(&v[kv_at..], kv_width, keys, dim, &mut s.values);
-    let kt = BView { k: dim, n: keys, data: &s.keys };
-    let vals = BView { k: keys, n: dim, data: &s.values };
+    let kt = BView {
+        k: dim,
+        n: keys,
+        data: &s.keys,
+    };
+    let vals = BView {
+        k: keys,
+        n: dim,
+        data: &s.values,
+    };
     let epi = Epilogue::default();
     for first in (0..rows).step_by(QUERIES) {
         let num = QUERIES.min(rows - first);
@@ -84,11 +109,25 @@ fn attend(
         let scores = Shards::new(&mut s.scores);
         // SAFETY: the scores are this thread's.
         unsafe {
-            gemm_range(level, queries, 0..num, kt, 0..keys.div_ceil(NR), scores, keys, false, &epi);
+            gemm_range(
+                level,
+                queries,
+                0..num,
+                kt,
+                0..keys.div_ceil(NR),
+                scores,
+                keys,
+                false,
+                &epi,
+            );
         }
         for r in 0..num {
             let row = &mut s.scores[r * keys..][..keys];
-            let seen = if causal { (first + r + 1).min(keys) } else { keys };
+            let seen = if causal {
+                (first + r + 1).min(keys)
+            } else {
+                keys
+            };
             row[seen..].fill(0.0);
             math::scale(level, heads.scale, &mut row[..seen]);
             softmax_row(level, &mut row[..seen]);
@@ -97,7 +136,17 @@ fn attend(
         let to = out.offset(q_at);
         // SAFETY: this item's rows and head of the output belong to it alone.
         unsafe {
-            gemm_range(level, weights, 0..num, vals, 0..dim.div_ceil(NR), to, q_width, false, &epi);
+            gemm_range(
+                level,
+                weights,
+                0..num,
+                vals,
+                0..dim.div_ceil(NR),
+                to,
+                q_width,
+                false,
+                &epi,
+            );
         }
     }
 }
@@ -148,7 +197,14 @@ simd! {
 }
 
 /// Weighted sum of a state's rows.
-fn weighted(level: Level, pool: &PagePool, seq: &SeqState, weights: &[f32], at: usize, out: &mut [f32]) {
+fn weighted(
+    level: Level,
+    pool: &PagePool,
+    seq: &SeqState,
+    weights: &[f32],
+    at: usize,
+    out: &mut [f32],
+) {
     out.fill(0.0);
     for (i, weights) in weights.chunks(PAGE).enumerate() {
         page_sum(level, weights, pool.page(seq, i), pool.features(), at, out);
@@ -181,7 +237,10 @@ pub fn state_attention(
             // SAFETY: each (row, head) is one item.
             let to = unsafe { shards.slice(at, dim) };
             let open = slots.open(mem.slot);
-            let (ks, vs) = (&open.sequences[keys.index()], &open.sequences[values.index()]);
+            let (ks, vs) = (
+                &open.sequences[keys.index()],
+                &open.sequences[values.index()],
+            );
             let (kp, vp) = (&states.pools[keys.index()], &states.pools[values.index()]);
             let len = ks.len.min(vs.len);
             if len == 0 {
@@ -192,7 +251,14 @@ pub fn state_attention(
                 s.scores.grow(len);
                 let scores = &mut s.scores[..len];
                 for (i, scores) in scores.chunks_mut(PAGE).enumerate() {
-                    page_scores(level, &q[at..at + dim], kp.page(ks, i), kp.features(), kv_at, scores);
+                    page_scores(
+                        level,
+                        &q[at..at + dim],
+                        kp.page(ks, i),
+                        kp.features(),
+                        kv_at,
+                        scores,
+                    );
                 }
                 math::scale(level, heads.scale, scores);
                 softmax_row(level, scores);
@@ -205,7 +271,12 @@ pub fn state_attention(
 }
 
 /// Additive attention over sequence states.
-pub fn additive_attention(env: &mut Env<'_>, v: NodeView<'_>, keys: StateId, values: StateId) -> Buf {
+pub fn additive_attention(
+    env: &mut Env<'_>,
+    v: NodeView<'_>,
+    keys: StateId,
+    values: StateId,
+) -> Buf {
     let mut out = v.alloc(env, 0);
     let (q, w, level) = (v.arg(0), v.arg(1), env.level);
     let (d, width) = (v.ty(0).row_elems(), v.out_ty(0).row_elems());
@@ -221,7 +292,10 @@ pub fn additive_attention(env: &mut Env<'_>, v: NodeView<'_>, keys: StateId, val
             // SAFETY: each row is one item.
             let to = unsafe { shards.slice(row * width, width) };
             let open = slots.open(mem.slot);
-            let (ks, vs) = (&open.sequences[keys.index()], &open.sequences[values.index()]);
+            let (ks, vs) = (
+                &open.sequences[keys.index()],
+                &open.sequences[values.index()],
+            );
             let (kp, vp) = (&states.pools[keys.index()], &states.pools[values.index()]);
             let len = ks.len.min(vs.len);
             if len == 0 {
@@ -244,5 +318,7 @@ pub fn additive_attention(env: &mut Env<'_>, v: NodeView<'_>, keys: StateId, val
 }
 
 fn rows_of<'a>(v: NodeView<'a>, lead: Option<lazybatch_graph::Dim>) -> Vec<(usize, &'a Mem)> {
-    v.spans(lead).flat_map(|(m, start, num)| (start..start + num).map(move |r| (r, m))).collect()
+    v.spans(lead)
+        .flat_map(|(m, start, num)| (start..start + num).map(move |r| (r, m)))
+        .collect()
 }

@@ -36,12 +36,21 @@ struct Geometry {
 
 impl Geometry {
     fn new(window: &Window, h: usize, w: usize, oh: usize, ow: usize) -> Self {
-        let pointwise =
-            window.kernel == [1, 1] && window.stride == [1, 1] && window.pad == [0; 4];
+        let pointwise = window.kernel == [1, 1] && window.stride == [1, 1] && window.pad == [0; 4];
         // A pointwise convolution sees its image as one long row.
-        let (h, w, ow) = if pointwise { (1, h * w, oh * ow) } else { (h, w, ow) };
+        let (h, w, ow) = if pointwise {
+            (1, h * w, oh * ow)
+        } else {
+            (h, w, ow)
+        };
         let num = if pointwise { ow } else { oh * ow };
-        Self { window: *window, h, w, ow, num }
+        Self {
+            window: *window,
+            h,
+            w,
+            ow,
+            num,
+        }
     }
 
     /// Packs rows `k0..k0 + kb` of the columns `first..first + cols`.
@@ -70,7 +79,9 @@ impl Geometry {
     /// Elements under kernel position (`ky`, `kx`) for outputs `ox..` of row `oy`.
     fn run(&self, plane: &[f32], oy: usize, ox: usize, ky: usize, kx: usize, to: &mut [f32]) {
         let [sy, sx] = self.window.stride;
-        let row = (oy * sy + ky).checked_sub(self.window.pad[0]).filter(|&y| y < self.h);
+        let row = (oy * sy + ky)
+            .checked_sub(self.window.pad[0])
+            .filter(|&y| y < self.h);
         let Some(y) = row else {
             to.fill(0.0);
             return;
@@ -119,7 +130,9 @@ pub fn conv2d(
     let parallel = env.parallel(2 * samples * m * g.num * k);
     // Small images give few chunks: the output channels are split as well.
     let splits = if parallel {
-        (2 * env.pool.threads()).div_ceil(items).clamp(1, rows.div_ceil(48))
+        (2 * env.pool.threads())
+            .div_ceil(items)
+            .clamp(1, rows.div_ceil(48))
     } else {
         1
     };
@@ -127,7 +140,11 @@ pub fn conv2d(
     let shards = Shards::new(&mut out);
     let task = |task: usize| {
         let (item, split) = (task / splits, task % splits);
-        let (chunk, group, sample) = (item % chunks, item / chunks % groups, item / chunks / groups);
+        let (chunk, group, sample) = (
+            item % chunks,
+            item / chunks % groups,
+            item / chunks / groups,
+        );
         let first = chunk * COLUMNS;
         let cols = COLUMNS.min(g.num - first);
         let image = &x[(sample * c + group * (c / groups)) * h * w..][..c / groups * h * w];
@@ -142,7 +159,17 @@ pub fn conv2d(
         let part = rows * split / splits..rows * (split + 1) / splits;
         // SAFETY: tasks own disjoint (sample, channel range, column range) parts of the output.
         unsafe {
-            chunk_product(level, &g, image, &weights[group], part, first, cols, shards.offset(base), &epi);
+            chunk_product(
+                level,
+                &g,
+                image,
+                &weights[group],
+                part,
+                first,
+                cols,
+                shards.offset(base),
+                &epi,
+            );
         }
     };
     if parallel {
@@ -171,8 +198,15 @@ unsafe fn chunk_product(
         for k0 in (0..weights.k).step_by(KC) {
             let kb = KC.min(weights.k - k0);
             g.pack(image, k0, kb, first, cols, packed);
-            let a = AView { data: &all.data[k0 / KC * all.block_stride..], ..all };
-            let b = BView { k: kb, n: cols, data: packed };
+            let a = AView {
+                data: &all.data[k0 / KC * all.block_stride..],
+                ..all
+            };
+            let b = BView {
+                k: kb,
+                n: cols,
+                data: packed,
+            };
             let none = Epilogue::default();
             let epi = if k0 + kb == weights.k { epi } else { &none };
             let panels = 0..cols.div_ceil(NR);
@@ -232,7 +266,13 @@ fn depthwise(
     let (dims, out_dims) = (v.ty(0).fixed_dims(), v.out_ty(0).fixed_dims());
     let (c, h, w) = (dims[0], dims[1], dims[2]);
     let (m, oh, ow) = (out_dims[0], out_dims[1], out_dims[2]);
-    let g = Geometry { window: *window, h, w, ow, num: oh * ow };
+    let g = Geometry {
+        window: *window,
+        h,
+        w,
+        ow,
+        num: oh * ow,
+    };
     let (x, weights, level) = (v.arg(0), v.arg(1), env.level);
     let taps = window.kernel[0] * window.kernel[1];
     let planes = out.len() / g.num;
@@ -248,7 +288,9 @@ fn depthwise(
                 to.iter_mut().for_each(|t| *t += bias[channel]);
             }
             if let Some(residual) = residual {
-                to.iter_mut().zip(&residual[p * g.num..]).for_each(|(t, r)| *t += r);
+                to.iter_mut()
+                    .zip(&residual[p * g.num..])
+                    .for_each(|(t, r)| *t += r);
             }
             if let Some(act) = act {
                 math::act_inplace(level, act, to);
@@ -263,7 +305,11 @@ pub fn batch_norm(env: &mut Env<'_>, v: NodeView<'_>, eps: f32) -> Buf {
     let dims = v.ty(0).fixed_dims();
     let plane: usize = dims[1..].iter().product();
     let (x, gamma, beta, mean, var) = (v.arg(0), v.arg(1), v.arg(2), v.arg(3), v.arg(4));
-    for (i, (to, from)) in out.chunks_exact_mut(plane).zip(x.chunks_exact(plane)).enumerate() {
+    for (i, (to, from)) in out
+        .chunks_exact_mut(plane)
+        .zip(x.chunks_exact(plane))
+        .enumerate()
+    {
         let c = i % dims[0];
         let scale = gamma[c] / (var[c] + eps).sqrt();
         let shift = (-mean[c]).mul_add(scale, beta[c]);
@@ -291,17 +337,30 @@ pub fn pool2d(env: &mut Env<'_>, v: NodeView<'_>, pool: Pool, window: &Window) -
     out
 }
 
-fn pool_plane(pool: Pool, window: &Window, x: &[f32], h: usize, w: usize, ow: usize, out: &mut [f32]) {
+fn pool_plane(
+    pool: Pool,
+    window: &Window,
+    x: &[f32],
+    h: usize,
+    w: usize,
+    ow: usize,
+    out: &mut [f32],
+) {
     let clip = |o: usize, axis: usize, n: usize| {
         let start = o * window.stride[axis];
         let pad = window.pad[axis];
-        (start.saturating_sub(pad), (start + window.kernel[axis]).saturating_sub(pad).min(n))
+        (
+            start.saturating_sub(pad),
+            (start + window.kernel[axis]).saturating_sub(pad).min(n),
+        )
     };
     for (i, to) in out.iter_mut().enumerate() {
         let ((y0, y1), (x0, x1)) = (clip(i / ow, 0, h), clip(i % ow, 1, w));
         let rows = (y0..y1).map(|y| &x[y * w + x0..y * w + x1.max(x0)]);
         *to = match pool {
-            Pool::Max => rows.flatten().fold(f32::NEG_INFINITY, |a, &b| math::max(a, b)),
+            Pool::Max => rows
+                .flatten()
+                .fold(f32::NEG_INFINITY, |a, &b| math::max(a, b)),
             Pool::Average => {
                 let count = (y1.saturating_sub(y0) * x1.saturating_sub(x0)).max(1);
                 rows.flatten().sum::<f32>() / count as f32

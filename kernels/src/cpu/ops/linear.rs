@@ -23,7 +23,18 @@ fn product(
     let m = x.len() / w.k;
     let parallel = env.parallel(2 * m * w.k * w.n);
     let a = AView::rows(x, w.k);
-    gemm(env.pool, env.level, parallel, a, m, w.view(), out, w.n, resume, epi);
+    gemm(
+        env.pool,
+        env.level,
+        parallel,
+        a,
+        m,
+        w.view(),
+        out,
+        w.n,
+        resume,
+        epi,
+    );
 }
 
 /// `act(x w + bias) + residual`.
@@ -105,7 +116,13 @@ fn gather_state(env: &mut Env<'_>, v: NodeView<'_>, state: StateId, features: us
 }
 
 /// Writes packed rows to a vector state, but for idle members.
-fn scatter_state(env: &mut Env<'_>, v: NodeView<'_>, state: StateId, features: usize, rows: &[f32]) {
+fn scatter_state(
+    env: &mut Env<'_>,
+    v: NodeView<'_>,
+    state: StateId,
+    features: usize,
+    rows: &[f32],
+) {
     for (mem, start, num) in v.spans(None) {
         if !mem.idle {
             let vector = &mut env.slots.open_mut(mem.slot).vectors[state.index()];
@@ -122,7 +139,10 @@ pub fn lstm(env: &mut Env<'_>, v: NodeView<'_>, h: StateId, c: StateId, proj: bo
     let mut cell = gather_state(env, v, c, hidden);
     let mut gates = env.buffers.take(rows * w_hh.n);
     product(env, v.arg(0), w_ih, &mut gates, false, &Epilogue::default());
-    let epi = Epilogue { bias: Some(v.arg(3)), ..Epilogue::default() };
+    let epi = Epilogue {
+        bias: Some(v.arg(3)),
+        ..Epilogue::default()
+    };
     product(env, &last, w_hh, &mut gates, true, &epi);
     let mut out = env.buffers.take(rows * hidden);
     let level = env.level;
@@ -133,12 +153,21 @@ pub fn lstm(env: &mut Env<'_>, v: NodeView<'_>, h: StateId, c: StateId, proj: bo
     }
     if proj {
         let mut projected = v.alloc(env, 0);
-        product(env, &out, v.right(4), &mut projected, false, &Epilogue::default());
+        product(
+            env,
+            &out,
+            v.right(4),
+            &mut projected,
+            false,
+            &Epilogue::default(),
+        );
         env.buffers.give(std::mem::replace(&mut out, projected));
     }
     scatter_state(env, v, c, hidden, &cell);
     scatter_state(env, v, h, recurrent, &out);
-    [last, cell, gates].into_iter().for_each(|b| env.buffers.give(b));
+    [last, cell, gates]
+        .into_iter()
+        .for_each(|b| env.buffers.give(b));
     out
 }
 
@@ -149,7 +178,10 @@ pub fn gru(env: &mut Env<'_>, v: NodeView<'_>, h: StateId) -> Buf {
     let mut state = gather_state(env, v, h, hidden);
     let mut x = env.buffers.take(rows * w_ih.n);
     let mut r = env.buffers.take(rows * w_hh.n);
-    let bias = |b| Epilogue { bias: Some(b), ..Epilogue::default() };
+    let bias = |b| Epilogue {
+        bias: Some(b),
+        ..Epilogue::default()
+    };
     product(env, v.arg(0), w_ih, &mut x, false, &bias(v.arg(3)));
     product(env, &state, w_hh, &mut r, false, &bias(v.arg(4)));
     for i in 0..rows {

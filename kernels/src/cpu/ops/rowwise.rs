@@ -35,9 +35,17 @@ pub fn binary(env: &mut Env<'_>, v: NodeView<'_>, op: Bin) -> Buf {
     let (a, b) = (v.arg(0), v.arg(1));
     let level = env.level;
     let is_weight = v.model.program.as_weight(v.node.inputs[1]).is_some();
-    let width = if is_weight { b.len() } else { v.ty(0).row_elems() };
+    let width = if is_weight {
+        b.len()
+    } else {
+        v.ty(0).row_elems()
+    };
     per_row(env, a, width, &mut out, width, 2, |r, x, to| {
-        let y = if is_weight { b } else { &b[r * width..][..width] };
+        let y = if is_weight {
+            b
+        } else {
+            &b[r * width..][..width]
+        };
         math::binary(level, op, x, y, to);
     });
     out
@@ -161,7 +169,9 @@ pub fn rms_norm(env: &mut Env<'_>, v: NodeView<'_>, eps: f32) -> Buf {
     let mut out = v.alloc(env, 0);
     let (gamma, level) = (v.arg(1), env.level);
     let d = gamma.len();
-    per_row(env, v.arg(0), d, &mut out, d, 4, |_, x, to| rms_norm_row(level, x, gamma, eps, to));
+    per_row(env, v.arg(0), d, &mut out, d, 4, |_, x, to| {
+        rms_norm_row(level, x, gamma, eps, to)
+    });
     out
 }
 

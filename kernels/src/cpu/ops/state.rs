@@ -97,13 +97,20 @@ pub fn seq_write(
 pub fn emit(env: &mut Env<'_>, v: NodeView<'_>, output: OutputId) -> Outs {
     let (x, d) = (v.arg(0), v.ty(0).row_elems());
     let lead = v.ty(0).lead();
-    let grows = v.model.program.output(output).ty.dims.contains(&lazybatch_graph::Dim::Len);
+    let grows = v
+        .model
+        .program
+        .output(output)
+        .ty
+        .dims
+        .contains(&lazybatch_graph::Dim::Len);
     for (mem, start, _) in v.spans(lead).filter(|(m, ..)| !m.idle) {
         let out = &mut env.slots.open_mut(mem.slot).outputs[output.index()];
         if !grows {
             out.data.clear();
         }
-        out.data.extend_from_slice(&x[start * d..(start + mem.own(lead)) * d]);
+        out.data
+            .extend_from_slice(&x[start * d..(start + mem.own(lead)) * d]);
         out.set = true;
     }
     Outs::new()
