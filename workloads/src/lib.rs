@@ -23,7 +23,9 @@
 
 pub mod arrivals;
 pub mod error;
+pub mod experiment;
 pub mod lengths;
+pub mod report;
 pub mod results;
 pub mod traces;
 
