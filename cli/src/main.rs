@@ -1,2 +1,39 @@
-//! Entry point.
-fn main() {}
+//! The `lazybatch` binary.
+//!
+//! Parses the command line, calls the libraries, prints. Exit status: 0 done, 2 wrong usage or bad
+//! input, 1 anything else.
+
+mod args;
+mod commands;
+mod failure;
+mod models;
+mod progress;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::args::{Cli, Command};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let done = match cli.command {
+        Command::Compare(args) => commands::compare::run(&args),
+        Command::Simulate(args) => commands::simulate::run(&args),
+        Command::Profile(args) => commands::profile::run(&args),
+        Command::Run(args) => commands::run::run(&args),
+        Command::Inspect(args) => commands::inspect::run(&args),
+        Command::Replay(args) => commands::replay::run(&args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("lazybatch: {error:#}");
+            if failure::is_bad_input(&error) {
+                ExitCode::from(2)
+            } else {
+                ExitCode::FAILURE
+            }
+        }
+    }
+}

@@ -166,7 +166,8 @@ impl LatencyTable {
     }
 
     /// Time that a request at `progress` still needs if every launch has `samples` and `rows`. The
-    /// pass it is in counts as one even where the predicted output length is reached.
+    /// pass it is in counts as one even where the predicted output length is reached; an output
+    /// length of 0 skips loops that have not begun.
     pub fn remaining(&self, progress: &Progress, samples: u32, rows: u64) -> Nanos {
         let mut total = 0u64;
         for (b, table) in self.blocks.iter().enumerate().skip(progress.block as usize) {
@@ -177,7 +178,11 @@ impl LatencyTable {
                 Repeat::PerInputStep { stride } => {
                     progress.input_len.div_ceil(stride).saturating_sub(done)
                 }
-                Repeat::UntilStop { .. } => progress.output_len.saturating_sub(done).max(1),
+                Repeat::UntilStop { max } => {
+                    let left = progress.output_len.min(max).saturating_sub(done);
+                    let begun = here && (progress.step > 0 || progress.segment > 0);
+                    left.max(u32::from(begun))
+                }
             };
             if passes == 0 {
                 continue;
@@ -372,6 +377,21 @@ mod tests {
             output_len: 3,
         };
         assert_eq!(table.remaining(&mid, 1, 6), Nanos(5_000 + 9_000));
+        let none = Progress {
+            output_len: 0,
+            ..start
+        };
+        assert_eq!(
+            table.remaining(&none, 1, 6),
+            Nanos(14_000),
+            "an output length of 0 skips the loop"
+        );
+        let none = Progress {
+            block: 1,
+            output_len: 0,
+            ..start
+        };
+        assert_eq!(table.remaining(&none, 1, 6), Nanos(0));
     }
 
     #[test]

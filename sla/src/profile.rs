@@ -8,6 +8,7 @@ use std::path::Path;
 use lazybatch_graph::Repeat;
 use serde::{Deserialize, Serialize};
 
+use crate::latency::SegmentRanges;
 use crate::time::Nanos;
 
 /// The value of `format` in every profile.
@@ -116,6 +117,9 @@ pub struct NodeProfile {
     pub by: By,
     /// `[x, microseconds]`, x strictly increasing.
     pub latency_us: Vec<(u64, f64)>,
+    /// Program nodes that this entry covers, where it is a segment; 1 if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub num_nodes: Option<u32>,
     /// Bytes that a merge in front of this node copies per member.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub merge_bytes_per_member: f64,
@@ -246,6 +250,20 @@ impl ModelProfile {
     pub fn sla(&self) -> Option<Nanos> {
         self.sla_ms.map(Nanos::from_ms_f64)
     }
+
+    /// Program nodes that each entry covers, as positions in their block.
+    pub fn program_segments(&self) -> SegmentRanges {
+        let block = |b: &BlockProfile| {
+            let mut end = 0;
+            let mut cover = |n: &NodeProfile| {
+                let start = end;
+                end += n.num_nodes.unwrap_or(1);
+                start..end
+            };
+            b.nodes.iter().map(&mut cover).collect()
+        };
+        self.blocks.iter().map(block).collect()
+    }
 }
 
 impl BlockProfile {
@@ -281,6 +299,9 @@ impl BlockProfile {
                     "\"members\" (\"rows\" is legal in \"once\" blocks only)",
                     "\"rows\"".into(),
                 );
+            }
+            if node.num_nodes == Some(0) {
+                return fail(format!("{at}.num_nodes"), "at least 1", "0".into());
             }
             if node.latency_us.is_empty() {
                 return fail(

@@ -24,7 +24,9 @@
 
 pub mod arrivals;
 pub mod error;
+pub mod experiment;
 pub mod lengths;
+pub mod report;
 pub mod results;
 pub mod traces;
 pub mod zoo;

@@ -596,6 +596,8 @@ impl State {
         self.counters.launches += nodes;
         self.counters.batched += nodes * u64::from(self.table.at(i).samples);
         self.set_active(lane, id);
+        // Before the notes on what the cursor's advance does to the table.
+        self.actions.push_back(Action::Launch { ticket, lane });
         let mut finishing = Vec::new();
         let spec = &self.config.models[launch.model.index()].blocks[launch.block as usize];
         if (launch.segment as usize) + 1 < spec.segments.len() {
@@ -611,7 +613,6 @@ impl State {
             number,
             finishing,
         });
-        self.actions.push_back(Action::Launch { ticket, lane });
     }
 
     fn set_active(&mut self, lane: LaneId, by: SubBatchId) {

@@ -33,10 +33,12 @@ pub const LAZY: Entry = Entry {
         None => Some(Box::new(Lazy {
             late_admits: false,
             oracle: false,
+            pushed: false,
         })),
         Some("late-admits") => Some(Box::new(Lazy {
             late_admits: true,
             oracle: false,
+            pushed: false,
         })),
         Some(_) => None,
     },
@@ -53,6 +55,7 @@ pub const ORACLE: Entry = Entry {
             Box::new(Lazy {
                 late_admits: false,
                 oracle: true,
+                pushed: false,
             }) as Box<dyn Policy>
         })
     },
@@ -61,16 +64,19 @@ pub const ORACLE: Entry = Entry {
 struct Lazy {
     late_admits: bool,
     oracle: bool,
+    /// Newcomers were pushed at this boundary: what is left of it is to run the top. Some of them
+    /// may stand at a cursor where they could merge, or may all have ended.
+    pushed: bool,
 }
 
 impl Policy for Lazy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let table = view.table();
+        let pushed = std::mem::take(&mut self.pushed);
         let Some(top) = table.from_top(0) else {
             return self.start(view);
         };
-        if !top.has_started() {
-            // Just pushed, at this boundary: the newcomers run alone.
+        if pushed {
             return self.run(view, top);
         }
         if let Some(below) = table.from_top(1).filter(|below| view.can_merge(below, top)) {
@@ -80,6 +86,7 @@ impl Policy for Lazy {
             };
         }
         if let Some((model, n)) = self.candidates(view) {
+            self.pushed = true;
             return Decision::Admit {
                 model,
                 pick: Pick::First(n),
@@ -99,9 +106,10 @@ impl Lazy {
         }
     }
 
-    fn start(&self, view: &View<'_>) -> Decision {
+    fn start(&mut self, view: &View<'_>) -> Decision {
         match view.oldest_head() {
             Some((model, _)) => {
+                self.pushed = true;
                 let n = view.fitting_prefix(model, view.model(model).max_batch);
                 Decision::Admit {
                     model,
@@ -218,12 +226,12 @@ impl Lazy {
     }
 }
 
-/// Known, or predicted for everyone alike.
+/// Known, or predicted for everyone alike; a prediction is at least one step.
 fn output_len(view: &View<'_>, request: &RequestState) -> u32 {
     request
         .request
         .known_output_len
-        .unwrap_or_else(|| view.model(request.request.model).output_len_p90)
+        .unwrap_or_else(|| view.model(request.request.model).output_len_p90.max(1))
 }
 
 fn oldest_deadline(view: &View<'_>, head: &RequestState) -> Time {

@@ -1,0 +1,38 @@
+//! `lazybatch replay`.
+
+use std::io::{BufRead, BufReader};
+
+use lazybatch_engine::journal::{self, Header, JournalError};
+use lazybatch_engine::timeline::Timeline;
+
+use crate::args::ReplayArgs;
+use crate::failure::BadInput;
+
+/// Runs the command.
+pub fn run(args: &ReplayArgs) -> anyhow::Result<()> {
+    let open = || {
+        std::fs::File::open(&args.journal)
+            .map(BufReader::new)
+            .map_err(|e| BadInput(format!("{}: {e}", args.journal.display())))
+    };
+    let replayed = if args.timeline {
+        let mut first = String::new();
+        open()?.read_line(&mut first)?;
+        let header: Header = serde_json::from_str(&first).map_err(|e| JournalError {
+            line: 1,
+            expected: format!("a {} header", journal::FORMAT),
+            got: e.to_string(),
+        })?;
+        let mut timeline = Timeline::new(&header.config()?);
+        let replayed = journal::replay(open()?, &mut timeline)?;
+        print!("{}", timeline.into_text());
+        replayed
+    } else {
+        journal::replay(open()?, &mut ())?
+    };
+    println!(
+        "{}: {} events, {} launches, {} requests ended; every action as recorded, no rule broken",
+        replayed.policy, replayed.events, replayed.launches, replayed.finished
+    );
+    Ok(())
+}
