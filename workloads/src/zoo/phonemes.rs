@@ -41,22 +41,15 @@ const LAYERS: usize = 3;
 const POSITIONS: usize = 32;
 const EPS: f32 = 1e-5;
 
-/// The trained weights that the library carries.
-///
-/// This is the single place to switch on: once `workloads/models/phonemes/model.safetensors` is
-/// committed, it becomes
-/// `Some(include_bytes!("../../models/phonemes/model.safetensors"))`.
-const EMBEDDED: Option<&[u8]> = None;
+/// The trained weights, which the library carries.
+const WEIGHTS: &[u8] = include_bytes!("../../models/phonemes/model.safetensors");
 
-/// The program with the weights that the library carries, or synthetic ones if it carries none.
+/// The trained program: input `letters [len]`, output `tokens [len]`.
 ///
 /// # Errors
-/// A weight file that does not fit.
+/// A bug: the file that the library carries always fits.
 pub fn build() -> Result<Program, Error> {
-    match EMBEDDED {
-        Some(bytes) => program_from_bytes(bytes),
-        None => synthetic(),
-    }
+    program_from_bytes(WEIGHTS)
 }
 
 /// The program with the weights of a file.
