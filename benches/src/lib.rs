@@ -1,1 +1,16 @@
-//! Placeholder front page; replaced by the crate's own.
+//! What benches and measurements share: fixtures, a clock, spreads, and records of results.
+//!
+//! Criterion benches (`cargo bench -p lazybatch-benches`) are for working on the code; the binary
+//! `lazybatch-measure` writes the figures that `benches/results/` keeps. Both time the same
+//! fixtures.
+
+pub mod clock;
+pub mod core_load;
+pub mod matmul;
+pub mod metered;
+pub mod record;
+pub mod spread;
+pub mod tiny;
+
+/// Policies whose steps and decisions are timed.
+pub const POLICIES: [&str; 5] = ["serial", "graph:5", "greedy", "lazy", "oracle"];

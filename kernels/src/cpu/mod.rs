@@ -23,6 +23,7 @@ pub mod math;
 mod model;
 mod ops;
 mod options;
+pub mod peak;
 pub mod pool;
 mod slots;
 mod states;

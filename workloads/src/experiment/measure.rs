@@ -5,7 +5,9 @@
 //! and gives a profile with one node per segment: what one launch costs, its dispatch included.
 //! Loops are timed over their first passes, all members staying in. Medians of interleaved rounds.
 //!
-//! Blocks that run once over a sequence get tables by rows, all others by members.
+//! Blocks that run once over a sequence get tables by rows, all others by members. One request
+//! alone is timed at several lengths, from the shortest of the pool to the longest, as tables by
+//! rows are flat below their first point.
 
 use std::time::Instant;
 
@@ -21,10 +23,12 @@ use crate::error::{Error, Result};
 
 /// Most passes through a loop that are timed.
 const MAX_PASSES: u32 = 12;
-/// Rounds per batch size, unless they take longer than [`ROUND_BUDGET_S`].
+/// Rounds per batch, unless they take longer than [`ROUND_BUDGET_S`].
 const ROUNDS: usize = 5;
-/// Seconds per batch size behind which no further round starts.
+/// Seconds per batch behind which no further round of it starts.
 const ROUND_BUDGET_S: f64 = 2.0;
+/// Lengths at which one request alone is timed.
+const LENGTHS: usize = 5;
 
 /// A measured model.
 #[derive(Clone, Debug)]
@@ -66,21 +70,24 @@ pub fn measure(
     } else {
         per_node
     };
-    let mut sizes: Vec<usize> = std::iter::successors(Some(1), |b| Some(b * 2))
-        .take_while(|&b| b < max_batch as usize)
-        .collect();
-    sizes.push(max_batch as usize);
+    let batches = batches(pool, max_batch as usize);
     let mut tables = Tables::new(&segments);
-    for &size in &sizes {
-        // A pool smaller than the batch repeats.
-        let items: Vec<Item> = pool.iter().cycle().take(size).cloned().collect();
-        let mut warm_up = Tables::new(&segments);
-        run_once(device, program, &segments, &items, &mut warm_up)?;
-        let start = now();
-        for _ in 0..ROUNDS {
-            run_once(device, program, &segments, &items, &mut tables)?;
-            if start.elapsed().as_secs_f64() > ROUND_BUDGET_S {
-                break;
+    for batch in &batches {
+        run_once(
+            device,
+            program,
+            &segments,
+            batch,
+            &mut Tables::new(&segments),
+        )?;
+    }
+    let mut spent_s = vec![0.0; batches.len()];
+    for _ in 0..ROUNDS {
+        for (batch, spent_s) in batches.iter().zip(&mut spent_s) {
+            if *spent_s <= ROUND_BUDGET_S {
+                let start = now();
+                run_once(device, program, &segments, batch, &mut tables)?;
+                *spent_s += start.elapsed().as_secs_f64();
             }
         }
     }
@@ -92,6 +99,25 @@ pub fn measure(
 }
 
 const MODEL: ModelId = ModelId(0);
+
+/// What is timed: single requests of different lengths, then batches of 2, 4, ... `max_batch`.
+fn batches(pool: &[Item], max_batch: usize) -> Vec<Vec<Item>> {
+    let mut by_length: Vec<&Item> = pool.iter().collect();
+    by_length.sort_by_key(|i| i.input_len);
+    let mut alone: Vec<&Item> = (0..LENGTHS)
+        .map(|i| by_length[(pool.len() - 1) * i / (LENGTHS - 1)])
+        .collect();
+    alone.dedup_by_key(|i| i.input_len);
+    let mut batches: Vec<Vec<Item>> = alone.into_iter().map(|i| vec![i.clone()]).collect();
+    let mut size = 2;
+    while size / 2 < max_batch && max_batch > 1 {
+        // A pool smaller than the batch repeats.
+        let items = pool.iter().cycle().take(size.min(max_batch));
+        batches.push(items.cloned().collect());
+        size *= 2;
+    }
+    batches
+}
 
 #[allow(clippy::disallowed_methods, reason = "a profiler reads a clock")]
 fn now() -> Instant {
@@ -293,5 +319,29 @@ fn timed(device: &mut dyn Device, launch: &Launch) -> Result<u64, lazybatch_kern
             let ns = start.elapsed().as_nanos() as u64;
             return done.result.map(|()| ns);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_span_lengths_and_sizes() {
+        let item = |input_len| Item {
+            inputs: Vec::new(),
+            input_len,
+            text: None,
+        };
+        let pool: Vec<Item> = [7, 3, 9, 5, 5, 4, 8].map(item).into();
+        let shape = |max| -> Vec<(usize, u32)> {
+            let first = |b: &Vec<Item>| (b.len(), b[0].input_len);
+            batches(&pool, max).iter().map(first).collect()
+        };
+        let alone = [(1, 3), (1, 4), (1, 5), (1, 7), (1, 9)];
+        assert_eq!(shape(1), alone);
+        assert_eq!(shape(6), [&alone[..], &[(2, 7), (4, 7), (6, 7)]].concat());
+        assert_eq!(shape(8).last(), Some(&(8, 7)));
+        assert_eq!(batches(&pool[3..5], 1).len(), 1, "one length");
     }
 }

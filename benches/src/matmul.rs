@@ -1,0 +1,82 @@
+//! The packed matrix product beside the peak of fused multiply-adds.
+
+use std::hint::black_box;
+
+use lazybatch_graph::WeightSource;
+use lazybatch_kernels::cpu::gemm::{AView, Epilogue, PackedB, gemm};
+use lazybatch_kernels::cpu::level::Level;
+use lazybatch_kernels::cpu::peak::{flops_per_step, multiply_adds};
+use lazybatch_kernels::cpu::pool::Pool;
+
+/// Inner dimension and columns.
+pub const K: usize = 1024;
+/// Columns of the product.
+pub const N: usize = 1024;
+/// Numbers of rows that are measured.
+pub const ROWS: [usize; 5] = [1, 4, 16, 64, 256];
+/// Steps of one peak measurement.
+const PEAK_STEPS: usize = 100_000;
+
+/// `y = x W` with `W: [1024, 1024]`.
+pub struct Product {
+    level: Level,
+    pool: Pool,
+    packed: PackedB,
+    x: Vec<f32>,
+    y: Vec<f32>,
+}
+
+impl Product {
+    /// Packed and ready, for up to the largest of [`ROWS`].
+    pub fn new(level: Level, threads: usize) -> Self {
+        let noise = |seed, num| WeightSource::Seeded { seed, bound: 1.0 }.to_f32(num);
+        let most = ROWS[ROWS.len() - 1];
+        Self {
+            level,
+            pool: Pool::new(threads),
+            packed: PackedB::pack(&noise(1, K * N), K, N),
+            x: noise(2, most * K),
+            y: vec![0.0; most * N],
+        }
+    }
+
+    /// Floating-point operations of [`Product::run`].
+    pub const fn flops(rows: usize) -> f64 {
+        (2 * rows * K * N) as f64
+    }
+
+    /// The product of the first `rows` rows.
+    pub fn run(&mut self, rows: usize) {
+        gemm(
+            &mut self.pool,
+            self.level,
+            true,
+            AView::rows(&self.x, K),
+            rows,
+            self.packed.view(),
+            &mut self.y,
+            N,
+            false,
+            &Epilogue::default(),
+        );
+        black_box(&self.y);
+    }
+
+    /// Floating-point operations of [`Product::run_peak`].
+    pub fn peak_flops(&self) -> f64 {
+        (PEAK_STEPS * flops_per_step(self.level) * self.pool.threads()) as f64
+    }
+
+    /// Independent chains of multiply-adds in registers, on every thread.
+    pub fn run_peak(&mut self) {
+        let level = self.level;
+        self.pool.run(self.pool.threads(), |_| {
+            black_box(multiply_adds(
+                level,
+                PEAK_STEPS,
+                black_box(0.999),
+                black_box(0.001),
+            ));
+        });
+    }
+}

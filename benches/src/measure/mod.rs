@@ -1,0 +1,7 @@
+//! The measurements. Each module has one `run` and writes the lines of one file.
+
+pub mod decision;
+pub mod dispatch;
+pub mod gemm;
+pub mod sim_vs_real;
+pub mod window;

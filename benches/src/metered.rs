@@ -1,0 +1,120 @@
+//! A device that measures what happens between its launches.
+
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use lazybatch_graph::{OutputId, SharedProgram, Tensor};
+use lazybatch_kernels::{Completion, Device, DeviceInfo, Error, OpenRequest, Plan};
+use lazybatch_sla::{Launch, ModelId, Slot, Time};
+
+use crate::clock;
+
+/// One launch and the nanoseconds it took.
+#[derive(Clone, Copy, Debug)]
+pub struct Timed {
+    /// Block of the model.
+    pub block: u32,
+    /// Segment of the block.
+    pub segment: u32,
+    /// Samples of all members.
+    pub samples: u32,
+    /// Rows of all members.
+    pub rows: u64,
+    /// From issue to completion.
+    pub ns: f64,
+}
+
+/// Launches of one run, and the nanoseconds between them.
+#[derive(Clone, Debug, Default)]
+pub struct Meter {
+    /// Each launch.
+    pub launches: Vec<Timed>,
+    /// From the end of each launch to the start of the next.
+    pub gaps: Vec<f64>,
+}
+
+/// Runs launches in place on `inner` and notes when.
+pub struct Metered {
+    inner: Box<dyn Device>,
+    meter: Arc<Mutex<Meter>>,
+    last_end: Option<Instant>,
+}
+
+impl Metered {
+    /// Measures `inner`, which must complete launches in place, into `meter`.
+    pub fn new(inner: Box<dyn Device>, meter: Arc<Mutex<Meter>>) -> Self {
+        Self {
+            inner,
+            meter,
+            last_end: None,
+        }
+    }
+}
+
+impl Device for Metered {
+    fn info(&self) -> DeviceInfo {
+        self.inner.info()
+    }
+
+    fn load(&mut self, model: ModelId, program: SharedProgram) -> Result<(), Error> {
+        self.inner.load(model, program)
+    }
+
+    fn unload(&mut self, model: ModelId) {
+        self.inner.unload(model);
+    }
+
+    fn buckets(&self) -> &[u32] {
+        self.inner.buckets()
+    }
+
+    fn prepare(
+        &mut self,
+        model: ModelId,
+        block: u32,
+        first_node: u32,
+        end_node: u32,
+        bucket: u32,
+    ) -> Result<Plan, Error> {
+        self.inner
+            .prepare(model, block, first_node, end_node, bucket)
+    }
+
+    fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), Error> {
+        self.inner.open(request)
+    }
+
+    fn enqueue(&mut self, now: Time, plan: Plan, launch: &Launch) -> Result<(), Error> {
+        let start = clock::now();
+        let result = self.inner.enqueue(now, plan, launch);
+        let end = clock::now();
+        let mut meter = self.meter.lock().expect("no holder panics");
+        meter.launches.push(Timed {
+            block: launch.block,
+            segment: launch.segment,
+            samples: launch.num_samples(),
+            rows: launch.num_rows(),
+            ns: (end - start).as_nanos() as f64,
+        });
+        if let Some(last) = self.last_end.replace(end) {
+            meter.gaps.push((start - last).as_nanos() as f64);
+        }
+        result
+    }
+
+    fn poll(&mut self, now: Time) -> Option<Completion> {
+        self.inner.poll(now)
+    }
+
+    fn next_completion(&self) -> Option<Time> {
+        self.inner.next_completion()
+    }
+
+    fn emitted(&self, slot: Slot, output: OutputId, from: usize) -> Option<Tensor> {
+        self.inner.emitted(slot, output, from)
+    }
+
+    fn close(&mut self, slot: Slot) -> Vec<Option<Tensor>> {
+        self.inner.close(slot)
+    }
+}

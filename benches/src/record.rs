@@ -1,0 +1,170 @@
+//! Records of results: lines of JSON, and the environment that they come from.
+//!
+//! Lines are appended, so a folder keeps every run that was made into it. They name the processor,
+//! not the host.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Context;
+use lazybatch_kernels::cpu::level::Level;
+use serde_json::{Map, Value, json};
+
+use crate::clock;
+use crate::spread::Spread;
+
+/// The processor.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// Its model name.
+    pub cpu: String,
+    /// Cores that this process may use.
+    pub cores: usize,
+}
+
+impl Machine {
+    /// This one.
+    pub fn here() -> Self {
+        let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let field = |name: &str| {
+            let line = info.lines().find(|l| l.starts_with(name))?;
+            Some(line.split_once(':')?.1.trim().to_string())
+        };
+        Self {
+            cpu: field("model name").unwrap_or_else(|| std::env::consts::ARCH.to_string()),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+        }
+    }
+}
+
+/// Appends lines of one bench to a folder.
+pub struct Recorder {
+    path: PathBuf,
+    bench: String,
+    command: String,
+    machine: Machine,
+}
+
+impl Recorder {
+    /// Lines of `bench` into `folder`, which is made if it is missing.
+    ///
+    /// # Errors
+    /// A folder that cannot be made.
+    pub fn new(folder: &Path, bench: &str, command: &str) -> anyhow::Result<Self> {
+        fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+        Ok(Self {
+            path: folder.join(format!("{bench}.jsonl")),
+            bench: bench.into(),
+            command: command.into(),
+            machine: Machine::here(),
+        })
+    }
+
+    /// Appends the spread of `metric` beside the figures that it belongs to, and prints it.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn line(&self, figures: Value, metric: &str, spread: &Spread) -> anyhow::Result<()> {
+        let mut line = Map::new();
+        line.insert("bench".into(), json!(self.bench));
+        line.insert("date".into(), json!(clock::utc_minute()));
+        let machine = json!({ "cpu": self.machine.cpu, "cores": self.machine.cores });
+        line.insert("machine".into(), machine);
+        line.insert("load_average".into(), load_average());
+        line.insert("command".into(), json!(self.command));
+        if let Value::Object(figures) = &figures {
+            line.extend(figures.clone());
+        }
+        line.insert("metric".into(), json!(metric));
+        line.insert("runs".into(), json!(spread.runs()));
+        line.insert("median".into(), rounded(spread.median()));
+        line.insert("min".into(), rounded(spread.min()));
+        line.insert("max".into(), rounded(spread.max()));
+        println!(
+            "{}: {metric} {} ({} to {}, {} runs) {figures}",
+            self.bench,
+            rounded(spread.median()),
+            rounded(spread.min()),
+            rounded(spread.max()),
+            spread.runs(),
+        );
+        let mut file = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&self.path)
+            .with_context(|| self.path.display().to_string())?;
+        Ok(writeln!(file, "{}", Value::Object(line))?)
+    }
+}
+
+/// Processes that wanted a processor over the last minute, this one included; null where the system
+/// does not say.
+fn load_average() -> Value {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let first = text.split_whitespace().next();
+    json!(first.and_then(|f| f.parse::<f64>().ok()))
+}
+
+/// Six significant digits: more than any clock here is good for.
+pub fn rounded(x: f64) -> Value {
+    let text = format!("{x:.5e}");
+    json!(text.parse::<f64>().unwrap_or(x))
+}
+
+/// Writes `environment.json`: processor, SIMD level, compiler, commit, date.
+///
+/// # Errors
+/// A file that cannot be written.
+pub fn environment(folder: &Path) -> anyhow::Result<()> {
+    fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    let machine = Machine::here();
+    let levels: Vec<_> = Level::available().iter().map(|l| l.name()).collect();
+    let text = json!({
+        "cpu": machine.cpu,
+        "cores": machine.cores,
+        "simd_used": Level::detect().name(),
+        "simd_available": levels,
+        "rustc": output("rustc", &["--version"]),
+        "commit": output("git", &["rev-parse", "--short=12", "HEAD"]),
+        "date": clock::utc_minute(),
+    });
+    let path = folder.join("environment.json");
+    let text = serde_json::to_string_pretty(&text)? + "\n";
+    fs::write(&path, text).with_context(|| path.display().to_string())
+}
+
+/// First line of a command's output, `unknown` without one.
+fn output(program: &str, args: &[&str]) -> String {
+    let output = Command::new(program).args(args).output();
+    let text = output.map_or_else(|_| Vec::new(), |o| o.stdout);
+    let text = String::from_utf8_lossy(&text);
+    text.lines().next().unwrap_or("unknown").to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_carries_figures_and_spread() {
+        let folder = tempfile::tempdir().unwrap();
+        let recorder = Recorder::new(folder.path(), "toy", "toy command").unwrap();
+        let spread = Spread::of(vec![1.0, 3.0, 2.0]);
+        recorder
+            .line(json!({ "policy": "lazy" }), "ns", &spread)
+            .unwrap();
+        let text = fs::read_to_string(folder.path().join("toy.jsonl")).unwrap();
+        let line: Value = serde_json::from_str(text.trim()).unwrap();
+        assert_eq!(line["policy"], "lazy");
+        assert_eq!((&line["median"], &line["runs"]), (&json!(2.0), &json!(3)));
+        assert!(line["machine"]["cores"].as_u64().unwrap() > 0);
+    }
+
+    #[test]
+    fn figures_are_rounded() {
+        assert_eq!(rounded(1_234.567_89), json!(1234.57));
+        assert_eq!(rounded(0.0), json!(0.0));
+    }
+}
