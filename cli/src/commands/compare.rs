@@ -6,12 +6,13 @@ use anyhow::Context;
 use lazybatch_engine::ModelOptions;
 use lazybatch_graph::Tensor;
 use lazybatch_sla::{Nanos, Profile, Time};
-use lazybatch_workloads::arrivals::{Arrival, Limit, Process, Stream, Workload};
+use lazybatch_workloads::arrivals::{Arrival, Limit, Process, Stream, Workload, transform};
 use lazybatch_workloads::experiment::inputs::Item;
 use lazybatch_workloads::experiment::{Call, Served, Serving, words};
 use lazybatch_workloads::lengths::Lengths;
 use lazybatch_workloads::report::{Body, Report, RunReport};
-use lazybatch_workloads::results::{Results, RunResult, completed_latencies};
+use lazybatch_workloads::results::summary::completed_latencies;
+use lazybatch_workloads::results::{Results, RunResult};
 use lazybatch_workloads::traces::{self, arrivals_csv};
 
 use super::profile::{measure, measured_profile};
@@ -172,8 +173,8 @@ fn calls(
         };
         let mut arrivals = traces::read(path, &options)?;
         let rate = args.trace_rate.unwrap_or(DEFAULT_LOAD * capacity);
-        lazybatch_workloads::arrivals::scale_to_rate(&mut arrivals, rate)?;
-        let arrivals = lazybatch_workloads::arrivals::window(&arrivals, Time::ZERO, limit);
+        transform::scale_to_rate(&mut arrivals, rate)?;
+        let arrivals = transform::window(&arrivals, Time::ZERO, limit);
         if arrivals.is_empty() {
             return Err(
                 BadInput(format!("{}: expected arrivals, got none", path.display())).into(),
