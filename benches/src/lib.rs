@@ -5,6 +5,7 @@
 //! fixtures.
 
 pub mod clock;
+pub mod contention;
 pub mod core_load;
 pub mod matmul;
 pub mod metered;

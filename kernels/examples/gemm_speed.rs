@@ -8,7 +8,8 @@ use std::time::Instant;
 
 use lazybatch_graph::WeightSource;
 use lazybatch_kernels::cpu::gemm::{AView, Epilogue, PackedB, gemm};
-use lazybatch_kernels::cpu::level::{Kind, Level};
+use lazybatch_kernels::cpu::level::Level;
+use lazybatch_kernels::cpu::peak::{flops_per_step, multiply_adds};
 use lazybatch_kernels::cpu::pool::Pool;
 
 /// Best seconds of `repeats` runs.
@@ -26,69 +27,14 @@ fn best(repeats: usize, mut f: impl FnMut()) -> f64 {
         .fold(f64::INFINITY, f64::min)
 }
 
-#[cfg(target_arch = "x86_64")]
-mod peak {
-    use std::arch::x86_64::{
-        _mm256_add_ps, _mm256_fmadd_ps, _mm256_set1_ps, _mm256_storeu_ps, _mm512_add_ps,
-        _mm512_fmadd_ps, _mm512_set1_ps, _mm512_storeu_ps,
-    };
-
-    /// Sixteen independent chains of `n` steps, 8 lanes.
-    #[target_feature(enable = "avx2,fma")]
-    pub fn chains256(n: usize, a: f32, b: f32) -> f32 {
-        let (va, vb) = (_mm256_set1_ps(a), _mm256_set1_ps(b));
-        let mut acc = [_mm256_set1_ps(0.5); 12];
-        for _ in 0..n {
-            for c in &mut acc {
-                *c = _mm256_fmadd_ps(va, *c, vb);
-            }
-        }
-        let mut out = [0.0f32; 8];
-        let sum = acc.into_iter().fold(va, |s, c| _mm256_add_ps(s, c));
-        // SAFETY: eight elements.
-        unsafe { _mm256_storeu_ps(out.as_mut_ptr(), sum) };
-        out[0]
-    }
-
-    /// Sixteen independent chains of `n` steps, 16 lanes.
-    #[target_feature(enable = "avx512f")]
-    pub fn chains512(n: usize, a: f32, b: f32) -> f32 {
-        let (va, vb) = (_mm512_set1_ps(a), _mm512_set1_ps(b));
-        let mut acc = [_mm512_set1_ps(0.5); 12];
-        for _ in 0..n {
-            for c in &mut acc {
-                *c = _mm512_fmadd_ps(va, *c, vb);
-            }
-        }
-        let mut out = [0.0f32; 16];
-        let sum = acc.into_iter().fold(va, |s, c| _mm512_add_ps(s, c));
-        // SAFETY: sixteen elements.
-        unsafe { _mm512_storeu_ps(out.as_mut_ptr(), sum) };
-        out[0]
-    }
-}
-
 /// Fused multiply-adds per second of one thread, times two, in units of 1e9.
 fn peak_gflops(level: Level) -> f64 {
-    let n = 200_000;
-    let lanes = match level.kind() {
-        Kind::Portable => return f64::NAN,
-        Kind::Avx2 => 8,
-        Kind::Avx512 => 16,
-    };
+    let steps = 200_000;
     let (a, b) = (black_box(0.999f32), black_box(0.001f32));
     let secs = best(20, || {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: the level proves the instructions.
-        unsafe {
-            black_box(if lanes == 8 {
-                peak::chains256(n, a, b)
-            } else {
-                peak::chains512(n, a, b)
-            });
-        }
+        black_box(multiply_adds(level, steps, a, b));
     });
-    (2 * n * 12 * lanes) as f64 / secs / 1e9
+    (steps * flops_per_step(level)) as f64 / secs / 1e9
 }
 
 fn main() {

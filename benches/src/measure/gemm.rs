@@ -2,6 +2,7 @@
 
 use lazybatch_benches::clock;
 use lazybatch_benches::matmul::{K, N, Product, ROWS};
+use lazybatch_benches::record::rounded;
 use lazybatch_benches::spread::Spread;
 use lazybatch_kernels::cpu::level::Level;
 use serde_json::json;
@@ -32,7 +33,7 @@ pub fn run(settings: &Settings) -> anyhow::Result<()> {
             let figures = json!({
                 "what": "product", "simd": level.name(), "threads": threads,
                 "rows": rows, "k": K, "n": N,
-                "share_of_peak_median": Spread::of(shares).median(),
+                "share_of_peak_median": rounded(Spread::of(shares).median()),
             });
             recorder.line(figures, "gflops", &Spread::of(speed.clone()))?;
         }

@@ -9,6 +9,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use lazybatch_benches::contention::Contention;
 use lazybatch_benches::metered::{Meter, Metered, Timed};
 use lazybatch_benches::record::{Recorder, rounded};
 use lazybatch_benches::spread::Spread;
@@ -45,6 +46,9 @@ const PROFILE_POOL: usize = 64;
 
 type MadeDevice = lazybatch_workloads::Result<Box<dyn Device>>;
 
+/// Share of the machine's processor time that others may take in a repetition called calm.
+const CALM: f64 = 0.05;
+
 /// What all repetitions share.
 struct Bench<'a> {
     settings: &'a Settings,
@@ -63,6 +67,17 @@ struct Outcome {
     p99_ratio: Vec<f64>,
     batch_ratio: Vec<f64>,
     launch_ratio: Vec<f64>,
+    /// Share of the machine that others took, while the tables were measured and in the run.
+    others: Vec<(f64, f64)>,
+}
+
+impl Outcome {
+    /// Ratios of the repetitions in which others took less than [`CALM`] of the machine.
+    fn calm(&self) -> Vec<f64> {
+        let is_calm = |o: &(f64, f64)| o.0.max(o.1) < CALM;
+        let pairs = self.ratio.iter().zip(&self.others);
+        pairs.filter(|(_, o)| is_calm(o)).map(|(&r, _)| r).collect()
+    }
 }
 
 /// Runs the measurement.
@@ -88,11 +103,15 @@ pub fn run(settings: &Settings) -> anyhow::Result<()> {
     let mut outcomes: Vec<Outcome> = POLICIES.iter().map(|_| Outcome::default()).collect();
     let mut dispatch = Vec::new();
     for _ in 0..settings.repeats {
+        let contention = Contention::watch();
         let mut profile = bench.measured()?;
         profile.dispatch_us = bench.dispatch_us(&profile)?;
         dispatch.push(profile.dispatch_us);
+        let profiling = contention.share();
         for (policy, outcome) in POLICIES.iter().zip(&mut outcomes) {
+            let contention = Contention::watch();
             bench.compare(&profile, policy, &calls, &arrivals, outcome)?;
+            outcome.others.push((profiling, contention.share()));
         }
     }
     bench.record(&recorder, &outcomes, &dispatch, capacity)
@@ -255,9 +274,12 @@ impl Bench<'_> {
                 "simulated_mean_ms_median": median(&outcome.simulated_ms),
                 "p99_ratio_median": median(&outcome.p99_ratio),
                 "mean_batch_ratio_median": median(&outcome.batch_ratio),
+                "others_while_profiling": all(&outcome.others.iter().map(|o| o.0).collect::<Vec<_>>()),
+                "others_while_serving": all(&outcome.others.iter().map(|o| o.1).collect::<Vec<_>>()),
                 "launch_time_ratios": all(&outcome.launch_ratio),
                 "dispatch_us_median": median(dispatch),
                 "ratios": all(&outcome.ratio),
+                "calm_ratios": all(&outcome.calm()),
             });
             let ratio = Spread::of(outcome.ratio.clone());
             recorder.line(figures, "simulated_over_real_mean_latency", &ratio)?;

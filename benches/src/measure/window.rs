@@ -8,6 +8,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use lazybatch_benches::clock;
+use lazybatch_benches::record::rounded;
 use lazybatch_benches::spread::Spread;
 use lazybatch_benches::tiny;
 use lazybatch_engine::{Engine, ModelOptions, Options};
@@ -50,7 +51,7 @@ pub fn run(settings: &Settings) -> anyhow::Result<()> {
         let late = Spread::of(late);
         let figures = json!({
             "what": what, "window_ms": 5, "target_ms": 0.3,
-            "p99": late.percentile(99), "p90": late.percentile(90),
+            "p90": rounded(late.percentile(90)), "p99": rounded(late.percentile(99)),
         });
         recorder.line(figures, "late_ms", &late)?;
     }

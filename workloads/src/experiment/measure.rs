@@ -3,7 +3,8 @@
 //! Two passes. The first times every node alone at batch 1 and forms segments from those times.
 //! The second times every segment at each batch size, requests taken from a pool of real inputs,
 //! and gives a profile with one node per segment: what one launch costs, its dispatch included.
-//! Loops are timed over their first passes, all members staying in. Medians of interleaved rounds.
+//! Loops are timed over their first passes, all members staying in. Means over interleaved rounds,
+//! without outliers.
 //!
 //! Blocks that run once over a sequence get tables by rows, all others by members. One request
 //! alone is timed at several lengths, from the shortest of the pool to the longest, as tables by
@@ -140,19 +141,14 @@ impl Tables {
         }
     }
 
-    fn medians(&self, block: usize, segment: usize, by: By) -> Vec<(u64, u64)> {
+    fn points(&self, block: usize, segment: usize, by: By) -> Vec<(u64, u64)> {
         let mut by_x: std::collections::BTreeMap<u64, Vec<u64>> = std::collections::BTreeMap::new();
         for &(members, rows, ns) in &self.samples[block][segment] {
             by_x.entry(if by == By::Rows { rows } else { members })
                 .or_default()
                 .push(ns);
         }
-        by_x.into_iter()
-            .map(|(x, mut ns)| {
-                ns.sort_unstable();
-                (x, ns[ns.len() / 2])
-            })
-            .collect()
+        by_x.into_iter().map(|(x, ns)| (x, typical(ns))).collect()
     }
 
     fn profile(&self, program: &Program, segments: &SegmentRanges, max_batch: u32) -> ModelProfile {
@@ -166,7 +162,7 @@ impl Tables {
             };
             let nodes = segments[b].iter().enumerate().map(|(s, range)| {
                 let name = |n: u32| program.node(block.nodes[n as usize]).name.clone();
-                let points = self.medians(b, s, by);
+                let points = self.points(b, s, by);
                 NodeProfile {
                     name: match range.end - range.start {
                         1 => name(range.start),
@@ -202,6 +198,15 @@ impl Tables {
     }
 }
 
+/// The mean, which is what a queue feels, without samples of over three times the median, which
+/// are interruptions by other processes.
+fn typical(mut ns: Vec<u64>) -> u64 {
+    ns.sort_unstable();
+    let most = 3 * ns[ns.len() / 2];
+    ns.retain(|&n| n <= most);
+    ns.iter().sum::<u64>() / ns.len() as u64
+}
+
 /// Shortest runs of nodes of at least `min_ns`; what is left joins the last run.
 fn cut(alone: &Tables, min_ns: u64) -> SegmentRanges {
     let block = |b: usize| {
@@ -210,7 +215,7 @@ fn cut(alone: &Tables, min_ns: u64) -> SegmentRanges {
         let num = alone.samples[b].len() as u32;
         for n in 0..num {
             sum += alone
-                .medians(b, n as usize, By::Members)
+                .points(b, n as usize, By::Members)
                 .first()
                 .map_or(0, |p| p.1);
             if sum >= min_ns {
@@ -325,6 +330,13 @@ fn timed(device: &mut dyn Device, launch: &Launch) -> Result<u64, lazybatch_kern
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn means_leave_interruptions_out() {
+        assert_eq!(typical(vec![10, 12, 1000, 14, 12]), 12);
+        assert_eq!(typical(vec![5]), 5);
+        assert_eq!(typical(vec![0, 0]), 0);
+    }
 
     #[test]
     fn batches_span_lengths_and_sizes() {
