@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::Settings;
 
 /// Steps per repetition.
-const STEPS: usize = 20_000;
+const STEPS: usize = 2_000;
 
 /// Runs the measurement.
 pub fn run(settings: &Settings) -> anyhow::Result<()> {

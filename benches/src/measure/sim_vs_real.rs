@@ -1,11 +1,12 @@
 //! How well simulation over a measured profile predicts served latency.
 //!
-//! One repetition: measure the trained model's latency tables; measure what the driver spends
-//! between two launches of a serial pass, which becomes the profile's `dispatch_us`; then, policy
-//! by policy, serve and simulate the same arrivals at half of measured capacity. The simulator gets
-//! true output lengths, both get the 90th percentile of those as prediction. The ratio of mean
-//! latencies is taken within the repetition, so that a machine that is slower for a while is slower
-//! on both sides.
+//! One repetition, policy by policy: measure the trained model's latency tables, serve arrivals at
+//! half of measured capacity, simulate the same ones. The simulator gets true output
+//! lengths, both get the 90th percentile of those as prediction. The profile's `dispatch_us` is the
+//! median time between two launches of the served run, which is what driver and policy spend while
+//! there is work. The ratio of mean latencies is taken within the repetition, so that a machine
+//! that is slower for a while is slower on both sides; beside it stands what others took of the
+//! machine meanwhile.
 
 use std::sync::{Arc, Mutex};
 
@@ -67,6 +68,7 @@ struct Outcome {
     p99_ratio: Vec<f64>,
     batch_ratio: Vec<f64>,
     launch_ratio: Vec<f64>,
+    dispatch_us: Vec<f64>,
     /// Share of the machine that others took, while the tables were measured and in the run.
     others: Vec<(f64, f64)>,
 }
@@ -101,20 +103,17 @@ pub fn run(settings: &Settings) -> anyhow::Result<()> {
     let calls = bench.calls(LOAD * capacity)?;
     let arrivals = bench.arrivals(&calls);
     let mut outcomes: Vec<Outcome> = POLICIES.iter().map(|_| Outcome::default()).collect();
-    let mut dispatch = Vec::new();
     for _ in 0..settings.repeats {
-        let contention = Contention::watch();
-        let mut profile = bench.measured()?;
-        profile.dispatch_us = bench.dispatch_us(&profile)?;
-        dispatch.push(profile.dispatch_us);
-        let profiling = contention.share();
         for (policy, outcome) in POLICIES.iter().zip(&mut outcomes) {
+            let contention = Contention::watch();
+            let profile = bench.measured()?;
+            let profiling = contention.share();
             let contention = Contention::watch();
             bench.compare(&profile, policy, &calls, &arrivals, outcome)?;
             outcome.others.push((profiling, contention.share()));
         }
     }
-    bench.record(&recorder, &outcomes, &dispatch, capacity)
+    bench.record(&recorder, &outcomes, capacity)
 }
 
 impl Bench<'_> {
@@ -184,15 +183,6 @@ impl Bench<'_> {
         move || Ok(Box::new(Metered::new(plain()?, meter.clone())) as Box<dyn Device>)
     }
 
-    /// What the driver spends between two launches of a serial pass: the mean, as the requests in
-    /// between are opened and closed in that time.
-    fn dispatch_us(&self, profile: &Profile) -> anyhow::Result<f64> {
-        let meter = Arc::new(Mutex::new(Meter::default()));
-        self.serving(profile, &self.metered(&meter)).serial_pass()?;
-        let meter = meter.lock().expect("no holder panics");
-        Ok(Spread::of(meter.gaps.clone()).mean() / 1e3)
-    }
-
     /// Poisson arrivals over the pool, neighbours far apart in it.
     fn calls(&self, rate: f64) -> anyhow::Result<Vec<Call>> {
         let process = Process::Poisson { rate_rps: rate };
@@ -225,8 +215,17 @@ impl Bench<'_> {
         let meter = Arc::new(Mutex::new(Meter::default()));
         let device = self.metered(&meter);
         let served = self.serving(profile, &device).run(policy, calls)?;
+        let (launch_ratio, dispatch_us) = {
+            let meter = meter.lock().expect("no holder panics");
+            let gaps = Spread::of(meter.gaps.clone());
+            (launch_ratio(profile, &meter.launches), gaps.median() / 1e3)
+        };
+        let profile = Profile {
+            dispatch_us,
+            ..profile.clone()
+        };
         let simulation = Simulation {
-            profile,
+            profile: &profile,
             arrivals,
             sla: Some(self.sla),
             segment: 1,
@@ -241,8 +240,8 @@ impl Bench<'_> {
         let (real_mean, sim_mean) = (real.mean(), sim.mean());
         let batch =
             |c: &lazybatch_workloads::results::Counters| c.members as f64 / c.launches as f64;
-        let launches = &meter.lock().expect("no holder panics").launches;
-        outcome.launch_ratio.push(launch_ratio(profile, launches));
+        outcome.launch_ratio.push(launch_ratio);
+        outcome.dispatch_us.push(dispatch_us);
         outcome.real_ms.push(real_mean);
         outcome.simulated_ms.push(sim_mean);
         outcome.ratio.push(sim_mean / real_mean);
@@ -259,7 +258,6 @@ impl Bench<'_> {
         &self,
         recorder: &Recorder,
         outcomes: &[Outcome],
-        dispatch: &[f64],
         capacity: f64,
     ) -> anyhow::Result<()> {
         let median = |samples: &[f64]| rounded(Spread::of(samples.to_vec()).median());
@@ -277,7 +275,7 @@ impl Bench<'_> {
                 "others_while_profiling": all(&outcome.others.iter().map(|o| o.0).collect::<Vec<_>>()),
                 "others_while_serving": all(&outcome.others.iter().map(|o| o.1).collect::<Vec<_>>()),
                 "launch_time_ratios": all(&outcome.launch_ratio),
-                "dispatch_us_median": median(dispatch),
+                "dispatch_us_median": median(&outcome.dispatch_us),
                 "ratios": all(&outcome.ratio),
                 "calm_ratios": all(&outcome.calm()),
             });
