@@ -7,6 +7,7 @@ mod args;
 mod commands;
 mod failure;
 mod models;
+mod output;
 mod progress;
 
 use std::process::ExitCode;
@@ -28,7 +29,7 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("lazybatch: {error:#}");
+            eprintln!("lazybatch: {}", failure::message(&error));
             if failure::is_bad_input(&error) {
                 ExitCode::from(2)
             } else {
