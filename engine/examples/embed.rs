@@ -14,7 +14,8 @@ use lazybatch_graph::{At, DType, Error, Program, ProgramBuilder, Repeat, Tensor}
 use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
 use lazybatch_sla::Nanos;
 
-/// Reads letters with an LSTM and writes ids until it says stop, at most 20.
+/// Reads letters with an LSTM, whose state starts a second one that writes ids until it says
+/// stop, at most 20.
 fn model() -> Result<Program, Error> {
     let (vocab, hidden) = (30, 64);
     let mut b = ProgramBuilder::new("tiny");
@@ -25,12 +26,17 @@ fn model() -> Result<Program, Error> {
     b.begin_block("reader", Repeat::PerInputStep { stride: 1 });
     let x = b.read_input_at("letter", letters, At::Step);
     let x = b.embed("embed", x, vocab, hidden);
-    let _ = b.lstm("lstm", x, hidden);
+    let (memory, w) = (
+        b.lstm_state("memory", hidden),
+        b.lstm_weights("read", hidden, hidden),
+    );
+    let _ = b.lstm_cell("reader.lstm", x, w, None, memory.h, memory.c);
 
     b.begin_block("writer", Repeat::UntilStop { max: 20 });
     let x = b.vec_read("last", token);
     let x = b.embed("embed_out", x, vocab, hidden);
-    let h = b.lstm("lstm_out", x, hidden);
+    let w = b.lstm_weights("write", hidden, hidden);
+    let h = b.lstm_cell("writer.lstm", x, w, None, memory.h, memory.c);
     let logits = b.dense("logits", h, vocab, None);
     let next = b.arg_max("next", logits);
     b.vec_write("remember", token, next);

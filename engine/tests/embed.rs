@@ -22,11 +22,16 @@ fn model() -> Program {
     b.begin_block("reader", Repeat::PerInputStep { stride: 1 });
     let x = b.read_input_at("letter", letters, At::Step);
     let x = b.embed("embed", x, vocab, hidden);
-    let _ = b.lstm("lstm", x, hidden);
+    let (memory, w) = (
+        b.lstm_state("memory", hidden),
+        b.lstm_weights("read", hidden, hidden),
+    );
+    let _ = b.lstm_cell("reader.lstm", x, w, None, memory.h, memory.c);
     b.begin_block("writer", Repeat::UntilStop { max: MAX_STEPS });
     let x = b.vec_read("last", token);
     let x = b.embed("embed_out", x, vocab, hidden);
-    let h = b.lstm("lstm_out", x, hidden);
+    let w = b.lstm_weights("write", hidden, hidden);
+    let h = b.lstm_cell("writer.lstm", x, w, None, memory.h, memory.c);
     let logits = b.dense("logits", h, vocab, None);
     let next = b.arg_max("next", logits);
     b.vec_write("remember", token, next);

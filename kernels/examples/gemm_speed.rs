@@ -1,6 +1,7 @@
 //! Prints the speed of `y = x W` against the measured peak of fused multiply-adds.
 //!
 //! `cargo run --release -p lazybatch-kernels --example gemm_speed [K N]`
+#![allow(unsafe_code, reason = "the peak is measured with intrinsics")]
 
 use std::hint::black_box;
 use std::time::Instant;

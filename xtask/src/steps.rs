@@ -46,6 +46,11 @@ const STEPS: &[Step] = &[
         },
     },
     Step {
+        name: "models",
+        about: "pretrained models that tests compare with",
+        run: |root| crate::models::ensure(root).map(|()| true),
+    },
+    Step {
         name: "tests",
         about: "unit, property and integration tests",
         run: tests,
@@ -135,11 +140,9 @@ fn table(results: &[(&str, bool, Duration)]) -> String {
 /// nextest where it is installed, else cargo's own runner.
 fn tests(root: &Path) -> Result<bool> {
     let has_nextest = host::first_line(host::cargo().args(["nextest", "--version"])).is_ok();
-    if has_nextest {
-        return cargo(root, &["nextest", "run", "--workspace", "--no-fail-fast"]);
-    }
-    cargo(
-        root,
+    let runner: &[&str] = if has_nextest {
+        &["nextest", "run", "--workspace", "--no-fail-fast"]
+    } else {
         &[
             "test",
             "--workspace",
@@ -147,7 +150,15 @@ fn tests(root: &Path) -> Result<bool> {
             "--bins",
             "--tests",
             "--no-fail-fast",
-        ],
+        ]
+    };
+    // The step before has fetched the models, so their absence is a failure here.
+    let mut command = host::cargo();
+    status(
+        command
+            .args(runner)
+            .env("LAZYBATCH_REQUIRE_MODELS", "1")
+            .current_dir(root),
     )
 }
 

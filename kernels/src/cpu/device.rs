@@ -164,6 +164,7 @@ impl CpuDevice {
         let mut frame = self.frames.take(key);
         let mut env = Env {
             pool: &mut self.pool,
+            parallel_flops: self.options.parallel_flops,
             level: self.options.level,
             buffers: &mut self.buffers,
             slots: &mut self.slots,

@@ -18,9 +18,6 @@ use super::pool::Pool;
 use super::slots::Slots;
 use super::states::StatePools;
 
-/// Floating-point operations from which a node is spread over threads.
-const PARALLEL_FLOPS: usize = 400_000;
-
 /// Results of a node.
 pub type Outs = SmallVec<[Buf; 2]>;
 
@@ -29,6 +26,8 @@ pub type Outs = SmallVec<[Buf; 2]>;
 pub struct Env<'a> {
     /// Threads.
     pub pool: &'a mut Pool,
+    /// Floating-point operations from which a node is spread over threads.
+    pub parallel_flops: usize,
     /// Instructions.
     pub level: Level,
     /// Free buffers.
@@ -44,23 +43,24 @@ pub struct Env<'a> {
 impl Env<'_> {
     /// Whether that much work is worth waking other threads.
     pub fn parallel(&self, flops: usize) -> bool {
-        self.pool.threads() > 1 && flops >= PARALLEL_FLOPS
+        self.pool.threads() > 1 && flops >= self.parallel_flops
     }
 
     /// Runs `f` on ranges that cover `0..num`, in parallel if it is worth it.
     pub fn split<F: Fn(std::ops::Range<usize>) + Sync>(&mut self, num: usize, flops: usize, f: F) {
-        split(self.pool, num, flops, f);
+        let parallel = self.parallel(flops);
+        split(self.pool, parallel, num, f);
     }
 }
 
-/// Runs `f` on ranges that cover `0..num`, on the pool if `flops` is worth it.
+/// Runs `f` on ranges that cover `0..num`, on the pool if `parallel`.
 pub fn split<F: Fn(std::ops::Range<usize>) + Sync>(
     pool: &mut Pool,
+    parallel: bool,
     num: usize,
-    flops: usize,
     f: F,
 ) {
-    if pool.threads() == 1 || flops < PARALLEL_FLOPS || num < 2 {
+    if !parallel || num < 2 {
         f(0..num);
         return;
     }

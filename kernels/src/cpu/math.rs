@@ -6,6 +6,11 @@
 //! Source: `exp` by Cody and Waite's reduction with the degree-6 polynomial of Cephes `expf`;
 //! `tanh` and `erf` by the rational minimax approximations of Eigen (`ptanh_float`, `perf_float`).
 
+#![allow(
+    clippy::excessive_precision,
+    reason = "coefficients as they are published"
+)]
+
 use lazybatch_graph::{Act, Bin};
 
 use super::level::simd;

@@ -8,6 +8,9 @@ use crate::custom::KernelRegistry;
 pub struct CpuOptions {
     /// Threads, the calling one included. Default: all that the system offers.
     pub threads: usize,
+    /// Floating-point operations of a node from which it is spread over threads; smaller ones run
+    /// on the calling thread alone.
+    pub parallel_flops: usize,
     /// Instructions. Default: the best of this processor.
     pub level: Level,
     /// Most requests of the greatest length that the sequence states of one model hold at once.
@@ -24,6 +27,7 @@ impl Default for CpuOptions {
     fn default() -> Self {
         Self {
             threads: std::thread::available_parallelism().map_or(1, usize::from),
+            parallel_flops: 400_000,
             level: Level::detect(),
             max_open: 256,
             state_bytes: 2 << 30,

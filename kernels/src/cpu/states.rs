@@ -112,11 +112,9 @@ impl StatePools {
             })
             .collect();
         let each: usize = pages.iter().map(|(n, f)| n * PAGE * f * 4).sum();
-        let fit = if each == 0 {
-            max_open
-        } else {
-            max_open.min(budget / each)
-        };
+        let fit = budget
+            .checked_div(each)
+            .map_or(max_open, |n| n.min(max_open));
         let pools = pages
             .into_iter()
             .map(|(n, features)| PagePool {

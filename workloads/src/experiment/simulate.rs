@@ -12,7 +12,7 @@ use lazybatch_engine::driver::{Judge, Observer};
 use lazybatch_engine::journal::{Header, Writer};
 use lazybatch_engine::policy;
 use lazybatch_kernels::{Noise, SimDevice};
-use lazybatch_sla::{ModelId, Nanos, Profile, Time};
+use lazybatch_sla::{ModelId, Nanos, OutputLen, Profile, Time};
 
 use crate::arrivals::Arrival;
 use crate::error::{Error, Result};
@@ -65,15 +65,8 @@ impl Simulation<'_> {
     }
 
     fn output_p90(&self, model: &str) -> u32 {
-        let mut lens: Vec<u32> = self
-            .arrivals
-            .iter()
-            .filter(|a| &*a.model == model)
-            .map(|a| a.output_len)
-            .collect();
-        lens.sort_unstable();
-        let rank = (lens.len() * 9).div_ceil(10).max(1);
-        lens.get(rank - 1).copied().unwrap_or(1).max(1)
+        let of_model = self.arrivals.iter().filter(|a| &*a.model == model);
+        OutputLen::covering(OutputLen::COVERAGE, of_model.map(|a| a.output_len)).predict()
     }
 
     /// The arrivals as the driver takes them.

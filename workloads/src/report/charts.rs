@@ -134,7 +134,7 @@ impl BarChart {
         if let Some((name, at)) = mark {
             let x = left + at * scale;
             svg.line("mark", (x, TOP - 2.0), (x, bottom + 2.0));
-            let text = format!("{name} {}", plain(at));
+            let text = format!("{name} {}", mark_label(at));
             svg.text(
                 "note",
                 if x > BAR_WIDTH - 90.0 {
@@ -230,7 +230,7 @@ pub fn latency_cdf(runs: &[(usize, &RunReport)]) -> String {
             "note",
             anchor,
             (x(sla_ms), y(1.0) - 10.0),
-            &format!("SLA {}", plain(sla_ms)),
+            &format!("SLA {}", mark_label(sla_ms)),
         );
     }
     for ((colour, run), line) in runs.iter().zip(&lines) {
@@ -314,7 +314,16 @@ fn one_two_five(low: f64, high: f64) -> impl Iterator<Item = f64> {
     (first..=last).flat_map(|power| [1.0, 2.0, 5.0].map(|digit| digit * 10.0_f64.powi(power)))
 }
 
-/// A value to mark, without needless zeros.
+/// The value of a marked line: whole where it is whole, else as in the table.
+fn mark_label(value: f64) -> String {
+    if value.fract() == 0.0 {
+        plain(value)
+    } else {
+        number(value)
+    }
+}
+
+/// A tick's value, without needless zeros.
 fn plain(value: f64) -> String {
     let text = format!("{value:.6}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
@@ -355,6 +364,14 @@ mod tests {
         ] {
             assert!(svg.contains(&part), "{part} missing in\n{svg}");
         }
+    }
+
+    #[test]
+    fn marks_are_labelled_shortly() {
+        assert_eq!(
+            [100.0, 2000.0, 389.431929, 0.5].map(mark_label),
+            ["100", "2000", "389.4", "0.500"]
+        );
     }
 
     #[test]

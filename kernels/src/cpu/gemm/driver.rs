@@ -15,6 +15,9 @@ use crate::cpu::pool::{Pool, Shards};
 /// Rows whose copies stay in the second-level cache.
 const MC: usize = 96;
 
+/// Panels whose results stay in the second-level cache over all blocks of `k`.
+const NC: usize = 32;
+
 /// Fewest rows of a product from which copying the left side pays.
 const COPY_ROWS: usize = 5;
 
@@ -172,7 +175,12 @@ pub unsafe fn gemm_range(
     LEFT.with_borrow_mut(|left| {
         for m0 in rows.clone().step_by(MC) {
             let chunk = m0..(m0 + MC).min(rows.end);
-            for (block, k0) in (0..b.k).step_by(KC).enumerate() {
+            let blocks = (0..b.k).step_by(KC).enumerate();
+            let parts = cols
+                .clone()
+                .step_by(NC)
+                .flat_map(|p| blocks.clone().map(move |b| (p, b)));
+            for (p, (block, k0)) in parts {
                 let kb = KC.min(b.k - k0);
                 let source = &a.data[block * a.block_stride..];
                 let (left, lda) = if copy {
@@ -197,7 +205,7 @@ pub unsafe fn gemm_range(
                     epi: (block == last_block && !epi.is_empty()).then_some(epi),
                 };
                 // SAFETY: the rectangle is the caller's, sides were checked above.
-                unsafe { part.run(chunk.clone(), cols.clone()) };
+                unsafe { part.run(chunk.clone(), p..(p + NC).min(cols.end)) };
             }
         }
     });

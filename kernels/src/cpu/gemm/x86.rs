@@ -11,6 +11,89 @@ use super::tile::{A_STRIDE, NR, Tile};
 /// How far ahead of the multiplication a panel is fetched, in elements: 1 KiB.
 const AHEAD: usize = 256;
 
+/// Steps of `k` per turn of the loop.
+const UNROLL: usize = 4;
+
+/// Rows from which a tile computes long enough for the hardware to fetch its panels.
+const BUSY_ROWS: usize = 4;
+
+/// One step of the chains of a tile: column `k` of the left side times row `k` of the panels.
+///
+/// # Safety
+/// AVX-512 F; `a` and `b` point to `R` rows `lda` apart and `P` panels `ldb` apart.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn step512<const R: usize, const P: usize>(
+    acc: &mut [[__m512; P]; R],
+    a: *const f32,
+    lda: usize,
+    b: *const f32,
+    ldb: usize,
+) {
+    // SAFETY: the caller vouches for rows and panels; prefetches may point anywhere.
+    unsafe {
+        let mut row: [__m512; P] = [_mm512_setzero_ps(); P];
+        for p in 0..P {
+            row[p] = _mm512_loadu_ps(b.add(p * ldb));
+            if R < BUSY_ROWS {
+                _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(p * ldb + AHEAD).cast());
+            }
+        }
+        for r in 0..R {
+            let x = _mm512_set1_ps(*a.add(r * lda));
+            for p in 0..P {
+                acc[r][p] = _mm512_fmadd_ps(x, row[p], acc[r][p]);
+            }
+        }
+    }
+}
+
+/// As [`step512`], a panel being two vectors.
+///
+/// # Safety
+/// AVX2 and FMA; `a` and `b` point to `R` rows `lda` apart and `V / 2` panels `ldb` apart.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn step256<const R: usize, const V: usize>(
+    acc: &mut [[__m256; V]; R],
+    a: *const f32,
+    lda: usize,
+    b: *const f32,
+    ldb: usize,
+) {
+    // SAFETY: as in `step512`.
+    unsafe {
+        let mut row: [__m256; V] = [_mm256_setzero_ps(); V];
+        for v in 0..V {
+            row[v] = _mm256_loadu_ps(b.add((v / 2) * ldb + (v % 2) * 8));
+        }
+        if R < BUSY_ROWS {
+            for p in 0..V / 2 {
+                _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(p * ldb + AHEAD).cast());
+            }
+        }
+        if R < V {
+            // The left column is the smaller side to keep in registers.
+            let mut x: [__m256; R] = [_mm256_setzero_ps(); R];
+            for r in 0..R {
+                x[r] = _mm256_set1_ps(*a.add(r * lda));
+            }
+            for v in 0..V {
+                for r in 0..R {
+                    acc[r][v] = _mm256_fmadd_ps(x[r], row[v], acc[r][v]);
+                }
+            }
+            return;
+        }
+        for r in 0..R {
+            let x = _mm256_set1_ps(*a.add(r * lda));
+            for v in 0..V {
+                acc[r][v] = _mm256_fmadd_ps(x, row[v], acc[r][v]);
+            }
+        }
+    }
+}
+
 /// `R` rows by `P` panels; `LDA` is the distance of left rows, or 0 to take it from the tile.
 ///
 /// # Safety
@@ -29,22 +112,16 @@ unsafe fn tile512<const R: usize, const P: usize, const LDA: usize>(t: &Tile) {
                 }
             }
         }
-        let mut b_at = t.b;
-        let mut a_at = t.a;
-        for _ in 0..t.k {
-            let mut b: [__m512; P] = [_mm512_setzero_ps(); P];
-            for p in 0..P {
-                b[p] = _mm512_loadu_ps(b_at.add(p * t.ldb));
-                _mm_prefetch::<_MM_HINT_T0>(b_at.wrapping_add(p * t.ldb + AHEAD).cast());
+        let mut k = 0;
+        while k + UNROLL <= t.k {
+            for u in 0..UNROLL {
+                step512::<R, P>(&mut acc, t.a.add(k + u), lda, t.b.add((k + u) * NR), t.ldb);
             }
-            for r in 0..R {
-                let a = _mm512_set1_ps(*a_at.add(r * lda));
-                for p in 0..P {
-                    acc[r][p] = _mm512_fmadd_ps(a, b[p], acc[r][p]);
-                }
-            }
-            b_at = b_at.add(NR);
-            a_at = a_at.add(1);
+            k += UNROLL;
+        }
+        while k < t.k {
+            step512::<R, P>(&mut acc, t.a.add(k), lda, t.b.add(k * NR), t.ldb);
+            k += 1;
         }
         for r in 0..R {
             for p in 0..P {
@@ -71,24 +148,16 @@ unsafe fn tile256<const R: usize, const V: usize, const LDA: usize>(t: &Tile) {
                 }
             }
         }
-        let mut b_at = t.b;
-        let mut a_at = t.a;
-        for _ in 0..t.k {
-            let mut b: [__m256; V] = [_mm256_setzero_ps(); V];
-            for v in 0..V {
-                b[v] = _mm256_loadu_ps(b_at.add((v / 2) * t.ldb + (v % 2) * 8));
+        let mut k = 0;
+        while k + UNROLL <= t.k {
+            for u in 0..UNROLL {
+                step256::<R, V>(&mut acc, t.a.add(k + u), lda, t.b.add((k + u) * NR), t.ldb);
             }
-            for p in 0..V / 2 {
-                _mm_prefetch::<_MM_HINT_T0>(b_at.wrapping_add(p * t.ldb + AHEAD).cast());
-            }
-            for r in 0..R {
-                let a = _mm256_set1_ps(*a_at.add(r * lda));
-                for v in 0..V {
-                    acc[r][v] = _mm256_fmadd_ps(a, b[v], acc[r][v]);
-                }
-            }
-            b_at = b_at.add(NR);
-            a_at = a_at.add(1);
+            k += UNROLL;
+        }
+        while k < t.k {
+            step256::<R, V>(&mut acc, t.a.add(k), lda, t.b.add(k * NR), t.ldb);
+            k += 1;
         }
         for r in 0..R {
             for v in 0..V {

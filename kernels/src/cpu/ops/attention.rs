@@ -224,10 +224,11 @@ pub fn state_attention(
     let lead = v.ty(0).lead();
     let rows: Vec<(usize, &Mem)> = rows_of(v, lead);
     let (slots, states) = (&*env.slots, &*env.states);
-    let flops = rows
+    let flops: usize = rows
         .iter()
         .map(|(_, m)| slots.open(m.slot).sequences[keys.index()].len * heads.query * dim * 4)
         .sum();
+    let parallel = env.pool.threads() > 1 && flops >= env.parallel_flops;
     let shards = Shards::new(&mut out);
     let task = |range: std::ops::Range<usize>| {
         for item in range {
@@ -266,7 +267,7 @@ pub fn state_attention(
             });
         }
     };
-    split(env.pool, rows.len() * heads.query, flops, task);
+    split(env.pool, parallel, rows.len() * heads.query, task);
     out
 }
 
@@ -282,10 +283,11 @@ pub fn additive_attention(
     let (d, width) = (v.ty(0).row_elems(), v.out_ty(0).row_elems());
     let rows = rows_of(v, v.ty(0).lead());
     let (slots, states) = (&*env.slots, &*env.states);
-    let flops = rows
+    let flops: usize = rows
         .iter()
         .map(|(_, m)| slots.open(m.slot).sequences[keys.index()].len * (d * 20 + width * 2))
         .sum();
+    let parallel = env.pool.threads() > 1 && flops >= env.parallel_flops;
     let shards = Shards::new(&mut out);
     let task = |range: std::ops::Range<usize>| {
         for (row, mem) in &rows[range] {
@@ -313,7 +315,7 @@ pub fn additive_attention(
             });
         }
     };
-    split(env.pool, rows.len(), flops, task);
+    split(env.pool, parallel, rows.len(), task);
     out
 }
 
