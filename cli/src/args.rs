@@ -101,7 +101,7 @@ pub struct CompareArgs {
     #[arg(long, default_value = "cpu")]
     pub device: String,
     /// Threads of the CPU device; all available cores if absent
-    #[arg(long, value_name = "N", value_parser = threads)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = threads)]
     pub threads: Option<usize>,
     /// Policies, separated by commas; graph:W waits up to W milliseconds for a batch
     #[arg(
@@ -130,7 +130,7 @@ pub struct CompareArgs {
     #[arg(long, value_name = "MS", allow_negative_numbers = true, value_parser = positive)]
     pub sla_ms: Option<f64>,
     /// Most requests of one launch; that of --profile, or 64, if absent
-    #[arg(long, value_name = "N", value_parser = max_batch)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = max_batch)]
     pub max_batch: Option<u32>,
     /// Latency profile to schedule by; measured first if absent
     #[arg(long, value_name = "FILE")]
@@ -145,7 +145,12 @@ pub struct CompareArgs {
     #[arg(long, value_name = "FILE")]
     pub trace_out: Option<PathBuf>,
     /// Seed of arrivals and inputs
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        allow_negative_numbers = true
+    )]
     pub seed: u64,
     #[command(flatten)]
     pub output: OutputArgs,
@@ -183,7 +188,7 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "MS", allow_negative_numbers = true, value_parser = positive)]
     pub sla_ms: Option<f64>,
     /// Nodes per launch: consecutive nodes of a block that run as one
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
     pub segment: u32,
     /// Microseconds that a decision takes, added to its launch
     #[arg(long, default_value_t = 0.0, value_name = "US", allow_negative_numbers = true, value_parser = not_negative)]
@@ -198,7 +203,12 @@ pub struct SimulateArgs {
     #[arg(long)]
     pub timeline: bool,
     /// Seed of arrivals and jitter
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        allow_negative_numbers = true
+    )]
     pub seed: u64,
     #[command(flatten)]
     pub output: OutputArgs,
@@ -213,10 +223,10 @@ pub struct ProfileArgs {
     #[arg(long, default_value = "cpu")]
     pub device: String,
     /// Threads of the CPU device; all available cores if absent
-    #[arg(long, value_name = "N", value_parser = threads)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = threads)]
     pub threads: Option<usize>,
     /// Most requests of one launch
-    #[arg(long, value_name = "N", default_value_t = models::DEFAULT_MAX_BATCH, value_parser = max_batch)]
+    #[arg(long, value_name = "N", default_value_t = models::DEFAULT_MAX_BATCH, allow_negative_numbers = true, value_parser = max_batch)]
     pub max_batch: u32,
     /// Shortest segment in microseconds; 0 measures every node alone
     #[arg(long, default_value_t = models::DEFAULT_SEGMENT_US, value_name = "US", allow_negative_numbers = true, value_parser = not_negative)]
@@ -236,10 +246,15 @@ pub struct RunArgs {
     #[arg(long, value_name = "TEXT|FILE")]
     pub input: Option<String>,
     /// Threads of the CPU device; all available cores if absent
-    #[arg(long, value_name = "N", value_parser = threads)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = threads)]
     pub threads: Option<usize>,
     /// Seed of synthetic inputs
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        allow_negative_numbers = true
+    )]
     pub seed: u64,
 }
 

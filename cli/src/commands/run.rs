@@ -139,7 +139,7 @@ fn from_json(model: &Model, path: &Path) -> anyhow::Result<Vec<Tensor>> {
             let data: Vec<f32> = flat.iter().map(|&x| x as f32).collect();
             if let Some(i) = data.iter().position(|x| !x.is_finite()) {
                 let expected = "32-bit floats".into();
-                return Err(bad(&decl.name, expected, flat[i].to_string()).into());
+                return Err(bad(&decl.name, expected, format!("{:?}", flat[i])).into());
             }
             Tensor::from_f32(&dims, &data)
         } else {
@@ -148,7 +148,7 @@ fn from_json(model: &Model, path: &Path) -> anyhow::Result<Vec<Tensor>> {
             };
             if let Some(&x) = flat.iter().find(|&&x| !fits(x)) {
                 let expected = "whole numbers of 32 bits".into();
-                return Err(bad(&decl.name, expected, x.to_string()).into());
+                return Err(bad(&decl.name, expected, format!("{x:?}")).into());
             }
             let data: Vec<i32> = flat.iter().map(|&x| x as i32).collect();
             Tensor::from_i32(&dims, &data)
