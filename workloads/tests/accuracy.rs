@@ -66,3 +66,36 @@ fn word_accuracy_is_the_same_under_every_policy() {
         }
     }
 }
+
+#[test]
+fn golden_words_are_those_of_the_training_framework() {
+    const GOLDEN: &str = include_str!("../models/phonemes/golden.json");
+    let golden: serde_json::Value = serde_json::from_str(GOLDEN).unwrap();
+    let program = zoo::find("phonemes").unwrap().program().unwrap();
+    let engine = Engine::builder()
+        .device(CpuDevice::new(CpuOptions::default()))
+        .model("phonemes", program, ModelOptions::default())
+        .policy("lazy")
+        .build()
+        .unwrap();
+    let words = golden["words"].as_array().unwrap();
+    assert_eq!(words.len(), 200);
+    for case in words {
+        let word = case["word"].as_str().unwrap();
+        let inputs = words::item(word).unwrap().inputs;
+        let handle = engine
+            .try_submit("phonemes", inputs, Options::default())
+            .unwrap();
+        let expected: Vec<&str> = case["phonemes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|p| p.as_str().unwrap())
+            .collect();
+        assert_eq!(
+            words::answer(&handle.wait().unwrap().outputs),
+            expected,
+            "{word}"
+        );
+    }
+}
