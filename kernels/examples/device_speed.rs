@@ -65,6 +65,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 ..MeasureOptions::default()
             };
             let single = measure(&mut device, model, &program, &options)?;
+            if threads == 1 {
+                let mut slowest: Vec<_> = single.blocks[last].segments.iter().collect();
+                slowest.sort_by_key(|s| std::cmp::Reverse(s.points.last().map(|p| p.latency_ns)));
+                for segment in slowest.into_iter().take(4) {
+                    let points = segment.points.iter().map(|p| (p.x, p.latency_ns));
+                    println!("    {}: {:?}", segment.name, points.collect::<Vec<_>>());
+                }
+            }
             options.segments[last] = std::iter::once(0..nodes).collect();
             let whole = measure(&mut device, model, &program, &options)?;
             for (at, point) in whole.blocks[last].segments[0].points.iter().enumerate() {

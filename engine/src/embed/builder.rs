@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, mpsc};
 
 use lazybatch_graph::{Program, SharedProgram};
-use lazybatch_kernels::{Device, Plan};
+use lazybatch_kernels::Device;
 use lazybatch_sla::profile::{FORMAT, ModelProfile};
 use lazybatch_sla::{Account, LatencyTable, ModelId, Nanos, Profile};
 use tokio::sync::Semaphore;
@@ -13,7 +13,7 @@ use tokio::sync::Semaphore;
 use super::{BuildError, Engine, Served, Shared};
 use crate::core::{BlockSpec, Core, CoreConfig, ModelSpec};
 use crate::driver::Observer;
-use crate::driver::threaded::{Clock, Command, Driver, DriverState, Stats};
+use crate::driver::threaded::{Clock, Command, Driver, DriverState, Plans, Stats};
 use crate::policy;
 
 /// How a model is served.
@@ -225,8 +225,6 @@ impl Builder {
         })
     }
 }
-
-type Plans = Vec<Vec<Vec<(u32, Plan)>>>;
 
 fn prepare(device: &mut dyn Device, model: ModelId, spec: &ModelSpec) -> Result<Plans, BuildError> {
     let buckets = device.buckets().to_vec();
