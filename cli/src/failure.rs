@@ -24,7 +24,7 @@ pub fn is_bad_input(error: &anyhow::Error) -> bool {
             || cause.is::<lazybatch_graph::Error>()
             || cause.downcast_ref().is_some_and(|e| {
                 use lazybatch_workloads::Error as E;
-                !matches!(e, E::Write { .. } | E::Render(_))
+                !matches!(e, E::Run { .. } | E::Write { .. } | E::Render(_))
             })
             || cause.downcast_ref().is_some_and(|e| {
                 use lazybatch_engine::RequestError as E;

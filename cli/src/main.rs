@@ -18,13 +18,9 @@ use crate::args::{Cli, Command};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let done = match cli.command {
-        Command::Compare(args) => commands::compare::run(&args),
-        Command::Simulate(args) => commands::simulate::run(&args),
-        Command::Profile(args) => commands::profile::run(&args),
-        Command::Run(args) => commands::run::run(&args),
-        Command::Inspect(args) => commands::inspect::run(&args),
-        Command::Replay(args) => commands::replay::run(&args),
+    // A panic, a bug that has told of itself on the way, ends with status 1 too.
+    let Ok(done) = std::panic::catch_unwind(|| run(&cli.command)) else {
+        return ExitCode::FAILURE;
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -36,5 +32,16 @@ fn main() -> ExitCode {
                 ExitCode::FAILURE
             }
         }
+    }
+}
+
+fn run(command: &Command) -> anyhow::Result<()> {
+    match command {
+        Command::Compare(args) => commands::compare::run(args),
+        Command::Simulate(args) => commands::simulate::run(args),
+        Command::Profile(args) => commands::profile::run(args),
+        Command::Run(args) => commands::run::run(args),
+        Command::Inspect(args) => commands::inspect::run(args),
+        Command::Replay(args) => commands::replay::run(args),
     }
 }

@@ -252,7 +252,7 @@ fn inputs_of_one_request_are_checked() {
 #[test]
 fn extreme_but_legal_numbers_do_not_overflow() {
     let place = Place::with_example();
-    let all = "--policies serial,graph:1,greedy,lazy,oracle";
+    let all = "--policies serial,graph:1e300,greedy,lazy,oracle";
     let long = "arrival_us,model,input_len,output_len,sla_us\n0,toy,4294967295,2,18446744073709551.615\n\
                 1,toy,4294967295,2,0\n18446744073709551.615,toy,1,1,\n";
     place.write("a.csv", long);

@@ -140,7 +140,7 @@ impl Serving<'_> {
     /// An unknown policy, a model that the device refuses, inputs that do not fit, or a rule that
     /// the checker finds broken.
     pub fn run(&self, policy: &str, calls: &[Call]) -> Result<Served> {
-        let bad = |e: &dyn std::fmt::Display| Error::parameter("engine", "a run", e.to_string());
+        let bad = |e: &dyn std::fmt::Display| Error::run("engine", e);
         let device = (self.device)()?;
         let lanes = device.info().num_lanes;
         let builder = Engine::builder()
