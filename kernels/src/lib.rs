@@ -3,7 +3,7 @@
 //! [`cpu`] is the embedded device, [`reference`] the oracle in double precision that every other
 //! one is compared with, [`sim`] computes nothing and takes the time that a profile states.
 //! [`custom`] is how a user brings a node of their own, [`conformance`] the suite that all devices
-//! pass, [`profiler`] what measures latency tables.
+//! pass.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -43,7 +43,6 @@ pub mod device;
 pub mod error;
 pub mod faulty;
 pub mod inputs;
-pub mod profiler;
 pub mod reference;
 pub mod sim;
 pub mod synthetic;

@@ -22,7 +22,7 @@ use crate::models::{self, DEFAULT_MAX_BATCH, DEFAULT_SEGMENT_US, DeviceKind, Mod
 use crate::{output, progress};
 
 /// Items that arrivals draw from.
-const POOL: usize = 256;
+const POOL: usize = 512;
 /// Where the report goes when nothing else is said.
 const DEFAULT_REPORT: &str = "lazybatch-compare.html";
 
