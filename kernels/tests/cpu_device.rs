@@ -7,9 +7,7 @@ use std::sync::Arc;
 use lazybatch_graph::{
     Act, DType, MultiHead, OutputId, ProgramBuilder, Repeat, SharedProgram, Tensor,
 };
-use lazybatch_kernels::conformance::{
-    Outcome, Request, Schedule, check, custom_problem, run,
-};
+use lazybatch_kernels::conformance::{Outcome, Request, Schedule, check, custom_problem, run};
 use lazybatch_kernels::synthetic::random_inputs;
 use lazybatch_kernels::{
     CpuDevice, CpuOptions, CustomCall, CustomKernel, CustomNode, Device, Error, FaultPlan, Faulty,
