@@ -241,7 +241,7 @@ pub struct RunArgs {
     /// Model by name; `phonemes` is trained, the others have synthetic weights
     #[arg(long, default_value = "phonemes")]
     pub model: String,
-    /// A word for `phonemes`; for the others a JSON file, {"input name": [numbers], ...}, or
+    /// A word for `phonemes`; for the others a JSON file of number lists by input name, or
     /// nothing for synthetic inputs
     #[arg(long, value_name = "TEXT|FILE")]
     pub input: Option<String>,

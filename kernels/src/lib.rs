@@ -1,6 +1,6 @@
 //! Devices that run nodes.
 //!
-//! [`cpu`] is the embedded device, [`reference`] the oracle in double precision that every other
+//! [`cpu`] is the embedded device, [`mod@reference`] the oracle in double precision that every other
 //! one is compared with, [`sim`] computes nothing and takes the time that a profile states.
 //! [`custom`] is how a user brings a node of their own, [`conformance`] the suite that all devices
 //! pass.
