@@ -1,2 +1,47 @@
-//! Entry point.
-fn main() {}
+//! The `lazybatch` binary.
+//!
+//! Parses the command line, calls the libraries, prints. Exit status: 0 done, 2 wrong usage or bad
+//! input, 1 anything else.
+
+mod args;
+mod commands;
+mod failure;
+mod models;
+mod output;
+mod progress;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::args::{Cli, Command};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    // A panic, a bug that has told of itself on the way, ends with status 1 too.
+    let Ok(done) = std::panic::catch_unwind(|| run(&cli.command)) else {
+        return ExitCode::FAILURE;
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("lazybatch: {}", failure::message(&error));
+            if failure::is_bad_input(&error) {
+                ExitCode::from(2)
+            } else {
+                ExitCode::FAILURE
+            }
+        }
+    }
+}
+
+fn run(command: &Command) -> anyhow::Result<()> {
+    match command {
+        Command::Compare(args) => commands::compare::run(args),
+        Command::Simulate(args) => commands::simulate::run(args),
+        Command::Profile(args) => commands::profile::run(args),
+        Command::Run(args) => commands::run::run(args),
+        Command::Inspect(args) => commands::inspect::run(args),
+        Command::Replay(args) => commands::replay::run(args),
+    }
+}

@@ -6,6 +6,7 @@ pub mod ids;
 pub mod latency;
 pub mod launch;
 pub mod outcome;
+pub mod predict;
 pub mod profile;
 pub mod time;
 
@@ -13,5 +14,6 @@ pub use ids::{LaneId, ModelId, RequestId, Slot, SubBatchId, Ticket};
 pub use latency::{LatencyTable, Progress, SegmentRanges, segments_of};
 pub use launch::{Launch, Member};
 pub use outcome::{Account, Outcome};
+pub use predict::{BatchedSlack, OutputLen, SerialisedSlack};
 pub use profile::{Profile, ProfileError};
 pub use time::{Nanos, SlackNs, Time};

@@ -4,6 +4,7 @@
 //! - [`traces`]: the same read from files, and written to them.
 //! - [`lengths`]: joint distributions of input and output lengths.
 //! - [`results`]: summaries, tables and files of finished requests.
+//! - [`zoo`]: models by name.
 //! - [`report`]: one self-contained HTML file about a comparison.
 //!
 //! No clock is read and no network is used. Every random choice comes from a seed handed in.
@@ -23,9 +24,12 @@
 
 pub mod arrivals;
 pub mod error;
+pub mod experiment;
 pub mod lengths;
+pub mod report;
 pub mod results;
 pub mod traces;
+pub mod zoo;
 
 pub use arrivals::Arrival;
 pub use error::{Error, Result};

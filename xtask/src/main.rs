@@ -1,2 +1,58 @@
-//! Entry point.
-fn main() {}
+//! Developer commands: `cargo xtask COMMAND`.
+//!
+//! What continuous integration runs is `cargo xtask test`, so a person runs the same thing.
+
+mod host;
+mod models;
+mod readme;
+mod soak;
+mod steps;
+mod tidy;
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+
+const USAGE: &str = "usage: cargo xtask COMMAND
+
+  test [STEP...]    format, lints, tests, documentation, tidy and the README's main command;
+                    or only the steps named
+  tidy              the project's own style rules
+  models            fetch the pretrained models that some tests and examples can use
+  soak [--seeds N]  long property runs; appends a line under benches/results
+";
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(e) => {
+            eprintln!("error: {e:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Runs the command line; `false` when what it checked does not hold.
+fn run() -> Result<bool> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let root = host::root();
+    match args.as_slice() {
+        ["test", steps @ ..] => steps::run(&root, steps),
+        ["tidy"] => tidy::run(&root),
+        ["models"] => models::run(&root).map(|()| true),
+        ["soak"] => soak::run(&root, soak::DEFAULT_CASES),
+        ["soak", "--seeds", num] => {
+            let num = num
+                .parse()
+                .with_context(|| format!("--seeds: expected a number, got `{num}`"))?;
+            soak::run(&root, num)
+        }
+        [] | ["help" | "-h" | "--help"] => {
+            print!("{USAGE}");
+            Ok(true)
+        }
+        other => bail!("unknown command line `{}`\n{USAGE}", other.join(" ")),
+    }
+}

@@ -85,6 +85,9 @@ pub struct Stats {
     pub decision_ns: Vec<u64>,
 }
 
+/// Prepared executions of a model, by block, segment and bucket, each with its bucket.
+pub(crate) type Plans = Vec<Vec<Vec<(u32, Plan)>>>;
+
 struct Open {
     submission: Submission,
     slot: Option<Slot>,
@@ -97,8 +100,8 @@ pub(crate) struct Driver {
     pub core: Core,
     pub device: Box<dyn Device>,
     pub programs: Vec<SharedProgram>,
-    /// By model, block and segment: bucket and plan.
-    pub plans: Vec<Vec<Vec<Vec<(u32, Plan)>>>>,
+    /// By model.
+    pub plans: Vec<Plans>,
     pub commands: Receiver<Command>,
     pub clock: Clock,
     pub observer: Box<dyn Observer + Send>,
@@ -431,7 +434,7 @@ impl Driver {
 
 fn issue(
     device: &mut dyn Device,
-    plans: &[Vec<Vec<Vec<(u32, Plan)>>>],
+    plans: &[Plans],
     unstaged: &FxHashMap<RequestId, String>,
     now: Time,
     launch: &Launch,

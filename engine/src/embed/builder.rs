@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, mpsc};
 
 use lazybatch_graph::{Program, SharedProgram};
-use lazybatch_kernels::{Device, Plan};
+use lazybatch_kernels::Device;
 use lazybatch_sla::profile::{FORMAT, ModelProfile};
 use lazybatch_sla::{Account, LatencyTable, ModelId, Nanos, Profile};
 use tokio::sync::Semaphore;
@@ -13,7 +13,7 @@ use tokio::sync::Semaphore;
 use super::{BuildError, Engine, Served, Shared};
 use crate::core::{BlockSpec, Core, CoreConfig, ModelSpec};
 use crate::driver::Observer;
-use crate::driver::threaded::{Clock, Command, Driver, DriverState, Stats};
+use crate::driver::threaded::{Clock, Command, Driver, DriverState, Plans, Stats};
 use crate::policy;
 
 /// How a model is served.
@@ -22,7 +22,7 @@ pub struct ModelOptions {
     /// Measured latencies, one profile node per segment. Policies that predict need it; without
     /// one every segment is taken to cost the same.
     pub profile: Option<ModelProfile>,
-    /// Node positions of each segment, per block; one segment a node if `None`.
+    /// Node positions of each segment, per block; those of the profile, or one a node, if `None`.
     pub segments: Option<Vec<Vec<Range<u32>>>>,
     /// Most samples of one launch; the profile's, or 64.
     pub max_batch: Option<u32>,
@@ -226,8 +226,6 @@ impl Builder {
     }
 }
 
-type Plans = Vec<Vec<Vec<(u32, Plan)>>>;
-
 fn prepare(device: &mut dyn Device, model: ModelId, spec: &ModelSpec) -> Result<Plans, BuildError> {
     let buckets = device.buckets().to_vec();
     let mut plans = Vec::new();
@@ -254,9 +252,10 @@ fn spec(name: &str, program: &Program, options: &ModelOptions) -> Result<ModelSp
         expected,
         got,
     };
-    let segments = match &options.segments {
-        Some(segments) => segments.clone(),
-        None => program
+    let segments = match (&options.segments, &options.profile) {
+        (Some(segments), _) => segments.clone(),
+        (None, Some(profile)) => profile.program_segments(),
+        (None, None) => program
             .blocks
             .iter()
             .map(|b| (0..b.nodes.len() as u32).map(|n| n..n + 1).collect())
@@ -348,6 +347,7 @@ fn flat(name: &str, program: &Program, segments: &[Vec<Range<u32>>]) -> ModelPro
         name: format!("segment{s}"),
         by: By::Members,
         latency_us: vec![(1, 1.0)],
+        num_nodes: None,
         merge_bytes_per_member: 0.0,
         weight_bytes: None,
         load_us: None,

@@ -18,7 +18,7 @@
 //! descriptions, so a reconstruction. With several models, the candidates are of the model whose
 //! oldest request has waited longest, and max batch counts the requests of that model.
 
-use lazybatch_sla::{ModelId, Nanos, Time};
+use lazybatch_sla::{BatchedSlack, ModelId, OutputLen, SerialisedSlack, SlackNs, Time};
 
 use super::{Decision, Entry, Pick, Policy};
 use crate::core::{RequestState, SubBatch, View};
@@ -147,43 +147,30 @@ impl Lazy {
         (n > 0).then_some((model, n))
     }
 
-    /// Serialised estimate: everyone's remaining time at batch 1, added.
+    /// The longest prefix with no negative slack by the serialised estimate, which only falls as
+    /// candidates are added.
     fn serial_prefix(&self, view: &View<'_>, model: ModelId, fitting: usize) -> usize {
-        let mut deadline = Time::MAX;
-        let mut total = Nanos::ZERO;
+        let mut slack = SerialisedSlack::new(view.now);
+        let mut add = |request: &RequestState, entry: Option<&SubBatch>| {
+            let progress = view.progress(request, entry, output_len(view, request));
+            let table = &view.model(request.request.model).table;
+            slack.add(table, &progress, request.request.samples, request.deadline);
+            slack.least()
+        };
         for entry in view.table().iter() {
             for request in view.members(entry) {
-                deadline = deadline.min(request.deadline);
-                total = total.saturating_add(self.remaining_alone(view, request, Some(entry)));
+                add(request, Some(entry));
             }
         }
-        let mut n = 0;
-        for key in view.queue(model).iter().take(fitting) {
-            let request = view.request(key);
-            deadline = deadline.min(request.deadline);
-            total = total.saturating_add(self.remaining_alone(view, request, None));
-            if view.now + total > deadline {
-                break;
-            }
-            n += 1;
-        }
-        n
+        view.queue(model)
+            .iter()
+            .take(fitting)
+            .take_while(|&key| add(view.request(key), None) >= SlackNs(0))
+            .count()
     }
 
-    fn remaining_alone(
-        &self,
-        view: &View<'_>,
-        request: &RequestState,
-        entry: Option<&SubBatch>,
-    ) -> Nanos {
-        let spec = view.model(request.request.model);
-        let progress = view.progress(request, entry, output_len(view, request));
-        let samples = request.request.samples;
-        let rows = u64::from(samples) * u64::from(request.request.input_len);
-        spec.table.remaining(&progress, samples, rows)
-    }
-
-    /// Batched estimate: the longest remaining time, every launch at the merged size.
+    /// The longest prefix with no negative slack by the batched estimate, which need not fall as
+    /// candidates are added, so it is looked for from the longest down.
     fn batched_prefix(&self, view: &View<'_>, model: ModelId, fitting: usize) -> usize {
         let candidates: Vec<_> = view
             .queue(model)
@@ -191,47 +178,40 @@ impl Lazy {
             .take(fitting)
             .map(|k| view.request(k))
             .collect();
-        // Slack need not be monotone in the number of candidates, so the longest is looked for
-        // from the top.
         (1..=fitting)
             .rev()
-            .find(|&n| self.batched_passes(view, &candidates[..n]))
+            .find(|&n| batched_slack(view, &candidates[..n]) >= SlackNs(0))
             .unwrap_or(0)
     }
+}
 
-    fn batched_passes(&self, view: &View<'_>, candidates: &[&RequestState]) -> bool {
-        let running = || {
-            view.table()
-                .iter()
-                .flat_map(|e| view.members(e).map(move |r| (r, Some(e))))
-        };
-        let all = || running().chain(candidates.iter().map(|&r| (r, None)));
-        // Sizes count the requests of one model only: others never share its launches.
-        let mut sizes = vec![(0u32, 0u64); view.models().len()];
-        for (r, _) in all() {
-            let size = &mut sizes[r.request.model.index()];
-            size.0 += r.request.samples;
-            size.1 += u64::from(r.request.samples) * u64::from(r.request.input_len);
-        }
-        let mut deadline = Time::MAX;
-        let mut longest = vec![Nanos::ZERO; view.models().len()];
-        for (r, entry) in all() {
-            let m = r.request.model.index();
-            deadline = deadline.min(r.deadline);
-            let progress = view.progress(r, entry, output_len(view, r));
-            let table = &view.models()[m].table;
-            longest[m] = longest[m].max(table.remaining(&progress, sizes[m].0, sizes[m].1));
-        }
-        view.now + longest.into_iter().sum::<Nanos>() <= deadline
+fn batched_slack(view: &View<'_>, candidates: &[&RequestState]) -> SlackNs {
+    let all = || {
+        let running = |e| view.members(e).map(move |r| (r, Some(e)));
+        let waiting = candidates.iter().map(|&r| (r, None));
+        view.table().iter().flat_map(running).chain(waiting)
+    };
+    let mut slack = BatchedSlack::new(view.now, view.models().len());
+    for (r, _) in all() {
+        slack.count(
+            r.request.model.index(),
+            r.request.samples,
+            r.request.input_len,
+        );
     }
+    for (r, entry) in all() {
+        let progress = view.progress(r, entry, output_len(view, r));
+        let m = r.request.model.index();
+        slack.add(m, &view.models()[m].table, &progress, r.deadline);
+    }
+    slack.least()
 }
 
 /// Known, or predicted for everyone alike; a prediction is at least one step.
 fn output_len(view: &View<'_>, request: &RequestState) -> u32 {
-    request
-        .request
-        .known_output_len
-        .unwrap_or_else(|| view.model(request.request.model).output_len_p90.max(1))
+    request.request.known_output_len.unwrap_or_else(|| {
+        OutputLen::known(view.model(request.request.model).output_len_p90).predict()
+    })
 }
 
 fn oldest_deadline(view: &View<'_>, head: &RequestState) -> Time {

@@ -136,6 +136,7 @@ impl World {
             name: format!("n{i}"),
             by: if n.by_rows { By::Rows } else { By::Members },
             latency_us: n.points.iter().map(|&(x, ns)| (x, us(ns))).collect(),
+            num_nodes: None,
             merge_bytes_per_member: 0.0,
             weight_bytes: None,
             load_us: None,

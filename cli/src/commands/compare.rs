@@ -1,0 +1,297 @@
+//! `lazybatch compare`: the same arrivals under several policies, in real time.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context;
+use lazybatch_engine::{Engine, ModelOptions};
+use lazybatch_graph::Tensor;
+use lazybatch_kernels::{Device, Noise, SimDevice};
+use lazybatch_sla::{LatencyTable, Nanos, Profile, segments_of};
+use lazybatch_workloads::experiment::inputs::Item;
+use lazybatch_workloads::experiment::{Call, Served, Serving, words};
+use lazybatch_workloads::report::Body;
+use lazybatch_workloads::results::{Results, RunResult};
+use lazybatch_workloads::traces::arrivals_csv;
+
+use super::profile::{measure, measured_profile};
+use super::{PolicyRun, emit, offer, outputs, report, suffixed};
+use crate::args::CompareArgs;
+use crate::failure::BadInput;
+use crate::models::{self, DEFAULT_MAX_BATCH, DEFAULT_SEGMENT_US, DeviceKind, Model};
+use crate::{output, progress};
+
+/// Items that arrivals draw from.
+const POOL: usize = 512;
+/// Where the report goes when nothing else is said.
+const DEFAULT_REPORT: &str = "lazybatch-compare.html";
+
+/// Runs the command.
+pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
+    let kind = DeviceKind::parse(&args.device)?;
+    if kind == DeviceKind::Sim && args.profile.is_none() {
+        let expected = "a latency profile for --device sim";
+        return Err(BadInput(format!("--profile: expected {expected}, got nothing")).into());
+    }
+    for policy in &args.policies {
+        lazybatch_engine::policy::find(policy)?;
+    }
+    let report_path = args
+        .output
+        .report
+        .clone()
+        .unwrap_or_else(|| PathBuf::from(DEFAULT_REPORT));
+    check_outputs(args, &report_path)?;
+    let model = Model::load(&args.model)?;
+    let trace = match &args.trace {
+        Some(path) => Some(offer::read_trace(path, &model)?),
+        None => None,
+    };
+    let bar = progress::bar(3 + args.policies.len() as u64, "compare");
+    bar.enable_steady_tick(Duration::from_millis(200));
+    let (profile, options) = prepare(args, &model)?;
+    bar.inc(1);
+    let (pool, simulated) = match kind {
+        DeviceKind::Cpu => (model.pool(POOL, args.seed)?, None),
+        DeviceKind::Sim => {
+            let (pool, steps) = offer::simulated_pool(&model, POOL, args.seed)?;
+            (pool, Some(steps))
+        }
+    };
+    let of_profile = profile.models[0].sla().unwrap_or(model.entry.sla);
+    let sla = args.sla_ms.map_or(of_profile, Nanos::from_ms_f64);
+    let device = || {
+        Ok(match kind {
+            DeviceKind::Cpu => models::cpu(args.threads),
+            DeviceKind::Sim => simulated_device(&profile),
+        })
+    };
+    let mut serving = Serving {
+        model: model.entry.name,
+        program: model.program.clone(),
+        options,
+        device: &device,
+        pool: &pool,
+        output_lens: None,
+        sla,
+        drain: Nanos::from_ms_f64(args.drain * 1e3),
+        timing: args.output.timing,
+        trace: false,
+    };
+    let alone = match simulated {
+        None => Some(serving.serial_pass()?),
+        Some(_) => None,
+    };
+    let served_steps = alone.as_ref().map(|a| a.steps.clone());
+    let steps = simulated.or(served_steps).unwrap_or_default();
+    bar.inc(1);
+    let capacity = match alone {
+        Some(_) => serving.capacity("greedy")?,
+        None => offer::simulated_capacity(&profile, &model, &pool, &steps)?,
+    };
+    serving.output_lens = Some(&steps);
+    bar.inc(1);
+    let (calls, rate) = offer::calls(args, trace, &pool, capacity)?;
+    if let Some(path) = &args.arrivals_out {
+        let arrivals = offer::arrivals_of(&model, &pool, &steps, &calls);
+        arrivals_csv::save(path, &arrivals)?;
+    }
+    let mut results = Results::new("compare", args.seed, &profile.device);
+    let mut runs = Vec::new();
+    let mut answers = Vec::new();
+    serving.trace = args.trace_out.is_some();
+    for policy in &args.policies {
+        bar.set_message(policy.clone());
+        let served = serving
+            .run(policy, &calls)
+            .with_context(|| format!("policy {policy}"))?;
+        results.runs.push(RunResult::summarise(
+            policy.as_str(),
+            model.entry.name,
+            rate,
+            sla,
+            &served.requests,
+            &served.counters,
+        ));
+        if let (Some(path), Some(trace)) = (&args.trace_out, &served.trace) {
+            output::write("--trace-out", &suffixed(path, policy, "json"), trace)?;
+        }
+        if let Some(alone) = &alone {
+            let judged = Answers::judge(&model, &pool, &calls, alone, &served);
+            answers.push(judged.line(policy));
+        }
+        runs.push(PolicyRun {
+            policy: policy.clone(),
+            requests: served.requests,
+        });
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    if answers.is_empty() {
+        answers.push("a simulated device computes no answers".into());
+    }
+    let max_batch = serving.options.max_batch.unwrap_or(DEFAULT_MAX_BATCH);
+    let settings = settings(args, &profile, rate, capacity, calls.len(), sla, max_batch);
+    let pairs: Vec<_> = settings.iter().map(|(k, v)| format!("{k} {v}")).collect();
+    output::line(pairs.join(", "))?;
+    emit(&results, &runs, &args.output)?;
+    output::line(answers.join("\n"))?;
+    let section = ("Answers".to_string(), Body::Pre(answers.join("\n")));
+    report::write(&report_path, &results, &runs, settings, vec![section])?;
+    output::line(format_args!("report: {}", report_path.display()))
+}
+
+/// Refuses outputs that cannot be written, before minutes of work.
+fn check_outputs(args: &CompareArgs, report: &std::path::Path) -> anyhow::Result<()> {
+    output::check(outputs(&args.output))?;
+    output::check([
+        ("--report", Some(report)),
+        ("--profile-out", args.profile_out.as_deref()),
+        ("--arrivals-out", args.arrivals_out.as_deref()),
+    ])?;
+    for policy in &args.policies {
+        let trace = args.trace_out.as_deref();
+        let file = trace.map(|path| suffixed(path, policy, "json"));
+        output::check([("--trace-out", file.as_deref())])?;
+    }
+    Ok(())
+}
+
+/// The profile to schedule by, and what the engine takes of it.
+fn prepare(args: &CompareArgs, model: &Model) -> anyhow::Result<(Profile, ModelOptions)> {
+    let mut profile = match &args.profile {
+        Some(path) => {
+            let mut profile = Profile::read(path)?;
+            let names: Vec<_> = profile.models.iter().map(|m| m.name.clone()).collect();
+            profile.models.retain(|m| m.name == model.entry.name);
+            if profile.models.is_empty() {
+                let (path, expected) = (path.display(), model.entry.name);
+                let got = names.join(", ");
+                return Err(
+                    BadInput(format!("{path}: expected the model {expected}, got {got}")).into(),
+                );
+            }
+            profile
+        }
+        None => measured_profile(measure(
+            model,
+            args.threads,
+            args.max_batch.unwrap_or(DEFAULT_MAX_BATCH),
+            DEFAULT_SEGMENT_US,
+        )?),
+    };
+    let scheduled = &mut profile.models[0];
+    scheduled.max_batch = args.max_batch.unwrap_or(scheduled.max_batch);
+    let options = ModelOptions {
+        max_batch: Some(scheduled.max_batch),
+        profile: Some(scheduled.clone()),
+        ..ModelOptions::default()
+    };
+    if let Some(path) = &args.profile {
+        // A profile of another program than this model's is the file's fault.
+        let name = model.entry.name;
+        let builder = Engine::builder().model(name, model.program.clone(), options.clone());
+        builder
+            .core_config(1)
+            .map_err(|e| BadInput(format!("{}: {e}", path.display())))?;
+    }
+    if let Some(path) = &args.profile_out {
+        output::write("--profile-out", path, &profile.to_json())?;
+    }
+    Ok((profile, options))
+}
+
+/// A device that takes the time that the profile's only model says.
+fn simulated_device(profile: &Profile) -> Box<dyn Device> {
+    let model = &profile.models[0];
+    let segments = segments_of(model, 1);
+    let table = LatencyTable::new(model, &segments, profile.dispatch_us, profile.copy_gbps);
+    let tables = vec![table.into()];
+    Box::new(SimDevice::new(
+        &profile.device,
+        1,
+        tables,
+        Nanos::ZERO,
+        Noise::default(),
+    ))
+}
+
+/// Whether the answers were right.
+struct Answers {
+    completed: usize,
+    identical: usize,
+    correct: Option<usize>,
+}
+
+impl Answers {
+    /// Compares answers with those of the serial pass, bit for bit, and words with the dictionary.
+    fn judge(
+        model: &Model,
+        pool: &[Item],
+        calls: &[Call],
+        alone: &Served,
+        served: &Served,
+    ) -> Self {
+        let same = |a: &[Tensor], b: &[Tensor]| {
+            a.len() == b.len()
+                && a.iter()
+                    .zip(b)
+                    .all(|(a, b)| a.dims == b.dims && a.data.as_slice() == b.data.as_slice())
+        };
+        let accepted: std::collections::HashMap<_, _> =
+            words::all().into_iter().map(|w| (w.spelling, w)).collect();
+        let mut answers = Self {
+            completed: 0,
+            identical: 0,
+            correct: model.reads_words().then_some(0),
+        };
+        for (call, outputs) in calls.iter().zip(&served.outputs) {
+            let Some(outputs) = outputs else { continue };
+            answers.completed += 1;
+            let reference = alone.outputs[call.item].as_deref().unwrap_or(&[]);
+            answers.identical += usize::from(same(outputs, reference));
+            if let (Some(correct), Some(text)) = (&mut answers.correct, &pool[call.item].text) {
+                let word = accepted.get(text.as_str());
+                *correct += usize::from(word.is_some_and(|w| w.accepts(&words::answer(outputs))));
+            }
+        }
+        answers
+    }
+
+    fn line(&self, policy: &str) -> String {
+        let mut line = format!(
+            "{policy}: {} of {} answers bit-identical to those alone",
+            self.identical, self.completed
+        );
+        if let Some(correct) = self.correct {
+            let share = 100.0 * correct as f64 / self.completed.max(1) as f64;
+            line.push_str(&format!(", {share:.2} % of words right"));
+        }
+        line
+    }
+}
+
+fn settings(
+    args: &CompareArgs,
+    profile: &Profile,
+    rate: f64,
+    capacity: f64,
+    requests: usize,
+    sla: Nanos,
+    max_batch: u32,
+) -> Vec<(String, String)> {
+    let load = format!(
+        "{:.0} requests/s ({:.0} % of {capacity:.0}/s)",
+        rate,
+        100.0 * rate / capacity
+    );
+    vec![
+        ("model".into(), args.model.clone()),
+        ("device".into(), profile.device.clone()),
+        ("load".into(), load),
+        ("requests".into(), requests.to_string()),
+        ("SLA".into(), format!("{} ms", sla.as_ms())),
+        ("max batch".into(), max_batch.to_string()),
+        ("seed".into(), args.seed.to_string()),
+    ]
+}

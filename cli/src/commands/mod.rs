@@ -1,0 +1,60 @@
+//! One file a command.
+
+pub mod compare;
+pub mod inspect;
+mod offer;
+pub mod profile;
+pub mod replay;
+mod report;
+pub mod run;
+pub mod simulate;
+
+use std::path::{Path, PathBuf};
+
+use lazybatch_workloads::results::{FinishedRequest, Results, requests_csv, table};
+
+use crate::args::OutputArgs;
+use crate::output;
+
+/// One policy's part of a command's results.
+pub struct PolicyRun {
+    /// As the user wrote it.
+    pub policy: String,
+    /// Its requests.
+    pub requests: Vec<FinishedRequest>,
+}
+
+/// Prints the table and writes JSON and requests as asked.
+fn emit(results: &Results, runs: &[PolicyRun], args: &OutputArgs) -> anyhow::Result<()> {
+    output::text(table::render(&results.runs))?;
+    if let Some(path) = &args.json {
+        results.save(path)?;
+    }
+    if let Some(path) = &args.requests_csv {
+        let file = output::create("--requests-csv", path)?;
+        let rows = runs
+            .iter()
+            .map(|r| (r.policy.as_str(), r.requests.as_slice()));
+        requests_csv::write(std::io::BufWriter::new(file), rows)?;
+    }
+    Ok(())
+}
+
+/// The outputs that every long command can write, as [`output::check`] takes them.
+fn outputs(args: &OutputArgs) -> [(&'static str, Option<&Path>); 3] {
+    [
+        ("--json", args.json.as_deref()),
+        ("--report", args.report.as_deref()),
+        ("--requests-csv", args.requests_csv.as_deref()),
+    ]
+}
+
+/// `FILE.POLICY.EXT` with the colons of a policy made dashes.
+fn suffixed(path: &Path, policy: &str, extension: &str) -> PathBuf {
+    let name = format!(
+        "{}.{}.{extension}",
+        path.display(),
+        policy.replace(':', "-")
+    );
+    name.into()
+}

@@ -1,0 +1,172 @@
+//! `lazybatch simulate`.
+
+use std::io::{BufWriter, Write};
+
+use anyhow::Context;
+use lazybatch_engine::driver::Observer;
+use lazybatch_engine::timeline::Timeline;
+use lazybatch_kernels::Noise;
+use lazybatch_sla::{Nanos, Profile};
+use lazybatch_workloads::arrivals::{Arrival, Limit, Process, Stream, Workload, mean_rate};
+use lazybatch_workloads::experiment::Simulation;
+use lazybatch_workloads::experiment::simulate::DEFAULT_SLA_MS;
+use lazybatch_workloads::lengths::{self, Lengths};
+use lazybatch_workloads::results::{Results, RunResult};
+use lazybatch_workloads::traces;
+
+use super::{PolicyRun, emit, outputs, report, suffixed};
+use crate::args::SimulateArgs;
+use crate::failure::BadInput;
+use crate::{output, progress};
+
+/// Most arrivals that are drawn.
+const MAX_ARRIVALS: f64 = 1e8;
+
+/// Runs the command.
+pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
+    let mut profile = Profile::read(&args.profile)?;
+    if let Some(name) = &args.model {
+        let names: Vec<_> = profile.models.iter().map(|m| m.name.clone()).collect();
+        profile.models.retain(|m| m.name == *name);
+        if profile.models.is_empty() {
+            let expected = names.join(", ");
+            return Err(
+                BadInput(format!("--model: expected one of {expected}, got {name}")).into(),
+            );
+        }
+    }
+    for policy in &args.policies {
+        lazybatch_engine::policy::find(policy)?;
+    }
+    output::check(outputs(&args.output))?;
+    for policy in &args.policies {
+        let journal = args.journal.as_deref();
+        let file = journal.map(|path| suffixed(path, policy, "jsonl"));
+        output::check([("--journal", file.as_deref())])?;
+    }
+    let arrivals = arrivals(args, &profile)?;
+    let simulation = Simulation {
+        profile: &profile,
+        arrivals: &arrivals,
+        sla: args.sla_ms.map(Nanos::from_ms_f64),
+        segment: args.segment,
+        decide: Nanos((args.decide_us * 1e3).round() as u64),
+        max_queue: usize::MAX,
+        noise: Noise {
+            seed: args.seed,
+            jitter: args.jitter,
+            ..Noise::default()
+        },
+        timing: args.output.timing,
+    };
+    if let Some(path) = &args.arrivals {
+        // Arrivals that do not fit the profile are found before anything is written.
+        let fits = simulation.requests(false);
+        fits.with_context(|| path.display().to_string())?;
+    }
+    let mut results = Results::new("simulate", args.seed, &profile.device);
+    let mut runs = Vec::new();
+    let bar = progress::bar(args.policies.len() as u64, "simulate");
+    for policy in &args.policies {
+        let journal = match &args.journal {
+            Some(path) => {
+                let file = output::create("--journal", &suffixed(path, policy, "jsonl"))?;
+                Some(Box::new(BufWriter::new(file)) as Box<dyn Write>)
+            }
+            None => None,
+        };
+        let mut timeline = Timeline::new(&simulation.config(true));
+        let done = if args.timeline {
+            simulation.run(policy, journal, &mut timeline as &mut dyn Observer, true)?
+        } else {
+            simulation.run(policy, journal, &mut (), false)?
+        };
+        if args.timeline {
+            output::line(format_args!("{policy}\n{}", timeline.into_text()))?;
+        }
+        let used: Vec<_> = profile
+            .models
+            .iter()
+            .filter(|m| arrivals.iter().any(|a| *a.model == *m.name))
+            .collect();
+        let names: Vec<_> = used.iter().map(|m| m.name.as_str()).collect();
+        let of_profile = used.first().and_then(|m| m.sla());
+        let sla = simulation
+            .sla
+            .or(of_profile)
+            .unwrap_or(Nanos::from_ms_f64(DEFAULT_SLA_MS));
+        let rate = args.rate.or_else(|| mean_rate(&arrivals)).unwrap_or(0.0);
+        results.runs.push(RunResult::summarise(
+            policy.as_str(),
+            names.join("+"),
+            rate,
+            sla,
+            &done.requests,
+            &done.counters,
+        ));
+        runs.push(PolicyRun {
+            policy: policy.clone(),
+            requests: done.requests,
+        });
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    emit(&results, &runs, &args.output)?;
+    match &args.output.report {
+        Some(path) => report::write(path, &results, &runs, settings(args), Vec::new()),
+        None => Ok(()),
+    }
+}
+
+fn settings(args: &SimulateArgs) -> Vec<(String, String)> {
+    let mut settings = vec![("profile".to_string(), args.profile.display().to_string())];
+    match (&args.arrivals, args.rate) {
+        (Some(path), _) => settings.push(("arrivals".into(), path.display().to_string())),
+        (None, rate) => {
+            settings.push(("rate".into(), format!("{} requests/s", rate.unwrap_or(0.0))));
+            settings.push(("duration".into(), format!("{} s", args.duration)));
+        }
+    }
+    settings.push(("seed".into(), args.seed.to_string()));
+    settings
+}
+
+fn arrivals(args: &SimulateArgs, profile: &Profile) -> anyhow::Result<Vec<Arrival>> {
+    let first = &profile.models[0].name;
+    if let Some(path) = &args.arrivals {
+        let options = traces::Options {
+            model: Some(first.as_str().into()),
+            ..Default::default()
+        };
+        let arrivals = traces::read(path, &options)?;
+        if arrivals.is_empty() {
+            return Err(
+                BadInput(format!("{}: expected arrivals, got none", path.display())).into(),
+            );
+        }
+        return Ok(arrivals);
+    }
+    let spec = args
+        .lengths
+        .clone()
+        .unwrap_or_else(|| lengths::default_for_model(first).into());
+    let rate_rps = args.rate.unwrap_or_default();
+    let stream = Stream::new(
+        first.as_str(),
+        Process::Poisson { rate_rps },
+        Lengths::load(&spec)?,
+    );
+    let duration = args.duration;
+    let expected = rate_rps * duration;
+    if expected > MAX_ARRIVALS {
+        let most = format!("at most {MAX_ARRIVALS:e} arrivals (--rate x --duration)");
+        return Err(BadInput(format!("--rate: expected {most}, got {expected:e}")).into());
+    }
+    let limit = Limit::Duration(Nanos::from_ms_f64(duration * 1e3));
+    let arrivals = Workload::single(stream, limit).generate(args.seed)?;
+    if arrivals.is_empty() {
+        let got = format!("none at {rate_rps}/s within {duration} s");
+        return Err(BadInput(format!("--rate: expected arrivals, got {got}")).into());
+    }
+    Ok(arrivals)
+}

@@ -1,0 +1,383 @@
+//! The embedding API on the embedded CPU device: answers, streams, cancellation, refusals, drain,
+//! and failures that stay with their launch.
+
+#![allow(clippy::unwrap_used, reason = "a test says by panicking")]
+
+use std::sync::{Arc, Mutex};
+
+use lazybatch_engine::core::checker::Checker;
+use lazybatch_engine::driver::Judge;
+use lazybatch_engine::{Builder, Engine, ModelOptions, Options, RequestError, Step};
+use lazybatch_graph::{At, DType, Program, ProgramBuilder, Repeat, Tensor};
+use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
+use lazybatch_sla::{Nanos, Outcome};
+
+const MAX_STEPS: u32 = 12;
+
+/// An LSTM reader and an LSTM writer that stops by itself or behind [`MAX_STEPS`].
+fn model() -> Program {
+    let (vocab, hidden) = (12, 16);
+    let mut b = ProgramBuilder::new("tiny");
+    let letters = b.sequence_ids("letters", 16, vocab);
+    let ids = b.output_sequence("ids", DType::I32, &[]);
+    let token = b.vector_state("token", DType::I32, &[], 1.0);
+    b.begin_block("reader", Repeat::PerInputStep { stride: 1 });
+    let x = b.read_input_at("letter", letters, At::Step);
+    let x = b.embed("embed", x, vocab, hidden);
+    let (memory, w) = (
+        b.lstm_state("memory", hidden),
+        b.lstm_weights("read", hidden, hidden),
+    );
+    let _ = b.lstm_cell("reader.lstm", x, w, None, memory.h, memory.c);
+    b.begin_block("writer", Repeat::UntilStop { max: MAX_STEPS });
+    let x = b.vec_read("last", token);
+    let x = b.embed("embed_out", x, vocab, hidden);
+    let w = b.lstm_weights("write", hidden, hidden);
+    let h = b.lstm_cell("writer.lstm", x, w, None, memory.h, memory.c);
+    let logits = b.dense("logits", h, vocab, None);
+    let next = b.arg_max("next", logits);
+    b.vec_write("remember", token, next);
+    b.emit("emit", ids, next);
+    b.stop("stop", next, 2);
+    b.finish().unwrap()
+}
+
+fn word(seed: i32, len: i32) -> Vec<Tensor> {
+    let ids: Vec<i32> = (0..len).map(|i| (seed * 5 + i * 7) % 12).collect();
+    vec![Tensor::from_i32(&[ids.len()], &ids)]
+}
+
+fn device() -> CpuDevice {
+    CpuDevice::new(CpuOptions {
+        threads: 1,
+        ..CpuOptions::default()
+    })
+}
+
+fn builder(policy: &str) -> Builder {
+    Engine::builder()
+        .device(device())
+        .model("tiny", model(), ModelOptions::default())
+        .policy(policy)
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
+/// A judge that can be read while the engine holds it.
+fn judge(builder: &Builder) -> Arc<Mutex<Option<Judge>>> {
+    let config = builder.core_config(1).unwrap();
+    Arc::new(Mutex::new(Some(Judge::new(Checker::new(&config, false)))))
+}
+
+struct Watch(Arc<Mutex<Option<Judge>>>);
+
+impl lazybatch_engine::driver::Observer for Watch {
+    fn on_event(&mut self, now: lazybatch_sla::Time, event: &lazybatch_engine::core::Event) {
+        self.0
+            .lock()
+            .unwrap()
+            .as_mut()
+            .unwrap()
+            .on_event(now, event);
+    }
+
+    fn on_launch(&mut self, now: lazybatch_sla::Time, launch: &lazybatch_sla::Launch) {
+        self.0
+            .lock()
+            .unwrap()
+            .as_mut()
+            .unwrap()
+            .on_launch(now, launch);
+    }
+
+    fn on_action(&mut self, now: lazybatch_sla::Time, action: &lazybatch_engine::core::Action) {
+        self.0
+            .lock()
+            .unwrap()
+            .as_mut()
+            .unwrap()
+            .on_action(now, action);
+    }
+}
+
+#[test]
+fn answers_do_not_depend_on_policy_or_company() {
+    let mut reference: Vec<Vec<i32>> = Vec::new();
+    for policy in ["serial", "graph:1", "greedy", "lazy", "lazy:late-admits"] {
+        let builder = builder(policy);
+        let verdict = judge(&builder);
+        let engine = builder
+            .observer(Watch(verdict.clone()), false)
+            .build()
+            .unwrap();
+        let handles: Vec<_> = (0..40)
+            .map(|i| {
+                engine
+                    .try_submit("tiny", word(i, 1 + i % 9), Options::default())
+                    .unwrap()
+            })
+            .collect();
+        let answers: Vec<Vec<i32>> = handles
+            .into_iter()
+            .map(|h| h.wait().unwrap().outputs[0].to_i32())
+            .collect();
+        assert_eq!(engine.stats().counters.arrivals, 40);
+        engine.drain_blocking();
+        verdict.lock().unwrap().take().unwrap().finish().unwrap();
+        if reference.is_empty() {
+            assert!(answers.iter().any(|a| a != &answers[0]), "inputs matter");
+            reference = answers;
+        } else {
+            assert_eq!(answers, reference, "{policy}");
+        }
+    }
+}
+
+#[test]
+fn a_stream_gives_the_rows_of_the_answer_one_by_one() {
+    runtime().block_on(async {
+        let engine = builder("lazy").build().unwrap();
+        let whole = engine
+            .submit("tiny", word(3, 5), Options::default())
+            .await
+            .unwrap();
+        let mut stream = engine
+            .submit_stream("tiny", word(3, 5), Options::default())
+            .await
+            .unwrap();
+        let mut rows = Vec::new();
+        let mut ended = false;
+        while let Some(step) = stream.next().await {
+            match step.unwrap() {
+                Step::Rows { output, rows: new } => {
+                    assert!(!ended);
+                    assert_eq!((output, new.dims.len()), (0, 1));
+                    rows.extend(new.to_i32());
+                }
+                Step::End(answer) => {
+                    ended = true;
+                    assert_eq!(answer.outputs[0].to_i32(), rows);
+                }
+            }
+        }
+        assert!(ended);
+        assert_eq!(rows, whole.outputs[0].to_i32());
+        engine.drain().await;
+    });
+}
+
+#[test]
+fn step_limits_and_sla_targets_are_those_of_the_request() {
+    let engine = builder("lazy").build().unwrap();
+    let options = Options {
+        max_steps: Some(1),
+        sla: Some(Nanos(1)),
+        ..Options::default()
+    };
+    let answer = engine
+        .try_submit("tiny", word(0, 4), options)
+        .unwrap()
+        .wait()
+        .unwrap();
+    assert_eq!(answer.outputs[0].num_elems(), 1);
+    assert_eq!(
+        answer.outcome,
+        Outcome::Violated,
+        "a nanosecond is not enough"
+    );
+    let free = engine
+        .try_submit("tiny", word(0, 4), Options::default())
+        .unwrap()
+        .wait()
+        .unwrap();
+    assert_eq!(free.outcome, Outcome::Met, "no target is always met");
+    assert!(
+        free.first_launch
+            .is_some_and(|t| t >= free.arrival && t <= free.finish)
+    );
+}
+
+#[test]
+fn bad_requests_are_refused_at_the_edge_and_disturb_nobody() {
+    let engine = builder("lazy").build().unwrap();
+    let good = engine
+        .try_submit("tiny", word(1, 6), Options::default())
+        .unwrap();
+    let refuse = |model: &str, inputs: Vec<Tensor>, needle: &str| {
+        let Err(error) = engine.try_submit(model, inputs, Options::default()) else {
+            panic!("accepted what should be refused with {needle:?}")
+        };
+        assert!(
+            error.to_string().contains(needle),
+            "{error} lacks {needle:?}"
+        );
+    };
+    refuse(
+        "huge",
+        word(1, 1),
+        "unknown model \"huge\": expected one of tiny",
+    );
+    refuse(
+        "tiny",
+        vec![],
+        "expected 1 tensors (letters), got 0 tensors",
+    );
+    refuse(
+        "tiny",
+        vec![Tensor::from_f32(&[1], &[1.0])],
+        "expected dtype i32, got dtype f32",
+    );
+    refuse(
+        "tiny",
+        vec![Tensor::from_i32(&[1, 1], &[1])],
+        "expected shape [len], got shape [1, 1]",
+    );
+    refuse("tiny", vec![Tensor::from_i32(&[0], &[])], "an empty tensor");
+    refuse(
+        "tiny",
+        vec![Tensor::from_i32(&[17], &[1; 17])],
+        "a length of at most 16, got length 17",
+    );
+    refuse(
+        "tiny",
+        vec![Tensor::from_i32(&[1], &[12])],
+        "ids in 0..12, got id 12",
+    );
+    assert!(good.wait().is_ok());
+    assert_eq!(engine.stats().counters.arrivals, 1);
+}
+
+#[test]
+fn a_full_queue_refuses_at_once_and_submit_waits() {
+    // A window longer than the test keeps everyone waiting.
+    let engine = builder("graph:3600000").max_queue(3).build().unwrap();
+    let held: Vec<_> = (0..3)
+        .map(|i| {
+            engine
+                .try_submit("tiny", word(i, 2), Options::default())
+                .unwrap()
+        })
+        .collect();
+    let refused = engine.try_submit("tiny", word(9, 2), Options::default());
+    assert!(matches!(
+        refused,
+        Err(RequestError::QueueFull { max_queue: 3 })
+    ));
+    runtime().block_on(async {
+        let waiting = engine.submit("tiny", word(9, 2), Options::default());
+        let late = tokio::time::timeout(std::time::Duration::from_millis(20), waiting).await;
+        assert!(late.is_err(), "it waits for room");
+    });
+    drop(held);
+}
+
+#[test]
+fn dropping_a_handle_cancels_and_the_rest_goes_on() {
+    let builder = builder("lazy");
+    let verdict = judge(&builder);
+    let engine = builder
+        .observer(Watch(verdict.clone()), false)
+        .build()
+        .unwrap();
+    let mut kept = Vec::new();
+    for i in 0..60 {
+        let handle = engine
+            .try_submit("tiny", word(i, 8), Options::default())
+            .unwrap();
+        if i % 3 != 0 {
+            kept.push(handle);
+        }
+    }
+    let num_kept = kept.len();
+    let completed = kept
+        .into_iter()
+        .filter(|_| true)
+        .map(|h| h.wait())
+        .filter(Result::is_ok)
+        .count();
+    assert_eq!(completed, num_kept);
+    let stats = engine.stats();
+    engine.drain_blocking();
+    verdict.lock().unwrap().take().unwrap().finish().unwrap();
+    assert!(stats.accounts[0].total() >= num_kept as u64);
+}
+
+#[test]
+fn drain_finishes_what_was_accepted_and_dropping_the_engine_closes_it() {
+    let engine = builder("lazy").build().unwrap();
+    let handles: Vec<_> = (0..20)
+        .map(|i| {
+            engine
+                .try_submit("tiny", word(i, 5), Options::default())
+                .unwrap()
+        })
+        .collect();
+    engine.drain_blocking();
+    assert!(handles.into_iter().all(|h| h.wait().is_ok()));
+
+    let engine = builder("graph:3600000").build().unwrap();
+    let waiting = engine
+        .try_submit("tiny", word(1, 5), Options::default())
+        .unwrap();
+    drop(engine);
+    assert_eq!(waiting.wait().unwrap_err(), RequestError::Closed);
+}
+
+#[test]
+fn an_injected_failure_takes_its_launch_and_nobody_else() {
+    let mut broken = device();
+    broken.fail_next_launches(1);
+    let engine = Engine::builder()
+        .device(broken)
+        .model("tiny", model(), ModelOptions::default())
+        .policy("serial")
+        .build()
+        .unwrap();
+    let handles: Vec<_> = (0..5)
+        .map(|i| {
+            engine
+                .try_submit("tiny", word(i, 3), Options::default())
+                .unwrap()
+        })
+        .collect();
+    let results: Vec<_> = handles.into_iter().map(|h| h.wait()).collect();
+    assert!(matches!(&results[0], Err(RequestError::Failed(cause)) if !cause.is_empty()));
+    assert!(results[1..].iter().all(Result::is_ok));
+    let account = &engine.stats().accounts[0];
+    assert_eq!((account.count(Outcome::Failed), account.total()), (1, 5));
+}
+
+#[test]
+fn options_that_do_not_fit_the_program_are_refused_when_building() {
+    let segments = Some(vec![vec![0..1]]);
+    let options = ModelOptions {
+        segments,
+        ..ModelOptions::default()
+    };
+    let built = Engine::builder()
+        .device(device())
+        .model("tiny", model(), options)
+        .build();
+    let Err(error) = built else {
+        panic!("accepted")
+    };
+    assert!(
+        error.to_string().contains("expected segments of 2 blocks"),
+        "{error}"
+    );
+    let Err(error) = builder("best").build() else {
+        panic!("accepted")
+    };
+    assert!(
+        error
+            .to_string()
+            .contains("policy \"best\": expected one of serial"),
+        "{error}"
+    );
+}

@@ -1,0 +1,416 @@
+//! The cpu device: residency, open requests, launches.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use lazybatch_graph::{Op, OutputId, Program, Repeat, SharedProgram, StateKind, Tensor};
+use lazybatch_sla::{Launch, ModelId, Slot, Time};
+use smallvec::SmallVec;
+
+use super::buffers::Buffers;
+use super::exec::{self, Env};
+use super::frames::Frames;
+use super::model::Model;
+use super::options::CpuOptions;
+use super::pool::Pool;
+use super::slots::{Open, Output, Slots};
+use super::states::StatePools;
+use crate::device::{Completion, Device, DeviceInfo, OpenRequest, Plan};
+use crate::error::Error;
+use crate::validate::stage_inputs;
+
+/// Runs launches in place on the processor.
+pub struct CpuDevice {
+    name: String,
+    options: CpuOptions,
+    pool: Pool,
+    buffers: Buffers,
+    models: BTreeMap<ModelId, Resident>,
+    plans: Vec<PlanInfo>,
+    slots: Slots,
+    frames: Frames,
+    completions: VecDeque<Completion>,
+    fail_next: u32,
+}
+
+struct Resident {
+    model: Model,
+    states: StatePools,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct PlanInfo {
+    model: ModelId,
+    block: u32,
+    first: u32,
+    end: u32,
+}
+
+impl CpuDevice {
+    /// A device without models.
+    pub fn new(options: CpuOptions) -> Self {
+        let pool = Pool::new(options.threads);
+        Self {
+            name: format!("cpu-{}-{}t", options.level.name(), pool.threads()),
+            buffers: Buffers::new(options.poison),
+            pool,
+            options,
+            models: BTreeMap::new(),
+            plans: Vec::new(),
+            slots: Slots::default(),
+            frames: Frames::default(),
+            completions: VecDeque::new(),
+            fail_next: 0,
+        }
+    }
+
+    /// Makes the next `num` launches fail, for tests.
+    pub fn fail_next_launches(&mut self, num: u32) {
+        self.fail_next = num;
+    }
+
+    /// Activation buffers that were ever allocated: constant once warm.
+    pub fn num_buffers(&self) -> usize {
+        self.buffers.allocated()
+    }
+
+    /// Frames in use: none once all requests are closed.
+    pub fn num_frames(&self) -> usize {
+        self.frames.len()
+    }
+
+    /// Bytes of a model's weights as they are held here.
+    pub fn weight_bytes(&self, model: ModelId) -> Option<usize> {
+        self.models.get(&model).map(|r| r.model.weight_bytes)
+    }
+
+    fn launch_error(&self, launch: &Launch, why: String) -> Error {
+        let block = self
+            .models
+            .get(&launch.model)
+            .and_then(|r| r.model.program.blocks.get(launch.block as usize))
+            .map_or("?", |b| &b.name);
+        Error::Launch {
+            device: self.name.clone(),
+            segment: format!("{block}[{}..{}]", launch.first_node, launch.end_node),
+            why,
+        }
+    }
+
+    fn check(&self, plan: Plan, launch: &Launch) -> Result<(), String> {
+        let info = self.plans.get(plan.0 as usize).ok_or("no such plan")?;
+        let wanted = PlanInfo {
+            model: launch.model,
+            block: launch.block,
+            first: launch.first_node,
+            end: launch.end_node,
+        };
+        if *info != wanted {
+            return Err(format!("the plan is for {info:?}"));
+        }
+        let program = self.models.get(&launch.model).map(|r| &r.model.program);
+        let block = program.and_then(|p| p.blocks.get(launch.block as usize));
+        if block.is_none_or(|b| b.nodes.len() < launch.end_node as usize) {
+            return Err("the plan is for a model that was unloaded".into());
+        }
+        for m in &launch.members {
+            let open = self
+                .slots
+                .get(m.slot)
+                .ok_or_else(|| format!("{} is not open", m.slot))?;
+            if open.request != m.request || open.model != launch.model {
+                return Err(format!(
+                    "{} holds {}, not {}",
+                    m.slot, open.request, m.request
+                ));
+            }
+            if (open.input_len, open.samples) != (m.input_len as usize, m.samples as usize) {
+                return Err(format!("{} was opened with another length", m.request));
+            }
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, launch: &Launch) -> Completion {
+        let mut stopped = SmallVec::new();
+        let result = self.run_members(launch, &mut stopped).map_err(|why| {
+            stopped.clear();
+            self.launch_error(launch, why)
+        });
+        Completion {
+            ticket: launch.ticket,
+            stopped,
+            result,
+        }
+    }
+
+    fn run_members(
+        &mut self,
+        launch: &Launch,
+        stopped: &mut SmallVec<[lazybatch_sla::RequestId; 4]>,
+    ) -> Result<(), String> {
+        if self.fail_next > 0 {
+            self.fail_next -= 1;
+            return Err("a failure asked for by a test".into());
+        }
+        let resident = self
+            .models
+            .get_mut(&launch.model)
+            .ok_or("the model is not loaded")?;
+        let (model, states) = (&resident.model, &mut resident.states);
+        let key = self
+            .frames
+            .enter(launch, model, &mut self.slots, &mut self.buffers)?;
+        let mut frame = self.frames.take(key);
+        let mut env = Env {
+            pool: &mut self.pool,
+            parallel_flops: self.options.parallel_flops,
+            level: self.options.level,
+            buffers: &mut self.buffers,
+            slots: &mut self.slots,
+            states,
+            stopped,
+        };
+        let (block, first, end) = (launch.block, launch.first_node, launch.end_node);
+        // A panic leaves buffers of the launch behind and states of its members half-written; both
+        // belong to requests that fail now.
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            exec::run(
+                &mut env,
+                model,
+                &mut frame,
+                block as usize,
+                first as usize,
+                end as usize,
+            )
+        }))
+        .unwrap_or_else(|panic| Err(panic_text(&*panic)));
+        if result.is_err() {
+            frame.fail(&mut self.buffers);
+        }
+        self.frames.put_back(key, frame);
+        result
+    }
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("of unknown kind");
+    format!("panic: {text}")
+}
+
+/// Refuses programs whose positions can run past a table that is added to them.
+fn check_tables(device: &str, program: &Program) -> Result<(), Error> {
+    let longest = program.length_input.and_then(|i| program.input(i).max_len);
+    for block in &program.blocks {
+        let positions = match block.repeat {
+            Repeat::UntilStop { max } => Some(max as usize),
+            Repeat::PerInputStep { stride } => longest.map(|n| n.div_ceil(stride.max(1) as usize)),
+            Repeat::Once => longest,
+        };
+        for &id in &block.nodes {
+            let node = program.node(id);
+            if node.op != Op::AddPosition {
+                continue;
+            }
+            let rows = program.value(node.inputs[1]).ty.fixed_dims()[0];
+            let needed = positions.unwrap_or(1);
+            if rows < needed {
+                return Err(Error::Unsupported {
+                    device: device.to_owned(),
+                    node: node.name.clone(),
+                    op: "AddPosition".into(),
+                    why: format!("a table of {needed} positions, this one has {rows}"),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Device for CpuDevice {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            name: self.name.clone(),
+            num_lanes: 1,
+            is_virtual: false,
+        }
+    }
+
+    fn load(&mut self, id: ModelId, program: SharedProgram) -> Result<(), Error> {
+        check_tables(&self.name, &program)?;
+        let model = Model::load(&self.name, program, &self.options.registry)?;
+        let (max_open, budget) = (self.options.max_open, self.options.state_bytes);
+        let (states, fit) = StatePools::new(&model.program, max_open, budget);
+        if fit == 0 {
+            return Err(Error::OutOfMemory {
+                device: self.name.clone(),
+                what: format!("state memory for one request of {}", model.program.name),
+                needed: 1,
+                available: 0,
+            });
+        }
+        self.models.insert(id, Resident { model, states });
+        Ok(())
+    }
+
+    fn unload(&mut self, id: ModelId) {
+        assert_eq!(
+            self.slots.num_open(id),
+            0,
+            "open requests of a model that is unloaded"
+        );
+        self.models.remove(&id);
+    }
+
+    fn buckets(&self) -> &[u32] {
+        &[u32::MAX]
+    }
+
+    fn prepare(
+        &mut self,
+        model: ModelId,
+        block: u32,
+        first_node: u32,
+        end_node: u32,
+        _bucket: u32,
+    ) -> Result<Plan, Error> {
+        let info = PlanInfo {
+            model,
+            block,
+            first: first_node,
+            end: end_node,
+        };
+        let exists = self.models.get(&model).and_then(|r| {
+            let nodes = r.model.program.blocks.get(block as usize)?.nodes.len();
+            (first_node < end_node && end_node as usize <= nodes).then_some(())
+        });
+        if exists.is_none() {
+            return Err(Error::Launch {
+                device: self.name.clone(),
+                segment: format!("{model} k{block}[{first_node}..{end_node}]"),
+                why: "no such segment of a loaded model".into(),
+            });
+        }
+        let idx = self
+            .plans
+            .iter()
+            .position(|p| *p == info)
+            .unwrap_or_else(|| {
+                self.plans.push(info);
+                self.plans.len() - 1
+            });
+        Ok(Plan(idx as u32))
+    }
+
+    fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), Error> {
+        let unknown = || Error::Input {
+            model: request.model.to_string(),
+            input: "model".into(),
+            expected: "a loaded model".into(),
+            got: request.model.to_string(),
+        };
+        let resident = self.models.get_mut(&request.model).ok_or_else(unknown)?;
+        assert!(
+            self.slots.get(request.slot).is_none(),
+            "{} is in use",
+            request.slot
+        );
+        let program = &resident.model.program;
+        let inputs = stage_inputs(program, request)?;
+        let reserved = resident.states.reserve(request.input_len as usize);
+        let sequences = reserved.map_err(|(state, needed, available)| Error::OutOfMemory {
+            device: self.name.clone(),
+            what: format!(
+                "pages of state {} of {}",
+                program.states[state].name, program.name
+            ),
+            needed,
+            available,
+        })?;
+        let samples = request.samples as usize;
+        let vectors = program
+            .states
+            .iter()
+            .map(|s| match &s.kind {
+                StateKind::Vector { dims, init } => {
+                    let num = samples * dims.iter().product::<usize>();
+                    let mut buf = self.buffers.take(num);
+                    let init = if s.dtype.is_float() {
+                        *init
+                    } else {
+                        f32::from_bits(*init as i32 as u32)
+                    };
+                    buf.fill(init);
+                    buf
+                }
+                StateKind::Sequence { .. } => super::buffers::Buf::default(),
+            })
+            .collect();
+        let open = Open {
+            request: request.request,
+            model: request.model,
+            input_len: request.input_len as usize,
+            samples,
+            inputs,
+            outputs: program.outputs.iter().map(|_| Output::default()).collect(),
+            vectors,
+            sequences,
+            home: None,
+        };
+        self.slots.insert(request.slot, open);
+        Ok(())
+    }
+
+    fn enqueue(&mut self, _now: Time, plan: Plan, launch: &Launch) -> Result<(), Error> {
+        self.check(plan, launch)
+            .map_err(|why| self.launch_error(launch, why))?;
+        let completion = self.run(launch);
+        self.completions.push_back(completion);
+        Ok(())
+    }
+
+    fn poll(&mut self, _now: Time) -> Option<Completion> {
+        self.completions.pop_front()
+    }
+
+    fn next_completion(&self) -> Option<Time> {
+        None
+    }
+
+    fn emitted(&self, slot: Slot, output: OutputId, from: usize) -> Option<Tensor> {
+        let open = self.slots.get(slot)?;
+        open.emitted(&self.models.get(&open.model)?.model.program, output, from)
+    }
+
+    fn close(&mut self, slot: Slot) -> Vec<Option<Tensor>> {
+        let Some(mut open) = self.slots.remove(slot) else {
+            return Vec::new();
+        };
+        if let Some(home) = open.home.take() {
+            self.frames.leave(home, &mut self.buffers);
+        }
+        let resident = self
+            .models
+            .get_mut(&open.model)
+            .expect("models of open requests stay");
+        resident.states.release(&mut open.sequences);
+        for buf in open.vectors.drain(..) {
+            self.buffers.give(buf);
+        }
+        let program = &resident.model.program;
+        let outputs = (0..program.outputs.len()).map(OutputId::new);
+        outputs.map(|o| open.emitted(program, o, 0)).collect()
+    }
+}
+
+impl std::fmt::Debug for CpuDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CpuDevice")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,270 @@
+//! Runs the nodes of a segment in a frame.
+//!
+//! Nodes run one after another; inside a node, work is split over rows, columns, members or heads,
+//! never over a sum. Kernels read values through a [`NodeView`] and return their results as fresh
+//! buffers; effects on states, outputs and stop flags go through [`Env`].
+
+use lazybatch_graph::{Dim, Node, NodeId, Op, Repeat, TensorType};
+use lazybatch_sla::RequestId;
+use smallvec::SmallVec;
+
+use super::buffers::{Buf, Buffers};
+use super::frames::{Frame, Mem};
+use super::gemm::{PackedA, PackedB};
+use super::level::Level;
+use super::model::Model;
+use super::ops;
+use super::pool::Pool;
+use super::slots::Slots;
+use super::states::StatePools;
+
+/// Results of a node.
+pub type Outs = SmallVec<[Buf; 2]>;
+
+/// What kernels may change.
+#[derive(Debug)]
+pub struct Env<'a> {
+    /// Threads.
+    pub pool: &'a mut Pool,
+    /// Floating-point operations from which a node is spread over threads.
+    pub parallel_flops: usize,
+    /// Instructions.
+    pub level: Level,
+    /// Free buffers.
+    pub buffers: &'a mut Buffers,
+    /// Open requests.
+    pub slots: &'a mut Slots,
+    /// Sequence states of the model.
+    pub states: &'a mut StatePools,
+    /// Members whose loop has ended.
+    pub stopped: &'a mut SmallVec<[RequestId; 4]>,
+}
+
+impl Env<'_> {
+    /// Whether that much work is worth waking other threads.
+    pub fn parallel(&self, flops: usize) -> bool {
+        self.pool.threads() > 1 && flops >= self.parallel_flops
+    }
+
+    /// Runs `f` on ranges that cover `0..num`, in parallel if it is worth it.
+    pub fn split<F: Fn(std::ops::Range<usize>) + Sync>(&mut self, num: usize, flops: usize, f: F) {
+        let parallel = self.parallel(flops);
+        split(self.pool, parallel, num, f);
+    }
+}
+
+/// Runs `f` on ranges that cover `0..num`, on the pool if `parallel`.
+pub fn split<F: Fn(std::ops::Range<usize>) + Sync>(
+    pool: &mut Pool,
+    parallel: bool,
+    num: usize,
+    f: F,
+) {
+    if !parallel || num < 2 {
+        f(0..num);
+        return;
+    }
+    let tasks = (4 * pool.threads()).min(num);
+    pool.run(tasks, |t| f(num * t / tasks..num * (t + 1) / tasks));
+}
+
+/// A node with its operands.
+#[derive(Clone, Copy)]
+pub struct NodeView<'a> {
+    /// The model.
+    pub model: &'a Model,
+    /// The frame it runs in.
+    pub frame: &'a Frame,
+    /// The node's id.
+    pub id: NodeId,
+    /// The node.
+    pub node: &'a Node,
+    /// Repeat rule of its block.
+    pub repeat: Repeat,
+}
+
+impl<'a> NodeView<'a> {
+    /// Type of operand `i`.
+    pub fn ty(&self, i: usize) -> &'a TensorType {
+        &self.model.program.value(self.node.inputs[i]).ty
+    }
+
+    /// Type of result `i`.
+    pub fn out_ty(&self, i: usize) -> &'a TensorType {
+        &self.model.program.value(self.node.outputs[i]).ty
+    }
+
+    /// Last fixed dimension of operand `i`.
+    pub fn last_dim(&self, i: usize) -> usize {
+        self.ty(i).fixed_dims().last().copied().unwrap_or(1)
+    }
+
+    /// Elements of operand `i`.
+    pub fn arg(&self, i: usize) -> &'a [f32] {
+        let value = self.node.inputs[i];
+        match self.model.program.as_weight(value) {
+            Some(w) => self.model.weights[w.index()]
+                .plain
+                .as_ref()
+                .expect("prepared at load"),
+            None => self.frame.values[self.model.local[value.index()]]
+                .as_ref()
+                .expect("operands are alive"),
+        }
+    }
+
+    /// Elements of an i32 operand.
+    pub fn ids(&self, i: usize) -> &'a [i32] {
+        bytemuck::cast_slice(self.arg(i))
+    }
+
+    /// Operand `i` as the right side of a product.
+    pub fn right(&self, i: usize) -> &'a PackedB {
+        let w = self
+            .model
+            .program
+            .as_weight(self.node.inputs[i])
+            .expect("checked at load");
+        self.model.weights[w.index()]
+            .right
+            .as_ref()
+            .expect("prepared at load")
+    }
+
+    /// Operand `i` as the left side of a convolution, by group.
+    pub fn left(&self, i: usize) -> &'a [PackedA] {
+        let w = self
+            .model
+            .program
+            .as_weight(self.node.inputs[i])
+            .expect("checked at load");
+        &self.model.weights[w.index()].left
+    }
+
+    /// A buffer for result `i`.
+    pub fn alloc(&self, env: &mut Env<'_>, i: usize) -> Buf {
+        let ty = self.out_ty(i);
+        env.buffers.take(self.frame.num_rows(ty) * ty.row_elems())
+    }
+
+    /// Position of the `i`-th row of a member.
+    pub fn position(&self, mem: &Mem, i: usize) -> usize {
+        if self.repeat.is_loop() { mem.step } else { i }
+    }
+
+    /// Members with first row and number of rows under a leading dimension.
+    pub fn spans(&self, lead: Option<Dim>) -> impl Iterator<Item = (&'a Mem, usize, usize)> + 'a {
+        self.frame.members.iter().map(move |m| {
+            let (start, num) = m.span(lead);
+            (m, start, num)
+        })
+    }
+}
+
+/// Runs nodes `first..end` of a block.
+///
+/// # Errors
+/// The node and the cause; values of the frame are then incomplete.
+pub fn run(
+    env: &mut Env<'_>,
+    model: &Model,
+    frame: &mut Frame,
+    block: usize,
+    first: usize,
+    end: usize,
+) -> Result<(), String> {
+    let program = &model.program;
+    let info = &model.blocks[block];
+    for pos in first..end {
+        let id = program.blocks[block].nodes[pos];
+        let node = program.node(id);
+        let repeat = program.blocks[block].repeat;
+        let outs = if let Op::Reshape { .. } = node.op
+            && info.dead_after[pos].contains(&model.local[node.inputs[0].index()])
+            && let Some(buf) = frame.values[model.local[node.inputs[0].index()]].take()
+        {
+            smallvec::smallvec![buf]
+        } else {
+            let view = NodeView {
+                model,
+                frame,
+                id,
+                node,
+                repeat,
+            };
+            run_node(env, view).map_err(|why| format!("node {}: {why}", node.name))?
+        };
+        for (value, buf) in node.outputs.iter().zip(outs) {
+            frame.values[model.local[value.index()]] = Some(buf);
+        }
+        for &dead in &info.dead_after[pos] {
+            if let Some(buf) = frame.values[dead].take() {
+                env.buffers.give(buf);
+            }
+        }
+    }
+    frame.next = end as u32;
+    Ok(())
+}
+
+fn run_node(env: &mut Env<'_>, v: NodeView<'_>) -> Result<Outs, String> {
+    let one = |buf: Buf| -> Outs { smallvec::smallvec![buf] };
+    Ok(match &v.node.op {
+        Op::Input { input, at } => one(ops::data::input(env, v, *input, *at)),
+        Op::Linear {
+            bias,
+            act,
+            residual,
+        } => one(ops::linear::linear(env, v, *bias, *act, *residual)),
+        Op::Binary(op) => one(ops::rowwise::binary(env, v, *op)),
+        Op::Unary(act) => one(ops::rowwise::unary(env, v, *act)),
+        Op::Scale(factor) => one(ops::rowwise::scale(env, v, *factor)),
+        Op::LayerNorm { eps } => one(ops::rowwise::layer_norm(env, v, *eps)),
+        Op::AddLayerNorm { eps } => ops::rowwise::add_layer_norm(env, v, *eps),
+        Op::RmsNorm { eps } => one(ops::rowwise::rms_norm(env, v, *eps)),
+        Op::Softmax => one(ops::rowwise::softmax(env, v)),
+        Op::Embedding => one(ops::data::embedding(env, v)),
+        Op::AddPosition => one(ops::data::add_position(env, v)),
+        Op::Rope { heads, dim, theta } => one(ops::rowwise::rope(env, v, *heads, *dim, *theta)),
+        Op::Attention { heads, causal } => one(ops::attention::attention(env, v, *heads, *causal)),
+        Op::StateAttention {
+            heads,
+            keys,
+            values,
+        } => one(ops::attention::state_attention(
+            env, v, *heads, *keys, *values,
+        )),
+        Op::AdditiveAttention { keys, values } => {
+            one(ops::attention::additive_attention(env, v, *keys, *values))
+        }
+        Op::LstmCell { h, c, proj } => one(ops::linear::lstm(env, v, *h, *c, *proj)),
+        Op::GruCell { h } => one(ops::linear::gru(env, v, *h)),
+        Op::Conv2d {
+            window,
+            groups,
+            bias,
+            residual,
+            act,
+        } => one(ops::conv::conv2d(
+            env, v, window, *groups, *bias, *residual, *act,
+        )),
+        Op::BatchNorm { eps } => one(ops::conv::batch_norm(env, v, *eps)),
+        Op::Pool2d { pool, window } => one(ops::conv::pool2d(env, v, *pool, window)),
+        Op::GlobalAveragePool => one(ops::conv::global_average(env, v)),
+        Op::Reshape { .. } => one(ops::data::copy(env, v)),
+        Op::Concat => one(ops::data::concat(env, v)),
+        Op::Slice { start, len } => one(ops::data::slice(env, v, *start, *len)),
+        Op::Interaction => one(ops::rowwise::interaction(env, v)),
+        Op::EmbeddingBag => one(ops::data::embedding_bag(env, v)),
+        Op::MeanRows => one(ops::data::mean_rows(env, v)),
+        Op::FirstRow => one(ops::data::first_row(env, v)),
+        Op::ArgMax => one(ops::rowwise::arg_max(env, v)),
+        Op::VecRead { state } => one(ops::state::vec_read(env, v, *state)),
+        Op::VecWrite { state } => ops::state::vec_write(env, v, *state),
+        Op::SeqRead { state, at } => one(ops::state::seq_read(env, v, *state, *at)?),
+        Op::SeqWrite { state, at } => ops::state::seq_write(env, v, *state, *at)?,
+        Op::Emit { output } => ops::state::emit(env, v, *output),
+        Op::Stop { token } => ops::state::stop(env, v, *token),
+        Op::Custom(op) => one(ops::custom::custom(env, v, op)?),
+    })
+}

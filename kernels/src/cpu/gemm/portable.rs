@@ -1,0 +1,30 @@
+//! The register tile without SIMD intrinsics.
+
+use super::tile::{NR, Tile};
+
+/// Computes a tile of `rows` rows and one panel.
+///
+/// # Safety
+/// The pointers of `t` must cover `rows` rows of `t.k` and [`NR`] elements, and one panel.
+pub unsafe fn run(t: &Tile, rows: usize, panels: usize) {
+    for p in 0..panels {
+        for r in 0..rows {
+            let mut acc = [0.0f32; NR];
+            // SAFETY: row `r` and panel `p` are covered by the caller's promise.
+            unsafe {
+                let c = t.c.add(r * t.ldc + p * NR).cast::<[f32; NR]>();
+                if t.resume {
+                    acc = c.read();
+                }
+                for k in 0..t.k {
+                    let a = *t.a.add(r * t.lda + k);
+                    let b = &*t.b.add(p * t.ldb + k * NR).cast::<[f32; NR]>();
+                    for j in 0..NR {
+                        acc[j] = a.mul_add(b[j], acc[j]);
+                    }
+                }
+                c.write(acc);
+            }
+        }
+    }
+}

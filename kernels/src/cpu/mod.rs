@@ -1,0 +1,31 @@
+//! The embedded device.
+//!
+//! [`CpuDevice`] runs launches in place on the calling thread and a pool. Weights are packed when
+//! a model is loaded, activations are packed rows, sequence states are paged.
+//!
+//! Invariants:
+//! 1. *Batched equals alone*: every output element is computed by one chain of operations that
+//!    depends on its own member only. Chains are never split over threads, tiles change no chain,
+//!    reductions over a row follow an order fixed by the row's length.
+//! 2. Elementwise functions give a lane the bits that its input determines.
+//! 3. Idle members and padded rows are computed and leave no trace.
+//! 4. Once warm, no node allocates activations.
+//!
+//! It does not schedule, and its sums are f32; see [`crate::reference`] for an oracle.
+
+pub mod buffers;
+mod device;
+mod exec;
+mod frames;
+pub mod gemm;
+pub mod level;
+pub mod math;
+mod model;
+mod ops;
+mod options;
+pub mod pool;
+mod slots;
+mod states;
+
+pub use device::CpuDevice;
+pub use options::CpuOptions;

@@ -1,0 +1,244 @@
+//! A loaded model: weights in the form their kernels take, and which values live where.
+
+use std::sync::Arc;
+
+use lazybatch_graph::{DType, Def, NodeId, Op, SharedProgram, ValueId, WeightId};
+
+use super::buffers::Aligned;
+use super::gemm::{PackedA, PackedB};
+use crate::custom::{CustomKernel, CustomNode, KernelRegistry};
+use crate::error::Error;
+
+/// A weight in the forms that nodes use.
+#[derive(Debug, Default)]
+pub struct Weight {
+    /// Row-major, as read by anything but a product.
+    pub plain: Option<Aligned>,
+    /// Packed as the right side of a product.
+    pub right: Option<PackedB>,
+    /// Packed as the left side of a convolution, one per channel group.
+    pub left: Vec<PackedA>,
+}
+
+/// Which values are live where in a block. Values are numbered within the block.
+#[derive(Debug, Default)]
+pub struct BlockInfo {
+    /// Number of values.
+    pub num_values: usize,
+    /// By node position: values whose last use it is (or that nobody uses).
+    pub dead_after: Vec<Vec<usize>>,
+    /// By node position, and one more: values alive before that node, with their ids.
+    pub live_before: Vec<Vec<ValueId>>,
+}
+
+/// A loaded model.
+pub struct Model {
+    /// The program.
+    pub program: SharedProgram,
+    /// By weight id.
+    pub weights: Vec<Weight>,
+    /// By block id.
+    pub blocks: Vec<BlockInfo>,
+    /// By value id: its number within its block.
+    pub local: Vec<usize>,
+    /// By node id.
+    pub customs: Vec<Option<Arc<dyn CustomKernel>>>,
+    /// Bytes of all weights as they are held.
+    pub weight_bytes: usize,
+}
+
+/// How a node uses a weight operand.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Plain,
+    Right,
+    Left { groups: usize },
+}
+
+fn form(op: &Op, operand: usize, channels: usize) -> Form {
+    match op {
+        Op::Linear { .. } if operand == 1 => Form::Right,
+        Op::LstmCell { .. } if matches!(operand, 1 | 2 | 4) => Form::Right,
+        Op::GruCell { .. } if matches!(operand, 1 | 2) => Form::Right,
+        Op::Conv2d { groups, .. } if operand == 1 && *groups != channels => {
+            Form::Left { groups: *groups }
+        }
+        Op::Conv2d { groups: 1, .. } if operand == 1 => Form::Left { groups: 1 },
+        _ => Form::Plain,
+    }
+}
+
+/// Whether a convolution of that many groups runs as a depthwise one.
+pub fn is_depthwise(groups: usize, channels: usize) -> bool {
+    groups == channels && groups > 1
+}
+
+impl Model {
+    /// Converts and packs the weights, resolves custom kernels, computes liveness.
+    ///
+    /// # Errors
+    /// An op that the device does not run, or a weight without data.
+    pub fn load(
+        device: &str,
+        program: SharedProgram,
+        registry: &KernelRegistry,
+    ) -> Result<Self, Error> {
+        let mut weights: Vec<Weight> = program.weights.iter().map(|_| Weight::default()).collect();
+        let mut customs = vec![None; program.nodes.len()];
+        for (i, node) in program.nodes.iter().enumerate() {
+            let unsupported = |op: &str, why: String| Error::Unsupported {
+                device: device.to_owned(),
+                node: node.name.clone(),
+                op: op.to_owned(),
+                why,
+            };
+            if let Op::Custom(op) = &node.op {
+                let kernel = registry.get(&op.name).ok_or_else(|| {
+                    unsupported(&op.name, "a kernel of this name in the registry".into())
+                })?;
+                let operands = node.inputs.iter().map(|&v| &program.value(v).ty).collect();
+                let bound = CustomNode {
+                    name: &node.name,
+                    op,
+                    operands,
+                };
+                kernel
+                    .validate(&bound)
+                    .map_err(|why| unsupported(&op.name, why))?;
+                customs[i] = Some(kernel);
+            }
+            let channels = node.inputs.first().map_or(0, |&v| {
+                program
+                    .value(v)
+                    .ty
+                    .fixed_dims()
+                    .first()
+                    .copied()
+                    .unwrap_or(0)
+            });
+            for (operand, &value) in node.inputs.iter().enumerate() {
+                let form = form(&node.op, operand, channels);
+                let Some(weight) = program.as_weight(value) else {
+                    if form != Form::Plain {
+                        let why = format!("operand {operand} to be a weight");
+                        return Err(unsupported("product", why));
+                    }
+                    continue;
+                };
+                prepare(&program, weight, form, &mut weights[weight.index()])?;
+            }
+        }
+        let mut local = vec![usize::MAX; program.values.len()];
+        let blocks = (0..program.blocks.len())
+            .map(|b| liveness(&program, b, &mut local))
+            .collect();
+        let weight_bytes = weights
+            .iter()
+            .map(|w| {
+                w.plain.as_ref().map_or(0, |p| p.len() * 4)
+                    + w.right.as_ref().map_or(0, PackedB::bytes)
+                    + w.left.iter().map(|a| a.m * a.k * 4).sum::<usize>()
+            })
+            .sum();
+        Ok(Self {
+            program,
+            weights,
+            blocks,
+            local,
+            customs,
+            weight_bytes,
+        })
+    }
+}
+
+fn prepare(
+    program: &SharedProgram,
+    id: WeightId,
+    form: Form,
+    weight: &mut Weight,
+) -> Result<(), Error> {
+    let have = match form {
+        Form::Plain => weight.plain.is_some(),
+        Form::Right => weight.right.is_some(),
+        Form::Left { .. } => !weight.left.is_empty(),
+    };
+    if have {
+        return Ok(());
+    }
+    let decl = program.weight(id);
+    let dims = decl.ty.fixed_dims();
+    let num = decl.ty.row_elems();
+    let elems = if matches!(decl.ty.dtype, DType::I32 | DType::I64) {
+        match &decl.source {
+            lazybatch_graph::WeightSource::Data(t) if !t.dtype.is_float() => t
+                .to_i32()
+                .into_iter()
+                .map(|id| f32::from_bits(id as u32))
+                .collect(),
+            other => other.to_f32(num),
+        }
+    } else {
+        decl.source.to_f32(num)
+    };
+    let fail = |why: String| Error::Weight {
+        model: program.name.clone(),
+        weight: decl.name.clone(),
+        why,
+    };
+    if elems.len() != num {
+        return Err(fail(format!(
+            "{} needs {num} elements, its source has {}",
+            decl.ty,
+            elems.len()
+        )));
+    }
+    match form {
+        Form::Plain => weight.plain = Some(Aligned::from_slice(&elems)),
+        Form::Right => {
+            let [k, n] = dims[..] else {
+                return Err(fail(format!("a product needs [k, n], this is {}", decl.ty)));
+            };
+            weight.right = Some(PackedB::pack(&elems, k, n));
+        }
+        Form::Left { groups } => {
+            let m = dims.first().copied().unwrap_or(0);
+            if groups == 0 || m % groups != 0 || m == 0 {
+                return Err(fail(format!("{} in {groups} groups", decl.ty)));
+            }
+            let (rows, k) = (m / groups, num / m);
+            weight.left = elems
+                .chunks_exact(rows * k)
+                .map(|w| PackedA::pack(w, rows, k))
+                .collect();
+        }
+    }
+    Ok(())
+}
+
+fn liveness(program: &SharedProgram, block: usize, local: &mut [usize]) -> BlockInfo {
+    let nodes: &[NodeId] = &program.blocks[block].nodes;
+    let mut info = BlockInfo::default();
+    let mut spans: Vec<(ValueId, usize, usize)> = Vec::new();
+    for (pos, &node) in nodes.iter().enumerate() {
+        let node = program.node(node);
+        for &value in &node.inputs {
+            if matches!(program.value(value).def, Def::Node { .. }) {
+                spans[local[value.index()]].2 = pos;
+            }
+        }
+        for &value in &node.outputs {
+            local[value.index()] = spans.len();
+            spans.push((value, pos, pos));
+        }
+    }
+    info.num_values = spans.len();
+    info.dead_after = vec![Vec::new(); nodes.len()];
+    info.live_before = vec![Vec::new(); nodes.len() + 1];
+    for (i, &(value, def, last)) in spans.iter().enumerate() {
+        info.dead_after[last].push(i);
+        for pos in def + 1..=last {
+            info.live_before[pos].push(value);
+        }
+    }
+    info
+}

@@ -1,0 +1,9 @@
+//! Kernels by family. Each takes a node's view and returns its results.
+
+pub mod attention;
+pub mod conv;
+pub mod custom;
+pub mod data;
+pub mod linear;
+pub mod rowwise;
+pub mod state;

@@ -1,0 +1,38 @@
+//! Options of the cpu device.
+
+use super::level::Level;
+use crate::custom::KernelRegistry;
+
+/// How a [`CpuDevice`](super::CpuDevice) is set up.
+#[derive(Clone, Debug)]
+pub struct CpuOptions {
+    /// Threads, the calling one included. Default: all that the system offers.
+    pub threads: usize,
+    /// Floating-point operations of a node from which it is spread over threads; smaller ones run
+    /// on the calling thread alone.
+    pub parallel_flops: usize,
+    /// Instructions. Default: the best of this processor.
+    pub level: Level,
+    /// Most requests of the greatest length that the sequence states of one model hold at once.
+    pub max_open: usize,
+    /// Most bytes of sequence states per model; bounds `max_open` further.
+    pub state_bytes: usize,
+    /// Kernels of custom nodes.
+    pub registry: KernelRegistry,
+    /// Fill fresh buffers with NaN, for tests.
+    pub poison: bool,
+}
+
+impl Default for CpuOptions {
+    fn default() -> Self {
+        Self {
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            parallel_flops: 200_000,
+            level: Level::detect(),
+            max_open: 256,
+            state_bytes: 2 << 30,
+            registry: KernelRegistry::new(),
+            poison: false,
+        }
+    }
+}

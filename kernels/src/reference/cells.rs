@@ -1,0 +1,67 @@
+//! Recurrent cells by their definition.
+
+use lazybatch_graph::{Node, StateId};
+
+use super::device::{Loaded, Request};
+use super::eval::{dims, matmul};
+use super::math::sigmoid;
+
+/// One LSTM step; gates in order i, f, g, o.
+pub(super) fn lstm(
+    model: &Loaded,
+    r: &mut Request,
+    node: &Node,
+    h: StateId,
+    c: StateId,
+    proj: bool,
+) -> Vec<f64> {
+    let p = &model.program;
+    let (ih, hh) = (dims(p, node, 1), dims(p, node, 2));
+    let n = hh[1] / 4;
+    let x = |i: usize| model.operand(r, node.inputs[i]);
+    let a = matmul(x(0), x(1), ih[0], ih[1]);
+    let b = matmul(&r.vectors[h.index()], x(2), hh[0], hh[1]);
+    let bias = x(3);
+    let cells = &r.vectors[c.index()];
+    let (mut cell, mut hidden) = (vec![0.0; cells.len()], vec![0.0; cells.len()]);
+    for i in 0..cells.len() {
+        let (row, j) = (i / n, i % n);
+        let gate = |g: usize| {
+            let at = row * 4 * n + g * n + j;
+            a[at] + b[at] + bias[g * n + j]
+        };
+        cell[i] = sigmoid(gate(1)) * cells[i] + sigmoid(gate(0)) * gate(2).tanh();
+        hidden[i] = sigmoid(gate(3)) * cell[i].tanh();
+    }
+    if proj {
+        let w = dims(p, node, 4);
+        hidden = matmul(&hidden, x(4), w[0], w[1]);
+    }
+    r.vectors[c.index()] = cell;
+    r.vectors[h.index()].clone_from(&hidden);
+    hidden
+}
+
+/// One GRU step; gates in order r, z, n.
+pub(super) fn gru(model: &Loaded, r: &mut Request, node: &Node, h: StateId) -> Vec<f64> {
+    let p = &model.program;
+    let (ih, hh) = (dims(p, node, 1), dims(p, node, 2));
+    let n = hh[0];
+    let x = |i: usize| model.operand(r, node.inputs[i]);
+    let a = matmul(x(0), x(1), ih[0], ih[1]);
+    let b = matmul(&r.vectors[h.index()], x(2), hh[0], hh[1]);
+    let (b_ih, b_hh) = (x(3), x(4));
+    let mut hidden = r.vectors[h.index()].clone();
+    for (i, v) in hidden.iter_mut().enumerate() {
+        let (row, j) = (i / n, i % n);
+        let at = |g: usize| row * 3 * n + g * n + j;
+        let xs = |g: usize| a[at(g)] + b_ih[g * n + j];
+        let hs = |g: usize| b[at(g)] + b_hh[g * n + j];
+        let reset = sigmoid(xs(0) + hs(0));
+        let update = sigmoid(xs(1) + hs(1));
+        let new = (xs(2) + reset * hs(2)).tanh();
+        *v = (1.0 - update) * new + update * *v;
+    }
+    r.vectors[h.index()].clone_from(&hidden);
+    hidden
+}

@@ -1,0 +1,103 @@
+//! Staging of request inputs and outputs, shared by the devices that compute.
+//!
+//! Invariant: what passes here cannot make a kernel index out of bounds.
+
+use lazybatch_graph::{DType, Dim, InputDecl, Program, Repeat, Tensor};
+
+use crate::device::OpenRequest;
+use crate::error::Error;
+use crate::inputs::validate_inputs;
+
+/// Whether an input is a sequence.
+pub fn is_sequence(decl: &InputDecl) -> bool {
+    decl.ty.dims.contains(&Dim::Len)
+}
+
+/// Passes of a member through a `PerInputStep` block, or its length elsewhere.
+pub fn passes(repeat: Repeat, input_len: usize) -> usize {
+    match repeat {
+        Repeat::PerInputStep { stride } => input_len.div_ceil(stride.max(1) as usize),
+        Repeat::Once | Repeat::UntilStop { .. } => input_len,
+    }
+}
+
+/// Checks a request's inputs against the program and returns their elements, ids as the bits of
+/// i32.
+///
+/// # Errors
+/// [`Error::Input`] naming the first input that does not fit.
+pub fn stage_inputs(program: &Program, open: &OpenRequest<'_>) -> Result<Vec<Vec<f32>>, Error> {
+    let fail = |input: &str, expected: String, got: String| Error::Input {
+        model: program.name.clone(),
+        input: input.to_owned(),
+        expected,
+        got,
+    };
+    let shape = validate_inputs(program, open.inputs)?;
+    if shape.input_len != open.input_len {
+        let got = format!("{} positions", shape.input_len);
+        return Err(fail("length", format!("{} positions", open.input_len), got));
+    }
+    if open.samples != shape.samples {
+        return Err(fail(
+            "samples",
+            open.samples.to_string(),
+            shape.samples.to_string(),
+        ));
+    }
+    if open.samples > 1 && !is_static(program) {
+        return Err(fail(
+            "samples",
+            "1, for a model over sequences".into(),
+            open.samples.to_string(),
+        ));
+    }
+    let lens = program
+        .inputs
+        .iter()
+        .zip(open.inputs)
+        .filter(|(decl, _)| is_sequence(decl));
+    for (decl, tensor) in lens {
+        if tensor.dims[0] != open.input_len as usize {
+            let expected = format!("{} positions, as the driving input", open.input_len);
+            return Err(fail(&decl.name, expected, tensor.dims[0].to_string()));
+        }
+    }
+    Ok(open.inputs.iter().map(stage).collect())
+}
+
+/// Whether a request may bring more than one sample: no sequences, so that every sample takes the
+/// same path.
+pub fn is_static(program: &Program) -> bool {
+    program.length_input.is_none()
+        && !program.inputs.iter().any(is_sequence)
+        && program.blocks.iter().all(|b| !b.repeat.is_loop())
+        && !program
+            .states
+            .iter()
+            .any(|s| matches!(s.kind, lazybatch_graph::StateKind::Sequence { .. }))
+}
+
+fn stage(tensor: &Tensor) -> Vec<f32> {
+    if tensor.dtype.is_float() {
+        return tensor.to_f32();
+    }
+    tensor
+        .to_i32()
+        .into_iter()
+        .map(|id| f32::from_bits(id as u32))
+        .collect()
+}
+
+/// A tensor of `dtype` from staged elements.
+pub fn unstage(dtype: DType, dims: Vec<usize>, data: &[f32]) -> Tensor {
+    let ids = || data.iter().map(|v| v.to_bits() as i32);
+    match dtype {
+        DType::I32 => Tensor::from_i32(&dims, &ids().collect::<Vec<_>>()),
+        DType::I64 => {
+            let bytes = ids().flat_map(|id| i64::from(id).to_le_bytes()).collect();
+            Tensor::from_bytes(dtype, dims, bytes).expect("one element per id")
+        }
+        _ => Tensor::from_f32(&dims, data),
+    }
+}

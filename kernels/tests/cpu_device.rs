@@ -1,0 +1,383 @@
+//! What the cpu device does besides computing: threads, memory, failures, refusals.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::sync::Arc;
+
+use lazybatch_graph::{
+    Act, DType, MultiHead, OutputId, ProgramBuilder, Repeat, SharedProgram, Tensor,
+};
+use lazybatch_kernels::conformance::{Outcome, Request, Schedule, check, custom_problem, run};
+use lazybatch_kernels::synthetic::random_inputs;
+use lazybatch_kernels::{
+    CpuDevice, CpuOptions, CustomCall, CustomKernel, CustomNode, Device, Error, FaultPlan, Faulty,
+    KernelRegistry, OpenRequest,
+};
+use lazybatch_sla::{LaneId, Launch, Member, ModelId, RequestId, Slot, SubBatchId, Ticket, Time};
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+
+fn cpu(threads: usize) -> CpuDevice {
+    CpuDevice::new(CpuOptions {
+        threads,
+        max_open: 32,
+        ..CpuOptions::default()
+    })
+}
+
+/// A transformer large enough that its nodes are spread over threads.
+fn wide() -> SharedProgram {
+    let mut b = ProgramBuilder::new("wide").with_seed(1);
+    let ids = b.sequence_ids("ids", 48, 100);
+    let each = b.output_sequence("each", DType::F32, &[192]);
+    let pooled = b.output("pooled", DType::F32, &[50]);
+    b.begin_block("encoder", Repeat::Once);
+    let i = b.read_input("ids", ids);
+    let x = b.embed("embed", i, 100, 192);
+    let x = b.self_attention("attention", x, MultiHead::new(6), Some(x));
+    let n = b.norm("norm", x, 1e-5);
+    let x = b.ffn("ffn", n, 512, Act::Gelu, Some(x));
+    b.emit("emit.each", each, x);
+    let mean = b.mean_rows("mean", x);
+    let y = b.dense("head", mean, 50, Some(Act::Tanh));
+    b.emit("emit", pooled, y);
+    Arc::new(b.finish().unwrap())
+}
+
+fn requests(program: &SharedProgram, lens: &[usize]) -> Vec<Request> {
+    let mut rng = ChaCha8Rng::seed_from_u64(9);
+    let one = |&len| Request {
+        inputs: random_inputs(program, len, 1, &mut rng),
+        len,
+        samples: 1,
+    };
+    lens.iter().map(one).collect()
+}
+
+fn bits(results: &[Vec<Option<Tensor>>]) -> Vec<Vec<u8>> {
+    let all = results.iter().flatten().flatten();
+    all.map(|t| t.data.as_slice().to_vec()).collect()
+}
+
+#[test]
+fn any_number_of_threads_gives_the_same_bits() {
+    let program = wide();
+    let requests = requests(&program, &[48, 3, 31, 1, 17]);
+    let mut results = Vec::new();
+    for threads in [1, 2, 3] {
+        for schedule in [Schedule::Alone, Schedule::Together, Schedule::Padded] {
+            let mut device = cpu(threads);
+            device.load(ModelId(0), Arc::clone(&program)).unwrap();
+            results.push(bits(
+                &run(&mut device, &program, &requests, schedule).unwrap(),
+            ));
+        }
+    }
+    assert!(results.windows(2).all(|w| w[0] == w[1]));
+}
+
+#[test]
+fn nothing_is_allocated_once_warm_and_nothing_is_left_behind() {
+    let program = wide();
+    let requests = requests(&program, &[40, 3, 31, 1]);
+    let mut device = cpu(1);
+    device.load(ModelId(0), Arc::clone(&program)).unwrap();
+    run(&mut device, &program, &requests, Schedule::Random(3)).unwrap();
+    let warm = device.num_buffers();
+    for _ in 0..3 {
+        run(&mut device, &program, &requests, Schedule::Random(3)).unwrap();
+    }
+    assert_eq!(device.num_buffers(), warm);
+    assert_eq!(device.num_frames(), 0);
+}
+
+#[test]
+fn pools_of_states_are_bounded_and_come_back() {
+    let mut b = ProgramBuilder::new("cache");
+    let x = b.sequence("x", DType::F32, &[4], 40);
+    let y = b.output_sequence("y", DType::F32, &[4]);
+    b.begin_block("steps", Repeat::PerInputStep { stride: 1 });
+    let v = b.read_input("x", x);
+    let v = b.cached_self_attention("self", v, 1, 40, None);
+    b.emit("emit", y, v);
+    let program: SharedProgram = Arc::new(b.finish().unwrap());
+    let mut device = CpuDevice::new(CpuOptions {
+        max_open: 2,
+        ..CpuOptions::default()
+    });
+    device.load(ModelId(0), Arc::clone(&program)).unwrap();
+    let requests = requests(&program, &[40, 33, 17]);
+    let open = |device: &mut CpuDevice, i: usize| {
+        device.open(&OpenRequest {
+            slot: Slot(i as u32),
+            request: RequestId(i as u64),
+            model: ModelId(0),
+            inputs: &requests[i].inputs,
+            input_len: requests[i].len as u32,
+            samples: 1,
+            output_len: None,
+        })
+    };
+    for _ in 0..5 {
+        open(&mut device, 0).unwrap();
+        open(&mut device, 1).unwrap();
+        assert!(matches!(
+            open(&mut device, 2),
+            Err(Error::OutOfMemory { .. })
+        ));
+        device.close(Slot(0));
+        open(&mut device, 2).unwrap();
+        device.close(Slot(1));
+        device.close(Slot(2));
+    }
+    let mut small = CpuDevice::new(CpuOptions {
+        state_bytes: 100,
+        ..CpuOptions::default()
+    });
+    assert!(matches!(
+        small.load(ModelId(0), program),
+        Err(Error::OutOfMemory { .. })
+    ));
+}
+
+/// Adds a weight; fails or panics on a row that starts with a magic number.
+struct Shift;
+
+impl CustomKernel for Shift {
+    fn validate(&self, node: &CustomNode<'_>) -> Result<(), String> {
+        if node.operands.len() == 2 {
+            Ok(())
+        } else {
+            Err("two operands".into())
+        }
+    }
+
+    fn run(&self, call: &mut CustomCall<'_>) -> Result<(), String> {
+        let (x, bias) = (call.operands[0], call.operands[1].data);
+        for row in 0..call.num_rows() {
+            assert!(x.row(row)[0] != 77.0, "a row of 77");
+            if x.row(row)[0] == 66.0 {
+                return Err("a row of 66".into());
+            }
+            let to = &mut call.output[row * bias.len()..][..bias.len()];
+            (0..bias.len()).for_each(|i| to[i] = x.row(row)[i] + bias[i]);
+        }
+        Ok(())
+    }
+}
+
+fn registry() -> KernelRegistry {
+    let mut registry = KernelRegistry::new();
+    registry.register("shift", Arc::new(Shift));
+    registry
+}
+
+#[test]
+fn custom_nodes_conform_batchable_or_not() {
+    for batchable in [true, false] {
+        let problem = custom_problem(registry(), batchable);
+        let mut make = || -> Box<dyn Device> {
+            Box::new(CpuDevice::new(CpuOptions {
+                registry: registry(),
+                ..CpuOptions::default()
+            }))
+        };
+        assert_eq!(check(&problem, &mut make, true), Ok(Outcome::Passed));
+    }
+    let problem = custom_problem(registry(), true);
+    let mut bare = || -> Box<dyn Device> { Box::new(cpu(1)) };
+    let outcome = check(&problem, &mut bare, true).unwrap();
+    assert!(matches!(outcome, Outcome::Unsupported(why) if why.contains("registry")));
+}
+
+fn member(i: u32, len: u32) -> Member {
+    Member {
+        request: RequestId(u64::from(i)),
+        slot: Slot(i),
+        step: 0,
+        input_len: len,
+        samples: 1,
+        idle: false,
+    }
+}
+
+fn launch(ticket: u64, nodes: u32, members: Vec<Member>) -> Launch {
+    Launch {
+        ticket: Ticket(ticket),
+        lane: LaneId(0),
+        model: ModelId(0),
+        block: 0,
+        segment: 0,
+        first_node: 0,
+        end_node: nodes,
+        sub_batch: SubBatchId(ticket),
+        members,
+        padded_len: None,
+        merged_members: 0,
+    }
+}
+
+/// Opens one-row requests of the custom program, one per value.
+fn open_custom(device: &mut dyn Device, values: &[f32]) -> u32 {
+    let program: SharedProgram = Arc::new((custom_problem(registry(), true).build)());
+    let nodes = program.blocks[0].nodes.len() as u32;
+    device.load(ModelId(0), program).unwrap();
+    for (i, &value) in values.iter().enumerate() {
+        device
+            .open(&OpenRequest {
+                slot: Slot(i as u32),
+                request: RequestId(i as u64),
+                model: ModelId(0),
+                inputs: &[Tensor::from_f32(&[1, 6], &[value; 6])],
+                input_len: 1,
+                samples: 1,
+                output_len: None,
+            })
+            .unwrap();
+    }
+    nodes
+}
+
+#[test]
+fn a_kernel_that_fails_or_panics_fails_its_launch_alone() {
+    let options = CpuOptions {
+        registry: registry(),
+        threads: 2,
+        ..CpuOptions::default()
+    };
+    let mut device = CpuDevice::new(options);
+    let nodes = open_custom(&mut device, &[1.0, 77.0, 66.0, 2.0]);
+    let plan = device.prepare(ModelId(0), 0, 0, nodes, u32::MAX).unwrap();
+    for i in 0..4 {
+        device
+            .enqueue(
+                Time::ZERO,
+                plan,
+                &launch(u64::from(i), nodes, vec![member(i, 1)]),
+            )
+            .unwrap();
+    }
+    let whys: Vec<Option<String>> = (0..4)
+        .map(|_| {
+            device
+                .poll(Time::MAX)
+                .unwrap()
+                .result
+                .err()
+                .map(|e| e.to_string())
+        })
+        .collect();
+    assert_eq!(whys[0], None);
+    assert!(
+        whys[1].as_ref().unwrap().contains("a row of 77"),
+        "{whys:?}"
+    );
+    assert!(
+        whys[2].as_ref().unwrap().contains("a row of 66"),
+        "{whys:?}"
+    );
+    assert_eq!(whys[3], None);
+    assert!(device.emitted(Slot(0), OutputId::new(0), 0).is_some());
+    assert!(device.close(Slot(1))[0].is_none());
+    assert!(device.close(Slot(3))[0].is_some());
+    device.fail_next_launches(1);
+    device
+        .enqueue(Time::ZERO, plan, &launch(9, nodes, vec![member(0, 1)]))
+        .unwrap();
+    assert!(device.poll(Time::MAX).unwrap().result.is_err());
+}
+
+#[test]
+fn planned_faults_fail_the_launches_they_name() {
+    let inner = CpuDevice::new(CpuOptions {
+        registry: registry(),
+        ..CpuOptions::default()
+    });
+    let mut device = Faulty::new(inner, FaultPlan::tickets([Ticket(1)]));
+    let nodes = open_custom(&mut device, &[1.0, 2.0, 3.0]);
+    let plan = device.prepare(ModelId(0), 0, 0, nodes, u32::MAX).unwrap();
+    for i in 0..3 {
+        device
+            .enqueue(
+                Time::ZERO,
+                plan,
+                &launch(u64::from(i), nodes, vec![member(i, 1)]),
+            )
+            .unwrap();
+    }
+    let done: Vec<(u64, bool)> = std::iter::from_fn(|| device.poll(Time::MAX))
+        .map(|c| (c.ticket.0, c.result.is_ok()))
+        .collect();
+    assert_eq!(done, [(0, true), (1, false), (2, true)]);
+    assert_eq!(device.num_failed(), 1);
+}
+
+#[test]
+fn launches_that_do_not_fit_are_refused_or_fail() {
+    let mut device = CpuDevice::new(CpuOptions {
+        registry: registry(),
+        ..CpuOptions::default()
+    });
+    let nodes = open_custom(&mut device, &[1.0, 2.0]);
+    let plan = device.prepare(ModelId(0), 0, 0, nodes, u32::MAX).unwrap();
+    assert!(
+        device
+            .prepare(ModelId(0), 0, 0, nodes + 1, u32::MAX)
+            .is_err()
+    );
+    let mut wrong = launch(0, nodes, vec![member(0, 1)]);
+    wrong.members[0].request = RequestId(5);
+    assert!(device.enqueue(Time::ZERO, plan, &wrong).is_err());
+    // A request that never passed the head cannot stand in the middle of a block.
+    let rest = device.prepare(ModelId(0), 0, 1, nodes, u32::MAX).unwrap();
+    let mut middle = launch(1, nodes, vec![member(0, 1)]);
+    middle.first_node = 1;
+    device.enqueue(Time::ZERO, rest, &middle).unwrap();
+    assert!(device.poll(Time::MAX).unwrap().result.is_err());
+    device
+        .enqueue(Time::ZERO, plan, &launch(2, nodes, vec![member(0, 1)]))
+        .unwrap();
+    assert!(device.poll(Time::MAX).unwrap().result.is_ok());
+}
+
+#[test]
+fn bad_inputs_are_refused_at_open() {
+    let program = wide();
+    let mut device = cpu(1);
+    device.load(ModelId(0), program).unwrap();
+    let mut open = |tensor: Tensor, len: u32| {
+        let result = device.open(&OpenRequest {
+            slot: Slot(0),
+            request: RequestId(0),
+            model: ModelId(0),
+            inputs: &[tensor],
+            input_len: len,
+            samples: 1,
+            output_len: None,
+        });
+        device.close(Slot(0));
+        result
+    };
+    let bytes = |ids: &[i64]| {
+        ids.iter()
+            .flat_map(|i| i.to_le_bytes())
+            .collect::<Vec<u8>>()
+    };
+    let i64s = Tensor::from_bytes(DType::I64, vec![2], bytes(&[5, 99])).unwrap();
+    assert_eq!(open(i64s, 2), Ok(()));
+    for (tensor, len) in [
+        (Tensor::from_i32(&[2], &[1, 100]), 2),
+        (Tensor::from_i32(&[2], &[1, -1]), 2),
+        (Tensor::from_i32(&[0], &[]), 0),
+        (Tensor::from_i32(&[49], &[0; 49]), 49),
+        (Tensor::from_i32(&[2], &[1, 1]), 3),
+        (Tensor::from_f32(&[2], &[1.0, 1.0]), 2),
+        (Tensor::from_i32(&[2, 1], &[1, 1]), 2),
+    ] {
+        let refused = open(tensor.clone(), len);
+        assert!(
+            matches!(refused, Err(Error::Input { .. })),
+            "{tensor:?}: {refused:?}"
+        );
+    }
+}

@@ -1,0 +1,62 @@
+//! Inputs for real-time experiments: a pool that arrivals draw from.
+
+use lazybatch_graph::{DType, Dim, Program, Tensor};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use crate::lengths::Lengths;
+
+/// One request's inputs.
+#[derive(Clone, Debug)]
+pub struct Item {
+    /// One tensor per declared input.
+    pub inputs: Vec<Tensor>,
+    /// Length of the sequence that drives the program; 0 without one.
+    pub input_len: u32,
+    /// The text that it encodes, for models that read text.
+    pub text: Option<String>,
+}
+
+/// `num` seeded items for any program: ids uniform below their bound, floats uniform in
+/// `[-1, 1)`, sequences as long as `lengths` draws, within the program's bounds.
+pub fn synthetic(program: &Program, lengths: &Lengths, num: usize, seed: u64) -> Vec<Item> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    (0..num)
+        .map(|_| {
+            let (drawn, _) = lengths.sample(&mut rng);
+            of_length(program, drawn, &mut rng)
+        })
+        .collect()
+}
+
+fn of_length(program: &Program, drawn: u32, rng: &mut ChaCha8Rng) -> Item {
+    let mut input_len = 0;
+    let mut inputs = Vec::new();
+    for (i, decl) in program.inputs.iter().enumerate() {
+        let sequence = decl.ty.dims.first() == Some(&Dim::Len);
+        let lead = if sequence {
+            (drawn as usize).clamp(1, decl.max_len.unwrap_or(usize::MAX))
+        } else {
+            1
+        };
+        if program.length_input.is_some_and(|id| id.index() == i) {
+            input_len = lead as u32;
+        }
+        let mut dims = vec![lead];
+        dims.extend(decl.ty.fixed_dims());
+        let num: usize = dims.iter().product();
+        inputs.push(if decl.ty.dtype == DType::F32 {
+            let data: Vec<f32> = (0..num).map(|_| rng.random_range(-1.0..1.0)).collect();
+            Tensor::from_f32(&dims, &data)
+        } else {
+            let bound = decl.id_bound.unwrap_or(2) as i32;
+            let data: Vec<i32> = (0..num).map(|_| rng.random_range(0..bound)).collect();
+            Tensor::from_i32(&dims, &data)
+        });
+    }
+    Item {
+        inputs,
+        input_len,
+        text: None,
+    }
+}

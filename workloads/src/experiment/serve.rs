@@ -1,0 +1,324 @@
+//! One policy over one list of arrivals in real time, on a device.
+//!
+//! Open loop: a generator hands each request in at its scheduled time, whatever the engine does,
+//! and latency counts from that time. The checker runs behind every run. Reads a clock through the
+//! engine only.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use lazybatch_engine::core::checker::Checker;
+use lazybatch_engine::core::{Action, CoreConfig, Event};
+use lazybatch_engine::driver::{Judge, Observer};
+use lazybatch_engine::timeline::ChromeTrace;
+use lazybatch_engine::{Engine, ModelOptions, Options};
+use lazybatch_graph::{Repeat, SharedProgram, Tensor};
+use lazybatch_kernels::Device;
+use lazybatch_sla::{Launch, Nanos, Outcome, RequestId, Time};
+use rustc_hash::FxHashMap;
+
+use super::inputs::Item;
+use crate::error::{Error, Result};
+use crate::results::{Counters, FinishedRequest};
+
+/// One arrival of a real-time run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// When, from the start of the run.
+    pub at: Time,
+    /// Which item of the pool.
+    pub item: usize,
+    /// Its own SLA target; that of the run if `None`.
+    pub sla: Option<Nanos>,
+}
+
+/// What all policies of an experiment share.
+pub struct Serving<'a> {
+    /// Name of the model.
+    pub model: &'a str,
+    /// Its program.
+    pub program: SharedProgram,
+    /// How it is scheduled.
+    pub options: ModelOptions,
+    /// Makes a fresh device for every run.
+    pub device: &'a dyn Fn() -> Result<Box<dyn Device>>,
+    /// Inputs.
+    pub pool: &'a [Item],
+    /// Passes of each item's decoder, where they are known.
+    pub output_lens: Option<&'a [u32]>,
+    /// SLA target.
+    pub sla: Nanos,
+    /// Most time behind the last arrival; what is open then is dropped and counts as shed.
+    pub drain: Nanos,
+    /// Time decisions with a real choice.
+    pub timing: bool,
+    /// Record a Chrome trace.
+    pub trace: bool,
+}
+
+/// What came of a run.
+pub struct Served {
+    /// Every request, by id (position in the arrivals).
+    pub requests: Vec<FinishedRequest>,
+    /// Counts of the core.
+    pub counters: Counters,
+    /// Outputs of completed requests, by id.
+    pub outputs: Vec<Option<Vec<Tensor>>>,
+    /// Decoder passes of each request, as launched.
+    pub steps: Vec<u32>,
+    /// The Chrome trace, if recorded.
+    pub trace: Option<String>,
+}
+
+/// Remembers how requests end and how many decoder passes they took.
+struct Recorder {
+    judge: Judge,
+    trace: Option<ChromeTrace>,
+    decoders: Vec<bool>,
+    ended: FxHashMap<RequestId, (Outcome, Option<Time>, Time)>,
+    steps: FxHashMap<RequestId, u32>,
+}
+
+impl Recorder {
+    fn new(config: &CoreConfig, trace: bool) -> Self {
+        let is_decoder = |r: Repeat| matches!(r, Repeat::UntilStop { .. });
+        Self {
+            judge: Judge::new(Checker::new(config, false)),
+            trace: trace.then(|| ChromeTrace::new(config)),
+            decoders: config.models[0]
+                .blocks
+                .iter()
+                .map(|b| is_decoder(b.repeat))
+                .collect(),
+            ended: FxHashMap::default(),
+            steps: FxHashMap::default(),
+        }
+    }
+}
+
+impl Observer for Recorder {
+    fn on_event(&mut self, now: Time, event: &Event) {
+        self.judge.on_event(now, event);
+        if let Some(trace) = &mut self.trace {
+            trace.on_event(now, event);
+        }
+    }
+
+    fn on_launch(&mut self, now: Time, launch: &Launch) {
+        self.judge.on_launch(now, launch);
+        if let Some(trace) = &mut self.trace {
+            trace.on_launch(now, launch);
+        }
+        if self.decoders[launch.block as usize] && launch.first_node == 0 {
+            for member in launch.members.iter().filter(|m| !m.idle) {
+                self.steps.insert(member.request, member.step + 1);
+            }
+        }
+    }
+
+    fn on_action(&mut self, now: Time, action: &Action) {
+        self.judge.on_action(now, action);
+        if let Some(trace) = &mut self.trace {
+            trace.on_action(now, action);
+        }
+        if let Action::Finish {
+            request,
+            outcome,
+            first_launch,
+            ..
+        } = action
+        {
+            self.ended.insert(*request, (*outcome, *first_launch, now));
+        }
+    }
+}
+
+impl Serving<'_> {
+    /// Serves `calls`, sorted by time, under `policy`.
+    ///
+    /// # Errors
+    /// An unknown policy, a model that the device refuses, inputs that do not fit, or a rule that
+    /// the checker finds broken.
+    pub fn run(&self, policy: &str, calls: &[Call]) -> Result<Served> {
+        let bad = |e: &dyn std::fmt::Display| Error::run("engine", e);
+        let device = (self.device)()?;
+        let lanes = device.info().num_lanes;
+        let builder = Engine::builder()
+            .boxed_device(device)
+            .model(self.model, self.program.clone(), self.options.clone())
+            .policy(policy)
+            .max_queue(usize::MAX)
+            .time_decisions(self.timing);
+        let config = builder.core_config(lanes).map_err(|e| bad(&e))?;
+        let recorder = Arc::new(Mutex::new(Recorder::new(&config, self.trace)));
+        let engine = builder
+            .observer(recorder.clone(), false)
+            .build()
+            .map_err(|e| bad(&e))?;
+
+        // The driver thread is up and the first arrivals are not late.
+        let start = engine.now() + Nanos::from_ms(20);
+        let mut handles = Vec::with_capacity(calls.len());
+        for call in calls {
+            let at = Time(start.0 + call.at.0);
+            wait_until(&engine, at);
+            let options = Options {
+                sla: Some(call.sla.unwrap_or(self.sla)),
+                arrival: Some(at),
+                known_output_len: self.output_lens.map(|lens| lens[call.item]),
+                ..Options::default()
+            };
+            let inputs = self.pool[call.item].inputs.clone();
+            handles.push(
+                engine
+                    .try_submit(self.model, inputs, options)
+                    .map_err(|e| bad(&e))?,
+            );
+        }
+        let num_ended = || recorder.lock().expect("no holder panics").ended.len();
+        let cap = engine.now() + self.drain;
+        while num_ended() < calls.len() && engine.now() < cap {
+            let until = engine.now() + Nanos::from_ms(2);
+            wait_until(&engine, until);
+        }
+        let mut outputs = vec![None; calls.len()];
+        for (i, handle) in handles.into_iter().enumerate() {
+            let completed = {
+                let recorder = recorder.lock().expect("no holder panics");
+                recorder
+                    .ended
+                    .get(&handle.id())
+                    .is_some_and(|e| e.0.is_completed())
+            };
+            if completed {
+                outputs[i] = handle.wait().ok().map(|a| a.outputs);
+            }
+            // Dropping an open handle withdraws its request.
+        }
+        let stats_before = engine.stats();
+        engine.drain_blocking();
+        let recorder = std::mem::replace(
+            &mut *recorder.lock().expect("no holder panics"),
+            Recorder::new(&config, false),
+        );
+        recorder.judge.finish().map_err(|v| bad(&v))?;
+        let decisions = self.timing.then(|| {
+            stats_before
+                .decision_ns
+                .iter()
+                .map(|&ns| Nanos(ns))
+                .collect()
+        });
+        let counters = stats_before.counters;
+        let model: Arc<str> = self.model.into();
+        let requests = calls
+            .iter()
+            .enumerate()
+            .map(|(i, call)| {
+                let (outcome, first, finish) = recorder.ended[&RequestId(i as u64)];
+                let relative = |t: Time| Time(t.0.saturating_sub(start.0));
+                FinishedRequest {
+                    id: i as u64,
+                    model: model.clone(),
+                    arrival: call.at,
+                    first_launch: first.map(relative),
+                    finish: relative(finish).max(call.at),
+                    outcome: if outcome == Outcome::Cancelled {
+                        Outcome::Shed
+                    } else {
+                        outcome
+                    },
+                    input_len: self.pool[call.item].input_len,
+                    output_len: self.output_lens.map_or(0, |lens| lens[call.item]),
+                }
+            })
+            .collect();
+        Ok(Served {
+            requests,
+            counters: Counters {
+                launches: counters.launches,
+                members: counters.batched,
+                merges: counters.merges,
+                preemptions: counters.preemptions,
+                decisions,
+            },
+            outputs,
+            steps: (0..calls.len())
+                .map(|i| {
+                    recorder
+                        .steps
+                        .get(&RequestId(i as u64))
+                        .copied()
+                        .unwrap_or(0)
+                })
+                .collect(),
+            trace: recorder.trace.map(ChromeTrace::into_json),
+        })
+    }
+
+    /// Serves the whole pool, all items waiting from the start, one after another under `serial`:
+    /// outputs and decoder passes of each item.
+    ///
+    /// # Errors
+    /// As [`Serving::run`].
+    pub fn serial_pass(&self) -> Result<Served> {
+        self.backlog("serial")
+    }
+
+    /// Requests per second at which `policy` drains the whole pool, all items waiting from the
+    /// start.
+    ///
+    /// # Errors
+    /// As [`Serving::run`].
+    pub fn capacity(&self, policy: &str) -> Result<f64> {
+        let served = self.backlog(policy)?;
+        let first = served
+            .requests
+            .iter()
+            .filter_map(|r| r.first_launch)
+            .min()
+            .unwrap_or_default();
+        let last = served
+            .requests
+            .iter()
+            .map(|r| r.finish)
+            .max()
+            .unwrap_or_default();
+        Ok(self.pool.len() as f64 * 1e9 / (last.since(first).0.max(1)) as f64)
+    }
+
+    fn backlog(&self, policy: &str) -> Result<Served> {
+        let calls: Vec<_> = (0..self.pool.len())
+            .map(|item| Call {
+                at: Time::ZERO,
+                item,
+                sla: None,
+            })
+            .collect();
+        let patient = Serving {
+            model: self.model,
+            program: self.program.clone(),
+            options: self.options.clone(),
+            device: self.device,
+            pool: self.pool,
+            output_lens: None,
+            sla: Nanos::from_ms(3_600_000),
+            drain: Nanos::from_ms(600_000),
+            timing: false,
+            trace: false,
+        };
+        patient.run(policy, &calls)
+    }
+}
+
+/// Sleeps until a time on the engine's clock.
+#[allow(
+    clippy::disallowed_methods,
+    reason = "an open-loop generator waits for the next arrival"
+)]
+fn wait_until(engine: &Engine, at: Time) {
+    let left = at.since(engine.now());
+    if left > Nanos::ZERO {
+        std::thread::sleep(Duration::from_nanos(left.0));
+    }
+}

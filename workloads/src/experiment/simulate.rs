@@ -1,0 +1,234 @@
+//! One policy over one list of arrivals in virtual time.
+//!
+//! The checker runs behind every simulation; a broken rule is an error of the run.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use lazybatch_engine::core::checker::Checker;
+use lazybatch_engine::core::{Core, CoreConfig, ModelSpec};
+use lazybatch_engine::driver::virtual_time::{self, Ended, Script, SimRequest};
+use lazybatch_engine::driver::{Judge, Observer};
+use lazybatch_engine::journal::{Header, Writer};
+use lazybatch_engine::policy;
+use lazybatch_kernels::{Noise, SimDevice};
+use lazybatch_sla::{ModelId, Nanos, OutputLen, Profile, Time};
+
+use crate::arrivals::Arrival;
+use crate::error::{Error, Result};
+use crate::results::{Counters, FinishedRequest};
+
+/// SLA target where neither arrival, command line nor profile state one, in milliseconds.
+pub const DEFAULT_SLA_MS: f64 = 100.0;
+
+/// What is simulated.
+pub struct Simulation<'a> {
+    /// Latency tables; arrivals name its models.
+    pub profile: &'a Profile,
+    /// Who arrives, sorted.
+    pub arrivals: &'a [Arrival],
+    /// SLA target of arrivals that state none.
+    pub sla: Option<Nanos>,
+    /// Nodes per segment.
+    pub segment: u32,
+    /// Cost of each decision, added to its launch.
+    pub decide: Nanos,
+    /// Most waiting requests.
+    pub max_queue: usize,
+    /// Deviations from the profile.
+    pub noise: Noise,
+    /// Time decisions with a real choice (reads a clock; results then differ from run to run).
+    pub timing: bool,
+}
+
+/// What came of it.
+pub struct Simulated {
+    /// Every request, by id.
+    pub requests: Vec<FinishedRequest>,
+    /// Counts of the core.
+    pub counters: Counters,
+}
+
+impl Simulation<'_> {
+    /// A core configuration for the profile's models. The predicted output length of a model whose
+    /// profile states none is the 90th percentile of its arrivals.
+    pub fn config(&self, notes: bool) -> CoreConfig {
+        let models = &self.profile.models;
+        let spec = |m: &lazybatch_sla::profile::ModelProfile| {
+            ModelSpec::from_profile(self.profile, m, self.segment, self.output_p90(&m.name))
+        };
+        CoreConfig {
+            max_queue: self.max_queue,
+            notes,
+            ..CoreConfig::new(models.iter().map(spec).collect())
+        }
+    }
+
+    fn output_p90(&self, model: &str) -> u32 {
+        let of_model = self.arrivals.iter().filter(|a| &*a.model == model);
+        OutputLen::covering(OutputLen::COVERAGE, of_model.map(|a| a.output_len)).predict()
+    }
+
+    /// The arrivals as the driver takes them.
+    ///
+    /// # Errors
+    /// An arrival of a model that the profile lacks, or with more samples than its max batch.
+    pub fn requests(&self, oracle: bool) -> Result<Vec<SimRequest>> {
+        let names: Vec<&str> = self
+            .profile
+            .models
+            .iter()
+            .map(|m| m.name.as_str())
+            .collect();
+        let mut requests = Vec::with_capacity(self.arrivals.len());
+        for (i, arrival) in self.arrivals.iter().enumerate() {
+            let at = |what: &str| format!("arrival {i} ({what})");
+            let model = names
+                .iter()
+                .position(|n| *n == &*arrival.model)
+                .ok_or_else(|| {
+                    Error::parameter(
+                        at("model"),
+                        format!("one of {}", names.join(", ")),
+                        &*arrival.model,
+                    )
+                })?;
+            let spec = &self.profile.models[model];
+            if arrival.samples == 0 || arrival.samples > spec.max_batch {
+                let expected = format!("1 to {} samples", spec.max_batch);
+                return Err(Error::parameter(
+                    at("samples"),
+                    expected,
+                    arrival.samples.to_string(),
+                ));
+            }
+            let default = Nanos::from_ms_f64(DEFAULT_SLA_MS);
+            let sla = arrival.sla.or(self.sla).or(spec.sla()).unwrap_or(default);
+            let mut request = SimRequest::new(
+                i as u64,
+                ModelId(model as u32),
+                arrival.at,
+                Some(sla),
+                arrival.input_len,
+                arrival.output_len,
+            );
+            request.request.samples = arrival.samples;
+            request.request.priority = u8::try_from(arrival.priority).unwrap_or(u8::MAX);
+            request.request.sequence = arrival.sequence_id;
+            request.request.known_output_len = oracle.then_some(arrival.output_len);
+            requests.push(request);
+        }
+        Ok(requests)
+    }
+
+    /// Runs one policy. `journal` gets every event, launch and action; `observer` sees them too
+    /// (with the notes of the batch table if `notes`).
+    ///
+    /// # Errors
+    /// An unknown policy, arrivals that do not fit the profile, a rule that the checker finds
+    /// broken, or a journal that cannot be written.
+    pub fn run(
+        &self,
+        policy: &str,
+        journal: Option<Box<dyn Write + '_>>,
+        observer: &mut dyn Observer,
+        notes: bool,
+    ) -> Result<Simulated> {
+        let entry =
+            policy::find(policy).map_err(|e| Error::parameter("policy", e.expected, e.got))?;
+        let requests = self.requests(entry.needs_output_len)?;
+        let config = self.config(notes);
+        let mut journal =
+            journal.map(|out| Writer::new(out, &Header::new(policy, self.profile, &config)));
+        let mut judge = Judge::new(Checker::new(&config, false));
+        let tables = config.models.iter().map(|m| m.table.clone()).collect();
+        let mut device = SimDevice::new(
+            &self.profile.device,
+            1,
+            tables,
+            self.decide,
+            self.noise.clone(),
+        );
+        let built =
+            policy::build(policy).map_err(|e| Error::parameter("policy", e.expected, e.got))?;
+        let mut core = Core::new(config, built);
+        let mut decisions = Vec::new();
+        let mut timer = |core: &mut Core, now: Time| {
+            if self.timing && core.wants_decision() {
+                time_decision(core, now, &mut decisions);
+            }
+        };
+        let mut both = (&mut judge, observer);
+        let ended = match &mut journal {
+            Some(writer) => {
+                let mut all = (writer, &mut both);
+                virtual_time::run(
+                    &mut core,
+                    &mut device,
+                    &requests,
+                    &Script::default(),
+                    &mut all,
+                    &mut timer,
+                )
+            }
+            None => virtual_time::run(
+                &mut core,
+                &mut device,
+                &requests,
+                &Script::default(),
+                &mut both,
+                &mut timer,
+            ),
+        };
+        judge
+            .finish()
+            .map_err(|v| Error::run(format!("simulation of {policy}"), v))?;
+        if let Some(writer) = journal {
+            writer.finish().map_err(|e| Error::io("journal", e))?;
+        }
+        let counters = core.counters();
+        Ok(Simulated {
+            requests: self.finished(ended),
+            counters: Counters {
+                launches: counters.launches,
+                members: counters.batched,
+                merges: counters.merges,
+                preemptions: counters.preemptions,
+                decisions: self.timing.then_some(decisions),
+            },
+        })
+    }
+
+    fn finished(&self, ended: Vec<Ended>) -> Vec<FinishedRequest> {
+        let names: Vec<Arc<str>> = self.arrivals.iter().map(|a| a.model.clone()).collect();
+        let mut requests: Vec<_> = ended
+            .into_iter()
+            .map(|e| {
+                let arrival = &self.arrivals[e.id.index()];
+                FinishedRequest {
+                    id: e.id.0,
+                    model: names[e.id.index()].clone(),
+                    arrival: arrival.at,
+                    first_launch: e.first_launch,
+                    finish: e.finish,
+                    outcome: e.outcome,
+                    input_len: arrival.input_len,
+                    output_len: arrival.output_len,
+                }
+            })
+            .collect();
+        requests.sort_by_key(|r| r.id);
+        requests
+    }
+}
+
+#[allow(
+    clippy::disallowed_methods,
+    reason = "decisions are timed on request only"
+)]
+fn time_decision(core: &mut Core, now: Time, decisions: &mut Vec<Nanos>) {
+    let start = std::time::Instant::now();
+    if core.decide(now) {
+        decisions.push(Nanos(start.elapsed().as_nanos() as u64));
+    }
+}

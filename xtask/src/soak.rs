@@ -1,0 +1,229 @@
+//! `cargo xtask soak`: long runs of the property tests.
+//!
+//! An integration test (`CRATE/tests/NAME.rs`) takes part by asking `num_cases` of its `common`
+//! module, or `LAZYBATCH_SOAK_CASES` itself, how many cases to run; without the variable it keeps
+//! to the short budget of the normal tests.
+//! What was run, where and how it ended is appended as one JSON line to
+//! `benches/results/DATE-MACHINE/soak.jsonl`.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::host;
+
+/// Cases per property without `--seeds`.
+pub const DEFAULT_CASES: u64 = 10_000;
+/// The variable that the tests read.
+const VARIABLE: &str = "LAZYBATCH_SOAK_CASES";
+/// What marks a test that takes part.
+const MARKS: [&str; 2] = [VARIABLE, "num_cases("];
+
+/// Runs the soak tests with `cases` cases each; `false` when one fails or none ran.
+pub fn run(root: &Path, cases: u64) -> Result<bool> {
+    let args = arguments(&targets(root)?);
+    let command = format!("{VARIABLE}={cases} cargo {}", args.join(" "));
+    println!("{command}");
+    let start = host::now();
+    let mut child = host::cargo()
+        .args(&args)
+        .env(VARIABLE, cases.to_string())
+        .current_dir(root)
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot run cargo")?;
+    let mut num_passed = 0;
+    let mut num_failed = 0;
+    if let Some(stdout) = child.stdout.take() {
+        for line in BufReader::new(stdout).lines() {
+            let line = line.context("reading what cargo prints")?;
+            println!("{line}");
+            let (passed, failed) = counts(&line).unwrap_or_default();
+            num_passed += passed;
+            num_failed += failed;
+        }
+    }
+    let succeeded = child.wait().context("waiting for cargo")?.success();
+    let result = match (succeeded, num_passed) {
+        (false, _) => "failed",
+        (true, 0) => "no test ran",
+        (true, _) => "passed",
+    };
+    let record = json!({
+        "environment": environment(root),
+        "command": command,
+        "cases": cases,
+        "tests_passed": num_passed,
+        "tests_failed": num_failed,
+        "seconds": (start.elapsed().as_secs_f64() * 10.0).round() / 10.0,
+        "result": result,
+    });
+    let folder =
+        root.join("benches/results")
+            .join(format!("{}-{}", host::today(), host::machine_slug()));
+    append(&folder, &record)?;
+    println!("soak: {result}, {num_passed} passed, {num_failed} failed, {cases} cases each");
+    Ok(result == "passed")
+}
+
+/// A test that takes part: its package and its name.
+type Target = (String, String);
+
+/// The tests that take part, by folder and name.
+fn targets(root: &Path) -> Result<Vec<Target>> {
+    let mut targets = Vec::new();
+    for folder in sorted(root)? {
+        let tests = folder.join("tests");
+        let Ok(manifest) = std::fs::read_to_string(folder.join("Cargo.toml")) else {
+            continue;
+        };
+        let name = manifest
+            .lines()
+            .find_map(|line| line.strip_prefix("name = "));
+        let (Some(name), true) = (name, tests.is_dir()) else {
+            continue;
+        };
+        for path in sorted(&tests)? {
+            let is_rust = path.extension().is_some_and(|extension| extension == "rs");
+            let text = if is_rust {
+                std::fs::read_to_string(&path)
+            } else {
+                Ok(String::new())
+            };
+            let text = text.with_context(|| path.display().to_string())?;
+            if MARKS.iter().any(|mark| text.contains(mark)) {
+                let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+                targets.push((name.trim_matches('"').to_owned(), stem.into_owned()));
+            }
+        }
+    }
+    ensure!(
+        !targets.is_empty(),
+        "expected tests that mention {VARIABLE}, got none"
+    );
+    Ok(targets)
+}
+
+/// What a folder holds, in order.
+fn sorted(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(folder).with_context(|| folder.display().to_string())?;
+    let paths: std::io::Result<Vec<PathBuf>> = entries.map(|e| Ok(e?.path())).collect();
+    let mut paths = paths.with_context(|| folder.display().to_string())?;
+    paths.sort();
+    Ok(paths)
+}
+
+/// The arguments of cargo that run them.
+fn arguments(targets: &[Target]) -> Vec<String> {
+    let mut args: Vec<String> = ["test", "--release", "--no-fail-fast"]
+        .map(Into::into)
+        .into();
+    for (i, (package, test)) in targets.iter().enumerate() {
+        if targets[..i].iter().all(|(earlier, _)| earlier != package) {
+            args.extend(["--package".into(), package.clone()]);
+        }
+        args.extend(["--test".into(), test.clone()]);
+    }
+    args
+}
+
+/// Passed and failed tests in a summary line of the test runner.
+fn counts(line: &str) -> Option<(u64, u64)> {
+    let rest = line.strip_prefix("test result: ")?;
+    let count = |word: &str| {
+        let before = rest.split(word).next()?.trim_end();
+        before.rsplit([' ', '.']).next()?.parse().ok()
+    };
+    Some((count("passed")?, count("failed;")?))
+}
+
+/// What the numbers depend on.
+fn environment(root: &Path) -> Value {
+    let line = |command: &mut Command| host::first_line(command).unwrap_or_default();
+    json!({
+        "cpu": host::cpu_name(),
+        "cores": host::num_cores(),
+        "os": std::env::consts::OS,
+        "rustc": line(Command::new("rustc").arg("--version")),
+        "commit": line(Command::new("git").args(["rev-parse", "HEAD"]).current_dir(root)),
+        "date": host::today(),
+    })
+}
+
+/// Appends a record to `soak.jsonl` in `folder`.
+fn append(folder: &Path, record: &Value) -> Result<()> {
+    std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    let path = folder.join("soak.jsonl");
+    let file = std::fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(&path);
+    let written = file.and_then(|mut file| writeln!(file, "{record}"));
+    written.with_context(|| path.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn summary_lines_are_counted() {
+        let line = "test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 9 filtered out; finished in 0.00s";
+        assert_eq!(counts(line), Some((3, 0)));
+        let line =
+            "test result: FAILED. 12 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out";
+        assert_eq!(counts(line), Some((12, 1)));
+        assert_eq!(counts("running 3 tests"), None);
+    }
+
+    #[test]
+    fn tests_that_ask_for_their_cases_take_part() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        for (path, text) in [
+            (
+                "engine/Cargo.toml",
+                "[package]\nname = \"lazybatch-engine\"\n",
+            ),
+            ("engine/tests/exact.rs", "for seed in 0..num_cases(400) {}"),
+            ("engine/tests/swarm.rs", "env(\"LAZYBATCH_SOAK_CASES\")"),
+            ("engine/tests/short.rs", "fn quick() {}"),
+            ("engine/tests/common/mod.rs", "pub fn num_cases(n: u64) {}"),
+            (
+                "graph/Cargo.toml",
+                "[package]\nname = \"lazybatch-graph\"\n",
+            ),
+        ] {
+            std::fs::create_dir_all(root.join(path).parent().unwrap()).unwrap();
+            std::fs::write(root.join(path), text).unwrap();
+        }
+        let args = arguments(&targets(root).unwrap()).join(" ");
+        let want =
+            "test --release --no-fail-fast --package lazybatch-engine --test exact --test swarm";
+        assert_eq!(args, want);
+        std::fs::remove_dir_all(root.join("engine")).unwrap();
+        assert!(targets(root).unwrap_err().to_string().contains("got none"));
+    }
+
+    #[test]
+    fn records_are_appended_as_lines() {
+        let folder = tempfile::tempdir().unwrap();
+        let inner = folder.path().join("2024-01-01-x");
+        append(&inner, &json!({"cases": 1})).unwrap();
+        append(&inner, &json!({"cases": 2})).unwrap();
+        let text = std::fs::read_to_string(inner.join("soak.jsonl")).unwrap();
+        assert_eq!(text, "{\"cases\":1}\n{\"cases\":2}\n");
+    }
+
+    #[test]
+    fn the_environment_is_complete() {
+        let environment = environment(&host::root());
+        for key in ["cpu", "rustc", "os", "date"] {
+            assert!(!environment[key].as_str().unwrap().is_empty(), "{key}");
+        }
+        assert!(environment["cores"].as_u64().unwrap() > 0);
+    }
+}
