@@ -6,8 +6,52 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::models;
 
+/// Most requests of one launch that can be asked for.
+const MAX_BATCH: u32 = 1 << 16;
+/// Largest rate, span or target that can be asked for, in its own unit.
+const MAX_NUMBER: f64 = 1e9;
+
+fn positive(text: &str) -> Result<f64, String> {
+    number(text, |x| x > 0.0, "a number above 0")
+}
+
+fn not_negative(text: &str) -> Result<f64, String> {
+    number(text, |x| x >= 0.0, "a number of 0 or more")
+}
+
+fn below_one(text: &str) -> Result<f64, String> {
+    number(
+        text,
+        |x| (0.0..1.0).contains(&x),
+        "a number from 0 to below 1",
+    )
+}
+
+fn number(text: &str, fits: impl Fn(f64) -> bool, expected: &str) -> Result<f64, String> {
+    text.parse()
+        .ok()
+        .filter(|&x| fits(x) && x <= MAX_NUMBER)
+        .ok_or_else(|| format!("expected {expected}, at most 1e9, got {text}"))
+}
+
+fn threads(text: &str) -> Result<usize, String> {
+    text.parse()
+        .ok()
+        .filter(|n| (1..=1024).contains(n))
+        .ok_or_else(|| format!("expected 1 to 1024 threads, got {text}"))
+}
+
+fn max_batch(text: &str) -> Result<u32, String> {
+    text.parse()
+        .ok()
+        .filter(|n| (1..=MAX_BATCH).contains(n))
+        .ok_or_else(|| format!("expected 1 to {MAX_BATCH} requests, got {text}"))
+}
+
 /// Node-level batching of DNN inference: serve a model under several scheduling policies, simulate
 /// them, measure latencies.
+///
+/// Exit status: 0 done, 2 wrong usage or bad input, 1 anything else.
 #[derive(Debug, Parser)]
 #[command(name = "lazybatch", version, max_term_width = 100)]
 pub struct Cli {
@@ -34,73 +78,79 @@ pub enum Command {
 /// Where results go.
 #[derive(Debug, Args)]
 pub struct OutputArgs {
-    /// Write machine-readable results
+    /// Write results as JSON, lazybatch-results/1
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Write one self-contained HTML report
+    /// Write one self-contained HTML page with tables and charts
     #[arg(long, value_name = "FILE.html")]
     pub report: Option<PathBuf>,
-    /// Write one line per request
+    /// Write one line per request and policy: arrival, first launch, finish, outcome
     #[arg(long, value_name = "FILE.csv")]
     pub requests_csv: Option<PathBuf>,
-    /// Time decisions that have a real choice
+    /// Also measure how long the policy takes over decisions that have a real choice
     #[arg(long)]
     pub timing: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct CompareArgs {
-    /// Model: a name from the zoo, or `phonemes`, the trained one
+    /// Model by name; `phonemes` is trained, the others have synthetic weights
     #[arg(long, default_value = "phonemes")]
     pub model: String,
-    /// Device: cpu, or sim (needs --profile)
+    /// Device: `cpu`, or `sim`, which computes nothing and takes the time that --profile says
     #[arg(long, default_value = "cpu")]
     pub device: String,
     /// Threads of the CPU device; all available cores if absent
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = threads)]
     pub threads: Option<usize>,
-    /// Policies, separated by commas
+    /// Policies, separated by commas; graph:W waits up to W milliseconds for a batch
     #[arg(
         long,
+        value_name = "LIST",
         value_delimiter = ',',
         default_value = "serial,graph:5,graph:25,graph:95,greedy,lazy,lazy:late-admits,oracle"
     )]
     pub policies: Vec<String>,
-    /// Arrivals per second; 0.6 x measured capacity if absent
-    #[arg(long, conflicts_with = "trace")]
+    /// Poisson arrivals per second; 0.6 x measured capacity if absent
+    #[arg(long, value_name = "RPS", conflicts_with = "trace", allow_negative_numbers = true, value_parser = positive)]
     pub rate: Option<f64>,
-    /// Arrivals from a file: the project's CSV, Azure LLM CSV or Mooncake JSON lines
+    /// Arrivals from a file instead: the project's CSV, Azure LLM CSV or Mooncake JSON lines
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
-    /// Scale the trace to this mean rate
-    #[arg(long, requires = "trace", value_name = "RPS")]
+    /// Scale the trace to this mean rate; 0.6 x measured capacity if absent
+    #[arg(long, requires = "trace", value_name = "RPS", allow_negative_numbers = true, value_parser = positive)]
     pub trace_rate: Option<f64>,
-    /// Seconds of arrivals per policy
-    #[arg(long, default_value_t = 3.0)]
+    /// Seconds of arrivals under each policy
+    #[arg(long, value_name = "S", default_value_t = 3.0, allow_negative_numbers = true, value_parser = positive)]
     pub duration: f64,
-    /// Most seconds to wait behind the last arrival; what is open then is cancelled
-    #[arg(long, default_value_t = 2.0, value_name = "S")]
+    /// Most seconds to wait after the last arrival; requests still open then count as shed
+    #[arg(long, default_value_t = 2.0, value_name = "S", allow_negative_numbers = true, value_parser = positive)]
     pub drain: f64,
-    /// SLA target in milliseconds; 100 if absent
-    #[arg(long, value_name = "X")]
+    /// SLA target in milliseconds; the profile's or the model's own if absent
+    #[arg(long, value_name = "MS", allow_negative_numbers = true, value_parser = positive)]
     pub sla_ms: Option<f64>,
-    /// Most requests of one launch
-    #[arg(long, default_value_t = 64)]
-    pub max_batch: u32,
-    /// Latency profile to schedule by; measured at the start if absent
+    /// Most requests of one launch; that of --profile, or 64, if absent
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = max_batch)]
+    pub max_batch: Option<u32>,
+    /// Latency profile to schedule by; measured first if absent
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,
-    /// Write the measured profile
+    /// Write the profile that was scheduled by
     #[arg(long, value_name = "FILE")]
     pub profile_out: Option<PathBuf>,
-    /// Write the arrivals, so that `simulate` can serve the same
+    /// Write the arrivals, for `simulate --arrivals`
     #[arg(long, value_name = "FILE.csv")]
     pub arrivals_out: Option<PathBuf>,
-    /// Write a Chrome / Perfetto trace per policy, FILE.POLICY.json
+    /// Write a Chrome / Perfetto trace of each policy, FILE.POLICY.json
     #[arg(long, value_name = "FILE")]
     pub trace_out: Option<PathBuf>,
     /// Seed of arrivals and inputs
-    #[arg(long, default_value_t = 1)]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        allow_negative_numbers = true
+    )]
     pub seed: u64,
     #[command(flatten)]
     pub output: OutputArgs,
@@ -111,48 +161,54 @@ pub struct SimulateArgs {
     /// Latency profile, lazybatch-profile/1
     #[arg(long, value_name = "FILE")]
     pub profile: PathBuf,
-    /// Arrivals CSV; Poisson arrivals at --rate if absent
-    #[arg(long, value_name = "FILE.csv", conflicts_with_all = ["rate", "duration"])]
+    /// Arrivals: the project's CSV, Azure LLM CSV or Mooncake JSON lines
+    #[arg(long, value_name = "FILE.csv", conflicts_with_all = ["rate", "duration", "lengths"])]
     pub arrivals: Option<PathBuf>,
-    /// Model of the profile; its first if absent
+    /// Keep only this model of the profile; without --arrivals, its first if absent
     #[arg(long)]
     pub model: Option<String>,
-    /// Arrivals per second
-    #[arg(long, required_unless_present = "arrivals")]
+    /// Poisson arrivals per second, where there is no --arrivals
+    #[arg(long, value_name = "RPS", required_unless_present = "arrivals", allow_negative_numbers = true, value_parser = positive)]
     pub rate: Option<f64>,
     /// Seconds of arrivals
-    #[arg(long, default_value_t = 10.0)]
+    #[arg(long, value_name = "S", default_value_t = 10.0, allow_negative_numbers = true, value_parser = positive)]
     pub duration: f64,
     /// Length distribution: a name, fixed:IN:OUT, or a histogram CSV; the model's own if absent
     #[arg(long, value_name = "NAME|FILE")]
     pub lengths: Option<String>,
-    /// Policies, separated by commas
+    /// Policies, separated by commas; graph:W waits up to W milliseconds for a batch
     #[arg(
         long,
+        value_name = "LIST",
         value_delimiter = ',',
         default_value = "serial,graph:5,graph:25,graph:95,greedy,lazy,oracle"
     )]
     pub policies: Vec<String>,
-    /// SLA target in milliseconds of arrivals that state none; the profile's if absent
-    #[arg(long, value_name = "X")]
+    /// SLA target in milliseconds of arrivals that state none; the profile's, or 100, if absent
+    #[arg(long, value_name = "MS", allow_negative_numbers = true, value_parser = positive)]
     pub sla_ms: Option<f64>,
-    /// Nodes per segment
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Nodes per launch: consecutive nodes of a block that run as one
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
     pub segment: u32,
-    /// Cost of a decision in microseconds
-    #[arg(long, default_value_t = 0.0, value_name = "US")]
+    /// Microseconds that a decision takes, added to its launch
+    #[arg(long, default_value_t = 0.0, value_name = "US", allow_negative_numbers = true, value_parser = not_negative)]
     pub decide_us: f64,
-    /// Scale latencies by a factor uniform in 1 - J .. 1 + J
-    #[arg(long, default_value_t = 0.0, value_name = "J")]
+    /// Scale each launch's latency by a factor drawn from 1 - J to 1 + J
+    #[arg(long, default_value_t = 0.0, value_name = "J", allow_negative_numbers = true, value_parser = below_one)]
     pub jitter: f64,
-    /// Write the journal of each policy, FILE.POLICY.jsonl
+    /// Write the journal of each policy, FILE.POLICY.jsonl, for `replay`
     #[arg(long, value_name = "FILE")]
     pub journal: Option<PathBuf>,
-    /// Print the timeline of each policy (short runs)
+    /// Print the timeline of each policy (for short runs)
     #[arg(long)]
     pub timeline: bool,
-    /// Seed of arrivals and noise
-    #[arg(long, default_value_t = 1)]
+    /// Seed of arrivals and jitter
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        allow_negative_numbers = true
+    )]
     pub seed: u64,
     #[command(flatten)]
     pub output: OutputArgs,
@@ -160,20 +216,20 @@ pub struct SimulateArgs {
 
 #[derive(Debug, Args)]
 pub struct ProfileArgs {
-    /// Model: a name from the zoo, or `phonemes`
+    /// Model by name; `phonemes` is trained, the others have synthetic weights
     #[arg(long)]
     pub model: String,
-    /// Device
+    /// Device to measure: `cpu`
     #[arg(long, default_value = "cpu")]
     pub device: String,
     /// Threads of the CPU device; all available cores if absent
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = threads)]
     pub threads: Option<usize>,
     /// Most requests of one launch
-    #[arg(long, default_value_t = 64)]
+    #[arg(long, value_name = "N", default_value_t = models::DEFAULT_MAX_BATCH, allow_negative_numbers = true, value_parser = max_batch)]
     pub max_batch: u32,
     /// Shortest segment in microseconds; 0 measures every node alone
-    #[arg(long, default_value_t = models::DEFAULT_SEGMENT_US, value_name = "US")]
+    #[arg(long, default_value_t = models::DEFAULT_SEGMENT_US, value_name = "US", allow_negative_numbers = true, value_parser = not_negative)]
     pub segment_us: f64,
     /// Where to write the profile
     #[arg(long, value_name = "FILE")]
@@ -182,30 +238,36 @@ pub struct ProfileArgs {
 
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// Model
+    /// Model by name; `phonemes` is trained, the others have synthetic weights
     #[arg(long, default_value = "phonemes")]
     pub model: String,
-    /// Text for models that read text, or a JSON file of input tensors by name
+    /// A word for `phonemes`; for the others a JSON file of number lists by input name, or
+    /// nothing for synthetic inputs
     #[arg(long, value_name = "TEXT|FILE")]
     pub input: Option<String>,
-    /// Threads of the CPU device
-    #[arg(long, value_name = "N")]
+    /// Threads of the CPU device; all available cores if absent
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = threads)]
     pub threads: Option<usize>,
-    /// Seed of synthetic inputs, for models without an --input
-    #[arg(long, default_value_t = 1)]
+    /// Seed of synthetic inputs
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        allow_negative_numbers = true
+    )]
     pub seed: u64,
 }
 
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// Model
+    /// Model by name
     #[arg(long, default_value = "phonemes")]
     pub model: String,
 }
 
 #[derive(Debug, Args)]
 pub struct ReplayArgs {
-    /// Journal, lazybatch-journal/1
+    /// Journal, lazybatch-journal/1, as `simulate --journal` writes it
     pub journal: PathBuf,
     /// Print the timeline
     #[arg(long)]

@@ -19,10 +19,32 @@ pub fn is_bad_input(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         cause.is::<BadInput>()
             || cause.is::<lazybatch_sla::ProfileError>()
-            || cause.is::<lazybatch_workloads::Error>()
             || cause.is::<lazybatch_engine::policy::UnknownPolicy>()
             || cause.is::<lazybatch_engine::journal::JournalError>()
-            || cause.is::<lazybatch_engine::RequestError>()
             || cause.is::<lazybatch_graph::Error>()
+            || cause.downcast_ref().is_some_and(|e| {
+                use lazybatch_workloads::Error as E;
+                !matches!(e, E::Run { .. } | E::Write { .. } | E::Render(_))
+            })
+            || cause.downcast_ref().is_some_and(|e| {
+                use lazybatch_engine::RequestError as E;
+                matches!(e, E::UnknownModel { .. } | E::Input(_) | E::Samples { .. })
+            })
     })
+}
+
+/// The parts of an error, from where to why, each said once.
+pub fn message(error: &anyhow::Error) -> String {
+    let mut message = String::new();
+    for cause in error.chain() {
+        let part = cause.to_string();
+        if message.ends_with(&part) {
+            continue;
+        }
+        if !message.is_empty() {
+            message.push_str(": ");
+        }
+        message.push_str(&part);
+    }
+    message
 }

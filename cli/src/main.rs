@@ -7,6 +7,7 @@ mod args;
 mod commands;
 mod failure;
 mod models;
+mod output;
 mod progress;
 
 use std::process::ExitCode;
@@ -17,23 +18,30 @@ use crate::args::{Cli, Command};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let done = match cli.command {
-        Command::Compare(args) => commands::compare::run(&args),
-        Command::Simulate(args) => commands::simulate::run(&args),
-        Command::Profile(args) => commands::profile::run(&args),
-        Command::Run(args) => commands::run::run(&args),
-        Command::Inspect(args) => commands::inspect::run(&args),
-        Command::Replay(args) => commands::replay::run(&args),
+    // A panic, a bug that has told of itself on the way, ends with status 1 too.
+    let Ok(done) = std::panic::catch_unwind(|| run(&cli.command)) else {
+        return ExitCode::FAILURE;
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("lazybatch: {error:#}");
+            eprintln!("lazybatch: {}", failure::message(&error));
             if failure::is_bad_input(&error) {
                 ExitCode::from(2)
             } else {
                 ExitCode::FAILURE
             }
         }
+    }
+}
+
+fn run(command: &Command) -> anyhow::Result<()> {
+    match command {
+        Command::Compare(args) => commands::compare::run(args),
+        Command::Simulate(args) => commands::simulate::run(args),
+        Command::Profile(args) => commands::profile::run(args),
+        Command::Run(args) => commands::run::run(args),
+        Command::Inspect(args) => commands::inspect::run(args),
+        Command::Replay(args) => commands::replay::run(args),
     }
 }

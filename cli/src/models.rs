@@ -15,6 +15,9 @@ use crate::failure::BadInput;
 /// Shortest segment, in microseconds at batch 1: dispatch and a decision are a few percent of it.
 pub const DEFAULT_SEGMENT_US: f64 = 50.0;
 
+/// Most requests of one launch where nothing else is said.
+pub const DEFAULT_MAX_BATCH: u32 = 64;
+
 /// A model by name.
 pub struct Model {
     /// Its line in the zoo.
@@ -58,11 +61,27 @@ impl Model {
     }
 }
 
-/// Refuses devices that this binary does not have.
-pub fn check_device(name: &str) -> anyhow::Result<()> {
-    match name {
-        "cpu" => Ok(()),
-        _ => Err(BadInput(format!("--device: expected cpu, got {name}")).into()),
+/// Devices of this binary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// The embedded CPU device.
+    Cpu,
+    /// A simulated one: computes nothing, takes the time that a profile says.
+    Sim,
+}
+
+impl DeviceKind {
+    /// The device that `--device` names.
+    pub fn parse(name: &str) -> anyhow::Result<Self> {
+        let got = match name {
+            "cpu" => return Ok(Self::Cpu),
+            "sim" => return Ok(Self::Sim),
+            _ if name == "cuda" || name.starts_with("cuda:") => {
+                format!("{name}: this build has no CUDA device")
+            }
+            _ => name.to_string(),
+        };
+        Err(BadInput(format!("--device: expected cpu or sim, got {got}")).into())
     }
 }
 

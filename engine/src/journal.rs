@@ -261,7 +261,9 @@ pub fn replay(input: impl BufRead, observer: &mut dyn Observer) -> Result<Replay
         finished: 0,
     };
     let mut now = Time::ZERO;
+    let mut end = 2;
     for (line, text) in lines {
+        end = line + 1;
         let text = read(line, text)?;
         let bad = |expected: &str, got: String| JournalError {
             line,
@@ -278,12 +280,15 @@ pub fn replay(input: impl BufRead, observer: &mut dyn Observer) -> Result<Replay
                 format!("{at} after {now}"),
             ));
         }
-        if at > now && core.wants_decision() {
-            // A decision that led to no action left no line.
-            core.decide(now);
-        }
-        now = at;
         if let Some(event) = value.get("event") {
+            // Events of one time come together; what was decided before has left its lines.
+            if (at > now || !core.wants_decision())
+                && let Some(missing) =
+                    next_output(&mut core, now, &mut judge, observer, &mut result)
+            {
+                return Err(bad(&missing.to_string(), "an event".into()));
+            }
+            now = at;
             let event: Event = serde_json::from_value(event.clone())
                 .map_err(|e| bad("an event", e.to_string()))?;
             check_event(&core, now, &event)
@@ -293,6 +298,12 @@ pub fn replay(input: impl BufRead, observer: &mut dyn Observer) -> Result<Replay
             core.handle(now, event);
             result.events += 1;
         } else {
+            if at > now {
+                return Err(bad(
+                    &format!("an event, or \"at\": {}", now.0),
+                    at.0.to_string(),
+                ));
+            }
             let got = next_output(&mut core, now, &mut judge, observer, &mut result);
             let expected = if value.get("launch").is_some() {
                 "launch"
@@ -306,11 +317,20 @@ pub fn replay(input: impl BufRead, observer: &mut dyn Observer) -> Result<Replay
             }
         }
     }
-    judge.finish().map_err(|v| JournalError {
-        line: result.events,
-        expected: "a run without broken rules".into(),
-        got: v.to_string(),
-    })?;
+    let bad = |expected: String, got: String| JournalError {
+        line: end,
+        expected,
+        got,
+    };
+    if result.events == 0 {
+        return Err(bad("an event".into(), "the end of the journal".into()));
+    }
+    if let Some(missing) = next_output(&mut core, now, &mut judge, observer, &mut result) {
+        return Err(bad(missing.to_string(), "the end of the journal".into()));
+    }
+    judge
+        .finish()
+        .map_err(|v| bad("a whole run without broken rules".into(), v.to_string()))?;
     Ok(result)
 }
 
@@ -326,8 +346,17 @@ fn check_event(core: &Core, now: Time, event: &Event) -> Result<(), String> {
             Err(format!("{} has {} samples", r.id, r.samples))
         }
         Event::Arrive(r) if r.arrival > now => Err(format!("{} arrives in the future", r.id)),
-        Event::Done { ticket, .. } if !core.is_oldest(*ticket) => {
-            Err(format!("{ticket} is not the oldest launch of a lane"))
+        Event::Done {
+            ticket, stopped, ..
+        } => {
+            let Some(launch) = core.oldest(*ticket) else {
+                return Err(format!("{ticket} is not the oldest launch of a lane"));
+            };
+            let is_member = |id| launch.members.iter().any(|m| m.request == id);
+            match stopped.iter().find(|&&id| !is_member(id)) {
+                Some(id) => Err(format!("{id} stops but is no member of {ticket}")),
+                None => Ok(()),
+            }
         }
         Event::Loaded(m) | Event::Evict(m) if m.index() >= num => Err(format!("unknown model {m}")),
         _ => Ok(()),

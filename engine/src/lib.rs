@@ -6,7 +6,7 @@
 //! - [`embed`]: the public face for serving front ends: [`Engine`].
 //! - [`journal`], [`timeline`]: what happened, to replay or to look at.
 //!
-//! Two requests for a model of two nodes, one after the other. The second arrives while the first
+//! Two requests for a model of three nodes, one after the other. The second arrives while the first
 //! is at its second node; `lazy` lets it catch up:
 //!
 //! ```
@@ -33,8 +33,7 @@
 //!     SimRequest::new(1, ModelId(0), Time(5_000), sla, 0, 0),
 //! ];
 //! run(&mut core, &mut device, &arrivals, &Script::default(), &mut timeline, &mut untimed);
-//! assert_eq!(timeline.into_text(), "\
-//!        0.000 arrive r0 chain input 0
+//! assert_eq!(timeline.into_text(), "       0.000 arrive r0 chain input 0
 //!        0.000 admit b0 [r0]
 //!        0.000 run b0 net.0 [r0@0]
 //!        5.000 arrive r1 chain input 0

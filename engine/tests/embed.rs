@@ -1,6 +1,8 @@
 //! The embedding API on the embedded CPU device: answers, streams, cancellation, refusals, drain,
 //! and failures that stay with their launch.
 
+#![allow(clippy::unwrap_used, reason = "a test says by panicking")]
+
 use std::sync::{Arc, Mutex};
 
 use lazybatch_engine::core::checker::Checker;

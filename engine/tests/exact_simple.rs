@@ -61,7 +61,11 @@ fn by_hand(world: &World, arrivals: &[Arrival], window: u64, cap: usize) -> Expe
         batch.truncate(cap.min(model.max_batch as usize));
         left.retain(|i| !batch.contains(i));
         let size = batch.len() as u64;
-        let longest = batch.iter().map(|&i| arrivals[i].input_len).max().unwrap();
+        let longest = batch
+            .iter()
+            .map(|&i| arrivals[i].input_len)
+            .max()
+            .expect("members");
         let begin = now;
         let mut executions = 0;
         for block in &model.blocks {
@@ -69,7 +73,7 @@ fn by_hand(world: &World, arrivals: &[Arrival], window: u64, cap: usize) -> Expe
                 .iter()
                 .map(|&i| block.passes(arrivals[i].input_len, arrivals[i].output_len))
                 .max()
-                .unwrap();
+                .expect("members");
             for _ in 0..passes {
                 for node in &block.nodes {
                     now += node.latency(size, size * u64::from(longest)) + world.dispatch;

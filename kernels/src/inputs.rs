@@ -3,6 +3,7 @@
 use lazybatch_graph::{DType, Dim, InputDecl, Program, Tensor};
 
 use crate::error::Error;
+use crate::validate::is_static;
 
 /// What the inputs say about the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +17,8 @@ pub struct InputShape {
 /// Checks number, dtype, shape, length and ids of a request's inputs.
 ///
 /// A sequence input is `[len, ...]` with `1 <= len <= max_len`; another one is `[samples, ...]`,
-/// equal over all inputs and 1 for programs that have a sequence. i64 ids are accepted for i32.
+/// equal over all inputs and 1 for programs with a sequence or a loop. All sequences of a request
+/// have one length. i64 ids are accepted for i32.
 ///
 /// # Errors
 /// [`Error::Input`] for the first input that does not fit.
@@ -36,17 +38,25 @@ pub fn validate_inputs(program: &Program, inputs: &[Tensor]) -> Result<InputShap
         ));
     }
     let mut samples = None;
-    let has_sequence = program.inputs.iter().any(is_sequence);
+    let is_static = is_static(program);
+    let driving = program
+        .length_input
+        .and_then(|id| inputs[id.index()].dims.first().copied());
     for (decl, tensor) in program.inputs.iter().zip(inputs) {
         let fail = |expected, got| fail(&decl.name, expected, got);
         check_dtype(decl, tensor).map_err(|(e, g)| fail(e, g))?;
         check_dims(decl, tensor).map_err(|(e, g)| fail(e, g))?;
-        if !is_sequence(decl) {
-            let n = tensor.dims[0];
-            let expected = if has_sequence {
-                1
-            } else {
+        let n = tensor.dims[0];
+        if is_sequence(decl) {
+            if let Some(expected) = driving.filter(|&len| len != n) {
+                let expected = format!("length {expected}, as the driving input");
+                return Err(fail(expected, format!("length {n}")));
+            }
+        } else {
+            let expected = if is_static {
                 *samples.get_or_insert(n)
+            } else {
+                1
             };
             if n != expected {
                 return Err(fail(format!("{expected} samples"), format!("{n} samples")));

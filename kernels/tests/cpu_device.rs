@@ -7,10 +7,7 @@ use std::sync::Arc;
 use lazybatch_graph::{
     Act, DType, MultiHead, OutputId, ProgramBuilder, Repeat, SharedProgram, Tensor,
 };
-use lazybatch_kernels::conformance::{
-    Outcome, Request, Schedule, check, custom_problem, problems, run,
-};
-use lazybatch_kernels::profiler::{MeasureOptions, measure};
+use lazybatch_kernels::conformance::{Outcome, Request, Schedule, check, custom_problem, run};
 use lazybatch_kernels::synthetic::random_inputs;
 use lazybatch_kernels::{
     CpuDevice, CpuOptions, CustomCall, CustomKernel, CustomNode, Device, Error, FaultPlan, Faulty,
@@ -383,43 +380,4 @@ fn bad_inputs_are_refused_at_open() {
             "{tensor:?}: {refused:?}"
         );
     }
-}
-
-#[test]
-fn the_profiler_measures_every_node_and_whole_segments() {
-    let problem = problems()
-        .into_iter()
-        .find(|p| p.name == "model-decoder")
-        .unwrap();
-    let program: SharedProgram = Arc::new((problem.build)());
-    let mut device = cpu(1);
-    device.load(ModelId(0), Arc::clone(&program)).unwrap();
-    let mut options = MeasureOptions {
-        max_batch: 4,
-        repeats: 2,
-        ..MeasureOptions::default()
-    };
-    let tables = measure(&mut device, ModelId(0), &program, &options).unwrap();
-    for (block, table) in program.blocks.iter().zip(&tables.blocks) {
-        assert_eq!(block.nodes.len(), table.segments.len());
-        for segment in &table.segments {
-            assert!(segment.points.len() >= 3, "{segment:?}");
-            assert!(
-                segment.points.windows(2).all(|w| w[0].x < w[1].x),
-                "{segment:?}"
-            );
-        }
-    }
-    let nodes = program.blocks[1].nodes.len() as u32;
-    options.segments = vec![Vec::new(), vec![0..3, 3..nodes]];
-    let tables = measure(&mut device, ModelId(0), &program, &options).unwrap();
-    assert_eq!(tables.blocks[1].segments.len(), 2);
-    let profile = tables.to_profile(&program);
-    let covered: u32 = profile.blocks[1]
-        .nodes
-        .iter()
-        .map(|n| n.num_nodes.unwrap_or(1))
-        .sum();
-    assert_eq!(covered, nodes);
-    assert!(profile.blocks[1].nodes[1].merge_bytes_per_member > 0.0);
 }

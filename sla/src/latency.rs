@@ -17,6 +17,10 @@ use crate::time::Nanos;
 /// Node positions of each segment, per block.
 pub type SegmentRanges = Vec<Vec<Range<u32>>>;
 
+/// Longest latency of a node, also where a curve goes on beyond its points: the bound that profiles
+/// have, so that sums over nodes fit.
+pub const MAX_NS: u64 = 1_000_000_000_000_000;
+
 /// Latency of one node as a function of its batch axis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Curve {
@@ -33,7 +37,7 @@ impl Curve {
         Self { points }
     }
 
-    /// Nanoseconds at `x`.
+    /// Nanoseconds at `x`, at most [`MAX_NS`].
     pub fn at(&self, x: u64) -> u64 {
         let points = &self.points;
         let first = points[0];
@@ -48,7 +52,7 @@ impl Curve {
         let num = i128::from(y0) * den
             + (i128::from(y1) - i128::from(y0)) * (i128::from(x) - i128::from(x0));
         let rounded = (2 * num + den).div_euclid(2 * den);
-        u64::try_from(rounded.max(0)).unwrap_or(u64::MAX)
+        u64::try_from(rounded.max(0)).map_or(MAX_NS, |ns| ns.min(MAX_NS))
     }
 }
 
@@ -192,12 +196,13 @@ impl LatencyTable {
             } else {
                 0
             };
-            total += u64::from(passes - 1) * whole;
-            total += if here && progress.segment > 0 {
+            let first = if here && progress.segment > 0 {
                 table.from(progress.segment as usize, samples, rows, self.dispatch)
             } else {
                 whole
             };
+            let others = u64::from(passes - 1).saturating_mul(whole);
+            total = total.saturating_add(others).saturating_add(first);
         }
         Nanos(total)
     }

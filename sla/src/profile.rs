@@ -14,6 +14,17 @@ use crate::time::Nanos;
 /// The value of `format` in every profile.
 pub const FORMAT: &str = "lazybatch-profile/1";
 
+/// Largest `max_batch` that a profile may state: tables hold an entry per size.
+const MAX_BATCH: u32 = 1 << 16;
+/// Most program nodes that one entry may cover.
+const MAX_NODES: u32 = 1 << 16;
+/// Slowest merge copies, so that no copy takes longer than time can count.
+const MIN_COPY_GBPS: f64 = 1e-3;
+/// Largest `merge_bytes_per_member`, for the same reason.
+const MAX_MERGE_BYTES: f64 = 1e11;
+/// What [`micros_to_nanos`] takes, for messages.
+const MICROSECONDS: &str = "microseconds >= 0, below 1e12";
+
 /// A profile that cannot be used: where it is wrong, what was expected, what is there.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("profile {file}: {place}: expected {expected}, got {got}")]
@@ -202,13 +213,14 @@ impl Profile {
         if self.format != FORMAT {
             return fail("format".into(), FORMAT, format!("{:?}", self.format));
         }
-        for (name, value) in [
-            ("copy_gbps", self.copy_gbps),
-            ("dispatch_us", self.dispatch_us),
-        ] {
-            if !(value.is_finite() && value >= 0.0) {
-                return fail(name.into(), "a number >= 0", value.to_string());
-            }
+        let gbps = self.copy_gbps;
+        if gbps != 0.0 && !(gbps.is_finite() && gbps >= MIN_COPY_GBPS) {
+            let expected = "0 or a number >= 0.001";
+            return fail("copy_gbps".into(), expected, format!("{gbps:?}"));
+        }
+        if micros_to_nanos(self.dispatch_us).is_none() {
+            let got = format!("{:?}", self.dispatch_us);
+            return fail("dispatch_us".into(), MICROSECONDS, got);
         }
         if self.models.is_empty() {
             return fail("models".into(), "at least one model", "none".into());
@@ -218,13 +230,14 @@ impl Profile {
             if self.models[..i].iter().any(|m| m.name == model.name) {
                 return fail(at, "unique names", "a second model of that name".into());
             }
-            if model.max_batch == 0 {
-                return fail(format!("{at}.max_batch"), "at least 1", "0".into());
+            if !(1..=MAX_BATCH).contains(&model.max_batch) {
+                let got = model.max_batch.to_string();
+                return fail(format!("{at}.max_batch"), "1 to 65536", got);
             }
             if let Some(sla) = model.sla_ms
                 && !(sla.is_finite() && sla > 0.0)
             {
-                return fail(format!("{at}.sla_ms"), "a number > 0", sla.to_string());
+                return fail(format!("{at}.sla_ms"), "a number > 0", format!("{sla:?}"));
             }
             if model.blocks.is_empty() {
                 return fail(format!("{at}.blocks"), "at least one block", "none".into());
@@ -300,8 +313,25 @@ impl BlockProfile {
                     "\"rows\"".into(),
                 );
             }
-            if node.num_nodes == Some(0) {
-                return fail(format!("{at}.num_nodes"), "at least 1", "0".into());
+            if node
+                .num_nodes
+                .is_some_and(|n| !(1..=MAX_NODES).contains(&n))
+            {
+                let got = node.num_nodes.unwrap_or_default().to_string();
+                return fail(format!("{at}.num_nodes"), "1 to 65536", got);
+            }
+            let bytes = node.merge_bytes_per_member;
+            if !(0.0..=MAX_MERGE_BYTES).contains(&bytes) {
+                let place = format!("{at}.merge_bytes_per_member");
+                return fail(place, "bytes >= 0, at most 1e11", format!("{bytes:?}"));
+            }
+            for (name, us) in [
+                ("load_us", node.load_us),
+                ("host_access_us", node.host_access_us),
+            ] {
+                if let Some(us) = us.filter(|&us| micros_to_nanos(us).is_none()) {
+                    return fail(format!("{at}.{name}"), MICROSECONDS, format!("{us:?}"));
+                }
             }
             if node.latency_us.is_empty() {
                 return fail(
@@ -321,8 +351,8 @@ impl BlockProfile {
                 if micros_to_nanos(us).is_none() {
                     return fail(
                         format!("{at}.latency_us[{l}]"),
-                        "microseconds >= 0, below 1e12",
-                        us.to_string(),
+                        MICROSECONDS,
+                        format!("{us:?}"),
                     );
                 }
             }

@@ -56,6 +56,14 @@ pub enum Error {
         /// What came.
         got: String,
     },
+    /// A run went wrong by itself: a device that failed, or a bug.
+    #[error("{what}: {why}")]
+    Run {
+        /// Which run.
+        what: String,
+        /// What happened.
+        why: String,
+    },
     /// The operating system refused.
     #[error("{}: {source}", path.display())]
     Io {
@@ -89,6 +97,14 @@ impl Error {
             what: what.into(),
             expected: expected.into(),
             got: got.into(),
+        }
+    }
+
+    /// A [`Error::Run`].
+    pub fn run(what: impl Into<String>, why: impl std::fmt::Display) -> Self {
+        Self::Run {
+            what: what.into(),
+            why: why.to_string(),
         }
     }
 

@@ -1,51 +1,71 @@
 //! `lazybatch compare`: the same arrivals under several policies, in real time.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
-use lazybatch_engine::ModelOptions;
+use lazybatch_engine::{Engine, ModelOptions};
 use lazybatch_graph::Tensor;
-use lazybatch_sla::{Nanos, Profile, Time};
-use lazybatch_workloads::arrivals::{Arrival, Limit, Process, Stream, Workload, transform};
+use lazybatch_kernels::{Device, Noise, SimDevice};
+use lazybatch_sla::{LatencyTable, Nanos, Profile, segments_of};
 use lazybatch_workloads::experiment::inputs::Item;
 use lazybatch_workloads::experiment::{Call, Served, Serving, words};
-use lazybatch_workloads::lengths::Lengths;
-use lazybatch_workloads::report::{Body, Report, RunReport};
-use lazybatch_workloads::results::summary::completed_latencies;
+use lazybatch_workloads::report::Body;
 use lazybatch_workloads::results::{Results, RunResult};
-use lazybatch_workloads::traces::{self, arrivals_csv};
+use lazybatch_workloads::traces::arrivals_csv;
 
 use super::profile::{measure, measured_profile};
-use super::{PolicyRun, emit, suffixed};
-use crate::args::{CompareArgs, OutputArgs};
+use super::{PolicyRun, emit, offer, outputs, report, suffixed};
+use crate::args::CompareArgs;
 use crate::failure::BadInput;
-use crate::models::{self, DEFAULT_SEGMENT_US, Model};
-use crate::progress;
+use crate::models::{self, DEFAULT_MAX_BATCH, DEFAULT_SEGMENT_US, DeviceKind, Model};
+use crate::{output, progress};
 
 /// Items that arrivals draw from.
-const POOL: usize = 256;
-/// Share of the measured capacity that is the default rate.
-const DEFAULT_LOAD: f64 = 0.6;
+const POOL: usize = 512;
+/// Where the report goes when nothing else is said.
+const DEFAULT_REPORT: &str = "lazybatch-compare.html";
 
 /// Runs the command.
 pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
-    models::check_device(&args.device)?;
+    let kind = DeviceKind::parse(&args.device)?;
+    if kind == DeviceKind::Sim && args.profile.is_none() {
+        let expected = "a latency profile for --device sim";
+        return Err(BadInput(format!("--profile: expected {expected}, got nothing")).into());
+    }
     for policy in &args.policies {
         lazybatch_engine::policy::find(policy)?;
     }
-    for (name, value) in [("--duration", args.duration), ("--drain", args.drain)] {
-        if !(value.is_finite() && value > 0.0) {
-            return Err(BadInput(format!("{name}: expected seconds > 0, got {value}")).into());
-        }
-    }
+    let report_path = args
+        .output
+        .report
+        .clone()
+        .unwrap_or_else(|| PathBuf::from(DEFAULT_REPORT));
+    check_outputs(args, &report_path)?;
     let model = Model::load(&args.model)?;
+    let trace = match &args.trace {
+        Some(path) => Some(offer::read_trace(path, &model)?),
+        None => None,
+    };
     let bar = progress::bar(3 + args.policies.len() as u64, "compare");
     bar.enable_steady_tick(Duration::from_millis(200));
     let (profile, options) = prepare(args, &model)?;
     bar.inc(1);
-    let pool = model.pool(POOL, args.seed)?;
-    let sla = args.sla_ms.map_or(model.entry.sla, Nanos::from_ms_f64);
-    let device = || Ok(models::cpu(args.threads));
+    let (pool, simulated) = match kind {
+        DeviceKind::Cpu => (model.pool(POOL, args.seed)?, None),
+        DeviceKind::Sim => {
+            let (pool, steps) = offer::simulated_pool(&model, POOL, args.seed)?;
+            (pool, Some(steps))
+        }
+    };
+    let of_profile = profile.models[0].sla().unwrap_or(model.entry.sla);
+    let sla = args.sla_ms.map_or(of_profile, Nanos::from_ms_f64);
+    let device = || {
+        Ok(match kind {
+            DeviceKind::Cpu => models::cpu(args.threads),
+            DeviceKind::Sim => simulated_device(&profile),
+        })
+    };
     let mut serving = Serving {
         model: model.entry.name,
         program: model.program.clone(),
@@ -58,15 +78,23 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         timing: args.output.timing,
         trace: false,
     };
-    let alone = serving.serial_pass()?;
-    let steps = alone.steps.clone();
+    let alone = match simulated {
+        None => Some(serving.serial_pass()?),
+        Some(_) => None,
+    };
+    let served_steps = alone.as_ref().map(|a| a.steps.clone());
+    let steps = simulated.or(served_steps).unwrap_or_default();
+    bar.inc(1);
+    let capacity = match alone {
+        Some(_) => serving.capacity("greedy")?,
+        None => offer::simulated_capacity(&profile, &model, &pool, &steps)?,
+    };
     serving.output_lens = Some(&steps);
     bar.inc(1);
-    let capacity = serving.capacity("greedy")?;
-    bar.inc(1);
-    let (calls, rate) = calls(args, &model, &pool, capacity)?;
+    let (calls, rate) = offer::calls(args, trace, &pool, capacity)?;
     if let Some(path) = &args.arrivals_out {
-        arrivals_csv::save(path, &arrivals_of(&model, &pool, &steps, &calls))?;
+        let arrivals = offer::arrivals_of(&model, &pool, &steps, &calls);
+        arrivals_csv::save(path, &arrivals)?;
     }
     let mut results = Results::new("compare", args.seed, &profile.device);
     let mut runs = Vec::new();
@@ -86,9 +114,12 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
             &served.counters,
         ));
         if let (Some(path), Some(trace)) = (&args.trace_out, &served.trace) {
-            std::fs::write(suffixed(path, policy, "json"), trace)?;
+            output::write("--trace-out", &suffixed(path, policy, "json"), trace)?;
         }
-        answers.push(Answers::judge(&model, &pool, &calls, &alone, &served));
+        if let Some(alone) = &alone {
+            let judged = Answers::judge(&model, &pool, &calls, alone, &served);
+            answers.push(judged.line(policy));
+        }
         runs.push(PolicyRun {
             policy: policy.clone(),
             requests: served.requests,
@@ -96,144 +127,93 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         bar.inc(1);
     }
     bar.finish_and_clear();
-    let settings = settings(args, &profile, rate, capacity, calls.len(), sla);
-    println!(
-        "{}",
-        settings
-            .iter()
-            .map(|(k, v)| format!("{k} {v}"))
-            .collect::<Vec<_>>()
-            .join(", ")
-    );
+    if answers.is_empty() {
+        answers.push("a simulated device computes no answers".into());
+    }
+    let max_batch = serving.options.max_batch.unwrap_or(DEFAULT_MAX_BATCH);
+    let settings = settings(args, &profile, rate, capacity, calls.len(), sla, max_batch);
+    let pairs: Vec<_> = settings.iter().map(|(k, v)| format!("{k} {v}")).collect();
+    output::line(pairs.join(", "))?;
     emit(&results, &runs, &args.output)?;
-    let lines: Vec<String> = args
-        .policies
-        .iter()
-        .zip(&answers)
-        .map(|(p, a)| a.line(p))
-        .collect();
-    println!("{}", lines.join("\n"));
-    let section = ("Answers".to_string(), Body::Pre(lines.join("\n")));
-    let mut output_args = OutputArgs {
-        json: None,
-        report: args.output.report.clone(),
-        requests_csv: None,
-        timing: args.output.timing,
-    };
-    let default = std::path::PathBuf::from("lazybatch-compare.html");
-    let path = output_args.report.get_or_insert(default).clone();
-    report(&results, &runs, &output_args, &settings, vec![section])?;
-    println!("report: {}", path.display());
+    output::line(answers.join("\n"))?;
+    let section = ("Answers".to_string(), Body::Pre(answers.join("\n")));
+    report::write(&report_path, &results, &runs, settings, vec![section])?;
+    output::line(format_args!("report: {}", report_path.display()))
+}
+
+/// Refuses outputs that cannot be written, before minutes of work.
+fn check_outputs(args: &CompareArgs, report: &std::path::Path) -> anyhow::Result<()> {
+    output::check(outputs(&args.output))?;
+    output::check([
+        ("--report", Some(report)),
+        ("--profile-out", args.profile_out.as_deref()),
+        ("--arrivals-out", args.arrivals_out.as_deref()),
+    ])?;
+    for policy in &args.policies {
+        let trace = args.trace_out.as_deref();
+        let file = trace.map(|path| suffixed(path, policy, "json"));
+        output::check([("--trace-out", file.as_deref())])?;
+    }
     Ok(())
 }
 
 /// The profile to schedule by, and what the engine takes of it.
 fn prepare(args: &CompareArgs, model: &Model) -> anyhow::Result<(Profile, ModelOptions)> {
-    let profile = match &args.profile {
+    let mut profile = match &args.profile {
         Some(path) => {
             let mut profile = Profile::read(path)?;
+            let names: Vec<_> = profile.models.iter().map(|m| m.name.clone()).collect();
             profile.models.retain(|m| m.name == model.entry.name);
             if profile.models.is_empty() {
-                let expected = format!("expected model {}", model.entry.name);
-                return Err(BadInput(format!("{}: {expected}", path.display())).into());
+                let (path, expected) = (path.display(), model.entry.name);
+                let got = names.join(", ");
+                return Err(
+                    BadInput(format!("{path}: expected the model {expected}, got {got}")).into(),
+                );
             }
             profile
         }
         None => measured_profile(measure(
             model,
             args.threads,
-            args.max_batch,
+            args.max_batch.unwrap_or(DEFAULT_MAX_BATCH),
             DEFAULT_SEGMENT_US,
         )?),
     };
-    if let Some(path) = &args.profile_out {
-        std::fs::write(path, profile.to_json())
-            .map_err(|e| BadInput(format!("{}: {e}", path.display())))?;
-    }
+    let scheduled = &mut profile.models[0];
+    scheduled.max_batch = args.max_batch.unwrap_or(scheduled.max_batch);
     let options = ModelOptions {
-        profile: profile.models.first().cloned(),
-        max_batch: Some(args.max_batch),
+        max_batch: Some(scheduled.max_batch),
+        profile: Some(scheduled.clone()),
         ..ModelOptions::default()
     };
+    if let Some(path) = &args.profile {
+        // A profile of another program than this model's is the file's fault.
+        let name = model.entry.name;
+        let builder = Engine::builder().model(name, model.program.clone(), options.clone());
+        builder
+            .core_config(1)
+            .map_err(|e| BadInput(format!("{}: {e}", path.display())))?;
+    }
+    if let Some(path) = &args.profile_out {
+        output::write("--profile-out", path, &profile.to_json())?;
+    }
     Ok((profile, options))
 }
 
-/// Arrivals as calls on the pool, and their rate.
-fn calls(
-    args: &CompareArgs,
-    model: &Model,
-    pool: &[Item],
-    capacity: f64,
-) -> anyhow::Result<(Vec<Call>, f64)> {
-    let limit = Nanos::from_ms_f64(args.duration * 1e3);
-    if let Some(path) = &args.trace {
-        let options = traces::Options {
-            model: Some(model.entry.name.into()),
-            ..Default::default()
-        };
-        let mut arrivals = traces::read(path, &options)?;
-        let rate = args.trace_rate.unwrap_or(DEFAULT_LOAD * capacity);
-        transform::scale_to_rate(&mut arrivals, rate)?;
-        let arrivals = transform::window(&arrivals, Time::ZERO, limit);
-        if arrivals.is_empty() {
-            return Err(
-                BadInput(format!("{}: expected arrivals, got none", path.display())).into(),
-            );
-        }
-        let nearest = |a: &Arrival| {
-            let distance = |i: &usize| pool[*i].input_len.abs_diff(a.input_len);
-            (0..pool.len())
-                .min_by_key(distance)
-                .expect("the pool holds items")
-        };
-        return Ok((
-            arrivals
-                .iter()
-                .map(|a| Call {
-                    at: a.at,
-                    item: nearest(a),
-                })
-                .collect(),
-            rate,
-        ));
-    }
-    let rate = args.rate.unwrap_or(DEFAULT_LOAD * capacity);
-    let stream = Stream::new(
-        model.entry.name,
-        Process::Poisson { rate_rps: rate },
-        Lengths::fixed(1, 1),
-    );
-    let arrivals = Workload::single(stream, Limit::Duration(limit)).generate(args.seed)?;
-    if arrivals.is_empty() {
-        let expected = "a rate that gives arrivals within --duration";
-        return Err(BadInput(format!("--rate: expected {expected}, got {rate}")).into());
-    }
-    // Items in seeded order, so that neighbours differ.
-    Ok((
-        arrivals
-            .iter()
-            .enumerate()
-            .map(|(i, a)| Call {
-                at: a.at,
-                item: (i * 7919 + 13) % pool.len(),
-            })
-            .collect(),
-        rate,
+/// A device that takes the time that the profile's only model says.
+fn simulated_device(profile: &Profile) -> Box<dyn Device> {
+    let model = &profile.models[0];
+    let segments = segments_of(model, 1);
+    let table = LatencyTable::new(model, &segments, profile.dispatch_us, profile.copy_gbps);
+    let tables = vec![table.into()];
+    Box::new(SimDevice::new(
+        &profile.device,
+        1,
+        tables,
+        Nanos::ZERO,
+        Noise::default(),
     ))
-}
-
-fn arrivals_of(model: &Model, pool: &[Item], steps: &[u32], calls: &[Call]) -> Vec<Arrival> {
-    calls
-        .iter()
-        .map(|c| {
-            Arrival::new(
-                c.at,
-                model.entry.name,
-                pool[c.item].input_len,
-                steps[c.item],
-            )
-        })
-        .collect()
 }
 
 /// Whether the answers were right.
@@ -298,6 +278,7 @@ fn settings(
     capacity: f64,
     requests: usize,
     sla: Nanos,
+    max_batch: u32,
 ) -> Vec<(String, String)> {
     let load = format!(
         "{:.0} requests/s ({:.0} % of {capacity:.0}/s)",
@@ -310,41 +291,7 @@ fn settings(
         ("load".into(), load),
         ("requests".into(), requests.to_string()),
         ("SLA".into(), format!("{} ms", sla.as_ms())),
-        ("max batch".into(), args.max_batch.to_string()),
+        ("max batch".into(), max_batch.to_string()),
         ("seed".into(), args.seed.to_string()),
     ]
-}
-
-/// Writes the HTML report if one is asked for.
-pub fn report(
-    results: &Results,
-    runs: &[PolicyRun],
-    output: &OutputArgs,
-    settings: &[(String, String)],
-    sections: Vec<(String, Body)>,
-) -> anyhow::Result<()> {
-    let Some(path) = &output.report else {
-        return Ok(());
-    };
-    let latencies = |r: &PolicyRun| {
-        completed_latencies(&r.requests)
-            .into_iter()
-            .map(|n| n.0)
-            .collect()
-    };
-    let report = Report {
-        title: format!("lazybatch {}", results.command),
-        settings: settings.to_vec(),
-        runs: results
-            .runs
-            .iter()
-            .zip(runs)
-            .map(|(result, run)| RunReport {
-                result: result.clone(),
-                latencies_ns: latencies(run),
-            })
-            .collect(),
-        sections,
-    };
-    Ok(report.write(path)?)
 }

@@ -4,11 +4,11 @@ use lazybatch_graph::{Segments, dump};
 
 use crate::args::InspectArgs;
 use crate::models::Model;
+use crate::output;
 
 /// Runs the command.
 pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
     let model = Model::load(&args.model)?;
     let segments = Segments::per_node(&model.program);
-    print!("{}", dump(&model.program, Some(&segments)));
-    Ok(())
+    output::text(dump(&model.program, Some(&segments)))
 }

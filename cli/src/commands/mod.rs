@@ -2,17 +2,19 @@
 
 pub mod compare;
 pub mod inspect;
+mod offer;
 pub mod profile;
 pub mod replay;
+mod report;
 pub mod run;
 pub mod simulate;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use anyhow::Context;
 use lazybatch_workloads::results::{FinishedRequest, Results, requests_csv, table};
 
 use crate::args::OutputArgs;
+use crate::output;
 
 /// One policy's part of a command's results.
 pub struct PolicyRun {
@@ -23,13 +25,13 @@ pub struct PolicyRun {
 }
 
 /// Prints the table and writes JSON and requests as asked.
-fn emit(results: &Results, runs: &[PolicyRun], output: &OutputArgs) -> anyhow::Result<()> {
-    print!("{}", table::render(&results.runs));
-    if let Some(path) = &output.json {
+fn emit(results: &Results, runs: &[PolicyRun], args: &OutputArgs) -> anyhow::Result<()> {
+    output::text(table::render(&results.runs))?;
+    if let Some(path) = &args.json {
         results.save(path)?;
     }
-    if let Some(path) = &output.requests_csv {
-        let file = create(path)?;
+    if let Some(path) = &args.requests_csv {
+        let file = output::create("--requests-csv", path)?;
         let rows = runs
             .iter()
             .map(|r| (r.policy.as_str(), r.requests.as_slice()));
@@ -38,15 +40,17 @@ fn emit(results: &Results, runs: &[PolicyRun], output: &OutputArgs) -> anyhow::R
     Ok(())
 }
 
-/// Creates a file that the user named.
-pub fn create(path: &Path) -> anyhow::Result<std::fs::File> {
-    std::fs::File::create(path)
-        .map_err(|e| crate::failure::BadInput(format!("{}: {e}", path.display())))
-        .context("cannot write")
+/// The outputs that every long command can write, as [`output::check`] takes them.
+fn outputs(args: &OutputArgs) -> [(&'static str, Option<&Path>); 3] {
+    [
+        ("--json", args.json.as_deref()),
+        ("--report", args.report.as_deref()),
+        ("--requests-csv", args.requests_csv.as_deref()),
+    ]
 }
 
 /// `FILE.POLICY.EXT` with the colons of a policy made dashes.
-pub fn suffixed(path: &Path, policy: &str, extension: &str) -> std::path::PathBuf {
+fn suffixed(path: &Path, policy: &str, extension: &str) -> PathBuf {
     let name = format!(
         "{}.{}.{extension}",
         path.display(),

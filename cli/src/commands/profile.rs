@@ -7,24 +7,27 @@ use lazybatch_workloads::lengths::Lengths;
 
 use crate::args::ProfileArgs;
 use crate::failure::BadInput;
-use crate::models::{self, Model};
+use crate::models::{self, DeviceKind, Model};
+use crate::output;
 
 /// Runs the command.
 pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
-    models::check_device(&args.device)?;
+    if DeviceKind::parse(&args.device)? == DeviceKind::Sim {
+        let got = "sim, which takes its latencies from a profile";
+        return Err(BadInput(format!("--device: expected cpu, got {got}")).into());
+    }
+    output::check([("--out", Some(args.out.as_path()))])?;
     let model = Model::load(&args.model)?;
     let measured = measure(&model, args.threads, args.max_batch, args.segment_us)?;
     let profile = measured_profile(measured);
-    std::fs::write(&args.out, profile.to_json())
-        .map_err(|e| BadInput(format!("{}: {e}", args.out.display())))?;
+    output::write("--out", &args.out, &profile.to_json())?;
     let nodes: usize = profile.models[0].blocks.iter().map(|b| b.nodes.len()).sum();
-    println!(
+    output::line(format_args!(
         "{}: {} on {}, {nodes} segments",
         args.out.display(),
         args.model,
         profile.device
-    );
-    Ok(())
+    ))
 }
 
 /// Measures a model on the embedded device.
@@ -34,9 +37,6 @@ pub fn measure(
     max_batch: u32,
     segment_us: f64,
 ) -> anyhow::Result<Measured> {
-    if max_batch == 0 {
-        return Err(BadInput("--max-batch: expected at least 1, got 0".into()).into());
-    }
     let mut device = models::cpu(threads);
     let lengths = Lengths::load(model.entry.lengths)?;
     let pool = model.pool(64, 7)?;

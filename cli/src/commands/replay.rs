@@ -2,22 +2,30 @@
 
 use std::io::{BufRead, BufReader};
 
+use anyhow::Context;
 use lazybatch_engine::journal::{self, Header, JournalError};
 use lazybatch_engine::timeline::Timeline;
 
 use crate::args::ReplayArgs;
 use crate::failure::BadInput;
+use crate::output;
 
 /// Runs the command.
 pub fn run(args: &ReplayArgs) -> anyhow::Result<()> {
+    replay(args).with_context(|| args.journal.display().to_string())
+}
+
+fn replay(args: &ReplayArgs) -> anyhow::Result<()> {
     let open = || {
         std::fs::File::open(&args.journal)
             .map(BufReader::new)
-            .map_err(|e| BadInput(format!("{}: {e}", args.journal.display())))
+            .map_err(|e| BadInput(format!("expected a journal, got {e}")))
     };
     let replayed = if args.timeline {
         let mut first = String::new();
-        open()?.read_line(&mut first)?;
+        open()?
+            .read_line(&mut first)
+            .map_err(|e| BadInput(format!("expected text, got {e}")))?;
         let header: Header = serde_json::from_str(&first).map_err(|e| JournalError {
             line: 1,
             expected: format!("a {} header", journal::FORMAT),
@@ -25,14 +33,13 @@ pub fn run(args: &ReplayArgs) -> anyhow::Result<()> {
         })?;
         let mut timeline = Timeline::new(&header.config()?);
         let replayed = journal::replay(open()?, &mut timeline)?;
-        print!("{}", timeline.into_text());
+        output::text(timeline.into_text())?;
         replayed
     } else {
         journal::replay(open()?, &mut ())?
     };
-    println!(
+    output::line(format_args!(
         "{}: {} events, {} launches, {} requests ended; every action as recorded, no rule broken",
         replayed.policy, replayed.events, replayed.launches, replayed.finished
-    );
-    Ok(())
+    ))
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use anyhow::Context;
 use lazybatch_engine::{Engine, ModelOptions, Options};
 use lazybatch_graph::{DType, Dim, Tensor};
 use lazybatch_workloads::experiment::words;
@@ -11,6 +12,7 @@ use serde_json::Value;
 use crate::args::RunArgs;
 use crate::failure::BadInput;
 use crate::models::{self, Model};
+use crate::output;
 
 /// Runs the command.
 pub fn run(args: &RunArgs) -> anyhow::Result<()> {
@@ -26,19 +28,20 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
         .policy("greedy")
         .build()?;
     let answer = engine
-        .try_submit(model.entry.name, inputs, Options::default())?
+        .try_submit(model.entry.name, inputs, Options::default())
+        .with_context(|| args.input.clone().unwrap_or_default())?
         .wait()?;
     if model.reads_words() {
-        println!("{}", words::answer(&answer.outputs).join(" "));
+        output::line(words::answer(&answer.outputs).join(" "))?;
     } else {
         for (decl, tensor) in model.program.outputs.iter().zip(&answer.outputs) {
-            println!(
+            output::line(format_args!(
                 "{} {}{:?}: {}",
                 decl.name,
                 tensor.dtype,
                 tensor.dims,
                 excerpt(tensor)
-            );
+            ))?;
         }
     }
     eprintln!("{:.3} ms", answer.finish.since(answer.arrival).as_ms());
@@ -125,16 +128,28 @@ fn from_json(model: &Model, path: &Path) -> anyhow::Result<Vec<Tensor>> {
         let value = values
             .get(&decl.name)
             .ok_or_else(|| bad(&decl.name, "a tensor".into(), "nothing".into()))?;
-        let (mut dims, mut flat) = (Vec::new(), Vec::new());
-        flatten(value, 0, &mut dims, &mut flat)
+        let mut dims = shape(value);
+        let mut flat = Vec::new();
+        flatten(value, &dims, &mut flat)
             .map_err(|got| bad(&decl.name, "numbers in even nested lists".into(), got))?;
         if decl.ty.dims.first() != Some(&Dim::Len) && dims.len() + 1 == decl.ty.dims.len() {
             dims.insert(0, 1);
         }
         tensors.push(if decl.ty.dtype == DType::F32 {
             let data: Vec<f32> = flat.iter().map(|&x| x as f32).collect();
+            if let Some(i) = data.iter().position(|x| !x.is_finite()) {
+                let expected = "32-bit floats".into();
+                return Err(bad(&decl.name, expected, format!("{:?}", flat[i])).into());
+            }
             Tensor::from_f32(&dims, &data)
         } else {
+            let fits = |x: f64| {
+                x.fract() == 0.0 && (f64::from(i32::MIN)..=f64::from(i32::MAX)).contains(&x)
+            };
+            if let Some(&x) = flat.iter().find(|&&x| !fits(x)) {
+                let expected = "whole numbers of 32 bits".into();
+                return Err(bad(&decl.name, expected, format!("{x:?}")).into());
+            }
             let data: Vec<i32> = flat.iter().map(|&x| x as i32).collect();
             Tensor::from_i32(&dims, &data)
         });
@@ -142,28 +157,29 @@ fn from_json(model: &Model, path: &Path) -> anyhow::Result<Vec<Tensor>> {
     Ok(tensors)
 }
 
-fn flatten(
-    value: &Value,
-    depth: usize,
-    dims: &mut Vec<usize>,
-    flat: &mut Vec<f64>,
-) -> Result<(), String> {
-    match value {
-        Value::Array(items) => {
-            if dims.len() == depth {
-                dims.push(items.len());
-            }
-            if dims[depth] != items.len() {
-                return Err(format!("lists of {} and {}", dims[depth], items.len()));
-            }
-            items
-                .iter()
-                .try_for_each(|item| flatten(item, depth + 1, dims, flat))
-        }
-        Value::Number(n) if depth == dims.len() => {
+/// Lengths of the lists along the first element of each.
+fn shape(mut value: &Value) -> Vec<usize> {
+    let mut dims = Vec::new();
+    while let Value::Array(items) = value {
+        dims.push(items.len());
+        let Some(first) = items.first() else { break };
+        value = first;
+    }
+    dims
+}
+
+/// The numbers of nested lists, all of that shape; else what does not fit.
+fn flatten(value: &Value, dims: &[usize], flat: &mut Vec<f64>) -> Result<(), String> {
+    match (value, dims) {
+        (Value::Number(n), []) => {
             flat.push(n.as_f64().unwrap_or(f64::NAN));
             Ok(())
         }
-        other => Err(other.to_string()),
+        (Value::Array(items), [len, inner @ ..]) if items.len() == *len => {
+            items.iter().try_for_each(|item| flatten(item, inner, flat))
+        }
+        (Value::Array(items), [len, ..]) => Err(format!("lists of {len} and {}", items.len())),
+        (Value::Array(_), []) => Err("a list beside a number".into()),
+        (other, _) => Err(other.to_string()),
     }
 }

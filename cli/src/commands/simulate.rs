@@ -2,6 +2,7 @@
 
 use std::io::{BufWriter, Write};
 
+use anyhow::Context;
 use lazybatch_engine::driver::Observer;
 use lazybatch_engine::timeline::Timeline;
 use lazybatch_kernels::Noise;
@@ -13,10 +14,13 @@ use lazybatch_workloads::lengths::{self, Lengths};
 use lazybatch_workloads::results::{Results, RunResult};
 use lazybatch_workloads::traces;
 
-use super::{PolicyRun, create, emit, suffixed};
+use super::{PolicyRun, emit, outputs, report, suffixed};
 use crate::args::SimulateArgs;
 use crate::failure::BadInput;
-use crate::progress;
+use crate::{output, progress};
+
+/// Most arrivals that are drawn.
+const MAX_ARRIVALS: f64 = 1e8;
 
 /// Runs the command.
 pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
@@ -34,6 +38,12 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     for policy in &args.policies {
         lazybatch_engine::policy::find(policy)?;
     }
+    output::check(outputs(&args.output))?;
+    for policy in &args.policies {
+        let journal = args.journal.as_deref();
+        let file = journal.map(|path| suffixed(path, policy, "jsonl"));
+        output::check([("--journal", file.as_deref())])?;
+    }
     let arrivals = arrivals(args, &profile)?;
     let simulation = Simulation {
         profile: &profile,
@@ -49,13 +59,18 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
         },
         timing: args.output.timing,
     };
+    if let Some(path) = &args.arrivals {
+        // Arrivals that do not fit the profile are found before anything is written.
+        let fits = simulation.requests(false);
+        fits.with_context(|| path.display().to_string())?;
+    }
     let mut results = Results::new("simulate", args.seed, &profile.device);
     let mut runs = Vec::new();
     let bar = progress::bar(args.policies.len() as u64, "simulate");
     for policy in &args.policies {
         let journal = match &args.journal {
             Some(path) => {
-                let file = create(&suffixed(path, policy, "jsonl"))?;
+                let file = output::create("--journal", &suffixed(path, policy, "jsonl"))?;
                 Some(Box::new(BufWriter::new(file)) as Box<dyn Write>)
             }
             None => None,
@@ -67,7 +82,7 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
             simulation.run(policy, journal, &mut (), false)?
         };
         if args.timeline {
-            println!("{policy}\n{}", timeline.into_text());
+            output::line(format_args!("{policy}\n{}", timeline.into_text()))?;
         }
         let used: Vec<_> = profile
             .models
@@ -97,7 +112,10 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     }
     bar.finish_and_clear();
     emit(&results, &runs, &args.output)?;
-    super::compare::report(&results, &runs, &args.output, &settings(args), Vec::new())
+    match &args.output.report {
+        Some(path) => report::write(path, &results, &runs, settings(args), Vec::new()),
+        None => Ok(()),
+    }
 }
 
 fn settings(args: &SimulateArgs) -> Vec<(String, String)> {
@@ -138,10 +156,17 @@ fn arrivals(args: &SimulateArgs, profile: &Profile) -> anyhow::Result<Vec<Arriva
         Process::Poisson { rate_rps },
         Lengths::load(&spec)?,
     );
-    if !(args.duration.is_finite() && args.duration > 0.0) {
-        let got = args.duration;
-        return Err(BadInput(format!("--duration: expected seconds > 0, got {got}")).into());
+    let duration = args.duration;
+    let expected = rate_rps * duration;
+    if expected > MAX_ARRIVALS {
+        let most = format!("at most {MAX_ARRIVALS:e} arrivals (--rate x --duration)");
+        return Err(BadInput(format!("--rate: expected {most}, got {expected:e}")).into());
     }
-    let limit = Limit::Duration(Nanos::from_ms_f64(args.duration * 1e3));
-    Ok(Workload::single(stream, limit).generate(args.seed)?)
+    let limit = Limit::Duration(Nanos::from_ms_f64(duration * 1e3));
+    let arrivals = Workload::single(stream, limit).generate(args.seed)?;
+    if arrivals.is_empty() {
+        let got = format!("none at {rate_rps}/s within {duration} s");
+        return Err(BadInput(format!("--rate: expected arrivals, got {got}")).into());
+    }
+    Ok(arrivals)
 }

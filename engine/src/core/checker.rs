@@ -7,7 +7,7 @@
 //! 3. a launch whose members do not share model, block and step rules, or hold one twice;
 //! 4. an over-full launch;
 //! 5. a ticket lost, repeated or completed out of its lane's order, or a lane over its depth;
-//! 6. a request that ends twice, never, before its path is complete, or with the wrong outcome;
+//! 6. a request that ends twice, never, before its path has completed, or with the wrong outcome;
 //! 7. (for stack policies) a launch of an entry that is not the top of the table.
 
 use std::collections::VecDeque;
@@ -42,6 +42,8 @@ struct Track {
     step: u32,
     launches: u32,
     last: Option<Ticket>,
+    /// The launch that completes its path and the block of it, while in flight.
+    needs: Option<(Ticket, u32)>,
     failed: bool,
     cancelled: bool,
 }
@@ -80,6 +82,8 @@ struct Issued {
     ticket: Ticket,
     block: u32,
     members: Vec<RequestId>,
+    /// The path of a member is complete with it.
+    ends: bool,
 }
 
 /// See the module.
@@ -98,7 +102,7 @@ pub struct Checker {
 
 type Verdict = Result<(), Violation>;
 
-fn broken(rule: u32, what: String) -> Verdict {
+fn broken<T>(rule: u32, what: String) -> Result<T, Violation> {
     Err(Violation { rule, what })
 }
 
@@ -162,6 +166,7 @@ impl Checker {
             step: 0,
             launches: 0,
             last: None,
+            needs: None,
             failed: false,
             cancelled: false,
         };
@@ -230,8 +235,9 @@ impl Checker {
                 return broken(3, format!("{id} runs on two lanes"));
             }
         }
+        let mut ends = false;
         for member in &launch.members {
-            self.on_member(launch, member, num_nodes)?;
+            ends |= self.on_member(launch, member, num_nodes)?;
         }
         let depth = self.config.lane_depths[launch.lane.index()] as usize;
         let lane = &mut self.lanes[launch.lane.index()];
@@ -242,11 +248,18 @@ impl Checker {
             ticket: launch.ticket,
             block: launch.block,
             members,
+            ends,
         });
         Ok(())
     }
 
-    fn on_member(&mut self, launch: &Launch, member: &Member, num_nodes: u32) -> Verdict {
+    /// Whether the member's path is complete with this launch.
+    fn on_member(
+        &mut self,
+        launch: &Launch,
+        member: &Member,
+        num_nodes: u32,
+    ) -> Result<bool, Violation> {
         let Some(track) = self.open.get_mut(&member.request) else {
             return broken(6, format!("{} is launched but not open", member.request));
         };
@@ -264,7 +277,7 @@ impl Checker {
             if launch.padded_len.is_none() {
                 return broken(3, format!("{} idles in a packed batch", member.request));
             }
-            return Ok(());
+            return Ok(false);
         }
         track.launches += 1;
         let expected = (track.block, track.node, track.step);
@@ -292,7 +305,11 @@ impl Checker {
                 track.next_block(&self.config);
             }
         }
-        Ok(())
+        let ends = track.is_complete(&self.config);
+        if ends {
+            track.needs = Some((launch.ticket, launch.block));
+        }
+        Ok(ends)
     }
 
     /// Sees a completion before the core handles it.
@@ -318,19 +335,22 @@ impl Checker {
             );
         };
         let mut issued = self.lanes[lane].pop_front().expect("found above");
-        for id in issued.members.iter().filter(|_| failed) {
+        for id in issued.members.iter().filter(|_| failed || issued.ends) {
             if let Some(track) = self.open.get_mut(id) {
-                track.failed = true;
+                track.failed |= failed;
+                track.needs = track.needs.filter(|n| n.0 != ticket);
             }
         }
         for id in stopped {
             if !issued.members.contains(id) {
                 return broken(2, format!("{id} stops but is not a member of {ticket}"));
             }
-            if let Some(track) = self.open.get_mut(id)
-                && track.block == issued.block
-            {
-                track.next_block(&self.config);
+            if let Some(track) = self.open.get_mut(id) {
+                // Later passes of the same loop may be in flight: their results are not needed.
+                track.needs = track.needs.filter(|n| n.1 != issued.block);
+                if track.block == issued.block {
+                    track.next_block(&self.config);
+                }
             }
         }
         issued.members.clear();
@@ -358,9 +378,10 @@ impl Checker {
             return broken(6, format!("{id} ends ({outcome}) but is not open"));
         };
         self.ended += 1;
+        let complete = track.is_complete(&self.config) && track.needs.is_none();
         let right = match outcome {
-            Outcome::Met => track.is_complete(&self.config) && now <= track.deadline,
-            Outcome::Violated => track.is_complete(&self.config) && now > track.deadline,
+            Outcome::Met => complete && now <= track.deadline,
+            Outcome::Violated => complete && now > track.deadline,
             Outcome::Failed => track.failed,
             Outcome::Cancelled => track.cancelled,
             Outcome::Shed => track.launches == 0,

@@ -212,19 +212,25 @@ impl State {
             let Some(&key) = self.by_id.get(id) else {
                 continue;
             };
-            let Stage::InFlight(entry) = self.requests[key as usize].stage else {
-                continue;
-            };
-            let i = self.table.position(entry).expect("its entry exists");
-            if self.table.at(i).block != launch.block {
-                continue;
-            }
-            if self.table.at(i).padded.is_some() {
-                self.requests[key as usize].stopped = true;
-            } else {
-                let late = !self.is_complete(self.requests[key as usize].after);
-                self.counters.discarded += u64::from(late);
-                leaving.push(key);
+            let padded = launch.padded_len.is_some();
+            match self.requests[key as usize].stage {
+                Stage::InFlight(_) if padded => self.requests[key as usize].stopped = true,
+                Stage::InFlight(entry) => {
+                    let i = self.table.position(entry).expect("its entry exists");
+                    self.discard(key, Some(i), launch);
+                    if self.table.at(i).block == launch.block {
+                        leaving.push(key);
+                    }
+                }
+                Stage::Finishing if !padded => {
+                    self.discard(key, None, launch);
+                    // The pass at the bound is in flight, and not needed.
+                    let late = !self.is_complete(self.requests[key as usize].after);
+                    if late && self.first_block(key, launch.block + 1).is_none() {
+                        self.complete(now, key);
+                    }
+                }
+                _ => {}
             }
         }
         while let Some(&first) = leaving.first() {
@@ -257,6 +263,22 @@ impl State {
         }
     }
 
+    /// Counts the passes that a request was launched for behind the one that `launch` ended its
+    /// loop with; one that has begun counts. `entry` is where it stands, if it has not ended.
+    fn discard(&mut self, key: Key, entry: Option<usize>, launch: &Launch) {
+        let id = self.requests[key as usize].request.id;
+        let member = launch.members.iter().find(|m| m.request == id);
+        let needed = member.expect("who stops is a member").step + 1;
+        let begun = match entry.map(|i| self.table.at(i)) {
+            Some(e) if e.block == launch.block => {
+                self.requests[key as usize].step + u32::from(e.segment > 0)
+            }
+            // It has reached the bound of the loop meanwhile.
+            _ => self.passes(key, launch.block),
+        };
+        self.counters.discarded += u64::from(begun.saturating_sub(needed));
+    }
+
     /// Decides whether a padded batch goes on after a pass of an `UntilStop` block.
     pub(super) fn settle_padded(&mut self, now: Time, id: SubBatchId) {
         let Some(i) = self.table.position(id) else {
@@ -266,6 +288,10 @@ impl State {
         let Some(padded) = entry.padded.filter(|p| p.undecided) else {
             return;
         };
+        // Earlier segments of the pass may complete one by one.
+        if !self.is_complete(entry.after) {
+            return;
+        }
         let block = entry.block;
         let more = entry
             .members

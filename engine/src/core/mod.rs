@@ -258,12 +258,14 @@ impl Core {
         self.state.by_id.contains_key(&id)
     }
 
-    /// Whether a ticket is the oldest launch of its lane, so that it may complete.
-    pub fn is_oldest(&self, ticket: Ticket) -> bool {
+    /// The launch of a ticket that is the oldest of its lane, so that it may complete.
+    pub fn oldest(&self, ticket: Ticket) -> Option<&Launch> {
         self.state
             .lanes
             .iter()
-            .any(|l| l.flights.front().is_some_and(|f| f.launch.ticket == ticket))
+            .filter_map(|l| l.flights.front())
+            .map(|f| &f.launch)
+            .find(|l| l.ticket == ticket)
     }
 
     /// The batch table, for timelines.

@@ -94,6 +94,8 @@ pub struct State {
     spare: Vec<Launch>,
     lingering: Vec<Key>,
     doomed: u32,
+    /// Requests behind an earlier one of their sequence.
+    held: usize,
 }
 
 impl State {
@@ -138,6 +140,7 @@ impl State {
             spare: Vec::new(),
             lingering: Vec::new(),
             doomed: 0,
+            held: 0,
             config,
         }
     }
@@ -170,7 +173,8 @@ impl State {
         let sequence = request.sequence;
         let key = self.requests.insert(RequestState::new(request)) as Key;
         assert!(self.by_id.insert(id, key).is_none(), "{id} arrived twice");
-        if self.queues.iter().map(ArrivalQueue::len).sum::<usize>() >= self.config.max_queue {
+        let queued: usize = self.queues.iter().map(ArrivalQueue::len).sum();
+        if queued + self.held >= self.config.max_queue {
             // It never was part of its sequence, so it must not release the next one.
             self.requests[key as usize].request.sequence = None;
             self.finish(
@@ -184,6 +188,7 @@ impl State {
         if let Some(sequence) = sequence {
             if let Some(held) = self.sequences.get_mut(&(model, sequence)) {
                 held.push_back(key);
+                self.held += 1;
                 self.requests[key as usize].stage = Stage::Held;
                 return;
             }
@@ -212,6 +217,7 @@ impl State {
                 let sequence = state.request.sequence.expect("held behind its sequence");
                 if let Some(held) = self.sequences.get_mut(&(model, sequence)) {
                     held.retain(|&k| k != key);
+                    self.held -= 1;
                 }
                 // It never was its sequence's head, so it must not release the next one.
                 self.requests[key as usize].request.sequence = None;
@@ -340,11 +346,11 @@ impl State {
             first_launch,
             cause,
         });
-        if let Some(sequence) = sequence {
-            self.next_of_sequence(model, sequence);
-        }
         if slot.is_none() {
             self.requests.remove(key as usize);
+            if let Some(sequence) = sequence {
+                self.next_of_sequence(model, sequence);
+            }
         } else if self.is_complete(after) {
             self.release(key);
         } else {
@@ -358,6 +364,7 @@ impl State {
         };
         match held.pop_front() {
             Some(next) => {
+                self.held -= 1;
                 let id = self.requests[next as usize].request.id;
                 self.enqueue(id, model, next);
             }
@@ -390,6 +397,9 @@ impl State {
             request: state.request.id,
             slot,
         });
+        if let Some(sequence) = state.request.sequence {
+            self.next_of_sequence(state.request.model, sequence);
+        }
         self.try_evict(state.request.model);
     }
 
@@ -399,9 +409,8 @@ impl State {
                 continue;
             };
             let state = &self.requests[key as usize];
-            if let (true, Stage::InFlight(entry)) = (state.doomed, state.stage)
-                && self.is_complete(state.after)
-            {
+            // A later launch may carry it already: its slot lingers, the client need not wait.
+            if let (true, Stage::InFlight(entry)) = (state.doomed, state.stage) {
                 self.leave(entry, key);
                 self.finish(now, key, Outcome::Cancelled, None);
             }

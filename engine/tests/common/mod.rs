@@ -21,9 +21,11 @@ use lazybatch_sla::{Launch, ModelId, Nanos, Time};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+pub mod chaos;
 pub mod random;
 pub mod world;
 
+pub use chaos::*;
 pub use random::*;
 pub use world::*;
 

@@ -77,7 +77,7 @@ impl Block {
     pub fn passes(&self, input_len: u32, output_len: u32) -> u32 {
         match self.rep {
             Rep::Once => 1,
-            Rep::PerStep(stride) => (input_len + stride - 1) / stride,
+            Rep::PerStep(stride) => input_len.div_ceil(stride),
             Rep::Until(max) => output_len.min(max.unwrap_or(u32::MAX)),
         }
     }

@@ -458,6 +458,7 @@ fn recurrent() -> Problem {
         let input = b.sequence("frames", DType::F32, &[9], LONGEST);
         let last = b.output("last", DType::F32, &[18]);
         let each = b.output_sequence("each", DType::F32, &[18]);
+        let finals = ["h", "c", "gru"].map(|name| b.output(name, DType::F32, &[18]));
         let (fwd, bwd) = (
             b.sequence_state("fwd", 18, LONGEST),
             b.sequence_state("bwd", 18, LONGEST),
@@ -466,16 +467,18 @@ fn recurrent() -> Problem {
         let keep = b.vector_state("keep", DType::F32, &[18], 0.0);
         b.begin_block("forward", Repeat::PerInputStep { stride: 1 });
         let x = b.read_input("x", input);
-        let y = b.lstm("lstm", x, 18);
+        let w = b.lstm_weights("lstm", 9, 18);
+        let state = b.lstm_state("lstm", 18);
+        let y = b.lstm_cell("lstm", x, w, None, state.h, state.c);
         b.seq_write("write", fwd, At::Step, y);
         b.begin_block("backward", Repeat::PerInputStep { stride: 1 });
         let x = b.read_input_at("x.back", input, At::Reverse);
         let w = b.lstm_weights("proj", 9, 30);
-        let state = b.vector_state("proj.h", DType::F32, &[18], 0.0);
+        let back = b.vector_state("proj.h", DType::F32, &[18], 0.0);
         let cell = b.vector_state("proj.c", DType::F32, &[30], 0.0);
         let w_hh = b.seeded("proj.w_hh18", &[18, 120], 48);
         let proj = b.seeded("proj.w", &[30, 18], 30);
-        let y = b.lstm_cell("lstm.back", x, [w[0], w_hh, w[2]], Some(proj), state, cell);
+        let y = b.lstm_cell("lstm.back", x, [w[0], w_hh, w[2]], Some(proj), back, cell);
         b.seq_write("write.back", bwd, At::Reverse, y);
         b.begin_block("merge", Repeat::PerInputStep { stride: 1 });
         let f = b.seq_read("read", fwd, At::Step);
@@ -492,6 +495,11 @@ fn recurrent() -> Problem {
         b.emit("emit.each", each, all);
         let y = b.vec_read("keep.read", keep);
         b.emit("emit", last, y);
+        // What a padded batch must not change behind the end of a sequence.
+        for (i, state) in [state.h, state.c, h].into_iter().enumerate() {
+            let y = b.vec_read(&format!("state{i}.read"), state);
+            b.emit(&format!("state{i}.emit"), finals[i], y);
+        }
         b.finish().expect("a valid problem")
     })
 }

@@ -64,7 +64,7 @@ pub fn split<F: Fn(std::ops::Range<usize>) + Sync>(
         f(0..num);
         return;
     }
-    let tasks = (2 * pool.threads()).min(num);
+    let tasks = (4 * pool.threads()).min(num);
     pool.run(tasks, |t| f(num * t / tasks..num * (t + 1) / tasks));
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A [`Level`] is proof that the processor has the instructions it names, so that kernels compiled
 //! for them may be called. Row-wise kernels are written once over sixteen lanes and compiled for
-//! every level by [`simd!`]; they use exactly rounded operations only (fused multiply-add, add,
+//! every level by `simd!`; they use exactly rounded operations only (fused multiply-add, add,
 //! multiply, divide, square root), so their bits do not depend on the level either.
 
 use std::sync::OnceLock;

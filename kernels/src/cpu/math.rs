@@ -250,11 +250,18 @@ pub fn dot_lanes(a: &[f32], b: &[f32]) -> f32 {
             acc[i] = x[i].mul_add(y[i], acc[i]);
         }
     }
-    if !at.is_empty() {
-        let (x, y) = (load_tail(at, 0.0), load_tail(bt, 0.0));
-        for i in 0..LANES {
+    // Lanes behind the end keep their sums; eight at once, for heads of 8 or 24 features.
+    let (a8, at) = at.as_chunks::<8>();
+    let (b8, bt) = bt.as_chunks::<8>();
+    let mut first = 0;
+    for (x, y) in a8.iter().zip(b8) {
+        for i in 0..8 {
             acc[i] = x[i].mul_add(y[i], acc[i]);
         }
+        first = 8;
+    }
+    for (i, (x, y)) in at.iter().zip(bt).enumerate() {
+        acc[first + i] = x.mul_add(*y, acc[first + i]);
     }
     sum(&acc)
 }

@@ -27,7 +27,7 @@ impl Default for CpuOptions {
     fn default() -> Self {
         Self {
             threads: std::thread::available_parallelism().map_or(1, usize::from),
-            parallel_flops: 400_000,
+            parallel_flops: 200_000,
             level: Level::detect(),
             max_open: 256,
             state_bytes: 2 << 30,

@@ -126,7 +126,7 @@ fn now() -> Instant {
 }
 
 fn device_error(e: lazybatch_kernels::Error) -> Error {
-    Error::parameter("device", "a model that it can run", e.to_string())
+    Error::run("device", e)
 }
 
 /// Samples per block and segment: `(members, rows, nanoseconds)`.

@@ -28,6 +28,8 @@ pub struct Call {
     pub at: Time,
     /// Which item of the pool.
     pub item: usize,
+    /// Its own SLA target; that of the run if `None`.
+    pub sla: Option<Nanos>,
 }
 
 /// What all policies of an experiment share.
@@ -138,7 +140,7 @@ impl Serving<'_> {
     /// An unknown policy, a model that the device refuses, inputs that do not fit, or a rule that
     /// the checker finds broken.
     pub fn run(&self, policy: &str, calls: &[Call]) -> Result<Served> {
-        let bad = |e: &dyn std::fmt::Display| Error::parameter("engine", "a run", e.to_string());
+        let bad = |e: &dyn std::fmt::Display| Error::run("engine", e);
         let device = (self.device)()?;
         let lanes = device.info().num_lanes;
         let builder = Engine::builder()
@@ -161,7 +163,7 @@ impl Serving<'_> {
             let at = Time(start.0 + call.at.0);
             wait_until(&engine, at);
             let options = Options {
-                sla: Some(self.sla),
+                sla: Some(call.sla.unwrap_or(self.sla)),
                 arrival: Some(at),
                 known_output_len: self.output_lens.map(|lens| lens[call.item]),
                 ..Options::default()
@@ -290,6 +292,7 @@ impl Serving<'_> {
             .map(|item| Call {
                 at: Time::ZERO,
                 item,
+                sla: None,
             })
             .collect();
         let patient = Serving {

@@ -180,13 +180,9 @@ impl Simulation<'_> {
                 &mut timer,
             ),
         };
-        judge.finish().map_err(|v| {
-            Error::parameter(
-                format!("simulation of {policy}"),
-                "a run without broken rules",
-                v.to_string(),
-            )
-        })?;
+        judge
+            .finish()
+            .map_err(|v| Error::run(format!("simulation of {policy}"), v))?;
         if let Some(writer) = journal {
             writer.finish().map_err(|e| Error::io("journal", e))?;
         }

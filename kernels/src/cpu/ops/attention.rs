@@ -5,7 +5,8 @@
 
 use std::cell::RefCell;
 
-use lazybatch_graph::{Heads, StateId};
+use lazybatch_graph::{Dim, Heads, StateId};
+use smallvec::SmallVec;
 
 use super::rowwise::softmax_row;
 use crate::cpu::buffers::{Aligned, Buf};
@@ -222,7 +223,7 @@ pub fn state_attention(
     let mut out = v.alloc(env, 0);
     let (q, level, dim) = (v.arg(0), env.level, heads.dim);
     let lead = v.ty(0).lead();
-    let rows: Vec<(usize, &Mem)> = rows_of(v, lead);
+    let rows = rows_of(v, lead);
     let (slots, states) = (&*env.slots, &*env.states);
     let flops: usize = rows
         .iter()
@@ -319,7 +320,8 @@ pub fn additive_attention(
     out
 }
 
-fn rows_of<'a>(v: NodeView<'a>, lead: Option<lazybatch_graph::Dim>) -> Vec<(usize, &'a Mem)> {
+/// Rows with their members.
+fn rows_of<'a>(v: NodeView<'a>, lead: Option<Dim>) -> SmallVec<[(usize, &'a Mem); 32]> {
     v.spans(lead)
         .flat_map(|(m, start, num)| (start..start + num).map(move |r| (r, m)))
         .collect()

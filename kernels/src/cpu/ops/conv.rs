@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use lazybatch_graph::{Act, Pool, Window};
 
 use crate::cpu::buffers::{Aligned, Buf};
-use crate::cpu::exec::{Env, NodeView};
+use crate::cpu::exec::{Env, NodeView, split};
 use crate::cpu::gemm::{AView, BView, Epilogue, KC, NR, PackedA, gemm_range};
 use crate::cpu::level::{Level, simd};
 use crate::cpu::math;
@@ -139,7 +139,7 @@ pub fn conv2d(
     let level = env.level;
     let shards = Shards::new(&mut out);
     let task = |task: usize| {
-        let (item, split) = (task / splits, task % splits);
+        let (item, part) = (task / splits, task % splits);
         let (chunk, group, sample) = (
             item % chunks,
             item / chunks % groups,
@@ -156,7 +156,7 @@ pub fn conv2d(
             act_last: true,
             ..Epilogue::default()
         };
-        let part = rows * split / splits..rows * (split + 1) / splits;
+        let part = rows * part / splits..rows * (part + 1) / splits;
         // SAFETY: tasks own disjoint (sample, channel range, column range) parts of the output.
         unsafe {
             chunk_product(
@@ -172,11 +172,9 @@ pub fn conv2d(
             );
         }
     };
-    if parallel {
-        env.pool.run(items * splits, task);
-    } else {
-        (0..items * splits).for_each(task);
-    }
+    split(env.pool, parallel, items * splits, |range| {
+        range.for_each(&task)
+    });
     out
 }
 

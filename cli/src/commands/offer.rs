@@ -1,0 +1,174 @@
+//! What `compare` offers to every policy: items, when each is called, and at which rate.
+
+use std::path::Path;
+
+use lazybatch_sla::{Nanos, Profile, Time};
+use lazybatch_workloads::arrivals::{
+    Arrival, Limit, Process, Stream, Workload, mean_rate, transform,
+};
+use lazybatch_workloads::experiment::inputs::{self, Item};
+use lazybatch_workloads::experiment::{Call, Simulation};
+use lazybatch_workloads::lengths::Lengths;
+use lazybatch_workloads::traces;
+
+use crate::args::CompareArgs;
+use crate::failure::BadInput;
+use crate::models::Model;
+
+/// Share of the measured capacity that is the default rate.
+const DEFAULT_LOAD: f64 = 0.6;
+/// Most arrivals of one run.
+const MAX_ARRIVALS: f64 = 1e7;
+
+/// Reads a trace and checks that this model can serve it.
+///
+/// # Errors
+/// A file that is no trace, or arrivals of another model or of several samples.
+pub fn read_trace(path: &Path, model: &Model) -> anyhow::Result<Vec<Arrival>> {
+    let name = model.entry.name;
+    let options = traces::Options {
+        model: Some(name.into()),
+        ..Default::default()
+    };
+    let arrivals = traces::read(path, &options)?;
+    let bad = |i: usize, what: &str, expected: &str, got: &str| {
+        let path = path.display();
+        BadInput(format!(
+            "{path}: arrival {i} ({what}): expected {expected}, got {got}"
+        ))
+    };
+    for (i, arrival) in arrivals.iter().enumerate() {
+        if *arrival.model != *name {
+            return Err(bad(i, "model", name, &arrival.model).into());
+        }
+        if arrival.samples != 1 {
+            return Err(bad(i, "samples", "1", &arrival.samples.to_string()).into());
+        }
+    }
+    Ok(arrivals)
+}
+
+/// Arrivals as calls on the pool, and their rate. `trace` are those of a file.
+///
+/// # Errors
+/// A rate that gives no arrivals or far too many.
+pub fn calls(
+    args: &CompareArgs,
+    trace: Option<Vec<Arrival>>,
+    pool: &[Item],
+    capacity: f64,
+) -> anyhow::Result<(Vec<Call>, f64)> {
+    let limit = Nanos::from_ms_f64(args.duration * 1e3);
+    if let (Some(mut arrivals), Some(path)) = (trace, &args.trace) {
+        let rate = args.trace_rate.unwrap_or(DEFAULT_LOAD * capacity);
+        transform::scale_to_rate(&mut arrivals, rate)?;
+        let arrivals = transform::window(&arrivals, Time::ZERO, limit);
+        if arrivals.is_empty() {
+            let path = path.display();
+            return Err(BadInput(format!("{path}: expected arrivals, got none")).into());
+        }
+        let nearest = |a: &Arrival| {
+            let distance = |i: &usize| pool[*i].input_len.abs_diff(a.input_len);
+            (0..pool.len())
+                .min_by_key(distance)
+                .expect("the pool holds items")
+        };
+        // A burst or a lull at the start of a trace is not its mean.
+        let offered = mean_rate(&arrivals).unwrap_or(rate);
+        let call = |a: &Arrival| Call {
+            at: a.at,
+            item: nearest(a),
+            sla: a.sla,
+        };
+        return Ok((arrivals.iter().map(call).collect(), offered));
+    }
+    let rate = args.rate.unwrap_or(DEFAULT_LOAD * capacity);
+    if rate * args.duration > MAX_ARRIVALS {
+        let most = format!("at most {MAX_ARRIVALS:e} arrivals (--rate x --duration)");
+        let got = rate * args.duration;
+        return Err(BadInput(format!("--rate: expected {most}, got {got:e}")).into());
+    }
+    let process = Process::Poisson { rate_rps: rate };
+    let stream = Stream::new(args.model.as_str(), process, Lengths::fixed(1, 1));
+    let arrivals = Workload::single(stream, Limit::Duration(limit)).generate(args.seed)?;
+    if arrivals.is_empty() {
+        let got = format!("none at {rate}/s within {} s", args.duration);
+        return Err(BadInput(format!("--rate: expected arrivals, got {got}")).into());
+    }
+    // Items in seeded order, so that neighbours differ.
+    let call = |(i, a): (usize, &Arrival)| Call {
+        at: a.at,
+        item: (i * 7919 + 13) % pool.len(),
+        sla: None,
+    };
+    Ok((arrivals.iter().enumerate().map(call).collect(), rate))
+}
+
+/// The calls as an arrivals file has them.
+pub fn arrivals_of(model: &Model, pool: &[Item], steps: &[u32], calls: &[Call]) -> Vec<Arrival> {
+    let arrival = |c: &Call| Arrival {
+        sla: c.sla,
+        ..Arrival::new(
+            c.at,
+            model.entry.name,
+            pool[c.item].input_len,
+            steps[c.item],
+        )
+    };
+    calls.iter().map(arrival).collect()
+}
+
+/// Items for a device that computes nothing, with output lengths drawn together with theirs.
+///
+/// # Errors
+/// None for the models of the zoo.
+pub fn simulated_pool(
+    model: &Model,
+    num: usize,
+    seed: u64,
+) -> anyhow::Result<(Vec<Item>, Vec<u32>)> {
+    let lengths = Lengths::load(model.entry.lengths)?;
+    let process = Process::Constant { rate_rps: 1.0 };
+    let stream = Stream::new(model.entry.name, process, lengths);
+    let drawn = Workload::single(stream, Limit::Requests(num)).generate(seed)?;
+    let item = |a: &Arrival| {
+        let fixed = Lengths::fixed(a.input_len, a.output_len);
+        let mut items = inputs::synthetic(&model.program, &fixed, 1, seed);
+        items.remove(0)
+    };
+    let bound = model.entry.max_output_len.unwrap_or(u32::MAX);
+    let steps = drawn.iter().map(|a| a.output_len.min(bound)).collect();
+    Ok((drawn.iter().map(item).collect(), steps))
+}
+
+/// Requests per second at which `greedy` drains the pool, in virtual time.
+///
+/// # Errors
+/// As [`Simulation::run`].
+pub fn simulated_capacity(
+    profile: &Profile,
+    model: &Model,
+    pool: &[Item],
+    steps: &[u32],
+) -> anyhow::Result<f64> {
+    let calls: Vec<Call> = (0..pool.len())
+        .map(|item| Call {
+            at: Time::ZERO,
+            item,
+            sla: None,
+        })
+        .collect();
+    let simulation = Simulation {
+        profile,
+        arrivals: &arrivals_of(model, pool, steps, &calls),
+        sla: None,
+        segment: 1,
+        decide: Nanos::ZERO,
+        max_queue: usize::MAX,
+        noise: Default::default(),
+        timing: false,
+    };
+    let done = simulation.run("greedy", None, &mut (), false)?;
+    let last = done.requests.iter().map(|r| r.finish.0).max().unwrap_or(0);
+    Ok(pool.len() as f64 * 1e9 / last.max(1) as f64)
+}

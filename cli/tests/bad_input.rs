@@ -1,0 +1,289 @@
+//! Bad input ends with status 2 and one message that says what, where, what was expected and what
+//! came; nothing panics.
+
+mod common;
+
+use common::{ARRIVALS, PROFILE, Place};
+
+#[test]
+fn usage_errors_end_with_status_2() {
+    let place = Place::with_example();
+    place.refuse("simulate", &["--profile"]);
+    place.refuse("simulate --profile p.json", &["--rate"]);
+    place.refuse(
+        "simulate --profile p.json --rate 5 --no-such",
+        &["--no-such"],
+    );
+    place.refuse(
+        "simulate --profile p.json --arrivals a.csv --rate 5",
+        &["cannot be used with"],
+    );
+    place.refuse(
+        "simulate --profile p.json --rate 5 --segment 0",
+        &["--segment", "'0'"],
+    );
+    place.refuse(
+        "simulate --profile p.json --rate 5 --seed -1",
+        &["--seed", "'-1'"],
+    );
+    place.refuse("compare --rate 5 --trace a.csv", &["cannot be used with"]);
+    place.refuse("profile --model cnn-tiny", &["--out"]);
+    place.refuse("nonsense", &["nonsense"]);
+    assert_eq!(place.run("").status, Some(2));
+    for help in [
+        "", "compare", "simulate", "profile", "run", "inspect", "replay",
+    ] {
+        assert!(
+            place
+                .succeed(&format!("{help} --help"))
+                .out
+                .contains("Usage:"),
+            "{help}"
+        );
+    }
+}
+
+#[test]
+fn numbers_out_of_range_name_option_and_value() {
+    let place = Place::with_example();
+    let rated = "simulate --profile p.json --policies greedy";
+    for (option, values) in [
+        ("--rate", &["0", "-5", "NaN", "inf", "many"][..]),
+        ("--duration", &["0", "-1", "NaN"]),
+        ("--sla-ms", &["0", "-100", "NaN"]),
+        ("--decide-us", &["-1", "NaN"]),
+        ("--jitter", &["1", "-0.5", "NaN"]),
+    ] {
+        for value in values {
+            let rate = if option == "--rate" { "" } else { "--rate 100" };
+            let parts = [option, "expected", &format!("got {value}")];
+            place.refuse(&format!("{rated} {rate} {option} {value}"), &parts);
+        }
+    }
+    for (option, values) in [
+        ("--max-batch", &["0", "-1", "many"][..]),
+        ("--threads", &["0", "x"]),
+        ("--rate", &["0", "NaN"]),
+        ("--duration", &["0"]),
+        ("--drain", &["0"]),
+        ("--sla-ms", &["0"]),
+    ] {
+        for value in values {
+            place.refuse(&format!("compare {option} {value}"), &[option, value]);
+        }
+    }
+    place.refuse(
+        "profile --model cnn-tiny --out x --max-batch 0",
+        &["--max-batch", "got 0"],
+    );
+    place.refuse(
+        &format!("{rated} --rate 0.001 --duration 1"),
+        &["--rate: expected arrivals, got none at 0.001/s within 1 s"],
+    );
+    place.refuse(
+        &format!("{rated} --rate 1e9 --duration 1e9"),
+        &["--rate: expected at most"],
+    );
+}
+
+#[test]
+fn unknown_names_come_with_the_known_ones() {
+    let place = Place::with_example();
+    for policy in [
+        "fifo",
+        "graph",
+        "graph:",
+        "graph:x",
+        "graph:-1",
+        "graph:NaN",
+        "greedy:3",
+        ",",
+    ] {
+        let parts = ["policy \"", "expected one of serial, graph:W, greedy, lazy"];
+        place.refuse(
+            &format!("simulate --profile p.json --rate 5 --policies {policy}"),
+            &parts,
+        );
+        place.refuse(&format!("compare --policies lazy,{policy}"), &parts);
+    }
+    for command in ["compare", "run", "inspect", "profile --out x"] {
+        let parts = ["--model: expected one of ", "phonemes", "got resnet51"];
+        place.refuse(&format!("{command} --model resnet51"), &parts);
+    }
+    place.refuse(
+        "simulate --profile p.json --rate 5 --model other",
+        &["--model: expected one of toy, got other"],
+    );
+    for name in ["cuda", "cuda:1"] {
+        let part = format!("expected cpu or sim, got {name}: this build has no CUDA device");
+        place.refuse(&format!("compare --device {name}"), &["--device", &part]);
+        place.refuse(
+            &format!("profile --model cnn-tiny --out x --device {name}"),
+            &[&part],
+        );
+    }
+    place.refuse(
+        "compare --device tpu",
+        &["--device: expected cpu or sim, got tpu"],
+    );
+    place.refuse(
+        "compare --device sim",
+        &["--profile: expected a latency profile for --device sim"],
+    );
+    place.refuse(
+        "profile --model cnn-tiny --out x --device sim",
+        &["--device: expected cpu, got sim"],
+    );
+    for lengths in ["translation", "fixed:1", "fixed:1:x", "fixed:-1:1"] {
+        let parts = ["lengths: expected ", "fixed:IN:OUT", lengths];
+        place.refuse(
+            &format!("simulate --profile p.json --rate 5 --lengths {lengths}"),
+            &parts,
+        );
+    }
+}
+
+#[test]
+fn inputs_of_one_request_are_checked() {
+    let place = Place::new();
+    place.refuse("run", &["--input: expected a word, got nothing"]);
+    for word in [
+        "",
+        "w0rd",
+        "two words",
+        "naïve",
+        "abcdefghijklmnopqrstuvwxy",
+    ] {
+        let got = format!("got {word:?}");
+        let parts = [
+            "--input: expected a word of 1 to 24 letters a-z",
+            got.as_str(),
+        ];
+        place.refuse_args(&["run", "--input", word], &parts);
+    }
+    let long = format!("{{\"source\": {:?}}}", vec![1; 41]);
+    for (text, part) in [
+        (
+            "{\"source\": [1, [2]]}",
+            "source: expected numbers in even nested lists, got a list beside a number",
+        ),
+        (
+            "{\"source\": [[1], [2, 3]]}",
+            "source: expected numbers in even nested lists, got lists of 1 and 2",
+        ),
+        (
+            "{\"source\": [1, \"a\"]}",
+            "source: expected numbers in even nested lists, got \"a\"",
+        ),
+        (
+            "{\"source\": [[1, 2]]}",
+            "input source: expected shape [len], got shape [1, 2]",
+        ),
+        (
+            "{\"source\": 5}",
+            "input source: expected shape [len], got shape []",
+        ),
+        ("{\"source\": []}", "input source: expected at least 1"),
+        (
+            "{\"source\": [1.5]}",
+            "source: expected whole numbers of 32 bits, got 1.5",
+        ),
+        (
+            "{\"source\": [3000000000]}",
+            "source: expected whole numbers of 32 bits, got 3000000000.0",
+        ),
+        (
+            "{\"source\": [50]}",
+            "input source: expected ids in 0..50, got id 50",
+        ),
+        (
+            "{\"source\": [-1]}",
+            "input source: expected ids in 0..50, got id -1",
+        ),
+        (
+            &long,
+            "input source: expected a length of at most 40, got length 41",
+        ),
+        (
+            "{\"sauce\": [1]}",
+            "input: expected one of source, got sauce",
+        ),
+        ("{}", "source: expected a tensor, got nothing"),
+        (
+            "[1, 2]",
+            "file: expected an object of tensors by input name",
+        ),
+        (
+            "{\"source\": [1",
+            "file: expected an object of tensors by input name, got EOF",
+        ),
+    ] {
+        place.write("in.json", text);
+        place.refuse(
+            "run --model transformer-tiny --input in.json",
+            &["in.json: ", part],
+        );
+    }
+    place.refuse(
+        "run --model transformer-tiny --input none.json",
+        &["none.json: file: ", "No such file"],
+    );
+    place.write("in.json", "{\"image\": [[[1]]]}");
+    let parts = ["input image: expected shape [samples, 3, 16, 16], got shape [1, 1, 1]"];
+    place.refuse("run --model cnn-tiny --input in.json", &parts);
+    place.write("in.json", "{\"image\": [1e300]}");
+    place.refuse(
+        "run --model cnn-tiny --input in.json",
+        &["image: expected 32-bit floats, got 1e300"],
+    );
+    place.write("in.json", "{\"source\": [3, 4, 5]}");
+    assert!(
+        place
+            .succeed("run --model transformer-tiny --input in.json")
+            .out
+            .starts_with("tokens i32[")
+    );
+    assert_eq!(
+        place.succeed("run --input Hello").out,
+        place.succeed("run --input hello").out
+    );
+}
+
+#[test]
+fn extreme_but_legal_numbers_do_not_overflow() {
+    let place = Place::with_example();
+    let all = "--policies serial,graph:1e300,greedy,lazy,oracle";
+    let long = "arrival_us,model,input_len,output_len,sla_us\n0,toy,4294967295,2,18446744073709551.615\n\
+                1,toy,4294967295,2,0\n18446744073709551.615,toy,1,1,\n";
+    place.write("a.csv", long);
+    place.succeed(&format!("simulate --profile p.json --arrivals a.csv {all}"));
+    place.write(
+        "p.json",
+        PROFILE.replace("[1536, 310.0]", "[25, 999999999999]"),
+    );
+    place.succeed(&format!("simulate --profile p.json --arrivals a.csv {all}"));
+    place.write(
+        "p.json",
+        PROFILE.replace("\"output_len_p90\": 35", "\"output_len_p90\": 4294967295"),
+    );
+    place.write("a.csv", ARRIVALS);
+    place.succeed(&format!(
+        "simulate --profile p.json --arrivals a.csv --sla-ms 1e9 --decide-us 1e9 {all}"
+    ));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    use std::process::{Command, Stdio};
+    let mut child = Command::new(env!("CARGO_BIN_EXE_lazybatch"))
+        .args(["inspect", "--model", "transformer-tiny"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let done = child.wait_with_output().unwrap();
+    let err = String::from_utf8(done.stderr).unwrap();
+    assert_eq!((done.status.code(), err.as_str()), (Some(0), ""));
+}

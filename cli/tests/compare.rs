@@ -1,0 +1,222 @@
+//! `compare`, `profile` and `run` on real and simulated devices.
+
+mod common;
+
+use common::{Place, check_run, requests, shared_traces};
+
+/// Runs `compare` and returns its standard output.
+fn compare(place: &Place, options: &str) -> String {
+    place
+        .succeed(&format!("compare --report c.html {options}"))
+        .out
+}
+
+#[test]
+fn the_main_job_writes_everything_and_feeds_the_simulator() {
+    let place = Place::new();
+    let out = compare(
+        &place,
+        "--duration 0.3 --policies greedy,lazy --json c.json --requests-csv c.csv \
+         --arrivals-out a.csv --profile-out p.json --trace-out t",
+    );
+    for policy in ["greedy", "lazy"] {
+        let line = out
+            .lines()
+            .find(|l| l.starts_with(&format!("{policy}: ")))
+            .unwrap();
+        let mut words = line.split(' ').skip(1);
+        let (identical, of, all) = (words.next(), words.next(), words.next());
+        assert_eq!((identical, of), (all, Some("of")), "{line}");
+        assert!(
+            line.contains("answers bit-identical to those alone"),
+            "{line}"
+        );
+        assert!(
+            place
+                .read(&format!("t.{policy}.json"))
+                .contains("traceEvents")
+        );
+    }
+    let (results, rows) = (place.json("c.json"), requests(&place.read("c.csv")));
+    assert_eq!(results["format"], "lazybatch-results/1");
+    assert_eq!(results["command"], "compare");
+    assert_eq!(results["device"], place.json("p.json")["device"]);
+    let runs = results["runs"].as_array().unwrap();
+    let n = rows.len() / 2;
+    for (i, run) in runs.iter().enumerate() {
+        check_run(run, &rows[i * n..(i + 1) * n]);
+        assert_eq!(run["sla_ms"], 100.0);
+        assert!(run["rate_rps"].as_f64().unwrap() > 0.0);
+    }
+    assert!(
+        rows.iter()
+            .all(|r| r.arrival < 300_000_000 && r.model == "phonemes")
+    );
+    let page = place.read("c.html");
+    assert!(page.contains("bit-identical") && page.contains("<svg"));
+    assert!(!page.contains("http://") && !page.contains("https://"));
+
+    place.succeed(
+        "simulate --profile p.json --arrivals a.csv --policies greedy,lazy --requests-csv s.csv",
+    );
+    let simulated = requests(&place.read("s.csv"));
+    let arrivals = |rows: &[common::Row]| rows.iter().map(|r| r.arrival).collect::<Vec<_>>();
+    assert_eq!(
+        arrivals(&simulated),
+        arrivals(&rows),
+        "both serve the same arrivals"
+    );
+
+    // The same profile schedules a simulated device in real time.
+    let out = compare(
+        &place,
+        "--device sim --profile p.json --duration 0.2 --policies lazy,oracle --json s.json --requests-csv s.csv",
+    );
+    assert!(
+        out.contains("a simulated device computes no answers"),
+        "{out}"
+    );
+    let (results, rows) = (place.json("s.json"), requests(&place.read("s.csv")));
+    check_run(&results["runs"][0], &rows[..rows.len() / 2]);
+    assert!(
+        rows.iter()
+            .all(|r| r.outcome == "met" || r.outcome == "violated")
+    );
+}
+
+#[test]
+fn rate_target_and_batch_are_as_asked() {
+    let place = Place::new();
+    let tiny =
+        "--model transformer-tiny --duration 0.2 --rate 100 --policies serial,greedy --json c.json";
+    let out = compare(
+        &place,
+        &format!("{tiny} --max-batch 3 --sla-ms 0.001 --seed 5 --profile-out p.json --timing"),
+    );
+    assert!(
+        out.contains("load 100 requests/s") && out.contains("max batch 3"),
+        "{out}"
+    );
+    let results = place.json("c.json");
+    assert_eq!(results["seed"], 5);
+    for run in results["runs"].as_array().unwrap() {
+        assert_eq!(
+            (&run["rate_rps"], &run["sla_ms"]),
+            (&100.0.into(), &0.001.into())
+        );
+        assert_eq!(run["violation_rate"], 1.0);
+        assert!(run["decision_us_p50"].is_number());
+    }
+    assert_eq!(place.json("p.json")["models"][0]["max_batch"], 3);
+    // Target and batch of a given profile count unless others are asked for.
+    place.write(
+        "p.json",
+        place
+            .read("p.json")
+            .replace("\"sla_ms\": 100.0", "\"sla_ms\": 70.0"),
+    );
+    let out = compare(&place, &format!("{tiny} --profile p.json"));
+    assert!(
+        out.contains("SLA 70 ms") && out.contains("max batch 3"),
+        "{out}"
+    );
+    assert_eq!(place.json("c.json")["runs"][0]["sla_ms"], 70.0);
+    place.refuse(
+        "compare --model transformer-tiny --profile p.json --rate 0.01 --duration 0.01",
+        &["--rate: expected arrivals, got none"],
+    );
+}
+
+#[test]
+fn what_the_drain_leaves_open_counts_as_shed() {
+    let place = Place::new();
+    compare(
+        &place,
+        "--model transformer-tiny --max-batch 2 --duration 0.2 --rate 20000 --drain 0.01 --policies serial --json c.json --requests-csv c.csv",
+    );
+    let (results, rows) = (place.json("c.json"), requests(&place.read("c.csv")));
+    let run = &results["runs"][0];
+    check_run(run, &rows);
+    assert!(run["shed"].as_u64().unwrap() > 0, "{run}");
+    assert!(run["violation_rate"].as_f64().unwrap() > 0.0, "{run}");
+}
+
+#[test]
+fn the_projects_own_arrivals_are_served_at_the_rate_asked_for() {
+    let place = Place::new();
+    let mut text = String::from("arrival_us,model,input_len,output_len,sla_us\n");
+    for i in 0..40 {
+        let sla = if i % 2 == 0 { "0.001" } else { "" };
+        text += &format!("{}.5,transformer-tiny,7,3,{sla}\n", i * 1000);
+    }
+    place.write("a.csv", text);
+    let run = "--model transformer-tiny --max-batch 4 --sla-ms 60000 --trace a.csv --trace-rate 200 \
+               --duration 10 --policies greedy";
+    compare(&place, &format!("{run} --json c.json --requests-csv c.csv"));
+    let rows = requests(&place.read("c.csv"));
+    let rate = place.json("c.json")["runs"][0]["rate_rps"]
+        .as_f64()
+        .unwrap();
+    assert!((rate - 200.0).abs() < 1e-3, "{rate}");
+    assert_eq!(rows.len(), 40);
+    assert!(
+        rows.iter()
+            .enumerate()
+            .all(|(i, r)| r.arrival == i as u64 * 5_000_000)
+    );
+    for row in rows {
+        assert_eq!(
+            row.outcome,
+            if row.id % 2 == 0 { "violated" } else { "met" }
+        );
+    }
+}
+
+#[test]
+fn public_traces_are_served() {
+    let Some(folder) = shared_traces() else {
+        return;
+    };
+    let place = Place::new();
+    for file in [
+        "azure-llm-2023/AzureLLMInferenceTrace_code.csv",
+        "mooncake-fast25/synthetic_trace.jsonl.gz",
+    ] {
+        let path = folder.join(file);
+        let arguments = format!(
+            "--model transformer-tiny --max-batch 2 --trace-rate 300 --duration 0.2 --policies lazy \
+             --requests-csv c.csv --trace {}",
+            path.display()
+        );
+        let out = compare(&place, &arguments);
+        assert!(out.contains("answers bit-identical"), "{out}");
+        assert!(!requests(&place.read("c.csv")).is_empty());
+    }
+}
+
+#[test]
+fn a_measured_profile_is_one_that_simulate_takes() {
+    let place = Place::new();
+    let done = place.succeed("profile --model cnn-tiny --max-batch 4 --segment-us 0 --out p.json");
+    assert!(
+        done.out.starts_with("p.json: cnn-tiny on cpu"),
+        "{}",
+        done.out
+    );
+    let profile = place.json("p.json");
+    assert_eq!(profile["format"], "lazybatch-profile/1");
+    assert_eq!(profile["models"][0]["max_batch"], 4);
+    place.succeed("simulate --profile p.json --rate 100 --duration 0.5");
+    let inspected = place.succeed("inspect --model cnn-tiny").out;
+    assert!(
+        inspected.starts_with("program cnn-tiny: 11 nodes"),
+        "{inspected}"
+    );
+}
+
+#[test]
+fn one_word_is_spelled_out() {
+    let place = Place::new();
+    let out = place.succeed("run --input batching").out;
+    assert_eq!(out, "B AE CH IH NG\n");
+}

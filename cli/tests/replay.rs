@@ -1,0 +1,189 @@
+//! `replay`: a journal passes as it was written, and a changed one is refused with its line.
+
+mod common;
+
+use common::Place;
+
+fn journal(policy: &str) -> (Place, Vec<String>) {
+    let place = Place::with_example();
+    place.succeed(&format!(
+        "simulate --profile p.json --arrivals a.csv --policies {policy} --journal j"
+    ));
+    let file = format!("j.{}.jsonl", policy.replace(':', "-"));
+    let lines = place.read(&file).lines().map(String::from).collect();
+    (place, lines)
+}
+
+fn replay(place: &Place, lines: &[String]) -> common::Done {
+    place.write("t.jsonl", lines.join("\n") + "\n");
+    place.run("replay t.jsonl")
+}
+
+#[test]
+fn what_was_written_replays() {
+    for policy in [
+        "serial",
+        "graph:0.01",
+        "greedy",
+        "lazy",
+        "lazy:late-admits",
+        "oracle",
+    ] {
+        let (place, lines) = journal(policy);
+        let done = replay(&place, &lines);
+        assert_eq!(done.status, Some(0), "{policy}: {}", done.err);
+        assert!(done.out.starts_with(&format!("{policy}: ")), "{}", done.out);
+        assert!(done.out.contains("4 requests ended"), "{}", done.out);
+    }
+    let (place, _) = journal("lazy");
+    let done = place.succeed("replay j.lazy.jsonl --timeline");
+    assert!(done.out.lines().count() > 5, "{}", done.out);
+}
+
+#[test]
+fn a_changed_member_is_named_with_its_line() {
+    let (place, mut lines) = journal("lazy");
+    let at = lines
+        .iter()
+        .position(|l| l.contains("[2,2,0,false]"))
+        .unwrap();
+    lines[at] = lines[at].replace("[2,2,0,false]", "[3,2,0,false]");
+    let done = replay(&place, &lines);
+    assert_eq!(done.status, Some(2));
+    let head = format!(
+        "lazybatch: t.jsonl: journal line {}: expected {{\"launch\"",
+        at + 1
+    );
+    assert!(done.err.starts_with(&head), "{}", done.err);
+    assert!(done.err.contains("[2,2,0,false]") && done.err.contains("[3,2,0,false]"));
+}
+
+#[test]
+fn swapped_lines_are_refused() {
+    for policy in ["greedy", "lazy"] {
+        let (place, lines) = journal(policy);
+        // Two arrivals at one instant are as good in the other order.
+        let tied = |i: usize| {
+            lines[i..i + 2]
+                .iter()
+                .all(|l| l.contains("{\"at\":5500,\"event\":{\"arrive\""))
+        };
+        for i in (1..lines.len() - 1).filter(|&i| !tied(i)) {
+            let mut swapped = lines.clone();
+            swapped.swap(i, i + 1);
+            let done = replay(&place, &swapped);
+            assert_eq!(
+                done.status,
+                Some(2),
+                "{policy}, line {}: {}",
+                i + 1,
+                done.out
+            );
+            assert!(done.err.contains("journal line "), "{}", done.err);
+        }
+    }
+}
+
+#[test]
+fn missing_and_repeated_lines_are_refused() {
+    for policy in ["greedy", "lazy"] {
+        let (place, lines) = journal(policy);
+        for i in 0..lines.len() {
+            let mut without = lines.clone();
+            without.remove(i);
+            let done = replay(&place, &without);
+            assert_eq!(done.status, Some(2), "without line {}: {}", i + 1, done.err);
+            assert!(done.err.contains("journal line "), "{}", done.err);
+            let mut twice = lines.clone();
+            twice.insert(i, lines[i].clone());
+            let done = replay(&place, &twice);
+            assert_eq!(done.status, Some(2), "line {} twice: {}", i + 1, done.err);
+        }
+    }
+}
+
+#[test]
+fn a_truncated_journal_is_refused() {
+    let (place, lines) = journal("lazy");
+    // The first three requests overlap: before the last of them ends, no cut is a whole run.
+    let quiet = lines
+        .iter()
+        .position(|l| l.contains("\"arrival\":300000"))
+        .unwrap();
+    for end in (1..lines.len()).filter(|&end| end != quiet) {
+        let done = replay(&place, &lines[..end]);
+        assert_eq!(done.status, Some(2), "{end} lines: {}", done.out);
+        let expected = format!("t.jsonl: journal line {}: expected ", end + 1);
+        assert!(done.err.contains(&expected), "{}", done.err);
+    }
+    let whole = lines.join("\n");
+    place.write("t.jsonl", &whole[..whole.len() - 20]);
+    let line = format!("journal line {}: expected a JSON line", lines.len());
+    place.refuse("replay t.jsonl", &[&line]);
+}
+
+#[test]
+fn no_damage_makes_it_panic() {
+    let (place, lines) = journal("lazy");
+    let digits = |l: &str| l.bytes().filter(u8::is_ascii_digit).count();
+    for i in 0..lines.len() {
+        // Every fifth digit, changed to another one.
+        for nth in (0..digits(&lines[i])).step_by(5) {
+            let mut seen = 0;
+            let change = |c: char| {
+                seen += usize::from(c.is_ascii_digit());
+                let hit = c.is_ascii_digit() && seen == nth + 1;
+                if hit {
+                    if c == '9' { '1' } else { '9' }
+                } else {
+                    c
+                }
+            };
+            let mut damaged = lines.clone();
+            damaged[i] = lines[i].chars().map(change).collect();
+            let done = replay(&place, &damaged);
+            let fine = matches!(done.status, Some(0 | 2));
+            assert!(fine, "line {}: {}\n{}", i + 1, damaged[i], done.err);
+        }
+    }
+}
+
+#[test]
+fn what_is_no_journal_is_refused() {
+    let place = Place::with_example();
+    place.refuse(
+        "replay none.jsonl",
+        &["none.jsonl: expected a journal, got No such file"],
+    );
+    place.write("t.jsonl", "");
+    place.refuse(
+        "replay t.jsonl",
+        &["t.jsonl: journal line 1: expected a lazybatch-journal/1 header"],
+    );
+    place.refuse(
+        "replay p.json",
+        &["p.json: journal line 1: expected a lazybatch-journal/1 header"],
+    );
+    place.write("t.jsonl", [0xff, 0xfe, 0x00]);
+    place.refuse(
+        "replay t.jsonl",
+        &["t.jsonl: journal line 1: expected readable text"],
+    );
+    place.refuse("replay t.jsonl --timeline", &["t.jsonl: expected text"]);
+    let (place, mut lines) = journal("lazy");
+    lines[0] = lines[0].replace("journal/1", "journal/9");
+    replay_refused(&place, &lines, "expected lazybatch-journal/1");
+    let (place, mut lines) = journal("lazy");
+    lines[0] = lines[0].replace("\"policy\":\"lazy\"", "\"policy\":\"lazier\"");
+    replay_refused(&place, &lines, "policy \"lazier\"");
+}
+
+fn replay_refused(place: &Place, lines: &[String], part: &str) {
+    let done = replay(place, lines);
+    assert_eq!(done.status, Some(2));
+    assert!(
+        done.err.contains("journal line 1") && done.err.contains(part),
+        "{}",
+        done.err
+    );
+}
