@@ -191,6 +191,7 @@ impl Bench<'_> {
         let arrivals = Workload::single(stream, limit).generate(self.settings.seed)?;
         let call = |(i, a): (usize, &Arrival)| Call {
             at: a.at,
+            sla: None,
             item: (i * 7919 + 13) % self.pool.len(),
         };
         Ok(arrivals.iter().enumerate().map(call).collect())
