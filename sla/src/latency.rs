@@ -94,6 +94,7 @@ pub struct LatencyTable {
     max_batch: u32,
     dispatch: u64,
     ns_per_byte: f64,
+    monotone: bool,
 }
 
 impl LatencyTable {
@@ -124,12 +125,22 @@ impl LatencyTable {
             blocks,
             max_batch,
             dispatch: micros_to_nanos(dispatch_us).expect("a checked profile"),
+            monotone: model
+                .blocks
+                .iter()
+                .flat_map(|b| &b.nodes)
+                .all(|n| n.latency_us.is_sorted_by(|a, b| a.1 <= b.1)),
             ns_per_byte: if copy_gbps > 0.0 {
                 1.0 / copy_gbps
             } else {
                 0.0
             },
         }
+    }
+
+    /// Whether no node gets faster as its batch grows.
+    pub fn is_monotone(&self) -> bool {
+        self.monotone
     }
 
     /// Most samples of one launch.

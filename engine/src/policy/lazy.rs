@@ -169,8 +169,9 @@ impl Lazy {
             .count()
     }
 
-    /// The longest prefix with no negative slack by the batched estimate, which need not fall as
-    /// candidates are added, so it is looked for from the longest down.
+    /// The longest prefix with no negative slack by the batched estimate. Where no latency falls
+    /// with the batch, slack falls as candidates are added and bisection finds it; elsewhere it is
+    /// looked for from the longest down.
     fn batched_prefix(&self, view: &View<'_>, model: ModelId, fitting: usize) -> usize {
         let candidates: Vec<_> = view
             .queue(model)
@@ -178,10 +179,20 @@ impl Lazy {
             .take(fitting)
             .map(|k| view.request(k))
             .collect();
-        (1..=fitting)
-            .rev()
-            .find(|&n| batched_slack(view, &candidates[..n]) >= SlackNs(0))
-            .unwrap_or(0)
+        let passes = |n: usize| batched_slack(view, &candidates[..n]) >= SlackNs(0);
+        if !view.models().iter().all(|m| m.table.is_monotone()) {
+            return (1..=fitting).rev().find(|&n| passes(n)).unwrap_or(0);
+        }
+        let (mut most, mut too_many) = (0, fitting + 1);
+        while too_many - most > 1 {
+            let n = most.midpoint(too_many);
+            if passes(n) {
+                most = n;
+            } else {
+                too_many = n;
+            }
+        }
+        most
     }
 }
 

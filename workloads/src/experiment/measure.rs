@@ -12,7 +12,7 @@
 
 use std::time::Instant;
 
-use lazybatch_graph::{BlockId, Program, Repeat, SharedProgram};
+use lazybatch_graph::{BlockId, Program, Repeat, Segments, SharedProgram};
 use lazybatch_kernels::{Device, OpenRequest, Plan};
 use lazybatch_sla::profile::{BlockProfile, By, ModelProfile, NodeProfile, RepeatRule};
 use lazybatch_sla::{
@@ -67,7 +67,7 @@ pub fn measure(
         for _ in 0..3 {
             run_once(device, program, &per_node, &pool[..1], &mut alone)?;
         }
-        cut(&alone, (segment_us * 1e3) as u64)
+        cut(program, &alone, (segment_us * 1e3) as u64)
     } else {
         per_node
     };
@@ -148,7 +148,7 @@ impl Tables {
                 .or_default()
                 .push(ns);
         }
-        by_x.into_iter().map(|(x, ns)| (x, typical(ns))).collect()
+        nondecreasing(by_x.into_iter().map(|(x, ns)| (x, typical(ns))).collect())
     }
 
     fn profile(&self, program: &Program, segments: &SegmentRanges, max_batch: u32) -> ModelProfile {
@@ -207,31 +207,45 @@ fn typical(mut ns: Vec<u64>) -> u64 {
     ns.iter().sum::<u64>() / ns.len() as u64
 }
 
-/// Shortest runs of nodes of at least `min_ns`; what is left joins the last run.
-fn cut(alone: &Tables, min_ns: u64) -> SegmentRanges {
-    let block = |b: usize| {
-        let mut runs: Vec<std::ops::Range<u32>> = Vec::new();
-        let (mut start, mut sum) = (0u32, 0u64);
-        let num = alone.samples[b].len() as u32;
-        for n in 0..num {
-            sum += alone
-                .points(b, n as usize, By::Members)
-                .first()
-                .map_or(0, |p| p.1);
-            if sum >= min_ns {
-                runs.push(start..n + 1);
-                (start, sum) = (n + 1, 0);
-            }
+/// The nondecreasing points nearest to those measured (isotonic regression by pooling adjacent
+/// violators): more rows never really take less time, so a fall is noise.
+fn nondecreasing(points: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    let mut pools: Vec<(u64, usize)> = Vec::new();
+    for &(_, ns) in &points {
+        let (mut sum, mut num) = (ns, 1);
+        while let Some(&(s, n)) = pools.last()
+            && s * num as u64 > sum * n as u64
+        {
+            (sum, num) = (sum + s, num + n);
+            pools.pop();
         }
-        if start < num {
-            match runs.last_mut() {
-                Some(last) => last.end = num,
-                None => runs.push(start..num),
-            }
+        pools.push((sum, num));
+    }
+    let levels = pools
+        .iter()
+        .flat_map(|&(sum, num)| std::iter::repeat_n(sum / num as u64, num));
+    points.iter().map(|p| p.0).zip(levels).collect()
+}
+
+/// Segments of at least `min_ns` by the times of single nodes.
+fn cut(program: &Program, alone: &Tables, min_ns: u64) -> SegmentRanges {
+    let mut ns_of = vec![0; program.nodes.len()];
+    for (b, block) in program.blocks.iter().enumerate() {
+        for (n, node) in block.nodes.iter().enumerate() {
+            let points = alone.points(b, n, By::Members);
+            ns_of[node.index()] = points.first().map_or(0, |p| p.1);
         }
-        runs
-    };
-    (0..alone.samples.len()).map(block).collect()
+    }
+    let segments = Segments::by_time(program, |node| ns_of[node.index()], min_ns);
+    (0..program.blocks.len())
+        .map(|b| {
+            let ranges = segments.block(BlockId::new(b));
+            ranges
+                .iter()
+                .map(|r| r.start as u32..r.end as u32)
+                .collect()
+        })
+        .collect()
 }
 
 /// Runs `items` as one batch through all blocks and adds one sample per launch.
@@ -336,6 +350,23 @@ mod tests {
         assert_eq!(typical(vec![10, 12, 1000, 14, 12]), 12);
         assert_eq!(typical(vec![5]), 5);
         assert_eq!(typical(vec![0, 0]), 0);
+    }
+
+    #[test]
+    fn falls_are_pooled() {
+        let check = |ns: &[u64], expected: &[u64]| {
+            let points = ns
+                .iter()
+                .enumerate()
+                .map(|(x, &ns)| (x as u64, ns))
+                .collect();
+            let ys: Vec<u64> = nondecreasing(points).into_iter().map(|p| p.1).collect();
+            assert_eq!(ys, expected);
+        };
+        check(&[1, 2, 3], &[1, 2, 3]);
+        check(&[10, 8, 12], &[9, 9, 12]);
+        check(&[10, 20, 6, 12], &[10, 12, 12, 12]);
+        check(&[9, 6, 3], &[6, 6, 6]);
     }
 
     #[test]
