@@ -129,6 +129,9 @@ impl Observer for Timeline {
                 cause,
                 ..
             } => {
+                for (_, members) in &mut self.stack {
+                    members.retain(|m| m != request);
+                }
                 let cause = cause.as_ref().map(|c| format!(": {c}")).unwrap_or_default();
                 self.line(now, &format!("finish {request} {outcome}{cause}"));
             }
