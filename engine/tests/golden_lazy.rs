@@ -7,7 +7,6 @@
 
 #![allow(clippy::unwrap_used, reason = "fixtures are literals of this file")]
 
-#[allow(unused_imports, reason = "not every helper is needed here")]
 mod common;
 
 use common::*;

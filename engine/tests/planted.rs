@@ -16,7 +16,6 @@
 
 #![allow(clippy::unwrap_used, reason = "the good run is known")]
 
-#[allow(unused_imports, reason = "not every helper is needed here")]
 mod common;
 
 use common::*;

@@ -25,6 +25,7 @@ pub mod chaos;
 pub mod random;
 pub mod world;
 
+#[allow(unused_imports, reason = "each test file takes what it needs")]
 pub use chaos::*;
 pub use random::*;
 pub use world::*;
