@@ -3,7 +3,6 @@
 //! Jumps from event to event. At one timestamp: all completions, then all arrivals in order of id,
 //! then cancellations, then wake-ups, then one decision per free lane.
 
-use lazybatch_graph::Repeat;
 use lazybatch_kernels::{Device, OpenRequest, Plan};
 use lazybatch_sla::{ModelId, Nanos, Outcome, RequestId, Time};
 
@@ -203,11 +202,3 @@ fn open(device: &mut dyn Device, sim: &SimRequest, slot: lazybatch_sla::Slot) {
 
 /// A timer that does not time.
 pub fn untimed(_: &mut Core, _: Time) {}
-
-/// Whether any block of the core's models runs until a stop.
-pub fn has_decoder(core: &Core, model: ModelId) -> bool {
-    core.config().models[model.index()]
-        .blocks
-        .iter()
-        .any(|b| matches!(b.repeat, Repeat::UntilStop { .. }))
-}
