@@ -22,21 +22,24 @@ pub struct Timed {
     pub rows: u64,
     /// From issue to completion.
     pub ns: f64,
+    /// From the end of the launch before to the issue of this one, if somebody was open all the
+    /// while.
+    pub busy_gap_ns: Option<f64>,
 }
 
-/// Launches of one run, and the nanoseconds between them.
+/// Launches of one run.
 #[derive(Clone, Debug, Default)]
 pub struct Meter {
     /// Each launch.
     pub launches: Vec<Timed>,
-    /// From the end of each launch to the start of the next.
-    pub gaps: Vec<f64>,
 }
 
 /// Runs launches in place on `inner` and notes when.
 pub struct Metered {
     inner: Box<dyn Device>,
     meter: Arc<Mutex<Meter>>,
+    num_open: usize,
+    /// End of the last launch, unless nobody was open since.
     last_end: Option<Instant>,
 }
 
@@ -46,6 +49,7 @@ impl Metered {
         Self {
             inner,
             meter,
+            num_open: 0,
             last_end: None,
         }
     }
@@ -81,6 +85,7 @@ impl Device for Metered {
     }
 
     fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), Error> {
+        self.num_open += 1;
         self.inner.open(request)
     }
 
@@ -88,6 +93,8 @@ impl Device for Metered {
         let start = clock::now();
         let result = self.inner.enqueue(now, plan, launch);
         let end = clock::now();
+        let last = self.last_end.replace(end);
+        let busy_gap_ns = last.map(|last| (start - last).as_nanos() as f64);
         let mut meter = self.meter.lock().expect("no holder panics");
         meter.launches.push(Timed {
             block: launch.block,
@@ -95,10 +102,8 @@ impl Device for Metered {
             samples: launch.num_samples(),
             rows: launch.num_rows(),
             ns: (end - start).as_nanos() as f64,
+            busy_gap_ns,
         });
-        if let Some(last) = self.last_end.replace(end) {
-            meter.gaps.push((start - last).as_nanos() as f64);
-        }
         result
     }
 
@@ -115,6 +120,10 @@ impl Device for Metered {
     }
 
     fn close(&mut self, slot: Slot) -> Vec<Option<Tensor>> {
+        self.num_open -= 1;
+        if self.num_open == 0 {
+            self.last_end = None;
+        }
         self.inner.close(slot)
     }
 }

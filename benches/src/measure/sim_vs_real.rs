@@ -1,12 +1,15 @@
 //! How well simulation over a measured profile predicts served latency.
 //!
-//! One repetition, policy by policy: measure the trained model's latency tables, serve arrivals at
-//! half of measured capacity, simulate the same ones. The simulator gets true output
-//! lengths, both get the 90th percentile of those as prediction. The profile's `dispatch_us` is the
-//! median time between two launches of the served run, which is what driver and policy spend while
-//! there is work. The ratio of mean latencies is taken within the repetition, so that a machine
-//! that is slower for a while is slower on both sides; beside it stands what others took of the
-//! machine meanwhile.
+//! The machine's speed drifts, on shared hosts by tens of percent within seconds, and a queue
+//! amplifies what drifts. So the run is cut into short repetitions: latency tables of the trained
+//! model are measured, a policy serves arrivals at half of measured capacity, and tables are
+//! measured again; the same arrivals are then simulated over the mean of both tables. The simulator
+//! gets true output lengths, both get the 90th percentile of those as prediction. The profile's
+//! `dispatch_us` is the mean time between two launches of the served run while somebody is open: what
+//! driver and policy spend while there is work. The figure is the simulated mean
+//! latency over all requests of all repetitions, over the served one; beside it stand each
+//! repetition's ratio, how well the tables predicted the launches themselves, and what others took
+//! of the machine meanwhile.
 
 use std::sync::{Arc, Mutex};
 
@@ -18,13 +21,13 @@ use lazybatch_engine::ModelOptions;
 use lazybatch_graph::SharedProgram;
 use lazybatch_kernels::{CpuDevice, CpuOptions, Device, Noise};
 use lazybatch_sla::profile::{FORMAT, ModelProfile};
-use lazybatch_sla::{LatencyTable, Nanos, Profile, segments_of};
+use lazybatch_sla::{LatencyTable, Nanos, Profile, SegmentRanges, segments_of};
 use lazybatch_workloads::arrivals::{Arrival, Limit, Process, Stream, Workload};
 use lazybatch_workloads::experiment::inputs::Item;
-use lazybatch_workloads::experiment::measure::measure;
-use lazybatch_workloads::experiment::{Call, Serving, Simulation, words};
+use lazybatch_workloads::experiment::measure::{measure, measure_segments};
+use lazybatch_workloads::experiment::{Call, Served, Serving, Simulation, words};
 use lazybatch_workloads::lengths::Lengths;
-use lazybatch_workloads::results::FinishedRequest;
+use lazybatch_workloads::results::{Counters, FinishedRequest};
 use lazybatch_workloads::zoo;
 use serde_json::json;
 
@@ -47,9 +50,6 @@ const PROFILE_POOL: usize = 64;
 
 type MadeDevice = lazybatch_workloads::Result<Box<dyn Device>>;
 
-/// Share of the machine's processor time that others may take in a repetition called calm.
-const CALM: f64 = 0.05;
-
 /// What all repetitions share.
 struct Bench<'a> {
     settings: &'a Settings,
@@ -59,26 +59,41 @@ struct Bench<'a> {
     sla: Nanos,
 }
 
-/// What one policy gave in one repetition.
+/// What one policy gave, by repetition.
 #[derive(Default)]
 struct Outcome {
-    ratio: Vec<f64>,
     simulated_ms: Vec<f64>,
     real_ms: Vec<f64>,
     p99_ratio: Vec<f64>,
     batch_ratio: Vec<f64>,
     launch_ratio: Vec<f64>,
     dispatch_us: Vec<f64>,
-    /// Share of the machine that others took, while the tables were measured and in the run.
-    others: Vec<(f64, f64)>,
+    /// Share of the machine that others took.
+    others: Vec<f64>,
 }
 
 impl Outcome {
-    /// Ratios of the repetitions in which others took less than [`CALM`] of the machine.
-    fn calm(&self) -> Vec<f64> {
-        let is_calm = |o: &(f64, f64)| o.0.max(o.1) < CALM;
-        let pairs = self.ratio.iter().zip(&self.others);
-        pairs.filter(|(_, o)| is_calm(o)).map(|(&r, _)| r).collect()
+    fn ratios(&self) -> Vec<f64> {
+        let pairs = self.simulated_ms.iter().zip(&self.real_ms);
+        pairs.map(|(s, r)| s / r).collect()
+    }
+
+    /// Simulated over real, means over all repetitions, but for `without`.
+    fn pooled(&self, without: Option<usize>) -> f64 {
+        let sum = |x: &[f64]| -> f64 {
+            let kept = x.iter().enumerate().filter(|(i, _)| Some(*i) != without);
+            kept.map(|(_, x)| x).sum()
+        };
+        sum(&self.simulated_ms) / sum(&self.real_ms)
+    }
+
+    /// Standard error of [`Outcome::pooled`] by the jackknife over repetitions.
+    fn standard_error(&self) -> f64 {
+        let n = self.real_ms.len();
+        let left_out: Vec<f64> = (0..n).map(|i| self.pooled(Some(i))).collect();
+        let mean = left_out.iter().sum::<f64>() / n as f64;
+        let squares: f64 = left_out.iter().map(|x| (x - mean).powi(2)).sum();
+        (squares * (n as f64 - 1.0) / n as f64).sqrt()
     }
 }
 
@@ -96,24 +111,34 @@ pub fn run(settings: &Settings) -> anyhow::Result<()> {
         output_lens: Vec::new(),
         sla: entry.sla,
     };
-    let profile = bench.measured()?;
-    let alone = bench.serving(&profile, &bench.device()).serial_pass()?;
+    let mut before = bench.measured(None)?;
+    let segments = before.models[0].program_segments();
+    let alone = bench.serving(&before, &bench.device()).serial_pass()?;
     bench.output_lens = alone.steps;
-    let capacity = bench.capacity(&profile)?;
-    let calls = bench.calls(LOAD * capacity)?;
-    let arrivals = bench.arrivals(&calls);
+    let capacity = bench.capacity(&before)?;
     let mut outcomes: Vec<Outcome> = POLICIES.iter().map(|_| Outcome::default()).collect();
-    for _ in 0..settings.repeats {
-        for (policy, outcome) in POLICIES.iter().zip(&mut outcomes) {
+    before = bench.measured(Some(&segments))?;
+    for repetition in 0..settings.repeats {
+        let calls = bench.calls(LOAD * capacity, settings.seed + repetition as u64)?;
+        for i in 0..POLICIES.len() {
+            // Each goes first in turn.
+            let i = (i + repetition) % POLICIES.len();
             let contention = Contention::watch();
-            let profile = bench.measured()?;
-            let profiling = contention.share();
-            let contention = Contention::watch();
-            bench.compare(&profile, policy, &calls, &arrivals, outcome)?;
-            outcome.others.push((profiling, contention.share()));
+            let served = bench.serve(&before, POLICIES[i], &calls)?;
+            let after = bench.measured(Some(&segments))?;
+            outcomes[i].others.push(contention.share());
+            let profile = mean_of(&before, &after);
+            bench.compare(&profile, POLICIES[i], &calls, &served, &mut outcomes[i])?;
+            before = after;
         }
     }
     bench.record(&recorder, &outcomes, capacity)
+}
+
+/// What one run of a policy gave.
+struct Run {
+    served: Served,
+    launches: Vec<Timed>,
 }
 
 impl Bench<'_> {
@@ -128,10 +153,14 @@ impl Bench<'_> {
     }
 
     /// Fresh latency tables, with the output length to predict by.
-    fn measured(&self) -> anyhow::Result<Profile> {
+    fn measured(&self, segments: Option<&SegmentRanges>) -> anyhow::Result<Profile> {
         let mut device = self.device()()?;
+        let device = device.as_mut();
         let items = &self.pool[..PROFILE_POOL.min(self.pool.len())];
-        let measured = measure(device.as_mut(), &self.program, items, MAX_BATCH, SEGMENT_US)?;
+        let measured = match segments {
+            Some(s) => measure_segments(device, &self.program, items, MAX_BATCH, s)?,
+            None => measure(device, &self.program, items, MAX_BATCH, SEGMENT_US)?,
+        };
         let mut lens = self.output_lens.clone();
         lens.sort_unstable();
         let p90 = (lens.len() * 9).div_ceil(10).max(1);
@@ -184,11 +213,11 @@ impl Bench<'_> {
     }
 
     /// Poisson arrivals over the pool, neighbours far apart in it.
-    fn calls(&self, rate: f64) -> anyhow::Result<Vec<Call>> {
+    fn calls(&self, rate: f64, seed: u64) -> anyhow::Result<Vec<Call>> {
         let process = Process::Poisson { rate_rps: rate };
         let stream = Stream::new(MODEL, process, Lengths::fixed(1, 1));
         let limit = Limit::Requests(self.settings.requests);
-        let arrivals = Workload::single(stream, limit).generate(self.settings.seed)?;
+        let arrivals = Workload::single(stream, limit).generate(seed)?;
         let call = |(i, a): (usize, &Arrival)| Call {
             at: a.at,
             sla: None,
@@ -205,29 +234,30 @@ impl Bench<'_> {
         calls.iter().map(arrival).collect()
     }
 
+    fn serve(&self, profile: &Profile, policy: &str, calls: &[Call]) -> anyhow::Result<Run> {
+        let meter = Arc::new(Mutex::new(Meter::default()));
+        let device = self.metered(&meter);
+        let served = self.serving(profile, &device).run(policy, calls)?;
+        let launches = std::mem::take(&mut meter.lock().expect("no holder panics").launches);
+        Ok(Run { served, launches })
+    }
+
     fn compare(
         &self,
         profile: &Profile,
         policy: &str,
         calls: &[Call],
-        arrivals: &[Arrival],
+        run: &Run,
         outcome: &mut Outcome,
     ) -> anyhow::Result<()> {
-        let meter = Arc::new(Mutex::new(Meter::default()));
-        let device = self.metered(&meter);
-        let served = self.serving(profile, &device).run(policy, calls)?;
-        let (launch_ratio, dispatch_us) = {
-            let meter = meter.lock().expect("no holder panics");
-            let gaps = Spread::of(meter.gaps.clone());
-            (launch_ratio(profile, &meter.launches), gaps.median() / 1e3)
-        };
+        let gaps = Spread::of(run.launches.iter().filter_map(|l| l.busy_gap_ns).collect());
         let profile = Profile {
-            dispatch_us,
+            dispatch_us: gaps.mean() / 1e3,
             ..profile.clone()
         };
         let simulation = Simulation {
             profile: &profile,
-            arrivals,
+            arrivals: &self.arrivals(calls),
             sla: Some(self.sla),
             segment: 1,
             decide: Nanos::ZERO,
@@ -236,22 +266,20 @@ impl Bench<'_> {
             timing: false,
         };
         let simulated = simulation.run(policy, None, &mut (), false)?;
-        let real = Spread::of(latencies_ms(&served.requests));
+        let real = Spread::of(latencies_ms(&run.served.requests));
         let sim = Spread::of(latencies_ms(&simulated.requests));
-        let (real_mean, sim_mean) = (real.mean(), sim.mean());
-        let batch =
-            |c: &lazybatch_workloads::results::Counters| c.members as f64 / c.launches as f64;
-        outcome.launch_ratio.push(launch_ratio);
-        outcome.dispatch_us.push(dispatch_us);
-        outcome.real_ms.push(real_mean);
-        outcome.simulated_ms.push(sim_mean);
-        outcome.ratio.push(sim_mean / real_mean);
+        let batch = |c: &Counters| c.members as f64 / c.launches as f64;
+        let batch_ratio = batch(&simulated.counters) / batch(&run.served.counters);
+        outcome
+            .launch_ratio
+            .push(launch_ratio(&profile, &run.launches));
+        outcome.dispatch_us.push(profile.dispatch_us);
+        outcome.real_ms.push(real.mean());
+        outcome.simulated_ms.push(sim.mean());
         outcome
             .p99_ratio
             .push(sim.percentile(99) / real.percentile(99));
-        outcome
-            .batch_ratio
-            .push(batch(&simulated.counters) / batch(&served.counters));
+        outcome.batch_ratio.push(batch_ratio);
         Ok(())
     }
 
@@ -269,22 +297,35 @@ impl Bench<'_> {
                 "requests": self.settings.requests, "seed": self.settings.seed,
                 "capacity_rps": rounded(capacity), "rate_rps": rounded(LOAD * capacity),
                 "target": [0.9, 1.1],
-                "real_mean_ms_median": median(&outcome.real_ms),
-                "simulated_mean_ms_median": median(&outcome.simulated_ms),
+                "pooled_ratio": rounded(outcome.pooled(None)),
+                "pooled_standard_error": rounded(outcome.standard_error()),
+                "real_mean_ms": all(&outcome.real_ms),
+                "simulated_mean_ms": all(&outcome.simulated_ms),
                 "p99_ratio_median": median(&outcome.p99_ratio),
                 "mean_batch_ratio_median": median(&outcome.batch_ratio),
-                "others_while_profiling": all(&outcome.others.iter().map(|o| o.0).collect::<Vec<_>>()),
-                "others_while_serving": all(&outcome.others.iter().map(|o| o.1).collect::<Vec<_>>()),
+                "others": all(&outcome.others),
                 "launch_time_ratios": all(&outcome.launch_ratio),
                 "dispatch_us_median": median(&outcome.dispatch_us),
-                "ratios": all(&outcome.ratio),
-                "calm_ratios": all(&outcome.calm()),
             });
-            let ratio = Spread::of(outcome.ratio.clone());
+            let ratio = Spread::of(outcome.ratios());
             recorder.line(figures, "simulated_over_real_mean_latency", &ratio)?;
         }
         Ok(())
     }
+}
+
+/// The profile half way between two of the same shape.
+fn mean_of(a: &Profile, b: &Profile) -> Profile {
+    let mut mean = a.clone();
+    for (block, other) in mean.models[0].blocks.iter_mut().zip(&b.models[0].blocks) {
+        for (node, other) in block.nodes.iter_mut().zip(&other.nodes) {
+            for (point, other) in node.latency_us.iter_mut().zip(&other.latency_us) {
+                assert_eq!(point.0, other.0, "the same pool");
+                point.1 = (point.1 + other.1) / 2.0;
+            }
+        }
+    }
+    mean
 }
 
 fn latencies_ms(requests: &[FinishedRequest]) -> Vec<f64> {

@@ -3,7 +3,10 @@
 //! Two passes. The first times every node alone at batch 1 and forms segments from those times.
 //! The second times every segment at each batch size, requests taken from a pool of real inputs,
 //! and gives a profile with one node per segment: what one launch costs, its dispatch included.
-//! Loops are timed over their first passes, all members staying in. Means over interleaved rounds,
+//! Two batches are in flight at a time and take turns, pass by pass, as sub-batches do that preempt
+//! each other: back to back, a loop's passes would find caches warmer than they are in service.
+//! A loop is timed with all members in, until half of them would leave: its first passes cost more
+//! than later ones, and count as often as they do in service. Means over interleaved rounds,
 //! without outliers.
 //!
 //! Blocks that run once over a sequence get tables by rows, all others by members. One request
@@ -13,11 +16,13 @@
 use std::time::Instant;
 
 use lazybatch_graph::{BlockId, Program, Repeat, Segments, SharedProgram};
-use lazybatch_kernels::{Device, OpenRequest, Plan};
+use lazybatch_kernels::{Completion, Device, OpenRequest, Plan};
 use lazybatch_sla::profile::{BlockProfile, By, ModelProfile, NodeProfile, RepeatRule};
 use lazybatch_sla::{
     LaneId, Launch, Member, ModelId, RequestId, SegmentRanges, Slot, SubBatchId, Ticket, Time,
 };
+
+use rustc_hash::FxHashSet;
 
 use super::inputs::Item;
 use crate::error::{Error, Result};
@@ -55,7 +60,6 @@ pub fn measure(
     max_batch: u32,
     segment_us: f64,
 ) -> Result<Measured> {
-    assert!(!pool.is_empty() && max_batch > 0, "something to measure");
     device.load(MODEL, program.clone()).map_err(device_error)?;
     let per_node: SegmentRanges = program
         .blocks
@@ -71,31 +75,53 @@ pub fn measure(
     } else {
         per_node
     };
+    device.unload(MODEL);
+    measure_segments(device, program, pool, max_batch, &segments)
+}
+
+/// As [`measure`], with given segments: the tables of two such runs have the same shape, and the
+/// same points on the batch axis for the same pool.
+///
+/// # Errors
+/// What the device refuses.
+///
+/// # Panics
+/// If the pool is empty or `max_batch` is zero.
+pub fn measure_segments(
+    device: &mut dyn Device,
+    program: &SharedProgram,
+    pool: &[Item],
+    max_batch: u32,
+    segments: &SegmentRanges,
+) -> Result<Measured> {
+    assert!(!pool.is_empty() && max_batch > 0, "something to measure");
+    device.load(MODEL, program.clone()).map_err(device_error)?;
     let batches = batches(pool, max_batch as usize);
-    let mut tables = Tables::new(&segments);
+    let mut tables = Tables::new(segments);
+    let warm = &mut Tables::new(segments);
     for batch in &batches {
-        run_once(
-            device,
-            program,
-            &segments,
-            batch,
-            &mut Tables::new(&segments),
-        )?;
+        run_once(device, program, segments, batch, warm)?;
     }
     let mut spent_s = vec![0.0; batches.len()];
-    for _ in 0..ROUNDS {
-        for (batch, spent_s) in batches.iter().zip(&mut spent_s) {
-            if *spent_s <= ROUND_BUDGET_S {
-                let start = now();
-                run_once(device, program, &segments, batch, &mut tables)?;
-                *spent_s += start.elapsed().as_secs_f64();
-            }
-        }
+    for round in 0..ROUNDS {
+        // Neighbours in this order are in flight together; they differ from round to round.
+        let stride = (round + 1..).find(|s| gcd(*s, batches.len()) == 1);
+        let order = (0..batches.len()).map(|i| i * stride.unwrap_or(1) % batches.len());
+        let left: Vec<usize> = order.filter(|&b| spent_s[b] <= ROUND_BUDGET_S).collect();
+        run_mixed(
+            device,
+            program,
+            segments,
+            &batches,
+            &left,
+            &mut tables,
+            &mut spent_s,
+        )?;
     }
     device.unload(MODEL);
     Ok(Measured {
         device: device.info().name,
-        profile: tables.profile(program, &segments, max_batch),
+        profile: tables.profile(program, segments, max_batch),
     })
 }
 
@@ -123,6 +149,10 @@ fn batches(pool: &[Item], max_batch: usize) -> Vec<Vec<Item>> {
 #[allow(clippy::disallowed_methods, reason = "a profiler reads a clock")]
 fn now() -> Instant {
     Instant::now()
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 fn device_error(e: lazybatch_kernels::Error) -> Error {
@@ -248,7 +278,7 @@ fn cut(program: &Program, alone: &Tables, min_ns: u64) -> SegmentRanges {
         .collect()
 }
 
-/// Runs `items` as one batch through all blocks and adds one sample per launch.
+/// Runs `items` as one batch through all blocks, alone, and adds one sample per launch.
 fn run_once(
     device: &mut dyn Device,
     program: &Program,
@@ -256,73 +286,156 @@ fn run_once(
     items: &[Item],
     tables: &mut Tables,
 ) -> Result<()> {
-    for (i, item) in items.iter().enumerate() {
-        let request = OpenRequest {
-            slot: Slot(i as u32),
-            request: RequestId(i as u64),
-            model: MODEL,
-            inputs: &item.inputs,
-            input_len: item.input_len,
-            samples: 1,
-            output_len: None,
-        };
-        device.open(&request).map_err(device_error)?;
+    let mut flight = Flight::open(device, items, 0)?;
+    let mut result = Ok(true);
+    while let Ok(true) = result {
+        result = flight.pass(device, program, segments, tables);
     }
-    let mut result = Ok(());
-    'blocks: for (b, ranges) in segments.iter().enumerate() {
-        let shortest = items.iter().map(|i| i.input_len).min().unwrap_or(0);
-        let passes = match program.block(BlockId::new(b)).repeat {
+    flight.close(device);
+    result.map(|_| ())
+}
+
+/// Runs `order` of `batches`, always two in flight that take turns, pass by pass: caches are as
+/// cold as where sub-batches preempt each other. Adds one sample per launch.
+fn run_mixed(
+    device: &mut dyn Device,
+    program: &Program,
+    segments: &SegmentRanges,
+    batches: &[Vec<Item>],
+    order: &[usize],
+    tables: &mut Tables,
+    spent_s: &mut [f64],
+) -> Result<()> {
+    let max_slots = batches.iter().map(Vec::len).max().unwrap_or(0);
+    let mut order = order.iter();
+    let mut flying: [Option<(usize, Flight<'_>)>; 2] = [None, None];
+    loop {
+        for (i, place) in flying.iter_mut().enumerate() {
+            if place.is_none()
+                && let Some(&b) = order.next()
+            {
+                let first_slot = (i * max_slots) as u32;
+                *place = Some((b, Flight::open(device, &batches[b], first_slot)?));
+            }
+            let Some((b, flight)) = place else { continue };
+            let start = now();
+            let more = flight.pass(device, program, segments, tables);
+            spent_s[*b] += start.elapsed().as_secs_f64();
+            if !matches!(more, Ok(true)) {
+                flight.close(device);
+                *place = None;
+                more?;
+            }
+        }
+        if flying.iter().all(Option::is_none) && order.len() == 0 {
+            return Ok(());
+        }
+    }
+}
+
+/// A batch on its way through the program.
+struct Flight<'a> {
+    items: &'a [Item],
+    first_slot: u32,
+    block: usize,
+    step: u32,
+    /// Members whose loop has ended.
+    stopped: FxHashSet<RequestId>,
+}
+
+impl<'a> Flight<'a> {
+    fn open(device: &mut dyn Device, items: &'a [Item], first_slot: u32) -> Result<Self> {
+        for (i, item) in items.iter().enumerate() {
+            let slot = first_slot + i as u32;
+            let request = OpenRequest {
+                slot: Slot(slot),
+                request: RequestId(u64::from(slot)),
+                model: MODEL,
+                inputs: &item.inputs,
+                input_len: item.input_len,
+                samples: 1,
+                output_len: None,
+            };
+            device.open(&request).map_err(device_error)?;
+        }
+        Ok(Self {
+            items,
+            first_slot,
+            block: 0,
+            step: 0,
+            stopped: FxHashSet::default(),
+        })
+    }
+
+    /// Runs one pass of the block that is next; false when the program has ended.
+    fn pass(
+        &mut self,
+        device: &mut dyn Device,
+        program: &Program,
+        segments: &SegmentRanges,
+        tables: &mut Tables,
+    ) -> Result<bool> {
+        let shortest = self.items.iter().map(|i| i.input_len).min().unwrap_or(0);
+        let passes = |block: usize| match program.block(BlockId::new(block)).repeat {
             Repeat::Once => 1,
             Repeat::PerInputStep { stride } => shortest.div_ceil(stride).min(MAX_PASSES),
             Repeat::UntilStop { max } => max.min(MAX_PASSES),
         };
-        for step in 0..passes {
-            for (s, range) in ranges.iter().enumerate() {
-                let launch = launch(b, s, range, step, items);
-                match timed(device, &launch) {
-                    Ok(ns) => {
-                        let rows = launch.num_rows();
-                        tables.samples[b][s].push((items.len() as u64, rows, ns));
-                    }
-                    Err(e) => {
-                        result = Err(device_error(e));
-                        break 'blocks;
-                    }
-                }
-            }
+        let has_ended = |f: &Self| f.step >= passes(f.block) || f.stopped.len() * 2 > f.items.len();
+        while self.block < segments.len() && has_ended(self) {
+            (self.block, self.step) = (self.block + 1, 0);
+            self.stopped.clear();
+        }
+        let Some(ranges) = segments.get(self.block) else {
+            return Ok(false);
+        };
+        for (s, range) in ranges.iter().enumerate() {
+            let launch = self.launch(s, range);
+            let (ns, done) = timed(device, &launch).map_err(device_error)?;
+            self.stopped.extend(done.stopped);
+            let sample = (self.items.len() as u64, launch.num_rows(), ns);
+            tables.samples[self.block][s].push(sample);
+        }
+        self.step += 1;
+        Ok(true)
+    }
+
+    fn launch(&self, segment: usize, nodes: &std::ops::Range<u32>) -> Launch {
+        let member = |(i, item): (usize, &Item)| Member {
+            request: RequestId(u64::from(self.first_slot) + i as u64),
+            slot: Slot(self.first_slot + i as u32),
+            step: self.step,
+            input_len: item.input_len,
+            samples: 1,
+            idle: false,
+        };
+        Launch {
+            ticket: Ticket(0),
+            lane: LaneId(0),
+            model: MODEL,
+            block: self.block as u32,
+            segment: segment as u32,
+            first_node: nodes.start,
+            end_node: nodes.end,
+            sub_batch: SubBatchId(self.first_slot.into()),
+            members: self.items.iter().enumerate().map(member).collect(),
+            padded_len: None,
+            merged_members: 0,
         }
     }
-    for i in 0..items.len() {
-        device.close(Slot(i as u32));
-    }
-    result
-}
 
-fn launch(b: usize, s: usize, range: &std::ops::Range<u32>, step: u32, items: &[Item]) -> Launch {
-    let member = |(i, item): (usize, &Item)| Member {
-        request: RequestId(i as u64),
-        slot: Slot(i as u32),
-        step,
-        input_len: item.input_len,
-        samples: 1,
-        idle: false,
-    };
-    Launch {
-        ticket: Ticket(0),
-        lane: LaneId(0),
-        model: MODEL,
-        block: b as u32,
-        segment: s as u32,
-        first_node: range.start,
-        end_node: range.end,
-        sub_batch: SubBatchId(0),
-        members: items.iter().enumerate().map(member).collect(),
-        padded_len: None,
-        merged_members: 0,
+    fn close(&self, device: &mut dyn Device) {
+        for i in 0..self.items.len() as u32 {
+            device.close(Slot(self.first_slot + i));
+        }
     }
 }
 
-fn timed(device: &mut dyn Device, launch: &Launch) -> Result<u64, lazybatch_kernels::Error> {
+/// Nanoseconds that `launch` takes, and what comes of it.
+fn timed(
+    device: &mut dyn Device,
+    launch: &Launch,
+) -> Result<(u64, Completion), lazybatch_kernels::Error> {
     let bucket = device.buckets().last().copied().unwrap_or(u32::MAX);
     let plan: Plan = device.prepare(
         MODEL,
@@ -336,7 +449,7 @@ fn timed(device: &mut dyn Device, launch: &Launch) -> Result<u64, lazybatch_kern
     loop {
         if let Some(done) = device.poll(Time::MAX) {
             let ns = start.elapsed().as_nanos() as u64;
-            return done.result.map(|()| ns);
+            return done.result.clone().map(|()| (ns, done));
         }
     }
 }
