@@ -4,6 +4,10 @@
 //! the core applies and checks what it answers. A new policy is one file here, one line in
 //! [`REGISTRY`], one golden timeline.
 
+pub mod cellular;
+pub mod continuous;
+pub mod edf;
+mod entries;
 pub mod graph;
 pub mod lazy;
 pub mod serial;
@@ -84,6 +88,9 @@ pub const REGISTRY: &[Entry] = &[
     graph::GREEDY,
     lazy::LAZY,
     lazy::ORACLE,
+    continuous::ENTRY,
+    cellular::ENTRY,
+    edf::ENTRY,
 ];
 
 /// A specification that names no policy.
@@ -144,6 +151,10 @@ mod tests {
             "lazy",
             "lazy:late-admits",
             "oracle",
+            "continuous",
+            "cellular",
+            "edf",
+            "edf:patience=2.5",
         ] {
             assert!(build(spec).is_ok(), "{spec}");
         }
@@ -152,7 +163,19 @@ mod tests {
     #[test]
     fn unknown_names_and_parameters_are_refused_with_the_list() {
         for spec in [
-            "fifo", "graph", "graph:x", "graph:-1", "greedy:3", "lazy:now", "", "serial:",
+            "fifo",
+            "graph",
+            "graph:x",
+            "graph:-1",
+            "greedy:3",
+            "lazy:now",
+            "",
+            "serial:",
+            "continuous:1",
+            "cellular:x",
+            "edf:3",
+            "edf:patience=-1",
+            "edf:patience=",
         ] {
             let Err(error) = build(spec) else {
                 panic!("{spec:?} was accepted")
