@@ -14,7 +14,7 @@ use common::*;
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
-const POLICIES: [&str; 7] = [
+const POLICIES: [&str; 10] = [
     "serial",
     "graph:0.000005",
     "graph:0.00002",
@@ -22,6 +22,9 @@ const POLICIES: [&str; 7] = [
     "lazy",
     "lazy:late-admits",
     "oracle",
+    "continuous",
+    "cellular",
+    "edf",
 ];
 
 /// All schedules of a world of one model.

@@ -95,6 +95,8 @@ pub fn policies() -> Vec<&'static str> {
         "lazy",
         "lazy:late-admits",
         "oracle",
+        "edf",
+        "edf:patience=0.02",
     ];
     for entry in REGISTRY {
         let covered = |s: &&str| s.split(':').next() == Some(entry.name);
