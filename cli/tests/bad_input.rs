@@ -119,7 +119,10 @@ fn unknown_names_come_with_the_known_ones() {
         place.refuse(&format!("compare --device {name}"), &["--device", &part]);
         place.refuse(
             &format!("profile --model cnn-tiny --out x --device {name}"),
-            &[&part],
+            &[
+                "--device: expected cpu, npu",
+                part.split_once(", ").map_or("", |p| p.1),
+            ],
         );
     }
     place.refuse(

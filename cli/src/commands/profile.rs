@@ -55,8 +55,11 @@ pub fn computed(device: &str, model: &str) -> anyhow::Result<Profile> {
     let (device, overheads) = devices::parse(device).map_err(|_| {
         let names = names.join(", ");
         let got = match device {
-            "sim" => "sim, which takes its latencies from a profile",
-            other => other,
+            "sim" => "sim, which takes its latencies from a profile".to_string(),
+            _ if device == "cuda" || device.starts_with("cuda:") => {
+                format!("{device}: this build has no CUDA device")
+            }
+            _ => device.to_string(),
         };
         BadInput(format!(
             "--device: expected cpu, {names}, or one of the latter with :free, got {got}"

@@ -25,7 +25,7 @@
 //! ```
 //! let npu = lazybatch_workloads::devices::find("npu")?;
 //! let profile = npu.profile(&["resnet50", "gnmt"], true)?;
-//! assert_eq!(profile.models[1].output_len_p90, Some(35));
+//! assert_eq!(profile.models[1].output_len_p90, Some(34));
 //! # Ok::<(), lazybatch_workloads::Error>(())
 //! ```
 
