@@ -174,6 +174,13 @@ impl LatencyTable {
         Nanos(table.segment(segment as usize, samples, rows) + self.dispatch)
     }
 
+    /// Time of the rest of one pass through a block, from `segment` on, at `samples` and `rows`,
+    /// dispatch included.
+    pub fn pass(&self, block: u32, segment: u32, samples: u32, rows: u64) -> Nanos {
+        let table = &self.blocks[block as usize];
+        Nanos(table.from(segment as usize, samples, rows, self.dispatch))
+    }
+
     /// Time to copy what `members` carry across the boundary in front of a segment.
     pub fn merge(&self, block: u32, segment: u32, members: u32) -> Nanos {
         let bytes = self.blocks[block as usize].merge_bytes[segment as usize];

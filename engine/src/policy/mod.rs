@@ -4,6 +4,7 @@
 //! the core applies and checks what it answers. A new policy is one file here, one line in
 //! [`REGISTRY`], one golden timeline.
 
+pub mod base;
 pub mod graph;
 pub mod lazy;
 pub mod serial;
@@ -84,6 +85,10 @@ pub const REGISTRY: &[Entry] = &[
     graph::GREEDY,
     lazy::LAZY,
     lazy::ORACLE,
+    base::FRONT,
+    base::JOIN,
+    base::BALANCE,
+    base::SHARING,
 ];
 
 /// A specification that names no policy.
@@ -144,6 +149,11 @@ mod tests {
             "lazy",
             "lazy:late-admits",
             "oracle",
+            "front",
+            "front:demote",
+            "join:2",
+            "balance:0.5,demote",
+            "sharing:1",
         ] {
             assert!(build(spec).is_ok(), "{spec}");
         }
@@ -152,7 +162,7 @@ mod tests {
     #[test]
     fn unknown_names_and_parameters_are_refused_with_the_list() {
         for spec in [
-            "fifo", "graph", "graph:x", "graph:-1", "greedy:3", "lazy:now", "", "serial:",
+            "fifo", "graph", "graph:x", "graph:-1", "greedy:3", "lazy:now", "", "serial:", "join", "join:-1", "front:1", "balance:1,x",
         ] {
             let Err(error) = build(spec) else {
                 panic!("{spec:?} was accepted")
