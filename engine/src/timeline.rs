@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 
-use lazybatch_sla::{Nanos, Launch, Member, RequestId, SubBatchId, Time};
+use lazybatch_sla::{Launch, Member, Nanos, RequestId, SubBatchId, Time};
 use serde_json::{Value, json};
 
 use crate::core::{Action, BlockSpec, CoreConfig, Event, Note};

@@ -321,14 +321,21 @@ impl BlockTable {
             .map(|g| {
                 let segments = &self.by_members[range(g)];
                 let sizes = segments.first().map_or(0, Vec::len);
-                (0..sizes).map(|b| segments.iter().map(|s| s[b]).sum()).collect()
+                (0..sizes)
+                    .map(|b| segments.iter().map(|s| s[b]).sum())
+                    .collect()
             })
             .collect();
         let joined = |curves: &[Vec<Curve>]| -> Vec<Vec<Curve>> {
             let of = |g: &Range<u32>| Curve::sum(curves[range(g)].iter().flatten());
             groups.iter().map(|g| of(g).into_iter().collect()).collect()
         };
-        let ends = || groups.iter().map(|g| g.start as usize).chain([self.by_members.len()]);
+        let ends = || {
+            groups
+                .iter()
+                .map(|g| g.start as usize)
+                .chain([self.by_members.len()])
+        };
         Self {
             repeat: self.repeat,
             suffix: self
@@ -340,9 +347,18 @@ impl BlockTable {
             member_curves: joined(&self.member_curves),
             row_curves: joined(&self.row_curves),
             has_rows: self.has_rows,
-            merge_bytes: groups.iter().map(|g| self.merge_bytes[g.start as usize]).collect(),
-            num_nodes: groups.iter().map(|g| self.num_nodes[range(g)].iter().sum()).collect(),
-            launches: groups.iter().map(|g| self.launches[range(g)].iter().sum()).collect(),
+            merge_bytes: groups
+                .iter()
+                .map(|g| self.merge_bytes[g.start as usize])
+                .collect(),
+            num_nodes: groups
+                .iter()
+                .map(|g| self.num_nodes[range(g)].iter().sum())
+                .collect(),
+            launches: groups
+                .iter()
+                .map(|g| self.launches[range(g)].iter().sum())
+                .collect(),
         }
     }
 
@@ -353,10 +369,14 @@ impl BlockTable {
             let curve = |c: &Curve| Curve {
                 points: c.points.iter().map(|&(x, y)| (x, scale(y))).collect(),
             };
-            all.iter().map(|cs| cs.iter().map(curve).collect()).collect()
+            all.iter()
+                .map(|cs| cs.iter().map(curve).collect())
+                .collect()
         };
         let sizes = |all: &[Vec<u64>]| -> Vec<Vec<u64>> {
-            all.iter().map(|s| s.iter().map(|&ns| scale(ns)).collect()).collect()
+            all.iter()
+                .map(|s| s.iter().map(|&ns| scale(ns)).collect())
+                .collect()
         };
         Self {
             by_members: sizes(&self.by_members),

@@ -33,8 +33,8 @@ pub use event::{Action, Event, Note, Request};
 pub use plan::{Past, Plan, PlanRequest};
 pub use queue::ArrivalQueue;
 pub use request::{Key, RequestState, Stage};
-pub use state::{Counters, Ending};
 use state::State;
+pub use state::{Counters, Ending};
 pub use table::{BatchTable, Padded, SubBatch};
 pub use view::View;
 

@@ -22,7 +22,11 @@ const NEAR: f64 = 1.25;
 pub fn make(request: &PlanRequest, stopped: &dyn Fn() -> bool) -> Plan {
     let arrivals = script(request);
     let cost = |spec: &str, arrivals: &[SimRequest]| {
-        let cost = if stopped() { None } else { run(request, spec, arrivals) };
+        let cost = if stopped() {
+            None
+        } else {
+            run(request, spec, arrivals)
+        };
         cost.map(|c| (spec.to_string(), c))
     };
     let short = &arrivals[..SHORT.min(arrivals.len())];
@@ -35,7 +39,10 @@ pub fn make(request: &PlanRequest, stopped: &dyn Fn() -> bool) -> Plan {
     let incumbent = request.candidates.first();
     costs.retain(|(name, c)| *c as f64 <= NEAR * least || Some(name) == incumbent);
     if short.len() < arrivals.len() {
-        costs = costs.iter().filter_map(|(c, _)| cost(c, &arrivals)).collect();
+        costs = costs
+            .iter()
+            .filter_map(|(c, _)| cost(c, &arrivals))
+            .collect();
     }
     if stopped() {
         costs.clear();

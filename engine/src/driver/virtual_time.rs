@@ -106,7 +106,10 @@ pub fn run(
             evicts.peek().map(|e| e.0),
             loads.first().map(|l| l.0),
             // A plan alone keeps no run going.
-            plans.front().map(|p| p.0).filter(|_| next < arrivals.len() || core.num_open() > 0),
+            plans
+                .front()
+                .map(|p| p.0)
+                .filter(|_| next < arrivals.len() || core.num_open() > 0),
             core.next_wakeup(),
         ]
         .into_iter()

@@ -150,8 +150,7 @@ impl Policy for Adaptive {
         let Some((best, least)) = plan.costs.first() else {
             return;
         };
-        let is_better =
-            cost(incumbent).is_none_or(|c| (*least as f64) < c * (1.0 - HYSTERESIS));
+        let is_better = cost(incumbent).is_none_or(|c| (*least as f64) < c * (1.0 - HYSTERESIS));
         if best != incumbent
             && is_better
             && let Ok(rule) = super::build(best)

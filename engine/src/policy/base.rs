@@ -164,7 +164,10 @@ impl Base {
     }
 
     fn attained(&self, model: ModelId) -> Nanos {
-        self.attained.get(model.index()).copied().unwrap_or_default()
+        self.attained
+            .get(model.index())
+            .copied()
+            .unwrap_or_default()
     }
 
     /// The next entry at the head of a block: of the model that had least, by the order.
@@ -201,17 +204,17 @@ impl Base {
             if padded || inside.is_some_and(|i| i != model) {
                 return None;
             }
-            match self.gate {
+            let room = match self.gate {
                 Gate::Empty => None,
                 Gate::Join(behind) => {
                     let newest = entries().min_by_key(|e| (e.block, e.segment))?;
-                    joins(view, newest, behind).map(|room| self.pick(view, model, room))
+                    joins(view, newest, behind)
                 }
                 Gate::Balance(_) if inside.is_some() => None,
-                Gate::Balance(factor) => {
-                    balances(view, model, factor).map(|room| self.pick(view, model, room))
-                }
-            }
+                Gate::Balance(factor) => balances(view, model, factor),
+            };
+            let room = room.filter(|&room| view.fitting_prefix(model, room) > 0)?;
+            Some(self.pick(view, model, room))
         })
     }
 
@@ -251,7 +254,11 @@ fn rows(view: &View<'_>, entry: &SubBatch) -> u64 {
 
 /// Samples and rows of the first `n` waiting.
 fn waiting(view: &View<'_>, model: ModelId, n: usize) -> (u32, u64) {
-    let first = view.queue(model).iter().take(n).map(|k| &view.request(k).request);
+    let first = view
+        .queue(model)
+        .iter()
+        .take(n)
+        .map(|k| &view.request(k).request);
     first.fold((0, 0), |(samples, rows), r| {
         let row = u64::from(r.samples) * u64::from(r.input_len);
         (samples + r.samples, rows + row)
@@ -262,7 +269,10 @@ fn waiting(view: &View<'_>, model: ModelId, n: usize) -> (u32, u64) {
 fn joins(view: &View<'_>, entry: &SubBatch, behind: f64) -> Option<u32> {
     let spec = view.model(entry.model);
     let table = &spec.table;
-    let room = spec.max_batch.checked_sub(entry.samples).filter(|&r| r > 0)?;
+    let room = spec
+        .max_batch
+        .checked_sub(entry.samples)
+        .filter(|&r| r > 0)?;
     if entry.block != 0 {
         return None;
     }
@@ -294,7 +304,7 @@ fn balances(view: &View<'_>, model: ModelId, factor: f64) -> Option<u32> {
     let at_start = entries().find(|e| (e.block, e.segment) == (0, 0));
     if let Some(entry) = at_start {
         let room = spec.max_batch.checked_sub(entry.samples)?;
-        return (room > 0 && view.fitting_prefix(model, room) > 0).then_some(room);
+        return Some(room);
     }
     // Beyond one launch's worth of requests in front, newcomers cannot merge with them.
     let target = entries().max_by_key(|e| e.samples)?;

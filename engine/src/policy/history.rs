@@ -85,10 +85,8 @@ impl History {
     }
 
     fn rate_of(&self, n: usize) -> f64 {
-        let (Some(first), Some(last)) = (
-            self.known.get(self.known.len() - n),
-            self.known.back(),
-        ) else {
+        let (Some(first), Some(last)) = (self.known.get(self.known.len() - n), self.known.back())
+        else {
             return 0.0;
         };
         let span = last.arrival.since(first.arrival).0.max(1) as f64;
@@ -99,7 +97,11 @@ impl History {
     pub fn arrivals(&self, models: &[ModelSpec]) -> Vec<Past> {
         let loops: Vec<bool> = models
             .iter()
-            .map(|m| m.blocks.iter().any(|b| matches!(b.repeat, Repeat::UntilStop { .. })))
+            .map(|m| {
+                m.blocks
+                    .iter()
+                    .any(|b| matches!(b.repeat, Repeat::UntilStop { .. }))
+            })
             .collect();
         let guesses = Guesses::new(self, models.len());
         self.known
@@ -138,7 +140,7 @@ impl Guesses {
         Self(by_model)
     }
 
-    /// The output length of one of the [`NEIGHBOURS`] ended requests nearest in input length, a
+    /// The output length of one of the 16 ended requests nearest in input length, a
     /// different one for different requests; `prior` where none has ended.
     fn of(&self, k: &Known, prior: u32) -> u32 {
         const NEIGHBOURS: usize = 16;
@@ -146,7 +148,9 @@ impl Guesses {
         if pairs.is_empty() {
             return prior.max(1);
         }
-        let at = pairs.partition_point(|p| p.0 < k.past.input_len);
+        let below = pairs.partition_point(|p| p.0 < k.past.input_len);
+        let up_to = pairs.partition_point(|p| p.0 <= k.past.input_len);
+        let at = (below + up_to) / 2;
         let num = NEIGHBOURS.min(pairs.len());
         let first = at.saturating_sub(num / 2).min(pairs.len() - num);
         // Multiplicative hashing (Knuth) spreads neighbouring ids.
@@ -180,7 +184,11 @@ mod tests {
         let mut history = History::default();
         for i in 0..5000 {
             // Ten a second at first, a thousand a second in the end.
-            let at = if i < 4900 { i * 100 } else { 4899 * 100 + (i - 4899) };
+            let at = if i < 4900 {
+                i * 100
+            } else {
+                4899 * 100 + (i - 4899)
+            };
             history.on_arrive(&request(i, at, 1));
         }
         assert_eq!(history.num_arrivals(), 5000);

@@ -193,7 +193,18 @@ mod tests {
     #[test]
     fn unknown_names_and_parameters_are_refused_with_the_list() {
         for spec in [
-            "fifo", "graph", "graph:x", "graph:-1", "greedy:3", "lazy:now", "", "serial:", "join", "join:-1", "front:1", "balance:1,x",
+            "fifo",
+            "graph",
+            "graph:x",
+            "graph:-1",
+            "greedy:3",
+            "lazy:now",
+            "",
+            "serial:",
+            "join",
+            "join:-1",
+            "front:1",
+            "balance:1,x",
         ] {
             let Err(error) = build(spec) else {
                 panic!("{spec:?} was accepted")

@@ -30,7 +30,11 @@ impl Rescue {
     pub const FACTOR: u64 = 16;
 
     pub fn start(&mut self, view: &View<'_>) {
-        let in_flight: u64 = view.models().iter().map(|m| u64::from(m.max_in_flight)).sum();
+        let in_flight: u64 = view
+            .models()
+            .iter()
+            .map(|m| u64::from(m.max_in_flight))
+            .sum();
         self.bound = Self::FACTOR * in_flight;
     }
 
