@@ -40,7 +40,7 @@ pub const ENTRY: Entry = Entry {
 };
 
 /// By how much another rule must be cheaper to replace the incumbent.
-pub const HYSTERESIS: f64 = 0.01;
+pub const HYSTERESIS: f64 = 0.02;
 /// What a missed deadline costs, as a multiple of its SLA target.
 pub const MISS_WEIGHT: f64 = 3.0;
 /// Arrivals before the first plan.
@@ -57,19 +57,24 @@ const CORRECTION_WEIGHT: f64 = 0.02;
 const CORRECTION_CLIP: f64 = 4.0;
 
 /// Rules for models without loops.
-const STATIC_RULES: &[&str] = &["front", "join:0", "join:1", "join:4"];
+const STATIC_RULES: &[&str] = &[
+    "front:demote",
+    "join:0/demote",
+    "join:1/demote",
+    "join:4/demote",
+];
 /// Rules for models with loops.
 const LOOP_RULES: &[&str] = &[
-    "sharing:1",
-    "sharing:0",
-    "sharing:3",
-    "balance:1",
-    "balance:0",
-    "balance:0.5",
-    "balance:2",
-    "balance:4",
-    "join:0",
-    "front",
+    "sharing:1/0.5/0.25/demote",
+    "balance:1/demote",
+    "balance:4/demote",
+    "balance:0/demote",
+    "balance:2/demote",
+    "balance:0.5/demote",
+    "sharing:1/0.5/1/demote",
+    "sharing:1/1/0.1/demote",
+    "sharing:4/0.5/0.05/demote",
+    "join:0/demote",
 ];
 
 /// See the module.
