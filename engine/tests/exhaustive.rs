@@ -14,7 +14,7 @@ use common::*;
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
-const POLICIES: [&str; 10] = [
+const POLICIES: [&str; 11] = [
     "serial",
     "graph:0.000005",
     "graph:0.00002",
@@ -25,6 +25,7 @@ const POLICIES: [&str; 10] = [
     "continuous",
     "cellular",
     "edf",
+    "triton",
 ];
 
 /// All schedules of a world of one model.
