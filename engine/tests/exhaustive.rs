@@ -14,7 +14,12 @@ use common::*;
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
-const POLICIES: [&str; 11] = [
+const POLICIES: [&str; 16] = [
+    "front",
+    "join:0",
+    "balance:1",
+    "sharing:1",
+    "adaptive",
     "serial",
     "graph:0.000005",
     "graph:0.00002",

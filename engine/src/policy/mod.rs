@@ -4,18 +4,22 @@
 //! the core applies and checks what it answers. A new policy is one file here, one line in
 //! [`REGISTRY`], one golden timeline.
 
+pub mod adaptive;
+pub mod base;
 pub mod cellular;
 pub mod continuous;
 pub mod edf;
 mod entries;
 pub mod graph;
+mod history;
 pub mod lazy;
+mod rescue;
 pub mod serial;
 pub mod triton;
 
-use lazybatch_sla::{ModelId, SubBatchId, Time};
+use lazybatch_sla::{Launch, ModelId, Nanos, SubBatchId, Time};
 
-use crate::core::{Key, View};
+use crate::core::{Ending, Key, Plan, PlanRequest, Request, View};
 
 /// Which requests of a queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,6 +70,32 @@ pub enum Decision {
 pub trait Policy: Send {
     /// The next step on the view's lane.
     fn decide(&mut self, view: &View<'_>) -> Decision;
+
+    /// A request arrives; it is not in its queue yet.
+    fn on_arrive(&mut self, now: Time, request: &Request) {
+        let _ = (now, request);
+    }
+
+    /// A launch that ran alone on its lane has completed.
+    fn on_done(&mut self, now: Time, launch: &Launch, took: Nanos) {
+        let _ = (now, launch, took);
+    }
+
+    /// A request has ended.
+    fn on_end(&mut self, now: Time, ending: &Ending) {
+        let _ = (now, ending);
+    }
+
+    /// A plan that it wants made; asked behind every decision.
+    fn plan(&mut self, view: &View<'_>) -> Option<PlanRequest> {
+        let _ = view;
+        None
+    }
+
+    /// The plan that it wanted.
+    fn on_planned(&mut self, now: Time, plan: &Plan) {
+        let _ = (now, plan);
+    }
 }
 
 /// One line of the registry.
@@ -93,6 +123,11 @@ pub const REGISTRY: &[Entry] = &[
     cellular::ENTRY,
     edf::ENTRY,
     triton::ENTRY,
+    base::FRONT,
+    base::JOIN,
+    base::BALANCE,
+    base::SHARING,
+    adaptive::ENTRY,
 ];
 
 /// A specification that names no policy.
@@ -178,6 +213,12 @@ mod tests {
             "triton:pad",
             "triton:preferred=4+8,delay=2.5,levels=3,default-level=2,timeout=9,action=delay",
             "triton:action=reject,max-queue=100",
+            "front",
+            "front:demote",
+            "join:2",
+            "balance:0.5,demote",
+            "sharing:1",
+            "adaptive",
         ] {
             assert!(build(spec).is_ok(), "{spec}");
         }
@@ -221,6 +262,10 @@ mod tests {
             "triton:pad=1",
             "triton:pads",
             "triton:delay=1,",
+            "join",
+            "join:-1",
+            "front:1",
+            "balance:1,x",
         ] {
             let Err(error) = build(spec) else {
                 panic!("{spec:?} was accepted")

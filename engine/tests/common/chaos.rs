@@ -111,6 +111,14 @@ pub fn policies() -> Vec<&'static str> {
         "edf:patience=0.02",
         "triton:pad,delay=0.01,preferred=2+3",
         "triton:levels=2,timeout=0.03,action=delay,delay=0.02",
+        "front",
+        "front:demote",
+        "join:0",
+        "join:3,demote",
+        "balance:0",
+        "balance:1,demote",
+        "sharing:0.5",
+        "sharing:2,demote",
     ];
     for entry in REGISTRY {
         let covered = |s: &&str| s.split(':').next() == Some(entry.name);
