@@ -75,6 +75,18 @@ pub enum Command {
     Replay(ReplayArgs),
 }
 
+impl Command {
+    /// Puts policies with several parameters together again, which the list was cut within.
+    pub fn join_policies(&mut self) {
+        let policies = match self {
+            Self::Compare(args) => &mut args.policies,
+            Self::Simulate(args) => &mut args.policies,
+            _ => return,
+        };
+        *policies = lazybatch_engine::policy::join_list(policies);
+    }
+}
+
 /// Where results go.
 #[derive(Debug, Args)]
 pub struct OutputArgs {
@@ -203,6 +215,9 @@ pub struct SimulateArgs {
     /// Print the timeline of each policy (for short runs)
     #[arg(long)]
     pub timeline: bool,
+    /// Also print a mean latency and a number of violations that no schedule can beat
+    #[arg(long, conflicts_with = "jitter")]
+    pub bound: bool,
     /// Seed of arrivals and jitter
     #[arg(
         long,

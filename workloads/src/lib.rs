@@ -5,6 +5,7 @@
 //! - [`lengths`]: joint distributions of input and output lengths.
 //! - [`results`]: summaries, tables and files of finished requests.
 //! - [`zoo`]: models by name.
+//! - [`bound`]: what no schedule of given arrivals can beat.
 //! - [`devices`]: latency profiles of those models on devices that are not at hand.
 //! - [`report`]: one self-contained HTML file about a comparison.
 //!
@@ -24,6 +25,7 @@
 //! ```
 
 pub mod arrivals;
+pub mod bound;
 pub mod devices;
 pub mod error;
 pub mod experiment;
