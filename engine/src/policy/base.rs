@@ -81,6 +81,14 @@ pub const SHARING: Entry = Entry {
     },
 };
 
+/// The base rule of a specification such as `balance:1/demote`.
+pub(super) fn find(spec: &str) -> Option<Box<dyn Policy>> {
+    let (name, argument) = super::split(spec);
+    let entries = [FRONT, JOIN, BALANCE, SHARING];
+    let entry = entries.into_iter().find(|e| e.name == name)?;
+    (entry.build)(argument)
+}
+
 fn build(
     argument: Option<&str>,
     num_numbers: usize,
