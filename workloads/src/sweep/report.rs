@@ -347,13 +347,13 @@ fn setting_curves(points: &[Point], all: &[&str]) -> Vec<String> {
         let of_setting = |setting: &&Setting| -> Option<&Point> {
             let own = points
                 .iter()
-                .filter(|p| p.setting == ***setting && p.model == **model);
+                .filter(|p| p.setting == **setting && p.model == **model);
             let loosest = own.clone().map(|p| p.sla_ms).fold(0.0, f64::max);
             let mut own: Vec<&Point> = own.filter(|p| p.sla_ms == loosest).collect();
             own.sort_by(|a, b| a.rate_rps.total_cmp(&b.rate_rps));
             own.get(own.len() / 2).copied()
         };
-        let own: Vec<&Point> = settings.iter().filter_map(|s| of_setting(&s)).collect();
+        let own: Vec<&Point> = settings.iter().filter_map(of_setting).collect();
         let load = own.first().map_or(0.0, |p| 100.0 * p.load);
         let chart = LineChart {
             title: format!("{model}: J (ms) at the middle rate, {load:.0} % load"),
