@@ -167,8 +167,9 @@ pub struct CompareArgs {
 
 #[derive(Debug, Args)]
 pub struct SimulateArgs {
-    /// Latency profile, lazybatch-profile/1
-    #[arg(long, value_name = "FILE")]
+    /// Latency profile, lazybatch-profile/1; or a device model (npu, v100, a100, h100, h200, cpu,
+    /// npu:free, ..), whose profile of --model is computed
+    #[arg(long, value_name = "FILE|DEVICE")]
     pub profile: PathBuf,
     /// Arrivals: the project's CSV, Azure LLM CSV or Mooncake JSON lines
     #[arg(long, value_name = "FILE.csv", conflicts_with_all = ["rate", "duration", "lengths"])]
@@ -270,7 +271,8 @@ pub struct ProfileArgs {
     /// Model by name; `phonemes` is trained, the others have synthetic weights
     #[arg(long)]
     pub model: String,
-    /// Device to measure: `cpu`
+    /// Device: `cpu` is measured; npu, v100, a100, h100, h200 are computed from their published
+    /// figures, with :free behind the name where launches and merges shall cost nothing
     #[arg(long, default_value = "cpu")]
     pub device: String,
     /// Threads of the CPU device; all available cores if absent

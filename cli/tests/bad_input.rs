@@ -119,7 +119,10 @@ fn unknown_names_come_with_the_known_ones() {
         place.refuse(&format!("compare --device {name}"), &["--device", &part]);
         place.refuse(
             &format!("profile --model cnn-tiny --out x --device {name}"),
-            &[&part],
+            &[
+                "--device: expected cpu, npu",
+                part.split_once(", ").map_or("", |p| p.1),
+            ],
         );
     }
     place.refuse(
@@ -132,7 +135,31 @@ fn unknown_names_come_with_the_known_ones() {
     );
     place.refuse(
         "profile --model cnn-tiny --out x --device sim",
-        &["--device: expected cpu, got sim"],
+        &["--device: expected cpu, npu, v100", "got sim"],
+    );
+    place.refuse(
+        "profile --model cnn-tiny --out x --device tpu",
+        &["--device: expected cpu, npu, v100", "got tpu"],
+    );
+    place.refuse(
+        "profile --model cnn-tiny --out x --device npu --max-batch 8",
+        &["--max-batch: expected 64", "got 8"],
+    );
+    place.refuse(
+        "profile --model cnn-tiny --out x --device npu --threads 2",
+        &["--threads: expected none", "got 2"],
+    );
+    place.refuse(
+        "profile --model no-such --out x --device npu",
+        &["model: expected one of resnet50", "got no-such"],
+    );
+    place.refuse(
+        "simulate --profile npu --rate 5",
+        &["--model: expected a model, got none for --profile npu"],
+    );
+    place.refuse(
+        "simulate --profile npu --rate 5 --model no-such",
+        &["model: expected one of resnet50", "got no-such"],
     );
     for lengths in ["translation", "fixed:1", "fixed:1:x", "fixed:-1:1"] {
         let parts = ["lengths: expected ", "fixed:IN:OUT", lengths];

@@ -297,3 +297,18 @@ fn a_report_needs_no_network() {
         assert!(!page.contains(part), "{part}");
     }
 }
+
+#[test]
+fn a_device_model_is_a_profile() {
+    let place = Place::with_example();
+    let said = place
+        .succeed("profile --model gnmt-tiny --device npu --out npu.json")
+        .out;
+    assert!(said.contains("gnmt-tiny on npu-128x128-700mhz"), "{said}");
+    let run = "--model gnmt-tiny --rate 200 --duration 0.2 --policies lazy --requests-csv";
+    place.succeed(&format!("simulate --profile npu.json {run} file.csv"));
+    place.succeed(&format!("simulate --profile npu {run} name.csv"));
+    assert_eq!(place.read("file.csv"), place.read("name.csv"));
+    place.succeed(&format!("simulate --profile npu:free {run} free.csv"));
+    assert_ne!(place.read("file.csv"), place.read("free.csv"));
+}

@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 
-use lazybatch_sla::{Launch, Member, RequestId, SubBatchId, Time};
+use lazybatch_sla::{Launch, Member, Nanos, RequestId, SubBatchId, Time};
 use serde_json::{Value, json};
 
 use crate::core::{Action, BlockSpec, CoreConfig, Event, Note};
@@ -104,6 +104,11 @@ impl Observer for Timeline {
                 self.line(now, &format!("fail {ticket}: {cause}"));
             }
             Event::Loaded(model) => self.line(now, &format!("loaded {model}")),
+            Event::Planned(plan) => {
+                let costs = plan.costs.iter();
+                let costs: Vec<_> = costs.map(|(c, ns)| format!("{c} {}", Nanos(*ns))).collect();
+                self.line(now, &format!("planned {}", costs.join(", ")));
+            }
             Event::Done { .. } | Event::Evict(_) | Event::Wake => {}
         }
     }
@@ -137,6 +142,7 @@ impl Observer for Timeline {
             }
             Action::Load(model) => self.line(now, &format!("load {model}")),
             Action::Evict(model) => self.line(now, &format!("evict {model}")),
+            Action::Plan => self.line(now, "plan"),
             Action::Open { .. } | Action::Release { .. } | Action::Launch { .. } => {}
         }
     }

@@ -14,7 +14,12 @@ use common::*;
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
-const POLICIES: [&str; 7] = [
+const POLICIES: [&str; 15] = [
+    "front",
+    "join:0",
+    "balance:1",
+    "sharing:1",
+    "adaptive",
     "serial",
     "graph:0.000005",
     "graph:0.00002",
@@ -22,6 +27,9 @@ const POLICIES: [&str; 7] = [
     "lazy",
     "lazy:late-admits",
     "oracle",
+    "continuous",
+    "cellular",
+    "edf",
 ];
 
 /// All schedules of a world of one model.

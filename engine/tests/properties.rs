@@ -5,7 +5,10 @@
 mod common;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use common::switching::Switching;
 use common::*;
 use lazybatch_engine::core::{Action, Note};
 use lazybatch_sla::Outcome;
@@ -119,6 +122,12 @@ fn time_scales() {
             ("lazy".into(), "lazy".into()),
             ("lazy:late-admits".into(), "lazy:late-admits".into()),
             ("oracle".into(), "oracle".into()),
+            ("continuous".into(), "continuous".into()),
+            ("cellular".into(), "cellular".into()),
+            (
+                "edf:patience=0.05".into(),
+                format!("edf:patience={}", 0.05 * k as f64),
+            ),
         ];
         for (policy, slow_policy) in pair {
             let fast = simulate(&world, &policy, &arrivals, &options);
@@ -145,7 +154,14 @@ fn max_batch_1_leaves_nothing_to_gain() {
             ..Options::default()
         };
         let serial = simulate(&world, "serial", &arrivals, &options);
-        for policy in ["lazy", "lazy:late-admits", "oracle", "greedy"] {
+        for policy in [
+            "lazy",
+            "lazy:late-admits",
+            "oracle",
+            "greedy",
+            "continuous",
+            "cellular",
+        ] {
             let run = simulate(&world, policy, &arrivals, &options);
             assert_eq!(run.counters.launches, run.counters.batched);
             assert_eq!(run.counters.merges, 0);
@@ -246,4 +262,41 @@ fn stack_policies_keep_the_stack() {
             simulate(&chaos.world, policy, &chaos.arrivals, &chaos.options);
         }
     }
+}
+
+/// Every policy takes over whatever table another one leaves, and everybody still ends.
+#[test]
+fn policies_take_over_from_each_other() {
+    let taken_over = Arc::new(AtomicU64::new(0));
+    let cases = num_cases(1500);
+    for seed in 0..cases {
+        let chaos = Chaos::new(seed);
+        let policy = Box::new(Switching::new(seed, taken_over.clone()));
+        let run = judge_policy(&chaos.world, policy, false, &chaos.arrivals, &chaos.options);
+        if let Err(violation) = &run.verdict {
+            panic!("seed {seed}: {violation}");
+        }
+        check_run(&chaos.world, &chaos.arrivals, &chaos.options, &run);
+    }
+    let num = taken_over.load(Ordering::Relaxed);
+    assert!(
+        num > 20 * cases,
+        "only {num} changes with entries in the table"
+    );
+}
+
+/// Under twice the load that can be served, all of it urgent, a request without a target runs when
+/// its patience is over and those due before it have run.
+#[test]
+fn edf_starves_nobody() {
+    let world = World::chain(1, vec![Node::constant(10_000)]);
+    let mut arrivals = vec![Arrival::new(0, 0, 1, 1, None)];
+    let urgent = |i: u64| Arrival::new(5_000 * i, 0, 1, 1, Some(20_000));
+    arrivals.extend((0..400).map(urgent));
+    let run = simulate(&world, "edf:patience=0.1", &arrivals, &Options::default());
+    // Due at 100 us; the 16 that arrive before 80 us are due before it, one is due with it.
+    assert_eq!(run.finishes()[0], 17 * 10_000);
+    // With patience it is served last.
+    let run = simulate(&world, "edf:patience=10000", &arrivals, &Options::default());
+    assert_eq!(run.finishes()[0], 401 * 10_000);
 }

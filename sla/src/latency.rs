@@ -37,6 +37,19 @@ impl Curve {
         Self { points }
     }
 
+    /// The sum of curves, exact at every point of theirs; `None` of none.
+    pub fn sum<'a>(curves: impl Iterator<Item = &'a Curve> + Clone) -> Option<Curve> {
+        let xs: std::collections::BTreeSet<u64> = curves
+            .clone()
+            .flat_map(|c| c.points.iter().map(|p| p.0))
+            .collect();
+        let at = |x: u64| (x, curves.clone().map(|c| c.at(x)).sum());
+        // One more point keeps the slope beyond the last.
+        let beyond = xs.last().map(|x| x * 2 + 1);
+        let points: Vec<_> = xs.iter().copied().chain(beyond).map(at).collect();
+        (!points.is_empty()).then(|| Curve::new(points))
+    }
+
     /// Nanoseconds at `x`, at most [`MAX_NS`].
     pub fn at(&self, x: u64) -> u64 {
         let points = &self.points;
@@ -85,6 +98,8 @@ struct BlockTable {
     has_rows: bool,
     merge_bytes: Vec<f64>,
     num_nodes: Vec<u32>,
+    /// Launches that each segment stands for.
+    launches: Vec<u64>,
 }
 
 /// Latencies of one model's segments.
@@ -171,7 +186,37 @@ impl LatencyTable {
     /// Time of one launch of a segment at `samples` and `rows`, dispatch included.
     pub fn segment(&self, block: u32, segment: u32, samples: u32, rows: u64) -> Nanos {
         let table = &self.blocks[block as usize];
-        Nanos(table.segment(segment as usize, samples, rows) + self.dispatch)
+        let dispatch = table.launches[segment as usize] * self.dispatch;
+        Nanos(table.segment(segment as usize, samples, rows) + dispatch)
+    }
+
+    /// Time of the rest of one pass through a block, from `segment` on, at `samples` and `rows`,
+    /// dispatch included.
+    pub fn pass(&self, block: u32, segment: u32, samples: u32, rows: u64) -> Nanos {
+        let table = &self.blocks[block as usize];
+        Nanos(table.from(segment as usize, samples, rows, self.dispatch))
+    }
+
+    /// A coarser table: per block, groups of consecutive segments that are one segment each. Times
+    /// of whole groups stay the same but for roundings; curves are joined.
+    ///
+    /// # Panics
+    /// If the groups are not of this table.
+    pub fn coarse(&self, groups: &SegmentRanges) -> Self {
+        let blocks = self.blocks.iter().zip(groups);
+        Self {
+            blocks: blocks.map(|(b, g)| b.coarse(g)).collect(),
+            ..self.clone()
+        }
+    }
+
+    /// Times of each block multiplied by its factor; dispatch and copies stay.
+    pub fn scaled(&self, factors: &[f64]) -> Self {
+        let blocks = self.blocks.iter().zip(factors);
+        Self {
+            blocks: blocks.map(|(b, &f)| b.scaled(f)).collect(),
+            ..self.clone()
+        }
     }
 
     /// Time to copy what `members` carry across the boundary in front of a segment.
@@ -264,6 +309,81 @@ impl BlockTable {
                 .map(|r| nodes[r.start as usize].merge_bytes_per_member)
                 .collect(),
             num_nodes: ranges.iter().map(|r| r.end - r.start).collect(),
+            launches: vec![1; ranges.len()],
+        }
+    }
+
+    /// One segment for each of `groups` of consecutive segments.
+    fn coarse(&self, groups: &[Range<u32>]) -> Self {
+        let range = |g: &Range<u32>| g.start as usize..g.end as usize;
+        let by_members: Vec<Vec<u64>> = groups
+            .iter()
+            .map(|g| {
+                let segments = &self.by_members[range(g)];
+                let sizes = segments.first().map_or(0, Vec::len);
+                (0..sizes)
+                    .map(|b| segments.iter().map(|s| s[b]).sum())
+                    .collect()
+            })
+            .collect();
+        let joined = |curves: &[Vec<Curve>]| -> Vec<Vec<Curve>> {
+            let of = |g: &Range<u32>| Curve::sum(curves[range(g)].iter().flatten());
+            groups.iter().map(|g| of(g).into_iter().collect()).collect()
+        };
+        let ends = || {
+            groups
+                .iter()
+                .map(|g| g.start as usize)
+                .chain([self.by_members.len()])
+        };
+        Self {
+            repeat: self.repeat,
+            suffix: self
+                .suffix
+                .iter()
+                .map(|sums| ends().map(|s| sums[s]).collect())
+                .collect(),
+            by_members,
+            member_curves: joined(&self.member_curves),
+            row_curves: joined(&self.row_curves),
+            has_rows: self.has_rows,
+            merge_bytes: groups
+                .iter()
+                .map(|g| self.merge_bytes[g.start as usize])
+                .collect(),
+            num_nodes: groups
+                .iter()
+                .map(|g| self.num_nodes[range(g)].iter().sum())
+                .collect(),
+            launches: groups
+                .iter()
+                .map(|g| self.launches[range(g)].iter().sum())
+                .collect(),
+        }
+    }
+
+    /// All times multiplied by a factor.
+    fn scaled(&self, factor: f64) -> Self {
+        let scale = |ns: u64| (ns as f64 * factor).round() as u64;
+        let curves = |all: &[Vec<Curve>]| -> Vec<Vec<Curve>> {
+            let curve = |c: &Curve| Curve {
+                points: c.points.iter().map(|&(x, y)| (x, scale(y))).collect(),
+            };
+            all.iter()
+                .map(|cs| cs.iter().map(curve).collect())
+                .collect()
+        };
+        let sizes = |all: &[Vec<u64>]| -> Vec<Vec<u64>> {
+            all.iter()
+                .map(|s| s.iter().map(|&ns| scale(ns)).collect())
+                .collect()
+        };
+        Self {
+            by_members: sizes(&self.by_members),
+            suffix: sizes(&self.suffix),
+            member_curves: curves(&self.member_curves),
+            row_curves: curves(&self.row_curves),
+            ..self.clone()
         }
     }
 
@@ -285,7 +405,7 @@ impl BlockTable {
 
     /// The rest of a pass from `segment` on.
     fn from(&self, segment: usize, samples: u32, rows: u64, dispatch: u64) -> u64 {
-        let launches = (self.by_members.len() - segment) as u64 * dispatch;
+        let launches = self.launches[segment..].iter().sum::<u64>() * dispatch;
         match (samples as usize)
             .checked_sub(1)
             .and_then(|i| self.suffix.get(i))
@@ -408,6 +528,25 @@ mod tests {
             ..start
         };
         assert_eq!(table.remaining(&none, 1, 6), Nanos(0));
+    }
+
+    #[test]
+    fn coarse_tables_keep_the_times_of_whole_groups() {
+        let profile = Profile::parse("-", TOY).expect("valid");
+        let model = &profile.models[0];
+        let fine = LatencyTable::new(model, &segments_of(model, 1), profile.dispatch_us, 0.0);
+        let coarse = fine.coarse(&vec![vec![0..2], vec![0..2]]);
+        for (samples, rows) in [(1, 1), (2, 7), (4, 30), (9, 100)] {
+            for block in 0..2 {
+                let whole = fine.pass(block, 0, samples, rows);
+                assert_eq!(coarse.pass(block, 0, samples, rows), whole);
+                assert_eq!(coarse.segment(block, 0, samples, rows), whole);
+            }
+        }
+        assert_eq!((coarse.num_segments(0), coarse.num_nodes(0, 0)), (1, 2));
+        let slow = fine.scaled(&[2.0, 1.0]);
+        assert_eq!(slow.segment(0, 1, 4, 6), Nanos(16_000 + 1_000));
+        assert_eq!(slow.segment(1, 0, 4, 6), fine.segment(1, 0, 4, 6));
     }
 
     #[test]

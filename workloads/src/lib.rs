@@ -6,6 +6,7 @@
 //! - [`results`]: summaries, tables and files of finished requests.
 //! - [`sweep`]: grids of simulations, scored and compared.
 //! - [`zoo`]: models by name.
+//! - [`devices`]: latency profiles of those models on devices that are not at hand.
 //! - [`report`]: one self-contained HTML file about a comparison.
 //!
 //! No clock is read and no network is used. Every random choice comes from a seed handed in.
@@ -24,6 +25,7 @@
 //! ```
 
 pub mod arrivals;
+pub mod devices;
 pub mod error;
 pub mod experiment;
 pub mod lengths;

@@ -2,32 +2,70 @@
 
 use lazybatch_sla::Profile;
 use lazybatch_sla::profile::FORMAT;
+use lazybatch_workloads::devices;
 use lazybatch_workloads::experiment::measure::{self, Measured};
 use lazybatch_workloads::lengths::Lengths;
 
 use crate::args::ProfileArgs;
 use crate::failure::BadInput;
-use crate::models::{self, DeviceKind, Model};
+use crate::models::{self, Model};
 use crate::output;
 
 /// Runs the command.
 pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
-    if DeviceKind::parse(&args.device)? == DeviceKind::Sim {
-        let got = "sim, which takes its latencies from a profile";
-        return Err(BadInput(format!("--device: expected cpu, got {got}")).into());
-    }
     output::check([("--out", Some(args.out.as_path()))])?;
-    let model = Model::load(&args.model)?;
-    let measured = measure(&model, args.threads, args.max_batch, args.segment_us)?;
-    let profile = measured_profile(measured);
+    let profile = if args.device == "cpu" {
+        let model = Model::load(&args.model)?;
+        measured_profile(measure(
+            &model,
+            args.threads,
+            args.max_batch,
+            args.segment_us,
+        )?)
+    } else {
+        if let Some(threads) = args.threads {
+            let what = "--threads: expected none for a device that is computed";
+            return Err(BadInput(format!("{what}, got {threads}")).into());
+        }
+        if args.max_batch != devices::MAX_BATCH {
+            let what = format!("--max-batch: expected {} for a device", devices::MAX_BATCH);
+            let got = args.max_batch;
+            return Err(BadInput(format!("{what} that is computed, got {got}")).into());
+        }
+        computed(&args.device, &args.model)?
+    };
     output::write("--out", &args.out, &profile.to_json())?;
     let nodes: usize = profile.models[0].blocks.iter().map(|b| b.nodes.len()).sum();
+    let entries = if args.device == "cpu" {
+        "segments"
+    } else {
+        "nodes"
+    };
     output::line(format_args!(
-        "{}: {} on {}, {nodes} segments",
+        "{}: {} on {}, {nodes} {entries}",
         args.out.display(),
         args.model,
         profile.device
     ))
+}
+
+/// The profile of a device model: nothing is measured.
+pub fn computed(device: &str, model: &str) -> anyhow::Result<Profile> {
+    let names: Vec<_> = devices::names().filter(|n| *n != "cpu").collect();
+    let (device, overheads) = devices::parse(device).map_err(|_| {
+        let names = names.join(", ");
+        let got = match device {
+            "sim" => "sim, which takes its latencies from a profile".to_string(),
+            _ if device == "cuda" || device.starts_with("cuda:") => {
+                format!("{device}: this build has no CUDA device")
+            }
+            _ => device.to_string(),
+        };
+        BadInput(format!(
+            "--device: expected cpu, {names}, or one of the latter with :free, got {got}"
+        ))
+    })?;
+    Ok(device.profile(&[model], overheads)?)
 }
 
 /// Measures a model on the embedded device.

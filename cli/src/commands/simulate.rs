@@ -8,6 +8,7 @@ use lazybatch_engine::timeline::Timeline;
 use lazybatch_kernels::Noise;
 use lazybatch_sla::{Nanos, Profile};
 use lazybatch_workloads::arrivals::{Arrival, Limit, Process, Stream, Workload, mean_rate};
+use lazybatch_workloads::devices;
 use lazybatch_workloads::experiment::Simulation;
 use lazybatch_workloads::experiment::simulate::DEFAULT_SLA_MS;
 use lazybatch_workloads::lengths::{self, Lengths};
@@ -24,7 +25,7 @@ const MAX_ARRIVALS: f64 = 1e8;
 
 /// Runs the command.
 pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
-    let mut profile = Profile::read(&args.profile)?;
+    let mut profile = read_profile(args)?;
     if let Some(name) = &args.model {
         let names: Vec<_> = profile.models.iter().map(|m| m.name.clone()).collect();
         profile.models.retain(|m| m.name == *name);
@@ -115,6 +116,21 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     match &args.output.report {
         Some(path) => report::write(path, &results, &runs, settings(args), Vec::new()),
         None => Ok(()),
+    }
+}
+
+/// The profile file, or the profile of a device model where no file has that name.
+fn read_profile(args: &SimulateArgs) -> anyhow::Result<Profile> {
+    let name = args.profile.to_str().unwrap_or_default();
+    match devices::parse(name) {
+        Ok((device, overheads)) if !args.profile.exists() => {
+            let Some(model) = &args.model else {
+                let got = format!("none for --profile {name}");
+                return Err(BadInput(format!("--model: expected a model, got {got}")).into());
+            };
+            Ok(device.profile(&[model], overheads)?)
+        }
+        _ => Ok(Profile::read(&args.profile)?),
     }
 }
 

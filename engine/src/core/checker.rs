@@ -148,7 +148,9 @@ impl Checker {
                 }
                 self.advance(now)
             }
-            Event::Loaded(_) | Event::Evict(_) | Event::Wake => self.advance(now),
+            Event::Loaded(_) | Event::Evict(_) | Event::Planned(_) | Event::Wake => {
+                self.advance(now)
+            }
         }
     }
 

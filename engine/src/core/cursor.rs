@@ -213,6 +213,7 @@ impl State {
                 continue;
             };
             let padded = launch.padded_len.is_some();
+            self.note_output_len(key, launch);
             match self.requests[key as usize].stage {
                 Stage::InFlight(_) if padded => self.requests[key as usize].stopped = true,
                 Stage::InFlight(entry) => {
@@ -260,6 +261,17 @@ impl State {
             for key in finishing {
                 self.complete(now, key);
             }
+        }
+    }
+
+    /// Remembers how many passes the loop took that `launch` ended for a request.
+    fn note_output_len(&mut self, key: Key, launch: &Launch) {
+        let state = &mut self.requests[key as usize];
+        let mut members = launch.members.iter();
+        if state.output_len.is_none()
+            && let Some(member) = members.find(|m| m.request == state.request.id)
+        {
+            state.output_len = Some(member.step + 1);
         }
     }
 

@@ -4,6 +4,8 @@ use lazybatch_sla::{LaneId, ModelId, Nanos, Outcome, RequestId, Slot, SubBatchId
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
+use super::plan::Plan;
+
 /// A request at its arrival.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
@@ -56,6 +58,8 @@ pub enum Event {
     Loaded(ModelId),
     /// Drop a model's weights as soon as none of its requests is in flight.
     Evict(ModelId),
+    /// The answer to [`Action::Plan`].
+    Planned(Plan),
     /// A wake-up that [`super::Core::next_wakeup`] asked for.
     Wake,
 }
@@ -102,6 +106,9 @@ pub enum Action {
     Load(ModelId),
     /// Drop a model's weights.
     Evict(ModelId),
+    /// Make the plan that [`super::Core::take_plan`] describes, off the device's path, then report
+    /// [`Event::Planned`].
+    Plan,
     /// A change of the batch table, for timelines and the checker.
     Note(Note),
 }

@@ -19,6 +19,7 @@ pub mod checker;
 mod config;
 mod cursor;
 mod event;
+mod plan;
 mod queue;
 mod request;
 mod state;
@@ -29,10 +30,11 @@ use lazybatch_sla::{LaneId, Launch, ModelId, Outcome, RequestId, Ticket, Time};
 
 pub use config::{BlockSpec, CoreConfig, ModelSpec};
 pub use event::{Action, Event, Note, Request};
+pub use plan::{Past, Plan, PlanRequest};
 pub use queue::ArrivalQueue;
 pub use request::{Key, RequestState, Stage};
-pub use state::Counters;
 use state::State;
+pub use state::{Counters, Ending};
 pub use table::{BatchTable, Padded, SubBatch};
 pub use view::View;
 
@@ -44,6 +46,7 @@ pub struct Core {
     policy: Box<dyn Policy>,
     now: Time,
     undecided: bool,
+    plan: Option<PlanRequest>,
 }
 
 impl Core {
@@ -57,6 +60,7 @@ impl Core {
             policy,
             now: Time::ZERO,
             undecided: false,
+            plan: None,
         }
     }
 
@@ -75,6 +79,7 @@ impl Core {
                     "{} arrives in the future",
                     request.id
                 );
+                self.policy.on_arrive(now, &request);
                 self.state.arrive(now, request);
             }
             Event::Cancel(request) => self.state.cancel(now, request),
@@ -83,11 +88,22 @@ impl Core {
                 stopped,
                 failed,
             } => {
+                if let Some((launch, took)) = self.state.oldest_flight(now, ticket) {
+                    self.policy.on_done(now, launch, took);
+                }
                 self.state.done(now, ticket, &stopped, failed.as_deref());
             }
+            Event::Planned(plan) => self.policy.on_planned(now, &plan),
             Event::Loaded(model) => self.state.loaded(model),
             Event::Evict(model) => self.state.evict(model),
             Event::Wake => {}
+        }
+        self.report_ends(now);
+    }
+
+    fn report_ends(&mut self, now: Time) {
+        for ending in self.state.endings.drain(..) {
+            self.policy.on_end(now, &ending);
         }
     }
 
@@ -124,7 +140,22 @@ impl Core {
                 }
             }
         }
+        self.report_ends(now);
+        let view = View {
+            now,
+            lane: LaneId(0),
+            state: &self.state,
+        };
+        if let Some(plan) = self.policy.plan(&view) {
+            self.plan = Some(plan);
+            self.state.actions.push_back(Action::Plan);
+        }
         choice
+    }
+
+    /// What [`Action::Plan`] asks for.
+    pub fn take_plan(&mut self) -> Option<PlanRequest> {
+        self.plan.take()
     }
 
     /// Whether anything happened since the last decision.

@@ -28,6 +28,11 @@ impl ArrivalQueue {
         self.waiting.front().map(|w| w.1)
     }
 
+    /// The youngest request.
+    pub fn back(&self) -> Option<Key> {
+        self.waiting.back().map(|w| w.1)
+    }
+
     /// Waiting requests, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = Key> + '_ {
         self.waiting.iter().map(|w| w.1)

@@ -37,6 +37,8 @@ pub struct RequestState {
     pub(crate) slot: Option<Slot>,
     /// When it was launched first.
     pub first_launch: Option<Time>,
+    /// Passes of its last `UntilStop` loop, once that has ended.
+    pub output_len: Option<u32>,
     /// Its own loop has ended although its padded batch goes on.
     pub(crate) stopped: bool,
     /// Ends as cancelled as soon as its launch completes.
@@ -56,6 +58,7 @@ impl RequestState {
             stage: Stage::Queued,
             slot: None,
             first_launch: None,
+            output_len: None,
             stopped: false,
             doomed: false,
             after: None,

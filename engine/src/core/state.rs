@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 
 use lazybatch_sla::{
-    LaneId, Launch, Member, ModelId, Outcome, RequestId, Slot, SubBatchId, Ticket, Time,
+    LaneId, Launch, Member, ModelId, Nanos, Outcome, RequestId, Slot, SubBatchId, Ticket, Time,
 };
 use rustc_hash::FxHashMap;
 use slab::Slab;
@@ -29,6 +29,19 @@ pub(crate) struct Flight {
     pub number: u64,
     /// Requests that end when it completes.
     pub finishing: Vec<Key>,
+    /// When it was issued.
+    pub issued: Time,
+}
+
+/// How a request ended, for policies that learn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ending {
+    /// Which one.
+    pub id: RequestId,
+    /// How.
+    pub outcome: Outcome,
+    /// Passes of its last `UntilStop` loop, if that has ended.
+    pub output_len: Option<u32>,
 }
 
 /// One lane.
@@ -90,6 +103,8 @@ pub struct State {
     free_slots: Vec<Slot>,
     pub(crate) actions: VecDeque<Action>,
     pub(crate) counters: Counters,
+    /// Endings that the policy has not heard of.
+    pub(crate) endings: Vec<Ending>,
     next_ticket: u64,
     spare: Vec<Launch>,
     lingering: Vec<Key>,
@@ -136,6 +151,7 @@ impl State {
             free_slots: Vec::new(),
             actions: VecDeque::new(),
             counters: Counters::default(),
+            endings: Vec::new(),
             next_ticket: 0,
             spare: Vec::new(),
             lingering: Vec::new(),
@@ -283,6 +299,14 @@ impl State {
         self.spare.push(flight.launch);
     }
 
+    /// The launch of a ticket and how long it ran, where it ran alone on its lane.
+    pub(crate) fn oldest_flight(&self, now: Time, ticket: Ticket) -> Option<(&Launch, Nanos)> {
+        let lane = |l: &&Lane| l.flights.front().is_some_and(|f| f.launch.ticket == ticket);
+        let lane = self.lanes.iter().find(lane)?;
+        let flight = lane.flights.front().filter(|_| lane.depth == 1)?;
+        Some((&flight.launch, now.since(flight.issued)))
+    }
+
     pub(crate) fn loaded(&mut self, model: ModelId) {
         self.residency[model.index()] = Residency::Resident;
     }
@@ -338,6 +362,11 @@ impl State {
             state.request.sequence,
         );
         let (slot, after, first_launch) = (state.slot, state.after, state.first_launch);
+        self.endings.push(Ending {
+            id: request,
+            outcome,
+            output_len: state.output_len,
+        });
         self.by_id.remove(&request);
         self.counters.finished += 1;
         self.actions.push_back(Action::Finish {
@@ -621,6 +650,7 @@ impl State {
             launch,
             number,
             finishing,
+            issued: now,
         });
     }
 

@@ -47,6 +47,11 @@ impl SubBatch {
         self.members.len()
     }
 
+    /// Number of its last launch in the order of its lane; `None` before the first.
+    pub fn last_launch(&self) -> Option<u64> {
+        self.after.map(|(_, number)| number)
+    }
+
     /// Whether it was launched since it was pushed or split off a launched entry.
     pub fn has_started(&self) -> bool {
         self.after.is_some()

@@ -1,10 +1,10 @@
 //! What a policy sees.
 
-use lazybatch_sla::{LaneId, ModelId, Progress, Time};
+use lazybatch_sla::{LaneId, ModelId, Progress, RequestId, Time};
 
 use super::config::ModelSpec;
 use super::queue::ArrivalQueue;
-use super::request::{Key, RequestState};
+use super::request::{Key, RequestState, Stage};
 use super::state::{Residency, State};
 use super::table::{BatchTable, SubBatch};
 
@@ -36,14 +36,18 @@ impl<'a> View<'a> {
 
     /// Models that have someone waiting, their weights resident and a slot free, by id.
     pub fn ready(&self) -> impl Iterator<Item = ModelId> + 'a {
-        let state = self.state;
-        (0..state.queues.len())
+        let view = *self;
+        (0..self.state.queues.len())
             .map(|m| ModelId(m as u32))
-            .filter(move |m| {
-                !state.queues[m.index()].is_empty()
-                    && state.residency[m.index()] == Residency::Resident
-                    && state.in_flight[m.index()] < state.config.models[m.index()].max_in_flight
-            })
+            .filter(move |&m| view.is_ready(m))
+    }
+
+    /// Whether a model has someone waiting, its weights resident and a slot free.
+    pub fn is_ready(&self, model: ModelId) -> bool {
+        let (state, m) = (self.state, model.index());
+        !state.queues[m].is_empty()
+            && state.residency[m] == Residency::Resident
+            && state.in_flight[m] < state.config.models[m].max_in_flight
     }
 
     /// The ready model whose oldest request has waited longest; ties by model id.
@@ -81,6 +85,13 @@ impl<'a> View<'a> {
     /// The request at `key`.
     pub fn request(&self, key: Key) -> &'a RequestState {
         &self.state.requests[key as usize]
+    }
+
+    /// Whether the request at `key` is that of `id` and waits in an arrival queue. Keys are
+    /// reused, so a policy asks before it trusts one that it remembered.
+    pub fn is_waiting(&self, key: Key, id: RequestId) -> bool {
+        let state = self.state.requests.get(key as usize);
+        state.is_some_and(|r| r.request.id == id && r.stage == Stage::Queued)
     }
 
     /// Members of an entry, in batch order.

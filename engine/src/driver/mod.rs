@@ -1,5 +1,7 @@
 //! Drivers move events into the core and actions to a device.
 
+pub mod plan;
+mod planner;
 pub mod threaded;
 pub mod virtual_time;
 

@@ -20,6 +20,7 @@ use smallvec::SmallVec;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use super::Observer;
+use super::planner::Planner;
 use crate::core::{Action, Core, Counters, Event, Request};
 use crate::embed::{Answer, RequestError, Step};
 
@@ -120,6 +121,7 @@ pub(crate) struct DriverState {
     /// Launches that failed at issue.
     refused: VecDeque<(Ticket, String)>,
     draining: bool,
+    planner: Planner,
 }
 
 impl Driver {
@@ -131,6 +133,9 @@ impl Driver {
             if !self.take_commands(now) {
                 self.abandon();
                 return;
+            }
+            if let Some(plan) = self.state.planner.poll() {
+                self.event(now, Event::Planned(plan));
             }
             if self.core.next_wakeup().is_some_and(|t| t <= now) {
                 self.event(now, Event::Wake);
@@ -268,6 +273,10 @@ impl Driver {
                     }
                 }
                 Action::Evict(model) => self.device.unload(model),
+                Action::Plan => {
+                    let request = self.core.take_plan().expect("asked for together");
+                    self.state.planner.start(request);
+                }
                 Action::Note(_) | Action::Launch { .. } => {}
             }
         }

@@ -3,11 +3,16 @@
 //! Jumps from event to event. At one timestamp: all completions, then all arrivals in order of id,
 //! then cancellations, then wake-ups, then one decision per free lane.
 
-use lazybatch_kernels::{Device, OpenRequest, Plan};
+use std::collections::VecDeque;
+
+use lazybatch_kernels::{Device, OpenRequest, Plan as Prepared};
 use lazybatch_sla::{ModelId, Nanos, Outcome, RequestId, Time};
 
-use super::Observer;
-use crate::core::{Action, Core, Event, Request};
+use super::{Observer, plan};
+use crate::core::{Action, Core, Event, Plan, Request};
+
+/// Virtual time from the wish for a plan to the plan.
+pub const PLAN_DELAY: Nanos = Nanos::from_ms(50);
 
 /// A request and what only the simulated device knows of it.
 #[derive(Clone, Debug)]
@@ -92,6 +97,7 @@ pub fn run(
     let mut cancels = script.cancels.iter().peekable();
     let mut evicts = script.evicts.iter().peekable();
     let mut loads: Vec<(Time, ModelId)> = Vec::new();
+    let mut plans: VecDeque<(Time, Plan)> = VecDeque::new();
     loop {
         let now = [
             device.next_completion(),
@@ -99,6 +105,11 @@ pub fn run(
             cancels.peek().map(|c| c.0),
             evicts.peek().map(|e| e.0),
             loads.first().map(|l| l.0),
+            // A plan alone keeps no run going.
+            plans
+                .front()
+                .map(|p| p.0)
+                .filter(|_| next < arrivals.len() || core.num_open() > 0),
             core.next_wakeup(),
         ]
         .into_iter()
@@ -140,6 +151,11 @@ pub fn run(
         while loads.first().is_some_and(|l| l.0 <= now) {
             take(core, Event::Loaded(loads.remove(0).1));
         }
+        while plans.front().is_some_and(|p| p.0 <= now)
+            && let Some((_, plan)) = plans.pop_front()
+        {
+            take(core, Event::Planned(plan));
+        }
         if core.next_wakeup() == Some(now) {
             take(core, Event::Wake);
         }
@@ -150,7 +166,7 @@ pub fn run(
                     let launch = core.launch(*lane, *ticket);
                     observer.on_launch(now, launch);
                     device
-                        .enqueue(now, Plan(0), launch)
+                        .enqueue(now, Prepared(0), launch)
                         .expect("simulated launches are accepted");
                     continue;
                 }
@@ -172,6 +188,10 @@ pub fn run(
                     device.close(*slot);
                 }
                 Action::Load(model) => loads.push((now + script.load, *model)),
+                Action::Plan => {
+                    let plan = core.take_plan().expect("asked for together");
+                    plans.push_back((now + PLAN_DELAY, plan::make(&plan, &|| false)));
+                }
                 Action::Evict(_) | Action::Note(_) => {}
             }
             observer.on_action(now, &action);

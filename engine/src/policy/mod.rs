@@ -4,13 +4,21 @@
 //! the core applies and checks what it answers. A new policy is one file here, one line in
 //! [`REGISTRY`], one golden timeline.
 
+pub mod adaptive;
+pub mod base;
+pub mod cellular;
+pub mod continuous;
+pub mod edf;
+mod entries;
 pub mod graph;
+mod history;
 pub mod lazy;
+mod rescue;
 pub mod serial;
 
-use lazybatch_sla::{ModelId, SubBatchId, Time};
+use lazybatch_sla::{Launch, ModelId, Nanos, SubBatchId, Time};
 
-use crate::core::{Key, View};
+use crate::core::{Ending, Key, Plan, PlanRequest, Request, View};
 
 /// Which requests of a queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,6 +69,32 @@ pub enum Decision {
 pub trait Policy: Send {
     /// The next step on the view's lane.
     fn decide(&mut self, view: &View<'_>) -> Decision;
+
+    /// A request arrives; it is not in its queue yet.
+    fn on_arrive(&mut self, now: Time, request: &Request) {
+        let _ = (now, request);
+    }
+
+    /// A launch that ran alone on its lane has completed.
+    fn on_done(&mut self, now: Time, launch: &Launch, took: Nanos) {
+        let _ = (now, launch, took);
+    }
+
+    /// A request has ended.
+    fn on_end(&mut self, now: Time, ending: &Ending) {
+        let _ = (now, ending);
+    }
+
+    /// A plan that it wants made; asked behind every decision.
+    fn plan(&mut self, view: &View<'_>) -> Option<PlanRequest> {
+        let _ = view;
+        None
+    }
+
+    /// The plan that it wanted.
+    fn on_planned(&mut self, now: Time, plan: &Plan) {
+        let _ = (now, plan);
+    }
 }
 
 /// One line of the registry.
@@ -84,6 +118,14 @@ pub const REGISTRY: &[Entry] = &[
     graph::GREEDY,
     lazy::LAZY,
     lazy::ORACLE,
+    continuous::ENTRY,
+    cellular::ENTRY,
+    edf::ENTRY,
+    base::FRONT,
+    base::JOIN,
+    base::BALANCE,
+    base::SHARING,
+    adaptive::ENTRY,
 ];
 
 /// A specification that names no policy.
@@ -144,6 +186,16 @@ mod tests {
             "lazy",
             "lazy:late-admits",
             "oracle",
+            "continuous",
+            "cellular",
+            "edf",
+            "edf:patience=2.5",
+            "front",
+            "front:demote",
+            "join:2",
+            "balance:0.5,demote",
+            "sharing:1",
+            "adaptive",
         ] {
             assert!(build(spec).is_ok(), "{spec}");
         }
@@ -152,7 +204,23 @@ mod tests {
     #[test]
     fn unknown_names_and_parameters_are_refused_with_the_list() {
         for spec in [
-            "fifo", "graph", "graph:x", "graph:-1", "greedy:3", "lazy:now", "", "serial:",
+            "fifo",
+            "graph",
+            "graph:x",
+            "graph:-1",
+            "greedy:3",
+            "lazy:now",
+            "",
+            "serial:",
+            "continuous:1",
+            "cellular:x",
+            "edf:3",
+            "edf:patience=-1",
+            "edf:patience=",
+            "join",
+            "join:-1",
+            "front:1",
+            "balance:1,x",
         ] {
             let Err(error) = build(spec) else {
                 panic!("{spec:?} was accepted")

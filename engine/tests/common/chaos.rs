@@ -95,6 +95,16 @@ pub fn policies() -> Vec<&'static str> {
         "lazy",
         "lazy:late-admits",
         "oracle",
+        "edf",
+        "edf:patience=0.02",
+        "front",
+        "front:demote",
+        "join:0",
+        "join:3,demote",
+        "balance:0",
+        "balance:1,demote",
+        "sharing:0.5",
+        "sharing:2,demote",
     ];
     for entry in REGISTRY {
         let covered = |s: &&str| s.split(':').next() == Some(entry.name);

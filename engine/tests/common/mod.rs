@@ -12,7 +12,7 @@ use lazybatch_engine::core::checker::{Checker, Violation};
 use lazybatch_engine::core::{Action, Core, CoreConfig, Counters, Event, ModelSpec};
 use lazybatch_engine::driver::virtual_time::{Ended, Script, SimRequest, run, untimed};
 use lazybatch_engine::driver::{Judge, Observer};
-use lazybatch_engine::policy;
+use lazybatch_engine::policy::{self, Policy};
 use lazybatch_kernels::sim::{Noise, SimDevice};
 use lazybatch_sla::profile::{
     BlockProfile, By, FORMAT, ModelProfile, NodeProfile, Profile, RepeatRule,
@@ -22,7 +22,9 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 pub mod chaos;
+pub mod golden;
 pub mod random;
+pub mod switching;
 pub mod world;
 
 #[allow(unused_imports, reason = "each test file takes what it needs")]
@@ -155,13 +157,25 @@ pub fn simulate(world: &World, policy: &str, arrivals: &[Arrival], options: &Opt
 
 /// As [`simulate`], but the verdict is returned.
 pub fn judge(world: &World, policy: &str, arrivals: &[Arrival], options: &Options) -> Run {
+    let knows = policy::find(policy).expect("a policy").needs_output_len;
+    let policy = policy::build(policy).expect("a policy");
+    judge_policy(world, policy, knows, arrivals, options)
+}
+
+/// As [`judge`], for a policy that is not registered; `knows` tells it the output lengths.
+pub fn judge_policy(
+    world: &World,
+    policy: Box<dyn Policy>,
+    knows: bool,
+    arrivals: &[Arrival],
+    options: &Options,
+) -> Run {
     let config = config(world, options);
     let tables: Vec<Arc<_>> = config.models.iter().map(|m| m.table.clone()).collect();
     let lanes = config.lane_depths.len() as u32;
     let mut device = SimDevice::new("sim", lanes, tables, Nanos::ZERO, options.noise.clone());
-    let knows = policy::find(policy).expect("a policy").needs_output_len;
     let sims = sim_requests(arrivals, knows);
-    let mut core = Core::new(config.clone(), policy::build(policy).expect("a policy"));
+    let mut core = Core::new(config.clone(), policy);
     let mut judge = Judge::new(Checker::new(&config, options.stack));
     let mut recorder = Recorder::default();
     let script = &options.script;
@@ -208,6 +222,7 @@ pub fn sim_requests(arrivals: &[Arrival], knows: bool) -> Vec<SimRequest> {
         );
         sim.request.samples = a.samples;
         sim.request.sequence = a.sequence;
+        sim.request.priority = a.priority;
         sim.request.known_output_len = knows.then_some(a.output_len);
         sim
     };

@@ -188,6 +188,7 @@ pub struct Arrival {
     pub sla: Option<u64>,
     pub samples: u32,
     pub sequence: Option<u64>,
+    pub priority: u8,
 }
 
 impl Arrival {
@@ -200,6 +201,7 @@ impl Arrival {
             sla,
             samples: 1,
             sequence: None,
+            priority: 0,
         }
     }
 }

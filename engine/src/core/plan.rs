@@ -1,0 +1,52 @@
+//! Plans: long computations that a policy asks for and the driver makes.
+//!
+//! A policy that wants to know how rules would do over many arrivals hands out a [`PlanRequest`]
+//! (with [`super::Action::Plan`]); the driver simulates each candidate over the arrivals, off the
+//! device's path, and answers with [`super::Event::Planned`]. The answer is an event, so that a
+//! journal replays without simulating anything.
+
+use lazybatch_sla::{ModelId, Nanos, RequestId};
+use serde::{Deserialize, Serialize};
+
+use super::config::CoreConfig;
+
+/// One arrival of the past.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Past {
+    /// Id of the request.
+    pub id: RequestId,
+    /// Time since the arrival before it.
+    pub gap: Nanos,
+    /// Model.
+    pub model: ModelId,
+    /// SLA target.
+    pub sla: Option<Nanos>,
+    /// Priority level.
+    pub priority: u8,
+    /// Samples.
+    pub samples: u32,
+    /// Length of its input.
+    pub input_len: u32,
+    /// Passes of its loop, measured or guessed; 0 skips it.
+    pub output_len: u32,
+}
+
+/// What shall be simulated.
+#[derive(Clone, Debug)]
+pub struct PlanRequest {
+    /// Models with coarse, corrected latency tables.
+    pub config: CoreConfig,
+    /// Arrivals, oldest first.
+    pub arrivals: Vec<Past>,
+    /// Specifications of the rules to compare; the first is the incumbent.
+    pub candidates: Vec<String>,
+    /// How much one missed deadline counts, as a multiple of its SLA target.
+    pub miss_weight: f64,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Candidates with their mean cost per request in nanoseconds, the cheapest first.
+    pub costs: Vec<(String, u64)>,
+}

@@ -1,0 +1,88 @@
+//! Makes plans on a thread of its own, within a budget of processor time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::plan;
+use super::threaded::Clock;
+use crate::core::{Plan, PlanRequest};
+
+/// Share of one processor that plans may take: behind each plan the thread rests so long.
+pub const BUDGET: f64 = 0.05;
+
+/// The planning thread, started with the first plan; stopped and joined on drop.
+#[derive(Default)]
+pub(crate) struct Planner {
+    thread: Option<Thread>,
+}
+
+struct Thread {
+    requests: Option<Sender<PlanRequest>>,
+    plans: Receiver<Plan>,
+    stop: Arc<AtomicBool>,
+    handle: Option<JoinHandle<()>>,
+}
+
+impl Planner {
+    /// Makes a plan as soon as the budget allows.
+    pub fn start(&mut self, request: PlanRequest) {
+        let thread = self.thread.get_or_insert_with(Thread::start);
+        if let Some(requests) = &thread.requests {
+            // A thread that has died leaves the incumbent in place.
+            drop(requests.send(request));
+        }
+    }
+
+    /// A plan that is done.
+    pub fn poll(&mut self) -> Option<Plan> {
+        self.thread.as_ref()?.plans.try_recv().ok()
+    }
+}
+
+impl Thread {
+    fn start() -> Self {
+        let (requests, inbox) = mpsc::channel::<PlanRequest>();
+        let (outbox, plans) = mpsc::channel();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let handle = std::thread::Builder::new()
+            .name("lazybatch-plan".into())
+            .spawn(move || work(&inbox, &outbox, &stopped))
+            .ok();
+        Self {
+            requests: Some(requests),
+            plans,
+            stop,
+            handle,
+        }
+    }
+}
+
+fn work(inbox: &Receiver<PlanRequest>, outbox: &Sender<Plan>, stop: &AtomicBool) {
+    let clock = Clock::start();
+    while let Ok(request) = inbox.recv() {
+        let start = clock.now();
+        let plan = plan::make(&request, &|| stop.load(Ordering::Relaxed));
+        if outbox.send(plan).is_err() {
+            return;
+        }
+        let spent = clock.now().since(start).0 as f64;
+        let rest = Duration::from_nanos((spent * (1.0 / BUDGET - 1.0)) as u64);
+        std::thread::park_timeout(rest);
+    }
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.requests = None;
+        if let Some(handle) = self.handle.take() {
+            handle.thread().unpark();
+            // A plan that panicked has been reported on its thread.
+            drop(handle.join());
+        }
+    }
+}

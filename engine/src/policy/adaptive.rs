@@ -1,0 +1,247 @@
+//! `adaptive`: the best of the base rules for the load there is, chosen by simulation.
+//!
+//! Two time scales. At every boundary the *incumbent*, one of the rules of [`super::base`],
+//! decides. Every so many arrivals, and when the arrival rate has changed, the policy asks for a
+//! plan: each candidate rule is simulated over the arrivals of the recent past, with their gaps,
+//! lengths and deadlines as they were and the latency tables as measured, and the one of least
+//! mean cost becomes the incumbent, the incumbent keeping its place unless another is cheaper by
+//! [`HYSTERESIS`]. Cost is latency, plus [`MISS_WEIGHT`] times the SLA target where that is missed.
+//!
+//! What is learned online: arrivals ([`History`]), output lengths of ended requests, which stand in
+//! for those of requests that have not ended, by input length; the ratio of measured to predicted
+//! launch times, by block, which corrects the tables that plans are made with.
+//!
+//! Nobody starves: when as many later requests have ended before the oldest open one as
+//! [`Rescue`] allows, nobody but the oldest is admitted, and its entry runs, until it has ended.
+//!
+//! Source: rollout over a portfolio of heuristics is one-step policy improvement (Bertsekas,
+//! "Rollout Algorithms for Discrete Optimization"); here over whole rules, not single steps.
+
+use lazybatch_graph::Repeat;
+use lazybatch_sla::{LatencyTable, Launch, Nanos, SegmentRanges, Time};
+use std::sync::Arc;
+
+use super::history::History;
+use super::rescue::Rescue;
+use super::{Decision, Entry, Policy};
+use crate::core::{CoreConfig, Ending, ModelSpec, Plan, PlanRequest, Request, View};
+
+/// Registry line.
+pub const ENTRY: Entry = Entry {
+    name: "adaptive",
+    usage: "adaptive",
+    summary: "the base rule that does best over recent arrivals, by simulation",
+    needs_output_len: false,
+    build: |argument| {
+        argument
+            .is_none()
+            .then(|| Box::new(Adaptive::default()) as Box<dyn Policy>)
+    },
+};
+
+/// By how much another rule must be cheaper to replace the incumbent.
+pub const HYSTERESIS: f64 = 0.01;
+/// What a missed deadline costs, as a multiple of its SLA target.
+pub const MISS_WEIGHT: f64 = 3.0;
+/// Arrivals before the first plan.
+const FIRST_PLAN: u64 = 64;
+/// Most arrivals between two plans.
+const PLAN_EVERY: u64 = 2048;
+/// Change of the arrival rate, as a factor, that asks for a plan.
+const RATE_CHANGE: f64 = 1.3;
+/// Segments that a block which runs once has in plans.
+const COARSE: u32 = 8;
+/// Share that the newest launch has in a correction.
+const CORRECTION_WEIGHT: f64 = 0.02;
+/// A launch counts at most this far off its prediction, either way.
+const CORRECTION_CLIP: f64 = 4.0;
+
+/// Rules for models without loops.
+const STATIC_RULES: &[&str] = &["front", "join:0", "join:1", "join:4"];
+/// Rules for models with loops.
+const LOOP_RULES: &[&str] = &[
+    "sharing:1",
+    "sharing:0",
+    "sharing:3",
+    "balance:1",
+    "balance:0",
+    "balance:0.5",
+    "balance:2",
+    "balance:4",
+    "join:0",
+    "front",
+];
+
+/// See the module.
+#[derive(Default)]
+struct Adaptive {
+    incumbent: Option<(String, Box<dyn Policy>)>,
+    history: History,
+    rescue: Rescue,
+    /// Ratios of measured to predicted launch times, by model and block.
+    corrections: Vec<Vec<f64>>,
+    tables: Vec<Arc<LatencyTable>>,
+    is_planning: bool,
+    /// Arrivals and rate (requests per second) at the last plan.
+    planned: Option<(u64, f64)>,
+}
+
+impl Policy for Adaptive {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        if self.tables.is_empty() {
+            self.start(view);
+        }
+        if let Some(decision) = self.rescue.decide(view) {
+            return decision;
+        }
+        let (_, incumbent) = self.incumbent.as_mut().expect("chosen at the start");
+        incumbent.decide(view)
+    }
+
+    fn on_arrive(&mut self, now: Time, request: &Request) {
+        self.history.on_arrive(request);
+        self.rescue.on_arrive(request);
+        if let Some((_, incumbent)) = &mut self.incumbent {
+            incumbent.on_arrive(now, request);
+        }
+    }
+
+    fn on_done(&mut self, now: Time, launch: &Launch, took: Nanos) {
+        self.correct(launch, took);
+        if let Some((_, incumbent)) = &mut self.incumbent {
+            incumbent.on_done(now, launch, took);
+        }
+    }
+
+    fn on_end(&mut self, now: Time, ending: &Ending) {
+        self.history.on_end(ending);
+        self.rescue.on_end(ending);
+        if let Some((_, incumbent)) = &mut self.incumbent {
+            incumbent.on_end(now, ending);
+        }
+    }
+
+    fn plan(&mut self, view: &View<'_>) -> Option<PlanRequest> {
+        if self.is_planning || !self.is_due() {
+            return None;
+        }
+        self.is_planning = true;
+        self.planned = Some((self.history.num_arrivals(), self.history.rate()));
+        let (incumbent, _) = self.incumbent.as_ref()?;
+        let rules = rules(view.models());
+        let others = rules.iter().filter(|r| *r != incumbent);
+        Some(PlanRequest {
+            config: self.coarse_config(view.models()),
+            arrivals: self.history.arrivals(view.models()),
+            candidates: [incumbent].into_iter().chain(others).cloned().collect(),
+            miss_weight: MISS_WEIGHT,
+        })
+    }
+
+    fn on_planned(&mut self, _now: Time, plan: &Plan) {
+        self.is_planning = false;
+        let Some((incumbent, _)) = &self.incumbent else {
+            return;
+        };
+        let cost = |name: &str| {
+            let mut costs = plan.costs.iter();
+            costs.find(|c| c.0 == name).map(|c| c.1 as f64)
+        };
+        let Some((best, least)) = plan.costs.first() else {
+            return;
+        };
+        let is_better = cost(incumbent).is_none_or(|c| (*least as f64) < c * (1.0 - HYSTERESIS));
+        if best != incumbent
+            && is_better
+            && let Ok(rule) = super::build(best)
+        {
+            self.incumbent = Some((best.clone(), rule));
+        }
+    }
+}
+
+impl Adaptive {
+    fn start(&mut self, view: &View<'_>) {
+        let models = view.models();
+        self.tables = models.iter().map(|m| m.table.clone()).collect();
+        self.corrections = models.iter().map(|m| vec![1.0; m.blocks.len()]).collect();
+        self.rescue.start(view);
+        let first = rules(models).remove(0);
+        let rule = super::build(&first).expect("a registered rule");
+        self.incumbent = Some((first, rule));
+    }
+
+    /// Whether it is time for a plan: at 64, 128, ... arrivals, then at every
+    /// [`PLAN_EVERY`], and when the rate has changed.
+    fn is_due(&self) -> bool {
+        let num = self.history.num_arrivals();
+        match self.planned {
+            None => num >= FIRST_PLAN,
+            Some((at, rate)) => {
+                let since = num - at;
+                let change = self.history.recent_rate() / rate.max(f64::MIN_POSITIVE);
+                let changed = !(1.0 / RATE_CHANGE..=RATE_CHANGE).contains(&change);
+                since >= at.min(PLAN_EVERY) || (changed && since >= FIRST_PLAN * 4)
+            }
+        }
+    }
+
+    fn correct(&mut self, launch: &Launch, took: Nanos) {
+        let Some(table) = self.tables.get(launch.model.index()) else {
+            return;
+        };
+        let (samples, rows) = (launch.num_samples(), launch.num_rows());
+        let predicted = table.segment(launch.block, launch.segment, samples, rows).0;
+        if predicted == 0 {
+            return;
+        }
+        let ratio = took.0 as f64 / predicted as f64;
+        let ratio = ratio.clamp(1.0 / CORRECTION_CLIP, CORRECTION_CLIP);
+        let factor = &mut self.corrections[launch.model.index()][launch.block as usize];
+        *factor += CORRECTION_WEIGHT * (ratio - *factor);
+    }
+
+    /// The models as plans see them: corrected tables, a pass of a loop in one segment, other
+    /// blocks in a few.
+    fn coarse_config(&self, models: &[ModelSpec]) -> CoreConfig {
+        let coarse = |(m, spec): (usize, &ModelSpec)| {
+            let groups: SegmentRanges = spec.blocks.iter().map(groups).collect();
+            let table = spec.table.coarse(&groups).scaled(&self.corrections[m]);
+            let mut spec = spec.clone();
+            for (block, groups) in spec.blocks.iter_mut().zip(&groups) {
+                let nodes = |g: &std::ops::Range<u32>| {
+                    let last = block.segments[g.end as usize - 1].end;
+                    block.segments[g.start as usize].start..last
+                };
+                block.segments = groups.iter().map(nodes).collect();
+            }
+            spec.table = Arc::new(table);
+            spec.resident = true;
+            spec
+        };
+        CoreConfig::new(models.iter().enumerate().map(coarse).collect())
+    }
+}
+
+/// Rules worth comparing for these models.
+fn rules(models: &[ModelSpec]) -> Vec<String> {
+    let is_static = |m: &ModelSpec| m.blocks.iter().all(|b| b.repeat == Repeat::Once);
+    let rules = if models.iter().all(is_static) {
+        STATIC_RULES
+    } else {
+        LOOP_RULES
+    };
+    rules.iter().map(|r| r.to_string()).collect()
+}
+
+/// Groups of segments that are one in plans.
+fn groups(block: &crate::core::BlockSpec) -> Vec<std::ops::Range<u32>> {
+    let num = block.segments.len() as u32;
+    let parts = match block.repeat {
+        Repeat::Once => COARSE.min(num),
+        Repeat::PerInputStep { .. } | Repeat::UntilStop { .. } => 1,
+    };
+    (0..parts)
+        .map(|i| num * i / parts..num * (i + 1) / parts)
+        .collect()
+}

@@ -1,0 +1,377 @@
+//! `front`, `join:K`, `balance:F`, `sharing:F`: node-level batching without a stack.
+//!
+//! Four rules that differ in two questions: when waiting requests are admitted (the gate), and
+//! which entry runs (the order). All merge entries at the same cursor whenever they fit max batch
+//! together, start at once when nothing of the model is in flight, and change the running entry
+//! only at the head of a block, or inside a block when newcomers are let in there.
+//!
+//! - `front`: nobody is admitted while the model has anyone in flight; the most progressed entry
+//!   runs. `greedy` without padding.
+//! - `join:K`: inside a block that runs once, newcomers are admitted while their catching up to
+//!   the entry in flight pays: with `B` in flight at a segment, `P` waiting, `c` the time in which
+//!   the newcomers catch up, `m` the time of the rest of the block for all, `r` for those in
+//!   flight alone and `f` the whole block for the newcomers alone, admit if
+//!   `(B + P)(c + m) + K(c + m) < B r + P(r + f) + K(r + f)`. `K` is the number of requests that
+//!   are thought to queue behind, for whom device time counts. The least progressed entry runs.
+//! - `balance:F`: newcomers are admitted when the time that they have waited, added over all of
+//!   them, has reached `F` times the disturbance: the members in flight times the time in which
+//!   the newcomers catch up. The least progressed entry runs.
+//! - `sharing:F`: admits as `balance`; entries at the head of a block take turns, one pass each.
+//!
+//! Each takes `demote` behind a comma (`balance:1,demote`): waiting requests that can no longer
+//! meet their deadline let those pass that can.
+//!
+//! With several models, the model whose entries had the least device time so far runs.
+//!
+//! Source: the balance of accrued waiting and disturbance is that of economic order quantities and
+//! of ski rental; processor sharing between loops is the field's answer where neither may starve.
+
+use lazybatch_graph::Repeat;
+use lazybatch_sla::{LatencyTable, ModelId, Nanos, OutputLen, SubBatchId};
+
+use super::{Decision, Entry, Pick, Policy};
+use crate::core::{Key, SubBatch, View};
+
+/// Registry line of `front`.
+pub const FRONT: Entry = Entry {
+    name: "front",
+    usage: "front[:demote]",
+    summary: "whole-graph batches without padding: the next starts when the last has ended",
+    needs_output_len: false,
+    build: |argument| build(argument, |_| Some((Order::Front, Gate::Empty)), false),
+};
+
+/// Registry line of `join:K`.
+pub const JOIN: Entry = Entry {
+    name: "join",
+    usage: "join:K[,demote]",
+    summary: "newcomers catch up inside a block where that pays, K requests queueing behind",
+    needs_output_len: false,
+    build: |argument| build(argument, |k| Some((Order::Newest, Gate::Join(k))), true),
+};
+
+/// Registry line of `balance:F`.
+pub const BALANCE: Entry = Entry {
+    name: "balance",
+    usage: "balance:F[,demote]",
+    summary: "newcomers catch up once they have waited F times what they disturb",
+    needs_output_len: false,
+    build: |argument| build(argument, |f| Some((Order::Newest, Gate::Balance(f))), true),
+};
+
+/// Registry line of `sharing:F`.
+pub const SHARING: Entry = Entry {
+    name: "sharing",
+    usage: "sharing:F[,demote]",
+    summary: "admits as balance:F; sub-batches take turns, pass by pass",
+    needs_output_len: false,
+    build: |argument| build(argument, |f| Some((Order::Share, Gate::Balance(f))), true),
+};
+
+fn build(
+    argument: Option<&str>,
+    rule: impl Fn(f64) -> Option<(Order, Gate)>,
+    takes_number: bool,
+) -> Option<Box<dyn Policy>> {
+    let mut words = argument.into_iter().flat_map(|a| a.split(','));
+    let number = if takes_number {
+        let number: f64 = words.next()?.parse().ok()?;
+        if !(number.is_finite() && number >= 0.0) {
+            return None;
+        }
+        number
+    } else {
+        0.0
+    };
+    let demote = match words.next() {
+        None => false,
+        Some("demote") => true,
+        Some(_) => return None,
+    };
+    if words.next().is_some() {
+        return None;
+    }
+    let (order, gate) = rule(number)?;
+    Some(Box::new(Base {
+        order,
+        gate,
+        demote,
+        running: None,
+        attained: Vec::new(),
+    }))
+}
+
+/// Which entry of a model runs at the head of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    /// The most progressed.
+    Front,
+    /// The least progressed.
+    Newest,
+    /// That which was launched longest ago.
+    Share,
+}
+
+/// When waiting requests are admitted although some of their model are in flight.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Gate {
+    /// Never.
+    Empty,
+    /// Inside a block, where it pays with that many requests queueing behind.
+    Join(f64),
+    /// When waiting outweighs the disturbance by that factor.
+    Balance(f64),
+}
+
+struct Base {
+    order: Order,
+    gate: Gate,
+    demote: bool,
+    /// The entry that runs until it stands at the head of a block again.
+    running: Option<SubBatchId>,
+    /// Device time of each model's launches.
+    attained: Vec<Nanos>,
+}
+
+impl Policy for Base {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        if let Some((into, from)) = mergeable(view) {
+            return Decision::Merge { into, from };
+        }
+        let running = self.running.and_then(|id| view.table().get(id));
+        let running = running.filter(|e| e.segment > 0 && view.is_launchable(e));
+        let inside = running.map(|e| e.model);
+        if let Some(admit) = self.admit(view, inside) {
+            self.running = None;
+            return admit;
+        }
+        match running.or_else(|| self.choose(view)) {
+            Some(entry) => self.launch(view, entry),
+            None => Decision::Wait { until: None },
+        }
+    }
+}
+
+impl Base {
+    fn launch(&mut self, view: &View<'_>, entry: &SubBatch) -> Decision {
+        self.running = Some(entry.id);
+        let table = &view.model(entry.model).table;
+        let ns = table.segment(entry.block, entry.segment, entry.samples, rows(view, entry));
+        self.attained.resize(view.models().len(), Nanos::ZERO);
+        let attained = &mut self.attained[entry.model.index()];
+        *attained = attained.saturating_add(ns);
+        Decision::Launch(entry.id)
+    }
+
+    fn attained(&self, model: ModelId) -> Nanos {
+        self.attained
+            .get(model.index())
+            .copied()
+            .unwrap_or_default()
+    }
+
+    /// The next entry at the head of a block: of the model that had least, by the order.
+    fn choose<'a>(&self, view: &View<'a>) -> Option<&'a SubBatch> {
+        let launchable = || view.table().iter().filter(|e| view.is_launchable(e));
+        let model = launchable().map(|e| e.model);
+        let model = model.min_by_key(|&m| (self.attained(m), m))?;
+        let entries = launchable().filter(|e| e.model == model);
+        let progress = |e: &&SubBatch| (e.block, e.segment, std::cmp::Reverse(e.id));
+        match self.order {
+            Order::Front => entries.max_by_key(progress),
+            Order::Newest => entries.min_by_key(progress),
+            Order::Share => entries.min_by_key(|e| (e.last_launch(), e.id)),
+        }
+    }
+
+    /// Whom to admit now. Inside a pass of `inside` only that model's newcomers may come in, and
+    /// only by [`Gate::Join`].
+    fn admit(&self, view: &View<'_>, inside: Option<ModelId>) -> Option<Decision> {
+        let mut models: Vec<ModelId> = view.ready().collect();
+        models.sort_by_key(|&m| (self.attained(m), m));
+        models.into_iter().find_map(|model| {
+            let max_batch = view.model(model).max_batch;
+            let entries = || view.table().iter().filter(move |e| e.model == model);
+            let n = view.fitting_prefix(model, max_batch);
+            if n == 0 {
+                return None;
+            }
+            if entries().next().is_none() {
+                let idle = inside.is_none();
+                return idle.then(|| self.pick(view, model, max_batch));
+            }
+            let padded = entries().any(|e| e.padded.is_some());
+            if padded || inside.is_some_and(|i| i != model) {
+                return None;
+            }
+            let room = match self.gate {
+                Gate::Empty => None,
+                Gate::Join(behind) => {
+                    let newest = entries().min_by_key(|e| (e.block, e.segment))?;
+                    joins(view, newest, behind)
+                }
+                Gate::Balance(_) if inside.is_some() => None,
+                Gate::Balance(factor) => balances(view, model, factor),
+            };
+            let room = room.filter(|&room| view.fitting_prefix(model, room) > 0)?;
+            Some(self.pick(view, model, room))
+        })
+    }
+
+    /// The first who fit `room` samples; with `demote`, of those who can still be in time, if any.
+    fn pick(&self, view: &View<'_>, model: ModelId, room: u32) -> Decision {
+        let n = view.fitting_prefix(model, room);
+        let pick = self
+            .demote
+            .then(|| in_time_first(view, model, room))
+            .flatten();
+        Decision::Admit {
+            model,
+            pick: pick.map_or(Pick::First(n), Pick::These),
+            padded: false,
+        }
+    }
+}
+
+/// Two entries that may merge, the one that was launched first and the other.
+fn mergeable(view: &View<'_>) -> Option<(SubBatchId, SubBatchId)> {
+    let table = view.table();
+    if table.len() < 2 {
+        return None;
+    }
+    table.iter().enumerate().find_map(|(i, a)| {
+        let mut others = table.iter().skip(i + 1);
+        others.find(|b| view.can_merge(a, b)).map(|b| (a.id, b.id))
+    })
+}
+
+/// Rows of an entry: its members' input lengths, samples counted.
+fn rows(view: &View<'_>, entry: &SubBatch) -> u64 {
+    view.members(entry)
+        .map(|r| u64::from(r.request.samples) * u64::from(r.request.input_len))
+        .sum()
+}
+
+/// Samples and rows of the first `n` waiting.
+fn waiting(view: &View<'_>, model: ModelId, n: usize) -> (u32, u64) {
+    let first = view
+        .queue(model)
+        .iter()
+        .take(n)
+        .map(|k| &view.request(k).request);
+    first.fold((0, 0), |(samples, rows), r| {
+        let row = u64::from(r.samples) * u64::from(r.input_len);
+        (samples + r.samples, rows + row)
+    })
+}
+
+/// Samples that may join `entry` now, if it pays; see the module for the rule.
+fn joins(view: &View<'_>, entry: &SubBatch, behind: f64) -> Option<u32> {
+    let spec = view.model(entry.model);
+    let table = &spec.table;
+    let room = spec
+        .max_batch
+        .checked_sub(entry.samples)
+        .filter(|&r| r > 0)?;
+    if entry.block != 0 {
+        return None;
+    }
+    if entry.segment == 0 {
+        return Some(room);
+    }
+    if table.repeat(0) != Repeat::Once {
+        return None;
+    }
+    let n = view.fitting_prefix(entry.model, room);
+    let (p, p_rows) = waiting(view, entry.model, n);
+    let (b, b_rows) = (entry.samples, rows(view, entry));
+    let ns = |segment, samples, rows| table.pass(0, segment, samples, rows).0 as f64;
+    let f = ns(0, p, p_rows);
+    let r = ns(entry.segment, b, b_rows);
+    let together = f - ns(entry.segment, p, p_rows) + ns(entry.segment, b + p, b_rows + p_rows);
+    let apart = r + f;
+    let (b, p) = (f64::from(b), f64::from(p));
+    let gain = b * r + p * apart + behind * apart - (b + p + behind) * together;
+    (n > 0 && gain > 0.0).then_some(room)
+}
+
+/// Samples to admit now at the head of a block, if waiting outweighs `factor` times the
+/// disturbance; see the module for the rule.
+fn balances(view: &View<'_>, model: ModelId, factor: f64) -> Option<u32> {
+    let spec = view.model(model);
+    let table = &spec.table;
+    let entries = || view.table().iter().filter(|e| e.model == model);
+    let at_start = entries().find(|e| (e.block, e.segment) == (0, 0));
+    if let Some(entry) = at_start {
+        let room = spec.max_batch.checked_sub(entry.samples)?;
+        return Some(room);
+    }
+    // Beyond one launch's worth of requests in front, newcomers cannot merge with them.
+    let target = entries().max_by_key(|e| e.samples)?;
+    let room = spec.max_batch.saturating_sub(target.samples);
+    let n = view.fitting_prefix(model, room);
+    if n == 0 {
+        return None;
+    }
+    let (samples, rows) = waiting(view, model, n);
+    let longest = view.queue(model).iter().take(n);
+    let longest = longest.map(|k| view.request(k).request.input_len).max()?;
+    let catch_up = prefix(table, target.block, samples, rows, longest);
+    let in_flight: u32 = entries().map(|e| e.samples).sum();
+    let waited: u64 = view
+        .queue(model)
+        .iter()
+        .take(n)
+        .map(|k| view.now.since(view.request(k).request.arrival).0)
+        .sum();
+    let disturbance = f64::from(in_flight) * catch_up as f64;
+    (waited as f64 >= factor * disturbance).then_some(room)
+}
+
+/// Nanoseconds from the start to the head of `block`.
+fn prefix(table: &LatencyTable, block: u32, samples: u32, rows: u64, input_len: u32) -> u64 {
+    (0..block)
+        .map(|b| {
+            let passes = match table.repeat(b) {
+                Repeat::Once => 1,
+                Repeat::PerInputStep { stride } => u64::from(input_len.div_ceil(stride)),
+                Repeat::UntilStop { .. } => 1,
+            };
+            passes * table.pass(b, 0, samples, rows).0
+        })
+        .sum()
+}
+
+/// Of the waiting, those who can still meet their deadline if admitted now, oldest first, as many
+/// as fit `room`; `None` where that is the plain prefix, or nobody can.
+fn in_time_first(view: &View<'_>, model: ModelId, room: u32) -> Option<Vec<Key>> {
+    let spec = view.model(model);
+    let free = spec.max_in_flight - view.num_in_flight(model);
+    let in_flight: u32 = view
+        .table()
+        .iter()
+        .filter(|e| e.model == model)
+        .map(|e| e.samples)
+        .sum();
+    let (num, samples) = (view.queue(model).len() as u32, spec.max_batch);
+    let batch = (in_flight + num).min(samples);
+    let output_len = OutputLen::known(spec.output_len_p90).predict();
+    let mut keys = Vec::new();
+    let (mut taken, mut skipped) = (0, false);
+    for key in view.queue(model).iter() {
+        let state = view.request(key);
+        if taken + state.request.samples > room || keys.len() >= free as usize {
+            break;
+        }
+        let progress = view.progress(state, None, output_len);
+        let rows = u64::from(batch) * u64::from(state.request.input_len);
+        let needs = spec.table.remaining(&progress, batch, rows);
+        if view.now + needs > state.deadline {
+            skipped = true;
+        } else {
+            taken += state.request.samples;
+            keys.push(key);
+        }
+    }
+    (skipped && !keys.is_empty()).then_some(keys)
+}

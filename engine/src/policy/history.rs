@@ -1,0 +1,224 @@
+//! Arrivals of the recent past, for plans.
+//!
+//! Output lengths of requests that have not ended are guessed: that of an ended request of the same
+//! model whose input was about as long.
+
+use std::collections::VecDeque;
+
+use lazybatch_graph::Repeat;
+use lazybatch_sla::{RequestId, Time};
+
+use crate::core::{Ending, ModelSpec, Past, Request};
+
+/// Most arrivals that are remembered.
+const CAPACITY: usize = 4096;
+/// Arrivals that the recent rate is measured over.
+const RECENT: usize = 256;
+
+/// An arrival and what is known of its output.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    past: Past,
+    arrival: Time,
+    /// Passes of its loop, once that has ended.
+    output_len: Option<u32>,
+}
+
+/// The last [`CAPACITY`] arrivals.
+#[derive(Clone, Debug, Default)]
+pub(super) struct History {
+    known: VecDeque<Known>,
+    num_arrivals: u64,
+}
+
+impl History {
+    pub fn on_arrive(&mut self, request: &Request) {
+        let last = self.known.back().map_or(request.arrival, |k| k.arrival);
+        self.num_arrivals += 1;
+        if self.known.len() == CAPACITY {
+            self.known.pop_front();
+        }
+        self.known.push_back(Known {
+            past: Past {
+                id: request.id,
+                gap: request.arrival.since(last),
+                model: request.model,
+                sla: request.sla,
+                priority: request.priority,
+                samples: request.samples,
+                input_len: request.input_len,
+                output_len: 0,
+            },
+            arrival: request.arrival,
+            output_len: (request.max_steps == Some(0)).then_some(0),
+        });
+    }
+
+    pub fn on_end(&mut self, ending: &Ending) {
+        let Some(output_len) = ending.output_len else {
+            return;
+        };
+        if let Some(i) = self.position(ending.id) {
+            self.known[i].output_len = Some(output_len);
+        }
+    }
+
+    /// Ids increase, so their order is that of the history.
+    fn position(&self, id: RequestId) -> Option<usize> {
+        let i = self.known.partition_point(|k| k.past.id < id);
+        (self.known.get(i)?.past.id == id).then_some(i)
+    }
+
+    /// Arrivals since the start.
+    pub fn num_arrivals(&self) -> u64 {
+        self.num_arrivals
+    }
+
+    /// Requests per second over all that are remembered.
+    pub fn rate(&self) -> f64 {
+        self.rate_of(self.known.len())
+    }
+
+    /// Requests per second over the last [`RECENT`].
+    pub fn recent_rate(&self) -> f64 {
+        self.rate_of(RECENT.min(self.known.len()))
+    }
+
+    fn rate_of(&self, n: usize) -> f64 {
+        let (Some(first), Some(last)) = (self.known.get(self.known.len() - n), self.known.back())
+        else {
+            return 0.0;
+        };
+        let span = last.arrival.since(first.arrival).0.max(1) as f64;
+        (n as f64 - 1.0).max(0.0) * 1e9 / span
+    }
+
+    /// All that are remembered, oldest first, every output length filled in.
+    pub fn arrivals(&self, models: &[ModelSpec]) -> Vec<Past> {
+        let loops: Vec<bool> = models
+            .iter()
+            .map(|m| {
+                m.blocks
+                    .iter()
+                    .any(|b| matches!(b.repeat, Repeat::UntilStop { .. }))
+            })
+            .collect();
+        let guesses = Guesses::new(self, models.len());
+        self.known
+            .iter()
+            .map(|k| {
+                let m = k.past.model.index();
+                let guess = || guesses.of(k, models[m].output_len_p90);
+                Past {
+                    output_len: match (loops[m], k.output_len) {
+                        (false, _) => 1,
+                        (true, Some(len)) => len,
+                        (true, None) => guess(),
+                    },
+                    ..k.past
+                }
+            })
+            .collect()
+    }
+}
+
+/// Output lengths of ended requests, by model, sorted by input length.
+struct Guesses(Vec<Vec<(u32, u32)>>);
+
+impl Guesses {
+    fn new(history: &History, num_models: usize) -> Self {
+        let mut by_model = vec![Vec::new(); num_models];
+        for k in &history.known {
+            if let Some(output) = k.output_len {
+                by_model[k.past.model.index()].push((k.past.input_len, output));
+            }
+        }
+        for pairs in &mut by_model {
+            // Stable: ties stay in order of arrival, whatever the outputs.
+            pairs.sort_by_key(|p| p.0);
+        }
+        Self(by_model)
+    }
+
+    /// The output length of one of the 16 ended requests nearest in input length, a
+    /// different one for different requests; `prior` where none has ended.
+    fn of(&self, k: &Known, prior: u32) -> u32 {
+        const NEIGHBOURS: usize = 16;
+        let pairs = &self.0[k.past.model.index()];
+        if pairs.is_empty() {
+            return prior.max(1);
+        }
+        let below = pairs.partition_point(|p| p.0 < k.past.input_len);
+        let up_to = pairs.partition_point(|p| p.0 <= k.past.input_len);
+        let at = (below + up_to) / 2;
+        let num = NEIGHBOURS.min(pairs.len());
+        let first = at.saturating_sub(num / 2).min(pairs.len() - num);
+        // Multiplicative hashing (Knuth) spreads neighbouring ids.
+        let spread = k.past.id.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        pairs[first + (spread as usize) % num].1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lazybatch_sla::{ModelId, Outcome};
+
+    fn request(id: u64, at_ms: u64, input_len: u32) -> Request {
+        Request {
+            id: RequestId(id),
+            model: ModelId(0),
+            arrival: Time(at_ms * 1_000_000),
+            sla: None,
+            priority: 0,
+            samples: 1,
+            input_len,
+            sequence: None,
+            max_steps: None,
+            known_output_len: None,
+        }
+    }
+
+    #[test]
+    fn the_oldest_are_forgotten_and_rates_are_those_of_what_is_left() {
+        let mut history = History::default();
+        for i in 0..5000 {
+            // Ten a second at first, a thousand a second in the end.
+            let at = if i < 4900 {
+                i * 100
+            } else {
+                4899 * 100 + (i - 4899)
+            };
+            history.on_arrive(&request(i, at, 1));
+        }
+        assert_eq!(history.num_arrivals(), 5000);
+        assert_eq!(history.known.len(), CAPACITY);
+        assert_eq!(history.known[0].past.id, RequestId(904));
+        assert!((history.rate() - 10.2).abs() < 0.1, "{}", history.rate());
+        let recent = history.recent_rate();
+        assert!((recent - 255.0 / 15.6).abs() < 1.0, "{recent}");
+    }
+
+    #[test]
+    fn unknown_outputs_are_those_of_ended_neighbours() {
+        let mut history = History::default();
+        for i in 0..40 {
+            history.on_arrive(&request(i, i, if i % 2 == 0 { 10 } else { 50 }));
+        }
+        let end = |id: u64, output_len| Ending {
+            id: RequestId(id),
+            outcome: Outcome::Met,
+            output_len,
+        };
+        history.on_end(&end(0, Some(11)));
+        assert_eq!(history.known[0].output_len, Some(11));
+        for i in 2..36 {
+            history.on_end(&end(i, Some(if i % 2 == 0 { 11 } else { 51 })));
+        }
+        let guesses = Guesses::new(&history, 1);
+        assert_eq!(guesses.of(&history.known[38], 7), 11);
+        assert_eq!(guesses.of(&history.known[39], 7), 51);
+        let empty = Guesses::new(&History::default(), 1);
+        assert_eq!(empty.of(&history.known[39], 7), 7);
+    }
+}

@@ -1,0 +1,84 @@
+//! Bounds how many later requests may end before an earlier one.
+//!
+//! A request is *passed over* by every request that arrived later and ended earlier. When the
+//! oldest open request has been passed over [`Rescue::FACTOR`] times the requests that may be in
+//! flight, it is rescued: if it waits, it is admitted with those behind it as soon as there is
+//! room, and nobody else is; if it is in flight, its entry runs until it has ended.
+
+use std::collections::VecDeque;
+
+use lazybatch_sla::RequestId;
+use rustc_hash::FxHashSet;
+
+use super::{Decision, Pick};
+use crate::core::{Ending, Request, View};
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Rescue {
+    bound: u64,
+    /// Open requests, and perhaps ended ones behind the oldest: id, endings at which everyone
+    /// older had ended if nobody passed it over.
+    open: VecDeque<(RequestId, u64)>,
+    /// Ended requests that are still in `open`.
+    ended: FxHashSet<RequestId>,
+    num_ended: u64,
+}
+
+impl Rescue {
+    /// Times the most requests in flight of all models that a request may be passed over.
+    pub const FACTOR: u64 = 16;
+
+    pub fn start(&mut self, view: &View<'_>) {
+        let in_flight: u64 = view
+            .models()
+            .iter()
+            .map(|m| u64::from(m.max_in_flight))
+            .sum();
+        self.bound = Self::FACTOR * in_flight;
+    }
+
+    pub fn on_arrive(&mut self, request: &Request) {
+        let num_open = (self.open.len() - self.ended.len()) as u64;
+        self.open.push_back((request.id, self.num_ended + num_open));
+    }
+
+    pub fn on_end(&mut self, ending: &Ending) {
+        self.num_ended += 1;
+        self.ended.insert(ending.id);
+        while let Some((first, _)) = self.open.front()
+            && self.ended.remove(first)
+        {
+            self.open.pop_front();
+        }
+    }
+
+    /// What the rescue of the oldest open request asks for; `None` where there is nothing to do.
+    pub fn decide(&self, view: &View<'_>) -> Option<Decision> {
+        let &(oldest, baseline) = self.open.front()?;
+        if self.num_ended <= baseline + self.bound {
+            return None;
+        }
+        let entry = view
+            .table()
+            .iter()
+            .find(|e| view.members(e).any(|r| r.request.id == oldest));
+        if let Some(entry) = entry {
+            return Some(if view.is_launchable(entry) {
+                Decision::Launch(entry.id)
+            } else {
+                Decision::Wait { until: None }
+            });
+        }
+        let model = view.ready().find(|&m| {
+            let first = view.queue(m).front();
+            first.is_some_and(|k| view.request(k).request.id == oldest)
+        })?;
+        let n = view.fitting_prefix(model, view.model(model).max_batch);
+        (n > 0).then_some(Decision::Admit {
+            model,
+            pick: Pick::First(n),
+            padded: false,
+        })
+    }
+}
