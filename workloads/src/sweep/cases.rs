@@ -16,7 +16,7 @@ use crate::arrivals::{self, Arrival, Limit, Process, Stream, transform};
 use crate::error::{Error, Result};
 use crate::experiment::Simulation;
 use crate::lengths::{self, Lengths};
-use crate::{traces, zoo};
+use crate::{devices, traces, zoo};
 
 /// How grids spell arrival processes.
 pub const PROCESSES: &str = "poisson, constant, gamma:CV, onoff:ON:OFF:ON_MS:OFF_MS or trace:FILE";
@@ -329,7 +329,7 @@ fn covering(lengths: &Lengths, coverage: f64) -> u32 {
 /// The profile of a setting with the workload's models, in its order.
 fn profile(grid: &Grid, setting: &Setting, names: &[&str]) -> Result<Profile> {
     let mut profile = match &grid.source {
-        Source::Device(device) => device_profile(device, names, setting.overheads)?,
+        Source::Device(device) => devices::find(device)?.profile(names, setting.overheads)?,
         Source::Profile(file) => {
             let path = match file.is_file() {
                 true => file.clone(),
@@ -363,15 +363,6 @@ fn profile(grid: &Grid, setting: &Setting, names: &[&str]) -> Result<Profile> {
     }
     profile.models = models;
     Ok(profile)
-}
-
-fn device_profile(device: &str, names: &[&str], overheads: bool) -> Result<Profile> {
-    let _ = (names, overheads);
-    Err(Error::parameter(
-        "device",
-        "a profile instead",
-        format!("`{device}`"),
-    ))
 }
 
 #[cfg(test)]
