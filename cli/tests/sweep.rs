@@ -1,6 +1,8 @@
 //! What `sweep` promises: results and report, the same ones after an interruption and for any
 //! number of threads, and clear messages about bad grids.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
 mod common;
 
 use common::Place;

@@ -130,11 +130,11 @@ impl Sweep {
 /// Whether one of the models of a label decodes in a loop or reads one step at a time: those that
 /// node-level batching is about.
 fn has_loop(label: &str) -> bool {
-    let names = label
+    let mut names = label
         .split('+')
         .map(|part| part.split(':').next().unwrap_or(part));
     let of_zoo = |name: &str| zoo::find(name).is_some_and(|e| e.max_output_len.is_some());
-    names.into_iter().any(|name| of_zoo(name))
+    names.any(of_zoo)
 }
 
 #[cfg(test)]
