@@ -84,6 +84,18 @@ pub enum Command {
     Replay(ReplayArgs),
 }
 
+impl Command {
+    /// Puts policies with several parameters together again, which the list was cut within.
+    pub fn join_policies(&mut self) {
+        let policies = match self {
+            Self::Compare(args) => &mut args.policies,
+            Self::Simulate(args) => &mut args.policies,
+            _ => return,
+        };
+        *policies = lazybatch_engine::policy::join_list(policies);
+    }
+}
+
 /// Where results go.
 #[derive(Debug, Args)]
 pub struct OutputArgs {

@@ -17,7 +17,8 @@ use clap::Parser;
 use crate::args::{Cli, Command};
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let mut cli = Cli::parse();
+    cli.command.join_policies();
     // A panic, a bug that has told of itself on the way, ends with status 1 too.
     let Ok(done) = std::panic::catch_unwind(|| run(&cli.command)) else {
         return ExitCode::FAILURE;

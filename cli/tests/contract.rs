@@ -54,6 +54,10 @@ fn results_follow_from_the_requests() {
         "lazy",
         "lazy:late-admits",
         "oracle",
+        "continuous",
+        "cellular",
+        "edf",
+        "triton:pad",
     ];
     let arguments = format!(
         "simulate --profile p.json --rate 9000 --duration 0.05 --sla-ms 0.6 --policies {} \

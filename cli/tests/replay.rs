@@ -28,6 +28,10 @@ fn what_was_written_replays() {
         "lazy",
         "lazy:late-admits",
         "oracle",
+        "continuous",
+        "cellular",
+        "edf",
+        "triton:pad,delay=0.01",
     ] {
         let (place, lines) = journal(policy);
         let done = replay(&place, &lines);

@@ -14,7 +14,7 @@ use common::*;
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
-const POLICIES: [&str; 15] = [
+const POLICIES: [&str; 16] = [
     "front",
     "join:0",
     "balance:1",
@@ -30,6 +30,7 @@ const POLICIES: [&str; 15] = [
     "continuous",
     "cellular",
     "edf",
+    "triton",
 ];
 
 /// All schedules of a world of one model.

@@ -326,3 +326,241 @@ fn edf_serves_who_has_no_target_after_its_patience() {
          30.000 finish r2 met",
     );
 }
+
+#[test]
+fn triton_ends_a_batch_at_the_first_request_of_another_shape() {
+    let profile = "enc per_input_step 10+2";
+    let arrivals = "at 0 in 1
+                    at 2 in 1
+                    at 3 in 2
+                    at 4 in 1";
+    golden(
+        "triton",
+        profile,
+        arrivals,
+        " 0.000 arrive r0 m input 1
+          0.000 admit b0 [r0]
+          0.000 run b0 enc.0 [r0@0]
+          2.000 arrive r1 m input 1
+          3.000 arrive r2 m input 2
+          4.000 arrive r3 m input 1
+         10.000 finish r0 met
+         10.000 admit b1 [r1]                              // r2 is longer; r3 does not overtake it
+         10.000 run b1 enc.0 [r1@0]
+         20.000 finish r1 met
+         20.000 admit b2 [r2]
+         20.000 run b2 enc.0 [r2@0]
+         30.000 run b2 enc.0 [r2@1]
+         40.000 finish r2 met
+         40.000 admit b3 [r3]
+         40.000 run b3 enc.0 [r3@0]
+         50.000 finish r3 met",
+    );
+    golden(
+        "triton:pad",
+        profile,
+        arrivals,
+        " 0.000 arrive r0 m input 1
+          0.000 admit b0 [r0]
+          0.000 run b0 enc.0 [r0@0]
+          2.000 arrive r1 m input 1
+          3.000 arrive r2 m input 2
+          4.000 arrive r3 m input 1
+         10.000 finish r0 met
+         10.000 admit b1 [r1, r2, r3]
+         10.000 run b1 enc.0 [r1@0 r2@0 r3@0]              // 14 at batch 3
+         24.000 run b1 enc.0 [r1@1~ r2@1 r3@1~]
+         38.000 finish r1 met
+         38.000 finish r2 met
+         38.000 finish r3 met",
+    );
+}
+
+#[test]
+fn triton_waits_for_a_preferred_size_or_the_delay() {
+    golden(
+        "triton:preferred=2,delay=0.05",
+        "net once 10+1",
+        "at 0
+         at 20
+         at 25
+         at 25
+         at 25",
+        " 0.000 arrive r0 m input 0                        // one is not preferred
+         20.000 arrive r1 m input 0
+         20.000 admit b0 [r0, r1]                          // two are
+         20.000 run b0 net.0 [r0@0 r1@0]                   // 11 at batch 2: to 31
+         25.000 arrive r2 m input 0
+         25.000 arrive r3 m input 0
+         25.000 arrive r4 m input 0
+         31.000 finish r0 met
+         31.000 finish r1 met
+         31.000 admit b1 [r2, r3]                          // waited 6 of 50: the preferred size
+         31.000 run b1 net.0 [r2@0 r3@0]
+         42.000 finish r2 met
+         42.000 finish r3 met
+         75.000 admit b2 [r4]                              // waited 50
+         75.000 run b2 net.0 [r4@0]
+         85.000 finish r4 met",
+    );
+    // Past the delay all that is pending goes, preferred or not.
+    golden(
+        "triton:preferred=2,delay=0.05",
+        "net once 60+1",
+        "at 0
+         at 55
+         at 55
+         at 55",
+        " 0.000 arrive r0 m input 0
+         50.000 admit b0 [r0]
+         50.000 run b0 net.0 [r0@0]
+         55.000 arrive r1 m input 0
+         55.000 arrive r2 m input 0
+         55.000 arrive r3 m input 0
+        110.000 finish r0 met
+        110.000 admit b1 [r1, r2, r3]                      // waited 55
+        110.000 run b1 net.0 [r1@0 r2@0 r3@0]
+        172.000 finish r1 met
+        172.000 finish r2 met
+        172.000 finish r3 met",
+    );
+}
+
+#[test]
+fn triton_stops_before_a_request_that_jumps_over_the_largest_preferred_size() {
+    golden(
+        "triton:preferred=4",
+        "max_batch 8; net once 10",
+        "at 0
+         at 5 samples 3
+         at 5 samples 3
+         at 5",
+        " 0.000 arrive r0 m input 0
+          0.000 admit b0 [r0]                              // without a delay nobody waits
+          0.000 run b0 net.0 [r0@0]
+          5.000 arrive r1 m input 0
+          5.000 arrive r2 m input 0
+          5.000 arrive r3 m input 0
+         10.000 finish r0 met
+         10.000 admit b1 [r1]                              // 3 + 3 > 4, though 7 would fit
+         10.000 run b1 net.0 [r1@0]
+         20.000 finish r1 met
+         20.000 admit b2 [r2, r3]                          // 3 + 1 are preferred
+         20.000 run b2 net.0 [r2@0 r3@0]
+         30.000 finish r2 met
+         30.000 finish r3 met",
+    );
+}
+
+#[test]
+fn triton_serves_levels_in_order() {
+    golden(
+        "triton:levels=2",
+        "max_batch 2; net once 10",
+        "at 0 priority 2
+         at 1 priority 2
+         at 2 priority 1
+         at 3",
+        " 0.000 arrive r0 m input 0
+          0.000 admit b0 [r0]
+          0.000 run b0 net.0 [r0@0]
+          1.000 arrive r1 m input 0
+          2.000 arrive r2 m input 0
+          3.000 arrive r3 m input 0                        // of the last level by default
+         10.000 finish r0 met
+         10.000 admit b1 [r2, r1]
+         10.000 run b1 net.0 [r2@0 r1@0]
+         20.000 finish r2 met
+         20.000 finish r1 met
+         20.000 admit b2 [r3]
+         20.000 run b2 net.0 [r3@0]
+         30.000 finish r3 met",
+    );
+}
+
+#[test]
+fn triton_refuses_or_delays_who_has_waited_too_long() {
+    let arrivals = "at 0
+                    at 1
+                    at 2
+                    at 12";
+    golden(
+        "triton:timeout=0.015,action=reject",
+        "max_batch 1; net once 10",
+        arrivals,
+        " 0.000 arrive r0 m input 0
+          0.000 admit b0 [r0]
+          0.000 run b0 net.0 [r0@0]
+          1.000 arrive r1 m input 0
+          2.000 arrive r2 m input 0
+         10.000 finish r0 met
+         10.000 admit b1 [r1]                              // waited 9 of 15
+         10.000 run b1 net.0 [r1@0]
+         12.000 arrive r3 m input 0
+         20.000 finish r1 met
+         20.000 finish r2 shed: the queue timeout has expired
+         20.000 admit b2 [r3]
+         20.000 run b2 net.0 [r3@0]
+         30.000 finish r3 met",
+    );
+    golden(
+        "triton:timeout=0.015,action=delay",
+        "max_batch 1; net once 10",
+        arrivals,
+        " 0.000 arrive r0 m input 0
+          0.000 admit b0 [r0]
+          0.000 run b0 net.0 [r0@0]
+          1.000 arrive r1 m input 0
+          2.000 arrive r2 m input 0
+         10.000 finish r0 met
+         10.000 admit b1 [r1]
+         10.000 run b1 net.0 [r1@0]
+         12.000 arrive r3 m input 0
+         20.000 finish r1 met
+         20.000 admit b2 [r3]                              // before r2, which has waited 18
+         20.000 run b2 net.0 [r3@0]
+         30.000 finish r3 met
+         30.000 admit b3 [r2]
+         30.000 run b3 net.0 [r2@0]
+         40.000 finish r2 met",
+    );
+}
+
+#[test]
+fn triton_sends_before_a_queue_timeout_passes() {
+    golden(
+        "triton:preferred=4,delay=0.05,timeout=0.02",
+        "net once 10",
+        "at 0",
+        " 0.000 arrive r0 m input 0
+         20.000 admit b0 [r0]                              // the timeout, not the delay
+         20.000 run b0 net.0 [r0@0]
+         30.000 finish r0 met",
+    );
+}
+
+#[test]
+fn triton_refuses_beyond_its_queue() {
+    golden(
+        "triton:max-queue=2",
+        "max_batch 1; net once 10",
+        "at 0
+         at 5
+         at 5
+         at 6",
+        " 0.000 arrive r0 m input 0
+          0.000 admit b0 [r0]
+          0.000 run b0 net.0 [r0@0]
+          5.000 arrive r1 m input 0
+          5.000 arrive r2 m input 0
+          6.000 arrive r3 m input 0
+         10.000 finish r0 met
+         10.000 finish r3 shed: exceeds the maximum queue size
+         10.000 admit b1 [r1]
+         10.000 run b1 net.0 [r1@0]
+         20.000 finish r1 met
+         20.000 admit b2 [r2]
+         20.000 run b2 net.0 [r2@0]
+         30.000 finish r2 met",
+    );
+}

@@ -18,7 +18,7 @@ use rand::Rng;
 fn chaos_keeps_every_rule() {
     for seed in 0..num_cases(300) {
         let chaos = Chaos::new(seed);
-        for policy in policies() {
+        for policy in policies().into_iter().chain(SHEDDING) {
             println!("seed {seed}: {policy}");
             let run = simulate(&chaos.world, policy, &chaos.arrivals, &chaos.options);
             check_run(&chaos.world, &chaos.arrivals, &chaos.options, &run);

@@ -25,7 +25,7 @@ use rand_chacha::ChaCha8Rng;
 
 use shadow::{Shadow, spec};
 
-const POLICIES: [&str; 8] = [
+const POLICIES: [&str; 12] = [
     "serial",
     "graph:2",
     "graph:20",
@@ -34,6 +34,10 @@ const POLICIES: [&str; 8] = [
     "lazy:late-admits",
     "oracle",
     "lazy",
+    "continuous",
+    "cellular",
+    "edf",
+    "triton:pad,delay=2",
 ];
 
 struct Subject {

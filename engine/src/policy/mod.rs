@@ -15,6 +15,7 @@ mod history;
 pub mod lazy;
 mod rescue;
 pub mod serial;
+pub mod triton;
 
 use lazybatch_sla::{Launch, ModelId, Nanos, SubBatchId, Time};
 
@@ -121,6 +122,7 @@ pub const REGISTRY: &[Entry] = &[
     continuous::ENTRY,
     cellular::ENTRY,
     edf::ENTRY,
+    triton::ENTRY,
     base::FRONT,
     base::JOIN,
     base::BALANCE,
@@ -167,6 +169,23 @@ pub fn build(spec: &str) -> Result<Box<dyn Policy>, UnknownPolicy> {
     Ok((entry.build)(split(spec).1).expect("find has tried it"))
 }
 
+/// Puts a list that was cut at its commas together again: a part that names a further parameter of
+/// the specification before it, as in `greedy,triton:delay=5,pad`, belongs to it.
+pub fn join_list<S: AsRef<str>>(parts: &[S]) -> Vec<String> {
+    let mut specs: Vec<String> = Vec::new();
+    for part in parts.iter().map(AsRef::as_ref) {
+        let is_name = REGISTRY.iter().any(|e| e.name == split(part).0);
+        match specs.last_mut() {
+            Some(last) if !is_name && find(&format!("{last},{part}")).is_ok() => {
+                last.push(',');
+                last.push_str(part);
+            }
+            _ => specs.push(part.to_string()),
+        }
+    }
+    specs
+}
+
 fn split(spec: &str) -> (&str, Option<&str>) {
     spec.split_once(':')
         .map_or((spec, None), |(name, argument)| (name, Some(argument)))
@@ -190,6 +209,10 @@ mod tests {
             "cellular",
             "edf",
             "edf:patience=2.5",
+            "triton",
+            "triton:pad",
+            "triton:preferred=4+8,delay=2.5,levels=3,default-level=2,timeout=9,action=delay",
+            "triton:action=reject,max-queue=100",
             "front",
             "front:demote",
             "join:2",
@@ -199,6 +222,18 @@ mod tests {
         ] {
             assert!(build(spec).is_ok(), "{spec}");
         }
+    }
+
+    #[test]
+    fn lists_are_joined_where_a_parameter_follows() {
+        let joined = |list: &str| join_list(&list.split(',').collect::<Vec<_>>()).join(" ");
+        assert_eq!(joined("serial,graph:5,lazy"), "serial graph:5 lazy");
+        assert_eq!(
+            joined("triton:delay=5,pad,triton:preferred=4+8,delay=1,lazy"),
+            "triton:delay=5,pad triton:preferred=4+8,delay=1 lazy"
+        );
+        assert_eq!(joined("greedy,pad,fifo"), "greedy pad fifo");
+        assert_eq!(joined("triton:pad,delay=x"), "triton:pad delay=x");
     }
 
     #[test]
@@ -217,6 +252,16 @@ mod tests {
             "edf:3",
             "edf:patience=-1",
             "edf:patience=",
+            "triton:",
+            "triton:preferred=",
+            "triton:preferred=4+0",
+            "triton:delay=-1",
+            "triton:levels=2,default-level=3",
+            "triton:default-level=1",
+            "triton:action=drop",
+            "triton:pad=1",
+            "triton:pads",
+            "triton:delay=1,",
             "join",
             "join:-1",
             "front:1",

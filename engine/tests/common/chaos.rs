@@ -31,6 +31,12 @@ impl Chaos {
                 a.sequence = rng.random_bool(0.6).then(|| rng.random_range(0..3));
             }
         }
+        let mut priorities = super::rng(!seed);
+        if priorities.random() {
+            for a in &mut arrivals {
+                a.priority = priorities.random_range(0..4);
+            }
+        }
         let alone = mean_alone(&world);
         let lanes = rng.random_range(1..=2);
         let mut options = Options {
@@ -85,7 +91,13 @@ impl Chaos {
     }
 }
 
-/// One or more specifications of every registered policy.
+/// Specifications of policies that refuse requests.
+pub const SHEDDING: [&str; 2] = [
+    "triton:timeout=0.02,max-queue=3",
+    "triton:levels=3,default-level=2,timeout=0.05,delay=0.03,preferred=2+4,pad",
+];
+
+/// One or more specifications of every registered policy; none of them refuses a request.
 pub fn policies() -> Vec<&'static str> {
     let mut specs = vec![
         "serial",
@@ -97,6 +109,8 @@ pub fn policies() -> Vec<&'static str> {
         "oracle",
         "edf",
         "edf:patience=0.02",
+        "triton:pad,delay=0.01,preferred=2+3",
+        "triton:levels=2,timeout=0.03,action=delay,delay=0.02",
         "front",
         "front:demote",
         "join:0",

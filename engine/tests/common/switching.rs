@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use lazybatch_engine::core::View;
+use lazybatch_engine::core::{Ending, Plan, PlanRequest, Request, View};
 use lazybatch_engine::policy::Decision;
 
 use super::*;
@@ -13,20 +13,23 @@ use super::*;
 pub struct Switching {
     inner: Vec<Box<dyn Policy>>,
     active: usize,
+    /// Who asked for the plan that is being made.
+    planner: usize,
     rng: ChaCha8Rng,
     change: f64,
     taken_over: Arc<AtomicU64>,
 }
 
 impl Switching {
-    /// Of all specifications that [`policies`] lists. `taken_over` counts changes while entries
+    /// Of all specifications that [`policies`] and [`SHEDDING`] list. `taken_over` counts changes while entries
     /// were in the table.
     pub fn new(seed: u64, taken_over: Arc<AtomicU64>) -> Self {
         let mut rng = rng(seed);
         let build = |spec: &&str| policy::build(spec).expect("a listed policy");
         Self {
-            inner: policies().iter().map(build).collect(),
+            inner: policies().iter().chain(&SHEDDING).map(build).collect(),
             active: 0,
+            planner: 0,
             change: [0.02, 0.2, 1.0][rng.random_range(0..3)],
             rng,
             taken_over,
@@ -42,5 +45,30 @@ impl Policy for Switching {
             self.taken_over.fetch_add(entries, Ordering::Relaxed);
         }
         self.inner[self.active].decide(view)
+    }
+
+    fn on_arrive(&mut self, now: Time, request: &Request) {
+        let inner = self.inner.iter_mut();
+        inner.for_each(|p| p.on_arrive(now, request));
+    }
+
+    fn on_done(&mut self, now: Time, launch: &Launch, took: Nanos) {
+        let inner = self.inner.iter_mut();
+        inner.for_each(|p| p.on_done(now, launch, took));
+    }
+
+    fn on_end(&mut self, now: Time, ending: &Ending) {
+        let inner = self.inner.iter_mut();
+        inner.for_each(|p| p.on_end(now, ending));
+    }
+
+    fn plan(&mut self, view: &View<'_>) -> Option<PlanRequest> {
+        let wanted = self.inner[self.active].plan(view)?;
+        self.planner = self.active;
+        Some(wanted)
+    }
+
+    fn on_planned(&mut self, now: Time, plan: &Plan) {
+        self.inner[self.planner].on_planned(now, plan);
     }
 }

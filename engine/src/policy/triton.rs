@@ -1,0 +1,265 @@
+//! `triton`: padded whole-graph batches, formed as Triton Inference Server's dynamic batcher forms
+//! them.
+//!
+//! When the lane is free, waiting requests are gone through in order: by priority level, within a
+//! level by arrival, those whose queue timeout has passed behind the others (`action=delay`) or
+//! refused (`action=reject`). They are added to a pending batch until one does not fit max batch
+//! or, unless clients pad, has another shape; then
+//! 1. the largest preferred size that was passed on the way goes, if the oldest of the pending has
+//!    not waited the queue delay; a request that jumps over the largest preferred size before any
+//!    was met marks the size before it as one;
+//! 2. else all that is pending goes, if it can grow no further, has reached the largest preferred
+//!    size, or the oldest has waited the delay (a delay of 0 always has);
+//! 3. else the batcher waits for the delay or the first queue timeout among the pending, whichever
+//!    comes first, in whole microseconds; what is left of less than one is no wait.
+//!
+//! The shape of a request is its input length. A request beyond `max-queue` waiting ones of its
+//! level is refused, the youngest first. Several models: of those that have a batch to send, the
+//! one with the oldest pending request.
+//!
+//! Source: `DynamicBatchScheduler::GetDynamicBatch` (src/dynamic_batch_scheduler.cc) and
+//! `PriorityQueue` (src/scheduler_utils.cc) of github.com/triton-inference-server/core, and the
+//! batcher's documentation in its `server` repository. Triton also prefetches, where no queue
+//! policy is set: while an instance is busy it forms the next batch and lets it grow until it is
+//! fetched. Here a batch is formed when the lane is free, as Triton does with queue policies.
+
+use lazybatch_sla::{ModelId, Nanos, Time};
+
+use super::{Decision, Entry, Pick, Policy};
+use crate::core::{Key, View};
+
+/// Registry line.
+pub const ENTRY: Entry = Entry {
+    name: "triton",
+    usage: "triton[:KEY=VALUE,...]",
+    summary: "Triton's dynamic batcher: preferred=4+8, delay=MS, levels=N, default-level=K, \
+              timeout=MS, action=reject|delay, max-queue=N, pad",
+    needs_output_len: false,
+    build: |argument| match argument {
+        Some("") => None,
+        _ => Some(Box::new(Triton::parse(argument.unwrap_or_default())?)),
+    },
+};
+
+/// What becomes of a request whose queue timeout has passed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Action {
+    /// It is refused.
+    Reject,
+    /// It waits behind the others of its level.
+    Delay,
+}
+
+struct Triton {
+    /// Preferred batch sizes in samples, ascending; max batch if there are none.
+    preferred: Vec<u32>,
+    delay: Nanos,
+    /// Priority levels 1, the first, to this; 0: all requests are of one level.
+    levels: u8,
+    /// Level of requests that state none, or one that there is not.
+    default_level: u8,
+    timeout: Option<Nanos>,
+    action: Action,
+    /// Most waiting requests of a level.
+    max_queue: usize,
+    pad: bool,
+}
+
+/// What to do for one model.
+enum Step {
+    /// These start as a batch; when the oldest of all that were pending arrived.
+    Send(Vec<Key>, Time),
+    Wait(Time),
+    Shed(Key, &'static str),
+}
+
+impl Policy for Triton {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        if let Some(running) = view.table().iter().find(|e| view.is_launchable(e)) {
+            return Decision::Launch(running.id);
+        }
+        let mut until: Option<Time> = None;
+        let mut send: Option<(Time, ModelId, Vec<Key>)> = None;
+        for model in view.ready() {
+            match self.step(view, model) {
+                Step::Shed(request, cause) => return Decision::Shed { request, cause },
+                Step::Wait(t) => until = Some(until.map_or(t, |u| u.min(t))),
+                Step::Send(keys, oldest) => {
+                    if send.as_ref().is_none_or(|s| oldest < s.0) {
+                        send = Some((oldest, model, keys));
+                    }
+                }
+            }
+        }
+        match send {
+            Some((_, model, keys)) => Decision::Admit {
+                model,
+                pick: Pick::These(keys),
+                padded: true,
+            },
+            None => Decision::Wait { until },
+        }
+    }
+}
+
+impl Triton {
+    fn parse(text: &str) -> Option<Self> {
+        let mut triton = Self {
+            preferred: Vec::new(),
+            delay: Nanos::ZERO,
+            levels: 0,
+            default_level: 0,
+            timeout: None,
+            action: Action::Reject,
+            max_queue: usize::MAX,
+            pad: false,
+        };
+        let ms = |text: &str| -> Option<Nanos> {
+            let ms: f64 = text.parse().ok()?;
+            (ms.is_finite() && ms >= 0.0).then(|| Nanos::from_ms_f64(ms))
+        };
+        for part in text.split(',').filter(|_| !text.is_empty()) {
+            let (key, value) = part.split_once('=').unwrap_or((part, ""));
+            match key {
+                "preferred" => {
+                    let sizes = value.split('+').map(|n| n.parse().ok().filter(|&n| n > 0));
+                    triton.preferred = sizes.collect::<Option<_>>()?;
+                    triton.preferred.sort_unstable();
+                }
+                "delay" => triton.delay = ms(value)?,
+                "levels" => triton.levels = value.parse().ok()?,
+                "default-level" => triton.default_level = value.parse().ok()?,
+                "timeout" => triton.timeout = Some(ms(value)?).filter(|&t| t > Nanos::ZERO),
+                "action" if value == "reject" => triton.action = Action::Reject,
+                "action" if value == "delay" => triton.action = Action::Delay,
+                // As in Triton, 0 is no bound.
+                "max-queue" => {
+                    let most: usize = value.parse().ok()?;
+                    triton.max_queue = if most == 0 { usize::MAX } else { most };
+                }
+                "pad" if part == "pad" => triton.pad = true,
+                _ => return None,
+            }
+        }
+        if triton.default_level == 0 {
+            triton.default_level = triton.levels;
+        }
+        (triton.default_level <= triton.levels).then_some(triton)
+    }
+
+    fn level(&self, priority: u8) -> u8 {
+        if priority == 0 || priority > self.levels {
+            self.default_level
+        } else {
+            priority
+        }
+    }
+
+    /// The first request that its level's queue has no room for, or whose timeout has passed.
+    fn refused(&self, view: &View<'_>, model: ModelId) -> Option<Step> {
+        let mut waiting = [0usize; 256];
+        let bounded = view.queue(model).iter();
+        for key in bounded.filter(|_| self.max_queue < usize::MAX) {
+            let level = self.level(view.request(key).request.priority);
+            let waiting = &mut waiting[usize::from(level)];
+            *waiting += 1;
+            if *waiting > self.max_queue {
+                return Some(Step::Shed(key, "exceeds the maximum queue size"));
+            }
+        }
+        if self.timeout.is_none() || self.action == Action::Delay {
+            return None;
+        }
+        let mut queue = view.queue(model).iter();
+        queue
+            .find(|&k| self.is_expired(view, k))
+            .map(|k| Step::Shed(k, "the queue timeout has expired"))
+    }
+
+    /// When a request's queue timeout passes.
+    fn expiry(&self, view: &View<'_>, key: Key) -> Option<Time> {
+        let arrival = view.request(key).request.arrival;
+        self.timeout.map(|t| arrival + t)
+    }
+
+    fn is_expired(&self, view: &View<'_>, key: Key) -> bool {
+        self.expiry(view, key).is_some_and(|t| t < view.now)
+    }
+
+    /// Waiting requests in the order in which they are looked at.
+    fn in_order<'a>(&'a self, view: &'a View<'_>, model: ModelId) -> impl Iterator<Item = Key> {
+        let of_level = move |level: u8, expired: bool| {
+            let queue = view.queue(model).iter();
+            queue.filter(move |&k| {
+                self.level(view.request(k).request.priority) == level
+                    && self.is_expired(view, k) == expired
+            })
+        };
+        (0..=self.levels).flat_map(move |l| of_level(l, false).chain(of_level(l, true)))
+    }
+
+    fn step(&self, view: &View<'_>, model: ModelId) -> Step {
+        if let Some(refused) = self.refused(view, model) {
+            return refused;
+        }
+        let max_batch = view.model(model).max_batch;
+        let by_default = [max_batch];
+        let preferred = match &self.preferred[..] {
+            [] => &by_default[..],
+            sizes => sizes,
+        };
+        let largest = preferred[preferred.len() - 1];
+        let mut pending: Vec<Key> = Vec::new();
+        let mut samples = 0;
+        let mut best: Option<usize> = None;
+        let mut is_closed = false;
+        let mut oldest = Time::MAX;
+        let mut expiry = Time::MAX;
+        for key in self.in_order(view, model) {
+            let request = &view.request(key).request;
+            if let Some(&first) = pending.first() {
+                if samples + request.samples > largest && best.is_none() {
+                    best = Some(pending.len());
+                }
+                let shape = view.request(first).request.input_len;
+                let fits = samples + request.samples <= max_batch;
+                if !fits || (!self.pad && shape != request.input_len) {
+                    is_closed = true;
+                    break;
+                }
+            }
+            pending.push(key);
+            samples += request.samples;
+            oldest = oldest.min(request.arrival);
+            if !self.is_expired(view, key) {
+                expiry = expiry.min(self.expiry(view, key).unwrap_or(Time::MAX));
+            }
+            if preferred.contains(&samples) {
+                best = Some(pending.len());
+            }
+        }
+        let waited = view.now.since(oldest);
+        let is_due = self.delay > Nanos::ZERO && waited >= self.delay;
+        let free = view.model(model).max_in_flight - view.num_in_flight(model);
+        let send = |mut keys: Vec<Key>, num: usize| {
+            keys.truncate(num.min(free as usize));
+            Step::Send(keys, oldest)
+        };
+        match best.filter(|_| !is_due) {
+            Some(num) => return send(pending, num),
+            None if is_closed || samples >= largest || is_due || self.delay == Nanos::ZERO => {
+                let num = pending.len();
+                return send(pending, num);
+            }
+            None => {}
+        }
+        let left = (self.delay - waited).0.min(expiry.since(view.now).0);
+        match left / 1000 {
+            0 => {
+                let num = pending.len();
+                send(pending, num)
+            }
+            us => Step::Wait(view.now + Nanos(us * 1000)),
+        }
+    }
+}
