@@ -90,6 +90,10 @@ impl Command {
         let policies = match self {
             Self::Compare(args) => &mut args.policies,
             Self::Simulate(args) => &mut args.policies,
+            Self::Sweep(SweepArgs {
+                policies: Some(policies),
+                ..
+            }) => policies,
             _ => return,
         };
         *policies = lazybatch_engine::policy::join_list(policies);

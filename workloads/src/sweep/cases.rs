@@ -246,7 +246,7 @@ impl Lab {
         Ok(cut)
     }
 
-    /// Requests per second at which a queue drains that holds 8 full batches (256 requests at the
+    /// Requests per second at which a queue drains that holds 4 full batches (128 requests at the
     /// least) of the workload when the run starts: the best of greedy, lazy, cellular and
     /// continuous. A bound on what any rate can be kept up, to within the ends of that run.
     ///
@@ -254,7 +254,7 @@ impl Lab {
     /// As [`Simulation::run`].
     pub fn capacity(&self) -> Result<f64> {
         let max_batch = self.profile.models.iter().map(|m| m.max_batch).max();
-        let num = (8 * max_batch.unwrap_or(1) as usize).clamp(256, 4096);
+        let num = (4 * max_batch.unwrap_or(1) as usize).clamp(128, 2048);
         let mut rng = ChaCha8Rng::seed_from_u64(0);
         let mut pool: Vec<Arrival> = Vec::new();
         for ((name, share), lengths) in self.workload.parts.iter().zip(&self.lengths) {
