@@ -228,6 +228,9 @@ pub struct SimulateArgs {
     /// Print the timeline of each policy (for short runs)
     #[arg(long)]
     pub timeline: bool,
+    /// Also print a mean latency and a number of violations that no schedule can beat
+    #[arg(long, conflicts_with = "jitter")]
+    pub bound: bool,
     /// Seed of arrivals and jitter
     #[arg(
         long,

@@ -316,3 +316,18 @@ fn a_device_model_is_a_profile() {
     place.succeed(&format!("simulate --profile npu:free {run} free.csv"));
     assert_ne!(place.read("file.csv"), place.read("free.csv"));
 }
+
+#[test]
+fn the_bound_is_printed_below_the_table() {
+    let place = Place::new();
+    place.write("chain.json", chain(""));
+    place.write(
+        "a.csv",
+        "arrival_us,model,input_len,output_len\n0,img,0,0\n",
+    );
+    let run = "simulate --profile chain.json --arrivals a.csv --policies serial";
+    assert!(!place.succeed(run).out.contains("no schedule"));
+    let out = place.succeed(&format!("{run} --bound --sla-ms 0.02")).out;
+    let line = "no schedule: mean below 0.030 ms (alone 0.030 ms), fewer than 1 of 1 violated\n";
+    assert!(out.ends_with(line), "{out}");
+}

@@ -52,6 +52,8 @@ struct Naive<'a> {
     groups: Vec<Group>,
     waiting: VecDeque<usize>,
     joined: bool,
+    /// Block of the last cell.
+    last: Option<usize>,
     launches: u64,
     batched: u64,
     finish: Vec<u64>,
@@ -196,13 +198,16 @@ impl Naive<'_> {
         };
         let blocks = 0..self.model.blocks.len();
         let full = blocks.clone().rev().find(|&b| ready(b) >= self.max_batch());
-        let Some(block) = full.or_else(|| blocks.rev().find(|&b| ready(b) > 0)) else {
+        let some: Vec<usize> = blocks.rev().filter(|&b| ready(b) > 0).collect();
+        let other = some.iter().find(|&&b| Some(b) != self.last);
+        let Some(block) = full.or(other.or(some.first()).copied()) else {
             return false;
         };
         if block == 0 && joining > 0 {
             self.admit(joining);
             return true;
         }
+        self.last = Some(block);
         let longest = (0..self.groups.len())
             .filter(|&i| self.groups[i].block == block)
             .min_by_key(|&i| (self.groups[i].launched, self.groups[i].oldest()));
@@ -258,6 +263,7 @@ fn check(rule: Rule, policy: &str) {
             groups: Vec::new(),
             waiting: VecDeque::new(),
             joined: false,
+            last: None,
             launches: 0,
             batched: 0,
             finish: vec![0; arrivals.len()],

@@ -6,6 +6,7 @@
 //! - [`results`]: summaries, tables and files of finished requests.
 //! - [`sweep`]: grids of simulations, scored and compared.
 //! - [`zoo`]: models by name.
+//! - [`bound`]: what no schedule of given arrivals can beat.
 //! - [`devices`]: latency profiles of those models on devices that are not at hand.
 //! - [`report`]: one self-contained HTML file about a comparison.
 //!
@@ -25,6 +26,7 @@
 //! ```
 
 pub mod arrivals;
+pub mod bound;
 pub mod devices;
 pub mod error;
 pub mod experiment;

@@ -8,6 +8,7 @@ use lazybatch_engine::timeline::Timeline;
 use lazybatch_kernels::Noise;
 use lazybatch_sla::{Nanos, Profile};
 use lazybatch_workloads::arrivals::{Arrival, Limit, Process, Stream, Workload, mean_rate};
+use lazybatch_workloads::bound::LowerBound;
 use lazybatch_workloads::devices;
 use lazybatch_workloads::experiment::Simulation;
 use lazybatch_workloads::experiment::simulate::DEFAULT_SLA_MS;
@@ -113,6 +114,13 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     }
     bar.finish_and_clear();
     emit(&results, &runs, &args.output)?;
+    if args.bound {
+        let bound = LowerBound::of(&simulation)?;
+        output::line(format_args!(
+            "no schedule: mean below {:.3} ms (alone {:.3} ms), fewer than {} of {} violated",
+            bound.mean_ms, bound.alone_ms, bound.violations, bound.requests
+        ))?;
+    }
     match &args.output.report {
         Some(path) => report::write(path, &results, &runs, settings(args), Vec::new()),
         None => Ok(()),

@@ -5,8 +5,12 @@
 //! *cell type* (a block of a model) is chosen among those with requests ready for it, in the table
 //! at its head or, for the first block, waiting:
 //! 1. a type with at least max batch ready; the later in the graph first;
-//! 2. else a type of which no cell runs on another lane; the later first;
+//! 2. else a type of which no cell is running; the later first;
 //! 3. else any; the later first.
+//!
+//! A type is running if a cell of it is in flight on another lane, or was the last on this one: a
+//! worker is fed while its last cell runs, so that it never idles. Types that cannot fill a batch
+//! thus take turns.
 //!
 //! All that stand at its head merge as far as they fit max batch, waiting requests fill the room
 //! that the smallest batch leaves, and the batch that has waited longest runs one cell. Later
@@ -14,7 +18,8 @@
 //! are as many as the device has memory for, not max batch.
 //!
 //! Source: Gao et al., "Low Latency RNN Inference with Cellular Batching" (BatchMaker), EuroSys
-//! 2018. The three criteria and the priority of decoders over encoders are recalled, not quoted.
+//! 2018. The three criteria and the priority of decoders over encoders are recalled, not quoted; what
+//! counts as running on a lane that runs one launch at a time is our reading.
 //! BatchMaker hands a worker several cells of a type at once to save host work; here it is one, as
 //! the next is decided while a cell runs.
 
@@ -45,13 +50,15 @@ struct Cellular {
     next: usize,
     /// By block of the model looked at: what is ready for it.
     types: Vec<CellType>,
+    /// By lane: the type that ran last.
+    last: Vec<Option<(ModelId, u32)>>,
 }
 
 #[derive(Clone, Copy, Default)]
 struct CellType {
     /// Samples that could run this cell now.
     ready: u32,
-    /// A cell of it runs elsewhere.
+    /// A cell of it runs elsewhere, or was the last here.
     is_running: bool,
     /// Samples of the smallest batch at its head; 0 without one.
     smallest: u32,
@@ -93,6 +100,11 @@ impl Cellular {
             t if !t.is_running => 2,
             _ => 3,
         };
+        let lane = view.lane.index();
+        self.last.resize(self.last.len().max(lane + 1), None);
+        if let Some((_, last)) = self.last[lane].filter(|l| l.0 == model) {
+            self.types[last as usize].is_running = true;
+        }
         let types = self.types.iter().enumerate();
         let (block, _) = types
             .filter(|(_, t)| t.ready > 0)
@@ -104,8 +116,10 @@ impl Cellular {
                 padded: false,
             });
         }
+        let block = block as u32;
         self.next = model.index() + 1;
-        Some(Decision::Launch(longest_waiting(view, model, block as u32)))
+        self.last[lane] = Some((model, block));
+        Some(Decision::Launch(longest_waiting(view, model, block)))
     }
 
     fn count(&mut self, view: &View<'_>, model: ModelId) {

@@ -1,6 +1,6 @@
 //! Device models: latency profiles of zoo models without the hardware.
 //!
-//! A [`DeviceModel`] turns models of the [zoo](crate::zoo) into a `lazybatch-profile/1`. `npu` is
+//! A [`DeviceModel`] turns models of the [`zoo`] into a `lazybatch-profile/1`. `npu` is
 //! computed from the tiling of a systolic array ([`systolic`]), the GPUs from a roofline
 //! ([`roofline`]), and `cpu` reads profiles that were measured and committed. Nothing runs and no
 //! weights are made: a profile takes milliseconds.
