@@ -392,15 +392,17 @@ impl<'a> Flight<'a> {
         let Some(ranges) = segments.get(self.block) else {
             return Ok(false);
         };
-        let (mut members, mut is_timed) = (0..u32::MAX, true);
+        let (mut long_enough, mut is_timed) = (0.., true);
         if let Repeat::PerInputStep { stride } = program.block(BlockId::new(self.block)).repeat {
             let position = self.step.saturating_mul(stride);
-            members.start = position + 1;
+            long_enough.start = position + 1;
             is_timed = position < shortest && self.step < MAX_PASSES;
         }
         for (s, range) in ranges.iter().enumerate() {
             let mut launch = self.launch(s, range);
-            launch.members.retain(|m| members.contains(&m.input_len));
+            launch
+                .members
+                .retain(|m| long_enough.contains(&m.input_len));
             let (ns, done) = timed(device, &launch).map_err(device_error)?;
             self.stopped.extend(done.stopped);
             if is_timed {
