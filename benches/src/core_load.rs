@@ -6,7 +6,9 @@
 //!
 //! Targets are out of reach, so the slack test of `lazy` and `oracle` is made at every step, over
 //! everyone in flight, and refuses: for `oracle`, which then tries every number of candidates, this
-//! is the dearest decision there is. `serial` has one request in flight and 127 waiting.
+//! is the dearest decision there is. `serial` has one request in flight and 127 waiting. Policies that
+//! admit up to max batch whatever the targets run at a max batch of 64. `edf` meets requests that are
+//! due before all earlier ones but can wait, so that it weighs a switch at every step and refuses.
 
 use lazybatch_engine::core::{Action, Core, CoreConfig, Event, ModelSpec, Request};
 use lazybatch_engine::policy;
@@ -23,6 +25,8 @@ pub const IN_FLIGHT: usize = 64;
 const INPUT_LEN: u32 = 20;
 /// Decoder passes of every request of [`Net::EncoderDecoder`].
 const OUTPUT_LEN: u32 = 16;
+/// Later than every run ends.
+const FAR: Time = Time(1 << 60);
 /// From one step to the next: a batch takes longer than the window of `graph:5`, so that what waits
 /// is due when it ends.
 const STEP: Nanos = Nanos(200_000);
@@ -66,10 +70,10 @@ impl Net {
         }
     }
 
-    fn profile(self) -> anyhow::Result<Profile> {
+    fn profile(self, max_batch: usize) -> anyhow::Result<Profile> {
         let text = json!({
             "format": "lazybatch-profile/1", "device": "fixture",
-            "models": [{ "name": self.name(), "max_batch": WAITING + IN_FLIGHT,
+            "models": [{ "name": self.name(), "max_batch": max_batch,
                          "output_len_p90": OUTPUT_LEN + 4, "blocks": self.blocks() }]
         });
         Ok(Profile::parse("fixture", &text.to_string())?)
@@ -84,6 +88,8 @@ pub struct CoreLoad {
     num_arrived: u64,
     waiting: usize,
     known_output_len: Option<u32>,
+    /// Whoever arrives later is due earlier.
+    reversed: bool,
 }
 
 impl CoreLoad {
@@ -92,8 +98,18 @@ impl CoreLoad {
     /// # Errors
     /// An unknown policy.
     pub fn new(net: Net, policy_spec: &str) -> anyhow::Result<Self> {
-        let profile = net.profile()?;
-        let spec = ModelSpec::from_profile(&profile, &profile.models[0], 1, 1);
+        let name = policy_spec.split(':').next().unwrap_or_default();
+        let admits = ["continuous", "cellular", "edf", "triton"].contains(&name);
+        let max_batch = if admits {
+            IN_FLIGHT
+        } else {
+            WAITING + IN_FLIGHT
+        };
+        let profile = net.profile(max_batch)?;
+        let mut spec = ModelSpec::from_profile(&profile, &profile.models[0], 1, 1);
+        if name == "cellular" {
+            spec.max_in_flight = IN_FLIGHT as u32 + 1;
+        }
         let oracle = policy::find(policy_spec)?.needs_output_len;
         let serial = policy_spec == "serial";
         let mut load = Self {
@@ -107,6 +123,7 @@ impl CoreLoad {
                 WAITING
             },
             known_output_len: oracle.then_some(OUTPUT_LEN),
+            reversed: name == "edf",
         };
         // Past the window of `graph:W`, so that what waits is due at once.
         load.fill();
@@ -176,7 +193,10 @@ impl CoreLoad {
                 id: RequestId(self.num_arrived),
                 model: ModelId(0),
                 arrival: self.now,
-                sla: Some(Nanos(1)),
+                sla: Some(match self.reversed {
+                    true => FAR.since(self.now + Nanos(self.num_arrived)),
+                    false => Nanos(1),
+                }),
                 priority: 0,
                 samples: 1,
                 input_len: INPUT_LEN,

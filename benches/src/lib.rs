@@ -14,4 +14,14 @@ pub mod spread;
 pub mod tiny;
 
 /// Policies whose steps and decisions are timed.
-pub const POLICIES: [&str; 5] = ["serial", "graph:5", "greedy", "lazy", "oracle"];
+pub const POLICIES: [&str; 9] = [
+    "serial",
+    "graph:5",
+    "greedy",
+    "lazy",
+    "oracle",
+    "continuous",
+    "cellular",
+    "edf",
+    "triton:delay=5",
+];

@@ -41,6 +41,13 @@ fn threads(text: &str) -> Result<usize, String> {
         .ok_or_else(|| format!("expected 1 to 1024 threads, got {text}"))
 }
 
+fn sweep_count(text: &str) -> Result<usize, String> {
+    text.parse()
+        .ok()
+        .filter(|n| (1..=10_000_000).contains(n))
+        .ok_or_else(|| format!("expected 1 to 10000000, got {text}"))
+}
+
 fn max_batch(text: &str) -> Result<u32, String> {
     text.parse()
         .ok()
@@ -65,6 +72,8 @@ pub enum Command {
     Compare(CompareArgs),
     /// Run the scheduler in virtual time over a latency profile
     Simulate(SimulateArgs),
+    /// Run a grid of simulations and compare the policies over it
+    Sweep(SweepArgs),
     /// Measure a model's latency tables on a device
     Profile(ProfileArgs),
     /// Run one request and print the answer
@@ -81,6 +90,10 @@ impl Command {
         let policies = match self {
             Self::Compare(args) => &mut args.policies,
             Self::Simulate(args) => &mut args.policies,
+            Self::Sweep(SweepArgs {
+                policies: Some(policies),
+                ..
+            }) => policies,
             _ => return,
         };
         *policies = lazybatch_engine::policy::join_list(policies);
@@ -228,6 +241,48 @@ pub struct SimulateArgs {
     pub seed: u64,
     #[command(flatten)]
     pub output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct SweepArgs {
+    /// A grid file, or a built-in grid: paper, paper-quick, max-batch, sla, windows, coverage,
+    /// co-located, bursts, traces
+    #[arg(long, value_name = "FILE.toml|NAME")]
+    pub grid: String,
+    /// Write results as JSON, lazybatch-sweep/1; finished simulations are kept in FILE.partial
+    /// until then
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write one self-contained HTML page with curves, tables and timelines
+    #[arg(long, value_name = "FILE.html")]
+    pub report: Option<PathBuf>,
+    /// Go on with what an interrupted run of the same grid left beside --json
+    #[arg(long, requires = "json")]
+    pub resume: bool,
+    /// Policy to judge against the best of the others; `adaptive` if it is in the grid
+    #[arg(long, value_name = "POLICY")]
+    pub judge: Option<String>,
+    /// Point that the report looks at closely; chosen by the judgement if absent. Can be repeated
+    #[arg(long, value_name = "MODEL@RATE@SLA", requires = "report")]
+    pub point: Vec<String>,
+    /// Keep only these models of the grid
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub models: Option<Vec<String>>,
+    /// Run these policies instead of the grid's
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub policies: Option<Vec<String>>,
+    /// Keep only the first N seeds of the grid
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = sweep_count)]
+    pub seeds: Option<usize>,
+    /// Arrivals of a run at the least, instead of the grid's
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = sweep_count)]
+    pub requests: Option<usize>,
+    /// Folder of public traces, for grids that name some
+    #[arg(long, value_name = "DIR")]
+    pub traces: Option<PathBuf>,
+    /// Threads; all available cores if absent. Results do not depend on it
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = threads)]
+    pub threads: Option<usize>,
 }
 
 #[derive(Debug, Args)]

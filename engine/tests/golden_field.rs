@@ -126,7 +126,7 @@ fn continuous_takes_a_static_graph_as_one_iteration() {
 }
 
 #[test]
-fn cellular_prefers_full_cells_and_then_later_ones() {
+fn cellular_prefers_full_cells_and_then_takes_turns() {
     golden(
         "cellular",
         "max_batch 2; enc per_input_step 10+2; dec until_stop 5+1",
@@ -175,15 +175,16 @@ fn cellular_runs_a_block_without_a_loop_as_a_whole() {
           5.000 arrive r1 m input 0
          10.000 run b0 net.1 [r0@0]                        // nobody joins within a cell
          12.000 arrive r2 m input 0
-         20.000 run b0 dec.0 [r0@0]                        // neither type is full: the later
-         25.000 run b0 dec.0 [r0@1]
-         30.000 finish r0 met
-         30.000 admit b1 [r1, r2]
-         30.000 run b1 net.0 [r1@0 r2@0]
-         40.000 run b1 net.1 [r1@0 r2@0]
-         50.000 run b1 dec.0 [r1@0 r2@0]
-         55.000 finish r1 met
-         55.000 finish r2 met",
+         20.000 run b0 dec.0 [r0@0]                        // neither type is full, net ran last
+         25.000 admit b1 [r1, r2]                          // dec ran last
+         25.000 preempt b0 by b1
+         25.000 run b1 net.0 [r1@0 r2@0], parked b0 [r0]
+         35.000 run b1 net.1 [r1@0 r2@0], parked b0 [r0]
+         45.000 merge b1 into b0
+         45.000 run b0 dec.0 [r0@1 r1@0 r2@0]
+         50.000 finish r0 met
+         50.000 finish r1 met
+         50.000 finish r2 met",
     );
 }
 

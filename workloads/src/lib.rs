@@ -4,6 +4,7 @@
 //! - [`traces`]: the same read from files, and written to them.
 //! - [`lengths`]: joint distributions of input and output lengths.
 //! - [`results`]: summaries, tables and files of finished requests.
+//! - [`sweep`]: grids of simulations, scored and compared.
 //! - [`zoo`]: models by name.
 //! - [`bound`]: what no schedule of given arrivals can beat.
 //! - [`devices`]: latency profiles of those models on devices that are not at hand.
@@ -32,6 +33,7 @@ pub mod experiment;
 pub mod lengths;
 pub mod report;
 pub mod results;
+pub mod sweep;
 pub mod traces;
 pub mod zoo;
 

@@ -5,6 +5,8 @@
 //! reader's system. No clock is read, so the same results give the same bytes.
 
 pub mod charts;
+pub mod lanes;
+pub mod lines;
 mod svg;
 
 use std::path::Path;
@@ -34,6 +36,26 @@ pub enum Body {
     Pre(String),
     /// Markup that goes in unescaped; the caller vouches for it.
     Html(String),
+    /// Tables under their captions.
+    Tables(Vec<Table>),
+    /// Charts under one legend.
+    Charts {
+        /// What the colours mean.
+        legend: Vec<charts::Swatch>,
+        /// SVG, and whether it takes the whole width.
+        charts: Vec<(String, bool)>,
+    },
+}
+
+/// A table whose first column is a name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Table {
+    /// What it says and how to read it.
+    pub caption: String,
+    /// One per column.
+    pub headings: Vec<String>,
+    /// One cell per column.
+    pub rows: Vec<Vec<String>>,
 }
 
 /// A report to be written.
@@ -80,6 +102,13 @@ impl Report {
         let sections = self.sections.iter().map(|(heading, body)| match body {
             Body::Pre(text) => context! { heading, text },
             Body::Html(html) => context! { heading, html => Value::from_safe_string(html.clone()) },
+            Body::Tables(tables) => context! { heading, tables },
+            Body::Charts { legend, charts } => {
+                let safe = |(svg, wide): &(String, bool)| {
+                    context! { svg => Value::from_safe_string(svg.clone()), wide }
+                };
+                context! { heading, legend, charts => charts.iter().map(safe).collect::<Vec<_>>() }
+            }
         });
         let page = environment.get_template("report.html")?.render(context! {
             title => self.title,

@@ -8,6 +8,7 @@ pub mod replay;
 mod report;
 pub mod run;
 pub mod simulate;
+pub mod sweep;
 
 use std::path::{Path, PathBuf};
 

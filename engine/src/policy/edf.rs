@@ -305,13 +305,15 @@ fn met_together(
         Some(*size)
     }));
     let met = |n: usize| view.now + needs(view, first, entry, sizes[n]) <= first.deadline;
-    let (mut most, mut too_many) = (0, sizes.len());
-    let alone = usize::from(there.samples == 0).min(starters.requests.len());
-    if !met(alone) {
-        return starters.requests.len();
+    let (alone, all) = (
+        usize::from(there.samples == 0).min(starters.requests.len()),
+        starters.requests.len(),
+    );
+    if !met(alone) || met(all) {
+        return all;
     }
     // Latencies grow with the batch; where one does not, this is still a number that is met.
-    most = most.max(alone);
+    let (mut most, mut too_many) = (alone, all);
     while too_many - most > 1 {
         let n = most.midpoint(too_many);
         if met(n) {

@@ -41,7 +41,7 @@ pub fn legend(runs: &[(usize, &RunReport)]) -> Vec<Swatch> {
 }
 
 /// Style sheet class of a colour.
-fn class(colour: usize) -> String {
+pub fn class(colour: usize) -> String {
     let dash = if colour >= NUM_COLOURS { " dash" } else { "" };
     format!("c{}{dash}", colour % NUM_COLOURS)
 }
@@ -265,14 +265,14 @@ fn quantiles(latencies_ns: &[u64]) -> Vec<(f64, f64)> {
 }
 
 /// A logarithmic axis whose ends are ticks.
-struct LogAxis {
+pub(super) struct LogAxis {
     low: f64,
     high: f64,
 }
 
 impl LogAxis {
     /// The axis around positive values; a value of 0 is drawn at its left end.
-    fn new(low: f64, high: f64) -> Self {
+    pub fn new(low: f64, high: f64) -> Self {
         let low = low.max(high / 1e6);
         let ticks: Vec<f64> = one_two_five(low, high).collect();
         let below = ticks
@@ -292,12 +292,12 @@ impl LogAxis {
     }
 
     /// Where a value stands, from 0 to 1.
-    fn position(&self, value: f64) -> f64 {
+    pub fn position(&self, value: f64) -> f64 {
         ((value.max(self.low) / self.low).ln() / (self.high / self.low).ln()).min(1.0)
     }
 
     /// Values to mark, with their labels: 1, 2, 5 of each decade, or only 1 when they are many.
-    fn ticks(&self) -> Vec<(f64, String)> {
+    pub fn ticks(&self) -> Vec<(f64, String)> {
         let eps = 1e-9;
         let inside = |t: &f64| *t >= self.low * (1.0 - eps) && *t <= self.high * (1.0 + eps);
         let all: Vec<f64> = one_two_five(self.low, self.high).filter(inside).collect();

@@ -51,6 +51,23 @@ impl Svg {
         ));
     }
 
+    /// A small disc at a point, with a tooltip.
+    pub fn dot(&mut self, class: &str, at: (f64, f64), tip: &str) {
+        let ((x, y), tip) = (at, escape(tip));
+        self.add(format_args!(
+            "<circle class=\"{class}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2.6\"><title>{tip}</title></circle>"
+        ));
+    }
+
+    /// A rectangle from its upper left corner, with a tooltip.
+    pub fn rect(&mut self, class: &str, at: (f64, f64), width: f64, height: f64, tip: &str) {
+        let ((x, y), tip) = (at, escape(tip));
+        self.add(format_args!(
+            "<rect class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" \
+             height=\"{height:.1}\"><title>{tip}</title></rect>"
+        ));
+    }
+
     /// Text whose `anchor` (`start`, `middle` or `end`) stands at a point of its base line.
     pub fn text(&mut self, class: &str, anchor: &str, at: (f64, f64), text: &str) {
         let ((x, y), text) = (at, escape(text));

@@ -1,0 +1,119 @@
+//! `lazybatch sweep`.
+
+use std::path::{Path, PathBuf};
+
+use lazybatch_workloads::sweep::moments::{self, Moment};
+use lazybatch_workloads::sweep::resume::Journal;
+use lazybatch_workloads::sweep::run::{Options, run as run_grid};
+use lazybatch_workloads::sweep::{Grid, Sweep, report, text};
+
+use crate::args::SweepArgs;
+use crate::failure::BadInput;
+use crate::{output, progress};
+
+/// Runs the command.
+pub fn run(args: &SweepArgs) -> anyhow::Result<()> {
+    let grid = grid(args)?;
+    output::check([
+        ("--json", args.json.as_deref()),
+        ("--report", args.report.as_deref()),
+    ])?;
+    let partial = args.json.as_deref().map(partial_path);
+    let journal = match &partial {
+        Some(path) if args.resume => Some(Journal::resume(path, &grid)?),
+        Some(path) => Some(Journal::create(path, &grid)?),
+        None => None,
+    };
+    let resumed = journal.as_ref().map_or(0, Journal::num_done);
+    let options = Options {
+        threads: args.threads,
+        traces: args.traces.clone(),
+        journal,
+    };
+    let bar = progress::bar(grid.num_simulations() as u64, &grid.name);
+    let start = now();
+    let ran = run_grid(&grid, options, &|n| bar.inc(n as u64))?;
+    bar.finish_and_clear();
+    let seconds = start.elapsed().as_secs_f64();
+    let speed = ran.num_requests as f64 / seconds.max(1e-9);
+    let kept = match resumed {
+        0 => String::new(),
+        n => format!(", {n} taken from the earlier run"),
+    };
+    eprintln!(
+        "{} simulations of {} requests in {seconds:.1} s, {speed:.0} simulated requests/s{kept}",
+        ran.num_simulated, ran.num_requests
+    );
+    let sweep = Sweep::new(&grid, ran, args.judge.as_deref())?;
+    output::text(text::summary(&sweep))?;
+    if let Some(path) = &args.json {
+        output::write("--json", path, &sweep.to_json())?;
+    }
+    if let Some(path) = &args.report {
+        write_report(args, &sweep, path)?;
+    }
+    if let Some(path) = partial {
+        std::fs::remove_file(path)?;
+    }
+    Ok(())
+}
+
+fn write_report(args: &SweepArgs, sweep: &Sweep, path: &Path) -> anyhow::Result<()> {
+    let mut chosen = Vec::new();
+    for spec in &args.point {
+        chosen.push((String::new(), moments::find(sweep, spec)?));
+    }
+    if chosen.is_empty() {
+        chosen = moments::choose(sweep);
+    }
+    let traces = args.traces.as_deref();
+    let moments: Result<Vec<Moment>, _> = chosen
+        .iter()
+        .map(|(why, point)| Moment::new(sweep, point, why, traces))
+        .collect();
+    Ok(report::report(sweep, &moments?).write(path)?)
+}
+
+/// The grid with what the command line changes of it.
+fn grid(args: &SweepArgs) -> anyhow::Result<Grid> {
+    let mut grid = Grid::load(&args.grid)?;
+    if let Some(models) = &args.models {
+        grid.keep_models(models)?;
+    }
+    if let Some(policies) = &args.policies {
+        grid.set_policies(policies)?;
+    }
+    if let Some(num) = args.seeds {
+        if num > grid.seeds.len() {
+            let most = grid.seeds.len();
+            let message = format!("--seeds: expected at most the grid's {most}, got {num}");
+            return Err(BadInput(message).into());
+        }
+        grid.seeds.truncate(num);
+    }
+    if let Some(requests) = args.requests {
+        grid.requests = requests;
+    }
+    if let Some(judged) = &args.judge
+        && !grid.policies.contains(judged)
+    {
+        let expected = grid.policies.join(", ");
+        return Err(BadInput(format!("--judge: expected one of {expected}, got {judged}")).into());
+    }
+    Ok(grid)
+}
+
+/// Where finished simulations are kept until the sweep is done: `FILE.partial`.
+fn partial_path(json: &Path) -> PathBuf {
+    let mut name = json.as_os_str().to_owned();
+    name.push(".partial");
+    name.into()
+}
+
+#[allow(
+    clippy::disallowed_methods,
+    reason = "the speed of a sweep is told, nothing depends on it"
+)]
+fn now() -> std::time::Instant {
+    std::time::Instant::now()
+}

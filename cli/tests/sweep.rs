@@ -1,0 +1,202 @@
+//! What `sweep` promises: results and report, the same ones after an interruption and for any
+//! number of threads, and clear messages about bad grids.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+mod common;
+
+use common::Place;
+use serde_json::Value;
+
+/// Two models over a profile of a chain and a loop.
+const PROFILE: &str = r#"{ "format": "lazybatch-profile/1", "device": "d", "models": [
+  { "name": "chain", "max_batch": 4, "blocks": [ { "name": "main", "repeat": "once", "nodes": [
+    { "name": "a", "latency_us": [[1, 10.0]] }, { "name": "b", "latency_us": [[1, 20.0], [4, 80.0]] } ] } ] },
+  { "name": "loop", "max_batch": 8, "output_len_p90": 3, "blocks": [
+    { "name": "in", "repeat": "once", "nodes": [ { "name": "e", "latency_us": [[1, 50.0]] } ] },
+    { "name": "out", "repeat": "until_stop", "nodes": [ { "name": "d", "latency_us": [[1, 40.0]] } ] } ] } ] }"#;
+
+const GRID: &str = "about = 'a test'
+profile = 'p.json'
+models = ['chain', 'loop', 'chain:1+loop:3']
+rates = [2000, 30000]
+slas_ms = [0.5, 2]
+policies = ['serial', 'greedy', 'lazy', 'oracle']
+windows = [0.2]
+lengths = 'fixed:2:3'
+seeds = 3
+requests = 60
+";
+
+fn place() -> Place {
+    let place = Place::new();
+    place.write("p.json", PROFILE);
+    place.write("g.toml", GRID);
+    place
+}
+
+#[test]
+fn results_and_report_are_written() {
+    let place = place();
+    let done = place.succeed("sweep --grid g.toml --judge lazy --json s.json --report s.html");
+    for part in [
+        "g: 12 points",
+        "Gain in J",
+        "Reproduction row",
+        "lazy judged",
+    ] {
+        assert!(done.out.contains(part), "{part:?} missing in {}", done.out);
+    }
+    let sweep = place.json("s.json");
+    assert_eq!(sweep["format"], "lazybatch-sweep/1");
+    let list = |key: &str| sweep[key].as_array().unwrap().clone();
+    // 3 models x 2 rates x 2 targets; 5 policies; 3 seeds.
+    assert_eq!(list("points").len(), 12);
+    let runs = list("runs");
+    assert_eq!(runs.len(), 12 * 5 * 3);
+    for run in &runs {
+        let number = |key: &str| run[key].as_f64().unwrap();
+        // Nothing is shed here, so J follows from the numbers of the results file.
+        let want = number("mean_ms") + 3.0 * number("sla_ms") * number("violation_rate");
+        assert!((number("j_ms") - want).abs() < 1e-9 * want, "{run}");
+    }
+    for point in list("points") {
+        let policies = point["policies"].as_array().unwrap();
+        let j = |spec: &str| {
+            let own = policies.iter().find(|p| p["policy"] == spec).unwrap();
+            own["j_ms"].as_f64().unwrap()
+        };
+        let best = point["best"].as_str().unwrap();
+        let online = ["serial", "greedy", "lazy", "graph:0.2"];
+        assert!(
+            online.iter().all(|p| j(best) <= j(p)) && best != "oracle",
+            "{point}"
+        );
+    }
+    let page = place.read("s.html");
+    assert!(page.contains("<svg") && page.contains("batch table over time"));
+    assert!(!page.contains("http://") && !page.contains("<script"));
+    assert!(!place.path("s.json.partial").exists());
+}
+
+#[test]
+fn an_interrupted_sweep_goes_on_to_the_same_bytes() {
+    let place = place();
+    place.succeed("sweep --grid g.toml --json whole.json --report whole.html --threads 1");
+    // What an interruption leaves: the journal of a run that could not end, cut in a line.
+    place.succeed("sweep --grid g.toml --json other.json --threads 2");
+    assert_eq!(place.read("whole.json"), place.read("other.json"));
+    let sweep = place.json("whole.json");
+    place.write("again.json.partial", partial(&sweep));
+    let done = place.succeed("sweep --grid g.toml --json again.json --report again.html --resume");
+    assert!(
+        done.err.contains("taken from the earlier run"),
+        "{}",
+        done.err
+    );
+    assert_eq!(place.read("whole.json"), place.read("again.json"));
+    assert_eq!(place.read("whole.html"), place.read("again.html"));
+
+    place.write("g2.toml", GRID.replace("requests = 60", "requests = 61"));
+    place.write("again.json.partial", partial(&sweep));
+    let parts = ["again.json.partial: line 1", "a journal of this grid, g2"];
+    place.refuse("sweep --grid g2.toml --json again.json --resume", &parts);
+}
+
+/// A journal with the first simulations of a finished sweep, as docs/sweeps.md describes it.
+fn partial(sweep: &Value) -> String {
+    let mut grid = sweep["grid"].clone();
+    grid["name"] = "g".into();
+    let header = serde_json::json!({ "format": "lazybatch-sweep-partial/1", "grid": grid });
+    let mut text = format!("{header}\n");
+    let runs = sweep["runs"].as_array().unwrap();
+    let lazy = runs.iter().filter(|r| r["policy"] == "lazy").take(10);
+    for run in lazy {
+        let key = serde_json::json!({
+            "setting": run["setting"], "model": run["model"], "rate_rps": run["rate_rps"],
+            "seed": run["seed"], "policy": "lazy", "slas_ms": [run["sla_ms"]],
+        });
+        let line = serde_json::json!({ "key": key, "runs": [run] });
+        text += &format!("{line}\n");
+    }
+    text += "{\"key\": {\"set";
+    text
+}
+
+#[test]
+fn bad_grids_are_refused_with_line_and_key() {
+    let place = place();
+    for (from, to, parts) in [
+        (
+            "seeds = 3",
+            "sedes = 3",
+            ["bad.toml: line 9", "sedes", "unknown field"],
+        ),
+        (
+            "rates = [2000, 30000]",
+            "rates = [-1]",
+            ["bad.toml: line 4", "rates", "got -1"],
+        ),
+        (
+            "'greedy'",
+            "'greedi'",
+            ["bad.toml: line 6", "policies", "`greedi`"],
+        ),
+        (
+            "['chain', 'loop'",
+            "['chian', 'loop'",
+            ["chian", "one of chain, loop", "model"],
+        ),
+        (
+            "'p.json'",
+            "'q.json'",
+            ["q.json", "No such file", "lazybatch"],
+        ),
+        (
+            "profile = 'p.json'",
+            "device = 'abacus'",
+            ["device", "npu", "abacus"],
+        ),
+        (
+            "fixed:2:3",
+            "fixed:2",
+            ["lengths", "fixed:IN:OUT", "`fixed:2`"],
+        ),
+    ] {
+        place.write("bad.toml", GRID.replace(from, to));
+        place.refuse("sweep --grid bad.toml", &parts);
+    }
+    place.refuse("sweep --grid papers", &["paper-quick", "`papers`"]);
+    place.refuse("sweep --grid g.toml --resume", &["--json"]);
+    place.refuse(
+        "sweep --grid g.toml --judge edf",
+        &["--judge", "serial, greedy"],
+    );
+    place.refuse(
+        "sweep --grid g.toml --models gnmt",
+        &["chain, loop", "`gnmt`"],
+    );
+    place.refuse(
+        "sweep --grid g.toml --seeds 4",
+        &["--seeds", "at most the grid's 3"],
+    );
+    place.refuse(
+        "sweep --grid g.toml --report s.html --point loop@1@2",
+        &["point", "MODEL@RATE@SLA_MS", "`loop@1@2`"],
+    );
+}
+
+#[test]
+fn a_part_of_the_quick_grid_runs() {
+    let place = Place::new();
+    place.succeed(
+        "sweep --grid paper-quick --models resnet50 --policies greedy,lazy,graph:5,graph:95 \
+         --seeds 1 --requests 50 --json s.json",
+    );
+    let sweep = place.json("s.json");
+    assert_eq!(sweep["points"].as_array().unwrap().len(), 10);
+    let slow =
+        |p: &Value| p["policies"][3]["mean_ms"].as_f64() > p["policies"][0]["mean_ms"].as_f64();
+    // A window of 95 ms costs about that where nobody waits.
+    assert!(slow(&sweep["points"][0]));
+}

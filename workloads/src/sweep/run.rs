@@ -1,0 +1,309 @@
+//! Runs the simulations of a grid, in parallel.
+//!
+//! Cases are independent. Within a case seeds follow one another, so that the case can end early;
+//! within a seed policies and targets are independent. A policy that does not look at deadlines is
+//! simulated once per seed and scored at every target.
+
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use lazybatch_sla::Nanos;
+use rayon::prelude::*;
+
+use super::cases::{Case, Lab, Opened};
+use super::grid::Grid;
+use super::resume::{Journal, Key};
+use super::score::{self, Run, ignores_sla};
+use super::{points, text};
+use crate::arrivals::Arrival;
+use crate::error::{Error, Result};
+
+/// Seeds that a case takes at the least before it may end early.
+pub const MIN_SEEDS: usize = 3;
+
+/// How a sweep is run; nothing here changes its results.
+#[derive(Default)]
+pub struct Options {
+    /// Threads; all available cores if absent.
+    pub threads: Option<usize>,
+    /// Where traces are looked for that do not lie beside the grid.
+    pub traces: Option<PathBuf>,
+    /// Where finished simulations are kept while the sweep runs.
+    pub journal: Option<Journal>,
+}
+
+/// What a sweep ran.
+pub struct Ran {
+    /// Rows by case, seed, policy and target, in the grid's order.
+    pub runs: Vec<Run>,
+    /// What was left out, and why.
+    pub skipped: Vec<String>,
+    /// Simulations that ran now, without those taken from a journal.
+    pub num_simulated: u64,
+    /// Requests in them.
+    pub num_requests: u64,
+}
+
+/// Runs a grid. `tick` is called with how many simulations have just been dealt with, out of
+/// [`Grid::num_simulations`].
+///
+/// # Errors
+/// What makes a case impossible, or a simulation in which the checker finds a broken rule.
+pub fn run(grid: &Grid, options: Options, tick: &(dyn Fn(usize) + Sync)) -> Result<Ran> {
+    let mut pool = rayon::ThreadPoolBuilder::new();
+    if let Some(threads) = options.threads {
+        pool = pool.num_threads(threads);
+    }
+    let pool = pool
+        .build()
+        .map_err(|e| Error::run("threads of the sweep", e))?;
+    pool.install(|| Runner::new(grid, options, tick).run())
+}
+
+struct Runner<'a> {
+    grid: &'a Grid,
+    traces: Option<PathBuf>,
+    journal: Option<Mutex<Journal>>,
+    tick: &'a (dyn Fn(usize) + Sync),
+    num_simulated: AtomicU64,
+    num_requests: AtomicU64,
+}
+
+impl<'a> Runner<'a> {
+    fn new(grid: &'a Grid, options: Options, tick: &'a (dyn Fn(usize) + Sync)) -> Self {
+        Self {
+            grid,
+            traces: options.traces,
+            journal: options.journal.map(Mutex::new),
+            tick,
+            num_simulated: AtomicU64::new(0),
+            num_requests: AtomicU64::new(0),
+        }
+    }
+
+    fn run(self) -> Result<Ran> {
+        let grid = self.grid;
+        let mut skipped = grid.skipped.clone();
+        let both = |setting| grid.models.iter().map(move |model| (setting, model));
+        let wanted: Vec<_> = grid.settings.iter().flat_map(both).collect();
+        let opened: Vec<Result<Opened>> = wanted
+            .par_iter()
+            .map(|(setting, model)| Lab::open(grid, setting, model, self.traces.as_deref()))
+            .collect();
+        let mut labs = Vec::new();
+        for (opened, (setting, model)) in opened.into_iter().zip(&wanted) {
+            match opened? {
+                Opened::Lab(lab) => labs.push(lab),
+                Opened::Missing(why) => {
+                    skipped.push(text::cell_label(setting, &model.label, &why));
+                }
+            }
+        }
+        let per_lab = grid.num_simulations() / wanted.len().max(1);
+        (self.tick)(per_lab * (wanted.len() - labs.len()));
+        let cases: Vec<Result<Vec<Case>>> = labs
+            .par_iter()
+            .map(|lab| lab.cases(&grid.offered))
+            .collect();
+        let mut work: Vec<(&Lab, Case)> = Vec::new();
+        for (lab, cases) in labs.iter().zip(cases) {
+            work.extend(cases?.into_iter().map(|case| (&**lab, case)));
+        }
+        let runs: Result<Vec<Vec<Run>>> = work
+            .par_iter()
+            .map(|(lab, case)| self.run_case(lab, case))
+            .collect();
+        Ok(Ran {
+            runs: runs?.into_iter().flatten().collect(),
+            skipped,
+            num_simulated: self.num_simulated.into_inner(),
+            num_requests: self.num_requests.into_inner(),
+        })
+    }
+
+    /// All seeds of a case, or as many as it takes.
+    fn run_case(&self, lab: &Lab, case: &Case) -> Result<Vec<Run>> {
+        let grid = self.grid;
+        let jobs: Vec<(&str, &[f64])> = grid.policies.iter().flat_map(|p| self.jobs(p)).collect();
+        let mut runs: Vec<Run> = Vec::new();
+        for (num_done, &seed) in grid.seeds.iter().enumerate() {
+            if num_done >= MIN_SEEDS && grid.settle > 0.0 && points::settled(&runs, grid.settle) {
+                (self.tick)(jobs.len() * (grid.seeds.len() - num_done));
+                break;
+            }
+            let arrivals = lab.arrivals(case.rate_rps, seed)?;
+            let of_seed: Vec<Result<Vec<Run>>> = jobs
+                .par_iter()
+                .map(|(policy, slas)| self.run_job(lab, case, seed, policy, slas, &arrivals))
+                .collect();
+            for done in of_seed {
+                runs.extend(done?);
+            }
+        }
+        Ok(runs)
+    }
+
+    /// The simulations of a policy: which targets each is scored at.
+    fn jobs<'p>(&'p self, policy: &'p str) -> Vec<(&'p str, &'p [f64])> {
+        let slas = &self.grid.slas_ms;
+        match ignores_sla(policy) {
+            true => vec![(policy, slas)],
+            false => slas.chunks(1).map(|sla| (policy, sla)).collect(),
+        }
+    }
+
+    fn run_job(
+        &self,
+        lab: &Lab,
+        case: &Case,
+        seed: u64,
+        policy: &str,
+        slas_ms: &[f64],
+        arrivals: &[Arrival],
+    ) -> Result<Vec<Run>> {
+        let key = Key::new(case, seed, policy, slas_ms);
+        let lock = |journal: &Mutex<Journal>| journal.lock().map(|mut j| j.take(&key)).ok();
+        if let Some(runs) = self.journal.as_ref().and_then(lock).flatten() {
+            (self.tick)(1);
+            return Ok(runs);
+        }
+        let runs = simulate(lab, case, seed, policy, slas_ms, arrivals)?;
+        self.num_simulated.fetch_add(1, Ordering::Relaxed);
+        let num = arrivals.len() as u64;
+        self.num_requests.fetch_add(num, Ordering::Relaxed);
+        if let Some(journal) = &self.journal {
+            let mut journal = journal.lock().expect("no holder panics");
+            journal.append(&key, &runs)?;
+        }
+        (self.tick)(1);
+        Ok(runs)
+    }
+}
+
+/// Simulates a policy under the last of `slas_ms` and scores it at each of them.
+///
+/// # Errors
+/// As [`crate::experiment::Simulation::run`].
+pub fn simulate(
+    lab: &Lab,
+    case: &Case,
+    seed: u64,
+    policy: &str,
+    slas_ms: &[f64],
+    arrivals: &[Arrival],
+) -> Result<Vec<Run>> {
+    let sla_of = |ms: &f64| Nanos::from_ms_f64(*ms);
+    let sla = slas_ms.last().map_or(Nanos::ZERO, sla_of);
+    let done = lab
+        .simulation(arrivals, sla)
+        .run(policy, None, &mut (), false)?;
+    let mut requests = done.requests;
+    let at = |sla: Nanos| {
+        score::rescore(&mut requests, sla);
+        score::score(case, policy, seed, sla, &requests, &done.counters)
+    };
+    Ok(slas_ms.iter().map(sla_of).map(at).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sweep::fixture;
+    use lazybatch_engine::policy::REGISTRY;
+
+    fn tiny(extra: &str) -> (Grid, tempfile::TempDir) {
+        fixture::grid(
+            "'chain', 'loop'",
+            &format!("lengths = 'fixed:2:3'\n{extra}"),
+        )
+    }
+
+    fn ran(grid: &Grid, threads: usize) -> Ran {
+        let options = Options {
+            threads: Some(threads),
+            ..Options::default()
+        };
+        run(grid, options, &|_| {}).unwrap()
+    }
+
+    #[test]
+    fn results_do_not_depend_on_threads() {
+        let (grid, _folder) = tiny("");
+        let one = ran(&grid, 1);
+        assert_eq!(one.runs, ran(&grid, 4).runs);
+        // 2 models x 2 rates x 3 seeds x 5 policies x 2 targets.
+        assert_eq!(one.runs.len(), 120);
+        // serial, greedy and graph once; lazy and oracle per target.
+        assert_eq!(one.num_simulated, 2 * 2 * 3 * 7);
+        assert_eq!(grid.num_simulations(), 2 * 2 * 3 * 7);
+    }
+
+    #[test]
+    fn every_simulation_is_ticked_even_where_a_case_ends_early() {
+        let (mut grid, _folder) = tiny("settle = 1.0\n");
+        grid.seeds = (1..=9).collect();
+        let ticks = AtomicU64::new(0);
+        let tick = |n: usize| {
+            ticks.fetch_add(n as u64, Ordering::Relaxed);
+        };
+        let done = run(&grid, Options::default(), &tick).unwrap();
+        assert_eq!(ticks.into_inner(), grid.num_simulations() as u64);
+        assert!(done.num_simulated < grid.num_simulations() as u64);
+        assert!(done.runs.iter().any(|r| r.seed == 3));
+    }
+
+    #[test]
+    fn rescoring_equals_simulating_again() {
+        let (grid, _folder) = tiny("");
+        for model in &grid.models {
+            let Opened::Lab(lab) = Lab::open(&grid, &grid.settings[0], model, None).unwrap() else {
+                panic!("no file is missing");
+            };
+            let specs: Vec<&str> = ["graph:0.2", "graph:1"]
+                .into_iter()
+                .chain(REGISTRY.iter().map(|e| e.usage))
+                .filter(|spec| ignores_sla(spec) && lazybatch_engine::policy::find(spec).is_ok())
+                .collect();
+            assert!(specs.contains(&"serial") && specs.contains(&"greedy"));
+            for case in lab.cases(&grid.offered).unwrap() {
+                let arrivals = lab.arrivals(case.rate_rps, 1).unwrap();
+                for policy in &specs {
+                    let all = [0.1, 0.5, 2.0];
+                    let once = simulate(&lab, &case, 1, policy, &all, &arrivals).unwrap();
+                    for (run, sla) in once.iter().zip(all) {
+                        let again = simulate(&lab, &case, 1, policy, &[sla], &arrivals).unwrap();
+                        assert_eq!(*run, again[0], "{policy}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn co_located_models_share_the_rate() {
+        let (mut grid, _folder) = fixture::grid("'chain:1+loop:3'", "lengths = 'fixed:2:3'\n");
+        grid.requests = 2000;
+        let Opened::Lab(lab) = Lab::open(&grid, &grid.settings[0], &grid.models[0], None).unwrap()
+        else {
+            panic!("no file is missing");
+        };
+        let arrivals = lab.arrivals(1000.0, 1).unwrap();
+        let chain = arrivals.iter().filter(|a| &*a.model == "chain").count() as f64;
+        assert!((chain / arrivals.len() as f64 - 0.25).abs() < 0.05);
+        let done = ran(&grid, 2);
+        assert!(done.runs.iter().all(|r| r.result.model == "chain:1+loop:3"));
+    }
+
+    #[test]
+    fn a_missing_trace_is_skipped_and_said_so() {
+        let (grid, _folder) = fixture::grid(
+            "'chain'",
+            "lengths = 'fixed:2:3'\narrivals = ['trace:none.csv', 'poisson']\n",
+        );
+        let done = ran(&grid, 1);
+        assert_eq!(done.skipped.len(), 1);
+        assert!(done.skipped[0].contains("none.csv"), "{}", done.skipped[0]);
+        assert!(!done.runs.is_empty());
+    }
+}
