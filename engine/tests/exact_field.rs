@@ -52,8 +52,9 @@ struct Naive<'a> {
     groups: Vec<Group>,
     waiting: VecDeque<usize>,
     joined: bool,
-    /// Block of the last cell.
-    last: Option<usize>,
+    /// By block: how many cells had run when it ran last, itself included.
+    ran: Vec<usize>,
+    cells: usize,
     launches: u64,
     batched: u64,
     finish: Vec<u64>,
@@ -198,16 +199,16 @@ impl Naive<'_> {
         };
         let blocks = 0..self.model.blocks.len();
         let full = blocks.clone().rev().find(|&b| ready(b) >= self.max_batch());
-        let some: Vec<usize> = blocks.rev().filter(|&b| ready(b) > 0).collect();
-        let other = some.iter().find(|&&b| Some(b) != self.last);
-        let Some(block) = full.or(other.or(some.first()).copied()) else {
+        let some = blocks.rev().filter(|&b| ready(b) > 0);
+        let Some(block) = full.or_else(|| some.min_by_key(|&b| self.ran[b])) else {
             return false;
         };
         if block == 0 && joining > 0 {
             self.admit(joining);
             return true;
         }
-        self.last = Some(block);
+        self.cells += 1;
+        self.ran[block] = self.cells;
         let longest = (0..self.groups.len())
             .filter(|&i| self.groups[i].block == block)
             .min_by_key(|&i| (self.groups[i].launched, self.groups[i].oldest()));
@@ -263,7 +264,8 @@ fn check(rule: Rule, policy: &str) {
             groups: Vec::new(),
             waiting: VecDeque::new(),
             joined: false,
-            last: None,
+            ran: vec![0; world.models[0].blocks.len()],
+            cells: 0,
             launches: 0,
             batched: 0,
             finish: vec![0; arrivals.len()],

@@ -5,21 +5,21 @@
 //! *cell type* (a block of a model) is chosen among those with requests ready for it, in the table
 //! at its head or, for the first block, waiting:
 //! 1. a type with at least max batch ready; the later in the graph first;
-//! 2. else a type of which no cell is running; the later first;
-//! 3. else any; the later first.
+//! 2. else a type of which no cell runs on another lane; the one that ran longest ago first, of
+//!    those that never did the later;
+//! 3. else any, in the same order.
 //!
-//! A type is running if a cell of it is in flight on another lane, or was the last on this one: a
-//! worker is fed while its last cell runs, so that it never idles. Types that cannot fill a batch
-//! thus take turns.
+//! So types that cannot fill a batch take turns.
 //!
 //! All that stand at its head merge as far as they fit max batch, waiting requests fill the room
-//! that the smallest batch leaves, and the batch that has waited longest runs one cell. Later
-//! types come first so that what has begun ends. Several models take turns, a cell each. In flight
+//! that the smallest batch leaves, and the batch that has waited longest runs one cell. Several models take turns, a cell each. In flight
 //! are as many as the device has memory for, not max batch.
 //!
 //! Source: Gao et al., "Low Latency RNN Inference with Cellular Batching" (BatchMaker), EuroSys
-//! 2018. The three criteria and the priority of decoders over encoders are recalled, not quoted; what
-//! counts as running on a lane that runs one launch at a time is our reading.
+//! 2018. The three criteria are recalled, not quoted: a full batch, no running cell, any; ties by a
+//! priority that puts decoders before encoders. BatchMaker feeds a worker while its last cells run,
+//! so that a type that was just served counts as running and others come first. On a lane that
+//! runs one launch at a time nothing runs when it is free; taking turns is our reading of it.
 //! BatchMaker hands a worker several cells of a type at once to save host work; here it is one, as
 //! the next is decided while a cell runs.
 
@@ -50,15 +50,17 @@ struct Cellular {
     next: usize,
     /// By block of the model looked at: what is ready for it.
     types: Vec<CellType>,
-    /// By lane: the type that ran last.
-    last: Vec<Option<(ModelId, u32)>>,
+    /// By model and block: the number of its last cell.
+    ran: Vec<Vec<u64>>,
+    /// Cells so far.
+    num_cells: u64,
 }
 
 #[derive(Clone, Copy, Default)]
 struct CellType {
     /// Samples that could run this cell now.
     ready: u32,
-    /// A cell of it runs elsewhere, or was the last here.
+    /// A cell of it runs elsewhere.
     is_running: bool,
     /// Samples of the smallest batch at its head; 0 without one.
     smallest: u32,
@@ -100,15 +102,18 @@ impl Cellular {
             t if !t.is_running => 2,
             _ => 3,
         };
-        let lane = view.lane.index();
-        self.last.resize(self.last.len().max(lane + 1), None);
-        if let Some((_, last)) = self.last[lane].filter(|l| l.0 == model) {
-            self.types[last as usize].is_running = true;
-        }
+        let num = self.ran.len().max(model.index() + 1);
+        self.ran.resize(num, Vec::new());
+        let ran = &mut self.ran[model.index()];
+        ran.resize(self.types.len(), 0);
+        let turn = |t: &CellType, block: usize| match criterion(t) {
+            1 => 0,
+            _ => ran[block],
+        };
         let types = self.types.iter().enumerate();
         let (block, _) = types
             .filter(|(_, t)| t.ready > 0)
-            .min_by_key(|(block, t)| (criterion(t), Reverse(*block)))?;
+            .min_by_key(|(b, t)| (criterion(t), turn(t, *b), Reverse(*b)))?;
         if block == 0 && joining > 0 {
             return Some(Decision::Admit {
                 model,
@@ -116,10 +121,10 @@ impl Cellular {
                 padded: false,
             });
         }
-        let block = block as u32;
+        self.num_cells += 1;
+        ran[block] = self.num_cells;
         self.next = model.index() + 1;
-        self.last[lane] = Some((model, block));
-        Some(Decision::Launch(longest_waiting(view, model, block)))
+        Some(Decision::Launch(longest_waiting(view, model, block as u32)))
     }
 
     fn count(&mut self, view: &View<'_>, model: ModelId) {
