@@ -36,6 +36,8 @@ pub enum Body {
     Pre(String),
     /// Markup that goes in unescaped; the caller vouches for it.
     Html(String),
+    /// A list of sentences.
+    Lines(Vec<String>),
     /// Tables under their captions.
     Tables(Vec<Table>),
     /// Charts under one legend.
@@ -102,6 +104,7 @@ impl Report {
         let sections = self.sections.iter().map(|(heading, body)| match body {
             Body::Pre(text) => context! { heading, text },
             Body::Html(html) => context! { heading, html => Value::from_safe_string(html.clone()) },
+            Body::Lines(lines) => context! { heading, lines },
             Body::Tables(tables) => context! { heading, tables },
             Body::Charts { legend, charts } => {
                 let safe = |(svg, wide): &(String, bool)| {

@@ -156,7 +156,8 @@ impl Lanes {
                     idle => format!("{}+{idle}", stretch.members),
                 };
                 let tip = format!("{}: {}, {label} members", life.name, stretch.what);
-                let class = format!("stretch c{}", stretch.colour % 8);
+                let alt = if stretch.colour >= 8 { " alt" } else { "" };
+                let class = format!("stretch c{}{alt}", stretch.colour % 8);
                 svg.rect(&class, (from, y + 3.0), width, LANE - 6.0, &tip);
                 if width > 7.5 * label.len() as f64 + 4.0 {
                     let middle = (from + width / 2.0, y + LANE / 2.0 + 4.0);

@@ -153,13 +153,6 @@ impl LineChart {
             };
             svg.text("note", anchor, (x(*value), ceiling - 5.0), name);
         }
-        if let Some((name, value)) = &self.mark_up
-            && (up.position)(*value) > 0.0
-            && (up.position)(*value) < 1.0
-        {
-            svg.line("mark", (left, y(*value)), (width - right, y(*value)));
-            svg.text("note", "start", (left + 4.0, y(*value) - 4.0), name);
-        }
         for series in &self.series {
             let fits = |p: &&(f64, f64)| p.1.is_finite() && (self.up == Up::Share || p.1 > 0.0);
             let points: Vec<(f64, f64)> = series
@@ -172,6 +165,13 @@ impl LineChart {
             for point in points {
                 svg.dot(&format!("dot {}", series.class), point, &series.name);
             }
+        }
+        if let Some((name, value)) = &self.mark_up
+            && (up.position)(*value) > 0.0
+            && (up.position)(*value) < 1.0
+        {
+            svg.line("mark", (left, y(*value)), (width - right, y(*value)));
+            svg.text("note", "start", (left + 4.0, y(*value) - 4.0), name);
         }
         svg.finish()
     }

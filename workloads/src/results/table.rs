@@ -97,6 +97,14 @@ pub fn number(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
+/// A setting as it was written: whole numbers whole, others as [`number`].
+pub fn plain(value: f64) -> String {
+    match value.fract() == 0.0 {
+        true => format!("{value}"),
+        false => number(value),
+    }
+}
+
 fn optional(value: Option<f64>) -> String {
     value.map(number).unwrap_or_default()
 }

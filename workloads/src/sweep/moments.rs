@@ -186,7 +186,7 @@ pub fn title(point: &Point, reason: &str) -> String {
     format!(
         "{} at {} requests/s, {:.0} % load, SLA {} ms{setting}{reason}",
         point.model,
-        crate::results::table::number(point.rate_rps),
+        crate::results::table::plain(point.rate_rps),
         100.0 * point.load,
         point.sla_ms,
     )

@@ -9,7 +9,7 @@ use super::text::{case_table, judgements, ratio_tables, reproduction_table};
 use crate::report::charts::{self, Swatch};
 use crate::report::lines::{Across, LineChart, Series, Up};
 use crate::report::{Body, Report, RunReport};
-use crate::results::table::number;
+use crate::results::table::plain;
 
 /// What the page's numbers mean, in a few sentences; docs/sweeps.md has the whole.
 const DEFINITIONS: &str = "\
@@ -56,8 +56,8 @@ fn legend(all: &[&str]) -> Vec<Swatch> {
 pub fn report(sweep: &Sweep, moments: &[Moment]) -> Report {
     let mut sections: Vec<(String, Body)> = Vec::new();
     if let Some(judged) = &sweep.judgement {
-        let lines = judgements(judged).join("\n") + "\n";
-        sections.push((format!("{} judged", judged.policy), Body::Pre(lines)));
+        let lines = Body::Lines(judgements(judged));
+        sections.push((format!("{} judged", judged.policy), lines));
         let tables = [
             ("The worst stable points, by J", "J ms", &judged.worst),
             (
@@ -254,7 +254,7 @@ fn family_curves(points: &[&Point], all: &[&str]) -> Vec<String> {
     };
     let mut charts = Vec::new();
     if rates.len() > 1 {
-        let mark = || Some((format!("SLA {}", number(loose)), loose));
+        let mark = || Some((format!("SLA {}", plain(loose)), loose));
         let title = |what: &str, sla: f64| format!("{what}, SLA {sla} ms");
         charts.push(over_rates(
             title("Mean latency (ms)", loose),
@@ -305,7 +305,7 @@ fn family_curves(points: &[&Point], all: &[&str]) -> Vec<String> {
             ("J (ms)", Up::Log, |s| s.j_ms),
         ] {
             let chart = LineChart {
-                title: format!("{what} at {} requests/s", number(rate)),
+                title: format!("{what} at {} requests/s", plain(rate)),
                 across_title: "SLA, ms".into(),
                 across: Across::Log,
                 up,
@@ -403,7 +403,7 @@ fn distribution(moment: &Moment, all: &[&str]) -> (String, Body) {
 fn timelines(moment: &Moment) -> (String, Body) {
     let swatch = |(i, block): (usize, &String)| Swatch {
         policy: block.clone(),
-        class: format!("c{}", i % 8),
+        class: charts::class(i),
     };
     let heading = moment.title.split(':').next().unwrap_or_default();
     let body = Body::Charts {

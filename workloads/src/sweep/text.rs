@@ -8,7 +8,7 @@ use super::grid::Setting;
 use super::judge::{Case, ERRORS, Judgement, TOLERANCE, Tally};
 use super::points::{is_online, name};
 use crate::report::Table;
-use crate::results::table::number;
+use crate::results::table::{number, plain};
 
 /// Most exceptions that are printed.
 const MAX_PRINTED: usize = 10;
@@ -83,11 +83,12 @@ pub fn ratio_tables(sweep: &Sweep, metrics: &[Metric], cells: &[Cells]) -> Vec<T
                 row
             };
             let mut headings = vec!["policy".to_owned()];
-            headings.extend(bases.iter().map(|b| format!("over {b}")));
+            headings.extend(bases.iter().cloned());
             tables.push(Table {
                 caption: format!(
-                    "Gain in {} over {num} {}: per point the ratio (above 1: the policy of the \
-                     row is better), arithmetic / geometric mean over points",
+                    "Gain in {} of the policy in the row over that in the column, {num} points \
+                     ({}): per point the ratio, above 1 where the row is better; arithmetic / \
+                     geometric mean over points",
                     metric.label(),
                     cells.label()
                 ),
@@ -148,9 +149,9 @@ pub fn case_table(caption: String, what: &str, cases: &[Case]) -> Table {
         vec![
             c.place.model.clone(),
             c.place.setting.clone(),
-            number(c.place.rate_rps),
+            plain(c.place.rate_rps),
             factor(c.place.load),
-            number(c.place.sla_ms),
+            plain(c.place.sla_ms),
             c.best_other.clone(),
             number(c.own),
             number(c.other),
@@ -321,9 +322,9 @@ mod tests {
         let text = summary(&Sweep::new(&grid, ran, Some("lazy")).unwrap());
         for part in [
             "tiny: 4 points",
-            "Gain in J over",
-            "over graph:0.2",
-            "over best graph:W",
+            "Gain in J of",
+            "graph:0.2",
+            "best graph:W",
             "abstract of LazyBatching",
             "lazy judged",
             "J against the best other policy at stable points",
