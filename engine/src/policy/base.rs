@@ -21,8 +21,10 @@
 //!   to the power `A`, times `W` for the most progressed entry. With `A = 0` and `W = 1` entries
 //!   take equal turns; with `A = 1` requests do.
 //!
-//! Each takes `demote` behind a slash (`balance:1/demote`): waiting requests that can no longer
-//! meet their deadline let those pass that can.
+//! Each takes a word behind a slash for waiting requests that can no longer meet their deadline, by
+//! the latency tables times the ratio that recent requests took against them: with `demote`
+//! (`balance:1/demote`) they let those pass that can; with `shed` they are refused once they are
+//! the oldest of their queue.
 //!
 //! With several models, the model whose entries had the least device time so far runs.
 //!
@@ -39,7 +41,7 @@ use crate::core::{Ending, Key, RequestState, SubBatch, View};
 /// Registry line of `front`.
 pub const FRONT: Entry = Entry {
     name: "front",
-    usage: "front[:demote]",
+    usage: "front[:demote|shed]",
     summary: "whole-graph batches without padding: the next starts when the last has ended",
     needs_output_len: false,
     build: |argument| build(argument, 0, |_| (Order::Front, Gate::Empty)),
@@ -48,7 +50,7 @@ pub const FRONT: Entry = Entry {
 /// Registry line of `join:K`.
 pub const JOIN: Entry = Entry {
     name: "join",
-    usage: "join:K[/demote]",
+    usage: "join:K[/demote|/shed]",
     summary: "newcomers catch up inside a block where that pays, K requests queueing behind",
     needs_output_len: false,
     build: |argument| build(argument, 1, |n| (Order::Newest, Gate::Join(n[0]))),
@@ -57,7 +59,7 @@ pub const JOIN: Entry = Entry {
 /// Registry line of `balance:F`.
 pub const BALANCE: Entry = Entry {
     name: "balance",
-    usage: "balance:F[/demote]",
+    usage: "balance:F[/demote|/shed]",
     summary: "newcomers catch up once they have waited F times what they disturb",
     needs_output_len: false,
     build: |argument| build(argument, 1, |n| (Order::Newest, Gate::Balance(n[0]))),
@@ -66,7 +68,7 @@ pub const BALANCE: Entry = Entry {
 /// Registry line of `sharing:F`.
 pub const SHARING: Entry = Entry {
     name: "sharing",
-    usage: "sharing:F/A/W[/demote]",
+    usage: "sharing:F/A/W[/demote|/shed]",
     summary: "admits as balance:F; sub-batches take turns, members count to the power A, those in \
               front W-fold",
     needs_output_len: false,
@@ -95,8 +97,12 @@ fn build(
     rule: impl Fn(&[f64]) -> (Order, Gate),
 ) -> Option<Box<dyn Policy>> {
     let mut words: Vec<&str> = argument.into_iter().flat_map(|a| a.split('/')).collect();
-    let demote = words.last() == Some(&"demote");
-    words.truncate(words.len() - usize::from(demote));
+    let late = match words.last() {
+        Some(&"demote") => Late::Demote,
+        Some(&"shed") => Late::Shed,
+        _ => Late::Keep,
+    };
+    words.truncate(words.len() - usize::from(late != Late::Keep));
     let number = |w: &&str| w.parse().ok().filter(|n: &f64| n.is_finite() && *n >= 0.0);
     let numbers: Vec<f64> = words.iter().map(number).collect::<Option<_>>()?;
     if numbers.len() != num_numbers {
@@ -106,7 +112,7 @@ fn build(
     Some(Box::new(Base {
         order,
         gate,
-        demote,
+        late,
         running: None,
         attained: Vec::new(),
         promises: Promises::default(),
@@ -136,15 +142,26 @@ enum Gate {
     Balance(f64),
 }
 
+/// What becomes of waiting requests that can no longer meet their deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Late {
+    /// Nothing.
+    Keep,
+    /// Others pass them.
+    Demote,
+    /// They are refused.
+    Shed,
+}
+
 struct Base {
     order: Order,
     gate: Gate,
-    demote: bool,
+    late: Late,
     /// The entry that runs until it stands at the head of a block again.
     running: Option<SubBatchId>,
     /// Device time of each model's launches.
     attained: Vec<Nanos>,
-    /// How long requests take, against what tables alone say; kept with `demote` only.
+    /// How long requests take, against what tables alone say; kept with `demote` and `shed` only.
     promises: Promises,
 }
 
@@ -171,6 +188,11 @@ impl Default for Promises {
 }
 
 impl Promises {
+    /// Time that a waiting request will need.
+    fn needs(&self, view: &View<'_>, model: ModelId, state: &RequestState) -> Nanos {
+        Nanos((needs(view, model, state).0 as f64 * self.stretch) as u64)
+    }
+
     fn on_end(&mut self, now: Time, ending: &Ending) {
         let Some((admitted, predicted)) = self.open.remove(&ending.id) else {
             return;
@@ -189,6 +211,14 @@ const MAX_STRETCH: f64 = 20.0;
 
 impl Policy for Base {
     fn decide(&mut self, view: &View<'_>) -> Decision {
+        if self.late == Late::Shed
+            && let Some(request) = self.too_late(view)
+        {
+            return Decision::Shed {
+                request,
+                cause: "its deadline can no longer be met",
+            };
+        }
         if let Some((into, from)) = mergeable(view) {
             return Decision::Merge { into, from };
         }
@@ -206,7 +236,7 @@ impl Policy for Base {
     }
 
     fn on_end(&mut self, now: Time, ending: &Ending) {
-        if self.demote {
+        if self.late != Late::Keep {
             self.promises.on_end(now, ending);
         }
     }
@@ -291,9 +321,13 @@ impl Base {
     fn pick(&mut self, view: &View<'_>, model: ModelId, room: u32) -> Decision {
         let n = view.fitting_prefix(model, room);
         let mut pick = Pick::First(n);
-        if self.demote {
-            let keys = self.in_time_first(view, model, room);
-            let keys = keys.unwrap_or_else(|| view.queue(model).iter().take(n).collect());
+        if self.late != Late::Keep {
+            let in_time = match self.late {
+                Late::Demote => self.in_time_first(view, model, room),
+                _ => None,
+            };
+            let first = || view.queue(model).iter().take(n).collect();
+            let keys: Vec<Key> = in_time.unwrap_or_else(first);
             for &key in &keys {
                 let state = view.request(key);
                 let needs = needs(view, model, state).0;
@@ -307,6 +341,21 @@ impl Base {
             pick,
             padded: false,
         }
+    }
+
+    /// The oldest of a queue that can no longer be in time.
+    fn too_late(&self, view: &View<'_>) -> Option<Key> {
+        let heads = view
+            .ready()
+            .filter_map(|m| Some((m, view.queue(m).front()?)));
+        let is_late = |m, key| {
+            let state = view.request(key);
+            view.now + self.promises.needs(view, m, state) > state.deadline
+        };
+        heads
+            .into_iter()
+            .find(|&(m, key)| is_late(m, key))
+            .map(|h| h.1)
     }
 
     /// Of the waiting, those who can still meet their deadline if admitted now, oldest first, as
@@ -331,8 +380,7 @@ impl Base {
             if taken + state.request.samples > room || keys.len() >= free as usize {
                 break;
             }
-            let needs = Nanos((needs(view, model, state).0 as f64 * self.promises.stretch) as u64);
-            if view.now + needs <= state.deadline {
+            if view.now + self.promises.needs(view, model, state) <= state.deadline {
                 taken += state.request.samples;
                 keys.push(key);
             }
