@@ -133,7 +133,7 @@ pub struct CompareArgs {
         long,
         value_name = "LIST",
         value_delimiter = ',',
-        default_value = "serial,graph:5,graph:25,graph:95,greedy,lazy,lazy:late-admits,oracle"
+        default_value = "serial,graph:5,graph:25,graph:95,greedy,continuous,lazy,oracle,adaptive"
     )]
     pub policies: Vec<String>,
     /// Poisson arrivals per second; 0.6 x measured capacity if absent
@@ -207,7 +207,7 @@ pub struct SimulateArgs {
         long,
         value_name = "LIST",
         value_delimiter = ',',
-        default_value = "serial,graph:5,graph:25,graph:95,greedy,lazy,oracle"
+        default_value = "serial,graph:5,graph:25,graph:95,greedy,continuous,lazy,oracle,adaptive"
     )]
     pub policies: Vec<String>,
     /// SLA target in milliseconds of arrivals that state none; the profile's, or 100, if absent

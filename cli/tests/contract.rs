@@ -331,3 +331,17 @@ fn the_bound_is_printed_below_the_table() {
     let line = "no schedule: mean below 0.030 ms (alone 0.030 ms), fewer than 1 of 1 violated\n";
     assert!(out.ends_with(line), "{out}");
 }
+
+#[test]
+fn loops_over_the_input_are_measured_to_their_end() {
+    let place = Place::new();
+    // The block behind the encoder reads what every position of it wrote.
+    let run = "profile --model gnmt-tiny --device cpu --max-batch 4 --segment-us 0 --out p.json";
+    place.succeed(run);
+    let profile = place.json("p.json");
+    let blocks = profile["models"][0]["blocks"]
+        .as_array()
+        .map_or(0, Vec::len);
+    assert_eq!(blocks, 4);
+    place.succeed("simulate --profile p.json --rate 50 --duration 0.2 --policies greedy");
+}

@@ -18,7 +18,7 @@ const POLICIES: [&str; 16] = [
     "front",
     "join:0",
     "balance:1",
-    "sharing:1",
+    "sharing:1/0/1",
     "adaptive",
     "serial",
     "graph:0.000005",

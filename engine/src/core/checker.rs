@@ -8,13 +8,14 @@
 //! 4. an over-full launch;
 //! 5. a ticket lost, repeated or completed out of its lane's order, or a lane over its depth;
 //! 6. a request that ends twice, never, before its path has completed, or with the wrong outcome;
-//! 7. (for stack policies) a launch of an entry that is not the top of the table.
+//! 7. (for stack policies) a launch of an entry that is not the top of the table;
+//! 8. (where a bound is set) a request that more later requests have passed over than the bound.
 
 use std::collections::VecDeque;
 
 use lazybatch_graph::Repeat;
 use lazybatch_sla::{Launch, Member, ModelId, Outcome, RequestId, SubBatchId, Ticket, Time};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::config::CoreConfig;
 use super::event::{Action, Event, Note, Request};
@@ -98,6 +99,17 @@ pub struct Checker {
     stack: Option<Vec<SubBatchId>>,
     arrived: u64,
     ended: u64,
+    passing: Option<Passing>,
+}
+
+/// Requests in order of arrival, for rule 8.
+#[derive(Clone, Debug, Default)]
+struct Passing {
+    bound: u64,
+    /// Open requests and perhaps some ended ones: id, and how many will have ended when everyone
+    /// who arrived earlier has, and nobody later.
+    order: VecDeque<(RequestId, u64)>,
+    ended: FxHashSet<RequestId>,
 }
 
 type Verdict = Result<(), Violation>;
@@ -119,7 +131,18 @@ impl Checker {
             stack: stack.then(Vec::new),
             arrived: 0,
             ended: 0,
+            passing: None,
         }
+    }
+
+    /// Turns rule 8 on: at most `bound` requests that arrived later may end before a request.
+    #[must_use]
+    pub fn with_passing_bound(mut self, bound: u64) -> Self {
+        self.passing = Some(Passing {
+            bound,
+            ..Passing::default()
+        });
+        self
     }
 
     fn advance(&mut self, now: Time) -> Verdict {
@@ -157,6 +180,10 @@ impl Checker {
     fn on_arrive(&mut self, now: Time, r: &Request) -> Verdict {
         self.advance(now)?;
         self.arrived += 1;
+        if let Some(passing) = &mut self.passing {
+            let num_open = self.open.len() as u64;
+            passing.order.push_back((r.id, self.ended + num_open));
+        }
         let mut track = Track {
             model: r.model,
             deadline: r.sla.map_or(Time::MAX, |sla| r.arrival + sla),
@@ -375,11 +402,33 @@ impl Checker {
         }
     }
 
+    /// Everyone older than the oldest open request has ended, so whoever ended beyond those
+    /// has passed it over.
+    fn check_passing(&mut self, ended: RequestId) -> Verdict {
+        let Some(passing) = &mut self.passing else {
+            return Ok(());
+        };
+        passing.ended.insert(ended);
+        while let Some((first, _)) = passing.order.front()
+            && passing.ended.remove(first)
+        {
+            passing.order.pop_front();
+        }
+        match passing.order.front() {
+            Some((oldest, baseline)) if self.ended - baseline.min(&self.ended) > passing.bound => {
+                let passed = self.ended - baseline;
+                broken(8, format!("{passed} later requests have passed {oldest}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn on_finish(&mut self, now: Time, id: RequestId, outcome: Outcome) -> Verdict {
         let Some(track) = self.open.remove(&id) else {
             return broken(6, format!("{id} ends ({outcome}) but is not open"));
         };
         self.ended += 1;
+        self.check_passing(id)?;
         let complete = track.is_complete(&self.config) && track.needs.is_none();
         let right = match outcome {
             Outcome::Met => complete && now <= track.deadline,

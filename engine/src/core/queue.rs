@@ -38,6 +38,12 @@ impl ArrivalQueue {
         self.waiting.iter().map(|w| w.1)
     }
 
+    /// Waiting requests behind one of that id, oldest first.
+    pub fn iter_behind(&self, id: RequestId) -> impl Iterator<Item = Key> + '_ {
+        let at = self.waiting.partition_point(|w| w.0 <= id);
+        self.waiting.range(at..).map(|w| w.1)
+    }
+
     /// Inserts in order of id; at the back in the common case.
     pub(crate) fn insert(&mut self, id: RequestId, key: Key) {
         if self.waiting.back().is_none_or(|last| last.0 < id) {

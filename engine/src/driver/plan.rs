@@ -1,54 +1,67 @@
 //! Makes plans: simulates candidate rules over the arrivals of the past.
 //!
-//! Each candidate runs in a core of its own over a [`SimDevice`], from an empty system. Short
-//! pasts are repeated. All candidates see the first part; only those near the best of it are run
-//! over the whole.
+//! Each candidate runs in a core of its own over a [`SimDevice`], from an empty system; what the
+//! first arrivals cost, before queues have built up, does not count. Short pasts are repeated. All
+//! candidates see the first part; only those near the best of it are run over the whole.
 
 use lazybatch_kernels::{Noise, SimDevice};
-use lazybatch_sla::{Nanos, RequestId, Time};
+use lazybatch_sla::{Launch, Nanos, RequestId, Time};
 
+use super::Observer;
 use super::virtual_time::{self, Script, SimRequest};
 use crate::core::{Core, Past, Plan, PlanRequest, Request};
 use crate::policy;
 
 /// Arrivals of a simulation; a shorter past is repeated.
-const MIN_ARRIVALS: usize = 1024;
-/// Arrivals of the part that all candidates see.
-const SHORT: usize = 512;
+const MIN_ARRIVALS: usize = 2048;
+/// Most arrivals of the part that all candidates see.
+const SHORT: usize = 768;
+/// Arrivals that measure what an arrival takes, and the least that a candidate is judged by.
+const PROBE: usize = 128;
+/// Launches that one plan simulates, about.
+const BUDGET: u64 = 600_000;
+/// Percent of the budget that the part for all candidates takes.
+const SHORT_SHARE: u64 = 40;
+/// One in so many arrivals, the first ones, warm a simulation up.
+const WARM_UP: usize = 3;
 /// Candidates dearer than this times the best of the short part are dropped.
 const NEAR: f64 = 1.25;
 
 /// Simulates. Between two candidates it asks whether to stop; a plan that was stopped is empty.
 pub fn make(request: &PlanRequest, stopped: &dyn Fn() -> bool) -> Plan {
     let arrivals = script(request);
-    let cost = |spec: &str, arrivals: &[SimRequest]| {
-        let cost = if stopped() {
-            None
-        } else {
-            run(request, spec, arrivals)
-        };
-        cost.map(|c| (spec.to_string(), c))
+    let Some(incumbent) = request.candidates.first() else {
+        return Plan { costs: Vec::new() };
     };
-    let short = &arrivals[..SHORT.min(arrivals.len())];
-    let mut costs: Vec<(String, u64)> = request
-        .candidates
-        .iter()
-        .filter_map(|c| cost(c, short))
-        .collect();
-    let least = costs.iter().map(|c| c.1).min().unwrap_or(0) as f64;
-    let incumbent = request.candidates.first();
-    costs.retain(|(name, c)| *c as f64 <= NEAR * least || Some(name) == incumbent);
-    if short.len() < arrivals.len() {
-        costs = costs
-            .iter()
-            .filter_map(|(c, _)| cost(c, &arrivals))
-            .collect();
+    // How many launches an arrival takes says how many arrivals the budget allows.
+    let probe = &arrivals[..PROBE.min(arrivals.len())];
+    let launches = run(request, incumbent, probe).map_or(1, |r| r.1.max(1));
+    let affordable = |share: u64, num_candidates: usize| {
+        let each = share * BUDGET / 100 / num_candidates.max(1) as u64;
+        let num = each * probe.len() as u64 / launches;
+        &arrivals[..(num as usize).clamp(probe.len(), arrivals.len())]
+    };
+    let costs = |names: &[String], arrivals: &[SimRequest]| -> Vec<(String, u64)> {
+        let names = names.iter().filter(|_| !stopped());
+        let cost = |c: &String| Some((c.clone(), run(request, c, arrivals)?.0));
+        names.filter_map(cost).collect()
+    };
+    let num = request.candidates.len();
+    let short = affordable(SHORT_SHARE, num);
+    let short = &short[..short.len().min(SHORT)];
+    let mut kept = costs(&request.candidates, short);
+    let least = kept.iter().map(|c| c.1).min().unwrap_or(0) as f64;
+    kept.retain(|(name, c)| *c as f64 <= NEAR * least || name == incumbent);
+    let names: Vec<String> = kept.iter().map(|c| c.0.clone()).collect();
+    let whole = affordable(100 - SHORT_SHARE, names.len());
+    if short.len() < whole.len() {
+        kept = costs(&names, whole);
     }
     if stopped() {
-        costs.clear();
+        kept.clear();
     }
-    costs.sort_by_key(|c| c.1);
-    Plan { costs }
+    kept.sort_by_key(|c| c.1);
+    Plan { costs: kept }
 }
 
 /// The past as requests to simulate.
@@ -84,20 +97,34 @@ fn sim_request(i: usize, arrival: Time, p: &Past) -> SimRequest {
     }
 }
 
-/// Mean cost of a rule in nanoseconds; `None` for one that is not registered.
-fn run(plan: &PlanRequest, spec: &str, arrivals: &[SimRequest]) -> Option<u64> {
+/// Counts launches.
+#[derive(Default)]
+struct Launches(u64);
+
+impl Observer for Launches {
+    fn on_launch(&mut self, _now: Time, _launch: &Launch) {
+        self.0 += 1;
+    }
+}
+
+/// Mean cost of a rule in nanoseconds, and its launches; `None` for one that is not registered.
+fn run(plan: &PlanRequest, spec: &str, arrivals: &[SimRequest]) -> Option<(u64, u64)> {
     let rule = policy::build(spec).ok()?;
     let tables = plan.config.models.iter().map(|m| m.table.clone()).collect();
     let mut device = SimDevice::new("plan", 1, tables, Nanos::ZERO, Noise::default());
     let mut core = Core::new(plan.config.clone(), rule);
+    let mut launches = Launches::default();
     let ended = virtual_time::run(
         &mut core,
         &mut device,
         arrivals,
         &Script::default(),
-        &mut (),
+        &mut launches,
         &mut virtual_time::untimed,
     );
+    let counted = ended
+        .iter()
+        .filter(|e| e.id.index() >= arrivals.len() / WARM_UP);
     let cost = |e: &virtual_time::Ended| {
         let request = &arrivals[e.id.index()].request;
         let latency = e.finish.since(request.arrival).0 as f64;
@@ -106,6 +133,6 @@ fn run(plan: &PlanRequest, spec: &str, arrivals: &[SimRequest]) -> Option<u64> {
             _ => latency,
         }
     };
-    let total: f64 = ended.iter().map(cost).sum();
-    Some((total / ended.len().max(1) as f64) as u64)
+    let (num, total) = counted.fold((0, 0.0), |(n, sum), e| (n + 1, sum + cost(e)));
+    Some(((total / f64::from(num.max(1))) as u64, launches.0))
 }

@@ -49,7 +49,7 @@ impl Default for Builder {
         Self {
             device: None,
             models: Vec::new(),
-            policy: "lazy".into(),
+            policy: "adaptive".into(),
             max_queue: 4096,
             depth: 1,
             notes: false,
@@ -87,7 +87,7 @@ impl Builder {
         self
     }
 
-    /// Policy specification, such as `greedy`, `graph:5`, `lazy` (the default).
+    /// Policy specification, such as `greedy`, `graph:5`, `lazy`, `adaptive` (the default).
     #[must_use]
     pub fn policy(mut self, spec: &str) -> Self {
         self.policy = spec.to_string();

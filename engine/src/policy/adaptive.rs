@@ -11,6 +11,8 @@
 //! for those of requests that have not ended, by input length; the ratio of measured to predicted
 //! launch times, by block, which corrects the tables that plans are made with.
 //!
+//! `adaptive:RULE` keeps one rule and only rescues.
+//!
 //! Nobody starves: when as many later requests have ended before the oldest open one as
 //! [`Rescue`] allows, nobody but the oldest is admitted, and its entry runs, until it has ended.
 //!
@@ -23,24 +25,30 @@ use std::sync::Arc;
 
 use super::history::History;
 use super::rescue::Rescue;
-use super::{Decision, Entry, Policy};
+use super::{Decision, Entry, Policy, base};
 use crate::core::{CoreConfig, Ending, ModelSpec, Plan, PlanRequest, Request, View};
 
 /// Registry line.
 pub const ENTRY: Entry = Entry {
     name: "adaptive",
-    usage: "adaptive",
-    summary: "the base rule that does best over recent arrivals, by simulation",
+    usage: "adaptive[:RULE]",
+    summary: "the base rule that does best over recent arrivals, by simulation; or always RULE",
     needs_output_len: false,
     build: |argument| {
-        argument
-            .is_none()
-            .then(|| Box::new(Adaptive::default()) as Box<dyn Policy>)
+        let fixed = match argument {
+            None => None,
+            Some(rule) => Some((rule.to_string(), base::find(rule)?)),
+        };
+        Some(Box::new(Adaptive {
+            is_fixed: fixed.is_some(),
+            incumbent: fixed,
+            ..Adaptive::default()
+        }))
     },
 };
 
 /// By how much another rule must be cheaper to replace the incumbent.
-pub const HYSTERESIS: f64 = 0.01;
+pub const HYSTERESIS: f64 = 0.02;
 /// What a missed deadline costs, as a multiple of its SLA target.
 pub const MISS_WEIGHT: f64 = 3.0;
 /// Arrivals before the first plan.
@@ -57,25 +65,32 @@ const CORRECTION_WEIGHT: f64 = 0.02;
 const CORRECTION_CLIP: f64 = 4.0;
 
 /// Rules for models without loops.
-const STATIC_RULES: &[&str] = &["front", "join:0", "join:1", "join:4"];
+const STATIC_RULES: &[&str] = &[
+    "front:demote",
+    "join:0/demote",
+    "join:1/demote",
+    "join:4/demote",
+];
 /// Rules for models with loops.
 const LOOP_RULES: &[&str] = &[
-    "sharing:1",
-    "sharing:0",
-    "sharing:3",
-    "balance:1",
-    "balance:0",
-    "balance:0.5",
-    "balance:2",
-    "balance:4",
-    "join:0",
-    "front",
+    "sharing:1/0.5/0.25/demote",
+    "balance:1/demote",
+    "balance:4/demote",
+    "balance:0/demote",
+    "balance:2/demote",
+    "balance:0.5/demote",
+    "sharing:1/0.5/1/demote",
+    "sharing:1/1/0.1/demote",
+    "sharing:4/0.5/0.05/demote",
+    "join:0/demote",
 ];
 
 /// See the module.
 #[derive(Default)]
 struct Adaptive {
     incumbent: Option<(String, Box<dyn Policy>)>,
+    /// The incumbent stays, whatever comes.
+    is_fixed: bool,
     history: History,
     rescue: Rescue,
     /// Ratios of measured to predicted launch times, by model and block.
@@ -122,7 +137,7 @@ impl Policy for Adaptive {
     }
 
     fn plan(&mut self, view: &View<'_>) -> Option<PlanRequest> {
-        if self.is_planning || !self.is_due() {
+        if self.is_fixed || self.is_planning || !self.is_due() {
             return None;
         }
         self.is_planning = true;
@@ -153,7 +168,7 @@ impl Policy for Adaptive {
         let is_better = cost(incumbent).is_none_or(|c| (*least as f64) < c * (1.0 - HYSTERESIS));
         if best != incumbent
             && is_better
-            && let Ok(rule) = super::build(best)
+            && let Some(rule) = base::find(best)
         {
             self.incumbent = Some((best.clone(), rule));
         }
@@ -166,9 +181,11 @@ impl Adaptive {
         self.tables = models.iter().map(|m| m.table.clone()).collect();
         self.corrections = models.iter().map(|m| vec![1.0; m.blocks.len()]).collect();
         self.rescue.start(view);
-        let first = rules(models).remove(0);
-        let rule = super::build(&first).expect("a registered rule");
-        self.incumbent = Some((first, rule));
+        if self.incumbent.is_none() {
+            let first = rules(models).remove(0);
+            let rule = base::find(&first).expect("a base rule");
+            self.incumbent = Some((first, rule));
+        }
     }
 
     /// Whether it is time for a plan: at 64, 128, ... arrivals, then at every

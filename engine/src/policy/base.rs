@@ -1,4 +1,4 @@
-//! `front`, `join:K`, `balance:F`, `sharing:F`: node-level batching without a stack.
+//! `front`, `join:K`, `balance:F`, `sharing:F/A/W`: node-level batching without a stack.
 //!
 //! Four rules that differ in two questions: when waiting requests are admitted (the gate), and
 //! which entry runs (the order). All merge entries at the same cursor whenever they fit max batch
@@ -16,9 +16,12 @@
 //! - `balance:F`: newcomers are admitted when the time that they have waited, added over all of
 //!   them, has reached `F` times the disturbance: the members in flight times the time in which
 //!   the newcomers catch up. The least progressed entry runs.
-//! - `sharing:F`: admits as `balance`; entries at the head of a block take turns, one pass each.
+//! - `sharing:F/A/W`: admits as `balance`; entries at the head of a block take turns, pass by pass.
+//!   That runs which has the greatest claim: the launches since its own last one, times its members
+//!   to the power `A`, times `W` for the most progressed entry. With `A = 0` and `W = 1` entries
+//!   take equal turns; with `A = 1` requests do.
 //!
-//! Each takes `demote` behind a comma (`balance:1,demote`): waiting requests that can no longer
+//! Each takes `demote` behind a slash (`balance:1/demote`): waiting requests that can no longer
 //! meet their deadline let those pass that can.
 //!
 //! With several models, the model whose entries had the least device time so far runs.
@@ -27,10 +30,11 @@
 //! of ski rental; processor sharing between loops is the field's answer where neither may starve.
 
 use lazybatch_graph::Repeat;
-use lazybatch_sla::{LatencyTable, ModelId, Nanos, OutputLen, SubBatchId};
+use lazybatch_sla::{LatencyTable, ModelId, Nanos, OutputLen, RequestId, SubBatchId, Time};
+use rustc_hash::FxHashMap;
 
 use super::{Decision, Entry, Pick, Policy};
-use crate::core::{Key, SubBatch, View};
+use crate::core::{Ending, Key, RequestState, SubBatch, View};
 
 /// Registry line of `front`.
 pub const FRONT: Entry = Entry {
@@ -38,78 +42,87 @@ pub const FRONT: Entry = Entry {
     usage: "front[:demote]",
     summary: "whole-graph batches without padding: the next starts when the last has ended",
     needs_output_len: false,
-    build: |argument| build(argument, |_| Some((Order::Front, Gate::Empty)), false),
+    build: |argument| build(argument, 0, |_| (Order::Front, Gate::Empty)),
 };
 
 /// Registry line of `join:K`.
 pub const JOIN: Entry = Entry {
     name: "join",
-    usage: "join:K[,demote]",
+    usage: "join:K[/demote]",
     summary: "newcomers catch up inside a block where that pays, K requests queueing behind",
     needs_output_len: false,
-    build: |argument| build(argument, |k| Some((Order::Newest, Gate::Join(k))), true),
+    build: |argument| build(argument, 1, |n| (Order::Newest, Gate::Join(n[0]))),
 };
 
 /// Registry line of `balance:F`.
 pub const BALANCE: Entry = Entry {
     name: "balance",
-    usage: "balance:F[,demote]",
+    usage: "balance:F[/demote]",
     summary: "newcomers catch up once they have waited F times what they disturb",
     needs_output_len: false,
-    build: |argument| build(argument, |f| Some((Order::Newest, Gate::Balance(f))), true),
+    build: |argument| build(argument, 1, |n| (Order::Newest, Gate::Balance(n[0]))),
 };
 
 /// Registry line of `sharing:F`.
 pub const SHARING: Entry = Entry {
     name: "sharing",
-    usage: "sharing:F[,demote]",
-    summary: "admits as balance:F; sub-batches take turns, pass by pass",
+    usage: "sharing:F/A/W[/demote]",
+    summary: "admits as balance:F; sub-batches take turns, members count to the power A, those in \
+              front W-fold",
     needs_output_len: false,
-    build: |argument| build(argument, |f| Some((Order::Share, Gate::Balance(f))), true),
+    build: |argument| {
+        build(argument, 3, |n| {
+            let order = Order::Share {
+                members: n[1],
+                front: n[2],
+            };
+            (order, Gate::Balance(n[0]))
+        })
+    },
 };
+
+/// The base rule of a specification such as `balance:1/demote`.
+pub(super) fn find(spec: &str) -> Option<Box<dyn Policy>> {
+    let (name, argument) = super::split(spec);
+    let entries = [FRONT, JOIN, BALANCE, SHARING];
+    let entry = entries.into_iter().find(|e| e.name == name)?;
+    (entry.build)(argument)
+}
 
 fn build(
     argument: Option<&str>,
-    rule: impl Fn(f64) -> Option<(Order, Gate)>,
-    takes_number: bool,
+    num_numbers: usize,
+    rule: impl Fn(&[f64]) -> (Order, Gate),
 ) -> Option<Box<dyn Policy>> {
-    let mut words = argument.into_iter().flat_map(|a| a.split(','));
-    let number = if takes_number {
-        let number: f64 = words.next()?.parse().ok()?;
-        if !(number.is_finite() && number >= 0.0) {
-            return None;
-        }
-        number
-    } else {
-        0.0
-    };
-    let demote = match words.next() {
-        None => false,
-        Some("demote") => true,
-        Some(_) => return None,
-    };
-    if words.next().is_some() {
+    let mut words: Vec<&str> = argument.into_iter().flat_map(|a| a.split('/')).collect();
+    let demote = words.last() == Some(&"demote");
+    words.truncate(words.len() - usize::from(demote));
+    let number = |w: &&str| w.parse().ok().filter(|n: &f64| n.is_finite() && *n >= 0.0);
+    let numbers: Vec<f64> = words.iter().map(number).collect::<Option<_>>()?;
+    if numbers.len() != num_numbers {
         return None;
     }
-    let (order, gate) = rule(number)?;
+    let (order, gate) = rule(&numbers);
     Some(Box::new(Base {
         order,
         gate,
         demote,
         running: None,
         attained: Vec::new(),
+        promises: Promises::default(),
     }))
 }
 
 /// Which entry of a model runs at the head of a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Order {
     /// The most progressed.
     Front,
     /// The least progressed.
     Newest,
-    /// That which was launched longest ago.
-    Share,
+    /// That whose members have waited most since its last launch: the launches since then, times
+    /// the number of its members to the power `members`, times `front` for the most progressed.
+    Share { members: f64, front: f64 },
 }
 
 /// When waiting requests are admitted although some of their model are in flight.
@@ -131,7 +144,48 @@ struct Base {
     running: Option<SubBatchId>,
     /// Device time of each model's launches.
     attained: Vec<Nanos>,
+    /// How long requests take, against what tables alone say; kept with `demote` only.
+    promises: Promises,
 }
+
+/// Compares the time from admission to end with the time that tables predict, as if nobody else
+/// used the device.
+#[derive(Debug)]
+struct Promises {
+    /// Admission and predicted nanoseconds of requests in flight.
+    open: FxHashMap<RequestId, (Time, u64)>,
+    /// Exponentially weighted mean of actual over predicted time.
+    stretch: f64,
+    /// By model: who waits up to this id was found too late already.
+    too_late: Vec<Option<RequestId>>,
+}
+
+impl Default for Promises {
+    fn default() -> Self {
+        Self {
+            open: FxHashMap::default(),
+            stretch: 1.0,
+            too_late: Vec::new(),
+        }
+    }
+}
+
+impl Promises {
+    fn on_end(&mut self, now: Time, ending: &Ending) {
+        let Some((admitted, predicted)) = self.open.remove(&ending.id) else {
+            return;
+        };
+        if ending.outcome.is_completed() && predicted > 0 {
+            let ratio = now.since(admitted).0 as f64 / predicted as f64;
+            self.stretch += STRETCH_WEIGHT * (ratio.min(MAX_STRETCH) - self.stretch);
+        }
+    }
+}
+
+/// Share that the newest request has in the stretch.
+const STRETCH_WEIGHT: f64 = 0.02;
+/// Most that one request counts.
+const MAX_STRETCH: f64 = 20.0;
 
 impl Policy for Base {
     fn decide(&mut self, view: &View<'_>) -> Decision {
@@ -148,6 +202,12 @@ impl Policy for Base {
         match running.or_else(|| self.choose(view)) {
             Some(entry) => self.launch(view, entry),
             None => Decision::Wait { until: None },
+        }
+    }
+
+    fn on_end(&mut self, now: Time, ending: &Ending) {
+        if self.demote {
+            self.promises.on_end(now, ending);
         }
     }
 }
@@ -175,18 +235,27 @@ impl Base {
         let launchable = || view.table().iter().filter(|e| view.is_launchable(e));
         let model = launchable().map(|e| e.model);
         let model = model.min_by_key(|&m| (self.attained(m), m))?;
-        let entries = launchable().filter(|e| e.model == model);
+        let entries = || launchable().filter(|e| e.model == model);
         let progress = |e: &&SubBatch| (e.block, e.segment, std::cmp::Reverse(e.id));
         match self.order {
-            Order::Front => entries.max_by_key(progress),
-            Order::Newest => entries.min_by_key(progress),
-            Order::Share => entries.min_by_key(|e| (e.last_launch(), e.id)),
+            Order::Front => entries().max_by_key(progress),
+            Order::Newest => entries().min_by_key(progress),
+            Order::Share { members, front } => {
+                let first = entries().max_by_key(progress).map(|e| e.id);
+                let latest = entries().filter_map(SubBatch::last_launch).max();
+                let claim = |e: &SubBatch| {
+                    let since = latest.unwrap_or(0) + 1 - e.last_launch().unwrap_or(0);
+                    let weight = if Some(e.id) == first { front } else { 1.0 };
+                    since as f64 * f64::from(e.samples).powf(members) * weight
+                };
+                entries().max_by(|a, b| claim(a).total_cmp(&claim(b)).then(b.id.cmp(&a.id)))
+            }
         }
     }
 
     /// Whom to admit now. Inside a pass of `inside` only that model's newcomers may come in, and
     /// only by [`Gate::Join`].
-    fn admit(&self, view: &View<'_>, inside: Option<ModelId>) -> Option<Decision> {
+    fn admit(&mut self, view: &View<'_>, inside: Option<ModelId>) -> Option<Decision> {
         let mut models: Vec<ModelId> = view.ready().collect();
         models.sort_by_key(|&m| (self.attained(m), m));
         models.into_iter().find_map(|model| {
@@ -219,18 +288,70 @@ impl Base {
     }
 
     /// The first who fit `room` samples; with `demote`, of those who can still be in time, if any.
-    fn pick(&self, view: &View<'_>, model: ModelId, room: u32) -> Decision {
+    fn pick(&mut self, view: &View<'_>, model: ModelId, room: u32) -> Decision {
         let n = view.fitting_prefix(model, room);
-        let pick = self
-            .demote
-            .then(|| in_time_first(view, model, room))
-            .flatten();
+        let mut pick = Pick::First(n);
+        if self.demote {
+            let keys = self.in_time_first(view, model, room);
+            let keys = keys.unwrap_or_else(|| view.queue(model).iter().take(n).collect());
+            for &key in &keys {
+                let state = view.request(key);
+                let needs = needs(view, model, state).0;
+                let promise = (view.now, needs);
+                self.promises.open.insert(state.request.id, promise);
+            }
+            pick = Pick::These(keys);
+        }
         Decision::Admit {
             model,
-            pick: pick.map_or(Pick::First(n), Pick::These),
+            pick,
             padded: false,
         }
     }
+
+    /// Of the waiting, those who can still meet their deadline if admitted now, oldest first, as
+    /// many as fit `room`; `None` where that is the plain prefix, or nobody can. Who is too late
+    /// once is not looked at again.
+    fn in_time_first(&mut self, view: &View<'_>, model: ModelId, room: u32) -> Option<Vec<Key>> {
+        let free = view.model(model).max_in_flight - view.num_in_flight(model);
+        let too_late = &mut self.promises.too_late;
+        too_late.resize(view.models().len(), None);
+        let mut seen = too_late[model.index()];
+        let queue = view.queue(model);
+        let behind = seen.map(|id| queue.iter_behind(id));
+        let all = seen.is_none().then(|| queue.iter());
+        let waiting = behind
+            .into_iter()
+            .flatten()
+            .chain(all.into_iter().flatten());
+        let mut keys = Vec::new();
+        let mut taken = 0;
+        for key in waiting {
+            let state = view.request(key);
+            if taken + state.request.samples > room || keys.len() >= free as usize {
+                break;
+            }
+            let needs = Nanos((needs(view, model, state).0 as f64 * self.promises.stretch) as u64);
+            if view.now + needs <= state.deadline {
+                taken += state.request.samples;
+                keys.push(key);
+            }
+            seen = Some(state.request.id);
+        }
+        self.promises.too_late[model.index()] = seen;
+        (!keys.is_empty()).then_some(keys)
+    }
+}
+
+/// Time that a waiting request needs on a device of its own, batched with as many as there are.
+fn needs(view: &View<'_>, model: ModelId, state: &RequestState) -> Nanos {
+    let spec = view.model(model);
+    let in_flight = view.num_in_flight(model) as usize;
+    let batch = (in_flight + view.queue(model).len()).min(spec.max_batch as usize) as u32;
+    let output_len = OutputLen::known(spec.output_len_p90).predict();
+    let progress = view.progress(state, None, output_len);
+    let rows = u64::from(batch) * u64::from(state.request.input_len);
+    spec.table.remaining(&progress, batch, rows)
 }
 
 /// Two entries that may merge, the one that was launched first and the other.
@@ -340,38 +461,4 @@ fn prefix(table: &LatencyTable, block: u32, samples: u32, rows: u64, input_len: 
             passes * table.pass(b, 0, samples, rows).0
         })
         .sum()
-}
-
-/// Of the waiting, those who can still meet their deadline if admitted now, oldest first, as many
-/// as fit `room`; `None` where that is the plain prefix, or nobody can.
-fn in_time_first(view: &View<'_>, model: ModelId, room: u32) -> Option<Vec<Key>> {
-    let spec = view.model(model);
-    let free = spec.max_in_flight - view.num_in_flight(model);
-    let in_flight: u32 = view
-        .table()
-        .iter()
-        .filter(|e| e.model == model)
-        .map(|e| e.samples)
-        .sum();
-    let (num, samples) = (view.queue(model).len() as u32, spec.max_batch);
-    let batch = (in_flight + num).min(samples);
-    let output_len = OutputLen::known(spec.output_len_p90).predict();
-    let mut keys = Vec::new();
-    let (mut taken, mut skipped) = (0, false);
-    for key in view.queue(model).iter() {
-        let state = view.request(key);
-        if taken + state.request.samples > room || keys.len() >= free as usize {
-            break;
-        }
-        let progress = view.progress(state, None, output_len);
-        let rows = u64::from(batch) * u64::from(state.request.input_len);
-        let needs = spec.table.remaining(&progress, batch, rows);
-        if view.now + needs > state.deadline {
-            skipped = true;
-        } else {
-            taken += state.request.samples;
-            keys.push(key);
-        }
-    }
-    (skipped && !keys.is_empty()).then_some(keys)
 }

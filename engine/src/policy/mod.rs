@@ -216,8 +216,8 @@ mod tests {
             "front",
             "front:demote",
             "join:2",
-            "balance:0.5,demote",
-            "sharing:1",
+            "balance:0.5/demote",
+            "sharing:1/0/1",
             "adaptive",
         ] {
             assert!(build(spec).is_ok(), "{spec}");
@@ -265,7 +265,7 @@ mod tests {
             "join",
             "join:-1",
             "front:1",
-            "balance:1,x",
+            "balance:1/x",
         ] {
             let Err(error) = build(spec) else {
                 panic!("{spec:?} was accepted")

@@ -114,11 +114,11 @@ pub fn policies() -> Vec<&'static str> {
         "front",
         "front:demote",
         "join:0",
-        "join:3,demote",
+        "join:3/demote",
         "balance:0",
-        "balance:1,demote",
-        "sharing:0.5",
-        "sharing:2,demote",
+        "balance:1/demote",
+        "sharing:0.5/0.5/2",
+        "sharing:2/1/1/demote",
     ];
     for entry in REGISTRY {
         let covered = |s: &&str| s.split(':').next() == Some(entry.name);

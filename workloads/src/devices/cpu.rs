@@ -1,8 +1,9 @@
 //! A CPU, from measured profiles.
 //!
 //! Measured by `lazybatch profile --model M --device cpu`, one file per model under
-//! `workloads/profiles`; the profile's `device` says which CPU. The cost of launches and merge
-//! copies is in the measured times, so the variant without overheads has the same tables.
+//! `workloads/profiles`; its README says which CPU and how calm it was. Entries are segments of at
+//! least 50 microseconds at batch 1. The cost of launches and merge copies is in the measured times,
+//! so the variant without overheads has the same tables.
 
 use lazybatch_sla::Profile;
 use lazybatch_sla::profile::ModelProfile;
@@ -11,12 +12,21 @@ use super::{DeviceModel, Machine};
 use crate::error::{Error, Result};
 
 /// The measured profiles.
-const PROFILES: &[&str] = &[];
+const PROFILES: &[&str] = &[
+    include_str!("../../profiles/cpu-phonemes.json"),
+    include_str!("../../profiles/cpu-transformer.json"),
+    include_str!("../../profiles/cpu-gnmt-small.json"),
+    include_str!("../../profiles/cpu-resnet50.json"),
+    include_str!("../../profiles/cpu-mobilenet-v1.json"),
+    include_str!("../../profiles/cpu-transformer-tiny.json"),
+    include_str!("../../profiles/cpu-bert-tiny.json"),
+    include_str!("../../profiles/cpu-cnn-tiny.json"),
+];
 
 /// The device.
 pub(super) const DEVICE: DeviceModel = DeviceModel {
     name: "cpu",
-    device: "cpu-measured",
+    device: "cpu-avx512-2t",
     about: "a CPU, measured: see workloads/profiles",
     machine: Machine::Measured(PROFILES),
     dispatch_us: 0.0,

@@ -372,3 +372,31 @@ fn unknown_names_are_refused() {
         "{message}"
     );
 }
+
+#[test]
+fn measured_profiles_are_valid_and_found_by_model() {
+    let cpu = find("cpu").unwrap();
+    let Machine::Measured(documents) = cpu.machine else {
+        unreachable!("cpu is measured")
+    };
+    for document in documents {
+        let profile = Profile::parse("-", document).unwrap();
+        assert_eq!(profile.device, cpu.device);
+        let model = &profile.models[0];
+        let program = zoo::find(&model.name).unwrap().program().unwrap();
+        for (segments, block) in model.program_segments().iter().zip(&program.blocks) {
+            let end = segments.last().unwrap().end;
+            assert_eq!(
+                end as usize,
+                block.nodes.len(),
+                "{}: {}",
+                model.name,
+                block.name
+            );
+        }
+        let found = cpu.profile(&[&model.name], true).unwrap();
+        assert_eq!(found.models[0].name, model.name);
+        assert_eq!(found.models[0].blocks.len(), program.blocks.len());
+    }
+    assert!(cpu.profile(&["phonemes", "bert-tiny"], false).is_ok());
+}

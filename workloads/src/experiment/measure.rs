@@ -5,8 +5,9 @@
 //! and gives a profile with one node per segment: what one launch costs, its dispatch included.
 //! Two batches are in flight at a time and take turns, pass by pass, as sub-batches do that preempt
 //! each other: back to back, a loop's passes would find caches warmer than they are in service.
-//! A loop is timed with all members in, until half of them would leave: its first passes cost more
-//! than later ones, and count as often as they do in service. Means over interleaved rounds,
+//! A loop is timed with all members in, until half of them would leave (until the first, for a loop
+//! over the input): its first passes cost more than later ones, and count as often as they do in
+//! service. Means over interleaved rounds,
 //! without outliers.
 //!
 //! Blocks that run once over a sequence get tables by rows, all others by members. One request
@@ -375,10 +376,12 @@ impl<'a> Flight<'a> {
         segments: &SegmentRanges,
         tables: &mut Tables,
     ) -> Result<bool> {
-        let shortest = self.items.iter().map(|i| i.input_len).min().unwrap_or(0);
+        // A loop over the input ends where the longest does, as what comes behind it reads all.
+        let lens = || self.items.iter().map(|i| i.input_len);
+        let (shortest, longest) = (lens().min().unwrap_or(0), lens().max().unwrap_or(0));
         let passes = |block: usize| match program.block(BlockId::new(block)).repeat {
             Repeat::Once => 1,
-            Repeat::PerInputStep { stride } => shortest.div_ceil(stride).min(MAX_PASSES),
+            Repeat::PerInputStep { stride } => longest.div_ceil(stride),
             Repeat::UntilStop { max } => max.min(MAX_PASSES),
         };
         let has_ended = |f: &Self| f.step >= passes(f.block) || f.stopped.len() * 2 > f.items.len();
@@ -389,12 +392,23 @@ impl<'a> Flight<'a> {
         let Some(ranges) = segments.get(self.block) else {
             return Ok(false);
         };
+        let (mut long_enough, mut is_timed) = (0.., true);
+        if let Repeat::PerInputStep { stride } = program.block(BlockId::new(self.block)).repeat {
+            let position = self.step.saturating_mul(stride);
+            long_enough.start = position + 1;
+            is_timed = position < shortest && self.step < MAX_PASSES;
+        }
         for (s, range) in ranges.iter().enumerate() {
-            let launch = self.launch(s, range);
+            let mut launch = self.launch(s, range);
+            launch
+                .members
+                .retain(|m| long_enough.contains(&m.input_len));
             let (ns, done) = timed(device, &launch).map_err(device_error)?;
             self.stopped.extend(done.stopped);
-            let sample = (self.items.len() as u64, launch.num_rows(), ns);
-            tables.samples[self.block][s].push(sample);
+            if is_timed {
+                let sample = (self.items.len() as u64, launch.num_rows(), ns);
+                tables.samples[self.block][s].push(sample);
+            }
         }
         self.step += 1;
         Ok(true)

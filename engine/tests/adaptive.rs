@@ -1,0 +1,238 @@
+//! `adaptive`: it plans, it repeats exactly, it replays, it starves nobody, it does as well as the
+//! best of its rules.
+
+mod common;
+
+use common::*;
+use lazybatch_engine::core::checker::Checker;
+use lazybatch_engine::core::{Core, CoreConfig, Event, ModelSpec};
+use lazybatch_engine::driver::virtual_time::{self, Script, SimRequest};
+use lazybatch_engine::driver::{Judge, Observer};
+use lazybatch_engine::policy;
+use lazybatch_kernels::{Noise, SimDevice};
+use lazybatch_sla::{LatencyTable, ModelId, Nanos, Profile, Time};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+/// Two loops, the first over the input: a step costs about the same at any batch.
+const TRANSLATOR: &str = r#"{"format":"lazybatch-profile/1","device":"d","models":[
+  {"name":"m","max_batch":8,"output_len_p90":14,"blocks":[
+    {"name":"enc","repeat":"per_input_step","nodes":[{"name":"e","latency_us":[[1,100.0],[8,120.0]]}]},
+    {"name":"dec","repeat":"until_stop","nodes":[{"name":"d","latency_us":[[1,150.0],[8,180.0]]}]}]}]}"#;
+
+/// A chain in which batching pays.
+const CHAIN: &str = r#"{"format":"lazybatch-profile/1","device":"d","models":[
+  {"name":"m","max_batch":8,"blocks":[{"name":"net","repeat":"once","nodes":[
+    {"name":"a","latency_us":[[1,100.0],[8,120.0]]},{"name":"b","latency_us":[[1,100.0],[8,120.0]]},
+    {"name":"c","latency_us":[[1,100.0],[8,120.0]]},{"name":"d","latency_us":[[1,100.0],[8,120.0]]},
+    {"name":"e","latency_us":[[1,100.0],[8,120.0]]},{"name":"f","latency_us":[[1,100.0],[8,120.0]]}]}]}]}"#;
+
+fn config(text: &str) -> CoreConfig {
+    let profile = Profile::parse("-", text).expect("a valid profile");
+    let model = &profile.models[0];
+    CoreConfig::new(vec![ModelSpec::from_profile(&profile, model, 1, 1)])
+}
+
+/// Poisson arrivals; outputs about as long as inputs.
+fn arrivals(num: usize, rate_rps: f64, sla_ms: u64, seed: u64) -> Vec<SimRequest> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut now = 0.0;
+    (0..num as u64)
+        .map(|i| {
+            now += -(1.0 - rng.random::<f64>()).ln() * 1e9 / rate_rps;
+            let input = rng.random_range(2..14);
+            let output = input + rng.random_range(0..3) - 1;
+            let sla = Some(Nanos::from_ms(sla_ms));
+            SimRequest::new(i, ModelId(0), Time(now as u64), sla, input, output)
+        })
+        .collect()
+}
+
+/// Counts plans and remembers the last.
+#[derive(Default)]
+struct Plans {
+    num: usize,
+    last: Vec<(String, u64)>,
+}
+
+impl Observer for Plans {
+    fn on_event(&mut self, _now: Time, event: &Event) {
+        if let Event::Planned(plan) = event {
+            self.num += 1;
+            self.last = plan.costs.clone();
+        }
+    }
+}
+
+struct Ran {
+    mean_ms: f64,
+    met: usize,
+    finishes: Vec<Time>,
+    plans: Plans,
+    /// What the checker says of the bound on passing over.
+    passing: Result<(), String>,
+}
+
+fn run(config: &CoreConfig, spec: &str, arrivals: &[SimRequest], bound: u64) -> Ran {
+    let tables: Vec<std::sync::Arc<LatencyTable>> =
+        config.models.iter().map(|m| m.table.clone()).collect();
+    let mut device = SimDevice::new("sim", 1, tables, Nanos::ZERO, Noise::default());
+    let mut core = Core::new(config.clone(), policy::build(spec).expect("registered"));
+    let mut judge = Judge::new(Checker::new(config, false).with_passing_bound(bound));
+    let mut plans = Plans::default();
+    let ended = virtual_time::run(
+        &mut core,
+        &mut device,
+        arrivals,
+        &Script::default(),
+        &mut (&mut judge, &mut plans),
+        &mut virtual_time::untimed,
+    );
+    let mut finishes = vec![Time::ZERO; arrivals.len()];
+    let (mut sum, mut met) = (0.0, 0);
+    for e in &ended {
+        let request = &arrivals[e.id.index()].request;
+        finishes[e.id.index()] = e.finish;
+        let latency = e.finish.since(request.arrival);
+        sum += latency.as_ms();
+        met += usize::from(request.sla.is_none_or(|sla| latency <= sla));
+    }
+    Ran {
+        mean_ms: sum / ended.len() as f64,
+        met,
+        finishes,
+        plans,
+        passing: judge.finish().map_err(|v| v.to_string()),
+    }
+}
+
+#[test]
+fn plans_are_made_and_repeat_exactly() {
+    let config = config(TRANSLATOR);
+    let arrivals = arrivals(700, 900.0, 50, 1);
+    let (a, b) = (
+        run(&config, "adaptive", &arrivals, u64::MAX),
+        run(&config, "adaptive", &arrivals, u64::MAX),
+    );
+    assert!(a.plans.num >= 3, "{} plans", a.plans.num);
+    assert!(a.plans.last.len() >= 2, "{:?}", a.plans.last);
+    assert!(a.plans.last.is_sorted_by_key(|c| c.1));
+    assert_eq!(a.finishes, b.finishes);
+    assert_eq!(a.plans.last, b.plans.last);
+}
+
+/// Mean latency plus three SLA targets for each that is missed.
+fn cost(ran: &Ran, sla_ms: u64, num: usize) -> f64 {
+    ran.mean_ms + 3.0 * sla_ms as f64 * (num - ran.met) as f64 / num as f64
+}
+
+#[test]
+fn it_is_about_as_good_as_the_best_rule_and_no_rule_is_always() {
+    let num = 2000;
+    let cases = [
+        (CHAIN, 1500.0, 10),
+        (CHAIN, 8000.0, 10),
+        (TRANSLATOR, 300.0, 50),
+        (TRANSLATOR, 1500.0, 50),
+    ];
+    let rules = [
+        "front",
+        "join:0",
+        "join:4",
+        "balance:0",
+        "balance:1",
+        "balance:4",
+        "sharing:1/0.5/0.25",
+    ];
+    let mut worst = [1.0f64; 7];
+    for (profile, rate, sla_ms) in cases {
+        let config = config(profile);
+        let arrivals = arrivals(num, rate, sla_ms, 7);
+        let cost = |spec: &str| cost(&run(&config, spec, &arrivals, u64::MAX), sla_ms, num);
+        let costs: Vec<f64> = rules.iter().map(|r| cost(r)).collect();
+        let least = costs.iter().copied().fold(f64::MAX, f64::min);
+        let adaptive = cost("adaptive");
+        println!("{rate}/s: adaptive {adaptive:.3}, rules {costs:.3?}");
+        assert!(
+            adaptive <= 1.05 * least,
+            "{rate}/s: {adaptive} against {least}"
+        );
+        for (worst, cost) in worst.iter_mut().zip(&costs) {
+            *worst = worst.max(cost / least);
+        }
+    }
+    assert!(worst.iter().all(|&w| w > 1.05), "{rules:?}: {worst:?}");
+}
+
+#[test]
+fn the_incumbent_follows_the_load() {
+    // Calm, then busy: one rule is best for the one, another for the other.
+    let config = config(TRANSLATOR);
+    let mut calm = arrivals(400, 100.0, 50, 3);
+    let start = calm.last().map_or(Time::ZERO, |a| a.request.arrival);
+    for (i, mut a) in arrivals(2000, 2500.0, 50, 4).into_iter().enumerate() {
+        a.request.id = lazybatch_sla::RequestId(400 + i as u64);
+        a.request.arrival = Time(start.0 + a.request.arrival.0);
+        calm.push(a);
+    }
+    let ran = run(&config, "adaptive", &calm, u64::MAX);
+    assert!(ran.plans.num >= 4, "{} plans", ran.plans.num);
+    let stuck = run(&config, "adaptive:balance:0/demote", &calm, u64::MAX);
+    assert_eq!(stuck.plans.num, 0, "a fixed rule asks for no plan");
+    assert!(
+        ran.mean_ms < 0.9 * stuck.mean_ms,
+        "{} against {}",
+        ran.mean_ms,
+        stuck.mean_ms
+    );
+}
+
+#[test]
+fn nobody_starves() {
+    // Twice what the device can do, and tight targets: who is late stays late.
+    let config = config(CHAIN);
+    let (model, arrivals) = (&config.models[0], arrivals(6000, 26_000.0, 4, 5));
+    let in_flight = u64::from(model.max_in_flight);
+    let bound = 16 * in_flight + in_flight;
+    let alone = run(&config, "front:demote", &arrivals, bound);
+    assert!(
+        alone.passing.as_ref().is_err_and(|e| e.contains("rule 8")),
+        "the case starves nobody without help: {:?}",
+        alone.passing
+    );
+    for spec in [
+        "adaptive",
+        "adaptive:front:demote",
+        "adaptive:join:4/demote",
+    ] {
+        assert_eq!(
+            run(&config, spec, &arrivals, bound).passing,
+            Ok(()),
+            "{spec}"
+        );
+    }
+}
+
+#[test]
+fn nobody_starves_in_random_runs() {
+    for seed in 0..num_cases(300) {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let mut config = config(if rng.random() { CHAIN } else { TRANSLATOR });
+        config.models[0].max_in_flight = rng.random_range(2..8);
+        let rate = 10f64.powf(rng.random_range(2.0..4.6));
+        let arrivals = arrivals(
+            rng.random_range(100..300),
+            rate,
+            rng.random_range(1..40),
+            seed,
+        );
+        let in_flight = u64::from(config.models[0].max_in_flight);
+        let spec = match seed % 10 {
+            0 => "adaptive",
+            1..5 => "adaptive:balance:0/demote",
+            _ => "adaptive:join:1/demote",
+        };
+        let ran = run(&config, spec, &arrivals, 17 * in_flight);
+        assert_eq!(ran.passing, Ok(()), "seed {seed}: {spec} at {rate}/s");
+    }
+}
