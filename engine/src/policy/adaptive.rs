@@ -35,6 +35,8 @@ pub const ENTRY: Entry = Entry {
     name: "adaptive",
     usage: "adaptive[:shed|:RULE]",
     summary: "the base rule that does best over recent arrivals, by simulation; or always RULE",
+    examples: &["adaptive", "adaptive:balance:1/demote"],
+    refusing: &["adaptive:shed"],
     needs_output_len: false,
     build: |argument| {
         let sheds = argument == Some("shed");

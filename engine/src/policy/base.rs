@@ -43,6 +43,8 @@ pub const FRONT: Entry = Entry {
     name: "front",
     usage: "front[:demote|shed]",
     summary: "whole-graph batches without padding: the next starts when the last has ended",
+    examples: &["front", "front:demote"],
+    refusing: &["front:shed"],
     needs_output_len: false,
     build: |argument| build(argument, 0, |_| (Order::Front, Gate::Empty)),
 };
@@ -52,6 +54,8 @@ pub const JOIN: Entry = Entry {
     name: "join",
     usage: "join:K[/demote|/shed]",
     summary: "newcomers catch up inside a block where that pays, K requests queueing behind",
+    examples: &["join:0", "join:3/demote"],
+    refusing: &["join:1/shed"],
     needs_output_len: false,
     build: |argument| build(argument, 1, |n| (Order::Newest, Gate::Join(n[0]))),
 };
@@ -61,6 +65,8 @@ pub const BALANCE: Entry = Entry {
     name: "balance",
     usage: "balance:F[/demote|/shed]",
     summary: "newcomers catch up once they have waited F times what they disturb",
+    examples: &["balance:0", "balance:1/demote"],
+    refusing: &["balance:0.5/shed"],
     needs_output_len: false,
     build: |argument| build(argument, 1, |n| (Order::Newest, Gate::Balance(n[0]))),
 };
@@ -71,6 +77,8 @@ pub const SHARING: Entry = Entry {
     usage: "sharing:F/A/W[/demote|/shed]",
     summary: "admits as balance:F; sub-batches take turns, members count to the power A, those in \
               front W-fold",
+    examples: &["sharing:0.5/0.5/2", "sharing:2/1/1/demote"],
+    refusing: &["sharing:1/0/1/shed"],
     needs_output_len: false,
     build: |argument| {
         build(argument, 3, |n| {
