@@ -79,7 +79,7 @@ fn run(config: &CoreConfig, spec: &str, arrivals: &[SimRequest], bound: u64) -> 
         config.models.iter().map(|m| m.table.clone()).collect();
     let mut device = SimDevice::new("sim", 1, tables, Nanos::ZERO, Noise::default());
     let mut core = Core::new(config.clone(), policy::build(spec).expect("registered"));
-    let mut judge = Judge::new(Checker::new(config, false).with_passing_bound(bound));
+    let mut judge = Judge::new(Checker::new(config, false).with_passing_bound(bound, 16));
     let mut plans = Plans::default();
     let ended = virtual_time::run(
         &mut core,

@@ -25,9 +25,10 @@ use lazybatch_graph::Repeat;
 use lazybatch_sla::{LatencyTable, Launch, Nanos, SegmentRanges, Time};
 use std::sync::Arc;
 
+use super::base::{self, Base};
 use super::history::History;
 use super::rescue::Rescue;
-use super::{Decision, Entry, Policy, base};
+use super::{Decision, Entry, Policy};
 use crate::core::{CoreConfig, Ending, ModelSpec, Plan, PlanRequest, Request, View};
 
 /// Registry line.
@@ -42,7 +43,7 @@ pub const ENTRY: Entry = Entry {
         let sheds = argument == Some("shed");
         let fixed = match argument.filter(|_| !sheds) {
             None => None,
-            Some(rule) => Some((rule.to_string(), base::find(rule)?)),
+            Some(rule) => Some((rule.to_string(), Base::new(base::find(rule)?))),
         };
         Some(Box::new(Adaptive {
             is_fixed: fixed.is_some(),
@@ -89,7 +90,8 @@ const LOOP_RULES: &[&str] = &[
 /// See the module.
 #[derive(Default)]
 struct Adaptive {
-    incumbent: Option<(String, Box<dyn Policy>)>,
+    /// Name of the rule that decides, and who decides by it.
+    incumbent: Option<(String, Base)>,
     /// Who can no longer be in time is refused, not demoted.
     sheds: bool,
     /// The incumbent stays, whatever comes.
@@ -158,7 +160,7 @@ impl Policy for Adaptive {
 
     fn on_planned(&mut self, _now: Time, plan: &Plan) {
         self.is_planning = false;
-        let Some((incumbent, _)) = &self.incumbent else {
+        let Some((incumbent, base)) = &mut self.incumbent else {
             return;
         };
         let cost = |name: &str| {
@@ -173,7 +175,8 @@ impl Policy for Adaptive {
             && is_better
             && let Some(rule) = base::find(best)
         {
-            self.incumbent = Some((best.clone(), rule));
+            incumbent.clone_from(best);
+            base.change(rule);
         }
     }
 }
@@ -187,7 +190,7 @@ impl Adaptive {
         if self.incumbent.is_none() {
             let first = self.rules(models).remove(0);
             let rule = base::find(&first).expect("a base rule");
-            self.incumbent = Some((first, rule));
+            self.incumbent = Some((first, Base::new(rule)));
         }
     }
 

@@ -46,7 +46,7 @@ pub const FRONT: Entry = Entry {
     examples: &["front", "front:demote"],
     refusing: &["front:shed"],
     needs_output_len: false,
-    build: |argument| build(argument, 0, |_| (Order::Front, Gate::Empty)),
+    build: |argument| build("front", argument),
 };
 
 /// Registry line of `join:K`.
@@ -57,7 +57,7 @@ pub const JOIN: Entry = Entry {
     examples: &["join:0", "join:3/demote"],
     refusing: &["join:1/shed"],
     needs_output_len: false,
-    build: |argument| build(argument, 1, |n| (Order::Newest, Gate::Join(n[0]))),
+    build: |argument| build("join", argument),
 };
 
 /// Registry line of `balance:F`.
@@ -68,7 +68,7 @@ pub const BALANCE: Entry = Entry {
     examples: &["balance:0", "balance:1/demote"],
     refusing: &["balance:0.5/shed"],
     needs_output_len: false,
-    build: |argument| build(argument, 1, |n| (Order::Newest, Gate::Balance(n[0]))),
+    build: |argument| build("balance", argument),
 };
 
 /// Registry line of `sharing:F`.
@@ -80,30 +80,47 @@ pub const SHARING: Entry = Entry {
     examples: &["sharing:0.5/0.5/2", "sharing:2/1/1/demote"],
     refusing: &["sharing:1/0/1/shed"],
     needs_output_len: false,
-    build: |argument| {
-        build(argument, 3, |n| {
+    build: |argument| build("sharing", argument),
+};
+
+/// Names and how their numbers are read.
+type Reader = fn(Option<&str>) -> Option<Rule>;
+const RULES: [(&str, Reader); 4] = [
+    ("front", |a| rule(a, 0, |_| (Order::Front, Gate::Empty))),
+    ("join", |a| {
+        rule(a, 1, |n| (Order::Newest, Gate::Join(n[0])))
+    }),
+    ("balance", |a| {
+        rule(a, 1, |n| (Order::Newest, Gate::Balance(n[0])))
+    }),
+    ("sharing", |a| {
+        rule(a, 3, |n| {
             let order = Order::Share {
                 members: n[1],
                 front: n[2],
             };
             (order, Gate::Balance(n[0]))
         })
-    },
-};
+    }),
+];
 
-/// The base rule of a specification such as `balance:1/demote`.
-pub(super) fn find(spec: &str) -> Option<Box<dyn Policy>> {
+/// The rule of a specification such as `balance:1/demote`.
+pub(super) fn find(spec: &str) -> Option<Rule> {
     let (name, argument) = super::split(spec);
-    let entries = [FRONT, JOIN, BALANCE, SHARING];
-    let entry = entries.into_iter().find(|e| e.name == name)?;
-    (entry.build)(argument)
+    let (_, read) = RULES.into_iter().find(|r| r.0 == name)?;
+    read(argument)
 }
 
-fn build(
+fn build(name: &str, argument: Option<&str>) -> Option<Box<dyn Policy>> {
+    let (_, read) = RULES.into_iter().find(|r| r.0 == name)?;
+    Some(Box::new(Base::new(read(argument)?)))
+}
+
+fn rule(
     argument: Option<&str>,
     num_numbers: usize,
-    rule: impl Fn(&[f64]) -> (Order, Gate),
-) -> Option<Box<dyn Policy>> {
+    parts: impl Fn(&[f64]) -> (Order, Gate),
+) -> Option<Rule> {
     let mut words: Vec<&str> = argument.into_iter().flat_map(|a| a.split('/')).collect();
     let late = match words.last() {
         Some(&"demote") => Late::Demote,
@@ -116,15 +133,16 @@ fn build(
     if numbers.len() != num_numbers {
         return None;
     }
-    let (order, gate) = rule(&numbers);
-    Some(Box::new(Base {
-        order,
-        gate,
-        late,
-        running: None,
-        attained: Vec::new(),
-        promises: Promises::default(),
-    }))
+    let (order, gate) = parts(&numbers);
+    Some(Rule { order, gate, late })
+}
+
+/// What makes one base rule differ from another.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Rule {
+    order: Order,
+    gate: Gate,
+    late: Late,
 }
 
 /// Which entry of a model runs at the head of a block.
@@ -161,10 +179,9 @@ enum Late {
     Shed,
 }
 
-struct Base {
-    order: Order,
-    gate: Gate,
-    late: Late,
+/// Decides by a rule that may change as it goes.
+pub(super) struct Base {
+    rule: Rule,
     /// The entry that runs until it stands at the head of a block again.
     running: Option<SubBatchId>,
     /// Device time of each model's launches.
@@ -219,7 +236,7 @@ const MAX_STRETCH: f64 = 20.0;
 
 impl Policy for Base {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        if self.late == Late::Shed
+        if self.rule.late == Late::Shed
             && let Some(request) = self.too_late(view)
         {
             return Decision::Shed {
@@ -244,13 +261,27 @@ impl Policy for Base {
     }
 
     fn on_end(&mut self, now: Time, ending: &Ending) {
-        if self.late != Late::Keep {
+        if self.rule.late != Late::Keep {
             self.promises.on_end(now, ending);
         }
     }
 }
 
 impl Base {
+    pub fn new(rule: Rule) -> Self {
+        Self {
+            rule,
+            running: None,
+            attained: Vec::new(),
+            promises: Promises::default(),
+        }
+    }
+
+    /// Goes on by another rule, with what has been learned.
+    pub fn change(&mut self, rule: Rule) {
+        self.rule = rule;
+    }
+
     fn launch(&mut self, view: &View<'_>, entry: &SubBatch) -> Decision {
         self.running = Some(entry.id);
         let table = &view.model(entry.model).table;
@@ -275,7 +306,7 @@ impl Base {
         let model = model.min_by_key(|&m| (self.attained(m), m))?;
         let entries = || launchable().filter(|e| e.model == model);
         let progress = |e: &&SubBatch| (e.block, e.segment, std::cmp::Reverse(e.id));
-        match self.order {
+        match self.rule.order {
             Order::Front => entries().max_by_key(progress),
             Order::Newest => entries().min_by_key(progress),
             Order::Share { members, front } => {
@@ -311,7 +342,7 @@ impl Base {
             if padded || inside.is_some_and(|i| i != model) {
                 return None;
             }
-            let room = match self.gate {
+            let room = match self.rule.gate {
                 Gate::Empty => None,
                 Gate::Join(behind) => {
                     let newest = entries().min_by_key(|e| (e.block, e.segment))?;
@@ -329,8 +360,8 @@ impl Base {
     fn pick(&mut self, view: &View<'_>, model: ModelId, room: u32) -> Decision {
         let n = view.fitting_prefix(model, room);
         let mut pick = Pick::First(n);
-        if self.late != Late::Keep {
-            let in_time = match self.late {
+        if self.rule.late != Late::Keep {
+            let in_time = match self.rule.late {
                 Late::Demote => self.in_time_first(view, model, room),
                 _ => None,
             };
