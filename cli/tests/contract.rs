@@ -62,12 +62,12 @@ fn results_follow_from_the_requests() {
     let runs = results["runs"].as_array().unwrap();
     assert_eq!(runs.len(), policies.len());
     let mut outcomes = std::collections::BTreeSet::new();
-    for (i, (run, policy)) in runs.iter().zip(policies).enumerate() {
+    for (i, (run, policy)) in runs.iter().zip(&policies).enumerate() {
         let n = rows.len() / policies.len();
         let own = &rows[i * n..(i + 1) * n];
-        assert!(own.iter().all(|r| r.policy == policy), "rows go by policy");
+        assert!(own.iter().all(|r| r.policy == *policy), "rows go by policy");
         assert!(own.iter().enumerate().all(|(i, r)| r.id == i as u64));
-        assert_eq!(run["policy"], policy);
+        assert_eq!(run["policy"], *policy);
         assert_eq!(run["model"], "toy");
         assert_eq!(run["rate_rps"], 9000.0);
         assert_eq!(run["sla_ms"], 0.6);
