@@ -13,7 +13,7 @@
 use lazybatch_engine::core::{Action, Core, CoreConfig, Event, ModelSpec, Request};
 use lazybatch_engine::policy;
 use lazybatch_graph::Repeat;
-use lazybatch_sla::{LaneId, ModelId, Nanos, Profile, RequestId, Ticket, Time};
+use lazybatch_sla::{ClassId, LaneId, ModelId, Nanos, Profile, RequestId, Ticket, Time};
 use serde_json::{Value, json};
 use smallvec::SmallVec;
 
@@ -197,6 +197,7 @@ impl CoreLoad {
                     true => FAR.since(self.now + Nanos(self.num_arrived)),
                     false => Nanos(1),
                 }),
+                class: ClassId::default(),
                 priority: 0,
                 samples: 1,
                 input_len: INPUT_LEN,

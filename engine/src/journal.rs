@@ -6,7 +6,7 @@
 
 use std::io::{BufRead, Write};
 
-use lazybatch_sla::{Launch, Profile, SegmentRanges, Time};
+use lazybatch_sla::{Class, Launch, Profile, SegmentRanges, Time};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -35,12 +35,19 @@ pub struct Header {
     pub max_in_flight: Vec<u32>,
     /// Which models were resident at the start.
     pub resident: Vec<bool>,
+    /// SLA classes by id.
+    #[serde(default = "one_class")]
+    pub classes: Vec<Class>,
     /// Depth of each lane.
     pub lane_depths: Vec<u32>,
     /// Most waiting requests.
     pub max_queue: usize,
     /// Whether changes of the batch table are in the journal.
     pub notes: bool,
+}
+
+fn one_class() -> Vec<Class> {
+    vec![Class::default()]
 }
 
 impl Header {
@@ -55,6 +62,7 @@ impl Header {
             output_len_p90: config.models.iter().map(|m| m.output_len_p90).collect(),
             max_in_flight: config.models.iter().map(|m| m.max_in_flight).collect(),
             resident: config.models.iter().map(|m| m.resident).collect(),
+            classes: config.classes.clone(),
             lane_depths: config.lane_depths.clone(),
             max_queue: config.max_queue,
             notes: config.notes,
@@ -130,6 +138,7 @@ impl Header {
         }
         Ok(CoreConfig {
             models,
+            classes: self.classes.clone(),
             lane_depths: self.lane_depths.clone(),
             max_queue: self.max_queue,
             notes: self.notes,

@@ -35,6 +35,9 @@ macro_rules! id {
 
 id!(/// A model that a core or device serves, by position in its configuration.
     ModelId(u32), "m");
+id!(/// An SLA class, by position in a configuration; 0 is that of requests that name none.
+    #[derive(Default)]
+    ClassId(u32), "class");
 id!(/// One inference asked by one client; the count of arrivals before it.
     RequestId(u64), "r");
 id!(/// Where a request's data lives on a device. Reused once the request is released.

@@ -2,6 +2,7 @@
 //!
 //! What the scheduler needs to know about time, without a clock and without a device.
 
+pub mod class;
 pub mod ids;
 pub mod latency;
 pub mod launch;
@@ -10,7 +11,8 @@ pub mod predict;
 pub mod profile;
 pub mod time;
 
-pub use ids::{LaneId, ModelId, RequestId, Slot, SubBatchId, Ticket};
+pub use class::{Class, ClassError, Late};
+pub use ids::{ClassId, LaneId, ModelId, RequestId, Slot, SubBatchId, Ticket};
 pub use latency::{LatencyTable, Progress, SegmentRanges, segments_of};
 pub use launch::{Launch, Member};
 pub use outcome::{Account, Outcome};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use lazybatch_graph::Repeat;
 use lazybatch_sla::profile::ModelProfile;
-use lazybatch_sla::{LatencyTable, Profile, SegmentRanges, segments_of};
+use lazybatch_sla::{Class, LatencyTable, Profile, SegmentRanges, segments_of};
 
 /// One block as the scheduler sees it.
 #[derive(Clone, Debug)]
@@ -89,6 +89,8 @@ impl ModelSpec {
 pub struct CoreConfig {
     /// Models by id.
     pub models: Vec<ModelSpec>,
+    /// SLA classes by id, at least one.
+    pub classes: Vec<Class>,
     /// Per lane, how many launches may be in flight.
     pub lane_depths: Vec<u32>,
     /// Most waiting requests; one that arrives beyond is shed.
@@ -98,10 +100,11 @@ pub struct CoreConfig {
 }
 
 impl CoreConfig {
-    /// One lane of depth 1, an unbounded queue, no notes.
+    /// One class, one lane of depth 1, an unbounded queue, no notes.
     pub fn new(models: Vec<ModelSpec>) -> Self {
         Self {
             models,
+            classes: vec![Class::default()],
             lane_depths: vec![1],
             max_queue: usize::MAX,
             notes: false,

@@ -1,6 +1,6 @@
 //! What goes into the core and what comes out.
 
-use lazybatch_sla::{LaneId, ModelId, Nanos, Outcome, RequestId, Slot, SubBatchId, Ticket, Time};
+use lazybatch_sla::{ClassId, LaneId, ModelId, Nanos, Outcome, RequestId, Slot, SubBatchId, Ticket, Time};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
@@ -18,6 +18,9 @@ pub struct Request {
     /// SLA target; `None` is met whenever it completes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sla: Option<Nanos>,
+    /// SLA class.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub class: ClassId,
     /// Priority level, 0 is the default, 1 the highest of those stated.
     #[serde(default)]
     pub priority: u8,
@@ -34,6 +37,10 @@ pub struct Request {
     /// True output length; given under the `oracle` policy only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub known_output_len: Option<u32>,
+}
+
+fn is_default(class: &ClassId) -> bool {
+    *class == ClassId::default()
 }
 
 /// What happened.

@@ -31,7 +31,7 @@ use lazybatch_sla::{LaneId, Launch, ModelId, Outcome, RequestId, Ticket, Time};
 pub use config::{BlockSpec, CoreConfig, ModelSpec};
 pub use event::{Action, Event, Note, Request};
 pub use plan::{Past, Plan, PlanRequest};
-pub use queue::ArrivalQueue;
+pub use queue::{ArrivalQueue, Flow, FlowKey};
 pub use request::{Key, RequestState, Stage};
 use state::State;
 pub use state::{Counters, Ending};
@@ -201,6 +201,7 @@ impl Core {
                     pick,
                     padded,
                 } => self.admit(now, model, pick, padded),
+                Decision::Demote { request } => self.state.demote(request),
                 Decision::Shed { request, cause } => self.shed(now, request, cause),
             }
         }
@@ -215,7 +216,7 @@ impl Core {
             Pick::These(keys) => {
                 for &key in &keys {
                     let id = self.state.requests[key as usize].request.id;
-                    assert!(queue.remove(id), "{id} is not waiting");
+                    assert!(queue.remove(id).is_some(), "{id} is not waiting");
                 }
                 keys
             }
@@ -227,7 +228,7 @@ impl Core {
         let request = &self.state.requests[key as usize].request;
         let (id, model) = (request.id, request.model);
         assert!(
-            self.state.queues[model.index()].remove(id),
+            self.state.queues[model.index()].remove(id).is_some(),
             "{id} is not waiting"
         );
         self.state

@@ -5,7 +5,7 @@
 //! device's path, and answers with [`super::Event::Planned`]. The answer is an event, so that a
 //! journal replays without simulating anything.
 
-use lazybatch_sla::{ModelId, Nanos, RequestId};
+use lazybatch_sla::{ClassId, ModelId, Nanos, RequestId};
 use serde::{Deserialize, Serialize};
 
 use super::config::CoreConfig;
@@ -21,6 +21,8 @@ pub struct Past {
     pub model: ModelId,
     /// SLA target.
     pub sla: Option<Nanos>,
+    /// SLA class.
+    pub class: ClassId,
     /// Priority level.
     pub priority: u8,
     /// Samples.

@@ -1,18 +1,35 @@
 //! Arrival queues: requests that are not yet in the batch table, per model, in order of arrival.
+//!
+//! A queue is made of [`Flow`]s, one for each class, priority level, and whether its requests were
+//! found too late. As a whole it is in order of arrival, too.
 
-use std::collections::VecDeque;
+use std::collections::{VecDeque, vec_deque};
 
-use lazybatch_sla::RequestId;
+use lazybatch_sla::{ClassId, RequestId};
+use smallvec::SmallVec;
 
 use super::request::Key;
 
-/// One model's waiting requests, oldest first.
+/// What the requests of a flow share.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlowKey {
+    /// SLA class.
+    pub class: ClassId,
+    /// Priority level: 1 is the highest, 0 behind all others.
+    pub level: u8,
+    /// Whether they were demoted.
+    pub is_late: bool,
+}
+
+/// Waiting requests that share a [`FlowKey`], oldest first.
 #[derive(Clone, Debug, Default)]
-pub struct ArrivalQueue {
+pub struct Flow {
+    /// What they share.
+    pub key: FlowKey,
     waiting: VecDeque<(RequestId, Key)>,
 }
 
-impl ArrivalQueue {
+impl Flow {
     /// Number of waiting requests.
     pub fn len(&self) -> usize {
         self.waiting.len()
@@ -28,24 +45,17 @@ impl ArrivalQueue {
         self.waiting.front().map(|w| w.1)
     }
 
-    /// The youngest request.
-    pub fn back(&self) -> Option<Key> {
-        self.waiting.back().map(|w| w.1)
-    }
-
     /// Waiting requests, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = Key> + '_ {
         self.waiting.iter().map(|w| w.1)
     }
 
-    /// Waiting requests behind one of that id, oldest first.
-    pub fn iter_behind(&self, id: RequestId) -> impl Iterator<Item = Key> + '_ {
-        let at = self.waiting.partition_point(|w| w.0 <= id);
-        self.waiting.range(at..).map(|w| w.1)
+    fn position(&self, id: RequestId) -> Option<usize> {
+        self.waiting.binary_search_by_key(&id, |w| w.0).ok()
     }
 
     /// Inserts in order of id; at the back in the common case.
-    pub(crate) fn insert(&mut self, id: RequestId, key: Key) {
+    fn insert(&mut self, id: RequestId, key: Key) {
         if self.waiting.back().is_none_or(|last| last.0 < id) {
             self.waiting.push_back((id, key));
         } else {
@@ -53,18 +63,134 @@ impl ArrivalQueue {
             self.waiting.insert(at, (id, key));
         }
     }
+}
 
-    pub(crate) fn pop(&mut self) -> Option<Key> {
-        self.waiting.pop_front().map(|w| w.1)
+/// One model's waiting requests, oldest first.
+#[derive(Clone, Debug, Default)]
+pub struct ArrivalQueue {
+    flows: SmallVec<[Flow; 1]>,
+    len: usize,
+}
+
+impl ArrivalQueue {
+    /// Number of waiting requests.
+    pub fn len(&self) -> usize {
+        self.len
     }
 
-    /// Removes a request by id; whether it was there.
-    pub(crate) fn remove(&mut self, id: RequestId) -> bool {
-        let at = self.waiting.partition_point(|w| w.0 < id);
-        let found = self.waiting.get(at).is_some_and(|w| w.0 == id);
-        if found {
-            self.waiting.remove(at);
+    /// Whether nobody waits.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The oldest request.
+    pub fn front(&self) -> Option<Key> {
+        let fronts = self.flows.iter().filter_map(|f| f.waiting.front());
+        fronts.min().map(|w| w.1)
+    }
+
+    /// The youngest request.
+    pub fn back(&self) -> Option<Key> {
+        let backs = self.flows.iter().filter_map(|f| f.waiting.back());
+        backs.max().map(|w| w.1)
+    }
+
+    /// Waiting requests, oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = Key> + '_ {
+        let waiting = self.flows.iter().filter(|f| !f.is_empty());
+        Merged(waiting.map(|f| f.waiting.iter().peekable()).collect())
+    }
+
+    /// The flows in which someone waits.
+    pub fn flows(&self) -> impl Iterator<Item = &Flow> + '_ {
+        self.flows.iter().filter(|f| !f.is_empty())
+    }
+
+    /// The request of that id, if it waits here.
+    pub fn find(&self, id: RequestId) -> Option<Key> {
+        let found = |f: &Flow| Some(f.waiting[f.position(id)?].1);
+        self.flows.iter().find_map(found)
+    }
+
+    pub(crate) fn insert(&mut self, flow: FlowKey, id: RequestId, key: Key) {
+        self.len += 1;
+        let at = self.flows.iter().position(|f| f.key == flow);
+        let at = at.unwrap_or_else(|| {
+            self.flows.push(Flow {
+                key: flow,
+                ..Flow::default()
+            });
+            self.flows.len() - 1
+        });
+        self.flows[at].insert(id, key);
+    }
+
+    /// Takes the oldest.
+    pub(crate) fn pop(&mut self) -> Option<Key> {
+        let waiting = self.flows.iter_mut().filter(|f| !f.is_empty());
+        let flow = waiting.min_by_key(|f| f.waiting.front().map(|w| w.0))?;
+        self.len -= 1;
+        flow.waiting.pop_front().map(|w| w.1)
+    }
+
+    /// Removes a request by id; the flow in which it waited.
+    pub(crate) fn remove(&mut self, id: RequestId) -> Option<FlowKey> {
+        let found = |f: &mut Flow| {
+            let at = f.position(id)?;
+            f.waiting.remove(at);
+            Some(f.key)
+        };
+        let flow = self.flows.iter_mut().find_map(found)?;
+        self.len -= 1;
+        Some(flow)
+    }
+}
+
+/// Several flows as one, in order of id.
+struct Merged<'a>(SmallVec<[std::iter::Peekable<vec_deque::Iter<'a, (RequestId, Key)>>; 2]>);
+
+impl Iterator for Merged<'_> {
+    type Item = Key;
+
+    fn next(&mut self) -> Option<Key> {
+        let flow = match &mut self.0[..] {
+            [only] => only,
+            flows => flows
+                .iter_mut()
+                .filter_map(|f| f.peek().map(|w| w.0).map(|id| (id, f)))
+                .min_by_key(|(id, _)| *id)
+                .map(|(_, f)| f)?,
+        };
+        flow.next().map(|w| w.1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flows_are_one_queue_in_order_of_arrival() {
+        let mut queue = ArrivalQueue::default();
+        let flow = |class| FlowKey {
+            class: ClassId(class),
+            ..FlowKey::default()
+        };
+        for id in [3, 0, 5, 1, 4, 2] {
+            queue.insert(flow(id as u32 % 3), RequestId(id), id as Key + 10);
         }
-        found
+        assert_eq!(queue.iter().collect::<Vec<_>>(), [10, 11, 12, 13, 14, 15]);
+        assert_eq!((queue.front(), queue.back()), (Some(10), Some(15)));
+        assert_eq!(queue.find(RequestId(4)), Some(14));
+        assert_eq!(queue.remove(RequestId(4)), Some(flow(1)));
+        assert_eq!(queue.remove(RequestId(4)), None);
+        assert_eq!(queue.find(RequestId(4)), None);
+        assert_eq!(queue.pop(), Some(10));
+        assert_eq!(queue.iter().collect::<Vec<_>>(), [11, 12, 13, 15]);
+        let by_flow: Vec<Vec<Key>> = queue.flows().map(|f| f.iter().collect()).collect();
+        assert_eq!(by_flow, [vec![13], vec![12, 15], vec![11]]);
+        assert_eq!(queue.len(), 4);
+        while queue.pop().is_some() {}
+        assert!(queue.is_empty() && queue.flows().next().is_none());
     }
 }

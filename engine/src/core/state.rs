@@ -9,14 +9,14 @@
 use std::collections::VecDeque;
 
 use lazybatch_sla::{
-    LaneId, Launch, Member, ModelId, Nanos, Outcome, RequestId, Slot, SubBatchId, Ticket, Time,
+    ClassId, LaneId, Launch, Member, ModelId, Nanos, Outcome, RequestId, Slot, SubBatchId, Ticket, Time,
 };
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
 use super::config::CoreConfig;
 use super::event::{Action, Note, Request};
-use super::queue::ArrivalQueue;
+use super::queue::{ArrivalQueue, FlowKey};
 use super::request::{Key, RequestState, Stage};
 use super::table::{BatchTable, Padded, SubBatch};
 
@@ -40,6 +40,12 @@ pub struct Ending {
     pub id: RequestId,
     /// How.
     pub outcome: Outcome,
+    /// Its model.
+    pub model: ModelId,
+    /// Its class.
+    pub class: ClassId,
+    /// Its priority level.
+    pub priority: u8,
     /// Passes of its last `UntilStop` loop, if that has ended.
     pub output_len: Option<u32>,
 }
@@ -85,6 +91,8 @@ pub struct Counters {
     pub arrivals: u64,
     /// Requests that ended.
     pub finished: u64,
+    /// Requests that were demoted.
+    pub demoted: u64,
 }
 
 /// The core without its policy.
@@ -128,6 +136,7 @@ impl State {
             !lanes.is_empty() && lanes.iter().all(|l| l.depth > 0),
             "lanes of depth >= 1"
         );
+        assert!(!config.classes.is_empty(), "at least one class");
         Self {
             residency: config
                 .models
@@ -184,6 +193,11 @@ impl State {
             "{} has more samples than a launch",
             request.id
         );
+        assert!(
+            request.class.index() < self.config.classes.len(),
+            "unknown class {}",
+            request.class
+        );
         self.counters.arrivals += 1;
         let id = request.id;
         let sequence = request.sequence;
@@ -215,11 +229,29 @@ impl State {
 
     fn enqueue(&mut self, id: RequestId, model: ModelId, key: Key) {
         self.requests[key as usize].stage = Stage::Queued;
-        self.queues[model.index()].insert(id, key);
+        let request = &self.requests[key as usize].request;
+        let flow = FlowKey {
+            class: request.class,
+            level: request.priority,
+            is_late: false,
+        };
+        self.queues[model.index()].insert(flow, id, key);
         if self.residency[model.index()] == Residency::Host {
             self.residency[model.index()] = Residency::Loading;
             self.actions.push_back(Action::Load(model));
         }
+    }
+
+    /// A waiting request lets those pass that are not too late.
+    pub(crate) fn demote(&mut self, key: Key) {
+        let request = &self.requests[key as usize].request;
+        let (id, queue) = (request.id, &mut self.queues[request.model.index()]);
+        let flow = queue.remove(id);
+        let flow = flow.unwrap_or_else(|| panic!("{id} is not waiting"));
+        assert!(!flow.is_late, "{id} is demoted twice");
+        let is_late = true;
+        queue.insert(FlowKey { is_late, ..flow }, id, key);
+        self.counters.demoted += 1;
     }
 
     pub(crate) fn cancel(&mut self, now: Time, id: RequestId) {
@@ -365,6 +397,9 @@ impl State {
         self.endings.push(Ending {
             id: request,
             outcome,
+            model,
+            class: state.request.class,
+            priority: state.request.priority,
             output_len: state.output_len,
         });
         self.by_id.remove(&request);

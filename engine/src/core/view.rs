@@ -1,6 +1,6 @@
 //! What a policy sees.
 
-use lazybatch_sla::{LaneId, ModelId, Progress, RequestId, Time};
+use lazybatch_sla::{Class, LaneId, ModelId, Progress, RequestId, Time};
 
 use super::config::ModelSpec;
 use super::queue::ArrivalQueue;
@@ -27,6 +27,11 @@ impl<'a> View<'a> {
     /// The model of that id.
     pub fn model(&self, id: ModelId) -> &'a ModelSpec {
         &self.state.config.models[id.index()]
+    }
+
+    /// SLA classes by id.
+    pub fn classes(&self) -> &'a [Class] {
+        &self.state.config.classes
     }
 
     /// Arrival queue of a model.

@@ -1,7 +1,8 @@
 //! Makes plans: simulates candidate rules over the arrivals of the past.
 //!
 //! Each candidate runs in a core of its own over a [`SimDevice`], from an empty system; what the
-//! first arrivals cost, before queues have built up, does not count. Short pasts are repeated. All
+//! first arrivals cost, before queues have built up, does not count. A request counts by the weight
+//! of its class. Short pasts are repeated. All
 //! candidates see the first part; only those near the best of it are run over the whole.
 
 use lazybatch_kernels::{Noise, SimDevice};
@@ -86,6 +87,7 @@ fn sim_request(i: usize, arrival: Time, p: &Past) -> SimRequest {
             model: p.model,
             arrival,
             sla: p.sla,
+            class: p.class,
             priority: p.priority,
             samples: p.samples,
             input_len: p.input_len,
@@ -129,7 +131,8 @@ fn run(plan: &PlanRequest, spec: &str, arrivals: &[SimRequest]) -> Option<(u64, 
         let request = &arrivals[e.id.index()].request;
         let latency = e.finish.since(request.arrival).0 as f64;
         let refused = !e.outcome.is_completed();
-        match request.sla {
+        let weight = plan.config.classes[request.class.index()].weight;
+        weight * match request.sla {
             Some(sla) if refused => latency.max(sla.0 as f64) + plan.miss_weight * sla.0 as f64,
             Some(sla) if latency > sla.0 as f64 => latency + plan.miss_weight * sla.0 as f64,
             _ => latency,

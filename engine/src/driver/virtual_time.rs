@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use lazybatch_kernels::{Device, OpenRequest, Plan as Prepared};
-use lazybatch_sla::{ModelId, Nanos, Outcome, RequestId, Time};
+use lazybatch_sla::{ClassId, ModelId, Nanos, Outcome, RequestId, Time};
 
 use super::{Observer, plan};
 use crate::core::{Action, Core, Event, Plan, Request};
@@ -39,6 +39,7 @@ impl SimRequest {
                 model,
                 arrival,
                 sla,
+                class: ClassId::default(),
                 priority: 0,
                 samples: 1,
                 input_len,

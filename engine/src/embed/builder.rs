@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use lazybatch_graph::{Program, SharedProgram};
 use lazybatch_kernels::Device;
 use lazybatch_sla::profile::{FORMAT, ModelProfile};
-use lazybatch_sla::{Account, LatencyTable, ModelId, Nanos, Profile};
+use lazybatch_sla::{Account, Class, LatencyTable, ModelId, Nanos, Profile};
 use tokio::sync::Semaphore;
 
 use super::{BuildError, Engine, Served, Shared};
@@ -37,6 +37,7 @@ pub struct Builder {
     device: Option<Box<dyn Device>>,
     models: Vec<(String, SharedProgram, ModelOptions)>,
     policy: String,
+    classes: Vec<Class>,
     max_queue: usize,
     depth: u32,
     notes: bool,
@@ -50,6 +51,7 @@ impl Default for Builder {
             device: None,
             models: Vec::new(),
             policy: "adaptive".into(),
+            classes: vec![Class::default()],
             max_queue: 4096,
             depth: 1,
             notes: false,
@@ -94,6 +96,17 @@ impl Builder {
         self
     }
 
+    /// Adds an SLA class, which requests name in [`super::Options::class`]. One of the name
+    /// `default` is that of requests that name none.
+    #[must_use]
+    pub fn class(mut self, class: Class) -> Self {
+        match self.classes.iter_mut().find(|c| c.name == class.name) {
+            Some(known) => *known = class,
+            None => self.classes.push(class),
+        }
+        self
+    }
+
     /// Most requests that wait; 4096 if not stated.
     #[must_use]
     pub fn max_queue(mut self, max_queue: usize) -> Self {
@@ -135,6 +148,7 @@ impl Builder {
             .collect();
         Ok(CoreConfig {
             models: models?,
+            classes: self.classes.clone(),
             lane_depths: vec![self.depth; num_lanes as usize],
             max_queue: usize::MAX,
             notes: self.notes,
@@ -209,6 +223,7 @@ impl Builder {
             })?;
         let shared = Shared {
             models: served,
+            classes: self.classes,
             commands: tx,
             queue: Arc::new(Semaphore::new(self.max_queue.min(Semaphore::MAX_PERMITS))),
             max_queue: self.max_queue,

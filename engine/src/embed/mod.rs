@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, mpsc};
 
 use lazybatch_graph::{SharedProgram, Tensor};
 use lazybatch_kernels::validate_inputs;
-use lazybatch_sla::{ModelId, Nanos, Outcome, RequestId, Time};
+use lazybatch_sla::{Class, ClassId, ModelId, Nanos, Outcome, RequestId, Time};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc as stream, oneshot};
 
 pub use builder::{Builder, ModelOptions};
@@ -54,6 +54,14 @@ pub enum RequestError {
     /// No model of that name.
     #[error("unknown model {got:?}: expected one of {expected}")]
     UnknownModel {
+        /// What was asked for.
+        got: String,
+        /// What there is.
+        expected: String,
+    },
+    /// No class of that name.
+    #[error("unknown class {got:?}: expected one of {expected}")]
+    UnknownClass {
         /// What was asked for.
         got: String,
         /// What there is.
@@ -105,9 +113,11 @@ impl RequestError {
 /// What a client may say about its request.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// SLA target; the model's if `None`.
+    /// Name of its SLA class; `default` if `None`.
+    pub class: Option<String>,
+    /// SLA target; that of its class if `None`, or else that of its model.
     pub sla: Option<Nanos>,
-    /// Priority level, 0 is the default.
+    /// Priority level, 1 is the highest; that of its class if 0.
     pub priority: u8,
     /// Correlation id of a stateful model.
     pub sequence: Option<u64>,
@@ -160,6 +170,7 @@ pub(crate) struct Served {
 
 pub(crate) struct Shared {
     pub models: Vec<Served>,
+    pub classes: Vec<Class>,
     pub commands: mpsc::Sender<Command>,
     pub queue: Arc<Semaphore>,
     pub max_queue: usize,
@@ -314,13 +325,24 @@ impl Engine {
                 got: shape.samples,
             });
         }
+        let class = options.class.as_deref().unwrap_or("default");
+        let class_index = shared.classes.iter().position(|c| c.name == class);
+        let class_index = class_index.ok_or_else(|| {
+            let names: Vec<_> = shared.classes.iter().map(|c| c.name.as_str()).collect();
+            RequestError::UnknownClass {
+                got: class.into(),
+                expected: names.join(", "),
+            }
+        })?;
+        let class = &shared.classes[class_index];
         let simulated_end = options.known_output_len == Some(0) && shared.is_virtual;
         Ok(Request {
             id: RequestId(0),
             model: ModelId(index as u32),
             arrival: options.arrival.unwrap_or(Time::MAX),
-            sla: options.sla.or(served.sla),
-            priority: options.priority,
+            sla: options.sla.or(class.sla).or(served.sla),
+            class: ClassId(class_index as u32),
+            priority: class.priority_of(options.priority),
             samples: shape.samples,
             input_len: shape.input_len,
             sequence: options.sequence,

@@ -11,18 +11,18 @@
 //! for those of requests that have not ended, by input length; the ratio of measured to predicted
 //! launch times, by block, which corrects the tables that plans are made with.
 //!
-//! Requests that can no longer be in time are demoted: they let those pass that can. With
-//! `adaptive:shed` they are refused instead, as soon as they are the oldest that wait.
-//! `adaptive:RULE` keeps one rule and only rescues.
+//! Requests that can no longer be in time are demoted: they let those pass that can. `adaptive:shed`
+//! and `adaptive:refuse` refuse them instead, as the base rules do; what a class says of its own
+//! requests goes before that. `adaptive:RULE` keeps one rule and only rescues.
 //!
 //! Nobody starves: when as many later requests have ended before the oldest open one as
-//! [`Rescue`] allows, nobody but the oldest is admitted, and its entry runs, until it has ended.
+//! `rescue.rs` allows, nobody but the oldest is admitted, and its entry runs, until it has ended.
 //!
 //! Source: rollout over a portfolio of heuristics is one-step policy improvement (Bertsekas,
 //! "Rollout Algorithms for Discrete Optimization"); here over whole rules, not single steps.
 
 use lazybatch_graph::Repeat;
-use lazybatch_sla::{LatencyTable, Launch, Nanos, SegmentRanges, Time};
+use lazybatch_sla::{Class, LatencyTable, Late, Launch, Nanos, SegmentRanges, Time};
 use std::sync::Arc;
 
 use super::base::{self, Base};
@@ -34,22 +34,27 @@ use crate::core::{CoreConfig, Ending, ModelSpec, Plan, PlanRequest, Request, Vie
 /// Registry line.
 pub const ENTRY: Entry = Entry {
     name: "adaptive",
-    usage: "adaptive[:shed|:RULE]",
+    usage: "adaptive[:LATE|:RULE]",
     summary: "the base rule that does best over recent arrivals, by simulation; or always RULE",
     examples: &["adaptive", "adaptive:balance:1/demote"],
     refusing: &["adaptive:shed"],
     needs_output_len: false,
     build: |argument| {
-        let sheds = argument == Some("shed");
-        let fixed = match argument.filter(|_| !sheds) {
+        let late = argument.and_then(base::late);
+        let fixed = match argument.filter(|_| late.is_none()) {
             None => None,
             Some(rule) => Some((rule.to_string(), Base::new(base::find(rule)?))),
         };
         Some(Box::new(Adaptive {
             is_fixed: fixed.is_some(),
             incumbent: fixed,
-            sheds,
-            ..Adaptive::default()
+            late: late.unwrap_or(Late::Demote),
+            history: History::default(),
+            rescue: Rescue::default(),
+            corrections: Vec::new(),
+            tables: Vec::new(),
+            is_planning: false,
+            planned: None,
         }))
     },
 };
@@ -88,12 +93,11 @@ const LOOP_RULES: &[&str] = &[
 ];
 
 /// See the module.
-#[derive(Default)]
 struct Adaptive {
     /// Name of the rule that decides, and who decides by it.
     incumbent: Option<(String, Base)>,
-    /// Who can no longer be in time is refused, not demoted.
-    sheds: bool,
+    /// What becomes of those that are too late, where their class does not say.
+    late: Late,
     /// The incumbent stays, whatever comes.
     is_fixed: bool,
     history: History,
@@ -151,7 +155,7 @@ impl Policy for Adaptive {
         let rules = self.rules(view.models());
         let others = rules.iter().filter(|r| *r != incumbent);
         Some(PlanRequest {
-            config: self.coarse_config(view.models()),
+            config: self.coarse_config(view.models(), view.classes()),
             arrivals: self.history.arrivals(view.models()),
             candidates: [incumbent].into_iter().chain(others).cloned().collect(),
             miss_weight: MISS_WEIGHT,
@@ -202,7 +206,7 @@ impl Adaptive {
         } else {
             LOOP_RULES
         };
-        let late = if self.sheds { "shed" } else { "demote" };
+        let late = self.late;
         let rule = |r: &&str| match r.contains(':') {
             true => format!("{r}/{late}"),
             false => format!("{r}:{late}"),
@@ -242,7 +246,7 @@ impl Adaptive {
 
     /// The models as plans see them: corrected tables, a pass of a loop in one segment, other
     /// blocks in a few.
-    fn coarse_config(&self, models: &[ModelSpec]) -> CoreConfig {
+    fn coarse_config(&self, models: &[ModelSpec], classes: &[Class]) -> CoreConfig {
         let coarse = |(m, spec): (usize, &ModelSpec)| {
             let groups: SegmentRanges = spec.blocks.iter().map(groups).collect();
             let table = spec.table.coarse(&groups).scaled(&self.corrections[m]);
@@ -258,7 +262,10 @@ impl Adaptive {
             spec.resident = true;
             spec
         };
-        CoreConfig::new(models.iter().enumerate().map(coarse).collect())
+        CoreConfig {
+            classes: classes.to_vec(),
+            ..CoreConfig::new(models.iter().enumerate().map(coarse).collect())
+        }
     }
 }
 

@@ -21,27 +21,35 @@
 //!   to the power `A`, times `W` for the most progressed entry. With `A = 0` and `W = 1` entries
 //!   take equal turns; with `A = 1` requests do.
 //!
-//! Each takes a word behind a slash for waiting requests that can no longer meet their deadline, by
+//! Each takes a word `LATE` behind a slash for waiting requests that cannot meet their deadline, by
 //! the latency tables times the ratio that recent requests took against them: with `demote`
 //! (`balance:1/demote`) they let those pass that can; with `shed` they are refused once they are
-//! the oldest of their queue.
+//! the oldest of their kind; with `refuse` they are refused when they arrive, if by then it is
+//! predicted. What a class says of its own requests goes before that.
 //!
-//! With several models, the model whose entries had the least device time so far runs.
+//! Flows (requests of one model, class and priority level) take turns: lower levels first, level 0
+//! last; among equals whoever has been charged the least device time by weight. The model of the
+//! foremost flow runs; batches are filled from the foremost flows.
 //!
 //! Source: the balance of accrued waiting and disturbance is that of economic order quantities and
 //! of ski rental; processor sharing between loops is the field's answer where neither may starve.
 
-use lazybatch_graph::Repeat;
-use lazybatch_sla::{LatencyTable, ModelId, Nanos, OutputLen, RequestId, SubBatchId, Time};
-use rustc_hash::FxHashMap;
+use std::cmp::Ordering;
+use std::collections::VecDeque;
 
+use lazybatch_graph::Repeat;
+use lazybatch_sla::{ClassId, LatencyTable, Late, ModelId, RequestId, SubBatchId, Time};
+use smallvec::SmallVec;
+
+use super::promise::Promises;
+use super::share::Shares;
 use super::{Decision, Entry, Pick, Policy};
-use crate::core::{Ending, Key, RequestState, SubBatch, View};
+use crate::core::{Ending, Flow, Key, Request, SubBatch, View};
 
 /// Registry line of `front`.
 pub const FRONT: Entry = Entry {
     name: "front",
-    usage: "front[:demote|shed]",
+    usage: "front[:LATE]",
     summary: "whole-graph batches without padding: the next starts when the last has ended",
     examples: &["front", "front:demote"],
     refusing: &["front:shed"],
@@ -52,7 +60,7 @@ pub const FRONT: Entry = Entry {
 /// Registry line of `join:K`.
 pub const JOIN: Entry = Entry {
     name: "join",
-    usage: "join:K[/demote|/shed]",
+    usage: "join:K[/LATE]",
     summary: "newcomers catch up inside a block where that pays, K requests queueing behind",
     examples: &["join:0", "join:3/demote"],
     refusing: &["join:1/shed"],
@@ -63,7 +71,7 @@ pub const JOIN: Entry = Entry {
 /// Registry line of `balance:F`.
 pub const BALANCE: Entry = Entry {
     name: "balance",
-    usage: "balance:F[/demote|/shed]",
+    usage: "balance:F[/LATE]",
     summary: "newcomers catch up once they have waited F times what they disturb",
     examples: &["balance:0", "balance:1/demote"],
     refusing: &["balance:0.5/shed"],
@@ -74,7 +82,7 @@ pub const BALANCE: Entry = Entry {
 /// Registry line of `sharing:F`.
 pub const SHARING: Entry = Entry {
     name: "sharing",
-    usage: "sharing:F/A/W[/demote|/shed]",
+    usage: "sharing:F/A/W[/LATE]",
     summary: "admits as balance:F; sub-batches take turns, members count to the power A, those in \
               front W-fold",
     examples: &["sharing:0.5/0.5/2", "sharing:2/1/1/demote"],
@@ -122,19 +130,25 @@ fn rule(
     parts: impl Fn(&[f64]) -> (Order, Gate),
 ) -> Option<Rule> {
     let mut words: Vec<&str> = argument.into_iter().flat_map(|a| a.split('/')).collect();
-    let late = match words.last() {
-        Some(&"demote") => Late::Demote,
-        Some(&"shed") => Late::Shed,
-        _ => Late::Keep,
-    };
-    words.truncate(words.len() - usize::from(late != Late::Keep));
+    let late = words.last().and_then(|w| late(w));
+    words.truncate(words.len() - usize::from(late.is_some()));
     let number = |w: &&str| w.parse().ok().filter(|n: &f64| n.is_finite() && *n >= 0.0);
     let numbers: Vec<f64> = words.iter().map(number).collect::<Option<_>>()?;
     if numbers.len() != num_numbers {
         return None;
     }
     let (order, gate) = parts(&numbers);
-    Some(Rule { order, gate, late })
+    Some(Rule {
+        order,
+        gate,
+        late: late.unwrap_or(Late::Keep),
+    })
+}
+
+/// What a rule may say of those that are too late.
+pub(super) fn late(word: &str) -> Option<Late> {
+    let words = [Late::Demote, Late::Shed, Late::Refuse];
+    words.into_iter().find(|l| l.name() == word)
 }
 
 /// What makes one base rule differ from another.
@@ -168,77 +182,26 @@ enum Gate {
     Balance(f64),
 }
 
-/// What becomes of waiting requests that can no longer meet their deadline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Late {
-    /// Nothing.
-    Keep,
-    /// Others pass them.
-    Demote,
-    /// They are refused.
-    Shed,
-}
-
 /// Decides by a rule that may change as it goes.
 pub(super) struct Base {
     rule: Rule,
     /// The entry that runs until it stands at the head of a block again.
     running: Option<SubBatchId>,
-    /// Device time of each model's launches.
-    attained: Vec<Nanos>,
-    /// How long requests take, against what tables alone say; kept with `demote` and `shed` only.
+    shares: Shares,
     promises: Promises,
+    /// Arrivals whose class wants to know at once whether they can be in time.
+    fresh: VecDeque<(ModelId, RequestId)>,
 }
-
-/// Compares the time from admission to end with the time that tables predict, as if nobody else
-/// used the device.
-#[derive(Debug)]
-struct Promises {
-    /// Admission and predicted nanoseconds of requests in flight.
-    open: FxHashMap<RequestId, (Time, u64)>,
-    /// Exponentially weighted mean of actual over predicted time.
-    stretch: f64,
-    /// By model: who waits up to this id was found too late already.
-    too_late: Vec<Option<RequestId>>,
-}
-
-impl Default for Promises {
-    fn default() -> Self {
-        Self {
-            open: FxHashMap::default(),
-            stretch: 1.0,
-            too_late: Vec::new(),
-        }
-    }
-}
-
-impl Promises {
-    /// Time that a waiting request will need.
-    fn needs(&self, view: &View<'_>, model: ModelId, state: &RequestState) -> Nanos {
-        Nanos((needs(view, model, state).0 as f64 * self.stretch) as u64)
-    }
-
-    fn on_end(&mut self, now: Time, ending: &Ending) {
-        let Some((admitted, predicted)) = self.open.remove(&ending.id) else {
-            return;
-        };
-        if ending.outcome.is_completed() && predicted > 0 {
-            let ratio = now.since(admitted).0 as f64 / predicted as f64;
-            self.stretch += STRETCH_WEIGHT * (ratio.min(MAX_STRETCH) - self.stretch);
-        }
-    }
-}
-
-/// Share that the newest request has in the stretch.
-const STRETCH_WEIGHT: f64 = 0.02;
-/// Most that one request counts.
-const MAX_STRETCH: f64 = 20.0;
 
 impl Policy for Base {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        if self.rule.late == Late::Shed
-            && let Some(request) = self.too_late(view)
-        {
+        if let Some(request) = self.refused(view) {
+            return Decision::Shed {
+                request,
+                cause: "its deadline cannot be met",
+            };
+        }
+        if let Some(request) = self.too_late(view) {
             return Decision::Shed {
                 request,
                 cause: "its deadline can no longer be met",
@@ -260,10 +223,14 @@ impl Policy for Base {
         }
     }
 
+    fn on_arrive(&mut self, _now: Time, request: &Request) {
+        self.shares.on_arrive(request);
+        self.fresh.push_back((request.model, request.id));
+    }
+
     fn on_end(&mut self, now: Time, ending: &Ending) {
-        if self.rule.late != Late::Keep {
-            self.promises.on_end(now, ending);
-        }
+        self.shares.on_end(ending);
+        self.promises.on_end(now, ending);
     }
 }
 
@@ -272,8 +239,9 @@ impl Base {
         Self {
             rule,
             running: None,
-            attained: Vec::new(),
+            shares: Shares::default(),
             promises: Promises::default(),
+            fresh: VecDeque::new(),
         }
     }
 
@@ -282,28 +250,58 @@ impl Base {
         self.rule = rule;
     }
 
+    fn late(&self, view: &View<'_>, class: ClassId) -> Late {
+        view.classes()[class.index()].late.unwrap_or(self.rule.late)
+    }
+
+    /// One that has just arrived, if its class refuses those that will be late.
+    fn refused(&mut self, view: &View<'_>) -> Option<Key> {
+        while let Some((model, id)) = self.fresh.pop_front() {
+            let Some(key) = view.queue(model).find(id) else {
+                continue;
+            };
+            let state = view.request(key);
+            let class = state.request.class;
+            if self.late(view, class) != Late::Refuse {
+                continue;
+            }
+            let own = self.shares.claim(model, class, state.request.priority);
+            let mut ahead = 0;
+            for flow in view.queue(model).flows().filter(|f| !f.key.is_late) {
+                let claim = self.shares.claim(model, flow.key.class, flow.key.level);
+                if claim.is_as_urgent(&own) {
+                    ahead += flow.len() as u32;
+                }
+            }
+            // It waits there itself.
+            if self.promises.will_be_late(view, state, ahead.saturating_sub(1)) {
+                return Some(key);
+            }
+        }
+        None
+    }
+
+    /// The oldest of a flow that sheds those that can no longer be in time.
+    fn too_late(&self, view: &View<'_>) -> Option<Key> {
+        let flows = view.ready().flat_map(|m| view.queue(m).flows());
+        let sheds = |f: &&Flow| self.late(view, f.key.class) == Late::Shed;
+        let mut heads = flows.filter(sheds).filter_map(Flow::front);
+        heads.find(|&key| self.promises.is_late(view, view.request(key)))
+    }
+
     fn launch(&mut self, view: &View<'_>, entry: &SubBatch) -> Decision {
         self.running = Some(entry.id);
         let table = &view.model(entry.model).table;
         let ns = table.segment(entry.block, entry.segment, entry.samples, rows(view, entry));
-        self.attained.resize(view.models().len(), Nanos::ZERO);
-        let attained = &mut self.attained[entry.model.index()];
-        *attained = attained.saturating_add(ns);
+        self.shares.charge(view, entry, ns);
         Decision::Launch(entry.id)
-    }
-
-    fn attained(&self, model: ModelId) -> Nanos {
-        self.attained
-            .get(model.index())
-            .copied()
-            .unwrap_or_default()
     }
 
     /// The next entry at the head of a block: of the model that had least, by the order.
     fn choose<'a>(&self, view: &View<'a>) -> Option<&'a SubBatch> {
         let launchable = || view.table().iter().filter(|e| view.is_launchable(e));
-        let model = launchable().map(|e| e.model);
-        let model = model.min_by_key(|&m| (self.attained(m), m))?;
+        let models = launchable().map(|e| e.model);
+        let model = models.min_by(|&a, &b| self.by_claim(a, b))?;
         let entries = || launchable().filter(|e| e.model == model);
         let progress = |e: &&SubBatch| (e.block, e.segment, std::cmp::Reverse(e.id));
         match self.rule.order {
@@ -322,11 +320,19 @@ impl Base {
         }
     }
 
+    fn by_claim(&self, a: ModelId, b: ModelId) -> Ordering {
+        let claim = |m| self.shares.of_model(m);
+        match a == b {
+            true => Ordering::Equal,
+            false => claim(a).order(&claim(b)).then(a.cmp(&b)),
+        }
+    }
+
     /// Whom to admit now. Inside a pass of `inside` only that model's newcomers may come in, and
     /// only by [`Gate::Join`].
     fn admit(&mut self, view: &View<'_>, inside: Option<ModelId>) -> Option<Decision> {
         let mut models: Vec<ModelId> = view.ready().collect();
-        models.sort_by_key(|&m| (self.attained(m), m));
+        models.sort_by(|&a, &b| self.by_claim(a, b));
         models.into_iter().find_map(|model| {
             let max_batch = view.model(model).max_batch;
             let entries = || view.table().iter().filter(move |e| e.model == model);
@@ -336,7 +342,7 @@ impl Base {
             }
             if entries().next().is_none() {
                 let idle = inside.is_none();
-                return idle.then(|| self.pick(view, model, max_batch));
+                return idle.then(|| self.pick(view, model, max_batch)).flatten();
             }
             let padded = entries().any(|e| e.padded.is_some());
             if padded || inside.is_some_and(|i| i != model) {
@@ -352,93 +358,68 @@ impl Base {
                 Gate::Balance(factor) => balances(view, model, factor),
             };
             let room = room.filter(|&room| view.fitting_prefix(model, room) > 0)?;
-            Some(self.pick(view, model, room))
+            self.pick(view, model, room)
         })
     }
 
-    /// The first who fit `room` samples; with `demote`, of those who can still be in time, if any.
-    fn pick(&mut self, view: &View<'_>, model: ModelId, room: u32) -> Decision {
-        let n = view.fitting_prefix(model, room);
-        let mut pick = Pick::First(n);
-        if self.rule.late != Late::Keep {
-            let in_time = match self.rule.late {
-                Late::Demote => self.in_time_first(view, model, room),
-                _ => None,
-            };
-            let first = || view.queue(model).iter().take(n).collect();
-            let keys: Vec<Key> = in_time.unwrap_or_else(first);
-            for &key in &keys {
-                let state = view.request(key);
-                let needs = needs(view, model, state).0;
-                let promise = (view.now, needs);
-                self.promises.open.insert(state.request.id, promise);
-            }
-            pick = Pick::These(keys);
-        }
-        Decision::Admit {
-            model,
-            pick,
-            padded: false,
-        }
-    }
-
-    /// The oldest of a queue that can no longer be in time.
-    fn too_late(&self, view: &View<'_>) -> Option<Key> {
-        let heads = view
-            .ready()
-            .filter_map(|m| Some((m, view.queue(m).front()?)));
-        let is_late = |m, key| {
-            let state = view.request(key);
-            view.now + self.promises.needs(view, m, state) > state.deadline
-        };
-        heads
-            .into_iter()
-            .find(|&(m, key)| is_late(m, key))
-            .map(|h| h.1)
-    }
-
-    /// Of the waiting, those who can still meet their deadline if admitted now, oldest first, as
-    /// many as fit `room`; `None` where that is the plain prefix, or nobody can. Who is too late
-    /// once is not looked at again.
-    fn in_time_first(&mut self, view: &View<'_>, model: ModelId, room: u32) -> Option<Vec<Key>> {
-        let free = view.model(model).max_in_flight - view.num_in_flight(model);
-        let too_late = &mut self.promises.too_late;
-        too_late.resize(view.models().len(), None);
-        let mut seen = too_late[model.index()];
+    /// Who of a queue comes next, up to `room` samples: flows by priority level, then by what they
+    /// have been charged; those that are too late behind all others. One that is found too late is
+    /// demoted first, where its class says so.
+    fn pick(&mut self, view: &View<'_>, model: ModelId, room: u32) -> Option<Decision> {
+        let spec = view.model(model);
+        let free = (spec.max_in_flight - view.num_in_flight(model)) as usize;
+        // What one more sample adds to the charge of its flow, nearly enough to take turns by.
+        let each = spec.table.pass(0, 0, spec.max_batch, 0).0 as f64 / f64::from(spec.max_batch);
         let queue = view.queue(model);
-        let behind = seen.map(|id| queue.iter_behind(id));
-        let all = seen.is_none().then(|| queue.iter());
-        let waiting = behind
-            .into_iter()
-            .flatten()
-            .chain(all.into_iter().flatten());
+        let mut flows: SmallVec<[_; 2]> = queue
+            .flows()
+            .map(|f| {
+                let claim = self.shares.claim(model, f.key.class, f.key.level);
+                (f, claim, f.iter().peekable())
+            })
+            .collect();
         let mut keys = Vec::new();
         let mut taken = 0;
-        for key in waiting {
+        while keys.len() < free {
+            let next = flows.iter_mut().filter_map(|(flow, claim, waiting)| {
+                let &key = waiting.peek()?;
+                Some((flow, claim, waiting, key))
+            });
+            let next = next.min_by(|a, b| {
+                let late = a.0.key.is_late.cmp(&b.0.key.is_late);
+                let id = |key| view.request(key).request.id;
+                late.then_with(|| a.1.order(b.1))
+                    .then_with(|| id(a.3).cmp(&id(b.3)))
+            });
+            let Some((flow, claim, waiting, key)) = next else {
+                break;
+            };
             let state = view.request(key);
-            if taken + state.request.samples > room || keys.len() >= free as usize {
+            let samples = state.request.samples;
+            if taken + samples > room {
                 break;
             }
-            if view.now + self.promises.needs(view, model, state) <= state.deadline {
-                taken += state.request.samples;
-                keys.push(key);
+            let late = self.late(view, flow.key.class);
+            let demotes = late == Late::Demote || late == Late::Refuse;
+            if demotes && !flow.key.is_late && self.promises.is_late(view, state) {
+                return Some(Decision::Demote { request: key });
             }
-            seen = Some(state.request.id);
+            let weight = view.classes()[flow.key.class.index()].weight;
+            claim.charged += each * f64::from(samples) / weight;
+            taken += samples;
+            waiting.next();
+            keys.push(key);
         }
-        self.promises.too_late[model.index()] = seen;
-        (!keys.is_empty()).then_some(keys)
+        for &key in &keys {
+            self.promises.on_admit(view, view.request(key));
+        }
+        // The next may have more samples than there is room for.
+        (!keys.is_empty()).then_some(Decision::Admit {
+            model,
+            pick: Pick::These(keys),
+            padded: false,
+        })
     }
-}
-
-/// Time that a waiting request needs on a device of its own, batched with as many as there are.
-fn needs(view: &View<'_>, model: ModelId, state: &RequestState) -> Nanos {
-    let spec = view.model(model);
-    let in_flight = view.num_in_flight(model) as usize;
-    let batch = (in_flight + view.queue(model).len()).min(spec.max_batch as usize) as u32;
-    let output_len = OutputLen::known(spec.output_len_p90).predict();
-    let progress = view.progress(state, None, output_len);
-    let rows = u64::from(batch) * u64::from(state.request.input_len);
-    spec.table.remaining(&progress, batch, rows)
 }
 
 /// Two entries that may merge, the one that was launched first and the other.

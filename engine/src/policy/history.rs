@@ -44,6 +44,7 @@ impl History {
                 gap: request.arrival.since(last),
                 model: request.model,
                 sla: request.sla,
+                class: request.class,
                 priority: request.priority,
                 samples: request.samples,
                 input_len: request.input_len,
@@ -162,7 +163,7 @@ impl Guesses {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lazybatch_sla::{ModelId, Outcome};
+    use lazybatch_sla::{ClassId, ModelId, Outcome};
 
     fn request(id: u64, at_ms: u64, input_len: u32) -> Request {
         Request {
@@ -170,6 +171,7 @@ mod tests {
             model: ModelId(0),
             arrival: Time(at_ms * 1_000_000),
             sla: None,
+            class: ClassId::default(),
             priority: 0,
             samples: 1,
             input_len,
@@ -207,6 +209,9 @@ mod tests {
         }
         let end = |id: u64, output_len| Ending {
             id: RequestId(id),
+            model: ModelId(0),
+            class: ClassId::default(),
+            priority: 0,
             outcome: Outcome::Met,
             output_len,
         };

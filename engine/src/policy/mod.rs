@@ -13,8 +13,10 @@ mod entries;
 pub mod graph;
 mod history;
 pub mod lazy;
+mod promise;
 mod rescue;
 pub mod serial;
+mod share;
 pub mod triton;
 
 use lazybatch_sla::{Launch, ModelId, Nanos, SubBatchId, Time};
@@ -56,6 +58,11 @@ pub enum Decision {
         pick: Pick,
         /// As a padded whole-graph batch.
         padded: bool,
+    },
+    /// Let those pass a waiting request that are not too late. Once for a request.
+    Demote {
+        /// Who.
+        request: Key,
     },
     /// Refuse a waiting request.
     Shed {

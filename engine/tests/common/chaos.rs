@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use lazybatch_sla::{LaneId, Outcome, RequestId, Slot, Ticket};
+use lazybatch_sla::{Class, LaneId, Late, Outcome, RequestId, Slot, Ticket};
 
 use super::*;
 
@@ -36,10 +36,18 @@ impl Chaos {
                 a.priority = priorities.random_range(0..4);
             }
         }
+        let classes = match priorities.random_range(0..3) {
+            0 => random_classes(&mut priorities),
+            _ => vec![Class::default()],
+        };
+        for a in &mut arrivals {
+            a.class = priorities.random_range(0..classes.len() as u32);
+        }
         let alone = mean_alone(&world);
         let lanes = rng.random_range(1..=2);
         let mut options = Options {
             seed,
+            classes,
             lane_depths: (0..lanes).map(|_| rng.random_range(1..=3)).collect(),
             notes: rng.random(),
             record: true,
@@ -88,6 +96,16 @@ impl Chaos {
             options,
         }
     }
+}
+
+/// Up to four classes of which none refuses a request.
+fn random_classes(rng: &mut ChaCha8Rng) -> Vec<Class> {
+    let class = |i: u32, rng: &mut ChaCha8Rng| Class {
+        weight: rng.random_range(0.1..5.0),
+        late: [None, Some(Late::Keep), Some(Late::Demote)][rng.random_range(0..3)],
+        ..Class::new(format!("class {i}"))
+    };
+    (0..rng.random_range(1..5)).map(|i| class(i, rng)).collect()
 }
 
 /// Everything that must hold of a recorded run beside the checker's rules.

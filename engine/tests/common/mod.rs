@@ -19,7 +19,7 @@ use lazybatch_kernels::sim::{Noise, SimDevice};
 use lazybatch_sla::profile::{
     BlockProfile, By, FORMAT, ModelProfile, NodeProfile, Profile, RepeatRule,
 };
-use lazybatch_sla::{Launch, ModelId, Nanos, Time};
+use lazybatch_sla::{Class, ClassId, Launch, ModelId, Nanos, Time};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -65,6 +65,8 @@ impl Observer for Recorder {
 pub struct Options {
     /// Printed when the checker objects.
     pub seed: u64,
+    /// SLA classes.
+    pub classes: Vec<Class>,
     pub lane_depths: Vec<u32>,
     pub max_queue: usize,
     pub notes: bool,
@@ -82,6 +84,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             seed: 0,
+            classes: vec![Class::default()],
             lane_depths: vec![1],
             max_queue: usize::MAX,
             notes: false,
@@ -139,6 +142,7 @@ pub fn config(world: &World, options: &Options) -> CoreConfig {
     }
     CoreConfig {
         models,
+        classes: options.classes.clone(),
         lane_depths: options.lane_depths.clone(),
         max_queue: options.max_queue,
         notes: options.notes,
@@ -224,6 +228,7 @@ pub fn sim_requests(arrivals: &[Arrival], knows: bool) -> Vec<SimRequest> {
         );
         sim.request.samples = a.samples;
         sim.request.sequence = a.sequence;
+        sim.request.class = ClassId(a.class);
         sim.request.priority = a.priority;
         sim.request.known_output_len = knows.then_some(a.output_len);
         sim

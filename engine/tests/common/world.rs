@@ -189,6 +189,7 @@ pub struct Arrival {
     pub samples: u32,
     pub sequence: Option<u64>,
     pub priority: u8,
+    pub class: u32,
 }
 
 impl Arrival {
@@ -202,6 +203,7 @@ impl Arrival {
             samples: 1,
             sequence: None,
             priority: 0,
+            class: 0,
         }
     }
 }

@@ -1,0 +1,188 @@
+//! Shares of the device among flows: the requests of one model, class and priority level.
+//!
+//! A flow is charged the device time of its launches, divided by the weight of its class; a launch
+//! that carries several flows is charged by samples. Who has been charged least comes first, as in
+//! weighted fair queueing. A flow that had nothing to do starts level with the least charged of
+//! those that have, so that it can neither save up time nor owe any (start-time fair queueing:
+//! Goyal, Vin, Cheng, SIGCOMM 1996).
+
+use std::cmp::Ordering;
+
+use lazybatch_sla::{ClassId, ModelId, Nanos};
+
+use crate::core::{Ending, Request, SubBatch, View};
+
+/// One flow.
+#[derive(Clone, Copy, Debug)]
+struct Share {
+    model: ModelId,
+    class: ClassId,
+    level: u8,
+    /// Requests that have arrived and not ended.
+    open: u32,
+    /// Device time over weight, in nanoseconds.
+    charged: f64,
+}
+
+/// Who comes first: priority levels from 1 up, then 0; then the least charged.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Claim {
+    rank: u32,
+    pub charged: f64,
+}
+
+impl Claim {
+    /// Of those who have nothing to do.
+    const NONE: Self = Self {
+        rank: u32::MAX,
+        charged: f64::INFINITY,
+    };
+
+    pub fn order(&self, other: &Self) -> Ordering {
+        let charged = || self.charged.total_cmp(&other.charged);
+        self.rank.cmp(&other.rank).then_with(charged)
+    }
+
+    /// Whether its priority level is that of `other`, or comes before it.
+    pub fn is_as_urgent(&self, other: &Self) -> bool {
+        self.rank <= other.rank
+    }
+}
+
+fn rank(level: u8) -> u32 {
+    match level {
+        0 => 256,
+        level => u32::from(level),
+    }
+}
+
+/// All flows so far.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Shares(Vec<Share>);
+
+impl Shares {
+    fn find(&mut self, model: ModelId, class: ClassId, level: u8) -> &mut Share {
+        let is = |s: &Share| (s.model, s.class, s.level) == (model, class, level);
+        let at = self.0.iter().position(is).unwrap_or_else(|| {
+            self.0.push(Share {
+                model,
+                class,
+                level,
+                open: 0,
+                charged: 0.0,
+            });
+            self.0.len() - 1
+        });
+        &mut self.0[at]
+    }
+
+    pub fn on_arrive(&mut self, request: &Request) {
+        let busy = self.0.iter().filter(|s| s.open > 0);
+        let least = busy.map(|s| s.charged).min_by(f64::total_cmp);
+        let share = self.find(request.model, request.class, request.priority);
+        if share.open == 0 {
+            share.charged = share.charged.max(least.unwrap_or(0.0));
+        }
+        share.open += 1;
+    }
+
+    pub fn on_end(&mut self, ending: &Ending) {
+        let share = self.find(ending.model, ending.class, ending.priority);
+        share.open = share.open.saturating_sub(1);
+    }
+
+    /// A launch of `entry` that takes that long.
+    pub fn charge(&mut self, view: &View<'_>, entry: &SubBatch, took: Nanos) {
+        let weight = |c: ClassId| view.classes()[c.index()].weight;
+        let ns = took.0 as f64;
+        let mut of_model = self.0.iter_mut().filter(|s| s.model == entry.model);
+        if let (Some(only), None) = (of_model.next(), of_model.next()) {
+            only.charged += ns / weight(only.class);
+            return;
+        }
+        let each = ns / f64::from(entry.samples);
+        for member in view.members(entry) {
+            let r = &member.request;
+            let share = self.find(r.model, r.class, r.priority);
+            share.charged += each * f64::from(r.samples) / weight(r.class);
+        }
+    }
+
+    /// The claim of one flow.
+    pub fn claim(&mut self, model: ModelId, class: ClassId, level: u8) -> Claim {
+        Claim {
+            rank: rank(level),
+            charged: self.find(model, class, level).charged,
+        }
+    }
+
+    /// The foremost claim of a model's flows that have work.
+    pub fn of_model(&self, model: ModelId) -> Claim {
+        let busy = self.0.iter().filter(|s| s.model == model && s.open > 0);
+        let claim = |s: &Share| Claim {
+            rank: rank(s.level),
+            charged: s.charged,
+        };
+        busy.map(claim).min_by(Claim::order).unwrap_or(Claim::NONE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lazybatch_sla::{Outcome, RequestId, Time};
+
+    fn request(id: u64, model: u32, level: u8) -> Request {
+        Request {
+            id: RequestId(id),
+            model: ModelId(model),
+            arrival: Time(0),
+            sla: None,
+            class: ClassId(0),
+            priority: level,
+            samples: 1,
+            input_len: 0,
+            sequence: None,
+            max_steps: None,
+            known_output_len: None,
+        }
+    }
+
+    fn ending(id: u64, model: u32, level: u8) -> Ending {
+        Ending {
+            id: RequestId(id),
+            outcome: Outcome::Met,
+            model: ModelId(model),
+            class: ClassId(0),
+            priority: level,
+            output_len: None,
+        }
+    }
+
+    #[test]
+    fn who_comes_back_starts_level_with_those_at_work() {
+        let mut shares = Shares::default();
+        shares.on_arrive(&request(0, 0, 0));
+        shares.find(ModelId(0), ClassId(0), 0).charged = 700.0;
+        shares.on_arrive(&request(1, 1, 0));
+        assert_eq!(shares.of_model(ModelId(1)).charged, 700.0);
+        shares.find(ModelId(1), ClassId(0), 0).charged = 900.0;
+        shares.on_end(&ending(1, 1, 0));
+        assert_eq!(shares.of_model(ModelId(1)), Claim::NONE);
+        // What it has used is not forgotten.
+        shares.on_arrive(&request(2, 1, 0));
+        assert_eq!(shares.of_model(ModelId(1)).charged, 900.0);
+    }
+
+    #[test]
+    fn levels_come_before_charges_and_0_behind_all() {
+        let mut shares = Shares::default();
+        for (id, level) in [(0, 0), (1, 200), (2, 1)] {
+            shares.on_arrive(&request(id, id as u32, level));
+        }
+        shares.find(ModelId(2), ClassId(0), 1).charged = 5.0;
+        let mut models = [0, 1, 2].map(ModelId);
+        models.sort_by(|&a, &b| shares.of_model(a).order(&shares.of_model(b)));
+        assert_eq!(models, [2, 1, 0].map(ModelId));
+    }
+}

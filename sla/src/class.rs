@@ -1,0 +1,195 @@
+//! SLA classes: what a group of requests is promised, and what becomes of those that cannot have it.
+//!
+//! A class stands for a tenant or a kind of traffic. Written `NAME[:KEY=VALUE,...]`, for example
+//! `gold:sla=20,priority=1,weight=3,late=refuse`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::time::Nanos;
+
+/// What becomes of requests that cannot meet their deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Late {
+    /// Nothing: they keep their turn.
+    Keep,
+    /// They wait until those have been admitted who can.
+    Demote,
+    /// They are refused once it is their turn.
+    Shed,
+    /// They are refused when they arrive, if by then it is predicted; those that are accepted and
+    /// come to be late all the same are demoted.
+    Refuse,
+}
+
+impl Late {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Keep, Self::Demote, Self::Shed, Self::Refuse];
+
+    /// The lower-case name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Keep => "keep",
+            Self::Demote => "demote",
+            Self::Shed => "shed",
+            Self::Refuse => "refuse",
+        }
+    }
+}
+
+impl fmt::Display for Late {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A class.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Class {
+    /// Name, as traces and clients give it.
+    pub name: String,
+    /// SLA target of its requests that state none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sla: Option<Nanos>,
+    /// Priority level of its requests that state none: 1 is the highest, 0 behind all others.
+    #[serde(default)]
+    pub priority: u8,
+    /// Share of the device among those that have work, and how much its latency and misses count;
+    /// above zero.
+    #[serde(default = "one")]
+    pub weight: f64,
+    /// What becomes of those that are too late; as the policy does if `None`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub late: Option<Late>,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+impl Default for Class {
+    /// That of requests that name none.
+    fn default() -> Self {
+        Self::new("default")
+    }
+}
+
+impl Class {
+    /// A class of weight 1 that promises nothing.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            sla: None,
+            priority: 0,
+            weight: 1.0,
+            late: None,
+        }
+    }
+
+    /// The priority level of a request that states `stated`.
+    pub fn priority_of(&self, stated: u8) -> u8 {
+        if stated == 0 { self.priority } else { stated }
+    }
+}
+
+/// A class that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("class {class:?}: {what}: expected {expected}, got {got:?}")]
+pub struct ClassError {
+    /// The whole text.
+    pub class: String,
+    /// Which part.
+    pub what: &'static str,
+    /// What would be right.
+    pub expected: &'static str,
+    /// What is there.
+    pub got: String,
+}
+
+impl FromStr for Class {
+    type Err = ClassError;
+
+    fn from_str(text: &str) -> Result<Self, ClassError> {
+        let error = |what, expected, got: &str| ClassError {
+            class: text.to_string(),
+            what,
+            expected,
+            got: got.to_string(),
+        };
+        let (name, settings) = text.split_once(':').unwrap_or((text, ""));
+        if name.is_empty() {
+            return Err(error("name", "a name", name));
+        }
+        let mut class = Self::new(name);
+        for setting in settings.split(',').filter(|s| !s.is_empty()) {
+            let (key, value) = setting.split_once('=').unwrap_or((setting, ""));
+            let above_zero = || value.parse().ok().filter(|&n: &f64| n.is_finite() && n > 0.0);
+            match key {
+                "sla" => {
+                    let expected = "milliseconds above 0";
+                    let ms = above_zero().ok_or_else(|| error("sla", expected, value))?;
+                    class.sla = Some(Nanos::from_ms_f64(ms));
+                }
+                "priority" => {
+                    let expected = "a level from 0 to 255";
+                    let level = value.parse();
+                    class.priority = level.map_err(|_| error("priority", expected, value))?;
+                }
+                "weight" => {
+                    let weight = above_zero();
+                    class.weight = weight.ok_or_else(|| error("weight", "a number above 0", value))?;
+                }
+                "late" => {
+                    let late = Late::ALL.into_iter().find(|l| l.name() == value);
+                    let expected = "one of keep, demote, shed, refuse";
+                    class.late = Some(late.ok_or_else(|| error("late", expected, value))?);
+                }
+                _ => return Err(error("key", "one of sla, priority, weight, late", key)),
+            }
+        }
+        Ok(class)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_are_read_with_their_defaults() {
+        let gold: Class = "gold:sla=2.5,priority=1,weight=3,late=refuse".parse().unwrap();
+        let want = Class {
+            name: "gold".into(),
+            sla: Some(Nanos(2_500_000)),
+            priority: 1,
+            weight: 3.0,
+            late: Some(Late::Refuse),
+        };
+        assert_eq!(gold, want);
+        assert_eq!("a".parse(), Ok(Class::new("a")));
+        assert_eq!("a:".parse(), Ok(Class::new("a")));
+        assert_eq!((gold.priority_of(0), gold.priority_of(7)), (1, 7));
+    }
+
+    #[test]
+    fn faults_name_the_part() {
+        for (text, what) in [
+            ("", "name"),
+            (":sla=3", "name"),
+            ("a:sla=0", "sla"),
+            ("a:sla", "sla"),
+            ("a:priority=256", "priority"),
+            ("a:weight=-1", "weight"),
+            ("a:weight=inf", "weight"),
+            ("a:late=never", "late"),
+            ("a:rank=1", "key"),
+        ] {
+            let error = text.parse::<Class>().unwrap_err();
+            assert_eq!(error.what, what, "{error}");
+        }
+    }
+}
