@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use lazybatch_sla::Class;
 
 use crate::models;
 
@@ -154,6 +155,10 @@ pub struct CompareArgs {
     /// SLA target in milliseconds; the profile's or the model's own if absent
     #[arg(long, value_name = "MS", allow_negative_numbers = true, value_parser = positive)]
     pub sla_ms: Option<f64>,
+    /// An SLA class: NAME[:sla=MS,priority=N,weight=W,late=keep|demote|shed|refuse]; may be repeated.
+    /// Arrivals name theirs in the column `class`
+    #[arg(long = "class", value_name = "CLASS")]
+    pub classes: Vec<Class>,
     /// Most requests of one launch; that of --profile, or 64, if absent
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = max_batch)]
     pub max_batch: Option<u32>,
@@ -213,6 +218,10 @@ pub struct SimulateArgs {
     /// SLA target in milliseconds of arrivals that state none; the profile's, or 100, if absent
     #[arg(long, value_name = "MS", allow_negative_numbers = true, value_parser = positive)]
     pub sla_ms: Option<f64>,
+    /// An SLA class: NAME[:sla=MS,priority=N,weight=W,late=keep|demote|shed|refuse]; may be repeated.
+    /// Arrivals name theirs in the column `class`
+    #[arg(long = "class", value_name = "CLASS")]
+    pub classes: Vec<Class>,
     /// Nodes per launch: consecutive nodes of a block that run as one
     #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
     pub segment: u32,

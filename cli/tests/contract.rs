@@ -334,3 +334,59 @@ fn loops_over_the_input_are_measured_to_their_end() {
     assert_eq!(blocks, 4);
     place.succeed("simulate --profile p.json --rate 50 --duration 0.2 --policies greedy");
 }
+
+#[test]
+fn classes_are_served_and_shown_apart() {
+    let place = Place::with_example();
+    let arrivals: String = (0..400)
+        .map(|i| {
+            let class = if i % 2 == 0 { "gold" } else { "free" };
+            format!("{}.000,toy,4,3,{class}\n", i * 15)
+        })
+        .collect();
+    place.write(
+        "c.csv",
+        format!("arrival_us,model,input_len,output_len,class\n{arrivals}"),
+    );
+    let simulate = "simulate --profile p.json --arrivals c.csv --policies adaptive,greedy";
+    // Without classes their names only group the results.
+    let out = place.succeed(&format!("{simulate} --json r.json")).out;
+    assert!(out.contains("gold (adaptive)"), "{out}");
+    let plain = place.json("r.json");
+    let rows = plain["classes"].as_array().unwrap();
+    let names: Vec<_> = rows.iter().map(|r| (&r["class"], &r["policy"])).collect();
+    assert_eq!(
+        format!("{names:?}").matches("String").count(),
+        8,
+        "two classes under two policies: {names:?}"
+    );
+    assert!(rows.iter().all(|r| r["requests"] == 200 && r["shed"] == 0));
+    // With them, gold is refused what it cannot have, and comes first.
+    let out = place.succeed(&format!(
+        "{simulate} --class gold:sla=0.2,priority=1,late=refuse --class free:late=keep --json r.json"
+    ));
+    let told = place.json("r.json");
+    let of = |class: &str, key: &str| {
+        let rows = told["classes"].as_array().unwrap();
+        let is = |r: &&serde_json::Value| r["class"] == class && r["policy"] == "adaptive";
+        rows.iter().find(is).unwrap()[key].as_f64().unwrap()
+    };
+    assert!(of("gold", "mean_ms") < of("free", "mean_ms"), "{}", out.out);
+    assert!(of("gold", "p99_ms") <= 0.25, "{}", out.out);
+    assert_eq!(of("free", "shed"), 0.0);
+    // Unknown names and bad classes are told.
+    let done = place.run(&format!("{simulate} --class gold"));
+    assert_ne!(done.status, Some(0));
+    assert!(
+        done.err.contains("arrival 1 (class)") && done.err.contains("one of default, gold"),
+        "{}",
+        done.err
+    );
+    let done = place.run(&format!("{simulate} --class gold:late=never"));
+    assert_eq!(done.status, Some(2));
+    assert!(
+        done.err.contains("one of keep, demote, shed, refuse"),
+        "{}",
+        done.err
+    );
+}

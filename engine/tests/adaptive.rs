@@ -79,7 +79,7 @@ fn run(config: &CoreConfig, spec: &str, arrivals: &[SimRequest], bound: u64) -> 
         config.models.iter().map(|m| m.table.clone()).collect();
     let mut device = SimDevice::new("sim", 1, tables, Nanos::ZERO, Noise::default());
     let mut core = Core::new(config.clone(), policy::build(spec).expect("registered"));
-    let mut judge = Judge::new(Checker::new(config, false).with_passing_bound(bound, 16));
+    let mut judge = Judge::new(Checker::new(config, false).with_passing_bound(bound, 64));
     let mut plans = Plans::default();
     let ended = virtual_time::run(
         &mut core,
@@ -217,7 +217,7 @@ fn overload_leaves_most_of_capacity_as_goodput() {
 fn nobody_starves() {
     // Twice what the device can do, and tight targets: who is late stays late.
     let config = config(CHAIN);
-    let (model, arrivals) = (&config.models[0], arrivals(6000, 26_000.0, 4, 5));
+    let (model, arrivals) = (&config.models[0], arrivals(16_000, 26_000.0, 4, 5));
     let in_flight = u64::from(model.max_in_flight);
     let bound = 16 * in_flight + in_flight;
     let alone = run(&config, "front:demote", &arrivals, bound);

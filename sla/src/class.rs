@@ -90,6 +90,19 @@ impl Class {
         }
     }
 
+    /// Classes by id: that of requests that name none first, then the others in their order. Of two
+    /// with one name the later counts.
+    pub fn by_id(classes: impl IntoIterator<Item = Self>) -> Vec<Self> {
+        let mut by_id = vec![Self::default()];
+        for class in classes {
+            match by_id.iter_mut().find(|c| c.name == class.name) {
+                Some(known) => *known = class,
+                None => by_id.push(class),
+            }
+        }
+        by_id
+    }
+
     /// The priority level of a request that states `stated`.
     pub fn priority_of(&self, stated: u8) -> u8 {
         if stated == 0 { self.priority } else { stated }
@@ -127,7 +140,12 @@ impl FromStr for Class {
         let mut class = Self::new(name);
         for setting in settings.split(',').filter(|s| !s.is_empty()) {
             let (key, value) = setting.split_once('=').unwrap_or((setting, ""));
-            let above_zero = || value.parse().ok().filter(|&n: &f64| n.is_finite() && n > 0.0);
+            let above_zero = || {
+                value
+                    .parse()
+                    .ok()
+                    .filter(|&n: &f64| n.is_finite() && n > 0.0)
+            };
             match key {
                 "sla" => {
                     let expected = "milliseconds above 0";
@@ -141,7 +159,8 @@ impl FromStr for Class {
                 }
                 "weight" => {
                     let weight = above_zero();
-                    class.weight = weight.ok_or_else(|| error("weight", "a number above 0", value))?;
+                    class.weight =
+                        weight.ok_or_else(|| error("weight", "a number above 0", value))?;
                 }
                 "late" => {
                     let late = Late::ALL.into_iter().find(|l| l.name() == value);
@@ -161,7 +180,9 @@ mod tests {
 
     #[test]
     fn classes_are_read_with_their_defaults() {
-        let gold: Class = "gold:sla=2.5,priority=1,weight=3,late=refuse".parse().unwrap();
+        let gold: Class = "gold:sla=2.5,priority=1,weight=3,late=refuse"
+            .parse()
+            .unwrap();
         let want = Class {
             name: "gold".into(),
             sla: Some(Nanos(2_500_000)),

@@ -8,6 +8,7 @@ pub mod requests_csv;
 pub mod summary;
 pub mod table;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -38,6 +39,8 @@ pub struct FinishedRequest {
     pub input_len: u32,
     /// Its true output length.
     pub output_len: u32,
+    /// Name of its SLA class, if it stated one.
+    pub class: Option<Arc<str>>,
 }
 
 impl FinishedRequest {
@@ -58,6 +61,8 @@ pub struct Counters {
     pub merges: u64,
     /// Preemptions of sub-batches.
     pub preemptions: u64,
+    /// Requests that were demoted because they were too late.
+    pub demoted: u64,
     /// How long each decision with two or more legal actions took; `None` without `--timing`.
     pub decisions: Option<Vec<Nanos>>,
 }
@@ -106,12 +111,29 @@ pub struct RunResult {
     pub merges: u64,
     /// Preemptions of sub-batches.
     pub preemptions: u64,
+    /// Requests that had to let others pass because they were too late.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub demoted: u64,
     /// Median time of a decision; under `--timing` only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decision_us_p50: Option<f64>,
     /// 99th percentile of the time of a decision; under `--timing` only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decision_us_p99: Option<f64>,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+/// The part of a run that is one SLA class.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ClassResult {
+    /// Name of the class.
+    pub class: String,
+    /// Its requests alone; launches and what else is not of single requests are 0.
+    #[serde(flatten)]
+    pub run: RunResult,
 }
 
 /// A results file.
@@ -127,6 +149,9 @@ pub struct Results {
     pub device: String,
     /// One row per policy and model.
     pub runs: Vec<RunResult>,
+    /// The same by SLA class, where requests state theirs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub classes: Vec<ClassResult>,
 }
 
 impl Results {
@@ -139,7 +164,28 @@ impl Results {
             seed,
             device,
             runs: Vec::new(),
+            classes: Vec::new(),
         }
+    }
+
+    /// Adds a run, and its classes by name.
+    pub fn push(&mut self, run: RunResult, requests: &[FinishedRequest]) {
+        let names: BTreeSet<&str> = requests.iter().filter_map(|r| r.class.as_deref()).collect();
+        for class in names {
+            let own = requests
+                .iter()
+                .filter(|r| r.class.as_deref() == Some(class));
+            let own: Vec<FinishedRequest> = own.cloned().collect();
+            let rate = run.rate_rps * own.len() as f64 / requests.len() as f64;
+            let sla = Nanos::from_ms_f64(run.sla_ms);
+            let none = Counters::default();
+            let (policy, model) = (run.policy.as_str(), run.model.as_str());
+            self.classes.push(ClassResult {
+                class: class.to_string(),
+                run: RunResult::summarise(policy, model, rate, sla, &own, &none),
+            });
+        }
+        self.runs.push(run);
     }
 
     /// The file's text: indented JSON with a newline at the end.

@@ -192,6 +192,7 @@ impl Bench<'_> {
             pool: &self.pool,
             output_lens: known.then_some(&self.output_lens),
             sla: self.sla,
+            classes: Vec::new(),
             drain: Nanos::from_ms(60_000),
             timing: false,
             trace: false,
@@ -220,8 +221,8 @@ impl Bench<'_> {
         let arrivals = Workload::single(stream, limit).generate(seed)?;
         let call = |(i, a): (usize, &Arrival)| Call {
             at: a.at,
-            sla: None,
             item: (i * 7919 + 13) % self.pool.len(),
+            ..Call::default()
         };
         Ok(arrivals.iter().enumerate().map(call).collect())
     }
@@ -259,6 +260,7 @@ impl Bench<'_> {
             profile: &profile,
             arrivals: &self.arrivals(calls),
             sla: Some(self.sla),
+            classes: &[],
             segment: 1,
             decide: Nanos::ZERO,
             max_queue: usize::MAX,

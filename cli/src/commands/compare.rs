@@ -74,6 +74,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         pool: &pool,
         output_lens: None,
         sla,
+        classes: args.classes.clone(),
         drain: Nanos::from_ms_f64(args.drain * 1e3),
         timing: args.output.timing,
         trace: false,
@@ -93,7 +94,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     bar.inc(1);
     let (calls, rate) = offer::calls(args, trace, &pool, capacity)?;
     if let Some(path) = &args.arrivals_out {
-        let arrivals = offer::arrivals_of(&model, &pool, &steps, &calls);
+        let arrivals = offer::arrivals_of(&model, &pool, &steps, &calls, &args.classes);
         arrivals_csv::save(path, &arrivals)?;
     }
     let mut results = Results::new("compare", args.seed, &profile.device);
@@ -105,14 +106,15 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         let served = serving
             .run(policy, &calls)
             .with_context(|| format!("policy {policy}"))?;
-        results.runs.push(RunResult::summarise(
+        let run = RunResult::summarise(
             policy.as_str(),
             model.entry.name,
             rate,
             sla,
             &served.requests,
             &served.counters,
-        ));
+        );
+        results.push(run, &served.requests);
         if let (Some(path), Some(trace)) = (&args.trace_out, &served.trace) {
             output::write("--trace-out", &suffixed(path, policy, "json"), trace)?;
         }

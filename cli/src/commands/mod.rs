@@ -28,6 +28,9 @@ pub struct PolicyRun {
 /// Prints the table and writes JSON and requests as asked.
 fn emit(results: &Results, runs: &[PolicyRun], args: &OutputArgs) -> anyhow::Result<()> {
     output::text(table::render(&results.runs))?;
+    if !results.classes.is_empty() {
+        output::text(table::render_classes(&results.classes))?;
+    }
     if let Some(path) = &args.json {
         results.save(path)?;
     }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use lazybatch_sla::{Nanos, Profile, Time};
+use lazybatch_sla::{Class, Nanos, Profile, Time};
 use lazybatch_workloads::arrivals::{
     Arrival, Limit, Process, Stream, Workload, mean_rate, transform,
 };
@@ -75,12 +75,17 @@ pub fn calls(
         };
         // A burst or a lull at the start of a trace is not its mean.
         let offered = mean_rate(&arrivals).unwrap_or(rate);
-        let call = |a: &Arrival| Call {
-            at: a.at,
-            item: nearest(a),
-            sla: a.sla,
+        let call = |a: &Arrival| {
+            Ok(Call {
+                at: a.at,
+                item: nearest(a),
+                sla: a.sla,
+                class: class_of(args, a)?,
+                priority: u8::try_from(a.priority).unwrap_or(u8::MAX),
+            })
         };
-        return Ok((arrivals.iter().map(call).collect(), offered));
+        let calls: anyhow::Result<_> = arrivals.iter().map(call).collect();
+        return Ok((calls?, offered));
     }
     let rate = args.rate.unwrap_or(DEFAULT_LOAD * capacity);
     if rate * args.duration > MAX_ARRIVALS {
@@ -100,14 +105,40 @@ pub fn calls(
         at: a.at,
         item: (i * 7919 + 13) % pool.len(),
         sla: None,
+        ..Call::default()
     };
     Ok((arrivals.iter().enumerate().map(call).collect(), rate))
 }
 
+fn class_of(args: &CompareArgs, arrival: &Arrival) -> anyhow::Result<Option<usize>> {
+    let Some(name) = arrival
+        .class
+        .as_deref()
+        .filter(|_| !args.classes.is_empty())
+    else {
+        return Ok(None);
+    };
+    let class = args.classes.iter().position(|c| c.name == name);
+    if class.is_none() && name != "default" {
+        let names: Vec<_> = args.classes.iter().map(|c| c.name.as_str()).collect();
+        let expected = names.join(", ");
+        return Err(BadInput(format!("class: expected one of {expected}, got {name}")).into());
+    }
+    Ok(class)
+}
+
 /// The calls as an arrivals file has them.
-pub fn arrivals_of(model: &Model, pool: &[Item], steps: &[u32], calls: &[Call]) -> Vec<Arrival> {
+pub fn arrivals_of(
+    model: &Model,
+    pool: &[Item],
+    steps: &[u32],
+    calls: &[Call],
+    classes: &[Class],
+) -> Vec<Arrival> {
     let arrival = |c: &Call| Arrival {
         sla: c.sla,
+        priority: u32::from(c.priority),
+        class: c.class.map(|i| classes[i].name.as_str().into()),
         ..Arrival::new(
             c.at,
             model.entry.name,
@@ -156,12 +187,14 @@ pub fn simulated_capacity(
             at: Time::ZERO,
             item,
             sla: None,
+            ..Call::default()
         })
         .collect();
     let simulation = Simulation {
         profile,
-        arrivals: &arrivals_of(model, pool, steps, &calls),
+        arrivals: &arrivals_of(model, pool, steps, &calls, &[]),
         sla: None,
+        classes: &[],
         segment: 1,
         decide: Nanos::ZERO,
         max_queue: usize::MAX,

@@ -51,6 +51,7 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
         profile: &profile,
         arrivals: &arrivals,
         sla: args.sla_ms.map(Nanos::from_ms_f64),
+        classes: &args.classes,
         segment: args.segment,
         decide: Nanos((args.decide_us * 1e3).round() as u64),
         max_queue: usize::MAX,
@@ -98,14 +99,15 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
             .or(of_profile)
             .unwrap_or(Nanos::from_ms_f64(DEFAULT_SLA_MS));
         let rate = args.rate.or_else(|| mean_rate(&arrivals)).unwrap_or(0.0);
-        results.runs.push(RunResult::summarise(
+        let run = RunResult::summarise(
             policy.as_str(),
             names.join("+"),
             rate,
             sla,
             &done.requests,
             &done.counters,
-        ));
+        );
+        results.push(run, &done.requests);
         runs.push(PolicyRun {
             policy: policy.clone(),
             requests: done.requests,

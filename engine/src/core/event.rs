@@ -1,6 +1,8 @@
 //! What goes into the core and what comes out.
 
-use lazybatch_sla::{ClassId, LaneId, ModelId, Nanos, Outcome, RequestId, Slot, SubBatchId, Ticket, Time};
+use lazybatch_sla::{
+    ClassId, LaneId, ModelId, Nanos, Outcome, RequestId, Slot, SubBatchId, Ticket, Time,
+};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 

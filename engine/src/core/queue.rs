@@ -4,6 +4,7 @@
 //! found too late. As a whole it is in order of arrival, too.
 
 use std::collections::{VecDeque, vec_deque};
+use std::iter::Peekable;
 
 use lazybatch_sla::{ClassId, RequestId};
 use smallvec::SmallVec;
@@ -146,8 +147,11 @@ impl ArrivalQueue {
     }
 }
 
+/// What is left of a flow.
+type Rest<'a> = Peekable<vec_deque::Iter<'a, (RequestId, Key)>>;
+
 /// Several flows as one, in order of id.
-struct Merged<'a>(SmallVec<[std::iter::Peekable<vec_deque::Iter<'a, (RequestId, Key)>>; 2]>);
+struct Merged<'a>(SmallVec<[Rest<'a>; 2]>);
 
 impl Iterator for Merged<'_> {
     type Item = Key;

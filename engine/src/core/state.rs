@@ -9,7 +9,8 @@
 use std::collections::VecDeque;
 
 use lazybatch_sla::{
-    ClassId, LaneId, Launch, Member, ModelId, Nanos, Outcome, RequestId, Slot, SubBatchId, Ticket, Time,
+    ClassId, LaneId, Launch, Member, ModelId, Nanos, Outcome, RequestId, Slot, SubBatchId, Ticket,
+    Time,
 };
 use rustc_hash::FxHashMap;
 use slab::Slab;

@@ -132,11 +132,12 @@ fn run(plan: &PlanRequest, spec: &str, arrivals: &[SimRequest]) -> Option<(u64, 
         let latency = e.finish.since(request.arrival).0 as f64;
         let refused = !e.outcome.is_completed();
         let weight = plan.config.classes[request.class.index()].weight;
-        weight * match request.sla {
-            Some(sla) if refused => latency.max(sla.0 as f64) + plan.miss_weight * sla.0 as f64,
-            Some(sla) if latency > sla.0 as f64 => latency + plan.miss_weight * sla.0 as f64,
-            _ => latency,
-        }
+        weight
+            * match request.sla {
+                Some(sla) if refused => latency.max(sla.0 as f64) + plan.miss_weight * sla.0 as f64,
+                Some(sla) if latency > sla.0 as f64 => latency + plan.miss_weight * sla.0 as f64,
+                _ => latency,
+            }
     };
     let (num, total) = counted.fold((0, 0.0), |(n, sum), e| (n + 1, sum + cost(e)));
     Some(((total / f64::from(num.max(1))) as u64, launches.0))

@@ -100,10 +100,8 @@ impl Builder {
     /// `default` is that of requests that name none.
     #[must_use]
     pub fn class(mut self, class: Class) -> Self {
-        match self.classes.iter_mut().find(|c| c.name == class.name) {
-            Some(known) => *known = class,
-            None => self.classes.push(class),
-        }
+        let known = self.classes.into_iter().chain([class]);
+        self.classes = Class::by_id(known);
         self
     }
 

@@ -22,7 +22,7 @@
 //! "Rollout Algorithms for Discrete Optimization"); here over whole rules, not single steps.
 
 use lazybatch_graph::Repeat;
-use lazybatch_sla::{Class, LatencyTable, Late, Launch, Nanos, SegmentRanges, Time};
+use lazybatch_sla::{Class, Late, LatencyTable, Launch, Nanos, SegmentRanges, Time};
 use std::sync::Arc;
 
 use super::base::{self, Base};

@@ -38,7 +38,7 @@ use std::cmp::Ordering;
 use std::collections::VecDeque;
 
 use lazybatch_graph::Repeat;
-use lazybatch_sla::{ClassId, LatencyTable, Late, ModelId, RequestId, SubBatchId, Time};
+use lazybatch_sla::{ClassId, Late, LatencyTable, ModelId, RequestId, SubBatchId, Time};
 use smallvec::SmallVec;
 
 use super::promise::Promises;
@@ -274,7 +274,10 @@ impl Base {
                 }
             }
             // It waits there itself.
-            if self.promises.will_be_late(view, state, ahead.saturating_sub(1)) {
+            if self
+                .promises
+                .will_be_late(view, state, ahead.saturating_sub(1))
+            {
                 return Some(key);
             }
         }

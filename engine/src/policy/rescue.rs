@@ -5,10 +5,11 @@
 //! flight, it is rescued: if it waits, it is admitted with those behind it as soon as there is
 //! room, and nobody else is; if it is in flight, its entry runs until it has ended.
 //!
-//! Whoever can still be in time must not pay for all who cannot: for each request that is rescued
-//! from a queue, [`Rescue::OTHERS`] must have ended. So one that finds `p` open requests when it
-//! arrives is passed over at most `FACTOR x max_in_flight + OTHERS x (p + 1)` times before it is
-//! admitted, and then by the `max_in_flight` at most that are in flight with it.
+//! Whoever can still be in time must not pay for all who cannot, nor a higher priority level for
+//! all lower ones: for each request that is rescued, [`Rescue::OTHERS`] must have ended. So one that
+//! finds `p` open requests when it arrives is passed over at most
+//! `FACTOR x max_in_flight + OTHERS x (p + 1)` times before its rescue begins, and then by the
+//! `max_in_flight` at most that are in flight with it.
 
 use std::collections::VecDeque;
 
@@ -28,15 +29,17 @@ pub(super) struct Rescue {
     /// Ended requests that are still in `open`.
     ended: FxHashSet<RequestId>,
     num_ended: u64,
-    /// Endings that rescues from a queue have used up.
+    /// Endings that rescues have used up.
     used: u64,
+    /// Who is being rescued.
+    paid: Vec<RequestId>,
 }
 
 impl Rescue {
     /// Times the most requests in flight of all models that a request may be passed over.
     pub const FACTOR: u64 = 16;
     /// Requests that end for each that is rescued from a queue.
-    pub const OTHERS: u64 = 16;
+    pub const OTHERS: u64 = 64;
 
     pub fn start(&mut self, view: &View<'_>) {
         let in_flight: u64 = view
@@ -73,30 +76,43 @@ impl Rescue {
             .iter()
             .find(|e| view.members(e).any(|r| r.request.id == oldest));
         if let Some(entry) = entry {
+            let ids = view.members(entry).map(|r| r.request.id);
+            if !self.pay(oldest, ids) {
+                return None;
+            }
             return Some(if view.is_launchable(entry) {
                 Decision::Launch(entry.id)
             } else {
                 Decision::Wait { until: None }
             });
         }
-        if self.num_ended < self.used {
-            return None;
-        }
         let model = view.ready().find(|&m| {
             let first = view.queue(m).front();
             first.is_some_and(|k| view.request(k).request.id == oldest)
         })?;
         let n = view.fitting_prefix(model, view.model(model).max_batch);
-        if n == 0 {
-            return None;
-        }
-        // What was not used does not add up beyond the bound.
-        let used = self.used.max(self.num_ended - self.bound);
-        self.used = used + Self::OTHERS * n as u64;
-        Some(Decision::Admit {
+        let keys = view.queue(model).iter().take(n);
+        let ids = keys.map(|k| view.request(k).request.id);
+        (n > 0 && self.pay(oldest, ids)).then_some(Decision::Admit {
             model,
             pick: Pick::First(n),
             padded: false,
         })
+    }
+
+    /// Whether those who are rescued with `oldest` are paid for, now or before.
+    fn pay(&mut self, oldest: RequestId, ids: impl Iterator<Item = RequestId>) -> bool {
+        if self.paid.contains(&oldest) {
+            return true;
+        }
+        if self.num_ended < self.used {
+            return false;
+        }
+        self.paid.clear();
+        self.paid.extend(ids);
+        // What was not used does not add up beyond the bound.
+        let used = self.used.max(self.num_ended - self.bound);
+        self.used = used + Self::OTHERS * self.paid.len() as u64;
+        true
     }
 }

@@ -19,6 +19,7 @@ fn simulation<'a>(profile: &'a Profile, arrivals: &'a [Arrival]) -> Simulation<'
         profile,
         arrivals,
         sla: None,
+        classes: &[],
         segment: 1,
         decide: Nanos::ZERO,
         max_queue: usize::MAX,

@@ -14,7 +14,7 @@ use lazybatch_engine::timeline::ChromeTrace;
 use lazybatch_engine::{Engine, ModelOptions, Options};
 use lazybatch_graph::{Repeat, SharedProgram, Tensor};
 use lazybatch_kernels::Device;
-use lazybatch_sla::{Launch, Nanos, Outcome, RequestId, Time};
+use lazybatch_sla::{Class, Launch, Nanos, Outcome, RequestId, Time};
 use rustc_hash::FxHashMap;
 
 use super::inputs::Item;
@@ -22,14 +22,18 @@ use crate::error::{Error, Result};
 use crate::results::{Counters, FinishedRequest};
 
 /// One arrival of a real-time run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Call {
     /// When, from the start of the run.
     pub at: Time,
     /// Which item of the pool.
     pub item: usize,
-    /// Its own SLA target; that of the run if `None`.
+    /// Its own SLA target; that of its class or of the run if `None`.
     pub sla: Option<Nanos>,
+    /// Its SLA class, by position in [`Serving::classes`]; none if `None`.
+    pub class: Option<usize>,
+    /// Its priority level; that of its class if 0.
+    pub priority: u8,
 }
 
 /// What all policies of an experiment share.
@@ -48,6 +52,8 @@ pub struct Serving<'a> {
     pub output_lens: Option<&'a [u32]>,
     /// SLA target.
     pub sla: Nanos,
+    /// SLA classes.
+    pub classes: Vec<Class>,
     /// Most time behind the last arrival; what is open then is dropped and counts as shed.
     pub drain: Nanos,
     /// Time decisions with a real choice.
@@ -149,6 +155,8 @@ impl Serving<'_> {
             .policy(policy)
             .max_queue(usize::MAX)
             .time_decisions(self.timing);
+        let classes = self.classes.iter().cloned();
+        let builder = classes.fold(builder, |b, class| b.class(class));
         let config = builder.core_config(lanes).map_err(|e| bad(&e))?;
         let recorder = Arc::new(Mutex::new(Recorder::new(&config, self.trace)));
         let engine = builder
@@ -162,8 +170,12 @@ impl Serving<'_> {
         for call in calls {
             let at = Time(start.0 + call.at.0);
             wait_until(&engine, at);
+            let class = call.class.map(|c| &self.classes[c]);
+            let promised = call.sla.or(class.and_then(|c| c.sla));
             let options = Options {
-                sla: Some(call.sla.unwrap_or(self.sla)),
+                class: class.map(|c| c.name.clone()),
+                priority: call.priority,
+                sla: Some(promised.unwrap_or(self.sla)),
                 arrival: Some(at),
                 known_output_len: self.output_lens.map(|lens| lens[call.item]),
                 ..Options::default()
@@ -230,6 +242,7 @@ impl Serving<'_> {
                     },
                     input_len: self.pool[call.item].input_len,
                     output_len: self.output_lens.map_or(0, |lens| lens[call.item]),
+                    class: call.class.map(|c| self.classes[c].name.as_str().into()),
                 }
             })
             .collect();
@@ -240,6 +253,7 @@ impl Serving<'_> {
                 members: counters.batched,
                 merges: counters.merges,
                 preemptions: counters.preemptions,
+                demoted: counters.demoted,
                 decisions,
             },
             outputs,
@@ -293,6 +307,7 @@ impl Serving<'_> {
                 at: Time::ZERO,
                 item,
                 sla: None,
+                ..Call::default()
             })
             .collect();
         let patient = Serving {
@@ -303,6 +318,7 @@ impl Serving<'_> {
             pool: self.pool,
             output_lens: None,
             sla: Nanos::from_ms(3_600_000),
+            classes: Vec::new(),
             drain: Nanos::from_ms(600_000),
             timing: false,
             trace: false,

@@ -12,7 +12,7 @@ use lazybatch_engine::driver::{Judge, Observer};
 use lazybatch_engine::journal::{Header, Writer};
 use lazybatch_engine::policy;
 use lazybatch_kernels::{Noise, SimDevice};
-use lazybatch_sla::{ModelId, Nanos, OutputLen, Profile, Time};
+use lazybatch_sla::{Class, ClassId, ModelId, Nanos, OutputLen, Profile, Time};
 
 use crate::arrivals::Arrival;
 use crate::error::{Error, Result};
@@ -29,6 +29,8 @@ pub struct Simulation<'a> {
     pub arrivals: &'a [Arrival],
     /// SLA target of arrivals that state none.
     pub sla: Option<Nanos>,
+    /// SLA classes that arrivals name; with none, their names do not matter.
+    pub classes: &'a [Class],
     /// Nodes per segment.
     pub segment: u32,
     /// Cost of each decision, added to its launch.
@@ -58,6 +60,7 @@ impl Simulation<'_> {
             ModelSpec::from_profile(self.profile, m, self.segment, self.output_p90(&m.name))
         };
         CoreConfig {
+            classes: Class::by_id(self.classes.iter().cloned()),
             max_queue: self.max_queue,
             notes,
             ..CoreConfig::new(models.iter().map(spec).collect())
@@ -80,6 +83,7 @@ impl Simulation<'_> {
             .iter()
             .map(|m| m.name.as_str())
             .collect();
+        let classes = Class::by_id(self.classes.iter().cloned());
         let mut requests = Vec::with_capacity(self.arrivals.len());
         for (i, arrival) in self.arrivals.iter().enumerate() {
             let at = |what: &str| format!("arrival {i} ({what})");
@@ -103,7 +107,10 @@ impl Simulation<'_> {
                 ));
             }
             let default = Nanos::from_ms_f64(DEFAULT_SLA_MS);
-            let sla = arrival.sla.or(self.sla).or(spec.sla()).unwrap_or(default);
+            let class = self.class_of(&classes, i, arrival)?;
+            let promised = &classes[class.index()];
+            let stated = arrival.sla.or(promised.sla);
+            let sla = stated.or(self.sla).or(spec.sla()).unwrap_or(default);
             let mut request = SimRequest::new(
                 i as u64,
                 ModelId(model as u32),
@@ -113,12 +120,30 @@ impl Simulation<'_> {
                 arrival.output_len,
             );
             request.request.samples = arrival.samples;
-            request.request.priority = u8::try_from(arrival.priority).unwrap_or(u8::MAX);
+            let priority = u8::try_from(arrival.priority).unwrap_or(u8::MAX);
+            request.request.class = class;
+            request.request.priority = promised.priority_of(priority);
             request.request.sequence = arrival.sequence_id;
             request.request.known_output_len = oracle.then_some(arrival.output_len);
             requests.push(request);
         }
         Ok(requests)
+    }
+
+    fn class_of(&self, classes: &[Class], i: usize, arrival: &Arrival) -> Result<ClassId> {
+        let Some(name) = arrival
+            .class
+            .as_deref()
+            .filter(|_| !self.classes.is_empty())
+        else {
+            return Ok(ClassId::default());
+        };
+        let class = classes.iter().position(|c| c.name == name);
+        class.map(|c| ClassId(c as u32)).ok_or_else(|| {
+            let names: Vec<&str> = classes.iter().map(|c| c.name.as_str()).collect();
+            let expected = format!("one of {}", names.join(", "));
+            Error::parameter(format!("arrival {i} (class)"), expected, name)
+        })
     }
 
     /// Runs one policy. `journal` gets every event, launch and action; `observer` sees them too
@@ -194,6 +219,7 @@ impl Simulation<'_> {
                 members: counters.batched,
                 merges: counters.merges,
                 preemptions: counters.preemptions,
+                demoted: counters.demoted,
                 decisions: self.timing.then_some(decisions),
             },
         })
@@ -214,6 +240,7 @@ impl Simulation<'_> {
                     outcome: e.outcome,
                     input_len: arrival.input_len,
                     output_len: arrival.output_len,
+                    class: arrival.class.clone(),
                 }
             })
             .collect();

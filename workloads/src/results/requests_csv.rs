@@ -77,6 +77,7 @@ mod tests {
             outcome,
             input_len: 3,
             output_len: 4,
+            class: None,
         };
         let lazy = [
             request(1, Some(1_500), Outcome::Met),

@@ -63,6 +63,7 @@ impl RunResult {
             mean_batch: ratio(counters.members as f64, counters.launches as f64),
             merges: counters.merges,
             preemptions: counters.preemptions,
+            demoted: counters.demoted,
             decision_us_p50: decision_us(50),
             decision_us_p99: decision_us(99),
         }
@@ -114,6 +115,7 @@ mod tests {
             outcome,
             input_len: 0,
             output_len: 0,
+            class: None,
         }
     }
 

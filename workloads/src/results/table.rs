@@ -1,6 +1,6 @@
 //! Results as an aligned text table.
 
-use super::RunResult;
+use super::{ClassResult, RunResult};
 
 /// A column: its heading, and its cell for a run.
 type Column = (&'static str, fn(&RunResult) -> String);
@@ -18,14 +18,19 @@ const NUMBERS: &[Column] = &[
     ("violated", |r| format!("{:.1}%", 100.0 * r.violation_rate)),
     ("goodput/s", |r| number(r.goodput_rps)),
     ("thru/s", |r| number(r.throughput_rps)),
-    ("batch", |r| format!("{:.2}", r.mean_batch)),
-    ("merges", |r| r.merges.to_string()),
-    ("preempt", |r| r.preemptions.to_string()),
 ];
 
 /// Columns shown when some run has something in them.
 const IF_ANY: &[(Column, Used)] = &[
+    (("batch", |r| format!("{:.2}", r.mean_batch)), |r| {
+        r.launches > 0
+    }),
+    (("merges", |r| r.merges.to_string()), |r| r.launches > 0),
+    (("preempt", |r| r.preemptions.to_string()), |r| {
+        r.launches > 0
+    }),
     (("shed", |r| r.shed.to_string()), |r| r.shed > 0),
+    (("demoted", |r| r.demoted.to_string()), |r| r.demoted > 0),
     (("failed", |r| r.failed.to_string()), |r| r.failed > 0),
     (("cancelled", |r| r.cancelled.to_string()), |r| {
         r.cancelled > 0
@@ -58,6 +63,15 @@ pub fn cells(runs: &[RunResult]) -> (Vec<&'static str>, Vec<Vec<String>>) {
         columns.iter().map(|(heading, _)| *heading).collect(),
         rows.collect(),
     )
+}
+
+/// Classes of runs as lines of text, under a line of headings.
+pub fn render_classes(classes: &[ClassResult]) -> String {
+    let named = classes.iter().map(|c| RunResult {
+        policy: format!("{} ({})", c.class, c.run.policy),
+        ..c.run.clone()
+    });
+    render(&named.collect::<Vec<_>>())
 }
 
 /// The runs as lines of text, one per run under a line of headings; names are aligned left,

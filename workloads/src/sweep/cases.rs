@@ -291,6 +291,7 @@ impl Lab {
             profile: &self.profile,
             arrivals,
             sla: Some(sla),
+            classes: &[],
             segment: self.setting.segment,
             decide: self.decide,
             max_queue: usize::MAX,

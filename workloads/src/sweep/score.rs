@@ -137,6 +137,7 @@ mod tests {
             outcome,
             input_len: 0,
             output_len: 0,
+            class: None,
         }
     }
 

@@ -1,0 +1,265 @@
+//! SLA classes: priority levels, weighted shares, and what becomes of those that are too late.
+
+mod common;
+
+use common::*;
+use lazybatch_sla::{Class, Outcome};
+use rand::Rng;
+
+/// Eight take 100 us, alone as together: 80,000 a second.
+const CAPACITY: f64 = 80_000.0;
+
+fn model() -> Vec<Node> {
+    vec![Node::constant(100_000)]
+}
+
+/// Poisson arrivals at `load` times capacity, each of the class and model that `of` says.
+fn offered(load: f64, num: u64, sla_us: u64, of: impl Fn(u64, &mut Arrival)) -> Vec<Arrival> {
+    let mut rng = rng(7);
+    let mut now = 0.0;
+    let one = |i| {
+        now += -(1.0 - rng.random::<f64>()).ln() * 1e9 / (load * CAPACITY);
+        let mut arrival = Arrival::new(now as u64, 0, 1, 1, Some(sla_us * 1000));
+        of(i, &mut arrival);
+        arrival
+    };
+    (0..num).map(one).collect()
+}
+
+fn classes(specs: &[&str]) -> Options {
+    let classes = specs.iter().map(|s| s.parse().expect("a class"));
+    Options {
+        classes: Class::by_id(classes),
+        ..Options::default()
+    }
+}
+
+/// How the requests that `of` picks ended: number, mean latency of the completed in microseconds,
+/// number in time, number refused.
+struct Fate {
+    num: usize,
+    mean_us: f64,
+    met: usize,
+    shed: usize,
+}
+
+fn fate(run: &Run, arrivals: &[Arrival], of: impl Fn(&Arrival) -> bool) -> Fate {
+    let own: Vec<_> = run
+        .ended
+        .iter()
+        .zip(arrivals)
+        .filter(|(_, a)| of(a))
+        .collect();
+    let completed = own.iter().filter(|(e, _)| e.outcome.is_completed());
+    let latencies: Vec<u64> = completed.map(|(e, a)| e.finish.0 - a.at).collect();
+    let num_of = |outcome| own.iter().filter(|(e, _)| e.outcome == outcome).count();
+    Fate {
+        num: own.len(),
+        mean_us: latencies.iter().sum::<u64>() as f64 / 1e3 / latencies.len().max(1) as f64,
+        met: num_of(Outcome::Met),
+        shed: num_of(Outcome::Shed),
+    }
+}
+
+/// Completions of each class until arrivals end, while everyone has work all the time.
+fn completed_by(run: &Run, arrivals: &[Arrival], of: impl Fn(&Arrival) -> bool) -> f64 {
+    let end = arrivals.last().expect("arrivals").at;
+    let own = run.ended.iter().zip(arrivals).filter(|(_, a)| of(a));
+    own.filter(|(e, _)| e.finish.0 <= end).count() as f64
+}
+
+#[test]
+fn classes_of_one_model_share_by_weight() {
+    let world = World::chain(8, model());
+    let options = classes(&["gold:weight=3", "bronze:weight=1"]);
+    let arrivals = offered(3.0, 12_000, 1_000_000, |i, a| a.class = 1 + (i % 2) as u32);
+    for policy in ["front", "join:1", "balance:1", "adaptive"] {
+        let run = simulate(&world, policy, &arrivals, &options);
+        let gold = completed_by(&run, &arrivals, |a| a.class == 1);
+        let bronze = completed_by(&run, &arrivals, |a| a.class == 2);
+        let ratio = gold / bronze;
+        assert!((2.7..3.3).contains(&ratio), "{policy}: {gold} to {bronze}");
+    }
+    // In order of arrival, weights say nothing.
+    let run = simulate(&world, "greedy", &arrivals, &options);
+    let gold = completed_by(&run, &arrivals, |a| a.class == 1);
+    let bronze = completed_by(&run, &arrivals, |a| a.class == 2);
+    assert!((0.9..1.1).contains(&(gold / bronze)), "{gold} to {bronze}");
+}
+
+#[test]
+fn models_share_by_the_weight_of_their_classes() {
+    let mut world = World::chain(8, model());
+    world.models.push(world.models[0].clone());
+    let options = classes(&["gold:weight=2", "bronze:weight=1"]);
+    let arrivals = offered(3.0, 12_000, 1_000_000, |i, a| {
+        a.model = (i % 2) as usize;
+        a.class = 1 + (i % 2) as u32;
+    });
+    for policy in ["front", "balance:1", "adaptive"] {
+        let run = simulate(&world, policy, &arrivals, &options);
+        let of = |model| completed_by(&run, &arrivals, |a| a.model == model);
+        let ratio = of(0) / of(1);
+        assert!((1.8..2.2).contains(&ratio), "{policy}: {ratio}");
+    }
+}
+
+#[test]
+fn who_was_idle_has_saved_up_nothing() {
+    // The second model comes when the first has had the device to itself for long. It must not
+    // keep the first from the device until it has had as much.
+    let mut world = World::chain(8, model());
+    world.models.push(world.models[0].clone());
+    let mut arrivals = offered(2.0, 8000, 1_000_000, |i, a| {
+        a.model = usize::from(i > 4000 && i % 2 == 0);
+    });
+    arrivals.truncate(6000);
+    let run = simulate(&world, "front", &arrivals, &Options::default());
+    let from = arrivals[4001].at;
+    let end = arrivals[5999].at;
+    let within = |model| {
+        let own = run
+            .ended
+            .iter()
+            .zip(&arrivals)
+            .filter(|(_, a)| a.model == model);
+        own.filter(|(e, _)| (from..end).contains(&e.finish.0))
+            .count() as f64
+    };
+    let ratio = within(0) / within(1);
+    assert!(
+        (0.85..1.2).contains(&ratio),
+        "{} to {}",
+        within(0),
+        within(1)
+    );
+}
+
+#[test]
+fn higher_levels_come_first_and_lower_ones_do_not_starve() {
+    let world = World::chain(8, model());
+    let arrivals = offered(1.5, 8000, 1_000_000, |i, a| {
+        a.priority = [1, 2, 0][(i % 3) as usize]
+    });
+    for policy in ["front", "balance:1", "adaptive"] {
+        let run = simulate(&world, policy, &arrivals, &Options::default());
+        let [first, second, last] = [1, 2, 0].map(|p| fate(&run, &arrivals, |a| a.priority == p));
+        // Two levels of three fit the device: they wait for a batch or two.
+        assert!(first.mean_us < 260.0, "{policy}: {}", first.mean_us);
+        assert!(
+            last.mean_us > 20.0 * first.mean_us,
+            "{policy}: {}",
+            last.mean_us
+        );
+        assert!(
+            second.mean_us >= first.mean_us,
+            "{policy}: {}",
+            second.mean_us
+        );
+    }
+    // A level that could keep the device busy alone does not shut the others out for ever.
+    let arrivals = offered(2.0, 8000, 1_000_000, |i, a| {
+        a.priority = u8::from(i % 8 != 0)
+    });
+    let by_end = |policy| {
+        let run = simulate(&world, policy, &arrivals, &Options::default());
+        completed_by(&run, &arrivals, |a| a.priority == 0)
+    };
+    let (front, adaptive) = (by_end("front"), by_end("adaptive"));
+    assert!(
+        front < 20.0 && adaptive > 40.0,
+        "{front} and {adaptive} of level 0 by the end"
+    );
+}
+
+#[test]
+fn the_level_of_a_class_is_that_of_requests_that_state_none() {
+    let gold: Class = "gold:priority=1".parse().expect("a class");
+    assert_eq!((gold.priority_of(0), gold.priority_of(3)), (1, 3));
+}
+
+#[test]
+fn levels_hold_between_models() {
+    let mut world = World::chain(8, model());
+    world.models.push(world.models[0].clone());
+    let arrivals = offered(1.6, 8000, 1_000_000, |i, a| {
+        a.model = (i % 2) as usize;
+        a.priority = 1 + (i % 2) as u8;
+    });
+    for policy in ["front", "balance:1", "join:0", "adaptive"] {
+        let run = simulate(&world, policy, &arrivals, &Options::default());
+        let [first, second] = [0, 1].map(|m| fate(&run, &arrivals, |a| a.model == m));
+        assert!(first.mean_us < 300.0, "{policy}: {}", first.mean_us);
+        assert!(second.mean_us > 10.0 * first.mean_us, "{policy}");
+    }
+}
+
+#[test]
+fn each_class_says_what_becomes_of_those_that_are_too_late() {
+    let world = World::chain(8, model());
+    let options = classes(&[
+        "keeps:late=keep",
+        "demotes:late=demote",
+        "sheds:late=shed",
+        "refuses:late=refuse",
+    ]);
+    // One class alone, at twice what the device can do.
+    for (class, name) in [(1, "keep"), (2, "demote"), (3, "shed"), (4, "refuse")] {
+        let arrivals = offered(2.0, 10_000, 1000, |_, a| a.class = class);
+        let span_s = arrivals.last().expect("arrivals").at as f64 / 1e9;
+        for policy in ["front", "adaptive"] {
+            let run = simulate(&world, policy, &arrivals, &options);
+            let fate = fate(&run, &arrivals, |_| true);
+            let goodput = fate.met as f64 / span_s;
+            let what = format!("{policy}, {name}: {goodput:.0}/s, {} shed", fate.shed);
+            let refuses = class >= 3;
+            assert_eq!(fate.shed > 0, refuses, "{what}");
+            if class != 4 {
+                assert_eq!(run.counters.demoted > 0, class == 2, "{what}");
+            }
+            if class == 1 {
+                assert!(goodput < 0.1 * CAPACITY, "{what}");
+            } else {
+                assert!(goodput > 0.88 * CAPACITY, "{what}");
+            }
+            if refuses {
+                // Who is accepted is in time, nearly always.
+                let accepted = fate.num - fate.shed;
+                assert!(
+                    fate.met as f64 > 0.97 * accepted as f64,
+                    "{what}: of {accepted}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn who_is_refused_hears_at_once() {
+    let world = World::chain(8, model());
+    let options = classes(&["refuses:late=refuse", "sheds:late=shed"]);
+    let mean_wait = |class| {
+        let arrivals = offered(2.0, 10_000, 1000, |_, a| a.class = class);
+        let run = simulate(&world, "front", &arrivals, &options);
+        let refused = run.ended.iter().filter(|e| e.outcome == Outcome::Shed);
+        let waits: Vec<u64> = refused
+            .map(|e| e.finish.0 - arrivals[e.id.index()].at)
+            .collect();
+        assert!(waits.len() > 1000, "{} refused", waits.len());
+        waits.iter().sum::<u64>() / waits.len() as u64
+    };
+    // At the end of the batch that runs, against when its turn would have come.
+    assert!(mean_wait(1) < 100_000, "{} ns", mean_wait(1));
+    assert!(mean_wait(2) > 700_000, "{} ns", mean_wait(2));
+}
+
+#[test]
+fn one_class_may_refuse_where_another_does_not() {
+    let world = World::chain(8, model());
+    let options = classes(&["strict:late=shed", "patient:late=keep"]);
+    let arrivals = offered(2.0, 10_000, 1000, |i, a| a.class = 1 + (i % 2) as u32);
+    let run = simulate(&world, "adaptive", &arrivals, &options);
+    let [strict, patient] = [1, 2].map(|c| fate(&run, &arrivals, |a| a.class == c));
+    assert!(strict.shed > 0 && patient.shed == 0);
+    assert_eq!(run.counters.demoted, 0);
+}
