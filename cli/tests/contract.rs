@@ -47,18 +47,7 @@ fn the_requests_file_is_the_documented_one() {
 #[test]
 fn results_follow_from_the_requests() {
     let place = Place::with_example();
-    let policies = [
-        "serial",
-        "graph:0.2",
-        "greedy",
-        "lazy",
-        "lazy:late-admits",
-        "oracle",
-        "continuous",
-        "cellular",
-        "edf",
-        "triton:pad",
-    ];
+    let policies: Vec<_> = lazybatch_engine::policy::examples().collect();
     let arguments = format!(
         "simulate --profile p.json --rate 9000 --duration 0.05 --sla-ms 0.6 --policies {} \
          --requests-csv r.csv --json r.json --journal j",
@@ -73,12 +62,12 @@ fn results_follow_from_the_requests() {
     let runs = results["runs"].as_array().unwrap();
     assert_eq!(runs.len(), policies.len());
     let mut outcomes = std::collections::BTreeSet::new();
-    for (i, (run, policy)) in runs.iter().zip(policies).enumerate() {
+    for (i, (run, policy)) in runs.iter().zip(&policies).enumerate() {
         let n = rows.len() / policies.len();
         let own = &rows[i * n..(i + 1) * n];
-        assert!(own.iter().all(|r| r.policy == policy), "rows go by policy");
+        assert!(own.iter().all(|r| r.policy == *policy), "rows go by policy");
         assert!(own.iter().enumerate().all(|(i, r)| r.id == i as u64));
-        assert_eq!(run["policy"], policy);
+        assert_eq!(run["policy"], *policy);
         assert_eq!(run["model"], "toy");
         assert_eq!(run["rate_rps"], 9000.0);
         assert_eq!(run["sla_ms"], 0.6);
@@ -91,7 +80,7 @@ fn results_follow_from_the_requests() {
         }
         assert!(out.lines().any(|l| l.starts_with(policy)), "{out}");
         // Launches and members as the journal has them.
-        let journal = place.read(&format!("j.{}.jsonl", policy.replace(':', "-")));
+        let journal = place.read(&format!("j.{}.jsonl", policy.replace([':', '/'], "-")));
         let lines = journal.lines().map(|l| serde_json::from_str(l).unwrap());
         let members: Vec<usize> = lines
             .filter_map(|l: serde_json::Value| l["launch"]["members"].as_array().map(Vec::len))

@@ -9,7 +9,7 @@ fn journal(policy: &str) -> (Place, Vec<String>) {
     place.succeed(&format!(
         "simulate --profile p.json --arrivals a.csv --policies {policy} --journal j"
     ));
-    let file = format!("j.{}.jsonl", policy.replace(':', "-"));
+    let file = format!("j.{}.jsonl", policy.replace([':', '/'], "-"));
     let lines = place.read(&file).lines().map(String::from).collect();
     (place, lines)
 }
@@ -21,18 +21,7 @@ fn replay(place: &Place, lines: &[String]) -> common::Done {
 
 #[test]
 fn what_was_written_replays() {
-    for policy in [
-        "serial",
-        "graph:0.01",
-        "greedy",
-        "lazy",
-        "lazy:late-admits",
-        "oracle",
-        "continuous",
-        "cellular",
-        "edf",
-        "triton:pad,delay=0.01",
-    ] {
+    for policy in lazybatch_engine::policy::examples() {
         let (place, lines) = journal(policy);
         let done = replay(&place, &lines);
         assert_eq!(done.status, Some(0), "{policy}: {}", done.err);

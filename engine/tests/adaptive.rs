@@ -10,7 +10,7 @@ use lazybatch_engine::driver::virtual_time::{self, Script, SimRequest};
 use lazybatch_engine::driver::{Judge, Observer};
 use lazybatch_engine::policy;
 use lazybatch_kernels::{Noise, SimDevice};
-use lazybatch_sla::{LatencyTable, ModelId, Nanos, Profile, Time};
+use lazybatch_sla::{LatencyTable, ModelId, Nanos, Outcome, Profile, Time};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -67,6 +67,7 @@ impl Observer for Plans {
 struct Ran {
     mean_ms: f64,
     met: usize,
+    shed: usize,
     finishes: Vec<Time>,
     plans: Plans,
     /// What the checker says of the bound on passing over.
@@ -78,7 +79,7 @@ fn run(config: &CoreConfig, spec: &str, arrivals: &[SimRequest], bound: u64) -> 
         config.models.iter().map(|m| m.table.clone()).collect();
     let mut device = SimDevice::new("sim", 1, tables, Nanos::ZERO, Noise::default());
     let mut core = Core::new(config.clone(), policy::build(spec).expect("registered"));
-    let mut judge = Judge::new(Checker::new(config, false).with_passing_bound(bound));
+    let mut judge = Judge::new(Checker::new(config, false).with_passing_bound(bound, 16));
     let mut plans = Plans::default();
     let ended = virtual_time::run(
         &mut core,
@@ -89,17 +90,19 @@ fn run(config: &CoreConfig, spec: &str, arrivals: &[SimRequest], bound: u64) -> 
         &mut virtual_time::untimed,
     );
     let mut finishes = vec![Time::ZERO; arrivals.len()];
-    let (mut sum, mut met) = (0.0, 0);
+    let (mut sum, mut met, mut shed) = (0.0, 0, 0);
     for e in &ended {
         let request = &arrivals[e.id.index()].request;
         finishes[e.id.index()] = e.finish;
         let latency = e.finish.since(request.arrival);
         sum += latency.as_ms();
-        met += usize::from(request.sla.is_none_or(|sla| latency <= sla));
+        met += usize::from(e.outcome == Outcome::Met);
+        shed += usize::from(e.outcome == Outcome::Shed);
     }
     Ran {
         mean_ms: sum / ended.len() as f64,
         met,
+        shed,
         finishes,
         plans,
         passing: judge.finish().map_err(|v| v.to_string()),
@@ -185,6 +188,29 @@ fn the_incumbent_follows_the_load() {
         ran.mean_ms,
         stuck.mean_ms
     );
+}
+
+#[test]
+fn overload_leaves_most_of_capacity_as_goodput() {
+    // Eight take six nodes of 120 us: 11,111 a second at the most; twice that arrive.
+    let config = config(CHAIN);
+    let capacity = 8.0 / (6.0 * 120e-6);
+    let arrivals = arrivals(6000, 2.0 * capacity, 10, 6);
+    let span_s = arrivals
+        .last()
+        .map_or(0.0, |a| a.request.arrival.0 as f64 / 1e9);
+    let goodput = |spec: &str| {
+        let ran = run(&config, spec, &arrivals, u64::MAX);
+        (ran.met as f64 / span_s, ran.shed)
+    };
+    let (greedy, _) = goodput("greedy");
+    let (demoting, none) = goodput("adaptive");
+    let (shedding, shed) = goodput("adaptive:shed");
+    println!("greedy {greedy:.0}/s, demoting {demoting:.0}/s, shedding {shedding:.0}/s");
+    assert!(greedy < 0.3 * capacity, "greedy {greedy}");
+    assert!(demoting > 0.85 * capacity, "demoting {demoting}");
+    assert!(shedding > 0.9 * capacity, "shedding {shedding}");
+    assert!(none == 0 && shed > 2000, "{none} and {shed} shed");
 }
 
 #[test]

@@ -18,7 +18,7 @@ use rand::Rng;
 fn chaos_keeps_every_rule() {
     for seed in 0..num_cases(300) {
         let chaos = Chaos::new(seed);
-        for policy in policies().into_iter().chain(SHEDDING) {
+        for policy in examples().chain(refusing_examples()) {
             println!("seed {seed}: {policy}");
             let run = simulate(&chaos.world, policy, &chaos.arrivals, &chaos.options);
             check_run(&chaos.world, &chaos.arrivals, &chaos.options, &run);
@@ -57,7 +57,7 @@ fn chaos_is_chaotic() {
 fn same_seed_same_run() {
     for seed in 0..num_cases(60) {
         let chaos = Chaos::new(seed);
-        for policy in policies() {
+        for policy in examples() {
             let run = || simulate(&chaos.world, policy, &chaos.arrivals, &chaos.options);
             let (a, b) = (run(), run());
             assert!(a.transcript == b.transcript, "seed {seed}: {policy}");
@@ -225,7 +225,7 @@ fn depth_only_discards() {
         let world = random_world(&mut rng, Shape::default());
         let mut arrivals = random_arrivals(&mut rng, &world, 25);
         arrivals.iter_mut().for_each(|a| a.sla = None);
-        for policy in policies() {
+        for policy in examples() {
             let outcomes = |depth: u32| {
                 let options = Options {
                     seed,

@@ -75,7 +75,7 @@ fn nobody_is_on_two_lanes_and_lanes_complete_in_order() {
     let mut both = 0;
     for seed in 0..num_cases(100) {
         let (world, arrivals) = plain_case(seed);
-        for policy in policies() {
+        for policy in examples() {
             for depths in [[1, 1], [2, 1], [2, 2]] {
                 let options = Options {
                     lane_depths: depths.to_vec(),
@@ -103,7 +103,7 @@ fn nobody_is_on_two_lanes_and_lanes_complete_in_order() {
 fn a_run_on_two_lanes_repeats() {
     for seed in 0..num_cases(60) {
         let (world, arrivals) = plain_case(seed);
-        for policy in policies() {
+        for policy in examples() {
             let run = || simulate(&world, policy, &arrivals, &two(seed));
             let (a, b) = (run(), run());
             assert!(a.transcript == b.transcript, "seed {seed}: {policy}");
@@ -244,7 +244,7 @@ fn a_model_loads_at_its_first_arrival_and_again_behind_an_eviction() {
     options.script.load = Nanos(100);
     options.script.evicts = [1, 110, 300, 310].map(|t| (Time(t), ModelId(0))).to_vec();
     let arrivals = [5, 7, 115, 400].map(|at| Arrival::new(at, 0, 1, 1, None));
-    for policy in policies() {
+    for policy in examples() {
         let run = simulate(&world, policy, &arrivals, &options);
         check_run(&world, &arrivals, &options, &run);
         if policy != "serial" {
@@ -308,7 +308,7 @@ fn residency_holds_under_random_evictions() {
             }
         }
         options.script.evicts.sort();
-        for policy in policies() {
+        for policy in examples() {
             let run = simulate(&world, policy, &arrivals, &options);
             check_run(&world, &arrivals, &options, &run);
             let residency = residency(&run);
@@ -349,7 +349,7 @@ fn requests_of_a_sequence_never_overlap() {
         for a in &mut arrivals {
             a.sequence = rng.random_bool(0.7).then(|| rng.random_range(0..3));
         }
-        for policy in policies() {
+        for policy in examples() {
             let run = simulate(&world, policy, &arrivals, &two(seed));
             check_run(&world, &arrivals, &two(seed), &run);
             let mut flying = Flying::default();
@@ -405,7 +405,7 @@ fn late_exits_change_no_outcome() {
         let arrivals: Vec<_> = (0..20)
             .map(|i| Arrival::new(i * 15, 0, 0, rng.random_range(0..6), None))
             .collect();
-        for policy in policies() {
+        for policy in examples() {
             let at_depth = |depth| {
                 let options = Options {
                     lane_depths: vec![depth],

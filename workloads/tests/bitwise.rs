@@ -25,20 +25,11 @@ use rand_chacha::ChaCha8Rng;
 
 use shadow::{Shadow, spec};
 
-const POLICIES: [&str; 12] = [
-    "serial",
-    "graph:2",
-    "graph:20",
-    "greedy",
-    "lazy",
-    "lazy:late-admits",
-    "oracle",
-    "lazy",
-    "continuous",
-    "cellular",
-    "edf",
-    "triton:pad,delay=2",
-];
+/// All policies, and windows as long as the runs here take.
+fn policies() -> Vec<&'static str> {
+    let windows = ["graph:2", "graph:20", "triton:pad,delay=2"];
+    policy::examples().chain(windows).collect()
+}
 
 struct Subject {
     name: &'static str,
@@ -162,7 +153,8 @@ fn check(subject: &Subject, seeds: std::ops::Range<u64>) {
     let mut completed = 0;
     for seed in seeds {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        let name = POLICIES[seed as usize % POLICIES.len()];
+        let policies = policies();
+        let name = policies[seed as usize % policies.len()];
         let max_batch = [1, 3, 8, 16][rng.random_range(0..4)];
         let every = [1, 2, 5, 100][rng.random_range(0..4)];
         let spread = 10u64.pow(rng.random_range(3..7));

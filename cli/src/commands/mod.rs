@@ -51,12 +51,12 @@ fn outputs(args: &OutputArgs) -> [(&'static str, Option<&Path>); 3] {
     ]
 }
 
-/// `FILE.POLICY.EXT` with the colons of a policy made dashes.
+/// `FILE.POLICY.EXT` with the colons and slashes of a policy made dashes.
 fn suffixed(path: &Path, policy: &str, extension: &str) -> PathBuf {
     let name = format!(
         "{}.{}.{extension}",
         path.display(),
-        policy.replace(':', "-")
+        policy.replace([':', '/'], "-")
     );
     name.into()
 }

@@ -155,7 +155,7 @@ pub fn requests(text: &str) -> Vec<Row> {
         whole.parse::<u64>().unwrap() * 1000 + decimals.parse::<u64>().unwrap()
     };
     let row = |line: &str| {
-        let cells: Vec<&str> = line.split(',').collect();
+        let cells: Vec<&str> = line.splitn(9, ',').collect();
         assert_eq!(cells.len(), 9, "{line}");
         Row {
             id: cells[0].parse().unwrap(),
@@ -164,7 +164,7 @@ pub fn requests(text: &str) -> Vec<Row> {
             first_launch: (!cells[3].is_empty()).then(|| ns(cells[3])),
             finish: ns(cells[4]),
             outcome: cells[5].into(),
-            policy: cells[8].into(),
+            policy: cells[8].trim_matches('"').into(),
         }
     };
     lines.map(row).collect()

@@ -106,9 +106,10 @@ pub struct Checker {
 #[derive(Clone, Debug, Default)]
 struct Passing {
     bound: u64,
-    /// Open requests and perhaps some ended ones: id, and how many will have ended when everyone
-    /// who arrived earlier has, and nobody later.
-    order: VecDeque<(RequestId, u64)>,
+    each: u64,
+    /// Open requests and perhaps some ended ones: id, how many will have ended when everyone who
+    /// arrived earlier has, and nobody later, and how often it may be passed over.
+    order: VecDeque<(RequestId, u64, u64)>,
     ended: FxHashSet<RequestId>,
 }
 
@@ -135,11 +136,13 @@ impl Checker {
         }
     }
 
-    /// Turns rule 8 on: at most `bound` requests that arrived later may end before a request.
+    /// Turns rule 8 on: at most `bound` requests that arrived later may end before a request, and
+    /// `each` more for each that was open when it arrived.
     #[must_use]
-    pub fn with_passing_bound(mut self, bound: u64) -> Self {
+    pub fn with_passing_bound(mut self, bound: u64, each: u64) -> Self {
         self.passing = Some(Passing {
             bound,
+            each,
             ..Passing::default()
         });
         self
@@ -182,7 +185,10 @@ impl Checker {
         self.arrived += 1;
         if let Some(passing) = &mut self.passing {
             let num_open = self.open.len() as u64;
-            passing.order.push_back((r.id, self.ended + num_open));
+            let allowed = passing.bound.saturating_add(passing.each * num_open);
+            passing
+                .order
+                .push_back((r.id, self.ended + num_open, allowed));
         }
         let mut track = Track {
             model: r.model,
@@ -409,13 +415,15 @@ impl Checker {
             return Ok(());
         };
         passing.ended.insert(ended);
-        while let Some((first, _)) = passing.order.front()
+        while let Some((first, ..)) = passing.order.front()
             && passing.ended.remove(first)
         {
             passing.order.pop_front();
         }
         match passing.order.front() {
-            Some((oldest, baseline)) if self.ended - baseline.min(&self.ended) > passing.bound => {
+            Some((oldest, baseline, allowed))
+                if self.ended.saturating_sub(*baseline) > *allowed =>
+            {
                 let passed = self.ended - baseline;
                 broken(8, format!("{passed} later requests have passed {oldest}"))
             }

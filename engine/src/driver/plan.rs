@@ -128,7 +128,9 @@ fn run(plan: &PlanRequest, spec: &str, arrivals: &[SimRequest]) -> Option<(u64, 
     let cost = |e: &virtual_time::Ended| {
         let request = &arrivals[e.id.index()].request;
         let latency = e.finish.since(request.arrival).0 as f64;
+        let refused = !e.outcome.is_completed();
         match request.sla {
+            Some(sla) if refused => latency.max(sla.0 as f64) + plan.miss_weight * sla.0 as f64,
             Some(sla) if latency > sla.0 as f64 => latency + plan.miss_weight * sla.0 as f64,
             _ => latency,
         }

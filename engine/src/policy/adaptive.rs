@@ -11,6 +11,8 @@
 //! for those of requests that have not ended, by input length; the ratio of measured to predicted
 //! launch times, by block, which corrects the tables that plans are made with.
 //!
+//! Requests that can no longer be in time are demoted: they let those pass that can. With
+//! `adaptive:shed` they are refused instead, as soon as they are the oldest that wait.
 //! `adaptive:RULE` keeps one rule and only rescues.
 //!
 //! Nobody starves: when as many later requests have ended before the oldest open one as
@@ -23,25 +25,30 @@ use lazybatch_graph::Repeat;
 use lazybatch_sla::{LatencyTable, Launch, Nanos, SegmentRanges, Time};
 use std::sync::Arc;
 
+use super::base::{self, Base};
 use super::history::History;
 use super::rescue::Rescue;
-use super::{Decision, Entry, Policy, base};
+use super::{Decision, Entry, Policy};
 use crate::core::{CoreConfig, Ending, ModelSpec, Plan, PlanRequest, Request, View};
 
 /// Registry line.
 pub const ENTRY: Entry = Entry {
     name: "adaptive",
-    usage: "adaptive[:RULE]",
+    usage: "adaptive[:shed|:RULE]",
     summary: "the base rule that does best over recent arrivals, by simulation; or always RULE",
+    examples: &["adaptive", "adaptive:balance:1/demote"],
+    refusing: &["adaptive:shed"],
     needs_output_len: false,
     build: |argument| {
-        let fixed = match argument {
+        let sheds = argument == Some("shed");
+        let fixed = match argument.filter(|_| !sheds) {
             None => None,
-            Some(rule) => Some((rule.to_string(), base::find(rule)?)),
+            Some(rule) => Some((rule.to_string(), Base::new(base::find(rule)?))),
         };
         Some(Box::new(Adaptive {
             is_fixed: fixed.is_some(),
             incumbent: fixed,
+            sheds,
             ..Adaptive::default()
         }))
     },
@@ -65,30 +72,28 @@ const CORRECTION_WEIGHT: f64 = 0.02;
 const CORRECTION_CLIP: f64 = 4.0;
 
 /// Rules for models without loops.
-const STATIC_RULES: &[&str] = &[
-    "front:demote",
-    "join:0/demote",
-    "join:1/demote",
-    "join:4/demote",
-];
+const STATIC_RULES: &[&str] = &["front", "join:0", "join:1", "join:4"];
 /// Rules for models with loops.
 const LOOP_RULES: &[&str] = &[
-    "sharing:1/0.5/0.25/demote",
-    "balance:1/demote",
-    "balance:4/demote",
-    "balance:0/demote",
-    "balance:2/demote",
-    "balance:0.5/demote",
-    "sharing:1/0.5/1/demote",
-    "sharing:1/1/0.1/demote",
-    "sharing:4/0.5/0.05/demote",
-    "join:0/demote",
+    "sharing:1/0.5/0.25",
+    "balance:1",
+    "balance:4",
+    "balance:0",
+    "balance:2",
+    "balance:0.5",
+    "sharing:1/0.5/1",
+    "sharing:1/1/0.1",
+    "sharing:4/0.5/0.05",
+    "join:0",
 ];
 
 /// See the module.
 #[derive(Default)]
 struct Adaptive {
-    incumbent: Option<(String, Box<dyn Policy>)>,
+    /// Name of the rule that decides, and who decides by it.
+    incumbent: Option<(String, Base)>,
+    /// Who can no longer be in time is refused, not demoted.
+    sheds: bool,
     /// The incumbent stays, whatever comes.
     is_fixed: bool,
     history: History,
@@ -143,7 +148,7 @@ impl Policy for Adaptive {
         self.is_planning = true;
         self.planned = Some((self.history.num_arrivals(), self.history.rate()));
         let (incumbent, _) = self.incumbent.as_ref()?;
-        let rules = rules(view.models());
+        let rules = self.rules(view.models());
         let others = rules.iter().filter(|r| *r != incumbent);
         Some(PlanRequest {
             config: self.coarse_config(view.models()),
@@ -155,7 +160,7 @@ impl Policy for Adaptive {
 
     fn on_planned(&mut self, _now: Time, plan: &Plan) {
         self.is_planning = false;
-        let Some((incumbent, _)) = &self.incumbent else {
+        let Some((incumbent, base)) = &mut self.incumbent else {
             return;
         };
         let cost = |name: &str| {
@@ -170,7 +175,8 @@ impl Policy for Adaptive {
             && is_better
             && let Some(rule) = base::find(best)
         {
-            self.incumbent = Some((best.clone(), rule));
+            incumbent.clone_from(best);
+            base.change(rule);
         }
     }
 }
@@ -182,10 +188,26 @@ impl Adaptive {
         self.corrections = models.iter().map(|m| vec![1.0; m.blocks.len()]).collect();
         self.rescue.start(view);
         if self.incumbent.is_none() {
-            let first = rules(models).remove(0);
+            let first = self.rules(models).remove(0);
             let rule = base::find(&first).expect("a base rule");
-            self.incumbent = Some((first, rule));
+            self.incumbent = Some((first, Base::new(rule)));
         }
+    }
+
+    /// Rules worth comparing for these models.
+    fn rules(&self, models: &[ModelSpec]) -> Vec<String> {
+        let is_static = |m: &ModelSpec| m.blocks.iter().all(|b| b.repeat == Repeat::Once);
+        let rules = if models.iter().all(is_static) {
+            STATIC_RULES
+        } else {
+            LOOP_RULES
+        };
+        let late = if self.sheds { "shed" } else { "demote" };
+        let rule = |r: &&str| match r.contains(':') {
+            true => format!("{r}/{late}"),
+            false => format!("{r}:{late}"),
+        };
+        rules.iter().map(rule).collect()
     }
 
     /// Whether it is time for a plan: at 64, 128, ... arrivals, then at every
@@ -238,17 +260,6 @@ impl Adaptive {
         };
         CoreConfig::new(models.iter().enumerate().map(coarse).collect())
     }
-}
-
-/// Rules worth comparing for these models.
-fn rules(models: &[ModelSpec]) -> Vec<String> {
-    let is_static = |m: &ModelSpec| m.blocks.iter().all(|b| b.repeat == Repeat::Once);
-    let rules = if models.iter().all(is_static) {
-        STATIC_RULES
-    } else {
-        LOOP_RULES
-    };
-    rules.iter().map(|r| r.to_string()).collect()
 }
 
 /// Groups of segments that are one in plans.

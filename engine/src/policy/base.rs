@@ -21,8 +21,10 @@
 //!   to the power `A`, times `W` for the most progressed entry. With `A = 0` and `W = 1` entries
 //!   take equal turns; with `A = 1` requests do.
 //!
-//! Each takes `demote` behind a slash (`balance:1/demote`): waiting requests that can no longer
-//! meet their deadline let those pass that can.
+//! Each takes a word behind a slash for waiting requests that can no longer meet their deadline, by
+//! the latency tables times the ratio that recent requests took against them: with `demote`
+//! (`balance:1/demote`) they let those pass that can; with `shed` they are refused once they are
+//! the oldest of their queue.
 //!
 //! With several models, the model whose entries had the least device time so far runs.
 //!
@@ -39,78 +41,108 @@ use crate::core::{Ending, Key, RequestState, SubBatch, View};
 /// Registry line of `front`.
 pub const FRONT: Entry = Entry {
     name: "front",
-    usage: "front[:demote]",
+    usage: "front[:demote|shed]",
     summary: "whole-graph batches without padding: the next starts when the last has ended",
+    examples: &["front", "front:demote"],
+    refusing: &["front:shed"],
     needs_output_len: false,
-    build: |argument| build(argument, 0, |_| (Order::Front, Gate::Empty)),
+    build: |argument| build("front", argument),
 };
 
 /// Registry line of `join:K`.
 pub const JOIN: Entry = Entry {
     name: "join",
-    usage: "join:K[/demote]",
+    usage: "join:K[/demote|/shed]",
     summary: "newcomers catch up inside a block where that pays, K requests queueing behind",
+    examples: &["join:0", "join:3/demote"],
+    refusing: &["join:1/shed"],
     needs_output_len: false,
-    build: |argument| build(argument, 1, |n| (Order::Newest, Gate::Join(n[0]))),
+    build: |argument| build("join", argument),
 };
 
 /// Registry line of `balance:F`.
 pub const BALANCE: Entry = Entry {
     name: "balance",
-    usage: "balance:F[/demote]",
+    usage: "balance:F[/demote|/shed]",
     summary: "newcomers catch up once they have waited F times what they disturb",
+    examples: &["balance:0", "balance:1/demote"],
+    refusing: &["balance:0.5/shed"],
     needs_output_len: false,
-    build: |argument| build(argument, 1, |n| (Order::Newest, Gate::Balance(n[0]))),
+    build: |argument| build("balance", argument),
 };
 
 /// Registry line of `sharing:F`.
 pub const SHARING: Entry = Entry {
     name: "sharing",
-    usage: "sharing:F/A/W[/demote]",
+    usage: "sharing:F/A/W[/demote|/shed]",
     summary: "admits as balance:F; sub-batches take turns, members count to the power A, those in \
               front W-fold",
+    examples: &["sharing:0.5/0.5/2", "sharing:2/1/1/demote"],
+    refusing: &["sharing:1/0/1/shed"],
     needs_output_len: false,
-    build: |argument| {
-        build(argument, 3, |n| {
+    build: |argument| build("sharing", argument),
+};
+
+/// Names and how their numbers are read.
+type Reader = fn(Option<&str>) -> Option<Rule>;
+const RULES: [(&str, Reader); 4] = [
+    ("front", |a| rule(a, 0, |_| (Order::Front, Gate::Empty))),
+    ("join", |a| {
+        rule(a, 1, |n| (Order::Newest, Gate::Join(n[0])))
+    }),
+    ("balance", |a| {
+        rule(a, 1, |n| (Order::Newest, Gate::Balance(n[0])))
+    }),
+    ("sharing", |a| {
+        rule(a, 3, |n| {
             let order = Order::Share {
                 members: n[1],
                 front: n[2],
             };
             (order, Gate::Balance(n[0]))
         })
-    },
-};
+    }),
+];
 
-/// The base rule of a specification such as `balance:1/demote`.
-pub(super) fn find(spec: &str) -> Option<Box<dyn Policy>> {
+/// The rule of a specification such as `balance:1/demote`.
+pub(super) fn find(spec: &str) -> Option<Rule> {
     let (name, argument) = super::split(spec);
-    let entries = [FRONT, JOIN, BALANCE, SHARING];
-    let entry = entries.into_iter().find(|e| e.name == name)?;
-    (entry.build)(argument)
+    let (_, read) = RULES.into_iter().find(|r| r.0 == name)?;
+    read(argument)
 }
 
-fn build(
+fn build(name: &str, argument: Option<&str>) -> Option<Box<dyn Policy>> {
+    let (_, read) = RULES.into_iter().find(|r| r.0 == name)?;
+    Some(Box::new(Base::new(read(argument)?)))
+}
+
+fn rule(
     argument: Option<&str>,
     num_numbers: usize,
-    rule: impl Fn(&[f64]) -> (Order, Gate),
-) -> Option<Box<dyn Policy>> {
+    parts: impl Fn(&[f64]) -> (Order, Gate),
+) -> Option<Rule> {
     let mut words: Vec<&str> = argument.into_iter().flat_map(|a| a.split('/')).collect();
-    let demote = words.last() == Some(&"demote");
-    words.truncate(words.len() - usize::from(demote));
+    let late = match words.last() {
+        Some(&"demote") => Late::Demote,
+        Some(&"shed") => Late::Shed,
+        _ => Late::Keep,
+    };
+    words.truncate(words.len() - usize::from(late != Late::Keep));
     let number = |w: &&str| w.parse().ok().filter(|n: &f64| n.is_finite() && *n >= 0.0);
     let numbers: Vec<f64> = words.iter().map(number).collect::<Option<_>>()?;
     if numbers.len() != num_numbers {
         return None;
     }
-    let (order, gate) = rule(&numbers);
-    Some(Box::new(Base {
-        order,
-        gate,
-        demote,
-        running: None,
-        attained: Vec::new(),
-        promises: Promises::default(),
-    }))
+    let (order, gate) = parts(&numbers);
+    Some(Rule { order, gate, late })
+}
+
+/// What makes one base rule differ from another.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Rule {
+    order: Order,
+    gate: Gate,
+    late: Late,
 }
 
 /// Which entry of a model runs at the head of a block.
@@ -136,15 +168,25 @@ enum Gate {
     Balance(f64),
 }
 
-struct Base {
-    order: Order,
-    gate: Gate,
-    demote: bool,
+/// What becomes of waiting requests that can no longer meet their deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Late {
+    /// Nothing.
+    Keep,
+    /// Others pass them.
+    Demote,
+    /// They are refused.
+    Shed,
+}
+
+/// Decides by a rule that may change as it goes.
+pub(super) struct Base {
+    rule: Rule,
     /// The entry that runs until it stands at the head of a block again.
     running: Option<SubBatchId>,
     /// Device time of each model's launches.
     attained: Vec<Nanos>,
-    /// How long requests take, against what tables alone say; kept with `demote` only.
+    /// How long requests take, against what tables alone say; kept with `demote` and `shed` only.
     promises: Promises,
 }
 
@@ -171,6 +213,11 @@ impl Default for Promises {
 }
 
 impl Promises {
+    /// Time that a waiting request will need.
+    fn needs(&self, view: &View<'_>, model: ModelId, state: &RequestState) -> Nanos {
+        Nanos((needs(view, model, state).0 as f64 * self.stretch) as u64)
+    }
+
     fn on_end(&mut self, now: Time, ending: &Ending) {
         let Some((admitted, predicted)) = self.open.remove(&ending.id) else {
             return;
@@ -189,6 +236,14 @@ const MAX_STRETCH: f64 = 20.0;
 
 impl Policy for Base {
     fn decide(&mut self, view: &View<'_>) -> Decision {
+        if self.rule.late == Late::Shed
+            && let Some(request) = self.too_late(view)
+        {
+            return Decision::Shed {
+                request,
+                cause: "its deadline can no longer be met",
+            };
+        }
         if let Some((into, from)) = mergeable(view) {
             return Decision::Merge { into, from };
         }
@@ -206,13 +261,27 @@ impl Policy for Base {
     }
 
     fn on_end(&mut self, now: Time, ending: &Ending) {
-        if self.demote {
+        if self.rule.late != Late::Keep {
             self.promises.on_end(now, ending);
         }
     }
 }
 
 impl Base {
+    pub fn new(rule: Rule) -> Self {
+        Self {
+            rule,
+            running: None,
+            attained: Vec::new(),
+            promises: Promises::default(),
+        }
+    }
+
+    /// Goes on by another rule, with what has been learned.
+    pub fn change(&mut self, rule: Rule) {
+        self.rule = rule;
+    }
+
     fn launch(&mut self, view: &View<'_>, entry: &SubBatch) -> Decision {
         self.running = Some(entry.id);
         let table = &view.model(entry.model).table;
@@ -237,7 +306,7 @@ impl Base {
         let model = model.min_by_key(|&m| (self.attained(m), m))?;
         let entries = || launchable().filter(|e| e.model == model);
         let progress = |e: &&SubBatch| (e.block, e.segment, std::cmp::Reverse(e.id));
-        match self.order {
+        match self.rule.order {
             Order::Front => entries().max_by_key(progress),
             Order::Newest => entries().min_by_key(progress),
             Order::Share { members, front } => {
@@ -273,7 +342,7 @@ impl Base {
             if padded || inside.is_some_and(|i| i != model) {
                 return None;
             }
-            let room = match self.gate {
+            let room = match self.rule.gate {
                 Gate::Empty => None,
                 Gate::Join(behind) => {
                     let newest = entries().min_by_key(|e| (e.block, e.segment))?;
@@ -291,9 +360,13 @@ impl Base {
     fn pick(&mut self, view: &View<'_>, model: ModelId, room: u32) -> Decision {
         let n = view.fitting_prefix(model, room);
         let mut pick = Pick::First(n);
-        if self.demote {
-            let keys = self.in_time_first(view, model, room);
-            let keys = keys.unwrap_or_else(|| view.queue(model).iter().take(n).collect());
+        if self.rule.late != Late::Keep {
+            let in_time = match self.rule.late {
+                Late::Demote => self.in_time_first(view, model, room),
+                _ => None,
+            };
+            let first = || view.queue(model).iter().take(n).collect();
+            let keys: Vec<Key> = in_time.unwrap_or_else(first);
             for &key in &keys {
                 let state = view.request(key);
                 let needs = needs(view, model, state).0;
@@ -307,6 +380,21 @@ impl Base {
             pick,
             padded: false,
         }
+    }
+
+    /// The oldest of a queue that can no longer be in time.
+    fn too_late(&self, view: &View<'_>) -> Option<Key> {
+        let heads = view
+            .ready()
+            .filter_map(|m| Some((m, view.queue(m).front()?)));
+        let is_late = |m, key| {
+            let state = view.request(key);
+            view.now + self.promises.needs(view, m, state) > state.deadline
+        };
+        heads
+            .into_iter()
+            .find(|&(m, key)| is_late(m, key))
+            .map(|h| h.1)
     }
 
     /// Of the waiting, those who can still meet their deadline if admitted now, oldest first, as
@@ -331,8 +419,7 @@ impl Base {
             if taken + state.request.samples > room || keys.len() >= free as usize {
                 break;
             }
-            let needs = Nanos((needs(view, model, state).0 as f64 * self.promises.stretch) as u64);
-            if view.now + needs <= state.deadline {
+            if view.now + self.promises.needs(view, model, state) <= state.deadline {
                 taken += state.request.samples;
                 keys.push(key);
             }

@@ -36,6 +36,8 @@ pub const ENTRY: Entry = Entry {
     name: "cellular",
     usage: "cellular",
     summary: "cellular batching: join and leave between passes of any block",
+    examples: &["cellular"],
+    refusing: &[],
     needs_output_len: false,
     build: |argument| {
         argument

@@ -26,6 +26,8 @@ pub const ENTRY: Entry = Entry {
     name: "continuous",
     usage: "continuous",
     summary: "iteration-level batching: join and leave between passes of the last loop",
+    examples: &["continuous"],
+    refusing: &[],
     needs_output_len: false,
     build: |argument| {
         argument

@@ -35,6 +35,8 @@ pub const ENTRY: Entry = Entry {
     name: "edf",
     usage: "edf[:patience=MS]",
     summary: "earliest deadline first, node by node; without a target due after the patience (1000)",
+    examples: &["edf", "edf:patience=0.02"],
+    refusing: &[],
     needs_output_len: false,
     build: |argument| {
         let patience = match argument {

@@ -14,6 +14,8 @@ pub const GRAPH: Entry = Entry {
     name: "graph",
     usage: "graph:W",
     summary: "whole-graph batches with a batching time-window of W milliseconds",
+    examples: &["graph:0.005", "graph:0.2"],
+    refusing: &[],
     needs_output_len: false,
     build: |argument| {
         let ms: f64 = argument?.parse().ok()?;
@@ -26,6 +28,8 @@ pub const GREEDY: Entry = Entry {
     name: "greedy",
     usage: "greedy",
     summary: "whole-graph batches of whatever waits when the device is idle (graph:0)",
+    examples: &["greedy"],
+    refusing: &[],
     needs_output_len: false,
     build: |argument| argument.is_none().then(|| graph(Nanos::ZERO)),
 };

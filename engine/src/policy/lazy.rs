@@ -28,6 +28,8 @@ pub const LAZY: Entry = Entry {
     name: "lazy",
     usage: "lazy[:late-admits]",
     summary: "LazyBatching as reconstructed: node-level batching with a serialised slack test",
+    examples: &["lazy", "lazy:late-admits"],
+    refusing: &[],
     needs_output_len: false,
     build: |argument| match argument {
         None => Some(Box::new(Lazy {
@@ -49,6 +51,8 @@ pub const ORACLE: Entry = Entry {
     name: "oracle",
     usage: "oracle",
     summary: "lazy with exact batched latencies and exact output lengths",
+    examples: &["oracle"],
+    refusing: &[],
     needs_output_len: true,
     build: |argument| {
         argument.is_none().then(|| {

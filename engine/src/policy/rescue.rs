@@ -4,6 +4,11 @@
 //! oldest open request has been passed over [`Rescue::FACTOR`] times the requests that may be in
 //! flight, it is rescued: if it waits, it is admitted with those behind it as soon as there is
 //! room, and nobody else is; if it is in flight, its entry runs until it has ended.
+//!
+//! Whoever can still be in time must not pay for all who cannot: for each request that is rescued
+//! from a queue, [`Rescue::OTHERS`] must have ended. So one that finds `p` open requests when it
+//! arrives is passed over at most `FACTOR x max_in_flight + OTHERS x (p + 1)` times before it is
+//! admitted, and then by the `max_in_flight` at most that are in flight with it.
 
 use std::collections::VecDeque;
 
@@ -23,11 +28,15 @@ pub(super) struct Rescue {
     /// Ended requests that are still in `open`.
     ended: FxHashSet<RequestId>,
     num_ended: u64,
+    /// Endings that rescues from a queue have used up.
+    used: u64,
 }
 
 impl Rescue {
     /// Times the most requests in flight of all models that a request may be passed over.
     pub const FACTOR: u64 = 16;
+    /// Requests that end for each that is rescued from a queue.
+    pub const OTHERS: u64 = 16;
 
     pub fn start(&mut self, view: &View<'_>) {
         let in_flight: u64 = view
@@ -54,7 +63,7 @@ impl Rescue {
     }
 
     /// What the rescue of the oldest open request asks for; `None` where there is nothing to do.
-    pub fn decide(&self, view: &View<'_>) -> Option<Decision> {
+    pub fn decide(&mut self, view: &View<'_>) -> Option<Decision> {
         let &(oldest, baseline) = self.open.front()?;
         if self.num_ended <= baseline + self.bound {
             return None;
@@ -70,12 +79,21 @@ impl Rescue {
                 Decision::Wait { until: None }
             });
         }
+        if self.num_ended < self.used {
+            return None;
+        }
         let model = view.ready().find(|&m| {
             let first = view.queue(m).front();
             first.is_some_and(|k| view.request(k).request.id == oldest)
         })?;
         let n = view.fitting_prefix(model, view.model(model).max_batch);
-        (n > 0).then_some(Decision::Admit {
+        if n == 0 {
+            return None;
+        }
+        // What was not used does not add up beyond the bound.
+        let used = self.used.max(self.num_ended - self.bound);
+        self.used = used + Self::OTHERS * n as u64;
+        Some(Decision::Admit {
             model,
             pick: Pick::First(n),
             padded: false,

@@ -8,6 +8,8 @@ pub const ENTRY: Entry = Entry {
     name: "serial",
     usage: "serial",
     summary: "one request at a time, in arrival order",
+    examples: &["serial"],
+    refusing: &[],
     needs_output_len: false,
     build: |argument| {
         argument

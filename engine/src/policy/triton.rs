@@ -34,6 +34,15 @@ pub const ENTRY: Entry = Entry {
     usage: "triton[:KEY=VALUE,...]",
     summary: "Triton's dynamic batcher: preferred=4+8, delay=MS, levels=N, default-level=K, \
               timeout=MS, action=reject|delay, max-queue=N, pad",
+    examples: &[
+        "triton",
+        "triton:pad,delay=0.01,preferred=2+3",
+        "triton:levels=2,timeout=0.03,action=delay,delay=0.02",
+    ],
+    refusing: &[
+        "triton:timeout=0.02,max-queue=3",
+        "triton:levels=3,default-level=2,timeout=0.05,delay=0.03,preferred=2+4,pad",
+    ],
     needs_output_len: false,
     build: |argument| match argument {
         Some("") => None,

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use lazybatch_engine::policy::REGISTRY;
 use lazybatch_sla::{LaneId, Outcome, RequestId, Slot, Ticket};
 
 use super::*;
@@ -89,49 +88,6 @@ impl Chaos {
             options,
         }
     }
-}
-
-/// Specifications of policies that refuse requests.
-pub const SHEDDING: [&str; 2] = [
-    "triton:timeout=0.02,max-queue=3",
-    "triton:levels=3,default-level=2,timeout=0.05,delay=0.03,preferred=2+4,pad",
-];
-
-/// One or more specifications of every registered policy; none of them refuses a request.
-pub fn policies() -> Vec<&'static str> {
-    let mut specs = vec![
-        "serial",
-        "greedy",
-        "graph:0.005",
-        "graph:0.2",
-        "lazy",
-        "lazy:late-admits",
-        "oracle",
-        "edf",
-        "edf:patience=0.02",
-        "triton:pad,delay=0.01,preferred=2+3",
-        "triton:levels=2,timeout=0.03,action=delay,delay=0.02",
-        "front",
-        "front:demote",
-        "join:0",
-        "join:3/demote",
-        "balance:0",
-        "balance:1/demote",
-        "sharing:0.5/0.5/2",
-        "sharing:2/1/1/demote",
-    ];
-    for entry in REGISTRY {
-        let covered = |s: &&str| s.split(':').next() == Some(entry.name);
-        if !specs.iter().any(covered) {
-            assert!(
-                policy::find(entry.name).is_ok(),
-                "list a specification of {} here",
-                entry.usage
-            );
-            specs.push(entry.name);
-        }
-    }
-    specs
 }
 
 /// Everything that must hold of a recorded run beside the checker's rules.

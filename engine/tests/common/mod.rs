@@ -13,6 +13,8 @@ use lazybatch_engine::core::{Action, Core, CoreConfig, Counters, Event, ModelSpe
 use lazybatch_engine::driver::virtual_time::{Ended, Script, SimRequest, run, untimed};
 use lazybatch_engine::driver::{Judge, Observer};
 use lazybatch_engine::policy::{self, Policy};
+#[allow(unused_imports, reason = "each test file takes what it needs")]
+pub use lazybatch_engine::policy::{examples, refusing_examples};
 use lazybatch_kernels::sim::{Noise, SimDevice};
 use lazybatch_sla::profile::{
     BlockProfile, By, FORMAT, ModelProfile, NodeProfile, Profile, RepeatRule,

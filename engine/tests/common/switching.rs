@@ -21,13 +21,12 @@ pub struct Switching {
 }
 
 impl Switching {
-    /// Of all specifications that [`policies`] and [`SHEDDING`] list. `taken_over` counts changes while entries
-    /// were in the table.
+    /// Of all examples. `taken_over` counts changes while entries were in the table.
     pub fn new(seed: u64, taken_over: Arc<AtomicU64>) -> Self {
         let mut rng = rng(seed);
-        let build = |spec: &&str| policy::build(spec).expect("a listed policy");
+        let build = |spec: &str| policy::build(spec).expect("a listed policy");
         Self {
-            inner: policies().iter().chain(&SHEDDING).map(build).collect(),
+            inner: examples().chain(refusing_examples()).map(build).collect(),
             active: 0,
             planner: 0,
             change: [0.02, 0.2, 1.0][rng.random_range(0..3)],

@@ -1,7 +1,7 @@
 //! The bound against exhaustive search, against every policy, and against its own definition.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use lazybatch_engine::policy::{self, REGISTRY};
+use lazybatch_engine::policy;
 use lazybatch_kernels::Noise;
 use lazybatch_sla::profile::{BlockProfile, By, FORMAT, ModelProfile, NodeProfile, RepeatRule};
 use lazybatch_sla::{LatencyTable, Profile, Time, segments_of};
@@ -302,11 +302,7 @@ fn no_policy_beats_it() {
             ..simulation(&profile, &arrivals)
         };
         let bound = LowerBound::of(&simulation).unwrap();
-        for entry in REGISTRY {
-            // `graph:W` is the one that needs a number.
-            let spec = [entry.name.to_string(), format!("{}:0.05", entry.name)];
-            let mut known = spec.iter().filter(|s| policy::build(s).is_ok());
-            let policy = known.next().expect("a policy builds by its name");
+        for policy in policy::examples().chain(policy::refusing_examples()) {
             let done = simulation.run(policy, None, &mut (), false).unwrap();
             let sum: u64 = done.requests.iter().map(|r| r.latency().0).sum();
             let mean_ms = sum as f64 / done.requests.len() as f64 / 1e6;
