@@ -45,6 +45,8 @@ pub struct Facts {
     pub arrivals: ArrivalKind,
     /// Requests that arrive.
     pub requests: usize,
+    /// Mean time that so many arrivals take, seconds.
+    pub span_s: f64,
     /// Arrival rate over the capacity.
     pub load: f64,
     /// See [`Case::capacity_rps`].
@@ -70,6 +72,7 @@ impl Facts {
             mean_output: case.lengths.mean_output(),
             arrivals: case.arrival_kind,
             requests: case.num_requests,
+            span_s: case.num_requests as f64 / case.rate_rps(),
             load: case.load,
             capacity_rps: case.capacity_rps,
             alone_ms: case.alone_ms,

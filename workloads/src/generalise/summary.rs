@@ -104,6 +104,8 @@ const GROUPS: &[Kind] = {
         ("load below 0.5", |r| r.case.load < 0.5),
         ("load 0.5 to 1", |r| (0.5..1.0).contains(&r.case.load)),
         ("load 1 and more", |r| r.case.load >= 1.0),
+        ("arrivals within 1 s", |r| r.case.span_s < 1.0),
+        ("arrivals over 1 s or more", |r| r.case.span_s >= 1.0),
         ("without loops", |r| !r.case.has_loops),
         ("with loops", |r| r.case.has_loops),
         ("compute", |r| r.case.cost == C::Compute),
@@ -157,6 +159,8 @@ fn exception(judge: &str, result: &CaseResult) -> String {
         mean_input,
         mean_output,
         arrivals,
+        requests,
+        span_s,
         load,
         alone_ms,
         sla_ms,
@@ -174,7 +178,7 @@ fn exception(judge: &str, result: &CaseResult) -> String {
         })
     };
     format!(
-        "seed {seed}: J x {:.3}, load {load:.2} {arrivals:?}, {lengths:?} lengths {mean_input:.1} \
+        "seed {seed}: J x {:.3}, load {load:.2} {arrivals:?}, {requests} in {span_s:.2} s, {lengths:?} lengths {mean_input:.1} \
          > {mean_output:.1}, max batch {max_batch}, alone {alone_ms:.3} ms, SLA {sla_ms:.3} ms\n  \
          {}\n  {}; {}\n",
         result.ratio,
@@ -219,8 +223,8 @@ mod tests {
         let results: Vec<_> = (0..40).map(|s| result(s, "adaptive", &rows)).collect();
         let summary = Summary::new("adaptive", &results);
         let cases: usize = summary.groups.iter().map(|g| g.cases).sum();
-        // All, stability, load, loops, cost, arrivals, lengths.
-        assert_eq!(cases, 7 * 40);
+        // All, stability, load, span, loops, cost, arrivals, lengths.
+        assert_eq!(cases, 8 * 40);
         assert_eq!(Summary::new("adaptive", &[]).text(&[]), "no cases\n");
     }
 }
