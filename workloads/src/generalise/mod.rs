@@ -1,8 +1,8 @@
 //! Does a policy do well on what nobody tuned it for? Random models under random arrivals.
 //!
-//! [`Case`] is one model with its arrivals, drawn from a seed; [`run`] simulates policies on a
+//! [`Case`] is one model with its arrivals, drawn from a seed; [`run()`] simulates policies on a
 //! range of seeds in parallel; [`summary`] says on how many of them the judged policy came close to
-//! the best other one; [`file`] is the file with all of it. docs/generalisation.md defines every
+//! the best other one; [`mod@file`] is the file with all of it. docs/generalisation.md defines every
 //! number.
 //!
 //! Invariants:
