@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::ops::Range;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
@@ -11,6 +12,8 @@ use crate::models;
 const MAX_BATCH: u32 = 1 << 16;
 /// Largest rate, span or target that can be asked for, in its own unit.
 const MAX_NUMBER: f64 = 1e9;
+/// Most random cases of one run.
+const MAX_CASES: u64 = 100_000;
 
 fn positive(text: &str) -> Result<f64, String> {
     number(text, |x| x > 0.0, "a number above 0")
@@ -40,6 +43,16 @@ fn threads(text: &str) -> Result<usize, String> {
         .ok()
         .filter(|n| (1..=1024).contains(n))
         .ok_or_else(|| format!("expected 1 to 1024 threads, got {text}"))
+}
+
+fn seeds(text: &str) -> Result<Range<u64>, String> {
+    let bounds = text.split_once("..").and_then(|(from, to)| {
+        let bounds = from.parse::<u64>().ok()?..to.parse::<u64>().ok()?;
+        (bounds.start < bounds.end && bounds.end - bounds.start <= MAX_CASES).then_some(bounds)
+    });
+    bounds.ok_or_else(|| {
+        format!("expected FROM..TO with FROM < TO, at most {MAX_CASES} seeds, got {text}")
+    })
 }
 
 fn sweep_count(text: &str) -> Result<usize, String> {
@@ -75,6 +88,8 @@ pub enum Command {
     Simulate(SimulateArgs),
     /// Run a grid of simulations and compare the policies over it
     Sweep(SweepArgs),
+    /// Compare policies on random models under random arrivals
+    Generalise(GeneraliseArgs),
     /// Measure a model's latency tables on a device
     Profile(ProfileArgs),
     /// Run one request and print the answer
@@ -91,6 +106,7 @@ impl Command {
         let policies = match self {
             Self::Compare(args) => &mut args.policies,
             Self::Simulate(args) => &mut args.policies,
+            Self::Generalise(args) => &mut args.policies,
             Self::Sweep(SweepArgs {
                 policies: Some(policies),
                 ..
@@ -289,6 +305,35 @@ pub struct SweepArgs {
     /// Folder of public traces, for grids that name some
     #[arg(long, value_name = "DIR")]
     pub traces: Option<PathBuf>,
+    /// Threads; all available cores if absent. Results do not depend on it
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = threads)]
+    pub threads: Option<usize>,
+}
+
+#[derive(Debug, Args)]
+pub struct GeneraliseArgs {
+    /// Seeds of the cases, TO left out: 0..100 are for development, 1000..1200 for the final table
+    #[arg(long, value_name = "FROM..TO", default_value = "0..100", allow_negative_numbers = true, value_parser = seeds)]
+    pub seeds: Range<u64>,
+    /// Policies, separated by commas; `oracle` and adaptive's own rules (front, join, balance,
+    /// sharing) are shown, but the judged policy is not compared with them
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "greedy,graph:5,graph:25,lazy,continuous,cellular,edf,adaptive"
+    )]
+    pub policies: Vec<String>,
+    /// Policy to compare with the best of the others
+    #[arg(long, value_name = "POLICY", default_value = "adaptive")]
+    pub judge: String,
+    /// Write results as JSON lines, lazybatch-generalise/1
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write the profile and the arrivals of each case, SEED.profile.json and SEED.arrivals.csv,
+    /// for `simulate`
+    #[arg(long, value_name = "DIR")]
+    pub cases: Option<PathBuf>,
     /// Threads; all available cores if absent. Results do not depend on it
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = threads)]
     pub threads: Option<usize>,

@@ -41,6 +41,7 @@ fn run(command: &Command) -> anyhow::Result<()> {
         Command::Compare(args) => commands::compare::run(args),
         Command::Simulate(args) => commands::simulate::run(args),
         Command::Sweep(args) => commands::sweep::run(args),
+        Command::Generalise(args) => commands::generalise::run(args),
         Command::Profile(args) => commands::profile::run(args),
         Command::Run(args) => commands::run::run(args),
         Command::Inspect(args) => commands::inspect::run(args),

@@ -5,6 +5,7 @@
 //! - [`lengths`]: joint distributions of input and output lengths.
 //! - [`results`]: summaries, tables and files of finished requests.
 //! - [`sweep`]: grids of simulations, scored and compared.
+//! - [`generalise`]: random models under random arrivals.
 //! - [`zoo`]: models by name.
 //! - [`bound`]: what no schedule of given arrivals can beat.
 //! - [`devices`]: latency profiles of those models on devices that are not at hand.
@@ -30,6 +31,7 @@ pub mod bound;
 pub mod devices;
 pub mod error;
 pub mod experiment;
+pub mod generalise;
 pub mod lengths;
 pub mod report;
 pub mod results;

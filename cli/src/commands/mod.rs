@@ -1,6 +1,7 @@
 //! One file a command.
 
 pub mod compare;
+pub mod generalise;
 pub mod inspect;
 mod offer;
 pub mod profile;

@@ -1,0 +1,90 @@
+//! What `generalise` promises: a file that adds up, cases that `simulate` takes and agrees on, and
+//! clear messages.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+mod common;
+
+use common::Place;
+use serde_json::Value;
+
+fn lines(text: &str) -> Vec<Value> {
+    text.lines()
+        .map(|l| serde_json::from_str(l).unwrap())
+        .collect()
+}
+
+#[test]
+fn five_cases_end_to_end() {
+    let place = Place::new();
+    let command = "generalise --policies greedy,edf,adaptive";
+    let done = place.succeed(&format!(
+        "{command} --seeds 3..8 --json a.jsonl --threads 2"
+    ));
+    let lines = lines(&place.read("a.jsonl"));
+    assert_eq!(lines.len(), 1 + 5 + 1);
+    assert_eq!(lines[0]["format"], "lazybatch-generalise/1");
+    let mut within = 0;
+    for (line, seed) in lines[1..6].iter().zip(3..) {
+        assert_eq!(line["case"]["seed"], seed);
+        let j = |i: usize| line["policies"][i]["j_ms"].as_f64().unwrap();
+        let ratio = j(2) / j(0).min(j(1));
+        assert!((line["ratio"].as_f64().unwrap() - ratio).abs() < 1e-12);
+        within += u64::from(ratio <= 1.05);
+    }
+    let summary = &lines[6]["summary"];
+    assert_eq!(summary["groups"][0]["within"], within);
+    let exceptions = summary["exceptions"].as_array().unwrap().len() as u64;
+    assert_eq!(exceptions, 5 - within);
+    assert_eq!(done.out.matches("seed ").count() as u64, exceptions);
+}
+
+#[test]
+fn a_written_case_is_what_was_simulated() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("cases")).unwrap();
+    place.succeed(
+        "generalise --seeds 5..6 --policies greedy,lazy --judge lazy --json a.jsonl --cases cases",
+    );
+    place.succeed(
+        "simulate --profile cases/5.profile.json --arrivals cases/5.arrivals.csv \
+         --policies greedy,lazy --json s.json",
+    );
+    let case = &lines(&place.read("a.jsonl"))[1];
+    let runs = &place.json("s.json")["runs"];
+    for i in 0..2 {
+        for key in ["mean_ms", "p99_ms", "violation_rate"] {
+            // Arrival files have whole nanoseconds, so the runs are the same.
+            assert_eq!(case["policies"][i][key], runs[i][key], "{key}");
+        }
+    }
+}
+
+#[test]
+fn wrong_usage_is_refused() {
+    let place = Place::new();
+    for (arguments, parts) in [
+        ("--seeds 5..5", ["--seeds", "FROM..TO", "5..5"]),
+        ("--seeds 5", ["--seeds", "FROM..TO", "got 5"]),
+        ("--seeds 0..200000", ["--seeds", "at most 100000", "200000"]),
+        (
+            "--policies greedi,adaptive",
+            ["policies", "graph:W", "greedi"],
+        ),
+        (
+            "--policies greedy,lazy",
+            ["judge", "greedy, lazy", "adaptive"],
+        ),
+        (
+            "--policies adaptive,join:0",
+            ["policies", "online", "join:0"],
+        ),
+        ("--json none/a.jsonl", ["--json", "written", "none/a.jsonl"]),
+        (
+            "--cases none",
+            ["--cases", "written", "none/0.profile.json"],
+        ),
+    ] {
+        place.refuse(&format!("generalise {arguments}"), &parts);
+    }
+}

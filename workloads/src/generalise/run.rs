@@ -1,0 +1,338 @@
+//! Simulates policies on random cases, in parallel over cases and policies.
+
+use std::ops::Range;
+
+use lazybatch_engine::policy;
+use lazybatch_kernels::Noise;
+use lazybatch_sla::Nanos;
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+use super::TOLERANCE;
+use super::case::{ArrivalKind, Case, Cost, LengthKind};
+use crate::arrivals::Arrival;
+use crate::error::{Error, Result};
+use crate::experiment::Simulation;
+use crate::results::RunResult;
+use crate::sweep::points::{SUSTAINED_GROWTH, is_online, name};
+use crate::sweep::score::{backlog_growth, objective_ms};
+
+/// Rules that `adaptive` chooses from: shown, never compared against, as they are parts of it.
+pub const BASE_RULES: &[&str] = &["front", "join", "balance", "sharing"];
+
+/// What a case is, in a line.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Facts {
+    /// What it was drawn from.
+    pub seed: u64,
+    /// See [`Case::blocks`].
+    pub blocks: Vec<String>,
+    /// Shape of the cost.
+    pub cost: Cost,
+    /// Whether a block is a loop.
+    pub has_loops: bool,
+    /// Most samples of one launch.
+    pub max_batch: u32,
+    /// Cost of a launch, microseconds.
+    pub dispatch_us: f64,
+    /// Kind of lengths.
+    pub lengths: LengthKind,
+    /// Mean input length.
+    pub mean_input: f64,
+    /// Mean output length.
+    pub mean_output: f64,
+    /// Kind of arrivals.
+    pub arrivals: ArrivalKind,
+    /// Requests that arrive.
+    pub requests: usize,
+    /// Mean time that so many arrivals take, seconds.
+    pub span_s: f64,
+    /// Arrival rate over the capacity.
+    pub load: f64,
+    /// See [`Case::capacity_rps`].
+    pub capacity_rps: f64,
+    /// Time of a request of mean lengths alone, milliseconds.
+    pub alone_ms: f64,
+    /// SLA target, milliseconds.
+    pub sla_ms: f64,
+}
+
+impl Facts {
+    /// Of a case.
+    pub fn new(case: &Case) -> Self {
+        Self {
+            seed: case.seed,
+            blocks: case.blocks(),
+            cost: case.cost,
+            has_loops: case.has_loops(),
+            max_batch: case.model().max_batch,
+            dispatch_us: case.profile.dispatch_us,
+            lengths: case.length_kind,
+            mean_input: case.lengths.mean_input(),
+            mean_output: case.lengths.mean_output(),
+            arrivals: case.arrival_kind,
+            requests: case.num_requests,
+            span_s: case.num_requests as f64 / case.rate_rps(),
+            load: case.load,
+            capacity_rps: case.capacity_rps,
+            alone_ms: case.alone_ms,
+            sla_ms: case.sla().as_ms(),
+        }
+    }
+}
+
+/// One policy on a case.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Standing {
+    /// The policy.
+    pub policy: String,
+    /// Mean latency + 3 x SLA x violation rate, milliseconds.
+    pub j_ms: f64,
+    /// Mean latency, milliseconds.
+    pub mean_ms: f64,
+    /// 99th percentile of the latency, milliseconds.
+    pub p99_ms: f64,
+    /// Share of requests not answered in time.
+    pub violation_rate: f64,
+    /// Requests answered in time per second.
+    pub goodput_rps: f64,
+    /// Mean members of a launch.
+    pub mean_batch: f64,
+    /// Share of the arrivals that piled up.
+    pub backlog_growth: f64,
+}
+
+/// All policies on a case.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CaseResult {
+    /// The case.
+    pub case: Facts,
+    /// Whether the arrivals of some online policy do not pile up.
+    pub stable: bool,
+    /// The policy with the least J of those that the judged one is compared with.
+    pub best_other: String,
+    /// J of the judged policy over that of the best other.
+    pub ratio: f64,
+    /// Goodput of the judged policy over the highest of those that it is compared with; 1 where
+    /// none has any.
+    pub goodput_ratio: f64,
+    /// The policies, in the order asked for.
+    pub policies: Vec<Standing>,
+}
+
+impl CaseResult {
+    /// Whether the judged policy is close to the best other one.
+    pub fn is_within(&self) -> bool {
+        self.ratio <= 1.0 + TOLERANCE
+    }
+
+    /// A policy.
+    pub fn policy(&self, spec: &str) -> Option<&Standing> {
+        self.policies.iter().find(|s| s.policy == spec)
+    }
+
+    fn new(case: &Case, judge: &str, policies: Vec<Standing>) -> Self {
+        let others = || policies.iter().filter(|s| is_bar(&s.policy, judge));
+        let best = others().min_by(|a, b| a.j_ms.total_cmp(&b.j_ms));
+        let best = best.expect("checked: there is another online policy");
+        let own = policies.iter().find(|s| s.policy == judge);
+        let own = own.expect("checked: the judged policy runs");
+        let goodput = others().map(|s| s.goodput_rps).fold(0.0, f64::max);
+        let mut online = policies.iter().filter(|s| is_online(&s.policy));
+        Self {
+            case: Facts::new(case),
+            stable: online.any(|s| s.backlog_growth <= SUSTAINED_GROWTH),
+            best_other: best.policy.clone(),
+            ratio: over(own.j_ms, best.j_ms),
+            goodput_ratio: over(own.goodput_rps, goodput),
+            policies,
+        }
+    }
+}
+
+/// Whether a policy is one that the judged one is compared with: it knows only what a scheduler
+/// can know, has another name, and is none of [`BASE_RULES`].
+pub fn is_bar(spec: &str, judge: &str) -> bool {
+    is_online(spec) && name(spec) != name(judge) && !BASE_RULES.contains(&name(spec))
+}
+
+/// Checks what [`run`] is asked for.
+///
+/// # Errors
+/// An unknown policy, one that is asked for twice, no seeds, a judged policy that does not run or
+/// has nothing to be compared with.
+pub fn check(seeds: &Range<u64>, policies: &[String], judge: &str) -> Result<()> {
+    if seeds.is_empty() {
+        let got = format!("{}..{}", seeds.start, seeds.end);
+        return Err(Error::parameter("seeds", "FROM..TO with FROM < TO", got));
+    }
+    for (i, spec) in policies.iter().enumerate() {
+        policy::find(spec).map_err(|e| Error::parameter("policies", e.expected, e.got))?;
+        if policies[..i].contains(spec) {
+            let got = format!("{spec} twice");
+            return Err(Error::parameter("policies", "each policy once", got));
+        }
+    }
+    if !policies.iter().any(|p| p == judge) {
+        let expected = format!("one of the policies: {}", policies.join(", "));
+        return Err(Error::parameter("judge", expected, judge));
+    }
+    if !policies.iter().any(|p| is_bar(p, judge)) {
+        let expected = format!("an online policy to compare {judge} with, no rule of its own");
+        return Err(Error::parameter("policies", expected, policies.join(",")));
+    }
+    Ok(())
+}
+
+/// Simulates `policies` on the cases of `seeds`, in the order of seeds. `threads` is the number of
+/// threads, all cores if absent; `tick` is called after each simulation.
+///
+/// # Errors
+/// As [`check`]; a simulation in which the checker finds a broken rule.
+pub fn run(
+    seeds: Range<u64>,
+    policies: &[String],
+    judge: &str,
+    threads: Option<usize>,
+    tick: &(dyn Fn() + Sync),
+) -> Result<Vec<CaseResult>> {
+    check(&seeds, policies, judge)?;
+    let mut pool = rayon::ThreadPoolBuilder::new();
+    if let Some(threads) = threads {
+        pool = pool.num_threads(threads);
+    }
+    let pool = pool.build().map_err(|e| Error::run("threads", e))?;
+    let of_seed = |seed| run_case(&Case::new(seed), policies, judge, tick);
+    pool.install(|| seeds.into_par_iter().map(of_seed).collect())
+}
+
+/// Simulates `policies`, which [`check`] accepts, on one case.
+///
+/// # Errors
+/// A simulation in which the checker finds a broken rule.
+pub fn run_case(
+    case: &Case,
+    policies: &[String],
+    judge: &str,
+    tick: &(dyn Fn() + Sync),
+) -> Result<CaseResult> {
+    let arrivals = case.arrivals()?;
+    let one = |spec: &String| {
+        let standing = simulate(case, &arrivals, spec);
+        tick();
+        standing.map_err(|e| Error::run(format!("case of seed {}", case.seed), e))
+    };
+    let policies: Result<Vec<Standing>> = policies.par_iter().map(one).collect();
+    Ok(CaseResult::new(case, judge, policies?))
+}
+
+fn simulate(case: &Case, arrivals: &[Arrival], spec: &str) -> Result<Standing> {
+    let simulation = Simulation {
+        profile: &case.profile,
+        arrivals,
+        sla: None,
+        segment: 1,
+        decide: Nanos::ZERO,
+        max_queue: usize::MAX,
+        noise: Noise::default(),
+        timing: false,
+    };
+    let done = simulation.run(spec, None, &mut (), false)?;
+    let (requests, sla) = (&done.requests, case.sla());
+    let model = case.model().name.as_str();
+    let row = RunResult::summarise(spec, model, case.rate_rps(), sla, requests, &done.counters);
+    Ok(Standing {
+        policy: spec.into(),
+        j_ms: objective_ms(requests, sla),
+        mean_ms: row.mean_ms,
+        p99_ms: row.p99_ms,
+        violation_rate: row.violation_rate,
+        goodput_rps: row.goodput_rps,
+        mean_batch: row.mean_batch,
+        backlog_growth: backlog_growth(requests),
+    })
+}
+
+/// a / b; 1 for 0 / 0.
+fn over(a: f64, b: f64) -> f64 {
+    if a == b { 1.0 } else { a / b }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    fn specs(list: &str) -> Vec<String> {
+        list.split(',').map(str::to_owned).collect()
+    }
+
+    /// A result with given J and goodput, `(policy, J, goodput)`.
+    pub(crate) fn result(seed: u64, judge: &str, rows: &[(&str, f64, f64)]) -> CaseResult {
+        let standing = |&(policy, j_ms, goodput_rps): &(&str, f64, f64)| Standing {
+            policy: policy.into(),
+            j_ms,
+            mean_ms: j_ms,
+            p99_ms: j_ms,
+            violation_rate: 0.0,
+            goodput_rps,
+            mean_batch: 1.0,
+            backlog_growth: if goodput_rps > 0.0 { 0.0 } else { 0.5 },
+        };
+        CaseResult::new(&Case::new(seed), judge, rows.iter().map(standing).collect())
+    }
+
+    #[test]
+    fn parts_and_those_who_know_more_are_no_bar() {
+        let rows = [
+            ("oracle", 1.0, 90.0),
+            ("join:0", 2.0, 80.0),
+            ("adaptive:join:0", 3.0, 80.0),
+            ("lazy", 10.0, 40.0),
+            ("greedy", 8.0, 50.0),
+            ("adaptive", 8.3, 25.0),
+        ];
+        let result = result(1, "adaptive", &rows);
+        assert_eq!(result.best_other, "greedy");
+        assert_eq!(result.ratio, 8.3 / 8.0);
+        assert_eq!(result.goodput_ratio, 0.5);
+        assert!(result.is_within() && result.stable);
+    }
+
+    #[test]
+    fn what_cannot_be_compared_is_refused() {
+        for (seeds, policies, judge, part) in [
+            (3..3, "greedy,adaptive", "adaptive", "3..3"),
+            (0..1, "greedy,adaptve", "adaptive", "adaptve"),
+            (0..1, "greedy,greedy,adaptive", "adaptive", "twice"),
+            (0..1, "greedy,lazy", "adaptive", "greedy, lazy"),
+            (0..1, "oracle,join:0,adaptive", "adaptive", "compare"),
+        ] {
+            let error = check(&seeds, &specs(policies), judge).unwrap_err();
+            assert!(error.to_string().contains(part), "{error}");
+        }
+        assert!(check(&(0..1), &specs("greedy,adaptive"), "adaptive").is_ok());
+    }
+
+    #[test]
+    fn results_depend_neither_on_threads_nor_on_the_other_seeds() {
+        let policies = specs("greedy,continuous,oracle,adaptive");
+        let ran = |seeds, threads| run(seeds, &policies, "adaptive", Some(threads), &|| {});
+        let three = ran(20..23, 2).unwrap();
+        assert_eq!(three[1..2], ran(21..22, 1).unwrap());
+        let seeds: Vec<u64> = three.iter().map(|r| r.case.seed).collect();
+        assert_eq!(seeds, [20, 21, 22]);
+        for result in &three {
+            let all: Vec<&str> = result.policies.iter().map(|s| &*s.policy).collect();
+            assert_eq!(all, ["greedy", "continuous", "oracle", "adaptive"]);
+            let j = |spec: &str| result.policy(spec).unwrap().j_ms;
+            let best = j("greedy").min(j("continuous"));
+            assert_eq!(result.ratio, j("adaptive") / best);
+            for s in &result.policies {
+                // Nothing is shed: J follows from the other numbers.
+                let want = s.mean_ms + 3.0 * result.case.sla_ms * s.violation_rate;
+                assert!((s.j_ms - want).abs() < 1e-6 * want, "{s:?}");
+                assert!(s.mean_ms > 0.0 && s.p99_ms >= s.mean_ms * 0.5, "{s:?}");
+            }
+        }
+    }
+}
