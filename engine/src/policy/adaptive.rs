@@ -7,7 +7,7 @@
 //! mean cost becomes the incumbent, the incumbent keeping its place unless another is cheaper by
 //! [`HYSTERESIS`]. Cost is latency, plus [`MISS_WEIGHT`] times the SLA target where that is missed.
 //!
-//! What is learned online: arrivals ([`History`]), output lengths of ended requests, which stand in
+//! What is learned online: arrivals (`history.rs`), output lengths of ended requests, which stand in
 //! for those of requests that have not ended, by input length; the ratio of measured to predicted
 //! launch times, by block, which corrects the tables that plans are made with.
 //!

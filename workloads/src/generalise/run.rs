@@ -231,6 +231,7 @@ fn simulate(case: &Case, arrivals: &[Arrival], spec: &str) -> Result<Standing> {
         profile: &case.profile,
         arrivals,
         sla: None,
+        classes: &[],
         segment: 1,
         decide: Nanos::ZERO,
         max_queue: usize::MAX,
