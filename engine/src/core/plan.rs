@@ -44,11 +44,16 @@ pub struct PlanRequest {
     pub candidates: Vec<String>,
     /// How much one missed deadline counts, as a multiple of its SLA target.
     pub miss_weight: f64,
+    /// Launches to simulate, about.
+    pub budget: u64,
 }
 
 /// What came of it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     /// Candidates with their mean cost per request in nanoseconds, the cheapest first.
     pub costs: Vec<(String, u64)>,
+    /// Launches that were simulated.
+    #[serde(default)]
+    pub launches: u64,
 }

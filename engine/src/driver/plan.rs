@@ -14,15 +14,16 @@ use crate::core::{Core, Past, Plan, PlanRequest, Request};
 use crate::policy;
 
 /// Arrivals of a simulation; a shorter past is repeated.
-const MIN_ARRIVALS: usize = 2048;
+const MIN_ARRIVALS: usize = 384;
 /// Most arrivals of the part that all candidates see.
 const SHORT: usize = 768;
 /// Arrivals that measure what an arrival takes, and the least that a candidate is judged by.
 const PROBE: usize = 128;
-/// Launches that one plan simulates, about.
-const BUDGET: u64 = 600_000;
 /// Percent of the budget that the part for all candidates takes.
 const SHORT_SHARE: u64 = 40;
+/// Gaps of a past that is repeated are scaled by these, in turn: a rate that is known from few
+/// arrivals may as well be another.
+const PACES: [f64; 3] = [1.0, 0.8, 1.25];
 /// One in so many arrivals, the first ones, warm a simulation up.
 const WARM_UP: usize = 3;
 /// Candidates dearer than this times the best of the short part are dropped.
@@ -31,21 +32,27 @@ const NEAR: f64 = 1.25;
 /// Simulates. Between two candidates it asks whether to stop; a plan that was stopped is empty.
 pub fn make(request: &PlanRequest, stopped: &dyn Fn() -> bool) -> Plan {
     let arrivals = script(request);
+    let mut launches = 0;
     let Some(incumbent) = request.candidates.first() else {
-        return Plan { costs: Vec::new() };
+        return Plan::default();
     };
     // How many launches an arrival takes says how many arrivals the budget allows.
     let probe = &arrivals[..PROBE.min(arrivals.len())];
-    let launches = run(request, incumbent, probe).map_or(1, |r| r.1.max(1));
+    let each = run(request, incumbent, probe).map_or(1, |r| r.1.max(1));
+    launches += each;
     let affordable = |share: u64, num_candidates: usize| {
-        let each = share * BUDGET / 100 / num_candidates.max(1) as u64;
-        let num = each * probe.len() as u64 / launches;
+        let budget = share * request.budget / 100 / num_candidates.max(1) as u64;
+        let num = budget * probe.len() as u64 / each;
         &arrivals[..(num as usize).clamp(probe.len(), arrivals.len())]
     };
-    let costs = |names: &[String], arrivals: &[SimRequest]| -> Vec<(String, u64)> {
+    let mut costs = |names: &[String], arrivals: &[SimRequest]| -> Vec<(String, u64)> {
         let names = names.iter().filter(|_| !stopped());
-        let cost = |c: &String| Some((c.clone(), run(request, c, arrivals)?.0));
-        names.filter_map(cost).collect()
+        let mut cost = |c: &String| {
+            let (cost, num) = run(request, c, arrivals)?;
+            launches += num;
+            Some((c.clone(), cost))
+        };
+        names.filter_map(&mut cost).collect()
     };
     let num = request.candidates.len();
     let short = affordable(SHORT_SHARE, num);
@@ -62,7 +69,10 @@ pub fn make(request: &PlanRequest, stopped: &dyn Fn() -> bool) -> Plan {
         kept.clear();
     }
     kept.sort_by_key(|c| c.1);
-    Plan { costs: kept }
+    Plan {
+        costs: kept,
+        launches,
+    }
 }
 
 /// The past as requests to simulate.
@@ -73,7 +83,8 @@ fn script(request: &PlanRequest) -> Vec<SimRequest> {
     let mut arrivals = Vec::with_capacity(num);
     for (i, p) in past.iter().cycle().take(num).enumerate() {
         if i > 0 {
-            now = now + p.gap;
+            let pace = PACES[(i / past.len()) % PACES.len()];
+            now = now + Nanos((p.gap.0 as f64 * pace) as u64);
         }
         arrivals.push(sim_request(i, now, p));
     }

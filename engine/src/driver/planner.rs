@@ -10,7 +10,8 @@ use super::plan;
 use super::threaded::Clock;
 use crate::core::{Plan, PlanRequest};
 
-/// Share of one processor that plans may take: behind each plan the thread rests so long.
+/// Share of all available processors that plans may take: behind each plan the thread, which keeps
+/// one busy, rests so long.
 pub const BUDGET: f64 = 0.05;
 
 /// The planning thread, started with the first plan; stopped and joined on drop.
@@ -63,6 +64,8 @@ impl Thread {
 
 fn work(inbox: &Receiver<PlanRequest>, outbox: &Sender<Plan>, stop: &AtomicBool) {
     let clock = Clock::start();
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let share = (BUDGET * processors as f64).min(1.0);
     while let Ok(request) = inbox.recv() {
         let start = clock.now();
         let plan = plan::make(&request, &|| stop.load(Ordering::Relaxed));
@@ -70,7 +73,7 @@ fn work(inbox: &Receiver<PlanRequest>, outbox: &Sender<Plan>, stop: &AtomicBool)
             return;
         }
         let spent = clock.now().since(start).0 as f64;
-        let rest = Duration::from_nanos((spent * (1.0 / BUDGET - 1.0)) as u64);
+        let rest = Duration::from_nanos((spent * (1.0 / share - 1.0)) as u64);
         std::thread::park_timeout(rest);
     }
 }

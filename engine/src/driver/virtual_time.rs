@@ -11,8 +11,11 @@ use lazybatch_sla::{ClassId, ModelId, Nanos, Outcome, RequestId, Time};
 use super::{Observer, plan};
 use crate::core::{Action, Core, Event, Plan, Request};
 
-/// Virtual time from the wish for a plan to the plan.
-pub const PLAN_DELAY: Nanos = Nanos::from_ms(50);
+/// Virtual time that a plan takes for each launch that it simulates: processor time, measured.
+pub const PLAN_LAUNCH: Nanos = Nanos(400);
+/// Share of one processor that plans may take in virtual time: behind each plan none starts for so
+/// long.
+pub const PLAN_SHARE: f64 = 0.25;
 
 /// A request and what only the simulated device knows of it.
 #[derive(Clone, Debug)]
@@ -99,6 +102,7 @@ pub fn run(
     let mut evicts = script.evicts.iter().peekable();
     let mut loads: Vec<(Time, ModelId)> = Vec::new();
     let mut plans: VecDeque<(Time, Plan)> = VecDeque::new();
+    let mut planner_rests_until = Time::ZERO;
     loop {
         let now = [
             device.next_completion(),
@@ -191,7 +195,11 @@ pub fn run(
                 Action::Load(model) => loads.push((now + script.load, *model)),
                 Action::Plan => {
                     let plan = core.take_plan().expect("asked for together");
-                    plans.push_back((now + PLAN_DELAY, plan::make(&plan, &|| false)));
+                    let plan = plan::make(&plan, &|| false);
+                    let start = now.max(planner_rests_until);
+                    let took = Nanos(PLAN_LAUNCH.0 * plan.launches);
+                    planner_rests_until = start + Nanos((took.0 as f64 / PLAN_SHARE) as u64);
+                    plans.push_back((start + took, plan));
                 }
                 Action::Evict(_) | Action::Note(_) => {}
             }

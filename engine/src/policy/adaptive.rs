@@ -43,7 +43,7 @@ pub const ENTRY: Entry = Entry {
         let late = argument.and_then(base::late);
         let fixed = match argument.filter(|_| late.is_none()) {
             None => None,
-            Some(rule) => Some((rule.to_string(), Base::new(base::find(rule)?))),
+            Some(rule) => Some(Incumbent::new(rule)?),
         };
         Some(Box::new(Adaptive {
             is_fixed: fixed.is_some(),
@@ -67,6 +67,10 @@ pub const MISS_WEIGHT: f64 = 3.0;
 const FIRST_PLAN: u64 = 64;
 /// Most arrivals between two plans.
 const PLAN_EVERY: u64 = 2048;
+/// Launches that a plan simulates for each arrival so far, within bounds.
+const PER_ARRIVAL: u64 = 300;
+const LEAST_BUDGET: u64 = 100_000;
+const MOST_BUDGET: u64 = 600_000;
 /// Change of the arrival rate, as a factor, that asks for a plan.
 const RATE_CHANGE: f64 = 1.3;
 /// Segments that a block which runs once has in plans.
@@ -76,26 +80,83 @@ const CORRECTION_WEIGHT: f64 = 0.02;
 /// A launch counts at most this far off its prediction, either way.
 const CORRECTION_CLIP: f64 = 4.0;
 
-/// Rules for models without loops.
-const STATIC_RULES: &[&str] = &["front", "join:0", "join:1", "join:4"];
-/// Rules for models with loops.
+/// Rules for models without loops, the first to start with.
+const STATIC_RULES: &[&str] = &["join:1", "front", "join:0", "join:4"];
+/// Rules for models with loops, the first to start with.
 const LOOP_RULES: &[&str] = &[
     "sharing:1/0.5/0.25",
-    "balance:1",
-    "balance:4",
-    "balance:0",
-    "balance:2",
-    "balance:0.5",
-    "sharing:1/0.5/1",
     "sharing:1/1/0.1",
+    "sharing:1/0.5/1",
     "sharing:4/0.5/0.05",
-    "join:0",
+    "balance:2",
+    "join:4",
 ];
+
+/// Policies that are compared with the base rules where nothing but latency and one target count.
+const OTHERS: &[&str] = &["edf", "continuous", "cellular", "lazy"];
+
+/// Who decides.
+struct Incumbent {
+    name: String,
+    /// Learns whoever decides.
+    base: Base,
+    /// In the place of `base`.
+    other: Option<Box<dyn Policy>>,
+}
+
+impl Incumbent {
+    fn new(rule: &str) -> Option<Self> {
+        Some(Self {
+            name: rule.to_string(),
+            base: Base::new(base::find(rule)?),
+            other: None,
+        })
+    }
+
+    fn change(&mut self, name: &str) {
+        self.name = name.to_string();
+        self.other = None;
+        match base::find(name) {
+            Some(rule) => self.base.change(rule),
+            None => self.other = super::build(name).ok(),
+        }
+    }
+
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        match &mut self.other {
+            Some(other) => {
+                self.base.pause();
+                other.decide(view)
+            }
+            None => self.base.decide(view),
+        }
+    }
+
+    fn on_arrive(&mut self, now: Time, request: &Request) {
+        self.base.on_arrive(now, request);
+        if let Some(other) = &mut self.other {
+            other.on_arrive(now, request);
+        }
+    }
+
+    fn on_done(&mut self, now: Time, launch: &Launch, took: Nanos) {
+        self.base.on_done(now, launch, took);
+        if let Some(other) = &mut self.other {
+            other.on_done(now, launch, took);
+        }
+    }
+
+    fn on_end(&mut self, now: Time, ending: &Ending) {
+        self.base.on_end(now, ending);
+        if let Some(other) = &mut self.other {
+            other.on_end(now, ending);
+        }
+    }
+}
 
 /// See the module.
 struct Adaptive {
-    /// Name of the rule that decides, and who decides by it.
-    incumbent: Option<(String, Base)>,
+    incumbent: Option<Incumbent>,
     /// What becomes of those that are too late, where their class does not say.
     late: Late,
     /// The incumbent stays, whatever comes.
@@ -118,21 +179,21 @@ impl Policy for Adaptive {
         if let Some(decision) = self.rescue.decide(view) {
             return decision;
         }
-        let (_, incumbent) = self.incumbent.as_mut().expect("chosen at the start");
+        let incumbent = self.incumbent.as_mut().expect("chosen at the start");
         incumbent.decide(view)
     }
 
     fn on_arrive(&mut self, now: Time, request: &Request) {
         self.history.on_arrive(request);
         self.rescue.on_arrive(request);
-        if let Some((_, incumbent)) = &mut self.incumbent {
+        if let Some(incumbent) = &mut self.incumbent {
             incumbent.on_arrive(now, request);
         }
     }
 
     fn on_done(&mut self, now: Time, launch: &Launch, took: Nanos) {
         self.correct(launch, took);
-        if let Some((_, incumbent)) = &mut self.incumbent {
+        if let Some(incumbent) = &mut self.incumbent {
             incumbent.on_done(now, launch, took);
         }
     }
@@ -140,7 +201,7 @@ impl Policy for Adaptive {
     fn on_end(&mut self, now: Time, ending: &Ending) {
         self.history.on_end(ending);
         self.rescue.on_end(ending);
-        if let Some((_, incumbent)) = &mut self.incumbent {
+        if let Some(incumbent) = &mut self.incumbent {
             incumbent.on_end(now, ending);
         }
     }
@@ -151,20 +212,21 @@ impl Policy for Adaptive {
         }
         self.is_planning = true;
         self.planned = Some((self.history.num_arrivals(), self.history.rate()));
-        let (incumbent, _) = self.incumbent.as_ref()?;
-        let rules = self.rules(view.models());
+        let incumbent = &self.incumbent.as_ref()?.name;
+        let rules = self.candidates(view);
         let others = rules.iter().filter(|r| *r != incumbent);
         Some(PlanRequest {
             config: self.coarse_config(view.models(), view.classes()),
             arrivals: self.history.arrivals(view.models()),
             candidates: [incumbent].into_iter().chain(others).cloned().collect(),
             miss_weight: MISS_WEIGHT,
+            budget: (self.history.num_arrivals() * PER_ARRIVAL).clamp(LEAST_BUDGET, MOST_BUDGET),
         })
     }
 
     fn on_planned(&mut self, _now: Time, plan: &Plan) {
         self.is_planning = false;
-        let Some((incumbent, base)) = &mut self.incumbent else {
+        let Some(incumbent) = &mut self.incumbent else {
             return;
         };
         let cost = |name: &str| {
@@ -174,13 +236,10 @@ impl Policy for Adaptive {
         let Some((best, least)) = plan.costs.first() else {
             return;
         };
-        let is_better = cost(incumbent).is_none_or(|c| (*least as f64) < c * (1.0 - HYSTERESIS));
-        if best != incumbent
-            && is_better
-            && let Some(rule) = base::find(best)
-        {
-            incumbent.clone_from(best);
-            base.change(rule);
+        let is_better =
+            cost(&incumbent.name).is_none_or(|c| (*least as f64) < c * (1.0 - HYSTERESIS));
+        if *best != incumbent.name && is_better {
+            incumbent.change(best);
         }
     }
 }
@@ -193,12 +252,22 @@ impl Adaptive {
         self.rescue.start(view);
         if self.incumbent.is_none() {
             let first = self.rules(models).remove(0);
-            let rule = base::find(&first).expect("a base rule");
-            self.incumbent = Some((first, Base::new(rule)));
+            self.incumbent = Incumbent::new(&first);
         }
     }
 
-    /// Rules worth comparing for these models.
+    /// Base rules for these models, and other policies where they fit: those know neither classes
+    /// nor priority levels nor shares, and refuse nobody.
+    fn candidates(&self, view: &View<'_>) -> Vec<String> {
+        let mut names = self.rules(view.models());
+        let is_plain = view.models().len() == 1 && view.classes().len() == 1;
+        if is_plain && self.late == Late::Demote && !self.history.has_priorities() {
+            names.extend(OTHERS.iter().map(|o| o.to_string()));
+        }
+        names
+    }
+
+    /// Base rules worth comparing for these models, the first to start with.
     fn rules(&self, models: &[ModelSpec]) -> Vec<String> {
         let is_static = |m: &ModelSpec| m.blocks.iter().all(|b| b.repeat == Repeat::Once);
         let rules = if models.iter().all(is_static) {

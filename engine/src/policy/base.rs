@@ -250,6 +250,12 @@ impl Base {
         self.rule = rule;
     }
 
+    /// Somebody else decides for now.
+    pub fn pause(&mut self) {
+        self.running = None;
+        self.fresh.clear();
+    }
+
     fn late(&self, view: &View<'_>, class: ClassId) -> Late {
         view.classes()[class.index()].late.unwrap_or(self.rule.late)
     }

@@ -75,6 +75,11 @@ impl History {
         self.num_arrivals
     }
 
+    /// Whether any of those that are remembered has a priority level.
+    pub fn has_priorities(&self) -> bool {
+        self.known.iter().any(|k| k.past.priority != 0)
+    }
+
     /// Requests per second over all that are remembered.
     pub fn rate(&self) -> f64 {
         self.rate_of(self.known.len())
