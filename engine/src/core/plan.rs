@@ -56,4 +56,8 @@ pub struct Plan {
     /// Launches that were simulated.
     #[serde(default)]
     pub launches: u64,
+    /// Time for which the planner rests now, so as to keep to its share of the processors. The
+    /// policy asks for no plan meanwhile.
+    #[serde(default)]
+    pub rest: Nanos,
 }

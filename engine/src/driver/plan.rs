@@ -27,7 +27,11 @@ const PACES: [f64; 3] = [1.0, 0.8, 1.25];
 /// One in so many arrivals, the first ones, warm a simulation up.
 const WARM_UP: usize = 3;
 /// Candidates dearer than this times the best of the short part are dropped.
-const NEAR: f64 = 1.25;
+const NEAR: f64 = 1.4;
+/// Growth of the backlog, as a share of arrivals, from which on load is beyond capacity.
+const OVERLOAD: f64 = 0.15;
+/// What a missed deadline costs in addition then, as a multiple of its SLA target.
+const OVERLOAD_WEIGHT: f64 = 30.0;
 
 /// Simulates. Between two candidates it asks whether to stop; a plan that was stopped is empty.
 pub fn make(request: &PlanRequest, stopped: &dyn Fn() -> bool) -> Plan {
@@ -38,41 +42,114 @@ pub fn make(request: &PlanRequest, stopped: &dyn Fn() -> bool) -> Plan {
     };
     // How many launches an arrival takes says how many arrivals the budget allows.
     let probe = &arrivals[..PROBE.min(arrivals.len())];
-    let each = run(request, incumbent, probe).map_or(1, |r| r.1.max(1));
+    let each = run(request, incumbent, probe).map_or(1, |r| r.launches.max(1));
     launches += each;
     let affordable = |share: u64, num_candidates: usize| {
         let budget = share * request.budget / 100 / num_candidates.max(1) as u64;
         let num = budget * probe.len() as u64 / each;
         &arrivals[..(num as usize).clamp(probe.len(), arrivals.len())]
     };
-    let mut costs = |names: &[String], arrivals: &[SimRequest]| -> Vec<(String, u64)> {
+    let mut trials = |names: &[&String], arrivals: &[SimRequest]| -> Vec<Trial> {
         let names = names.iter().filter(|_| !stopped());
-        let mut cost = |c: &String| {
-            let (cost, num) = run(request, c, arrivals)?;
-            launches += num;
-            Some((c.clone(), cost))
-        };
-        names.filter_map(&mut cost).collect()
+        let trials: Vec<Trial> = names
+            .filter_map(|name| Some((name, run(request, name, arrivals)?)))
+            .map(|(name, ran)| Trial::new(request, name, arrivals, &ran))
+            .collect();
+        launches += trials.iter().map(|t| t.launches).sum::<u64>();
+        match arrivals.len() <= request.arrivals.len() {
+            true => judge(trials),
+            // A past that is repeated at other paces says nothing of capacity.
+            false => trials,
+        }
     };
-    let num = request.candidates.len();
-    let short = affordable(SHORT_SHARE, num);
-    let short = &short[..short.len().min(SHORT)];
-    let mut kept = costs(&request.candidates, short);
-    let least = kept.iter().map(|c| c.1).min().unwrap_or(0) as f64;
-    kept.retain(|(name, c)| *c as f64 <= NEAR * least || name == incumbent);
-    let names: Vec<String> = kept.iter().map(|c| c.0.clone()).collect();
-    let whole = affordable(100 - SHORT_SHARE, names.len());
-    if short.len() < whole.len() {
-        kept = costs(&names, whole);
+    let names: Vec<&String> = request.candidates.iter().collect();
+    let mut kept;
+    if affordable(100, names.len()).len() == arrivals.len() {
+        kept = trials(&names, &arrivals);
+    } else {
+        let short = affordable(SHORT_SHARE, names.len());
+        let short = &short[..short.len().min(SHORT)];
+        kept = trials(&names, short);
+        let least = kept.iter().map(|t| t.cost).fold(f64::INFINITY, f64::min);
+        kept.retain(|t| t.cost <= NEAR * least || t.name == *incumbent);
+        let is_kept = |n: &&&String| kept.iter().any(|t| t.name == ***n);
+        let names: Vec<&String> = names.iter().filter(is_kept).copied().collect();
+        let whole = affordable(100 - SHORT_SHARE, names.len());
+        if short.len() < whole.len() {
+            kept = trials(&names, whole);
+        }
     }
     if stopped() {
         kept.clear();
     }
-    kept.sort_by_key(|c| c.1);
+    kept.sort_by(|a, b| a.cost.total_cmp(&b.cost));
     Plan {
-        costs: kept,
+        costs: kept.into_iter().map(|t| (t.name, t.cost as u64)).collect(),
         launches,
+        rest: Nanos::ZERO,
     }
+}
+
+/// What came of one candidate.
+struct Trial {
+    name: String,
+    launches: u64,
+    /// Mean cost of a request: latency plus weighted misses, in nanoseconds.
+    cost: f64,
+    /// Mean cost of missed deadlines alone, unweighted.
+    missed: f64,
+    /// Growth of the backlog, as a share of the arrivals meanwhile.
+    growth: f64,
+}
+
+impl Trial {
+    fn new(plan: &PlanRequest, name: &str, arrivals: &[SimRequest], ran: &Ran) -> Self {
+        let first = arrivals.len() / WARM_UP;
+        let open_at = |i: usize| {
+            let now = arrivals[i].request.arrival;
+            let ended = |e: &&virtual_time::Ended| e.id.index() < i && e.finish > now;
+            ran.ended.iter().filter(ended).count() as f64
+        };
+        let last = arrivals.len() - 1;
+        let mut trial = Self {
+            name: name.to_string(),
+            launches: ran.launches,
+            cost: 0.0,
+            missed: 0.0,
+            growth: (open_at(last) - open_at(first)) / (last - first).max(1) as f64,
+        };
+        let counted = || ran.ended.iter().filter(|e| e.id.index() >= first);
+        let num = counted().count().max(1) as f64;
+        for e in counted() {
+            let request = &arrivals[e.id.index()].request;
+            let weight = plan.config.classes[request.class.index()].weight / num;
+            let mut latency = e.finish.since(request.arrival).0 as f64;
+            if let Some(sla) = request.sla.map(|s| s.0 as f64) {
+                let refused = !e.outcome.is_completed();
+                if refused || latency > sla {
+                    trial.missed += weight * sla;
+                    trial.cost += weight * plan.miss_weight * sla;
+                }
+                if refused {
+                    latency = latency.max(sla);
+                }
+            }
+            trial.cost += weight * latency;
+        }
+        trial
+    }
+}
+
+/// Beyond capacity latencies grow for as long as one looks, and all that can be had is requests in
+/// time: where the backlog grows under every candidate, misses count for more.
+fn judge(mut trials: Vec<Trial>) -> Vec<Trial> {
+    let growth = trials.iter().map(|t| t.growth);
+    if growth.fold(f64::INFINITY, f64::min) > OVERLOAD {
+        for trial in &mut trials {
+            trial.cost += OVERLOAD_WEIGHT * trial.missed;
+        }
+    }
+    trials
 }
 
 /// The past as requests to simulate.
@@ -120,8 +197,14 @@ impl Observer for Launches {
     }
 }
 
-/// Mean cost of a rule in nanoseconds, and its launches; `None` for one that is not registered.
-fn run(plan: &PlanRequest, spec: &str, arrivals: &[SimRequest]) -> Option<(u64, u64)> {
+/// A simulation of one candidate.
+struct Ran {
+    ended: Vec<virtual_time::Ended>,
+    launches: u64,
+}
+
+/// Simulates a candidate; `None` for one that is not registered.
+fn run(plan: &PlanRequest, spec: &str, arrivals: &[SimRequest]) -> Option<Ran> {
     let rule = policy::build(spec).ok()?;
     let tables = plan.config.models.iter().map(|m| m.table.clone()).collect();
     let mut device = SimDevice::new("plan", 1, tables, Nanos::ZERO, Noise::default());
@@ -135,21 +218,8 @@ fn run(plan: &PlanRequest, spec: &str, arrivals: &[SimRequest]) -> Option<(u64, 
         &mut launches,
         &mut virtual_time::untimed,
     );
-    let counted = ended
-        .iter()
-        .filter(|e| e.id.index() >= arrivals.len() / WARM_UP);
-    let cost = |e: &virtual_time::Ended| {
-        let request = &arrivals[e.id.index()].request;
-        let latency = e.finish.since(request.arrival).0 as f64;
-        let refused = !e.outcome.is_completed();
-        let weight = plan.config.classes[request.class.index()].weight;
-        weight
-            * match request.sla {
-                Some(sla) if refused => latency.max(sla.0 as f64) + plan.miss_weight * sla.0 as f64,
-                Some(sla) if latency > sla.0 as f64 => latency + plan.miss_weight * sla.0 as f64,
-                _ => latency,
-            }
-    };
-    let (num, total) = counted.fold((0, 0.0), |(n, sum), e| (n + 1, sum + cost(e)));
-    Some(((total / f64::from(num.max(1))) as u64, launches.0))
+    Some(Ran {
+        ended,
+        launches: launches.0,
+    })
 }

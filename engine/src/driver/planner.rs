@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::JoinHandle;
-use std::time::Duration;
+
+use lazybatch_sla::Nanos;
 
 use super::plan;
 use super::threaded::Clock;
 use crate::core::{Plan, PlanRequest};
 
-/// Share of all available processors that plans may take: behind each plan the thread, which keeps
-/// one busy, rests so long.
+/// Share of all available processors that plans may take: behind each plan, which keeps one busy,
+/// the policy asks for none for so long.
 pub const BUDGET: f64 = 0.05;
 
 /// The planning thread, started with the first plan; stopped and joined on drop.
@@ -68,13 +69,12 @@ fn work(inbox: &Receiver<PlanRequest>, outbox: &Sender<Plan>, stop: &AtomicBool)
     let share = (BUDGET * processors as f64).min(1.0);
     while let Ok(request) = inbox.recv() {
         let start = clock.now();
-        let plan = plan::make(&request, &|| stop.load(Ordering::Relaxed));
+        let mut plan = plan::make(&request, &|| stop.load(Ordering::Relaxed));
+        let spent = clock.now().since(start).0 as f64;
+        plan.rest = Nanos((spent * (1.0 / share - 1.0)) as u64);
         if outbox.send(plan).is_err() {
             return;
         }
-        let spent = clock.now().since(start).0 as f64;
-        let rest = Duration::from_nanos((spent * (1.0 / share - 1.0)) as u64);
-        std::thread::park_timeout(rest);
     }
 }
 
@@ -83,7 +83,6 @@ impl Drop for Thread {
         self.stop.store(true, Ordering::Relaxed);
         self.requests = None;
         if let Some(handle) = self.handle.take() {
-            handle.thread().unpark();
             // A plan that panicked has been reported on its thread.
             drop(handle.join());
         }

@@ -102,7 +102,6 @@ pub fn run(
     let mut evicts = script.evicts.iter().peekable();
     let mut loads: Vec<(Time, ModelId)> = Vec::new();
     let mut plans: VecDeque<(Time, Plan)> = VecDeque::new();
-    let mut planner_rests_until = Time::ZERO;
     loop {
         let now = [
             device.next_completion(),
@@ -195,11 +194,10 @@ pub fn run(
                 Action::Load(model) => loads.push((now + script.load, *model)),
                 Action::Plan => {
                     let plan = core.take_plan().expect("asked for together");
-                    let plan = plan::make(&plan, &|| false);
-                    let start = now.max(planner_rests_until);
-                    let took = Nanos(PLAN_LAUNCH.0 * plan.launches);
-                    planner_rests_until = start + Nanos((took.0 as f64 / PLAN_SHARE) as u64);
-                    plans.push_back((start + took, plan));
+                    let mut plan = plan::make(&plan, &|| false);
+                    let took = PLAN_LAUNCH.0 * plan.launches;
+                    plan.rest = Nanos((took as f64 * (1.0 / PLAN_SHARE - 1.0)) as u64);
+                    plans.push_back((now + Nanos(took), plan));
                 }
                 Action::Evict(_) | Action::Note(_) => {}
             }

@@ -54,6 +54,7 @@ pub const ENTRY: Entry = Entry {
             corrections: Vec::new(),
             tables: Vec::new(),
             is_planning: false,
+            rests_until: Time::ZERO,
             planned: None,
         }))
     },
@@ -63,14 +64,18 @@ pub const ENTRY: Entry = Entry {
 pub const HYSTERESIS: f64 = 0.02;
 /// What a missed deadline costs, as a multiple of its SLA target.
 pub const MISS_WEIGHT: f64 = 3.0;
-/// Arrivals before the first plan.
+/// Arrivals before the first plan, or these few where they take long.
 const FIRST_PLAN: u64 = 64;
+const FEW: u64 = 16;
+const LONG: Nanos = Nanos::from_ms(100);
 /// Most arrivals between two plans.
 const PLAN_EVERY: u64 = 2048;
 /// Launches that a plan simulates for each arrival so far, within bounds.
 const PER_ARRIVAL: u64 = 300;
 const LEAST_BUDGET: u64 = 100_000;
 const MOST_BUDGET: u64 = 600_000;
+/// Arrivals between two plans that a change of rate asks for.
+const RATE_SEEN: u64 = 256;
 /// Change of the arrival rate, as a factor, that asks for a plan.
 const RATE_CHANGE: f64 = 1.3;
 /// Segments that a block which runs once has in plans.
@@ -81,7 +86,15 @@ const CORRECTION_WEIGHT: f64 = 0.02;
 const CORRECTION_CLIP: f64 = 4.0;
 
 /// Rules for models without loops, the first to start with.
-const STATIC_RULES: &[&str] = &["join:1", "front", "join:0", "join:4"];
+const STATIC_RULES: &[&str] = &[
+    "join:1",
+    "front",
+    "join:0",
+    "join:4",
+    "join:1/cap95",
+    "front:cap90",
+    "front:cap75",
+];
 /// Rules for models with loops, the first to start with.
 const LOOP_RULES: &[&str] = &[
     "sharing:1/0.5/0.25",
@@ -90,6 +103,8 @@ const LOOP_RULES: &[&str] = &[
     "sharing:4/0.5/0.05",
     "balance:2",
     "join:4",
+    "join:4/cap90",
+    "sharing:1/1/0.1/cap90",
 ];
 
 /// Policies that are compared with the base rules where nothing but latency and one target count.
@@ -167,6 +182,8 @@ struct Adaptive {
     corrections: Vec<Vec<f64>>,
     tables: Vec<Arc<LatencyTable>>,
     is_planning: bool,
+    /// No plan is asked for before.
+    rests_until: Time,
     /// Arrivals and rate (requests per second) at the last plan.
     planned: Option<(u64, f64)>,
 }
@@ -207,7 +224,7 @@ impl Policy for Adaptive {
     }
 
     fn plan(&mut self, view: &View<'_>) -> Option<PlanRequest> {
-        if self.is_fixed || self.is_planning || !self.is_due() {
+        if self.is_fixed || self.is_planning || view.now < self.rests_until || !self.is_due() {
             return None;
         }
         self.is_planning = true;
@@ -224,8 +241,9 @@ impl Policy for Adaptive {
         })
     }
 
-    fn on_planned(&mut self, _now: Time, plan: &Plan) {
+    fn on_planned(&mut self, now: Time, plan: &Plan) {
         self.is_planning = false;
+        self.rests_until = now + plan.rest;
         let Some(incumbent) = &mut self.incumbent else {
             return;
         };
@@ -288,12 +306,12 @@ impl Adaptive {
     fn is_due(&self) -> bool {
         let num = self.history.num_arrivals();
         match self.planned {
-            None => num >= FIRST_PLAN,
+            None => num >= FIRST_PLAN || (num >= FEW && self.history.span() >= LONG),
             Some((at, rate)) => {
                 let since = num - at;
                 let change = self.history.recent_rate() / rate.max(f64::MIN_POSITIVE);
                 let changed = !(1.0 / RATE_CHANGE..=RATE_CHANGE).contains(&change);
-                since >= at.min(PLAN_EVERY) || (changed && since >= FIRST_PLAN * 4)
+                since >= at.min(PLAN_EVERY) || (changed && since >= RATE_SEEN)
             }
         }
     }

@@ -27,6 +27,9 @@
 //! the oldest of their kind; with `refuse` they are refused when they arrive, if by then it is
 //! predicted. What a class says of its own requests goes before that.
 //!
+//! A word `capP` before that limits batches to the smallest that reaches `P` percent of the highest
+//! throughput (`front:cap90/demote`).
+//!
 //! Flows (requests of one model, class and priority level) take turns: lower levels first, level 0
 //! last; among equals whoever has been charged the least device time by weight. The model of the
 //! foremost flow runs; batches are filled from the foremost flows.
@@ -41,7 +44,7 @@ use lazybatch_graph::Repeat;
 use lazybatch_sla::{ClassId, Late, LatencyTable, ModelId, RequestId, SubBatchId, Time};
 use smallvec::SmallVec;
 
-use super::promise::Promises;
+use super::promise::{Promises, WELL_FILLED};
 use super::share::Shares;
 use super::{Decision, Entry, Pick, Policy};
 use crate::core::{Ending, Flow, Key, Request, SubBatch, View};
@@ -49,9 +52,9 @@ use crate::core::{Ending, Flow, Key, Request, SubBatch, View};
 /// Registry line of `front`.
 pub const FRONT: Entry = Entry {
     name: "front",
-    usage: "front[:LATE]",
+    usage: "front[:capP][/LATE]",
     summary: "whole-graph batches without padding: the next starts when the last has ended",
-    examples: &["front", "front:demote"],
+    examples: &["front", "front:demote", "front:cap90/demote"],
     refusing: &["front:shed"],
     needs_output_len: false,
     build: |argument| build("front", argument),
@@ -60,9 +63,9 @@ pub const FRONT: Entry = Entry {
 /// Registry line of `join:K`.
 pub const JOIN: Entry = Entry {
     name: "join",
-    usage: "join:K[/LATE]",
+    usage: "join:K[/capP][/LATE]",
     summary: "newcomers catch up inside a block where that pays, K requests queueing behind",
-    examples: &["join:0", "join:3/demote"],
+    examples: &["join:0", "join:3/demote", "join:1/cap60"],
     refusing: &["join:1/shed"],
     needs_output_len: false,
     build: |argument| build("join", argument),
@@ -71,7 +74,7 @@ pub const JOIN: Entry = Entry {
 /// Registry line of `balance:F`.
 pub const BALANCE: Entry = Entry {
     name: "balance",
-    usage: "balance:F[/LATE]",
+    usage: "balance:F[/capP][/LATE]",
     summary: "newcomers catch up once they have waited F times what they disturb",
     examples: &["balance:0", "balance:1/demote"],
     refusing: &["balance:0.5/shed"],
@@ -82,10 +85,14 @@ pub const BALANCE: Entry = Entry {
 /// Registry line of `sharing:F`.
 pub const SHARING: Entry = Entry {
     name: "sharing",
-    usage: "sharing:F/A/W[/LATE]",
+    usage: "sharing:F/A/W[/capP][/LATE]",
     summary: "admits as balance:F; sub-batches take turns, members count to the power A, those in \
               front W-fold",
-    examples: &["sharing:0.5/0.5/2", "sharing:2/1/1/demote"],
+    examples: &[
+        "sharing:0.5/0.5/2",
+        "sharing:2/1/1/demote",
+        "sharing:1/0.5/1/cap80/demote",
+    ],
     refusing: &["sharing:1/0/1/shed"],
     needs_output_len: false,
     build: |argument| build("sharing", argument),
@@ -132,6 +139,8 @@ fn rule(
     let mut words: Vec<&str> = argument.into_iter().flat_map(|a| a.split('/')).collect();
     let late = words.last().and_then(|w| late(w));
     words.truncate(words.len() - usize::from(late.is_some()));
+    let cap = words.last().and_then(|w| cap(w));
+    words.truncate(words.len() - usize::from(cap.is_some()));
     let number = |w: &&str| w.parse().ok().filter(|n: &f64| n.is_finite() && *n >= 0.0);
     let numbers: Vec<f64> = words.iter().map(number).collect::<Option<_>>()?;
     if numbers.len() != num_numbers {
@@ -141,8 +150,17 @@ fn rule(
     Some(Rule {
         order,
         gate,
+        cap,
         late: late.unwrap_or(Late::Keep),
     })
+}
+
+/// The share of a word such as `cap90`.
+fn cap(word: &str) -> Option<f64> {
+    let percent: u32 = word.strip_prefix("cap")?.parse().ok()?;
+    (1..=100)
+        .contains(&percent)
+        .then(|| f64::from(percent) / 100.0)
 }
 
 /// What a rule may say of those that are too late.
@@ -156,7 +174,15 @@ pub(super) fn late(word: &str) -> Option<Late> {
 pub(super) struct Rule {
     order: Order,
     gate: Gate,
+    /// Batches of at most the knee at this share of the highest throughput.
+    cap: Option<f64>,
     late: Late,
+}
+
+impl Rule {
+    fn late(&self, view: &View<'_>, class: ClassId) -> Late {
+        view.classes()[class.index()].late.unwrap_or(self.late)
+    }
 }
 
 /// Which entry of a model runs at the head of a block.
@@ -256,10 +282,6 @@ impl Base {
         self.fresh.clear();
     }
 
-    fn late(&self, view: &View<'_>, class: ClassId) -> Late {
-        view.classes()[class.index()].late.unwrap_or(self.rule.late)
-    }
-
     /// One that has just arrived, if its class refuses those that will be late.
     fn refused(&mut self, view: &View<'_>) -> Option<Key> {
         while let Some((model, id)) = self.fresh.pop_front() {
@@ -268,7 +290,7 @@ impl Base {
             };
             let state = view.request(key);
             let class = state.request.class;
-            if self.late(view, class) != Late::Refuse {
+            if self.rule.late(view, class) != Late::Refuse {
                 continue;
             }
             let own = self.shares.claim(model, class, state.request.priority);
@@ -291,9 +313,10 @@ impl Base {
     }
 
     /// The oldest of a flow that sheds those that can no longer be in time.
-    fn too_late(&self, view: &View<'_>) -> Option<Key> {
+    fn too_late(&mut self, view: &View<'_>) -> Option<Key> {
         let flows = view.ready().flat_map(|m| view.queue(m).flows());
-        let sheds = |f: &&Flow| self.late(view, f.key.class) == Late::Shed;
+        let rule = self.rule;
+        let sheds = |f: &&Flow| rule.late(view, f.key.class) == Late::Shed;
         let mut heads = flows.filter(sheds).filter_map(Flow::front);
         heads.find(|&key| self.promises.is_late(view, view.request(key)))
     }
@@ -329,6 +352,15 @@ impl Base {
         }
     }
 
+    /// Most samples of a batch of a ready model.
+    fn max_batch(&mut self, view: &View<'_>, model: ModelId) -> u32 {
+        let max_batch = view.model(model).max_batch;
+        let (Some(share), Some(key)) = (self.rule.cap, view.queue(model).front()) else {
+            return max_batch;
+        };
+        self.promises.knee(view, model, view.request(key), share)
+    }
+
     fn by_claim(&self, a: ModelId, b: ModelId) -> Ordering {
         let claim = |m| self.shares.of_model(m);
         match a == b {
@@ -343,15 +375,17 @@ impl Base {
         let mut models: Vec<ModelId> = view.ready().collect();
         models.sort_by(|&a, &b| self.by_claim(a, b));
         models.into_iter().find_map(|model| {
-            let max_batch = view.model(model).max_batch;
+            let max_batch = self.max_batch(view, model);
             let entries = || view.table().iter().filter(move |e| e.model == model);
-            let n = view.fitting_prefix(model, max_batch);
-            if n == 0 {
-                return None;
-            }
             if entries().next().is_none() {
                 let idle = inside.is_none();
-                return idle.then(|| self.pick(view, model, max_batch)).flatten();
+                if !idle {
+                    return None;
+                }
+                // Who comes first may have more samples than the cap allows.
+                let whole = view.model(model).max_batch;
+                let picked = self.pick(view, model, max_batch);
+                return picked.or_else(|| self.pick(view, model, whole));
             }
             let padded = entries().any(|e| e.padded.is_some());
             if padded || inside.is_some_and(|i| i != model) {
@@ -361,14 +395,45 @@ impl Base {
                 Gate::Empty => None,
                 Gate::Join(behind) => {
                     let newest = entries().min_by_key(|e| (e.block, e.segment))?;
-                    joins(view, newest, behind)
+                    joins(view, newest, behind, max_batch)
                 }
                 Gate::Balance(_) if inside.is_some() => None,
-                Gate::Balance(factor) => balances(view, model, factor),
+                Gate::Balance(factor) => balances(view, model, factor, max_batch),
             };
             let room = room.filter(|&room| view.fitting_prefix(model, room) > 0)?;
             self.pick(view, model, room)
         })
+    }
+
+    /// Drops the last of a batch while one of the first `num_in_time` would be late for its size,
+    /// down to a batch that is filled well.
+    fn shrink(&mut self, view: &View<'_>, model: ModelId, keys: &mut Vec<Key>, num_in_time: usize) {
+        let states = keys[..num_in_time].iter().map(|&k| view.request(k));
+        let in_time = states.filter(|s| self.rule.late(view, s.request.class) != Late::Keep);
+        let Some(urgent) = in_time.min_by_key(|s| (s.deadline, s.request.id)) else {
+            return;
+        };
+        let in_flight = view.num_in_flight(model);
+        let is_late = |n: usize| {
+            self.promises
+                .is_late_among(view, urgent, in_flight + n as u32)
+        };
+        if !is_late(keys.len()) {
+            return;
+        }
+        let (mut fits, mut late) = (0, keys.len());
+        while late - fits > 1 {
+            let middle = (fits + late) / 2;
+            if is_late(middle) {
+                late = middle;
+            } else {
+                fits = middle;
+            }
+        }
+        if fits > 0 {
+            let knee = self.promises.knee(view, model, urgent, WELL_FILLED);
+            keys.truncate(fits.max(knee.saturating_sub(in_flight) as usize).max(1));
+        }
     }
 
     /// Who of a queue comes next, up to `room` samples: flows by priority level, then by what they
@@ -388,7 +453,7 @@ impl Base {
             })
             .collect();
         let mut keys = Vec::new();
-        let mut taken = 0;
+        let (mut taken, mut num_in_time) = (0, 0);
         while keys.len() < free {
             let next = flows.iter_mut().filter_map(|(flow, claim, waiting)| {
                 let &key = waiting.peek()?;
@@ -408,7 +473,7 @@ impl Base {
             if taken + samples > room {
                 break;
             }
-            let late = self.late(view, flow.key.class);
+            let late = self.rule.late(view, flow.key.class);
             let demotes = late == Late::Demote || late == Late::Refuse;
             if demotes && !flow.key.is_late && self.promises.is_late(view, state) {
                 return Some(Decision::Demote { request: key });
@@ -418,7 +483,9 @@ impl Base {
             taken += samples;
             waiting.next();
             keys.push(key);
+            num_in_time += usize::from(!flow.key.is_late);
         }
+        self.shrink(view, model, &mut keys, num_in_time);
         for &key in &keys {
             self.promises.on_admit(view, view.request(key));
         }
@@ -464,13 +531,10 @@ fn waiting(view: &View<'_>, model: ModelId, n: usize) -> (u32, u64) {
 }
 
 /// Samples that may join `entry` now, if it pays; see the module for the rule.
-fn joins(view: &View<'_>, entry: &SubBatch, behind: f64) -> Option<u32> {
+fn joins(view: &View<'_>, entry: &SubBatch, behind: f64, max_batch: u32) -> Option<u32> {
     let spec = view.model(entry.model);
     let table = &spec.table;
-    let room = spec
-        .max_batch
-        .checked_sub(entry.samples)
-        .filter(|&r| r > 0)?;
+    let room = max_batch.checked_sub(entry.samples).filter(|&r| r > 0)?;
     if entry.block != 0 {
         return None;
     }
@@ -495,18 +559,18 @@ fn joins(view: &View<'_>, entry: &SubBatch, behind: f64) -> Option<u32> {
 
 /// Samples to admit now at the head of a block, if waiting outweighs `factor` times the
 /// disturbance; see the module for the rule.
-fn balances(view: &View<'_>, model: ModelId, factor: f64) -> Option<u32> {
+fn balances(view: &View<'_>, model: ModelId, factor: f64, max_batch: u32) -> Option<u32> {
     let spec = view.model(model);
     let table = &spec.table;
     let entries = || view.table().iter().filter(|e| e.model == model);
     let at_start = entries().find(|e| (e.block, e.segment) == (0, 0));
     if let Some(entry) = at_start {
-        let room = spec.max_batch.checked_sub(entry.samples)?;
+        let room = max_batch.checked_sub(entry.samples)?;
         return Some(room);
     }
     // Beyond one launch's worth of requests in front, newcomers cannot merge with them.
     let target = entries().max_by_key(|e| e.samples)?;
-    let room = spec.max_batch.saturating_sub(target.samples);
+    let room = max_batch.saturating_sub(target.samples);
     let n = view.fitting_prefix(model, room);
     if n == 0 {
         return None;

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use lazybatch_graph::Repeat;
-use lazybatch_sla::{RequestId, Time};
+use lazybatch_sla::{Nanos, RequestId, Time};
 
 use crate::core::{Ending, ModelSpec, Past, Request};
 
@@ -78,6 +78,13 @@ impl History {
     /// Whether any of those that are remembered has a priority level.
     pub fn has_priorities(&self) -> bool {
         self.known.iter().any(|k| k.past.priority != 0)
+    }
+
+    /// Time between the first and the last that are remembered.
+    pub fn span(&self) -> Nanos {
+        let first = self.known.front().map(|k| k.arrival);
+        let last = self.known.back().map(|k| k.arrival);
+        last.zip(first).map_or(Nanos::ZERO, |(l, f)| l.since(f))
     }
 
     /// Requests per second over all that are remembered.

@@ -17,6 +17,7 @@ mod promise;
 mod rescue;
 pub mod serial;
 mod share;
+mod sizes;
 pub mod triton;
 
 use lazybatch_sla::{Launch, ModelId, Nanos, SubBatchId, Time};

@@ -1,17 +1,21 @@
 //! Whether a waiting request can still meet its deadline.
 //!
 //! What it needs is what the latency tables say of a request that shares the device with as many
-//! of its model as there are, times the *stretch*: the ratio that recent requests took between
-//! admission and end against what was predicted in this way. When it could start follows from
+//! of its model as there are, but no more than fill a batch well (the knee of `sizes.rs`), times
+//! the *stretch*: the ratio that recent requests took between admission and end against what was
+//! predicted in this way. When it could start follows from
 //! Little's law: those in flight leave at a rate of their number over the time each needs.
 
 use lazybatch_sla::{ModelId, Nanos, OutputLen, RequestId, Time};
 use rustc_hash::FxHashMap;
 
+use super::sizes::Sizes;
 use crate::core::{Ending, RequestState, View};
 
 /// Share that the newest request has in the stretch.
 const STRETCH_WEIGHT: f64 = 0.02;
+/// Share of the highest throughput at which a batch is filled well.
+pub(super) const WELL_FILLED: f64 = 0.9;
 /// Most that one request counts.
 const MAX_STRETCH: f64 = 20.0;
 
@@ -22,6 +26,7 @@ pub(super) struct Promises {
     open: FxHashMap<RequestId, (Time, u64)>,
     /// Exponentially weighted mean of actual over predicted time.
     stretch: f64,
+    sizes: Sizes,
 }
 
 impl Default for Promises {
@@ -29,34 +34,71 @@ impl Default for Promises {
         Self {
             open: FxHashMap::default(),
             stretch: 1.0,
+            sizes: Sizes::default(),
         }
     }
 }
 
 impl Promises {
-    /// Whether a waiting request would be late if it were admitted now.
-    pub fn is_late(&self, view: &View<'_>, state: &RequestState) -> bool {
-        state.deadline != Time::MAX && view.now + self.stretched(view, state) > state.deadline
+    /// Whether a waiting request would be late if it were admitted now, in a batch that is filled
+    /// well.
+    pub fn is_late(&mut self, view: &View<'_>, state: &RequestState) -> bool {
+        state.deadline != Time::MAX && view.now + self.needs(view, state) > state.deadline
+    }
+
+    /// Whether a waiting request would be late if it were admitted now and ran with `batch`
+    /// samples.
+    pub fn is_late_among(&self, view: &View<'_>, state: &RequestState, batch: u32) -> bool {
+        let needs = self.stretched(needs(view, state, batch));
+        state.deadline != Time::MAX && view.now + needs > state.deadline
     }
 
     /// Whether a waiting request will be late behind the `ahead` samples that wait before it.
-    pub fn will_be_late(&self, view: &View<'_>, state: &RequestState, ahead: u32) -> bool {
+    pub fn will_be_late(&mut self, view: &View<'_>, state: &RequestState, ahead: u32) -> bool {
         if state.deadline == Time::MAX {
             return false;
         }
-        let needs = self.stretched(view, state);
+        let needs = self.needs(view, state);
         let in_flight = view.num_in_flight(state.request.model).max(1);
         let wait = needs.0 as f64 * f64::from(ahead) / f64::from(in_flight);
         view.now + needs + Nanos(wait as u64) > state.deadline
     }
 
-    fn stretched(&self, view: &View<'_>, state: &RequestState) -> Nanos {
-        Nanos((needs(view, state).0 as f64 * self.stretch) as u64)
+    fn needs(&mut self, view: &View<'_>, state: &RequestState) -> Nanos {
+        let batch = self.batch(view, state);
+        self.stretched(needs(view, state, batch))
+    }
+
+    fn stretched(&self, needs: Nanos) -> Nanos {
+        Nanos((needs.0 as f64 * self.stretch) as u64)
+    }
+
+    /// Samples that it is thought to run with.
+    fn batch(&mut self, view: &View<'_>, state: &RequestState) -> u32 {
+        let model = state.request.model;
+        let in_flight = view.num_in_flight(model);
+        let there = in_flight.saturating_add(view.queue(model).len() as u32);
+        let knee = self.knee(view, model, state, WELL_FILLED);
+        there
+            .min(knee.max(in_flight + 1))
+            .min(view.model(model).max_batch)
+    }
+
+    /// The smallest batch that reaches a share of the highest throughput.
+    pub fn knee(
+        &mut self,
+        view: &View<'_>,
+        model: ModelId,
+        typical: &RequestState,
+        share: f64,
+    ) -> u32 {
+        self.sizes.knee(view, model, typical, share)
     }
 
     /// A waiting request is admitted.
     pub fn on_admit(&mut self, view: &View<'_>, state: &RequestState) {
-        let promise = (view.now, needs(view, state).0);
+        let batch = self.batch(view, state);
+        let promise = (view.now, needs(view, state, batch).0);
         self.open.insert(state.request.id, promise);
     }
 
@@ -71,12 +113,10 @@ impl Promises {
     }
 }
 
-/// Time that a waiting request needs on a device of its own, batched with as many as there are.
-fn needs(view: &View<'_>, state: &RequestState) -> Nanos {
-    let model: ModelId = state.request.model;
-    let spec = view.model(model);
-    let in_flight = view.num_in_flight(model) as usize;
-    let batch = (in_flight + view.queue(model).len()).min(spec.max_batch as usize) as u32;
+/// Time that a waiting request needs on a device of its own, among `batch` samples.
+fn needs(view: &View<'_>, state: &RequestState, batch: u32) -> Nanos {
+    let spec = view.model(state.request.model);
+    let batch = batch.min(spec.max_batch);
     let output_len = OutputLen::known(spec.output_len_p90).predict();
     let progress = view.progress(state, None, output_len);
     let rows = u64::from(batch) * u64::from(state.request.input_len);
