@@ -70,7 +70,8 @@ impl Net {
         }
     }
 
-    fn profile(self, max_batch: usize) -> anyhow::Result<Profile> {
+    /// Its latencies.
+    pub(crate) fn profile(self, max_batch: usize) -> anyhow::Result<Profile> {
         let text = json!({
             "format": "lazybatch-profile/1", "device": "fixture",
             "models": [{ "name": self.name(), "max_batch": max_batch,

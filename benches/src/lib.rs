@@ -11,6 +11,7 @@ pub mod matmul;
 pub mod metered;
 pub mod record;
 pub mod spread;
+pub mod steady;
 pub mod tiny;
 
 /// Policies whose steps and decisions are timed.

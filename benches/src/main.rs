@@ -17,6 +17,7 @@ usage: lazybatch-measure COMMAND FOLDER [--threads N] [--seed N] [--requests N] 
   sim-vs-real  mean latency simulated over the measured profile against served, by policy
   window       how late the 5 ms window of graph:5 fires on an idle engine
   decision     time of a step and of a decision of the core under load, by policy
+  steady       decisions in steady state, with several sub-batches and plans, by policy
   dispatch     time of a launch of one tiny node, and of a round trip through the engine
   gemm         speed of the packed matrix product against the peak of multiply-adds
   all          all of these
@@ -52,9 +53,10 @@ impl Settings {
 
 type Measurement = fn(&Settings) -> anyhow::Result<()>;
 
-const COMMANDS: [(&str, Measurement); 5] = [
+const COMMANDS: [(&str, Measurement); 6] = [
     ("gemm", measure::gemm::run),
     ("decision", measure::decision::run),
+    ("steady", measure::steady::run),
     ("dispatch", measure::dispatch::run),
     ("window", measure::window::run),
     ("sim-vs-real", measure::sim_vs_real::run),

@@ -8,6 +8,7 @@
 //! execution; sums add those integers.
 
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use lazybatch_graph::Repeat;
 
@@ -20,6 +21,9 @@ pub type SegmentRanges = Vec<Vec<Range<u32>>>;
 /// Longest latency of a node, also where a curve goes on beyond its points: the bound that profiles
 /// have, so that sums over nodes fit.
 pub const MAX_NS: u64 = 1_000_000_000_000_000;
+
+/// Row counts below which sums over row curves are remembered once they were asked for.
+const REMEMBERED_ROWS: u64 = 16_384;
 
 /// Latency of one node as a function of its batch axis.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,10 +100,59 @@ struct BlockTable {
     /// Per segment: curves of nodes by rows.
     row_curves: Vec<Vec<Curve>>,
     has_rows: bool,
+    row_sums: RowSums,
     merge_bytes: Vec<f64>,
     num_nodes: Vec<u32>,
     /// Launches that each segment stands for.
     launches: Vec<u64>,
+    /// Launches from each segment to the end of the pass, one longer than the segments.
+    launches_left: Vec<u64>,
+}
+
+/// For a row count, the suffix sums over segments of what the row curves say, one longer than the
+/// segments; worked out when they are first asked for. A decision asks for the same ones again and
+/// again, and a block of a Transformer has a hundred curves.
+#[derive(Debug, Default)]
+struct RowSums(OnceLock<Box<[Sums]>>);
+
+/// Suffix sums, once they were asked for.
+type Sums = OnceLock<Box<[u64]>>;
+
+/// A copy starts empty: it may belong to other curves.
+impl Clone for RowSums {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}
+
+impl RowSums {
+    /// `None` beyond [`REMEMBERED_ROWS`].
+    fn at(&self, curves: &[Vec<Curve>], rows: u64) -> Option<&[u64]> {
+        if rows >= REMEMBERED_ROWS {
+            return None;
+        }
+        let all = self.0.get_or_init(|| {
+            let empty = |_| OnceLock::new();
+            (0..REMEMBERED_ROWS).map(empty).collect()
+        });
+        let sums = all[rows as usize].get_or_init(|| {
+            let mut sums = vec![0; curves.len() + 1];
+            for (s, curves) in curves.iter().enumerate().rev() {
+                sums[s] = sums[s + 1] + curves.iter().map(|c| c.at(rows)).sum::<u64>();
+            }
+            sums.into()
+        });
+        Some(sums)
+    }
+}
+
+/// Sums from each position to the end, one longer than the values.
+fn suffix_sums(values: &[u64]) -> Vec<u64> {
+    let mut sums = vec![0; values.len() + 1];
+    for (i, value) in values.iter().enumerate().rev() {
+        sums[i] = sums[i + 1] + value;
+    }
+    sums
 }
 
 /// Latencies of one model's segments.
@@ -302,6 +355,7 @@ impl BlockTable {
             by_members,
             suffix,
             has_rows: row_curves.iter().any(|c| !c.is_empty()),
+            row_sums: RowSums::default(),
             member_curves,
             row_curves,
             merge_bytes: ranges
@@ -310,6 +364,7 @@ impl BlockTable {
                 .collect(),
             num_nodes: ranges.iter().map(|r| r.end - r.start).collect(),
             launches: vec![1; ranges.len()],
+            launches_left: suffix_sums(&vec![1; ranges.len()]),
         }
     }
 
@@ -336,6 +391,10 @@ impl BlockTable {
                 .map(|g| g.start as usize)
                 .chain([self.by_members.len()])
         };
+        let launches: Vec<u64> = groups
+            .iter()
+            .map(|g| self.launches[range(g)].iter().sum())
+            .collect();
         Self {
             repeat: self.repeat,
             suffix: self
@@ -347,6 +406,7 @@ impl BlockTable {
             member_curves: joined(&self.member_curves),
             row_curves: joined(&self.row_curves),
             has_rows: self.has_rows,
+            row_sums: RowSums::default(),
             merge_bytes: groups
                 .iter()
                 .map(|g| self.merge_bytes[g.start as usize])
@@ -355,10 +415,8 @@ impl BlockTable {
                 .iter()
                 .map(|g| self.num_nodes[range(g)].iter().sum())
                 .collect(),
-            launches: groups
-                .iter()
-                .map(|g| self.launches[range(g)].iter().sum())
-                .collect(),
+            launches_left: suffix_sums(&launches),
+            launches,
         }
     }
 
@@ -396,26 +454,37 @@ impl BlockTable {
                 .map(|c| c.at(u64::from(samples)))
                 .sum(),
         };
-        members
-            + self.row_curves[segment]
-                .iter()
-                .map(|c| c.at(rows))
-                .sum::<u64>()
+        members + self.rows(segment, rows)
+    }
+
+    /// What the row curves of a segment say.
+    fn rows(&self, segment: usize, rows: u64) -> u64 {
+        let curves = &self.row_curves[segment];
+        if curves.is_empty() {
+            return 0;
+        }
+        match self.row_sums.at(&self.row_curves, rows) {
+            Some(sums) => sums[segment] - sums[segment + 1],
+            None => curves.iter().map(|c| c.at(rows)).sum(),
+        }
     }
 
     /// The rest of a pass from `segment` on.
     fn from(&self, segment: usize, samples: u32, rows: u64, dispatch: u64) -> u64 {
-        let launches = self.launches[segment..].iter().sum::<u64>() * dispatch;
+        let launches = self.launches_left[segment] * dispatch;
         match (samples as usize)
             .checked_sub(1)
             .and_then(|i| self.suffix.get(i))
         {
             Some(sums) if !self.has_rows => sums[segment] + launches,
             Some(sums) => {
-                let rows: u64 = self.row_curves[segment..]
-                    .iter()
-                    .flat_map(|cs| cs.iter().map(|c| c.at(rows)))
-                    .sum();
+                let rows: u64 = match self.row_sums.at(&self.row_curves, rows) {
+                    Some(sums) => sums[segment],
+                    None => {
+                        let curves = self.row_curves[segment..].iter().flatten();
+                        curves.map(|c| c.at(rows)).sum()
+                    }
+                };
                 sums[segment] + rows + launches
             }
             None => {
@@ -451,6 +520,40 @@ pub fn segments_of(model: &ModelProfile, every: u32) -> SegmentRanges {
 mod tests {
     use super::*;
     use crate::profile::Profile;
+
+    #[test]
+    fn remembered_row_sums_are_those_of_the_curves() {
+        let text = r#"{ "format": "lazybatch-profile/1", "device": "t", "dispatch_us": 0.5,
+            "models": [{ "name": "m", "max_batch": 4, "blocks": [{ "name": "b", "repeat": "once",
+            "nodes": [
+                { "name": "a", "by": "rows", "latency_us": [[1, 1.0], [3, 1.5], [900, 40.25]] },
+                { "name": "b", "by": "members", "latency_us": [[1, 2.0], [4, 3.0]] },
+                { "name": "c", "by": "rows", "latency_us": [[2, 0.7], [50, 9.1]] }] }] }] }"#;
+        let profile = Profile::parse("t", text).unwrap();
+        let model = &profile.models[0];
+        let table = LatencyTable::new(model, &segments_of(model, 1), 0.5, 0.0);
+        let coarse = table.coarse(&vec![vec![0..3]]);
+        let doubled = table.scaled(&[2.0]);
+        let ns = |node: usize, x| {
+            let points = &model.blocks[0].nodes[node].latency_us;
+            Curve::new(points.iter().map(|p| (p.0, (p.1 * 1e3) as u64)).collect()).at(x)
+        };
+        let far = REMEMBERED_ROWS;
+        for rows in [0, 1, 2, 7, 49, 51, 1000, far - 1, far, far + 5].repeat(2) {
+            let rest = ns(1, 3) + ns(2, rows) + 1000;
+            assert_eq!(table.segment(0, 0, 3, rows).0, ns(0, rows) + 500, "{rows}");
+            assert_eq!(table.segment(0, 1, 3, rows).0, ns(1, 3) + 500, "{rows}");
+            assert_eq!(table.pass(0, 1, 3, rows).0, rest, "{rows}");
+            assert_eq!(
+                table.pass(0, 0, 3, rows).0,
+                rest + ns(0, rows) + 500,
+                "{rows}"
+            );
+        }
+        let all = table.pass(0, 0, 1, 900).0;
+        assert_eq!(coarse.pass(0, 0, 1, 900).0, all);
+        assert!(doubled.pass(0, 0, 1, 900).0.abs_diff(2 * all - 1500) <= 3);
+    }
 
     #[test]
     fn curve_interpolates_extrapolates_and_clamps() {

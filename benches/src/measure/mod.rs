@@ -4,4 +4,5 @@ pub mod decision;
 pub mod dispatch;
 pub mod gemm;
 pub mod sim_vs_real;
+pub mod steady;
 pub mod window;

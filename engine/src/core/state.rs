@@ -660,8 +660,7 @@ impl State {
         let entry = self.table.entry(i);
         entry.after = Some((lane, number));
         entry.merged_members = 0;
-        for member in &launch.members {
-            let key = self.slots[member.slot.index()].expect("members hold slots");
+        for &key in &entry.members {
             let state = &mut self.requests[key as usize];
             state.after = Some((lane, number));
             state.first_launch.get_or_insert(now);

@@ -92,6 +92,15 @@ impl<'a> View<'a> {
         &self.state.requests[key as usize]
     }
 
+    /// The entry that a request is a member of, if it is in the batch table.
+    pub fn entry_of(&self, id: RequestId) -> Option<&'a SubBatch> {
+        let key = *self.state.by_id.get(&id)?;
+        match self.request(key).stage {
+            Stage::InFlight(entry) => self.state.table.get(entry),
+            _ => None,
+        }
+    }
+
     /// Whether the request at `key` is that of `id` and waits in an arrival queue. Keys are
     /// reused, so a policy asks before it trusts one that it remembered.
     pub fn is_waiting(&self, key: Key, id: RequestId) -> bool {

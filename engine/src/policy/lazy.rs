@@ -163,7 +163,9 @@ impl Lazy {
         };
         for entry in view.table().iter() {
             for request in view.members(entry) {
-                add(request, Some(entry));
+                if add(request, Some(entry)) < SlackNs(0) {
+                    return 0;
+                }
             }
         }
         view.queue(model)
@@ -183,7 +185,7 @@ impl Lazy {
             .take(fitting)
             .map(|k| view.request(k))
             .collect();
-        let passes = |n: usize| batched_slack(view, &candidates[..n]) >= SlackNs(0);
+        let passes = |n: usize| has_batched_slack(view, &candidates[..n]);
         if !view.models().iter().all(|m| m.table.is_monotone()) {
             return (1..=fitting).rev().find(|&n| passes(n)).unwrap_or(0);
         }
@@ -200,7 +202,9 @@ impl Lazy {
     }
 }
 
-fn batched_slack(view: &View<'_>, candidates: &[&RequestState]) -> SlackNs {
+/// Whether nobody's slack is negative by the batched estimate. Slack falls as requests are added, so
+/// the first negative one tells.
+fn has_batched_slack(view: &View<'_>, candidates: &[&RequestState]) -> bool {
     let all = || {
         let running = |e| view.members(e).map(move |r| (r, Some(e)));
         let waiting = candidates.iter().map(|&r| (r, None));
@@ -218,8 +222,11 @@ fn batched_slack(view: &View<'_>, candidates: &[&RequestState]) -> SlackNs {
         let progress = view.progress(r, entry, output_len(view, r));
         let m = r.request.model.index();
         slack.add(m, &view.models()[m].table, &progress, r.deadline);
+        if slack.least() < SlackNs(0) {
+            return false;
+        }
     }
-    slack.least()
+    true
 }
 
 /// Known, or predicted for everyone alike; a prediction is at least one step.

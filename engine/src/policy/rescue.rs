@@ -71,11 +71,7 @@ impl Rescue {
         if self.num_ended <= baseline + self.bound {
             return None;
         }
-        let entry = view
-            .table()
-            .iter()
-            .find(|e| view.members(e).any(|r| r.request.id == oldest));
-        if let Some(entry) = entry {
+        if let Some(entry) = view.entry_of(oldest) {
             let ids = view.members(entry).map(|r| r.request.id);
             if !self.pay(oldest, ids) {
                 return None;

@@ -1,0 +1,390 @@
+//! A core in steady state: 64 requests in flight in several sub-batches, 64 waiting.
+//!
+//! The fixture plays driver and device in virtual time: a launch takes what the latency table says,
+//! a loop ends when the request's own output length is reached, and whenever fewer than 64 wait,
+//! others arrive. Models are the zoo's on the `npu` device model, with their own lengths, and a chain
+//! of 54 nodes. Targets are between 1 and 256 times what a request takes alone, so that some are
+//! met, some are demoted, and some turn late in between.
+//!
+//! Left to itself a policy may hold fewer in flight, or all in one sub-batch ([`Table::Own`]). So
+//! there is a second setting ([`Table::Held`]): whenever fewer than 64 are in flight, the fixture
+//! admits a sub-batch of 16 in the policy's place, and then the policy decides. Every policy serves
+//! whatever table it finds.
+//!
+//! Launches are of at most 16 samples under policies that hold several sub-batches, of 64 under
+//! `greedy`, `triton` and `continuous`, and of 128 under the stack policies, so that the slack test
+//! of all in flight and all candidates is what stops them, as in [`crate::core_load`].
+
+use std::sync::Arc;
+
+use lazybatch_engine::core::{
+    Action, Core, CoreConfig, Ending, Event, ModelSpec, Plan, PlanRequest, Request, View,
+};
+use lazybatch_engine::policy::{self, Decision, Pick, Policy};
+use lazybatch_graph::Repeat;
+use lazybatch_sla::{
+    ClassId, LaneId, LatencyTable, Launch, Member, ModelId, Nanos, Profile, Progress, RequestId,
+    Ticket, Time,
+};
+use lazybatch_workloads::lengths::Lengths;
+use lazybatch_workloads::{devices, zoo};
+use smallvec::SmallVec;
+
+use crate::core_load::{IN_FLIGHT, Net, WAITING};
+
+/// Most samples of a launch, under policies that hold several sub-batches; samples of a sub-batch that
+/// the fixture admits.
+const LAUNCH: u32 = 16;
+/// Steps before anything is measured: those in flight have spread over the program by then.
+const WARM_UP: usize = 2_000;
+
+/// What requests ask for.
+pub const NETS: [&str; 3] = ["chain-54", "gnmt", "transformer"];
+
+/// Policies whose decisions are timed.
+pub const POLICIES: [&str; 14] = [
+    "adaptive",
+    "adaptive:front:demote",
+    "adaptive:join:1/demote",
+    "adaptive:join:4/demote",
+    "adaptive:balance:2/demote",
+    "adaptive:sharing:1/0.5/0.25/demote",
+    "adaptive:sharing:4/0.5/0.05/demote",
+    "greedy",
+    "lazy",
+    "oracle",
+    "continuous",
+    "cellular",
+    "edf",
+    "triton:delay=5",
+];
+
+/// Who fills the batch table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Table {
+    /// The policy alone.
+    Own,
+    /// The fixture, up to 64 in flight.
+    Held,
+}
+
+impl Table {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Held, Self::Own];
+
+    /// Its name in results.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Own => "own",
+            Self::Held => "held",
+        }
+    }
+}
+
+/// A policy in whose place sub-batches are admitted while fewer than 64 are in flight.
+struct Held(Box<dyn Policy>);
+
+impl Policy for Held {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        let model = ModelId(0);
+        let in_flight = view.num_in_flight(model) as usize;
+        if in_flight < IN_FLIGHT && view.queue(model).len() >= LAUNCH as usize {
+            let num = (IN_FLIGHT - in_flight).min(LAUNCH as usize);
+            return Decision::Admit {
+                model,
+                pick: Pick::First(num),
+                padded: false,
+            };
+        }
+        self.0.decide(view)
+    }
+
+    fn on_arrive(&mut self, now: Time, request: &Request) {
+        self.0.on_arrive(now, request);
+    }
+
+    fn on_done(&mut self, now: Time, launch: &Launch, took: Nanos) {
+        self.0.on_done(now, launch, took);
+    }
+
+    fn on_end(&mut self, now: Time, ending: &Ending) {
+        self.0.on_end(now, ending);
+    }
+
+    fn plan(&mut self, view: &View<'_>) -> Option<PlanRequest> {
+        self.0.plan(view)
+    }
+
+    fn on_planned(&mut self, now: Time, plan: &Plan) {
+        self.0.on_planned(now, plan);
+    }
+}
+
+/// Tables of a net on the device model, with launches of at most `max_batch`, and its lengths.
+fn net(name: &str, max_batch: u32) -> anyhow::Result<(ModelSpec, Lengths)> {
+    if let Some(net) = Net::ALL.into_iter().find(|n| n.name() == name) {
+        let profile = net.profile(max_batch as usize)?;
+        return Ok((spec(&profile), Lengths::fixed(1, 1)));
+    }
+    let mut profile = devices::find("npu")?.profile(&[name], true)?;
+    profile.models[0].max_batch = max_batch;
+    let entry = zoo::find(name).ok_or_else(|| anyhow::anyhow!("no model {name}"))?;
+    Ok((spec(&profile), Lengths::load(entry.lengths)?))
+}
+
+fn spec(profile: &Profile) -> ModelSpec {
+    ModelSpec::from_profile(profile, &profile.models[0], 1, 1)
+}
+
+/// A core under load. See the module.
+pub struct Steady {
+    core: Core,
+    table: Arc<LatencyTable>,
+    now: Time,
+    in_flight: Option<(LaneId, Ticket, Time)>,
+    /// Input and output lengths, as often as they come.
+    lengths: Vec<(u32, u32)>,
+    /// Output length of each request that arrived.
+    outputs: Vec<u32>,
+    /// True output lengths are told.
+    oracle: bool,
+    plan: Option<PlanRequest>,
+    planned: Option<Plan>,
+}
+
+impl Steady {
+    /// A core that has run for a while.
+    ///
+    /// # Errors
+    /// An unknown net or policy.
+    pub fn new(net_name: &str, policy_spec: &str, filled: Table) -> anyhow::Result<Self> {
+        let mut fresh = Self::fresh(net_name, policy_spec, filled)?;
+        for _ in 0..WARM_UP {
+            fresh.deliver();
+            fresh.decide();
+            fresh.take_launch();
+        }
+        Ok(fresh)
+    }
+
+    fn fresh(net_name: &str, policy_spec: &str, filled: Table) -> anyhow::Result<Self> {
+        let name = policy_spec.split(':').next().unwrap_or_default();
+        let most = IN_FLIGHT as u32;
+        let (max_batch, max_in_flight) = match name {
+            "greedy" | "triton" | "continuous" => (most, most),
+            "lazy" | "oracle" => (2 * most, 2 * most),
+            _ => (LAUNCH, most),
+        };
+        let policy = policy::build(policy_spec)?;
+        let (policy, max_in_flight) = match filled {
+            Table::Own => (policy, max_in_flight),
+            // With a slot to spare, so that whoever waits is a choice.
+            Table::Held => {
+                let held: Box<dyn Policy> = Box::new(Held(policy));
+                (held, max_in_flight.max(most + LAUNCH))
+            }
+        };
+        let (mut spec, lengths) = net(net_name, max_batch)?;
+        spec.max_in_flight = max_in_flight;
+        let table = spec.table.clone();
+        let repeated = |((i, o), n): ((u32, u32), u64)| std::iter::repeat_n((i, o), n as usize);
+        Ok(Self {
+            core: Core::new(CoreConfig::new(vec![spec]), policy),
+            table,
+            now: Time::ZERO,
+            in_flight: None,
+            lengths: lengths.counts().flat_map(repeated).collect(),
+            outputs: Vec::new(),
+            oracle: policy::find(policy_spec)?.needs_output_len,
+            plan: None,
+            planned: None,
+        })
+    }
+
+    /// Completion of the launch in flight, a plan that is ready, and arrivals in the place of those
+    /// that were admitted.
+    pub fn deliver(&mut self) {
+        if let Some((lane, ticket, end)) = self.in_flight.take() {
+            self.now = end;
+            let stopped = self.stopped(lane, ticket);
+            let done = Event::Done {
+                ticket,
+                stopped,
+                failed: None,
+            };
+            self.core.handle(self.now, done);
+        }
+        if let Some(plan) = self.planned.take() {
+            self.core.handle(self.now, Event::Planned(plan));
+        }
+        while self.core.num_waiting() < WAITING {
+            self.arrive();
+        }
+    }
+
+    /// The decision; whether there were two or more legal actions.
+    pub fn decide(&mut self) -> bool {
+        self.core.decide(self.now)
+    }
+
+    /// Takes the launch out, and everything else.
+    pub fn take_launch(&mut self) {
+        loop {
+            while let Some(action) = self.core.poll_action(self.now) {
+                match action {
+                    Action::Launch { ticket, lane } => {
+                        let took = self.took(lane, ticket);
+                        self.in_flight = Some((lane, ticket, self.now + took));
+                    }
+                    Action::Plan => self.plan = self.core.take_plan(),
+                    _ => {}
+                }
+            }
+            if self.in_flight.is_some() {
+                return;
+            }
+            // A window is open: nothing runs until it closes.
+            let Some(wake) = self.core.next_wakeup() else {
+                return;
+            };
+            self.now = wake;
+            self.core.handle(self.now, Event::Wake);
+        }
+    }
+
+    /// A plan that was asked for since the last call.
+    pub fn take_plan(&mut self) -> Option<PlanRequest> {
+        self.plan.take()
+    }
+
+    /// A plan, in force from the next step on.
+    pub fn planned(&mut self, plan: Plan) {
+        self.planned = Some(plan);
+    }
+
+    /// Requests in flight, sub-batches in flight, and requests waiting.
+    pub fn levels(&self) -> (usize, usize, usize) {
+        let waiting = self.core.num_waiting();
+        let in_flight = self.core.num_open() - waiting;
+        (in_flight, self.core.table().len(), waiting)
+    }
+
+    /// Requests that arrived.
+    pub fn num_arrivals(&self) -> usize {
+        self.outputs.len()
+    }
+
+    /// Times that a request arrived, was demoted, left its queue or ended.
+    pub fn num_moves(&self) -> u64 {
+        let counters = self.core.counters();
+        let left = counters.arrivals - self.core.num_waiting() as u64;
+        counters.arrivals + counters.demoted + left + counters.finished
+    }
+
+    /// One more request.
+    fn arrive(&mut self) {
+        let id = self.outputs.len() as u64;
+        let (input_len, output_len) = self.lengths[spread(id, self.lengths.len())];
+        let start = Progress {
+            block: 0,
+            segment: 0,
+            step: 0,
+            input_len,
+            output_len,
+        };
+        let alone = self.table.remaining(&start, 1, u64::from(input_len));
+        let sla = Nanos(alone.0 << spread(id ^ 0x5555, 9));
+        let request = Request {
+            id: RequestId(id),
+            model: ModelId(0),
+            arrival: self.now,
+            sla: Some(sla),
+            class: ClassId::default(),
+            priority: 0,
+            samples: 1,
+            input_len,
+            sequence: None,
+            max_steps: None,
+            known_output_len: self.oracle.then_some(output_len),
+        };
+        self.outputs.push(output_len);
+        self.core.handle(self.now, Event::Arrive(request));
+    }
+
+    fn took(&self, lane: LaneId, ticket: Ticket) -> Nanos {
+        let launch = self.core.launch(lane, ticket);
+        let (samples, rows) = (launch.num_samples(), launch.num_rows());
+        self.table
+            .segment(launch.block, launch.segment, samples, rows)
+    }
+
+    /// Members whose last pass of the loop ends with the launch.
+    fn stopped(&self, lane: LaneId, ticket: Ticket) -> SmallVec<[RequestId; 4]> {
+        let launch = self.core.launch(lane, ticket);
+        let block = &self.core.config().models[0].blocks[launch.block as usize];
+        let loops = matches!(block.repeat, Repeat::UntilStop { .. });
+        if !loops || launch.segment as usize + 1 < block.segments.len() {
+            return SmallVec::new();
+        }
+        let ends = |m: &&Member| !m.idle && m.step + 1 == self.outputs[m.request.index()];
+        launch
+            .members
+            .iter()
+            .filter(ends)
+            .map(|m| m.request)
+            .collect()
+    }
+}
+
+/// One of `num`, by multiplicative hashing of `id` (Knuth).
+fn spread(id: u64, num: usize) -> usize {
+    let hash = (id + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    (hash as usize * num) >> 32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Mean requests in flight and mean sub-batches over some steps, and decisions with a choice.
+    fn levels(net: &str, policy: &str, filled: Table) -> (f64, f64, usize) {
+        let mut load = Steady::new(net, policy, filled).unwrap();
+        let (mut members, mut entries, mut choices) = (0, 0, 0);
+        const STEPS: usize = 1000;
+        for _ in 0..STEPS {
+            load.deliver();
+            let (in_flight, sub_batches, waiting) = load.levels();
+            assert_eq!(waiting, WAITING, "{net} under {policy}");
+            members += in_flight;
+            entries += sub_batches;
+            choices += usize::from(load.decide());
+            load.take_launch();
+        }
+        let mean = |sum: usize| sum as f64 / STEPS as f64;
+        (mean(members), mean(entries), choices)
+    }
+
+    #[test]
+    fn the_fixture_holds_sixty_four_in_several_sub_batches() {
+        for net in NETS {
+            for policy in POLICIES.into_iter().filter(|p| p.starts_with("adaptive")) {
+                let (members, entries, choices) = levels(net, policy, Table::Held);
+                let what = format!("{net} under {policy}: {members} in {entries}");
+                assert!(members > 60.0 && entries > 3.0, "{what}");
+                assert!(choices > 990, "{what}: {choices} choices");
+            }
+        }
+    }
+
+    #[test]
+    fn every_policy_keeps_going() {
+        for net in NETS {
+            for policy in POLICIES {
+                for filled in Table::ALL {
+                    let (members, ..) = levels(net, policy, filled);
+                    assert!(members > 0.0, "{net} under {policy}: {members}");
+                }
+            }
+        }
+    }
+}
