@@ -250,6 +250,10 @@ pub struct SimulateArgs {
     /// Write the journal of each policy, FILE.POLICY.jsonl, for `replay`
     #[arg(long, value_name = "FILE")]
     pub journal: Option<PathBuf>,
+    /// Write each decision of each policy with its candidates and reasons, and each plan with the
+    /// predicted cost of its rules, as JSON lines, FILE.POLICY.jsonl
+    #[arg(long, value_name = "FILE")]
+    pub explain: Option<PathBuf>,
     /// Print the timeline of each policy (for short runs)
     #[arg(long)]
     pub timeline: bool,

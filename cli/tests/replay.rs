@@ -180,3 +180,49 @@ fn replay_refused(place: &Place, lines: &[String], part: &str) {
         done.err
     );
 }
+
+#[test]
+fn decisions_are_explained_with_what_else_was_possible() {
+    let place = Place::with_example();
+    place.succeed(
+        "simulate --profile p.json --rate 9000 --duration 0.05 --policies adaptive,lazy --explain e",
+    );
+    for policy in ["adaptive", "lazy"] {
+        let lines = place.read(&format!("e.{policy}.jsonl"));
+        let lines: Vec<serde_json::Value> = lines
+            .lines()
+            .map(|l| serde_json::from_str(l).unwrap())
+            .collect();
+        let decisions = || lines.iter().filter(|l| l.get("chosen").is_some());
+        assert!(decisions().count() > 100, "{policy}: {}", lines.len());
+        let mut choices = 0;
+        for decision in decisions() {
+            let chosen = decision["chosen"].as_str().unwrap();
+            let candidates = decision["candidates"].as_array().unwrap();
+            assert!(
+                candidates
+                    .iter()
+                    .all(|c| c["predicted_us"].as_f64().unwrap() > 0.0)
+            );
+            choices += usize::from(candidates.len() > 1);
+            if chosen.starts_with("launch") {
+                assert!(candidates.iter().any(|c| c["what"] == chosen), "{decision}");
+            }
+        }
+        assert!(choices > 10, "{policy}: {choices}");
+        if policy == "adaptive" {
+            assert!(decisions().all(|d| d["because"] != ""));
+            let plans = lines.iter().filter(|l| l.get("plan").is_some());
+            let rules: Vec<_> = plans
+                .map(|p| p["plan"]["rules"].as_array().unwrap())
+                .collect();
+            assert!(!rules.is_empty(), "no plan in {} lines", lines.len());
+            assert!(rules[0].len() > 3 && rules[0][0]["cost_us"].as_f64().unwrap() > 0.0);
+        }
+    }
+    // Explaining changes nothing.
+    let plain = "simulate --profile p.json --rate 9000 --duration 0.05 --policies adaptive --json";
+    place.succeed(&format!("{plain} a.json"));
+    place.succeed(&format!("{plain} b.json --explain e"));
+    assert_eq!(place.read("a.json"), place.read("b.json"));
+}

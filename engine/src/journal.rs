@@ -44,6 +44,9 @@ pub struct Header {
     pub max_queue: usize,
     /// Whether changes of the batch table are in the journal.
     pub notes: bool,
+    /// Whether decisions with their reasons are in the journal.
+    #[serde(default)]
+    pub reasons: bool,
 }
 
 fn one_class() -> Vec<Class> {
@@ -66,6 +69,7 @@ impl Header {
             lane_depths: config.lane_depths.clone(),
             max_queue: config.max_queue,
             notes: config.notes,
+            reasons: config.reasons,
         }
     }
 
@@ -142,6 +146,7 @@ impl Header {
             lane_depths: self.lane_depths.clone(),
             max_queue: self.max_queue,
             notes: self.notes,
+            reasons: self.reasons,
         })
     }
 }

@@ -52,6 +52,7 @@
 pub mod core;
 pub mod driver;
 pub mod embed;
+pub mod explain;
 pub mod journal;
 pub mod policy;
 pub mod timeline;
@@ -61,3 +62,4 @@ pub use embed::{
     Answer, BuildError, Builder, Engine, Handle, ModelOptions, Options, RequestError, Step,
     StepStream,
 };
+pub use explain::Explanation;

@@ -70,6 +70,9 @@ impl Timeline {
                 self.line(now, &format!("split {from}, ahead {ahead} {members:?}"));
             }
             Note::Preempt { parked, by } => self.line(now, &format!("preempt {parked} by {by}")),
+            Note::Decide(why) => {
+                self.line(now, &format!("decide {}: {}", why.chosen, why.because));
+            }
             Note::Pop { sub_batch } => self.stack.retain(|s| s.0 != *sub_batch),
         }
     }

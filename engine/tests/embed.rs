@@ -381,3 +381,31 @@ fn options_that_do_not_fit_the_program_are_refused_when_building() {
         "{error}"
     );
 }
+
+#[test]
+fn an_engine_explains_its_requests() {
+    let engine = builder("adaptive").explain(8).build().unwrap();
+    let handles: Vec<_> = (0..6)
+        .map(|i| {
+            engine
+                .try_submit("tiny", word(i, 4), Options::default())
+                .unwrap()
+        })
+        .collect();
+    let ids: Vec<_> = handles.iter().map(|h| h.id()).collect();
+    for handle in handles {
+        handle.wait().unwrap();
+    }
+    for id in ids {
+        let why = engine.explain(id).unwrap();
+        assert!(why.ended.is_some() && why.launches > 0, "{why}");
+    }
+    engine.drain_blocking();
+    let silent = builder("adaptive").build().unwrap();
+    let handle = silent
+        .try_submit("tiny", word(1, 4), Options::default())
+        .unwrap();
+    let id = handle.id();
+    handle.wait().unwrap();
+    assert_eq!(silent.explain(id), None);
+}

@@ -23,6 +23,7 @@ use lazybatch_kernels::{CpuDevice, CpuOptions, Device, Noise};
 use lazybatch_sla::profile::{FORMAT, ModelProfile};
 use lazybatch_sla::{LatencyTable, Nanos, Profile, SegmentRanges, segments_of};
 use lazybatch_workloads::arrivals::{Arrival, Limit, Process, Stream, Workload};
+use lazybatch_workloads::experiment::Detail;
 use lazybatch_workloads::experiment::inputs::Item;
 use lazybatch_workloads::experiment::measure::{measure, measure_segments};
 use lazybatch_workloads::experiment::{Call, Served, Serving, Simulation, words};
@@ -267,7 +268,7 @@ impl Bench<'_> {
             noise: Noise::default(),
             timing: false,
         };
-        let simulated = simulation.run(policy, None, &mut (), false)?;
+        let simulated = simulation.run(policy, None, &mut (), Detail::Launches)?;
         let real = Spread::of(latencies_ms(&run.served.requests));
         let sim = Spread::of(latencies_ms(&simulated.requests));
         let batch = |c: &Counters| c.members as f64 / c.launches as f64;

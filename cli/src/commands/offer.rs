@@ -7,7 +7,7 @@ use lazybatch_workloads::arrivals::{
     Arrival, Limit, Process, Stream, Workload, mean_rate, transform,
 };
 use lazybatch_workloads::experiment::inputs::{self, Item};
-use lazybatch_workloads::experiment::{Call, Simulation};
+use lazybatch_workloads::experiment::{Call, Detail, Simulation};
 use lazybatch_workloads::lengths::Lengths;
 use lazybatch_workloads::traces;
 
@@ -201,7 +201,7 @@ pub fn simulated_capacity(
         noise: Default::default(),
         timing: false,
     };
-    let done = simulation.run("greedy", None, &mut (), false)?;
+    let done = simulation.run("greedy", None, &mut (), Detail::Launches)?;
     let last = done.requests.iter().map(|r| r.finish.0).max().unwrap_or(0);
     Ok(pool.len() as f64 * 1e9 / last.max(1) as f64)
 }

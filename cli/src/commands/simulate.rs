@@ -3,15 +3,15 @@
 use std::io::{BufWriter, Write};
 
 use anyhow::Context;
-use lazybatch_engine::driver::Observer;
+use lazybatch_engine::explain::Log;
 use lazybatch_engine::timeline::Timeline;
 use lazybatch_kernels::Noise;
 use lazybatch_sla::{Nanos, Profile};
 use lazybatch_workloads::arrivals::{Arrival, Limit, Process, Stream, Workload, mean_rate};
 use lazybatch_workloads::bound::LowerBound;
 use lazybatch_workloads::devices;
-use lazybatch_workloads::experiment::Simulation;
 use lazybatch_workloads::experiment::simulate::DEFAULT_SLA_MS;
+use lazybatch_workloads::experiment::{Detail, Simulation};
 use lazybatch_workloads::lengths::{self, Lengths};
 use lazybatch_workloads::results::{Results, RunResult};
 use lazybatch_workloads::traces;
@@ -45,6 +45,9 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
         let journal = args.journal.as_deref();
         let file = journal.map(|path| suffixed(path, policy, "jsonl"));
         output::check([("--journal", file.as_deref())])?;
+        let explain = args.explain.as_deref();
+        let file = explain.map(|path| suffixed(path, policy, "jsonl"));
+        output::check([("--explain", file.as_deref())])?;
     }
     let arrivals = arrivals(args, &profile)?;
     let simulation = Simulation {
@@ -78,11 +81,20 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
             }
             None => None,
         };
-        let mut timeline = Timeline::new(&simulation.config(true));
-        let done = if args.timeline {
-            simulation.run(policy, journal, &mut timeline as &mut dyn Observer, true)?
-        } else {
-            simulation.run(policy, journal, &mut (), false)?
+        let mut timeline = Timeline::new(&simulation.config(Detail::Table));
+        let done = match &args.explain {
+            Some(path) => {
+                let file = output::create("--explain", &suffixed(path, policy, "jsonl"))?;
+                let mut log = Log::new(BufWriter::new(file));
+                let mut both = (&mut log, &mut timeline);
+                let done = simulation.run(policy, journal, &mut both, Detail::Reasons)?;
+                log.finish().context("--explain")?;
+                done
+            }
+            None if args.timeline => {
+                simulation.run(policy, journal, &mut timeline, Detail::Table)?
+            }
+            None => simulation.run(policy, journal, &mut (), Detail::Launches)?,
         };
         if args.timeline {
             output::line(format_args!("{policy}\n{}", timeline.into_text()))?;

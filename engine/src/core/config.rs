@@ -97,6 +97,8 @@ pub struct CoreConfig {
     pub max_queue: usize,
     /// Emit [`super::Action::Note`].
     pub notes: bool,
+    /// Emit [`super::Note::Decide`] for every decision; costs far more than deciding.
+    pub reasons: bool,
 }
 
 impl CoreConfig {
@@ -108,6 +110,7 @@ impl CoreConfig {
             lane_depths: vec![1],
             max_queue: usize::MAX,
             notes: false,
+            reasons: false,
         }
     }
 }

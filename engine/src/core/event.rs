@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use super::plan::Plan;
+use super::why::Why;
 
 /// A request at its arrival.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -156,6 +157,8 @@ pub enum Note {
         /// Is active now.
         by: SubBatchId,
     },
+    /// A decision and why it was taken; under [`super::CoreConfig::reasons`] only.
+    Decide(Why),
     /// The entry has no members left.
     Pop {
         /// Which one.

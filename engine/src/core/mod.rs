@@ -25,6 +25,7 @@ mod request;
 mod state;
 mod table;
 mod view;
+mod why;
 
 use lazybatch_sla::{LaneId, Launch, ModelId, Outcome, RequestId, Ticket, Time};
 
@@ -37,6 +38,7 @@ use state::State;
 pub use state::{Counters, Ending};
 pub use table::{BatchTable, Padded, SubBatch};
 pub use view::View;
+pub use why::{Candidate, Hold, Why};
 
 use crate::policy::{Decision, Pick, Policy};
 
@@ -186,7 +188,13 @@ impl Core {
                 lane,
                 state: &self.state,
             };
-            match self.policy.decide(&view) {
+            let decision = self.policy.decide(&view);
+            if self.state.config.reasons {
+                let why = Why::new(&view, &decision, self.policy.because());
+                let note = Action::Note(Note::Decide(why));
+                self.state.actions.push_back(note);
+            }
+            match decision {
                 Decision::Wait { until } => {
                     self.state.lanes[lane.index()].wake = until.filter(|&t| t > now);
                     return false;

@@ -34,7 +34,7 @@ pub trait Observer {
 impl Observer for () {}
 
 /// Both see everything, the first one first.
-impl<A: Observer + ?Sized, B: Observer + ?Sized> Observer for (&mut A, &mut B) {
+impl<A: Observer, B: Observer> Observer for (A, B) {
     fn on_event(&mut self, now: Time, event: &Event) {
         self.0.on_event(now, event);
         self.1.on_event(now, event);
@@ -48,6 +48,34 @@ impl<A: Observer + ?Sized, B: Observer + ?Sized> Observer for (&mut A, &mut B) {
     fn on_action(&mut self, now: Time, action: &Action) {
         self.0.on_action(now, action);
         self.1.on_action(now, action);
+    }
+}
+
+impl<O: Observer + ?Sized> Observer for &mut O {
+    fn on_event(&mut self, now: Time, event: &Event) {
+        (**self).on_event(now, event);
+    }
+
+    fn on_launch(&mut self, now: Time, launch: &Launch) {
+        (**self).on_launch(now, launch);
+    }
+
+    fn on_action(&mut self, now: Time, action: &Action) {
+        (**self).on_action(now, action);
+    }
+}
+
+impl<O: Observer + ?Sized> Observer for Box<O> {
+    fn on_event(&mut self, now: Time, event: &Event) {
+        (**self).on_event(now, event);
+    }
+
+    fn on_launch(&mut self, now: Time, launch: &Launch) {
+        (**self).on_launch(now, launch);
+    }
+
+    fn on_action(&mut self, now: Time, action: &Action) {
+        (**self).on_action(now, action);
     }
 }
 

@@ -14,6 +14,7 @@ use super::{BuildError, Engine, Served, Shared};
 use crate::core::{BlockSpec, Core, CoreConfig, ModelSpec};
 use crate::driver::Observer;
 use crate::driver::threaded::{Clock, Command, Driver, DriverState, Plans, Stats};
+use crate::explain::Explainer;
 use crate::policy;
 
 /// How a model is served.
@@ -41,6 +42,7 @@ pub struct Builder {
     max_queue: usize,
     depth: u32,
     notes: bool,
+    explained: usize,
     time_decisions: bool,
     observer: Box<dyn Observer + Send>,
 }
@@ -55,6 +57,7 @@ impl Default for Builder {
             max_queue: 4096,
             depth: 1,
             notes: false,
+            explained: 0,
             time_decisions: false,
             observer: Box::new(()),
         }
@@ -127,6 +130,14 @@ impl Builder {
         self
     }
 
+    /// Keeps why open requests, and the last `num` that ended, took their time, for
+    /// [`Engine::explain`]. Decisions then cost several times as much.
+    #[must_use]
+    pub fn explain(mut self, num: usize) -> Self {
+        self.explained = num;
+        self
+    }
+
     /// Times every decision with a real choice into [`Stats::decision_ns`].
     #[must_use]
     pub fn time_decisions(mut self, on: bool) -> Self {
@@ -149,7 +160,8 @@ impl Builder {
             classes: self.classes.clone(),
             lane_depths: vec![self.depth; num_lanes as usize],
             max_queue: usize::MAX,
-            notes: self.notes,
+            notes: self.notes || self.explained > 0,
+            reasons: self.explained > 0,
         })
     }
 
@@ -200,7 +212,13 @@ impl Builder {
             .into_iter()
             .map(|(_, program, _)| program)
             .collect();
-        let (observer, time_decisions) = (self.observer, self.time_decisions);
+        let explainer = Explainer::new(self.explained);
+        let explainer = (self.explained > 0).then(|| Arc::new(Mutex::new(explainer)));
+        let observer: Box<dyn Observer + Send> = match &explainer {
+            Some(explainer) => Box::new((self.observer, explainer.clone())),
+            None => self.observer,
+        };
+        let time_decisions = self.time_decisions;
         let driver_stats = stats.clone();
         let thread = std::thread::Builder::new()
             .name("lazybatch-driver".into())
@@ -231,6 +249,7 @@ impl Builder {
             stats,
             needs_output_len,
             is_virtual,
+            explainer,
         };
         Ok(Engine {
             shared: Arc::new(shared),

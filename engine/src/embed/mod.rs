@@ -21,6 +21,7 @@ pub use handle::{Handle, StepStream};
 
 use crate::core::Request;
 use crate::driver::threaded::{Clock, Command, Reply, Stats, Submission};
+use crate::explain::{Explainer, Explanation};
 
 /// Why an engine cannot be built.
 #[derive(Debug, thiserror::Error)]
@@ -180,6 +181,7 @@ pub(crate) struct Shared {
     pub stats: Arc<Mutex<Stats>>,
     pub needs_output_len: bool,
     pub is_virtual: bool,
+    pub explainer: Option<Arc<Mutex<Explainer>>>,
 }
 
 /// A running engine. Dropping it cancels what is open; [`Engine::drain`] lets it finish.
@@ -207,6 +209,13 @@ impl Engine {
     /// Running figures.
     pub fn stats(&self) -> Stats {
         self.shared.stats.lock().expect("no holder panics").clone()
+    }
+
+    /// Why a request takes or took its time. `None` for one that is not known, or no longer, and
+    /// without [`Builder::explain`].
+    pub fn explain(&self, id: RequestId) -> Option<Explanation> {
+        let explainer = self.shared.explainer.as_ref()?;
+        explainer.lock().expect("no holder panics").explain(id)
     }
 
     /// Runs one request; waits while the queue is full. Dropping the future cancels the request.

@@ -51,6 +51,7 @@ pub const ENTRY: Entry = Entry {
             late: late.unwrap_or(Late::Demote),
             history: History::default(),
             rescue: Rescue::default(),
+            rescues: false,
             corrections: Vec::new(),
             tables: Vec::new(),
             is_planning: false,
@@ -147,6 +148,17 @@ impl Incumbent {
         }
     }
 
+    fn because(&self) -> String {
+        let because = match &self.other {
+            Some(other) => other.because(),
+            None => self.base.because(),
+        };
+        match because.is_empty() {
+            true => self.name.clone(),
+            false => format!("{}: {because}", self.name),
+        }
+    }
+
     fn on_arrive(&mut self, now: Time, request: &Request) {
         self.base.on_arrive(now, request);
         if let Some(other) = &mut self.other {
@@ -178,6 +190,8 @@ struct Adaptive {
     is_fixed: bool,
     history: History,
     rescue: Rescue,
+    /// The last decision was a rescue.
+    rescues: bool,
     /// Ratios of measured to predicted launch times, by model and block.
     corrections: Vec<Vec<f64>>,
     tables: Vec<Arc<LatencyTable>>,
@@ -193,11 +207,21 @@ impl Policy for Adaptive {
         if self.tables.is_empty() {
             self.start(view);
         }
-        if let Some(decision) = self.rescue.decide(view) {
+        let rescued = self.rescue.decide(view);
+        self.rescues = rescued.is_some();
+        if let Some(decision) = rescued {
             return decision;
         }
         let incumbent = self.incumbent.as_mut().expect("chosen at the start");
         incumbent.decide(view)
+    }
+
+    fn because(&self) -> String {
+        match &self.incumbent {
+            _ if self.rescues => "too many later requests have ended before the oldest".into(),
+            Some(incumbent) => incumbent.because(),
+            None => String::new(),
+        }
     }
 
     fn on_arrive(&mut self, now: Time, request: &Request) {

@@ -40,10 +40,10 @@
 use std::cmp::Ordering;
 use std::collections::VecDeque;
 
-use lazybatch_graph::Repeat;
-use lazybatch_sla::{ClassId, Late, LatencyTable, ModelId, RequestId, SubBatchId, Time};
+use lazybatch_sla::{ClassId, Late, ModelId, RequestId, SubBatchId, Time};
 use smallvec::SmallVec;
 
+use super::gate::{Weighed, balances, joins, rows};
 use super::promise::{Promises, WELL_FILLED};
 use super::share::Shares;
 use super::{Decision, Entry, Pick, Policy};
@@ -217,28 +217,37 @@ pub(super) struct Base {
     promises: Promises,
     /// Arrivals whose class wants to know at once whether they can be in time.
     fresh: VecDeque<(ModelId, RequestId)>,
+    /// What the last decision went by.
+    weighed: Weighed,
 }
 
 impl Policy for Base {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         if let Some(request) = self.refused(view) {
+            self.weighed = Weighed::Late;
             return Decision::Shed {
                 request,
                 cause: "its deadline cannot be met",
             };
         }
         if let Some(request) = self.too_late(view) {
+            self.weighed = Weighed::Late;
             return Decision::Shed {
                 request,
                 cause: "its deadline can no longer be met",
             };
         }
         if let Some((into, from)) = mergeable(view) {
+            self.weighed = Weighed::SamePlace;
             return Decision::Merge { into, from };
         }
         let running = self.running.and_then(|id| view.table().get(id));
         let running = running.filter(|e| e.segment > 0 && view.is_launchable(e));
         let inside = running.map(|e| e.model);
+        self.weighed = match inside {
+            Some(_) => Weighed::Pass,
+            None => Weighed::Nothing,
+        };
         if let Some(admit) = self.admit(view, inside) {
             self.running = None;
             return admit;
@@ -247,6 +256,10 @@ impl Policy for Base {
             Some(entry) => self.launch(view, entry),
             None => Decision::Wait { until: None },
         }
+    }
+
+    fn because(&self) -> String {
+        self.weighed.to_string()
     }
 
     fn on_arrive(&mut self, _now: Time, request: &Request) {
@@ -268,6 +281,7 @@ impl Base {
             shares: Shares::default(),
             promises: Promises::default(),
             fresh: VecDeque::new(),
+            weighed: Weighed::Nothing,
         }
     }
 
@@ -382,6 +396,7 @@ impl Base {
                 if !idle {
                     return None;
                 }
+                self.weighed = Weighed::Idle;
                 // Who comes first may have more samples than the cap allows.
                 let whole = view.model(model).max_batch;
                 let picked = self.pick(view, model, max_batch);
@@ -391,15 +406,16 @@ impl Base {
             if padded || inside.is_some_and(|i| i != model) {
                 return None;
             }
-            let room = match self.rule.gate {
-                Gate::Empty => None,
+            let (room, weighed) = match self.rule.gate {
+                Gate::Empty => (None, Weighed::Closed),
                 Gate::Join(behind) => {
                     let newest = entries().min_by_key(|e| (e.block, e.segment))?;
                     joins(view, newest, behind, max_batch)
                 }
-                Gate::Balance(_) if inside.is_some() => None,
+                Gate::Balance(_) if inside.is_some() => (None, Weighed::Pass),
                 Gate::Balance(factor) => balances(view, model, factor, max_batch),
             };
+            self.weighed = weighed;
             let room = room.filter(|&room| view.fitting_prefix(model, room) > 0)?;
             self.pick(view, model, room)
         })
@@ -476,6 +492,7 @@ impl Base {
             let late = self.rule.late(view, flow.key.class);
             let demotes = late == Late::Demote || late == Late::Refuse;
             if demotes && !flow.key.is_late && self.promises.is_late(view, state) {
+                self.weighed = Weighed::Late;
                 return Some(Decision::Demote { request: key });
             }
             let weight = view.classes()[flow.key.class.index()].weight;
@@ -508,98 +525,4 @@ fn mergeable(view: &View<'_>) -> Option<(SubBatchId, SubBatchId)> {
         let mut others = table.iter().skip(i + 1);
         others.find(|b| view.can_merge(a, b)).map(|b| (a.id, b.id))
     })
-}
-
-/// Rows of an entry: its members' input lengths, samples counted.
-fn rows(view: &View<'_>, entry: &SubBatch) -> u64 {
-    view.members(entry)
-        .map(|r| u64::from(r.request.samples) * u64::from(r.request.input_len))
-        .sum()
-}
-
-/// Samples and rows of the first `n` waiting.
-fn waiting(view: &View<'_>, model: ModelId, n: usize) -> (u32, u64) {
-    let first = view
-        .queue(model)
-        .iter()
-        .take(n)
-        .map(|k| &view.request(k).request);
-    first.fold((0, 0), |(samples, rows), r| {
-        let row = u64::from(r.samples) * u64::from(r.input_len);
-        (samples + r.samples, rows + row)
-    })
-}
-
-/// Samples that may join `entry` now, if it pays; see the module for the rule.
-fn joins(view: &View<'_>, entry: &SubBatch, behind: f64, max_batch: u32) -> Option<u32> {
-    let spec = view.model(entry.model);
-    let table = &spec.table;
-    let room = max_batch.checked_sub(entry.samples).filter(|&r| r > 0)?;
-    if entry.block != 0 {
-        return None;
-    }
-    if entry.segment == 0 {
-        return Some(room);
-    }
-    if table.repeat(0) != Repeat::Once {
-        return None;
-    }
-    let n = view.fitting_prefix(entry.model, room);
-    let (p, p_rows) = waiting(view, entry.model, n);
-    let (b, b_rows) = (entry.samples, rows(view, entry));
-    let ns = |segment, samples, rows| table.pass(0, segment, samples, rows).0 as f64;
-    let f = ns(0, p, p_rows);
-    let r = ns(entry.segment, b, b_rows);
-    let together = f - ns(entry.segment, p, p_rows) + ns(entry.segment, b + p, b_rows + p_rows);
-    let apart = r + f;
-    let (b, p) = (f64::from(b), f64::from(p));
-    let gain = b * r + p * apart + behind * apart - (b + p + behind) * together;
-    (n > 0 && gain > 0.0).then_some(room)
-}
-
-/// Samples to admit now at the head of a block, if waiting outweighs `factor` times the
-/// disturbance; see the module for the rule.
-fn balances(view: &View<'_>, model: ModelId, factor: f64, max_batch: u32) -> Option<u32> {
-    let spec = view.model(model);
-    let table = &spec.table;
-    let entries = || view.table().iter().filter(|e| e.model == model);
-    let at_start = entries().find(|e| (e.block, e.segment) == (0, 0));
-    if let Some(entry) = at_start {
-        let room = max_batch.checked_sub(entry.samples)?;
-        return Some(room);
-    }
-    // Beyond one launch's worth of requests in front, newcomers cannot merge with them.
-    let target = entries().max_by_key(|e| e.samples)?;
-    let room = max_batch.saturating_sub(target.samples);
-    let n = view.fitting_prefix(model, room);
-    if n == 0 {
-        return None;
-    }
-    let (samples, rows) = waiting(view, model, n);
-    let longest = view.queue(model).iter().take(n);
-    let longest = longest.map(|k| view.request(k).request.input_len).max()?;
-    let catch_up = prefix(table, target.block, samples, rows, longest);
-    let in_flight: u32 = entries().map(|e| e.samples).sum();
-    let waited: u64 = view
-        .queue(model)
-        .iter()
-        .take(n)
-        .map(|k| view.now.since(view.request(k).request.arrival).0)
-        .sum();
-    let disturbance = f64::from(in_flight) * catch_up as f64;
-    (waited as f64 >= factor * disturbance).then_some(room)
-}
-
-/// Nanoseconds from the start to the head of `block`.
-fn prefix(table: &LatencyTable, block: u32, samples: u32, rows: u64, input_len: u32) -> u64 {
-    (0..block)
-        .map(|b| {
-            let passes = match table.repeat(b) {
-                Repeat::Once => 1,
-                Repeat::PerInputStep { stride } => u64::from(input_len.div_ceil(stride)),
-                Repeat::UntilStop { .. } => 1,
-            };
-            passes * table.pass(b, 0, samples, rows).0
-        })
-        .sum()
 }

@@ -10,6 +10,7 @@ pub mod cellular;
 pub mod continuous;
 pub mod edf;
 mod entries;
+mod gate;
 pub mod graph;
 mod history;
 pub mod lazy;
@@ -78,6 +79,12 @@ pub enum Decision {
 pub trait Policy: Send {
     /// The next step on the view's lane.
     fn decide(&mut self, view: &View<'_>) -> Decision;
+
+    /// Why the last decision was taken, in words and numbers; asked under
+    /// [`crate::core::CoreConfig::reasons`] only.
+    fn because(&self) -> String {
+        String::new()
+    }
 
     /// A request arrives; it is not in its queue yet.
     fn on_arrive(&mut self, now: Time, request: &Request) {

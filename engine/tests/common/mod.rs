@@ -70,6 +70,7 @@ pub struct Options {
     pub lane_depths: Vec<u32>,
     pub max_queue: usize,
     pub notes: bool,
+    pub reasons: bool,
     /// Rule 7, which needs notes.
     pub stack: bool,
     pub noise: Noise,
@@ -88,6 +89,7 @@ impl Default for Options {
             lane_depths: vec![1],
             max_queue: usize::MAX,
             notes: false,
+            reasons: false,
             stack: false,
             noise: Noise::default(),
             script: Script::default(),
@@ -146,6 +148,7 @@ pub fn config(world: &World, options: &Options) -> CoreConfig {
         lane_depths: options.lane_depths.clone(),
         max_queue: options.max_queue,
         notes: options.notes,
+        reasons: options.reasons,
     }
 }
 

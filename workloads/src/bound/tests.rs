@@ -12,6 +12,7 @@ use super::shares::Share;
 use super::*;
 use crate::arrivals::{Arrival, Limit, Process, Stream, Workload};
 use crate::devices;
+use crate::experiment::Detail;
 use crate::lengths::Lengths;
 
 fn simulation<'a>(profile: &'a Profile, arrivals: &'a [Arrival]) -> Simulation<'a> {
@@ -304,7 +305,9 @@ fn no_policy_beats_it() {
         };
         let bound = LowerBound::of(&simulation).unwrap();
         for policy in policy::examples().chain(policy::refusing_examples()) {
-            let done = simulation.run(policy, None, &mut (), false).unwrap();
+            let done = simulation
+                .run(policy, None, &mut (), Detail::Launches)
+                .unwrap();
             let sum: u64 = done.requests.iter().map(|r| r.latency().0).sum();
             let mean_ms = sum as f64 / done.requests.len() as f64 / 1e6;
             let met = done
@@ -489,7 +492,9 @@ fn it_is_of_use_on_the_papers_models() {
         let arrivals = workload.generate(3).unwrap();
         let simulation = simulation(&profile, &arrivals);
         let bound = LowerBound::of(&simulation).unwrap();
-        let done = simulation.run("greedy", None, &mut (), false).unwrap();
+        let done = simulation
+            .run("greedy", None, &mut (), Detail::Launches)
+            .unwrap();
         let sum: u64 = done.requests.iter().map(|r| r.latency().0).sum();
         let mean_ms = sum as f64 / done.requests.len() as f64 / 1e6;
         println!("{model} {rate}/s: {bound:?}, greedy {mean_ms:.3} ms");

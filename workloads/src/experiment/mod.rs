@@ -10,4 +10,4 @@ pub mod simulate;
 pub mod words;
 
 pub use serve::{Call, Served, Serving};
-pub use simulate::{Simulated, Simulation};
+pub use simulate::{Detail, Simulated, Simulation};

@@ -21,6 +21,17 @@ use crate::results::{Counters, FinishedRequest};
 /// SLA target where neither arrival, command line nor profile state one, in milliseconds.
 pub const DEFAULT_SLA_MS: f64 = 100.0;
 
+/// What observers see beside events, launches and ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Detail {
+    /// Nothing.
+    Launches,
+    /// Changes of the batch table.
+    Table,
+    /// Those, and each decision with its reasons.
+    Reasons,
+}
+
 /// What is simulated.
 pub struct Simulation<'a> {
     /// Latency tables; arrivals name its models.
@@ -54,7 +65,7 @@ pub struct Simulated {
 impl Simulation<'_> {
     /// A core configuration for the profile's models. The predicted output length of a model whose
     /// profile states none is the 90th percentile of its arrivals.
-    pub fn config(&self, notes: bool) -> CoreConfig {
+    pub fn config(&self, detail: Detail) -> CoreConfig {
         let models = &self.profile.models;
         let spec = |m: &lazybatch_sla::profile::ModelProfile| {
             ModelSpec::from_profile(self.profile, m, self.segment, self.output_p90(&m.name))
@@ -62,7 +73,8 @@ impl Simulation<'_> {
         CoreConfig {
             classes: Class::by_id(self.classes.iter().cloned()),
             max_queue: self.max_queue,
-            notes,
+            notes: detail != Detail::Launches,
+            reasons: detail == Detail::Reasons,
             ..CoreConfig::new(models.iter().map(spec).collect())
         }
     }
@@ -147,7 +159,7 @@ impl Simulation<'_> {
     }
 
     /// Runs one policy. `journal` gets every event, launch and action; `observer` sees them too
-    /// (with the notes of the batch table if `notes`).
+    /// as far as `detail` says.
     ///
     /// # Errors
     /// An unknown policy, arrivals that do not fit the profile, a rule that the checker finds
@@ -157,12 +169,12 @@ impl Simulation<'_> {
         policy: &str,
         journal: Option<Box<dyn Write + '_>>,
         observer: &mut dyn Observer,
-        notes: bool,
+        detail: Detail,
     ) -> Result<Simulated> {
         let entry =
             policy::find(policy).map_err(|e| Error::parameter("policy", e.expected, e.got))?;
         let requests = self.requests(entry.needs_output_len)?;
-        let config = self.config(notes);
+        let config = self.config(detail);
         let mut journal =
             journal.map(|out| Writer::new(out, &Header::new(policy, self.profile, &config)));
         let mut judge = Judge::new(Checker::new(&config, false));

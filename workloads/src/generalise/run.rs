@@ -12,7 +12,7 @@ use super::TOLERANCE;
 use super::case::{ArrivalKind, Case, Cost, LengthKind};
 use crate::arrivals::Arrival;
 use crate::error::{Error, Result};
-use crate::experiment::Simulation;
+use crate::experiment::{Detail, Simulation};
 use crate::results::RunResult;
 use crate::sweep::points::{SUSTAINED_GROWTH, is_online, name};
 use crate::sweep::score::{backlog_growth, objective_ms};
@@ -238,7 +238,7 @@ fn simulate(case: &Case, arrivals: &[Arrival], spec: &str) -> Result<Standing> {
         noise: Noise::default(),
         timing: false,
     };
-    let done = simulation.run(spec, None, &mut (), false)?;
+    let done = simulation.run(spec, None, &mut (), Detail::Launches)?;
     let (requests, sla) = (&done.requests, case.sla());
     let model = case.model().name.as_str();
     let row = RunResult::summarise(spec, model, case.rate_rps(), sla, requests, &done.counters);

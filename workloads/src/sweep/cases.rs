@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::grid::{Grid, Offered, Setting, Source, Workload};
 use crate::arrivals::{self, Arrival, Limit, Process, Stream, transform};
 use crate::error::{Error, Result};
-use crate::experiment::Simulation;
+use crate::experiment::{Detail, Simulation};
 use crate::lengths::{self, Lengths};
 use crate::{devices, traces, zoo};
 
@@ -277,7 +277,7 @@ impl Lab {
             let sla = Nanos::from_ms_f64(1e9);
             let done = self
                 .simulation(&pool, sla)
-                .run(spec, None, &mut (), false)?;
+                .run(spec, None, &mut (), Detail::Launches)?;
             let last = done.requests.iter().map(|r| r.finish.0).max();
             let seconds = last.unwrap_or(0).max(1) as f64 / 1e9;
             best = best.max(pool.len() as f64 / seconds);

@@ -12,6 +12,7 @@ use super::file::Sweep;
 use super::points::{Point, name};
 use crate::arrivals::Arrival;
 use crate::error::{Error, Result};
+use crate::experiment::Detail;
 use crate::report::RunReport;
 use crate::report::lanes::{Lanes, Life, Stretch};
 use crate::results::RunResult;
@@ -151,8 +152,8 @@ impl Moment {
             let watch = drawn(policy);
             let simulation = lab.simulation(&arrivals, sla);
             let done = match watch {
-                true => simulation.run(policy, None, &mut recorder, true)?,
-                false => simulation.run(policy, None, &mut (), false)?,
+                true => simulation.run(policy, None, &mut recorder, Detail::Table)?,
+                false => simulation.run(policy, None, &mut (), Detail::Launches)?,
             };
             let latencies = completed_latencies(&done.requests);
             let (label, rate) = (point.model.as_str(), point.rate_rps);

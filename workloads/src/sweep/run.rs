@@ -18,6 +18,7 @@ use super::score::{self, Run, ignores_sla};
 use super::{points, text};
 use crate::arrivals::Arrival;
 use crate::error::{Error, Result};
+use crate::experiment::Detail;
 
 /// Seeds that a case takes at the least before it may end early.
 pub const MIN_SEEDS: usize = 3;
@@ -197,7 +198,7 @@ pub fn simulate(
     let sla = slas_ms.last().map_or(Nanos::ZERO, sla_of);
     let done = lab
         .simulation(arrivals, sla)
-        .run(policy, None, &mut (), false)?;
+        .run(policy, None, &mut (), Detail::Launches)?;
     let mut requests = done.requests;
     let at = |sla: Nanos| {
         score::rescore(&mut requests, sla);

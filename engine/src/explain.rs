@@ -1,0 +1,319 @@
+//! Why requests waited: decisions with their reasons as JSON lines, and an account of each request.
+//!
+//! Both are [`Observer`]s and need a core with [`crate::core::CoreConfig::reasons`].
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::io::Write;
+
+use lazybatch_sla::{LaneId, Launch, ModelId, Nanos, Outcome, RequestId, Ticket, Time};
+use rustc_hash::FxHashMap;
+use serde_json::json;
+
+use crate::core::{Action, Event, Hold, Note, Why};
+use crate::driver::Observer;
+
+/// Writes each decision, with its candidates and their predicted device time, and each plan, with
+/// the predicted mean cost of each rule, as a JSON line.
+pub struct Log<W: Write> {
+    out: W,
+    failed: Option<std::io::Error>,
+}
+
+impl<W: Write> Log<W> {
+    /// Writes to `out`.
+    pub fn new(out: W) -> Self {
+        Self { out, failed: None }
+    }
+
+    /// Ends the log.
+    ///
+    /// # Errors
+    /// What could not be written.
+    pub fn finish(mut self) -> std::io::Result<()> {
+        match self.failed {
+            Some(error) => Err(error),
+            None => self.out.flush(),
+        }
+    }
+
+    fn line(&mut self, line: &serde_json::Value) {
+        if self.failed.is_none() {
+            self.failed = writeln!(self.out, "{line}").err();
+        }
+    }
+}
+
+fn us(ns: u64) -> f64 {
+    ns as f64 / 1e3
+}
+
+impl<W: Write> Observer for Log<W> {
+    fn on_event(&mut self, now: Time, event: &Event) {
+        if let Event::Planned(plan) = event {
+            let cost = |(rule, ns): &(String, u64)| json!({"rule": rule, "cost_us": us(*ns)});
+            let rules: Vec<_> = plan.costs.iter().map(cost).collect();
+            let plan = json!({"rules": rules, "launches": plan.launches});
+            self.line(&json!({"at_us": us(now.0), "plan": plan}));
+        }
+    }
+
+    fn on_action(&mut self, now: Time, action: &Action) {
+        let Action::Note(Note::Decide(why)) = action else {
+            return;
+        };
+        let candidate = |c: &crate::core::Candidate| json!({"what": c.what, "samples": c.samples, "predicted_us": us(c.predicted.0)});
+        let candidates: Vec<_> = why.candidates.iter().map(candidate).collect();
+        self.line(&json!({
+            "at_us": us(now.0), "lane": why.lane.0, "chosen": why.chosen,
+            "because": why.because, "candidates": candidates,
+        }));
+    }
+}
+
+/// Why one request took as long as it did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Explanation {
+    /// Which one.
+    pub id: RequestId,
+    /// When it arrived.
+    pub arrival: Time,
+    /// When it left the arrival queue.
+    pub admitted: Option<Time>,
+    /// When and how it ended; `None` while it is open.
+    pub ended: Option<(Time, Outcome)>,
+    /// Time in the queue by what held it. The rest of that time a launch was running.
+    pub held: BTreeMap<Hold, Nanos>,
+    /// What the policy said when it last held it.
+    pub because: String,
+    /// Launches that carried it.
+    pub launches: u32,
+    /// Their device time. The rest of its time in flight others ran.
+    pub running: Nanos,
+    /// Whether it had to let others pass because it was too late.
+    pub demoted: bool,
+    /// Now, where it is open.
+    now: Time,
+    /// Of its model when it arrived.
+    before: BTreeMap<Hold, Nanos>,
+    model: ModelId,
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let until = self.ended.map_or(self.now, |e| e.0);
+        let waited = self.admitted.unwrap_or(until).since(self.arrival);
+        write!(
+            f,
+            "{} waited {:.3} ms in its queue",
+            self.id,
+            waited.as_ms()
+        )?;
+        for (hold, took) in self.held.iter().filter(|h| h.1.0 > 0) {
+            let ms = took.as_ms();
+            match hold {
+                Hold::Loading => write!(f, ", {ms:.3} ms of it for the model's weights")?,
+                Hold::Slots => write!(f, ", {ms:.3} ms of it for memory on the device")?,
+                Hold::Policy => write!(f, ", {ms:.3} ms of it held by the policy")?,
+            }
+        }
+        if !self.because.is_empty() {
+            write!(f, " (last: {})", self.because)?;
+        }
+        if self.demoted {
+            write!(f, "; it was demoted as too late")?;
+        }
+        if let Some(admitted) = self.admitted {
+            let (in_flight, running) = (until.since(admitted), self.running);
+            write!(
+                f,
+                "; then {:.3} ms in flight, {:.3} ms of it in {} launches of its own",
+                in_flight.as_ms(),
+                running.as_ms(),
+                self.launches
+            )?;
+        }
+        match self.ended {
+            Some((_, outcome)) => write!(f, "; {outcome}"),
+            None => write!(f, "; open"),
+        }
+    }
+}
+
+/// What holds a model's queue.
+#[derive(Clone, Debug, Default)]
+struct Queue {
+    held: BTreeMap<Hold, Nanos>,
+    now: Option<(Hold, Time)>,
+    because: String,
+}
+
+impl Queue {
+    /// Adds what has passed since the last decision.
+    fn settle(&mut self, now: Time) {
+        if let Some((hold, since)) = &mut self.now {
+            let sum = self.held.entry(*hold).or_default();
+            *sum = sum.saturating_add(now.since(*since));
+            *since = now;
+        }
+    }
+}
+
+/// Remembers what open requests, and the last that ended, waited for.
+pub struct Explainer {
+    capacity: usize,
+    known: FxHashMap<RequestId, Explanation>,
+    ended: VecDeque<RequestId>,
+    queues: FxHashMap<ModelId, Queue>,
+    flights: FxHashMap<(LaneId, Ticket), (Time, Vec<RequestId>)>,
+    now: Time,
+}
+
+impl Explainer {
+    /// Remembers the last `capacity` requests that ended.
+    pub fn new(capacity: usize) -> Self {
+        Self {
+            capacity,
+            known: FxHashMap::default(),
+            ended: VecDeque::new(),
+            queues: FxHashMap::default(),
+            flights: FxHashMap::default(),
+            now: Time::ZERO,
+        }
+    }
+
+    /// Why a request takes or took its time; `None` for one that is not known, or no longer.
+    pub fn explain(&mut self, id: RequestId) -> Option<Explanation> {
+        let now = self.now;
+        let explanation = self.known.get_mut(&id)?;
+        if explanation.admitted.is_none() && explanation.ended.is_none() {
+            let queue = self.queues.entry(explanation.model).or_default();
+            queue.settle(now);
+            explanation.wait_ends(queue);
+        }
+        explanation.now = now;
+        Some(explanation.clone())
+    }
+
+    fn decided(&mut self, now: Time, why: &Why) {
+        for (model, queue) in &mut self.queues {
+            queue.settle(now);
+            let Some(held) = &why.held else {
+                continue;
+            };
+            let hold = held.iter().find(|h| h.0 == *model).map(|h| h.1);
+            queue.now = hold.map(|h| (h, now));
+            if hold == Some(Hold::Policy) {
+                queue.because.clone_from(&why.because);
+            }
+        }
+        if let Some(id) = why.chosen.strip_prefix("demote r") {
+            let id = id.parse().map(RequestId);
+            if let Some(e) = id.ok().and_then(|id| self.known.get_mut(&id)) {
+                e.demoted = true;
+            }
+        }
+    }
+
+    fn leaves_queue(&mut self, now: Time, id: RequestId) {
+        if let Some(e) = self.known.get_mut(&id)
+            && e.admitted.is_none()
+        {
+            let queue = self.queues.entry(e.model).or_default();
+            queue.settle(now);
+            e.wait_ends(queue);
+            e.admitted = Some(now);
+        }
+    }
+}
+
+impl Explanation {
+    fn wait_ends(&mut self, queue: &Queue) {
+        let since = |(hold, sum): (&Hold, &Nanos)| {
+            let before = self.before.get(hold).copied().unwrap_or_default();
+            (*hold, Nanos(sum.0 - before.0))
+        };
+        self.held = queue.held.iter().map(since).collect();
+        if self.held.get(&Hold::Policy).is_some_and(|h| h.0 > 0) {
+            self.because.clone_from(&queue.because);
+        }
+    }
+}
+
+impl Observer for Explainer {
+    fn on_event(&mut self, now: Time, event: &Event) {
+        self.now = now;
+        match event {
+            Event::Arrive(r) => {
+                let queue = self.queues.entry(r.model).or_default();
+                queue.settle(now);
+                let explanation = Explanation {
+                    id: r.id,
+                    arrival: r.arrival,
+                    admitted: None,
+                    ended: None,
+                    held: BTreeMap::new(),
+                    because: String::new(),
+                    launches: 0,
+                    running: Nanos::ZERO,
+                    demoted: false,
+                    now,
+                    before: queue.held.clone(),
+                    model: r.model,
+                };
+                self.known.insert(r.id, explanation);
+            }
+            Event::Done { ticket, .. } => {
+                let key = self.flights.keys().find(|k| k.1 == *ticket).copied();
+                let Some((issued, members)) = key.and_then(|k| self.flights.remove(&k)) else {
+                    return;
+                };
+                for id in members {
+                    if let Some(e) = self.known.get_mut(&id) {
+                        e.launches += 1;
+                        e.running = e.running.saturating_add(now.since(issued));
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn on_launch(&mut self, now: Time, launch: &Launch) {
+        let members = launch.members.iter().map(|m| m.request).collect();
+        let key = (launch.lane, launch.ticket);
+        self.flights.insert(key, (now, members));
+    }
+
+    fn on_action(&mut self, now: Time, action: &Action) {
+        self.now = now;
+        match action {
+            Action::Note(Note::Decide(why)) => self.decided(now, why),
+            Action::Note(Note::Admit { members, .. }) => {
+                for &id in members {
+                    self.leaves_queue(now, id);
+                }
+            }
+            Action::Finish {
+                request, outcome, ..
+            } => {
+                let Some(e) = self.known.get_mut(request) else {
+                    return;
+                };
+                e.ended = Some((now, *outcome));
+                if e.admitted.is_none() {
+                    let queue = self.queues.entry(e.model).or_default();
+                    queue.settle(now);
+                    e.wait_ends(queue);
+                }
+                self.ended.push_back(*request);
+                if self.ended.len() > self.capacity
+                    && let Some(oldest) = self.ended.pop_front()
+                {
+                    self.known.remove(&oldest);
+                }
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! When newcomers are admitted although some of their model are in flight: the gates of the base
+//! rules, whose formulas stand in `base.rs`.
+
+use std::fmt;
+
+use lazybatch_graph::Repeat;
+use lazybatch_sla::{LatencyTable, ModelId};
+
+use crate::core::{SubBatch, View};
+
+/// What a decision went by. Sums of waiting times are in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) enum Weighed {
+    /// The first launch of all.
+    #[default]
+    Nothing,
+    Late,
+    SamePlace,
+    /// Nobody of the model was in flight.
+    Idle,
+    /// Time that all lose if the newcomers are admitted, and if they are not.
+    Admission {
+        if_admitted: f64,
+        if_not: f64,
+    },
+    /// There is no room, or no place to come in.
+    Closed,
+    /// A pass is under way.
+    Pass,
+}
+
+impl fmt::Display for Weighed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nothing => write!(f, "nobody waits"),
+            Self::Late => write!(f, "its deadline cannot be met"),
+            Self::SamePlace => write!(f, "they stand at the same place"),
+            Self::Idle => write!(f, "none of its model was in flight"),
+            Self::Admission {
+                if_admitted,
+                if_not,
+            } => {
+                let (admitted, not) = (if_admitted / 1e6, if_not / 1e6);
+                write!(
+                    f,
+                    "all lose {admitted:.3} ms if newcomers are admitted, {not:.3} ms if not"
+                )
+            }
+            Self::Closed => write!(f, "no room, or no place to come in"),
+            Self::Pass => write!(f, "a pass is under way"),
+        }
+    }
+}
+
+/// Rows of an entry: its members' input lengths, samples counted.
+pub(super) fn rows(view: &View<'_>, entry: &SubBatch) -> u64 {
+    view.members(entry)
+        .map(|r| u64::from(r.request.samples) * u64::from(r.request.input_len))
+        .sum()
+}
+
+/// Samples and rows of the first `n` waiting.
+fn waiting(view: &View<'_>, model: ModelId, n: usize) -> (u32, u64) {
+    let first = view
+        .queue(model)
+        .iter()
+        .take(n)
+        .map(|k| &view.request(k).request);
+    first.fold((0, 0), |(samples, rows), r| {
+        let row = u64::from(r.samples) * u64::from(r.input_len);
+        (samples + r.samples, rows + row)
+    })
+}
+
+/// Samples that may join `entry` now, if it pays; see the module for the rule.
+pub(super) fn joins(
+    view: &View<'_>,
+    entry: &SubBatch,
+    behind: f64,
+    max_batch: u32,
+) -> (Option<u32>, Weighed) {
+    let spec = view.model(entry.model);
+    let table = &spec.table;
+    let room = max_batch.saturating_sub(entry.samples);
+    if room == 0 || entry.block != 0 {
+        return (None, Weighed::Closed);
+    }
+    if entry.segment == 0 {
+        return (Some(room), Weighed::SamePlace);
+    }
+    if table.repeat(0) != Repeat::Once {
+        return (None, Weighed::Closed);
+    }
+    let n = view.fitting_prefix(entry.model, room);
+    let (p, p_rows) = waiting(view, entry.model, n);
+    let (b, b_rows) = (entry.samples, rows(view, entry));
+    let ns = |segment, samples, rows| table.pass(0, segment, samples, rows).0 as f64;
+    let f = ns(0, p, p_rows);
+    let r = ns(entry.segment, b, b_rows);
+    let together = f - ns(entry.segment, p, p_rows) + ns(entry.segment, b + p, b_rows + p_rows);
+    let apart = r + f;
+    let (b, p) = (f64::from(b), f64::from(p));
+    let if_not = b * r + p * apart + behind * apart;
+    let if_admitted = (b + p + behind) * together;
+    let room = (n > 0 && if_not - if_admitted > 0.0).then_some(room);
+    let weighed = Weighed::Admission {
+        if_admitted,
+        if_not,
+    };
+    (room, weighed)
+}
+
+/// Samples to admit now at the head of a block, if waiting outweighs `factor` times the
+/// disturbance; see the module for the rule.
+pub(super) fn balances(
+    view: &View<'_>,
+    model: ModelId,
+    factor: f64,
+    max_batch: u32,
+) -> (Option<u32>, Weighed) {
+    let spec = view.model(model);
+    let table = &spec.table;
+    let entries = || view.table().iter().filter(|e| e.model == model);
+    let at_start = entries().find(|e| (e.block, e.segment) == (0, 0));
+    if let Some(entry) = at_start {
+        let room = max_batch.checked_sub(entry.samples);
+        return (room, Weighed::SamePlace);
+    }
+    // Beyond one launch's worth of requests in front, newcomers cannot merge with them.
+    let Some(target) = entries().max_by_key(|e| e.samples) else {
+        return (None, Weighed::Closed);
+    };
+    let room = max_batch.saturating_sub(target.samples);
+    let n = view.fitting_prefix(model, room);
+    if n == 0 {
+        return (None, Weighed::Closed);
+    }
+    let (samples, rows) = waiting(view, model, n);
+    let longest = view.queue(model).iter().take(n);
+    let longest = longest.map(|k| view.request(k).request.input_len).max();
+    let longest = longest.unwrap_or(0);
+    let catch_up = prefix(table, target.block, samples, rows, longest);
+    let in_flight: u32 = entries().map(|e| e.samples).sum();
+    let waited: u64 = view
+        .queue(model)
+        .iter()
+        .take(n)
+        .map(|k| view.now.since(view.request(k).request.arrival).0)
+        .sum();
+    let disturbance = f64::from(in_flight) * catch_up as f64;
+    let weighed = Weighed::Admission {
+        if_admitted: factor * disturbance,
+        if_not: waited as f64,
+    };
+    let room = (waited as f64 >= factor * disturbance).then_some(room);
+    (room, weighed)
+}
+
+/// Nanoseconds from the start to the head of `block`.
+fn prefix(table: &LatencyTable, block: u32, samples: u32, rows: u64, input_len: u32) -> u64 {
+    (0..block)
+        .map(|b| {
+            let passes = match table.repeat(b) {
+                Repeat::Once => 1,
+                Repeat::PerInputStep { stride } => u64::from(input_len.div_ceil(stride)),
+                Repeat::UntilStop { .. } => 1,
+            };
+            passes * table.pass(b, 0, samples, rows).0
+        })
+        .sum()
+}
