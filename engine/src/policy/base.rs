@@ -191,10 +191,15 @@ pub(super) struct Base {
     promises: Promises,
     /// Arrivals whose class wants to know at once whether they can be in time.
     fresh: VecDeque<(ModelId, RequestId)>,
+    /// Who else was found too late, and when, the last first: they are demoted one by one.
+    demoted: (Time, Vec<(Key, RequestId)>),
 }
 
 impl Policy for Base {
     fn decide(&mut self, view: &View<'_>) -> Decision {
+        if let Some(request) = self.next_demoted(view) {
+            return Decision::Demote { request };
+        }
         if let Some(request) = self.refused(view) {
             return Decision::Shed {
                 request,
@@ -242,6 +247,7 @@ impl Base {
             shares: Shares::default(),
             promises: Promises::default(),
             fresh: VecDeque::new(),
+            demoted: (Time::ZERO, Vec::new()),
         }
     }
 
@@ -371,6 +377,25 @@ impl Base {
         })
     }
 
+    /// The next of those that were found too late in the same walk over the queue.
+    fn next_demoted(&mut self, view: &View<'_>) -> Option<Key> {
+        let (at, rest) = &mut self.demoted;
+        if *at != view.now {
+            rest.clear();
+        }
+        while let Some((key, id)) = rest.pop() {
+            let waits = view.is_waiting(key, id);
+            let queue = waits.then(|| view.queue(view.request(key).request.model));
+            if queue
+                .and_then(|q| q.flow_of(id))
+                .is_some_and(|f| !f.is_late)
+            {
+                return Some(key);
+            }
+        }
+        None
+    }
+
     /// Who of a queue comes next, up to `room` samples: flows by priority level, then by what they
     /// have been charged; those that are too late behind all others. One that is found too late is
     /// demoted first, where its class says so.
@@ -388,6 +413,7 @@ impl Base {
             })
             .collect();
         let mut keys = Vec::new();
+        let mut late = Vec::new();
         let mut taken = 0;
         while keys.len() < free {
             let next = flows.iter_mut().filter_map(|(flow, claim, waiting)| {
@@ -408,16 +434,25 @@ impl Base {
             if taken + samples > room {
                 break;
             }
-            let late = self.late(view, flow.key.class);
-            let demotes = late == Late::Demote || late == Late::Refuse;
+            let rule = self.late(view, flow.key.class);
+            let demotes = rule == Late::Demote || rule == Late::Refuse;
             if demotes && !flow.key.is_late && self.promises.is_late(view, state) {
-                return Some(Decision::Demote { request: key });
+                // Demoted, it waits behind everyone who is looked at here before it is full.
+                late.push((key, state.request.id));
+                waiting.next();
+                continue;
             }
             let weight = view.classes()[flow.key.class.index()].weight;
             claim.charged += each * f64::from(samples) / weight;
             taken += samples;
             waiting.next();
             keys.push(key);
+        }
+        if let Some(&(request, _)) = late.first() {
+            late.reverse();
+            late.pop();
+            self.demoted = (view.now, late);
+            return Some(Decision::Demote { request });
         }
         for &key in &keys {
             self.promises.on_admit(view, view.request(key));
