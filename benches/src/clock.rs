@@ -1,5 +1,6 @@
 //! The clock of benches and measurements.
 
+use std::sync::LazyLock;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Now, to measure spans by.
@@ -21,6 +22,18 @@ pub fn reading_cost_ns() -> f64 {
     costs.sort_unstable_by(f64::total_cmp);
     costs[costs.len() / 2]
 }
+
+/// Nanoseconds of processor time that this thread has taken, from the first field of its
+/// `schedstat`; of the wall clock where the system does not say. Source: the kernel's
+/// `Documentation/scheduler/sched-stats.rst`.
+pub fn thread_ns() -> f64 {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    let taken = text.split_whitespace().next().and_then(|t| t.parse().ok());
+    taken.unwrap_or_else(|| START.elapsed().as_nanos() as f64)
+}
+
+/// When wall time is counted from where processor time is not known.
+static START: LazyLock<Instant> = LazyLock::new(now);
 
 /// Waits without work.
 #[allow(

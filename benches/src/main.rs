@@ -18,9 +18,10 @@ usage: lazybatch-measure COMMAND FOLDER [--threads N] [--seed N] [--requests N] 
   window       how late the 5 ms window of graph:5 fires on an idle engine
   decision     time of a step and of a decision of the core under load, by policy
   steady       decisions in steady state, with several sub-batches and plans, by policy
+  instructions instructions of a decision in steady state, by policy; needs valgrind, not in `all`
   dispatch     time of a launch of one tiny node, and of a round trip through the engine
   gemm         speed of the packed matrix product against the peak of multiply-adds
-  all          all of these
+  all          the others
 
 Lines are appended to FOLDER/COMMAND.jsonl, and FOLDER/environment.json is written.
 --threads N    threads of the CPU device in sim-vs-real; all cores if absent
@@ -53,10 +54,11 @@ impl Settings {
 
 type Measurement = fn(&Settings) -> anyhow::Result<()>;
 
-const COMMANDS: [(&str, Measurement); 6] = [
+const COMMANDS: [(&str, Measurement); 7] = [
     ("gemm", measure::gemm::run),
     ("decision", measure::decision::run),
     ("steady", measure::steady::run),
+    ("instructions", measure::instructions::run),
     ("dispatch", measure::dispatch::run),
     ("window", measure::window::run),
     ("sim-vs-real", measure::sim_vs_real::run),
@@ -64,6 +66,11 @@ const COMMANDS: [(&str, Measurement); 6] = [
 
 fn main() -> anyhow::Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
+    if let [walk, table, net, policy] = &args[..]
+        && walk == "walk"
+    {
+        return measure::instructions::walk(table, net, policy);
+    }
     let (name, settings) = match parse(&args) {
         Ok(parsed) => parsed,
         Err(error) => {
@@ -73,7 +80,7 @@ fn main() -> anyhow::Result<()> {
     };
     record::environment(&settings.folder)?;
     for (command, run) in COMMANDS {
-        if name == command || name == "all" {
+        if name == command || (name == "all" && command != "instructions") {
             run(&settings)?;
         }
     }

@@ -36,7 +36,7 @@ use crate::core_load::{IN_FLIGHT, Net, WAITING};
 /// the fixture admits.
 const LAUNCH: u32 = 16;
 /// Steps before anything is measured: those in flight have spread over the program by then.
-const WARM_UP: usize = 2_000;
+pub const WARM_UP: usize = 2_000;
 
 /// What requests ask for.
 pub const NETS: [&str; 3] = ["chain-54", "gnmt", "transformer"];

@@ -118,7 +118,7 @@ struct RowSums(OnceLock<Box<[Sums]>>);
 /// Suffix sums, once they were asked for.
 type Sums = OnceLock<Box<[u64]>>;
 
-/// A copy starts empty: it may belong to other curves.
+/// A copy starts empty.
 impl Clone for RowSums {
     fn clone(&self) -> Self {
         Self::default()
@@ -257,18 +257,23 @@ impl LatencyTable {
     /// If the groups are not of this table.
     pub fn coarse(&self, groups: &SegmentRanges) -> Self {
         let blocks = self.blocks.iter().zip(groups);
-        Self {
-            blocks: blocks.map(|(b, g)| b.coarse(g)).collect(),
-            ..self.clone()
-        }
+        self.with(blocks.map(|(b, g)| b.coarse(g)).collect())
     }
 
     /// Times of each block multiplied by its factor; dispatch and copies stay.
     pub fn scaled(&self, factors: &[f64]) -> Self {
         let blocks = self.blocks.iter().zip(factors);
+        self.with(blocks.map(|(b, &f)| b.scaled(f)).collect())
+    }
+
+    /// The same device with other blocks.
+    fn with(&self, blocks: Vec<BlockTable>) -> Self {
         Self {
-            blocks: blocks.map(|(b, &f)| b.scaled(f)).collect(),
-            ..self.clone()
+            blocks,
+            max_batch: self.max_batch,
+            dispatch: self.dispatch,
+            ns_per_byte: self.ns_per_byte,
+            monotone: self.monotone,
         }
     }
 
@@ -437,11 +442,17 @@ impl BlockTable {
                 .collect()
         };
         Self {
+            repeat: self.repeat,
             by_members: sizes(&self.by_members),
             suffix: sizes(&self.suffix),
             member_curves: curves(&self.member_curves),
             row_curves: curves(&self.row_curves),
-            ..self.clone()
+            has_rows: self.has_rows,
+            row_sums: RowSums::default(),
+            merge_bytes: self.merge_bytes.clone(),
+            num_nodes: self.num_nodes.clone(),
+            launches: self.launches.clone(),
+            launches_left: self.launches_left.clone(),
         }
     }
 

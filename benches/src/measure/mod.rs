@@ -3,6 +3,7 @@
 pub mod decision;
 pub mod dispatch;
 pub mod gemm;
+pub mod instructions;
 pub mod sim_vs_real;
 pub mod steady;
 pub mod window;

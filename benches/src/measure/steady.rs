@@ -1,6 +1,7 @@
 //! Time of decisions in steady state, with the plans that `adaptive` makes.
 
 use lazybatch_benches::clock;
+use lazybatch_benches::record::Recorder;
 use lazybatch_benches::spread::Spread;
 use lazybatch_benches::steady::{NETS, POLICIES, Steady, Table};
 use lazybatch_engine::driver::plan;
@@ -25,7 +26,7 @@ struct Run {
     quiet: Vec<f64>,
     /// The other steps without, for each request that did one of these.
     moving: Vec<f64>,
-    /// The longest decision that asked for a plan.
+    /// The longest time to take the launch out and then put together what a plan is made from.
     asking: f64,
     /// Plans: how many, what they took and how many launches they simulated.
     plans: u64,
@@ -39,6 +40,7 @@ struct Run {
 /// Runs the measurement.
 pub fn run(settings: &Settings) -> anyhow::Result<()> {
     let recorder = settings.recorder("steady")?;
+    plans(&recorder, settings.repeats)?;
     for (filled, net) in Table::ALL.iter().flat_map(|&t| NETS.map(|n| (t, n))) {
         let mut runs: Vec<Vec<Run>> = POLICIES.iter().map(|_| Vec::new()).collect();
         for _ in 0..settings.repeats {
@@ -87,6 +89,60 @@ pub fn run(settings: &Settings) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Arrivals before the plans that count: the history is full by then.
+const FULL: usize = 4_096;
+/// Plans that count in a run.
+const PLANS: usize = 4;
+
+/// What plans take once the history is full, beside the decisions from one to the next.
+fn plans(recorder: &Recorder, repeats: usize) -> anyhow::Result<()> {
+    for net in NETS {
+        let mut per_launch = Vec::new();
+        let mut per_decision = Vec::new();
+        let mut whole = Vec::new();
+        let mut launches = 0;
+        for _ in 0..repeats {
+            let mut load = Steady::new(net, "adaptive", Table::Own)?;
+            let (mut made, mut ns, mut all, mut since) = (0, 0.0, 0, 0);
+            while made < PLANS {
+                load.deliver();
+                since += u64::from(load.decide());
+                load.take_launch();
+                let Some(request) = load.take_plan() else {
+                    continue;
+                };
+                let before = clock::thread_ns();
+                let plan = plan::make(&request, &|| false);
+                let took = clock::thread_ns() - before;
+                if load.num_arrivals() < FULL {
+                    since = 0;
+                } else {
+                    made += 1;
+                    ns += took;
+                    all += plan.launches;
+                    whole.push(took);
+                }
+                load.planned(plan);
+            }
+            launches += all;
+            per_launch.push(ns / all as f64);
+            per_decision.push(ns / since as f64);
+        }
+        let figures = json!({
+            "net": net, "policy": "adaptive", "plans_per_run": PLANS,
+            "plan_ms_median": Spread::of(whole).median() / 1e6,
+            "launches_per_plan": launches / (repeats * PLANS) as u64,
+        });
+        recorder.line(
+            figures.clone(),
+            "plan_ns_per_launch",
+            &Spread::of(per_launch),
+        )?;
+        recorder.line(figures, "plan_ns_per_decision", &Spread::of(per_decision))?;
+    }
+    Ok(())
+}
+
 fn of(runs: &[Run], part: fn(&Run) -> &Vec<f64>) -> Vec<Spread> {
     let times = runs.iter().map(part).filter(|t| !t.is_empty());
     times.map(|t| Spread::of(t.clone())).collect()
@@ -118,7 +174,7 @@ fn once(net: &str, policy: &str, filled: Table) -> anyhow::Result<Run> {
             }
         }
         if let Some(request) = load.take_plan() {
-            run.asking = run.asking.max(decision - reading);
+            run.asking = run.asking.max(behind - reading);
             let (ns, made) = clock::time(|| plan::make(&request, &|| false));
             run.plans += 1;
             run.plan_ns += ns;

@@ -48,6 +48,8 @@ pub struct Core {
     policy: Box<dyn Policy>,
     now: Time,
     undecided: bool,
+    /// Since the last decision the policy was not asked for a plan.
+    unplanned: bool,
     plan: Option<PlanRequest>,
 }
 
@@ -62,6 +64,7 @@ impl Core {
             policy,
             now: Time::ZERO,
             undecided: false,
+            unplanned: false,
             plan: None,
         }
     }
@@ -114,12 +117,26 @@ impl Core {
         self.now = now;
     }
 
-    /// The next action at `now`, deciding first if anything happened since the last decision.
+    /// The next action at `now`, deciding first if anything happened since the last decision. The
+    /// policy is asked for a plan behind all other actions, when the launch is on its way: to put
+    /// one together takes longer than to decide.
     pub fn poll_action(&mut self, now: Time) -> Option<Action> {
         if self.undecided {
             self.decide(now);
         }
-        self.state.actions.pop_front()
+        if let Some(action) = self.state.actions.pop_front() {
+            return Some(action);
+        }
+        if !std::mem::take(&mut self.unplanned) {
+            return None;
+        }
+        let view = View {
+            now,
+            lane: LaneId(0),
+            state: &self.state,
+        };
+        self.plan = Some(self.policy.plan(&view)?);
+        Some(Action::Plan)
     }
 
     /// Decides for every lane with room; whether there was a real choice (two or more legal
@@ -143,15 +160,7 @@ impl Core {
             }
         }
         self.report_ends(now);
-        let view = View {
-            now,
-            lane: LaneId(0),
-            state: &self.state,
-        };
-        if let Some(plan) = self.policy.plan(&view) {
-            self.plan = Some(plan);
-            self.state.actions.push_back(Action::Plan);
-        }
+        self.unplanned = true;
         choice
     }
 

@@ -113,6 +113,12 @@ impl ArrivalQueue {
         self.flows.iter().find_map(found)
     }
 
+    /// What the request of that id shares with others, if it waits here.
+    pub fn flow_of(&self, id: RequestId) -> Option<FlowKey> {
+        let holds = |f: &&Flow| f.position(id).is_some();
+        self.flows.iter().find(holds).map(|f| f.key)
+    }
+
     pub(crate) fn insert(&mut self, flow: FlowKey, id: RequestId, key: Key) {
         self.len += 1;
         let at = self.flows.iter().position(|f| f.key == flow);
@@ -186,9 +192,11 @@ mod tests {
         assert_eq!(queue.iter().collect::<Vec<_>>(), [10, 11, 12, 13, 14, 15]);
         assert_eq!((queue.front(), queue.back()), (Some(10), Some(15)));
         assert_eq!(queue.find(RequestId(4)), Some(14));
+        assert_eq!(queue.flow_of(RequestId(4)), Some(flow(1)));
         assert_eq!(queue.remove(RequestId(4)), Some(flow(1)));
         assert_eq!(queue.remove(RequestId(4)), None);
         assert_eq!(queue.find(RequestId(4)), None);
+        assert_eq!(queue.flow_of(RequestId(4)), None);
         assert_eq!(queue.pop(), Some(10));
         assert_eq!(queue.iter().collect::<Vec<_>>(), [11, 12, 13, 15]);
         let by_flow: Vec<Vec<Key>> = queue.flows().map(|f| f.iter().collect()).collect();

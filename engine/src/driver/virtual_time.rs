@@ -11,11 +11,13 @@ use lazybatch_sla::{ClassId, ModelId, Nanos, Outcome, RequestId, Time};
 use super::{Observer, plan};
 use crate::core::{Action, Core, Event, Plan, Request};
 
-/// Virtual time that a plan takes for each launch that it simulates: processor time, measured.
-pub const PLAN_LAUNCH: Nanos = Nanos(400);
-/// Share of one processor that plans may take in virtual time: behind each plan none starts for so
-/// long.
-pub const PLAN_SHARE: f64 = 0.25;
+/// Virtual time that a plan takes for each launch that it simulates, the arrivals and endings around
+/// it included: processor time, measured (`lazybatch-measure steady`: 1000 to 1850 ns by model),
+/// rounded up.
+pub const PLAN_LAUNCH: Nanos = Nanos(1_900);
+/// Share of one processor that plans may take in virtual time, as `planner::BUDGET` allows on a host
+/// of 16 processors: behind each plan none starts for so long.
+pub const PLAN_SHARE: f64 = super::planner::BUDGET * 16.0;
 
 /// A request and what only the simulated device knows of it.
 #[derive(Clone, Debug)]

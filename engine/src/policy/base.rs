@@ -219,10 +219,16 @@ pub(super) struct Base {
     fresh: VecDeque<(ModelId, RequestId)>,
     /// What the last decision went by.
     weighed: Weighed,
+    /// Who else was found too late, and when, the last first: they are demoted one by one.
+    demoted: (Time, Vec<(Key, RequestId)>),
 }
 
 impl Policy for Base {
     fn decide(&mut self, view: &View<'_>) -> Decision {
+        if let Some(request) = self.next_demoted(view) {
+            self.weighed = Weighed::Late;
+            return Decision::Demote { request };
+        }
         if let Some(request) = self.refused(view) {
             self.weighed = Weighed::Late;
             return Decision::Shed {
@@ -282,6 +288,7 @@ impl Base {
             promises: Promises::default(),
             fresh: VecDeque::new(),
             weighed: Weighed::Nothing,
+            demoted: (Time::ZERO, Vec::new()),
         }
     }
 
@@ -452,6 +459,25 @@ impl Base {
         }
     }
 
+    /// The next of those that were found too late in the same walk over the queue.
+    fn next_demoted(&mut self, view: &View<'_>) -> Option<Key> {
+        let (at, rest) = &mut self.demoted;
+        if *at != view.now {
+            rest.clear();
+        }
+        while let Some((key, id)) = rest.pop() {
+            let waits = view.is_waiting(key, id);
+            let queue = waits.then(|| view.queue(view.request(key).request.model));
+            if queue
+                .and_then(|q| q.flow_of(id))
+                .is_some_and(|f| !f.is_late)
+            {
+                return Some(key);
+            }
+        }
+        None
+    }
+
     /// Who of a queue comes next, up to `room` samples: flows by priority level, then by what they
     /// have been charged; those that are too late behind all others. One that is found too late is
     /// demoted first, where its class says so.
@@ -469,6 +495,7 @@ impl Base {
             })
             .collect();
         let mut keys = Vec::new();
+        let mut late = Vec::new();
         let (mut taken, mut num_in_time) = (0, 0);
         while keys.len() < free {
             let next = flows.iter_mut().filter_map(|(flow, claim, waiting)| {
@@ -489,11 +516,13 @@ impl Base {
             if taken + samples > room {
                 break;
             }
-            let late = self.rule.late(view, flow.key.class);
-            let demotes = late == Late::Demote || late == Late::Refuse;
+            let rule = self.rule.late(view, flow.key.class);
+            let demotes = rule == Late::Demote || rule == Late::Refuse;
             if demotes && !flow.key.is_late && self.promises.is_late(view, state) {
-                self.weighed = Weighed::Late;
-                return Some(Decision::Demote { request: key });
+                // Demoted, it waits behind everyone who is looked at here before it is full.
+                late.push((key, state.request.id));
+                waiting.next();
+                continue;
             }
             let weight = view.classes()[flow.key.class.index()].weight;
             claim.charged += each * f64::from(samples) / weight;
@@ -501,6 +530,13 @@ impl Base {
             waiting.next();
             keys.push(key);
             num_in_time += usize::from(!flow.key.is_late);
+        }
+        if let Some(&(request, _)) = late.first() {
+            late.reverse();
+            late.pop();
+            self.demoted = (view.now, late);
+            self.weighed = Weighed::Late;
+            return Some(Decision::Demote { request });
         }
         self.shrink(view, model, &mut keys, num_in_time);
         for &key in &keys {
