@@ -78,12 +78,13 @@ pub fn run(settings: &Settings) -> anyhow::Result<()> {
                 "plan_ns_per_launch": plan_ns / launches.max(1) as f64,
                 "asking_for_a_plan_max_ns": asking,
             });
-            let p99 = real.iter().map(|s| s.percentile(99)).collect::<Vec<_>>();
-            if p99.is_empty() {
-                recorder.line(figures, "no_choice", &Spread::of(vec![0.0]))?;
-            } else {
-                recorder.line(figures, "p99_ns", &Spread::of(p99))?;
-            }
+            // Under some policies there never is a choice.
+            let (metric, spreads) = match real.is_empty() {
+                true => ("quiet_step_p99_ns", &quiet),
+                false => ("p99_ns", &real),
+            };
+            let p99 = spreads.iter().map(|s| s.percentile(99)).collect();
+            recorder.line(figures, metric, &Spread::of(p99))?;
         }
     }
     Ok(())

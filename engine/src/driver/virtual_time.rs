@@ -12,7 +12,7 @@ use super::{Observer, plan};
 use crate::core::{Action, Core, Event, Plan, Request};
 
 /// Virtual time that a plan takes for each launch that it simulates, the arrivals and endings around
-/// it included: processor time, measured (`lazybatch-measure steady`: 1000 to 1850 ns by model),
+/// it included: processor time, measured (`lazybatch-measure steady`: 930 to 1850 ns by what else runs),
 /// rounded up.
 pub const PLAN_LAUNCH: Nanos = Nanos(1_900);
 /// Share of one processor that plans may take in virtual time, as `planner::BUDGET` allows on a host
