@@ -17,7 +17,8 @@ use crate::policy;
 const MIN_ARRIVALS: usize = 384;
 /// Most arrivals of the part that all candidates see.
 const SHORT: usize = 768;
-/// Arrivals that measure what an arrival takes, and the least that a candidate is judged by.
+/// Most arrivals that measure what an arrival takes, and that a candidate is judged by at the
+/// least; a past of less than half is taken twice.
 const PROBE: usize = 128;
 /// Percent of the budget that the part for all candidates takes.
 const SHORT_SHARE: u64 = 40;
@@ -41,7 +42,7 @@ pub fn make(request: &PlanRequest, stopped: &dyn Fn() -> bool) -> Plan {
         return Plan::default();
     };
     // How many launches an arrival takes says how many arrivals the budget allows.
-    let probe = &arrivals[..PROBE.min(arrivals.len())];
+    let probe = &arrivals[..PROBE.min(2 * request.arrivals.len()).min(arrivals.len())];
     let each = run(request, incumbent, probe).map_or(1, |r| r.launches.max(1));
     launches += each;
     let affordable = |share: u64, num_candidates: usize| {
