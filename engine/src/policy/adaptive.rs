@@ -14,6 +14,7 @@
 //! Requests that can no longer be in time are demoted: they let those pass that can. `adaptive:shed`
 //! and `adaptive:refuse` refuse them instead, as the base rules do; what a class says of its own
 //! requests goes before that. `adaptive:RULE` keeps one rule and only rescues.
+//! `adaptive:without=PART+PART` leaves parts out, to see what they are worth.
 //!
 //! Nobody starves: when as many later requests have ended before the oldest open one as
 //! `rescue.rs` allows, nobody but the oldest is admitted, and its entry runs, until it has ended.
@@ -34,14 +35,24 @@ use crate::core::{CoreConfig, Ending, ModelSpec, Plan, PlanRequest, Request, Vie
 /// Registry line.
 pub const ENTRY: Entry = Entry {
     name: "adaptive",
-    usage: "adaptive[:LATE|:RULE]",
+    usage: "adaptive[:LATE|:RULE|:without=PART+PART..]",
     summary: "the base rule that does best over recent arrivals, by simulation; or always RULE",
-    examples: &["adaptive", "adaptive:balance:1/demote"],
+    examples: &[
+        "adaptive",
+        "adaptive:balance:1/demote",
+        "adaptive:without=caps+others+hysteresis",
+    ],
     refusing: &["adaptive:shed"],
     needs_output_len: false,
     build: |argument| {
         let late = argument.and_then(base::late);
-        let fixed = match argument.filter(|_| late.is_none()) {
+        let without = argument.and_then(|a| a.strip_prefix("without="));
+        let without = without.map(Parts::parse);
+        if without.is_some_and(|w| w.is_none()) {
+            return None;
+        }
+        let rule = argument.filter(|_| late.is_none() && without.is_none());
+        let fixed = match rule {
             None => None,
             Some(rule) => Some(Incumbent::new(rule)?),
         };
@@ -49,6 +60,7 @@ pub const ENTRY: Entry = Entry {
             is_fixed: fixed.is_some(),
             incumbent: fixed,
             late: late.unwrap_or(Late::Demote),
+            without: without.flatten().unwrap_or_default(),
             history: History::default(),
             rescue: Rescue::default(),
             rescues: false,
@@ -110,6 +122,42 @@ const LOOP_RULES: &[&str] = &[
 
 /// Policies that are compared with the base rules where nothing but latency and one target count.
 const OTHERS: &[&str] = &["edf", "continuous", "cellular", "lazy"];
+
+/// Parts that may be left out, to see what they are worth.
+#[derive(Clone, Copy, Debug, Default)]
+struct Parts {
+    /// Rules that cap batches at the knee.
+    caps: bool,
+    /// Candidates beside the base rules.
+    others: bool,
+    /// Demotion of those that are too late.
+    demotion: bool,
+    /// Correction of latency tables by measured launches.
+    correction: bool,
+    /// Hysteresis.
+    hysteresis: bool,
+    /// Rescue of who is passed over too often.
+    rescue: bool,
+}
+
+impl Parts {
+    fn parse(names: &str) -> Option<Self> {
+        let mut parts = Self::default();
+        for name in names.split('+') {
+            let part = match name {
+                "caps" => &mut parts.caps,
+                "others" => &mut parts.others,
+                "demotion" => &mut parts.demotion,
+                "correction" => &mut parts.correction,
+                "hysteresis" => &mut parts.hysteresis,
+                "rescue" => &mut parts.rescue,
+                _ => return None,
+            };
+            *part = true;
+        }
+        Some(parts)
+    }
+}
 
 /// Who decides.
 struct Incumbent {
@@ -186,6 +234,8 @@ struct Adaptive {
     incumbent: Option<Incumbent>,
     /// What becomes of those that are too late, where their class does not say.
     late: Late,
+    /// What is left out.
+    without: Parts,
     /// The incumbent stays, whatever comes.
     is_fixed: bool,
     history: History,
@@ -207,7 +257,10 @@ impl Policy for Adaptive {
         if self.tables.is_empty() {
             self.start(view);
         }
-        let rescued = self.rescue.decide(view);
+        let rescued = match self.without.rescue {
+            true => None,
+            false => self.rescue.decide(view),
+        };
         self.rescues = rescued.is_some();
         if let Some(decision) = rescued {
             return decision;
@@ -278,8 +331,12 @@ impl Policy for Adaptive {
         let Some((best, least)) = plan.costs.first() else {
             return;
         };
+        let hysteresis = match self.without.hysteresis {
+            true => 0.0,
+            false => HYSTERESIS,
+        };
         let is_better =
-            cost(&incumbent.name).is_none_or(|c| (*least as f64) < c * (1.0 - HYSTERESIS));
+            cost(&incumbent.name).is_none_or(|c| (*least as f64) < c * (1.0 - hysteresis));
         if *best != incumbent.name && is_better {
             incumbent.change(best);
         }
@@ -303,7 +360,11 @@ impl Adaptive {
     fn candidates(&self, view: &View<'_>) -> Vec<String> {
         let mut names = self.rules(view.models());
         let is_plain = view.models().len() == 1 && view.classes().len() == 1;
-        if is_plain && self.late == Late::Demote && !self.history.has_priorities() {
+        if is_plain
+            && !self.without.others
+            && self.late == Late::Demote
+            && !self.history.has_priorities()
+        {
             names.extend(OTHERS.iter().map(|o| o.to_string()));
         }
         names
@@ -318,11 +379,15 @@ impl Adaptive {
             LOOP_RULES
         };
         let late = self.late;
+        let rules = rules
+            .iter()
+            .filter(|r| !self.without.caps || !r.contains("cap"));
         let rule = |r: &&str| match r.contains(':') {
+            _ if self.without.demotion => r.to_string(),
             true => format!("{r}/{late}"),
             false => format!("{r}:{late}"),
         };
-        rules.iter().map(rule).collect()
+        rules.map(rule).collect()
     }
 
     /// Whether it is time for a plan: at 64, 128, ... arrivals, then at every
@@ -341,7 +406,8 @@ impl Adaptive {
     }
 
     fn correct(&mut self, launch: &Launch, took: Nanos) {
-        let Some(table) = self.tables.get(launch.model.index()) else {
+        let table = self.tables.get(launch.model.index());
+        let Some(table) = table.filter(|_| !self.without.correction) else {
             return;
         };
         let (samples, rows) = (launch.num_samples(), launch.num_rows());
