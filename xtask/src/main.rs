@@ -19,7 +19,8 @@ const USAGE: &str = "usage: cargo xtask COMMAND
                     or only the steps named
   tidy              the project's own style rules
   models            fetch the pretrained models that some tests and examples can use
-  soak [--seeds N]  long property runs; appends a line under benches/results
+  soak [--seeds N] [--test NAME]
+                    long property runs; appends a line under benches/results
 ";
 
 fn main() -> ExitCode {
@@ -42,12 +43,20 @@ fn run() -> Result<bool> {
         ["test", steps @ ..] => steps::run(&root, steps),
         ["tidy"] => tidy::run(&root),
         ["models"] => models::run(&root).map(|()| true),
-        ["soak"] => soak::run(&root, soak::DEFAULT_CASES),
-        ["soak", "--seeds", num] => {
-            let num = num
-                .parse()
-                .with_context(|| format!("--seeds: expected a number, got `{num}`"))?;
-            soak::run(&root, num)
+        ["soak", options @ ..] => {
+            let (mut num, mut only) = (soak::DEFAULT_CASES, None);
+            for option in options.chunks(2) {
+                match option {
+                    ["--seeds", text] => {
+                        let parsed = text.parse();
+                        num = parsed
+                            .with_context(|| format!("--seeds: expected a number, got `{text}`"))?;
+                    }
+                    ["--test", name] => only = Some(*name),
+                    _ => bail!("unknown option `{}`\n{USAGE}", option.join(" ")),
+                }
+            }
+            soak::run(&root, num, only)
         }
         [] | ["help" | "-h" | "--help"] => {
             print!("{USAGE}");

@@ -22,9 +22,20 @@ const VARIABLE: &str = "LAZYBATCH_SOAK_CASES";
 /// What marks a test that takes part.
 const MARKS: [&str; 2] = [VARIABLE, "num_cases("];
 
-/// Runs the soak tests with `cases` cases each; `false` when one fails or none ran.
-pub fn run(root: &Path, cases: u64) -> Result<bool> {
-    let args = arguments(&targets(root)?);
+/// Runs the soak tests, or only the one of that name, with `cases` cases each; `false` when one
+/// fails or none ran.
+pub fn run(root: &Path, cases: u64, only: Option<&str>) -> Result<bool> {
+    let mut targets = targets(root)?;
+    if let Some(only) = only {
+        let names: Vec<String> = targets.iter().map(|t| t.1.clone()).collect();
+        targets.retain(|t| t.1 == only);
+        let expected = names.join(", ");
+        ensure!(
+            !targets.is_empty(),
+            "--test: expected one of {expected}, got `{only}`"
+        );
+    }
+    let args = arguments(&targets);
     let command = format!("{VARIABLE}={cases} cargo {}", args.join(" "));
     println!("{command}");
     let start = host::now();
