@@ -151,7 +151,7 @@ pub fn policies(points: &[Point]) -> Vec<&str> {
     specs
 }
 
-/// Baselines of the table: each window, the best of them, greedy, both variants of lazy.
+/// Baselines of the table: each window, the best of them, greedy, both variants of lazy, adaptive.
 pub fn baselines(points: &[Point]) -> Vec<String> {
     let specs = policies(points);
     let windows = specs.iter().filter(|s| is_window(s));
@@ -159,7 +159,7 @@ pub fn baselines(points: &[Point]) -> Vec<String> {
     if !list.is_empty() {
         list.push(BEST_WINDOW.into());
     }
-    let others = ["greedy", "lazy", "lazy:late-admits"];
+    let others = ["greedy", "lazy", "lazy:late-admits", "adaptive"];
     list.extend(
         others
             .iter()
