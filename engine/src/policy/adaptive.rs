@@ -1,7 +1,7 @@
-//! `adaptive`: the best of the base rules for the load there is, chosen by simulation.
+//! `adaptive`: the best rule for the load there is, chosen by simulation.
 //!
-//! Two time scales. At every boundary the *incumbent*, one of the rules of [`super::base`],
-//! decides. Every so many arrivals, and when the arrival rate has changed, the policy asks for a
+//! Two time scales. At every boundary the *incumbent*, one of the rules of [`super::base`] or, where
+//! classes, levels and shares do not matter, another policy, decides. Every so many arrivals, and when the arrival rate has changed, the policy asks for a
 //! plan: each candidate rule is simulated over the arrivals of the recent past, with their gaps,
 //! lengths and deadlines as they were and the latency tables as measured, and the one of least
 //! mean cost becomes the incumbent, the incumbent keeping its place unless another is cheaper by
@@ -58,7 +58,8 @@ pub const ENTRY: Entry = Entry {
         };
         Some(Box::new(Adaptive {
             is_fixed: fixed.is_some(),
-            incumbent: fixed,
+            // Until the first decision tells the models.
+            incumbent: fixed.or_else(|| Incumbent::new("front"))?,
             late: late.unwrap_or(Late::Demote),
             without: without.flatten().unwrap_or_default(),
             history: History::default(),
@@ -231,7 +232,7 @@ impl Incumbent {
 
 /// See the module.
 struct Adaptive {
-    incumbent: Option<Incumbent>,
+    incumbent: Incumbent,
     /// What becomes of those that are too late, where their class does not say.
     late: Late,
     /// What is left out.
@@ -265,39 +266,31 @@ impl Policy for Adaptive {
         if let Some(decision) = rescued {
             return decision;
         }
-        let incumbent = self.incumbent.as_mut().expect("chosen at the start");
-        incumbent.decide(view)
+        self.incumbent.decide(view)
     }
 
     fn because(&self) -> String {
-        match &self.incumbent {
-            _ if self.rescues => "too many later requests have ended before the oldest".into(),
-            Some(incumbent) => incumbent.because(),
-            None => String::new(),
+        match self.rescues {
+            true => "too many later requests have ended before the oldest".into(),
+            false => self.incumbent.because(),
         }
     }
 
     fn on_arrive(&mut self, now: Time, request: &Request) {
         self.history.on_arrive(request);
         self.rescue.on_arrive(request);
-        if let Some(incumbent) = &mut self.incumbent {
-            incumbent.on_arrive(now, request);
-        }
+        self.incumbent.on_arrive(now, request);
     }
 
     fn on_done(&mut self, now: Time, launch: &Launch, took: Nanos) {
         self.correct(launch, took);
-        if let Some(incumbent) = &mut self.incumbent {
-            incumbent.on_done(now, launch, took);
-        }
+        self.incumbent.on_done(now, launch, took);
     }
 
     fn on_end(&mut self, now: Time, ending: &Ending) {
         self.history.on_end(ending);
         self.rescue.on_end(ending);
-        if let Some(incumbent) = &mut self.incumbent {
-            incumbent.on_end(now, ending);
-        }
+        self.incumbent.on_end(now, ending);
     }
 
     fn plan(&mut self, view: &View<'_>) -> Option<PlanRequest> {
@@ -306,7 +299,7 @@ impl Policy for Adaptive {
         }
         self.is_planning = true;
         self.planned = Some((self.history.num_arrivals(), self.history.rate()));
-        let incumbent = &self.incumbent.as_ref()?.name;
+        let incumbent = &self.incumbent.name;
         let rules = self.candidates(view);
         let others = rules.iter().filter(|r| *r != incumbent);
         Some(PlanRequest {
@@ -321,9 +314,7 @@ impl Policy for Adaptive {
     fn on_planned(&mut self, now: Time, plan: &Plan) {
         self.is_planning = false;
         self.rests_until = now + plan.rest;
-        let Some(incumbent) = &mut self.incumbent else {
-            return;
-        };
+        let incumbent = &mut self.incumbent;
         let cost = |name: &str| {
             let mut costs = plan.costs.iter();
             costs.find(|c| c.0 == name).map(|c| c.1 as f64)
@@ -349,9 +340,9 @@ impl Adaptive {
         self.tables = models.iter().map(|m| m.table.clone()).collect();
         self.corrections = models.iter().map(|m| vec![1.0; m.blocks.len()]).collect();
         self.rescue.start(view);
-        if self.incumbent.is_none() {
+        if !self.is_fixed {
             let first = self.rules(models).remove(0);
-            self.incumbent = Incumbent::new(&first);
+            self.incumbent.change(&first);
         }
     }
 
