@@ -361,7 +361,7 @@ fn classes_are_served_and_shown_apart() {
         "two classes under two policies: {names:?}"
     );
     assert!(rows.iter().all(|r| r["requests"] == 200 && r["shed"] == 0));
-    // With them, gold is refused what it cannot have, and comes first.
+    // With them, gold is refused what it is thought not to get in time.
     let out = place.succeed(&format!(
         "{simulate} --class gold:sla=0.2,priority=1,late=refuse --class free:late=keep --json r.json"
     ));
@@ -371,7 +371,7 @@ fn classes_are_served_and_shown_apart() {
         let is = |r: &&serde_json::Value| r["class"] == class && r["policy"] == "adaptive";
         rows.iter().find(is).unwrap()[key].as_f64().unwrap()
     };
-    assert!(of("gold", "mean_ms") < of("free", "mean_ms"), "{}", out.out);
+    assert!(of("gold", "shed") > 0.0, "{}", out.out);
     assert!(of("gold", "p99_ms") <= 0.25, "{}", out.out);
     assert_eq!(of("free", "shed"), 0.0);
     // Unknown names and bad classes are told.
