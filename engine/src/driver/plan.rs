@@ -2,8 +2,8 @@
 //!
 //! Each candidate runs in a core of its own over a [`SimDevice`], from an empty system; what the
 //! first arrivals cost, before queues have built up, does not count. A request counts by the weight
-//! of its class. Short pasts are repeated. All
-//! candidates see the first part; only those near the best of it are run over the whole.
+//! of its class. Short pasts are repeated. Where the budget does not allow all candidates the
+//! whole, they see the first part, and only those near the best of it go on.
 
 use lazybatch_kernels::{Noise, SimDevice};
 use lazybatch_sla::{Launch, Nanos, RequestId, Time};
