@@ -20,6 +20,7 @@ mod shares;
 #[cfg(test)]
 mod tests;
 
+use crate::arrivals::Arrival;
 use crate::error::{Error, Result};
 use crate::experiment::Simulation;
 use crate::experiment::simulate::DEFAULT_SLA_MS;
@@ -54,9 +55,10 @@ struct Job {
     at: f64,
     /// Least latency: alone on the device.
     alone: f64,
-    /// Target.
-    sla: f64,
 }
+
+/// The target of the request at a position.
+type Targets<'a> = &'a dyn Fn(usize) -> Nanos;
 
 impl LowerBound {
     /// The bound on every schedule of `simulation`'s arrivals.
@@ -65,6 +67,30 @@ impl LowerBound {
     /// [`Error::Parameter`] for arrivals that are unsorted or do not fit the profile, and for noise,
     /// under which launches may take less than the profile says.
     pub fn of(simulation: &Simulation<'_>) -> Result<Self> {
+        let target = |a: &Arrival| {
+            let spec = simulation.profile.model(&a.model);
+            let default = Nanos::from_ms_f64(DEFAULT_SLA_MS);
+            let sla = a.sla.or(simulation.sla).or(spec.and_then(|m| m.sla()));
+            sla.unwrap_or(default)
+        };
+        let own: Vec<Nanos> = simulation.arrivals.iter().map(target).collect();
+        let bounds = Self::under(simulation, &[&|i| own[i]])?;
+        Ok(bounds[0])
+    }
+
+    /// The bounds where every request has the same target, for each of `slas`. All but
+    /// `violations` is the same in all of them.
+    ///
+    /// # Errors
+    /// As [`LowerBound::of`].
+    pub fn at_slas(simulation: &Simulation<'_>, slas: &[Nanos]) -> Result<Vec<Self>> {
+        let constant = |&sla: &Nanos| move |_: usize| sla;
+        let targets: Vec<_> = slas.iter().map(constant).collect();
+        let targets: Vec<Targets<'_>> = targets.iter().map(|t| t as Targets<'_>).collect();
+        Self::under(simulation, &targets)
+    }
+
+    fn under(simulation: &Simulation<'_>, targets: &[Targets<'_>]) -> Result<Vec<Self>> {
         if !simulation.noise.is_silent() {
             let expected = "no noise: the bound is about the profile's latencies";
             return Err(Error::parameter("noise", expected, "some"));
@@ -81,33 +107,33 @@ impl LowerBound {
             ));
         }
         let Some(first) = arrivals.first() else {
-            return Ok(Self {
+            let nothing = Self {
                 requests: 0,
                 mean_ms: 0.0,
                 alone_ms: 0.0,
                 violations: 0,
                 private_speed: 1.0,
-            });
+            };
+            return Ok(vec![nothing; targets.len()]);
         };
         let models = shares::Models::new(simulation);
         let alone = models.alone();
-        let jobs: Vec<Job> = arrivals
-            .iter()
-            .zip(&alone)
-            .map(|(a, &alone)| {
-                let spec = simulation.profile.model(&a.model);
-                let default = Nanos::from_ms_f64(DEFAULT_SLA_MS);
-                let sla = a.sla.or(simulation.sla).or(spec.and_then(|m| m.sla()));
-                Job {
-                    at: a.at.since(first.at).0 as f64,
-                    alone,
-                    sla: sla.unwrap_or(default).0 as f64,
-                }
-            })
-            .collect();
+        let job = |(a, &alone): (&Arrival, &f64)| Job {
+            at: a.at.since(first.at).0 as f64,
+            alone,
+        };
+        let jobs: Vec<Job> = arrivals.iter().zip(&alone).map(job).collect();
+        let slas_of = |target: &Targets<'_>| -> Vec<f64> {
+            (0..jobs.len()).map(|i| target(i).0 as f64).collect()
+        };
+        let slas: Vec<Vec<f64>> = targets.iter().map(slas_of).collect();
         let alone_sum: f64 = alone.iter().sum();
         let (mut best, mut private_speed) = (alone_sum, 1.0);
-        let mut on_time = jobs.iter().filter(|j| j.alone <= j.sla).count() as f64;
+        let in_time = |slas: &Vec<f64>| {
+            let each = jobs.iter().zip(slas);
+            each.filter(|(job, sla)| job.alone <= **sla).count() as f64
+        };
+        let mut on_time: Vec<f64> = slas.iter().map(in_time).collect();
         for e in PRIVATE_SPEEDS {
             let Some(shares) = models.shares(e) else {
                 continue;
@@ -116,16 +142,21 @@ impl LowerBound {
             if sum > best {
                 (best, private_speed) = (sum, e);
             }
-            on_time = on_time.min(on_time::at_most(&jobs, &shares, e));
+            for (on_time, slas) in on_time.iter_mut().zip(&slas) {
+                *on_time = on_time.min(on_time::at_most(&jobs, slas, &shares, e));
+            }
         }
         let n = jobs.len() as f64;
-        let met = (on_time * (1.0 + ROUNDING) + ROUNDING).floor() as u64;
-        Ok(Self {
-            requests: jobs.len() as u64,
-            mean_ms: best * (1.0 - ROUNDING) / n / 1e6,
-            alone_ms: alone_sum * (1.0 - ROUNDING) / n / 1e6,
-            violations: (jobs.len() as u64).saturating_sub(met),
-            private_speed,
-        })
+        let bound = |on_time: f64| {
+            let met = (on_time * (1.0 + ROUNDING) + ROUNDING).floor() as u64;
+            Self {
+                requests: jobs.len() as u64,
+                mean_ms: best * (1.0 - ROUNDING) / n / 1e6,
+                alone_ms: alone_sum * (1.0 - ROUNDING) / n / 1e6,
+                violations: (jobs.len() as u64).saturating_sub(met),
+                private_speed,
+            }
+        };
+        Ok(on_time.into_iter().map(bound).collect())
     }
 }

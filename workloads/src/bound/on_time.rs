@@ -10,19 +10,20 @@
 use super::Job;
 use super::shares::Share;
 
-/// The most requests that can be on time, in fractions, for a private speed `e < 1`.
-pub(super) fn at_most(jobs: &[Job], shares: &[Share], e: f64) -> f64 {
+/// The most requests that can be on time under targets `slas` in nanoseconds, in fractions, for a
+/// private speed `e < 1`.
+pub(super) fn at_most(jobs: &[Job], slas: &[f64], shares: &[Share], e: f64) -> f64 {
     let speed = 1.0 - e;
     let (mut starts, mut deadlines) = (Vec::new(), Vec::new());
     let mut work = Vec::new();
     let mut latest = 0.0;
     let mut met = 0.0;
-    for (job, share) in jobs.iter().zip(shares) {
-        if job.alone > job.sla {
+    for ((job, share), &sla) in jobs.iter().zip(shares).zip(slas) {
+        if job.alone > sla {
             continue;
         }
-        latest = f64::max(latest, job.at + job.sla);
-        let rest = share.work - e * job.sla;
+        latest = f64::max(latest, job.at + sla);
+        let rest = share.work - e * sla;
         if rest <= 0.0 {
             met += 1.0;
             continue;

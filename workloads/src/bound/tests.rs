@@ -365,11 +365,7 @@ fn the_integral_of_prices_is_what_the_order_says() {
         for _ in 0..8 {
             at += f64::from(rng.random_range(0..7u32));
             let work = works[rng.random_range(0..4)];
-            jobs.push(Job {
-                at,
-                alone: work,
-                sla: 1.0,
-            });
+            jobs.push(Job { at, alone: work });
             shares.push(Share { work, lag: 0.0 });
         }
         for e in [0.0, 0.3] {
