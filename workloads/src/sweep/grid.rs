@@ -76,6 +76,7 @@ struct Raw {
     segment: Option<OneOrMany<u32>>,
     max_batch: Option<OneOrMany<u32>>,
     coverage: Option<OneOrMany<f64>>,
+    bound: Option<bool>,
 }
 
 /// What is simulated on.
@@ -178,6 +179,11 @@ impl Setting {
     }
 }
 
+/// What files from before there were bounds mean by their silence.
+fn yes() -> bool {
+    true
+}
+
 /// A checked grid.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Grid {
@@ -211,6 +217,9 @@ pub struct Grid {
     pub decide_us: f64,
     /// What else is varied.
     pub settings: Vec<Setting>,
+    /// Whether every point gets the bounds that no schedule can beat.
+    #[serde(default = "yes")]
+    pub bound: bool,
     /// What was left out on the way here, and why.
     pub skipped: Vec<String>,
     /// Folder that relative file names start from.
@@ -452,6 +461,7 @@ impl Grid {
             lengths: raw.lengths,
             decide_us: between("decide_us", raw.decide_us, 0.0, 1e9)?,
             settings,
+            bound: raw.bound.unwrap_or(true),
             skipped,
             folder: PathBuf::new(),
         })

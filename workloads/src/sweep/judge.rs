@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::aggregate::{Cells, Means, Metric, means};
+use super::bound::{Over, OverBound};
 use super::points::{Point, Standing, name, paired};
 
 /// How much worse than the best other policy passes.
@@ -64,6 +65,9 @@ pub struct Case {
     pub p99_ms: (f64, f64),
     /// Violation rate of both.
     pub violation_rate: (f64, f64),
+    /// Both over the lower bound.
+    #[serde(default)]
+    pub over_bound: (Option<Over>, Option<Over>),
 }
 
 impl Case {
@@ -85,6 +89,7 @@ impl Case {
             mean_ms: (own.mean_ms, other.mean_ms),
             p99_ms: (own.p99_ms, other.p99_ms),
             violation_rate: (own.violation_rate, other.violation_rate),
+            over_bound: (own.over_bound, other.over_bound),
         }
     }
 
@@ -149,6 +154,9 @@ pub struct Judgement {
     pub over_lazy: Vec<(String, Means)>,
     /// The same over `greedy`; reported.
     pub over_greedy: Means,
+    /// At stable points: mean latency and J over what no schedule can beat; a median of at most
+    /// 1.25 is asked for of the former.
+    pub over_bound: Option<OverBound>,
     /// The stable points with the largest J over the best other's, the worst first.
     pub worst: Vec<Case>,
 }
@@ -202,6 +210,7 @@ impl Judgement {
                 .filter(|(_, m)| m.points > 0)
                 .collect(),
             over_greedy: gain("greedy"),
+            over_bound: OverBound::new(points, policy),
             worst,
         })
     }

@@ -12,6 +12,7 @@
 //! 3. `oracle` is simulated and shown, never compared against: it knows what no scheduler can.
 
 pub mod aggregate;
+pub mod bound;
 pub mod cases;
 pub mod file;
 pub mod grid;

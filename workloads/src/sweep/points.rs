@@ -7,6 +7,7 @@
 use lazybatch_engine::policy;
 use serde::{Deserialize, Serialize};
 
+use super::bound::{Bound, Over};
 use super::grid::Setting;
 use super::score::Run;
 
@@ -48,6 +49,9 @@ pub struct Standing {
     pub ratio: Option<f64>,
     /// Paired standard error of that ratio: of the difference, over the best other's J.
     pub ratio_se: Option<f64>,
+    /// Its numbers over the bounds on them; absent where there are none, or where it did not
+    /// complete every request.
+    pub over_bound: Option<Over>,
 }
 
 /// A cell with its policies.
@@ -67,6 +71,8 @@ pub struct Point {
     pub stable: bool,
     /// Seeds that ran.
     pub seeds: Vec<u64>,
+    /// What no schedule can beat, the mean over seeds; absent where the grid does without.
+    pub bound: Option<Bound>,
     /// The online policy with the least J.
     pub best: String,
     /// Its policies, in the grid's order.
@@ -135,6 +141,17 @@ fn point(runs: &[&Run]) -> Point {
         }
     }
     let mut policies: Vec<Standing> = specs.into_iter().map(|s| standing(s, runs)).collect();
+    let bound = bound(runs, &seeds);
+    for policy in &mut policies {
+        let mut own = runs
+            .iter()
+            .map(|r| &r.result)
+            .filter(|r| r.policy == policy.policy);
+        let completed = own.all(|r| r.shed + r.failed + r.cancelled == 0);
+        policy.over_bound = bound
+            .filter(|_| completed)
+            .and_then(|b| Over::new(policy, &b));
+    }
     let least = |it: &mut dyn Iterator<Item = &Standing>| -> Option<usize> {
         let best = it.min_by(|a, b| a.j_ms.total_cmp(&b.j_ms))?;
         policies.iter().position(|s| s.policy == best.policy)
@@ -166,9 +183,27 @@ fn point(runs: &[&Run]) -> Point {
         sla_ms: first.result.sla_ms,
         stable: false,
         seeds,
+        bound,
         best,
         policies,
     }
+}
+
+/// The mean over seeds of their bounds, if every seed has one.
+fn bound(runs: &[&Run], seeds: &[u64]) -> Option<Bound> {
+    let of_seed = |seed: &u64| runs.iter().find(|r| r.seed == *seed)?.bound;
+    let all: Option<Vec<Bound>> = seeds.iter().map(of_seed).collect();
+    let average = |number: fn(&Bound) -> f64| {
+        let numbers = all
+            .as_ref()
+            .map(|all| all.iter().map(number).collect::<Vec<f64>>());
+        numbers.map(|n| mean(&n))
+    };
+    Some(Bound {
+        mean_ms: average(|b| b.mean_ms)?,
+        violation_rate: average(|b| b.violation_rate)?,
+        j_ms: average(|b| b.j_ms)?,
+    })
 }
 
 fn standing(spec: &str, runs: &[&Run]) -> Standing {
@@ -193,6 +228,7 @@ fn standing(spec: &str, runs: &[&Run]) -> Standing {
         best_other: None,
         ratio: None,
         ratio_se: None,
+        over_bound: None,
     }
 }
 
@@ -279,6 +315,7 @@ pub(crate) mod tests {
             capacity_rps: 100.0,
             j_ms,
             backlog_growth: growth,
+            bound: None,
             result,
         }
     }

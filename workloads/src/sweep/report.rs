@@ -1,6 +1,7 @@
 //! A sweep as one page: judgements, tables, curves, distributions, timelines.
 
 use super::aggregate::{Cells, Metric, policies};
+use super::bound::Bound;
 use super::file::Sweep;
 use super::grid::Setting;
 use super::moments::Moment;
@@ -20,9 +21,14 @@ Stable: some online policy keeps up with this rate or a higher one of the grid; 
 most 5 % of the arrivals pile up between the second and the last quarter of the run.
 Load: offered rate over the rate at which the best of greedy, lazy, cellular and continuous drains
 a long queue.
+Lower bound: what no schedule of the same arrivals can beat that answers every request, with all
+arrivals and lengths known from the start.
 Best other: the least J among the online policies of another name. oracle knows output lengths; it
 is shown, never compared against.
 ";
+
+/// Name and class of the line of the lower bounds.
+const BOUND: (&str, &str) = ("lower bound", "w dash");
 
 /// A policy's class in the style sheet: windows of graph batching share one, thin and grey.
 fn class_of(policy: &str, all: &[&str]) -> String {
@@ -34,7 +40,7 @@ fn class_of(policy: &str, all: &[&str]) -> String {
     charts::class(at)
 }
 
-fn legend(all: &[&str]) -> Vec<Swatch> {
+fn legend(all: &[&str], has_bound: bool) -> Vec<Swatch> {
     let named = all.iter().filter(|p| name(p) != "graph");
     let mut swatches: Vec<Swatch> = named
         .map(|p| Swatch {
@@ -47,6 +53,12 @@ fn legend(all: &[&str]) -> Vec<Swatch> {
         swatches.push(Swatch {
             policy: windows.join(", "),
             class: "w thin".into(),
+        });
+    }
+    if has_bound {
+        swatches.push(Swatch {
+            policy: BOUND.0.into(),
+            class: BOUND.1.into(),
         });
     }
     swatches
@@ -179,19 +191,20 @@ fn curves(sweep: &Sweep, all: &[&str]) -> Vec<(String, Body)> {
             } else {
                 format!("{model}, {label}")
             };
-            sections.push((heading, charts_body(charts, all)));
+            let has_bound = own.iter().any(|p| p.bound.is_some());
+            sections.push((heading, charts_body(charts, all, has_bound)));
         }
     }
     let charts = setting_curves(points, all);
     if !charts.is_empty() {
-        sections.push(("Across settings".into(), charts_body(charts, all)));
+        sections.push(("Across settings".into(), charts_body(charts, all, false)));
     }
     sections
 }
 
-fn charts_body(charts: Vec<String>, all: &[&str]) -> Body {
+fn charts_body(charts: Vec<String>, all: &[&str], has_bound: bool) -> Body {
     Body::Charts {
-        legend: legend(all),
+        legend: legend(all, has_bound),
         charts: charts.into_iter().map(|svg| (svg, false)).collect(),
     }
 }
@@ -218,6 +231,22 @@ fn series(
     lines.filter(|s| !s.points.is_empty()).collect()
 }
 
+/// The line of the bounds of some points; none where they have no bounds.
+fn bound_series(points: &[&Point], at: fn(&Point) -> f64, value: fn(&Bound) -> f64) -> Vec<Series> {
+    let point = |p: &&Point| Some((at(p), value(p.bound.as_ref()?)));
+    let mut points: Vec<(f64, f64)> = points.iter().filter_map(point).collect();
+    points.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let line = Series {
+        name: BOUND.0.into(),
+        class: BOUND.1.into(),
+        points,
+    };
+    [line]
+        .into_iter()
+        .filter(|s| !s.points.is_empty())
+        .collect()
+}
+
 /// Latency and violations over the rate at the loosest target, violations over the rate at the
 /// tightest, and over the target at the highest stable rate.
 fn family_curves(points: &[&Point], all: &[&str]) -> Vec<String> {
@@ -239,14 +268,21 @@ fn family_curves(points: &[&Point], all: &[&str]) -> Vec<String> {
                       sla: f64,
                       up: Up,
                       mark: Option<(String, f64)>,
-                      value: &dyn Fn(&Standing) -> f64| {
+                      value: &dyn Fn(&Standing) -> f64,
+                      bound: Option<fn(&Bound) -> f64>| {
         let own: Vec<&Point> = points.iter().copied().filter(|p| p.sla_ms == sla).collect();
+        let mut lines = series(&own, all, &|p| p.rate_rps, value);
+        lines.extend(
+            bound
+                .into_iter()
+                .flat_map(|b| bound_series(&own, |p| p.rate_rps, b)),
+        );
         let chart = LineChart {
             title,
             across_title: "requests/s offered".into(),
             across: Across::Log,
             up,
-            series: series(&own, all, &|p| p.rate_rps, value),
+            series: lines,
             mark_across: capacity.map(|c| ("capacity".into(), c)),
             mark_up: mark,
         };
@@ -262,6 +298,7 @@ fn family_curves(points: &[&Point], all: &[&str]) -> Vec<String> {
             Up::Log,
             mark(),
             &|s| s.mean_ms,
+            Some(|b| b.mean_ms),
         ));
         charts.push(over_rates(
             title("99th percentile latency (ms)", loose),
@@ -269,11 +306,17 @@ fn family_curves(points: &[&Point], all: &[&str]) -> Vec<String> {
             Up::Log,
             mark(),
             &|s| s.p99_ms,
+            None,
         ));
         let violations = |sla| {
-            over_rates(title("SLA violations", sla), sla, Up::Share, None, &|s| {
-                s.violation_rate
-            })
+            over_rates(
+                title("SLA violations", sla),
+                sla,
+                Up::Share,
+                None,
+                &|s| s.violation_rate,
+                Some(|b| b.violation_rate),
+            )
         };
         charts.push(violations(loose));
         if tight < loose {
@@ -296,20 +339,24 @@ fn family_curves(points: &[&Point], all: &[&str]) -> Vec<String> {
             .copied()
             .filter(|p| p.rate_rps == rate)
             .collect();
-        for (what, up, value) in [
+        let shown: [(&str, Up, fn(&Standing) -> f64, fn(&Bound) -> f64); 2] = [
             (
                 "SLA violations",
                 Up::Share,
-                (|s| s.violation_rate) as fn(&Standing) -> f64,
+                |s| s.violation_rate,
+                |b| b.violation_rate,
             ),
-            ("J (ms)", Up::Log, |s| s.j_ms),
-        ] {
+            ("J (ms)", Up::Log, |s| s.j_ms, |b| b.j_ms),
+        ];
+        for (what, up, value, bound) in shown {
+            let mut lines = series(&own, all, &|p| p.sla_ms, &value);
+            lines.extend(bound_series(&own, |p| p.sla_ms, bound));
             let chart = LineChart {
                 title: format!("{what} at {} requests/s", plain(rate)),
                 across_title: "SLA, ms".into(),
                 across: Across::Log,
                 up,
-                series: series(&own, all, &|p| p.sla_ms, &value),
+                series: lines,
                 mark_across: None,
                 mark_up: None,
             };
@@ -443,6 +490,8 @@ mod tests {
         for part in [
             "greedy judged",
             "The worst stable points",
+            "greedy over the lower bound: median",
+            "class=\"line w dash\"",
             "Aggregates",
             "Reproduction row",
             "<h2>loop, max batch 4</h2>",

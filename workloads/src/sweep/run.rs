@@ -15,7 +15,7 @@ use super::cases::{Case, Lab, Opened};
 use super::grid::Grid;
 use super::resume::{Journal, Key};
 use super::score::{self, Run, ignores_sla};
-use super::{points, text};
+use super::{bound, points, text};
 use crate::arrivals::Arrival;
 use crate::error::{Error, Result};
 use crate::experiment::Detail;
@@ -134,12 +134,23 @@ impl<'a> Runner<'a> {
                 break;
             }
             let arrivals = lab.arrivals(case.rate_rps, seed)?;
-            let of_seed: Vec<Result<Vec<Run>>> = jobs
-                .par_iter()
-                .map(|(policy, slas)| self.run_job(lab, case, seed, policy, slas, &arrivals))
-                .collect();
+            let simulations = || -> Vec<Result<Vec<Run>>> {
+                jobs.par_iter()
+                    .map(|(policy, slas)| self.run_job(lab, case, seed, policy, slas, &arrivals))
+                    .collect()
+            };
+            let bounds = || match grid.bound {
+                true => bound::bounds(lab, &arrivals, &grid.slas_ms),
+                false => Ok(Vec::new()),
+            };
+            let (of_seed, bounds) = rayon::join(simulations, bounds);
+            let bounds = bounds?;
             for done in of_seed {
-                runs.extend(done?);
+                for mut run in done? {
+                    let own = bounds.iter().find(|(sla, _)| *sla == run.result.sla_ms);
+                    run.bound = own.map(|(_, bound)| *bound);
+                    runs.push(run);
+                }
             }
         }
         Ok(runs)

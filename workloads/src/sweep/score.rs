@@ -4,6 +4,7 @@
 use lazybatch_sla::{Nanos, Outcome};
 use serde::{Deserialize, Serialize};
 
+use super::bound::Bound;
 use super::cases::Case;
 use super::grid::Setting;
 use crate::results::{Counters, FinishedRequest, RunResult};
@@ -25,6 +26,9 @@ pub struct Run {
     pub j_ms: f64,
     /// Share of the arrivals that piled up; see [`backlog_growth`].
     pub backlog_growth: f64,
+    /// What no schedule of these arrivals can beat; absent where the grid does without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bound: Option<Bound>,
     /// The numbers of `lazybatch-results/1`.
     #[serde(flatten)]
     pub result: RunResult,
@@ -55,7 +59,7 @@ pub fn rescore(requests: &mut [FinishedRequest], sla: Nanos) {
     }
 }
 
-/// The row of a run whose outcomes are by `sla`.
+/// The row of a run whose outcomes are by `sla`, without a bound.
 pub fn score(
     case: &Case,
     policy: &str,
@@ -71,6 +75,7 @@ pub fn score(
         capacity_rps: case.capacity_rps,
         j_ms: objective_ms(requests, sla),
         backlog_growth: backlog_growth(requests),
+        bound: None,
         result: RunResult::summarise(policy, label, case.rate_rps, sla, requests, counters),
     }
 }

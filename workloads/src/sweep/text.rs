@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::aggregate::{Cells, Means, Metric, Reproduction, baselines, means, policies};
+use super::bound::Over;
 use super::file::Sweep;
 use super::grid::Setting;
 use super::judge::{Case, ERRORS, Judgement, TOLERANCE, Tally};
@@ -145,6 +146,13 @@ pub fn reproduction_table(sweep: &Sweep) -> Option<Table> {
 
 /// Points as a table: `what` names the numbers compared.
 pub fn case_table(caption: String, what: &str, cases: &[Case]) -> Table {
+    let over = |c: &Case, number: fn(&Over) -> f64| {
+        let one = |o: Option<Over>| o.map_or("-".into(), |o| factor(number(&o)));
+        match c.over_bound {
+            (None, None) => String::new(),
+            (own, other) => format!("{} / {}", one(own), one(other)),
+        }
+    };
     let row = |c: &Case| {
         vec![
             c.place.model.clone(),
@@ -164,6 +172,8 @@ pub fn case_table(caption: String, what: &str, cases: &[Case]) -> Table {
                 percent(c.violation_rate.0),
                 percent(c.violation_rate.1)
             ),
+            over(c, |o| o.mean),
+            over(c, |o| o.j),
         ]
     };
     let headings = [
@@ -180,16 +190,21 @@ pub fn case_table(caption: String, what: &str, cases: &[Case]) -> Table {
         "mean ms",
         "p99 ms",
         "violated",
+        "mean/bound",
+        "J/bound",
     ];
     let mut table = Table {
         caption,
         headings: headings.map(str::to_owned).to_vec(),
         rows: cases.iter().map(row).collect(),
     };
-    if table.rows.iter().all(|r| r[1].is_empty()) {
-        table.headings.remove(1);
-        for row in &mut table.rows {
-            row.remove(1);
+    // Settings that are all defaults, bounds that nobody asked for.
+    for column in (1..table.headings.len()).rev() {
+        if table.rows.iter().all(|r| r[column].is_empty()) {
+            table.headings.remove(column);
+            for row in &mut table.rows {
+                row.remove(column);
+            }
         }
     }
     table
@@ -221,7 +236,7 @@ pub fn judgements(judged: &Judgement) -> Vec<String> {
         (_, true) => "holds",
         _ => "does not hold",
     };
-    vec![
+    let mut lines = vec![
         tally(
             &judged.stable,
             "J against the best other policy at stable points",
@@ -243,7 +258,10 @@ pub fn judgements(judged: &Judgement) -> Vec<String> {
             "reported: the same over greedy: {}",
             both(judged.over_greedy)
         ),
-    ]
+    ];
+    let bound = judged.over_bound.iter();
+    lines.extend(bound.flat_map(|over| over.lines(&judged.policy)));
+    lines
 }
 
 /// Everything that the command prints.
