@@ -44,6 +44,8 @@ fn results_and_report_are_written() {
         "Gain in J",
         "Reproduction row",
         "lazy judged",
+        "mean latency of lazy over the lower bound: median",
+        "mean/bound",
     ] {
         assert!(done.out.contains(part), "{part:?} missing in {}", done.out);
     }
@@ -66,6 +68,16 @@ fn results_and_report_are_written() {
             let own = policies.iter().find(|p| p["policy"] == spec).unwrap();
             own["j_ms"].as_f64().unwrap()
         };
+        let bound = |key: &str| point["bound"][key].as_f64().unwrap();
+        let sla_ms = point["sla_ms"].as_f64().unwrap();
+        let want = bound("mean_ms") + 3.0 * sla_ms * bound("violation_rate");
+        assert!((bound("j_ms") - want).abs() < 1e-9 * want, "{point}");
+        for policy in policies {
+            let mean = policy["mean_ms"].as_f64().unwrap() / bound("mean_ms");
+            assert!(mean >= 1.0, "{policy}");
+            assert_eq!(policy["over_bound"]["mean"].as_f64(), Some(mean));
+            assert!(policy["over_bound"]["j"].as_f64().unwrap() >= 1.0);
+        }
         let best = point["best"].as_str().unwrap();
         let online = ["serial", "greedy", "lazy", "graph:0.2"];
         assert!(

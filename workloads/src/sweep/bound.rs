@@ -197,7 +197,7 @@ mod tests {
     fn every_policy_is_above_the_bounds_of_its_arrivals() {
         let (grid, _folder) = fixture::grid(
             "'chain', 'loop', 'chain:1+loop:3'",
-            "lengths = 'uniform:1:4'\n",
+            "lengths = 'translation-short'\n",
         );
         let ran = run(&grid, Options::default(), &|_| {}).unwrap();
         let mut late = 0;
