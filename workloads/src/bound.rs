@@ -12,10 +12,12 @@
 //! those machines, from a dual solution, and how far a request's end lies behind its mean busy time
 //! (`mean`). Violations: the most requests that fit between arrival and deadline, in fractions
 //! (`on_time`). `e = 0` shares all work at its cheapest, `e = 1` gives every request its own
-//! device; the largest bound over a grid counts.
+//! device, but two of them wait for each other where they stand apart (`pairs`); the largest bound
+//! over a grid counts.
 
 mod mean;
 mod on_time;
+mod pairs;
 mod shares;
 #[cfg(test)]
 mod tests;
@@ -44,7 +46,8 @@ pub struct LowerBound {
     pub alone_ms: f64,
     /// Bound on the number of requests that miss their target or are not served.
     pub violations: u64,
-    /// The private speed that gave `mean_ms`; 1 where it is `alone_ms`.
+    /// The private speed that gave `mean_ms`; 1 where it is `alone_ms` and what requests wait for
+    /// each other in pairs.
     pub private_speed: f64,
 }
 
@@ -128,7 +131,7 @@ impl LowerBound {
         };
         let slas: Vec<Vec<f64>> = targets.iter().map(slas_of).collect();
         let alone_sum: f64 = alone.iter().sum();
-        let (mut best, mut private_speed) = (alone_sum, 1.0);
+        let (mut best, mut private_speed) = (alone_sum + models.waits(&jobs), 1.0);
         let in_time = |slas: &Vec<f64>| {
             let each = jobs.iter().zip(slas);
             each.filter(|(job, sla)| job.alone <= **sla).count() as f64

@@ -16,6 +16,7 @@ use lazybatch_sla::latency::Curve;
 use lazybatch_sla::profile::{By, ModelProfile, NodeProfile, micros_to_nanos};
 use rustc_hash::FxHashMap;
 
+use super::{Job, pairs};
 use crate::arrivals::Arrival;
 use crate::experiment::Simulation;
 
@@ -29,6 +30,27 @@ pub(super) struct Share {
     pub work: f64,
     /// How far its end lies behind the mean of its passes' midpoints, weighted, at least.
     pub lag: f64,
+}
+
+/// What two requests of one model take in a stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Together {
+    /// Every launch takes both alike.
+    Equal,
+    /// One launch each, of times that may differ.
+    OneLaunch,
+    /// Several launches of times that may differ.
+    Unknown,
+}
+
+/// Launches of a request of which all of a model's requests have some, in the same order: a segment
+/// of a block that runs once, or a whole loop.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Stage {
+    /// Least time alone, in nanoseconds.
+    pub alone: f64,
+    /// What others take.
+    pub together: Together,
 }
 
 /// One segment of a model.
@@ -105,6 +127,24 @@ impl<'a> Models<'a> {
         .collect()
     }
 
+    /// How far requests that wait for each other in pairs raise the sum of latencies above that of
+    /// the times alone, in nanoseconds; `jobs` are the arrivals.
+    pub fn waits(&self, jobs: &[Job]) -> f64 {
+        let mut known = FxHashMap::default();
+        let key = |a: &Arrival, m: usize| (m, a.input_len, a.output_len);
+        let each = || self.arrivals.iter().zip(&self.of_arrival);
+        for (a, &m) in each().filter(|(a, _)| a.samples == 1) {
+            let stages = || self.models[m].stages(a);
+            known.entry(key(a, m)).or_insert_with(stages);
+        }
+        let of = |(a, &m): (&Arrival, &usize)| {
+            let stages = known.get(&key(a, m)).filter(|_| a.samples == 1);
+            stages.map(|stages| (m, stages.as_slice()))
+        };
+        let stages: Vec<Option<(usize, &[Stage])>> = each().map(of).collect();
+        pairs::waits(jobs, &stages)
+    }
+
     /// Work and lag of each request for a private speed `e`; `None` where samples forbid it.
     pub fn shares(&self, e: f64) -> Option<Vec<Share>> {
         if e > 0.0 && self.arrivals.iter().any(|a| a.samples != 1) {
@@ -168,16 +208,40 @@ impl Model {
             .collect()
     }
 
+    /// The stages of a request of one sample.
+    fn stages(&self, a: &Arrival) -> Vec<Stage> {
+        let rows = f64::from(a.input_len);
+        let mut stages = Vec::new();
+        for (repeat, segments) in &self.blocks {
+            let alone = segments.iter().map(|s| s.alone(1, rows));
+            if *repeat == Repeat::Once {
+                let stage = |(segment, alone): (&Segment, f64)| Stage {
+                    alone,
+                    together: match segment.rows {
+                        None => Together::Equal,
+                        Some(_) => Together::OneLaunch,
+                    },
+                };
+                stages.extend(segments.iter().zip(alone).map(stage));
+            } else {
+                let by_members = segments.iter().all(|s| s.rows.is_none());
+                stages.push(Stage {
+                    alone: num_passes(*repeat, a) * alone.sum::<f64>(),
+                    together: match by_members {
+                        true => Together::Equal,
+                        false => Together::Unknown,
+                    },
+                });
+            }
+        }
+        stages
+    }
+
     /// Share and least latency of a request.
     fn total(&self, passes: &[Pass], a: &Arrival) -> (Share, f64) {
         let (mut work, mut lag, mut alone) = (0.0, 0.0, 0.0);
         for ((repeat, _), pass) in self.blocks.iter().zip(passes).rev() {
-            let n = match *repeat {
-                Repeat::Once => 1,
-                Repeat::PerInputStep { stride } => a.input_len.div_ceil(stride),
-                Repeat::UntilStop { max } => a.output_len.min(max),
-            };
-            let n = f64::from(n);
+            let n = num_passes(*repeat, a);
             // Behind the k-th pass from the end lie k passes of this block and all later blocks.
             let behind = pass.alone * n * (n - 1.0) / 2.0 + n * alone;
             lag += n * pass.lag + pass.work * behind;
@@ -187,6 +251,15 @@ impl Model {
         let lag = if work > 0.0 { lag / work } else { alone };
         (Share { work, lag }, alone)
     }
+}
+
+/// How often a request passes through a block.
+fn num_passes(repeat: Repeat, a: &Arrival) -> f64 {
+    f64::from(match repeat {
+        Repeat::Once => 1,
+        Repeat::PerInputStep { stride } => a.input_len.div_ceil(stride),
+        Repeat::UntilStop { max } => a.output_len.min(max),
+    })
 }
 
 impl Segment {

@@ -434,6 +434,50 @@ fn bounds_by_hand() {
     assert!((0.045..=0.06).contains(&bound.mean_ms), "{bound:?}");
 }
 
+/// A model of a segment of 40 us, a loop of 10 us steps over the input, and one of 20 us steps over
+/// the output, all of them free to share.
+fn staged() -> Profile {
+    let text = r#"{"format":"lazybatch-profile/1","device":"d","models":[{"name":"m","max_batch":8,
+        "sla_ms":1,"blocks":[
+        {"name":"a","repeat":"once","nodes":[{"name":"n","latency_us":[[1,40]]}]},
+        {"name":"b","repeat":"per_input_step","nodes":[{"name":"n","latency_us":[[1,10]]}]},
+        {"name":"c","repeat":"until_stop","nodes":[{"name":"n","latency_us":[[1,20]]}]}]}]}"#;
+    Profile::parse("-", text).unwrap()
+}
+
+#[test]
+fn pairs_by_hand() {
+    let profile = staged();
+    let bound = |requests: &[(u64, u32, u32)]| {
+        let arrival = |&(us, input, output)| Arrival::new(Time(us * 1000), "m", input, output);
+        let arrivals: Vec<Arrival> = requests.iter().map(arrival).collect();
+        LowerBound::of(&simulation(&profile, &arrivals))
+            .unwrap()
+            .mean_ms
+            * 1e3
+    };
+    // Alone 40 + 100 + 100 each. Side by side nobody waits.
+    close(bound(&[(0, 10, 5), (0, 10, 5)]), 240.0);
+    // The first segment apart: one waits for 40.
+    close(bound(&[(0, 10, 5), (40, 10, 5)]), 260.0);
+    // 60 of the first loop are shared at best, then the later one is 80 behind.
+    close(bound(&[(0, 10, 5), (80, 10, 5)]), 280.0);
+    // The earlier one has 80 left, the later one can wait for that.
+    close(bound(&[(0, 10, 5), (160, 10, 5)]), 280.0);
+    close(bound(&[(0, 10, 5), (240, 10, 5)]), 240.0);
+    // The loops differ in length by 70: waiting in the first costs that, ending there costs 100.
+    close(
+        bound(&[(0, 10, 5), (0, 3, 5)]),
+        (240.0 + 170.0 + 70.0) / 2.0,
+    );
+    // A pair apart by 80, and one that is left alone.
+    let three = [(0, 10, 5), (80, 10, 5), (1000, 10, 5)];
+    close(bound(&three), 240.0 + 80.0 / 3.0);
+    // Who is in two pairs counts in one.
+    let three = [(0, 10, 5), (80, 10, 5), (120, 10, 5)];
+    assert!(bound(&three) <= 240.0 + 120.0 / 3.0 + 1e-6);
+}
+
 #[test]
 fn requests_of_several_samples_count_them() {
     let profile = flat(4, 40.0, 160.0);
