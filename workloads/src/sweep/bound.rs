@@ -151,7 +151,7 @@ impl OverBound {
         };
         vec![
             format!(
-                "{verdict}: at most {MOST_OVER_BOUND}: {}",
+                "{verdict}: median at most {MOST_OVER_BOUND}: {}",
                 line("mean latency", &self.mean, by_model(|m| m.1))
             ),
             format!("reported: {}", line("J", &self.j, by_model(|m| m.2))),

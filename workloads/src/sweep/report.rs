@@ -231,6 +231,9 @@ fn series(
     lines.filter(|s| !s.points.is_empty()).collect()
 }
 
+/// A chart's title, its axis, a policy's number and the bound on it.
+type Shown = (&'static str, Up, fn(&Standing) -> f64, fn(&Bound) -> f64);
+
 /// The line of the bounds of some points; none where they have no bounds.
 fn bound_series(points: &[&Point], at: fn(&Point) -> f64, value: fn(&Bound) -> f64) -> Vec<Series> {
     let point = |p: &&Point| Some((at(p), value(p.bound.as_ref()?)));
@@ -339,7 +342,7 @@ fn family_curves(points: &[&Point], all: &[&str]) -> Vec<String> {
             .copied()
             .filter(|p| p.rate_rps == rate)
             .collect();
-        let shown: [(&str, Up, fn(&Standing) -> f64, fn(&Bound) -> f64); 2] = [
+        let shown: [Shown; 2] = [
             (
                 "SLA violations",
                 Up::Share,
