@@ -34,6 +34,19 @@ pub fn scale_to_rate(arrivals: &mut [Arrival], rate_rps: f64) -> Result<()> {
     Ok(())
 }
 
+/// A stretch of `num` arrivals, another one for each seed as long as there are others, at a mean
+/// rate of `rate_rps`.
+///
+/// # Errors
+/// As [`scale_to_rate`].
+pub fn stretch(all: &[Arrival], num: usize, rate_rps: f64, seed: u64) -> Result<Vec<Arrival>> {
+    let stretches = (all.len() / num.max(1)).max(1);
+    let start = (seed.wrapping_sub(1) % stretches as u64) as usize * num;
+    let mut cut = all[start.min(all.len())..(start + num).min(all.len())].to_vec();
+    scale_to_rate(&mut cut, rate_rps)?;
+    Ok(cut)
+}
+
 /// The arrivals in `[from, from + span)`, with `from` as the new time 0.
 pub fn window(arrivals: &[Arrival], from: Time, span: Nanos) -> Vec<Arrival> {
     let until = from + span;
