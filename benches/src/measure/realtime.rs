@@ -5,7 +5,8 @@
 //! request alone, which the SLA target is a multiple of, and the capacity (docs/sweeps.md). At each
 //! load every policy serves the same arrivals of the same inputs, in an order that rotates from pair
 //! to pair. All runs use one device, which stays warm. The first tenth of the arrivals is served but
-//! not counted, real or simulated: what a policy learns, it learns while it serves.
+//! not counted, real or simulated (but for `mean_batch`, which is over all launches): what a policy
+//! learns, it learns while it serves.
 //!
 //! Decoders with synthetic weights end behind a number of passes that is drawn with the input
 //! ([`Shelf`]); the trained model's, behind the passes that it takes alone.
@@ -258,6 +259,7 @@ impl<'a> Bench<'a> {
         }
     }
 
+    /// Arrivals at a mean rate of `rate_rps`, exactly: few that are drawn could differ by a tenth.
     fn calls(&self, rate_rps: f64, seed: u64) -> anyhow::Result<Vec<Call>> {
         let num = self.options.span.requests(rate_rps);
         let spec = &self.options.arrivals;
@@ -267,7 +269,9 @@ impl<'a> Bench<'a> {
                 let process = cases::process(spec, rate_rps);
                 let process = process.with_context(|| format!("--arrivals: {spec}"))?;
                 let stream = Stream::new(self.options.entry.name, process, Lengths::fixed(1, 1));
-                Workload::single(stream, Limit::Requests(num)).generate(seed)?
+                let mut drawn = Workload::single(stream, Limit::Requests(num)).generate(seed)?;
+                transform::scale_to_rate(&mut drawn, rate_rps)?;
+                drawn
             }
         };
         let calls = arrivals.iter().enumerate();
