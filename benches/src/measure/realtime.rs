@@ -12,6 +12,7 @@
 //! ([`Shelf`]); the trained model's, behind the passes that it takes alone.
 
 mod options;
+mod summary;
 
 use std::sync::{Arc, Mutex};
 
@@ -51,8 +52,6 @@ const ALONE: usize = 6;
 const BACKLOG: usize = 32;
 /// One in so many arrivals, the first ones, is not counted.
 const WARM_UP: usize = 10;
-/// Simulated or measured means closer than this share are a tie.
-const TIE: f64 = 0.03;
 /// A target that nobody misses.
 const NO_SLA: Nanos = Nanos::from_ms(3_600_000);
 /// Time behind the last arrival within which all must have ended.
@@ -396,48 +395,6 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// The other policies over the first, pair by pair, and whether the order is the simulated one.
-    fn sum_up(&self, recorder: &Recorder, load: f64, outcomes: &[Outcomes]) -> anyhow::Result<()> {
-        let policies = &self.options.policies;
-        let measures: [(&str, fn(&Outcome) -> f64); 3] = [
-            ("mean_ratio", |o| o.result.mean_ms),
-            ("p99_ratio", |o| o.result.p99_ms),
-            ("j_ratio", |o| o.j_ms),
-        ];
-        for (policy, other) in policies.iter().zip(outcomes).skip(1) {
-            for (metric, measure) in measures {
-                let ratios = |others: &[Outcome], judged: &[Outcome]| {
-                    let pairs = others.iter().zip(judged);
-                    Spread::of(pairs.map(|(o, j)| measure(o) / measure(j)).collect())
-                };
-                let simulated = ratios(&other.simulated, &outcomes[0].simulated);
-                let mut figures = self.figures();
-                figures["load"] = json!(load);
-                figures["policy"] = json!(policy);
-                figures["over"] = json!(policies[0]);
-                figures["simulated_median"] = rounded(simulated.median());
-                let real = ratios(&other.real, &outcomes[0].real);
-                recorder.line(figures, metric, &real)?;
-            }
-        }
-        let median =
-            |runs: &[Outcome]| Spread::of(runs.iter().map(|o| o.result.mean_ms).collect()).median();
-        let real: Vec<f64> = outcomes.iter().map(|o| median(&o.real)).collect();
-        let simulated: Vec<f64> = outcomes.iter().map(|o| median(&o.simulated)).collect();
-        let in_order = |means: &[f64]| {
-            let mut order: Vec<usize> = (0..means.len()).collect();
-            order.sort_by(|&a, &b| means[a].total_cmp(&means[b]));
-            json!(order.iter().map(|&i| &policies[i]).collect::<Vec<_>>())
-        };
-        let mut figures = self.figures();
-        figures["load"] = json!(load);
-        figures["order"] = in_order(&real);
-        figures["simulated_order"] = in_order(&simulated);
-        figures["tie"] = json!(TIE);
-        let agrees = f64::from(u8::from(same_ranking(&real, &simulated)));
-        recorder.line(figures, "ranking_agrees", &Spread::of(vec![agrees]))
-    }
-
     /// What every line states.
     fn figures(&self) -> Value {
         json!({
@@ -457,89 +414,5 @@ fn per_request(requests: &[FinishedRequest]) -> f64 {
     span.as_ms() / requests.len().max(1) as f64
 }
 
-/// Whether no two policies are in one order by `a` and in the other by `b`; where either has a tie,
-/// there is no order.
-fn same_ranking(a: &[f64], b: &[f64]) -> bool {
-    let less = |means: &[f64], i: usize, j: usize| means[i] * (1.0 + TIE) < means[j];
-    let mut pairs = (0..a.len()).flat_map(|i| (0..a.len()).map(move |j| (i, j)));
-    !pairs.any(|(i, j)| less(a, i, j) && less(b, j, i))
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rankings_differ_beyond_ties_only() {
-        assert!(same_ranking(&[1.0, 2.0, 3.0], &[10.0, 11.0, 12.0]));
-        assert!(!same_ranking(&[1.0, 2.0, 3.0], &[10.0, 12.0, 11.0]));
-        assert!(same_ranking(&[1.0, 2.0, 3.0], &[10.0, 12.0, 11.8]));
-        assert!(same_ranking(&[1.02, 1.0], &[1.0, 2.0]));
-    }
-
-    #[test]
-    fn lines_have_their_keys() {
-        let folder = tempfile::tempdir().unwrap();
-        let out = folder.path().join("rt.jsonl");
-        for model in ["transformer-tiny", "cnn-tiny"] {
-            let line = format!(
-                "--model {model} --requests 20 --loads 0.5 --pairs 2 --max-batch 4 --threads 1 \
-                 --policies adaptive,greedy,lazy --out {}",
-                out.display()
-            );
-            let args: Vec<String> = line.split_whitespace().map(str::to_string).collect();
-            run(&Options::parse(&args, "toy").unwrap()).unwrap();
-        }
-        let text = std::fs::read_to_string(&out).unwrap();
-        let lines: Vec<Value> = text
-            .lines()
-            .map(|l| serde_json::from_str(l).unwrap())
-            .collect();
-        let of = |metric: &str| {
-            lines
-                .iter()
-                .filter(|l| l["metric"] == metric)
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(of("capacity_rps").len(), 2);
-        let runs = of("mean_ms");
-        assert_eq!(runs.len(), 2 * 2 * 3);
-        for run in runs {
-            for key in [
-                "p50_ms",
-                "p99_ms",
-                "goodput_rps",
-                "mean_batch",
-                "j_ms",
-                "wall_s",
-                "sla_ms",
-                "simulated_mean_ms",
-                "simulated_j_ms",
-                "capacity_rps",
-                "rate_rps",
-            ] {
-                assert!(run[key].as_f64().unwrap() > 0.0, "{key}: {run}");
-            }
-            assert!(run["violation_rate"].is_number() && run["others"].is_number());
-            assert_eq!(
-                (&run["requests"], &run["not_counted"]),
-                (&json!(20), &json!(2))
-            );
-            assert!(run["machine"]["cores"].is_number() && run["command"] == "toy");
-        }
-        for metric in ["mean_ratio", "p99_ratio", "j_ratio"] {
-            let ratios = of(metric);
-            assert_eq!(ratios.len(), 2 * 2);
-            for ratio in ratios {
-                assert_eq!(
-                    (&ratio["over"], &ratio["runs"]),
-                    (&json!("adaptive"), &json!(2))
-                );
-                assert!(ratio["simulated_median"].as_f64().unwrap() > 0.0);
-            }
-        }
-        let ranking = of("ranking_agrees");
-        assert_eq!(ranking.len(), 2);
-        assert_eq!(ranking[0]["order"].as_array().unwrap().len(), 3);
-    }
-}
+mod tests;
