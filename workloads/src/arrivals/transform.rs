@@ -97,6 +97,20 @@ mod tests {
     }
 
     #[test]
+    fn seeds_take_other_stretches_until_there_are_none() {
+        let all = at(&[0, 10, 100, 130, 131, 140]);
+        let stretch = |seed| us(&stretch(&all, 2, 1.0, seed).unwrap());
+        assert_eq!(
+            (stretch(1), stretch(4)),
+            (vec![0, 1_000_000], vec![0, 1_000_000])
+        );
+        let num = |num, seed| super::stretch(&all, num, 1.0, seed).unwrap().len();
+        assert_eq!((num(4, 2), num(9, 3)), (4, 6));
+        let third = super::stretch(&all, 3, 2.0, 2).unwrap();
+        assert_eq!(us(&third), [0, 100_000, 1_000_000]);
+    }
+
+    #[test]
     fn what_has_no_rate_cannot_be_scaled() {
         for mut arrivals in [at(&[]), at(&[5]), at(&[5, 5])] {
             let message = scale_to_rate(&mut arrivals, 1.0).unwrap_err().to_string();
