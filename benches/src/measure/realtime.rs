@@ -366,7 +366,8 @@ impl<'a> Bench<'a> {
         let simulated = self.outcome(policy, rate_rps, &done.requests, &done.counters);
         let launches = &meter.lock().expect("no holder panics").launches;
         let busy_ns: f64 = launches.iter().map(|l| l.ns).sum();
-        let gaps_ns: f64 = launches.iter().filter_map(|l| l.busy_gap_ns).sum();
+        let gaps = launches.iter().filter_map(|l| l.busy_gap_ns);
+        let gaps_ns = gaps.fold(0.0, |sum, ns| sum + ns);
         let mut figures = self.figures();
         figures["load"] = json!(load);
         figures["policy"] = json!(policy);
