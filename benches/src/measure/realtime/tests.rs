@@ -1,3 +1,5 @@
+//! Rankings by hand, and a run of two tiny models.
+
 use super::summary::same_ranking;
 use super::*;
 
