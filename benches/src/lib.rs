@@ -10,6 +10,7 @@ pub mod core_load;
 pub mod matmul;
 pub mod metered;
 pub mod record;
+pub mod reused;
 pub mod spread;
 pub mod steady;
 pub mod tiny;

@@ -1,7 +1,7 @@
 //! `lazybatch-measure`: writes the figures that `benches/results/` keeps.
 //!
-//! `lazybatch-measure COMMAND FOLDER [--threads N] [--seed N] [--requests N] [--repeats N]`; see
-//! [`USAGE`].
+//! `lazybatch-measure COMMAND FOLDER [--threads N] [--seed N] [--requests N] [--repeats N]`, or
+//! `lazybatch-measure realtime --model NAME ...`; see [`USAGE`].
 
 mod measure;
 
@@ -9,6 +9,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use lazybatch_benches::record::{self, Recorder};
+
+use measure::realtime::Options;
 
 /// What the command line says without arguments.
 const USAGE: &str = "\
@@ -27,7 +29,25 @@ Lines are appended to FOLDER/COMMAND.jsonl, and FOLDER/environment.json is writt
 --threads N    threads of the CPU device in sim-vs-real; all cores if absent
 --seed N       seed of inputs and arrivals in sim-vs-real; 1 if absent
 --requests N   arrivals of each run in sim-vs-real; 1500 if absent
---repeats N    repetitions of every measurement; 5 if absent";
+--repeats N    repetitions of every measurement; 5 if absent
+
+usage: lazybatch-measure realtime --model NAME --out FILE.jsonl --requests N | --seconds S [OPTION VALUE]...
+
+  Policies compared in real time on the CPU device, each over the same arrivals of the same inputs,
+  beside the simulation of these arrivals over the profile that is measured first.
+
+--model NAME       a model of the zoo
+--out FILE         lines are appended to it, and environment.json is written beside it
+--requests N       arrivals of each run; the first tenth of them is not counted
+--seconds S        the same as a time, at the load's rate
+--loads A,B,...    offered rates as shares of the capacity; 0.6,0.9 if absent
+--pairs N          times that every policy serves at each load; 7 if absent
+--policies P,Q,... the first is compared to each of the others; adaptive,greedy if absent
+--arrivals SPEC    poisson, constant, gamma:CV, onoff:ON:OFF:ON_MS:OFF_MS or trace:FILE; poisson if absent
+--sla X            SLA target as a multiple of the mean time of a request alone; 5 if absent
+--max-batch N      most requests of one launch; 64 if absent
+--threads N        threads of the CPU device; all cores if absent
+--seed N           seed of inputs, and of the first pair's arrivals; 1 if absent";
 
 /// What every measurement takes.
 pub struct Settings {
@@ -71,13 +91,14 @@ fn main() -> anyhow::Result<()> {
     {
         return measure::instructions::walk(table, net, policy);
     }
-    let (name, settings) = match parse(&args) {
-        Ok(parsed) => parsed,
-        Err(error) => {
-            eprintln!("{error:#}\n\n{USAGE}");
-            std::process::exit(2);
-        }
-    };
+    if let [name, options @ ..] = &args[..]
+        && name == "realtime"
+    {
+        let options = or_usage(Options::parse(options, &command(&args)));
+        record::environment(record::folder_of(&options.out))?;
+        return measure::realtime::run(&options);
+    }
+    let (name, settings) = or_usage(parse(&args));
     record::environment(&settings.folder)?;
     for (command, run) in COMMANDS {
         if name == command || (name == "all" && command != "instructions") {
@@ -87,6 +108,20 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What was parsed; else says what is wrong and how it is done, and ends the process.
+fn or_usage<T>(parsed: anyhow::Result<T>) -> T {
+    parsed.unwrap_or_else(|error| {
+        eprintln!("{error:#}\n\n{USAGE}");
+        std::process::exit(2)
+    })
+}
+
+/// The command line that repeats this.
+fn command(args: &[String]) -> String {
+    let binary = "cargo run --release -p lazybatch-benches --";
+    format!("{binary} {}", args.join(" "))
+}
+
 fn parse(args: &[String]) -> anyhow::Result<(&str, Settings)> {
     let [name, folder, options @ ..] = args else {
         bail!("expected a command and a folder");
@@ -94,14 +129,13 @@ fn parse(args: &[String]) -> anyhow::Result<(&str, Settings)> {
     if name != "all" && COMMANDS.iter().all(|(command, _)| command != name) {
         bail!("unknown command {name}");
     }
-    let binary = "cargo run --release -p lazybatch-benches --";
     let mut settings = Settings {
         folder: folder.into(),
         threads: std::thread::available_parallelism().map_or(1, usize::from),
         seed: 1,
         requests: 1500,
         repeats: 5,
-        command: format!("{binary} {}", args.join(" ")),
+        command: command(args),
     };
     for option in options.chunks(2) {
         let [key, value] = option else {

@@ -53,9 +53,18 @@ impl Recorder {
     /// # Errors
     /// A folder that cannot be made.
     pub fn new(folder: &Path, bench: &str, command: &str) -> anyhow::Result<Self> {
+        Self::file(&folder.join(format!("{bench}.jsonl")), bench, command)
+    }
+
+    /// Lines of `bench` into the file `path`, whose folder is made if it is missing.
+    ///
+    /// # Errors
+    /// A folder that cannot be made.
+    pub fn file(path: &Path, bench: &str, command: &str) -> anyhow::Result<Self> {
+        let folder = folder_of(path);
         fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
         Ok(Self {
-            path: folder.join(format!("{bench}.jsonl")),
+            path: path.into(),
             bench: bench.into(),
             command: command.into(),
             machine: Machine::here(),
@@ -98,6 +107,12 @@ impl Recorder {
             .with_context(|| self.path.display().to_string())?;
         Ok(writeln!(file, "{}", Value::Object(line))?)
     }
+}
+
+/// The folder that a file lies in.
+pub fn folder_of(path: &Path) -> &Path {
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
+    parent.unwrap_or(Path::new("."))
 }
 
 /// Processes that wanted a processor over the last minute, this one included; null where the system

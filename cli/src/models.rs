@@ -44,17 +44,13 @@ impl Model {
 
     /// Whether requests are words to be spelled out.
     pub fn reads_words(&self) -> bool {
-        self.entry.name == "phonemes"
+        self.entry.name == words::MODEL
     }
 
     /// `num` items that requests draw from.
     pub fn pool(&self, num: usize, seed: u64) -> anyhow::Result<Vec<Item>> {
         if self.reads_words() {
-            let items = words::sample(num, seed)
-                .iter()
-                .filter_map(|w| words::item(w.spelling))
-                .collect();
-            return Ok(items);
+            return Ok(words::pool(num, seed));
         }
         let lengths = Lengths::load(self.entry.lengths)?;
         Ok(inputs::synthetic(&self.program, &lengths, num, seed))

@@ -4,6 +4,7 @@ pub mod decision;
 pub mod dispatch;
 pub mod gemm;
 pub mod instructions;
+pub mod realtime;
 pub mod sim_vs_real;
 pub mod steady;
 pub mod window;

@@ -20,7 +20,6 @@ use lazybatch_benches::spread::Spread;
 use lazybatch_engine::ModelOptions;
 use lazybatch_graph::SharedProgram;
 use lazybatch_kernels::{CpuDevice, CpuOptions, Device, Noise};
-use lazybatch_sla::profile::{FORMAT, ModelProfile};
 use lazybatch_sla::{LatencyTable, Nanos, Profile, SegmentRanges, segments_of};
 use lazybatch_workloads::arrivals::{Arrival, Limit, Process, Stream, Workload};
 use lazybatch_workloads::experiment::Detail;
@@ -35,7 +34,7 @@ use serde_json::json;
 use crate::Settings;
 
 /// The model.
-const MODEL: &str = "phonemes";
+const MODEL: &str = words::MODEL;
 /// Policies that are compared.
 const POLICIES: [&str; 2] = ["greedy", "lazy"];
 /// Share of capacity that arrives.
@@ -105,10 +104,7 @@ pub fn run(settings: &Settings) -> anyhow::Result<()> {
     let mut bench = Bench {
         settings,
         program: Arc::new(entry.program()?),
-        pool: words::sample(POOL, settings.seed)
-            .iter()
-            .filter_map(|w| words::item(w.spelling))
-            .collect(),
+        pool: words::pool(POOL, settings.seed),
         output_lens: Vec::new(),
         sla: entry.sla,
     };
@@ -165,18 +161,10 @@ impl Bench<'_> {
         let mut lens = self.output_lens.clone();
         lens.sort_unstable();
         let p90 = (lens.len() * 9).div_ceil(10).max(1);
-        let model = ModelProfile {
-            name: MODEL.into(),
-            output_len_p90: lens.get(p90 - 1).copied(),
-            ..measured.profile
-        };
-        Ok(Profile {
-            format: FORMAT.into(),
-            device: measured.device,
-            copy_gbps: 0.0,
-            dispatch_us: 0.0,
-            models: vec![model],
-        })
+        let mut profile = measured.into_profile();
+        profile.models[0].name = MODEL.into();
+        profile.models[0].output_len_p90 = lens.get(p90 - 1).copied();
+        Ok(profile)
     }
 
     fn serving<'a>(&'a self, profile: &Profile, device: &'a dyn Fn() -> MadeDevice) -> Serving<'a> {

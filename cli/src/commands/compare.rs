@@ -8,13 +8,13 @@ use lazybatch_engine::{Engine, ModelOptions};
 use lazybatch_graph::Tensor;
 use lazybatch_kernels::{Device, Noise, SimDevice};
 use lazybatch_sla::{LatencyTable, Nanos, Profile, segments_of};
-use lazybatch_workloads::experiment::inputs::Item;
+use lazybatch_workloads::experiment::inputs::{self, Item};
 use lazybatch_workloads::experiment::{Call, Served, Serving, words};
 use lazybatch_workloads::report::Body;
 use lazybatch_workloads::results::{Results, RunResult};
 use lazybatch_workloads::traces::arrivals_csv;
 
-use super::profile::{measure, measured_profile};
+use super::profile::measure;
 use super::{PolicyRun, emit, offer, outputs, report, suffixed};
 use crate::args::CompareArgs;
 use crate::failure::BadInput;
@@ -54,7 +54,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     let (pool, simulated) = match kind {
         DeviceKind::Cpu => (model.pool(POOL, args.seed)?, None),
         DeviceKind::Sim => {
-            let (pool, steps) = offer::simulated_pool(&model, POOL, args.seed)?;
+            let (pool, steps) = inputs::drawn(model.entry, &model.program, POOL, args.seed)?;
             (pool, Some(steps))
         }
     };
@@ -175,12 +175,10 @@ fn prepare(args: &CompareArgs, model: &Model) -> anyhow::Result<(Profile, ModelO
             }
             profile
         }
-        None => measured_profile(measure(
-            model,
-            args.threads,
-            args.max_batch.unwrap_or(DEFAULT_MAX_BATCH),
-            DEFAULT_SEGMENT_US,
-        )?),
+        None => {
+            let max_batch = args.max_batch.unwrap_or(DEFAULT_MAX_BATCH);
+            measure(model, args.threads, max_batch, DEFAULT_SEGMENT_US)?.into_profile()
+        }
     };
     let scheduled = &mut profile.models[0];
     scheduled.max_batch = args.max_batch.unwrap_or(scheduled.max_batch);

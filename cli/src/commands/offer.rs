@@ -6,7 +6,7 @@ use lazybatch_sla::{Class, Nanos, Profile, Time};
 use lazybatch_workloads::arrivals::{
     Arrival, Limit, Process, Stream, Workload, mean_rate, transform,
 };
-use lazybatch_workloads::experiment::inputs::{self, Item};
+use lazybatch_workloads::experiment::inputs::Item;
 use lazybatch_workloads::experiment::{Call, Detail, Simulation};
 use lazybatch_workloads::lengths::Lengths;
 use lazybatch_workloads::traces;
@@ -147,29 +147,6 @@ pub fn arrivals_of(
         )
     };
     calls.iter().map(arrival).collect()
-}
-
-/// Items for a device that computes nothing, with output lengths drawn together with theirs.
-///
-/// # Errors
-/// None for the models of the zoo.
-pub fn simulated_pool(
-    model: &Model,
-    num: usize,
-    seed: u64,
-) -> anyhow::Result<(Vec<Item>, Vec<u32>)> {
-    let lengths = Lengths::load(model.entry.lengths)?;
-    let process = Process::Constant { rate_rps: 1.0 };
-    let stream = Stream::new(model.entry.name, process, lengths);
-    let drawn = Workload::single(stream, Limit::Requests(num)).generate(seed)?;
-    let item = |a: &Arrival| {
-        let fixed = Lengths::fixed(a.input_len, a.output_len);
-        let mut items = inputs::synthetic(&model.program, &fixed, 1, seed);
-        items.remove(0)
-    };
-    let bound = model.entry.max_output_len.unwrap_or(u32::MAX);
-    let steps = drawn.iter().map(|a| a.output_len.min(bound)).collect();
-    Ok((drawn.iter().map(item).collect(), steps))
 }
 
 /// Requests per second at which `greedy` drains the pool, in virtual time.

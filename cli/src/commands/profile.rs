@@ -1,7 +1,6 @@
 //! `lazybatch profile`.
 
 use lazybatch_sla::Profile;
-use lazybatch_sla::profile::FORMAT;
 use lazybatch_workloads::devices;
 use lazybatch_workloads::experiment::measure::{self, Measured};
 use lazybatch_workloads::lengths::Lengths;
@@ -16,12 +15,7 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
     output::check([("--out", Some(args.out.as_path()))])?;
     let profile = if args.device == "cpu" {
         let model = Model::load(&args.model)?;
-        measured_profile(measure(
-            &model,
-            args.threads,
-            args.max_batch,
-            args.segment_us,
-        )?)
+        measure(&model, args.threads, args.max_batch, args.segment_us)?.into_profile()
     } else {
         if let Some(threads) = args.threads {
             let what = "--threads: expected none for a device that is computed";
@@ -92,15 +86,4 @@ pub fn measure(
         .max_output_len
         .map(|max| lengths.output_p90().min(max));
     Ok(measured)
-}
-
-/// The profile file of one measured model.
-pub fn measured_profile(measured: Measured) -> Profile {
-    Profile {
-        format: FORMAT.into(),
-        device: measured.device,
-        copy_gbps: 0.0,
-        dispatch_us: 0.0,
-        models: vec![measured.profile],
-    }
 }

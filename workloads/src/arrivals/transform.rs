@@ -34,6 +34,19 @@ pub fn scale_to_rate(arrivals: &mut [Arrival], rate_rps: f64) -> Result<()> {
     Ok(())
 }
 
+/// A stretch of `num` arrivals, another one for each seed as long as there are others, at a mean
+/// rate of `rate_rps`.
+///
+/// # Errors
+/// As [`scale_to_rate`].
+pub fn stretch(all: &[Arrival], num: usize, rate_rps: f64, seed: u64) -> Result<Vec<Arrival>> {
+    let stretches = (all.len() / num.max(1)).max(1);
+    let start = (seed.wrapping_sub(1) % stretches as u64) as usize * num;
+    let mut cut = all[start.min(all.len())..(start + num).min(all.len())].to_vec();
+    scale_to_rate(&mut cut, rate_rps)?;
+    Ok(cut)
+}
+
 /// The arrivals in `[from, from + span)`, with `from` as the new time 0.
 pub fn window(arrivals: &[Arrival], from: Time, span: Nanos) -> Vec<Arrival> {
     let until = from + span;
@@ -81,6 +94,20 @@ mod tests {
         scale_to_rate(&mut arrivals, 3.0).unwrap();
         assert_eq!(us(&arrivals), [0, 0, 250_000, 1_000_000]);
         assert_eq!(mean_rate(&arrivals), Some(3.0));
+    }
+
+    #[test]
+    fn seeds_take_other_stretches_until_there_are_none() {
+        let all = at(&[0, 10, 100, 130, 131, 140]);
+        let stretch = |seed| us(&stretch(&all, 2, 1.0, seed).unwrap());
+        assert_eq!(
+            (stretch(1), stretch(4)),
+            (vec![0, 1_000_000], vec![0, 1_000_000])
+        );
+        let num = |num, seed| super::stretch(&all, num, 1.0, seed).unwrap().len();
+        assert_eq!((num(4, 2), num(9, 3)), (4, 6));
+        let third = super::stretch(&all, 3, 2.0, 2).unwrap();
+        assert_eq!(us(&third), [0, 100_000, 1_000_000]);
     }
 
     #[test]

@@ -4,7 +4,10 @@ use lazybatch_graph::{DType, Dim, Program, Tensor};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use crate::arrivals::{Arrival, Limit, Process, Stream, Workload};
+use crate::error::Result;
 use crate::lengths::Lengths;
+use crate::zoo;
 
 /// One request's inputs.
 #[derive(Clone, Debug)]
@@ -27,6 +30,29 @@ pub fn synthetic(program: &Program, lengths: &Lengths, num: usize, seed: u64) ->
             of_length(program, drawn, &mut rng)
         })
         .collect()
+}
+
+/// `num` seeded items of a model of the zoo with the decoder passes of each, lengths drawn together
+/// from the model's own distribution, for devices that end a request where they are told to.
+///
+/// # Errors
+/// None for the models of the zoo.
+pub fn drawn(
+    entry: &zoo::Entry,
+    program: &Program,
+    num: usize,
+    seed: u64,
+) -> Result<(Vec<Item>, Vec<u32>)> {
+    let process = Process::Constant { rate_rps: 1.0 };
+    let stream = Stream::new(entry.name, process, Lengths::load(entry.lengths)?);
+    let arrivals = Workload::single(stream, Limit::Requests(num)).generate(seed)?;
+    let item = |a: &Arrival| {
+        let fixed = Lengths::fixed(a.input_len, a.output_len);
+        synthetic(program, &fixed, 1, seed).remove(0)
+    };
+    let bound = entry.max_output_len.unwrap_or(u32::MAX);
+    let steps = arrivals.iter().map(|a| a.output_len.min(bound)).collect();
+    Ok((arrivals.iter().map(item).collect(), steps))
 }
 
 fn of_length(program: &Program, drawn: u32, rng: &mut ChaCha8Rng) -> Item {

@@ -18,9 +18,10 @@ use std::time::Instant;
 
 use lazybatch_graph::{BlockId, Program, Repeat, Segments, SharedProgram};
 use lazybatch_kernels::{Completion, Device, OpenRequest, Plan};
-use lazybatch_sla::profile::{BlockProfile, By, ModelProfile, NodeProfile, RepeatRule};
+use lazybatch_sla::profile::{BlockProfile, By, FORMAT, ModelProfile, NodeProfile, RepeatRule};
 use lazybatch_sla::{
-    LaneId, Launch, Member, ModelId, RequestId, SegmentRanges, Slot, SubBatchId, Ticket, Time,
+    LaneId, Launch, Member, ModelId, Profile, RequestId, SegmentRanges, Slot, SubBatchId, Ticket,
+    Time,
 };
 
 use rustc_hash::FxHashSet;
@@ -44,6 +45,19 @@ pub struct Measured {
     pub device: String,
     /// One node per segment.
     pub profile: ModelProfile,
+}
+
+impl Measured {
+    /// The profile file of this model alone.
+    pub fn into_profile(self) -> Profile {
+        Profile {
+            format: FORMAT.into(),
+            device: self.device,
+            copy_gbps: 0.0,
+            dispatch_us: 0.0,
+            models: vec![self.profile],
+        }
+    }
 }
 
 /// Measures `program` on `device`, which must be empty, with segments of at least `segment_us`

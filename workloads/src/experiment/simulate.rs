@@ -21,6 +21,9 @@ use crate::results::{Counters, FinishedRequest};
 /// SLA target where neither arrival, command line nor profile state one, in milliseconds.
 pub const DEFAULT_SLA_MS: f64 = 100.0;
 
+/// Policies whose drain rates are tried for a capacity, where they are registered.
+const CAPACITY_POLICIES: [&str; 4] = ["greedy", "lazy", "cellular", "continuous"];
+
 /// What observers see beside events, launches and ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Detail {
@@ -235,6 +238,26 @@ impl Simulation<'_> {
                 decisions: self.timing.then_some(decisions),
             },
         })
+    }
+
+    /// Requests per second at which the arrivals are worked off, all of which should wait at time 0:
+    /// the best of greedy, lazy, cellular and continuous. A bound on what any rate can be kept up,
+    /// to within the ends of that run.
+    ///
+    /// # Errors
+    /// As [`Simulation::run`].
+    pub fn drain_rate(&self) -> Result<f64> {
+        let mut best = 0.0_f64;
+        for spec in CAPACITY_POLICIES {
+            if policy::find(spec).is_err() {
+                continue;
+            }
+            let done = self.run(spec, None, &mut (), Detail::Launches)?;
+            let last = done.requests.iter().map(|r| r.finish.0).max();
+            let seconds = last.unwrap_or(0).max(1) as f64 / 1e9;
+            best = best.max(self.arrivals.len() as f64 / seconds);
+        }
+        Ok(best)
     }
 
     fn finished(&self, ended: Vec<Ended>) -> Vec<FinishedRequest> {

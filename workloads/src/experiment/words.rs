@@ -12,6 +12,9 @@ use crate::zoo::phonemes;
 /// `word,phonemes`, accepted pronunciations joined by `|`. Source: the card of the model.
 const TEST_WORDS: &str = include_str!("../../models/phonemes/test_words.csv");
 
+/// Name of the model that reads words.
+pub const MODEL: &str = "phonemes";
+
 /// A test word and its accepted pronunciations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Word {
@@ -58,6 +61,12 @@ pub fn item(spelling: &str) -> Option<Item> {
         inputs: vec![Tensor::from_i32(&[ids.len()], &ids)],
         text: Some(spelling.to_string()),
     })
+}
+
+/// `num` seeded inputs of the model, as [`sample`] draws their words.
+pub fn pool(num: usize, seed: u64) -> Vec<Item> {
+    let words = sample(num, seed);
+    words.iter().filter_map(|w| item(w.spelling)).collect()
 }
 
 /// The phonemes of an answer of the model.

@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use lazybatch_engine::policy;
 use lazybatch_kernels::Noise;
 use lazybatch_sla::profile::RepeatRule;
 use lazybatch_sla::{Nanos, OutputLen, Profile, Time};
@@ -14,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::grid::{Grid, Offered, Setting, Source, Workload};
 use crate::arrivals::{self, Arrival, Limit, Process, Stream, transform};
 use crate::error::{Error, Result};
-use crate::experiment::{Detail, Simulation};
+use crate::experiment::Simulation;
 use crate::lengths::{self, Lengths};
 use crate::{devices, traces, zoo};
 
@@ -22,8 +21,6 @@ use crate::{devices, traces, zoo};
 pub const PROCESSES: &str = "poisson, constant, gamma:CV, onoff:ON:OFF:ON_MS:OFF_MS or trace:FILE";
 /// Spelling of [`Grid::lengths`] that keeps those of a trace.
 const TRACE_LENGTHS: &str = "trace";
-/// Policies whose drain rates are tried for the capacity of a case, where they are registered.
-const CAPACITY_POLICIES: [&str; 4] = ["greedy", "lazy", "cellular", "continuous"];
 /// Share of output lengths that a predictor covers where neither grid nor profile say.
 const DEFAULT_COVERAGE: f64 = 0.9;
 
@@ -32,8 +29,13 @@ pub fn is_process(text: &str) -> bool {
     text.strip_prefix("trace:").is_some_and(|f| !f.is_empty()) || process(text, 1.0).is_some()
 }
 
+/// Requests of a queue that capacity is taken from: 4 full batches, 128 to 2048.
+pub fn full_batches(max_batch: u32) -> usize {
+    (4 * max_batch as usize).clamp(128, 2048)
+}
+
 /// The process with a mean of `rate_rps`; `None` for traces and what is no process.
-fn process(text: &str, rate_rps: f64) -> Option<Process> {
+pub fn process(text: &str, rate_rps: f64) -> Option<Process> {
     let spelled = match text.split_once(':') {
         None if text == "poisson" || text == "constant" => format!("{text}:1"),
         Some(("gamma", cv)) => format!("gamma:1:{cv}"),
@@ -221,8 +223,7 @@ impl Lab {
         workload.generate(seed)
     }
 
-    /// A stretch of `num` arrivals of the trace, another one for each seed as long as there are
-    /// others, sped up or slowed down to the rate.
+    /// A stretch of the trace with the workload's model, and lengths as the grid says.
     fn of_trace(
         &self,
         all: &[Arrival],
@@ -230,10 +231,7 @@ impl Lab {
         rate_rps: f64,
         seed: u64,
     ) -> Result<Vec<Arrival>> {
-        let stretches = (all.len() / num).max(1);
-        let start = (seed.wrapping_sub(1) % stretches as u64) as usize * num;
-        let mut cut = all[start.min(all.len())..(start + num).min(all.len())].to_vec();
-        transform::scale_to_rate(&mut cut, rate_rps)?;
+        let mut cut = transform::stretch(all, num, rate_rps, seed)?;
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         rng.set_stream(1);
         for arrival in &mut cut {
@@ -247,14 +245,13 @@ impl Lab {
     }
 
     /// Requests per second at which a queue drains that holds 4 full batches (128 requests at the
-    /// least) of the workload when the run starts: the best of greedy, lazy, cellular and
-    /// continuous. A bound on what any rate can be kept up, to within the ends of that run.
+    /// least) of the workload when the run starts ([`Simulation::drain_rate`]).
     ///
     /// # Errors
     /// As [`Simulation::run`].
     pub fn capacity(&self) -> Result<f64> {
         let max_batch = self.profile.models.iter().map(|m| m.max_batch).max();
-        let num = (4 * max_batch.unwrap_or(1) as usize).clamp(128, 2048);
+        let num = full_batches(max_batch.unwrap_or(1));
         let mut rng = ChaCha8Rng::seed_from_u64(0);
         let mut pool: Vec<Arrival> = Vec::new();
         for ((name, share), lengths) in self.workload.parts.iter().zip(&self.lengths) {
@@ -269,20 +266,7 @@ impl Lab {
                 ));
             }
         }
-        let mut best = 0.0_f64;
-        for spec in CAPACITY_POLICIES {
-            if policy::find(spec).is_err() {
-                continue;
-            }
-            let sla = Nanos::from_ms_f64(1e9);
-            let done = self
-                .simulation(&pool, sla)
-                .run(spec, None, &mut (), Detail::Launches)?;
-            let last = done.requests.iter().map(|r| r.finish.0).max();
-            let seconds = last.unwrap_or(0).max(1) as f64 / 1e9;
-            best = best.max(pool.len() as f64 / seconds);
-        }
-        Ok(best)
+        self.simulation(&pool, Nanos::from_ms_f64(1e9)).drain_rate()
     }
 
     /// A simulation of arrivals.
