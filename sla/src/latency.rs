@@ -266,6 +266,15 @@ impl LatencyTable {
         self.with(blocks.map(|(b, &f)| b.scaled(f)).collect())
     }
 
+    /// The same blocks, repeated otherwise: one rule for each.
+    pub fn repeated(&self, repeats: &[Repeat]) -> Self {
+        let mut table = self.with(self.blocks.clone());
+        for (block, &repeat) in table.blocks.iter_mut().zip(repeats) {
+            block.repeat = repeat;
+        }
+        table
+    }
+
     /// The same device with other blocks.
     fn with(&self, blocks: Vec<BlockTable>) -> Self {
         Self {

@@ -40,6 +40,8 @@ pub struct PlanRequest {
     pub config: CoreConfig,
     /// Arrivals, oldest first.
     pub arrivals: Vec<Past>,
+    /// Those among them that are open, oldest first: their places, and for how long they have been.
+    pub open: Vec<(usize, Nanos)>,
     /// Specifications of the rules to compare; the first is the incumbent.
     pub candidates: Vec<String>,
     /// How much one missed deadline counts, as a multiple of its SLA target.

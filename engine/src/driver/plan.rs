@@ -1,7 +1,8 @@
 //! Makes plans: simulates candidate rules over the arrivals of the past.
 //!
-//! Each candidate runs in a core of its own over a [`SimDevice`], from an empty system; what the
-//! first arrivals cost, before queues have built up, does not count. A request counts by the weight
+//! Each candidate runs in a core of its own over a [`SimDevice`]. The requests that are open now
+//! wait there at the start, all at the beginning of their programs, and then the past arrives once
+//! more: what a rule is worth depends on the backlog that it finds. A request counts by the weight
 //! of its class. Short pasts are repeated. Where the budget does not allow all candidates the
 //! whole, they see the first part, and only those near the best of it go on.
 
@@ -14,7 +15,11 @@ use crate::core::{Core, Past, Plan, PlanRequest, Request};
 use crate::policy;
 
 /// Arrivals of a simulation; a shorter past is repeated.
-const MIN_ARRIVALS: usize = 384;
+const MIN_ARRIVALS: usize = 768;
+/// Most open requests that wait at the start; of more, each n-th does.
+const MOST_OPEN: usize = 384;
+/// Arrivals that say whether load is beyond capacity.
+const ENOUGH: usize = 128;
 /// Most arrivals of the part that all candidates see.
 const SHORT: usize = 768;
 /// Most arrivals that measure what an arrival takes, and that a candidate is judged by at the
@@ -25,24 +30,26 @@ const SHORT_SHARE: u64 = 40;
 /// Gaps of a past that is repeated are scaled by these, in turn: a rate that is known from few
 /// arrivals may as well be another.
 const PACES: [f64; 3] = [1.0, 0.8, 1.25];
-/// One in so many arrivals, the first ones, warm a simulation up.
+/// The backlog is taken to grow from the arrival behind one in so many on.
 const WARM_UP: usize = 3;
 /// Candidates dearer than this times the best of the short part are dropped.
 const NEAR: f64 = 1.4;
 /// Growth of the backlog, as a share of arrivals, from which on load is beyond capacity.
-const OVERLOAD: f64 = 0.15;
+const OVERLOAD: f64 = 0.3;
 /// What a missed deadline costs in addition then, as a multiple of its SLA target.
 const OVERLOAD_WEIGHT: f64 = 30.0;
 
 /// Simulates. Between two candidates it asks whether to stop; a plan that was stopped is empty.
 pub fn make(request: &PlanRequest, stopped: &dyn Fn() -> bool) -> Plan {
-    let arrivals = script(request);
+    let offered = Offered::new(request);
+    let (arrivals, num_open) = (&offered.arrivals, offered.waited.len());
     let mut launches = 0;
     let Some(incumbent) = request.candidates.first() else {
         return Plan::default();
     };
     // How many launches an arrival takes says how many arrivals the budget allows.
-    let probe = &arrivals[..PROBE.min(2 * request.arrivals.len()).min(arrivals.len())];
+    let probe = num_open + PROBE.min(2 * request.arrivals.len());
+    let probe = &arrivals[..probe.min(arrivals.len())];
     let each = run(request, incumbent, probe).map_or(1, |r| r.launches.max(1));
     launches += each;
     let affordable = |share: u64, num_candidates: usize| {
@@ -54,22 +61,21 @@ pub fn make(request: &PlanRequest, stopped: &dyn Fn() -> bool) -> Plan {
         let names = names.iter().filter(|_| !stopped());
         let trials: Vec<Trial> = names
             .filter_map(|name| Some((name, run(request, name, arrivals)?)))
-            .map(|(name, ran)| Trial::new(request, name, arrivals, &ran))
+            .map(|(name, ran)| Trial::new(request, name, &offered, arrivals.len(), &ran))
             .collect();
         launches += trials.iter().map(|t| t.launches).sum::<u64>();
-        match arrivals.len() <= request.arrivals.len() {
+        match request.arrivals.len() >= ENOUGH {
             true => judge(trials),
-            // A past that is repeated at other paces says nothing of capacity.
             false => trials,
         }
     };
     let names: Vec<&String> = request.candidates.iter().collect();
     let mut kept;
     if affordable(100, names.len()).len() == arrivals.len() {
-        kept = trials(&names, &arrivals);
+        kept = trials(&names, arrivals);
     } else {
         let short = affordable(SHORT_SHARE, names.len());
-        let short = &short[..short.len().min(SHORT)];
+        let short = &short[..short.len().min(SHORT + num_open)];
         kept = trials(&names, short);
         let least = kept.iter().map(|t| t.cost).fold(f64::INFINITY, f64::min);
         kept.retain(|t| t.cost <= NEAR * least || t.name == *incumbent);
@@ -104,28 +110,32 @@ struct Trial {
 }
 
 impl Trial {
-    fn new(plan: &PlanRequest, name: &str, arrivals: &[SimRequest], ran: &Ran) -> Self {
-        let first = arrivals.len() / WARM_UP;
+    /// Of a candidate that ran over the first `num` of those offered.
+    fn new(plan: &PlanRequest, name: &str, offered: &Offered, num: usize, ran: &Ran) -> Self {
+        let Offered { arrivals, waited } = offered;
         let open_at = |i: usize| {
             let now = arrivals[i].request.arrival;
             let ended = |e: &&virtual_time::Ended| e.id.index() < i && e.finish > now;
             ran.ended.iter().filter(ended).count() as f64
         };
-        let last = arrivals.len() - 1;
+        // Over the past itself: repeated at other paces it says nothing of capacity.
+        let last = num.min(waited.len() + plan.arrivals.len()) - 1;
+        let first = waited.len() + last.saturating_sub(waited.len()) / WARM_UP;
+        let meanwhile = last.saturating_sub(first).max(1) as f64;
         let mut trial = Self {
             name: name.to_string(),
             launches: ran.launches,
             cost: 0.0,
             missed: 0.0,
-            growth: (open_at(last) - open_at(first)) / (last - first).max(1) as f64,
+            growth: (open_at(last) - open_at(first.min(last))) / meanwhile,
         };
-        let counted = || ran.ended.iter().filter(|e| e.id.index() >= first);
-        let num = counted().count().max(1) as f64;
-        for e in counted() {
+        let num = ran.ended.len().max(1) as f64;
+        for e in &ran.ended {
             let request = &arrivals[e.id.index()].request;
+            let before = waited.get(e.id.index()).copied().unwrap_or(Nanos::ZERO);
             let weight = plan.config.classes[request.class.index()].weight / num;
-            let mut latency = e.finish.since(request.arrival).0 as f64;
-            if let Some(sla) = request.sla.map(|s| s.0 as f64) {
+            let mut latency = (before + e.finish.since(request.arrival)).0 as f64;
+            if let Some(sla) = request.sla.map(|s| (before + s).0 as f64) {
                 let refused = !e.outcome.is_completed();
                 if refused || latency > sla {
                     trial.missed += weight * sla;
@@ -153,20 +163,46 @@ fn judge(mut trials: Vec<Trial>) -> Vec<Trial> {
     trials
 }
 
-/// The past as requests to simulate.
-fn script(request: &PlanRequest) -> Vec<SimRequest> {
-    let past = &request.arrivals;
-    let num = past.len().max(MIN_ARRIVALS);
-    let mut now = Time::ZERO;
-    let mut arrivals = Vec::with_capacity(num);
-    for (i, p) in past.iter().cycle().take(num).enumerate() {
-        if i > 0 {
-            let pace = PACES[(i / past.len()) % PACES.len()];
-            now = now + Nanos((p.gap.0 as f64 * pace) as u64);
+/// Requests to simulate.
+struct Offered {
+    /// Those that are open, at the start, with what is left of their targets; then the past.
+    arrivals: Vec<SimRequest>,
+    /// For how long each of those that are open has been; of one that is late, its target.
+    waited: Vec<Nanos>,
+}
+
+impl Offered {
+    fn new(request: &PlanRequest) -> Self {
+        let past = &request.arrivals;
+        let mut arrivals = Vec::with_capacity(MOST_OPEN + past.len().max(MIN_ARRIVALS));
+        let mut waited = Vec::new();
+        let every = request.open.len().div_ceil(MOST_OPEN).max(1);
+        for &(i, since) in request.open.iter().step_by(every) {
+            let mut open = past[i];
+            let mut since = since;
+            if let Some(sla) = &mut open.sla {
+                // A target of nothing is none.
+                since = since.min(Nanos(sla.0.saturating_sub(1)));
+                *sla = *sla - since;
+            }
+            arrivals.push(sim_request(arrivals.len(), Time::ZERO, &open));
+            waited.push(since);
         }
-        arrivals.push(sim_request(i, now, p));
+        let mut now = Time::ZERO;
+        for (i, p) in past
+            .iter()
+            .cycle()
+            .take(past.len().max(MIN_ARRIVALS))
+            .enumerate()
+        {
+            if i > 0 {
+                let pace = PACES[(i / past.len()) % PACES.len()];
+                now = now + Nanos((p.gap.0 as f64 * pace) as u64);
+            }
+            arrivals.push(sim_request(arrivals.len(), now, p));
+        }
+        Self { arrivals, waited }
     }
-    arrivals
 }
 
 fn sim_request(i: usize, arrival: Time, p: &Past) -> SimRequest {
@@ -223,4 +259,66 @@ fn run(plan: &PlanRequest, spec: &str, arrivals: &[SimRequest]) -> Option<Ran> {
         ended,
         launches: launches.0,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lazybatch_sla::{ClassId, ModelId};
+
+    fn request(num: u64, open: Vec<(usize, Nanos)>) -> PlanRequest {
+        let past = |i| Past {
+            id: RequestId(100 + i),
+            gap: Nanos(10),
+            model: ModelId(0),
+            sla: Some(Nanos(100)),
+            class: ClassId::default(),
+            priority: 0,
+            samples: 1,
+            input_len: i as u32,
+            output_len: 1,
+        };
+        PlanRequest {
+            config: crate::core::CoreConfig::new(Vec::new()),
+            arrivals: (0..num).map(past).collect(),
+            open,
+            candidates: Vec::new(),
+            miss_weight: 3.0,
+            budget: 0,
+        }
+    }
+
+    #[test]
+    fn open_requests_wait_at_the_start_with_what_is_left_of_their_targets() {
+        let offered = Offered::new(&request(1000, vec![(3, Nanos(30)), (7, Nanos(500))]));
+        assert_eq!(offered.waited, [Nanos(30), Nanos(99)]);
+        assert_eq!(offered.arrivals.len(), 1002);
+        let of = |i: usize| {
+            let r = &offered.arrivals[i].request;
+            (r.id.0, r.arrival.0, r.sla.unwrap().0, r.input_len)
+        };
+        assert_eq!(of(0), (0, 0, 70, 3));
+        assert_eq!(of(1), (1, 0, 1, 7));
+        assert_eq!(of(2), (2, 0, 100, 0));
+        assert_eq!(of(1001), (1001, 9990, 100, 999));
+    }
+
+    #[test]
+    fn of_many_open_requests_some_wait() {
+        let open = (0..1000).map(|i| (i, Nanos(5))).collect();
+        let offered = Offered::new(&request(1000, open));
+        assert_eq!(offered.waited.len(), 334);
+        assert_eq!(offered.arrivals[333].request.input_len, 999);
+    }
+
+    #[test]
+    fn a_short_past_is_repeated_at_other_paces() {
+        let offered = Offered::new(&request(300, Vec::new()));
+        let gap = |i: usize| {
+            let [a, b] = [i - 1, i].map(|i| offered.arrivals[i].request.arrival);
+            b.since(a).0
+        };
+        assert_eq!(offered.arrivals.len(), MIN_ARRIVALS);
+        assert_eq!([gap(1), gap(299), gap(300), gap(600)], [10, 10, 8, 12]);
+    }
 }

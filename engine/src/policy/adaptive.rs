@@ -1,11 +1,12 @@
 //! `adaptive`: the best rule for the load there is, chosen by simulation.
 //!
 //! Two time scales. At every boundary the *incumbent*, one of the rules of [`super::base`] or, where
-//! classes, levels and shares do not matter, another policy, decides. Every so many arrivals, and when the arrival rate has changed, the policy asks for a
-//! plan: each candidate rule is simulated over the arrivals of the recent past, with their gaps,
-//! lengths and deadlines as they were and the latency tables as measured, and the one of least
-//! mean cost becomes the incumbent, the incumbent keeping its place unless another is cheaper by
-//! [`HYSTERESIS`]. Cost is latency, plus [`MISS_WEIGHT`] times the SLA target where that is missed.
+//! classes, levels and shares do not matter, another policy, decides. Every so many arrivals, and
+//! when the arrival rate or the number of open requests has changed, the policy asks for a plan:
+//! each candidate rule is simulated from the requests that are open now over the arrivals of the
+//! recent past, with their gaps, lengths and deadlines as they were and the latency tables as
+//! measured, and the one of least mean cost becomes the incumbent, the incumbent keeping its place
+//! unless another is cheaper by [`HYSTERESIS`]. Cost is latency, plus [`MISS_WEIGHT`] times the SLA target where that is missed.
 //!
 //! What is learned online: arrivals (`history.rs`), output lengths of ended requests, which stand in
 //! for those of requests that have not ended, by input length; the ratio of measured to predicted
@@ -23,14 +24,15 @@
 //! "Rollout Algorithms for Discrete Optimization"); here over whole rules, not single steps.
 
 use lazybatch_graph::Repeat;
-use lazybatch_sla::{Class, Late, LatencyTable, Launch, Nanos, SegmentRanges, Time};
+use lazybatch_sla::{Late, LatencyTable, Launch, Nanos, Time};
 use std::sync::Arc;
 
 use super::base::{self, Base};
+use super::coarse;
 use super::history::History;
 use super::rescue::Rescue;
 use super::{Decision, Entry, Policy};
-use crate::core::{CoreConfig, Ending, ModelSpec, Plan, PlanRequest, Request, View};
+use crate::core::{Ending, ModelSpec, Plan, PlanRequest, Request, View};
 
 /// Registry line.
 pub const ENTRY: Entry = Entry {
@@ -86,14 +88,17 @@ const LONG: Nanos = Nanos::from_ms(100);
 const PLAN_EVERY: u64 = 2048;
 /// Launches that a plan simulates for each arrival so far, within bounds.
 const PER_ARRIVAL: u64 = 300;
-const LEAST_BUDGET: u64 = 100_000;
+const LEAST_BUDGET: u64 = 50_000;
 const MOST_BUDGET: u64 = 600_000;
 /// Arrivals between two plans that a change of rate asks for.
 const RATE_SEEN: u64 = 256;
 /// Change of the arrival rate, as a factor, that asks for a plan.
 const RATE_CHANGE: f64 = 1.3;
-/// Segments that a block which runs once has in plans.
-const COARSE: u32 = 8;
+/// Arrivals between two plans that a change of the number of open requests asks for.
+const OPEN_SEEN: u64 = 64;
+/// Change of that number, as a factor, and so many on top, that asks for a plan.
+const OPEN_CHANGE: f64 = 1.5;
+const OPEN_MORE: f64 = 16.0;
 /// Share that the newest launch has in a correction.
 const CORRECTION_WEIGHT: f64 = 0.02;
 /// A launch counts at most this far off its prediction, either way.
@@ -249,8 +254,17 @@ struct Adaptive {
     is_planning: bool,
     /// No plan is asked for before.
     rests_until: Time,
-    /// Arrivals and rate (requests per second) at the last plan.
-    planned: Option<(u64, f64)>,
+    /// What was seen when the last plan was asked for.
+    planned: Option<Seen>,
+}
+
+/// What a plan goes by, in short.
+struct Seen {
+    num_arrivals: u64,
+    /// Requests per second.
+    rate: f64,
+    /// Requests that had not ended.
+    num_open: usize,
 }
 
 impl Policy for Adaptive {
@@ -298,13 +312,21 @@ impl Policy for Adaptive {
             return None;
         }
         self.is_planning = true;
-        self.planned = Some((self.history.num_arrivals(), self.history.rate()));
+        self.planned = Some(Seen {
+            num_arrivals: self.history.num_arrivals(),
+            rate: self.history.rate(),
+            num_open: self.history.num_open(),
+        });
         let incumbent = &self.incumbent.name;
         let rules = self.candidates(view);
         let others = rules.iter().filter(|r| *r != incumbent);
+        let (models, classes) = (view.models(), view.classes());
+        let mut arrivals = self.history.arrivals(models);
+        let open = self.history.open(view.now);
         Some(PlanRequest {
-            config: self.coarse_config(view.models(), view.classes()),
-            arrivals: self.history.arrivals(view.models()),
+            config: coarse::config(models, classes, &self.corrections, &mut arrivals),
+            arrivals,
+            open,
             candidates: [incumbent].into_iter().chain(others).cloned().collect(),
             miss_weight: MISS_WEIGHT,
             budget: (self.history.num_arrivals() * PER_ARRIVAL).clamp(LEAST_BUDGET, MOST_BUDGET),
@@ -381,19 +403,23 @@ impl Adaptive {
         rules.map(rule).collect()
     }
 
-    /// Whether it is time for a plan: at 64, 128, ... arrivals, then at every
-    /// [`PLAN_EVERY`], and when the rate has changed.
+    /// Whether it is time for a plan: at 64, 128, ... arrivals, then at every [`PLAN_EVERY`], and
+    /// when the rate or the number of open requests has changed.
     fn is_due(&self) -> bool {
         let num = self.history.num_arrivals();
-        match self.planned {
-            None => num >= FIRST_PLAN || (num >= FEW && self.history.span() >= LONG),
-            Some((at, rate)) => {
-                let since = num - at;
-                let change = self.history.recent_rate() / rate.max(f64::MIN_POSITIVE);
-                let changed = !(1.0 / RATE_CHANGE..=RATE_CHANGE).contains(&change);
-                since >= at.min(PLAN_EVERY) || (changed && since >= RATE_SEEN)
-            }
+        let Some(seen) = &self.planned else {
+            return num >= FIRST_PLAN || (num >= FEW && self.history.span() >= LONG);
+        };
+        let since = num - seen.num_arrivals;
+        if since >= seen.num_arrivals.min(PLAN_EVERY) {
+            return true;
         }
+        let change = self.history.recent_rate() / seen.rate.max(f64::MIN_POSITIVE);
+        if since >= RATE_SEEN && !(1.0 / RATE_CHANGE..=RATE_CHANGE).contains(&change) {
+            return true;
+        }
+        let (was, is) = (seen.num_open as f64, self.history.num_open() as f64);
+        since >= OPEN_SEEN && was.max(is) > OPEN_CHANGE * was.min(is) + OPEN_MORE
     }
 
     fn correct(&mut self, launch: &Launch, took: Nanos) {
@@ -411,40 +437,4 @@ impl Adaptive {
         let factor = &mut self.corrections[launch.model.index()][launch.block as usize];
         *factor += CORRECTION_WEIGHT * (ratio - *factor);
     }
-
-    /// The models as plans see them: corrected tables, a pass of a loop in one segment, other
-    /// blocks in a few.
-    fn coarse_config(&self, models: &[ModelSpec], classes: &[Class]) -> CoreConfig {
-        let coarse = |(m, spec): (usize, &ModelSpec)| {
-            let groups: SegmentRanges = spec.blocks.iter().map(groups).collect();
-            let table = spec.table.coarse(&groups).scaled(&self.corrections[m]);
-            let mut spec = spec.clone();
-            for (block, groups) in spec.blocks.iter_mut().zip(&groups) {
-                let nodes = |g: &std::ops::Range<u32>| {
-                    let last = block.segments[g.end as usize - 1].end;
-                    block.segments[g.start as usize].start..last
-                };
-                block.segments = groups.iter().map(nodes).collect();
-            }
-            spec.table = Arc::new(table);
-            spec.resident = true;
-            spec
-        };
-        CoreConfig {
-            classes: classes.to_vec(),
-            ..CoreConfig::new(models.iter().enumerate().map(coarse).collect())
-        }
-    }
-}
-
-/// Groups of segments that are one in plans.
-fn groups(block: &crate::core::BlockSpec) -> Vec<std::ops::Range<u32>> {
-    let num = block.segments.len() as u32;
-    let parts = match block.repeat {
-        Repeat::Once => COARSE.min(num),
-        Repeat::PerInputStep { .. } | Repeat::UntilStop { .. } => 1,
-    };
-    (0..parts)
-        .map(|i| num * i / parts..num * (i + 1) / parts)
-        .collect()
 }

@@ -22,6 +22,7 @@ struct Known {
     arrival: Time,
     /// Passes of its loop, once that has ended.
     output_len: Option<u32>,
+    is_open: bool,
 }
 
 /// The last [`CAPACITY`] arrivals.
@@ -29,12 +30,14 @@ struct Known {
 pub(super) struct History {
     known: VecDeque<Known>,
     num_arrivals: u64,
+    num_open: usize,
 }
 
 impl History {
     pub fn on_arrive(&mut self, request: &Request) {
         let last = self.known.back().map_or(request.arrival, |k| k.arrival);
         self.num_arrivals += 1;
+        self.num_open += 1;
         if self.known.len() == CAPACITY {
             self.known.pop_front();
         }
@@ -52,15 +55,16 @@ impl History {
             },
             arrival: request.arrival,
             output_len: (request.max_steps == Some(0)).then_some(0),
+            is_open: true,
         });
     }
 
     pub fn on_end(&mut self, ending: &Ending) {
-        let Some(output_len) = ending.output_len else {
-            return;
-        };
+        self.num_open = self.num_open.saturating_sub(1);
         if let Some(i) = self.position(ending.id) {
-            self.known[i].output_len = Some(output_len);
+            let known = &mut self.known[i];
+            known.is_open = false;
+            known.output_len = ending.output_len.or(known.output_len);
         }
     }
 
@@ -73,6 +77,11 @@ impl History {
     /// Arrivals since the start.
     pub fn num_arrivals(&self) -> u64 {
         self.num_arrivals
+    }
+
+    /// Requests that have not ended.
+    pub fn num_open(&self) -> usize {
+        self.num_open
     }
 
     /// Whether any of those that are remembered has a priority level.
@@ -104,6 +113,13 @@ impl History {
         };
         let span = last.arrival.since(first.arrival).0.max(1) as f64;
         (n as f64 - 1.0).max(0.0) * 1e9 / span
+    }
+
+    /// Those that are remembered and open, oldest first: their places among [`Self::arrivals`], and
+    /// for how long they have been.
+    pub fn open(&self, now: Time) -> Vec<(usize, Nanos)> {
+        let open = self.known.iter().enumerate().filter(|k| k.1.is_open);
+        open.map(|(i, k)| (i, now.since(k.arrival))).collect()
     }
 
     /// All that are remembered, oldest first, every output length filled in.
@@ -211,6 +227,29 @@ mod tests {
         assert!((history.rate() - 10.2).abs() < 0.1, "{}", history.rate());
         let recent = history.recent_rate();
         assert!((recent - 255.0 / 15.6).abs() < 1.0, "{recent}");
+    }
+
+    #[test]
+    fn those_that_have_not_ended_are_open() {
+        let mut history = History::default();
+        for i in 0..4 {
+            history.on_arrive(&request(i, i, 1));
+        }
+        for id in [0, 2] {
+            history.on_end(&Ending {
+                id: RequestId(id),
+                model: ModelId(0),
+                class: ClassId::default(),
+                priority: 0,
+                outcome: Outcome::Met,
+                output_len: (id == 0).then_some(5),
+            });
+        }
+        let ms = Nanos::from_ms;
+        assert_eq!(history.num_open(), 2);
+        assert_eq!(history.open(Time(10_000_000)), [(1, ms(9)), (3, ms(7))]);
+        assert_eq!(history.known[0].output_len, Some(5));
+        assert_eq!(history.known[2].output_len, None);
     }
 
     #[test]

@@ -7,6 +7,7 @@
 pub mod adaptive;
 pub mod base;
 pub mod cellular;
+mod coarse;
 pub mod continuous;
 pub mod edf;
 mod entries;

@@ -1,0 +1,233 @@
+//! Models as plans see them: fewer segments, fewer and longer passes, corrected tables.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use lazybatch_graph::Repeat;
+use lazybatch_sla::{Class, SegmentRanges};
+
+use crate::core::{BlockSpec, CoreConfig, ModelSpec, Past};
+
+/// Segments that a block which runs once has in plans.
+const SEGMENTS: u32 = 8;
+/// Passes, over all loops, that the mean request has in plans, about, if it has more; but in no
+/// loop fewer than [`LEAST_PASSES`].
+const PASSES: f64 = 64.0;
+const LEAST_PASSES: f64 = 4.0;
+/// Most passes that are one.
+const MOST_JOINED: f64 = 64.0;
+
+/// The models with tables corrected by `corrections` (a factor for each model and block), a pass of
+/// a loop in one segment, other blocks in a few; where requests pass loops often, several passes in
+/// one. Output lengths of `arrivals` are changed accordingly.
+pub(super) fn config(
+    models: &[ModelSpec],
+    classes: &[Class],
+    corrections: &[Vec<f64>],
+    arrivals: &mut [Past],
+) -> CoreConfig {
+    let strides: Vec<Stride> = (models.iter().enumerate())
+        .map(|(m, spec)| Stride::of(spec, arrivals.iter().filter(|p| p.model.index() == m)))
+        .collect();
+    for past in arrivals {
+        past.output_len = past.output_len.div_ceil(strides[past.model.index()].joined);
+    }
+    let specs = models.iter().zip(strides).zip(corrections);
+    CoreConfig {
+        classes: classes.to_vec(),
+        ..CoreConfig::new(specs.map(|((m, s), c)| coarse(m, &s, c)).collect())
+    }
+}
+
+fn coarse(spec: &ModelSpec, stride: &Stride, corrections: &[f64]) -> ModelSpec {
+    let groups: SegmentRanges = spec.blocks.iter().map(groups).collect();
+    let factors = corrections.iter().zip(&stride.longer);
+    let factors: Vec<f64> = factors.map(|(c, l)| c * l).collect();
+    let mut coarse = spec.clone();
+    for (block, groups) in coarse.blocks.iter_mut().zip(&groups) {
+        let nodes = |g: &Range<u32>| {
+            let last = block.segments[g.end as usize - 1].end;
+            block.segments[g.start as usize].start..last
+        };
+        block.segments = groups.iter().map(nodes).collect();
+        block.repeat = stride.repeat(block.repeat);
+    }
+    let repeats: Vec<Repeat> = coarse.blocks.iter().map(|b| b.repeat).collect();
+    let table = spec.table.coarse(&groups).scaled(&factors);
+    coarse.table = Arc::new(table.repeated(&repeats));
+    coarse.output_len_p90 = spec.output_len_p90.div_ceil(stride.joined);
+    coarse.resident = true;
+    coarse
+}
+
+/// Groups of segments that are one in plans.
+fn groups(block: &BlockSpec) -> Vec<Range<u32>> {
+    let num = block.segments.len() as u32;
+    let parts = match block.repeat {
+        Repeat::Once => SEGMENTS.min(num),
+        Repeat::PerInputStep { .. } | Repeat::UntilStop { .. } => 1,
+    };
+    (0..parts)
+        .map(|i| num * i / parts..num * (i + 1) / parts)
+        .collect()
+}
+
+/// How many passes of a model's loops are one.
+#[derive(Debug, PartialEq)]
+struct Stride {
+    joined: u32,
+    /// By block, how much longer a pass takes then, so that the mean request takes as long.
+    longer: Vec<f64>,
+}
+
+impl Stride {
+    fn of<'a>(spec: &ModelSpec, past: impl Iterator<Item = &'a Past> + Clone) -> Self {
+        let num = past.clone().count().max(1) as f64;
+        let mean = |repeat: Repeat, joined: u32| {
+            let passes = past.clone().map(|p| f64::from(passes(p, repeat, joined)));
+            passes.sum::<f64>() / num
+        };
+        let loops = spec.blocks.iter().filter(|b| b.repeat.is_loop());
+        let means: Vec<f64> = loops.map(|b| mean(b.repeat, 1)).collect();
+        let fewest = means.iter().copied().fold(f64::INFINITY, f64::min);
+        let joined = (means.iter().sum::<f64>() / PASSES).min(fewest / LEAST_PASSES);
+        let joined = joined.clamp(1.0, MOST_JOINED) as u32;
+        let longer = |repeat: Repeat| match mean(repeat, joined) {
+            0.0 => 1.0,
+            coarse => mean(repeat, 1) / coarse,
+        };
+        Self {
+            joined,
+            longer: spec.blocks.iter().map(|b| longer(b.repeat)).collect(),
+        }
+    }
+
+    fn repeat(&self, repeat: Repeat) -> Repeat {
+        match repeat {
+            Repeat::Once => Repeat::Once,
+            Repeat::PerInputStep { stride } => Repeat::PerInputStep {
+                stride: stride.saturating_mul(self.joined),
+            },
+            Repeat::UntilStop { max } => Repeat::UntilStop {
+                max: max.div_ceil(self.joined),
+            },
+        }
+    }
+}
+
+/// Passes of a request, `joined` at a time.
+fn passes(past: &Past, repeat: Repeat, joined: u32) -> u32 {
+    match repeat {
+        Repeat::Once => 1,
+        Repeat::PerInputStep { stride } => past.input_len.div_ceil(stride.saturating_mul(joined)),
+        Repeat::UntilStop { max } => past.output_len.min(max).div_ceil(joined),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lazybatch_sla::{ClassId, ModelId, Nanos, Profile, Progress, RequestId};
+
+    /// An encoder of two blocks over steps, a block that runs once, a decoder.
+    fn spec() -> ModelSpec {
+        let node = |us: u32| {
+            format!(r#"{{"name":"n{us}","by":"members","latency_us":[[1,{us}],[4,{us}]]}}"#)
+        };
+        let block = |name: &str, repeat: &str, nodes: [u32; 2]| {
+            let [a, b] = nodes.map(node);
+            format!(r#"{{"name":"{name}","repeat":"{repeat}","nodes":[{a},{b}]}}"#)
+        };
+        let blocks = [
+            block("back", "per_input_step", [1, 2]),
+            block("forth", "per_input_step", [3, 4]),
+            block("once", "once", [50, 60]),
+            block("decode", "until_stop", [5, 6]),
+        ];
+        let text = format!(
+            r#"{{"format":"lazybatch-profile/1","device":"d","copy_gbps":1.0,"dispatch_us":0,
+                "models":[{{"name":"m","max_batch":4,"output_len_p90":90,"blocks":[{}]}}]}}"#,
+            blocks.join(",")
+        );
+        let profile = Profile::parse("test", &text).unwrap();
+        ModelSpec::from_profile(&profile, &profile.models[0], 1, 100)
+    }
+
+    fn past(lengths: &[(u32, u32)]) -> Vec<Past> {
+        let one = |&(input_len, output_len): &(u32, u32)| Past {
+            id: RequestId(0),
+            gap: Nanos::ZERO,
+            model: ModelId(0),
+            sla: None,
+            class: ClassId::default(),
+            priority: 0,
+            samples: 1,
+            input_len,
+            output_len,
+        };
+        lengths.iter().map(one).collect()
+    }
+
+    fn plan(past: &mut [Past]) -> ModelSpec {
+        let corrections = [vec![1.0, 1.0, 1.0, 2.0]];
+        let config = config(&[spec()], &[Class::default()], &corrections, past);
+        config.models.into_iter().next().unwrap()
+    }
+
+    #[test]
+    fn short_loops_keep_their_passes() {
+        let mut past = past(&[(20, 10), (20, 30)]);
+        let model = plan(&mut past);
+        assert_eq!([past[0].output_len, past[1].output_len], [10, 30]);
+        assert_eq!(model.output_len_p90, 90);
+        let fine = spec();
+        for (coarse, fine) in model.blocks.iter().zip(&fine.blocks) {
+            assert_eq!(coarse.repeat, fine.repeat);
+        }
+        let us = |us: u64| Nanos(us * 1000);
+        assert_eq!(model.table.segment(0, 0, 1, 1), us(3));
+        assert_eq!(model.table.num_segments(2), 2);
+        assert_eq!(model.table.segment(3, 0, 1, 1), us(22), "corrected");
+    }
+
+    #[test]
+    fn long_loops_have_fewer_passes_and_last_as_long() {
+        let lengths = [(401, 70), (97, 99), (200, 3)];
+        let mut past = past(&lengths);
+        let model = plan(&mut past);
+        let mean = |of: fn(&(u32, u32)) -> u32| lengths.iter().map(of).sum::<u32>() as f64 / 3.0;
+        let joined = (2.0 * mean(|l| l.0) + mean(|l| l.1)) / PASSES;
+        let joined = joined as u32;
+        assert!(joined > 1);
+        for (p, l) in past.iter().zip(lengths) {
+            assert_eq!(p.output_len, l.1.div_ceil(joined));
+        }
+        assert_eq!(model.output_len_p90, 90_u32.div_ceil(joined));
+        // All requests together, one at a time.
+        let total = |model: &ModelSpec, lengths: &[(u32, u32)]| -> f64 {
+            let alone = |l: &(u32, u32)| {
+                let progress = Progress {
+                    block: 0,
+                    segment: 0,
+                    step: 0,
+                    input_len: l.0,
+                    output_len: l.1,
+                };
+                model.table.remaining(&progress, 1, 1).0 as f64
+            };
+            lengths.iter().map(alone).sum()
+        };
+        let mut fine = spec();
+        fine.table = Arc::new(fine.table.scaled(&[1.0, 1.0, 1.0, 2.0]));
+        let coarse: Vec<(u32, u32)> = past.iter().map(|p| (p.input_len, p.output_len)).collect();
+        let ratio = total(&model, &coarse) / total(&fine, &lengths);
+        assert!((ratio - 1.0).abs() < 0.001, "{ratio}");
+    }
+
+    #[test]
+    fn nothing_is_joined_where_nothing_was_seen() {
+        let model = plan(&mut []);
+        assert_eq!(model.table.segment(1, 0, 1, 1), Nanos(7000));
+        assert_eq!(model.output_len_p90, 90);
+    }
+}
