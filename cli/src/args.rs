@@ -275,7 +275,7 @@ pub struct SimulateArgs {
 #[derive(Debug, Args)]
 pub struct SweepArgs {
     /// A grid file, or a built-in grid: paper, paper-quick, max-batch, sla, windows, coverage,
-    /// co-located, bursts, traces
+    /// co-located, overload, bursts, traces
     #[arg(long, value_name = "FILE.toml|NAME")]
     pub grid: String,
     /// Write results as JSON, lazybatch-sweep/1; finished simulations are kept in FILE.partial

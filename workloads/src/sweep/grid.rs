@@ -17,6 +17,7 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("windows", include_str!("../../grids/windows.toml")),
     ("coverage", include_str!("../../grids/coverage.toml")),
     ("co-located", include_str!("../../grids/co-located.toml")),
+    ("overload", include_str!("../../grids/overload.toml")),
     ("bursts", include_str!("../../grids/bursts.toml")),
     ("traces", include_str!("../../grids/traces.toml")),
 ];
