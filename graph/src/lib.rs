@@ -42,6 +42,7 @@ pub mod ids;
 pub mod infer;
 pub mod liveness;
 mod mmap;
+pub mod onnx;
 pub mod op;
 pub mod passes;
 pub mod program;

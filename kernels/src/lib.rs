@@ -43,9 +43,11 @@ pub mod device;
 pub mod error;
 pub mod faulty;
 pub mod inputs;
+pub mod onnx;
 pub mod reference;
 pub mod sim;
 pub mod synthetic;
+pub mod tensor;
 mod validate;
 
 pub use cpu::{CpuDevice, CpuOptions};

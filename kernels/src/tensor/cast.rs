@@ -1,0 +1,106 @@
+//! Conversions between element types, quantization.
+
+use lazybatch_graph::onnx::{Array, Data, Elem, Error};
+
+use super::wide::{Wide, quantized};
+use super::{Call, OpEntry, Outputs, Types, op};
+
+const FLOATS: Types = Types::FLOATS;
+
+/// The ops.
+pub const OPS: &[OpEntry] = &[
+    op("Cast", &[6, 9, 13, 19, 21], Types::ALL, |c| {
+        let code = c.int("to", 0)?;
+        let elem = Elem::from_code(code)
+            .ok_or_else(|| c.bad("attribute \"to\"", "a number or boolean type", code))?;
+        cast(c, elem)
+    }),
+    op("CastLike", &[15, 19, 21], Types::ALL, |c| cast(c, c.x(1)?.elem())),
+    op(
+        "DequantizeLinear",
+        &[10, 13, 19, 21],
+        Types::BYTES.or(Types::of(&[Elem::I32, Elem::I16, Elem::U16])),
+        dequantize,
+    ),
+    op("DynamicQuantizeLinear", &[11], FLOATS, dynamic_quantize),
+    op(
+        "QuantizeLinear",
+        &[10, 13, 19, 21],
+        FLOATS.or(Types::of(&[Elem::I32])),
+        quantize,
+    ),
+];
+
+fn cast(call: &Call, elem: Elem) -> Outputs {
+    let x = call.x(0)?;
+    let data = match Wide::of(x) {
+        // Floats wrap around in narrow integers as numpy's do where they fit 64 bits.
+        Wide::F(v) => Data::from_f64(elem, v),
+        Wide::I(v) => Data::from_i128(elem, v),
+    };
+    Ok(vec![Array::new(x.dims().to_vec(), data)])
+}
+
+/// Scale and zero point for each element of `x`: the scale, operand 1, is one number or one per
+/// index of the axis.
+fn steps(call: &Call, x: &Array) -> Result<(Vec<f64>, Vec<i128>, impl Fn(usize) -> usize), Error> {
+    let scale = call.x(1)?;
+    let (mut n, mut inner) = (1, 1);
+    if scale.len() != 1 || scale.rank() == 1 && x.rank() > 0 && scale.len() > 1 {
+        let axis = call.axis(1, x.rank())?;
+        call.expect_dims(1, scale, &[x.dims()[axis]])?;
+        n = scale.len();
+        inner = x.dims()[axis + 1..].iter().product();
+    }
+    if call.int("block_size", 0)? != 0 {
+        return Err(call.bad("attribute \"block_size\"", "0", "another"));
+    }
+    let zeros = match call.opt(2) {
+        Some(z) if z.len() == scale.len() => z.data().to_i128(),
+        Some(z) => return Err(call.bad("input 2", format!("{} elements", scale.len()), z)),
+        None => vec![0; scale.len()],
+    };
+    Ok((scale.data().to_f64(), zeros, move |i| i / inner.max(1) % n.max(1)))
+}
+
+fn quantize(call: &Call) -> Outputs {
+    let x = call.x(0)?;
+    let elem = call.opt(2).map_or(Elem::U8, Array::elem);
+    if elem.int_range().is_none() {
+        return Err(call.bad("input 2", "integers", elem));
+    }
+    let (scales, zeros, at) = steps(call, x)?;
+    let v = x.data().to_f64().into_iter().enumerate().map(|(i, v)| {
+        let at = at(i);
+        quantized(elem, (v / scales[at]).round_ties_even() + zeros[at] as f64)
+    });
+    Ok(vec![Array::new(x.dims().to_vec(), Data::from_i128(elem, v.collect()))])
+}
+
+fn dequantize(call: &Call) -> Outputs {
+    let x = call.x(0)?;
+    let (scales, zeros, at) = steps(call, x)?;
+    let v = x.data().to_i128().into_iter().enumerate().map(|(i, v)| {
+        let at = at(i);
+        (v - zeros[at]) as f64 * scales[at]
+    });
+    Ok(vec![Array::from_f64(call.x(1)?.elem(), x.dims().to_vec(), v.collect())])
+}
+
+fn dynamic_quantize(call: &Call) -> Outputs {
+    let x = call.x(0)?;
+    let v = x.data().to_f64();
+    let (lo, hi) = v.iter().fold((0.0_f64, 0.0_f64), |(lo, hi), &v| (lo.min(v), hi.max(v)));
+    // The scale is an f32: what comes after it computes with the rounded one.
+    let scale = f64::from(((hi - lo) / 255.0) as f32);
+    let zero = if scale == 0.0 { 0 } else { quantized(Elem::U8, -lo / scale) };
+    let y = v.iter().map(|v| {
+        let steps = if scale == 0.0 { 0.0 } else { (v / scale).round_ties_even() };
+        quantized(Elem::U8, steps + zero as f64)
+    });
+    Ok(vec![
+        Array::new(x.dims().to_vec(), Data::from_i128(Elem::U8, y.collect())),
+        Array::scalar(Data::F32(vec![scale as f32])),
+        Array::scalar(Data::U8(vec![zero as u8])),
+    ])
+}

@@ -1,0 +1,72 @@
+//! Every case of a supported op gives its outputs.
+
+use lazybatch_graph::onnx::{Array, Error};
+
+use crate::cases;
+
+/// Relative and absolute tolerance of ONNX's own runner; integers and booleans are exact.
+const RTOL: f64 = 1e-3;
+const ATOL: f64 = 1e-7;
+
+/// What differs between the arrays, if anything does.
+fn difference(got: &Array, want: &Array) -> Option<String> {
+    if got.elem() != want.elem() || got.dims() != want.dims() {
+        return Some(format!("got {got}, want {want}"));
+    }
+    if !want.elem().is_float() {
+        return (got != want).then(|| format!("got {:?}, want {:?}", got.data(), want.data()));
+    }
+    let pairs = got.data().to_f64().into_iter().zip(want.data().to_f64());
+    for (i, (g, w)) in pairs.enumerate() {
+        let same = g == w || g.is_nan() && w.is_nan() || (g - w).abs() <= ATOL + RTOL * w.abs();
+        if !same {
+            return Some(format!("element {i}: got {g}, want {w}"));
+        }
+    }
+    None
+}
+
+fn unsupported(error: &Error) -> bool {
+    match error {
+        Error::Unsupported { .. } => true,
+        Error::InFile { source, .. } => unsupported(source),
+        Error::Invalid { .. } => false,
+    }
+}
+
+#[test]
+fn node_cases_give_their_outputs() {
+    let folders = cases::folders();
+    if folders.is_empty() {
+        return;
+    }
+    let (mut passed, mut refused, mut failed) = (0, Vec::new(), Vec::new());
+    for folder in &folders {
+        let name = cases::name(folder);
+        let bytes = std::fs::read(folder.join("model.onnx")).unwrap();
+        match cases::run(folder, &bytes) {
+            Err(e) if unsupported(&e) => refused.push(e.to_string()),
+            Err(e) => failed.push(e.to_string()),
+            Ok(got) => {
+                let want = cases::expected(folder).unwrap();
+                let wrong = if got.len() == want.len() {
+                    got.iter().zip(&want).find_map(|(g, w)| difference(g, w))
+                } else {
+                    Some(format!("{} outputs, want {}", got.len(), want.len()))
+                };
+                match wrong {
+                    None => passed += 1,
+                    Some(what) => failed.push(format!("{name}: {what}")),
+                }
+            }
+        }
+    }
+    for text in &refused {
+        println!("refused {text}");
+    }
+    for text in &failed {
+        println!("FAILED {text}");
+    }
+    println!("{passed} passed, {} refused, {} failed", refused.len(), failed.len());
+    assert_eq!((passed, refused.len(), failed.len()), (0, 0, 0));
+}
