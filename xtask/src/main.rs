@@ -4,6 +4,7 @@
 
 mod host;
 mod models;
+mod onnx_cases;
 mod readme;
 mod soak;
 mod steps;
@@ -18,7 +19,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   test [STEP...]    format, lints, tests, documentation, tidy and the README's main command;
                     or only the steps named
   tidy              the project's own style rules
-  models            fetch the pretrained models that some tests and examples can use
+  models            fetch the pretrained models and ONNX cases that some tests and examples use
   soak [--seeds N] [--test NAME]
                     long property runs; appends a line under benches/results
 ";
@@ -42,7 +43,9 @@ fn run() -> Result<bool> {
     match args.as_slice() {
         ["test", steps @ ..] => steps::run(&root, steps),
         ["tidy"] => tidy::run(&root),
-        ["models"] => models::run(&root).map(|()| true),
+        ["models"] => models::run(&root)
+            .and_then(|()| onnx_cases::run(&root))
+            .map(|()| true),
         ["soak", options @ ..] => {
             let (mut num, mut only) = (soak::DEFAULT_CASES, None);
             for option in options.chunks(2) {

@@ -47,8 +47,11 @@ const STEPS: &[Step] = &[
     },
     Step {
         name: "models",
-        about: "pretrained models that tests compare with",
-        run: |root| crate::models::ensure(root).map(|()| true),
+        about: "pretrained models and ONNX cases that tests compare with",
+        run: |root| {
+            crate::models::ensure(root)?;
+            crate::onnx_cases::ensure(root).map(|()| true)
+        },
     },
     Step {
         name: "tests",

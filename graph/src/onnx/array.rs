@@ -331,10 +331,18 @@ impl Array {
             Data::I64(v) => (DType::I64, bytemuck::cast_slice(v).to_vec()),
             Data::I8(v) => (DType::I8, bytemuck::cast_slice(v).to_vec()),
             Data::F16(v) => (DType::F16, v.iter().flat_map(|x| x.to_le_bytes()).collect()),
-            Data::BF16(v) => (DType::BF16, v.iter().flat_map(|x| x.to_le_bytes()).collect()),
+            Data::BF16(v) => (
+                DType::BF16,
+                v.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            ),
             other => {
                 let known = "f32, f16, bf16, i8, i32 or i64 elements";
-                return Err(Error::invalid("tensor", "element type", known, other.elem()));
+                return Err(Error::invalid(
+                    "tensor",
+                    "element type",
+                    known,
+                    other.elem(),
+                ));
             }
         };
         Tensor::from_bytes(dtype, self.dims.clone(), bytes)

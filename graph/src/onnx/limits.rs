@@ -61,7 +61,12 @@ impl Limits {
                 .filter(|&n| n <= most)
                 .ok_or_else(|| {
                     let expected = format!("at most {most}");
-                    Error::invalid(place, format!("number of {what}"), expected, format!("{factors:?}"))
+                    Error::invalid(
+                        place,
+                        format!("number of {what}"),
+                        expected,
+                        format!("{factors:?}"),
+                    )
                 })?;
         }
         Ok(if factors.contains(&0) { 0 } else { product })

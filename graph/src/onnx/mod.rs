@@ -23,5 +23,5 @@ pub use ir::{Attr, Dim, Graph, Model, Node, ValueInfo, ValueType};
 pub use limits::Limits;
 pub use read::{OPSETS, decode_tensor};
 
-//TMP #[cfg(test)]
-//TMP mod tests;
+#[cfg(test)]
+mod tests;

@@ -3,7 +3,10 @@
 //! Written by hand, so that no build needs a protobuf compiler. Fields that are left out here
 //! (documentation, metadata, training information) are skipped while decoding.
 //! Source: onnx/onnx.proto of ONNX 1.17 (IR version 10); field numbers never change.
-#![allow(missing_docs, reason = "the format's own documentation says what each field is")]
+#![allow(
+    missing_docs,
+    reason = "the format's own documentation says what each field is"
+)]
 
 use prost::Message;
 

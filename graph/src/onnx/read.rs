@@ -6,11 +6,14 @@ use std::path::Path;
 use prost::Message;
 
 use super::ir::{Attr, Dim, Graph, Model, Node, ValueInfo, ValueType};
-use super::proto::{AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto};
+use super::proto::{
+    AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
+};
 use super::{Array, Elem, Error, Limits, tensor};
 
-/// Opsets of the default domain that are read.
-pub const OPSETS: std::ops::RangeInclusive<i64> = 7..=21;
+/// Opsets of the default domain that are read. Which of them an op is known from, its kernel says:
+/// most from 7 on.
+pub const OPSETS: std::ops::RangeInclusive<i64> = 1..=21;
 
 impl Model {
     /// Reads the model file at `path`.
@@ -87,7 +90,11 @@ fn model(file: &str, bytes: &[u8], limits: &Limits) -> Result<Model, Error> {
 
 /// `ai.onnx` is another name of the default domain.
 fn domain(name: String) -> String {
-    if name == "ai.onnx" { String::new() } else { name }
+    if name == "ai.onnx" {
+        String::new()
+    } else {
+        name
+    }
 }
 
 struct Reader<'a> {
@@ -104,7 +111,12 @@ impl Reader<'_> {
             return Err(Error::invalid(&place, "nested graphs", expected, "more"));
         }
         if !g.sparse_initializer.is_empty() {
-            return Err(Error::invalid(&place, "initializers", "dense ones", "sparse ones"));
+            return Err(Error::invalid(
+                &place,
+                "initializers",
+                "dense ones",
+                "sparse ones",
+            ));
         }
         let mut initializers = BTreeMap::new();
         for t in &g.initializer {
@@ -114,7 +126,11 @@ impl Reader<'_> {
                 return Err(Error::invalid(&place, what, "one of this name", "two"));
             }
         }
-        let inputs = g.input.iter().map(value_info).collect::<Result<Vec<_>, _>>()?;
+        let inputs = g
+            .input
+            .iter()
+            .map(value_info)
+            .collect::<Result<Vec<_>, _>>()?;
         let mut defined: BTreeSet<String> = initializers.keys().cloned().collect();
         let mut names = BTreeSet::new();
         for input in &inputs {
@@ -129,11 +145,20 @@ impl Reader<'_> {
         for (i, node) in g.node.into_iter().enumerate() {
             nodes.push(self.node(i, node, scopes)?);
         }
-        let outputs = g.output.iter().map(value_info).collect::<Result<Vec<_>, _>>()?;
+        let outputs = g
+            .output
+            .iter()
+            .map(value_info)
+            .collect::<Result<Vec<_>, _>>()?;
         for output in &outputs {
             if !is_defined(scopes, &output.name) {
                 let what = format!("output {:?}", output.name);
-                return Err(Error::invalid(&place, what, "a value defined in it", "none"));
+                return Err(Error::invalid(
+                    &place,
+                    what,
+                    "a value defined in it",
+                    "none",
+                ));
             }
         }
         scopes.pop();
@@ -166,7 +191,12 @@ impl Reader<'_> {
         for input in n.input.iter().filter(|name| !name.is_empty()) {
             if !is_defined(scopes, input) {
                 let what = format!("input {input:?}");
-                return Err(Error::invalid(&place, what, "a value defined before", "none"));
+                return Err(Error::invalid(
+                    &place,
+                    what,
+                    "a value defined before",
+                    "none",
+                ));
             }
         }
         let mut attrs = BTreeMap::new();
@@ -179,10 +209,17 @@ impl Reader<'_> {
             }
         }
         for output in n.output.iter().filter(|name| !name.is_empty()) {
-            let fresh = scopes.last_mut().is_some_and(|own| own.insert(output.clone()));
+            let fresh = scopes
+                .last_mut()
+                .is_some_and(|own| own.insert(output.clone()));
             if !fresh {
                 let what = format!("output {output:?}");
-                return Err(Error::invalid(&place, what, "a new name", "a value defined before"));
+                return Err(Error::invalid(
+                    &place,
+                    what,
+                    "a new name",
+                    "a value defined before",
+                ));
             }
         }
         Ok(Node {
@@ -202,9 +239,8 @@ impl Reader<'_> {
         scopes: &mut Vec<BTreeSet<String>>,
     ) -> Result<Attr, Error> {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let missing = |what: &str| {
-            Error::invalid(place, format!("attribute {:?}", a.name), what, "none")
-        };
+        let missing =
+            |what: &str| Error::invalid(place, format!("attribute {:?}", a.name), what, "none");
         if !a.ref_attr_name.is_empty() {
             let what = format!("attribute {:?}", a.name);
             let got = "a reference to an attribute of a function";
@@ -262,7 +298,11 @@ fn value_info(v: &ValueInfoProto) -> Result<ValueInfo, Error> {
                             None if name.is_empty() => Ok(Dim::Unknown),
                             None => Ok(Dim::Named(name.clone())),
                         };
-                        shape.dim.iter().map(|d| dim(d.dim_value, &d.dim_param)).collect()
+                        shape
+                            .dim
+                            .iter()
+                            .map(|d| dim(d.dim_value, &d.dim_param))
+                            .collect()
                     });
                     ValueType::Tensor {
                         elem,

@@ -14,12 +14,26 @@ pub fn read(place: &str, t: &TensorProto, limits: &Limits) -> Result<Array, Erro
     let place = format!("{place}: tensor {:?}", t.name);
     if t.data_location != 0 {
         let expected = "data in the file itself";
-        return Err(Error::invalid(&place, "data location", expected, "an external file"));
+        return Err(Error::invalid(
+            &place,
+            "data location",
+            expected,
+            "an external file",
+        ));
     }
     let elem = Elem::from_code(t.data_type.into()).ok_or_else(|| {
-        Error::invalid(&place, "element type", "a number or boolean", type_name(t.data_type))
+        Error::invalid(
+            &place,
+            "element type",
+            "a number or boolean",
+            type_name(t.data_type),
+        )
     })?;
-    let dims = t.dims.iter().map(|&n| usize::try_from(n)).collect::<Result<Vec<_>, _>>();
+    let dims = t
+        .dims
+        .iter()
+        .map(|&n| usize::try_from(n))
+        .collect::<Result<Vec<_>, _>>();
     let Ok(dims) = dims else {
         let got = format!("{:?}", t.dims);
         return Err(Error::invalid(&place, "dimensions", "none below zero", got));
@@ -34,11 +48,21 @@ pub fn read(place: &str, t: &TensorProto, limits: &Limits) -> Result<Array, Erro
         Some(data) if data.len() == num => Ok(Array::new(dims, data)),
         Some(data) => {
             let expected = format!("{num} of {dims:?}");
-            Err(Error::invalid(&place, "number of elements", expected, data.len()))
+            Err(Error::invalid(
+                &place,
+                "number of elements",
+                expected,
+                data.len(),
+            ))
         }
         None => {
             let expected = format!("{elem} elements in raw data");
-            Err(Error::invalid(&place, "data", expected, format!("{} bytes", t.raw_data.len())))
+            Err(Error::invalid(
+                &place,
+                "data",
+                expected,
+                format!("{} bytes", t.raw_data.len()),
+            ))
         }
     }
 }

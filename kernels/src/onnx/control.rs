@@ -175,7 +175,11 @@ impl Interpreter<'_> {
         for step in 0..num_steps {
             let mut inputs = std::mem::take(&mut carried);
             for (x, &back) in sequences.iter().zip(&in_back) {
-                let at = if back != 0 { num_steps - 1 - step } else { step };
+                let at = if back != 0 {
+                    num_steps - 1 - step
+                } else {
+                    step
+                };
                 let size = x.len() / num_steps;
                 let from: Vec<usize> = (at * size..(at + 1) * size).collect();
                 inputs.push(Array::new(x.dims()[1..].to_vec(), x.data().take(&from)));

@@ -49,7 +49,8 @@ impl<'m> Interpreter<'m> {
     /// [`Error::Invalid`] for inputs of other types or sizes than the model states, and whatever
     /// the values make impossible.
     pub fn run(&self, inputs: Vec<Option<Array>>) -> Result<Vec<Array>, Error> {
-        self.try_run(inputs).map_err(|e| e.in_file(&self.model.file))
+        self.try_run(inputs)
+            .map_err(|e| e.in_file(&self.model.file))
     }
 
     fn try_run(&self, inputs: Vec<Option<Array>>) -> Result<Vec<Array>, Error> {
@@ -83,11 +84,18 @@ impl<'m> Interpreter<'m> {
             }
             let outputs = self.node(node, &scope, run)?;
             if node.outputs.len() > outputs.len()
-                && node.outputs[outputs.len()..].iter().any(|name| !name.is_empty())
+                && node.outputs[outputs.len()..]
+                    .iter()
+                    .any(|name| !name.is_empty())
             {
                 let place = format!("node {} ({})", node.name, node.op);
                 let expected = format!("at most {}", outputs.len());
-                return Err(Error::invalid(place, "outputs", expected, node.outputs.len()));
+                return Err(Error::invalid(
+                    place,
+                    "outputs",
+                    expected,
+                    node.outputs.len(),
+                ));
             }
             for (name, value) in node.outputs.iter().zip(outputs) {
                 if !name.is_empty() {
@@ -199,7 +207,12 @@ fn check_type(name: &str, ty: &ValueType, value: &Array) -> Result<(), Error> {
     });
     if *elem != value.elem() || !fits {
         let expected = format!("{elem} {dims:?}");
-        return Err(Error::invalid(format!("input {name}"), "tensor", expected, value));
+        return Err(Error::invalid(
+            format!("input {name}"),
+            "tensor",
+            expected,
+            value,
+        ));
     }
     Ok(())
 }

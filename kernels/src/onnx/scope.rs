@@ -39,6 +39,11 @@ impl<'a> Scope<'a> {
             }
             scope = s.parent;
         }
-        Err(Error::invalid(format!("value {name:?}"), "tensor", "one", "none given"))
+        Err(Error::invalid(
+            format!("value {name:?}"),
+            "tensor",
+            "one",
+            "none given",
+        ))
     }
 }

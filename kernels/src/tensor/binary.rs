@@ -16,9 +16,15 @@ pub const OPS: &[OpEntry] = &[
         binary(c, |a, b| a + b, i128::wrapping_add)
     }),
     op("BitShift", &[11], Types::UNSIGNED, bit_shift),
-    op("BitwiseAnd", &[18], INTS, |c| binary(c, |a, _| a, |a, b| a & b)),
-    op("BitwiseOr", &[18], INTS, |c| binary(c, |a, _| a, |a, b| a | b)),
-    op("BitwiseXor", &[18], INTS, |c| binary(c, |a, _| a, |a, b| a ^ b)),
+    op("BitwiseAnd", &[18], INTS, |c| {
+        binary(c, |a, _| a, |a, b| a & b)
+    }),
+    op("BitwiseOr", &[18], INTS, |c| {
+        binary(c, |a, _| a, |a, b| a | b)
+    }),
+    op("BitwiseXor", &[18], INTS, |c| {
+        binary(c, |a, _| a, |a, b| a ^ b)
+    }),
     op("Clip", &[6, 11, 12, 13], NUMBERS, clip),
     op("Div", &[7, 13, 14], NUMBERS, |c| {
         refuse_zero(c)?;
@@ -47,11 +53,7 @@ pub const OPS: &[OpEntry] = &[
     }),
 ];
 
-fn binary(
-    call: &Call,
-    f: impl Fn(f64, f64) -> f64,
-    g: impl Fn(i128, i128) -> i128,
-) -> Outputs {
+fn binary(call: &Call, f: impl Fn(f64, f64) -> f64, g: impl Fn(i128, i128) -> i128) -> Outputs {
     let (a, b) = (call.x(0)?, call.x(1)?);
     call.expect_elem(1, b, a.elem())?;
     Ok(vec![zip(call, a, b, f, g)?])
@@ -77,11 +79,7 @@ fn zip(
 }
 
 /// Combines all operands from the left.
-fn fold(
-    call: &Call,
-    f: impl Fn(f64, f64) -> f64,
-    g: impl Fn(i128, i128) -> i128,
-) -> Outputs {
+fn fold(call: &Call, f: impl Fn(f64, f64) -> f64, g: impl Fn(i128, i128) -> i128) -> Outputs {
     let mut acc = call.x(0)?.clone();
     for i in 1..call.inputs.len() {
         let x = call.x(i)?;
@@ -127,11 +125,19 @@ fn clip(call: &Call) -> Outputs {
         let lo = call.float("min", f64::NEG_INFINITY)?;
         let hi = call.float("max", f64::INFINITY)?;
         let y = x.data().to_f64().into_iter().map(|v| min(max(v, lo), hi));
-        return Ok(vec![Array::from_f64(x.elem(), x.dims().to_vec(), y.collect())]);
+        return Ok(vec![Array::from_f64(
+            x.elem(),
+            x.dims().to_vec(),
+            y.collect(),
+        )]);
     }
     let mut y = x.clone();
     for (i, f, g) in [
-        (1, max as fn(f64, f64) -> f64, i128::max as fn(i128, i128) -> i128),
+        (
+            1,
+            max as fn(f64, f64) -> f64,
+            i128::max as fn(i128, i128) -> i128,
+        ),
         (2, min, i128::min),
     ] {
         if let Some(bound) = call.opt(i) {
@@ -161,7 +167,11 @@ fn modulo(call: &Call) -> Outputs {
     }
     let floored = |a: i128, b: i128| {
         let r = a.checked_rem(b).unwrap_or(0);
-        if r != 0 && (r < 0) != (b < 0) { r + b } else { r }
+        if r != 0 && (r < 0) != (b < 0) {
+            r + b
+        } else {
+            r
+        }
     };
     binary(call, |a, b| a - b * (a / b).floor(), floored)
 }
@@ -199,8 +209,16 @@ fn bit_shift(call: &Call) -> Outputs {
         _ => 0xffff_ffff_ffff_ffff,
     };
     match call.text("direction", "")? {
-        "LEFT" => binary(call, |a, _| a, move |a, b| if b > 63 { 0 } else { (a << b) & mask }),
+        "LEFT" => binary(
+            call,
+            |a, _| a,
+            move |a, b| if b > 63 { 0 } else { (a << b) & mask },
+        ),
         "RIGHT" => binary(call, |a, _| a, |a, b| if b > 63 { 0 } else { a >> b }),
-        other => Err(call.bad("attribute \"direction\"", "LEFT or RIGHT", format!("{other:?}"))),
+        other => Err(call.bad(
+            "attribute \"direction\"",
+            "LEFT or RIGHT",
+            format!("{other:?}"),
+        )),
     }
 }

@@ -87,7 +87,10 @@ impl<'a> Call<'a> {
         }
         let wide = x.data().to_i128();
         let max = i128::from(MAX_INT);
-        Ok(wide.into_iter().map(|v| v.clamp(-max, max) as i64).collect())
+        Ok(wide
+            .into_iter()
+            .map(|v| v.clamp(-max, max) as i64)
+            .collect())
     }
 
     /// The only element of the integer operand `i`, within 32 bits.

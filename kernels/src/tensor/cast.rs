@@ -15,7 +15,9 @@ pub const OPS: &[OpEntry] = &[
             .ok_or_else(|| c.bad("attribute \"to\"", "a number or boolean type", code))?;
         cast(c, elem)
     }),
-    op("CastLike", &[15, 19, 21], Types::ALL, |c| cast(c, c.x(1)?.elem())),
+    op("CastLike", &[15, 19, 21], Types::ALL, |c| {
+        cast(c, c.x(1)?.elem())
+    }),
     op(
         "DequantizeLinear",
         &[10, 13, 19, 21],
@@ -34,7 +36,6 @@ pub const OPS: &[OpEntry] = &[
 fn cast(call: &Call, elem: Elem) -> Outputs {
     let x = call.x(0)?;
     let data = match Wide::of(x) {
-        // Floats wrap around in narrow integers as numpy's do where they fit 64 bits.
         Wide::F(v) => Data::from_f64(elem, v),
         Wide::I(v) => Data::from_i128(elem, v),
     };
@@ -60,7 +61,18 @@ fn steps(call: &Call, x: &Array) -> Result<(Vec<f64>, Vec<i128>, impl Fn(usize) 
         Some(z) => return Err(call.bad("input 2", format!("{} elements", scale.len()), z)),
         None => vec![0; scale.len()],
     };
-    Ok((scale.data().to_f64(), zeros, move |i| i / inner.max(1) % n.max(1)))
+    Ok((scale.data().to_f64(), zeros, move |i| {
+        i / inner.max(1) % n.max(1)
+    }))
+}
+
+/// `v / scale` rounded to the type `elem`: ties are those of the narrow type.
+fn quotient(elem: Elem, v: f64, scale: f64) -> f64 {
+    if elem == Elem::F64 {
+        v / scale
+    } else {
+        f64::from((v / scale) as f32)
+    }
 }
 
 fn quantize(call: &Call) -> Outputs {
@@ -72,9 +84,15 @@ fn quantize(call: &Call) -> Outputs {
     let (scales, zeros, at) = steps(call, x)?;
     let v = x.data().to_f64().into_iter().enumerate().map(|(i, v)| {
         let at = at(i);
-        quantized(elem, (v / scales[at]).round_ties_even() + zeros[at] as f64)
+        quantized(
+            elem,
+            quotient(x.elem(), v, scales[at]).round_ties_even() + zeros[at] as f64,
+        )
     });
-    Ok(vec![Array::new(x.dims().to_vec(), Data::from_i128(elem, v.collect()))])
+    Ok(vec![Array::new(
+        x.dims().to_vec(),
+        Data::from_i128(elem, v.collect()),
+    )])
 }
 
 fn dequantize(call: &Call) -> Outputs {
@@ -84,18 +102,32 @@ fn dequantize(call: &Call) -> Outputs {
         let at = at(i);
         (v - zeros[at]) as f64 * scales[at]
     });
-    Ok(vec![Array::from_f64(call.x(1)?.elem(), x.dims().to_vec(), v.collect())])
+    Ok(vec![Array::from_f64(
+        call.x(1)?.elem(),
+        x.dims().to_vec(),
+        v.collect(),
+    )])
 }
 
 fn dynamic_quantize(call: &Call) -> Outputs {
     let x = call.x(0)?;
     let v = x.data().to_f64();
-    let (lo, hi) = v.iter().fold((0.0_f64, 0.0_f64), |(lo, hi), &v| (lo.min(v), hi.max(v)));
+    let (lo, hi) = v
+        .iter()
+        .fold((0.0_f64, 0.0_f64), |(lo, hi), &v| (lo.min(v), hi.max(v)));
     // The scale is an f32: what comes after it computes with the rounded one.
     let scale = f64::from(((hi - lo) / 255.0) as f32);
-    let zero = if scale == 0.0 { 0 } else { quantized(Elem::U8, -lo / scale) };
+    let zero = if scale == 0.0 {
+        0
+    } else {
+        quantized(Elem::U8, quotient(x.elem(), -lo, scale))
+    };
     let y = v.iter().map(|v| {
-        let steps = if scale == 0.0 { 0.0 } else { (v / scale).round_ties_even() };
+        let steps = if scale == 0.0 {
+            0.0
+        } else {
+            quotient(x.elem(), *v, scale).round_ties_even()
+        };
         quantized(Elem::U8, steps + zero as f64)
     });
     Ok(vec![

@@ -11,7 +11,9 @@ const NUMBERS: Types = Types::NUMBERS;
 
 /// The ops.
 pub const OPS: &[OpEntry] = &[
-    op("And", &[7], BOOL, |c| compare(c, |_, _| false, |a, b| a & b != 0)),
+    op("And", &[7], BOOL, |c| {
+        compare(c, |_, _| false, |a, b| a & b != 0)
+    }),
     op("Equal", &[7, 11, 13, 19], Types::ALL, |c| {
         compare(c, |a, b| a == b, |a, b| a == b)
     }),
@@ -27,16 +29,16 @@ pub const OPS: &[OpEntry] = &[
     op("LessOrEqual", &[12, 16], NUMBERS, |c| {
         compare(c, |a, b| a <= b, |a, b| a <= b)
     }),
-    op("Or", &[7], BOOL, |c| compare(c, |_, _| false, |a, b| a | b != 0)),
+    op("Or", &[7], BOOL, |c| {
+        compare(c, |_, _| false, |a, b| a | b != 0)
+    }),
     op("Where", &[9, 16], BOOL, where_),
-    op("Xor", &[7], BOOL, |c| compare(c, |_, _| false, |a, b| a != b)),
+    op("Xor", &[7], BOOL, |c| {
+        compare(c, |_, _| false, |a, b| a != b)
+    }),
 ];
 
-fn compare(
-    call: &Call,
-    f: impl Fn(f64, f64) -> bool,
-    g: impl Fn(i128, i128) -> bool,
-) -> Outputs {
+fn compare(call: &Call, f: impl Fn(f64, f64) -> bool, g: impl Fn(i128, i128) -> bool) -> Outputs {
     let (a, b) = (call.x(0)?, call.x(1)?);
     call.expect_elem(1, b, a.elem())?;
     let dims = call.broadcast(&[a.dims(), b.dims()])?;

@@ -24,7 +24,13 @@ pub struct Conv {
 impl Conv {
     /// Its sizes.
     pub fn new(call: &Call, x: &Array, w: &Array) -> Result<Self, Error> {
-        let bad = || call.bad("inputs", "an image and a kernel for it", format!("{x} and {w}"));
+        let bad = || {
+            call.bad(
+                "inputs",
+                "an image and a kernel for it",
+                format!("{x} and {w}"),
+            )
+        };
         if x.rank() < 3 || w.rank() != x.rank() {
             return Err(bad());
         }
@@ -144,7 +150,11 @@ fn undone(call: &Call, spatial: &[usize], kernel: &[usize]) -> Result<Window, Er
             output.push(size);
         } else {
             let size = full.checked_sub(pads[i].0 + pads[i].1).ok_or_else(|| {
-                call.bad("attribute \"pads\"", format!("at most {full}"), format!("{pads:?}"))
+                call.bad(
+                    "attribute \"pads\"",
+                    format!("at most {full}"),
+                    format!("{pads:?}"),
+                )
             })?;
             output.push(size);
         }
@@ -163,7 +173,13 @@ fn undone(call: &Call, spatial: &[usize], kernel: &[usize]) -> Result<Window, Er
 fn conv_transpose(call: &Call) -> Outputs {
     let (x, w) = (call.x(0)?, call.x(1)?);
     call.expect_elem(1, w, x.elem())?;
-    let bad = || call.bad("inputs", "an image and a kernel for it", format!("{x} and {w}"));
+    let bad = || {
+        call.bad(
+            "inputs",
+            "an image and a kernel for it",
+            format!("{x} and {w}"),
+        )
+    };
     let group = call.size("group", 1, 1)?;
     if x.rank() < 3 || w.rank() != x.rank() || x.dims()[1] != w.dims()[0] {
         return Err(bad());
@@ -178,7 +194,10 @@ fn conv_transpose(call: &Call) -> Outputs {
     call.work(&[x.len().max(1), m.max(1), window.num_taps()])?;
     let mut y = vec![0.0; call.num(&dims)?];
     let (taps, per) = (window.taps(call)?, window.num_taps());
-    let (from, to): (usize, usize) = (window.output.iter().product(), window.input.iter().product());
+    let (from, to): (usize, usize) = (
+        window.output.iter().product(),
+        window.input.iter().product(),
+    );
     let (xs, ws) = (x.data().to_f64(), w.data().to_f64());
     for (n, c_in) in (0..n).flat_map(|n| (0..c).map(move |i| (n, i))) {
         let first = c_in / (c / group) * m;

@@ -103,7 +103,9 @@ fn compress(call: &Call) -> Outputs {
     };
     let (outer, n, inner) = around(x.dims(), axis);
     let wanted = cond.data().to_i128();
-    let picked: Vec<usize> = (0..n.min(wanted.len())).filter(|&i| wanted[i] != 0).collect();
+    let picked: Vec<usize> = (0..n.min(wanted.len()))
+        .filter(|&i| wanted[i] != 0)
+        .collect();
     let mut dims = x.dims().to_vec();
     dims[axis] = picked.len();
     let mut list = Vec::with_capacity(call.num(&dims)?);
@@ -127,7 +129,10 @@ fn non_zero(call: &Call) -> Outputs {
         i += 1;
     });
     let num = found.first().map_or(0, Vec::len);
-    Ok(vec![Array::new(vec![x.rank(), num], Data::I64(found.concat()))])
+    Ok(vec![Array::new(
+        vec![x.rank(), num],
+        Data::I64(found.concat()),
+    )])
 }
 
 fn one_hot(call: &Call) -> Outputs {

@@ -61,7 +61,11 @@ fn reduced(call: &Call, x: &Array, v: &[f64]) -> Result<Array, Error> {
             continue;
         }
         let Some(at) = usize::try_from(class).ok().filter(|&at| at < c) else {
-            return Err(call.bad("input 1", format!("classes from 0 to {}", c as i64 - 1), class));
+            return Err(call.bad(
+                "input 1",
+                format!("classes from 0 to {}", c as i64 - 1),
+                class,
+            ));
         };
         let (n, place) = (i / plane, i % plane);
         losses.push(-v[(n * c + at) * plane + place] * weights[at]);

@@ -32,7 +32,13 @@ pub struct MatDims {
 impl MatDims {
     /// The sizes of `a` times `b`.
     pub fn new(call: &Call, a: &[usize], b: &[usize]) -> Result<Self, Error> {
-        let bad = || call.bad("inputs", "dimensions of a matrix product", format!("{a:?}, {b:?}"));
+        let bad = || {
+            call.bad(
+                "inputs",
+                "dimensions of a matrix product",
+                format!("{a:?}, {b:?}"),
+            )
+        };
         let (a_lead, m, k) = match a {
             [] => return Err(bad()),
             [k] => (&a[..0], 1, *k),
@@ -43,7 +49,9 @@ impl MatDims {
             [k] => (&b[..0], *k, 1),
             [lead @ .., k, n] => (lead, *k, *n),
         };
-        let lead = broadcast(&[a_lead, b_lead]).filter(|_| k == k2).ok_or_else(bad)?;
+        let lead = broadcast(&[a_lead, b_lead])
+            .filter(|_| k == k2)
+            .ok_or_else(bad)?;
         let mut full = lead.clone();
         full.extend([m, n]);
         call.num(&full)?;
@@ -178,11 +186,25 @@ fn det_of(a: &mut [f64], n: usize) -> f64 {
 
 /// Labels of one operand: letters, and digits counted from the right for axes under an ellipsis.
 fn labels(call: &Call, term: &str, rank: Option<usize>) -> Result<Vec<String>, Error> {
-    let bad = || call.bad("attribute \"equation\"", "letters that fit the inputs", term);
-    let letter = |c: char| c.is_ascii_alphabetic().then(|| c.to_string()).ok_or_else(bad);
+    let bad = || {
+        call.bad(
+            "attribute \"equation\"",
+            "letters that fit the inputs",
+            term,
+        )
+    };
+    let letter = |c: char| {
+        c.is_ascii_alphabetic()
+            .then(|| c.to_string())
+            .ok_or_else(bad)
+    };
     let Some((left, right)) = term.split_once("...") else {
         let all = term.chars().map(letter).collect::<Result<Vec<_>, _>>()?;
-        return if rank.is_some_and(|r| r != all.len()) { Err(bad()) } else { Ok(all) };
+        return if rank.is_some_and(|r| r != all.len()) {
+            Err(bad())
+        } else {
+            Ok(all)
+        };
     };
     let mut all = left.chars().map(letter).collect::<Result<Vec<_>, _>>()?;
     let right = right.chars().map(letter).collect::<Result<Vec<_>, _>>()?;
@@ -240,13 +262,25 @@ fn einsum(call: &Call) -> Outputs {
         None => {
             let letters = left.replace(['.', ','], "");
             let once = |l: &&String| letters.matches(l.as_str()).count() == 1 && !is_hidden(l);
-            hidden.iter().chain(sizes.keys().filter(once)).cloned().collect()
+            hidden
+                .iter()
+                .chain(sizes.keys().filter(once))
+                .cloned()
+                .collect()
         }
     };
     let mut order = out.clone();
     order.extend(sizes.keys().filter(|l| !out.contains(l)).cloned());
-    let Some(all) = order.iter().map(|l| sizes.get(l).copied()).collect::<Option<Vec<_>>>() else {
-        return Err(call.bad("attribute \"equation\"", "outputs from the inputs", &equation));
+    let Some(all) = order
+        .iter()
+        .map(|l| sizes.get(l).copied())
+        .collect::<Option<Vec<_>>>()
+    else {
+        return Err(call.bad(
+            "attribute \"equation\"",
+            "outputs from the inputs",
+            &equation,
+        ));
     };
     let (dims, rest) = (&all[..out.len()], &all[out.len()..]);
     let num = call.num(dims)?;
@@ -261,7 +295,8 @@ fn einsum(call: &Call) -> Outputs {
                 .iter()
                 .map(|label| {
                     let uses = labels.iter().enumerate().filter(|(_, l)| *l == label);
-                    uses.map(|(i, _)| if x.dims()[i] == 1 { 0 } else { own[i] }).sum()
+                    uses.map(|(i, _)| if x.dims()[i] == 1 { 0 } else { own[i] })
+                        .sum()
                 })
                 .collect();
             (
@@ -273,7 +308,12 @@ fn einsum(call: &Call) -> Outputs {
         .collect();
     let mut y = Vec::with_capacity(num);
     each_coord(&[num], |at| {
-        let product = |k: usize| places.iter().map(|(v, o, r)| v[o[at[0]] + r[k]]).product::<f64>();
+        let product = |k: usize| {
+            places
+                .iter()
+                .map(|(v, o, r)| v[o[at[0]] + r[k]])
+                .product::<f64>()
+        };
         y.push((0..inner).map(product).sum());
     });
     Ok(vec![Array::from_f64(elem, dims.to_vec(), y)])

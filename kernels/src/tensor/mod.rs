@@ -18,9 +18,9 @@ mod call;
 mod cast;
 mod compare;
 mod conv;
-//TMP mod detect;
+mod detect;
 mod gather;
-//TMP mod grid_sample;
+mod grid_sample;
 mod index;
 mod integer;
 mod loss;
@@ -28,16 +28,16 @@ mod matmul;
 mod movement;
 mod norm;
 mod pool;
-//TMP mod recurrent;
+mod recurrent;
 mod reduce;
 mod refused;
-//TMP mod resize;
+mod resize;
 mod scatter;
 mod shape;
-//TMP mod signal;
+mod signal;
 mod softmax;
 mod sort;
-//TMP mod text;
+mod text;
 mod unary;
 mod wide;
 mod window;
@@ -92,12 +92,12 @@ pub const FAMILIES: &[Family] = &[
     family("scatter", scatter::OPS),
     family("order", sort::OPS),
     family("conversion and quantization", cast::OPS),
-//TMP     family("recurrent layers", recurrent::OPS),
-//TMP     family("resizing", resize::OPS),
-//TMP     family("sampling on a grid", grid_sample::OPS),
-//TMP     family("regions and boxes", detect::OPS),
-//TMP     family("signal", signal::OPS),
-//TMP     family("text", text::OPS),
+    family("recurrent layers", recurrent::OPS),
+    family("resizing", resize::OPS),
+    family("sampling on a grid", grid_sample::OPS),
+    family("regions and boxes", detect::OPS),
+    family("signal", signal::OPS),
+    family("text", text::OPS),
 ];
 
 const fn family(name: &'static str, ops: &'static [OpEntry]) -> Family {
@@ -192,6 +192,3 @@ impl fmt::Display for Types {
         f.write_str(&names.collect::<Vec<_>>().join(", "))
     }
 }
-
-//TMP #[cfg(test)]
-//TMP mod tests;

@@ -65,12 +65,20 @@ pub fn concat_along(call: &Call, arrays: &[&Array], axis: usize) -> Result<Array
         call.expect_elem(i, x, first.elem())?;
         let mut others = x.dims().to_vec();
         if others.len() != dims.len() {
-            return Err(call.bad(format!("input {i}"), format!("{} dimensions", dims.len()), x));
+            return Err(call.bad(
+                format!("input {i}"),
+                format!("{} dimensions", dims.len()),
+                x,
+            ));
         }
         dims[axis] += others[axis];
         others[axis] = dims[axis];
         if others != dims {
-            return Err(call.bad(format!("input {i}"), format!("all but axis {axis} of {first}"), x));
+            return Err(call.bad(
+                format!("input {i}"),
+                format!("all but axis {axis} of {first}"),
+                x,
+            ));
         }
         starts.push(all.len());
         call.num(&dims)?;
@@ -88,7 +96,9 @@ pub fn concat_along(call: &Call, arrays: &[&Array], axis: usize) -> Result<Array
 }
 
 fn concat(call: &Call) -> Outputs {
-    let arrays = (0..call.inputs.len()).map(|i| call.x(i)).collect::<Result<Vec<_>, _>>()?;
+    let arrays = (0..call.inputs.len())
+        .map(|i| call.x(i))
+        .collect::<Result<Vec<_>, _>>()?;
     let axis = call.axis(1, call.x(0)?.rank())?;
     Ok(vec![concat_along(call, &arrays, axis)?])
 }
@@ -158,7 +168,11 @@ fn pad(call: &Call) -> Outputs {
         let (n, before, after) = (x.dims()[axis] as i64, pads[k], pads[axes.len() + k]);
         let size = n + before + after;
         if size < 0 {
-            return Err(call.bad("pads", format!("sizes from 0 on of {x}"), format!("{pads:?}")));
+            return Err(call.bad(
+                "pads",
+                format!("sizes from 0 on of {x}"),
+                format!("{pads:?}"),
+            ));
         }
         dims[axis] = size as usize;
         call.num(&dims)?;
@@ -211,7 +225,10 @@ fn pad(call: &Call) -> Outputs {
 fn reverse_sequence(call: &Call) -> Outputs {
     let x = call.at_least(0, 2)?;
     let (batch, time) = (call.int("batch_axis", 1)?, call.int("time_axis", 0)?);
-    let (batch, time) = (call.axis_of(batch, x.rank())?, call.axis_of(time, x.rank())?);
+    let (batch, time) = (
+        call.axis_of(batch, x.rank())?,
+        call.axis_of(time, x.rank())?,
+    );
     let lens = call.sizes("input 1", &call.int_vec(1)?)?;
     let (members, steps) = (x.dims()[batch], x.dims()[time]);
     if batch == time || lens.len() != members || lens.iter().any(|&n| n > steps) {
@@ -244,13 +261,18 @@ fn slice(call: &Call) -> Outputs {
         None => vec![1; starts.len()],
     };
     let num = starts.len();
-    let same = [ends.len(), axes.len(), steps.len()].iter().all(|&n| n == num);
+    let same = [ends.len(), axes.len(), steps.len()]
+        .iter()
+        .all(|&n| n == num);
     if !same || axes.iter().any(|&i| i >= rank) || steps.contains(&0) {
         let got = format!("{starts:?}, {ends:?}, {axes:?}, {steps:?}");
         return Err(call.bad("starts, ends, axes, steps", "one of each per axis", got));
     }
-    let mut from: Vec<Vec<Option<usize>>> =
-        x.dims().iter().map(|&n| (0..n).map(Some).collect()).collect();
+    let mut from: Vec<Vec<Option<usize>>> = x
+        .dims()
+        .iter()
+        .map(|&n| (0..n).map(Some).collect())
+        .collect();
     for k in 0..num {
         let (n, step) = (x.dims()[axes[k]] as i64, steps[k]);
         let wrap = |v: i64| if v < 0 { v + n } else { v };
@@ -279,19 +301,28 @@ fn split(call: &Call) -> Outputs {
             let num = call.size("num_outputs", call.node.outputs.len() as i64, 1)?;
             call.work(&[num, num])?;
             let each = n.div_ceil(num);
-            (0..num).map(|i| each.min(n.saturating_sub(i * each))).collect()
+            (0..num)
+                .map(|i| each.min(n.saturating_sub(i * each)))
+                .collect()
         }
     };
     if sizes.iter().sum::<usize>() != n {
-        return Err(call.bad("split", format!("sizes that add up to {n}"), format!("{sizes:?}")));
+        return Err(call.bad(
+            "split",
+            format!("sizes that add up to {n}"),
+            format!("{sizes:?}"),
+        ));
     }
     let mut start = 0;
     let mut parts = Vec::new();
     for size in sizes {
         let mut dims = x.dims().to_vec();
         dims[axis] = size;
-        let mut from: Vec<Vec<Option<usize>>> =
-            x.dims().iter().map(|&n| (0..n).map(Some).collect()).collect();
+        let mut from: Vec<Vec<Option<usize>>> = x
+            .dims()
+            .iter()
+            .map(|&n| (0..n).map(Some).collect())
+            .collect();
         from[axis] = (start..start + size).map(Some).collect();
         parts.push(per_axis(call, x, dims, &from)?);
         start += size;
@@ -306,14 +337,24 @@ fn tile(call: &Call) -> Outputs {
         let expected = format!("{} numbers", x.rank());
         return Err(call.bad("input 1", expected, format!("{repeats:?}")));
     }
-    let dims: Vec<usize> =
-        x.dims().iter().zip(&repeats).map(|(n, r)| n.saturating_mul(*r)).collect();
+    let dims: Vec<usize> = x
+        .dims()
+        .iter()
+        .zip(&repeats)
+        .map(|(n, r)| n.saturating_mul(*r))
+        .collect();
     call.num(&dims)?;
     let from: Vec<Vec<Option<usize>>> = x
         .dims()
         .iter()
         .zip(&dims)
-        .map(|(&n, &all)| if dims.contains(&0) { Vec::new() } else { (0..all).map(|i| Some(i % n)).collect() })
+        .map(|(&n, &all)| {
+            if dims.contains(&0) {
+                Vec::new()
+            } else {
+                (0..all).map(|i| Some(i % n)).collect()
+            }
+        })
         .collect();
     Ok(vec![per_axis(call, x, dims, &from)?])
 }
@@ -330,6 +371,8 @@ fn trilu(call: &Call) -> Outputs {
         let (i, j) = ((at / cols % rows) as i64, (at % cols) as i64);
         if upper { j >= i + k } else { j <= i + k }
     };
-    let list: Vec<usize> = (0..x.len()).map(|at| if kept(at) { at } else { NONE }).collect();
+    let list: Vec<usize> = (0..x.len())
+        .map(|at| if kept(at) { at } else { NONE })
+        .collect();
     Ok(vec![Array::new(x.dims().to_vec(), x.data().take(&list))])
 }

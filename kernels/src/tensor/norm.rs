@@ -55,9 +55,14 @@ fn batch_norm(call: &Call) -> Outputs {
         let (moved, _, size) = grouped(x, &axes_but(x.rank(), 1));
         let by_channel = moved.data().to_f64();
         let (old_mean, old_var) = (mean, var);
-        (mean, var) = (0..c).map(|i| moments(&by_channel[i * size..(i + 1) * size])).unzip();
+        (mean, var) = (0..c)
+            .map(|i| moments(&by_channel[i * size..(i + 1) * size]))
+            .unzip();
         for (i, old, new) in [(3, old_mean, &mean), (4, old_var, &var)] {
-            let kept = old.iter().zip(new).map(|(o, n)| o * momentum + n * (1.0 - momentum));
+            let kept = old
+                .iter()
+                .zip(new)
+                .map(|(o, n)| o * momentum + n * (1.0 - momentum));
             running.push(Array::from_f64(call.x(i)?.elem(), vec![c], kept.collect()));
         }
     }
@@ -113,7 +118,11 @@ fn group_norm(call: &Call) -> Outputs {
     for (i, part) in y.chunks_mut((per * plane).max(1)).enumerate() {
         let group = i % groups;
         standardize(part, epsilon, |at| {
-            let at = if num == groups { group } else { group * per + at / plane };
+            let at = if num == groups {
+                group
+            } else {
+                group * per + at / plane
+            };
             (scale[at], bias[at])
         });
     }
@@ -174,7 +183,11 @@ fn lrn(call: &Call) -> Outputs {
         let squares: f64 = (first..=last).map(|k| v[base + k * plane].powi(2)).sum();
         value / (bias + alpha / size as f64 * squares).powf(beta)
     });
-    Ok(vec![Array::from_f64(x.elem(), x.dims().to_vec(), y.collect())])
+    Ok(vec![Array::from_f64(
+        x.elem(),
+        x.dims().to_vec(),
+        y.collect(),
+    )])
 }
 
 fn lp_norm(call: &Call) -> Outputs {

@@ -20,7 +20,12 @@ pub const OPS: &[OpEntry] = &[
         global(c, |v| v.iter().copied().fold(f64::NEG_INFINITY, max))
     }),
     op("LpPool", &[2, 11, 18], FLOATS, lp),
-    op("MaxPool", &[1, 8, 10, 11, 12], FLOATS.or(Types::BYTES), max_pool),
+    op(
+        "MaxPool",
+        &[1, 8, 10, 11, 12],
+        FLOATS.or(Types::BYTES),
+        max_pool,
+    ),
     op("MaxUnpool", &[9, 11], FLOATS, max_unpool),
 ];
 
@@ -31,7 +36,11 @@ fn window(call: &Call) -> Result<(Window, Vec<usize>), Error> {
     let kernel = call.ints("kernel_shape")?.unwrap_or_default();
     if kernel.len() != spatial.len() {
         let expected = format!("{} numbers", spatial.len());
-        return Err(call.bad("attribute \"kernel_shape\"", expected, format!("{kernel:?}")));
+        return Err(call.bad(
+            "attribute \"kernel_shape\"",
+            expected,
+            format!("{kernel:?}"),
+        ));
     }
     let kernel = call.sizes("attribute \"kernel_shape\"", &kernel)?;
     let window = Window::new(call, spatial, kernel)?;
@@ -50,9 +59,10 @@ fn average(call: &Call) -> Outputs {
     let count_pad = call.flag("count_include_pad", false)?;
     let taps = window.positions(call, |at, w| {
         // A window rounded up may reach beyond the padding; such positions never count.
-        let within = at.iter().enumerate().all(|(i, &p)| {
-            p < (w.input[i] + w.pads[i].1) as i64
-        });
+        let within = at
+            .iter()
+            .enumerate()
+            .all(|(i, &p)| p < (w.input[i] + w.pads[i].1) as i64);
         if count_pad && within { PADDED } else { NONE }
     })?;
     pooled(call, &window, dims, &taps, |values, num_padded| {
@@ -68,7 +78,11 @@ fn lp(call: &Call) -> Outputs {
 }
 
 fn norm(values: &[f64], p: f64) -> f64 {
-    values.iter().map(|v| v.abs().powf(p)).sum::<f64>().powf(1.0 / p)
+    values
+        .iter()
+        .map(|v| v.abs().powf(p))
+        .sum::<f64>()
+        .powf(1.0 / p)
 }
 
 /// Applies `f` to the values of each window and the number of its padded positions that count.
@@ -87,8 +101,16 @@ fn pooled(
     for image in v.chunks(plane.max(1)) {
         for places in taps.chunks(window.num_taps()) {
             values.clear();
-            values.extend(places.iter().filter(|&&at| at < PADDED).map(|&at| image[at]));
-            y.push(f(&values, places.iter().filter(|&&at| at == PADDED).count()));
+            values.extend(
+                places
+                    .iter()
+                    .filter(|&&at| at < PADDED)
+                    .map(|&at| image[at]),
+            );
+            y.push(f(
+                &values,
+                places.iter().filter(|&&at| at == PADDED).count(),
+            ));
         }
     }
     finish(call, x, dims, y)
@@ -155,7 +177,11 @@ fn max_unpool(call: &Call) -> Outputs {
     for i in 0..rank {
         let size = spatial[i].saturating_sub(1).saturating_mul(strides[i]) + kernel[i];
         let size = size.checked_sub(pads[i].0 + pads[i].1).ok_or_else(|| {
-            call.bad("attribute \"pads\"", format!("at most {size}"), format!("{pads:?}"))
+            call.bad(
+                "attribute \"pads\"",
+                format!("at most {size}"),
+                format!("{pads:?}"),
+            )
         })?;
         dims.push(size);
     }
@@ -163,7 +189,11 @@ fn max_unpool(call: &Call) -> Outputs {
     if call.opt(2).is_some() {
         dims = call.sizes("output shape", &call.int_vec(2)?)?;
         if dims.len() != inner.len() || dims.iter().zip(&inner).any(|(a, b)| a < b) {
-            return Err(call.bad("output shape", format!("at least {inner:?}"), format!("{dims:?}")));
+            return Err(call.bad(
+                "output shape",
+                format!("at least {inner:?}"),
+                format!("{dims:?}"),
+            ));
         }
     }
     let mut to = vec![NONE; call.num(&dims)?];

@@ -12,21 +12,35 @@ const ALL: Types = Types::ALL;
 
 /// The ops.
 pub const OPS: &[OpEntry] = &[
-    op("ArgMax", &[1, 11, 12, 13], NUMBERS, |c| arg(c, |a, b| a > b)),
-    op("ArgMin", &[1, 11, 12, 13], NUMBERS, |c| arg(c, |a, b| a < b)),
+    op("ArgMax", &[1, 11, 12, 13], NUMBERS, |c| {
+        arg(c, |a, b| a > b)
+    }),
+    op("ArgMin", &[1, 11, 12, 13], NUMBERS, |c| {
+        arg(c, |a, b| a < b)
+    }),
     op("CumSum", &[11, 14], NUMBERS, cum_sum),
     op("ReduceL1", &[1, 11, 13, 18], NUMBERS, |c| {
-        reduce(c, 17, |v| v.iter().map(|x| x.abs()).sum(), |v| {
-            sum(v.iter().map(|x| x.abs()))
-        })
+        reduce(
+            c,
+            17,
+            |v| v.iter().map(|x| x.abs()).sum(),
+            |v| sum(v.iter().map(|x| x.abs())),
+        )
     }),
     op("ReduceL2", &[1, 11, 13, 18], NUMBERS, |c| {
-        reduce(c, 17, |v| squares(v).sqrt(), |v| int_squares(v).max(0).isqrt())
+        reduce(
+            c,
+            17,
+            |v| squares(v).sqrt(),
+            |v| int_squares(v).max(0).isqrt(),
+        )
     }),
     op("ReduceLogSum", &[1, 11, 13, 18], NUMBERS, |c| {
         floats(c, |v| v.iter().sum::<f64>().ln())
     }),
-    op("ReduceLogSumExp", &[1, 11, 13, 18], NUMBERS, |c| floats(c, log_sum_exp)),
+    op("ReduceLogSumExp", &[1, 11, 13, 18], NUMBERS, |c| {
+        floats(c, log_sum_exp)
+    }),
     op("ReduceMax", &[1, 11, 12, 13, 18, 20], ALL, |c| {
         reduce(
             c,
@@ -40,7 +54,11 @@ pub const OPS: &[OpEntry] = &[
             c,
             17,
             |v| v.iter().sum::<f64>() / v.len() as f64,
-            |v| sum(v.iter().copied()).checked_div(v.len() as i128).unwrap_or(0),
+            |v| {
+                sum(v.iter().copied())
+                    .checked_div(v.len() as i128)
+                    .unwrap_or(0)
+            },
         )
     }),
     op("ReduceMin", &[1, 11, 12, 13, 18, 20], ALL, |c| {
@@ -52,9 +70,12 @@ pub const OPS: &[OpEntry] = &[
         )
     }),
     op("ReduceProd", &[1, 11, 13, 18], NUMBERS, |c| {
-        reduce(c, 17, |v| v.iter().product(), |v| {
-            v.iter().fold(1, |a, &b| a.wrapping_mul(b))
-        })
+        reduce(
+            c,
+            17,
+            |v| v.iter().product(),
+            |v| v.iter().fold(1, |a, &b| a.wrapping_mul(b)),
+        )
     }),
     op("ReduceSum", &[1, 11, 13], NUMBERS, |c| {
         reduce(c, 12, |v| v.iter().sum(), |v| sum(v.iter().copied()))
@@ -169,7 +190,9 @@ fn arg(call: &Call, better: impl Fn(&f64, &f64) -> bool) -> Outputs {
         }
         at as i64
     };
-    let y = (0..num).map(|i| best(&v[i * size..(i + 1) * size])).collect();
+    let y = (0..num)
+        .map(|i| best(&v[i * size..(i + 1) * size]))
+        .collect();
     Ok(vec![Array::new(dims, Data::I64(y))])
 }
 
@@ -203,7 +226,11 @@ fn cum_sum(call: &Call) -> Outputs {
             for (o, i) in lines() {
                 let mut acc = 0_i128;
                 for at in line(o, i) {
-                    y[at] = if exclusive { acc } else { acc.wrapping_add(v[at]) };
+                    y[at] = if exclusive {
+                        acc
+                    } else {
+                        acc.wrapping_add(v[at])
+                    };
                     acc = acc.wrapping_add(v[at]);
                 }
             }

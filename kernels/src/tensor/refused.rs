@@ -40,10 +40,7 @@ pub const REFUSED: &[(&str, &[&str])] = &[
             "ImageDecoder",
         ],
     ),
-    (
-        "for training",
-        &["Adagrad", "Adam", "Gradient", "Momentum"],
-    ),
+    ("for training", &["Adagrad", "Adam", "Gradient", "Momentum"]),
     (
         "not written yet",
         &[
@@ -52,6 +49,9 @@ pub const REFUSED: &[(&str, &[&str])] = &[
             "Col2Im",
             "DeformConv",
             "MaxRoiPool",
+            "MelWeightMatrix",
+            "RoiAlign",
+            "STFT",
         ],
     ),
 ];

@@ -69,7 +69,10 @@ fn scatter_elements(call: &Call) -> Outputs {
     each_coord(at.dims(), |coord| {
         let from = moves.len();
         let plain: usize = coord.iter().zip(&own).map(|(c, s)| c * s).sum();
-        moves.push((plain - coord[axis] * own[axis] + chosen[from] * own[axis], from));
+        moves.push((
+            plain - coord[axis] * own[axis] + chosen[from] * own[axis],
+            from,
+        ));
     });
     let y = put(call, x, updates, &moves)?;
     Ok(vec![Array::new(x.dims().to_vec(), y)])

@@ -10,12 +10,19 @@ const ALL: Types = Types::ALL;
 /// The ops.
 pub const OPS: &[OpEntry] = &[
     op("Constant", &[1, 9, 11, 12, 13, 19, 21], ALL, constant),
-    op("ConstantOfShape", &[9, 20, 21], Types::I64, constant_of_shape),
+    op(
+        "ConstantOfShape",
+        &[9, 20, 21],
+        Types::I64,
+        constant_of_shape,
+    ),
     op("Dropout", &[7, 10, 12, 13], Types::FLOATS, dropout),
     op("Expand", &[8, 13], ALL, expand_to),
     op("EyeLike", &[9], ALL, eye_like),
     op("Flatten", &[1, 9, 11, 13, 21], ALL, flatten),
-    op("Identity", &[1, 13, 14, 16, 19, 21], ALL, |c| Ok(vec![c.x(0)?.clone()])),
+    op("Identity", &[1, 13, 14, 16, 19, 21], ALL, |c| {
+        Ok(vec![c.x(0)?.clone()])
+    }),
     op("Range", &[11], Types::NUMBERS, range),
     op("Reshape", &[5, 13, 14, 19, 21], ALL, reshape),
     op("Shape", &[1, 13, 15, 19, 21], ALL, shape),
@@ -91,15 +98,17 @@ fn eye_like(call: &Call) -> Outputs {
         None => x.elem(),
         Some(_) => {
             let code = call.int("dtype", 0)?;
-            Elem::from_code(code).ok_or_else(|| {
-                call.bad("attribute \"dtype\"", "a number or boolean type", code)
-            })?
+            Elem::from_code(code)
+                .ok_or_else(|| call.bad("attribute \"dtype\"", "a number or boolean type", code))?
         }
     };
     let k = call.int("k", 0)?;
     let (rows, cols) = (x.dims()[0] as i64, x.dims()[1] as i64);
     let ones = (0..rows).flat_map(|i| (0..cols).map(move |j| i128::from(j == i + k)));
-    Ok(vec![Array::new(x.dims().to_vec(), Data::from_i128(elem, ones.collect()))])
+    Ok(vec![Array::new(
+        x.dims().to_vec(),
+        Data::from_i128(elem, ones.collect()),
+    )])
 }
 
 fn flatten(call: &Call) -> Outputs {
@@ -111,7 +120,10 @@ fn flatten(call: &Call) -> Outputs {
         return Err(call.bad("attribute \"axis\"", format!("-{rank} to {rank}"), axis));
     }
     let (lead, rest) = x.dims().split_at(at as usize);
-    Ok(vec![x.reshaped(vec![lead.iter().product(), rest.iter().product()])])
+    Ok(vec![x.reshaped(vec![
+        lead.iter().product(),
+        rest.iter().product(),
+    ])])
 }
 
 fn range(call: &Call) -> Outputs {
@@ -130,7 +142,13 @@ fn reshape(call: &Call) -> Outputs {
     let x = call.x(0)?;
     let wanted = call.int_vec(1)?;
     let keep_zero = call.flag("allowzero", false)?;
-    let bad = || call.bad("input 1", format!("dimensions for {x}"), format!("{wanted:?}"));
+    let bad = || {
+        call.bad(
+            "input 1",
+            format!("dimensions for {x}"),
+            format!("{wanted:?}"),
+        )
+    };
     let mut dims = Vec::with_capacity(wanted.len());
     let mut open = None;
     for (i, &n) in wanted.iter().enumerate() {
@@ -163,7 +181,9 @@ fn shape(call: &Call) -> Outputs {
     };
     let (start, end) = (bound("start", 0)?, bound("end", rank)?);
     let dims = &x.dims()[start..end.max(start)];
-    Ok(vec![Array::vector(dims.iter().map(|&n| n as i64).collect())])
+    Ok(vec![Array::vector(
+        dims.iter().map(|&n| n as i64).collect(),
+    )])
 }
 
 fn squeeze(call: &Call) -> Outputs {
@@ -185,7 +205,13 @@ fn unsqueeze(call: &Call) -> Outputs {
     let rank = x.rank() + axes.len();
     let axes = call.axes_of(&axes, rank)?;
     let mut rest = x.dims().iter().copied();
-    let dims = (0..rank).map(|i| if axes.contains(&i) { Some(1) } else { rest.next() });
+    let dims = (0..rank).map(|i| {
+        if axes.contains(&i) {
+            Some(1)
+        } else {
+            rest.next()
+        }
+    });
     let dims: Vec<usize> = dims.map(|n| n.unwrap_or(NONE)).collect();
     Ok(vec![x.reshaped(dims)])
 }

@@ -14,7 +14,9 @@ const FLOATS: Types = Types::FLOATS;
 /// The ops.
 pub const OPS: &[OpEntry] = &[
     op("Hardmax", &[1, 11, 13], FLOATS, |c| apply(c, hardmax)),
-    op("LogSoftmax", &[1, 11, 13], FLOATS, |c| apply(c, log_softmax)),
+    op("LogSoftmax", &[1, 11, 13], FLOATS, |c| {
+        apply(c, log_softmax)
+    }),
     op("Softmax", &[1, 11, 13], FLOATS, |c| {
         apply(c, |v| {
             log_softmax(v);

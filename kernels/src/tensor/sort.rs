@@ -46,7 +46,11 @@ fn top_k(call: &Call) -> Outputs {
         // NaN breaks the order that sorting wants: it goes last.
         let (mut nan, mut rest) = (Vec::new(), Vec::new());
         for p in line.drain(..) {
-            if v[at(p)].is_nan() { nan.push(p) } else { rest.push(p) }
+            if v[at(p)].is_nan() {
+                nan.push(p)
+            } else {
+                rest.push(p)
+            }
         }
         rest.sort_by(|&a, &b| compare(at(a), at(b)).then(a.cmp(&b)));
         rest.extend(nan);
@@ -106,8 +110,10 @@ fn unique(call: &Call) -> Outputs {
             inverse[i] = g as i64;
         }
     }
-    let list: Vec<usize> =
-        groups.iter().flat_map(|g| g[0] * size..(g[0] + 1) * size).collect();
+    let list: Vec<usize> = groups
+        .iter()
+        .flat_map(|g| g[0] * size..(g[0] + 1) * size)
+        .collect();
     let mut dims = items.dims().to_vec();
     dims[0] = groups.len();
     let mut y = Array::new(dims, items.data().take(&list));
@@ -118,5 +124,10 @@ fn unique(call: &Call) -> Outputs {
     }
     let first = groups.iter().map(|g| g[0] as i64).collect();
     let counts = groups.iter().map(|g| g.len() as i64).collect();
-    Ok(vec![y, Array::vector(first), Array::vector(inverse), Array::vector(counts)])
+    Ok(vec![
+        y,
+        Array::vector(first),
+        Array::vector(inverse),
+        Array::vector(counts),
+    ])
 }

@@ -56,7 +56,13 @@ pub const OPS: &[OpEntry] = &[
     op("Sign", &[9, 13], NUMBERS, |c| {
         both(
             c,
-            |x| if x == 0.0 || x.is_nan() { x } else { x.signum() },
+            |x| {
+                if x == 0.0 || x.is_nan() {
+                    x
+                } else {
+                    x.signum()
+                }
+            },
             i128::signum,
         )
     }),

@@ -39,7 +39,9 @@ pub fn explicit_pads(call: &Call, rank: usize) -> Result<Vec<(usize, usize)>, Er
         let expected = format!("{} numbers from 0 on", 2 * rank);
         return Err(call.bad("attribute \"pads\"", expected, format!("{v:?}")));
     }
-    Ok((0..rank).map(|i| (v[i] as usize, v[rank + i] as usize)).collect())
+    Ok((0..rank)
+        .map(|i| (v[i] as usize, v[rank + i] as usize))
+        .collect())
 }
 
 impl Window {
@@ -57,7 +59,9 @@ impl Window {
         let mut output = Vec::with_capacity(rank);
         for i in 0..rank {
             let (n, stride) = (input[i], strides[i]);
-            let span = (kernel[i] - 1).saturating_mul(dilations[i]).saturating_add(1);
+            let span = (kernel[i] - 1)
+                .saturating_mul(dilations[i])
+                .saturating_add(1);
             let size = match auto {
                 "SAME_UPPER" | "SAME_LOWER" => {
                     let size = n.div_ceil(stride);
@@ -80,7 +84,11 @@ impl Window {
                         Some(room) if ceil => {
                             let size = room.div_ceil(stride) + 1;
                             // The last window has to start within the input or its left padding.
-                            if (size - 1) * stride >= n + pads[i].0 { size - 1 } else { size }
+                            if (size - 1) * stride >= n + pads[i].0 {
+                                size - 1
+                            } else {
+                                size
+                            }
                         }
                         Some(room) => room / stride + 1,
                         None => {

@@ -3,10 +3,13 @@
 
 use std::path::{Path, PathBuf};
 
-use lazybatch_graph::onnx::{Array, Error, Limits, Model, decode_tensor};
+use half::bf16;
+use lazybatch_graph::onnx::{
+    Array, Data, Elem, Error, Limits, Model, ValueInfo, ValueType, decode_tensor,
+};
 use lazybatch_kernels::onnx::Interpreter;
 
-/// Bounds that every case keeps, and that make a mutated one cheap.
+/// Bounds that every case keeps.
 pub const LIMITS: Limits = Limits {
     file_bytes: 64 << 20,
     elems: 1 << 22,
@@ -36,27 +39,62 @@ pub fn name(folder: &Path) -> String {
     folder.file_name().unwrap().to_string_lossy().into_owned()
 }
 
-/// Evaluates the model `bytes` on the case's inputs.
-pub fn run(folder: &Path, bytes: &[u8]) -> Result<Vec<Array>, Error> {
-    let model = Model::decode(&name(folder), bytes, &LIMITS)?;
-    let interpreter = Interpreter::new(&model, LIMITS)?;
+/// Evaluates the model `bytes` on the case's inputs, within `limits`.
+pub fn run(folder: &Path, bytes: &[u8], limits: &Limits) -> Result<Vec<Array>, Error> {
+    let model = Model::decode(&name(folder), bytes, limits)?;
+    let interpreter = Interpreter::new(&model, *limits)?;
+    interpreter.run(inputs(folder, &model, limits)?)
+}
+
+/// The inputs of the case; `None` for one that it leaves out.
+pub fn inputs(folder: &Path, model: &Model, limits: &Limits) -> Result<Vec<Option<Array>>, Error> {
     let mut inputs = Vec::new();
     for i in 0..model.graph.inputs.len() {
         inputs.push(match std::fs::read(file(folder, "input", i)) {
-            Ok(bytes) => Some(decode_tensor("input", &bytes, &LIMITS)?),
+            Ok(bytes) => {
+                let value = decode_tensor("input", &bytes, limits)?;
+                Some(typed(&model.graph.inputs[i], value))
+            }
             Err(_) => None,
         });
     }
-    interpreter.run(inputs)
+    Ok(inputs)
 }
 
 fn file(folder: &Path, kind: &str, i: usize) -> PathBuf {
     folder.join(format!("test_data_set_0/{kind}_{i}.pb"))
 }
 
-/// The outputs that the case should give.
-pub fn expected(folder: &Path) -> Result<Vec<Array>, Error> {
-    let read = |i| std::fs::read(file(folder, "output", i)).ok();
-    let files = (0..).map_while(read);
-    files.map(|bytes| decode_tensor("output", &bytes, &LIMITS)).collect()
+/// The files keep bf16 as u16 of the same bits; the model's own types tell.
+fn typed(info: &ValueInfo, value: Array) -> Array {
+    let is_bf16 = matches!(
+        &info.ty,
+        ValueType::Tensor {
+            elem: Elem::BF16,
+            ..
+        }
+    );
+    match value.data() {
+        Data::U16(bits) if is_bf16 => {
+            let data = bits.iter().map(|&b| bf16::from_bits(b)).collect();
+            Array::new(value.dims().to_vec(), Data::BF16(data))
+        }
+        _ => value,
+    }
+}
+
+/// The outputs that the case of the model `bytes` should give.
+pub fn expected(folder: &Path, bytes: &[u8]) -> Result<Vec<Array>, Error> {
+    let model = Model::decode(&name(folder), bytes, &LIMITS)?;
+    let read = |(i, info)| {
+        let bytes = std::fs::read(file(folder, "output", i)).ok()?;
+        Some(decode_tensor("output", &bytes, &LIMITS).map(|value| typed(info, value)))
+    };
+    model
+        .graph
+        .outputs
+        .iter()
+        .enumerate()
+        .map_while(read)
+        .collect()
 }

@@ -3,3 +3,5 @@
 
 mod cases;
 mod conformance;
+mod damaged;
+mod table;

@@ -1,0 +1,193 @@
+//! What the reader takes and what it refuses.
+
+use prost::Message;
+
+use super::proto::{
+    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto,
+    ValueInfoProto,
+};
+use super::{Array, Attr, Data, Elem, Limits, Model, decode_tensor};
+use crate::DType;
+
+fn value(name: &str) -> ValueInfoProto {
+    ValueInfoProto {
+        name: name.to_owned(),
+        r#type: None,
+    }
+}
+
+fn node(op: &str, inputs: &[&str], outputs: &[&str]) -> NodeProto {
+    NodeProto {
+        op_type: op.to_owned(),
+        input: inputs.iter().map(|&s| s.to_owned()).collect(),
+        output: outputs.iter().map(|&s| s.to_owned()).collect(),
+        ..NodeProto::default()
+    }
+}
+
+/// A model of `nodes` from `x` to `y`.
+fn model(nodes: Vec<NodeProto>) -> ModelProto {
+    ModelProto {
+        opset_import: vec![OperatorSetIdProto {
+            domain: String::new(),
+            version: 17,
+        }],
+        graph: Some(GraphProto {
+            name: "g".to_owned(),
+            node: nodes,
+            input: vec![value("x")],
+            output: vec![value("y")],
+            ..GraphProto::default()
+        }),
+        ..ModelProto::default()
+    }
+}
+
+fn read(m: &ModelProto) -> Result<Model, String> {
+    Model::decode("m.onnx", &m.encode_to_vec(), &Limits::default()).map_err(|e| e.to_string())
+}
+
+#[test]
+fn a_model_is_read() {
+    let mut relu = node("Relu", &["x"], &["y"]);
+    relu.attribute.push(AttributeProto {
+        name: "n".to_owned(),
+        kind: 2,
+        i: 3,
+        ..AttributeProto::default()
+    });
+    let read = read(&model(vec![relu])).unwrap();
+    assert_eq!(read.opsets[""], 17);
+    assert_eq!(read.graph.nodes[0].name, "Relu#0");
+    assert!(matches!(read.graph.nodes[0].attrs["n"], Attr::Int(3)));
+}
+
+#[test]
+fn errors_name_file_place_and_what() {
+    let check = |m: ModelProto, want: &str| assert_eq!(read(&m).unwrap_err(), want);
+    check(
+        model(vec![node("Relu", &["z"], &["y"])]),
+        "m.onnx: node Relu#0: input \"z\": expected a value defined before, got none",
+    );
+    check(
+        model(vec![node("Relu", &["x"], &["x"])]),
+        "m.onnx: node Relu#0: output \"x\": expected a new name, got a value defined before",
+    );
+    check(
+        model(Vec::new()),
+        "m.onnx: graph \"g\": output \"y\": expected a value defined in it, got none",
+    );
+    let mut later = model(vec![node("Relu", &["x"], &["y"])]);
+    later.opset_import[0].version = 22;
+    check(
+        later,
+        "m.onnx: model: opset version: expected 1 to 21, got 22",
+    );
+    let mut none = model(Vec::new());
+    none.graph = None;
+    check(none, "m.onnx: model: graph: expected one, got none");
+    let e = Model::decode("m.onnx", &[0xff; 9], &Limits::default()).unwrap_err();
+    assert!(
+        e.to_string()
+            .starts_with("m.onnx: file: content: expected an ONNX protobuf"),
+        "{e}"
+    );
+}
+
+#[test]
+fn nesting_is_bounded() {
+    let nested = |depth: usize| {
+        let mut m = model(vec![node("Relu", &["x"], &["y"])]);
+        for _ in 1..depth {
+            let mut body = m.graph.take().unwrap();
+            body.input.clear();
+            let mut outer = node("If", &["x"], &["y"]);
+            // The names of a body are its own and those around it.
+            outer.attribute.push(AttributeProto {
+                name: "then_branch".to_owned(),
+                kind: 5,
+                g: Some(Box::new(body)),
+                ..AttributeProto::default()
+            });
+            m = model(vec![outer]);
+        }
+        m
+    };
+    assert!(read(&nested(16)).is_ok());
+    let e = read(&nested(17)).unwrap_err();
+    assert!(e.contains("nested graphs: expected at most 16"), "{e}");
+    assert!(read(&nested(60)).is_err());
+}
+
+#[test]
+fn tensors_are_read_from_raw_and_typed_fields() {
+    let tensor = |t: &TensorProto| decode_tensor("t.pb", &t.encode_to_vec(), &Limits::default());
+    let mut t = TensorProto {
+        dims: vec![2],
+        data_type: 1,
+        float_data: vec![1.0, 2.0],
+        ..TensorProto::default()
+    };
+    let want = Array::new(vec![2], Data::F32(vec![1.0, 2.0]));
+    assert_eq!(tensor(&t).unwrap(), want);
+    assert_eq!(want.to_tensor().unwrap().dtype, DType::F32);
+    t.float_data.clear();
+    t.raw_data = [1.0_f32, 2.0]
+        .iter()
+        .flat_map(|x| x.to_le_bytes())
+        .collect();
+    assert_eq!(tensor(&t).unwrap(), want);
+    t.data_type = 10;
+    t.raw_data = Vec::new();
+    t.int32_data = vec![0x3c00, 0x4000];
+    assert_eq!(tensor(&t).unwrap().data().to_f64(), [1.0, 2.0]);
+
+    t.dims = vec![3];
+    let e = tensor(&t).unwrap_err().to_string();
+    assert_eq!(
+        e,
+        "t.pb: file: tensor \"\": number of elements: expected 3 of [3], got 2"
+    );
+    t.dims = vec![1 << 40, 1 << 40];
+    assert!(
+        tensor(&t)
+            .unwrap_err()
+            .to_string()
+            .contains("number of elements")
+    );
+    t.dims = vec![-1];
+    assert!(
+        tensor(&t)
+            .unwrap_err()
+            .to_string()
+            .contains("expected none below zero")
+    );
+    t.data_type = 8;
+    assert!(tensor(&t).unwrap_err().to_string().ends_with("got string"));
+    t.data_location = 1;
+    assert!(
+        tensor(&t)
+            .unwrap_err()
+            .to_string()
+            .ends_with("got an external file")
+    );
+}
+
+#[test]
+fn conversions_round_wrap_and_saturate() {
+    assert_eq!(
+        Data::from_i128(Elem::U8, vec![-1, 256]),
+        Data::U8(vec![255, 0])
+    );
+    assert_eq!(
+        Data::from_f64(Elem::I8, vec![-1.9, 300.0]),
+        Data::I8(vec![-1, 127])
+    );
+    assert_eq!(
+        Data::from_f64(Elem::Bool, vec![0.5, 0.0]),
+        Data::Bool(vec![true, false])
+    );
+    let taken = Data::I64(vec![5, 6]).take(&[1, super::NONE]);
+    assert_eq!(taken, Data::I64(vec![6, 0]));
+    assert!(Array::scalar(Data::U64(vec![1])).to_tensor().is_err());
+}
