@@ -9,6 +9,8 @@ pub struct Limits {
     pub file_bytes: usize,
     /// Most elements of one tensor.
     pub elems: usize,
+    /// Most elements of all values that a run holds at once.
+    pub held: usize,
     /// Most nested subgraphs.
     pub depth: usize,
     /// Most nodes evaluated in one run, those of loop bodies counted each time.
@@ -22,6 +24,7 @@ impl Default for Limits {
         Self {
             file_bytes: 2 << 30,
             elems: 1 << 29,
+            held: 1 << 31,
             depth: 16,
             node_runs: 1 << 24,
             work: 1 << 42,

@@ -6,7 +6,7 @@
 //! 1. [`Interpreter::new`] refuses a model with all the nodes that it cannot run; what then fails
 //!    in a run does so because of its values.
 //! 2. A run ends: no more than [`Limits::node_runs`] nodes are evaluated, each within
-//!    [`Limits::work`].
+//!    [`Limits::work`], and it holds no more than [`Limits::held`] elements.
 
 mod control;
 mod scope;
@@ -26,6 +26,8 @@ pub struct Interpreter<'m> {
 struct Run<'l> {
     limits: &'l Limits,
     node_runs: usize,
+    /// Elements of the values in all scopes.
+    held: usize,
 }
 
 impl<'m> Interpreter<'m> {
@@ -69,12 +71,14 @@ impl<'m> Interpreter<'m> {
         let mut run = Run {
             limits: &self.limits,
             node_runs: 0,
+            held: 0,
         };
         self.graph(graph, scope, &mut run)
     }
 
     /// Evaluates `graph` in `scope`, which has its inputs.
     fn graph(&self, graph: &Graph, mut scope: Scope, run: &mut Run) -> Result<Vec<Array>, Error> {
+        let before = run.held;
         for node in &graph.nodes {
             run.node_runs += 1;
             if run.node_runs > run.limits.node_runs {
@@ -98,11 +102,24 @@ impl<'m> Interpreter<'m> {
                 ));
             }
             for (name, value) in node.outputs.iter().zip(outputs) {
-                if !name.is_empty() {
-                    scope.set(name, value);
+                if name.is_empty() {
+                    continue;
                 }
+                run.held = run.held.saturating_add(value.len());
+                if run.held > run.limits.held {
+                    let place = format!("node {} ({})", node.name, node.op);
+                    let expected = format!("at most {}", run.limits.held);
+                    return Err(Error::invalid(
+                        place,
+                        "elements held by the run",
+                        expected,
+                        run.held,
+                    ));
+                }
+                scope.set(name, value);
             }
         }
+        run.held = before;
         let outputs = graph.outputs.iter();
         outputs.map(|info| scope.get(&info.name).cloned()).collect()
     }

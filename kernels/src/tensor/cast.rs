@@ -42,28 +42,44 @@ fn cast(call: &Call, elem: Elem) -> Outputs {
     Ok(vec![Array::new(x.dims().to_vec(), data)])
 }
 
-/// Scale and zero point for each element of `x`: the scale, operand 1, is one number or one per
-/// index of the axis.
-fn steps(call: &Call, x: &Array) -> Result<(Vec<f64>, Vec<i128>, impl Fn(usize) -> usize), Error> {
-    let scale = call.x(1)?;
-    let (mut n, mut inner) = (1, 1);
-    if scale.len() != 1 || scale.rank() == 1 && x.rank() > 0 && scale.len() > 1 {
-        let axis = call.axis(1, x.rank())?;
-        call.expect_dims(1, scale, &[x.dims()[axis]])?;
-        n = scale.len();
-        inner = x.dims()[axis + 1..].iter().product();
+/// Scales and zero points: one of each, or one per index of an axis.
+struct Steps {
+    scales: Vec<f64>,
+    zeros: Vec<i128>,
+    /// Elements behind the axis.
+    inner: usize,
+}
+
+impl Steps {
+    /// Those of `x`: operands 1 and 2.
+    fn new(call: &Call, x: &Array) -> Result<Self, Error> {
+        let scale = call.x(1)?;
+        let mut inner = 1;
+        if scale.len() != 1 {
+            let axis = call.axis(1, x.rank())?;
+            call.expect_dims(1, scale, &[x.dims()[axis]])?;
+            inner = x.dims()[axis + 1..].iter().product();
+        }
+        if call.int("block_size", 0)? != 0 {
+            return Err(call.bad("attribute \"block_size\"", "0", "another"));
+        }
+        let zeros = match call.opt(2) {
+            Some(z) if z.len() == scale.len() => z.data().to_i128(),
+            Some(z) => return Err(call.bad("input 2", format!("{} elements", scale.len()), z)),
+            None => vec![0; scale.len()],
+        };
+        Ok(Self {
+            scales: scale.data().to_f64(),
+            zeros,
+            inner,
+        })
     }
-    if call.int("block_size", 0)? != 0 {
-        return Err(call.bad("attribute \"block_size\"", "0", "another"));
+
+    /// Scale and zero point of element `i`.
+    fn of(&self, i: usize) -> (f64, i128) {
+        let at = i / self.inner.max(1) % self.scales.len();
+        (self.scales[at], self.zeros[at])
     }
-    let zeros = match call.opt(2) {
-        Some(z) if z.len() == scale.len() => z.data().to_i128(),
-        Some(z) => return Err(call.bad("input 2", format!("{} elements", scale.len()), z)),
-        None => vec![0; scale.len()],
-    };
-    Ok((scale.data().to_f64(), zeros, move |i| {
-        i / inner.max(1) % n.max(1)
-    }))
 }
 
 /// `v / scale` rounded to the type `elem`: ties are those of the narrow type.
@@ -81,12 +97,12 @@ fn quantize(call: &Call) -> Outputs {
     if elem.int_range().is_none() {
         return Err(call.bad("input 2", "integers", elem));
     }
-    let (scales, zeros, at) = steps(call, x)?;
+    let steps = Steps::new(call, x)?;
     let v = x.data().to_f64().into_iter().enumerate().map(|(i, v)| {
-        let at = at(i);
+        let (scale, zero) = steps.of(i);
         quantized(
             elem,
-            quotient(x.elem(), v, scales[at]).round_ties_even() + zeros[at] as f64,
+            quotient(x.elem(), v, scale).round_ties_even() + zero as f64,
         )
     });
     Ok(vec![Array::new(
@@ -97,10 +113,10 @@ fn quantize(call: &Call) -> Outputs {
 
 fn dequantize(call: &Call) -> Outputs {
     let x = call.x(0)?;
-    let (scales, zeros, at) = steps(call, x)?;
+    let steps = Steps::new(call, x)?;
     let v = x.data().to_i128().into_iter().enumerate().map(|(i, v)| {
-        let at = at(i);
-        (v - zeros[at]) as f64 * scales[at]
+        let (scale, zero) = steps.of(i);
+        (v - zero) as f64 * scale
     });
     Ok(vec![Array::from_f64(
         call.x(1)?.elem(),

@@ -71,7 +71,7 @@ impl<'a> Act<'a> {
             }
             "Elu" => x.max(0.0) + self.alpha * x.min(0.0).exp_m1(),
             "ScaledTanh" => self.alpha * (self.beta * x).tanh(),
-            _ => (self.alpha * x + self.beta).max(0.0).min(1.0),
+            _ => (self.alpha * x + self.beta).clamp(0.0, 1.0),
         }
     }
 }

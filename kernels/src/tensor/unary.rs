@@ -132,7 +132,7 @@ fn gelu(call: &Call) -> Outputs {
 
 fn hard_sigmoid(call: &Call) -> Outputs {
     let (alpha, beta) = (call.float("alpha", 0.2)?, call.float("beta", 0.5)?);
-    floats(call, |x| (alpha * x + beta).max(0.0).min(1.0))
+    floats(call, |x| (alpha * x + beta).clamp(0.0, 1.0))
 }
 
 fn is_inf(call: &Call) -> Outputs {

@@ -13,6 +13,7 @@ use lazybatch_kernels::onnx::Interpreter;
 pub const LIMITS: Limits = Limits {
     file_bytes: 64 << 20,
     elems: 1 << 22,
+    held: 1 << 24,
     depth: 16,
     node_runs: 10_000,
     work: 1 << 28,

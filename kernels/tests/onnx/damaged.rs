@@ -19,6 +19,7 @@ const MAX_BYTES: usize = 256 << 20;
 
 const LIMITS: Limits = Limits {
     elems: 1 << 18,
+    held: 1 << 20,
     work: 1 << 24,
     ..cases::LIMITS
 };
