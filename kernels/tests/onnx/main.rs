@@ -4,4 +4,5 @@
 mod cases;
 mod conformance;
 mod damaged;
+mod refusals;
 mod table;
