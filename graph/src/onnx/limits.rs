@@ -7,6 +7,8 @@ use super::Error;
 pub struct Limits {
     /// Most bytes of a file.
     pub file_bytes: usize,
+    /// Most messages in a file: nodes, their operands and attributes, tensors, graphs.
+    pub messages: usize,
     /// Most elements of one tensor.
     pub elems: usize,
     /// Most elements of all values that a run holds at once.
@@ -23,6 +25,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             file_bytes: 2 << 30,
+            messages: 1 << 22,
             elems: 1 << 29,
             held: 1 << 31,
             depth: 16,

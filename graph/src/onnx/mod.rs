@@ -15,6 +15,7 @@ pub mod ir;
 pub mod limits;
 pub mod proto;
 mod read;
+mod scan;
 mod tensor;
 
 pub use array::{Array, Data, Elem, NONE};

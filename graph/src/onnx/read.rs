@@ -9,7 +9,7 @@ use super::ir::{Attr, Dim, Graph, Model, Node, ValueInfo, ValueType};
 use super::proto::{
     AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 };
-use super::{Array, Elem, Error, Limits, tensor};
+use super::{Array, Elem, Error, Limits, scan, tensor};
 
 /// Opsets of the default domain that are read. Which of them an op is known from, its kernel says:
 /// most from 7 on.
@@ -64,6 +64,7 @@ fn check_size(bytes: &[u8], limits: &Limits) -> Result<(), Error> {
 
 fn model(file: &str, bytes: &[u8], limits: &Limits) -> Result<Model, Error> {
     check_size(bytes, limits)?;
+    scan::check(bytes, limits)?;
     let proto = ModelProto::decode(bytes).map_err(not_protobuf)?;
     let opsets: BTreeMap<String, i64> = proto
         .opset_import

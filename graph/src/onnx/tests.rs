@@ -120,6 +120,30 @@ fn nesting_is_bounded() {
 }
 
 #[test]
+fn messages_are_counted_before_decoding() {
+    let limits = Limits {
+        messages: 10,
+        ..Limits::default()
+    };
+    // Opset, graph, input, output, and of each node itself and two names.
+    let chain = |num: usize| {
+        let names: Vec<String> = (1..num).map(|i| format!("v{i}")).collect();
+        let mut all: Vec<&str> = names.iter().map(String::as_str).collect();
+        all.insert(0, "x");
+        all.push("y");
+        model(
+            all.windows(2)
+                .map(|p| node("Relu", &p[..1], &p[1..]))
+                .collect(),
+        )
+    };
+    let read = |num| Model::decode("m", &chain(num).encode_to_vec(), &limits);
+    assert!(read(2).is_ok());
+    let e = read(3).unwrap_err().to_string();
+    assert_eq!(e, "m: file: messages: expected at most 10, got more");
+}
+
+#[test]
 fn tensors_are_read_from_raw_and_typed_fields() {
     let tensor = |t: &TensorProto| decode_tensor("t.pb", &t.encode_to_vec(), &Limits::default());
     let mut t = TensorProto {

@@ -1,4 +1,4 @@
-//! Evaluates ONNX models node by node with the general kernels of [`tensor`](crate::tensor).
+//! Evaluates ONNX models node by node with the general kernels of [`tensor`].
 //!
 //! The oracle for imported programs, and what folds their constants: right, not fast.
 //!

@@ -12,6 +12,7 @@ use lazybatch_kernels::onnx::Interpreter;
 /// Bounds that every case keeps.
 pub const LIMITS: Limits = Limits {
     file_bytes: 64 << 20,
+    messages: 1 << 16,
     elems: 1 << 22,
     held: 1 << 24,
     depth: 16,
