@@ -116,7 +116,7 @@ pub fn grouped(x: &Array, axes: &[usize]) -> (Array, Vec<usize>, usize) {
     (transpose(x, &perm), kept, size)
 }
 
-/// Axes, dimensions of the result, and whether nothing is reduced at all. Axes are an attribute
+/// Axes and dimensions of the result. Axes are an attribute
 /// up to opset `last`, an operand after it.
 fn plan(call: &Call, last: i64) -> Result<(Vec<usize>, Vec<usize>), Error> {
     let x = call.x(0)?;
