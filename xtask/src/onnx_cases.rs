@@ -34,12 +34,19 @@ pub fn run(root: &Path) -> Result<()> {
         std::fs::create_dir_all(path).with_context(|| path.display().to_string())?;
     }
     println!("fetching {PACKAGE}");
-    step(
-        "apt-get",
-        Command::new("apt-get")
-            .args(["download", "-q", PACKAGE])
-            .current_dir(&download),
-    )?;
+    let fetch = || {
+        step(
+            "apt-get",
+            Command::new("apt-get")
+                .args(["download", "-q", PACKAGE])
+                .current_dir(&download),
+        )
+    };
+    if let Err(error) = fetch() {
+        println!("{error:#}; trying again with fresh package lists");
+        step("apt-get", Command::new("apt-get").args(["update", "-q"]))?;
+        fetch()?;
+    }
     let package = only_entry(&download)?;
     let name = package
         .file_name()
