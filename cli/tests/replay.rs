@@ -185,7 +185,7 @@ fn replay_refused(place: &Place, lines: &[String], part: &str) {
 fn decisions_are_explained_with_what_else_was_possible() {
     let place = Place::with_example();
     place.succeed(
-        "simulate --profile p.json --rate 9000 --duration 0.05 --policies adaptive,lazy --explain e",
+        "simulate --profile p.json --rate 9000 --duration 0.15 --policies adaptive,lazy --explain e",
     );
     for policy in ["adaptive", "lazy"] {
         let lines = place.read(&format!("e.{policy}.jsonl"));
@@ -221,7 +221,7 @@ fn decisions_are_explained_with_what_else_was_possible() {
         }
     }
     // Explaining changes nothing.
-    let plain = "simulate --profile p.json --rate 9000 --duration 0.05 --policies adaptive --json";
+    let plain = "simulate --profile p.json --rate 9000 --duration 0.15 --policies adaptive --json";
     place.succeed(&format!("{plain} a.json"));
     place.succeed(&format!("{plain} b.json --explain e"));
     assert_eq!(place.read("a.json"), place.read("b.json"));
