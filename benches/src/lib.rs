@@ -7,8 +7,10 @@
 pub mod clock;
 pub mod contention;
 pub mod core_load;
+pub mod lockstep;
 pub mod matmul;
 pub mod metered;
+pub mod peer;
 pub mod record;
 pub mod reused;
 pub mod spread;

@@ -1,7 +1,8 @@
 //! `lazybatch-measure`: writes the figures that `benches/results/` keeps.
 //!
 //! `lazybatch-measure COMMAND FOLDER [--threads N] [--seed N] [--requests N] [--repeats N]`, or
-//! `lazybatch-measure realtime --model NAME ...`; see [`USAGE`].
+//! `lazybatch-measure realtime --model NAME ...`, or `lazybatch-measure peers FOLDER --python PATH`;
+//! see [`USAGE`].
 
 mod measure;
 
@@ -10,7 +11,7 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use lazybatch_benches::record::{self, Recorder};
 
-use measure::realtime::Options;
+use measure::{peers, realtime};
 
 /// What the command line says without arguments.
 const USAGE: &str = "\
@@ -47,7 +48,21 @@ usage: lazybatch-measure realtime --model NAME --out FILE.jsonl --requests N | -
 --sla X            SLA target as a multiple of the mean time of a request alone; 5 if absent
 --max-batch N      most requests of one launch; 64 if absent
 --threads N        threads of the CPU device; all cores if absent
---seed N           seed of inputs, and of the first pair's arrivals; 1 if absent";
+--seed N           seed of inputs, and of the first pair's arrivals; 1 if absent
+
+usage: lazybatch-measure peers FOLDER --python PATH [--rows NAME,...] [--threads N] [--repeats N]
+
+  Our kernels and ONNX Runtime in turns of 30 ms, on the same weights and inputs and as many threads;
+  their outputs are compared first. `ratio` is the peer's time over ours: above 1 we are faster.
+  Its least possible call is given too, and the ratio without it. `cargo xtask peers-env` makes a
+  Python with the runtime: .peers/bin/python. Lines are appended to FOLDER/peers.jsonl.
+
+--python PATH  a Python with the packages of benches/peers/requirements.txt
+--rows A,B     some of gemm (1 to 256 rows times 1024 x 1024 and 768 x 3072), lstm and gru (a layer of
+               1024 over 16 steps), encoder (a layer of BERT-base), decoder (a step of a layer of
+               Transformer-base behind 32 others), resnet50; all if absent
+--threads N    threads of each side; all cores if absent
+--repeats N    pairs of turns; 7 if absent";
 
 /// What every measurement takes.
 pub struct Settings {
@@ -94,9 +109,16 @@ fn main() -> anyhow::Result<()> {
     if let [name, options @ ..] = &args[..]
         && name == "realtime"
     {
-        let options = or_usage(Options::parse(options, &command(&args)));
+        let options = or_usage(realtime::Options::parse(options, &command(&args)));
         record::environment(record::folder_of(&options.out))?;
-        return measure::realtime::run(&options);
+        return realtime::run(&options);
+    }
+    if let [name, options @ ..] = &args[..]
+        && name == "peers"
+    {
+        let options = or_usage(peers::Options::parse(options, &command(&args)));
+        record::environment(&options.folder)?;
+        return peers::run(&options);
     }
     let (name, settings) = or_usage(parse(&args));
     record::environment(&settings.folder)?;

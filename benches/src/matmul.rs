@@ -17,7 +17,7 @@ pub const ROWS: [usize; 5] = [1, 4, 16, 64, 256];
 /// Steps of one peak measurement.
 const PEAK_STEPS: usize = 100_000;
 
-/// `y = x W` with `W: [1024, 1024]`.
+/// `y = x W`.
 pub struct Product {
     level: Level,
     pool: Pool,
@@ -27,20 +27,28 @@ pub struct Product {
 }
 
 impl Product {
-    /// Packed and ready, for up to the largest of [`ROWS`].
+    /// `W: [1024, 1024]`, for up to the largest of [`ROWS`].
     pub fn new(level: Level, threads: usize) -> Self {
         let noise = |seed, num| WeightSource::Seeded { seed, bound: 1.0 }.to_f32(num);
         let most = ROWS[ROWS.len() - 1];
+        Self::of(level, threads, &noise(1, K * N), [K, N], noise(2, most * K))
+    }
+
+    /// Of `x: [rows, k]` and `w: [k, n]`, packed and ready.
+    ///
+    /// # Panics
+    /// If `w` does not have `k * n` elements.
+    pub fn of(level: Level, threads: usize, w: &[f32], [k, n]: [usize; 2], x: Vec<f32>) -> Self {
         Self {
             level,
             pool: Pool::new(threads),
-            packed: PackedB::pack(&noise(1, K * N), K, N),
-            x: noise(2, most * K),
-            y: vec![0.0; most * N],
+            packed: PackedB::pack(w, k, n),
+            y: vec![0.0; x.len() / k * n],
+            x,
         }
     }
 
-    /// Floating-point operations of [`Product::run`].
+    /// Floating-point operations of [`Product::run`] with `W: [1024, 1024]`.
     pub const fn flops(rows: usize) -> f64 {
         (2 * rows * K * N) as f64
     }
@@ -51,15 +59,20 @@ impl Product {
             &mut self.pool,
             self.level,
             true,
-            AView::rows(&self.x, K),
+            AView::rows(&self.x, self.packed.k),
             rows,
             self.packed.view(),
             &mut self.y,
-            N,
+            self.packed.n,
             false,
             &Epilogue::default(),
         );
         black_box(&self.y);
+    }
+
+    /// The first `rows` rows of the result.
+    pub fn result(&self, rows: usize) -> &[f32] {
+        &self.y[..rows * self.packed.n]
     }
 
     /// Floating-point operations of [`Product::run_peak`].

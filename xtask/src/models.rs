@@ -92,7 +92,10 @@ pub fn run(root: &Path) -> Result<()> {
 }
 
 /// The Python to use: `$PYTHON`, else `python3`.
-fn find_python() -> Result<String> {
+///
+/// # Errors
+/// No such program, or one without pip.
+pub fn find_python() -> Result<String> {
     let python = std::env::var("PYTHON").unwrap_or_else(|_| "python3".to_owned());
     check_python(&python)?;
     Ok(python)
@@ -132,7 +135,11 @@ fn venv(python: &str, folder: &Path) -> Result<PathBuf> {
     Ok(inside)
 }
 
-fn run_step(command: &mut Command) -> Result<()> {
+/// Runs a step to its end.
+///
+/// # Errors
+/// A step that cannot start or fails, with its command line.
+pub fn run_step(command: &mut Command) -> Result<()> {
     let shown = format!("{command:?}");
     let status = command
         .status()

@@ -4,6 +4,7 @@ pub mod decision;
 pub mod dispatch;
 pub mod gemm;
 pub mod instructions;
+pub mod peers;
 pub mod realtime;
 pub mod sim_vs_real;
 pub mod steady;
