@@ -59,8 +59,8 @@ usage: lazybatch-measure peers FOLDER --python PATH [--rows NAME,...] [--threads
 
 --python PATH  a Python with the packages of benches/peers/requirements.txt
 --rows A,B     some of gemm (1 to 256 rows times 1024 x 1024 and 768 x 3072), lstm and gru (a layer of
-               1024 over 16 steps), encoder (a layer of BERT-base), decoder (a step of a layer of
-               Transformer-base behind 32 others), resnet50; all if absent
+               1024 over 16 steps, and one step), encoder (a layer of BERT-base), decoder (a step of a
+               layer of Transformer-base behind 32 others), resnet50; all if absent
 --threads N    threads of each side; all cores if absent
 --repeats N    pairs of turns; 7 if absent";
 

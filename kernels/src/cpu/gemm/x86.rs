@@ -1,23 +1,27 @@
 //! Register tiles with AVX2 and AVX-512.
 
 use std::arch::x86_64::{
-    __m256, __m512, _MM_HINT_T0, _mm_prefetch, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_set1_ps,
+    __m256, __m512, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_set1_ps,
     _mm256_setzero_ps, _mm256_storeu_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps,
     _mm512_setzero_ps, _mm512_storeu_ps,
 };
 
-use super::tile::{A_STRIDE, NR, Tile};
+use super::tile::{A_STRIDE, BUSY_ROWS, NR, Tile, UNROLL};
 
 /// How far ahead of the multiplication a panel is fetched, in elements: 1 KiB.
 const AHEAD: usize = 256;
 
-/// Steps of `k` per turn of the loop.
-const UNROLL: usize = 4;
+/// Fetches the lines of turn `turn` of what comes next.
+#[inline(always)]
+fn fetch(t: &Tile, turn: usize) {
+    for i in turn * t.fetch..(turn + 1) * t.fetch {
+        // SAFETY: prefetches may point anywhere.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(t.ahead.wrapping_add(i * NR).cast()) };
+    }
+}
 
-/// Rows from which a tile computes long enough for the hardware to fetch its panels.
-const BUSY_ROWS: usize = 4;
-
-/// One step of the chains of a tile: column `k` of the left side times row `k` of the panels.
+/// One step of the chains of a tile: column `k` of the left side times row `k` of the panels. Narrow
+/// tiles fetch what lies `near` elements ahead.
 ///
 /// # Safety
 /// AVX-512 F; `a` and `b` point to `R` rows `lda` apart and `P` panels `ldb` apart.
@@ -29,6 +33,7 @@ unsafe fn step512<const R: usize, const P: usize>(
     lda: usize,
     b: *const f32,
     ldb: usize,
+    near: usize,
 ) {
     // SAFETY: the caller vouches for rows and panels; prefetches may point anywhere.
     unsafe {
@@ -36,7 +41,7 @@ unsafe fn step512<const R: usize, const P: usize>(
         for p in 0..P {
             row[p] = _mm512_loadu_ps(b.add(p * ldb));
             if R < BUSY_ROWS {
-                _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(p * ldb + AHEAD).cast());
+                _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(p * ldb + near).cast());
             }
         }
         for r in 0..R {
@@ -60,6 +65,7 @@ unsafe fn step256<const R: usize, const V: usize>(
     lda: usize,
     b: *const f32,
     ldb: usize,
+    near: usize,
 ) {
     // SAFETY: as in `step512`.
     unsafe {
@@ -69,7 +75,7 @@ unsafe fn step256<const R: usize, const V: usize>(
         }
         if R < BUSY_ROWS {
             for p in 0..V / 2 {
-                _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(p * ldb + AHEAD).cast());
+                _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(p * ldb + near).cast());
             }
         }
         if R < V {
@@ -114,13 +120,21 @@ unsafe fn tile512<const R: usize, const P: usize, const LDA: usize>(t: &Tile) {
         }
         let mut k = 0;
         while k + UNROLL <= t.k {
+            // Behind the last panel of a tile lies the first one of the next tile.
+            let near = if k + AHEAD / NR < t.k {
+                AHEAD
+            } else {
+                AHEAD + (P - 1) * t.ldb
+            };
             for u in 0..UNROLL {
-                step512::<R, P>(&mut acc, t.a.add(k + u), lda, t.b.add((k + u) * NR), t.ldb);
+                let (a, b) = (t.a.add(k + u), t.b.add((k + u) * NR));
+                step512::<R, P>(&mut acc, a, lda, b, t.ldb, near);
             }
+            fetch(t, k / UNROLL);
             k += UNROLL;
         }
         while k < t.k {
-            step512::<R, P>(&mut acc, t.a.add(k), lda, t.b.add(k * NR), t.ldb);
+            step512::<R, P>(&mut acc, t.a.add(k), lda, t.b.add(k * NR), t.ldb, AHEAD);
             k += 1;
         }
         for r in 0..R {
@@ -150,13 +164,21 @@ unsafe fn tile256<const R: usize, const V: usize, const LDA: usize>(t: &Tile) {
         }
         let mut k = 0;
         while k + UNROLL <= t.k {
+            // Behind the last panel of a tile lies the first one of the next tile.
+            let near = if k + AHEAD / NR < t.k {
+                AHEAD
+            } else {
+                AHEAD + (V / 2 - 1) * t.ldb
+            };
             for u in 0..UNROLL {
-                step256::<R, V>(&mut acc, t.a.add(k + u), lda, t.b.add((k + u) * NR), t.ldb);
+                let (a, b) = (t.a.add(k + u), t.b.add((k + u) * NR));
+                step256::<R, V>(&mut acc, a, lda, b, t.ldb, near);
             }
+            fetch(t, k / UNROLL);
             k += UNROLL;
         }
         while k < t.k {
-            step256::<R, V>(&mut acc, t.a.add(k), lda, t.b.add(k * NR), t.ldb);
+            step256::<R, V>(&mut acc, t.a.add(k), lda, t.b.add(k * NR), t.ldb, AHEAD);
             k += 1;
         }
         for r in 0..R {

@@ -3,6 +3,8 @@
 //! Source: LSTM as in Hochreiter and Schmidhuber 1997 with forget gates (Gers 2000), gate order
 //! i, f, g, o; GRU as in Cho 2014 in the variant with the reset gate behind the recurrent product.
 
+use std::ops::Range;
+
 use lazybatch_graph::{Act, StateId};
 
 use crate::cpu::buffers::Buf;
@@ -10,6 +12,16 @@ use crate::cpu::exec::{Env, NodeView};
 use crate::cpu::gemm::{AView, Epilogue, PackedB, gemm};
 use crate::cpu::level::simd;
 use crate::cpu::math;
+use crate::cpu::pool::Shards;
+
+/// Elements of a row's gates that a thread computes at once.
+const PART: usize = 256;
+
+/// Floating-point operations per element behind an LSTM's products, roughly.
+const LSTM_COST: usize = 120;
+
+/// The same for a GRU.
+const GRU_COST: usize = 80;
 
 /// `out = x w` with an epilogue, continuing from `out` if `resume`.
 fn product(
@@ -56,53 +68,89 @@ pub fn linear(
     out
 }
 
+/// The sixteen (at the end fewer) elements from `at` on.
+#[inline(always)]
+fn load(x: &[f32], at: usize) -> math::Lanes {
+    match x[at..].first_chunk() {
+        Some(full) => *full,
+        None => math::load_tail(&x[at..], 0.0),
+    }
+}
+
+/// Writes what [`load`] reads.
+#[inline(always)]
+fn store(x: &mut [f32], at: usize, lanes: &math::Lanes) {
+    match x[at..].first_chunk_mut() {
+        Some(full) => *full = *lanes,
+        None => {
+            let tail = &mut x[at..];
+            tail.copy_from_slice(&lanes[..tail.len()]);
+        }
+    }
+}
+
 simd! {
-    /// `gates: [4h]` in order i, f, g, o; updates `c` and writes `h`.
-    fn lstm_row(gates: &[f32], c: &mut [f32], h: &mut [f32]) {
-        let n = c.len();
-        let (i, rest) = gates.split_at(n);
-        let (f, rest) = rest.split_at(n);
-        let (g, o) = rest.split_at(n);
-        let mut at = 0;
-        while at < n {
-            let len = math::LANES.min(n - at);
-            let load = |x: &[f32]| math::load_tail(&x[at..at + len], 0.0);
-            let (i, f, g, o) = (load(i), load(f), load(g), load(o));
-            let mut cell = load(c);
+    /// Elements of gates i, f, g, o; updates `c` and writes `h`.
+    fn lstm_gates(gates: [&[f32]; 4], c: &mut [f32], h: &mut [f32]) {
+        for at in (0..c.len()).step_by(math::LANES) {
+            let [i, f, g, o] = gates.map(|gate| load(gate, at));
+            let mut cell = load(c, at);
             let mut hidden = [0.0; math::LANES];
             for j in 0..math::LANES {
                 let keep = math::sigmoid(f[j]) * cell[j];
                 cell[j] = math::sigmoid(i[j]).mul_add(math::tanh(g[j]), keep);
                 hidden[j] = math::sigmoid(o[j]) * math::tanh(cell[j]);
             }
-            c[at..at + len].copy_from_slice(&cell[..len]);
-            h[at..at + len].copy_from_slice(&hidden[..len]);
-            at += len;
+            store(c, at, &cell);
+            store(h, at, &hidden);
         }
     }
 }
 
 simd! {
-    /// `x: [3h]` and `r: [3h]` in order r, z, n; `h` becomes `h'`.
-    fn gru_row(x: &[f32], r: &[f32], h: &mut [f32]) {
-        let n = h.len();
-        let mut at = 0;
-        while at < n {
-            let len = math::LANES.min(n - at);
-            let load = |s: &[f32], gate: usize| math::load_tail(&s[gate * n + at..][..len], 0.0);
-            let (xr, xz, xn) = (load(x, 0), load(x, 1), load(x, 2));
-            let (hr, hz, hn) = (load(r, 0), load(r, 1), load(r, 2));
-            let mut hidden = math::load_tail(&h[at..at + len], 0.0);
+    /// Elements of gates r, z, n from input (`x`) and state (`s`); `h` becomes `h'`.
+    fn gru_gates(x: [&[f32]; 3], s: [&[f32]; 3], h: &mut [f32]) {
+        for at in (0..h.len()).step_by(math::LANES) {
+            let [xr, xz, xn] = x.map(|gate| load(gate, at));
+            let [hr, hz, hn] = s.map(|gate| load(gate, at));
+            let mut hidden = load(h, at);
             for j in 0..math::LANES {
                 let reset = math::sigmoid(xr[j] + hr[j]);
                 let update = math::sigmoid(xz[j] + hz[j]);
                 let new = math::tanh(reset.mul_add(hn[j], xn[j]));
                 hidden[j] = (1.0 - update).mul_add(new, update * hidden[j]);
             }
-            h[at..at + len].copy_from_slice(&hidden[..len]);
-            at += len;
+            store(h, at, &hidden);
         }
     }
+}
+
+/// Runs `f(row, columns)` on parts of `rows` rows of `hidden` elements; `cost` is the operations
+/// per element.
+fn per_part(
+    env: &mut Env<'_>,
+    rows: usize,
+    hidden: usize,
+    cost: usize,
+    f: impl Fn(usize, Range<usize>) + Sync,
+) {
+    let parts = hidden.div_ceil(PART);
+    env.split(rows * parts, rows * hidden * cost, |range| {
+        for item in range {
+            let first = item % parts * PART;
+            f(item / parts, first..(first + PART).min(hidden));
+        }
+    });
+}
+
+/// Gate `gate` of row `row` at `cols`, from rows of `gates` times `hidden` elements.
+fn gate_at<'a>(
+    all: &'a [f32],
+    (row, gates, gate): (usize, usize, usize),
+    hidden: usize,
+    cols: &Range<usize>,
+) -> &'a [f32] {
+    &all[(row * gates + gate) * hidden..][cols.clone()]
 }
 
 /// Copies a vector state of all samples into packed rows.
@@ -146,11 +194,14 @@ pub fn lstm(env: &mut Env<'_>, v: NodeView<'_>, h: StateId, c: StateId, proj: bo
     product(env, &last, w_hh, &mut gates, true, &epi);
     let mut out = env.buffers.take(rows * hidden);
     let level = env.level;
-    for r in 0..rows {
-        let gates = &gates[r * 4 * hidden..][..4 * hidden];
-        let c = &mut cell[r * hidden..][..hidden];
-        lstm_row(level, gates, c, &mut out[r * hidden..][..hidden]);
-    }
+    let (cells, outs) = (Shards::new(&mut cell), Shards::new(&mut out));
+    per_part(env, rows, hidden, LSTM_COST, |row, cols| {
+        let gate = |gate| gate_at(&gates, (row, 4, gate), hidden, &cols);
+        let (at, num) = (row * hidden + cols.start, cols.len());
+        // SAFETY: parts are disjoint.
+        let (c, h) = unsafe { (cells.slice(at, num), outs.slice(at, num)) };
+        lstm_gates(level, [0, 1, 2, 3].map(gate), c, h);
+    });
     if proj {
         let mut projected = v.alloc(env, 0);
         product(
@@ -184,11 +235,13 @@ pub fn gru(env: &mut Env<'_>, v: NodeView<'_>, h: StateId) -> Buf {
     };
     product(env, v.arg(0), w_ih, &mut x, false, &bias(v.arg(3)));
     product(env, &state, w_hh, &mut r, false, &bias(v.arg(4)));
-    for i in 0..rows {
-        let gates = i * 3 * hidden..(i + 1) * 3 * hidden;
-        let row = &mut state[i * hidden..][..hidden];
-        gru_row(env.level, &x[gates.clone()], &r[gates], row);
-    }
+    let (level, states) = (env.level, Shards::new(&mut state));
+    per_part(env, rows, hidden, GRU_COST, |row, cols| {
+        let gates = |all| [0, 1, 2].map(|gate| gate_at(all, (row, 3, gate), hidden, &cols));
+        // SAFETY: parts are disjoint.
+        let h = unsafe { states.slice(row * hidden + cols.start, cols.len()) };
+        gru_gates(level, gates(&x[..]), gates(&r[..]), h);
+    });
     scatter_state(env, v, h, hidden, &state);
     [x, r].into_iter().for_each(|b| env.buffers.give(b));
     state
