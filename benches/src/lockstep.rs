@@ -205,7 +205,10 @@ mod tests {
         let requests = vec![request(&[1.0, 1.0]), request(&[1.0; 4])];
         let error = Lockstep::new(sums(), requests, 1).err().unwrap();
         let message = error.to_string();
-        assert!(message.starts_with("sums: expected requests of one length"), "{message}");
+        assert!(
+            message.starts_with("sums: expected requests of one length"),
+            "{message}"
+        );
         assert!(Lockstep::new(sums(), Vec::new(), 1).is_err());
     }
 

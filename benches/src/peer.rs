@@ -174,7 +174,9 @@ mod tests {
         let answer = |text: &str| format!("echo '{{\"peer\": \"toy\"}}'; read line; echo '{text}'");
         assert_eq!(told(&answer(r#"{"error": "no room"}"#)), "toy: no room");
         assert_eq!(told(&answer("{}")), "expected an id, got {}");
-        let missing = Peer::start(&mut Command::new("no-such-peer")).err().unwrap();
+        let missing = Peer::start(&mut Command::new("no-such-peer"))
+            .err()
+            .unwrap();
         assert!(missing.to_string().starts_with("cannot run"), "{missing}");
     }
 

@@ -189,7 +189,11 @@ mod tests {
         assert_eq!(difference(&[100.0, -2.0, 0.0], &theirs).unwrap(), 0.0);
         let small = difference(&[100.05, -2.0, 0.0], &theirs).unwrap();
         assert!((4e-4..6e-4).contains(&small));
-        for other in [&[100.0, -2.0, 0.2][..], &[100.0, -2.0], &[f32::NAN, -2.0, 0.0]] {
+        for other in [
+            &[100.0, -2.0, 0.2][..],
+            &[100.0, -2.0],
+            &[f32::NAN, -2.0, 0.0],
+        ] {
             assert!(difference(other, &theirs).is_err(), "{other:?}");
         }
     }

@@ -193,9 +193,7 @@ impl Row {
                 })?;
                 Own::program(program, batch, steps, threads, (steps == 1).then_some(0))
             }
-            Self::Encoder { batch, len } => {
-                Own::program(encoder(len)?, batch, len, threads, None)
-            }
+            Self::Encoder { batch, len } => Own::program(encoder(len)?, batch, len, threads, None),
             Self::Decoder { batch } => Own::program(decoder()?, batch, PAST, threads, Some(1)),
             Self::Resnet { batch } => {
                 let resnet = zoo::find("resnet50").context("resnet50 in the zoo")?;
@@ -293,9 +291,8 @@ impl Own {
                 // Launches follow each other, as they do under load; the first wakes the threads.
                 // A cache grows by a row with each, so the others have no less to do than the peer.
                 batch.run_block(*block)?;
-                let (ns, done) = clock::time(|| {
-                    (0..LAUNCHES).try_for_each(|_| batch.run_block(*block))
-                });
+                let (ns, done) =
+                    clock::time(|| (0..LAUNCHES).try_for_each(|_| batch.run_block(*block)));
                 batch.close();
                 done.map(|()| ns / LAUNCHES as f64)
             }
@@ -414,7 +411,14 @@ mod tests {
     #[test]
     fn every_programs_own_side_runs_without_a_peer() {
         for (row, num) in [
-            (Row::Gemm { m: 2, k: 300, n: 40 }, 80),
+            (
+                Row::Gemm {
+                    m: 2,
+                    k: 300,
+                    n: 40,
+                },
+                80,
+            ),
             (Row::Lstm { batch: 2, steps: 3 }, 2 * 3 * HIDDEN),
             (Row::Gru { batch: 1, steps: 1 }, HIDDEN),
             (Row::Encoder { batch: 2, len: 3 }, 2 * 3 * ENCODER[0]),

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use lazybatch_graph::Act;
 
-use super::tile::{A_STRIDE, BUSY_ROWS, KC, NR, Tile, UNROLL, max_rows, panels};
+use super::tile::{A_STRIDE, KC, NR, Tile, max_rows, panels};
 use super::{AView, BView, portable};
 use crate::cpu::buffers::Aligned;
 use crate::cpu::level::{Kind, Level, simd};
@@ -192,18 +192,9 @@ pub unsafe fn gemm_range(
                 } else {
                     (&source[m0 * a.row_stride..], a.row_stride)
                 };
-                let end = (p + NC).min(cols.end);
-                let next_k = k0 + kb;
-                // Behind this part comes the next block of `k`, or the next columns.
-                let next = if next_k < b.k {
-                    Some(next_k * num_panels * NR + p * KC.min(b.k - next_k) * NR)
-                } else {
-                    (end < cols.end).then(|| end * KC.min(b.k) * NR)
-                };
                 let part = Part {
                     level,
                     k: kb,
-                    next: next.map(|at| b.data[at..].as_ptr()),
                     left,
                     lda,
                     right: &b.data[k0 * num_panels * NR..],
@@ -214,7 +205,7 @@ pub unsafe fn gemm_range(
                     epi: (block == last_block && !epi.is_empty()).then_some(epi),
                 };
                 // SAFETY: the rectangle is the caller's, sides were checked above.
-                unsafe { part.run(chunk.clone(), p..end) };
+                unsafe { part.run(chunk.clone(), p..(p + NC).min(cols.end)) };
             }
         }
     });
@@ -224,8 +215,6 @@ pub unsafe fn gemm_range(
 struct Part<'a> {
     level: Level,
     k: usize,
-    /// First panel of what is computed behind this part.
-    next: Option<*const f32>,
     left: &'a [f32],
     lda: usize,
     right: &'a [f32],
@@ -254,12 +243,6 @@ impl Part<'_> {
             } else {
                 1
             };
-            let ahead = if p + width < cols.end {
-                Some(self.right[(p + width) * self.k * NR..].as_ptr())
-            } else {
-                self.next
-            };
-            let lines = width * self.k;
             for tile in 0..num_tiles {
                 let first = rows.len() * tile / num_tiles;
                 let num = rows.len() * (tile + 1) / num_tiles - first;
@@ -270,11 +253,8 @@ impl Part<'_> {
                     1
                 };
                 for q in (p..p + width).step_by(step) {
-                    // The tiles share in fetching.
-                    let share = lines * tile / num_tiles..lines * (tile + 1) / num_tiles;
-                    let share = if q == p { share } else { 0..0 };
                     // SAFETY: inside the caller's rectangle.
-                    unsafe { self.tile(&rows, first, num, q, step, p >= full, (ahead, share)) };
+                    unsafe { self.tile(&rows, first, num, q, step, p >= full, tile == 0) };
                 }
             }
             p += width;
@@ -291,7 +271,7 @@ impl Part<'_> {
         panel: usize,
         width: usize,
         partial: bool,
-        (ahead, share): (Option<*const f32>, Range<usize>),
+        cold: bool,
     ) {
         let row = rows.start + first;
         let (col, cols) = (panel * NR, (width * NR).min(self.n - panel * NR));
@@ -305,12 +285,7 @@ impl Part<'_> {
             c: self.c.as_ptr().wrapping_add(row * self.ldc + col),
             ldc: self.ldc,
             resume: self.resume,
-            ahead: ahead.map_or(std::ptr::null(), |a| a.wrapping_add(share.start * NR)),
-            fetch: if ahead.is_some() && num >= BUSY_ROWS {
-                share.len().div_ceil((self.k / UNROLL).max(1))
-            } else {
-                0
-            },
+            cold,
         };
         if partial {
             if self.resume {

@@ -15,13 +15,6 @@ pub const KC: usize = 256;
 /// tile on one cache set.
 pub const A_STRIDE: usize = KC + 16;
 
-/// Steps of `k` per turn of a tile's loop.
-pub const UNROLL: usize = 4;
-
-/// Rows from which a tile computes long enough to fetch the next panels; narrower ones fetch their
-/// own a little ahead.
-pub const BUSY_ROWS: usize = 4;
-
 /// Most rows of a tile.
 pub const fn max_rows(kind: Kind) -> usize {
     match kind {
@@ -61,8 +54,6 @@ pub struct Tile {
     pub ldc: usize,
     /// Continue from the stored elements instead of zero.
     pub resume: bool,
-    /// What comes next and is fetched into the second-level cache meanwhile; need not exist.
-    pub ahead: *const f32,
-    /// Cache lines fetched there per [`UNROLL`] steps.
-    pub fetch: usize,
+    /// Whether the panels were not read just before: the tile then fetches them a little ahead.
+    pub cold: bool,
 }

@@ -1,27 +1,30 @@
 //! Register tiles with AVX2 and AVX-512.
 
 use std::arch::x86_64::{
-    __m256, __m512, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_set1_ps,
+    __m256, __m512, _MM_HINT_T0, _mm_prefetch, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_set1_ps,
     _mm256_setzero_ps, _mm256_storeu_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps,
     _mm512_setzero_ps, _mm512_storeu_ps,
 };
 
-use super::tile::{A_STRIDE, BUSY_ROWS, NR, Tile, UNROLL};
+use super::tile::{A_STRIDE, NR, Tile};
 
 /// How far ahead of the multiplication a panel is fetched, in elements: 1 KiB.
 const AHEAD: usize = 256;
 
-/// Fetches the lines of turn `turn` of what comes next.
+/// Steps of `k` per turn of the loop.
+const UNROLL: usize = 4;
+
+/// How far ahead step `k` of a cold tile of `panels` panels fetches: within each panel, and from its
+/// end on in the tile that follows.
 #[inline(always)]
-fn fetch(t: &Tile, turn: usize) {
-    for i in turn * t.fetch..(turn + 1) * t.fetch {
-        // SAFETY: prefetches may point anywhere.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(t.ahead.wrapping_add(i * NR).cast()) };
-    }
+fn near(t: &Tile, k: usize, panels: usize) -> Option<usize> {
+    let behind = k + AHEAD / NR >= t.k;
+    let far = if behind { (panels - 1) * t.ldb } else { 0 };
+    t.cold.then_some(AHEAD + far)
 }
 
-/// One step of the chains of a tile: column `k` of the left side times row `k` of the panels. Narrow
-/// tiles fetch what lies `near` elements ahead.
+/// One step of the chains of a tile: column `k` of the left side times row `k` of the panels. What
+/// lies `near` elements ahead is fetched.
 ///
 /// # Safety
 /// AVX-512 F; `a` and `b` point to `R` rows `lda` apart and `P` panels `ldb` apart.
@@ -33,14 +36,14 @@ unsafe fn step512<const R: usize, const P: usize>(
     lda: usize,
     b: *const f32,
     ldb: usize,
-    near: usize,
+    near: Option<usize>,
 ) {
     // SAFETY: the caller vouches for rows and panels; prefetches may point anywhere.
     unsafe {
         let mut row: [__m512; P] = [_mm512_setzero_ps(); P];
         for p in 0..P {
             row[p] = _mm512_loadu_ps(b.add(p * ldb));
-            if R < BUSY_ROWS {
+            if let Some(near) = near {
                 _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(p * ldb + near).cast());
             }
         }
@@ -65,7 +68,7 @@ unsafe fn step256<const R: usize, const V: usize>(
     lda: usize,
     b: *const f32,
     ldb: usize,
-    near: usize,
+    near: Option<usize>,
 ) {
     // SAFETY: as in `step512`.
     unsafe {
@@ -73,7 +76,7 @@ unsafe fn step256<const R: usize, const V: usize>(
         for v in 0..V {
             row[v] = _mm256_loadu_ps(b.add((v / 2) * ldb + (v % 2) * 8));
         }
-        if R < BUSY_ROWS {
+        if let Some(near) = near {
             for p in 0..V / 2 {
                 _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(p * ldb + near).cast());
             }
@@ -120,21 +123,15 @@ unsafe fn tile512<const R: usize, const P: usize, const LDA: usize>(t: &Tile) {
         }
         let mut k = 0;
         while k + UNROLL <= t.k {
-            // Behind the last panel of a tile lies the first one of the next tile.
-            let near = if k + AHEAD / NR < t.k {
-                AHEAD
-            } else {
-                AHEAD + (P - 1) * t.ldb
-            };
+            let near = near(t, k, P);
             for u in 0..UNROLL {
                 let (a, b) = (t.a.add(k + u), t.b.add((k + u) * NR));
                 step512::<R, P>(&mut acc, a, lda, b, t.ldb, near);
             }
-            fetch(t, k / UNROLL);
             k += UNROLL;
         }
         while k < t.k {
-            step512::<R, P>(&mut acc, t.a.add(k), lda, t.b.add(k * NR), t.ldb, AHEAD);
+            step512::<R, P>(&mut acc, t.a.add(k), lda, t.b.add(k * NR), t.ldb, None);
             k += 1;
         }
         for r in 0..R {
@@ -164,21 +161,15 @@ unsafe fn tile256<const R: usize, const V: usize, const LDA: usize>(t: &Tile) {
         }
         let mut k = 0;
         while k + UNROLL <= t.k {
-            // Behind the last panel of a tile lies the first one of the next tile.
-            let near = if k + AHEAD / NR < t.k {
-                AHEAD
-            } else {
-                AHEAD + (V / 2 - 1) * t.ldb
-            };
+            let near = near(t, k, V / 2);
             for u in 0..UNROLL {
                 let (a, b) = (t.a.add(k + u), t.b.add((k + u) * NR));
                 step256::<R, V>(&mut acc, a, lda, b, t.ldb, near);
             }
-            fetch(t, k / UNROLL);
             k += UNROLL;
         }
         while k < t.k {
-            step256::<R, V>(&mut acc, t.a.add(k), lda, t.b.add(k * NR), t.ldb, AHEAD);
+            step256::<R, V>(&mut acc, t.a.add(k), lda, t.b.add(k * NR), t.ldb, None);
             k += 1;
         }
         for r in 0..R {
