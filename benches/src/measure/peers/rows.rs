@@ -101,7 +101,7 @@ enum Side {
         m: usize,
     },
     Program {
-        batch: Lockstep,
+        batch: Box<Lockstep>,
         /// The block that is timed; all, with opening and closing, if none.
         timed: Option<usize>,
     },
@@ -265,7 +265,10 @@ impl Own {
             tensors.push(Named { name, dims, data });
         }
         let batch = Lockstep::new(Arc::new(program), requests, threads)?;
-        let side = Side::Program { batch, timed };
+        let side = Side::Program {
+            batch: Box::new(batch),
+            timed,
+        };
         Ok(Self { side, tensors })
     }
 
