@@ -224,6 +224,8 @@ mod tests {
         b.begin_block("loop", Repeat::UntilStop { max: 3 });
         let value = b.vec_read("read", state);
         b.emit("emit", y, value);
+        let id = b.arg_max("id", value);
+        b.stop("stop", id, 1);
         let program = Arc::new(b.finish().unwrap());
         let inputs = vec![vec![Tensor::from_f32(&[1, 1], &[1.0])]];
         let error = Lockstep::new(program, inputs, 1).err().unwrap();
