@@ -63,7 +63,19 @@ impl Thread {
     }
 }
 
+/// Lets every other thread go first: a plan may come late, the device's threads may not. Where the
+/// system cannot do it, the thread keeps its priority.
+fn step_back() {
+    /// Of 19, the least urgent.
+    #[cfg(target_os = "linux")]
+    const NICE: i32 = 15;
+    // On Linux a nice value belongs to a thread; without a process it is the calling one's.
+    #[cfg(target_os = "linux")]
+    drop(rustix::process::setpriority_process(None, NICE));
+}
+
 fn work(inbox: &Receiver<PlanRequest>, outbox: &Sender<Plan>, stop: &AtomicBool) {
+    step_back();
     let clock = Clock::start();
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let share = (BUDGET * processors as f64).min(1.0);
