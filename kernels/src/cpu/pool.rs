@@ -32,7 +32,8 @@ struct Shared {
     /// Epoch (32 bits), number of tasks (16), next task (16).
     word: AtomicU64,
     data: AtomicPtr<()>,
-    call: AtomicUsize,
+    /// A [`Call`]; a pointer and not a number, which could not be turned back into one.
+    call: AtomicPtr<()>,
     done: AtomicUsize,
     panicked: AtomicBool,
     stop: AtomicBool,
@@ -95,7 +96,7 @@ impl Pool {
             .store((&raw const task).cast_mut().cast(), Ordering::Relaxed);
         shared
             .call
-            .store(call::<F> as Call as usize, Ordering::Relaxed);
+            .store(call::<F> as Call as *mut (), Ordering::Relaxed);
         let word = u64::from(self.epoch) << 32 | (num as u64) << 16;
         shared.word.store(word, Ordering::SeqCst);
         if shared.sleepers.load(Ordering::SeqCst) > 0 {
@@ -153,7 +154,7 @@ impl Shared {
                 continue;
             }
             // SAFETY: `call` was stored from a `Call` by `run` before the word that was claimed.
-            let call = unsafe { std::mem::transmute::<usize, Call>(call) };
+            let call = unsafe { std::mem::transmute::<*mut (), Call>(call) };
             let i = (word & 0xffff) as usize;
             // SAFETY: the claim succeeded, so this job has an unfinished task (this one), and
             // `run` keeps the closure alive until all are done.
