@@ -7,6 +7,7 @@ mod models;
 mod onnx_cases;
 mod peers;
 mod readme;
+mod sanitize;
 mod soak;
 mod steps;
 mod tidy;
@@ -24,6 +25,9 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   peers-env         make a Python in .peers for `lazybatch-measure peers`
   soak [--seeds N] [--test NAME]
                     long property runs; appends a line under benches/results
+  sanitize [miri] [address] [fuzz] [--seconds N]
+                    the unsafe code and the ONNX reader under miri, AddressSanitizer and a fuzzer
+                    (all if none is named); needs a nightly toolchain
 ";
 
 fn main() -> ExitCode {
@@ -64,6 +68,13 @@ fn run() -> Result<bool> {
             }
             soak::run(&root, num, only)
         }
+        ["sanitize", tools @ .., "--seconds", text] => {
+            let parsed = text.parse();
+            let seconds =
+                parsed.with_context(|| format!("--seconds: expected a number, got `{text}`"))?;
+            sanitize::run(&root, tools, seconds)
+        }
+        ["sanitize", tools @ ..] => sanitize::run(&root, tools, sanitize::DEFAULT_SECONDS),
         [] | ["help" | "-h" | "--help"] => {
             print!("{USAGE}");
             Ok(true)

@@ -1,6 +1,6 @@
 //! `cargo xtask soak`: long runs of the property tests.
 //!
-//! An integration test (`CRATE/tests/NAME.rs`) takes part by asking `num_cases` of its `common`
+//! An integration test (`CRATE/tests/NAME.rs` or `CRATE/tests/NAME/main.rs`) takes part by asking `num_cases` of its `common`
 //! module, or `LAZYBATCH_SOAK_CASES` itself, how many cases to run; without the variable it keeps
 //! to the short budget of the normal tests.
 //! What was run, where and how it ended is appended as one JSON line to
@@ -99,13 +99,19 @@ fn targets(root: &Path) -> Result<Vec<Target>> {
         };
         for path in sorted(&tests)? {
             let is_rust = path.extension().is_some_and(|extension| extension == "rs");
-            let text = if is_rust {
-                std::fs::read_to_string(&path)
-            } else {
-                Ok(String::new())
+            // `tests/NAME.rs`, or `tests/NAME/main.rs` with its modules beside it.
+            let files = match path.join("main.rs").is_file() {
+                true => sorted(&path)?,
+                false if is_rust => vec![path.clone()],
+                false => Vec::new(),
             };
-            let text = text.with_context(|| path.display().to_string())?;
-            if MARKS.iter().any(|mark| text.contains(mark)) {
+            let mut takes_part = false;
+            for file in files {
+                let text = std::fs::read_to_string(&file);
+                let text = text.with_context(|| file.display().to_string())?;
+                takes_part |= MARKS.iter().any(|mark| text.contains(mark));
+            }
+            if takes_part {
                 let stem = path.file_stem().unwrap_or_default().to_string_lossy();
                 targets.push((name.trim_matches('"').to_owned(), stem.into_owned()));
             }
@@ -202,6 +208,8 @@ mod tests {
             ("engine/tests/exact.rs", "for seed in 0..num_cases(400) {}"),
             ("engine/tests/swarm.rs", "env(\"LAZYBATCH_SOAK_CASES\")"),
             ("engine/tests/short.rs", "fn quick() {}"),
+            ("engine/tests/large/main.rs", "mod part;"),
+            ("engine/tests/large/part.rs", "num_cases(300)"),
             ("engine/tests/common/mod.rs", "pub fn num_cases(n: u64) {}"),
             (
                 "graph/Cargo.toml",
@@ -212,8 +220,7 @@ mod tests {
             std::fs::write(root.join(path), text).unwrap();
         }
         let args = arguments(&targets(root).unwrap()).join(" ");
-        let want =
-            "test --release --no-fail-fast --package lazybatch-engine --test exact --test swarm";
+        let want = "test --release --no-fail-fast --package lazybatch-engine --test exact --test large --test swarm";
         assert_eq!(args, want);
         std::fs::remove_dir_all(root.join("engine")).unwrap();
         assert!(targets(root).unwrap_err().to_string().contains("got none"));

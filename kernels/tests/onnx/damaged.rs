@@ -1,4 +1,5 @@
-//! Damaged model files, hostile attributes and operands give an error or a result, never a panic, in bounded memory.
+//! Damaged model files, hostile attributes and operands give an error or a result, never a panic,
+//! in bounded memory.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,9 +12,10 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::cases;
 
-/// Models that are damaged, and how often each.
+/// Models that are damaged.
 const NUM_MODELS: usize = 50;
-const NUM_PER_MODEL: usize = 6;
+/// Damaged files in the normal tests.
+const NUM_FILES: usize = 300;
 /// Most bytes that this process may hold at once, all tests of this program together.
 const MAX_BYTES: usize = 256 << 20;
 
@@ -50,6 +52,13 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
+/// How often each model is damaged: for [`NUM_FILES`] files, or as many as a soak asks for.
+fn num_per_model() -> usize {
+    let asked = std::env::var("LAZYBATCH_SOAK_CASES").ok();
+    let asked = asked.and_then(|n| n.parse().ok()).unwrap_or(NUM_FILES);
+    asked.div_ceil(NUM_MODELS)
+}
+
 /// `bytes` with one or two places changed, or cut short.
 fn damage(bytes: &[u8], rng: &mut ChaCha8Rng) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
@@ -81,7 +90,7 @@ fn damaged_models_never_panic() {
         .take(NUM_MODELS)
     {
         let bytes = std::fs::read(folder.join("model.onnx")).unwrap();
-        for i in 0..NUM_PER_MODEL {
+        for i in 0..num_per_model() {
             let damaged = damage(&bytes, &mut rng);
             let run = || cases::run(folder, &damaged, &LIMITS).is_ok();
             match catch_unwind(AssertUnwindSafe(run)) {
@@ -94,7 +103,7 @@ fn damaged_models_never_panic() {
     let peak = PEAK.load(Ordering::Relaxed);
     println!("{num_errors} errors, {num_results} results, peak {peak} bytes");
     assert_eq!(panicked, Vec::<String>::new());
-    assert_eq!(num_errors + num_results, NUM_MODELS * NUM_PER_MODEL);
+    assert_eq!(num_errors + num_results, NUM_MODELS * num_per_model());
     // Both happen: the damage neither spares nor spoils everything.
     assert!(
         num_errors > 100 && num_results > 5,
@@ -204,7 +213,7 @@ fn hostile_attributes_and_operands_never_panic() {
         if Interpreter::new(&model, LIMITS).is_err() {
             continue;
         }
-        for i in 0..NUM_PER_MODEL {
+        for i in 0..num_per_model() {
             let (mut model, mut inputs) = (model.clone(), inputs.clone());
             // The values decide, not what the model states of them.
             for info in &mut model.graph.inputs {
