@@ -59,7 +59,7 @@ pub mod timeline;
 
 pub use driver::threaded::{Clock, Stats};
 pub use embed::{
-    Answer, BuildError, Builder, Engine, Handle, ModelOptions, Options, RequestError, Step,
-    StepStream,
+    Answer, BuildError, Builder, Engine, Handle, ModelOptions, Options, RequestError,
+    SequenceOptions, Step, StepStream,
 };
 pub use explain::Explanation;

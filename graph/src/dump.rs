@@ -69,6 +69,9 @@ fn declarations(f: &mut String, program: &Program) -> fmt::Result {
     for (i, output) in program.outputs.iter().enumerate() {
         writeln!(f, "output out{i} {}: {}", output.name, output.ty)?;
     }
+    for carry in &program.carries {
+        writeln!(f, "carry {} -> {}", carry.output, carry.input)?;
+    }
     for (i, state) in program.states.iter().enumerate() {
         match &state.kind {
             StateKind::Vector { dims, init } => {

@@ -63,8 +63,8 @@ pub use liveness::{Boundary, Liveness};
 pub use op::{Act, At, Bin, CustomOp, Heads, Op, Pool, Window};
 pub use passes::optimize;
 pub use program::{
-    Block, Def, InputDecl, Node, OutputDecl, Program, Repeat, SharedProgram, StateDecl, StateKind,
-    Value, WeightDecl,
+    Block, Carry, Def, InputDecl, Node, OutputDecl, Program, Repeat, SharedProgram, StateDecl,
+    StateKind, Value, WeightDecl,
 };
 pub use segment::Segments;
 pub use shape::{Dim, TensorType};

@@ -156,6 +156,15 @@ pub struct OutputDecl {
     pub ty: TensorType,
 }
 
+/// What a request leaves to the next one of its sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Carry {
+    /// This output of one request,
+    pub output: OutputId,
+    /// is this input of the next; zero in the first one.
+    pub input: InputId,
+}
+
 /// A compiled model.
 #[derive(Clone, Debug, Default)]
 pub struct Program {
@@ -177,6 +186,8 @@ pub struct Program {
     pub blocks: Vec<Block>,
     /// The input whose length drives `PerInputStep` and `Rows`; `None` for static models.
     pub length_input: Option<InputId>,
+    /// State that requests of one sequence hand on; empty for models without.
+    pub carries: Vec<Carry>,
     /// Free facts about the model (token ids, vocabulary, card), by key.
     pub metadata: IndexMap<String, String>,
 }
@@ -226,6 +237,11 @@ impl Program {
     /// The output at `id`.
     pub fn output(&self, id: OutputId) -> &OutputDecl {
         &self.outputs[id.index()]
+    }
+
+    /// Whether `input` is handed on from request to request of a sequence.
+    pub fn is_carried(&self, input: InputId) -> bool {
+        self.carries.iter().any(|c| c.input == input)
     }
 
     /// Number of elements of all weights.

@@ -9,6 +9,8 @@
 //! 6. Sequence inputs have a length bound, all the same, and one of them drives the lengths.
 //! 7. No sequence state can receive more rows than it holds, and no lookup an id out of range.
 //! 8. Each declared output is emitted somewhere.
+//! 9. What is carried to the next request has one fixed type as output and as input, is no id, and
+//!    no input is carried twice.
 
 use crate::dtype::DType;
 use crate::error::Error;
@@ -27,6 +29,7 @@ use crate::tensor::WeightSource;
 pub fn verify(program: &Program) -> Result<(), Error> {
     unique_names(program)?;
     declarations(program)?;
+    carries(program)?;
     values(program)?;
     blocks(program)?;
     state_bounds(program)?;
@@ -125,6 +128,34 @@ fn declarations(program: &Program) -> Result<(), Error> {
         }
     }
     weights(program)
+}
+
+fn carries(program: &Program) -> Result<(), Error> {
+    for (i, carry) in program.carries.iter().enumerate() {
+        let output = program.outputs.get(carry.output.index());
+        let input = program.inputs.get(carry.input.index());
+        let (Some(output), Some(input)) = (output, input) else {
+            return broken(program, format!("carry {i}: no such output or input"));
+        };
+        let from_to = format!("{} carried to {}", output.name, input.name);
+        if output.ty != input.ty || input.ty.lead().is_some() {
+            let what = format!(
+                "expected one fixed type, got {} and {}",
+                output.ty, input.ty
+            );
+            return broken(program, format!("{from_to}: {what}"));
+        }
+        if input.id_bound.is_some() {
+            return broken(
+                program,
+                format!("{from_to}: expected no ids, they are unchecked"),
+            );
+        }
+        if program.carries[..i].iter().any(|c| c.input == carry.input) {
+            return broken(program, format!("{from_to}: the input is carried twice"));
+        }
+    }
+    Ok(())
 }
 
 fn weights(program: &Program) -> Result<(), Error> {

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use lazybatch_graph::{
-    Act, DType, Def, Dim, NodeId, Program, ProgramBuilder, Repeat, StateKind, Tensor, TensorType,
-    ValueId, WeightSource, verify,
+    Act, Bin, DType, Def, Dim, InputId, NodeId, Program, ProgramBuilder, Repeat, StateKind, Tensor,
+    TensorType, ValueId, WeightSource, verify,
 };
 
 /// A tiny encoder-decoder.
@@ -40,6 +40,52 @@ fn broken(edit: impl FnOnce(&mut Program)) -> String {
 
 fn at(program: &Program, name: &str) -> NodeId {
     NodeId::new(program.nodes.iter().position(|n| n.name == name).unwrap())
+}
+
+#[test]
+fn what_is_carried_has_one_fixed_type_and_is_carried_once() {
+    let stateful = || {
+        let mut b = ProgramBuilder::new("stateful");
+        let (h, x) = (
+            b.input("h", DType::F32, &[4]),
+            b.input("x", DType::F32, &[3]),
+        );
+        let next = b.output("next", DType::F32, &[4]);
+        b.carry(next, h);
+        b.begin_block("step", Repeat::Once);
+        let (h, x) = (b.read_input("h.read", h), b.read_input("x.read", x));
+        let sum = b.dense("w", x, 4, None);
+        let sum = b.binary("sum", Bin::Add, sum, h);
+        b.emit("emit", next, sum);
+        b.finish().unwrap()
+    };
+    let broken = |edit: fn(&mut Program)| {
+        let mut program = stateful();
+        edit(&mut program);
+        verify(&program).unwrap_err().to_string()
+    };
+    assert!(stateful().is_carried(InputId::new(0)));
+    assert!(!stateful().is_carried(InputId::new(1)));
+    for (message, part) in [
+        (
+            broken(|p| p.carries[0].input = InputId::new(1)),
+            "next carried to x: expected one fixed type, got f32[4] and f32[3]",
+        ),
+        (
+            broken(|p| p.carries[0].input = InputId::new(7)),
+            "carry 0: no such output or input",
+        ),
+        (
+            broken(|p| p.carries.push(p.carries[0])),
+            "next carried to h: the input is carried twice",
+        ),
+        (
+            broken(|p| p.inputs[0].id_bound = Some(4)),
+            "next carried to h: expected no ids, they are unchecked",
+        ),
+    ] {
+        assert!(message.contains(part), "{message}");
+    }
 }
 
 #[test]

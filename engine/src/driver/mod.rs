@@ -2,6 +2,7 @@
 
 pub mod plan;
 mod planner;
+pub(crate) mod sequences;
 pub mod threaded;
 pub mod virtual_time;
 

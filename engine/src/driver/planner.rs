@@ -71,7 +71,7 @@ fn step_back() {
     const NICE: i32 = 15;
     // On Linux a nice value belongs to a thread; without a process it is the calling one's.
     #[cfg(target_os = "linux")]
-    drop(rustix::process::setpriority_process(None, NICE));
+    let _ = rustix::process::setpriority_process(None, NICE);
 }
 
 fn work(inbox: &Receiver<PlanRequest>, outbox: &Sender<Plan>, stop: &AtomicBool) {

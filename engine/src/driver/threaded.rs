@@ -21,6 +21,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use super::Observer;
 use super::planner::Planner;
+use super::sequences::{Place, SequenceOptions, Sequences};
 use crate::core::{Action, Core, Counters, Event, Request};
 use crate::embed::{Answer, RequestError, Step};
 
@@ -58,11 +59,23 @@ pub(crate) enum Reply {
 pub(crate) struct Submission {
     pub request: Request,
     pub inputs: Vec<Tensor>,
+    /// Its place in a sequence, for models that carry state.
+    pub place: Option<Place>,
     /// True output length, for devices that only simulate.
     pub sim_output_len: Option<u32>,
     pub reply: Reply,
     /// Place in the bounded queue; given back at admission.
     pub permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Reply {
+    /// Says why there is no answer. The client may have gone; that then goes nowhere.
+    fn refuse(self, error: RequestError) {
+        match self {
+            Self::Once(tx) => drop(tx.send(Err(error))),
+            Self::Stream(tx) => drop(tx.send(Err(error))),
+        }
+    }
 }
 
 /// What the driver is told.
@@ -122,6 +135,17 @@ pub(crate) struct DriverState {
     refused: VecDeque<(Ticket, String)>,
     draining: bool,
     planner: Planner,
+    sequences: Sequences,
+}
+
+impl DriverState {
+    /// At the start, with these bounds on sequences.
+    pub fn new(sequences: SequenceOptions) -> Self {
+        Self {
+            sequences: Sequences::new(sequences),
+            ..Self::default()
+        }
+    }
 }
 
 impl Driver {
@@ -212,6 +236,15 @@ impl Driver {
         let mut request = submission.request.clone();
         request.arrival = request.arrival.min(now);
         let id = request.id;
+        if let Some(place) = submission.place {
+            let accepted = self.state.sequences.accept(now, request.model, place);
+            if let Err(expected) = accepted {
+                let sequence = place.sequence;
+                let error = RequestError::Sequence { sequence, expected };
+                submission.reply.refuse(error);
+                return;
+            }
+        }
         let num_outputs = self.programs[request.model.index()].outputs.len();
         if matches!(submission.reply, Reply::Stream(_)) {
             self.state.streaming.push(id);
@@ -290,11 +323,23 @@ impl Driver {
             .expect("admitted requests are open");
         open.slot = Some(slot);
         open.submission.permit = None;
-        let submission = &open.submission;
+        let submission = &mut open.submission;
+        let model = submission.request.model;
+        if let Some(place) = submission.place {
+            let (program, inputs) = (&self.programs[model.index()], &mut submission.inputs);
+            let handed = self
+                .state
+                .sequences
+                .hand_over(program, model, place, inputs);
+            if let Err(cause) = handed {
+                self.state.unstaged.insert(id, cause);
+                return;
+            }
+        }
         let request = OpenRequest {
             slot,
             request: id,
-            model: submission.request.model,
+            model,
             inputs: &submission.inputs,
             input_len: submission.request.input_len,
             samples: submission.request.samples,
@@ -342,7 +387,7 @@ impl Driver {
         let open = self.state.open.remove(&id).expect("answered once");
         self.state.streaming.retain(|&s| s != id);
         let (finish, outcome, first_launch, cause) = open.ended.expect("it has ended");
-        let arrival = open.submission.request.arrival;
+        let Request { arrival, model, .. } = open.submission.request;
         let result = if outcome.is_completed() {
             Ok(Answer {
                 id,
@@ -358,6 +403,16 @@ impl Driver {
         } else {
             Err(RequestError::of(outcome, cause.unwrap_or_default()))
         };
+        if let Some(place) = open.submission.place {
+            let cause = result.as_ref().err().map(ToString::to_string);
+            let left = match (&result, &cause) {
+                (Ok(answer), _) => Ok(&answer.outputs[..]),
+                (Err(_), cause) => Err(cause.as_deref().unwrap_or_default()),
+            };
+            let program = &self.programs[model.index()];
+            let sequences = &mut self.state.sequences;
+            sequences.ended(finish, id, program, model, place, left);
+        }
         // The client may have gone; its answer then goes nowhere.
         match open.submission.reply {
             Reply::Once(tx) => drop(tx.send(result)),
@@ -433,10 +488,7 @@ impl Driver {
     /// Tells everyone still open that the engine is gone.
     fn abandon(&mut self) {
         for (_, open) in self.state.open.drain() {
-            match open.submission.reply {
-                Reply::Once(tx) => drop(tx.send(Err(RequestError::Closed))),
-                Reply::Stream(tx) => drop(tx.send(Err(RequestError::Closed))),
-            }
+            open.submission.reply.refuse(RequestError::Closed);
         }
     }
 }

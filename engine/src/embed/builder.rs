@@ -13,6 +13,7 @@ use tokio::sync::Semaphore;
 use super::{BuildError, Engine, Served, Shared};
 use crate::core::{BlockSpec, Core, CoreConfig, ModelSpec};
 use crate::driver::Observer;
+use crate::driver::sequences::SequenceOptions;
 use crate::driver::threaded::{Clock, Command, Driver, DriverState, Plans, Stats};
 use crate::explain::Explainer;
 use crate::policy;
@@ -44,6 +45,7 @@ pub struct Builder {
     notes: bool,
     explained: usize,
     time_decisions: bool,
+    sequences: SequenceOptions,
     observer: Box<dyn Observer + Send>,
 }
 
@@ -59,6 +61,7 @@ impl Default for Builder {
             notes: false,
             explained: 0,
             time_decisions: false,
+            sequences: SequenceOptions::default(),
             observer: Box::new(()),
         }
     }
@@ -135,6 +138,13 @@ impl Builder {
     #[must_use]
     pub fn explain(mut self, num: usize) -> Self {
         self.explained = num;
+        self
+    }
+
+    /// Bounds on the state that is kept between requests of a sequence.
+    #[must_use]
+    pub fn sequences(mut self, options: SequenceOptions) -> Self {
+        self.sequences = options;
         self
     }
 
@@ -219,6 +229,7 @@ impl Builder {
             None => self.observer,
         };
         let time_decisions = self.time_decisions;
+        let state = DriverState::new(self.sequences);
         let driver_stats = stats.clone();
         let thread = std::thread::Builder::new()
             .name("lazybatch-driver".into())
@@ -233,7 +244,7 @@ impl Builder {
                     observer,
                     stats: driver_stats,
                     time_decisions,
-                    state: DriverState::default(),
+                    state,
                 }
                 .run();
             })?;

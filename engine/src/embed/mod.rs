@@ -11,7 +11,7 @@ mod handle;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 
-use lazybatch_graph::{SharedProgram, Tensor};
+use lazybatch_graph::{DType, InputId, Program, SharedProgram, Tensor};
 use lazybatch_kernels::validate_inputs;
 use lazybatch_sla::{Class, ClassId, ModelId, Nanos, Outcome, RequestId, Time};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc as stream, oneshot};
@@ -20,6 +20,8 @@ pub use builder::{Builder, ModelOptions};
 pub use handle::{Handle, StepStream};
 
 use crate::core::Request;
+use crate::driver::sequences::Place;
+pub use crate::driver::sequences::SequenceOptions;
 use crate::driver::threaded::{Clock, Command, Reply, Stats, Submission};
 use crate::explain::{Explainer, Explanation};
 
@@ -81,6 +83,14 @@ pub enum RequestError {
         /// What came.
         got: u32,
     },
+    /// A request without its place in a sequence that carries state.
+    #[error("sequence {sequence}: expected {expected}")]
+    Sequence {
+        /// Which sequence.
+        sequence: u64,
+        /// What would be right.
+        expected: String,
+    },
     /// The bounded queue has no room.
     #[error("the queue of {max_queue} requests is full")]
     QueueFull {
@@ -120,8 +130,15 @@ pub struct Options {
     pub sla: Option<Nanos>,
     /// Priority level, 1 is the highest; that of its class if 0.
     pub priority: u8,
-    /// Correlation id of a stateful model.
+    /// Correlation id: requests of one sequence run one after another, in order of arrival. Where
+    /// the model carries state ([`lazybatch_graph::Program::carries`]), each gets what the one
+    /// before it left.
     pub sequence: Option<u64>,
+    /// This request starts its sequence: its state is what it brings, or zeros. A sequence that
+    /// carries state needs a start.
+    pub sequence_start: bool,
+    /// This request ends its sequence: the state is dropped.
+    pub sequence_end: bool,
     /// Most decoder steps; the model's bound if `None`.
     pub max_steps: Option<u32>,
     /// Scheduled arrival on the engine's clock, from which latency counts; now if `None` or later
@@ -220,6 +237,9 @@ impl Engine {
 
     /// Runs one request; waits while the queue is full. Dropping the future cancels the request.
     ///
+    /// `inputs` are those of the model, in order; those that it carries from request to request may
+    /// be left out, all of them: they are then what the sequence has, or zeros.
+    ///
     /// # Errors
     /// Inputs that do not fit, an engine that is closed, or how the request ended otherwise.
     pub async fn submit(
@@ -228,7 +248,7 @@ impl Engine {
         inputs: Vec<Tensor>,
         options: Options,
     ) -> Result<Answer, RequestError> {
-        let request = self.check(model, &inputs, &options)?;
+        let (request, inputs) = self.check(model, inputs, &options)?;
         let permit = self.room().await?;
         self.send_once(request, inputs, &options, permit)?.await
     }
@@ -243,7 +263,7 @@ impl Engine {
         inputs: Vec<Tensor>,
         options: Options,
     ) -> Result<StepStream, RequestError> {
-        let request = self.check(model, &inputs, &options)?;
+        let (request, inputs) = self.check(model, inputs, &options)?;
         let permit = self.room().await?;
         let (tx, rx) = stream::unbounded_channel();
         let id = self.send(request, inputs, &options, Reply::Stream(tx), permit)?;
@@ -260,7 +280,7 @@ impl Engine {
         inputs: Vec<Tensor>,
         options: Options,
     ) -> Result<Handle, RequestError> {
-        let request = self.check(model, &inputs, &options)?;
+        let (request, inputs) = self.check(model, inputs, &options)?;
         let permit =
             self.shared
                 .queue
@@ -310,9 +330,9 @@ impl Engine {
     fn check(
         &self,
         model: &str,
-        inputs: &[Tensor],
+        inputs: Vec<Tensor>,
         options: &Options,
-    ) -> Result<Request, RequestError> {
+    ) -> Result<(Request, Vec<Tensor>), RequestError> {
         let shared = &self.shared;
         let index = shared
             .models
@@ -326,7 +346,8 @@ impl Engine {
                 }
             })?;
         let served = &shared.models[index];
-        let shape = validate_inputs(&served.program, inputs)?;
+        let inputs = with_carried(&served.program, inputs);
+        let shape = validate_inputs(&served.program, &inputs)?;
         if shape.samples > served.max_batch {
             return Err(RequestError::Samples {
                 model: model.into(),
@@ -345,7 +366,7 @@ impl Engine {
         })?;
         let class = &shared.classes[class_index];
         let simulated_end = options.known_output_len == Some(0) && shared.is_virtual;
-        Ok(Request {
+        let request = Request {
             id: RequestId(0),
             model: ModelId(index as u32),
             arrival: options.arrival.unwrap_or(Time::MAX),
@@ -361,7 +382,8 @@ impl Engine {
                 options.max_steps
             },
             known_output_len: options.known_output_len.filter(|_| shared.needs_output_len),
-        })
+        };
+        Ok((request, inputs))
     }
 
     fn send_once(
@@ -391,9 +413,20 @@ impl Engine {
         let id = RequestId(shared.next_id.fetch_add(1, Ordering::Relaxed));
         request.id = id;
         request.arrival = request.arrival.min(shared.clock.now());
+        let carries = !shared.models[request.model.index()]
+            .program
+            .carries
+            .is_empty();
+        let place = request.sequence.filter(|_| carries);
+        let place = place.map(|sequence| Place {
+            sequence,
+            start: options.sequence_start,
+            end: options.sequence_end,
+        });
         let submission = Submission {
             request,
             inputs,
+            place,
             sim_output_len: options.known_output_len,
             reply,
             permit: Some(permit),
@@ -404,6 +437,34 @@ impl Engine {
             .map_err(|_| RequestError::Closed)?;
         Ok(id)
     }
+}
+
+/// The inputs with zeros for all carried ones, if just those are missing.
+fn with_carried(program: &Program, given: Vec<Tensor>) -> Vec<Tensor> {
+    let ids = || (0..program.inputs.len()).map(InputId::new);
+    let num_carried = ids().filter(|&i| program.is_carried(i)).count();
+    if num_carried == 0 || given.len() + num_carried != program.inputs.len() {
+        return given;
+    }
+    // One per sample of the others; one where a sequence says how long the request is.
+    let samples = match program.length_input {
+        Some(_) => 1,
+        None => given.first().map_or(1, |t| t.dims[0]),
+    };
+    let mut given = given.into_iter();
+    let inputs = ids().filter_map(|id| {
+        if !program.is_carried(id) {
+            return given.next();
+        }
+        let ty = &program.input(id).ty;
+        let dims: Vec<usize> = [samples].into_iter().chain(ty.fixed_dims()).collect();
+        let num = dims.iter().product();
+        Some(match ty.dtype {
+            DType::I32 => Tensor::from_i32(&dims, &vec![0; num]),
+            _ => Tensor::from_f32(&dims, &vec![0.0; num]),
+        })
+    });
+    inputs.collect()
 }
 
 impl Drop for Engine {

@@ -23,7 +23,7 @@ use crate::ids::{BlockId, InputId, NodeId, OutputId, StateId, ValueId, WeightId}
 use crate::infer::{Context, infer};
 use crate::op::Op;
 use crate::program::{
-    Block, Def, InputDecl, Node, OutputDecl, Program, Repeat, StateDecl, StateKind, Value,
+    Block, Carry, Def, InputDecl, Node, OutputDecl, Program, Repeat, StateDecl, StateKind, Value,
     WeightDecl,
 };
 use crate::shape::{Dim, TensorType};
@@ -168,6 +168,11 @@ impl ProgramBuilder {
             ty,
         });
         id
+    }
+
+    /// Hands `output` on to `input` of the next request of a sequence.
+    pub fn carry(&mut self, output: OutputId, input: InputId) {
+        self.program.carries.push(Carry { output, input });
     }
 
     // States.

@@ -1,0 +1,184 @@
+//! State that requests of one sequence hand on, on the embedded CPU device.
+
+#![allow(clippy::unwrap_used, reason = "a test says by panicking")]
+
+use lazybatch_engine::{Engine, Handle, ModelOptions, Options, RequestError, SequenceOptions};
+use lazybatch_graph::{Act, Bin, DType, Program, ProgramBuilder, Repeat, Tensor};
+use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
+
+const FEATURES: usize = 24;
+const HIDDEN: usize = 16;
+
+/// `h' = tanh(x W + h U)`, `y = h' V`; `h'` is the next request's `h`.
+fn model() -> Program {
+    let mut b = ProgramBuilder::new("stateful");
+    let h_in = b.input("h", DType::F32, &[HIDDEN]);
+    let x_in = b.input("x", DType::F32, &[FEATURES]);
+    let y_out = b.output("y", DType::F32, &[4]);
+    let h_out = b.output("h_next", DType::F32, &[HIDDEN]);
+    b.carry(h_out, h_in);
+    b.begin_block("step", Repeat::Once);
+    let (x, h) = (b.read_input("x.read", x_in), b.read_input("h.read", h_in));
+    let (wx, uh) = (b.dense("w", x, HIDDEN, None), b.dense("u", h, HIDDEN, None));
+    let sum = b.binary("sum", Bin::Add, wx, uh);
+    let h = b.unary("tanh", Act::Tanh, sum);
+    let y = b.dense("v", h, 4, None);
+    b.emit("y.emit", y_out, y);
+    b.emit("h.emit", h_out, h);
+    b.finish().unwrap()
+}
+
+fn engine(policy: &str, sequences: SequenceOptions) -> Engine {
+    let device = CpuDevice::new(CpuOptions {
+        threads: 1,
+        ..CpuOptions::default()
+    });
+    Engine::builder()
+        .device(device)
+        .model("stateful", model(), ModelOptions::default())
+        .policy(policy)
+        .sequences(sequences)
+        .build()
+        .unwrap()
+}
+
+/// The chunk `i` of sequence `s`.
+fn chunk(s: u64, i: u64) -> Tensor {
+    let value = |j: usize| ((s * 31 + i * 7 + j as u64 * 13) % 17) as f32 / 8.0 - 1.0;
+    let values: Vec<f32> = (0..FEATURES).map(value).collect();
+    Tensor::from_f32(&[1, FEATURES], &values)
+}
+
+fn options(sequence: u64, start: bool, end: bool) -> Options {
+    Options {
+        sequence: Some(sequence),
+        sequence_start: start,
+        sequence_end: end,
+        ..Options::default()
+    }
+}
+
+fn submit(engine: &Engine, s: u64, i: u64, num: u64) -> Handle {
+    let options = options(s, i == 0, i + 1 == num);
+    engine
+        .try_submit("stateful", vec![chunk(s, i)], options)
+        .unwrap()
+}
+
+/// The answers of a sequence, its state handed on by the client.
+fn by_hand(engine: &Engine, s: u64, num: u64) -> Vec<Vec<f32>> {
+    let mut h = Tensor::from_f32(&[1, HIDDEN], &[0.0; HIDDEN]);
+    let step = |i| {
+        let inputs = vec![h.clone(), chunk(s, i)];
+        let handle = engine.try_submit("stateful", inputs, Options::default());
+        let outputs = handle.unwrap().wait().unwrap().outputs;
+        h = outputs[1].clone();
+        outputs[0].to_f32()
+    };
+    (0..num).map(step).collect()
+}
+
+#[test]
+fn the_state_goes_on_whatever_runs_between() {
+    const SEQUENCES: u64 = 9;
+    const CHUNKS: u64 = 6;
+    let alone = engine("serial", SequenceOptions::default());
+    let want: Vec<_> = (0..SEQUENCES).map(|s| by_hand(&alone, s, CHUNKS)).collect();
+    assert_ne!(want[0][0], want[0][1], "the state matters");
+    for policy in ["serial", "greedy", "lazy", "adaptive"] {
+        let engine = engine(policy, SequenceOptions::default());
+        // All at once, so that they run as batches of different sequences.
+        let handles: Vec<Vec<Handle>> = (0..SEQUENCES)
+            .map(|s| (0..CHUNKS).map(|i| submit(&engine, s, i, CHUNKS)).collect())
+            .collect();
+        let got: Vec<Vec<Vec<f32>>> = handles
+            .into_iter()
+            .map(|of| {
+                let answers = of.into_iter().map(|h| h.wait().unwrap());
+                answers.map(|a| a.outputs[0].to_f32()).collect()
+            })
+            .collect();
+        assert_eq!(got, want, "{policy}");
+    }
+}
+
+#[test]
+fn a_state_may_be_brought_along() {
+    let engine = engine("greedy", SequenceOptions::default());
+    let h = Tensor::from_f32(&[1, HIDDEN], &[0.5; HIDDEN]);
+    let inputs = vec![h.clone(), chunk(1, 0)];
+    let first = engine
+        .try_submit("stateful", inputs.clone(), options(1, true, false))
+        .unwrap();
+    let second = submit(&engine, 1, 1, 3);
+    let alone = engine.try_submit("stateful", inputs, Options::default());
+    let alone = alone.unwrap().wait().unwrap().outputs;
+    assert_eq!(first.wait().unwrap().outputs[0].to_f32(), alone[0].to_f32());
+    let inputs = vec![alone[1].clone(), chunk(1, 1)];
+    let next = engine.try_submit("stateful", inputs, Options::default());
+    let next = next.unwrap().wait().unwrap().outputs;
+    assert_eq!(second.wait().unwrap().outputs[0].to_f32(), next[0].to_f32());
+}
+
+#[test]
+fn sequences_begin_with_a_start_and_end_with_an_end() {
+    let engine = engine("greedy", SequenceOptions::default());
+    let without_start = submit(&engine, 3, 1, 9).wait().unwrap_err();
+    assert_eq!(
+        without_start.to_string(),
+        "sequence 3: expected the start of a sequence, for none of that id is open"
+    );
+    let (first, last) = (submit(&engine, 3, 0, 2), submit(&engine, 3, 1, 2));
+    let behind_the_end = submit(&engine, 3, 1, 9).wait().unwrap_err();
+    assert!(
+        matches!(&behind_the_end, RequestError::Sequence { sequence: 3, .. }),
+        "{behind_the_end}"
+    );
+    let (first, last) = (first.wait().unwrap(), last.wait().unwrap());
+    assert_ne!(first.outputs[0].to_f32(), last.outputs[0].to_f32());
+}
+
+#[test]
+fn the_number_of_open_sequences_is_bounded() {
+    let bounds = SequenceOptions {
+        most: 2,
+        ..SequenceOptions::default()
+    };
+    let engine = engine("greedy", bounds);
+    let kept = [submit(&engine, 1, 0, 9), submit(&engine, 2, 0, 9)];
+    let refused = submit(&engine, 3, 0, 9).wait().unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "sequence 3: expected at most 2 open sequences"
+    );
+    for handle in kept {
+        handle.wait().unwrap();
+    }
+    submit(&engine, 1, 1, 2).wait().unwrap();
+    submit(&engine, 3, 0, 9).wait().unwrap();
+}
+
+#[test]
+fn a_gap_breaks_the_sequence_and_nothing_else() {
+    let engine = engine("serial", SequenceOptions::default());
+    // Something to wait behind, so that the second chunk has not begun when it is cancelled.
+    let busy: Vec<Handle> = (100..400).map(|s| submit(&engine, s, 0, 1)).collect();
+    let first = submit(&engine, 1, 0, 9);
+    drop(submit(&engine, 1, 1, 9));
+    let third = submit(&engine, 1, 2, 9);
+    let other = submit(&engine, 2, 0, 9);
+    first.wait().unwrap();
+    match third.wait() {
+        Err(RequestError::Failed(cause)) => {
+            assert!(cause.contains("before it in sequence 1"), "{cause}");
+        }
+        // The second chunk had begun, and ended, before it could be cancelled.
+        Ok(_) => {}
+        Err(other) => panic!("{other}"),
+    }
+    other.wait().unwrap();
+    submit(&engine, 1, 0, 9).wait().unwrap();
+    for handle in busy {
+        handle.wait().unwrap();
+    }
+}
