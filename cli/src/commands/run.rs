@@ -21,14 +21,14 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     let engine = Engine::builder()
         .boxed_device(models::cpu(args.threads))
         .model(
-            model.entry.name,
+            model.name.as_str(),
             model.program.clone(),
             ModelOptions::default(),
         )
         .policy("greedy")
         .build()?;
     let answer = engine
-        .try_submit(model.entry.name, inputs, Options::default())
+        .try_submit(model.name.as_str(), inputs, Options::default())
         .with_context(|| args.input.clone().unwrap_or_default())?
         .wait()?;
     if model.reads_words() {
