@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use lazybatch_kernels::import::{AxisSpec, Fixed};
+use lazybatch_kernels::import::{AxisSpec, Fixed, SizedAxis};
 use lazybatch_sla::Class;
 
 use crate::models;
@@ -434,6 +434,9 @@ pub struct ImportArgs {
     /// `attention_mask`, `input_mask` and `padding_mask` are such. Can be repeated
     #[arg(long, value_name = "INPUT")]
     pub mask: Vec<String>,
+    /// An open axis that always has one size. Can be repeated
+    #[arg(long, value_name = "NAME|INPUT:AXIS=N")]
+    pub size: Vec<SizedAxis>,
     /// An input that always has one value. Can be repeated
     #[arg(long, value_name = "INPUT=NUMBER", allow_negative_numbers = true)]
     pub set: Vec<Fixed>,

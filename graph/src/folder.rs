@@ -233,7 +233,11 @@ fn check_sizes(path: &Path, program: &Program) -> Result<(), Error> {
                 }
             }
             Op::Conv2d { window, .. } | Op::Pool2d { window, .. } => {
-                let mut numbers = window.kernel.iter().chain(&window.stride).chain(&window.pad);
+                let mut numbers = window
+                    .kernel
+                    .iter()
+                    .chain(&window.stride)
+                    .chain(&window.pad);
                 if let Some(n) = numbers.find(|n| **n > MAX_WINDOW) {
                     let what = format!("node {}: window", node.name);
                     return fail(path, what, format!("at most {MAX_WINDOW}"), n);

@@ -241,7 +241,9 @@ fn fits(layout: &Layout, ty: &TensorType, cx: &Context<'_>) -> bool {
     match ty.lead() {
         Some(lead) => lead == layout.lead() && fixed.iter().product::<usize>() == row,
         None if layout.has_len() => {
-            let enough = cx.max_positions().is_some_and(|n| fixed.first() >= Some(&n));
+            let enough = cx
+                .max_positions()
+                .is_some_and(|n| fixed.first() >= Some(&n));
             enough && fixed[1..].iter().product::<usize>() == row
         }
         None => fixed.iter().product::<usize>() == row,

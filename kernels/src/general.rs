@@ -150,9 +150,7 @@ fn unpack(packed: &[f32], layout: &Layout, elem: Elem, len: usize) -> Result<Arr
     };
     let data = match elem {
         Elem::F32 => Data::F32(values),
-        _ if elem.is_float() => {
-            Data::from_f64(elem, values.into_iter().map(f64::from).collect())
-        }
+        _ if elem.is_float() => Data::from_f64(elem, values.into_iter().map(f64::from).collect()),
         _ => {
             let whole = values.into_iter().map(|v| i128::from(v.to_bits() as i32));
             Data::from_i128(elem, whole.collect())
@@ -165,9 +163,7 @@ fn unpack(packed: &[f32], layout: &Layout, elem: Elem, len: usize) -> Result<Arr
 fn pack(array: &Array, layout: &Layout, len: usize) -> Vec<f32> {
     let values: Vec<f32> = match array.data() {
         Data::F32(values) => values.clone(),
-        data if data.elem().is_float() => {
-            data.to_f64().into_iter().map(|v| v as f32).collect()
-        }
+        data if data.elem().is_float() => data.to_f64().into_iter().map(|v| v as f32).collect(),
         data => {
             let range = i128::from(i32::MIN)..=i128::from(i32::MAX);
             let clamp = |v: i128| v.clamp(*range.start(), *range.end()) as i32;

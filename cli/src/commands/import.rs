@@ -16,6 +16,7 @@ pub fn run(args: &ImportArgs) -> anyhow::Result<()> {
         max_len: args.max_len,
         masks: args.mask.clone(),
         fixed: args.set.clone(),
+        sizes: args.size.clone(),
     };
     let bar = progress::bar(2, "import");
     let program = import(&args.file, &options)?;

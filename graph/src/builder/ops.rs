@@ -365,7 +365,12 @@ impl ProgramBuilder {
     }
 
     /// An op of an imported model.
-    pub fn tensor(&mut self, name: &str, op: TensorOp, inputs: &[ValueId]) -> SmallVec<[ValueId; 2]> {
+    pub fn tensor(
+        &mut self,
+        name: &str,
+        op: TensorOp,
+        inputs: &[ValueId],
+    ) -> SmallVec<[ValueId; 2]> {
         self.node(name, Op::Tensor(Box::new(op)), inputs)
     }
 

@@ -36,11 +36,23 @@ pub(super) fn read(graph: &Graph, options: &Options) -> Result<Vec<Input>, Error
         tensors.push(tensor(info)?);
     }
     check_specs(&tensors, options)?;
+    for sized in &options.sizes {
+        for (name, _, dims) in &mut tensors {
+            for (axis, dim) in dims.iter_mut().enumerate() {
+                let meant = match &sized.axis {
+                    AxisSpec::Named(n) => *dim == Dim::Named(n.clone()),
+                    AxisSpec::At { input, axis: a } => input == name && *a == axis,
+                };
+                if meant {
+                    *dim = Dim::Fixed(sized.size);
+                }
+            }
+        }
+    }
     let batch = names(&tensors, &options.batch, is_batch);
     let sequence = names(&tensors, &options.sequence, is_sequence);
-    let named = |dim: &Dim, names: &BTreeSet<String>| {
-        matches!(dim, Dim::Named(n) if names.contains(n))
-    };
+    let named =
+        |dim: &Dim, names: &BTreeSet<String>| matches!(dim, Dim::Named(n) if names.contains(n));
     let open = |dim: &Dim| !matches!(dim, Dim::Fixed(_));
     let any_batch = tensors
         .iter()
@@ -78,7 +90,9 @@ pub(super) fn read(graph: &Graph, options: &Options) -> Result<Vec<Input>, Error
                     let what = format!("axis {axis}");
                     let expected = "a number, the batch or the sequence";
                     let got = match other {
-                        Dim::Named(n) => format!("{n} (name it with --batch-axis or --sequence-axis)"),
+                        Dim::Named(n) => {
+                            format!("{n} (name it with --batch-axis or --sequence-axis)")
+                        }
                         _ => "an open size".into(),
                     };
                     return Err(Error::invalid(format!("input {name}"), what, expected, got));
@@ -104,21 +118,29 @@ fn tensor(info: &ValueInfo) -> Result<Tensor, Error> {
             elem,
             dims: Some(dims),
         } if !matches!(elem, Elem::U64 | Elem::U32) => Ok((info.name.clone(), *elem, dims.clone())),
-        ValueType::Tensor { elem, dims: Some(_) } => {
+        ValueType::Tensor {
+            elem,
+            dims: Some(_),
+        } => {
             let expected = "floats, booleans or integers that i32 holds";
             Err(Error::invalid(place, "element type", expected, elem))
         }
-        ValueType::Tensor { dims: None, .. } | ValueType::Unknown => {
-            Err(Error::invalid(place, "type", "a tensor of stated rank", "an open one"))
-        }
+        ValueType::Tensor { dims: None, .. } | ValueType::Unknown => Err(Error::invalid(
+            place,
+            "type",
+            "a tensor of stated rank",
+            "an open one",
+        )),
         ValueType::Other(what) => Err(Error::invalid(place, "type", "a tensor", what)),
     }
 }
 
 fn check_specs(tensors: &[Tensor], options: &Options) -> Result<(), Error> {
+    let sized: Vec<AxisSpec> = options.sizes.iter().map(|s| s.axis.clone()).collect();
     for (option, specs) in [
         ("--batch-axis", &options.batch),
         ("--sequence-axis", &options.sequence),
+        ("--size", &sized),
     ] {
         for spec in specs {
             let known: Vec<String> = match spec {
@@ -143,12 +165,8 @@ fn check_specs(tensors: &[Tensor], options: &Options) -> Result<(), Error> {
                     tensors.iter().map(shown).collect()
                 }
             };
-            let got = match spec {
-                AxisSpec::Named(name) => name.clone(),
-                AxisSpec::At { input, axis } => format!("{input}:{axis}"),
-            };
             let expected = format!("one of {}", known.join(", "));
-            return Err(Error::invalid(option, "axis", expected, got));
+            return Err(Error::invalid(option, "axis", expected, spec));
         }
     }
     Ok(())
@@ -181,7 +199,14 @@ fn names(tensors: &[Tensor], specs: &[AxisSpec], speaks: fn(&str) -> bool) -> BT
 }
 
 /// Ops behind which an id is still the same id.
-const PASSES_IDS: [&str; 6] = ["Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose"];
+const PASSES_IDS: [&str; 6] = [
+    "Cast",
+    "Identity",
+    "Reshape",
+    "Squeeze",
+    "Unsqueeze",
+    "Transpose",
+];
 
 /// Notes for each input how many rows the smallest table has that it looks up.
 pub(super) fn id_bounds(inputs: &mut [Input], graph: &Graph) {
@@ -220,6 +245,7 @@ fn lookup<'a>(node: &'a Node, graph: &Graph) -> Option<(usize, &'a str)> {
     };
     let table = graph.initializers.get(node.inputs.first()?)?;
     let rows = *table.dims().first()?;
-    (node.op == "Gather" && axis == 0).then(|| (rows, node.inputs.get(1).map(String::as_str)))
+    (node.op == "Gather" && axis == 0)
+        .then(|| (rows, node.inputs.get(1).map(String::as_str)))
         .and_then(|(rows, ids)| Some((rows, ids?)))
 }

@@ -160,9 +160,7 @@ pub(super) fn compare(c: &Compared<'_>, program: Program) -> Result<(), Error> {
                     .iter()
                     .zip(&program.inputs)
                     .zip(&brought)
-                    .map(|((i, decl), all)| {
-                        as_input(&all[sample], decl.ty.dtype, &i.layout, len)
-                    })
+                    .map(|((i, decl), all)| as_input(&all[sample], decl.ty.dtype, &i.layout, len))
                     .collect(),
                 len,
                 samples: 1,
@@ -179,7 +177,12 @@ pub(super) fn compare(c: &Compared<'_>, program: Program) -> Result<(), Error> {
                 let Some(tensor) = &results[sample][i] else {
                     return Err(Error::invalid(place, &at, "a value", "none"));
                 };
-                same(&place, &format!("{at}, sample {sample}"), wanted, &elements(tensor))?;
+                same(
+                    &place,
+                    &format!("{at}, sample {sample}"),
+                    wanted,
+                    &elements(tensor),
+                )?;
             }
         }
     }

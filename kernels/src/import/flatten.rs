@@ -71,7 +71,7 @@ pub(super) fn flatten(
         }
     }
     // Values that a node computes, or that a probe brought, are no constants of the model.
-    let reads = flat.nodes.iter().flat_map(|n| &n.inputs);
+    let reads = flat.nodes.iter().flat_map(reads);
     let outputs = graph.outputs.iter().map(|o| &o.name);
     let mut initializers = graph.initializers.clone();
     for name in reads.chain(outputs) {
@@ -212,13 +212,25 @@ impl Flattener<'_> {
     }
 }
 
+/// Names that a node reads, its subgraphs included.
+fn reads(node: &Node) -> Vec<&String> {
+    let mut names: Vec<&String> = node.inputs.iter().collect();
+    for attr in node.attrs.values() {
+        if let Attr::Graph(body) = attr {
+            names.extend(body.outputs.iter().map(|o| &o.name));
+            names.extend(body.nodes.iter().flat_map(reads));
+        }
+    }
+    names
+}
+
 /// Drops nodes whose results nobody reads.
 pub(super) fn prune(graph: &mut Graph) {
     let mut wanted: BTreeSet<String> = graph.outputs.iter().map(|o| o.name.clone()).collect();
     let mut kept = Vec::new();
     for node in std::mem::take(&mut graph.nodes).into_iter().rev() {
         if node.outputs.iter().any(|o| wanted.contains(o)) {
-            wanted.extend(node.inputs.iter().cloned());
+            wanted.extend(reads(&node).into_iter().cloned());
             kept.push(node);
         }
     }

@@ -80,8 +80,10 @@ pub(super) enum Kind {
     Lookup(Heads),
     /// Reads a state that the decoder keeps.
     Kept(usize),
-    /// Overwrites it.
+    /// Overwrites it, at every step.
     Keep(usize),
+    /// Overwrites it, before the first step.
+    Seed(usize),
     /// Ends the loop on a token.
     Stop(i32),
 }
@@ -147,6 +149,8 @@ pub(super) struct Items {
     pub weights: Vec<(String, Tensor)>,
     /// States that a decoder keeps.
     pub kept: Vec<KeptState>,
+    /// What the names of nodes and weights begin with: one graph's apart from another's.
+    pub prefix: String,
     names: BTreeSet<String>,
     weight_names: BTreeMap<String, usize>,
 }
@@ -159,7 +163,7 @@ impl Items {
             Arg::Weight(_) => false,
         });
         let looped = looped || matches!(kind, Kind::Kept(_) | Kind::Keep(_) | Kind::Stop(_));
-        let name = self.unique(name);
+        let name = self.unique(&format!("{}{name}", self.prefix));
         self.items.push(Item {
             name,
             kind,
@@ -196,12 +200,13 @@ impl Items {
 
     /// The weight `name`, made by `make` where it is not there yet.
     pub fn weight(&mut self, name: &str, make: impl FnOnce() -> Tensor) -> Arg {
-        if let Some(&at) = self.weight_names.get(name) {
+        let name = format!("{}{name}", self.prefix);
+        if let Some(&at) = self.weight_names.get(&name) {
             return Arg::Weight(at);
         }
         let at = self.weights.len();
-        self.weights.push((name.to_owned(), make()));
-        self.weight_names.insert(name.to_owned(), at);
+        self.weights.push((name.clone(), make()));
+        self.weight_names.insert(name, at);
         Arg::Weight(at)
     }
 
@@ -210,7 +215,8 @@ impl Items {
         if act.dims == dims {
             return act.clone();
         }
-        let name = format!("{}.rows", self.items[act.src.item].name);
+        let name = self.items[act.src.item].name.strip_prefix(&self.prefix);
+        let name = format!("{}.rows", name.unwrap_or("value"));
         let op = Op::Reshape {
             dims: dims.to_vec(),
         };

@@ -133,7 +133,10 @@ mod tests {
     #[test]
     fn a_reshape_that_cuts_the_sequence_is_none() {
         let x = Layout(vec![vec![Batch], vec![Len], vec![Fixed(8)]]);
-        assert_eq!(reshape(&x, &sizes(&[(1, 1, 0), (8, 0, 0), (1, 0, 1)])), None);
+        assert_eq!(
+            reshape(&x, &sizes(&[(1, 1, 0), (8, 0, 0), (1, 0, 1)])),
+            None
+        );
         assert_eq!(reshape(&x, &sizes(&[(2, 0, 1), (4, 1, 0)])), None);
         assert!(reshape(&x, &sizes(&[(1, 1, 1), (1, 0, 0), (8, 0, 0)])).is_some());
     }

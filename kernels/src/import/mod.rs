@@ -6,7 +6,7 @@
 //! lower it refuses, all nodes at once, by name.
 //!
 //! The steps are: [`flatten`] (constants, branches), [`patterns`], [`axes`], [`trace`] (sizes),
-//! [`lower`], [`schedule`] (blocks), [`check`].
+//! [`lower`], [`schedule`] (blocks), [`check`]. [`manifest`] ties an encoder and a decoder together.
 
 mod axes;
 mod check;
@@ -14,7 +14,9 @@ mod flatten;
 mod items;
 mod layout;
 mod lower;
+mod manifest;
 mod options;
+mod pairs;
 mod patterns;
 mod schedule;
 mod trace;
@@ -34,16 +36,23 @@ use lower::{Lower, Value};
 use trace::{Filled, Trace};
 
 pub use check::TOLERANCE;
-pub use options::{AxisSpec, Fixed, Options};
+pub use options::{AxisSpec, Fixed, Options, Sized as SizedAxis};
 
 /// Most positions of a sequence where nobody says and no table bounds them.
 const MAX_LEN: usize = 512;
 
-/// Reads the model at `path` and compiles it.
+/// Reads the model at `path` and compiles it: an ONNX file, or a TOML [`manifest`] of two.
 ///
 /// # Errors
 /// Whatever is wrong with the file; the nodes that cannot be lowered; an output that differs.
 pub fn import(path: &Path, options: &Options) -> Result<Program, Error> {
+    if path.extension().is_some_and(|e| e == "toml") {
+        let file = path.display();
+        return manifest::import(path, options).map_err(|e| match e {
+            in_file @ Error::InFile { .. } => in_file,
+            other => other.in_file(file),
+        });
+    }
     let model = Model::open(path, &Limits::default())?;
     let mut options = options.clone();
     if options.name.is_none() {
@@ -281,7 +290,12 @@ fn split_filled(
         }
     }
     if inputs.is_empty() {
-        return Err(Error::invalid("graph", "inputs", "at least one with data", "none"));
+        return Err(Error::invalid(
+            "graph",
+            "inputs",
+            "at least one with data",
+            "none",
+        ));
     }
     Ok((inputs, filled))
 }
@@ -303,7 +317,11 @@ fn max_len(trace: &Trace<'_>, options: &Options) -> Result<usize, Error> {
     // Tables that grow with the length at small ones must do so up to the largest.
     let grows = |name: &String, len: usize| {
         let [small, large] = trace::LENGTHS;
-        let at = |len| trace.known(name, 1, len).map(|a| a.map(|a| a.dims().to_vec()));
+        let at = |len| {
+            trace
+                .known(name, 1, len)
+                .map(|a| a.map(|a| a.dims().to_vec()))
+        };
         let (Ok(Some(a)), Ok(Some(b)), Ok(Some(c))) = (at(small), at(large), at(len)) else {
             return false;
         };
@@ -348,9 +366,7 @@ fn declare_input(builder: &mut ProgramBuilder, input: &Input, max_len: usize) ->
     let dims = input.layout.fixed();
     let dtype = held_as(input.elem);
     match (input.layout.has_len(), input.id_bound) {
-        (true, Some(bound)) if dims.is_empty() => {
-            builder.sequence_ids(&input.name, max_len, bound)
-        }
+        (true, Some(bound)) if dims.is_empty() => builder.sequence_ids(&input.name, max_len, bound),
         (true, _) => builder.sequence(&input.name, dtype, &dims, max_len),
         (false, Some(bound)) => builder.input_ids(&input.name, &dims, bound),
         (false, None) => builder.input(&input.name, dtype, &dims),

@@ -35,6 +35,38 @@ impl FromStr for AxisSpec {
     }
 }
 
+impl std::fmt::Display for AxisSpec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Named(name) => f.write_str(name),
+            Self::At { input, axis } => write!(f, "{input}:{axis}"),
+        }
+    }
+}
+
+/// An axis that always has one size.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sized {
+    /// The axis, or all of that name.
+    pub axis: AxisSpec,
+    /// Its size.
+    pub size: usize,
+}
+
+impl FromStr for Sized {
+    type Err = String;
+
+    /// `NAME=NUMBER`, or `INPUT:AXIS=NUMBER`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parsed = text.split_once('=').and_then(|(axis, size)| {
+            let axis = axis.parse().ok()?;
+            let size = size.parse().ok().filter(|&n| n > 0)?;
+            Some(Self { axis, size })
+        });
+        parsed.ok_or_else(|| format!("expected NAME=NUMBER or INPUT:AXIS=NUMBER, got {text}"))
+    }
+}
+
 /// An input that always has one value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fixed {
@@ -75,6 +107,8 @@ pub struct Options {
     pub masks: Vec<String>,
     /// Inputs that always have one value.
     pub fixed: Vec<Fixed>,
+    /// Open axes that always have one size.
+    pub sizes: Vec<Sized>,
 }
 
 /// Inputs that count as masks where nobody says so.

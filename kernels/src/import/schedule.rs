@@ -9,8 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use lazybatch_graph::tensor_op::held_as;
 use lazybatch_graph::{
-    Act as Function, At, Bin, Dim, Error, Fused, Program, ProgramBuilder, Repeat, StateId,
-    ValueId,
+    Act as Function, At, Bin, Dim, Error, Fused, Program, ProgramBuilder, Repeat, StateId, ValueId,
 };
 
 use super::items::{Arg, Cell, CellKind, CellStates, Item, Items, Kind, Src};
@@ -56,10 +55,13 @@ pub(super) fn build(
 }
 
 fn args(item: &Item) -> impl Iterator<Item = (usize, Src)> + '_ {
-    item.args.iter().enumerate().filter_map(|(i, arg)| match arg {
-        Arg::Item(src) => Some((i, *src)),
-        Arg::Weight(_) => None,
-    })
+    item.args
+        .iter()
+        .enumerate()
+        .filter_map(|(i, arg)| match arg {
+            Arg::Item(src) => Some((i, *src)),
+            Arg::Weight(_) => None,
+        })
 }
 
 /// Stage of each item.
@@ -149,7 +151,9 @@ impl Cutter<'_> {
         }
         for state in &self.items.kept {
             let dtype = held_as(state.elem);
-            let id = self.b.vector_state(&state.name, dtype, &state.dims, state.init);
+            let id = self
+                .b
+                .vector_state(&state.name, dtype, &state.dims, state.init);
             self.kept.push(id);
         }
         let used: BTreeSet<usize> = self.stages.iter().copied().collect();
@@ -216,13 +220,17 @@ impl Cutter<'_> {
                 Vec::new()
             }
             Kind::Kept(at) => vec![self.b.vec_read(name, self.kept[*at])],
-            Kind::Keep(at) => {
+            Kind::Keep(at) | Kind::Seed(at) => {
                 self.b.vec_write(name, self.kept[*at], operands[0]);
                 Vec::new()
             }
             Kind::Start { of, which } => {
                 let states = self.cell_states(*of);
-                let state = if *which == 0 { Some(states.h) } else { states.c };
+                let state = if *which == 0 {
+                    Some(states.h)
+                } else {
+                    states.c
+                };
                 if let Some(state) = state {
                     self.b.vec_write(name, state, operands[0]);
                 }
@@ -250,7 +258,10 @@ impl Cutter<'_> {
                 let (Some(keys), Some(values)) = (state(1), state(2)) else {
                     unreachable!("keys and values stand in earlier items and cross");
                 };
-                vec![self.b.state_attention(name, operands[0], *heads, keys, values)]
+                vec![
+                    self.b
+                        .state_attention(name, operands[0], *heads, keys, values),
+                ]
             }
         };
         for (out, value) in results.into_iter().enumerate() {
@@ -313,7 +324,11 @@ impl Cutter<'_> {
             // A layer's last states are those of its cell.
             (Kind::Layer(_), _) if src.out > 0 => {
                 let states = self.cell_states(src.item);
-                let state = if src.out == 1 { Some(states.h) } else { states.c };
+                let state = if src.out == 1 {
+                    Some(states.h)
+                } else {
+                    states.c
+                };
                 self.b.vec_read(&name, state.unwrap_or(states.h))
             }
             (_, Some(&state)) if out.lead == Dim::Rows => {

@@ -236,10 +236,17 @@ impl<'g> Trace<'g> {
     fn node(&self, node: &Node, values: &BTreeMap<String, Array>) -> Result<Vec<Array>, Error> {
         let mut inputs = Vec::with_capacity(node.inputs.len());
         for name in &node.inputs {
-            let value = values.get(name).or_else(|| self.graph.initializers.get(name));
+            let value = values
+                .get(name)
+                .or_else(|| self.graph.initializers.get(name));
             if value.is_none() && !name.is_empty() {
                 let place = format!("node {} ({})", node.name, node.op);
-                return Err(Error::invalid(place, format!("input {name}"), "a value", "none"));
+                return Err(Error::invalid(
+                    place,
+                    format!("input {name}"),
+                    "a value",
+                    "none",
+                ));
             }
             inputs.push(value);
         }

@@ -303,7 +303,36 @@ def odd():
            [("summary", F32, ["batch", 12]), ("best", I64, ["batch", "time", 2])])
 
 
+def speller():
+    """A GRU encoder and the step of a GRU decoder with dot-product attention over its states."""
+    g = Graph(9)
+    x = g.op("Gather", g.weight(12, 6), "letters")
+    x = g.op("Transpose", x, perm=[1, 0, 2])
+    y, h = recurrent(g, x, "GRU", 6, 8, linear_before_reset=1)
+    y = g.op("Squeeze", y, g.const(np.array([1], np.int64)))
+    g.rename(g.op("Transpose", y, perm=[1, 0, 2]), "memory")
+    g.rename(h, "state")
+    g.save("speller-encoder", [("letters", I64, ["batch", "seq"])],
+           [("memory", F32, ["batch", "seq", 8]), ("state", F32, [1, "batch", 8])])
+    g = Graph(10)
+    x = g.op("Gather", g.weight(9, 6), "token")
+    x = g.op("Transpose", x, perm=[1, 0, 2])
+    w, r = g.weight(1, 24, 6), g.weight(1, 24, 8)
+    _, h = g.op("GRU", x, w, r, "", "", "h", outputs=2, hidden_size=8, linear_before_reset=1)
+    q = g.op("Transpose", h, perm=[1, 0, 2])
+    keys = g.op("MatMul", "memory", g.weight(8, 8))
+    scores = g.op("MatMul", q, g.op("Transpose", keys, perm=[0, 2, 1]))
+    context = g.op("MatMul", g.op("Softmax", scores, axis=-1), "memory")
+    both = g.op("Tanh", g.op("Concat", context, q, axis=2))
+    logits = g.op("MatMul", both, g.weight(16, 9))
+    g.rename(g.op("Squeeze", logits, g.const(np.array([1], np.int64))), "logits")
+    g.rename(h, "next_h")
+    g.save("speller-step", [("token", I64, ["batch", 1]), ("h", F32, [1, "batch", 8]),
+                            ("memory", F32, ["batch", "seq", 8])],
+           [("logits", F32, ["batch", 9]), ("next_h", F32, [1, "batch", 8])])
+
+
 if __name__ == "__main__":
     os.makedirs(HERE, exist_ok=True)
-    for make in (mlp, cnn, bert, lstm, bilstm, cells, causal, odd):
+    for make in (mlp, cnn, bert, lstm, bilstm, cells, causal, odd, speller):
         make()

@@ -173,6 +173,20 @@ fn a_causal_mask_makes_attention_causal() {
 }
 
 #[test]
+fn an_encoder_and_a_decoder_become_one_program() {
+    let program = import(&path("speller.toml"), &Options::default()).unwrap();
+    let repeats: Vec<Repeat> = program.blocks.iter().map(|b| b.repeat).collect();
+    assert_eq!(repeats.last(), Some(&Repeat::UntilStop { max: 15 }));
+    let looks = |op: &Op| matches!(op, Op::StateAttention { .. });
+    assert_eq!(count(&program, looks), 1, "{}", dump(&program, None));
+    // The keys are projected once, not at every step.
+    let decoder = program.blocks.last().unwrap();
+    let linear = |n: &&lazybatch_graph::NodeId| matches!(program.node(**n).op, Op::Linear { .. });
+    assert_eq!(decoder.nodes.iter().filter(linear).count(), 1);
+    check_bits(program, 8, 20);
+}
+
+#[test]
 fn ops_without_a_node_run_by_general_kernels() {
     let program = program("odd");
     let ops = general(&program);

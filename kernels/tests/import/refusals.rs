@@ -68,12 +68,18 @@ fn all_nodes_that_cannot_run_are_listed_at_once() {
         &Options::default(),
     );
     assert!(e.contains("2 unsupported nodes"), "{e}");
-    assert!(e.contains("the noise (RandomNormalLike") && e.contains("the frob (Frobnicate"), "{e}");
+    assert!(
+        e.contains("the noise (RandomNormalLike") && e.contains("the frob (Frobnicate"),
+        "{e}"
+    );
 }
 
 #[test]
 fn lengths_that_change_are_refused_by_node() {
-    let pads = [("kernel_shape", Attr::Ints(vec![2])), ("strides", Attr::Ints(vec![2]))];
+    let pads = [
+        ("kernel_shape", Attr::Ints(vec![2])),
+        ("strides", Attr::Ints(vec![2])),
+    ];
     let nodes = vec![node("MaxPool", &["x"], "y", &pads)];
     let dims = [named("batch"), Dim::Fixed(4), named("time")];
     let e = refusal(&model(&dims, nodes, &["y"]), &Options::default());
@@ -86,16 +92,25 @@ fn a_program_that_mixes_requests_is_refused() {
     let nodes = vec![node("Softmax", &["x"], "y", &[("axis", Attr::Int(0))])];
     let dims = [named("batch"), Dim::Fixed(4)];
     let e = refusal(&model(&dims, nodes, &["y"]), &Options::default());
-    assert!(e.contains("output y: at batch 3, length 0, sample 0, element"), "{e}");
+    assert!(
+        e.contains("output y: at batch 3, length 0, sample 0, element"),
+        "{e}"
+    );
     assert!(e.contains("of the largest magnitude"), "{e}");
 }
 
 #[test]
 fn outputs_without_data_are_refused() {
-    let nodes = vec![node("Relu", &["x"], "y", &[]), node("Relu", &["w"], "z", &[])];
+    let nodes = vec![
+        node("Relu", &["x"], "y", &[]),
+        node("Relu", &["w"], "z", &[]),
+    ];
     let dims = [named("batch"), Dim::Fixed(4)];
     let e = refusal(&model(&dims, nodes, &["y", "z"]), &Options::default());
-    assert!(e.contains("output z: value: expected one that depends"), "{e}");
+    assert!(
+        e.contains("output z: value: expected one that depends"),
+        "{e}"
+    );
 }
 
 #[test]
@@ -108,7 +123,10 @@ fn axes_and_inputs_that_are_not_there_are_named() {
         batch: vec![AxisSpec::Named("samples".into())],
         ..Options::default()
     });
-    assert!(e.contains("--batch-axis: axis: expected one of columns, rows, got samples"), "{e}");
+    assert!(
+        e.contains("--batch-axis: axis: expected one of columns, rows, got samples"),
+        "{e}"
+    );
     let e = with(Options {
         sequence: vec!["x:7".parse().unwrap()],
         ..Options::default()
@@ -121,7 +139,10 @@ fn axes_and_inputs_that_are_not_there_are_named() {
         }],
         ..Options::default()
     });
-    assert!(e.contains("fixed input: name: expected one of x, got sr"), "{e}");
+    assert!(
+        e.contains("fixed input: name: expected one of x, got sr"),
+        "{e}"
+    );
     let e = with(Options {
         masks: vec!["mask".into()],
         ..Options::default()
@@ -143,8 +164,13 @@ fn a_longest_sequence_beyond_the_tables_is_refused() {
         max_len: Some(65),
         ..Options::default()
     };
-    let e = import(&path("causal.onnx"), &options).unwrap_err().to_string();
-    assert!(e.contains("--max-len: length: expected a length that the tables"), "{e}");
+    let e = import(&path("causal.onnx"), &options)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        e.contains("--max-len: length: expected a length that the tables"),
+        "{e}"
+    );
     assert!("x=".parse::<Fixed>().is_err() && "x:".parse::<AxisSpec>().is_err());
 }
 

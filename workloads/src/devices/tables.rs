@@ -25,10 +25,7 @@ struct Group {
 }
 
 /// Profile of a model whose launches take `price` nanoseconds per node.
-pub(super) fn model(
-    model: &Served<'_>,
-    price: impl Fn(&NodeWork) -> f64,
-) -> Result<ModelProfile> {
+pub(super) fn model(model: &Served<'_>, price: impl Fn(&NodeWork) -> f64) -> Result<ModelProfile> {
     let program = model.program;
     let lengths = Lengths::load(model.lengths)?;
     let reach = Reach::of(&lengths);

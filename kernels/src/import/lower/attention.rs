@@ -176,7 +176,11 @@ impl Lower<'_> {
             causal &= square
                 && values.iter().enumerate().all(|(at, v)| {
                     let (row, column) = (at / len, at % len);
-                    if column > row { *v <= HIDDEN } else { *v == 0.0 }
+                    if column > row {
+                        *v <= HIDDEN
+                    } else {
+                        *v == 0.0
+                    }
                 });
         }
         match (nothing, causal) {
@@ -192,7 +196,9 @@ impl Lower<'_> {
             return Ok(None);
         }
         let other = self.seen(node, 3 - i)?;
-        let hides = other.iter().all(|a| a.data().to_f64().iter().all(|v| *v <= HIDDEN));
+        let hides = other
+            .iter()
+            .all(|a| a.data().to_f64().iter().all(|v| *v <= HIDDEN));
         if !hides {
             return Ok(None);
         }

@@ -88,10 +88,12 @@ impl Lower<'_> {
         let to = self.fact(node, 0).ok()?.elem;
         let whole = |e: Elem| matches!(e, Elem::I64 | Elem::I32);
         let wide = |e: Elem| matches!(e, Elem::F32 | Elem::F64);
-        let small = matches!(x.elem, Elem::Bool | Elem::I8 | Elem::I16 | Elem::U8 | Elem::U16);
-        let same = x.elem == to
-            || (wide(x.elem) && wide(to))
-            || ((whole(x.elem) || small) && whole(to));
+        let small = matches!(
+            x.elem,
+            Elem::Bool | Elem::I8 | Elem::I16 | Elem::U8 | Elem::U16
+        );
+        let same =
+            x.elem == to || (wide(x.elem) && wide(to)) || ((whole(x.elem) || small) && whole(to));
         same.then(|| vec![super::Value::Act(Act { elem: to, ..x })])
     }
 
@@ -239,12 +241,7 @@ impl Lower<'_> {
 
     /// Operand `i`, known, as it stands beside `x`; none if it makes the result larger than `x` or
     /// depends on the length in another way than by position.
-    pub(super) fn beside(
-        &self,
-        node: &Node,
-        i: usize,
-        x: &Act,
-    ) -> Result<Option<Beside>, String> {
+    pub(super) fn beside(&self, node: &Node, i: usize, x: &Act) -> Result<Option<Beside>, String> {
         if !agrees(&x.layout, &self.fact(node, 0)?.sizes) {
             return Ok(None);
         }
@@ -270,7 +267,12 @@ impl Lower<'_> {
             return Ok(None);
         };
         let from_end = table.rank() - axis;
-        let on_len = x.layout.0.len().checked_sub(from_end).map(|a| &x.layout.0[a]);
+        let on_len = x
+            .layout
+            .0
+            .len()
+            .checked_sub(from_end)
+            .map(|a| &x.layout.0[a]);
         if on_len.map(Vec::as_slice) != Some(&[Part::Len]) {
             return Ok(None);
         }

@@ -49,7 +49,11 @@ impl Lower<'_> {
         let mut outputs = Vec::new();
         let mut outs = Vec::new();
         let mut dims = Vec::new();
-        let num = node.outputs.iter().rposition(|o| !o.is_empty()).map_or(0, |i| i + 1);
+        let num = node
+            .outputs
+            .iter()
+            .rposition(|o| !o.is_empty())
+            .map_or(0, |i| i + 1);
         for i in 0..num {
             let fact = self.fact(node, i)?;
             let layout = layout::plain(&fact.sizes).ok_or_else(|| {
@@ -134,20 +138,21 @@ impl Lower<'_> {
         }
         let table = at(self.max_len)?;
         let Some((axis, rows)) = by_position(&seen[0], CHECKED[0], &table, self.max_len) else {
-            return Err(format!("operand {name} depends on the length in an unknown way"));
+            return Err(format!(
+                "operand {name} depends on the length in an unknown way"
+            ));
         };
         if !elem.is_float() {
-            return Err(format!("operand {name} is a table of whole numbers by position"));
+            return Err(format!(
+                "operand {name} is a table of whole numbers by position"
+            ));
         }
         let mut shape = vec![self.max_len];
         shape.push(rows.len() / self.max_len);
-        let axes = dims.iter().enumerate().map(|(i, &n)| {
-            vec![if i == axis {
-                Part::Len
-            } else {
-                Part::Fixed(n)
-            }]
-        });
+        let axes = dims
+            .iter()
+            .enumerate()
+            .map(|(i, &n)| vec![if i == axis { Part::Len } else { Part::Fixed(n) }]);
         let layout = Layout(axes.collect());
         let arg = self.weight(node, i, "positions", &shape, || rows);
         Ok((Operand::Next { layout, elem }, Some(arg)))

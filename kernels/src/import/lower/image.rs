@@ -248,6 +248,8 @@ fn plane(x: &Act) -> Option<Plane> {
         [_, c] => ([n(c)?, 1, 1], false),
         _ => return None,
     };
-    let lead = axes[0].iter().all(|p| !matches!(p, Part::Fixed(n) if *n != 1));
+    let lead = axes[0]
+        .iter()
+        .all(|p| !matches!(p, Part::Fixed(n) if *n != 1));
     lead.then_some(Plane { dims, is_2d })
 }

@@ -190,7 +190,9 @@ impl<'t> Lower<'t> {
             elem,
         };
         let dims = out.dims.clone();
-        let item = self.items.push(name, Kind::Input(id), Vec::new(), vec![out]);
+        let item = self
+            .items
+            .push(name, Kind::Input(id), Vec::new(), vec![out]);
         let act = Act {
             src: Src { item, out: 0 },
             dims,
@@ -241,7 +243,12 @@ fn axis_of(axis: i64, rank: usize) -> Option<usize> {
 
 /// Elements of a constant as the program computes with them.
 fn floats(array: &Array) -> Vec<f32> {
-    array.data().to_f64().into_iter().map(|v| v as f32).collect()
+    array
+        .data()
+        .to_f64()
+        .into_iter()
+        .map(|v| v as f32)
+        .collect()
 }
 
 /// Lengths at which known values are compared.

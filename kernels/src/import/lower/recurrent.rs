@@ -116,7 +116,10 @@ impl Lower<'_> {
         };
         let bias = match self.absent(node, 3) {
             true => None,
-            false => Some(self.constant(node, 3).ok_or("has a bias that is not constant")?),
+            false => Some(
+                self.constant(node, 3)
+                    .ok_or("has a bias that is not constant")?,
+            ),
         };
         let (&[d, gates, inputs], &[d2, _, hidden]) = (w.dims(), r.dims()) else {
             return Err("has weights of an unknown form".into());
@@ -155,9 +158,7 @@ impl Lower<'_> {
                 inputs,
                 w: part(&w),
                 r: part(&r),
-                b: bias
-                    .as_ref()
-                    .map_or_else(|| vec![0.0; 2 * gates], &part),
+                b: bias.as_ref().map_or_else(|| vec![0.0; 2 * gates], &part),
             };
             let weights = self.cell_weights(node, kind, &gates, at);
             let mut init = [0.0; 2];
@@ -351,7 +352,8 @@ impl Lower<'_> {
             for (which, act) in given {
                 let name = format!("{}.start", node.name);
                 let kind = Kind::Start { of, which };
-                self.items.push(&name, kind, vec![Arg::Item(act.src)], Vec::new());
+                self.items
+                    .push(&name, kind, vec![Arg::Item(act.src)], Vec::new());
             }
             let state = |lead| Out {
                 lead,
@@ -393,7 +395,10 @@ impl Lower<'_> {
         let args = parts.iter().map(|&src| Arg::Item(src)).collect();
         let dims = vec![hidden * parts.len()];
         let name = format!("{}.join", node.name);
-        Value::Act(self.items.node(&name, Op::Concat, args, Act { dims, ..act }))
+        Value::Act(
+            self.items
+                .node(&name, Op::Concat, args, Act { dims, ..act }),
+        )
     }
 
     /// One item for each step and direction.
@@ -438,7 +443,8 @@ impl Lower<'_> {
             for (which, act) in given {
                 let name = format!("{}.start", node.name);
                 let kind = Kind::Start { of, which };
-                self.items.push(&name, kind, vec![Arg::Item(act.src)], Vec::new());
+                self.items
+                    .push(&name, kind, vec![Arg::Item(act.src)], Vec::new());
             }
             let reverse = cell.reverse;
             let mut end = of;

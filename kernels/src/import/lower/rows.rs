@@ -42,7 +42,10 @@ impl Lower<'_> {
 
     fn layer_norm(&mut self, node: &Node, x: &Act) -> Native {
         let wanted = node.outputs.iter().filter(|o| !o.is_empty()).count();
-        let Some(k) = self.is_row(x, int(node, "axis", -1)).filter(|_| wanted == 1) else {
+        let Some(k) = self
+            .is_row(x, int(node, "axis", -1))
+            .filter(|_| wanted == 1)
+        else {
             return Ok(None);
         };
         let Some(gamma) = self.constant(node, 1).filter(|g| g.len() == k) else {
@@ -315,7 +318,9 @@ impl Lower<'_> {
         let mut sum = 0;
         for part in &parts {
             let before: usize = part.layout.0[..axis].iter().map(|a| size(a).k).product();
-            let plain = part.layout.0[axis].iter().all(|p| matches!(p, Part::Fixed(_)));
+            let plain = part.layout.0[axis]
+                .iter()
+                .all(|p| matches!(p, Part::Fixed(_)));
             let alike = part.elem == Elem::F32 && part.layout.lead() == lead;
             if !plain || before != 1 || !alike || part.layout.0.len() != rank {
                 return Ok(None);
