@@ -132,7 +132,9 @@ fn from_json(model: &Model, path: &Path) -> anyhow::Result<Vec<Tensor>> {
         let mut flat = Vec::new();
         flatten(value, &dims, &mut flat)
             .map_err(|got| bad(&decl.name, "numbers in even nested lists".into(), got))?;
-        if decl.ty.dims.first() != Some(&Dim::Len) && dims.len() + 1 == decl.ty.dims.len() {
+        // One sample may stand alone.
+        let is_sequence = decl.ty.dims.first() == Some(&Dim::Len);
+        if !is_sequence && dims.len() == decl.ty.fixed_dims().len() {
             dims.insert(0, 1);
         }
         tensors.push(if decl.ty.dtype == DType::F32 {

@@ -2,8 +2,8 @@
 //!
 //! By name first: what the user says, else names that contain `batch` or are `n` or `b`, and names
 //! that contain `seq`, `len`, `time`, `frame` or `token` or are `s`, `t` or `l`. Then by place: an
-//! axis 0 that is open (or 1, where no input has an open axis 0) counts samples, an open axis 1
-//! positions. The comparison behind an import refuses what this guesses wrong.
+//! axis 0 that is open (or 1, where no input has an open axis 0) counts samples, and so does the
+//! open one of three axes, as states of recurrent layers have it; another open axis positions. The comparison behind an import refuses what this guesses wrong.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -73,6 +73,14 @@ pub(super) fn read(graph: &Graph, options: &Options) -> Result<Vec<Input>, Error
             let first = dims.first();
             let fixed_one = !any_batch && first == Some(&Dim::Fixed(1)) && dims.len() > 1;
             sample = (first.is_some_and(open) || fixed_one).then_some(0);
+            // The states of recurrent layers: [layers, batch, features].
+            if let [Dim::Fixed(_), middle, Dim::Fixed(_)] = &dims[..]
+                && any_batch
+                && open(middle)
+                && len.is_none()
+            {
+                sample = Some(1);
+            }
         }
         if len.is_none() && by_place(&options.sequence) {
             len = dims

@@ -116,6 +116,11 @@ impl Flattener<'_> {
             for name in node.inputs.iter_mut().chain(&mut node.outputs) {
                 *name = resolve(names, name).to_owned();
             }
+            for attr in node.attrs.values_mut() {
+                if let Attr::Graph(body) = attr {
+                    rename(body, names);
+                }
+            }
             if node.op == "If" && self.branch(&node, names)? {
                 continue;
             }
@@ -209,6 +214,23 @@ impl Flattener<'_> {
     /// stays computes it, and no request brings it.
     fn is_constant(&self, name: &str) -> bool {
         !self.data.contains(name) && !self.computed.contains(name)
+    }
+}
+
+/// Gives values of the graphs around `body` the names that they have in the flat graph.
+fn rename(body: &mut Graph, names: &Names) {
+    for output in &mut body.outputs {
+        output.name = resolve(names, &output.name).to_owned();
+    }
+    for node in &mut body.nodes {
+        for input in &mut node.inputs {
+            *input = resolve(names, input).to_owned();
+        }
+        for attr in node.attrs.values_mut() {
+            if let Attr::Graph(inner) = attr {
+                rename(inner, names);
+            }
+        }
     }
 }
 

@@ -296,7 +296,24 @@ def odd():
     three = g.op("Squeeze", g.op("Equal", rank, g.const(np.array([3], np.int64))))
     g.nodes.append(helper.make_node("If", [three], ["picked"], name="pick",
                                     then_branch=branch(norm), else_branch=branch(top)))
-    g.rename(g.op("Concat", "picked", top, axis=1), "summary")
+    # A branch by a constant, with a branch by a rank in it that reads what the outer one computes.
+    inner = lambda op, v, to: helper.make_graph(
+        [helper.make_node(op, [v], [to], name=op)], "inner", [],
+        [helper.make_tensor_value_info(to, F32, None)])
+    body = [
+        helper.make_node("Abs", ["picked"], ["size"], name="Abs"),
+        helper.make_node("Shape", ["size"], ["size_shape"], name="Shape"),
+        helper.make_node("Size", ["size_shape"], ["size_rank"], name="Size"),
+        helper.make_node("Equal", ["size_rank", g.const(np.int64(2))], ["is_flat"], name="Equal"),
+        helper.make_node("If", ["is_flat"], ["inner_result"], name="inner",
+                         then_branch=inner("Sqrt", "size", "root"),
+                         else_branch=inner("Exp", "size", "power")),
+    ]
+    then = helper.make_graph(body, "outer", [],
+                             [helper.make_tensor_value_info("inner_result", F32, None)])
+    g.nodes.append(helper.make_node("If", [g.const(np.array(True))], ["rooted"], name="outer",
+                                    then_branch=then, else_branch=branch(top)))
+    g.rename(g.op("Concat", "rooted", top, axis=1), "summary")
     _, best = g.op("TopK", sums, g.const(np.array([2], np.int64)), axis=2, outputs=2)
     g.rename(best, "best")
     g.save("odd", [("x", F32, ["batch", "time", 4])],
