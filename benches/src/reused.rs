@@ -202,7 +202,7 @@ mod tests {
     fn decoders_end_where_requests_say_and_the_device_comes_back() {
         let entry = zoo::find("transformer-tiny").unwrap();
         let program: SharedProgram = Arc::new(entry.program().unwrap());
-        let (pool, lens) = inputs::drawn(entry, &program, 6, 3).unwrap();
+        let (pool, lens) = inputs::drawn(&entry.served(&program), 6, 3).unwrap();
         let shelf = Shelf::new(Box::new(CpuDevice::new(CpuOptions::default())));
         let take = {
             let shelf = shelf.clone();

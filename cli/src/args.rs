@@ -4,12 +4,15 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use lazybatch_kernels::import::{AxisSpec, Fixed, SizedAxis};
 use lazybatch_sla::Class;
 
 use crate::models;
 
 /// Most requests of one launch that can be asked for.
 const MAX_BATCH: u32 = 1 << 16;
+/// Most positions of a sequence that can be asked for.
+const MAX_LEN: usize = 1 << 20;
 /// Largest rate, span or target that can be asked for, in its own unit.
 const MAX_NUMBER: f64 = 1e9;
 /// Most random cases of one run.
@@ -62,6 +65,13 @@ fn sweep_count(text: &str) -> Result<usize, String> {
         .ok_or_else(|| format!("expected 1 to 10000000, got {text}"))
 }
 
+fn max_len(text: &str) -> Result<usize, String> {
+    text.parse()
+        .ok()
+        .filter(|n| (1..=MAX_LEN).contains(n))
+        .ok_or_else(|| format!("expected 1 to {MAX_LEN} positions, got {text}"))
+}
+
 fn max_batch(text: &str) -> Result<u32, String> {
     text.parse()
         .ok()
@@ -96,6 +106,8 @@ pub enum Command {
     Run(RunArgs),
     /// Print the compiled program: blocks, nodes, shapes, costs
     Inspect(InspectArgs),
+    /// Compile an ONNX model to a folder that --model takes
+    Import(ImportArgs),
     /// Feed a journal back through the core and let the checker judge it
     Replay(ReplayArgs),
 }
@@ -136,7 +148,8 @@ pub struct OutputArgs {
 
 #[derive(Debug, Args)]
 pub struct CompareArgs {
-    /// Model by name; `phonemes` is trained, the others have synthetic weights
+    /// Model by name, or a folder that `import` wrote; `phonemes` is trained, the others have
+    /// synthetic weights
     #[arg(long, default_value = "phonemes")]
     pub model: String,
     /// Device: `cpu`, or `sim`, which computes nothing and takes the time that --profile says
@@ -345,7 +358,8 @@ pub struct GeneraliseArgs {
 
 #[derive(Debug, Args)]
 pub struct ProfileArgs {
-    /// Model by name; `phonemes` is trained, the others have synthetic weights
+    /// Model by name, or a folder that `import` wrote; `phonemes` is trained, the others have
+    /// synthetic weights
     #[arg(long)]
     pub model: String,
     /// Device: `cpu` is measured; npu, v100, a100, h100, h200 are computed from their published
@@ -368,7 +382,8 @@ pub struct ProfileArgs {
 
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// Model by name; `phonemes` is trained, the others have synthetic weights
+    /// Model by name, or a folder that `import` wrote; `phonemes` is trained, the others have
+    /// synthetic weights
     #[arg(long, default_value = "phonemes")]
     pub model: String,
     /// A word for `phonemes`; for the others a JSON file of number lists by input name, or
@@ -390,9 +405,44 @@ pub struct RunArgs {
 
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// Model by name
+    /// Model by name, or a folder that `import` wrote
     #[arg(long, default_value = "phonemes")]
     pub model: String,
+}
+
+#[derive(Debug, Args)]
+pub struct ImportArgs {
+    /// The model: FILE.onnx, or FILE.toml that ties an encoder and a decoder together
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Folder to write; a model folder that is there is replaced
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+    /// Axes that count samples: their name, or INPUT:AXIS; found by name and place if absent. Can
+    /// be repeated
+    #[arg(long, value_name = "NAME|INPUT:AXIS")]
+    pub batch_axis: Vec<AxisSpec>,
+    /// Axes that count positions of a sequence: their name, or INPUT:AXIS; found by name and place
+    /// if absent. Can be repeated
+    #[arg(long, value_name = "NAME|INPUT:AXIS")]
+    pub sequence_axis: Vec<AxisSpec>,
+    /// Most positions of a sequence; as many as the tables of the model allow, at most 512, if
+    /// absent
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = max_len)]
+    pub max_len: Option<usize>,
+    /// An input that only tells padding from positions, and counts as ones: there is no padding.
+    /// `attention_mask`, `input_mask` and `padding_mask` are such. Can be repeated
+    #[arg(long, value_name = "INPUT")]
+    pub mask: Vec<String>,
+    /// An open axis that always has one size. Can be repeated
+    #[arg(long, value_name = "NAME|INPUT:AXIS=N")]
+    pub size: Vec<SizedAxis>,
+    /// An input that always has one value. Can be repeated
+    #[arg(long, value_name = "INPUT=NUMBER", allow_negative_numbers = true)]
+    pub set: Vec<Fixed>,
+    /// Name of the model; that of the file if absent
+    #[arg(long)]
+    pub name: Option<String>,
 }
 
 #[derive(Debug, Args)]

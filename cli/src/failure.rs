@@ -22,6 +22,7 @@ pub fn is_bad_input(error: &anyhow::Error) -> bool {
             || cause.is::<lazybatch_engine::policy::UnknownPolicy>()
             || cause.is::<lazybatch_engine::journal::JournalError>()
             || cause.is::<lazybatch_graph::Error>()
+            || cause.is::<lazybatch_graph::onnx::Error>()
             || cause.downcast_ref().is_some_and(|e| {
                 use lazybatch_workloads::Error as E;
                 !matches!(e, E::Run { .. } | E::Write { .. } | E::Render(_))

@@ -45,6 +45,7 @@ fn run(command: &Command) -> anyhow::Result<()> {
         Command::Profile(args) => commands::profile::run(args),
         Command::Run(args) => commands::run::run(args),
         Command::Inspect(args) => commands::inspect::run(args),
+        Command::Import(args) => commands::import::run(args),
         Command::Replay(args) => commands::replay::run(args),
     }
 }

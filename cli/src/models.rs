@@ -1,10 +1,13 @@
 //! Models that the command line can name, and devices.
 
+use std::path::Path;
 use std::sync::Arc;
 
-use lazybatch_graph::SharedProgram;
+use lazybatch_graph::{Program, Repeat, SharedProgram, folder};
 use lazybatch_kernels::Device;
 use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
+use lazybatch_sla::{Nanos, Profile};
+use lazybatch_workloads::devices::DeviceModel;
 use lazybatch_workloads::experiment::inputs::{self, Item};
 use lazybatch_workloads::experiment::words;
 use lazybatch_workloads::lengths::Lengths;
@@ -18,33 +21,81 @@ pub const DEFAULT_SEGMENT_US: f64 = 50.0;
 /// Most requests of one launch where nothing else is said.
 pub const DEFAULT_MAX_BATCH: u32 = 64;
 
-/// A model by name.
+/// SLA target of a model folder, in milliseconds.
+const FOLDER_SLA_MS: f64 = 100.0;
+
+/// A model by name, or from a folder.
 pub struct Model {
-    /// Its line in the zoo.
-    pub entry: &'static zoo::Entry,
+    /// Its name.
+    pub name: String,
+    /// SLA target when none is asked for.
+    pub sla: Nanos,
+    /// Distribution of lengths when none is asked for, as [`Lengths::load`] reads it.
+    pub lengths: String,
+    /// Most passes of its `UntilStop` block; `None` for models without one.
+    pub max_output_len: Option<u32>,
     /// Its program, optimized.
     pub program: SharedProgram,
 }
 
 impl Model {
-    /// Builds the model called `name`.
+    /// Builds the model of the zoo called `name`, or reads that of the folder `name`.
     pub fn load(name: &str) -> anyhow::Result<Self> {
-        let entry = zoo::find(name).ok_or_else(|| {
-            let names: Vec<_> = zoo::names().collect();
-            BadInput(format!(
-                "--model: expected one of {}, got {name}",
-                names.join(", ")
-            ))
-        })?;
-        Ok(Self {
-            entry,
-            program: Arc::new(entry.program()?),
-        })
+        if let Some(entry) = zoo::find(name) {
+            return Ok(Self {
+                name: entry.name.into(),
+                sla: entry.sla,
+                lengths: entry.lengths.into(),
+                max_output_len: entry.max_output_len,
+                program: Arc::new(entry.program()?),
+            });
+        }
+        if is_folder(name) {
+            return Ok(Self::of(folder::load(Path::new(name))?));
+        }
+        let names: Vec<_> = zoo::names().collect();
+        Err(BadInput(format!(
+            "--model: expected one of {}, or a model folder, got {name}",
+            names.join(", ")
+        ))
+        .into())
+    }
+
+    /// A program that is not of the zoo. Its lengths are those of sentences, if it reads a sequence.
+    fn of(program: Program) -> Self {
+        let reads_sequence = program.length_input.is_some();
+        let steps = program.blocks.iter().find_map(|b| match b.repeat {
+            Repeat::UntilStop { max } => Some(max),
+            _ => None,
+        });
+        let lengths = match (reads_sequence, steps) {
+            (true, Some(_)) => "translation-short",
+            (true, None) => "sentence",
+            (false, _) => "fixed:0:0",
+        };
+        Self {
+            name: program.name.clone(),
+            sla: Nanos::from_ms_f64(FOLDER_SLA_MS),
+            lengths: lengths.into(),
+            max_output_len: steps,
+            program: Arc::new(program),
+        }
+    }
+
+    /// What experiments take of it.
+    pub fn served(&self) -> zoo::Served<'_> {
+        zoo::Served {
+            name: &self.name,
+            program: &self.program,
+            sla: self.sla,
+            lengths: &self.lengths,
+            max_output_len: self.max_output_len,
+        }
     }
 
     /// Whether requests are words to be spelled out.
     pub fn reads_words(&self) -> bool {
-        self.entry.name == words::MODEL
+        self.name == words::MODEL
     }
 
     /// `num` items that requests draw from.
@@ -52,9 +103,35 @@ impl Model {
         if self.reads_words() {
             return Ok(words::pool(num, seed));
         }
-        let lengths = Lengths::load(self.entry.lengths)?;
+        let lengths = Lengths::load(&self.lengths)?;
         Ok(inputs::synthetic(&self.program, &lengths, num, seed))
     }
+}
+
+/// Name of the program of a model folder, or `name` itself.
+pub fn name_of(name: &str) -> anyhow::Result<String> {
+    if is_folder(name) {
+        return Ok(folder::load(Path::new(name))?.name);
+    }
+    Ok(name.to_string())
+}
+
+/// The profile of a model of the zoo or of a folder on a device model.
+pub fn device_profile(
+    device: &DeviceModel,
+    name: &str,
+    overheads: bool,
+) -> anyhow::Result<Profile> {
+    if is_folder(name) {
+        let model = Model::load(name)?;
+        return Ok(device.profile_of(&model.served(), overheads)?);
+    }
+    Ok(device.profile(&[name], overheads)?)
+}
+
+/// Whether `name` stands for a folder: models of the zoo come first.
+fn is_folder(name: &str) -> bool {
+    zoo::find(name).is_none() && Path::new(name).is_dir()
 }
 
 /// Devices of this binary.

@@ -181,6 +181,7 @@ fn flops(program: &Program, id: NodeId) -> (u64, u64) {
             let vectors = program.value(node.inputs[0]).ty.fixed_dims();
             2 * output * vectors.last().map_or(0, |&d| d as u64)
         }
+        Op::Tensor(op) => op.flops_per_row,
         Op::Custom(custom) => custom.flops_per_row,
         Op::Attention { .. }
         | Op::StateAttention { .. }

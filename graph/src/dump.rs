@@ -294,6 +294,7 @@ impl fmt::Display for Op {
             Self::SeqWrite { state, at } => write!(f, "seq_write {state} {at}"),
             Self::Emit { output } => write!(f, "emit {output}"),
             Self::Stop { token } => write!(f, "stop {token}"),
+            Self::Tensor(op) => write!(f, "tensor {}", op.op),
             Self::Custom(custom) => write!(f, "custom {}", custom.name),
         }
     }

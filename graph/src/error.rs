@@ -33,6 +33,18 @@ pub enum Error {
         /// What is there.
         got: String,
     },
+    /// A model folder cannot be read or written.
+    #[error("{path}: {what}: expected {expected}, got {got}")]
+    Folder {
+        /// The folder, or the file in it.
+        path: String,
+        /// What is wrong.
+        what: String,
+        /// What would be right.
+        expected: String,
+        /// What is there.
+        got: String,
+    },
     /// A weight file cannot be read.
     #[error("weight file {path}: {what}")]
     File {

@@ -38,6 +38,7 @@ pub mod cost;
 pub mod dtype;
 pub mod dump;
 pub mod error;
+pub mod folder;
 pub mod ids;
 pub mod infer;
 pub mod liveness;
@@ -49,6 +50,7 @@ pub mod program;
 pub mod segment;
 pub mod shape;
 pub mod tensor;
+pub mod tensor_op;
 pub mod verify;
 pub mod weights;
 
@@ -69,5 +71,6 @@ pub use program::{
 pub use segment::Segments;
 pub use shape::{Dim, TensorType};
 pub use tensor::{Bytes, Tensor, WeightSource};
+pub use tensor_op::{Attribute, Layout, Operand, Part, Produced, TensorOp};
 pub use verify::verify;
 pub use weights::WeightFile;

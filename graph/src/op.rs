@@ -6,10 +6,14 @@
 //! row is then the member's step; in a `Once` block it is the row's index within its member.
 //! Operands are listed in the order in which a node carries them.
 
+use serde::{Deserialize, Serialize};
+
 use crate::ids::{InputId, OutputId, StateId};
+use crate::tensor_op::TensorOp;
 
 /// Elementwise activation, fused into a producer or standing alone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Act {
     /// max(x, 0).
     Relu,
@@ -26,7 +30,8 @@ pub enum Act {
 }
 
 /// Elementwise binary operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Bin {
     /// a + b.
     Add,
@@ -37,7 +42,8 @@ pub enum Bin {
 }
 
 /// Which position of a sequence state (or sequence input) a loop pass touches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum At {
     /// Every position, in order: legal in `Once` blocks only; rows are `Rows`.
     All,
@@ -50,7 +56,7 @@ pub enum At {
 }
 
 /// Two-dimensional window of a convolution or pooling, NCHW.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Window {
     /// Kernel height and width.
     pub kernel: [usize; 2],
@@ -88,7 +94,8 @@ impl Window {
 }
 
 /// Pooling reduction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Pool {
     /// Largest element; padding counts as minus infinity.
     Max,
@@ -97,7 +104,7 @@ pub enum Pool {
 }
 
 /// Heads of an attention.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Heads {
     /// Query heads.
     pub query: usize,
@@ -110,7 +117,8 @@ pub struct Heads {
 }
 
 /// What a node computes. See the module's conventions.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Op {
     /// The request's input. `Once`: `[rows, ...]` for an input `[len, ...]`, `[batch, ...]` for one
     /// without `len`. Loops: the row at `at` (`Step` or `Reverse`), `[batch, ...]`.
@@ -309,12 +317,14 @@ pub enum Op {
         /// The stop token.
         token: i32,
     },
+    /// An op of an imported model that has no variant of its own.
+    Tensor(Box<TensorOp>),
     /// A user's node: looked up by name in the device's registry of custom kernels.
     Custom(CustomOp),
 }
 
 /// A node that the user brings.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CustomOp {
     /// Name under which its kernel is registered.
     pub name: String,

@@ -14,6 +14,7 @@
 use std::sync::Arc;
 
 use indexmap::IndexMap;
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::ids::{BlockId, InputId, NodeId, OutputId, StateId, ValueId, WeightId};
@@ -22,7 +23,8 @@ use crate::shape::TensorType;
 use crate::tensor::WeightSource;
 
 /// How often a request passes through a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Repeat {
     /// Once; rows of all members' sequences are packed.
     Once,
@@ -47,7 +49,8 @@ impl Repeat {
 }
 
 /// Where a value comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Def {
     /// A weight of the program.
     Weight(WeightId),
@@ -61,7 +64,7 @@ pub enum Def {
 }
 
 /// An operand or result.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Value {
     /// Dtype and dimensions.
     pub ty: TensorType,
@@ -70,7 +73,7 @@ pub struct Value {
 }
 
 /// A schedulable step: one op with its operands and results.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Node {
     /// Unique name, path-like (`decoder.2.ffn.up`).
     pub name: String,
@@ -83,7 +86,7 @@ pub struct Node {
 }
 
 /// A run of nodes under one repeat rule.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Block {
     /// Name (`encoder`).
     pub name: String,
@@ -94,7 +97,8 @@ pub struct Block {
 }
 
 /// What a per-request state holds.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum StateKind {
     /// A tensor `[dims...]`, set to `init` in every element when a request starts.
     Vector {
@@ -113,7 +117,7 @@ pub enum StateKind {
 }
 
 /// State that outlives a node and belongs to one request.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct StateDecl {
     /// Name.
     pub name: String,
@@ -135,7 +139,7 @@ pub struct WeightDecl {
 }
 
 /// An input of a request.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct InputDecl {
     /// Name.
     pub name: String,
@@ -148,7 +152,7 @@ pub struct InputDecl {
 }
 
 /// An output of a request.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct OutputDecl {
     /// Name.
     pub name: String,
@@ -166,7 +170,8 @@ pub struct Carry {
 }
 
 /// A compiled model.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Program {
     /// Name of the model.
     pub name: String,
@@ -174,7 +179,8 @@ pub struct Program {
     pub inputs: Vec<InputDecl>,
     /// Outputs by id.
     pub outputs: Vec<OutputDecl>,
-    /// Weights by id.
+    /// Weights by id. Their text is that of [`crate::folder`].
+    #[serde(skip)]
     pub weights: Vec<WeightDecl>,
     /// States by id.
     pub states: Vec<StateDecl>,

@@ -6,12 +6,14 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::dtype::DType;
 
 /// One dimension of a shape.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Dim {
     /// A number known at compile time.
     Fixed(usize),
@@ -35,7 +37,7 @@ impl fmt::Display for Dim {
 }
 
 /// A tensor's dtype and dimensions.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TensorType {
     /// Element type.
     pub dtype: DType,

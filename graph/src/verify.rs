@@ -403,7 +403,7 @@ fn id_bound(program: &Program, value: ValueId, through_states: bool) -> Bound {
         Op::ArgMax => Bound::Below(program.value(node.inputs[0]).ty.row_elems()),
         Op::VecRead { state } if through_states => {
             let initial = match program.state(state).kind {
-                StateKind::Vector { init, .. } if init >= 0.0 => init as usize + 1,
+                StateKind::Vector { init, .. } if init >= 0.0 => (init as usize).saturating_add(1),
                 _ => return Bound::Unknown,
             };
             let written = program.nodes.iter().filter_map(|n| match n.op {

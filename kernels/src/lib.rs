@@ -42,6 +42,8 @@ pub mod custom;
 pub mod device;
 pub mod error;
 pub mod faulty;
+mod general;
+pub mod import;
 pub mod inputs;
 pub mod onnx;
 pub mod reference;

@@ -130,7 +130,7 @@ impl<'a> Bench<'a> {
         let is_trained = entry.name == words::MODEL;
         let (pool, output_lens) = match is_trained {
             true => (words::pool(POOL, options.seed), Vec::new()),
-            false => inputs::drawn(entry, &program, POOL, options.seed)?,
+            false => inputs::drawn(&entry.served(&program), POOL, options.seed)?,
         };
         let shelf = Shelf::new(Box::new(CpuDevice::new(CpuOptions {
             threads: options.threads,

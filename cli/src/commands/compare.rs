@@ -54,11 +54,11 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     let (pool, simulated) = match kind {
         DeviceKind::Cpu => (model.pool(POOL, args.seed)?, None),
         DeviceKind::Sim => {
-            let (pool, steps) = inputs::drawn(model.entry, &model.program, POOL, args.seed)?;
+            let (pool, steps) = inputs::drawn(&model.served(), POOL, args.seed)?;
             (pool, Some(steps))
         }
     };
-    let of_profile = profile.models[0].sla().unwrap_or(model.entry.sla);
+    let of_profile = profile.models[0].sla().unwrap_or(model.sla);
     let sla = args.sla_ms.map_or(of_profile, Nanos::from_ms_f64);
     let device = || {
         Ok(match kind {
@@ -67,7 +67,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         })
     };
     let mut serving = Serving {
-        model: model.entry.name,
+        model: &model.name,
         program: model.program.clone(),
         options,
         device: &device,
@@ -108,7 +108,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
             .with_context(|| format!("policy {policy}"))?;
         let run = RunResult::summarise(
             policy.as_str(),
-            model.entry.name,
+            &model.name,
             rate,
             sla,
             &served.requests,
@@ -165,9 +165,9 @@ fn prepare(args: &CompareArgs, model: &Model) -> anyhow::Result<(Profile, ModelO
         Some(path) => {
             let mut profile = Profile::read(path)?;
             let names: Vec<_> = profile.models.iter().map(|m| m.name.clone()).collect();
-            profile.models.retain(|m| m.name == model.entry.name);
+            profile.models.retain(|m| m.name == model.name);
             if profile.models.is_empty() {
-                let (path, expected) = (path.display(), model.entry.name);
+                let (path, expected) = (path.display(), &model.name);
                 let got = names.join(", ");
                 return Err(
                     BadInput(format!("{path}: expected the model {expected}, got {got}")).into(),
@@ -189,7 +189,7 @@ fn prepare(args: &CompareArgs, model: &Model) -> anyhow::Result<(Profile, ModelO
     };
     if let Some(path) = &args.profile {
         // A profile of another program than this model's is the file's fault.
-        let name = model.entry.name;
+        let name = model.name.as_str();
         let builder = Engine::builder().model(name, model.program.clone(), options.clone());
         builder
             .core_config(1)

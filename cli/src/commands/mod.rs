@@ -2,6 +2,7 @@
 
 pub mod compare;
 pub mod generalise;
+pub mod import;
 pub mod inspect;
 mod offer;
 pub mod profile;

@@ -25,7 +25,7 @@ const MAX_ARRIVALS: f64 = 1e7;
 /// # Errors
 /// A file that is no trace, or arrivals of another model or of several samples.
 pub fn read_trace(path: &Path, model: &Model) -> anyhow::Result<Vec<Arrival>> {
-    let name = model.entry.name;
+    let name = model.name.as_str();
     let options = traces::Options {
         model: Some(name.into()),
         ..Default::default()
@@ -141,7 +141,7 @@ pub fn arrivals_of(
         class: c.class.map(|i| classes[i].name.as_str().into()),
         ..Arrival::new(
             c.at,
-            model.entry.name,
+            model.name.as_str(),
             pool[c.item].input_len,
             steps[c.item],
         )

@@ -59,7 +59,7 @@ pub fn computed(device: &str, model: &str) -> anyhow::Result<Profile> {
             "--device: expected cpu, {names}, or one of the latter with :free, got {got}"
         ))
     })?;
-    Ok(device.profile(&[model], overheads)?)
+    models::device_profile(device, model, overheads)
 }
 
 /// Measures a model on the embedded device.
@@ -70,7 +70,7 @@ pub fn measure(
     segment_us: f64,
 ) -> anyhow::Result<Measured> {
     let mut device = models::cpu(threads);
-    let lengths = Lengths::load(model.entry.lengths)?;
+    let lengths = Lengths::load(&model.lengths)?;
     let pool = model.pool(64, 7)?;
     let mut measured = measure::measure(
         device.as_mut(),
@@ -79,10 +79,9 @@ pub fn measure(
         max_batch,
         segment_us,
     )?;
-    measured.profile.name = model.entry.name.to_string();
-    measured.profile.sla_ms = Some(model.entry.sla.as_ms());
+    measured.profile.name = model.name.clone();
+    measured.profile.sla_ms = Some(model.sla.as_ms());
     measured.profile.output_len_p90 = model
-        .entry
         .max_output_len
         .map(|max| lengths.output_p90().min(max));
     Ok(measured)

@@ -21,14 +21,14 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     let engine = Engine::builder()
         .boxed_device(models::cpu(args.threads))
         .model(
-            model.entry.name,
+            model.name.as_str(),
             model.program.clone(),
             ModelOptions::default(),
         )
         .policy("greedy")
         .build()?;
     let answer = engine
-        .try_submit(model.entry.name, inputs, Options::default())
+        .try_submit(model.name.as_str(), inputs, Options::default())
         .with_context(|| args.input.clone().unwrap_or_default())?
         .wait()?;
     if model.reads_words() {
@@ -132,7 +132,9 @@ fn from_json(model: &Model, path: &Path) -> anyhow::Result<Vec<Tensor>> {
         let mut flat = Vec::new();
         flatten(value, &dims, &mut flat)
             .map_err(|got| bad(&decl.name, "numbers in even nested lists".into(), got))?;
-        if decl.ty.dims.first() != Some(&Dim::Len) && dims.len() + 1 == decl.ty.dims.len() {
+        // One sample may stand alone.
+        let is_sequence = decl.ty.dims.first() == Some(&Dim::Len);
+        if !is_sequence && dims.len() == decl.ty.fixed_dims().len() {
             dims.insert(0, 1);
         }
         tensors.push(if decl.ty.dtype == DType::F32 {

@@ -19,7 +19,7 @@ use lazybatch_workloads::traces;
 use super::{PolicyRun, emit, outputs, report, suffixed};
 use crate::args::SimulateArgs;
 use crate::failure::BadInput;
-use crate::{output, progress};
+use crate::{models, output, progress};
 
 /// Most arrivals that are drawn.
 const MAX_ARRIVALS: f64 = 1e8;
@@ -28,6 +28,7 @@ const MAX_ARRIVALS: f64 = 1e8;
 pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     let mut profile = read_profile(args)?;
     if let Some(name) = &args.model {
+        let name = &models::name_of(name)?;
         let names: Vec<_> = profile.models.iter().map(|m| m.name.clone()).collect();
         profile.models.retain(|m| m.name == *name);
         if profile.models.is_empty() {
@@ -150,7 +151,7 @@ fn read_profile(args: &SimulateArgs) -> anyhow::Result<Profile> {
                 let got = format!("none for --profile {name}");
                 return Err(BadInput(format!("--model: expected a model, got {got}")).into());
             };
-            Ok(device.profile(&[model], overheads)?)
+            models::device_profile(device, model, overheads)
         }
         _ => Ok(Profile::read(&args.profile)?),
     }

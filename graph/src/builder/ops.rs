@@ -2,10 +2,13 @@
 //!
 //! Each takes the node's name first, then its operands in the op's order, then its attributes.
 
+use smallvec::SmallVec;
+
 use super::ProgramBuilder;
 use crate::ids::{InputId, OutputId, StateId, ValueId};
 use crate::op::{Act, At, Bin, CustomOp, Heads, Op, Pool, Window};
 use crate::program::Repeat;
+use crate::tensor_op::TensorOp;
 
 /// What a linear or convolution node does behind its product. All off by default.
 #[derive(Clone, Copy, Debug, Default)]
@@ -359,6 +362,16 @@ impl ProgramBuilder {
     /// Leaves the loop when an id equals `token`.
     pub fn stop(&mut self, name: &str, ids: ValueId, token: i32) {
         self.node(name, Op::Stop { token }, &[ids]);
+    }
+
+    /// An op of an imported model.
+    pub fn tensor(
+        &mut self,
+        name: &str,
+        op: TensorOp,
+        inputs: &[ValueId],
+    ) -> SmallVec<[ValueId; 2]> {
+        self.node(name, Op::Tensor(Box::new(op)), inputs)
     }
 
     /// A user's node.

@@ -49,7 +49,7 @@ impl Context<'_> {
         }
     }
 
-    fn fail<T>(
+    pub(crate) fn fail<T>(
         &self,
         what: impl Into<String>,
         expected: impl Into<String>,
@@ -125,6 +125,7 @@ pub fn infer(op: &Op, operands: &[&TensorType], cx: &Context<'_>) -> Result<Type
         Op::SeqWrite { state, at } => state::seq_write(&args, *state, *at),
         Op::Emit { output } => state::emit(&args, *output),
         Op::Stop { .. } => state::stop(&args),
+        Op::Tensor(op) => op.infer(operands, cx).map(Types::from_vec),
         Op::Custom(custom) => {
             if operands.is_empty() {
                 return cx.fail("custom node", "at least one operand", "none");

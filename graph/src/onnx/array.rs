@@ -10,6 +10,7 @@
 use std::fmt;
 
 use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
 
 use super::Error;
 use crate::{DType, Tensor};
@@ -21,7 +22,10 @@ pub const NONE: usize = usize::MAX;
 macro_rules! elem_types {
     ($($name:ident $ty:ty, $text:literal, $code:literal, $domain:ident;)*) => {
         /// Element type of an [`Array`].
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[derive(
+            Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+        )]
+        #[serde(rename_all = "lowercase")]
         pub enum Elem {
             $(#[doc = concat!("`", $text, "`")] $name,)*
         }

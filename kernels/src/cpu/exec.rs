@@ -265,6 +265,7 @@ fn run_node(env: &mut Env<'_>, v: NodeView<'_>) -> Result<Outs, String> {
         Op::SeqWrite { state, at } => ops::state::seq_write(env, v, *state, *at)?,
         Op::Emit { output } => ops::state::emit(env, v, *output),
         Op::Stop { token } => ops::state::stop(env, v, *token),
+        Op::Tensor(_) => ops::general::general(env, v)?,
         Op::Custom(op) => one(ops::custom::custom(env, v, op)?),
     })
 }

@@ -8,6 +8,7 @@ use super::buffers::Aligned;
 use super::gemm::{PackedA, PackedB};
 use crate::custom::{CustomKernel, CustomNode, KernelRegistry};
 use crate::error::Error;
+use crate::general::General;
 
 /// A weight in the forms that nodes use.
 #[derive(Debug, Default)]
@@ -43,6 +44,8 @@ pub struct Model {
     pub local: Vec<usize>,
     /// By node id.
     pub customs: Vec<Option<Arc<dyn CustomKernel>>>,
+    /// By node id.
+    pub general: Vec<Option<General>>,
     /// Bytes of all weights as they are held.
     pub weight_bytes: usize,
 }
@@ -85,6 +88,7 @@ impl Model {
     ) -> Result<Self, Error> {
         let mut weights: Vec<Weight> = program.weights.iter().map(|_| Weight::default()).collect();
         let mut customs = vec![None; program.nodes.len()];
+        let mut general = Vec::with_capacity(program.nodes.len());
         for (i, node) in program.nodes.iter().enumerate() {
             let unsupported = |op: &str, why: String| Error::Unsupported {
                 device: device.to_owned(),
@@ -107,6 +111,13 @@ impl Model {
                     .map_err(|why| unsupported(&op.name, why))?;
                 customs[i] = Some(kernel);
             }
+            general.push(match &node.op {
+                Op::Tensor(op) => {
+                    let made = General::new(&node.name, op);
+                    Some(made.map_err(|why| unsupported(&op.op, why))?)
+                }
+                _ => None,
+            });
             let channels = node.inputs.first().map_or(0, |&v| {
                 program
                     .value(v)
@@ -146,6 +157,7 @@ impl Model {
             blocks,
             local,
             customs,
+            general,
             weight_bytes,
         })
     }

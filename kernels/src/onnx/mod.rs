@@ -142,16 +142,31 @@ impl<'m> Interpreter<'m> {
         if control::OPS.contains(&node.op.as_str()) {
             return self.control(&call, scope, run);
         }
-        let Some(entry) = tensor::find(&node.op) else {
-            return Err(call.bad("op", "a known one", tensor::reason(&node.op)));
-        };
-        if let Some(x) = call.opt(0)
-            && !entry.types.has(x.elem())
-        {
-            return Err(call.bad("input 0", format!("elements: {}", entry.types), x));
-        }
-        (entry.eval)(&call)
+        evaluate(&call)
     }
+}
+
+/// Evaluates a node that runs no subgraph.
+///
+/// # Errors
+/// An op without a kernel, and what the kernel refuses.
+pub(crate) fn evaluate(call: &Call<'_>) -> tensor::Outputs {
+    let Some(entry) = tensor::find(&call.node.op) else {
+        return Err(call.bad("op", "a known one", tensor::reason(&call.node.op)));
+    };
+    if let Some(x) = call.opt(0)
+        && !entry.types.has(x.elem())
+    {
+        return Err(call.bad("input 0", format!("elements: {}", entry.types), x));
+    }
+    (entry.eval)(call)
+}
+
+/// All nodes, inputs and outputs of `graph` that cannot be evaluated.
+pub(crate) fn refused(model: &Model, graph: &Graph) -> Vec<Refused> {
+    let mut nodes = Vec::new();
+    collect(model, graph, &mut nodes);
+    nodes
 }
 
 /// Adds what of `graph` cannot run.

@@ -5,6 +5,7 @@ use lazybatch_graph::{At, Bin, CustomOp, Dim, Node, Op, Program, Repeat};
 use super::device::{Loaded, Request};
 use super::{attention, cells, image, math};
 use crate::custom::{CustomCall, CustomOperand};
+use crate::general::General;
 use crate::validate::{is_sequence, passes};
 
 /// A node's results, and whether the request's loop ended.
@@ -76,6 +77,10 @@ pub(super) fn run(
         }
         Op::LstmCell { h, c, proj } => {
             return Ok((vec![cells::lstm(model, r, node, h, c, proj)], false));
+        }
+        Op::Tensor(ref op) => {
+            let done = general(model, r, node, op);
+            return done.map(|values| (values, false));
         }
         Op::GruCell { h } => return Ok((vec![cells::gru(model, r, node, h)], false)),
         _ => {}
@@ -354,23 +359,62 @@ fn effect(
     Ok(false)
 }
 
+/// Operands as kernels of single precision take them.
+fn staged(model: &Loaded, r: &Request, node: &Node) -> Vec<Vec<f32>> {
+    let stage = |&v: &lazybatch_graph::ValueId| {
+        let float = model.program.value(v).ty.dtype.is_float();
+        let to = |v: &f64| {
+            if float {
+                *v as f32
+            } else {
+                f32::from_bits(*v as i32 as u32)
+            }
+        };
+        model.operand(r, v).iter().map(to).collect()
+    };
+    node.inputs.iter().map(stage).collect()
+}
+
+/// A general kernel, sample by sample, in single precision.
+fn general(
+    model: &Loaded,
+    r: &Request,
+    node: &Node,
+    op: &lazybatch_graph::TensorOp,
+) -> Result<Vec<Vec<f64>>, String> {
+    let kernel = General::new(&node.name, op)?;
+    let data = staged(model, r, node);
+    let mut outs = vec![Vec::new(); node.outputs.len()];
+    for sample in 0..r.samples {
+        let operands: Vec<&[f32]> = node
+            .inputs
+            .iter()
+            .zip(&data)
+            .map(|(&v, data)| {
+                let ty = &model.program.value(v).ty;
+                match ty.lead() {
+                    Some(Dim::Batch) => &data[sample * ty.row_elems()..][..ty.row_elems()],
+                    _ => data.as_slice(),
+                }
+            })
+            .collect();
+        for (i, result) in kernel.run(&operands, r.len)?.into_iter().enumerate() {
+            let float = model.program.value(node.outputs[i]).ty.dtype.is_float();
+            outs[i].extend(result.into_iter().map(|v| {
+                if float {
+                    f64::from(v)
+                } else {
+                    f64::from(v.to_bits() as i32)
+                }
+            }));
+        }
+    }
+    Ok(outs)
+}
+
 fn custom(model: &Loaded, r: &Request, node: &Node, op: &CustomOp) -> Result<Vec<f64>, String> {
     let kernel = model.registry.get(&op.name).ok_or("no such kernel")?;
-    let data: Vec<Vec<f32>> = node
-        .inputs
-        .iter()
-        .map(|&v| {
-            let float = model.program.value(v).ty.dtype.is_float();
-            let to = |v: &f64| {
-                if float {
-                    *v as f32
-                } else {
-                    f32::from_bits(*v as i32 as u32)
-                }
-            };
-            model.operand(r, v).iter().map(to).collect()
-        })
-        .collect();
+    let data = staged(model, r, node);
     let operands: Vec<CustomOperand<'_>> = node
         .inputs
         .iter()

@@ -41,10 +41,10 @@ mod v100;
 pub mod work;
 
 use lazybatch_sla::Profile;
-use lazybatch_sla::profile::FORMAT;
+use lazybatch_sla::profile::{FORMAT, ModelProfile};
 
 use crate::error::{Error, Result};
-use crate::zoo;
+use crate::zoo::{self, Served};
 use roofline::Roofline;
 use systolic::Systolic;
 
@@ -129,6 +129,18 @@ impl DeviceModel {
     /// a device whose profiles are measured.
     pub fn profile(&self, models: &[&str], overheads: bool) -> Result<Profile> {
         let models: Result<Vec<_>> = models.iter().map(|m| self.model(m, overheads)).collect();
+        self.with(models?, overheads)
+    }
+
+    /// The profile of one model that need not be of the zoo.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] on a device whose profiles are measured.
+    pub fn profile_of(&self, model: &Served<'_>, overheads: bool) -> Result<Profile> {
+        self.with(vec![self.price(model, overheads)?], overheads)
+    }
+
+    fn with(&self, models: Vec<ModelProfile>, overheads: bool) -> Result<Profile> {
         let free = if overheads { "" } else { FREE };
         let cost = |us: f64| if overheads { us } else { 0.0 };
         let profile = Profile {
@@ -136,22 +148,32 @@ impl DeviceModel {
             device: format!("{}{free}", self.device),
             copy_gbps: cost(self.copy_gbps),
             dispatch_us: cost(self.dispatch_us),
-            models: models?,
+            models,
         };
         let checked = profile.check(&format!("device model {}", self.name));
         checked.map_err(|e| Error::parameter(e.place, e.expected, e.got))?;
         Ok(profile)
     }
 
-    fn model(&self, model: &str, overheads: bool) -> Result<lazybatch_sla::profile::ModelProfile> {
+    fn model(&self, model: &str, overheads: bool) -> Result<ModelProfile> {
         let entry = zoo::find(model).ok_or_else(|| {
             let names: Vec<_> = zoo::names().collect();
             Error::parameter("model", format!("one of {}", names.join(", ")), model)
         })?;
+        if let Machine::Measured(documents) = self.machine {
+            return cpu::measured(documents, model);
+        }
+        let program = entry
+            .program()
+            .map_err(|e| Error::run(format!("model {model}"), e))?;
+        self.price(&entry.served(&program), overheads)
+    }
+
+    fn price(&self, model: &Served<'_>, overheads: bool) -> Result<ModelProfile> {
         let mut profile = match self.machine {
-            Machine::Measured(documents) => return cpu::measured(documents, model),
-            Machine::Systolic(array) => tables::model(entry, |w| array.node_ns(w))?,
-            Machine::Roofline(gpu) => tables::model(entry, |w| gpu.node_ns(w))?,
+            Machine::Measured(documents) => return cpu::measured(documents, model.name),
+            Machine::Systolic(array) => tables::model(model, |w| array.node_ns(w))?,
+            Machine::Roofline(gpu) => tables::model(model, |w| gpu.node_ns(w))?,
         };
         if !overheads {
             let nodes = profile.blocks.iter_mut().flat_map(|b| &mut b.nodes);

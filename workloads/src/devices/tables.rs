@@ -1,4 +1,4 @@
-//! From a zoo model and prices of nodes to latency tables.
+//! From a model and prices of nodes to latency tables.
 //!
 //! Points lie at 1, 2, 4, ... up to max batch, or up to max batch times the longest input that the
 //! program takes for tables by rows. A table by rows does not know how its rows are spread over
@@ -12,9 +12,9 @@ use lazybatch_sla::profile::{BlockProfile, By, ModelProfile, NodeProfile, Repeat
 
 use super::MAX_BATCH;
 use super::work::{ELEMENT_BYTES, NodeWork, Pricing, Reach, is_fused};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::lengths::Lengths;
-use crate::zoo::Entry;
+use crate::zoo::Served;
 
 /// Consecutive nodes of a block that are one entry of a profile.
 struct Group {
@@ -25,19 +25,17 @@ struct Group {
 }
 
 /// Profile of a model whose launches take `price` nanoseconds per node.
-pub(super) fn model(entry: &Entry, price: impl Fn(&NodeWork) -> f64) -> Result<ModelProfile> {
-    let program = entry
-        .program()
-        .map_err(|e| Error::run(format!("model {}", entry.name), e))?;
-    let lengths = Lengths::load(entry.lengths)?;
+pub(super) fn model(model: &Served<'_>, price: impl Fn(&NodeWork) -> f64) -> Result<ModelProfile> {
+    let program = model.program;
+    let lengths = Lengths::load(model.lengths)?;
     let reach = Reach::of(&lengths);
-    let pricing = Pricing::new(&program, reach);
-    let liveness = Liveness::of(&program);
+    let pricing = Pricing::new(program, reach);
+    let liveness = Liveness::of(program);
     let max_len = program.length_input.and_then(|i| program.input(i).max_len);
     let max_rows = u64::from(MAX_BATCH) * max_len.unwrap_or(1) as u64;
     let blocks = program.blocks.iter().enumerate().map(|(b, block)| {
         let mut first = 0;
-        let nodes = groups(&pricing, &program, block).into_iter().map(|group| {
+        let nodes = groups(&pricing, program, block).into_iter().map(|group| {
             let boundary = liveness.at(BlockId::new(b), first);
             first += group.nodes.len();
             let merge_bytes = boundary.values.iter().map(|v| {
@@ -96,10 +94,10 @@ pub(super) fn model(entry: &Entry, price: impl Fn(&NodeWork) -> f64) -> Result<M
         }
     });
     Ok(ModelProfile {
-        name: entry.name.into(),
+        name: model.name.into(),
         max_batch: MAX_BATCH,
-        sla_ms: Some(entry.sla.as_ms()),
-        output_len_p90: entry
+        sla_ms: Some(model.sla.as_ms()),
+        output_len_p90: model
             .max_output_len
             .map(|max| lengths.output_p90().min(max)),
         blocks: blocks.collect(),

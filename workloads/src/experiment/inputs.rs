@@ -7,7 +7,7 @@ use rand_chacha::ChaCha8Rng;
 use crate::arrivals::{Arrival, Limit, Process, Stream, Workload};
 use crate::error::Result;
 use crate::lengths::Lengths;
-use crate::zoo;
+use crate::zoo::Served;
 
 /// One request's inputs.
 #[derive(Clone, Debug)]
@@ -32,25 +32,20 @@ pub fn synthetic(program: &Program, lengths: &Lengths, num: usize, seed: u64) ->
         .collect()
 }
 
-/// `num` seeded items of a model of the zoo with the decoder passes of each, lengths drawn together
-/// from the model's own distribution, for devices that end a request where they are told to.
+/// `num` seeded items of a model with the decoder passes of each, lengths drawn together from the
+/// model's own distribution, for devices that end a request where they are told to.
 ///
 /// # Errors
-/// None for the models of the zoo.
-pub fn drawn(
-    entry: &zoo::Entry,
-    program: &Program,
-    num: usize,
-    seed: u64,
-) -> Result<(Vec<Item>, Vec<u32>)> {
+/// A distribution of lengths that cannot be loaded.
+pub fn drawn(model: &Served<'_>, num: usize, seed: u64) -> Result<(Vec<Item>, Vec<u32>)> {
     let process = Process::Constant { rate_rps: 1.0 };
-    let stream = Stream::new(entry.name, process, Lengths::load(entry.lengths)?);
+    let stream = Stream::new(model.name, process, Lengths::load(model.lengths)?);
     let arrivals = Workload::single(stream, Limit::Requests(num)).generate(seed)?;
     let item = |a: &Arrival| {
         let fixed = Lengths::fixed(a.input_len, a.output_len);
-        synthetic(program, &fixed, 1, seed).remove(0)
+        synthetic(model.program, &fixed, 1, seed).remove(0)
     };
-    let bound = entry.max_output_len.unwrap_or(u32::MAX);
+    let bound = model.max_output_len.unwrap_or(u32::MAX);
     let steps = arrivals.iter().map(|a| a.output_len.min(bound)).collect();
     Ok((arrivals.iter().map(item).collect(), steps))
 }

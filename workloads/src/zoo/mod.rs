@@ -53,6 +53,32 @@ impl Entry {
     pub fn program(&self) -> Result<Program, Error> {
         optimize((self.build)()?)
     }
+
+    /// The model with `program`, which [`Entry::program`] gave.
+    pub fn served<'a>(&self, program: &'a Program) -> Served<'a> {
+        Served {
+            name: self.name,
+            program,
+            sla: self.sla,
+            lengths: self.lengths,
+            max_output_len: self.max_output_len,
+        }
+    }
+}
+
+/// A program and what is known of its requests, from the zoo or from elsewhere.
+#[derive(Clone, Copy, Debug)]
+pub struct Served<'a> {
+    /// Name of the model.
+    pub name: &'a str,
+    /// Its optimized program.
+    pub program: &'a Program,
+    /// SLA target when none is asked for.
+    pub sla: Nanos,
+    /// Distribution of lengths, as [`Lengths::load`](crate::lengths::Lengths::load) reads it.
+    pub lengths: &'a str,
+    /// Most passes of its `UntilStop` block; `None` for models without one.
+    pub max_output_len: Option<u32>,
 }
 
 /// Target of most models. Source: the evaluation of LazyBatching, arXiv 2010.13103.

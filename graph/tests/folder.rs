@@ -1,0 +1,146 @@
+//! Model folders: what is written is read back; damaged ones give errors.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::fs;
+use std::path::Path;
+
+use lazybatch_graph::folder::{self, FORMAT, PROGRAM_FILE, WEIGHTS_FILE};
+use lazybatch_graph::{Act, At, DType, Program, ProgramBuilder, Repeat, Tensor, Window, dump};
+use proptest::prelude::*;
+
+/// A program with every kind of declaration.
+fn program() -> Program {
+    let mut b = ProgramBuilder::new("all-kinds").with_seed(7);
+    let ids = b.sequence_ids("ids", 6, 5);
+    let image = b.input("image", DType::F32, &[1, 4, 4]);
+    let y = b.output_sequence("y", DType::F32, &[3]);
+    let z = b.output("z", DType::F32, &[2]);
+    let rows = b.sequence_state("rows", 4, 6);
+    b.begin_block("first", Repeat::Once);
+    let i = b.read_input("ids", ids);
+    let table: Vec<f32> = (0..20).map(|i| i as f32 / 7.0).collect();
+    let table = b.data("table", Tensor::from_f32(&[5, 4], &table));
+    let x = b.embedding("embed", i, table);
+    b.seq_write("keep", rows, At::All, x);
+    let p = b.read_input("image", image);
+    let c = b.conv("conv", p, 2, Window::square(3, 1, 0), 1, Default::default());
+    let c = b.global_average_pool("pool", c);
+    let c = b.unary("gelu", Act::Gelu, c);
+    b.emit("z", z, c);
+    b.begin_block("each", Repeat::PerInputStep { stride: 1 });
+    let x = b.seq_read("row", rows, At::Reverse);
+    let h = b.lstm("lstm", x, 3);
+    b.emit("y", y, h);
+    b.metadata("about", "a test");
+    b.finish().unwrap()
+}
+
+fn saved(dir: &Path) {
+    folder::save(&program(), dir).unwrap();
+}
+
+fn refusal(dir: &Path) -> String {
+    folder::load(dir).unwrap_err().to_string()
+}
+
+#[test]
+fn what_is_written_is_read_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let to = dir.path().join("model");
+    saved(&to);
+    let (had, got) = (program(), folder::load(&to).unwrap());
+    assert_eq!(dump(&had, None), dump(&got, None));
+    assert_eq!(had.metadata, got.metadata);
+    assert_eq!(had.length_input, got.length_input);
+    for (a, b) in had.weights.iter().zip(&got.weights) {
+        let num = a.ty.row_elems();
+        assert_eq!(a.source.to_f32(num), b.source.to_f32(num), "{}", a.name);
+    }
+    let names: Vec<_> = fs::read_dir(dir.path())
+        .unwrap()
+        .map(|e| e.unwrap().file_name())
+        .collect();
+    assert_eq!(names, ["model"], "nothing is left beside it");
+}
+
+#[test]
+fn a_model_folder_is_replaced_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let to = dir.path().join("model");
+    fs::create_dir(&to).unwrap();
+    saved(&to);
+    saved(&to);
+    let other = dir.path().join("other");
+    fs::create_dir(&other).unwrap();
+    fs::write(other.join("notes.txt"), "mine").unwrap();
+    let e = folder::save(&program(), &other).unwrap_err().to_string();
+    assert!(e.contains("a folder with other files"), "{e}");
+    assert_eq!(fs::read_to_string(other.join("notes.txt")).unwrap(), "mine");
+    let file = other.join("notes.txt");
+    let e = folder::save(&program(), &file).unwrap_err().to_string();
+    assert!(e.contains("got a file"), "{e}");
+}
+
+#[test]
+fn files_that_are_missing_or_foreign_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let to = dir.path().join("model");
+    assert!(refusal(&to).contains("program.json: file: expected the program"));
+    saved(&to);
+    let text = fs::read_to_string(to.join(PROGRAM_FILE)).unwrap();
+    let with = |from: &str, by: &str| {
+        assert!(text.contains(from), "{from}");
+        fs::write(to.join(PROGRAM_FILE), text.replace(from, by)).unwrap();
+        refusal(&to)
+    };
+    let e = with(FORMAT, "lazybatch-program/9");
+    assert!(
+        e.ends_with("format: expected lazybatch-program/1, got lazybatch-program/9"),
+        "{e}"
+    );
+    let e = with("\"max_len\":6", "\"max_len\":99999999999");
+    assert!(e.contains("number: expected at most"), "{e}");
+    let e = with("\"name\":\"table\"", "\"name\":\"tab1e\"");
+    assert!(e.contains("no tensor tab1e"), "{e}");
+    let e = with("\"stride\":1}", "\"stride\":0}");
+    assert!(e.contains("no stride"), "{e}");
+    let e = with("\"gelu\"", "\"jelu\"");
+    assert!(e.contains("jelu"), "{e}");
+    fs::write(to.join(PROGRAM_FILE), &text).unwrap();
+    folder::load(&to).unwrap();
+    let weights = fs::read(to.join(WEIGHTS_FILE)).unwrap();
+    fs::write(to.join(WEIGHTS_FILE), &weights[..weights.len() - 1]).unwrap();
+    assert!(refusal(&to).contains("no valid safetensors file"));
+    fs::remove_file(to.join(WEIGHTS_FILE)).unwrap();
+    assert!(refusal(&to).contains(WEIGHTS_FILE));
+}
+
+proptest! {
+    /// Any change of digits, letters or length is an error or a program that verifies.
+    #[test]
+    fn damage_gives_errors(
+        flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+        cut in prop::option::of(any::<prop::sample::Index>()),
+        digits in any::<bool>(),
+    ) {
+        let dir = tempfile::tempdir().unwrap();
+        let to = dir.path().join("model");
+        saved(&to);
+        let mut text = fs::read(to.join(PROGRAM_FILE)).unwrap();
+        let numbers: Vec<usize> =
+            (0..text.len()).filter(|&i| text[i].is_ascii_digit()).collect();
+        for (at, byte) in flips {
+            if digits {
+                text[*at.get(&numbers)] = b'0' + byte % 10;
+            } else {
+                let at = at.index(text.len());
+                text[at] = byte;
+            }
+        }
+        if let Some(cut) = cut.filter(|_| !digits) {
+            text.truncate(cut.index(text.len()));
+        }
+        fs::write(to.join(PROGRAM_FILE), &text).unwrap();
+        let _ = folder::load(&to);
+    }
+}

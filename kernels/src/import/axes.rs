@@ -1,0 +1,259 @@
+//! Which axes of the inputs count samples and positions.
+//!
+//! By name first: what the user says, else names that contain `batch` or are `n` or `b`, and names
+//! that contain `seq`, `len`, `time`, `frame` or `token` or are `s`, `t` or `l`. Then by place: an
+//! axis 0 that is open (or 1, where no input has an open axis 0) counts samples, and so does the
+//! open one of three axes, as states of recurrent layers have it; another open axis positions. The comparison behind an import refuses what this guesses wrong.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use lazybatch_graph::onnx::{Dim, Elem, Error, Graph, Node, ValueInfo, ValueType};
+use lazybatch_graph::{Layout, Part};
+
+use super::options::{AxisSpec, Options};
+
+/// An input of a request.
+#[derive(Clone, Debug)]
+pub(super) struct Input {
+    /// Its name.
+    pub name: String,
+    /// Element type.
+    pub elem: Elem,
+    /// Its axes, one part each.
+    pub layout: Layout,
+    /// Ids lie below this, for inputs that look up rows of a table.
+    pub id_bound: Option<usize>,
+}
+
+/// Reads the axes of all inputs of `graph`.
+///
+/// # Errors
+/// Inputs whose rank or element type cannot be served, and axes that the user named and that are
+/// not there.
+pub(super) fn read(graph: &Graph, options: &Options) -> Result<Vec<Input>, Error> {
+    let mut tensors = Vec::new();
+    for info in &graph.inputs {
+        tensors.push(tensor(info)?);
+    }
+    check_specs(&tensors, options)?;
+    for sized in &options.sizes {
+        for (name, _, dims) in &mut tensors {
+            for (axis, dim) in dims.iter_mut().enumerate() {
+                let meant = match &sized.axis {
+                    AxisSpec::Named(n) => *dim == Dim::Named(n.clone()),
+                    AxisSpec::At { input, axis: a } => input == name && *a == axis,
+                };
+                if meant {
+                    *dim = Dim::Fixed(sized.size);
+                }
+            }
+        }
+    }
+    let batch = names(&tensors, &options.batch, is_batch);
+    let sequence = names(&tensors, &options.sequence, is_sequence);
+    let named =
+        |dim: &Dim, names: &BTreeSet<String>| matches!(dim, Dim::Named(n) if names.contains(n));
+    let open = |dim: &Dim| !matches!(dim, Dim::Fixed(_));
+    let any_batch = tensors
+        .iter()
+        .any(|t| t.2.iter().any(|d| named(d, &batch)) || t.2.first().is_some_and(open));
+    let by_place = |specs: &[AxisSpec]| specs.is_empty();
+    let mut inputs = Vec::new();
+    for (name, elem, dims) in &tensors {
+        let told = |specs: &[AxisSpec]| {
+            specs.iter().find_map(|s| match s {
+                AxisSpec::At { input, axis } if input == name => Some(*axis),
+                _ => None,
+            })
+        };
+        let find = |names: &BTreeSet<String>| dims.iter().position(|d| named(d, names));
+        let mut len = told(&options.sequence).or_else(|| find(&sequence));
+        let mut sample = told(&options.batch).or_else(|| find(&batch));
+        if sample.is_none() && len != Some(0) && by_place(&options.batch) {
+            let first = dims.first();
+            let fixed_one = !any_batch && first == Some(&Dim::Fixed(1)) && dims.len() > 1;
+            sample = (first.is_some_and(open) || fixed_one).then_some(0);
+            // The states of recurrent layers: [layers, batch, features].
+            if let [Dim::Fixed(_), middle, Dim::Fixed(_)] = &dims[..]
+                && any_batch
+                && open(middle)
+                && len.is_none()
+            {
+                sample = Some(1);
+            }
+        }
+        if len.is_none() && by_place(&options.sequence) {
+            len = dims
+                .iter()
+                .enumerate()
+                .position(|(i, d)| Some(i) != sample && open(d));
+        }
+        let mut axes = Vec::new();
+        for (axis, dim) in dims.iter().enumerate() {
+            axes.push(vec![match dim {
+                _ if Some(axis) == sample => Part::Batch,
+                _ if Some(axis) == len => Part::Len,
+                Dim::Fixed(n) => Part::Fixed(*n),
+                other => {
+                    let what = format!("axis {axis}");
+                    let expected = "a number, the batch or the sequence";
+                    let got = match other {
+                        Dim::Named(n) => {
+                            format!("{n} (name it with --batch-axis or --sequence-axis)")
+                        }
+                        _ => "an open size".into(),
+                    };
+                    return Err(Error::invalid(format!("input {name}"), what, expected, got));
+                }
+            }]);
+        }
+        inputs.push(Input {
+            name: name.clone(),
+            elem: *elem,
+            layout: Layout(axes),
+            id_bound: None,
+        });
+    }
+    Ok(inputs)
+}
+
+type Tensor = (String, Elem, Vec<Dim>);
+
+fn tensor(info: &ValueInfo) -> Result<Tensor, Error> {
+    let place = format!("input {}", info.name);
+    match &info.ty {
+        ValueType::Tensor {
+            elem,
+            dims: Some(dims),
+        } if !matches!(elem, Elem::U64 | Elem::U32) => Ok((info.name.clone(), *elem, dims.clone())),
+        ValueType::Tensor {
+            elem,
+            dims: Some(_),
+        } => {
+            let expected = "floats, booleans or integers that i32 holds";
+            Err(Error::invalid(place, "element type", expected, elem))
+        }
+        ValueType::Tensor { dims: None, .. } | ValueType::Unknown => Err(Error::invalid(
+            place,
+            "type",
+            "a tensor of stated rank",
+            "an open one",
+        )),
+        ValueType::Other(what) => Err(Error::invalid(place, "type", "a tensor", what)),
+    }
+}
+
+fn check_specs(tensors: &[Tensor], options: &Options) -> Result<(), Error> {
+    let sized: Vec<AxisSpec> = options.sizes.iter().map(|s| s.axis.clone()).collect();
+    for (option, specs) in [
+        ("--batch-axis", &options.batch),
+        ("--sequence-axis", &options.sequence),
+        ("--size", &sized),
+    ] {
+        for spec in specs {
+            let known: Vec<String> = match spec {
+                AxisSpec::Named(name) => {
+                    let dims = tensors.iter().flat_map(|t| &t.2);
+                    let names: BTreeSet<String> = dims
+                        .filter_map(|d| match d {
+                            Dim::Named(n) => Some(n.clone()),
+                            _ => None,
+                        })
+                        .collect();
+                    if names.contains(name) {
+                        continue;
+                    }
+                    names.into_iter().collect()
+                }
+                AxisSpec::At { input, axis } => {
+                    if tensors.iter().any(|t| t.0 == *input && *axis < t.2.len()) {
+                        continue;
+                    }
+                    let shown = |t: &Tensor| format!("{}:0 to {}", t.0, t.2.len().max(1) - 1);
+                    tensors.iter().map(shown).collect()
+                }
+            };
+            let expected = format!("one of {}", known.join(", "));
+            return Err(Error::invalid(option, "axis", expected, spec));
+        }
+    }
+    Ok(())
+}
+
+fn is_batch(name: &str) -> bool {
+    name.contains("batch") || matches!(name, "n" | "b" | "bs")
+}
+
+fn is_sequence(name: &str) -> bool {
+    let parts = ["seq", "len", "time", "frame", "token", "step"];
+    parts.iter().any(|p| name.contains(p)) || matches!(name, "s" | "t" | "l")
+}
+
+/// Names of axes that the user gave, or that speak for themselves where none are given.
+fn names(tensors: &[Tensor], specs: &[AxisSpec], speaks: fn(&str) -> bool) -> BTreeSet<String> {
+    if !specs.is_empty() {
+        let named = specs.iter().filter_map(|s| match s {
+            AxisSpec::Named(name) => Some(name.clone()),
+            AxisSpec::At { .. } => None,
+        });
+        return named.collect();
+    }
+    let dims = tensors.iter().flat_map(|t| &t.2);
+    dims.filter_map(|d| match d {
+        Dim::Named(n) if speaks(&n.to_lowercase()) => Some(n.clone()),
+        _ => None,
+    })
+    .collect()
+}
+
+/// Ops behind which an id is still the same id.
+const PASSES_IDS: [&str; 6] = [
+    "Cast",
+    "Identity",
+    "Reshape",
+    "Squeeze",
+    "Unsqueeze",
+    "Transpose",
+];
+
+/// Notes for each input how many rows the smallest table has that it looks up.
+pub(super) fn id_bounds(inputs: &mut [Input], graph: &Graph) {
+    let mut from: BTreeMap<&str, usize> = BTreeMap::new();
+    for (i, input) in inputs.iter().enumerate() {
+        if !input.elem.is_float() {
+            from.insert(&input.name, i);
+        }
+    }
+    let mut bounds = vec![None; inputs.len()];
+    for node in &graph.nodes {
+        let first = node.inputs.first().and_then(|n| from.get(n.as_str()));
+        if let Some(&i) = first.filter(|_| PASSES_IDS.contains(&node.op.as_str())) {
+            node.outputs.iter().for_each(|o| {
+                from.insert(o, i);
+            });
+        }
+        if let Some((rows, ids)) = lookup(node, graph)
+            && let Some(&i) = from.get(ids)
+        {
+            bounds[i] = Some(bounds[i].map_or(rows, |b: usize| b.min(rows)));
+        }
+    }
+    for (input, bound) in inputs.iter_mut().zip(bounds) {
+        input.id_bound = bound;
+    }
+}
+
+/// Rows of the table that `node` looks up, and the name of its ids.
+fn lookup<'a>(node: &'a Node, graph: &Graph) -> Option<(usize, &'a str)> {
+    use lazybatch_graph::onnx::Attr;
+    let axis = match node.attrs.get("axis") {
+        None => 0,
+        Some(Attr::Int(axis)) => *axis,
+        Some(_) => return None,
+    };
+    let table = graph.initializers.get(node.inputs.first()?)?;
+    let rows = *table.dims().first()?;
+    (node.op == "Gather" && axis == 0)
+        .then(|| (rows, node.inputs.get(1).map(String::as_str)))
+        .and_then(|(rows, ids)| Some((rows, ids?)))
+}

@@ -1,0 +1,270 @@
+//! Attention as it is exported: a product of queries and turned keys, scaled, masked, through a
+//! softmax, times values.
+//!
+//! Scores have two axes of positions, which no packed value has; so they are followed as what they
+//! will become. A mask that adds nothing or hides nothing goes away, one that hides later positions
+//! makes the attention causal.
+
+use lazybatch_graph::onnx::{Array, Elem, Node};
+use lazybatch_graph::{Heads, Layout, Op, Part};
+
+use super::elementwise::same_everywhere;
+use super::{CHECKED, Lower, Value, axis_of, int};
+use crate::import::items::{Act, Arg, Kind, Out, Src};
+use crate::import::layout::{self, canonical, size};
+
+/// Below this a score counts as hidden.
+const HIDDEN: f64 = -1e3;
+
+/// Scores on the way to an attention.
+#[derive(Clone, Debug)]
+pub(in crate::import) struct Scores {
+    q: Act,
+    k: Act,
+    heads: usize,
+    dim: usize,
+    scale: f64,
+    causal: bool,
+    /// Whether the softmax is behind them.
+    normal: bool,
+    layout: Layout,
+}
+
+/// What a known operand does to scores.
+enum Mask {
+    Nothing,
+    Causal,
+}
+
+type Step = Result<Option<Vec<Value>>, String>;
+
+impl Lower<'_> {
+    /// Operand `i` as scores.
+    fn scores_of(&self, node: &Node, i: usize) -> Option<Scores> {
+        match self.values.get(node.inputs.get(i)?)? {
+            Value::Scores(scores) => Some((**scores).clone()),
+            _ => None,
+        }
+    }
+
+    /// The native form of a node that makes, passes on or completes scores.
+    pub(super) fn scores(&mut self, node: &Node) -> Step {
+        let found = (0..node.inputs.len()).find_map(|i| Some((i, self.scores_of(node, i)?)));
+        let Some((i, scores)) = found else {
+            if node.op == "MatMul"
+                && let (Some(q), Some(k)) = (self.act(node, 0), self.act(node, 1))
+            {
+                return Ok(self.begin(&q, &k));
+            }
+            return Ok(None);
+        };
+        let next = match node.op.as_str() {
+            "Identity" | "Dropout" | "Cast" => Some(scores),
+            "Mul" | "Div" if !scores.normal => self.scaled(node, 1 - i, scores)?,
+            "Add" if !scores.normal => {
+                let mask = self.mask(node, 1 - i, &scores.layout, |v| v)?;
+                Some(with_mask(scores, mask))
+            }
+            "Where" if !scores.normal => self.hidden(node, i, scores)?,
+            "Softmax" if !scores.normal => {
+                let rank = scores.layout.0.len();
+                let default = if self.trace.opset < 13 { 1 } else { -1 };
+                let last = axis_of(int(node, "axis", default), rank) == Some(rank - 1);
+                last.then_some(Scores {
+                    normal: true,
+                    ..scores
+                })
+            }
+            "Reshape" | "Squeeze" | "Unsqueeze" | "Flatten" => {
+                let sizes = &self.fact(node, 0)?.sizes;
+                let at_end = |l: &Layout| {
+                    let n = l.0.len();
+                    n >= 2 && l.0[n - 1] == [Part::Len]
+                };
+                let layout = layout::reshape(&scores.layout, sizes).filter(at_end);
+                layout.map(|layout| Scores { layout, ..scores })
+            }
+            "MatMul" if i == 0 && scores.normal => return self.complete(node, &scores),
+            _ => None,
+        };
+        match next {
+            Some(scores) => Ok(Some(vec![Value::Scores(Box::new(scores))])),
+            None => Err("is a step of an attention whose form is not recognised".into()),
+        }
+    }
+
+    /// Scores of `q [.., len, d]` and `k [.., d, len]`; `q` may be of samples alone.
+    fn begin(&self, q: &Act, k: &Act) -> Option<Vec<Value>> {
+        let (q_axes, k_axes) = (&q.layout.0, &k.layout.0);
+        let (n, m) = (q_axes.len(), k_axes.len());
+        if n != m || n < 2 || q.elem != Elem::F32 || k.elem != Elem::F32 {
+            return None;
+        }
+        let plain = |axis: &[Part]| axis.iter().all(|p| matches!(p, Part::Fixed(_)));
+        let dim = size(&q_axes[n - 1]).k;
+        let over_len = k_axes[n - 1] == [Part::Len] && size(&k_axes[n - 2]).k == dim;
+        let steps = q_axes[n - 2] == [Part::Len] || size(&q_axes[n - 2]) == size(&[]);
+        let (before_q, before_k) = (&q_axes[..n - 2], &k_axes[..n - 2]);
+        let same = canonical(&Layout(before_q.to_vec())) == canonical(&Layout(before_k.to_vec()));
+        if !over_len || !steps || !same || !plain(&q_axes[n - 1]) || !plain(&k_axes[n - 2]) {
+            return None;
+        }
+        let heads = before_q.iter().map(|a| size(a).k).product();
+        let mut axes = q_axes.clone();
+        axes[n - 1] = vec![Part::Len];
+        let scores = Scores {
+            q: q.clone(),
+            k: k.clone(),
+            heads,
+            dim,
+            scale: 1.0,
+            causal: false,
+            normal: false,
+            layout: Layout(axes),
+        };
+        Some(vec![Value::Scores(Box::new(scores))])
+    }
+
+    fn scaled(&self, node: &Node, other: usize, scores: Scores) -> Result<Option<Scores>, String> {
+        if node.op == "Div" && other == 0 {
+            return Ok(None);
+        }
+        let value = match self.scalar(node, other) {
+            Some(v) => v,
+            // A factor that depends on the length is one only where it is the same for all.
+            None => match same_everywhere(&self.seen(node, other)?) {
+                Some(v) => v,
+                None => return Ok(None),
+            },
+        };
+        let factor = if node.op == "Div" { 1.0 / value } else { value };
+        Ok(Some(Scores {
+            scale: scores.scale * factor,
+            ..scores
+        }))
+    }
+
+    /// Operand `i`, known, at the lengths that are checked.
+    fn seen(&self, node: &Node, i: usize) -> Result<Vec<Array>, String> {
+        let name = node.inputs.get(i).ok_or("an operand too few")?;
+        let mut seen = Vec::new();
+        for len in CHECKED {
+            let value = self.trace.known(name, 1, len).map_err(|e| e.to_string())?;
+            seen.push(value.ok_or_else(|| format!("its mask {name} comes with the request"))?);
+        }
+        Ok(seen)
+    }
+
+    /// What adding `to(operand i)` to the scores does.
+    fn mask(
+        &self,
+        node: &Node,
+        i: usize,
+        axes: &Layout,
+        to: impl Fn(f64) -> f64,
+    ) -> Result<Mask, String> {
+        let seen = self.seen(node, i)?;
+        let mut causal = true;
+        let mut nothing = true;
+        for (array, len) in seen.iter().zip(CHECKED) {
+            let values: Vec<f64> = array.data().to_f64().into_iter().map(&to).collect();
+            nothing &= values.iter().all(|v| *v == 0.0);
+            let square = array.rank() >= 2
+                && array.rank() <= axes.0.len()
+                && array.dims()[array.rank() - 2..] == [len, len]
+                && array.len() == len * len;
+            causal &= square
+                && values.iter().enumerate().all(|(at, v)| {
+                    let (row, column) = (at / len, at % len);
+                    if column > row {
+                        *v <= HIDDEN
+                    } else {
+                        *v == 0.0
+                    }
+                });
+        }
+        match (nothing, causal) {
+            (true, _) => Ok(Mask::Nothing),
+            (_, true) => Ok(Mask::Causal),
+            _ => Err("its mask is neither empty nor causal".into()),
+        }
+    }
+
+    /// `Where(condition, a, b)` with scores at operand `i` and hidden elsewhere.
+    fn hidden(&self, node: &Node, i: usize, scores: Scores) -> Result<Option<Scores>, String> {
+        if i == 0 {
+            return Ok(None);
+        }
+        let other = self.seen(node, 3 - i)?;
+        let hides = other
+            .iter()
+            .all(|a| a.data().to_f64().iter().all(|v| *v <= HIDDEN));
+        if !hides {
+            return Ok(None);
+        }
+        let keep = if i == 1 { 1.0 } else { 0.0 };
+        let to = |v: f64| if v == keep { 0.0 } else { 2.0 * HIDDEN };
+        let mask = self.mask(node, 0, &scores.layout, to)?;
+        Ok(Some(with_mask(scores, mask)))
+    }
+
+    /// The attention, once its values are there.
+    fn complete(&mut self, node: &Node, scores: &Scores) -> Step {
+        let Some(v) = self.act(node, 1).filter(|v| v.elem == Elem::F32) else {
+            return Err("multiplies scores of an attention by what is no activation".into());
+        };
+        let axes = &v.layout.0;
+        let n = axes.len();
+        let (q_axes, s_axes) = (&scores.q.layout.0, &scores.layout.0);
+        let fits = n >= 2
+            && s_axes.len() == n
+            && axes[n - 2] == [Part::Len]
+            && axes[n - 1].iter().all(|p| matches!(p, Part::Fixed(_)))
+            && canonical(&Layout(axes[..n - 2].to_vec()))
+                == canonical(&Layout(s_axes[..n - 2].to_vec()));
+        if !fits || size(&axes[n - 1]).k != scores.dim {
+            return Err("has values of other heads than its keys".into());
+        }
+        let heads = Heads {
+            query: scores.heads,
+            kv: scores.heads,
+            dim: scores.dim,
+            scale: scores.scale as f32,
+        };
+        let width = scores.heads * scores.dim;
+        let operands = [&scores.q, &scores.k, &v].map(|a| self.items.shaped(a, &[width]));
+        let args: Vec<Arg> = operands.iter().map(|a| Arg::Item(a.src)).collect();
+        let mut layout = Layout(s_axes.clone());
+        layout.0[n - 1] = axes[n - 1].clone();
+        let like = Act {
+            layout,
+            dims: vec![width],
+            ..operands[0].clone()
+        };
+        let over_rows = q_axes.iter().flatten().any(|p| *p == Part::Len);
+        if over_rows {
+            let op = Op::Attention {
+                heads,
+                causal: scores.causal,
+            };
+            return Ok(Some(vec![Value::Act(self.emit(node, op, args, like))]));
+        }
+        let out = Out {
+            lead: like.layout.lead(),
+            dims: like.dims.clone(),
+            elem: like.elem,
+        };
+        let item = self
+            .items
+            .push(&node.name, Kind::Lookup(heads), args, vec![out]);
+        let src = Src { item, out: 0 };
+        Ok(Some(vec![Value::Act(Act { src, ..like })]))
+    }
+}
+
+fn with_mask(scores: Scores, mask: Mask) -> Scores {
+    Scores {
+        causal: scores.causal || matches!(mask, Mask::Causal),
+        ..scores
+    }
+}

@@ -1,0 +1,252 @@
+//! Nodes without a native form: evaluated sample by sample by their general kernel.
+
+use std::collections::BTreeMap;
+
+use lazybatch_graph::onnx::{Array, Attr, Node};
+use lazybatch_graph::{Attribute, Layout, Op, Operand, Part, Produced, TensorOp};
+
+use super::{CHECKED, Lower, Value, floats};
+use crate::import::items::{Act, Arg, Kind, Out, Src};
+use crate::import::layout;
+
+/// Most whole numbers that stand in the program's text.
+const MAX_NUMBERS: usize = 1 << 14;
+
+impl Lower<'_> {
+    /// The node as it is, over one sample.
+    pub(super) fn general(&mut self, node: &Node) -> Result<Vec<Value>, String> {
+        if crate::tensor::find(&node.op).is_none() {
+            return Err(crate::tensor::reason(&node.op).to_owned());
+        }
+        let mut operands = Vec::with_capacity(node.inputs.len());
+        let mut args = Vec::new();
+        let mut weight_elems = 0;
+        for (i, name) in node.inputs.iter().enumerate() {
+            let (operand, arg) = if name.is_empty() {
+                (Operand::Absent, None)
+            } else {
+                match self.values.get(name) {
+                    Some(Value::Act(act)) => {
+                        let operand = Operand::Next {
+                            layout: act.layout.clone(),
+                            elem: act.elem,
+                        };
+                        (operand, Some(Arg::Item(act.src)))
+                    }
+                    Some(Value::Scores(_)) => {
+                        let why = "reads scores of an attention whose form is not recognised";
+                        return Err(why.into());
+                    }
+                    Some(Value::Failed) | None => self.known_operand(node, i)?,
+                }
+            };
+            if let (Some(Arg::Weight(at)), false) = (&arg, matches!(node.op.as_str(), "Gather")) {
+                weight_elems += self.items.weights[*at].1.num_elems() as u64;
+            }
+            operands.push(operand);
+            args.extend(arg);
+        }
+        let mut outputs = Vec::new();
+        let mut outs = Vec::new();
+        let mut dims = Vec::new();
+        let num = node
+            .outputs
+            .iter()
+            .rposition(|o| !o.is_empty())
+            .map_or(0, |i| i + 1);
+        for i in 0..num {
+            let fact = self.fact(node, i)?;
+            let layout = layout::plain(&fact.sizes).ok_or_else(|| {
+                format!(
+                    "result {}: expected axes that are a number, the batch or the sequence, got \
+                     {}",
+                    node.outputs[i],
+                    shown(&fact.sizes)
+                )
+            })?;
+            let count = |part| layout.parts().filter(|p| *p == part).count();
+            if count(Part::Batch) > 1 || count(Part::Len) > 1 {
+                return Err("has a result with two batch or sequence axes".into());
+            }
+            outs.push(Out {
+                lead: layout.lead(),
+                dims: layout.fixed(),
+                elem: fact.elem,
+            });
+            dims.push(layout.fixed());
+            outputs.push(Produced {
+                layout,
+                elem: fact.elem,
+            });
+        }
+        let row = outputs.first().map_or(0, |o| o.layout.row_elems() as u64);
+        let op = TensorOp {
+            op: node.op.clone(),
+            opset: self.trace.opset,
+            attrs: attributes(node)?,
+            operands,
+            outputs: outputs.clone(),
+            flops_per_row: row.max(2 * weight_elems),
+        };
+        let item = self
+            .items
+            .push(&node.name, Kind::Op(Op::Tensor(Box::new(op))), args, outs);
+        let values = outputs.into_iter().zip(dims).enumerate();
+        Ok(values
+            .map(|(out, (produced, dims))| {
+                Value::Act(Act {
+                    src: Src { item, out },
+                    dims,
+                    layout: produced.layout,
+                    elem: produced.elem,
+                })
+            })
+            .collect())
+    }
+
+    /// Operand `i`, which is known: a weight, a table by position, or numbers.
+    fn known_operand(&mut self, node: &Node, i: usize) -> Result<(Operand, Option<Arg>), String> {
+        let name = &node.inputs[i];
+        let at = |len: usize| -> Result<Array, String> {
+            let value = self.trace.known(name, 1, len).map_err(|e| e.to_string())?;
+            value.ok_or_else(|| format!("operand {name} is not known"))
+        };
+        let seen = if self.trace.has_len() {
+            [at(CHECKED[0])?, at(CHECKED[1])?, at(CHECKED[2])?]
+        } else {
+            [at(1)?, at(1)?, at(1)?]
+        };
+        let fixed = seen[0] == seen[1] && seen[0] == seen[2];
+        let elem = seen[0].elem();
+        let dims = seen[0].dims().to_vec();
+        if fixed && elem.is_float() && !seen[0].is_empty() {
+            let layout = Layout(dims.iter().map(|&n| vec![Part::Fixed(n)]).collect());
+            let arg = self.weight(node, i, "", &dims, || floats(&seen[0]));
+            return Ok((Operand::Next { layout, elem }, Some(arg)));
+        }
+        if let Some((base, per_len)) = affine(&seen) {
+            if base.len() > MAX_NUMBERS {
+                return Err(format!("operand {name} holds {} whole numbers", base.len()));
+            }
+            let numbers = Operand::Numbers {
+                dims,
+                elem,
+                base,
+                per_len,
+            };
+            return Ok((numbers, None));
+        }
+        let table = at(self.max_len)?;
+        let Some((axis, rows)) = by_position(&seen[0], CHECKED[0], &table, self.max_len) else {
+            return Err(format!(
+                "operand {name} depends on the length in an unknown way"
+            ));
+        };
+        if !elem.is_float() {
+            return Err(format!(
+                "operand {name} is a table of whole numbers by position"
+            ));
+        }
+        let mut shape = vec![self.max_len];
+        shape.push(rows.len() / self.max_len);
+        let axes = dims
+            .iter()
+            .enumerate()
+            .map(|(i, &n)| vec![if i == axis { Part::Len } else { Part::Fixed(n) }]);
+        let layout = Layout(axes.collect());
+        let arg = self.weight(node, i, "positions", &shape, || rows);
+        Ok((Operand::Next { layout, elem }, Some(arg)))
+    }
+}
+
+fn shown(sizes: &[Option<crate::import::trace::Size>]) -> String {
+    let one = |s: &Option<crate::import::trace::Size>| match s {
+        None => "?".to_owned(),
+        Some(s) => {
+            let mut factors = Vec::new();
+            if s.k != 1 || (s.b == 0 && s.s == 0) {
+                factors.push(s.k.to_string());
+            }
+            factors.extend((0..s.b).map(|_| "batch".to_owned()));
+            factors.extend((0..s.s).map(|_| "len".to_owned()));
+            factors.join("*")
+        }
+    };
+    format!("[{}]", sizes.iter().map(one).collect::<Vec<_>>().join(", "))
+}
+
+/// Attributes as a program holds them.
+fn attributes(node: &Node) -> Result<BTreeMap<String, Attribute>, String> {
+    let mut attrs = BTreeMap::new();
+    for (name, value) in &node.attrs {
+        let value = match value {
+            Attr::Float(v) => Attribute::Float(*v),
+            Attr::Int(v) => Attribute::Int(*v),
+            Attr::Str(v) => Attribute::Text(v.clone()),
+            Attr::Floats(v) => Attribute::Floats(v.clone()),
+            Attr::Ints(v) => Attribute::Ints(v.clone()),
+            Attr::Strs(v) => Attribute::Texts(v.clone()),
+            other => return Err(format!("attribute {name} is {}", other.kind())),
+        };
+        attrs.insert(name.clone(), value);
+    }
+    Ok(attrs)
+}
+
+/// `base + len * per_len` for values of whole numbers that fit at all of [`CHECKED`].
+fn affine(seen: &[Array; 3]) -> Option<(Vec<i64>, Vec<i64>)> {
+    if seen[1].dims() != seen[0].dims() || seen[2].dims() != seen[0].dims() {
+        return None;
+    }
+    let whole = |a: &Array| -> Option<Vec<i64>> {
+        if a.elem().is_float() {
+            let values = a.data().to_f64().into_iter();
+            return values
+                .map(|v| (v.fract() == 0.0 && v.abs() < 1e9).then_some(v as i64))
+                .collect();
+        }
+        let values = a.data().to_i128().into_iter();
+        values.map(|v| i64::try_from(v).ok()).collect()
+    };
+    let [a, b, c] = [whole(&seen[0])?, whole(&seen[1])?, whole(&seen[2])?];
+    if a == b && a == c {
+        return Some((a, Vec::new()));
+    }
+    let [p, q, r] = CHECKED.map(|n| n as i64);
+    let mut base = Vec::with_capacity(a.len());
+    let mut slope = Vec::with_capacity(a.len());
+    for i in 0..a.len() {
+        let rise = b[i].checked_sub(a[i])?;
+        let step = (rise % (q - p) == 0).then(|| rise / (q - p))?;
+        if a[i].checked_add(step.checked_mul(r - p)?)? != c[i] {
+            return None;
+        }
+        base.push(a[i].checked_sub(step.checked_mul(p)?)?);
+        slope.push(step);
+    }
+    Some((base, slope))
+}
+
+/// The axis along which a value has a row for each position, and all rows, position first, where
+/// the rows of `short` (`len` positions) begin those of `table` (`max_len`).
+pub(super) fn by_position(
+    short: &Array,
+    len: usize,
+    table: &Array,
+    max_len: usize,
+) -> Option<(usize, Vec<f32>)> {
+    if short.rank() != table.rank() {
+        return None;
+    }
+    let mut axes = (0..short.rank()).filter(|&i| short.dims()[i] != table.dims()[i]);
+    let axis = axes.next()?;
+    if axes.next().is_some() || short.dims()[axis] != len || table.dims()[axis] != max_len {
+        return None;
+    }
+    let perm: Vec<usize> = std::iter::once(axis)
+        .chain((0..short.rank()).filter(|&i| i != axis))
+        .collect();
+    let first = |a: &Array| floats(&crate::tensor::transpose(a, &perm));
+    let (few, all) = (first(short), first(table));
+    (all.get(..few.len()) == Some(&few[..])).then_some((axis, all))
+}

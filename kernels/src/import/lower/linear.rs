@@ -1,0 +1,100 @@
+//! Products with constant matrices.
+
+use lazybatch_graph::onnx::{Array, Elem, Node};
+use lazybatch_graph::{Bin, Op, Part};
+
+use super::{Lower, Native, float, floats, int, one};
+use crate::import::items::{Act, Arg};
+
+const PRODUCT: Op = Op::Linear {
+    bias: false,
+    act: None,
+    residual: false,
+};
+
+/// `[n, k]` as `[k, n]`.
+pub(super) fn turned(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+    let mut out = Vec::with_capacity(values.len());
+    for c in 0..columns {
+        out.extend((0..rows).map(|r| values[r * columns + c]));
+    }
+    out
+}
+
+impl Lower<'_> {
+    pub(super) fn linear(&mut self, node: &Node) -> Native {
+        let (Some(x), Some(w)) = (self.act(node, 0), self.constant(node, 1)) else {
+            return Ok(None);
+        };
+        let is_gemm = node.op == "Gemm";
+        let turn = is_gemm && int(node, "transB", 0) != 0;
+        if w.rank() != 2 || (is_gemm && int(node, "transA", 0) != 0) {
+            return Ok(None);
+        }
+        let [k, n] = if turn {
+            [w.dims()[1], w.dims()[0]]
+        } else {
+            [w.dims()[0], w.dims()[1]]
+        };
+        let Some(mut y) = self.features(&x, k) else {
+            return Ok(None);
+        };
+        let alpha = float(node, "alpha", 1.0);
+        let form = match (turn, is_gemm && alpha != 1.0) {
+            (false, false) => String::new(),
+            (true, false) => "turned".to_owned(),
+            (turn, true) => format!("{}.times.{alpha}", if turn { "turned" } else { "plain" }),
+        };
+        let weight = self.weight(node, 1, &form, &[k, n], || {
+            let values = floats(&w);
+            let mut values = if turn { turned(&values, n, k) } else { values };
+            if is_gemm {
+                values.iter_mut().for_each(|v| *v *= alpha);
+            }
+            values
+        });
+        if let Some(last) = y.layout.0.last_mut() {
+            *last = vec![Part::Fixed(n)];
+        }
+        let args = vec![Arg::Item(y.src), weight];
+        y.dims = vec![n];
+        let y = self.emit(node, PRODUCT, args, y);
+        if !is_gemm || self.absent(node, 2) {
+            return one(y);
+        }
+        self.gemm_bias(node, y, n)
+    }
+
+    fn gemm_bias(&mut self, node: &Node, y: Act, n: usize) -> Native {
+        let beta = float(node, "beta", 1.0);
+        let Some(c) = self.constant(node, 2) else {
+            return Err("adds a matrix that a request brings".into());
+        };
+        let spans = |c: &Array| c.len() == 1 || (c.len() == n && c.dims().last() == Some(&n));
+        if !spans(&c) {
+            return Err(format!("adds {c} instead of a row"));
+        }
+        let form = if beta == 1.0 && c.len() == n {
+            String::new()
+        } else {
+            format!("row.{n}.times.{beta}")
+        };
+        let bias = self.weight(node, 2, &form, &[n], || {
+            let values = floats(&c);
+            (0..n).map(|i| beta * values[i % values.len()]).collect()
+        });
+        let args = vec![Arg::Item(y.src), bias];
+        one(self.emit(node, Op::Binary(Bin::Add), args, y))
+    }
+
+    /// `x` with rows of its last axis, which has `k` features, alone; none if a row holds more.
+    pub(super) fn features(&mut self, x: &Act, k: usize) -> Option<Act> {
+        let last = x.layout.0.last()?;
+        let plain = last.iter().all(|p| matches!(p, Part::Fixed(_)));
+        if x.elem != Elem::F32 || !plain || x.layout.row_elems() != k {
+            return None;
+        }
+        let own: usize = crate::import::layout::size(last).k;
+        (own == k).then(|| self.items.shaped(x, &[k]))
+    }
+}

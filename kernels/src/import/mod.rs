@@ -1,0 +1,435 @@
+//! ONNX models to programs.
+//!
+//! [`import`] reads a model, finds which axes of its inputs count samples and positions, lowers its
+//! graph to nodes of a program, cuts that into blocks, and compares the result with the
+//! interpreter of [`crate::onnx`] on random inputs, at two batch sizes and lengths. What it cannot
+//! lower it refuses, all nodes at once, by name.
+//!
+//! The steps are: [`flatten`] (constants, branches), [`patterns`], [`axes`], [`trace`] (sizes),
+//! [`lower`], [`schedule`] (blocks), [`check`]. [`manifest`] ties an encoder and a decoder together.
+
+mod axes;
+mod check;
+mod flatten;
+mod items;
+mod layout;
+mod lower;
+mod manifest;
+mod options;
+mod pairs;
+mod patterns;
+mod schedule;
+mod trace;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use lazybatch_graph::onnx::{Array, Data, Dim, Error, Graph, Limits, Model, ValueInfo, ValueType};
+use lazybatch_graph::tensor_op::held_as;
+use lazybatch_graph::{InputId, Layout, OutputId, Program, ProgramBuilder, optimize};
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+
+use axes::Input;
+use items::{Arg, Items, Kind};
+use lower::{Lower, Value};
+use trace::{Filled, Trace};
+
+pub use check::TOLERANCE;
+pub use options::{AxisSpec, Fixed, Options, Sized as SizedAxis};
+
+/// Most positions of a sequence where nobody says and no table bounds them.
+const MAX_LEN: usize = 512;
+
+/// Reads the model at `path` and compiles it: an ONNX file, or a TOML [`manifest`] of two.
+///
+/// # Errors
+/// Whatever is wrong with the file; the nodes that cannot be lowered; an output that differs.
+pub fn import(path: &Path, options: &Options) -> Result<Program, Error> {
+    if path.extension().is_some_and(|e| e == "toml") {
+        let file = path.display();
+        return manifest::import(path, options).map_err(|e| match e {
+            in_file @ Error::InFile { .. } => in_file,
+            other => other.in_file(file),
+        });
+    }
+    let model = Model::open(path, &Limits::default())?;
+    let mut options = options.clone();
+    if options.name.is_none() {
+        options.name = path.file_stem().map(|s| s.to_string_lossy().into_owned());
+    }
+    import_model(&model, &options)
+}
+
+/// Compiles a model.
+///
+/// # Errors
+/// As [`import`].
+pub fn import_model(model: &Model, options: &Options) -> Result<Program, Error> {
+    compile(model, options).map_err(|e| match e {
+        in_file @ Error::InFile { .. } => in_file,
+        other => other.in_file(&model.file),
+    })
+}
+
+/// A graph made ready to be lowered.
+struct Prepared {
+    model: Model,
+    graph: Graph,
+    opset: i64,
+    inputs: Vec<Input>,
+    filled: BTreeMap<String, Filled>,
+    fixed: BTreeMap<String, Array>,
+}
+
+fn compile(model: &Model, options: &Options) -> Result<Program, Error> {
+    let limits = Limits::default();
+    let prepared = prepare(model, options, &limits)?;
+    let trace = Trace::of(
+        &prepared.graph,
+        prepared.opset,
+        &limits,
+        prepared.inputs.clone(),
+        prepared.filled.clone(),
+    )?;
+    let has = (trace.has_batch(), trace.has_len());
+    let max_len = max_len(&trace, options)?;
+    let mut lower = Lower {
+        trace: &trace,
+        items: Items::default(),
+        values: BTreeMap::new(),
+        refused: Vec::new(),
+        max_len,
+    };
+    let name = options.name.clone().unwrap_or_else(|| "model".into());
+    let mut builder = ProgramBuilder::new(name);
+    declare_inputs(&mut lower, &mut builder, &prepared.inputs, max_len);
+    lower.run();
+    let outputs = declare_outputs(&mut lower, &mut builder)?;
+    if !lower.refused.is_empty() {
+        return Err(Error::Unsupported {
+            nodes: lower.refused,
+        });
+    }
+    let bounds = schedule::Bounds {
+        max_len,
+        max_steps: 1,
+    };
+    let program = schedule::build(&lower.items, builder, bounds)
+        .and_then(optimize)
+        .map_err(|e| Error::invalid("program", "lowering", "a sound program", e))?;
+    check::compare(
+        &check::Compared {
+            model: &prepared.model,
+            inputs: &prepared.inputs,
+            filled: &prepared.filled,
+            fixed: &prepared.fixed,
+            outputs: &outputs,
+            max_len,
+            has,
+        },
+        program.clone(),
+    )?;
+    Ok(program)
+}
+
+/// Flattens the graph and finds its axes.
+fn prepare(model: &Model, options: &Options, limits: &Limits) -> Result<Prepared, Error> {
+    let opset = model.opsets.get("").copied().unwrap_or(1);
+    let mut model = model.clone();
+    let fixed = fix_inputs(&mut model.graph, options)?;
+    let mut source = model.graph.clone();
+    source.initializers.extend(fixed.clone());
+    let mut graph = flatten::flatten(&source, opset, limits, BTreeMap::new())?;
+    flatten::prune(&mut graph);
+    let all = axes::read(&graph, options)?;
+    relax(&mut model.graph, &all);
+    let (mut inputs, filled) = split_filled(&graph, all, options)?;
+    if graph.nodes.iter().any(|n| n.op == "If") {
+        // A condition on sizes is decided at one batch size and length; the comparison behind the
+        // import sees others.
+        let mut rng = ChaCha8Rng::seed_from_u64(5);
+        let (batch, len) = (2, trace::LENGTHS[0]);
+        let mut probe = BTreeMap::new();
+        for input in &inputs {
+            let array = trace::random(input, batch, len, &mut rng);
+            probe.insert(input.name.clone(), array);
+        }
+        for (name, filled) in &filled {
+            probe.insert(name.clone(), trace::fill(filled, batch, len));
+        }
+        graph = flatten::flatten(&graph, opset, limits, probe)?;
+        flatten::prune(&mut graph);
+    }
+    let shell = Model {
+        graph: Graph {
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            ..graph.clone()
+        },
+        ..model.clone()
+    };
+    let mut nodes = crate::onnx::refused(&shell, &shell.graph);
+    for node in graph.nodes.iter().filter(|n| has_body(n)) {
+        nodes.push(lazybatch_graph::onnx::Refused {
+            node: node.name.clone(),
+            op: node.op.clone(),
+            why: match node.op.as_str() {
+                "If" => "its condition depends on the request".into(),
+                _ => "loops of a graph are not compiled".into(),
+            },
+        });
+    }
+    if !nodes.is_empty() {
+        return Err(Error::Unsupported { nodes });
+    }
+    patterns::replace(&mut graph);
+    flatten::prune(&mut graph);
+    axes::id_bounds(&mut inputs, &graph);
+    Ok(Prepared {
+        model,
+        graph,
+        opset,
+        inputs,
+        filled,
+        fixed,
+    })
+}
+
+fn has_body(node: &lazybatch_graph::onnx::Node) -> bool {
+    matches!(node.op.as_str(), "If" | "Loop" | "Scan")
+}
+
+/// Values of the inputs that the user fixes.
+fn fix_inputs(graph: &mut Graph, options: &Options) -> Result<BTreeMap<String, Array>, Error> {
+    let mut fixed = BTreeMap::new();
+    for f in &options.fixed {
+        let Some(info) = graph.inputs.iter().find(|i| i.name == f.input) else {
+            let names: Vec<_> = graph.inputs.iter().map(|i| i.name.as_str()).collect();
+            let expected = format!("one of {}", names.join(", "));
+            return Err(Error::invalid("fixed input", "name", expected, &f.input));
+        };
+        let place = format!("input {}", f.input);
+        let ValueType::Tensor {
+            elem,
+            dims: Some(dims),
+        } = &info.ty
+        else {
+            return Err(Error::invalid(place, "type", "a tensor", "another"));
+        };
+        let sizes: Option<Vec<usize>> = dims
+            .iter()
+            .map(|d| match d {
+                Dim::Fixed(n) => Some(*n),
+                _ => None,
+            })
+            .collect();
+        let Some(sizes) = sizes else {
+            let expected = "stated sizes, for an input that is fixed";
+            return Err(Error::invalid(place, "sizes", expected, "open ones"));
+        };
+        let num = sizes.iter().product();
+        fixed.insert(
+            f.input.clone(),
+            Array::new(sizes, Data::from_f64(*elem, vec![f.value; num])),
+        );
+    }
+    Ok(fixed)
+}
+
+/// Lets axes that were found to be batch or sequence have any size.
+fn relax(graph: &mut Graph, inputs: &[Input]) {
+    for info in &mut graph.inputs {
+        let Some(input) = inputs.iter().find(|i| i.name == info.name) else {
+            continue;
+        };
+        if let ValueInfo {
+            ty: ValueType::Tensor {
+                dims: Some(dims), ..
+            },
+            ..
+        } = info
+        {
+            for (dim, axis) in dims.iter_mut().zip(&input.layout.0) {
+                if !matches!(axis[..], [lazybatch_graph::Part::Fixed(_)]) {
+                    *dim = Dim::Unknown;
+                }
+            }
+        }
+    }
+}
+
+/// Inputs that requests bring, and those that only tell padding or lengths.
+fn split_filled(
+    graph: &Graph,
+    all: Vec<Input>,
+    options: &Options,
+) -> Result<(Vec<Input>, BTreeMap<String, Filled>), Error> {
+    for name in &options.masks {
+        if !all.iter().any(|i| i.name == *name) {
+            let names: Vec<_> = all.iter().map(|i| i.name.as_str()).collect();
+            let expected = format!("one of {}", names.join(", "));
+            return Err(Error::invalid("mask", "name", expected, name));
+        }
+    }
+    let mut inputs = Vec::new();
+    let mut filled = BTreeMap::new();
+    for input in all {
+        let is_mask = options.masks.contains(&input.name)
+            || (options::MASKS.contains(&input.name.as_str()) && input.layout.has_len());
+        let is_length = only_lengths(graph, &input.name);
+        if is_mask || is_length {
+            let value = Filled {
+                elem: input.elem,
+                layout: input.layout,
+                is_length,
+            };
+            filled.insert(input.name, value);
+        } else {
+            inputs.push(input);
+        }
+    }
+    if inputs.is_empty() {
+        return Err(Error::invalid(
+            "graph",
+            "inputs",
+            "at least one with data",
+            "none",
+        ));
+    }
+    Ok((inputs, filled))
+}
+
+/// Whether recurrent layers read the value as the lengths of their sequences, and nobody else.
+fn only_lengths(graph: &Graph, name: &str) -> bool {
+    let mut readers = graph
+        .nodes
+        .iter()
+        .flat_map(|n| n.inputs.iter().enumerate().map(move |(i, x)| (n, i, x)))
+        .filter(|(_, _, x)| *x == name)
+        .peekable();
+    readers.peek().is_some()
+        && readers.all(|(n, i, _)| i == 4 && matches!(n.op.as_str(), "LSTM" | "GRU" | "RNN"))
+}
+
+/// Most positions: what the user says, or the most that the graph's tables allow.
+fn max_len(trace: &Trace<'_>, options: &Options) -> Result<usize, Error> {
+    // Tables that grow with the length at small ones must do so up to the largest.
+    let grows = |name: &String, len: usize| {
+        let [small, large] = trace::LENGTHS;
+        let at = |len| {
+            trace
+                .known(name, 1, len)
+                .map(|a| a.map(|a| a.dims().to_vec()))
+        };
+        let (Ok(Some(a)), Ok(Some(b)), Ok(Some(c))) = (at(small), at(large), at(len)) else {
+            return false;
+        };
+        a.len() != c.len()
+            || (0..a.len()).all(|i| (a[i], b.get(i)) != (small, Some(&large)) || c[i] == len)
+    };
+    let has_any = |len: usize| {
+        let outputs = trace.graph.nodes.iter().flat_map(|n| &n.outputs);
+        let mut known = outputs.filter(|o| !o.is_empty() && !trace.is_data(o));
+        known.all(|o| grows(o, len))
+    };
+    if !trace.has_len() {
+        return Ok(1);
+    }
+    if let Some(max) = options.max_len {
+        if max == 0 || !has_any(max) {
+            let expected = "a length that the tables of the model have";
+            return Err(Error::invalid("--max-len", "length", expected, max));
+        }
+        return Ok(max);
+    }
+    let mut max = MAX_LEN;
+    while max > trace::LENGTHS[1] && !has_any(max) {
+        max /= 2;
+    }
+    Ok(max)
+}
+
+fn declare_inputs(
+    lower: &mut Lower<'_>,
+    builder: &mut ProgramBuilder,
+    inputs: &[Input],
+    max_len: usize,
+) {
+    for input in inputs {
+        let id = declare_input(builder, input, max_len);
+        lower.input(&input.name, id, input.layout.clone(), input.elem);
+    }
+}
+
+fn declare_input(builder: &mut ProgramBuilder, input: &Input, max_len: usize) -> InputId {
+    let dims = input.layout.fixed();
+    let dtype = held_as(input.elem);
+    match (input.layout.has_len(), input.id_bound) {
+        (true, Some(bound)) if dims.is_empty() => builder.sequence_ids(&input.name, max_len, bound),
+        (true, _) => builder.sequence(&input.name, dtype, &dims, max_len),
+        (false, Some(bound)) => builder.input_ids(&input.name, &dims, bound),
+        (false, None) => builder.input(&input.name, dtype, &dims),
+    }
+}
+
+/// Fixed dims of an output as a request gets them: all axes but batch and sequence.
+fn output_dims(layout: &Layout) -> Vec<usize> {
+    use lazybatch_graph::Part;
+    let own = layout
+        .0
+        .iter()
+        .filter(|axis| !matches!(axis[..], [Part::Batch] | [Part::Len]));
+    own.map(|axis| layout::size(axis).k).collect()
+}
+
+fn declare_outputs(
+    lower: &mut Lower<'_>,
+    builder: &mut ProgramBuilder,
+) -> Result<Vec<Layout>, Error> {
+    let mut layouts = Vec::new();
+    let mut emitted = BTreeSet::new();
+    for info in &lower.trace.graph.outputs {
+        let name = &info.name;
+        let place = format!("output {name}");
+        match lower.values.get(name) {
+            Some(Value::Act(act)) if emitted.insert(name.clone()) => {
+                let act = act.clone();
+                let id = declare_output(builder, name, &act.layout, held_as(act.elem));
+                let dims = output_dims(&act.layout);
+                let shaped = lower.items.shaped(&act, &dims);
+                let args = vec![Arg::Item(shaped.src)];
+                let emit = format!("{name}.emit");
+                lower.items.push(&emit, Kind::Emit(id), args, Vec::new());
+                layouts.push(act.layout);
+            }
+            Some(Value::Failed) => {}
+            Some(Value::Act(_)) => {
+                return Err(Error::invalid(place, "name", "one of this name", "two"));
+            }
+            Some(Value::Scores(_)) => {
+                let expected = "at most one axis of positions";
+                return Err(Error::invalid(place, "axes", expected, "two"));
+            }
+            None => {
+                let expected = "one that depends on what a request brings";
+                return Err(Error::invalid(place, "value", expected, "a constant"));
+            }
+        }
+    }
+    Ok(layouts)
+}
+
+fn declare_output(
+    builder: &mut ProgramBuilder,
+    name: &str,
+    layout: &Layout,
+    dtype: lazybatch_graph::DType,
+) -> OutputId {
+    let dims = output_dims(layout);
+    if layout.has_len() {
+        builder.output_sequence(name, dtype, &dims)
+    } else {
+        builder.output(name, dtype, &dims)
+    }
+}

@@ -1,0 +1,152 @@
+//! Compares the program of a manifest with its two graphs, run in turns.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use lazybatch_graph::Program;
+use lazybatch_graph::onnx::{Array, Error, Limits};
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+
+use super::check::{as_input, by_sample, device, elements, same};
+use super::manifest::{Pair, token_array};
+use super::trace::{fill, random};
+use super::{Prepared, trace};
+use crate::conformance::{Request, Schedule, run};
+use crate::onnx::Interpreter;
+
+/// Lengths of the requests that are compared.
+const LENGTHS: [usize; 3] = [1, 6, 9];
+/// Most steps that are compared.
+const STEPS: usize = 24;
+
+/// Outputs of a graph by name.
+fn evaluate(
+    p: &Prepared,
+    interpreter: &Interpreter<'_>,
+    len: usize,
+    mut given: BTreeMap<String, Array>,
+) -> Result<BTreeMap<String, Array>, Error> {
+    for (name, filled) in &p.filled {
+        given.insert(name.clone(), fill(filled, 1, len));
+    }
+    given.extend(p.fixed.clone());
+    let graph = &p.model.graph;
+    let inputs = graph.inputs.iter().map(|i| given.remove(&i.name));
+    let outputs = interpreter.run(inputs.collect())?;
+    let names = graph.outputs.iter().map(|o| o.name.clone());
+    Ok(names.zip(outputs).collect())
+}
+
+/// Zeros for an input of the decoder.
+fn zeros(input: &super::axes::Input) -> Array {
+    let dims = trace::dims_at(&input.layout, 1, 1);
+    let num = dims.iter().product();
+    Array::from_f64(input.elem, dims, vec![0.0; num])
+}
+
+/// The largest score's place, the lowest among equals.
+fn best(scores: &Array) -> i32 {
+    let scores = scores.data().to_f64();
+    let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    scores.iter().position(|s| *s == top).unwrap_or(0) as i32
+}
+
+/// Runs requests of several lengths through both; scores must agree within the tolerance, tokens
+/// as they follow from them.
+///
+/// # Errors
+/// The step and element that differ most.
+pub(super) fn compare(pair: &Pair, program: Program, max_len: usize) -> Result<(), Error> {
+    let d = &pair.manifest.decoder;
+    let program = Arc::new(program);
+    let encoder = Interpreter::new(&pair.encoder.model, Limits::default())?;
+    let decoder = Interpreter::new(&pair.decoder.model, Limits::default())?;
+    let has_len = program.length_input.is_some();
+    let mut rng = ChaCha8Rng::seed_from_u64(37);
+    let mut requests = Vec::new();
+    let mut encoded = Vec::new();
+    for len in LENGTHS {
+        let len = if has_len { len.min(max_len) } else { 0 };
+        let mut given = BTreeMap::new();
+        let mut inputs = Vec::new();
+        for (input, decl) in pair.encoder.inputs.iter().zip(&program.inputs) {
+            let array = random(input, 1, len, &mut rng);
+            let rows = by_sample(&array, &input.layout, 1, len).remove(0);
+            inputs.push(as_input(&rows, decl.ty.dtype, &input.layout, len));
+            given.insert(input.name.clone(), array);
+        }
+        encoded.push(evaluate(&pair.encoder, &encoder, len, given)?);
+        requests.push(Request {
+            inputs,
+            len,
+            samples: 1,
+        });
+    }
+    let mut device = device(&program, "manifest")?;
+    let results = run(&mut device, &program, &requests, Schedule::Together)
+        .map_err(|e| Error::invalid("program", "run", "one", e))?;
+    let find = |name: &str| program.outputs.iter().position(|o| o.name == name);
+    let (Some(tokens), Some(scores)) = (find("tokens"), find("scores")) else {
+        return Err(Error::invalid(
+            "program",
+            "outputs",
+            "tokens and scores",
+            "others",
+        ));
+    };
+    for ((request, encoded), results) in requests.iter().zip(encoded).zip(&results) {
+        let (Some(tokens), Some(scores)) = (&results[tokens], &results[scores]) else {
+            return Err(Error::invalid(
+                "program",
+                "outputs",
+                "tokens and scores",
+                "none",
+            ));
+        };
+        let tokens = tokens.to_i32();
+        let scores = elements(scores);
+        let width = scores.len() / tokens.len().max(1);
+        let mut state: BTreeMap<String, Array> = BTreeMap::new();
+        for input in &pair.decoder.inputs {
+            let first = d.first.get(&input.name).or(d.read.get(&input.name));
+            let value = match first.and_then(|name| encoded.get(name)) {
+                Some(array) => array.clone(),
+                None if input.name == d.token => token_array(input, d.start),
+                None => zeros(input),
+            };
+            state.insert(input.name.clone(), value);
+        }
+        for (step, &token) in tokens.iter().enumerate().take(STEPS) {
+            let outputs = evaluate(&pair.decoder, &decoder, request.len, state.clone())?;
+            let wanted = &outputs[&d.choose];
+            let at = format!("at length {}, step {step}", request.len);
+            let place = format!("decoder output {}", d.choose);
+            let got = &scores[step * width..(step + 1) * width];
+            same(&place, &at, &wanted.data().to_f64(), got)?;
+            // Near ties may fall otherwise; the program's own choice goes on.
+            let chosen = if wanted.elem().is_float() {
+                let values: Vec<f32> = got.iter().map(|&v| v as f32).collect();
+                best(&Array::new(
+                    vec![values.len()],
+                    lazybatch_graph::onnx::Data::F32(values),
+                ))
+            } else {
+                got[0] as i32
+            };
+            let is_last = step + 1 == tokens.len();
+            let ends = token == d.stop || step + 1 == d.max_steps as usize;
+            if token != chosen || is_last != ends {
+                return Err(Error::invalid("output tokens", &at, chosen, token));
+            }
+            for input in &pair.decoder.inputs {
+                if let Some(output) = d.feed.get(&input.name) {
+                    state.insert(input.name.clone(), outputs[output].clone());
+                } else if input.name == d.token {
+                    state.insert(input.name.clone(), token_array(input, token));
+                }
+            }
+        }
+    }
+    Ok(())
+}

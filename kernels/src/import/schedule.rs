@@ -1,0 +1,404 @@
+//! Cuts a list of items into the blocks of a program.
+//!
+//! Items stand in stages: even ones run once, odd ones are loops over the positions, and what
+//! depends on a decoder's step comes last, in a loop until it stops. A recurrent layer stands in
+//! the first loop behind all that it reads; one that reads another layer of its direction stands
+//! beside it. What crosses from one stage to another goes through a state of the request.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use lazybatch_graph::tensor_op::held_as;
+use lazybatch_graph::{
+    Act as Function, At, Bin, Dim, Error, Fused, Program, ProgramBuilder, Repeat, StateId, ValueId,
+};
+
+use super::items::{Arg, Cell, CellKind, CellStates, Item, Items, Kind, Src};
+
+/// Stage of what depends on a decoder's step.
+const DECODER: usize = usize::MAX;
+
+/// Sizes that the items do not say.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    /// Most positions of a sequence.
+    pub max_len: usize,
+    /// Most steps of a decoder.
+    pub max_steps: u32,
+}
+
+/// Builds the program of `items`; inputs and outputs are declared in `builder`.
+///
+/// # Errors
+/// What the builder refuses: a bug of the lowering.
+pub(super) fn build(
+    items: &Items,
+    builder: ProgramBuilder,
+    bounds: Bounds,
+) -> Result<Program, Error> {
+    let stages = stages(&items.items);
+    let crossing = crossing(&items.items, &stages);
+    let mut cutter = Cutter {
+        items,
+        stages,
+        crossing,
+        b: builder,
+        bounds,
+        weights: Vec::new(),
+        kept: Vec::new(),
+        cells: BTreeMap::new(),
+        states: BTreeMap::new(),
+        here: BTreeMap::new(),
+        reads: 0,
+    };
+    cutter.run();
+    cutter.b.finish()
+}
+
+fn args(item: &Item) -> impl Iterator<Item = (usize, Src)> + '_ {
+    item.args
+        .iter()
+        .enumerate()
+        .filter_map(|(i, arg)| match arg {
+            Arg::Item(src) => Some((i, *src)),
+            Arg::Weight(_) => None,
+        })
+}
+
+/// Stage of each item.
+fn stages(items: &[Item]) -> Vec<usize> {
+    let mut stages: Vec<usize> = Vec::with_capacity(items.len());
+    // By layer: the stage behind which its first state is set.
+    let mut starts: BTreeMap<usize, usize> = BTreeMap::new();
+    for (at, item) in items.iter().enumerate() {
+        if item.looped {
+            stages.push(DECODER);
+            continue;
+        }
+        let mut stage = 0;
+        for (_, src) in args(item) {
+            let from = &items[src.item];
+            let is_input = matches!(from.kind, Kind::Input(_));
+            let own = stages[src.item];
+            let least = match (&item.kind, &from.kind) {
+                (Kind::Layer(_), _) if is_input => 1,
+                (Kind::Layer(a), Kind::Layer(b)) if a.reverse == b.reverse => own,
+                (Kind::Layer(_), Kind::Layer(_)) => own + 2,
+                (Kind::Layer(_), _) => own + 1,
+                (_, Kind::Layer(_)) => own + 1,
+                _ => own,
+            };
+            stage = stage.max(least);
+        }
+        match &item.kind {
+            Kind::Layer(_) => {
+                let start = starts.get(&at).map_or(1, |s| s + 1);
+                stage = stage.max(start);
+            }
+            Kind::Start { of, .. } => {
+                let start = starts.entry(*of).or_default();
+                *start = (*start).max(stage);
+            }
+            _ => {}
+        }
+        stages.push(stage);
+    }
+    stages
+}
+
+/// Whether an input can be read anew in a stage.
+fn rereads(items: &[Item], src: Src, stage: usize) -> bool {
+    let item = &items[src.item];
+    let is_rows = item.outs[src.out].lead == Dim::Rows;
+    let legal = stage != DECODER && (stage.is_multiple_of(2) || is_rows);
+    matches!(item.kind, Kind::Input(_)) && legal
+}
+
+/// Results that are read in another stage than theirs, or as a state.
+fn crossing(items: &[Item], stages: &[usize]) -> BTreeSet<Src> {
+    let mut found = BTreeSet::new();
+    for (at, item) in items.iter().enumerate() {
+        for (i, src) in args(item) {
+            let as_state = matches!(item.kind, Kind::Lookup(_)) && i > 0;
+            let away = stages[src.item] != stages[at] && !rereads(items, src, stages[at]);
+            if as_state || away {
+                found.insert(src);
+            }
+        }
+    }
+    found
+}
+
+struct Cutter<'a> {
+    items: &'a Items,
+    stages: Vec<usize>,
+    crossing: BTreeSet<Src>,
+    b: ProgramBuilder,
+    bounds: Bounds,
+    weights: Vec<ValueId>,
+    kept: Vec<StateId>,
+    cells: BTreeMap<usize, CellStates>,
+    states: BTreeMap<Src, StateId>,
+    /// Values of the block that is being built, by source and direction of the reader.
+    here: BTreeMap<(Src, bool), ValueId>,
+    reads: usize,
+}
+
+impl Cutter<'_> {
+    fn run(&mut self) {
+        for (name, tensor) in &self.items.weights {
+            let weight = self.b.data(name, tensor.clone());
+            self.weights.push(weight);
+        }
+        for state in &self.items.kept {
+            let dtype = held_as(state.elem);
+            let id = self
+                .b
+                .vector_state(&state.name, dtype, &state.dims, state.init);
+            self.kept.push(id);
+        }
+        let used: BTreeSet<usize> = self.stages.iter().copied().collect();
+        for stage in used {
+            let (name, repeat) = match stage {
+                DECODER => {
+                    let max = self.bounds.max_steps;
+                    ("decoder".to_owned(), Repeat::UntilStop { max })
+                }
+                n if n.is_multiple_of(2) => (format!("once{}", n / 2), Repeat::Once),
+                n => {
+                    let repeat = Repeat::PerInputStep { stride: 1 };
+                    (format!("steps{}", n / 2), repeat)
+                }
+            };
+            self.here.clear();
+            let members: Vec<usize> = (0..self.items.items.len())
+                .filter(|&i| self.stages[i] == stage && self.is_wanted(i))
+                .collect();
+            if members.is_empty() {
+                continue;
+            }
+            self.b.begin_block(&name, repeat);
+            for i in members {
+                self.item(i, stage);
+            }
+        }
+    }
+
+    /// Inputs stand where they are read; here only where they cross as a state.
+    fn is_wanted(&self, i: usize) -> bool {
+        let is_input = matches!(self.items.items[i].kind, Kind::Input(_));
+        !is_input || self.crossing.contains(&Src { item: i, out: 0 })
+    }
+
+    fn item(&mut self, i: usize, stage: usize) {
+        let item = &self.items.items[i];
+        let reverse = match &item.kind {
+            Kind::Layer(cell) => cell.reverse,
+            _ => false,
+        };
+        let lookup = matches!(item.kind, Kind::Lookup(_));
+        let mut operands = Vec::new();
+        for (at, arg) in item.args.iter().enumerate() {
+            match arg {
+                Arg::Weight(w) => operands.push(self.weights[*w]),
+                Arg::Item(_) if lookup && at > 0 => {}
+                Arg::Item(src) => operands.push(self.fetch(*src, stage, reverse)),
+            }
+        }
+        let name = item.name.as_str();
+        let results: Vec<ValueId> = match &item.kind {
+            Kind::Op(op) => {
+                let op = op.clone();
+                self.b.node(name, op, &operands).to_vec()
+            }
+            Kind::Input(_) => vec![self.fetch(Src { item: i, out: 0 }, stage, reverse)],
+            Kind::Emit(output) => {
+                self.b.emit(name, *output, operands[0]);
+                Vec::new()
+            }
+            Kind::Stop(token) => {
+                self.b.stop(name, operands[0], *token);
+                Vec::new()
+            }
+            Kind::Kept(at) => vec![self.b.vec_read(name, self.kept[*at])],
+            Kind::Keep(at) | Kind::Seed(at) => {
+                self.b.vec_write(name, self.kept[*at], operands[0]);
+                Vec::new()
+            }
+            Kind::Start { of, which } => {
+                let states = self.cell_states(*of);
+                let state = if *which == 0 {
+                    Some(states.h)
+                } else {
+                    states.c
+                };
+                if let Some(state) = state {
+                    self.b.vec_write(name, state, operands[0]);
+                }
+                Vec::new()
+            }
+            Kind::Layer(cell) => {
+                let states = self.cell_states(i);
+                vec![self.cell(name, cell, states, &operands)]
+            }
+            Kind::Step { of, cell } => {
+                let states = self.cell_states(*of);
+                let h = self.cell(name, cell, states, &operands);
+                // The state as it is now: a later step may overwrite it.
+                let mut results = vec![h, h];
+                if let Some(c) = states.c {
+                    results.push(self.b.vec_read(&format!("{name}.c"), c));
+                }
+                results
+            }
+            Kind::Lookup(heads) => {
+                let state = |at: usize| match item.args[at] {
+                    Arg::Item(src) => self.states.get(&src).copied(),
+                    Arg::Weight(_) => None,
+                };
+                let (Some(keys), Some(values)) = (state(1), state(2)) else {
+                    unreachable!("keys and values stand in earlier items and cross");
+                };
+                vec![
+                    self.b
+                        .state_attention(name, operands[0], *heads, keys, values),
+                ]
+            }
+        };
+        for (out, value) in results.into_iter().enumerate() {
+            let src = Src { item: i, out };
+            self.here.insert((src, reverse), value);
+            if self.crossing.contains(&src) {
+                self.keep(src, stage, reverse, value);
+            }
+        }
+    }
+
+    /// Writes a result to a state.
+    fn keep(&mut self, src: Src, stage: usize, reverse: bool, value: ValueId) {
+        let (name, out) = (&self.items.items[src.item].name, self.items.out(src));
+        let name = format!("{name}.kept{}", src.out);
+        if out.lead == Dim::Rows {
+            let width: usize = out.dims.iter().product();
+            let state = self.b.sequence_state(&name, width, self.bounds.max_len);
+            self.states.insert(src, state);
+            let value = self.flat(&name, value, &[width]);
+            let at = match (stage.is_multiple_of(2), reverse) {
+                (true, _) => At::All,
+                (false, false) => At::Step,
+                (false, true) => At::Reverse,
+            };
+            self.b.seq_write(&name, state, at, value);
+        } else {
+            let dtype = held_as(out.elem);
+            let state = self.b.vector_state(&name, dtype, &out.dims, 0.0);
+            self.states.insert(src, state);
+            self.b.vec_write(&name, state, value);
+        }
+    }
+
+    fn flat(&mut self, name: &str, value: ValueId, dims: &[usize]) -> ValueId {
+        if self.b.ty(value).fixed_dims()[..] == *dims {
+            return value;
+        }
+        self.reads += 1;
+        let name = format!("{name}.rows{}", self.reads);
+        self.b.reshape(&name, value, dims)
+    }
+
+    /// A result in the block that is being built.
+    fn fetch(&mut self, src: Src, stage: usize, reverse: bool) -> ValueId {
+        if let Some(&value) = self.here.get(&(src, reverse)) {
+            return value;
+        }
+        let item = &self.items.items[src.item];
+        let out = self.items.out(src).clone();
+        self.reads += 1;
+        let name = format!("{}.read{}", item.name, self.reads);
+        let at = match (stage.is_multiple_of(2) || stage == DECODER, reverse) {
+            (true, _) => At::All,
+            (false, false) => At::Step,
+            (false, true) => At::Reverse,
+        };
+        let value = match (&item.kind, self.states.get(&src)) {
+            (Kind::Input(id), _) if stage != DECODER => self.b.read_input_at(&name, *id, at),
+            // A layer's last states are those of its cell.
+            (Kind::Layer(_), _) if src.out > 0 => {
+                let states = self.cell_states(src.item);
+                let state = if src.out == 1 {
+                    Some(states.h)
+                } else {
+                    states.c
+                };
+                self.b.vec_read(&name, state.unwrap_or(states.h))
+            }
+            (_, Some(&state)) if out.lead == Dim::Rows => {
+                let value = self.b.seq_read(&name, state, at);
+                self.flat(&name, value, &out.dims)
+            }
+            (_, Some(&state)) => self.b.vec_read(&name, state),
+            (_, None) => unreachable!("{name} crosses without a state"),
+        };
+        self.here.insert((src, reverse), value);
+        value
+    }
+
+    /// States of the cell whose item is `of`.
+    fn cell_states(&mut self, of: usize) -> CellStates {
+        if let Some(states) = self.cells.get(&of) {
+            return *states;
+        }
+        let item = &self.items.items[of];
+        let (Kind::Layer(cell) | Kind::Step { cell, .. }) = &item.kind else {
+            unreachable!("{} has no state", item.name);
+        };
+        let dtype = lazybatch_graph::DType::F32;
+        let mut state = |what: &str, init: f32| {
+            let name = format!("{}.{what}", item.name);
+            self.b.vector_state(&name, dtype, &[cell.hidden], init)
+        };
+        let h = state("h", cell.init[0]);
+        let c = (cell.kind == CellKind::Lstm).then(|| state("c", cell.init[1]));
+        let states = CellStates { h, c };
+        self.cells.insert(of, states);
+        states
+    }
+
+    /// One step of a cell; `v` is x and the weights.
+    fn cell(&mut self, name: &str, cell: &Cell, states: CellStates, v: &[ValueId]) -> ValueId {
+        let b = &mut self.b;
+        match cell.kind {
+            CellKind::Lstm => {
+                let c = states.c.unwrap_or(states.h);
+                b.lstm_cell(name, v[0], [v[1], v[2], v[3]], None, states.h, c)
+            }
+            CellKind::Gru => b.gru_cell(name, v[0], [v[1], v[2], v[3], v[4]], states.h),
+            CellKind::Rnn(function) => b.scope(name, |b| {
+                let h = b.vec_read("h", states.h);
+                let from_h = b.linear("hh", h, v[2], Fused::default());
+                let sum = b.linear("ih", v[0], v[1], Fused::bias(v[3]).residual(from_h));
+                let h = b.unary("act", function, sum);
+                b.vec_write("keep", states.h, h);
+                h
+            }),
+            CellKind::GruBefore => b.scope(name, |b| {
+                let h = b.vec_read("h", states.h);
+                let gate = |b: &mut ProgramBuilder, what: &str, at: usize, h: ValueId, f| {
+                    let from_h = b.linear(&format!("{what}.hh"), h, v[at + 1], Fused::default());
+                    let fused = Fused::bias(v[at + 2]).residual(from_h);
+                    let sum = b.linear(&format!("{what}.ih"), v[0], v[at], fused);
+                    b.unary(what, f, sum)
+                };
+                let r = gate(b, "r", 1, h, Function::Sigmoid);
+                let z = gate(b, "z", 4, h, Function::Sigmoid);
+                let left = b.binary("reset", Bin::Mul, r, h);
+                let n = gate(b, "n", 7, left, Function::Tanh);
+                // (1 - z) n + z h
+                let change = b.binary("change", Bin::Sub, h, n);
+                let change = b.binary("update", Bin::Mul, z, change);
+                let h = b.binary("sum", Bin::Add, n, change);
+                b.vec_write("keep", states.h, h);
+                h
+            }),
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! What is known of every value of a flat graph: whether a request's data is in it, its element
+//! type, and its sizes as functions of batch and length.
+//!
+//! Sizes are observed, not derived: the graph is evaluated at a few batch sizes and lengths, and
+//! each size is a number times powers of the batch and of the length that fits what came. So no op
+//! needs a shape rule; the comparison behind an import checks the result at other sizes.
+//!
+//! A value without data is *known*: it follows from constants and sizes (shape arithmetic, position
+//! ids, masks), and can be computed for any batch size and length.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use lazybatch_graph::onnx::{Array, Data, Elem, Error, Graph, Limits, Node};
+use lazybatch_graph::{Layout, Part};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::axes::Input;
+use crate::onnx::evaluate;
+use crate::tensor::Call;
+
+/// Batch sizes at which sizes are observed.
+const BATCHES: [usize; 2] = [2, 3];
+/// Lengths at which sizes are observed.
+pub(super) const LENGTHS: [usize; 2] = [5, 7];
+
+/// A size: `k * batch^b * len^s`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Size {
+    /// The number.
+    pub k: usize,
+    /// Power of the batch.
+    pub b: u32,
+    /// Power of the length.
+    pub s: u32,
+}
+
+impl Size {
+    /// The size 1.
+    pub const ONE: Self = Self { k: 1, b: 0, s: 0 };
+
+    fn at(self, batch: usize, len: usize) -> usize {
+        self.k * batch.pow(self.b) * len.pow(self.s)
+    }
+}
+
+/// What an input that a request does not bring always holds.
+#[derive(Clone, Debug)]
+pub(super) struct Filled {
+    /// Element type.
+    pub elem: Elem,
+    /// Axes.
+    pub layout: Layout,
+    /// The length instead of ones.
+    pub is_length: bool,
+}
+
+/// A value with data.
+#[derive(Clone, Debug)]
+pub(super) struct Fact {
+    /// Element type.
+    pub elem: Elem,
+    /// Sizes of its axes; `None` where no power fits.
+    pub sizes: Vec<Option<Size>>,
+}
+
+/// All that is known of a graph.
+pub(super) struct Trace<'g> {
+    /// The flat graph.
+    pub graph: &'g Graph,
+    /// Its opset.
+    pub opset: i64,
+    /// What a request brings.
+    pub inputs: Vec<Input>,
+    limits: &'g Limits,
+    filled: BTreeMap<String, Filled>,
+    data: BTreeSet<String>,
+    facts: BTreeMap<String, Fact>,
+    sized: RefCell<BTreeMap<(usize, usize), Rc<BTreeMap<String, Array>>>>,
+}
+
+/// `layout` with that many samples and positions.
+pub(super) fn dims_at(layout: &Layout, batch: usize, len: usize) -> Vec<usize> {
+    let size = |p: &Part| match p {
+        Part::Batch => batch,
+        Part::Len => len,
+        Part::Fixed(n) => *n,
+    };
+    let axes = layout.0.iter();
+    axes.map(|axis| axis.iter().map(size).product()).collect()
+}
+
+/// A random tensor for an input: floats uniform in `[-1, 1)`, ids below their bound, 2 without one.
+pub(super) fn random(input: &Input, batch: usize, len: usize, rng: &mut impl Rng) -> Array {
+    let dims = dims_at(&input.layout, batch, len);
+    let num: usize = dims.iter().product();
+    if input.elem.is_float() {
+        let values = (0..num).map(|_| f64::from(rng.random_range(-1.0_f32..1.0)));
+        return Array::from_f64(input.elem, dims, values.collect());
+    }
+    let bound = input.id_bound.unwrap_or(2).max(1) as i128;
+    let values = (0..num).map(|_| i128::from(rng.random_range(0..bound as i64)));
+    Array::new(dims, Data::from_i128(input.elem, values.collect()))
+}
+
+/// The tensor of an input that a request does not bring.
+pub(super) fn fill(filled: &Filled, batch: usize, len: usize) -> Array {
+    let dims = dims_at(&filled.layout, batch, len);
+    let value = if filled.is_length { len as i128 } else { 1 };
+    let values = vec![value; dims.iter().product()];
+    Array::new(dims, Data::from_i128(filled.elem, values))
+}
+
+impl<'g> Trace<'g> {
+    /// Observes `graph`, whose inputs are `inputs` and `filled`.
+    ///
+    /// # Errors
+    /// What the evaluation refuses.
+    pub fn of(
+        graph: &'g Graph,
+        opset: i64,
+        limits: &'g Limits,
+        inputs: Vec<Input>,
+        filled: BTreeMap<String, Filled>,
+    ) -> Result<Self, Error> {
+        let mut data: BTreeSet<String> = inputs.iter().map(|i| i.name.clone()).collect();
+        for node in &graph.nodes {
+            let sized = matches!(node.op.as_str(), "Shape" | "Size");
+            if !sized && node.inputs.iter().any(|n| data.contains(n)) {
+                data.extend(node.outputs.iter().cloned());
+            }
+        }
+        let mut trace = Self {
+            graph,
+            opset,
+            inputs,
+            limits,
+            filled,
+            data,
+            facts: BTreeMap::new(),
+            sized: RefCell::default(),
+        };
+        trace.observe()?;
+        Ok(trace)
+    }
+
+    /// Whether any input holds samples.
+    pub fn has_batch(&self) -> bool {
+        let mut parts = self.inputs.iter().flat_map(|i| i.layout.parts());
+        parts.any(|p| p == Part::Batch)
+    }
+
+    /// Whether any input holds a sequence.
+    pub fn has_len(&self) -> bool {
+        self.inputs.iter().any(|i| i.layout.has_len())
+    }
+
+    /// Whether a request's data is in the value.
+    pub fn is_data(&self, name: &str) -> bool {
+        self.data.contains(name)
+    }
+
+    /// What is known of a value with data.
+    pub fn fact(&self, name: &str) -> Option<&Fact> {
+        self.facts.get(name)
+    }
+
+    fn observe(&mut self) -> Result<(), Error> {
+        let batches = if self.has_batch() { BATCHES } else { [1, 1] };
+        let lengths = if self.has_len() { LENGTHS } else { [1, 1] };
+        let base = self.probe(batches[0], lengths[0])?;
+        let wide = match self.has_batch() {
+            true => self.probe(batches[1], lengths[0])?,
+            false => base.clone(),
+        };
+        let long = match self.has_len() {
+            true => self.probe(batches[0], lengths[1])?,
+            false => base.clone(),
+        };
+        for (name, (elem, dims)) in base {
+            let (wide, long) = (&wide[&name].1, &long[&name].1);
+            let same_rank = wide.len() == dims.len() && long.len() == dims.len();
+            let sizes = dims.iter().enumerate().map(|(i, &n)| {
+                let all = [n, *wide.get(i)?, *long.get(i)?];
+                fit(all, batches, lengths).filter(|_| same_rank)
+            });
+            let sizes = sizes.collect();
+            self.facts.insert(name, Fact { elem, sizes });
+        }
+        Ok(())
+    }
+
+    /// Element types and sizes of all values with data, at one batch size and length.
+    fn probe(
+        &self,
+        batch: usize,
+        len: usize,
+    ) -> Result<BTreeMap<String, (Elem, Vec<usize>)>, Error> {
+        let mut rng = ChaCha8Rng::seed_from_u64(17);
+        let mut values = BTreeMap::new();
+        for input in &self.inputs {
+            values.insert(input.name.clone(), random(input, batch, len, &mut rng));
+        }
+        for (name, filled) in &self.filled {
+            values.insert(name.clone(), fill(filled, batch, len));
+        }
+        let mut last_use: BTreeMap<&str, usize> = BTreeMap::new();
+        for (i, node) in self.graph.nodes.iter().enumerate() {
+            for name in &node.inputs {
+                last_use.insert(name, i);
+            }
+        }
+        let mut seen = BTreeMap::new();
+        let mut note = |name: &String, array: &Array| {
+            if self.data.contains(name) {
+                seen.insert(name.clone(), (array.elem(), array.dims().to_vec()));
+            }
+        };
+        values.iter().for_each(|(name, array)| note(name, array));
+        for (i, node) in self.graph.nodes.iter().enumerate() {
+            for (name, array) in node.outputs.iter().zip(self.node(node, &values)?) {
+                note(name, &array);
+                values.insert(name.clone(), array);
+            }
+            for name in &node.inputs {
+                if last_use.get(name.as_str()) == Some(&i) {
+                    values.remove(name);
+                }
+            }
+        }
+        Ok(seen)
+    }
+
+    fn node(&self, node: &Node, values: &BTreeMap<String, Array>) -> Result<Vec<Array>, Error> {
+        let mut inputs = Vec::with_capacity(node.inputs.len());
+        for name in &node.inputs {
+            let value = values
+                .get(name)
+                .or_else(|| self.graph.initializers.get(name));
+            if value.is_none() && !name.is_empty() {
+                let place = format!("node {} ({})", node.name, node.op);
+                return Err(Error::invalid(
+                    place,
+                    format!("input {name}"),
+                    "a value",
+                    "none",
+                ));
+            }
+            inputs.push(value);
+        }
+        evaluate(&Call {
+            node,
+            opset: self.opset,
+            inputs,
+            limits: self.limits,
+        })
+    }
+
+    /// A known value at one batch size and length; `None` if data is in it.
+    ///
+    /// # Errors
+    /// What its evaluation refuses: a length that a table does not have, for one.
+    pub fn known(&self, name: &str, batch: usize, len: usize) -> Result<Option<Array>, Error> {
+        if let Some(array) = self.graph.initializers.get(name) {
+            return Ok(Some(array.clone()));
+        }
+        if self.is_data(name) {
+            return Ok(None);
+        }
+        Ok(self.sized(batch, len)?.get(name).cloned())
+    }
+
+    fn sized(&self, batch: usize, len: usize) -> Result<Rc<BTreeMap<String, Array>>, Error> {
+        if let Some(values) = self.sized.borrow().get(&(batch, len)) {
+            return Ok(Rc::clone(values));
+        }
+        let mut values = BTreeMap::new();
+        for (name, filled) in &self.filled {
+            values.insert(name.clone(), fill(filled, batch, len));
+        }
+        for node in &self.graph.nodes {
+            if node.outputs.iter().any(|n| self.data.contains(n)) {
+                continue;
+            }
+            // Only the sizes of data are read here: elements of a byte stand for it.
+            let data = node.inputs.first().filter(|n| self.data.contains(*n));
+            if let Some(name) = data {
+                let sizes = self.facts.get(name).map_or(&[][..], |f| &f.sizes);
+                let dims: Option<Vec<usize>> =
+                    sizes.iter().map(|s| s.map(|s| s.at(batch, len))).collect();
+                let dims = dims.ok_or_else(|| {
+                    let expected = "sizes that are numbers times batch and length";
+                    Error::invalid(format!("value {name}"), "sizes", expected, "others")
+                })?;
+                let num = self.limits.num_elems(&node.name, &dims)?;
+                values.insert(name.clone(), Array::new(dims, Data::zeros(Elem::Bool, num)));
+            }
+            let results = self.node(node, &values)?;
+            if let Some(name) = data {
+                values.remove(name);
+            }
+            for (name, array) in node.outputs.iter().zip(results) {
+                values.insert(name.clone(), array);
+            }
+        }
+        let values = Rc::new(values);
+        self.sized
+            .borrow_mut()
+            .insert((batch, len), Rc::clone(&values));
+        Ok(values)
+    }
+
+    /// A known value that depends on neither batch nor length.
+    pub fn constant(&self, name: &str) -> Option<Array> {
+        if let Some(array) = self.graph.initializers.get(name) {
+            return Some(array.clone());
+        }
+        let one = self.known(name, 1, LENGTHS[0]).ok()??;
+        let other = self.known(name, 2, LENGTHS[1]).ok()??;
+        (one == other).then_some(one)
+    }
+}
+
+/// The size that is `n[0]` at the first batch and length, `n[1]` at the second batch, `n[2]` at the
+/// second length.
+fn fit(n: [usize; 3], batches: [usize; 2], lengths: [usize; 2]) -> Option<Size> {
+    (0..=1_u32)
+        .flat_map(|b| (0..=1_u32).map(move |s| (b, s)))
+        .find_map(|(b, s)| {
+            let unit = batches[0].pow(b) * lengths[0].pow(s);
+            let size = Size {
+                k: n[0] / unit,
+                b,
+                s,
+            };
+            let fits = n[0].is_multiple_of(unit)
+                && size.at(batches[1], lengths[0]) == n[1]
+                && size.at(batches[0], lengths[1]) == n[2];
+            fits.then_some(size)
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_numbers_times_batch_and_length() {
+        let at = |f: fn(usize, usize) -> usize| fit([f(2, 5), f(3, 5), f(2, 7)], BATCHES, LENGTHS);
+        let size = |k, b, s| Some(Size { k, b, s });
+        assert_eq!(at(|_, _| 1), size(1, 0, 0));
+        assert_eq!(at(|_, _| 10), size(10, 0, 0));
+        assert_eq!(at(|b, _| 12 * b), size(12, 1, 0));
+        assert_eq!(at(|_, s| s), size(1, 0, 1));
+        assert_eq!(at(|b, s| b * s), size(1, 1, 1));
+        assert_eq!(at(|_, s| s - 1), None);
+        assert_eq!(at(|_, s| s.div_ceil(2)), None);
+        assert_eq!(at(|_, s| s * s), None);
+        assert_eq!(at(|_, _| 0), size(0, 0, 0));
+    }
+}

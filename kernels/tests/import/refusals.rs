@@ -1,0 +1,186 @@
+//! What an import refuses, and how it says so.
+
+use std::collections::BTreeMap;
+
+use lazybatch_graph::onnx::{
+    Array, Attr, Data, Dim, Elem, Graph, Model, Node, ValueInfo, ValueType,
+};
+use lazybatch_kernels::import::{AxisSpec, Fixed, Options, import, import_model};
+
+use super::path;
+
+fn info(name: &str, dims: &[Dim]) -> ValueInfo {
+    ValueInfo {
+        name: name.into(),
+        ty: ValueType::Tensor {
+            elem: Elem::F32,
+            dims: Some(dims.to_vec()),
+        },
+    }
+}
+
+fn named(name: &str) -> Dim {
+    Dim::Named(name.into())
+}
+
+fn node(op: &str, inputs: &[&str], output: &str, attrs: &[(&str, Attr)]) -> Node {
+    Node {
+        name: format!("the {output}"),
+        domain: String::new(),
+        op: op.into(),
+        inputs: inputs.iter().map(ToString::to_string).collect(),
+        outputs: vec![output.into()],
+        attrs: attrs
+            .iter()
+            .map(|(n, a)| (n.to_string(), a.clone()))
+            .collect(),
+    }
+}
+
+fn model(input: &[Dim], nodes: Vec<Node>, outputs: &[&str]) -> Model {
+    let ones = Array::new(vec![4, 4], Data::F32(vec![0.5; 16]));
+    Model {
+        file: "test.onnx".into(),
+        opsets: BTreeMap::from([(String::new(), 17)]),
+        graph: Graph {
+            name: "test".into(),
+            inputs: vec![info("x", input)],
+            outputs: outputs.iter().map(|o| info(o, &[])).collect(),
+            initializers: BTreeMap::from([("w".to_string(), ones)]),
+            nodes,
+        },
+    }
+}
+
+fn refusal(model: &Model, options: &Options) -> String {
+    import_model(model, options).unwrap_err().to_string()
+}
+
+#[test]
+fn all_nodes_that_cannot_run_are_listed_at_once() {
+    let nodes = vec![
+        node("RandomNormalLike", &["x"], "noise", &[]),
+        node("Frobnicate", &["noise"], "frob", &[]),
+        node("Relu", &["frob"], "y", &[]),
+    ];
+    let e = refusal(
+        &model(&[named("batch"), Dim::Fixed(4)], nodes, &["y"]),
+        &Options::default(),
+    );
+    assert!(e.contains("2 unsupported nodes"), "{e}");
+    assert!(
+        e.contains("the noise (RandomNormalLike") && e.contains("the frob (Frobnicate"),
+        "{e}"
+    );
+}
+
+#[test]
+fn lengths_that_change_are_refused_by_node() {
+    let pads = [
+        ("kernel_shape", Attr::Ints(vec![2])),
+        ("strides", Attr::Ints(vec![2])),
+    ];
+    let nodes = vec![node("MaxPool", &["x"], "y", &pads)];
+    let dims = [named("batch"), Dim::Fixed(4), named("time")];
+    let e = refusal(&model(&dims, nodes, &["y"]), &Options::default());
+    assert!(e.contains("the y (MaxPool: result y: expected axes"), "{e}");
+}
+
+#[test]
+fn a_program_that_mixes_requests_is_refused() {
+    // A softmax over the batch axis: each sample depends on the others.
+    let nodes = vec![node("Softmax", &["x"], "y", &[("axis", Attr::Int(0))])];
+    let dims = [named("batch"), Dim::Fixed(4)];
+    let e = refusal(&model(&dims, nodes, &["y"]), &Options::default());
+    assert!(
+        e.contains("output y: at batch 3, length 0, sample 0, element"),
+        "{e}"
+    );
+    assert!(e.contains("of the largest magnitude"), "{e}");
+}
+
+#[test]
+fn outputs_without_data_are_refused() {
+    let nodes = vec![
+        node("Relu", &["x"], "y", &[]),
+        node("Relu", &["w"], "z", &[]),
+    ];
+    let dims = [named("batch"), Dim::Fixed(4)];
+    let e = refusal(&model(&dims, nodes, &["y", "z"]), &Options::default());
+    assert!(
+        e.contains("output z: value: expected one that depends"),
+        "{e}"
+    );
+}
+
+#[test]
+fn axes_and_inputs_that_are_not_there_are_named() {
+    let nodes = || vec![node("MatMul", &["x", "w"], "y", &[])];
+    let dims = [named("rows"), named("columns"), Dim::Fixed(4)];
+    let m = model(&dims, nodes(), &["y"]);
+    let with = |options: Options| refusal(&m, &options);
+    let e = with(Options {
+        batch: vec![AxisSpec::Named("samples".into())],
+        ..Options::default()
+    });
+    assert!(
+        e.contains("--batch-axis: axis: expected one of columns, rows, got samples"),
+        "{e}"
+    );
+    let e = with(Options {
+        sequence: vec!["x:7".parse().unwrap()],
+        ..Options::default()
+    });
+    assert!(e.contains("expected one of x:0 to 2, got x:7"), "{e}");
+    let e = with(Options {
+        fixed: vec![Fixed {
+            input: "sr".into(),
+            value: 1.0,
+        }],
+        ..Options::default()
+    });
+    assert!(
+        e.contains("fixed input: name: expected one of x, got sr"),
+        "{e}"
+    );
+    let e = with(Options {
+        masks: vec!["mask".into()],
+        ..Options::default()
+    });
+    assert!(e.contains("mask: name: expected one of x, got mask"), "{e}");
+    // Batch and sequence the other way round serve as well.
+    let turned = Options {
+        batch: vec![AxisSpec::Named("columns".into())],
+        sequence: vec![AxisSpec::Named("rows".into())],
+        ..Options::default()
+    };
+    let program = import_model(&m, &turned).unwrap();
+    assert_eq!(program.inputs[0].ty.to_string(), "f32[len, 4]");
+}
+
+#[test]
+fn a_longest_sequence_beyond_the_tables_is_refused() {
+    let options = Options {
+        max_len: Some(65),
+        ..Options::default()
+    };
+    let e = import(&path("causal.onnx"), &options)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        e.contains("--max-len: length: expected a length that the tables"),
+        "{e}"
+    );
+    assert!("x=".parse::<Fixed>().is_err() && "x:".parse::<AxisSpec>().is_err());
+}
+
+#[test]
+fn damaged_files_are_refused() {
+    let bytes = std::fs::read(path("bert.onnx")).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("cut.onnx");
+    for cut in [0, 10, bytes.len() / 2, bytes.len() - 3] {
+        std::fs::write(&file, &bytes[..cut]).unwrap();
+        assert!(import(&file, &Options::default()).is_err(), "{cut} bytes");
+    }
+}
