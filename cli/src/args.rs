@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use lazybatch_kernels::import::{AxisSpec, Fixed, SizedAxis};
+use lazybatch_kernels::import::{AxisSpec, Carried, Fixed, SizedAxis};
 use lazybatch_sla::Class;
 
 use crate::models;
@@ -440,6 +440,10 @@ pub struct ImportArgs {
     /// An input that always has one value. Can be repeated
     #[arg(long, value_name = "INPUT=NUMBER", allow_negative_numbers = true)]
     pub set: Vec<Fixed>,
+    /// An output that the next request of a sequence has as an input: state of a streaming model.
+    /// Can be repeated
+    #[arg(long, value_name = "OUTPUT=INPUT")]
+    pub carry: Vec<Carried>,
     /// Name of the model; that of the file if absent
     #[arg(long)]
     pub name: Option<String>,

@@ -3,19 +3,23 @@
 
 #![allow(clippy::unwrap_used, reason = "a test says by panicking")]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use lazybatch_engine::{Engine, ModelOptions, Options};
 use lazybatch_graph::{Program, Tensor};
 use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
-use lazybatch_kernels::import::{Options as ImportOptions, import};
+use lazybatch_kernels::import::{Carried, Options as ImportOptions, import};
 use lazybatch_kernels::synthetic::random_inputs;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 fn program(file: &str) -> Program {
+    import(&path(file), &ImportOptions::default()).unwrap()
+}
+
+fn path(file: &str) -> PathBuf {
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels/tests/import/models");
-    import(&models.join(file), &ImportOptions::default()).unwrap()
+    models.join(file)
 }
 
 fn engine(program: &Program, policy: &str) -> Engine {
@@ -81,4 +85,58 @@ fn an_lstm_gives_the_same_bits_alone_and_in_company() {
 #[test]
 fn an_encoder_and_decoder_give_the_same_bits_alone_and_in_company() {
     check("speller.toml", 30);
+}
+
+#[test]
+fn a_step_with_carried_state_goes_on_where_the_request_before_ended() {
+    let carried = |output: &str| {
+        let (output, input) = (output.to_owned(), "h".to_owned());
+        let options = ImportOptions {
+            carried: vec![Carried { output, input }],
+            ..ImportOptions::default()
+        };
+        import(&path("speller-step.onnx"), &options)
+    };
+    let message = carried("other_h").unwrap_err().to_string();
+    assert!(
+        message.contains("--carry") && message.contains("next_h"),
+        "{message}"
+    );
+    let program = carried("next_h").unwrap();
+    let state = program.carries[0];
+    let engine = engine(&program, "adaptive");
+    let mut rng = ChaCha8Rng::seed_from_u64(3);
+    let chunks: Vec<Vec<Tensor>> = (0..4)
+        .map(|_| random_inputs(&program, 6, 1, &mut rng))
+        .collect();
+    let mut kept = None;
+    let by_hand: Vec<_> = chunks
+        .iter()
+        .map(|chunk| {
+            let mut inputs = chunk.clone();
+            if let Some(h) = kept.take() {
+                inputs[state.input.index()] = h;
+            }
+            let handle = engine.try_submit("m", inputs, Options::default());
+            let outputs = handle.unwrap().wait().unwrap().outputs;
+            kept = Some(outputs[state.output.index()].clone());
+            bits(&outputs)
+        })
+        .collect();
+    let submit = |(i, chunk): (usize, &Vec<Tensor>)| {
+        let mut inputs = chunk.clone();
+        if i > 0 {
+            inputs.remove(state.input.index());
+        }
+        let options = Options {
+            sequence: Some(1),
+            sequence_start: i == 0,
+            ..Options::default()
+        };
+        engine.try_submit("m", inputs, options).unwrap()
+    };
+    let handles: Vec<_> = chunks.iter().enumerate().map(submit).collect();
+    for (handle, want) in handles.into_iter().zip(by_hand) {
+        assert_eq!(bits(&handle.wait().unwrap().outputs), want);
+    }
 }

@@ -161,7 +161,8 @@ pub struct OutputDecl {
 }
 
 /// What a request leaves to the next one of its sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Carry {
     /// This output of one request,
     pub output: OutputId,
@@ -193,6 +194,7 @@ pub struct Program {
     /// The input whose length drives `PerInputStep` and `Rows`; `None` for static models.
     pub length_input: Option<InputId>,
     /// State that requests of one sequence hand on; empty for models without.
+    #[serde(default)]
     pub carries: Vec<Carry>,
     /// Free facts about the model (token ids, vocabulary, card), by key.
     pub metadata: IndexMap<String, String>,

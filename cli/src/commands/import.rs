@@ -17,6 +17,7 @@ pub fn run(args: &ImportArgs) -> anyhow::Result<()> {
         masks: args.mask.clone(),
         fixed: args.set.clone(),
         sizes: args.size.clone(),
+        carried: args.carry.clone(),
     };
     let bar = progress::bar(2, "import");
     let program = import(&args.file, &options)?;

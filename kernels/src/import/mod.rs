@@ -36,7 +36,7 @@ use lower::{Lower, Value};
 use trace::{Filled, Trace};
 
 pub use check::TOLERANCE;
-pub use options::{AxisSpec, Fixed, Options, Sized as SizedAxis};
+pub use options::{AxisSpec, Carried, Fixed, Options, Sized as SizedAxis};
 
 /// Most positions of a sequence where nobody says and no table bounds them.
 const MAX_LEN: usize = 512;
@@ -106,6 +106,10 @@ fn compile(model: &Model, options: &Options) -> Result<Program, Error> {
     declare_inputs(&mut lower, &mut builder, &prepared.inputs, max_len);
     lower.run();
     let outputs = declare_outputs(&mut lower, &mut builder)?;
+    for carried in &options.carried {
+        let (output, input) = carry_ids(carried, &prepared)?;
+        builder.carry(output, input);
+    }
     if !lower.refused.is_empty() {
         return Err(Error::Unsupported {
             nodes: lower.refused,
@@ -198,6 +202,23 @@ fn prepare(model: &Model, options: &Options, limits: &Limits) -> Result<Prepared
 
 fn has_body(node: &lazybatch_graph::onnx::Node) -> bool {
     matches!(node.op.as_str(), "If" | "Loop" | "Scan")
+}
+
+/// The output and the input of these names, in their order in the graph.
+fn carry_ids(carried: &Carried, prepared: &Prepared) -> Result<(OutputId, InputId), Error> {
+    let find = |what: &str, names: Vec<&String>, name: &String| {
+        names.iter().position(|n| *n == name).ok_or_else(|| {
+            let names: Vec<_> = names.iter().map(|n| n.as_str()).collect();
+            let expected = format!("one of {}", names.join(", "));
+            Error::invalid("--carry", what, expected, name)
+        })
+    };
+    let outputs = prepared.graph.outputs.iter().map(|o| &o.name).collect();
+    let inputs = prepared.inputs.iter().map(|i| &i.name).collect();
+    Ok((
+        OutputId::new(find("output", outputs, &carried.output)?),
+        InputId::new(find("input", inputs, &carried.input)?),
+    ))
 }
 
 /// Values of the inputs that the user fixes.

@@ -92,6 +92,30 @@ impl FromStr for Fixed {
     }
 }
 
+/// An output that the next request of a sequence has as an input.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Carried {
+    /// Name of the output.
+    pub output: String,
+    /// Name of the input.
+    pub input: String,
+}
+
+impl FromStr for Carried {
+    type Err = String;
+
+    /// `OUTPUT=INPUT`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once('=') {
+            Some((output, input)) if !output.is_empty() && !input.is_empty() => Ok(Self {
+                output: output.to_owned(),
+                input: input.to_owned(),
+            }),
+            _ => Err(format!("expected OUTPUT=INPUT, got {text}")),
+        }
+    }
+}
+
 /// How to import a model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Options {
@@ -109,6 +133,8 @@ pub struct Options {
     pub fixed: Vec<Fixed>,
     /// Open axes that always have one size.
     pub sizes: Vec<Sized>,
+    /// State that requests of one sequence hand on.
+    pub carried: Vec<Carried>,
 }
 
 /// Inputs that count as masks where nobody says so.
