@@ -3,7 +3,8 @@
 use std::hint::black_box;
 
 use lazybatch_graph::WeightSource;
-use lazybatch_kernels::cpu::gemm::{AView, Epilogue, PackedB, gemm};
+use lazybatch_kernels::cpu::WeightType;
+use lazybatch_kernels::cpu::gemm::{Epilogue, PackedB, gemm_packed};
 use lazybatch_kernels::cpu::level::Level;
 use lazybatch_kernels::cpu::peak::{flops_per_step, multiply_adds};
 use lazybatch_kernels::cpu::pool::Pool;
@@ -16,12 +17,16 @@ pub const N: usize = 1024;
 pub const ROWS: [usize; 5] = [1, 4, 16, 64, 256];
 /// Steps of one peak measurement.
 const PEAK_STEPS: usize = 100_000;
+/// Bytes of the matrices that cold products take in turns: more than the caches hold.
+const COLD_BYTES: usize = 96 << 20;
 
 /// `y = x W`.
 pub struct Product {
     level: Level,
     pool: Pool,
-    packed: PackedB,
+    /// Matrices that calls take in turns.
+    packed: Vec<PackedB>,
+    turn: usize,
     x: Vec<f32>,
     y: Vec<f32>,
 }
@@ -29,9 +34,19 @@ pub struct Product {
 impl Product {
     /// `W: [1024, 1024]`, for up to the largest of [`ROWS`].
     pub fn new(level: Level, threads: usize) -> Self {
+        Self::stored(level, threads, WeightType::F32)
+    }
+
+    /// As [`Product::new`], with `W` stored as `weights`.
+    ///
+    /// # Panics
+    /// If `weights` cannot hold numbers up to 1.
+    pub fn stored(level: Level, threads: usize, weights: WeightType) -> Self {
         let noise = |seed, num| WeightSource::Seeded { seed, bound: 1.0 }.to_f32(num);
-        let most = ROWS[ROWS.len() - 1];
-        Self::of(level, threads, &noise(1, K * N), [K, N], noise(2, most * K))
+        let packed = PackedB::pack_as(weights, &noise(1, K * N), K, N);
+        let packed = packed.expect("every type holds numbers up to 1");
+        let x = noise(2, ROWS[ROWS.len() - 1] * K);
+        Self::packed(level, threads, packed, x)
     }
 
     /// Of `x: [rows, k]` and `w: [k, n]`, packed and ready.
@@ -39,13 +54,26 @@ impl Product {
     /// # Panics
     /// If `w` does not have `k * n` elements.
     pub fn of(level: Level, threads: usize, w: &[f32], [k, n]: [usize; 2], x: Vec<f32>) -> Self {
+        Self::packed(level, threads, PackedB::pack(w, k, n), x)
+    }
+
+    fn packed(level: Level, threads: usize, packed: PackedB, x: Vec<f32>) -> Self {
         Self {
             level,
             pool: Pool::new(threads),
-            packed: PackedB::pack(w, k, n),
-            y: vec![0.0; x.len() / k * n],
+            y: vec![0.0; x.len() / packed.k * packed.n],
+            packed: vec![packed],
+            turn: 0,
             x,
         }
+    }
+
+    /// The same with weights that no cache holds: each call takes the next of many copies.
+    pub fn cold(mut self) -> Self {
+        let first = &self.packed[0];
+        let copies = COLD_BYTES.div_ceil(first.bytes());
+        self.packed = vec![first.clone(); copies];
+        self
     }
 
     /// Floating-point operations of [`Product::run`] with `W: [1024, 1024]`.
@@ -55,15 +83,15 @@ impl Product {
 
     /// The product of the first `rows` rows.
     pub fn run(&mut self, rows: usize) {
-        gemm(
+        let w = &self.packed[self.turn];
+        self.turn = (self.turn + 1) % self.packed.len();
+        gemm_packed(
             &mut self.pool,
             self.level,
             true,
-            AView::rows(&self.x, self.packed.k),
-            rows,
-            self.packed.view(),
+            &self.x[..rows * w.k],
+            w,
             &mut self.y,
-            self.packed.n,
             false,
             &Epilogue::default(),
         );
@@ -72,7 +100,7 @@ impl Product {
 
     /// The first `rows` rows of the result.
     pub fn result(&self, rows: usize) -> &[f32] {
-        &self.y[..rows * self.packed.n]
+        &self.y[..rows * self.packed[0].n]
     }
 
     /// Floating-point operations of [`Product::run_peak`].

@@ -4,9 +4,11 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use lazybatch_kernels::cpu::WeightType;
 use lazybatch_kernels::import::{AxisSpec, Carried, Fixed, SizedAxis};
 use lazybatch_sla::Class;
 
+use crate::failure::BadInput;
 use crate::models;
 
 /// Most requests of one launch that can be asked for.
@@ -146,6 +148,31 @@ pub struct OutputArgs {
     pub timing: bool,
 }
 
+/// How the CPU device is set up.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct CpuArgs {
+    /// Threads of the CPU device; all available cores if absent
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = threads)]
+    pub threads: Option<usize>,
+    /// How the CPU device stores the weights of linear layers and recurrent cells: f32 (if absent),
+    /// f16, bf16, int8, or int8-dynamic, which rounds what is multiplied with them too
+    #[arg(long, value_name = "TYPE")]
+    pub weights: Option<WeightType>,
+}
+
+impl CpuArgs {
+    /// Refuses options of the CPU device for a device that `is`.
+    pub fn expect_none(&self, is: &str) -> Result<(), BadInput> {
+        let threads = self.threads.map(|n| ("--threads", n.to_string()));
+        let weights = self.weights.map(|w| ("--weights", w.to_string()));
+        threads.or(weights).map_or(Ok(()), |(option, got)| {
+            Err(BadInput(format!(
+                "{option}: expected none for a device that {is}, got {got}"
+            )))
+        })
+    }
+}
+
 #[derive(Debug, Args)]
 pub struct CompareArgs {
     /// Model by name, or a folder that `import` wrote; `phonemes` is trained, the others have
@@ -155,9 +182,8 @@ pub struct CompareArgs {
     /// Device: `cpu`, or `sim`, which computes nothing and takes the time that --profile says
     #[arg(long, default_value = "cpu")]
     pub device: String,
-    /// Threads of the CPU device; all available cores if absent
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = threads)]
-    pub threads: Option<usize>,
+    #[command(flatten)]
+    pub cpu: CpuArgs,
     /// Policies, separated by commas; graph:W waits up to W milliseconds for a batch
     #[arg(
         long,
@@ -366,9 +392,8 @@ pub struct ProfileArgs {
     /// figures, with :free behind the name where launches and merges shall cost nothing
     #[arg(long, default_value = "cpu")]
     pub device: String,
-    /// Threads of the CPU device; all available cores if absent
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = threads)]
-    pub threads: Option<usize>,
+    #[command(flatten)]
+    pub cpu: CpuArgs,
     /// Most requests of one launch
     #[arg(long, value_name = "N", default_value_t = models::DEFAULT_MAX_BATCH, allow_negative_numbers = true, value_parser = max_batch)]
     pub max_batch: u32,
@@ -390,9 +415,8 @@ pub struct RunArgs {
     /// nothing for synthetic inputs
     #[arg(long, value_name = "TEXT|FILE")]
     pub input: Option<String>,
-    /// Threads of the CPU device; all available cores if absent
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = threads)]
-    pub threads: Option<usize>,
+    #[command(flatten)]
+    pub cpu: CpuArgs,
     /// Seed of synthetic inputs
     #[arg(
         long,

@@ -13,6 +13,7 @@ use lazybatch_workloads::experiment::words;
 use lazybatch_workloads::lengths::Lengths;
 use lazybatch_workloads::zoo;
 
+use crate::args::CpuArgs;
 use crate::failure::BadInput;
 
 /// Shortest segment, in microseconds at batch 1: dispatch and a decision are a few percent of it.
@@ -159,11 +160,12 @@ impl DeviceKind {
 }
 
 /// The embedded device.
-pub fn cpu(threads: Option<usize>) -> Box<dyn Device> {
+pub fn cpu(args: CpuArgs) -> Box<dyn Device> {
     let defaults = CpuOptions::default();
-    let threads = threads.unwrap_or(defaults.threads).max(1);
+    let threads = args.threads.unwrap_or(defaults.threads).max(1);
     Box::new(CpuDevice::new(CpuOptions {
         threads,
+        weights: args.weights.unwrap_or_default(),
         ..defaults
     }))
 }

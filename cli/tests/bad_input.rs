@@ -63,6 +63,7 @@ fn numbers_out_of_range_name_option_and_value() {
     for (option, values) in [
         ("--max-batch", &["0", "-1", "many"][..]),
         ("--threads", &["0", "x"]),
+        ("--weights", &["f64", "INT8"]),
         ("--rate", &["0", "NaN"]),
         ("--duration", &["0"]),
         ("--drain", &["0"]),
@@ -148,6 +149,10 @@ fn unknown_names_come_with_the_known_ones() {
     place.refuse(
         "profile --model cnn-tiny --out x --device npu --threads 2",
         &["--threads: expected none", "got 2"],
+    );
+    place.refuse(
+        "profile --model cnn-tiny --out x --device npu --weights f16",
+        &["--weights: expected none", "got f16"],
     );
     place.refuse(
         "profile --model no-such --out x --device npu",

@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use lazybatch_graph::WeightSource;
-use lazybatch_kernels::cpu::gemm::{AView, Epilogue, PackedB, gemm};
+use lazybatch_kernels::cpu::gemm::{Epilogue, PackedB, gemm_packed};
 use lazybatch_kernels::cpu::level::Level;
 use lazybatch_kernels::cpu::peak::{flops_per_step, multiply_adds};
 use lazybatch_kernels::cpu::pool::Pool;
@@ -70,20 +70,8 @@ fn main() {
                 .to_f32(m * k);
                 let mut c = vec![0.0; m * n];
                 let secs = best(40 + 400 / m, || {
-                    let a = AView::rows(&x, k);
                     let epi = Epilogue::default();
-                    gemm(
-                        &mut pool,
-                        level,
-                        true,
-                        a,
-                        m,
-                        packed.view(),
-                        &mut c,
-                        n,
-                        false,
-                        &epi,
-                    );
+                    gemm_packed(&mut pool, level, true, &x, &packed, &mut c, false, &epi);
                     black_box(&c);
                 });
                 print!("  M={m} {:.0}", (2 * m * k * n) as f64 / secs / 1e9);

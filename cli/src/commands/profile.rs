@@ -5,7 +5,7 @@ use lazybatch_workloads::devices;
 use lazybatch_workloads::experiment::measure::{self, Measured};
 use lazybatch_workloads::lengths::Lengths;
 
-use crate::args::ProfileArgs;
+use crate::args::{CpuArgs, ProfileArgs};
 use crate::failure::BadInput;
 use crate::models::{self, Model};
 use crate::output;
@@ -15,12 +15,9 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
     output::check([("--out", Some(args.out.as_path()))])?;
     let profile = if args.device == "cpu" {
         let model = Model::load(&args.model)?;
-        measure(&model, args.threads, args.max_batch, args.segment_us)?.into_profile()
+        measure(&model, args.cpu, args.max_batch, args.segment_us)?.into_profile()
     } else {
-        if let Some(threads) = args.threads {
-            let what = "--threads: expected none for a device that is computed";
-            return Err(BadInput(format!("{what}, got {threads}")).into());
-        }
+        args.cpu.expect_none("is computed")?;
         if args.max_batch != devices::MAX_BATCH {
             let what = format!("--max-batch: expected {} for a device", devices::MAX_BATCH);
             let got = args.max_batch;
@@ -65,11 +62,11 @@ pub fn computed(device: &str, model: &str) -> anyhow::Result<Profile> {
 /// Measures a model on the embedded device.
 pub fn measure(
     model: &Model,
-    threads: Option<usize>,
+    cpu: CpuArgs,
     max_batch: u32,
     segment_us: f64,
 ) -> anyhow::Result<Measured> {
-    let mut device = models::cpu(threads);
+    let mut device = models::cpu(cpu);
     let lengths = Lengths::load(&model.lengths)?;
     let pool = model.pool(64, 7)?;
     let mut measured = measure::measure(

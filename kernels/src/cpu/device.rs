@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 use super::buffers::Buffers;
 use super::exec::{self, Env};
 use super::frames::Frames;
+use super::gemm::WeightType;
 use super::model::Model;
 use super::options::CpuOptions;
 use super::pool::Pool;
@@ -46,12 +47,21 @@ struct PlanInfo {
     end: u32,
 }
 
+/// Instructions, threads, and how weights are stored if not as they are.
+fn name(options: &CpuOptions, threads: usize) -> String {
+    let name = format!("cpu-{}-{threads}t", options.level.name());
+    match options.weights {
+        WeightType::F32 => name,
+        weights => format!("{name}-{weights}"),
+    }
+}
+
 impl CpuDevice {
     /// A device without models.
     pub fn new(options: CpuOptions) -> Self {
         let pool = Pool::new(options.threads);
         Self {
-            name: format!("cpu-{}-{}t", options.level.name(), pool.threads()),
+            name: name(&options, pool.threads()),
             buffers: Buffers::new(options.poison),
             pool,
             options,
@@ -242,7 +252,8 @@ impl Device for CpuDevice {
 
     fn load(&mut self, id: ModelId, program: SharedProgram) -> Result<(), Error> {
         check_tables(&self.name, &program)?;
-        let model = Model::load(&self.name, program, &self.options.registry)?;
+        let options = &self.options;
+        let model = Model::load(&self.name, program, &options.registry, options.weights)?;
         let (max_open, budget) = (self.options.max_open, self.options.state_bytes);
         let (states, fit) = StatePools::new(&model.program, max_open, budget);
         if fit == 0 {

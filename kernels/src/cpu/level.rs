@@ -16,7 +16,7 @@ pub struct Level(Kind);
 pub enum Kind {
     /// Whatever the target guarantees.
     Portable,
-    /// AVX2 and FMA, 8 lanes.
+    /// AVX2, FMA and F16C, 8 lanes.
     Avx2,
     /// AVX-512 F, VL, DQ and BW, 16 lanes.
     Avx512,
@@ -37,7 +37,10 @@ impl Level {
         let mut levels = vec![Self::PORTABLE];
         #[cfg(target_arch = "x86_64")]
         {
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            if is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c")
+            {
                 levels.push(Self(Kind::Avx2));
                 if is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512vl")

@@ -10,6 +10,7 @@
 //! 2. Elementwise functions give a lane the bits that its input determines.
 //! 3. Idle members and padded rows are computed and leave no trace.
 //! 4. Once warm, no node allocates activations.
+//! 5. Weights that are stored rounded change results, not these rules: see [`WeightType`].
 //!
 //! It does not schedule, and its sums are f32; see [`crate::reference`] for an oracle.
 
@@ -29,4 +30,5 @@ mod slots;
 mod states;
 
 pub use device::CpuDevice;
+pub use gemm::WeightType;
 pub use options::CpuOptions;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use lazybatch_graph::{DType, Def, NodeId, Op, SharedProgram, ValueId, WeightId};
 
 use super::buffers::Aligned;
-use super::gemm::{PackedA, PackedB};
+use super::gemm::{PackedA, PackedB, WeightType};
 use crate::custom::{CustomKernel, CustomNode, KernelRegistry};
 use crate::error::Error;
 use crate::general::General;
@@ -77,14 +77,15 @@ pub fn is_depthwise(groups: usize, channels: usize) -> bool {
 }
 
 impl Model {
-    /// Converts and packs the weights, resolves custom kernels, computes liveness.
+    /// Converts and packs the weights (those of products as `right`), resolves custom kernels, computes liveness.
     ///
     /// # Errors
-    /// An op that the device does not run, or a weight without data.
+    /// An op that the device does not run, a weight without data or that `right` cannot hold.
     pub fn load(
         device: &str,
         program: SharedProgram,
         registry: &KernelRegistry,
+        right: WeightType,
     ) -> Result<Self, Error> {
         let mut weights: Vec<Weight> = program.weights.iter().map(|_| Weight::default()).collect();
         let mut customs = vec![None; program.nodes.len()];
@@ -136,7 +137,7 @@ impl Model {
                     }
                     continue;
                 };
-                prepare(&program, weight, form, &mut weights[weight.index()])?;
+                prepare(&program, weight, form, right, &mut weights[weight.index()])?;
             }
         }
         let mut local = vec![usize::MAX; program.values.len()];
@@ -167,6 +168,7 @@ fn prepare(
     program: &SharedProgram,
     id: WeightId,
     form: Form,
+    right: WeightType,
     weight: &mut Weight,
 ) -> Result<(), Error> {
     let have = match form {
@@ -210,7 +212,7 @@ fn prepare(
             let [k, n] = dims[..] else {
                 return Err(fail(format!("a product needs [k, n], this is {}", decl.ty)));
             };
-            weight.right = Some(PackedB::pack(&elems, k, n));
+            weight.right = Some(PackedB::pack_as(right, &elems, k, n).map_err(fail)?);
         }
         Form::Left { groups } => {
             let m = dims.first().copied().unwrap_or(0);

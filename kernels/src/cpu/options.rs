@@ -1,5 +1,6 @@
 //! Options of the cpu device.
 
+use super::gemm::WeightType;
 use super::level::Level;
 use crate::custom::KernelRegistry;
 
@@ -13,6 +14,8 @@ pub struct CpuOptions {
     pub parallel_flops: usize,
     /// Instructions. Default: the best of this processor.
     pub level: Level,
+    /// How the weights of linear layers and recurrent cells are stored. Default: f32, as they are.
+    pub weights: WeightType,
     /// Most requests of the greatest length that the sequence states of one model hold at once.
     pub max_open: usize,
     /// Most bytes of sequence states per model; bounds `max_open` further.
@@ -29,6 +32,7 @@ impl Default for CpuOptions {
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             parallel_flops: 200_000,
             level: Level::detect(),
+            weights: WeightType::default(),
             max_open: 256,
             state_bytes: 2 << 30,
             registry: KernelRegistry::new(),

@@ -5,15 +5,17 @@ use std::ops::Range;
 
 use lazybatch_graph::Act;
 
-use super::tile::{A_STRIDE, KC, NR, Tile, max_rows, panels};
-use super::{AView, BView, portable};
+use super::dynamic::gemm_dynamic;
+use super::element::Element;
+use super::tile::{A_STRIDE, HIGHEST, KC, NR, Tile, max_rows, panels};
+use super::{AView, AnyB, PackedB, Panels, Right, packed_len, portable};
 use crate::cpu::buffers::Aligned;
 use crate::cpu::level::{Kind, Level, simd};
 use crate::cpu::math;
 use crate::cpu::pool::{Pool, Shards};
 
 /// Rows whose copies stay in the second-level cache.
-const MC: usize = 96;
+const MC: usize = 8 * HIGHEST;
 
 /// Panels whose results stay in the second-level cache over all blocks of `k`.
 const NC: usize = 32;
@@ -21,9 +23,18 @@ const NC: usize = 32;
 /// Fewest rows of a product from which copying the left side pays.
 const COPY_ROWS: usize = 5;
 
+/// Fewest tiles of rows from which panels are widened once for all of them.
+const WIDEN_TILES: usize = 3;
+
+/// Panels of the widest tile.
+const WIDEST: usize = 4;
+
 thread_local! {
-    /// Copied left-hand block of this thread.
-    static LEFT: RefCell<Aligned> = RefCell::new(Aligned::zeroed(MC * A_STRIDE));
+    /// Copied left-hand block, and widened panels, of this thread.
+    static BLOCKS: RefCell<[Aligned; 2]> = RefCell::new([
+        Aligned::zeroed(MC * A_STRIDE),
+        Aligned::zeroed(WIDEST * KC * NR),
+    ]);
 }
 
 /// What happens to a finished element: bias, activation and residual, in this order unless
@@ -52,9 +63,20 @@ impl Epilogue<'_> {
 }
 
 simd! {
-    /// Finishes one row's columns `col..col + c.len()`.
-    fn finish_row(e: &Epilogue<'_>, row: usize, col: usize, ldc: usize, c: &mut [f32]) {
+    /// Finishes one row's columns `col..col + c.len()`; chains of integers are scaled first.
+    pub fn finish_row(
+        e: &Epilogue<'_>,
+        scales: Option<&[f32]>,
+        row: usize,
+        col: usize,
+        ldc: usize,
+        c: &mut [f32],
+    ) {
         let n = c.len();
+        if let Some(scales) = scales {
+            let scales = &scales[col..col + n];
+            (0..n).for_each(|j| c[j] *= scales[j]);
+        }
         if let Some(bias) = e.bias {
             let bias = &bias[col..col + n];
             (0..n).for_each(|j| c[j] += bias[j]);
@@ -89,21 +111,52 @@ fn apply(act: Option<Act>, c: &mut [f32]) {
     }
 }
 
+/// The product of the rows of `x` with a packed weight, on the pool if `parallel`.
+///
+/// `x: [m, k]`, `c: [m, n]`; `resume` continues the chains from the content of `c`.
+///
+/// # Panics
+/// If `c` does not have `m * n` elements, or chains of integers are to be continued.
+pub fn gemm_packed(
+    pool: &mut Pool,
+    level: Level,
+    parallel: bool,
+    x: &[f32],
+    w: &PackedB,
+    c: &mut [f32],
+    resume: bool,
+    epi: &Epilogue<'_>,
+) {
+    let m = x.len() / w.k;
+    let c = &mut c[..m * w.n];
+    match w.view() {
+        AnyB::Float(b) => {
+            let a = AView::rows(x, w.k);
+            gemm(pool, level, parallel, a, m, b, c, w.n, resume, epi);
+        }
+        AnyB::Dynamic(b) => {
+            assert!(!resume, "chains of integers end where they are scaled");
+            gemm_dynamic(pool, level, parallel, x, m, b, c, w.n, epi);
+        }
+    }
+}
+
 /// The product of `m` rows with all columns, on the pool if `parallel`.
 ///
 /// `c: [m, n]` with rows `ldc` apart; `resume` continues the chains from its content.
-pub fn gemm(
+pub fn gemm<'b>(
     pool: &mut Pool,
     level: Level,
     parallel: bool,
     a: AView<'_>,
     m: usize,
-    b: BView<'_>,
+    b: impl Into<Right<'b>>,
     c: &mut [f32],
     ldc: usize,
     resume: bool,
     epi: &Epilogue<'_>,
 ) {
+    let b = b.into();
     if m == 0 || b.n == 0 {
         return;
     }
@@ -143,18 +196,19 @@ pub fn gemm(
 /// No other task may touch the rectangle of `c` meanwhile.
 ///
 /// # Panics
-/// If `a`, `b` or `c` are too short.
-pub unsafe fn gemm_range(
+/// If `a`, `b` or `c` are too short, or chains of integers are to be continued.
+pub unsafe fn gemm_range<'b>(
     level: Level,
     a: AView<'_>,
     rows: Range<usize>,
-    b: BView<'_>,
+    b: impl Into<Right<'b>>,
     cols: Range<usize>,
     c: Shards,
     ldc: usize,
     resume: bool,
     epi: &Epilogue<'_>,
 ) {
+    let b = b.into();
     let num_panels = b.n.div_ceil(NR);
     if rows.is_empty() || cols.is_empty() || b.k == 0 {
         return;
@@ -167,73 +221,136 @@ pub unsafe fn gemm_range(
         "left side of {} elements, {a_end} needed",
         a.data.len()
     );
+    assert!(cols.end <= num_panels, "right side of {num_panels} panels");
     assert!(
-        b.data.len() >= super::packed_len(b.k, b.n) && cols.end <= num_panels,
-        "right side"
+        !(resume && b.scales.is_some()),
+        "chains of integers end where they are scaled"
     );
-    let copy = rows.len() >= COPY_ROWS && a.row_stride != A_STRIDE;
-    LEFT.with_borrow_mut(|left| {
-        for m0 in rows.clone().step_by(MC) {
-            let chunk = m0..(m0 + MC).min(rows.end);
-            let blocks = (0..b.k).step_by(KC).enumerate();
-            let parts = cols
-                .clone()
-                .step_by(NC)
-                .flat_map(|p| blocks.clone().map(move |b| (p, b)));
-            for (p, (block, k0)) in parts {
-                let kb = KC.min(b.k - k0);
-                let source = &a.data[block * a.block_stride..];
-                let (left, lda) = if copy {
-                    for (i, row) in chunk.clone().enumerate() {
-                        left[i * A_STRIDE..][..kb]
-                            .copy_from_slice(&source[row * a.row_stride..][..kb]);
-                    }
-                    (&left[..], A_STRIDE)
-                } else {
-                    (&source[m0 * a.row_stride..], a.row_stride)
-                };
-                let part = Part {
-                    level,
-                    k: kb,
-                    left,
-                    lda,
-                    right: &b.data[k0 * num_panels * NR..],
-                    c,
-                    ldc,
-                    n: b.n,
-                    resume: resume || block > 0,
-                    epi: (block == last_block && !epi.is_empty()).then_some(epi),
-                };
-                // SAFETY: the rectangle is the caller's, sides were checked above.
-                unsafe { part.run(chunk.clone(), p..(p + NC).min(cols.end)) };
-            }
+    let whole = Whole {
+        level,
+        a,
+        rows,
+        b,
+        cols,
+        c,
+        ldc,
+        resume,
+        epi,
+    };
+    // SAFETY: the rectangle is the caller's, and the left side was checked.
+    unsafe {
+        match b.panels {
+            Panels::F32(panels) => whole.run(panels),
+            Panels::F16(panels) => whole.run(panels),
+            Panels::Bf16(panels) => whole.run(panels),
+            Panels::Int8(panels) => whole.run(panels),
         }
-    });
+    }
+}
+
+/// A rectangle of a product.
+struct Whole<'a> {
+    level: Level,
+    a: AView<'a>,
+    rows: Range<usize>,
+    b: Right<'a>,
+    cols: Range<usize>,
+    c: Shards,
+    ldc: usize,
+    resume: bool,
+    epi: &'a Epilogue<'a>,
+}
+
+impl Whole<'_> {
+    /// # Safety
+    /// As [`gemm_range`].
+    unsafe fn run<E: Element>(&self, panels: &[E]) {
+        let b = &self.b;
+        assert!(
+            panels.len() >= packed_len(b.k, b.n),
+            "right side of {} elements, {} needed",
+            panels.len(),
+            packed_len(b.k, b.n)
+        );
+        let num_panels = b.n.div_ceil(NR);
+        let last_block = (b.k - 1) / KC;
+        let copy = self.rows.len() >= COPY_ROWS && self.a.row_stride != A_STRIDE;
+        BLOCKS.with_borrow_mut(|[left, wide]| {
+            let num = self.rows.len();
+            let chunks = num.div_ceil(MC);
+            for chunk in 0..chunks {
+                let m0 = self.rows.start + num * chunk / chunks;
+                let rows = m0..self.rows.start + num * (chunk + 1) / chunks;
+                let blocks = (0..b.k).step_by(KC).enumerate();
+                let parts = self.cols.clone().step_by(NC);
+                for (p, (block, k0)) in parts.flat_map(|p| blocks.clone().map(move |b| (p, b))) {
+                    let k = KC.min(b.k - k0);
+                    let source = &self.a.data[block * self.a.block_stride..];
+                    let (left, lda) = if copy {
+                        for (i, row) in rows.clone().enumerate() {
+                            left[i * A_STRIDE..][..k]
+                                .copy_from_slice(&source[row * self.a.row_stride..][..k]);
+                        }
+                        (&left[..], A_STRIDE)
+                    } else {
+                        (&source[m0 * self.a.row_stride..], self.a.row_stride)
+                    };
+                    let part = Part {
+                        whole: self,
+                        k,
+                        left,
+                        lda,
+                        resume: self.resume || block > 0,
+                        last: block == last_block,
+                    };
+                    let cols = p..(p + NC).min(self.cols.end);
+                    // SAFETY: the rectangle is the caller's, sides were checked above.
+                    unsafe { part.run(rows.clone(), cols, &panels[k0 * num_panels * NR..], wide) };
+                }
+            }
+        });
+    }
 }
 
 /// One row chunk times one block of `k`.
 struct Part<'a> {
-    level: Level,
+    whole: &'a Whole<'a>,
     k: usize,
     left: &'a [f32],
     lda: usize,
-    right: &'a [f32],
-    c: Shards,
-    ldc: usize,
-    n: usize,
     resume: bool,
-    epi: Option<&'a Epilogue<'a>>,
+    last: bool,
+}
+
+/// Where a tile lies in its part.
+struct Place {
+    /// First row, and its number within the part.
+    row: usize,
+    first: usize,
+    rows: usize,
+    panel: usize,
+    width: usize,
+    /// Whether the last panel is not whole.
+    partial: bool,
 }
 
 impl Part<'_> {
     /// # Safety
     /// As [`gemm_range`].
-    unsafe fn run(&self, rows: Range<usize>, cols: Range<usize>) {
-        let kind = self.level.kind();
+    unsafe fn run<E: Element>(
+        &self,
+        rows: Range<usize>,
+        cols: Range<usize>,
+        right: &[E],
+        wide: &mut [f32],
+    ) {
+        let level = self.whole.level;
+        let kind = level.kind();
         let num_tiles = rows.len().div_ceil(max_rows(kind));
-        let most = rows.len().div_ceil(num_tiles);
-        let group = panels(kind, most);
-        let full = cols.end.min(self.n / NR);
+        let group = panels(kind, rows.len().div_ceil(num_tiles));
+        let full = cols.end.min(self.whole.b.n / NR);
+        let widen = size_of::<E>() < size_of::<f32>() && num_tiles >= WIDEN_TILES;
+        let panel_len = self.k * NR;
         let mut p = cols.start;
         while p < cols.end {
             let width = if p + group <= full {
@@ -243,6 +360,10 @@ impl Part<'_> {
             } else {
                 1
             };
+            let right = &right[p * panel_len..];
+            if widen {
+                widen_panels(level, &right[..width * panel_len], wide);
+            }
             for tile in 0..num_tiles {
                 let first = rows.len() * tile / num_tiles;
                 let num = rows.len() * (tile + 1) / num_tiles - first;
@@ -252,76 +373,110 @@ impl Part<'_> {
                 } else {
                     1
                 };
-                for q in (p..p + width).step_by(step) {
+                for q in (0..width).step_by(step) {
+                    let place = Place {
+                        row: rows.start + first,
+                        first,
+                        rows: num,
+                        panel: p + q,
+                        width: step,
+                        partial: p >= full,
+                    };
                     // SAFETY: inside the caller's rectangle.
-                    unsafe { self.tile(&rows, first, num, q, step, p >= full, tile == 0) };
+                    unsafe {
+                        if widen {
+                            self.tile(&place, &wide[q * panel_len..]);
+                        } else {
+                            self.tile(&place, &right[q * panel_len..]);
+                        }
+                    }
                 }
             }
             p += width;
         }
     }
 
+    /// A tile of panels that begin at `right`.
+    ///
     /// # Safety
     /// As [`gemm_range`].
-    unsafe fn tile(
-        &self,
-        rows: &Range<usize>,
-        first: usize,
-        num: usize,
-        panel: usize,
-        width: usize,
-        partial: bool,
-        cold: bool,
-    ) {
-        let row = rows.start + first;
-        let (col, cols) = (panel * NR, (width * NR).min(self.n - panel * NR));
-        let mut edge = [0.0f32; 12 * NR];
+    unsafe fn tile<E: Element>(&self, place: &Place, right: &[E]) {
+        let Whole {
+            level,
+            b,
+            c,
+            ldc,
+            epi,
+            ..
+        } = *self.whole;
+        let (row, rows, partial) = (place.row, place.rows, place.partial);
+        let (col, cols) = (
+            place.panel * NR,
+            (place.width * NR).min(b.n - place.panel * NR),
+        );
+        let mut edge = [0.0f32; HIGHEST * NR];
         let mut tile = Tile {
             k: self.k,
-            a: self.left[first * self.lda..].as_ptr(),
+            a: self.left[place.first * self.lda..].as_ptr(),
             lda: self.lda,
-            b: self.right[panel * self.k * NR..].as_ptr(),
+            b: right.as_ptr(),
             ldb: self.k * NR,
-            c: self.c.as_ptr().wrapping_add(row * self.ldc + col),
-            ldc: self.ldc,
+            c: c.as_ptr().wrapping_add(row * ldc + col),
+            ldc,
             resume: self.resume,
-            cold,
         };
         if partial {
             if self.resume {
-                for r in 0..num {
+                for r in 0..rows {
                     // SAFETY: row `row + r` of the caller's rectangle.
-                    let c = unsafe { self.c.slice((row + r) * self.ldc + col, cols) };
+                    let c = unsafe { c.slice((row + r) * ldc + col, cols) };
                     edge[r * NR..r * NR + cols].copy_from_slice(c);
                 }
             }
             tile.c = edge.as_mut_ptr();
             tile.ldc = NR;
         }
-        // SAFETY: the level proves the instructions; `gemm_range` checked both sides, and the
-        // result is the caller's rectangle or the edge buffer of twelve rows.
+        // SAFETY: the level proves the instructions; both sides were checked, and the result is the
+        // caller's rectangle or the edge buffer.
         unsafe {
-            match self.level.kind() {
+            match level.kind() {
                 #[cfg(target_arch = "x86_64")]
-                Kind::Avx512 => super::x86::run512(&tile, num, width),
+                Kind::Avx512 => super::x86::run512(&tile, rows, place.width),
                 #[cfg(target_arch = "x86_64")]
-                Kind::Avx2 => super::x86::run256(&tile, num, width),
-                _ => portable::run(&tile, num, width),
+                Kind::Avx2 => super::x86::run256(&tile, rows, place.width),
+                _ => portable::run(&tile, rows, place.width),
             }
         }
-        if !partial && self.epi.is_none() {
+        let finish = self.last && !(epi.is_empty() && b.scales.is_none());
+        if !partial && !finish {
             return;
         }
-        for r in 0..num {
+        for r in 0..rows {
             // SAFETY: row `row + r` of the caller's rectangle; the tile's pointer is not used again.
-            let c = unsafe { self.c.slice((row + r) * self.ldc + col, cols) };
+            let c = unsafe { c.slice((row + r) * ldc + col, cols) };
             if partial {
                 c.copy_from_slice(&edge[r * NR..r * NR + cols]);
             }
-            if let Some(epi) = self.epi {
-                finish_row(self.level, epi, row + r, col, self.ldc, c);
+            if finish {
+                finish_row(level, epi, b.scales, row + r, col, ldc, c);
             }
         }
+    }
+}
+
+/// Writes whole panels as f32.
+fn widen_panels<E: Element>(level: Level, from: &[E], to: &mut [f32]) {
+    match level.kind() {
+        // SAFETY: the level proves the instructions.
+        #[cfg(target_arch = "x86_64")]
+        Kind::Avx512 => unsafe { super::x86::widen512(from, to) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Kind::Avx2 => unsafe { super::x86::widen256(from, to) },
+        _ => from
+            .iter()
+            .zip(to)
+            .for_each(|(from, to)| *to = from.widen()),
     }
 }
 

@@ -15,10 +15,13 @@ pub const KC: usize = 256;
 /// tile on one cache set.
 pub const A_STRIDE: usize = KC + 16;
 
+/// Rows of the highest tile of any kind.
+pub const HIGHEST: usize = 14;
+
 /// Most rows of a tile.
 pub const fn max_rows(kind: Kind) -> usize {
     match kind {
-        Kind::Avx512 => 12,
+        Kind::Avx512 => HIGHEST,
         Kind::Avx2 => 6,
         Kind::Portable => 4,
     }
@@ -37,7 +40,7 @@ pub const fn panels(kind: Kind, rows: usize) -> usize {
 
 /// One product of a row tile with adjacent panels over one block of `k`.
 #[derive(Clone, Copy, Debug)]
-pub struct Tile {
+pub struct Tile<E> {
     /// Steps of the chain.
     pub k: usize,
     /// First element of the left side.
@@ -45,7 +48,7 @@ pub struct Tile {
     /// Distance of its rows.
     pub lda: usize,
     /// First element of the first panel.
-    pub b: *const f32,
+    pub b: *const E,
     /// Distance of panels.
     pub ldb: usize,
     /// First element of the result.
@@ -54,6 +57,4 @@ pub struct Tile {
     pub ldc: usize,
     /// Continue from the stored elements instead of zero.
     pub resume: bool,
-    /// Whether the panels were not read just before: the tile then fetches them a little ahead.
-    pub cold: bool,
 }

@@ -9,7 +9,7 @@ use lazybatch_graph::{Act, StateId};
 
 use crate::cpu::buffers::Buf;
 use crate::cpu::exec::{Env, NodeView};
-use crate::cpu::gemm::{AView, Epilogue, PackedB, gemm};
+use crate::cpu::gemm::{Epilogue, PackedB, gemm_packed};
 use crate::cpu::level::simd;
 use crate::cpu::math;
 use crate::cpu::pool::Shards;
@@ -23,7 +23,8 @@ const LSTM_COST: usize = 120;
 /// The same for a GRU.
 const GRU_COST: usize = 80;
 
-/// `out = x w` with an epilogue, continuing from `out` if `resume`.
+/// `out = x w` with an epilogue. With `resume` the chains continue from `out`, or, where the ends of
+/// chains are scaled, `out` is added behind the bias.
 fn product(
     env: &mut Env<'_>,
     x: &[f32],
@@ -34,19 +35,18 @@ fn product(
 ) {
     let m = x.len() / w.k;
     let parallel = env.parallel(2 * m * w.k * w.n);
-    let a = AView::rows(x, w.k);
-    gemm(
-        env.pool,
-        env.level,
-        parallel,
-        a,
-        m,
-        w.view(),
-        out,
-        w.n,
-        resume,
-        epi,
-    );
+    if resume && w.weights().is_scaled() {
+        let mut before = env.buffers.take(out.len());
+        before.copy_from_slice(out);
+        let epi = Epilogue {
+            residual: Some(&before),
+            ..*epi
+        };
+        gemm_packed(env.pool, env.level, parallel, x, w, out, false, &epi);
+        env.buffers.give(before);
+        return;
+    }
+    gemm_packed(env.pool, env.level, parallel, x, w, out, resume, epi);
 }
 
 /// `act(x w + bias) + residual`.

@@ -1,0 +1,113 @@
+//! Packing of both sides.
+
+use super::tile::{A_STRIDE, KC, NR};
+use crate::cpu::buffers::Aligned;
+
+/// A left-hand matrix: row `i`, column `b * 256 + j` lies at `b * block_stride + i * row_stride + j`.
+#[derive(Clone, Copy, Debug)]
+pub struct AView<'a> {
+    /// Elements.
+    pub data: &'a [f32],
+    /// Distance of rows.
+    pub row_stride: usize,
+    /// Distance of blocks of 256 columns.
+    pub block_stride: usize,
+}
+
+/// A left-hand matrix whose blocks of 256 columns are stored one after another, so that its rows
+/// do not fall on the same cache set. Used for convolution weights.
+#[derive(Debug)]
+pub struct PackedA {
+    /// Rows.
+    pub m: usize,
+    /// Inner dimension.
+    pub k: usize,
+    data: Aligned,
+}
+
+/// Elements of a packed `[k, n]` matrix.
+pub fn packed_len(k: usize, n: usize) -> usize {
+    k * n.div_ceil(NR) * NR
+}
+
+/// Packs the `[k, n]` matrix with rows `stride` apart into `out`.
+pub fn pack_b<E: Copy + Default>(w: &[E], stride: usize, k: usize, n: usize, out: &mut [E]) {
+    let panels = n.div_ceil(NR);
+    let mut at = 0;
+    for k0 in (0..k).step_by(KC) {
+        let kb = KC.min(k - k0);
+        for p in 0..panels {
+            let (c0, cols) = (p * NR, NR.min(n - p * NR));
+            for kk in 0..kb {
+                let row = &w[(k0 + kk) * stride + c0..][..cols];
+                let to = &mut out[at..at + NR];
+                to[..cols].copy_from_slice(row);
+                to[cols..].fill(E::default());
+                at += NR;
+            }
+        }
+    }
+}
+
+/// Packs the transpose of the `[n, k]` matrix with rows `stride` apart into `out`.
+pub fn pack_b_transposed(w: &[f32], stride: usize, k: usize, n: usize, out: &mut [f32]) {
+    let panels = n.div_ceil(NR);
+    let mut at = 0;
+    for k0 in (0..k).step_by(KC) {
+        let kb = KC.min(k - k0);
+        for p in 0..panels {
+            let (c0, cols) = (p * NR, NR.min(n - p * NR));
+            let panel = &mut out[at..at + kb * NR];
+            for j in 0..NR {
+                if j < cols {
+                    let row = &w[(c0 + j) * stride + k0..][..kb];
+                    for kk in 0..kb {
+                        panel[kk * NR + j] = row[kk];
+                    }
+                } else {
+                    (0..kb).for_each(|kk| panel[kk * NR + j] = 0.0);
+                }
+            }
+            at += kb * NR;
+        }
+    }
+}
+
+impl<'a> AView<'a> {
+    /// A row-major matrix with rows `row_stride` apart.
+    pub fn rows(data: &'a [f32], row_stride: usize) -> Self {
+        Self {
+            data,
+            row_stride,
+            block_stride: KC,
+        }
+    }
+}
+
+impl PackedA {
+    /// Packs a row-major `[m, k]` matrix.
+    ///
+    /// # Panics
+    /// If `w` does not have `m * k` elements.
+    pub fn pack(w: &[f32], m: usize, k: usize) -> Self {
+        assert_eq!(w.len(), m * k, "elements of a [{m}, {k}] matrix");
+        let mut data = Aligned::zeroed(k.div_ceil(KC) * m * A_STRIDE);
+        for (b, k0) in (0..k).step_by(KC).enumerate() {
+            let kb = KC.min(k - k0);
+            for i in 0..m {
+                let at = (b * m + i) * A_STRIDE;
+                data[at..at + kb].copy_from_slice(&w[i * k + k0..][..kb]);
+            }
+        }
+        Self { m, k, data }
+    }
+
+    /// The rows from `first` on.
+    pub fn view(&self, first: usize) -> AView<'_> {
+        AView {
+            data: &self.data[first * A_STRIDE..],
+            row_stride: A_STRIDE,
+            block_stride: self.m * A_STRIDE,
+        }
+    }
+}
