@@ -4,6 +4,7 @@ pub mod attention;
 pub mod conv;
 pub mod custom;
 pub mod data;
+pub mod image;
 pub mod linear;
 pub mod rowwise;
 pub mod state;
