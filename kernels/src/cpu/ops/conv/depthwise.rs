@@ -1,10 +1,9 @@
 //! Depthwise convolution: each channel with a filter of its own, lanes being channels.
 
-use super::Geometry;
+use super::{Finish, Geometry};
 use crate::cpu::exec::Env;
-use crate::cpu::gemm::Epilogue;
 use crate::cpu::level::simd;
-use crate::cpu::math::{self, LANES, Lanes};
+use crate::cpu::math::{LANES, Lanes};
 use crate::cpu::pool::Shards;
 
 /// Filters of one channel each: `taps [kh kw, c]`.
@@ -14,7 +13,7 @@ pub fn run(
     x: &[f32],
     taps: &[f32],
     out: &mut [f32],
-    epi: &Epilogue<'_>,
+    epi: &Finish<'_>,
 ) {
     let [c, oh, ow] = g.output;
     let [_, h, w] = g.input;
@@ -28,27 +27,11 @@ pub fn run(
             // SAFETY: each row of an output image is one item.
             let to = unsafe { shards.slice(row * ow * c, ow * c) };
             output_row(level, g, row % oh, image, taps, to);
-            if let Some(bias) = epi.bias {
-                add_bias(level, bias, to);
-            }
-            if let Some(residual) = epi.residual {
-                math::axpy(level, 1.0, &residual[row * ow * c..][..ow * c], to);
-            }
-            if let Some(act) = epi.act {
-                math::act_inplace(level, act, to);
+            for (i, to) in to.chunks_exact_mut(c).enumerate() {
+                epi.apply(level, 0, (row * ow + i) * c, to);
             }
         }
     });
-}
-
-simd! {
-    fn add_bias(bias: &[f32], out: &mut [f32]) {
-        for to in out.chunks_exact_mut(bias.len()) {
-            for (t, b) in to.iter_mut().zip(bias) {
-                *t += b;
-            }
-        }
-    }
 }
 
 simd! {

@@ -7,6 +7,9 @@ use super::Geometry;
 use crate::cpu::buffers::Aligned;
 use crate::cpu::gemm::{A_STRIDE, AView, KC};
 
+/// Longest run that is copied without a call.
+const SHORT: usize = 32;
+
 thread_local! {
     /// Gathered windows of this thread.
     static WINDOWS: RefCell<Aligned> = RefCell::default();
@@ -32,11 +35,21 @@ pub fn gather<'a>(
     let num = pixels.len();
     let block_stride = num * A_STRIDE;
     scratch.grow((kh * kw * cg).div_ceil(KC) * block_stride);
-    let each = g.pixels();
-    for (row, pixel) in pixels.enumerate() {
-        let (sample, place) = (pixel / each, pixel % each);
-        let (y_lo, y_hi, y) = g.clip(0, place / g.output[2]);
-        let (x_lo, x_hi, left) = g.clip(1, place % g.output[2]);
+    let [_, oh, ow] = g.output;
+    let (sample, place) = (pixels.start / (oh * ow), pixels.start % (oh * ow));
+    let mut at = [sample, place / ow, place % ow];
+    for row in 0..num {
+        let [sample, oy, ox] = at;
+        let (y_lo, y_hi, y) = g.clip(0, oy);
+        let (x_lo, x_hi, left) = g.clip(1, ox);
+        at[2] += 1;
+        if at[2] == ow {
+            at = if oy + 1 < oh {
+                [sample, oy + 1, 0]
+            } else {
+                [sample + 1, 0, 0]
+            };
+        }
         let mut to = Row {
             data: &mut scratch[row * A_STRIDE..],
             block_stride,
@@ -87,7 +100,7 @@ impl Row<'_> {
         while !from.is_empty() {
             let to = self.next(from.len());
             let (now, rest) = from.split_at(to.len());
-            to.copy_from_slice(now);
+            copy(to, now);
             from = rest;
         }
     }
@@ -99,5 +112,22 @@ impl Row<'_> {
             to.fill(0.0);
             num -= to.len();
         }
+    }
+}
+
+/// Copies a run; short ones without a call.
+#[inline(always)]
+fn copy(to: &mut [f32], from: &[f32]) {
+    if to.len() > SHORT {
+        to.copy_from_slice(from);
+        return;
+    }
+    let (to, to_rest) = to.as_chunks_mut::<4>();
+    let (from, from_rest) = from.as_chunks::<4>();
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = *from;
+    }
+    for (to, from) in to_rest.iter_mut().zip(from_rest) {
+        *to = *from;
     }
 }

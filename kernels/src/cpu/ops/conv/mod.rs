@@ -9,6 +9,7 @@
 
 mod depthwise;
 mod filters;
+mod finish;
 mod gather;
 
 use lazybatch_graph::{Act, Window};
@@ -19,7 +20,11 @@ use crate::cpu::gemm::{AView, BView, Epilogue, NR, gemm_range};
 use crate::cpu::pool::Shards;
 
 pub use filters::Filters;
+use finish::Finish;
 use gather::{gather, with_scratch};
+
+/// Panels that are finished at once.
+const PANELS: usize = 32;
 
 /// Most output pixels that are gathered at once.
 const ROWS: usize = 96;
@@ -58,11 +63,6 @@ impl Geometry {
         w.kernel == [1, 1] && w.stride == [1, 1] && w.pad == [0; 4]
     }
 
-    /// Output pixels of a sample.
-    fn pixels(&self) -> usize {
-        self.output[1] * self.output[2]
-    }
-
     /// Positions `lo..hi` of the kernel that lie inside the image for output `at` of an axis, and
     /// where the first of them lies.
     #[inline(always)]
@@ -89,12 +89,10 @@ pub fn conv2d(
 ) -> Buf {
     let mut out = v.alloc(env, 0);
     let g = Geometry::new(v, window, groups);
-    let epi = Epilogue {
+    let epi = Finish {
         bias: bias.then(|| v.arg(2)),
         residual: residual.then(|| v.arg(2 + usize::from(bias))),
         act,
-        act_last: true,
-        ..Epilogue::default()
     };
     match v.filters(1) {
         Filters::Depthwise(taps) => depthwise::run(env, &g, v.arg(0), taps, &mut out, &epi),
@@ -113,7 +111,7 @@ fn products(
     x: &[f32],
     filters: &[BView<'_>],
     out: &mut [f32],
-    epi: &Epilogue<'_>,
+    epi: &Finish<'_>,
 ) {
     let [c, m] = [g.input[0], g.output[0]];
     let (cg, mg) = (c / g.groups, m / g.groups);
@@ -139,26 +137,33 @@ fn products(
         }
         let cols = panels * split / splits..panels * (split + 1) / splits;
         let at = first * m + group * mg;
-        let epi = Epilogue {
-            bias: epi.bias.map(|b| &b[group * mg..][..mg]),
-            residual: epi.residual.map(|r| &r[at..]),
-            ..*epi
-        };
         let run = |a: AView<'_>| {
-            let to = shards.offset(at);
-            // SAFETY: tasks own disjoint (rows, group, columns) of the output.
-            unsafe {
-                gemm_range(
-                    level,
-                    a,
-                    0..end - first,
-                    filters[group],
-                    cols.clone(),
-                    to,
-                    m,
-                    false,
-                    &epi,
-                );
+            let none = Epilogue::default();
+            // Columns whose results are still in the second-level cache when they are finished.
+            for from in cols.clone().step_by(PANELS) {
+                let part = from..(from + PANELS).min(cols.end);
+                let (rows, to) = (0..end - first, shards.offset(at));
+                // SAFETY: tasks own disjoint (rows, group, columns) of the output.
+                unsafe {
+                    gemm_range(
+                        level,
+                        a,
+                        rows,
+                        filters[group],
+                        part.clone(),
+                        to,
+                        m,
+                        false,
+                        &none,
+                    );
+                }
+                let (col, num) = (part.start * NR, (part.end * NR).min(mg) - part.start * NR);
+                for row in first..end {
+                    let at = row * m + group * mg + col;
+                    // SAFETY: as above; the product is done.
+                    let to = unsafe { shards.slice(at, num) };
+                    epi.apply(level, group * mg + col, at, to);
+                }
             }
         };
         if g.is_pointwise() {
