@@ -235,16 +235,19 @@ def decoder(row, t):
     return g.session([y], row["threads"]), same
 
 
+def conv_norm(g, t, x, name, kernel, stride, pads, eps, group=1):
+    w = g.weight(t[f"{name}.weight"])
+    shape = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": pads, "group": group}
+    y = g.node("Conv", [x, w], **shape)
+    bn = [g.weight(t[f"{name}.bn.{part}"]) for part in ("gamma", "beta", "mean", "var")]
+    return g.node("BatchNormalization", [y, *bn], epsilon=eps)
+
+
 def resnet50(row, t):
     g = Graph()
 
     def conv(x, name, kernel, stride, pad, act=True, skip=None):
-        w = g.weight(t[f"{name}.weight"])
-        y = g.node(
-            "Conv", [x, w], kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[pad] * 4
-        )
-        bn = [g.weight(t[f"{name}.bn.{part}"]) for part in ("gamma", "beta", "mean", "var")]
-        y = g.node("BatchNormalization", [y, *bn], epsilon=1e-5)
+        y = conv_norm(g, t, x, name, kernel, stride, [pad] * 4, 1e-5)
         if skip is not None:
             y = g.node("Add", [y, skip])
         return g.node("Relu", [y]) if act else y
@@ -263,7 +266,26 @@ def resnet50(row, t):
     return g.session([g.dense(x, t, "fc")], row["threads"]), same
 
 
-ROWS = {f.__name__: f for f in (nothing, gemm, lstm, gru, encoder, decoder, resnet50)}
+def mobilenet_v1(row, t):
+    g = Graph()
+
+    def conv(x, name, kernel, stride, group=1):
+        pads = [0] * 4 if kernel == 1 else [1] * 4 if stride == 1 else [0, 0, 1, 1]
+        y = conv_norm(g, t, x, name, kernel, stride, pads, 1e-3, group)
+        return g.node("Clip", [y, *(g.weight(np.array(bound)) for bound in (0, 6))])
+
+    x = conv(g.feed("x", t["input.image"]), "stem", 3, 2)
+    for i, stride in enumerate([1, 2, 1, 2, 1, 2, 1, 1, 1, 1, 1, 2, 1]):
+        x = conv(x, f"depth{i}", 3, stride, group=t[f"depth{i}.weight"].shape[0])
+        x = conv(x, f"point{i}", 1, 1)
+    x = g.node("Flatten", [g.node("GlobalAveragePool", [x])])
+    return g.session([g.dense(x, t, "fc")], row["threads"]), same
+
+
+ROWS = {
+    f.__name__.replace("_", "-"): f
+    for f in (nothing, gemm, lstm, gru, encoder, decoder, resnet50, mobilenet_v1)
+}
 
 
 def tensors(row):

@@ -112,7 +112,7 @@ fn state_bytes(program: &Program, id: NodeId) -> u64 {
     };
     match program.node(id).op {
         Op::LstmCell { h, c, .. } => 2 * (vector(h) + vector(c)),
-        Op::GruCell { h } => 2 * vector(h),
+        Op::GruCell { h, .. } => 2 * vector(h),
         // Reads and writes of whole states move as much as their operand or result.
         _ => 0,
     }
@@ -163,10 +163,13 @@ fn flops(program: &Program, id: NodeId) -> (u64, u64) {
         Op::Softmax => 4 * output,
         Op::Rope { .. } => 3 * output,
         Op::BatchNorm { .. } => 4 * output,
-        Op::LstmCell { proj, .. } => {
-            let projection = if *proj { 2 * input(4) } else { 0 };
-            2 * (input(1) + input(2)) + 3 * input(3) + projection
+        Op::LstmCell { proj, ahead, .. } => {
+            let [w_hh, bias, w_proj] = if *ahead { [1, 2, 3] } else { [2, 3, 4] };
+            let given = if *ahead { 0 } else { input(1) };
+            let projection = if *proj { 2 * input(w_proj) } else { 0 };
+            2 * (given + input(w_hh)) + 3 * input(bias) + projection
         }
+        Op::GruCell { ahead: true, .. } => 2 * input(1) + 3 * input(2),
         Op::GruCell { .. } => 2 * (input(1) + input(2)) + 3 * input(3),
         Op::Pool2d { window, .. } => output * (window.kernel[0] * window.kernel[1]) as u64,
         Op::GlobalAveragePool | Op::MeanRows | Op::ArgMax | Op::EmbeddingBag => {

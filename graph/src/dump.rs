@@ -245,10 +245,14 @@ impl fmt::Display for Op {
             Self::AdditiveAttention { keys, values } => {
                 write!(f, "additive_attention {keys} {values}")
             }
-            Self::LstmCell { h, c, proj } => {
-                write!(f, "lstm_cell{} {h} {c}", if *proj { " proj" } else { "" })
+            Self::LstmCell { h, c, proj, ahead } => {
+                let proj = if *proj { " proj" } else { "" };
+                let ahead = if *ahead { " ahead" } else { "" };
+                write!(f, "lstm_cell{proj}{ahead} {h} {c}")
             }
-            Self::GruCell { h } => write!(f, "gru_cell {h}"),
+            Self::GruCell { h, ahead } => {
+                write!(f, "gru_cell{} {h}", if *ahead { " ahead" } else { "" })
+            }
             Self::Conv2d {
                 window,
                 groups,

@@ -217,6 +217,9 @@ pub enum Op {
         c: StateId,
         /// A projection operand follows.
         proj: bool,
+        /// Operand 0 is `x w_ih [r, 4h]`, computed ahead, and there is no operand `w_ih`. The
+        /// product with `h` continues its chains, so the bits are the same.
+        ahead: bool,
     },
     /// `x [r, k]`, `w_ih [k, 3h]`, `w_hh [h, 3h]`, `b_ih [3h]`, `b_hh [3h]`: one GRU step on state
     /// `h` (updated): gates in order r, z, n; `n = tanh(x_n + r * h_n)`, `h' = (1 - z) n + z h`.
@@ -224,6 +227,9 @@ pub enum Op {
     GruCell {
         /// Hidden state.
         h: StateId,
+        /// Operand 0 is `x w_ih + b_ih [r, 3h]`, computed ahead, and there are no operands `w_ih`
+        /// and `b_ih`.
+        ahead: bool,
     },
     /// `x [r, c, h, w]`, `w [m, c / groups, kh, kw]`, then `bias [m]` if `bias`, then `residual
     /// [r, m, oh, ow]` if `residual`: `act(conv(x, w) + bias + residual)` (note the order: the

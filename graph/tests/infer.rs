@@ -401,6 +401,7 @@ fn cell_rules() {
         h: S(h),
         c: S(0),
         proj,
+        ahead: false,
     };
     let w = ["batch f32 5", "w f32 5 16", "w f32 4 16", "w f32 16"];
     check(STEP, lstm(false, 0), &w, "f32[batch, 4]");
@@ -429,10 +430,21 @@ fn cell_rules() {
         "w f32 12",
         "w f32 12",
     ];
-    check(LOOP, Op::GruCell { h: S(0) }, &gru, "f32[batch, 4]");
     check(
         LOOP,
-        Op::GruCell { h: S(2) },
+        Op::GruCell {
+            h: S(0),
+            ahead: false,
+        },
+        &gru,
+        "f32[batch, 4]",
+    );
+    check(
+        LOOP,
+        Op::GruCell {
+            h: S(2),
+            ahead: false,
+        },
         &gru,
         "!h: expected an f32 vector state [4]",
     );

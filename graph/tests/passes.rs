@@ -2,9 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use lazybatch_graph::passes::{PASSES, apply};
+use lazybatch_graph::passes::{apply, find};
 use lazybatch_graph::{
-    Act, DType, Fused, Pool, Program, ProgramBuilder, Repeat, Segments, Tensor, Window, dump,
+    Act, At, DType, Fused, Pool, Program, ProgramBuilder, Repeat, Segments, Tensor, Window, dump,
     optimize,
 };
 
@@ -19,8 +19,7 @@ fn nodes(program: &Program) -> String {
 }
 
 fn run(name: &str, mut program: Program) -> Program {
-    let pass = PASSES.iter().find(|p| p.name == name).unwrap();
-    apply(pass, &mut program).unwrap();
+    apply(find(name).unwrap(), &mut program).unwrap();
     program
 }
 
@@ -244,4 +243,73 @@ fn the_whole_dump() {
       n15 emit = emit out0 (n13 i32[batch]) | moves 4 B/sample, live 4 B/sample
       n16 stop = stop 2 (n13 i32[batch]) | moves 4 B/sample, live 4 B/sample
     ");
+}
+
+/// Two directions of an LSTM over words, a second layer in the loop of the first, and a GRU.
+fn recurrent() -> Program {
+    let mut b = ProgramBuilder::new("recurrent");
+    let ids = b.sequence_ids("ids", 9, 20);
+    let y = b.output_sequence("y", DType::F32, &[3]);
+    let back = b.sequence_state("back", 2, 9);
+    let table = b.seeded_within("table", &[20, 4], 1.0);
+    b.begin_block("backward", Repeat::PerInputStep { stride: 1 });
+    let i = b.read_input_at("id.reverse", ids, At::Reverse);
+    let x = b.embedding("embed.reverse", i, table);
+    let h = b.lstm("backward", x, 2);
+    b.seq_write("keep", back, At::Reverse, h);
+    b.begin_block("forward", Repeat::PerInputStep { stride: 1 });
+    let i = b.read_input("id", ids);
+    let x = b.embedding("embed", i, table);
+    let h = b.lstm("forward", x, 2);
+    let second = b.lstm("second", h, 2);
+    let other = b.seq_read("other", back, At::Step);
+    let both = b.concat("both", &[x, other]);
+    let state = b.vector_state("gru.h", DType::F32, &[3], 0.0);
+    let g = b.gru("gru", both, 3, state);
+    let wide = b.dense("wide", second, 3, None);
+    let s = b.add("sum", g, wide);
+    b.emit("y", y, s);
+    b.finish().unwrap()
+}
+
+#[test]
+fn input_products_move_in_front_of_their_loop() {
+    let program = run("project_ahead", recurrent());
+    let blocks: Vec<_> = program.blocks.iter().map(|b| b.name.as_str()).collect();
+    assert_eq!(
+        blocks,
+        ["backward.ahead", "backward", "forward.ahead", "forward"]
+    );
+    insta::assert_snapshot!(nodes(&program), @"");
+    // The loops in a row share the rows of four gates of two.
+    let ahead = program.states.iter().filter(|s| s.name.ends_with(".ahead"));
+    assert_eq!(ahead.count(), 2);
+    let again = run("project_ahead", program.clone());
+    assert_eq!(nodes(&again), nodes(&program));
+}
+
+#[test]
+fn products_of_earlier_passes_and_strided_loops_stay() {
+    let mut b = ProgramBuilder::new("stay");
+    let x = b.sequence("x", DType::F32, &[4], 9);
+    let y = b.output_sequence("y", DType::F32, &[4]);
+    let kept = b.sequence_state("kept", 4, 9);
+    let last = b.vector_state("last", DType::F32, &[4], 0.0);
+    b.begin_block("strided", Repeat::PerInputStep { stride: 2 });
+    let v = b.read_input("strided.x", x);
+    let h = b.lstm("strided", v, 4);
+    b.seq_write("keep", kept, At::Step, h);
+    b.begin_block("loop", Repeat::PerInputStep { stride: 1 });
+    let half = b.seq_read("half", kept, At::Step);
+    let a = b.lstm("of.half", half, 4);
+    let old = b.vec_read("old", last);
+    let c = b.lstm("of.old", old, 4);
+    b.vec_write("last.keep", last, a);
+    let s = b.add("sum", a, c);
+    b.emit("y", y, s);
+    let program = b.finish().unwrap();
+    assert_eq!(
+        nodes(&run("project_ahead", program.clone())),
+        nodes(&program)
+    );
 }

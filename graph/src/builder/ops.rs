@@ -243,6 +243,7 @@ impl ProgramBuilder {
                 h,
                 c,
                 proj: proj.is_some(),
+                ahead: false,
             },
             &inputs,
         )
@@ -250,7 +251,8 @@ impl ProgramBuilder {
 
     /// One GRU step; `w` is `w_ih`, `w_hh`, `b_ih`, `b_hh`.
     pub fn gru_cell(&mut self, name: &str, x: ValueId, w: [ValueId; 4], h: StateId) -> ValueId {
-        self.node1(name, Op::GruCell { h }, &[x, w[0], w[1], w[2], w[3]])
+        let op = Op::GruCell { h, ahead: false };
+        self.node1(name, op, &[x, w[0], w[1], w[2], w[3]])
     }
 
     /// `act(conv(x, w) + bias + residual)`.

@@ -101,8 +101,8 @@ pub fn infer(op: &Op, operands: &[&TensorType], cx: &Context<'_>) -> Result<Type
             values,
         } => state::state_attention(&args, heads, *keys, *values),
         Op::AdditiveAttention { keys, values } => state::additive_attention(&args, *keys, *values),
-        Op::LstmCell { h, c, proj } => state::lstm_cell(&args, *h, *c, *proj),
-        Op::GruCell { h } => state::gru_cell(&args, *h),
+        Op::LstmCell { h, c, proj, ahead } => state::lstm_cell(&args, *h, *c, *proj, *ahead),
+        Op::GruCell { h, ahead } => state::gru_cell(&args, *h, *ahead),
         Op::Conv2d {
             window,
             groups,

@@ -170,50 +170,61 @@ pub(super) fn lstm_cell(
     h: StateId,
     c: StateId,
     proj: bool,
+    ahead: bool,
 ) -> Result<Types, Error> {
-    args.count(4 + usize::from(proj))?;
-    let (lead, [k]) = args.activation(0, "x")?;
-    per_sample(args, lead)?;
-    let [_, gates] = args.weight(1, "w_ih")?;
-    if gates == 0 || !gates.is_multiple_of(4) {
-        return args
-            .cx
-            .fail("w_ih", "4 gates of equal width", args.types[1]);
-    }
+    // Operands behind `w_ih`, or where that would be.
+    let next = 1 + usize::from(!ahead);
+    args.count(next + 2 + usize::from(proj))?;
+    let gates = gates(args, 4, ahead)?;
     let hidden = gates / 4;
     let out = if proj {
-        args.weight::<2>(4, "w_proj")?[1]
+        args.weight::<2>(next + 2, "w_proj")?[1]
     } else {
         hidden
     };
-    args.weight_of(1, "w_ih", [k, gates])?;
-    args.weight_of(2, "w_hh", [out, gates])?;
-    args.weight_of(3, "bias", [gates])?;
+    args.weight_of(next, "w_hh", [out, gates])?;
+    args.weight_of(next + 1, "bias", [gates])?;
     if proj {
-        args.weight_of(4, "w_proj", [hidden, out])?;
+        args.weight_of(next + 2, "w_proj", [hidden, out])?;
     }
     vector_of(args, h, "h", out)?;
     vector_of(args, c, "c", hidden)?;
-    one(lead, &[out])
+    one(Dim::Batch, &[out])
 }
 
-pub(super) fn gru_cell(args: &Args<'_>, h: StateId) -> Result<Types, Error> {
-    args.count(5)?;
-    let (lead, [k]) = args.activation(0, "x")?;
+/// Width of the `num` gates of a cell, from `x` and `w_ih`, or from their product if that is
+/// computed ahead.
+fn gates(args: &Args<'_>, num: usize, ahead: bool) -> Result<usize, Error> {
+    let what = if ahead { "x w_ih" } else { "x" };
+    let (lead, [k]) = args.activation(0, what)?;
     per_sample(args, lead)?;
-    let [_, gates] = args.weight(1, "w_ih")?;
-    if gates == 0 || !gates.is_multiple_of(3) {
-        return args
-            .cx
-            .fail("w_ih", "3 gates of equal width", args.types[1]);
+    let (at, what, width) = if ahead {
+        (0, what, k)
+    } else {
+        (1, "w_ih", args.weight::<2>(1, "w_ih")?[1])
+    };
+    if width == 0 || !width.is_multiple_of(num) {
+        let expected = format!("{num} gates of equal width");
+        return args.cx.fail(what, expected, args.types[at]);
     }
+    if !ahead {
+        args.weight_of(1, "w_ih", [k, width])?;
+    }
+    Ok(width)
+}
+
+pub(super) fn gru_cell(args: &Args<'_>, h: StateId, ahead: bool) -> Result<Types, Error> {
+    args.count(if ahead { 3 } else { 5 })?;
+    let gates = gates(args, 3, ahead)?;
     let hidden = gates / 3;
-    args.weight_of(1, "w_ih", [k, gates])?;
-    args.weight_of(2, "w_hh", [hidden, gates])?;
-    args.weight_of(3, "b_ih", [gates])?;
-    args.weight_of(4, "b_hh", [gates])?;
+    let [w_hh, b_hh] = if ahead { [1, 2] } else { [2, 4] };
+    args.weight_of(w_hh, "w_hh", [hidden, gates])?;
+    if !ahead {
+        args.weight_of(3, "b_ih", [gates])?;
+    }
+    args.weight_of(b_hh, "b_hh", [gates])?;
     vector_of(args, h, "h", hidden)?;
-    one(lead, &[hidden])
+    one(Dim::Batch, &[hidden])
 }
 
 pub(super) fn vec_read(args: &Args<'_>, state: StateId) -> Result<Types, Error> {

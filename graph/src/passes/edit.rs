@@ -127,7 +127,7 @@ pub(super) fn states_of(op: &mut Op) -> SmallVec<[&mut StateId; 2]> {
             SmallVec::from([keys, values])
         }
         Op::LstmCell { h, c, .. } => SmallVec::from([h, c]),
-        Op::GruCell { h: state }
+        Op::GruCell { h: state, .. }
         | Op::VecRead { state }
         | Op::VecWrite { state }
         | Op::SeqRead { state, .. }

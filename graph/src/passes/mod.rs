@@ -1,7 +1,8 @@
 //! Passes: rewrites that leave a program computing the same with fewer, larger nodes.
 //!
 //! Each pass is one file with one function; [`PASSES`] lists them in the order in which
-//! [`optimize`] runs them. Adding a pass is a file and a line. The verifier runs after each.
+//! [`optimize`] runs them, [`ON_REQUEST`] those that it does not run. Adding a pass is a file and a
+//! line. The verifier runs after each.
 //!
 //! A fused node stands where the last of its parts stood and keeps the name of its first part; a
 //! sum fused with a norm stands in the place of the sum and takes the name of the norm.
@@ -14,6 +15,7 @@ mod fold_constants;
 mod fuse_conv;
 mod fuse_linear;
 mod fuse_norm;
+mod project_ahead;
 
 use crate::error::Error;
 use crate::program::Program;
@@ -41,7 +43,19 @@ pub const PASSES: &[Pass] = &[
     Pass { name: "fuse_norm", summary: "residual sum + layer norm into one node", run: fuse_norm::run },
 ];
 
-/// Runs all passes.
+/// Passes that trade one thing for another, so that who asks for a program decides; [`apply`] runs
+/// one, behind [`optimize`]. They leave the bits.
+#[rustfmt::skip]
+pub const ON_REQUEST: &[Pass] = &[
+    Pass { name: "project_ahead", summary: "input products of recurrent cells in front of their loop, for memory per position", run: project_ahead::run },
+];
+
+/// The pass called `name`, of [`PASSES`] or [`ON_REQUEST`].
+pub fn find(name: &str) -> Option<&'static Pass> {
+    PASSES.iter().chain(ON_REQUEST).find(|p| p.name == name)
+}
+
+/// Runs all of [`PASSES`].
 ///
 /// # Errors
 /// What [`verify`] finds in `program`. An error behind a pass is a bug of that pass and names it.

@@ -10,10 +10,11 @@ use smallvec::SmallVec;
 
 use super::buffers::{Buf, Buffers};
 use super::frames::{Frame, Mem};
-use super::gemm::{PackedA, PackedB};
+use super::gemm::PackedB;
+use super::layout::turn;
 use super::level::Level;
 use super::model::Model;
-use super::ops;
+use super::ops::{self, conv::Filters};
 use super::pool::Pool;
 use super::slots::Slots;
 use super::states::StatePools;
@@ -60,11 +61,23 @@ pub fn split<F: Fn(std::ops::Range<usize>) + Sync>(
     num: usize,
     f: F,
 ) {
+    let tasks = 4 * pool.threads();
+    split_in(pool, parallel, num, tasks, f);
+}
+
+/// As [`split`], in at most `tasks` ranges.
+pub fn split_in<F: Fn(std::ops::Range<usize>) + Sync>(
+    pool: &mut Pool,
+    parallel: bool,
+    num: usize,
+    tasks: usize,
+    f: F,
+) {
     if !parallel || num < 2 {
         f(0..num);
         return;
     }
-    let tasks = (4 * pool.threads()).min(num);
+    let tasks = tasks.min(num);
     pool.run(tasks, |t| f(num * t / tasks..num * (t + 1) / tasks));
 }
 
@@ -131,14 +144,17 @@ impl<'a> NodeView<'a> {
             .expect("prepared at load")
     }
 
-    /// Operand `i` as the left side of a convolution, by group.
-    pub fn left(&self, i: usize) -> &'a [PackedA] {
+    /// Operand `i` as the filters of a convolution.
+    pub fn filters(&self, i: usize) -> &'a Filters {
         let w = self
             .model
             .program
             .as_weight(self.node.inputs[i])
             .expect("checked at load");
-        &self.model.weights[w.index()].left
+        self.model.weights[w.index()]
+            .filters
+            .as_ref()
+            .expect("prepared at load")
     }
 
     /// A buffer for result `i`.
@@ -179,7 +195,9 @@ pub fn run(
         let id = program.blocks[block].nodes[pos];
         let node = program.node(id);
         let repeat = program.blocks[block].repeat;
+        let originals = turn_operands(env, model, frame, id);
         let outs = if let Op::Reshape { .. } = node.op
+            && originals.is_empty()
             && info.dead_after[pos].contains(&model.local[node.inputs[0].index()])
             && let Some(buf) = frame.values[model.local[node.inputs[0].index()]].take()
         {
@@ -194,6 +212,11 @@ pub fn run(
             };
             run_node(env, view).map_err(|why| format!("node {}: {why}", node.name))?
         };
+        for (local, original) in originals {
+            if let Some(turned) = frame.values[local].replace(original) {
+                env.buffers.give(turned);
+            }
+        }
         for (value, buf) in node.outputs.iter().zip(outs) {
             frame.values[model.local[value.index()]] = Some(buf);
         }
@@ -205,6 +228,28 @@ pub fn run(
     }
     frame.next = end as u32;
     Ok(())
+}
+
+/// Puts copies in the layout that a node wants in the place of its operands; returns these with
+/// their places.
+fn turn_operands(
+    env: &mut Env<'_>,
+    model: &Model,
+    frame: &mut Frame,
+    id: NodeId,
+) -> SmallVec<[(usize, Buf); 2]> {
+    let mut originals = SmallVec::new();
+    for &i in model.layouts.turned(id) {
+        let value = model.program.node(id).inputs[i];
+        let local = model.local[value.index()];
+        let original = frame.values[local].take().expect("operands are alive");
+        let mut copy = env.buffers.take(original.len());
+        let ty = &model.program.value(value).ty;
+        turn(env, ty, model.layouts.is_last(value), &original, &mut copy);
+        frame.values[local] = Some(copy);
+        originals.push((local, original));
+    }
+    originals
 }
 
 fn run_node(env: &mut Env<'_>, v: NodeView<'_>) -> Result<Outs, String> {
@@ -237,8 +282,8 @@ fn run_node(env: &mut Env<'_>, v: NodeView<'_>) -> Result<Outs, String> {
         Op::AdditiveAttention { keys, values } => {
             one(ops::attention::additive_attention(env, v, *keys, *values))
         }
-        Op::LstmCell { h, c, proj } => one(ops::linear::lstm(env, v, *h, *c, *proj)),
-        Op::GruCell { h } => one(ops::linear::gru(env, v, *h)),
+        Op::LstmCell { h, c, proj, ahead } => one(ops::linear::lstm(env, v, *h, *c, *proj, *ahead)),
+        Op::GruCell { h, ahead } => one(ops::linear::gru(env, v, *h, *ahead)),
         Op::Conv2d {
             window,
             groups,
@@ -248,9 +293,9 @@ fn run_node(env: &mut Env<'_>, v: NodeView<'_>) -> Result<Outs, String> {
         } => one(ops::conv::conv2d(
             env, v, window, *groups, *bias, *residual, *act,
         )),
-        Op::BatchNorm { eps } => one(ops::conv::batch_norm(env, v, *eps)),
-        Op::Pool2d { pool, window } => one(ops::conv::pool2d(env, v, *pool, window)),
-        Op::GlobalAveragePool => one(ops::conv::global_average(env, v)),
+        Op::BatchNorm { eps } => one(ops::image::batch_norm(env, v, *eps)),
+        Op::Pool2d { pool, window } => one(ops::image::pool2d(env, v, *pool, window)),
+        Op::GlobalAveragePool => one(ops::image::global_average(env, v)),
         Op::Reshape { .. } => one(ops::data::copy(env, v)),
         Op::Concat => one(ops::data::concat(env, v)),
         Op::Slice { start, len } => one(ops::data::slice(env, v, *start, *len)),

@@ -197,38 +197,11 @@ simd! {
 }
 
 simd! {
-    /// `out = x * a + b` with one `a` and `b` for all.
-    pub fn affine(a: f32, b: f32, x: &[f32], out: &mut [f32]) {
-        for (o, x) in out.iter_mut().zip(x) {
-            *o = x.mul_add(a, b);
-        }
-    }
-}
-
-simd! {
     /// `out = alpha * x + out`.
     pub fn axpy(alpha: f32, x: &[f32], out: &mut [f32]) {
         for (o, x) in out.iter_mut().zip(x) {
             *o = x.mul_add(alpha, *o);
         }
-    }
-}
-
-simd! {
-    /// Sum: sixteen chains, then a fixed tree.
-    pub fn total(x: &[f32]) -> f32 {
-        let mut acc = [0.0f32; LANES];
-        let (chunks, tail) = x.as_chunks::<LANES>();
-        for c in chunks {
-            for i in 0..LANES {
-                acc[i] += c[i];
-            }
-        }
-        let last = load_tail(tail, 0.0);
-        for i in 0..LANES {
-            acc[i] += last[i];
-        }
-        sum(&acc)
     }
 }
 

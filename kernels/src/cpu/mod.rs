@@ -19,6 +19,7 @@ mod device;
 mod exec;
 mod frames;
 pub mod gemm;
+mod layout;
 pub mod level;
 pub mod math;
 mod model;

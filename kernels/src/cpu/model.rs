@@ -5,7 +5,9 @@ use std::sync::Arc;
 use lazybatch_graph::{DType, Def, NodeId, Op, SharedProgram, ValueId, WeightId};
 
 use super::buffers::Aligned;
-use super::gemm::{PackedA, PackedB, WeightType};
+use super::gemm::{PackedB, WeightType};
+use super::layout::Layouts;
+use super::ops::conv::Filters;
 use crate::custom::{CustomKernel, CustomNode, KernelRegistry};
 use crate::error::Error;
 use crate::general::General;
@@ -17,8 +19,8 @@ pub struct Weight {
     pub plain: Option<Aligned>,
     /// Packed as the right side of a product.
     pub right: Option<PackedB>,
-    /// Packed as the left side of a convolution, one per channel group.
-    pub left: Vec<PackedA>,
+    /// Packed as the filters of a convolution.
+    pub filters: Option<Filters>,
 }
 
 /// Which values are live where in a block. Values are numbered within the block.
@@ -42,6 +44,8 @@ pub struct Model {
     pub blocks: Vec<BlockInfo>,
     /// By value id: its number within its block.
     pub local: Vec<usize>,
+    /// How images lie in memory.
+    pub layouts: Layouts,
     /// By node id.
     pub customs: Vec<Option<Arc<dyn CustomKernel>>>,
     /// By node id.
@@ -55,25 +59,19 @@ pub struct Model {
 enum Form {
     Plain,
     Right,
-    Left { groups: usize },
+    Filters { groups: usize },
 }
 
-fn form(op: &Op, operand: usize, channels: usize) -> Form {
+fn form(op: &Op, operand: usize) -> Form {
     match op {
         Op::Linear { .. } if operand == 1 => Form::Right,
-        Op::LstmCell { .. } if matches!(operand, 1 | 2 | 4) => Form::Right,
-        Op::GruCell { .. } if matches!(operand, 1 | 2) => Form::Right,
-        Op::Conv2d { groups, .. } if operand == 1 && *groups != channels => {
-            Form::Left { groups: *groups }
-        }
-        Op::Conv2d { groups: 1, .. } if operand == 1 => Form::Left { groups: 1 },
+        Op::LstmCell { ahead: false, .. } if matches!(operand, 1 | 2 | 4) => Form::Right,
+        Op::LstmCell { ahead: true, .. } if matches!(operand, 1 | 3) => Form::Right,
+        Op::GruCell { ahead: false, .. } if matches!(operand, 1 | 2) => Form::Right,
+        Op::GruCell { ahead: true, .. } if operand == 1 => Form::Right,
+        Op::Conv2d { groups, .. } if operand == 1 => Form::Filters { groups: *groups },
         _ => Form::Plain,
     }
-}
-
-/// Whether a convolution of that many groups runs as a depthwise one.
-pub fn is_depthwise(groups: usize, channels: usize) -> bool {
-    groups == channels && groups > 1
 }
 
 impl Model {
@@ -119,17 +117,8 @@ impl Model {
                 }
                 _ => None,
             });
-            let channels = node.inputs.first().map_or(0, |&v| {
-                program
-                    .value(v)
-                    .ty
-                    .fixed_dims()
-                    .first()
-                    .copied()
-                    .unwrap_or(0)
-            });
             for (operand, &value) in node.inputs.iter().enumerate() {
-                let form = form(&node.op, operand, channels);
+                let form = form(&node.op, operand);
                 let Some(weight) = program.as_weight(value) else {
                     if form != Form::Plain {
                         let why = format!("operand {operand} to be a weight");
@@ -149,10 +138,11 @@ impl Model {
             .map(|w| {
                 w.plain.as_ref().map_or(0, |p| p.len() * 4)
                     + w.right.as_ref().map_or(0, PackedB::bytes)
-                    + w.left.iter().map(|a| a.m * a.k * 4).sum::<usize>()
+                    + w.filters.as_ref().map_or(0, Filters::bytes)
             })
             .sum();
         Ok(Self {
+            layouts: Layouts::of(&program),
             program,
             weights,
             blocks,
@@ -174,7 +164,7 @@ fn prepare(
     let have = match form {
         Form::Plain => weight.plain.is_some(),
         Form::Right => weight.right.is_some(),
-        Form::Left { .. } => !weight.left.is_empty(),
+        Form::Filters { groups } => weight.filters.as_ref().is_some_and(|f| f.is_for(groups)),
     };
     if have {
         return Ok(());
@@ -214,16 +204,13 @@ fn prepare(
             };
             weight.right = Some(PackedB::pack_as(right, &elems, k, n).map_err(fail)?);
         }
-        Form::Left { groups } => {
-            let m = dims.first().copied().unwrap_or(0);
-            if groups == 0 || m % groups != 0 || m == 0 {
-                return Err(fail(format!("{} in {groups} groups", decl.ty)));
-            }
-            let (rows, k) = (m / groups, num / m);
-            weight.left = elems
-                .chunks_exact(rows * k)
-                .map(|w| PackedA::pack(w, rows, k))
-                .collect();
+        Form::Filters { .. } if weight.filters.is_some() => {
+            return Err(fail(
+                "expected one number of groups in all convolutions of it".into(),
+            ));
+        }
+        Form::Filters { groups } => {
+            weight.filters = Some(Filters::pack(&elems, &dims, groups).map_err(fail)?);
         }
     }
     Ok(())

@@ -1,10 +1,15 @@
 //! Recurrent cells by their definition.
 
-use lazybatch_graph::{Node, StateId};
+use lazybatch_graph::{Node, Op, StateId};
 
 use super::device::{Loaded, Request};
 use super::eval::{dims, matmul};
 use super::math::sigmoid;
+
+/// `x w`, or `x` where that is computed ahead.
+fn given(x: &[f64], w: Option<(&[f64], Vec<usize>)>) -> Vec<f64> {
+    w.map_or_else(|| x.to_vec(), |(w, dims)| matmul(x, w, dims[0], dims[1]))
+}
 
 /// One LSTM step; gates in order i, f, g, o.
 pub(super) fn lstm(
@@ -13,15 +18,19 @@ pub(super) fn lstm(
     node: &Node,
     h: StateId,
     c: StateId,
-    proj: bool,
 ) -> Vec<f64> {
+    let Op::LstmCell { proj, ahead, .. } = node.op else {
+        unreachable!("an LSTM cell")
+    };
     let p = &model.program;
-    let (ih, hh) = (dims(p, node, 1), dims(p, node, 2));
+    // Operands behind `w_ih`, or where that would be.
+    let next = 1 + usize::from(!ahead);
+    let hh = dims(p, node, next);
     let n = hh[1] / 4;
     let x = |i: usize| model.operand(r, node.inputs[i]);
-    let a = matmul(x(0), x(1), ih[0], ih[1]);
-    let b = matmul(&r.vectors[h.index()], x(2), hh[0], hh[1]);
-    let bias = x(3);
+    let a = given(x(0), (!ahead).then(|| (x(1), dims(p, node, 1))));
+    let b = matmul(&r.vectors[h.index()], x(next), hh[0], hh[1]);
+    let bias = x(next + 1);
     let cells = &r.vectors[c.index()];
     let (mut cell, mut hidden) = (vec![0.0; cells.len()], vec![0.0; cells.len()]);
     for i in 0..cells.len() {
@@ -34,8 +43,8 @@ pub(super) fn lstm(
         hidden[i] = sigmoid(gate(3)) * cell[i].tanh();
     }
     if proj {
-        let w = dims(p, node, 4);
-        hidden = matmul(&hidden, x(4), w[0], w[1]);
+        let w = dims(p, node, next + 2);
+        hidden = matmul(&hidden, x(next + 2), w[0], w[1]);
     }
     r.vectors[c.index()] = cell;
     r.vectors[h.index()].clone_from(&hidden);
@@ -45,17 +54,19 @@ pub(super) fn lstm(
 /// One GRU step; gates in order r, z, n.
 pub(super) fn gru(model: &Loaded, r: &mut Request, node: &Node, h: StateId) -> Vec<f64> {
     let p = &model.program;
-    let (ih, hh) = (dims(p, node, 1), dims(p, node, 2));
+    let ahead = matches!(node.op, Op::GruCell { ahead: true, .. });
+    let [w_hh, b_hh] = if ahead { [1, 2] } else { [2, 4] };
+    let hh = dims(p, node, w_hh);
     let n = hh[0];
     let x = |i: usize| model.operand(r, node.inputs[i]);
-    let a = matmul(x(0), x(1), ih[0], ih[1]);
-    let b = matmul(&r.vectors[h.index()], x(2), hh[0], hh[1]);
-    let (b_ih, b_hh) = (x(3), x(4));
+    let a = given(x(0), (!ahead).then(|| (x(1), dims(p, node, 1))));
+    let b = matmul(&r.vectors[h.index()], x(w_hh), hh[0], hh[1]);
+    let (b_ih, b_hh) = (if ahead { &[] } else { x(3) }, x(b_hh));
     let mut hidden = r.vectors[h.index()].clone();
     for (i, v) in hidden.iter_mut().enumerate() {
         let (row, j) = (i / n, i % n);
         let at = |g: usize| row * 3 * n + g * n + j;
-        let xs = |g: usize| a[at(g)] + b_ih[g * n + j];
+        let xs = |g: usize| a[at(g)] + b_ih.get(g * n + j).unwrap_or(&0.0);
         let hs = |g: usize| b[at(g)] + b_hh[g * n + j];
         let reset = sigmoid(xs(0) + hs(0));
         let update = sigmoid(xs(1) + hs(1));

@@ -75,14 +75,14 @@ pub(super) fn run(
         Op::VecWrite { .. } | Op::SeqWrite { .. } | Op::Emit { .. } | Op::Stop { .. } => {
             return effect(model, r, node, repeat, step).map(|stop| (Vec::new(), stop));
         }
-        Op::LstmCell { h, c, proj } => {
-            return Ok((vec![cells::lstm(model, r, node, h, c, proj)], false));
+        Op::LstmCell { h, c, .. } => {
+            return Ok((vec![cells::lstm(model, r, node, h, c)], false));
         }
         Op::Tensor(ref op) => {
             let done = general(model, r, node, op);
             return done.map(|values| (values, false));
         }
-        Op::GruCell { h } => return Ok((vec![cells::gru(model, r, node, h)], false)),
+        Op::GruCell { h, .. } => return Ok((vec![cells::gru(model, r, node, h)], false)),
         _ => {}
     }
     let x = |i: usize| model.operand(r, node.inputs[i]);

@@ -198,13 +198,16 @@ impl<'a> Pricing<'a> {
         };
         match &node.op {
             Op::Linear { .. } => smallvec![one(rows, &dims(1))],
-            Op::LstmCell { proj, .. } => {
-                let mut products = smallvec![one(rows, &dims(1)), one(rows, &dims(2))];
+            Op::LstmCell { proj, ahead, .. } => {
+                let next = 1 + usize::from(!ahead);
+                let mut products: SmallVec<[Product; 4]> =
+                    (1..=next).map(|w| one(rows, &dims(w))).collect();
                 if *proj {
-                    products.push(one(rows, &dims(4)));
+                    products.push(one(rows, &dims(next + 2)));
                 }
                 products
             }
+            Op::GruCell { ahead: true, .. } => smallvec![one(rows, &dims(1))],
             Op::GruCell { .. } => smallvec![one(rows, &dims(1)), one(rows, &dims(2))],
             Op::Conv2d { groups, .. } => {
                 let w = dims(1);

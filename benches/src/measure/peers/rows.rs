@@ -8,7 +8,7 @@ use lazybatch_benches::lockstep::Lockstep;
 use lazybatch_benches::matmul::Product;
 use lazybatch_graph::{
     Act, At, DType, Error, Heads, MultiHead, Program, ProgramBuilder, Repeat, Tensor, ValueId,
-    WeightSource,
+    WeightSource, passes,
 };
 use lazybatch_kernels::cpu::level::Level;
 use lazybatch_workloads::zoo;
@@ -29,6 +29,9 @@ const DECODER: [usize; 3] = [512, 8, 2048];
 const DECODER_EPS: f32 = 1e-6;
 /// Positions in the cache and in the encoder's output of a decoder step.
 const PAST: usize = 32;
+
+/// Models of images.
+const IMAGE_MODELS: [&str; 2] = ["resnet50", "mobilenet-v1"];
 
 /// Launches of a single step that are timed at once.
 const LAUNCHES: usize = 8;
@@ -71,8 +74,10 @@ pub enum Row {
         /// Requests.
         batch: usize,
     },
-    /// ResNet-50.
-    Resnet {
+    /// A model of images of the zoo.
+    Image {
+        /// Its name.
+        model: &'static str,
         /// Requests.
         batch: usize,
     },
@@ -125,7 +130,9 @@ impl Row {
             rows.extend(batches.map(|batch| Self::Encoder { batch, len }));
         }
         rows.extend(batches.map(|batch| Self::Decoder { batch }));
-        rows.extend([1, 4].map(|batch| Self::Resnet { batch }));
+        for model in IMAGE_MODELS {
+            rows.extend(batches.map(|batch| Self::Image { model, batch }));
+        }
         rows
     }
 
@@ -137,7 +144,7 @@ impl Row {
             Self::Gru { .. } => "gru",
             Self::Encoder { .. } => "encoder",
             Self::Decoder { .. } => "decoder",
-            Self::Resnet { .. } => "resnet50",
+            Self::Image { model, .. } => model,
         }
     }
 
@@ -163,7 +170,7 @@ impl Row {
                     "d": d, "heads": heads, "ffn": ffn, "eps": DECODER_EPS,
                 })
             }
-            Self::Resnet { batch } => json!({ "row": row, "batch": batch }),
+            Self::Image { batch, .. } => json!({ "row": row, "batch": batch }),
         }
     }
 
@@ -184,21 +191,21 @@ impl Row {
             Self::Gemm { m, k, n } => Ok(product(m, k, n, threads)),
             Self::Lstm { batch, steps } => {
                 let program = recurrent("lstm", steps, |b, x| b.lstm("lstm", x, HIDDEN))?;
-                Own::program(program, batch, steps, threads, (steps == 1).then_some(0))
+                Own::recurrent(program, batch, steps, threads)
             }
             Self::Gru { batch, steps } => {
                 let program = recurrent("gru", steps, |b, x| {
                     let h = b.vector_state("gru.h", DType::F32, &[HIDDEN], 0.0);
                     b.gru("gru", x, HIDDEN, h)
                 })?;
-                Own::program(program, batch, steps, threads, (steps == 1).then_some(0))
+                Own::recurrent(program, batch, steps, threads)
             }
             Self::Encoder { batch, len } => Own::program(encoder(len)?, batch, len, threads, None),
             Self::Decoder { batch } => Own::program(decoder()?, batch, PAST, threads, Some(1)),
-            Self::Resnet { batch } => {
-                let resnet = zoo::find("resnet50").context("resnet50 in the zoo")?;
-                let plain = (resnet.build)()?;
-                let mut own = Own::program(resnet.program()?, batch, 0, threads, None)?;
+            Self::Image { model, batch } => {
+                let entry = zoo::find(model).with_context(|| format!("{model} in the zoo"))?;
+                let plain = (entry.build)()?;
+                let mut own = Own::program(entry.program()?, batch, 0, threads, None)?;
                 // The peer folds the batch norms itself.
                 own.tensors.retain(|t| t.name.starts_with("input."));
                 own.tensors.extend(weights(&plain));
@@ -238,6 +245,22 @@ fn weights(program: &Program) -> Vec<Named> {
 }
 
 impl Own {
+    /// A recurrent layer: one launch of a step, or sequences with all input products ahead, as the
+    /// peer has them.
+    fn recurrent(
+        mut program: Program,
+        batch: usize,
+        steps: usize,
+        threads: usize,
+    ) -> anyhow::Result<Self> {
+        if steps == 1 {
+            return Self::program(program, batch, steps, threads, Some(0));
+        }
+        let pass = passes::find("project_ahead").context("the pass project_ahead")?;
+        passes::apply(pass, &mut program)?;
+        Self::program(program, batch, steps, threads, None)
+    }
+
     /// `batch` requests of `len` positions with inputs of their own.
     fn program(
         program: Program,

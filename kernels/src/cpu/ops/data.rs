@@ -101,13 +101,21 @@ pub fn copy(env: &mut Env<'_>, v: NodeView<'_>) -> Buf {
     out
 }
 
-/// Concatenation along the first fixed dimension.
+/// Concatenation along the first fixed dimension: of rows, or of the pixels of images that lie
+/// channels last.
 pub fn concat(env: &mut Env<'_>, v: NodeView<'_>) -> Buf {
     let mut out = v.alloc(env, 0);
-    let width = v.out_ty(0).row_elems();
+    let dims = v.out_ty(0).fixed_dims();
+    let is_last = v.model.layouts.is_last(v.node.outputs[0]);
+    let parts: usize = if is_last {
+        dims[1..].iter().product()
+    } else {
+        1
+    };
+    let width = v.out_ty(0).row_elems() / parts;
     let mut at = 0;
     for i in 0..v.node.inputs.len() {
-        let w = v.ty(i).row_elems();
+        let w = v.ty(i).row_elems() / parts;
         let x = v.arg(i);
         for (to, from) in out.chunks_exact_mut(width).zip(x.chunks_exact(w)) {
             to[at..at + w].copy_from_slice(from);

@@ -179,16 +179,30 @@ fn scatter_state(
     }
 }
 
-/// One LSTM step.
-pub fn lstm(env: &mut Env<'_>, v: NodeView<'_>, h: StateId, c: StateId, proj: bool) -> Buf {
-    let (w_ih, w_hh) = (v.right(1), v.right(2));
+/// One LSTM step; `ahead` if the product with `w_ih` is the operand.
+pub fn lstm(
+    env: &mut Env<'_>,
+    v: NodeView<'_>,
+    h: StateId,
+    c: StateId,
+    proj: bool,
+    ahead: bool,
+) -> Buf {
+    // Operands behind `w_ih`, or where that would be.
+    let next = 1 + usize::from(!ahead);
+    let w_hh = v.right(next);
     let (hidden, recurrent, rows) = (w_hh.n / 4, w_hh.k, v.frame.samples);
     let last = gather_state(env, v, h, recurrent);
     let mut cell = gather_state(env, v, c, hidden);
     let mut gates = env.buffers.take(rows * w_hh.n);
-    product(env, v.arg(0), w_ih, &mut gates, false, &Epilogue::default());
+    if ahead {
+        gates.copy_from_slice(v.arg(0));
+    } else {
+        let none = Epilogue::default();
+        product(env, v.arg(0), v.right(1), &mut gates, false, &none);
+    }
     let epi = Epilogue {
-        bias: Some(v.arg(3)),
+        bias: Some(v.arg(next + 1)),
         ..Epilogue::default()
     };
     product(env, &last, w_hh, &mut gates, true, &epi);
@@ -207,7 +221,7 @@ pub fn lstm(env: &mut Env<'_>, v: NodeView<'_>, h: StateId, c: StateId, proj: bo
         product(
             env,
             &out,
-            v.right(4),
+            v.right(next + 2),
             &mut projected,
             false,
             &Epilogue::default(),
@@ -222,27 +236,32 @@ pub fn lstm(env: &mut Env<'_>, v: NodeView<'_>, h: StateId, c: StateId, proj: bo
     out
 }
 
-/// One GRU step.
-pub fn gru(env: &mut Env<'_>, v: NodeView<'_>, h: StateId) -> Buf {
-    let (w_ih, w_hh) = (v.right(1), v.right(2));
+/// One GRU step; `ahead` if the product with `w_ih`, bias added, is the operand.
+pub fn gru(env: &mut Env<'_>, v: NodeView<'_>, h: StateId, ahead: bool) -> Buf {
+    let [w_hh, b_hh] = if ahead { [1, 2] } else { [2, 4] };
+    let w_hh = v.right(w_hh);
     let (hidden, rows) = (w_hh.k, v.frame.samples);
     let mut state = gather_state(env, v, h, hidden);
-    let mut x = env.buffers.take(rows * w_ih.n);
     let mut r = env.buffers.take(rows * w_hh.n);
     let bias = |b| Epilogue {
         bias: Some(b),
         ..Epilogue::default()
     };
-    product(env, v.arg(0), w_ih, &mut x, false, &bias(v.arg(3)));
-    product(env, &state, w_hh, &mut r, false, &bias(v.arg(4)));
+    let own = (!ahead).then(|| {
+        let mut x = env.buffers.take(rows * w_hh.n);
+        product(env, v.arg(0), v.right(1), &mut x, false, &bias(v.arg(3)));
+        x
+    });
+    let x = own.as_deref().unwrap_or(v.arg(0));
+    product(env, &state, w_hh, &mut r, false, &bias(v.arg(b_hh)));
     let (level, states) = (env.level, Shards::new(&mut state));
     per_part(env, rows, hidden, GRU_COST, |row, cols| {
         let gates = |all| [0, 1, 2].map(|gate| gate_at(all, (row, 3, gate), hidden, &cols));
         // SAFETY: parts are disjoint.
         let h = unsafe { states.slice(row * hidden + cols.start, cols.len()) };
-        gru_gates(level, gates(&x[..]), gates(&r[..]), h);
+        gru_gates(level, gates(x), gates(&r[..]), h);
     });
     scatter_state(env, v, h, hidden, &state);
-    [x, r].into_iter().for_each(|b| env.buffers.give(b));
+    own.into_iter().chain([r]).for_each(|b| env.buffers.give(b));
     state
 }

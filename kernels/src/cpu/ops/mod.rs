@@ -5,6 +5,7 @@ pub mod conv;
 pub mod custom;
 pub mod data;
 pub mod general;
+pub mod image;
 pub mod linear;
 pub mod rowwise;
 pub mod state;

@@ -1,0 +1,186 @@
+//! Convolution on images `[h, w, c]` (see [`crate::cpu::layout`]).
+//!
+//! Each output pixel is a row of a product: its window, in the order (kernel row, kernel column,
+//! channel), times the packed filters. The pixels of all samples are the rows of one product, so a
+//! batch fills tiles that one small image leaves empty. A convolution of one pixel reads its image
+//! as it lies; windows of other shapes are gathered, some rows at a time, just before they are
+//! multiplied. Each output element is one chain over (kernel row, kernel column, channel), whatever
+//! the batch. Depthwise convolutions run directly.
+
+mod depthwise;
+mod filters;
+mod finish;
+mod gather;
+
+use lazybatch_graph::{Act, Window};
+
+use crate::cpu::buffers::Buf;
+use crate::cpu::exec::{Env, NodeView, split_in};
+use crate::cpu::gemm::{AView, BView, Epilogue, NR, gemm_range};
+use crate::cpu::pool::Shards;
+
+pub use filters::Filters;
+use finish::Finish;
+use gather::{gather, with_scratch};
+
+/// Panels that are finished at once.
+const PANELS: usize = 32;
+
+/// Most output pixels that are gathered at once.
+const ROWS: usize = 96;
+
+/// Fewest panels of output channels that are worth gathering windows for again.
+const MIN_PANELS: usize = 4;
+
+/// Most tasks of one convolution.
+const MOST_TASKS: usize = 4096;
+
+/// Sizes of one convolution.
+#[derive(Clone, Copy, Debug)]
+struct Geometry {
+    window: Window,
+    /// Channels, height and width of the input.
+    input: [usize; 3],
+    /// Channels, height and width of the output.
+    output: [usize; 3],
+    groups: usize,
+}
+
+impl Geometry {
+    fn new(v: NodeView<'_>, window: &Window, groups: usize) -> Self {
+        let dims = |d: &[usize]| [d[0], d[1], d[2]];
+        Self {
+            window: *window,
+            input: dims(&v.ty(0).fixed_dims()),
+            output: dims(&v.out_ty(0).fixed_dims()),
+            groups,
+        }
+    }
+
+    /// Whether each output pixel is made of the input pixel at its place.
+    fn is_pointwise(&self) -> bool {
+        let w = &self.window;
+        w.kernel == [1, 1] && w.stride == [1, 1] && w.pad == [0; 4]
+    }
+
+    /// Positions `lo..hi` of the kernel that lie inside the image for output `at` of an axis, and
+    /// where the first of them lies.
+    #[inline(always)]
+    fn clip(&self, axis: usize, at: usize) -> (usize, usize, usize) {
+        let (kernel, pad) = (self.window.kernel[axis], self.window.pad[axis]);
+        let start = at * self.window.stride[axis];
+        let lo = pad.saturating_sub(start).min(kernel);
+        let hi = (self.input[1 + axis] + pad)
+            .saturating_sub(start)
+            .clamp(lo, kernel);
+        (lo, hi, (start + lo).saturating_sub(pad))
+    }
+}
+
+/// Convolution with bias, residual and activation.
+pub fn conv2d(
+    env: &mut Env<'_>,
+    v: NodeView<'_>,
+    window: &Window,
+    groups: usize,
+    bias: bool,
+    residual: bool,
+    act: Option<Act>,
+) -> Buf {
+    let mut out = v.alloc(env, 0);
+    let g = Geometry::new(v, window, groups);
+    let epi = Finish {
+        bias: bias.then(|| v.arg(2)),
+        residual: residual.then(|| v.arg(2 + usize::from(bias))),
+        act,
+    };
+    match v.filters(1) {
+        Filters::Depthwise(taps) => depthwise::run(env, &g, v.arg(0), taps, &mut out, &epi),
+        Filters::Products(all) => {
+            let views: smallvec::SmallVec<[BView<'_>; 1]> = all.iter().map(|b| b.view()).collect();
+            products(env, &g, v.arg(0), &views, &mut out, &epi);
+        }
+    }
+    out
+}
+
+/// The products of all groups.
+fn products(
+    env: &mut Env<'_>,
+    g: &Geometry,
+    x: &[f32],
+    filters: &[BView<'_>],
+    out: &mut [f32],
+    epi: &Finish<'_>,
+) {
+    let [c, m] = [g.input[0], g.output[0]];
+    let (cg, mg) = (c / g.groups, m / g.groups);
+    let rows = out.len() / m;
+    let chunks = rows.div_ceil(ROWS);
+    let rows_each = rows.div_ceil(chunks.max(1));
+    let panels = mg.div_ceil(NR);
+    let items = chunks * g.groups;
+    let parallel = env.parallel(2 * rows * m * filters[0].k);
+    let splits = if parallel {
+        splits(items, env.pool.threads(), panels)
+    } else {
+        1
+    };
+    let level = env.level;
+    let shards = Shards::new(out);
+    let task = |task: usize| {
+        let (split, item) = (task % splits, task / splits);
+        let (chunk, group) = (item / g.groups, item % g.groups);
+        let (first, end) = (chunk * rows_each, ((chunk + 1) * rows_each).min(rows));
+        if first >= end {
+            return;
+        }
+        let cols = panels * split / splits..panels * (split + 1) / splits;
+        let at = first * m + group * mg;
+        let run = |a: AView<'_>| {
+            let none = Epilogue::default();
+            // Columns whose results are still in the second-level cache when they are finished.
+            for from in cols.clone().step_by(PANELS) {
+                let part = from..(from + PANELS).min(cols.end);
+                let (rows, to) = (0..end - first, shards.offset(at));
+                // SAFETY: tasks own disjoint (rows, group, columns) of the output.
+                unsafe {
+                    gemm_range(
+                        level,
+                        a,
+                        rows,
+                        filters[group],
+                        part.clone(),
+                        to,
+                        m,
+                        false,
+                        &none,
+                    );
+                }
+                let (col, num) = (part.start * NR, (part.end * NR).min(mg) - part.start * NR);
+                for row in first..end {
+                    let at = row * m + group * mg + col;
+                    // SAFETY: as above; the product is done.
+                    let to = unsafe { shards.slice(at, num) };
+                    epi.apply(level, group * mg + col, at, to);
+                }
+            }
+        };
+        if g.is_pointwise() {
+            run(AView::rows(&x[first * c + group * cg..], c));
+        } else {
+            with_scratch(|scratch| run(gather(g, x, group, first..end, scratch)));
+        }
+    };
+    split_in(env.pool, parallel, items * splits, MOST_TASKS, |range| {
+        range.for_each(&task)
+    });
+}
+
+/// Into how many parts the output channels of `items` are split, for tasks that keep the threads
+/// equally busy.
+fn splits(items: usize, threads: usize, panels: usize) -> usize {
+    let even = |s: &usize| items * s >= 8 * threads || (items * s).is_multiple_of(threads);
+    let most = panels.div_ceil(MIN_PANELS).max(1);
+    (1..=most).find(even).unwrap_or(most)
+}

@@ -1,0 +1,188 @@
+//! Convolutions and pooling of random shapes against the reference, and against themselves.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use lazybatch_graph::{Act, Bin, DType, Fused, Pool, Program, ProgramBuilder, Repeat, Window};
+use lazybatch_kernels::conformance::{Outcome, Problem, check};
+use lazybatch_kernels::cpu::level::Level;
+use lazybatch_kernels::{CpuDevice, CpuOptions, KernelRegistry};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+/// A window that fits an image of `h` x `w`.
+fn window(rng: &mut ChaCha8Rng, h: usize, w: usize) -> Window {
+    loop {
+        let kernel = [1, 1, 2, 3, 3, 5, 7][rng.random_range(0..7)];
+        let mut draw = |most: usize| rng.random_range(0..=most);
+        let mut window = Window::square(kernel, 1 + draw(2), 0);
+        window.kernel[1] = if draw(3) == 0 { 1 + draw(3) } else { kernel };
+        window.stride[1] = if draw(3) == 0 {
+            1 + draw(2)
+        } else {
+            window.stride[0]
+        };
+        // Less than the kernel, so that no window lies in the padding alone.
+        let [kh, kw] = window.kernel;
+        window.pad = [draw(kh - 1), draw(kw - 1), draw(kh - 1), draw(kw - 1)];
+        if window.output(h, w).is_some() {
+            return window;
+        }
+    }
+}
+
+/// A chain of image ops with a skip, then what reads an image as rows.
+fn program(seed: u64) -> Program {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut b = ProgramBuilder::new("images").with_seed(seed);
+    let dims = [
+        [1, 3, 4, 16, 20, 33][rng.random_range(0..6)],
+        rng.random_range(1..=19),
+        rng.random_range(1..=19),
+    ];
+    let image = b.input("image", DType::F32, &dims);
+    b.begin_block("main", Repeat::Once);
+    let mut x = b.read_input("image", image);
+    for i in 0..rng.random_range(1..=4) {
+        let dims = b.ty(x).fixed_dims();
+        let (c, window) = (dims[0], window(&mut rng, dims[1], dims[2]));
+        let name = format!("op{i}");
+        let pooling = [Pool::Max, Pool::Average];
+        match rng.random_range(0..8) {
+            0 => x = b.pool2d(&name, x, pooling[rng.random_range(0..2)], window),
+            1 => x = b.bn(&name, x, 1e-3),
+            2 => {
+                let y = b.unary(&name, Act::Tanh, x);
+                x = b.concat(&format!("{name}.both"), &[x, y]);
+            }
+            kind => {
+                let groups = match kind {
+                    3 | 4 => c,
+                    5 if c.is_multiple_of(4) => 4,
+                    _ => 1,
+                };
+                let filters = if kind == 3 {
+                    c
+                } else {
+                    groups * rng.random_range(1..=40)
+                };
+                let filters = if kind == 4 { 2 * c } else { filters };
+                let bias = b.seeded_within(&format!("{name}.bias"), &[filters], 1.0);
+                let act = [None, Some(Act::Relu), Some(Act::Relu6), Some(Act::Silu)];
+                let fused = Fused {
+                    bias: rng.random_bool(0.5).then_some(bias),
+                    act: act[rng.random_range(0..4)],
+                    residual: None,
+                };
+                let y = b.conv(&name, x, filters, window, groups, fused);
+                let window = Window::square(1, 1, 0);
+                let fused = Fused {
+                    residual: rng.random_bool(0.5).then_some(y),
+                    act: Some(Act::Relu),
+                    ..Fused::default()
+                };
+                x = b.conv(&format!("{name}.one"), y, filters, window, 1, fused);
+                if rng.random_bool(0.3) {
+                    x = b.binary(&format!("{name}.sum"), Bin::Add, x, y);
+                }
+            }
+        }
+    }
+    let dims = b.ty(x).fixed_dims();
+    let (whole, pooled) = (
+        b.output("whole", DType::F32, &dims),
+        b.output("pooled", DType::F32, &dims[..1]),
+    );
+    b.emit("whole", whole, x);
+    let mean = b.global_average_pool("mean", x);
+    b.emit("pooled", pooled, mean);
+    let all = b.reshape("flat", x, &[dims.iter().product()]);
+    let head = b.dense("head", all, 7, None);
+    let out = b.output("head", DType::F32, &[7]);
+    b.emit("head.emit", out, head);
+    b.finish().unwrap()
+}
+
+#[test]
+fn random_images_agree_with_the_reference_and_batched_with_alone() {
+    for seed in 0..120 {
+        let problem = Problem {
+            name: format!("images-{seed}"),
+            build: Box::new(move || program(seed)),
+            tolerance: 2e-4,
+            seed,
+            num_requests: 4,
+            num_schedules: 2,
+            registry: KernelRegistry::new(),
+        };
+        let levels = Level::available();
+        let level = levels[seed as usize % levels.len()];
+        let threads = 1 + seed as usize % 3;
+        let mut make = || -> Box<dyn lazybatch_kernels::Device> {
+            Box::new(CpuDevice::new(CpuOptions {
+                threads,
+                level,
+                parallel_flops: 0,
+                max_open: 16,
+                poison: true,
+                ..CpuOptions::default()
+            }))
+        };
+        let outcome = check(&problem, &mut make, true);
+        assert_eq!(
+            outcome,
+            Ok(Outcome::Passed),
+            "seed {seed}, {threads} threads, {level:?}"
+        );
+    }
+}
+
+/// Wide enough for several blocks of the inner dimension, several tasks and both kinds of split.
+#[test]
+fn wide_convolutions_have_the_same_bits_on_any_number_of_threads() {
+    use lazybatch_kernels::Device;
+    use lazybatch_kernels::conformance::{Schedule, compare, requests, run};
+    use lazybatch_sla::ModelId;
+    let problem = Problem {
+        name: "wide".into(),
+        build: Box::new(|| {
+            let mut b = ProgramBuilder::new("wide").with_seed(2);
+            let image = b.input("image", DType::F32, &[64, 15, 14]);
+            let y = b.output("y", DType::F32, &[144, 8, 7]);
+            b.begin_block("main", Repeat::Once);
+            let x = b.read_input("image", image);
+            let relu = || Fused {
+                act: Some(Act::Relu),
+                ..Fused::default()
+            };
+            let x = b.conv("a", x, 144, Window::square(3, 2, 1), 1, relu());
+            let x = b.conv("b", x, 144, Window::square(3, 1, 1), 144, relu());
+            let x = b.conv("c", x, 144, Window::square(3, 1, 1), 1, relu());
+            b.emit("y", y, x);
+            b.finish().unwrap()
+        }),
+        tolerance: 1e-4,
+        seed: 1,
+        num_requests: 3,
+        num_schedules: 0,
+        registry: KernelRegistry::new(),
+    };
+    let program = std::sync::Arc::new((problem.build)());
+    let requests = requests(&problem, &program);
+    let mut first = None;
+    for level in Level::available() {
+        for threads in [1, 2, 3] {
+            for schedule in [Schedule::Alone, Schedule::Together] {
+                let mut device = CpuDevice::new(CpuOptions {
+                    threads,
+                    level,
+                    parallel_flops: 0,
+                    ..CpuOptions::default()
+                });
+                device.load(ModelId(0), program.clone()).unwrap();
+                let got = run(&mut device, &program, &requests, schedule).unwrap();
+                let want = first.get_or_insert_with(|| got.clone());
+                compare(&problem, &got, want, None).unwrap();
+            }
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Programs with input products in front of their loops have the bits of those without.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::sync::Arc;
+
+use lazybatch_graph::{Act, At, DType, Op, Program, ProgramBuilder, Repeat, SharedProgram, passes};
+use lazybatch_kernels::conformance::{Request, Results, Schedule, problems, requests, run};
+use lazybatch_kernels::synthetic::random_inputs;
+use lazybatch_kernels::{CpuDevice, CpuOptions, Device};
+use lazybatch_sla::ModelId;
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+
+fn ahead(program: &Program) -> Program {
+    let mut program = program.clone();
+    passes::apply(passes::find("project_ahead").unwrap(), &mut program).unwrap();
+    program
+}
+
+fn num_ahead(program: &Program) -> usize {
+    let cells = program.nodes.iter().filter(|n| {
+        matches!(
+            n.op,
+            Op::LstmCell { ahead: true, .. } | Op::GruCell { ahead: true, .. }
+        )
+    });
+    cells.count()
+}
+
+fn results(program: &SharedProgram, requests: &[Request], schedule: Schedule) -> Results {
+    let mut device = CpuDevice::new(CpuOptions {
+        threads: 2,
+        parallel_flops: 0,
+        max_open: 16,
+        poison: true,
+        ..CpuOptions::default()
+    });
+    device.load(ModelId(0), Arc::clone(program)).unwrap();
+    run(&mut device, program, requests, schedule).unwrap()
+}
+
+fn bits(results: &Results) -> Vec<Vec<u8>> {
+    let all = results.iter().flatten().flatten();
+    all.map(|t| t.data.as_slice().to_vec()).collect()
+}
+
+/// Requests of different lengths join and leave under random schedules.
+fn check(program: Program, requests: &[Request]) {
+    let moved = Arc::new(ahead(&program));
+    let want = bits(&results(&Arc::new(program), requests, Schedule::Alone));
+    let random = (0..12).map(Schedule::Random);
+    for schedule in [Schedule::Alone, Schedule::Together, Schedule::Padded]
+        .into_iter()
+        .chain(random)
+    {
+        let got = bits(&results(&moved, requests, schedule));
+        assert!(got == want, "{}: {schedule:?}", moved.name);
+    }
+}
+
+#[test]
+fn the_suite_has_the_same_bits_with_products_ahead() {
+    let mut moved = 0;
+    for problem in problems() {
+        let program: SharedProgram = Arc::new((problem.build)());
+        let num = num_ahead(&ahead(&program));
+        if num > 0 {
+            moved += num;
+            check((*program).clone(), &requests(&problem, &program));
+        }
+    }
+    assert!(moved >= 3, "cells with products ahead: {moved}");
+}
+
+/// Blocks of `k` that do not end with a chain, words, slices, and loops that share a state.
+#[test]
+fn long_chains_have_the_same_bits_with_products_ahead() {
+    let mut b = ProgramBuilder::new("long").with_seed(4);
+    let ids = b.sequence_ids("ids", 21, 30);
+    let frames = b.sequence("frames", DType::F32, &[600], 21);
+    let y = b.output_sequence("y", DType::F32, &[40]);
+    let z = b.output_sequence("z", DType::F32, &[40]);
+    let kept = b.sequence_state("kept", 40, 21);
+    b.begin_block("first", Repeat::PerInputStep { stride: 1 });
+    let i = b.read_input_at("id", ids, At::Reverse);
+    let x = b.embed("embed", i, 30, 300);
+    let h = b.lstm("lstm", x, 40);
+    b.seq_write("keep", kept, At::Reverse, h);
+    b.begin_block("second", Repeat::PerInputStep { stride: 1 });
+    let f = b.read_input("frame", frames);
+    let half = b.slice("half", f, 300, 300);
+    let half = b.unary("tanh", Act::Tanh, half);
+    let other = b.seq_read("other", kept, At::Step);
+    let both = b.concat("both", &[half, other]);
+    let a = b.lstm("lstm2", both, 40);
+    let state = b.vector_state("gru.h", DType::F32, &[40], 0.5);
+    let g = b.gru("gru", f, 40, state);
+    let s = b.add("sum", a, g);
+    b.emit("y", y, s);
+    b.emit("z", z, g);
+    let program = b.finish().unwrap();
+    let moved = ahead(&program);
+    assert_eq!(num_ahead(&moved), 3);
+    let states = moved.states.iter().filter(|s| s.name.ends_with(".ahead"));
+    assert_eq!(states.count(), 2, "loops in a row share a state");
+    let mut rng = ChaCha8Rng::seed_from_u64(6);
+    let requests: Vec<Request> = [21, 1, 7, 16, 2, 19]
+        .into_iter()
+        .map(|len| Request {
+            inputs: random_inputs(&program, len, 1, &mut rng),
+            len,
+            samples: 1,
+        })
+        .collect();
+    check(program, &requests);
+}
