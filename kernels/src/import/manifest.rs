@@ -235,7 +235,11 @@ fn check_steps(items: &Items) -> Result<(), Error> {
             Arg::Item(src) => is_rows(src) && !(i > 0 && matches!(item.kind, Kind::Lookup(_))),
             Arg::Weight(_) => false,
         });
-        if looks {
+        let makes = item
+            .outs
+            .iter()
+            .any(|o| o.lead == lazybatch_graph::Dim::Rows);
+        if looks || makes {
             nodes.push(Refused {
                 node: item.name.clone(),
                 op: match &item.kind {

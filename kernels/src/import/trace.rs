@@ -66,6 +66,9 @@ pub(super) struct Fact {
     pub sizes: Vec<Option<Size>>,
 }
 
+/// Known values at one batch size and length.
+type Values = Rc<BTreeMap<String, Array>>;
+
 /// All that is known of a graph.
 pub(super) struct Trace<'g> {
     /// The flat graph.
@@ -78,7 +81,7 @@ pub(super) struct Trace<'g> {
     filled: BTreeMap<String, Filled>,
     data: BTreeSet<String>,
     facts: BTreeMap<String, Fact>,
-    sized: RefCell<BTreeMap<(usize, usize), Rc<BTreeMap<String, Array>>>>,
+    sized: RefCell<BTreeMap<(usize, usize), Values>>,
 }
 
 /// `layout` with that many samples and positions.
@@ -272,7 +275,7 @@ impl<'g> Trace<'g> {
         Ok(self.sized(batch, len)?.get(name).cloned())
     }
 
-    fn sized(&self, batch: usize, len: usize) -> Result<Rc<BTreeMap<String, Array>>, Error> {
+    fn sized(&self, batch: usize, len: usize) -> Result<Values, Error> {
         if let Some(values) = self.sized.borrow().get(&(batch, len)) {
             return Ok(Rc::clone(values));
         }

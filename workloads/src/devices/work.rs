@@ -197,7 +197,11 @@ impl<'a> Pricing<'a> {
             count: 1,
         };
         match &node.op {
-            Op::Linear { .. } => smallvec![one(rows, &dims(1))],
+            Op::Linear { .. } => {
+                let w = dims(1);
+                let each = self.program.value(node.inputs[0]).ty.row_elems() / w[0];
+                smallvec![one(rows * each as u64, &w)]
+            }
             Op::LstmCell { proj, .. } => {
                 let mut products = smallvec![one(rows, &dims(1)), one(rows, &dims(2))];
                 if *proj {

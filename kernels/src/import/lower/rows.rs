@@ -20,17 +20,16 @@ impl Lower<'_> {
         }
     }
 
-    /// Whether the axis is the last one and all of a row.
-    fn is_row(&self, x: &Act, axis: i64) -> Option<usize> {
+    /// Features of the axis, if it is the last one.
+    fn is_last(&self, x: &Act, axis: i64) -> Option<usize> {
         let rank = x.layout.0.len();
         let at = axis_of(axis, rank)?;
-        let k = size(x.layout.0.last()?).k;
-        (at + 1 == rank && k == x.layout.row_elems()).then_some(k)
+        (at + 1 == rank).then(|| size(&x.layout.0[at]).k)
     }
 
     fn softmax(&mut self, node: &Node, x: &Act) -> Native {
         let default = if self.trace.opset < 13 { 1 } else { -1 };
-        let Some(k) = self.is_row(x, int(node, "axis", default)) else {
+        let Some(k) = self.is_last(x, int(node, "axis", default)) else {
             return Ok(None);
         };
         let Some(x) = self.features(x, k) else {
@@ -43,7 +42,7 @@ impl Lower<'_> {
     fn layer_norm(&mut self, node: &Node, x: &Act) -> Native {
         let wanted = node.outputs.iter().filter(|o| !o.is_empty()).count();
         let Some(k) = self
-            .is_row(x, int(node, "axis", -1))
+            .is_last(x, int(node, "axis", -1))
             .filter(|_| wanted == 1)
         else {
             return Ok(None);
@@ -75,7 +74,8 @@ impl Lower<'_> {
         if int(node, "select_last_index", 0) != 0 {
             return Ok(None);
         }
-        let Some(k) = self.is_row(x, int(node, "axis", 0)) else {
+        let whole = |k: &usize| *k == x.layout.row_elems();
+        let Some(k) = self.is_last(x, int(node, "axis", 0)).filter(whole) else {
             return Ok(None);
         };
         let Some(x) = self.features(x, k) else {
