@@ -173,13 +173,20 @@ impl<'g> Trace<'g> {
     fn observe(&mut self) -> Result<(), Error> {
         let batches = if self.has_batch() { BATCHES } else { [1, 1] };
         let lengths = if self.has_len() { LENGTHS } else { [1, 1] };
-        let base = self.probe(batches[0], lengths[0])?;
+        let at = |batch, len| {
+            self.probe(batch, len).map_err(|e| {
+                let what = format!("run at batch {batch}, length {len}");
+                let expected = "one for any batch and length that was not exported for fixed sizes";
+                Error::invalid("graph", what, expected, e)
+            })
+        };
+        let base = at(batches[0], lengths[0])?;
         let wide = match self.has_batch() {
-            true => self.probe(batches[1], lengths[0])?,
+            true => at(batches[1], lengths[0])?,
             false => base.clone(),
         };
         let long = match self.has_len() {
-            true => self.probe(batches[0], lengths[1])?,
+            true => at(batches[0], lengths[1])?,
             false => base.clone(),
         };
         for (name, (elem, dims)) in base {

@@ -187,6 +187,30 @@ fn an_encoder_and_a_decoder_become_one_program() {
 }
 
 #[test]
+fn what_pytorch_exports_is_imported() {
+    for (name, longest, slow) in [
+        ("bilstm", 20, &[][..]),
+        ("gru", 20, &[][..]),
+        ("res", 0, &["HardSwish"][..]),
+        ("gpt", 30, &[][..]),
+        ("gpt-masked", 30, &[][..]),
+        ("tcn", 15, &["Conv", "Conv", "InstanceNormalization"][..]),
+    ] {
+        let program = program(&format!("torch/{name}"));
+        assert_eq!(general(&program), slow, "{name}");
+        check_bits(program, 4, longest);
+    }
+    let vit = program("torch/vit");
+    assert!(
+        general(&vit)
+            .iter()
+            .all(|op| ["Transpose", "MatMul", "Concat"].contains(op))
+    );
+    assert_eq!(count(&vit, |op| matches!(op, Op::Linear { .. })), 5);
+    check_bits(vit, 3, 0);
+}
+
+#[test]
 fn ops_without_a_node_run_by_general_kernels() {
     let program = program("odd");
     let ops = general(&program);
