@@ -9,7 +9,7 @@ mod refusals;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use lazybatch_graph::{Op, Program, Repeat, Tensor, dump};
+use lazybatch_graph::{At, Op, Program, Repeat, Tensor, dump};
 use lazybatch_kernels::conformance::{Request, Results, Schedule, run};
 use lazybatch_kernels::import::{Options, import};
 use lazybatch_kernels::synthetic::random_inputs;
@@ -183,6 +183,18 @@ fn an_encoder_and_a_decoder_become_one_program() {
     let decoder = program.blocks.last().unwrap();
     let linear = |n: &&lazybatch_graph::NodeId| matches!(program.node(**n).op, Op::Linear { .. });
     assert_eq!(decoder.nodes.iter().filter(linear).count(), 1);
+    check_bits(program, 8, 20);
+}
+
+#[test]
+fn caches_that_grow_become_states() {
+    let program = import(&path("reader.toml"), &Options::default()).unwrap();
+    let looks = |op: &Op| matches!(op, Op::StateAttention { .. });
+    assert_eq!(count(&program, looks), 2, "{}", dump(&program, None));
+    let appends = |op: &Op| matches!(op, Op::SeqWrite { at: At::End, .. });
+    assert_eq!(count(&program, appends), 2);
+    assert_eq!(count(&program, |op| *op == Op::AddPosition), 1);
+    assert!(general(&program).is_empty(), "{}", dump(&program, None));
     check_bits(program, 8, 20);
 }
 

@@ -38,6 +38,9 @@ impl Lower<'_> {
                         let why = "reads scores of an attention whose form is not recognised";
                         return Err(why.into());
                     }
+                    Some(Value::Cache(_)) => {
+                        return Err("reads a cache other than by attention".into());
+                    }
                     Some(Value::Failed) | None => self.known_operand(node, i)?,
                 }
             };
