@@ -144,7 +144,8 @@ fn flops(program: &Program, id: NodeId) -> (u64, u64) {
             residual,
         } => {
             let epilogue = u64::from(*bias) + u64::from(act.is_some()) + u64::from(*residual);
-            2 * input(1) + output * epilogue
+            let columns = program.value(node.inputs[1]).ty.fixed_dims()[1].max(1) as u64;
+            2 * input(1) * (output / columns) + output * epilogue
         }
         Op::Conv2d {
             bias,

@@ -129,8 +129,8 @@ pub enum Op {
         /// Which position.
         at: At,
     },
-    /// `x [r, k]`, `w [k, n]`, then `bias [n]` if `bias`, then `residual [r, n]` if `residual`:
-    /// `act(x w + bias) + residual`, `[r, n]`. One chain of fused multiply-adds per element, in
+    /// `x [r, .., k]`, `w [k, n]`, then `bias [n]` if `bias`, then `residual [r, .., n]` if
+    /// `residual`: `act(x w + bias) + residual`, `[r, .., n]`. One chain of fused multiply-adds per element, in
     /// order of `k`, from zero; then bias, activation, residual.
     Linear {
         /// A bias operand follows.
@@ -147,13 +147,13 @@ pub enum Op {
     Unary(Act),
     /// `x`: times a constant.
     Scale(f32),
-    /// `x [r, d]`, `gamma [d]`, `beta [d]`: `(x - mean) / sqrt(var + eps) * gamma + beta`, biased
-    /// variance over the row.
+    /// `x [r, .., d]`, `gamma [d]`, `beta [d]`: `(x - mean) / sqrt(var + eps) * gamma + beta`,
+    /// biased variance over the last dimension.
     LayerNorm {
         /// Added to the variance.
         eps: f32,
     },
-    /// `x [r, d]`, `y [r, d]`, `gamma [d]`, `beta [d]`: two outputs, `s = x + y` and
+    /// `x [r, .., d]`, `y` alike, `gamma [d]`, `beta [d]`: two outputs, `s = x + y` and
     /// `layer_norm(s)`.
     AddLayerNorm {
         /// Added to the variance.
@@ -164,7 +164,7 @@ pub enum Op {
         /// Added to the mean square.
         eps: f32,
     },
-    /// `x [r, d]`: softmax over the last dimension, with the row's maximum subtracted.
+    /// `x [r, .., d]`: softmax over the last dimension, with the row's maximum subtracted.
     Softmax,
     /// `ids [r] i32`, `table [v, d]`: `[r, d]`. Ids outside `0..v` are refused at the edge.
     Embedding,

@@ -87,7 +87,7 @@ pub fn infer(op: &Op, operands: &[&TensorType], cx: &Context<'_>) -> Result<Type
         Op::RmsNorm { .. } => rows::rms_norm(&args),
         Op::Softmax => {
             args.count(1)?;
-            args.activation::<1>(0, "x")?;
+            args.wide(0, "x")?;
             Ok(smallvec![operands[0].clone()])
         }
         Op::Embedding => rows::embedding(&args),
@@ -177,6 +177,21 @@ impl Args<'_> {
     fn activation<const N: usize>(&self, i: usize, what: &str) -> Result<(Dim, [usize; N]), Error> {
         self.float(i, what)?;
         self.typed::<N>(i, what)
+    }
+
+    /// Leading dim of an f32 activation with at least one fixed dim, the last of them, and those in
+    /// front of it.
+    fn wide(&self, i: usize, what: &str) -> Result<(Dim, SmallVec<[usize; 4]>, usize), Error> {
+        self.float(i, what)?;
+        let lead = self.lead(i, what)?;
+        let mut dims = self.types[i].fixed_dims();
+        match dims.pop() {
+            Some(last) => Ok((lead, dims, last)),
+            None => {
+                let expected = format!("1 or more dimensions behind {lead}");
+                self.cx.fail(what, expected, self.types[i])
+            }
+        }
     }
 
     /// Leading and fixed dims of an i32 activation with `N` fixed dims.

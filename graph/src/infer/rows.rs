@@ -11,8 +11,9 @@ use crate::shape::{Dim, TensorType};
 
 pub(super) fn linear(args: &Args<'_>, bias: bool, residual: bool) -> Result<Types, Error> {
     args.count(2 + usize::from(bias) + usize::from(residual))?;
-    let (lead, [k]) = args.activation(0, "x")?;
+    let (lead, mut dims, k) = args.wide(0, "x")?;
     let [rows, n] = args.weight(1, "w")?;
+    dims.push(n);
     if rows != k {
         return args
             .cx
@@ -21,7 +22,7 @@ pub(super) fn linear(args: &Args<'_>, bias: bool, residual: bool) -> Result<Type
     if bias {
         args.weight_of(2, "bias", [n])?;
     }
-    let ty = TensorType::activation(DType::F32, lead, &[n]);
+    let ty = TensorType::activation(DType::F32, lead, &dims);
     if residual {
         args.exactly(2 + usize::from(bias), "residual", &ty)?;
     }
@@ -49,15 +50,15 @@ pub(super) fn binary(args: &Args<'_>) -> Result<Types, Error> {
 
 pub(super) fn layer_norm(args: &Args<'_>) -> Result<Types, Error> {
     args.count(3)?;
-    let (lead, [d]) = args.activation(0, "x")?;
+    let (_, _, d) = args.wide(0, "x")?;
     args.weight_of(1, "gamma", [d])?;
     args.weight_of(2, "beta", [d])?;
-    one(lead, &[d])
+    Ok(smallvec![args.types[0].clone()])
 }
 
 pub(super) fn add_layer_norm(args: &Args<'_>) -> Result<Types, Error> {
     args.count(4)?;
-    let (_, [d]) = args.activation(0, "x")?;
+    let (_, _, d) = args.wide(0, "x")?;
     args.exactly(1, "y", args.types[0])?;
     args.weight_of(2, "gamma", [d])?;
     args.weight_of(3, "beta", [d])?;

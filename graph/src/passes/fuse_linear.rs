@@ -76,6 +76,7 @@ fn rule(program: &Program, node: &Node, single: &dyn Fn(ValueId) -> bool) -> Opt
 
 /// Whether `other` is a weight that spans the last dimension of `linear`.
 fn is_bias(program: &Program, linear: ValueId, other: ValueId) -> bool {
+    let features = program.value(linear).ty.fixed_dims().last().copied();
     program.as_weight(other).is_some()
-        && program.value(other).ty.fixed_dims() == program.value(linear).ty.fixed_dims()
+        && features.is_some_and(|n| program.value(other).ty.fixed_dims()[..] == [n])
 }

@@ -1,8 +1,9 @@
 //! The problems, as data.
 
+use lazybatch_graph::onnx::Elem;
 use lazybatch_graph::{
-    Act, At, Bin, CustomOp, DType, Heads, MultiHead, Op, Pool, Program, ProgramBuilder, Repeat,
-    ValueId, Window,
+    Act, At, Attribute, Bin, CustomOp, DType, Heads, Layout, MultiHead, Op, Operand, Part, Pool,
+    Produced, Program, ProgramBuilder, Repeat, TensorOp, ValueId, Window,
 };
 
 use crate::custom::KernelRegistry;
@@ -153,6 +154,7 @@ fn heads(query: usize, kv: usize, dim: usize) -> Heads {
 /// All problems.
 pub fn problems() -> Vec<Problem> {
     let mut all = row_problems();
+    all.extend(general_problems());
     all.extend(image_problems());
     all.extend(sequence_problems());
     all.extend([transformer(), recurrent(), decoder(), shared_states()]);
@@ -210,6 +212,17 @@ fn row_problems() -> Vec<Problem> {
             &[X(&[37]), X(&[37]), W(&[37]), W(&[37])],
         ),
         op(Rows, Op::RmsNorm { eps: 1e-6 }, &[X(&[70]), W(&[70])]),
+        op(
+            Static,
+            linear(true, Some(Act::Relu), true),
+            &[X(&[6, 20]), W(&[20, 33]), W(&[33]), X(&[6, 33])],
+        ),
+        op(
+            Static,
+            Op::AddLayerNorm { eps: 1e-5 },
+            &[X(&[6, 37]), X(&[6, 37]), W(&[37]), W(&[37])],
+        ),
+        op(Static, Op::Softmax, &[X(&[2, 3, 18])]),
         op(Rows, Op::Softmax, &[X(&[45])]),
         op(Static, Op::Softmax, &[X(&[3])]),
         op(Rows, Op::Embedding, &[Ids(&[], 11), W(&[11, 9])]),
@@ -274,6 +287,57 @@ fn row_problems() -> Vec<Problem> {
         all.push(p);
     }
     all
+}
+
+/// General nodes: a softmax over positions between two other axes, a product of each sample with
+/// a matrix, integers.
+fn general_problems() -> Vec<Problem> {
+    let node = |name: &str, axis: Option<i64>, seen: Vec<Layout>, made: Layout| {
+        let operands = seen.into_iter().map(|layout| Operand::Next {
+            layout,
+            elem: Elem::F32,
+        });
+        let elem = if name == "ArgMin" {
+            Elem::I64
+        } else {
+            Elem::F32
+        };
+        Op::Tensor(Box::new(TensorOp {
+            op: name.into(),
+            opset: 13,
+            attrs: axis
+                .map(|a| ("axis".to_owned(), Attribute::Int(a)))
+                .into_iter()
+                .collect(),
+            operands: operands.collect(),
+            outputs: vec![Produced { layout: made, elem }],
+            flops_per_row: 1,
+        }))
+    };
+    let axes = |parts: &[Part]| Layout(parts.iter().map(|p| vec![*p]).collect());
+    let (batch, len) = (Part::Batch, Part::Len);
+    let between = axes(&[batch, Part::Fixed(3), len, Part::Fixed(4)]);
+    let matrix = axes(&[batch, Part::Fixed(2), Part::Fixed(5)]);
+    let made = axes(&[batch, Part::Fixed(2), Part::Fixed(3)]);
+    let weight = axes(&[Part::Fixed(5), Part::Fixed(3)]);
+    let row = axes(&[batch, Part::Fixed(7)]);
+    vec![
+        op(
+            Rows,
+            node("Softmax", Some(2), vec![between.clone()], between),
+            &[X(&[3, 4])],
+        ),
+        op(
+            Static,
+            node("MatMul", None, vec![matrix, weight], made),
+            &[X(&[10]), W(&[5, 3])],
+        ),
+        op(
+            Steps,
+            node("ArgMin", Some(1), vec![row], axes(&[batch, Part::Fixed(1)])),
+            &[X(&[7])],
+        ),
+    ]
 }
 
 fn conv(window: Window, groups: usize, bias: bool, residual: bool, act: Option<Act>) -> Op {

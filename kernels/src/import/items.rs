@@ -84,6 +84,10 @@ pub(super) enum Kind {
     Keep(usize),
     /// Overwrites it, before the first step.
     Seed(usize),
+    /// Appends a row to a cache.
+    Append(usize),
+    /// Attention over two caches, of keys and of values.
+    LookupCache(Heads, usize, usize),
     /// Ends the loop on a token.
     Stop(i32),
 }
@@ -127,6 +131,29 @@ pub(super) struct KeptState {
     pub init: f32,
 }
 
+/// Rows that a decoder appends to, one at each step.
+#[derive(Clone, Debug)]
+pub(super) struct CacheState {
+    /// Name.
+    pub name: String,
+    /// Features of a row.
+    pub features: usize,
+    /// Whether this step has appended its row.
+    pub appended: bool,
+}
+
+/// A cache as a graph sees it: the rows of earlier steps, and that of this one once it is behind
+/// them.
+#[derive(Clone, Debug)]
+pub(super) struct Cache {
+    /// Which cache.
+    pub at: usize,
+    /// The row of this step.
+    pub new: Option<Act>,
+    /// Its axes; the sequence stands for the steps.
+    pub layout: Layout,
+}
+
 /// An activation as a graph sees it.
 #[derive(Clone, Debug)]
 pub(super) struct Act {
@@ -149,6 +176,8 @@ pub(super) struct Items {
     pub weights: Vec<(String, Tensor)>,
     /// States that a decoder keeps.
     pub kept: Vec<KeptState>,
+    /// Caches that a decoder appends to.
+    pub caches: Vec<CacheState>,
     /// What the names of nodes and weights begin with: one graph's apart from another's.
     pub prefix: String,
     names: BTreeSet<String>,
@@ -162,7 +191,11 @@ impl Items {
             Arg::Item(src) => self.items[src.item].looped,
             Arg::Weight(_) => false,
         });
-        let looped = looped || matches!(kind, Kind::Kept(_) | Kind::Keep(_) | Kind::Stop(_));
+        let by_itself = matches!(
+            kind,
+            Kind::Kept(_) | Kind::Keep(_) | Kind::Stop(_) | Kind::Append(_) | Kind::LookupCache(..)
+        );
+        let looped = looped || by_itself;
         let name = self.unique(&format!("{}{name}", self.prefix));
         self.items.push(Item {
             name,

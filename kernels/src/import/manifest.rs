@@ -16,6 +16,7 @@
 //! feed = { h = "next_h" }      # input = output of the step before
 //! first = { h = "state" }      # input = encoder's output, at the first step; zeros if absent
 //! read = { memory = "states" } # input = encoder's output, at every step
+//! cache = { keys = "all_keys" } # input that grows by a row per step = output; empty at first
 //! ```
 
 use std::collections::BTreeMap;
@@ -26,7 +27,7 @@ use lazybatch_graph::{DType, Layout, Op, Part, Program, ProgramBuilder, optimize
 use serde::Deserialize;
 
 use super::axes::Input;
-use super::items::{Act, Arg, Items, KeptState, Kind, Out, Src};
+use super::items::{Act, Arg, Cache, CacheState, Items, KeptState, Kind, Out, Src};
 use super::lower::{Lower, Value};
 use super::options::Options;
 use super::trace::Trace;
@@ -80,6 +81,9 @@ pub(super) struct Decoder {
     /// Outputs of the encoder that inputs read at every step, by input.
     #[serde(default)]
     pub read: BTreeMap<String, String>,
+    /// Outputs with a row more than the inputs that read them at the next step, by input.
+    #[serde(default)]
+    pub cache: BTreeMap<String, String>,
 }
 
 impl Manifest {
@@ -173,7 +177,10 @@ fn compile(
         d.filled.clone(),
     )?;
     let mut longest = max_len(&of_encoder, options)?;
-    if of_decoder.has_len() {
+    let reads = |i: &Input| pair.manifest.decoder.read.contains_key(&i.name);
+    // With caches, what grows in the step grows with the number of steps.
+    let by_length = pair.manifest.decoder.cache.is_empty();
+    if by_length && d.inputs.iter().any(|i| reads(i) && i.layout.has_len()) {
         longest = longest.min(max_len(&of_decoder, options)?);
     }
     let max_len = longest;
@@ -184,6 +191,7 @@ fn compile(
         values: BTreeMap::new(),
         refused: Vec::new(),
         max_len,
+        max_steps: None,
     };
     lower.items.prefix = "encoder.".into();
     declare_inputs(&mut lower, &mut builder, &e.inputs, max_len);
@@ -198,6 +206,8 @@ fn compile(
         values: BTreeMap::new(),
         refused: Vec::new(),
         max_len,
+        max_steps: (!pair.manifest.decoder.cache.is_empty())
+            .then_some(pair.manifest.decoder.max_steps as usize),
     };
     if refused.is_empty() {
         bind(&mut lower, pair, &encoded)?;
@@ -235,7 +245,11 @@ fn check_steps(items: &Items) -> Result<(), Error> {
             Arg::Item(src) => is_rows(src) && !(i > 0 && matches!(item.kind, Kind::Lookup(_))),
             Arg::Weight(_) => false,
         });
-        if looks {
+        let makes = item
+            .outs
+            .iter()
+            .any(|o| o.lead == lazybatch_graph::Dim::Rows);
+        if looks || makes {
             nodes.push(Refused {
                 node: item.name.clone(),
                 op: match &item.kind {
@@ -272,7 +286,8 @@ fn bind(
     let d = &pair.manifest.decoder;
     let inputs = pair.decoder.inputs.clone();
     let names: Vec<&str> = inputs.iter().map(|i| i.name.as_str()).collect();
-    let told = d.feed.keys().chain(d.read.keys()).chain([&d.token]);
+    let tables = [&d.feed, &d.read, &d.cache].into_iter();
+    let told = tables.flat_map(BTreeMap::keys).chain([&d.token]);
     if let Some(name) = told.clone().find(|n| !names.contains(&n.as_str())) {
         let expected = format!("one of {}", names.join(", "));
         return Err(Error::invalid("decoder", "input", expected, name));
@@ -295,9 +310,16 @@ fn bind(
             lower.values.insert(input.name.clone(), Value::Act(act));
             continue;
         }
+        if d.cache.contains_key(&input.name) {
+            lower.cache(input).map_err(|why| {
+                let expected = "[.., steps, features], floats";
+                Error::invalid(&place, "cache", expected, why)
+            })?;
+            continue;
+        }
         let is_token = input.name == d.token;
         if !is_token && !d.feed.contains_key(&input.name) {
-            let expected = "an input that `token`, `feed` or `read` names";
+            let expected = "an input that `token`, `feed`, `read` or `cache` names";
             return Err(Error::invalid(place, "value", expected, "none"));
         }
         if input.layout.has_len() {
@@ -320,6 +342,29 @@ fn bind(
         }
     }
     Ok(())
+}
+
+impl Lower<'_> {
+    /// A cache for an input of the decoder.
+    fn cache(&mut self, input: &Input) -> Result<(), String> {
+        let steps = input.layout.0.iter().filter(|a| **a == [Part::Len]).count();
+        if steps != 1 || input.elem != Elem::F32 {
+            return Err(format!("{} {:?}", input.elem, input.layout.0));
+        }
+        let at = self.items.caches.len();
+        self.items.caches.push(CacheState {
+            name: format!("decoder.{}", input.name),
+            features: input.layout.row_elems(),
+            appended: false,
+        });
+        let cache = Cache {
+            at,
+            new: None,
+            layout: input.layout.clone(),
+        };
+        self.values.insert(input.name.clone(), Value::Cache(cache));
+        Ok(())
+    }
 }
 
 /// A state for an input of the decoder, read at every step; returns its number.
@@ -412,6 +457,17 @@ fn finish(
         }
         let from = lower.items.shaped(&from, &state.dims);
         push(lower, &format!("{name}.keep"), Kind::Keep(at), &from);
+    }
+    for (input, output) in &d.cache {
+        let grown = match (lower.values.get(input), lower.values.get(output)) {
+            (Some(Value::Cache(a)), Some(Value::Cache(b))) => a.at == b.at && b.new.is_some(),
+            _ => false,
+        };
+        if !grown {
+            let expected = format!("{input} with this step's row behind it");
+            let place = format!("decoder cache {input}");
+            return Err(Error::invalid(place, "output", expected, output));
+        }
     }
     push(lower, "tokens.emit", Kind::Emit(tokens), &token);
     push(lower, "stop", Kind::Stop(d.stop), &token);

@@ -100,6 +100,7 @@ fn compile(model: &Model, options: &Options) -> Result<Program, Error> {
         values: BTreeMap::new(),
         refused: Vec::new(),
         max_len,
+        max_steps: None,
     };
     let name = options.name.clone().unwrap_or_else(|| "model".into());
     let mut builder = ProgramBuilder::new(name);
@@ -428,7 +429,7 @@ fn declare_outputs(
             Some(Value::Act(_)) => {
                 return Err(Error::invalid(place, "name", "one of this name", "two"));
             }
-            Some(Value::Scores(_)) => {
+            Some(Value::Scores(_) | Value::Cache(_)) => {
                 let expected = "at most one axis of positions";
                 return Err(Error::invalid(place, "axes", expected, "two"));
             }

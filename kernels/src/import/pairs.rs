@@ -40,7 +40,8 @@ fn evaluate(
 
 /// Zeros for an input of the decoder.
 fn zeros(input: &super::axes::Input) -> Array {
-    let dims = trace::dims_at(&input.layout, 1, 1);
+    // What grows is empty before the first step.
+    let dims = trace::dims_at(&input.layout, 1, 0);
     let num = dims.iter().product();
     Array::from_f64(input.elem, dims, vec![0.0; num])
 }
@@ -140,7 +141,8 @@ pub(super) fn compare(pair: &Pair, program: Program, max_len: usize) -> Result<(
                 return Err(Error::invalid("output tokens", &at, chosen, token));
             }
             for input in &pair.decoder.inputs {
-                if let Some(output) = d.feed.get(&input.name) {
+                let next = d.feed.get(&input.name).or(d.cache.get(&input.name));
+                if let Some(output) = next {
                     state.insert(input.name.clone(), outputs[output].clone());
                 } else if input.name == d.token {
                     state.insert(input.name.clone(), token_array(input, token));

@@ -45,6 +45,7 @@ pub(super) fn build(
         bounds,
         weights: Vec::new(),
         kept: Vec::new(),
+        caches: Vec::new(),
         cells: BTreeMap::new(),
         states: BTreeMap::new(),
         here: BTreeMap::new(),
@@ -136,6 +137,7 @@ struct Cutter<'a> {
     bounds: Bounds,
     weights: Vec<ValueId>,
     kept: Vec<StateId>,
+    caches: Vec<StateId>,
     cells: BTreeMap<usize, CellStates>,
     states: BTreeMap<Src, StateId>,
     /// Values of the block that is being built, by source and direction of the reader.
@@ -155,6 +157,11 @@ impl Cutter<'_> {
                 .b
                 .vector_state(&state.name, dtype, &state.dims, state.init);
             self.kept.push(id);
+        }
+        for cache in &self.items.caches {
+            let most = self.bounds.max_steps as usize;
+            let id = self.b.sequence_state(&cache.name, cache.features, most);
+            self.caches.push(id);
         }
         let used: BTreeSet<usize> = self.stages.iter().copied().collect();
         for stage in used {
@@ -223,6 +230,18 @@ impl Cutter<'_> {
             Kind::Keep(at) | Kind::Seed(at) => {
                 self.b.vec_write(name, self.kept[*at], operands[0]);
                 Vec::new()
+            }
+            Kind::Append(at) => {
+                let cache = self.caches[*at];
+                self.b.seq_write(name, cache, At::End, operands[0]);
+                Vec::new()
+            }
+            Kind::LookupCache(heads, keys, values) => {
+                let (keys, values) = (self.caches[*keys], self.caches[*values]);
+                let y = self
+                    .b
+                    .state_attention(name, operands[0], *heads, keys, values);
+                vec![y]
             }
             Kind::Start { of, which } => {
                 let states = self.cell_states(*of);

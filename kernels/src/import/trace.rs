@@ -66,6 +66,9 @@ pub(super) struct Fact {
     pub sizes: Vec<Option<Size>>,
 }
 
+/// Known values at one batch size and length.
+type Values = Rc<BTreeMap<String, Array>>;
+
 /// All that is known of a graph.
 pub(super) struct Trace<'g> {
     /// The flat graph.
@@ -78,7 +81,7 @@ pub(super) struct Trace<'g> {
     filled: BTreeMap<String, Filled>,
     data: BTreeSet<String>,
     facts: BTreeMap<String, Fact>,
-    sized: RefCell<BTreeMap<(usize, usize), Rc<BTreeMap<String, Array>>>>,
+    sized: RefCell<BTreeMap<(usize, usize), Values>>,
 }
 
 /// `layout` with that many samples and positions.
@@ -170,13 +173,20 @@ impl<'g> Trace<'g> {
     fn observe(&mut self) -> Result<(), Error> {
         let batches = if self.has_batch() { BATCHES } else { [1, 1] };
         let lengths = if self.has_len() { LENGTHS } else { [1, 1] };
-        let base = self.probe(batches[0], lengths[0])?;
+        let at = |batch, len| {
+            self.probe(batch, len).map_err(|e| {
+                let what = format!("run at batch {batch}, length {len}");
+                let expected = "one for any batch and length that was not exported for fixed sizes";
+                Error::invalid("graph", what, expected, e)
+            })
+        };
+        let base = at(batches[0], lengths[0])?;
         let wide = match self.has_batch() {
-            true => self.probe(batches[1], lengths[0])?,
+            true => at(batches[1], lengths[0])?,
             false => base.clone(),
         };
         let long = match self.has_len() {
-            true => self.probe(batches[0], lengths[1])?,
+            true => at(batches[0], lengths[1])?,
             false => base.clone(),
         };
         for (name, (elem, dims)) in base {
@@ -272,7 +282,7 @@ impl<'g> Trace<'g> {
         Ok(self.sized(batch, len)?.get(name).cloned())
     }
 
-    fn sized(&self, batch: usize, len: usize) -> Result<Rc<BTreeMap<String, Array>>, Error> {
+    fn sized(&self, batch: usize, len: usize) -> Result<Values, Error> {
         if let Some(values) = self.sized.borrow().get(&(batch, len)) {
             return Ok(Rc::clone(values));
         }

@@ -349,7 +349,50 @@ def speller():
            [("logits", F32, ["batch", 9]), ("next_h", F32, [1, "batch", 8])])
 
 
+def reader():
+    """A transformer encoder layer, and the step of a decoder layer with caches of keys and values,
+    positions by the length of the cache, and cross-attention."""
+    g, width, h = Graph(11), 16, 2
+    x = g.op("Gather", g.weight(12, width), "source")
+    x = layer_norm(g, g.op("Add", self_attention(g, x, None, width, h), x), width)
+    g.rename(x, "memory")
+    g.save("reader-encoder", [("source", I64, ["batch", "source_length"])],
+           [("memory", F32, ["batch", "source_length", width])], opset=14)
+    g, d = Graph(12), width // h
+    length = g.op("Gather", g.op("Shape", "past_keys"), g.const(np.int64(2)), axis=0)
+    at = g.op("Unsqueeze", length, g.const(np.array([0], np.int64)))
+    x = g.op("Gather", g.weight(9, width), "token")
+    x = g.op("Add", x, g.op("Gather", g.weight(20, width), at))
+    split = lambda v, n: g.op("Transpose", g.op("Reshape", v, g.const(
+        np.array([0, n, h, d], np.int64))), perm=[0, 2, 1, 3])
+
+    def attend(q, keys, values):
+        keys = g.op("Transpose", keys, perm=[0, 1, 3, 2])
+        scores = g.op("Mul", g.op("MatMul", q, keys), g.const(np.float32(d ** -0.5)))
+        y = g.op("MatMul", g.op("Softmax", scores, axis=-1), values)
+        y = g.op("Reshape", g.op("Transpose", y, perm=[0, 2, 1, 3]),
+                 g.const(np.array([0, 0, width], np.int64)))
+        return dense(g, y, width, width)
+
+    q, k, v = (split(dense(g, x, width, width), 1) for _ in range(3))
+    keys = g.op("Concat", "past_keys", k, axis=2)
+    values = g.op("Concat", "past_values", v, axis=2)
+    x = layer_norm(g, g.op("Add", attend(q, keys, values), x), width)
+    q = split(dense(g, x, width, width), 1)
+    k, v = (split(dense(g, "memory", width, width), -1) for _ in range(2))
+    x = layer_norm(g, g.op("Add", attend(q, k, v), x), width)
+    g.rename(g.op("MatMul", x, g.weight(width, 9)), "logits")
+    g.rename(keys, "keys")
+    g.rename(values, "values")
+    cache = lambda n, t: (n, F32, ["batch", h, t, d])
+    g.save("reader-step", [("token", I64, ["batch", 1]), cache("past_keys", "past_length"),
+                           cache("past_values", "past_length"),
+                           ("memory", F32, ["batch", "source_length", width])],
+           [("logits", F32, ["batch", 1, 9]), cache("keys", "total"), cache("values", "total")],
+           opset=14)
+
+
 if __name__ == "__main__":
     os.makedirs(HERE, exist_ok=True)
-    for make in (mlp, cnn, bert, lstm, bilstm, cells, causal, odd, speller):
+    for make in (mlp, cnn, bert, lstm, bilstm, cells, causal, odd, speller, reader):
         make()

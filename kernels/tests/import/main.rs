@@ -9,7 +9,7 @@ mod refusals;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use lazybatch_graph::{Op, Program, Repeat, Tensor, dump};
+use lazybatch_graph::{At, Op, Program, Repeat, Tensor, dump};
 use lazybatch_kernels::conformance::{Request, Results, Schedule, run};
 use lazybatch_kernels::import::{Options, import};
 use lazybatch_kernels::synthetic::random_inputs;
@@ -184,6 +184,42 @@ fn an_encoder_and_a_decoder_become_one_program() {
     let linear = |n: &&lazybatch_graph::NodeId| matches!(program.node(**n).op, Op::Linear { .. });
     assert_eq!(decoder.nodes.iter().filter(linear).count(), 1);
     check_bits(program, 8, 20);
+}
+
+#[test]
+fn caches_that_grow_become_states() {
+    let program = import(&path("reader.toml"), &Options::default()).unwrap();
+    let looks = |op: &Op| matches!(op, Op::StateAttention { .. });
+    assert_eq!(count(&program, looks), 2, "{}", dump(&program, None));
+    let appends = |op: &Op| matches!(op, Op::SeqWrite { at: At::End, .. });
+    assert_eq!(count(&program, appends), 2);
+    assert_eq!(count(&program, |op| *op == Op::AddPosition), 1);
+    assert!(general(&program).is_empty(), "{}", dump(&program, None));
+    check_bits(program, 8, 20);
+}
+
+#[test]
+fn what_pytorch_exports_is_imported() {
+    for (name, longest, slow) in [
+        ("bilstm", 20, &[][..]),
+        ("gru", 20, &[][..]),
+        ("res", 0, &["HardSwish"][..]),
+        ("gpt", 30, &[][..]),
+        ("gpt-masked", 30, &[][..]),
+        ("tcn", 15, &["Conv", "Conv", "InstanceNormalization"][..]),
+    ] {
+        let program = program(&format!("torch/{name}"));
+        assert_eq!(general(&program), slow, "{name}");
+        check_bits(program, 4, longest);
+    }
+    let vit = program("torch/vit");
+    assert!(
+        general(&vit)
+            .iter()
+            .all(|op| ["Transpose", "MatMul", "Concat"].contains(op))
+    );
+    assert_eq!(count(&vit, |op| matches!(op, Op::Linear { .. })), 5);
+    check_bits(vit, 3, 0);
 }
 
 #[test]

@@ -197,7 +197,11 @@ impl<'a> Pricing<'a> {
             count: 1,
         };
         match &node.op {
-            Op::Linear { .. } => smallvec![one(rows, &dims(1))],
+            Op::Linear { .. } => {
+                let w = dims(1);
+                let each = self.program.value(node.inputs[0]).ty.row_elems() / w[0];
+                smallvec![one(rows * each as u64, &w)]
+            }
             Op::LstmCell { proj, ahead, .. } => {
                 let next = 1 + usize::from(!ahead);
                 let mut products: SmallVec<[Product; 4]> =

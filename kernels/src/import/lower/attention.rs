@@ -10,7 +10,7 @@ use lazybatch_graph::{Heads, Layout, Op, Part};
 
 use super::elementwise::same_everywhere;
 use super::{CHECKED, Lower, Value, axis_of, int};
-use crate::import::items::{Act, Arg, Kind, Out, Src};
+use crate::import::items::{Act, Arg, Cache, Kind, Out, Src};
 use crate::import::layout::{self, canonical, size};
 
 /// Below this a score counts as hidden.
@@ -20,7 +20,7 @@ const HIDDEN: f64 = -1e3;
 #[derive(Clone, Debug)]
 pub(in crate::import) struct Scores {
     q: Act,
-    k: Act,
+    k: Rows,
     heads: usize,
     dim: usize,
     scale: f64,
@@ -28,6 +28,24 @@ pub(in crate::import) struct Scores {
     /// Whether the softmax is behind them.
     normal: bool,
     layout: Layout,
+}
+
+/// Keys or values.
+#[derive(Clone, Debug)]
+enum Rows {
+    /// Of all positions.
+    Act(Act),
+    /// Of the steps so far.
+    Cache(Cache),
+}
+
+impl Rows {
+    fn layout(&self) -> &Layout {
+        match self {
+            Self::Act(act) => &act.layout,
+            Self::Cache(cache) => &cache.layout,
+        }
+    }
 }
 
 /// What a known operand does to scores.
@@ -47,12 +65,60 @@ impl Lower<'_> {
         }
     }
 
+    /// Operand `i` as keys or values.
+    fn rows_of(&self, node: &Node, i: usize) -> Option<Rows> {
+        match self.values.get(node.inputs.get(i)?)? {
+            Value::Act(act) if act.elem == Elem::F32 => Some(Rows::Act(act.clone())),
+            Value::Cache(cache) => Some(Rows::Cache(cache.clone())),
+            _ => None,
+        }
+    }
+
+    /// The cache that a node passes on or puts this step's row behind; none for other nodes.
+    pub(super) fn cached(&mut self, node: &Node) -> Result<Option<Cache>, String> {
+        let found = (0..node.inputs.len()).find_map(|i| match self.rows_of(node, i)? {
+            Rows::Cache(cache) => Some((i, cache)),
+            Rows::Act(_) => None,
+        });
+        let Some((i, cache)) = found else {
+            return Ok(None);
+        };
+        match node.op.as_str() {
+            "Identity" | "Cast" | "Dropout" => return Ok(Some(cache)),
+            "MatMul" if i == 1 => return Ok(None),
+            "Transpose" => {
+                let rank = cache.layout.0.len();
+                let perm: Vec<usize> = match super::ints(node, "perm") {
+                    Some(perm) => perm.iter().map(|&i| i as usize).collect(),
+                    None => (0..rank).rev().collect(),
+                };
+                if let Some((layout, true)) = layout::permute(&cache.layout, &perm) {
+                    return Ok(Some(Cache { layout, ..cache }));
+                }
+            }
+            "Concat" if i == 0 && node.inputs.len() == 2 && cache.new.is_none() => {
+                let axis = axis_of(int(node, "axis", 0), cache.layout.0.len());
+                if let (Some(axis), Some(new)) = (axis, self.act(node, 1)) {
+                    let mut one = cache.layout.clone();
+                    let on_steps = one.0[axis] == [Part::Len];
+                    one.0[axis] = Vec::new();
+                    if on_steps && canonical(&one) == canonical(&new.layout) {
+                        let new = Some(new);
+                        return Ok(Some(Cache { new, ..cache }));
+                    }
+                }
+            }
+            _ => {}
+        }
+        Err("reads a cache other than to append a row or by attention".into())
+    }
+
     /// The native form of a node that makes, passes on or completes scores.
     pub(super) fn scores(&mut self, node: &Node) -> Step {
         let found = (0..node.inputs.len()).find_map(|i| Some((i, self.scores_of(node, i)?)));
         let Some((i, scores)) = found else {
             if node.op == "MatMul"
-                && let (Some(q), Some(k)) = (self.act(node, 0), self.act(node, 1))
+                && let (Some(q), Some(k)) = (self.act(node, 0), self.rows_of(node, 1))
             {
                 return Ok(self.begin(&q, &k));
             }
@@ -94,10 +160,10 @@ impl Lower<'_> {
     }
 
     /// Scores of `q [.., len, d]` and `k [.., d, len]`; `q` may be of samples alone.
-    fn begin(&self, q: &Act, k: &Act) -> Option<Vec<Value>> {
-        let (q_axes, k_axes) = (&q.layout.0, &k.layout.0);
+    fn begin(&self, q: &Act, k: &Rows) -> Option<Vec<Value>> {
+        let (q_axes, k_axes) = (&q.layout.0, &k.layout().0);
         let (n, m) = (q_axes.len(), k_axes.len());
-        if n != m || n < 2 || q.elem != Elem::F32 || k.elem != Elem::F32 {
+        if n != m || n < 2 || q.elem != Elem::F32 {
             return None;
         }
         let plain = |axis: &[Part]| axis.iter().all(|p| matches!(p, Part::Fixed(_)));
@@ -210,10 +276,10 @@ impl Lower<'_> {
 
     /// The attention, once its values are there.
     fn complete(&mut self, node: &Node, scores: &Scores) -> Step {
-        let Some(v) = self.act(node, 1).filter(|v| v.elem == Elem::F32) else {
+        let Some(v) = self.rows_of(node, 1) else {
             return Err("multiplies scores of an attention by what is no activation".into());
         };
-        let axes = &v.layout.0;
+        let axes = &v.layout().0;
         let n = axes.len();
         let (q_axes, s_axes) = (&scores.q.layout.0, &scores.layout.0);
         let fits = n >= 2
@@ -232,7 +298,16 @@ impl Lower<'_> {
             scale: scores.scale as f32,
         };
         let width = scores.heads * scores.dim;
-        let operands = [&scores.q, &scores.k, &v].map(|a| self.items.shaped(a, &[width]));
+        let (k, v) = match (&scores.k, &v) {
+            (Rows::Act(k), Rows::Act(v)) => (k, v),
+            (Rows::Cache(k), Rows::Cache(v)) => {
+                let mut layout = Layout(s_axes.clone());
+                layout.0[n - 1] = axes[n - 1].clone();
+                return self.over_caches(node, &scores.q, [k, v], heads, layout);
+            }
+            _ => return Err("has keys in a cache and values outside, or the reverse".into()),
+        };
+        let operands = [&scores.q, k, v].map(|a| self.items.shaped(a, &[width]));
         let args: Vec<Arg> = operands.iter().map(|a| Arg::Item(a.src)).collect();
         let mut layout = Layout(s_axes.clone());
         layout.0[n - 1] = axes[n - 1].clone();
@@ -259,6 +334,52 @@ impl Lower<'_> {
             .push(&node.name, Kind::Lookup(heads), args, vec![out]);
         let src = Src { item, out: 0 };
         Ok(Some(vec![Value::Act(Act { src, ..like })]))
+    }
+}
+
+impl Lower<'_> {
+    /// Attention of this step's query over caches that its row is behind.
+    fn over_caches(
+        &mut self,
+        node: &Node,
+        q: &Act,
+        [k, v]: [&Cache; 2],
+        heads: Heads,
+        layout: Layout,
+    ) -> Step {
+        let width = heads.query * heads.dim;
+        if q.layout.has_len() {
+            return Err("attends from more than one step to a cache".into());
+        }
+        for cache in [k, v] {
+            let Some(new) = &cache.new else {
+                return Err("attends to a cache before this step's row is behind it".into());
+            };
+            if self.items.caches[cache.at].appended {
+                continue;
+            }
+            self.items.caches[cache.at].appended = true;
+            let new = self.items.shaped(new, &[width]);
+            let name = format!("{}.append", self.items.caches[cache.at].name);
+            let args = vec![Arg::Item(new.src)];
+            self.items
+                .push(&name, Kind::Append(cache.at), args, Vec::new());
+        }
+        let q = self.items.shaped(q, &[width]);
+        let out = Out {
+            lead: layout.lead(),
+            dims: vec![width],
+            elem: Elem::F32,
+        };
+        let kind = Kind::LookupCache(heads, k.at, v.at);
+        let args = vec![Arg::Item(q.src)];
+        let item = self.items.push(&node.name, kind, args, vec![out]);
+        Ok(Some(vec![Value::Act(Act {
+            src: Src { item, out: 0 },
+            dims: vec![width],
+            layout,
+            elem: Elem::F32,
+        })]))
     }
 }
 

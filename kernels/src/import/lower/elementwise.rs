@@ -227,9 +227,10 @@ impl Lower<'_> {
                 self.weight(node, i, &form, &dims, || values)
             }
             Beside::Table(values) if op == Bin::Add => {
-                let row = values.len() / self.max_len;
+                let most = self.max_steps.unwrap_or(self.max_len);
+                let row = values.len() / most;
                 let x = self.items.shaped(&x, &[row]);
-                let table = self.weight(node, i, "positions", &[self.max_len, row], || values);
+                let table = self.weight(node, i, "positions", &[most, row], || values);
                 let args = vec![Arg::Item(x.src), table];
                 return one(self.emit(node, Op::AddPosition, args, x));
             }
@@ -260,6 +261,9 @@ impl Lower<'_> {
         if let Some(v) = same_everywhere(&seen) {
             return Ok(Some(Beside::Scalar(v)));
         }
+        if let Some(steps) = self.max_steps {
+            return self.by_step(name, steps, x);
+        }
         let Some(table) = at(self.max_len)? else {
             return Ok(None);
         };
@@ -283,6 +287,24 @@ impl Lower<'_> {
         for row in rows.chunks_exact(each.max(1)) {
             let data = lazybatch_graph::onnx::Data::F32(row.to_vec());
             let Some(row) = over_row(&Array::new(dims.clone(), data), x) else {
+                return Ok(None);
+            };
+            all.extend(row);
+        }
+        Ok(Some(Beside::Table(all)))
+    }
+}
+
+impl Lower<'_> {
+    /// A known value that depends on the number of steps so far, as a row for each of them.
+    fn by_step(&self, name: &str, steps: usize, x: &Act) -> Result<Option<Beside>, String> {
+        let mut all = Vec::new();
+        for step in 0..steps {
+            let value = self.trace.known(name, 1, step);
+            let Some(value) = value.map_err(|e| format!("at step {step}: {e}"))? else {
+                return Ok(None);
+            };
+            let Some(row) = over_row(&value, x) else {
                 return Ok(None);
             };
             all.extend(row);

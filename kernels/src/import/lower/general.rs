@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use lazybatch_graph::onnx::{Array, Attr, Node};
 use lazybatch_graph::{Attribute, Layout, Op, Operand, Part, Produced, TensorOp};
 
-use super::{CHECKED, Lower, Value, floats};
+use super::{CHECKED, Lower, Value, floats, ints};
 use crate::import::items::{Act, Arg, Kind, Out, Src};
 use crate::import::layout;
+use crate::import::trace::Size;
 
 /// Most whole numbers that stand in the program's text.
 const MAX_NUMBERS: usize = 1 << 14;
@@ -37,6 +38,9 @@ impl Lower<'_> {
                         let why = "reads scores of an attention whose form is not recognised";
                         return Err(why.into());
                     }
+                    Some(Value::Cache(_)) => {
+                        return Err("reads a cache other than by attention".into());
+                    }
                     Some(Value::Failed) | None => self.known_operand(node, i)?,
                 }
             };
@@ -56,7 +60,7 @@ impl Lower<'_> {
             .map_or(0, |i| i + 1);
         for i in 0..num {
             let fact = self.fact(node, i)?;
-            let layout = layout::plain(&fact.sizes).ok_or_else(|| {
+            let layout = self.axes_of(node, &fact.sizes).ok_or_else(|| {
                 format!(
                     "result {}: expected axes that are a number, the batch or the sequence, got \
                      {}",
@@ -102,6 +106,30 @@ impl Lower<'_> {
                 })
             })
             .collect())
+    }
+
+    /// Axes of a result: a number, the batch or the sequence alone where that says it, else as an
+    /// operand has them in the same place.
+    fn axes_of(&self, node: &Node, sizes: &[Option<Size>]) -> Option<Layout> {
+        let rank = sizes.len();
+        let perm: Vec<usize> = match (node.op.as_str(), ints(node, "perm")) {
+            ("Transpose", Some(perm)) => perm.iter().map(|&i| i as usize).collect(),
+            ("Transpose", None) => (0..rank).rev().collect(),
+            _ => (0..rank).collect(),
+        };
+        let axes = sizes.iter().enumerate().map(|(i, size)| {
+            if let Some(plain) = layout::plain(&[*size]) {
+                return plain.0.into_iter().next();
+            }
+            (0..node.inputs.len()).find_map(|operand| {
+                let x = self
+                    .act(node, operand)
+                    .filter(|x| x.layout.0.len() == rank)?;
+                let axis = x.layout.0.get(*perm.get(i)?)?;
+                (Some(layout::size(axis)) == *size).then(|| axis.clone())
+            })
+        });
+        axes.collect::<Option<_>>().map(Layout)
     }
 
     /// Operand `i`, which is known: a weight, a table by position, or numbers.
@@ -159,8 +187,8 @@ impl Lower<'_> {
     }
 }
 
-fn shown(sizes: &[Option<crate::import::trace::Size>]) -> String {
-    let one = |s: &Option<crate::import::trace::Size>| match s {
+fn shown(sizes: &[Option<Size>]) -> String {
+    let one = |s: &Option<Size>| match s {
         None => "?".to_owned(),
         Some(s) => {
             let mut factors = Vec::new();

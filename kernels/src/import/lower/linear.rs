@@ -57,7 +57,8 @@ impl Lower<'_> {
             *last = vec![Part::Fixed(n)];
         }
         let args = vec![Arg::Item(y.src), weight];
-        y.dims = vec![n];
+        y.dims.pop();
+        y.dims.push(n);
         let y = self.emit(node, PRODUCT, args, y);
         if !is_gemm || self.absent(node, 2) {
             return one(y);
@@ -87,14 +88,17 @@ impl Lower<'_> {
         one(self.emit(node, Op::Binary(Bin::Add), args, y))
     }
 
-    /// `x` with rows of its last axis, which has `k` features, alone; none if a row holds more.
+    /// `x` in rows of the `k` features of its last axis: `[k]`, or `[n, k]` where a packed row holds
+    /// several; none if the axis is another.
     pub(super) fn features(&mut self, x: &Act, k: usize) -> Option<Act> {
         let last = x.layout.0.last()?;
         let plain = last.iter().all(|p| matches!(p, Part::Fixed(_)));
-        if x.elem != Elem::F32 || !plain || x.layout.row_elems() != k {
+        if x.elem != Elem::F32 || !plain || crate::import::layout::size(last).k != k {
             return None;
         }
-        let own: usize = crate::import::layout::size(last).k;
-        (own == k).then(|| self.items.shaped(x, &[k]))
+        match x.layout.row_elems() / k {
+            1 => Some(self.items.shaped(x, &[k])),
+            n => Some(self.items.shaped(x, &[n, k])),
+        }
     }
 }

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use lazybatch_graph::onnx::{Array, Attr, Elem, Node, Refused};
 use lazybatch_graph::{Layout, Op, Tensor};
 
-use super::items::{Act, Arg, Items, Kind, Out, Src};
+use super::items::{Act, Arg, Cache, Items, Kind, Out, Src};
 use super::layout;
 use super::trace::{Fact, LENGTHS, Trace};
 use attention::Scores;
@@ -30,6 +30,8 @@ pub(super) enum Value {
     Act(Act),
     /// Scores of an attention, or their softmax.
     Scores(Box<Scores>),
+    /// Keys or values that a decoder keeps.
+    Cache(Cache),
     /// Not there: its node was refused.
     Failed,
 }
@@ -49,6 +51,8 @@ pub(super) struct Lower<'t> {
     pub refused: Vec<Refused>,
     /// Most positions of a sequence.
     pub max_len: usize,
+    /// Most steps of a decoder whose length is that of its caches: the number of steps so far.
+    pub max_steps: Option<usize>,
 }
 
 /// A single activation as the results of a node.
@@ -108,6 +112,9 @@ impl<'t> Lower<'t> {
     }
 
     fn native(&mut self, node: &'t Node) -> Native {
+        if let Some(cache) = self.cached(node)? {
+            return Ok(Some(vec![Value::Cache(cache)]));
+        }
         if let Some(done) = self.scores(node)? {
             return Ok(Some(done));
         }

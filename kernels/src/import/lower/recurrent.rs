@@ -53,6 +53,9 @@ enum Init {
     Given(Act),
 }
 
+/// One direction of a layer: its cell, the operands behind x, and states that are given.
+type Direction = (Cell, Vec<Arg>, Vec<(usize, Act)>);
+
 /// Gates of one direction in the program's order: each `[hidden, inputs]` of `w`, `[hidden,
 /// hidden]` of `r`, and biases.
 struct Gates {
@@ -342,7 +345,7 @@ impl Lower<'_> {
         node: &Node,
         x: &Act,
         axes: &Axes,
-        layers: Vec<(Cell, Vec<Arg>, Vec<(usize, Act)>)>,
+        layers: Vec<Direction>,
         hidden: usize,
     ) -> Vec<Value> {
         let x = self.items.shaped(x, &[x.layout.row_elems()]);
@@ -407,7 +410,7 @@ impl Lower<'_> {
         node: &Node,
         x: &Act,
         axes: &Axes,
-        layers: Vec<(Cell, Vec<Arg>, Vec<(usize, Act)>)>,
+        layers: Vec<Direction>,
         hidden: usize,
         num: usize,
     ) -> Result<Vec<Value>, String> {

@@ -4,7 +4,7 @@ use lazybatch_graph::onnx::{Attr, Elem, Node};
 use lazybatch_graph::{Layout, Op, Part};
 
 use super::{Lower, Native, Value, axis_of, float, floats, int, ints, one};
-use crate::import::items::{Act, Arg};
+use crate::import::items::{Act, Arg, Kind, Src};
 use crate::import::layout::{permute, reshape, size};
 
 impl Lower<'_> {
@@ -20,17 +20,16 @@ impl Lower<'_> {
         }
     }
 
-    /// Whether the axis is the last one and all of a row.
-    fn is_row(&self, x: &Act, axis: i64) -> Option<usize> {
+    /// Features of the axis, if it is the last one.
+    fn is_last(&self, x: &Act, axis: i64) -> Option<usize> {
         let rank = x.layout.0.len();
         let at = axis_of(axis, rank)?;
-        let k = size(x.layout.0.last()?).k;
-        (at + 1 == rank && k == x.layout.row_elems()).then_some(k)
+        (at + 1 == rank).then(|| size(&x.layout.0[at]).k)
     }
 
     fn softmax(&mut self, node: &Node, x: &Act) -> Native {
         let default = if self.trace.opset < 13 { 1 } else { -1 };
-        let Some(k) = self.is_row(x, int(node, "axis", default)) else {
+        let Some(k) = self.is_last(x, int(node, "axis", default)) else {
             return Ok(None);
         };
         let Some(x) = self.features(x, k) else {
@@ -43,7 +42,7 @@ impl Lower<'_> {
     fn layer_norm(&mut self, node: &Node, x: &Act) -> Native {
         let wanted = node.outputs.iter().filter(|o| !o.is_empty()).count();
         let Some(k) = self
-            .is_row(x, int(node, "axis", -1))
+            .is_last(x, int(node, "axis", -1))
             .filter(|_| wanted == 1)
         else {
             return Ok(None);
@@ -75,7 +74,8 @@ impl Lower<'_> {
         if int(node, "select_last_index", 0) != 0 {
             return Ok(None);
         }
-        let Some(k) = self.is_row(x, int(node, "axis", 0)) else {
+        let whole = |k: &usize| *k == x.layout.row_elems();
+        let Some(k) = self.is_last(x, int(node, "axis", 0)).filter(whole) else {
             return Ok(None);
         };
         let Some(x) = self.features(x, k) else {
@@ -245,10 +245,12 @@ impl Lower<'_> {
         let Some(axis) = axis_of(*axis, rank).filter(|_| self.is_forward(node)) else {
             return Ok(None);
         };
-        if x.layout.0[axis] == [Part::Len] && (*start, *end) == (0, 1) {
+        let is_first = (*start, *end) == (0, 1);
+        let is_last = *start == -1 && *end >= i64::from(i32::MAX);
+        if x.layout.0[axis] == [Part::Len] && (is_first || is_last) {
             let mut axes = x.layout.0.clone();
             axes[axis] = Vec::new();
-            return self.first_row(node, x, Layout(axes));
+            return self.end_row(node, x, Layout(axes), is_first);
         }
         let own = size(&x.layout.0[axis]).k as i64;
         let bound = |v: i64| if v < 0 { v + own } else { v }.clamp(0, own);
@@ -267,8 +269,20 @@ impl Lower<'_> {
                 .is_some_and(|steps| steps.iter().all(|s| *s == 1))
     }
 
-    fn first_row(&mut self, node: &Node, x: &Act, layout: Layout) -> Native {
-        if x.elem != Elem::F32 {
+    /// The first or the last row. The row that a recurrent layer computes last is its state.
+    fn end_row(&mut self, node: &Node, x: &Act, layout: Layout, is_first: bool) -> Native {
+        if let Kind::Layer(cell) = &self.items.items[x.src.item].kind
+            && cell.reverse == is_first
+            && x.src.out == 0
+        {
+            let src = Src { out: 1, ..x.src };
+            return one(Act {
+                src,
+                layout,
+                ..x.clone()
+            });
+        }
+        if x.elem != Elem::F32 || !is_first {
             return Ok(None);
         }
         let k = x.layout.row_elems();
@@ -358,7 +372,7 @@ impl Lower<'_> {
                 };
                 let is_scalar = self.constant(node, 1).is_some_and(|i| i.rank() == 0);
                 let kept = (!is_scalar).then(Vec::new);
-                if x.layout.0[axis] == [Part::Len] && *at == 0 {
+                if x.layout.0[axis] == [Part::Len] && matches!(*at, 0 | -1) {
                     let mut axes = x.layout.0.clone();
                     match kept {
                         Some(parts) => axes[axis] = parts,
@@ -366,7 +380,7 @@ impl Lower<'_> {
                             axes.remove(axis);
                         }
                     }
-                    return self.first_row(node, &x, Layout(axes));
+                    return self.end_row(node, &x, Layout(axes), *at == 0);
                 }
                 let own = size(&x.layout.0[axis]).k;
                 let Some(at) = axis_of(*at, own) else {
