@@ -203,6 +203,7 @@ pub fn run(
         {
             smallvec::smallvec![buf]
         } else {
+            let reuse = take_residual(model, frame, id, &info.dead_after[pos]);
             let view = NodeView {
                 model,
                 frame,
@@ -210,7 +211,7 @@ pub fn run(
                 node,
                 repeat,
             };
-            run_node(env, view).map_err(|why| format!("node {}: {why}", node.name))?
+            run_node(env, view, reuse).map_err(|why| format!("node {}: {why}", node.name))?
         };
         for (local, original) in originals {
             if let Some(turned) = frame.values[local].replace(original) {
@@ -252,7 +253,29 @@ fn turn_operands(
     originals
 }
 
-fn run_node(env: &mut Env<'_>, v: NodeView<'_>) -> Result<Outs, String> {
+/// Takes the residual of a convolution out of the frame if it dies with this node.
+fn take_residual(model: &Model, frame: &mut Frame, id: NodeId, dead: &[usize]) -> Option<Buf> {
+    let node = model.program.node(id);
+    let Op::Conv2d {
+        groups: 1,
+        residual: true,
+        ..
+    } = node.op
+    else {
+        return None;
+    };
+    let (&residual, others) = node.inputs.split_last()?;
+    let local = model.local[residual.index()];
+    let is_own = dead.contains(&local) && !others.contains(&residual);
+    let is_turned = !model.layouts.turned(id).is_empty();
+    if !is_own || is_turned {
+        return None;
+    }
+    frame.values[local].take()
+}
+
+/// Runs a node; a convolution may put its result into `reuse`.
+fn run_node(env: &mut Env<'_>, v: NodeView<'_>, reuse: Option<Buf>) -> Result<Outs, String> {
     let one = |buf: Buf| -> Outs { smallvec::smallvec![buf] };
     Ok(match &v.node.op {
         Op::Input { input, at } => one(ops::data::input(env, v, *input, *at)),
@@ -291,7 +314,7 @@ fn run_node(env: &mut Env<'_>, v: NodeView<'_>) -> Result<Outs, String> {
             residual,
             act,
         } => one(ops::conv::conv2d(
-            env, v, window, *groups, *bias, *residual, *act,
+            env, v, window, *groups, *bias, *residual, *act, reuse,
         )),
         Op::BatchNorm { eps } => one(ops::image::batch_norm(env, v, *eps)),
         Op::Pool2d { pool, window } => one(ops::image::pool2d(env, v, *pool, window)),

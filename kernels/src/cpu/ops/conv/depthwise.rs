@@ -1,9 +1,12 @@
 //! Depthwise convolution: each channel with a filter of its own, lanes being channels.
 
-use super::{Finish, Geometry};
+use lazybatch_graph::Act;
+
+use super::Geometry;
+use super::finish::{Finish, Residual, lanes, store};
 use crate::cpu::exec::Env;
 use crate::cpu::level::simd;
-use crate::cpu::math::{LANES, Lanes};
+use crate::cpu::math::{self, LANES, Lanes};
 use crate::cpu::pool::Shards;
 
 /// Filters of one channel each: `taps [kh kw, c]`.
@@ -26,31 +29,91 @@ pub fn run(
             let image = &x[row / oh * h * w * c..][..h * w * c];
             // SAFETY: each row of an output image is one item.
             let to = unsafe { shards.slice(row * ow * c, ow * c) };
-            output_row(level, g, row % oh, image, taps, to);
-            for (i, to) in to.chunks_exact_mut(c).enumerate() {
-                epi.apply(level, 0, (row * ow + i) * c, to);
-            }
+            output_row(level, g, row, image, taps, epi, to);
         }
     });
 }
 
 simd! {
-    /// Row `oy` of the output.
-    fn output_row(g: &Geometry, oy: usize, x: &[f32], taps: &[f32], out: &mut [f32]) {
-        let c = g.output[0];
-        let (lo, hi, _) = g.clip(0, oy);
-        let whole = g.window.kernel == [3, 3] && hi - lo == 3;
-        for first in (0..c).step_by(LANES) {
-            let width = LANES.min(c - first);
-            if width == LANES && whole {
-                row_3x3(g, oy, first, x, taps, out);
-            } else {
-                for ox in 0..g.output[2] {
-                    let acc = pixel(g, oy, ox, (first, width), x, taps);
-                    out[ox * c + first..][..width].copy_from_slice(&acc[..width]);
-                }
+    /// Row `row` of the output of all samples.
+    fn output_row(
+        g: &Geometry,
+        row: usize,
+        x: &[f32],
+        taps: &[f32],
+        epi: &Finish<'_>,
+        out: &mut [f32],
+    ) {
+        match epi.act {
+            None => each_lane(g, row, x, taps, epi, out, |v| v),
+            Some(Act::Relu) => {
+                each_lane(g, row, x, taps, epi, out, |v| math::act(Act::Relu, v));
+            }
+            Some(Act::Relu6) => {
+                each_lane(g, row, x, taps, epi, out, |v| math::act(Act::Relu6, v));
+            }
+            Some(act) => each_lane(g, row, x, taps, epi, out, |v| math::act(act, v)),
+        }
+    }
+}
+
+#[inline(always)]
+fn each_lane(
+    g: &Geometry,
+    row: usize,
+    x: &[f32],
+    taps: &[f32],
+    epi: &Finish<'_>,
+    out: &mut [f32],
+    act: impl Fn(Lanes) -> Lanes,
+) {
+    let [c, oh, ow] = g.output;
+    let oy = row % oh;
+    let (lo, hi, _) = g.clip(0, oy);
+    let whole = g.window.kernel == [3, 3] && hi - lo == 3;
+    for first in (0..c).step_by(LANES) {
+        let width = LANES.min(c - first);
+        let mut to = Column {
+            epi,
+            bias: epi.bias.map_or([0.0; LANES], |b| lanes(b, first)),
+            at: row * ow * c + first,
+            out: &mut out[first..],
+            act: &act,
+        };
+        if width == LANES && whole {
+            row_3x3(g, oy, first, x, taps, &mut to);
+        } else {
+            for ox in 0..ow {
+                let acc = pixel(g, oy, ox, (first, width), x, taps);
+                to.put(ox * c, width, acc);
             }
         }
+    }
+}
+
+/// Up to sixteen channels of a row of outputs.
+struct Column<'a, F> {
+    epi: &'a Finish<'a>,
+    bias: Lanes,
+    /// Where the first of them lies in the whole output.
+    at: usize,
+    /// From there on.
+    out: &'a mut [f32],
+    act: &'a F,
+}
+
+impl<F: Fn(Lanes) -> Lanes> Column<'_, F> {
+    /// Finishes `v` and writes its first `width` lanes `at` elements behind the first.
+    #[inline(always)]
+    fn put(&mut self, at: usize, width: usize, mut v: Lanes) {
+        if self.epi.bias.is_some() {
+            (0..LANES).for_each(|i| v[i] += self.bias[i]);
+        }
+        if let Residual::At(residual) = self.epi.residual {
+            let residual = lanes(&residual[self.at + at..][..width], 0);
+            (0..LANES).for_each(|i| v[i] += residual[i]);
+        }
+        store(&mut self.out[at..][..width], &(self.act)(v));
     }
 }
 
@@ -93,7 +156,14 @@ fn step(x: &[f32], tap: &[f32], acc: &mut Lanes) {
 /// Sixteen channels of row `oy` of the output, whose windows of 3 x 3 lie inside the rows of the
 /// image: the filters stay in registers.
 #[inline(always)]
-fn row_3x3(g: &Geometry, oy: usize, first: usize, x: &[f32], taps: &[f32], out: &mut [f32]) {
+fn row_3x3(
+    g: &Geometry,
+    oy: usize,
+    first: usize,
+    x: &[f32],
+    taps: &[f32],
+    to: &mut Column<'_, impl Fn(Lanes) -> Lanes>,
+) {
     let (c, w) = (g.output[0], g.input[2]);
     let (_, _, top) = g.clip(0, oy);
     let mut filter = [[0.0; LANES]; 9];
@@ -118,12 +188,6 @@ fn row_3x3(g: &Geometry, oy: usize, first: usize, x: &[f32], taps: &[f32], out: 
         } else {
             pixel(g, oy, ox, (first, LANES), x, taps)
         };
-        out[ox * c + first..][..LANES].copy_from_slice(&acc);
+        to.put(ox * c, LANES, acc);
     }
-}
-
-/// The sixteen elements from `at` on.
-#[inline(always)]
-fn lanes(x: &[f32], at: usize) -> Lanes {
-    *x[at..].first_chunk().expect("whole lanes")
 }

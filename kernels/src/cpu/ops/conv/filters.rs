@@ -1,7 +1,7 @@
 //! Filters of a convolution in the form that its kernel takes.
 
 use crate::cpu::buffers::Aligned;
-use crate::cpu::gemm::PackedB;
+use crate::cpu::gemm::{AnyB, PackedB, Right};
 
 /// Packed filters.
 #[derive(Debug)]
@@ -48,6 +48,17 @@ impl Filters {
             PackedB::pack(&matrix, taps * c, each)
         });
         Ok(Self::Products(products.collect()))
+    }
+
+    /// One group's matrix for a product.
+    ///
+    /// # Panics
+    /// Never: filters are packed as f32.
+    pub fn right(group: &PackedB) -> Right<'_> {
+        match group.view() {
+            AnyB::Float(right) => right,
+            AnyB::Dynamic(_) => unreachable!("filters are f32"),
+        }
     }
 
     /// Whether they were packed for that many groups.

@@ -4,8 +4,8 @@
 //! channel), times the packed filters. The pixels of all samples are the rows of one product, so a
 //! batch fills tiles that one small image leaves empty. A convolution of one pixel reads its image
 //! as it lies; windows of other shapes are gathered, some rows at a time, just before they are
-//! multiplied. Each output element is one chain over (kernel row, kernel column, channel), whatever
-//! the batch. Depthwise convolutions run directly.
+//! multiplied. Each output element is one chain over (kernel row, kernel column, channel), from zero
+//! or from the residual, whatever the batch. Depthwise convolutions run directly.
 
 mod depthwise;
 mod filters;
@@ -13,14 +13,15 @@ mod finish;
 mod gather;
 
 use lazybatch_graph::{Act, Window};
+use smallvec::SmallVec;
 
 use crate::cpu::buffers::Buf;
 use crate::cpu::exec::{Env, NodeView, split_in};
-use crate::cpu::gemm::{AView, BView, Epilogue, NR, gemm_range};
+use crate::cpu::gemm::{AView, Epilogue, NR, Right, gemm_range};
 use crate::cpu::pool::Shards;
 
 pub use filters::Filters;
-use finish::Finish;
+use finish::{Finish, Residual};
 use gather::{gather, with_scratch};
 
 /// Panels that are finished at once.
@@ -77,7 +78,8 @@ impl Geometry {
     }
 }
 
-/// Convolution with bias, residual and activation.
+/// Convolution with bias, residual and activation. `reuse` is the memory of a residual that nobody
+/// reads later: the result takes its place.
 pub fn conv2d(
     env: &mut Env<'_>,
     v: NodeView<'_>,
@@ -86,18 +88,24 @@ pub fn conv2d(
     bias: bool,
     residual: bool,
     act: Option<Act>,
+    reuse: Option<Buf>,
 ) -> Buf {
-    let mut out = v.alloc(env, 0);
+    let in_place = reuse.is_some();
+    let mut out = reuse.unwrap_or_else(|| v.alloc(env, 0));
     let g = Geometry::new(v, window, groups);
     let epi = Finish {
         bias: bias.then(|| v.arg(2)),
-        residual: residual.then(|| v.arg(2 + usize::from(bias))),
+        residual: match (residual, in_place) {
+            (false, _) => Residual::None,
+            (true, true) => Residual::InPlace,
+            (true, false) => Residual::At(v.arg(2 + usize::from(bias))),
+        },
         act,
     };
     match v.filters(1) {
         Filters::Depthwise(taps) => depthwise::run(env, &g, v.arg(0), taps, &mut out, &epi),
         Filters::Products(all) => {
-            let views: smallvec::SmallVec<[BView<'_>; 1]> = all.iter().map(|b| b.view()).collect();
+            let views: SmallVec<[Right<'_>; 1]> = all.iter().map(Filters::right).collect();
             products(env, &g, v.arg(0), &views, &mut out, &epi);
         }
     }
@@ -109,7 +117,7 @@ fn products(
     env: &mut Env<'_>,
     g: &Geometry,
     x: &[f32],
-    filters: &[BView<'_>],
+    filters: &[Right<'_>],
     out: &mut [f32],
     epi: &Finish<'_>,
 ) {
@@ -143,26 +151,22 @@ fn products(
             for from in cols.clone().step_by(PANELS) {
                 let part = from..(from + PANELS).min(cols.end);
                 let (rows, to) = (0..end - first, shards.offset(at));
-                // SAFETY: tasks own disjoint (rows, group, columns) of the output.
-                unsafe {
-                    gemm_range(
-                        level,
-                        a,
-                        rows,
-                        filters[group],
-                        part.clone(),
-                        to,
-                        m,
-                        false,
-                        &none,
-                    );
-                }
                 let (col, num) = (part.start * NR, (part.end * NR).min(mg) - part.start * NR);
-                for row in first..end {
-                    let at = row * m + group * mg + col;
-                    // SAFETY: as above; the product is done.
-                    let to = unsafe { shards.slice(at, num) };
-                    epi.apply(level, group * mg + col, at, to);
+                let channel = group * mg + col;
+                let resume = epi.has_residual();
+                // SAFETY: tasks own disjoint (rows, group, columns) of the output, and no slice
+                // lives while the product writes.
+                unsafe {
+                    if resume {
+                        for row in first..end {
+                            let at = row * m + channel;
+                            epi.begin(level, channel, at, shards.slice(at, num));
+                        }
+                    }
+                    gemm_range(level, a, rows, filters[group], part, to, m, resume, &none);
+                    for row in first..end {
+                        epi.end(level, channel, shards.slice(row * m + channel, num));
+                    }
                 }
             }
         };
