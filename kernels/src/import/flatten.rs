@@ -1,9 +1,9 @@
 //! Makes a graph flat: constants evaluated, branches of `If` in place where the condition does not
-//! depend on what a request brings.
+//! depend on what a request brings, passes of `Loop` one after another where their number does not.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use lazybatch_graph::onnx::{Array, Attr, Error, Graph, Limits, Node};
+use lazybatch_graph::onnx::{Array, Attr, Data, Error, Graph, Limits, Node};
 
 use crate::onnx::evaluate;
 use crate::tensor::Call;
@@ -21,6 +21,9 @@ pub(super) struct Flattener<'a> {
     computed: BTreeSet<String>,
     inlined: usize,
 }
+
+/// Most passes of a loop that are put one after another.
+const MAX_PASSES: i128 = 64;
 
 /// Other names of values; the other name may have another name again.
 type Names = BTreeMap<String, String>;
@@ -121,7 +124,12 @@ impl Flattener<'_> {
                     rename(body, names);
                 }
             }
-            if node.op == "If" && self.branch(&node, names)? {
+            let inlined = match node.op.as_str() {
+                "If" => self.branch(&node, names)?,
+                "Loop" => self.unroll(&node, names)?,
+                _ => false,
+            };
+            if inlined {
                 continue;
             }
             self.plain(node)?;
@@ -142,9 +150,18 @@ impl Flattener<'_> {
         let Some(Attr::Graph(body)) = node.attrs.get(attr) else {
             return Ok(false);
         };
+        let names = self.inline(node, body, outer.clone())?;
+        for (output, info) in node.outputs.iter().zip(&body.outputs) {
+            // Whatever read the result of the `If` now reads that of the branch.
+            outer.insert(output.clone(), resolve(&names, &info.name).to_owned());
+        }
+        Ok(true)
+    }
+
+    /// Walks through a subgraph of `node` under names of its own; `names` has those of its inputs.
+    fn inline(&mut self, node: &Node, body: &Graph, mut names: Names) -> Result<Names, Error> {
         self.inlined += 1;
         let prefix = format!("{}.{}", node.name, self.inlined);
-        let mut names = outer.clone();
         for (name, array) in &body.initializers {
             let full = format!("{prefix}/{name}");
             self.known.insert(full.clone(), array.clone());
@@ -164,11 +181,93 @@ impl Flattener<'_> {
             })
             .collect();
         self.walk(&renamed, &mut names)?;
-        for (output, info) in node.outputs.iter().zip(&body.outputs) {
-            // Whatever read the result of the `If` now reads that of the branch.
-            outer.insert(output.clone(), resolve(&names, &info.name).to_owned());
+        Ok(names)
+    }
+
+    /// A value that is known and no request's.
+    fn decided(&self, name: &str) -> Option<i128> {
+        let value = self.known.get(name).filter(|_| !self.data.contains(name))?;
+        (value.len() == 1).then(|| value.data().to_i128()[0])
+    }
+
+    /// Puts the passes of a `Loop` one after another; false if their number is not known.
+    fn unroll(&mut self, node: &Node, outer: &mut Names) -> Result<bool, Error> {
+        let Some(Attr::Graph(body)) = node.attrs.get("body") else {
+            return Ok(false);
+        };
+        let operand = |i: usize| node.inputs.get(i).filter(|n| !n.is_empty());
+        let most = operand(0).and_then(|n| self.decided(n));
+        let starts = operand(1).is_none_or(|n| self.decided(n).is_some_and(|go| go != 0));
+        let Some(most) = most.filter(|n| (0..=MAX_PASSES).contains(n) && starts) else {
+            return Ok(false);
+        };
+        let mut carried: Vec<String> = node.inputs.iter().skip(2).cloned().collect();
+        let num = carried.len();
+        if body.inputs.len() != num + 2 || body.outputs.len() < num + 1 || most == 0 {
+            return Ok(false);
+        }
+        let mut scanned = vec![Vec::new(); body.outputs.len() - num - 1];
+        for pass in 0..most as i64 {
+            let at = format!("{}.{}.pass", node.name, self.inlined);
+            let go = format!("{at}.go");
+            self.known
+                .insert(at.clone(), Array::scalar(Data::I64(vec![pass])));
+            self.known
+                .insert(go.clone(), Array::scalar(Data::Bool(vec![true])));
+            let mut names = outer.clone();
+            let given = [at, go].into_iter().chain(carried);
+            for (input, value) in body.inputs.iter().zip(given) {
+                names.insert(input.name.clone(), value);
+            }
+            let names = self.inline(node, body, names)?;
+            let mut results = body.outputs.iter().map(|o| resolve(&names, &o.name));
+            match results.next().and_then(|go| self.decided(go)) {
+                Some(go) if go != 0 || pass + 1 == most as i64 => {}
+                _ => {
+                    let place = format!("node {} (Loop)", node.name);
+                    let expected = "one that is true and does not depend on the request";
+                    return Err(Error::invalid(place, "condition", expected, "another"));
+                }
+            }
+            carried = results.by_ref().take(num).map(str::to_owned).collect();
+            for (list, value) in scanned.iter_mut().zip(results) {
+                list.push(value.to_owned());
+            }
+        }
+        for (output, value) in node.outputs.iter().zip(&carried) {
+            outer.insert(output.clone(), value.clone());
+        }
+        for (output, parts) in node.outputs.iter().skip(num).zip(scanned) {
+            self.stack(output, &parts)?;
         }
         Ok(true)
+    }
+
+    /// `output` as `parts` along a new first axis.
+    fn stack(&mut self, output: &str, parts: &[String]) -> Result<(), Error> {
+        let make = |op: &str, inputs: Vec<String>, to: String| Node {
+            name: format!("{to}.{op}"),
+            op: op.into(),
+            inputs,
+            ..identity("", &to)
+        };
+        let zero = format!("{output}.axis");
+        self.known.insert(zero.clone(), Array::vector(vec![0]));
+        let mut rows = Vec::new();
+        for (i, part) in parts.iter().enumerate() {
+            let to = format!("{output}.{i}");
+            let mut row = make("Unsqueeze", vec![part.clone()], to.clone());
+            if self.opset < 13 {
+                row.attrs.insert("axes".into(), Attr::Ints(vec![0]));
+            } else {
+                row.inputs.push(zero.clone());
+            }
+            self.plain(row)?;
+            rows.push(to);
+        }
+        let mut all = make("Concat", rows, output.to_owned());
+        all.attrs.insert("axis".into(), Attr::Int(0));
+        self.plain(all)
     }
 
     fn plain(&mut self, node: Node) -> Result<(), Error> {

@@ -5,8 +5,8 @@
 //! interpreter of [`crate::onnx`] on random inputs, at two batch sizes and lengths. What it cannot
 //! lower it refuses, all nodes at once, by name.
 //!
-//! The steps are: [`flatten`] (constants, branches), [`patterns`], [`axes`], [`trace`] (sizes),
-//! [`lower`], [`schedule`] (blocks), [`check`]. [`manifest`] ties an encoder and a decoder together.
+//! The steps are a file each: `flatten` (constants, branches), `patterns`, `axes`, `trace` (sizes),
+//! `lower`, `schedule` (blocks), `check`. `manifest` ties an encoder and a decoder together.
 
 mod axes;
 mod check;
@@ -41,7 +41,7 @@ pub use options::{AxisSpec, Carried, Fixed, Options, Sized as SizedAxis};
 /// Most positions of a sequence where nobody says and no table bounds them.
 const MAX_LEN: usize = 512;
 
-/// Reads the model at `path` and compiles it: an ONNX file, or a TOML [`manifest`] of two.
+/// Reads the model at `path` and compiles it: an ONNX file, or a TOML manifest of two.
 ///
 /// # Errors
 /// Whatever is wrong with the file; the nodes that cannot be lowered; an output that differs.
@@ -150,7 +150,7 @@ fn prepare(model: &Model, options: &Options, limits: &Limits) -> Result<Prepared
     let all = axes::read(&graph, options)?;
     relax(&mut model.graph, &all);
     let (mut inputs, filled) = split_filled(&graph, all, options)?;
-    if graph.nodes.iter().any(|n| n.op == "If") {
+    if graph.nodes.iter().any(has_body) {
         // A condition on sizes is decided at one batch size and length; the comparison behind the
         // import sees others.
         let mut rng = ChaCha8Rng::seed_from_u64(5);
@@ -181,7 +181,8 @@ fn prepare(model: &Model, options: &Options, limits: &Limits) -> Result<Prepared
             op: node.op.clone(),
             why: match node.op.as_str() {
                 "If" => "its condition depends on the request".into(),
-                _ => "loops of a graph are not compiled".into(),
+                "Loop" => "the number of its passes is not known, or large".into(),
+                _ => "is not compiled".into(),
             },
         });
     }

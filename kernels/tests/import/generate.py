@@ -392,7 +392,34 @@ def reader():
            opset=14)
 
 
+def loop():
+    """Three passes of a loop with a carried value, and all of its values stacked."""
+    g = Graph(13)
+    w = g.weight(5, 5)
+    body = helper.make_graph(
+        [helper.make_node("MatMul", ["carried", w], ["product"], name="product"),
+         helper.make_node("Cast", ["pass"], ["number"], name="number", to=F32),
+         helper.make_node("Add", ["product", "number"], ["moved"], name="moved"),
+         helper.make_node("Tanh", ["moved"], ["next"], name="next"),
+         helper.make_node("Identity", ["next"], ["seen"], name="seen"),
+         helper.make_node("Identity", ["go"], ["still"], name="still")],
+        "body",
+        [helper.make_tensor_value_info("pass", I64, []),
+         helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+         helper.make_tensor_value_info("carried", F32, None)],
+        [helper.make_tensor_value_info("still", TensorProto.BOOL, []),
+         helper.make_tensor_value_info("next", F32, None),
+         helper.make_tensor_value_info("seen", F32, None)])
+    g.nodes.append(helper.make_node("Loop", [g.const(np.int64(3)), "", "x"], ["last", "all"],
+                                    name="passes", body=body))
+    g.rename(g.op("Relu", "last"), "y")
+    g.rename(g.op("Transpose", "all", perm=[1, 0, 2]), "steps")
+    g.save("loop", [("x", F32, ["batch", 5])],
+           [("y", F32, ["batch", 5]), ("steps", F32, ["batch", 3, 5])])
+
+
 if __name__ == "__main__":
     os.makedirs(HERE, exist_ok=True)
-    for make in (mlp, cnn, bert, lstm, bilstm, cells, causal, odd, speller, reader):
+    for make in (mlp, cnn, bert, lstm, bilstm, cells, causal, odd, speller, reader,
+                 loop):
         make()

@@ -199,6 +199,14 @@ fn caches_that_grow_become_states() {
 }
 
 #[test]
+fn a_loop_of_few_passes_is_unrolled() {
+    let program = program("loop");
+    assert_eq!(count(&program, |op| matches!(op, Op::Linear { .. })), 3);
+    assert!(general(&program).is_empty(), "{}", dump(&program, None));
+    check_bits(program, 4, 0);
+}
+
+#[test]
 fn what_pytorch_exports_is_imported() {
     for (name, longest, slow) in [
         ("bilstm", 20, &[][..]),

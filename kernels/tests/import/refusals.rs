@@ -184,3 +184,71 @@ fn damaged_files_are_refused() {
         assert!(import(&file, &Options::default()).is_err(), "{cut} bytes");
     }
 }
+
+#[test]
+fn manifests_that_do_not_fit_their_graphs_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    for file in ["speller-encoder.onnx", "speller-step.onnx"] {
+        std::fs::copy(path(file), dir.path().join(file)).unwrap();
+    }
+    let sound = std::fs::read_to_string(path("speller.toml")).unwrap();
+    let with = |from: &str, by: &str| {
+        assert!(sound.contains(from), "{from}");
+        let file = dir.path().join("m.toml");
+        std::fs::write(&file, sound.replace(from, by)).unwrap();
+        import(&file, &Options::default()).unwrap_err().to_string()
+    };
+    let check = |from: &str, by: &str, part: &str| {
+        let e = with(from, by);
+        assert!(e.contains(part), "{part:?} is not in {e}");
+    };
+    check(
+        "[decoder]",
+        "[decoder",
+        "manifest: text: expected a manifest",
+    );
+    check(
+        "max_steps = 15",
+        "max_steps = 0",
+        "max_steps: expected 1 to",
+    );
+    check("stop = 2", "stop = 2\nhalt = 3", "halt");
+    check("speller-step.onnx", "missing.onnx", "missing.onnx");
+    check(
+        "token = \"token\"",
+        "token = \"word\"",
+        "decoder: input: expected one of token, h, memory, got word",
+    );
+    check(
+        "feed = { h = \"next_h\" }",
+        "feed = {}",
+        "first: expected inputs that `feed` names, got h",
+    );
+    check("{ h = \"next_h\" }", "{ h = \"last_h\" }", "decoder feed h");
+    check(
+        "{ h = \"state\" }",
+        "{ h = \"memory\" }",
+        "decoder input h: first value",
+    );
+    check(
+        "{ memory = \"memory\" }",
+        "{}",
+        "decoder input memory: value: expected an input that",
+    );
+    check(
+        "{ memory = \"memory\" }",
+        "{ memory = \"state\" }",
+        "decoder input memory: encoder's output",
+    );
+    check(
+        "choose = \"logits\"",
+        "choose = \"scores\"",
+        "decoder choose: output: expected an output that depends",
+    );
+    let cached = "read = { memory = \"memory\" }\ncache = { h = \"next_h\" }";
+    check(
+        "read = { memory = \"memory\" }",
+        cached,
+        "decoder input h: cache",
+    );
+}
