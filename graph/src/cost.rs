@@ -196,6 +196,7 @@ fn flops(program: &Program, id: NodeId) -> (u64, u64) {
         | Op::Concat
         | Op::Slice { .. }
         | Op::FirstRow
+        | Op::LastRow
         | Op::VecRead { .. }
         | Op::VecWrite { .. }
         | Op::SeqRead { .. }

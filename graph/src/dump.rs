@@ -225,7 +225,18 @@ impl fmt::Display for Op {
             Self::Softmax => f.write_str("softmax"),
             Self::Embedding => f.write_str("embedding"),
             Self::AddPosition => f.write_str("add_position"),
-            Self::Rope { heads, dim, theta } => write!(f, "rope {heads}x{dim} {theta}"),
+            Self::Rope {
+                heads,
+                dim,
+                theta,
+                past,
+            } => {
+                write!(f, "rope {heads}x{dim} {theta}")?;
+                match past {
+                    Some(state) => write!(f, " behind {state}"),
+                    None => Ok(()),
+                }
+            }
             Self::Attention { heads, causal } => {
                 let mask = if *causal { " causal" } else { "" };
                 write!(
@@ -291,6 +302,7 @@ impl fmt::Display for Op {
             Self::EmbeddingBag => f.write_str("embedding_bag"),
             Self::MeanRows => f.write_str("mean_rows"),
             Self::FirstRow => f.write_str("first_row"),
+            Self::LastRow => f.write_str("last_row"),
             Self::ArgMax => f.write_str("arg_max"),
             Self::VecRead { state } => write!(f, "vec_read {state}"),
             Self::VecWrite { state } => write!(f, "vec_write {state}"),

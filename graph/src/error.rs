@@ -45,6 +45,28 @@ pub enum Error {
         /// What is there.
         got: String,
     },
+    /// A key of a manifest is missing, unknown, or does not fit.
+    #[error("{file}: {key}: expected {expected}, got {got}")]
+    Manifest {
+        /// The manifest's path.
+        file: String,
+        /// The key, with its tables.
+        key: String,
+        /// What would be right.
+        expected: String,
+        /// What is there.
+        got: String,
+    },
+    /// Tensors of weight files are not those of the model: all that is wrong.
+    #[error("{files}: tensors are not those of {manifest}: {}", problems.join("; "))]
+    Tensors {
+        /// Paths of the files.
+        files: String,
+        /// Path of the manifest.
+        manifest: String,
+        /// What is wrong, each with what was expected and what is there.
+        problems: Vec<String>,
+    },
     /// A weight file cannot be read.
     #[error("weight file {path}: {what}")]
     File {

@@ -5,6 +5,7 @@
 //! schedules nor computes.
 //!
 //! Entry points: [`ProgramBuilder`] makes programs and [`WeightFile`] fills their weights,
+//! [`Manifest`] builds models from published weight files,
 //! [`verify()`] checks them, [`optimize`] fuses nodes, [`Liveness`] and [`cost`] say what a merge
 //! copies and what a node costs, [`Segments`] groups nodes for launching, and [`dump()`] prints it
 //! all:
@@ -42,6 +43,7 @@ pub mod folder;
 pub mod ids;
 pub mod infer;
 pub mod liveness;
+pub mod manifest;
 mod mmap;
 pub mod onnx;
 pub mod op;
@@ -54,7 +56,7 @@ pub mod tensor_op;
 pub mod verify;
 pub mod weights;
 
-pub use builder::{Fused, LstmState, Memory, MultiHead, ProgramBuilder};
+pub use builder::{Fused, Greedy, LstmState, Memory, MultiHead, ProgramBuilder};
 pub use cost::NodeCost;
 
 pub use dtype::DType;
@@ -62,6 +64,7 @@ pub use dump::dump;
 pub use error::Error;
 pub use ids::{BlockId, InputId, NodeId, OutputId, StateId, ValueId, WeightId};
 pub use liveness::{Boundary, Liveness};
+pub use manifest::Manifest;
 pub use op::{Act, At, Bin, CustomOp, Heads, Op, Pool, Window};
 pub use passes::optimize;
 pub use program::{

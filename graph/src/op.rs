@@ -171,7 +171,8 @@ pub enum Op {
     /// `x [r, d]`, `table [p, d]`: adds the table's row at the row's position.
     AddPosition,
     /// `x [r, heads * dim]`: rotary embedding at the row's position; pairs `(2i, 2i + 1)` of each
-    /// head turn by `position * theta^(-2i / dim)`.
+    /// head turn by `position * theta^(-2i / dim)`. With `past`, in loops: the position is the number
+    /// of rows that this sequence state holds, so that a decoder goes on behind its prompt.
     Rope {
         /// Heads in a row.
         heads: usize,
@@ -179,6 +180,8 @@ pub enum Op {
         dim: usize,
         /// Base of the frequencies, usually 10000.
         theta: f32,
+        /// Sequence state whose rows come before this one.
+        past: Option<StateId>,
     },
     /// `Once` blocks: `q [rows, query * dim]`, `k [rows, kv * dim]`, `v [rows, kv * dim]`: scaled
     /// dot-product attention within each member; `causal`: position `i` sees `0..=i`.
@@ -284,6 +287,8 @@ pub enum Op {
     MeanRows,
     /// `x [rows, d]` (`Once`): each member's first row: `[batch, d]`.
     FirstRow,
+    /// `x [rows, d]` (`Once`): each member's last row: `[batch, d]`.
+    LastRow,
     /// `x [r, d]`: index of the largest element, the lowest among equals: `[r] i32`.
     ArgMax,
     /// The vector state's content: `[batch, dims...]`.

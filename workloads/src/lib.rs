@@ -7,6 +7,7 @@
 //! - [`sweep`]: grids of simulations, scored and compared.
 //! - [`generalise`]: random models under random arrivals.
 //! - [`zoo`]: models by name.
+//! - [`text`]: text for models that compute with token ids.
 //! - [`bound`]: what no schedule of given arrivals can beat.
 //! - [`devices`]: latency profiles of those models on devices that are not at hand.
 //! - [`report`]: one self-contained HTML file about a comparison.
@@ -36,6 +37,7 @@ pub mod lengths;
 pub mod report;
 pub mod results;
 pub mod sweep;
+pub mod text;
 pub mod traces;
 pub mod zoo;
 

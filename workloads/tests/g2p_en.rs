@@ -4,28 +4,20 @@
 //! files the test says so and passes, unless `LAZYBATCH_REQUIRE_MODELS` is set, as
 //! `cargo xtask test` does.
 
-use std::path::Path;
+mod fetched;
+
 use std::sync::Arc;
 
 use lazybatch_engine::{Engine, ModelOptions, Options};
 use lazybatch_graph::{Tensor, optimize};
 use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
 use lazybatch_workloads::zoo::g2p_en;
-use serde_json::Value;
 
 #[test]
 fn same_phonemes_as_the_package() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.models/g2p_en");
-    let golden = folder.join("golden.json");
-    let Ok(text) = std::fs::read_to_string(&golden) else {
-        assert!(
-            std::env::var_os("LAZYBATCH_REQUIRE_MODELS").is_none(),
-            "not fetched: run `cargo xtask models`"
-        );
-        println!("not run: the model is not fetched (cargo xtask models)");
+    let Some((folder, golden)) = fetched::model("g2p_en") else {
         return;
     };
-    let golden: Value = serde_json::from_str(&text).unwrap();
     let phonemes: Vec<&str> = golden["phonemes"]
         .as_array()
         .unwrap()

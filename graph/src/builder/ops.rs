@@ -180,7 +180,32 @@ impl ProgramBuilder {
         dim: usize,
         theta: f32,
     ) -> ValueId {
-        self.node1(name, Op::Rope { heads, dim, theta }, &[x])
+        let past = None;
+        let op = Op::Rope {
+            heads,
+            dim,
+            theta,
+            past,
+        };
+        self.node1(name, op, &[x])
+    }
+
+    /// Rotary embedding at the position behind the rows of a sequence state, in a loop.
+    pub fn rope_behind(
+        &mut self,
+        name: &str,
+        x: ValueId,
+        (heads, dim, theta): (usize, usize, f32),
+        past: StateId,
+    ) -> ValueId {
+        let past = Some(past);
+        let op = Op::Rope {
+            heads,
+            dim,
+            theta,
+            past,
+        };
+        self.node1(name, op, &[x])
     }
 
     /// Attention within each member.
@@ -329,6 +354,11 @@ impl ProgramBuilder {
     /// Each member's first row.
     pub fn first_row(&mut self, name: &str, x: ValueId) -> ValueId {
         self.node1(name, Op::FirstRow, &[x])
+    }
+
+    /// Each member's last row.
+    pub fn last_row(&mut self, name: &str, x: ValueId) -> ValueId {
+        self.node1(name, Op::LastRow, &[x])
     }
 
     /// Index of each row's largest element.

@@ -93,7 +93,14 @@ pub fn infer(op: &Op, operands: &[&TensorType], cx: &Context<'_>) -> Result<Type
         Op::Embedding => rows::embedding(&args),
         Op::EmbeddingBag => rows::embedding_bag(&args),
         Op::AddPosition => rows::add_position(&args),
-        Op::Rope { heads, dim, .. } => rows::rope(&args, *heads, *dim),
+        Op::Rope {
+            heads, dim, past, ..
+        } => {
+            if let Some(past) = past {
+                state::past(&args, *past)?;
+            }
+            rows::rope(&args, *heads, *dim)
+        }
         Op::Attention { heads, .. } => rows::attention(&args, heads),
         Op::StateAttention {
             heads,
@@ -117,7 +124,7 @@ pub fn infer(op: &Op, operands: &[&TensorType], cx: &Context<'_>) -> Result<Type
         Op::Concat => rows::concat(&args),
         Op::Slice { start, len } => rows::slice(&args, *start, *len),
         Op::Interaction => rows::interaction(&args),
-        Op::MeanRows | Op::FirstRow => rows::reduce_rows(&args),
+        Op::MeanRows | Op::FirstRow | Op::LastRow => rows::reduce_rows(&args),
         Op::ArgMax => rows::arg_max(&args),
         Op::VecRead { state } => state::vec_read(&args, *state),
         Op::VecWrite { state } => state::vec_write(&args, *state),

@@ -137,6 +137,15 @@ pub(super) fn state_attention(
     one(lead, &[d])
 }
 
+/// A sequence state that a loop goes on behind.
+pub(super) fn past(args: &Args<'_>, state: StateId) -> Result<(), Error> {
+    sequence(args, state, "past")?;
+    if args.cx.repeat.is_loop() {
+        return Ok(());
+    }
+    args.cx.fail("past", "a loop", "a block that runs once")
+}
+
 pub(super) fn additive_attention(
     args: &Args<'_>,
     keys: StateId,

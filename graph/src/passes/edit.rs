@@ -128,6 +128,9 @@ pub(super) fn states_of(op: &mut Op) -> SmallVec<[&mut StateId; 2]> {
         }
         Op::LstmCell { h, c, .. } => SmallVec::from([h, c]),
         Op::GruCell { h: state, .. }
+        | Op::Rope {
+            past: Some(state), ..
+        }
         | Op::VecRead { state }
         | Op::VecWrite { state }
         | Op::SeqRead { state, .. }

@@ -326,6 +326,7 @@ fn lookup_rules() {
         "!8 positions",
     );
     let rope = |heads, dim| Op::Rope {
+        past: None,
         heads,
         dim,
         theta: 1e4,
@@ -590,6 +591,7 @@ fn shape_rules() {
     );
     check(ONCE, Op::Interaction, &["batch f32 4 16"], "f32[batch, 6]");
     check(ONCE, Op::MeanRows, &["rows f32 4"], "f32[batch, 4]");
+    check(ONCE, Op::LastRow, &["rows f32 4"], "f32[batch, 4]");
     check(
         ONCE,
         Op::FirstRow,

@@ -2,8 +2,8 @@
 
 use lazybatch_graph::onnx::Elem;
 use lazybatch_graph::{
-    Act, At, Attribute, Bin, CustomOp, DType, Heads, Layout, MultiHead, Op, Operand, Part, Pool,
-    Produced, Program, ProgramBuilder, Repeat, TensorOp, ValueId, Window,
+    Act, At, Attribute, Bin, CustomOp, DType, Fused, Heads, Layout, MultiHead, Op, Operand, Part,
+    Pool, Produced, Program, ProgramBuilder, Repeat, TensorOp, ValueId, Window,
 };
 
 use crate::custom::KernelRegistry;
@@ -157,7 +157,8 @@ pub fn problems() -> Vec<Problem> {
     all.extend(general_problems());
     all.extend(image_problems());
     all.extend(sequence_problems());
-    all.extend([transformer(), recurrent(), decoder(), shared_states()]);
+    all.extend([transformer(), recurrent(), decoder(), prompted_decoder()]);
+    all.push(shared_states());
     all
 }
 
@@ -235,6 +236,7 @@ fn row_problems() -> Vec<Problem> {
                 heads: 3,
                 dim: 8,
                 theta: 1e4,
+                past: None,
             },
             &[X(&[24])],
         ),
@@ -244,6 +246,7 @@ fn row_problems() -> Vec<Problem> {
                 heads: 1,
                 dim: 6,
                 theta: 1e4,
+                past: None,
             },
             &[X(&[6])],
         ),
@@ -255,6 +258,7 @@ fn row_problems() -> Vec<Problem> {
         op(Static, Op::EmbeddingBag, &[Ids(&[4], 13), W(&[13, 7])]),
         op(Rows, Op::MeanRows, &[X(&[23])]),
         op(Rows, Op::FirstRow, &[X(&[23])]),
+        op(Rows, Op::LastRow, &[X(&[23])]),
         op(Rows, Op::ArgMax, &[X(&[35])]),
         op(Static, Op::ArgMax, &[X(&[1])]),
         op(
@@ -593,6 +597,50 @@ fn decoder() -> Problem {
         b.vec_write("token.keep", last, token);
         b.emit("emit", tokens, token);
         b.stop("stop", token, 7);
+        b.finish().expect("a valid problem")
+    });
+    p.num_requests = 8;
+    p.num_schedules = 6;
+    p
+}
+
+/// A decoder that goes on behind its prompt: what it keeps of the prompt is written in one block
+/// and grows in the next, and positions count through both.
+fn prompted_decoder() -> Problem {
+    let mut p = problem("model-prompted-decoder", 1e-4, || {
+        let mut b = ProgramBuilder::new("prompted").with_seed(13);
+        let (d, rope, max) = (16, (2, 8, 1e4), 20);
+        let prompt = b.sequence_ids("prompt", LONGEST, 30);
+        let hidden = b.output_sequence("hidden", DType::F32, &[d]);
+        let last = b.vector_state("last", DType::I32, &[], 0.0);
+        let memory = b.memory(d, LONGEST + max);
+        let table = b.seeded_within("embed.table", &[30, d], 1.0);
+        let w = ["q", "k", "v"].map(|name| b.seeded(name, &[d, d], d));
+        b.begin_block("prefill", Repeat::Once);
+        let ids = b.read_input("prompt", prompt);
+        let x = b.embedding("embed", ids, table);
+        let [q, k, v] = w.map(|w| b.linear(&format!("{w}.prefill"), x, w, Fused::default()));
+        let q = b.rope("q.rope", q, rope.0, rope.1, rope.2);
+        let k = b.rope("k.rope", k, rope.0, rope.1, rope.2);
+        b.seq_write("k.keep", memory.keys, At::All, k);
+        b.seq_write("v.keep", memory.values, At::All, v);
+        let x = b.attention("attend", [q, k, v], heads(2, 2, 8), true);
+        let x = b.last_row("last", x);
+        let best = b.arg_max("first", x);
+        b.vec_write("first.keep", last, best);
+        b.begin_block("decode", Repeat::UntilStop { max: max as u32 });
+        let token = b.vec_read("token", last);
+        let x = b.embedding("embed.out", token, table);
+        let [q, k, v] = w.map(|w| b.linear(&format!("{w}.decode"), x, w, Fused::default()));
+        let q = b.rope_behind("q.behind", q, rope, memory.keys);
+        let k = b.rope_behind("k.behind", k, rope, memory.keys);
+        b.seq_write("k.append", memory.keys, At::End, k);
+        b.seq_write("v.append", memory.values, At::End, v);
+        let x = b.state_attention("attend.all", q, heads(2, 2, 8), memory.keys, memory.values);
+        b.emit("emit.hidden", hidden, x);
+        let best = b.arg_max("best", x);
+        b.vec_write("keep", last, best);
+        b.stop("stop", best, 7);
         b.finish().expect("a valid problem")
     });
     p.num_requests = 8;

@@ -293,7 +293,12 @@ fn run_node(env: &mut Env<'_>, v: NodeView<'_>, reuse: Option<Buf>) -> Result<Ou
         Op::Softmax => one(ops::rowwise::softmax(env, v)),
         Op::Embedding => one(ops::data::embedding(env, v)),
         Op::AddPosition => one(ops::data::add_position(env, v)),
-        Op::Rope { heads, dim, theta } => one(ops::rowwise::rope(env, v, *heads, *dim, *theta)),
+        Op::Rope {
+            heads,
+            dim,
+            theta,
+            past,
+        } => one(ops::rowwise::rope(env, v, *heads, *dim, *theta, *past)),
         Op::Attention { heads, causal } => one(ops::attention::attention(env, v, *heads, *causal)),
         Op::StateAttention {
             heads,
@@ -325,7 +330,8 @@ fn run_node(env: &mut Env<'_>, v: NodeView<'_>, reuse: Option<Buf>) -> Result<Ou
         Op::Interaction => one(ops::rowwise::interaction(env, v)),
         Op::EmbeddingBag => one(ops::data::embedding_bag(env, v)),
         Op::MeanRows => one(ops::data::mean_rows(env, v)),
-        Op::FirstRow => one(ops::data::first_row(env, v)),
+        Op::FirstRow => one(ops::data::one_row(env, v, |_| 0)),
+        Op::LastRow => one(ops::data::one_row(env, v, |own| own - 1)),
         Op::ArgMax => one(ops::rowwise::arg_max(env, v)),
         Op::VecRead { state } => one(ops::state::vec_read(env, v, *state)),
         Op::VecWrite { state } => ops::state::vec_write(env, v, *state),

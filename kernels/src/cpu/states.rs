@@ -46,10 +46,12 @@ struct RowBound {
     max_len: usize,
     /// Writers at a position of the input: repeat rules of their blocks.
     by_input: Vec<Repeat>,
-    /// Rows from writers whose number does not depend on the input.
+    /// Positions of writers whose number of passes does not depend on the input.
     fixed: usize,
-    /// Appending writers that add as many rows as there are passes.
+    /// Appending writers that add as many rows as there are passes over the input.
     appends: Vec<Repeat>,
+    /// Rows that other appending writers add.
+    grows: usize,
 }
 
 impl RowBound {
@@ -61,7 +63,7 @@ impl RowBound {
             .max()
             .unwrap_or(0);
         let appended: usize = self.appends.iter().map(|r| passes(*r, input_len)).sum();
-        (at.max(self.fixed) + appended).min(self.max_len)
+        (at.max(self.fixed) + appended + self.grows).min(self.max_len)
     }
 }
 
@@ -82,8 +84,9 @@ fn bounds(program: &Program) -> Vec<RowBound> {
             if let Op::SeqWrite { state, at } = program.node(node).op {
                 let bound = &mut bounds[state.index()];
                 match (block.repeat, at) {
-                    (Repeat::UntilStop { max }, _) => bound.fixed += max as usize,
-                    (Repeat::Once, At::End) => bound.fixed += 1,
+                    (Repeat::UntilStop { max }, At::End) => bound.grows += max as usize,
+                    (Repeat::UntilStop { max }, _) => bound.fixed = bound.fixed.max(max as usize),
+                    (Repeat::Once, At::End) => bound.grows += 1,
                     (repeat, At::End) => bound.appends.push(repeat),
                     (repeat, _) => bound.by_input.push(repeat),
                 }

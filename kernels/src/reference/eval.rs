@@ -188,7 +188,16 @@ pub(super) fn run(
             }
             y
         }
-        Op::Rope { heads, dim, theta } => {
+        Op::Rope {
+            heads,
+            dim,
+            theta,
+            past,
+        } => {
+            let position = |row: usize| match past {
+                Some(state) => r.sequences[state.index()].len(),
+                None => position(row),
+            };
             let mut y = x(0).to_vec();
             for (row, y) in y.chunks_exact_mut(heads * dim).enumerate() {
                 for (at, pair) in y.chunks_exact_mut(2).enumerate() {
@@ -286,6 +295,7 @@ pub(super) fn run(
             sum.iter().map(|v| v / r.len as f64).collect()
         }
         Op::FirstRow => x(0)[..row_elems(0)].to_vec(),
+        Op::LastRow => x(0)[(r.len - 1) * row_elems(0)..][..row_elems(0)].to_vec(),
         Op::ArgMax => x(0)
             .chunks_exact(row_elems(0))
             .map(|row| {

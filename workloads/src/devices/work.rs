@@ -171,18 +171,20 @@ impl<'a> Pricing<'a> {
     }
 
     /// Positions that a row looks at in a sequence state: what grows while the loop runs is the
-    /// request's own output, everything else covers the input.
+    /// request's own output, everything else covers the input; a cache that goes on behind its
+    /// prompt has both.
     fn attended(&self, keys: StateId) -> u64 {
-        let grows = self
-            .program
-            .nodes
-            .iter()
-            .any(|n| matches!(n.op, Op::SeqWrite { state, at: At::End } if state == keys));
-        if grows {
-            self.reach.target
-        } else {
-            self.reach.source
+        let (mut covers, mut grows) = (false, false);
+        for node in &self.program.nodes {
+            match node.op {
+                Op::SeqWrite { state, at } if state == keys && at == At::End => grows = true,
+                Op::SeqWrite { state, .. } if state == keys => covers = true,
+                _ => {}
+            }
         }
+        let of_target = if grows { self.reach.target } else { 0 };
+        let of_source = if covers { self.reach.source } else { 0 };
+        of_target + of_source
     }
 
     /// The matrix products. Attention of one row a member over a state is none: nothing is used
@@ -266,6 +268,7 @@ pub fn is_fused(op: &Op) -> bool {
             | Op::Binary(_)
             | Op::Unary(_)
             | Op::FirstRow
+            | Op::LastRow
             | Op::VecRead { .. }
             | Op::VecWrite { .. }
             | Op::SeqRead { .. }

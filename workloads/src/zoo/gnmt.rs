@@ -8,9 +8,11 @@
 //! layers of 1024; where the paper leaves it open (input of the layers behind the attention, states
 //! that start at zero) the MLPerf training reference `rnn_translator`. One bias per gate.
 
-use lazybatch_graph::{At, Error, Fused, Program, ProgramBuilder, Repeat, StateId, ValueId};
+use lazybatch_graph::{
+    At, Error, Fused, Greedy, Program, ProgramBuilder, Repeat, StateId, ValueId,
+};
 
-use super::parts::{Greedy, keep};
+use super::parts::keep;
 
 /// Starts an output.
 pub const BOS: i32 = 1;

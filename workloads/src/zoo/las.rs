@@ -11,10 +11,11 @@
 //! features every 10 ms); the character distribution's hidden layer has 512 units here.
 
 use lazybatch_graph::{
-    Act, At, DType, Error, Heads, InputId, Program, ProgramBuilder, Repeat, StateId, ValueId,
+    Act, At, DType, Error, Greedy, Heads, InputId, Program, ProgramBuilder, Repeat, StateId,
+    ValueId,
 };
 
-use super::parts::{Greedy, Unrolled, join, keep, split};
+use super::parts::{Unrolled, join, keep, split};
 
 /// Filter-bank features of a frame.
 pub const FEATURES: usize = 40;

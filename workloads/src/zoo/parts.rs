@@ -1,8 +1,7 @@
 //! What several models share.
 
 use lazybatch_graph::{
-    Act, At, DType, Fused, LstmState, Op, OutputId, Program, ProgramBuilder, StateId, ValueId,
-    Window,
+    Act, At, Fused, LstmState, Op, Program, ProgramBuilder, StateId, ValueId, Window,
 };
 
 /// Metadata key: names of weights that publications do not count as parameters, by line.
@@ -65,38 +64,6 @@ pub(super) fn conv_bn(
     match act {
         Some(act) => b.unary(&format!("{name}.act"), act, x),
         None => x,
-    }
-}
-
-/// Greedy decoding: the last token, and where tokens go. The stop token is emitted too.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Greedy {
-    last: StateId,
-    tokens: OutputId,
-    stop: i32,
-}
-
-impl Greedy {
-    /// Declares the token state, at `start`, and the output `tokens`.
-    pub(super) fn new(b: &mut ProgramBuilder, start: i32, stop: i32) -> Self {
-        let last = b.vector_state("last_token", DType::I32, &[], start as f32);
-        let tokens = b.output_sequence("tokens", DType::I32, &[]);
-        b.metadata("start_token", start.to_string());
-        b.metadata("stop_token", stop.to_string());
-        Self { last, tokens, stop }
-    }
-
-    /// The last token.
-    pub(super) fn read(self, b: &mut ProgramBuilder) -> ValueId {
-        b.vec_read("token", self.last)
-    }
-
-    /// Chooses the next token.
-    pub(super) fn choose(self, b: &mut ProgramBuilder, logits: ValueId) {
-        let best = b.arg_max("best", logits);
-        b.vec_write("keep", self.last, best);
-        b.emit("emit", self.tokens, best);
-        b.stop("stop", best, self.stop);
     }
 }
 

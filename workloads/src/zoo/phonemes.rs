@@ -10,10 +10,8 @@ use std::path::Path;
 
 use lazybatch_graph::weights::load_into;
 use lazybatch_graph::{
-    Act, Error, MultiHead, Program, ProgramBuilder, Repeat, ValueId, WeightFile,
+    Act, Error, Greedy, MultiHead, Program, ProgramBuilder, Repeat, ValueId, WeightFile,
 };
-
-use super::parts::Greedy;
 
 /// Starts an output.
 pub const BOS: i32 = 1;

@@ -7,10 +7,10 @@
 //! Source: Vaswani et al., "Attention is all you need", table 3, row "base", and section 3.
 
 use lazybatch_graph::{
-    Act, Error, Fused, MultiHead, Program, ProgramBuilder, Repeat, Tensor, ValueId,
+    Act, Error, Fused, Greedy, MultiHead, Program, ProgramBuilder, Repeat, Tensor, ValueId,
 };
 
-use super::parts::{Greedy, not_counted};
+use super::parts::not_counted;
 
 /// Added to variances.
 const EPS: f32 = 1e-6;

@@ -152,12 +152,14 @@ pub fn mean_rows(env: &mut Env<'_>, v: NodeView<'_>) -> Buf {
     out
 }
 
-/// Each member's first row.
-pub fn first_row(env: &mut Env<'_>, v: NodeView<'_>) -> Buf {
+/// The row of each member that `which` picks from the number of its own.
+pub fn one_row(env: &mut Env<'_>, v: NodeView<'_>, which: impl Fn(usize) -> usize) -> Buf {
     let mut out = v.alloc(env, 0);
     let (x, d) = (v.arg(0), v.ty(0).row_elems());
-    for (mem, start, _) in v.spans(v.ty(0).lead()) {
-        out[mem.sample_start * d..][..d].copy_from_slice(&x[start * d..][..d]);
+    let lead = v.ty(0).lead();
+    for (mem, start, _) in v.spans(lead) {
+        let row = start + which(mem.own(lead));
+        out[mem.sample_start * d..][..d].copy_from_slice(&x[row * d..][..d]);
     }
     out
 }

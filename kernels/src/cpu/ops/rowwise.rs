@@ -1,9 +1,10 @@
 //! Row-wise kernels. A row's reductions have an order that depends on its length alone.
 
-use lazybatch_graph::{Act, Bin};
+use lazybatch_graph::{Act, Bin, StateId};
 
 use crate::cpu::buffers::Buf;
 use crate::cpu::exec::{Env, NodeView, Outs};
+use crate::cpu::frames::Mem;
 use crate::cpu::level::simd;
 use crate::cpu::math::{self, LANES};
 use crate::cpu::pool::Shards;
@@ -230,16 +231,28 @@ pub fn softmax(env: &mut Env<'_>, v: NodeView<'_>) -> Buf {
 }
 
 /// Rotary position embedding.
-pub fn rope(env: &mut Env<'_>, v: NodeView<'_>, heads: usize, dim: usize, theta: f32) -> Buf {
+pub fn rope(
+    env: &mut Env<'_>,
+    v: NodeView<'_>,
+    heads: usize,
+    dim: usize,
+    theta: f32,
+    past: Option<StateId>,
+) -> Buf {
     let mut out = v.alloc(env, 0);
     let x = v.arg(0);
     let width = heads * dim;
     let lead = v.ty(0).lead();
+    let slots = &*env.slots;
+    let position = |mem: &Mem, row: usize| match past {
+        Some(state) => slots.open(mem.slot).sequences[state.index()].len,
+        None => v.position(mem, row),
+    };
     for i in 0..dim / 2 {
         let freq = f64::from(theta).powf(-2.0 * i as f64 / dim as f64);
         for (mem, start, num) in v.spans(lead) {
             for r in 0..num {
-                let (sin, cos) = (v.position(mem, r) as f64 * freq).sin_cos();
+                let (sin, cos) = (position(mem, r) as f64 * freq).sin_cos();
                 let (sin, cos) = (sin as f32, cos as f32);
                 for h in 0..heads {
                     let at = (start + r) * width + h * dim + 2 * i;

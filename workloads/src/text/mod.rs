@@ -1,0 +1,251 @@
+//! Text for models that compute with token ids: in by a tokenizer, out by the same.
+//!
+//! Which tokenizer a program has is in its metadata, as its manifest said; the file lies beside the
+//! program. `.json` is read by the `tokenizers` crate (feature `tokenizers`), `.bin` are scored
+//! pieces of llama2.c.
+
+mod pieces;
+
+use std::path::Path;
+
+use lazybatch_graph::manifest::{PROMPT_START, TOKENIZER};
+use lazybatch_graph::{DType, Dim, Program, Tensor};
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use crate::error::{Error, Result};
+use crate::experiment::inputs::Item;
+use crate::experiment::words;
+
+pub use pieces::Pieces;
+
+/// Most words of a made-up sentence.
+const MOST_WORDS: usize = 24;
+
+/// Reads and writes the text of one model.
+pub struct Text {
+    tokenizer: Tokenizer,
+    start: Option<i32>,
+    stop: Option<i32>,
+    max_len: usize,
+    num_inputs: usize,
+    model: String,
+}
+
+enum Tokenizer {
+    Pieces {
+        pieces: Pieces,
+        cut: usize,
+    },
+    #[cfg(feature = "tokenizers")]
+    Json(Box<tokenizers::Tokenizer>),
+}
+
+impl std::fmt::Debug for Text {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Text")
+            .field("model", &self.model)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Text {
+    /// The tokenizer of a program, whose file lies in `folder`; none if it has none.
+    ///
+    /// # Errors
+    /// A file that is missing, malformed or of no known kind, more ids than the model has, or a
+    /// program whose inputs are no token ids.
+    pub fn of(program: &Program, folder: &Path) -> Result<Option<Self>> {
+        let Some(file) = program.metadata.get(TOKENIZER) else {
+            return Ok(None);
+        };
+        let ids = |d: &lazybatch_graph::InputDecl| {
+            d.ty.dims[..] == [Dim::Len] && d.ty.dtype == DType::I32
+        };
+        let first = program
+            .inputs
+            .first()
+            .filter(|_| program.inputs.iter().all(ids));
+        let Some((max_len, bound)) = first.and_then(|d| Some((d.max_len?, d.id_bound?))) else {
+            return Err(Error::parameter(
+                format!("model {}: inputs", program.name),
+                "sequences of token ids, as it has a tokenizer",
+                "others",
+            ));
+        };
+        let path = folder.join(file);
+        let token = |key: &str| program.metadata.get(key).and_then(|id| id.parse().ok());
+        let stop = token("stop_token");
+        // A decoder cannot go on behind half a prompt; an encoder reads as much as it can.
+        let cut = stop.is_none().then_some(max_len);
+        let tokenizer = Tokenizer::open(&path, cut)?;
+        if tokenizer.vocab() > bound {
+            return Err(Error::File {
+                file: path.display().to_string(),
+                expected: format!("at most the {bound} ids of model {}", program.name),
+                got: format!("{} ids", tokenizer.vocab()),
+            });
+        }
+        Ok(Some(Self {
+            tokenizer,
+            start: token(PROMPT_START),
+            stop,
+            max_len,
+            num_inputs: program.inputs.len(),
+            model: program.name.clone(),
+        }))
+    }
+
+    /// Token ids of a text, those that the model wants around it included.
+    ///
+    /// # Errors
+    /// A text that the tokenizer refuses, of no tokens, or of more than the model reads; an encoder
+    /// reads the start of a longer one.
+    pub fn encode(&self, text: &str) -> Result<Vec<i32>> {
+        let mut ids: Vec<i32> = self.start.into_iter().collect();
+        ids.extend(self.tokenizer.encode(text)?);
+        if ids.is_empty() || ids.len() > self.max_len {
+            return Err(Error::parameter(
+                format!("text for {}", self.model),
+                format!("1 to {} tokens", self.max_len),
+                format!("{} tokens", ids.len()),
+            ));
+        }
+        Ok(ids)
+    }
+
+    /// A request's inputs for a text: its ids, and zeros for any other input (token types).
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub fn item(&self, text: &str) -> Result<Item> {
+        let ids = self.encode(text)?;
+        let zeros = Tensor::from_i32(&[ids.len()], &vec![0; ids.len()]);
+        let mut inputs = vec![zeros; self.num_inputs];
+        inputs[0] = Tensor::from_i32(&[ids.len()], &ids);
+        Ok(Item {
+            inputs,
+            input_len: ids.len() as u32,
+            text: Some(text.to_owned()),
+        })
+    }
+
+    /// The text that a model answers, up to its stop token; none for encoders.
+    ///
+    /// # Errors
+    /// Ids that the tokenizer refuses.
+    pub fn answer(&self, outputs: &[Tensor]) -> Result<Option<String>> {
+        let (Some(stop), Some(ids)) = (self.stop, outputs.first()) else {
+            return Ok(None);
+        };
+        let ids = ids.to_i32();
+        let ids: Vec<i32> = ids.into_iter().take_while(|&id| id != stop).collect();
+        self.tokenizer.decode(&ids).map(Some)
+    }
+
+    /// `num` seeded sentences of 1 to 24 words of the embedded word list, cut where the model reads
+    /// no further.
+    ///
+    /// # Errors
+    /// A tokenizer that refuses plain words.
+    pub fn pool(&self, num: usize, seed: u64) -> Result<Vec<Item>> {
+        let words = words::all();
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        (0..num)
+            .map(|_| {
+                let len = rng.random_range(1..=MOST_WORDS);
+                let some = (0..len).filter_map(|_| words.choose(&mut rng));
+                let mut chosen: Vec<&str> = some.map(|word| word.spelling).collect();
+                loop {
+                    let item = self.item(&chosen.join(" "));
+                    if item.is_ok() || chosen.len() <= 1 {
+                        return item;
+                    }
+                    chosen.pop();
+                }
+            })
+            .collect()
+    }
+}
+
+impl Tokenizer {
+    /// Reads the file at `path`; texts of more than `cut` ids lose the rest.
+    fn open(path: &Path, cut: Option<usize>) -> Result<Self> {
+        match path.extension().and_then(|e| e.to_str()) {
+            Some("bin") => Ok(Self::Pieces {
+                pieces: Pieces::open(path)?,
+                cut: cut.unwrap_or(usize::MAX),
+            }),
+            #[cfg(feature = "tokenizers")]
+            Some("json") => json(path, cut).map(|read| Self::Json(Box::new(read))),
+            _ => Err(Error::File {
+                file: path.display().to_string(),
+                expected: KINDS.to_owned(),
+                got: "another name".to_owned(),
+            }),
+        }
+    }
+
+    fn vocab(&self) -> usize {
+        match self {
+            Self::Pieces { pieces, .. } => pieces.vocab(),
+            #[cfg(feature = "tokenizers")]
+            Self::Json(read) => read.get_vocab_size(true),
+        }
+    }
+
+    fn encode(&self, text: &str) -> Result<Vec<i32>> {
+        match self {
+            Self::Pieces { pieces, cut } => {
+                let mut ids = pieces.encode(text);
+                ids.truncate(*cut);
+                Ok(ids)
+            }
+            #[cfg(feature = "tokenizers")]
+            Self::Json(read) => {
+                let encoding = read.encode_fast(text, true).map_err(|e| {
+                    Error::parameter("text", "one that the tokenizer reads", e.to_string())
+                })?;
+                Ok(encoding.get_ids().iter().map(|&id| id as i32).collect())
+            }
+        }
+    }
+
+    fn decode(&self, ids: &[i32]) -> Result<String> {
+        match self {
+            Self::Pieces { pieces, .. } => Ok(pieces.decode(ids)),
+            #[cfg(feature = "tokenizers")]
+            Self::Json(read) => {
+                let ids: Vec<u32> = ids.iter().map(|&id| id as u32).collect();
+                read.decode(&ids, true).map_err(|e| {
+                    Error::parameter("tokens", "ids that the tokenizer writes", e.to_string())
+                })
+            }
+        }
+    }
+}
+
+/// Reads a `tokenizer.json`; its own padding is dropped, since rows are packed without any.
+#[cfg(feature = "tokenizers")]
+fn json(path: &Path, cut: Option<usize>) -> Result<tokenizers::Tokenizer> {
+    let bad = |e: tokenizers::Error| Error::File {
+        file: path.display().to_string(),
+        expected: "a tokenizer".to_owned(),
+        got: e.to_string(),
+    };
+    let mut read = tokenizers::Tokenizer::from_file(path).map_err(bad)?;
+    let truncation = cut.map(|max_length| tokenizers::TruncationParams {
+        max_length,
+        ..Default::default()
+    });
+    read.with_truncation(truncation).map_err(bad)?;
+    read.with_padding(None);
+    Ok(read)
+}
+
+/// What a tokenizer's file may be.
+#[cfg(feature = "tokenizers")]
+const KINDS: &str = "a tokenizer, .json or .bin";
+#[cfg(not(feature = "tokenizers"))]
+const KINDS: &str = "scored pieces, .bin (this build has no feature `tokenizers`)";
