@@ -164,14 +164,13 @@ impl<'a> Section<'a> {
         let Some(table) = section.table else {
             return Ok(Vec::new());
         };
-        let pairs = table
+        table
             .iter()
             .map(|(key, value)| match value {
                 Value::String(text) => Ok((key.clone(), text.clone())),
                 other => section.fail(key, "a text", shown(Some(other))),
             })
-            .collect();
-        pairs
+            .collect()
     }
 
     /// One of the named values.

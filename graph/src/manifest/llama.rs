@@ -58,10 +58,8 @@ impl Config {
         let steps = tokens.number("max_steps", 1..=positions - 1)?;
         let rest = positions - steps;
         let vocab = sizes.size("vocab")?;
-        let start = match tokens.number_if("start", 0..=vocab - 1)? {
-            Some(start) => Some(start as i32),
-            None => None,
-        };
+        let start = tokens.number_if("start", 0..=vocab - 1)?;
+        let start = start.map(|start| start as i32);
         Ok(Self {
             hidden,
             heads: Heads {
