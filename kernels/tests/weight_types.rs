@@ -2,11 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use half::{bf16, f16};
 use lazybatch_graph::{
-    DType, Program, ProgramBuilder, Repeat, SharedProgram, Tensor, WeightSource,
+    DType, Op, Program, ProgramBuilder, Repeat, SharedProgram, Tensor, WeightSource,
 };
 use lazybatch_kernels::conformance::{
     Outcome, Problem, Results, Schedule, check, compare, problems, requests, run,
@@ -28,13 +29,28 @@ fn cpu(weights: WeightType, threads: usize, level: Level) -> CpuDevice {
     })
 }
 
-/// Rounds all matrices among the weights, which are all that products may use.
+/// Whether an operand of an op is a weight that the device may store rounded.
+fn is_rounded(op: &Op, operand: usize) -> bool {
+    match op {
+        Op::Linear { .. } => operand == 1,
+        Op::LstmCell { .. } => matches!(operand, 1 | 2 | 4),
+        Op::GruCell { .. } => matches!(operand, 1 | 2),
+        _ => false,
+    }
+}
+
+/// Rounds the weights of products.
 fn round_matrices(mut program: Program, weights: WeightType) -> Program {
-    for decl in &mut program.weights {
+    let nodes = program.nodes.iter();
+    let operands = nodes.flat_map(|n| n.inputs.iter().enumerate().map(move |(i, &v)| (n, i, v)));
+    let ids: BTreeSet<_> = operands
+        .filter(|(node, i, _)| is_rounded(&node.op, *i))
+        .filter_map(|(_, _, value)| program.as_weight(value))
+        .map(|id| id.index())
+        .collect();
+    for i in ids {
+        let decl = &mut program.weights[i];
         let dims = decl.ty.fixed_dims().to_vec();
-        if decl.ty.dtype != DType::F32 || dims.len() != 2 {
-            continue;
-        }
         let mut w = decl.source.to_f32(decl.ty.row_elems());
         match weights {
             WeightType::F32 => {}

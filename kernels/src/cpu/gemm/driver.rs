@@ -7,7 +7,7 @@ use lazybatch_graph::Act;
 
 use super::dynamic::gemm_dynamic;
 use super::element::Element;
-use super::tile::{A_STRIDE, HIGHEST, KC, NR, Tile, max_rows, panels};
+use super::tile::{A_STRIDE, HIGHEST, KC, NR, Tile, num_tiles, panels};
 use super::{AView, AnyB, PackedB, Panels, Right, packed_len, portable};
 use crate::cpu::buffers::Aligned;
 use crate::cpu::level::{Kind, Level, simd};
@@ -15,7 +15,7 @@ use crate::cpu::math;
 use crate::cpu::pool::{Pool, Shards};
 
 /// Rows whose copies stay in the second-level cache.
-const MC: usize = 8 * HIGHEST;
+const MC: usize = 112;
 
 /// Panels whose results stay in the second-level cache over all blocks of `k`.
 const NC: usize = 32;
@@ -346,7 +346,7 @@ impl Part<'_> {
     ) {
         let level = self.whole.level;
         let kind = level.kind();
-        let num_tiles = rows.len().div_ceil(max_rows(kind));
+        let num_tiles = num_tiles(kind, rows.len());
         let group = panels(kind, rows.len().div_ceil(num_tiles));
         let full = cols.end.min(self.whole.b.n / NR);
         let widen = size_of::<E>() < size_of::<f32>() && num_tiles >= WIDEN_TILES;
@@ -482,7 +482,7 @@ fn widen_panels<E: Element>(level: Level, from: &[E], to: &mut [f32]) {
 
 const fn has_shape(kind: Kind, rows: usize, width: usize) -> bool {
     match kind {
-        Kind::Avx512 => width <= 2 || rows <= 6,
+        Kind::Avx512 => width <= 1 || rows <= 6 || (width == 2 && rows <= 14),
         Kind::Avx2 => width == 1 || (width == 2 && rows <= 3) || (width == 4 && rows == 1),
         Kind::Portable => true,
     }

@@ -15,7 +15,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::driver::{Epilogue, finish_row};
-use super::tile::{HIGHEST, NR, max_rows, panels};
+use super::tile::{HIGHEST, NR, num_tiles, panels};
 use super::weights::int8_scale;
 use crate::cpu::buffers::Aligned;
 use crate::cpu::level::{Kind, Level, simd};
@@ -215,7 +215,7 @@ impl Part<'_> {
     /// No other task may touch the columns meanwhile.
     unsafe fn run(&self, m: usize, cols: Range<usize>) {
         let kind = self.level.kind();
-        let num_tiles = m.div_ceil(max_rows(kind));
+        let num_tiles = num_tiles(kind, m);
         let group = panels(kind, m.div_ceil(num_tiles));
         for p in cols.clone().step_by(group) {
             let width = group.min(cols.end - p);

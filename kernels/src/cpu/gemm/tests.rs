@@ -46,7 +46,7 @@ const SHAPES: [(usize, usize); 7] = [
     (256, 161),
     (40, 700),
 ];
-const ROWS: [usize; 15] = [1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 25, 37, 100];
+const ROWS: [usize; 16] = [1, 2, 3, 4, 5, 6, 7, 8, 11, 13, 14, 15, 16, 17, 37, 130];
 
 #[test]
 fn every_shape_thread_count_and_level_has_the_bits_of_one_chain() {

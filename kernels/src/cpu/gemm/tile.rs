@@ -1,6 +1,6 @@
 //! Shapes of register tiles.
 //!
-//! A tile is up to [`max_rows`] rows by one or more panels of sixteen columns, held in registers
+//! A tile is up to sixteen rows by one or more panels of sixteen columns, held in registers
 //! over a block of `k`. Which shape computes an element does not change its chain.
 
 use crate::cpu::level::Kind;
@@ -16,12 +16,21 @@ pub const KC: usize = 256;
 pub const A_STRIDE: usize = KC + 16;
 
 /// Rows of the highest tile of any kind.
-pub const HIGHEST: usize = 14;
+pub const HIGHEST: usize = 16;
 
-/// Most rows of a tile.
-pub const fn max_rows(kind: Kind) -> usize {
+/// Tiles that `rows` rows are split into. One tile passes over the panels once, which is worth more
+/// than its shape where the panels come from far.
+pub const fn num_tiles(kind: Kind, rows: usize) -> usize {
+    match (kind, rows) {
+        (Kind::Avx512, 15..=HIGHEST) => 1,
+        _ => rows.div_ceil(max_rows(kind)),
+    }
+}
+
+/// Most rows of one among several tiles.
+const fn max_rows(kind: Kind) -> usize {
     match kind {
-        Kind::Avx512 => HIGHEST,
+        Kind::Avx512 => 14,
         Kind::Avx2 => 6,
         Kind::Portable => 4,
     }
@@ -31,7 +40,7 @@ pub const fn max_rows(kind: Kind) -> usize {
 pub const fn panels(kind: Kind, rows: usize) -> usize {
     match (kind, rows) {
         (Kind::Avx512, 1..=6) => 4,
-        (Kind::Avx512, _) => 2,
+        (Kind::Avx512, 7..=14) => 2,
         (Kind::Avx2, 1) => 4,
         (Kind::Avx2, 2..=3) => 2,
         _ => 1,

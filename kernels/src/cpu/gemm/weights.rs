@@ -175,7 +175,7 @@ impl PackedB {
     /// If `w` does not have `k * n` elements.
     pub fn pack_as(weights: WeightType, w: &[f32], k: usize, n: usize) -> Result<Self, String> {
         assert_eq!(w.len(), k * n, "elements of a [{k}, {n}] matrix");
-        let mut data = Aligned::zeroed(held(weights, k, n));
+        let mut data = Aligned::zeroed_whole(held(weights, k, n));
         match weights {
             WeightType::F32 => pack_b(w, n, k, n, &mut data),
             WeightType::F16 => pack_rounded(w, k, n, &mut data, |i, x| {

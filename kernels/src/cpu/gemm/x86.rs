@@ -19,11 +19,18 @@ const LINE: usize = 64;
 /// Steps of `k` per turn of the loop: as many as the rows of a panel that share a line, or more.
 const UNROLL: usize = 4;
 
-/// Runs the block for each constant `$i` below `$n`, at most 14. Rows and panels of a tile must be
-/// constants: an accumulator that is indexed in a loop which the compiler keeps lives in memory.
+/// Runs the block for each constant `$i` below `$n`: up to 16 rows, 4 panels or 8 half panels. Rows and
+/// columns of a tile must be constants: an accumulator that is indexed in a loop which the compiler
+/// keeps lives in memory.
 macro_rules! unroll {
-    ($i:ident < $n:expr, $body:block) => {
-        unroll!(@ $i $n, $body; 0 1 2 3 4 5 6 7 8 9 10 11 12 13)
+    (row $i:ident < $n:expr, $body:block) => {
+        unroll!(@ $i $n, $body; 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
+    };
+    (panel $i:ident < $n:expr, $body:block) => {
+        unroll!(@ $i $n, $body; 0 1 2 3)
+    };
+    (half $i:ident < $n:expr, $body:block) => {
+        unroll!(@ $i $n, $body; 0 1 2 3 4 5 6 7)
     };
     (@ $i:ident $n:expr, $body:block; $($k:literal)*) => {
         $(if $k < $n {
@@ -76,8 +83,8 @@ unsafe fn tile512<E: Element, const R: usize, const P: usize, const LDA: usize>(
     // SAFETY: the caller vouches for every row, panel and column of the tile.
     unsafe {
         if t.resume {
-            unroll!(r < R, {
-                unroll!(p < P, {
+            unroll!(row r < R, {
+                unroll!(panel p < P, {
                     acc[r][p] = _mm512_loadu_ps(t.c.add(r * t.ldc + p * NR));
                 });
             });
@@ -86,15 +93,15 @@ unsafe fn tile512<E: Element, const R: usize, const P: usize, const LDA: usize>(
             ($k:expr, $fetch:expr) => {
                 let (a, b) = (t.a.add($k), t.b.add($k * NR));
                 let mut row: [__m512; P] = [_mm512_setzero_ps(); P];
-                unroll!(p < P, {
+                unroll!(panel p < P, {
                     row[p] = E::load512(b.add(p * ldb));
                     if let Some(ahead) = $fetch {
                         fetch(b.wrapping_add(p * ldb).cast::<i8>().wrapping_add(ahead));
                     }
                 });
-                unroll!(r < R, {
+                unroll!(row r < R, {
                     let x = _mm512_set1_ps(*a.add(r * lda));
-                    unroll!(p < P, {
+                    unroll!(panel p < P, {
                         acc[r][p] = _mm512_fmadd_ps(x, row[p], acc[r][p]);
                     });
                 });
@@ -112,8 +119,8 @@ unsafe fn tile512<E: Element, const R: usize, const P: usize, const LDA: usize>(
             step!(k, None::<usize>);
             k += 1;
         }
-        unroll!(r < R, {
-            unroll!(p < P, {
+        unroll!(row r < R, {
+            unroll!(panel p < P, {
                 _mm512_storeu_ps(t.c.add(r * t.ldc + p * NR), acc[r][p]);
             });
         });
@@ -131,8 +138,8 @@ unsafe fn tile256<E: Element, const R: usize, const V: usize, const LDA: usize>(
     // SAFETY: as in `tile512`.
     unsafe {
         if t.resume {
-            unroll!(r < R, {
-                unroll!(v < V, {
+            unroll!(row r < R, {
+                unroll!(half v < V, {
                     acc[r][v] = _mm256_loadu_ps(t.c.add(r * t.ldc + v * 8));
                 });
             });
@@ -141,30 +148,30 @@ unsafe fn tile256<E: Element, const R: usize, const V: usize, const LDA: usize>(
             ($k:expr, $fetch:expr) => {
                 let (a, b) = (t.a.add($k), t.b.add($k * NR));
                 if let Some(ahead) = $fetch {
-                    unroll!(p < (V / 2), {
+                    unroll!(panel p < (V / 2), {
                         fetch(b.wrapping_add(p * ldb).cast::<i8>().wrapping_add(ahead));
                     });
                 }
                 // The smaller side stays in registers over the step.
                 if R < V {
                     let mut x: [__m256; R] = [_mm256_setzero_ps(); R];
-                    unroll!(r < R, {
+                    unroll!(row r < R, {
                         x[r] = _mm256_set1_ps(*a.add(r * lda));
                     });
-                    unroll!(v < V, {
+                    unroll!(half v < V, {
                         let row = E::load256(b.add((v / 2) * ldb + (v % 2) * 8));
-                        unroll!(r < R, {
+                        unroll!(row r < R, {
                             acc[r][v] = _mm256_fmadd_ps(x[r], row, acc[r][v]);
                         });
                     });
                 } else {
                     let mut row: [__m256; V] = [_mm256_setzero_ps(); V];
-                    unroll!(v < V, {
+                    unroll!(half v < V, {
                         row[v] = E::load256(b.add((v / 2) * ldb + (v % 2) * 8));
                     });
-                    unroll!(r < R, {
+                    unroll!(row r < R, {
                         let x = _mm256_set1_ps(*a.add(r * lda));
-                        unroll!(v < V, {
+                        unroll!(half v < V, {
                             acc[r][v] = _mm256_fmadd_ps(x, row[v], acc[r][v]);
                         });
                     });
@@ -183,8 +190,8 @@ unsafe fn tile256<E: Element, const R: usize, const V: usize, const LDA: usize>(
             step!(k, None::<usize>);
             k += 1;
         }
-        unroll!(r < R, {
-            unroll!(v < V, {
+        unroll!(row r < R, {
+            unroll!(half v < V, {
                 _mm256_storeu_ps(t.c.add(r * t.ldc + v * 8), acc[r][v]);
             });
         });
@@ -241,7 +248,7 @@ pub unsafe fn run512<E: Element>(t: &Tile<E>, rows: usize, panels: usize) {
         shapes!(tile512, 1, t, rows, panels;
             1 x 4, 2 x 4, 3 x 4, 4 x 4, 1 x 2, 2 x 2, 3 x 2, 4 x 2, 1 x 1, 2 x 1, 3 x 1, 4 x 1;
             5 x 4, 6 x 4, 5 x 2, 6 x 2, 7 x 2, 8 x 2, 9 x 2, 10 x 2, 11 x 2, 12 x 2, 13 x 2, 14 x 2,
-            5 x 1, 6 x 1, 7 x 1, 8 x 1, 9 x 1, 10 x 1, 11 x 1, 12 x 1, 13 x 1, 14 x 1
+            5 x 1, 6 x 1, 7 x 1, 8 x 1, 9 x 1, 10 x 1, 11 x 1, 12 x 1, 13 x 1, 14 x 1, 15 x 1, 16 x 1
         );
     }
 }

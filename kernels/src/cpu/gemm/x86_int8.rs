@@ -32,20 +32,20 @@ unsafe fn tile512<const R: usize, const P: usize>(t: &Tile) {
         for quad in 0..t.quads {
             let b = t.b.add(quad * NR * QUAD);
             let mut panel: [__m512i; P] = [_mm512_setzero_si512(); P];
-            unroll!(p < P, {
+            unroll!(panel p < P, {
                 panel[p] = _mm512_loadu_si512(b.add(p * ldb).cast());
                 fetch(b.wrapping_add(p * ldb + AHEAD));
             });
-            unroll!(r < R, {
+            unroll!(row r < R, {
                 let a = t.a.add(r * t.lda + quad * QUAD).cast::<i32>();
                 let x = _mm512_set1_epi32(a.read_unaligned());
-                unroll!(p < P, {
+                unroll!(panel p < P, {
                     acc[r][p] = _mm512_dpbusd_epi32(acc[r][p], x, panel[p]);
                 });
             });
         }
-        unroll!(r < R, {
-            unroll!(p < P, {
+        unroll!(row r < R, {
+            unroll!(panel p < P, {
                 _mm512_storeu_si512(t.c.add(r * WIDEST + p * NR).cast(), acc[r][p]);
             });
         });
@@ -104,7 +104,8 @@ pub unsafe fn run512(t: &Tile, rows: usize, panels: usize) {
     // SAFETY: the caller's promise is that of the instances.
     unsafe {
         shapes!(
-            1 x 1, 2 x 1, 3 x 1, 4 x 1, 5 x 1, 6 x 1, 7 x 1, 8 x 1, 9 x 1, 10 x 1, 11 x 1, 12 x 1, 13 x 1, 14 x 1,
+            1 x 1, 2 x 1, 3 x 1, 4 x 1, 5 x 1, 6 x 1, 7 x 1, 8 x 1, 9 x 1, 10 x 1, 11 x 1, 12 x 1, 13 x 1, 14 x 1, 15 x 1,
+            16 x 1,
             1 x 2, 2 x 2, 3 x 2, 4 x 2, 5 x 2, 6 x 2, 7 x 2, 8 x 2, 9 x 2, 10 x 2, 11 x 2, 12 x 2, 13 x 2, 14 x 2,
             1 x 3, 2 x 3, 3 x 3, 4 x 3, 5 x 3, 6 x 3,
             1 x 4, 2 x 4, 3 x 4, 4 x 4, 5 x 4, 6 x 4
