@@ -222,6 +222,7 @@ pub enum Op {
         proj: bool,
         /// Operand 0 is `x w_ih [r, 4h]`, computed ahead, and there is no operand `w_ih`. The
         /// product with `h` continues its chains, so the bits are the same.
+        #[serde(default)]
         ahead: bool,
     },
     /// `x [r, k]`, `w_ih [k, 3h]`, `w_hh [h, 3h]`, `b_ih [3h]`, `b_hh [3h]`: one GRU step on state
@@ -232,6 +233,7 @@ pub enum Op {
         h: StateId,
         /// Operand 0 is `x w_ih + b_ih [r, 3h]`, computed ahead, and there are no operands `w_ih`
         /// and `b_ih`.
+        #[serde(default)]
         ahead: bool,
     },
     /// `x [r, c, h, w]`, `w [m, c / groups, kh, kw]`, then `bias [m]` if `bias`, then `residual

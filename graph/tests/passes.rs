@@ -280,7 +280,31 @@ fn input_products_move_in_front_of_their_loop() {
         blocks,
         ["backward.ahead", "backward", "forward.ahead", "forward"]
     );
-    insta::assert_snapshot!(nodes(&program), @"");
+    insta::assert_snapshot!(nodes(&program), @r"
+    n0 id.reverse.ahead = input in0 all () -> i32[rows]
+    n1 embed.reverse.ahead = embedding (n0 i32[rows], table f32[20, 4]) -> f32[rows, 4]
+    n2 backward.ahead = linear (n1 f32[rows, 4], backward.w_ih f32[4, 8]) -> f32[rows, 8]
+    n3 backward.ahead.keep = seq_write s0 all (n2 f32[rows, 8])
+    n4 backward.given = seq_read s0 reverse () -> f32[batch, 8]
+    n5 backward = lstm_cell ahead s1 s2 (n4 f32[batch, 8], backward.w_hh f32[2, 8], backward.bias f32[8]) -> f32[batch, 2]
+    n6 keep = seq_write s3 reverse (n5 f32[batch, 2])
+    n7 id.ahead = input in0 all () -> i32[rows]
+    n8 embed.ahead = embedding (n7 i32[rows], table f32[20, 4]) -> f32[rows, 4]
+    n9 forward.ahead = linear (n8 f32[rows, 4], forward.w_ih f32[4, 8]) -> f32[rows, 8]
+    n10 forward.ahead.keep = seq_write s0 all (n9 f32[rows, 8])
+    n11 other.ahead = seq_read s3 all () -> f32[rows, 2]
+    n12 both.ahead = concat (n8 f32[rows, 4], n11 f32[rows, 2]) -> f32[rows, 6]
+    n13 gru.ahead = linear bias (n12 f32[rows, 6], gru.w_ih f32[6, 9], gru.b_ih f32[9]) -> f32[rows, 9]
+    n14 gru.ahead.keep = seq_write s4 all (n13 f32[rows, 9])
+    n15 forward.given = seq_read s0 step () -> f32[batch, 8]
+    n16 forward = lstm_cell ahead s5 s6 (n15 f32[batch, 8], forward.w_hh f32[2, 8], forward.bias f32[8]) -> f32[batch, 2]
+    n17 second = lstm_cell s7 s8 (n16 f32[batch, 2], second.w_ih f32[2, 8], second.w_hh f32[2, 8], second.bias f32[8]) -> f32[batch, 2]
+    n18 gru.given = seq_read s4 step () -> f32[batch, 9]
+    n19 gru = gru_cell ahead s9 (n18 f32[batch, 9], gru.w_hh f32[3, 9], gru.b_hh f32[9]) -> f32[batch, 3]
+    n20 wide = linear bias (n17 f32[batch, 2], wide.weight f32[2, 3], wide.bias f32[3]) -> f32[batch, 3]
+    n21 sum = add (n19 f32[batch, 3], n20 f32[batch, 3]) -> f32[batch, 3]
+    n22 y = emit out0 (n21 f32[batch, 3])
+    ");
     // The loops in a row share the rows of four gates of two.
     let ahead = program.states.iter().filter(|s| s.name.ends_with(".ahead"));
     assert_eq!(ahead.count(), 2);

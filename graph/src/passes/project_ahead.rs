@@ -27,16 +27,19 @@ use crate::shape::TensorType;
 pub(super) fn run(program: &mut Program) {
     let counts = use_counts(program);
     let mut shared: Vec<StateId> = Vec::new();
-    let mut block = 0;
+    let (mut block, before) = (0, program.blocks.len());
     while block < program.blocks.len() {
         if program.blocks[block].repeat == (Repeat::PerInputStep { stride: 1 }) {
             block += usize::from(hoist(program, block, &counts, &mut shared));
         }
         block += 1;
     }
-    let none = vec![false; program.nodes.len()];
-    remove(program, &none);
-    dead_code::run(program);
+    if program.blocks.len() > before {
+        // What the loops no longer read.
+        let none = vec![false; program.nodes.len()];
+        remove(program, &none);
+        dead_code::run(program);
+    }
 }
 
 /// Gives a loop a block in front of it, if it has a cell whose product can move; whether it has.
