@@ -46,6 +46,10 @@ pub(super) use unroll;
 /// Fetches a line into the first-level cache. The intrinsic counts as a write to memory: loads may
 /// not move across it, and the compiler then keeps loaded elements on the stack.
 #[inline(always)]
+#[allow(
+    clippy::pointers_in_nomem_asm_block,
+    reason = "a prefetch reads nothing that the program can see"
+)]
 pub fn fetch(at: *const i8) {
     // SAFETY: a prefetch may point anywhere, and changes nothing that the program can see.
     unsafe {
