@@ -23,7 +23,8 @@ usage: lazybatch-measure COMMAND FOLDER [--threads N] [--seed N] [--requests N] 
   steady       decisions in steady state, with several sub-batches and plans, by policy
   instructions instructions of a decision in steady state, by policy; needs valgrind, not in `all`
   dispatch     time of a launch of one tiny node, and of a round trip through the engine
-  gemm         speed of the packed matrix product against the peak of multiply-adds
+  gemm         speed of the packed matrix product against the peak of multiply-adds,
+               and by how the weights are stored, from the caches and from memory
   all          the others
 
 Lines are appended to FOLDER/COMMAND.jsonl, and FOLDER/environment.json is written.
