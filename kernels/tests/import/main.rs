@@ -237,5 +237,6 @@ fn ops_without_a_node_run_by_general_kernels() {
     for op in ["Conv", "CumSum", "TopK", "LpNormalization", "ReduceMax"] {
         assert!(ops.contains(&op), "{op} in {ops:?}");
     }
+    assert_eq!(count(&program, |op| *op == Op::LastRow), 1);
     check_bits(program, 5, 15);
 }

@@ -90,7 +90,7 @@ impl Lower<'_> {
             attrs: attributes(node)?,
             operands,
             outputs: outputs.clone(),
-            flops_per_row: row.max(2 * weight_elems),
+            flops_per_row: row.max(2 * weight_elems).min(1 << 31),
         };
         let item = self
             .items

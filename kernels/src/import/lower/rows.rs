@@ -282,13 +282,14 @@ impl Lower<'_> {
                 ..x.clone()
             });
         }
-        if x.elem != Elem::F32 || !is_first {
+        if x.elem != Elem::F32 {
             return Ok(None);
         }
         let k = x.layout.row_elems();
         let x = self.items.shaped(x, &[k]);
         let args = vec![Arg::Item(x.src)];
-        one(self.emit(node, Op::FirstRow, args, Act { layout, ..x }))
+        let op = if is_first { Op::FirstRow } else { Op::LastRow };
+        one(self.emit(node, op, args, Act { layout, ..x }))
     }
 
     fn split(&mut self, node: &Node, x: &Act) -> Native {
