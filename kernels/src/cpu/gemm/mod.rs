@@ -27,6 +27,6 @@ mod x86_int8;
 
 pub use driver::{Epilogue, gemm, gemm_packed, gemm_range};
 pub use dynamic::DynamicB;
-pub use pack::{AView, PackedA, pack_b, pack_b_transposed, packed_len};
+pub use pack::{AView, pack_b, pack_b_transposed, packed_len};
 pub use tile::{A_STRIDE, KC, NR};
 pub use weights::{AnyB, BView, PackedB, Panels, Right, WeightType};

@@ -1,7 +1,6 @@
 //! Packing of both sides.
 
-use super::tile::{A_STRIDE, KC, NR};
-use crate::cpu::buffers::Aligned;
+use super::tile::{KC, NR};
 
 /// A left-hand matrix: row `i`, column `b * 256 + j` lies at `b * block_stride + i * row_stride + j`.
 #[derive(Clone, Copy, Debug)]
@@ -12,17 +11,6 @@ pub struct AView<'a> {
     pub row_stride: usize,
     /// Distance of blocks of 256 columns.
     pub block_stride: usize,
-}
-
-/// A left-hand matrix whose blocks of 256 columns are stored one after another, so that its rows
-/// do not fall on the same cache set. Used for convolution weights.
-#[derive(Debug)]
-pub struct PackedA {
-    /// Rows.
-    pub m: usize,
-    /// Inner dimension.
-    pub k: usize,
-    data: Aligned,
 }
 
 /// Elements of a packed `[k, n]` matrix.
@@ -80,34 +68,6 @@ impl<'a> AView<'a> {
             data,
             row_stride,
             block_stride: KC,
-        }
-    }
-}
-
-impl PackedA {
-    /// Packs a row-major `[m, k]` matrix.
-    ///
-    /// # Panics
-    /// If `w` does not have `m * k` elements.
-    pub fn pack(w: &[f32], m: usize, k: usize) -> Self {
-        assert_eq!(w.len(), m * k, "elements of a [{m}, {k}] matrix");
-        let mut data = Aligned::zeroed(k.div_ceil(KC) * m * A_STRIDE);
-        for (b, k0) in (0..k).step_by(KC).enumerate() {
-            let kb = KC.min(k - k0);
-            for i in 0..m {
-                let at = (b * m + i) * A_STRIDE;
-                data[at..at + kb].copy_from_slice(&w[i * k + k0..][..kb]);
-            }
-        }
-        Self { m, k, data }
-    }
-
-    /// The rows from `first` on.
-    pub fn view(&self, first: usize) -> AView<'_> {
-        AView {
-            data: &self.data[first * A_STRIDE..],
-            row_stride: A_STRIDE,
-            block_stride: self.m * A_STRIDE,
         }
     }
 }
