@@ -411,8 +411,8 @@ pub struct RunArgs {
     /// synthetic weights
     #[arg(long, default_value = "phonemes")]
     pub model: String,
-    /// A word for `phonemes`; for the others a JSON file of number lists by input name, or
-    /// nothing for synthetic inputs
+    /// A word for `phonemes`, a text for models with a tokenizer; for the others a JSON file of
+    /// number lists by input name, or nothing for synthetic inputs
     #[arg(long, value_name = "TEXT|FILE")]
     pub input: Option<String>,
     #[command(flatten)]
@@ -436,7 +436,8 @@ pub struct InspectArgs {
 
 #[derive(Debug, Args)]
 pub struct ImportArgs {
-    /// The model: FILE.onnx, or FILE.toml that ties an encoder and a decoder together
+    /// The model: FILE.onnx, FILE.toml that ties an encoder and a decoder together, or the manifest
+    /// model.toml of published weights
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
     /// Folder to write; a model folder that is there is replaced

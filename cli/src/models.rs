@@ -11,6 +11,7 @@ use lazybatch_workloads::devices::DeviceModel;
 use lazybatch_workloads::experiment::inputs::{self, Item};
 use lazybatch_workloads::experiment::words;
 use lazybatch_workloads::lengths::Lengths;
+use lazybatch_workloads::text::Text;
 use lazybatch_workloads::zoo;
 
 use crate::args::CpuArgs;
@@ -37,6 +38,8 @@ pub struct Model {
     pub max_output_len: Option<u32>,
     /// Its program, optimized.
     pub program: SharedProgram,
+    /// Its tokenizer, if it reads text.
+    pub text: Option<Text>,
 }
 
 impl Model {
@@ -49,10 +52,16 @@ impl Model {
                 lengths: entry.lengths.into(),
                 max_output_len: entry.max_output_len,
                 program: Arc::new(entry.program()?),
+                text: None,
             });
         }
         if is_folder(name) {
-            return Ok(Self::of(folder::load(Path::new(name))?));
+            let program = folder::load(Path::new(name))?;
+            let text = Text::of(&program, Path::new(name))?;
+            return Ok(Self {
+                text,
+                ..Self::of(program)
+            });
         }
         let names: Vec<_> = zoo::names().collect();
         Err(BadInput(format!(
@@ -80,6 +89,7 @@ impl Model {
             lengths: lengths.into(),
             max_output_len: steps,
             program: Arc::new(program),
+            text: None,
         }
     }
 
@@ -103,6 +113,9 @@ impl Model {
     pub fn pool(&self, num: usize, seed: u64) -> anyhow::Result<Vec<Item>> {
         if self.reads_words() {
             return Ok(words::pool(num, seed));
+        }
+        if let Some(text) = &self.text {
+            return Ok(text.pool(num, seed)?);
         }
         let lengths = Lengths::load(&self.lengths)?;
         Ok(inputs::synthetic(&self.program, &lengths, num, seed))

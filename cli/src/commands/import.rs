@@ -1,14 +1,20 @@
 //! `lazybatch import`.
 
-use lazybatch_graph::folder;
+use anyhow::Context;
+use lazybatch_graph::{Manifest, Program, folder, manifest, optimize};
 use lazybatch_kernels::import::{Options, TOLERANCE, import};
+use lazybatch_workloads::text::Text;
 
 use crate::args::ImportArgs;
+use crate::failure::BadInput;
 use crate::{output, progress};
 
 /// Runs the command.
 pub fn run(args: &ImportArgs) -> anyhow::Result<()> {
     folder::check_target(&args.out)?;
+    if manifest::is_manifest(&args.file) {
+        return published(args);
+    }
     let options = Options {
         name: args.name.clone(),
         batch: args.batch_axis.clone(),
@@ -24,8 +30,49 @@ pub fn run(args: &ImportArgs) -> anyhow::Result<()> {
     bar.inc(1);
     folder::save(&program, &args.out)?;
     bar.finish_and_clear();
+    let agrees = format!("; outputs agree with the graph within {TOLERANCE:e}");
+    done(args, &program, &agrees)
+}
+
+/// Imports published weights by their manifest, with the tokenizer.
+fn published(args: &ImportArgs) -> anyhow::Result<()> {
+    let of_graphs = [
+        ("--batch-axis", args.batch_axis.is_empty()),
+        ("--sequence-axis", args.sequence_axis.is_empty()),
+        ("--max-len", args.max_len.is_none()),
+        ("--mask", args.mask.is_empty()),
+        ("--size", args.size.is_empty()),
+        ("--set", args.set.is_empty()),
+        ("--carry", args.carry.is_empty()),
+    ];
+    if let Some((option, _)) = of_graphs.iter().find(|(_, absent)| !absent) {
+        let got = args.file.display();
+        return Err(BadInput(format!("{option}: expected an ONNX model, got {got}")).into());
+    }
+    let bar = progress::bar(2, "import");
+    let manifest = Manifest::open(&args.file)?;
+    let mut program = optimize(manifest.program()?)?;
+    if let Some(name) = &args.name {
+        program.name.clone_from(name);
+    }
+    let tokenizer = manifest.tokenizer();
+    // A tokenizer that cannot be read is better refused now than when the first text comes.
+    if let Some(folder) = tokenizer.as_ref().and_then(|path| path.parent()) {
+        Text::of(&program, folder)?;
+    }
+    bar.inc(1);
+    folder::save(&program, &args.out)?;
+    if let Some(from) = &tokenizer {
+        let to = args.out.join(from.file_name().unwrap_or_default());
+        std::fs::copy(from, &to).with_context(|| to.display().to_string())?;
+    }
+    bar.finish_and_clear();
+    done(args, &program, "")
+}
+
+fn done(args: &ImportArgs, program: &Program, more: &str) -> anyhow::Result<()> {
     output::line(format_args!(
-        "{}: {}, {} nodes in {} blocks, {} parameters; outputs agree with the graph within {TOLERANCE:e}",
+        "{}: {}, {} nodes in {} blocks, {} parameters{more}",
         args.out.display(),
         program.name,
         program.nodes.len(),

@@ -31,8 +31,14 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
         .try_submit(model.name.as_str(), inputs, Options::default())
         .with_context(|| args.input.clone().unwrap_or_default())?
         .wait()?;
+    let told = match &model.text {
+        Some(text) => text.answer(&answer.outputs)?,
+        None => None,
+    };
     if model.reads_words() {
         output::line(words::answer(&answer.outputs).join(" "))?;
+    } else if let Some(told) = told {
+        output::line(told)?;
     } else {
         for (decl, tensor) in model.program.outputs.iter().zip(&answer.outputs) {
             output::line(format_args!(
@@ -89,7 +95,14 @@ fn inputs(model: &Model, args: &RunArgs) -> anyhow::Result<Vec<Tensor>> {
         })?;
         return Ok(item.inputs);
     }
-    from_json(model, Path::new(text))
+    let path = Path::new(text);
+    match &model.text {
+        // A text may end in `.json`; only a file that is there is meant as one.
+        Some(tokenizer) if !(path.extension().is_some_and(|e| e == "json") && path.is_file()) => {
+            Ok(tokenizer.item(text)?.inputs)
+        }
+        _ => from_json(model, path),
+    }
 }
 
 /// Reads `{"name": [numbers, nested as the shape is]}`.

@@ -90,6 +90,14 @@ pub struct Manifest {
     naming: Naming,
 }
 
+/// Whether the file at `path` says that it is a manifest.
+pub fn is_manifest(path: &Path) -> bool {
+    let table = std::fs::read_to_string(path).map(|text| text.parse::<Table>());
+    let Ok(Ok(table)) = table else { return false };
+    let format = table.get("format").and_then(toml::Value::as_str);
+    format.is_some_and(|format| format.starts_with("lazybatch-model/"))
+}
+
 impl Manifest {
     /// Reads the manifest at `path`; files that it names lie in the same folder.
     ///
