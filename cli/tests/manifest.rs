@@ -115,12 +115,12 @@ fn what_does_not_fit_is_bad_input() {
     let place = place(MANIFEST);
     let import = "import model.toml --out m";
     place.refuse(import, &["w.safetensors", "not used, 1 in all: spare"]);
-    place.write("model.toml", &sound().replace("heads = 2", "heads = 'two'"));
+    place.write("model.toml", sound().replace("heads = 2", "heads = 'two'"));
     place.refuse(
         import,
         &["model.toml: sizes.heads: expected", "got \"two\""],
     );
-    place.write("model.toml", &sound());
+    place.write("model.toml", sound());
     place.refuse(
         "import model.toml --out m --max-len 4",
         &["--max-len: expected an ONNX model, got model.toml"],

@@ -37,28 +37,20 @@ thread_local! {
     ]);
 }
 
-/// What happens to a finished element: bias, activation and residual, in this order unless
-/// `act_last`.
+/// What happens to a finished element: bias, activation and residual, in this order.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Epilogue<'a> {
     /// Added by column.
     pub bias: Option<&'a [f32]>,
-    /// Added by row.
-    pub row_bias: Option<&'a [f32]>,
     /// Activation.
     pub act: Option<Act>,
     /// Added elementwise; rows as far apart as those of the result.
     pub residual: Option<&'a [f32]>,
-    /// Activation behind the residual.
-    pub act_last: bool,
 }
 
 impl Epilogue<'_> {
     fn is_empty(&self) -> bool {
-        self.bias.is_none()
-            && self.row_bias.is_none()
-            && self.act.is_none()
-            && self.residual.is_none()
+        self.bias.is_none() && self.act.is_none() && self.residual.is_none()
     }
 }
 
@@ -81,19 +73,10 @@ simd! {
             let bias = &bias[col..col + n];
             (0..n).for_each(|j| c[j] += bias[j]);
         }
-        if let Some(bias) = e.row_bias {
-            let bias = bias[row];
-            (0..n).for_each(|j| c[j] += bias);
-        }
-        if !e.act_last {
-            apply(e.act, c);
-        }
+        apply(e.act, c);
         if let Some(residual) = e.residual {
             let residual = &residual[row * ldc + col..][..n];
             (0..n).for_each(|j| c[j] += residual[j]);
-        }
-        if e.act_last {
-            apply(e.act, c);
         }
     }
 }
