@@ -147,7 +147,7 @@ fn from_json(model: &Model, path: &Path) -> anyhow::Result<Vec<Tensor>> {
             .map_err(|got| bad(&decl.name, "numbers in even nested lists".into(), got))?;
         // One sample may stand alone.
         let is_sequence = decl.ty.dims.first() == Some(&Dim::Len);
-        if !is_sequence && dims.len() == decl.ty.fixed_dims().len() {
+        if !is_sequence && dims[..] == decl.ty.fixed_dims()[..] {
             dims.insert(0, 1);
         }
         tensors.push(if decl.ty.dtype == DType::F32 {
