@@ -80,7 +80,7 @@ pub fn pack(q: &[i8], scales: &[f32], k: usize, n: usize, out: &mut [f32]) -> Re
 }
 
 impl<'a> DynamicB<'a> {
-    /// What [`pack`] wrote.
+    /// What `pack` wrote.
     pub fn of(data: &'a [f32], k: usize, n: usize) -> Self {
         let columns = n.div_ceil(NR) * NR;
         let (panels, tail) = data.split_at(columns * k.div_ceil(QUAD));
