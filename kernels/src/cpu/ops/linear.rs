@@ -62,7 +62,6 @@ pub fn linear(
         bias: bias.then(|| v.arg(2)),
         act,
         residual: residual.then(|| v.arg(2 + usize::from(bias))),
-        ..Epilogue::default()
     };
     product(env, v.arg(0), v.right(1), &mut out, false, &epi);
     out
