@@ -384,6 +384,78 @@ impl Part<'_> {
     /// # Safety
     /// As [`gemm_range`].
     unsafe fn tile<E: Element>(&self, place: &Place, right: &[E]) {
+        let Whole { c, ldc, .. } = *self.whole;
+        // SAFETY: inside the caller's rectangle.
+        unsafe {
+            if place.partial {
+                self.partial_tile(place, right);
+            } else {
+                let to = c.as_ptr().wrapping_add(place.row * ldc + place.panel * NR);
+                self.multiply(place, right, to, ldc);
+            }
+        }
+        self.finish(place);
+    }
+
+    /// A tile whose last panel is not whole: it is computed beside the result.
+    ///
+    /// # Safety
+    /// As [`gemm_range`].
+    #[cold]
+    unsafe fn partial_tile<E: Element>(&self, place: &Place, right: &[E]) {
+        let Whole { c, ldc, .. } = *self.whole;
+        let (col, cols) = self.columns(place);
+        let mut edge = [0.0f32; HIGHEST * NR];
+        // SAFETY: a row of the caller's rectangle.
+        let row = |r: usize| unsafe { c.slice((place.row + r) * ldc + col, cols) };
+        if self.resume {
+            for r in 0..place.rows {
+                edge[r * NR..r * NR + cols].copy_from_slice(row(r));
+            }
+        }
+        // SAFETY: the edge has the rows of the highest tile.
+        unsafe { self.multiply(place, right, edge.as_mut_ptr(), NR) };
+        for r in 0..place.rows {
+            row(r).copy_from_slice(&edge[r * NR..r * NR + cols]);
+        }
+    }
+
+    /// First column of a tile, and how many there are.
+    fn columns(&self, place: &Place) -> (usize, usize) {
+        let col = place.panel * NR;
+        (col, (place.width * NR).min(self.whole.b.n - col))
+    }
+
+    /// Computes a tile into `c`, rows `ldc` apart.
+    ///
+    /// # Safety
+    /// As [`gemm_range`]; `c` has room for the tile's rows, of whole panels.
+    unsafe fn multiply<E: Element>(&self, place: &Place, right: &[E], c: *mut f32, ldc: usize) {
+        let tile = Tile {
+            k: self.k,
+            a: self.left[place.first * self.lda..].as_ptr(),
+            lda: self.lda,
+            b: right.as_ptr(),
+            ldb: self.k * NR,
+            c,
+            ldc,
+            resume: self.resume,
+        };
+        // SAFETY: the level proves the instructions; both sides were checked, the result is the
+        // caller's.
+        unsafe {
+            match self.whole.level.kind() {
+                #[cfg(target_arch = "x86_64")]
+                Kind::Avx512 => super::x86::run512(&tile, place.rows, place.width),
+                #[cfg(target_arch = "x86_64")]
+                Kind::Avx2 => super::x86::run256(&tile, place.rows, place.width),
+                _ => portable::run(&tile, place.rows, place.width),
+            }
+        }
+    }
+
+    /// Runs the epilogue over a tile whose chains have ended.
+    fn finish(&self, place: &Place) {
         let Whole {
             level,
             b,
@@ -392,57 +464,15 @@ impl Part<'_> {
             epi,
             ..
         } = *self.whole;
-        let (row, rows, partial) = (place.row, place.rows, place.partial);
-        let (col, cols) = (
-            place.panel * NR,
-            (place.width * NR).min(b.n - place.panel * NR),
-        );
-        let mut edge = [0.0f32; HIGHEST * NR];
-        let mut tile = Tile {
-            k: self.k,
-            a: self.left[place.first * self.lda..].as_ptr(),
-            lda: self.lda,
-            b: right.as_ptr(),
-            ldb: self.k * NR,
-            c: c.as_ptr().wrapping_add(row * ldc + col),
-            ldc,
-            resume: self.resume,
-        };
-        if partial {
-            if self.resume {
-                for r in 0..rows {
-                    // SAFETY: row `row + r` of the caller's rectangle.
-                    let c = unsafe { c.slice((row + r) * ldc + col, cols) };
-                    edge[r * NR..r * NR + cols].copy_from_slice(c);
-                }
-            }
-            tile.c = edge.as_mut_ptr();
-            tile.ldc = NR;
-        }
-        // SAFETY: the level proves the instructions; both sides were checked, and the result is the
-        // caller's rectangle or the edge buffer.
-        unsafe {
-            match level.kind() {
-                #[cfg(target_arch = "x86_64")]
-                Kind::Avx512 => super::x86::run512(&tile, rows, place.width),
-                #[cfg(target_arch = "x86_64")]
-                Kind::Avx2 => super::x86::run256(&tile, rows, place.width),
-                _ => portable::run(&tile, rows, place.width),
-            }
-        }
-        let finish = self.last && !(epi.is_empty() && b.scales.is_none());
-        if !partial && !finish {
+        if !self.last || (epi.is_empty() && b.scales.is_none()) {
             return;
         }
-        for r in 0..rows {
-            // SAFETY: row `row + r` of the caller's rectangle; the tile's pointer is not used again.
-            let c = unsafe { c.slice((row + r) * ldc + col, cols) };
-            if partial {
-                c.copy_from_slice(&edge[r * NR..r * NR + cols]);
-            }
-            if finish {
-                finish_row(level, epi, b.scales, row + r, col, ldc, c);
-            }
+        let (col, cols) = self.columns(place);
+        for row in place.row..place.row + place.rows {
+            // SAFETY: a row of the rectangle of [`gemm_range`]'s caller; no other reference to it
+            // lives.
+            let c = unsafe { c.slice(row * ldc + col, cols) };
+            finish_row(level, epi, b.scales, row, col, ldc, c);
         }
     }
 }

@@ -57,6 +57,13 @@ simd! {
     }
 }
 
+/// Output pixels inside the image whose sums are in registers at once.
+const STRIP: usize = 4;
+
+/// Vectors of channels of one output pixel whose sums are in registers at once: those at the edges
+/// of the image come one by one, and a single chain would wait for itself.
+const VECTORS: usize = 4;
+
 #[inline(always)]
 fn each_lane(
     g: &Geometry,
@@ -68,126 +75,179 @@ fn each_lane(
     act: impl Fn(Lanes) -> Lanes,
 ) {
     let [c, oh, ow] = g.output;
-    let oy = row % oh;
-    let (lo, hi, _) = g.clip(0, oy);
-    let whole = g.window.kernel == [3, 3] && hi - lo == 3;
-    for first in (0..c).step_by(LANES) {
-        let width = LANES.min(c - first);
-        let mut to = Column {
-            epi,
-            bias: epi.bias.map_or([0.0; LANES], |b| lanes(b, first)),
-            at: row * ow * c + first,
-            out: &mut out[first..],
-            act: &act,
-        };
-        if width == LANES && whole {
-            row_3x3(g, oy, first, x, taps, &mut to);
+    let (y_lo, y_hi, top) = g.clip(0, row % oh);
+    // A window may lie in the padding altogether.
+    let top = top.min(g.input[1]);
+    let line = Line {
+        g,
+        x: &x[top * g.input[2] * c..],
+        taps: &taps[y_lo * g.window.kernel[1] * c..],
+        rows: y_hi - y_lo,
+        epi,
+        at: row * ow * c,
+        act,
+    };
+    let inside = g.inside();
+    let mut ox = 0;
+    while ox < ow {
+        if inside.contains(&ox) && ox + STRIP <= inside.end {
+            line.strip::<STRIP>(ox, out);
+            ox += STRIP;
         } else {
-            for ox in 0..ow {
-                let acc = pixel(g, oy, ox, (first, width), x, taps);
-                to.put(ox * c, width, acc);
+            line.strip::<1>(ox, out);
+            ox += 1;
+        }
+    }
+}
+
+/// What a row of outputs is made of.
+struct Line<'a, F> {
+    g: &'a Geometry,
+    /// The image from the first row on that the windows see.
+    x: &'a [f32],
+    /// The filters from their first row on that lies inside the image.
+    taps: &'a [f32],
+    /// Rows of the filters that do.
+    rows: usize,
+    epi: &'a Finish<'a>,
+    /// Where the row begins in the whole output.
+    at: usize,
+    act: F,
+}
+
+/// Adjacent output pixels, and the columns of the filters that lie inside the image for all of them.
+#[derive(Clone, Copy)]
+struct Place {
+    ox: usize,
+    columns: (usize, usize),
+    /// Column of the image under the first of them, for the first pixel.
+    left: usize,
+}
+
+impl<F: Fn(Lanes) -> Lanes> Line<'_, F> {
+    /// All channels of `N` adjacent output pixels from `ox` on; several only where all their windows
+    /// lie inside the rows.
+    #[inline(always)]
+    fn strip<const N: usize>(&self, ox: usize, out: &mut [f32]) {
+        let g = self.g;
+        let (c, (lo, hi, left)) = (g.output[0], g.clip(1, ox));
+        let place = Place {
+            ox,
+            columns: (lo, hi),
+            left,
+        };
+        if self.rows > 0 && lo < hi {
+            let last = (self.rows - 1) * g.input[2] + left + hi - 1 - lo;
+            let last = last + (N - 1) * g.window.stride[1];
+            assert!(self.x.len() >= (last + 1) * c, "{N} windows from {ox} on");
+            let last = (self.rows - 1) * g.window.kernel[1] + hi - 1;
+            assert!(self.taps.len() >= (last + 1) * c, "{} taps", last + 1);
+        }
+        let mut first = 0;
+        // SAFETY: the last pixel and the last tap that are read lie inside, as asserted, with all
+        // their channels.
+        unsafe {
+            while N == 1 && first + VECTORS * LANES <= c {
+                self.block::<N, VECTORS>(place, first, out);
+                first += VECTORS * LANES;
+            }
+            while first + LANES <= c {
+                self.block::<N, 1>(place, first, out);
+                first += LANES;
+            }
+        }
+        if first < c {
+            for n in 0..N {
+                self.tail(place, n, first, out);
             }
         }
     }
-}
 
-/// Up to sixteen channels of a row of outputs.
-struct Column<'a, F> {
-    epi: &'a Finish<'a>,
-    bias: Lanes,
-    /// Where the first of them lies in the whole output.
-    at: usize,
-    /// From there on.
-    out: &'a mut [f32],
-    act: &'a F,
-}
-
-impl<F: Fn(Lanes) -> Lanes> Column<'_, F> {
-    /// Finishes `v` and writes its first `width` lanes `at` elements behind the first.
+    /// `V` vectors of channels from `first` on, of `N` pixels.
+    ///
+    /// # Safety
+    /// The windows of all pixels, with these channels, lie inside the image and the filters.
     #[inline(always)]
-    fn put(&mut self, at: usize, width: usize, mut v: Lanes) {
-        if self.epi.bias.is_some() {
-            (0..LANES).for_each(|i| v[i] += self.bias[i]);
-        }
-        if let Residual::At(residual) = self.epi.residual {
-            let residual = lanes(&residual[self.at + at..][..width], 0);
-            (0..LANES).for_each(|i| v[i] += residual[i]);
-        }
-        store(&mut self.out[at..][..width], &(self.act)(v));
-    }
-}
-
-/// Sixteen channels (or fewer, at the end) of one output pixel.
-#[inline(always)]
-fn pixel(
-    g: &Geometry,
-    oy: usize,
-    ox: usize,
-    (first, width): (usize, usize),
-    x: &[f32],
-    taps: &[f32],
-) -> Lanes {
-    let c = g.output[0];
-    let ((y_lo, y_hi, y), (x_lo, x_hi, left)) = (g.clip(0, oy), g.clip(1, ox));
-    let mut acc = [0.0; LANES];
-    for ky in y_lo..y_hi {
-        for kx in x_lo..x_hi {
-            let at = ((y + ky - y_lo) * g.input[2] + left + kx - x_lo) * c + first;
-            let tap = (ky * g.window.kernel[1] + kx) * c + first;
-            step(&x[at..][..width], &taps[tap..][..width], &mut acc);
-        }
-    }
-    acc
-}
-
-#[inline(always)]
-fn step(x: &[f32], tap: &[f32], acc: &mut Lanes) {
-    if let (Some(x), Some(tap)) = (x.first_chunk::<LANES>(), tap.first_chunk::<LANES>()) {
-        for i in 0..LANES {
-            acc[i] = x[i].mul_add(tap[i], acc[i]);
-        }
-    } else {
-        for (i, (x, tap)) in x.iter().zip(tap).enumerate() {
-            acc[i] = x.mul_add(*tap, acc[i]);
-        }
-    }
-}
-
-/// Sixteen channels of row `oy` of the output, whose windows of 3 x 3 lie inside the rows of the
-/// image: the filters stay in registers.
-#[inline(always)]
-fn row_3x3(
-    g: &Geometry,
-    oy: usize,
-    first: usize,
-    x: &[f32],
-    taps: &[f32],
-    to: &mut Column<'_, impl Fn(Lanes) -> Lanes>,
-) {
-    let (c, w) = (g.output[0], g.input[2]);
-    let (_, _, top) = g.clip(0, oy);
-    let mut filter = [[0.0; LANES]; 9];
-    for (tap, f) in filter.iter_mut().enumerate() {
-        *f = lanes(taps, tap * c + first);
-    }
-    let rows = [0, 1, 2].map(|ky| &x[(top + ky) * w * c..][..w * c]);
-    for ox in 0..g.output[2] {
-        let (lo, hi, left) = g.clip(1, ox);
-        let acc = if hi - lo == 3 {
-            let at = left * c + first;
-            let mut acc = [0.0; LANES];
-            for ky in 0..3 {
-                for kx in 0..3 {
-                    let v = lanes(rows[ky], at + kx * c);
-                    for i in 0..LANES {
-                        acc[i] = v[i].mul_add(filter[ky * 3 + kx][i], acc[i]);
+    unsafe fn block<const N: usize, const V: usize>(
+        &self,
+        place: Place,
+        first: usize,
+        out: &mut [f32],
+    ) {
+        let g = self.g;
+        let (c, next) = (g.output[0], g.window.stride[1] * g.output[0]);
+        let (lo, hi) = place.columns;
+        let mut acc = [[[0.0; LANES]; V]; N];
+        for ky in 0..self.rows {
+            for kx in lo..hi {
+                let x = (ky * g.input[2] + place.left + kx - lo) * c + first;
+                let tap = (ky * g.window.kernel[1] + kx) * c + first;
+                for j in 0..V {
+                    // SAFETY: the caller's promise.
+                    let tap = unsafe { sixteen(self.taps, tap + j * LANES) };
+                    for n in 0..N {
+                        // SAFETY: as above.
+                        let x = unsafe { sixteen(self.x, x + n * next + j * LANES) };
+                        for i in 0..LANES {
+                            acc[n][j][i] = x[i].mul_add(tap[i], acc[n][j][i]);
+                        }
                     }
                 }
             }
-            acc
-        } else {
-            pixel(g, oy, ox, (first, LANES), x, taps)
-        };
-        to.put(ox * c, LANES, acc);
+        }
+        for n in 0..N {
+            for j in 0..V {
+                let channel = first + j * LANES;
+                let at = (place.ox + n) * c + channel;
+                self.put(acc[n][j], channel, at, &mut out[at..at + LANES]);
+            }
+        }
     }
+
+    /// The channels from `first` on, fewer than a vector, of the `n`-th pixel.
+    #[inline(always)]
+    fn tail(&self, place: Place, n: usize, first: usize, out: &mut [f32]) {
+        let g = self.g;
+        let (c, next) = (g.output[0], g.window.stride[1] * g.output[0]);
+        let ((lo, hi), num) = (place.columns, c - first);
+        let mut acc = [0.0; LANES];
+        for ky in 0..self.rows {
+            for kx in lo..hi {
+                let x = (ky * g.input[2] + place.left + kx - lo) * c + n * next + first;
+                let tap = (ky * g.window.kernel[1] + kx) * c + first;
+                let pairs = self.x[x..][..num].iter().zip(&self.taps[tap..][..num]);
+                for (acc, (x, tap)) in acc.iter_mut().zip(pairs) {
+                    *acc = x.mul_add(*tap, *acc);
+                }
+            }
+        }
+        let at = (place.ox + n) * c + first;
+        self.put(acc, first, at, &mut out[at..at + num]);
+    }
+
+    /// Finishes `v`, channels from `channel` on that lie `at` elements behind the start of the row.
+    #[inline(always)]
+    fn put(&self, mut v: Lanes, channel: usize, at: usize, to: &mut [f32]) {
+        let num = to.len();
+        if let Some(bias) = self.epi.bias {
+            let bias = lanes(&bias[channel..channel + num], 0);
+            (0..LANES).for_each(|i| v[i] += bias[i]);
+        }
+        if let Residual::At(residual) = self.epi.residual {
+            let residual = lanes(&residual[self.at + at..][..num], 0);
+            (0..LANES).for_each(|i| v[i] += residual[i]);
+        }
+        store(to, &(self.act)(v));
+    }
+}
+
+/// The sixteen elements from `at` on.
+///
+/// # Safety
+/// They lie inside.
+#[inline(always)]
+unsafe fn sixteen(x: &[f32], at: usize) -> Lanes {
+    debug_assert!(at + LANES <= x.len());
+    // SAFETY: the caller's promise; arrays of f32 have no other alignment than f32.
+    unsafe { x.as_ptr().add(at).cast::<Lanes>().read() }
 }

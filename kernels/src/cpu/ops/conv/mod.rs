@@ -12,6 +12,8 @@ mod filters;
 mod finish;
 mod gather;
 
+use std::ops::Range;
+
 use lazybatch_graph::{Act, Window};
 use smallvec::SmallVec;
 
@@ -75,6 +77,21 @@ impl Geometry {
             .saturating_sub(start)
             .clamp(lo, kernel);
         (lo, hi, (start + lo).saturating_sub(pad))
+    }
+
+    /// Output columns whose windows lie inside the rows of the image.
+    fn inside(&self) -> Range<usize> {
+        let Window {
+            kernel: [_, kernel],
+            stride: [_, stride],
+            pad: [_, left, ..],
+        } = self.window;
+        let first = left.div_ceil(stride);
+        let end = match (self.input[2] + left).checked_sub(kernel) {
+            Some(last) => last / stride + 1,
+            None => 0,
+        };
+        first..end.min(self.output[2])
     }
 }
 
