@@ -1,16 +1,17 @@
 //! `lazybatch-measure`: writes the figures that `benches/results/` keeps.
 //!
-//! `lazybatch-measure COMMAND FOLDER [--threads N] [--seed N] [--requests N] [--repeats N]`, or
-//! `lazybatch-measure realtime --model NAME ...`, or `lazybatch-measure peers FOLDER --python PATH`;
+//! `lazybatch-measure COMMAND FOLDER [--threads N] [--seed N] [--requests N] [--repeats N]`,
+//! `lazybatch-measure realtime --model NAME ...`, `lazybatch-measure peers FOLDER --python PATH`;
 //! see [`USAGE`].
 
 mod measure;
 
 use std::path::PathBuf;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use lazybatch_benches::record::{self, Recorder};
 
+use measure::args::{all_cores, pairs, positive, read};
 use measure::{peers, realtime};
 
 /// What the command line says without arguments.
@@ -51,7 +52,7 @@ usage: lazybatch-measure realtime --model NAME --out FILE.jsonl --requests N | -
 --threads N        threads of the CPU device; all cores if absent
 --seed N           seed of inputs, and of the first pair's arrivals; 1 if absent
 
-usage: lazybatch-measure peers FOLDER --python PATH [--rows NAME,...] [--threads N] [--repeats N]
+usage: lazybatch-measure peers FOLDER --python PATH [OPTION VALUE]...
 
   Our kernels and ONNX Runtime in turns of 30 ms, on the same weights and inputs and as many threads;
   their outputs are compared first. `ratio` is the peer's time over ours: above 1 we are faster.
@@ -61,7 +62,11 @@ usage: lazybatch-measure peers FOLDER --python PATH [--rows NAME,...] [--threads
 --python PATH  a Python with the packages of benches/peers/requirements.txt
 --rows A,B     some of gemm (1 to 256 rows times 1024 x 1024 and 768 x 3072), lstm and gru (a layer of
                1024 over 16 steps, and one step), encoder (a layer of BERT-base), decoder (a step of a
-               layer of Transformer-base behind 32 others), resnet50; all if absent
+               layer of Transformer-base behind 32 others), resnet50, mobilenet-v1, and of trained
+               weights mobilenet-v2; bert-base and minilm (whole, 16 and 128 positions), mixed
+               (sentences of different lengths: ours packed, the peer's padded to the longest),
+               silero-vad (a chunk of audio, the ONNX file on both sides); all if absent
+--models PATH  the folder of fetched models (cargo xtask models); .models if absent
 --threads N    threads of each side; all cores if absent
 --repeats N    pairs of turns; 7 if absent";
 
@@ -154,24 +159,18 @@ fn parse(args: &[String]) -> anyhow::Result<(&str, Settings)> {
     }
     let mut settings = Settings {
         folder: folder.into(),
-        threads: std::thread::available_parallelism().map_or(1, usize::from),
+        threads: all_cores(),
         seed: 1,
         requests: 1500,
         repeats: 5,
         command: command(args),
     };
-    for option in options.chunks(2) {
-        let [key, value] = option else {
-            bail!("{}: expected a number behind it", option[0]);
-        };
-        let number: usize = value
-            .parse()
-            .with_context(|| format!("{key}: expected a number, got {value}"))?;
-        match key.as_str() {
-            "--threads" if number > 0 => settings.threads = number,
-            "--seed" => settings.seed = number as u64,
-            "--requests" if number > 0 => settings.requests = number,
-            "--repeats" if number > 0 => settings.repeats = number,
+    for (key, value) in pairs(options)? {
+        match key {
+            "--threads" => settings.threads = positive(key, value)?,
+            "--seed" => settings.seed = read(key, value, "a whole number")?,
+            "--requests" => settings.requests = positive(key, value)?,
+            "--repeats" => settings.repeats = positive(key, value)?,
             _ => bail!("{key} {value}: no such option"),
         }
     }

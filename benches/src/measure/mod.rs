@@ -1,7 +1,9 @@
 //! The measurements. Each module has one `run` and writes the lines of one file.
 
+pub mod args;
 pub mod decision;
 pub mod dispatch;
+pub mod fetched;
 pub mod gemm;
 pub mod instructions;
 pub mod peers;
