@@ -1,8 +1,8 @@
 //! `lazybatch-measure`: writes the figures that `benches/results/` keeps.
 //!
 //! `lazybatch-measure COMMAND FOLDER [--threads N] [--seed N] [--requests N] [--repeats N]`,
-//! `lazybatch-measure realtime --model NAME ...`, `lazybatch-measure peers FOLDER --python PATH`;
-//! see [`USAGE`].
+//! `lazybatch-measure realtime --model NAME ...`, `lazybatch-measure peers FOLDER --python PATH`, or
+//! `lazybatch-measure weights FOLDER`; see [`USAGE`].
 
 mod measure;
 
@@ -12,7 +12,7 @@ use anyhow::bail;
 use lazybatch_benches::record::{self, Recorder};
 
 use measure::args::{all_cores, pairs, positive, read};
-use measure::{peers, realtime};
+use measure::{peers, realtime, weights};
 
 /// What the command line says without arguments.
 const USAGE: &str = "\
@@ -68,7 +68,18 @@ usage: lazybatch-measure peers FOLDER --python PATH [OPTION VALUE]...
                silero-vad (a chunk of audio, the ONNX file on both sides); all if absent
 --models PATH  the folder of fetched models (cargo xtask models); .models if absent
 --threads N    threads of each side; all cores if absent
---repeats N    pairs of turns; 7 if absent";
+--repeats N    pairs of turns; 7 if absent
+
+usage: lazybatch-measure weights FOLDER [OPTION VALUE]...
+
+  Accuracy and speed of weight types on models with trained weights (docs/weights.md). Lines are
+  appended to FOLDER/weights.jsonl; the table of all its lines is printed.
+
+--part P       accuracy (the same on every run), speed, or table (measures nothing); both if absent
+--docs FILE    the document whose table is rewritten
+--models PATH  the folder of fetched models (cargo xtask models); .models if absent
+--threads N    threads of the device; all cores if absent
+--repeats N    turns of each type; 7 if absent";
 
 /// What every measurement takes.
 pub struct Settings {
@@ -125,6 +136,13 @@ fn main() -> anyhow::Result<()> {
         let options = or_usage(peers::Options::parse(options, &command(&args)));
         record::environment(&options.folder)?;
         return peers::run(&options);
+    }
+    if let [name, options @ ..] = &args[..]
+        && name == "weights"
+    {
+        let options = or_usage(weights::Options::parse(options, &command(&args)));
+        record::environment(&options.folder)?;
+        return weights::run(&options);
     }
     let (name, settings) = or_usage(parse(&args));
     record::environment(&settings.folder)?;

@@ -10,4 +10,5 @@ pub mod peers;
 pub mod realtime;
 pub mod sim_vs_real;
 pub mod steady;
+pub mod weights;
 pub mod window;
