@@ -24,14 +24,16 @@ usage: lazybatch-measure COMMAND FOLDER [--threads N] [--seed N] [--requests N] 
   steady       decisions in steady state, with several sub-batches and plans, by policy
   instructions instructions of a decision in steady state, by policy; needs valgrind, not in `all`
   dispatch     time of a launch of one tiny node, and of a round trip through the engine
+  joining      throughput of an imported LSTM whose requests of 1 to 50 positions join and leave its
+               loop at any step, over that of one at a time and of the best batches
   gemm         speed of the packed matrix product against the peak of multiply-adds,
                and by how the weights are stored, from the caches and from memory
   all          the others
 
 Lines are appended to FOLDER/COMMAND.jsonl, and FOLDER/environment.json is written.
---threads N    threads of the CPU device in sim-vs-real; all cores if absent
---seed N       seed of inputs and arrivals in sim-vs-real; 1 if absent
---requests N   arrivals of each run in sim-vs-real; 1500 if absent
+--threads N    threads of the CPU device in sim-vs-real and joining; all cores if absent
+--seed N       seed of inputs and arrivals in sim-vs-real and joining; 1 if absent
+--requests N   arrivals of each run in sim-vs-real and joining; 1500 if absent
 --repeats N    repetitions of every measurement; 5 if absent
 
 usage: lazybatch-measure realtime --model NAME --out FILE.jsonl --requests N | --seconds S [OPTION VALUE]...
@@ -106,13 +108,14 @@ impl Settings {
 
 type Measurement = fn(&Settings) -> anyhow::Result<()>;
 
-const COMMANDS: [(&str, Measurement); 7] = [
+const COMMANDS: [(&str, Measurement); 8] = [
     ("gemm", measure::gemm::run),
     ("decision", measure::decision::run),
     ("steady", measure::steady::run),
     ("instructions", measure::instructions::run),
     ("dispatch", measure::dispatch::run),
     ("window", measure::window::run),
+    ("joining", measure::joining::run),
     ("sim-vs-real", measure::sim_vs_real::run),
 ];
 

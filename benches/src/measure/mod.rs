@@ -6,6 +6,7 @@ pub mod dispatch;
 pub mod fetched;
 pub mod gemm;
 pub mod instructions;
+pub mod joining;
 pub mod peers;
 pub mod realtime;
 pub mod sim_vs_real;
