@@ -126,6 +126,7 @@ fn compare(
         "ratio_without_call": rounded(spread(&|t| (t.peer - t.call) / t.own).median()),
         "difference": rounded(f64::from(difference)),
     });
+    merge(&mut figures, std::mem::take(&mut own.facts));
     merge(&mut figures, fields);
     if let (Some(flops), false) = (row.flops, peaks.is_empty()) {
         let peak = Spread::of(peaks).median();

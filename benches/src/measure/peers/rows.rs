@@ -66,6 +66,8 @@ pub struct Own {
     pub tensors: Vec<Named>,
     /// What else the peer is told, an object.
     pub told: Value,
+    /// What else is recorded, an object.
+    pub facts: Value,
 }
 
 enum Side {
@@ -218,6 +220,7 @@ impl Own {
             side: Side::Program { batch, timed },
             tensors: weights,
             told: json!({}),
+            facts: json!({}),
         })
     }
 

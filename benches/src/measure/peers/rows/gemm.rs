@@ -32,6 +32,7 @@ pub fn row(m: usize, k: usize, n: usize) -> Row {
             side: Side::Product { product, m },
             tensors: vec![named("input.x", [m, k], x), named("weight", [k, n], w)],
             told: json!({}),
+            facts: json!({}),
         }
     };
     Row {

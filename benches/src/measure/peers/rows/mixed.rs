@@ -34,10 +34,13 @@ fn row(model: Model, batch: usize) -> Row {
             };
             Ok(sentences.iter().map(request).collect())
         })?;
+        let lens = || sentences.iter().map(Vec::len);
+        let (rows, longest) = (lens().sum::<usize>(), lens().max().unwrap_or(0));
+        own.facts = json!({ "rows": rows, "padded_rows": batch * longest });
         own.tensors.push(Named {
             name: "input.len".into(),
             dims: vec![batch],
-            data: sentences.iter().map(|s| s.len() as f32).collect(),
+            data: lens().map(|len| len as f32).collect(),
         });
         Ok(own)
     });
