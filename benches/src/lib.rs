@@ -16,6 +16,7 @@ pub mod reused;
 pub mod spread;
 pub mod steady;
 pub mod tiny;
+pub mod turns;
 
 /// Policies whose steps and decisions are timed.
 pub const POLICIES: [&str; 9] = [

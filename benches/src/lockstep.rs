@@ -1,67 +1,59 @@
-//! Requests of equal length that walk through a program together, as one batch that nobody joins
-//! or leaves.
+//! Requests that walk through a program together, as one batch that nobody joins.
 //!
-//! Each block is one segment. It is what a batch of a runtime without a scheduler is, so the two
-//! can be compared.
+//! Each block is one segment. Who has made all passes of a loop leaves it and waits at its end for
+//! the others. It is what a batch of a runtime without a scheduler is, at its best: nothing is padded.
 
-use anyhow::{Context, bail, ensure};
+use std::ops::Range;
+
+use anyhow::Context;
 use lazybatch_graph::{Repeat, SharedProgram, Tensor};
 use lazybatch_kernels::{CpuDevice, CpuOptions, Device, OpenRequest, Plan, validate_inputs};
 use lazybatch_sla::{LaneId, Launch, Member, ModelId, RequestId, Slot, SubBatchId, Ticket, Time};
 
-/// The batch and the device that it runs on.
+/// The requests and the device that they run on.
 pub struct Lockstep {
     device: CpuDevice,
     program: SharedProgram,
     requests: Vec<Vec<Tensor>>,
+    /// Of each request, at step 0.
+    members: Vec<Member>,
+    /// Those of them that are open.
+    batch: Range<usize>,
     /// By block.
     plans: Vec<Plan>,
     launch: Launch,
 }
 
 impl Lockstep {
-    /// Loads `program` on a device of `threads` threads, for `requests` given by their inputs.
+    /// Loads `program` on a device of `options`, for `requests` given by their inputs; at most
+    /// `options.max_open` of them run at once.
     ///
     /// # Errors
-    /// Inputs that do not fit, requests of different lengths, or a block that runs until it stops.
+    /// Inputs that do not fit, or a program that the device refuses.
     pub fn new(
         program: SharedProgram,
         requests: Vec<Vec<Tensor>>,
-        threads: usize,
+        options: CpuOptions,
     ) -> anyhow::Result<Self> {
         let mut members = Vec::with_capacity(requests.len());
         for (i, inputs) in requests.iter().enumerate() {
             let shape = validate_inputs(&program, inputs)?;
             members.push(Member {
                 request: RequestId(i as u64),
-                slot: Slot(i as u32),
+                slot: Slot(0),
                 step: 0,
                 input_len: shape.input_len as u32,
                 samples: shape.samples as u32,
                 idle: false,
             });
         }
-        let lens = members.iter().map(|m| m.input_len);
-        let (shortest, longest) = (lens.clone().min(), lens.max());
-        ensure!(
-            shortest == longest && longest.is_some(),
-            "{}: expected requests of one length, got {shortest:?} to {longest:?}",
-            program.name
-        );
         let mut device = CpuDevice::new(CpuOptions {
-            threads,
-            max_open: requests.len(),
-            ..CpuOptions::default()
+            max_open: requests.len().min(options.max_open),
+            ..options
         });
         device.load(ModelId(0), SharedProgram::clone(&program))?;
         let mut plans = Vec::new();
         for (i, block) in program.blocks.iter().enumerate() {
-            if let Repeat::UntilStop { .. } = block.repeat {
-                bail!(
-                    "block {}: expected a fixed number of passes, got one that runs until it stops",
-                    block.name
-                );
-            }
             let end = block.nodes.len() as u32;
             plans.push(device.prepare(ModelId(0), i as u32, 0, end, u32::MAX)?);
         }
@@ -74,7 +66,7 @@ impl Lockstep {
             first_node: 0,
             end_node: 0,
             sub_batch: SubBatchId(0),
-            members,
+            members: Vec::new(),
             padded_len: None,
             merged_members: 0,
         };
@@ -82,6 +74,8 @@ impl Lockstep {
             device,
             program,
             requests,
+            members,
+            batch: 0..0,
             plans,
             launch,
         })
@@ -92,7 +86,15 @@ impl Lockstep {
     /// # Errors
     /// What the device refuses.
     pub fn open(&mut self) -> anyhow::Result<()> {
-        for (inputs, m) in self.requests.iter().zip(&self.launch.members) {
+        self.open_some(0..self.requests.len())
+    }
+
+    fn open_some(&mut self, batch: Range<usize>) -> anyhow::Result<()> {
+        self.batch = batch;
+        let members = self.members[self.batch.clone()].iter_mut();
+        let requests = &self.requests[self.batch.clone()];
+        for (slot, (inputs, m)) in requests.iter().zip(members).enumerate() {
+            m.slot = Slot(slot as u32);
             self.device.open(&OpenRequest {
                 slot: m.slot,
                 request: m.request,
@@ -111,31 +113,43 @@ impl Lockstep {
     /// # Errors
     /// What the device refuses or fails.
     pub fn run_block(&mut self, block: usize) -> anyhow::Result<()> {
-        let passes = match self.program.blocks[block].repeat {
-            Repeat::PerInputStep { stride } => {
-                self.launch.members[0].input_len.div_ceil(stride.max(1))
-            }
-            Repeat::Once | Repeat::UntilStop { .. } => 1,
+        let repeat = self.program.blocks[block].repeat;
+        let passes = |m: &Member| match repeat {
+            Repeat::Once => 1,
+            Repeat::PerInputStep { stride } => m.input_len.div_ceil(stride.max(1)),
+            Repeat::UntilStop { max } => max,
         };
-        self.launch.block = block as u32;
-        self.launch.segment = block as u32;
-        self.launch.end_node = self.program.blocks[block].nodes.len() as u32;
-        for step in 0..passes {
-            self.launch.ticket.0 += 1;
-            for m in &mut self.launch.members {
+        let launch = &mut self.launch;
+        launch.block = block as u32;
+        launch.segment = block as u32;
+        launch.end_node = self.program.blocks[block].nodes.len() as u32;
+        launch.members.clear();
+        launch
+            .members
+            .extend_from_slice(&self.members[self.batch.clone()]);
+        for step in 0.. {
+            launch.members.retain(|m| step < passes(m));
+            if launch.members.is_empty() {
+                break;
+            }
+            launch.ticket.0 += 1;
+            for m in &mut launch.members {
                 m.step = step;
             }
-            self.device
-                .enqueue(Time::ZERO, self.plans[block], &self.launch)?;
+            self.device.enqueue(Time::ZERO, self.plans[block], launch)?;
             let done = self.device.poll(Time::ZERO);
-            done.context("a launch that did not run in place")?.result?;
+            let done = done.context("a launch that did not run in place")?;
+            done.result?;
+            launch
+                .members
+                .retain(|m| !done.stopped.contains(&m.request));
         }
         Ok(())
     }
 
-    /// Closes all requests and returns their outputs, by request and output.
+    /// Closes what is open and returns the outputs, by request and output.
     pub fn close(&mut self) -> Vec<Vec<Option<Tensor>>> {
-        let members = self.launch.members.iter();
+        let members = self.members[self.batch.clone()].iter();
         members.map(|m| self.device.close(m.slot)).collect()
     }
 
@@ -144,7 +158,18 @@ impl Lockstep {
     /// # Errors
     /// What the device refuses or fails.
     pub fn run(&mut self) -> anyhow::Result<Vec<Vec<Option<Tensor>>>> {
-        self.open()?;
+        self.run_some(0..self.requests.len())
+    }
+
+    /// As [`Lockstep::run`], with some of the requests.
+    ///
+    /// # Errors
+    /// What the device refuses or fails.
+    ///
+    /// # Panics
+    /// If there are no such requests.
+    pub fn run_some(&mut self, batch: Range<usize>) -> anyhow::Result<Vec<Vec<Option<Tensor>>>> {
+        self.open_some(batch)?;
         for block in 0..self.plans.len() {
             self.run_block(block)?;
         }
@@ -180,6 +205,13 @@ mod tests {
         Arc::new(b.finish().unwrap())
     }
 
+    fn threads(threads: usize) -> CpuOptions {
+        CpuOptions {
+            threads,
+            ..CpuOptions::default()
+        }
+    }
+
     fn request(rows: &[f32]) -> Vec<Tensor> {
         vec![Tensor::from_f32(&[rows.len() / 2, 2], rows)]
     }
@@ -190,7 +222,7 @@ mod tests {
             request(&[1.0, -1.0, 2.0, 3.0, 0.5, 0.0]),
             request(&[-4.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
         ];
-        let mut batch = Lockstep::new(sums(), requests, 2).unwrap();
+        let mut batch = Lockstep::new(sums(), requests, threads(2)).unwrap();
         for _ in 0..2 {
             let outputs = batch.run().unwrap();
             let get = |r: usize, o: usize| outputs[r][o].as_ref().unwrap().to_f32();
@@ -201,23 +233,20 @@ mod tests {
     }
 
     #[test]
-    fn requests_of_different_lengths_are_refused() {
-        let requests = vec![request(&[1.0, 1.0]), request(&[1.0; 4])];
-        let error = Lockstep::new(sums(), requests, 1).err().unwrap();
-        let message = error.to_string();
-        assert!(
-            message.starts_with("sums: expected requests of one length"),
-            "{message}"
-        );
-        assert!(Lockstep::new(sums(), Vec::new(), 1).is_err());
-    }
+    fn requests_leave_a_loop_when_their_passes_are_done() {
+        let requests = vec![request(&[1.0, 1.0]), request(&[1.0, 2.0, 1.0, 2.0])];
+        let mut batch = Lockstep::new(sums(), requests, threads(1)).unwrap();
+        let outputs = batch.run().unwrap();
+        let get = |r: usize| outputs[r][1].as_ref().unwrap().to_f32();
+        assert_eq!(get(0), [1.0, 1.0]);
+        assert_eq!(get(1), [1.0, 2.0, 2.0, 4.0]);
+        let some = batch.run_some(1..2).unwrap();
+        assert_eq!(some[0][1].as_ref().unwrap().to_f32(), get(1));
 
-    #[test]
-    fn blocks_that_run_until_they_stop_are_refused() {
         let mut b = ProgramBuilder::new("until");
-        let y = b.output_sequence("y", DType::F32, &[1]);
-        let x = b.input("x", DType::F32, &[1]);
-        let state = b.vector_state("s", DType::F32, &[1], 0.0);
+        let y = b.output_sequence("y", DType::F32, &[2]);
+        let x = b.input("x", DType::F32, &[2]);
+        let state = b.vector_state("s", DType::F32, &[2], 0.0);
         b.begin_block("fill", Repeat::Once);
         let value = b.read_input("x", x);
         b.vec_write("write", state, value);
@@ -227,8 +256,17 @@ mod tests {
         let id = b.arg_max("id", value);
         b.stop("stop", id, 1);
         let program = Arc::new(b.finish().unwrap());
-        let inputs = vec![vec![Tensor::from_f32(&[1, 1], &[1.0])]];
-        let error = Lockstep::new(program, inputs, 1).err().unwrap();
-        assert!(error.to_string().starts_with("block loop:"), "{error}");
+        // The larger one is the second here, and the first there.
+        let requests = vec![request(&[0.0, 1.0]), request(&[1.0, 0.0])];
+        let mut batch = Lockstep::new(program, requests, threads(1)).unwrap();
+        let outputs = batch.run().unwrap();
+        let rows = |r: usize| outputs[r][0].as_ref().unwrap().dims[0];
+        assert_eq!((rows(0), rows(1)), (1, 3));
+    }
+
+    #[test]
+    fn inputs_that_do_not_fit_are_refused() {
+        let requests = vec![vec![Tensor::from_f32(&[1, 3], &[0.0; 3])]];
+        assert!(Lockstep::new(sums(), requests, threads(1)).is_err());
     }
 }

@@ -1,17 +1,18 @@
 //! `lazybatch-measure`: writes the figures that `benches/results/` keeps.
 //!
-//! `lazybatch-measure COMMAND FOLDER [--threads N] [--seed N] [--requests N] [--repeats N]`, or
-//! `lazybatch-measure realtime --model NAME ...`, or `lazybatch-measure peers FOLDER --python PATH`;
-//! see [`USAGE`].
+//! `lazybatch-measure COMMAND FOLDER [--threads N] [--seed N] [--requests N] [--repeats N]`,
+//! `lazybatch-measure realtime --model NAME ...`, `lazybatch-measure peers FOLDER --python PATH`, or
+//! `lazybatch-measure weights FOLDER`; see [`USAGE`].
 
 mod measure;
 
 use std::path::PathBuf;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use lazybatch_benches::record::{self, Recorder};
 
-use measure::{peers, realtime};
+use measure::args::{all_cores, pairs, positive, read};
+use measure::{peers, realtime, weights};
 
 /// What the command line says without arguments.
 const USAGE: &str = "\
@@ -23,14 +24,16 @@ usage: lazybatch-measure COMMAND FOLDER [--threads N] [--seed N] [--requests N] 
   steady       decisions in steady state, with several sub-batches and plans, by policy
   instructions instructions of a decision in steady state, by policy; needs valgrind, not in `all`
   dispatch     time of a launch of one tiny node, and of a round trip through the engine
+  joining      throughput of an imported LSTM whose requests of 1 to 50 positions join and leave its
+               loop at any step, over that of one at a time and of the best batches
   gemm         speed of the packed matrix product against the peak of multiply-adds,
                and by how the weights are stored, from the caches and from memory
   all          the others
 
 Lines are appended to FOLDER/COMMAND.jsonl, and FOLDER/environment.json is written.
---threads N    threads of the CPU device in sim-vs-real; all cores if absent
---seed N       seed of inputs and arrivals in sim-vs-real; 1 if absent
---requests N   arrivals of each run in sim-vs-real; 1500 if absent
+--threads N    threads of the CPU device in sim-vs-real and joining; all cores if absent
+--seed N       seed of inputs and arrivals in sim-vs-real and joining; 1 if absent
+--requests N   arrivals of each run in sim-vs-real and joining; 1500 if absent
 --repeats N    repetitions of every measurement; 5 if absent
 
 usage: lazybatch-measure realtime --model NAME --out FILE.jsonl --requests N | --seconds S [OPTION VALUE]...
@@ -51,7 +54,7 @@ usage: lazybatch-measure realtime --model NAME --out FILE.jsonl --requests N | -
 --threads N        threads of the CPU device; all cores if absent
 --seed N           seed of inputs, and of the first pair's arrivals; 1 if absent
 
-usage: lazybatch-measure peers FOLDER --python PATH [--rows NAME,...] [--threads N] [--repeats N]
+usage: lazybatch-measure peers FOLDER --python PATH [OPTION VALUE]...
 
   Our kernels and ONNX Runtime in turns of 30 ms, on the same weights and inputs and as many threads;
   their outputs are compared first. `ratio` is the peer's time over ours: above 1 we are faster.
@@ -61,9 +64,24 @@ usage: lazybatch-measure peers FOLDER --python PATH [--rows NAME,...] [--threads
 --python PATH  a Python with the packages of benches/peers/requirements.txt
 --rows A,B     some of gemm (1 to 256 rows times 1024 x 1024 and 768 x 3072), lstm and gru (a layer of
                1024 over 16 steps, and one step), encoder (a layer of BERT-base), decoder (a step of a
-               layer of Transformer-base behind 32 others), resnet50; all if absent
+               layer of Transformer-base behind 32 others), resnet50, mobilenet-v1, and of trained
+               weights mobilenet-v2; bert-base and minilm (whole, 16 and 128 positions), mixed
+               (sentences of different lengths: ours packed, the peer's padded to the longest),
+               silero-vad (a chunk of audio, the ONNX file on both sides); all if absent
+--models PATH  the folder of fetched models (cargo xtask models); .models if absent
 --threads N    threads of each side; all cores if absent
---repeats N    pairs of turns; 7 if absent";
+--repeats N    pairs of turns; 7 if absent
+
+usage: lazybatch-measure weights FOLDER [OPTION VALUE]...
+
+  Accuracy and speed of weight types on models with trained weights (docs/weights.md). Lines are
+  appended to FOLDER/weights.jsonl; the table of all its lines is printed.
+
+--part P       accuracy (the same on every run), speed, or table (measures nothing); both if absent
+--docs FILE    the document whose table is rewritten
+--models PATH  the folder of fetched models (cargo xtask models); .models if absent
+--threads N    threads of the device; all cores if absent
+--repeats N    turns of each type; 7 if absent";
 
 /// What every measurement takes.
 pub struct Settings {
@@ -90,13 +108,14 @@ impl Settings {
 
 type Measurement = fn(&Settings) -> anyhow::Result<()>;
 
-const COMMANDS: [(&str, Measurement); 7] = [
+const COMMANDS: [(&str, Measurement); 8] = [
     ("gemm", measure::gemm::run),
     ("decision", measure::decision::run),
     ("steady", measure::steady::run),
     ("instructions", measure::instructions::run),
     ("dispatch", measure::dispatch::run),
     ("window", measure::window::run),
+    ("joining", measure::joining::run),
     ("sim-vs-real", measure::sim_vs_real::run),
 ];
 
@@ -120,6 +139,13 @@ fn main() -> anyhow::Result<()> {
         let options = or_usage(peers::Options::parse(options, &command(&args)));
         record::environment(&options.folder)?;
         return peers::run(&options);
+    }
+    if let [name, options @ ..] = &args[..]
+        && name == "weights"
+    {
+        let options = or_usage(weights::Options::parse(options, &command(&args)));
+        record::environment(&options.folder)?;
+        return weights::run(&options);
     }
     let (name, settings) = or_usage(parse(&args));
     record::environment(&settings.folder)?;
@@ -154,24 +180,18 @@ fn parse(args: &[String]) -> anyhow::Result<(&str, Settings)> {
     }
     let mut settings = Settings {
         folder: folder.into(),
-        threads: std::thread::available_parallelism().map_or(1, usize::from),
+        threads: all_cores(),
         seed: 1,
         requests: 1500,
         repeats: 5,
         command: command(args),
     };
-    for option in options.chunks(2) {
-        let [key, value] = option else {
-            bail!("{}: expected a number behind it", option[0]);
-        };
-        let number: usize = value
-            .parse()
-            .with_context(|| format!("{key}: expected a number, got {value}"))?;
-        match key.as_str() {
-            "--threads" if number > 0 => settings.threads = number,
-            "--seed" => settings.seed = number as u64,
-            "--requests" if number > 0 => settings.requests = number,
-            "--repeats" if number > 0 => settings.repeats = number,
+    for (key, value) in pairs(options)? {
+        match key {
+            "--threads" => settings.threads = positive(key, value)?,
+            "--seed" => settings.seed = read(key, value, "a whole number")?,
+            "--requests" => settings.requests = positive(key, value)?,
+            "--repeats" => settings.repeats = positive(key, value)?,
             _ => bail!("{key} {value}: no such option"),
         }
     }

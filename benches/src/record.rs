@@ -137,6 +137,13 @@ pub fn rounded(x: f64) -> Value {
     json!(text.parse::<f64>().unwrap_or(x))
 }
 
+/// Adds the fields of one object to another.
+pub fn merge(figures: &mut Value, more: Value) {
+    if let (Value::Object(all), Value::Object(more)) = (figures, more) {
+        all.extend(more);
+    }
+}
+
 /// Writes `environment.json`: processor, SIMD level, compiler, commit, date.
 ///
 /// # Errors

@@ -18,7 +18,7 @@ const MODULES: &str = "import numpy, PIL, tokenizers";
 
 /// A model, with where its files come from.
 struct Model {
-    /// Its folder in `.models`, and in `workloads/models` that of its manifest.
+    /// Its folder in `.models`, and in `workloads/models` that of its manifest if it has one.
     name: &'static str,
     /// Files of unpacked packages.
     copies: &'static [&'static str],
@@ -26,6 +26,8 @@ struct Model {
     script: &'static str,
     /// Files that it writes.
     written: &'static [&'static str],
+    /// Whether `workloads/models` has a manifest for it; ONNX models have none.
+    manifest: bool,
 }
 
 const MODELS: &[Model] = &[
@@ -34,6 +36,7 @@ const MODELS: &[Model] = &[
         copies: &["g2p_en/checkpoint20.npz"],
         script: "xtask/scripts/g2p_golden.py",
         written: &["golden.json"],
+        manifest: true,
     },
     Model {
         name: "minilm-l6",
@@ -43,12 +46,21 @@ const MODELS: &[Model] = &[
         ],
         script: "xtask/scripts/minilm_golden.py",
         written: &["golden.json"],
+        manifest: true,
     },
     Model {
         name: "mobilenet-v2",
         copies: &[],
         script: "xtask/scripts/mobilenet_golden.py",
         written: &["model.safetensors", "images.safetensors", "golden.json"],
+        manifest: true,
+    },
+    Model {
+        name: "silero-vad",
+        copies: &["silero_vad/data/silero_vad.onnx"],
+        script: "xtask/scripts/silero_golden.py",
+        written: &["audio.safetensors", "golden.json"],
+        manifest: false,
     },
 ];
 
@@ -151,7 +163,7 @@ pub fn run(root: &Path) -> Result<()> {
 
 /// Copies each model's manifest beside its weights.
 fn manifests(root: &Path) -> Result<()> {
-    for model in MODELS {
+    for model in MODELS.iter().filter(|model| model.manifest) {
         let from = root.join("workloads/models").join(model.name);
         let to = model.folder(root).join("model.toml");
         std::fs::copy(from.join("model.toml"), &to).with_context(|| to.display().to_string())?;
@@ -247,7 +259,7 @@ mod tests {
         for model in MODELS {
             assert!(root.join(model.script).is_file(), "{}", model.script);
             let manifest = format!("workloads/models/{}/model.toml", model.name);
-            assert!(root.join(&manifest).is_file(), "{manifest}");
+            assert_eq!(root.join(&manifest).is_file(), model.manifest, "{manifest}");
         }
     }
 

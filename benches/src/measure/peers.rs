@@ -1,10 +1,9 @@
 //! Our kernels beside another runtime's, in one run.
 //!
 //! Both sides compute the same row from the same weights and inputs, on as many threads, and their
-//! outputs are compared first. Then they take turns: each turn is one call that is not counted, to
-//! bring the weights back into the caches, and calls for some 30 ms whose median counts. Who goes
-//! first changes from repetition to repetition. The ratio of a repetition is the peer's median over
-//! ours, so noise that both suffer cancels.
+//! outputs are compared first. Then they take turns ([`turns`]). Who goes first changes from
+//! repetition to repetition. The ratio of a repetition is the peer's median over ours, so noise that
+//! both suffer cancels.
 //!
 //! The peer is timed in its own process, call by call. What its smallest possible model costs is
 //! measured too and given beside every row, with the ratio that is left without it.
@@ -14,43 +13,51 @@ mod rows;
 
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use lazybatch_benches::clock;
 use lazybatch_benches::peer::{Built, Peer};
-use lazybatch_benches::record::{Recorder, rounded};
+use lazybatch_benches::record::{Recorder, merge, rounded};
 use lazybatch_benches::spread::Spread;
+use lazybatch_benches::turns::{self, MIN_CALLS, TURN_NS};
 use lazybatch_kernels::cpu::level::Level;
 use serde_json::{Value, json};
 
+use super::fetched;
 pub use options::Options;
-use rows::{Named, Own, Row};
+use rows::{Named, Row, Setup};
 
-/// The script of the peer, as it was when this was compiled.
-const SCRIPT: &str = include_str!("../../peers/onnxruntime_peer.py");
-/// Nanoseconds of one turn.
-const TURN_NS: f64 = 30e6;
-/// Fewest calls of a turn.
-const MIN_CALLS: usize = 3;
-/// Between turns, for the other side's threads to go to sleep.
-const REST: Duration = Duration::from_millis(5);
+/// The scripts of the peer, as they were when this was compiled; the first one is run.
+const SCRIPTS: [(&str, &str); 4] = [
+    (
+        "onnxruntime_peer.py",
+        include_str!("../../peers/onnxruntime_peer.py"),
+    ),
+    ("graph.py", include_str!("../../peers/graph.py")),
+    ("layers.py", include_str!("../../peers/layers.py")),
+    ("models.py", include_str!("../../peers/models.py")),
+];
 /// Largest difference of the outputs, in parts of the largest element.
 const TOLERANCE: f32 = 1e-3;
 
 /// Runs the comparison.
 pub fn run(options: &Options) -> anyhow::Result<()> {
+    for row in &options.rows {
+        if let Some(model) = row.model {
+            fetched::check(&options.models, model).context(row.family)?;
+        }
+    }
     let recorder = Recorder::new(&options.folder, "peers", &options.command)?;
     let work = tempfile::tempdir()?;
-    let script = work.path().join("peer.py");
-    std::fs::write(&script, SCRIPT)?;
+    for (name, script) in SCRIPTS {
+        std::fs::write(work.path().join(name), script)?;
+    }
+    let script = work.path().join(SCRIPTS[0].0);
     let mut peer = Peer::start(Command::new(&options.python).arg(&script))?;
     let nothing = json!({ "row": "nothing", "threads": options.threads, "tensors": [] });
     let nothing = peer.build(&nothing)?;
-    for &row in &options.rows {
-        let figures = row.figures();
+    for row in &options.rows {
         compare(options, row, &mut peer, nothing, work.path(), &recorder)
-            .with_context(|| figures.to_string())?;
+            .with_context(|| row.figures().to_string())?;
     }
     Ok(())
 }
@@ -64,15 +71,19 @@ struct Turns {
 
 fn compare(
     options: &Options,
-    row: Row,
+    row: &Row,
     peer: &mut Peer,
     nothing: Built,
     work: &Path,
     recorder: &Recorder,
 ) -> anyhow::Result<()> {
-    let mut own = row.own(options.threads)?;
+    let mut own = row.own(&Setup {
+        threads: options.threads,
+        models: options.models.clone(),
+    })?;
     let file = work.join("row.bin");
     let mut asked = row.figures();
+    merge(&mut asked, std::mem::take(&mut own.told));
     asked["threads"] = json!(options.threads);
     asked["file"] = json!(file.display().to_string());
     asked["tensors"] = write_tensors(&own.tensors, &file)?;
@@ -81,7 +92,7 @@ fn compare(
     let difference = difference(&own.output()?, &theirs)?;
     own.tensors.clear();
 
-    let (mut turns, mut peaks) = (Vec::new(), Vec::new());
+    let (mut taken, mut peaks) = (Vec::new(), Vec::new());
     for repeat in 0..options.repeats {
         let mut turn = Turns {
             own: 0.0,
@@ -89,20 +100,20 @@ fn compare(
             call: 0.0,
         };
         for side in [repeat % 2, (repeat + 1) % 2] {
-            clock::pause(REST);
+            turns::rest();
             if side == 0 {
                 peaks.extend(own.peak_flops());
-                turn.own = own_turn(&mut own)?;
+                turn.own = turns::turn(|| own.call_ns())?;
             } else {
                 turn.call = peer_turn(peer, nothing, TURN_NS / 10.0)?;
                 turn.peer = peer_turn(peer, built, TURN_NS)?;
             }
         }
-        turns.push(turn);
+        taken.push(turn);
     }
     peer.drop_model(built)?;
 
-    let spread = |f: &dyn Fn(&Turns) -> f64| Spread::of(turns.iter().map(f).collect());
+    let spread = |f: &dyn Fn(&Turns) -> f64| Spread::of(taken.iter().map(f).collect());
     let own_ns = spread(&|t| t.own).median();
     let mut figures = row.figures();
     let fields = json!({
@@ -115,10 +126,9 @@ fn compare(
         "ratio_without_call": rounded(spread(&|t| (t.peer - t.call) / t.own).median()),
         "difference": rounded(f64::from(difference)),
     });
-    if let (Value::Object(all), Value::Object(fields)) = (&mut figures, fields) {
-        all.extend(fields);
-    }
-    if let (Some(flops), false) = (row.flops(), peaks.is_empty()) {
+    merge(&mut figures, std::mem::take(&mut own.facts));
+    merge(&mut figures, fields);
+    if let (Some(flops), false) = (row.flops, peaks.is_empty()) {
         let peak = Spread::of(peaks).median();
         figures["gflops"] = rounded(flops / own_ns);
         figures["share_of_peak"] = rounded(flops / own_ns / peak);
@@ -160,17 +170,6 @@ fn difference(own: &[f32], theirs: &[f32]) -> anyhow::Result<f32> {
         worst = worst.max(part);
     }
     Ok(worst)
-}
-
-fn own_turn(own: &mut Own) -> anyhow::Result<f64> {
-    own.call_ns()?;
-    let (mut calls, mut total) = (Vec::new(), 0.0);
-    while total < TURN_NS || calls.len() < MIN_CALLS {
-        let ns = own.call_ns()?;
-        total += ns;
-        calls.push(ns);
-    }
-    Ok(Spread::of(calls).median())
 }
 
 fn peer_turn(peer: &mut Peer, built: Built, budget_ns: f64) -> anyhow::Result<f64> {

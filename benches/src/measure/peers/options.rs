@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 
-use super::rows::Row;
+use super::rows::{self, Row};
+use crate::measure::args::{all_cores, pairs, positive};
 
 /// What is compared, and how.
-#[derive(Clone, Debug)]
 pub struct Options {
     /// Where lines go.
     pub folder: PathBuf,
@@ -17,6 +17,8 @@ pub struct Options {
     pub repeats: usize,
     /// The rows.
     pub rows: Vec<Row>,
+    /// The folder of fetched models.
+    pub models: PathBuf,
     /// A Python with the peer's packages.
     pub python: PathBuf,
     /// The command line that repeats this.
@@ -34,21 +36,20 @@ impl Options {
         };
         let mut options = Self {
             folder: folder.into(),
-            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            threads: all_cores(),
             repeats: 7,
-            rows: Row::all(),
+            rows: rows::all(),
+            models: ".models".into(),
             python: PathBuf::new(),
             command: command.into(),
         };
         let mut python = None;
-        for option in args.chunks(2) {
-            let [key, value] = option else {
-                bail!("{}: expected a value behind it", option[0]);
-            };
-            match key.as_str() {
+        for (key, value) in pairs(args)? {
+            match key {
                 "--threads" => options.threads = positive(key, value)?,
                 "--repeats" => options.repeats = positive(key, value)?,
-                "--rows" => options.rows = rows(value)?,
+                "--rows" => options.rows = of_families(value)?,
+                "--models" => options.models = value.into(),
                 "--python" => python = Some(PathBuf::from(value)),
                 _ => bail!("{key} {value}: no such option"),
             }
@@ -60,9 +61,9 @@ impl Options {
 }
 
 /// All rows of the families that are listed.
-fn rows(list: &str) -> anyhow::Result<Vec<Row>> {
-    let all = Row::all();
-    let mut families: Vec<_> = all.iter().map(|row| row.family()).collect();
+fn of_families(list: &str) -> anyhow::Result<Vec<Row>> {
+    let all = rows::all();
+    let mut families: Vec<_> = all.iter().map(|row| row.family).collect();
     families.dedup();
     for name in list.split(',') {
         if !families.contains(&name) {
@@ -70,13 +71,8 @@ fn rows(list: &str) -> anyhow::Result<Vec<Row>> {
             bail!("--rows: expected some of {families}, got {name}");
         }
     }
-    let listed = |row: &Row| list.split(',').any(|name| name == row.family());
+    let listed = |row: &Row| list.split(',').any(|name| name == row.family);
     Ok(all.into_iter().filter(listed).collect())
-}
-
-fn positive(key: &str, value: &str) -> anyhow::Result<usize> {
-    let number = value.parse().ok().filter(|&n| n > 0);
-    number.with_context(|| format!("{key}: expected a whole number above 0, got {value}"))
 }
 
 #[cfg(test)]
@@ -91,11 +87,14 @@ mod tests {
     #[test]
     fn options_are_read() {
         let options = parse("out --rows lstm,gru --python py --threads 3").unwrap();
-        let mut families: Vec<_> = options.rows.iter().map(|r| r.family()).collect();
+        let mut families: Vec<_> = options.rows.iter().map(|r| r.family).collect();
         families.dedup();
         assert_eq!(families, ["lstm", "gru"]);
         assert_eq!((options.threads, options.repeats), (3, 7));
-        assert_eq!(parse("out --python py").unwrap().rows, Row::all());
+        assert_eq!(
+            parse("out --python py").unwrap().rows.len(),
+            rows::all().len()
+        );
     }
 
     #[test]
@@ -108,7 +107,7 @@ mod tests {
             ("out --repeats 0", "--repeats: expected a whole number"),
             ("out --speed 3", "--speed 3: no such option"),
         ] {
-            let message = format!("{:#}", parse(line).unwrap_err());
+            let message = format!("{:#}", parse(line).err().unwrap());
             assert!(message.starts_with(told), "{line}: {message}");
         }
     }

@@ -1,12 +1,13 @@
 //! The command line of the comparison in real time.
 
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use anyhow::{Context, bail};
 use lazybatch_engine::policy;
 use lazybatch_workloads::sweep::cases;
 use lazybatch_workloads::zoo;
+
+use crate::measure::args::{above_0, all_cores, pairs, positive, read};
 
 /// How long a run is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -74,15 +75,12 @@ impl Options {
             arrivals: "poisson".into(),
             sla: 5.0,
             max_batch: 64,
-            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            threads: all_cores(),
             seed: 1,
             command: command.into(),
         };
-        for option in args.chunks(2) {
-            let [key, value] = option else {
-                bail!("{}: expected a value behind it", option[0]);
-            };
-            match key.as_str() {
+        for (key, value) in pairs(args)? {
+            match key {
                 "--model" => {
                     let names: Vec<_> = zoo::names().collect();
                     model = Some(zoo::find(value).with_context(|| {
@@ -90,25 +88,25 @@ impl Options {
                     })?);
                 }
                 "--out" => out = Some(PathBuf::from(value)),
-                "--requests" => span = Some(Span::Requests(positive(key, value)? as usize)),
+                "--requests" => span = Some(Span::Requests(positive(key, value)?)),
                 "--seconds" => span = Some(Span::Seconds(above_0(key, value)?)),
                 "--loads" => {
                     let loads = value.split(',').map(|load| above_0(key, load));
                     options.loads = loads.collect::<Result<_, _>>()?;
                 }
-                "--pairs" => options.pairs = positive(key, value)? as usize,
+                "--pairs" => options.pairs = positive(key, value)?,
                 "--policies" => {
                     options.policies = value.split(',').map(str::to_string).collect();
                     for policy in &options.policies {
-                        policy::find(policy).with_context(|| key.clone())?;
+                        policy::find(policy).with_context(|| key.to_string())?;
                     }
                 }
-                "--arrivals" if cases::is_process(value) => options.arrivals = value.clone(),
+                "--arrivals" if cases::is_process(value) => options.arrivals = value.into(),
                 "--arrivals" => bail!("{key}: expected {}, got {value}", cases::PROCESSES),
                 "--sla" => options.sla = above_0(key, value)?,
                 "--max-batch" => options.max_batch = positive(key, value)?,
-                "--threads" => options.threads = positive(key, value)? as usize,
-                "--seed" => options.seed = number(key, value, "a whole number")?,
+                "--threads" => options.threads = positive(key, value)?,
+                "--seed" => options.seed = read(key, value, "a whole number")?,
                 _ => bail!("{key} {value}: no such option"),
             }
         }
@@ -118,28 +116,6 @@ impl Options {
         options.span = span.context(expected)?;
         Ok(options)
     }
-}
-
-fn number<T: FromStr>(key: &str, value: &str, expected: &str) -> anyhow::Result<T> {
-    let parsed = value.parse().ok();
-    parsed.with_context(|| format!("{key}: expected {expected}, got {value}"))
-}
-
-fn positive(key: &str, value: &str) -> anyhow::Result<u32> {
-    let expected = "a whole number above 0";
-    match number(key, value, expected)? {
-        0 => bail!("{key}: expected {expected}, got 0"),
-        n => Ok(n),
-    }
-}
-
-fn above_0(key: &str, value: &str) -> anyhow::Result<f64> {
-    let expected = "a number above 0";
-    let number: f64 = number(key, value, expected)?;
-    if !(number.is_finite() && number > 0.0) {
-        bail!("{key}: expected {expected}, got {value}");
-    }
-    Ok(number)
 }
 
 #[cfg(test)]
