@@ -7,7 +7,7 @@ use lazybatch_graph::Act;
 
 use super::dynamic::gemm_dynamic;
 use super::element::Element;
-use super::tile::{A_STRIDE, HIGHEST, KC, NR, Tile, num_tiles, panels};
+use super::tile::{A_STRIDE, HIGHEST, KC, NR, Tile, UNIT, num_tiles, panels};
 use super::{AView, AnyB, PackedB, Panels, Right, packed_len, portable};
 use crate::cpu::buffers::Aligned;
 use crate::cpu::level::{Kind, Level, simd};
@@ -15,10 +15,10 @@ use crate::cpu::math;
 use crate::cpu::pool::{Pool, Shards};
 
 /// Rows whose copies stay in the second-level cache.
-const MC: usize = 112;
+const MC: usize = 108;
 
 /// Panels whose results stay in the second-level cache over all blocks of `k`.
-const NC: usize = 32;
+const NC: usize = 3 * UNIT;
 
 /// Fewest rows of a product from which copying the left side pays.
 const COPY_ROWS: usize = 5;
@@ -158,19 +158,26 @@ pub fn gemm<'b>(
     }
     let chunks = m.div_ceil(MC);
     let rows_each = m.div_ceil(chunks);
-    let splits = (2 * threads)
-        .div_ceil(chunks)
-        .clamp(1, num_panels.div_ceil(4));
-    // Groups of four panels keep whole tiles together.
-    let quads = num_panels.div_ceil(4);
+    let unit = unit(num_panels, threads);
+    let units = num_panels.div_ceil(unit);
+    let splits = (2 * threads).div_ceil(chunks).clamp(1, units);
     pool.run(chunks * splits, |task| {
         let (chunk, split) = (task % chunks, task / chunks);
         let rows = chunk * rows_each..((chunk + 1) * rows_each).min(m);
-        let first = quads * split / splits * 4;
-        let last = (quads * (split + 1) / splits * 4).min(num_panels);
+        let first = units * split / splits * unit;
+        let last = (units * (split + 1) / splits * unit).min(num_panels);
         // SAFETY: tasks own disjoint rectangles of the result.
         unsafe { gemm_range(level, a, rows, b, first..last, shards, ldc, resume, epi) };
     });
+}
+
+/// Panels that are shared out together among `threads`: fewer where that would leave one idle.
+pub fn unit(num_panels: usize, threads: usize) -> usize {
+    if num_panels >= 2 * threads * UNIT {
+        UNIT
+    } else {
+        4
+    }
 }
 
 /// The rectangle `rows` x `cols` (in panels) of a product, on the calling thread.
@@ -495,7 +502,12 @@ fn widen_panels<E: Element>(level: Level, from: &[E], to: &mut [f32]) {
 
 const fn has_shape(kind: Kind, rows: usize, width: usize) -> bool {
     match kind {
-        Kind::Avx512 => width <= 1 || rows <= 6 || (width == 2 && rows <= 14),
+        Kind::Avx512 => match width {
+            1 => true,
+            2 => rows <= 14,
+            3 => matches!(rows, 6..=9),
+            _ => rows <= 6,
+        },
         Kind::Avx2 => width == 1 || (width == 2 && rows <= 3) || (width == 4 && rows == 1),
         Kind::Portable => true,
     }

@@ -14,7 +14,7 @@ use std::cell::RefCell;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::driver::{Epilogue, finish_row};
+use super::driver::{Epilogue, finish_row, unit};
 use super::tile::{HIGHEST, NR, num_tiles, panels};
 use super::weights::int8_scale;
 use crate::cpu::buffers::Aligned;
@@ -165,15 +165,17 @@ pub fn gemm_dynamic(
             ldc,
             epi,
         };
-        let quads = b.n.div_ceil(NR).div_ceil(4);
+        let num_panels = b.n.div_ceil(NR);
+        let unit = unit(num_panels, pool.threads());
+        let units = num_panels.div_ceil(unit);
         let tasks = if parallel {
-            (2 * pool.threads()).min(quads)
+            (2 * pool.threads()).min(units)
         } else {
             1
         };
         pool.run(tasks, |task| {
-            let first = quads * task / tasks * 4;
-            let last = (quads * (task + 1) / tasks * 4).min(b.n.div_ceil(NR));
+            let first = units * task / tasks * unit;
+            let last = (units * (task + 1) / tasks * unit).min(num_panels);
             // SAFETY: tasks own disjoint columns of the result.
             unsafe { part.run(m, first..last) };
         });

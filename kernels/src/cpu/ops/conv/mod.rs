@@ -27,7 +27,7 @@ use finish::{Finish, Residual};
 use gather::{gather, with_scratch};
 
 /// Panels that are finished at once.
-const PANELS: usize = 32;
+const PANELS: usize = 36;
 
 /// Most output pixels that are gathered at once.
 const ROWS: usize = 96;
