@@ -10,6 +10,8 @@
 )]
 
 #[allow(non_snake_case, reason = "the names are those of the interface")]
+pub mod blas;
+#[allow(non_snake_case, reason = "the names are those of the interface")]
 pub mod driver;
 pub mod exec;
 pub mod module;

@@ -23,6 +23,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
 pub use codes::Code;
+pub(crate) use queue::Work;
 pub(crate) use state::Driver;
 
 static DRIVER: Mutex<Option<Driver>> = Mutex::new(None);

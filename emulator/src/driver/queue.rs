@@ -8,7 +8,7 @@ use rand::Rng;
 
 use super::state::Driver;
 use super::{Answer, Code, host_bytes, host_bytes_mut};
-use crate::exec::{self, BadAddress, Launch};
+use crate::exec::{self, BadAddress, Launch, Memory};
 use crate::module::Module;
 use crate::report::Report;
 
@@ -20,6 +20,9 @@ pub(crate) enum Source {
     /// Read when the copy runs.
     Host(usize, usize),
 }
+
+/// A library call, run with the device's memory.
+pub(crate) type Call = Arc<dyn Fn(&mut Memory) -> Result<(), Box<Report>> + Send + Sync>;
 
 /// One operation.
 #[derive(Clone)]
@@ -53,6 +56,7 @@ pub(crate) enum Work {
         function: extern "C" fn(*mut c_void),
         data: usize,
     },
+    Call(Call),
     /// Notes the time of an event.
     Record(u64),
     /// Only orders others.
@@ -190,6 +194,7 @@ impl Driver {
                 function(data as *mut c_void);
                 Ok(())
             }
+            Work::Call(call) => call(&mut self.memory).map_err(|report| self.report(&report)),
             Work::Record(event) => {
                 let clock = self.clock;
                 if let Some(event) = self.events.get_mut(&event) {
@@ -202,7 +207,7 @@ impl Driver {
     }
 
     /// Prints a report; answers its code.
-    pub(super) fn report(&self, report: &Report) -> Code {
+    pub(crate) fn report(&self, report: &Report) -> Code {
         eprintln!("CUDA emulator (CPU): {report}");
         Code::of(report.kind)
     }

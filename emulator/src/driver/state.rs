@@ -61,6 +61,8 @@ pub(super) struct Function {
 /// All state.
 pub(crate) struct Driver {
     pub(crate) memory: Memory,
+    /// What the matrix libraries' handles stand for.
+    pub(crate) blas: crate::blas::State,
     pub(super) queue: Queue,
     pub(super) rng: ChaCha8Rng,
     pub(super) options: Options,
@@ -100,6 +102,7 @@ impl Driver {
         };
         Self {
             memory: Memory::new(),
+            blas: crate::blas::State::default(),
             queue: Queue::default(),
             rng: ChaCha8Rng::seed_from_u64(seed),
             options: Options { seed, max_steps },
@@ -119,7 +122,7 @@ impl Driver {
     }
 
     /// A handle that nothing else has.
-    pub(super) fn handle(&mut self) -> u64 {
+    pub(crate) fn handle(&mut self) -> u64 {
         self.next_handle += 0x10;
         self.next_handle
     }

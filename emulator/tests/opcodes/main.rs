@@ -4,6 +4,7 @@
 
 mod floats;
 mod host;
+mod matrix;
 mod memory;
 mod warp;
 
