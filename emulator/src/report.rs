@@ -29,6 +29,8 @@ pub enum Kind {
     NoEnd,
     /// The kernel's own trap.
     Trap,
+    /// An assertion of the kernel.
+    Assert,
     /// An argument of a library call that is wrong.
     Argument,
 }
@@ -48,6 +50,7 @@ impl fmt::Display for Kind {
             Self::ReadOnly => "write to read-only memory",
             Self::NoEnd => "no end",
             Self::Trap => "trap",
+            Self::Assert => "failed assertion",
             Self::Argument => "bad argument",
         })
     }

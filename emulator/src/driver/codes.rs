@@ -55,6 +55,7 @@ impl Code {
             Kind::OutOfBounds | Kind::UseAfterFree | Kind::ReadOnly => Self::IllegalAddress,
             Kind::Misaligned => Self::MisalignedAddress,
             Kind::LaunchLimits | Kind::Argument => Self::InvalidValue,
+            Kind::Assert => Self::Assert,
             Kind::NoEnd | Kind::Deadlock => Self::LaunchTimeout,
             Kind::Unwritten | Kind::BarrierDivergence | Kind::Race | Kind::BadMask | Kind::Trap => {
                 Self::LaunchFailed

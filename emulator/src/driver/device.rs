@@ -11,6 +11,8 @@ const NAME: &[u8] = b"CUDA emulator (CPU)\0";
 const VERSION: c_int = 12_090;
 /// Bytes of memory that the device says it has.
 pub(super) const MEMORY_BYTES: usize = 16 << 30;
+/// Multiprocessors that the device says it has.
+pub(super) const NUM_MULTIPROCESSORS: c_int = 4;
 /// Distinguishes the device.
 const UUID: [u8; 16] = *b"lazybatch-emulat";
 
@@ -31,7 +33,7 @@ const ATTRIBUTES: [(c_int, c_int); 38] = [
     (13, 1_000_000),
     (14, 512),
     (15, 1),
-    (16, 4),
+    (16, NUM_MULTIPROCESSORS),
     (19, 1),
     (31, 1),
     (36, 1_000_000),

@@ -8,6 +8,7 @@
 //! and events allow. A check that finds something prints its report, and like a GPU's error it is
 //! what every later call answers.
 
+mod absent;
 mod codes;
 mod context;
 mod device;

@@ -3,6 +3,7 @@
 use std::ffi::{c_char, c_int};
 use std::sync::Arc;
 
+use super::device::NUM_MULTIPROCESSORS;
 use super::state::{Driver, Function};
 use super::{Answer, Code, api, put, text};
 use crate::exec::{MAX_THREADS, SHARED_BYTES_OPTIN};
@@ -76,6 +77,33 @@ fn occupancy(program: &Program, threads: c_int, dynamic_shared: usize) -> c_int 
         .min(by_shared)
         .min(65_536 / (registers * threads))
         .min(32) as c_int
+}
+
+/// Blocks on the device, and threads of each, with the most threads at a time; larger blocks win.
+fn fullest(
+    program: &Program,
+    shared_of: Option<extern "C" fn(c_int) -> usize>,
+    shared: usize,
+    limit: c_int,
+) -> (c_int, c_int) {
+    let bound = if program.max_threads == 0 {
+        MAX_THREADS
+    } else {
+        program.max_threads
+    };
+    let bound = if limit > 0 {
+        (limit as u32).min(bound)
+    } else {
+        bound
+    };
+    let sizes = (1..=bound / 32).map(|warps| (warps * 32) as c_int);
+    let with_blocks = sizes.map(|threads| {
+        let shared = shared_of.map_or(shared, |of| of(threads));
+        (occupancy(program, threads, shared), threads)
+    });
+    let best = with_blocks.max_by_key(|(blocks, threads)| (blocks * threads, *threads));
+    let (blocks, threads) = best.unwrap_or((1, bound as c_int));
+    (blocks * NUM_MULTIPROCESSORS, threads)
 }
 
 api! {
@@ -157,6 +185,24 @@ api! {
     /// Blocks that fit a multiprocessor at a time.
     fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(count: *mut c_int, function: u64, threads: c_int, shared: usize, _flags: u32) |driver| {
         put(count, occupancy(driver.function(function)?.program(), threads, shared))
+    }
+    /// Threads of a block, and blocks, that fill the device.
+    fn cuOccupancyMaxPotentialBlockSize(
+        blocks: *mut c_int, threads: *mut c_int, function: u64, shared_of: Option<extern "C" fn(c_int) -> usize>,
+        shared: usize, limit: c_int,
+    ) |driver| {
+        let (found_blocks, found_threads) = fullest(driver.function(function)?.program(), shared_of, shared, limit);
+        put(blocks, found_blocks)?;
+        put(threads, found_threads)
+    }
+    /// Threads of a block, and blocks, that fill the device.
+    fn cuOccupancyMaxPotentialBlockSizeWithFlags(
+        blocks: *mut c_int, threads: *mut c_int, function: u64, shared_of: Option<extern "C" fn(c_int) -> usize>,
+        shared: usize, limit: c_int, _flags: u32,
+    ) |driver| {
+        let (found_blocks, found_threads) = fullest(driver.function(function)?.program(), shared_of, shared, limit);
+        put(blocks, found_blocks)?;
+        put(threads, found_threads)
     }
     /// Shared memory left to each of some blocks of a multiprocessor.
     fn cuOccupancyAvailableDynamicSMemPerBlock(bytes: *mut usize, function: u64, blocks: c_int, _threads: c_int) |driver| {

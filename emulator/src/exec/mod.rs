@@ -8,6 +8,7 @@
 mod access;
 mod atomics;
 mod block;
+mod calls;
 mod collective;
 mod launch;
 mod matrix;

@@ -332,6 +332,7 @@ impl Warp {
                 self.set(*dest, active, &answers);
             }
             Op::Fence { is_gpu } => world.fence(*is_gpu),
+            Op::Runtime(call) => world.call_runtime(self, call, active)?,
             Op::Trap => {
                 let lane = active.trailing_zeros() as usize;
                 return Err(Fault::new(Kind::Trap, lane, "the kernel ended itself"));

@@ -147,6 +147,23 @@ pub enum MmaType {
     Tf32,
 }
 
+/// A call of the device's runtime, by where its parameters lie in the thread's own memory.
+#[derive(Clone, Copy, Debug)]
+#[allow(
+    missing_docs,
+    reason = "the fields are the parameters of the C functions"
+)]
+pub enum RuntimeCall {
+    /// `vprintf`.
+    Print {
+        format: u64,
+        arguments: u64,
+        result: u64,
+    },
+    /// `__assertfail`.
+    Assert { message: u64, file: u64, line: u64 },
+}
+
 /// What an instruction does.
 #[derive(Clone)]
 #[allow(
@@ -243,6 +260,8 @@ pub enum Op {
     BranchIndexed { index: Reg, targets: Vec<usize> },
     /// Ends the thread.
     Exit,
+    /// Calls the device's runtime.
+    Runtime(RuntimeCall),
     /// Ends the kernel with an error.
     Trap,
     /// Nothing that the emulator can see.

@@ -29,6 +29,7 @@ const NVRTC: &str = "../.nvrtc/nvidia/cuda_nvrtc/lib";
 /// What a process printed, and whether it passed.
 pub struct Outcome {
     pub passed: bool,
+    pub stdout: String,
     pub stderr: String,
 }
 
@@ -74,8 +75,10 @@ pub fn outcome(name: &str, seed: u64, body: impl FnOnce()) -> Outcome {
         .output()
         .unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
     Outcome {
         passed: output.status.success(),
+        stdout,
         stderr,
     }
 }
@@ -83,7 +86,7 @@ pub fn outcome(name: &str, seed: u64, body: impl FnOnce()) -> Outcome {
 /// The body passes under three seeds, and no check finds anything.
 pub fn runs_clean(name: &str, body: impl Fn()) {
     for seed in 1..=3 {
-        let Outcome { passed, stderr } = outcome(name, seed, &body);
+        let Outcome { passed, stderr, .. } = outcome(name, seed, &body);
         assert!(
             passed && !stderr.contains("CUDA emulator"),
             "seed {seed}:\n{stderr}"
@@ -94,7 +97,7 @@ pub fn runs_clean(name: &str, body: impl Fn()) {
 /// Under three seeds a check finds what `expected` says, and the body sees an error.
 pub fn is_reported(name: &str, expected: &[&str], body: impl Fn()) {
     for seed in 1..=3 {
-        let Outcome { passed, stderr } = outcome(name, seed, &body);
+        let Outcome { passed, stderr, .. } = outcome(name, seed, &body);
         assert!(
             passed,
             "seed {seed}: the body did not see the error:\n{stderr}"

@@ -3,7 +3,7 @@
 use super::{Body, Decoder, Names, Result};
 use crate::ptx::LoadError;
 use crate::ptx::ast::{Function, Instruction, Operand, Space};
-use crate::ptx::program::{Op, Reg};
+use crate::ptx::program::{Op, Reg, RuntimeCall};
 use crate::ptx::types::Type;
 
 /// Label of what follows a body; no label of a text looks like it.
@@ -101,6 +101,10 @@ fn call(
             ));
         }
     };
+    if let Some(call) = runtime_call(name, results, arguments, body) {
+        decoder.emit(Op::Runtime(call), guard, i.line);
+        return Ok(());
+    }
     let module = decoder.module;
     let callee = module
         .functions
@@ -156,6 +160,32 @@ fn call(
         decoder.code[around].op = Op::Branch(after);
     }
     Ok(())
+}
+
+/// A call of a function that the device's runtime has.
+fn runtime_call(
+    name: &str,
+    results: &[Operand],
+    arguments: &[Operand],
+    body: &Body<'_>,
+) -> Option<RuntimeCall> {
+    let offset = |operand: &Operand| match variable(operand, body) {
+        Some(super::names::Name::Variable(Space::Local, offset)) => Some(offset),
+        _ => None,
+    };
+    match (name, results, arguments) {
+        ("vprintf", [result], [format, values]) => Some(RuntimeCall::Print {
+            format: offset(format)?,
+            arguments: offset(values)?,
+            result: offset(result)?,
+        }),
+        ("__assertfail", [], [message, file, line, _, _]) => Some(RuntimeCall::Assert {
+            message: offset(message)?,
+            file: offset(file)?,
+            line: offset(line)?,
+        }),
+        _ => None,
+    }
 }
 
 fn variable(operand: &Operand, body: &Body<'_>) -> Option<super::names::Name> {
