@@ -108,10 +108,9 @@ impl Driver {
         for (after, work) in graph.nodes {
             let mut order: Vec<u64> = after.iter().map(|node| operations[*node]).collect();
             order.extend(&before);
-            order.retain(|operation| self.queue.is_waiting(*operation));
-            operations.push(self.queue.push(order, work));
+            operations.push(self.ask(&order, work));
         }
-        let end = self.queue.push([before, operations].concat(), Work::Join);
+        let end = self.ask(&[before, operations].concat(), Work::Join);
         let stream = self.stream(key)?;
         stream.last = Some(end);
         stream.waits.clear();

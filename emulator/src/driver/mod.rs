@@ -16,6 +16,7 @@ mod graph;
 mod launch;
 mod memory;
 mod modules;
+mod order;
 mod queue;
 mod state;
 mod stream;

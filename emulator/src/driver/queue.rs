@@ -63,6 +63,25 @@ pub(crate) enum Work {
     Join,
 }
 
+impl Work {
+    /// What it is, for reports.
+    fn name(&self) -> String {
+        match self {
+            Self::Launch { module, kernel, .. } => {
+                format!("kernel {}", module.kernels()[*kernel].name)
+            }
+            Self::ToDevice { .. } => "a copy to the device".to_owned(),
+            Self::ToHost { .. } => "a copy to the host".to_owned(),
+            Self::Copy { .. } => "a copy within the device".to_owned(),
+            Self::Fill { .. } => "a memset".to_owned(),
+            Self::Call(_) => "a matrix product".to_owned(),
+            Self::Free(_) | Self::Host { .. } | Self::Record(_) | Self::Join => {
+                "another operation".to_owned()
+            }
+        }
+    }
+}
+
 pub(super) struct Operation {
     after: Vec<u64>,
     work: Work,
@@ -107,11 +126,20 @@ impl Queue {
 
 impl Driver {
     /// Runs operations until those named have run.
-    pub(super) fn wait_for(&mut self, operations: &[u64]) -> Answer {
+    pub(super) fn run_until(&mut self, operations: &[u64]) -> Answer {
         while operations.iter().any(|o| self.queue.is_waiting(*o)) {
             self.run_one()?;
         }
         self.health()
+    }
+
+    /// As [`Self::run_until`], for a host that then knows them to be over.
+    pub(super) fn wait_for(&mut self, operations: &[u64]) -> Answer {
+        self.run_until(operations)?;
+        for operation in operations {
+            self.order.host_sees(*operation);
+        }
+        Ok(())
     }
 
     /// Runs everything.
@@ -131,7 +159,12 @@ impl Driver {
         let Some(operation) = self.queue.waiting.remove(&number) else {
             return Ok(());
         };
+        let name = operation.work.name();
+        self.memory
+            .begin(number as u32, self.order.unordered(number));
         let result = self.execute(operation.work);
+        self.memory.end();
+        self.order.ran(number, name);
         if let Err(code) = result {
             self.queue.clear();
             self.broken = Some(code);

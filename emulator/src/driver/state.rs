@@ -7,6 +7,7 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use super::graph::{Graph, NodeIdx};
+use super::order::Order;
 use super::queue::{Queue, Work};
 use super::{Answer, Code};
 use crate::exec::{Memory, Options};
@@ -64,6 +65,7 @@ pub(crate) struct Driver {
     /// What the matrix libraries' handles stand for.
     pub(crate) blas: crate::blas::State,
     pub(super) queue: Queue,
+    pub(super) order: Order,
     pub(super) rng: ChaCha8Rng,
     pub(super) options: Options,
     pub(super) streams: BTreeMap<u64, Stream>,
@@ -104,6 +106,7 @@ impl Driver {
             memory: Memory::new(),
             blas: crate::blas::State::default(),
             queue: Queue::default(),
+            order: Order::default(),
             rng: ChaCha8Rng::seed_from_u64(seed),
             options: Options { seed, max_steps },
             streams: BTreeMap::from([(LEGACY, legacy)]),
@@ -155,13 +158,24 @@ impl Driver {
         if self.stream(key)?.capture.is_some() {
             return self.record_node(key, work);
         }
-        let mut after = self.order_of(key);
-        after.retain(|operation| self.queue.is_waiting(*operation));
-        let operation = self.queue.push(after, work);
+        let after = self.order_of(key);
+        let operation = self.ask(&after, work);
         let stream = self.stream(key)?;
         stream.last = Some(operation);
         stream.waits.clear();
         Ok(())
+    }
+
+    /// Queues work that comes after some operations.
+    pub(super) fn ask(&mut self, after: &[u64], work: Work) -> u64 {
+        let waiting = after
+            .iter()
+            .copied()
+            .filter(|o| self.queue.is_waiting(*o))
+            .collect();
+        let operation = self.queue.push(waiting, work);
+        self.order.push(operation, after);
+        operation
     }
 
     /// Operations that the next one of a stream comes after.

@@ -85,7 +85,7 @@ api! {
     fn cuStreamDestroy_v2(stream: u64) |driver| {
         let found = driver.streams.remove(&stream).ok_or(Code::InvalidHandle)?;
         match found.last {
-            Some(last) if driver.broken.is_none() => driver.wait_for(&[last]),
+            Some(last) if driver.broken.is_none() => driver.run_until(&[last]),
             _ => Ok(()),
         }
     }
@@ -96,7 +96,10 @@ api! {
         driver.run_one()?;
         let key = driver.stream_key(stream)?;
         let order = driver.order_of(key);
-        if order.iter().any(|o| driver.queue.is_waiting(*o)) { Err(Code::NotReady) } else { Ok(()) }
+        if order.iter().any(|o| driver.queue.is_waiting(*o)) {
+            return Err(Code::NotReady);
+        }
+        driver.wait_for(&order)
     }
     /// A stream's priority.
     fn cuStreamGetPriority(stream: u64, priority: *mut c_int) |driver| {
@@ -138,7 +141,10 @@ api! {
     fn cuEventQuery(event: u64) |driver| {
         driver.run_one()?;
         let operation = driver.event(event)?.operation;
-        if operation.is_some_and(|o| driver.queue.is_waiting(o)) { Err(Code::NotReady) } else { Ok(()) }
+        if operation.is_some_and(|o| driver.queue.is_waiting(o)) {
+            return Err(Code::NotReady);
+        }
+        driver.wait_for(operation.as_slice())
     }
     /// Waits for an event.
     fn cuEventSynchronize(event: u64) |driver| {

@@ -158,6 +158,8 @@ impl World<'_> {
                 if self.memory.is_constant(idx) {
                     return Ok(());
                 }
+                let noted = self.memory.note(idx, offset, len, false);
+                noted.map_err(|(kind, what)| Fault::new(kind, lane, what))?;
                 (Some(idx), offset)
             }
         };
@@ -194,7 +196,11 @@ impl World<'_> {
                     "a store to constant memory",
                 ));
             }
-            Place::Device(idx, offset) => (Some(idx), offset),
+            Place::Device(idx, offset) => {
+                let noted = self.memory.note(idx, offset, bytes.len(), true);
+                noted.map_err(|(kind, what)| Fault::new(kind, lane, what))?;
+                (Some(idx), offset)
+            }
         };
         let mark = self.mark(warp.index * LANES + lane, is_strong);
         let Some(conflict) = self.touch(allocation, offset, bytes.len(), true, mark) else {

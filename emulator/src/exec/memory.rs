@@ -4,6 +4,8 @@
 
 use std::collections::BTreeMap;
 
+use rustc_hash::FxHashMap;
+
 use super::shadow::Shadow;
 use crate::ptx::decode::DEVICE_BASE;
 use crate::report::Kind;
@@ -24,6 +26,8 @@ pub struct Region {
     written: Option<Vec<u8>>,
     /// Who touched them.
     pub(super) shadow: Shadow,
+    /// For each pair of bytes the operations that wrote and read it last; empty before the first.
+    users: Vec<[u32; 2]>,
 }
 
 #[derive(Debug)]
@@ -47,6 +51,7 @@ impl Region {
             data: Data::Owned(vec![FRESH; bytes]),
             written: Some(vec![0; bytes]),
             shadow: Shadow::default(),
+            users: Vec::new(),
         }
     }
 
@@ -56,6 +61,7 @@ impl Region {
             data: Data::Owned(bytes),
             written: None,
             shadow: Shadow::default(),
+            users: Vec::new(),
         }
     }
 
@@ -165,6 +171,10 @@ pub struct Memory {
     next: u64,
     /// The allocation that was found last.
     recent: usize,
+    /// The operation that runs; 0 for none.
+    operation: u32,
+    /// Operations that have run and that it does not come after.
+    unordered: FxHashMap<u32, String>,
 }
 
 impl Memory {
@@ -194,6 +204,7 @@ impl Memory {
             data,
             written: None,
             shadow: Shadow::default(),
+            users: Vec::new(),
         };
         self.add(Some(at as u64), region, bytes as u64, false)
     }
@@ -301,6 +312,66 @@ impl Memory {
         Ok((idx, offset as usize))
     }
 
+    /// Starts an operation that does not come after the `unordered` ones, which have run.
+    pub fn begin(&mut self, operation: u32, unordered: FxHashMap<u32, String>) {
+        self.operation = operation;
+        self.unordered = unordered;
+    }
+
+    /// Ends the operation.
+    pub fn end(&mut self) {
+        self.operation = 0;
+        self.unordered.clear();
+    }
+
+    /// Notes that the operation touches bytes of an allocation.
+    ///
+    /// # Errors
+    /// One that nothing orders before it has touched them too, and one of the two writes.
+    pub(super) fn note(
+        &mut self,
+        idx: usize,
+        offset: usize,
+        len: usize,
+        is_write: bool,
+    ) -> Result<(), BadAddress> {
+        let allocation = &mut self.allocations[idx];
+        let Some(region) = allocation
+            .region
+            .as_mut()
+            .filter(|_| self.operation != 0 && !allocation.is_constant)
+        else {
+            return Ok(());
+        };
+        if region.users.is_empty() {
+            region
+                .users
+                .resize((allocation.bytes as usize).div_ceil(2), [0; 2]);
+        }
+        for users in &mut region.users[offset / 2..(offset + len).div_ceil(2)] {
+            let [writer, reader] = *users;
+            if !self.unordered.is_empty() {
+                let found = self.unordered.get(&writer).map(|name| (name, "wrote"));
+                let found = found.or_else(|| {
+                    self.unordered
+                        .get(&reader)
+                        .filter(|_| is_write)
+                        .map(|name| (name, "read"))
+                });
+                if let Some((name, did)) = found {
+                    let verb = if is_write { "writes" } else { "reads" };
+                    let what = format!(
+                        "{verb} byte {offset} of the allocation at {:#x}, which {name} on another stream {did}: no event orders the two",
+                        allocation.base
+                    );
+                    return Err((Kind::Race, what));
+                }
+            }
+            users[usize::from(!is_write)] = self.operation;
+        }
+        Ok(())
+    }
+
     /// The bytes of an allocation in use.
     pub(super) fn region(&mut self, idx: usize) -> Option<&mut Region> {
         self.allocations[idx].region.as_mut()
@@ -320,6 +391,7 @@ impl Memory {
             return Ok(());
         }
         let (idx, offset) = self.locate(address, bytes.len())?;
+        self.note(idx, offset, bytes.len(), true)?;
         if let Some(region) = self.region(idx) {
             region.write(offset, bytes);
         }
@@ -335,6 +407,7 @@ impl Memory {
             return Ok(&[]);
         }
         let (idx, offset) = self.locate(address, len)?;
+        self.note(idx, offset, len, false)?;
         Ok(self.allocations[idx]
             .region
             .as_ref()
@@ -356,6 +429,7 @@ impl Memory {
             .map(|r| r.marks(offset, len))
             .unwrap_or_default();
         let (idx, offset) = self.locate(to, len)?;
+        self.note(idx, offset, len, true)?;
         if let Some(region) = self.region(idx) {
             region.write(offset, &bytes);
             region.set_marks(offset, &marks);
