@@ -226,6 +226,16 @@ fn lanes_that_do_not_come() {
 }
 
 #[test]
+fn a_kernel_without_end() {
+    let expected = ["no end: a block ran 100000 instructions", "kernel endless"];
+    is_reported("a_kernel_without_end", &expected, || {
+        // SAFETY: nothing else of this process reads the environment meanwhile.
+        unsafe { std::env::set_var("LAZYBATCH_EMULATOR_STEPS", "100000") };
+        assert!(!over("endless", config(1, 32), 1));
+    });
+}
+
+#[test]
 fn too_many_threads() {
     let expected = ["launch limits: threads of a block: expected at most 1024, got 1056"];
     is_reported("too_many_threads", &expected, || {

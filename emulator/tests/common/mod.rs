@@ -14,6 +14,8 @@ use cudarc::driver::{CudaContext, CudaFunction, CudaModule};
 
 /// Set in the process that runs a body: its name.
 const INSIDE: &str = "LAZYBATCH_EMULATED";
+/// Printed at the end of a body.
+const RAN: &str = "(the body has run)";
 /// Names under which programs look for the libraries.
 const NAMES: [&str; 6] = [
     "libcuda.so",
@@ -64,6 +66,7 @@ fn search_path(folder: &Path) -> String {
 pub fn outcome(name: &str, seed: u64, body: impl FnOnce()) -> Outcome {
     if std::env::var(INSIDE).is_ok_and(|inside| inside == name) {
         body();
+        println!("{RAN}");
         std::process::exit(0);
     }
     let folder = tempfile::tempdir().unwrap();
@@ -76,6 +79,11 @@ pub fn outcome(name: &str, seed: u64, body: impl FnOnce()) -> Outcome {
         .unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    let has_run = stdout.contains(RAN) || !output.status.success();
+    assert!(
+        has_run,
+        "the process of `{name}` did not run its body: is it the test's name?"
+    );
     Outcome {
         passed: output.status.success(),
         stdout,

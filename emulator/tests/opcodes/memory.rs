@@ -239,3 +239,43 @@ fn atomics() {
         }
     }
 }
+
+/// Hints and orders change nothing that one thread sees.
+#[test]
+fn hints_and_orders() {
+    let forms = [
+        ("ld.global.nc.u64", "st.global.cg.u64"),
+        (
+            "ld.global.nc.L1::no_allocate.L2::128B.u64",
+            "st.global.L1::no_allocate.u64",
+        ),
+        ("ld.volatile.global.u64", "st.volatile.global.u64"),
+        ("ld.relaxed.gpu.global.u64", "st.relaxed.sys.global.u64"),
+        ("ld.acquire.cta.global.u64", "st.release.gpu.global.u64"),
+        ("ld.weak.global.ca.u64", "st.weak.global.wb.u64"),
+        ("ld.global.cv.u64", "st.global.wt.u64"),
+        ("ldu.global.u64", "st.u64"),
+    ];
+    let mut random = Random::new(13);
+    let input: Vec<u8> = (0..64).flat_map(|_| random.word().to_le_bytes()).collect();
+    for (load, store) in forms {
+        for atomic in [
+            "atom.relaxed.gpu.global.add.u64",
+            "atom.acq_rel.sys.global.add.u64",
+            "atom.global.release.cta.add.u64",
+        ] {
+            let text = format!(
+                "{HEAD}.visible .entry k(.param .u64 from, .param .u64 to)\n{{\n{START}\
+                 {load} %x0, [%from];\n{store} [%to], %x0;\n{atomic} %x1, [%to], 1;\n{load} %x2, [%to];\n\
+                 st.global.v2.u64 [%to+16], {{%x1, %x2}};\nret;\n}}\n"
+            );
+            let output = run(&text, &input, 1024, 1);
+            for (lane, out) in output.chunks(32).enumerate() {
+                let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap());
+                let value = word(&input[lane * 16..][..8]);
+                assert_eq!(word(&out[16..24]), value, "{load}, {store}");
+                assert_eq!(word(&out[24..]), value.wrapping_add(1), "{atomic}");
+            }
+        }
+    }
+}
