@@ -112,7 +112,8 @@ impl World<'_> {
         warp: &Warp,
         lane: usize,
     ) -> Result<Place, Box<Fault>> {
-        if !address.is_multiple_of(len as u64) {
+        // Accesses have 1, 2, 4, 8 or 16 bytes; a mask is faster than a division here.
+        if address & (len as u64 - 1) != 0 {
             let what = format!("address {address:#x} is no multiple of {len} bytes");
             return Err(Fault::new(Kind::Misaligned, lane, what));
         }

@@ -135,8 +135,8 @@ impl Page {
         } else if is_small && self.cells.len() == PAGE_WORDS {
             self.cells = self.cells.iter().flat_map(|cell| [*cell; 4]).collect();
         }
-        let unit = PAGE_BYTES / self.cells.len();
-        &mut self.cells[from / unit..to / unit]
+        let shift = if self.cells.len() == PAGE_BYTES { 0 } else { 2 };
+        &mut self.cells[from >> shift..to >> shift]
     }
 }
 
