@@ -4,6 +4,7 @@
 
 mod host;
 mod models;
+mod nvrtc;
 mod onnx_cases;
 mod peers;
 mod readme;
@@ -22,6 +23,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
                     or only the steps named
   tidy              the project's own style rules
   models            fetch the pretrained models and ONNX cases that some tests and examples use
+  nvrtc             fetch the CUDA kernel compiler that the emulator's tests use
   peers-env         make a Python in .peers for `lazybatch-measure peers`
   soak [--seeds N] [--test NAME]
                     long property runs; appends a line under benches/results
@@ -52,6 +54,7 @@ fn run() -> Result<bool> {
         ["models"] => models::run(&root)
             .and_then(|()| onnx_cases::run(&root))
             .map(|()| true),
+        ["nvrtc"] => nvrtc::ensure(&root).map(|()| true),
         ["peers-env"] => peers::run(&root).map(|()| true),
         ["soak", options @ ..] => {
             let (mut num, mut only) = (soak::DEFAULT_CASES, None);

@@ -54,6 +54,11 @@ const STEPS: &[Step] = &[
         },
     },
     Step {
+        name: "nvrtc",
+        about: "the CUDA kernel compiler that the emulator's tests use",
+        run: |root| crate::nvrtc::ensure(root).map(|()| true),
+    },
+    Step {
         name: "tests",
         about: "unit, property and integration tests",
         run: tests,

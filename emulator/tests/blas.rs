@@ -1,0 +1,243 @@
+//! Programs of cudarc that use cuBLAS and cuBLASLt, against the host.
+#![allow(clippy::unwrap_used, unsafe_code, reason = "tests call libraries")]
+
+mod common;
+
+use common::{difference, is_reported, numbers, runs_clean};
+use cudarc::cublas::sys::cublasOperation_t::{CUBLAS_OP_N, CUBLAS_OP_T};
+use cudarc::cublas::{CudaBlas, Gemm, GemmConfig, StridedBatchedConfig};
+use cudarc::cublaslt::{Activation, CudaBlasLT, Matmul, MatmulConfig};
+use cudarc::driver::CudaContext;
+use half::{bf16, f16};
+
+/// `alpha * op(a) op(b) + beta * c` of matrices that lie column after column without gaps.
+fn product(g: &GemmConfig<f32>, a: &[f32], b: &[f32], c: &[f32]) -> Vec<f32> {
+    let (m, n, k) = (g.m as usize, g.n as usize, g.k as usize);
+    let at = |x: &[f32], is_plain: bool, row: usize, col: usize, rows: usize, cols: usize| {
+        x[if is_plain {
+            row + col * rows
+        } else {
+            col + row * cols
+        }]
+    };
+    let mut out = Vec::new();
+    for col in 0..n {
+        for row in 0..m {
+            let term = |p: usize| {
+                f64::from(at(a, g.transa == CUBLAS_OP_N, row, p, m, k))
+                    * f64::from(at(b, g.transb == CUBLAS_OP_N, p, col, k, n))
+            };
+            let sum: f64 = (0..k).map(term).sum();
+            out.push(g.alpha * sum as f32 + g.beta * c[row + col * m]);
+        }
+    }
+    out
+}
+
+fn config(m: i32, n: i32, k: i32, transposed: [bool; 2]) -> GemmConfig<f32> {
+    let op = |t: bool| if t { CUBLAS_OP_T } else { CUBLAS_OP_N };
+    GemmConfig {
+        transa: op(transposed[0]),
+        transb: op(transposed[1]),
+        m,
+        n,
+        k,
+        alpha: 1.5,
+        lda: if transposed[0] { k } else { m },
+        ldb: if transposed[1] { n } else { k },
+        beta: 0.5,
+        ldc: m,
+    }
+}
+
+#[test]
+fn products_of_all_orders() {
+    runs_clean("products_of_all_orders", || {
+        let context = CudaContext::new(0).unwrap();
+        let stream = context.new_stream().unwrap();
+        let blas = CudaBlas::new(stream.clone()).unwrap();
+        let (a, b, c) = (numbers(1, 7 * 11), numbers(2, 11 * 5), numbers(3, 7 * 5));
+        let (da, db) = (
+            stream.clone_htod(&a).unwrap(),
+            stream.clone_htod(&b).unwrap(),
+        );
+        for transposed in [[false, false], [false, true], [true, false], [true, true]] {
+            let g = config(7, 5, 11, transposed);
+            let mut dc = stream.clone_htod(&c).unwrap();
+            // SAFETY: the buffers hold the matrices that the configuration names.
+            unsafe { blas.gemm(g, &da, &db, &mut dc) }.unwrap();
+            let got = stream.clone_dtoh(&dc).unwrap();
+            assert!(
+                difference(&got, &product(&g, &a, &b, &c)) < 1e-5,
+                "{transposed:?}"
+            );
+        }
+    });
+}
+
+#[test]
+fn products_of_halves_and_batches() {
+    runs_clean("products_of_halves_and_batches", || {
+        let context = CudaContext::new(0).unwrap();
+        let stream = context.default_stream();
+        let blas = CudaBlas::new(stream.clone()).unwrap();
+        let (a, b, c) = (numbers(4, 4 * 6), numbers(5, 6 * 3), numbers(6, 4 * 3));
+        let g = config(4, 3, 6, [false, true]);
+        macro_rules! halves {
+            ($half:ty, $within:expr) => {{
+                let round = |v: &[f32]| v.iter().map(|v| <$half>::from_f32(*v)).collect::<Vec<_>>();
+                let exact = |v: &[$half]| v.iter().map(|v| v.to_f32()).collect::<Vec<_>>();
+                let (a, b, c) = (round(&a), round(&b), round(&c));
+                let (da, db) = (
+                    stream.clone_htod(&a).unwrap(),
+                    stream.clone_htod(&b).unwrap(),
+                );
+                let mut dc = stream.clone_htod(&c).unwrap();
+                let half = <$half>::from_f32;
+                let g16 = GemmConfig {
+                    transa: g.transa,
+                    transb: g.transb,
+                    m: g.m,
+                    n: g.n,
+                    k: g.k,
+                    alpha: half(g.alpha),
+                    lda: g.lda,
+                    ldb: g.ldb,
+                    beta: half(g.beta),
+                    ldc: g.ldc,
+                };
+                // SAFETY: the buffers hold the matrices that the configuration names.
+                unsafe { blas.gemm(g16, &da, &db, &mut dc) }.unwrap();
+                let got = exact(&stream.clone_dtoh(&dc).unwrap());
+                let want = product(&g, &exact(&a), &exact(&b), &exact(&c));
+                assert!(difference(&got, &want) < $within);
+            }};
+        }
+        halves!(f16, 2e-3);
+        halves!(bf16, 1e-2);
+
+        let (a, b, c) = (numbers(7, 3 * 24), numbers(8, 3 * 18), numbers(9, 3 * 12));
+        let (da, db) = (
+            stream.clone_htod(&a).unwrap(),
+            stream.clone_htod(&b).unwrap(),
+        );
+        let mut dc = stream.clone_htod(&c).unwrap();
+        let batches = StridedBatchedConfig {
+            gemm: g,
+            batch_size: 3,
+            stride_a: 24,
+            stride_b: 18,
+            stride_c: 12,
+        };
+        // SAFETY: the buffers hold the matrices that the configuration names.
+        unsafe { blas.gemm_strided_batched(batches, &da, &db, &mut dc) }.unwrap();
+        let want: Vec<f32> = (0..3)
+            .flat_map(|i| {
+                product(
+                    &g,
+                    &a[i * 24..][..24],
+                    &b[i * 18..][..18],
+                    &c[i * 12..][..12],
+                )
+            })
+            .collect();
+        assert!(difference(&stream.clone_dtoh(&dc).unwrap(), &want) < 1e-5);
+    });
+}
+
+#[test]
+fn products_with_epilogues() {
+    runs_clean("products_with_epilogues", || {
+        let context = CudaContext::new(0).unwrap();
+        let stream = context.default_stream();
+        let lt = CudaBlasLT::new(stream.clone()).unwrap();
+        let g = config(6, 5, 8, [true, false]);
+        let (a, b, c, bias) = (
+            numbers(10, 48),
+            numbers(11, 40),
+            numbers(12, 30),
+            numbers(13, 6),
+        );
+        let (da, db) = (
+            stream.clone_htod(&a).unwrap(),
+            stream.clone_htod(&b).unwrap(),
+        );
+        let dbias = stream.clone_htod(&bias).unwrap();
+        for activation in [None, Some(Activation::Relu), Some(Activation::Gelu)] {
+            let config = MatmulConfig {
+                transa: true,
+                transb: false,
+                transc: false,
+                m: 6,
+                n: 5,
+                k: 8,
+                alpha: g.alpha,
+                lda: 8,
+                ldb: 8,
+                beta: g.beta,
+                ldc: 6,
+                stride_a: None,
+                stride_b: None,
+                stride_c: None,
+                stride_bias: None,
+                batch_size: None,
+            };
+            let mut dc = stream.clone_htod(&c).unwrap();
+            // SAFETY: the buffers hold the matrices that the configuration names.
+            unsafe { lt.matmul(config, &da, &db, &mut dc, Some(&dbias), activation.as_ref()) }
+                .unwrap();
+            let plain = product(&g, &a, &b, &c);
+            let finish = |(i, v): (usize, &f32)| {
+                let v = v + bias[i % 6];
+                match activation {
+                    None => v,
+                    Some(Activation::Relu) => v.max(0.0),
+                    _ => 0.5 * v * (1.0 + (0.797_884_6 * (v + 0.044_715 * v.powi(3))).tanh()),
+                }
+            };
+            let want: Vec<f32> = plain.iter().enumerate().map(finish).collect();
+            assert!(difference(&stream.clone_dtoh(&dc).unwrap(), &want) < 1e-5);
+        }
+    });
+}
+
+/// Runs a product with a changed configuration; whether all went well.
+fn changed(change: impl Fn(&mut GemmConfig<f32>), len_a: usize) -> bool {
+    let context = CudaContext::new(0).unwrap();
+    let stream = context.default_stream();
+    let blas = CudaBlas::new(stream.clone()).unwrap();
+    let (a, b) = (
+        stream.clone_htod(&numbers(1, len_a)).unwrap(),
+        stream.clone_htod(&numbers(2, 20)).unwrap(),
+    );
+    let mut c = stream.alloc_zeros::<f32>(20).unwrap();
+    let mut g = config(4, 5, 4, [false, false]);
+    change(&mut g);
+    // SAFETY: whatever is wrong with it, the emulator finds.
+    unsafe { blas.gemm(g, &a, &b, &mut c) }.is_ok() && stream.synchronize().is_ok()
+}
+
+#[test]
+fn a_leading_dimension_below_the_rows() {
+    let expected = [
+        "bad argument: leading dimension of a: expected at least its 4 rows, got 3",
+        "kernel cublasSgemm_v2",
+    ];
+    is_reported("a_leading_dimension_below_the_rows", &expected, || {
+        assert!(changed(|_| (), 16));
+        assert!(!changed(|g| g.lda = 3, 16));
+    });
+}
+
+#[test]
+fn a_leading_dimension_beyond_the_matrix() {
+    let expected = [
+        "out of bounds: a: 16 bytes at",
+        "after an allocation of 64 bytes",
+        "kernel cublasSgemm_v2",
+    ];
+    is_reported("a_leading_dimension_beyond_the_matrix", &expected, || {
+        assert!(changed(|g| g.lda = 5, 19));
+        assert!(!changed(|g| g.lda = 5, 16));
+    });
+}
