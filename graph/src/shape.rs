@@ -91,7 +91,11 @@ impl TensorType {
 
     /// Elements of one row (of the whole tensor for a weight).
     pub fn row_elems(&self) -> usize {
-        self.fixed_dims().iter().product()
+        let fixed = self.dims.iter().map(|d| match d {
+            Dim::Fixed(n) => *n,
+            Dim::Batch | Dim::Rows | Dim::Len => 1,
+        });
+        fixed.product()
     }
 
     /// Bytes of one row (of the whole tensor for a weight).

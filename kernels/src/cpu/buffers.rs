@@ -1,12 +1,14 @@
-//! Aligned memory and the recycling of activation buffers.
+//! Aligned memory, and who hands it out.
 //!
-//! A [`Buf`] comes from [`Buffers`] and goes back to it; once warm, no node allocates. Sizes are
-//! rounded up to powers of two, so that a batch that grows and shrinks finds its buffers again.
-//! With poisoning on, every buffer handed out is filled with NaN: a kernel that reads what it did
-//! not write shows.
+//! [`Arenas`] keeps the memory of frames from launch to launch, [`Scratch`] is what nodes work in,
+//! [`Buffers`] recycles the vector states of requests. A [`Buf`] is memory of its own or a part of an
+//! arena or of the scratch memory. With poisoning on, everything handed out is filled with NaN: a
+//! kernel that reads what it did not write shows.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+
+use super::arena::LINE;
 
 /// One cache line.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -24,7 +26,7 @@ impl Aligned {
     /// `len` zeros.
     pub fn zeroed(len: usize) -> Self {
         Self {
-            lines: bytemuck::zeroed_vec(len.div_ceil(16)),
+            lines: bytemuck::zeroed_vec(len.div_ceil(LINE)),
             len,
         }
     }
@@ -43,10 +45,31 @@ impl Aligned {
         new
     }
 
+    /// Where it starts.
+    pub fn start(&self) -> *const f32 {
+        self.lines.as_ptr().cast()
+    }
+
+    /// A part of this memory.
+    ///
+    /// # Safety
+    /// The memory must outlive the part and stay as long as it is; while a part is alive, nothing
+    /// else may touch its elements.
+    ///
+    /// # Panics
+    /// If the part is not inside.
+    pub unsafe fn part(&mut self, start: usize, len: usize) -> Buf {
+        let held = self.lines.len() * LINE;
+        assert!(start + len <= held, "part {start}+{len} of {held} elements");
+        // No reference to the elements is made here: other parts may be alive.
+        let at = self.lines.as_mut_ptr().cast::<f32>().wrapping_add(start);
+        Buf(Memory::Part(Part { at, len }))
+    }
+
     /// Makes room for `len` elements, keeping what is there.
     pub fn grow(&mut self, len: usize) {
         if len > self.len {
-            self.lines.resize(len.div_ceil(16), Line([0.0; 16]));
+            self.lines.resize(len.div_ceil(LINE), Line([0.0; 16]));
             self.len = len;
         }
     }
@@ -83,7 +106,7 @@ fn ask_for_huge_pages(_: &[Line]) {}
 
 impl Clone for Aligned {
     fn clone(&self) -> Self {
-        let mut new = Self::zeroed_whole(self.lines.len() * 16);
+        let mut new = Self::zeroed_whole(self.lines.len() * LINE);
         new.lines.copy_from_slice(&self.lines);
         new.len = self.len;
         new
@@ -110,65 +133,194 @@ impl fmt::Debug for Aligned {
 }
 
 /// An activation's elements. Ids are stored as the bits of i32.
-#[derive(Clone, Debug, Default)]
-pub struct Buf(Aligned);
+#[derive(Debug)]
+pub struct Buf(Memory);
+
+#[derive(Debug)]
+enum Memory {
+    Own(Aligned),
+    Part(Part),
+}
+
+/// A part of memory that someone else owns.
+#[derive(Debug)]
+struct Part {
+    at: *mut f32,
+    len: usize,
+}
+
+// SAFETY: by the contract of `Aligned::part` the elements are this part's alone.
+unsafe impl Send for Part {}
+// SAFETY: as above; through a shared reference they are only read.
+unsafe impl Sync for Part {}
+
+impl Default for Buf {
+    fn default() -> Self {
+        Self(Memory::Own(Aligned::default()))
+    }
+}
 
 impl Deref for Buf {
     type Target = [f32];
+    #[inline]
     fn deref(&self) -> &[f32] {
-        &self.0
+        match &self.0 {
+            Memory::Own(own) => own,
+            // SAFETY: inside living memory and this part's alone, by the contract of `Aligned::part`.
+            Memory::Part(part) => unsafe { std::slice::from_raw_parts(part.at, part.len) },
+        }
     }
 }
 
 impl DerefMut for Buf {
+    #[inline]
     fn deref_mut(&mut self) -> &mut [f32] {
-        &mut self.0
+        match &mut self.0 {
+            Memory::Own(own) => own,
+            // SAFETY: as above.
+            Memory::Part(part) => unsafe { std::slice::from_raw_parts_mut(part.at, part.len) },
+        }
+    }
+}
+
+/// Memory of frames that ended, for frames to come. Where frames need other sizes than before, what
+/// is held stays within three times the most that frames ever needed at once.
+#[derive(Debug, Default)]
+pub struct Arenas {
+    free: Vec<Aligned>,
+    allocated: usize,
+    /// Elements of all arenas, free or not.
+    held: usize,
+    /// Elements that the frames of now need, and the most they ever needed.
+    needed: usize,
+    most_needed: usize,
+}
+
+impl Arenas {
+    /// Memory of at least `len` elements with any content: the smallest that is free and large
+    /// enough. A new one has up to an eighth more, so that a batch may grow a little.
+    pub fn take(&mut self, len: usize) -> Aligned {
+        if len == 0 {
+            return Aligned::default();
+        }
+        self.needed += len;
+        self.most_needed = self.most_needed.max(self.needed);
+        let sizes = self.free.iter().map(|a| a.len()).enumerate();
+        let fits = sizes.filter(|s| s.1 >= len).min_by_key(|s| s.1);
+        if let Some((i, _)) = fits {
+            return self.free.swap_remove(i);
+        }
+        let new = len.next_multiple_of((len.next_power_of_two() / 16).max(LINE));
+        // All free ones are smaller.
+        while self.held + new > 2 * self.most_needed
+            && let Some(dropped) = self.free.pop()
+        {
+            self.held -= dropped.len();
+        }
+        self.allocated += 1;
+        self.held += new;
+        Aligned::zeroed(new)
+    }
+
+    /// Takes memory back that was asked for as `len` elements.
+    pub fn give(&mut self, arena: Aligned, len: usize) {
+        if arena.len() > 0 {
+            self.needed -= len;
+            self.free.push(arena);
+        }
+    }
+
+    /// Arenas that were ever allocated: constant once warm.
+    pub fn allocated(&self) -> usize {
+        self.allocated
+    }
+
+    /// Bytes of all arenas, free or not.
+    pub fn bytes(&self) -> usize {
+        self.held * size_of::<f32>()
+    }
+}
+
+/// What a node works in beside its operands and results: planned at load, one after another while
+/// it runs, all free again behind it.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    memory: Aligned,
+    used: usize,
+}
+
+impl Scratch {
+    /// Makes room for a node that takes `len` elements.
+    ///
+    /// # Safety
+    /// Nothing that was taken may be alive.
+    pub unsafe fn grow(&mut self, len: usize) {
+        self.used = 0;
+        if self.memory.len() < len {
+            self.memory = Aligned::zeroed(len);
+        }
+    }
+
+    /// Makes everything that was taken free again.
+    ///
+    /// # Safety
+    /// Nothing that was taken may be alive.
+    pub unsafe fn reset(&mut self) {
+        self.used = 0;
+    }
+
+    /// `len` elements with any content, until the node ends.
+    ///
+    /// # Panics
+    /// If a node takes more than was planned for it.
+    pub fn take(&mut self, len: usize) -> Buf {
+        let start = self.used;
+        self.used += len.next_multiple_of(LINE);
+        let have = self.memory.len();
+        assert!(self.used <= have, "a node takes {} of {have}", self.used);
+        // SAFETY: behind what was taken before; whoever frees or replaces it vouches for the end.
+        unsafe { self.memory.part(start, len) }
     }
 }
 
 /// Free buffers by size class.
 #[derive(Debug, Default)]
 pub struct Buffers {
-    free: Vec<Vec<Buf>>,
-    poison: bool,
+    free: Vec<Vec<Aligned>>,
     allocated: usize,
 }
 
 impl Buffers {
-    /// An empty pool; `poison` fills what it hands out with NaN.
-    pub fn new(poison: bool) -> Self {
-        Self {
-            poison,
-            ..Self::default()
-        }
+    /// Elements held for a buffer of `len`: the next power of two.
+    pub fn held(len: usize) -> usize {
+        len.max(64).next_power_of_two()
     }
 
     /// A buffer of `len` elements with any content.
     pub fn take(&mut self, len: usize) -> Buf {
-        let class = len.max(64).next_power_of_two();
+        let class = Self::held(len);
         let idx = class.trailing_zeros() as usize;
         if self.free.len() <= idx {
             self.free.resize_with(idx + 1, Vec::new);
         }
-        let mut buf = self.free[idx].pop().unwrap_or_else(|| {
+        let mut own = self.free[idx].pop().unwrap_or_else(|| {
             self.allocated += 1;
-            Buf(Aligned::zeroed(class))
+            Aligned::zeroed(class)
         });
-        buf.0.len = len;
-        if self.poison {
-            buf.fill(f32::NAN);
-        }
-        buf
+        own.len = len;
+        Buf(Memory::Own(own))
     }
 
-    /// Takes a buffer back.
-    pub fn give(&mut self, mut buf: Buf) {
-        let class = buf.0.lines.len() * 16;
-        if class == 0 {
+    /// Takes a buffer back; parts of other memory need not come back.
+    pub fn give(&mut self, buf: Buf) {
+        let Memory::Own(mut own) = buf.0 else {
             return;
+        };
+        let class = own.lines.len() * LINE;
+        if class > 0 {
+            own.len = class;
+            self.free[class.trailing_zeros() as usize].push(own);
         }
-        buf.0.len = class;
-        self.free[class.trailing_zeros() as usize].push(buf);
     }
 
     /// Buffers that were ever allocated: constant once warm.
@@ -182,15 +334,68 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buffers_are_recycled_and_poisoned() {
-        let mut buffers = Buffers::new(true);
-        let mut a = buffers.take(100);
-        assert!(a.len() == 100 && a.iter().all(|v| v.is_nan()));
+    fn buffers_are_recycled() {
+        let mut buffers = Buffers::default();
+        let a = buffers.take(100);
+        assert_eq!(a.len(), 100);
         assert_eq!(a.as_ptr() as usize % 64, 0);
-        a.fill(1.0);
         buffers.give(a);
-        let b = buffers.take(128);
-        assert!(b.len() == 128 && b.iter().all(|v| v.is_nan()));
+        assert_eq!(buffers.take(128).len(), 128);
         assert_eq!(buffers.allocated(), 1);
+    }
+
+    #[test]
+    fn the_smallest_arena_that_fits_is_taken() {
+        let mut arenas = Arenas::default();
+        let (small, large) = (arenas.take(64), arenas.take(1024));
+        let at = small.start();
+        arenas.give(large, 1024);
+        arenas.give(small, 64);
+        let small = arenas.take(50);
+        assert_eq!((small.start(), arenas.allocated()), (at, 2));
+        arenas.give(small, 50);
+        let larger = arenas.take(2000);
+        assert!(larger.len() >= 2000 && larger.len() <= 2250);
+        assert_eq!(arenas.take(0).len(), 0);
+    }
+
+    #[test]
+    fn arenas_of_sizes_that_do_not_come_back_are_dropped() {
+        let mut arenas = Arenas::default();
+        let mut size = 64;
+        while size < 1 << 20 {
+            let arena = arenas.take(size);
+            arenas.give(arena, size);
+            size += size / 3;
+            assert!(
+                arenas.bytes() <= 3 * 4 * size,
+                "{} at {size}",
+                arenas.bytes()
+            );
+        }
+        let (warm, held) = (arenas.allocated(), arenas.bytes());
+        for size in [1 << 19, 1, 70_000, 1 << 18] {
+            let arena = arenas.take(size);
+            arenas.give(arena, size);
+        }
+        assert_eq!((arenas.allocated(), arenas.bytes()), (warm, held));
+    }
+
+    #[test]
+    fn parts_of_scratch_memory_are_apart_and_bounded() {
+        let mut scratch = Scratch::default();
+        // SAFETY: nothing was taken.
+        unsafe { scratch.grow(48) };
+        let (mut a, mut b) = (scratch.take(10), scratch.take(20));
+        a.fill(1.0);
+        b.fill(2.0);
+        assert!(a.iter().all(|v| *v == 1.0) && b.iter().all(|v| *v == 2.0));
+        assert_eq!(b.as_ptr() as usize % 64, 0);
+        let more = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| scratch.take(1)));
+        assert!(more.is_err());
+        drop((a, b));
+        // SAFETY: both parts are gone.
+        unsafe { scratch.reset() };
+        assert_eq!(scratch.take(48).len(), 48);
     }
 }

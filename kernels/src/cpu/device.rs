@@ -7,7 +7,7 @@ use lazybatch_graph::{Op, OutputId, Program, Repeat, SharedProgram, StateKind, T
 use lazybatch_sla::{Launch, ModelId, Slot, Time};
 use smallvec::SmallVec;
 
-use super::buffers::Buffers;
+use super::buffers::{Arenas, Buffers, Scratch};
 use super::exec::{self, Env};
 use super::frames::Frames;
 use super::gemm::WeightType;
@@ -25,7 +25,12 @@ pub struct CpuDevice {
     name: String,
     options: CpuOptions,
     pool: Pool,
+    /// Memory of vector states.
     buffers: Buffers,
+    /// Memory of frames.
+    arenas: Arenas,
+    /// Memory of nodes while they run.
+    scratch: Scratch,
     models: BTreeMap<ModelId, Resident>,
     plans: Vec<PlanInfo>,
     slots: Slots,
@@ -62,7 +67,9 @@ impl CpuDevice {
         let pool = Pool::new(options.threads);
         Self {
             name: name(&options, pool.threads()),
-            buffers: Buffers::new(options.poison),
+            buffers: Buffers::default(),
+            arenas: Arenas::default(),
+            scratch: Scratch::default(),
             pool,
             options,
             models: BTreeMap::new(),
@@ -79,9 +86,9 @@ impl CpuDevice {
         self.fail_next = num;
     }
 
-    /// Activation buffers that were ever allocated: constant once warm.
+    /// Arenas and vector states that were ever allocated: constant once warm.
     pub fn num_buffers(&self) -> usize {
-        self.buffers.allocated()
+        self.arenas.allocated() + self.buffers.allocated()
     }
 
     /// Frames in use: none once all requests are closed.
@@ -170,19 +177,27 @@ impl CpuDevice {
         let (model, states) = (&resident.model, &mut resident.states);
         let key = self
             .frames
-            .enter(launch, model, &mut self.slots, &mut self.buffers)?;
+            .enter(launch, model, &mut self.slots, &mut self.arenas)?;
         let mut frame = self.frames.take(key);
+        let plan = &model.blocks[launch.block as usize];
+        // SAFETY: no node runs, and temporaries do not outlive their node.
+        unsafe {
+            self.scratch
+                .grow(plan.scratch.elems(frame.rows, frame.samples))
+        };
         let mut env = Env {
             pool: &mut self.pool,
             parallel_flops: self.options.parallel_flops,
             level: self.options.level,
-            buffers: &mut self.buffers,
+            scratch: &mut self.scratch,
+            results: SmallVec::new(),
+            poison: self.options.poison,
             slots: &mut self.slots,
             states,
             stopped,
         };
         let (block, first, end) = (launch.block, launch.first_node, launch.end_node);
-        // A panic leaves buffers of the launch behind and states of its members half-written; both
+        // A panic leaves values of the launch behind and states of its members half-written; both
         // belong to requests that fail now.
         let result = catch_unwind(AssertUnwindSafe(|| {
             exec::run(
@@ -196,7 +211,9 @@ impl CpuDevice {
         }))
         .unwrap_or_else(|panic| Err(panic_text(&*panic)));
         if result.is_err() {
-            frame.fail(&mut self.buffers);
+            frame.fail(&mut self.arenas);
+        } else if plan.live_before[end as usize].is_empty() {
+            frame.clear(&mut self.arenas);
         }
         self.frames.put_back(key, frame);
         result
@@ -343,6 +360,12 @@ impl Device for CpuDevice {
             available,
         })?;
         let samples = request.samples as usize;
+        let outputs = program.outputs.iter().enumerate().map(|(o, decl)| {
+            let memory = &resident.model.memory;
+            let rows = memory.output_rows(o, request.input_len as usize, samples);
+            Output::with_room(rows.saturating_mul(decl.ty.row_elems()))
+        });
+        let outputs = outputs.collect();
         let vectors = program
             .states
             .iter()
@@ -367,7 +390,7 @@ impl Device for CpuDevice {
             input_len: request.input_len as usize,
             samples,
             inputs,
-            outputs: program.outputs.iter().map(|_| Output::default()).collect(),
+            outputs,
             vectors,
             sequences,
             home: None,
@@ -402,7 +425,7 @@ impl Device for CpuDevice {
             return Vec::new();
         };
         if let Some(home) = open.home.take() {
-            self.frames.leave(home, &mut self.buffers);
+            self.frames.leave(home, &mut self.arenas);
         }
         let resident = self
             .models

@@ -1,14 +1,15 @@
 //! Runs the nodes of a segment in a frame.
 //!
 //! Nodes run one after another; inside a node, work is split over rows, columns, members or heads,
-//! never over a sum. Kernels read values through a [`NodeView`] and return their results as fresh
-//! buffers; effects on states, outputs and stop flags go through [`Env`].
+//! never over a sum. Kernels read values through a [`NodeView`] and write their results where the
+//! plan of the block puts them (see [`arena`](super::arena)); effects on states, outputs and stop
+//! flags go through [`Env`]. Running a node allocates nothing, but for custom and general nodes.
 
 use lazybatch_graph::{Dim, Node, NodeId, Op, Repeat, TensorType};
 use lazybatch_sla::RequestId;
 use smallvec::SmallVec;
 
-use super::buffers::{Buf, Buffers};
+use super::buffers::{Buf, Scratch};
 use super::frames::{Frame, Mem};
 use super::gemm::PackedB;
 use super::layout::turn;
@@ -31,8 +32,12 @@ pub struct Env<'a> {
     pub parallel_flops: usize,
     /// Instructions.
     pub level: Level,
-    /// Free buffers.
-    pub buffers: &'a mut Buffers,
+    /// What nodes work in.
+    pub scratch: &'a mut Scratch,
+    /// Memory for the results of the node that runs, until it takes it.
+    pub results: SmallVec<[Option<Buf>; 2]>,
+    /// Fill memory with NaN before it is used, for tests.
+    pub poison: bool,
     /// Open requests.
     pub slots: &'a mut Slots,
     /// Sequence states of the model.
@@ -42,6 +47,15 @@ pub struct Env<'a> {
 }
 
 impl Env<'_> {
+    /// `len` elements with any content, until the node ends.
+    pub fn temporary(&mut self, len: usize) -> Buf {
+        let mut buf = self.scratch.take(len);
+        if self.poison {
+            buf.fill(f32::NAN);
+        }
+        buf
+    }
+
     /// Whether that much work is worth waking other threads.
     pub fn parallel(&self, flops: usize) -> bool {
         self.pool.threads() > 1 && flops >= self.parallel_flops
@@ -157,10 +171,16 @@ impl<'a> NodeView<'a> {
             .expect("prepared at load")
     }
 
-    /// A buffer for result `i`.
+    /// The memory for result `i`, with any content.
+    ///
+    /// # Panics
+    /// If it was taken already: a result has one place.
     pub fn alloc(&self, env: &mut Env<'_>, i: usize) -> Buf {
-        let ty = self.out_ty(i);
-        env.buffers.take(self.frame.num_rows(ty) * ty.row_elems())
+        let mut buf = env.results[i].take().expect("a result is made once");
+        if env.poison {
+            buf.fill(f32::NAN);
+        }
+        buf
     }
 
     /// Position of the `i`-th row of a member.
@@ -190,41 +210,49 @@ pub fn run(
     end: usize,
 ) -> Result<(), String> {
     let program = &model.program;
-    let info = &model.blocks[block];
+    let plan = &model.blocks[block];
     for pos in first..end {
         let id = program.blocks[block].nodes[pos];
         let node = program.node(id);
         let repeat = program.blocks[block].repeat;
+        // SAFETY: temporaries die with their node: results are in the arena, as is checked below.
+        unsafe { env.scratch.reset() };
         let originals = turn_operands(env, model, frame, id);
-        let outs = if let Op::Reshape { .. } = node.op
-            && originals.is_empty()
-            && info.dead_after[pos].contains(&model.local[node.inputs[0].index()])
-            && let Some(buf) = frame.values[model.local[node.inputs[0].index()]].take()
-        {
-            smallvec::smallvec![buf]
-        } else {
-            let reuse = take_residual(model, frame, id, &info.dead_after[pos]);
-            let view = NodeView {
-                model,
-                frame,
-                id,
-                node,
-                repeat,
-            };
-            run_node(env, view, reuse).map_err(|why| format!("node {}: {why}", node.name))?
+        let reuse = plan.in_place[pos].and_then(|i| {
+            let local = model.local[node.inputs[i].index()];
+            frame.values[local].take()
+        });
+        env.results.clear();
+        let locals = node.outputs.iter().map(|v| model.local[v.index()]);
+        if reuse.is_none() {
+            for local in locals.clone() {
+                // SAFETY: the plan gives a result memory that no living value has.
+                let buf = unsafe { frame.make(plan, local) };
+                env.results.push(Some(buf));
+            }
+        }
+        let outs = match (&node.op, reuse) {
+            (Op::Reshape { .. }, Some(buf)) => smallvec::smallvec![buf],
+            (_, reuse) => {
+                let view = NodeView {
+                    model,
+                    frame,
+                    id,
+                    node,
+                    repeat,
+                };
+                run_node(env, view, reuse).map_err(|why| format!("node {}: {why}", node.name))?
+            }
         };
         for (local, original) in originals {
-            if let Some(turned) = frame.values[local].replace(original) {
-                env.buffers.give(turned);
-            }
+            frame.values[local] = Some(original);
         }
-        for (value, buf) in node.outputs.iter().zip(outs) {
-            frame.values[model.local[value.index()]] = Some(buf);
+        for (local, buf) in locals.zip(outs) {
+            assert!(frame.is_at(plan, local, &buf), "a result of {}", node.name);
+            frame.values[local] = Some(buf);
         }
-        for &dead in &info.dead_after[pos] {
-            if let Some(buf) = frame.values[dead].take() {
-                env.buffers.give(buf);
-            }
+        for &dead in &plan.dead_after[pos] {
+            frame.values[dead] = None;
         }
     }
     frame.next = end as u32;
@@ -244,34 +272,13 @@ fn turn_operands(
         let value = model.program.node(id).inputs[i];
         let local = model.local[value.index()];
         let original = frame.values[local].take().expect("operands are alive");
-        let mut copy = env.buffers.take(original.len());
+        let mut copy = env.temporary(original.len());
         let ty = &model.program.value(value).ty;
         turn(env, ty, model.layouts.is_last(value), &original, &mut copy);
         frame.values[local] = Some(copy);
         originals.push((local, original));
     }
     originals
-}
-
-/// Takes the residual of a convolution out of the frame if it dies with this node.
-fn take_residual(model: &Model, frame: &mut Frame, id: NodeId, dead: &[usize]) -> Option<Buf> {
-    let node = model.program.node(id);
-    let Op::Conv2d {
-        groups: 1,
-        residual: true,
-        ..
-    } = node.op
-    else {
-        return None;
-    };
-    let (&residual, others) = node.inputs.split_last()?;
-    let local = model.local[residual.index()];
-    let is_own = dead.contains(&local) && !others.contains(&residual);
-    let is_turned = !model.layouts.turned(id).is_empty();
-    if !is_own || is_turned {
-        return None;
-    }
-    frame.values[local].take()
 }
 
 /// Runs a node; a convolution may put its result into `reuse`.

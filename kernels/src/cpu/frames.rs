@@ -1,9 +1,10 @@
 //! Frames: the live values of sub-batches between segments.
 //!
-//! A frame holds a sub-batch's members and the values that live at its cursor, each a packed
-//! buffer in batch order. A launch whose members are those of its sub-batch's frame works in place.
+//! A frame holds a sub-batch's members and the values that live at its cursor, packed rows in batch
+//! order, each at its planned place in the frame's arena. A launch whose members are those of its sub-batch's frame works in place.
 //! Any other member list (a merge, an exit, a split) gets a new frame whose rows are gathered from
-//! wherever the members' rows are, so the scheduler need not tell the device what happened.
+//! wherever the members' rows are, so the scheduler need not tell the device what happened. A frame
+//! in which nothing is alive, at the end of a block, gives its arena back.
 //!
 //! Invariant: an open request's `home` names the one frame that holds its rows, and a frame lives
 //! as long as a request calls it home.
@@ -13,7 +14,8 @@ use lazybatch_sla::{Launch, ModelId, RequestId, Slot, SubBatchId};
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
-use super::buffers::{Buf, Buffers};
+use super::arena::BlockPlan;
+use super::buffers::{Aligned, Arenas, Buf};
 use super::model::Model;
 use super::slots::{Home, Slots};
 
@@ -72,8 +74,11 @@ pub struct Frame {
     pub rows: usize,
     /// Samples of all members.
     pub samples: usize,
-    /// Values by number within the block.
+    /// Values by number within the block: parts of the arena.
     pub values: Vec<Option<Buf>>,
+    arena: Aligned,
+    /// Elements that the arena was taken for.
+    needed: usize,
     residents: usize,
 }
 
@@ -87,15 +92,54 @@ impl Frame {
     }
 
     /// Drops the values of a launch that failed; only a block's head may follow.
-    pub fn fail(&mut self, buffers: &mut Buffers) {
-        self.clear(buffers);
+    pub fn fail(&mut self, arenas: &mut Arenas) {
+        self.clear(arenas);
         self.next = u32::MAX;
     }
 
-    fn clear(&mut self, buffers: &mut Buffers) {
-        for buf in self.values.iter_mut().filter_map(Option::take) {
-            buffers.give(buf);
+    /// Drops all values and gives the arena back.
+    pub fn clear(&mut self, arenas: &mut Arenas) {
+        self.values.fill_with(|| None);
+        arenas.give(std::mem::take(&mut self.arena), self.needed);
+        self.needed = 0;
+    }
+
+    /// Makes room for the values of a block; those of another one must be gone.
+    fn enter(&mut self, plan: &BlockPlan, arenas: &mut Arenas) {
+        if self.needed > 0 {
+            return;
         }
+        self.needed = plan.arena.elems(self.rows, self.samples);
+        self.arena = arenas.take(self.needed);
+        self.values.resize_with(plan.places.len(), || None);
+    }
+
+    /// The memory of a value.
+    ///
+    /// # Safety
+    /// Nothing may be alive there.
+    pub unsafe fn make(&mut self, plan: &BlockPlan, value: usize) -> Buf {
+        let (start, len) = plan.range(value, self.rows, self.samples);
+        // SAFETY: the values of a frame die before its arena goes; the rest is the caller's.
+        unsafe { self.arena.part(start, len) }
+    }
+
+    /// The member that a row belongs to.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn member_at(&self, lead: Option<Dim>, row: usize) -> &Mem {
+        let before = |m: &Mem| {
+            let (start, num) = m.span(lead);
+            start + num <= row
+        };
+        &self.members[self.members.partition_point(before)]
+    }
+
+    /// Whether `buf` is the memory of a value.
+    pub fn is_at(&self, plan: &BlockPlan, value: usize, buf: &Buf) -> bool {
+        let (start, len) = plan.range(value, self.rows, self.samples);
+        buf.len() == len && buf.as_ptr() == self.arena.start().wrapping_add(start)
     }
 }
 
@@ -105,6 +149,8 @@ pub struct Frames {
     slab: Slab<Frame>,
     by_sub_batch: FxHashMap<SubBatchId, usize>,
     spare: Vec<Frame>,
+    /// Most members that a frame had: what every list of members has room for.
+    most_members: usize,
 }
 
 impl Frames {
@@ -117,7 +163,7 @@ impl Frames {
         launch: &Launch,
         model: &Model,
         slots: &mut Slots,
-        buffers: &mut Buffers,
+        arenas: &mut Arenas,
     ) -> Result<usize, String> {
         if let Some(&key) = self.by_sub_batch.get(&launch.sub_batch)
             && self.is_same(key, launch, slots)
@@ -125,7 +171,7 @@ impl Frames {
             let frame = &mut self.slab[key];
             let at_cursor = (frame.block, frame.next) == (launch.block, launch.first_node);
             if launch.first_node == 0 {
-                frame.clear(buffers);
+                frame.clear(arenas);
             } else if !at_cursor {
                 return Err(format!(
                     "sub-batch {} stands at node {} of block {}",
@@ -133,8 +179,7 @@ impl Frames {
                 ));
             }
             frame.block = launch.block;
-            let num_values = model.blocks[launch.block as usize].num_values;
-            frame.values.resize_with(num_values, || None);
+            frame.enter(&model.blocks[launch.block as usize], arenas);
             for (mem, m) in frame.members.iter_mut().zip(&launch.members) {
                 mem.step = m.step as usize;
                 mem.idle = m.idle;
@@ -142,11 +187,15 @@ impl Frames {
             return Ok(key);
         }
         let mut frame = self.spare.pop().unwrap_or_default();
-        self.fill(&mut frame, launch, model);
+        self.most_members = self.most_members.max(launch.members.len());
+        frame.members.clear();
+        frame.members.reserve(self.most_members);
+        fill(&mut frame, launch);
+        frame.enter(&model.blocks[launch.block as usize], arenas);
         if launch.first_node > 0
-            && let Err(why) = self.gather(&mut frame, launch, model, slots, buffers)
+            && let Err(why) = self.gather(&mut frame, launch, model, slots)
         {
-            frame.clear(buffers);
+            frame.clear(arenas);
             self.spare.push(frame);
             return Err(why);
         }
@@ -158,7 +207,7 @@ impl Frames {
                 .home
                 .replace(Home { frame: key, index });
             if let Some(old) = home {
-                self.leave(old, buffers);
+                self.leave(old, arenas);
             }
         }
         self.by_sub_batch.insert(launch.sub_batch, key);
@@ -182,42 +231,12 @@ impl Frames {
                 })
     }
 
-    fn fill(&self, frame: &mut Frame, launch: &Launch, model: &Model) {
-        frame.sub_batch = Some(launch.sub_batch);
-        frame.model = Some(launch.model);
-        frame.block = launch.block;
-        frame.next = launch.first_node;
-        frame.members.clear();
-        frame.rows = 0;
-        frame.samples = 0;
-        for m in &launch.members {
-            let mem = Mem {
-                request: m.request,
-                slot: m.slot,
-                step: m.step as usize,
-                len: m.input_len as usize,
-                samples: m.samples as usize,
-                rows: rows_of(launch, m),
-                row_start: frame.rows,
-                sample_start: frame.samples,
-                idle: m.idle,
-            };
-            frame.rows += mem.rows;
-            frame.samples += mem.samples;
-            frame.members.push(mem);
-        }
-        frame
-            .values
-            .resize_with(model.blocks[launch.block as usize].num_values, || None);
-    }
-
     fn gather(
         &self,
         frame: &mut Frame,
         launch: &Launch,
         model: &Model,
         slots: &Slots,
-        buffers: &mut Buffers,
     ) -> Result<(), String> {
         let cursor = (Some(launch.model), launch.block, launch.first_node);
         for mem in &frame.members {
@@ -233,11 +252,12 @@ impl Frames {
                 ));
             }
         }
-        let info = &model.blocks[launch.block as usize];
-        for &value in &info.live_before[launch.first_node as usize] {
+        let plan = &model.blocks[launch.block as usize];
+        for &value in &plan.live_before[launch.first_node as usize] {
             let ty = &model.program.value(value).ty;
             let (lead, row, local) = (ty.lead(), ty.row_elems(), model.local[value.index()]);
-            let mut buf = buffers.take(frame.num_rows(ty) * row);
+            // SAFETY: values that are alive together have places apart, and this frame has no other.
+            let mut buf = unsafe { frame.make(plan, local) };
             for mem in &frame.members {
                 let home = slots.open(mem.slot).home.expect("checked above");
                 let source = &self.slab[home.frame];
@@ -255,14 +275,14 @@ impl Frames {
     }
 
     /// Ends a request's stay in its home.
-    pub fn leave(&mut self, home: Home, buffers: &mut Buffers) {
+    pub fn leave(&mut self, home: Home, arenas: &mut Arenas) {
         let frame = &mut self.slab[home.frame];
         frame.residents -= 1;
         if frame.residents > 0 {
             return;
         }
         let mut frame = self.slab.remove(home.frame);
-        frame.clear(buffers);
+        frame.clear(arenas);
         if let Some(sub_batch) = frame.sub_batch
             && self.by_sub_batch.get(&sub_batch) == Some(&home.frame)
         {
@@ -284,6 +304,32 @@ impl Frames {
     /// Number of frames in use.
     pub fn len(&self) -> usize {
         self.slab.len()
+    }
+}
+
+/// Members and sizes of a frame without any, for `launch`.
+fn fill(frame: &mut Frame, launch: &Launch) {
+    frame.sub_batch = Some(launch.sub_batch);
+    frame.model = Some(launch.model);
+    frame.block = launch.block;
+    frame.next = launch.first_node;
+    frame.rows = 0;
+    frame.samples = 0;
+    for m in &launch.members {
+        let mem = Mem {
+            request: m.request,
+            slot: m.slot,
+            step: m.step as usize,
+            len: m.input_len as usize,
+            samples: m.samples as usize,
+            rows: rows_of(launch, m),
+            row_start: frame.rows,
+            sample_start: frame.samples,
+            idle: m.idle,
+        };
+        frame.rows += mem.rows;
+        frame.samples += mem.samples;
+        frame.members.push(mem);
     }
 }
 

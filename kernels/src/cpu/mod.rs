@@ -1,7 +1,8 @@
 //! The embedded device.
 //!
 //! [`CpuDevice`] runs launches in place on the calling thread and a pool. Weights are packed when
-//! a model is loaded, activations are packed rows, sequence states are paged.
+//! a model is loaded, activations are packed rows in arenas that are planned then too, sequence
+//! states are paged.
 //!
 //! Invariants:
 //! 1. *Batched equals alone*: every output element is computed by one chain of operations that
@@ -9,11 +10,13 @@
 //!    reductions over a row follow an order fixed by the row's length.
 //! 2. Elementwise functions give a lane the bits that its input determines.
 //! 3. Idle members and padded rows are computed and leave no trace.
-//! 4. Once warm, no node allocates activations.
+//! 4. Once warm, a launch allocates nothing, but for custom and general nodes, and for the list of
+//!    more than four members that stop at once.
 //! 5. Weights that are stored rounded change results, not these rules: see [`WeightType`].
 //!
 //! It does not schedule, and its sums are f32; see [`crate::reference`] for an oracle.
 
+mod arena;
 pub mod buffers;
 mod device;
 mod exec;
@@ -22,6 +25,7 @@ pub mod gemm;
 mod layout;
 pub mod level;
 pub mod math;
+mod memory;
 mod model;
 mod ops;
 mod options;
@@ -32,4 +36,5 @@ mod states;
 
 pub use device::CpuDevice;
 pub use gemm::WeightType;
+pub use memory::{BlockMemory, ProgramMemory};
 pub use options::CpuOptions;

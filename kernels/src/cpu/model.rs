@@ -1,12 +1,14 @@
-//! A loaded model: weights in the form their kernels take, and which values live where.
+//! A loaded model: weights in the form their kernels take, and where values lie.
 
 use std::sync::Arc;
 
-use lazybatch_graph::{DType, Def, NodeId, Op, SharedProgram, ValueId, WeightId};
+use lazybatch_graph::{DType, Op, SharedProgram, WeightId};
 
+use super::arena::BlockPlan;
 use super::buffers::Aligned;
 use super::gemm::{PackedB, WeightType};
 use super::layout::Layouts;
+use super::memory::ProgramMemory;
 use super::ops::conv::Filters;
 use crate::custom::{CustomKernel, CustomNode, KernelRegistry};
 use crate::error::Error;
@@ -23,17 +25,6 @@ pub struct Weight {
     pub filters: Option<Filters>,
 }
 
-/// Which values are live where in a block. Values are numbered within the block.
-#[derive(Debug, Default)]
-pub struct BlockInfo {
-    /// Number of values.
-    pub num_values: usize,
-    /// By node position: values whose last use it is (or that nobody uses).
-    pub dead_after: Vec<Vec<usize>>,
-    /// By node position, and one more: values alive before that node, with their ids.
-    pub live_before: Vec<Vec<ValueId>>,
-}
-
 /// A loaded model.
 pub struct Model {
     /// The program.
@@ -41,7 +32,9 @@ pub struct Model {
     /// By weight id.
     pub weights: Vec<Weight>,
     /// By block id.
-    pub blocks: Vec<BlockInfo>,
+    pub blocks: Vec<BlockPlan>,
+    /// What requests hold.
+    pub memory: ProgramMemory,
     /// By value id: its number within its block.
     pub local: Vec<usize>,
     /// How images lie in memory.
@@ -75,7 +68,8 @@ fn form(op: &Op, operand: usize) -> Form {
 }
 
 impl Model {
-    /// Converts and packs the weights (those of products as `right`), resolves custom kernels, computes liveness.
+    /// Converts and packs the weights (those of products as `right`), resolves custom kernels,
+    /// plans where values lie.
     ///
     /// # Errors
     /// An op that the device does not run, a weight without data or that `right` cannot hold.
@@ -130,9 +124,10 @@ impl Model {
             }
         }
         let mut local = vec![usize::MAX; program.values.len()];
+        let layouts = Layouts::of(&program);
         let blocks = (0..program.blocks.len())
-            .map(|b| liveness(&program, b, &mut local))
-            .collect();
+            .map(|b| BlockPlan::of(&program, &layouts, right, b, &mut local))
+            .collect::<Vec<_>>();
         let weight_bytes = weights
             .iter()
             .map(|w| {
@@ -142,7 +137,8 @@ impl Model {
             })
             .sum();
         Ok(Self {
-            layouts: Layouts::of(&program),
+            layouts,
+            memory: ProgramMemory::planned(&program, &blocks),
             program,
             weights,
             blocks,
@@ -214,32 +210,4 @@ fn prepare(
         }
     }
     Ok(())
-}
-
-fn liveness(program: &SharedProgram, block: usize, local: &mut [usize]) -> BlockInfo {
-    let nodes: &[NodeId] = &program.blocks[block].nodes;
-    let mut info = BlockInfo::default();
-    let mut spans: Vec<(ValueId, usize, usize)> = Vec::new();
-    for (pos, &node) in nodes.iter().enumerate() {
-        let node = program.node(node);
-        for &value in &node.inputs {
-            if matches!(program.value(value).def, Def::Node { .. }) {
-                spans[local[value.index()]].2 = pos;
-            }
-        }
-        for &value in &node.outputs {
-            local[value.index()] = spans.len();
-            spans.push((value, pos, pos));
-        }
-    }
-    info.num_values = spans.len();
-    info.dead_after = vec![Vec::new(); nodes.len()];
-    info.live_before = vec![Vec::new(); nodes.len() + 1];
-    for (i, &(value, def, last)) in spans.iter().enumerate() {
-        info.dead_after[last].push(i);
-        for pos in def + 1..=last {
-            info.live_before[pos].push(value);
-        }
-    }
-    info
 }

@@ -17,12 +17,22 @@ pub struct Home {
 }
 
 /// An output under construction.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Output {
     /// Elements so far.
     pub data: Vec<f32>,
     /// Whether anything was emitted.
     pub set: bool,
+}
+
+impl Output {
+    /// An output that may become so many elements; where there is no room for all of them, it
+    /// grows as they come.
+    pub fn with_room(elems: usize) -> Self {
+        let mut data = Vec::new();
+        let _ = data.try_reserve_exact(elems);
+        Self { data, set: false }
+    }
 }
 
 /// An open request.

@@ -42,7 +42,7 @@ pub struct StatePools {
 
 /// Most rows that a request writes to a sequence state.
 #[derive(Clone, Debug, Default)]
-struct RowBound {
+pub struct RowBound {
     max_len: usize,
     /// Writers at a position of the input: repeat rules of their blocks.
     by_input: Vec<Repeat>,
@@ -55,7 +55,8 @@ struct RowBound {
 }
 
 impl RowBound {
-    fn rows(&self, input_len: usize) -> usize {
+    /// Rows of a request.
+    pub fn rows(&self, input_len: usize) -> usize {
         let at = self
             .by_input
             .iter()
@@ -67,7 +68,8 @@ impl RowBound {
     }
 }
 
-fn bounds(program: &Program) -> Vec<RowBound> {
+/// Most rows that a request writes to each state; none to vector states.
+pub fn row_bounds(program: &Program) -> Vec<RowBound> {
     let mut bounds: Vec<RowBound> = program
         .states
         .iter()
@@ -100,7 +102,7 @@ impl StatePools {
     /// Pools for at most `max_open` requests of the greatest length within `budget` bytes; how
     /// many such requests fit is the second result.
     pub fn new(program: &Program, max_open: usize, budget: usize) -> (Self, usize) {
-        let bounds = bounds(program);
+        let bounds = row_bounds(program);
         let longest = program
             .length_input
             .and_then(|input| program.input(input).max_len)

@@ -5,13 +5,11 @@
 
 use std::cell::RefCell;
 
-use lazybatch_graph::{Dim, Heads, StateId};
-use smallvec::SmallVec;
+use lazybatch_graph::{Heads, StateId};
 
 use super::rowwise::softmax_row;
 use crate::cpu::buffers::{Aligned, Buf};
 use crate::cpu::exec::{Env, NodeView, split};
-use crate::cpu::frames::Mem;
 use crate::cpu::gemm::{
     AView, BView, Epilogue, NR, gemm_range, pack_b, pack_b_transposed, packed_len,
 };
@@ -223,17 +221,21 @@ pub fn state_attention(
     let mut out = v.alloc(env, 0);
     let (q, level, dim) = (v.arg(0), env.level, heads.dim);
     let lead = v.ty(0).lead();
-    let rows = rows_of(v, lead);
+    let (frame, rows) = (v.frame, v.frame.num_rows(v.ty(0)));
     let (slots, states) = (&*env.slots, &*env.states);
-    let flops: usize = rows
-        .iter()
-        .map(|(_, m)| slots.open(m.slot).sequences[keys.index()].len * heads.query * dim * 4)
-        .sum();
+    let flops: usize = v
+        .spans(lead)
+        .map(|(m, _, num)| num * slots.open(m.slot).sequences[keys.index()].len)
+        .sum::<usize>()
+        * heads.query
+        * dim
+        * 4;
     let parallel = env.pool.threads() > 1 && flops >= env.parallel_flops;
     let shards = Shards::new(&mut out);
     let task = |range: std::ops::Range<usize>| {
         for item in range {
-            let ((row, mem), head) = (rows[item / heads.query], item % heads.query);
+            let (row, head) = (item / heads.query, item % heads.query);
+            let mem = frame.member_at(lead, row);
             let at = (row * heads.query + head) * dim;
             let kv_at = head / (heads.query / heads.kv) * dim;
             // SAFETY: each (row, head) is one item.
@@ -268,7 +270,7 @@ pub fn state_attention(
             });
         }
     };
-    split(env.pool, parallel, rows.len() * heads.query, task);
+    split(env.pool, parallel, rows * heads.query, task);
     out
 }
 
@@ -282,16 +284,19 @@ pub fn additive_attention(
     let mut out = v.alloc(env, 0);
     let (q, w, level) = (v.arg(0), v.arg(1), env.level);
     let (d, width) = (v.ty(0).row_elems(), v.out_ty(0).row_elems());
-    let rows = rows_of(v, v.ty(0).lead());
+    let lead = v.ty(0).lead();
+    let (frame, rows) = (v.frame, v.frame.num_rows(v.ty(0)));
     let (slots, states) = (&*env.slots, &*env.states);
-    let flops: usize = rows
-        .iter()
-        .map(|(_, m)| slots.open(m.slot).sequences[keys.index()].len * (d * 20 + width * 2))
-        .sum();
+    let flops: usize = v
+        .spans(lead)
+        .map(|(m, _, num)| num * slots.open(m.slot).sequences[keys.index()].len)
+        .sum::<usize>()
+        * (d * 20 + width * 2);
     let parallel = env.pool.threads() > 1 && flops >= env.parallel_flops;
     let shards = Shards::new(&mut out);
     let task = |range: std::ops::Range<usize>| {
-        for (row, mem) in &rows[range] {
+        for row in range {
+            let mem = frame.member_at(lead, row);
             // SAFETY: each row is one item.
             let to = unsafe { shards.slice(row * width, width) };
             let open = slots.open(mem.slot);
@@ -316,13 +321,6 @@ pub fn additive_attention(
             });
         }
     };
-    split(env.pool, parallel, rows.len(), task);
+    split(env.pool, parallel, rows, task);
     out
-}
-
-/// Rows with their members.
-fn rows_of<'a>(v: NodeView<'a>, lead: Option<Dim>) -> SmallVec<[(usize, &'a Mem); 32]> {
-    v.spans(lead)
-        .flat_map(|(m, start, num)| (start..start + num).map(move |r| (r, m)))
-        .collect()
 }

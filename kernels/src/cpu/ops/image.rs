@@ -14,7 +14,7 @@ pub fn batch_norm(env: &mut Env<'_>, v: NodeView<'_>, eps: f32) -> Buf {
     let mut out = v.alloc(env, 0);
     let (gamma, beta, mean, var) = (v.arg(1), v.arg(2), v.arg(3), v.arg(4));
     let c = gamma.len();
-    let (mut scale, mut shift) = (env.buffers.take(c), env.buffers.take(c));
+    let (mut scale, mut shift) = (env.temporary(c), env.temporary(c));
     for i in 0..c {
         scale[i] = gamma[i] / (var[i] + eps).sqrt();
         shift[i] = (-mean[i]).mul_add(scale[i], beta[i]);
@@ -27,7 +27,6 @@ pub fn batch_norm(env: &mut Env<'_>, v: NodeView<'_>, eps: f32) -> Buf {
         let to = unsafe { shards.slice(range.start * c, range.len() * c) };
         affine(level, &scale, &shift, &x[range.start * c..], to);
     });
-    [scale, shift].into_iter().for_each(|b| env.buffers.give(b));
     out
 }
 

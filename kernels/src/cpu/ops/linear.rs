@@ -5,11 +5,13 @@
 
 use std::ops::Range;
 
-use lazybatch_graph::{Act, StateId};
+use lazybatch_graph::{Act, Node, Op, Program, StateId};
+use smallvec::SmallVec;
 
+use crate::cpu::arena::{Extent, LINE};
 use crate::cpu::buffers::Buf;
 use crate::cpu::exec::{Env, NodeView};
-use crate::cpu::gemm::{Epilogue, PackedB, gemm_packed};
+use crate::cpu::gemm::{Epilogue, PackedB, WeightType, gemm_packed};
 use crate::cpu::level::simd;
 use crate::cpu::math;
 use crate::cpu::pool::Shards;
@@ -36,14 +38,13 @@ fn product(
     let m = x.len() / w.k;
     let parallel = env.parallel(2 * m * w.k * w.n);
     if resume && w.weights().is_scaled() {
-        let mut before = env.buffers.take(out.len());
+        let mut before = env.temporary(out.len());
         before.copy_from_slice(out);
         let epi = Epilogue {
             residual: Some(&before),
             ..*epi
         };
         gemm_packed(env.pool, env.level, parallel, x, w, out, false, &epi);
-        env.buffers.give(before);
         return;
     }
     gemm_packed(env.pool, env.level, parallel, x, w, out, resume, epi);
@@ -153,13 +154,11 @@ fn gate_at<'a>(
 }
 
 /// Copies a vector state of all samples into packed rows.
-fn gather_state(env: &mut Env<'_>, v: NodeView<'_>, state: StateId, features: usize) -> Buf {
-    let mut buf = env.buffers.take(v.frame.samples * features);
+fn gather_state(env: &Env<'_>, v: NodeView<'_>, state: StateId, features: usize, rows: &mut [f32]) {
     for (mem, start, num) in v.spans(None) {
         let vector = &env.slots.open(mem.slot).vectors[state.index()];
-        buf[start * features..][..num * features].copy_from_slice(vector);
+        rows[start * features..][..num * features].copy_from_slice(vector);
     }
-    buf
 }
 
 /// Writes packed rows to a vector state, but for idle members.
@@ -178,6 +177,32 @@ fn scatter_state(
     }
 }
 
+/// What [`lstm`] and [`gru`] take while they run.
+pub fn cell_temporaries(program: &Program, node: &Node, weights: WeightType) -> Extent {
+    let columns = |operand: usize| program.value(node.inputs[operand]).ty.fixed_dims();
+    let pieces: SmallVec<[usize; 5]> = match node.op {
+        Op::LstmCell { proj, ahead, .. } => {
+            let w_hh = columns(1 + usize::from(!ahead));
+            let (recurrent, gates, hidden) = (w_hh[0], w_hh[1], w_hh[1] / 4);
+            let before = weights.is_scaled().then_some(gates);
+            let whole = proj.then_some(hidden);
+            let pieces = [recurrent, hidden, gates];
+            pieces.into_iter().chain(before).chain(whole).collect()
+        }
+        Op::GruCell { ahead, .. } => {
+            let gates = columns(1 + usize::from(!ahead))[1];
+            let own = (!ahead).then_some(gates);
+            [gates].into_iter().chain(own).collect()
+        }
+        _ => SmallVec::new(),
+    };
+    Extent {
+        per_row: 0,
+        per_sample: pieces.iter().sum(),
+        fixed: LINE * pieces.len(),
+    }
+}
+
 /// One LSTM step; `ahead` if the product with `w_ih` is the operand.
 pub fn lstm(
     env: &mut Env<'_>,
@@ -191,9 +216,11 @@ pub fn lstm(
     let next = 1 + usize::from(!ahead);
     let w_hh = v.right(next);
     let (hidden, recurrent, rows) = (w_hh.n / 4, w_hh.k, v.frame.samples);
-    let last = gather_state(env, v, h, recurrent);
-    let mut cell = gather_state(env, v, c, hidden);
-    let mut gates = env.buffers.take(rows * w_hh.n);
+    let mut last = env.temporary(rows * recurrent);
+    gather_state(env, v, h, recurrent, &mut last);
+    let mut cell = env.temporary(rows * hidden);
+    gather_state(env, v, c, hidden, &mut cell);
+    let mut gates = env.temporary(rows * w_hh.n);
     if ahead {
         gates.copy_from_slice(v.arg(0));
     } else {
@@ -205,7 +232,11 @@ pub fn lstm(
         ..Epilogue::default()
     };
     product(env, &last, w_hh, &mut gates, true, &epi);
-    let mut out = env.buffers.take(rows * hidden);
+    let mut out = if proj {
+        env.temporary(rows * hidden)
+    } else {
+        v.alloc(env, 0)
+    };
     let level = env.level;
     let (cells, outs) = (Shards::new(&mut cell), Shards::new(&mut out));
     per_part(env, rows, hidden, LSTM_COST, |row, cols| {
@@ -225,13 +256,10 @@ pub fn lstm(
             false,
             &Epilogue::default(),
         );
-        env.buffers.give(std::mem::replace(&mut out, projected));
+        out = projected;
     }
     scatter_state(env, v, c, hidden, &cell);
     scatter_state(env, v, h, recurrent, &out);
-    [last, cell, gates]
-        .into_iter()
-        .for_each(|b| env.buffers.give(b));
     out
 }
 
@@ -240,14 +268,15 @@ pub fn gru(env: &mut Env<'_>, v: NodeView<'_>, h: StateId, ahead: bool) -> Buf {
     let [w_hh, b_hh] = if ahead { [1, 2] } else { [2, 4] };
     let w_hh = v.right(w_hh);
     let (hidden, rows) = (w_hh.k, v.frame.samples);
-    let mut state = gather_state(env, v, h, hidden);
-    let mut r = env.buffers.take(rows * w_hh.n);
+    let mut state = v.alloc(env, 0);
+    gather_state(env, v, h, hidden, &mut state);
+    let mut r = env.temporary(rows * w_hh.n);
     let bias = |b| Epilogue {
         bias: Some(b),
         ..Epilogue::default()
     };
     let own = (!ahead).then(|| {
-        let mut x = env.buffers.take(rows * w_hh.n);
+        let mut x = env.temporary(rows * w_hh.n);
         product(env, v.arg(0), v.right(1), &mut x, false, &bias(v.arg(3)));
         x
     });
@@ -261,6 +290,5 @@ pub fn gru(env: &mut Env<'_>, v: NodeView<'_>, h: StateId, ahead: bool) -> Buf {
         gru_gates(level, gates(x), gates(&r[..]), h);
     });
     scatter_state(env, v, h, hidden, &state);
-    own.into_iter().chain([r]).for_each(|b| env.buffers.give(b));
     state
 }

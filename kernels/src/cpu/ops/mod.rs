@@ -1,5 +1,10 @@
 //! Kernels by family. Each takes a node's view and returns its results.
 
+use lazybatch_graph::{Node, Op, Program};
+
+use super::arena::{Extent, LINE};
+use super::gemm::WeightType;
+
 pub mod attention;
 pub mod conv;
 pub mod custom;
@@ -9,3 +14,20 @@ pub mod image;
 pub mod linear;
 pub mod rowwise;
 pub mod state;
+
+/// What a node's kernel takes while it runs, with weights of products stored as `weights`.
+pub fn temporaries(program: &Program, node: &Node, weights: WeightType) -> Extent {
+    match node.op {
+        Op::LstmCell { .. } | Op::GruCell { .. } => {
+            linear::cell_temporaries(program, node, weights)
+        }
+        Op::BatchNorm { .. } => {
+            let channels = program.value(node.inputs[1]).ty.row_elems();
+            Extent {
+                fixed: 2 * channels.next_multiple_of(LINE),
+                ..Extent::default()
+            }
+        }
+        _ => Extent::default(),
+    }
+}

@@ -15,11 +15,10 @@ mod gather;
 use std::ops::Range;
 
 use lazybatch_graph::{Act, Window};
-use smallvec::SmallVec;
 
 use crate::cpu::buffers::Buf;
 use crate::cpu::exec::{Env, NodeView, split_in};
-use crate::cpu::gemm::{AView, Epilogue, NR, Right, gemm_range};
+use crate::cpu::gemm::{AView, Epilogue, NR, PackedB, gemm_range};
 use crate::cpu::pool::Shards;
 
 pub use filters::Filters;
@@ -121,10 +120,7 @@ pub fn conv2d(
     };
     match v.filters(1) {
         Filters::Depthwise(taps) => depthwise::run(env, &g, v.arg(0), taps, &mut out, &epi),
-        Filters::Products(all) => {
-            let views: SmallVec<[Right<'_>; 1]> = all.iter().map(Filters::right).collect();
-            products(env, &g, v.arg(0), &views, &mut out, &epi);
-        }
+        Filters::Products(all) => products(env, &g, v.arg(0), all, &mut out, &epi),
     }
     out
 }
@@ -134,7 +130,7 @@ fn products(
     env: &mut Env<'_>,
     g: &Geometry,
     x: &[f32],
-    filters: &[Right<'_>],
+    filters: &[PackedB],
     out: &mut [f32],
     epi: &Finish<'_>,
 ) {
@@ -156,6 +152,7 @@ fn products(
     let task = |task: usize| {
         let (split, item) = (task % splits, task / splits);
         let (chunk, group) = (item / g.groups, item % g.groups);
+        let right = Filters::right(&filters[group]);
         let (first, end) = (chunk * rows_each, ((chunk + 1) * rows_each).min(rows));
         if first >= end {
             return;
@@ -180,7 +177,7 @@ fn products(
                             epi.begin(level, channel, at, shards.slice(at, num));
                         }
                     }
-                    gemm_range(level, a, rows, filters[group], part, to, m, resume, &none);
+                    gemm_range(level, a, rows, right, part, to, m, resume, &none);
                     for row in first..end {
                         epi.end(level, channel, shards.slice(row * m + channel, num));
                     }
