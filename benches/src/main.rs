@@ -26,6 +26,8 @@ usage: lazybatch-measure COMMAND FOLDER [--threads N] [--seed N] [--requests N] 
   dispatch     time of a launch of one tiny node, and of a round trip through the engine
   joining      throughput of an imported LSTM whose requests of 1 to 50 positions join and leave its
                loop at any step, over that of one at a time and of the best batches
+  load         time to load BERT-base and ResNet-50 from files: without a cache of packed weights,
+               with an empty one, with a full one; and that of a short request behind it
   gemm         speed of the packed matrix product against the peak of multiply-adds,
                and by how the weights are stored, from the caches and from memory
   all          the others
@@ -108,12 +110,13 @@ impl Settings {
 
 type Measurement = fn(&Settings) -> anyhow::Result<()>;
 
-const COMMANDS: [(&str, Measurement); 8] = [
+const COMMANDS: [(&str, Measurement); 9] = [
     ("gemm", measure::gemm::run),
     ("decision", measure::decision::run),
     ("steady", measure::steady::run),
     ("instructions", measure::instructions::run),
     ("dispatch", measure::dispatch::run),
+    ("load", measure::load::run),
     ("window", measure::window::run),
     ("joining", measure::joining::run),
     ("sim-vs-real", measure::sim_vs_real::run),

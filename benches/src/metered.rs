@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use lazybatch_graph::{OutputId, SharedProgram, Tensor};
-use lazybatch_kernels::{Completion, Device, DeviceInfo, Error, OpenRequest, Plan};
+use lazybatch_kernels::{Completion, Device, DeviceInfo, Error, MemoryBound, OpenRequest, Plan};
 use lazybatch_sla::{Launch, ModelId, Slot, Time};
 
 use crate::clock;
@@ -82,6 +82,14 @@ impl Device for Metered {
     ) -> Result<Plan, Error> {
         self.inner
             .prepare(model, block, first_node, end_node, bucket)
+    }
+
+    fn max_open(&self, model: ModelId) -> Option<u32> {
+        self.inner.max_open(model)
+    }
+
+    fn memory(&self, model: ModelId) -> Option<MemoryBound> {
+        self.inner.memory(model)
     }
 
     fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), Error> {

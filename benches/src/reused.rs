@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context;
 use lazybatch_graph::{BlockId, OutputId, Repeat, SharedProgram, Tensor};
-use lazybatch_kernels::{Completion, Device, DeviceInfo, Error, OpenRequest, Plan};
+use lazybatch_kernels::{Completion, Device, DeviceInfo, Error, MemoryBound, OpenRequest, Plan};
 use lazybatch_sla::{Launch, ModelId, RequestId, Slot, Ticket, Time};
 use rustc_hash::FxHashMap;
 
@@ -133,6 +133,14 @@ impl Device for Reused {
     ) -> Result<Plan, Error> {
         self.device()
             .prepare(model, block, first_node, end_node, bucket)
+    }
+
+    fn max_open(&self, model: ModelId) -> Option<u32> {
+        self.kept().device.max_open(model)
+    }
+
+    fn memory(&self, model: ModelId) -> Option<MemoryBound> {
+        self.kept().device.memory(model)
     }
 
     fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), Error> {

@@ -149,7 +149,7 @@ pub struct OutputArgs {
 }
 
 /// How the CPU device is set up.
-#[derive(Clone, Copy, Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct CpuArgs {
     /// Threads of the CPU device; all available cores if absent
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = threads)]
@@ -158,6 +158,10 @@ pub struct CpuArgs {
     /// f16, bf16, int8, or int8-dynamic, which rounds what is multiplied with them too
     #[arg(long, value_name = "TYPE")]
     pub weights: Option<WeightType>,
+    /// Keep packed weights in this folder and map them at the next load; it may be shared, and
+    /// deleted at any time. Nothing is kept if absent
+    #[arg(long, value_name = "DIR")]
+    pub weight_cache: Option<PathBuf>,
 }
 
 impl CpuArgs {
@@ -165,11 +169,16 @@ impl CpuArgs {
     pub fn expect_none(&self, is: &str) -> Result<(), BadInput> {
         let threads = self.threads.map(|n| ("--threads", n.to_string()));
         let weights = self.weights.map(|w| ("--weights", w.to_string()));
-        threads.or(weights).map_or(Ok(()), |(option, got)| {
-            Err(BadInput(format!(
-                "{option}: expected none for a device that {is}, got {got}"
-            )))
-        })
+        let cache = self.weight_cache.as_ref();
+        let cache = cache.map(|dir| ("--weight-cache", dir.display().to_string()));
+        threads
+            .or(weights)
+            .or(cache)
+            .map_or(Ok(()), |(option, got)| {
+                Err(BadInput(format!(
+                    "{option}: expected none for a device that {is}, got {got}"
+                )))
+            })
     }
 }
 

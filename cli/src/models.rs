@@ -173,12 +173,14 @@ impl DeviceKind {
 }
 
 /// The embedded device.
-pub fn cpu(args: CpuArgs) -> Box<dyn Device> {
+pub fn cpu(args: &CpuArgs) -> Box<dyn Device> {
     let defaults = CpuOptions::default();
     let threads = args.threads.unwrap_or(defaults.threads).max(1);
     Box::new(CpuDevice::new(CpuOptions {
         threads,
         weights: args.weights.unwrap_or_default(),
+        weight_cache: args.weight_cache.clone(),
+        warn: |text| eprintln!("lazybatch: {text}"),
         ..defaults
     }))
 }

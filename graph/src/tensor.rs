@@ -1,9 +1,12 @@
 //! Host tensors and where weights come from.
 
+use std::io;
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::dtype::DType;
 use crate::error::Error;
+use crate::mmap;
 
 /// The bytes of a tensor: owned, or a range of a mapped file.
 #[derive(Clone, Debug)]
@@ -22,6 +25,20 @@ pub enum Bytes {
 }
 
 impl Bytes {
+    /// The file at `path`, mapped for reading.
+    ///
+    /// # Errors
+    /// What opening or mapping it fails with; an empty file cannot be mapped on every system.
+    pub fn map(path: &Path) -> io::Result<Self> {
+        let map = mmap::map(path)?;
+        let len = map.len();
+        Ok(Self::Mapped {
+            map: Arc::new(map),
+            offset: 0,
+            len,
+        })
+    }
+
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
         match self {

@@ -11,7 +11,6 @@ use safetensors::tensor::{Dtype, Metadata, SafeTensors};
 
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::mmap;
 use crate::program::Program;
 use crate::tensor::{Bytes, Tensor, WeightSource};
 
@@ -35,19 +34,13 @@ impl WeightFile {
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         let name = path.display().to_string();
-        let map = mmap::map(path).map_err(|e| Error::File {
-            path: name.clone(),
-            what: e.to_string(),
-        })?;
-        let len = map.len();
-        Self::parse(
-            name,
-            Bytes::Mapped {
-                map: Arc::new(map),
-                offset: 0,
-                len,
-            },
-        )
+        match Bytes::map(path) {
+            Ok(bytes) => Self::parse(name, bytes),
+            Err(e) => Err(Error::File {
+                path: name,
+                what: e.to_string(),
+            }),
+        }
     }
 
     /// A file in memory; `name` stands for its path in messages.

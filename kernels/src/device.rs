@@ -16,6 +16,7 @@ use lazybatch_sla::{Launch, ModelId, RequestId, Slot, Ticket, Time};
 use smallvec::SmallVec;
 
 use crate::error::Error;
+use crate::memory::MemoryBound;
 
 /// A prepared execution of one segment, in the numbering of the device that made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -94,6 +95,17 @@ pub trait Device: Send {
         end_node: u32,
         bucket: u32,
     ) -> Result<Plan, Error>;
+
+    /// Most requests of a model that can be open at once, however long they are; `None` where no
+    /// pool bounds them.
+    fn max_open(&self, _model: ModelId) -> Option<u32> {
+        None
+    }
+
+    /// What requests of a model hold; `None` on devices that do not know.
+    fn memory(&self, _model: ModelId) -> Option<MemoryBound> {
+        None
+    }
 
     /// Checks and stages a request's inputs and reserves the most that it can ever hold, so that
     /// no later launch can run out of memory.

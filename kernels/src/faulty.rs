@@ -12,6 +12,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::device::{Completion, Device, DeviceInfo, OpenRequest, Plan};
 use crate::error::Error;
+use crate::memory::MemoryBound;
 
 /// Which launches fail.
 #[derive(Clone, Debug)]
@@ -125,6 +126,14 @@ impl<D: Device> Device for Faulty<D> {
     ) -> Result<Plan, Error> {
         self.inner
             .prepare(model, block, first_node, end_node, bucket)
+    }
+
+    fn max_open(&self, model: ModelId) -> Option<u32> {
+        self.inner.max_open(model)
+    }
+
+    fn memory(&self, model: ModelId) -> Option<MemoryBound> {
+        self.inner.memory(model)
     }
 
     fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), Error> {

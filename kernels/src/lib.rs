@@ -59,6 +59,6 @@ pub use device::{Completion, Device, DeviceInfo, OpenRequest, Plan};
 pub use error::Error;
 pub use faulty::{FaultPlan, Faulty};
 pub use inputs::{InputShape, validate_inputs};
-pub use memory::RequestMemory;
+pub use memory::{MemoryBound, RequestMemory};
 pub use reference::ReferenceDevice;
 pub use sim::{Noise, SimDevice};

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Add;
+use std::sync::Arc;
 
 use lazybatch_graph::{Dim, InputDecl, Op, OutputId, Program, Repeat};
 
@@ -20,6 +21,9 @@ pub struct RequestMemory {
     /// another.
     pub activations: u64,
 }
+
+/// The most that a request of a model holds, by its length and samples.
+pub type MemoryBound = Arc<dyn Fn(u32, u32) -> RequestMemory + Send + Sync>;
 
 impl RequestMemory {
     /// All together.

@@ -7,6 +7,7 @@ pub mod fetched;
 pub mod gemm;
 pub mod instructions;
 pub mod joining;
+pub mod load;
 pub mod peers;
 pub mod realtime;
 pub mod sim_vs_real;

@@ -65,7 +65,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     let sla = args.sla_ms.map_or(of_profile, Nanos::from_ms_f64);
     let device = || {
         Ok(match kind {
-            DeviceKind::Cpu => models::cpu(args.cpu),
+            DeviceKind::Cpu => models::cpu(&args.cpu),
             DeviceKind::Sim => simulated_device(&profile),
         })
     };
@@ -180,7 +180,7 @@ fn prepare(args: &CompareArgs, model: &Model) -> anyhow::Result<(Profile, ModelO
         }
         None => {
             let max_batch = args.max_batch.unwrap_or(DEFAULT_MAX_BATCH);
-            measure(model, args.cpu, max_batch, DEFAULT_SEGMENT_US)?.into_profile()
+            measure(model, &args.cpu, max_batch, DEFAULT_SEGMENT_US)?.into_profile()
         }
     };
     let scheduled = &mut profile.models[0];

@@ -15,7 +15,7 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
     output::check([("--out", Some(args.out.as_path()))])?;
     let profile = if args.device == "cpu" {
         let model = Model::load(&args.model)?;
-        measure(&model, args.cpu, args.max_batch, args.segment_us)?.into_profile()
+        measure(&model, &args.cpu, args.max_batch, args.segment_us)?.into_profile()
     } else {
         args.cpu.expect_none("is computed")?;
         if args.max_batch != devices::MAX_BATCH {
@@ -62,7 +62,7 @@ pub fn computed(device: &str, model: &str) -> anyhow::Result<Profile> {
 /// Measures a model on the embedded device.
 pub fn measure(
     model: &Model,
-    cpu: CpuArgs,
+    cpu: &CpuArgs,
     max_batch: u32,
     segment_us: f64,
 ) -> anyhow::Result<Measured> {

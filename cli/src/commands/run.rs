@@ -19,7 +19,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     let model = Model::load(&args.model)?;
     let inputs = inputs(&model, args)?;
     let engine = Engine::builder()
-        .boxed_device(models::cpu(args.cpu))
+        .boxed_device(models::cpu(&args.cpu))
         .model(
             model.name.as_str(),
             model.program.clone(),

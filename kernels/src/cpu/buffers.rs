@@ -224,7 +224,7 @@ impl Arenas {
 
     /// Takes memory back that was asked for as `len` elements.
     pub fn give(&mut self, arena: Aligned, len: usize) {
-        if arena.len() > 0 {
+        if !arena.is_empty() {
             self.needed -= len;
             self.free.push(arena);
         }

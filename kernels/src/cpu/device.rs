@@ -2,12 +2,14 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
-use lazybatch_graph::{Op, OutputId, Program, Repeat, SharedProgram, StateKind, Tensor};
+use lazybatch_graph::{Op, OutputId, Program, Repeat, SharedProgram, StateDecl, StateKind, Tensor};
 use lazybatch_sla::{Launch, ModelId, Slot, Time};
 use smallvec::SmallVec;
 
 use super::buffers::{Arenas, Buffers, Scratch};
+use super::cache::{CacheReport, WeightCache};
 use super::exec::{self, Env};
 use super::frames::Frames;
 use super::gemm::WeightType;
@@ -18,6 +20,7 @@ use super::slots::{Open, Output, Slots};
 use super::states::StatePools;
 use crate::device::{Completion, Device, DeviceInfo, OpenRequest, Plan};
 use crate::error::Error;
+use crate::memory::MemoryBound;
 use crate::validate::stage_inputs;
 
 /// Runs launches in place on the processor.
@@ -35,6 +38,7 @@ pub struct CpuDevice {
     plans: Vec<PlanInfo>,
     slots: Slots,
     frames: Frames,
+    cache: Option<WeightCache>,
     completions: VecDeque<Completion>,
     fail_next: u32,
 }
@@ -42,6 +46,8 @@ pub struct CpuDevice {
 struct Resident {
     model: Model,
     states: StatePools,
+    /// Requests of the greatest length that the pools of sequence states hold; `None` without any.
+    max_open: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +71,9 @@ impl CpuDevice {
     /// A device without models.
     pub fn new(options: CpuOptions) -> Self {
         let pool = Pool::new(options.threads);
+        let cache = |folder| WeightCache::new(folder, options.level, options.warn);
         Self {
+            cache: options.weight_cache.clone().map(cache),
             name: name(&options, pool.threads()),
             buffers: Buffers::default(),
             arenas: Arenas::default(),
@@ -89,6 +97,12 @@ impl CpuDevice {
     /// Arenas and vector states that were ever allocated: constant once warm.
     pub fn num_buffers(&self) -> usize {
         self.arenas.allocated() + self.buffers.allocated()
+    }
+
+    /// What the cache of packed weights did; nothing without one.
+    pub fn weight_cache(&self) -> CacheReport {
+        let cache = self.cache.as_ref();
+        cache.map_or_else(CacheReport::default, |c| c.report().clone())
     }
 
     /// Frames in use: none once all requests are closed.
@@ -270,7 +284,8 @@ impl Device for CpuDevice {
     fn load(&mut self, id: ModelId, program: SharedProgram) -> Result<(), Error> {
         check_tables(&self.name, &program)?;
         let options = &self.options;
-        let model = Model::load(&self.name, program, &options.registry, options.weights)?;
+        let (registry, weights) = (&options.registry, options.weights);
+        let model = Model::load(&self.name, program, registry, weights, self.cache.as_mut())?;
         let (max_open, budget) = (self.options.max_open, self.options.state_bytes);
         let (states, fit) = StatePools::new(&model.program, max_open, budget);
         if fit == 0 {
@@ -281,7 +296,15 @@ impl Device for CpuDevice {
                 available: 0,
             });
         }
-        self.models.insert(id, Resident { model, states });
+        let is_paged = |s: &StateDecl| matches!(s.kind, StateKind::Sequence { .. });
+        let has_pages = model.program.states.iter().any(is_paged);
+        let max_open = has_pages.then(|| u32::try_from(fit).unwrap_or(u32::MAX));
+        let resident = Resident {
+            model,
+            states,
+            max_open,
+        };
+        self.models.insert(id, resident);
         Ok(())
     }
 
@@ -332,6 +355,17 @@ impl Device for CpuDevice {
                 self.plans.len() - 1
             });
         Ok(Plan(idx as u32))
+    }
+
+    fn max_open(&self, model: ModelId) -> Option<u32> {
+        self.models.get(&model)?.max_open
+    }
+
+    fn memory(&self, model: ModelId) -> Option<MemoryBound> {
+        let memory = self.models.get(&model)?.model.memory.clone();
+        Some(Arc::new(move |len, samples| {
+            memory.request(len as usize, samples as usize)
+        }))
     }
 
     fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), Error> {

@@ -1,4 +1,4 @@
-//! What requests of a program hold on this device, and what its weights' form changes about it.
+//! What requests of a program hold on this device.
 
 use lazybatch_graph::{OutputId, Program, StateKind};
 
@@ -39,12 +39,12 @@ pub struct ProgramMemory {
 }
 
 impl ProgramMemory {
-    /// What requests hold on a device that stores weights as `weights`.
-    pub fn of(program: &Program, weights: WeightType) -> Self {
+    /// What requests hold, whatever the weights are stored as.
+    pub fn of(program: &Program) -> Self {
         let layouts = Layouts::of(program);
         let mut local = vec![usize::MAX; program.values.len()];
         let plans = (0..program.blocks.len())
-            .map(|b| BlockPlan::of(program, &layouts, weights, b, &mut local))
+            .map(|b| BlockPlan::of(program, &layouts, WeightType::F32, b, &mut local))
             .collect::<Vec<_>>();
         Self::planned(program, &plans)
     }

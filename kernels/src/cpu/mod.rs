@@ -18,6 +18,7 @@
 
 mod arena;
 pub mod buffers;
+mod cache;
 mod device;
 mod exec;
 mod frames;
@@ -33,7 +34,9 @@ pub mod peak;
 pub mod pool;
 mod slots;
 mod states;
+mod stored;
 
+pub use cache::CacheReport;
 pub use device::CpuDevice;
 pub use gemm::WeightType;
 pub use memory::{BlockMemory, ProgramMemory};

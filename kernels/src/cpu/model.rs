@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
-use lazybatch_graph::{DType, Op, SharedProgram, WeightId};
+use lazybatch_graph::{Op, SharedProgram, WeightDecl, WeightId, WeightSource};
 
 use super::arena::BlockPlan;
 use super::buffers::Aligned;
+use super::cache::{Packing, WeightCache};
 use super::gemm::{PackedB, WeightType};
 use super::layout::Layouts;
 use super::memory::ProgramMemory;
 use super::ops::conv::Filters;
+use super::stored::Stored;
 use crate::custom::{CustomKernel, CustomNode, KernelRegistry};
 use crate::error::Error;
 use crate::general::General;
@@ -68,8 +70,8 @@ fn form(op: &Op, operand: usize) -> Form {
 }
 
 impl Model {
-    /// Converts and packs the weights (those of products as `right`), resolves custom kernels,
-    /// plans where values lie.
+    /// Converts and packs the weights (those of products as `right`) or finds them in the `cache`,
+    /// resolves custom kernels, plans where values lie.
     ///
     /// # Errors
     /// An op that the device does not run, a weight without data or that `right` cannot hold.
@@ -78,6 +80,7 @@ impl Model {
         program: SharedProgram,
         registry: &KernelRegistry,
         right: WeightType,
+        mut cache: Option<&mut WeightCache>,
     ) -> Result<Self, Error> {
         let mut weights: Vec<Weight> = program.weights.iter().map(|_| Weight::default()).collect();
         let mut customs = vec![None; program.nodes.len()];
@@ -120,7 +123,9 @@ impl Model {
                     }
                     continue;
                 };
-                prepare(&program, weight, form, right, &mut weights[weight.index()])?;
+                let cache = cache.as_deref_mut();
+                let prepared = &mut weights[weight.index()];
+                prepare(&program, weight, form, right, cache, prepared)?;
             }
         }
         let mut local = vec![usize::MAX; program.values.len()];
@@ -150,11 +155,13 @@ impl Model {
     }
 }
 
+/// Puts a weight in the form that an operand takes, from the cache if it is there.
 fn prepare(
     program: &SharedProgram,
     id: WeightId,
     form: Form,
     right: WeightType,
+    cache: Option<&mut WeightCache>,
     weight: &mut Weight,
 ) -> Result<(), Error> {
     let have = match form {
@@ -167,38 +174,29 @@ fn prepare(
     }
     let decl = program.weight(id);
     let dims = decl.ty.fixed_dims();
-    let num = decl.ty.row_elems();
-    let elems = if matches!(decl.ty.dtype, DType::I32 | DType::I64) {
-        match &decl.source {
-            lazybatch_graph::WeightSource::Data(t) if !t.dtype.is_float() => t
-                .to_i32()
-                .into_iter()
-                .map(|id| f32::from_bits(id as u32))
-                .collect(),
-            other => other.to_f32(num),
-        }
-    } else {
-        decl.source.to_f32(num)
-    };
     let fail = |why: String| Error::Weight {
         model: program.name.clone(),
         weight: decl.name.clone(),
         why,
     };
-    if elems.len() != num {
-        return Err(fail(format!(
-            "{} needs {num} elements, its source has {}",
-            decl.ty,
-            elems.len()
-        )));
-    }
     match form {
-        Form::Plain => weight.plain = Some(Aligned::from_slice(&elems)),
+        Form::Plain => {
+            let elems = elements(decl).map_err(fail)?;
+            weight.plain = Some(Aligned::from_slice(&elems));
+        }
         Form::Right => {
             let [k, n] = dims[..] else {
                 return Err(fail(format!("a product needs [k, n], this is {}", decl.ty)));
             };
-            weight.right = Some(PackedB::pack_as(right, &elems, k, n).map_err(fail)?);
+            let packed = cached(
+                cache,
+                decl,
+                (Packing::Right(right), PackedB::held(right, k, n)),
+                |data| PackedB::stored(right, k, n, data),
+                || PackedB::pack_as(right, &elements(decl)?, k, n),
+                |packed| vec![packed.data()],
+            );
+            weight.right = Some(packed.map_err(fail)?);
         }
         Form::Filters { .. } if weight.filters.is_some() => {
             return Err(fail(
@@ -206,8 +204,61 @@ fn prepare(
             ));
         }
         Form::Filters { groups } => {
-            weight.filters = Some(Filters::pack(&elems, &dims, groups).map_err(fail)?);
+            let form = Filters::form(&dims, groups).map_err(fail)?;
+            let packed = cached(
+                cache,
+                decl,
+                (Packing::Filters { groups }, form.held()),
+                |data| Filters::stored(&form, &data),
+                || Filters::pack(&elements(decl)?, &dims, groups),
+                Filters::parts,
+            );
+            weight.filters = Some(packed.map_err(fail)?);
         }
     }
     Ok(())
+}
+
+/// The elements of a weight, ids as the bits of i32.
+fn elements(decl: &WeightDecl) -> Result<Vec<f32>, String> {
+    let num = decl.ty.row_elems();
+    let elems = match &decl.source {
+        WeightSource::Data(t) if !decl.ty.dtype.is_float() && !t.dtype.is_float() => t
+            .to_i32()
+            .into_iter()
+            .map(|id| f32::from_bits(id as u32))
+            .collect(),
+        other => other.to_f32(num),
+    };
+    if elems.len() != num {
+        let got = elems.len();
+        return Err(format!(
+            "{} needs {num} elements, its source has {got}",
+            decl.ty
+        ));
+    }
+    Ok(elems)
+}
+
+/// A packed weight of `len` elements: from the cache, or else by `pack`, and then kept there.
+fn cached<T>(
+    cache: Option<&mut WeightCache>,
+    decl: &WeightDecl,
+    (packing, len): (Packing, usize),
+    stored: impl FnOnce(Stored) -> T,
+    pack: impl FnOnce() -> Result<T, String>,
+    parts: impl Fn(&T) -> Vec<&[f32]>,
+) -> Result<T, String> {
+    let Some(cache) = cache else {
+        return pack();
+    };
+    let Some(key) = cache.key(decl, packing, len) else {
+        return pack();
+    };
+    if let Some(data) = cache.find(key, len) {
+        return Ok(stored(data));
+    }
+    let packed = pack()?;
+    cache.keep(key, &parts(&packed));
+    Ok(packed)
 }

@@ -1,5 +1,7 @@
 //! Options of the cpu device.
 
+use std::path::PathBuf;
+
 use super::gemm::WeightType;
 use super::level::Level;
 use crate::custom::KernelRegistry;
@@ -16,6 +18,10 @@ pub struct CpuOptions {
     pub level: Level,
     /// How the weights of linear layers and recurrent cells are stored. Default: f32, as they are.
     pub weights: WeightType,
+    /// Folder in which packed weights are kept from load to load. Default: none, nothing is written.
+    pub weight_cache: Option<PathBuf>,
+    /// Told what goes wrong with that folder, which never fails a load. Default: nobody.
+    pub warn: fn(&str),
     /// Most requests of the greatest length that the sequence states of one model hold at once.
     pub max_open: usize,
     /// Most bytes of sequence states per model; bounds `max_open` further.
@@ -33,6 +39,8 @@ impl Default for CpuOptions {
             parallel_flops: 200_000,
             level: Level::detect(),
             weights: WeightType::default(),
+            weight_cache: None,
+            warn: |_| {},
             max_open: 256,
             state_bytes: 2 << 30,
             registry: KernelRegistry::new(),

@@ -22,6 +22,7 @@ use super::dynamic::{self, DynamicB};
 use super::pack::{pack_b, packed_len};
 use super::tile::NR;
 use crate::cpu::buffers::Aligned;
+use crate::cpu::stored::Stored;
 
 /// Largest magnitude of an int8 weight or activation.
 pub const INT8_MAX: f32 = 127.0;
@@ -97,7 +98,7 @@ pub struct PackedB {
     weights: WeightType,
     /// Panels; for int8 the scales of all panels' columns behind them, for int8-dynamic also the
     /// sums of columns.
-    data: Aligned,
+    data: Stored,
 }
 
 /// A borrowed right-hand matrix in panels.
@@ -201,9 +202,37 @@ impl PackedB {
             k,
             n,
             weights,
-            data,
+            data: data.into(),
         };
         Ok(packed)
+    }
+
+    /// A matrix that was packed before: `data` is what [`Self::data`] gave.
+    ///
+    /// # Panics
+    /// If `data` does not have [`Self::held`] elements.
+    pub fn stored(weights: WeightType, k: usize, n: usize, data: Stored) -> Self {
+        assert_eq!(
+            data.len(),
+            Self::held(weights, k, n),
+            "a packed [{k}, {n}] matrix"
+        );
+        Self {
+            k,
+            n,
+            weights,
+            data,
+        }
+    }
+
+    /// Elements of memory that hold a `[k, n]` matrix.
+    pub fn held(weights: WeightType, k: usize, n: usize) -> usize {
+        held(weights, k, n)
+    }
+
+    /// The memory that holds it.
+    pub fn data(&self) -> &[f32] {
+        &self.data
     }
 
     /// How it is stored.

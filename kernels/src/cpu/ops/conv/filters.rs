@@ -1,7 +1,8 @@
 //! Filters of a convolution in the form that its kernel takes.
 
 use crate::cpu::buffers::Aligned;
-use crate::cpu::gemm::{AnyB, PackedB, Right};
+use crate::cpu::gemm::{AnyB, PackedB, Right, WeightType};
+use crate::cpu::stored::Stored;
 
 /// Packed filters.
 #[derive(Debug)]
@@ -9,15 +10,41 @@ pub enum Filters {
     /// One matrix `[kh kw c, m]` per channel group.
     Products(Vec<PackedB>),
     /// `[kh kw, m]`: one filter of one channel each.
-    Depthwise(Aligned),
+    Depthwise(Stored),
+}
+
+/// Sizes of packed filters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FiltersForm {
+    taps: usize,
+    channels: usize,
+    filters: usize,
+    groups: usize,
+    is_depthwise: bool,
+}
+
+impl FiltersForm {
+    /// Inner dimension and columns of a group's matrix.
+    fn matrix(&self) -> (usize, usize) {
+        (self.taps * self.channels, self.filters / self.groups)
+    }
+
+    /// Elements of memory that hold them.
+    pub fn held(&self) -> usize {
+        if self.is_depthwise {
+            return self.taps * self.filters;
+        }
+        let (k, n) = self.matrix();
+        self.groups * PackedB::held(WeightType::F32, k, n)
+    }
 }
 
 impl Filters {
-    /// Packs `w [m, c, kh, kw]` for `groups` channel groups.
+    /// How filters `[m, c, kh, kw]` are packed for `groups` channel groups.
     ///
     /// # Errors
-    /// What `w` should be.
-    pub fn pack(w: &[f32], dims: &[usize], groups: usize) -> Result<Self, String> {
+    /// What the dimensions should be.
+    pub fn form(dims: &[usize], groups: usize) -> Result<FiltersForm, String> {
         let [m, c, kh, kw] = dims[..] else {
             return Err(format!(
                 "a convolution needs [m, c, kh, kw], this is {dims:?}"
@@ -27,14 +54,30 @@ impl Filters {
             return Err(format!("{m} filters in {groups} groups"));
         }
         let taps = kh * kw;
-        if c == 1 && groups == m && groups > 1 {
+        Ok(FiltersForm {
+            taps,
+            channels: c,
+            filters: m,
+            groups,
+            is_depthwise: c == 1 && groups == m && groups > 1,
+        })
+    }
+
+    /// Packs `w [m, c, kh, kw]` for `groups` channel groups.
+    ///
+    /// # Errors
+    /// What `w` should be.
+    pub fn pack(w: &[f32], dims: &[usize], groups: usize) -> Result<Self, String> {
+        let form = Self::form(dims, groups)?;
+        let (m, c, taps) = (form.filters, form.channels, form.taps);
+        if form.is_depthwise {
             let mut all = Aligned::zeroed(taps * m);
             for (i, filter) in w.chunks_exact(taps).enumerate() {
                 for (tap, &x) in filter.iter().enumerate() {
                     all[tap * m + i] = x;
                 }
             }
-            return Ok(Self::Depthwise(all));
+            return Ok(Self::Depthwise(all.into()));
         }
         let each = m / groups;
         let mut matrix = vec![0.0; taps * c * each];
@@ -48,6 +91,29 @@ impl Filters {
             PackedB::pack(&matrix, taps * c, each)
         });
         Ok(Self::Products(products.collect()))
+    }
+
+    /// Filters that were packed before: `data` is what [`Self::parts`] gave, one behind the other.
+    ///
+    /// # Panics
+    /// If `data` does not have [`FiltersForm::held`] elements.
+    pub fn stored(form: &FiltersForm, data: &Stored) -> Self {
+        assert_eq!(data.len(), form.held(), "packed filters {form:?}");
+        if form.is_depthwise {
+            return Self::Depthwise(data.clone());
+        }
+        let (k, n) = form.matrix();
+        let each = PackedB::held(WeightType::F32, k, n);
+        let group = |i| PackedB::stored(WeightType::F32, k, n, data.part(i * each, each));
+        Self::Products((0..form.groups).map(group).collect())
+    }
+
+    /// The memory that holds them.
+    pub fn parts(&self) -> Vec<&[f32]> {
+        match self {
+            Self::Products(all) => all.iter().map(PackedB::data).collect(),
+            Self::Depthwise(taps) => vec![taps],
+        }
     }
 
     /// One group's matrix for a product.
