@@ -66,6 +66,8 @@ pub(crate) struct Submission {
     pub reply: Reply,
     /// Place in the bounded queue; given back at admission.
     pub permit: Option<OwnedSemaphorePermit>,
+    /// Its share of the memory limit; given back before it is answered.
+    pub memory: Option<OwnedSemaphorePermit>,
 }
 
 impl Reply {
@@ -348,6 +350,8 @@ impl Driver {
         if let Err(error) = self.device.open(&request) {
             self.state.unstaged.insert(id, error.to_string());
         }
+        // The device has what it needs of them.
+        submission.inputs = Vec::new();
     }
 
     fn finish(
@@ -413,6 +417,8 @@ impl Driver {
             let sequences = &mut self.state.sequences;
             sequences.ended(finish, id, program, model, place, left);
         }
+        // Whoever has the answer may hand in the next request.
+        drop(open.submission.memory);
         // The client may have gone; its answer then goes nowhere.
         match open.submission.reply {
             Reply::Once(tx) => drop(tx.send(result)),

@@ -10,6 +10,7 @@ use lazybatch_sla::profile::{FORMAT, ModelProfile};
 use lazybatch_sla::{Account, Class, LatencyTable, ModelId, Nanos, Profile};
 use tokio::sync::Semaphore;
 
+use super::memory::{Bound, Limit, UNIT};
 use super::{BuildError, Engine, Served, Shared};
 use crate::core::{BlockSpec, Core, CoreConfig, ModelSpec};
 use crate::driver::Observer;
@@ -41,6 +42,7 @@ pub struct Builder {
     policy: String,
     classes: Vec<Class>,
     max_queue: usize,
+    memory: Option<u64>,
     depth: u32,
     notes: bool,
     explained: usize,
@@ -57,6 +59,7 @@ impl Default for Builder {
             policy: "adaptive".into(),
             classes: vec![Class::default()],
             max_queue: 4096,
+            memory: None,
             depth: 1,
             notes: false,
             explained: 0,
@@ -115,6 +118,15 @@ impl Builder {
     #[must_use]
     pub fn max_queue(mut self, max_queue: usize) -> Self {
         self.max_queue = max_queue;
+        self
+    }
+
+    /// Most bytes that accepted requests may hold together from their start to their end, waiting
+    /// ones included; no limit if not stated. Weights, the pools that are made at load, and what
+    /// threads work in do not count.
+    #[must_use]
+    pub fn memory(mut self, bytes: u64) -> Self {
+        self.memory = Some(bytes);
         self
     }
 
@@ -186,23 +198,38 @@ impl Builder {
         let policy = policy::build(&self.policy)?;
         let needs_output_len = policy::find(&self.policy)?.needs_output_len;
         let num_lanes = self.device.as_ref().expect("a device").info().num_lanes;
-        let config = self.core_config(num_lanes)?;
+        let mut config = self.core_config(num_lanes)?;
         let mut device = self.device.expect("a device");
         let is_virtual = device.info().is_virtual;
         let mut plans = Vec::new();
+        let mut bounds = Vec::new();
         for (m, (_, program, _)) in self.models.iter().enumerate() {
-            device.load(ModelId(m as u32), program.clone())?;
+            let id = ModelId(m as u32);
+            device.load(id, program.clone())?;
+            let spec = &mut config.models[m];
+            if let Some(most) = device.max_open(id) {
+                // Whoever is admitted finds its pages.
+                spec.max_in_flight = spec.max_in_flight.min(most);
+            }
+            let longest = program.length_input.and_then(|i| program.input(i).max_len);
+            let padded = longest.filter(|_| policy.pads());
+            let padded = padded.map(|len| u32::try_from(len).unwrap_or(u32::MAX));
+            bounds.push(device.memory(id).map(|of| Bound::new(of, padded)));
             plans.push(prepare(
                 device.as_mut(),
                 ModelId(m as u32),
                 &config.models[m],
             )?);
         }
+        let memory = self.memory.map(|bytes| limit(bytes, &self.models, &bounds));
+        let memory = memory.transpose()?;
         let served = self
             .models
             .iter()
             .zip(&config.models)
-            .map(|((name, program, options), spec)| Served {
+            .zip(bounds)
+            .map(|(((name, program, options), spec), memory)| Served {
+                memory,
                 name: name.clone(),
                 program: program.clone(),
                 max_batch: spec.max_batch,
@@ -254,6 +281,7 @@ impl Builder {
             commands: tx,
             queue: Arc::new(Semaphore::new(self.max_queue.min(Semaphore::MAX_PERMITS))),
             max_queue: self.max_queue,
+            memory,
             next_id: AtomicU64::new(0),
             accepting: AtomicBool::new(true),
             clock,
@@ -267,6 +295,37 @@ impl Builder {
             thread: Some(thread),
         })
     }
+}
+
+/// The limit of an engine; every model's smallest request fits it.
+fn limit(
+    bytes: u64,
+    models: &[(String, SharedProgram, ModelOptions)],
+    bounds: &[Option<Bound>],
+) -> Result<Limit, BuildError> {
+    let known = models
+        .iter()
+        .zip(bounds)
+        .map(|((name, program, _), bound)| {
+            let fail = |expected: String, got: String| BuildError::Model {
+                model: name.clone(),
+                what: "memory limit".into(),
+                expected,
+                got,
+            };
+            let Some(bound) = bound else {
+                let expected = "a device that states what requests hold";
+                return Err(fail(expected.into(), "one that does not".into()));
+            };
+            let shortest = u32::from(program.length_input.is_some());
+            let least = bound.request(shortest, 1).total().next_multiple_of(UNIT);
+            if least > bytes {
+                let expected = format!("at least {least} bytes, for its smallest request");
+                return Err(fail(expected, format!("{bytes} bytes")));
+            }
+            Ok(bound.clone())
+        });
+    Ok(Limit::new(bytes, known.collect::<Result<_, _>>()?))
 }
 
 fn prepare(device: &mut dyn Device, model: ModelId, spec: &ModelSpec) -> Result<Plans, BuildError> {

@@ -7,12 +7,13 @@
 
 mod builder;
 mod handle;
+mod memory;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 
 use lazybatch_graph::{DType, InputId, Program, SharedProgram, Tensor};
-use lazybatch_kernels::validate_inputs;
+use lazybatch_kernels::{RequestMemory, validate_inputs};
 use lazybatch_sla::{Class, ClassId, ModelId, Nanos, Outcome, RequestId, Time};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc as stream, oneshot};
 
@@ -96,6 +97,25 @@ pub enum RequestError {
     QueueFull {
         /// Its size.
         max_queue: usize,
+    },
+    /// It may hold more memory than is left of the limit.
+    #[error(
+        "model {model}: memory of a request of {input_len} positions and {samples} samples: \
+         expected at most {left} bytes, what is left of the limit of {limit} bytes, got {got} bytes"
+    )]
+    Memory {
+        /// Model name.
+        model: String,
+        /// Its length.
+        input_len: u32,
+        /// Its samples.
+        samples: u32,
+        /// What it may hold.
+        got: u64,
+        /// What accepted requests leave.
+        left: u64,
+        /// The limit of all requests together.
+        limit: u64,
     },
     /// The scheduler refused or dropped it.
     #[error("shed: {0}")]
@@ -184,6 +204,7 @@ pub(crate) struct Served {
     pub program: SharedProgram,
     pub max_batch: u32,
     pub sla: Option<Nanos>,
+    pub memory: Option<memory::Bound>,
 }
 
 pub(crate) struct Shared {
@@ -192,6 +213,7 @@ pub(crate) struct Shared {
     pub commands: mpsc::Sender<Command>,
     pub queue: Arc<Semaphore>,
     pub max_queue: usize,
+    pub memory: Option<memory::Limit>,
     pub next_id: AtomicU64,
     pub accepting: AtomicBool,
     pub clock: Clock,
@@ -199,6 +221,12 @@ pub(crate) struct Shared {
     pub needs_output_len: bool,
     pub is_virtual: bool,
     pub explainer: Option<Arc<Mutex<Explainer>>>,
+}
+
+/// A request's places in what is bounded.
+struct Room {
+    queue: OwnedSemaphorePermit,
+    memory: Option<memory::Share>,
 }
 
 /// A running engine. Dropping it cancels what is open; [`Engine::drain`] lets it finish.
@@ -228,6 +256,18 @@ impl Engine {
         self.shared.stats.lock().expect("no holder panics").clone()
     }
 
+    /// The most that a request of that length and samples holds from its start to its end; `None` for
+    /// a model that is not served, and on devices that do not know.
+    pub fn request_memory(
+        &self,
+        model: &str,
+        input_len: u32,
+        samples: u32,
+    ) -> Option<RequestMemory> {
+        let served = self.shared.models.iter().find(|m| m.name == model)?;
+        Some(served.memory.as_ref()?.request(input_len, samples))
+    }
+
     /// Why a request takes or took its time. `None` for one that is not known, or no longer, and
     /// without [`Builder::explain`].
     pub fn explain(&self, id: RequestId) -> Option<Explanation> {
@@ -235,7 +275,8 @@ impl Engine {
         explainer.lock().expect("no holder panics").explain(id)
     }
 
-    /// Runs one request; waits while the queue is full. Dropping the future cancels the request.
+    /// Runs one request; waits while the queue is full, or while accepted requests leave it too
+    /// little of the memory limit. Dropping the future cancels the request.
     ///
     /// `inputs` are those of the model, in order; those that it carries from request to request may
     /// be left out, all of them: they are then what the sequence has, or zeros.
@@ -249,8 +290,8 @@ impl Engine {
         options: Options,
     ) -> Result<Answer, RequestError> {
         let (request, inputs) = self.check(model, inputs, &options)?;
-        let permit = self.room().await?;
-        self.send_once(request, inputs, &options, permit)?.await
+        let room = self.room(&request).await?;
+        self.send_once(request, inputs, &options, room)?.await
     }
 
     /// Runs one request and gives its decoder steps as they come.
@@ -264,16 +305,17 @@ impl Engine {
         options: Options,
     ) -> Result<StepStream, RequestError> {
         let (request, inputs) = self.check(model, inputs, &options)?;
-        let permit = self.room().await?;
+        let room = self.room(&request).await?;
         let (tx, rx) = stream::unbounded_channel();
-        let id = self.send(request, inputs, &options, Reply::Stream(tx), permit)?;
+        let id = self.send(request, inputs, &options, Reply::Stream(tx), room)?;
         Ok(StepStream::new(rx, id, self.shared.commands.clone()))
     }
 
-    /// Hands in one request, or refuses it at once if the queue is full.
+    /// Hands in one request, or refuses it at once if the queue is full or too little is left of the
+    /// memory limit.
     ///
     /// # Errors
-    /// Inputs that do not fit, a full queue, or an engine that is closed.
+    /// Inputs that do not fit, a full queue, too little memory, or an engine that is closed.
     pub fn try_submit(
         &self,
         model: &str,
@@ -281,15 +323,13 @@ impl Engine {
         options: Options,
     ) -> Result<Handle, RequestError> {
         let (request, inputs) = self.check(model, inputs, &options)?;
-        let permit =
-            self.shared
-                .queue
-                .clone()
-                .try_acquire_owned()
-                .map_err(|_| RequestError::QueueFull {
-                    max_queue: self.shared.max_queue,
-                })?;
-        self.send_once(request, inputs, &options, permit)
+        let shared = &self.shared;
+        let limit = shared.memory.as_ref();
+        let memory = limit.map(|l| l.try_share(model, &request)).transpose()?;
+        let max_queue = shared.max_queue;
+        let queue = shared.queue.clone().try_acquire_owned();
+        let queue = queue.map_err(|_| RequestError::QueueFull { max_queue })?;
+        self.send_once(request, inputs, &options, Room { queue, memory })
     }
 
     /// Takes no more requests and returns when all accepted ones have ended.
@@ -318,13 +358,18 @@ impl Engine {
         drop(self.shared.commands.send(Command::Drain));
     }
 
-    async fn room(&self) -> Result<OwnedSemaphorePermit, RequestError> {
-        self.shared
-            .queue
-            .clone()
-            .acquire_owned()
-            .await
-            .map_err(|_| RequestError::Closed)
+    async fn room(&self, request: &Request) -> Result<Room, RequestError> {
+        let shared = &self.shared;
+        let memory = match &shared.memory {
+            Some(limit) => {
+                let name = &shared.models[request.model.index()].name;
+                Some(limit.share(name, request).await?)
+            }
+            None => None,
+        };
+        let queue = shared.queue.clone().acquire_owned().await;
+        let queue = queue.map_err(|_| RequestError::Closed)?;
+        Ok(Room { queue, memory })
     }
 
     fn check(
@@ -391,10 +436,10 @@ impl Engine {
         request: Request,
         inputs: Vec<Tensor>,
         options: &Options,
-        permit: OwnedSemaphorePermit,
+        room: Room,
     ) -> Result<Handle, RequestError> {
         let (tx, rx) = oneshot::channel();
-        let id = self.send(request, inputs, options, Reply::Once(tx), permit)?;
+        let id = self.send(request, inputs, options, Reply::Once(tx), room)?;
         Ok(Handle::new(rx, id, self.shared.commands.clone()))
     }
 
@@ -404,7 +449,7 @@ impl Engine {
         inputs: Vec<Tensor>,
         options: &Options,
         reply: Reply,
-        permit: OwnedSemaphorePermit,
+        room: Room,
     ) -> Result<RequestId, RequestError> {
         let shared = &self.shared;
         if !shared.accepting.load(Ordering::SeqCst) {
@@ -429,7 +474,8 @@ impl Engine {
             place,
             sim_output_len: options.known_output_len,
             reply,
-            permit: Some(permit),
+            permit: Some(room.queue),
+            memory: room.memory,
         };
         shared
             .commands

@@ -43,6 +43,10 @@ struct Graph {
 }
 
 impl Policy for Graph {
+    fn pads(&self) -> bool {
+        true
+    }
+
     fn decide(&mut self, view: &View<'_>) -> Decision {
         if let Some(running) = view.table().iter().find(|e| view.is_launchable(e)) {
             return Decision::Launch(running.id);

@@ -81,6 +81,11 @@ pub trait Policy: Send {
     /// The next step on the view's lane.
     fn decide(&mut self, view: &View<'_>) -> Decision;
 
+    /// Whether it may run requests of several lengths as one padded batch.
+    fn pads(&self) -> bool {
+        false
+    }
+
     /// Why the last decision was taken, in words and numbers; asked under
     /// [`crate::core::CoreConfig::reasons`] only.
     fn because(&self) -> String {

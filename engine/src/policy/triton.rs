@@ -83,6 +83,10 @@ enum Step {
 }
 
 impl Policy for Triton {
+    fn pads(&self) -> bool {
+        self.pad
+    }
+
     fn decide(&mut self, view: &View<'_>) -> Decision {
         if let Some(running) = view.table().iter().find(|e| view.is_launchable(e)) {
             return Decision::Launch(running.id);

@@ -1,0 +1,113 @@
+//! The limit on what accepted requests hold.
+//!
+//! A device states the most bytes that a request of some length can hold
+//! ([`Device::memory`](lazybatch_kernels::Device::memory)). An engine with a limit takes a request
+//! only if that much is left beside those that it took before and that have not ended, waiting ones
+//! included. So whatever was accepted has its memory, and needs no second look.
+
+use std::sync::Arc;
+
+use lazybatch_kernels::{MemoryBound, RequestMemory};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::RequestError;
+use crate::core::Request;
+
+/// Bytes of a permit: shares are rounded up to it.
+pub(crate) const UNIT: u64 = 1 << 10;
+
+/// A share of the limit, given back when it is dropped.
+pub(crate) type Share = OwnedSemaphorePermit;
+
+/// What one model's requests hold.
+#[derive(Clone)]
+pub(crate) struct Bound {
+    of: MemoryBound,
+    /// In a padded batch every member's activations are as long as the longest request's.
+    padded: Option<u32>,
+}
+
+impl Bound {
+    /// Of requests that `of` bounds; `padded` is the longest request's length where batches are
+    /// padded.
+    pub fn new(of: MemoryBound, padded: Option<u32>) -> Self {
+        Self { of, padded }
+    }
+
+    /// What a request holds.
+    pub fn request(&self, input_len: u32, samples: u32) -> RequestMemory {
+        let own = (self.of)(input_len, samples);
+        match self.padded {
+            Some(longest) => RequestMemory {
+                activations: (self.of)(longest, samples).activations,
+                ..own
+            },
+            None => own,
+        }
+    }
+}
+
+/// The limit of an engine.
+pub(crate) struct Limit {
+    bytes: u64,
+    room: Arc<Semaphore>,
+    /// By model.
+    bounds: Vec<Bound>,
+}
+
+impl Limit {
+    /// `bytes` for all models together.
+    pub fn new(bytes: u64, bounds: Vec<Bound>) -> Self {
+        let units = usize::try_from(bytes / UNIT).unwrap_or(usize::MAX);
+        let units = units.min(Semaphore::MAX_PERMITS).min(u32::MAX as usize);
+        Self {
+            bytes,
+            room: Arc::new(Semaphore::new(units)),
+            bounds,
+        }
+    }
+
+    /// Units of a request, if it fits the limit at all.
+    fn units(&self, name: &str, request: &Request) -> Result<u32, RequestError> {
+        let got = self.needed(request);
+        let units = got.div_ceil(UNIT);
+        if units > self.bytes / UNIT {
+            return Err(self.refusal(name, request, self.bytes));
+        }
+        u32::try_from(units).map_err(|_| self.refusal(name, request, self.bytes))
+    }
+
+    fn needed(&self, request: &Request) -> u64 {
+        let bound = &self.bounds[request.model.index()];
+        bound.request(request.input_len, request.samples).total()
+    }
+
+    fn refusal(&self, name: &str, request: &Request, left: u64) -> RequestError {
+        RequestError::Memory {
+            model: name.to_string(),
+            input_len: request.input_len,
+            samples: request.samples,
+            got: self.needed(request),
+            left,
+            limit: self.bytes,
+        }
+    }
+
+    /// The share of a request to the model called `name`; waits until there is room.
+    pub async fn share(&self, name: &str, request: &Request) -> Result<Share, RequestError> {
+        let units = self.units(name, request)?;
+        let room = self.room.clone();
+        let share = room.acquire_many_owned(units).await;
+        share.map_err(|_| RequestError::Closed)
+    }
+
+    /// As [`Self::share`], but refuses if there is no room now.
+    pub fn try_share(&self, name: &str, request: &Request) -> Result<Share, RequestError> {
+        let units = self.units(name, request)?;
+        let share = self.room.clone().try_acquire_many_owned(units);
+        share.map_err(|_| {
+            let left = self.room.available_permits() as u64 * UNIT;
+            self.refusal(name, request, left)
+        })
+    }
+}
