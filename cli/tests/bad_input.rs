@@ -155,6 +155,10 @@ fn unknown_names_come_with_the_known_ones() {
         &["--weights: expected none", "got f16"],
     );
     place.refuse(
+        "profile --model cnn-tiny --out x --device npu --weight-cache w",
+        &["--weight-cache: expected none", "got w"],
+    );
+    place.refuse(
         "profile --model no-such --out x --device npu",
         &["model: expected one of resnet50", "got no-such"],
     );

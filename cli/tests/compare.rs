@@ -212,6 +212,32 @@ fn a_measured_profile_is_one_that_simulate_takes() {
         inspected.starts_with("program cnn-tiny: 11 nodes"),
         "{inspected}"
     );
+    for part in [
+        "block main: values ",
+        "with a place each",
+        "request holds up to ",
+    ] {
+        assert!(inspected.contains(part), "{inspected}");
+    }
+}
+
+#[test]
+fn packed_weights_are_kept_where_asked() {
+    let place = Place::new();
+    let cache = place.path("weights");
+    let run = format!("run --input batching --weight-cache {}", cache.display());
+    for round in 0..2 {
+        let done = place.succeed(&run);
+        assert_eq!(done.out, "B AE CH IH NG\n");
+        assert!(!done.err.contains("weight cache"), "{round}: {}", done.err);
+    }
+    let mut files = std::fs::read_dir(&cache).unwrap();
+    let file = files.next().unwrap().unwrap().path();
+    std::fs::write(&file, "damaged").unwrap();
+    let done = place.succeed(&run);
+    assert_eq!(done.out, "B AE CH IH NG\n");
+    let name = file.file_name().unwrap().to_string_lossy();
+    assert!(done.err.contains(&*name), "{}", done.err);
 }
 
 #[test]
