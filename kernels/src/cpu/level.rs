@@ -3,7 +3,8 @@
 //! A [`Level`] is proof that the processor has the instructions it names, so that kernels compiled
 //! for them may be called. Row-wise kernels are written once over sixteen lanes and compiled for
 //! every level by `simd!`; they use exactly rounded operations only (fused multiply-add, add,
-//! multiply, divide, square root), so their bits do not depend on the level either.
+//! multiply, divide, square root), so their bits do not depend on the level either. NEON is part of
+//! its target, so there they are compiled for it as they are.
 
 use std::sync::OnceLock;
 
@@ -16,6 +17,8 @@ pub struct Level(Kind);
 pub enum Kind {
     /// Whatever the target guarantees.
     Portable,
+    /// NEON, 4 lanes; part of every 64-bit ARM processor.
+    Neon,
     /// AVX2, FMA and F16C, 8 lanes.
     Avx2,
     /// AVX-512 F, VL, DQ and BW, 16 lanes.
@@ -35,6 +38,8 @@ impl Level {
     /// All levels of this processor, the best one last.
     pub fn available() -> Vec<Self> {
         let mut levels = vec![Self::PORTABLE];
+        #[cfg(target_arch = "aarch64")]
+        levels.push(Self(Kind::Neon));
         #[cfg(target_arch = "x86_64")]
         {
             if is_x86_feature_detected!("avx2")
@@ -63,6 +68,7 @@ impl Level {
     pub const fn name(self) -> &'static str {
         match self.0 {
             Kind::Portable => "portable",
+            Kind::Neon => "neon",
             Kind::Avx2 => "avx2",
             Kind::Avx512 => "avx512",
         }

@@ -456,6 +456,8 @@ impl Part<'_> {
                 Kind::Avx512 => super::x86::run512(&tile, place.rows, place.width),
                 #[cfg(target_arch = "x86_64")]
                 Kind::Avx2 => super::x86::run256(&tile, place.rows, place.width),
+                #[cfg(target_arch = "aarch64")]
+                Kind::Neon => super::neon::run(&tile, place.rows),
                 _ => portable::run(&tile, place.rows, place.width),
             }
         }
@@ -509,6 +511,7 @@ const fn has_shape(kind: Kind, rows: usize, width: usize) -> bool {
             _ => rows <= 6,
         },
         Kind::Avx2 => width == 1 || (width == 2 && rows <= 3) || (width == 4 && rows == 1),
+        Kind::Neon => width == 1,
         Kind::Portable => true,
     }
 }

@@ -18,7 +18,9 @@ use super::driver::{Epilogue, finish_row, unit};
 use super::tile::{HIGHEST, NR, num_tiles, panels};
 use super::weights::int8_scale;
 use crate::cpu::buffers::Aligned;
-use crate::cpu::level::{Kind, Level, simd};
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::level::Kind;
+use crate::cpu::level::{Level, simd};
 use crate::cpu::pool::{Pool, Shards};
 
 /// Elements of `k` that lie together.

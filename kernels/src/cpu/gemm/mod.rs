@@ -14,11 +14,15 @@
 mod driver;
 mod dynamic;
 mod element;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod pack;
 mod portable;
 #[cfg(test)]
 mod tests;
 mod tile;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod unroll;
 mod weights;
 #[cfg(target_arch = "x86_64")]
 mod x86;

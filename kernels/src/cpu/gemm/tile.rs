@@ -35,7 +35,7 @@ const fn max_rows(kind: Kind) -> usize {
     match kind {
         // Nine rows by three panels need fewer instructions a multiply-add than fourteen by two.
         Kind::Avx512 => 9,
-        Kind::Avx2 => 6,
+        Kind::Avx2 | Kind::Neon => 6,
         Kind::Portable => 4,
     }
 }

@@ -9,6 +9,7 @@ use std::arch::x86_64::{
 
 use super::element::Element;
 use super::tile::{A_STRIDE, NR, Tile};
+use super::unroll::unroll;
 
 /// How far ahead of the multiplication a panel is fetched, in bytes.
 const AHEAD: usize = 1024;
@@ -18,30 +19,6 @@ const LINE: usize = 64;
 
 /// Steps of `k` per turn of the loop: as many as the rows of a panel that share a line, or more.
 const UNROLL: usize = 4;
-
-/// Runs the block for each constant `$i` below `$n`: up to 16 rows, 4 panels or 8 half panels. Rows and
-/// columns of a tile must be constants: an accumulator that is indexed in a loop which the compiler
-/// keeps lives in memory.
-macro_rules! unroll {
-    (row $i:ident < $n:expr, $body:block) => {
-        unroll!(@ $i $n, $body; 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
-    };
-    (panel $i:ident < $n:expr, $body:block) => {
-        unroll!(@ $i $n, $body; 0 1 2 3)
-    };
-    (half $i:ident < $n:expr, $body:block) => {
-        unroll!(@ $i $n, $body; 0 1 2 3 4 5 6 7)
-    };
-    (@ $i:ident $n:expr, $body:block; $($k:literal)*) => {
-        $(if $k < $n {
-            #[allow(non_upper_case_globals, reason = "it reads as the index that it is")]
-            const $i: usize = $k;
-            $body
-        })*
-    };
-}
-
-pub(super) use unroll;
 
 /// Fetches a line into the first-level cache. The intrinsic counts as a write to memory: loads may
 /// not move across it, and the compiler then keeps loaded elements on the stack.

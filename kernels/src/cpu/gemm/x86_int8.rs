@@ -9,7 +9,8 @@ use std::arch::x86_64::{
 
 use super::dynamic::{QUAD, Tile, WIDEST};
 use super::tile::NR;
-use super::x86::{fetch, unroll};
+use super::unroll::unroll;
+use super::x86::fetch;
 
 /// How far ahead panels are fetched, in bytes.
 const AHEAD: usize = 1024;

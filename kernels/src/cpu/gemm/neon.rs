@@ -1,0 +1,82 @@
+//! Register tiles with NEON, which every 64-bit ARM processor has.
+
+use std::arch::aarch64::{float32x4_t, vdupq_n_f32, vfmaq_f32, vld1q_f32, vst1q_f32};
+
+use super::element::Element;
+use super::tile::{NR, Tile};
+use super::unroll::unroll;
+
+/// Elements of a vector.
+const LANES: usize = 4;
+
+/// Vectors of a panel.
+const VECTORS: usize = NR / LANES;
+
+/// Four elements from `at` on.
+///
+/// # Safety
+/// `at` points to four elements.
+#[inline(always)]
+unsafe fn load<E: Element>(at: *const E) -> float32x4_t {
+    // SAFETY: the caller vouches for the elements.
+    unsafe {
+        let four: [f32; LANES] = std::array::from_fn(|i| (*at.add(i)).widen());
+        vld1q_f32(four.as_ptr())
+    }
+}
+
+/// `R` rows by one panel.
+///
+/// # Safety
+/// The pointers of `t` cover the tile.
+#[target_feature(enable = "neon")]
+unsafe fn tile<E: Element, const R: usize>(t: &Tile<E>) {
+    let mut acc = [[vdupq_n_f32(0.0); VECTORS]; R];
+    // SAFETY: the caller vouches for every row and column of the tile.
+    unsafe {
+        if t.resume {
+            unroll!(row r < R, {
+                unroll!(panel v < VECTORS, {
+                    acc[r][v] = vld1q_f32(t.c.add(r * t.ldc + v * LANES));
+                });
+            });
+        }
+        for k in 0..t.k {
+            let b = t.b.add(k * NR);
+            let mut row = [vdupq_n_f32(0.0); VECTORS];
+            unroll!(panel v < VECTORS, {
+                row[v] = load(b.add(v * LANES));
+            });
+            unroll!(row r < R, {
+                let x = vdupq_n_f32(*t.a.add(r * t.lda + k));
+                unroll!(panel v < VECTORS, {
+                    acc[r][v] = vfmaq_f32(acc[r][v], row[v], x);
+                });
+            });
+        }
+        unroll!(row r < R, {
+            unroll!(panel v < VECTORS, {
+                vst1q_f32(t.c.add(r * t.ldc + v * LANES), acc[r][v]);
+            });
+        });
+    }
+}
+
+/// Computes a tile of one panel.
+///
+/// # Safety
+/// The pointers of `t` cover `rows` rows and a panel.
+pub unsafe fn run<E: Element>(t: &Tile<E>, rows: usize) {
+    // SAFETY: the caller's promise is that of the instances.
+    unsafe {
+        match rows {
+            1 => tile::<E, 1>(t),
+            2 => tile::<E, 2>(t),
+            3 => tile::<E, 3>(t),
+            4 => tile::<E, 4>(t),
+            5 => tile::<E, 5>(t),
+            6 => tile::<E, 6>(t),
+            _ => unreachable!("no tile of {rows} rows"),
+        }
+    }
+}
