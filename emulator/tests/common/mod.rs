@@ -116,6 +116,15 @@ pub fn is_reported(name: &str, expected: &[&str], body: impl Fn()) {
                 "seed {seed}: expected `{words}` in the report, got:\n{stderr}"
             );
         }
+        // What happens inside a kernel has a place.
+        if expected.iter().any(|words| words.starts_with("kernel ")) {
+            for words in [", block (", "), thread (", "\n  PTX line "] {
+                assert!(
+                    stderr.contains(words),
+                    "seed {seed}: no `{words}`:\n{stderr}"
+                );
+            }
+        }
     }
 }
 

@@ -177,10 +177,9 @@ fn access(
 ) -> Result<Access> {
     let (address, named) = decoder.address(operand, i, body)?;
     let space = match (s.space, named) {
-        // Parameters of functions that were inlined are the thread's own memory.
-        (Space::Param, Some(space)) => space,
-        // A variable's name is an offset in its space, not a generic address.
-        (Space::Generic, Some(space)) => space,
+        // Parameters of functions that were inlined are the thread's own memory; a variable's name
+        // is an offset in its space, not a generic address.
+        (Space::Param | Space::Generic, Some(space)) => space,
         (space, _) => space,
     };
     Ok(Access {
