@@ -28,6 +28,10 @@ pub fn is_bad_input(error: &anyhow::Error) -> bool {
                 !matches!(e, E::Run { .. } | E::Write { .. } | E::Render(_))
             })
             || cause.downcast_ref().is_some_and(|e| {
+                use lazybatch_serve::Error as E;
+                matches!(e, E::Invalid(_) | E::NotFound(_) | E::Unsupported(_))
+            })
+            || cause.downcast_ref().is_some_and(|e| {
                 use lazybatch_engine::RequestError as E;
                 matches!(e, E::UnknownModel { .. } | E::Input(_) | E::Samples { .. })
             })

@@ -47,5 +47,6 @@ fn run(command: &Command) -> anyhow::Result<()> {
         Command::Inspect(args) => commands::inspect::run(args),
         Command::Import(args) => commands::import::run(args),
         Command::Replay(args) => commands::replay::run(args),
+        Command::Serve(args) => commands::serve::run(args),
     }
 }

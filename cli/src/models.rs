@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use lazybatch_graph::{Program, Repeat, SharedProgram, folder};
+use lazybatch_graph::{Repeat, SharedProgram, folder};
 use lazybatch_kernels::Device;
 use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
 use lazybatch_sla::{Nanos, Profile};
@@ -60,7 +60,7 @@ impl Model {
             let text = Text::of(&program, Path::new(name))?;
             return Ok(Self {
                 text,
-                ..Self::of(program)
+                ..Self::of(Arc::new(program))
             });
         }
         let names: Vec<_> = zoo::names().collect();
@@ -72,7 +72,7 @@ impl Model {
     }
 
     /// A program that is not of the zoo. Its lengths are those of sentences, if it reads a sequence.
-    fn of(program: Program) -> Self {
+    pub fn of(program: SharedProgram) -> Self {
         let reads_sequence = program.length_input.is_some();
         let steps = program.blocks.iter().find_map(|b| match b.repeat {
             Repeat::UntilStop { max } => Some(max),
@@ -88,7 +88,7 @@ impl Model {
             sla: Nanos::from_ms_f64(FOLDER_SLA_MS),
             lengths: lengths.into(),
             max_output_len: steps,
-            program: Arc::new(program),
+            program,
             text: None,
         }
     }

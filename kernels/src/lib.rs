@@ -62,3 +62,4 @@ pub use inputs::{InputShape, validate_inputs};
 pub use memory::{MemoryBound, RequestMemory};
 pub use reference::ReferenceDevice;
 pub use sim::{Noise, SimDevice};
+pub use validate::is_static;

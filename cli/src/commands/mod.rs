@@ -9,6 +9,7 @@ pub mod profile;
 pub mod replay;
 mod report;
 pub mod run;
+pub mod serve;
 pub mod simulate;
 pub mod sweep;
 

@@ -23,7 +23,7 @@ use super::Observer;
 use super::planner::Planner;
 use super::sequences::{Place, SequenceOptions, Sequences};
 use crate::core::{Action, Core, Counters, Event, Request};
-use crate::embed::{Answer, RequestError, Step};
+use crate::embed::{Admitted, Answer, RequestError, Step};
 
 /// A clock that starts at zero when the engine is built.
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +68,8 @@ pub(crate) struct Submission {
     pub permit: Option<OwnedSemaphorePermit>,
     /// Its share of the memory limit; given back before it is answered.
     pub memory: Option<OwnedSemaphorePermit>,
+    /// Set at admission.
+    pub admitted: Admitted,
 }
 
 impl Reply {
@@ -325,6 +327,7 @@ impl Driver {
             .expect("admitted requests are open");
         open.slot = Some(slot);
         open.submission.permit = None;
+        open.submission.admitted.set();
         let submission = &mut open.submission;
         let model = submission.request.model;
         if let Some(place) = submission.place {

@@ -2,6 +2,8 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::task::{Context, Poll};
 
@@ -11,11 +13,39 @@ use tokio::sync::{mpsc, oneshot};
 use super::{Answer, RequestError, Step};
 use crate::driver::threaded::Command;
 
+/// Whether a request has left the arrival queue.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Admitted(Arc<AtomicBool>);
+
+impl Admitted {
+    /// It has.
+    pub fn set(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    fn get(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
 /// Cancels a request when it is dropped before the end.
-struct Guard {
+pub(crate) struct Guard {
     id: RequestId,
+    admitted: Admitted,
     commands: Sender<Command>,
     ended: bool,
+}
+
+impl Guard {
+    /// Of a request that was handed in.
+    pub fn new(id: RequestId, admitted: Admitted, commands: Sender<Command>) -> Self {
+        Self {
+            id,
+            admitted,
+            commands,
+            ended: false,
+        }
+    }
 }
 
 impl Drop for Guard {
@@ -36,22 +66,19 @@ pub struct Handle {
 impl Handle {
     pub(crate) fn new(
         answer: oneshot::Receiver<Result<Answer, RequestError>>,
-        id: RequestId,
-        commands: Sender<Command>,
+        guard: Guard,
     ) -> Self {
-        Self {
-            answer,
-            guard: Guard {
-                id,
-                commands,
-                ended: false,
-            },
-        }
+        Self { answer, guard }
     }
 
     /// Its id.
     pub fn id(&self) -> RequestId {
         self.guard.id
+    }
+
+    /// Whether it has left the arrival queue: its turn has come.
+    pub fn is_admitted(&self) -> bool {
+        self.guard.admitted.get()
     }
 
     /// Blocks the calling thread until it ends.
@@ -90,22 +117,19 @@ pub struct StepStream {
 impl StepStream {
     pub(crate) fn new(
         steps: mpsc::UnboundedReceiver<Result<Step, RequestError>>,
-        id: RequestId,
-        commands: Sender<Command>,
+        guard: Guard,
     ) -> Self {
-        Self {
-            steps,
-            guard: Guard {
-                id,
-                commands,
-                ended: false,
-            },
-        }
+        Self { steps, guard }
     }
 
     /// Its id.
     pub fn id(&self) -> RequestId {
         self.guard.id
+    }
+
+    /// Whether it has left the arrival queue: its turn has come.
+    pub fn is_admitted(&self) -> bool {
+        self.guard.admitted.get()
     }
 
     /// The next step; `None` behind the end.

@@ -18,6 +18,8 @@ use lazybatch_sla::{Class, ClassId, ModelId, Nanos, Outcome, RequestId, Time};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc as stream, oneshot};
 
 pub use builder::{Builder, ModelOptions};
+pub(crate) use handle::Admitted;
+use handle::Guard;
 pub use handle::{Handle, StepStream};
 
 use crate::core::Request;
@@ -306,9 +308,22 @@ impl Engine {
     ) -> Result<StepStream, RequestError> {
         let (request, inputs) = self.check(model, inputs, &options)?;
         let room = self.room(&request).await?;
-        let (tx, rx) = stream::unbounded_channel();
-        let id = self.send(request, inputs, &options, Reply::Stream(tx), room)?;
-        Ok(StepStream::new(rx, id, self.shared.commands.clone()))
+        self.send_stream(request, inputs, &options, room)
+    }
+
+    /// As [`Engine::submit_stream`], but refuses at once as [`Engine::try_submit`] does.
+    ///
+    /// # Errors
+    /// Those of [`Engine::try_submit`].
+    pub fn try_submit_stream(
+        &self,
+        model: &str,
+        inputs: Vec<Tensor>,
+        options: Options,
+    ) -> Result<StepStream, RequestError> {
+        let (request, inputs) = self.check(model, inputs, &options)?;
+        let room = self.try_room(model, &request)?;
+        self.send_stream(request, inputs, &options, room)
     }
 
     /// Hands in one request, or refuses it at once if the queue is full or too little is left of the
@@ -323,13 +338,8 @@ impl Engine {
         options: Options,
     ) -> Result<Handle, RequestError> {
         let (request, inputs) = self.check(model, inputs, &options)?;
-        let shared = &self.shared;
-        let limit = shared.memory.as_ref();
-        let memory = limit.map(|l| l.try_share(model, &request)).transpose()?;
-        let max_queue = shared.max_queue;
-        let queue = shared.queue.clone().try_acquire_owned();
-        let queue = queue.map_err(|_| RequestError::QueueFull { max_queue })?;
-        self.send_once(request, inputs, &options, Room { queue, memory })
+        let room = self.try_room(model, &request)?;
+        self.send_once(request, inputs, &options, room)
     }
 
     /// Takes no more requests and returns when all accepted ones have ended.
@@ -369,6 +379,16 @@ impl Engine {
         };
         let queue = shared.queue.clone().acquire_owned().await;
         let queue = queue.map_err(|_| RequestError::Closed)?;
+        Ok(Room { queue, memory })
+    }
+
+    fn try_room(&self, model: &str, request: &Request) -> Result<Room, RequestError> {
+        let shared = &self.shared;
+        let limit = shared.memory.as_ref();
+        let memory = limit.map(|l| l.try_share(model, request)).transpose()?;
+        let max_queue = shared.max_queue;
+        let queue = shared.queue.clone().try_acquire_owned();
+        let queue = queue.map_err(|_| RequestError::QueueFull { max_queue })?;
         Ok(Room { queue, memory })
     }
 
@@ -439,8 +459,26 @@ impl Engine {
         room: Room,
     ) -> Result<Handle, RequestError> {
         let (tx, rx) = oneshot::channel();
-        let id = self.send(request, inputs, options, Reply::Once(tx), room)?;
-        Ok(Handle::new(rx, id, self.shared.commands.clone()))
+        let admitted = Admitted::default();
+        let reply = Reply::Once(tx);
+        let id = self.send(request, inputs, options, reply, room, &admitted)?;
+        let guard = Guard::new(id, admitted, self.shared.commands.clone());
+        Ok(Handle::new(rx, guard))
+    }
+
+    fn send_stream(
+        &self,
+        request: Request,
+        inputs: Vec<Tensor>,
+        options: &Options,
+        room: Room,
+    ) -> Result<StepStream, RequestError> {
+        let (tx, rx) = stream::unbounded_channel();
+        let admitted = Admitted::default();
+        let reply = Reply::Stream(tx);
+        let id = self.send(request, inputs, options, reply, room, &admitted)?;
+        let guard = Guard::new(id, admitted, self.shared.commands.clone());
+        Ok(StepStream::new(rx, guard))
     }
 
     fn send(
@@ -450,6 +488,7 @@ impl Engine {
         options: &Options,
         reply: Reply,
         room: Room,
+        admitted: &Admitted,
     ) -> Result<RequestId, RequestError> {
         let shared = &self.shared;
         if !shared.accepting.load(Ordering::SeqCst) {
@@ -476,6 +515,7 @@ impl Engine {
             reply,
             permit: Some(room.queue),
             memory: room.memory,
+            admitted: admitted.clone(),
         };
         shared
             .commands

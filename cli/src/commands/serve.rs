@@ -1,0 +1,157 @@
+//! `lazybatch serve`: models behind the Open Inference Protocol.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use lazybatch_graph::{Program, SharedProgram, Tensor};
+use lazybatch_kernels::Device;
+use lazybatch_serve::{Control, Host, Options, Server, Switches};
+use lazybatch_sla::profile::ModelProfile;
+use lazybatch_workloads::text::Text;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+use super::profile::measure;
+use crate::args::{ControlMode, CpuArgs, ServeArgs};
+use crate::models::{self, DEFAULT_SEGMENT_US, Model};
+use crate::output;
+
+/// Runs the command: until SIGTERM or SIGINT.
+pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
+    let switches = Arc::new(Switches::default());
+    let wanted = switches.clone();
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .with_filter(filter_fn(move |meta| {
+            *meta.level() <= tracing::Level::INFO && wanted.wants(*meta.level())
+        }));
+    tracing_subscriber::registry().with(lines).try_init()?;
+    let host = Arc::new(Served {
+        cpu: args.cpu.clone(),
+        measure: !args.no_measure,
+    });
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("runtime")?;
+    runtime.block_on(serve(host, options(args, switches)))?;
+    // Threads that still load a model are of no use any more.
+    runtime.shutdown_background();
+    Ok(())
+}
+
+fn options(args: &ServeArgs, switches: Arc<Switches>) -> Options {
+    let at = |port| Some(SocketAddr::new(args.host, port));
+    Options {
+        models: args.models.clone(),
+        control: match args.model_control_mode {
+            ControlMode::None => Control::None,
+            ControlMode::Explicit => Control::Explicit(args.load_model.clone()),
+            ControlMode::Poll => Control::Poll,
+        },
+        poll_every: Duration::from_secs_f64(args.repository_poll_secs),
+        exit_on_error: !args.keep_going,
+        http: at(args.http_port),
+        grpc: at(args.grpc_port),
+        metrics: at(args.metrics_port),
+        max_body: (args.max_request_mb * 1e6) as usize,
+        max_in_flight: args.max_in_flight as usize,
+        max_connections: args.max_connections as usize,
+        max_streams: 1024,
+        header_timeout: Duration::from_secs(10),
+        body_timeout: Duration::from_secs(30),
+        drain: Duration::from_secs_f64(args.drain_secs),
+        switches,
+    }
+}
+
+async fn serve(host: Arc<dyn Host>, options: Options) -> anyhow::Result<()> {
+    let mut terminated = signal(SignalKind::terminate()).context("SIGTERM")?;
+    let mut interrupted = signal(SignalKind::interrupt()).context("SIGINT")?;
+    let server = tokio::select! {
+        server = Server::start(host, options) => server?,
+        _ = terminated.recv() => return Ok(()),
+        _ = interrupted.recv() => return Ok(()),
+    };
+    let bound = server.bound();
+    let ports = [
+        ("http", bound.http),
+        ("grpc", bound.grpc),
+        ("metrics", bound.metrics),
+    ];
+    for (name, at) in ports {
+        if let Some(at) = at {
+            output::line(format_args!("{name} {at}"))?;
+        }
+    }
+    output::line("ready")?;
+    server
+        .run(async move {
+            tokio::select! {
+                _ = terminated.recv() => {}
+                _ = interrupted.recv() => {}
+            }
+        })
+        .await;
+    Ok(())
+}
+
+/// What the server is given: the embedded device, our tokenizers, latencies measured at load.
+struct Served {
+    cpu: CpuArgs,
+    measure: bool,
+}
+
+impl Host for Served {
+    fn device(&self) -> Box<dyn Device> {
+        models::cpu(&self.cpu)
+    }
+
+    fn text(
+        &self,
+        program: &Program,
+        folder: &Path,
+    ) -> Result<Option<Box<dyn lazybatch_serve::Text>>, String> {
+        let text = Text::of(program, folder).map_err(|e| e.to_string())?;
+        Ok(text.map(|text| Box::new(Codec(text)) as _))
+    }
+
+    fn measure(
+        &self,
+        program: &SharedProgram,
+        max_batch: u32,
+    ) -> Result<Option<ModelProfile>, String> {
+        if !self.measure {
+            return Ok(None);
+        }
+        let model = Model::of(program.clone());
+        let measured = measure(&model, &self.cpu, max_batch, DEFAULT_SEGMENT_US);
+        let profile = measured.map_err(|e| format!("{e:#}"))?.into_profile();
+        Ok(profile.models.into_iter().next().map(|mut profile| {
+            // The target is the configuration's to state.
+            profile.sla_ms = None;
+            profile
+        }))
+    }
+}
+
+/// A tokenizer as the server takes it.
+struct Codec(Text);
+
+impl lazybatch_serve::Text for Codec {
+    fn inputs(&self, text: &str) -> Result<Vec<Tensor>, String> {
+        let item = self.0.item(text).map_err(|e| e.to_string())?;
+        Ok(item.inputs)
+    }
+
+    fn answer(&self, outputs: &[Tensor]) -> Result<Option<String>, String> {
+        self.0.answer(outputs).map_err(|e| e.to_string())
+    }
+}

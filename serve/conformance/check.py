@@ -1,0 +1,78 @@
+"""Checks the serving front end with the clients that its users have.
+
+    python check.py PATH_TO_LAZYBATCH
+
+Starts `lazybatch serve` on free ports with small models, drives it with tritonclient over HTTP and
+gRPC, one call at a time and asynchronously, over streams and through shared memory, and with plain
+HTTP where a client does not let one be wrong. Ends with status 1 if a check fails.
+"""
+
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+import repository
+
+CHECKS = []
+
+
+class Server:
+    """A running server; `http`, `grpc` and `metrics` are its addresses."""
+
+    def __init__(self, binary, folder, *options):
+        command = [binary, "serve", "--models", str(folder), "--http-port", "0", "--grpc-port", "0",
+                   "--metrics-port", "0", "--threads", "1", "--no-measure", *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        for line in self.process.stdout:
+            if line.strip() == "ready":
+                return
+            name, address = line.split()
+            setattr(self, name, address)
+        raise SystemExit("the server ended before it was ready")
+
+    def end(self):
+        self.process.terminate()
+        return self.process.wait(timeout=40)
+
+
+def check(function):
+    """Adds a check to the list."""
+    CHECKS.append(function)
+    return function
+
+
+def main():
+    import asyncio_checks  # noqa: F401  (adds its checks)
+    import grpc_checks  # noqa: F401
+    import http_checks  # noqa: F401
+    import last_checks  # noqa: F401
+
+    failed, start = [], time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        models = repository.write(Path(folder))
+        options = [o for m in models for o in ("--load-model", m)]
+        server = Server(sys.argv[1], folder, "--model-control-mode", "explicit", *options)
+        try:
+            for function in CHECKS:
+                name = function.__name__.replace("_", " ")
+                try:
+                    function(server)
+                    print(f"ok      {name}")
+                except Exception:
+                    failed.append(name)
+                    print(f"FAILED  {name}")
+                    traceback.print_exc(limit=-3)
+        finally:
+            if server.process.poll() is None:
+                server.end()
+    took = time.monotonic() - start
+    print(f"{len(CHECKS)} checks, {len(failed)} failed, {took:.1f} s")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    sys.modules["check"] = sys.modules["__main__"]
+    main()

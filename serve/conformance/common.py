@@ -1,0 +1,43 @@
+"""What the checks of several clients have in common."""
+
+import numpy as np
+
+A = np.arange(32, dtype=np.float32).reshape(2, 16)
+B = np.full((2, 16), 3, np.float32)
+
+
+def inputs(module, named, **binary):
+    """Inputs of a client's module from arrays by name."""
+    from tritonclient.utils import np_to_triton_dtype
+
+    made = []
+    for name, array in named.items():
+        one = module.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+        one.set_data_from_numpy(array, **binary)
+        made.append(one)
+    return made
+
+
+def pair(module, a=A, b=B, **binary):
+    return inputs(module, {"INPUT0": a, "INPUT1": b}, **binary)
+
+
+def same(got, want):
+    assert got is not None, "no such output"
+    assert list(got.shape) == list(want.shape), (got.shape, want.shape)
+    assert np.allclose(got.astype(np.float64), want.astype(np.float64), atol=1e-4), (got, want)
+
+
+def fails(call, *, status=None, part=""):
+    """Runs `call`, which has to fail so."""
+    from tritonclient.utils import InferenceServerException
+
+    try:
+        call()
+    except InferenceServerException as error:
+        text = str(error)
+        assert part in text, f"expected {part!r} in {text!r}"
+        if status is not None:
+            assert str(status) in str(error.status()), f"expected {status}, got {error.status()}"
+        return text
+    raise AssertionError("expected an error, got an answer")

@@ -1,0 +1,320 @@
+"""Checks over gRPC."""
+
+import queue
+
+import numpy as np
+import tritonclient.grpc as triton
+from check import check
+from common import A, B, fails, inputs, pair, same
+
+
+def client(server):
+    return triton.InferenceServerClient(server.grpc)
+
+
+def spelling(server, model):
+    """An input for a speller model."""
+    name = client(server).get_model_metadata(model).inputs[0]
+    dtype = {"INT32": np.int32, "INT64": np.int64}[name.datatype]
+    return inputs(triton, {name.name: np.array([[4, 5, 6, 7]], dtype)})
+
+
+class Stream:
+    """A stream of a client of its own."""
+
+    def __init__(self, server):
+        self.client, self.answers = client(server), queue.Queue()
+        self.client.start_stream(lambda result, error: self.answers.put((result, error)))
+
+    def send(self, model, made, **more):
+        self.client.async_stream_infer(model, made, **more)
+
+    def next(self):
+        result, error = self.answers.get(timeout=20)
+        if error is not None:
+            raise error
+        return result
+
+    def end(self, **more):
+        self.client.stop_stream(**more)
+
+
+@check
+def grpc_health(server):
+    c = client(server)
+    assert c.is_server_live() and c.is_server_ready()
+    assert c.is_model_ready("add") and not c.is_model_ready("nobody")
+
+
+@check
+def grpc_health_protocol(server):
+    import grpc
+
+    with grpc.insecure_channel(server.grpc) as channel:
+        ask = channel.unary_unary("/grpc.health.v1.Health/Check")
+        assert ask(b"") == b"\x08\x01", "SERVING"
+        name = b"inference.GRPCInferenceService"
+        assert ask(b"\x0a" + bytes([len(name)]) + name) == b"\x08\x01"
+
+
+@check
+def grpc_metadata(server):
+    c = client(server)
+    assert c.get_server_metadata().name == "lazybatch"
+    metadata = c.get_model_metadata("twice")
+    assert list(metadata.versions) == ["1", "3"] and list(metadata.inputs[0].shape) == [-1, 16]
+
+
+@check
+def grpc_config(server):
+    config = client(server).get_model_config("accumulate").config
+    assert config.sequence_batching.state[0].input_name == "STATE"
+    assert config.sequence_batching.oldest.max_candidate_sequences == 64
+
+
+@check
+def grpc_statistics(server):
+    stats = client(server).get_inference_statistics("add").model_stats[0]
+    assert stats.name == "add" and stats.inference_stats.success.count > 0
+
+
+@check
+def grpc_infer(server):
+    result = client(server).infer("add", pair(triton), request_id="g-1")
+    same(result.as_numpy("OUTPUT0"), A + B)
+    same(result.as_numpy("OUTPUT1"), A - B)
+    assert result.get_response().id == "g-1"
+
+
+@check
+def grpc_infer_one_output(server):
+    outputs = [triton.InferRequestedOutput("OUTPUT1")]
+    result = client(server).infer("add", pair(triton), outputs=outputs)
+    assert result.as_numpy("OUTPUT0") is None
+    same(result.as_numpy("OUTPUT1"), A - B)
+
+
+@check
+def grpc_infer_typed_contents(server):
+    from tritonclient.grpc import service_pb2, service_pb2_grpc
+    import grpc
+
+    request = service_pb2.ModelInferRequest(model_name="add_int")
+    for name in ("INPUT0", "INPUT1"):
+        one = request.inputs.add(name=name, datatype="INT64", shape=[1, 16])
+        one.contents.int64_contents.extend(range(16))
+    with grpc.insecure_channel(server.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        answer = stub.ModelInfer(request)
+        got = np.frombuffer(answer.raw_output_contents[0], np.int64)
+        assert list(got) == list(range(0, 32, 2))
+        request.inputs[0].contents.int64_contents.append(3)
+        try:
+            stub.ModelInfer(request)
+        except grpc.RpcError as error:
+            assert error.code() == grpc.StatusCode.INVALID_ARGUMENT, error
+        else:
+            raise AssertionError("17 elements of 16")
+
+
+@check
+def grpc_infer_half_precision(server):
+    a, b = A.astype(np.float16), B.astype(np.float16)
+    same(client(server).infer("half", pair(triton, a, b)).as_numpy("OUTPUT0"), a + b)
+
+
+@check
+def grpc_infer_compressed(server):
+    result = client(server).infer("add", pair(triton), compression_algorithm="gzip")
+    same(result.as_numpy("OUTPUT0"), A + B)
+
+
+@check
+def grpc_infer_asynchronous(server):
+    c, answers = client(server), queue.Queue()
+    for i in range(12):
+        c.async_infer("add", pair(triton, A + i, B), lambda result, error: answers.put((result, error)),
+                      request_id=str(i))
+    for _ in range(12):
+        result, error = answers.get(timeout=20)
+        assert error is None, error
+        same(result.as_numpy("OUTPUT0"), A + int(result.get_response().id) + B)
+
+
+@check
+def grpc_infer_cancelled(server):
+    c, answers = client(server), queue.Queue()
+    x = inputs(triton, {"x": np.ones((16, 200, 16), np.float32)})
+    running = c.async_infer("lstm", x, lambda result, error: answers.put((result, error)))
+    running.cancel()
+    result, error = answers.get(timeout=20)
+    assert error is None or "ancel" in str(error), error
+    assert c.infer("lstm", x).as_numpy("scores").shape == (16, 4), "others are served"
+
+
+@check
+def grpc_classification(server):
+    outputs = [triton.InferRequestedOutput("OUTPUT0", class_count=3)]
+    classes = client(server).infer("add", pair(triton), outputs=outputs).as_numpy("OUTPUT0")
+    assert classes.shape == (2, 3) and classes[1][0].decode().endswith(":15:label15")
+
+
+@check
+def grpc_errors(server):
+    c = client(server)
+    fails(lambda: c.infer("nobody", pair(triton)), status="NOT_FOUND", part="'nobody'")
+    fails(lambda: c.infer("add", pair(triton)[:1]), status="INVALID_ARGUMENT", part="INPUT1")
+    fails(lambda: c.infer("add", pair(triton, A[:, :3], B)), status="INVALID_ARGUMENT", part="shape")
+    decoupled = spelling(server, "speller_steps")
+    fails(lambda: c.infer("speller_steps", decoupled), status="UNIMPLEMENTED", part="decoupled")
+
+
+@check
+def grpc_sequence(server):
+    c = client(server)
+
+    def step(value, **place):
+        one = inputs(triton, {"INPUT": np.array([[value]], np.float32)})
+        result = c.infer("accumulate", one, sequence_id=5001, **place)
+        return float(result.as_numpy("TOTAL")[0, 0])
+
+    assert [step(4, sequence_start=True), step(5), step(6, sequence_end=True)] == [4, 9, 15]
+
+
+@check
+def grpc_priority_and_class(server):
+    x = inputs(triton, {"x": np.ones((1, 4, 16), np.float32)})
+    c = client(server)
+    c.infer("lstm", x, priority=2, timeout=5_000_000, parameters={"sla_class": "gold"})
+    fails(lambda: c.infer("lstm", x, parameters={"sla_class": "tin"}), status="INVALID_ARGUMENT")
+
+
+@check
+def grpc_stream_of_single_answers(server):
+    stream = Stream(server)
+    for i in range(8):
+        stream.send("add", pair(triton, A + i, B), request_id=str(i))
+    seen = set()
+    for _ in range(8):
+        result = stream.next()
+        response = result.get_response()
+        seen.add(response.id)
+        assert response.parameters["triton_final_response"].bool_param
+        same(result.as_numpy("OUTPUT0"), A + int(response.id) + B)
+    assert len(seen) == 8
+    stream.end()
+
+
+@check
+def grpc_stream_of_decoder_steps(server):
+    whole = client(server).infer("speller", spelling(server, "speller"))
+    name = whole.get_response().outputs[0].name
+    whole = whole.as_numpy(name)[0]
+    stream = Stream(server)
+    stream.send("speller_steps", spelling(server, "speller_steps"), enable_empty_final_response=True)
+    tokens = []
+    while True:
+        result = stream.next()
+        if result.get_response().parameters["triton_final_response"].bool_param:
+            assert not result.get_response().outputs
+            break
+        row = result.as_numpy(name)
+        assert row.shape == (1, 1), "a step at a time"
+        tokens.append(int(row[0, 0]))
+    assert tokens == [int(t) for t in whole], (tokens, whole)
+    stream.end()
+
+
+@check
+def grpc_stream_without_final_answer(server):
+    stream = Stream(server)
+    stream.send("speller_steps", spelling(server, "speller_steps"))
+    stream.send("add", pair(triton), request_id="last")
+    finals = 0
+    while stream.next().get_response().id != "last":
+        finals += 1
+    stream.end()
+
+
+@check
+def grpc_stream_sequence_in_order(server):
+    stream = Stream(server)
+    values = [1, 2, 3, 4, 5]
+    for i, value in enumerate(values):
+        one = inputs(triton, {"INPUT": np.array([[value]], np.float32)})
+        stream.send("accumulate", one, sequence_id=77, sequence_start=i == 0,
+                    sequence_end=i == len(values) - 1)
+    totals = [float(stream.next().as_numpy("TOTAL")[0, 0]) for _ in values]
+    assert sorted(totals) == [1, 3, 6, 10, 15], totals
+    stream.end()
+
+
+@check
+def grpc_stream_goes_on_behind_an_error(server):
+    stream = Stream(server)
+    stream.send("nobody", pair(triton))
+    fails(stream.next, part="'nobody'")
+    stream.send("add", pair(triton))
+    same(stream.next().as_numpy("OUTPUT0"), A + B)
+    stream.end()
+
+
+@check
+def grpc_stream_left_by_its_client(server):
+    stream = Stream(server)
+    for _ in range(8):
+        stream.send("speller_steps", spelling(server, "speller_steps"))
+    stream.end(cancel_requests=True)
+    same(client(server).infer("add", pair(triton)).as_numpy("OUTPUT0"), A + B)
+
+
+@check
+def grpc_trace_and_log_settings(server):
+    c = client(server)
+    assert list(c.get_trace_settings().settings["trace_level"].value) == ["OFF"]
+    fails(lambda: c.update_trace_settings(settings={"trace_level": ["TENSORS"]}),
+          status="UNIMPLEMENTED")
+    assert c.get_log_settings().settings["log_info"].bool_param
+    c.update_log_settings({"log_warning": True})
+
+
+@check
+def grpc_system_shared_memory(server):
+    import tritonclient.utils.shared_memory as shm
+
+    c, size = client(server), A.nbytes
+    handle = shm.create_shared_memory_region("g", "/lazybatch_grpc", size * 3)
+    try:
+        shm.set_shared_memory_region(handle, [A, B])
+        c.register_system_shared_memory("g", "/lazybatch_grpc", size * 3)
+        assert c.get_system_shared_memory_status().regions["g"].byte_size == size * 3
+        made = [triton.InferInput(n, [2, 16], "FP32") for n in ("INPUT0", "INPUT1")]
+        made[0].set_shared_memory("g", size)
+        made[1].set_shared_memory("g", size, offset=size)
+        outputs = [triton.InferRequestedOutput(n) for n in ("OUTPUT0", "OUTPUT1")]
+        outputs[0].set_shared_memory("g", size, offset=2 * size)
+        result = c.infer("add", made, outputs=outputs)
+        same(shm.get_contents_as_numpy(handle, np.float32, [2, 16], offset=2 * size), A + B)
+        same(result.as_numpy("OUTPUT1"), A - B)
+        c.unregister_system_shared_memory()
+        assert not c.get_system_shared_memory_status().regions
+    finally:
+        shm.destroy_shared_memory_region(handle)
+
+
+@check
+def grpc_cuda_shared_memory_is_not_there(server):
+    fails(lambda: client(server).get_cuda_shared_memory_status(), status="UNIMPLEMENTED")
+
+
+@check
+def grpc_repository(server):
+    c = client(server)
+    c.load_model("spare")
+    assert c.is_model_ready("spare")
+    states = {m.name: m.state for m in c.get_model_repository_index().models}
+    assert states["spare"] == "READY", states
+    c.unload_model("spare")
+    assert not c.is_model_ready("spare")
+    fails(lambda: c.load_model("broken"), status="INVALID_ARGUMENT", part="broken/config.pbtxt:2:21")
+    fails(lambda: c.unload_model("nobody"), status="NOT_FOUND")

@@ -1,0 +1,154 @@
+"""Writes the model repository that the checks are made on."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+IMPORT_MODELS = HERE.parent.parent / "kernels" / "tests" / "import" / "models"
+
+ADD = """
+name: "add"
+platform: "onnxruntime_onnx"
+max_batch_size: 8
+input [
+  { name: "INPUT0" data_type: TYPE_FP32 dims: [ 16 ] },
+  { name: "INPUT1" data_type: TYPE_FP32 dims: [ 16 ] }
+]
+output [
+  { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 16 ] label_filename: "labels.txt" },
+  { name: "OUTPUT1" data_type: TYPE_FP32 dims: [ 16 ] }
+]
+instance_group [ { count: 1 kind: KIND_CPU } ]
+"""
+
+LSTM = """
+max_batch_size: 16
+parameters { key: "policy" value { string_value: "lazy" } }
+parameters { key: "sla_ms" value { string_value: "500" } }
+parameters { key: "classes" value { string_value: "gold:sla=200,priority=1" } }
+dynamic_batching { priority_levels: 2 default_priority_level: 2 }
+"""
+
+HALF = """
+max_batch_size: 8
+input [
+  { name: "INPUT0" data_type: TYPE_FP16 dims: [ 16 ] },
+  { name: "INPUT1" data_type: TYPE_FP16 dims: [ 16 ] }
+]
+output [
+  { name: "OUTPUT0" data_type: TYPE_FP16 dims: [ 16 ] },
+  { name: "OUTPUT1" data_type: TYPE_BF16 dims: [ 16 ] }
+]
+"""
+
+ACCUMULATE = """
+max_batch_size: 4
+sequence_batching {
+  max_sequence_idle_microseconds: 5000000
+  oldest { max_candidate_sequences: 64 }
+  state [ { input_name: "STATE" output_name: "STATE_NEXT" data_type: TYPE_FP32 dims: [ 1 ] } ]
+}
+"""
+
+STORY = """
+format = "lazybatch-model/1"
+name = "story"
+architecture = "llama"
+weights = "model.safetensors"
+tokenizer = "tokenizer.json"
+
+[sizes]
+vocab = 40
+hidden = 32
+layers = 2
+heads = 4
+ffn = 48
+positions = 64
+
+[tokens]
+start = 1
+stop = 2
+max_steps = 24
+"""
+
+
+def safetensors(path, tensors):
+    """Writes f32 tensors in the format of safetensors."""
+    header, blobs, offset = {}, [], 0
+    for name, value in tensors.items():
+        blob = np.ascontiguousarray(value, np.float32).tobytes()
+        header[name] = {"dtype": "F32", "shape": list(value.shape),
+                        "data_offsets": [offset, offset + len(blob)]}
+        blobs.append(blob)
+        offset += len(blob)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(blobs))
+
+
+def story(folder):
+    """A language model with seeded weights and a tokenizer of whole words."""
+    rng = np.random.default_rng(11)
+    vocab, hidden, ffn = 40, 32, 48
+    weight = lambda *dims: rng.normal(0, 0.3, dims)
+    tensors = {"model.embed_tokens.weight": weight(vocab, hidden),
+               "model.norm.weight": np.ones(hidden), "lm_head.weight": weight(vocab, hidden)}
+    # The stop token is unlikely, so that answers have some length.
+    tensors["lm_head.weight"][2] = 0
+    for layer in range(2):
+        at = f"model.layers.{layer}."
+        for part in ("q", "k", "v", "o"):
+            tensors[f"{at}self_attn.{part}_proj.weight"] = weight(hidden, hidden)
+        tensors[at + "mlp.gate_proj.weight"] = weight(ffn, hidden)
+        tensors[at + "mlp.up_proj.weight"] = weight(ffn, hidden)
+        tensors[at + "mlp.down_proj.weight"] = weight(hidden, ffn)
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{at}{norm}.weight"] = np.ones(hidden)
+    safetensors(folder / "model.safetensors", tensors)
+    words = ["[UNK]", "<s>", "</s>"] + [f"word{i}" for i in range(vocab - 3)]
+    tokenizer = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [],
+        "normalizer": None, "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": None,
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": {w: i for i, w in enumerate(words)},
+                  "unk_token": "[UNK]"},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "model.toml").write_text(STORY)
+
+
+def version(root, model, number, *files, config=None):
+    folder = root / model / str(number)
+    folder.mkdir(parents=True)
+    for source, name in files:
+        shutil.copy(source, folder / name)
+    if config is not None:
+        (root / model / "config.pbtxt").write_text(config)
+    return folder
+
+
+def write(root):
+    """Writes the repository; returns the names of the models to load at the start."""
+    onnx = lambda name: (HERE / "models" / f"{name}.onnx", "model.onnx")
+    speller = [(IMPORT_MODELS / f"speller{end}", name) for end, name in (
+        (".toml", "model.toml"), ("-encoder.onnx", "speller-encoder.onnx"),
+        ("-step.onnx", "speller-step.onnx"))]
+    version(root, "add", 1, onnx("add"), config=ADD)
+    (root / "add" / "labels.txt").write_text("".join(f"label{i}\n" for i in range(16)))
+    version(root, "add_int", 1, onnx("add_int"))
+    version(root, "half", 1, onnx("add"), config=HALF)
+    version(root, "lstm", 1, onnx("lstm"), config=LSTM)
+    version(root, "accumulate", 1, onnx("accumulate"), config=ACCUMULATE)
+    version(root, "twice", 1, onnx("add"), config="version_policy { all {} }")
+    version(root, "twice", 3, onnx("add"))
+    version(root, "speller", 1, *speller)
+    version(root, "speller_steps", 1, *speller,
+            config="model_transaction_policy { decoupled: true }")
+    story(version(root, "story", 1))
+    served = sorted(p.name for p in root.iterdir())
+    version(root, "spare", 1, onnx("add"))
+    version(root, "broken", 1, onnx("add"), config='input [\n  { name: "INPUT0" colour: 3 }\n]\n')
+    return served

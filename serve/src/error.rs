@@ -1,0 +1,92 @@
+//! Why a call has no answer, and which code the protocol has for it.
+
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use lazybatch_engine::RequestError;
+use serde_json::json;
+
+/// Error of a call.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// The call itself is wrong: 400, `INVALID_ARGUMENT`.
+    #[error("{0}")]
+    Invalid(String),
+    /// What it names is not there: 404, `NOT_FOUND`.
+    #[error("{0}")]
+    NotFound(String),
+    /// Not now: 503, `UNAVAILABLE`.
+    #[error("{0}")]
+    Unavailable(String),
+    /// Not by this server: 501, `UNIMPLEMENTED`.
+    #[error("{0}")]
+    Unsupported(String),
+    /// Not the caller's fault: 500, `INTERNAL`.
+    #[error("{0}")]
+    Internal(String),
+}
+
+/// Result of a call.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// [`Error::Invalid`] in one form: what, what would be right, what came.
+    pub fn expected(
+        what: impl std::fmt::Display,
+        expected: impl std::fmt::Display,
+        got: impl std::fmt::Display,
+    ) -> Self {
+        Self::Invalid(format!("{what}: expected {expected}, got {got}"))
+    }
+
+    /// The HTTP status.
+    pub fn http(&self) -> StatusCode {
+        match self {
+            Self::Invalid(_) => StatusCode::BAD_REQUEST,
+            Self::NotFound(_) => StatusCode::NOT_FOUND,
+            Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Unsupported(_) => StatusCode::NOT_IMPLEMENTED,
+            Self::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+}
+
+impl IntoResponse for Error {
+    fn into_response(self) -> Response {
+        let body = axum::Json(json!({ "error": self.to_string() }));
+        (self.http(), body).into_response()
+    }
+}
+
+impl From<Error> for tonic::Status {
+    fn from(error: Error) -> Self {
+        let code = match &error {
+            Error::Invalid(_) => tonic::Code::InvalidArgument,
+            Error::NotFound(_) => tonic::Code::NotFound,
+            Error::Unavailable(_) => tonic::Code::Unavailable,
+            Error::Unsupported(_) => tonic::Code::Unimplemented,
+            Error::Internal(_) => tonic::Code::Internal,
+        };
+        Self::new(code, error.to_string())
+    }
+}
+
+impl From<RequestError> for Error {
+    fn from(error: RequestError) -> Self {
+        let text = error.to_string();
+        match error {
+            RequestError::QueueFull { .. } => {
+                Self::Unavailable(format!("Exceeds maximum queue size: {text}"))
+            }
+            RequestError::Memory { .. }
+            | RequestError::Shed(_)
+            | RequestError::Closed
+            | RequestError::Cancelled => Self::Unavailable(text),
+            RequestError::Failed(_) => Self::Internal(text),
+            RequestError::UnknownModel { .. }
+            | RequestError::UnknownClass { .. }
+            | RequestError::Input(_)
+            | RequestError::Samples { .. }
+            | RequestError::Sequence { .. } => Self::Invalid(text),
+        }
+    }
+}

@@ -1,0 +1,401 @@
+//! Inference over gRPC: requests and answers, and streams of them.
+//!
+//! A stream runs its requests side by side; those of one sequence keep their order, since the engine
+//! runs them one after another. Answers come as they are ready.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::Stream;
+use tokio::sync::mpsc;
+use tonic::{Status, Streaming};
+
+use crate::dtype::{self, DataType};
+use crate::error::{Error, Result};
+use crate::http::{region, wanted};
+use crate::infer::{self, Answer, Input, Item, Param, Params, Request, Wanted};
+use crate::model::Served;
+use crate::proto::infer_parameter::ParameterChoice;
+use crate::proto::model_infer_request::InferInputTensor;
+use crate::proto::model_infer_response::InferOutputTensor;
+use crate::proto::{
+    InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse,
+    ModelStreamInferResponse,
+};
+use crate::state::State;
+
+/// Answers of a stream that wait for a slow client.
+const MAX_WAITING: usize = 64;
+/// Parameter of a stream's last answer to a request.
+const FINAL: &str = "triton_final_response";
+/// Parameter of a request that wants an answer of its own for the end.
+const WANTS_FINAL: &str = "triton_enable_empty_final_response";
+
+/// Runs one request.
+///
+/// # Errors
+/// What is wrong with it, or why there is no answer.
+pub async fn run(state: &State, call: ModelInferRequest) -> Result<ModelInferResponse> {
+    let served = state
+        .repository
+        .get(&call.model_name, &call.model_version)?;
+    if served.settings.decoupled {
+        let message = "ModelInfer RPC doesn't support models with decoupled transaction policy";
+        return Err(Error::Unsupported(message.into()));
+    }
+    let request = read(state, call)?;
+    let answer = infer::run(&served, &request).await?;
+    Ok(write(&served, answer))
+}
+
+/// Runs the requests of a stream.
+pub fn stream(
+    state: Arc<State>,
+    mut calls: Streaming<ModelInferRequest>,
+) -> impl Stream<Item = std::result::Result<ModelStreamInferResponse, Status>> {
+    let (tx, rx) = mpsc::channel(MAX_WAITING);
+    tokio::spawn(async move {
+        let mut running = tokio::task::JoinSet::new();
+        loop {
+            let next = tokio::select! {
+                next = calls.message() => next,
+                // The client has gone: what runs is dropped, and so cancelled.
+                () = tx.closed() => return,
+                Some(_) = running.join_next() => continue,
+            };
+            match next {
+                Ok(Some(call)) => begin(&state, call, &tx, &mut running).await,
+                Ok(None) => break,
+                Err(_) => return,
+            }
+        }
+        loop {
+            tokio::select! {
+                one = running.join_next() => if one.is_none() { return },
+                () = tx.closed() => return,
+            }
+        }
+    });
+    futures_util::stream::unfold(rx, |mut rx| async move { Some((rx.recv().await?, rx)) })
+}
+
+type Answers = mpsc::Sender<std::result::Result<ModelStreamInferResponse, Status>>;
+
+fn failed(id: &str, error: &Error) -> ModelStreamInferResponse {
+    let response = ModelInferResponse {
+        id: id.to_owned(),
+        ..ModelInferResponse::default()
+    };
+    ModelStreamInferResponse {
+        error_message: error.to_string(),
+        infer_response: Some(response),
+    }
+}
+
+/// Hands in one request of a stream, in the stream's order, and leaves its answers to a task.
+async fn begin(
+    state: &Arc<State>,
+    call: ModelInferRequest,
+    tx: &Answers,
+    running: &mut tokio::task::JoinSet<()>,
+) {
+    let id = call.id.clone();
+    let started = start(state, call);
+    let tx = tx.clone();
+    match started {
+        Ok(started) => {
+            running.spawn(async move {
+                if let Err(error) = started.finish(&tx).await {
+                    // A client that has gone hears nothing.
+                    drop(tx.send(Ok(failed(&id, &error))).await);
+                }
+            });
+        }
+        Err(error) => drop(tx.send(Ok(failed(&id, &error))).await),
+    }
+}
+
+/// A request of a stream that is in the engine.
+struct Started {
+    served: Arc<Served>,
+    steps: infer::Stepwise,
+    wants_final: bool,
+    _room: tokio::sync::OwnedSemaphorePermit,
+}
+
+fn start(state: &Arc<State>, call: ModelInferRequest) -> Result<Started> {
+    let room = state.enter()?;
+    let served = state
+        .repository
+        .get(&call.model_name, &call.model_version)?;
+    let mut request = read(state, call)?;
+    let wants_final = request.params.flag(WANTS_FINAL)?;
+    request.params.0.shift_remove(WANTS_FINAL);
+    Ok(Started {
+        steps: infer::stream(&served, request)?,
+        served,
+        wants_final,
+        _room: room,
+    })
+}
+
+impl Started {
+    async fn finish(mut self, tx: &Answers) -> Result<()> {
+        let decoupled = self.served.settings.decoupled;
+        let mut rest = None;
+        while let Some(item) = self.steps.next().await {
+            let (answer, is_final) = match item? {
+                Item::Rows { output, rows } if decoupled => {
+                    let answer = self.steps.answer(output, &rows);
+                    if answer.outputs.is_empty() {
+                        continue;
+                    }
+                    (answer, false)
+                }
+                Item::Rows { .. } => continue,
+                Item::End(answer) if decoupled => {
+                    rest = Some(answer);
+                    break;
+                }
+                Item::End(answer) => (answer, true),
+            };
+            let mut response = write(&self.served, answer);
+            response.parameters.insert(FINAL.into(), flag(is_final));
+            if !send(tx, response).await {
+                return Ok(());
+            }
+        }
+        if let Some(answer) = rest.filter(|_| self.wants_final) {
+            let empty = Answer {
+                outputs: Vec::new(),
+                ..answer
+            };
+            let mut response = write(&self.served, empty);
+            response.parameters.insert(FINAL.into(), flag(true));
+            send(tx, response).await;
+        }
+        Ok(())
+    }
+}
+
+fn flag(value: bool) -> InferParameter {
+    InferParameter {
+        parameter_choice: Some(ParameterChoice::BoolParam(value)),
+    }
+}
+
+/// Sends an answer; false when the client has gone.
+async fn send(tx: &Answers, response: ModelInferResponse) -> bool {
+    let answer = ModelStreamInferResponse {
+        error_message: String::new(),
+        infer_response: Some(response),
+    };
+    tx.send(Ok(answer)).await.is_ok()
+}
+
+fn params(from: HashMap<String, InferParameter>) -> Result<Params> {
+    let param = |(key, value): (String, InferParameter)| {
+        let param = match value.parameter_choice {
+            Some(ParameterChoice::BoolParam(b)) => Param::Bool(b),
+            Some(ParameterChoice::Int64Param(n)) => Param::Int(n),
+            Some(ParameterChoice::StringParam(s)) => Param::Text(s),
+            Some(ParameterChoice::DoubleParam(x)) => Param::Double(x),
+            Some(ParameterChoice::Uint64Param(n)) => Param::Uint(n),
+            None => {
+                let what = format!("parameter '{key}'");
+                return Err(Error::expected(what, "a value", "none"));
+            }
+        };
+        Ok((key, param))
+    };
+    Ok(Params(from.into_iter().map(param).collect::<Result<_>>()?))
+}
+
+fn read(state: &State, call: ModelInferRequest) -> Result<Request> {
+    let mut raw = call.raw_input_contents.into_iter();
+    let has_raw = raw.len() > 0;
+    let mut inputs = Vec::with_capacity(call.inputs.len());
+    for input in call.inputs {
+        inputs.push(read_input(state, input, has_raw, &mut raw)?);
+    }
+    if raw.len() > 0 {
+        let what = "raw_input_contents";
+        let expected = format!("at most one for each of {} inputs", inputs.len());
+        return Err(Error::expected(
+            what,
+            expected,
+            format!("{} more", raw.len()),
+        ));
+    }
+    let outputs = call.outputs.into_iter();
+    let wanted = outputs.map(|output| {
+        let own = params(output.parameters)?;
+        wanted(&state.regions, output.name, &own)
+    });
+    Ok(Request {
+        id: call.id,
+        params: params(call.parameters)?,
+        inputs,
+        wanted: wanted.collect::<Result<Vec<Wanted>>>()?,
+    })
+}
+
+fn read_input(
+    state: &State,
+    input: InferInputTensor,
+    has_raw: bool,
+    raw: &mut impl Iterator<Item = Bytes>,
+) -> Result<Input> {
+    let what = format!("input '{}'", input.name);
+    let data_type = DataType::parse(&input.datatype).ok_or_else(|| {
+        Error::expected(
+            &what,
+            "a data-type of the protocol",
+            format!("'{}'", input.datatype),
+        )
+    })?;
+    let shape: Option<Vec<usize>> = input.shape.iter().map(|&d| d.try_into().ok()).collect();
+    let count = shape.as_deref().and_then(dtype::elements);
+    let (Some(shape), Some(count)) = (shape, count) else {
+        let got = format!("{:?}", input.shape);
+        return Err(Error::expected(
+            format!("{what}: shape"),
+            "a countable number",
+            got,
+        ));
+    };
+    let own = params(input.parameters)?;
+    let data = if let Some(region) = region(&state.regions, &own)? {
+        if input.contents.is_some() {
+            let got = "a region and contents";
+            return Err(Error::expected(what, "its elements in one place", got));
+        }
+        region.read()?
+    } else if has_raw {
+        if input.contents.is_some() {
+            let got = "raw_input_contents and contents";
+            return Err(Error::expected(what, "its elements in one place", got));
+        }
+        let none = || Error::expected(&what, "one of raw_input_contents", "none left");
+        raw.next().ok_or_else(none)?
+    } else {
+        let contents = input.contents.unwrap_or_default();
+        encode(&what, data_type, count, contents)?.into()
+    };
+    Ok(Input {
+        name: input.name,
+        data_type,
+        shape,
+        data,
+    })
+}
+
+/// The bytes of typed elements.
+fn encode(
+    what: &str,
+    data_type: DataType,
+    count: usize,
+    c: InferTensorContents,
+) -> Result<Vec<u8>> {
+    fn put<T: Copy, const N: usize>(from: &[T], f: impl Fn(T) -> [u8; N]) -> (usize, Vec<u8>) {
+        (from.len(), from.iter().flat_map(|&v| f(v)).collect())
+    }
+    fn narrow<F: Copy, T: TryFrom<F>, const N: usize>(
+        from: &[F],
+        f: impl Fn(T) -> [u8; N],
+    ) -> Option<(usize, Vec<u8>)> {
+        let mut bytes = Vec::with_capacity(from.len() * N);
+        for &v in from {
+            bytes.extend(f(T::try_from(v).ok()?));
+        }
+        Some((from.len(), bytes))
+    }
+    let coded = match data_type {
+        DataType::Bool => Some(put(&c.bool_contents, |v| [u8::from(v)])),
+        DataType::Int8 => narrow(&c.int_contents, i8::to_le_bytes),
+        DataType::Int16 => narrow(&c.int_contents, i16::to_le_bytes),
+        DataType::Int32 => Some(put(&c.int_contents, i32::to_le_bytes)),
+        DataType::Int64 => Some(put(&c.int64_contents, i64::to_le_bytes)),
+        DataType::Uint8 => narrow(&c.uint_contents, u8::to_le_bytes),
+        DataType::Uint16 => narrow(&c.uint_contents, u16::to_le_bytes),
+        DataType::Uint32 => Some(put(&c.uint_contents, u32::to_le_bytes)),
+        DataType::Uint64 => Some(put(&c.uint64_contents, u64::to_le_bytes)),
+        DataType::Fp32 => Some(put(&c.fp32_contents, f32::to_le_bytes)),
+        DataType::Fp64 => Some(put(&c.fp64_contents, f64::to_le_bytes)),
+        DataType::Bytes => {
+            let parts = c.bytes_contents.iter().map(Vec::as_slice);
+            Some((c.bytes_contents.len(), dtype::join_bytes(parts)))
+        }
+        DataType::Fp16 | DataType::Bf16 => {
+            let expected = "raw_input_contents, for there is no typed field for it";
+            let what = format!("{what} of data-type {data_type}");
+            return Err(Error::expected(what, expected, "contents"));
+        }
+    };
+    let (num, bytes) = coded.ok_or_else(|| {
+        Error::expected(
+            what,
+            format!("elements of {data_type}"),
+            "one beyond its range",
+        )
+    })?;
+    if num != count {
+        let expected = format!("{count} elements in the field of {data_type}");
+        return Err(Error::expected(what, expected, num));
+    }
+    Ok(bytes)
+}
+
+fn write(served: &Served, answer: Answer) -> ModelInferResponse {
+    let mut outputs = Vec::with_capacity(answer.outputs.len());
+    let mut raw_output_contents = Vec::with_capacity(answer.outputs.len());
+    for output in answer.outputs {
+        let mut parameters = HashMap::new();
+        if let Some(region) = &output.wanted.region {
+            let (name, offset, _) = region.place();
+            let choice = |c| InferParameter {
+                parameter_choice: Some(c),
+            };
+            let number = |n: u64| {
+                choice(ParameterChoice::Int64Param(
+                    i64::try_from(n).unwrap_or(i64::MAX),
+                ))
+            };
+            parameters.insert(
+                "shared_memory_region".into(),
+                choice(ParameterChoice::StringParam(name.to_owned())),
+            );
+            parameters.insert(
+                "shared_memory_byte_size".into(),
+                number(output.data.len() as u64),
+            );
+            if offset > 0 {
+                parameters.insert("shared_memory_offset".into(), number(offset));
+            }
+            // Outputs and contents go together by place.
+            raw_output_contents.push(Bytes::new());
+        } else {
+            raw_output_contents.push(output.data.into());
+        }
+        outputs.push(InferOutputTensor {
+            name: output.name,
+            datatype: output.data_type.name().into(),
+            shape: output
+                .shape
+                .iter()
+                .map(|&d| i64::try_from(d).unwrap_or(i64::MAX))
+                .collect(),
+            parameters,
+            contents: None,
+        });
+    }
+    ModelInferResponse {
+        model_name: served.name.clone(),
+        model_version: served.version.to_string(),
+        id: answer.id,
+        parameters: HashMap::new(),
+        outputs,
+        raw_output_contents,
+    }
+}

@@ -1,0 +1,302 @@
+//! The protocol over gRPC.
+
+mod infer;
+
+use std::collections::{BTreeMap, HashMap};
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures_util::Stream;
+use serde_json::Value as Json;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::error::Error;
+use crate::http::load_model;
+use crate::proto::grpc_inference_service_server::GrpcInferenceService;
+use crate::proto::*;
+use crate::state::{EXTENSIONS, SERVER_NAME, State};
+
+/// The service.
+#[derive(Clone)]
+pub struct Service {
+    state: Arc<State>,
+}
+
+impl Service {
+    /// Over what all calls share.
+    pub fn new(state: Arc<State>) -> Self {
+        Self { state }
+    }
+}
+
+type Answered<T> = Result<Response<T>, Status>;
+
+fn no_cuda<T>() -> Answered<T> {
+    Err(Error::Unsupported("this server has no CUDA shared memory".into()).into())
+}
+
+/// A setting of the log as gRPC has it.
+fn log_value(value: &Json) -> log_settings_response::SettingValue {
+    use log_settings_response::setting_value::ParameterChoice;
+    let choice = match value {
+        Json::Bool(b) => ParameterChoice::BoolParam(*b),
+        Json::Number(n) => ParameterChoice::Uint32Param(n.as_u64().unwrap_or(0) as u32),
+        other => ParameterChoice::StringParam(other.as_str().unwrap_or_default().to_owned()),
+    };
+    log_settings_response::SettingValue {
+        parameter_choice: Some(choice),
+    }
+}
+
+#[tonic::async_trait]
+impl GrpcInferenceService for Service {
+    type ModelStreamInferStream =
+        Pin<Box<dyn Stream<Item = Result<ModelStreamInferResponse, Status>> + Send>>;
+
+    async fn server_live(&self, _: Request<ServerLiveRequest>) -> Answered<ServerLiveResponse> {
+        Ok(Response::new(ServerLiveResponse { live: true }))
+    }
+
+    async fn server_ready(&self, _: Request<ServerReadyRequest>) -> Answered<ServerReadyResponse> {
+        let ready = self.state.is_ready();
+        Ok(Response::new(ServerReadyResponse { ready }))
+    }
+
+    async fn model_ready(&self, call: Request<ModelReadyRequest>) -> Answered<ModelReadyResponse> {
+        let call = call.into_inner();
+        let ready = match self.state.repository.get(&call.name, &call.version) {
+            Ok(_) => self.state.is_ready(),
+            Err(Error::Invalid(message)) => return Err(Error::Invalid(message).into()),
+            Err(_) => false,
+        };
+        Ok(Response::new(ModelReadyResponse { ready }))
+    }
+
+    async fn server_metadata(
+        &self,
+        _: Request<ServerMetadataRequest>,
+    ) -> Answered<ServerMetadataResponse> {
+        Ok(Response::new(ServerMetadataResponse {
+            name: SERVER_NAME.into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            extensions: EXTENSIONS.map(str::to_owned).to_vec(),
+        }))
+    }
+
+    async fn model_metadata(
+        &self,
+        call: Request<ModelMetadataRequest>,
+    ) -> Answered<ModelMetadataResponse> {
+        let call = call.into_inner();
+        let served = self.state.repository.get(&call.name, &call.version)?;
+        let versions = self.state.repository.versions(&served.name);
+        let tensors = |of: Vec<(String, &str, Vec<i64>)>| {
+            of.into_iter()
+                .map(
+                    |(name, datatype, shape)| model_metadata_response::TensorMetadata {
+                        name,
+                        datatype: datatype.into(),
+                        shape,
+                    },
+                )
+                .collect()
+        };
+        Ok(Response::new(ModelMetadataResponse {
+            name: served.name.clone(),
+            versions: versions.iter().map(ToString::to_string).collect(),
+            platform: served.platform.clone(),
+            inputs: tensors(served.inputs()),
+            outputs: tensors(served.outputs()),
+        }))
+    }
+
+    async fn model_infer(&self, call: Request<ModelInferRequest>) -> Answered<ModelInferResponse> {
+        let _room = self.state.enter()?;
+        Ok(Response::new(
+            infer::run(&self.state, call.into_inner()).await?,
+        ))
+    }
+
+    async fn model_stream_infer(
+        &self,
+        call: Request<Streaming<ModelInferRequest>>,
+    ) -> Answered<Self::ModelStreamInferStream> {
+        let answers = infer::stream(self.state.clone(), call.into_inner());
+        Ok(Response::new(Box::pin(answers)))
+    }
+
+    async fn model_config(
+        &self,
+        call: Request<ModelConfigRequest>,
+    ) -> Answered<ModelConfigResponse> {
+        let call = call.into_inner();
+        let served = self.state.repository.get(&call.name, &call.version)?;
+        Ok(Response::new(ModelConfigResponse {
+            config: Some(served.config.clone()),
+        }))
+    }
+
+    async fn model_statistics(
+        &self,
+        call: Request<ModelStatisticsRequest>,
+    ) -> Answered<ModelStatisticsResponse> {
+        let call = call.into_inner();
+        let of = if call.name.is_empty() {
+            self.state.repository.served()
+        } else {
+            vec![self.state.repository.get(&call.name, &call.version)?]
+        };
+        Ok(Response::new(ModelStatisticsResponse {
+            model_stats: of.iter().map(|served| served.statistics()).collect(),
+        }))
+    }
+
+    async fn repository_index(
+        &self,
+        call: Request<RepositoryIndexRequest>,
+    ) -> Answered<RepositoryIndexResponse> {
+        let index = self.state.repository.index(call.into_inner().ready);
+        let models = index
+            .into_iter()
+            .map(|i| repository_index_response::ModelIndex {
+                name: i.name,
+                version: i.version,
+                state: i.state.into(),
+                reason: i.reason,
+            });
+        Ok(Response::new(RepositoryIndexResponse {
+            models: models.collect(),
+        }))
+    }
+
+    async fn repository_model_load(
+        &self,
+        call: Request<RepositoryModelLoadRequest>,
+    ) -> Answered<RepositoryModelLoadResponse> {
+        use model_repository_parameter::ParameterChoice;
+        let call = call.into_inner();
+        let mut config = None;
+        for (key, value) in call.parameters {
+            match (key.as_str(), value.parameter_choice) {
+                ("config", Some(ParameterChoice::StringParam(text))) => config = Some(text),
+                (file, _) if file.starts_with("file:") => {
+                    let message =
+                        format!("parameter '{file}': models are loaded from the repository alone");
+                    return Err(Error::Unsupported(message).into());
+                }
+                (other, _) => {
+                    let got = format!("'{other}'");
+                    return Err(Error::expected("parameter", "'config', a string", got).into());
+                }
+            }
+        }
+        load_model(&self.state, call.model_name, config).await?;
+        Ok(Response::new(RepositoryModelLoadResponse {}))
+    }
+
+    async fn repository_model_unload(
+        &self,
+        call: Request<RepositoryModelUnloadRequest>,
+    ) -> Answered<RepositoryModelUnloadResponse> {
+        self.state.repository.check_explicit("load / unload")?;
+        self.state
+            .repository
+            .unload(&call.into_inner().model_name)?;
+        Ok(Response::new(RepositoryModelUnloadResponse {}))
+    }
+
+    async fn system_shared_memory_status(
+        &self,
+        call: Request<SystemSharedMemoryStatusRequest>,
+    ) -> Answered<SystemSharedMemoryStatusResponse> {
+        use system_shared_memory_status_response::RegionStatus;
+        let regions = self.state.regions.status(&call.into_inner().name)?;
+        let regions = regions.into_iter().map(|(name, r)| {
+            let status = RegionStatus {
+                name: name.clone(),
+                key: r.key.clone(),
+                offset: r.offset,
+                byte_size: r.byte_size,
+            };
+            (name, status)
+        });
+        Ok(Response::new(SystemSharedMemoryStatusResponse {
+            regions: regions.collect(),
+        }))
+    }
+
+    async fn system_shared_memory_register(
+        &self,
+        call: Request<SystemSharedMemoryRegisterRequest>,
+    ) -> Answered<SystemSharedMemoryRegisterResponse> {
+        let call = call.into_inner();
+        let regions = &self.state.regions;
+        regions.register(&call.name, &call.key, call.offset, call.byte_size)?;
+        Ok(Response::new(SystemSharedMemoryRegisterResponse {}))
+    }
+
+    async fn system_shared_memory_unregister(
+        &self,
+        call: Request<SystemSharedMemoryUnregisterRequest>,
+    ) -> Answered<SystemSharedMemoryUnregisterResponse> {
+        self.state.regions.unregister(&call.into_inner().name);
+        Ok(Response::new(SystemSharedMemoryUnregisterResponse {}))
+    }
+
+    async fn cuda_shared_memory_status(
+        &self,
+        _: Request<CudaSharedMemoryStatusRequest>,
+    ) -> Answered<CudaSharedMemoryStatusResponse> {
+        no_cuda()
+    }
+
+    async fn cuda_shared_memory_register(
+        &self,
+        _: Request<CudaSharedMemoryRegisterRequest>,
+    ) -> Answered<CudaSharedMemoryRegisterResponse> {
+        no_cuda()
+    }
+
+    async fn cuda_shared_memory_unregister(
+        &self,
+        _: Request<CudaSharedMemoryUnregisterRequest>,
+    ) -> Answered<CudaSharedMemoryUnregisterResponse> {
+        no_cuda()
+    }
+
+    async fn trace_setting(
+        &self,
+        call: Request<TraceSettingRequest>,
+    ) -> Answered<TraceSettingResponse> {
+        let settings = call.into_inner().settings.into_iter();
+        let settings: BTreeMap<_, _> = settings.map(|(key, v)| (key, v.value)).collect();
+        self.state.switches.set_trace(&settings)?;
+        let now = self.state.switches.trace().into_iter();
+        let now = now.map(|(key, value)| (key, trace_setting_response::SettingValue { value }));
+        Ok(Response::new(TraceSettingResponse {
+            settings: now.collect(),
+        }))
+    }
+
+    async fn log_settings(
+        &self,
+        call: Request<LogSettingsRequest>,
+    ) -> Answered<LogSettingsResponse> {
+        use log_settings_request::setting_value::ParameterChoice;
+        let mut settings = BTreeMap::new();
+        for (key, value) in call.into_inner().settings {
+            let value = match value.parameter_choice {
+                Some(ParameterChoice::BoolParam(b)) => Json::from(b),
+                Some(ParameterChoice::Uint32Param(n)) => Json::from(n),
+                Some(ParameterChoice::StringParam(s)) => Json::from(s),
+                None => Json::Null,
+            };
+            settings.insert(key, value);
+        }
+        self.state.switches.set_log(&settings)?;
+        let now = self.state.switches.log();
+        let now = now.as_object().into_iter().flatten();
+        let settings: HashMap<_, _> = now.map(|(k, v)| (k.clone(), log_value(v))).collect();
+        Ok(Response::new(LogSettingsResponse { settings }))
+    }
+}

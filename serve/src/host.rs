@@ -1,0 +1,44 @@
+//! What the server is given by the program that runs it: devices, tokenizers, latencies.
+
+use std::path::Path;
+
+use lazybatch_graph::{Program, SharedProgram, Tensor};
+use lazybatch_kernels::Device;
+use lazybatch_sla::profile::ModelProfile;
+
+/// Text in and out of a model that computes with token ids.
+pub trait Text: Send + Sync {
+    /// A request's inputs for a text, one per input of the program.
+    ///
+    /// # Errors
+    /// Why the text has none.
+    fn inputs(&self, text: &str) -> Result<Vec<Tensor>, String>;
+
+    /// The text that outputs stand for; `None` for models that write none.
+    ///
+    /// # Errors
+    /// Why the outputs are no text.
+    fn answer(&self, outputs: &[Tensor]) -> Result<Option<String>, String>;
+}
+
+/// What the server is given.
+pub trait Host: Send + Sync {
+    /// A device for one model, empty.
+    fn device(&self) -> Box<dyn Device>;
+
+    /// The tokenizer of a program, whose file lies in `folder`; `None` if it has none.
+    ///
+    /// # Errors
+    /// A tokenizer that cannot be read.
+    fn text(&self, program: &Program, folder: &Path) -> Result<Option<Box<dyn Text>>, String>;
+
+    /// Latencies of a program at up to `max_batch` samples; `None` where nothing is measured.
+    ///
+    /// # Errors
+    /// What the device refuses.
+    fn measure(
+        &self,
+        program: &SharedProgram,
+        max_batch: u32,
+    ) -> Result<Option<ModelProfile>, String>;
+}

@@ -1,0 +1,498 @@
+//! Bodies of inference requests and answers: JSON, with the bytes of tensors behind it.
+
+use std::fmt;
+
+use axum::body::Body;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use axum::response::Response;
+use bytes::Bytes;
+use indexmap::IndexMap;
+use serde::de::{Deserialize, Deserializer, SeqAccess, Visitor};
+use serde_json::{Value as Json, json};
+
+use crate::config::TEXT_INPUT;
+use crate::dtype::{self, DataType};
+use crate::error::{Error, Result};
+use crate::infer::{Answer, Input, Output, Param, Params, Request, Wanted};
+use crate::model::Served;
+use crate::shm::Regions;
+
+/// Header that says how many bytes of a body are JSON.
+pub const JSON_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
+
+#[derive(serde::Deserialize)]
+struct RequestBody {
+    #[serde(default)]
+    id: String,
+    #[serde(default)]
+    parameters: IndexMap<String, Json>,
+    inputs: Vec<InputBody>,
+    #[serde(default)]
+    outputs: Vec<OutputBody>,
+}
+
+#[derive(serde::Deserialize)]
+struct InputBody {
+    name: String,
+    datatype: String,
+    shape: Vec<u64>,
+    #[serde(default)]
+    parameters: IndexMap<String, Json>,
+    #[serde(default)]
+    data: Option<Flat>,
+}
+
+#[derive(serde::Deserialize)]
+struct OutputBody {
+    name: String,
+    #[serde(default)]
+    parameters: IndexMap<String, Json>,
+}
+
+/// Elements of a tensor, however nested.
+#[derive(Default)]
+struct Flat(Vec<Element>);
+
+enum Element {
+    Int(i128),
+    Float(f64),
+    Bool(bool),
+    Text(String),
+}
+
+/// One level of nested elements, added to a list.
+struct Nested<'a>(&'a mut Vec<Element>);
+
+impl<'de> Deserialize<'de> for Flat {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        let mut elements = Vec::new();
+        serde::de::DeserializeSeed::deserialize(Nested(&mut elements), deserializer)?;
+        Ok(Self(elements))
+    }
+}
+
+impl<'de> serde::de::DeserializeSeed<'de> for Nested<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(
+        self,
+        deserializer: D,
+    ) -> std::result::Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Nested<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("numbers, booleans or strings, or lists of them")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> std::result::Result<(), A::Error> {
+        while seq.next_element_seed(Nested(&mut *self.0))?.is_some() {}
+        Ok(())
+    }
+
+    fn visit_bool<E>(self, value: bool) -> std::result::Result<(), E> {
+        self.0.push(Element::Bool(value));
+        Ok(())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> std::result::Result<(), E> {
+        self.0.push(Element::Int(value.into()));
+        Ok(())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> std::result::Result<(), E> {
+        self.0.push(Element::Int(value.into()));
+        Ok(())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> std::result::Result<(), E> {
+        self.0.push(Element::Float(value));
+        Ok(())
+    }
+
+    fn visit_str<E>(self, value: &str) -> std::result::Result<(), E> {
+        self.0.push(Element::Text(value.to_owned()));
+        Ok(())
+    }
+}
+
+/// Reads a request for `served`.
+///
+/// # Errors
+/// What is wrong with the body.
+pub fn read(
+    served: &Served,
+    regions: &Regions,
+    headers: &HeaderMap,
+    body: Bytes,
+) -> Result<Request> {
+    let json_length = headers.get(JSON_LENGTH).map(|value| {
+        let number = value
+            .to_str()
+            .ok()
+            .and_then(|t| t.trim().parse::<usize>().ok());
+        number.filter(|&n| n <= body.len()).ok_or_else(|| {
+            let expected = format!("a number up to the body's {} bytes", body.len());
+            Error::expected(
+                JSON_LENGTH,
+                expected,
+                String::from_utf8_lossy(value.as_bytes()),
+            )
+        })
+    });
+    let json_length = json_length.transpose()?;
+    if json_length == Some(0) {
+        return raw(served, body);
+    }
+    let mut text = body.clone();
+    let mut tail = text.split_off(json_length.unwrap_or(body.len()));
+    let parsed: RequestBody = serde_json::from_slice(&text)
+        .map_err(|e| Error::Invalid(format!("failed to parse the request JSON buffer: {e}")))?;
+    let params = params(parsed.parameters)?;
+    let all_binary = params.flag("binary_data_output")?;
+    let mut inputs = Vec::with_capacity(parsed.inputs.len());
+    for input in parsed.inputs {
+        inputs.push(read_input(regions, input, &mut tail)?);
+    }
+    if !tail.is_empty() {
+        return Err(Error::Invalid(format!(
+            "unexpected additional input data for model '{}': {} bytes that no input takes",
+            served.name,
+            tail.len()
+        )));
+    }
+    let wanted = parsed.outputs.into_iter().map(|output| {
+        let own = self::params(output.parameters)?;
+        wanted(regions, output.name, &own)
+    });
+    let mut wanted = wanted.collect::<Result<Vec<_>>>()?;
+    for w in &mut wanted {
+        w.binary.get_or_insert(all_binary);
+    }
+    Ok(Request {
+        id: parsed.id,
+        params,
+        inputs,
+        wanted,
+    })
+}
+
+/// What is asked about an output, by its parameters.
+///
+/// # Errors
+/// A parameter of another kind, or a region that is not there.
+pub fn wanted(regions: &Regions, name: String, own: &Params) -> Result<Wanted> {
+    let binary = own.0.contains_key("binary_data");
+    let classes = own.number("classification")?.unwrap_or(0);
+    Ok(Wanted {
+        binary: if binary {
+            Some(own.flag("binary_data")?)
+        } else {
+            None
+        },
+        classes: usize::try_from(classes).unwrap_or(usize::MAX),
+        region: region(regions, own)?,
+        name,
+    })
+}
+
+/// The part of a region that parameters name.
+///
+/// # Errors
+/// A region that is not there, or a part that goes beyond it.
+pub fn region(regions: &Regions, own: &Params) -> Result<Option<crate::shm::Region>> {
+    let Some(name) = own.text("shared_memory_region")? else {
+        return Ok(None);
+    };
+    let offset = own.number("shared_memory_offset")?.unwrap_or(0);
+    let size = own.number("shared_memory_byte_size")?.ok_or_else(|| {
+        let what = format!("shared memory region '{name}'");
+        Error::expected(what, "parameter 'shared_memory_byte_size'", "none")
+    })?;
+    regions.part(name, offset, size).map(Some)
+}
+
+/// A request whose body is the only input's bytes.
+fn raw(served: &Served, body: Bytes) -> Result<Request> {
+    let what = format!("raw request to model '{}'", served.name);
+    let mut inputs = served.config.input.iter().filter(|i| !i.optional);
+    let (Some(input), None) = (inputs.next(), inputs.next()) else {
+        let got = served.config.input.len();
+        return Err(Error::expected(
+            what,
+            "a model with one input",
+            format!("{got}"),
+        ));
+    };
+    let data_type = DataType::of_config(input.data_type).unwrap_or(DataType::Bytes);
+    let (data, num) = match data_type.size() {
+        None => (dtype::join_bytes([&body[..]]).into(), 1),
+        Some(size) => (body.clone(), body.len() / size),
+    };
+    let known: i64 = input.dims.iter().filter(|&&d| d > 0).product();
+    let open = input.dims.iter().filter(|&&d| d < 0).count();
+    let known = usize::try_from(known).unwrap_or(1).max(1);
+    if open > 1 || num % known != 0 || (open == 0 && num != known) {
+        let expected = format!("elements of shape {:?} with one open axis", input.dims);
+        return Err(Error::expected(what, expected, format!("{num} elements")));
+    }
+    let dims = input
+        .dims
+        .iter()
+        .map(|&d| usize::try_from(d).unwrap_or(num / known));
+    let samples = (served.config.max_batch_size > 0).then_some(1);
+    Ok(Request {
+        inputs: vec![Input {
+            name: input.name.clone(),
+            data_type,
+            shape: samples.into_iter().chain(dims).collect(),
+            data,
+        }],
+        params: Params([("binary_data_output".to_owned(), Param::Bool(true))].into()),
+        ..Request::default()
+    })
+}
+
+/// Parameters as JSON has them.
+///
+/// # Errors
+/// A list or an object.
+pub fn params(from: IndexMap<String, Json>) -> Result<Params> {
+    let param = |(key, value): (String, Json)| {
+        let param = match &value {
+            Json::Bool(b) => Param::Bool(*b),
+            Json::String(s) => Param::Text(s.clone()),
+            Json::Number(n) => match (n.as_i64(), n.as_u64()) {
+                (Some(n), _) => Param::Int(n),
+                (None, Some(n)) => Param::Uint(n),
+                _ => Param::Double(n.as_f64().unwrap_or(f64::NAN)),
+            },
+            other => {
+                let what = format!("parameter '{key}'");
+                return Err(Error::expected(
+                    what,
+                    "a boolean, a number or a string",
+                    other,
+                ));
+            }
+        };
+        Ok((key, param))
+    };
+    Ok(Params(from.into_iter().map(param).collect::<Result<_>>()?))
+}
+
+fn read_input(regions: &Regions, input: InputBody, tail: &mut Bytes) -> Result<Input> {
+    let name = input.name;
+    let what = format!("input '{name}'");
+    let data_type = DataType::parse(&input.datatype).ok_or_else(|| {
+        let names: Vec<_> = DataType::ALL.iter().map(|t| t.name()).collect();
+        let expected = format!("a data-type of {}", names.join(", "));
+        Error::expected(&what, expected, format!("'{}'", input.datatype))
+    })?;
+    let shape: Option<Vec<usize>> = input.shape.iter().map(|&d| d.try_into().ok()).collect();
+    let count = shape.as_deref().and_then(dtype::elements);
+    let (Some(shape), Some(count)) = (shape, count) else {
+        let got = format!("{:?}", input.shape);
+        return Err(Error::expected(
+            format!("{what}: shape"),
+            "a countable number",
+            got,
+        ));
+    };
+    let own = params(input.parameters)?;
+    let data = if let Some(region) = region(regions, &own)? {
+        region.read()?
+    } else if let Some(size) = own.number("binary_data_size")? {
+        let size = usize::try_from(size).unwrap_or(usize::MAX);
+        if size > tail.len() {
+            let expected = format!("{size} bytes behind the JSON");
+            return Err(Error::expected(what, expected, format!("{}", tail.len())));
+        }
+        tail.split_to(size)
+    } else {
+        let Some(Flat(elements)) = input.data else {
+            return Err(Error::expected(
+                what,
+                "'data', 'binary_data_size' or a region",
+                "none",
+            ));
+        };
+        if elements.len() != count {
+            let expected = format!("{count} elements of shape {shape:?}");
+            return Err(Error::expected(
+                what,
+                expected,
+                format!("{}", elements.len()),
+            ));
+        }
+        encode(&what, data_type, elements)?.into()
+    };
+    if data_type == DataType::Bytes && name != TEXT_INPUT {
+        dtype::split_bytes(&data).map_err(|e| Error::Invalid(format!("{what}: {e}")))?;
+    }
+    Ok(Input {
+        name,
+        data_type,
+        shape,
+        data,
+    })
+}
+
+/// The bytes of elements that were written as JSON.
+fn encode(what: &str, data_type: DataType, elements: Vec<Element>) -> Result<Vec<u8>> {
+    if !data_type.has_numbers() {
+        let expected = "elements as bytes, which JSON has no form for";
+        return Err(Error::expected(
+            format!("{what} of data-type {data_type}"),
+            expected,
+            "JSON",
+        ));
+    }
+    let wrong =
+        |got: &dyn fmt::Display| Error::expected(what, format!("elements of {data_type}"), got);
+    let mut bytes = Vec::with_capacity(elements.len() * data_type.size().unwrap_or(8));
+    for element in elements {
+        match (data_type, element) {
+            (DataType::Bytes, Element::Text(text)) => {
+                bytes.extend(dtype::join_bytes([text.as_bytes()]));
+            }
+            (DataType::Bool, Element::Bool(b)) => bytes.push(u8::from(b)),
+            (DataType::Fp32, Element::Float(x)) => bytes.extend((x as f32).to_le_bytes()),
+            (DataType::Fp32, Element::Int(n)) => bytes.extend((n as f32).to_le_bytes()),
+            (DataType::Fp64, Element::Float(x)) => bytes.extend(x.to_le_bytes()),
+            (DataType::Fp64, Element::Int(n)) => bytes.extend((n as f64).to_le_bytes()),
+            (DataType::Bytes | DataType::Fp32 | DataType::Fp64, Element::Bool(b)) => {
+                return Err(wrong(&b));
+            }
+            (DataType::Bool, Element::Int(n)) if n == 0 || n == 1 => bytes.push(n as u8),
+            (_, Element::Int(n)) => {
+                let size = data_type.size().unwrap_or(8);
+                let bits = 8 * size as u32;
+                let signed = data_type.name().starts_with('I');
+                let (low, high) = if signed {
+                    (-(1_i128 << (bits - 1)), (1_i128 << (bits - 1)) - 1)
+                } else {
+                    (0, (1_i128 << bits) - 1)
+                };
+                if data_type == DataType::Bytes
+                    || data_type == DataType::Bool
+                    || n < low
+                    || n > high
+                {
+                    return Err(wrong(&n));
+                }
+                bytes.extend(&n.to_le_bytes()[..size]);
+            }
+            (_, Element::Float(x)) => return Err(wrong(&x)),
+            (_, Element::Bool(b)) => return Err(wrong(&b)),
+            (_, Element::Text(text)) => return Err(wrong(&format!("{text:?}"))),
+        }
+    }
+    Ok(bytes)
+}
+
+/// The elements of an output as JSON; numbers that are not finite are `null`.
+fn decode(output: &Output) -> Result<Json> {
+    let bytes = &output.data;
+    fn list<const N: usize, T: Into<Json>>(bytes: &[u8], f: impl Fn([u8; N]) -> T) -> Json {
+        let (chunks, _) = bytes.as_chunks::<N>();
+        chunks
+            .iter()
+            .map(|c| f(*c).into())
+            .collect::<Vec<Json>>()
+            .into()
+    }
+    Ok(match output.data_type {
+        DataType::Bool => list(bytes, |b: [u8; 1]| b[0] != 0),
+        DataType::Uint8 => list(bytes, u8::from_le_bytes),
+        DataType::Uint16 => list(bytes, u16::from_le_bytes),
+        DataType::Uint32 => list(bytes, u32::from_le_bytes),
+        DataType::Uint64 => list(bytes, u64::from_le_bytes),
+        DataType::Int8 => list(bytes, i8::from_le_bytes),
+        DataType::Int16 => list(bytes, i16::from_le_bytes),
+        DataType::Int32 => list(bytes, i32::from_le_bytes),
+        DataType::Int64 => list(bytes, i64::from_le_bytes),
+        DataType::Fp32 => list(bytes, f32::from_le_bytes),
+        DataType::Fp64 => list(bytes, f64::from_le_bytes),
+        DataType::Fp16 | DataType::Bf16 => {
+            let what = format!("output '{}' of data-type {}", output.name, output.data_type);
+            return Err(Error::expected(
+                what,
+                "binary_data, for JSON has no form for it",
+                "JSON",
+            ));
+        }
+        DataType::Bytes => {
+            let parts = dtype::split_bytes(bytes).map_err(Error::Internal)?;
+            let texts = parts.iter().map(|p| Json::from(String::from_utf8_lossy(p)));
+            texts.collect::<Vec<_>>().into()
+        }
+    })
+}
+
+/// Writes an answer, as bytes where the request wants them.
+///
+/// # Errors
+/// An output that JSON has no form for.
+pub fn write(served: &Served, request: &Request, answer: Answer) -> Result<Response> {
+    let all_binary = request.params.flag("binary_data_output")?;
+    let mut tail = Vec::new();
+    let mut outputs = Vec::new();
+    for output in answer.outputs {
+        let mut parameters = serde_json::Map::new();
+        let mut data = None;
+        if let Some(region) = &output.wanted.region {
+            let (name, offset, _) = region.place();
+            parameters.insert("shared_memory_region".into(), name.into());
+            parameters.insert("shared_memory_byte_size".into(), output.data.len().into());
+            if offset > 0 {
+                parameters.insert("shared_memory_offset".into(), offset.into());
+            }
+        } else if output.wanted.binary.unwrap_or(all_binary) {
+            parameters.insert("binary_data_size".into(), output.data.len().into());
+            tail.extend_from_slice(&output.data);
+        } else {
+            data = Some(decode(&output)?);
+        }
+        let mut json = json!({
+            "name": output.name,
+            "datatype": output.data_type.name(),
+            "shape": output.shape,
+        });
+        if !parameters.is_empty() {
+            json["parameters"] = Json::Object(parameters);
+        }
+        if let Some(data) = data {
+            json["data"] = data;
+        }
+        outputs.push(json);
+    }
+    let mut json = json!({
+        "model_name": served.name,
+        "model_version": served.version.to_string(),
+        "outputs": outputs,
+    });
+    if !answer.id.is_empty() {
+        json["id"] = answer.id.into();
+    }
+    let mut body = json.to_string().into_bytes();
+    let length = body.len();
+    let is_binary = !tail.is_empty();
+    body.append(&mut tail);
+    let mut response = Response::new(Body::from(body));
+    let content_type = if is_binary {
+        "application/octet-stream"
+    } else {
+        "application/json"
+    };
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    if is_binary {
+        headers.insert(JSON_LENGTH, HeaderValue::from(length));
+    }
+    Ok(response)
+}

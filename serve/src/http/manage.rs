@@ -1,0 +1,190 @@
+//! Calls about the repository, shared memory, traces and logs.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::extract::{Path, State as Shared};
+use axum::routing::{any, get, post};
+use axum::{Json, Router};
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use super::{App, Target};
+use crate::error::{Error, Result};
+use crate::state::State;
+
+/// The body of a call as an object; an empty body is an empty one.
+fn object(body: &[u8]) -> Result<serde_json::Map<String, Value>> {
+    if body.iter().all(u8::is_ascii_whitespace) {
+        return Ok(serde_json::Map::new());
+    }
+    serde_json::from_slice(body)
+        .map_err(|e| Error::Invalid(format!("failed to parse the request JSON buffer: {e}")))
+}
+
+pub async fn index(Shared(state): App, body: Bytes) -> Result<Json<Value>> {
+    let body = object(&body)?;
+    let ready = match body.get("ready") {
+        None => false,
+        Some(Value::Bool(ready)) => *ready,
+        Some(other) => return Err(Error::expected("'ready'", "true or false", other)),
+    };
+    let index = state.repository.index(ready).into_iter().map(|i| {
+        let mut line = json!({ "name": i.name });
+        for (key, value) in [
+            ("version", i.version),
+            ("state", i.state.into()),
+            ("reason", i.reason),
+        ] {
+            if !value.is_empty() {
+                line[key] = value.into();
+            }
+        }
+        line
+    });
+    Ok(Json(index.collect()))
+}
+
+/// Loads a model on a thread where that may take its time.
+pub async fn load_model(state: &Arc<State>, model: String, config: Option<String>) -> Result<()> {
+    state.repository.check_explicit("load / unload")?;
+    let state = state.clone();
+    let loaded =
+        tokio::task::spawn_blocking(move || state.repository.load(&model, config.as_deref()));
+    loaded
+        .await
+        .unwrap_or_else(|e| Err(Error::Internal(e.to_string())))
+}
+
+pub async fn load(Shared(state): App, Path(target): Path<Target>, body: Bytes) -> Result<()> {
+    let body = object(&body)?;
+    let mut config = None;
+    for (key, value) in body
+        .get("parameters")
+        .and_then(Value::as_object)
+        .into_iter()
+        .flatten()
+    {
+        match (key.as_str(), value) {
+            ("config", Value::String(text)) => config = Some(text.clone()),
+            (file, _) if file.starts_with("file:") => {
+                let message =
+                    format!("parameter '{file}': models are loaded from the repository alone");
+                return Err(Error::Unsupported(message));
+            }
+            (other, _) => {
+                return Err(Error::expected(
+                    "parameter",
+                    "'config', a string",
+                    format!("'{other}'"),
+                ));
+            }
+        }
+    }
+    load_model(&state, target.model, config).await
+}
+
+pub async fn unload(Shared(state): App, Path(target): Path<Target>) -> Result<()> {
+    state.repository.check_explicit("load / unload")?;
+    state.repository.unload(&target.model)
+}
+
+pub async fn trace(Shared(state): App) -> Json<Value> {
+    let all = state.switches.trace().into_iter();
+    let plain = all.map(|(key, values)| {
+        // The level is a list; the others are one value each.
+        let value = if key == "trace_level" {
+            json!(values)
+        } else {
+            json!(values.first())
+        };
+        (key, value)
+    });
+    Json(Value::Object(plain.collect()))
+}
+
+pub async fn set_trace(Shared(state): App, body: Bytes) -> Result<Json<Value>> {
+    let text = |v: Value| match v {
+        Value::String(text) => text,
+        other => other.to_string(),
+    };
+    let settings: BTreeMap<_, _> = object(&body)?
+        .into_iter()
+        .map(|(key, value)| match value {
+            Value::Null => (key, Vec::new()),
+            Value::Array(items) => (key, items.into_iter().map(text).collect()),
+            other => (key, vec![text(other)]),
+        })
+        .collect();
+    state.switches.set_trace(&settings)?;
+    Ok(trace(Shared(state)).await)
+}
+
+pub async fn log(Shared(state): App) -> Json<Value> {
+    Json(state.switches.log())
+}
+
+pub async fn set_log(Shared(state): App, body: Bytes) -> Result<Json<Value>> {
+    let settings = object(&body)?.into_iter().collect();
+    state.switches.set_log(&settings)?;
+    Ok(Json(state.switches.log()))
+}
+
+/// Paths of the shared memory extensions.
+pub fn shared_memory() -> Router<Arc<State>> {
+    let system = "/v2/systemsharedmemory";
+    let region = format!("{system}/region/{{region}}");
+    Router::new()
+        .route(&format!("{system}/status"), get(all_regions))
+        .route(&format!("{region}/status"), get(one_region))
+        .route(&format!("{region}/register"), post(register))
+        .route(&format!("{region}/unregister"), post(unregister))
+        .route(&format!("{system}/unregister"), post(unregister_all))
+        .route("/v2/cudasharedmemory/{*rest}", any(no_cuda))
+}
+
+async fn no_cuda() -> Error {
+    Error::Unsupported("this server has no CUDA shared memory".into())
+}
+
+fn regions(state: &State, name: &str) -> Result<Json<Value>> {
+    let regions = state.regions.status(name)?.into_iter().map(|(name, r)| {
+        json!({"name": name, "key": r.key, "offset": r.offset, "byte_size": r.byte_size})
+    });
+    Ok(Json(regions.collect()))
+}
+
+async fn all_regions(Shared(state): App) -> Result<Json<Value>> {
+    regions(&state, "")
+}
+
+async fn one_region(Shared(state): App, Path(name): Path<String>) -> Result<Json<Value>> {
+    regions(&state, &name)
+}
+
+async fn register(Shared(state): App, Path(name): Path<String>, body: Bytes) -> Result<()> {
+    let body = object(&body)?;
+    let number = |key: &str| {
+        let value = body.get(key).unwrap_or(&Value::Null);
+        let expected = || Error::expected(format!("'{key}'"), "a whole number of 0 or more", value);
+        value.as_u64().ok_or_else(expected)
+    };
+    let key = body.get("key").and_then(Value::as_str);
+    let key = key.ok_or_else(|| Error::expected("'key'", "a string", "none"))?;
+    let offset = if body.contains_key("offset") {
+        number("offset")?
+    } else {
+        0
+    };
+    state
+        .regions
+        .register(&name, key, offset, number("byte_size")?)
+}
+
+async fn unregister(Shared(state): App, Path(name): Path<String>) {
+    state.regions.unregister(&name);
+}
+
+async fn unregister_all(Shared(state): App) {
+    state.regions.unregister("");
+}

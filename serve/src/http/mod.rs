@@ -1,0 +1,167 @@
+//! The protocol over HTTP.
+
+mod body;
+mod generate;
+mod manage;
+
+use std::sync::Arc;
+
+use axum::extract::{DefaultBodyLimit, Path, State as Shared};
+use axum::http::{HeaderMap, Method, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use bytes::Bytes;
+use serde_json::{Value, json};
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::compression::CompressionLayer;
+use tower_http::decompression::RequestDecompressionLayer;
+
+use crate::config;
+use crate::error::{Error, Result};
+use crate::infer;
+use crate::model::Served;
+use crate::proto;
+use crate::state::{EXTENSIONS, SERVER_NAME, State};
+
+pub use body::{params, region, wanted};
+pub use manage::load_model;
+
+type App = Shared<Arc<State>>;
+
+/// A model, and a version if the path names one.
+#[derive(serde::Deserialize)]
+struct Target {
+    model: String,
+    #[serde(default)]
+    version: String,
+}
+
+impl Target {
+    fn get(&self, state: &State) -> Result<Arc<Served>> {
+        state.repository.get(&self.model, &self.version)
+    }
+}
+
+/// All paths; bodies are at most `max_body` bytes, unpacked.
+pub fn router(state: Arc<State>, max_body: usize) -> Router {
+    let model = Router::new()
+        .route("/", get(metadata))
+        .route("/ready", get(model_ready))
+        .route("/config", get(model_config))
+        .route("/stats", get(model_stats))
+        .route("/infer", post(run))
+        .route("/generate", post(generate::whole))
+        .route("/generate_stream", post(generate::stream))
+        .route("/trace/setting", get(manage::trace).post(manage::set_trace));
+    let root = Router::new()
+        .route("/v2", get(server))
+        .route("/v2/health/live", get(|| async { StatusCode::OK }))
+        .route("/v2/health/ready", get(ready))
+        .route("/v2/models/stats", get(all_stats))
+        .nest("/v2/models/{model}", model.clone())
+        .nest("/v2/models/{model}/versions/{version}", model)
+        .route("/v2/repository/index", post(manage::index))
+        .route("/v2/repository/models/{model}/load", post(manage::load))
+        .route("/v2/repository/models/{model}/unload", post(manage::unload))
+        .route(
+            "/v2/trace/setting",
+            get(manage::trace).post(manage::set_trace),
+        )
+        .route("/v2/logging", get(manage::log).post(manage::set_log))
+        .merge(manage::shared_memory());
+    root.fallback(nowhere)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(DefaultBodyLimit::max(max_body))
+        .layer(RequestDecompressionLayer::new())
+        .layer(CompressionLayer::new())
+        .layer(CatchPanicLayer::custom(|_| {
+            Error::Internal("the server has a bug; its log says more".into()).into_response()
+        }))
+        .with_state(state)
+}
+
+async fn nowhere(method: Method, uri: axum::http::Uri) -> Error {
+    Error::NotFound(format!("{method} {}: no such path", uri.path()))
+}
+
+async fn wrong_method(method: Method, uri: axum::http::Uri) -> Response {
+    let text = format!("{}: the method {method} is not allowed", uri.path());
+    (
+        StatusCode::METHOD_NOT_ALLOWED,
+        Json(json!({ "error": text })),
+    )
+        .into_response()
+}
+
+async fn server() -> Json<Value> {
+    Json(json!({
+        "name": SERVER_NAME,
+        "version": env!("CARGO_PKG_VERSION"),
+        "extensions": EXTENSIONS,
+    }))
+}
+
+fn ok_or_unready(ready: bool) -> StatusCode {
+    if ready {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    }
+}
+
+async fn ready(Shared(state): App) -> StatusCode {
+    ok_or_unready(state.is_ready())
+}
+
+async fn model_ready(Shared(state): App, Path(target): Path<Target>) -> Result<StatusCode> {
+    match target.get(&state) {
+        Ok(_) => Ok(ok_or_unready(state.is_ready())),
+        Err(Error::Unavailable(_)) => Ok(StatusCode::SERVICE_UNAVAILABLE),
+        Err(other) => Err(other),
+    }
+}
+
+async fn metadata(Shared(state): App, Path(target): Path<Target>) -> Result<Json<Value>> {
+    let served = target.get(&state)?;
+    let versions = state.repository.versions(&served.name);
+    Ok(Json(served.metadata(&versions)))
+}
+
+async fn model_config(Shared(state): App, Path(target): Path<Target>) -> Result<Json<Value>> {
+    let served = target.get(&state)?;
+    Ok(Json(config::to_json("ModelConfig", &served.config)))
+}
+
+fn stats(of: &[Arc<Served>]) -> Json<Value> {
+    let message = proto::ModelStatisticsResponse {
+        model_stats: of.iter().map(|served| served.statistics()).collect(),
+    };
+    Json(config::to_json("ModelStatisticsResponse", &message))
+}
+
+async fn model_stats(Shared(state): App, Path(target): Path<Target>) -> Result<Json<Value>> {
+    Ok(stats(&[target.get(&state)?]))
+}
+
+async fn all_stats(Shared(state): App) -> Json<Value> {
+    stats(&state.repository.served())
+}
+
+async fn run(
+    Shared(state): App,
+    Path(target): Path<Target>,
+    headers: HeaderMap,
+    body: std::result::Result<Bytes, axum::extract::rejection::BytesRejection>,
+) -> Result<Response> {
+    let _room = state.enter()?;
+    let body = body.map_err(|e| Error::Invalid(e.body_text()))?;
+    let served = target.get(&state)?;
+    if served.settings.decoupled {
+        let message = "HTTP end point doesn't support models with decoupled transaction policy";
+        return Err(Error::Invalid(message.into()));
+    }
+    let request = body::read(&served, &state.regions, &headers, body)?;
+    let answer = infer::run(&served, &request).await?;
+    body::write(&served, &request, answer)
+}

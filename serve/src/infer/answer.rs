@@ -1,0 +1,243 @@
+//! The engine's outputs as those of the protocol.
+
+use lazybatch_graph::Tensor;
+
+use super::{Answer, Output, Request, Wanted};
+use crate::config::TEXT_OUTPUT;
+use crate::dtype::{self, DataType};
+use crate::error::{Error, Result};
+use crate::model::Served;
+
+/// Puts the outputs of the engine's requests together, in the order of their samples.
+///
+/// Outputs whose length differs from sample to sample (a decoder's) are filled up to the longest
+/// with the model's stop token, or zeros.
+///
+/// # Errors
+/// An output that does not go where the request wants it.
+pub fn gather(served: &Served, request: &Request, calls: Vec<Vec<Tensor>>) -> Result<Answer> {
+    let mut outputs = Vec::new();
+    for wanted in wanted(served, request) {
+        let output = if wanted.name == TEXT_OUTPUT && served.known.writes_text {
+            text(served, wanted, &calls)?
+        } else {
+            let known = served.known.outputs.iter();
+            let at = known.clone().position(|t| t.name == wanted.name);
+            let at = at.ok_or_else(|| {
+                let (name, model) = (&wanted.name, &served.name);
+                Error::Invalid(format!(
+                    "unexpected inference output '{name}' for model '{model}'"
+                ))
+            })?;
+            let parts: Vec<&Tensor> = calls.iter().filter_map(|c| c.get(at)).collect();
+            numbers(served, wanted, at, &parts)
+        };
+        outputs.push(placed(served, output)?);
+    }
+    Ok(Answer {
+        id: request.id.clone(),
+        outputs,
+    })
+}
+
+/// Rows that a step gave to the program's output `at`.
+pub fn rows(served: &Served, request: &Request, at: usize, rows: &Tensor) -> Answer {
+    let name = served.known.outputs.get(at).map(|t| t.name.as_str());
+    let wanted = wanted(served, request).into_iter();
+    let own = wanted.filter(|w| Some(w.name.as_str()) == name);
+    Answer {
+        id: request.id.clone(),
+        outputs: own.map(|w| numbers(served, w, at, &[rows])).collect(),
+    }
+}
+
+/// What the request wants; everything if it does not say.
+fn wanted(served: &Served, request: &Request) -> Vec<Wanted> {
+    if !request.wanted.is_empty() {
+        return request.wanted.clone();
+    }
+    let all = served.config.output.iter().map(|o| Wanted {
+        name: o.name.clone(),
+        ..Wanted::default()
+    });
+    all.collect()
+}
+
+fn numbers(served: &Served, wanted: Wanted, at: usize, parts: &[&Tensor]) -> Output {
+    let tensor = &served.known.outputs[at];
+    let listed = served.config.output.iter().find(|o| o.name == tensor.name);
+    let data_type = listed.and_then(|o| DataType::of_config(o.data_type));
+    let data_type = data_type.unwrap_or(tensor.data_type);
+    let row: usize = tensor.fixed.iter().product();
+    let row_bytes = row * data_type.size().unwrap_or(1);
+    let mut shape = Vec::new();
+    let mut data = Vec::new();
+    if tensor.is_sequence {
+        let lens = parts.iter().map(|p| p.num_elems() / row.max(1));
+        let longest = lens.max().unwrap_or(0);
+        if served.batched {
+            shape.push(parts.len());
+        }
+        shape.push(longest);
+        let stop = served.program.metadata.get("stop_token");
+        let stop = stop.and_then(|id| id.parse::<i32>().ok()).unwrap_or(0);
+        let fill = if tensor.held.is_float() {
+            vec![0; row_bytes]
+        } else {
+            dtype::to_bytes(&Tensor::from_i32(&[row], &vec![stop; row]), data_type)
+        };
+        for part in parts {
+            let bytes = if part.num_elems() == 0 {
+                Vec::new()
+            } else {
+                dtype::to_bytes(part, data_type)
+            };
+            let missing = longest - part.num_elems() / row.max(1);
+            data.extend(bytes);
+            data.extend(fill.repeat(missing));
+        }
+    } else {
+        if served.batched {
+            shape.push(parts.iter().map(|p| p.num_elems() / row.max(1)).sum());
+        }
+        for part in parts.iter().filter(|p| p.num_elems() > 0) {
+            data.extend(dtype::to_bytes(part, data_type));
+        }
+    }
+    shape.extend(&tensor.fixed);
+    // A configuration may write a sample that is one number as a list of it.
+    if listed.is_some_and(|o| o.dims == [1] && tensor.dims().is_empty()) {
+        shape.push(1);
+    }
+    Output {
+        name: wanted.name.clone(),
+        data_type,
+        shape,
+        data,
+        wanted,
+    }
+}
+
+fn text(served: &Served, wanted: Wanted, calls: &[Vec<Tensor>]) -> Result<Output> {
+    let codec = served.text.as_ref();
+    let mut texts = Vec::new();
+    for outputs in calls {
+        let answer = codec.map(|c| c.answer(outputs)).transpose();
+        texts.push(
+            answer
+                .map_err(Error::Internal)?
+                .flatten()
+                .unwrap_or_default(),
+        );
+    }
+    let data = dtype::join_bytes(texts.iter().map(String::as_bytes));
+    Ok(Output {
+        name: wanted.name.clone(),
+        data_type: DataType::Bytes,
+        shape: if served.batched {
+            vec![texts.len(), 1]
+        } else {
+            vec![1]
+        },
+        data,
+        wanted,
+    })
+}
+
+/// An output as it was wanted: as classes, in a region.
+fn placed(served: &Served, mut output: Output) -> Result<Output> {
+    if output.wanted.classes > 0 {
+        let samples = if served.batched { output.shape[0] } else { 1 };
+        let labels = served
+            .labels
+            .get(&output.name)
+            .map_or(&[][..], Vec::as_slice);
+        output = classify(output, samples, labels)?;
+    }
+    if let Some(region) = &output.wanted.region {
+        region.write(&output.data)?;
+    }
+    Ok(output)
+}
+
+/// The largest elements of each sample, as texts `value:place[:label]`.
+fn classify(output: Output, samples: usize, labels: &[String]) -> Result<Output> {
+    let what = format!("classification of output '{}'", output.name);
+    let values =
+        values(&output).ok_or_else(|| Error::expected(&what, "numbers", output.data_type))?;
+    let each = values.len() / samples.max(1);
+    let k = output.wanted.classes.min(each);
+    let mut texts = Vec::with_capacity(samples * k);
+    for sample in values.chunks_exact(each.max(1)) {
+        let mut order: Vec<usize> = (0..sample.len()).collect();
+        order.sort_by(|&a, &b| sample[b].total_cmp(&sample[a]).then(a.cmp(&b)));
+        for &at in &order[..k] {
+            let value = match output.data_type {
+                DataType::Fp32 | DataType::Fp64 | DataType::Fp16 | DataType::Bf16 => {
+                    format!("{:.6}", sample[at])
+                }
+                _ => format!("{}", sample[at]),
+            };
+            texts.push(match labels.get(at) {
+                Some(label) => format!("{value}:{at}:{label}"),
+                None => format!("{value}:{at}"),
+            });
+        }
+    }
+    let batched = output.shape.len() > 1 || samples > 1;
+    Ok(Output {
+        data_type: DataType::Bytes,
+        shape: if batched { vec![samples, k] } else { vec![k] },
+        data: dtype::join_bytes(texts.iter().map(String::as_bytes)),
+        ..output
+    })
+}
+
+/// The elements as numbers; `None` for texts.
+pub fn values(output: &Output) -> Option<Vec<f64>> {
+    let size = output.data_type.size()?;
+    let held = if output.data_type.fits(lazybatch_graph::DType::F32) {
+        lazybatch_graph::DType::F32
+    } else {
+        lazybatch_graph::DType::I32
+    };
+    let num = output.data.len() / size;
+    let tensor = dtype::to_tensor(output.data_type, held, &[num], &output.data).ok()?;
+    Some(match held {
+        lazybatch_graph::DType::F32 => tensor.to_f32().into_iter().map(f64::from).collect(),
+        _ => tensor.to_i32().into_iter().map(f64::from).collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_are_the_largest_with_their_places() {
+        let scores = [0.5f32, 2.0, 1.0, 3.0, 3.0, -1.0];
+        let output = Output {
+            name: "y".into(),
+            data_type: DataType::Fp32,
+            shape: vec![2, 3],
+            data: scores.iter().flat_map(|v| v.to_le_bytes()).collect(),
+            wanted: Wanted {
+                classes: 2,
+                ..Wanted::default()
+            },
+        };
+        let labels = ["a".to_owned(), "b".to_owned()];
+        let classes = classify(output, 2, &labels).unwrap();
+        assert_eq!(classes.shape, [2, 2]);
+        let texts = dtype::split_bytes(&classes.data).unwrap();
+        let texts: Vec<_> = texts
+            .iter()
+            .map(|t| std::str::from_utf8(t).unwrap())
+            .collect();
+        // Of equal ones the first.
+        assert_eq!(
+            texts,
+            ["2.000000:1:b", "1.000000:2", "3.000000:0:a", "3.000000:1:b"]
+        );
+    }
+}

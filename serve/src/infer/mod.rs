@@ -1,0 +1,173 @@
+//! Requests and answers of the protocol, whatever they came over.
+
+mod answer;
+mod pending;
+mod run;
+
+use bytes::Bytes;
+use indexmap::IndexMap;
+
+pub use run::{Item, Stepwise, run, stream};
+
+use crate::dtype::DataType;
+use crate::error::{Error, Result};
+use crate::shm::Region;
+
+/// A parameter.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Param {
+    /// Yes or no.
+    Bool(bool),
+    /// A whole number.
+    Int(i64),
+    /// A whole number that may be beyond [`i64`].
+    Uint(u64),
+    /// A number.
+    Double(f64),
+    /// Text.
+    Text(String),
+}
+
+/// Parameters by name.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Params(pub IndexMap<String, Param>);
+
+impl Params {
+    fn wrong<T>(key: &str, expected: &str, got: &Param) -> Result<T> {
+        Err(Error::expected(
+            format!("parameter '{key}'"),
+            expected,
+            format!("{got:?}"),
+        ))
+    }
+
+    /// A flag; false if it is not there.
+    ///
+    /// # Errors
+    /// Another kind of value.
+    pub fn flag(&self, key: &str) -> Result<bool> {
+        match self.0.get(key) {
+            None => Ok(false),
+            Some(Param::Bool(b)) => Ok(*b),
+            Some(Param::Text(t)) if t == "true" || t == "false" => Ok(t == "true"),
+            Some(other) => Self::wrong(key, "true or false", other),
+        }
+    }
+
+    /// A whole number of 0 or more.
+    ///
+    /// # Errors
+    /// Another kind of value.
+    pub fn number(&self, key: &str) -> Result<Option<u64>> {
+        let expected = "a whole number of 0 or more";
+        match self.0.get(key) {
+            None => Ok(None),
+            Some(Param::Uint(n)) => Ok(Some(*n)),
+            Some(got @ Param::Int(n)) => match u64::try_from(*n) {
+                Ok(n) => Ok(Some(n)),
+                Err(_) => Self::wrong(key, expected, got),
+            },
+            Some(got @ Param::Text(t)) => match t.parse() {
+                Ok(n) => Ok(Some(n)),
+                Err(_) => Self::wrong(key, expected, got),
+            },
+            Some(other) => Self::wrong(key, expected, other),
+        }
+    }
+
+    /// A number above 0.
+    ///
+    /// # Errors
+    /// Another kind of value.
+    pub fn positive(&self, key: &str) -> Result<Option<f64>> {
+        let value = match self.0.get(key) {
+            None => return Ok(None),
+            Some(Param::Double(x)) => *x,
+            Some(Param::Int(n)) => *n as f64,
+            Some(Param::Uint(n)) => *n as f64,
+            Some(Param::Text(t)) => t.parse().unwrap_or(f64::NAN),
+            Some(Param::Bool(_)) => f64::NAN,
+        };
+        if value > 0.0 && value <= 1e9 {
+            return Ok(Some(value));
+        }
+        let got = format!("{:?}", self.0.get(key));
+        let what = format!("parameter '{key}'");
+        Err(Error::expected(what, "a number above 0, at most 1e9", got))
+    }
+
+    /// A text.
+    ///
+    /// # Errors
+    /// Another kind of value.
+    pub fn text(&self, key: &str) -> Result<Option<&str>> {
+        match self.0.get(key) {
+            None => Ok(None),
+            Some(Param::Text(t)) => Ok(Some(t)),
+            Some(other) => Self::wrong(key, "a string", other),
+        }
+    }
+}
+
+/// An input of a request.
+#[derive(Clone, Debug)]
+pub struct Input {
+    /// Its name.
+    pub name: String,
+    /// Type of its elements.
+    pub data_type: DataType,
+    /// Its dimensions, the axis of samples included.
+    pub shape: Vec<usize>,
+    /// Its elements, little-endian.
+    pub data: Bytes,
+}
+
+/// What a request wants of an output.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted {
+    /// Its name.
+    pub name: String,
+    /// As bytes behind the JSON text; as the request says if `None`.
+    pub binary: Option<bool>,
+    /// Instead of the elements, the so many largest with their places.
+    pub classes: usize,
+    /// Where to put the bytes instead of the answer.
+    pub region: Option<Region>,
+}
+
+/// A request.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// The client's name for it.
+    pub id: String,
+    /// What it says beside its tensors.
+    pub params: Params,
+    /// Its inputs.
+    pub inputs: Vec<Input>,
+    /// The outputs that it wants; all if there are none.
+    pub wanted: Vec<Wanted>,
+}
+
+/// An output of an answer.
+#[derive(Clone, Debug)]
+pub struct Output {
+    /// Its name.
+    pub name: String,
+    /// Type of its elements.
+    pub data_type: DataType,
+    /// Its dimensions, the axis of samples included.
+    pub shape: Vec<usize>,
+    /// Its elements, little-endian; empty if they went to a region.
+    pub data: Vec<u8>,
+    /// What was asked about it.
+    pub wanted: Wanted,
+}
+
+/// An answer.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// The request's own name.
+    pub id: String,
+    /// Its outputs.
+    pub outputs: Vec<Output>,
+}

@@ -1,0 +1,68 @@
+//! A request between its arrival and its end, as statistics count it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use lazybatch_sla::Time;
+
+use crate::error::Error;
+use crate::model::Served;
+
+/// A request in the engine: counted as cancelled if it is dropped before its end.
+pub struct Pending {
+    served: Arc<Served>,
+    class: String,
+    start: Time,
+    ended: bool,
+}
+
+impl Pending {
+    /// From now on.
+    pub fn new(served: &Arc<Served>, class: &str) -> Self {
+        served.stats.pending.fetch_add(1, Relaxed);
+        Self {
+            start: served.engine().now(),
+            served: served.clone(),
+            class: class.to_owned(),
+            ended: false,
+        }
+    }
+
+    /// When it came, on the engine's clock.
+    pub fn start(&self) -> Time {
+        self.start
+    }
+
+    /// Its model.
+    pub fn served(&self) -> &Arc<Served> {
+        &self.served
+    }
+
+    /// Its SLA class.
+    pub fn class(&self) -> &str {
+        &self.class
+    }
+
+    /// It ends now; a second end does not count.
+    pub fn end(&mut self, error: Option<&Error>) {
+        if std::mem::replace(&mut self.ended, true) {
+            return;
+        }
+        let stats = &self.served.stats;
+        let took = self.served.engine().now().since(self.start);
+        match error {
+            None => stats.succeeded(took),
+            Some(error) => stats.failed(&self.class, error, took),
+        }
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        let stats = &self.served.stats;
+        stats.pending.fetch_sub(1, Relaxed);
+        if !self.ended {
+            stats.cancelled(&self.class);
+        }
+    }
+}

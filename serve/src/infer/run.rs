@@ -1,0 +1,473 @@
+//! Runs requests: checks their tensors against the model, hands them to its engine, and gathers the
+//! answers.
+//!
+//! A request of several samples to a model over sequences, or of more than a launch holds, becomes
+//! several requests of the engine, which batches them node by node with everybody else's.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lazybatch_engine::{Answer as Ended, Handle, Options, RequestError, Step, StepStream};
+use lazybatch_graph::Tensor;
+use lazybatch_sla::{Nanos, Time};
+use tokio::time::{Instant, timeout_at};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::pending::Pending;
+use super::{Answer, Input, Param, Request, answer};
+use crate::config::TEXT_INPUT;
+use crate::dtype::{self, DataType};
+use crate::error::{Error, Result};
+use crate::model::Served;
+
+/// A request made ready for the engine.
+pub struct Prepared {
+    /// Inputs of the engine's requests, in order.
+    calls: Vec<Vec<Tensor>>,
+    /// Samples of all together.
+    samples: usize,
+    options: Options,
+    class: String,
+    timeout_us: u64,
+}
+
+/// Runs a request to its end. Dropping the future cancels it.
+///
+/// # Errors
+/// What is wrong with it, or why there is no answer.
+pub async fn run(served: &Arc<Served>, request: &Request) -> Result<Answer> {
+    let mut pending = Pending::new(served, class_of(request));
+    let result = run_counted(served, request, pending.start()).await;
+    pending.end(result.as_ref().err());
+    result.map_err(|e| in_request(&request.id, e))
+}
+
+/// Names the request in an error's message, if the client named it.
+fn in_request(id: &str, error: Error) -> Error {
+    if id.is_empty() {
+        return error;
+    }
+    let name = |text: String| format!("[request id: {id}] {text}");
+    match error {
+        Error::Invalid(t) => Error::Invalid(name(t)),
+        Error::NotFound(t) => Error::NotFound(name(t)),
+        Error::Unavailable(t) => Error::Unavailable(name(t)),
+        Error::Unsupported(t) => Error::Unsupported(name(t)),
+        Error::Internal(t) => Error::Internal(name(t)),
+    }
+}
+
+fn class_of(request: &Request) -> &str {
+    match request.params.0.get("sla_class") {
+        Some(Param::Text(class)) if class.len() <= 64 => class,
+        _ => "default",
+    }
+}
+
+async fn run_counted(served: &Served, request: &Request, start: Time) -> Result<Answer> {
+    let prepared = prepare(served, request)?;
+    let engine = served.engine();
+    let ready = engine.now();
+    served.stats.compute_input.add(ready.since(start));
+    let deadline = Instant::now() + Duration::from_micros(prepared.timeout_us);
+    let handles = prepared.calls.into_iter().map(|inputs| {
+        let options = prepared.options.clone();
+        engine.try_submit(&served.name, inputs, options)
+    });
+    let handles: Vec<Handle> = handles.collect::<std::result::Result<_, RequestError>>()?;
+    let mut ended = Vec::with_capacity(handles.len());
+    for handle in handles {
+        ended.push(wait(handle, prepared.timeout_us > 0, deadline).await?);
+    }
+    for (i, one) in ended.iter().enumerate() {
+        let samples = if i == 0 { prepared.samples } else { 0 };
+        served.stats.answered(&prepared.class, one, samples);
+    }
+    let finished = engine.now();
+    let outputs = ended.into_iter().map(|e: Ended| e.outputs).collect();
+    let answer = answer::gather(served, request, outputs)?;
+    served
+        .stats
+        .compute_output
+        .add(engine.now().since(finished));
+    Ok(answer)
+}
+
+/// Waits for one answer; gives up at the deadline if its turn has not come by then.
+async fn wait(mut handle: Handle, has_deadline: bool, deadline: Instant) -> Result<Ended> {
+    if has_deadline {
+        match timeout_at(deadline, &mut handle).await {
+            Ok(ended) => return Ok(ended?),
+            Err(_) if handle.is_admitted() => {}
+            Err(_) => return Err(Error::Unavailable("Request timeout expired".into())),
+        }
+    }
+    Ok(handle.await?)
+}
+
+/// An answer that comes step by step.
+pub struct Stepwise {
+    request: Request,
+    steps: StepStream,
+    /// Until when its turn has to come.
+    deadline: Option<Instant>,
+    pending: Pending,
+}
+
+/// An item of [`Stepwise`].
+pub enum Item {
+    /// Rows of an output of the program.
+    Rows {
+        /// Which one.
+        output: usize,
+        /// The rows as the engine gave them.
+        rows: Tensor,
+    },
+    /// The end, with all that the wanted outputs are.
+    End(Answer),
+}
+
+/// Starts a request whose answer comes step by step. Dropping what it returns cancels it.
+///
+/// # Errors
+/// What is wrong with it, or why it is not taken.
+pub fn stream(served: &Arc<Served>, request: Request) -> Result<Stepwise> {
+    let mut pending = Pending::new(served, class_of(&request));
+    match begin(served, &request) {
+        Ok((steps, deadline)) => Ok(Stepwise {
+            request,
+            steps,
+            deadline,
+            pending,
+        }),
+        Err(error) => {
+            pending.end(Some(&error));
+            Err(in_request(&request.id, error))
+        }
+    }
+}
+
+fn begin(served: &Served, request: &Request) -> Result<(StepStream, Option<Instant>)> {
+    let mut prepared = prepare(served, request)?;
+    if prepared.calls.len() != 1 {
+        let what = format!("streamed request to model '{}'", served.name);
+        return Err(Error::expected(what, "one sample", prepared.samples));
+    }
+    let inputs = prepared.calls.remove(0);
+    let steps = served
+        .engine()
+        .try_submit_stream(&served.name, inputs, prepared.options)?;
+    let wait = Duration::from_micros(prepared.timeout_us);
+    let deadline = (prepared.timeout_us > 0).then(|| Instant::now() + wait);
+    Ok((steps, deadline))
+}
+
+impl Stepwise {
+    /// The next item; `None` behind the end or an error.
+    pub async fn next(&mut self) -> Option<Result<Item>> {
+        let step = match self.deadline.take() {
+            Some(deadline) => match timeout_at(deadline, self.steps.next()).await {
+                Ok(step) => step,
+                Err(_) if self.steps.is_admitted() => self.steps.next().await,
+                Err(_) => Some(Err(RequestError::Shed("Request timeout expired".into()))),
+            },
+            None => self.steps.next().await,
+        };
+        let served = self.pending.served();
+        let result = match step? {
+            Ok(Step::Rows { output, rows }) => {
+                return Some(Ok(Item::Rows { output, rows }));
+            }
+            Ok(Step::End(ended)) => {
+                served.stats.answered(self.pending.class(), &ended, 1);
+                answer::gather(served, &self.request, vec![ended.outputs])
+            }
+            Err(error) => Err(error.into()),
+        };
+        self.pending.end(result.as_ref().err());
+        let result = result.map_err(|e| in_request(&self.request.id, e));
+        Some(result.map(Item::End))
+    }
+
+    /// Rows as an answer of the protocol; without outputs if the request does not want them.
+    pub fn answer(&self, output: usize, rows: &Tensor) -> Answer {
+        answer::rows(self.served(), &self.request, output, rows)
+    }
+
+    /// The request.
+    pub fn request(&self) -> &Request {
+        &self.request
+    }
+
+    /// Its model.
+    pub fn served(&self) -> &Served {
+        self.pending.served()
+    }
+}
+
+/// Checks a request and makes the engine's requests of it.
+fn prepare(served: &Served, request: &Request) -> Result<Prepared> {
+    let (options, timeout_us) = options(served, request)?;
+    let text = request.inputs.iter().find(|i| i.name == TEXT_INPUT);
+    let (calls, samples) = match (text, &served.text) {
+        (Some(text), Some(_)) => from_text(served, request, text)?,
+        _ => from_tensors(served, request)?,
+    };
+    if calls.len() > 1 && options.sequence.is_some() {
+        let what = format!("request of a sequence to model '{}'", served.name);
+        return Err(Error::expected(what, "one sample", samples));
+    }
+    for wanted in &request.wanted {
+        if !served.config.output.iter().any(|o| o.name == wanted.name) {
+            return Err(Error::Invalid(format!(
+                "unexpected inference output '{}' for model '{}'",
+                wanted.name, served.name
+            )));
+        }
+    }
+    Ok(Prepared {
+        class: options.class.clone().unwrap_or_else(|| "default".into()),
+        calls,
+        samples,
+        options,
+        timeout_us,
+    })
+}
+
+/// What a request's parameters ask of the engine, and how long it may wait, in microseconds; 0 is
+/// for ever.
+fn options(served: &Served, request: &Request) -> Result<(Options, u64)> {
+    let params = &request.params;
+    let settings = &served.settings;
+    let sequence = match params.0.get("sequence_id") {
+        Some(Param::Text(id)) if id.is_empty() => None,
+        // Ids that are texts share the numbers' space, spread over all of it.
+        Some(Param::Text(id)) => Some(xxh3_64(id.as_bytes()).max(1)),
+        _ => params.number("sequence_id")?.filter(|&id| id != 0),
+    };
+    if served.settings.sequences.is_some() && sequence.is_none() {
+        return Err(Error::Invalid(format!(
+            "inference request to model '{}' must specify a non-zero or non-empty correlation ID",
+            served.name
+        )));
+    }
+    let stated = params.number("timeout")?.unwrap_or(0);
+    let queue = settings.queue;
+    let timeout_us = match (queue.default_timeout_us, stated) {
+        (default, 0) => default,
+        (default, _) if !queue.allow_override => default,
+        (0, stated) => stated,
+        (default, stated) => default.min(stated),
+    };
+    let steps = match params.number("max_tokens")? {
+        Some(steps) => Some(steps),
+        None => params.number("max_steps")?,
+    };
+    let steps = steps.map(|n| u32::try_from(n.max(1)).unwrap_or(u32::MAX));
+    let options = Options {
+        class: params.text("sla_class")?.map(str::to_owned),
+        sla: params.positive("sla_ms")?.map(Nanos::from_ms_f64),
+        priority: settings.priority(params.number("priority")?.unwrap_or(0)),
+        sequence,
+        sequence_start: params.flag("sequence_start")?,
+        sequence_end: params.flag("sequence_end")?,
+        max_steps: steps.or(settings.max_steps),
+        ..Options::default()
+    };
+    Ok((options, timeout_us))
+}
+
+fn from_text(
+    served: &Served,
+    request: &Request,
+    text: &Input,
+) -> Result<(Vec<Vec<Tensor>>, usize)> {
+    let codec = served
+        .text
+        .as_ref()
+        .ok_or_else(|| unexpected(served, text))?;
+    if let Some(other) = request.inputs.iter().find(|i| i.name != TEXT_INPUT) {
+        let what = format!("inputs of model '{}'", served.name);
+        let expected = format!("'{TEXT_INPUT}' alone, or tokens without it");
+        return Err(Error::expected(
+            what,
+            expected,
+            format!("'{}' too", other.name),
+        ));
+    }
+    let what = format!("input '{TEXT_INPUT}' of model '{}'", served.name);
+    let fail = |expected: &str, got: String| Error::expected(&what, expected, got);
+    if text.data_type != DataType::Bytes {
+        return Err(fail("data-type BYTES", text.data_type.to_string()));
+    }
+    let parts =
+        dtype::split_bytes(&text.data).map_err(|e| Error::Invalid(format!("{what}: {e}")))?;
+    let num = parts.len();
+    let fits = num > 0 && dtype::elements(&text.shape) == Some(num);
+    let fits = fits
+        && if served.batched {
+            text.shape[0] == num
+        } else {
+            num == 1
+        };
+    if !fits {
+        let got = format!("shape {:?} with {num} texts", text.shape);
+        return Err(fail("one text a sample", got));
+    }
+    check_samples(served, num)?;
+    let calls = parts.into_iter().map(|part| {
+        let text = std::str::from_utf8(part).map_err(|e| fail("UTF-8 text", e.to_string()))?;
+        let inputs = codec.inputs(text);
+        inputs.map_err(|e| Error::Invalid(format!("{what}: {e}")))
+    });
+    Ok((calls.collect::<Result<_>>()?, num))
+}
+
+fn unexpected(served: &Served, input: &Input) -> Error {
+    Error::Invalid(format!(
+        "unexpected inference input '{}' for model '{}'",
+        input.name, served.name
+    ))
+}
+
+fn check_samples(served: &Served, samples: usize) -> Result<()> {
+    if samples == 0 || samples > served.max_samples {
+        return Err(Error::Invalid(format!(
+            "inference request batch-size must be 1 to {} for '{}', got {samples}",
+            served.max_samples, served.name
+        )));
+    }
+    Ok(())
+}
+
+fn from_tensors(served: &Served, request: &Request) -> Result<(Vec<Vec<Tensor>>, usize)> {
+    let known = &served.known.inputs;
+    let mut samples = None;
+    let mut given: Vec<Option<&Input>> = vec![None; known.len()];
+    for input in &request.inputs {
+        let Some(at) = known.iter().position(|t| t.name == input.name) else {
+            return Err(unexpected(served, input));
+        };
+        if given[at].replace(input).is_some() {
+            let what = format!("input '{}' of model '{}'", input.name, served.name);
+            return Err(Error::expected(what, "it once", "it twice"));
+        }
+        let own = samples_of(served, at, input)?;
+        if *samples.get_or_insert(own) != own {
+            let what = format!(
+                "samples of input '{}' of model '{}'",
+                input.name, served.name
+            );
+            return Err(Error::expected(what, samples.unwrap_or(own), own));
+        }
+    }
+    let missing: Vec<_> = known
+        .iter()
+        .zip(&given)
+        .filter(|(t, g)| g.is_none() && !t.is_carried)
+        .map(|(t, _)| format!("'{}'", t.name))
+        .collect();
+    if !missing.is_empty() {
+        return Err(Error::Invalid(format!(
+            "expected {} inputs but got {} inputs for model '{}': missing required input(s) [{}]",
+            known.iter().filter(|t| !t.is_carried).count(),
+            request.inputs.len(),
+            served.name,
+            missing.join(",")
+        )));
+    }
+    let samples = samples.unwrap_or(1);
+    check_samples(served, samples)?;
+    // Carried inputs may be left out, all of them.
+    let num_carried = known.iter().filter(|t| t.is_carried).count();
+    let brought = known
+        .iter()
+        .zip(&given)
+        .filter(|(t, g)| t.is_carried && g.is_some());
+    let brought = brought.count();
+    if brought != 0 && brought != num_carried {
+        let what = format!("state inputs of model '{}'", served.name);
+        return Err(Error::expected(
+            what,
+            format!("all {num_carried} or none"),
+            brought,
+        ));
+    }
+    let mut calls = Vec::new();
+    for first in (0..samples).step_by(served.chunk) {
+        let num = served.chunk.min(samples - first);
+        let mut tensors = Vec::with_capacity(known.len());
+        for (at, input) in given.iter().enumerate() {
+            if let Some(input) = input {
+                tensors.push(part(served, at, input, samples, first, num)?);
+            }
+        }
+        calls.push(tensors);
+    }
+    Ok((calls, samples))
+}
+
+/// Checks type and shape of an input; the number of its samples.
+fn samples_of(served: &Served, at: usize, input: &Input) -> Result<usize> {
+    let tensor = &served.known.inputs[at];
+    let listed = served.config.input.iter().find(|i| i.name == input.name);
+    let expected = listed
+        .and_then(|i| DataType::of_config(i.data_type))
+        .unwrap_or(tensor.data_type);
+    if input.data_type != expected {
+        return Err(Error::Invalid(format!(
+            "inference input '{}' data-type is '{}', but model '{}' expects '{expected}'",
+            input.name, input.data_type, served.name
+        )));
+    }
+    let dims = tensor.dims();
+    let samples = served.batched.then_some(-1);
+    let own = usize::from(served.batched);
+    let fits = |(&want, &got): (&i64, &usize)| want == -1 || usize::try_from(want) == Ok(got);
+    // A sample that is one number may be written as a list of it.
+    let scalar = dims.is_empty() && input.shape.len() == own + 1 && input.shape[own] == 1;
+    let same = scalar
+        || (input.shape.len() == own + dims.len()
+            && dims.iter().zip(&input.shape[own..]).all(fits));
+    if !same {
+        let expected: Vec<i64> = samples.into_iter().chain(dims).collect();
+        return Err(Error::Invalid(format!(
+            "unexpected shape for input '{}' for model '{}'. Expected {expected:?}, got {:?}",
+            input.name, served.name, input.shape
+        )));
+    }
+    Ok(if served.batched { input.shape[0] } else { 1 })
+}
+
+/// Samples `first..first + num` of an input as the engine takes them.
+fn part(
+    served: &Served,
+    at: usize,
+    input: &Input,
+    samples: usize,
+    first: usize,
+    num: usize,
+) -> Result<Tensor> {
+    let tensor = &served.known.inputs[at];
+    let fail = |e: String| {
+        let (name, model) = (&input.name, &served.name);
+        Error::Invalid(format!("input '{name}' of model '{model}': {e}"))
+    };
+    let size = input.data_type.size().unwrap_or(0);
+    let all = dtype::elements(&input.shape).and_then(|n| n.checked_mul(size));
+    if all != Some(input.data.len()) {
+        let expected = all.map_or("fewer".into(), |n| n.to_string());
+        let got = input.data.len();
+        return Err(fail(format!("expected {expected} bytes, got {got} bytes")));
+    }
+    let each = input.data.len() / samples;
+    let bytes = &input.data[first * each..(first + num) * each];
+    let mut dims = Vec::with_capacity(tensor.fixed.len() + 1);
+    if tensor.is_sequence {
+        dims.push(input.shape[usize::from(served.batched)]);
+    } else {
+        dims.push(num);
+    }
+    dims.extend(&tensor.fixed);
+    dtype::to_tensor(input.data_type, tensor.held, &dims, bytes).map_err(fail)
+}

@@ -1,0 +1,32 @@
+//! The serving front end: engines behind the Open Inference Protocol (KServe v2), over HTTP and
+//! gRPC, with the extensions that Triton's clients use.
+//!
+//! - [`config`]: `config.pbtxt`, read strictly, completed from the model's file.
+//! - [`repository`]: folders of models, their versions, loading and unloading.
+//! - [`model`]: a version that is served, in an engine of its own.
+//! - [`infer`]: requests and answers, whatever they came over.
+//! - [`http`], [`grpc`]: what they come over; [`metrics`] beside them.
+//! - [`server`]: ports, connections, start and end.
+
+pub mod config;
+pub mod dtype;
+pub mod error;
+pub mod grpc;
+pub mod host;
+pub mod http;
+pub mod infer;
+pub mod metrics;
+pub mod model;
+pub mod proto;
+pub mod repository;
+pub mod server;
+pub mod settings;
+pub mod shm;
+pub mod state;
+pub mod stats;
+
+pub use error::Error;
+pub use host::{Host, Text};
+pub use repository::Control;
+pub use server::{Bound, Options, Server};
+pub use settings::Switches;

@@ -1,0 +1,305 @@
+//! A model version that is served: its program in an engine of its own, and what is said of it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use lazybatch_engine::{Engine, ModelOptions};
+use lazybatch_graph::SharedProgram;
+use lazybatch_kernels::is_static;
+use lazybatch_sla::Profile;
+use serde_json::{Value as Json, json};
+
+use crate::config::{Config, Known, Settings, complete};
+use crate::dtype::DataType;
+use crate::error::{Error, Result};
+use crate::host::{Host, Text};
+use crate::proto::{self, ModelConfig};
+use crate::repository::load;
+use crate::stats::Stats;
+
+/// Most samples of a launch where nobody says.
+const MAX_BATCH: u32 = 64;
+
+/// A model version that is served.
+pub struct Served {
+    /// Name of the model.
+    pub name: String,
+    /// Version.
+    pub version: u64,
+    /// Its configuration, completed.
+    pub config: ModelConfig,
+    /// What the configuration means.
+    pub settings: Settings,
+    /// What kind of file it came from.
+    pub platform: String,
+    /// Its inputs and outputs in the program's order.
+    pub known: Known,
+    /// Shapes at the edge begin with an axis of samples.
+    pub batched: bool,
+    /// Most samples of a request.
+    pub max_samples: usize,
+    /// Most samples of a request to the engine.
+    pub chunk: usize,
+    /// Its program.
+    pub program: SharedProgram,
+    /// Its tokenizer.
+    pub text: Option<Box<dyn Text>>,
+    /// Labels of the elements of outputs, by output.
+    pub labels: BTreeMap<String, Vec<String>>,
+    /// Running figures.
+    pub stats: Stats,
+    engine: Option<Engine>,
+}
+
+impl Served {
+    /// Reads and starts version `version` of a model, whose folder is `folder`.
+    ///
+    /// # Errors
+    /// Whatever is wrong with the configuration or the model's file.
+    pub fn start(host: &dyn Host, folder: &Path, config: Config, version: u64) -> Result<Self> {
+        let (settings, unknown) = Settings::of(&config)?;
+        let mut proto = config.proto;
+        let name = proto.name.clone();
+        for field in config.ignored.iter().chain(&unknown) {
+            tracing::warn!(model = name, field, "ignored: not honoured by this server");
+        }
+        let dir = folder.join(version.to_string());
+        let mut import = settings.import.clone();
+        import.name = Some(name.clone());
+        let loaded = load::load(&dir, &proto.default_model_filename, &import)?;
+        let text = host.text(&loaded.program, &loaded.text_folder);
+        let text = text.map_err(|e| Error::Invalid(format!("model {name}: {e}")))?;
+        let mut known = loaded.known();
+        let nothing = [lazybatch_graph::Tensor::from_i32(&[0], &[])];
+        known.reads_text = text.is_some();
+        known.writes_text = text
+            .as_ref()
+            .is_some_and(|t| matches!(t.answer(&nothing), Ok(Some(_))));
+        let batched = complete(&mut proto, &known)?;
+        if proto.platform.is_empty() && proto.backend.is_empty() {
+            proto.platform = loaded.platform.into();
+        }
+        let platform = match proto.platform.as_str() {
+            "" => loaded.platform.to_owned(),
+            stated => stated.to_owned(),
+        };
+        let mut program = loaded.program;
+        program.name.clone_from(&name);
+        let program = Arc::new(program);
+        let max_samples = u32::try_from(proto.max_batch_size).unwrap_or(0);
+        let max_samples = if max_samples > 0 {
+            max_samples
+        } else {
+            MAX_BATCH
+        };
+        let max_batch = settings.max_batch.unwrap_or(max_samples).max(1);
+        let profile = profile(host, folder, &settings, &program, max_batch)?;
+        let options = ModelOptions {
+            profile,
+            max_batch: Some(max_batch),
+            sla: settings.sla,
+            ..ModelOptions::default()
+        };
+        let mut builder = Engine::builder()
+            .boxed_device(host.device())
+            .model(&name, program.clone(), options)
+            .policy(&settings.policy)
+            .max_queue(settings.max_queue);
+        for class in &settings.classes {
+            builder = builder.class(class.clone());
+        }
+        if let Some(bytes) = settings.memory {
+            builder = builder.memory(bytes);
+        }
+        if let Some(sequences) = settings.sequences {
+            builder = builder.sequences(sequences);
+        }
+        let engine = builder.build();
+        let engine = engine.map_err(|e| Error::Invalid(format!("model {name}: {e}")))?;
+        let chunk = if is_static(&program) { max_batch } else { 1 };
+        Ok(Self {
+            labels: labels(folder, &proto)?,
+            name,
+            version,
+            config: proto,
+            settings,
+            platform,
+            known,
+            batched,
+            max_samples: max_samples as usize,
+            chunk: chunk as usize,
+            program,
+            text,
+            stats: Stats::default(),
+            engine: Some(engine),
+        })
+    }
+
+    /// Its engine.
+    ///
+    /// # Panics
+    /// Never before it is dropped.
+    pub fn engine(&self) -> &Engine {
+        self.engine.as_ref().expect("taken in drop alone")
+    }
+
+    /// Whether requests are parts of sequences with state.
+    pub fn is_stateful(&self) -> bool {
+        !self.program.carries.is_empty()
+    }
+
+    /// Whether answers can come step by step.
+    pub fn has_steps(&self) -> bool {
+        let is_decoder = |b: &lazybatch_graph::Block| {
+            matches!(b.repeat, lazybatch_graph::Repeat::UntilStop { .. })
+        };
+        self.program.blocks.iter().any(is_decoder)
+    }
+
+    /// Inputs or outputs as metadata states them: name, type, shape with the axis of samples.
+    fn tensors<'a>(
+        &self,
+        of: impl Iterator<Item = (&'a str, i32, &'a [i64])>,
+    ) -> Vec<(String, &'static str, Vec<i64>)> {
+        let samples = (self.config.max_batch_size > 0).then_some(-1);
+        of.map(|(name, data_type, dims)| {
+            let data_type = DataType::of_config(data_type).map_or("", DataType::name);
+            let shape = samples.into_iter().chain(dims.iter().copied()).collect();
+            (name.to_owned(), data_type, shape)
+        })
+        .collect()
+    }
+
+    /// Its inputs as metadata states them.
+    pub fn inputs(&self) -> Vec<(String, &'static str, Vec<i64>)> {
+        let all = self.config.input.iter();
+        self.tensors(all.map(|i| (i.name.as_str(), i.data_type, &i.dims[..])))
+    }
+
+    /// Its outputs as metadata states them.
+    pub fn outputs(&self) -> Vec<(String, &'static str, Vec<i64>)> {
+        let all = self.config.output.iter();
+        self.tensors(all.map(|o| (o.name.as_str(), o.data_type, &o.dims[..])))
+    }
+
+    /// Its metadata, as HTTP answers it.
+    pub fn metadata(&self, versions: &[u64]) -> Json {
+        let tensors = |of: Vec<(String, &str, Vec<i64>)>| -> Vec<Json> {
+            of.into_iter()
+                .map(|(name, ty, shape)| json!({"name": name, "datatype": ty, "shape": shape}))
+                .collect()
+        };
+        let versions: Vec<_> = versions.iter().map(ToString::to_string).collect();
+        json!({
+            "name": self.name,
+            "versions": versions,
+            "platform": self.platform,
+            "inputs": tensors(self.inputs()),
+            "outputs": tensors(self.outputs()),
+        })
+    }
+
+    /// Its figures.
+    pub fn statistics(&self) -> proto::ModelStatistics {
+        use std::sync::atomic::Ordering::Relaxed;
+        let span = |s: &crate::stats::Span| {
+            Some(proto::StatisticDuration {
+                count: s.count(),
+                ns: s.ns(),
+            })
+        };
+        let none = Some(proto::StatisticDuration::default());
+        let s = &self.stats;
+        proto::ModelStatistics {
+            name: self.name.clone(),
+            version: self.version.to_string(),
+            last_inference: s.last_ms.load(Relaxed),
+            inference_count: s.inferences.load(Relaxed),
+            execution_count: self.executions(),
+            inference_stats: Some(proto::InferStatistics {
+                success: span(&s.success),
+                fail: span(&s.fail),
+                queue: span(&s.queue),
+                compute_input: span(&s.compute_input),
+                compute_infer: span(&s.compute_infer),
+                compute_output: span(&s.compute_output),
+                cache_hit: none,
+                cache_miss: none,
+            }),
+            ..proto::ModelStatistics::default()
+        }
+    }
+
+    /// Inferences over the mean number of samples of a node's launch: what the protocol calls
+    /// executions, where batches form anew at every node.
+    pub fn executions(&self) -> u64 {
+        let inferences = self
+            .stats
+            .inferences
+            .load(std::sync::atomic::Ordering::Relaxed);
+        let counters = self.engine().stats().counters;
+        let launches = u128::from(counters.launches);
+        let executions =
+            (u128::from(inferences) * launches).div_ceil(u128::from(counters.batched.max(1)));
+        u64::try_from(executions)
+            .unwrap_or(u64::MAX)
+            .min(inferences)
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // Its last request has ended; ending its thread takes a moment that no caller should wait.
+        if let Some(engine) = self.engine.take() {
+            std::thread::spawn(move || drop(engine));
+        }
+    }
+}
+
+/// Latencies to schedule by: those of the file that the configuration names, or measured ones.
+fn profile(
+    host: &dyn Host,
+    folder: &Path,
+    settings: &Settings,
+    program: &SharedProgram,
+    max_batch: u32,
+) -> Result<Option<lazybatch_sla::profile::ModelProfile>> {
+    let name = &program.name;
+    let Some(file) = &settings.profile else {
+        let measured = host.measure(program, max_batch);
+        return measured.map_err(|e| Error::Invalid(format!("model {name}: {e}")));
+    };
+    let path = folder.join(file);
+    let profile = Profile::read(&path).map_err(|e| Error::Invalid(e.to_string()))?;
+    let names: Vec<_> = profile.models.iter().map(|m| m.name.clone()).collect();
+    let mut models = profile.models;
+    if models.len() > 1 {
+        models.retain(|m| m.name == *name);
+    }
+    let expected = || {
+        Error::expected(
+            path.display(),
+            format!("latencies of {name}"),
+            names.join(", "),
+        )
+    };
+    models.pop().map(Some).ok_or_else(expected)
+}
+
+/// Labels of outputs: a line each.
+fn labels(folder: &Path, config: &ModelConfig) -> Result<BTreeMap<String, Vec<String>>> {
+    let named = config
+        .output
+        .iter()
+        .filter(|o| !o.label_filename.is_empty());
+    named
+        .map(|output| {
+            let path = folder.join(&output.label_filename);
+            let text = std::fs::read_to_string(&path)
+                .map_err(|e| Error::expected(path.display(), "a file of labels", e))?;
+            let lines = text.lines().map(str::to_owned).collect();
+            Ok((output.name.clone(), lines))
+        })
+        .collect()
+}

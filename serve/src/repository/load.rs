@@ -1,0 +1,133 @@
+//! A version's files as a program.
+//!
+//! A version folder holds one of: a folder that `lazybatch import` wrote (`program.json`), an ONNX
+//! file, or a manifest (`model.toml`) of weight files or of an encoder and a decoder.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use lazybatch_graph::onnx::{Limits, Model, ValueType};
+use lazybatch_graph::{Dim, Manifest, Program, folder, manifest, optimize};
+use lazybatch_kernels::import;
+
+use crate::config::{Known, KnownTensor};
+use crate::dtype::DataType;
+use crate::error::{Error, Result};
+
+/// A version's model.
+pub struct Loaded {
+    /// The program.
+    pub program: Program,
+    /// Platform, as metadata states it.
+    pub platform: &'static str,
+    /// Folder in which its tokenizer lies, if it has one.
+    pub text_folder: PathBuf,
+    /// Types of its tensors as its file states them, by name.
+    types: BTreeMap<String, DataType>,
+}
+
+/// Names that a model file may have.
+const FILES: [&str; 4] = [
+    "program.json",
+    "model.toml",
+    "model.onnx",
+    "model.safetensors",
+];
+
+/// Reads the model in `dir`; `file` is the name of its file where the configuration says so.
+///
+/// # Errors
+/// No file of a known name, or whatever is wrong with it.
+pub fn load(dir: &Path, file: &str, options: &import::Options) -> Result<Loaded> {
+    let found = if file.is_empty() {
+        FILES.iter().map(|f| dir.join(f)).find(|f| f.exists())
+    } else {
+        Some(dir.join(file)).filter(|f| f.exists())
+    };
+    let Some(path) = found else {
+        let expected = match file {
+            "" => format!("one of {}", FILES.join(", ")),
+            file => file.to_owned(),
+        };
+        return Err(Error::expected(
+            dir.display(),
+            expected,
+            "none of that name",
+        ));
+    };
+    let invalid = |e: &dyn std::error::Error| Error::Invalid(e.to_string());
+    let mut loaded = Loaded {
+        program: Program::default(),
+        platform: "lazybatch_program",
+        text_folder: dir.to_owned(),
+        types: BTreeMap::new(),
+    };
+    match path.extension().and_then(|e| e.to_str()) {
+        Some("json") => loaded.program = folder::load(dir).map_err(|e| invalid(&e))?,
+        Some("toml") if manifest::is_manifest(&path) => {
+            let manifest = Manifest::open(&path).map_err(|e| invalid(&e))?;
+            let program = manifest.program().and_then(optimize);
+            loaded.program = program.map_err(|e| invalid(&e))?;
+            loaded.platform = "lazybatch_manifest";
+            if let Some(folder) = manifest.tokenizer().as_deref().and_then(Path::parent) {
+                loaded.text_folder = folder.to_owned();
+            }
+        }
+        Some("safetensors") => {
+            let expected = "a manifest model.toml beside the weights";
+            return Err(Error::expected(path.display(), expected, "weights alone"));
+        }
+        extension => {
+            loaded.program = import::import(&path, options).map_err(|e| invalid(&e))?;
+            loaded.platform = "onnxruntime_onnx";
+            if extension == Some("onnx") {
+                loaded.types = types(&path)?;
+            }
+        }
+    }
+    Ok(loaded)
+}
+
+/// Types of the inputs and outputs of an ONNX file.
+fn types(path: &Path) -> Result<BTreeMap<String, DataType>> {
+    let model = Model::open(path, &Limits::default()).map_err(|e| Error::Invalid(e.to_string()))?;
+    let all = model.graph.inputs.iter().chain(&model.graph.outputs);
+    let typed = all.filter_map(|info| match &info.ty {
+        ValueType::Tensor { elem, .. } => Some((info.name.clone(), DataType::of_onnx(*elem))),
+        _ => None,
+    });
+    Ok(typed.collect())
+}
+
+impl Loaded {
+    /// What is known of its inputs and outputs.
+    pub fn known(&self) -> Known {
+        let program = &self.program;
+        let tensor = |name: &str, ty: &lazybatch_graph::TensorType, is_carried| {
+            let own = DataType::of_program(ty.dtype);
+            let stated = self.types.get(name).copied();
+            KnownTensor {
+                name: name.to_owned(),
+                data_type: stated.filter(|t| t.fits(ty.dtype)).unwrap_or(own),
+                held: ty.dtype,
+                is_sequence: ty.dims.first() == Some(&Dim::Len),
+                fixed: ty.fixed_dims().to_vec(),
+                is_carried,
+            }
+        };
+        let carries_in = |i: usize| program.carries.iter().any(|c| c.input.index() == i);
+        let carries_out = |o: usize| program.carries.iter().any(|c| c.output.index() == o);
+        let inputs = program.inputs.iter().enumerate();
+        let outputs = program.outputs.iter().enumerate();
+        Known {
+            inputs: inputs
+                .map(|(i, d)| tensor(&d.name, &d.ty, carries_in(i)))
+                .collect(),
+            outputs: outputs
+                .map(|(o, d)| tensor(&d.name, &d.ty, carries_out(o)))
+                .collect(),
+            reads_text: false,
+            writes_text: false,
+        }
+    }
+}

@@ -1,0 +1,418 @@
+//! The model repository: `<root>/<model>/config.pbtxt` and `<root>/<model>/<version>/`.
+//!
+//! Every version that is served has an engine of its own. A load replaces versions one at a time:
+//! requests that an old one has taken end on it, and it goes when the last of them has.
+//!
+//! Invariants:
+//! 1. A model that is served stays so while another load of it runs, and if that load fails.
+//! 2. Loads and unloads run one after another.
+
+pub(crate) mod load;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::SystemTime;
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::host::Host;
+use crate::model::Served;
+use crate::proto::model_version_policy::PolicyChoice;
+
+/// Name of a model's configuration.
+const CONFIG_FILE: &str = "config.pbtxt";
+
+/// Who decides which models are served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Control {
+    /// All that are there at the start.
+    None,
+    /// Those named, and those that clients load.
+    Explicit(Vec<String>),
+    /// All that are there, looked for again and again.
+    Poll,
+}
+
+/// One line of the index.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Indexed {
+    /// Model.
+    pub name: String,
+    /// Version; empty for a model that was never loaded.
+    pub version: String,
+    /// `READY`, `UNAVAILABLE`, or empty for a model that was never loaded.
+    pub state: &'static str,
+    /// Why it is not ready.
+    pub reason: String,
+}
+
+/// A version, as far as it is known.
+#[derive(Clone)]
+enum State {
+    Ready(Arc<Served>),
+    Unavailable(String),
+}
+
+/// Files of a model with their sizes and dates.
+type Fingerprint = BTreeMap<PathBuf, (u64, Option<SystemTime>)>;
+
+#[derive(Default)]
+struct Entry {
+    versions: BTreeMap<u64, State>,
+    fingerprint: Fingerprint,
+}
+
+/// The models of a folder.
+pub struct Repository {
+    root: PathBuf,
+    host: Arc<dyn Host>,
+    control: Control,
+    models: RwLock<BTreeMap<String, Entry>>,
+    changing: Mutex<()>,
+}
+
+impl Repository {
+    /// The repository in `root`; nothing is loaded yet.
+    ///
+    /// # Errors
+    /// A folder that cannot be read.
+    pub fn open(root: &Path, host: Arc<dyn Host>, control: Control) -> Result<Self> {
+        std::fs::read_dir(root)
+            .map_err(|e| Error::expected(root.display(), "a folder of models", e))?;
+        Ok(Self {
+            root: root.to_owned(),
+            host,
+            control,
+            models: RwLock::default(),
+            changing: Mutex::default(),
+        })
+    }
+
+    /// Loads what is to be served from the start. Takes as long as that takes.
+    ///
+    /// # Errors
+    /// All models that cannot be loaded, each with its cause; the others are served.
+    pub fn load_first(&self) -> Result<()> {
+        let names = match &self.control {
+            Control::None | Control::Poll => self.folders(),
+            Control::Explicit(names) => names.clone(),
+        };
+        let failed = names.iter().filter_map(|n| self.load(n, None).err());
+        let failed: Vec<_> = failed.map(|e| e.to_string()).collect();
+        if failed.is_empty() {
+            return Ok(());
+        }
+        Err(Error::Invalid(failed.join("\n")))
+    }
+
+    /// Names of the folders that may be models.
+    fn folders(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(&self.root)
+            .into_iter()
+            .flatten()
+            .flatten();
+        let folders = entries.filter(|e| e.path().is_dir());
+        let names = folders.filter_map(|e| e.file_name().into_string().ok());
+        let mut names: Vec<_> = names.filter(|n| !n.starts_with('.')).collect();
+        names.sort();
+        names
+    }
+
+    fn read(&self) -> std::sync::RwLockReadGuard<'_, BTreeMap<String, Entry>> {
+        self.models.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> std::sync::RwLockWriteGuard<'_, BTreeMap<String, Entry>> {
+        self.models.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Refuses loads and unloads by clients unless the control mode is explicit.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    pub fn check_explicit(&self, what: &str) -> Result<()> {
+        if matches!(self.control, Control::Explicit(_)) {
+            return Ok(());
+        }
+        let message =
+            format!("explicit model {what} is not allowed if model control mode is not explicit");
+        Err(Error::Unavailable(message))
+    }
+
+    /// Loads a model, or loads it again; `config` is a JSON text that takes the place of its
+    /// configuration. Takes as long as that takes.
+    ///
+    /// # Errors
+    /// What is wrong with the model; what was served before still is.
+    pub fn load(&self, name: &str, config: Option<&str>) -> Result<()> {
+        let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let fail = |e: Error| Error::Invalid(format!("failed to load '{name}': {e}"));
+        let folder = self.folder(name).map_err(fail)?;
+        let fingerprint = fingerprint(&folder);
+        let config = self.config(name, &folder, config).map_err(fail)?;
+        let chosen = chosen(&folder, &config).map_err(fail)?;
+        let mut failed = Vec::new();
+        for &version in &chosen {
+            let started = Served::start(&*self.host, &folder, config.clone(), version);
+            let mut models = self.write();
+            let entry = models.entry(name.to_owned()).or_default();
+            match started {
+                Ok(served) => {
+                    tracing::info!(model = name, version, "loaded");
+                    entry
+                        .versions
+                        .insert(version, State::Ready(Arc::new(served)));
+                }
+                Err(error) => {
+                    tracing::error!(model = name, version, %error, "cannot be loaded");
+                    let was_ready = matches!(entry.versions.get(&version), Some(State::Ready(_)));
+                    if !was_ready {
+                        let state = State::Unavailable(error.to_string());
+                        entry.versions.insert(version, state);
+                    }
+                    failed.push(error.to_string());
+                }
+            }
+        }
+        let mut models = self.write();
+        let entry = models.entry(name.to_owned()).or_default();
+        entry.fingerprint = fingerprint;
+        if !failed.is_empty() {
+            return Err(fail(Error::Invalid(failed.join("\n"))));
+        }
+        for (version, state) in &mut entry.versions {
+            if !chosen.contains(version) && matches!(state, State::Ready(_)) {
+                *state = State::Unavailable("unloaded".into());
+            }
+        }
+        Ok(())
+    }
+
+    fn folder(&self, name: &str) -> Result<PathBuf> {
+        let folder = self.root.join(name);
+        let plain = !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0']);
+        if plain && folder.is_dir() {
+            return Ok(folder);
+        }
+        Err(Error::NotFound(
+            "no folder of that name in the model repository".into(),
+        ))
+    }
+
+    fn config(&self, name: &str, folder: &Path, json: Option<&str>) -> Result<Config> {
+        let path = folder.join(CONFIG_FILE);
+        let mut config = match json {
+            Some(json) => Config::parse_json("parameter 'config'", json)?,
+            None if path.exists() => {
+                let text = std::fs::read_to_string(&path)
+                    .map_err(|e| Error::expected(path.display(), "a readable text", e))?;
+                Config::parse(&format!("{name}/{CONFIG_FILE}"), &text)?
+            }
+            None => Config::default(),
+        };
+        if config.proto.name.is_empty() {
+            config.proto.name = name.to_owned();
+        }
+        if config.proto.name != name {
+            return Err(Error::Invalid(format!(
+                "unexpected directory name '{name}' for model '{}', directory name must equal model \
+                 name",
+                config.proto.name
+            )));
+        }
+        Ok(config)
+    }
+
+    /// Stops serving a model. Requests that it has taken end; new ones find nothing.
+    ///
+    /// # Errors
+    /// A model that is not there.
+    pub fn unload(&self, name: &str) -> Result<()> {
+        let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut models = self.write();
+        let Some(entry) = models.get_mut(name) else {
+            let message = format!("failed to unload '{name}', model is not loaded");
+            return Err(Error::NotFound(message));
+        };
+        for state in entry.versions.values_mut() {
+            *state = State::Unavailable("unloaded".into());
+        }
+        tracing::info!(model = name, "unloaded");
+        Ok(())
+    }
+
+    /// Looks whether folders have changed; loads and unloads accordingly. For [`Control::Poll`].
+    pub fn poll(&self) {
+        let names = self.folders();
+        for name in &names {
+            let now = fingerprint(&self.root.join(name));
+            let same = self.read().get(name).is_some_and(|e| e.fingerprint == now);
+            if !same {
+                // What went wrong is logged and in the index; the next change is tried again.
+                if let Err(error) = self.load(name, None) {
+                    tracing::error!(model = name, %error, "cannot be loaded");
+                    self.write().entry(name.clone()).or_default().fingerprint = now;
+                }
+            }
+        }
+        let gone: Vec<_> = self
+            .read()
+            .keys()
+            .filter(|n| !names.contains(n))
+            .cloned()
+            .collect();
+        for name in gone {
+            if self.unload(&name).is_ok() {
+                self.write().remove(&name);
+            }
+        }
+    }
+
+    /// All models, one line a version.
+    pub fn index(&self, ready: bool) -> Vec<Indexed> {
+        let models = self.read();
+        let mut index = Vec::new();
+        for (name, entry) in models.iter() {
+            for (version, state) in &entry.versions {
+                let (state, reason) = match state {
+                    State::Ready(_) => ("READY", String::new()),
+                    State::Unavailable(reason) => ("UNAVAILABLE", reason.clone()),
+                };
+                index.push(Indexed {
+                    name: name.clone(),
+                    version: version.to_string(),
+                    state,
+                    reason,
+                });
+            }
+        }
+        for name in self.folders() {
+            if !models.contains_key(&name) {
+                index.push(Indexed {
+                    name,
+                    version: String::new(),
+                    state: "",
+                    reason: String::new(),
+                });
+            }
+        }
+        index.retain(|i| !ready || i.state == "READY");
+        index
+    }
+
+    /// A version of a model, the latest ready one if `version` is empty.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] for a model or version that is not there, [`Error::Unavailable`] for one
+    /// that is and is not ready.
+    pub fn get(&self, name: &str, version: &str) -> Result<Arc<Served>> {
+        let models = self.read();
+        let unknown =
+            || Error::NotFound(format!("Request for unknown model: '{name}' is not found"));
+        let entry = models.get(name).ok_or_else(unknown)?;
+        if version.is_empty() {
+            let ready = entry.versions.values().rev().find_map(|s| match s {
+                State::Ready(served) => Some(served.clone()),
+                State::Unavailable(_) => None,
+            });
+            return ready.ok_or_else(|| {
+                let message =
+                    format!("Request for unknown model: '{name}' has no available versions");
+                Error::Unavailable(message)
+            });
+        }
+        let number: u64 = version.parse().map_err(|_| {
+            Error::expected(
+                format!("version of model '{name}'"),
+                "a whole number",
+                version,
+            )
+        })?;
+        match entry.versions.get(&number) {
+            Some(State::Ready(served)) => Ok(served.clone()),
+            Some(State::Unavailable(_)) => Err(Error::Unavailable(format!(
+                "Request for unknown model: '{name}' version {version} is not at ready state"
+            ))),
+            None => Err(Error::NotFound(format!(
+                "Request for unknown model: '{name}' version {version} is not found"
+            ))),
+        }
+    }
+
+    /// Versions of a model that are ready.
+    pub fn versions(&self, name: &str) -> Vec<u64> {
+        let models = self.read();
+        let versions = models.get(name).into_iter().flat_map(|e| &e.versions);
+        let ready = versions.filter(|(_, s)| matches!(s, State::Ready(_)));
+        ready.map(|(v, _)| *v).collect()
+    }
+
+    /// Everything that is ready.
+    pub fn served(&self) -> Vec<Arc<Served>> {
+        let models = self.read();
+        let states = models.values().flat_map(|e| e.versions.values());
+        let ready = states.filter_map(|s| match s {
+            State::Ready(served) => Some(served.clone()),
+            State::Unavailable(_) => None,
+        });
+        ready.collect()
+    }
+}
+
+/// Version numbers of a model's folder that its policy chooses: the latest if it does not say.
+fn chosen(folder: &Path, config: &Config) -> Result<Vec<u64>> {
+    let entries = std::fs::read_dir(folder)
+        .map_err(|e| Error::expected(folder.display(), "a readable folder", e))?;
+    let folders = entries.flatten().filter(|e| e.path().is_dir());
+    let numbers = folders.filter_map(|e| e.file_name().to_str()?.parse().ok());
+    let mut there: Vec<u64> = numbers.filter(|&v| v > 0).collect();
+    there.sort_unstable();
+    let policy = config.proto.version_policy.as_ref();
+    let policy = policy.and_then(|p| p.policy_choice.as_ref());
+    let chosen: Vec<u64> = match policy {
+        Some(PolicyChoice::All(_)) => there,
+        Some(PolicyChoice::Specific(specific)) => {
+            for &wanted in &specific.versions {
+                if !u64::try_from(wanted).is_ok_and(|v| there.contains(&v)) {
+                    let got = format!("{there:?}");
+                    return Err(Error::expected("version_policy.specific", wanted, got));
+                }
+            }
+            there.retain(|&v| i64::try_from(v).is_ok_and(|v| specific.versions.contains(&v)));
+            there
+        }
+        Some(PolicyChoice::Latest(latest)) => {
+            let num = latest.num_versions.max(1) as usize;
+            there.split_off(there.len().saturating_sub(num))
+        }
+        None => there.split_off(there.len().saturating_sub(1)),
+    };
+    if chosen.is_empty() {
+        return Err(Error::expected(
+            "versions",
+            "a folder named by a number above 0",
+            "none",
+        ));
+    }
+    Ok(chosen)
+}
+
+/// Sizes and dates of a model's files, two folders deep.
+fn fingerprint(folder: &Path) -> Fingerprint {
+    let mut found = Fingerprint::new();
+    let mut open = vec![(folder.to_owned(), 0)];
+    while let Some((dir, depth)) = open.pop() {
+        for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
+            let Ok(meta) = entry.path().metadata() else {
+                continue;
+            };
+            if meta.is_dir() && depth < 2 {
+                open.push((entry.path(), depth + 1));
+            } else {
+                found.insert(entry.path(), (meta.len(), meta.modified().ok()));
+            }
+        }
+    }
+    found
+}

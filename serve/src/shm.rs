@@ -1,0 +1,237 @@
+//! Memory that a client on the same machine shares by name.
+//!
+//! A POSIX shared memory object is a file of a memory file system; it is read and written as one,
+//! so that a client that changes or cuts it meanwhile spoils its own tensors and nothing else.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::{Arc, RwLock};
+
+use bytes::Bytes;
+
+use crate::error::{Error, Result};
+
+/// Where shared memory objects are.
+const FOLDER: &str = "/dev/shm";
+/// Most regions at once.
+const MAX_REGIONS: usize = 1024;
+
+/// A registered region.
+#[derive(Debug)]
+pub struct Registered {
+    /// Name of the object.
+    pub key: String,
+    /// First byte in the object.
+    pub offset: u64,
+    /// Number of bytes.
+    pub byte_size: u64,
+    file: File,
+}
+
+/// A part of a region.
+#[derive(Clone, Debug)]
+pub struct Region {
+    name: String,
+    of: Arc<Registered>,
+    offset: u64,
+    byte_size: u64,
+}
+
+/// The regions that clients have registered.
+#[derive(Debug, Default)]
+pub struct Regions(RwLock<BTreeMap<String, Arc<Registered>>>);
+
+impl Regions {
+    fn map(&self) -> std::sync::RwLockReadGuard<'_, BTreeMap<String, Arc<Registered>>> {
+        self.0
+            .read()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn map_mut(&self) -> std::sync::RwLockWriteGuard<'_, BTreeMap<String, Arc<Registered>>> {
+        self.0
+            .write()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Registers `byte_size` bytes at `offset` of the object `key` under `name`.
+    ///
+    /// # Errors
+    /// A name that is taken, an object that is not there or too small.
+    pub fn register(&self, name: &str, key: &str, offset: u64, byte_size: u64) -> Result<()> {
+        let fail = |why: String| {
+            Error::Invalid(format!(
+                "Unable to open shared memory region: '{key}': {why}"
+            ))
+        };
+        let plain = key.strip_prefix('/').unwrap_or(key);
+        if plain.is_empty() || plain.contains('/') || plain.starts_with('.') {
+            return Err(fail("expected the name of a shared memory object".into()));
+        }
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(Path::new(FOLDER).join(plain))
+            .map_err(|e| fail(e.to_string()))?;
+        let metadata = file.metadata().map_err(|e| fail(e.to_string()))?;
+        let end = offset
+            .checked_add(byte_size)
+            .filter(|&end| end <= metadata.len());
+        if !metadata.is_file() || byte_size == 0 || end.is_none() {
+            return Err(fail(format!(
+                "expected 1 to {} bytes at offset {offset}, got {byte_size}",
+                metadata.len().saturating_sub(offset)
+            )));
+        }
+        let mut map = self.map_mut();
+        if map.contains_key(name) {
+            let message = format!("shared memory region '{name}' already in manager");
+            return Err(Error::Invalid(message));
+        }
+        if map.len() >= MAX_REGIONS {
+            let message = format!("expected at most {MAX_REGIONS} shared memory regions");
+            return Err(Error::Unavailable(message));
+        }
+        let registered = Registered {
+            key: key.to_owned(),
+            offset,
+            byte_size,
+            file,
+        };
+        map.insert(name.to_owned(), Arc::new(registered));
+        Ok(())
+    }
+
+    /// Forgets a region, or all of them if `name` is empty. One that is not there is no error.
+    pub fn unregister(&self, name: &str) {
+        let mut map = self.map_mut();
+        if name.is_empty() {
+            map.clear();
+        } else {
+            map.remove(name);
+        }
+    }
+
+    /// The region called `name`, or all of them if it is empty.
+    ///
+    /// # Errors
+    /// No such region.
+    pub fn status(&self, name: &str) -> Result<Vec<(String, Arc<Registered>)>> {
+        let map = self.map();
+        if name.is_empty() {
+            return Ok(map.iter().map(|(n, r)| (n.clone(), r.clone())).collect());
+        }
+        let found = map.get(name).ok_or_else(|| unknown(name))?;
+        Ok(vec![(name.to_owned(), found.clone())])
+    }
+
+    /// `byte_size` bytes at `offset` of the region called `name`.
+    ///
+    /// # Errors
+    /// No such region, or a part beyond its end.
+    pub fn part(&self, name: &str, offset: u64, byte_size: u64) -> Result<Region> {
+        let of = self.map().get(name).cloned().ok_or_else(|| unknown(name))?;
+        let end = offset.checked_add(byte_size);
+        if end.is_none_or(|end| end > of.byte_size) {
+            return Err(Error::Invalid(format!(
+                "Invalid offset + byte size for shared memory region: '{name}': expected at most \
+                 {} bytes, got {byte_size} at offset {offset}",
+                of.byte_size
+            )));
+        }
+        Ok(Region {
+            name: name.to_owned(),
+            of,
+            offset,
+            byte_size,
+        })
+    }
+}
+
+fn unknown(name: &str) -> Error {
+    Error::NotFound(format!("Unable to find shared memory region: '{name}'"))
+}
+
+impl Region {
+    /// Name of the region, offset and size of the part.
+    pub fn place(&self) -> (&str, u64, u64) {
+        (&self.name, self.offset, self.byte_size)
+    }
+
+    fn fail(&self, e: &std::io::Error) -> Error {
+        Error::Invalid(format!("shared memory region '{}': {e}", self.name))
+    }
+
+    /// Its bytes.
+    ///
+    /// # Errors
+    /// An object that has become too small.
+    pub fn read(&self) -> Result<Bytes> {
+        let size = usize::try_from(self.byte_size).unwrap_or(usize::MAX);
+        let mut bytes = vec![0; size];
+        let at = self.of.offset + self.offset;
+        let read = self.of.file.read_exact_at(&mut bytes, at);
+        read.map_err(|e| self.fail(&e))?;
+        Ok(bytes.into())
+    }
+
+    /// Puts `bytes` at its start.
+    ///
+    /// # Errors
+    /// More bytes than it has.
+    pub fn write(&self, bytes: &[u8]) -> Result<()> {
+        if bytes.len() as u64 > self.byte_size {
+            let what = format!("shared memory region '{}'", self.name);
+            let expected = format!("at least {} bytes for the output", bytes.len());
+            return Err(Error::expected(what, expected, self.byte_size));
+        }
+        let at = self.of.offset + self.offset;
+        let written = self.of.file.write_all_at(bytes, at);
+        written.map_err(|e| self.fail(&e))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensors_go_through_a_region() {
+        let file = tempfile::Builder::new()
+            .prefix("lazybatch")
+            .tempfile_in(FOLDER)
+            .unwrap();
+        file.as_file().set_len(64).unwrap();
+        let key = file.path().file_name().unwrap().to_str().unwrap();
+        let regions = Regions::default();
+        regions.register("r", key, 8, 32).unwrap();
+        assert!(
+            regions.register("r", key, 0, 8).is_err(),
+            "the name is taken"
+        );
+        assert!(regions.register("s", key, 60, 8).is_err(), "too large");
+        let part = regions.part("r", 16, 4).unwrap();
+        part.write(b"abcd").unwrap();
+        assert!(part.write(b"abcde").is_err());
+        assert_eq!(
+            &regions.part("r", 15, 6).unwrap().read().unwrap()[..],
+            b"\0abcd\0"
+        );
+        assert!(regions.part("r", 30, 4).is_err());
+        assert!(regions.part("r", u64::MAX, 4).is_err());
+        file.as_file().set_len(8).unwrap();
+        assert!(part.read().is_err(), "cut by its owner");
+        regions.unregister("r");
+        assert!(matches!(regions.status("r"), Err(Error::NotFound(_))));
+    }
+
+    #[test]
+    fn keys_name_objects_and_no_other_files() {
+        let regions = Regions::default();
+        for key in ["../etc/passwd", "/", "a/b", ".."] {
+            assert!(regions.register("r", key, 0, 1).is_err(), "{key}");
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! What all calls share.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::error::{Error, Result};
+use crate::repository::Repository;
+use crate::settings::Switches;
+use crate::shm::Regions;
+
+/// Name of this server, as metadata states it.
+pub const SERVER_NAME: &str = "lazybatch";
+
+/// Extensions of the protocol that are there.
+pub const EXTENSIONS: [&str; 12] = [
+    "classification",
+    "sequence",
+    "model_repository",
+    "schedule_policy",
+    "model_configuration",
+    "system_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "trace",
+    "logging",
+    "generate",
+];
+
+/// What all calls share.
+pub struct State {
+    /// The models.
+    pub repository: Repository,
+    /// Memory that clients share.
+    pub regions: Regions,
+    /// Trace and logging settings.
+    pub switches: Arc<Switches>,
+    room: Arc<Semaphore>,
+    most: usize,
+    ready: AtomicBool,
+    open: AtomicBool,
+}
+
+impl State {
+    /// At the start, not ready; at most `most` inference calls at once.
+    pub fn new(repository: Repository, switches: Arc<Switches>, most: usize) -> Self {
+        Self {
+            repository,
+            regions: Regions::default(),
+            switches,
+            room: Arc::new(Semaphore::new(most)),
+            most,
+            ready: AtomicBool::new(false),
+            open: AtomicBool::new(true),
+        }
+    }
+
+    /// Whether inference calls are expected to be answered.
+    pub fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::SeqCst)
+    }
+
+    /// Says so.
+    pub fn set_ready(&self, ready: bool) {
+        self.ready.store(ready, Ordering::SeqCst);
+    }
+
+    /// From now on inference calls are refused; those that were taken end.
+    pub fn close(&self) {
+        self.set_ready(false);
+        self.open.store(false, Ordering::SeqCst);
+    }
+
+    /// Inference calls that were taken and have not ended.
+    pub fn in_flight(&self) -> usize {
+        self.most - self.room.available_permits()
+    }
+
+    /// Waits until no inference call is left.
+    pub async fn idle(&self) {
+        let all = u32::try_from(self.most).unwrap_or(u32::MAX);
+        // The semaphore is never closed.
+        drop(self.room.acquire_many(all).await);
+    }
+
+    /// Room for an inference call, at once or not at all.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when the server drains or has its hands full.
+    pub fn enter(&self) -> Result<OwnedSemaphorePermit> {
+        if !self.open.load(Ordering::SeqCst) {
+            return Err(Error::Unavailable(
+                "Server is stopping, scheduler for new requests is closed".into(),
+            ));
+        }
+        let permit = self.room.clone().try_acquire_owned();
+        permit.map_err(|_| {
+            let message = format!(
+                "the server has {} inference calls in flight, its most",
+                self.most
+            );
+            Error::Unavailable(message)
+        })
+    }
+}

@@ -1,0 +1,128 @@
+//! Running figures of one model version, as `ModelStatistics` and `/metrics` tell them.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+
+use lazybatch_engine::Answer;
+use lazybatch_sla::{Nanos, Outcome};
+
+use crate::error::Error;
+
+/// A count and the time that it took together.
+#[derive(Debug, Default)]
+pub struct Span {
+    count: AtomicU64,
+    ns: AtomicU64,
+}
+
+impl Span {
+    /// Adds one.
+    pub fn add(&self, took: Nanos) {
+        self.count.fetch_add(1, Relaxed);
+        self.ns.fetch_add(took.0, Relaxed);
+    }
+
+    /// How many.
+    pub fn count(&self) -> u64 {
+        self.count.load(Relaxed)
+    }
+
+    /// Nanoseconds of all together.
+    pub fn ns(&self) -> u64 {
+        self.ns.load(Relaxed)
+    }
+}
+
+/// Why requests failed, in the protocol's words.
+pub const REASONS: [&str; 4] = ["REJECTED", "CANCELED", "BACKEND", "OTHER"];
+
+/// Figures of a model version.
+#[derive(Debug, Default)]
+pub struct Stats {
+    /// Requests that were answered, from arrival to answer.
+    pub success: Span,
+    /// Requests that were not.
+    pub fail: Span,
+    /// From arrival to the first launch.
+    pub queue: Span,
+    /// Reading of inputs.
+    pub compute_input: Span,
+    /// From the first launch to the end.
+    pub compute_infer: Span,
+    /// Writing of outputs.
+    pub compute_output: Span,
+    /// Samples that were answered.
+    pub inferences: AtomicU64,
+    /// Milliseconds since 1970 of the last answer.
+    pub last_ms: AtomicU64,
+    /// Requests in the engine.
+    pub pending: AtomicI64,
+    failures: [AtomicU64; 4],
+    /// By SLA class and outcome.
+    outcomes: Mutex<BTreeMap<(String, Outcome), u64>>,
+}
+
+impl Stats {
+    /// Requests that failed, by [`REASONS`].
+    pub fn failures(&self) -> [u64; 4] {
+        self.failures.each_ref().map(|n| n.load(Relaxed))
+    }
+
+    /// Requests by SLA class and outcome.
+    pub fn outcomes(&self) -> BTreeMap<(String, Outcome), u64> {
+        let outcomes = self.outcomes.lock();
+        outcomes
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .clone()
+    }
+
+    fn outcome(&self, class: &str, outcome: Outcome) {
+        let outcomes = self.outcomes.lock();
+        let mut outcomes = outcomes.unwrap_or_else(std::sync::PoisonError::into_inner);
+        *outcomes.entry((class.to_owned(), outcome)).or_default() += 1;
+    }
+
+    /// An answer of the engine came.
+    pub fn answered(&self, class: &str, answer: &Answer, samples: usize) {
+        let first = answer.first_launch.unwrap_or(answer.finish);
+        self.queue.add(first.since(answer.arrival));
+        self.compute_infer.add(answer.finish.since(first));
+        self.inferences.fetch_add(samples as u64, Relaxed);
+        self.outcome(class, answer.outcome);
+    }
+
+    /// A request failed after `took`.
+    pub fn failed(&self, class: &str, error: &Error, took: Nanos) {
+        let reason = match error {
+            Error::Unavailable(_) => 0,
+            Error::Internal(_) => 2,
+            Error::Invalid(_) | Error::NotFound(_) | Error::Unsupported(_) => 3,
+        };
+        self.failures[reason].fetch_add(1, Relaxed);
+        self.fail.add(took);
+        match error {
+            Error::Unavailable(_) => self.outcome(class, Outcome::Shed),
+            Error::Internal(_) => self.outcome(class, Outcome::Failed),
+            _ => {}
+        }
+    }
+
+    /// A client left its request.
+    pub fn cancelled(&self, class: &str) {
+        self.failures[1].fetch_add(1, Relaxed);
+        self.outcome(class, Outcome::Cancelled);
+    }
+
+    /// Notes that a whole request was answered.
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "the protocol states the date of the last inference; nothing else depends on it"
+    )]
+    pub fn succeeded(&self, took: Nanos) {
+        self.success.add(took);
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let ms = since.map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX));
+        self.last_ms.store(ms, Relaxed);
+    }
+}
