@@ -45,9 +45,9 @@ def check(function):
 
 
 def main():
-    import asyncio_checks  # noqa: F401  (adds its checks)
+    import http_checks  # noqa: F401  (adds its checks)
     import grpc_checks  # noqa: F401
-    import http_checks  # noqa: F401
+    import asyncio_checks  # noqa: F401
     import last_checks  # noqa: F401
 
     failed, start = [], time.monotonic()

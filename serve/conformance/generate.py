@@ -59,7 +59,7 @@ def accumulate():
 
 
 def cell():
-    """Sixteen features through an LSTM of 32, the last state to four scores."""
+    """Sixteen features a step through an LSTM of 32, four scores a step."""
     rng = np.random.default_rng(7)
     weight = lambda *dims: (rng.uniform(-1, 1, dims) / np.sqrt(dims[-1])).astype(np.float32)
     node = helper.make_node
@@ -67,15 +67,17 @@ def cell():
         "lstm",
         [
             node("Transpose", ["x"], ["steps"], perm=[1, 0, 2]),
-            node("LSTM", ["steps", "w", "r", "b"], ["", "last", ""], hidden_size=32),
-            node("Squeeze", ["last", "axis"], ["flat"]),
-            node("Gemm", ["flat", "fc", "bias"], ["scores"], transB=1),
+            node("LSTM", ["steps", "w", "r", "b"], ["states", "", ""], hidden_size=32),
+            node("Squeeze", ["states", "axis"], ["rows"]),
+            node("Transpose", ["rows"], ["samples"], perm=[1, 0, 2]),
+            node("MatMul", ["samples", "fc"], ["products"]),
+            node("Add", ["products", "bias"], ["scores"]),
         ],
         [("x", F32, ["batch", "len", 16])],
-        [("scores", F32, ["batch", 4])],
+        [("scores", F32, ["batch", "len", 4])],
         [
             ("w", weight(1, 128, 16)), ("r", weight(1, 128, 32)), ("b", weight(1, 256)),
-            ("axis", np.array([0], np.int64)), ("fc", weight(4, 32)), ("bias", weight(4)),
+            ("axis", np.array([1], np.int64)), ("fc", weight(32, 4)), ("bias", weight(4)),
         ],
     )
 

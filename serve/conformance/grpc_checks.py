@@ -149,7 +149,7 @@ def grpc_infer_cancelled(server):
     running.cancel()
     result, error = answers.get(timeout=20)
     assert error is None or "ancel" in str(error), error
-    assert c.infer("lstm", x).as_numpy("scores").shape == (16, 4), "others are served"
+    assert c.infer("lstm", x).as_numpy("scores").shape == (16, 200, 4), "others are served"
 
 
 @check
@@ -316,5 +316,5 @@ def grpc_repository(server):
     assert states["spare"] == "READY", states
     c.unload_model("spare")
     assert not c.is_model_ready("spare")
-    fails(lambda: c.load_model("broken"), status="INVALID_ARGUMENT", part="broken/config.pbtxt:2:21")
+    fails(lambda: c.load_model("broken"), status="INVALID_ARGUMENT", part="broken/config.pbtxt:2:20")
     fails(lambda: c.unload_model("nobody"), status="NOT_FOUND")

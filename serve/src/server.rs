@@ -12,6 +12,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
+use tonic::codec::CompressionEncoding;
 use tonic_health::pb::health_server::HealthServer;
 
 use crate::grpc::Service;
@@ -272,6 +273,8 @@ async fn serve_grpc<H>(
     H: tonic_health::pb::health_server::Health,
 {
     let service = GrpcInferenceServiceServer::new(service)
+        .accept_compressed(CompressionEncoding::Gzip)
+        .accept_compressed(CompressionEncoding::Deflate)
         .max_decoding_message_size(options.max_body)
         .max_encoding_message_size(usize::MAX);
     let incoming = tonic::transport::server::TcpIncoming::from(listener).with_nodelay(Some(true));

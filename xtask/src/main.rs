@@ -7,6 +7,7 @@ mod models;
 mod nvrtc;
 mod onnx_cases;
 mod peers;
+mod protocol;
 mod readme;
 mod sanitize;
 mod soak;

@@ -64,6 +64,11 @@ const STEPS: &[Step] = &[
         run: tests,
     },
     Step {
+        name: "protocol",
+        about: "the serving protocol, by the clients that its users have",
+        run: crate::protocol::run,
+    },
+    Step {
         name: "doctests",
         about: "examples in the documentation",
         run: |root| cargo(root, &["test", "--workspace", "--doc"]),

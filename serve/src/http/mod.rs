@@ -50,7 +50,8 @@ pub fn router(state: Arc<State>, max_body: usize) -> Router {
         .route("/ready", get(model_ready))
         .route("/config", get(model_config))
         .route("/stats", get(model_stats))
-        .route("/infer", post(run))
+        // Clients that ask for packed answers without knowing it unpack those of this call alone.
+        .route("/infer", post(run).layer(CompressionLayer::new()))
         .route("/generate", post(generate::whole))
         .route("/generate_stream", post(generate::stream))
         .route("/trace/setting", get(manage::trace).post(manage::set_trace));
@@ -74,7 +75,6 @@ pub fn router(state: Arc<State>, max_body: usize) -> Router {
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(max_body))
         .layer(RequestDecompressionLayer::new())
-        .layer(CompressionLayer::new())
         .layer(CatchPanicLayer::custom(|_| {
             Error::Internal("the server has a bug; its log says more".into()).into_response()
         }))

@@ -1,0 +1,279 @@
+//! A server on loopback, over a device that can be held.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use lazybatch_graph::{OutputId, Program, SharedProgram, Tensor};
+use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
+use lazybatch_kernels::{Completion, Device, DeviceInfo, Error, MemoryBound, OpenRequest, Plan};
+use lazybatch_serve::proto::grpc_inference_service_client::GrpcInferenceServiceClient;
+use lazybatch_serve::state::State;
+use lazybatch_serve::{Bound, Control, Host, Options, Server, Text};
+use lazybatch_sla::profile::ModelProfile;
+use lazybatch_sla::{Launch, ModelId, Slot, Time};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+
+/// Holds launches back while it is shut.
+#[derive(Clone, Default)]
+pub struct Gate(Arc<(Mutex<Held>, Condvar)>);
+
+#[derive(Default)]
+struct Held {
+    shut: bool,
+    launches: usize,
+}
+
+impl Gate {
+    pub fn shut(&self) {
+        self.0.0.lock().unwrap().shut = true;
+    }
+
+    pub fn open(&self) {
+        self.0.0.lock().unwrap().shut = false;
+        self.0.1.notify_all();
+    }
+
+    /// Launches that are held.
+    pub fn holding(&self) -> usize {
+        self.0.0.lock().unwrap().launches
+    }
+
+    fn pass(&self) {
+        let mut held = self.0.0.lock().unwrap();
+        held.launches += 1;
+        let mut held = self.0.1.wait_while(held, |held| held.shut).unwrap();
+        held.launches -= 1;
+    }
+}
+
+/// The embedded device behind a gate.
+struct Gated(CpuDevice, Gate);
+
+impl Device for Gated {
+    fn info(&self) -> DeviceInfo {
+        self.0.info()
+    }
+    fn load(&mut self, model: ModelId, program: SharedProgram) -> Result<(), Error> {
+        self.0.load(model, program)
+    }
+    fn unload(&mut self, model: ModelId) {
+        self.0.unload(model);
+    }
+    fn buckets(&self) -> &[u32] {
+        self.0.buckets()
+    }
+    fn prepare(
+        &mut self,
+        m: ModelId,
+        b: u32,
+        from: u32,
+        to: u32,
+        rows: u32,
+    ) -> Result<Plan, Error> {
+        self.0.prepare(m, b, from, to, rows)
+    }
+    fn max_open(&self, model: ModelId) -> Option<u32> {
+        self.0.max_open(model)
+    }
+    fn memory(&self, model: ModelId) -> Option<MemoryBound> {
+        self.0.memory(model)
+    }
+    fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), Error> {
+        self.0.open(request)
+    }
+    fn enqueue(&mut self, now: Time, plan: Plan, launch: &Launch) -> Result<(), Error> {
+        self.1.pass();
+        self.0.enqueue(now, plan, launch)
+    }
+    fn poll(&mut self, now: Time) -> Option<Completion> {
+        self.0.poll(now)
+    }
+    fn next_completion(&self) -> Option<Time> {
+        self.0.next_completion()
+    }
+    fn emitted(&self, slot: Slot, output: OutputId, from: usize) -> Option<Tensor> {
+        self.0.emitted(slot, output, from)
+    }
+    fn close(&mut self, slot: Slot) -> Vec<Option<Tensor>> {
+        self.0.close(slot)
+    }
+}
+
+struct TestHost(Gate);
+
+impl Host for TestHost {
+    fn device(&self) -> Box<dyn Device> {
+        let options = CpuOptions {
+            threads: 1,
+            ..CpuOptions::default()
+        };
+        Box::new(Gated(CpuDevice::new(options), self.0.clone()))
+    }
+    fn text(&self, _: &Program, _: &Path) -> Result<Option<Box<dyn Text>>, String> {
+        Ok(None)
+    }
+    fn measure(&self, _: &SharedProgram, _: u32) -> Result<Option<ModelProfile>, String> {
+        Ok(None)
+    }
+}
+
+/// A server that runs.
+pub struct Running {
+    pub at: Bound,
+    pub gate: Gate,
+    pub state: Arc<State>,
+    end: Option<oneshot::Sender<()>>,
+    task: tokio::task::JoinHandle<()>,
+    _models: TempDir,
+}
+
+/// The configuration of the model `add`.
+const ADD: &str = "max_batch_size: 4
+dynamic_batching { default_queue_policy { max_queue_size: 2 } }
+parameters { key: \"policy\" value { string_value: \"serial\" } }";
+
+/// Starts a server with the models `add`, whose queue holds two, and `lstm`; `set` changes its
+/// options.
+pub async fn start(set: impl FnOnce(&mut Options)) -> Running {
+    let models = tempfile::tempdir().unwrap();
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("conformance/models");
+    for (name, config) in [("add", ADD), ("lstm", "")] {
+        let version = models.path().join(name).join("1");
+        std::fs::create_dir_all(&version).unwrap();
+        std::fs::copy(
+            from.join(format!("{name}.onnx")),
+            version.join("model.onnx"),
+        )
+        .unwrap();
+        std::fs::write(models.path().join(name).join("config.pbtxt"), config).unwrap();
+    }
+    let any = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+    let mut options = Options {
+        models: models.path().to_owned(),
+        control: Control::None,
+        poll_every: Duration::from_secs(1),
+        exit_on_error: true,
+        http: any,
+        grpc: any,
+        metrics: any,
+        max_body: 1 << 20,
+        max_in_flight: 64,
+        max_connections: 256,
+        max_streams: 64,
+        header_timeout: Duration::from_secs(5),
+        body_timeout: Duration::from_secs(5),
+        drain: Duration::from_secs(60),
+        switches: Arc::default(),
+    };
+    set(&mut options);
+    let gate = Gate::default();
+    let host = Arc::new(TestHost(gate.clone()));
+    let server = Server::start(host, options).await.unwrap();
+    let (at, state) = (server.bound(), server.state().clone());
+    let (end, ended) = oneshot::channel();
+    let task = tokio::spawn(server.run(async move {
+        let _ = ended.await;
+    }));
+    let running = Running {
+        at,
+        gate,
+        state,
+        end: Some(end),
+        task,
+        _models: models,
+    };
+    until(|| running.state.is_ready()).await;
+    running
+}
+
+impl Running {
+    pub fn http(&self) -> SocketAddr {
+        self.at.http.unwrap()
+    }
+
+    /// Tells it to end.
+    pub fn end(&mut self) {
+        let _ = self.end.take().unwrap().send(());
+    }
+
+    /// Waits until it has.
+    pub async fn ended(self) {
+        self.task.await.unwrap();
+    }
+
+    pub async fn grpc(&self) -> GrpcInferenceServiceClient<tonic::transport::Channel> {
+        let at = format!("http://{}", self.at.grpc.unwrap());
+        GrpcInferenceServiceClient::connect(at).await.unwrap()
+    }
+}
+
+/// Lets other tasks run until `holds`.
+pub async fn until(holds: impl Fn() -> bool) {
+    while !holds() {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Sends bytes and reads what comes back until the server closes or `answer` bytes were read.
+pub async fn send(at: SocketAddr, bytes: &[u8]) -> Vec<u8> {
+    let mut stream = TcpStream::connect(at).await.unwrap();
+    // A server that refuses early may have closed before all was sent.
+    let _ = stream.write_all(bytes).await;
+    let _ = stream.shutdown().await;
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer).await;
+    answer
+}
+
+/// A request of HTTP that closes its connection.
+pub fn http(method: &str, path: &str, body: &[u8]) -> Vec<u8> {
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    [head.as_bytes(), body].concat()
+}
+
+/// Status and text of an answer of HTTP.
+pub fn status(answer: &[u8]) -> (u16, String) {
+    let text = String::from_utf8_lossy(answer).into_owned();
+    let status = text.get(9..12).and_then(|s| s.parse().ok()).unwrap_or(0);
+    (status, text)
+}
+
+/// A whole call: the connection stays open until the answer came.
+pub async fn call(at: SocketAddr, method: &str, path: &str, body: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(at).await.unwrap();
+    stream
+        .write_all(&http(method, path, body.as_bytes()))
+        .await
+        .unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.unwrap();
+    status(&answer)
+}
+
+/// A request to `add` as JSON: all elements of the first input are `value`.
+pub fn add(value: u8) -> String {
+    let input = |name: &str, value: u8| {
+        let data = vec![value.to_string(); 16].join(",");
+        format!(r#"{{"name":"{name}","datatype":"FP32","shape":[1,16],"data":[{data}]}}"#)
+    };
+    format!(
+        r#"{{"inputs":[{},{}]}}"#,
+        input("INPUT0", value),
+        input("INPUT1", 1)
+    )
+}
+
+/// Whether `text` answers [`add`] of `value`.
+pub fn is_sum(text: &str, value: u8) -> bool {
+    let sum = vec![format!("{}.0", value + 1); 16].join(",");
+    text.contains(&format!(r#""data":[{sum}]"#))
+}

@@ -1,0 +1,188 @@
+//! A server as its clients see it: too many of them, some that leave, and its end.
+
+mod common;
+mod hostile;
+
+use common::{add, call, is_sum, start, until};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+
+const INFER: &str = "/v2/models/add/infer";
+
+#[tokio::test]
+async fn more_than_the_queue_holds_is_refused_at_once_and_the_rest_is_answered() {
+    let mut server = start(|_| {}).await;
+    let at = server.http();
+    server.gate.shut();
+    let served = server.state.repository.get("add", "").unwrap();
+    // One is held in its launch, two wait; whoever comes then finds no room.
+    let mut taken = Vec::new();
+    let mut refused = 0;
+    while refused == 0 {
+        let before = served.stats.failures()[0];
+        let value = taken.len() as u8;
+        let one = tokio::spawn(async move { call(at, "POST", INFER, &add(value)).await });
+        let pending = || {
+            served
+                .stats
+                .pending
+                .load(std::sync::atomic::Ordering::SeqCst)
+        };
+        until(|| pending() > taken.len() as i64 || served.stats.failures()[0] > before).await;
+        if served.stats.failures()[0] > before {
+            let (status, text) = one.await.unwrap();
+            assert_eq!(status, 503, "{text}");
+            assert!(text.contains("Exceeds maximum queue size"), "{text}");
+            refused += 1;
+        } else {
+            taken.push(one);
+        }
+        assert!(taken.len() <= 8, "the queue has no bound");
+    }
+    assert_eq!(call(at, "GET", "/v2/health/ready", "").await.0, 200);
+    server.gate.open();
+    for (value, one) in taken.into_iter().enumerate() {
+        let (status, text) = one.await.unwrap();
+        assert!(status == 200 && is_sum(&text, value as u8), "{text}");
+    }
+    server.end();
+    server.ended().await;
+}
+
+#[tokio::test]
+async fn more_calls_than_the_server_takes_are_refused_on_both_protocols() {
+    let mut server = start(|o| o.max_in_flight = 1).await;
+    let at = server.http();
+    server.gate.shut();
+    let first = tokio::spawn(async move { call(at, "POST", INFER, &add(5)).await });
+    until(|| server.state.in_flight() == 1).await;
+    let (status, text) = call(at, "POST", INFER, &add(6)).await;
+    assert!(status == 503 && text.contains("in flight"), "{text}");
+    let mut grpc = server.grpc().await;
+    let refused = grpc
+        .model_infer(lazybatch_serve::proto::ModelInferRequest::default())
+        .await;
+    assert_eq!(refused.unwrap_err().code(), tonic::Code::Unavailable);
+    server.gate.open();
+    let (status, text) = first.await.unwrap();
+    assert!(status == 200 && is_sum(&text, 5), "{text}");
+    server.end();
+    drop(grpc);
+    server.ended().await;
+}
+
+#[tokio::test]
+async fn the_end_waits_for_what_was_taken_and_refuses_what_comes() {
+    let mut server = start(|_| {}).await;
+    let at = server.http();
+    server.gate.shut();
+    let taken = tokio::spawn(async move { call(at, "POST", INFER, &add(7)).await });
+    until(|| server.state.in_flight() == 1).await;
+    server.end();
+    until(|| !server.state.is_ready()).await;
+    assert_eq!(call(at, "GET", "/v2/health/ready", "").await.0, 503);
+    assert_eq!(call(at, "GET", "/v2/health/live", "").await.0, 200);
+    let (status, text) = call(at, "POST", INFER, &add(8)).await;
+    assert!(status == 503 && text.contains("stopping"), "{text}");
+    assert!(!taken.is_finished(), "it is held");
+    server.gate.open();
+    let (status, text) = taken.await.unwrap();
+    assert!(status == 200 && is_sum(&text, 7), "{text}");
+    server.ended().await;
+    assert!(TcpStream::connect(at).await.is_err(), "the port is closed");
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_cancels_its_request() {
+    let mut server = start(|_| {}).await;
+    let at = server.http();
+    let served = server.state.repository.get("add", "").unwrap();
+    server.gate.shut();
+    let stays = tokio::spawn(async move { call(at, "POST", INFER, &add(1)).await });
+    until(|| server.state.in_flight() == 1).await;
+    let mut leaves = TcpStream::connect(at).await.unwrap();
+    let body = add(2);
+    leaves
+        .write_all(&common::http("POST", INFER, body.as_bytes()))
+        .await
+        .unwrap();
+    until(|| server.state.in_flight() == 2).await;
+    drop(leaves);
+    until(|| server.state.in_flight() == 1).await;
+    assert_eq!(served.stats.failures()[1], 1, "cancelled");
+    server.gate.open();
+    let (status, text) = stays.await.unwrap();
+    assert!(status == 200 && is_sum(&text, 1), "{text}");
+    let counts = served.engine().stats().counters;
+    assert!(counts.finished <= 2);
+    drop(served);
+    server.end();
+    server.ended().await;
+}
+
+#[tokio::test]
+async fn a_request_whose_turn_does_not_come_in_time_is_refused() {
+    let mut server = start(|_| {}).await;
+    let at = server.http();
+    server.gate.shut();
+    let first = tokio::spawn(async move { call(at, "POST", INFER, &add(1)).await });
+    until(|| server.state.in_flight() == 1).await;
+    // The configuration states a queue policy that lets no request state its own time.
+    let hasty = add(2).replacen('{', r#"{"parameters":{"timeout":1},"#, 1);
+    let second = tokio::spawn(async move { call(at, "POST", INFER, &hasty).await });
+    until(|| server.state.in_flight() == 2).await;
+    let lstm = r#"{"parameters":{"timeout":0},"inputs":[{"name":"x","datatype":"FP32",
+        "shape":[1,1,16],"data":[0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0]}]}"#;
+    let path = "/v2/models/lstm/infer";
+    let held = {
+        let body = lstm.to_owned();
+        tokio::spawn(async move { call(at, "POST", path, &body).await })
+    };
+    // Both models' engines are in a launch.
+    until(|| server.gate.holding() == 2).await;
+    let hasty = lstm.replace("\"timeout\":0", "\"timeout\":1000");
+    let (status, text) = call(at, "POST", path, &hasty).await;
+    assert!(
+        status == 503 && text.contains("Request timeout expired"),
+        "{text}"
+    );
+    server.gate.open();
+    assert_eq!(first.await.unwrap().0, 200);
+    assert_eq!(second.await.unwrap().0, 200);
+    assert_eq!(held.await.unwrap().0, 200);
+    server.end();
+    server.ended().await;
+}
+
+#[tokio::test]
+async fn models_go_and_come_under_traffic() {
+    let mut server =
+        start(|o| o.control = lazybatch_serve::Control::Explicit(vec!["add".into()])).await;
+    let at = server.http();
+    server.gate.shut();
+    let before = tokio::spawn(async move { call(at, "POST", INFER, &add(3)).await });
+    until(|| server.state.in_flight() == 1).await;
+    assert_eq!(
+        call(at, "POST", "/v2/repository/models/add/unload", "")
+            .await
+            .0,
+        200
+    );
+    assert_eq!(call(at, "POST", INFER, &add(4)).await.0, 503);
+    server.gate.open();
+    let (status, text) = before.await.unwrap();
+    assert!(
+        status == 200 && is_sum(&text, 3),
+        "taken before it went: {text}"
+    );
+    assert_eq!(
+        call(at, "POST", "/v2/repository/models/add/load", "")
+            .await
+            .0,
+        200
+    );
+    let (status, text) = call(at, "POST", INFER, &add(5)).await;
+    assert!(status == 200 && is_sum(&text, 5), "{text}");
+    server.end();
+    server.ended().await;
+}
