@@ -269,12 +269,35 @@ fn a_full_queue_refuses_at_once_and_submit_waits() {
         refused,
         Err(RequestError::QueueFull { max_queue: 3 })
     ));
+    let refused = engine.try_submit_stream("tiny", word(9, 2), Options::default());
+    assert!(matches!(
+        refused.err(),
+        Some(RequestError::QueueFull { max_queue: 3 })
+    ));
+    assert!(held.iter().all(|h| !h.is_admitted()), "their turn is far");
     runtime().block_on(async {
         let waiting = engine.submit("tiny", word(9, 2), Options::default());
         let late = tokio::time::timeout(std::time::Duration::from_millis(20), waiting).await;
         assert!(late.is_err(), "it waits for room");
     });
     drop(held);
+}
+
+#[test]
+fn who_has_an_answer_was_admitted() {
+    let engine = builder("lazy").build().unwrap();
+    runtime().block_on(async {
+        let mut handle = engine
+            .try_submit("tiny", word(1, 4), Options::default())
+            .unwrap();
+        (&mut handle).await.unwrap();
+        assert!(handle.is_admitted());
+        let mut steps = engine
+            .try_submit_stream("tiny", word(1, 4), Options::default())
+            .unwrap();
+        assert!(matches!(steps.next().await, Some(Ok(Step::Rows { .. }))));
+        assert!(steps.is_admitted());
+    });
 }
 
 #[test]
