@@ -318,3 +318,13 @@ def grpc_repository(server):
     assert not c.is_model_ready("spare")
     fails(lambda: c.load_model("broken"), status="INVALID_ARGUMENT", part="broken/config.pbtxt:2:20")
     fails(lambda: c.unload_model("nobody"), status="NOT_FOUND")
+
+
+@check
+def grpc_stream_of_several_samples(server):
+    x = np.random.default_rng(3).normal(size=(3, 5, 16)).astype(np.float32)
+    stream = Stream(server)
+    stream.send("lstm", inputs(triton, {"x": x}))
+    want = client(server).infer("lstm", inputs(triton, {"x": x})).as_numpy("scores")
+    same(stream.next().as_numpy("scores"), want)
+    stream.end()

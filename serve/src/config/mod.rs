@@ -117,7 +117,7 @@ fn unhonoured(message: &DynamicMessage, path: &str, found: &mut Vec<String>) {
             Some(prefix) => path == prefix || path.starts_with(&format!("{prefix}.")),
             None => path == **honoured,
         };
-        if HONOURED.iter().any(|h| covers(&h)) {
+        if HONOURED.iter().any(covers) {
             continue;
         }
         let is_message = matches!(field.kind(), Kind::Message(_)) && !field.is_map();

@@ -45,7 +45,7 @@ pub async fn run(state: &State, call: ModelInferRequest) -> Result<ModelInferRes
         return Err(Error::Unsupported(message.into()));
     }
     let request = read(state, call)?;
-    let answer = infer::run(&served, &request).await?;
+    let answer = infer::start(&served, request)?.finish().await?;
     Ok(write(&served, answer))
 }
 
@@ -119,9 +119,15 @@ async fn begin(
 /// A request of a stream that is in the engine.
 struct Started {
     served: Arc<Served>,
-    steps: infer::Stepwise,
+    way: Way,
     wants_final: bool,
     _room: tokio::sync::OwnedSemaphorePermit,
+}
+
+/// How its answers come.
+enum Way {
+    Whole(Box<infer::Running>),
+    Steps(Box<infer::Stepwise>),
 }
 
 fn start(state: &Arc<State>, call: ModelInferRequest) -> Result<Started> {
@@ -129,51 +135,50 @@ fn start(state: &Arc<State>, call: ModelInferRequest) -> Result<Started> {
     let served = state
         .repository
         .get(&call.model_name, &call.model_version)?;
-    let mut request = read(state, call)?;
+    let request = read(state, call)?;
     let wants_final = request.params.flag(WANTS_FINAL)?;
-    request.params.0.shift_remove(WANTS_FINAL);
+    let way = if served.settings.decoupled {
+        Way::Steps(Box::new(infer::stream(&served, request)?))
+    } else {
+        Way::Whole(Box::new(infer::start(&served, request)?))
+    };
     Ok(Started {
-        steps: infer::stream(&served, request)?,
         served,
+        way,
         wants_final,
         _room: room,
     })
 }
 
 impl Started {
-    async fn finish(mut self, tx: &Answers) -> Result<()> {
-        let decoupled = self.served.settings.decoupled;
-        let mut rest = None;
-        while let Some(item) = self.steps.next().await {
-            let (answer, is_final) = match item? {
-                Item::Rows { output, rows } if decoupled => {
-                    let answer = self.steps.answer(output, &rows);
-                    if answer.outputs.is_empty() {
-                        continue;
-                    }
-                    (answer, false)
-                }
-                Item::Rows { .. } => continue,
-                Item::End(answer) if decoupled => {
-                    rest = Some(answer);
-                    break;
-                }
-                Item::End(answer) => (answer, true),
-            };
-            let mut response = write(&self.served, answer);
-            response.parameters.insert(FINAL.into(), flag(is_final));
-            if !send(tx, response).await {
+    /// Sends its answers; a client that has gone gets none.
+    async fn finish(self, tx: &Answers) -> Result<()> {
+        let mut steps = match self.way {
+            Way::Whole(running) => {
+                let answer = running.finish().await?;
+                send(tx, &self.served, answer, true).await;
                 return Ok(());
             }
-        }
-        if let Some(answer) = rest.filter(|_| self.wants_final) {
-            let empty = Answer {
-                outputs: Vec::new(),
-                ..answer
+            Way::Steps(steps) => steps,
+        };
+        while let Some(item) = steps.next().await {
+            let is_sent = match item? {
+                Item::Rows { output, rows } => {
+                    let answer = steps.answer(output, &rows);
+                    answer.outputs.is_empty() || send(tx, &self.served, answer, false).await
+                }
+                Item::End(answer) if self.wants_final => {
+                    let empty = Answer {
+                        outputs: Vec::new(),
+                        ..answer
+                    };
+                    send(tx, &self.served, empty, true).await
+                }
+                Item::End(_) => true,
             };
-            let mut response = write(&self.served, empty);
-            response.parameters.insert(FINAL.into(), flag(true));
-            send(tx, response).await;
+            if !is_sent {
+                break;
+            }
         }
         Ok(())
     }
@@ -186,7 +191,9 @@ fn flag(value: bool) -> InferParameter {
 }
 
 /// Sends an answer; false when the client has gone.
-async fn send(tx: &Answers, response: ModelInferResponse) -> bool {
+async fn send(tx: &Answers, served: &Served, answer: Answer, is_final: bool) -> bool {
+    let mut response = write(served, answer);
+    response.parameters.insert(FINAL.into(), flag(is_final));
     let answer = ModelStreamInferResponse {
         error_message: String::new(),
         infer_response: Some(response),

@@ -434,12 +434,11 @@ fn decode(output: &Output) -> Result<Json> {
     })
 }
 
-/// Writes an answer, as bytes where the request wants them.
+/// Writes an answer, as bytes where the request wants them; `binary` where it does not say.
 ///
 /// # Errors
 /// An output that JSON has no form for.
-pub fn write(served: &Served, request: &Request, answer: Answer) -> Result<Response> {
-    let all_binary = request.params.flag("binary_data_output")?;
+pub fn write(served: &Served, binary: bool, answer: Answer) -> Result<Response> {
     let mut tail = Vec::new();
     let mut outputs = Vec::new();
     for output in answer.outputs {
@@ -452,7 +451,7 @@ pub fn write(served: &Served, request: &Request, answer: Answer) -> Result<Respo
             if offset > 0 {
                 parameters.insert("shared_memory_offset".into(), offset.into());
             }
-        } else if output.wanted.binary.unwrap_or(all_binary) {
+        } else if output.wanted.binary.unwrap_or(binary) {
             parameters.insert("binary_data_size".into(), output.data.len().into());
             tail.extend_from_slice(&output.data);
         } else {

@@ -99,9 +99,9 @@ pub async fn whole(
     let _room = state.enter()?;
     let served = target.get(&state)?;
     let request = read(&served, &body)?;
-    let answer = infer::run(&served, &request).await?;
+    let answer = infer::start(&served, request)?.finish().await?;
     let text = answer.outputs.first().map(text).unwrap_or_default();
-    Ok(Json(told(&served, &request.id, &text)))
+    Ok(Json(told(&served, &answer.id, &text)))
 }
 
 /// A text as it grows.

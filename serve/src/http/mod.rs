@@ -162,6 +162,7 @@ async fn run(
         return Err(Error::Invalid(message.into()));
     }
     let request = body::read(&served, &state.regions, &headers, body)?;
-    let answer = infer::run(&served, &request).await?;
-    body::write(&served, &request, answer)
+    let binary = request.params.flag("binary_data_output")?;
+    let answer = infer::start(&served, request)?.finish().await?;
+    body::write(&served, binary, answer)
 }

@@ -21,25 +21,99 @@ use crate::error::{Error, Result};
 use crate::model::Served;
 
 /// A request made ready for the engine.
-pub struct Prepared {
+struct Prepared {
     /// Inputs of the engine's requests, in order.
     calls: Vec<Vec<Tensor>>,
     /// Samples of all together.
     samples: usize,
     options: Options,
-    class: String,
     timeout_us: u64,
 }
 
-/// Runs a request to its end. Dropping the future cancels it.
+impl Prepared {
+    /// Until when its turn has to come, from now.
+    fn deadline(&self) -> Option<Instant> {
+        let wait = Duration::from_micros(self.timeout_us);
+        (self.timeout_us > 0).then(|| Instant::now() + wait)
+    }
+}
+
+/// A request in the engine. Dropping it cancels it.
+pub struct Running {
+    request: Request,
+    handles: Vec<Handle>,
+    /// Samples of all handles together.
+    samples: usize,
+    /// Until when its turn has to come.
+    deadline: Option<Instant>,
+    pending: Pending,
+}
+
+/// Hands a request to the engine: behind it, others of its sequence are later ones.
 ///
 /// # Errors
-/// What is wrong with it, or why there is no answer.
-pub async fn run(served: &Arc<Served>, request: &Request) -> Result<Answer> {
-    let mut pending = Pending::new(served, class_of(request));
-    let result = run_counted(served, request, pending.start()).await;
-    pending.end(result.as_ref().err());
-    result.map_err(|e| in_request(&request.id, e))
+/// What is wrong with it, or why it is not taken.
+pub fn start(served: &Arc<Served>, request: Request) -> Result<Running> {
+    let mut pending = Pending::new(served, class_of(&request));
+    match submit(served, &request, pending.start()) {
+        Ok((handles, samples, deadline)) => Ok(Running {
+            request,
+            handles,
+            samples,
+            deadline,
+            pending,
+        }),
+        Err(error) => {
+            pending.end(Some(&error));
+            Err(in_request(&request.id, error))
+        }
+    }
+}
+
+type Submitted = (Vec<Handle>, usize, Option<Instant>);
+
+fn submit(served: &Served, request: &Request, came: Time) -> Result<Submitted> {
+    let prepared = prepare(served, request)?;
+    let engine = served.engine();
+    served.stats.compute_input.add(engine.now().since(came));
+    let deadline = prepared.deadline();
+    let handles = prepared.calls.into_iter().map(|inputs| {
+        let options = prepared.options.clone();
+        engine.try_submit(&served.name, inputs, options)
+    });
+    let handles = handles.collect::<std::result::Result<_, RequestError>>()?;
+    Ok((handles, prepared.samples, deadline))
+}
+
+impl Running {
+    /// Its answer.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub async fn finish(mut self) -> Result<Answer> {
+        let result = self.gathered().await;
+        self.pending.end(result.as_ref().err());
+        result.map_err(|e| in_request(&self.request.id, e))
+    }
+
+    async fn gathered(&mut self) -> Result<Answer> {
+        let mut ended = Vec::with_capacity(self.handles.len());
+        for handle in self.handles.drain(..) {
+            ended.push(wait(handle, self.deadline).await?);
+        }
+        let served = self.pending.served();
+        for (i, one) in ended.iter().enumerate() {
+            let samples = if i == 0 { self.samples } else { 0 };
+            served.stats.answered(self.pending.class(), one, samples);
+        }
+        let engine = served.engine();
+        let finished = engine.now();
+        let outputs = ended.into_iter().map(|e: Ended| e.outputs).collect();
+        let answer = answer::gather(served, &self.request, outputs)?;
+        let took = engine.now().since(finished);
+        served.stats.compute_output.add(took);
+        Ok(answer)
+    }
 }
 
 /// Names the request in an error's message, if the client named it.
@@ -64,38 +138,9 @@ fn class_of(request: &Request) -> &str {
     }
 }
 
-async fn run_counted(served: &Served, request: &Request, start: Time) -> Result<Answer> {
-    let prepared = prepare(served, request)?;
-    let engine = served.engine();
-    let ready = engine.now();
-    served.stats.compute_input.add(ready.since(start));
-    let deadline = Instant::now() + Duration::from_micros(prepared.timeout_us);
-    let handles = prepared.calls.into_iter().map(|inputs| {
-        let options = prepared.options.clone();
-        engine.try_submit(&served.name, inputs, options)
-    });
-    let handles: Vec<Handle> = handles.collect::<std::result::Result<_, RequestError>>()?;
-    let mut ended = Vec::with_capacity(handles.len());
-    for handle in handles {
-        ended.push(wait(handle, prepared.timeout_us > 0, deadline).await?);
-    }
-    for (i, one) in ended.iter().enumerate() {
-        let samples = if i == 0 { prepared.samples } else { 0 };
-        served.stats.answered(&prepared.class, one, samples);
-    }
-    let finished = engine.now();
-    let outputs = ended.into_iter().map(|e: Ended| e.outputs).collect();
-    let answer = answer::gather(served, request, outputs)?;
-    served
-        .stats
-        .compute_output
-        .add(engine.now().since(finished));
-    Ok(answer)
-}
-
 /// Waits for one answer; gives up at the deadline if its turn has not come by then.
-async fn wait(mut handle: Handle, has_deadline: bool, deadline: Instant) -> Result<Ended> {
-    if has_deadline {
+async fn wait(mut handle: Handle, deadline: Option<Instant>) -> Result<Ended> {
+    if let Some(deadline) = deadline {
         match timeout_at(deadline, &mut handle).await {
             Ok(ended) => return Ok(ended?),
             Err(_) if handle.is_admitted() => {}
@@ -153,12 +198,11 @@ fn begin(served: &Served, request: &Request) -> Result<(StepStream, Option<Insta
         let what = format!("streamed request to model '{}'", served.name);
         return Err(Error::expected(what, "one sample", prepared.samples));
     }
+    let deadline = prepared.deadline();
     let inputs = prepared.calls.remove(0);
     let steps = served
         .engine()
         .try_submit_stream(&served.name, inputs, prepared.options)?;
-    let wait = Duration::from_micros(prepared.timeout_us);
-    let deadline = (prepared.timeout_us > 0).then(|| Instant::now() + wait);
     Ok((steps, deadline))
 }
 
@@ -226,7 +270,6 @@ fn prepare(served: &Served, request: &Request) -> Result<Prepared> {
         }
     }
     Ok(Prepared {
-        class: options.class.clone().unwrap_or_else(|| "default".into()),
         calls,
         samples,
         options,

@@ -416,3 +416,52 @@ fn fingerprint(folder: &Path) -> Fingerprint {
     }
     found
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_policy_chooses_among_folders_named_by_numbers() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["1", "3", "12", "0", "x", "-2"] {
+            std::fs::create_dir(folder.path().join(name)).unwrap();
+        }
+        std::fs::write(folder.path().join("20"), "a file").unwrap();
+        let choose = |text: &str| {
+            let config = Config::parse("c", text).unwrap();
+            chosen(folder.path(), &config)
+        };
+        assert_eq!(choose("").unwrap(), [12]);
+        assert_eq!(
+            choose("version_policy { latest { num_versions: 2 } }").unwrap(),
+            [3, 12]
+        );
+        assert_eq!(choose("version_policy { all {} }").unwrap(), [1, 3, 12]);
+        assert_eq!(
+            choose("version_policy { specific { versions: [1, 12] } }").unwrap(),
+            [1, 12]
+        );
+        let told = choose("version_policy { specific { versions: 7 } }").unwrap_err();
+        assert_eq!(
+            told.to_string(),
+            "version_policy.specific: expected 7, got [1, 3, 12]"
+        );
+        let empty = tempfile::tempdir().unwrap();
+        assert!(chosen(empty.path(), &Config::default()).is_err());
+    }
+
+    #[test]
+    fn a_change_of_a_file_changes_the_fingerprint() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("1").join("model.onnx");
+        std::fs::create_dir_all(folder.path().join("1")).unwrap();
+        let before = fingerprint(folder.path());
+        std::fs::write(&file, "a").unwrap();
+        let one = fingerprint(folder.path());
+        std::fs::write(&file, "ab").unwrap();
+        let two = fingerprint(folder.path());
+        assert!(before != one && one != two);
+        assert_eq!(two, fingerprint(folder.path()));
+    }
+}
