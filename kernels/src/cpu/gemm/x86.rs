@@ -59,14 +59,19 @@ fn ahead<E>(right: &Right<E>, k: usize) -> *const i8 {
 /// Rows of the left side that are addressed from one pointer.
 const TOGETHER: usize = 3;
 
-/// Pointers to every third row of the left side. The compiler is kept from knowing how they relate:
-/// it would hold a pointer for each row, on the stack.
-macro_rules! hide {
-    ($rows:ident, $R:expr) => {
-        unroll!(row g < ($R.div_ceil(TOGETHER)), {
-            asm!("/* {0} */", inout(reg) $rows[g], options(pure, nomem, nostack, preserves_flags));
-        });
-    };
+/// The pointer. The compiler is kept from knowing how pointers to rows relate: it would hold one for
+/// each row, on the stack.
+#[inline(always)]
+#[allow(
+    clippy::pointers_in_nomem_asm_block,
+    reason = "there is no instruction that could read"
+)]
+fn hide(mut row: *const f32) -> *const f32 {
+    // SAFETY: no instruction.
+    unsafe {
+        asm!("/* {0} */", inout(reg) row, options(pure, nomem, nostack, preserves_flags));
+    }
+    row
 }
 
 /// Keeps the compiler from loading elements of later steps before this: it would hold more of them
@@ -135,7 +140,9 @@ unsafe fn tile512<E: Element, const R: usize, const P: usize>(t: &Tile<'_, E>) {
             }
             let mut k = 0;
             while k + UNROLL <= s.k {
-                hide!(rows, R);
+                unroll!(row g < (R.div_ceil(TOGETHER)), {
+                    rows[g] = hide(rows[g]);
+                });
                 let ahead = ahead(&right, k);
                 unroll!(panel u < UNROLL, {
                     let at = ahead.wrapping_add(u * row_bytes::<E>());
@@ -148,7 +155,9 @@ unsafe fn tile512<E: Element, const R: usize, const P: usize>(t: &Tile<'_, E>) {
                 k += UNROLL;
             }
             while k < s.k {
-                hide!(rows, R);
+                unroll!(row g < (R.div_ceil(TOGETHER)), {
+                    rows[g] = hide(rows[g]);
+                });
                 step!(0, None::<*const i8>);
                 unroll!(row g < (R.div_ceil(TOGETHER)), {
                     rows[g] = rows[g].add(1);
@@ -256,7 +265,9 @@ unsafe fn tile256<E: Element, const R: usize, const V: usize>(t: &Tile<'_, E>) {
             }
             let mut k = 0;
             while k + UNROLL <= s.k {
-                hide!(rows, R);
+                unroll!(row g < (R.div_ceil(TOGETHER)), {
+                    rows[g] = hide(rows[g]);
+                });
                 let ahead = ahead(&right, k);
                 unroll!(panel u < UNROLL, {
                     let at = ahead.wrapping_add(u * row_bytes::<E>());
@@ -269,7 +280,9 @@ unsafe fn tile256<E: Element, const R: usize, const V: usize>(t: &Tile<'_, E>) {
                 k += UNROLL;
             }
             while k < s.k {
-                hide!(rows, R);
+                unroll!(row g < (R.div_ceil(TOGETHER)), {
+                    rows[g] = hide(rows[g]);
+                });
                 step!(0, None::<*const i8>);
                 unroll!(row g < (R.div_ceil(TOGETHER)), {
                     rows[g] = rows[g].add(1);
