@@ -3,4 +3,7 @@
 //! It runs every program that the cpu device runs, on an NVIDIA GPU, through cudarc. Libraries are
 //! loaded when a device is made, so this crate builds and tests without CUDA; its tests run on the
 //! driver of the crate `emulator`.
-#![allow(unsafe_code, reason = "calls into the CUDA driver and launches of kernels")]
+#![allow(
+    unsafe_code,
+    reason = "calls into the CUDA driver and launches of kernels"
+)]

@@ -3,6 +3,7 @@
 //! A tile is up to sixteen rows by one to four panels of sixteen columns, held in registers
 //! over a block of `k`. Which shape computes an element does not change its chain.
 
+use super::view::Segment;
 use crate::cpu::level::Kind;
 
 /// Columns of a panel.
@@ -11,9 +12,8 @@ pub const NR: usize = 16;
 /// Inner dimension of a block.
 pub const KC: usize = 256;
 
-/// Distance of rows in copied left-hand blocks: off the power of two that would put all rows of a
-/// tile on one cache set.
-pub const A_STRIDE: usize = KC + 16;
+/// Steps of a chain that a tile goes through before it stores its elements.
+pub const DEPTH: usize = 4 * KC;
 
 /// Rows of the highest tile of any kind.
 pub const HIGHEST: usize = 16;
@@ -52,23 +52,87 @@ pub const fn panels(kind: Kind, rows: usize) -> usize {
     }
 }
 
-/// One product of a row tile with adjacent panels over one block of `k`.
+/// Activations that a tile applies before it stores its elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clamp {
+    /// None.
+    None,
+    /// max(x, 0).
+    Relu,
+    /// min(max(x, 0), 6).
+    Relu6,
+}
+
+/// One product of a row tile with adjacent panels, over up to [`DEPTH`] steps.
+///
+/// Elements begin at zero or at `from`, plus `first_bias`; at the end `last_bias` and `clamp` follow.
+/// Pointers that are null mean that there is no such thing.
 #[derive(Clone, Copy, Debug)]
-pub struct Tile<E> {
-    /// Steps of the chain.
+pub struct Tile<'a, E> {
+    /// The steps.
+    pub segments: &'a [Segment],
+    /// All of them.
     pub k: usize,
     /// First element of the left side.
     pub a: *const f32,
     /// Distance of its rows.
     pub lda: usize,
-    /// First element of the first panel.
+    /// First element of the right side: blocks of `panels` panels one after another.
     pub b: *const E,
-    /// Distance of panels.
-    pub ldb: usize,
+    /// Panels of a block.
+    pub panels: usize,
+    /// The first of those that the tile spans.
+    pub panel: usize,
+    /// What is multiplied next: fetched towards the end.
+    pub next: *const E,
     /// First element of the result.
     pub c: *mut f32,
     /// Distance of its rows.
     pub ldc: usize,
-    /// Continue from the stored elements instead of zero.
-    pub resume: bool,
+    /// What elements begin with.
+    pub from: *const f32,
+    /// Distance of its rows.
+    pub ld_from: usize,
+    /// Added by column before the first step.
+    pub first_bias: *const f32,
+    /// Added by column behind the last step.
+    pub last_bias: *const f32,
+    /// Applied behind that.
+    pub clamp: Clamp,
+}
+
+/// The right side of a segment.
+#[derive(Clone, Copy, Debug)]
+pub struct Right<E> {
+    /// First element of the first panel.
+    pub b: *const E,
+    /// Distance of panels.
+    pub ldb: usize,
+    /// Steps from there to the end of the block.
+    pub left: usize,
+    /// First element of the block behind it.
+    pub next: *const E,
+}
+
+impl<E> Tile<'_, E> {
+    /// The right side of a segment.
+    #[inline(always)]
+    pub fn right(&self, s: &Segment) -> Right<E> {
+        let len = |block: usize| (self.k - block * KC).min(KC);
+        let panel = |block: usize, panel: usize| {
+            let at = block * KC * self.panels + panel * len(block);
+            self.b.wrapping_add(at * NR)
+        };
+        let is_last = (s.block + 1) * KC >= self.k;
+        Right {
+            b: panel(s.block, self.panel).wrapping_add(s.first * NR),
+            ldb: len(s.block) * NR,
+            left: len(s.block) - s.first,
+            next: if is_last {
+                self.next
+            } else {
+                panel(s.block + 1, self.panel)
+            },
+        }
+    }
 }
