@@ -3,4 +3,14 @@
 //! It runs every program that the cpu device runs, on an NVIDIA GPU, through cudarc. Libraries are
 //! loaded when a device is made, so this crate builds and tests without CUDA; its tests run on the
 //! driver of the crate `emulator`.
-#![allow(unsafe_code, reason = "calls into the CUDA driver and launches of kernels")]
+#![allow(
+    unsafe_code,
+    reason = "calls into the CUDA driver and launches of kernels"
+)]
+
+pub mod context;
+pub mod error;
+pub mod probe;
+
+pub use context::{Context, DevicePtr, Stream};
+pub use error::CudaError;
