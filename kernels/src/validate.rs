@@ -2,7 +2,7 @@
 //!
 //! Invariant: what passes here cannot make a kernel index out of bounds.
 
-use lazybatch_graph::{DType, Dim, InputDecl, Program, Repeat, Tensor};
+use lazybatch_graph::{At, DType, Dim, InputDecl, Op, Program, Repeat, Tensor};
 
 use crate::device::OpenRequest;
 use crate::error::Error;
@@ -19,6 +19,46 @@ pub fn passes(repeat: Repeat, input_len: usize) -> usize {
         Repeat::PerInputStep { stride } => input_len.div_ceil(stride.max(1) as usize),
         Repeat::Once | Repeat::UntilStop { .. } => input_len,
     }
+}
+
+/// Position that a pass touches; none if the member is past its end.
+pub fn touched(repeat: Repeat, at: At, step: usize, input_len: usize) -> Option<usize> {
+    match at {
+        At::Reverse => passes(repeat, input_len).checked_sub(step + 1),
+        _ => Some(step),
+    }
+}
+
+/// Refuses programs whose positions can run past a table that is added to them.
+///
+/// # Errors
+/// [`Error::Unsupported`] naming the first such node.
+pub fn check_tables(device: &str, program: &Program) -> Result<(), Error> {
+    let longest = program.length_input.and_then(|i| program.input(i).max_len);
+    for block in &program.blocks {
+        let positions = match block.repeat {
+            Repeat::UntilStop { max } => Some(max as usize),
+            Repeat::PerInputStep { stride } => longest.map(|n| n.div_ceil(stride.max(1) as usize)),
+            Repeat::Once => longest,
+        };
+        for &id in &block.nodes {
+            let node = program.node(id);
+            if node.op != Op::AddPosition {
+                continue;
+            }
+            let rows = program.value(node.inputs[1]).ty.fixed_dims()[0];
+            let needed = positions.unwrap_or(1);
+            if rows < needed {
+                return Err(Error::Unsupported {
+                    device: device.to_owned(),
+                    node: node.name.clone(),
+                    op: "AddPosition".into(),
+                    why: format!("a table of {needed} positions, this one has {rows}"),
+                });
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Checks a request's inputs against the program and returns their elements, ids as the bits of

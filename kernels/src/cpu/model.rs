@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use lazybatch_graph::{Op, SharedProgram, WeightDecl, WeightId, WeightSource};
 
-use super::arena::BlockPlan;
+use super::Needs;
 use super::buffers::Aligned;
 use super::cache::{Packing, WeightCache};
 use super::gemm::{PackedB, WeightType};
@@ -12,8 +12,10 @@ use super::layout::Layouts;
 use super::memory::ProgramMemory;
 use super::ops::conv::Filters;
 use super::stored::Stored;
+use crate::arena::BlockPlan;
 use crate::custom::{CustomKernel, CustomNode, KernelRegistry};
 use crate::error::Error;
+use crate::frames::Places;
 use crate::general::General;
 
 /// A weight in the forms that nodes use.
@@ -33,12 +35,10 @@ pub struct Model {
     pub program: SharedProgram,
     /// By weight id.
     pub weights: Vec<Weight>,
-    /// By block id.
-    pub blocks: Vec<BlockPlan>,
+    /// Where values lie.
+    pub places: Places,
     /// What requests hold.
     pub memory: ProgramMemory,
-    /// By value id: its number within its block.
-    pub local: Vec<usize>,
     /// How images lie in memory.
     pub layouts: Layouts,
     /// By node id.
@@ -129,9 +129,9 @@ impl Model {
             }
         }
         let mut local = vec![usize::MAX; program.values.len()];
-        let layouts = Layouts::of(&program);
+        let needs = Needs::of(&program, right);
         let blocks = (0..program.blocks.len())
-            .map(|b| BlockPlan::of(&program, &layouts, right, b, &mut local))
+            .map(|b| BlockPlan::of(&program, b, &mut local, &|id| needs.node(id)))
             .collect::<Vec<_>>();
         let weight_bytes = weights
             .iter()
@@ -142,12 +142,11 @@ impl Model {
             })
             .sum();
         Ok(Self {
-            layouts,
+            layouts: needs.layouts,
             memory: ProgramMemory::planned(&program, &blocks),
             program,
             weights,
-            blocks,
-            local,
+            places: Places { blocks, local },
             customs,
             general,
             weight_bytes,

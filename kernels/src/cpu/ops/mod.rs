@@ -2,8 +2,8 @@
 
 use lazybatch_graph::{Node, Op, Program};
 
-use super::arena::{Extent, LINE};
 use super::gemm::WeightType;
+use crate::arena::{Extent, LINE};
 
 pub mod attention;
 pub mod conv;
