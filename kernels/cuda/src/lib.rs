@@ -10,7 +10,10 @@
 
 pub mod context;
 pub mod error;
+pub mod jit;
+pub mod kernels;
 pub mod probe;
 
 pub use context::{Context, DevicePtr, Stream};
 pub use error::CudaError;
+pub use kernels::Kernels;

@@ -1,0 +1,168 @@
+//! Matrix products whose rows have the same bits in any batch.
+//!
+//! Each output element is one chain of fused multiply-adds in order of `k`, from zero or from what
+//! is there, whatever tile it falls into. For weights of f32, f16 and bf16 that is the chain of the
+//! cpu device.
+
+use super::{Epilogue, Kernels, Source, Stored, Weights, act_code, expect, launch, size};
+use crate::context::{DevicePtr, Grid, Stream};
+use crate::error::CudaError;
+
+pub(super) const SOURCE: Source = Source {
+    file: "gemm.cu",
+    text: include_str!("../../cuda/gemm.cu"),
+    kernels: &[
+        "gemm_few_bf16",
+        "gemm_few_f16",
+        "gemm_few_f32",
+        "gemm_few_i8",
+        "gemm_many_bf16",
+        "gemm_many_f16",
+        "gemm_many_f32",
+        "gemm_many_i8",
+        "gemm_some_bf16",
+        "gemm_some_f16",
+        "gemm_some_f32",
+        "gemm_some_i8",
+    ],
+};
+
+/// Operands of [`Kernels::gemm`].
+#[derive(Clone, Copy, Debug)]
+pub struct Gemm {
+    /// `[m, k]`, or a pool of rows of `k` elements.
+    pub a: DevicePtr,
+    /// `[m]` i32: which row of `a` is row `i`; null for row `i` itself.
+    pub a_rows: DevicePtr,
+    /// `[k, n]`. Chains over int8 end with their factor, before the bias.
+    pub weights: Weights,
+    /// `[m, n]`.
+    pub out: DevicePtr,
+    /// Rows.
+    pub m: usize,
+    /// Inner dimension.
+    pub k: usize,
+    /// Columns.
+    pub n: usize,
+    /// Continue from the content of `out`: its chains, or, for int8, add it before the bias.
+    pub resume: bool,
+    /// `act(.. + bias) + residual`; `bias: [n]`, `residual: [m, n]`, which may be `out` unless
+    /// `resume`.
+    pub epilogue: Epilogue,
+}
+
+/// A tiling: rows and columns of a block, its threads, and its kernels by type of the weights.
+struct Tiling {
+    rows: u32,
+    columns: u32,
+    threads: u32,
+    names: [&'static str; 4],
+}
+
+const FEW: Tiling = Tiling {
+    rows: 8,
+    columns: 32,
+    threads: 128,
+    names: [
+        "gemm_few_f32",
+        "gemm_few_f16",
+        "gemm_few_bf16",
+        "gemm_few_i8",
+    ],
+};
+const SOME: Tiling = Tiling {
+    rows: 32,
+    columns: 64,
+    threads: 128,
+    names: [
+        "gemm_some_f32",
+        "gemm_some_f16",
+        "gemm_some_bf16",
+        "gemm_some_i8",
+    ],
+};
+const MANY: Tiling = Tiling {
+    rows: 128,
+    columns: 128,
+    threads: 256,
+    names: [
+        "gemm_many_f32",
+        "gemm_many_f16",
+        "gemm_many_bf16",
+        "gemm_many_i8",
+    ],
+};
+
+/// The tiling for a shape; it decides the speed, not the bits.
+fn tiling(m: usize, n: usize) -> &'static Tiling {
+    if m <= 8 {
+        &FEW
+    } else if m.div_ceil(128) * n.div_ceil(128) < 64 {
+        &SOME
+    } else {
+        &MANY
+    }
+}
+
+impl Kernels {
+    /// `act(a weights + bias) + residual`.
+    ///
+    /// # Errors
+    /// Sizes out of range, or what the driver answers.
+    pub fn gemm(&self, stream: &Stream, g: &Gemm) -> Result<(), CudaError> {
+        self.gemm_tiled(stream, g, tiling(g.m, g.n))
+    }
+
+    fn gemm_tiled(&self, stream: &Stream, g: &Gemm, tiling: &Tiling) -> Result<(), CudaError> {
+        const KERNEL: &str = "gemm";
+        if g.m == 0 || g.n == 0 {
+            return Ok(());
+        }
+        let (m, k) = (
+            size(KERNEL, "rows", g.m)?,
+            size(KERNEL, "inner elements", g.k)?,
+        );
+        let n = size(KERNEL, "columns", g.n)?;
+        size(
+            KERNEL,
+            "elements of the right side",
+            g.k.saturating_mul(g.n),
+        )?;
+        let (which, scales) = match g.weights.stored {
+            Stored::F32 => (0, DevicePtr::NULL),
+            Stored::F16 => (1, DevicePtr::NULL),
+            Stored::Bf16 => (2, DevicePtr::NULL),
+            Stored::Int8 { scales } => (3, scales),
+        };
+        let blocks = [n.div_ceil(tiling.columns), m.div_ceil(tiling.rows), 1];
+        expect(KERNEL, blocks[1] <= 65_535, "fewer rows", g.m)?;
+        let grid = Grid {
+            blocks,
+            ..Grid::row(1, tiling.threads)
+        };
+        let Epilogue {
+            bias,
+            act,
+            residual,
+        } = g.epilogue;
+        let (act, resume, weights) = (act_code(act), u32::from(g.resume), g.weights.at);
+        launch!(
+            self,
+            stream,
+            tiling.names[which],
+            grid,
+            g.a,
+            g.a_rows,
+            weights,
+            scales,
+            g.out,
+            m,
+            k,
+            n,
+            resume,
+            bias,
+            act,
+            residual
+        )
+    }
+}
