@@ -43,9 +43,6 @@ pub struct Attention {
     pub causal: bool,
 }
 
-/// Queries of a block.
-const QUERIES: u32 = 16;
-
 impl Kernels {
     /// Scaled dot-product attention of each member's rows over its own rows. The padding rows of a
     /// member become zero.
@@ -67,11 +64,12 @@ impl Kernels {
             "query heads divided by kv heads",
             format_args!("{query}, {kv}"),
         )?;
-        let name = match dim {
-            1..=32 => "attention_32",
-            33..=64 => "attention_64",
-            65..=128 => "attention_128",
-            129..=256 => "attention_256",
+        // The kernel, and the queries of a block.
+        let (name, queries) = match dim {
+            1..=32 => ("attention_32", 16),
+            33..=64 => ("attention_64", 16),
+            65..=128 => ("attention_128", 16),
+            129..=256 => ("attention_256", 8),
             _ => return expect(KERNEL, false, "heads of 1 to 256 features", dim),
         };
         if a.num_members == 0 || a.max_rows == 0 || query == 0 {
@@ -86,7 +84,7 @@ impl Kernels {
         let rows = size(KERNEL, "rows of a member", a.max_rows)?;
         let (query, kv, dim) = (query as u32, kv as u32, dim as u32);
         let grid = Grid {
-            blocks: [rows.div_ceil(QUERIES), query, a.num_members as u32],
+            blocks: [rows.div_ceil(queries), query, a.num_members as u32],
             ..Grid::row(1, 128)
         };
         let causal = u32::from(a.causal);

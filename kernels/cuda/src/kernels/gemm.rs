@@ -44,7 +44,7 @@ pub struct Gemm {
     pub k: usize,
     /// Columns.
     pub n: usize,
-    /// Continue from the content of `out`: its chains, or, for int8, add it before the bias.
+    /// Continue from the content of `out`: its chains, or, for int8, add it behind the bias.
     pub resume: bool,
     /// `act(.. + bias) + residual`; `bias: [n]`, `residual: [m, n]`, which may be `out` unless
     /// `resume`.
@@ -61,7 +61,7 @@ struct Tiling {
 
 const FEW: Tiling = Tiling {
     rows: 8,
-    columns: 32,
+    columns: 16,
     threads: 128,
     names: [
         "gemm_few_f32",

@@ -18,9 +18,10 @@ pub(super) const SOURCE: Source = Source {
 pub struct StateRows {
     /// `[_, features]`.
     pub pool: DevicePtr,
-    /// `[rows]` i32: where the state of each row is.
+    /// `[rows]` i32: where the state of each row is; null if row `r` has the pool's row `r`.
     pub from: DevicePtr,
-    /// `[rows]` i32: where it goes; a negative entry leaves it as it is. May be `from`.
+    /// `[rows]` i32: where it goes; a negative entry leaves the pool as it is. May be `from`; null
+    /// if row `r` goes to the pool's row `r`.
     pub to: DevicePtr,
 }
 
@@ -38,7 +39,7 @@ pub struct LstmGates {
     /// Pool of hidden states that `h'` is written to, at `cells.to`; or null (a cell with a
     /// projection).
     pub hidden_pool: DevicePtr,
-    /// `h'`: `[rows, hidden]`.
+    /// `h'`: `[rows, hidden]`; apart from the pools.
     pub out: DevicePtr,
     /// Rows.
     pub rows: usize,
@@ -59,7 +60,7 @@ pub struct GruGates {
     pub recurrent_bias: DevicePtr,
     /// Hidden states.
     pub states: StateRows,
-    /// `h'`: `[rows, hidden]`.
+    /// `h'`: `[rows, hidden]`; apart from the pools.
     pub out: DevicePtr,
     /// Rows.
     pub rows: usize,
