@@ -164,8 +164,8 @@ template <class T, u32 ROWS, u32 COLUMNS, u32 DEPTH, u32 TM, u32 TN, u32 STAGES>
 
 #define INSTANCES(SUFFIX, T)                                                                       \
     INSTANCE(gemm_few_##SUFFIX, T, 8, 16, 64, 1, 1, 6)                                             \
-    INSTANCE(gemm_some_##SUFFIX, T, 32, 64, 32, 4, 4, 3)                                           \
-    INSTANCE(gemm_many_##SUFFIX, T, 128, 128, 16, 8, 8, 2)
+    INSTANCE(gemm_small_##SUFFIX, T, 32, 64, 32, 4, 4, 3)                                           \
+    INSTANCE(gemm_large_##SUFFIX, T, 128, 128, 16, 8, 8, 2)
 
 INSTANCES(f32, float)
 INSTANCES(f16, f16)

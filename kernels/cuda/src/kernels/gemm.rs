@@ -16,14 +16,14 @@ pub(super) const SOURCE: Source = Source {
         "gemm_few_f16",
         "gemm_few_f32",
         "gemm_few_i8",
-        "gemm_many_bf16",
-        "gemm_many_f16",
-        "gemm_many_f32",
-        "gemm_many_i8",
-        "gemm_some_bf16",
-        "gemm_some_f16",
-        "gemm_some_f32",
-        "gemm_some_i8",
+        "gemm_large_bf16",
+        "gemm_large_f16",
+        "gemm_large_f32",
+        "gemm_large_i8",
+        "gemm_small_bf16",
+        "gemm_small_f16",
+        "gemm_small_f32",
+        "gemm_small_i8",
     ],
 };
 
@@ -51,56 +51,74 @@ pub struct Gemm {
     pub epilogue: Epilogue,
 }
 
-/// A tiling: rows and columns of a block, its threads, and its kernels by type of the weights.
-struct Tiling {
-    rows: u32,
-    columns: u32,
+/// How a product is cut into blocks; it decides the speed, not the bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tiling {
+    /// Few rows, where the time is that of reading the weights.
+    Few,
+    /// Small results, cut into many blocks.
+    Small,
+    /// Large results, where the time is that of the arithmetic.
+    Large,
+}
+
+/// A tiling as the source has it.
+struct Tiles {
+    /// Rows and columns of a block.
+    size: [u32; 2],
     threads: u32,
+    /// Kernels by type of the weights.
     names: [&'static str; 4],
 }
 
-const FEW: Tiling = Tiling {
-    rows: 8,
-    columns: 16,
-    threads: 128,
-    names: [
-        "gemm_few_f32",
-        "gemm_few_f16",
-        "gemm_few_bf16",
-        "gemm_few_i8",
-    ],
-};
-const SOME: Tiling = Tiling {
-    rows: 32,
-    columns: 64,
-    threads: 128,
-    names: [
-        "gemm_some_f32",
-        "gemm_some_f16",
-        "gemm_some_bf16",
-        "gemm_some_i8",
-    ],
-};
-const MANY: Tiling = Tiling {
-    rows: 128,
-    columns: 128,
-    threads: 256,
-    names: [
-        "gemm_many_f32",
-        "gemm_many_f16",
-        "gemm_many_bf16",
-        "gemm_many_i8",
-    ],
-};
+impl Tiling {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Few, Self::Small, Self::Large];
 
-/// The tiling for a shape; it decides the speed, not the bits.
-fn tiling(m: usize, n: usize) -> &'static Tiling {
-    if m <= 8 {
-        &FEW
-    } else if m.div_ceil(128) * n.div_ceil(128) < 64 {
-        &SOME
-    } else {
-        &MANY
+    /// The one for a shape.
+    pub fn of(m: usize, n: usize) -> Self {
+        if m <= 8 {
+            Self::Few
+        } else if m.div_ceil(128) * n.div_ceil(128) < 64 {
+            Self::Small
+        } else {
+            Self::Large
+        }
+    }
+
+    const fn tiles(self) -> Tiles {
+        match self {
+            Self::Few => Tiles {
+                size: [8, 16],
+                threads: 128,
+                names: [
+                    "gemm_few_f32",
+                    "gemm_few_f16",
+                    "gemm_few_bf16",
+                    "gemm_few_i8",
+                ],
+            },
+            Self::Small => Tiles {
+                size: [32, 64],
+                threads: 128,
+                names: [
+                    "gemm_small_f32",
+                    "gemm_small_f16",
+                    "gemm_small_bf16",
+                    "gemm_small_i8",
+                ],
+            },
+            Self::Large => Tiles {
+                size: [128, 128],
+                threads: 256,
+                names: [
+                    "gemm_large_f32",
+                    "gemm_large_f16",
+                    "gemm_large_bf16",
+                    "gemm_large_i8",
+                ],
+            },
+        }
     }
 }
 
@@ -110,10 +128,14 @@ impl Kernels {
     /// # Errors
     /// Sizes out of range, or what the driver answers.
     pub fn gemm(&self, stream: &Stream, g: &Gemm) -> Result<(), CudaError> {
-        self.gemm_tiled(stream, g, tiling(g.m, g.n))
+        self.gemm_tiled(stream, g, Tiling::of(g.m, g.n))
     }
 
-    fn gemm_tiled(&self, stream: &Stream, g: &Gemm, tiling: &Tiling) -> Result<(), CudaError> {
+    /// [`Self::gemm`] in a tiling of the caller's choice.
+    ///
+    /// # Errors
+    /// As [`Self::gemm`].
+    pub fn gemm_tiled(&self, stream: &Stream, g: &Gemm, tiling: Tiling) -> Result<(), CudaError> {
         const KERNEL: &str = "gemm";
         if g.m == 0 || g.n == 0 {
             return Ok(());
@@ -134,11 +156,12 @@ impl Kernels {
             Stored::Bf16 => (2, DevicePtr::NULL),
             Stored::Int8 { scales } => (3, scales),
         };
-        let blocks = [n.div_ceil(tiling.columns), m.div_ceil(tiling.rows), 1];
+        let tiles = tiling.tiles();
+        let blocks = [n.div_ceil(tiles.size[1]), m.div_ceil(tiles.size[0]), 1];
         expect(KERNEL, blocks[1] <= 65_535, "fewer rows", g.m)?;
         let grid = Grid {
             blocks,
-            ..Grid::row(1, tiling.threads)
+            ..Grid::row(1, tiles.threads)
         };
         let Epilogue {
             bias,
@@ -149,7 +172,7 @@ impl Kernels {
         launch!(
             self,
             stream,
-            tiling.names[which],
+            tiles.names[which],
             grid,
             g.a,
             g.a_rows,

@@ -243,9 +243,16 @@ impl Kernels {
 macro_rules! launch {
     ($kernels:expr, $stream:expr, $kernel:expr, $grid:expr, $($arg:expr),+ $(,)?) => {{
         let function = $kernels.function(&SOURCE, $kernel)?;
-        let mut args = [$(std::ptr::from_ref(&$arg).cast_mut().cast::<std::ffi::c_void>()),+];
-        // SAFETY: the arguments are those of the kernel; the driver reads them before it returns.
-        unsafe { $stream.launch(function, $grid, &mut args) }
+        let grid = $grid;
+        // SAFETY: the arguments are those of the kernel, and those made here live until the call
+        // returns; the driver reads them before.
+        unsafe {
+            $stream.launch(
+                function,
+                grid,
+                &mut [$(std::ptr::from_ref(&$arg).cast_mut().cast::<std::ffi::c_void>()),+],
+            )
+        }
     }};
 }
 pub(crate) use launch;
