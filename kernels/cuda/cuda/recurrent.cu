@@ -3,7 +3,9 @@
 // Which row of a pool a row's state is in; itself without a table.
 DEVICE u64 source(const int *from, u32 row) { return from ? (u32)from[row] : row; }
 // Which row it goes to, below zero for none; itself without a table.
-DEVICE long long target(const int *to, u32 row) { return to ? to[row] : row; }
+DEVICE long long target(const int *to, u32 row) {
+    return to ? (long long)to[row] : (long long)row;
+}
 
 KERNEL lstm_gates(const float *gates, const float *recurrent, const float *bias, float *cells,
                   const int *from, const int *to, float *hidden_pool, float *out, u32 len,

@@ -50,7 +50,9 @@ on_device! {
                 gpu.kernels.unary(&gpu.stream, act, from.at(), out, x.len()).unwrap();
             });
             let want: Vec<f64> = x.iter().map(|v| math::act(act, f64::from(*v))).collect();
-            close(&format!("{act:?}"), &got, &want, 2e-6);
+            // The approximation of erf is off by 1e-7 far out, times a large x.
+            let tolerance = if act == Act::Gelu { 2e-5 } else { 2e-6 };
+            close(&format!("{act:?}"), &got, &want, tolerance);
         }
         // In place.
         gpu.kernels.unary(&gpu.stream, Act::Relu, from.at(), from.at(), x.len()).unwrap();

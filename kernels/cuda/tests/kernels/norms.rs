@@ -1,3 +1,5 @@
+use lazybatch_cuda::DevicePtr;
+
 use crate::harness::{Gpu, alone_as_together, close, numbers, on_device, pick, wide};
 
 /// Widths of one warp and of a block, with and without tails.
@@ -27,12 +29,10 @@ fn on_rows(
     x: &[f32],
     width: usize,
     which: &[usize],
-    run: impl Fn(u64, u64, usize),
+    run: impl Fn(DevicePtr, DevicePtr, usize),
 ) -> Vec<f32> {
     let from = gpu.upload(&pick(x, width, which));
-    gpu.output(which.len() * width, |out| {
-        run(from.at().0, out.0, which.len())
-    })
+    gpu.output(which.len() * width, |out| run(from.at(), out, which.len()))
 }
 
 on_device! {
@@ -45,7 +45,6 @@ on_device! {
             let name = format!("layer norm of {width}");
             let got = alone_as_together(&name, ROWS, width, |which| {
                 on_rows(gpu, &x, width, which, |x, out, rows| {
-                    let (x, out) = (lazybatch_cuda::DevicePtr(x), lazybatch_cuda::DevicePtr(out));
                     gpu.kernels
                         .layer_norm(&gpu.stream, x, g.at(), b.at(), 1e-5, out, rows, width)
                         .unwrap();
@@ -100,7 +99,6 @@ on_device! {
             let name = format!("rms norm of {width}");
             let got = alone_as_together(&name, ROWS, width, |which| {
                 on_rows(gpu, &x, width, which, |x, out, rows| {
-                    let (x, out) = (lazybatch_cuda::DevicePtr(x), lazybatch_cuda::DevicePtr(out));
                     gpu.kernels
                         .rms_norm(&gpu.stream, x, g.at(), 1e-6, out, rows, width)
                         .unwrap();
@@ -126,7 +124,6 @@ on_device! {
         let uploaded = [&parts[0], &parts[1], &parts[2], &var].map(|p| gpu.upload(p));
         let got = alone_as_together("batch norm", ROWS, width, |which| {
             on_rows(gpu, &x, width, which, |x, out, rows| {
-                let (x, out) = (lazybatch_cuda::DevicePtr(x), lazybatch_cuda::DevicePtr(out));
                 let stats = [0, 1, 2, 3].map(|i: usize| uploaded[i].at());
                 gpu.kernels
                     .batch_norm(&gpu.stream, x, stats, 1e-5, out, rows, channels, plane)
