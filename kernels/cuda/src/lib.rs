@@ -13,6 +13,7 @@ pub mod error;
 pub mod jit;
 pub mod kernels;
 pub mod probe;
+pub mod resources;
 
 pub use context::{Context, DevicePtr, Stream};
 pub use error::CudaError;
