@@ -78,15 +78,21 @@ DEVICE void conv(const float *x, const T *weights, const float *bias, const floa
             }
         }
     }
-#pragma unroll
+    // One filter at a time, each moved to the first: the code of activations is long.
+#pragma unroll 1
     for (u32 f = 0; f < 4; f++) {
+        u32 filter = first_filter + 4 * ty + f;
 #pragma unroll
         for (u32 p = 0; p < 4; p++) {
-            u32 filter = first_filter + 4 * ty + f, pixel = first_pixel + 4 * tx + p;
-            if (filter >= filters || pixel >= pixels) continue;
-            filter += group * filters;
-            u64 at = ((u64)(pixel / plane) * s.filters + filter) * plane + pixel % plane;
-            finish(s, bias, residual, out, filter, at, sum[f][p]);
+            u32 pixel = first_pixel + 4 * tx + p;
+            if (filter < filters && pixel < pixels) {
+                u32 to = group * filters + filter;
+                u64 at = ((u64)(pixel / plane) * s.filters + to) * plane + pixel % plane;
+                finish(s, bias, residual, out, to, at, sum[0][p]);
+            }
+            sum[0][p] = sum[1][p];
+            sum[1][p] = sum[2][p];
+            sum[2][p] = sum[3][p];
         }
     }
 }

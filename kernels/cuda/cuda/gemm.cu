@@ -27,6 +27,8 @@ template <class T, u32 ROWS, u32 COLUMNS, u32 DEPTH, u32 TM, u32 TN, u32 STAGES>
     static const u32 B_PIECES = DEPTH * COLUMNS / PIECE;
     // Columns of a thread come in runs of four, `COLUMNS / (TN / 4)` apart.
     static const u32 RUN = TN < 4 ? TN : 4;
+    // Rounds of four steps of `k` that are written out: more make the code large, not fast.
+    static const u32 UNROLL = TM * TN >= 64 ? 1 : 4;
 
     struct Stage {
         float a[ROWS][A_STRIDE];
@@ -48,6 +50,7 @@ template <class T, u32 ROWS, u32 COLUMNS, u32 DEPTH, u32 TM, u32 TN, u32 STAGES>
             if (wide_a) {
                 copy_async(to, line + from);
             } else {
+#pragma unroll 1
                 for (u32 j = 0; j < 4; j++) to[j] = from + j < k ? line[from + j] : 0.0f;
             }
         }
@@ -63,6 +66,7 @@ template <class T, u32 ROWS, u32 COLUMNS, u32 DEPTH, u32 TM, u32 TN, u32 STAGES>
             if (wide_b) {
                 copy_async(to, line + from);
             } else {
+#pragma unroll 1
                 for (u32 j = 0; j < PIECE; j++) to[j] = from + j < n ? line[from + j] : T{};
             }
         }
@@ -90,10 +94,12 @@ template <class T, u32 ROWS, u32 COLUMNS, u32 DEPTH, u32 TM, u32 TN, u32 STAGES>
         }
 
         u32 tiles = (k + DEPTH - 1) / DEPTH;
+#pragma unroll 1
         for (u32 t = 0; t < STAGES - 1; t++) {
             if (t < tiles) load(stages[t], a, a_rows, b, m, k, n, t * DEPTH, wide_a, wide_b);
             commit_copies();
         }
+#pragma unroll 1
         for (u32 t = 0; t < tiles; t++) {
             wait_copies<STAGES - 2>();
             __syncthreads();
@@ -103,7 +109,7 @@ template <class T, u32 ROWS, u32 COLUMNS, u32 DEPTH, u32 TM, u32 TN, u32 STAGES>
             commit_copies();
             if (first_row >= m) continue;
             const Stage &s = stages[t % STAGES];
-#pragma unroll
+#pragma unroll UNROLL
             for (u32 k0 = 0; k0 < DEPTH; k0 += 4) {
                 float4 left[TM];
 #pragma unroll
@@ -134,20 +140,26 @@ template <class T, u32 ROWS, u32 COLUMNS, u32 DEPTH, u32 TM, u32 TN, u32 STAGES>
             }
         }
 
-#pragma unroll
-        for (u32 i = 0; i < TM; i++) {
+        // One row at a time, each moved to the first: the code of activations is long.
+#pragma unroll 1
+        for (u32 row = first_row; row < first_row + TM && row < m; row++) {
 #pragma unroll
             for (u32 j = 0; j < TN; j++) {
-                u32 row = first_row + i, col = blockIdx.x * COLUMNS + column(j);
-                if (row >= m || col >= n) continue;
+                u32 col = blockIdx.x * COLUMNS + column(j);
+                if (col >= n) continue;
                 u64 at = (u64)row * n + col;
-                float v = sum[i][j];
+                float v = sum[0][j];
                 if (scales) v *= scales[col];
                 if (bias) v += bias[col];
                 if (scales && resume) v += out[at];
                 v = activate(act, v);
                 if (residual) v += residual[at];
                 out[at] = v;
+            }
+#pragma unroll
+            for (u32 i = 1; i < TM; i++) {
+#pragma unroll
+                for (u32 j = 0; j < TN; j++) sum[i - 1][j] = sum[i][j];
             }
         }
     }
