@@ -4,7 +4,7 @@
 //! context alive; a context is the device's primary one. [`Context::bind`] must come first on each
 //! thread that makes calls.
 
-use std::ffi::{CStr, CString, c_void};
+use std::ffi::{CString, c_void};
 use std::fmt;
 use std::sync::Arc;
 
@@ -582,12 +582,19 @@ unsafe impl Send for Function {}
 unsafe impl Sync for Function {}
 
 impl Module {
-    /// Loads PTX text or a cubin that ends with a zero.
+    /// Loads a cubin, or PTX text that ends with a zero.
     ///
     /// # Errors
     /// What the driver answers.
-    pub fn load(context: &Context, image: &CStr) -> Result<Self, CudaError> {
-        // SAFETY: the image ends with a zero.
+    ///
+    /// # Panics
+    /// If the image is neither.
+    pub fn load(context: &Context, image: &[u8]) -> Result<Self, CudaError> {
+        assert!(
+            image.starts_with(b"\x7fELF") || image.ends_with(&[0]),
+            "expected a cubin, or text that ends with a zero"
+        );
+        // SAFETY: a cubin says its own length, and text ends with a zero.
         let raw = unsafe { result::module::load_data(image.as_ptr().cast()) };
         Ok(Self {
             raw: raw.named("cuModuleLoadData")?,

@@ -10,7 +10,11 @@
 
 pub mod context;
 pub mod error;
+pub mod jit;
+pub mod kernels;
 pub mod probe;
+pub mod resources;
 
 pub use context::{Context, DevicePtr, Stream};
 pub use error::CudaError;
+pub use kernels::Kernels;

@@ -80,8 +80,9 @@ library! {
     nvrtc, cudarc::nvrtc::sys, "NVRTC, the compiler of kernels", "nvrtc",
     "install the CUDA toolkit or Python's package nvidia-cuda-nvrtc-cu12, and put its folder into LD_LIBRARY_PATH",
     [
-        "nvrtcCompileProgram", "nvrtcCreateProgram", "nvrtcDestroyProgram", "nvrtcGetPTX",
-        "nvrtcGetPTXSize", "nvrtcGetProgramLog", "nvrtcGetProgramLogSize", "nvrtcVersion",
+        "nvrtcCompileProgram", "nvrtcCreateProgram", "nvrtcDestroyProgram", "nvrtcGetCUBIN",
+        "nvrtcGetCUBINSize", "nvrtcGetNumSupportedArchs", "nvrtcGetPTX", "nvrtcGetPTXSize",
+        "nvrtcGetProgramLog", "nvrtcGetProgramLogSize", "nvrtcGetSupportedArchs", "nvrtcVersion",
     ]
 }
 

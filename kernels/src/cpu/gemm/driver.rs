@@ -7,7 +7,7 @@ use lazybatch_graph::Act;
 
 use super::dynamic::gemm_dynamic;
 use super::element::Element;
-use super::tile::{A_STRIDE, HIGHEST, KC, NR, Tile, UNIT, num_tiles, panels};
+use super::tile::{A_STRIDE, Clamp, DEPTH, HIGHEST, KC, NR, Tile, UNIT, num_tiles, panels};
 use super::{AView, AnyB, PackedB, Panels, Right, packed_len, portable};
 use crate::cpu::buffers::Aligned;
 use crate::cpu::level::{Kind, Level, simd};
@@ -17,8 +17,11 @@ use crate::cpu::pool::{Pool, Shards};
 /// Rows whose copies stay in the second-level cache.
 const MC: usize = 108;
 
-/// Panels whose results stay in the second-level cache over all blocks of `k`.
+/// Panels whose results stay in the second-level cache where chains are longer than a tile goes.
 const NC: usize = 3 * UNIT;
+
+/// Distance of copied left-hand blocks.
+const A_BLOCK: usize = MC * A_STRIDE;
 
 /// Fewest rows of a product from which copying the left side pays.
 const COPY_ROWS: usize = 5;
@@ -32,8 +35,8 @@ const WIDEST: usize = 4;
 thread_local! {
     /// Copied left-hand block, and widened panels, of this thread.
     static BLOCKS: RefCell<[Aligned; 2]> = RefCell::new([
-        Aligned::zeroed(MC * A_STRIDE),
-        Aligned::zeroed(WIDEST * KC * NR),
+        Aligned::zeroed_whole(DEPTH / KC * A_BLOCK),
+        Aligned::zeroed_whole(WIDEST * DEPTH * NR),
     ]);
 }
 
@@ -48,10 +51,39 @@ pub struct Epilogue<'a> {
     pub residual: Option<&'a [f32]>,
 }
 
-impl Epilogue<'_> {
+impl<'a> Epilogue<'a> {
     fn is_empty(&self) -> bool {
         self.bias.is_none() && self.act.is_none() && self.residual.is_none()
     }
+
+    /// What tiles do before they store their elements, and what is left behind that.
+    fn split(self, is_scaled: bool) -> (Option<&'a [f32]>, Clamp, Self) {
+        if is_scaled {
+            return (None, Clamp::None, self);
+        }
+        let clamp = match self.act {
+            Some(Act::Relu) => Clamp::Relu,
+            Some(Act::Relu6) => Clamp::Relu6,
+            _ => Clamp::None,
+        };
+        let rest = Self {
+            bias: None,
+            act: self.act.filter(|_| clamp == Clamp::None),
+            residual: self.residual,
+        };
+        (self.bias, clamp, rest)
+    }
+}
+
+/// What the chains of a product begin with.
+#[derive(Clone, Copy, Debug)]
+pub enum Start<'a> {
+    /// Zero.
+    Zero,
+    /// What the result holds.
+    Stored,
+    /// A residual, in the place of the result or elsewhere with its layout, plus a bias by column.
+    Residual(Option<&'a [f32]>, Option<&'a [f32]>),
 }
 
 simd! {
@@ -149,11 +181,12 @@ pub fn gemm<'b>(
         b.n
     );
     let shards = Shards::new(c);
+    let start = if resume { Start::Stored } else { Start::Zero };
     let num_panels = b.n.div_ceil(NR);
     let threads = if parallel { pool.threads() } else { 1 };
     if threads == 1 {
         // SAFETY: the whole result is borrowed mutably here.
-        unsafe { gemm_range(level, a, 0..m, b, 0..num_panels, shards, ldc, resume, epi) };
+        unsafe { gemm_range(level, a, 0..m, b, 0..num_panels, shards, ldc, start, epi) };
         return;
     }
     let chunks = m.div_ceil(MC);
@@ -167,7 +200,7 @@ pub fn gemm<'b>(
         let first = units * split / splits * unit;
         let last = (units * (split + 1) / splits * unit).min(num_panels);
         // SAFETY: tasks own disjoint rectangles of the result.
-        unsafe { gemm_range(level, a, rows, b, first..last, shards, ldc, resume, epi) };
+        unsafe { gemm_range(level, a, rows, b, first..last, shards, ldc, start, epi) };
     });
 }
 
@@ -195,7 +228,7 @@ pub unsafe fn gemm_range<'b>(
     cols: Range<usize>,
     c: Shards,
     ldc: usize,
-    resume: bool,
+    start: Start<'_>,
     epi: &Epilogue<'_>,
 ) {
     let b = b.into();
@@ -213,9 +246,21 @@ pub unsafe fn gemm_range<'b>(
     );
     assert!(cols.end <= num_panels, "right side of {num_panels} panels");
     assert!(
-        !(resume && b.scales.is_some()),
+        matches!(start, Start::Zero) || b.scales.is_none(),
         "chains of integers end where they are scaled"
     );
+    let c_end = (rows.end - 1) * ldc + b.n.min(cols.end * NR);
+    if let Start::Residual(Some(from), _) = start {
+        assert!(from.len() >= c_end, "residual of {} elements", from.len());
+    }
+    let bias = match start {
+        Start::Residual(_, first) => epi.bias.or(first),
+        _ => epi.bias,
+    };
+    if let Some(bias) = bias {
+        assert!(bias.len() >= b.n, "bias of {} elements", bias.len());
+    }
+    let (bias, clamp, rest) = epi.split(b.scales.is_some());
     let whole = Whole {
         level,
         a,
@@ -224,8 +269,10 @@ pub unsafe fn gemm_range<'b>(
         cols,
         c,
         ldc,
-        resume,
-        epi,
+        start,
+        bias,
+        clamp,
+        rest,
     };
     // SAFETY: the rectangle is the caller's, and the left side was checked.
     unsafe {
@@ -247,8 +294,12 @@ struct Whole<'a> {
     cols: Range<usize>,
     c: Shards,
     ldc: usize,
-    resume: bool,
-    epi: &'a Epilogue<'a>,
+    start: Start<'a>,
+    /// What the last tiles of a chain do themselves.
+    bias: Option<&'a [f32]>,
+    clamp: Clamp,
+    /// What is done behind them.
+    rest: Epilogue<'a>,
 }
 
 impl Whole<'_> {
@@ -263,37 +314,36 @@ impl Whole<'_> {
             packed_len(b.k, b.n)
         );
         let num_panels = b.n.div_ceil(NR);
-        let last_block = (b.k - 1) / KC;
         let copy = self.rows.len() >= COPY_ROWS && self.a.row_stride != A_STRIDE;
+        let together = if b.k > DEPTH { NC } else { num_panels };
         BLOCKS.with_borrow_mut(|[left, wide]| {
             let num = self.rows.len();
             let chunks = num.div_ceil(MC);
             for chunk in 0..chunks {
                 let m0 = self.rows.start + num * chunk / chunks;
                 let rows = m0..self.rows.start + num * (chunk + 1) / chunks;
-                let blocks = (0..b.k).step_by(KC).enumerate();
-                let parts = self.cols.clone().step_by(NC);
-                for (p, (block, k0)) in parts.flat_map(|p| blocks.clone().map(move |b| (p, b))) {
-                    let k = KC.min(b.k - k0);
-                    let source = &self.a.data[block * self.a.block_stride..];
-                    let (left, lda) = if copy {
-                        for (i, row) in rows.clone().enumerate() {
-                            left[i * A_STRIDE..][..k]
-                                .copy_from_slice(&source[row * self.a.row_stride..][..k]);
-                        }
-                        (&left[..], A_STRIDE)
-                    } else {
-                        (&source[m0 * self.a.row_stride..], self.a.row_stride)
-                    };
+                let depths = (0..b.k).step_by(DEPTH);
+                let parts = self.cols.clone().step_by(together);
+                for (p, k0) in parts.flat_map(|p| depths.clone().map(move |k0| (p, k0))) {
+                    let k = DEPTH.min(b.k - k0);
+                    let source = &self.a.data[k0 / KC * self.a.block_stride..];
+                    if copy {
+                        copy_left(&self.a, source, rows.clone(), k, left);
+                    }
                     let part = Part {
                         whole: self,
                         k,
-                        left,
-                        lda,
-                        resume: self.resume || block > 0,
-                        last: block == last_block,
+                        left: if copy {
+                            &left[..]
+                        } else {
+                            &source[m0 * self.a.row_stride..]
+                        },
+                        lda: if copy { A_STRIDE } else { self.a.row_stride },
+                        a_block: if copy { A_BLOCK } else { self.a.block_stride },
+                        first: k0 == 0,
+                        last: k0 + k == b.k,
                     };
-                    let cols = p..(p + NC).min(self.cols.end);
+                    let cols = p..(p + together).min(self.cols.end);
                     // SAFETY: the rectangle is the caller's, sides were checked above.
                     unsafe { part.run(rows.clone(), cols, &panels[k0 * num_panels * NR..], wide) };
                 }
@@ -302,13 +352,25 @@ impl Whole<'_> {
     }
 }
 
-/// One row chunk times one block of `k`.
+/// Copies `k` columns of some rows, so that those of a tile lie close together.
+fn copy_left(a: &AView<'_>, source: &[f32], rows: Range<usize>, k: usize, to: &mut [f32]) {
+    for (block, k0) in (0..k).step_by(KC).enumerate() {
+        let k = KC.min(k - k0);
+        for (i, row) in rows.clone().enumerate() {
+            let from = &source[block * a.block_stride + row * a.row_stride..][..k];
+            to[block * A_BLOCK + i * A_STRIDE..][..k].copy_from_slice(from);
+        }
+    }
+}
+
+/// One row chunk times as many steps as a tile goes.
 struct Part<'a> {
     whole: &'a Whole<'a>,
     k: usize,
     left: &'a [f32],
     lda: usize,
-    resume: bool,
+    a_block: usize,
+    first: bool,
     last: bool,
 }
 
@@ -322,6 +384,17 @@ struct Place {
     width: usize,
     /// Whether the last panel is not whole.
     partial: bool,
+}
+
+/// The right side of a tile.
+struct Side<E> {
+    /// Blocks of `panels` panels.
+    b: *const E,
+    panels: usize,
+    /// Where the tile begins.
+    panel: usize,
+    /// What is multiplied next.
+    next: *const E,
 }
 
 impl Part<'_> {
@@ -338,9 +411,10 @@ impl Part<'_> {
         let kind = level.kind();
         let num_tiles = num_tiles(kind, rows.len());
         let group = panels(kind, rows.len().div_ceil(num_tiles));
+        let num_panels = self.whole.b.n.div_ceil(NR);
         let full = cols.end.min(self.whole.b.n / NR);
         let widen = size_of::<E>() < size_of::<f32>() && num_tiles >= WIDEN_TILES;
-        let panel_len = self.k * NR;
+        let steps = KC.min(self.k);
         let mut p = cols.start;
         while p < cols.end {
             let width = if p + group <= full {
@@ -350,13 +424,14 @@ impl Part<'_> {
             } else {
                 1
             };
-            let right = &right[p * panel_len..];
             if widen {
-                widen_panels(level, &right[..width * panel_len], wide);
+                self.widen_panels(right, p, width, wide);
             }
             for tile in 0..num_tiles {
                 let first = rows.len() * tile / num_tiles;
                 let num = rows.len() * (tile + 1) / num_tiles - first;
+                // The panels of the next tile are these again, or those behind them.
+                let next = p + if tile + 1 < num_tiles { 0 } else { width };
                 // Smaller tiles than the widest shape supports fall back to one panel at a time.
                 let step = if has_shape(kind, num, width) {
                     width
@@ -375,9 +450,21 @@ impl Part<'_> {
                     // SAFETY: inside the caller's rectangle.
                     unsafe {
                         if widen {
-                            self.tile(&place, &wide[q * panel_len..]);
+                            let side = Side {
+                                b: wide.as_ptr(),
+                                panels: width,
+                                panel: q,
+                                next: wide.as_ptr(),
+                            };
+                            self.tile(&place, &side);
                         } else {
-                            self.tile(&place, &right[q * panel_len..]);
+                            let side = Side {
+                                b: right.as_ptr(),
+                                panels: num_panels,
+                                panel: p + q,
+                                next: right.as_ptr().wrapping_add((next + q) * steps * NR),
+                            };
+                            self.tile(&place, &side);
                         }
                     }
                 }
@@ -386,19 +473,49 @@ impl Part<'_> {
         }
     }
 
-    /// A tile of panels that begin at `right`.
-    ///
+    /// Writes `width` panels from `first` on as f32, blocks of that many panels.
+    fn widen_panels<E: Element>(&self, right: &[E], first: usize, width: usize, wide: &mut [f32]) {
+        let num_panels = self.whole.b.n.div_ceil(NR);
+        for k0 in (0..self.k).step_by(KC) {
+            let k = KC.min(self.k - k0);
+            let from = &right[(k0 * num_panels + first * k) * NR..][..width * k * NR];
+            widen_panels(self.whole.level, from, &mut wide[k0 * width * NR..]);
+        }
+    }
+
+    /// What a tile's elements begin with, as their distance of rows in it: null for zero.
+    fn begin(&self, place: &Place) -> (*const f32, usize) {
+        let Whole { c, ldc, .. } = *self.whole;
+        let at = place.row * ldc + place.panel * NR;
+        match self.whole.start {
+            Start::Zero if self.first => (std::ptr::null(), 0),
+            Start::Residual(Some(from), _) if self.first => (from.as_ptr().wrapping_add(at), ldc),
+            _ => (c.as_ptr().wrapping_add(at).cast_const(), ldc),
+        }
+    }
+
+    /// Biases of a tile, before its first and behind its last step.
+    fn biases(&self, place: &Place) -> [Option<&[f32]>; 2] {
+        let first = match self.whole.start {
+            Start::Residual(_, bias) => bias.filter(|_| self.first),
+            _ => None,
+        };
+        let (col, cols) = self.columns(place);
+        [first, self.whole.bias.filter(|_| self.last)].map(|b| Some(&b?[col..col + cols]))
+    }
+
     /// # Safety
     /// As [`gemm_range`].
-    unsafe fn tile<E: Element>(&self, place: &Place, right: &[E]) {
+    unsafe fn tile<E: Element>(&self, place: &Place, side: &Side<E>) {
         let Whole { c, ldc, .. } = *self.whole;
         // SAFETY: inside the caller's rectangle.
         unsafe {
             if place.partial {
-                self.partial_tile(place, right);
+                self.partial_tile(place, side);
             } else {
                 let to = c.as_ptr().wrapping_add(place.row * ldc + place.panel * NR);
-                self.multiply(place, right, to, ldc);
+                let biases = self.biases(place).map(pointer);
+                self.multiply(place, side, self.begin(place), biases, to, ldc);
             }
         }
         self.finish(place);
@@ -409,21 +526,31 @@ impl Part<'_> {
     /// # Safety
     /// As [`gemm_range`].
     #[cold]
-    unsafe fn partial_tile<E: Element>(&self, place: &Place, right: &[E]) {
+    unsafe fn partial_tile<E: Element>(&self, place: &Place, side: &Side<E>) {
         let Whole { c, ldc, .. } = *self.whole;
         let (col, cols) = self.columns(place);
         let mut edge = [0.0f32; HIGHEST * NR];
-        // SAFETY: a row of the caller's rectangle.
-        let row = |r: usize| unsafe { c.slice((place.row + r) * ldc + col, cols) };
-        if self.resume {
+        let biases = self.biases(place).map(|bias| {
+            let mut whole = [0.0; NR];
+            whole[..cols].copy_from_slice(bias?);
+            Some(whole)
+        });
+        let mut begin = self.begin(place);
+        if !begin.0.is_null() {
             for r in 0..place.rows {
-                edge[r * NR..r * NR + cols].copy_from_slice(row(r));
+                // SAFETY: a row of the caller's rectangle, in the result or laid out as it.
+                let from = unsafe { std::slice::from_raw_parts(begin.0.add(r * begin.1), cols) };
+                edge[r * NR..r * NR + cols].copy_from_slice(from);
             }
+            begin = (edge.as_ptr(), NR);
         }
+        let biases = [&biases[0], &biases[1]].map(|b| pointer(b.as_ref().map(|b| &b[..])));
         // SAFETY: the edge has the rows of the highest tile.
-        unsafe { self.multiply(place, right, edge.as_mut_ptr(), NR) };
+        unsafe { self.multiply(place, side, begin, biases, edge.as_mut_ptr(), NR) };
         for r in 0..place.rows {
-            row(r).copy_from_slice(&edge[r * NR..r * NR + cols]);
+            // SAFETY: a row of the caller's rectangle.
+            let to = unsafe { c.slice((place.row + r) * ldc + col, cols) };
+            to.copy_from_slice(&edge[r * NR..r * NR + cols]);
         }
     }
 
@@ -436,17 +563,37 @@ impl Part<'_> {
     /// Computes a tile into `c`, rows `ldc` apart.
     ///
     /// # Safety
-    /// As [`gemm_range`]; `c` has room for the tile's rows, of whole panels.
-    unsafe fn multiply<E: Element>(&self, place: &Place, right: &[E], c: *mut f32, ldc: usize) {
+    /// As [`gemm_range`]; `c`, and what elements begin with, have room for the tile's rows, of whole
+    /// panels.
+    unsafe fn multiply<E: Element>(
+        &self,
+        place: &Place,
+        side: &Side<E>,
+        (from, ld_from): (*const f32, usize),
+        [first_bias, last_bias]: [*const f32; 2],
+        c: *mut f32,
+        ldc: usize,
+    ) {
         let tile = Tile {
             k: self.k,
             a: self.left[place.first * self.lda..].as_ptr(),
             lda: self.lda,
-            b: right.as_ptr(),
-            ldb: self.k * NR,
+            a_block: self.a_block,
+            b: side.b,
+            panels: side.panels,
+            panel: side.panel,
+            next: side.next,
             c,
             ldc,
-            resume: self.resume,
+            from,
+            ld_from,
+            first_bias,
+            last_bias,
+            clamp: if self.last {
+                self.whole.clamp
+            } else {
+                Clamp::None
+            },
         };
         // SAFETY: the level proves the instructions; both sides were checked, the result is the
         // caller's.
@@ -463,17 +610,17 @@ impl Part<'_> {
         }
     }
 
-    /// Runs the epilogue over a tile whose chains have ended.
+    /// Runs what is left of the epilogue over a tile whose chains have ended.
     fn finish(&self, place: &Place) {
         let Whole {
             level,
             b,
             c,
             ldc,
-            epi,
+            ref rest,
             ..
         } = *self.whole;
-        if !self.last || (epi.is_empty() && b.scales.is_none()) {
+        if !self.last || (rest.is_empty() && b.scales.is_none()) {
             return;
         }
         let (col, cols) = self.columns(place);
@@ -481,9 +628,13 @@ impl Part<'_> {
             // SAFETY: a row of the rectangle of [`gemm_range`]'s caller; no other reference to it
             // lives.
             let c = unsafe { c.slice(row * ldc + col, cols) };
-            finish_row(level, epi, b.scales, row, col, ldc, c);
+            finish_row(level, rest, b.scales, row, col, ldc, c);
         }
     }
+}
+
+fn pointer(x: Option<&[f32]>) -> *const f32 {
+    x.map_or(std::ptr::null(), <[f32]>::as_ptr)
 }
 
 /// Writes whole panels as f32.

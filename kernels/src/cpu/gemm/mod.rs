@@ -29,7 +29,7 @@ mod x86;
 #[cfg(target_arch = "x86_64")]
 mod x86_int8;
 
-pub use driver::{Epilogue, gemm, gemm_packed, gemm_range};
+pub use driver::{Epilogue, Start, gemm, gemm_packed, gemm_range};
 pub use dynamic::DynamicB;
 pub use pack::{AView, pack_b, pack_b_transposed, packed_len};
 pub use tile::{A_STRIDE, KC, NR};

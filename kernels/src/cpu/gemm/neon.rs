@@ -1,9 +1,12 @@
 //! Register tiles with NEON, which every 64-bit ARM processor has.
 
-use std::arch::aarch64::{float32x4_t, vdupq_n_f32, vfmaq_f32, vld1q_f32, vst1q_f32};
+use std::arch::aarch64::{
+    float32x4_t, vaddq_f32, vbslq_f32, vcgtq_f32, vcltq_f32, vdupq_n_f32, vfmaq_f32, vld1q_f32,
+    vst1q_f32,
+};
 
 use super::element::Element;
-use super::tile::{NR, Tile};
+use super::tile::{Clamp, NR, Tile};
 use super::unroll::unroll;
 
 /// Elements of a vector.
@@ -34,23 +37,55 @@ unsafe fn tile<E: Element, const R: usize>(t: &Tile<E>) {
     let mut acc = [[vdupq_n_f32(0.0); VECTORS]; R];
     // SAFETY: the caller vouches for every row and column of the tile.
     unsafe {
-        if t.resume {
+        if !t.from.is_null() {
             unroll!(row r < R, {
                 unroll!(panel v < VECTORS, {
-                    acc[r][v] = vld1q_f32(t.c.add(r * t.ldc + v * LANES));
+                    acc[r][v] = vld1q_f32(t.from.add(r * t.ld_from + v * LANES));
                 });
             });
         }
-        for k in 0..t.k {
-            let b = t.b.add(k * NR);
-            let mut row = [vdupq_n_f32(0.0); VECTORS];
-            unroll!(panel v < VECTORS, {
-                row[v] = load(b.add(v * LANES));
-            });
-            unroll!(row r < R, {
-                let x = vdupq_n_f32(*t.a.add(r * t.lda + k));
+        macro_rules! add {
+            ($bias:expr) => {
+                if !$bias.is_null() {
+                    unroll!(panel v < VECTORS, {
+                        let bias = vld1q_f32($bias.add(v * LANES));
+                        unroll!(row r < R, {
+                            acc[r][v] = vaddq_f32(acc[r][v], bias);
+                        });
+                    });
+                }
+            };
+        }
+        add!(t.first_bias);
+        for block in t.blocks() {
+            for k in 0..block.k {
+                let b = block.b.add(k * NR);
+                let mut row = [vdupq_n_f32(0.0); VECTORS];
                 unroll!(panel v < VECTORS, {
-                    acc[r][v] = vfmaq_f32(acc[r][v], row[v], x);
+                    row[v] = load(b.add(v * LANES));
+                });
+                unroll!(row r < R, {
+                    let x = vdupq_n_f32(*block.a.add(r * t.lda + k));
+                    unroll!(panel v < VECTORS, {
+                        acc[r][v] = vfmaq_f32(acc[r][v], row[v], x);
+                    });
+                });
+            }
+        }
+        add!(t.last_bias);
+        // Comparisons rather than minima and maxima, which differ where an element is no number.
+        let (zero, six) = (vdupq_n_f32(0.0), vdupq_n_f32(6.0));
+        if t.clamp == Clamp::Relu6 {
+            unroll!(row r < R, {
+                unroll!(panel v < VECTORS, {
+                    acc[r][v] = vbslq_f32(vcltq_f32(six, acc[r][v]), six, acc[r][v]);
+                });
+            });
+        }
+        if t.clamp != Clamp::None {
+            unroll!(row r < R, {
+                unroll!(panel v < VECTORS, {
+                    acc[r][v] = vbslq_f32(vcgtq_f32(zero, acc[r][v]), zero, acc[r][v]);
                 });
             });
         }

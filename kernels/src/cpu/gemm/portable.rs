@@ -1,7 +1,8 @@
 //! The register tile without SIMD intrinsics.
 
 use super::element::Element;
-use super::tile::{NR, Tile};
+use super::tile::{Clamp, NR, Tile};
+use crate::cpu::math;
 
 /// Computes a tile of `rows` rows and `panels` panels.
 ///
@@ -13,19 +14,47 @@ pub unsafe fn run<E: Element>(t: &Tile<E>, rows: usize, panels: usize) {
             let mut acc = [0.0f32; NR];
             // SAFETY: row `r` and panel `p` are covered by the caller's promise.
             unsafe {
-                let c = t.c.add(r * t.ldc + p * NR).cast::<[f32; NR]>();
-                if t.resume {
-                    acc = c.read();
+                if !t.from.is_null() {
+                    acc = t
+                        .from
+                        .add(r * t.ld_from + p * NR)
+                        .cast::<[f32; NR]>()
+                        .read();
                 }
-                for k in 0..t.k {
-                    let a = *t.a.add(r * t.lda + k);
-                    let b = &*t.b.add(p * t.ldb + k * NR).cast::<[E; NR]>();
-                    for j in 0..NR {
-                        acc[j] = a.mul_add(b[j].widen(), acc[j]);
+                add(&mut acc, t.first_bias, p);
+                for block in t.blocks() {
+                    for k in 0..block.k {
+                        let a = *block.a.add(r * t.lda + k);
+                        let b = &*block.b.add(p * block.ldb + k * NR).cast::<[E; NR]>();
+                        for j in 0..NR {
+                            acc[j] = a.mul_add(b[j].widen(), acc[j]);
+                        }
                     }
                 }
-                c.write(acc);
+                add(&mut acc, t.last_bias, p);
+                let acc = acc.map(|x| clamp(t.clamp, x));
+                t.c.add(r * t.ldc + p * NR).cast::<[f32; NR]>().write(acc);
             }
         }
+    }
+}
+
+/// Adds the `p`-th panel's part of a bias, if there is one.
+///
+/// # Safety
+/// A bias covers that panel.
+unsafe fn add(acc: &mut [f32; NR], bias: *const f32, p: usize) {
+    if !bias.is_null() {
+        // SAFETY: the caller's promise.
+        let bias = unsafe { &*bias.add(p * NR).cast::<[f32; NR]>() };
+        (0..NR).for_each(|j| acc[j] += bias[j]);
+    }
+}
+
+fn clamp(clamp: Clamp, x: f32) -> f32 {
+    match clamp {
+        Clamp::None => x,
+        Clamp::Relu => math::max(0.0, x),
+        Clamp::Relu6 => math::max(0.0, math::min(6.0, x)),
     }
 }

@@ -2,9 +2,12 @@
 
 use half::{bf16, f16};
 
+use lazybatch_graph::Act;
+
+use super::tile::DEPTH;
 use super::*;
 use crate::cpu::level::Level;
-use crate::cpu::pool::Pool;
+use crate::cpu::pool::{Pool, Shards};
 
 fn noise(n: usize, seed: u64) -> Vec<f32> {
     lazybatch_graph::WeightSource::Seeded { seed, bound: 1.0 }.to_f32(n)
@@ -49,8 +52,12 @@ const SHAPES: &[(usize, usize)] = if cfg!(miri) {
         (513, 100),
         (256, 161),
         (40, 700),
+        (DEPTH + 300, 35),
+        (2 * DEPTH + 1, 20),
     ]
 };
+
+/// Rows of the left side.
 const ROWS: &[usize] = if cfg!(miri) {
     &[1, 13]
 } else {
@@ -93,6 +100,68 @@ fn chains_go_on_from_what_is_there() {
                 gemm_packed(&mut pool, level, true, &a, half, &mut c, i > 0, &epi);
             }
             assert!(bits(&c) == want, "{m} rows, {level:?}");
+        }
+    }
+}
+
+/// `act(residual + first_bias + a w + bias)`, chains beginning with the first two.
+#[test]
+fn chains_begin_with_a_residual_and_its_bias_and_end_with_bias_and_activation() {
+    for &(k, n) in SHAPES {
+        let (b, first, last) = (noise(k * n, 1), noise(n, 6), noise(n, 7));
+        let packed = PackedB::pack(&b, k, n);
+        let AnyB::Float(right) = packed.view() else {
+            panic!("packed as f32")
+        };
+        for &m in ROWS {
+            let (a, residual) = (noise(m * k, 2), noise(m * n, 3));
+            for act in [None, Some(Act::Relu), Some(Act::Relu6), Some(Act::Tanh)] {
+                let want: Vec<f32> = (0..m * n)
+                    .map(|at| {
+                        let (i, j) = (at / n, at % n);
+                        let start = residual[at] + first[j];
+                        let x = (0..k).fold(start, |s, x| a[i * k + x].mul_add(b[x * n + j], s));
+                        let x = x + last[j];
+                        act.map_or(x, |act| crate::cpu::math::act(act, [x; 16])[0])
+                    })
+                    .collect();
+                for (level, in_place) in Level::available()
+                    .into_iter()
+                    .flat_map(|l| [(l, true), (l, false)])
+                {
+                    let mut c = vec![f32::NAN; m * n];
+                    let from = (!in_place).then_some(&residual[..]);
+                    if in_place {
+                        c.copy_from_slice(&residual);
+                    }
+                    let epi = Epilogue {
+                        bias: Some(&last),
+                        act,
+                        residual: None,
+                    };
+                    let start = Start::Residual(from, Some(&first));
+                    let to = Shards::new(&mut c);
+                    let left = AView::rows(&a, k);
+                    // SAFETY: the whole result is borrowed mutably.
+                    unsafe {
+                        gemm_range(
+                            level,
+                            left,
+                            0..m,
+                            right,
+                            0..n.div_ceil(NR),
+                            to,
+                            n,
+                            start,
+                            &epi,
+                        )
+                    };
+                    assert!(
+                        bits(&c) == bits(&want),
+                        "{m}x{k}x{n}, {act:?}, {level:?}, {in_place}"
+                    );
+                }
+            }
         }
     }
 }

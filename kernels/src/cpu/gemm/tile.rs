@@ -11,6 +11,9 @@ pub const NR: usize = 16;
 /// Inner dimension of a block.
 pub const KC: usize = 256;
 
+/// Steps of a chain that a tile goes through before it stores its elements.
+pub const DEPTH: usize = 4 * KC;
+
 /// Distance of rows in copied left-hand blocks: off the power of two that would put all rows of a
 /// tile on one cache set.
 pub const A_STRIDE: usize = KC + 16;
@@ -52,23 +55,91 @@ pub const fn panels(kind: Kind, rows: usize) -> usize {
     }
 }
 
-/// One product of a row tile with adjacent panels over one block of `k`.
+/// Activations that a tile applies before it stores its elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clamp {
+    /// None.
+    None,
+    /// max(x, 0).
+    Relu,
+    /// min(max(x, 0), 6).
+    Relu6,
+}
+
+/// One product of a row tile with adjacent panels, over up to [`DEPTH`] steps.
+///
+/// Elements begin at zero or at `from`, plus `first_bias`; at the end `last_bias` and `clamp` follow.
+/// Pointers that are null mean that there is no such thing.
 #[derive(Clone, Copy, Debug)]
 pub struct Tile<E> {
-    /// Steps of the chain.
+    /// Steps of the chain, in blocks of [`KC`].
     pub k: usize,
     /// First element of the left side.
     pub a: *const f32,
     /// Distance of its rows.
     pub lda: usize,
-    /// First element of the first panel.
+    /// Distance of its blocks.
+    pub a_block: usize,
+    /// First element of the right side: blocks of `panels` panels one after another.
     pub b: *const E,
-    /// Distance of panels.
-    pub ldb: usize,
+    /// Panels of a block.
+    pub panels: usize,
+    /// The first of those that the tile spans.
+    pub panel: usize,
+    /// What is multiplied next: is fetched towards the end.
+    pub next: *const E,
     /// First element of the result.
     pub c: *mut f32,
     /// Distance of its rows.
     pub ldc: usize,
-    /// Continue from the stored elements instead of zero.
-    pub resume: bool,
+    /// What elements begin with.
+    pub from: *const f32,
+    /// Distance of its rows.
+    pub ld_from: usize,
+    /// Added by column before the first step.
+    pub first_bias: *const f32,
+    /// Added by column behind the last step.
+    pub last_bias: *const f32,
+    /// Applied behind that.
+    pub clamp: Clamp,
+}
+
+/// One block of a tile's steps.
+#[derive(Clone, Copy, Debug)]
+pub struct Block<E> {
+    /// Steps.
+    pub k: usize,
+    /// First element of the left side.
+    pub a: *const f32,
+    /// First element of the first panel.
+    pub b: *const E,
+    /// Distance of panels.
+    pub ldb: usize,
+    /// First element of what is multiplied next.
+    pub next: *const E,
+}
+
+impl<E> Tile<E> {
+    /// The blocks, in order.
+    #[inline(always)]
+    pub fn blocks(&self) -> impl Iterator<Item = Block<E>> {
+        let t = self;
+        let start =
+            move |i: usize, k: usize| t.b.wrapping_add(i * KC * t.panels * NR + t.panel * k * NR);
+        (0..t.k.div_ceil(KC)).map(move |i| {
+            let rest = t.k - i * KC;
+            let k = if rest < KC { rest } else { KC };
+            Block {
+                k,
+                a: t.a.wrapping_add(i * t.a_block),
+                b: start(i, k),
+                ldb: k * NR,
+                next: match rest - k {
+                    0 => t.next,
+                    behind if behind < KC => start(i + 1, behind),
+                    _ => start(i + 1, KC),
+                },
+            }
+        })
+    }
 }

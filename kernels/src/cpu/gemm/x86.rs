@@ -2,17 +2,18 @@
 
 use std::arch::asm;
 use std::arch::x86_64::{
-    __m256, __m512, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_set1_ps, _mm256_setzero_ps,
-    _mm256_storeu_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps,
+    __m256, __m512, _mm256_add_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_max_ps, _mm256_min_ps,
+    _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps, _mm512_add_ps, _mm512_fmadd_ps,
+    _mm512_loadu_ps, _mm512_max_ps, _mm512_min_ps, _mm512_set1_ps, _mm512_setzero_ps,
     _mm512_storeu_ps,
 };
 
 use super::element::Element;
-use super::tile::{A_STRIDE, NR, Tile};
+use super::tile::{A_STRIDE, Block, Clamp, NR, Tile};
 use super::unroll::unroll;
 
 /// How far ahead of the multiplication a panel is fetched, in bytes.
-const AHEAD: usize = 1024;
+const AHEAD: usize = 2048;
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
@@ -44,13 +45,15 @@ const fn starts_line<E>(k: usize) -> bool {
     (k * row_bytes::<E>()).is_multiple_of(LINE)
 }
 
-/// How far ahead step `k` of a tile of `panels` panels fetches, in bytes: within each panel, and from
-/// its end on in the tile that follows.
+/// What step `k` of a block fetches in its first panel: elements that lie ahead, or of what follows.
 #[inline(always)]
-fn ahead<E>(t: &Tile<E>, k: usize, panels: usize) -> usize {
-    let behind = k + AHEAD / row_bytes::<E>() >= t.k;
-    let far = if behind { (panels - 1) * t.ldb } else { 0 };
-    AHEAD + far * size_of::<E>()
+fn ahead<E>(block: &Block<E>, k: usize) -> *const i8 {
+    let far = k + AHEAD / row_bytes::<E>();
+    let row = match far.checked_sub(block.k) {
+        None => block.b.wrapping_add(far * NR),
+        Some(behind) => block.next.wrapping_add(behind * NR),
+    };
+    row.cast()
 }
 
 /// `R` rows by `P` panels; `LDA` is the distance of left rows, or 0 to take it from the tile.
@@ -59,46 +62,79 @@ fn ahead<E>(t: &Tile<E>, k: usize, panels: usize) -> usize {
 /// AVX-512 F, and the pointers of `t` cover the tile.
 #[target_feature(enable = "avx512f")]
 unsafe fn tile512<E: Element, const R: usize, const P: usize, const LDA: usize>(t: &Tile<E>) {
-    let (lda, ldb) = (if LDA == 0 { t.lda } else { LDA }, t.ldb);
+    let lda = if LDA == 0 { t.lda } else { LDA };
     let mut acc: [[__m512; P]; R] = [[_mm512_setzero_ps(); P]; R];
     // SAFETY: the caller vouches for every row, panel and column of the tile.
     unsafe {
-        if t.resume {
+        if !t.from.is_null() {
             unroll!(row r < R, {
                 unroll!(panel p < P, {
-                    acc[r][p] = _mm512_loadu_ps(t.c.add(r * t.ldc + p * NR));
+                    acc[r][p] = _mm512_loadu_ps(t.from.add(r * t.ld_from + p * NR));
                 });
             });
         }
-        macro_rules! step {
-            ($k:expr, $fetch:expr) => {
-                let (a, b) = (t.a.add($k), t.b.add($k * NR));
-                let mut row: [__m512; P] = [_mm512_setzero_ps(); P];
-                unroll!(panel p < P, {
-                    row[p] = E::load512(b.add(p * ldb));
-                    if let Some(ahead) = $fetch {
-                        fetch(b.wrapping_add(p * ldb).cast::<i8>().wrapping_add(ahead));
-                    }
-                });
-                unroll!(row r < R, {
-                    let x = _mm512_set1_ps(*a.add(r * lda));
+        macro_rules! add {
+            ($bias:expr) => {
+                if !$bias.is_null() {
                     unroll!(panel p < P, {
-                        acc[r][p] = _mm512_fmadd_ps(x, row[p], acc[r][p]);
+                        let bias = _mm512_loadu_ps($bias.add(p * NR));
+                        unroll!(row r < R, {
+                            acc[r][p] = _mm512_add_ps(acc[r][p], bias);
+                        });
                     });
-                });
+                }
             };
         }
-        let mut k = 0;
-        while k + UNROLL <= t.k {
-            let ahead = ahead(t, k, P);
-            for u in 0..UNROLL {
-                step!(k + u, starts_line::<E>(u).then_some(ahead));
+        add!(t.first_bias);
+        for block in t.blocks() {
+            macro_rules! step {
+                ($k:expr, $fetch:expr) => {
+                    let (a, b) = (block.a.add($k), block.b.add($k * NR));
+                    let mut row: [__m512; P] = [_mm512_setzero_ps(); P];
+                    unroll!(panel p < P, {
+                        row[p] = E::load512(b.add(p * block.ldb));
+                        if let Some(ahead) = $fetch {
+                            fetch(ahead.wrapping_add(p * block.ldb * size_of::<E>()));
+                        }
+                    });
+                    unroll!(row r < R, {
+                        let x = _mm512_set1_ps(*a.add(r * lda));
+                        unroll!(panel p < P, {
+                            acc[r][p] = _mm512_fmadd_ps(x, row[p], acc[r][p]);
+                        });
+                    });
+                };
             }
-            k += UNROLL;
+            let mut k = 0;
+            while k + UNROLL <= block.k {
+                let ahead = ahead(&block, k);
+                for u in 0..UNROLL {
+                    let at = ahead.wrapping_add(u * row_bytes::<E>());
+                    step!(k + u, starts_line::<E>(u).then_some(at));
+                }
+                k += UNROLL;
+            }
+            while k < block.k {
+                step!(k, None::<*const i8>);
+                k += 1;
+            }
         }
-        while k < t.k {
-            step!(k, None::<usize>);
-            k += 1;
+        add!(t.last_bias);
+        // The second operand is what remains where an element is no number.
+        let (zero, six) = (_mm512_setzero_ps(), _mm512_set1_ps(6.0));
+        if t.clamp == Clamp::Relu6 {
+            unroll!(row r < R, {
+                unroll!(panel p < P, {
+                    acc[r][p] = _mm512_min_ps(six, acc[r][p]);
+                });
+            });
+        }
+        if t.clamp != Clamp::None {
+            unroll!(row r < R, {
+                unroll!(panel p < P, {
+                    acc[r][p] = _mm512_max_ps(zero, acc[r][p]);
+                });
+            });
         }
         unroll!(row r < R, {
             unroll!(panel p < P, {
@@ -114,62 +150,94 @@ unsafe fn tile512<E: Element, const R: usize, const P: usize, const LDA: usize>(
 /// AVX2, FMA and F16C, and the pointers of `t` cover the tile.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn tile256<E: Element, const R: usize, const V: usize, const LDA: usize>(t: &Tile<E>) {
-    let (lda, ldb) = (if LDA == 0 { t.lda } else { LDA }, t.ldb);
+    let lda = if LDA == 0 { t.lda } else { LDA };
     let mut acc: [[__m256; V]; R] = [[_mm256_setzero_ps(); V]; R];
     // SAFETY: as in `tile512`.
     unsafe {
-        if t.resume {
+        if !t.from.is_null() {
             unroll!(row r < R, {
                 unroll!(half v < V, {
-                    acc[r][v] = _mm256_loadu_ps(t.c.add(r * t.ldc + v * 8));
+                    acc[r][v] = _mm256_loadu_ps(t.from.add(r * t.ld_from + v * 8));
                 });
             });
         }
-        macro_rules! step {
-            ($k:expr, $fetch:expr) => {
-                let (a, b) = (t.a.add($k), t.b.add($k * NR));
-                if let Some(ahead) = $fetch {
-                    unroll!(panel p < (V / 2), {
-                        fetch(b.wrapping_add(p * ldb).cast::<i8>().wrapping_add(ahead));
-                    });
-                }
-                // The smaller side stays in registers over the step.
-                if R < V {
-                    let mut x: [__m256; R] = [_mm256_setzero_ps(); R];
-                    unroll!(row r < R, {
-                        x[r] = _mm256_set1_ps(*a.add(r * lda));
-                    });
+        macro_rules! add {
+            ($bias:expr) => {
+                if !$bias.is_null() {
                     unroll!(half v < V, {
-                        let row = E::load256(b.add((v / 2) * ldb + (v % 2) * 8));
+                        let bias = _mm256_loadu_ps($bias.add(v * 8));
                         unroll!(row r < R, {
-                            acc[r][v] = _mm256_fmadd_ps(x[r], row, acc[r][v]);
-                        });
-                    });
-                } else {
-                    let mut row: [__m256; V] = [_mm256_setzero_ps(); V];
-                    unroll!(half v < V, {
-                        row[v] = E::load256(b.add((v / 2) * ldb + (v % 2) * 8));
-                    });
-                    unroll!(row r < R, {
-                        let x = _mm256_set1_ps(*a.add(r * lda));
-                        unroll!(half v < V, {
-                            acc[r][v] = _mm256_fmadd_ps(x, row[v], acc[r][v]);
+                            acc[r][v] = _mm256_add_ps(acc[r][v], bias);
                         });
                     });
                 }
             };
         }
-        let mut k = 0;
-        while k + UNROLL <= t.k {
-            let ahead = ahead(t, k, V / 2);
-            for u in 0..UNROLL {
-                step!(k + u, starts_line::<E>(u).then_some(ahead));
+        add!(t.first_bias);
+        for block in t.blocks() {
+            macro_rules! step {
+                ($k:expr, $fetch:expr) => {
+                    let (a, b) = (block.a.add($k), block.b.add($k * NR));
+                    if let Some(ahead) = $fetch {
+                        unroll!(panel p < (V / 2), {
+                            fetch(ahead.wrapping_add(p * block.ldb * size_of::<E>()));
+                        });
+                    }
+                    // The smaller side stays in registers over the step.
+                    if R < V {
+                        let mut x: [__m256; R] = [_mm256_setzero_ps(); R];
+                        unroll!(row r < R, {
+                            x[r] = _mm256_set1_ps(*a.add(r * lda));
+                        });
+                        unroll!(half v < V, {
+                            let row = E::load256(b.add((v / 2) * block.ldb + (v % 2) * 8));
+                            unroll!(row r < R, {
+                                acc[r][v] = _mm256_fmadd_ps(x[r], row, acc[r][v]);
+                            });
+                        });
+                    } else {
+                        let mut row: [__m256; V] = [_mm256_setzero_ps(); V];
+                        unroll!(half v < V, {
+                            row[v] = E::load256(b.add((v / 2) * block.ldb + (v % 2) * 8));
+                        });
+                        unroll!(row r < R, {
+                            let x = _mm256_set1_ps(*a.add(r * lda));
+                            unroll!(half v < V, {
+                                acc[r][v] = _mm256_fmadd_ps(x, row[v], acc[r][v]);
+                            });
+                        });
+                    }
+                };
             }
-            k += UNROLL;
+            let mut k = 0;
+            while k + UNROLL <= block.k {
+                let ahead = ahead(&block, k);
+                for u in 0..UNROLL {
+                    let at = ahead.wrapping_add(u * row_bytes::<E>());
+                    step!(k + u, starts_line::<E>(u).then_some(at));
+                }
+                k += UNROLL;
+            }
+            while k < block.k {
+                step!(k, None::<*const i8>);
+                k += 1;
+            }
         }
-        while k < t.k {
-            step!(k, None::<usize>);
-            k += 1;
+        add!(t.last_bias);
+        let (zero, six) = (_mm256_setzero_ps(), _mm256_set1_ps(6.0));
+        if t.clamp == Clamp::Relu6 {
+            unroll!(row r < R, {
+                unroll!(half v < V, {
+                    acc[r][v] = _mm256_min_ps(six, acc[r][v]);
+                });
+            });
+        }
+        if t.clamp != Clamp::None {
+            unroll!(row r < R, {
+                unroll!(half v < V, {
+                    acc[r][v] = _mm256_max_ps(zero, acc[r][v]);
+                });
+            });
         }
         unroll!(row r < R, {
             unroll!(half v < V, {

@@ -11,7 +11,7 @@ use super::rowwise::softmax_row;
 use crate::cpu::buffers::{Aligned, Buf};
 use crate::cpu::exec::{Env, NodeView, split};
 use crate::cpu::gemm::{
-    AView, BView, Epilogue, NR, gemm_range, pack_b, pack_b_transposed, packed_len,
+    AView, BView, Epilogue, NR, Start, gemm_range, pack_b, pack_b_transposed, packed_len,
 };
 use crate::cpu::level::{Level, simd};
 use crate::cpu::math;
@@ -117,7 +117,7 @@ fn attend(
                 0..keys.div_ceil(NR),
                 scores,
                 keys,
-                false,
+                Start::Zero,
                 &epi,
             );
         }
@@ -144,7 +144,7 @@ fn attend(
                 0..dim.div_ceil(NR),
                 to,
                 q_width,
-                false,
+                Start::Zero,
                 &epi,
             );
         }

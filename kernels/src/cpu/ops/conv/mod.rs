@@ -18,15 +18,12 @@ use lazybatch_graph::{Act, Window};
 
 use crate::cpu::buffers::Buf;
 use crate::cpu::exec::{Env, NodeView, split_in};
-use crate::cpu::gemm::{AView, Epilogue, NR, PackedB, gemm_range};
+use crate::cpu::gemm::{AView, Epilogue, NR, PackedB, Start, gemm_range};
 use crate::cpu::pool::Shards;
 
 pub use filters::Filters;
 use finish::{Finish, Residual};
 use gather::{gather, with_scratch};
-
-/// Panels that are finished at once.
-const PANELS: usize = 36;
 
 /// Most output pixels that are gathered at once.
 const ROWS: usize = 96;
@@ -159,30 +156,21 @@ fn products(
         }
         let cols = panels * split / splits..panels * (split + 1) / splits;
         let at = first * m + group * mg;
+        let bias = epi.bias.map(|b| &b[group * mg..][..mg]);
+        let start = match epi.residual {
+            Residual::None => Start::Zero,
+            Residual::InPlace => Start::Residual(None, bias),
+            Residual::At(residual) => Start::Residual(Some(&residual[at..]), bias),
+        };
+        let end_with = Epilogue {
+            bias: bias.filter(|_| !epi.has_residual()),
+            act: epi.act,
+            residual: None,
+        };
         let run = |a: AView<'_>| {
-            let none = Epilogue::default();
-            // Columns whose results are still in the second-level cache when they are finished.
-            for from in cols.clone().step_by(PANELS) {
-                let part = from..(from + PANELS).min(cols.end);
-                let (rows, to) = (0..end - first, shards.offset(at));
-                let (col, num) = (part.start * NR, (part.end * NR).min(mg) - part.start * NR);
-                let channel = group * mg + col;
-                let resume = epi.has_residual();
-                // SAFETY: tasks own disjoint (rows, group, columns) of the output, and no slice
-                // lives while the product writes.
-                unsafe {
-                    if resume {
-                        for row in first..end {
-                            let at = row * m + channel;
-                            epi.begin(level, channel, at, shards.slice(at, num));
-                        }
-                    }
-                    gemm_range(level, a, rows, right, part, to, m, resume, &none);
-                    for row in first..end {
-                        epi.end(level, channel, shards.slice(row * m + channel, num));
-                    }
-                }
-            }
+            let (rows, to) = (0..end - first, shards.offset(at));
+            // SAFETY: tasks own disjoint (rows, group, columns) of the output.
+            unsafe { gemm_range(level, a, rows, right, cols, to, m, start, &end_with) };
         };
         if g.is_pointwise() {
             run(AView::rows(&x[first * c + group * cg..], c));
