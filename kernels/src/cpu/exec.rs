@@ -357,7 +357,6 @@ fn run_node(env: &mut Env<'_>, v: NodeView<'_>, reuse: Option<Buf>) -> Result<Ou
         Op::SeqWrite { state, at } => ops::state::seq_write(env, v, *state, *at)?,
         Op::Emit { output } => ops::state::emit(env, v, *output),
         Op::Stop { token } => ops::state::stop(env, v, *token),
-        Op::Tensor(_) => ops::general::general(env, v)?,
-        Op::Custom(op) => one(ops::custom::custom(env, v, op)?),
+        Op::Tensor(_) | Op::Custom(_) => ops::host::host(env, v)?,
     })
 }

@@ -1,12 +1,12 @@
 //! Data of open requests: staged inputs, outputs so far, states.
 
-use lazybatch_graph::{Dim, OutputId, Program, Tensor};
+use lazybatch_graph::{OutputId, Program, Tensor};
 use lazybatch_sla::{ModelId, RequestId};
 
 use super::buffers::Buf;
 use crate::pages::SeqState;
 use crate::plans::Opened;
-use crate::validate::unstage;
+use crate::validate::emitted;
 
 /// An output under construction.
 #[derive(Debug)]
@@ -62,17 +62,6 @@ impl Open {
     /// An output's rows from `from` on (all of an output without `len`), once set.
     pub fn emitted(&self, program: &Program, output: OutputId, from: usize) -> Option<Tensor> {
         let out = self.outputs.get(output.index()).filter(|o| o.set)?;
-        let ty = &program.output(output).ty;
-        let row = ty.row_elems();
-        let rows = out.data.len() / row.max(1);
-        let first = if ty.dims.contains(&Dim::Len) {
-            from.min(rows)
-        } else {
-            0
-        };
-        let dims = std::iter::once(rows - first)
-            .chain(ty.fixed_dims())
-            .collect();
-        Some(unstage(ty.dtype, dims, &out.data[first * row..]))
+        Some(emitted(program.output(output), &out.data, from))
     }
 }

@@ -7,9 +7,8 @@ use crate::arena::{Extent, LINE};
 
 pub mod attention;
 pub mod conv;
-pub mod custom;
 pub mod data;
-pub mod general;
+pub mod host;
 pub mod image;
 pub mod linear;
 pub mod rowwise;
