@@ -251,16 +251,34 @@ impl Pinned {
         })
     }
 
-    /// Its bytes.
+    /// All its bytes; no copy or kernel that writes them may be under way.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: that many bytes were allocated and zeroed.
-        unsafe { std::slice::from_raw_parts(self.at, self.bytes) }
+        self.part(0, self.bytes)
     }
 
-    /// Its bytes, to be written; no copy that reads them may be under way.
+    /// All its bytes, to be written; no copy or kernel that reads them may be under way.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `self` is borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.at, self.bytes) }
+        self.part_mut(0, self.bytes)
+    }
+
+    /// Bytes `start..start + len`, to be written; no copy or kernel that reads them may be under way.
+    ///
+    /// # Panics
+    /// If they are not inside.
+    pub fn part_mut(&mut self, start: usize, len: usize) -> &mut [u8] {
+        assert!(start + len <= self.bytes, "{start}+{len} of {}", self.bytes);
+        // SAFETY: inside what was allocated and zeroed, and `self` is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.at.add(start), len) }
+    }
+
+    /// Bytes `start..start + len`; no copy or kernel that writes them may be under way.
+    ///
+    /// # Panics
+    /// If they are not inside.
+    pub fn part(&self, start: usize, len: usize) -> &[u8] {
+        assert!(start + len <= self.bytes, "{start}+{len} of {}", self.bytes);
+        // SAFETY: inside what was allocated and zeroed.
+        unsafe { std::slice::from_raw_parts(self.at.add(start), len) }
     }
 
     /// Where kernels reach it, as is the case for all page-locked memory under unified addressing.
@@ -376,7 +394,7 @@ impl Stream {
         start: usize,
         bytes: usize,
     ) -> Result<(), CudaError> {
-        let from = &from.bytes()[start..start + bytes];
+        let from = from.part(start, bytes);
         if from.is_empty() {
             return Ok(());
         }
@@ -401,7 +419,7 @@ impl Stream {
         from: DevicePtr,
         bytes: usize,
     ) -> Result<(), CudaError> {
-        let to = &mut to.bytes_mut()[start..start + bytes];
+        let to = to.part_mut(start, bytes);
         if to.is_empty() {
             return Ok(());
         }
