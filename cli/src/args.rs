@@ -190,7 +190,8 @@ pub struct CompareArgs {
     /// synthetic weights
     #[arg(long, default_value = "phonemes")]
     pub model: String,
-    /// Device: `cpu`, or `sim`, which computes nothing and takes the time that --profile says
+    /// Device: `cpu`; `cuda` or `cuda:N`, an NVIDIA GPU; or `sim`, which computes nothing and takes
+    /// the time that --profile says
     #[arg(long, default_value = "cpu")]
     pub device: String,
     #[command(flatten)]
@@ -399,7 +400,7 @@ pub struct ProfileArgs {
     /// synthetic weights
     #[arg(long)]
     pub model: String,
-    /// Device: `cpu` is measured; npu, v100, a100, h100, h200 are computed from their published
+    /// Device: `cpu`, `cuda` and `cuda:N` are measured; npu, v100, a100, h100, h200 are computed from their published
     /// figures, with :free behind the name where launches and merges shall cost nothing
     #[arg(long, default_value = "cpu")]
     pub device: String,

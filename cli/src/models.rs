@@ -3,9 +3,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use lazybatch_graph::{Repeat, SharedProgram, folder};
+use lazybatch_cuda::{CudaDevice, CudaOptions, probe};
+use lazybatch_graph::{Program, Repeat, SharedProgram, folder};
 use lazybatch_kernels::Device;
-use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
+use lazybatch_kernels::cpu::{CpuDevice, CpuOptions, WeightType};
 use lazybatch_sla::{Nanos, Profile};
 use lazybatch_workloads::devices::DeviceModel;
 use lazybatch_workloads::experiment::inputs::{self, Item};
@@ -153,6 +154,8 @@ fn is_folder(name: &str) -> bool {
 pub enum DeviceKind {
     /// The embedded CPU device.
     Cpu,
+    /// An NVIDIA GPU, by its number.
+    Cuda(u32),
     /// A simulated one: computes nothing, takes the time that a profile says.
     Sim,
 }
@@ -160,16 +163,65 @@ pub enum DeviceKind {
 impl DeviceKind {
     /// The device that `--device` names.
     pub fn parse(name: &str) -> anyhow::Result<Self> {
-        let got = match name {
+        match name {
             "cpu" => return Ok(Self::Cpu),
             "sim" => return Ok(Self::Sim),
-            _ if name == "cuda" || name.starts_with("cuda:") => {
-                format!("{name}: this build has no CUDA device")
+            _ => {}
+        }
+        match Self::cuda(name) {
+            Some(cuda) => Ok(cuda),
+            None => {
+                let expected = "--device: expected cpu, cuda, cuda:N or sim";
+                Err(BadInput(format!("{expected}, got {name}")).into())
             }
-            _ => name.to_string(),
-        };
-        Err(BadInput(format!("--device: expected cpu or sim, got {got}")).into())
+        }
     }
+
+    /// The GPU that `cuda` or `cuda:N` names.
+    pub fn cuda(name: &str) -> Option<Self> {
+        let ordinal = match name.strip_prefix("cuda")? {
+            "" => 0,
+            number => number.strip_prefix(':')?.parse().ok()?,
+        };
+        Some(Self::Cuda(ordinal))
+    }
+
+    /// Refuses options that the device does not have, and a device that this machine does not have.
+    pub fn check(self, args: &CpuArgs) -> anyhow::Result<()> {
+        match self {
+            Self::Cpu => {}
+            Self::Sim => args.expect_none("is simulated")?,
+            Self::Cuda(_) => {
+                let rest = CpuArgs {
+                    weights: None,
+                    ..args.clone()
+                };
+                rest.expect_none("is a GPU")?;
+                if args.weights == Some(WeightType::Int8Dynamic) {
+                    let expected = "--weights: expected f32, f16, bf16 or int8 for a GPU";
+                    return Err(BadInput(format!("{expected}, got int8-dynamic")).into());
+                }
+                let found = probe::driver().and_then(|()| probe::nvrtc());
+                found.map_err(|e| BadInput(format!("--device: {e}")))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A device that computes.
+pub fn device(kind: DeviceKind, args: &CpuArgs) -> anyhow::Result<Box<dyn Device>> {
+    let DeviceKind::Cuda(ordinal) = kind else {
+        return Ok(cpu(args));
+    };
+    let options = CudaOptions {
+        ordinal,
+        weights: args.weights.unwrap_or_default(),
+        ..CudaOptions::default()
+    };
+    let device = CudaDevice::new(options);
+    let device = device.map_err(|e| BadInput(format!("--device cuda:{ordinal}: {e}")))?;
+    Ok(Box::new(device))
 }
 
 /// The embedded device.

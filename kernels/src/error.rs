@@ -49,6 +49,22 @@ pub enum Error {
         /// Cause.
         why: String,
     },
+    /// The device is lost with all that was on it.
+    #[error("device {device} is lost: {why}")]
+    Lost {
+        /// Device name.
+        device: String,
+        /// Cause.
+        why: String,
+    },
+    /// The device cannot do what was asked of it.
+    #[error("device {device}: {why}")]
+    Device {
+        /// Device name.
+        device: String,
+        /// Cause.
+        why: String,
+    },
     /// A weight cannot be made resident.
     #[error("model {model}: weight {weight}: {why}")]
     Weight {

@@ -36,22 +36,28 @@
 //! ```
 #![allow(unsafe_code, reason = "SIMD kernels and the thread pool need it")]
 
+pub mod arena;
 pub mod conformance;
 pub mod cpu;
 pub mod custom;
 pub mod device;
 pub mod error;
 pub mod faulty;
+pub mod frames;
 mod general;
+pub mod host_nodes;
 pub mod import;
 pub mod inputs;
 pub mod memory;
 pub mod onnx;
+pub mod pages;
+pub mod plans;
 pub mod reference;
 pub mod sim;
+pub mod slots;
 pub mod synthetic;
 pub mod tensor;
-mod validate;
+pub mod validate;
 
 pub use cpu::{CpuDevice, CpuOptions};
 pub use custom::{CustomCall, CustomKernel, CustomNode, CustomOperand, KernelRegistry};

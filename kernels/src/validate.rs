@@ -2,7 +2,9 @@
 //!
 //! Invariant: what passes here cannot make a kernel index out of bounds.
 
-use lazybatch_graph::{DType, Dim, InputDecl, Program, Repeat, Tensor};
+use lazybatch_graph::{
+    At, DType, Dim, InputDecl, Op, OutputDecl, Program, Repeat, Tensor, WeightDecl, WeightSource,
+};
 
 use crate::device::OpenRequest;
 use crate::error::Error;
@@ -19,6 +21,46 @@ pub fn passes(repeat: Repeat, input_len: usize) -> usize {
         Repeat::PerInputStep { stride } => input_len.div_ceil(stride.max(1) as usize),
         Repeat::Once | Repeat::UntilStop { .. } => input_len,
     }
+}
+
+/// Position that a pass touches; none if the member is past its end.
+pub fn touched(repeat: Repeat, at: At, step: usize, input_len: usize) -> Option<usize> {
+    match at {
+        At::Reverse => passes(repeat, input_len).checked_sub(step + 1),
+        _ => Some(step),
+    }
+}
+
+/// Refuses programs whose positions can run past a table that is added to them.
+///
+/// # Errors
+/// [`Error::Unsupported`] naming the first such node.
+pub fn check_tables(device: &str, program: &Program) -> Result<(), Error> {
+    let longest = program.length_input.and_then(|i| program.input(i).max_len);
+    for block in &program.blocks {
+        let positions = match block.repeat {
+            Repeat::UntilStop { max } => Some(max as usize),
+            Repeat::PerInputStep { stride } => longest.map(|n| n.div_ceil(stride.max(1) as usize)),
+            Repeat::Once => longest,
+        };
+        for &id in &block.nodes {
+            let node = program.node(id);
+            if node.op != Op::AddPosition {
+                continue;
+            }
+            let rows = program.value(node.inputs[1]).ty.fixed_dims()[0];
+            let needed = positions.unwrap_or(1);
+            if rows < needed {
+                return Err(Error::Unsupported {
+                    device: device.to_owned(),
+                    node: node.name.clone(),
+                    op: "AddPosition".into(),
+                    why: format!("a table of {needed} positions, this one has {rows}"),
+                });
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Checks a request's inputs against the program and returns their elements, ids as the bits of
@@ -99,5 +141,73 @@ pub fn unstage(dtype: DType, dims: Vec<usize>, data: &[f32]) -> Tensor {
             Tensor::from_bytes(dtype, dims, bytes).expect("one element per id")
         }
         _ => Tensor::from_f32(&dims, data),
+    }
+}
+
+/// The rows of an output from `from` on (all of an output without `len`), given its elements so far.
+pub fn emitted(decl: &OutputDecl, data: &[f32], from: usize) -> Tensor {
+    let row = decl.ty.row_elems();
+    let rows = data.len() / row.max(1);
+    let first = if decl.ty.dims.contains(&Dim::Len) {
+        from.min(rows)
+    } else {
+        0
+    };
+    let dims = std::iter::once(rows - first)
+        .chain(decl.ty.fixed_dims())
+        .collect();
+    unstage(decl.ty.dtype, dims, &data[first * row..])
+}
+
+/// The elements of a weight, ids as the bits of i32.
+///
+/// # Errors
+/// A source of another size.
+pub fn weight_elements(decl: &WeightDecl) -> Result<Vec<f32>, String> {
+    let num = decl.ty.row_elems();
+    let elems = match &decl.source {
+        WeightSource::Data(t) if !decl.ty.dtype.is_float() && !t.dtype.is_float() => t
+            .to_i32()
+            .into_iter()
+            .map(|id| f32::from_bits(id as u32))
+            .collect(),
+        other => other.to_f32(num),
+    };
+    if elems.len() != num {
+        let got = elems.len();
+        return Err(format!(
+            "{} needs {num} elements, its source has {got}",
+            decl.ty
+        ));
+    }
+    Ok(elems)
+}
+
+/// How a node uses a weight operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightForm {
+    /// As it is.
+    Plain,
+    /// As the right side of a product.
+    Right,
+    /// As the filters of a convolution.
+    Filters {
+        /// Channel groups.
+        groups: usize,
+    },
+}
+
+impl WeightForm {
+    /// How `op` uses operand number `operand`, if that is a weight.
+    pub fn of(op: &Op, operand: usize) -> Self {
+        match op {
+            Op::Linear { .. } if operand == 1 => Self::Right,
+            Op::LstmCell { ahead: false, .. } if matches!(operand, 1 | 2 | 4) => Self::Right,
+            Op::LstmCell { ahead: true, .. } if matches!(operand, 1 | 3) => Self::Right,
+            Op::GruCell { ahead: false, .. } if matches!(operand, 1 | 2) => Self::Right,
+            Op::GruCell { ahead: true, .. } if operand == 1 => Self::Right,
+            Op::Conv2d { groups, .. } if operand == 1 => Self::Filters { groups: *groups },
+            _ => Self::Plain,
+        }
     }
 }

@@ -25,6 +25,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   tidy              the project's own style rules
   models            fetch the pretrained models and ONNX cases that some tests and examples use
   nvrtc             fetch the CUDA kernel compiler that the emulator's tests use
+  cuda-check        compile the CUDA device's kernels for GPUs of several generations
   peers-env         make a Python in .peers for `lazybatch-measure peers`
   soak [--seeds N] [--test NAME]
                     long property runs; appends a line under benches/results
@@ -56,6 +57,7 @@ fn run() -> Result<bool> {
             .and_then(|()| onnx_cases::run(&root))
             .map(|()| true),
         ["nvrtc"] => nvrtc::ensure(&root).map(|()| true),
+        ["cuda-check"] => nvrtc::check(&root),
         ["peers-env"] => peers::run(&root).map(|()| true),
         ["soak", options @ ..] => {
             let (mut num, mut only) = (soak::DEFAULT_CASES, None);

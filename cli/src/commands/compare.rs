@@ -33,9 +33,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         let expected = "a latency profile for --device sim";
         return Err(BadInput(format!("--profile: expected {expected}, got nothing")).into());
     }
-    if kind == DeviceKind::Sim {
-        args.cpu.expect_none("is simulated")?;
-    }
+    kind.check(&args.cpu)?;
     for policy in &args.policies {
         lazybatch_engine::policy::find(policy)?;
     }
@@ -52,10 +50,10 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     };
     let bar = progress::bar(3 + args.policies.len() as u64, "compare");
     bar.enable_steady_tick(Duration::from_millis(200));
-    let (profile, options) = prepare(args, &model)?;
+    let (profile, options) = prepare(args, kind, &model)?;
     bar.inc(1);
     let (pool, simulated) = match kind {
-        DeviceKind::Cpu => (model.pool(POOL, args.seed)?, None),
+        DeviceKind::Cpu | DeviceKind::Cuda(_) => (model.pool(POOL, args.seed)?, None),
         DeviceKind::Sim => {
             let (pool, steps) = inputs::drawn(&model.served(), POOL, args.seed)?;
             (pool, Some(steps))
@@ -63,11 +61,12 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     };
     let of_profile = profile.models[0].sla().unwrap_or(model.sla);
     let sla = args.sla_ms.map_or(of_profile, Nanos::from_ms_f64);
-    let device = || {
-        Ok(match kind {
-            DeviceKind::Cpu => models::cpu(&args.cpu),
-            DeviceKind::Sim => simulated_device(&profile),
-        })
+    let device = || match kind {
+        DeviceKind::Sim => Ok(simulated_device(&profile)),
+        kind => models::device(kind, &args.cpu).map_err(|e| lazybatch_workloads::Error::Run {
+            what: "--device".into(),
+            why: e.to_string(),
+        }),
     };
     let mut serving = Serving {
         model: &model.name,
@@ -135,6 +134,9 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     if answers.is_empty() {
         answers.push("a simulated device computes no answers".into());
     }
+    if profile.device.contains("emulator") {
+        answers.push("the device is an emulator: its times say nothing about a GPU".into());
+    }
     let max_batch = serving.options.max_batch.unwrap_or(DEFAULT_MAX_BATCH);
     let settings = settings(args, &profile, rate, capacity, calls.len(), sla, max_batch);
     let pairs: Vec<_> = settings.iter().map(|(k, v)| format!("{k} {v}")).collect();
@@ -163,7 +165,11 @@ fn check_outputs(args: &CompareArgs, report: &std::path::Path) -> anyhow::Result
 }
 
 /// The profile to schedule by, and what the engine takes of it.
-fn prepare(args: &CompareArgs, model: &Model) -> anyhow::Result<(Profile, ModelOptions)> {
+fn prepare(
+    args: &CompareArgs,
+    kind: DeviceKind,
+    model: &Model,
+) -> anyhow::Result<(Profile, ModelOptions)> {
     let mut profile = match &args.profile {
         Some(path) => {
             let mut profile = Profile::read(path)?;
@@ -180,7 +186,7 @@ fn prepare(args: &CompareArgs, model: &Model) -> anyhow::Result<(Profile, ModelO
         }
         None => {
             let max_batch = args.max_batch.unwrap_or(DEFAULT_MAX_BATCH);
-            measure(model, &args.cpu, max_batch, DEFAULT_SEGMENT_US)?.into_profile()
+            measure(model, kind, &args.cpu, max_batch, DEFAULT_SEGMENT_US)?.into_profile()
         }
     };
     let scheduled = &mut profile.models[0];

@@ -7,15 +7,20 @@ use lazybatch_workloads::lengths::Lengths;
 
 use crate::args::{CpuArgs, ProfileArgs};
 use crate::failure::BadInput;
-use crate::models::{self, Model};
+use crate::models::{self, DeviceKind, Model};
 use crate::output;
 
 /// Runs the command.
 pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
     output::check([("--out", Some(args.out.as_path()))])?;
-    let profile = if args.device == "cpu" {
+    let kind = match args.device.as_str() {
+        "cpu" => Some(DeviceKind::Cpu),
+        name => DeviceKind::cuda(name),
+    };
+    let profile = if let Some(kind) = kind {
+        kind.check(&args.cpu)?;
         let model = Model::load(&args.model)?;
-        measure(&model, &args.cpu, args.max_batch, args.segment_us)?.into_profile()
+        measure(&model, kind, &args.cpu, args.max_batch, args.segment_us)?.into_profile()
     } else {
         args.cpu.expect_none("is computed")?;
         if args.max_batch != devices::MAX_BATCH {
@@ -27,11 +32,7 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
     };
     output::write("--out", &args.out, &profile.to_json())?;
     let nodes: usize = profile.models[0].blocks.iter().map(|b| b.nodes.len()).sum();
-    let entries = if args.device == "cpu" {
-        "segments"
-    } else {
-        "nodes"
-    };
+    let entries = if kind.is_some() { "segments" } else { "nodes" };
     output::line(format_args!(
         "{}: {} on {}, {nodes} {entries}",
         args.out.display(),
@@ -47,26 +48,24 @@ pub fn computed(device: &str, model: &str) -> anyhow::Result<Profile> {
         let names = names.join(", ");
         let got = match device {
             "sim" => "sim, which takes its latencies from a profile".to_string(),
-            _ if device == "cuda" || device.starts_with("cuda:") => {
-                format!("{device}: this build has no CUDA device")
-            }
             _ => device.to_string(),
         };
         BadInput(format!(
-            "--device: expected cpu, {names}, or one of the latter with :free, got {got}"
+            "--device: expected cpu, cuda, cuda:N, {names}, or one of the computed ones with :free, got {got}"
         ))
     })?;
     models::device_profile(device, model, overheads)
 }
 
-/// Measures a model on the embedded device.
+/// Measures a model on a device that computes.
 pub fn measure(
     model: &Model,
+    kind: DeviceKind,
     cpu: &CpuArgs,
     max_batch: u32,
     segment_us: f64,
 ) -> anyhow::Result<Measured> {
-    let mut device = models::cpu(cpu);
+    let mut device = models::device(kind, cpu)?;
     let lengths = Lengths::load(&model.lengths)?;
     let pool = model.pool(64, 7)?;
     let mut measured = measure::measure(

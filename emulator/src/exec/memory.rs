@@ -216,7 +216,19 @@ impl Memory {
             base
         });
         self.used_bytes += bytes;
-        // Host memory may come back at an address that was freed before.
+        // Host memory may come back at addresses that were freed before, in other pieces.
+        let end = base + bytes.max(1);
+        let reused = self.by_base.range(..end).rev();
+        let reused = reused.map(|(other, idx)| (*other, &self.allocations[*idx]));
+        let is_reused = |a: &Allocation| a.region.is_none() && a.base + a.bytes.max(1) > base;
+        let reused: Vec<u64> = reused
+            .take_while(|(other, a)| *other >= base || is_reused(a))
+            .filter(|(_, a)| is_reused(a))
+            .map(|(other, _)| other)
+            .collect();
+        for other in reused {
+            self.by_base.remove(&other);
+        }
         self.by_base.insert(base, self.allocations.len());
         self.allocations.push(Allocation {
             base,
@@ -483,6 +495,24 @@ mod tests {
         memory.alloc(10);
         assert_eq!(memory.read(at + 3, 1).unwrap_err().0, Kind::UseAfterFree);
         assert_eq!(memory.used_bytes(), 10);
+    }
+
+    #[test]
+    fn host_memory_comes_back_in_other_pieces() {
+        let mut memory = Memory::new();
+        let mut room = [0u8; 64];
+        let at = room.as_mut_ptr();
+        // SAFETY: parts of `room`, which stays to the end.
+        unsafe {
+            let (first, second) = (at.add(16), at.add(32));
+            memory.add_host(first, 16);
+            memory.add_host(second, 16);
+            memory.free(first as u64).unwrap();
+            memory.free(second as u64).unwrap();
+            memory.add_host(at, 64);
+        }
+        memory.write(at as u64 + 20, &[1; 20]).unwrap();
+        assert_eq!(memory.read(at as u64 + 36, 2).unwrap(), [1, 1]);
     }
 
     #[test]

@@ -2,8 +2,8 @@
 //!
 //! Commands come over a channel. Between two launches the thread takes in what has come, decides,
 //! and issues the next launch; while nothing is to do it blocks on the channel, at most until the
-//! core's next wake-up. All events of one turn carry the same time, so a journal of the run
-//! replays.
+//! core's next wake-up. A launch that runs beside this thread is asked for again and again, less and
+//! less often. All events of one turn carry the same time, so a journal of the run replays.
 //!
 //! It owns the only clock of the engine.
 
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use lazybatch_graph::{OutputId, SharedProgram, Tensor};
 use lazybatch_kernels::{Device, OpenRequest, Plan};
-use lazybatch_sla::{Account, Launch, Outcome, RequestId, Slot, Ticket, Time};
+use lazybatch_sla::{Account, Launch, Nanos, Outcome, RequestId, Slot, Ticket, Time};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
@@ -138,6 +138,8 @@ pub(crate) struct DriverState {
     /// Launches that failed at issue.
     refused: VecDeque<(Ticket, String)>,
     draining: bool,
+    /// Turns since a launch completed in which none did.
+    empty_turns: u32,
     planner: Planner,
     sequences: Sequences,
 }
@@ -198,6 +200,7 @@ impl Driver {
             );
         }
         while let Some(done) = self.device.poll(now) {
+            self.state.empty_turns = 0;
             let failed = done.result.err().map(|e| e.to_string());
             self.stream_steps();
             self.event(
@@ -468,8 +471,15 @@ impl Driver {
         }
         match self.device.next_completion() {
             Some(at) if at > self.clock.now() => self.receive(Some(at)),
-            // It has completed in place, or it runs beside this thread and is polled.
-            Some(_) | None => true,
+            Some(_) => true,
+            // It has completed in place, or it runs beside this thread.
+            None => {
+                self.state.empty_turns = self.state.empty_turns.saturating_add(1);
+                match pause(self.state.empty_turns) {
+                    Nanos::ZERO => true,
+                    pause => self.receive(Some(self.clock.now() + pause)),
+                }
+            }
         }
     }
 
@@ -499,6 +509,19 @@ impl Driver {
         for (_, open) in self.state.open.drain() {
             open.submission.reply.refuse(RequestError::Closed);
         }
+    }
+}
+
+/// Turns without a completion in which a device is asked at once again.
+const EAGER_TURNS: u32 = 256;
+/// Longest pause between two questions, in nanoseconds: a few percent of a segment.
+const LONGEST_PAUSE: u64 = 50_000;
+
+/// How long to wait for a command before a device is asked again whether a launch is over.
+fn pause(empty_turns: u32) -> Nanos {
+    match empty_turns.checked_sub(EAGER_TURNS) {
+        None => Nanos::ZERO,
+        Some(late) => Nanos((1000 + 100 * u64::from(late)).min(LONGEST_PAUSE)),
     }
 }
 

@@ -7,3 +7,28 @@
     unsafe_code,
     reason = "calls into the CUDA driver and launches of kernels"
 )]
+
+pub mod context;
+mod device;
+pub mod error;
+mod exec;
+mod gemm;
+mod host;
+pub mod jit;
+pub mod kernels;
+mod memory;
+mod model;
+mod open;
+mod ops;
+mod options;
+pub mod probe;
+pub mod resources;
+mod states;
+mod tables;
+mod weights;
+
+pub use context::{Context, DevicePtr, Stream};
+pub use device::CudaDevice;
+pub use error::CudaError;
+pub use kernels::Kernels;
+pub use options::CudaOptions;

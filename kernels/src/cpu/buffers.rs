@@ -8,7 +8,8 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-use super::arena::LINE;
+use crate::arena::LINE;
+use crate::frames::FrameMemory;
 
 /// One cache line.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -238,6 +239,32 @@ impl Arenas {
     /// Bytes of all arenas, free or not.
     pub fn bytes(&self) -> usize {
         self.held * size_of::<f32>()
+    }
+}
+
+impl FrameMemory for Arenas {
+    type Arena = Aligned;
+    type Value = Buf;
+
+    fn take(&mut self, len: usize) -> Result<Aligned, String> {
+        Ok(Self::take(self, len))
+    }
+
+    fn give(&mut self, arena: Aligned, len: usize) {
+        Self::give(self, arena, len);
+    }
+
+    unsafe fn part(arena: &mut Aligned, start: usize, len: usize) -> Buf {
+        // SAFETY: as the trait asks.
+        unsafe { arena.part(start, len) }
+    }
+
+    fn copy(&mut self, to: &mut Buf, at: usize, (from, from_at): (&Buf, usize), len: usize) {
+        to[at..at + len].copy_from_slice(&from[from_at..from_at + len]);
+    }
+
+    fn clear(&mut self, to: &mut Buf, at: usize, len: usize) {
+        to[at..at + len].fill(0.0);
     }
 }
 

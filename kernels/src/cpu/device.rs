@@ -4,24 +4,26 @@ use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use lazybatch_graph::{Op, OutputId, Program, Repeat, SharedProgram, StateDecl, StateKind, Tensor};
+use lazybatch_graph::{OutputId, Program, SharedProgram, StateDecl, StateKind, Tensor};
 use lazybatch_sla::{Launch, ModelId, Slot, Time};
 use smallvec::SmallVec;
 
 use super::buffers::{Arenas, Buffers, Scratch};
 use super::cache::{CacheReport, WeightCache};
 use super::exec::{self, Env};
-use super::frames::Frames;
 use super::gemm::WeightType;
 use super::model::Model;
+use super::open::{Open, Output};
 use super::options::CpuOptions;
 use super::pool::Pool;
-use super::slots::{Open, Output, Slots};
 use super::states::StatePools;
 use crate::device::{Completion, Device, DeviceInfo, OpenRequest, Plan};
 use crate::error::Error;
+use crate::frames::Frames;
 use crate::memory::MemoryBound;
-use crate::validate::stage_inputs;
+use crate::plans::{PlanInfo, Plans, segment_name};
+use crate::slots::Slots;
+use crate::validate::{check_tables, stage_inputs};
 
 /// Runs launches in place on the processor.
 pub struct CpuDevice {
@@ -35,9 +37,9 @@ pub struct CpuDevice {
     /// Memory of nodes while they run.
     scratch: Scratch,
     models: BTreeMap<ModelId, Resident>,
-    plans: Vec<PlanInfo>,
-    slots: Slots,
-    frames: Frames,
+    plans: Plans,
+    slots: Slots<Open>,
+    frames: Frames<Arenas>,
     cache: Option<WeightCache>,
     completions: VecDeque<Completion>,
     fail_next: u32,
@@ -48,14 +50,6 @@ struct Resident {
     states: StatePools,
     /// Requests of the greatest length that the pools of sequence states hold; `None` without any.
     max_open: Option<u32>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct PlanInfo {
-    model: ModelId,
-    block: u32,
-    first: u32,
-    end: u32,
 }
 
 /// Instructions, threads, and how weights are stored if not as they are.
@@ -81,7 +75,7 @@ impl CpuDevice {
             pool,
             options,
             models: BTreeMap::new(),
-            plans: Vec::new(),
+            plans: Plans::default(),
             slots: Slots::default(),
             frames: Frames::default(),
             completions: VecDeque::new(),
@@ -115,51 +109,22 @@ impl CpuDevice {
         self.models.get(&model).map(|r| r.model.weight_bytes)
     }
 
+    fn program(&self, model: ModelId) -> Option<&Program> {
+        self.models.get(&model).map(|r| &*r.model.program)
+    }
+
     fn launch_error(&self, launch: &Launch, why: String) -> Error {
-        let block = self
-            .models
-            .get(&launch.model)
-            .and_then(|r| r.model.program.blocks.get(launch.block as usize))
-            .map_or("?", |b| &b.name);
         Error::Launch {
             device: self.name.clone(),
-            segment: format!("{block}[{}..{}]", launch.first_node, launch.end_node),
+            segment: segment_name(self.program(launch.model), launch),
             why,
         }
     }
 
     fn check(&self, plan: Plan, launch: &Launch) -> Result<(), String> {
-        let info = self.plans.get(plan.0 as usize).ok_or("no such plan")?;
-        let wanted = PlanInfo {
-            model: launch.model,
-            block: launch.block,
-            first: launch.first_node,
-            end: launch.end_node,
-        };
-        if *info != wanted {
-            return Err(format!("the plan is for {info:?}"));
-        }
-        let program = self.models.get(&launch.model).map(|r| &r.model.program);
-        let block = program.and_then(|p| p.blocks.get(launch.block as usize));
-        if block.is_none_or(|b| b.nodes.len() < launch.end_node as usize) {
-            return Err("the plan is for a model that was unloaded".into());
-        }
-        for m in &launch.members {
-            let open = self
-                .slots
-                .get(m.slot)
-                .ok_or_else(|| format!("{} is not open", m.slot))?;
-            if open.request != m.request || open.model != launch.model {
-                return Err(format!(
-                    "{} holds {}, not {}",
-                    m.slot, open.request, m.request
-                ));
-            }
-            if (open.input_len, open.samples) != (m.input_len as usize, m.samples as usize) {
-                return Err(format!("{} was opened with another length", m.request));
-            }
-        }
-        Ok(())
+        let open = |slot| self.slots.get(slot).map(Open::opened);
+        self.plans
+            .check(plan, launch, self.program(launch.model), open)
     }
 
     fn run(&mut self, launch: &Launch) -> Completion {
@@ -191,9 +156,9 @@ impl CpuDevice {
         let (model, states) = (&resident.model, &mut resident.states);
         let key = self
             .frames
-            .enter(launch, model, &mut self.slots, &mut self.arenas)?;
+            .enter(launch, &model.program, &model.places, &mut self.arenas)?;
         let mut frame = self.frames.take(key);
-        let plan = &model.blocks[launch.block as usize];
+        let plan = &model.places.blocks[launch.block as usize];
         // SAFETY: no node runs, and temporaries do not outlive their node.
         unsafe {
             self.scratch
@@ -243,35 +208,6 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     format!("panic: {text}")
 }
 
-/// Refuses programs whose positions can run past a table that is added to them.
-fn check_tables(device: &str, program: &Program) -> Result<(), Error> {
-    let longest = program.length_input.and_then(|i| program.input(i).max_len);
-    for block in &program.blocks {
-        let positions = match block.repeat {
-            Repeat::UntilStop { max } => Some(max as usize),
-            Repeat::PerInputStep { stride } => longest.map(|n| n.div_ceil(stride.max(1) as usize)),
-            Repeat::Once => longest,
-        };
-        for &id in &block.nodes {
-            let node = program.node(id);
-            if node.op != Op::AddPosition {
-                continue;
-            }
-            let rows = program.value(node.inputs[1]).ty.fixed_dims()[0];
-            let needed = positions.unwrap_or(1);
-            if rows < needed {
-                return Err(Error::Unsupported {
-                    device: device.to_owned(),
-                    node: node.name.clone(),
-                    op: "AddPosition".into(),
-                    why: format!("a table of {needed} positions, this one has {rows}"),
-                });
-            }
-        }
-    }
-    Ok(())
-}
-
 impl Device for CpuDevice {
     fn info(&self) -> DeviceInfo {
         DeviceInfo {
@@ -309,11 +245,8 @@ impl Device for CpuDevice {
     }
 
     fn unload(&mut self, id: ModelId) {
-        assert_eq!(
-            self.slots.num_open(id),
-            0,
-            "open requests of a model that is unloaded"
-        );
+        let is_open = self.slots.iter().any(|open| open.model == id);
+        assert!(!is_open, "open requests of a model that is unloaded");
         self.models.remove(&id);
     }
 
@@ -335,26 +268,14 @@ impl Device for CpuDevice {
             first: first_node,
             end: end_node,
         };
-        let exists = self.models.get(&model).and_then(|r| {
-            let nodes = r.model.program.blocks.get(block as usize)?.nodes.len();
-            (first_node < end_node && end_node as usize <= nodes).then_some(())
-        });
-        if exists.is_none() {
-            return Err(Error::Launch {
+        let program = self.models.get(&model).map(|r| &*r.model.program);
+        self.plans
+            .prepare(program, info)
+            .map_err(|why| Error::Launch {
                 device: self.name.clone(),
                 segment: format!("{model} k{block}[{first_node}..{end_node}]"),
-                why: "no such segment of a loaded model".into(),
-            });
-        }
-        let idx = self
-            .plans
-            .iter()
-            .position(|p| *p == info)
-            .unwrap_or_else(|| {
-                self.plans.push(info);
-                self.plans.len() - 1
-            });
-        Ok(Plan(idx as u32))
+                why,
+            })
     }
 
     fn max_open(&self, model: ModelId) -> Option<u32> {
@@ -383,7 +304,7 @@ impl Device for CpuDevice {
         );
         let program = &resident.model.program;
         let inputs = stage_inputs(program, request)?;
-        let reserved = resident.states.reserve(request.input_len as usize);
+        let reserved = resident.states.pages.reserve(request.input_len as usize);
         let sequences = reserved.map_err(|(state, needed, available)| Error::OutOfMemory {
             device: self.name.clone(),
             what: format!(
@@ -427,7 +348,6 @@ impl Device for CpuDevice {
             outputs,
             vectors,
             sequences,
-            home: None,
         };
         self.slots.insert(request.slot, open);
         Ok(())
@@ -458,14 +378,12 @@ impl Device for CpuDevice {
         let Some(mut open) = self.slots.remove(slot) else {
             return Vec::new();
         };
-        if let Some(home) = open.home.take() {
-            self.frames.leave(home, &mut self.arenas);
-        }
+        self.frames.leave(slot, &mut self.arenas);
         let resident = self
             .models
             .get_mut(&open.model)
             .expect("models of open requests stay");
-        resident.states.release(&mut open.sequences);
+        resident.states.pages.release(&mut open.sequences);
         for buf in open.vectors.drain(..) {
             self.buffers.give(buf);
         }

@@ -2,23 +2,28 @@
 //!
 //! Nodes run one after another; inside a node, work is split over rows, columns, members or heads,
 //! never over a sum. Kernels read values through a [`NodeView`] and write their results where the
-//! plan of the block puts them (see [`arena`](super::arena)); effects on states, outputs and stop
+//! plan of the block puts them (see [`crate::arena`]); effects on states, outputs and stop
 //! flags go through [`Env`]. Running a node allocates nothing, but for custom and general nodes.
 
 use lazybatch_graph::{Dim, Node, NodeId, Op, Repeat, TensorType};
 use lazybatch_sla::RequestId;
 use smallvec::SmallVec;
 
-use super::buffers::{Buf, Scratch};
-use super::frames::{Frame, Mem};
+use super::buffers::{Arenas, Buf, Scratch};
 use super::gemm::PackedB;
 use super::layout::turn;
 use super::level::Level;
 use super::model::Model;
+use super::open::Open;
 use super::ops::{self, conv::Filters};
 use super::pool::Pool;
-use super::slots::Slots;
 use super::states::StatePools;
+use crate::arena::BlockPlan;
+use crate::frames::{self, Mem};
+use crate::slots::Slots;
+
+/// A frame whose values are in memory.
+pub type Frame = frames::Frame<Arenas>;
 
 /// Results of a node.
 pub type Outs = SmallVec<[Buf; 2]>;
@@ -39,7 +44,7 @@ pub struct Env<'a> {
     /// Fill memory with NaN before it is used, for tests.
     pub poison: bool,
     /// Open requests.
-    pub slots: &'a mut Slots,
+    pub slots: &'a mut Slots<Open>,
     /// Sequence states of the model.
     pub states: &'a mut StatePools,
     /// Members whose loop has ended.
@@ -134,7 +139,7 @@ impl<'a> NodeView<'a> {
                 .plain
                 .as_ref()
                 .expect("prepared at load"),
-            None => self.frame.values[self.model.local[value.index()]]
+            None => self.frame.values[self.model.places.local[value.index()]]
                 .as_ref()
                 .expect("operands are alive"),
         }
@@ -210,7 +215,7 @@ pub fn run(
     end: usize,
 ) -> Result<(), String> {
     let program = &model.program;
-    let plan = &model.blocks[block];
+    let plan = &model.places.blocks[block];
     for pos in first..end {
         let id = program.blocks[block].nodes[pos];
         let node = program.node(id);
@@ -219,11 +224,11 @@ pub fn run(
         unsafe { env.scratch.reset() };
         let originals = turn_operands(env, model, frame, id);
         let reuse = plan.in_place[pos].and_then(|i| {
-            let local = model.local[node.inputs[i].index()];
+            let local = model.places.local[node.inputs[i].index()];
             frame.values[local].take()
         });
         env.results.clear();
-        let locals = node.outputs.iter().map(|v| model.local[v.index()]);
+        let locals = node.outputs.iter().map(|v| model.places.local[v.index()]);
         if reuse.is_none() {
             for local in locals.clone() {
                 // SAFETY: the plan gives a result memory that no living value has.
@@ -248,7 +253,7 @@ pub fn run(
             frame.values[local] = Some(original);
         }
         for (local, buf) in locals.zip(outs) {
-            assert!(frame.is_at(plan, local, &buf), "a result of {}", node.name);
+            assert!(is_at(frame, plan, local, &buf), "a result of {}", node.name);
             frame.values[local] = Some(buf);
         }
         for &dead in &plan.dead_after[pos] {
@@ -257,6 +262,12 @@ pub fn run(
     }
     frame.next = end as u32;
     Ok(())
+}
+
+/// Whether `buf` is the memory of a value.
+fn is_at(frame: &Frame, plan: &BlockPlan, value: usize, buf: &Buf) -> bool {
+    let (start, len) = plan.range(value, frame.rows, frame.samples);
+    buf.len() == len && buf.as_ptr() == frame.arena().start().wrapping_add(start)
 }
 
 /// Puts copies in the layout that a node wants in the place of its operands; returns these with
@@ -270,7 +281,7 @@ fn turn_operands(
     let mut originals = SmallVec::new();
     for &i in model.layouts.turned(id) {
         let value = model.program.node(id).inputs[i];
-        let local = model.local[value.index()];
+        let local = model.places.local[value.index()];
         let original = frame.values[local].take().expect("operands are alive");
         let mut copy = env.temporary(original.len());
         let ty = &model.program.value(value).ty;
@@ -346,7 +357,6 @@ fn run_node(env: &mut Env<'_>, v: NodeView<'_>, reuse: Option<Buf>) -> Result<Ou
         Op::SeqWrite { state, at } => ops::state::seq_write(env, v, *state, *at)?,
         Op::Emit { output } => ops::state::emit(env, v, *output),
         Op::Stop { token } => ops::state::stop(env, v, *token),
-        Op::Tensor(_) => ops::general::general(env, v)?,
-        Op::Custom(op) => one(ops::custom::custom(env, v, op)?),
+        Op::Tensor(_) | Op::Custom(_) => ops::host::host(env, v)?,
     })
 }

@@ -2,12 +2,12 @@
 
 use lazybatch_graph::{OutputId, Program, StateKind};
 
-use super::arena::BlockPlan;
+use super::Needs;
 use super::buffers::Buffers;
 use super::gemm::WeightType;
-use super::layout::Layouts;
-use super::states::{PAGE, RowBound, row_bounds};
+use crate::arena::{BlockPlan, Extent};
 use crate::memory::{Linear, OutputBound, RequestMemory, input_bytes};
+use crate::pages::{PAGE, RowBound, row_bounds};
 
 /// Bytes of an element.
 const ELEM: u64 = size_of::<f32>() as u64;
@@ -41,10 +41,10 @@ pub struct ProgramMemory {
 impl ProgramMemory {
     /// What requests hold, whatever the weights are stored as.
     pub fn of(program: &Program) -> Self {
-        let layouts = Layouts::of(program);
+        let needs = Needs::of(program, WeightType::F32);
         let mut local = vec![usize::MAX; program.values.len()];
         let plans = (0..program.blocks.len())
-            .map(|b| BlockPlan::of(program, &layouts, WeightType::F32, b, &mut local))
+            .map(|b| BlockPlan::of(program, b, &mut local, &|id| needs.node(id)))
             .collect::<Vec<_>>();
         Self::planned(program, &plans)
     }
@@ -52,7 +52,7 @@ impl ProgramMemory {
     /// As [`Self::of`], where the blocks are planned.
     pub fn planned(program: &Program, plans: &[BlockPlan]) -> Self {
         let blocks = program.blocks.iter().zip(plans).map(|(block, plan)| {
-            let linear = |e: super::arena::Extent| Linear {
+            let linear = |e: Extent| Linear {
                 per_row: e.per_row as u64 * ELEM,
                 per_sample: e.per_sample as u64 * ELEM,
             };

@@ -16,23 +16,22 @@
 //!
 //! It does not schedule, and its sums are f32; see [`crate::reference`] for an oracle.
 
-mod arena;
 pub mod buffers;
 mod cache;
 mod device;
 mod exec;
-mod frames;
 pub mod gemm;
 mod layout;
 pub mod level;
 pub mod math;
 mod memory;
 mod model;
+mod needs;
+mod open;
 mod ops;
 mod options;
 pub mod peak;
 pub mod pool;
-mod slots;
 mod states;
 mod stored;
 
@@ -40,4 +39,5 @@ pub use cache::CacheReport;
 pub use device::CpuDevice;
 pub use gemm::WeightType;
 pub use memory::{BlockMemory, ProgramMemory};
+pub(crate) use needs::Needs;
 pub use options::CpuOptions;

@@ -16,7 +16,8 @@ use crate::cpu::gemm::{
 use crate::cpu::level::{Level, simd};
 use crate::cpu::math;
 use crate::cpu::pool::Shards;
-use crate::cpu::states::{PAGE, PagePool, SeqState};
+use crate::cpu::states::PagePool;
+use crate::pages::{PAGE, SeqState};
 
 /// Queries whose scores are held at once.
 const QUERIES: usize = 64;

@@ -5,15 +5,7 @@ use lazybatch_graph::{At, InputId, Repeat};
 use crate::cpu::buffers::Buf;
 use crate::cpu::exec::{Env, NodeView};
 use crate::cpu::math;
-use crate::validate::{is_sequence, passes};
-
-/// Position that a pass touches; none if the member is past its end.
-pub fn touched(repeat: Repeat, at: At, step: usize, input_len: usize) -> Option<usize> {
-    match at {
-        At::Reverse => passes(repeat, input_len).checked_sub(step + 1),
-        _ => Some(step),
-    }
-}
+use crate::validate::{is_sequence, touched};
 
 /// The request's input.
 pub fn input(env: &mut Env<'_>, v: NodeView<'_>, input: InputId, at: At) -> Buf {

@@ -8,7 +8,7 @@ use std::ops::Range;
 use lazybatch_graph::{Act, Node, Op, Program, StateId};
 use smallvec::SmallVec;
 
-use crate::cpu::arena::{Extent, LINE};
+use crate::arena::{Extent, LINE};
 use crate::cpu::buffers::Buf;
 use crate::cpu::exec::{Env, NodeView};
 use crate::cpu::gemm::{Epilogue, PackedB, WeightType, gemm_packed};

@@ -2,14 +2,13 @@
 
 use lazybatch_graph::{Node, Op, Program};
 
-use super::arena::{Extent, LINE};
 use super::gemm::WeightType;
+use crate::arena::{Extent, LINE};
 
 pub mod attention;
 pub mod conv;
-pub mod custom;
 pub mod data;
-pub mod general;
+pub mod host;
 pub mod image;
 pub mod linear;
 pub mod rowwise;

@@ -4,10 +4,10 @@ use lazybatch_graph::{Act, Bin, StateId};
 
 use crate::cpu::buffers::Buf;
 use crate::cpu::exec::{Env, NodeView, Outs};
-use crate::cpu::frames::Mem;
 use crate::cpu::level::simd;
 use crate::cpu::math::{self, LANES};
 use crate::cpu::pool::Shards;
+use crate::frames::Mem;
 
 /// Runs `f(x row, out row)` on all rows of width `d`; `cost` is the operations per element.
 fn per_row<F: Fn(usize, &[f32], &mut [f32]) + Sync>(

@@ -2,9 +2,9 @@
 
 use lazybatch_graph::{At, OutputId, StateId};
 
-use super::data::touched;
 use crate::cpu::buffers::Buf;
 use crate::cpu::exec::{Env, NodeView, Outs};
+use crate::validate::touched;
 
 /// Content of a vector state.
 pub fn vec_read(env: &mut Env<'_>, v: NodeView<'_>, state: StateId) -> Buf {

@@ -3,7 +3,7 @@
 use lazybatch_graph::{Node, Op, Program};
 
 use super::{Filters, Geometry};
-use crate::cpu::arena::Extent;
+use crate::arena::Extent;
 use crate::cpu::buffers::Buf;
 use crate::cpu::exec::Env;
 use crate::cpu::pool::Shards;

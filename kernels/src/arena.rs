@@ -14,11 +14,7 @@
 //! Source: Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020:
 //! greedy by size.
 
-use lazybatch_graph::{Def, Dim, NodeId, Op, Program, TensorType, ValueId};
-
-use super::gemm::WeightType;
-use super::layout::Layouts;
-use super::ops;
+use lazybatch_graph::{Def, Dim, NodeId, Program, TensorType, ValueId};
 
 /// Elements of a cache line.
 pub const LINE: usize = 16;
@@ -114,6 +110,15 @@ pub struct BlockPlan {
     pub scratch: Extent,
 }
 
+/// What a device says of a node.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NodeMemory {
+    /// The operand in whose place its kernel can compute the first result, if the operand dies there.
+    pub in_place: Option<usize>,
+    /// Elements that it takes beside the arena while it runs.
+    pub scratch: Extent,
+}
+
 /// Memory that values share one after another.
 struct Storage {
     first: usize,
@@ -124,13 +129,13 @@ struct Storage {
 }
 
 impl BlockPlan {
-    /// Plans a block; writes the number of each of its values to `local`, by value id.
+    /// Plans a block by what the device says of its nodes; writes the number of each of its values to
+    /// `local`, by value id.
     pub fn of(
         program: &Program,
-        layouts: &Layouts,
-        weights: WeightType,
         block: usize,
         local: &mut [usize],
+        memory: &dyn Fn(NodeId) -> NodeMemory,
     ) -> Self {
         let nodes: &[NodeId] = &program.blocks[block].nodes;
         let spans = spans(program, nodes, local);
@@ -150,8 +155,11 @@ impl BlockPlan {
         let mut storage_of = vec![0; spans.len()];
         for (pos, &id) in nodes.iter().enumerate() {
             let node = program.node(id);
-            plan.in_place[pos] = in_place(program, layouts, id, &plan.dead_after[pos], local);
-            plan.scratch = plan.scratch.or(temporaries(program, layouts, weights, id));
+            let memory = memory(id);
+            plan.in_place[pos] = memory
+                .in_place
+                .filter(|&operand| is_free(program, id, operand, &plan.dead_after[pos], local));
+            plan.scratch = plan.scratch.or(memory.scratch);
             for &value in &node.outputs {
                 let (ty, number) = (&program.value(value).ty, local[value.index()]);
                 let last = spans[number].2;
@@ -226,41 +234,16 @@ fn spans(program: &Program, nodes: &[NodeId], local: &mut [usize]) -> Vec<Span> 
     spans
 }
 
-/// The operand in whose place a node computes its result: one that dies there, has the form of the
-/// result, and is read by the node once.
-fn in_place(
-    program: &Program,
-    layouts: &Layouts,
-    id: NodeId,
-    dead: &[usize],
-    local: &[usize],
-) -> Option<usize> {
+/// Whether an operand dies at a node, has the form of its result, and is read by the node once.
+fn is_free(program: &Program, id: NodeId, operand: usize, dead: &[usize], local: &[usize]) -> bool {
     let node = program.node(id);
-    let operand = match node.op {
-        Op::Reshape { .. } => 0,
-        Op::Conv2d {
-            groups: 1,
-            residual: true,
-            ..
-        } => node.inputs.len() - 1,
-        _ => return None,
+    let (value, Some(&result)) = (node.inputs[operand], node.outputs.first()) else {
+        return false;
     };
-    let (value, result) = (node.inputs[operand], *node.outputs.first()?);
     let (ty, result) = (&program.value(value).ty, &program.value(result).ty);
-    let dies = dead.contains(&local[value.index()]);
     let is_own = node.inputs.iter().filter(|v| **v == value).count() == 1;
     let is_alike = is_by_row(ty) == is_by_row(result) && ty.row_elems() == result.row_elems();
-    (dies && is_own && is_alike && layouts.turned(id).is_empty()).then_some(operand)
-}
-
-/// What a node takes while it runs: copies of operands in another layout, and what its kernel wants.
-fn temporaries(program: &Program, layouts: &Layouts, weights: WeightType, id: NodeId) -> Extent {
-    let node = program.node(id);
-    let copies = layouts.turned(id).iter().map(|&i| {
-        let ty = &program.value(node.inputs[i]).ty;
-        Extent::piece(ty, ty.row_elems())
-    });
-    copies.fold(ops::temporaries(program, node, weights), Extent::and)
+    dead.contains(&local[value.index()]) && is_own && is_alike
 }
 
 /// Gives the storages of one kind their places, the largest first, each in the lowest gap between
@@ -301,6 +284,7 @@ mod tests {
 
     use super::*;
     use crate::conformance::problems;
+    use crate::cpu::{Needs, WeightType};
 
     /// Dense layers and skips that go back any distance, over rows and samples.
     fn random_program(seed: u64) -> Program {
@@ -347,11 +331,12 @@ mod tests {
     /// Checks the places of a program's values against its liveness, and returns the elements of
     /// all arenas and those of all values, for a launch of ten rows and three samples.
     fn check(program: &Program) -> (usize, usize) {
-        let (liveness, layouts) = (Liveness::of(program), Layouts::of(program));
+        let liveness = Liveness::of(program);
+        let needs = Needs::of(program, WeightType::F32);
         let mut local = vec![usize::MAX; program.values.len()];
         let mut sizes = (0, 0);
         for block in 0..program.blocks.len() {
-            let plan = BlockPlan::of(program, &layouts, WeightType::F32, block, &mut local);
+            let plan = BlockPlan::of(program, block, &mut local, &|id| needs.node(id));
             sizes.0 += plan.arena.elems(10, 3);
             sizes.1 += plan.sum.elems(10, 3);
             let nodes = &program.blocks[block].nodes;
@@ -420,8 +405,8 @@ mod tests {
             b.emit("y", y, x);
             let program = b.finish().expect("a valid program");
             let mut local = vec![usize::MAX; program.values.len()];
-            let layouts = Layouts::of(&program);
-            BlockPlan::of(&program, &layouts, WeightType::F32, 0, &mut local)
+            let needs = Needs::of(&program, WeightType::F32);
+            BlockPlan::of(&program, 0, &mut local, &|id| needs.node(id))
         };
         let places = |plan: &BlockPlan| (plan.arena.per_sample / 64, plan.sum.per_sample / 64);
         assert_eq!(places(&build(false)), (2, 7));

@@ -1,23 +1,70 @@
-//! Frames: the live values of sub-batches between segments.
+//! Frames: the live values of sub-batches between segments, wherever a device keeps them.
 //!
 //! A frame holds a sub-batch's members and the values that live at its cursor, packed rows in batch
-//! order, each at its planned place in the frame's arena. A launch whose members are those of its sub-batch's frame works in place.
+//! order, each at its planned place in the frame's arena. A launch whose members are those of its
+//! sub-batch's frame works in place.
 //! Any other member list (a merge, an exit, a split) gets a new frame whose rows are gathered from
 //! wherever the members' rows are, so the scheduler need not tell the device what happened. A frame
 //! in which nothing is alive, at the end of a block, gives its arena back.
 //!
-//! Invariant: an open request's `home` names the one frame that holds its rows, and a frame lives
-//! as long as a request calls it home.
+//! Invariant: a slot's home names the one frame that holds the rows of its request, and a frame lives
+//! as long as a slot calls it home.
 
-use lazybatch_graph::{Dim, TensorType};
+use std::fmt;
+
+use lazybatch_graph::{Dim, Program, TensorType};
 use lazybatch_sla::{Launch, ModelId, RequestId, Slot, SubBatchId};
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
-use super::arena::BlockPlan;
-use super::buffers::{Aligned, Arenas, Buf};
-use super::model::Model;
-use super::slots::{Home, Slots};
+use crate::arena::BlockPlan;
+
+/// Memory of frames on a device.
+pub trait FrameMemory {
+    /// Memory of one frame.
+    type Arena: Default;
+    /// A value in it.
+    type Value;
+
+    /// Memory of at least `len` elements with any content.
+    ///
+    /// # Errors
+    /// That there is none.
+    fn take(&mut self, len: usize) -> Result<Self::Arena, String>;
+
+    /// Takes memory back that was asked for as `len` elements, above zero.
+    fn give(&mut self, arena: Self::Arena, len: usize);
+
+    /// Elements `start..start + len` of an arena.
+    ///
+    /// # Safety
+    /// Nothing may be alive there, and the arena must outlive the value.
+    unsafe fn part(arena: &mut Self::Arena, start: usize, len: usize) -> Self::Value;
+
+    /// Copies `len` elements from `from_at` to `at`.
+    fn copy(&mut self, to: &mut Self::Value, at: usize, from: (&Self::Value, usize), len: usize);
+
+    /// Zeros `len` elements at `at`.
+    fn clear(&mut self, to: &mut Self::Value, at: usize, len: usize);
+}
+
+/// Where the values of a program lie, by block.
+#[derive(Debug, Default)]
+pub struct Places {
+    /// By block id.
+    pub blocks: Vec<BlockPlan>,
+    /// By value id: its number within its block.
+    pub local: Vec<usize>,
+}
+
+/// Where the live values of a slot's request are: a frame, and the member's place in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Home {
+    /// Key of the frame.
+    frame: usize,
+    /// Index of the member.
+    index: usize,
+}
 
 /// A member of a frame.
 #[derive(Clone, Copy, Debug)]
@@ -61,8 +108,7 @@ impl Mem {
 }
 
 /// Live values of a sub-batch at a cursor.
-#[derive(Debug, Default)]
-pub struct Frame {
+pub struct Frame<M: FrameMemory> {
     sub_batch: Option<SubBatchId>,
     model: Option<ModelId>,
     block: u32,
@@ -75,14 +121,41 @@ pub struct Frame {
     /// Samples of all members.
     pub samples: usize,
     /// Values by number within the block: parts of the arena.
-    pub values: Vec<Option<Buf>>,
-    arena: Aligned,
+    pub values: Vec<Option<M::Value>>,
+    arena: M::Arena,
     /// Elements that the arena was taken for.
     needed: usize,
     residents: usize,
 }
 
-impl Frame {
+impl<M: FrameMemory> Default for Frame<M> {
+    fn default() -> Self {
+        Self {
+            sub_batch: None,
+            model: None,
+            block: 0,
+            next: 0,
+            members: Vec::new(),
+            rows: 0,
+            samples: 0,
+            values: Vec::new(),
+            arena: M::Arena::default(),
+            needed: 0,
+            residents: 0,
+        }
+    }
+}
+
+impl<M: FrameMemory> fmt::Debug for Frame<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Frame")
+            .field("members", &self.members)
+            .field("next", &self.next)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<M: FrameMemory> Frame<M> {
     /// Number of rows of a value of that type.
     pub fn num_rows(&self, ty: &TensorType) -> usize {
         match ty.lead() {
@@ -92,36 +165,40 @@ impl Frame {
     }
 
     /// Drops the values of a launch that failed; only a block's head may follow.
-    pub fn fail(&mut self, arenas: &mut Arenas) {
-        self.clear(arenas);
+    pub fn fail(&mut self, memory: &mut M) {
+        self.clear(memory);
         self.next = u32::MAX;
     }
 
     /// Drops all values and gives the arena back.
-    pub fn clear(&mut self, arenas: &mut Arenas) {
+    pub fn clear(&mut self, memory: &mut M) {
         self.values.fill_with(|| None);
-        arenas.give(std::mem::take(&mut self.arena), self.needed);
-        self.needed = 0;
+        if self.needed > 0 {
+            memory.give(std::mem::take(&mut self.arena), self.needed);
+            self.needed = 0;
+        }
     }
 
     /// Makes room for the values of a block; those of another one must be gone.
-    fn enter(&mut self, plan: &BlockPlan, arenas: &mut Arenas) {
+    fn enter(&mut self, plan: &BlockPlan, memory: &mut M) -> Result<(), String> {
         if self.needed > 0 {
-            return;
+            return Ok(());
         }
-        self.needed = plan.arena.elems(self.rows, self.samples);
-        self.arena = arenas.take(self.needed);
+        let needed = plan.arena.elems(self.rows, self.samples);
+        self.arena = memory.take(needed)?;
+        self.needed = needed;
         self.values.resize_with(plan.places.len(), || None);
+        Ok(())
     }
 
     /// The memory of a value.
     ///
     /// # Safety
     /// Nothing may be alive there.
-    pub unsafe fn make(&mut self, plan: &BlockPlan, value: usize) -> Buf {
+    pub unsafe fn make(&mut self, plan: &BlockPlan, value: usize) -> M::Value {
         let (start, len) = plan.range(value, self.rows, self.samples);
         // SAFETY: the values of a frame die before its arena goes; the rest is the caller's.
-        unsafe { self.arena.part(start, len) }
+        unsafe { M::part(&mut self.arena, start, len) }
     }
 
     /// The member that a row belongs to.
@@ -136,42 +213,56 @@ impl Frame {
         &self.members[self.members.partition_point(before)]
     }
 
-    /// Whether `buf` is the memory of a value.
-    pub fn is_at(&self, plan: &BlockPlan, value: usize, buf: &Buf) -> bool {
-        let (start, len) = plan.range(value, self.rows, self.samples);
-        buf.len() == len && buf.as_ptr() == self.arena.start().wrapping_add(start)
+    /// The frame's arena.
+    pub fn arena(&self) -> &M::Arena {
+        &self.arena
     }
 }
 
 /// All frames of a device.
-#[derive(Debug, Default)]
-pub struct Frames {
-    slab: Slab<Frame>,
+#[derive(Debug)]
+pub struct Frames<M: FrameMemory> {
+    slab: Slab<Frame<M>>,
+    /// By slot.
+    homes: Vec<Option<Home>>,
     by_sub_batch: FxHashMap<SubBatchId, usize>,
-    spare: Vec<Frame>,
+    spare: Vec<Frame<M>>,
     /// Most members that a frame had: what every list of members has room for.
     most_members: usize,
 }
 
-impl Frames {
+impl<M: FrameMemory> Default for Frames<M> {
+    fn default() -> Self {
+        Self {
+            slab: Slab::new(),
+            homes: Vec::new(),
+            by_sub_batch: FxHashMap::default(),
+            spare: Vec::new(),
+            most_members: 0,
+        }
+    }
+}
+
+impl<M: FrameMemory> Frames<M> {
     /// The frame to run `launch` in, its live values in place; returns its key.
     ///
     /// # Errors
-    /// A member that is not at the launch's cursor. Nothing has moved then.
+    /// A member that is not at the launch's cursor, or no memory. Nothing has moved then.
     pub fn enter(
         &mut self,
         launch: &Launch,
-        model: &Model,
-        slots: &mut Slots,
-        arenas: &mut Arenas,
+        program: &Program,
+        places: &Places,
+        memory: &mut M,
     ) -> Result<usize, String> {
+        let plan = &places.blocks[launch.block as usize];
         if let Some(&key) = self.by_sub_batch.get(&launch.sub_batch)
-            && self.is_same(key, launch, slots)
+            && self.is_same(key, launch)
         {
             let frame = &mut self.slab[key];
             let at_cursor = (frame.block, frame.next) == (launch.block, launch.first_node);
             if launch.first_node == 0 {
-                frame.clear(arenas);
+                frame.clear(memory);
             } else if !at_cursor {
                 return Err(format!(
                     "sub-batch {} stands at node {} of block {}",
@@ -179,7 +270,7 @@ impl Frames {
                 ));
             }
             frame.block = launch.block;
-            frame.enter(&model.blocks[launch.block as usize], arenas);
+            frame.enter(plan, memory)?;
             for (mem, m) in frame.members.iter_mut().zip(&launch.members) {
                 mem.step = m.step as usize;
                 mem.idle = m.idle;
@@ -191,30 +282,35 @@ impl Frames {
         frame.members.clear();
         frame.members.reserve(self.most_members);
         fill(&mut frame, launch);
-        frame.enter(&model.blocks[launch.block as usize], arenas);
-        if launch.first_node > 0
-            && let Err(why) = self.gather(&mut frame, launch, model, slots)
-        {
-            frame.clear(arenas);
+        let entered = frame.enter(plan, memory).and_then(|()| {
+            if launch.first_node == 0 {
+                return Ok(());
+            }
+            self.gather(&mut frame, launch, program, places, memory)
+        });
+        if let Err(why) = entered {
+            frame.clear(memory);
             self.spare.push(frame);
             return Err(why);
         }
         frame.residents = frame.members.len();
         let key = self.slab.insert(frame);
         for (index, m) in launch.members.iter().enumerate() {
-            let home = slots
-                .open_mut(m.slot)
-                .home
-                .replace(Home { frame: key, index });
-            if let Some(old) = home {
-                self.leave(old, arenas);
+            self.leave(m.slot, memory);
+            if self.homes.len() <= m.slot.index() {
+                self.homes.resize(m.slot.index() + 1, None);
             }
+            self.homes[m.slot.index()] = Some(Home { frame: key, index });
         }
         self.by_sub_batch.insert(launch.sub_batch, key);
         Ok(key)
     }
 
-    fn is_same(&self, key: usize, launch: &Launch, slots: &Slots) -> bool {
+    fn home(&self, slot: Slot) -> Option<Home> {
+        self.homes.get(slot.index()).copied().flatten()
+    }
+
+    fn is_same(&self, key: usize, launch: &Launch) -> bool {
         let frame = &self.slab[key];
         frame.model == Some(launch.model)
             && frame.members.len() == launch.members.len()
@@ -227,21 +323,21 @@ impl Frames {
                     mem.request == m.request
                         && mem.slot == m.slot
                         && mem.rows == rows_of(launch, m)
-                        && slots.open(m.slot).home == Some(Home { frame: key, index })
+                        && self.home(m.slot) == Some(Home { frame: key, index })
                 })
     }
 
     fn gather(
         &self,
-        frame: &mut Frame,
+        frame: &mut Frame<M>,
         launch: &Launch,
-        model: &Model,
-        slots: &Slots,
+        program: &Program,
+        places: &Places,
+        memory: &mut M,
     ) -> Result<(), String> {
         let cursor = (Some(launch.model), launch.block, launch.first_node);
         for mem in &frame.members {
-            let home = slots.open(mem.slot).home;
-            let here = home.is_some_and(|h| {
+            let here = self.home(mem.slot).is_some_and(|h| {
                 let f = &self.slab[h.frame];
                 (f.model, f.block, f.next) == cursor && f.members[h.index].request == mem.request
             });
@@ -252,37 +348,40 @@ impl Frames {
                 ));
             }
         }
-        let plan = &model.blocks[launch.block as usize];
+        let plan = &places.blocks[launch.block as usize];
         for &value in &plan.live_before[launch.first_node as usize] {
-            let ty = &model.program.value(value).ty;
-            let (lead, row, local) = (ty.lead(), ty.row_elems(), model.local[value.index()]);
+            let ty = &program.value(value).ty;
+            let (lead, row, local) = (ty.lead(), ty.row_elems(), places.local[value.index()]);
             // SAFETY: values that are alive together have places apart, and this frame has no other.
-            let mut buf = unsafe { frame.make(plan, local) };
+            let mut made = unsafe { frame.make(plan, local) };
             for mem in &frame.members {
-                let home = slots.open(mem.slot).home.expect("checked above");
+                let home = self.home(mem.slot).expect("checked above");
                 let source = &self.slab[home.frame];
                 let from = source.values[local].as_ref().expect("live at this cursor");
                 let (src, have) = source.members[home.index].span(lead);
                 let (dst, want) = mem.span(lead);
-                let copy = have.min(want);
-                buf[dst * row..(dst + copy) * row]
-                    .copy_from_slice(&from[src * row..(src + copy) * row]);
-                buf[(dst + copy) * row..(dst + want) * row].fill(0.0);
+                let copied = have.min(want);
+                memory.copy(&mut made, dst * row, (from, src * row), copied * row);
+                memory.clear(&mut made, (dst + copied) * row, (want - copied) * row);
             }
-            frame.values[local] = Some(buf);
+            frame.values[local] = Some(made);
         }
         Ok(())
     }
 
-    /// Ends a request's stay in its home.
-    pub fn leave(&mut self, home: Home, arenas: &mut Arenas) {
+    /// Ends the stay of a slot's request in its home, if it has one.
+    pub fn leave(&mut self, slot: Slot, memory: &mut M) {
+        let home = self.homes.get_mut(slot.index()).and_then(Option::take);
+        let Some(home) = home else {
+            return;
+        };
         let frame = &mut self.slab[home.frame];
         frame.residents -= 1;
         if frame.residents > 0 {
             return;
         }
         let mut frame = self.slab.remove(home.frame);
-        frame.clear(arenas);
+        frame.clear(memory);
         if let Some(sub_batch) = frame.sub_batch
             && self.by_sub_batch.get(&sub_batch) == Some(&home.frame)
         {
@@ -292,12 +391,12 @@ impl Frames {
     }
 
     /// Takes a frame out to run in it; [`Frames::put_back`] must follow.
-    pub fn take(&mut self, key: usize) -> Frame {
+    pub fn take(&mut self, key: usize) -> Frame<M> {
         std::mem::take(&mut self.slab[key])
     }
 
     /// Puts a frame back.
-    pub fn put_back(&mut self, key: usize, frame: Frame) {
+    pub fn put_back(&mut self, key: usize, frame: Frame<M>) {
         self.slab[key] = frame;
     }
 
@@ -305,10 +404,15 @@ impl Frames {
     pub fn len(&self) -> usize {
         self.slab.len()
     }
+
+    /// Whether no frame is in use.
+    pub fn is_empty(&self) -> bool {
+        self.slab.is_empty()
+    }
 }
 
 /// Members and sizes of a frame without any, for `launch`.
-fn fill(frame: &mut Frame, launch: &Launch) {
+fn fill<M: FrameMemory>(frame: &mut Frame<M>, launch: &Launch) {
     frame.sub_batch = Some(launch.sub_batch);
     frame.model = Some(launch.model);
     frame.block = launch.block;

@@ -1,0 +1,96 @@
+//! Attention within members of packed rows: encoders and prefill.
+//!
+//! Source: Vaswani et al. 2017; the running maximum of the softmax as in Milakov and Gimelshein
+//! 2018. Keys come in tiles of 32 from a member's first row on, whatever else is in the launch.
+
+use lazybatch_graph::Heads;
+
+use super::{Kernels, Source, expect, launch, size};
+use crate::context::{DevicePtr, Grid, Stream};
+use crate::error::CudaError;
+
+pub(super) const SOURCE: Source = Source {
+    file: "attention.cu",
+    text: include_str!("../../cuda/attention.cu"),
+    kernels: &[
+        "attention_128",
+        "attention_256",
+        "attention_32",
+        "attention_64",
+    ],
+};
+
+/// Operands of [`Kernels::attention`].
+#[derive(Clone, Copy, Debug)]
+pub struct Attention {
+    /// `[rows, query * dim]`.
+    pub q: DevicePtr,
+    /// `[rows, kv * dim]`.
+    pub k: DevicePtr,
+    /// `[rows, kv * dim]`.
+    pub v: DevicePtr,
+    /// `[rows, query * dim]`.
+    pub out: DevicePtr,
+    /// Table of [`super::Member`]s.
+    pub members: DevicePtr,
+    /// Members.
+    pub num_members: usize,
+    /// Most rows (padding included) of a member.
+    pub max_rows: usize,
+    /// Heads and scale; at most 256 features each.
+    pub heads: Heads,
+    /// Hide later positions.
+    pub causal: bool,
+}
+
+impl Kernels {
+    /// Scaled dot-product attention of each member's rows over its own rows. The padding rows of a
+    /// member become zero.
+    ///
+    /// # Errors
+    /// Heads that do not go together, sizes out of range, or what the driver answers.
+    pub fn attention(&self, stream: &Stream, a: &Attention) -> Result<(), CudaError> {
+        const KERNEL: &str = "attention";
+        let Heads {
+            query,
+            kv,
+            dim,
+            scale,
+        } = a.heads;
+        let fits = kv > 0 && query.is_multiple_of(kv) && query <= 65_535;
+        expect(
+            KERNEL,
+            fits,
+            "query heads divided by kv heads",
+            format_args!("{query}, {kv}"),
+        )?;
+        // The kernel, and the queries of a block.
+        let (name, queries) = match dim {
+            1..=32 => ("attention_32", 16),
+            33..=64 => ("attention_64", 16),
+            65..=128 => ("attention_128", 16),
+            129..=256 => ("attention_256", 8),
+            _ => return expect(KERNEL, false, "heads of 1 to 256 features", dim),
+        };
+        if a.num_members == 0 || a.max_rows == 0 || query == 0 {
+            return Ok(());
+        }
+        expect(
+            KERNEL,
+            a.num_members <= 65_535,
+            "at most 65535 members",
+            a.num_members,
+        )?;
+        let rows = size(KERNEL, "rows of a member", a.max_rows)?;
+        let (query, kv, dim) = (query as u32, kv as u32, dim as u32);
+        let grid = Grid {
+            blocks: [rows.div_ceil(queries), query, a.num_members as u32],
+            ..Grid::row(1, 128)
+        };
+        let causal = u32::from(a.causal);
+        launch!(
+            self, stream, name, grid, a.q, a.k, a.v, a.out, a.members, query, kv, dim, scale,
+            causal
+        )
+    }
+}

@@ -1,0 +1,299 @@
+//! Kernels and how they are launched.
+//!
+//! One family a file: what its kernels compute, with shapes and types, and launchers for them. The
+//! sources are in `cuda/`, embedded in this crate, and compiled for the device at first use (see
+//! [`crate::jit`]).
+//!
+//! A launcher takes addresses of device memory and sizes; it checks the sizes, and puts one or a
+//! few launches into the stream. It neither allocates nor waits, but for the first launch of a
+//! family, which loads it ([`Kernels::load`] does so ahead). No launch at all is made for no rows.
+//! Addresses are not checked: a wrong one is a fault that the driver reports, as no memory of this
+//! process is reached through it.
+//!
+//! Unless said otherwise tensors are f32, dense and row-major, ids are i32, and outputs may not
+//! overlap inputs. Tables of indices and members lie in device memory too.
+//!
+//! Invariant: the bits of a row of a result depend on that row's operands alone, never on the
+//! number of rows, their order, or the geometry of a launch. So a reduction has an order that its
+//! length decides, and no kernel adds floats atomically.
+
+pub mod attention;
+pub mod choice;
+pub mod conv;
+pub mod elementwise;
+pub mod embedding;
+pub mod gemm;
+pub mod interaction;
+pub mod norms;
+pub mod pool;
+pub mod positions;
+pub mod recurrent;
+pub mod rows;
+pub mod softmax;
+pub mod state_attention;
+pub mod states;
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use lazybatch_graph::Act;
+
+use crate::context::{Context, DevicePtr, Function, Grid, Module};
+use crate::error::CudaError;
+use crate::jit::Jit;
+
+/// The text of one family's kernels.
+#[derive(Debug)]
+pub struct Source {
+    /// File name, for messages.
+    pub file: &'static str,
+    /// CUDA C++ behind the common part.
+    pub text: &'static str,
+    /// Its kernels, in alphabetical order.
+    pub kernels: &'static [&'static str],
+}
+
+/// What every source begins with: types, conversions, elementary functions, reductions.
+const COMMON: &str = include_str!("../../cuda/common.cuh");
+
+/// All sources. A family's number is its place here.
+pub const SOURCES: [&Source; 15] = [
+    &attention::SOURCE,
+    &choice::SOURCE,
+    &conv::SOURCE,
+    &elementwise::SOURCE,
+    &embedding::SOURCE,
+    &gemm::SOURCE,
+    &interaction::SOURCE,
+    &norms::SOURCE,
+    &pool::SOURCE,
+    &positions::SOURCE,
+    &recurrent::SOURCE,
+    &rows::SOURCE,
+    &softmax::SOURCE,
+    &state_attention::SOURCE,
+    &states::SOURCE,
+];
+
+impl Source {
+    /// The whole text as the compiler gets it; line numbers are those of the file.
+    pub fn full_text(&self) -> String {
+        format!(
+            "#line 1 \"common.cuh\"\n{COMMON}\n#line 1 \"{}\"\n{}",
+            self.file, self.text
+        )
+    }
+}
+
+/// Type in which weights are stored; arithmetic is in f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stored {
+    /// IEEE binary32.
+    F32,
+    /// IEEE binary16.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// 8-bit integers, and an f32 factor for each output (column of a product).
+    Int8 {
+        /// `[n]` f32.
+        scales: DevicePtr,
+    },
+}
+
+/// A weight in device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Weights {
+    /// First element.
+    pub at: DevicePtr,
+    /// Element type.
+    pub stored: Stored,
+}
+
+impl Weights {
+    /// Weights of f32.
+    pub const fn f32(at: DevicePtr) -> Self {
+        Self {
+            at,
+            stored: Stored::F32,
+        }
+    }
+}
+
+/// What happens to a finished element: bias, activation and residual. The order is that of the op.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Epilogue {
+    /// Added by output feature or channel; may be null.
+    pub bias: DevicePtr,
+    /// Activation.
+    pub act: Option<Act>,
+    /// Shaped as the result, added elementwise; may be null.
+    pub residual: DevicePtr,
+}
+
+/// A member's rows among packed ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Member {
+    /// Its first row.
+    pub start: u32,
+    /// Rows that it takes, padding included.
+    pub rows: u32,
+    /// Rows of its own, at most `rows`.
+    pub own: u32,
+    /// Its row in results with one row per member.
+    pub sample: u32,
+}
+
+/// Code of an activation in the kernels.
+pub(crate) const fn act_code(act: Option<Act>) -> u32 {
+    match act {
+        None => 0,
+        Some(Act::Relu) => 1,
+        Some(Act::Relu6) => 2,
+        Some(Act::Gelu) => 3,
+        Some(Act::Tanh) => 4,
+        Some(Act::Sigmoid) => 5,
+        Some(Act::Silu) => 6,
+    }
+}
+
+/// A family that is loaded.
+struct Family {
+    /// By place in [`Source::kernels`].
+    functions: Vec<Function>,
+    /// Keeps the functions valid.
+    _module: Module,
+}
+
+/// The kernels of a context.
+pub struct Kernels {
+    context: Context,
+    jit: Jit,
+    families: [OnceLock<Result<Family, CudaError>>; SOURCES.len()],
+}
+
+impl std::fmt::Debug for Kernels {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let loaded = self.families.iter().filter(|f| f.get().is_some()).count();
+        write!(f, "Kernels({loaded} of {} families loaded)", SOURCES.len())
+    }
+}
+
+impl Kernels {
+    /// Kernels for the device of `context`; compiled ones are kept in `cache_dir`, if there is one.
+    ///
+    /// # Errors
+    /// No NVRTC, or a driver that refuses. Folders that cannot be written are no error.
+    pub fn new(context: &Context, cache_dir: Option<PathBuf>) -> Result<Self, CudaError> {
+        Ok(Self {
+            context: context.clone(),
+            jit: Jit::new(context, cache_dir)?,
+            families: [const { OnceLock::new() }; SOURCES.len()],
+        })
+    }
+
+    /// Loads families ahead of their first launch, so that no launch waits for the compiler.
+    ///
+    /// # Errors
+    /// A source that does not compile or load.
+    pub fn load(&self, sources: &[&Source]) -> Result<(), CudaError> {
+        sources.iter().try_for_each(|source| {
+            let kernel = source.kernels[0];
+            self.function(source, kernel).map(|_| ())
+        })
+    }
+
+    /// A kernel by its name.
+    pub(crate) fn function(&self, source: &Source, kernel: &str) -> Result<Function, CudaError> {
+        let no_kernel = || CudaError::Kernel {
+            file: source.file.to_owned(),
+            kernel: kernel.to_owned(),
+        };
+        let family = SOURCES
+            .iter()
+            .position(|s| s.file == source.file)
+            .ok_or_else(no_kernel)?;
+        let family = self.families[family].get_or_init(|| self.load_family(source));
+        let family = family.as_ref().map_err(Clone::clone)?;
+        let place = source.kernels.binary_search(&kernel);
+        Ok(family.functions[place.map_err(|_| no_kernel())?])
+    }
+
+    fn load_family(&self, source: &Source) -> Result<Family, CudaError> {
+        let module = self
+            .jit
+            .module(&self.context, source.file, &source.full_text())?;
+        let functions = source.kernels.iter().map(|kernel| {
+            module.function(kernel).map_err(|_| CudaError::Kernel {
+                file: source.file.to_owned(),
+                kernel: (*kernel).to_owned(),
+            })
+        });
+        Ok(Family {
+            functions: functions.collect::<Result<_, _>>()?,
+            _module: module,
+        })
+    }
+}
+
+/// Launches a kernel of a source: `launch!(kernels, stream, "name", grid, args...)`, with the
+/// source `SOURCE` of the module that says so. The arguments have the types of the kernel's
+/// parameters, in their order.
+macro_rules! launch {
+    ($kernels:expr, $stream:expr, $kernel:expr, $grid:expr, $($arg:expr),+ $(,)?) => {{
+        let function = $kernels.function(&SOURCE, $kernel)?;
+        let grid = $grid;
+        // SAFETY: the arguments are those of the kernel, and those made here live until the call
+        // returns; the driver reads them before.
+        unsafe {
+            $stream.launch(
+                function,
+                grid,
+                &mut [$(std::ptr::from_ref(&$arg).cast_mut().cast::<std::ffi::c_void>()),+],
+            )
+        }
+    }};
+}
+pub(crate) use launch;
+
+/// A size as kernels take it.
+///
+/// # Errors
+/// More than 2^31 - 1.
+pub(crate) fn size(kernel: &'static str, what: &str, value: usize) -> Result<u32, CudaError> {
+    match u32::try_from(value) {
+        Ok(size) if size <= i32::MAX as u32 => Ok(size),
+        _ => Err(CudaError::Argument {
+            kernel,
+            expected: format!("{what} of at most {}", i32::MAX),
+            got: value.to_string(),
+        }),
+    }
+}
+
+/// Checks a size against what a kernel takes.
+pub(crate) fn expect(
+    kernel: &'static str,
+    holds: bool,
+    expected: &str,
+    got: impl std::fmt::Display,
+) -> Result<(), CudaError> {
+    if holds {
+        return Ok(());
+    }
+    Err(CudaError::Argument {
+        kernel,
+        expected: expected.to_owned(),
+        got: got.to_string(),
+    })
+}
+
+/// Threads of an elementwise block.
+pub(crate) const THREADS: u32 = 256;
+
+/// One thread for each of `num` items, or several items for each where the grid would be too long.
+pub(crate) const fn per_item(num: u32) -> Grid {
+    let blocks = num.div_ceil(THREADS);
+    Grid::row(if blocks < 1 << 16 { blocks } else { 1 << 16 }, THREADS)
+}

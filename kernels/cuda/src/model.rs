@@ -1,0 +1,280 @@
+//! A loaded model: weights in device memory in the form their kernels take, and where values lie.
+
+use lazybatch_graph::{Node, NodeId, Op, Program, SharedProgram, StateKind, WeightId};
+use lazybatch_kernels::Error;
+use lazybatch_kernels::arena::{BlockPlan, Extent, NodeMemory};
+use lazybatch_kernels::cpu::{ProgramMemory, WeightType};
+use lazybatch_kernels::frames::Places;
+use lazybatch_kernels::host_nodes::{self, HostNode};
+use lazybatch_kernels::validate::{WeightForm, check_tables, weight_elements};
+
+use crate::context::{Context, DevicePtr, Stream};
+use crate::error::CudaError;
+use crate::kernels::positions::rope_turns;
+use crate::kernels::state_attention::{SPLIT, workspace_bytes};
+use crate::kernels::{SOURCES, Source, Stored, Weights};
+use crate::memory::ELEM;
+use crate::options::CudaOptions;
+use crate::weights::{self, Uploads};
+
+/// A weight in the forms that nodes use.
+#[derive(Debug, Default)]
+pub struct Weight {
+    /// Row-major f32 (or ids), as read by anything but a product.
+    pub plain: Option<DevicePtr>,
+    /// As the right side of a product.
+    pub right: Option<Weights>,
+    /// On the host, for nodes that run there.
+    pub host: Option<Vec<f32>>,
+}
+
+/// A loaded model.
+#[derive(Debug)]
+pub struct Model {
+    /// The program.
+    pub program: SharedProgram,
+    /// By weight id.
+    pub weights: Vec<Weight>,
+    /// Where values lie.
+    pub places: Places,
+    /// What requests hold.
+    pub memory: ProgramMemory,
+    /// By node id.
+    pub host_nodes: Vec<Option<HostNode>>,
+    /// By node id: turns per position of rotary embeddings.
+    pub turns: Vec<Option<DevicePtr>>,
+    /// Bytes of all weights as they are held.
+    pub weight_bytes: usize,
+    _memory: crate::context::DeviceMemory,
+}
+
+impl Model {
+    /// Uploads the weights, resolves host nodes, plans where values lie.
+    ///
+    /// # Errors
+    /// An op that the device does not run, a weight that cannot be held, no memory.
+    pub fn load(
+        device: &str,
+        context: &Context,
+        stream: &Stream,
+        program: SharedProgram,
+        options: &CudaOptions,
+    ) -> Result<Self, Error> {
+        check_tables(device, &program)?;
+        for node in &program.nodes {
+            check_node(device, &program, node)?;
+        }
+        let host_nodes = host_nodes::resolve(device, &program, &options.registry)?;
+        let failed = |error: CudaError| weights::refused(device, &error);
+        let mut uploads = Uploads::default();
+        let mut turns: Vec<Option<DevicePtr>> = vec![None; program.nodes.len()];
+        let mut weights: Vec<Weight> = program.weights.iter().map(|_| Weight::default()).collect();
+        for (i, node) in program.nodes.iter().enumerate() {
+            if let Op::Rope { dim, theta, .. } = node.op {
+                let table = rope_turns(dim, theta);
+                turns[i] = Some(uploads.push(bytemuck::cast_slice(&table).to_vec()));
+            }
+            for (operand, &value) in node.inputs.iter().enumerate() {
+                let form = WeightForm::of(&node.op, operand);
+                let Some(weight) = program.as_weight(value) else {
+                    if form != WeightForm::Plain {
+                        return Err(Error::Unsupported {
+                            device: device.to_owned(),
+                            node: node.name.clone(),
+                            op: weights::op_name(&node.op),
+                            why: format!("operand {operand} to be a weight"),
+                        });
+                    }
+                    continue;
+                };
+                let to = &mut weights[weight.index()];
+                let is_host = host_nodes[i].is_some();
+                prepare(&program, weight, form, is_host, options, &mut uploads, to)?;
+            }
+        }
+        let weight_bytes = uploads.bytes();
+        let what = format!("the weights of {}", program.name);
+        let memory = uploads.run(context, stream, &what).map_err(failed)?;
+        let base = memory.at();
+        let placed = |at: &mut DevicePtr| *at = base.add(at.0 as usize);
+        turns.iter_mut().flatten().for_each(placed);
+        for weight in &mut weights {
+            weight.plain.iter_mut().for_each(placed);
+            if let Some(right) = &mut weight.right {
+                placed(&mut right.at);
+                if let Stored::Int8 { scales } = &mut right.stored {
+                    placed(scales);
+                }
+            }
+        }
+        let mut local = vec![usize::MAX; program.values.len()];
+        let need = |id: NodeId| node_memory(&program, id, options);
+        let blocks = (0..program.blocks.len())
+            .map(|b| BlockPlan::of(&program, b, &mut local, &need))
+            .collect::<Vec<_>>();
+        Ok(Self {
+            memory: ProgramMemory::planned(&program, &blocks),
+            places: Places { blocks, local },
+            program,
+            weights,
+            host_nodes,
+            turns,
+            weight_bytes,
+            _memory: memory,
+        })
+    }
+}
+
+/// The families of kernels that the nodes of a program use.
+pub fn families(program: &Program, deterministic: bool) -> Vec<&'static Source> {
+    let mut files = vec!["rows.cu"];
+    if !deterministic {
+        // What comes before and behind a library's products.
+        files.push("elementwise.cu");
+    }
+    for node in &program.nodes {
+        files.push(match node.op {
+            Op::Linear { .. } => "gemm.cu",
+            Op::Binary(_) | Op::Unary(_) | Op::Scale(_) => "elementwise.cu",
+            Op::LayerNorm { .. }
+            | Op::AddLayerNorm { .. }
+            | Op::RmsNorm { .. }
+            | Op::BatchNorm { .. } => "norms.cu",
+            Op::Softmax => "softmax.cu",
+            Op::Embedding | Op::EmbeddingBag => "embedding.cu",
+            Op::AddPosition | Op::Rope { .. } => "positions.cu",
+            Op::Attention { .. } => "attention.cu",
+            Op::StateAttention { .. } | Op::AdditiveAttention { .. } => "state_attention.cu",
+            Op::LstmCell { .. } | Op::GruCell { .. } => "recurrent.cu",
+            Op::Conv2d { .. } => "conv.cu",
+            Op::Pool2d { .. } | Op::GlobalAveragePool => "pool.cu",
+            Op::Interaction => "interaction.cu",
+            Op::ArgMax | Op::Stop { .. } => "choice.cu",
+            _ => "rows.cu",
+        });
+        if files.last() == Some(&"recurrent.cu") {
+            files.push("gemm.cu");
+        }
+    }
+    let used = SOURCES.iter().filter(|s| files.contains(&s.file));
+    used.copied().collect()
+}
+
+/// Refuses what no kernel here takes.
+fn check_node(device: &str, program: &Program, node: &Node) -> Result<(), Error> {
+    let why = match &node.op {
+        Op::Attention { heads, .. } | Op::StateAttention { heads, .. }
+            if heads.dim == 0 || heads.dim > 256 =>
+        {
+            Some(format!("heads of 1 to 256 features, got {}", heads.dim))
+        }
+        Op::AdditiveAttention { values, .. } => match program.state(*values).kind {
+            StateKind::Sequence { features, .. } if features > 8192 => {
+                Some(format!("values of at most 8192 features, got {features}"))
+            }
+            _ => None,
+        },
+        _ => None,
+    };
+    why.map_or(Ok(()), |why| {
+        Err(Error::Unsupported {
+            device: device.to_owned(),
+            node: node.name.clone(),
+            op: weights::op_name(&node.op),
+            why,
+        })
+    })
+}
+
+/// Puts a weight in the form that an operand takes. Places count from the start of all weights.
+fn prepare(
+    program: &Program,
+    id: WeightId,
+    form: WeightForm,
+    is_host: bool,
+    options: &CudaOptions,
+    uploads: &mut Uploads,
+    weight: &mut Weight,
+) -> Result<(), Error> {
+    let decl = program.weight(id);
+    let fail = |why: String| Error::Weight {
+        model: program.name.clone(),
+        weight: decl.name.clone(),
+        why,
+    };
+    let have = match (is_host, form) {
+        (true, _) => weight.host.is_some(),
+        (false, WeightForm::Right) => weight.right.is_some(),
+        (false, _) => weight.plain.is_some(),
+    };
+    if have {
+        return Ok(());
+    }
+    let elems = weight_elements(decl).map_err(fail)?;
+    match (is_host, form) {
+        (true, _) => weight.host = Some(elems),
+        (false, WeightForm::Right) => {
+            let [k, n] = decl.ty.fixed_dims()[..] else {
+                return Err(fail(format!("a product needs [k, n], this is {}", decl.ty)));
+            };
+            let right = weights::right(options.weights, &elems, k, n, uploads).map_err(fail)?;
+            weight.right = Some(right);
+        }
+        (false, _) => {
+            weight.plain = Some(uploads.push(bytemuck::cast_slice(&elems).to_vec()));
+        }
+    }
+    Ok(())
+}
+
+/// What a node takes of memory on this device.
+fn node_memory(program: &Program, id: NodeId, options: &CudaOptions) -> NodeMemory {
+    let node = program.node(id);
+    let columns = |operand: usize| program.value(node.inputs[operand]).ty.fixed_dims();
+    let in_place = match node.op {
+        Op::Reshape { .. } | Op::Unary(_) | Op::Scale(_) | Op::Softmax | Op::Rope { .. } => Some(0),
+        Op::AddPosition | Op::Binary(_) => Some(0),
+        _ => None,
+    };
+    // What a library takes besides: rows of a state one behind another, and left sides rounded.
+    let is_library = !options.deterministic;
+    let is_half = matches!(options.weights, WeightType::F16 | WeightType::Bf16);
+    let rounded = |elems: usize| (is_library && is_half).then_some(elems.div_ceil(2));
+    let row = |operand: usize| program.value(node.inputs[operand]).ty.row_elems();
+    // Elements for each row or sample.
+    let pieces: Vec<usize> = match &node.op {
+        Op::Linear { .. } => rounded(row(0)).into_iter().collect(),
+        Op::LstmCell { proj, ahead, .. } => {
+            let w_hh = columns(1 + usize::from(!ahead));
+            let packed = is_library.then_some(w_hh[0]);
+            let whole = proj.then_some(w_hh[1] / 4);
+            let halves = [rounded(row(0)), rounded(w_hh[0]), rounded(w_hh[1] / 4)];
+            let all = [Some(w_hh[1]), packed, whole].into_iter().chain(halves);
+            all.flatten().collect()
+        }
+        Op::GruCell { ahead, .. } => {
+            let w_hh = columns(1 + usize::from(!ahead));
+            let packed = is_library.then_some(w_hh[0]);
+            let own = (!ahead).then_some(w_hh[1]);
+            let halves = [rounded(row(0)), rounded(w_hh[0])];
+            let all = [Some(w_hh[1]), packed, own].into_iter().chain(halves);
+            all.flatten().collect()
+        }
+        Op::StateAttention { heads, keys, .. } => {
+            let longest = match program.state(*keys).kind {
+                StateKind::Sequence { max_len, .. } => max_len,
+                StateKind::Vector { .. } => 0,
+            };
+            let is_split = longest > SPLIT;
+            let bytes = workspace_bytes(1, *heads, longest);
+            is_split.then_some(bytes / ELEM).into_iter().collect()
+        }
+        _ => Vec::new(),
+    };
+    let ty = node.inputs.first().map(|&v| &program.value(v).ty);
+    let scratch = ty.map_or_else(Extent::default, |ty| {
+        let each = pieces.iter().map(|&elems| Extent::piece(ty, elems));
+        each.fold(Extent::default(), Extent::and)
+    });
+    NodeMemory { in_place, scratch }
+}

@@ -1,0 +1,87 @@
+//! Attention within members, over sequence states, and additive attention.
+
+use lazybatch_graph::{Heads, StateId};
+
+use crate::context::DevicePtr;
+use crate::exec::Walk;
+use crate::kernels::attention::Attention;
+use crate::kernels::state_attention::{Memory, SPLIT, workspace_bytes};
+use crate::memory::ELEM;
+
+/// Attention within each member.
+pub fn attention(w: &mut Walk<'_>, heads: Heads, causal: bool) -> Result<(), String> {
+    let lead = w.ty(0).lead();
+    let members = w.members(lead)?;
+    let rows = w.frame.members.iter().map(|m| m.span(lead).1);
+    let call = Attention {
+        q: w.arg(0),
+        k: w.arg(1),
+        v: w.arg(2),
+        out: w.out(0),
+        members,
+        num_members: w.frame.members.len(),
+        max_rows: rows.max().unwrap_or(0),
+        heads,
+        causal,
+    };
+    w.issue(move |i| Ok(i.kernels.attention(i.stream, &call)?));
+    Ok(())
+}
+
+/// What the rows of operand 0 look at.
+fn memory(w: &mut Walk<'_>, keys: StateId, values: StateId) -> Result<Memory, String> {
+    let (key_pages, value_pages) = (w.paged(keys)?, w.paged(values)?);
+    let slots = &*w.slots;
+    let lens: Vec<i32> = w
+        .frame
+        .members
+        .iter()
+        .map(|m| {
+            let sequences = &slots.open(m.slot).sequences;
+            let len = |state: StateId| sequences[state.index()].len;
+            len(keys).min(len(values)) as i32
+        })
+        .collect();
+    let max_len = lens.iter().max().copied().unwrap_or(0) as usize;
+    Ok(Memory {
+        keys: key_pages,
+        values: value_pages,
+        sequences: w.sequences(w.ty(0).lead())?,
+        lens: w.stage.push(lens)?,
+        max_len,
+    })
+}
+
+/// Attention over sequence states.
+pub fn state_attention(
+    w: &mut Walk<'_>,
+    heads: Heads,
+    keys: StateId,
+    values: StateId,
+) -> Result<(), String> {
+    let memory = memory(w, keys, values)?;
+    let rows = w.num_rows(w.ty(0));
+    let workspace = if memory.max_len > SPLIT {
+        w.temporary(workspace_bytes(rows, heads, memory.max_len) / ELEM)
+    } else {
+        DevicePtr::NULL
+    };
+    let (q, out) = (w.arg(0), w.out(0));
+    w.issue(move |i| {
+        let (k, s) = (i.kernels, i.stream);
+        Ok(k.state_attention(s, q, &memory, heads, out, rows, workspace)?)
+    });
+    Ok(())
+}
+
+/// Additive attention over sequence states.
+pub fn additive_attention(w: &mut Walk<'_>, keys: StateId, values: StateId) -> Result<(), String> {
+    let memory = memory(w, keys, values)?;
+    let rows = w.num_rows(w.ty(0));
+    let (q, v, out) = (w.arg(0), w.arg(1), w.out(0));
+    w.issue(move |i| {
+        let (k, s) = (i.kernels, i.stream);
+        Ok(k.additive_attention(s, q, v, &memory, out, rows)?)
+    });
+    Ok(())
+}

@@ -1,0 +1,58 @@
+//! Options of the CUDA device.
+
+use std::path::PathBuf;
+
+use lazybatch_kernels::KernelRegistry;
+use lazybatch_kernels::cpu::WeightType;
+
+use crate::jit;
+
+/// How a [`CudaDevice`](crate::CudaDevice) is set up. All memory is taken when the device is made or
+/// a model is loaded; what has no room is refused.
+#[derive(Clone, Debug)]
+pub struct CudaOptions {
+    /// Which GPU, in the driver's order.
+    pub ordinal: u32,
+    /// How the weights of products are stored; arithmetic is in f32. Default: f32, as they are.
+    pub weights: WeightType,
+    /// Products by this crate's own kernels, whose results do not depend on the batch. Else by
+    /// cuBLASLt. Default: true.
+    pub deterministic: bool,
+    /// Folder in which compiled kernels are kept. Default: in the user's cache folder.
+    pub kernel_cache: Option<PathBuf>,
+    /// Bytes of device memory for the values of sub-batches.
+    pub arena_bytes: usize,
+    /// Most bytes of device memory for states, per model.
+    pub state_bytes: usize,
+    /// Bytes of page-locked memory for the inputs and outputs of open requests.
+    pub host_bytes: usize,
+    /// Bytes of tables (rows, positions, pages) of one launch.
+    pub table_bytes: usize,
+    /// Most open requests of one model; memory bounds them further.
+    pub max_open: usize,
+    /// Most launches in flight.
+    pub depth: usize,
+    /// Kernels of custom nodes; they run on the host.
+    pub registry: KernelRegistry,
+    /// Fill memory with NaN before a node writes it, for tests.
+    pub poison: bool,
+}
+
+impl Default for CudaOptions {
+    fn default() -> Self {
+        Self {
+            ordinal: 0,
+            weights: WeightType::default(),
+            deterministic: true,
+            kernel_cache: jit::default_folder(),
+            arena_bytes: 1 << 30,
+            state_bytes: 2 << 30,
+            host_bytes: 256 << 20,
+            table_bytes: 4 << 20,
+            max_open: 256,
+            depth: 4,
+            registry: KernelRegistry::new(),
+            poison: false,
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Weights on their way to the device.
+
+use half::{bf16, f16};
+use lazybatch_graph::Op;
+use lazybatch_kernels::Error;
+use lazybatch_kernels::cpu::WeightType;
+
+use crate::context::{Context, DeviceMemory, DevicePtr, Pinned, Stream};
+use crate::error::CudaError;
+use crate::kernels::{Stored, Weights};
+
+/// Bytes copied at once.
+const CHUNK: usize = 4 << 20;
+/// Alignment of a weight.
+const ALIGN: usize = 256;
+/// Largest magnitude of an int8 weight.
+const INT8_MAX: f32 = 127.0;
+
+/// Pieces that are uploaded together into one allocation. Their addresses count from its start.
+#[derive(Debug, Default)]
+pub struct Uploads {
+    pieces: Vec<(usize, Vec<u8>)>,
+    end: usize,
+}
+
+impl Uploads {
+    /// Adds a piece; returns its place, counted from the start.
+    pub fn push(&mut self, bytes: Vec<u8>) -> DevicePtr {
+        let at = self.end;
+        self.end += bytes.len().next_multiple_of(ALIGN);
+        self.pieces.push((at, bytes));
+        DevicePtr(at as u64)
+    }
+
+    /// Bytes of all pieces.
+    pub fn bytes(&self) -> usize {
+        self.end
+    }
+
+    /// Copies all pieces to memory of their own, through a page-locked buffer.
+    ///
+    /// # Errors
+    /// No memory, or what the driver answers.
+    pub fn run(
+        self,
+        context: &Context,
+        stream: &Stream,
+        what: &str,
+    ) -> Result<DeviceMemory, CudaError> {
+        let memory = DeviceMemory::new(context, what, self.end)?;
+        let base = memory.at();
+        let pieces = self.pieces.into_iter();
+        upload(
+            context,
+            stream,
+            pieces.map(|(at, bytes)| (base.add(at), bytes)),
+        )?;
+        Ok(memory)
+    }
+}
+
+/// Copies pieces to where they belong, through a page-locked buffer; waits for the end.
+///
+/// # Errors
+/// What the driver answers.
+pub fn upload(
+    context: &Context,
+    stream: &Stream,
+    pieces: impl Iterator<Item = (DevicePtr, Vec<u8>)>,
+) -> Result<(), CudaError> {
+    let mut buffer: Option<Pinned> = None;
+    for (at, bytes) in pieces {
+        let buffer = match &mut buffer {
+            Some(buffer) => buffer,
+            none => none.insert(Pinned::new(context, CHUNK)?),
+        };
+        for (i, chunk) in bytes.chunks(CHUNK).enumerate() {
+            buffer.part_mut(0, chunk.len()).copy_from_slice(chunk);
+            // SAFETY: the buffer is not written again before the copy is over.
+            unsafe { stream.copy_in(at.add(i * CHUNK), buffer, 0, chunk.len()) }?;
+            stream.synchronize()?;
+        }
+    }
+    Ok(())
+}
+
+/// A right side `[k, n]` in the form of `weights`.
+///
+/// # Errors
+/// A number that the form cannot hold.
+pub fn right(
+    weights: WeightType,
+    elems: &[f32],
+    k: usize,
+    n: usize,
+    uploads: &mut Uploads,
+) -> Result<Weights, String> {
+    let too_large = |at: usize| {
+        format!(
+            "{} at [{}, {}] is too large for {}",
+            elems[at],
+            at / n,
+            at % n,
+            weights.name()
+        )
+    };
+    Ok(match weights {
+        WeightType::F32 => Weights::f32(uploads.push(bytemuck::cast_slice(elems).to_vec())),
+        WeightType::F16 => {
+            let all: Vec<f16> = elems.iter().map(|v| f16::from_f32(*v)).collect();
+            let lost = |(i, v): (usize, &f16)| v.is_infinite() && elems[i].is_finite();
+            if let Some(at) = all.iter().enumerate().position(lost) {
+                return Err(too_large(at));
+            }
+            let bytes = all.iter().flat_map(|v| v.to_le_bytes()).collect();
+            Weights {
+                at: uploads.push(bytes),
+                stored: Stored::F16,
+            }
+        }
+        WeightType::Bf16 => {
+            let all: Vec<bf16> = elems.iter().map(|v| bf16::from_f32(*v)).collect();
+            let lost = |(i, v): (usize, &bf16)| v.is_infinite() && elems[i].is_finite();
+            if let Some(at) = all.iter().enumerate().position(lost) {
+                return Err(too_large(at));
+            }
+            let bytes = all.iter().flat_map(|v| v.to_le_bytes()).collect();
+            Weights {
+                at: uploads.push(bytes),
+                stored: Stored::Bf16,
+            }
+        }
+        WeightType::Int8 => {
+            if let Some(at) = elems.iter().position(|v| !v.is_finite()) {
+                return Err(too_large(at));
+            }
+            let mut scales = vec![0.0f32; n];
+            for row in elems.chunks_exact(n) {
+                for (s, v) in scales.iter_mut().zip(row) {
+                    *s = s.max(v.abs() / INT8_MAX);
+                }
+            }
+            let mut bytes = Vec::with_capacity(k * n);
+            for row in elems.chunks_exact(n) {
+                for (s, v) in scales.iter().zip(row) {
+                    let whole = if *s > 0.0 {
+                        (v / s).round_ties_even()
+                    } else {
+                        0.0
+                    };
+                    bytes.push(whole.clamp(-INT8_MAX, INT8_MAX) as i8 as u8);
+                }
+            }
+            let at = uploads.push(bytes);
+            let scales = uploads.push(bytemuck::cast_slice(&scales).to_vec());
+            Weights {
+                at,
+                stored: Stored::Int8 { scales },
+            }
+        }
+        WeightType::Int8Dynamic => return Err("int8-dynamic is for the cpu device".into()),
+    })
+}
+
+/// An error of loading as devices say it.
+pub fn refused(device: &str, error: &CudaError) -> Error {
+    match error {
+        CudaError::OutOfMemory {
+            what,
+            needed,
+            available,
+        } => Error::OutOfMemory {
+            device: device.to_owned(),
+            what: format!("device memory for {what}"),
+            needed: *needed,
+            available: *available,
+        },
+        error if error.is_sticky() => Error::Lost {
+            device: device.to_owned(),
+            why: error.to_string(),
+        },
+        error => Error::Device {
+            device: device.to_owned(),
+            why: error.to_string(),
+        },
+    }
+}
+
+/// The name of an op without its fields.
+pub fn op_name(op: &Op) -> String {
+    let text = format!("{op:?}");
+    let end = text.find([' ', '(']).unwrap_or(text.len());
+    text[..end].to_owned()
+}

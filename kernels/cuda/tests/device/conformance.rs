@@ -1,0 +1,96 @@
+//! The conformance suite: every result with the same bits alone, together, padded, and under random
+//! merges and splits.
+
+use std::sync::Arc;
+
+use lazybatch_kernels::conformance::{Outcome, Problem, check, custom_problem, problems};
+use lazybatch_kernels::{CustomCall, CustomKernel, CustomNode, Device, KernelRegistry};
+
+use crate::process::runs_clean;
+use crate::{device, options};
+
+/// Tests that share the problems.
+const PARTS: usize = 4;
+
+/// `x + bias`.
+struct Shift;
+
+impl CustomKernel for Shift {
+    fn validate(&self, _node: &CustomNode<'_>) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn run(&self, call: &mut CustomCall<'_>) -> Result<(), String> {
+        let width = call.operands[0].row_elems;
+        for member in call.offsets.windows(2) {
+            for row in member[0]..member[1] {
+                for i in 0..width {
+                    let shifted = call.operands[0].row(row)[i] + call.operands[1].data[i];
+                    call.output[row * width + i] = shifted;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_part(part: usize) {
+    // To look at some problems alone.
+    let only = std::env::var("LAZYBATCH_PROBLEMS").unwrap_or_default();
+    let mine = |(i, p): &(usize, Problem)| {
+        i % PARTS == part && only.split(',').any(|word| p.name.contains(word))
+    };
+    let mut failures = Vec::new();
+    for (_, problem) in problems().into_iter().enumerate().filter(mine) {
+        let mut make = || -> Box<dyn Device> { Box::new(device(options())) };
+        println!("{}", problem.name);
+        let outcome = check(&problem, &mut make, true);
+        match outcome {
+            Ok(Outcome::Passed) => {}
+            Ok(Outcome::Unsupported(why)) => failures.push(format!("unsupported: {why}")),
+            Err(why) => failures.push(why),
+        }
+    }
+    let num = failures.len();
+    assert!(
+        failures.is_empty(),
+        "{num} failures:\n{}",
+        failures.join("\n")
+    );
+}
+
+#[test]
+fn the_first_problems_pass() {
+    runs_clean("conformance::the_first_problems_pass", || check_part(0));
+}
+
+#[test]
+fn the_second_problems_pass() {
+    runs_clean("conformance::the_second_problems_pass", || check_part(1));
+}
+
+#[test]
+fn the_third_problems_pass() {
+    runs_clean("conformance::the_third_problems_pass", || check_part(2));
+}
+
+#[test]
+fn the_fourth_problems_pass() {
+    runs_clean("conformance::the_fourth_problems_pass", || check_part(3));
+}
+
+#[test]
+fn nodes_of_the_user_run_on_the_host() {
+    runs_clean("conformance::nodes_of_the_user_run_on_the_host", || {
+        for batchable in [true, false] {
+            let mut registry = KernelRegistry::new();
+            registry.register("shift", Arc::new(Shift));
+            let problem = custom_problem(registry.clone(), batchable);
+            let mut options = options();
+            options.registry = registry;
+            let mut make = || -> Box<dyn Device> { Box::new(device(options.clone())) };
+            let outcome = check(&problem, &mut make, true).unwrap();
+            assert_eq!(outcome, Outcome::Passed);
+        }
+    });
+}

@@ -1,0 +1,18 @@
+//! The kernels against their definitions in double precision, on the driver of the crate
+//! `emulator`: random shapes, outputs that nobody has written, and every row alone with the bits it
+//! has among others.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+#![allow(unsafe_code, reason = "copies to and from the device")]
+
+mod harness;
+
+mod attention;
+mod cache;
+mod elementwise;
+mod gemm;
+mod images;
+mod norms;
+mod positions;
+mod recurrent;
+mod rows;
+mod softmax;
