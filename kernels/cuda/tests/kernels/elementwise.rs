@@ -1,3 +1,5 @@
+//! Element by element.
+
 use half::{bf16, f16};
 use lazybatch_cuda::DevicePtr;
 use lazybatch_cuda::kernels::{Epilogue, Stored};
