@@ -18,7 +18,7 @@ fn products(c: &mut Criterion) {
         group.throughput(Throughput::Elements(product.peak_flops() as u64));
         group.bench_function("peak", |b| b.iter(|| product.run_peak()));
         for rows in ROWS {
-            group.throughput(Throughput::Elements(Product::flops(rows) as u64));
+            group.throughput(Throughput::Elements(product.flops(rows) as u64));
             group.bench_function(format!("rows-{rows}"), |b| b.iter(|| product.run(rows)));
         }
         group.finish();

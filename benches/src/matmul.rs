@@ -15,6 +15,10 @@ pub const K: usize = 1024;
 pub const N: usize = 1024;
 /// Numbers of rows that are measured.
 pub const ROWS: [usize; 5] = [1, 4, 16, 64, 256];
+/// Inner dimension and columns of a product in the first-level cache.
+const NEAR: [usize; 2] = [112, 48];
+/// Its rows.
+pub const NEAR_ROWS: usize = 9;
 /// Steps of one peak measurement.
 const PEAK_STEPS: usize = 100_000;
 /// Bytes of the matrices that cold products take in turns: more than the caches hold.
@@ -76,9 +80,23 @@ impl Product {
         self
     }
 
-    /// Floating-point operations of [`Product::run`] with `W: [1024, 1024]`.
-    pub const fn flops(rows: usize) -> f64 {
-        (2 * rows * K * N) as f64
+    /// One tile of [`NEAR_ROWS`] rows, whose operands stay in the first-level cache: what is left of
+    /// the peak when nothing comes from further away.
+    pub fn near(level: Level) -> Self {
+        let noise = |seed, num| WeightSource::Seeded { seed, bound: 1.0 }.to_f32(num);
+        let [k, n] = NEAR;
+        Self::of(level, 1, &noise(1, k * n), NEAR, noise(2, NEAR_ROWS * k))
+    }
+
+    /// Inner dimension and columns.
+    pub fn size(&self) -> [usize; 2] {
+        [self.packed[0].k, self.packed[0].n]
+    }
+
+    /// Floating-point operations of [`Product::run`].
+    pub fn flops(&self, rows: usize) -> f64 {
+        let [k, n] = self.size();
+        (2 * rows * k * n) as f64
     }
 
     /// The product of the first `rows` rows.

@@ -2,7 +2,7 @@
 //! repetition, and by how the weights are stored, from the caches and from memory.
 
 use lazybatch_benches::clock;
-use lazybatch_benches::matmul::{K, N, Product, ROWS};
+use lazybatch_benches::matmul::{K, N, NEAR_ROWS, Product, ROWS};
 use lazybatch_benches::record::{Recorder, rounded};
 use lazybatch_benches::spread::Spread;
 use lazybatch_kernels::cpu::WeightType;
@@ -13,6 +13,12 @@ use crate::Settings;
 
 /// Nanoseconds of products per row count and repetition.
 const BUDGET_NS: f64 = 60e6;
+
+/// Pairs of a peak and a product in a repetition.
+const TURNS: usize = 8;
+
+/// Floating-point operations of a product's turn: as long as the peak's, roughly.
+const TURN_FLOPS: f64 = 4e8;
 
 /// Runs the measurement.
 pub fn run(settings: &Settings) -> anyhow::Result<()> {
@@ -26,24 +32,38 @@ pub fn run(settings: &Settings) -> anyhow::Result<()> {
 fn plain(settings: &Settings, recorder: &Recorder, threads: usize) -> anyhow::Result<()> {
     let level = Level::detect();
     let mut product = Product::new(level, threads);
-    let mut peak = Vec::new();
-    let mut speed = vec![Vec::new(); ROWS.len()];
-    for _ in 0..settings.repeats {
-        peak.push(product.peak_flops() / typical_ns(|| product.run_peak()));
-        for (i, &rows) in ROWS.iter().enumerate() {
-            speed[i].push(Product::flops(rows) / typical_ns(|| product.run(rows)));
+    let mut near = Product::near(level);
+    let cases = ROWS.map(|rows| (rows, false)).into_iter();
+    let cases = cases.chain((threads == 1).then_some((NEAR_ROWS, true)));
+    let mut found = Vec::new();
+    for (rows, is_near) in cases {
+        let product = if is_near { &mut near } else { &mut product };
+        let (mut peak, mut speed, mut shares) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..settings.repeats {
+            // In turns: a processor's clock changes from one moment to the next.
+            for _ in 0..TURNS {
+                peak.push(product.peak_flops() / clock::time(|| product.run_peak()).0);
+                let calls = (TURN_FLOPS / product.flops(rows)).ceil().max(1.0);
+                product.run(rows);
+                let (ns, ()) = clock::time(|| (0..calls as usize).for_each(|_| product.run(rows)));
+                speed.push(calls * product.flops(rows) / ns);
+                shares.push(speed[speed.len() - 1] / peak[peak.len() - 1]);
+            }
         }
+        found.push((rows, product.size(), is_near, peak, speed, shares));
     }
+    let peaks = found.iter().flat_map(|f| f.3.clone()).collect();
     let figures = json!({ "what": "peak", "simd": level.name(), "threads": threads });
-    recorder.line(figures, "gflops", &Spread::of(peak.clone()))?;
-    for (&rows, speed) in ROWS.iter().zip(&speed) {
-        let shares = speed.iter().zip(&peak).map(|(s, p)| s / p).collect();
+    recorder.line(figures, "gflops", &Spread::of(peaks))?;
+    for (rows, [k, n], is_near, _, speed, shares) in found {
+        let shares = Spread::of(shares);
         let figures = json!({
-            "what": "product", "simd": level.name(), "threads": threads,
-            "rows": rows, "k": K, "n": N,
-            "share_of_peak_median": rounded(Spread::of(shares).median()),
+            "what": if is_near { "product in the first-level cache" } else { "product" },
+            "simd": level.name(), "threads": threads, "rows": rows, "k": k, "n": n,
+            "share_of_peak_median": rounded(shares.median()),
+            "share_of_peak_range": [rounded(shares.min()), rounded(shares.max())],
         });
-        recorder.line(figures, "gflops", &Spread::of(speed.clone()))?;
+        recorder.line(figures, "gflops", &Spread::of(speed))?;
     }
     Ok(())
 }
@@ -65,7 +85,7 @@ fn by_weights(settings: &Settings, recorder: &Recorder) -> anyhow::Result<()> {
         for _ in 0..settings.repeats {
             for (i, &rows) in ROWS.iter().enumerate() {
                 for (product, speed) in products.iter_mut().zip(&mut speed) {
-                    speed[i].push(Product::flops(rows) / typical_ns(|| product.run(rows)));
+                    speed[i].push(product.flops(rows) / typical_ns(|| product.run(rows)));
                 }
             }
         }

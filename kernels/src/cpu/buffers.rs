@@ -219,7 +219,7 @@ impl Arenas {
         }
         self.allocated += 1;
         self.held += new;
-        Aligned::zeroed(new)
+        Aligned::zeroed_whole(new)
     }
 
     /// Takes memory back that was asked for as `len` elements.
@@ -257,7 +257,7 @@ impl Scratch {
     pub unsafe fn grow(&mut self, len: usize) {
         self.used = 0;
         if self.memory.len() < len {
-            self.memory = Aligned::zeroed(len);
+            self.memory = Aligned::zeroed_whole(len);
         }
     }
 

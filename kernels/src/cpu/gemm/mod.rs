@@ -17,12 +17,14 @@ mod element;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod pack;
+mod part;
 mod portable;
 #[cfg(test)]
 mod tests;
 mod tile;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod unroll;
+mod view;
 mod weights;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -31,6 +33,8 @@ mod x86_int8;
 
 pub use driver::{Epilogue, Start, gemm, gemm_packed, gemm_range};
 pub use dynamic::DynamicB;
-pub use pack::{AView, pack_b, pack_b_transposed, packed_len};
-pub use tile::{A_STRIDE, KC, NR};
+pub use pack::{pack_b, pack_b_transposed, packed_len};
+pub use part::MOST_ROWS;
+pub use tile::NR;
+pub use view::{AView, Axis};
 pub use weights::{AnyB, BView, PackedB, Panels, Right, WeightType};

@@ -33,7 +33,7 @@ unsafe fn load<E: Element>(at: *const E) -> float32x4_t {
 /// # Safety
 /// The pointers of `t` cover the tile.
 #[target_feature(enable = "neon")]
-unsafe fn tile<E: Element, const R: usize>(t: &Tile<E>) {
+unsafe fn tile<E: Element, const R: usize>(t: &Tile<'_, E>) {
     let mut acc = [[vdupq_n_f32(0.0); VECTORS]; R];
     // SAFETY: the caller vouches for every row and column of the tile.
     unsafe {
@@ -57,15 +57,16 @@ unsafe fn tile<E: Element, const R: usize>(t: &Tile<E>) {
             };
         }
         add!(t.first_bias);
-        for block in t.blocks() {
-            for k in 0..block.k {
-                let b = block.b.add(k * NR);
+        for s in t.segments {
+            let (a, right) = (t.a.add(s.a), t.right(s));
+            for k in 0..s.k {
+                let b = right.b.add(k * NR);
                 let mut row = [vdupq_n_f32(0.0); VECTORS];
                 unroll!(panel v < VECTORS, {
                     row[v] = load(b.add(v * LANES));
                 });
                 unroll!(row r < R, {
-                    let x = vdupq_n_f32(*block.a.add(r * t.lda + k));
+                    let x = vdupq_n_f32(*a.add(r * t.lda + k));
                     unroll!(panel v < VECTORS, {
                         acc[r][v] = vfmaq_f32(acc[r][v], row[v], x);
                     });
@@ -101,7 +102,7 @@ unsafe fn tile<E: Element, const R: usize>(t: &Tile<E>) {
 ///
 /// # Safety
 /// The pointers of `t` cover `rows` rows and a panel.
-pub unsafe fn run<E: Element>(t: &Tile<E>, rows: usize) {
+pub unsafe fn run<E: Element>(t: &Tile<'_, E>, rows: usize) {
     // SAFETY: the caller's promise is that of the instances.
     unsafe {
         match rows {

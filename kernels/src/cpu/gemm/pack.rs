@@ -1,17 +1,6 @@
-//! Packing of both sides.
+//! Packing of right sides.
 
 use super::tile::{KC, NR};
-
-/// A left-hand matrix: row `i`, column `b * 256 + j` lies at `b * block_stride + i * row_stride + j`.
-#[derive(Clone, Copy, Debug)]
-pub struct AView<'a> {
-    /// Elements.
-    pub data: &'a [f32],
-    /// Distance of rows.
-    pub row_stride: usize,
-    /// Distance of blocks of 256 columns.
-    pub block_stride: usize,
-}
 
 /// Elements of a packed `[k, n]` matrix.
 pub fn packed_len(k: usize, n: usize) -> usize {
@@ -57,17 +46,6 @@ pub fn pack_b_transposed(w: &[f32], stride: usize, k: usize, n: usize, out: &mut
                 }
             }
             at += kb * NR;
-        }
-    }
-}
-
-impl<'a> AView<'a> {
-    /// A row-major matrix with rows `row_stride` apart.
-    pub fn rows(data: &'a [f32], row_stride: usize) -> Self {
-        Self {
-            data,
-            row_stride,
-            block_stride: KC,
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::cpu::math;
 ///
 /// # Safety
 /// The pointers of `t` must cover `rows` rows of `t.k` elements, and `panels` panels.
-pub unsafe fn run<E: Element>(t: &Tile<E>, rows: usize, panels: usize) {
+pub unsafe fn run<E: Element>(t: &Tile<'_, E>, rows: usize, panels: usize) {
     for p in 0..panels {
         for r in 0..rows {
             let mut acc = [0.0f32; NR];
@@ -22,10 +22,11 @@ pub unsafe fn run<E: Element>(t: &Tile<E>, rows: usize, panels: usize) {
                         .read();
                 }
                 add(&mut acc, t.first_bias, p);
-                for block in t.blocks() {
-                    for k in 0..block.k {
-                        let a = *block.a.add(r * t.lda + k);
-                        let b = &*block.b.add(p * block.ldb + k * NR).cast::<[E; NR]>();
+                for s in t.segments {
+                    let right = t.right(s);
+                    for k in 0..s.k {
+                        let a = *t.a.add(r * t.lda + s.a + k);
+                        let b = &*right.b.add(p * right.ldb + k * NR).cast::<[E; NR]>();
                         for j in 0..NR {
                             acc[j] = a.mul_add(b[j].widen(), acc[j]);
                         }

@@ -167,7 +167,7 @@ fn chains_begin_with_a_residual_and_its_bias_and_end_with_bias_and_activation() 
 }
 
 #[test]
-fn left_sides_in_blocks_and_transposed_right_sides_agree() {
+fn transposed_right_sides_agree() {
     let (m, k, n) = (17, 530, 40);
     let (a, b) = (noise(m * k, 3), noise(k * n, 4));
     let want = chain(&a, &b, m, k, n);
@@ -179,31 +179,71 @@ fn left_sides_in_blocks_and_transposed_right_sides_agree() {
     }
     let mut panels = vec![f32::NAN; packed_len(k, n)];
     pack_b_transposed(&bt, k, k, n, &mut panels);
-    // Blocks of columns one after another, as convolutions gather them.
-    let mut left = vec![f32::NAN; k.div_ceil(KC) * m * A_STRIDE];
-    for (i, row) in a.chunks(k).enumerate() {
-        for (b, block) in row.chunks(KC).enumerate() {
-            left[(b * m + i) * A_STRIDE..][..block.len()].copy_from_slice(block);
-        }
-    }
-    let left = AView {
-        data: &left,
-        row_stride: A_STRIDE,
-        block_stride: m * A_STRIDE,
+    let view = BView {
+        k,
+        n,
+        data: &panels,
     };
     for level in Level::available() {
         let mut c = vec![f32::NAN; m * n];
-        let view = BView {
-            k,
-            n,
-            data: &panels,
-        };
-        let mut pool = Pool::new(1);
-        let epi = Epilogue::default();
+        let (mut pool, epi) = (Pool::new(1), Epilogue::default());
+        let left = AView::rows(&a, k);
         gemm(
             &mut pool, level, false, left, m, view, &mut c, n, false, &epi,
         );
         assert_eq!(c, want);
+    }
+}
+
+/// Left sides whose rows share elements, as the windows of images do, copied and read as they lie.
+#[test]
+fn windows_have_the_bits_of_their_copies() {
+    // Kernel height and width, channels, height and width of the images, distances of windows.
+    let cases = [
+        ([3, 3], 5, [9, 11], [1, 1]),
+        ([7, 7], 3, [20, 40], [2, 2]),
+        ([1, 1], 20, [6, 30], [2, 3]),
+        ([3, 2], 100, [5, 20], [1, 1]),
+        ([1, 4], 130, [1, 50], [1, 2]),
+    ];
+    let images = 2;
+    for ([kh, kw], c, [h, w], [down, right]) in cases {
+        let [oh, ow] = [(h - kh) / down + 1, (w - kw) / right + 1];
+        let (m, k) = (images * oh * ow, kh * kw * c);
+        let x = noise(images * h * w * c, 3);
+        let at = |i: usize, j: usize| {
+            let [image, y, x] = [i / (oh * ow), i / ow % oh * down, i % ow * right];
+            let [ky, kx, channel] = [j / (kw * c), j / c % kw, j % c];
+            ((image * h + y + ky) * w + x + kx) * c + channel
+        };
+        let copy: Vec<f32> = (0..m * k).map(|i| x[at(i / k, i % k)]).collect();
+        for n in [20, 300] {
+            let b = noise(k * n, 4);
+            let want = chain(&copy, &b, m, k, n);
+            let packed = PackedB::pack(&b, k, n);
+            let AnyB::Float(b) = packed.view() else {
+                panic!("packed as f32")
+            };
+            let left = AView {
+                data: &x,
+                rows: Axis {
+                    inner: ow,
+                    middle: oh,
+                    strides: [right * c, down * w * c, h * w * c],
+                },
+                cols: Axis {
+                    inner: kw * c,
+                    middle: 1,
+                    strides: [1, 0, w * c],
+                },
+            };
+            for level in Level::available() {
+                let mut got = vec![f32::NAN; m * n];
+                let (mut pool, epi) = (Pool::new(2), Epilogue::default());
+                gemm(&mut pool, level, true, left, m, b, &mut got, n, false, &epi);
+                assert!(bits(&got) == bits(&want), "{kh}x{kw}x{c}, {n}, {level:?}");
+            }
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 //! A tile is up to sixteen rows by one to four panels of sixteen columns, held in registers
 //! over a block of `k`. Which shape computes an element does not change its chain.
 
+use super::view::Segment;
 use crate::cpu::level::Kind;
 
 /// Columns of a panel.
@@ -13,10 +14,6 @@ pub const KC: usize = 256;
 
 /// Steps of a chain that a tile goes through before it stores its elements.
 pub const DEPTH: usize = 4 * KC;
-
-/// Distance of rows in copied left-hand blocks: off the power of two that would put all rows of a
-/// tile on one cache set.
-pub const A_STRIDE: usize = KC + 16;
 
 /// Rows of the highest tile of any kind.
 pub const HIGHEST: usize = 16;
@@ -71,22 +68,22 @@ pub enum Clamp {
 /// Elements begin at zero or at `from`, plus `first_bias`; at the end `last_bias` and `clamp` follow.
 /// Pointers that are null mean that there is no such thing.
 #[derive(Clone, Copy, Debug)]
-pub struct Tile<E> {
-    /// Steps of the chain, in blocks of [`KC`].
+pub struct Tile<'a, E> {
+    /// The steps.
+    pub segments: &'a [Segment],
+    /// All of them.
     pub k: usize,
     /// First element of the left side.
     pub a: *const f32,
     /// Distance of its rows.
     pub lda: usize,
-    /// Distance of its blocks.
-    pub a_block: usize,
     /// First element of the right side: blocks of `panels` panels one after another.
     pub b: *const E,
     /// Panels of a block.
     pub panels: usize,
     /// The first of those that the tile spans.
     pub panel: usize,
-    /// What is multiplied next: is fetched towards the end.
+    /// What is multiplied next: fetched towards the end.
     pub next: *const E,
     /// First element of the result.
     pub c: *mut f32,
@@ -104,42 +101,38 @@ pub struct Tile<E> {
     pub clamp: Clamp,
 }
 
-/// One block of a tile's steps.
+/// The right side of a segment.
 #[derive(Clone, Copy, Debug)]
-pub struct Block<E> {
-    /// Steps.
-    pub k: usize,
-    /// First element of the left side.
-    pub a: *const f32,
+pub struct Right<E> {
     /// First element of the first panel.
     pub b: *const E,
     /// Distance of panels.
     pub ldb: usize,
-    /// First element of what is multiplied next.
+    /// Steps from there to the end of the block.
+    pub left: usize,
+    /// First element of the block behind it.
     pub next: *const E,
 }
 
-impl<E> Tile<E> {
-    /// The blocks, in order.
+impl<E> Tile<'_, E> {
+    /// The right side of a segment.
     #[inline(always)]
-    pub fn blocks(&self) -> impl Iterator<Item = Block<E>> {
-        let t = self;
-        let start =
-            move |i: usize, k: usize| t.b.wrapping_add(i * KC * t.panels * NR + t.panel * k * NR);
-        (0..t.k.div_ceil(KC)).map(move |i| {
-            let rest = t.k - i * KC;
-            let k = if rest < KC { rest } else { KC };
-            Block {
-                k,
-                a: t.a.wrapping_add(i * t.a_block),
-                b: start(i, k),
-                ldb: k * NR,
-                next: match rest - k {
-                    0 => t.next,
-                    behind if behind < KC => start(i + 1, behind),
-                    _ => start(i + 1, KC),
-                },
-            }
-        })
+    pub fn right(&self, s: &Segment) -> Right<E> {
+        let len = |block: usize| (self.k - block * KC).min(KC);
+        let panel = |block: usize, panel: usize| {
+            let at = block * KC * self.panels + panel * len(block);
+            self.b.wrapping_add(at * NR)
+        };
+        let is_last = (s.block + 1) * KC >= self.k;
+        Right {
+            b: panel(s.block, self.panel).wrapping_add(s.first * NR),
+            ldb: len(s.block) * NR,
+            left: len(s.block) - s.first,
+            next: if is_last {
+                self.next
+            } else {
+                panel(s.block + 1, self.panel)
+            },
+        }
     }
 }

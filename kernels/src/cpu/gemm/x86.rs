@@ -9,7 +9,7 @@ use std::arch::x86_64::{
 };
 
 use super::element::Element;
-use super::tile::{A_STRIDE, Block, Clamp, NR, Tile};
+use super::tile::{Clamp, NR, Right, Tile};
 use super::unroll::unroll;
 
 /// How far ahead of the multiplication a panel is fetched, in bytes.
@@ -45,24 +45,50 @@ const fn starts_line<E>(k: usize) -> bool {
     (k * row_bytes::<E>()).is_multiple_of(LINE)
 }
 
-/// What step `k` of a block fetches in its first panel: elements that lie ahead, or of what follows.
+/// What step `k` of a segment fetches in its first panel: elements that lie ahead, or of what follows.
 #[inline(always)]
-fn ahead<E>(block: &Block<E>, k: usize) -> *const i8 {
+fn ahead<E>(right: &Right<E>, k: usize) -> *const i8 {
     let far = k + AHEAD / row_bytes::<E>();
-    let row = match far.checked_sub(block.k) {
-        None => block.b.wrapping_add(far * NR),
-        Some(behind) => block.next.wrapping_add(behind * NR),
+    let row = match far.checked_sub(right.left) {
+        None => right.b.wrapping_add(far * NR),
+        Some(behind) => right.next.wrapping_add(behind * NR),
     };
     row.cast()
 }
 
-/// `R` rows by `P` panels; `LDA` is the distance of left rows, or 0 to take it from the tile.
+/// Rows of the left side that are addressed from one pointer.
+const TOGETHER: usize = 3;
+
+/// The pointer. The compiler is kept from knowing how pointers to rows relate: it would hold one for
+/// each row, on the stack.
+#[inline(always)]
+#[allow(
+    clippy::pointers_in_nomem_asm_block,
+    reason = "there is no instruction that could read"
+)]
+fn hide(mut row: *const f32) -> *const f32 {
+    // SAFETY: no instruction.
+    unsafe {
+        asm!("/* {0} */", inout(reg) row, options(pure, nomem, nostack, preserves_flags));
+    }
+    row
+}
+
+/// Keeps the compiler from loading elements of later steps before this: it would hold more of them
+/// than there are registers, on the stack.
+#[inline(always)]
+fn fence() {
+    // SAFETY: no instruction.
+    unsafe { asm!("", options(nostack, preserves_flags)) };
+}
+
+/// `R` rows by `P` panels.
 ///
 /// # Safety
 /// AVX-512 F, and the pointers of `t` cover the tile.
 #[target_feature(enable = "avx512f")]
-unsafe fn tile512<E: Element, const R: usize, const P: usize, const LDA: usize>(t: &Tile<E>) {
-    let lda = if LDA == 0 { t.lda } else { LDA };
+unsafe fn tile512<E: Element, const R: usize, const P: usize>(t: &Tile<'_, E>) {
+    let lda = t.lda;
     let mut acc: [[__m512; P]; R] = [[_mm512_setzero_ps(); P]; R];
     // SAFETY: the caller vouches for every row, panel and column of the tile.
     unsafe {
@@ -86,19 +112,26 @@ unsafe fn tile512<E: Element, const R: usize, const P: usize, const LDA: usize>(
             };
         }
         add!(t.first_bias);
-        for block in t.blocks() {
+        for s in t.segments {
+            let right = t.right(s);
+            let (ldb, mut b) = (right.ldb, right.b);
+            let mut rows: [*const f32; R] = [t.a.add(s.a); R];
+            unroll!(row g < (R.div_ceil(TOGETHER)), {
+                rows[g] = rows[g].add(g * TOGETHER * lda);
+            });
             macro_rules! step {
-                ($k:expr, $fetch:expr) => {
-                    let (a, b) = (block.a.add($k), block.b.add($k * NR));
+                ($u:expr, $fetch:expr) => {
+                    fence();
+                    let b = b.add($u * NR);
                     let mut row: [__m512; P] = [_mm512_setzero_ps(); P];
                     unroll!(panel p < P, {
-                        row[p] = E::load512(b.add(p * block.ldb));
+                        row[p] = E::load512(b.add(p * ldb));
                         if let Some(ahead) = $fetch {
-                            fetch(ahead.wrapping_add(p * block.ldb * size_of::<E>()));
+                            fetch(ahead.wrapping_add(p * ldb * size_of::<E>()));
                         }
                     });
                     unroll!(row r < R, {
-                        let x = _mm512_set1_ps(*a.add(r * lda));
+                        let x = _mm512_set1_ps(*rows[r / TOGETHER].add(r % TOGETHER * lda + $u));
                         unroll!(panel p < P, {
                             acc[r][p] = _mm512_fmadd_ps(x, row[p], acc[r][p]);
                         });
@@ -106,16 +139,30 @@ unsafe fn tile512<E: Element, const R: usize, const P: usize, const LDA: usize>(
                 };
             }
             let mut k = 0;
-            while k + UNROLL <= block.k {
-                let ahead = ahead(&block, k);
-                for u in 0..UNROLL {
+            while k + UNROLL <= s.k {
+                unroll!(row g < (R.div_ceil(TOGETHER)), {
+                    rows[g] = hide(rows[g]);
+                });
+                let ahead = ahead(&right, k);
+                unroll!(panel u < UNROLL, {
                     let at = ahead.wrapping_add(u * row_bytes::<E>());
-                    step!(k + u, starts_line::<E>(u).then_some(at));
-                }
+                    step!(u, starts_line::<E>(u).then_some(at));
+                });
+                unroll!(row g < (R.div_ceil(TOGETHER)), {
+                    rows[g] = rows[g].add(UNROLL);
+                });
+                b = b.add(UNROLL * NR);
                 k += UNROLL;
             }
-            while k < block.k {
-                step!(k, None::<*const i8>);
+            while k < s.k {
+                unroll!(row g < (R.div_ceil(TOGETHER)), {
+                    rows[g] = hide(rows[g]);
+                });
+                step!(0, None::<*const i8>);
+                unroll!(row g < (R.div_ceil(TOGETHER)), {
+                    rows[g] = rows[g].add(1);
+                });
+                b = b.add(NR);
                 k += 1;
             }
         }
@@ -149,8 +196,8 @@ unsafe fn tile512<E: Element, const R: usize, const P: usize, const LDA: usize>(
 /// # Safety
 /// AVX2, FMA and F16C, and the pointers of `t` cover the tile.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn tile256<E: Element, const R: usize, const V: usize, const LDA: usize>(t: &Tile<E>) {
-    let lda = if LDA == 0 { t.lda } else { LDA };
+unsafe fn tile256<E: Element, const R: usize, const V: usize>(t: &Tile<'_, E>) {
+    let lda = t.lda;
     let mut acc: [[__m256; V]; R] = [[_mm256_setzero_ps(); V]; R];
     // SAFETY: as in `tile512`.
     unsafe {
@@ -174,23 +221,30 @@ unsafe fn tile256<E: Element, const R: usize, const V: usize, const LDA: usize>(
             };
         }
         add!(t.first_bias);
-        for block in t.blocks() {
+        for s in t.segments {
+            let right = t.right(s);
+            let (ldb, mut b) = (right.ldb, right.b);
+            let mut rows: [*const f32; R] = [t.a.add(s.a); R];
+            unroll!(row g < (R.div_ceil(TOGETHER)), {
+                rows[g] = rows[g].add(g * TOGETHER * lda);
+            });
             macro_rules! step {
-                ($k:expr, $fetch:expr) => {
-                    let (a, b) = (block.a.add($k), block.b.add($k * NR));
+                ($u:expr, $fetch:expr) => {
+                    fence();
+                    let b = b.add($u * NR);
                     if let Some(ahead) = $fetch {
                         unroll!(panel p < (V / 2), {
-                            fetch(ahead.wrapping_add(p * block.ldb * size_of::<E>()));
+                            fetch(ahead.wrapping_add(p * ldb * size_of::<E>()));
                         });
                     }
                     // The smaller side stays in registers over the step.
                     if R < V {
                         let mut x: [__m256; R] = [_mm256_setzero_ps(); R];
                         unroll!(row r < R, {
-                            x[r] = _mm256_set1_ps(*a.add(r * lda));
+                            x[r] = _mm256_set1_ps(*rows[r / TOGETHER].add(r % TOGETHER * lda + $u));
                         });
                         unroll!(half v < V, {
-                            let row = E::load256(b.add((v / 2) * block.ldb + (v % 2) * 8));
+                            let row = E::load256(b.add((v / 2) * ldb + (v % 2) * 8));
                             unroll!(row r < R, {
                                 acc[r][v] = _mm256_fmadd_ps(x[r], row, acc[r][v]);
                             });
@@ -198,10 +252,10 @@ unsafe fn tile256<E: Element, const R: usize, const V: usize, const LDA: usize>(
                     } else {
                         let mut row: [__m256; V] = [_mm256_setzero_ps(); V];
                         unroll!(half v < V, {
-                            row[v] = E::load256(b.add((v / 2) * block.ldb + (v % 2) * 8));
+                            row[v] = E::load256(b.add((v / 2) * ldb + (v % 2) * 8));
                         });
                         unroll!(row r < R, {
-                            let x = _mm256_set1_ps(*a.add(r * lda));
+                            let x = _mm256_set1_ps(*rows[r / TOGETHER].add(r % TOGETHER * lda + $u));
                             unroll!(half v < V, {
                                 acc[r][v] = _mm256_fmadd_ps(x, row[v], acc[r][v]);
                             });
@@ -210,16 +264,30 @@ unsafe fn tile256<E: Element, const R: usize, const V: usize, const LDA: usize>(
                 };
             }
             let mut k = 0;
-            while k + UNROLL <= block.k {
-                let ahead = ahead(&block, k);
-                for u in 0..UNROLL {
+            while k + UNROLL <= s.k {
+                unroll!(row g < (R.div_ceil(TOGETHER)), {
+                    rows[g] = hide(rows[g]);
+                });
+                let ahead = ahead(&right, k);
+                unroll!(panel u < UNROLL, {
                     let at = ahead.wrapping_add(u * row_bytes::<E>());
-                    step!(k + u, starts_line::<E>(u).then_some(at));
-                }
+                    step!(u, starts_line::<E>(u).then_some(at));
+                });
+                unroll!(row g < (R.div_ceil(TOGETHER)), {
+                    rows[g] = rows[g].add(UNROLL);
+                });
+                b = b.add(UNROLL * NR);
                 k += UNROLL;
             }
-            while k < block.k {
-                step!(k, None::<*const i8>);
+            while k < s.k {
+                unroll!(row g < (R.div_ceil(TOGETHER)), {
+                    rows[g] = hide(rows[g]);
+                });
+                step!(0, None::<*const i8>);
+                unroll!(row g < (R.div_ceil(TOGETHER)), {
+                    rows[g] = rows[g].add(1);
+                });
+                b = b.add(NR);
                 k += 1;
             }
         }
@@ -271,16 +339,11 @@ pub unsafe fn widen256<E: Element>(from: &[E], to: &mut [f32]) {
     }
 }
 
-/// Calls the instance for the tile's shape. Rows of higher tiles are copies.
+/// Calls the instance for the tile's shape.
 macro_rules! shapes {
-    ($kernel:ident, $width:literal, $t:ident, $rows:ident, $panels:ident;
-     $($r:literal x $p:literal),*; $($high:literal x $q:literal),*) => {
+    ($kernel:ident, $width:literal, $t:ident, $rows:ident, $panels:ident; $($r:literal x $p:literal),*) => {
         match ($rows, $panels) {
-            $(($r, $p) => $kernel::<E, $r, { $p * $width }, 0>($t),)*
-            $(($high, $q) => {
-                debug_assert_eq!($t.lda, A_STRIDE);
-                $kernel::<E, $high, { $q * $width }, A_STRIDE>($t)
-            })*
+            $(($r, $p) => $kernel::<E, $r, { $p * $width }>($t),)*
             _ => unreachable!("no tile of {} x {}", $rows, $panels),
         }
     };
@@ -289,15 +352,15 @@ macro_rules! shapes {
 /// Computes a tile with AVX-512.
 ///
 /// # Safety
-/// AVX-512 F; the pointers of `t` cover `rows` rows and `panels` panels; from five rows on they are
-/// `A_STRIDE` apart.
-pub unsafe fn run512<E: Element>(t: &Tile<E>, rows: usize, panels: usize) {
+/// AVX-512 F; the pointers of `t` cover `rows` rows and `panels` panels.
+pub unsafe fn run512<E: Element>(t: &Tile<'_, E>, rows: usize, panels: usize) {
     // SAFETY: the caller's promise is that of the instances.
     unsafe {
         shapes!(tile512, 1, t, rows, panels;
-            1 x 4, 2 x 4, 3 x 4, 4 x 4, 1 x 2, 2 x 2, 3 x 2, 4 x 2, 1 x 1, 2 x 1, 3 x 1, 4 x 1;
-            5 x 4, 6 x 4, 6 x 3, 7 x 3, 8 x 3, 9 x 3, 5 x 2, 6 x 2, 7 x 2, 8 x 2, 9 x 2, 10 x 2, 11 x 2, 12 x 2, 13 x 2, 14 x 2,
-            5 x 1, 6 x 1, 7 x 1, 8 x 1, 9 x 1, 10 x 1, 11 x 1, 12 x 1, 13 x 1, 14 x 1, 15 x 1, 16 x 1
+            1 x 4, 2 x 4, 3 x 4, 4 x 4, 5 x 4, 6 x 4,
+            1 x 3, 2 x 3, 3 x 3, 4 x 3, 5 x 3, 6 x 3, 7 x 3, 8 x 3, 9 x 3,
+            1 x 2, 2 x 2, 3 x 2, 4 x 2, 5 x 2, 6 x 2, 7 x 2, 8 x 2, 9 x 2, 10 x 2, 11 x 2, 12 x 2, 13 x 2, 14 x 2,
+            1 x 1, 2 x 1, 3 x 1, 4 x 1, 5 x 1, 6 x 1, 7 x 1, 8 x 1, 9 x 1, 10 x 1, 11 x 1, 12 x 1, 13 x 1, 14 x 1, 15 x 1, 16 x 1
         );
     }
 }
@@ -306,12 +369,11 @@ pub unsafe fn run512<E: Element>(t: &Tile<E>, rows: usize, panels: usize) {
 ///
 /// # Safety
 /// AVX2, FMA and F16C; else as [`run512`].
-pub unsafe fn run256<E: Element>(t: &Tile<E>, rows: usize, panels: usize) {
+pub unsafe fn run256<E: Element>(t: &Tile<'_, E>, rows: usize, panels: usize) {
     // SAFETY: the caller's promise is that of the instances.
     unsafe {
         shapes!(tile256, 2, t, rows, panels;
-            1 x 4, 1 x 2, 2 x 2, 3 x 2, 1 x 1, 2 x 1, 3 x 1, 4 x 1;
-            5 x 1, 6 x 1
+            1 x 4, 1 x 2, 2 x 2, 3 x 2, 1 x 1, 2 x 1, 3 x 1, 4 x 1, 5 x 1, 6 x 1
         );
     }
 }

@@ -21,6 +21,7 @@ pub fn temporaries(program: &Program, node: &Node, weights: WeightType) -> Exten
         Op::LstmCell { .. } | Op::GruCell { .. } => {
             linear::cell_temporaries(program, node, weights)
         }
+        Op::Conv2d { .. } => conv::temporaries(program, node),
         Op::BatchNorm { .. } => {
             let channels = program.value(node.inputs[1]).ty.row_elems();
             Extent {

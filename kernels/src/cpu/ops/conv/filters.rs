@@ -29,6 +29,11 @@ impl FiltersForm {
         (self.taps * self.channels, self.filters / self.groups)
     }
 
+    /// Whether each filter is one of one channel.
+    pub fn is_depthwise(&self) -> bool {
+        self.is_depthwise
+    }
+
     /// Elements of memory that hold them.
     pub fn held(&self) -> usize {
         if self.is_depthwise {

@@ -1,16 +1,16 @@
 //! Convolution on images `[h, w, c]` (see [`crate::cpu::layout`]).
 //!
 //! Each output pixel is a row of a product: its window, in the order (kernel row, kernel column,
-//! channel), times the packed filters. The pixels of all samples are the rows of one product, so a
-//! batch fills tiles that one small image leaves empty. A convolution of one pixel reads its image
-//! as it lies; windows of other shapes are gathered, some rows at a time, just before they are
-//! multiplied. Each output element is one chain over (kernel row, kernel column, channel), from zero
-//! or from the residual, whatever the batch. Depthwise convolutions run directly.
+//! channel), times the packed filters. Windows are not gathered: in an image with its padding around
+//! it the rows of a window lie side by side, and those of adjacent pixels at one distance. The pixels
+//! of all samples are the rows of one product, so a batch shares the filters that are read. Each
+//! output element is one chain over (kernel row, kernel column, channel), from zero or from the
+//! residual, whatever the batch. Depthwise convolutions run directly.
 
 mod depthwise;
 mod filters;
 mod finish;
-mod gather;
+mod pad;
 
 use std::ops::Range;
 
@@ -18,17 +18,16 @@ use lazybatch_graph::{Act, Window};
 
 use crate::cpu::buffers::Buf;
 use crate::cpu::exec::{Env, NodeView, split_in};
-use crate::cpu::gemm::{AView, Epilogue, NR, PackedB, Start, gemm_range};
+use crate::cpu::gemm::{AView, Axis, Epilogue, MOST_ROWS, NR, PackedB, Start, gemm_range};
 use crate::cpu::pool::Shards;
 
 pub use filters::Filters;
 use finish::{Finish, Residual};
-use gather::{gather, with_scratch};
+use pad::padded;
 
-/// Most output pixels that are gathered at once.
-const ROWS: usize = 96;
+pub use pad::temporaries;
 
-/// Fewest panels of output channels that are worth gathering windows for again.
+/// Fewest panels of output channels of a task.
 const MIN_PANELS: usize = 4;
 
 /// Most tasks of one convolution.
@@ -56,10 +55,37 @@ impl Geometry {
         }
     }
 
-    /// Whether each output pixel is made of the input pixel at its place.
-    fn is_pointwise(&self) -> bool {
-        let w = &self.window;
-        w.kernel == [1, 1] && w.stride == [1, 1] && w.pad == [0; 4]
+    /// The windows of a group in images `x` that have their padding around them.
+    fn windows<'a>(&self, x: &'a [f32], group: usize) -> AView<'a> {
+        let Window {
+            kernel: [_, kw],
+            stride: [down, right],
+            pad: [top, left, bottom, end],
+        } = self.window;
+        let [c, h, w] = self.input;
+        let (h, w) = (h + top + bottom, w + left + end);
+        let [_, oh, ow] = self.output;
+        let each = c / self.groups;
+        // Where the pixels of a kernel row lie side by side with all their channels, they are one run.
+        let run = if self.groups == 1 { kw * c } else { each };
+        let is_dense = down == 1 && right == 1 && [oh, ow] == [h, w];
+        AView {
+            data: &x[group * each..],
+            rows: if is_dense {
+                Axis::even(c)
+            } else {
+                Axis {
+                    inner: ow,
+                    middle: oh,
+                    strides: [right * c, down * w * c, h * w * c],
+                }
+            },
+            cols: Axis {
+                inner: run,
+                middle: kw * each / run,
+                strides: [1, c, w * c],
+            },
+        }
     }
 
     /// Positions `lo..hi` of the kernel that lie inside the image for output `at` of an axis, and
@@ -117,7 +143,13 @@ pub fn conv2d(
     };
     match v.filters(1) {
         Filters::Depthwise(taps) => depthwise::run(env, &g, v.arg(0), taps, &mut out, &epi),
-        Filters::Products(all) => products(env, &g, v.arg(0), all, &mut out, &epi),
+        Filters::Products(all) if window.pad == [0; 4] => {
+            products(env, &g, v.arg(0), all, &mut out, &epi);
+        }
+        Filters::Products(all) => {
+            let x = padded(env, &g, v.arg(0));
+            products(env, &g, &x, all, &mut out, &epi);
+        }
     }
     out
 }
@@ -131,11 +163,18 @@ fn products(
     out: &mut [f32],
     epi: &Finish<'_>,
 ) {
-    let [c, m] = [g.input[0], g.output[0]];
-    let (cg, mg) = (c / g.groups, m / g.groups);
+    let [m, _, ow] = g.output;
+    let mg = m / g.groups;
     let rows = out.len() / m;
-    let chunks = rows.div_ceil(ROWS);
-    let rows_each = rows.div_ceil(chunks.max(1));
+    // Whole lines of the output, or else lines in equal parts.
+    let rows_each = match MOST_ROWS / ow {
+        0 => ow.div_ceil(ow.div_ceil(MOST_ROWS)),
+        lines => {
+            let chunks = (rows / ow).div_ceil(lines).max(1);
+            (rows / ow).div_ceil(chunks) * ow
+        }
+    };
+    let chunks = rows.div_ceil(rows_each.max(1));
     let panels = mg.div_ceil(NR);
     let items = chunks * g.groups;
     let parallel = env.parallel(2 * rows * m * filters[0].k);
@@ -150,33 +189,23 @@ fn products(
         let (split, item) = (task % splits, task / splits);
         let (chunk, group) = (item / g.groups, item % g.groups);
         let right = Filters::right(&filters[group]);
-        let (first, end) = (chunk * rows_each, ((chunk + 1) * rows_each).min(rows));
-        if first >= end {
-            return;
-        }
+        let pixels = chunk * rows_each..((chunk + 1) * rows_each).min(rows);
         let cols = panels * split / splits..panels * (split + 1) / splits;
-        let at = first * m + group * mg;
-        let bias = epi.bias.map(|b| &b[group * mg..][..mg]);
+        let first = group * mg;
+        let bias = epi.bias.map(|b| &b[first..][..mg]);
         let start = match epi.residual {
             Residual::None => Start::Zero,
             Residual::InPlace => Start::Residual(None, bias),
-            Residual::At(residual) => Start::Residual(Some(&residual[at..]), bias),
+            Residual::At(residual) => Start::Residual(Some(&residual[first..]), bias),
         };
-        let end_with = Epilogue {
+        let end = Epilogue {
             bias: bias.filter(|_| !epi.has_residual()),
             act: epi.act,
             residual: None,
         };
-        let run = |a: AView<'_>| {
-            let (rows, to) = (0..end - first, shards.offset(at));
-            // SAFETY: tasks own disjoint (rows, group, columns) of the output.
-            unsafe { gemm_range(level, a, rows, right, cols, to, m, start, &end_with) };
-        };
-        if g.is_pointwise() {
-            run(AView::rows(&x[first * c + group * cg..], c));
-        } else {
-            with_scratch(|scratch| run(gather(g, x, group, first..end, scratch)));
-        }
+        let (windows, to) = (g.windows(x, group), shards.offset(first));
+        // SAFETY: tasks own disjoint (rows, group, columns) of the output.
+        unsafe { gemm_range(level, windows, pixels, right, cols, to, m, start, &end) };
     };
     split_in(env.pool, parallel, items * splits, MOST_TASKS, |range| {
         range.for_each(&task)

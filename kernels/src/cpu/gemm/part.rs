@@ -1,0 +1,468 @@
+//! Loops over tiles.
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use super::driver::{Epilogue, Start, finish_row};
+use super::element::Element;
+use super::tile::{Clamp, DEPTH, HIGHEST, KC, NR, Tile, UNIT, num_tiles, panels};
+use super::view::{AView, Segment, segments};
+use super::{Right, packed_len, portable};
+use crate::cpu::buffers::Aligned;
+use crate::cpu::level::{Kind, Level};
+use crate::cpu::pool::Shards;
+
+/// Rows whose copies stay in the second-level cache.
+pub const MC: usize = 108;
+
+/// Most rows of a left side that is read as it lies: what a panel is multiplied with while it is in
+/// the first-level cache.
+pub const MOST_ROWS: usize = 112;
+
+/// Panels whose results stay in the second-level cache where chains are longer than a tile goes.
+const NC: usize = 3 * UNIT;
+
+/// Fewest rows of a product from which copying the left side pays.
+const COPY_ROWS: usize = 5;
+
+/// Fewest panels from which it does.
+const COPY_PANELS: usize = 16;
+
+/// Distance of rows in copied left-hand blocks: off the power of two that would put all rows of a
+/// tile on one cache set.
+const A_STRIDE: usize = KC + 16;
+
+/// Distance of copied left-hand blocks.
+const A_BLOCK: usize = MC * A_STRIDE;
+
+/// Fewest tiles of rows from which panels are widened once for all of them.
+const WIDEN_TILES: usize = 3;
+
+/// Panels of the widest tile.
+const WIDEST: usize = 4;
+
+/// What a thread works with.
+struct Work {
+    /// Copied left-hand blocks.
+    left: Aligned,
+    /// Widened panels.
+    wide: Aligned,
+    segments: Vec<Segment>,
+    tiles: Vec<Range<usize>>,
+}
+
+thread_local! {
+    static WORK: RefCell<Work> = RefCell::new(Work {
+        left: Aligned::zeroed_whole(DEPTH / KC * A_BLOCK),
+        wide: Aligned::zeroed_whole(WIDEST * DEPTH * NR),
+        segments: Vec::new(),
+        tiles: Vec::new(),
+    });
+}
+
+/// A rectangle of a product.
+pub struct Whole<'a> {
+    pub level: Level,
+    pub a: AView<'a>,
+    pub rows: Range<usize>,
+    pub b: Right<'a>,
+    pub cols: Range<usize>,
+    pub c: Shards,
+    pub ldc: usize,
+    pub start: Start<'a>,
+    /// What the last tiles of a chain do themselves.
+    pub bias: Option<&'a [f32]>,
+    pub clamp: Clamp,
+    /// What is done behind them.
+    pub rest: Epilogue<'a>,
+}
+
+impl Whole<'_> {
+    /// # Safety
+    /// As [`gemm_range`](super::gemm_range).
+    pub unsafe fn run<E: Element>(&self, panels: &[E]) {
+        let b = &self.b;
+        assert!(
+            panels.len() >= packed_len(b.k, b.n),
+            "right side of {} elements, {} needed",
+            panels.len(),
+            packed_len(b.k, b.n)
+        );
+        let num_panels = b.n.div_ceil(NR);
+        let copy = self.rows.len() >= COPY_ROWS && self.cols.len() >= COPY_PANELS;
+        let together = if b.k > DEPTH { NC } else { num_panels };
+        let most = if copy { MC } else { MOST_ROWS };
+        WORK.with_borrow_mut(|work| {
+            let num = self.rows.len();
+            let chunks = num.div_ceil(most);
+            for chunk in 0..chunks {
+                let m0 = self.rows.start + num * chunk / chunks;
+                let rows = m0..self.rows.start + num * (chunk + 1) / chunks;
+                let line = if copy { usize::MAX } else { self.a.rows.inner };
+                split(self.level.kind(), rows.clone(), line, &mut work.tiles);
+                let depths = (0..b.k).step_by(DEPTH);
+                let parts = self.cols.clone().step_by(together);
+                for (p, k0) in parts.flat_map(|p| depths.clone().map(move |k0| (p, k0))) {
+                    let k = DEPTH.min(b.k - k0);
+                    if copy {
+                        copy_left(&self.a, rows.clone(), k0, k, &mut work.left);
+                        let blocks = (0..k).step_by(KC).enumerate();
+                        let runs = blocks.map(|(i, at)| (i * A_BLOCK, KC.min(k - at)));
+                        segments(runs, &mut work.segments);
+                    } else {
+                        segments(self.a.runs(k0, k), &mut work.segments);
+                    }
+                    let part = Part {
+                        whole: self,
+                        segments: &work.segments,
+                        tiles: &work.tiles,
+                        k,
+                        left: copy.then_some((&work.left[..], m0)),
+                        is_first: k0 == 0,
+                        is_last: k0 + k == b.k,
+                    };
+                    let cols = p..(p + together).min(self.cols.end);
+                    // SAFETY: the rectangle is the caller's, sides were checked above.
+                    unsafe { part.run(cols, &panels[k0 * num_panels * NR..], &mut work.wide) };
+                }
+            }
+        });
+    }
+}
+
+/// Splits `rows` into tiles, none of which goes beyond a line of rows at one distance.
+fn split(kind: Kind, rows: Range<usize>, line: usize, to: &mut Vec<Range<usize>>) {
+    to.clear();
+    let mut first = rows.start;
+    while first < rows.end {
+        let num = (rows.end - first).min(line - first % line);
+        let tiles = num_tiles(kind, num);
+        to.extend((0..tiles).map(|i| first + num * i / tiles..first + num * (i + 1) / tiles));
+        first += num;
+    }
+}
+
+/// Copies `k` columns of some rows from `k0` on, so that those of a tile lie close together.
+fn copy_left(a: &AView<'_>, rows: Range<usize>, k0: usize, k: usize, to: &mut [f32]) {
+    for (block, at) in (0..k).step_by(KC).enumerate() {
+        for (i, row) in rows.clone().enumerate() {
+            let source = &a.data[a.rows.at(row)..];
+            let mut to = &mut to[block * A_BLOCK + i * A_STRIDE..];
+            for (start, len) in a.runs(k0 + at, KC.min(k - at)) {
+                let (now, behind) = to.split_at_mut(len);
+                now.copy_from_slice(&source[start..][..len]);
+                to = behind;
+            }
+        }
+    }
+}
+
+/// Some rows times as many steps as a tile goes.
+struct Part<'a> {
+    whole: &'a Whole<'a>,
+    segments: &'a [Segment],
+    tiles: &'a [Range<usize>],
+    k: usize,
+    /// Copied rows, and which is the first.
+    left: Option<(&'a [f32], usize)>,
+    is_first: bool,
+    is_last: bool,
+}
+
+/// Where a tile lies in its part.
+struct Place {
+    row: usize,
+    rows: usize,
+    panel: usize,
+    width: usize,
+    /// Whether the last panel is not whole.
+    partial: bool,
+}
+
+/// The right side of a tile.
+struct Side<E> {
+    /// Blocks of `panels` panels.
+    b: *const E,
+    panels: usize,
+    /// Where the tile begins.
+    panel: usize,
+    /// What is multiplied next.
+    next: *const E,
+}
+
+impl Part<'_> {
+    /// # Safety
+    /// As [`gemm_range`](super::gemm_range).
+    unsafe fn run<E: Element>(&self, cols: Range<usize>, right: &[E], wide: &mut [f32]) {
+        let kind = self.whole.level.kind();
+        let highest = self.tiles.iter().map(ExactSizeIterator::len).max();
+        let group = panels(kind, highest.unwrap_or(1));
+        let num_panels = self.whole.b.n.div_ceil(NR);
+        let full = cols.end.min(self.whole.b.n / NR);
+        let widen = size_of::<E>() < size_of::<f32>() && self.tiles.len() >= WIDEN_TILES;
+        let steps = KC.min(self.k);
+        let mut p = cols.start;
+        while p < cols.end {
+            let width = width(group, full.saturating_sub(p));
+            if widen {
+                self.widen_panels(right, p, width, wide);
+            }
+            for (tile, rows) in self.tiles.iter().enumerate() {
+                // The panels of the next tile are these again, or those behind them.
+                let next = p + if tile + 1 < self.tiles.len() {
+                    0
+                } else {
+                    width
+                };
+                // Shapes that there is no tile for are computed one panel at a time.
+                let step = if has_shape(kind, rows.len(), width) {
+                    width
+                } else {
+                    1
+                };
+                for q in (0..width).step_by(step) {
+                    let place = Place {
+                        row: rows.start,
+                        rows: rows.len(),
+                        panel: p + q,
+                        width: step,
+                        partial: p >= full,
+                    };
+                    // SAFETY: inside the caller's rectangle.
+                    unsafe {
+                        if widen {
+                            let side = Side {
+                                b: wide.as_ptr(),
+                                panels: width,
+                                panel: q,
+                                next: wide.as_ptr(),
+                            };
+                            self.tile(&place, &side);
+                        } else {
+                            let side = Side {
+                                b: right.as_ptr(),
+                                panels: num_panels,
+                                panel: p + q,
+                                next: right.as_ptr().wrapping_add((next + q) * steps * NR),
+                            };
+                            self.tile(&place, &side);
+                        }
+                    }
+                }
+            }
+            p += width;
+        }
+    }
+
+    /// Writes `width` panels from `first` on as f32, blocks of that many panels.
+    fn widen_panels<E: Element>(&self, right: &[E], first: usize, width: usize, wide: &mut [f32]) {
+        let num_panels = self.whole.b.n.div_ceil(NR);
+        for k0 in (0..self.k).step_by(KC) {
+            let k = KC.min(self.k - k0);
+            let from = &right[(k0 * num_panels + first * k) * NR..][..width * k * NR];
+            widen_panels(self.whole.level, from, &mut wide[k0 * width * NR..]);
+        }
+    }
+
+    /// What a tile's elements begin with, as their distance of rows in it: null for zero.
+    fn begin(&self, place: &Place) -> (*const f32, usize) {
+        let Whole { c, ldc, .. } = *self.whole;
+        let at = place.row * ldc + place.panel * NR;
+        match self.whole.start {
+            Start::Zero if self.is_first => (std::ptr::null(), 0),
+            Start::Residual(Some(from), _) if self.is_first => {
+                (from.as_ptr().wrapping_add(at), ldc)
+            }
+            _ => (c.as_ptr().wrapping_add(at).cast_const(), ldc),
+        }
+    }
+
+    /// Biases of a tile, before its first and behind its last step.
+    fn biases(&self, place: &Place) -> [Option<&[f32]>; 2] {
+        let first = match self.whole.start {
+            Start::Residual(_, bias) => bias.filter(|_| self.is_first),
+            _ => None,
+        };
+        let (col, cols) = self.columns(place);
+        [first, self.whole.bias.filter(|_| self.is_last)].map(|b| Some(&b?[col..col + cols]))
+    }
+
+    /// # Safety
+    /// As [`gemm_range`](super::gemm_range).
+    unsafe fn tile<E: Element>(&self, place: &Place, side: &Side<E>) {
+        let Whole { c, ldc, .. } = *self.whole;
+        // SAFETY: inside the caller's rectangle.
+        unsafe {
+            if place.partial {
+                self.partial_tile(place, side);
+            } else {
+                let to = c.as_ptr().wrapping_add(place.row * ldc + place.panel * NR);
+                let biases = self.biases(place).map(pointer);
+                self.multiply(place, side, self.begin(place), biases, to, ldc);
+            }
+        }
+        self.finish(place);
+    }
+
+    /// A tile whose last panel is not whole: it is computed beside the result.
+    ///
+    /// # Safety
+    /// As [`gemm_range`](super::gemm_range).
+    #[cold]
+    unsafe fn partial_tile<E: Element>(&self, place: &Place, side: &Side<E>) {
+        let Whole { c, ldc, .. } = *self.whole;
+        let (col, cols) = self.columns(place);
+        let mut edge = [0.0f32; HIGHEST * NR];
+        let biases = self.biases(place).map(|bias| {
+            let mut whole = [0.0; NR];
+            whole[..cols].copy_from_slice(bias?);
+            Some(whole)
+        });
+        let mut begin = self.begin(place);
+        if !begin.0.is_null() {
+            for r in 0..place.rows {
+                // SAFETY: a row of the caller's rectangle, in the result or laid out as it.
+                let from = unsafe { std::slice::from_raw_parts(begin.0.add(r * begin.1), cols) };
+                edge[r * NR..r * NR + cols].copy_from_slice(from);
+            }
+            begin = (edge.as_ptr(), NR);
+        }
+        let biases = [&biases[0], &biases[1]].map(|b| pointer(b.as_ref().map(|b| &b[..])));
+        // SAFETY: the edge has the rows of the highest tile.
+        unsafe { self.multiply(place, side, begin, biases, edge.as_mut_ptr(), NR) };
+        for r in 0..place.rows {
+            // SAFETY: a row of the caller's rectangle.
+            let to = unsafe { c.slice((place.row + r) * ldc + col, cols) };
+            to.copy_from_slice(&edge[r * NR..r * NR + cols]);
+        }
+    }
+
+    /// First column of a tile, and how many there are.
+    fn columns(&self, place: &Place) -> (usize, usize) {
+        let col = place.panel * NR;
+        (col, (place.width * NR).min(self.whole.b.n - col))
+    }
+
+    /// Computes a tile into `c`, rows `ldc` apart.
+    ///
+    /// # Safety
+    /// As [`gemm_range`]; `c`, and what elements begin with, have room for the tile's rows, of whole
+    /// panels.
+    unsafe fn multiply<E: Element>(
+        &self,
+        place: &Place,
+        side: &Side<E>,
+        (from, ld_from): (*const f32, usize),
+        [first_bias, last_bias]: [*const f32; 2],
+        c: *mut f32,
+        ldc: usize,
+    ) {
+        let a = &self.whole.a;
+        let (a, lda) = match self.left {
+            Some((left, first)) => (&left[(place.row - first) * A_STRIDE..], A_STRIDE),
+            None => (&a.data[a.rows.at(place.row)..], a.rows.strides[0]),
+        };
+        let tile = Tile {
+            segments: self.segments,
+            k: self.k,
+            a: a.as_ptr(),
+            lda,
+            b: side.b,
+            panels: side.panels,
+            panel: side.panel,
+            next: side.next,
+            c,
+            ldc,
+            from,
+            ld_from,
+            first_bias,
+            last_bias,
+            clamp: if self.is_last {
+                self.whole.clamp
+            } else {
+                Clamp::None
+            },
+        };
+        // SAFETY: the level proves the instructions; both sides were checked, the result is the
+        // caller's.
+        unsafe {
+            match self.whole.level.kind() {
+                #[cfg(target_arch = "x86_64")]
+                Kind::Avx512 => super::x86::run512(&tile, place.rows, place.width),
+                #[cfg(target_arch = "x86_64")]
+                Kind::Avx2 => super::x86::run256(&tile, place.rows, place.width),
+                #[cfg(target_arch = "aarch64")]
+                Kind::Neon => super::neon::run(&tile, place.rows),
+                _ => portable::run(&tile, place.rows, place.width),
+            }
+        }
+    }
+
+    /// Runs what is left of the epilogue over a tile whose chains have ended.
+    fn finish(&self, place: &Place) {
+        let Whole {
+            level,
+            b,
+            c,
+            ldc,
+            ref rest,
+            ..
+        } = *self.whole;
+        if !self.is_last || (rest.is_empty() && b.scales.is_none()) {
+            return;
+        }
+        let (col, cols) = self.columns(place);
+        for row in place.row..place.row + place.rows {
+            // SAFETY: a row of the rectangle of `gemm_range`'s caller; no other reference to it
+            // lives.
+            let c = unsafe { c.slice(row * ldc + col, cols) };
+            finish_row(level, rest, b.scales, row, col, ldc, c);
+        }
+    }
+}
+
+fn pointer(x: Option<&[f32]>) -> *const f32 {
+    x.map_or(std::ptr::null(), <[f32]>::as_ptr)
+}
+
+/// Writes whole panels as f32.
+fn widen_panels<E: Element>(level: Level, from: &[E], to: &mut [f32]) {
+    match level.kind() {
+        // SAFETY: the level proves the instructions.
+        #[cfg(target_arch = "x86_64")]
+        Kind::Avx512 => unsafe { super::x86::widen512(from, to) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Kind::Avx2 => unsafe { super::x86::widen256(from, to) },
+        _ => from
+            .iter()
+            .zip(to)
+            .for_each(|(from, to)| *to = from.widen()),
+    }
+}
+
+/// Panels of the next tiles, of which `left` whole ones are left: a last single one would be slow.
+const fn width(group: usize, left: usize) -> usize {
+    match left {
+        0 => 1,
+        4 if group == 3 => 2,
+        _ if left >= group => group,
+        _ if group > 2 && left >= 2 => 2,
+        _ => 1,
+    }
+}
+
+/// Whether there is a tile of that shape.
+const fn has_shape(kind: Kind, rows: usize, width: usize) -> bool {
+    match kind {
+        Kind::Avx512 => match width {
+            1 => true,
+            2 => rows <= 14,
+            3 => rows <= 9,
+            _ => rows <= 6,
+        },
+        Kind::Avx2 => width == 1 || (width == 2 && rows <= 3) || (width == 4 && rows == 1),
+        Kind::Neon => width == 1,
+        Kind::Portable => true,
+    }
+}
