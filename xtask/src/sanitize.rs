@@ -63,7 +63,7 @@ const MIRI: &[(&str, &[&str], &[&str])] = &[
     (
         "lazybatch-kernels",
         &["cpu::buffers", "cpu::pool", "cpu::gemm"],
-        &["chains_go_on", "in_blocks"],
+        &["chains_go_on", "transposed_right"],
     ),
 ];
 

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::driver::{Epilogue, Start, finish_row};
 use super::element::Element;
 use super::tile::{Clamp, DEPTH, HIGHEST, KC, NR, Tile, UNIT, num_tiles, panels};
-use super::view::{AView, Segment, segments};
+use super::view::{AView, Axis, Segment, segments};
 use super::{Right, packed_len, portable};
 use crate::cpu::buffers::Aligned;
 use crate::cpu::level::{Kind, Level};
@@ -48,7 +48,16 @@ struct Work {
     /// Widened panels.
     wide: Aligned,
     segments: Vec<Segment>,
-    tiles: Vec<Range<usize>>,
+    tiles: Vec<Rows>,
+}
+
+/// Rows of a tile.
+#[derive(Clone, Copy)]
+struct Rows {
+    first: usize,
+    num: usize,
+    /// Where the left side of the first begins.
+    a: usize,
 }
 
 thread_local! {
@@ -98,8 +107,19 @@ impl Whole<'_> {
             for chunk in 0..chunks {
                 let m0 = self.rows.start + num * chunk / chunks;
                 let rows = m0..self.rows.start + num * (chunk + 1) / chunks;
-                let line = if copy { usize::MAX } else { self.a.rows.inner };
-                split(self.level.kind(), rows.clone(), line, &mut work.tiles);
+                let copied = Axis::even(A_STRIDE);
+                let (axis, start) = if copy {
+                    (&copied, m0)
+                } else {
+                    (&self.a.rows, 0)
+                };
+                split(
+                    self.level.kind(),
+                    rows.clone(),
+                    axis,
+                    start,
+                    &mut work.tiles,
+                );
                 let depths = (0..b.k).step_by(DEPTH);
                 let parts = self.cols.clone().step_by(together);
                 for (p, k0) in parts.flat_map(|p| depths.clone().map(move |k0| (p, k0))) {
@@ -117,7 +137,8 @@ impl Whole<'_> {
                         segments: &work.segments,
                         tiles: &work.tiles,
                         k,
-                        left: copy.then_some((&work.left[..], m0)),
+                        left: if copy { &work.left } else { self.a.data },
+                        lda: axis.strides[0],
                         is_first: k0 == 0,
                         is_last: k0 + k == b.k,
                     };
@@ -130,14 +151,23 @@ impl Whole<'_> {
     }
 }
 
-/// Splits `rows` into tiles, none of which goes beyond a line of rows at one distance.
-fn split(kind: Kind, rows: Range<usize>, line: usize, to: &mut Vec<Range<usize>>) {
+/// Splits `rows`, which lie as `axis` says from row `start` on, into tiles of rows at one distance.
+fn split(kind: Kind, rows: Range<usize>, axis: &Axis, start: usize, to: &mut Vec<Rows>) {
     to.clear();
     let mut first = rows.start;
     while first < rows.end {
-        let num = (rows.end - first).min(line - first % line);
-        let tiles = num_tiles(kind, num);
-        to.extend((0..tiles).map(|i| first + num * i / tiles..first + num * (i + 1) / tiles));
+        let (at, line) = (first - start, axis.inner);
+        let num = (rows.end - first).min(line - at % line);
+        let (tiles, a) = (num_tiles(kind, num), axis.at(at));
+        let (each, more) = (num / tiles, num % tiles);
+        to.extend((0..tiles).map(|i| {
+            let from = i * each + i.min(more);
+            Rows {
+                first: first + from,
+                num: each + usize::from(i < more),
+                a: a + from * axis.strides[0],
+            }
+        }));
         first += num;
     }
 }
@@ -161,10 +191,11 @@ fn copy_left(a: &AView<'_>, rows: Range<usize>, k0: usize, k: usize, to: &mut [f
 struct Part<'a> {
     whole: &'a Whole<'a>,
     segments: &'a [Segment],
-    tiles: &'a [Range<usize>],
+    tiles: &'a [Rows],
     k: usize,
-    /// Copied rows, and which is the first.
-    left: Option<(&'a [f32], usize)>,
+    /// The left side, and the distance of the rows of a tile.
+    left: &'a [f32],
+    lda: usize,
     is_first: bool,
     is_last: bool,
 }
@@ -173,6 +204,8 @@ struct Part<'a> {
 struct Place {
     row: usize,
     rows: usize,
+    /// Where its left side begins.
+    a: usize,
     panel: usize,
     width: usize,
     /// Whether the last panel is not whole.
@@ -195,7 +228,7 @@ impl Part<'_> {
     /// As [`gemm_range`](super::gemm_range).
     unsafe fn run<E: Element>(&self, cols: Range<usize>, right: &[E], wide: &mut [f32]) {
         let kind = self.whole.level.kind();
-        let highest = self.tiles.iter().map(ExactSizeIterator::len).max();
+        let highest = self.tiles.iter().map(|t| t.num).max();
         let group = panels(kind, highest.unwrap_or(1));
         let num_panels = self.whole.b.n.div_ceil(NR);
         let full = cols.end.min(self.whole.b.n / NR);
@@ -215,15 +248,16 @@ impl Part<'_> {
                     width
                 };
                 // Shapes that there is no tile for are computed one panel at a time.
-                let step = if has_shape(kind, rows.len(), width) {
+                let step = if has_shape(kind, rows.num, width) {
                     width
                 } else {
                     1
                 };
                 for q in (0..width).step_by(step) {
                     let place = Place {
-                        row: rows.start,
-                        rows: rows.len(),
+                        row: rows.first,
+                        rows: rows.num,
+                        a: rows.a,
                         panel: p + q,
                         width: step,
                         partial: p >= full,
@@ -357,16 +391,11 @@ impl Part<'_> {
         c: *mut f32,
         ldc: usize,
     ) {
-        let a = &self.whole.a;
-        let (a, lda) = match self.left {
-            Some((left, first)) => (&left[(place.row - first) * A_STRIDE..], A_STRIDE),
-            None => (&a.data[a.rows.at(place.row)..], a.rows.strides[0]),
-        };
         let tile = Tile {
             segments: self.segments,
             k: self.k,
-            a: a.as_ptr(),
-            lda,
+            a: self.left[place.a..].as_ptr(),
+            lda: self.lda,
             b: side.b,
             panels: side.panels,
             panel: side.panel,

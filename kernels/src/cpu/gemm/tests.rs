@@ -200,14 +200,19 @@ fn transposed_right_sides_agree() {
 fn windows_have_the_bits_of_their_copies() {
     // Kernel height and width, channels, height and width of the images, distances of windows.
     let cases = [
-        ([3, 3], 5, [9, 11], [1, 1]),
+        ([3, 3], 5, [6, 7], [1, 1]),
         ([7, 7], 3, [20, 40], [2, 2]),
         ([1, 1], 20, [6, 30], [2, 3]),
         ([3, 2], 100, [5, 20], [1, 1]),
         ([1, 4], 130, [1, 50], [1, 2]),
     ];
     let images = 2;
-    for ([kh, kw], c, [h, w], [down, right]) in cases {
+    let (cases, columns) = if cfg!(miri) {
+        (&cases[..1], &[20][..])
+    } else {
+        (&cases[..], &[20, 300][..])
+    };
+    for &([kh, kw], c, [h, w], [down, right]) in cases {
         let [oh, ow] = [(h - kh) / down + 1, (w - kw) / right + 1];
         let (m, k) = (images * oh * ow, kh * kw * c);
         let x = noise(images * h * w * c, 3);
@@ -217,7 +222,7 @@ fn windows_have_the_bits_of_their_copies() {
             ((image * h + y + ky) * w + x + kx) * c + channel
         };
         let copy: Vec<f32> = (0..m * k).map(|i| x[at(i / k, i % k)]).collect();
-        for n in [20, 300] {
+        for &n in columns {
             let b = noise(k * n, 4);
             let want = chain(&copy, &b, m, k, n);
             let packed = PackedB::pack(&b, k, n);

@@ -27,6 +27,9 @@ impl Axis {
     /// Where the `i`-th lies.
     #[inline(always)]
     pub fn at(&self, i: usize) -> usize {
+        if self.inner == usize::MAX {
+            return i * self.strides[0];
+        }
         let (run, place) = (i / self.inner, i % self.inner);
         place * self.strides[0]
             + run % self.middle * self.strides[1]
