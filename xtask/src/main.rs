@@ -2,6 +2,7 @@
 //!
 //! What continuous integration runs is `cargo xtask test`, so a person runs the same thing.
 
+mod bundle;
 mod host;
 mod models;
 mod nvrtc;
@@ -26,6 +27,9 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   models            fetch the pretrained models and ONNX cases that some tests and examples use
   nvrtc             fetch the CUDA kernel compiler that the emulator's tests use
   cuda-check        compile the CUDA device's kernels for GPUs of several generations
+  gpu-bundle [--check]
+                    put what a machine with a GPU needs to check and measure the CUDA device into
+                    target/gpu-bundle; --check runs an unoptimised one on the emulator instead
   peers-env         make a Python in .peers for `lazybatch-measure peers`
   soak [--seeds N] [--test NAME]
                     long property runs; appends a line under benches/results
@@ -58,6 +62,8 @@ fn run() -> Result<bool> {
             .map(|()| true),
         ["nvrtc"] => nvrtc::ensure(&root).map(|()| true),
         ["cuda-check"] => nvrtc::check(&root),
+        ["gpu-bundle"] => bundle::run(&root, false),
+        ["gpu-bundle", "--check"] => bundle::run(&root, true),
         ["peers-env"] => peers::run(&root).map(|()| true),
         ["soak", options @ ..] => {
             let (mut num, mut only) = (soak::DEFAULT_CASES, None);

@@ -95,7 +95,15 @@ impl Compiler {
 /// # Errors
 /// No Python with pip, or a package that cannot be fetched.
 pub fn ensure(root: &Path) -> Result<()> {
-    COMPILER.ensure(root).map(|_| ())
+    libraries(root).map(|_| ())
+}
+
+/// The folder of the library that the tests use, fetched if it is not there yet.
+///
+/// # Errors
+/// As [`ensure()`].
+pub fn libraries(root: &Path) -> Result<PathBuf> {
+    COMPILER.ensure(root)
 }
 
 /// Compiles every kernel of the CUDA device for every architecture; `false` when one does not

@@ -25,16 +25,16 @@ DEVICE void attention(const float *q, const float *k, const float *v, float *out
     u64 kv_at = (u64)m.start * kv_width + head / (heads / kv_heads) * dim;
     u32 rounded = (dim + 3) / 4 * 4;
 
-    for (u32 i = threadIdx.x; i < ROWS * rounded; i += 32 * WARPS) {
-        u32 row = i / rounded, at = i % rounded;
-        bool is_there = first + row < m.own && at < dim;
-        queries[row][at] = is_there ? q[q_at + (u64)(first + row) * q_width + at] : 0.0f;
+    for (u32 row = warp; row < ROWS; row += WARPS) {
+        const float *line = q + q_at + (u64)(first + row) * q_width;
+        for (u32 at = lane; at < rounded; at += 32)
+            queries[row][at] = first + row < m.own && at < dim ? line[at] : 0.0f;
     }
     auto load = [&](const float *from, u32 key0) {
-        for (u32 i = threadIdx.x; i < KEYS * rounded; i += 32 * WARPS) {
-            u32 row = i / rounded, at = i % rounded;
-            bool is_there = key0 + row < m.own && at < dim;
-            tile[row][at] = is_there ? from[kv_at + (u64)(key0 + row) * kv_width + at] : 0.0f;
+        for (u32 row = warp; row < KEYS; row += WARPS) {
+            const float *line = from + kv_at + (u64)(key0 + row) * kv_width;
+            for (u32 at = lane; at < rounded; at += 32)
+                tile[row][at] = key0 + row < m.own && at < dim ? line[at] : 0.0f;
         }
     };
 

@@ -388,10 +388,10 @@ mod tests {
         let end = "lazybatch/kernels";
         let xdg = PathBuf::from("/XDG_CACHE_HOME").join(end);
         assert_eq!(folder_in(both), Some(xdg));
-        let home = |name: &str| (name == "HOME").then(|| PathBuf::from("/home"));
+        let home = |name: &str| (name == "HOME").then(|| PathBuf::from("/someone"));
         assert_eq!(
             folder_in(home),
-            Some(PathBuf::from("/home/.cache").join(end))
+            Some(PathBuf::from("/someone/.cache").join(end))
         );
         let relative = |_: &str| Some(PathBuf::from("here"));
         assert_eq!(folder_in(relative), None);

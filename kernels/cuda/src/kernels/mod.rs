@@ -193,15 +193,29 @@ impl Kernels {
         })
     }
 
-    /// Loads families ahead of their first launch, so that no launch waits for the compiler.
+    /// Loads families ahead of their first launch, so that no launch waits for the compiler; each on
+    /// a thread of its own, as compiling takes seconds.
     ///
     /// # Errors
     /// A source that does not compile or load.
     pub fn load(&self, sources: &[&Source]) -> Result<(), CudaError> {
-        sources.iter().try_for_each(|source| {
-            let kernel = source.kernels[0];
-            self.function(source, kernel).map(|_| ())
-        })
+        let load = |source: &Source| {
+            self.context.bind()?;
+            self.function(source, source.kernels[0]).map(|_| ())
+        };
+        let results = std::thread::scope(|scope| {
+            let threads: Vec<_> = sources
+                .iter()
+                .map(|source| scope.spawn(move || load(source)))
+                .collect();
+            let join = |thread: std::thread::ScopedJoinHandle<'_, Result<(), CudaError>>| {
+                thread
+                    .join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            threads.into_iter().map(join).collect::<Vec<_>>()
+        });
+        results.into_iter().collect()
     }
 
     /// A kernel by its name.

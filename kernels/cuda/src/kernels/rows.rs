@@ -54,7 +54,7 @@ impl Kernels {
         let num_spans = size("copy_spans", "spans", num_spans)?;
         let elems = size("copy_spans", "elements", max_elems)?;
         let grid = Grid {
-            blocks: [elems.div_ceil(PIECE).min(64), num_spans.min(65_535), 1],
+            blocks: [elems.div_ceil(PIECE).min(256), num_spans.min(65_535), 1],
             ..Grid::row(1, THREADS)
         };
         launch!(self, stream, "copy_spans", grid, spans, num_spans)
@@ -110,7 +110,7 @@ impl Kernels {
         let rows = size("move_rows", "rows", num_rows)?;
         let elems = size("move_rows", "elements of a row", row_elems)?;
         let grid = Grid {
-            blocks: [elems.div_ceil(PIECE).min(64), rows.min(65_535), 1],
+            blocks: [elems.div_ceil(PIECE).min(256), rows.min(65_535), 1],
             ..Grid::row(1, THREADS.min(elems.div_ceil(4).next_multiple_of(32)))
         };
         launch!(

@@ -1,3 +1,5 @@
+//! Attention within members and over states, and rows of states.
+
 use lazybatch_cuda::DevicePtr;
 use lazybatch_cuda::kernels::Member;
 use lazybatch_cuda::kernels::attention::Attention;

@@ -1,10 +1,13 @@
+//! Element by element.
+
 use half::{bf16, f16};
 use lazybatch_cuda::DevicePtr;
 use lazybatch_cuda::kernels::{Epilogue, Stored};
 use lazybatch_graph::{Act, Bin};
+use lazybatch_kernels::cpu;
 use lazybatch_kernels::reference::math;
 
-use crate::harness::{close, numbers, on_device};
+use crate::harness::{close, numbers, on_device, same};
 
 const ACTS: [Act; 6] = [
     Act::Relu,
@@ -53,6 +56,11 @@ on_device! {
             // The approximation of erf is off by 1e-7 far out, times a large x.
             let tolerance = if act == Act::Gelu { 2e-5 } else { 2e-6 };
             close(&format!("{act:?}"), &got, &want, tolerance);
+            let on_cpu = x.chunks(16).flat_map(|chunk| {
+                let lanes = cpu::math::act(act, cpu::math::load_tail(chunk, 0.0));
+                lanes[..chunk.len()].to_vec()
+            });
+            same(&format!("{act:?} on the cpu device"), &got, &on_cpu.collect::<Vec<_>>());
         }
         // In place.
         gpu.kernels.unary(&gpu.stream, Act::Relu, from.at(), from.at(), x.len()).unwrap();

@@ -1,3 +1,5 @@
+//! Matrix products: the bits of each element's chain, in every tiling and weight type.
+
 use half::{bf16, f16};
 use lazybatch_cuda::DevicePtr;
 use lazybatch_cuda::kernels::gemm::{Gemm, Tiling};

@@ -76,9 +76,14 @@ pub fn runs_clean(path: &str, body: impl Fn(&Gpu)) {
     }
 }
 
-/// Where compiled kernels are kept from test to test.
+/// Where compiled kernels are kept from test to test; on a machine that did not build the tests,
+/// where the device keeps them.
 pub fn kernel_folder() -> PathBuf {
-    Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels")
+    let built_here = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    match lazybatch_cuda::jit::default_folder() {
+        Some(folder) if !built_here.is_dir() => folder,
+        _ => built_here.join("kernels"),
+    }
 }
 
 /// A device with its kernels and a stream.

@@ -1,3 +1,5 @@
+//! Convolutions, pooling, and interactions of vectors.
+
 use half::{bf16, f16};
 use lazybatch_cuda::DevicePtr;
 use lazybatch_cuda::kernels::conv::Conv;

@@ -1,3 +1,5 @@
+//! Normalisations.
+
 use lazybatch_cuda::DevicePtr;
 
 use crate::harness::{Gpu, alone_as_together, close, numbers, on_device, pick, wide};

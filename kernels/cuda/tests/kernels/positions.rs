@@ -1,3 +1,5 @@
+//! Positions and tables.
+
 use half::{bf16, f16};
 use lazybatch_cuda::kernels::positions::rope_turns;
 use lazybatch_cuda::kernels::{Stored, Weights};

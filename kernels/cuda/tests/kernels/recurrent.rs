@@ -1,3 +1,5 @@
+//! Gates of recurrent cells.
+
 use lazybatch_cuda::DevicePtr;
 use lazybatch_cuda::kernels::recurrent::{GruGates, LstmGates, StateRows};
 use lazybatch_kernels::reference::math::sigmoid;

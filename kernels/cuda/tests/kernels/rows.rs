@@ -1,3 +1,5 @@
+//! Rows that move.
+
 use lazybatch_cuda::DevicePtr;
 use lazybatch_cuda::kernels::Member;
 use lazybatch_cuda::kernels::rows::Span;

@@ -1,3 +1,5 @@
+//! Softmax, the best of a row, stop tokens.
+
 use crate::harness::{alone_as_together, close, numbers, on_device, pick, same};
 
 const WIDTHS: [usize; 7] = [1, 3, 18, 100, 512, 515, 1200];
