@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use lazybatch_cuda::{CudaDevice, CudaOptions, probe};
-use lazybatch_graph::{Program, Repeat, SharedProgram, folder};
+use lazybatch_graph::{Repeat, SharedProgram, folder};
 use lazybatch_kernels::Device;
 use lazybatch_kernels::cpu::{CpuDevice, CpuOptions, WeightType};
 use lazybatch_sla::{Nanos, Profile};

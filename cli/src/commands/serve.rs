@@ -19,7 +19,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use super::profile::measure;
 use crate::args::{ControlMode, CpuArgs, ServeArgs};
-use crate::models::{self, DEFAULT_SEGMENT_US, Model};
+use crate::models::{self, DEFAULT_SEGMENT_US, DeviceKind, Model};
 use crate::output;
 
 /// Runs the command: until SIGTERM or SIGINT.
@@ -132,7 +132,8 @@ impl Host for Served {
             return Ok(None);
         }
         let model = Model::of(program.clone());
-        let measured = measure(&model, &self.cpu, max_batch, DEFAULT_SEGMENT_US);
+        let kind = DeviceKind::Cpu;
+        let measured = measure(&model, kind, &self.cpu, max_batch, DEFAULT_SEGMENT_US);
         let profile = measured.map_err(|e| format!("{e:#}"))?.into_profile();
         Ok(profile.models.into_iter().next().map(|mut profile| {
             // The target is the configuration's to state.
