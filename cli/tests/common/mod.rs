@@ -79,12 +79,22 @@ impl Place {
         self.run_args(&arguments.split_whitespace().collect::<Vec<_>>())
     }
 
+    /// Runs the binary with arguments separated by spaces and variables of the environment.
+    pub fn run_with(&self, arguments: &str, vars: &[(&str, &str)]) -> Done {
+        self.run_in(&arguments.split_whitespace().collect::<Vec<_>>(), vars)
+    }
+
     /// Runs the binary.
     pub fn run_args(&self, arguments: &[&str]) -> Done {
+        self.run_in(arguments, &[])
+    }
+
+    fn run_in(&self, arguments: &[&str], vars: &[(&str, &str)]) -> Done {
         let output = Command::new(env!("CARGO_BIN_EXE_lazybatch"))
             .args(arguments)
             .current_dir(self.folder.path())
             .env("RUST_BACKTRACE", "0")
+            .envs(vars.iter().copied())
             .stdin(Stdio::null())
             .output()
             .unwrap();
