@@ -17,6 +17,23 @@ pub fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
+/// A program of the workspace, built as its tests are: packages that are built alone get other
+/// features of what they depend on, and all of that would be built twice. `name` is that of a
+/// program, or `examples/NAME`.
+///
+/// # Errors
+/// A workspace that cannot be built.
+pub fn built(root: &Path, name: &str) -> Result<PathBuf> {
+    let args = ["test", "--quiet", "--workspace", "--no-run"];
+    let status = cargo().args(args).current_dir(root).status();
+    if !status.context("cannot run cargo")?.success() {
+        bail!("cargo {}: failed", args.join(" "));
+    }
+    // Programs are built beside this one.
+    let this = std::env::current_exe().context("the path of this program")?;
+    Ok(this.with_file_name(name))
+}
+
 /// A clock for how long commands take.
 #[allow(
     clippy::disallowed_methods,

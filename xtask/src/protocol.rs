@@ -26,17 +26,9 @@ const STAMP: &str = "requirements.txt";
 /// No Python with pip and venv, packages that cannot be fetched, or no server.
 pub fn run(root: &Path) -> Result<bool> {
     ensure(root)?;
-    run_step(
-        host::cargo()
-            .args(["build", "--quiet", "--package", "lazybatch"])
-            .current_dir(root),
-    )?;
-    // The server is built beside this program.
-    let this = std::env::current_exe().context("the path of this program")?;
+    let server = host::built(root, "lazybatch")?;
     let mut checks = Command::new(root.join(FOLDER).join("bin/python"));
-    checks
-        .arg(root.join(CHECKS))
-        .arg(this.with_file_name("lazybatch"));
+    checks.arg(root.join(CHECKS)).arg(server);
     // Nothing but this run's own files belongs into the tree.
     checks.env("PYTHONDONTWRITEBYTECODE", "1");
     Ok(checks.status().context("cannot run the checks")?.success())

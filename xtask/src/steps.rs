@@ -59,14 +59,14 @@ const STEPS: &[Step] = &[
         run: |root| crate::nvrtc::ensure(root).map(|()| true),
     },
     Step {
-        name: "cuda-check",
-        about: "the CUDA device's kernels, compiled for GPUs of several generations",
-        run: crate::nvrtc::check,
-    },
-    Step {
         name: "tests",
         about: "unit, property and integration tests",
         run: tests,
+    },
+    Step {
+        name: "cuda-check",
+        about: "the CUDA device's kernels, compiled for GPUs of several generations",
+        run: crate::nvrtc::check,
     },
     Step {
         name: "protocol",

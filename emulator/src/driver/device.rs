@@ -10,7 +10,7 @@ const NAME: &[u8] = b"CUDA emulator (CPU)\0";
 /// Version of the interface.
 const VERSION: c_int = 12_090;
 /// Bytes of memory that the device says it has.
-pub(super) const MEMORY_BYTES: usize = 16 << 30;
+pub(super) const MEMORY_BYTES: usize = 2 << 30;
 /// Multiprocessors that the device says it has.
 pub(super) const NUM_MULTIPROCESSORS: c_int = 4;
 /// Distinguishes the device.

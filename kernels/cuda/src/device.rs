@@ -107,6 +107,12 @@ impl CudaDevice {
             });
         }
         let context = Context::new(options.ordinal)?;
+        let (free, _) = context.memory()?;
+        let options = CudaOptions {
+            arena_bytes: options.arena_bytes.min(free / 8),
+            state_bytes: options.state_bytes.min(free / 4),
+            ..options
+        };
         let stream = Stream::new(&context)?;
         let stages = (0..options.depth.max(1))
             .map(|_| Stage::new(&context, options.table_bytes))

@@ -20,9 +20,9 @@ pub struct CudaOptions {
     pub deterministic: bool,
     /// Folder in which compiled kernels are kept. Default: in the user's cache folder.
     pub kernel_cache: Option<PathBuf>,
-    /// Bytes of device memory for the values of sub-batches.
+    /// Bytes of device memory for the values of sub-batches; at most an eighth of what is free.
     pub arena_bytes: usize,
-    /// Most bytes of device memory for states, per model.
+    /// Most bytes of device memory for states, per model; at most a quarter of what is free.
     pub state_bytes: usize,
     /// Bytes of page-locked memory for the inputs and outputs of open requests.
     pub host_bytes: usize,
