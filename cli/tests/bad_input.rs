@@ -130,7 +130,7 @@ fn unknown_names_come_with_the_known_ones() {
     );
     place.refuse(
         "profile --model cnn-tiny --out x --device sim",
-        &["--device: expected cpu, npu, v100", "got sim"],
+        &["--device: expected cpu, cuda, cuda:N, npu, v100", "got sim"],
     );
     place.refuse(
         "profile --model cnn-tiny --out x --device tpu",
