@@ -134,7 +134,7 @@ fn unknown_names_come_with_the_known_ones() {
     );
     place.refuse(
         "profile --model cnn-tiny --out x --device tpu",
-        &["--device: expected cpu, npu, v100", "got tpu"],
+        &["--device: expected cpu, cuda, cuda:N, npu, v100", "got tpu"],
     );
     place.refuse(
         "profile --model cnn-tiny --out x --device npu --max-batch 8",

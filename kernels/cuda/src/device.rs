@@ -88,6 +88,17 @@ fn name(gpu: &str, options: &CudaOptions) -> String {
     name
 }
 
+/// Bytes of the arena, unless it is told or an eighth of the free memory is less.
+const MOST_ARENA: usize = 1 << 30;
+
+/// Bytes of a model's states, unless they are told or a quarter of the free memory is less.
+const MOST_STATES: usize = 2 << 30;
+
+/// What was told, if it is not 0.
+fn or(told: usize, chosen: usize) -> usize {
+    if told == 0 { chosen } else { told }
+}
+
 impl CudaDevice {
     /// A device without models, on the GPU that the options name.
     ///
@@ -109,8 +120,8 @@ impl CudaDevice {
         let context = Context::new(options.ordinal)?;
         let (free, _) = context.memory()?;
         let options = CudaOptions {
-            arena_bytes: options.arena_bytes.min(free / 8),
-            state_bytes: options.state_bytes.min(free / 4),
+            arena_bytes: or(options.arena_bytes, (free / 8).min(MOST_ARENA)),
+            state_bytes: or(options.state_bytes, (free / 4).min(MOST_STATES)),
             ..options
         };
         let stream = Stream::new(&context)?;

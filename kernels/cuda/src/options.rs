@@ -20,9 +20,11 @@ pub struct CudaOptions {
     pub deterministic: bool,
     /// Folder in which compiled kernels are kept. Default: in the user's cache folder.
     pub kernel_cache: Option<PathBuf>,
-    /// Bytes of device memory for the values of sub-batches; at most an eighth of what is free.
+    /// Bytes of device memory for the values of sub-batches. Default: 0, which stands for an
+    /// eighth of what is free, at most 1 GiB.
     pub arena_bytes: usize,
-    /// Most bytes of device memory for states, per model; at most a quarter of what is free.
+    /// Most bytes of device memory for states, per model. Default: 0, which stands for a
+    /// quarter of what is free, at most 2 GiB.
     pub state_bytes: usize,
     /// Bytes of page-locked memory for the inputs and outputs of open requests.
     pub host_bytes: usize,
@@ -45,8 +47,8 @@ impl Default for CudaOptions {
             weights: WeightType::default(),
             deterministic: true,
             kernel_cache: jit::default_folder(),
-            arena_bytes: 1 << 30,
-            state_bytes: 2 << 30,
+            arena_bytes: 0,
+            state_bytes: 0,
             host_bytes: 256 << 20,
             table_bytes: 4 << 20,
             max_open: 256,
