@@ -1,5 +1,7 @@
 //! `--device cuda`: without CUDA, and on the driver of the crate `emulator`.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
 mod common;
 
 use std::path::Path;
