@@ -20,6 +20,16 @@ macro_rules! codes {
                 _ => None,
             }
         }
+
+        impl Code {
+            /// The code of that name.
+            pub(super) fn named(name: &str) -> Option<Self> {
+                match name {
+                    $($name => Some(Self::$variant),)*
+                    _ => None,
+                }
+            }
+        }
     };
 }
 
@@ -49,6 +59,19 @@ codes! {
 }
 
 impl Code {
+    /// Whether a context answers nothing else behind it.
+    pub(super) fn is_sticky(self) -> bool {
+        matches!(
+            self,
+            Self::IllegalAddress
+                | Self::LaunchTimeout
+                | Self::Assert
+                | Self::MisalignedAddress
+                | Self::LaunchFailed
+                | Self::Unknown
+        )
+    }
+
     /// What a GPU would answer to a fault of that kind.
     pub(crate) fn of(kind: Kind) -> Self {
         match kind {

@@ -13,6 +13,7 @@ mod codes;
 mod context;
 mod device;
 mod graph;
+mod inject;
 mod launch;
 mod memory;
 mod modules;
@@ -37,7 +38,11 @@ pub(crate) type Answer = Result<(), Code>;
 pub(crate) fn guard(name: &str, body: impl FnOnce(&mut Driver) -> Answer) -> Code {
     let run = || {
         let mut driver = DRIVER.lock().unwrap_or_else(PoisonError::into_inner);
-        body(driver.get_or_insert_with(Driver::new))
+        let driver = driver.get_or_insert_with(Driver::new);
+        match driver.injected(name) {
+            Some(code) => Err(code),
+            None => body(driver),
+        }
     };
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(Ok(())) => Code::Success,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use rand::Rng;
 
+use super::inject;
 use super::state::Driver;
 use super::{Answer, Code, host_bytes, host_bytes_mut};
 use crate::exec::{self, BadAddress, Launch, Memory};
@@ -180,6 +181,9 @@ impl Driver {
                 launch,
             } => {
                 self.num_launches = self.num_launches.wrapping_add(1);
+                if let Some(code) = self.injected(inject::KERNEL) {
+                    return Err(code);
+                }
                 let program = &module.kernels()[kernel];
                 let result = exec::launch(
                     &module,

@@ -7,6 +7,7 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use super::graph::{Graph, NodeIdx};
+use super::inject::{self, Faults};
 use super::order::Order;
 use super::queue::{Queue, Work};
 use super::{Answer, Code};
@@ -83,6 +84,8 @@ pub(crate) struct Driver {
     pub(super) clock: u64,
     /// The error that a fault left behind.
     pub(super) broken: Option<Code>,
+    /// Errors that were asked for.
+    faults: Faults,
     next_handle: u64,
 }
 
@@ -98,6 +101,11 @@ impl Driver {
         };
         let seed = number(SEED).unwrap_or(0);
         let max_steps = number(STEPS).unwrap_or(Options::default().max_steps);
+        let faults = std::env::var(inject::VARIABLE).unwrap_or_default();
+        let faults = Faults::parse(&faults);
+        if let Err(why) = &faults {
+            eprintln!("CUDA emulator: {}: {why}", inject::VARIABLE);
+        }
         let legacy = Stream {
             is_blocking: true,
             ..Stream::default()
@@ -119,7 +127,8 @@ impl Driver {
             primary_users: 0,
             num_launches: 0,
             clock: 0,
-            broken: None,
+            broken: faults.is_err().then_some(Code::Unknown),
+            faults: faults.unwrap_or_default(),
             next_handle: 0x1000,
         }
     }
@@ -128,6 +137,16 @@ impl Driver {
     pub(crate) fn handle(&mut self) -> u64 {
         self.next_handle += 0x10;
         self.next_handle
+    }
+
+    /// The error that this call is to give, if one was asked for.
+    pub(super) fn injected(&mut self, name: &str) -> Option<Code> {
+        let code = self.faults.take(name)?;
+        if code.is_sticky() {
+            self.queue.clear();
+            self.broken = Some(code);
+        }
+        Some(code)
     }
 
     /// The error that a fault left behind, if there was one.
