@@ -26,6 +26,13 @@ pub trait FrameMemory {
     /// A value in it.
     type Value;
 
+    /// Rows and samples that a frame of `members` with so many gets room for: as many, or more, of
+    /// which nobody is.
+    fn room(&self, members: usize, rows: usize, samples: usize) -> (usize, usize) {
+        let _ = members;
+        (rows, samples)
+    }
+
     /// Memory of at least `len` elements with any content.
     ///
     /// # Errors
@@ -116,9 +123,9 @@ pub struct Frame<M: FrameMemory> {
     pub next: u32,
     /// Members in batch order.
     pub members: Vec<Mem>,
-    /// Rows of all members.
+    /// Rows of all members, and those of nobody behind them.
     pub rows: usize,
-    /// Samples of all members.
+    /// Samples of all members, and those of nobody behind them.
     pub samples: usize,
     /// Values by number within the block: parts of the arena.
     pub values: Vec<Option<M::Value>>,
@@ -282,6 +289,7 @@ impl<M: FrameMemory> Frames<M> {
         frame.members.clear();
         frame.members.reserve(self.most_members);
         fill(&mut frame, launch);
+        (frame.rows, frame.samples) = memory.room(frame.members.len(), frame.rows, frame.samples);
         let entered = frame.enter(plan, memory).and_then(|()| {
             if launch.first_node == 0 {
                 return Ok(());
@@ -354,6 +362,7 @@ impl<M: FrameMemory> Frames<M> {
             let (lead, row, local) = (ty.lead(), ty.row_elems(), places.local[value.index()]);
             // SAFETY: values that are alive together have places apart, and this frame has no other.
             let mut made = unsafe { frame.make(plan, local) };
+            let mut end = 0;
             for mem in &frame.members {
                 let home = self.home(mem.slot).expect("checked above");
                 let source = &self.slab[home.frame];
@@ -363,6 +372,11 @@ impl<M: FrameMemory> Frames<M> {
                 let copied = have.min(want);
                 memory.copy(&mut made, dst * row, (from, src * row), copied * row);
                 memory.clear(&mut made, (dst + copied) * row, (want - copied) * row);
+                end = dst + want;
+            }
+            let nobody = frame.num_rows(ty) - end;
+            if nobody > 0 {
+                memory.clear(&mut made, end * row, nobody * row);
             }
             frame.values[local] = Some(made);
         }

@@ -43,6 +43,8 @@ KERNEL arg_max_block(const float *x, int *out, u32 rows, u32 width) {
     arg_max<256>(x, out, rows, width);
 }
 
-KERNEL stop_flags(const int *ids, int token, u8 *flags, u32 num) {
+// Where the flags go changes from launch to launch, so it is in a table.
+KERNEL stop_flags(const int *ids, int token, u8 *const *table, u32 num) {
+    u8 *flags = *table;
     EACH_ITEM(i, num) flags[i] = ids[i] == token;
 }

@@ -1,10 +1,11 @@
-//! Contexts, streams, events, memory and modules: thin owners of what the driver hands out.
+//! Contexts, events, memory and modules (and [`crate::stream`]): thin owners of what the driver hands
+//! out.
 //!
 //! Nothing here allocates behind a caller's back or waits without saying so. Handles keep their
 //! context alive; a context is the device's primary one. [`Context::bind`] must come first on each
 //! thread that makes calls.
 
-use std::ffi::{CString, c_void};
+use std::ffi::CString;
 use std::fmt;
 use std::sync::Arc;
 
@@ -13,6 +14,7 @@ use cudarc::driver::sys;
 
 use crate::error::{CudaError, NOT_READY};
 use crate::probe;
+pub use crate::stream::{Grid, Stream};
 
 /// An address in device memory (or of page-locked memory, which kernels reach too).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -302,212 +304,6 @@ impl fmt::Debug for Pinned {
     }
 }
 
-/// A stream: work that runs in the order in which it is given.
-pub struct Stream {
-    raw: sys::CUstream,
-    context: Context,
-}
-
-// SAFETY: a stream may be used from any thread whose context is current.
-unsafe impl Send for Stream {}
-// SAFETY: as above; the driver locks.
-unsafe impl Sync for Stream {}
-
-/// How many threads run a kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grid {
-    /// Blocks.
-    pub blocks: [u32; 3],
-    /// Threads of a block.
-    pub threads: [u32; 3],
-    /// Bytes of dynamic shared memory of a block.
-    pub shared_bytes: u32,
-}
-
-impl Grid {
-    /// A row of blocks.
-    pub const fn row(blocks: u32, threads: u32) -> Self {
-        Self {
-            blocks: [blocks, 1, 1],
-            threads: [threads, 1, 1],
-            shared_bytes: 0,
-        }
-    }
-}
-
-impl Stream {
-    /// A stream that does not wait for the legacy stream.
-    ///
-    /// # Errors
-    /// What the driver answers.
-    pub fn new(context: &Context) -> Result<Self, CudaError> {
-        let raw = result::stream::create(result::stream::StreamKind::NonBlocking);
-        Ok(Self {
-            raw: raw.named("cuStreamCreate")?,
-            context: context.clone(),
-        })
-    }
-
-    /// The driver's handle.
-    pub fn raw(&self) -> sys::CUstream {
-        self.raw
-    }
-
-    /// Its context.
-    pub fn context(&self) -> &Context {
-        &self.context
-    }
-
-    /// Waits until all its work is over.
-    ///
-    /// # Errors
-    /// The failure of that work.
-    pub fn synchronize(&self) -> Result<(), CudaError> {
-        // SAFETY: the stream is alive.
-        unsafe { result::stream::synchronize(self.raw) }.named("cuStreamSynchronize")
-    }
-
-    /// Lets later work of this stream come after `event`.
-    ///
-    /// # Errors
-    /// What the driver answers.
-    pub fn wait(&self, event: &Event) -> Result<(), CudaError> {
-        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: both are alive.
-        unsafe { result::stream::wait_event(self.raw, event.raw, flags) }.named("cuStreamWaitEvent")
-    }
-
-    /// Copies bytes of page-locked memory to the device.
-    ///
-    /// # Errors
-    /// What the driver answers.
-    ///
-    /// # Panics
-    /// If the bytes are not inside `from`.
-    ///
-    /// # Safety
-    /// The bytes must stay as they are until the copy is over, and `to` must have room for them.
-    pub unsafe fn copy_in(
-        &self,
-        to: DevicePtr,
-        from: &Pinned,
-        start: usize,
-        bytes: usize,
-    ) -> Result<(), CudaError> {
-        let from = from.part(start, bytes);
-        if from.is_empty() {
-            return Ok(());
-        }
-        // SAFETY: the caller vouches for both ends.
-        unsafe { result::memcpy_htod_async(to.0, from, self.raw) }.named("cuMemcpyHtoDAsync")
-    }
-
-    /// Copies bytes of the device to page-locked memory.
-    ///
-    /// # Errors
-    /// What the driver answers.
-    ///
-    /// # Panics
-    /// If the bytes are not inside `to`.
-    ///
-    /// # Safety
-    /// Nobody may read the bytes until the copy is over, and `from` must have so many.
-    pub unsafe fn copy_out(
-        &self,
-        to: &mut Pinned,
-        start: usize,
-        from: DevicePtr,
-        bytes: usize,
-    ) -> Result<(), CudaError> {
-        let to = to.part_mut(start, bytes);
-        if to.is_empty() {
-            return Ok(());
-        }
-        // SAFETY: the caller vouches for both ends.
-        unsafe { result::memcpy_dtoh_async(to, from.0, self.raw) }.named("cuMemcpyDtoHAsync")
-    }
-
-    /// Copies within the device.
-    ///
-    /// # Errors
-    /// What the driver answers.
-    ///
-    /// # Safety
-    /// Both ends must have so many bytes.
-    pub unsafe fn copy(
-        &self,
-        to: DevicePtr,
-        from: DevicePtr,
-        bytes: usize,
-    ) -> Result<(), CudaError> {
-        if bytes == 0 {
-            return Ok(());
-        }
-        // SAFETY: the caller vouches for both ends.
-        unsafe { result::memcpy_dtod_async(to.0, from.0, bytes, self.raw) }
-            .named("cuMemcpyDtoDAsync")
-    }
-
-    /// Fills device memory with a byte.
-    ///
-    /// # Errors
-    /// What the driver answers.
-    ///
-    /// # Safety
-    /// `to` must have so many bytes.
-    pub unsafe fn fill(&self, to: DevicePtr, byte: u8, bytes: usize) -> Result<(), CudaError> {
-        if bytes == 0 {
-            return Ok(());
-        }
-        // SAFETY: the caller vouches for the memory.
-        unsafe { result::memset_d8_async(to.0, byte, bytes, self.raw) }.named("cuMemsetD8Async")
-    }
-
-    /// Launches a kernel with the addresses of its arguments.
-    ///
-    /// # Errors
-    /// What the driver answers; a fault of the kernel itself shows later.
-    ///
-    /// # Safety
-    /// The arguments must be those of the kernel in type and order, and must describe memory that
-    /// it may touch until it is over.
-    pub unsafe fn launch(
-        &self,
-        function: Function,
-        grid: Grid,
-        args: &mut [*mut c_void],
-    ) -> Result<(), CudaError> {
-        let dims = |d: [u32; 3]| (d[0], d[1], d[2]);
-        // SAFETY: the caller vouches for the arguments.
-        unsafe {
-            result::launch_kernel(
-                function.0,
-                dims(grid.blocks),
-                dims(grid.threads),
-                grid.shared_bytes,
-                self.raw,
-                args,
-            )
-        }
-        .named("cuLaunchKernel")
-    }
-}
-
-impl Drop for Stream {
-    fn drop(&mut self) {
-        if self.context.bind().is_ok() {
-            // SAFETY: made when this was made; what is queued still runs.
-            unsafe { result::stream::destroy(self.raw) }.ok();
-        }
-    }
-}
-
-impl fmt::Debug for Stream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Stream")
-    }
-}
-
 /// A point in a stream's work.
 pub struct Event {
     raw: sys::CUevent,
@@ -530,13 +326,18 @@ impl Event {
         })
     }
 
+    /// The driver's handle.
+    pub(crate) fn raw(&self) -> sys::CUevent {
+        self.raw
+    }
+
     /// Stands behind all that `stream` was given so far.
     ///
     /// # Errors
     /// What the driver answers.
     pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
         // SAFETY: both are alive.
-        unsafe { result::event::record(self.raw, stream.raw) }.named("cuEventRecord")
+        unsafe { result::event::record(self.raw, stream.raw()) }.named("cuEventRecord")
     }
 
     /// Whether that work is over.
@@ -591,8 +392,16 @@ unsafe impl Send for Module {}
 unsafe impl Sync for Module {}
 
 /// A kernel of a module that stays loaded.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Function(sys::CUfunction);
+
+#[cfg(test)]
+impl Function {
+    /// No kernel.
+    pub(crate) const fn none() -> Self {
+        Self(std::ptr::null_mut())
+    }
+}
 
 // SAFETY: a handle of the driver, valid on any thread whose context is current.
 unsafe impl Send for Function {}
@@ -640,6 +449,11 @@ impl Module {
 }
 
 impl Function {
+    /// The driver's handle.
+    pub(crate) const fn raw(self) -> sys::CUfunction {
+        self.0
+    }
+
     /// Lets launches ask for up to `bytes` of dynamic shared memory.
     ///
     /// # Errors

@@ -1,22 +1,25 @@
 //! The device: residency, open requests, launches in flight.
 
+mod flights;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use lazybatch_graph::{OutputId, Program, SharedProgram, Tensor};
 use lazybatch_kernels::cpu::WeightType;
-use lazybatch_kernels::frames::{FrameMemory, Frames};
+use lazybatch_kernels::frames::{FrameMemory, Frames, Mem};
 use lazybatch_kernels::plans::{Opened, PlanInfo, Plans, segment_name};
 use lazybatch_kernels::slots::Slots;
 use lazybatch_kernels::validate::stage_inputs;
 use lazybatch_kernels::{Completion, Device, DeviceInfo, Error, MemoryBound, OpenRequest, Plan};
-use lazybatch_sla::{Launch, ModelId, Slot, Ticket, Time};
+use lazybatch_sla::{Launch, ModelId, RequestId, Slot, Time};
 use smallvec::SmallVec;
 
-use crate::context::{Context, DevicePtr, Stream};
+use crate::context::{Context, DeviceMemory, DevicePtr, Stream};
 use crate::error::CudaError;
-use crate::exec::{self, Effects, Fault, Issue, Walk};
+use crate::exec::{self, Effects, Fault, Issue, Play, Walk};
 use crate::gemm::Products;
+use crate::graphs::{GraphCounts, Graphs, Padded};
 use crate::host::HostScratch;
 use crate::kernels::Kernels;
 use crate::kernels::rows::Span;
@@ -28,6 +31,7 @@ use crate::probe;
 use crate::states::{Pool, States};
 use crate::tables::Stage;
 use crate::weights::{self, refused};
+use flights::Flight;
 
 /// Runs launches on an NVIDIA GPU, in one stream.
 pub struct CudaDevice {
@@ -46,6 +50,8 @@ pub struct CudaDevice {
     pool: HostPool,
     /// One for each launch in flight.
     stages: Vec<Stage>,
+    _tables: DeviceMemory,
+    graphs: Graphs,
     products: Products,
     host: HostScratch,
     kernels: Kernels,
@@ -57,15 +63,6 @@ struct Resident {
     model: Model,
     states: States,
     max_open: u32,
-}
-
-/// A launch that was issued, or failed at it.
-struct Flight {
-    ticket: Ticket,
-    segment: String,
-    stage: usize,
-    effects: Effects,
-    failed: Option<String>,
 }
 
 /// Name of the GPU, how weights are stored if not as they are, and whose products.
@@ -87,6 +84,9 @@ fn name(gpu: &str, options: &CudaOptions) -> String {
     }
     name
 }
+
+/// The slot of rows of nobody.
+const NOBODY: Slot = Slot(u32::MAX);
 
 /// Bytes of the arena, unless it is told or an eighth of the free memory is less.
 const MOST_ARENA: usize = 1 << 30;
@@ -125,8 +125,9 @@ impl CudaDevice {
             ..options
         };
         let stream = Stream::new(&context)?;
+        let tables = DeviceMemory::new(&context, "the tables of launches", options.table_bytes)?;
         let stages = (0..options.depth.max(1))
-            .map(|_| Stage::new(&context, options.table_bytes))
+            .map(|_| Stage::new(&context, &tables))
             .collect::<Result<Vec<_>, _>>()?;
         Ok(Self {
             name: name(&context.name()?, &options),
@@ -140,6 +141,8 @@ impl CudaDevice {
             arena: Arena::new(&context, options.arena_bytes)?,
             pool: HostPool::new(&context, options.host_bytes)?,
             stages,
+            _tables: tables,
+            graphs: Graphs::new(options.graphs, options.eager_first),
             products: Products::new(&context, options.deterministic)?,
             host: HostScratch::new(&context)?,
             kernels: Kernels::new(&context, options.kernel_cache.clone())?,
@@ -152,6 +155,11 @@ impl CudaDevice {
     /// Frames in use: none once all requests are closed.
     pub fn num_frames(&self) -> usize {
         self.frames.len()
+    }
+
+    /// How launches were run so far.
+    pub fn graph_counts(&self) -> GraphCounts {
+        self.graphs.counts()
     }
 
     /// Bytes of a model's weights as they are held here.
@@ -231,6 +239,7 @@ impl CudaDevice {
             host,
             kernels,
             stream,
+            graphs,
             ..
         } = self;
         let resident = models.get(&launch.model).ok_or("the model is not loaded")?;
@@ -239,8 +248,14 @@ impl CudaDevice {
         let stage = &mut stages[stage];
         stage.clear();
         arena.spans.clear();
+        arena.rounds = options.graphs && model.host_nodes.iter().all(Option::is_none);
+        let rounds = arena.rounds;
         let key = frames.enter(launch, &model.program, &model.places, arena)?;
         let mut frame = frames.take(key);
+        let num_members = frame.members.len();
+        if rounds {
+            add_nobody(&mut frame);
+        }
         let go = || {
             let needed = plan.scratch.elems(frame.rows, frame.samples);
             let scratch = arena.take(needed)?;
@@ -249,7 +264,12 @@ impl CudaDevice {
             arena.give(scratch, needed);
             let mut spans = std::mem::take(&mut arena.spans);
             spans.extend(fresh);
-            let moves = exec::copy_spans(stage, spans)?;
+            let issue = Issue {
+                kernels,
+                stream,
+                products,
+            };
+            stream.start_record();
             let mut walk = Walk::new(
                 model,
                 &resident.states,
@@ -258,27 +278,30 @@ impl CudaDevice {
                 &mut frame,
                 effects,
                 (at, needed),
-                (options.deterministic, options.poison),
+                (options.deterministic, options.poison, rounds),
+                issue,
                 block,
             );
-            walk.run(launch.first_node as usize, launch.end_node as usize)?;
-            let commands = walk.commands;
+            let walked = walk.run(launch.first_node as usize, launch.end_node as usize);
+            let owners = walk.owners;
+            let record = stream.end_record();
+            walked?;
+            // Behind the tables of nodes, whose places are to come again.
+            let (num, most) = (spans.len(), exec::most_elems(&spans));
+            let moves = stage.push(spans)?;
             stage.upload(stream)?;
-            let mut issue = Issue {
-                kernels,
+            kernels.copy_spans(stream, moves, num, most)?;
+            let mut play = Play {
                 stream,
                 products,
                 host,
                 model,
-                members: &frame.members,
+                members: &frame.members[..num_members],
             };
-            moves(&mut issue)?;
-            for (id, command) in commands {
-                command(&mut issue).map_err(|fault| fault.at(&model.program.node(id).name))?;
-            }
-            Ok(())
+            graphs.run(stream, record, |record| play.run(record, &owners))
         };
         let result: Result<(), Fault> = go();
+        frame.members.truncate(num_members);
         if result.is_err() {
             frame.fail(arena);
         } else if plan.live_before[launch.end_node as usize].is_empty() {
@@ -291,11 +314,6 @@ impl CudaDevice {
         result
     }
 
-    /// A stage that no launch in flight uses.
-    fn free_stage(&self) -> Option<usize> {
-        (0..self.stages.len()).find(|s| self.flights.iter().all(|f| f.stage != *s))
-    }
-
     fn launch_error(&self, segment: &str, why: &str) -> Error {
         Error::Launch {
             device: self.name.clone(),
@@ -303,46 +321,35 @@ impl CudaDevice {
             why: why.to_owned(),
         }
     }
+}
 
-    /// Whether the oldest launch is over; notes why it is if the device is lost.
-    fn front_is_over(&mut self) -> Option<bool> {
-        let flight = self.flights.front()?;
-        if self.lost.is_some() {
-            return Some(true);
-        }
-        match self.stages[flight.stage].over.is_over() {
-            Ok(is_over) => Some(is_over),
-            Err(error) => {
-                self.note(&error);
-                let why = error.to_string();
-                if let Some(flight) = self.flights.front_mut() {
-                    flight.failed.get_or_insert(why);
-                }
-                Some(true)
-            }
-        }
-    }
-
-    /// Takes in what a launch that is over has left.
-    fn complete(&mut self, flight: &Flight) -> SmallVec<[lazybatch_sla::RequestId; 4]> {
-        for emitted in &flight.effects.emitted {
-            if let Some(open) = self.slots.get_mut(emitted.slot) {
-                open.outputs[emitted.output].written = Some(emitted.elems);
-            }
-        }
-        let stage = &self.stages[flight.stage];
-        let mut stopped = SmallVec::new();
-        for stop in &flight.effects.stops {
-            if stage.flag(stop.flag) && !stopped.contains(&stop.request) {
-                stopped.push(stop.request);
-            }
-        }
-        stopped
+/// Adds members that nobody is, to whom the rows and samples of a frame belong that are no
+/// member's. They idle.
+fn add_nobody(frame: &mut exec::Frame) {
+    let mut next = frame.members.iter().fold((0, 0), |(rows, samples), m| {
+        (rows + m.rows, samples + m.samples)
+    });
+    let padded = Padded::of(frame.members.len(), next.0, next.1);
+    for left in (1..=padded.members - frame.members.len()).rev() {
+        let rows = (frame.rows - next.0) / left;
+        let samples = (frame.samples - next.1) / left;
+        frame.members.push(Mem {
+            request: RequestId(u64::MAX),
+            slot: NOBODY,
+            step: 0,
+            len: 0,
+            samples,
+            rows,
+            row_start: next.0,
+            sample_start: next.1,
+            idle: true,
+        });
+        next = (next.0 + rows, next.1 + samples);
     }
 }
 
 /// Most requests of the greatest length whose inputs, outputs and values have room.
-fn room_for(model: &Model, pool: &HostPool, arena_bytes: usize) -> usize {
+fn room_for(model: &Model, pool: &HostPool, options: &CudaOptions) -> usize {
     let program = &model.program;
     let longest = match program.length_input {
         Some(input) => program.input(input).max_len.unwrap_or(1 << 16),
@@ -350,8 +357,12 @@ fn room_for(model: &Model, pool: &HostPool, arena_bytes: usize) -> usize {
     };
     let host = host_elems(model, longest, 1) * ELEM + 256;
     let values = usize::try_from(model.memory.request(longest, 1).activations);
-    let values = values.unwrap_or(usize::MAX).max(1);
-    (pool.bytes() / host).min(arena_bytes / values)
+    let mut values = values.unwrap_or(usize::MAX).max(1);
+    if options.graphs {
+        // What sizes are rounded up by.
+        values = values.saturating_add(values / 4);
+    }
+    (pool.bytes() / host).min(options.arena_bytes / values)
 }
 
 /// Elements of inputs and outputs of a request.
@@ -397,7 +408,7 @@ impl Device for CudaDevice {
         let (name, options) = (&self.name, &self.options);
         let model = Model::load(name, &self.context, &self.stream, program, options)?;
         let (most, budget) = (options.max_open, options.state_bytes);
-        let most = most.min(room_for(&model, &self.pool, options.arena_bytes));
+        let most = most.min(room_for(&model, &self.pool, options));
         let states = match States::new(&self.context, &model.program, most, budget) {
             Ok(states) => states,
             Err(error) => return Err(self.refuse(&error)),
@@ -551,6 +562,8 @@ impl Device for CudaDevice {
             let why = format!("{} launches are in flight", self.flights.len());
             return Err(self.launch_error(&segment, &why));
         };
+        let changed = self.without_ended(launch);
+        let launch = changed.as_ref().unwrap_or(launch);
         let mut effects = Effects::default();
         let mut failed = match self.run(launch, stage, &mut effects) {
             Ok(()) => None,
@@ -563,11 +576,13 @@ impl Device for CudaDevice {
         };
         // What was issued before a failure runs on.
         if let Err(error) = self.stages[stage].over.record(&self.stream) {
+            self.stream.synchronize().ok();
             failed = failed.or_else(|| Some(error.to_string()));
             self.note(&error);
         }
         self.flights.push_back(Flight {
             ticket: launch.ticket,
+            block: launch.block,
             segment,
             stage,
             effects,

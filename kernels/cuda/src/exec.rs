@@ -1,9 +1,10 @@
 //! From the nodes of a launch to work in a stream, in two steps.
 //!
-//! First the nodes are *walked*: each writes the tables that its kernels need and leaves a
-//! [`Command`] that will launch them; what the host knows of states and outputs (lengths, pages)
-//! goes on as if the nodes had run. Then the tables are copied to the device, all at once, and the
-//! commands are *issued*. Walking makes no call of the driver.
+//! First the nodes are *walked*: each writes the tables that its kernels need and puts its kernels
+//! into a stream that records; what the host knows of states and outputs (lengths, pages) goes on
+//! as if the nodes had run. Then the tables are copied to the device, all at once, and the record is
+//! *played*, or the graph that does the same is run ([`crate::graphs`]). Walking makes no call of
+//! the driver, but for loading kernels.
 
 use lazybatch_graph::{Dim, Node, NodeId, Op, Repeat, StateId, TensorType};
 use lazybatch_kernels::frames::{self, Mem};
@@ -14,7 +15,8 @@ use smallvec::SmallVec;
 use crate::context::{DevicePtr, Stream};
 use crate::error::CudaError;
 use crate::gemm::Products;
-use crate::host::HostScratch;
+use crate::graphs::bucket;
+use crate::host::{self, HostScratch};
 use crate::kernels::rows::Span;
 use crate::kernels::states::{PAGE, Paged};
 use crate::kernels::{Kernels, Member, Weights};
@@ -22,6 +24,7 @@ use crate::memory::{Arena, ELEM, HostPool};
 use crate::model::Model;
 use crate::open::Open;
 use crate::ops;
+use crate::record::{Operation, Owners, Record};
 use crate::states::{Pool, States};
 use crate::tables::Stage;
 
@@ -68,10 +71,18 @@ impl From<CudaError> for Fault {
     }
 }
 
-/// What commands are issued with.
+/// What launchers are called with while a node is walked: their work is recorded.
 pub struct Issue<'a> {
     /// The kernels.
     pub kernels: &'a Kernels,
+    /// A stream that records.
+    pub stream: &'a Stream,
+    /// Products.
+    pub products: &'a mut Products,
+}
+
+/// What a record is played with.
+pub struct Play<'a> {
     /// Where work goes.
     pub stream: &'a Stream,
     /// Products.
@@ -84,8 +95,31 @@ pub struct Issue<'a> {
     pub members: &'a [Mem],
 }
 
-/// Work of a node.
-pub type Command = Box<dyn FnOnce(&mut Issue<'_>) -> Result<(), Fault>>;
+impl Play<'_> {
+    /// Puts the work of a record into the stream.
+    ///
+    /// # Errors
+    /// The node, of `owners`, and the cause.
+    pub fn run(&mut self, record: &Record, owners: &Owners) -> Result<(), Fault> {
+        for (i, operation) in record.operations.iter().enumerate() {
+            let result = match operation {
+                Operation::Product(product) => {
+                    let issued = self.products.issue(self.stream, product);
+                    issued.map_err(Fault::from)
+                }
+                Operation::Host(call) => host::run(self, call),
+                // SAFETY: the walk recorded it for this launch, whose values are in place.
+                other => unsafe { record.issue(self.stream, other) }.map_err(Fault::from),
+            };
+            let name = |id: NodeId| self.model.program.node(id).name.as_str();
+            result.map_err(|fault| match owners.of(i) {
+                Some(id) => fault.at(name(id)),
+                None => fault,
+            })?;
+        }
+        Ok(())
+    }
+}
 
 /// A member whose loop ends if a flag is set.
 #[derive(Clone, Copy, Debug)]
@@ -94,6 +128,10 @@ pub struct Stop {
     pub flag: usize,
     /// The member.
     pub request: RequestId,
+    /// Its slot.
+    pub slot: Slot,
+    /// Its pass.
+    pub step: usize,
 }
 
 /// How far an output is when the launch is over.
@@ -103,6 +141,8 @@ pub struct Emitted {
     pub slot: Slot,
     /// Which.
     pub output: usize,
+    /// In which pass.
+    pub step: usize,
     /// Its elements.
     pub elems: usize,
 }
@@ -132,14 +172,19 @@ pub struct Walk<'a> {
     pub frame: &'a mut Frame,
     /// What is left to be done.
     pub effects: &'a mut Effects,
-    /// Work so far.
-    pub commands: Vec<(NodeId, Command)>,
+    /// Whose the work in the record is.
+    pub owners: Owners,
     /// Memory that nodes work in: first address, elements, elements taken by this node.
     pub scratch: (DevicePtr, usize, usize),
     /// Whether products are this crate's own.
     pub deterministic: bool,
     /// Fill memory with NaN before it is written.
     pub poison: bool,
+    /// Round sizes that are not in tables up to few.
+    pub rounds: bool,
+    issue: Issue<'a>,
+    /// What a launcher refused.
+    fault: Option<CudaError>,
     /// The node that is walked.
     id: NodeId,
     node: &'a Node,
@@ -172,7 +217,8 @@ impl<'a> Walk<'a> {
         frame: &'a mut Frame,
         effects: &'a mut Effects,
         scratch: (DevicePtr, usize),
-        (deterministic, poison): (bool, bool),
+        (deterministic, poison, rounds): (bool, bool, bool),
+        issue: Issue<'a>,
         block: usize,
     ) -> Self {
         let first = model.program.blocks[block].nodes[0];
@@ -184,10 +230,13 @@ impl<'a> Walk<'a> {
             stage,
             frame,
             effects,
-            commands: Vec::new(),
+            owners: Owners::default(),
             scratch: (scratch.0, scratch.1, 0),
             deterministic,
             poison,
+            rounds,
+            issue,
+            fault: None,
             id: first,
             node: model.program.node(first),
             repeat: model.program.blocks[block].repeat,
@@ -196,11 +245,11 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Walks nodes `first..end` of the block.
+    /// Walks nodes `first..end` of the block; the stream must record.
     ///
     /// # Errors
     /// The node and the cause.
-    pub fn run(&mut self, first: usize, end: usize) -> Result<(), String> {
+    pub fn run(&mut self, first: usize, end: usize) -> Result<(), Fault> {
         let model = self.model;
         let plan = &model.places.blocks[self.block];
         for pos in first..end {
@@ -218,7 +267,10 @@ impl<'a> Walk<'a> {
                     self.poison(at, bytes);
                 }
             }
-            ops::walk(self).map_err(|why| format!("node {}: {why}", self.node.name))?;
+            let walked = ops::walk(self).map_err(Fault::Node);
+            let fault = self.fault.take().map_or(walked, |e| Err(Fault::Cuda(e)));
+            fault.map_err(|fault| fault.at(&self.node.name))?;
+            self.owners.push(self.issue.stream.num_recorded(), self.id);
             for &dead in &plan.dead_after[pos] {
                 self.frame.values[dead] = None;
             }
@@ -230,13 +282,32 @@ impl<'a> Walk<'a> {
     fn poison(&mut self, at: DevicePtr, bytes: usize) {
         self.issue(move |i| {
             // SAFETY: the memory of a result of this node.
-            Ok(unsafe { i.stream.fill(at, 0xff, bytes) }?)
+            unsafe { i.stream.fill(at, 0xff, bytes) }
         });
     }
 
-    /// Leaves work for this node.
-    pub fn issue(&mut self, command: impl FnOnce(&mut Issue<'_>) -> Result<(), Fault> + 'static) {
-        self.commands.push((self.id, Box::new(command)));
+    /// Records work of this node. What a launcher refuses fails the node.
+    pub fn issue(&mut self, launch: impl FnOnce(&mut Issue<'_>) -> Result<(), CudaError>) {
+        if let Err(error) = launch(&mut self.issue) {
+            self.fault.get_or_insert(error);
+        }
+    }
+
+    /// Records an operation of this node.
+    pub fn keep(&mut self, operation: Operation) {
+        let kept = self.issue.stream.keep(operation);
+        debug_assert!(kept.is_none(), "the stream records while nodes are walked");
+    }
+
+    /// A size that is no row's, such as the length of the longest sequence, rounded up.
+    pub fn rounded(&self, size: usize) -> usize {
+        if self.rounds { bucket(size) } else { size }
+    }
+
+    /// Positions that a member's sequence state holds; none for rows of nobody.
+    pub fn held(&self, mem: &Mem, state: StateId) -> usize {
+        let open = self.slots.get(mem.slot);
+        open.map_or(0, |open| open.sequences[state.index()].len)
     }
 
     /// The op of this node.
@@ -339,8 +410,13 @@ impl<'a> Walk<'a> {
     /// # Errors
     /// No room for the table.
     pub fn copy_spans(&mut self, spans: Vec<Span>) -> Result<(), String> {
-        let copy = copy_spans(self.stage, spans)?;
-        self.commands.push((self.id, copy));
+        let mut spans = spans;
+        let most = most_elems(&spans);
+        let most = self.rounded(most);
+        spans.resize(self.rounded(spans.len()), Span::default());
+        let num = spans.len();
+        let table = self.stage.push(spans)?;
+        self.issue(move |i| i.kernels.copy_spans(i.stream, table, num, most));
         Ok(())
     }
 
@@ -374,10 +450,12 @@ impl<'a> Walk<'a> {
         if let Some(at) = self.shared.positions[kind(lead)] {
             return Ok(at);
         }
-        let is_loop = self.repeat.is_loop();
+        let (slots, is_loop) = (&*self.slots, self.repeat.is_loop());
         let each = self.frame.members.iter().flat_map(|m| {
+            // Rows of nobody may be more than a table of positions has.
+            let stays = is_loop || slots.get(m.slot).is_none();
             let step = m.step as i32;
-            (0..m.span(lead).1 as i32).map(move |r| if is_loop { step } else { r })
+            (0..m.span(lead).1 as i32).map(move |r| if stays { step } else { r })
         });
         let at = self.stage.push(each)?;
         self.shared.positions[kind(lead)] = Some(at);
@@ -409,7 +487,12 @@ impl<'a> Walk<'a> {
             return Ok(tables);
         }
         let (members, slots) = (&self.frame.members, &*self.slots);
-        let rows = |m: &Mem| slots.open(m.slot).rows.iter().map(|r| *r as i32);
+        let initial = self.states.init_row;
+        let rows = |m: &Mem| {
+            let own = slots.get(m.slot).map_or(&[][..], |open| &open.rows[..]);
+            let all = own.iter().copied().chain(std::iter::repeat(initial));
+            all.take(m.samples).map(|row| row as i32)
+        };
         let from = self.stage.push(members.iter().flat_map(rows))?;
         let to = members.iter().flat_map(|m| {
             let is_idle = m.idle;
@@ -443,9 +526,12 @@ impl<'a> Walk<'a> {
     pub fn paged(&mut self, state: StateId) -> Result<Paged, String> {
         let (pool, width) = self.sequence(state);
         let slots = &*self.slots;
-        let pages = |m: &Mem| &slots.open(m.slot).sequences[state.index()].pages;
+        let pages = |m: &Mem| {
+            let open = slots.get(m.slot);
+            open.map_or(&[][..], |open| &open.sequences[state.index()].pages[..])
+        };
         let most = self.frame.members.iter().map(|m| pages(m).len()).max();
-        let most = most.unwrap_or(0).max(1);
+        let most = self.rounded(most.unwrap_or(0).max(1));
         let found = self.shared.pages.iter().find(|(s, _)| *s == state);
         let table = match found {
             Some((_, at)) => *at,
@@ -476,9 +562,12 @@ impl<'a> Walk<'a> {
         first: usize,
         num: usize,
     ) -> SmallVec<[(DevicePtr, usize); 4]> {
+        let mut runs = SmallVec::new();
+        if num == 0 {
+            return runs;
+        }
         let (pool, features) = self.sequence(state);
         let pages = &self.slots.open(mem.slot).sequences[state.index()].pages;
-        let mut runs = SmallVec::new();
         let mut pos = first;
         while pos < first + num {
             let page = pages[pos / PAGE] as usize;
@@ -491,16 +580,8 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Puts a table of spans into `stage`; returns the copy.
-///
-/// # Errors
-/// No room for the table.
-pub fn copy_spans(stage: &mut Stage, spans: Vec<Span>) -> Result<Command, String> {
-    let num = spans.len();
+/// Elements of the largest of spans.
+pub fn most_elems(spans: &[Span]) -> usize {
     let elems = spans.iter().map(|s| s.copied.max(s.zeroed) as usize);
-    let most = elems.max().unwrap_or(0);
-    let table = stage.push(spans)?;
-    Ok(Box::new(move |i| {
-        Ok(i.kernels.copy_spans(i.stream, table, num, most)?)
-    }))
+    elems.max().unwrap_or(0)
 }

@@ -15,7 +15,8 @@ use cudarc::cublaslt::sys;
 use crate::context::{Context, DeviceMemory, DevicePtr, Stream};
 use crate::error::CudaError;
 use crate::kernels::gemm::Gemm;
-use crate::kernels::{Kernels, Stored};
+use crate::kernels::{Kernels, Stored, Weights};
+use crate::record::Operation;
 
 /// Workspace of the library, as its documentation recommends for the largest GPUs.
 const WORKSPACE: usize = 32 << 20;
@@ -27,6 +28,25 @@ pub enum Products {
     Own,
     /// By cuBLASLt.
     Library(Box<Library>),
+}
+
+/// A product as the library is asked for it: `out = a weights`, added to what is there if `resume`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Product {
+    /// `[m, k]`, in the type of the weights.
+    pub a: DevicePtr,
+    /// `[k, n]`.
+    pub weights: Weights,
+    /// `[m, n]` f32.
+    pub out: DevicePtr,
+    /// Rows.
+    pub m: usize,
+    /// Inner dimension.
+    pub k: usize,
+    /// Columns.
+    pub n: usize,
+    /// Add to what is there.
+    pub resume: bool,
 }
 
 impl Products {
@@ -60,6 +80,20 @@ impl Products {
                 library.run(kernels, stream, product, rounded)
             }
             _ => kernels.gemm(stream, product),
+        }
+    }
+
+    /// Puts a product that was recorded into `stream`.
+    ///
+    /// # Errors
+    /// What the library answers.
+    ///
+    /// # Panics
+    /// If there is no library.
+    pub fn issue(&mut self, stream: &Stream, product: &Product) -> Result<(), CudaError> {
+        match self {
+            Self::Library(library) => library.multiply(stream, product),
+            Self::Own => unreachable!("own products are kernels"),
         }
     }
 }
@@ -200,18 +234,39 @@ impl Library {
         product: &Gemm,
         rounded: DevicePtr,
     ) -> Result<(), CudaError> {
-        use sys::cudaDataType_t as T;
         let Gemm { m, k, n, .. } = *product;
-        let element = match product.weights.stored {
-            Stored::F16 => T::CUDA_R_16F,
-            Stored::Bf16 => T::CUDA_R_16BF,
-            Stored::F32 | Stored::Int8 { .. } => T::CUDA_R_32F,
-        };
-        let x = if rounded_elems(product.weights.stored, 1) > 0 {
+        let a = if rounded_elems(product.weights.stored, 1) > 0 {
             kernels.convert(stream, product.weights.stored, product.a, rounded, m * k)?;
             rounded
         } else {
             product.a
+        };
+        let alone = Product {
+            a,
+            weights: product.weights,
+            out: product.out,
+            m,
+            k,
+            n,
+            resume: product.resume,
+        };
+        if let Some(Operation::Product(alone)) = stream.keep(Operation::Product(alone)) {
+            self.multiply(stream, &alone)?;
+        }
+        let end = &product.epilogue;
+        if end.bias.is_null() && end.act.is_none() && end.residual.is_null() {
+            return Ok(());
+        }
+        kernels.epilogue(stream, product.out, product.out, m * n, n, end)
+    }
+
+    fn multiply(&mut self, stream: &Stream, product: &Product) -> Result<(), CudaError> {
+        use sys::cudaDataType_t as T;
+        let Product { m, k, n, .. } = *product;
+        let element = match product.weights.stored {
+            Stored::F16 => T::CUDA_R_16F,
+            Stored::Bf16 => T::CUDA_R_16BF,
+            Stored::F32 | Stored::Int8 { .. } => T::CUDA_R_32F,
         };
         let shape = Shape {
             k,
@@ -232,7 +287,7 @@ impl Library {
                 (&raw const beta).cast(),
                 at(product.weights.at),
                 a.0,
-                at(x),
+                at(product.a),
                 b.0,
                 at(product.out),
                 c.0,
@@ -244,12 +299,7 @@ impl Library {
                 stream.raw().cast(),
             )
         };
-        named("cublasLtMatmul", ran)?;
-        let end = &product.epilogue;
-        if end.bias.is_null() && end.act.is_none() && end.residual.is_null() {
-            return Ok(());
-        }
-        kernels.epilogue(stream, product.out, product.out, m * n, n, end)
+        named("cublasLtMatmul", ran)
     }
 }
 

@@ -7,8 +7,9 @@ use lazybatch_graph::NodeId;
 
 use crate::context::{Context, DevicePtr, Pinned};
 use crate::error::CudaError;
-use crate::exec::{Fault, Issue, Walk};
+use crate::exec::{Fault, Play, Walk};
 use crate::memory::ELEM;
+use crate::record::Operation;
 
 /// Page-locked memory of host nodes; it grows to what they need.
 #[derive(Debug)]
@@ -43,10 +44,19 @@ impl HostScratch {
 }
 
 /// A value of the device as a host node sees it.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Place {
     at: DevicePtr,
     elems: usize,
+}
+
+/// A node that is to run.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct HostCall {
+    id: NodeId,
+    /// None for weights.
+    operands: Vec<Option<Place>>,
+    results: Vec<Place>,
 }
 
 /// Walks a host node.
@@ -66,16 +76,20 @@ pub fn walk(w: &mut Walk<'_>) -> Result<(), String> {
             elems: w.elems(w.out_ty(i)),
         })
         .collect();
-    w.issue(move |i| run(i, id, &operands, &results));
+    w.keep(Operation::Host(HostCall {
+        id,
+        operands,
+        results,
+    }));
     Ok(())
 }
 
-fn run(
-    i: &mut Issue<'_>,
-    id: NodeId,
-    operands: &[Option<Place>],
-    results: &[Place],
-) -> Result<(), Fault> {
+/// Runs the node: waits for its operands, and for its results to be back.
+///
+/// # Errors
+/// CUDA's, or the node's own.
+pub fn run(i: &mut Play<'_>, call: &HostCall) -> Result<(), Fault> {
+    let (id, operands, results) = (call.id, &call.operands[..], &call.results[..]);
     let elems = operands.iter().flatten().map(|p| p.elems).sum::<usize>();
     let made = results.iter().map(|p| p.elems).sum::<usize>();
     i.host.grow(elems.max(made) * ELEM)?;
@@ -106,7 +120,7 @@ fn run(
 
 /// Runs the node on what was copied down.
 fn compute(
-    i: &Issue<'_>,
+    i: &Play<'_>,
     id: NodeId,
     operands: &[Option<Place>],
     results: &[Place],

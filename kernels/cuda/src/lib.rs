@@ -12,7 +12,9 @@ pub mod context;
 mod device;
 pub mod error;
 mod exec;
-mod gemm;
+#[doc(hidden)]
+pub mod gemm;
+mod graphs;
 mod host;
 pub mod jit;
 pub mod kernels;
@@ -22,13 +24,16 @@ mod open;
 mod ops;
 mod options;
 pub mod probe;
+mod record;
 pub mod resources;
 mod states;
+mod stream;
 mod tables;
 mod weights;
 
 pub use context::{Context, DevicePtr, Stream};
 pub use device::CudaDevice;
 pub use error::CudaError;
+pub use graphs::GraphCounts;
 pub use kernels::Kernels;
 pub use options::CudaOptions;

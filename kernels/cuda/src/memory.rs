@@ -11,6 +11,7 @@ use range_alloc::RangeAllocator;
 
 use crate::context::{Context, DeviceMemory, DevicePtr, Pinned};
 use crate::error::CudaError;
+use crate::graphs::Padded;
 use crate::kernels::rows::Span;
 
 /// Bytes of an element.
@@ -25,6 +26,8 @@ pub struct Arena {
     free: RangeAllocator<usize>,
     /// Copies between pieces, for the next launch.
     pub spans: Vec<Span>,
+    /// Round the sizes of frames that are made next up to few.
+    pub rounds: bool,
 }
 
 /// A piece of the arena.
@@ -46,6 +49,7 @@ impl Arena {
             memory: DeviceMemory::new(context, "the arena", grains * GRAIN)?,
             free: RangeAllocator::new(0..grains),
             spans: Vec::new(),
+            rounds: false,
         })
     }
 }
@@ -53,6 +57,14 @@ impl Arena {
 impl FrameMemory for Arena {
     type Arena = Piece;
     type Value = DevicePtr;
+
+    fn room(&self, members: usize, rows: usize, samples: usize) -> (usize, usize) {
+        if !self.rounds {
+            return (rows, samples);
+        }
+        let padded = Padded::of(members, rows, samples);
+        (padded.rows, padded.samples)
+    }
 
     fn take(&mut self, len: usize) -> Result<Piece, String> {
         if len == 0 {

@@ -34,10 +34,18 @@ pub struct CudaOptions {
     pub max_open: usize,
     /// Most launches in flight.
     pub depth: usize,
+    /// Run launches that come again as CUDA graphs; results have the same bits. Default: true.
+    pub graphs: bool,
+    /// How often a launch is run kernel by kernel before it is captured. Default: once, so that
+    /// what never comes again is not captured.
+    pub eager_first: u32,
     /// Kernels of custom nodes; they run on the host.
     pub registry: KernelRegistry,
     /// Fill memory with NaN before a node writes it, for tests.
     pub poison: bool,
+    /// Take launches for over before their event has come: for the test that this is found out.
+    #[doc(hidden)]
+    pub skips_wait: bool,
 }
 
 impl Default for CudaOptions {
@@ -53,8 +61,11 @@ impl Default for CudaOptions {
             table_bytes: 4 << 20,
             max_open: 256,
             depth: 4,
+            graphs: true,
+            eager_first: 1,
             registry: KernelRegistry::new(),
             poison: false,
+            skips_wait: false,
         }
     }
 }

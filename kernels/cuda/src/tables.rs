@@ -1,5 +1,6 @@
 //! What a launch tells its kernels: rows, positions, pages, members. All tables of a launch are
-//! written to page-locked memory and copied to the device in one go, ahead of its kernels.
+//! written to page-locked memory and copied to the device in one go, ahead of its kernels: always to
+//! the same place, as launches run one after another.
 
 use crate::context::{Context, DeviceMemory, DevicePtr, Event, Pinned, Stream};
 use crate::error::CudaError;
@@ -17,6 +18,8 @@ pub unsafe trait Entry: Copy {}
 
 // SAFETY: a number.
 unsafe impl Entry for i32 {}
+// SAFETY: an address of the device, a number.
+unsafe impl Entry for DevicePtr {}
 // SAFETY: two addresses and two u32.
 unsafe impl Entry for Span {}
 // SAFETY: four u32.
@@ -26,7 +29,8 @@ unsafe impl Entry for Member {}
 #[derive(Debug)]
 pub struct Stage {
     tables: Pinned,
-    device: DeviceMemory,
+    /// Where they go.
+    device: DevicePtr,
     used: usize,
     room: usize,
     flags: Pinned,
@@ -37,15 +41,16 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Room for `bytes` bytes of tables.
+    /// Room for as many bytes of tables as `device` has.
     ///
     /// # Errors
     /// No memory.
-    pub fn new(context: &Context, bytes: usize) -> Result<Self, CudaError> {
+    pub fn new(context: &Context, device: &DeviceMemory) -> Result<Self, CudaError> {
+        let bytes = device.bytes();
         let flags_room = (bytes / 16).max(64);
         Ok(Self {
             tables: Pinned::new(context, bytes)?,
-            device: DeviceMemory::new(context, "the tables of launches", bytes.max(1))?,
+            device: device.at(),
             used: 0,
             room: bytes,
             flags: Pinned::new(context, flags_room)?,
@@ -88,7 +93,7 @@ impl Stage {
             return Ok(DevicePtr::NULL);
         }
         self.used = self.used.next_multiple_of(ALIGN).min(self.room);
-        Ok(self.device.at().add(start))
+        Ok(self.device.add(start))
     }
 
     /// Room for `num` flags of a byte: where kernels write them, and where to read them.
@@ -115,6 +120,6 @@ impl Stage {
     /// What the driver answers.
     pub fn upload(&self, stream: &Stream) -> Result<(), CudaError> {
         // SAFETY: nothing is written here until the launch is over.
-        unsafe { stream.copy_in(self.device.at(), &self.tables, 0, self.used) }
+        unsafe { stream.copy_in(self.device, &self.tables, 0, self.used) }
     }
 }

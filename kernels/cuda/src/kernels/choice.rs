@@ -33,8 +33,8 @@ impl Kernels {
         launch!(self, stream, name, grid, x, out, rows, width)
     }
 
-    /// `flags[i] = ids[i] == token`; `ids: [num]` i32, `flags: [num]` bytes, 1 or 0. `flags` may
-    /// be page-locked memory of the host.
+    /// `flags[i] = ids[i] == token`; `ids: [num]` i32; `flags` is where the address of `[num]`
+    /// bytes, 1 or 0, stands, which may be page-locked memory of the host.
     ///
     /// # Errors
     /// Sizes out of range, or what the driver answers.

@@ -86,7 +86,7 @@ impl Source {
 }
 
 /// Type in which weights are stored; arithmetic is in f32.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stored {
     /// IEEE binary32.
     F32,
@@ -102,7 +102,7 @@ pub enum Stored {
 }
 
 /// A weight in device memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Weights {
     /// First element.
     pub at: DevicePtr,
@@ -170,6 +170,7 @@ struct Family {
 pub struct Kernels {
     context: Context,
     jit: Jit,
+    texts: Box<dyn Fn(&Source) -> String + Send + Sync>,
     families: [OnceLock<Result<Family, CudaError>>; SOURCES.len()],
 }
 
@@ -186,9 +187,23 @@ impl Kernels {
     /// # Errors
     /// No NVRTC, or a driver that refuses. Folders that cannot be written are no error.
     pub fn new(context: &Context, cache_dir: Option<PathBuf>) -> Result<Self, CudaError> {
+        Self::with_texts(context, cache_dir, Source::full_text)
+    }
+
+    /// As [`Kernels::new`], of sources with these texts: to test what finds mistakes in them.
+    ///
+    /// # Errors
+    /// Those of [`Kernels::new`].
+    #[doc(hidden)]
+    pub fn with_texts(
+        context: &Context,
+        cache_dir: Option<PathBuf>,
+        texts: impl Fn(&Source) -> String + Send + Sync + 'static,
+    ) -> Result<Self, CudaError> {
         Ok(Self {
             context: context.clone(),
             jit: Jit::new(context, cache_dir)?,
+            texts: Box::new(texts),
             families: [const { OnceLock::new() }; SOURCES.len()],
         })
     }
@@ -237,7 +252,7 @@ impl Kernels {
     fn load_family(&self, source: &Source) -> Result<Family, CudaError> {
         let module = self
             .jit
-            .module(&self.context, source.file, &source.full_text())?;
+            .module(&self.context, source.file, &(self.texts)(source))?;
         let functions = source.kernels.iter().map(|kernel| {
             module.function(kernel).map_err(|_| CudaError::Kernel {
                 file: source.file.to_owned(),
@@ -265,6 +280,7 @@ macro_rules! launch {
                 function,
                 grid,
                 &mut [$(std::ptr::from_ref(&$arg).cast_mut().cast::<std::ffi::c_void>()),+],
+                &[$(std::mem::size_of_val(&$arg)),+],
             )
         }
     }};

@@ -1,6 +1,6 @@
 //! Attention within members, over sequence states, and additive attention.
 
-use lazybatch_graph::{Heads, StateId};
+use lazybatch_graph::{Heads, StateId, StateKind};
 
 use crate::context::DevicePtr;
 use crate::exec::Walk;
@@ -20,29 +20,28 @@ pub fn attention(w: &mut Walk<'_>, heads: Heads, causal: bool) -> Result<(), Str
         out: w.out(0),
         members,
         num_members: w.frame.members.len(),
-        max_rows: rows.max().unwrap_or(0),
+        max_rows: w.rounded(rows.max().unwrap_or(0)),
         heads,
         causal,
     };
-    w.issue(move |i| Ok(i.kernels.attention(i.stream, &call)?));
+    w.issue(move |i| i.kernels.attention(i.stream, &call));
     Ok(())
 }
 
 /// What the rows of operand 0 look at.
 fn memory(w: &mut Walk<'_>, keys: StateId, values: StateId) -> Result<Memory, String> {
     let (key_pages, value_pages) = (w.paged(keys)?, w.paged(values)?);
-    let slots = &*w.slots;
-    let lens: Vec<i32> = w
-        .frame
-        .members
-        .iter()
-        .map(|m| {
-            let sequences = &slots.open(m.slot).sequences;
-            let len = |state: StateId| sequences[state.index()].len;
-            len(keys).min(len(values)) as i32
-        })
+    let members = w.frame.members.iter();
+    let lens: Vec<i32> = members
+        .map(|m| w.held(m, keys).min(w.held(m, values)) as i32)
         .collect();
     let max_len = lens.iter().max().copied().unwrap_or(0) as usize;
+    let most = match w.model.program.state(keys).kind {
+        StateKind::Sequence { max_len, .. } => max_len,
+        StateKind::Vector { .. } => 0,
+    };
+    // No more than there is a workspace for.
+    let max_len = w.rounded(max_len).min(most.max(max_len));
     Ok(Memory {
         keys: key_pages,
         values: value_pages,
@@ -69,7 +68,7 @@ pub fn state_attention(
     let (q, out) = (w.arg(0), w.out(0));
     w.issue(move |i| {
         let (k, s) = (i.kernels, i.stream);
-        Ok(k.state_attention(s, q, &memory, heads, out, rows, workspace)?)
+        k.state_attention(s, q, &memory, heads, out, rows, workspace)
     });
     Ok(())
 }
@@ -81,7 +80,7 @@ pub fn additive_attention(w: &mut Walk<'_>, keys: StateId, values: StateId) -> R
     let (q, v, out) = (w.arg(0), w.arg(1), w.out(0));
     w.issue(move |i| {
         let (k, s) = (i.kernels, i.stream);
-        Ok(k.additive_attention(s, q, v, &memory, out, rows)?)
+        k.additive_attention(s, q, v, &memory, out, rows)
     });
     Ok(())
 }

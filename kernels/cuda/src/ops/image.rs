@@ -42,7 +42,7 @@ pub fn conv2d(
             residual: operand(residual, 2 + usize::from(bias)),
         },
     };
-    w.issue(move |i| Ok(i.kernels.conv2d(i.stream, &call)?));
+    w.issue(move |i| i.kernels.conv2d(i.stream, &call));
     Ok(())
 }
 
@@ -54,7 +54,7 @@ pub fn batch_norm(w: &mut Walk<'_>, eps: f32) -> Result<(), String> {
     let stats = [1, 2, 3, 4].map(|i| w.arg(i));
     w.issue(move |i| {
         let (k, s) = (i.kernels, i.stream);
-        Ok(k.batch_norm(s, x, stats, eps, out, rows, channels, plane)?)
+        k.batch_norm(s, x, stats, eps, out, rows, channels, plane)
     });
     Ok(())
 }
@@ -66,7 +66,7 @@ pub fn pool2d(w: &mut Walk<'_>, pool: Pool, window: Window) -> Result<(), String
     let (x, out) = (w.arg(0), w.out(0));
     w.issue(move |i| {
         let (k, s) = (i.kernels, i.stream);
-        Ok(k.pool2d(s, pool, &window, x, out, planes, [height, width])?)
+        k.pool2d(s, pool, &window, x, out, planes, [height, width])
     });
     Ok(())
 }
@@ -77,8 +77,8 @@ pub fn global_average_pool(w: &mut Walk<'_>) -> Result<(), String> {
     let (planes, plane) = (w.num_rows(w.ty(0)) * channels, height * width);
     let (x, out) = (w.arg(0), w.out(0));
     w.issue(move |i| {
-        Ok(i.kernels
-            .global_average_pool(i.stream, x, out, planes, plane)?)
+        i.kernels
+            .global_average_pool(i.stream, x, out, planes, plane)
     });
     Ok(())
 }

@@ -52,7 +52,7 @@ fn run(w: &mut Walk<'_>, product: Gemm) {
     } else {
         w.temporary(elems)
     };
-    w.issue(move |i| Ok(i.products.run(i.kernels, i.stream, &product, rounded)?));
+    w.issue(move |i| i.products.run(i.kernels, i.stream, &product, rounded));
 }
 
 /// The product of a vector state with operand `operand`, added to `out` if `resume`.
@@ -87,10 +87,7 @@ fn recurrent(
     }
     // A library takes its rows one behind another.
     let packed = w.temporary(rows * k);
-    w.issue(move |i| {
-        Ok(i.kernels
-            .gather_rows(i.stream, pool, from, packed, rows, k)?)
-    });
+    w.issue(move |i| i.kernels.gather_rows(i.stream, pool, from, packed, rows, k));
     let product = Gemm {
         a: packed,
         a_rows: DevicePtr::NULL,
@@ -140,7 +137,7 @@ pub fn lstm(
         let bytes = rows * width * ELEM;
         w.issue(move |i| {
             // SAFETY: the operand, and scratch memory of its size.
-            Ok(unsafe { i.stream.copy(gates, x, bytes) }?)
+            unsafe { i.stream.copy(gates, x, bytes) }
         });
     } else {
         product(w, x, 1, gates, null);
@@ -167,13 +164,13 @@ pub fn lstm(
         rows,
         hidden,
     };
-    w.issue(move |i| Ok(i.kernels.lstm_gates(i.stream, &call)?));
+    w.issue(move |i| i.kernels.lstm_gates(i.stream, &call));
     if proj {
         let projected = w.out(0);
         product(w, out, next + 2, projected, null);
         w.issue(move |i| {
             let (k, s) = (i.kernels, i.stream);
-            Ok(k.scatter_rows(s, projected, to, hidden_pool, rows, features)?)
+            k.scatter_rows(s, projected, to, hidden_pool, rows, features)
         });
     }
     Ok(())
@@ -211,6 +208,6 @@ pub fn gru(w: &mut Walk<'_>, h: StateId, ahead: bool) -> Result<(), String> {
         rows,
         hidden,
     };
-    w.issue(move |i| Ok(i.kernels.gru_gates(i.stream, &call)?));
+    w.issue(move |i| i.kernels.gru_gates(i.stream, &call));
     Ok(())
 }

@@ -18,8 +18,8 @@ pub fn binary(w: &mut Walk<'_>, op: Bin) -> Done {
     };
     let (a, b, out) = (w.arg(0), w.arg(1), w.out(0));
     w.issue(move |i| {
-        Ok(i.kernels
-            .binary(i.stream, op, a, b, out, len, period.max(1))?)
+        i.kernels
+            .binary(i.stream, op, a, b, out, len, period.max(1))
     });
     Ok(())
 }
@@ -27,14 +27,14 @@ pub fn binary(w: &mut Walk<'_>, op: Bin) -> Done {
 /// `act(x)`.
 pub fn unary(w: &mut Walk<'_>, act: Act) -> Done {
     let (x, out, len) = (w.arg(0), w.out(0), w.elems(w.ty(0)));
-    w.issue(move |i| Ok(i.kernels.unary(i.stream, act, x, out, len)?));
+    w.issue(move |i| i.kernels.unary(i.stream, act, x, out, len));
     Ok(())
 }
 
 /// `x * factor`.
 pub fn scale(w: &mut Walk<'_>, factor: f32) -> Done {
     let (x, out, len) = (w.arg(0), w.out(0), w.elems(w.ty(0)));
-    w.issue(move |i| Ok(i.kernels.scale(i.stream, factor, x, out, len)?));
+    w.issue(move |i| i.kernels.scale(i.stream, factor, x, out, len));
     Ok(())
 }
 
@@ -50,7 +50,7 @@ pub fn layer_norm(w: &mut Walk<'_>, eps: f32) -> Done {
     let (x, gamma, beta, out) = (w.arg(0), w.arg(1), w.arg(2), w.out(0));
     w.issue(move |i| {
         let (k, s) = (i.kernels, i.stream);
-        Ok(k.layer_norm(s, x, gamma, beta, eps, out, rows, width)?)
+        k.layer_norm(s, x, gamma, beta, eps, out, rows, width)
     });
     Ok(())
 }
@@ -62,7 +62,7 @@ pub fn add_layer_norm(w: &mut Walk<'_>, eps: f32) -> Done {
     let (sum, out) = (w.out(0), w.out(1));
     w.issue(move |i| {
         let (k, s) = (i.kernels, i.stream);
-        Ok(k.add_layer_norm(s, x, y, gamma, beta, eps, sum, out, rows, width)?)
+        k.add_layer_norm(s, x, y, gamma, beta, eps, sum, out, rows, width)
     });
     Ok(())
 }
@@ -72,8 +72,8 @@ pub fn rms_norm(w: &mut Walk<'_>, eps: f32) -> Done {
     let (rows, width) = last_rows(w);
     let (x, gamma, out) = (w.arg(0), w.arg(1), w.out(0));
     w.issue(move |i| {
-        Ok(i.kernels
-            .rms_norm(i.stream, x, gamma, eps, out, rows, width)?)
+        i.kernels
+            .rms_norm(i.stream, x, gamma, eps, out, rows, width)
     });
     Ok(())
 }
@@ -82,7 +82,7 @@ pub fn rms_norm(w: &mut Walk<'_>, eps: f32) -> Done {
 pub fn softmax(w: &mut Walk<'_>) -> Done {
     let (rows, width) = last_rows(w);
     let (x, out) = (w.arg(0), w.out(0));
-    w.issue(move |i| Ok(i.kernels.softmax(i.stream, x, out, rows, width)?));
+    w.issue(move |i| i.kernels.softmax(i.stream, x, out, rows, width));
     Ok(())
 }
 
@@ -94,7 +94,7 @@ pub fn embedding(w: &mut Walk<'_>) -> Done {
     let (ids, table, out) = (w.arg(0), Weights::f32(w.arg(1)), w.out(0));
     w.issue(move |i| {
         let (k, s) = (i.kernels, i.stream);
-        Ok(k.embedding_bag(s, ids, table, table_rows, out, rows, bag, width)?)
+        k.embedding_bag(s, ids, table, table_rows, out, rows, bag, width)
     });
     Ok(())
 }
@@ -107,7 +107,7 @@ pub fn add_position(w: &mut Walk<'_>) -> Done {
     let (x, table, out) = (w.arg(0), w.arg(1), w.out(0));
     w.issue(move |i| {
         let (k, s) = (i.kernels, i.stream);
-        Ok(k.add_position(s, x, table, table_rows, positions, out, rows, width)?)
+        k.add_position(s, x, table, table_rows, positions, out, rows, width)
     });
     Ok(())
 }
@@ -118,11 +118,10 @@ pub fn rope(w: &mut Walk<'_>, heads: usize, dim: usize, past: Option<StateId>) -
     let positions = match past {
         None => w.positions(lead)?,
         Some(state) => {
-            let slots = &*w.slots;
-            let each = w.frame.members.iter().flat_map(|m| {
-                let len = slots.open(m.slot).sequences[state.index()].len;
-                std::iter::repeat_n(len as i32, m.span(lead).1)
-            });
+            let members = w.frame.members.iter();
+            let each: Vec<i32> = members
+                .flat_map(|m| std::iter::repeat_n(w.held(m, state) as i32, m.span(lead).1))
+                .collect();
             w.stage.push(each)?
         }
     };
@@ -131,7 +130,7 @@ pub fn rope(w: &mut Walk<'_>, heads: usize, dim: usize, past: Option<StateId>) -
     let (x, out) = (w.arg(0), w.out(0));
     w.issue(move |i| {
         let (k, s) = (i.kernels, i.stream);
-        Ok(k.rope(s, x, positions, turns, out, rows, heads, dim)?)
+        k.rope(s, x, positions, turns, out, rows, heads, dim)
     });
     Ok(())
 }
@@ -142,7 +141,7 @@ pub fn reshape(w: &mut Walk<'_>) -> Done {
     if from != to {
         w.issue(move |i| {
             // SAFETY: both are values of that size.
-            Ok(unsafe { i.stream.copy(to, from, bytes) }?)
+            unsafe { i.stream.copy(to, from, bytes) }
         });
     }
     Ok(())
@@ -154,7 +153,7 @@ pub fn concat(w: &mut Walk<'_>) -> Done {
     let num = w.node().inputs.len();
     let parts: Vec<_> = (0..num).map(|i| (w.arg(i), w.ty(i).row_elems())).collect();
     let out = w.out(0);
-    w.issue(move |i| Ok(i.kernels.concat(i.stream, &parts, out, rows)?));
+    w.issue(move |i| i.kernels.concat(i.stream, &parts, out, rows));
     Ok(())
 }
 
@@ -162,7 +161,7 @@ pub fn concat(w: &mut Walk<'_>) -> Done {
 pub fn slice(w: &mut Walk<'_>, start: usize, len: usize) -> Done {
     let (rows, width) = (w.num_rows(w.ty(0)), w.ty(0).row_elems());
     let (x, out) = (w.arg(0), w.out(0));
-    w.issue(move |i| Ok(i.kernels.slice(i.stream, x, out, rows, width, start, len)?));
+    w.issue(move |i| i.kernels.slice(i.stream, x, out, rows, width, start, len));
     Ok(())
 }
 
@@ -171,10 +170,7 @@ pub fn interaction(w: &mut Walk<'_>) -> Done {
     let dims = w.ty(0).fixed_dims();
     let (rows, vectors, dim) = (w.num_rows(w.ty(0)), dims[0], dims[1]);
     let (x, out) = (w.arg(0), w.out(0));
-    w.issue(move |i| {
-        Ok(i.kernels
-            .interaction(i.stream, x, out, rows, vectors, dim)?)
-    });
+    w.issue(move |i| i.kernels.interaction(i.stream, x, out, rows, vectors, dim));
     Ok(())
 }
 
@@ -183,7 +179,7 @@ pub fn mean_rows(w: &mut Walk<'_>) -> Done {
     let (num, width) = (w.frame.members.len(), w.ty(0).row_elems());
     let members = w.members(w.ty(0).lead())?;
     let (x, out) = (w.arg(0), w.out(0));
-    w.issue(move |i| Ok(i.kernels.mean_rows(i.stream, x, members, out, num, width)?));
+    w.issue(move |i| i.kernels.mean_rows(i.stream, x, members, out, num, width));
     Ok(())
 }
 
@@ -192,7 +188,7 @@ pub fn first_row(w: &mut Walk<'_>) -> Done {
     let (num, width) = (w.frame.members.len(), w.ty(0).row_elems());
     let members = w.members(w.ty(0).lead())?;
     let (x, out) = (w.arg(0), w.out(0));
-    w.issue(move |i| Ok(i.kernels.first_row(i.stream, x, members, out, num, width)?));
+    w.issue(move |i| i.kernels.first_row(i.stream, x, members, out, num, width));
     Ok(())
 }
 
@@ -201,7 +197,7 @@ pub fn last_row(w: &mut Walk<'_>) -> Done {
     let (num, width) = (w.frame.members.len(), w.ty(0).row_elems());
     let members = w.members(w.ty(0).lead())?;
     let (x, out) = (w.arg(0), w.out(0));
-    w.issue(move |i| Ok(i.kernels.last_row(i.stream, x, members, out, num, width)?));
+    w.issue(move |i| i.kernels.last_row(i.stream, x, members, out, num, width));
     Ok(())
 }
 
@@ -209,6 +205,6 @@ pub fn last_row(w: &mut Walk<'_>) -> Done {
 pub fn arg_max(w: &mut Walk<'_>) -> Done {
     let (rows, width) = (w.num_rows(w.ty(0)), w.ty(0).row_elems());
     let (x, out) = (w.arg(0), w.out(0));
-    w.issue(move |i| Ok(i.kernels.arg_max(i.stream, x, out, rows, width)?));
+    w.issue(move |i| i.kernels.arg_max(i.stream, x, out, rows, width));
     Ok(())
 }

@@ -34,8 +34,13 @@ pub fn input(w: &mut Walk<'_>, input: InputId, at: At) -> Result<(), String> {
     let out = w.out(0);
     let mut spans = Vec::new();
     for (mem, start, num) in w.spans(w.out_ty(0).lead()) {
-        let data = w.slots.open(mem.slot).inputs[input.index()];
         let to = out.add(start * row * ELEM);
+        let Some(open) = w.slots.get(mem.slot) else {
+            // Rows of nobody.
+            spans.push(clear(to, num * row));
+            continue;
+        };
+        let data = open.inputs[input.index()];
         let from = |elem: usize| w.pool.device(data.at + elem * ELEM);
         if is_sequence(decl) && w.repeat().is_loop() {
             let pos = touched(w.repeat(), at, mem.step, mem.len).map(|p| p * stride);
@@ -56,8 +61,8 @@ pub fn vec_read(w: &mut Walk<'_>, state: StateId) -> Result<(), String> {
     let (from, _) = w.state_rows()?;
     let ((pool, elems), rows, out) = (w.vector(state), w.frame.samples, w.out(0));
     w.issue(move |i| {
-        Ok(i.kernels
-            .gather_rows(i.stream, pool, from, out, rows, elems)?)
+        i.kernels
+            .gather_rows(i.stream, pool, from, out, rows, elems)
     });
     Ok(())
 }
@@ -66,7 +71,7 @@ pub fn vec_read(w: &mut Walk<'_>, state: StateId) -> Result<(), String> {
 pub fn vec_write(w: &mut Walk<'_>, state: StateId) -> Result<(), String> {
     let (_, to) = w.state_rows()?;
     let ((pool, elems), rows, x) = (w.vector(state), w.frame.samples, w.arg(0));
-    w.issue(move |i| Ok(i.kernels.scatter_rows(i.stream, x, to, pool, rows, elems)?));
+    w.issue(move |i| i.kernels.scatter_rows(i.stream, x, to, pool, rows, elems));
     Ok(())
 }
 
@@ -77,7 +82,7 @@ pub fn seq_read(w: &mut Walk<'_>, state: StateId, at: At) -> Result<(), String> 
     let out = w.out(0);
     let mut spans = Vec::new();
     for (mem, start, num) in w.spans(lead) {
-        let len = w.slots.open(mem.slot).sequences[state.index()].len;
+        let len = w.held(&mem, state);
         let mut to = out.add(start * d * ELEM);
         let (first, rows) = if at == At::All {
             let own = mem.own(lead);
@@ -181,6 +186,7 @@ pub fn emit(w: &mut Walk<'_>, output: OutputId) -> Result<(), String> {
         w.effects.emitted.push(Emitted {
             slot: mem.slot,
             output: output.index(),
+            step: mem.step,
             elems: first + own,
         });
     }
@@ -191,13 +197,17 @@ pub fn emit(w: &mut Walk<'_>, output: OutputId) -> Result<(), String> {
 pub fn stop(w: &mut Walk<'_>, token: i32) -> Result<(), String> {
     let (ids, rows) = (w.arg(0), w.num_rows(w.ty(0)));
     let (flags, first) = w.stage.flags(rows)?;
+    let flags = w.stage.push([flags])?;
     for (mem, start, _) in w.spans(w.ty(0).lead()) {
         if !mem.idle {
-            let flag = first + start;
-            let request = mem.request;
-            w.effects.stops.push(Stop { flag, request });
+            w.effects.stops.push(Stop {
+                flag: first + start,
+                request: mem.request,
+                slot: mem.slot,
+                step: mem.step,
+            });
         }
     }
-    w.issue(move |i| Ok(i.kernels.stop_flags(i.stream, ids, token, flags, rows)?));
+    w.issue(move |i| i.kernels.stop_flags(i.stream, ids, token, flags, rows));
     Ok(())
 }

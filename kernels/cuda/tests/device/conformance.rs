@@ -3,10 +3,14 @@
 
 use std::sync::Arc;
 
-use lazybatch_kernels::conformance::{Outcome, Problem, check, custom_problem, problems};
+use lazybatch_cuda::{CudaOptions, GraphCounts};
+use lazybatch_kernels::conformance::{
+    Outcome, Problem, Schedule, check, custom_problem, problems, requests, run,
+};
 use lazybatch_kernels::{CustomCall, CustomKernel, CustomNode, Device, KernelRegistry};
+use lazybatch_sla::ModelId;
 
-use crate::process::runs_clean;
+use crate::process::{Libraries, outcome, runs_clean};
 use crate::{device, options};
 
 /// Tests that share the problems.
@@ -40,9 +44,19 @@ fn check_part(part: usize) {
     let mine = |(i, p): &(usize, Problem)| {
         i % PARTS == part && only.split(',').any(|word| p.name.contains(word))
     };
+    // By graphs and kernel by kernel in turn: the results have to have the same bits.
+    let seed = std::env::var("LAZYBATCH_EMULATOR_SEED").unwrap_or_default();
+    let mut num = seed.parse::<usize>().unwrap_or(0);
     let mut failures = Vec::new();
     for (_, problem) in problems().into_iter().enumerate().filter(mine) {
-        let mut make = || -> Box<dyn Device> { Box::new(device(options())) };
+        let mut make = || -> Box<dyn Device> {
+            num += 1;
+            Box::new(device(CudaOptions {
+                graphs: num.is_multiple_of(2),
+                eager_first: 0,
+                ..options()
+            }))
+        };
         println!("{}", problem.name);
         let outcome = check(&problem, &mut make, true);
         match outcome {
@@ -93,4 +107,66 @@ fn nodes_of_the_user_run_on_the_host() {
             assert_eq!(outcome, Outcome::Passed);
         }
     });
+}
+
+#[test]
+fn launches_that_come_again_are_replayed() {
+    let name = "conformance::launches_that_come_again_are_replayed";
+    runs_clean(name, || {
+        for name in ["model-transformer", "model-recurrent", "model-decoder"] {
+            let problem = problems().into_iter().find(|p| p.name == name).unwrap();
+            let program = Arc::new((problem.build)());
+            let requests = requests(&problem, &program);
+            let mut device = device(options());
+            device.load(ModelId(0), Arc::clone(&program)).unwrap();
+            let mut counts = Vec::new();
+            let mut results = Vec::new();
+            for _ in 0..3 {
+                let before = device.graph_counts();
+                let ran = run(&mut device, &program, &requests, Schedule::Together);
+                results.push(format!("{ran:?}"));
+                let after = device.graph_counts();
+                counts.push(GraphCounts {
+                    replayed: after.replayed - before.replayed,
+                    eager: after.eager - before.eager,
+                    captured: after.captured - before.captured,
+                });
+            }
+            // What was captured, at the latest when it came again, is all that the third run needs.
+            let [first, second, third] = counts[..] else {
+                unreachable!()
+            };
+            assert!(first.eager > 0, "{name}: {counts:?}");
+            assert_eq!(
+                (second.eager, third.captured, third.eager),
+                (0, 0, 0),
+                "{name}: {counts:?}"
+            );
+            let all = first.replayed + first.eager;
+            assert_eq!(
+                (second.replayed, third.replayed),
+                (all, all),
+                "{name}: {counts:?}"
+            );
+            assert_eq!(results[0], results[1], "{name}");
+            assert_eq!(results[0], results[2], "{name}");
+        }
+    });
+}
+
+#[test]
+fn answers_that_do_not_wait_for_their_launch_are_found_out() {
+    let name = "conformance::answers_that_do_not_wait_for_their_launch_are_found_out";
+    let ran = outcome(name, 0, Libraries::All, &[], || {
+        let mut all = problems().into_iter();
+        let problem = all.find(|p| p.name == "model-recurrent").unwrap();
+        let mut make = || -> Box<dyn Device> {
+            Box::new(device(CudaOptions {
+                skips_wait: true,
+                ..options()
+            }))
+        };
+        println!("{}", check(&problem, &mut make, true).unwrap_err());
+    });
+    assert!(ran.passed, "{}", ran.stderr);
 }

@@ -2,8 +2,11 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod conformance;
+mod depth;
 mod failure;
+mod injected;
 mod library;
+#[path = "../common/process.rs"]
 mod process;
 
 use lazybatch_cuda::{CudaDevice, CudaOptions};

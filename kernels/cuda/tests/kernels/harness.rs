@@ -1,19 +1,11 @@
-//! Runs a test's body in a process of its own, with the emulator in the place of the CUDA driver
-//! and the real NVRTC beside it, and hands it a device.
-
-use std::path::{Path, PathBuf};
-use std::process::Command;
+//! A device for the body of a test, and comparisons.
 
 use bytemuck::Pod;
 use lazybatch_cuda::context::{DeviceMemory, Pinned};
+use lazybatch_cuda::kernels::Source;
 use lazybatch_cuda::{Context, DevicePtr, Kernels, Stream};
 
-/// Set in the process that runs a body: its name.
-const INSIDE: &str = "LAZYBATCH_EMULATED";
-/// Printed at the end of a body.
-const RAN: &str = "(the body has run)";
-/// Where `cargo xtask nvrtc` puts the compiler.
-const NVRTC: &str = "../../.nvrtc/nvidia/cuda_nvrtc/lib";
+use crate::process::{self, kernel_folder};
 
 /// Declares a test whose body runs on the emulator, under two seeds of its orders.
 macro_rules! on_device {
@@ -28,62 +20,11 @@ macro_rules! on_device {
 }
 pub(crate) use on_device;
 
-/// A folder of links to the emulator, and the search path with it.
-fn search_path(folder: &Path) -> String {
-    let exe = std::env::current_exe().unwrap();
-    let library = exe.parent().unwrap().join("liblazybatch_emulator.so");
-    assert!(
-        library.is_file(),
-        "expected the emulator at {}, got nothing",
-        library.display()
-    );
-    for name in ["libcuda.so", "libcuda.so.1"] {
-        std::os::unix::fs::symlink(&library, folder.join(name)).unwrap();
-    }
-    let nvrtc = Path::new(env!("CARGO_MANIFEST_DIR")).join(NVRTC);
-    assert!(
-        nvrtc.join("libnvrtc.so.12").is_file(),
-        "expected NVRTC in {}, got none: run `cargo xtask nvrtc`",
-        nvrtc.display()
-    );
-    format!("{}:{}", folder.display(), nvrtc.display())
-}
-
 /// The body passes under two seeds, and no check of the emulator finds anything. `path` is the
 /// test's, the crate's name in front.
 pub fn runs_clean(path: &str, body: impl Fn(&Gpu)) {
     let (_, name) = path.split_once("::").unwrap();
-    if std::env::var(INSIDE).is_ok_and(|inside| inside == name) {
-        body(&Gpu::new());
-        println!("{RAN}");
-        std::process::exit(0);
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let path = search_path(folder.path());
-    for seed in ["1", "2"] {
-        let output = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", name, "--nocapture", "--test-threads", "1"])
-            .env("LD_LIBRARY_PATH", &path)
-            .env("LAZYBATCH_EMULATOR_SEED", seed)
-            .env(INSIDE, name)
-            .output()
-            .unwrap();
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        let passed = output.status.success() && !stderr.contains("CUDA emulator");
-        assert!(passed, "seed {seed}:\n{stderr}");
-        let stdout = String::from_utf8_lossy(&output.stdout);
-        assert!(stdout.contains(RAN), "`{name}` did not run: {stdout}");
-    }
-}
-
-/// Where compiled kernels are kept from test to test; on a machine that did not build the tests,
-/// where the device keeps them.
-pub fn kernel_folder() -> PathBuf {
-    let built_here = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    match lazybatch_cuda::jit::default_folder() {
-        Some(folder) if !built_here.is_dir() => folder,
-        _ => built_here.join("kernels"),
-    }
+    process::runs_clean_under(name, 1..3, || body(&Gpu::new()));
 }
 
 /// A device with its kernels and a stream.
@@ -103,11 +44,16 @@ impl Buffer {
 }
 
 impl Gpu {
-    fn new() -> Self {
+    pub fn new() -> Self {
+        Self::with_texts(Source::full_text)
+    }
+
+    /// With kernels of these sources.
+    pub fn with_texts(texts: impl Fn(&Source) -> String + Send + Sync + 'static) -> Self {
         let context = Context::new(0).unwrap();
         Self {
             stream: Stream::new(&context).unwrap(),
-            kernels: Kernels::new(&context, Some(kernel_folder())).unwrap(),
+            kernels: Kernels::with_texts(&context, Some(kernel_folder()), texts).unwrap(),
             context,
         }
     }

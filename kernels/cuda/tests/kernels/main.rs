@@ -4,6 +4,9 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 #![allow(unsafe_code, reason = "copies to and from the device")]
 
+#[path = "../common/process.rs"]
+mod process;
+
 mod harness;
 
 mod attention;
@@ -11,6 +14,7 @@ mod cache;
 mod elementwise;
 mod gemm;
 mod images;
+mod mutations;
 mod norms;
 mod positions;
 mod recurrent;

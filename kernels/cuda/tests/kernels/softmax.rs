@@ -64,7 +64,9 @@ on_device! {
         let from = gpu.upload(&ids);
         for token in [3, -2, 100] {
             let got: Vec<u8> = gpu.output(ids.len(), |out| {
-                gpu.kernels.stop_flags(&gpu.stream, from.at(), token, out, ids.len()).unwrap();
+                let table = gpu.upload(&[out.0]);
+                gpu.kernels.stop_flags(&gpu.stream, from.at(), token, table.at(), ids.len()).unwrap();
+                gpu.stream.synchronize().unwrap();
             });
             let want: Vec<u8> = ids.iter().map(|i| u8::from(*i == token)).collect();
             assert_eq!(got, want);

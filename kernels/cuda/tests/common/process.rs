@@ -1,6 +1,8 @@
 //! Runs a test's body in a process of its own, with the emulator in the place of the CUDA
-//! libraries and the real NVRTC beside it.
+//! libraries and the real NVRTC beside it. Both test programs of this crate use it.
+#![allow(dead_code, reason = "each test program uses some of it")]
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -100,14 +102,24 @@ pub fn outcome(
 
 /// The body passes under seeds 0, 1 and 2, and no check of the emulator finds anything.
 pub fn runs_clean(name: &str, body: impl Fn()) {
-    for seed in 0..3 {
+    runs_clean_under(name, 0..3, body);
+}
+
+/// As [`runs_clean`], under these seeds.
+pub fn runs_clean_under(name: &str, seeds: Range<u64>, body: impl Fn()) {
+    for seed in seeds {
         let ran = outcome(name, seed, Libraries::All, &[], &body);
         let is_clean = ran.passed && !ran.stderr.contains("CUDA emulator");
         assert!(is_clean, "seed {seed}:\n{}{}", ran.stdout, ran.stderr);
     }
 }
 
-/// Where compiled kernels are kept from test to test.
+/// Where compiled kernels are kept from test to test; on a machine that did not build the tests,
+/// where the device keeps them.
 pub fn kernel_folder() -> PathBuf {
-    Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels")
+    let built_here = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    match lazybatch_cuda::jit::default_folder() {
+        Some(folder) if !built_here.is_dir() => folder,
+        _ => built_here.join("kernels"),
+    }
 }

@@ -1,0 +1,212 @@
+//! Launches recorded as CUDA graphs.
+//!
+//! The key of a graph is the work itself: every kernel with its threads and all its arguments. A
+//! launch whose record equals that of an earlier one is run by its graph, which is one call of the
+//! driver, and does exactly what its kernels would do one by one. So a graph never needs to be told
+//! that something changed; what changes from launch to launch has to be kept out of the arguments
+//! for it to be found again:
+//!
+//! - rows, positions, pages and members are in tables, which are copied to one place ahead of every
+//!   launch;
+//! - sizes are rounded up to few ([`bucket`]), where rows of nobody fill what is missing;
+//! - copies that a merge needs come ahead of the graph.
+//!
+//! What is left are the places of values in the arena, which come again with the sizes.
+//!
+//! A record is captured when it comes again (`eager_first` times it is issued one by one), so that
+//! what comes once costs nothing; at most [`MOST`] are kept, the older half of them goes when there
+//! is no room.
+
+use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
+
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::error::CudaError;
+use crate::record::Record;
+use crate::stream::{Graph, Stream};
+
+/// Most records that are remembered.
+const MOST: usize = 1024;
+
+/// How launches were run so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GraphCounts {
+    /// By a graph.
+    pub replayed: u64,
+    /// One by one.
+    pub eager: u64,
+    /// Graphs that were made.
+    pub captured: u64,
+}
+
+/// Graphs by the work they do.
+#[derive(Debug)]
+pub struct Graphs {
+    is_on: bool,
+    eager_first: u32,
+    known: HashMap<Record, Known, BuildHasherDefault<Xxh3>>,
+    /// Launches so far.
+    now: u64,
+    counts: GraphCounts,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    times: u32,
+    last: u64,
+    graph: Option<Graph>,
+    /// The driver did not capture it.
+    is_refused: bool,
+}
+
+impl Graphs {
+    /// None so far.
+    pub fn new(is_on: bool, eager_first: u32) -> Self {
+        Self {
+            is_on,
+            eager_first,
+            known: HashMap::default(),
+            now: 0,
+            counts: GraphCounts::default(),
+        }
+    }
+
+    /// How launches were run so far.
+    pub fn counts(&self) -> GraphCounts {
+        self.counts
+    }
+
+    /// Runs a record: by its graph, or by `play`, which puts its work into the stream.
+    ///
+    /// # Errors
+    /// Those of `play`, or what the driver answers.
+    pub fn run<E: From<CudaError>>(
+        &mut self,
+        stream: &Stream,
+        record: Record,
+        mut play: impl FnMut(&Record) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.now += 1;
+        if !self.is_on || !record.is_capturable() {
+            self.counts.eager += 1;
+            return play(&record);
+        }
+        if self.known.len() >= MOST && !self.known.contains_key(&record) {
+            self.forget(stream)?;
+        }
+        let (eager_first, now) = (self.eager_first, self.now);
+        let mut run =
+            |record: &Record, known: &mut Known, counts: &mut GraphCounts| -> Result<(), E> {
+                known.last = now;
+                known.times = known.times.saturating_add(1);
+                if known.graph.is_none() && !known.is_refused && known.times > eager_first {
+                    match stream.capture(|| play(record)) {
+                        Ok(graph) => {
+                            counts.captured += 1;
+                            known.graph = Some(graph);
+                        }
+                        Err(_) => known.is_refused = true,
+                    }
+                }
+                match &known.graph {
+                    Some(graph) => {
+                        counts.replayed += 1;
+                        Ok(stream.launch_graph(graph)?)
+                    }
+                    None => {
+                        counts.eager += 1;
+                        play(record)
+                    }
+                }
+            };
+        if let Some(known) = self.known.get_mut(&record) {
+            return run(&record, known, &mut self.counts);
+        }
+        let mut known = Known::default();
+        let result = run(&record, &mut known, &mut self.counts);
+        self.known.insert(record, known);
+        result
+    }
+
+    /// Forgets the older half, when no launch uses them any more.
+    fn forget(&mut self, stream: &Stream) -> Result<(), CudaError> {
+        stream.synchronize()?;
+        let mut ages: Vec<u64> = self.known.values().map(|k| k.last).collect();
+        ages.sort_unstable();
+        let middle = ages[ages.len() / 2];
+        self.known.retain(|_, known| known.last > middle);
+        Ok(())
+    }
+}
+
+/// Sizes that launches are rounded up to: all up to 8, then four between powers of two. What is
+/// added is less than a quarter, and where rows are few a product with more takes no longer.
+pub fn bucket(size: usize) -> usize {
+    size.next_multiple_of((size.next_power_of_two() / 8).max(1))
+}
+
+/// Sizes of a launch with what is added to reach few of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Padded {
+    /// Members.
+    pub members: usize,
+    /// Rows.
+    pub rows: usize,
+    /// Samples.
+    pub samples: usize,
+}
+
+impl Padded {
+    /// For so many members, rows and samples; each member that is added has a row (where there are
+    /// rows at all) and a sample at least.
+    pub fn of(members: usize, rows: usize, samples: usize) -> Self {
+        let is_even = bucket(rows) == rows && bucket(samples) == samples;
+        let all = match bucket(members) {
+            same if same == members && !is_even => bucket(members + 1),
+            more => more,
+        };
+        let added = all - members;
+        let with_rows = if rows > 0 { rows + added } else { 0 };
+        Self {
+            members: all,
+            rows: bucket(with_rows),
+            samples: bucket(samples + added),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_fall_into_few_buckets_that_add_little() {
+        let given = [0, 1, 3, 5, 8, 9, 15, 16, 17, 31, 33, 100, 1000];
+        let want = [0, 1, 3, 5, 8, 10, 16, 16, 20, 32, 40, 112, 1024];
+        assert_eq!(given.map(bucket), want);
+        for size in 1..5000 {
+            let up = bucket(size);
+            assert!(up >= size && (up - size) * 4 <= size && bucket(up) == up);
+        }
+    }
+
+    #[test]
+    fn members_that_are_added_have_rows_and_samples() {
+        for (members, rows, samples) in [(1, 0, 1), (5, 0, 5), (4, 17, 4), (9, 300, 9), (3, 3, 9)] {
+            let padded = Padded::of(members, rows, samples);
+            let added = padded.members - members;
+            assert!(padded.samples >= samples + added, "{padded:?}");
+            assert_eq!(rows == 0, padded.rows == 0);
+            assert!(rows == 0 || padded.rows >= rows + added, "{padded:?}");
+            assert!(added > 0 || (padded.rows, padded.samples) == (rows, samples));
+        }
+        let even = Padded {
+            members: 8,
+            rows: 16,
+            samples: 8,
+        };
+        assert_eq!(Padded::of(8, 16, 8), even);
+        assert_eq!(Padded::of(8, 15, 8).members, 10);
+    }
+}

@@ -1,0 +1,237 @@
+//! Errors that the emulator gives on demand: no memory, a refused launch, a lost device, a launch
+//! that takes long. What fails says why, what does not goes on with the right bits, nothing hangs.
+
+use std::sync::Arc;
+
+use lazybatch_cuda::{CudaDevice, CudaOptions};
+use lazybatch_engine::{Engine, ModelOptions, Options};
+use lazybatch_graph::{DType, Program, ProgramBuilder, Repeat, Tensor};
+use lazybatch_kernels::{Device, Error};
+use lazybatch_sla::ModelId;
+
+use crate::process::{Libraries, Outcome, outcome};
+use crate::{device, options};
+
+/// What the emulator reads.
+const FAIL: &str = "LAZYBATCH_EMULATOR_FAIL";
+/// Whether launches run by graphs.
+const GRAPHS: &str = "LAZYBATCH_TEST_GRAPHS";
+const MODEL: ModelId = ModelId(0);
+const REQUESTS: usize = 6;
+
+/// A loop over a state that ends behind some passes, and a product.
+fn program() -> Program {
+    let mut b = ProgramBuilder::new("small").with_seed(1);
+    let x = b.input("x", DType::F32, &[4]);
+    let y = b.output_sequence("y", DType::F32, &[8]);
+    let state = b.vector_state("s", DType::F32, &[4], 0.0);
+    let given = b.vector_state("given", DType::F32, &[4], 0.0);
+    b.begin_block("start", Repeat::Once);
+    let x = b.read_input("x", x);
+    b.vec_write("give", given, x);
+    b.begin_block("loop", Repeat::UntilStop { max: 6 });
+    let v = b.vec_read("take", given);
+    let s = b.vec_read("old", state);
+    let s = b.add("sum", s, v);
+    b.vec_write("new", state, s);
+    let v = b.dense("dense", s, 8, None);
+    b.emit("y", y, v);
+    let best = b.arg_max("best", v);
+    b.stop("stop", best, 100);
+    b.finish().unwrap()
+}
+
+fn input(i: usize) -> Vec<Tensor> {
+    vec![Tensor::from_f32(&[1, 4], &[i as f32 + 1.0; 4])]
+}
+
+/// Runs `body` where calls fail by `rule`.
+fn with_rule(name: &str, rule: &str, body: impl FnOnce()) -> Outcome {
+    let ran = outcome(name, 0, Libraries::All, &[(FAIL, rule)], body);
+    assert!(ran.passed, "{rule}:\n{}{}", ran.stdout, ran.stderr);
+    ran
+}
+
+#[test]
+fn memory_that_the_driver_refuses_is_named() {
+    let name = "injected::memory_that_the_driver_refuses_is_named";
+    let body = || {
+        let device = CudaDevice::new(options());
+        let mut device = match device {
+            Err(error) => return println!("no device: {error}"),
+            Ok(device) => device,
+        };
+        let program = Arc::new(program());
+        match device.load(MODEL, Arc::clone(&program)) {
+            Err(Error::OutOfMemory { what, .. }) => println!("no model: {what}"),
+            Err(error) => println!("no model: {error}"),
+            Ok(()) => return println!("all had room"),
+        }
+        // There is room the next time.
+        device.load(MODEL, program).unwrap();
+    };
+    let mut said = Vec::new();
+    for call in ["cuMemAlloc", "cuMemHostAlloc"] {
+        for n in 1..=8 {
+            let rule = format!("{call}:{n}:CUDA_ERROR_OUT_OF_MEMORY");
+            let ran = with_rule(name, &rule, body);
+            let words = ["no device: ", "no model: ", "all had room"];
+            let lines = ran.stdout.lines().filter_map(|line| {
+                let at = words.iter().find_map(|w| line.find(w))?;
+                Some(line[at..].to_owned())
+            });
+            said.extend(lines);
+        }
+    }
+    assert_eq!(said.len(), 16, "{said:#?}");
+    for words in [
+        "no device: out of device memory: the tables of launches needs",
+        "no device: out of device memory: the arena needs",
+        "no device: cuMemHostAlloc failed: CUDA_ERROR_OUT_OF_MEMORY",
+        "no model: device memory for the weights of small",
+        "no model: device memory for the states of small",
+        "no model: ",
+        "all had room",
+    ] {
+        assert!(said.iter().any(|s| s.contains(words)), "{words}: {said:#?}");
+    }
+}
+
+/// Serves some requests, two in flight at a time, and prints what came of each.
+fn serve(graphs: bool) {
+    let device = device(CudaOptions {
+        graphs,
+        eager_first: 0,
+        ..options()
+    });
+    let of_model = ModelOptions {
+        max_batch: Some(2),
+        ..ModelOptions::default()
+    };
+    let engine = Engine::builder()
+        .device(device)
+        .model("m", program(), of_model)
+        .policy("greedy")
+        .depth(2)
+        .build()
+        .unwrap();
+    let submit = |i| {
+        let handle = engine.try_submit("m", input(i), Options::default());
+        handle.unwrap()
+    };
+    let handles: Vec<_> = (0..REQUESTS).map(submit).collect();
+    for (i, handle) in handles.into_iter().enumerate() {
+        match handle.wait() {
+            Ok(answer) => println!("answer {i}: {:?}", answer.outputs[0].to_f32()),
+            Err(error) => println!("error {i}: {error}"),
+        }
+    }
+    match submit(0).wait() {
+        Ok(_) => println!("served: yes"),
+        Err(error) => println!("served: {error}"),
+    }
+    engine.drain_blocking();
+}
+
+/// What came of the requests, and of the one behind them.
+fn lines(ran: &Outcome) -> (Vec<String>, String) {
+    let of = |word: &str| {
+        let found = ran
+            .stdout
+            .lines()
+            .filter_map(|l| Some(l[l.find(word)?..].to_owned()));
+        found.collect::<Vec<_>>()
+    };
+    let mut all = of("answer ");
+    all.extend(of("error "));
+    all.sort_by_key(|line| line.split([' ', ':']).nth(1).map(str::to_owned));
+    (all, of("served: ").concat())
+}
+
+#[test]
+fn what_fails_fails_alone_and_says_why() {
+    let name = "injected::what_fails_fails_alone_and_says_why";
+    let refused = "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES";
+    // Which call, whether by graphs, and whether some requests fail.
+    let cases = [
+        ("cuLaunchKernel:30", refused, false, true),
+        ("cuLaunchKernel:77", refused, false, true),
+        (
+            "cuMemcpyHtoDAsync:12",
+            "CUDA_ERROR_OUT_OF_MEMORY",
+            false,
+            true,
+        ),
+        (
+            "cuMemcpyHtoDAsync:25",
+            "CUDA_ERROR_OUT_OF_MEMORY",
+            true,
+            true,
+        ),
+        ("cuGraphLaunch:9", "CUDA_ERROR_OUT_OF_MEMORY", true, true),
+        ("cuEventRecord:7", "CUDA_ERROR_OUT_OF_MEMORY", true, true),
+        ("cuEventQuery:11", "CUDA_ERROR_INVALID_VALUE", true, true),
+        (
+            "cuStreamBeginCapture:2",
+            "CUDA_ERROR_ILLEGAL_STATE",
+            true,
+            false,
+        ),
+        (
+            "cuGraphInstantiateWithFlags:4",
+            "CUDA_ERROR_OUT_OF_MEMORY",
+            true,
+            false,
+        ),
+        ("cuEventQuery:1-700", "CUDA_ERROR_NOT_READY", true, false),
+    ];
+    // The process of a case knows by its environment alone how to run.
+    let body = || serve(std::env::var(GRAPHS).is_ok_and(|v| v == "true"));
+    let want = lines(&with_rule(name, "", body));
+    assert!(
+        want.0.len() == REQUESTS && want.1 == "served: yes",
+        "{want:?}"
+    );
+    for (call, code, graphs, fails) in cases {
+        let rule = format!("{call}:{code}");
+        let by_graphs = graphs.to_string();
+        let vars = [(FAIL, rule.as_str()), (GRAPHS, by_graphs.as_str())];
+        let ran = outcome(name, 0, Libraries::All, &vars, body);
+        assert!(ran.passed, "{rule}:\n{}{}", ran.stdout, ran.stderr);
+        let (got, served) = lines(&ran);
+        assert_eq!(
+            (got.len(), served.as_str()),
+            (REQUESTS, "served: yes"),
+            "{rule}: {got:#?}"
+        );
+        let mut failed = 0;
+        for (got, want) in got.iter().zip(&want.0) {
+            if got.starts_with("error ") {
+                assert!(got.contains(code), "{rule}: {got}");
+                failed += 1;
+            } else {
+                assert_eq!(got, want, "{rule}");
+            }
+        }
+        assert_eq!(failed > 0, fails, "{rule}: {got:#?}");
+        assert!(failed < REQUESTS, "{rule}: {got:#?}");
+    }
+}
+
+#[test]
+fn a_device_that_is_lost_in_a_launch_fails_all_that_is_open() {
+    let name = "injected::a_device_that_is_lost_in_a_launch_fails_all_that_is_open";
+    for n in [5, 40, 90] {
+        let rule = format!("kernel:{n}:CUDA_ERROR_ILLEGAL_ADDRESS");
+        let ran = with_rule(name, &rule, || serve(n % 2 == 0));
+        let (got, served) = lines(&ran);
+        assert_eq!(got.len(), REQUESTS, "{rule}: {got:#?}");
+        let lost = got
+            .iter()
+            .filter(|l| l.contains("CUDA_ERROR_ILLEGAL_ADDRESS"))
+            .count();
+        let answered = got.iter().filter(|l| l.starts_with("answer ")).count();
+        assert!(lost > 0 && lost + answered == REQUESTS, "{rule}: {got:#?}");
+        assert!(served.contains("is lost"), "{rule}: {served}");
+    }
+}

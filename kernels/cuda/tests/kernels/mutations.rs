@@ -1,0 +1,220 @@
+//! What happens without a barrier: each is taken out of a copy of the sources in turn, and the
+//! emulator has to report it.
+
+use lazybatch_cuda::kernels::attention::Attention;
+use lazybatch_cuda::kernels::conv::Conv;
+use lazybatch_cuda::kernels::gemm::{Gemm, Tiling};
+use lazybatch_cuda::kernels::state_attention::{Memory, workspace_bytes};
+use lazybatch_cuda::kernels::states::Paged;
+use lazybatch_cuda::kernels::{Epilogue, Member, SOURCES, Source, Weights};
+use lazybatch_cuda::{CudaError, DevicePtr};
+use lazybatch_graph::{Act, Heads, Window};
+
+use crate::harness::{Buffer, Gpu, numbers};
+use crate::process::{Libraries, outcome};
+use crate::rows::members;
+
+const BARRIER: &str = "__syncthreads();";
+/// In the process of a mutation: the source's place, and which barrier goes.
+const MUTATION: &str = "LAZYBATCH_MUTATION";
+const NAME: &str = "mutations::barriers_that_are_missing_are_reported";
+/// What every report begins with.
+const REPORT: &str = "CUDA emulator (CPU): ";
+
+/// A text without one of its barriers.
+fn without(text: &str, which: usize) -> String {
+    let (at, _) = text.match_indices(BARRIER).nth(which).unwrap();
+    // The place of lines stays as it is.
+    let blank = " ".repeat(BARRIER.len() - 1);
+    format!("{}{blank};{}", &text[..at], &text[at + BARRIER.len()..])
+}
+
+fn num_barriers(text: &str) -> usize {
+    text.matches(BARRIER).count()
+}
+
+/// Sources with barriers, those of the common part in one source that uses them: place, first and
+/// one behind the last.
+fn sites() -> Vec<(usize, usize)> {
+    let mut sites = Vec::new();
+    for (at, source) in SOURCES.iter().enumerate() {
+        let all = num_barriers(&source.full_text());
+        let common = all - num_barriers(source.text);
+        let first = match source.file {
+            "norms.cu" => 0,
+            // One more than is needed stands at the head of its loop over heads: the loop before it
+            // ends with a barrier, and nothing is read behind that.
+            "state_attention.cu" => common + 1,
+            _ => common,
+        };
+        sites.extend((first..all).map(|which| (at, which)));
+    }
+    sites
+}
+
+/// Runs the kernels of a source whose blocks have several warps, in shapes that make each go
+/// through its loops more than once.
+fn exercise(gpu: &Gpu, source: &Source) -> Result<(), CudaError> {
+    let (k, s) = (&gpu.kernels, &gpu.stream);
+    let some = |len: usize| -> Buffer { gpu.upload(&numbers(len as u64, len)) };
+    match source.file {
+        "norms.cu" => {
+            let (x, out) = (some(2 * 3000), gpu.fresh::<f32>(2 * 3000));
+            k.layer_norm(s, x.at(), x.at(), x.at(), 1e-5, out.at(), 2, 3000)?;
+            s.synchronize()
+        }
+        "choice.cu" => {
+            let (x, out) = (some(2 * 3000), gpu.fresh::<i32>(2));
+            k.arg_max(s, x.at(), out.at(), 2, 3000)?;
+            s.synchronize()
+        }
+        "conv.cu" => {
+            let (x, w) = (some(20 * 81), some(70 * 20 * 9));
+            let out = gpu.fresh::<f32>(70 * 81);
+            let call = Conv {
+                x: x.at(),
+                weights: Weights::f32(w.at()),
+                out: out.at(),
+                rows: 1,
+                channels: 20,
+                size: [9, 9],
+                filters: 70,
+                window: Window::square(3, 1, 1),
+                groups: 1,
+                epilogue: Epilogue {
+                    act: Some(Act::Relu),
+                    ..Epilogue::default()
+                },
+            };
+            k.conv2d(s, &call)?;
+            s.synchronize()
+        }
+        "gemm.cu" => {
+            let (m, inner, n) = (40, 520, 72);
+            let (a, b, out) = (some(m * inner), some(inner * n), gpu.fresh::<f32>(m * n));
+            let call = Gemm {
+                a: a.at(),
+                a_rows: DevicePtr::NULL,
+                weights: Weights::f32(b.at()),
+                out: out.at(),
+                m,
+                k: inner,
+                n,
+                resume: false,
+                epilogue: Epilogue::default(),
+            };
+            k.gemm_tiled(s, &call, Tiling::Small)?;
+            s.synchronize()
+        }
+        "attention.cu" => {
+            let rows = 70;
+            let (x, out) = (some(rows * 32), gpu.fresh::<f32>(rows * 32));
+            let own = rows as u32;
+            let table = members(
+                gpu,
+                &[Member {
+                    start: 0,
+                    rows: own,
+                    own,
+                    sample: 0,
+                }],
+            );
+            let call = Attention {
+                q: x.at(),
+                k: x.at(),
+                v: x.at(),
+                out: out.at(),
+                members: table.at(),
+                num_members: 1,
+                max_rows: rows,
+                heads: Heads {
+                    query: 1,
+                    kv: 1,
+                    dim: 32,
+                    scale: 0.2,
+                },
+                causal: false,
+            };
+            k.attention(s, &call)?;
+            s.synchronize()
+        }
+        "state_attention.cu" => {
+            let (num, width, heads) = (300usize, 32, 6);
+            let num_pages = num.div_ceil(16);
+            let pool = some(num_pages * 16 * width);
+            let pages = gpu.upload(&(0..num_pages as i32).collect::<Vec<_>>());
+            let lens = gpu.upload(&[num as i32]);
+            let paged = Paged {
+                pool: pool.at(),
+                pages: pages.at(),
+                max_pages: num_pages as u32,
+                width,
+            };
+            let memory = Memory {
+                keys: paged,
+                values: paged,
+                sequences: DevicePtr::NULL,
+                lens: lens.at(),
+                max_len: num,
+            };
+            let heads = Heads {
+                query: heads,
+                kv: 1,
+                dim: width,
+                scale: 0.2,
+            };
+            let q = some(heads.query * width);
+            let out = gpu.fresh::<f32>(heads.query * width);
+            let space = gpu.fresh::<u8>(workspace_bytes(1, heads, num));
+            k.state_attention(s, q.at(), &memory, heads, out.at(), 1, DevicePtr::NULL)?;
+            k.state_attention(s, q.at(), &memory, heads, out.at(), 1, space.at())?;
+            k.additive_attention(s, q.at(), q.at(), &memory, out.at(), 1)?;
+            s.synchronize()
+        }
+        other => panic!("expected a way to run {other}, which has barriers, got none"),
+    }
+}
+
+/// The body: a source without a barrier, or all as they are.
+fn run() {
+    let Ok(mutation) = std::env::var(MUTATION) else {
+        let gpu = Gpu::new();
+        for source in SOURCES.iter().filter(|s| num_barriers(s.text) > 0) {
+            exercise(&gpu, source).unwrap();
+        }
+        return;
+    };
+    let (place, which) = mutation.split_once(' ').unwrap();
+    let source = SOURCES[place.parse::<usize>().unwrap()];
+    let which: usize = which.parse().unwrap();
+    let gpu = Gpu::with_texts(move |s| {
+        let text = s.full_text();
+        if s.file == source.file {
+            without(&text, which)
+        } else {
+            text
+        }
+    });
+    // What the emulator finds it prints, and the answer is an error.
+    let error = exercise(&gpu, source).unwrap_err();
+    println!("{error}");
+}
+
+#[test]
+fn barriers_that_are_missing_are_reported() {
+    let clean = outcome(NAME, 1, Libraries::All, &[], run);
+    let is_clean = clean.passed && !clean.stderr.contains("CUDA emulator");
+    assert!(is_clean, "as they are:\n{}", clean.stderr);
+    let sites = sites();
+    assert!(sites.len() >= 15, "{} barriers", sites.len());
+    let mut unseen = Vec::new();
+    for (place, which) in sites {
+        let mutation = format!("{place} {which}");
+        let ran = outcome(NAME, 1, Libraries::All, &[(MUTATION, &mutation)], run);
+        if !ran.stderr.contains(REPORT) {
+            let file = SOURCES[place].file;
+            unseen.push(format!("{file}, barrier {which}: {}", ran.stderr));
+        }
+    }
+    assert!(unseen.is_empty(), "not reported:\n{}", unseen.join("\n"));
+}
