@@ -1,4 +1,5 @@
 //! Models of one server: what they share, and what their configurations ask for.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::fs;
 use std::sync::atomic::Ordering::SeqCst;
