@@ -536,6 +536,12 @@ pub struct ServeArgs {
     /// Serve the other models if some cannot be loaded at the start
     #[arg(long)]
     pub keep_going: bool,
+    /// Scheduling policy over all models
+    #[arg(long, default_value = "adaptive", value_name = "POLICY")]
+    pub policy: String,
+    /// Most megabytes of answers that are kept for models with a response cache
+    #[arg(long, default_value = "64", value_name = "MB", allow_negative_numbers = true, value_parser = positive)]
+    pub response_cache_mb: f64,
     /// Do not measure latencies of models at load: the scheduler then takes all nodes to cost the
     /// same, unless a model's configuration names a profile
     #[arg(long)]

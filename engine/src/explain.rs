@@ -294,6 +294,7 @@ impl Observer for Explainer {
                     self.leaves_queue(now, id);
                 }
             }
+            Action::Vacate(model) => drop(self.queues.remove(model)),
             Action::Finish {
                 request, outcome, ..
             } => {

@@ -2,7 +2,8 @@
 //!
 //! The first line is the [`Header`], which holds everything that a core needs; then one line per
 //! event, launch and action, in order. The same seed gives the same bytes. Replay feeds the events
-//! back through a fresh core, compares every launch and action, and lets the checker judge.
+//! back through a fresh core, compares every launch and action, and lets the checker judge. Models
+//! that are attached on the way are events, with their latencies.
 
 use std::io::{BufRead, Write};
 
@@ -88,7 +89,10 @@ impl Header {
         if self.format != FORMAT {
             return fail(FORMAT, format!("{:?}", self.format));
         }
-        if let Err(e) = self.profile.check("journal header") {
+        // A core may start without models.
+        if !self.profile.models.is_empty()
+            && let Err(e) = self.profile.check("journal header")
+        {
             return fail("a valid profile", e.to_string());
         }
         let num = self.profile.models.len();
@@ -352,7 +356,10 @@ pub fn replay(input: impl BufRead, observer: &mut dyn Observer) -> Result<Replay
 fn check_event(core: &Core, now: Time, event: &Event) -> Result<(), String> {
     let num = core.config().models.len();
     match event {
-        Event::Arrive(r) if r.model.index() >= num => Err(format!("unknown model {}", r.model)),
+        Event::Arrive(r) if !core.takes(r.model) => Err(format!("unknown model {}", r.model)),
+        Event::Arrive(r) if r.class.index() >= core.config().classes.len() => {
+            Err(format!("{} has unknown {}", r.id, r.class))
+        }
         Event::Arrive(r) if core.is_open(r.id) => Err(format!("{} arrives twice", r.id)),
         Event::Arrive(r)
             if r.samples == 0 || r.samples > core.config().models[r.model.index()].max_batch =>
@@ -372,6 +379,12 @@ fn check_event(core: &Core, now: Time, event: &Event) -> Result<(), String> {
                 None => Ok(()),
             }
         }
+        Event::Attach(a) if !core.is_free(a.model) => Err(format!("{} is taken", a.model)),
+        Event::Attach(a) if a.spec.is_vacant() => Err(format!("{} has no room", a.model)),
+        Event::Attach(a) if a.classes.len() < core.config().classes.len() => {
+            Err(format!("{} classes", a.classes.len()))
+        }
+        Event::Detach(m) if !core.is_resident(*m) => Err(format!("{m} is not resident")),
         Event::Loaded(m) | Event::Evict(m) if m.index() >= num => Err(format!("unknown model {m}")),
         _ => Ok(()),
     }

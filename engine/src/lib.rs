@@ -59,7 +59,7 @@ pub mod timeline;
 
 pub use driver::threaded::{Clock, Stats};
 pub use embed::{
-    Answer, BuildError, Builder, Engine, Handle, ModelOptions, Options, RequestError,
-    SequenceOptions, Step, StepStream,
+    Answer, BuildError, Builder, Engine, Handle, ModelHandle, ModelOptions, ModelStats, Options,
+    RequestError, SequenceOptions, Step, StepStream,
 };
 pub use explain::Explanation;

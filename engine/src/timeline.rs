@@ -5,16 +5,40 @@
 
 use std::fmt::Write as _;
 
-use lazybatch_sla::{Launch, Member, Nanos, RequestId, SubBatchId, Time};
+use lazybatch_sla::{Launch, Member, ModelId, Nanos, RequestId, SubBatchId, Time};
 use serde_json::{Value, json};
 
-use crate::core::{Action, BlockSpec, CoreConfig, Event, Note};
+use crate::core::{Action, Attach, BlockSpec, CoreConfig, Event, Note};
 use crate::driver::Observer;
+
+/// Names of models and their blocks, by id.
+struct Names(Vec<(String, Vec<BlockSpec>)>);
+
+impl Names {
+    fn new(config: &CoreConfig) -> Self {
+        let models = config.models.iter();
+        Self(models.map(|m| (m.name.clone(), m.blocks.clone())).collect())
+    }
+
+    fn attach(&mut self, attach: &Attach) {
+        let m = attach.model.index();
+        self.0.resize(self.0.len().max(m + 1), Default::default());
+        self.0[m] = (attach.spec.name.clone(), attach.spec.blocks.clone());
+    }
+
+    fn model(&self, model: ModelId) -> &str {
+        &self.0[model.index()].0
+    }
+
+    fn blocks(&self, model: ModelId) -> &[BlockSpec] {
+        &self.0[model.index()].1
+    }
+}
 
 /// Text timeline: `time what`, times in microseconds. Launch lines show block and nodes, each
 /// member with its step, and the entries that are parked below.
 pub struct Timeline {
-    names: Vec<(String, Vec<BlockSpec>)>,
+    names: Names,
     text: String,
     stack: Vec<(SubBatchId, Vec<RequestId>)>,
 }
@@ -23,11 +47,7 @@ impl Timeline {
     /// An empty timeline of a core so configured.
     pub fn new(config: &CoreConfig) -> Self {
         Self {
-            names: config
-                .models
-                .iter()
-                .map(|m| (m.name.clone(), m.blocks.clone()))
-                .collect(),
+            names: Names::new(config),
             text: String::new(),
             stack: Vec::new(),
         }
@@ -94,7 +114,7 @@ impl Observer for Timeline {
     fn on_event(&mut self, now: Time, event: &Event) {
         match event {
             Event::Arrive(r) => {
-                let model = &self.names[r.model.index()].0;
+                let model = self.names.model(r.model);
                 let what = format!("arrive {} {model} input {}", r.id, r.input_len);
                 self.line(now, &what);
             }
@@ -112,12 +132,20 @@ impl Observer for Timeline {
                 let costs: Vec<_> = costs.map(|(c, ns)| format!("{c} {}", Nanos(*ns))).collect();
                 self.line(now, &format!("planned {}", costs.join(", ")));
             }
+            Event::Attach(attach) => {
+                self.names.attach(attach);
+                self.line(
+                    now,
+                    &format!("attach {} {}", attach.model, attach.spec.name),
+                );
+            }
+            Event::Detach(model) => self.line(now, &format!("detach {model}")),
             Event::Done { .. } | Event::Evict(_) | Event::Wake => {}
         }
     }
 
     fn on_launch(&mut self, now: Time, launch: &Launch) {
-        let what = nodes(&self.names[launch.model.index()].1, launch);
+        let what = nodes(self.names.blocks(launch.model), launch);
         let members: Vec<_> = launch.members.iter().map(member).collect();
         let mut line = format!("run {} {what} [{}]", launch.sub_batch, members.join(" "));
         let parked = self.stack.iter().filter(|s| s.0 != launch.sub_batch);
@@ -145,6 +173,7 @@ impl Observer for Timeline {
             }
             Action::Load(model) => self.line(now, &format!("load {model}")),
             Action::Evict(model) => self.line(now, &format!("evict {model}")),
+            Action::Vacate(model) => self.line(now, &format!("vacate {model}")),
             Action::Plan => self.line(now, "plan"),
             Action::Open { .. } | Action::Release { .. } | Action::Launch { .. } => {}
         }
@@ -154,7 +183,7 @@ impl Observer for Timeline {
 /// Chrome trace events (`chrome://tracing`, Perfetto): launches as slices on their lane, requests
 /// as asynchronous slices from arrival to end.
 pub struct ChromeTrace {
-    names: Vec<(String, Vec<BlockSpec>)>,
+    names: Names,
     running: Vec<(Time, Launch)>,
     events: Vec<Value>,
 }
@@ -162,13 +191,8 @@ pub struct ChromeTrace {
 impl ChromeTrace {
     /// An empty trace of a core so configured.
     pub fn new(config: &CoreConfig) -> Self {
-        let names = config
-            .models
-            .iter()
-            .map(|m| (m.name.clone(), m.blocks.clone()))
-            .collect();
         Self {
-            names,
+            names: Names::new(config),
             running: Vec::new(),
             events: Vec::new(),
         }
@@ -191,7 +215,7 @@ impl Observer for ChromeTrace {
     fn on_event(&mut self, now: Time, event: &Event) {
         match event {
             Event::Arrive(r) => {
-                let args = json!({ "model": self.names[r.model.index()].0, "input": r.input_len });
+                let args = json!({ "model": self.names.model(r.model), "input": r.input_len });
                 self.request(r.arrival, "b", r.id, args);
             }
             Event::Done { ticket, .. } => {
@@ -200,7 +224,7 @@ impl Observer for ChromeTrace {
                 };
                 let (start, launch) = self.running.remove(i);
                 self.events.push(json!({
-                    "name": nodes(&self.names[launch.model.index()].1, &launch),
+                    "name": nodes(self.names.blocks(launch.model), &launch),
                     "cat": "launch", "ph": "X", "pid": 0, "tid": launch.lane.0,
                     "ts": start.as_us(), "dur": now.since(start).as_us(),
                     "args": {
@@ -209,6 +233,7 @@ impl Observer for ChromeTrace {
                     },
                 }));
             }
+            Event::Attach(attach) => self.names.attach(attach),
             _ => {}
         }
     }

@@ -26,6 +26,7 @@ instance_group [ { count: 1 kind: KIND_CPU } ]
 
 LSTM = """
 max_batch_size: 16
+parameters { key: "engine" value { string_value: "own" } }
 parameters { key: "policy" value { string_value: "lazy" } }
 parameters { key: "sla_ms" value { string_value: "500" } }
 parameters { key: "classes" value { string_value: "gold:sla=200,priority=1" } }

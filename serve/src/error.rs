@@ -80,6 +80,7 @@ impl From<RequestError> for Error {
             RequestError::Memory { .. }
             | RequestError::Shed(_)
             | RequestError::Closed
+            | RequestError::Unloaded { .. }
             | RequestError::Cancelled => Self::Unavailable(text),
             RequestError::Failed(_) => Self::Internal(text),
             RequestError::UnknownModel { .. }

@@ -1,13 +1,16 @@
-//! The serving front end: engines behind the Open Inference Protocol (KServe v2), over HTTP and
+//! The serving front end: an engine behind the Open Inference Protocol (KServe v2), over HTTP and
 //! gRPC, with the extensions that Triton's clients use.
 //!
 //! - [`config`]: `config.pbtxt`, read strictly, completed from the model's file.
 //! - [`repository`]: folders of models, their versions, loading and unloading.
-//! - [`model`]: a version that is served, in an engine of its own.
+//! - [`model`]: a version that is served, in the engine of all or one of its own.
+//! - [`warmup`]: what it runs before it is ready.
 //! - [`infer`]: requests and answers, whatever they came over.
+//! - [`cache`]: answers to inputs that were seen before.
 //! - [`http`], [`grpc`]: what they come over; [`metrics`] beside them.
 //! - [`server`]: ports, connections, start and end.
 
+pub mod cache;
 pub mod config;
 pub mod dtype;
 pub mod error;
@@ -24,6 +27,7 @@ pub mod settings;
 pub mod shm;
 pub mod state;
 pub mod stats;
+pub mod warmup;
 
 pub use error::Error;
 pub use host::{Host, Text};

@@ -113,6 +113,26 @@ const FAMILIES: &[Family] = &[
         "Writing of outputs",
         |m| us(|s| s.compute_output.ns(), m),
     ),
+    counter(
+        "nv_cache_num_hits_per_model",
+        "Answers from the response cache",
+        |m| one(m.stats.cache_hit.count()),
+    ),
+    counter(
+        "nv_cache_num_misses_per_model",
+        "Answers that the response cache did not have",
+        |m| one(m.stats.cache_miss.count()),
+    ),
+    counter(
+        "nv_cache_hit_duration_per_model",
+        "Lookup and writing of answers from the response cache, microseconds",
+        |m| us(|s| s.cache_hit.ns(), m),
+    ),
+    counter(
+        "nv_cache_miss_duration_per_model",
+        "Lookup and keeping of answers that were not there, microseconds",
+        |m| us(|s| s.cache_miss.ns(), m),
+    ),
     Family {
         name: "nv_inference_pending_request_count",
         help: "Requests that have not ended",

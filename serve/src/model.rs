@@ -1,22 +1,37 @@
-//! A model version that is served: its program in an engine of its own, and what is said of it.
+//! A model version that is served: its program in the server's engine, and what is said of it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use lazybatch_engine::{Engine, ModelOptions};
-use lazybatch_graph::SharedProgram;
+use lazybatch_engine::{BuildError, Engine, ModelHandle, ModelOptions};
+use lazybatch_graph::{SharedProgram, Tensor};
 use lazybatch_kernels::is_static;
 use lazybatch_sla::Profile;
 use serde_json::{Value as Json, json};
 
+use crate::cache::Cache;
+use crate::config::controls::initial_states;
 use crate::config::{Config, Known, Settings, complete};
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
 use crate::host::{Host, Text};
+use crate::proto::model_config::SchedulingChoice;
 use crate::proto::{self, ModelConfig};
 use crate::repository::load;
 use crate::stats::Stats;
+use crate::warmup;
+
+/// What the versions of a server share.
+pub struct Shared {
+    /// Runs all that have no engine of their own.
+    pub engine: Engine,
+    /// Answers of those that ask for it.
+    pub cache: Arc<Cache>,
+}
+
+static NEXT_GENERATION: AtomicU64 = AtomicU64::new(0);
 
 /// Most samples of a launch where nobody says.
 const MAX_BATCH: u32 = 64;
@@ -35,6 +50,8 @@ pub struct Served {
     pub platform: String,
     /// Its inputs and outputs in the program's order.
     pub known: Known,
+    /// States with which sequences start, in the order of its carried inputs; zeros if `None`.
+    pub initial: Option<Vec<Tensor>>,
     /// Shapes at the edge begin with an axis of samples.
     pub batched: bool,
     /// Most samples of a request.
@@ -49,15 +66,28 @@ pub struct Served {
     pub labels: BTreeMap<String, Vec<String>>,
     /// Running figures.
     pub stats: Stats,
-    engine: Option<Engine>,
+    /// Where its answers are kept; `None` where it does not ask for that.
+    pub cache: Option<Arc<Cache>>,
+    /// A number that no other load of a version has.
+    pub generation: u64,
+    /// Dropped, it unloads the model behind its last request.
+    engine: ModelHandle,
+    /// The engine of a model that has one of its own.
+    own: Option<Engine>,
 }
 
 impl Served {
-    /// Reads and starts version `version` of a model, whose folder is `folder`.
+    /// Reads version `version` of a model, whose folder is `folder`, and starts it.
     ///
     /// # Errors
     /// Whatever is wrong with the configuration or the model's file.
-    pub fn start(host: &dyn Host, folder: &Path, config: Config, version: u64) -> Result<Self> {
+    pub fn start(
+        host: &dyn Host,
+        shared: &Shared,
+        folder: &Path,
+        config: Config,
+        version: u64,
+    ) -> Result<Self> {
         let (settings, unknown) = Settings::of(&config)?;
         let mut proto = config.proto;
         let name = proto.name.clone();
@@ -65,6 +95,7 @@ impl Served {
             tracing::warn!(model = name, field, "ignored: not honoured by this server");
         }
         let dir = folder.join(version.to_string());
+        let cached = is_cached(&proto, &settings)?;
         let mut import = settings.import.clone();
         import.name = Some(name.clone());
         let loaded = load::load(&dir, &proto.default_model_filename, &import)?;
@@ -76,6 +107,14 @@ impl Served {
         known.writes_text = text
             .as_ref()
             .is_some_and(|t| matches!(t.answer(&nothing), Ok(Some(_))));
+        for control in &settings.controls {
+            control.fit(&name, &mut known)?;
+        }
+        let initial = match &proto.scheduling_choice {
+            Some(SchedulingChoice::SequenceBatching(b)) => initial_states(b, &known, folder),
+            _ => Ok(None),
+        };
+        let initial = initial.map_err(|e| Error::Invalid(format!("model {name}: {e}")))?;
         let batched = complete(&mut proto, &known)?;
         if proto.platform.is_empty() && proto.backend.is_empty() {
             proto.platform = loaded.platform.into();
@@ -99,26 +138,22 @@ impl Served {
             profile,
             max_batch: Some(max_batch),
             sla: settings.sla,
+            classes: settings.classes.clone(),
+            max_queue: Some(settings.max_queue),
+            memory: settings.memory,
+            sequences: settings.sequences,
             ..ModelOptions::default()
         };
-        let mut builder = Engine::builder()
-            .boxed_device(host.device())
-            .model(&name, program.clone(), options)
-            .policy(&settings.policy)
-            .max_queue(settings.max_queue);
-        for class in &settings.classes {
-            builder = builder.class(class.clone());
-        }
-        if let Some(bytes) = settings.memory {
-            builder = builder.memory(bytes);
-        }
-        if let Some(sequences) = settings.sequences {
-            builder = builder.sequences(sequences);
-        }
-        let engine = builder.build();
-        let engine = engine.map_err(|e| Error::Invalid(format!("model {name}: {e}")))?;
+        let fail = |e: BuildError| Error::Invalid(format!("model {name}: {e}"));
+        let own = settings
+            .own_policy
+            .as_deref()
+            .map(|p| empty_engine(host, p));
+        let own = own.transpose().map_err(fail)?;
+        let engine = own.as_ref().unwrap_or(&shared.engine);
+        let engine = engine.load(&name, program.clone(), options).map_err(fail)?;
         let chunk = if is_static(&program) { max_batch } else { 1 };
-        Ok(Self {
+        let served = Self {
             labels: labels(folder, &proto)?,
             name,
             version,
@@ -126,22 +161,25 @@ impl Served {
             settings,
             platform,
             known,
+            initial,
             batched,
             max_samples: max_samples as usize,
             chunk: chunk as usize,
             program,
             text,
             stats: Stats::default(),
-            engine: Some(engine),
-        })
+            cache: cached.then(|| shared.cache.clone()),
+            generation: NEXT_GENERATION.fetch_add(1, Ordering::Relaxed),
+            engine,
+            own,
+        };
+        warmup::run(&served, folder)?;
+        Ok(served)
     }
 
-    /// Its engine.
-    ///
-    /// # Panics
-    /// Never before it is dropped.
-    pub fn engine(&self) -> &Engine {
-        self.engine.as_ref().expect("taken in drop alone")
+    /// Itself, in its engine.
+    pub fn engine(&self) -> &ModelHandle {
+        &self.engine
     }
 
     /// Whether requests are parts of sequences with state.
@@ -209,7 +247,6 @@ impl Served {
                 ns: s.ns(),
             })
         };
-        let none = Some(proto::StatisticDuration::default());
         let s = &self.stats;
         proto::ModelStatistics {
             name: self.name.clone(),
@@ -224,8 +261,8 @@ impl Served {
                 compute_input: span(&s.compute_input),
                 compute_infer: span(&s.compute_infer),
                 compute_output: span(&s.compute_output),
-                cache_hit: none,
-                cache_miss: none,
+                cache_hit: span(&s.cache_hit),
+                cache_miss: span(&s.cache_miss),
             }),
             ..proto::ModelStatistics::default()
         }
@@ -250,11 +287,36 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // Its last request has ended; ending its thread takes a moment that no caller should wait.
-        if let Some(engine) = self.engine.take() {
+        // Its last request has ended; ending a thread takes a moment that no caller should wait.
+        if let Some(engine) = self.own.take() {
             std::thread::spawn(move || drop(engine));
         }
     }
+}
+
+/// Whether a model's answers are kept.
+fn is_cached(config: &ModelConfig, settings: &Settings) -> Result<bool> {
+    let cached = config.response_cache.as_ref().is_some_and(|c| c.enable);
+    let depends = match (&settings.sequences, settings.decoupled) {
+        (Some(_), _) => "sequence_batching, whose answers depend on what came before",
+        (None, true) => "model_transaction_policy.decoupled, whose answers are streams",
+        (None, false) => return Ok(cached),
+    };
+    if cached {
+        let what = format!("model {}: response_cache", config.name);
+        return Err(Error::expected(what, "a model without it", depends));
+    }
+    Ok(false)
+}
+
+/// An engine without models, on a device of its own.
+///
+/// # Errors
+/// A policy that there is not.
+pub fn empty_engine(host: &dyn Host, policy: &str) -> std::result::Result<Engine, BuildError> {
+    // Every model bounds its own queue.
+    let builder = Engine::builder().boxed_device(host.device());
+    builder.policy(policy).max_queue(usize::MAX).build()
 }
 
 /// Latencies to schedule by: those of the file that the configuration names, or measured ones.

@@ -29,6 +29,10 @@ pub struct Options {
     pub models: std::path::PathBuf,
     /// Who decides which models are served.
     pub control: Control,
+    /// Scheduling policy over all models.
+    pub policy: String,
+    /// Most bytes of answers that are kept for models with a response cache.
+    pub cache_bytes: u64,
     /// How often [`Control::Poll`] looks.
     pub poll_every: Duration,
     /// Whether a model that cannot be loaded at the start ends the server.
@@ -93,8 +97,9 @@ impl Server {
         let (http, grpc) = (bind(options.http).await?, bind(options.grpc).await?);
         let metrics = bind(options.metrics).await?;
         let (models, control) = (options.models.clone(), options.control.clone());
+        let (policy, cache_bytes) = (options.policy.clone(), options.cache_bytes);
         let repository = tokio::task::spawn_blocking(move || {
-            let repository = Repository::open(&models, host, control)?;
+            let repository = Repository::open(&models, host, control, &policy, cache_bytes)?;
             let loaded = repository.load_first();
             Ok::<_, error::Error>((repository, loaded))
         });

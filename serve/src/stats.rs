@@ -52,7 +52,11 @@ pub struct Stats {
     pub compute_infer: Span,
     /// Writing of outputs.
     pub compute_output: Span,
-    /// Samples that were answered.
+    /// Answers from the response cache: their lookup and writing.
+    pub cache_hit: Span,
+    /// Answers that were not there: lookup and keeping.
+    pub cache_miss: Span,
+    /// Samples that were answered, not from the cache.
     pub inferences: AtomicU64,
     /// Milliseconds since 1970 of the last answer.
     pub last_ms: AtomicU64,
@@ -90,6 +94,12 @@ impl Stats {
         self.compute_infer.add(answer.finish.since(first));
         self.inferences.fetch_add(samples as u64, Relaxed);
         self.outcome(class, answer.outcome);
+    }
+
+    /// An answer came from the response cache.
+    pub fn hit(&self, class: &str, took: Nanos) {
+        self.cache_hit.add(took);
+        self.outcome(class, Outcome::Met);
     }
 
     /// A request failed after `took`.

@@ -56,6 +56,8 @@ fn options(args: &ServeArgs, switches: Arc<Switches>) -> Options {
             ControlMode::Explicit => Control::Explicit(args.load_model.clone()),
             ControlMode::Poll => Control::Poll,
         },
+        policy: args.policy.clone(),
+        cache_bytes: (args.response_cache_mb * 1e6) as u64,
         poll_every: Duration::from_secs_f64(args.repository_poll_secs),
         exit_on_error: !args.keep_going,
         http: at(args.http_port),

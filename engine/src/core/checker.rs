@@ -9,7 +9,9 @@
 //! 5. a ticket lost, repeated or completed out of its lane's order, or a lane over its depth;
 //! 6. a request that ends twice, never, before its path has completed, or with the wrong outcome;
 //! 7. (for stack policies) a launch of an entry that is not the top of the table;
-//! 8. (where a bound is set) a request that more later requests have passed over than the bound.
+//! 8. (where a bound is set) a request that more later requests have passed over than the bound;
+//! 9. a model attached where one is, a request to one that is not there, or one that goes before its
+//!    last request has ended, or without having been detached.
 
 use std::collections::VecDeque;
 
@@ -17,8 +19,9 @@ use lazybatch_graph::Repeat;
 use lazybatch_sla::{Launch, Member, ModelId, Outcome, RequestId, SubBatchId, Ticket, Time};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::config::CoreConfig;
+use super::config::{CoreConfig, ModelSpec};
 use super::event::{Action, Event, Note, Request};
+use super::models::Attach;
 
 /// A broken rule: which one and how.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -100,6 +103,8 @@ pub struct Checker {
     arrived: u64,
     ended: u64,
     passing: Option<Passing>,
+    /// Models that go behind their last request.
+    detached: FxHashSet<ModelId>,
 }
 
 /// Requests in order of arrival, for rule 8.
@@ -133,6 +138,7 @@ impl Checker {
             arrived: 0,
             ended: 0,
             passing: None,
+            detached: FxHashSet::default(),
         }
     }
 
@@ -174,14 +180,56 @@ impl Checker {
                 }
                 self.advance(now)
             }
+            Event::Attach(attach) => self.on_attach(now, attach),
+            Event::Detach(model) => {
+                if !self.is_attached(*model) || !self.detached.insert(*model) {
+                    return broken(9, format!("{model} is detached but not there"));
+                }
+                self.advance(now)
+            }
             Event::Loaded(_) | Event::Evict(_) | Event::Planned(_) | Event::Wake => {
                 self.advance(now)
             }
         }
     }
 
+    fn is_attached(&self, model: ModelId) -> bool {
+        let spec = self.config.models.get(model.index());
+        spec.is_some_and(|s| !s.is_vacant())
+    }
+
+    fn on_attach(&mut self, now: Time, attach: &Attach) -> Verdict {
+        self.advance(now)?;
+        let (m, models) = (attach.model.index(), &mut self.config.models);
+        if m == models.len() {
+            models.push(attach.spec.clone());
+        } else if let Some(spec) = models.get_mut(m).filter(|s| s.is_vacant()) {
+            *spec = attach.spec.clone();
+        } else {
+            return broken(9, format!("{} is attached but not vacant", attach.model));
+        }
+        Ok(())
+    }
+
+    fn on_vacate(&mut self, model: ModelId) -> Verdict {
+        if let Some((id, _)) = self.open.iter().find(|(_, track)| track.model == model) {
+            return broken(9, format!("{model} goes while {id} is open"));
+        }
+        if !self.detached.remove(&model) {
+            return broken(9, format!("{model} goes and was not detached"));
+        }
+        self.config.models[model.index()] = ModelSpec::vacant();
+        Ok(())
+    }
+
     fn on_arrive(&mut self, now: Time, r: &Request) -> Verdict {
         self.advance(now)?;
+        if !self.is_attached(r.model) || self.detached.contains(&r.model) {
+            return broken(
+                9,
+                format!("{} is for {}, which is not there", r.id, r.model),
+            );
+        }
         self.arrived += 1;
         if let Some(passing) = &mut self.passing {
             let num_open = self.open.len() as u64;
@@ -403,6 +451,7 @@ impl Checker {
             Action::Finish {
                 request, outcome, ..
             } => self.on_finish(now, *request, *outcome),
+            Action::Vacate(model) => self.on_vacate(*model),
             Action::Note(note) => self.on_note(note),
             _ => Ok(()),
         }

@@ -288,7 +288,8 @@ impl State {
             // It has reached the bound of the loop meanwhile.
             _ => self.passes(key, launch.block),
         };
-        self.counters.discarded += u64::from(begun.saturating_sub(needed));
+        let discarded = u64::from(begun.saturating_sub(needed));
+        self.tally(launch.model, |c| c.discarded += discarded);
     }
 
     /// Decides whether a padded batch goes on after a pass of an `UntilStop` block.

@@ -6,6 +6,7 @@ use lazybatch_sla::{
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
+use super::models::Attach;
 use super::plan::Plan;
 use super::why::Why;
 
@@ -68,6 +69,10 @@ pub enum Event {
     Loaded(ModelId),
     /// Drop a model's weights as soon as none of its requests is in flight.
     Evict(ModelId),
+    /// A model whose weights are resident takes part from now on.
+    Attach(Box<Attach>),
+    /// A resident model takes no more arrivals, and goes when its last request has ended.
+    Detach(ModelId),
     /// The answer to [`Action::Plan`].
     Planned(Plan),
     /// A wake-up that [`super::Core::next_wakeup`] asked for.
@@ -116,6 +121,8 @@ pub enum Action {
     Load(ModelId),
     /// Drop a model's weights.
     Evict(ModelId),
+    /// Forget a detached model: nothing of it is open, and its id may be used again.
+    Vacate(ModelId),
     /// Make the plan that [`super::Core::take_plan`] describes, off the device's path, then report
     /// [`Event::Planned`].
     Plan,

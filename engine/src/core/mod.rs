@@ -19,6 +19,7 @@ pub mod checker;
 mod config;
 mod cursor;
 mod event;
+mod models;
 mod plan;
 mod queue;
 mod request;
@@ -31,6 +32,7 @@ use lazybatch_sla::{LaneId, Launch, ModelId, Outcome, RequestId, Ticket, Time};
 
 pub use config::{BlockSpec, CoreConfig, ModelSpec};
 pub use event::{Action, Event, Note, Request};
+pub use models::Attach;
 pub use plan::{Past, Plan, PlanRequest};
 pub use queue::{ArrivalQueue, Flow, FlowKey};
 pub use request::{Key, RequestState, Stage};
@@ -101,6 +103,12 @@ impl Core {
             Event::Planned(plan) => self.policy.on_planned(now, &plan),
             Event::Loaded(model) => self.state.loaded(model),
             Event::Evict(model) => self.state.evict(model),
+            Event::Attach(attach) => {
+                let model = attach.model;
+                self.state.attach(*attach);
+                self.policy.on_model(model, &self.state.config.models);
+            }
+            Event::Detach(model) => self.state.detach(model),
             Event::Wake => {}
         }
         self.report_ends(now);
@@ -109,6 +117,9 @@ impl Core {
     fn report_ends(&mut self, now: Time) {
         for ending in self.state.endings.drain(..) {
             self.policy.on_end(now, &ending);
+        }
+        for model in self.state.vacated.drain(..) {
+            self.policy.on_model(model, &self.state.config.models);
         }
     }
 
@@ -156,6 +167,10 @@ impl Core {
                 choice |= real;
                 if !self.decide_lane(now, id) {
                     break;
+                }
+                let launched = self.state.lanes[lane].flights.back();
+                if let Some(model) = launched.filter(|_| real).map(|f| f.launch.model) {
+                    self.state.by_model[model.index()].decisions += 1;
                 }
             }
         }
@@ -285,6 +300,28 @@ impl Core {
     /// Counts since the start.
     pub fn counters(&self) -> Counters {
         self.state.counters
+    }
+
+    /// The same by model, since it was attached; of a model that has gone until its id is used
+    /// again. Decisions are those that launched it.
+    pub fn counters_by_model(&self) -> &[Counters] {
+        &self.state.by_model
+    }
+
+    /// Whether requests to a model may arrive.
+    pub fn takes(&self, model: ModelId) -> bool {
+        self.state.takes(model)
+    }
+
+    /// Whether a model's weights are there and it takes requests.
+    pub fn is_resident(&self, model: ModelId) -> bool {
+        let residency = self.state.residency.get(model.index());
+        residency.is_some_and(|r| *r == state::Residency::Resident)
+    }
+
+    /// Whether a model may be attached under that id.
+    pub fn is_free(&self, model: ModelId) -> bool {
+        self.state.is_free(model)
     }
 
     /// Requests waiting in arrival queues.

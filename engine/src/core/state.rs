@@ -71,6 +71,10 @@ pub(crate) enum Residency {
     Loading,
     Resident,
     Leaving,
+    /// Detached; runs until its last request has ended.
+    Retiring,
+    /// No model has the id.
+    Vacant,
 }
 
 /// Counts since the start.
@@ -112,6 +116,10 @@ pub struct State {
     free_slots: Vec<Slot>,
     pub(crate) actions: VecDeque<Action>,
     pub(crate) counters: Counters,
+    /// The same by model, since it was attached.
+    pub(crate) by_model: Vec<Counters>,
+    /// Models that went, which the policy has not heard of.
+    pub(crate) vacated: Vec<ModelId>,
     /// Endings that the policy has not heard of.
     pub(crate) endings: Vec<Ending>,
     next_ticket: u64,
@@ -161,6 +169,8 @@ impl State {
             free_slots: Vec::new(),
             actions: VecDeque::new(),
             counters: Counters::default(),
+            by_model: vec![Counters::default(); num],
+            vacated: Vec::new(),
             endings: Vec::new(),
             next_ticket: 0,
             spare: Vec::new(),
@@ -187,7 +197,7 @@ impl State {
 
     pub(crate) fn arrive(&mut self, now: Time, request: Request) {
         let model = request.model;
-        assert!(model.index() < self.queues.len(), "unknown model {model}");
+        assert!(self.takes(model), "unknown model {model}");
         assert!(request.samples >= 1, "{} has no samples", request.id);
         assert!(
             request.samples <= self.config.models[model.index()].max_batch,
@@ -199,7 +209,7 @@ impl State {
             "unknown class {}",
             request.class
         );
-        self.counters.arrivals += 1;
+        self.tally(model, |c| c.arrivals += 1);
         let id = request.id;
         let sequence = request.sequence;
         let key = self.requests.insert(RequestState::new(request)) as Key;
@@ -246,13 +256,14 @@ impl State {
     /// A waiting request lets those pass that are not too late.
     pub(crate) fn demote(&mut self, key: Key) {
         let request = &self.requests[key as usize].request;
-        let (id, queue) = (request.id, &mut self.queues[request.model.index()]);
+        let (id, model) = (request.id, request.model);
+        let queue = &mut self.queues[model.index()];
         let flow = queue.remove(id);
         let flow = flow.unwrap_or_else(|| panic!("{id} is not waiting"));
         assert!(!flow.is_late, "{id} is demoted twice");
         let is_late = true;
         queue.insert(FlowKey { is_late, ..flow }, id, key);
-        self.counters.demoted += 1;
+        self.tally(model, |c| c.demoted += 1);
     }
 
     pub(crate) fn cancel(&mut self, now: Time, id: RequestId) {
@@ -340,29 +351,6 @@ impl State {
         Some((&flight.launch, now.since(flight.issued)))
     }
 
-    pub(crate) fn loaded(&mut self, model: ModelId) {
-        self.residency[model.index()] = Residency::Resident;
-    }
-
-    pub(crate) fn evict(&mut self, model: ModelId) {
-        if self.residency[model.index()] == Residency::Resident {
-            self.residency[model.index()] = Residency::Leaving;
-            self.try_evict(model);
-        }
-    }
-
-    fn try_evict(&mut self, model: ModelId) {
-        let m = model.index();
-        if self.residency[m] == Residency::Leaving && self.in_flight[m] == 0 {
-            self.actions.push_back(Action::Evict(model));
-            self.residency[m] = Residency::Host;
-            if !self.queues[m].is_empty() {
-                self.residency[m] = Residency::Loading;
-                self.actions.push_back(Action::Load(model));
-            }
-        }
-    }
-
     // --- ends ---------------------------------------------------------------------------------
 
     pub(super) fn complete(&mut self, now: Time, key: Key) {
@@ -404,7 +392,7 @@ impl State {
             output_len: state.output_len,
         });
         self.by_id.remove(&request);
-        self.counters.finished += 1;
+        self.tally(model, |c| c.finished += 1);
         self.actions.push_back(Action::Finish {
             request,
             outcome,
@@ -416,6 +404,7 @@ impl State {
             if let Some(sequence) = sequence {
                 self.next_of_sequence(model, sequence);
             }
+            self.try_leave(model);
         } else if self.is_complete(after) {
             self.release(key);
         } else {
@@ -465,7 +454,7 @@ impl State {
         if let Some(sequence) = state.request.sequence {
             self.next_of_sequence(state.request.model, sequence);
         }
-        self.try_evict(state.request.model);
+        self.try_leave(state.request.model);
     }
 
     fn drop_doomed(&mut self, now: Time, launch: &Launch) {
@@ -634,7 +623,7 @@ impl State {
                 lane.active = Some(into);
             }
         }
-        self.counters.merges += 1;
+        self.tally(gone.model, |c| c.merges += 1);
         self.note(|| Note::Merge { into, from });
     }
 
@@ -666,8 +655,11 @@ impl State {
             state.first_launch.get_or_insert(now);
         }
         let nodes = u64::from(launch.end_node - launch.first_node);
-        self.counters.launches += nodes;
-        self.counters.batched += nodes * u64::from(self.table.at(i).samples);
+        let samples = u64::from(self.table.at(i).samples);
+        self.tally(launch.model, |c| {
+            c.launches += nodes;
+            c.batched += nodes * samples;
+        });
         self.set_active(lane, id);
         // Before the notes on what the cursor's advance does to the table.
         self.actions.push_back(Action::Launch { ticket, lane });
@@ -692,7 +684,8 @@ impl State {
     fn set_active(&mut self, lane: LaneId, by: SubBatchId) {
         let former = self.lanes[lane.index()].active.replace(by);
         if let Some(parked) = former.filter(|&f| f != by) {
-            self.counters.preemptions += 1;
+            let model = self.table.get(parked).expect("active entries exist").model;
+            self.tally(model, |c| c.preemptions += 1);
             self.note(|| Note::Preempt { parked, by });
         }
     }

@@ -51,7 +51,10 @@ impl<'a> View<'a> {
     pub fn is_ready(&self, model: ModelId) -> bool {
         let (state, m) = (self.state, model.index());
         !state.queues[m].is_empty()
-            && state.residency[m] == Residency::Resident
+            && matches!(
+                state.residency[m],
+                Residency::Resident | Residency::Retiring
+            )
             && state.in_flight[m] < state.config.models[m].max_in_flight
     }
 

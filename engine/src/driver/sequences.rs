@@ -6,7 +6,7 @@
 //! Invariants:
 //! 1. A request gets the state that the one accepted before it in its sequence left, or fails:
 //!    behind one that did not complete, the sequence is broken until it is started again.
-//! 2. No more than [`SequenceOptions::most`] sequences are kept, none idle for longer than
+//! 2. Of a model no more than [`SequenceOptions::most`] sequences are kept, none idle for longer than
 //!    [`SequenceOptions::idle`].
 
 use lazybatch_graph::{Program, Tensor};
@@ -18,7 +18,7 @@ use rustc_hash::FxHashMap;
 pub struct SequenceOptions {
     /// A sequence without requests for so long is forgotten. 60 s.
     pub idle: Nanos,
-    /// Most sequences at once, all models together. 4096.
+    /// Most sequences of a model at once. 4096.
     pub most: usize,
 }
 
@@ -45,8 +45,7 @@ pub(crate) struct Place {
 /// Sequences of models that carry state.
 #[derive(Default)]
 pub(crate) struct Sequences {
-    options: SequenceOptions,
-    kept: FxHashMap<(ModelId, u64), Kept>,
+    kept: FxHashMap<ModelId, FxHashMap<u64, Kept>>,
 }
 
 struct Kept {
@@ -61,33 +60,41 @@ struct Kept {
 }
 
 impl Sequences {
-    pub fn new(options: SequenceOptions) -> Self {
-        Self {
-            options,
-            kept: FxHashMap::default(),
-        }
+    /// Drops all of a model.
+    pub fn forget(&mut self, model: ModelId) {
+        self.kept.remove(&model);
+    }
+
+    fn get(&self, model: ModelId, sequence: u64) -> Option<&Kept> {
+        self.kept.get(&model)?.get(&sequence)
     }
 
     /// Takes in a request; says what was expected instead of it.
-    pub fn accept(&mut self, now: Time, model: ModelId, place: Place) -> Result<(), String> {
-        let key = (model, place.sequence);
-        let idle = self.options.idle;
+    pub fn accept(
+        &mut self,
+        now: Time,
+        model: ModelId,
+        place: Place,
+        SequenceOptions { idle, most }: SequenceOptions,
+    ) -> Result<(), String> {
+        let key = place.sequence;
+        let of_model = self.kept.entry(model).or_default();
         let is_stale = |k: &Kept| k.pending == 0 && now.since(k.used) > idle;
-        if self.kept.get(&key).is_some_and(is_stale) {
-            self.kept.remove(&key);
+        if of_model.get(&key).is_some_and(is_stale) {
+            of_model.remove(&key);
         }
-        if !self.kept.contains_key(&key) {
+        if !of_model.contains_key(&key) {
             if !place.start {
                 return Err("the start of a sequence, for none of that id is open".into());
             }
-            if self.kept.len() >= self.options.most {
-                self.kept.retain(|_, k| !is_stale(k));
+            if of_model.len() >= most {
+                of_model.retain(|_, k| !is_stale(k));
             }
-            if self.kept.len() >= self.options.most {
-                return Err(format!("at most {} open sequences", self.options.most));
+            if of_model.len() >= most {
+                return Err(format!("at most {most} open sequences"));
             }
         }
-        let kept = self.kept.entry(key).or_insert_with(|| Kept {
+        let kept = of_model.entry(key).or_insert_with(|| Kept {
             state: Err(String::new()),
             pending: 0,
             is_open: false,
@@ -109,7 +116,7 @@ impl Sequences {
         place: Place,
         inputs: &mut [Tensor],
     ) -> Result<(), String> {
-        let Some(kept) = self.kept.get(&(model, place.sequence)) else {
+        let Some(kept) = self.get(model, place.sequence) else {
             return Ok(());
         };
         if place.start {
@@ -132,8 +139,11 @@ impl Sequences {
         place: Place,
         outputs: Result<&[Tensor], &str>,
     ) {
-        let key = (model, place.sequence);
-        let Some(kept) = self.kept.get_mut(&key) else {
+        let key = place.sequence;
+        let Some(of_model) = self.kept.get_mut(&model) else {
+            return;
+        };
+        let Some(kept) = of_model.get_mut(&key) else {
             return;
         };
         kept.used = now;
@@ -149,7 +159,7 @@ impl Sequences {
             )),
         };
         if kept.pending == 0 && !kept.is_open {
-            self.kept.remove(&key);
+            of_model.remove(&key);
         }
     }
 }
@@ -168,14 +178,21 @@ mod tests {
         }
     }
 
-    fn sequences(idle: u64, most: usize) -> Sequences {
-        Sequences::new(SequenceOptions {
-            idle: Nanos(idle),
-            most,
-        })
+    /// Sequences of one model, within bounds.
+    struct Bounded(Sequences, SequenceOptions);
+
+    impl Bounded {
+        fn accept(&mut self, now: Time, model: ModelId, place: Place) -> Result<(), String> {
+            self.0.accept(now, model, place, self.1)
+        }
     }
 
-    fn end(sequences: &mut Sequences, now: u64, place: Place) {
+    fn sequences(idle: u64, most: usize) -> Bounded {
+        let idle = Nanos(idle);
+        Bounded(Sequences::default(), SequenceOptions { idle, most })
+    }
+
+    fn end(Bounded(sequences, _): &mut Bounded, now: u64, place: Place) {
         let program = Program::default();
         let outputs = Ok(&[][..]);
         sequences.ended(Time(now), RequestId(1), &program, MODEL, place, outputs);
@@ -195,10 +212,13 @@ mod tests {
         for start in [true, false, true] {
             end(&mut s, 4, place(7, start, false));
         }
-        assert_eq!(s.kept.len(), 1);
+        assert_eq!(s.0.kept[&MODEL].len(), 1);
         s.accept(Time(5), MODEL, place(7, false, true)).unwrap();
         end(&mut s, 6, place(7, false, true));
-        assert!(s.kept.is_empty(), "nothing is kept behind the end");
+        assert!(
+            s.0.kept[&MODEL].is_empty(),
+            "nothing is kept behind the end"
+        );
     }
 
     #[test]
@@ -231,7 +251,7 @@ mod tests {
         let first = place(1, true, false);
         s.accept(Time(0), MODEL, first).unwrap();
         s.accept(Time(0), MODEL, place(1, false, false)).unwrap();
-        s.ended(
+        s.0.ended(
             Time(1),
             RequestId(4),
             &program,
@@ -239,7 +259,8 @@ mod tests {
             first,
             Err("cancelled"),
         );
-        let broken = s.hand_over(&program, MODEL, place(1, false, false), &mut []);
+        let broken =
+            s.0.hand_over(&program, MODEL, place(1, false, false), &mut []);
         assert_eq!(
             broken.unwrap_err(),
             format!(
@@ -247,6 +268,6 @@ mod tests {
                 RequestId(4)
             )
         );
-        s.hand_over(&program, MODEL, first, &mut []).unwrap();
+        s.0.hand_over(&program, MODEL, first, &mut []).unwrap();
     }
 }

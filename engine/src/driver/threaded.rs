@@ -8,22 +8,25 @@
 //! It owns the only clock of the engine.
 
 use std::collections::VecDeque;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, Sender, TryRecvError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use lazybatch_graph::{OutputId, SharedProgram, Tensor};
+use lazybatch_graph::{OutputId, Tensor};
 use lazybatch_kernels::{Device, OpenRequest, Plan};
-use lazybatch_sla::{Account, Launch, Nanos, Outcome, RequestId, Slot, Ticket, Time};
+use lazybatch_sla::{Account, Launch, ModelId, Nanos, Outcome, RequestId, Slot, Ticket, Time};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 
 use super::Observer;
+use super::models::Models;
 use super::planner::Planner;
-use super::sequences::{Place, SequenceOptions, Sequences};
+use super::sequences::{Place, Sequences};
 use crate::core::{Action, Core, Counters, Event, Request};
-use crate::embed::{Admitted, Answer, RequestError, Step};
+use crate::embed::{
+    Admitted, Answer, BuildError, Draft, ModelStats, Permits, RequestError, Served, Step,
+};
 
 /// A clock that starts at zero when the engine is built.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +60,8 @@ pub(crate) enum Reply {
 
 /// A request on its way to the driver, checked.
 pub(crate) struct Submission {
+    /// Its model.
+    pub served: Arc<Served>,
     pub request: Request,
     pub inputs: Vec<Tensor>,
     /// Its place in a sequence, for models that carry state.
@@ -64,10 +69,10 @@ pub(crate) struct Submission {
     /// True output length, for devices that only simulate.
     pub sim_output_len: Option<u32>,
     pub reply: Reply,
-    /// Place in the bounded queue; given back at admission.
-    pub permit: Option<OwnedSemaphorePermit>,
-    /// Its share of the memory limit; given back before it is answered.
-    pub memory: Option<OwnedSemaphorePermit>,
+    /// Places in bounded queues; given back at admission.
+    pub queue: Permits,
+    /// Its shares of memory limits; given back before it is answered.
+    pub memory: Permits,
     /// Set at admission.
     pub admitted: Admitted,
 }
@@ -86,6 +91,10 @@ impl Reply {
 pub(crate) enum Command {
     Submit(Box<Submission>),
     Cancel(RequestId),
+    /// Take in a model, and say so.
+    Load(Box<Draft>, Sender<Result<Arc<Served>, BuildError>>),
+    /// Let a model go when its last request has ended.
+    Unload(Arc<Served>),
     /// End when nothing is open.
     Drain,
     /// End now; what is open is cancelled.
@@ -97,6 +106,8 @@ pub(crate) enum Command {
 pub struct Stats {
     /// Counts of the core.
     pub counters: Counters,
+    /// The same by model, of those that are loaded; decisions are those that launched it.
+    pub models: Vec<Counters>,
     /// Outcomes and latencies, by model.
     pub accounts: Vec<Account>,
     /// Nanoseconds of decisions with two or more legal actions, if they are timed.
@@ -117,9 +128,7 @@ struct Open {
 pub(crate) struct Driver {
     pub core: Core,
     pub device: Box<dyn Device>,
-    pub programs: Vec<SharedProgram>,
-    /// By model.
-    pub plans: Vec<Plans>,
+    pub models: Models,
     pub commands: Receiver<Command>,
     pub clock: Clock,
     pub observer: Box<dyn Observer + Send>,
@@ -138,20 +147,12 @@ pub(crate) struct DriverState {
     /// Launches that failed at issue.
     refused: VecDeque<(Ticket, String)>,
     draining: bool,
+    /// What came while the thread was blocked.
+    received: Option<Command>,
     /// Turns since a launch completed in which none did.
     empty_turns: u32,
     planner: Planner,
     sequences: Sequences,
-}
-
-impl DriverState {
-    /// At the start, with these bounds on sequences.
-    pub fn new(sequences: SequenceOptions) -> Self {
-        Self {
-            sequences: Sequences::new(sequences),
-            ..Self::default()
-        }
-    }
 }
 
 impl Driver {
@@ -216,6 +217,11 @@ impl Driver {
 
     /// Takes in all commands that have come; false when told to stop.
     fn take_commands(&mut self, now: Time) -> bool {
+        if let Some(command) = self.state.received.take()
+            && !self.command(now, command)
+        {
+            return false;
+        }
         loop {
             match self.commands.try_recv() {
                 Ok(command) => {
@@ -233,18 +239,68 @@ impl Driver {
         match command {
             Command::Submit(submission) => self.submit(now, *submission),
             Command::Cancel(id) => self.event(now, Event::Cancel(id)),
+            Command::Load(draft, reply) => {
+                let loaded = self.load(now, *draft);
+                // Whoever asked may have gone; nobody then uses the model.
+                if let Err(SendError(Ok(served))) = reply.send(loaded) {
+                    self.event(now, Event::Detach(served.id));
+                }
+            }
+            Command::Unload(served) => self.event(now, Event::Detach(served.id)),
             Command::Drain => self.state.draining = true,
             Command::Stop => return false,
         }
         true
     }
 
+    fn load(&mut self, now: Time, draft: Draft) -> Result<Arc<Served>, BuildError> {
+        if self.state.draining {
+            return Err(BuildError::Closed);
+        }
+        let (served, attach) = self.models.load(self.device.as_mut(), draft)?;
+        {
+            let mut stats = self.stats.lock().expect("no holder panics");
+            let m = served.id.index();
+            let num = stats.accounts.len().max(m + 1);
+            stats.accounts.resize(num, Account::default());
+            stats.models.resize(num, Counters::default());
+            stats.accounts[m] = Account::default();
+            stats.models[m] = Counters::default();
+        }
+        self.event(now, Event::Attach(Box::new(attach)));
+        Ok(served)
+    }
+
+    fn vacate(&mut self, model: ModelId) {
+        let Some(served) = self.models.vacate(self.device.as_mut(), model) else {
+            return;
+        };
+        self.state.sequences.forget(model);
+        let m = model.index();
+        // Whoever reads figures by id holds the lock, and looks here first.
+        let stats = self.stats.lock().expect("no holder panics");
+        let last = ModelStats {
+            counters: self.core.counters_by_model()[m],
+            account: stats.accounts[m].clone(),
+        };
+        drop(served.gone.set(last));
+    }
+
     fn submit(&mut self, now: Time, submission: Submission) {
         let mut request = submission.request.clone();
         request.arrival = request.arrival.min(now);
         let id = request.id;
+        let served = &submission.served;
+        let is_there =
+            self.core.takes(request.model) && Arc::ptr_eq(self.models.get(request.model), served);
+        if !is_there {
+            let model = served.name.clone();
+            submission.reply.refuse(RequestError::Unloaded { model });
+            return;
+        }
         if let Some(place) = submission.place {
-            let accepted = self.state.sequences.accept(now, request.model, place);
+            let (model, bounds) = (request.model, served.sequences);
+            let accepted = self.state.sequences.accept(now, model, place, bounds);
             if let Err(expected) = accepted {
                 let sequence = place.sequence;
                 let error = RequestError::Sequence { sequence, expected };
@@ -252,7 +308,7 @@ impl Driver {
                 return;
             }
         }
-        let num_outputs = self.programs[request.model.index()].outputs.len();
+        let num_outputs = served.program.outputs.len();
         if matches!(submission.reply, Reply::Stream(_)) {
             self.state.streaming.push(id);
         }
@@ -285,7 +341,7 @@ impl Driver {
                 self.observer.on_launch(now, launch);
                 if let Err(cause) = issue(
                     self.device.as_mut(),
-                    &self.plans,
+                    self.models.plans(),
                     &self.state.unstaged,
                     now,
                     launch,
@@ -307,12 +363,13 @@ impl Driver {
                 }
                 Action::Release { request, slot } => self.release(request, slot),
                 Action::Load(model) => {
-                    let program = self.programs[model.index()].clone();
+                    let program = self.models.get(model).program.clone();
                     if self.device.load(model, program).is_ok() {
                         self.event(now, Event::Loaded(model));
                     }
                 }
                 Action::Evict(model) => self.device.unload(model),
+                Action::Vacate(model) => self.vacate(model),
                 Action::Plan => {
                     let request = self.core.take_plan().expect("asked for together");
                     self.state.planner.start(request);
@@ -329,12 +386,12 @@ impl Driver {
             .get_mut(&id)
             .expect("admitted requests are open");
         open.slot = Some(slot);
-        open.submission.permit = None;
+        open.submission.queue = Permits::default();
         open.submission.admitted.set();
         let submission = &mut open.submission;
         let model = submission.request.model;
         if let Some(place) = submission.place {
-            let (program, inputs) = (&self.programs[model.index()], &mut submission.inputs);
+            let (program, inputs) = (&submission.served.program, &mut submission.inputs);
             let handed = self
                 .state
                 .sequences
@@ -419,7 +476,7 @@ impl Driver {
                 (Ok(answer), _) => Ok(&answer.outputs[..]),
                 (Err(_), cause) => Err(cause.as_deref().unwrap_or_default()),
             };
-            let program = &self.programs[model.index()];
+            let program = &open.submission.served.program;
             let sequences = &mut self.state.sequences;
             sequences.ended(finish, id, program, model, place, left);
         }
@@ -458,7 +515,9 @@ impl Driver {
     }
 
     fn publish(&mut self) {
-        self.stats.lock().expect("no holder panics").counters = self.core.counters();
+        let mut stats = self.stats.lock().expect("no holder panics");
+        stats.counters = self.core.counters();
+        stats.models.copy_from_slice(self.core.counters_by_model());
     }
 
     /// Blocks until a command comes or there is something to do; false when told to stop.
@@ -496,8 +555,9 @@ impl Driver {
         };
         match received {
             Ok(command) => {
-                let now = self.clock.now();
-                self.command(now, command)
+                // Handled in the next turn, with that turn's time.
+                self.state.received = Some(command);
+                true
             }
             Err(RecvTimeoutError::Timeout) => true,
             Err(RecvTimeoutError::Disconnected) => false,

@@ -201,7 +201,7 @@ pub fn run(
                     plan.rest = Nanos((took as f64 * (1.0 / PLAN_SHARE - 1.0)) as u64);
                     plans.push_back((now + Nanos(took), plan));
                 }
-                Action::Evict(_) | Action::Note(_) => {}
+                Action::Evict(_) | Action::Vacate(_) | Action::Note(_) => {}
             }
             observer.on_action(now, &action);
         }

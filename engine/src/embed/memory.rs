@@ -10,7 +10,7 @@ use std::sync::Arc;
 use lazybatch_kernels::{MemoryBound, RequestMemory};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::RequestError;
+use super::{BuildError, RequestError};
 use crate::core::Request;
 
 /// Bytes of a permit: shares are rounded up to it.
@@ -47,67 +47,95 @@ impl Bound {
     }
 }
 
-/// The limit of an engine.
+/// The limit of an engine, or of a model.
 pub(crate) struct Limit {
     bytes: u64,
     room: Arc<Semaphore>,
-    /// By model.
-    bounds: Vec<Bound>,
 }
 
 impl Limit {
-    /// `bytes` for all models together.
-    pub fn new(bytes: u64, bounds: Vec<Bound>) -> Self {
+    /// `bytes` for all requests together.
+    pub fn new(bytes: u64) -> Self {
         let units = usize::try_from(bytes / UNIT).unwrap_or(usize::MAX);
         let units = units.min(Semaphore::MAX_PERMITS).min(u32::MAX as usize);
         Self {
             bytes,
             room: Arc::new(Semaphore::new(units)),
-            bounds,
         }
     }
 
-    /// Units of a request, if it fits the limit at all.
-    fn units(&self, name: &str, request: &Request) -> Result<u32, RequestError> {
-        let got = self.needed(request);
-        let units = got.div_ceil(UNIT);
+    /// Checks that the smallest request of the model called `name`, of `shortest` positions, fits.
+    pub fn check(
+        &self,
+        name: &str,
+        bound: Option<&Bound>,
+        shortest: u32,
+    ) -> Result<(), BuildError> {
+        let fail = |expected: String, got: String| BuildError::Model {
+            model: name.to_string(),
+            what: "memory limit".into(),
+            expected,
+            got,
+        };
+        let Some(bound) = bound else {
+            let expected = "a device that states what requests hold";
+            return Err(fail(expected.into(), "one that does not".into()));
+        };
+        let least = bound.request(shortest, 1).total().next_multiple_of(UNIT);
+        if least > self.bytes {
+            let expected = format!("at least {least} bytes, for its smallest request");
+            return Err(fail(expected, format!("{} bytes", self.bytes)));
+        }
+        Ok(())
+    }
+
+    /// Units of a request of `needed` bytes, if it fits the limit at all.
+    fn units(&self, name: &str, needed: u64, request: &Request) -> Result<u32, RequestError> {
+        let refused = || self.refusal(name, needed, request, self.bytes);
+        let units = needed.div_ceil(UNIT);
         if units > self.bytes / UNIT {
-            return Err(self.refusal(name, request, self.bytes));
+            return Err(refused());
         }
-        u32::try_from(units).map_err(|_| self.refusal(name, request, self.bytes))
+        u32::try_from(units).map_err(|_| refused())
     }
 
-    fn needed(&self, request: &Request) -> u64 {
-        let bound = &self.bounds[request.model.index()];
-        bound.request(request.input_len, request.samples).total()
-    }
-
-    fn refusal(&self, name: &str, request: &Request, left: u64) -> RequestError {
+    fn refusal(&self, name: &str, needed: u64, request: &Request, left: u64) -> RequestError {
         RequestError::Memory {
             model: name.to_string(),
             input_len: request.input_len,
             samples: request.samples,
-            got: self.needed(request),
+            got: needed,
             left,
             limit: self.bytes,
         }
     }
 
-    /// The share of a request to the model called `name`; waits until there is room.
-    pub async fn share(&self, name: &str, request: &Request) -> Result<Share, RequestError> {
-        let units = self.units(name, request)?;
+    /// The share of a request of `needed` bytes to the model called `name`; waits until there is
+    /// room.
+    pub async fn share(
+        &self,
+        name: &str,
+        needed: u64,
+        request: &Request,
+    ) -> Result<Share, RequestError> {
+        let units = self.units(name, needed, request)?;
         let room = self.room.clone();
         let share = room.acquire_many_owned(units).await;
         share.map_err(|_| RequestError::Closed)
     }
 
     /// As [`Self::share`], but refuses if there is no room now.
-    pub fn try_share(&self, name: &str, request: &Request) -> Result<Share, RequestError> {
-        let units = self.units(name, request)?;
+    pub fn try_share(
+        &self,
+        name: &str,
+        needed: u64,
+        request: &Request,
+    ) -> Result<Share, RequestError> {
+        let units = self.units(name, needed, request)?;
         let share = self.room.clone().try_acquire_many_owned(units);
         share.map_err(|_| {
             let left = self.room.available_permits() as u64 * UNIT;
-            self.refusal(name, request, left)
+            self.refusal(name, needed, request, left)
         })
     }
 }

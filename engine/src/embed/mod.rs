@@ -8,24 +8,27 @@
 mod builder;
 mod handle;
 mod memory;
+mod model;
+mod submit;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, mpsc};
 
-use lazybatch_graph::{DType, InputId, Program, SharedProgram, Tensor};
-use lazybatch_kernels::{RequestMemory, validate_inputs};
-use lazybatch_sla::{Class, ClassId, ModelId, Nanos, Outcome, RequestId, Time};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc as stream, oneshot};
+use lazybatch_graph::{SharedProgram, Tensor};
+use lazybatch_kernels::RequestMemory;
+use lazybatch_sla::{Nanos, Outcome, RequestId, Time};
+use tokio::sync::oneshot;
 
-pub use builder::{Builder, ModelOptions};
+pub use builder::Builder;
 pub(crate) use handle::Admitted;
-use handle::Guard;
 pub use handle::{Handle, StepStream};
+pub(crate) use model::{Draft, Maker, Served};
+pub use model::{ModelHandle, ModelOptions, ModelStats};
+use submit::Bounded;
+pub(crate) use submit::Permits;
 
-use crate::core::Request;
-use crate::driver::sequences::Place;
 pub use crate::driver::sequences::SequenceOptions;
-use crate::driver::threaded::{Clock, Command, Reply, Stats, Submission};
+use crate::driver::threaded::{Clock, Command, Stats};
 use crate::explain::{Explainer, Explanation};
 
 /// Why an engine cannot be built.
@@ -52,6 +55,9 @@ pub enum BuildError {
     /// The driver thread cannot be started.
     #[error("driver thread: {0}")]
     Thread(#[from] std::io::Error),
+    /// The engine is draining or gone.
+    #[error("the engine takes no more models")]
+    Closed,
 }
 
 /// Why a request has no answer.
@@ -128,6 +134,12 @@ pub enum RequestError {
     /// A device failure took it.
     #[error("failed: {0}")]
     Failed(String),
+    /// Its model was unloaded before the request was taken.
+    #[error("model {model} is unloaded")]
+    Unloaded {
+        /// Model name.
+        model: String,
+    },
     /// The engine is draining or gone.
     #[error("the engine takes no more requests")]
     Closed,
@@ -201,21 +213,12 @@ pub enum Step {
     End(Answer),
 }
 
-pub(crate) struct Served {
-    pub name: String,
-    pub program: SharedProgram,
-    pub max_batch: u32,
-    pub sla: Option<Nanos>,
-    pub memory: Option<memory::Bound>,
-}
-
 pub(crate) struct Shared {
-    pub models: Vec<Served>,
-    pub classes: Vec<Class>,
+    /// Those that are found by name, in the order in which they were loaded.
+    pub models: RwLock<Vec<Arc<Served>>>,
     pub commands: mpsc::Sender<Command>,
-    pub queue: Arc<Semaphore>,
-    pub max_queue: usize,
-    pub memory: Option<memory::Limit>,
+    pub queue: Bounded,
+    pub limit: Option<Arc<memory::Limit>>,
     pub next_id: AtomicU64,
     pub accepting: AtomicBool,
     pub clock: Clock,
@@ -225,10 +228,31 @@ pub(crate) struct Shared {
     pub explainer: Option<Arc<Mutex<Explainer>>>,
 }
 
-/// A request's places in what is bounded.
-struct Room {
-    queue: OwnedSemaphorePermit,
-    memory: Option<memory::Share>,
+impl Shared {
+    fn explain(&self, id: RequestId) -> Option<Explanation> {
+        let explainer = self.explainer.as_ref()?;
+        explainer.lock().expect("no holder panics").explain(id)
+    }
+
+    /// The model of a name; of several the one that was loaded last.
+    fn find(&self, name: &str) -> Result<Arc<Served>, RequestError> {
+        let models = self.models.read().unwrap_or_else(PoisonError::into_inner);
+        let found = models.iter().rev().find(|m| m.name == name).cloned();
+        found.ok_or_else(|| {
+            let names: Vec<_> = models.iter().map(|m| m.name.as_str()).collect();
+            RequestError::UnknownModel {
+                got: name.into(),
+                expected: names.join(", "),
+            }
+        })
+    }
+
+    /// No request finds it by name any more.
+    fn forget(&self, served: &Arc<Served>) {
+        let models = self.models.write();
+        let mut models = models.unwrap_or_else(PoisonError::into_inner);
+        models.retain(|m| !Arc::ptr_eq(m, served));
+    }
 }
 
 /// A running engine. Dropping it cancels what is open; [`Engine::drain`] lets it finish.
@@ -243,9 +267,38 @@ impl Engine {
         Builder::default()
     }
 
-    /// Names of the models served, by id.
-    pub fn models(&self) -> impl Iterator<Item = &str> {
-        self.shared.models.iter().map(|m| m.name.as_str())
+    /// Names of the models that are served, in the order in which they were loaded.
+    pub fn models(&self) -> Vec<String> {
+        let models = self.shared.models.read();
+        let models = models.unwrap_or_else(PoisonError::into_inner);
+        models.iter().map(|m| m.name.clone()).collect()
+    }
+
+    /// Loads a model into the running engine: its requests batch and compete with those of all
+    /// others from now on. Names may repeat, as those of versions do; requests by name go to the one
+    /// that was loaded last. Blocks until the device has it, and the device runs nothing meanwhile.
+    ///
+    /// # Errors
+    /// What the device or the model's options refuse, or an engine that is closed.
+    pub fn load(
+        &self,
+        name: &str,
+        program: impl Into<SharedProgram>,
+        options: ModelOptions,
+    ) -> Result<ModelHandle, BuildError> {
+        let draft = Draft::new(name, program.into(), options)?;
+        if !self.shared.accepting.load(Ordering::SeqCst) {
+            return Err(BuildError::Closed);
+        }
+        let (tx, rx) = mpsc::channel();
+        let command = Command::Load(Box::new(draft), tx);
+        let sent = self.shared.commands.send(command);
+        sent.map_err(|_| BuildError::Closed)?;
+        let served = rx.recv().unwrap_or(Err(BuildError::Closed))?;
+        let models = self.shared.models.write();
+        let mut models = models.unwrap_or_else(PoisonError::into_inner);
+        models.push(served.clone());
+        Ok(ModelHandle::new(self.shared.clone(), served))
     }
 
     /// Time on the engine's clock.
@@ -266,15 +319,14 @@ impl Engine {
         input_len: u32,
         samples: u32,
     ) -> Option<RequestMemory> {
-        let served = self.shared.models.iter().find(|m| m.name == model)?;
-        Some(served.memory.as_ref()?.request(input_len, samples))
+        let served = self.shared.find(model).ok()?;
+        Some(served.bound.as_ref()?.request(input_len, samples))
     }
 
     /// Why a request takes or took its time. `None` for one that is not known, or no longer, and
     /// without [`Builder::explain`].
     pub fn explain(&self, id: RequestId) -> Option<Explanation> {
-        let explainer = self.shared.explainer.as_ref()?;
-        explainer.lock().expect("no holder panics").explain(id)
+        self.shared.explain(id)
     }
 
     /// Runs one request; waits while the queue is full, or while accepted requests leave it too
@@ -291,9 +343,8 @@ impl Engine {
         inputs: Vec<Tensor>,
         options: Options,
     ) -> Result<Answer, RequestError> {
-        let (request, inputs) = self.check(model, inputs, &options)?;
-        let room = self.room(&request).await?;
-        self.send_once(request, inputs, &options, room)?.await
+        let served = self.shared.find(model)?;
+        self.shared.submit(&served, inputs, options).await
     }
 
     /// Runs one request and gives its decoder steps as they come.
@@ -306,9 +357,8 @@ impl Engine {
         inputs: Vec<Tensor>,
         options: Options,
     ) -> Result<StepStream, RequestError> {
-        let (request, inputs) = self.check(model, inputs, &options)?;
-        let room = self.room(&request).await?;
-        self.send_stream(request, inputs, &options, room)
+        let served = self.shared.find(model)?;
+        self.shared.submit_stream(&served, inputs, options).await
     }
 
     /// As [`Engine::submit_stream`], but refuses at once as [`Engine::try_submit`] does.
@@ -321,9 +371,8 @@ impl Engine {
         inputs: Vec<Tensor>,
         options: Options,
     ) -> Result<StepStream, RequestError> {
-        let (request, inputs) = self.check(model, inputs, &options)?;
-        let room = self.try_room(model, &request)?;
-        self.send_stream(request, inputs, &options, room)
+        let served = self.shared.find(model)?;
+        self.shared.try_submit_stream(&served, inputs, options)
     }
 
     /// Hands in one request, or refuses it at once if the queue is full or too little is left of the
@@ -337,9 +386,8 @@ impl Engine {
         inputs: Vec<Tensor>,
         options: Options,
     ) -> Result<Handle, RequestError> {
-        let (request, inputs) = self.check(model, inputs, &options)?;
-        let room = self.try_room(model, &request)?;
-        self.send_once(request, inputs, &options, room)
+        let served = self.shared.find(model)?;
+        self.shared.try_submit(&served, inputs, options)
     }
 
     /// Takes no more requests and returns when all accepted ones have ended.
@@ -367,190 +415,6 @@ impl Engine {
         self.shared.accepting.store(false, Ordering::SeqCst);
         drop(self.shared.commands.send(Command::Drain));
     }
-
-    async fn room(&self, request: &Request) -> Result<Room, RequestError> {
-        let shared = &self.shared;
-        let memory = match &shared.memory {
-            Some(limit) => {
-                let name = &shared.models[request.model.index()].name;
-                Some(limit.share(name, request).await?)
-            }
-            None => None,
-        };
-        let queue = shared.queue.clone().acquire_owned().await;
-        let queue = queue.map_err(|_| RequestError::Closed)?;
-        Ok(Room { queue, memory })
-    }
-
-    fn try_room(&self, model: &str, request: &Request) -> Result<Room, RequestError> {
-        let shared = &self.shared;
-        let limit = shared.memory.as_ref();
-        let memory = limit.map(|l| l.try_share(model, request)).transpose()?;
-        let max_queue = shared.max_queue;
-        let queue = shared.queue.clone().try_acquire_owned();
-        let queue = queue.map_err(|_| RequestError::QueueFull { max_queue })?;
-        Ok(Room { queue, memory })
-    }
-
-    fn check(
-        &self,
-        model: &str,
-        inputs: Vec<Tensor>,
-        options: &Options,
-    ) -> Result<(Request, Vec<Tensor>), RequestError> {
-        let shared = &self.shared;
-        let index = shared
-            .models
-            .iter()
-            .position(|m| m.name == model)
-            .ok_or_else(|| {
-                let names: Vec<_> = self.models().collect();
-                RequestError::UnknownModel {
-                    got: model.into(),
-                    expected: names.join(", "),
-                }
-            })?;
-        let served = &shared.models[index];
-        let inputs = with_carried(&served.program, inputs);
-        let shape = validate_inputs(&served.program, &inputs)?;
-        if shape.samples > served.max_batch {
-            return Err(RequestError::Samples {
-                model: model.into(),
-                max_batch: served.max_batch,
-                got: shape.samples,
-            });
-        }
-        let class = options.class.as_deref().unwrap_or("default");
-        let class_index = shared.classes.iter().position(|c| c.name == class);
-        let class_index = class_index.ok_or_else(|| {
-            let names: Vec<_> = shared.classes.iter().map(|c| c.name.as_str()).collect();
-            RequestError::UnknownClass {
-                got: class.into(),
-                expected: names.join(", "),
-            }
-        })?;
-        let class = &shared.classes[class_index];
-        let simulated_end = options.known_output_len == Some(0) && shared.is_virtual;
-        let request = Request {
-            id: RequestId(0),
-            model: ModelId(index as u32),
-            arrival: options.arrival.unwrap_or(Time::MAX),
-            sla: options.sla.or(class.sla).or(served.sla),
-            class: ClassId(class_index as u32),
-            priority: class.priority_of(options.priority),
-            samples: shape.samples,
-            input_len: shape.input_len,
-            sequence: options.sequence,
-            max_steps: if simulated_end {
-                Some(0)
-            } else {
-                options.max_steps
-            },
-            known_output_len: options.known_output_len.filter(|_| shared.needs_output_len),
-        };
-        Ok((request, inputs))
-    }
-
-    fn send_once(
-        &self,
-        request: Request,
-        inputs: Vec<Tensor>,
-        options: &Options,
-        room: Room,
-    ) -> Result<Handle, RequestError> {
-        let (tx, rx) = oneshot::channel();
-        let admitted = Admitted::default();
-        let reply = Reply::Once(tx);
-        let id = self.send(request, inputs, options, reply, room, &admitted)?;
-        let guard = Guard::new(id, admitted, self.shared.commands.clone());
-        Ok(Handle::new(rx, guard))
-    }
-
-    fn send_stream(
-        &self,
-        request: Request,
-        inputs: Vec<Tensor>,
-        options: &Options,
-        room: Room,
-    ) -> Result<StepStream, RequestError> {
-        let (tx, rx) = stream::unbounded_channel();
-        let admitted = Admitted::default();
-        let reply = Reply::Stream(tx);
-        let id = self.send(request, inputs, options, reply, room, &admitted)?;
-        let guard = Guard::new(id, admitted, self.shared.commands.clone());
-        Ok(StepStream::new(rx, guard))
-    }
-
-    fn send(
-        &self,
-        mut request: Request,
-        inputs: Vec<Tensor>,
-        options: &Options,
-        reply: Reply,
-        room: Room,
-        admitted: &Admitted,
-    ) -> Result<RequestId, RequestError> {
-        let shared = &self.shared;
-        if !shared.accepting.load(Ordering::SeqCst) {
-            return Err(RequestError::Closed);
-        }
-        let id = RequestId(shared.next_id.fetch_add(1, Ordering::Relaxed));
-        request.id = id;
-        request.arrival = request.arrival.min(shared.clock.now());
-        let carries = !shared.models[request.model.index()]
-            .program
-            .carries
-            .is_empty();
-        let place = request.sequence.filter(|_| carries);
-        let place = place.map(|sequence| Place {
-            sequence,
-            start: options.sequence_start,
-            end: options.sequence_end,
-        });
-        let submission = Submission {
-            request,
-            inputs,
-            place,
-            sim_output_len: options.known_output_len,
-            reply,
-            permit: Some(room.queue),
-            memory: room.memory,
-            admitted: admitted.clone(),
-        };
-        shared
-            .commands
-            .send(Command::Submit(Box::new(submission)))
-            .map_err(|_| RequestError::Closed)?;
-        Ok(id)
-    }
-}
-
-/// The inputs with zeros for all carried ones, if just those are missing.
-fn with_carried(program: &Program, given: Vec<Tensor>) -> Vec<Tensor> {
-    let ids = || (0..program.inputs.len()).map(InputId::new);
-    let num_carried = ids().filter(|&i| program.is_carried(i)).count();
-    if num_carried == 0 || given.len() + num_carried != program.inputs.len() {
-        return given;
-    }
-    // One per sample of the others; one where a sequence says how long the request is.
-    let samples = match program.length_input {
-        Some(_) => 1,
-        None => given.first().map_or(1, |t| t.dims[0]),
-    };
-    let mut given = given.into_iter();
-    let inputs = ids().filter_map(|id| {
-        if !program.is_carried(id) {
-            return given.next();
-        }
-        let ty = &program.input(id).ty;
-        let dims: Vec<usize> = [samples].into_iter().chain(ty.fixed_dims()).collect();
-        let num = dims.iter().product();
-        Some(match ty.dtype {
-            DType::I32 => Tensor::from_i32(&dims, &vec![0; num]),
-            _ => Tensor::from_f32(&dims, &vec![0.0; num]),
-        })
-    });
-    inputs.collect()
 }
 
 impl Drop for Engine {

@@ -24,7 +24,7 @@
 //! "Rollout Algorithms for Discrete Optimization"); here over whole rules, not single steps.
 
 use lazybatch_graph::Repeat;
-use lazybatch_sla::{Late, LatencyTable, Launch, Nanos, Time};
+use lazybatch_sla::{Late, LatencyTable, Launch, ModelId, Nanos, Time};
 use std::sync::Arc;
 
 use super::base::{self, Base};
@@ -70,8 +70,10 @@ pub const ENTRY: Entry = Entry {
             corrections: Vec::new(),
             tables: Vec::new(),
             is_planning: false,
+            is_outdated: false,
             rests_until: Time::ZERO,
             planned: None,
+            num_classes: 1,
         }))
     },
 };
@@ -227,6 +229,13 @@ impl Incumbent {
         }
     }
 
+    fn on_model(&mut self, model: ModelId, models: &[ModelSpec]) {
+        self.base.on_model(model, models);
+        if let Some(other) = &mut self.other {
+            other.on_model(model, models);
+        }
+    }
+
     fn on_end(&mut self, now: Time, ending: &Ending) {
         self.base.on_end(now, ending);
         if let Some(other) = &mut self.other {
@@ -252,10 +261,14 @@ struct Adaptive {
     corrections: Vec<Vec<f64>>,
     tables: Vec<Arc<LatencyTable>>,
     is_planning: bool,
+    /// The plan that is being made is for models that are not those any more.
+    is_outdated: bool,
     /// No plan is asked for before.
     rests_until: Time,
     /// What was seen when the last plan was asked for.
     planned: Option<Seen>,
+    /// SLA classes when it was last asked for a plan.
+    num_classes: usize,
 }
 
 /// What a plan goes by, in short.
@@ -270,7 +283,7 @@ struct Seen {
 impl Policy for Adaptive {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         if self.tables.is_empty() {
-            self.start(view);
+            self.start(view.models());
         }
         let rescued = match self.without.rescue {
             true => None,
@@ -307,7 +320,31 @@ impl Policy for Adaptive {
         self.incumbent.on_end(now, ending);
     }
 
+    fn on_model(&mut self, model: ModelId, models: &[ModelSpec]) {
+        self.history.on_model(model);
+        self.incumbent.on_model(model, models);
+        if self.tables.is_empty() {
+            return self.start(models);
+        }
+        self.is_outdated = self.is_planning;
+        self.rescue.start(models);
+        self.tables = models.iter().map(|m| m.table.clone()).collect();
+        self.corrections.resize(models.len(), Vec::new());
+        let m = model.index();
+        self.corrections[m] = vec![1.0; models[m].blocks.len()];
+        if !self.is_fixed {
+            let names = self.candidates(models, self.num_classes);
+            if !names.contains(&self.incumbent.name) {
+                self.incumbent.change(&names[0]);
+            }
+        }
+    }
+
     fn plan(&mut self, view: &View<'_>) -> Option<PlanRequest> {
+        self.num_classes = view.classes().len();
+        if self.history.is_empty() {
+            return None;
+        }
         if self.is_fixed || self.is_planning || view.now < self.rests_until || !self.is_due() {
             return None;
         }
@@ -318,7 +355,7 @@ impl Policy for Adaptive {
             num_open: self.history.num_open(),
         });
         let incumbent = &self.incumbent.name;
-        let rules = self.candidates(view);
+        let rules = self.candidates(view.models(), self.num_classes);
         let others = rules.iter().filter(|r| *r != incumbent);
         let (models, classes) = (view.models(), view.classes());
         let mut arrivals = self.history.arrivals(models);
@@ -336,6 +373,9 @@ impl Policy for Adaptive {
     fn on_planned(&mut self, now: Time, plan: &Plan) {
         self.is_planning = false;
         self.rests_until = now + plan.rest;
+        if std::mem::take(&mut self.is_outdated) {
+            return;
+        }
         let incumbent = &mut self.incumbent;
         let cost = |name: &str| {
             let mut costs = plan.costs.iter();
@@ -357,11 +397,10 @@ impl Policy for Adaptive {
 }
 
 impl Adaptive {
-    fn start(&mut self, view: &View<'_>) {
-        let models = view.models();
+    fn start(&mut self, models: &[ModelSpec]) {
         self.tables = models.iter().map(|m| m.table.clone()).collect();
         self.corrections = models.iter().map(|m| vec![1.0; m.blocks.len()]).collect();
-        self.rescue.start(view);
+        self.rescue.start(models);
         if !self.is_fixed {
             let first = self.rules(models).remove(0);
             self.incumbent.change(&first);
@@ -370,9 +409,10 @@ impl Adaptive {
 
     /// Base rules for these models, and other policies where they fit: those know neither classes
     /// nor priority levels nor shares, and refuse nobody.
-    fn candidates(&self, view: &View<'_>) -> Vec<String> {
-        let mut names = self.rules(view.models());
-        let is_plain = view.models().len() == 1 && view.classes().len() == 1;
+    fn candidates(&self, models: &[ModelSpec], num_classes: usize) -> Vec<String> {
+        let mut names = self.rules(models);
+        let num_models = models.iter().filter(|m| !m.is_vacant()).count();
+        let is_plain = num_models == 1 && num_classes == 1;
         if is_plain
             && !self.without.others
             && self.late == Late::Demote

@@ -47,7 +47,7 @@ use super::gate::{Weighed, balances, joins, rows};
 use super::promise::{Promises, WELL_FILLED};
 use super::share::Shares;
 use super::{Decision, Entry, Pick, Policy};
-use crate::core::{Ending, Flow, Key, Request, SubBatch, View};
+use crate::core::{Ending, Flow, Key, ModelSpec, Request, SubBatch, View};
 
 /// Registry line of `front`.
 pub const FRONT: Entry = Entry {
@@ -276,6 +276,12 @@ impl Policy for Base {
     fn on_end(&mut self, now: Time, ending: &Ending) {
         self.shares.on_end(ending);
         self.promises.on_end(now, ending);
+    }
+
+    fn on_model(&mut self, model: ModelId, _models: &[ModelSpec]) {
+        self.shares.on_model(model);
+        self.promises.on_model(model);
+        self.fresh.retain(|(of, _)| *of != model);
     }
 }
 

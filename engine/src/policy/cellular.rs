@@ -29,7 +29,7 @@ use lazybatch_sla::{ModelId, SubBatchId};
 
 use super::entries::{in_turn, is_at_head, last_launched, merge_equals, oldest_member};
 use super::{Decision, Entry, Pick, Policy};
-use crate::core::{SubBatch, View};
+use crate::core::{ModelSpec, SubBatch, View};
 
 /// Registry line.
 pub const ENTRY: Entry = Entry {
@@ -83,6 +83,12 @@ impl Policy for Cellular {
         in_turn(self.next, num)
             .find_map(|m| self.cell(view, ModelId(m as u32)))
             .unwrap_or(Decision::Wait { until: None })
+    }
+
+    fn on_model(&mut self, model: ModelId, _models: &[ModelSpec]) {
+        if let Some(ran) = self.ran.get_mut(model.index()) {
+            ran.clear();
+        }
     }
 }
 

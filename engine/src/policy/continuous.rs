@@ -19,7 +19,7 @@ use lazybatch_sla::ModelId;
 
 use super::entries::{in_turn, is_at_head, last_launched, last_loop, merge_equals};
 use super::{Decision, Entry, Pick, Policy};
-use crate::core::{SubBatch, View};
+use crate::core::{ModelSpec, SubBatch, View};
 
 /// Registry line.
 pub const ENTRY: Entry = Entry {
@@ -83,6 +83,12 @@ impl Policy for Continuous {
         in_turn(self.next, num)
             .find_map(|m| self.iterate(view, m))
             .unwrap_or(Decision::Wait { until: None })
+    }
+
+    fn on_model(&mut self, model: ModelId, models: &[ModelSpec]) {
+        self.loops = models.iter().map(last_loop).collect();
+        self.joined.resize(models.len(), false);
+        self.joined[model.index()] = false;
     }
 }
 

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use lazybatch_graph::Repeat;
-use lazybatch_sla::{Nanos, RequestId, Time};
+use lazybatch_sla::{ModelId, Nanos, RequestId, Time};
 
 use crate::core::{Ending, ModelSpec, Past, Request};
 
@@ -57,6 +57,16 @@ impl History {
             output_len: (request.max_steps == Some(0)).then_some(0),
             is_open: true,
         });
+    }
+
+    /// Forgets a model: nobody of it is open.
+    pub fn on_model(&mut self, model: ModelId) {
+        self.known.retain(|k| k.past.model != model);
+    }
+
+    /// Whether nothing is remembered.
+    pub fn is_empty(&self) -> bool {
+        self.known.is_empty()
     }
 
     pub fn on_end(&mut self, ending: &Ending) {
@@ -191,7 +201,7 @@ impl Guesses {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lazybatch_sla::{ClassId, ModelId, Outcome};
+    use lazybatch_sla::{ClassId, Outcome};
 
     fn request(id: u64, at_ms: u64, input_len: u32) -> Request {
         Request {

@@ -24,7 +24,7 @@ pub mod triton;
 
 use lazybatch_sla::{Launch, ModelId, Nanos, SubBatchId, Time};
 
-use crate::core::{Ending, Key, Plan, PlanRequest, Request, View};
+use crate::core::{Ending, Key, ModelSpec, Plan, PlanRequest, Request, View};
 
 /// Which requests of a queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,6 +105,12 @@ pub trait Policy: Send {
     /// A request has ended.
     fn on_end(&mut self, now: Time, ending: &Ending) {
         let _ = (now, ending);
+    }
+
+    /// A model was attached under `model`, or the one that was there has gone: what was kept of it
+    /// is of no use. `models` are those from now on, by id.
+    fn on_model(&mut self, model: ModelId, models: &[ModelSpec]) {
+        let _ = (model, models);
     }
 
     /// A plan that it wants made; asked behind every decision.

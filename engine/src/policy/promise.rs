@@ -95,6 +95,11 @@ impl Promises {
         self.sizes.knee(view, model, typical, share)
     }
 
+    /// Forgets a model.
+    pub fn on_model(&mut self, model: ModelId) {
+        self.sizes.on_model(model);
+    }
+
     /// A waiting request is admitted.
     pub fn on_admit(&mut self, view: &View<'_>, state: &RequestState) {
         let batch = self.batch(view, state);

@@ -17,7 +17,7 @@ use lazybatch_sla::RequestId;
 use rustc_hash::FxHashSet;
 
 use super::{Decision, Pick};
-use crate::core::{Ending, Request, View};
+use crate::core::{Ending, ModelSpec, Request, View};
 
 /// See the module.
 #[derive(Clone, Debug, Default)]
@@ -41,12 +41,9 @@ impl Rescue {
     /// Requests that end for each that is rescued from a queue.
     pub const OTHERS: u64 = 64;
 
-    pub fn start(&mut self, view: &View<'_>) {
-        let in_flight: u64 = view
-            .models()
-            .iter()
-            .map(|m| u64::from(m.max_in_flight))
-            .sum();
+    /// These are the models.
+    pub fn start(&mut self, models: &[ModelSpec]) {
+        let in_flight: u64 = models.iter().map(|m| u64::from(m.max_in_flight)).sum();
         self.bound = Self::FACTOR * in_flight;
     }
 

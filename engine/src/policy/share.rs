@@ -86,6 +86,11 @@ impl Shares {
         share.open += 1;
     }
 
+    /// Forgets a model: nobody of it is there.
+    pub fn on_model(&mut self, model: ModelId) {
+        self.0.retain(|s| s.model != model);
+    }
+
     pub fn on_end(&mut self, ending: &Ending) {
         let share = self.find(ending.model, ending.class, ending.priority);
         share.open = share.open.saturating_sub(1);

@@ -14,6 +14,13 @@ use crate::core::{RequestState, View};
 pub(super) struct Sizes(Vec<Option<Vec<f64>>>);
 
 impl Sizes {
+    /// Forgets a model.
+    pub fn on_model(&mut self, model: ModelId) {
+        if let Some(of_model) = self.0.get_mut(model.index()) {
+            *of_model = None;
+        }
+    }
+
     /// The knee of a model; `typical` stands for its requests the first time that it is asked.
     pub fn knee(
         &mut self,

@@ -29,9 +29,16 @@ pub struct Tensor {
     pub fixed: Vec<usize>,
     /// It is state that requests of a sequence hand on.
     pub is_carried: bool,
+    /// The server fills it in, by where a request stands in its sequence.
+    pub is_control: bool,
 }
 
 impl Tensor {
+    /// Whether requests bring it.
+    pub fn is_own(&self) -> bool {
+        !self.is_carried && !self.is_control
+    }
+
     /// Dimensions of one sample; -1 for positions.
     pub fn dims(&self) -> Vec<i64> {
         let positions = self.is_sequence.then_some(-1);
@@ -76,6 +83,14 @@ pub fn complete(config: &mut ModelConfig, known: &Known) -> Result<bool> {
         if input.name == TEXT_INPUT && known.reads_text {
             continue;
         }
+        if known
+            .inputs
+            .iter()
+            .any(|t| t.is_control && t.name == input.name)
+        {
+            let got = "one that control_input names";
+            return Err(Error::expected(what, "an input that requests bring", got));
+        }
         let axes = (input.data_type, &input.dims[..]);
         check(&what, &known.inputs, &input.name, axes, &mut axis)?;
     }
@@ -89,7 +104,7 @@ pub fn complete(config: &mut ModelConfig, known: &Known) -> Result<bool> {
     }
     let axis = axis.unwrap_or(false);
     if config.input.is_empty() {
-        let own = known.inputs.iter().filter(|t| !t.is_carried);
+        let own = known.inputs.iter().filter(|t| t.is_own());
         config.input = own.map(|t| input(t, axis)).collect();
         if known.reads_text {
             config.input.push(ModelInput {
@@ -123,7 +138,7 @@ pub fn complete(config: &mut ModelConfig, known: &Known) -> Result<bool> {
 /// An input that the model needs and the configuration does not have.
 fn missing<'a>(config: &ModelConfig, known: &'a Known) -> Option<&'a str> {
     let listed = |name: &str| config.input.iter().any(|i| i.name == name);
-    let mut needed = known.inputs.iter().filter(|t| !t.is_carried);
+    let mut needed = known.inputs.iter().filter(|t| t.is_own());
     let text = known.reads_text && listed(TEXT_INPUT);
     let missing = needed.find(|t| !text && !listed(&t.name));
     missing.map(|t| t.name.as_str())
@@ -220,6 +235,7 @@ mod tests {
             is_sequence,
             fixed: fixed.to_vec(),
             is_carried: name == "state",
+            is_control: false,
         };
         Known {
             inputs: vec![

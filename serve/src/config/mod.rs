@@ -5,6 +5,7 @@
 //! by name in [`Config::ignored`].
 
 mod complete;
+pub mod controls;
 mod settings;
 mod text;
 
@@ -13,7 +14,8 @@ use prost_reflect::{DynamicMessage, Kind, SerializeOptions, Value};
 use serde_json::Value as Json;
 
 pub use complete::{Known, TEXT_INPUT, TEXT_OUTPUT, Tensor as KnownTensor, complete};
-pub use settings::{QueuePolicy, Settings};
+pub use controls::Control;
+pub use settings::{DEFAULT_POLICY, QueuePolicy, Settings};
 
 use crate::error::{Error, Result};
 use crate::proto::{self, ModelConfig};
@@ -37,6 +39,8 @@ const HONOURED: &[&str] = &[
     "parameters.*",
     "dynamic_batching.priority_levels",
     "dynamic_batching.default_priority_level",
+    "dynamic_batching.priority_queue_policy.value.default_timeout_microseconds",
+    "dynamic_batching.priority_queue_policy.value.allow_timeout_override",
     "dynamic_batching.default_queue_policy.default_timeout_microseconds",
     "dynamic_batching.default_queue_policy.allow_timeout_override",
     "dynamic_batching.default_queue_policy.max_queue_size",
@@ -45,8 +49,13 @@ const HONOURED: &[&str] = &[
     "sequence_batching.state.output_name",
     "sequence_batching.state.data_type",
     "sequence_batching.state.dims",
+    "sequence_batching.state.initial_state.*",
+    "sequence_batching.control_input.*",
+    "sequence_batching.direct",
     "sequence_batching.oldest.max_candidate_sequences",
     "model_transaction_policy.decoupled",
+    "model_warmup.*",
+    "response_cache.enable",
 ];
 
 /// A configuration as it was written.
@@ -118,6 +127,11 @@ fn unhonoured(message: &DynamicMessage, path: &str, found: &mut Vec<String>) {
             None => path == **honoured,
         };
         if HONOURED.iter().any(covers) {
+            // A message that is honoured by itself may hold fields that are not.
+            let is_named = HONOURED.iter().any(|h| **h == path);
+            if let (true, Value::Message(inner)) = (is_named, value) {
+                unhonoured(inner, &path, found);
+            }
             continue;
         }
         let is_message = matches!(field.kind(), Kind::Message(_)) && !field.is_map();
@@ -127,6 +141,12 @@ fn unhonoured(message: &DynamicMessage, path: &str, found: &mut Vec<String>) {
             Value::List(items) if is_message && leads_on => {
                 for item in items.iter().filter_map(Value::as_message) {
                     unhonoured(item, &path, found);
+                }
+            }
+            Value::Map(entries) if leads_on => {
+                let path = format!("{path}.value");
+                for inner in entries.values().filter_map(Value::as_message) {
+                    unhonoured(inner, &path, found);
                 }
             }
             _ => found.push(path),

@@ -3,19 +3,23 @@
 //! Our own ones are `parameters` of the configuration; one of an unknown name is listed as ignored,
 //! since the protocol lets backends have parameters of their own.
 
+use std::collections::BTreeMap;
 use std::str::FromStr;
 
 use lazybatch_engine::SequenceOptions;
 use lazybatch_kernels::import;
 use lazybatch_sla::{Class, Nanos};
 
-use super::Config;
+use super::{Config, Control};
 use crate::error::{Error, Result};
+use crate::proto::ModelQueuePolicy;
 use crate::proto::model_config::SchedulingChoice;
+use crate::proto::model_queue_policy::TimeoutAction;
 use crate::proto::model_sequence_batching::StrategyChoice;
 
 /// Parameters that are honoured.
-const PARAMETERS: [&str; 15] = [
+const PARAMETERS: [&str; 16] = [
+    "engine",
     "policy",
     "sla_ms",
     "classes",
@@ -33,6 +37,9 @@ const PARAMETERS: [&str; 15] = [
     "carry",
 ];
 
+/// The policy of engines where nobody says which.
+pub const DEFAULT_POLICY: &str = "adaptive";
+
 /// Requests that wait where nobody says how many.
 const MAX_QUEUE: usize = 1024;
 
@@ -43,13 +50,38 @@ pub struct QueuePolicy {
     pub default_timeout_us: u64,
     /// Whether requests may state their own.
     pub allow_override: bool,
+    /// Those whose time has passed wait on, instead of being refused.
+    pub waits_on: bool,
+}
+
+impl QueuePolicy {
+    fn of(stated: &ModelQueuePolicy) -> Self {
+        Self {
+            default_timeout_us: stated.default_timeout_microseconds,
+            allow_override: stated.allow_timeout_override,
+            waits_on: stated.timeout_action() == TimeoutAction::Delay,
+        }
+    }
+
+    /// How long a request that states `stated` microseconds may wait for its turn; 0 is for ever. As
+    /// in the protocol it can only shorten the default.
+    pub fn timeout_us(&self, stated: u64) -> u64 {
+        match (self.default_timeout_us, stated) {
+            _ if self.waits_on => 0,
+            (default, 0) => default,
+            (default, _) if !self.allow_override => default,
+            (0, stated) => stated,
+            (default, stated) => default.min(stated),
+        }
+    }
 }
 
 /// Typed settings of a model.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Scheduling policy, as [`lazybatch_engine::Builder::policy`] takes it.
-    pub policy: String,
+    /// The policy of an engine of its own, as [`lazybatch_engine::Builder::policy`] takes it; `None`
+    /// for a model in the server's engine.
+    pub own_policy: Option<String>,
     /// SLA target of requests that state none.
     pub sla: Option<Nanos>,
     /// SLA classes beside the default one.
@@ -72,8 +104,12 @@ pub struct Settings {
     pub default_priority: u64,
     /// How long requests may wait.
     pub queue: QueuePolicy,
+    /// The same of priority levels that have their own.
+    pub level_queues: BTreeMap<u64, QueuePolicy>,
     /// Requests belong to sequences.
     pub sequences: Option<SequenceOptions>,
+    /// Inputs that tell where a request stands in its sequence.
+    pub controls: Vec<Control>,
     /// Answers come step by step over streams, and only there.
     pub decoupled: bool,
 }
@@ -89,9 +125,11 @@ impl Settings {
         let mut queue = QueuePolicy {
             default_timeout_us: 0,
             allow_override: true,
+            waits_on: false,
         };
+        let mut level_queues = BTreeMap::new();
         let (mut levels, mut level, mut max_queue) = (0, 0, MAX_QUEUE);
-        let mut sequences = None;
+        let (mut sequences, mut controls) = (None, Vec::new());
         match &proto.scheduling_choice {
             Some(SchedulingChoice::DynamicBatching(batching)) => {
                 levels = batching.priority_levels;
@@ -101,11 +139,18 @@ impl Settings {
                     return Err(Error::expected(what, "at most 255", levels));
                 }
                 if let Some(policy) = &batching.default_queue_policy {
-                    queue.default_timeout_us = policy.default_timeout_microseconds;
-                    queue.allow_override = policy.allow_timeout_override;
+                    queue = QueuePolicy::of(policy);
                     if policy.max_queue_size > 0 {
                         max_queue = policy.max_queue_size as usize;
                     }
+                }
+                for (level, policy) in &batching.priority_queue_policy {
+                    if !(1..=levels).contains(level) {
+                        let what = "dynamic_batching.priority_queue_policy";
+                        let expected = format!("levels 1 to priority_levels, {levels}");
+                        return Err(Error::expected(what, expected, level));
+                    }
+                    level_queues.insert(*level, QueuePolicy::of(policy));
                 }
             }
             Some(SchedulingChoice::SequenceBatching(batching)) => {
@@ -120,6 +165,7 @@ impl Settings {
                     options.most = oldest.max_candidate_sequences as usize;
                 }
                 sequences = Some(options);
+                controls = Control::all(batching)?;
             }
             Some(SchedulingChoice::EnsembleScheduling(_)) => {
                 let message = "ensemble_scheduling: this server runs no ensembles";
@@ -145,7 +191,7 @@ impl Settings {
                 .map_err(|e| Error::Invalid(format!("parameter classes: {e}")))
         });
         let settings = Self {
-            policy: text("policy").unwrap_or("adaptive").to_owned(),
+            own_policy: own_policy(text("engine"), text("policy"))?,
             sla: sla_ms.map(Nanos::from_ms_f64),
             classes: classes.collect::<Result<_>>()?,
             max_queue,
@@ -157,7 +203,9 @@ impl Settings {
             priority_levels: levels,
             default_priority: level,
             queue,
+            level_queues,
             sequences,
+            controls,
             decoupled: proto
                 .model_transaction_policy
                 .as_ref()
@@ -170,6 +218,12 @@ impl Settings {
         Ok((settings, unknown))
     }
 
+    /// How long requests of a priority level may wait.
+    pub fn queue(&self, level: u8) -> QueuePolicy {
+        let own = self.level_queues.get(&u64::from(level));
+        own.copied().unwrap_or(self.queue)
+    }
+
     /// The engine's priority level of a request that states `stated`: 1 is the highest.
     pub fn priority(&self, stated: u64) -> u8 {
         let level = match stated {
@@ -178,6 +232,21 @@ impl Settings {
             n => n,
         };
         u8::try_from(level).unwrap_or(u8::MAX)
+    }
+}
+
+/// The policy of an engine of its own, if the model asks for one.
+fn own_policy(engine: Option<&str>, policy: Option<&str>) -> Result<Option<String>> {
+    match (engine, policy) {
+        (Some("own"), policy) => Ok(Some(policy.unwrap_or(DEFAULT_POLICY).to_owned())),
+        (None | Some("shared"), None) => Ok(None),
+        (None | Some("shared"), Some(policy)) => Err(Error::expected(
+            "parameter policy",
+            "none, since the models of a server share one engine and its policy (flag --policy), or \
+             parameter engine: \"own\" beside it",
+            policy,
+        )),
+        (Some(other), _) => Err(Error::expected("parameter engine", "shared or own", other)),
     }
 }
 
@@ -237,12 +306,13 @@ mod tests {
             format!("parameters {{ key: \"{k}\" value {{ string_value: \"{v}\" }} }}\n")
         };
         let text = parameter("policy", "lazy")
+            + &parameter("engine", "own")
             + &parameter("sla_ms", "12.5")
             + &parameter("classes", "gold:sla=20,priority=1; bulk:late=shed")
             + &parameter("set", "sr=16000")
             + &parameter("FORCE_CPU", "yes");
         let (s, unknown) = settings(&text).unwrap();
-        assert_eq!(s.policy, "lazy");
+        assert_eq!(s.own_policy.as_deref(), Some("lazy"));
         assert_eq!(s.sla, Some(Nanos(12_500_000)));
         assert_eq!(s.classes.len(), 2);
         assert_eq!(s.import.fixed.len(), 1);
@@ -251,6 +321,13 @@ mod tests {
         assert_eq!(
             told.to_string(),
             "parameter max_queue: expected a number, got many"
+        );
+        let told = settings(&parameter("policy", "lazy")).unwrap_err();
+        assert!(told.to_string().contains("share one engine"), "{told}");
+        let told = settings(&parameter("engine", "two")).unwrap_err();
+        assert!(
+            told.to_string().contains("shared or own, got two"),
+            "{told}"
         );
         assert!(settings(&parameter("sla_ms", "0")).is_err());
         assert!(settings(&parameter("carry", "x")).is_err());
@@ -262,6 +339,28 @@ mod tests {
         let (s, _) = settings(text).unwrap();
         assert_eq!([0, 1, 3, 4].map(|p| s.priority(p)), [2, 1, 3, 2]);
         assert!(settings("dynamic_batching { priority_levels: 300 }").is_err());
+    }
+
+    #[test]
+    fn priority_levels_may_have_their_own_time_to_wait() {
+        let text = "dynamic_batching { priority_levels: 2
+            default_queue_policy { default_timeout_microseconds: 50 allow_timeout_override: true }
+            priority_queue_policy { key: 2 value { timeout_action: DELAY
+                default_timeout_microseconds: 9 max_queue_size: 3 } } }";
+        let (s, _) = settings(text).unwrap();
+        let times = [0, 20, 70].map(|stated| s.queue(1).timeout_us(stated));
+        assert_eq!(times, [50, 20, 50]);
+        assert_eq!(s.queue(2).timeout_us(4), 0);
+        let mut ignored = Config::parse("c", text).unwrap().ignored;
+        ignored.sort();
+        let policy = "dynamic_batching.priority_queue_policy.value";
+        let named = ["max_queue_size", "timeout_action"].map(|f| format!("{policy}.{f}"));
+        assert_eq!(ignored, named);
+        let told = settings(&text.replace("key: 2", "key: 3")).unwrap_err();
+        assert!(
+            told.to_string().contains("priority_levels, 2, got 3"),
+            "{told}"
+        );
     }
 
     #[test]

@@ -15,11 +15,11 @@ use crate::model::Served;
 ///
 /// # Errors
 /// An output that does not go where the request wants it.
-pub fn gather(served: &Served, request: &Request, calls: Vec<Vec<Tensor>>) -> Result<Answer> {
+pub fn gather(served: &Served, request: &Request, calls: &[Vec<Tensor>]) -> Result<Answer> {
     let mut outputs = Vec::new();
     for wanted in wanted(served, request) {
         let output = if wanted.name == TEXT_OUTPUT && served.known.writes_text {
-            text(served, wanted, &calls)?
+            text(served, wanted, calls)?
         } else {
             let known = served.known.outputs.iter();
             let at = known.clone().position(|t| t.name == wanted.name);

@@ -7,7 +7,7 @@ mod run;
 use bytes::Bytes;
 use indexmap::IndexMap;
 
-pub use run::{Item, Running, Stepwise, start, stream};
+pub use run::{Item, Running, Stepwise, rehearse, start, stream};
 
 use crate::dtype::DataType;
 use crate::error::{Error, Result};

@@ -15,7 +15,9 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::pending::Pending;
 use super::{Answer, Input, Param, Request, answer};
+use crate::cache::{Key, Outputs};
 use crate::config::TEXT_INPUT;
+use crate::config::controls::repeated;
 use crate::dtype::{self, DataType};
 use crate::error::{Error, Result};
 use crate::model::Served;
@@ -42,6 +44,7 @@ impl Prepared {
 pub struct Running {
     request: Request,
     handles: Vec<Handle>,
+    seen: Seen,
     /// Samples of all handles together.
     samples: usize,
     /// Until when its turn has to come.
@@ -56,11 +59,12 @@ pub struct Running {
 pub fn start(served: &Arc<Served>, request: Request) -> Result<Running> {
     let mut pending = Pending::new(served, class_of(&request));
     match submit(served, &request, pending.start()) {
-        Ok((handles, samples, deadline)) => Ok(Running {
+        Ok(submitted) => Ok(Running {
             request,
-            handles,
-            samples,
-            deadline,
+            handles: submitted.handles,
+            seen: submitted.seen,
+            samples: submitted.samples,
+            deadline: submitted.deadline,
             pending,
         }),
         Err(error) => {
@@ -70,19 +74,83 @@ pub fn start(served: &Arc<Served>, request: Request) -> Result<Running> {
     }
 }
 
-type Submitted = (Vec<Handle>, usize, Option<Instant>);
+/// Runs a request that no client sent, and blocks until it has ended. It is not counted.
+///
+/// # Errors
+/// What is wrong with it, or why it has no answer.
+pub fn rehearse(served: &Served, request: &Request) -> Result<()> {
+    let prepared = prepare(served, request)?;
+    let options = Options {
+        // Nobody waits for it, so it is never too late.
+        sla: Some(Nanos::from_ms(86_400_000)),
+        ..prepared.options
+    };
+    let submit = |inputs| served.engine().try_submit(inputs, options.clone());
+    let handles = prepared.calls.into_iter().map(submit);
+    let handles: Vec<Handle> = handles.collect::<std::result::Result<_, RequestError>>()?;
+    let ended = handles.into_iter().map(|h| h.wait().map(|e| e.outputs));
+    let outputs: Outputs = ended.collect::<std::result::Result<_, RequestError>>()?;
+    answer::gather(served, request, &outputs).map(drop)
+}
+
+/// Whether a request's inputs were seen before, where answers are kept.
+enum Seen {
+    /// Answers are not kept.
+    Off,
+    /// Its answer is there; it was looked up for so long.
+    Hit(Arc<Outputs>, Nanos),
+    /// Its answer is to be kept.
+    Miss(Key, Nanos),
+}
+
+impl Seen {
+    fn of(served: &Served, request: &Request, options: &Options) -> Self {
+        let Some(cache) = &served.cache else {
+            return Self::Off;
+        };
+        let before = served.engine().now();
+        let key = Key::of(served.generation, request, options.max_steps);
+        let found = cache.get(&key);
+        let took = served.engine().now().since(before);
+        match found {
+            Some(outputs) => Self::Hit(outputs, took),
+            None => Self::Miss(key, took),
+        }
+    }
+}
+
+struct Submitted {
+    handles: Vec<Handle>,
+    seen: Seen,
+    samples: usize,
+    deadline: Option<Instant>,
+}
 
 fn submit(served: &Served, request: &Request, came: Time) -> Result<Submitted> {
     let prepared = prepare(served, request)?;
     let engine = served.engine();
+    let seen = Seen::of(served, request, &prepared.options);
+    let (samples, deadline) = (prepared.samples, prepared.deadline());
+    if matches!(seen, Seen::Hit(..)) {
+        return Ok(Submitted {
+            handles: Vec::new(),
+            seen,
+            samples,
+            deadline,
+        });
+    }
     served.stats.compute_input.add(engine.now().since(came));
-    let deadline = prepared.deadline();
     let handles = prepared.calls.into_iter().map(|inputs| {
         let options = prepared.options.clone();
-        engine.try_submit(&served.name, inputs, options)
+        engine.try_submit(inputs, options)
     });
     let handles = handles.collect::<std::result::Result<_, RequestError>>()?;
-    Ok((handles, prepared.samples, deadline))
+    Ok(Submitted {
+        handles,
+        seen,
+        samples,
+        deadline,
+    })
 }
 
 impl Running {
@@ -97,6 +165,14 @@ impl Running {
     }
 
     async fn gathered(&mut self) -> Result<Answer> {
+        if let Seen::Hit(outputs, looked) = &self.seen {
+            let served = self.pending.served();
+            let found = served.engine().now();
+            let answer = answer::gather(served, &self.request, outputs)?;
+            let took = *looked + served.engine().now().since(found);
+            served.stats.hit(self.pending.class(), took);
+            return Ok(answer);
+        }
         let mut ended = Vec::with_capacity(self.handles.len());
         for handle in self.handles.drain(..) {
             ended.push(wait(handle, self.deadline).await?);
@@ -108,10 +184,15 @@ impl Running {
         }
         let engine = served.engine();
         let finished = engine.now();
-        let outputs = ended.into_iter().map(|e: Ended| e.outputs).collect();
-        let answer = answer::gather(served, &self.request, outputs)?;
-        let took = engine.now().since(finished);
-        served.stats.compute_output.add(took);
+        let outputs: Outputs = ended.into_iter().map(|e: Ended| e.outputs).collect();
+        let answer = answer::gather(served, &self.request, &outputs)?;
+        let gathered = engine.now();
+        served.stats.compute_output.add(gathered.since(finished));
+        if let (Seen::Miss(key, looked), Some(cache)) = (&self.seen, &served.cache) {
+            cache.put(*key, Arc::new(outputs));
+            let took = *looked + engine.now().since(gathered);
+            served.stats.cache_miss.add(took);
+        }
         Ok(answer)
     }
 }
@@ -202,7 +283,7 @@ fn begin(served: &Served, request: &Request) -> Result<(StepStream, Option<Insta
     let inputs = prepared.calls.remove(0);
     let steps = served
         .engine()
-        .try_submit_stream(&served.name, inputs, prepared.options)?;
+        .try_submit_stream(inputs, prepared.options)?;
     Ok((steps, deadline))
 }
 
@@ -224,7 +305,7 @@ impl Stepwise {
             }
             Ok(Step::End(ended)) => {
                 served.stats.answered(self.pending.class(), &ended, 1);
-                answer::gather(served, &self.request, vec![ended.outputs])
+                answer::gather(served, &self.request, &[ended.outputs])
             }
             Err(error) => Err(error.into()),
         };
@@ -255,7 +336,7 @@ fn prepare(served: &Served, request: &Request) -> Result<Prepared> {
     let text = request.inputs.iter().find(|i| i.name == TEXT_INPUT);
     let (calls, samples) = match (text, &served.text) {
         (Some(text), Some(_)) => from_text(served, request, text)?,
-        _ => from_tensors(served, request)?,
+        _ => from_tensors(served, request, &options)?,
     };
     if calls.len() > 1 && options.sequence.is_some() {
         let what = format!("request of a sequence to model '{}'", served.name);
@@ -295,13 +376,8 @@ fn options(served: &Served, request: &Request) -> Result<(Options, u64)> {
         )));
     }
     let stated = params.number("timeout")?.unwrap_or(0);
-    let queue = settings.queue;
-    let timeout_us = match (queue.default_timeout_us, stated) {
-        (default, 0) => default,
-        (default, _) if !queue.allow_override => default,
-        (0, stated) => stated,
-        (default, stated) => default.min(stated),
-    };
+    let priority = settings.priority(params.number("priority")?.unwrap_or(0));
+    let timeout_us = settings.queue(priority).timeout_us(stated);
     let steps = match params.number("max_tokens")? {
         Some(steps) => Some(steps),
         None => params.number("max_steps")?,
@@ -310,7 +386,7 @@ fn options(served: &Served, request: &Request) -> Result<(Options, u64)> {
     let options = Options {
         class: params.text("sla_class")?.map(str::to_owned),
         sla: params.positive("sla_ms")?.map(Nanos::from_ms_f64),
-        priority: settings.priority(params.number("priority")?.unwrap_or(0)),
+        priority,
         sequence,
         sequence_start: params.flag("sequence_start")?,
         sequence_end: params.flag("sequence_end")?,
@@ -383,12 +459,18 @@ fn check_samples(served: &Served, samples: usize) -> Result<()> {
     Ok(())
 }
 
-fn from_tensors(served: &Served, request: &Request) -> Result<(Vec<Vec<Tensor>>, usize)> {
+fn from_tensors(
+    served: &Served,
+    request: &Request,
+    options: &Options,
+) -> Result<(Vec<Vec<Tensor>>, usize)> {
     let known = &served.known.inputs;
     let mut samples = None;
     let mut given: Vec<Option<&Input>> = vec![None; known.len()];
     for input in &request.inputs {
-        let Some(at) = known.iter().position(|t| t.name == input.name) else {
+        let mut brought = known.iter().map(|t| (&t.name, t.is_control));
+        let Some(at) = brought.position(|(name, is_control)| *name == input.name && !is_control)
+        else {
             return Err(unexpected(served, input));
         };
         if given[at].replace(input).is_some() {
@@ -407,13 +489,13 @@ fn from_tensors(served: &Served, request: &Request) -> Result<(Vec<Vec<Tensor>>,
     let missing: Vec<_> = known
         .iter()
         .zip(&given)
-        .filter(|(t, g)| g.is_none() && !t.is_carried)
+        .filter(|(t, g)| g.is_none() && t.is_own())
         .map(|(t, _)| format!("'{}'", t.name))
         .collect();
     if !missing.is_empty() {
         return Err(Error::Invalid(format!(
             "expected {} inputs but got {} inputs for model '{}': missing required input(s) [{}]",
-            known.iter().filter(|t| !t.is_carried).count(),
+            known.iter().filter(|t| t.is_own()).count(),
             request.inputs.len(),
             served.name,
             missing.join(",")
@@ -440,14 +522,36 @@ fn from_tensors(served: &Served, request: &Request) -> Result<(Vec<Vec<Tensor>>,
     for first in (0..samples).step_by(served.chunk) {
         let num = served.chunk.min(samples - first);
         let mut tensors = Vec::with_capacity(known.len());
+        // A sequence starts with what its first request brings, or as the configuration says.
+        let states = served.initial.as_ref();
+        let states = states.filter(|_| brought == 0 && options.sequence_start);
+        let mut states = states.into_iter().flatten();
         for (at, input) in given.iter().enumerate() {
             if let Some(input) = input {
                 tensors.push(part(served, at, input, samples, first, num)?);
+            } else if known[at].is_control {
+                tensors.push(control(served, at, num, options)?);
+            } else if let Some(state) = states.next() {
+                tensors.push(repeated(state, num));
             }
         }
         calls.push(tensors);
     }
     Ok((calls, samples))
+}
+
+/// What the control input `at` tells of a request.
+fn control(served: &Served, at: usize, num: usize, options: &Options) -> Result<Tensor> {
+    let known = &served.known.inputs[at];
+    let mut controls = served.settings.controls.iter();
+    let control = controls.find(|c| c.name == known.name);
+    let control = control.ok_or_else(|| Error::Internal(format!("no control {}", known.name)))?;
+    let place = (
+        options.sequence.unwrap_or(0),
+        options.sequence_start,
+        options.sequence_end,
+    );
+    control.tensor(known, num, place)
 }
 
 /// Checks type and shape of an input; the number of its samples.

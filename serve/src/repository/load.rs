@@ -113,6 +113,7 @@ impl Loaded {
                 is_sequence: ty.dims.first() == Some(&Dim::Len),
                 fixed: ty.fixed_dims().to_vec(),
                 is_carried,
+                is_control: false,
             }
         };
         let carries_in = |i: usize| program.carries.iter().any(|c| c.input.index() == i);

@@ -1,7 +1,8 @@
 //! The model repository: `<root>/<model>/config.pbtxt` and `<root>/<model>/<version>/`.
 //!
-//! Every version that is served has an engine of its own. A load replaces versions one at a time:
-//! requests that an old one has taken end on it, and it goes when the last of them has.
+//! All versions run in one engine, so that node-level batching, priorities and fair shares span them,
+//! unless one asks for an engine of its own. A load replaces versions one at a time: requests that an
+//! old one has taken end on it, and it goes when the last of them has.
 //!
 //! Invariants:
 //! 1. A model that is served stays so while another load of it runs, and if that load fails.
@@ -14,10 +15,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::SystemTime;
 
+use crate::cache::Cache;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::host::Host;
-use crate::model::Served;
+use crate::model::{Served, Shared, empty_engine};
 use crate::proto::model_version_policy::PolicyChoice;
 
 /// Name of a model's configuration.
@@ -69,18 +71,32 @@ pub struct Repository {
     host: Arc<dyn Host>,
     control: Control,
     models: RwLock<BTreeMap<String, Entry>>,
+    /// Behind `models`, which end first.
+    shared: Shared,
     changing: Mutex<()>,
 }
 
 impl Repository {
-    /// The repository in `root`; nothing is loaded yet.
+    /// The repository in `root`, in an engine of that policy, with a response cache of so many
+    /// bytes; nothing is loaded yet.
     ///
     /// # Errors
-    /// A folder that cannot be read.
-    pub fn open(root: &Path, host: Arc<dyn Host>, control: Control) -> Result<Self> {
+    /// A folder that cannot be read, a policy that there is not.
+    pub fn open(
+        root: &Path,
+        host: Arc<dyn Host>,
+        control: Control,
+        policy: &str,
+        cache_bytes: u64,
+    ) -> Result<Self> {
         std::fs::read_dir(root)
             .map_err(|e| Error::expected(root.display(), "a folder of models", e))?;
+        let engine = empty_engine(&*host, policy).map_err(|e| Error::Invalid(e.to_string()))?;
         Ok(Self {
+            shared: Shared {
+                engine,
+                cache: Arc::new(Cache::new(cache_bytes)),
+            },
             root: root.to_owned(),
             host,
             control,
@@ -154,7 +170,8 @@ impl Repository {
         let chosen = chosen(&folder, &config).map_err(fail)?;
         let mut failed = Vec::new();
         for &version in &chosen {
-            let started = Served::start(&*self.host, &folder, config.clone(), version);
+            let (host, config) = (&*self.host, config.clone());
+            let started = Served::start(host, &self.shared, &folder, config, version);
             let mut models = self.write();
             let entry = models.entry(name.to_owned()).or_default();
             match started {

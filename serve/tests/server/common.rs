@@ -27,6 +27,8 @@ pub struct Gate(Arc<(Mutex<Held>, Condvar)>);
 struct Held {
     shut: bool,
     launches: usize,
+    /// Models of all launches so far.
+    order: Vec<ModelId>,
 }
 
 impl Gate {
@@ -44,9 +46,15 @@ impl Gate {
         self.0.0.lock().unwrap().launches
     }
 
-    fn pass(&self) {
+    /// Models of all launches so far, in order.
+    pub fn order(&self) -> Vec<ModelId> {
+        self.0.0.lock().unwrap().order.clone()
+    }
+
+    fn pass(&self, model: ModelId) {
         let mut held = self.0.0.lock().unwrap();
         held.launches += 1;
+        held.order.push(model);
         let mut held = self.0.1.wait_while(held, |held| held.shut).unwrap();
         held.launches -= 1;
     }
@@ -88,7 +96,7 @@ impl Device for Gated {
         self.0.open(request)
     }
     fn enqueue(&mut self, now: Time, plan: Plan, launch: &Launch) -> Result<(), Error> {
-        self.1.pass();
+        self.1.pass(launch.model);
         self.0.enqueue(now, plan, launch)
     }
     fn poll(&mut self, now: Time) -> Option<Completion> {
@@ -130,13 +138,13 @@ pub struct Running {
     pub state: Arc<State>,
     end: Option<oneshot::Sender<()>>,
     task: tokio::task::JoinHandle<()>,
-    _models: TempDir,
+    /// The model repository.
+    pub models: TempDir,
 }
 
 /// The configuration of the model `add`.
 const ADD: &str = "max_batch_size: 4
-dynamic_batching { default_queue_policy { max_queue_size: 2 } }
-parameters { key: \"policy\" value { string_value: \"serial\" } }";
+dynamic_batching { default_queue_policy { max_queue_size: 2 } }";
 
 /// Starts a server with the models `add`, whose queue holds two, and `lstm`; `set` changes its
 /// options.
@@ -157,6 +165,8 @@ pub async fn start(set: impl FnOnce(&mut Options)) -> Running {
     let mut options = Options {
         models: models.path().to_owned(),
         control: Control::None,
+        policy: "serial".into(),
+        cache_bytes: 1 << 20,
         poll_every: Duration::from_secs(1),
         exit_on_error: true,
         http: any,
@@ -186,7 +196,7 @@ pub async fn start(set: impl FnOnce(&mut Options)) -> Running {
         state,
         end: Some(end),
         task,
-        _models: models,
+        models,
     };
     until(|| running.state.is_ready()).await;
     running

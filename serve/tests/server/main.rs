@@ -2,6 +2,7 @@
 
 mod common;
 mod hostile;
+mod models;
 
 use common::{add, call, is_sum, start, until};
 use tokio::io::AsyncWriteExt;
@@ -138,8 +139,9 @@ async fn a_request_whose_turn_does_not_come_in_time_is_refused() {
         let body = lstm.to_owned();
         tokio::spawn(async move { call(at, "POST", path, &body).await })
     };
-    // Both models' engines are in a launch.
-    until(|| server.gate.holding() == 2).await;
+    // One is in its launch, whose end all others wait for, those of the other model too.
+    until(|| server.state.in_flight() == 3).await;
+    assert_eq!(server.gate.holding(), 1);
     let hasty = lstm.replace("\"timeout\":0", "\"timeout\":1000");
     let (status, text) = call(at, "POST", path, &hasty).await;
     assert!(

@@ -1,0 +1,512 @@
+//! A model of an engine: how it is made on a device, and what its requests are held against.
+
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+
+use lazybatch_graph::{Program, Repeat, SharedProgram, Tensor};
+use lazybatch_kernels::{Device, RequestMemory};
+use lazybatch_sla::profile::{FORMAT, ModelProfile, RepeatRule};
+use lazybatch_sla::{Account, Class, ClassId, ModelId, Nanos, Profile, RequestId, Time};
+
+use super::memory::{Bound, Limit};
+use super::submit::Bounded;
+use super::{Answer, BuildError, Handle, Options, RequestError, Shared, StepStream};
+use crate::core::{Counters, ModelSpec};
+use crate::driver::sequences::SequenceOptions;
+use crate::driver::threaded::{Command, Plans};
+use crate::explain::Explanation;
+
+/// How a model is served.
+#[derive(Clone, Debug, Default)]
+pub struct ModelOptions {
+    /// Measured latencies, one profile node per segment. Policies that predict need it; without
+    /// one every segment is taken to cost the same.
+    pub profile: Option<ModelProfile>,
+    /// Node positions of each segment, per block; those of the profile, or one a node, if `None`.
+    pub segments: Option<Vec<Vec<Range<u32>>>>,
+    /// Most samples of one launch; the profile's, or 64.
+    pub max_batch: Option<u32>,
+    /// SLA target of requests that state none; the profile's if `None`.
+    pub sla: Option<Nanos>,
+    /// Predicted output length; the profile's, or the program's bound.
+    pub output_len_p90: Option<u32>,
+    /// SLA classes of its own, beside one called `default`; the engine's if there are none.
+    pub classes: Vec<Class>,
+    /// Most of its requests that wait; only the engine's bound if `None`.
+    pub max_queue: Option<usize>,
+    /// Most bytes that its accepted requests may hold together; only the engine's limit if `None`.
+    pub memory: Option<u64>,
+    /// Bounds on the state between requests of its sequences; the engine's if `None`.
+    pub sequences: Option<SequenceOptions>,
+}
+
+/// A model that runs, or did.
+pub(crate) struct Served {
+    pub id: ModelId,
+    pub name: String,
+    pub program: SharedProgram,
+    pub max_batch: u32,
+    pub sla: Option<Nanos>,
+    pub bound: Option<Bound>,
+    /// Its own limit, beside the engine's.
+    pub limit: Option<Limit>,
+    /// Its own bounded queue, beside the engine's.
+    pub queue: Option<Bounded>,
+    /// Its classes; the one for requests that name none first.
+    pub classes: Vec<(Class, ClassId)>,
+    pub sequences: SequenceOptions,
+    /// What it counted, once it has gone.
+    pub gone: OnceLock<ModelStats>,
+}
+
+/// Running figures of a model.
+#[derive(Clone, Debug, Default)]
+pub struct ModelStats {
+    /// Counts of the core; decisions are those that launched it.
+    pub counters: Counters,
+    /// Outcomes and latencies.
+    pub account: Account,
+}
+
+/// A model described, checked against its program.
+pub(crate) struct Draft {
+    pub name: String,
+    pub program: SharedProgram,
+    pub options: ModelOptions,
+    pub spec: ModelSpec,
+    /// One node a segment.
+    pub profile: Arc<ModelProfile>,
+}
+
+/// What making a model needs beside the device.
+pub(crate) struct Maker {
+    pub classes: Classes,
+    /// Batches may be padded.
+    pub pads: bool,
+    /// The engine's limit.
+    pub limit: Option<Arc<Limit>>,
+    /// Where the model states none.
+    pub sequences: SequenceOptions,
+}
+
+impl Maker {
+    /// Loads a model as `id` and prepares all that its launches need.
+    pub fn make(
+        &mut self,
+        device: &mut dyn Device,
+        id: ModelId,
+        draft: Draft,
+    ) -> Result<(Served, Plans, ModelSpec), BuildError> {
+        device.load(id, draft.program.clone())?;
+        let made = self.prepared(device, id, draft);
+        if made.is_err() {
+            device.unload(id);
+        }
+        made
+    }
+
+    fn prepared(
+        &mut self,
+        device: &mut dyn Device,
+        id: ModelId,
+        draft: Draft,
+    ) -> Result<(Served, Plans, ModelSpec), BuildError> {
+        let Draft {
+            name,
+            program,
+            options,
+            mut spec,
+            ..
+        } = draft;
+        if let Some(most) = device.max_open(id) {
+            // Whoever is admitted finds its pages.
+            spec.max_in_flight = spec.max_in_flight.min(most);
+        }
+        let longest = program.length_input.and_then(|i| program.input(i).max_len);
+        let padded = longest.filter(|_| self.pads);
+        let padded = padded.map(|len| u32::try_from(len).unwrap_or(u32::MAX));
+        let bound = device.memory(id).map(|of| Bound::new(of, padded));
+        let limit = options.memory.map(Limit::new);
+        let shortest = u32::from(program.length_input.is_some());
+        for limit in limit.iter().chain(self.limit.as_deref()) {
+            limit.check(&name, bound.as_ref(), shortest)?;
+        }
+        let plans = prepare(device, id, &spec)?;
+        let stated = options.profile.as_ref().and_then(ModelProfile::sla);
+        let served = Served {
+            id,
+            name,
+            program,
+            max_batch: spec.max_batch,
+            sla: options.sla.or(stated),
+            bound,
+            limit,
+            queue: options.max_queue.map(Bounded::new),
+            classes: self.classes.take(&options.classes),
+            sequences: options.sequences.unwrap_or(self.sequences),
+            gone: OnceLock::new(),
+        };
+        Ok((served, plans, spec))
+    }
+}
+
+/// All classes of an engine, by id, and how many models use each of those beyond its own.
+pub(crate) struct Classes {
+    all: Vec<Class>,
+    /// By id, beyond the engine's own.
+    users: Vec<u32>,
+}
+
+impl Classes {
+    /// With the engine's own.
+    pub fn new(own: Vec<Class>) -> Self {
+        Self {
+            all: own,
+            users: Vec::new(),
+        }
+    }
+
+    /// By id.
+    pub fn all(&self) -> &[Class] {
+        &self.all
+    }
+
+    fn num_own(&self) -> usize {
+        self.all.len() - self.users.len()
+    }
+
+    /// The classes of a model that states `stated`, with their ids: those of equal content, or ones
+    /// that no model uses any more, or new ones.
+    fn take(&mut self, stated: &[Class]) -> Vec<(Class, ClassId)> {
+        let num_own = self.num_own();
+        if stated.is_empty() {
+            let own = self.all[..num_own].iter().cloned();
+            return own.zip((0..).map(ClassId)).collect();
+        }
+        let classes = Class::by_id(stated.iter().cloned());
+        classes
+            .into_iter()
+            .map(|class| {
+                let is_used = |i: usize| i < num_own || self.users[i - num_own] > 0;
+                let equal = (0..self.all.len()).find(|&i| is_used(i) && self.all[i] == class);
+                let id = equal.or_else(|| (0..self.all.len()).find(|&i| !is_used(i)));
+                let id = id.unwrap_or(self.all.len());
+                if id == self.all.len() {
+                    self.all.push(class.clone());
+                    self.users.push(0);
+                } else {
+                    self.all[id] = class.clone();
+                }
+                if id >= num_own {
+                    self.users[id - num_own] += 1;
+                }
+                (class, ClassId(id as u32))
+            })
+            .collect()
+    }
+
+    /// A model has gone.
+    pub fn give_back(&mut self, classes: &[(Class, ClassId)]) {
+        let num_own = self.num_own();
+        for (_, id) in classes {
+            if let Some(i) = id.index().checked_sub(num_own) {
+                self.users[i] -= 1;
+            }
+        }
+    }
+}
+
+/// A model that was loaded into a running engine. Dropping it unloads the model: requests that were
+/// taken end first.
+pub struct ModelHandle {
+    shared: Arc<Shared>,
+    served: Arc<Served>,
+}
+
+impl ModelHandle {
+    pub(crate) fn new(shared: Arc<Shared>, served: Arc<Served>) -> Self {
+        Self { shared, served }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.served.name
+    }
+
+    /// Its id, which another model may have once this one has gone.
+    pub fn id(&self) -> ModelId {
+        self.served.id
+    }
+
+    /// Time on the engine's clock.
+    pub fn now(&self) -> Time {
+        self.shared.clock.now()
+    }
+
+    /// As [`super::Engine::submit`].
+    ///
+    /// # Errors
+    /// Those of [`super::Engine::submit`].
+    pub async fn submit(
+        &self,
+        inputs: Vec<Tensor>,
+        options: Options,
+    ) -> Result<Answer, RequestError> {
+        self.shared.submit(&self.served, inputs, options).await
+    }
+
+    /// As [`super::Engine::try_submit`].
+    ///
+    /// # Errors
+    /// Those of [`super::Engine::try_submit`].
+    pub fn try_submit(
+        &self,
+        inputs: Vec<Tensor>,
+        options: Options,
+    ) -> Result<Handle, RequestError> {
+        self.shared.try_submit(&self.served, inputs, options)
+    }
+
+    /// As [`super::Engine::try_submit_stream`].
+    ///
+    /// # Errors
+    /// Those of [`super::Engine::try_submit_stream`].
+    pub fn try_submit_stream(
+        &self,
+        inputs: Vec<Tensor>,
+        options: Options,
+    ) -> Result<StepStream, RequestError> {
+        self.shared.try_submit_stream(&self.served, inputs, options)
+    }
+
+    /// As [`super::Engine::explain`].
+    pub fn explain(&self, id: RequestId) -> Option<Explanation> {
+        self.shared.explain(id)
+    }
+
+    /// The most that a request of that length and samples holds from its start to its end; `None` on
+    /// devices that do not know.
+    pub fn request_memory(&self, input_len: u32, samples: u32) -> Option<RequestMemory> {
+        Some(self.served.bound.as_ref()?.request(input_len, samples))
+    }
+
+    /// Its running figures.
+    pub fn stats(&self) -> ModelStats {
+        let stats = self.shared.stats.lock().expect("no holder panics");
+        if let Some(gone) = self.served.gone.get() {
+            return gone.clone();
+        }
+        let m = self.served.id.index();
+        ModelStats {
+            counters: stats.models.get(m).copied().unwrap_or_default(),
+            account: stats.accounts.get(m).cloned().unwrap_or_default(),
+        }
+    }
+}
+
+impl Drop for ModelHandle {
+    fn drop(&mut self) {
+        self.shared.forget(&self.served);
+        // An engine that is gone has unloaded it already.
+        let unload = Command::Unload(self.served.clone());
+        drop(self.shared.commands.send(unload));
+    }
+}
+
+impl Draft {
+    /// Checks that the options fit the program.
+    ///
+    /// # Errors
+    /// The option that does not.
+    pub fn new(
+        name: &str,
+        program: SharedProgram,
+        options: ModelOptions,
+    ) -> Result<Self, BuildError> {
+        let (spec, profile) = spec(name, &program, &options)?;
+        Ok(Self {
+            name: name.to_string(),
+            program,
+            options,
+            spec,
+            profile: Arc::new(profile),
+        })
+    }
+}
+
+/// A model as the scheduler sees it, and the latencies that it goes by.
+fn spec(
+    name: &str,
+    program: &Program,
+    options: &ModelOptions,
+) -> Result<(ModelSpec, ModelProfile), BuildError> {
+    let fail = |what: &str, expected: String, got: String| BuildError::Model {
+        model: name.to_string(),
+        what: what.to_string(),
+        expected,
+        got,
+    };
+    let segments = match (&options.segments, &options.profile) {
+        (Some(segments), _) => segments.clone(),
+        (None, Some(profile)) => profile.program_segments(),
+        (None, None) => program
+            .blocks
+            .iter()
+            .map(|b| (0..b.nodes.len() as u32).map(|n| n..n + 1).collect())
+            .collect(),
+    };
+    if segments.len() != program.blocks.len() {
+        let expected = format!("segments of {} blocks", program.blocks.len());
+        return Err(fail("segments", expected, segments.len().to_string()));
+    }
+    for (block, ranges) in program.blocks.iter().zip(&segments) {
+        let mut end = 0;
+        let covers = ranges.iter().all(|r| {
+            let follows = r.start == end && r.end > r.start;
+            end = r.end;
+            follows
+        });
+        if !covers || end as usize != block.nodes.len() {
+            let expected = format!("runs that cover the {} nodes", block.nodes.len());
+            return Err(fail(
+                &format!("segments of {}", block.name),
+                expected,
+                format!("{ranges:?}"),
+            ));
+        }
+    }
+    let profile = options
+        .profile
+        .clone()
+        .unwrap_or_else(|| flat(name, program, &segments));
+    let whole = Profile {
+        format: FORMAT.into(),
+        device: "engine".into(),
+        copy_gbps: 0.0,
+        dispatch_us: 0.0,
+        models: vec![profile],
+    };
+    whole
+        .check("options")
+        .map_err(|e| fail("profile", e.expected.clone(), e.got.clone()))?;
+    let profile = &whole.models[0];
+    let counts: Vec<_> = profile.blocks.iter().map(|b| b.nodes.len()).collect();
+    let wanted: Vec<_> = segments.iter().map(Vec::len).collect();
+    if counts != wanted {
+        let expected = format!("one node a segment, {wanted:?} by block");
+        return Err(fail("profile", expected, format!("{counts:?}")));
+    }
+    let mut sized = ModelProfile {
+        name: name.to_string(),
+        max_batch: options.max_batch.unwrap_or(profile.max_batch).max(1),
+        ..profile.clone()
+    };
+    let output_len = options.output_len_p90.or(profile.output_len_p90);
+    let output_len = output_len.unwrap_or_else(|| longest_output(program));
+    // A profile may name and bound its blocks in its own way.
+    for (own, block) in sized.blocks.iter_mut().zip(&program.blocks) {
+        own.name.clone_from(&block.name);
+        (own.repeat, own.stride, own.max_steps) = rule(block.repeat);
+    }
+    let spec = ModelSpec::of_segments(&sized, segments, output_len);
+    Ok((spec, sized))
+}
+
+fn prepare(device: &mut dyn Device, model: ModelId, spec: &ModelSpec) -> Result<Plans, BuildError> {
+    let buckets = device.buckets().to_vec();
+    let mut plans = Vec::new();
+    for (b, block) in spec.blocks.iter().enumerate() {
+        let mut of_block = Vec::new();
+        for range in &block.segments {
+            let mut of_segment = Vec::new();
+            for &bucket in &buckets {
+                let plan = device.prepare(model, b as u32, range.start, range.end, bucket)?;
+                of_segment.push((bucket, plan));
+            }
+            of_block.push(of_segment);
+        }
+        plans.push(of_block);
+    }
+    Ok(plans)
+}
+
+fn longest_output(program: &Program) -> u32 {
+    let bound = |b: &lazybatch_graph::Block| match b.repeat {
+        Repeat::UntilStop { max } => max,
+        _ => 1,
+    };
+    program.blocks.iter().map(bound).max().unwrap_or(1)
+}
+
+/// A repeat rule as profiles state it: the rule, its stride, its bound.
+fn rule(repeat: Repeat) -> (RepeatRule, Option<u32>, Option<u32>) {
+    match repeat {
+        Repeat::Once => (RepeatRule::Once, None, None),
+        Repeat::PerInputStep { stride } => (RepeatRule::PerInputStep, Some(stride), None),
+        Repeat::UntilStop { max } => (RepeatRule::UntilStop, None, Some(max)),
+    }
+}
+
+/// A profile in which every segment costs one microsecond.
+fn flat(name: &str, program: &Program, segments: &[Vec<Range<u32>>]) -> ModelProfile {
+    use lazybatch_sla::profile::{BlockProfile, By, NodeProfile};
+    let node = |s: usize| NodeProfile {
+        name: format!("segment{s}"),
+        by: By::Members,
+        latency_us: vec![(1, 1.0)],
+        num_nodes: None,
+        merge_bytes_per_member: 0.0,
+        weight_bytes: None,
+        load_us: None,
+        host_access_us: None,
+    };
+    let blocks = program.blocks.iter().zip(segments).map(|(b, ranges)| {
+        let (repeat, stride, max_steps) = rule(b.repeat);
+        BlockProfile {
+            name: b.name.clone(),
+            repeat,
+            stride,
+            max_steps,
+            nodes: (0..ranges.len()).map(node).collect(),
+        }
+    });
+    ModelProfile {
+        name: name.to_string(),
+        max_batch: 64,
+        sla_ms: None,
+        output_len_p90: None,
+        blocks: blocks.collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn class(name: &str, priority: u8) -> Class {
+        Class {
+            priority,
+            ..Class::new(name)
+        }
+    }
+
+    #[test]
+    fn classes_of_models_share_ids_where_they_are_equal_and_leave_them_behind() {
+        let mut classes = Classes::new(vec![Class::default()]);
+        let ids = |taken: &[(Class, ClassId)]| taken.iter().map(|(_, id)| id.0).collect::<Vec<_>>();
+        let own = classes.take(&[]);
+        assert_eq!(ids(&own), [0]);
+        let a = classes.take(&[class("gold", 1)]);
+        let b = classes.take(&[class("gold", 1), class("bulk", 0)]);
+        assert_eq!((ids(&a), ids(&b)), (vec![0, 1], vec![0, 1, 2]));
+        classes.give_back(&a);
+        // Another one still uses it.
+        let c = classes.take(&[class("gold", 2)]);
+        assert_eq!(ids(&c), [0, 3]);
+        classes.give_back(&b);
+        let d = classes.take(&[class("silver", 2)]);
+        assert_eq!(ids(&d), [0, 1]);
+        assert_eq!(classes.all()[1].name, "silver");
+        assert_eq!(classes.all().len(), 4);
+    }
+}

@@ -1,0 +1,291 @@
+//! Hands requests in: checked against their model, with their places in what is bounded.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use lazybatch_graph::{DType, InputId, Program, Tensor};
+use lazybatch_kernels::validate_inputs;
+use lazybatch_sla::{RequestId, Time};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc as stream, oneshot};
+
+use super::handle::Guard;
+use super::memory::Limit;
+use super::{Admitted, Answer, Handle, Options, RequestError, Served, Shared, StepStream};
+use crate::core::Request;
+use crate::driver::sequences::Place;
+use crate::driver::threaded::{Command, Reply, Submission};
+
+/// Places of a request in what its model bounds and in what the engine bounds.
+pub(crate) type Permits = [Option<OwnedSemaphorePermit>; 2];
+
+/// A queue of so many places.
+pub(crate) struct Bounded {
+    room: Arc<Semaphore>,
+    most: usize,
+}
+
+impl Bounded {
+    /// Of `most` places.
+    pub fn new(most: usize) -> Self {
+        Self {
+            room: Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))),
+            most,
+        }
+    }
+
+    async fn place(&self) -> Result<OwnedSemaphorePermit, RequestError> {
+        let place = self.room.clone().acquire_owned().await;
+        place.map_err(|_| RequestError::Closed)
+    }
+
+    fn try_place(&self) -> Result<OwnedSemaphorePermit, RequestError> {
+        let place = self.room.clone().try_acquire_owned();
+        place.map_err(|_| RequestError::QueueFull {
+            max_queue: self.most,
+        })
+    }
+}
+
+/// A request's places in what is bounded.
+struct Room {
+    queue: Permits,
+    memory: Permits,
+}
+
+impl Shared {
+    pub(super) async fn submit(
+        &self,
+        served: &Arc<Served>,
+        inputs: Vec<Tensor>,
+        options: Options,
+    ) -> Result<Answer, RequestError> {
+        let (request, inputs) = self.check(served, inputs, &options)?;
+        let room = self.room(served, &request).await?;
+        self.send_once(served, request, inputs, &options, room)?
+            .await
+    }
+
+    pub(super) async fn submit_stream(
+        &self,
+        served: &Arc<Served>,
+        inputs: Vec<Tensor>,
+        options: Options,
+    ) -> Result<StepStream, RequestError> {
+        let (request, inputs) = self.check(served, inputs, &options)?;
+        let room = self.room(served, &request).await?;
+        self.send_stream(served, request, inputs, &options, room)
+    }
+
+    pub(super) fn try_submit_stream(
+        &self,
+        served: &Arc<Served>,
+        inputs: Vec<Tensor>,
+        options: Options,
+    ) -> Result<StepStream, RequestError> {
+        let (request, inputs) = self.check(served, inputs, &options)?;
+        let room = self.try_room(served, &request)?;
+        self.send_stream(served, request, inputs, &options, room)
+    }
+
+    pub(super) fn try_submit(
+        &self,
+        served: &Arc<Served>,
+        inputs: Vec<Tensor>,
+        options: Options,
+    ) -> Result<Handle, RequestError> {
+        let (request, inputs) = self.check(served, inputs, &options)?;
+        let room = self.try_room(served, &request)?;
+        self.send_once(served, request, inputs, &options, room)
+    }
+
+    /// Limits on memory that the model has, and the bytes that a request of it may hold.
+    fn limits<'a>(
+        &'a self,
+        served: &'a Served,
+        request: &Request,
+    ) -> ([Option<&'a Limit>; 2], u64) {
+        let limits = [served.limit.as_ref(), self.limit.as_deref()];
+        let bound = served.bound.as_ref();
+        let bound = bound.filter(|_| limits.iter().any(Option::is_some));
+        let needed = bound.map(|b| b.request(request.input_len, request.samples).total());
+        (limits, needed.unwrap_or(0))
+    }
+
+    /// Waits for room. All requests take their places in this order, so none waits for another in a
+    /// circle.
+    async fn room(&self, served: &Served, request: &Request) -> Result<Room, RequestError> {
+        let (limits, needed) = self.limits(served, request);
+        let mut room = Room {
+            queue: Permits::default(),
+            memory: Permits::default(),
+        };
+        for (limit, share) in limits.into_iter().zip(&mut room.memory) {
+            if let Some(limit) = limit {
+                *share = Some(limit.share(&served.name, needed, request).await?);
+            }
+        }
+        if let Some(queue) = &served.queue {
+            room.queue[0] = Some(queue.place().await?);
+        }
+        room.queue[1] = Some(self.queue.place().await?);
+        Ok(room)
+    }
+
+    fn try_room(&self, served: &Served, request: &Request) -> Result<Room, RequestError> {
+        let (limits, needed) = self.limits(served, request);
+        let [own, all] = limits;
+        let share = |limit: Option<&Limit>| {
+            let share = limit.map(|l| l.try_share(&served.name, needed, request));
+            share.transpose()
+        };
+        let memory = [share(own)?, share(all)?];
+        let own = served.queue.as_ref().map(Bounded::try_place);
+        let queue = [own.transpose()?, Some(self.queue.try_place()?)];
+        Ok(Room { queue, memory })
+    }
+
+    fn check(
+        &self,
+        served: &Served,
+        inputs: Vec<Tensor>,
+        options: &Options,
+    ) -> Result<(Request, Vec<Tensor>), RequestError> {
+        let inputs = with_carried(&served.program, inputs);
+        let shape = validate_inputs(&served.program, &inputs)?;
+        if shape.samples > served.max_batch {
+            return Err(RequestError::Samples {
+                model: served.name.clone(),
+                max_batch: served.max_batch,
+                got: shape.samples,
+            });
+        }
+        let class = options.class.as_deref().unwrap_or("default");
+        let found = served.classes.iter().find(|(c, _)| c.name == class);
+        let (class, class_id) = found.ok_or_else(|| {
+            let names = served.classes.iter().map(|(c, _)| c.name.as_str());
+            RequestError::UnknownClass {
+                got: class.into(),
+                expected: names.collect::<Vec<_>>().join(", "),
+            }
+        })?;
+        let simulated_end = options.known_output_len == Some(0) && self.is_virtual;
+        let request = Request {
+            id: RequestId(0),
+            model: served.id,
+            arrival: options.arrival.unwrap_or(Time::MAX),
+            sla: options.sla.or(class.sla).or(served.sla),
+            class: *class_id,
+            priority: class.priority_of(options.priority),
+            samples: shape.samples,
+            input_len: shape.input_len,
+            sequence: options.sequence,
+            max_steps: if simulated_end {
+                Some(0)
+            } else {
+                options.max_steps
+            },
+            known_output_len: options.known_output_len.filter(|_| self.needs_output_len),
+        };
+        Ok((request, inputs))
+    }
+
+    fn send_once(
+        &self,
+        served: &Arc<Served>,
+        request: Request,
+        inputs: Vec<Tensor>,
+        options: &Options,
+        room: Room,
+    ) -> Result<Handle, RequestError> {
+        let (tx, rx) = oneshot::channel();
+        let admitted = Admitted::default();
+        let reply = Reply::Once(tx);
+        let id = self.send(served, request, inputs, options, reply, room, &admitted)?;
+        let guard = Guard::new(id, admitted, self.commands.clone());
+        Ok(Handle::new(rx, guard))
+    }
+
+    fn send_stream(
+        &self,
+        served: &Arc<Served>,
+        request: Request,
+        inputs: Vec<Tensor>,
+        options: &Options,
+        room: Room,
+    ) -> Result<StepStream, RequestError> {
+        let (tx, rx) = stream::unbounded_channel();
+        let admitted = Admitted::default();
+        let reply = Reply::Stream(tx);
+        let id = self.send(served, request, inputs, options, reply, room, &admitted)?;
+        let guard = Guard::new(id, admitted, self.commands.clone());
+        Ok(StepStream::new(rx, guard))
+    }
+
+    fn send(
+        &self,
+        served: &Arc<Served>,
+        mut request: Request,
+        inputs: Vec<Tensor>,
+        options: &Options,
+        reply: Reply,
+        room: Room,
+        admitted: &Admitted,
+    ) -> Result<RequestId, RequestError> {
+        if !self.accepting.load(Ordering::SeqCst) {
+            return Err(RequestError::Closed);
+        }
+        let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
+        request.id = id;
+        request.arrival = request.arrival.min(self.clock.now());
+        let carries = !served.program.carries.is_empty();
+        let place = request.sequence.filter(|_| carries);
+        let place = place.map(|sequence| Place {
+            sequence,
+            start: options.sequence_start,
+            end: options.sequence_end,
+        });
+        let submission = Submission {
+            served: served.clone(),
+            request,
+            inputs,
+            place,
+            sim_output_len: options.known_output_len,
+            reply,
+            queue: room.queue,
+            memory: room.memory,
+            admitted: admitted.clone(),
+        };
+        self.commands
+            .send(Command::Submit(Box::new(submission)))
+            .map_err(|_| RequestError::Closed)?;
+        Ok(id)
+    }
+}
+
+/// The inputs with zeros for all carried ones, if just those are missing.
+fn with_carried(program: &Program, given: Vec<Tensor>) -> Vec<Tensor> {
+    let ids = || (0..program.inputs.len()).map(InputId::new);
+    let num_carried = ids().filter(|&i| program.is_carried(i)).count();
+    if num_carried == 0 || given.len() + num_carried != program.inputs.len() {
+        return given;
+    }
+    // One per sample of the others; one where a sequence says how long the request is.
+    let samples = match program.length_input {
+        Some(_) => 1,
+        None => given.first().map_or(1, |t| t.dims[0]),
+    };
+    let mut given = given.into_iter();
+    let inputs = ids().filter_map(|id| {
+        if !program.is_carried(id) {
+            return given.next();
+        }
+        let ty = &program.input(id).ty;
+        let dims: Vec<usize> = [samples].into_iter().chain(ty.fixed_dims()).collect();
+        let num = dims.iter().product();
+        Some(match ty.dtype {
+            DType::I32 => Tensor::from_i32(&dims, &vec![0; num]),
+            _ => Tensor::from_f32(&dims, &vec![0.0; num]),
+        })
+    });
+    inputs.collect()
+}

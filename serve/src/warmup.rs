@@ -1,0 +1,158 @@
+//! Warm-up: requests that a version answers before it becomes ready (`model_warmup`).
+//!
+//! A sample is one request of `batch_size` samples, all alike, that is run `count` times. Random
+//! numbers are from 0 to 1, random whole numbers 0 or 1, the same at every load.
+
+use std::path::Path;
+
+use lazybatch_graph::Tensor;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::dtype::{self, DataType};
+use crate::error::{Error, Result};
+use crate::infer::{self, Input, Param, Params, Request};
+use crate::model::Served;
+use crate::proto::ModelWarmup;
+use crate::proto::model_warmup::Input as Stated;
+use crate::proto::model_warmup::input::InputDataType;
+
+/// Folder of `input_data_file`, in the model's folder.
+const FOLDER: &str = "warmup";
+/// Most elements of an input.
+const MAX_ELEMENTS: usize = 1 << 28;
+
+/// Runs all samples of a version, whose model's folder is `folder`; blocks until they have ended.
+///
+/// # Errors
+/// The first sample that fails, and why.
+pub fn run(served: &Served, folder: &Path) -> Result<()> {
+    for (at, sample) in served.config.model_warmup.iter().enumerate() {
+        let name = match sample.name.as_str() {
+            "" => at.to_string(),
+            name => format!("'{name}'"),
+        };
+        let done = one(served, folder, sample);
+        done.map_err(|e| {
+            let model = &served.name;
+            Error::Invalid(format!("model {model}: model_warmup sample {name}: {e}"))
+        })?;
+    }
+    Ok(())
+}
+
+fn one(served: &Served, folder: &Path, sample: &ModelWarmup) -> Result<()> {
+    let num = sample.batch_size as usize;
+    let by_size = served.config.max_batch_size > 0;
+    if num == 0 || (num > 1 && !by_size) {
+        let expected = match by_size {
+            true => "1 or more",
+            false => "1, since the model's max_batch_size is 0",
+        };
+        return Err(Error::expected("batch_size", expected, num));
+    }
+    let mut inputs = Vec::new();
+    for (name, stated) in &sample.inputs {
+        inputs.push(input(name, stated, folder, by_size.then_some(num))?);
+    }
+    let mut params = Params::default();
+    if served.settings.sequences.is_some() {
+        let mut set = |key: &str, value| params.0.insert(key.to_owned(), value);
+        set("sequence_id", Param::Uint(1));
+        set("sequence_start", Param::Bool(true));
+        set("sequence_end", Param::Bool(true));
+    }
+    let request = Request {
+        params,
+        inputs,
+        ..Request::default()
+    };
+    for _ in 0..sample.count.max(1) {
+        infer::rehearse(served, &request)?;
+    }
+    Ok(())
+}
+
+/// An input of `num` samples alike; of no axis of samples if `None`.
+fn input(name: &str, stated: &Stated, folder: &Path, num: Option<usize>) -> Result<Input> {
+    let what = format!("input '{name}'");
+    let data_type = DataType::of_config(stated.data_type)
+        .ok_or_else(|| Error::expected(format!("{what}: data_type"), "a type", "none"))?;
+    let dims: Option<Vec<usize>> = stated.dims.iter().map(|&d| d.try_into().ok()).collect();
+    let all = |dims: &Vec<usize>| {
+        let elements = dtype::elements(dims).filter(|&n| n <= MAX_ELEMENTS);
+        let all = elements.and_then(|n| n.checked_mul(num.unwrap_or(1)));
+        elements.filter(|_| all.is_some_and(|n| n <= MAX_ELEMENTS))
+    };
+    let elements = dims.as_ref().and_then(all).ok_or_else(|| {
+        let expected = format!("sizes of 0 or more, at most {MAX_ELEMENTS} elements in all");
+        Error::expected(
+            format!("{what}: dims"),
+            expected,
+            format!("{:?}", stated.dims),
+        )
+    })?;
+    let one = match &stated.input_data_type {
+        Some(InputDataType::ZeroData(true)) => numbers(data_type, elements, |_| 0.0),
+        Some(InputDataType::RandomData(true)) if data_type != DataType::Bytes => {
+            let random = |i: usize| xxh3_64(&i.to_le_bytes()) as f64 / u64::MAX as f64;
+            numbers(data_type, elements, random)
+        }
+        Some(InputDataType::InputDataFile(file)) => file_data(folder, file, data_type, elements)?,
+        _ => {
+            let expected = match data_type {
+                DataType::Bytes => "zero_data: true or input_data_file",
+                _ => "zero_data: true, random_data: true or input_data_file",
+            };
+            return Err(Error::expected(what, expected, "neither"));
+        }
+    };
+    Ok(Input {
+        name: name.to_owned(),
+        data_type,
+        shape: num.into_iter().chain(dims.unwrap_or_default()).collect(),
+        data: one.repeat(num.unwrap_or(1)).into(),
+    })
+}
+
+/// So many elements; texts are empty.
+fn numbers(data_type: DataType, elements: usize, of: impl Fn(usize) -> f64) -> Vec<u8> {
+    match data_type {
+        DataType::Bytes => dtype::join_bytes((0..elements).map(|_| &[][..])),
+        DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64 => {
+            let values: Vec<f32> = (0..elements).map(|i| of(i) as f32).collect();
+            dtype::to_bytes(&Tensor::from_f32(&[elements], &values), data_type)
+        }
+        _ => {
+            let values: Vec<i32> = (0..elements).map(|i| of(i).round() as i32).collect();
+            dtype::to_bytes(&Tensor::from_i32(&[elements], &values), data_type)
+        }
+    }
+}
+
+/// The elements of one sample, little-endian, from a file.
+fn file_data(folder: &Path, file: &str, data_type: DataType, elements: usize) -> Result<Vec<u8>> {
+    let path = file_in(&folder.join(FOLDER), file)?;
+    let data = std::fs::read(&path)
+        .map_err(|e| Error::expected(path.display(), "a file with the input's bytes", e))?;
+    let wanted = data_type.size().map(|size| size * elements);
+    if wanted.is_some_and(|wanted| wanted != data.len()) {
+        let expected = format!("{} bytes", wanted.unwrap_or(0));
+        let got = format!("{} bytes", data.len());
+        return Err(Error::expected(path.display(), expected, got));
+    }
+    Ok(data)
+}
+
+/// A file of that name in a folder, not outside of it.
+///
+/// # Errors
+/// A name that leads elsewhere.
+pub fn file_in(folder: &Path, file: &str) -> Result<std::path::PathBuf> {
+    use std::path::Component;
+    let is_plain = |c: Component<'_>| matches!(c, Component::Normal(_));
+    if file.is_empty() || !Path::new(file).components().all(is_plain) {
+        let what = format!("file in {}", folder.display());
+        return Err(Error::expected(what, "a name", format!("'{file}'")));
+    }
+    Ok(folder.join(file))
+}
