@@ -211,6 +211,15 @@ impl Served {
         };
         let none = Some(proto::StatisticDuration::default());
         let s = &self.stats;
+        // A request passes its stages one after another, and clients look while some are between
+        // two: one that is answered has passed them all, and clients expect the same count of each.
+        let answered = s.success.count();
+        let stage = |s: &crate::stats::Span| {
+            Some(proto::StatisticDuration {
+                count: answered,
+                ns: s.ns(),
+            })
+        };
         proto::ModelStatistics {
             name: self.name.clone(),
             version: self.version.to_string(),
@@ -218,12 +227,12 @@ impl Served {
             inference_count: s.inferences.load(Relaxed),
             execution_count: self.executions(),
             inference_stats: Some(proto::InferStatistics {
-                success: span(&s.success),
+                success: stage(&s.success),
                 fail: span(&s.fail),
-                queue: span(&s.queue),
-                compute_input: span(&s.compute_input),
-                compute_infer: span(&s.compute_infer),
-                compute_output: span(&s.compute_output),
+                queue: stage(&s.queue),
+                compute_input: stage(&s.compute_input),
+                compute_infer: stage(&s.compute_infer),
+                compute_output: stage(&s.compute_output),
                 cache_hit: none,
                 cache_miss: none,
             }),
