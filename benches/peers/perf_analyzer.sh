@@ -56,8 +56,9 @@ measure() {
     shift 4
     echo "== $name"
     LD_LIBRARY_PATH=$libraries $env/bin/perf_analyzer -m "$model" -i "$protocol" -u "$address" \
-        -p "$window_ms" -s 999 -r 10 -f "$folder/$name.csv" "$@"
+        -p "$window_ms" -s 999 -r 10 -f "$folder/$name.csv" "$@" || failed+=("$name")
 }
+failed=()
 
 for protocol in http grpc; do
     address=$(port "$protocol")
@@ -69,3 +70,4 @@ for protocol in http grpc; do
     measure "$protocol-lstm-poisson" lstm "$protocol" "$address" --shape x:16,16 \
         --request-rate-range 100:300:100 --request-distribution poisson
 done
+[ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}"; exit 1; }
