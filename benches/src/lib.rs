@@ -13,6 +13,7 @@ pub mod metered;
 pub mod peer;
 pub mod record;
 pub mod reused;
+pub mod serving;
 pub mod spread;
 pub mod steady;
 pub mod tiny;

@@ -10,9 +10,10 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use lazybatch_benches::record::{self, Recorder};
+use lazybatch_benches::serving::echo;
 
 use measure::args::{all_cores, pairs, positive, read};
-use measure::{peers, realtime, weights};
+use measure::{peers, realtime, serve, weights};
 
 /// What the command line says without arguments.
 const USAGE: &str = "\
@@ -83,7 +84,39 @@ usage: lazybatch-measure weights FOLDER [OPTION VALUE]...
 --docs FILE    the document whose table is rewritten
 --models PATH  the folder of fetched models (cargo xtask models); .models if absent
 --threads N    threads of the device; all cores if absent
---repeats N    turns of each type; 7 if absent";
+--repeats N    turns of each type; 7 if absent
+
+usage: lazybatch-measure serve-load FOLDER [OPTION VALUE]...
+       lazybatch-measure serve-overload FOLDER [OPTION VALUE]...
+       lazybatch-measure serve-peers FOLDER [OPTION VALUE]...
+
+  The serving front end as its clients see it, in turns with bare echo servers of axum and tonic, on
+  the same cores under the same client. serve-load: a model without work, requests a second of a closed
+  loop and latency at a low rate. serve-overload: an LSTM at up to three times what it can do; answers
+  in time, refusals and health meanwhile. serve-peers: the same ONNX models in the front end and in
+  Triton (its dynamic batcher without and with a delay, and iterative sequences), at rates that climb
+  until one is not sustained; run it from the root of the repository, with a Python that
+  `python3 benches/peers/triton.py --install` made. Lines are appended to FOLDER/COMMAND.jsonl.
+
+--server PATH      the binary lazybatch; target/release/lazybatch if absent
+--server-cores A,B cores of the servers; 0 if absent
+--client-cores A,B cores of the client; 1 if absent
+--over W           http or grpc; both if absent
+--connections N    connections of closed loops; 32 if absent
+--seconds S        length of a run; 3 if absent
+--repeats N        runs of each; 5 if absent
+--seed N           seed of arrivals; 1 if absent
+--floats N         serve-load: floats of a request; 256 if absent
+--rate R           serve-load: requests a second at low load; 200 if absent
+--steps N          serve-overload: steps of a request; 64 if absent
+--target-ms MS     serve-overload: an answer within it counts; 100 if absent
+--python PATH      serve-peers: that Python; .triton/bin/python if absent
+--models A,B       serve-peers: some of lstm, decoder, encoder; all if absent
+--arrivals SPEC    serve-peers: poisson, or trace:FILE; poisson if absent
+--first-rate R     serve-peers: requests a second of the first rate; 25 if absent
+--limit-ms MS      serve-peers: highest p99 of a rate that is sustained; 250 if absent
+--hidden N         serve-peers: state of lstm and decoder; 256 if absent
+--width N          serve-peers: features of the encoder; 256 if absent";
 
 /// What every measurement takes.
 pub struct Settings {
@@ -142,6 +175,27 @@ fn main() -> anyhow::Result<()> {
         let options = or_usage(peers::Options::parse(options, &command(&args)));
         record::environment(&options.folder)?;
         return peers::run(&options);
+    }
+    if args == ["serve-echo"] {
+        return echo::run();
+    }
+    if let [name, options @ ..] = &args[..]
+        && name == "serve-load"
+    {
+        let options = or_usage(serve::load::Options::parse(options, &command(&args)));
+        return serve::load::run(&options);
+    }
+    if let [name, options @ ..] = &args[..]
+        && name == "serve-overload"
+    {
+        let options = or_usage(serve::overload::Options::parse(options, &command(&args)));
+        return serve::overload::run(&options);
+    }
+    if let [name, options @ ..] = &args[..]
+        && name == "serve-peers"
+    {
+        let options = or_usage(serve::peers::Options::parse(options, &command(&args)));
+        return serve::peers::run(&options);
     }
     if let [name, options @ ..] = &args[..]
         && name == "weights"

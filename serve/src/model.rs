@@ -248,6 +248,16 @@ impl Served {
             })
         };
         let s = &self.stats;
+        // A request passes its stages one after another, and clients look while some are between
+        // two: one that is answered, and not by the cache, has passed them all, and clients expect the
+        // same count of each.
+        let answered = s.success.count().saturating_sub(s.cache_hit.count());
+        let stage = |s: &crate::stats::Span| {
+            Some(proto::StatisticDuration {
+                count: answered,
+                ns: s.ns(),
+            })
+        };
         proto::ModelStatistics {
             name: self.name.clone(),
             version: self.version.to_string(),
@@ -257,10 +267,10 @@ impl Served {
             inference_stats: Some(proto::InferStatistics {
                 success: span(&s.success),
                 fail: span(&s.fail),
-                queue: span(&s.queue),
-                compute_input: span(&s.compute_input),
-                compute_infer: span(&s.compute_infer),
-                compute_output: span(&s.compute_output),
+                queue: stage(&s.queue),
+                compute_input: stage(&s.compute_input),
+                compute_infer: stage(&s.compute_infer),
+                compute_output: stage(&s.compute_output),
                 cache_hit: span(&s.cache_hit),
                 cache_miss: span(&s.cache_miss),
             }),

@@ -2,7 +2,7 @@
 //!
 //! An integration test (`CRATE/tests/NAME.rs` or `CRATE/tests/NAME/main.rs`) takes part by asking `num_cases` of its `common`
 //! module, or `LAZYBATCH_SOAK_CASES` itself, how many cases to run; without the variable it keeps
-//! to the short budget of the normal tests.
+//! to the short budget of the normal tests. Figures that a test prints as `soak: {JSON}` are kept.
 //! What was run, where and how it ended is appended as one JSON line to
 //! `benches/results/DATE-MACHINE/soak.jsonl`.
 
@@ -48,6 +48,7 @@ pub fn run(root: &Path, cases: u64, only: Option<&str>) -> Result<bool> {
         .context("cannot run cargo")?;
     let mut num_passed = 0;
     let mut num_failed = 0;
+    let mut figures = Vec::new();
     if let Some(stdout) = child.stdout.take() {
         for line in BufReader::new(stdout).lines() {
             let line = line.context("reading what cargo prints")?;
@@ -55,6 +56,7 @@ pub fn run(root: &Path, cases: u64, only: Option<&str>) -> Result<bool> {
             let (passed, failed) = counts(&line).unwrap_or_default();
             num_passed += passed;
             num_failed += failed;
+            figures.extend(figures_of(&line));
         }
     }
     let succeeded = child.wait().context("waiting for cargo")?.success();
@@ -71,6 +73,7 @@ pub fn run(root: &Path, cases: u64, only: Option<&str>) -> Result<bool> {
         "tests_failed": num_failed,
         "seconds": (start.elapsed().as_secs_f64() * 10.0).round() / 10.0,
         "result": result,
+        "figures": figures,
     });
     let folder =
         root.join("benches/results")
@@ -144,6 +147,7 @@ fn arguments(targets: &[Target]) -> Vec<String> {
         }
         args.extend(["--test".into(), test.clone()]);
     }
+    args.extend(["--".into(), "--nocapture".into()]);
     args
 }
 
@@ -155,6 +159,12 @@ fn counts(line: &str) -> Option<(u64, u64)> {
         before.rsplit([' ', '.']).next()?.parse().ok()
     };
     Some((count("passed")?, count("failed;")?))
+}
+
+/// Figures in a line that a test prints. The runner may print its own text before them.
+fn figures_of(line: &str) -> Option<Value> {
+    let (_, json) = line.split_once("soak: {")?;
+    serde_json::from_str(&format!("{{{json}")).ok()
 }
 
 /// What the numbers depend on.
@@ -197,6 +207,13 @@ mod tests {
     }
 
     #[test]
+    fn figures_are_kept() {
+        let line = r#"test hostile ... soak: {"messages":3}"#;
+        assert_eq!(figures_of(line), Some(json!({"messages": 3})));
+        assert_eq!(figures_of("soak: passed, 3 passed"), None);
+    }
+
+    #[test]
     fn tests_that_ask_for_their_cases_take_part() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path();
@@ -220,7 +237,7 @@ mod tests {
             std::fs::write(root.join(path), text).unwrap();
         }
         let args = arguments(&targets(root).unwrap()).join(" ");
-        let want = "test --release --no-fail-fast --package lazybatch-engine --test exact --test large --test swarm";
+        let want = "test --release --no-fail-fast --package lazybatch-engine --test exact --test large --test swarm -- --nocapture";
         assert_eq!(args, want);
         std::fs::remove_dir_all(root.join("engine")).unwrap();
         assert!(targets(root).unwrap_err().to_string().contains("got none"));

@@ -10,6 +10,7 @@ pub mod joining;
 pub mod load;
 pub mod peers;
 pub mod realtime;
+pub mod serve;
 pub mod sim_vs_real;
 pub mod steady;
 pub mod weights;

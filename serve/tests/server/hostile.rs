@@ -1,4 +1,7 @@
 //! Malformed and hostile messages, with an honest client beside them.
+//!
+//! `cargo xtask soak --test server` runs more of them.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use lazybatch_serve::proto::model_infer_request::InferInputTensor;
 use lazybatch_serve::proto::{
@@ -7,11 +10,20 @@ use lazybatch_serve::proto::{
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
 
 use crate::common::{Running, add, call, http, is_sum, send, start, status};
 
-/// Messages of a run.
+/// Messages of a run where `LAZYBATCH_SOAK_CASES` does not say.
 const NUM: usize = 300;
+/// Clients that have sent a part of a message and neither send the rest nor leave.
+const MAX_SLOW: usize = 32;
+/// Messages after which everything that is made once has been made.
+const WARM: usize = 200;
+/// Most bytes by which memory may grow behind them: connections that are open, and what an allocator
+/// keeps.
+const MAX_GROWTH: u64 = 24 << 20;
 
 /// A message for the port of HTTP.
 fn over_http(rng: &mut ChaCha8Rng) -> Vec<u8> {
@@ -167,20 +179,58 @@ async fn is_honest(server: &Running, value: u8) {
     );
 }
 
+/// Messages of this run.
+fn num_messages() -> usize {
+    let cases = std::env::var("LAZYBATCH_SOAK_CASES").ok();
+    cases.and_then(|n| n.parse().ok()).unwrap_or(NUM)
+}
+
+/// Bytes of memory that this process, server and clients, has in use.
+fn memory() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));
+    let kb = line.and_then(|l| l.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    kb.unwrap_or(0) << 10
+}
+
+/// Sends a part of a message and keeps the connection; the longest kept one breaks off where there
+/// are too many.
+async fn is_slow(server: &Running, slow: &mut Vec<TcpStream>, rng: &mut ChaCha8Rng) {
+    let message = over_http(rng);
+    let at = if rng.random_bool(0.5) {
+        server.http()
+    } else {
+        server.at.grpc.unwrap()
+    };
+    let mut stream = TcpStream::connect(at).await.unwrap();
+    // A server that refuses early may have closed before all was sent.
+    let _ = stream.write_all(&message[..message.len() / 2]).await;
+    slow.push(stream);
+    if slow.len() > MAX_SLOW {
+        slow.remove(0);
+    }
+}
+
 #[tokio::test]
 async fn hostile_messages_get_errors_and_harm_nobody() {
     let mut server = start(|_| {}).await;
     let mut rng = ChaCha8Rng::seed_from_u64(20);
     let mut grpc = server.grpc().await;
-    let (mut refused, mut codes) = (0, std::collections::BTreeSet::new());
-    for i in 0..NUM {
+    let num = num_messages();
+    let (mut refused, mut codes) = (0, std::collections::BTreeMap::new());
+    let (mut slow, mut before) = (Vec::new(), 0);
+    for i in 0..num {
+        if i == WARM {
+            before = memory();
+        }
         match i % 3 {
+            _ if i % 20 == 7 => is_slow(&server, &mut slow, &mut rng).await,
             0 | 1 => {
                 let message = over_http(&mut rng);
                 let answer = send(server.http(), &message).await;
                 let (code, text) = status(&answer);
                 assert_ne!(code, 500, "message {i}: {text}");
-                codes.insert(code);
+                *codes.entry(code).or_insert(0) += 1;
                 refused += usize::from(code != 200);
             }
             _ if rng.random_bool(0.3) => {
@@ -201,13 +251,30 @@ async fn hostile_messages_get_errors_and_harm_nobody() {
             }
         }
         if i % 10 == 0 {
-            is_honest(&server, (i / 10) as u8).await;
+            is_honest(&server, (i / 10) as u8 % 200).await;
         }
     }
-    assert!(refused > NUM / 2, "{refused} of {NUM} were refused");
-    assert!(codes.contains(&400) && codes.contains(&404), "{codes:?}");
+    let after = memory();
+    println!(
+        "soak: {}",
+        serde_json::json!({
+            "what": "hostile messages", "messages": num, "refused": refused,
+            "http_statuses": codes,
+            "honest_answers": num.div_ceil(10) + 1,
+            "rss_bytes_before": before, "rss_bytes_after": after,
+        })
+    );
+    assert!(refused > num / 2, "{refused} of {num} were refused");
+    assert!(
+        codes.contains_key(&400) && codes.contains_key(&404),
+        "{codes:?}"
+    );
+    assert!(
+        after < before + MAX_GROWTH,
+        "memory grew from {before} to {after} bytes"
+    );
     is_honest(&server, 42).await;
-    drop(grpc);
+    drop((grpc, slow));
     server.end();
     server.ended().await;
 }
