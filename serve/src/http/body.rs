@@ -444,13 +444,8 @@ pub fn write(served: &Served, binary: bool, answer: Answer) -> Result<Response> 
     for output in answer.outputs {
         let mut parameters = serde_json::Map::new();
         let mut data = None;
-        if let Some(region) = &output.wanted.region {
-            let (name, offset, _) = region.place();
-            parameters.insert("shared_memory_region".into(), name.into());
-            parameters.insert("shared_memory_byte_size".into(), output.data.len().into());
-            if offset > 0 {
-                parameters.insert("shared_memory_offset".into(), offset.into());
-            }
+        if output.wanted.region.is_some() {
+            // The client knows where it is. Clients take any parameters for those of bytes.
         } else if output.wanted.binary.unwrap_or(binary) {
             parameters.insert("binary_data_size".into(), output.data.len().into());
             tail.extend_from_slice(&output.data);

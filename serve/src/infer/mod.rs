@@ -157,7 +157,7 @@ pub struct Output {
     pub data_type: DataType,
     /// Its dimensions, the axis of samples included.
     pub shape: Vec<usize>,
-    /// Its elements, little-endian; empty if they went to a region.
+    /// Its elements, little-endian.
     pub data: Vec<u8>,
     /// What was asked about it.
     pub wanted: Wanted,
