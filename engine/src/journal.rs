@@ -354,7 +354,6 @@ pub fn replay(input: impl BufRead, observer: &mut dyn Observer) -> Result<Replay
 
 /// The core asserts on events that break its contract; a journal from outside gets an error.
 fn check_event(core: &Core, now: Time, event: &Event) -> Result<(), String> {
-    let num = core.config().models.len();
     match event {
         Event::Arrive(r) if !core.takes(r.model) => Err(format!("unknown model {}", r.model)),
         Event::Arrive(r) if r.class.index() >= core.config().classes.len() => {
@@ -385,7 +384,7 @@ fn check_event(core: &Core, now: Time, event: &Event) -> Result<(), String> {
             Err(format!("{} classes", a.classes.len()))
         }
         Event::Detach(m) if !core.is_resident(*m) => Err(format!("{m} is not resident")),
-        Event::Loaded(m) | Event::Evict(m) if m.index() >= num => Err(format!("unknown model {m}")),
+        Event::Loaded(m) | Event::Evict(m) if !core.takes(*m) => Err(format!("unknown model {m}")),
         _ => Ok(()),
     }
 }

@@ -105,7 +105,8 @@ impl Cache {
     }
 
     /// Entries and their bytes.
-    pub fn size(&self) -> (usize, u64) {
+    #[cfg(test)]
+    fn size(&self) -> (usize, u64) {
         let kept = self.lock();
         (kept.entries.len(), kept.bytes)
     }

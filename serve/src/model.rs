@@ -248,10 +248,9 @@ impl Served {
             })
         };
         let s = &self.stats;
-        // A request passes its stages one after another, and clients look while some are between
-        // two: one that is answered, and not by the cache, has passed them all, and clients expect the
-        // same count of each.
-        let answered = s.success.count().saturating_sub(s.cache_hit.count());
+        // A request passes its stages one after another, and clients, which expect the same count of
+        // each, look while some are between two: those that have passed the last count.
+        let answered = s.compute_output.count();
         let stage = |s: &crate::stats::Span| {
             Some(proto::StatisticDuration {
                 count: answered,

@@ -19,7 +19,9 @@ use crate::proto::model_warmup::input::InputDataType;
 /// Folder of `input_data_file`, in the model's folder.
 const FOLDER: &str = "warmup";
 /// Most elements of an input.
-const MAX_ELEMENTS: usize = 1 << 28;
+const MAX_ELEMENTS: usize = 1 << 24;
+/// Most bytes of an input.
+const MAX_BYTES: usize = 1 << 28;
 
 /// Runs all samples of a version, whose model's folder is `folder`; blocks until they have ended.
 ///
@@ -48,6 +50,10 @@ fn one(served: &Served, folder: &Path, sample: &ModelWarmup) -> Result<()> {
             true => "1 or more",
             false => "1, since the model's max_batch_size is 0",
         };
+        return Err(Error::expected("batch_size", expected, num));
+    }
+    if num > served.max_samples {
+        let expected = format!("at most {}", served.max_samples);
         return Err(Error::expected("batch_size", expected, num));
     }
     let mut inputs = Vec::new();
@@ -106,6 +112,11 @@ fn input(name: &str, stated: &Stated, folder: &Path, num: Option<usize>) -> Resu
             return Err(Error::expected(what, expected, "neither"));
         }
     };
+    let bytes = one.len().checked_mul(num.unwrap_or(1));
+    if bytes.is_none_or(|b| b > MAX_BYTES) {
+        let expected = format!("at most {MAX_BYTES} bytes in all");
+        return Err(Error::expected(what, expected, "more"));
+    }
     Ok(Input {
         name: name.to_owned(),
         data_type,

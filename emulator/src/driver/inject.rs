@@ -63,7 +63,9 @@ fn rule(text: &str) -> Result<Rule, String> {
     };
     let number = |text: &str| text.parse::<u64>().ok();
     let (first, last) = calls.split_once('-').unwrap_or((calls, calls));
-    let calls = number(first).zip(number(last)).ok_or_else(wrong)?;
+    let calls = number(first).zip(number(last));
+    let calls = calls.filter(|(first, last)| 1 <= *first && first <= last);
+    let calls = calls.ok_or_else(wrong)?;
     let code = Code::named(code).ok_or_else(|| format!("expected a CUDA_ERROR_..., got {code}"))?;
     Ok(Rule {
         name: plain(name).to_owned(),
@@ -96,6 +98,11 @@ mod tests {
         for (text, words) in [
             ("cuMemAlloc:2", "got cuMemAlloc:2"),
             ("cuMemAlloc:x:CUDA_ERROR_OUT_OF_MEMORY", "FROM-TO"),
+            ("cuMemAlloc:0:CUDA_ERROR_OUT_OF_MEMORY", "got cuMemAlloc:0"),
+            (
+                "cuMemAlloc:5-3:CUDA_ERROR_OUT_OF_MEMORY",
+                "got cuMemAlloc:5-3",
+            ),
             ("cuMemAlloc:1:OUT", "expected a CUDA_ERROR_..., got OUT"),
         ] {
             let error = Faults::parse(text).unwrap_err();

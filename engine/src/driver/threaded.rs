@@ -215,22 +215,24 @@ impl Driver {
         }
     }
 
-    /// Takes in all commands that have come; false when told to stop.
+    /// Takes in all commands that have come, but none behind a load: that took a while, and what
+    /// came meanwhile came later than `now`. False when told to stop.
     fn take_commands(&mut self, now: Time) -> bool {
-        if let Some(command) = self.state.received.take()
-            && !self.command(now, command)
-        {
-            return false;
-        }
         loop {
-            match self.commands.try_recv() {
-                Ok(command) => {
-                    if !self.command(now, command) {
-                        return false;
-                    }
-                }
-                Err(TryRecvError::Empty) => return true,
-                Err(TryRecvError::Disconnected) => return false,
+            let command = match self.state.received.take() {
+                Some(command) => command,
+                None => match self.commands.try_recv() {
+                    Ok(command) => command,
+                    Err(TryRecvError::Empty) => return true,
+                    Err(TryRecvError::Disconnected) => return false,
+                },
+            };
+            let is_load = matches!(command, Command::Load(..));
+            if !self.command(now, command) {
+                return false;
+            }
+            if is_load {
+                return true;
             }
         }
     }

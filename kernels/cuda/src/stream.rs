@@ -115,6 +115,10 @@ impl Stream {
         let issued = issue();
         // SAFETY: the stream is being captured.
         let graph = unsafe { result::stream::end_capture(self.raw) }.named("cuStreamEndCapture");
+        if let (Err(_), Ok(graph)) = (&issued, &graph) {
+            // SAFETY: nobody else knows of it.
+            unsafe { result::graph::destroy(*graph) }.ok();
+        }
         let graph = issued.and_then(|()| Ok(graph?))?;
         let flags = sys::CUgraphInstantiate_flags(0);
         // SAFETY: the graph was just made, and is not needed once it is instantiated.

@@ -74,7 +74,8 @@ pub fn start(served: &Arc<Served>, request: Request) -> Result<Running> {
     }
 }
 
-/// Runs a request that no client sent, and blocks until it has ended. It is not counted.
+/// Runs a request that no client sent, and blocks until it has ended. It is not counted as a
+/// request; its launches are.
 ///
 /// # Errors
 /// What is wrong with it, or why it has no answer.
@@ -105,7 +106,9 @@ enum Seen {
 
 impl Seen {
     fn of(served: &Served, request: &Request, options: &Options) -> Self {
-        let Some(cache) = &served.cache else {
+        // Within a sequence an answer depends on those before it.
+        let is_alone = options.sequence.is_none();
+        let Some(cache) = served.cache.as_ref().filter(|_| is_alone) else {
             return Self::Off;
         };
         let before = served.engine().now();
