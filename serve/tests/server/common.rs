@@ -60,6 +60,15 @@ impl Gate {
     }
 }
 
+/// Opens a gate when it is dropped, so that a test that fails ends.
+struct Opens(Gate);
+
+impl Drop for Opens {
+    fn drop(&mut self) {
+        self.0.open();
+    }
+}
+
 /// The embedded device behind a gate.
 struct Gated(CpuDevice, Gate);
 
@@ -138,6 +147,7 @@ pub struct Running {
     pub state: Arc<State>,
     end: Option<oneshot::Sender<()>>,
     task: tokio::task::JoinHandle<()>,
+    _opens: Opens,
     /// The model repository.
     pub models: TempDir,
 }
@@ -192,6 +202,7 @@ pub async fn start(set: impl FnOnce(&mut Options)) -> Running {
     }));
     let running = Running {
         at,
+        _opens: Opens(gate.clone()),
         gate,
         state,
         end: Some(end),
