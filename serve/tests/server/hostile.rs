@@ -269,8 +269,10 @@ async fn hostile_messages_get_errors_and_harm_nobody() {
         codes.contains_key(&400) && codes.contains_key(&404),
         "{codes:?}"
     );
+    // Where other tests run in the same process, their memory is in it too.
+    let is_alone = std::env::var_os("NEXTEST").is_some();
     assert!(
-        after < before + MAX_GROWTH,
+        !is_alone || after < before + MAX_GROWTH,
         "memory grew from {before} to {after} bytes"
     );
     is_honest(&server, 42).await;
