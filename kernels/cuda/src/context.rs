@@ -1,4 +1,4 @@
-//! Contexts, events, memory and modules (and [`crate::stream`]): thin owners of what the driver hands
+//! Contexts, events, memory and modules (and `stream.rs`): thin owners of what the driver hands
 //! out.
 //!
 //! Nothing here allocates behind a caller's back or waits without saying so. Handles keep their
