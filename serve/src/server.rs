@@ -1,21 +1,27 @@
 //! Ports, connections, and the way from start to a drained end.
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
+use axum::http::Request;
+use axum::response::Response;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 use tonic::codec::CompressionEncoding;
 use tonic_health::pb::health_server::HealthServer;
+use tower_http::timeout::RequestBodyTimeoutLayer;
+use tower_service::Service as _;
 
 use crate::grpc::Service;
+use crate::http::Front;
 use crate::proto::grpc_inference_service_server::GrpcInferenceServiceServer;
 use crate::repository::{Control, Repository};
 use crate::settings::Switches;
@@ -150,13 +156,13 @@ impl Server {
         let (stop, stopped) = watch::channel(false);
         let mut tasks = tokio::task::JoinSet::new();
         if let Some(listener) = http {
-            let router = http::router(state.clone(), options.max_body);
-            let router = router.layer(tower_http::timeout::RequestBodyTimeoutLayer::new(
-                options.body_timeout,
-            ));
+            let (most, within) = (options.max_body, options.body_timeout);
+            let router = http::router(state.clone(), most);
+            let router = router.layer(RequestBodyTimeoutLayer::new(within));
+            let front = Front::new(state.clone(), router, most, within);
             tasks.spawn(serve_http(
                 listener,
-                router,
+                move |request| front.clone().call(request),
                 options.clone(),
                 stopped.clone(),
             ));
@@ -165,7 +171,7 @@ impl Server {
             let router = metrics::router(state.clone());
             tasks.spawn(serve_http(
                 listener,
-                router,
+                move |request| router.clone().call(request),
                 options.clone(),
                 stopped.clone(),
             ));
@@ -226,12 +232,14 @@ impl Server {
 }
 
 /// Accepts connections of HTTP/1.1 until told to stop; answers what was asked by then.
-async fn serve_http(
+async fn serve_http<F>(
     listener: TcpListener,
-    router: Router,
+    answer: impl Fn(Request<Incoming>) -> F + Clone + Send + 'static,
     options: Options,
     mut stopped: watch::Receiver<bool>,
-) {
+) where
+    F: Future<Output = Result<Response, Infallible>> + Send + 'static,
+{
     let graceful = GracefulShutdown::new();
     let room = Arc::new(Semaphore::new(options.max_connections));
     let mut builder = hyper::server::conn::http1::Builder::new();
@@ -255,7 +263,7 @@ async fn serve_http(
             continue;
         };
         drop(stream.set_nodelay(true));
-        let service = TowerToHyperService::new(router.clone());
+        let service = service_fn(answer.clone());
         let connection = builder.serve_connection(TokioIo::new(stream), service);
         let connection = graceful.watch(connection);
         tokio::spawn(async move {

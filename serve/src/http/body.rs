@@ -8,7 +8,8 @@ use axum::response::Response;
 use bytes::Bytes;
 use indexmap::IndexMap;
 use serde::de::{Deserialize, Deserializer, SeqAccess, Visitor};
-use serde_json::{Value as Json, json};
+use serde::ser::{Error as _, Serialize, Serializer};
+use serde_json::Value as Json;
 
 use crate::config::TEXT_INPUT;
 use crate::dtype::{self, DataType};
@@ -263,9 +264,9 @@ fn raw(served: &Served, body: Bytes) -> Result<Request> {
 /// A list or an object.
 pub fn params(from: IndexMap<String, Json>) -> Result<Params> {
     let param = |(key, value): (String, Json)| {
-        let param = match &value {
-            Json::Bool(b) => Param::Bool(*b),
-            Json::String(s) => Param::Text(s.clone()),
+        let param = match value {
+            Json::Bool(b) => Param::Bool(b),
+            Json::String(s) => Param::Text(s),
             Json::Number(n) => match (n.as_i64(), n.as_u64()) {
                 (Some(n), _) => Param::Int(n),
                 (None, Some(n)) => Param::Uint(n),
@@ -395,97 +396,126 @@ fn encode(what: &str, data_type: DataType, elements: Vec<Element>) -> Result<Vec
     Ok(bytes)
 }
 
+/// An answer as JSON.
+#[derive(serde::Serialize)]
+struct AnswerBody<'a> {
+    #[serde(skip_serializing_if = "str::is_empty")]
+    id: &'a str,
+    model_name: &'a str,
+    model_version: String,
+    outputs: Vec<AnsweredOutput<'a>>,
+}
+
+#[derive(serde::Serialize)]
+struct AnsweredOutput<'a> {
+    name: &'a str,
+    datatype: &'static str,
+    shape: &'a [usize],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parameters: Option<Behind>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data: Option<Elements<'a>>,
+}
+
+/// Bytes behind the JSON text.
+#[derive(serde::Serialize)]
+struct Behind {
+    binary_data_size: usize,
+}
+
 /// The elements of an output as JSON; numbers that are not finite are `null`.
-fn decode(output: &Output) -> Result<Json> {
-    let bytes = &output.data;
-    fn list<const N: usize, T: Into<Json>>(bytes: &[u8], f: impl Fn([u8; N]) -> T) -> Json {
-        let (chunks, _) = bytes.as_chunks::<N>();
-        chunks
-            .iter()
-            .map(|c| f(*c).into())
-            .collect::<Vec<Json>>()
-            .into()
-    }
-    Ok(match output.data_type {
-        DataType::Bool => list(bytes, |b: [u8; 1]| b[0] != 0),
-        DataType::Uint8 => list(bytes, u8::from_le_bytes),
-        DataType::Uint16 => list(bytes, u16::from_le_bytes),
-        DataType::Uint32 => list(bytes, u32::from_le_bytes),
-        DataType::Uint64 => list(bytes, u64::from_le_bytes),
-        DataType::Int8 => list(bytes, i8::from_le_bytes),
-        DataType::Int16 => list(bytes, i16::from_le_bytes),
-        DataType::Int32 => list(bytes, i32::from_le_bytes),
-        DataType::Int64 => list(bytes, i64::from_le_bytes),
-        DataType::Fp32 => list(bytes, f32::from_le_bytes),
-        DataType::Fp64 => list(bytes, f64::from_le_bytes),
-        DataType::Fp16 | DataType::Bf16 => {
+struct Elements<'a>(&'a Output);
+
+impl<'a> Elements<'a> {
+    /// Of an output whose type JSON has a form for.
+    fn of(output: &'a Output) -> Result<Self> {
+        if matches!(output.data_type, DataType::Fp16 | DataType::Bf16) {
             let what = format!("output '{}' of data-type {}", output.name, output.data_type);
-            return Err(Error::expected(
-                what,
-                "binary_data, for JSON has no form for it",
-                "JSON",
-            ));
+            let expected = "binary_data, for JSON has no form for it";
+            return Err(Error::expected(what, expected, "JSON"));
         }
-        DataType::Bytes => {
-            let parts = dtype::split_bytes(bytes).map_err(Error::Internal)?;
-            let texts = parts.iter().map(|p| Json::from(String::from_utf8_lossy(p)));
-            texts.collect::<Vec<_>>().into()
+        Ok(Self(output))
+    }
+}
+
+impl Serialize for Elements<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let bytes = &self.0.data[..];
+        fn list<const N: usize, T: Serialize, S: Serializer>(
+            serializer: S,
+            bytes: &[u8],
+            f: impl Fn([u8; N]) -> T,
+        ) -> std::result::Result<S::Ok, S::Error> {
+            let (chunks, _) = bytes.as_chunks::<N>();
+            serializer.collect_seq(chunks.iter().map(|c| f(*c)))
         }
-    })
+        match self.0.data_type {
+            DataType::Bool => list(serializer, bytes, |b: [u8; 1]| b[0] != 0),
+            DataType::Uint8 => list(serializer, bytes, u8::from_le_bytes),
+            DataType::Uint16 => list(serializer, bytes, u16::from_le_bytes),
+            DataType::Uint32 => list(serializer, bytes, u32::from_le_bytes),
+            DataType::Uint64 => list(serializer, bytes, u64::from_le_bytes),
+            DataType::Int8 => list(serializer, bytes, i8::from_le_bytes),
+            DataType::Int16 => list(serializer, bytes, i16::from_le_bytes),
+            DataType::Int32 => list(serializer, bytes, i32::from_le_bytes),
+            DataType::Int64 => list(serializer, bytes, i64::from_le_bytes),
+            // With all digits: who reads them as numbers of 64 bits gets the same number.
+            DataType::Fp32 => list(serializer, bytes, |b| f64::from(f32::from_le_bytes(b))),
+            DataType::Fp64 => list(serializer, bytes, f64::from_le_bytes),
+            DataType::Bytes | DataType::Fp16 | DataType::Bf16 => {
+                let parts = dtype::split_bytes(bytes).map_err(S::Error::custom)?;
+                serializer.collect_seq(parts.into_iter().map(String::from_utf8_lossy))
+            }
+        }
+    }
 }
 
 /// Writes an answer, as bytes where the request wants them; `binary` where it does not say.
 ///
 /// # Errors
 /// An output that JSON has no form for.
-pub fn write(served: &Served, binary: bool, answer: Answer) -> Result<Response> {
-    let mut tail = Vec::new();
-    let mut outputs = Vec::new();
-    for output in answer.outputs {
-        let mut parameters = serde_json::Map::new();
-        let mut data = None;
-        if output.wanted.region.is_some() {
-            // The client knows where it is. Clients take any parameters for those of bytes.
-        } else if output.wanted.binary.unwrap_or(binary) {
-            parameters.insert("binary_data_size".into(), output.data.len().into());
-            tail.extend_from_slice(&output.data);
-        } else {
-            data = Some(decode(&output)?);
-        }
-        let mut json = json!({
-            "name": output.name,
-            "datatype": output.data_type.name(),
-            "shape": output.shape,
-        });
-        if !parameters.is_empty() {
-            json["parameters"] = Json::Object(parameters);
-        }
-        if let Some(data) = data {
-            json["data"] = data;
-        }
-        outputs.push(json);
-    }
-    let mut json = json!({
-        "model_name": served.name,
-        "model_version": served.version.to_string(),
-        "outputs": outputs,
-    });
-    if !answer.id.is_empty() {
-        json["id"] = answer.id.into();
-    }
-    let mut body = json.to_string().into_bytes();
+pub fn write(served: &Served, binary: bool, answer: &Answer) -> Result<Response> {
+    let in_region = |output: &Output| output.wanted.region.is_some();
+    let goes_behind =
+        |output: &Output| !in_region(output) && output.wanted.binary.unwrap_or(binary);
+    let output = |output| {
+        let behind = goes_behind(output);
+        // Of what lies in a region clients take any parameters for those of bytes.
+        let has_data = !behind && !in_region(output);
+        let size = output.data.len();
+        Ok(AnsweredOutput {
+            name: &output.name,
+            datatype: output.data_type.name(),
+            shape: &output.shape,
+            parameters: behind.then_some(Behind {
+                binary_data_size: size,
+            }),
+            data: has_data.then(|| Elements::of(output)).transpose()?,
+        })
+    };
+    let json = AnswerBody {
+        id: &answer.id,
+        model_name: &served.name,
+        model_version: served.version.to_string(),
+        outputs: answer.outputs.iter().map(output).collect::<Result<_>>()?,
+    };
+    let behind = || answer.outputs.iter().filter(|o| goes_behind(o));
+    let size: usize = behind().map(|o| o.data.len()).sum();
+    let mut body = Vec::with_capacity(256 + size);
+    serde_json::to_writer(&mut body, &json).map_err(|e| Error::Internal(e.to_string()))?;
     let length = body.len();
-    let is_binary = !tail.is_empty();
-    body.append(&mut tail);
+    for output in behind() {
+        body.extend_from_slice(&output.data);
+    }
     let mut response = Response::new(Body::from(body));
-    let content_type = if is_binary {
+    let content_type = if size > 0 {
         "application/octet-stream"
     } else {
         "application/json"
     };
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
-    if is_binary {
+    if size > 0 {
         headers.insert(JSON_LENGTH, HeaderValue::from(length));
     }
     Ok(response)

@@ -1,6 +1,7 @@
 //! The protocol over HTTP.
 
 mod body;
+mod front;
 mod generate;
 mod manage;
 
@@ -19,12 +20,13 @@ use tower_http::decompression::RequestDecompressionLayer;
 
 use crate::config;
 use crate::error::{Error, Result};
-use crate::infer;
+use crate::infer::start;
 use crate::model::Served;
 use crate::proto;
 use crate::state::{EXTENSIONS, SERVER_NAME, State};
 
 pub use body::{params, region, wanted};
+pub use front::Front;
 pub use manage::load_model;
 
 type App = Shared<Arc<State>>;
@@ -75,10 +77,13 @@ pub fn router(state: Arc<State>, max_body: usize) -> Router {
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(max_body))
         .layer(RequestDecompressionLayer::new())
-        .layer(CatchPanicLayer::custom(|_| {
-            Error::Internal("the server has a bug; its log says more".into()).into_response()
-        }))
+        .layer(CatchPanicLayer::custom(|_| bug().into_response()))
         .with_state(state)
+}
+
+/// What is answered where the server panicked.
+fn bug() -> Error {
+    Error::Internal("the server has a bug; its log says more".into())
 }
 
 async fn nowhere(method: Method, uri: axum::http::Uri) -> Error {
@@ -154,15 +159,26 @@ async fn run(
     headers: HeaderMap,
     body: std::result::Result<Bytes, axum::extract::rejection::BytesRejection>,
 ) -> Result<Response> {
+    let body = body.map_err(|e| Error::Invalid(e.body_text()));
+    infer(&state, &target, &headers, body).await
+}
+
+/// An inference call whose body was read, or could not be.
+async fn infer(
+    state: &State,
+    target: &Target,
+    headers: &HeaderMap,
+    body: Result<Bytes>,
+) -> Result<Response> {
     let _room = state.enter()?;
-    let body = body.map_err(|e| Error::Invalid(e.body_text()))?;
-    let served = target.get(&state)?;
+    let body = body?;
+    let served = target.get(state)?;
     if served.settings.decoupled {
         let message = "HTTP end point doesn't support models with decoupled transaction policy";
         return Err(Error::Invalid(message.into()));
     }
-    let request = body::read(&served, &state.regions, &headers, body)?;
+    let request = body::read(&served, &state.regions, headers, body)?;
     let binary = request.params.flag("binary_data_output")?;
-    let answer = infer::start(&served, request)?.finish().await?;
-    body::write(&served, binary, answer)
+    let answer = start(&served, request)?.finish().await?;
+    body::write(&served, binary, &answer)
 }

@@ -1,0 +1,163 @@
+//! The way of plain inference calls past the router.
+//!
+//! A call of `POST /v2/models/{model}[/versions/{version}]/infer` that neither came packed nor asks
+//! for a packed answer needs none of the router's layers, which cost more than the call itself. It is
+//! handled here, with the same bounds and the same answers; every other call goes to the router.
+
+use std::convert::Infallible;
+use std::panic::AssertUnwindSafe;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::http::{HeaderMap, Method, Request, header};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures_util::FutureExt;
+use futures_util::future::{Either, poll_immediate, select};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use tower_service::Service;
+
+use super::{Target, bug, infer};
+use crate::error::{Error, Result};
+use crate::state::State;
+
+/// What a connection of HTTP hands its calls to.
+#[derive(Clone)]
+pub struct Front {
+    state: Arc<State>,
+    router: Router,
+    max_body: usize,
+    body_timeout: Duration,
+}
+
+impl Front {
+    /// Before `router`; bodies are at most `max_body` bytes and come within `body_timeout`.
+    pub fn new(state: Arc<State>, router: Router, max_body: usize, body_timeout: Duration) -> Self {
+        Self {
+            state,
+            router,
+            max_body,
+            body_timeout,
+        }
+    }
+
+    /// Answers one call.
+    ///
+    /// # Errors
+    /// Never.
+    pub async fn call(
+        self,
+        request: Request<Incoming>,
+    ) -> std::result::Result<Response, Infallible> {
+        let Some(target) = plain(request.method(), request.uri().path(), request.headers()) else {
+            let Self { mut router, .. } = self;
+            return router.call(request).await;
+        };
+        let answered = AssertUnwindSafe(self.infer(target, request)).catch_unwind();
+        let answered = answered.await.unwrap_or_else(|_| Err(bug()));
+        Ok(answered.unwrap_or_else(IntoResponse::into_response))
+    }
+
+    async fn infer(&self, target: Target, request: Request<Incoming>) -> Result<Response> {
+        let (head, body) = request.into_parts();
+        let body = self.body(body).await?;
+        infer(&self.state, &target, &head.headers, Ok(body)).await
+    }
+
+    async fn body(&self, body: Incoming) -> Result<Bytes> {
+        let mut whole = pin!(Limited::new(body, self.max_body).collect());
+        // Most bodies came with their heads, and need no timer.
+        let came = match poll_immediate(&mut whole).await {
+            Some(came) => came,
+            None => match select(whole, pin!(tokio::time::sleep(self.body_timeout))).await {
+                Either::Left((came, _)) => came,
+                Either::Right(_) => return Err(unread("deadline has elapsed")),
+            },
+        };
+        match came {
+            Ok(whole) => Ok(whole.to_bytes()),
+            Err(e) if e.is::<LengthLimitError>() => Err(unread("length limit exceeded")),
+            Err(e) => Err(unread(e)),
+        }
+    }
+}
+
+fn unread(why: impl std::fmt::Display) -> Error {
+    Error::Invalid(format!("Failed to buffer the request body: {why}"))
+}
+
+/// The model that a plain inference call names; `None` of any other call.
+fn plain(method: &Method, path: &str, headers: &HeaderMap) -> Option<Target> {
+    let packs = [header::CONTENT_ENCODING, header::ACCEPT_ENCODING];
+    let wants_layers = packs.iter().any(|name| {
+        let value = headers.get(name);
+        value.is_some_and(|v| v != "identity")
+    });
+    // Escaped names are the router's to read.
+    if method != Method::POST || wants_layers || path.contains('%') {
+        return None;
+    }
+    let rest = path.strip_prefix("/v2/models/")?.strip_suffix("/infer")?;
+    let (model, version) = match rest.split_once('/') {
+        None => (rest, ""),
+        Some((model, rest)) => (model, rest.strip_prefix("versions/")?),
+    };
+    let is_named = !model.is_empty() && !version.contains('/');
+    let has_version = !version.is_empty() || rest.len() == model.len();
+    (is_named && has_version).then(|| Target {
+        model: model.into(),
+        version: version.into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target(
+        method: &Method,
+        path: &str,
+        headers: &[(header::HeaderName, &str)],
+    ) -> Option<[String; 2]> {
+        let headers = headers.iter().map(|(k, v)| (k.clone(), v.parse().unwrap()));
+        let target = plain(method, path, &headers.collect())?;
+        Some([target.model, target.version])
+    }
+
+    #[test]
+    fn plain_inference_calls_name_a_model_and_perhaps_a_version() {
+        let of = |path: &str| target(&Method::POST, path, &[]);
+        let some = |model: &str, version: &str| Some([model.to_owned(), version.to_owned()]);
+        assert_eq!(of("/v2/models/m/infer"), some("m", ""));
+        assert_eq!(of("/v2/models/m/versions/3/infer"), some("m", "3"));
+        assert_eq!(of("/v2/models/m/versions/x/infer"), some("m", "x"));
+        for other in [
+            "/v2/models//infer",
+            "/v2/models/m/versions//infer",
+            "/v2/models/m/versions/3/4/infer",
+            "/v2/models/m/other/3/infer",
+            "/v2/models/m/infer/",
+            "/v2/models/m%20n/infer",
+            "/v2/models/infer",
+            "/v2/models/m/generate",
+            "/v2/models/m",
+            "/infer",
+            "",
+        ] {
+            assert_eq!(of(other), None, "{other}");
+        }
+        assert_eq!(target(&Method::GET, "/v2/models/m/infer", &[]), None);
+    }
+
+    #[test]
+    fn packed_calls_are_the_routers() {
+        let of = |headers: &[_]| target(&Method::POST, "/v2/models/m/infer", headers).is_some();
+        assert!(of(&[(header::CONTENT_TYPE, "application/json")]));
+        assert!(of(&[(header::ACCEPT_ENCODING, "identity")]));
+        assert!(!of(&[(header::ACCEPT_ENCODING, "gzip, deflate")]));
+        assert!(!of(&[(header::CONTENT_ENCODING, "gzip")]));
+    }
+}
