@@ -155,6 +155,10 @@ const COMMANDS: [(&str, Measurement); 9] = [
     ("sim-vs-real", measure::sim_vs_real::run),
 ];
 
+/// As of the program `lazybatch`: what is measured beside it has the same means.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> anyhow::Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     if let [walk, table, net, policy] = &args[..]

@@ -16,6 +16,10 @@ use clap::Parser;
 
 use crate::args::{Cli, Command};
 
+/// A server allocates and frees on many threads for each request.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     let mut cli = Cli::parse();
     cli.command.join_policies();
