@@ -89,6 +89,7 @@ usage: lazybatch-measure weights FOLDER [OPTION VALUE]...
 usage: lazybatch-measure serve-load FOLDER [OPTION VALUE]...
        lazybatch-measure serve-overload FOLDER [OPTION VALUE]...
        lazybatch-measure serve-peers FOLDER [OPTION VALUE]...
+       lazybatch-measure serve-in-process FOLDER [OPTION VALUE]...
 
   The serving front end as its clients see it, in turns with bare echo servers of axum and tonic, on
   the same cores under the same client. serve-load: a model without work, requests a second of a closed
@@ -96,7 +97,9 @@ usage: lazybatch-measure serve-load FOLDER [OPTION VALUE]...
   in time, refusals and health meanwhile. serve-peers: the same ONNX models in the front end and in
   Triton (its dynamic batcher without and with a delay, and iterative sequences), at rates that climb
   until one is not sustained; run it from the root of the repository, with a Python that
-  `python3 benches/peers/triton.py --install` made. Lines are appended to FOLDER/COMMAND.jsonl.
+  `python3 benches/peers/triton.py --install` made. serve-in-process: the same models and arrivals
+  without servers, the engine beside loops around ONNX Runtime that pad or batch steps; it takes the
+  options of serve-peers. Lines are appended to FOLDER/COMMAND.jsonl.
 
 --server PATH      the binary lazybatch; target/release/lazybatch if absent
 --server-cores A,B cores of the servers; 0 if absent
@@ -200,6 +203,12 @@ fn main() -> anyhow::Result<()> {
     {
         let options = or_usage(serve::peers::Options::parse(options, &command(&args)));
         return serve::peers::run(&options);
+    }
+    if let [name, options @ ..] = &args[..]
+        && name == "serve-in-process"
+    {
+        let options = or_usage(serve::peers::Options::parse(options, &command(&args)));
+        return serve::in_process::run(&options);
     }
     if let [name, options @ ..] = &args[..]
         && name == "weights"

@@ -92,7 +92,11 @@ impl Peer {
         self.ask(&json!({ "drop": built.0 })).map(|_| ())
     }
 
-    fn ask(&mut self, message: &Value) -> anyhow::Result<Value> {
+    /// The answer to any line.
+    ///
+    /// # Errors
+    /// What the peer says is wrong, or a peer that has ended.
+    pub fn ask(&mut self, message: &Value) -> anyhow::Result<Value> {
         let stdin = self.stdin.as_mut().context("the peer has ended")?;
         let sent = writeln!(stdin, "{message}").and_then(|()| stdin.flush());
         sent.with_context(|| format!("{}: cannot be written to", self.name))?;

@@ -1,5 +1,7 @@
 //! Measurements of the serving front end, as its clients see it.
 
+pub mod in_process;
+pub mod ladder;
 pub mod load;
 pub mod overload;
 pub mod peers;

@@ -3,27 +3,29 @@
 //! A server of each kind runs in turn on the same cores. Rates climb by half until one is not
 //! sustained: an answer that is missing, or a p99 beyond the limit.
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use lazybatch_benches::record::{Recorder, merge};
+use lazybatch_benches::record::merge;
 use lazybatch_benches::serving::call::{self, Caller, Message, Status};
 use lazybatch_benches::serving::child::Server;
 use lazybatch_benches::serving::{Way, drive};
-use lazybatch_benches::spread::Spread;
 use lazybatch_workloads::arrivals::transform;
 use lazybatch_workloads::traces;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use serde_json::json;
+use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use super::Settings;
+use super::ladder::{self, Climb, Ladder};
 use crate::measure::args::{above_0, positive};
 
 /// Where the scripts lie, from the root of the repository.
-const SCRIPTS: &str = "benches/peers";
+pub const SCRIPTS: &str = "benches/peers";
 /// Kinds of servers, by the repository that each serves. The first is ours.
 const KINDS: [&str; 4] = ["lazybatch", "triton-0", "triton-2000", "triton-iterative"];
 /// Models, features of a position, shortest and longest request.
@@ -34,10 +36,6 @@ const MODELS: [(&str, Features, usize, usize); 3] = [
 ];
 /// Messages that arrivals draw from.
 const POOL: usize = 48;
-/// From one rate to the next.
-const STEP: f64 = 1.5;
-/// Most rates of a climb.
-const MAX_STEPS: usize = 16;
 
 #[derive(Clone, Copy)]
 enum Features {
@@ -47,14 +45,26 @@ enum Features {
 
 /// What the command line says.
 pub struct Options {
-    settings: Settings,
-    python: PathBuf,
+    /// What all of them take.
+    pub settings: Settings,
+    /// The interpreter of the peers' environment.
+    pub python: PathBuf,
     hidden: usize,
     width: usize,
-    first_rate: f64,
-    limit_ms: f64,
+    /// Rates, and when one is sustained.
+    pub ladder: Ladder,
     models: Vec<String>,
     arrivals: String,
+}
+
+/// A model that is measured.
+pub struct Model {
+    /// Its name.
+    pub name: &'static str,
+    /// Features of a position.
+    pub features: usize,
+    /// Requests that arrivals draw from.
+    pub pool: Vec<Item>,
 }
 
 impl Options {
@@ -93,29 +103,72 @@ impl Options {
             python,
             hidden,
             width,
-            first_rate,
-            limit_ms,
+            ladder: Ladder {
+                first_rate,
+                limit_ms,
+            },
             models,
             arrivals,
         })
     }
 
-    fn features(&self, of: Features) -> usize {
-        match of {
-            Features::Fixed(num) => num,
-            Features::Width => self.width,
-        }
+    /// Those that are measured.
+    pub fn models(&self) -> Vec<Model> {
+        let chosen = MODELS
+            .into_iter()
+            .filter(|m| self.models.iter().any(|c| c == m.0));
+        let model = |(name, features, shortest, longest)| {
+            let features = match features {
+                Features::Fixed(num) => num,
+                Features::Width => self.width,
+            };
+            Model {
+                name,
+                features,
+                pool: pool(features, shortest..=longest),
+            }
+        };
+        chosen.map(model).collect()
     }
 
-    /// Times of arrivals at a mean of `rate` a second.
-    fn times(&self, rate: f64, seed: u64) -> anyhow::Result<Vec<Duration>> {
-        let span = self.settings.span;
+    /// Writes the models, and repositories of them, to a folder.
+    ///
+    /// # Errors
+    /// A script that does not run.
+    pub fn write_models(&self) -> anyhow::Result<TempDir> {
+        let place = tempfile::tempdir()?;
+        let mut write = Command::new(&self.python);
+        write
+            .arg(format!("{SCRIPTS}/serving_models.py"))
+            .arg(place.path())
+            .args(["--hidden", &self.hidden.to_string()])
+            .args(["--width", &self.width.to_string()]);
+        let status = write.status();
+        let status = status.with_context(|| format!("cannot run {}", self.python.display()))?;
+        ensure!(status.success(), "writing the models: {status}");
+        Ok(place)
+    }
+
+    /// What every line says of the run, beside `own`.
+    pub fn figures(&self, mut own: Value) -> Value {
+        let more = json!({
+            "arrivals": self.arrivals, "limit_ms": self.ladder.limit_ms, "hidden": self.hidden,
+            "width": self.width,
+        });
+        merge(&mut own, more);
+        own
+    }
+
+    /// Times of arrivals at a mean of `rate` a second, in step `step` of a climb of turn `turn`.
+    ///
+    /// # Errors
+    /// A trace that cannot be read.
+    pub fn times(&self, rate: f64, turn: usize, step: usize) -> anyhow::Result<Vec<Duration>> {
+        let (span, seed) = (self.settings.span, self.settings.seed);
+        let seed = seed + (100 * turn + step) as u64;
         let Some(file) = self.arrivals.strip_prefix("trace:") else {
-            return Ok(drive::poisson(
-                rate,
-                span,
-                &mut ChaCha8Rng::seed_from_u64(seed),
-            ));
+            let mut rng = ChaCha8Rng::seed_from_u64(seed);
+            return Ok(drive::poisson(rate, span, &mut rng));
         };
         let read = traces::Options {
             format: None,
@@ -139,198 +192,94 @@ impl Options {
     }
 }
 
-/// What became of one rate.
-#[derive(Clone, Copy)]
-struct Point {
-    rate: f64,
-    p50_ms: f64,
-    p99_ms: f64,
-    sustained: bool,
-}
-
-/// One server's climb with one model.
-struct Climb {
-    kind: &'static str,
-    model: String,
-    points: Vec<Point>,
-}
-
-impl Climb {
-    /// The highest rate that was sustained; 0 if none was.
-    fn sustained(&self) -> f64 {
-        let held = self.points.iter().filter(|p| p.sustained);
-        held.map(|p| p.rate).fold(0.0, f64::max)
-    }
-}
-
 /// Runs the measurement.
 ///
 /// # Errors
 /// Scripts or servers that do not run, or requests without an answer.
 pub fn run(options: &Options) -> anyhow::Result<()> {
     let settings = &options.settings;
-    let place = tempfile::tempdir()?;
-    let mut write = Command::new(&options.python);
-    write
-        .arg(format!("{SCRIPTS}/serving_models.py"))
-        .arg(place.path());
-    write.args([
-        "--hidden",
-        &options.hidden.to_string(),
-        "--width",
-        &options.width.to_string(),
-    ]);
-    let status = write
-        .status()
-        .with_context(|| format!("cannot run {}", options.python.display()))?;
-    ensure!(status.success(), "writing the models: {status}");
+    let place = options.write_models()?;
     let recorder = settings.recorder("serve-peers")?;
+    let models = options.models();
     for &way in &settings.ways {
         let mut climbs = Vec::new();
         for turn in 0..settings.repeats {
             for i in 0..KINDS.len() {
                 let kind = KINDS[(turn + i) % KINDS.len()];
                 let server = options.start(kind, place.path())?;
-                for (model, features, shortest, longest) in MODELS {
-                    let has_steps = kind != "triton-iterative" || model != "encoder";
-                    if !has_steps || !options.models.iter().any(|m| m == model) {
-                        continue;
+                for model in &models {
+                    if kind != "triton-iterative" || model.name != "encoder" {
+                        let climb = climb(options, &server, (way, kind), model, turn);
+                        climbs.push(drive::run(climb)?);
                     }
-                    let pool = pool(way, model, options.features(features), shortest..=longest);
-                    let climb = climb(options, &server, (way, kind, model), &pool, turn);
-                    climbs.push(drive::run(climb)?);
                 }
             }
         }
-        record(options, &recorder, way, &climbs)?;
+        let figures = |what: &str| options.figures(settings.figures(way, what));
+        let over = "lazybatch over best of triton";
+        ladder::record(
+            &recorder,
+            &climbs,
+            (&KINDS, over),
+            settings.repeats,
+            figures,
+        )?;
     }
     Ok(())
 }
 
+/// Values of a request, and its length.
+#[derive(Clone, Debug)]
+pub struct Item {
+    /// Positions.
+    pub len: usize,
+    /// `[len, features]`.
+    pub values: Vec<f32>,
+}
+
 /// Requests of mixed lengths.
-fn pool(
-    way: Way,
-    model: &str,
-    features: usize,
-    lengths: std::ops::RangeInclusive<usize>,
-) -> Vec<Message> {
+fn pool(features: usize, lengths: RangeInclusive<usize>) -> Vec<Item> {
     let mut rng = ChaCha8Rng::seed_from_u64(7);
-    let mut message = || {
+    let mut item = || {
         let len = rng.random_range(lengths.clone());
-        let values: Vec<f32> = (0..len * features)
-            .map(|_| rng.random_range(-1.0..1.0))
-            .collect();
-        call::infer(way, model, "x", &[1, len, features], &values)
+        let values = (0..len * features).map(|_| rng.random_range(-1.0..1.0));
+        Item {
+            len,
+            values: values.collect(),
+        }
     };
-    (0..POOL).map(|_| message()).collect()
+    (0..POOL).map(|_| item()).collect()
 }
 
 async fn climb(
     options: &Options,
     server: &Server,
-    (way, kind, model): (Way, &'static str, &str),
-    pool: &[Message],
+    (way, kind): (Way, &'static str),
+    model: &Model,
     turn: usize,
 ) -> anyhow::Result<Climb> {
     let at = (way, server.at(way));
+    let message = |item: &Item| {
+        let dims = [1, item.len, model.features];
+        call::infer(way, model.name, "x", &dims, &item.values)
+    };
+    let messages: Vec<Message> = model.pool.iter().map(message).collect();
     let mut caller = Caller::connect(way, at.1).await?;
     // Once for what is made at the first use.
-    for message in pool {
+    for message in &messages {
         let answer = caller.call(message).await?;
-        ensure!(answer.status == Status::Done, "{kind} {model}: {answer:?}");
-    }
-    let mut points = Vec::new();
-    let mut rate = options.first_rate;
-    for step in 0..MAX_STEPS {
-        let seed = options.settings.seed + (100 * turn + step) as u64;
-        let times = options.times(rate, seed)?;
-        let sent = drive::open(at, pool, &times, 8).await?;
-        let done = sent.iter().filter(|s| s.status == Status::Done);
-        let latencies: Vec<f64> = done.map(|s| s.latency_us / 1e3).collect();
-        let all = latencies.len() == sent.len();
         ensure!(
-            !latencies.is_empty(),
-            "{kind} {model} at {rate}/s: no answer"
+            answer.status == Status::Done,
+            "{kind} {}: {answer:?}",
+            model.name
         );
-        let latency = Spread::of(latencies);
-        let point = Point {
-            rate,
-            p50_ms: latency.median(),
-            p99_ms: latency.percentile(99),
-            sustained: all && latency.percentile(99) <= options.limit_ms,
-        };
-        points.push(point);
-        if !point.sustained {
-            break;
-        }
-        rate *= STEP;
     }
-    Ok(Climb {
-        kind,
-        model: model.to_owned(),
-        points,
-    })
-}
-
-fn record(
-    options: &Options,
-    recorder: &Recorder,
-    way: Way,
-    climbs: &[Climb],
-) -> anyhow::Result<()> {
-    let line = |what: &str, model: &str, rate: Option<f64>, metric: &str, values: Vec<f64>| {
-        let mut figures = options.settings.figures(way, what);
-        let own = json!({
-            "model": model, "rate": rate, "arrivals": options.arrivals,
-            "limit_ms": options.limit_ms, "hidden": options.hidden, "width": options.width,
-        });
-        merge(&mut figures, own);
-        recorder.line(figures, metric, &Spread::of(values))
-    };
-    for model in &options.models {
-        let mut sustained = Vec::new();
-        for kind in KINDS {
-            let own: Vec<&Climb> = climbs
-                .iter()
-                .filter(|c| c.kind == kind && c.model == *model)
-                .collect();
-            if own.is_empty() {
-                continue;
-            }
-            for step in 0..MAX_STEPS {
-                let points: Vec<&Point> = own.iter().filter_map(|c| c.points.get(step)).collect();
-                let Some(first) = points.first() else { break };
-                let rate = Some(first.rate);
-                let of = |f: fn(&Point) -> f64| points.iter().map(|p| f(p)).collect();
-                line(kind, model, rate, "p50 ms", of(|p| p.p50_ms))?;
-                line(kind, model, rate, "p99 ms", of(|p| p.p99_ms))?;
-                line(
-                    kind,
-                    model,
-                    rate,
-                    "sustained",
-                    of(|p| f64::from(p.sustained)),
-                )?;
-            }
-            let rates: Vec<f64> = own.iter().map(|c| c.sustained()).collect();
-            line(kind, model, None, "sustained/s", rates.clone())?;
-            sustained.push(rates);
-        }
-        let ratio = |turn: usize| {
-            let best = sustained[1..]
-                .iter()
-                .map(|rates| rates[turn])
-                .fold(0.0, f64::max);
-            sustained[0][turn] / best.max(options.first_rate / STEP)
-        };
-        let ratios = (0..options.settings.repeats).map(ratio).collect();
-        line(
-            "lazybatch over best of triton",
-            model,
-            None,
-            "sustained ratio",
-            ratios,
-        )?;
+    let mut climb = options.ladder.climb(kind, model.name);
+    while let Some((step, rate)) = climb.next() {
+        let times = options.times(rate, turn, step)?;
+        let sent = drive::open(at, &messages, &times, 8).await?;
+        let done = |s: &drive::Sent| (s.status == Status::Done).then_some(s.latency_us / 1e3);
+        climb.put(sent.iter().map(done).collect())?;
     }
-    Ok(())
+    Ok(climb)
 }
