@@ -33,6 +33,8 @@ pub enum Status {
     Refused,
     /// Anything else: the status of HTTP, or of gRPC.
     Failed(u16),
+    /// The connection broke, or what came was no answer.
+    Broken,
 }
 
 /// An answer.

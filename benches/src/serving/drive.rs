@@ -152,7 +152,7 @@ struct Pool {
 /// a connection of its own for the time; `ready` connections are made before the first.
 ///
 /// # Errors
-/// A connection that breaks, or an answer that is none.
+/// A server that cannot be reached at the start. A call that breaks later is [`Status::Broken`].
 pub async fn open(
     (way, at): (Way, SocketAddr),
     messages: &[Message],
@@ -179,23 +179,33 @@ pub async fn open(
         let (pool, message) = (pool.clone(), messages[i % messages.len()].clone());
         calls.push(tokio::task::spawn_local(async move {
             let idle = pool.idle.borrow_mut().pop();
-            let mut caller = match idle.or_else(|| pool.shared.as_ref()?.share()) {
-                Some(caller) => caller,
-                None => Caller::connect(pool.way, pool.at).await?,
+            let called = async {
+                let mut caller = match idle.or_else(|| pool.shared.as_ref()?.share()) {
+                    Some(caller) => caller,
+                    None => Caller::connect(pool.way, pool.at).await?,
+                };
+                let answer = caller.call(&message).await?;
+                anyhow::Ok((caller, answer.status))
             };
-            let answer = caller.call(&message).await?;
+            let called = called.await;
             let latency = start.elapsed().saturating_sub(due);
-            pool.idle.borrow_mut().push(caller);
-            anyhow::Ok(Sent {
+            let status = match called {
+                Ok((caller, status)) => {
+                    pool.idle.borrow_mut().push(caller);
+                    status
+                }
+                Err(_) => Status::Broken,
+            };
+            Sent {
                 due,
                 latency_us: latency.as_secs_f64() * 1e6,
-                status: answer.status,
-            })
+                status,
+            }
         }));
     }
     let mut sent = Vec::with_capacity(calls.len());
     for call in calls {
-        sent.push(call.await.context("a client's task")??);
+        sent.push(call.await.context("a client's task")?);
     }
     Ok(sent)
 }

@@ -149,7 +149,7 @@ async fn offered(
         drive::open((way, server.at(way)), &messages, &times, READY),
         drive::open((Way::Http, server.http), &health, &health_times, 4),
     )?;
-    let wrong = |s: &&Sent| matches!(s.status, Status::Failed(_));
+    let wrong = |s: &&Sent| matches!(s.status, Status::Failed(_) | Status::Broken);
     let unwell = health.iter().find(|s| s.status != Status::Done);
     if let Some(wrong) = sent.iter().find(wrong).or(unwell) {
         bail!("expected an answer or a refusal, got {wrong:?}");
