@@ -1,0 +1,80 @@
+//! Inference calls that go past the router get what the router would answer.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::common::{add, http, is_sum, start, status};
+
+/// Status and body of the answer to a request that closes its connection.
+async fn answer(at: SocketAddr, request: &[u8]) -> (u16, Vec<u8>) {
+    let mut stream = TcpStream::connect(at).await.unwrap();
+    stream.write_all(request).await.unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.unwrap();
+    let end = answer.windows(4).position(|w| w == b"\r\n\r\n");
+    let end = end.expect("an answer with a head");
+    (status(&answer).0, answer[end + 4..].to_vec())
+}
+
+/// A request that the router takes, for its layers pack nothing that does not ask for gzip or
+/// deflate.
+fn through_router(request: &[u8]) -> Vec<u8> {
+    let text = String::from_utf8(request.to_vec()).unwrap();
+    let routed = text.replacen("host: x\r\n", "host: x\r\naccept-encoding: br\r\n", 1);
+    assert_ne!(routed, text);
+    routed.into_bytes()
+}
+
+#[tokio::test]
+async fn both_ways_answer_alike() {
+    let server = start(|_| {}).await;
+    let at = server.http();
+    let named = add(1).replacen('{', r#"{"id":"first","#, 1);
+    let bytes = add(2).replacen('{', r#"{"parameters":{"binary_data_output":true},"#, 1);
+    let cases = [
+        ("/v2/models/add/infer", &*add(1), 200),
+        ("/v2/models/add/versions/1/infer", &*add(1), 200),
+        ("/v2/models/add/infer", &*named, 200),
+        ("/v2/models/add/infer", &*bytes, 200),
+        ("/v2/models/add/versions/2/infer", &*add(1), 404),
+        ("/v2/models/add/versions/x/infer", &*add(1), 400),
+        ("/v2/models/none/infer", &*add(1), 404),
+        ("/v2/models/add/infer", "{", 400),
+        ("/v2/models/add/infer", "", 400),
+    ];
+    for (path, body, expected) in cases {
+        let request = http("POST", path, body.as_bytes());
+        let past = answer(at, &request).await;
+        let routed = answer(at, &through_router(&request)).await;
+        let shown = String::from_utf8_lossy(&past.1).into_owned();
+        assert_eq!(past.0, expected, "{path}: {shown}");
+        assert_eq!(past, routed, "{path}: {shown}");
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_comes_in_parts_is_waited_for_but_not_for_ever() {
+    let server = start(|o| o.body_timeout = Duration::from_millis(300)).await;
+    let request = http("POST", "/v2/models/add/infer", add(3).as_bytes());
+    let (first, rest) = request.split_at(request.len() - 20);
+    let mut whole = TcpStream::connect(server.http()).await.unwrap();
+    whole.write_all(first).await.unwrap();
+    whole.flush().await.unwrap();
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    whole.write_all(rest).await.unwrap();
+    let mut answer = Vec::new();
+    whole.read_to_end(&mut answer).await.unwrap();
+    let (code, text) = status(&answer);
+    assert!(code == 200 && is_sum(&text, 3), "{text}");
+
+    let mut stalled = TcpStream::connect(server.http()).await.unwrap();
+    stalled.write_all(first).await.unwrap();
+    let mut answer = Vec::new();
+    // Ends because the server closes the connection; the client keeps its side open.
+    stalled.read_to_end(&mut answer).await.unwrap();
+    let (code, text) = status(&answer);
+    assert!(code == 400 && text.contains("deadline"), "{text}");
+}
