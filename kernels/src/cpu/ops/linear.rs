@@ -93,7 +93,9 @@ simd! {
     /// Elements of gates i, f, g, o; updates `c` and writes `h`.
     fn lstm_gates(gates: [&[f32]; 4], c: &mut [f32], h: &mut [f32]) {
         for at in (0..c.len()).step_by(math::LANES) {
-            let [i, f, g, o] = gates.map(|gate| load(gate, at));
+            // Not by `map`, which is no part of this function's level and would be called.
+            let (i, f) = (load(gates[0], at), load(gates[1], at));
+            let (g, o) = (load(gates[2], at), load(gates[3], at));
             let mut cell = load(c, at);
             let mut hidden = [0.0; math::LANES];
             for j in 0..math::LANES {
@@ -111,8 +113,8 @@ simd! {
     /// Elements of gates r, z, n from input (`x`) and state (`s`); `h` becomes `h'`.
     fn gru_gates(x: [&[f32]; 3], s: [&[f32]; 3], h: &mut [f32]) {
         for at in (0..h.len()).step_by(math::LANES) {
-            let [xr, xz, xn] = x.map(|gate| load(gate, at));
-            let [hr, hz, hn] = s.map(|gate| load(gate, at));
+            let (xr, xz, xn) = (load(x[0], at), load(x[1], at), load(x[2], at));
+            let (hr, hz, hn) = (load(s[0], at), load(s[1], at), load(s[2], at));
             let mut hidden = load(h, at);
             for j in 0..math::LANES {
                 let reset = math::sigmoid(xr[j] + hr[j]);
