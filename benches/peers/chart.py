@@ -1,6 +1,6 @@
-"""A page with the chart and the table of what `lazybatch-measure serve-peers` wrote.
+"""A page with the charts and tables of what `lazybatch-measure serve-peers` and `serve-in-process` wrote.
 
-    python3 chart.py FOLDER/serve-peers.jsonl OUT.html
+    python3 chart.py FOLDER/serve-peers.jsonl [FOLDER/serve-in-process.jsonl] OUT.html
 
 Of every model, p99 over the offered rate by kind of server; of repeated lines the last counts. Rates
 that were not sustained in most runs are hollow.
@@ -25,12 +25,12 @@ th:first-child, td:first-child { text-align: left; }
 """
 
 
-def read(path):
+def read(paths):
     """By (model, kind): p99 and share of sustained runs by rate; and the sustained rates."""
     points, sustained, ratios = {}, {}, {}
-    for line in path.read_text().splitlines():
+    for line in (line for path in paths for line in path.read_text().splitlines()):
         row = json.loads(line)
-        key = (row["over"], row["model"], row["what"])
+        key = (row.get("over", "in process"), row["model"], row["what"])
         if row["metric"] == "sustained/s":
             sustained[key] = row
         elif row["metric"] == "sustained ratio":
@@ -78,8 +78,8 @@ def chart(of):
     return "".join(out) + "</svg>"
 
 
-def page(path):
-    points, sustained, ratios = read(path)
+def page(paths):
+    points, sustained, ratios = read(paths)
     body = []
     for over, model in sorted({key[:2] for key in points}):
         of = {key[2]: p for key, p in points.items() if key[:2] == (over, model)}
@@ -98,13 +98,14 @@ def page(path):
                     f"<th>p99 ms at {lowest:g}/s</th><th>sustained/s</th></tr>{''.join(rows)}</table>")
         ratio = ratios.get((over, model))
         if ratio:
-            body.append(f'<p>Sustained over the best of Triton: {ratio["median"]:g} '
+            body.append(f'<p>Sustained, {html.escape(ratio["what"])}: {ratio["median"]:g} '
                         f'({ratio["min"]:g} to {ratio["max"]:g}).</p>')
     return ("<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>Beside Triton</title>"
             f"<style>{STYLE}</style><h1>Beside Triton</h1>{''.join(body)}</html>\n")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
+    if len(sys.argv) < 3:
         raise SystemExit(__doc__)
-    Path(sys.argv[2]).write_text(page(Path(sys.argv[1])))
+    *paths, out = map(Path, sys.argv[1:])
+    out.write_text(page(paths))

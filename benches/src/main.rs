@@ -117,6 +117,7 @@ usage: lazybatch-measure serve-load FOLDER [OPTION VALUE]...
 --models A,B       serve-peers: some of lstm, decoder, encoder; all if absent
 --arrivals SPEC    serve-peers: poisson, or trace:FILE; poisson if absent
 --first-rate R     serve-peers: requests a second of the first rate; 25 if absent
+--step F           serve-peers: from one rate to the next; 1.5 if absent
 --limit-ms MS      serve-peers: highest p99 of a rate that is sustained; 250 if absent
 --hidden N         serve-peers: state of lstm and decoder; 256 if absent
 --width N          serve-peers: features of the encoder; 256 if absent";

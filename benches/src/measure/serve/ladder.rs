@@ -1,20 +1,20 @@
-//! Rates that climb by half until one is not sustained, and what is recorded of them.
+//! Rates that climb until one is not sustained, and what is recorded of them.
 
 use anyhow::ensure;
 use lazybatch_benches::record::{Recorder, merge};
 use lazybatch_benches::spread::Spread;
 use serde_json::{Value, json};
 
-/// From one rate to the next.
-const STEP: f64 = 1.5;
 /// Most rates of a climb.
-const MAX_STEPS: usize = 16;
+const MAX_STEPS: usize = 40;
 
 /// Where climbs begin, and when a rate is sustained.
 #[derive(Clone, Copy, Debug)]
 pub struct Ladder {
     /// Requests a second.
     pub first_rate: f64,
+    /// From one rate to the next, above 1.
+    pub step: f64,
     /// All are answered, and the p99 is at most so many milliseconds.
     pub limit_ms: f64,
 }
@@ -55,7 +55,7 @@ impl Climb {
         match self.points.last() {
             None => Some((0, self.ladder.first_rate)),
             Some(last) if last.sustained && self.points.len() < MAX_STEPS => {
-                Some((self.points.len(), last.rate * STEP))
+                Some((self.points.len(), last.rate * self.ladder.step))
             }
             Some(_) => None,
         }
@@ -137,12 +137,12 @@ pub fn record(
             line(kind, None, "sustained/s", rates.clone())?;
             sustained.push(rates);
         }
-        let ladder = climbs.first().map(|c| c.ladder.first_rate / STEP);
+        let below = climbs.first().map(|c| c.ladder.first_rate / c.ladder.step);
         let ratio = |turn: usize| {
             let others = sustained[1..].iter().map(|rates| rates[turn]);
             let best = others.fold(0.0, f64::max);
             // One that sustains no rate is taken to sustain the one before the first.
-            sustained[0][turn] / best.max(ladder.unwrap_or(1.0))
+            sustained[0][turn] / best.max(below.unwrap_or(1.0))
         };
         if sustained.len() > 1 {
             let ratios = (0..repeats).map(ratio).collect();
@@ -157,9 +157,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_climb_by_half_until_one_is_not_sustained() {
+    fn rates_climb_until_one_is_not_sustained() {
         let ladder = Ladder {
             first_rate: 100.0,
+            step: 1.5,
             limit_ms: 10.0,
         };
         let mut climb = ladder.climb("a", "m");

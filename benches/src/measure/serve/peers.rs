@@ -1,6 +1,6 @@
 //! The front end beside Triton: the same ONNX models, the same open-loop client, the same arrivals.
 //!
-//! A server of each kind runs in turn on the same cores. Rates climb by half until one is not
+//! A server of each kind runs in turn on the same cores. Rates climb until one is not
 //! sustained: an answer that is missing, or a p99 beyond the limit.
 
 use std::ops::RangeInclusive;
@@ -75,7 +75,7 @@ impl Options {
     pub fn parse(args: &[String], command: &str) -> anyhow::Result<Self> {
         let mut python = ".triton/bin/python".into();
         let (mut hidden, mut width) = (256, 256);
-        let (mut first_rate, mut limit_ms) = (25.0, 250.0);
+        let (mut first_rate, mut step, mut limit_ms) = (25.0, 1.5, 250.0);
         let mut models: Vec<String> = MODELS.iter().map(|m| m.0.to_owned()).collect();
         let mut arrivals = "poisson".to_owned();
         let settings = Settings::parse(args, command, |key, value| {
@@ -84,6 +84,7 @@ impl Options {
                 "--hidden" => hidden = positive(key, value)?,
                 "--width" => width = positive(key, value)?,
                 "--first-rate" => first_rate = above_0(key, value)?,
+                "--step" => step = above_0(key, value)?,
                 "--limit-ms" => limit_ms = above_0(key, value)?,
                 "--models" => models.retain(|m| value.split(',').any(|v| v == m)),
                 "--arrivals" => arrivals = value.into(),
@@ -95,6 +96,7 @@ impl Options {
             !models.is_empty(),
             "--models: expected some of lstm, decoder, encoder"
         );
+        ensure!(step > 1.0, "--step: expected a number above 1, got {step}");
         if arrivals != "poisson" && !arrivals.starts_with("trace:") {
             bail!("--arrivals: expected poisson or trace:FILE, got {arrivals}");
         }
@@ -105,6 +107,7 @@ impl Options {
             width,
             ladder: Ladder {
                 first_rate,
+                step,
                 limit_ms,
             },
             models,
