@@ -3,6 +3,8 @@
 mod common;
 mod hostile;
 mod models;
+mod security;
+mod tls;
 
 use common::{add, call, is_sum, start, until};
 use tokio::io::AsyncWriteExt;
