@@ -43,10 +43,26 @@ weights = "bf16"
     );
     // An option of each kind: by default, in the file, in the environment, as flags.
     let all = [
-        ("models", "", r#""in file""#, "dir", r#""dir""#, "d", r#""d""#),
+        (
+            "models",
+            "",
+            r#""in file""#,
+            "dir",
+            r#""dir""#,
+            "d",
+            r#""d""#,
+        ),
         ("http-port", "8000", "1", "3", "3", "4", "4"),
         ("max-request-mb", "64.0", "2.0", "1e1", "10.0", "0.5", "0.5"),
-        ("keep-going", "false", "true", "false", "false", "true", "true"),
+        (
+            "keep-going",
+            "false",
+            "true",
+            "false",
+            "false",
+            "true",
+            "true",
+        ),
         (
             "model-control-mode",
             r#""none""#,
@@ -56,8 +72,24 @@ weights = "bf16"
             "none",
             r#""none""#,
         ),
-        ("load-model", "[]", r#"["a", "b"]"#, "c,d", r#"["c", "d"]"#, "e", r#"["e"]"#),
-        ("weights", "", r#""bf16""#, "f16", r#""f16""#, "int8", r#""int8""#),
+        (
+            "load-model",
+            "[]",
+            r#"["a", "b"]"#,
+            "c,d",
+            r#"["c", "d"]"#,
+            "e",
+            r#"["e"]"#,
+        ),
+        (
+            "weights",
+            "",
+            r#""bf16""#,
+            "f16",
+            r#""f16""#,
+            "int8",
+            r#""int8""#,
+        ),
     ];
     let by_default = print(&place, "--models m", &[]);
     let in_file = print(&place, "--config file.toml", &[]);
@@ -74,7 +106,11 @@ weights = "bf16"
         }
         is(&in_file, file, "file.toml");
         let set = [(variable.as_str(), var)];
-        is(&print(&place, "--config file.toml", &set), in_var, &variable);
+        is(
+            &print(&place, "--config file.toml", &set),
+            in_var,
+            &variable,
+        );
         let flags = format!("--config file.toml --{name}={flag}");
         is(&print(&place, &flags, &set), by_flag, &format!("--{name}"));
     }
@@ -99,7 +135,9 @@ fn what_is_printed_can_be_read_again() {
     place.write("again.toml", first.out.as_bytes());
     let again = print(&place, "--config again.toml", &[]);
     let values = |of: BTreeMap<String, (String, String)>| -> BTreeMap<_, _> {
-        of.into_iter().map(|(name, (value, _))| (name, value)).collect()
+        of.into_iter()
+            .map(|(name, (value, _))| (name, value))
+            .collect()
     };
     assert_eq!(values(printed(&first.out)), values(again));
 }
@@ -119,38 +157,80 @@ fn what_is_wrong_in_the_file_or_the_environment_is_named() {
             "models = \"m\"\nhttp-port = \"80\"",
             &["f.toml:2:13: http-port: expected a whole number, got string \"80\""],
         ),
-        ("http-port = 1.5", &["f.toml:1:13:", "a whole number, got float 1.5"]),
-        ("drain-secs = true", &["drain-secs: expected a number, got boolean true"]),
-        ("keep-going = 1", &["keep-going: expected true or false, got integer 1"]),
+        (
+            "http-port = 1.5",
+            &["f.toml:1:13:", "a whole number, got float 1.5"],
+        ),
+        (
+            "drain-secs = true",
+            &["drain-secs: expected a number, got boolean true"],
+        ),
+        (
+            "keep-going = 1",
+            &["keep-going: expected true or false, got integer 1"],
+        ),
         ("models = 5", &["models: expected a string, got integer 5"]),
-        ("load-model = \"a\"", &["load-model: expected an array of strings"]),
-        ("load-model = [1]", &["load-model: expected an array of strings"]),
-        ("http-port = 65536", &["f.toml:1:13:", "'65536'", "--http-port"]),
-        ("drain-secs = -1", &["f.toml:1:14:", "expected a number above 0", "got -1"]),
+        (
+            "load-model = \"a\"",
+            &["load-model: expected an array of strings"],
+        ),
+        (
+            "load-model = [1]",
+            &["load-model: expected an array of strings"],
+        ),
+        (
+            "http-port = 65536",
+            &["f.toml:1:13:", "'65536'", "--http-port"],
+        ),
+        (
+            "drain-secs = -1",
+            &["f.toml:1:14:", "expected a number above 0", "got -1"],
+        ),
         (
             "model-control-mode = \"all\"",
             &["f.toml:1:22:", "'all'", "none, explicit, poll"],
         ),
         ("models = ", &["f.toml:1:"]),
-        ("models = \"a\"\nmodels = \"b\"", &["f.toml:2:1: duplicate key"]),
+        (
+            "models = \"a\"\nmodels = \"b\"",
+            &["f.toml:2:1: duplicate key"],
+        ),
     ] {
         place.write("f.toml", text);
         place.refuse("serve --config f.toml", parts);
     }
-    place.refuse("serve --config none.toml", &["--config: expected a TOML file, got none.toml"]);
+    place.refuse(
+        "serve --config none.toml",
+        &["--config: expected a TOML file, got none.toml"],
+    );
     for (variable, value, parts) in [
         ("LAZYBATCH_HTTP_PORT", "x", ["LAZYBATCH_HTTP_PORT: ", "'x'"]),
-        ("LAZYBATCH_KEEP_GOING", "1", ["LAZYBATCH_KEEP_GOING: ", "'1'"]),
-        ("LAZYBATCH_DRAIN_SECS", "0", ["LAZYBATCH_DRAIN_SECS: ", "got 0"]),
+        (
+            "LAZYBATCH_KEEP_GOING",
+            "1",
+            ["LAZYBATCH_KEEP_GOING: ", "'1'"],
+        ),
+        (
+            "LAZYBATCH_DRAIN_SECS",
+            "0",
+            ["LAZYBATCH_DRAIN_SECS: ", "got 0"],
+        ),
     ] {
         let done = place.run_with("serve --models m", &[(variable, value)]);
         assert_eq!(done.status, Some(2), "{}", done.err);
-        assert!(parts.iter().all(|part| done.err.contains(part)), "{}", done.err);
+        assert!(
+            parts.iter().all(|part| done.err.contains(part)),
+            "{}",
+            done.err
+        );
     }
     place.refuse("serve --http-port 1", &["--models <DIR>"]);
     place.refuse("serve --models m --http-port x", &["'x'"]);
     let help = place.succeed("serve --help").out;
-    assert!(help.contains("LAZYBATCH_HTTP_PORT") && help.contains("--models"), "{help}");
+    assert!(
+        help.contains("LAZYBATCH_HTTP_PORT") && help.contains("--models"),
+        "{help}"
+    );
 }
 
 /// A server of no models that ends with the test.
@@ -164,7 +244,12 @@ impl Serving {
         std::fs::create_dir_all(place.path("models")).unwrap();
         let models = place.path("models");
         let mut child = Command::new(env!("CARGO_BIN_EXE_lazybatch"))
-            .args(["serve", "--http-port=0", "--grpc-port=0", "--metrics-port=0"])
+            .args([
+                "serve",
+                "--http-port=0",
+                "--grpc-port=0",
+                "--metrics-port=0",
+            ])
             .arg("--models")
             .arg(models)
             .args(flags.split_whitespace())
@@ -231,7 +316,10 @@ fn sighup_reads_tokens_anew_and_sigterm_ends() {
     while !place.read("log").contains("tokens stay as they were") {}
     assert_eq!(server.get("/v2", "second"), "200");
     let log = place.read("log");
-    assert!(!log.contains("second") && !log.contains("no token"), "{log}");
+    assert!(
+        !log.contains("second") && !log.contains("no token"),
+        "{log}"
+    );
     server.signal("-TERM");
     assert_eq!(server.child.wait().unwrap().code(), Some(0));
 }
@@ -245,7 +333,11 @@ fn addresses_that_others_reach_are_refused_unless_secured_or_asked_for() {
     for host in ["0.0.0.0", "::"] {
         place.refuse(
             &format!("{open} {host}"),
-            &[host, "--tls-cert and --tls-key, and --token-file", "--insecure"],
+            &[
+                host,
+                "--tls-cert and --tls-key, and --token-file",
+                "--insecure",
+            ],
         );
         place.refuse(
             &format!("{open} {host} --token-file tokens"),
@@ -289,10 +381,20 @@ fn runs(place: &Place, words: &[&str]) -> BTreeMap<String, (String, String)> {
     let (example, _) = deployed("lazybatch.toml");
     assert_eq!(words[0], "/usr/bin/lazybatch");
     let installed = |word: &&str| *word == "/etc/lazybatch/lazybatch.toml";
-    assert_eq!(words.iter().filter(|w| installed(w)).count(), 1, "{words:?}");
+    assert_eq!(
+        words.iter().filter(|w| installed(w)).count(),
+        1,
+        "{words:?}"
+    );
     let words = words[1..].iter();
     let mut words: Vec<&str> = words
-        .map(|w| if installed(w) { example.to_str().unwrap() } else { w })
+        .map(|w| {
+            if installed(w) {
+                example.to_str().unwrap()
+            } else {
+                w
+            }
+        })
         .collect();
     words.push("--print-config");
     let done = place.run_args(&words);
@@ -312,7 +414,10 @@ fn the_example_configuration_is_one() {
     }
     // What stands there as a comment is right too.
     place.write("f.toml", text.replace("# tls-client-ca", "tls-client-ca"));
-    assert_eq!(print(&place, "--config f.toml", &[])["tls-client-ca"].1, "f.toml");
+    assert_eq!(
+        print(&place, "--config f.toml", &[])["tls-client-ca"].1,
+        "f.toml"
+    );
 }
 
 #[test]
@@ -333,7 +438,11 @@ fn the_unit_starts_what_is_there_and_waits_for_its_drain() {
     // Behind the drain, connections have 10 s to close.
     assert!(stop > drain + 10.0, "{stop} {drain}");
     assert_eq!(setting("ExecReload"), "/bin/kill -HUP $MAINPID");
-    for (option, file) in [("tls-cert", "tls.crt"), ("tls-key", "tls.key"), ("token-file", "tokens")] {
+    for (option, file) in [
+        ("tls-cert", "tls.crt"),
+        ("tls-key", "tls.key"),
+        ("token-file", "tokens"),
+    ] {
         let credential = format!("\"${{CREDENTIALS_DIRECTORY}}/{file}\"");
         assert_eq!(all[option], (credential, format!("--{option}")));
         let loaded = format!("\nLoadCredential={file}:/etc/lazybatch/{file}\n");

@@ -13,7 +13,10 @@ import trustme
 from check import Server, check
 from common import A, B, fails, pair, same
 
-HEADERS = {"authorization": "Bearer conformance-token"}
+
+def headers(token="conformance-token"):
+    """Headers with a token, for one call: the client over HTTP writes into what it is given."""
+    return {"authorization": f"Bearer {token}"}
 
 
 @contextmanager
@@ -32,7 +35,8 @@ def secured(server, *, clients=False):
         Path(files["tokens"]).write_text("conformance:conformance-token\n")
         Path(files["tokens"]).chmod(0o600)
         options = ["--tls-cert", files["cert"], "--tls-key", files["key"]]
-        options += ["--tls-client-ca", files["client_ca"]] if clients else ["--token-file", files["tokens"]]
+        known = ("--tls-client-ca", "client_ca") if clients else ("--token-file", "tokens")
+        options += [known[0], files[known[1]]]
         own = Server(server.binary, server.folder, "--model-control-mode", "explicit",
                      "--load-model", "add", *options)
         try:
@@ -55,12 +59,11 @@ def over_grpc(own, ca, cert=None, key=None):
 def tls_and_tokens_over_http(server):
     with secured(server) as (own, files):
         client = over_http(own, files["ca"])
-        result = client.infer("add", pair(http_triton), headers=HEADERS)
+        result = client.infer("add", pair(http_triton), headers=headers())
         same(result.as_numpy("OUTPUT0"), A + B)
         assert client.is_server_live() and client.is_server_ready(), "without a token"
         fails(lambda: client.infer("add", pair(http_triton)), status=401, part="bearer token")
-        wrong = {"authorization": "Bearer other"}
-        fails(lambda: client.get_model_repository_index(headers=wrong), status=401)
+        fails(lambda: client.get_model_repository_index(headers=headers("other")), status=401)
         try:
             over_http(own, files["client_ca"]).is_server_live()
         except ssl.SSLError:
@@ -72,13 +75,12 @@ def tls_and_tokens_over_http(server):
 def tls_and_tokens_over_grpc(server):
     with secured(server) as (own, files):
         client = over_grpc(own, files["ca"])
-        result = client.infer("add", pair(grpc_triton), headers=HEADERS)
+        result = client.infer("add", pair(grpc_triton), headers=headers())
         same(result.as_numpy("OUTPUT0"), A + B)
         assert client.is_server_live() and client.is_server_ready(), "without a token"
         status = "UNAUTHENTICATED"
         fails(lambda: client.infer("add", pair(grpc_triton)), status=status, part="bearer token")
-        wrong = {"authorization": "Bearer other"}
-        fails(lambda: client.get_model_repository_index(headers=wrong), status=status)
+        fails(lambda: client.get_model_repository_index(headers=headers("other")), status=status)
         fails(over_grpc(own, files["client_ca"]).is_server_live, status="UNAVAILABLE")
 
 
@@ -103,7 +105,7 @@ def metrics_over_tls_need_a_token(server):
     with secured(server) as (own, files):
         context = ssl.create_default_context(cafile=files["ca"])
         url = f"https://{own.metrics}/metrics"
-        ask = urllib.request.Request(url, headers=HEADERS)
+        ask = urllib.request.Request(url, headers=headers())
         with urllib.request.urlopen(ask, context=context, timeout=20) as answer:
             assert b"nv_inference_count" in answer.read()
         try:

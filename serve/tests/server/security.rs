@@ -169,11 +169,7 @@ async fn calls_need_a_token_on_both_protocols_and_health_does_not() {
         Some("Bearer"),
         Some("first-token"),
     ];
-    let wrong = [
-        Some("Bearer first"),
-        Some("Bearer ops:first-token"),
-        Some("Bearer "),
-    ];
+    let wrong = [Some("Bearer first"), Some("Bearer ops:first-token")];
     for (at, path) in [
         (http, INFER),
         (http, "/v2"),
