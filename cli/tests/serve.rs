@@ -1,5 +1,7 @@
 //! `serve`: where its options come from, who it lets in, and the files it is deployed with.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
 mod common;
 
 use std::collections::BTreeMap;
@@ -243,13 +245,9 @@ impl Serving {
     fn start(place: &Place, flags: &str) -> Self {
         std::fs::create_dir_all(place.path("models")).unwrap();
         let models = place.path("models");
-        let mut child = Command::new(env!("CARGO_BIN_EXE_lazybatch"))
-            .args([
-                "serve",
-                "--http-port=0",
-                "--grpc-port=0",
-                "--metrics-port=0",
-            ])
+        let child = Command::new(env!("CARGO_BIN_EXE_lazybatch"))
+            .arg("serve")
+            .args(["--http-port=0", "--grpc-port=0", "--metrics-port=0"])
             .arg("--models")
             .arg(models)
             .args(flags.split_whitespace())
@@ -258,15 +256,15 @@ impl Serving {
             .stderr(std::fs::File::create(place.path("log")).unwrap())
             .spawn()
             .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut http = None;
+        let http = SocketAddr::from(([127, 0, 0, 1], 0));
+        let mut this = Self { child, http };
+        let lines = BufReader::new(this.child.stdout.take().unwrap()).lines();
         for line in lines.map_while(Result::ok) {
             if let Some(at) = line.strip_prefix("http ") {
-                http = at.parse().ok();
+                this.http = at.parse().unwrap();
             }
             if line == "ready" {
-                let http = http.expect("an address before it is ready");
-                return Self { child, http };
+                return this;
             }
         }
         panic!("it ended: {}", place.read("log"));

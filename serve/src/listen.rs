@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
-use tokio::time::timeout;
+use tokio::time::{Sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
@@ -17,8 +17,11 @@ use crate::security::{Guard, Port};
 
 /// Connections that wait to be served.
 const WAITING: usize = 16;
+/// Bytes that every connection of HTTP/2 begins with.
+const PREFACE: usize = 24;
 
 /// What a port takes.
+#[derive(Clone)]
 pub struct Listen {
     /// What is served there.
     pub port: Port,
@@ -26,7 +29,7 @@ pub struct Listen {
     pub guard: Arc<Guard>,
     /// Most connections; more are closed at once.
     pub max_connections: usize,
-    /// How long a client may take to agree on keys.
+    /// How long a client may take to agree on keys, and then to begin with HTTP/2 if that is spoken.
     pub handshake_timeout: Duration,
 }
 
@@ -69,25 +72,37 @@ impl Listen {
             drop(stream.set_nodelay(true));
             match self.guard.acceptor(self.port) {
                 None => {
-                    let io = Io::Plain(stream);
+                    let connection = self.connection(Io::Plain(stream), room);
                     // Nobody takes them any more at the end alone.
-                    drop(accepted.send(Connection { io, _room: room }).await);
+                    drop(accepted.send(connection).await);
                 }
                 // Each beside the others: one that is slow holds up nobody.
                 Some(acceptor) => {
                     let (accepted, mut stopped) = (accepted.clone(), stopped.clone());
-                    let encrypted = encrypt(acceptor, stream, self.handshake_timeout);
+                    let this = self.clone();
                     tokio::spawn(async move {
                         let io = tokio::select! {
-                            io = encrypted => io,
+                            io = encrypt(acceptor, stream, this.handshake_timeout) => io,
                             _ = stopped.wait_for(|&s| s) => None,
                         };
                         if let Some(io) = io {
-                            drop(accepted.send(Connection { io, _room: room }).await);
+                            drop(accepted.send(this.connection(io, room)).await);
                         }
                     });
                 }
             }
+        }
+    }
+
+    fn connection(&self, io: Io, room: OwnedSemaphorePermit) -> Connection {
+        let preface = || Preface {
+            missing: PREFACE,
+            until: Box::pin(tokio::time::sleep(self.handshake_timeout)),
+        };
+        Connection {
+            io,
+            preface: (self.port == Port::Grpc).then(preface),
+            _room: room,
         }
     }
 }
@@ -101,7 +116,15 @@ async fn encrypt(acceptor: TlsAcceptor, stream: TcpStream, within: Duration) -> 
 /// A connection that may be served, and the room that it takes.
 pub struct Connection {
     io: Io,
+    /// What a client that speaks HTTP/2 still owes.
+    preface: Option<Preface>,
     _room: OwnedSemaphorePermit,
+}
+
+/// The first bytes of HTTP/2. Behind them, those who serve it look after clients that say nothing.
+struct Preface {
+    missing: usize,
+    until: Pin<Box<Sleep>>,
 }
 
 enum Io {
@@ -121,10 +144,22 @@ impl AsyncRead for Connection {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        match &mut self.get_mut().io {
+        let this = self.get_mut();
+        let before = buffer.filled().len();
+        let read = match &mut this.io {
             Io::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
             Io::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
+        };
+        if let Some(preface) = &mut this.preface {
+            let came = buffer.filled().len() - before;
+            preface.missing = preface.missing.saturating_sub(came);
+            if preface.missing == 0 {
+                this.preface = None;
+            } else if read.is_pending() && preface.until.as_mut().poll(context).is_ready() {
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            }
         }
+        read
     }
 }
 

@@ -1,5 +1,7 @@
 //! Who gets in: TLS, certificates of clients, tokens, and what is read anew.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
@@ -107,6 +109,7 @@ async fn tls_carries_both_protocols_and_metrics() {
     assert_eq!(agreed.get_ref().1.alpn_protocol(), http);
     let agreed = client.connect(grpc, &both).await.unwrap();
     assert_eq!(agreed.get_ref().1.alpn_protocol(), h2);
+    drop(agreed);
     client.connect(grpc, &["http/1.1"]).await.unwrap_err();
 
     // Those who trust somebody else stay away, and those without TLS get no answer.
@@ -352,15 +355,38 @@ async fn clients_that_do_not_agree_on_keys_hold_up_nobody_and_are_closed() {
         stalled.push(one);
     }
     let client = ours.client(None);
+    // Others agree, and then say nothing or too little.
+    let mut silent = Vec::new();
+    for at in [http, grpc, grpc] {
+        silent.push(client.connect(at, &[]).await.unwrap());
+    }
+    silent[2].write_all(b"PRI * HTTP/2.0\r\n").await.unwrap();
     let (status, text) = client.call(http, "POST", INFER, &add(3)).await.unwrap();
     assert!(status == 200 && is_sum(&text, 3), "{text}");
     assert!(infers(client.grpc(grpc).await.unwrap()).await);
+    for mut one in silent {
+        let _ = one.read_to_end(&mut Vec::new()).await;
+    }
     for mut one in stalled {
         // Ends when the server closes it.
         let _ = one.read_to_end(&mut Vec::new()).await;
     }
     let (status, _) = client.call(http, "GET", "/v2", "").await.unwrap();
     assert_eq!(status, 200);
+    server.end();
+    server.ended().await;
+}
+
+#[tokio::test]
+async fn without_tls_too_a_client_of_grpc_has_to_begin() {
+    let mut server = start(|o| o.header_timeout = Duration::from_secs(2)).await;
+    let at = server.at.grpc.unwrap();
+    let mut silent = TcpStream::connect(at).await.unwrap();
+    let uri = format!("http://{at}");
+    let channel = Channel::from_shared(uri).unwrap().connect().await.unwrap();
+    // Ends when the server closes it; those who have begun stay.
+    let _ = silent.read_to_end(&mut Vec::new()).await;
+    assert!(infers(channel).await);
     server.end();
     server.ended().await;
 }
