@@ -10,6 +10,7 @@ use lazybatch_sla::Class;
 
 use crate::failure::BadInput;
 use crate::models;
+use crate::serve_args::{SERVE_HELP, ServeArgs};
 
 /// Most requests of one launch that can be asked for.
 const MAX_BATCH: u32 = 1 << 16;
@@ -20,7 +21,8 @@ const MAX_NUMBER: f64 = 1e9;
 /// Most random cases of one run.
 const MAX_CASES: u64 = 100_000;
 
-fn positive(text: &str) -> Result<f64, String> {
+/// A number above 0, as the value of an option.
+pub fn positive(text: &str) -> Result<f64, String> {
     number(text, |x| x > 0.0, "a number above 0")
 }
 
@@ -113,6 +115,7 @@ pub enum Command {
     /// Feed a journal back through the core and let the checker judge it
     Replay(ReplayArgs),
     /// Serve a folder of models over HTTP and gRPC
+    #[command(after_help = SERVE_HELP)]
     Serve(ServeArgs),
 }
 
@@ -493,71 +496,4 @@ pub struct ReplayArgs {
     /// Print the timeline
     #[arg(long)]
     pub timeline: bool,
-}
-
-/// Who decides which models are served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum ControlMode {
-    /// All that are there at the start
-    None,
-    /// Those of --load-model, and those that clients load
-    Explicit,
-    /// All that are there, looked for again and again
-    Poll,
-}
-
-#[derive(Debug, Args)]
-pub struct ServeArgs {
-    /// Folder of models: MODEL/config.pbtxt and MODEL/VERSION/ with the model's file
-    #[arg(long, value_name = "DIR")]
-    pub models: PathBuf,
-    /// Address to listen on. Nobody is asked who they are: others than this machine's own programs
-    /// should reach it through something that asks
-    #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
-    pub host: std::net::IpAddr,
-    /// Port of HTTP; 0 for any that is free
-    #[arg(long, default_value_t = 8000, value_name = "PORT")]
-    pub http_port: u16,
-    /// Port of gRPC; 0 for any that is free
-    #[arg(long, default_value_t = 8001, value_name = "PORT")]
-    pub grpc_port: u16,
-    /// Port of /metrics; 0 for any that is free
-    #[arg(long, default_value_t = 8002, value_name = "PORT")]
-    pub metrics_port: u16,
-    /// Who decides which models are served
-    #[arg(long, value_enum, default_value_t = ControlMode::None)]
-    pub model_control_mode: ControlMode,
-    /// A model to load at the start, in mode explicit. Can be repeated
-    #[arg(long, value_name = "MODEL")]
-    pub load_model: Vec<String>,
-    /// How often mode poll looks, in seconds
-    #[arg(long, default_value = "15", value_name = "SECONDS", allow_negative_numbers = true, value_parser = positive)]
-    pub repository_poll_secs: f64,
-    /// Serve the other models if some cannot be loaded at the start
-    #[arg(long)]
-    pub keep_going: bool,
-    /// Scheduling policy over all models
-    #[arg(long, default_value = "adaptive", value_name = "POLICY")]
-    pub policy: String,
-    /// Most megabytes of answers that are kept for models with a response cache
-    #[arg(long, default_value = "64", value_name = "MB", allow_negative_numbers = true, value_parser = positive)]
-    pub response_cache_mb: f64,
-    /// Do not measure latencies of models at load: the scheduler then takes all nodes to cost the
-    /// same, unless a model's configuration names a profile
-    #[arg(long)]
-    pub no_measure: bool,
-    /// Most megabytes of a request
-    #[arg(long, default_value = "64", value_name = "MB", allow_negative_numbers = true, value_parser = positive)]
-    pub max_request_mb: f64,
-    /// Most inference calls at once; more are refused at once
-    #[arg(long, default_value_t = 4096, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    pub max_in_flight: u32,
-    /// Most connections of HTTP; more are closed at once
-    #[arg(long, default_value_t = 4096, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    pub max_connections: u32,
-    /// How long calls may go on behind SIGTERM, in seconds
-    #[arg(long, default_value = "30", value_name = "SECONDS", allow_negative_numbers = true, value_parser = positive)]
-    pub drain_secs: f64,
-    #[command(flatten)]
-    pub cpu: CpuArgs,
 }

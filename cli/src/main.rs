@@ -6,22 +6,25 @@
 mod args;
 mod commands;
 mod failure;
+mod layers;
 mod models;
 mod output;
 mod progress;
+mod serve_args;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
-use crate::args::{Cli, Command};
+use crate::args::Command;
 
 /// A server allocates and frees on many threads for each request.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let mut cli = Cli::parse();
+    let mut cli = match layers::parse(std::env::args_os()) {
+        Ok(cli) => cli,
+        Err(error) => return failed(&error),
+    };
     cli.command.join_policies();
     // A panic, a bug that has told of itself on the way, ends with status 1 too.
     let Ok(done) = std::panic::catch_unwind(|| run(&cli.command)) else {
@@ -29,14 +32,17 @@ fn main() -> ExitCode {
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("lazybatch: {}", failure::message(&error));
-            if failure::is_bad_input(&error) {
-                ExitCode::from(2)
-            } else {
-                ExitCode::FAILURE
-            }
-        }
+        Err(error) => failed(&error),
+    }
+}
+
+/// Says why, and with which status it ends.
+fn failed(error: &anyhow::Error) -> ExitCode {
+    eprintln!("lazybatch: {}", failure::message(error));
+    if failure::is_bad_input(error) {
+        ExitCode::from(2)
+    } else {
+        ExitCode::FAILURE
     }
 }
 

@@ -4,7 +4,8 @@
 
 Starts `lazybatch serve` on free ports with small models, drives it with tritonclient over HTTP and
 gRPC, one call at a time and asynchronously, over streams and through shared memory, and with plain
-HTTP where a client does not let one be wrong. Ends with status 1 if a check fails.
+HTTP where a client does not let one be wrong; TLS and tokens on servers of their own. Ends with
+status 1 if a check fails.
 """
 
 import subprocess
@@ -23,6 +24,7 @@ class Server:
     """A running server; `http`, `grpc` and `metrics` are its addresses."""
 
     def __init__(self, binary, folder, *options):
+        self.binary, self.folder = binary, folder
         command = [binary, "serve", "--models", str(folder), "--http-port", "0", "--grpc-port", "0",
                    "--metrics-port", "0", "--threads", "1", "--no-measure", *options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -48,6 +50,7 @@ def main():
     import http_checks  # noqa: F401  (adds its checks)
     import grpc_checks  # noqa: F401
     import asyncio_checks  # noqa: F401
+    import security_checks  # noqa: F401
     import last_checks  # noqa: F401
 
     failed, start = [], time.monotonic()

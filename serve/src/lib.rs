@@ -8,7 +8,8 @@
 //! - [`infer`]: requests and answers, whatever they came over.
 //! - [`cache`]: answers to inputs that were seen before.
 //! - [`http`], [`grpc`]: what they come over; [`metrics`] beside them.
-//! - [`server`]: ports, connections, start and end.
+//! - [`listen`]: connections, plain and encrypted; [`security`]: who may call.
+//! - [`server`]: ports, start and end.
 
 pub mod cache;
 pub mod config;
@@ -18,10 +19,12 @@ pub mod grpc;
 pub mod host;
 pub mod http;
 pub mod infer;
+pub mod listen;
 pub mod metrics;
 pub mod model;
 pub mod proto;
 pub mod repository;
+pub mod security;
 pub mod server;
 pub mod settings;
 pub mod shm;
@@ -32,5 +35,6 @@ pub mod warmup;
 pub use error::Error;
 pub use host::{Host, Text};
 pub use repository::Control;
+pub use security::{Security, TlsFiles};
 pub use server::{Bound, Options, Server};
 pub use settings::Switches;

@@ -1,4 +1,4 @@
-//! Ports, connections, and the way from start to a drained end.
+//! Ports, and the way from start to a drained end.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -8,22 +8,26 @@ use std::time::Duration;
 
 use axum::http::Request;
 use axum::response::Response;
+use futures_util::stream::poll_fn;
 use hyper::body::Incoming;
-use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use tonic::codec::CompressionEncoding;
 use tonic_health::pb::health_server::HealthServer;
+use tower::{Layer, Service as TowerService};
 use tower_http::timeout::RequestBodyTimeoutLayer;
-use tower_service::Service as _;
 
 use crate::grpc::Service;
 use crate::http::Front;
+use crate::listen::{Connection, Listen};
 use crate::proto::grpc_inference_service_server::GrpcInferenceServiceServer;
 use crate::repository::{Control, Repository};
+use crate::security::auth::AuthLayer;
+use crate::security::{Guard, Port, Security};
 use crate::settings::Switches;
 use crate::state::State;
 use crate::{Host, error, http, metrics};
@@ -57,12 +61,14 @@ pub struct Options {
     pub max_connections: usize,
     /// Most calls at once of one gRPC connection.
     pub max_streams: u32,
-    /// How long a client may take to send the headers of a request.
+    /// How long a client may take to agree on keys, and to send the headers of a request.
     pub header_timeout: Duration,
     /// How long a client may take to send the body of a request.
     pub body_timeout: Duration,
     /// How long calls that were taken may go on once the server is told to end.
     pub drain: Duration,
+    /// Who may call.
+    pub security: Security,
     /// Logging settings, which whoever prints log lines looks at.
     pub switches: Arc<Switches>,
 }
@@ -81,6 +87,7 @@ pub struct Bound {
 /// A server whose ports are open and whose models are loaded.
 pub struct Server {
     state: Arc<State>,
+    guard: Arc<Guard>,
     options: Options,
     http: Option<TcpListener>,
     grpc: Option<TcpListener>,
@@ -98,8 +105,12 @@ impl Server {
     /// Opens the ports and loads the models.
     ///
     /// # Errors
-    /// A port that is taken, a folder that is not there, models that cannot be loaded.
+    /// An address that others reach without what [`Security::check`] asks for, a port that is taken,
+    /// a file or a folder that is not there, models that cannot be loaded.
     pub async fn start(host: Arc<dyn Host>, options: Options) -> error::Result<Self> {
+        let addresses = [options.http, options.grpc, options.metrics];
+        options.security.check(addresses.into_iter().flatten())?;
+        let guard = Arc::new(Guard::open(&options.security)?);
         let (http, grpc) = (bind(options.http).await?, bind(options.grpc).await?);
         let metrics = bind(options.metrics).await?;
         let (models, control) = (options.models.clone(), options.control.clone());
@@ -121,6 +132,7 @@ impl Server {
                 options.switches.clone(),
                 options.max_in_flight,
             )),
+            guard,
             options,
             http,
             grpc,
@@ -143,11 +155,17 @@ impl Server {
         &self.state
     }
 
+    /// Who may call, which can be read anew.
+    pub fn guard(&self) -> &Arc<Guard> {
+        &self.guard
+    }
+
     /// Serves until `end` comes, then takes no more inference calls, waits for those that it has,
     /// and closes its ports. Health and metrics are answered until the last of them has ended.
     pub async fn run(self, end: impl Future<Output = ()>) {
         let Self {
             state,
+            guard,
             options,
             http,
             grpc,
@@ -155,34 +173,41 @@ impl Server {
         } = self;
         let (stop, stopped) = watch::channel(false);
         let mut tasks = tokio::task::JoinSet::new();
-        if let Some(listener) = http {
+        let mut open = |port, listener| {
+            let listen = Listen {
+                port,
+                guard: guard.clone(),
+                max_connections: options.max_connections,
+                handshake_timeout: options.header_timeout,
+            };
+            let (accept, connections) = listen.start(listener, stopped.clone());
+            tasks.spawn(accept);
+            connections
+        };
+        let http = http.map(|listener| open(Port::Http, listener));
+        let grpc = grpc.map(|listener| open(Port::Grpc, listener));
+        let metrics = metrics.map(|listener| open(Port::Metrics, listener));
+        if let Some(connections) = http {
             let (most, within) = (options.max_body, options.body_timeout);
             let router = http::router(state.clone(), most);
             let router = router.layer(RequestBodyTimeoutLayer::new(within));
             let front = Front::new(state.clone(), router, most, within);
-            tasks.spawn(serve_http(
-                listener,
-                move |request| front.clone().call(request),
-                options.clone(),
-                stopped.clone(),
-            ));
+            let auth = AuthLayer::http(guard.clone(), Port::Http);
+            tasks.spawn(serve_http(connections, auth.layer(front), options.clone()));
         }
-        if let Some(listener) = metrics {
+        if let Some(connections) = metrics {
             let router = metrics::router(state.clone());
-            tasks.spawn(serve_http(
-                listener,
-                move |request| router.clone().call(request),
-                options.clone(),
-                stopped.clone(),
-            ));
+            let auth = AuthLayer::http(guard.clone(), Port::Metrics);
+            tasks.spawn(serve_http(connections, auth.layer(router), options.clone()));
         }
         let (health, health_service) = tonic_health::server::health_reporter();
-        if let Some(listener) = grpc {
+        if let Some(connections) = grpc {
             let service = Service::new(state.clone());
             tasks.spawn(serve_grpc(
-                listener,
+                connections,
                 service,
                 health_service,
+                AuthLayer::grpc(guard),
                 options.clone(),
                 stopped,
             ));
@@ -231,55 +256,35 @@ impl Server {
     }
 }
 
-/// Accepts connections of HTTP/1.1 until told to stop; answers what was asked by then.
-async fn serve_http<F>(
-    listener: TcpListener,
-    answer: impl Fn(Request<Incoming>) -> F + Clone + Send + 'static,
-    options: Options,
-    mut stopped: watch::Receiver<bool>,
-) where
-    F: Future<Output = Result<Response, Infallible>> + Send + 'static,
+/// Serves connections by HTTP/1.1 until there come no more; answers what was asked by then.
+async fn serve_http<S>(mut connections: mpsc::Receiver<Connection>, service: S, options: Options)
+where
+    S: TowerService<Request<Incoming>, Response = Response, Error = Infallible>,
+    S: Clone + Send + 'static,
+    S::Future: Send,
 {
     let graceful = GracefulShutdown::new();
-    let room = Arc::new(Semaphore::new(options.max_connections));
     let mut builder = hyper::server::conn::http1::Builder::new();
     builder
         .timer(TokioTimer::new())
         .header_read_timeout(options.header_timeout)
         .max_headers(64)
         .max_buf_size(64 << 10);
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            _ = stopped.wait_for(|&s| s) => break,
-        };
-        let Ok((stream, _)) = accepted else {
-            // Out of descriptors, or a client that has gone: others may be accepted.
-            tokio::time::sleep(Duration::from_millis(5)).await;
-            continue;
-        };
-        // One connection too many is closed at once.
-        let Ok(permit) = room.clone().try_acquire_owned() else {
-            continue;
-        };
-        drop(stream.set_nodelay(true));
-        let service = service_fn(answer.clone());
-        let connection = builder.serve_connection(TokioIo::new(stream), service);
+    while let Some(connection) = connections.recv().await {
+        let service = TowerToHyperService::new(service.clone());
+        let connection = builder.serve_connection(TokioIo::new(connection), service);
         let connection = graceful.watch(connection);
-        tokio::spawn(async move {
-            // A client that breaks off is no error of the server.
-            drop(connection.await);
-            drop(permit);
-        });
+        // A client that breaks off is no error of the server.
+        tokio::spawn(async move { drop(connection.await) });
     }
-    drop(listener);
     graceful.shutdown().await;
 }
 
 async fn serve_grpc<H>(
-    listener: TcpListener,
+    mut connections: mpsc::Receiver<Connection>,
     service: Service,
     health: HealthServer<H>,
+    auth: AuthLayer<tonic::body::Body>,
     options: Options,
     mut stopped: watch::Receiver<bool>,
 ) where
@@ -290,12 +295,16 @@ async fn serve_grpc<H>(
         .accept_compressed(CompressionEncoding::Deflate)
         .max_decoding_message_size(options.max_body)
         .max_encoding_message_size(usize::MAX);
-    let incoming = tonic::transport::server::TcpIncoming::from(listener).with_nodelay(Some(true));
+    let incoming = poll_fn(move |context| {
+        let connection = connections.poll_recv(context);
+        connection.map(|c| c.map(Ok::<_, Infallible>))
+    });
     let served = tonic::transport::Server::builder()
         .max_concurrent_streams(options.max_streams)
         .http2_keepalive_interval(Some(Duration::from_secs(60)))
         .http2_keepalive_timeout(Some(options.header_timeout))
         .http2_max_header_list_size(16 << 10)
+        .layer(auth)
         .add_service(health)
         .add_service(service)
         .serve_with_incoming_shutdown(incoming, async move {

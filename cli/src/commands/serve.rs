@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use lazybatch_graph::{Program, SharedProgram, Tensor};
 use lazybatch_kernels::Device;
-use lazybatch_serve::{Control, Host, Options, Server, Switches};
+use lazybatch_serve::{Control, Host, Options, Security, Server, Switches, TlsFiles};
 use lazybatch_sla::profile::ModelProfile;
 use lazybatch_workloads::text::Text;
 use tokio::signal::unix::{SignalKind, signal};
@@ -18,14 +18,20 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use super::profile::measure;
-use crate::args::{ControlMode, CpuArgs, ServeArgs};
+use crate::args::CpuArgs;
+use crate::failure::BadInput;
 use crate::models::{self, DEFAULT_SEGMENT_US, DeviceKind, Model};
 use crate::output;
+use crate::serve_args::{ControlMode, ServeArgs};
 
-/// Runs the command: until SIGTERM or SIGINT.
+/// Runs the command: until SIGTERM or SIGINT. Files of TLS and tokens are read anew on SIGHUP.
 pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let switches = Arc::new(Switches::default());
-    let wanted = switches.clone();
+    let options = options(args, switches.clone())?;
+    if args.print_config {
+        return output::text(&args.effective);
+    }
+    let wanted = switches;
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(false)
@@ -41,15 +47,15 @@ pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("runtime")?;
-    runtime.block_on(serve(host, options(args, switches)))?;
+    runtime.block_on(serve(host, options))?;
     // Threads that still load a model are of no use any more.
     runtime.shutdown_background();
     Ok(())
 }
 
-fn options(args: &ServeArgs, switches: Arc<Switches>) -> Options {
+fn options(args: &ServeArgs, switches: Arc<Switches>) -> Result<Options, BadInput> {
     let at = |port| Some(SocketAddr::new(args.host, port));
-    Options {
+    Ok(Options {
         models: args.models.clone(),
         control: match args.model_control_mode {
             ControlMode::None => Control::None,
@@ -70,13 +76,45 @@ fn options(args: &ServeArgs, switches: Arc<Switches>) -> Options {
         header_timeout: Duration::from_secs(10),
         body_timeout: Duration::from_secs(30),
         drain: Duration::from_secs_f64(args.drain_secs),
+        security: security(args)?,
         switches,
-    }
+    })
+}
+
+fn security(args: &ServeArgs) -> Result<Security, BadInput> {
+    let tls = match (&args.tls_cert, &args.tls_key) {
+        (Some(cert), Some(key)) => Some(TlsFiles {
+            cert: cert.clone(),
+            key: key.clone(),
+            client_ca: args.tls_client_ca.clone(),
+        }),
+        (None, None) if args.tls_client_ca.is_none() => None,
+        (cert, key) => {
+            let given = [
+                ("--tls-cert", cert),
+                ("--tls-key", key),
+                ("--tls-client-ca", &args.tls_client_ca),
+            ];
+            let given = given.into_iter().filter(|(_, file)| file.is_some());
+            let given: Vec<&str> = given.map(|(name, _)| name).collect();
+            let given = given.join(" and ");
+            return Err(BadInput(format!(
+                "TLS: expected --tls-cert and --tls-key, got {given} alone"
+            )));
+        }
+    };
+    Ok(Security {
+        tls,
+        tokens: args.token_file.clone(),
+        metrics_open: args.metrics_open,
+        insecure: args.insecure,
+    })
 }
 
 async fn serve(host: Arc<dyn Host>, options: Options) -> anyhow::Result<()> {
     let mut terminated = signal(SignalKind::terminate()).context("SIGTERM")?;
     let mut interrupted = signal(SignalKind::interrupt()).context("SIGINT")?;
+    let mut hung_up = signal(SignalKind::hangup()).context("SIGHUP")?;
     let server = tokio::select! {
         server = Server::start(host, options) => server?,
         _ = terminated.recv() => return Ok(()),
@@ -94,6 +132,14 @@ async fn serve(host: Arc<dyn Host>, options: Options) -> anyhow::Result<()> {
         }
     }
     output::line("ready")?;
+    let guard = server.guard().clone();
+    let reloads = tokio::spawn(async move {
+        while hung_up.recv().await.is_some() {
+            let guard = guard.clone();
+            // It logs what it did.
+            drop(tokio::task::spawn_blocking(move || guard.reload()).await);
+        }
+    });
     server
         .run(async move {
             tokio::select! {
@@ -102,6 +148,7 @@ async fn serve(host: Arc<dyn Host>, options: Options) -> anyhow::Result<()> {
             }
         })
         .await;
+    reloads.abort();
     Ok(())
 }
 

@@ -8,6 +8,7 @@ use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
@@ -15,10 +16,10 @@ use axum::http::{HeaderMap, Method, Request, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::FutureExt;
-use futures_util::future::{Either, poll_immediate, select};
+use futures_util::future::{BoxFuture, Either, poll_immediate, select};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
-use tower_service::Service;
+use tower::Service;
 
 use super::{Target, bug, infer};
 use crate::error::{Error, Result};
@@ -44,14 +45,7 @@ impl Front {
         }
     }
 
-    /// Answers one call.
-    ///
-    /// # Errors
-    /// Never.
-    pub async fn call(
-        self,
-        request: Request<Incoming>,
-    ) -> std::result::Result<Response, Infallible> {
+    async fn answer(self, request: Request<Incoming>) -> Answered {
         let Some(target) = plain(request.method(), request.uri().path(), request.headers()) else {
             let Self { mut router, .. } = self;
             return router.call(request).await;
@@ -82,6 +76,22 @@ impl Front {
             Err(e) if e.is::<LengthLimitError>() => Err(unread("length limit exceeded")),
             Err(e) => Err(unread(e)),
         }
+    }
+}
+
+type Answered = std::result::Result<Response, Infallible>;
+
+impl Service<Request<Incoming>> for Front {
+    type Response = Response;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Answered>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<std::result::Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Incoming>) -> Self::Future {
+        self.clone().answer(request).boxed()
     }
 }
 

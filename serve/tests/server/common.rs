@@ -10,8 +10,9 @@ use lazybatch_graph::{OutputId, Program, SharedProgram, Tensor};
 use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
 use lazybatch_kernels::{Completion, Device, DeviceInfo, Error, MemoryBound, OpenRequest, Plan};
 use lazybatch_serve::proto::grpc_inference_service_client::GrpcInferenceServiceClient;
+use lazybatch_serve::security::Guard;
 use lazybatch_serve::state::State;
-use lazybatch_serve::{Bound, Control, Host, Options, Server, Text};
+use lazybatch_serve::{Bound, Control, Host, Options, Security, Server, Text};
 use lazybatch_sla::profile::ModelProfile;
 use lazybatch_sla::{Launch, ModelId, Slot, Time};
 use tempfile::TempDir;
@@ -145,6 +146,7 @@ pub struct Running {
     pub at: Bound,
     pub gate: Gate,
     pub state: Arc<State>,
+    pub guard: Arc<Guard>,
     end: Option<oneshot::Sender<()>>,
     task: tokio::task::JoinHandle<()>,
     _opens: Opens,
@@ -189,6 +191,7 @@ pub async fn start(set: impl FnOnce(&mut Options)) -> Running {
         header_timeout: Duration::from_secs(5),
         body_timeout: Duration::from_secs(5),
         drain: Duration::from_secs(60),
+        security: Security::default(),
         switches: Arc::default(),
     };
     set(&mut options);
@@ -196,6 +199,7 @@ pub async fn start(set: impl FnOnce(&mut Options)) -> Running {
     let host = Arc::new(TestHost(gate.clone()));
     let server = Server::start(host, options).await.unwrap();
     let (at, state) = (server.bound(), server.state().clone());
+    let guard = server.guard().clone();
     let (end, ended) = oneshot::channel();
     let task = tokio::spawn(server.run(async move {
         let _ = ended.await;
@@ -205,6 +209,7 @@ pub async fn start(set: impl FnOnce(&mut Options)) -> Running {
         _opens: Opens(gate.clone()),
         gate,
         state,
+        guard,
         end: Some(end),
         task,
         models,

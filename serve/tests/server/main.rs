@@ -4,6 +4,8 @@ mod common;
 mod front;
 mod hostile;
 mod models;
+mod security;
+mod tls;
 
 use common::{add, call, is_sum, start, until};
 use tokio::io::AsyncWriteExt;

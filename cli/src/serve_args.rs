@@ -1,0 +1,113 @@
+//! Options of `serve`: the one table of them.
+//!
+//! Each field is a flag, a variable of the environment and a key of the file, all by
+//! [`crate::layers`] from its name.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::args::{CpuArgs, positive};
+
+/// What stands below the options.
+pub const SERVE_HELP: &str = "\
+Every option can also be a variable of the environment (--http-port: LAZYBATCH_HTTP_PORT) and a key \
+of the file --config (http-port = 8000). A flag comes before the environment, that before the file. \
+Lists are separated by commas, or arrays of the file.";
+
+/// Who decides which models are served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum ControlMode {
+    /// All that are there at the start
+    None,
+    /// Those of --load-model, and those that clients load
+    Explicit,
+    /// All that are there, looked for again and again
+    Poll,
+}
+
+/// Options of `serve`.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// Folder of models: MODEL/config.pbtxt and MODEL/VERSION/ with the model's file
+    #[arg(long, value_name = "DIR")]
+    pub models: PathBuf,
+    /// Address to listen on. One that other machines reach needs --tls-cert and --tls-key, and
+    /// --token-file or --tls-client-ca, or else --insecure
+    #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
+    pub host: std::net::IpAddr,
+    /// Port of HTTP; 0 for any that is free
+    #[arg(long, default_value_t = 8000, value_name = "PORT")]
+    pub http_port: u16,
+    /// Port of gRPC; 0 for any that is free
+    #[arg(long, default_value_t = 8001, value_name = "PORT")]
+    pub grpc_port: u16,
+    /// Port of /metrics; 0 for any that is free
+    #[arg(long, default_value_t = 8002, value_name = "PORT")]
+    pub metrics_port: u16,
+    /// Who decides which models are served
+    #[arg(long, value_enum, default_value_t = ControlMode::None)]
+    pub model_control_mode: ControlMode,
+    /// A model to load at the start, in mode explicit. Can be repeated
+    #[arg(long, value_name = "MODEL")]
+    pub load_model: Vec<String>,
+    /// How often mode poll looks, in seconds
+    #[arg(long, default_value = "15", value_name = "SECONDS", allow_negative_numbers = true, value_parser = positive)]
+    pub repository_poll_secs: f64,
+    /// Serve the other models if some cannot be loaded at the start
+    #[arg(long)]
+    pub keep_going: bool,
+    /// Scheduling policy over all models
+    #[arg(long, default_value = "adaptive", value_name = "POLICY")]
+    pub policy: String,
+    /// Most megabytes of answers that are kept for models with a response cache
+    #[arg(long, default_value = "64", value_name = "MB", allow_negative_numbers = true, value_parser = positive)]
+    pub response_cache_mb: f64,
+    /// Do not measure latencies of models at load: the scheduler then takes all nodes to cost the
+    /// same, unless a model's configuration names a profile
+    #[arg(long)]
+    pub no_measure: bool,
+    /// Most megabytes of a request
+    #[arg(long, default_value = "64", value_name = "MB", allow_negative_numbers = true, value_parser = positive)]
+    pub max_request_mb: f64,
+    /// Most inference calls at once; more are refused at once
+    #[arg(long, default_value_t = 4096, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub max_in_flight: u32,
+    /// Most connections of each port; more are closed at once
+    #[arg(long, default_value_t = 4096, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub max_connections: u32,
+    /// How long calls may go on behind SIGTERM, in seconds
+    #[arg(long, default_value = "30", value_name = "SECONDS", allow_negative_numbers = true, value_parser = positive)]
+    pub drain_secs: f64,
+    /// The server's certificates in PEM, its own first: all ports speak TLS. Read anew on SIGHUP, as
+    /// are the files of the next three options
+    #[arg(long, value_name = "FILE")]
+    pub tls_cert: Option<PathBuf>,
+    /// The private key of --tls-cert, in PEM
+    #[arg(long, value_name = "FILE")]
+    pub tls_key: Option<PathBuf>,
+    /// Certificates in PEM: clients have to show one that these have signed
+    #[arg(long, value_name = "FILE")]
+    pub tls_client_ca: Option<PathBuf>,
+    /// Bearer tokens, TOKEN or NAME:TOKEN a line: calls have to bring one of them, but those that
+    /// ask whether the server lives and is ready
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// Answer /metrics to those without a token too
+    #[arg(long)]
+    pub metrics_open: bool,
+    /// Listen where other machines reach it though not everything is there that --host asks for
+    #[arg(long)]
+    pub insecure: bool,
+    #[command(flatten)]
+    pub cpu: CpuArgs,
+    /// Read options from this file
+    #[arg(long, value_name = "FILE.toml")]
+    pub config: Option<PathBuf>,
+    /// Print all options, as a file for --config that says where each came from, and end
+    #[arg(long)]
+    pub print_config: bool,
+    /// What --print-config prints.
+    #[arg(skip)]
+    pub effective: String,
+}

@@ -1,0 +1,469 @@
+//! `serve`: where its options come from, who it lets in, and the files it is deployed with.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use common::Place;
+
+/// What --print-config says: value and origin by name.
+fn printed(text: &str) -> BTreeMap<String, (String, String)> {
+    let set = text.lines().filter(|line| !line.starts_with("# "));
+    let parts = |line: &str| {
+        let (name, rest) = line.split_once(" = ").expect("a value");
+        let (value, origin) = rest.rsplit_once(" # ").expect("an origin");
+        (name.to_owned(), (value.to_owned(), origin.to_owned()))
+    };
+    set.map(parts).collect()
+}
+
+fn print(place: &Place, flags: &str, vars: &[(&str, &str)]) -> BTreeMap<String, (String, String)> {
+    let done = place.run_with(&format!("serve --print-config {flags}"), vars);
+    assert_eq!(done.status, Some(0), "{flags} {vars:?}: {}", done.err);
+    printed(&done.out)
+}
+
+#[test]
+fn flags_come_before_the_environment_before_the_file_before_defaults() {
+    let place = Place::new();
+    place.write(
+        "file.toml",
+        r#"models = "in file"
+http-port = 1
+max-request-mb = 2
+keep-going = true
+model-control-mode = "poll"
+load-model = ["a", "b"]
+weights = "bf16"
+"#,
+    );
+    // An option of each kind: by default, in the file, in the environment, as flags.
+    let all = [
+        (
+            "models",
+            "",
+            r#""in file""#,
+            "dir",
+            r#""dir""#,
+            "d",
+            r#""d""#,
+        ),
+        ("http-port", "8000", "1", "3", "3", "4", "4"),
+        ("max-request-mb", "64.0", "2.0", "1e1", "10.0", "0.5", "0.5"),
+        (
+            "keep-going",
+            "false",
+            "true",
+            "false",
+            "false",
+            "true",
+            "true",
+        ),
+        (
+            "model-control-mode",
+            r#""none""#,
+            r#""poll""#,
+            "explicit",
+            r#""explicit""#,
+            "none",
+            r#""none""#,
+        ),
+        (
+            "load-model",
+            "[]",
+            r#"["a", "b"]"#,
+            "c,d",
+            r#"["c", "d"]"#,
+            "e",
+            r#"["e"]"#,
+        ),
+        (
+            "weights",
+            "",
+            r#""bf16""#,
+            "f16",
+            r#""f16""#,
+            "int8",
+            r#""int8""#,
+        ),
+    ];
+    let by_default = print(&place, "--models m", &[]);
+    let in_file = print(&place, "--config file.toml", &[]);
+    for (name, default, file, var, in_var, flag, by_flag) in all {
+        let variable = format!("LAZYBATCH_{}", name.replace('-', "_").to_uppercase());
+        let is = |printed: &BTreeMap<String, (String, String)>, value: &str, origin: &str| {
+            let want = (value.to_owned(), origin.to_owned());
+            assert_eq!(printed.get(name), Some(&want), "{name}");
+        };
+        match name {
+            "models" => is(&by_default, r#""m""#, "--models"),
+            "weights" => assert!(!by_default.contains_key(name)),
+            _ => is(&by_default, default, "default"),
+        }
+        is(&in_file, file, "file.toml");
+        let set = [(variable.as_str(), var)];
+        is(
+            &print(&place, "--config file.toml", &set),
+            in_var,
+            &variable,
+        );
+        let flags = format!("--config file.toml --{name}={flag}");
+        is(&print(&place, &flags, &set), by_flag, &format!("--{name}"));
+    }
+    // Others keep theirs.
+    let one = print(&place, "--config file.toml --http-port 9", &[]);
+    assert_eq!(one["max-request-mb"].1, "file.toml");
+    // A list replaces a list, a flag can be switched off, and an empty variable is none.
+    let flags = "--config file.toml --load-model x --load-model y --keep-going=false";
+    let one = print(&place, flags, &[("LAZYBATCH_HTTP_PORT", "")]);
+    assert_eq!(one["load-model"].0, r#"["x", "y"]"#);
+    assert_eq!(one["keep-going"].0, "false");
+    assert_eq!(one["http-port"].1, "file.toml");
+    let one = print(&place, "", &[("LAZYBATCH_CONFIG", "file.toml")]);
+    assert_eq!(one["models"], (r#""in file""#.into(), "file.toml".into()));
+}
+
+#[test]
+fn what_is_printed_can_be_read_again() {
+    let place = Place::new();
+    let flags = "--models m --policy lazy --load-model a --load-model b --threads 2 --keep-going";
+    let first = place.succeed(&format!("serve --print-config {flags}"));
+    place.write("again.toml", first.out.as_bytes());
+    let again = print(&place, "--config again.toml", &[]);
+    let values = |of: BTreeMap<String, (String, String)>| -> BTreeMap<_, _> {
+        of.into_iter()
+            .map(|(name, (value, _))| (name, value))
+            .collect()
+    };
+    assert_eq!(values(printed(&first.out)), values(again));
+}
+
+#[test]
+fn what_is_wrong_in_the_file_or_the_environment_is_named() {
+    let place = Place::new();
+    for (text, parts) in [
+        (
+            "models = \"m\"\n  http-prot = 1",
+            &["f.toml:2:3: expected the name of an option of serve, got \"http-prot\""][..],
+        ),
+        ("config = \"x\"", &["f.toml:1:1:", "\"config\""]),
+        ("print-config = true", &["f.toml:1:1:", "\"print-config\""]),
+        ("[serve]\nmodels = \"m\"", &["f.toml:1:2:", "\"serve\""]),
+        (
+            "models = \"m\"\nhttp-port = \"80\"",
+            &["f.toml:2:13: http-port: expected a whole number, got string \"80\""],
+        ),
+        (
+            "http-port = 1.5",
+            &["f.toml:1:13:", "a whole number, got float 1.5"],
+        ),
+        (
+            "drain-secs = true",
+            &["drain-secs: expected a number, got boolean true"],
+        ),
+        (
+            "keep-going = 1",
+            &["keep-going: expected true or false, got integer 1"],
+        ),
+        ("models = 5", &["models: expected a string, got integer 5"]),
+        (
+            "load-model = \"a\"",
+            &["load-model: expected an array of strings"],
+        ),
+        (
+            "load-model = [1]",
+            &["load-model: expected an array of strings"],
+        ),
+        (
+            "http-port = 65536",
+            &["f.toml:1:13:", "'65536'", "--http-port"],
+        ),
+        (
+            "drain-secs = -1",
+            &["f.toml:1:14:", "expected a number above 0", "got -1"],
+        ),
+        (
+            "model-control-mode = \"all\"",
+            &["f.toml:1:22:", "'all'", "none, explicit, poll"],
+        ),
+        ("models = ", &["f.toml:1:"]),
+        (
+            "models = \"a\"\nmodels = \"b\"",
+            &["f.toml:2:1: duplicate key"],
+        ),
+    ] {
+        place.write("f.toml", text);
+        place.refuse("serve --config f.toml", parts);
+    }
+    place.refuse(
+        "serve --config none.toml",
+        &["--config: expected a TOML file, got none.toml"],
+    );
+    for (variable, value, parts) in [
+        ("LAZYBATCH_HTTP_PORT", "x", ["LAZYBATCH_HTTP_PORT: ", "'x'"]),
+        (
+            "LAZYBATCH_KEEP_GOING",
+            "1",
+            ["LAZYBATCH_KEEP_GOING: ", "'1'"],
+        ),
+        (
+            "LAZYBATCH_DRAIN_SECS",
+            "0",
+            ["LAZYBATCH_DRAIN_SECS: ", "got 0"],
+        ),
+    ] {
+        let done = place.run_with("serve --models m", &[(variable, value)]);
+        assert_eq!(done.status, Some(2), "{}", done.err);
+        assert!(
+            parts.iter().all(|part| done.err.contains(part)),
+            "{}",
+            done.err
+        );
+    }
+    place.refuse("serve --http-port 1", &["--models <DIR>"]);
+    place.refuse("serve --models m --http-port x", &["'x'"]);
+    let help = place.succeed("serve --help").out;
+    assert!(
+        help.contains("LAZYBATCH_HTTP_PORT") && help.contains("--models"),
+        "{help}"
+    );
+}
+
+/// A server of no models that ends with the test.
+struct Serving {
+    child: Child,
+    http: SocketAddr,
+}
+
+impl Serving {
+    fn start(place: &Place, flags: &str) -> Self {
+        std::fs::create_dir_all(place.path("models")).unwrap();
+        let models = place.path("models");
+        let child = Command::new(env!("CARGO_BIN_EXE_lazybatch"))
+            .arg("serve")
+            .args(["--http-port=0", "--grpc-port=0", "--metrics-port=0"])
+            .arg("--models")
+            .arg(models)
+            .args(flags.split_whitespace())
+            .current_dir(place.path(""))
+            .stdout(Stdio::piped())
+            .stderr(std::fs::File::create(place.path("log")).unwrap())
+            .spawn()
+            .unwrap();
+        let http = SocketAddr::from(([127, 0, 0, 1], 0));
+        let mut this = Self { child, http };
+        let lines = BufReader::new(this.child.stdout.take().unwrap()).lines();
+        for line in lines.map_while(Result::ok) {
+            if let Some(at) = line.strip_prefix("http ") {
+                this.http = at.parse().unwrap();
+            }
+            if line == "ready" {
+                return this;
+            }
+        }
+        panic!("it ended: {}", place.read("log"));
+    }
+
+    /// Status of a call.
+    fn get(&self, path: &str, token: &str) -> String {
+        let at = SocketAddr::from(([127, 0, 0, 1], self.http.port()));
+        let mut stream = TcpStream::connect(at).unwrap();
+        let head = format!(
+            "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer {token}\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer.get(9..12).unwrap_or_default().to_owned()
+    }
+
+    fn signal(&self, name: &str) {
+        let id = self.child.id().to_string();
+        let sent = Command::new("kill").args([name, &id]).status().unwrap();
+        assert!(sent.success());
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn sighup_reads_tokens_anew_and_sigterm_ends() {
+    let place = Place::new();
+    place.write("tokens", "name:first\n");
+    let mut server = Serving::start(&place, "--token-file tokens");
+    assert_eq!(server.get("/v2", "first"), "200");
+    assert_eq!(server.get("/v2", "second"), "401");
+    assert_eq!(server.get("/v2/health/ready", "none"), "200");
+    place.write("tokens", "name:second\n");
+    server.signal("-HUP");
+    while server.get("/v2", "second") != "200" {}
+    assert_eq!(server.get("/v2", "first"), "401");
+    place.write("tokens", "no token\n");
+    server.signal("-HUP");
+    while !place.read("log").contains("tokens stay as they were") {}
+    assert_eq!(server.get("/v2", "second"), "200");
+    let log = place.read("log");
+    assert!(
+        !log.contains("second") && !log.contains("no token"),
+        "{log}"
+    );
+    server.signal("-TERM");
+    assert_eq!(server.child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn addresses_that_others_reach_are_refused_unless_secured_or_asked_for() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("models")).unwrap();
+    place.write("tokens", "token\n");
+    let open = "serve --models models --http-port 0 --grpc-port 0 --metrics-port 0 --host";
+    for host in ["0.0.0.0", "::"] {
+        place.refuse(
+            &format!("{open} {host}"),
+            &[
+                host,
+                "--tls-cert and --tls-key, and --token-file",
+                "--insecure",
+            ],
+        );
+        place.refuse(
+            &format!("{open} {host} --token-file tokens"),
+            &[host, "needed: --tls-cert and --tls-key is missing"],
+        );
+    }
+    let server = Serving::start(&place, "--host 0.0.0.0 --insecure");
+    assert_eq!(server.get("/v2", "any"), "200");
+    assert!(place.read("log").contains("WARN"), "{}", place.read("log"));
+}
+
+#[test]
+fn tls_needs_certificate_and_key_and_files_that_are_there() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("models")).unwrap();
+    let serve = "serve --models models --http-port 0 --grpc-port 0 --metrics-port 0";
+    for given in ["--tls-cert", "--tls-key", "--tls-client-ca"] {
+        let parts = ["expected --tls-cert and --tls-key, got", given, "alone"];
+        place.refuse(&format!("{serve} {given} x"), &parts);
+    }
+    place.refuse(
+        &format!("{serve} --tls-cert x.pem --tls-key y.pem"),
+        &["x.pem: expected certificates in PEM"],
+    );
+    place.refuse(
+        &format!("{serve} --token-file tokens"),
+        &["tokens: expected a file of tokens"],
+    );
+}
+
+/// A file of `serve/deploy`.
+fn deployed(name: &str) -> (PathBuf, String) {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../serve/deploy");
+    let path = path.join(name);
+    let text = std::fs::read_to_string(&path).unwrap();
+    (path, text)
+}
+
+/// Runs a command line of a deployment file, with the example in place of the installed file.
+fn runs(place: &Place, words: &[&str]) -> BTreeMap<String, (String, String)> {
+    let (example, _) = deployed("lazybatch.toml");
+    assert_eq!(words[0], "/usr/bin/lazybatch");
+    let installed = |word: &&str| *word == "/etc/lazybatch/lazybatch.toml";
+    assert_eq!(
+        words.iter().filter(|w| installed(w)).count(),
+        1,
+        "{words:?}"
+    );
+    let words = words[1..].iter();
+    let mut words: Vec<&str> = words
+        .map(|w| {
+            if installed(w) {
+                example.to_str().unwrap()
+            } else {
+                w
+            }
+        })
+        .collect();
+    words.push("--print-config");
+    let done = place.run_args(&words);
+    assert_eq!(done.status, Some(0), "{words:?}: {}", done.err);
+    printed(&done.out)
+}
+
+#[test]
+fn the_example_configuration_is_one() {
+    let (path, text) = deployed("lazybatch.toml");
+    let place = Place::new();
+    let all = print(&place, &format!("--config {}", path.display()), &[]);
+    let table: toml::Table = text.parse().unwrap();
+    assert!(table.len() > 8, "{text}");
+    for name in table.keys() {
+        assert_eq!(all[name].1, path.display().to_string(), "{name}");
+    }
+    // What stands there as a comment is right too.
+    place.write("f.toml", text.replace("# tls-client-ca", "tls-client-ca"));
+    assert_eq!(
+        print(&place, "--config f.toml", &[])["tls-client-ca"].1,
+        "f.toml"
+    );
+}
+
+#[test]
+fn the_unit_starts_what_is_there_and_waits_for_its_drain() {
+    let (_, text) = deployed("lazybatch.service");
+    let text = text.replace("\\\n", " ");
+    let setting = |name: &str| {
+        let lines = text.lines().filter_map(|line| line.strip_prefix(name));
+        let values: Vec<&str> = lines.filter_map(|line| line.strip_prefix('=')).collect();
+        assert_eq!(values.len(), 1, "{name}");
+        values[0]
+    };
+    let place = Place::new();
+    let words: Vec<&str> = setting("ExecStart").split_whitespace().collect();
+    let all = runs(&place, &words);
+    let drain: f64 = all["drain-secs"].0.parse().unwrap();
+    let stop: f64 = setting("TimeoutStopSec").parse().unwrap();
+    // Behind the drain, connections have 10 s to close.
+    assert!(stop > drain + 10.0, "{stop} {drain}");
+    assert_eq!(setting("ExecReload"), "/bin/kill -HUP $MAINPID");
+    for (option, file) in [
+        ("tls-cert", "tls.crt"),
+        ("tls-key", "tls.key"),
+        ("token-file", "tokens"),
+    ] {
+        let credential = format!("\"${{CREDENTIALS_DIRECTORY}}/{file}\"");
+        assert_eq!(all[option], (credential, format!("--{option}")));
+        let loaded = format!("\nLoadCredential={file}:/etc/lazybatch/{file}\n");
+        assert!(text.contains(&loaded), "{file}");
+    }
+    for name in ["DynamicUser", "NoNewPrivileges"] {
+        assert_eq!(setting(name), "yes");
+    }
+    assert_eq!(setting("ProtectSystem"), "strict");
+}
+
+#[test]
+fn the_image_starts_what_is_there_and_not_as_root() {
+    let (_, text) = deployed("Containerfile");
+    let list = |name: &str| -> Vec<String> {
+        let lines: Vec<&str> = text.lines().filter_map(|l| l.strip_prefix(name)).collect();
+        assert_eq!(lines.len(), 1, "{name}");
+        serde_json::from_str(lines[0]).unwrap()
+    };
+    let words = [list("ENTRYPOINT "), list("CMD ")].concat();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let all = runs(&Place::new(), &words);
+    assert!(text.contains("\nUSER 65532:65532\n"));
+    let ports = ["http-port", "grpc-port", "metrics-port"].map(|name| all[name].0.as_str());
+    assert!(text.contains(&format!("\nEXPOSE {}\n", ports.join(" "))));
+}

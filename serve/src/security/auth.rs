@@ -1,0 +1,113 @@
+//! The service in front of all calls of a port, over HTTP and gRPC alike.
+
+use std::future::{Ready, ready};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::http::header::WWW_AUTHENTICATE;
+use axum::http::{HeaderValue, Request, Response, StatusCode};
+use axum::response::IntoResponse;
+use futures_util::future::Either;
+use serde_json::json;
+use tower::{Layer, Service};
+
+use super::{Guard, Port, Refusal};
+
+/// Puts [`Auth`] in front of a service.
+pub struct AuthLayer<B> {
+    guard: Arc<Guard>,
+    port: Port,
+    refuse: fn(Refusal) -> Response<B>,
+}
+
+impl AuthLayer<axum::body::Body> {
+    /// For HTTP: 401, and the reason as JSON.
+    pub fn http(guard: Arc<Guard>, port: Port) -> Self {
+        Self {
+            guard,
+            port,
+            refuse: unauthorized,
+        }
+    }
+}
+
+impl AuthLayer<tonic::body::Body> {
+    /// For gRPC: `UNAUTHENTICATED`.
+    pub fn grpc(guard: Arc<Guard>) -> Self {
+        Self {
+            guard,
+            port: Port::Grpc,
+            refuse: |refusal| tonic::Status::unauthenticated(refusal.to_string()).into_http(),
+        }
+    }
+}
+
+impl<B> Clone for AuthLayer<B> {
+    fn clone(&self) -> Self {
+        Self {
+            guard: self.guard.clone(),
+            ..*self
+        }
+    }
+}
+
+fn unauthorized(refusal: Refusal) -> Response<axum::body::Body> {
+    let challenge = match refusal {
+        Refusal::Missing => "Bearer realm=\"lazybatch\"",
+        Refusal::Unknown => "Bearer realm=\"lazybatch\", error=\"invalid_token\"",
+    };
+    let body = axum::Json(json!({ "error": refusal.to_string() }));
+    let challenge = [(WWW_AUTHENTICATE, HeaderValue::from_static(challenge))];
+    (StatusCode::UNAUTHORIZED, challenge, body).into_response()
+}
+
+impl<S, B> Layer<S> for AuthLayer<B> {
+    type Service = Auth<S, B>;
+
+    fn layer(&self, inner: S) -> Auth<S, B> {
+        Auth {
+            inner,
+            ask: self.clone(),
+        }
+    }
+}
+
+/// Lets calls pass that [`Guard::admit`] does, before anything of them is read.
+pub struct Auth<S, B> {
+    inner: S,
+    ask: AuthLayer<B>,
+}
+
+impl<S: Clone, B> Clone for Auth<S, B> {
+    fn clone(&self) -> Self {
+        Self {
+            inner: self.inner.clone(),
+            ask: self.ask.clone(),
+        }
+    }
+}
+
+impl<S, R, B> Service<Request<R>> for Auth<S, B>
+where
+    S: Service<Request<R>, Response = Response<B>>,
+{
+    type Response = Response<B>;
+    type Error = S::Error;
+    type Future = Either<Ready<Result<Response<B>, S::Error>>, S::Future>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<R>) -> Self::Future {
+        let AuthLayer {
+            guard,
+            port,
+            refuse,
+        } = &self.ask;
+        match guard.admit(*port, request.uri().path(), request.headers()) {
+            Ok(()) => Either::Right(self.inner.call(request)),
+            Err(refusal) => Either::Left(ready(Ok(refuse(refusal)))),
+        }
+    }
+}
