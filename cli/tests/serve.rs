@@ -301,7 +301,11 @@ impl Drop for Serving {
 fn sighup_reads_tokens_anew_and_sigterm_ends() {
     let place = Place::new();
     place.write("tokens", "name:first\n");
+    let others = std::os::unix::fs::PermissionsExt::from_mode(0o640);
+    std::fs::set_permissions(place.path("tokens"), others).unwrap();
     let mut server = Serving::start(&place, "--token-file tokens");
+    let log = place.read("log");
+    assert!(log.contains("others than its owner may read"), "{log}");
     assert_eq!(server.get("/v2", "first"), "200");
     assert_eq!(server.get("/v2", "second"), "401");
     assert_eq!(server.get("/v2/health/ready", "none"), "200");
