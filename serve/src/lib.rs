@@ -8,16 +8,20 @@
 //! - [`infer`]: requests and answers, whatever they came over.
 //! - [`cache`]: answers to inputs that were seen before.
 //! - [`http`], [`grpc`]: what they come over; [`metrics`] beside them.
+//! - [`watch`], [`dashboard`], [`explained`]: what the engines do, live, as traces, and why.
 //! - [`server`]: ports, connections, start and end.
 
 pub mod cache;
 pub mod config;
+pub mod dashboard;
 pub mod dtype;
 pub mod error;
+pub mod explained;
 pub mod grpc;
 pub mod host;
 pub mod http;
 pub mod infer;
+pub mod machine;
 pub mod metrics;
 pub mod model;
 pub mod proto;
@@ -28,6 +32,7 @@ pub mod shm;
 pub mod state;
 pub mod stats;
 pub mod warmup;
+pub mod watch;
 
 pub use error::Error;
 pub use host::{Host, Text};

@@ -59,6 +59,8 @@ pub struct Options {
     pub drain: Duration,
     /// Logging settings, which whoever prints log lines looks at.
     pub switches: Arc<Switches>,
+    /// Whether HTTP has a page at `/`.
+    pub dashboard: bool,
 }
 
 /// Addresses of a server that runs.
@@ -150,7 +152,7 @@ impl Server {
         let (stop, stopped) = watch::channel(false);
         let mut tasks = tokio::task::JoinSet::new();
         if let Some(listener) = http {
-            let router = http::router(state.clone(), options.max_body);
+            let router = http::router(state.clone(), options.max_body, options.dashboard);
             let router = router.layer(tower_http::timeout::RequestBodyTimeoutLayer::new(
                 options.body_timeout,
             ));

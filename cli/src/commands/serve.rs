@@ -71,6 +71,7 @@ fn options(args: &ServeArgs, switches: Arc<Switches>) -> Options {
         body_timeout: Duration::from_secs(30),
         drain: Duration::from_secs_f64(args.drain_secs),
         switches,
+        dashboard: !args.no_dashboard,
     }
 }
 

@@ -13,6 +13,7 @@ use serde_json::{Value as Json, json};
 use crate::config::TEXT_INPUT;
 use crate::dtype::{self, DataType};
 use crate::error::{Error, Result};
+use crate::explained;
 use crate::infer::{Answer, Input, Output, Param, Params, Request, Wanted};
 use crate::model::Served;
 use crate::shm::Regions;
@@ -472,6 +473,9 @@ pub fn write(served: &Served, binary: bool, answer: Answer) -> Result<Response> 
     });
     if !answer.id.is_empty() {
         json["id"] = answer.id.into();
+    }
+    if let Some(why) = answer.explanation {
+        json["parameters"] = json!({ explained::TELLS: why });
     }
     let mut body = json.to_string().into_bytes();
     let length = body.len();

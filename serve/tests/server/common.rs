@@ -190,6 +190,7 @@ pub async fn start(set: impl FnOnce(&mut Options)) -> Running {
         body_timeout: Duration::from_secs(5),
         drain: Duration::from_secs(60),
         switches: Arc::default(),
+        dashboard: true,
     };
     set(&mut options);
     let gate = Gate::default();

@@ -3,6 +3,7 @@
 mod common;
 mod hostile;
 mod models;
+mod watch;
 
 use common::{add, call, is_sum, start, until};
 use tokio::io::AsyncWriteExt;
