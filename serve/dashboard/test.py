@@ -88,7 +88,7 @@ class Traffic:
         rng = random.Random(seed)
         try:
             while not self.over.is_set():
-                infer(self.server, "lstm", lstm(rng.choice([40, 200, 700])))
+                infer(self.server, "lstm", lstm(rng.choice([40, 200, 500])))
                 if seed % 2:
                     add(self.server, "add")
                     add(self.server, EVIL)

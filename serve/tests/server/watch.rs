@@ -100,7 +100,7 @@ async fn metrics_count_what_happened_and_begin_anew_with_a_load() {
         batches[0] > 0.0 && batches.iter().all(|&n| n == batches[0]),
         "one each"
     );
-    let by_class = r#"class="default",model="add",version="1""#;
+    let by_class = r#"model="add",version="1",class="default""#;
     let latencies = buckets(&told, "lazybatch_request_latency_seconds", by_class);
     assert_eq!(latencies.last(), Some(&3.0));
     let sum = told[&format!("lazybatch_request_latency_seconds_sum{{{by_class}}}")];
