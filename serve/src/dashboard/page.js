@@ -297,7 +297,7 @@ function chart(id, what, now, value) {
     for (const [, y] of line) most = Math.max(most, y);
     lines.push([key.split("\n")[0], line]);
   }
-  const top = Math.max(1, most * 1.1);
+  const top = Math.max(1, Math.ceil(most * 1.1));
   const made = lines.map(([model, line]) => {
     const points = line.map(([t, y]) =>
       `${(600 * (1 - (now - t) / MINUTE)).toFixed(1)},${(119 - 117 * (y / top)).toFixed(1)}`);
@@ -306,7 +306,7 @@ function chart(id, what, now, value) {
   $(id).replaceChildren(...made);
   const latest = lines.map(([model, line]) => `${model} ${number(line.at(-1)?.[1] ?? 0)}`);
   $(id).setAttribute("aria-label", `${what}: ${latest.join(", ") || "nothing"}`);
-  $(id + "-top").textContent = number(top);
+  $(id + "-top").textContent = number(top, 0);
 }
 
 function rate(points) {
