@@ -76,6 +76,9 @@ pub struct ServeArgs {
     /// Most connections of each port; more are closed at once
     #[arg(long, default_value_t = 4096, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub max_connections: u32,
+    /// Do not show what the engine does on a page at `/` of HTTP
+    #[arg(long)]
+    pub no_dashboard: bool,
     /// How long calls may go on behind SIGTERM, in seconds
     #[arg(long, default_value = "30", value_name = "SECONDS", allow_negative_numbers = true, value_parser = positive)]
     pub drain_secs: f64,

@@ -5,12 +5,14 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use lazybatch_sla::{LaneId, Launch, ModelId, Nanos, Outcome, RequestId, Ticket, Time};
 use rustc_hash::FxHashMap;
 use serde_json::json;
 
-use crate::core::{Action, Event, Hold, Note, Why};
+use crate::core::{Action, Core, Event, Hold, Note, Why};
 use crate::driver::Observer;
 
 /// Writes each decision, with its candidates and their predicted device time, and each plan, with
@@ -159,9 +161,81 @@ impl Queue {
     }
 }
 
+/// An [`Explainer`] of those requests that ask for it: while none of them is open, it is told nothing
+/// and decisions have no reasons.
+#[derive(Clone)]
+pub(crate) struct OnRequest {
+    explainer: Arc<Mutex<Explainer>>,
+    is_on: Arc<AtomicBool>,
+    open: Vec<RequestId>,
+    /// What notes the core makes anyway.
+    notes: bool,
+}
+
+impl OnRequest {
+    /// Most requests at once; others are not explained.
+    const MOST: usize = 64;
+
+    /// For a core that makes `notes` or not.
+    pub fn new(explainer: Arc<Mutex<Explainer>>, notes: bool) -> Self {
+        explainer.lock().expect("no holder panics").wanted = Some(Vec::new());
+        Self {
+            explainer,
+            is_on: Arc::default(),
+            open: Vec::new(),
+            notes,
+        }
+    }
+
+    /// A request is about to arrive.
+    pub fn begin(&mut self, id: RequestId, core: &mut Core) {
+        if self.open.len() == Self::MOST {
+            return;
+        }
+        if self.open.is_empty() {
+            core.tell(true, true);
+            self.is_on.store(true, Ordering::Relaxed);
+        }
+        self.open.push(id);
+        let mut explainer = self.explainer.lock().expect("no holder panics");
+        explainer.wanted.get_or_insert_default().push(id);
+    }
+
+    /// A request has ended.
+    pub fn end(&mut self, id: RequestId, core: &mut Core) {
+        self.open.retain(|&open| open != id);
+        if self.open.is_empty() && self.is_on.swap(false, Ordering::Relaxed) {
+            core.tell(false, self.notes);
+            self.explainer.lock().expect("no holder panics").pause();
+        }
+    }
+}
+
+impl Observer for OnRequest {
+    fn on_event(&mut self, now: Time, event: &Event) {
+        if self.is_on.load(Ordering::Relaxed) {
+            self.explainer.on_event(now, event);
+        }
+    }
+
+    fn on_launch(&mut self, now: Time, launch: &Launch) {
+        if self.is_on.load(Ordering::Relaxed) {
+            self.explainer.on_launch(now, launch);
+        }
+    }
+
+    fn on_action(&mut self, now: Time, action: &Action) {
+        if self.is_on.load(Ordering::Relaxed) {
+            self.explainer.on_action(now, action);
+        }
+    }
+}
+
 /// Remembers what open requests, and the last that ended, waited for.
 pub struct Explainer {
     capacity: usize,
+    /// Only these, of those that have not arrived; all if `None`.
+    wanted: Option<Vec<RequestId>>,
     known: FxHashMap<RequestId, Explanation>,
     ended: VecDeque<RequestId>,
     queues: FxHashMap<ModelId, Queue>,
@@ -174,12 +248,19 @@ impl Explainer {
     pub fn new(capacity: usize) -> Self {
         Self {
             capacity,
+            wanted: None,
             known: FxHashMap::default(),
             ended: VecDeque::new(),
             queues: FxHashMap::default(),
             flights: FxHashMap::default(),
             now: Time::ZERO,
         }
+    }
+
+    /// Forgets what it knows of the present, behind which it is not told everything.
+    fn pause(&mut self) {
+        self.queues.clear();
+        self.flights.clear();
     }
 
     /// Why a request takes or took its time; `None` for one that is not known, or no longer.
@@ -245,6 +326,12 @@ impl Observer for Explainer {
         self.now = now;
         match event {
             Event::Arrive(r) => {
+                if let Some(wanted) = &mut self.wanted {
+                    let Some(at) = wanted.iter().position(|&id| id == r.id) else {
+                        return;
+                    };
+                    wanted.swap_remove(at);
+                }
                 let queue = self.queues.entry(r.model).or_default();
                 queue.settle(now);
                 let explanation = Explanation {
@@ -316,5 +403,30 @@ impl Observer for Explainer {
             }
             _ => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::CoreConfig;
+    use crate::policy;
+
+    #[test]
+    fn decisions_have_reasons_while_someone_asks_and_few_may() {
+        let policy = policy::build("serial").unwrap();
+        let mut core = Core::new(CoreConfig::new(Vec::new()), policy);
+        let explainer = Arc::new(Mutex::new(Explainer::new(4)));
+        let mut asked = OnRequest::new(explainer.clone(), false);
+        assert!(!core.config().reasons);
+        let all = OnRequest::MOST as u64 + 1;
+        (0..all).for_each(|id| asked.begin(RequestId(id), &mut core));
+        assert_eq!(asked.open.len(), OnRequest::MOST);
+        assert!(core.config().reasons && core.config().notes);
+        (1..all).for_each(|id| asked.end(RequestId(id), &mut core));
+        assert!(core.config().reasons, "one is open");
+        asked.end(RequestId(0), &mut core);
+        assert!(!core.config().reasons && !core.config().notes);
+        assert!(!asked.is_on.load(Ordering::Relaxed));
     }
 }

@@ -5,6 +5,7 @@
 //! - [`driver`]: virtual time, and a thread that drives a real device.
 //! - [`embed`]: the public face for serving front ends: [`Engine`].
 //! - [`journal`], [`timeline`]: what happened, to replay or to look at.
+//! - [`watch`]: what happens, for those who look at a running engine.
 //!
 //! Two requests for a model of three nodes, one after the other. The second arrives while the first
 //! is at its second node; `lazy` lets it catch up:
@@ -56,10 +57,12 @@ pub mod explain;
 pub mod journal;
 pub mod policy;
 pub mod timeline;
+pub mod watch;
 
 pub use driver::threaded::{Clock, Stats};
 pub use embed::{
-    Answer, BuildError, Builder, Engine, Handle, ModelHandle, ModelOptions, ModelStats, Options,
-    RequestError, SequenceOptions, Step, StepStream,
+    Answer, BuildError, Builder, Engine, Figures, Handle, ModelHandle, ModelOptions, ModelStats,
+    Options, RequestError, SequenceOptions, Step, StepStream,
 };
 pub use explain::Explanation;
+pub use watch::{Look, Monitor, Watch};

@@ -4,34 +4,45 @@
 //! the batch table; without them it shows arrivals, launches and ends only.
 
 use std::fmt::Write as _;
+use std::ops::Range;
 
 use lazybatch_sla::{Launch, Member, ModelId, Nanos, RequestId, SubBatchId, Time};
+use rustc_hash::FxHashSet;
 use serde_json::{Value, json};
 
 use crate::core::{Action, Attach, BlockSpec, CoreConfig, Event, Note};
 use crate::driver::Observer;
 
-/// Names of models and their blocks, by id.
-struct Names(Vec<(String, Vec<BlockSpec>)>);
+/// Names of models and their blocks, by id. Those of a model that has gone stay until its id is used
+/// again.
+#[derive(Clone, Debug, Default)]
+pub struct Names(Vec<(String, Vec<BlockSpec>)>);
 
 impl Names {
-    fn new(config: &CoreConfig) -> Self {
+    /// Those of a core so configured.
+    pub fn new(config: &CoreConfig) -> Self {
         let models = config.models.iter();
         Self(models.map(|m| (m.name.clone(), m.blocks.clone())).collect())
     }
 
-    fn attach(&mut self, attach: &Attach) {
+    /// A model comes.
+    pub fn attach(&mut self, attach: &Attach) {
         let m = attach.model.index();
         self.0.resize(self.0.len().max(m + 1), Default::default());
         self.0[m] = (attach.spec.name.clone(), attach.spec.blocks.clone());
     }
 
-    fn model(&self, model: ModelId) -> &str {
-        &self.0[model.index()].0
+    /// A model's name; `?` of an id that none had.
+    pub fn model(&self, model: ModelId) -> &str {
+        self.0.get(model.index()).map_or("?", |m| &m.0)
     }
 
-    fn blocks(&self, model: ModelId) -> &[BlockSpec] {
-        &self.0[model.index()].1
+    /// Block and nodes of a launch, as `encoder.3` or `encoder.3-5`.
+    pub fn nodes(&self, launch: &Launch) -> String {
+        let blocks = self.0.get(launch.model.index()).map(|m| &m.1);
+        let block = blocks.and_then(|b| b.get(launch.block as usize));
+        let block = block.map_or("?", |b| &b.name);
+        nodes(block, &(launch.first_node..launch.end_node))
     }
 }
 
@@ -98,11 +109,11 @@ impl Timeline {
     }
 }
 
-fn nodes(blocks: &[BlockSpec], launch: &Launch) -> String {
-    let name = &blocks[launch.block as usize].name;
-    match launch.end_node - launch.first_node {
-        1 => format!("{name}.{}", launch.first_node),
-        _ => format!("{name}.{}-{}", launch.first_node, launch.end_node - 1),
+/// Nodes of a block, as `encoder.3` or `encoder.3-5`.
+pub(crate) fn nodes(block: &str, range: &Range<u32>) -> String {
+    match range.end - range.start {
+        1 => format!("{block}.{}", range.start),
+        _ => format!("{block}.{}-{}", range.start, range.end - 1),
     }
 }
 
@@ -145,7 +156,7 @@ impl Observer for Timeline {
     }
 
     fn on_launch(&mut self, now: Time, launch: &Launch) {
-        let what = nodes(self.names.blocks(launch.model), launch);
+        let what = self.names.nodes(launch);
         let members: Vec<_> = launch.members.iter().map(member).collect();
         let mut line = format!("run {} {what} [{}]", launch.sub_batch, members.join(" "));
         let parked = self.stack.iter().filter(|s| s.0 != launch.sub_batch);
@@ -184,31 +195,63 @@ impl Observer for Timeline {
 /// as asynchronous slices from arrival to end.
 pub struct ChromeTrace {
     names: Names,
+    /// Process of its launches in the trace; that of its requests is the next one.
+    pid: u64,
     running: Vec<(Time, Launch)>,
+    /// Requests whose arrival is in the trace.
+    open: FxHashSet<RequestId>,
     events: Vec<Value>,
 }
 
 impl ChromeTrace {
     /// An empty trace of a core so configured.
     pub fn new(config: &CoreConfig) -> Self {
+        Self::of(Names::new(config), 0)
+    }
+
+    /// An empty trace of models that are named so: one of several in a document, each with a `pid`
+    /// that is two above the former's.
+    pub fn of(names: Names, pid: u64) -> Self {
         Self {
-            names: Names::new(config),
+            names,
+            pid,
             running: Vec::new(),
+            open: FxHashSet::default(),
             events: Vec::new(),
         }
     }
 
+    /// Names its two processes: launches and requests of `engine`.
+    pub fn name(&mut self, engine: &str) {
+        for (pid, what) in [(self.pid, "launches"), (self.pid + 1, "requests")] {
+            self.events.push(json!({
+                "name": "process_name", "ph": "M", "pid": pid, "tid": 0,
+                "args": { "name": format!("{engine}: {what}") },
+            }));
+        }
+    }
+
+    /// Its events, to be put beside those of others.
+    pub fn into_events(self) -> Vec<Value> {
+        self.events
+    }
+
     /// The JSON document.
     pub fn into_json(self) -> String {
-        json!({ "displayTimeUnit": "ms", "traceEvents": self.events }).to_string()
+        document(self.events)
     }
 
     fn request(&mut self, now: Time, phase: &str, id: RequestId, args: Value) {
         self.events.push(json!({
             "name": id.to_string(), "cat": "request", "ph": phase, "id": id.0,
-            "pid": 1, "tid": 0, "ts": now.as_us(), "args": args,
+            "pid": self.pid + 1, "tid": 0, "ts": now.as_us(), "args": args,
         }));
     }
+}
+
+/// Chrome trace events as a JSON document.
+pub fn document(events: Vec<Value>) -> String {
+    json!({ "displayTimeUnit": "ms", "traceEvents": events }).to_string()
 }
 
 impl Observer for ChromeTrace {
@@ -216,6 +259,7 @@ impl Observer for ChromeTrace {
         match event {
             Event::Arrive(r) => {
                 let args = json!({ "model": self.names.model(r.model), "input": r.input_len });
+                self.open.insert(r.id);
                 self.request(r.arrival, "b", r.id, args);
             }
             Event::Done { ticket, .. } => {
@@ -224,10 +268,11 @@ impl Observer for ChromeTrace {
                 };
                 let (start, launch) = self.running.remove(i);
                 self.events.push(json!({
-                    "name": nodes(self.names.blocks(launch.model), &launch),
-                    "cat": "launch", "ph": "X", "pid": 0, "tid": launch.lane.0,
+                    "name": self.names.nodes(&launch),
+                    "cat": "launch", "ph": "X", "pid": self.pid, "tid": launch.lane.0,
                     "ts": start.as_us(), "dur": now.since(start).as_us(),
                     "args": {
+                        "model": self.names.model(launch.model),
                         "sub_batch": launch.sub_batch.to_string(),
                         "members": launch.members.iter().map(member).collect::<Vec<_>>(),
                     },
@@ -246,6 +291,8 @@ impl Observer for ChromeTrace {
         if let Action::Finish {
             request, outcome, ..
         } = action
+            // Of one that came before the trace there is nothing to end.
+            && self.open.remove(request)
         {
             self.request(now, "e", *request, json!({ "outcome": outcome }));
         }

@@ -9,17 +9,21 @@
 //! - [`cache`]: answers to inputs that were seen before.
 //! - [`http`], [`grpc`]: what they come over; [`metrics`] beside them.
 //! - [`listen`]: connections, plain and encrypted; [`security`]: who may call.
+//! - [`watch`], [`dashboard`], [`explained`]: what the engines do, live, as traces, and why.
 //! - [`server`]: ports, start and end.
 
 pub mod cache;
 pub mod config;
+pub mod dashboard;
 pub mod dtype;
 pub mod error;
+pub mod explained;
 pub mod grpc;
 pub mod host;
 pub mod http;
 pub mod infer;
 pub mod listen;
+pub mod machine;
 pub mod metrics;
 pub mod model;
 pub mod proto;
@@ -31,6 +35,7 @@ pub mod shm;
 pub mod state;
 pub mod stats;
 pub mod warmup;
+pub mod watch;
 
 pub use error::Error;
 pub use host::{Host, Text};

@@ -10,9 +10,12 @@ use axum::extract::State as Shared;
 use axum::http::header;
 use axum::response::IntoResponse;
 use axum::routing::get;
-use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
+use lazybatch_engine::Figures;
+use lazybatch_sla::Histogram;
+use prometheus::proto::{Bucket, Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
 
 use crate::error::{Error, Result};
+use crate::machine;
 use crate::model::Served;
 use crate::state::State;
 use crate::stats::{REASONS, Stats};
@@ -35,18 +38,34 @@ async fn metrics(Shared(state): Shared<Arc<State>>) -> Result<impl IntoResponse>
     ))
 }
 
-/// A figure of a model: its further labels and its value.
-type Sample = (Vec<(&'static str, String)>, f64);
+/// A figure.
+enum Value {
+    Number(f64),
+    /// Counts by bounds, and how many of its units are one of the metric's.
+    Counts(Histogram, f64),
+}
 
-/// A family of figures, one or more for each model.
+/// A figure of a model: its further labels and its value.
+type Sample = (Vec<(&'static str, String)>, Value);
+
+/// A family of figures, none or more for each model.
 struct Family {
     name: &'static str,
     help: &'static str,
     kind: MetricType,
-    of: fn(&Served) -> Vec<Sample>,
+    of: fn(&Told) -> Vec<Sample>,
 }
 
-const fn counter(name: &'static str, help: &'static str, of: fn(&Served) -> Vec<Sample>) -> Family {
+/// A model, with what its engine tells of it.
+struct Told {
+    served: Arc<Served>,
+    figures: Figures,
+}
+
+const NS_PER_S: f64 = 1e9;
+const NS_PER_MS: f64 = 1e6;
+
+const fn counter(name: &'static str, help: &'static str, of: fn(&Told) -> Vec<Sample>) -> Family {
     let kind = MetricType::COUNTER;
     Family {
         name,
@@ -56,37 +75,62 @@ const fn counter(name: &'static str, help: &'static str, of: fn(&Served) -> Vec<
     }
 }
 
-fn one(value: u64) -> Vec<Sample> {
-    vec![(Vec::new(), value as f64)]
+const fn gauge(name: &'static str, help: &'static str, of: fn(&Told) -> Vec<Sample>) -> Family {
+    let kind = MetricType::GAUGE;
+    Family {
+        name,
+        help,
+        kind,
+        of,
+    }
 }
 
-fn us(of: fn(&Stats) -> u64, served: &Served) -> Vec<Sample> {
-    one(of(&served.stats) / 1000)
+const fn histogram(name: &'static str, help: &'static str, of: fn(&Told) -> Vec<Sample>) -> Family {
+    let kind = MetricType::HISTOGRAM;
+    Family {
+        name,
+        help,
+        kind,
+        of,
+    }
+}
+
+fn one(value: u64) -> Vec<Sample> {
+    vec![(Vec::new(), Value::Number(value as f64))]
+}
+
+fn us(of: fn(&Stats) -> u64, told: &Told) -> Vec<Sample> {
+    one(of(&told.served.stats) / 1000)
 }
 
 const FAMILIES: &[Family] = &[
     counter(
         "nv_inference_request_success",
         "Requests that were answered",
-        |m| one(m.stats.success.count()),
+        |m| one(m.served.stats.success.count()),
     ),
     counter(
         "nv_inference_request_failure",
         "Requests that were not, by reason",
         |m| {
-            let reasons = REASONS.iter().zip(m.stats.failures());
+            let reasons = REASONS.iter().zip(m.served.stats.failures());
             reasons
-                .map(|(reason, num)| (vec![("reason", (*reason).to_owned())], num as f64))
+                .map(|(reason, num)| {
+                    (
+                        vec![("reason", (*reason).to_owned())],
+                        Value::Number(num as f64),
+                    )
+                })
                 .collect()
         },
     ),
     counter("nv_inference_count", "Samples that were answered", |m| {
-        one(m.stats.inferences.load(Relaxed))
+        one(m.served.stats.inferences.load(Relaxed))
     }),
     counter(
         "nv_inference_exec_count",
         "Samples over the mean number of samples of a node's launch",
-        |m| one(m.executions()),
+        |m| one(m.served.executions()),
     ),
     counter(
         "nv_inference_request_duration_us",
@@ -116,12 +160,12 @@ const FAMILIES: &[Family] = &[
     counter(
         "nv_cache_num_hits_per_model",
         "Answers from the response cache",
-        |m| one(m.stats.cache_hit.count()),
+        |m| one(m.served.stats.cache_hit.count()),
     ),
     counter(
         "nv_cache_num_misses_per_model",
         "Answers that the response cache did not have",
-        |m| one(m.stats.cache_miss.count()),
+        |m| one(m.served.stats.cache_miss.count()),
     ),
     counter(
         "nv_cache_hit_duration_per_model",
@@ -133,44 +177,89 @@ const FAMILIES: &[Family] = &[
         "Lookup and keeping of answers that were not there, microseconds",
         |m| us(|s| s.cache_miss.ns(), m),
     ),
-    Family {
-        name: "nv_inference_pending_request_count",
-        help: "Requests that have not ended",
-        kind: MetricType::GAUGE,
-        of: |m| vec![(Vec::new(), m.stats.pending.load(Relaxed) as f64)],
-    },
+    gauge(
+        "nv_inference_pending_request_count",
+        "Requests that have not ended",
+        |m| {
+            let pending = m.served.stats.pending.load(Relaxed);
+            vec![(Vec::new(), Value::Number(pending as f64))]
+        },
+    ),
+    histogram(
+        "nv_inference_first_response_histogram_ms",
+        "From arrival to the first response, of decoupled models",
+        |m| {
+            let is_told = m.served.settings.decoupled;
+            let first = is_told.then(|| m.served.stats.first_responses());
+            let first = first.map(|h| (Vec::new(), Value::Counts(h, NS_PER_MS)));
+            first.into_iter().collect()
+        },
+    ),
+    histogram(
+        "lazybatch_node_batch",
+        "Samples of launches of nodes",
+        |m| vec![(Vec::new(), Value::Counts(m.figures.batches.clone(), 1.0))],
+    ),
+    histogram(
+        "lazybatch_request_latency_seconds",
+        "From arrival to answer, by SLA class",
+        |m| {
+            let latencies = m.served.stats.latencies().into_iter();
+            latencies
+                .map(|(class, h)| (vec![("class", class)], Value::Counts(h, NS_PER_S)))
+                .collect()
+        },
+    ),
+    gauge(
+        "lazybatch_waiting",
+        "Requests of the engine whose turn has not come",
+        |m| one(m.figures.waiting as u64),
+    ),
+    gauge(
+        "lazybatch_in_flight",
+        "Requests of the engine in its batch table",
+        |m| one(m.figures.in_flight.into()),
+    ),
+    gauge(
+        "lazybatch_queue_age_seconds",
+        "How long the request that came first has waited",
+        |m| {
+            let oldest = m.figures.oldest.unwrap_or_default();
+            vec![(Vec::new(), Value::Number(oldest.0 as f64 / NS_PER_S))]
+        },
+    ),
     counter("lazybatch_node_launches_total", "Launches of nodes", |m| {
-        one(m.engine().stats().counters.launches)
+        one(m.figures.counters.launches)
     }),
     counter(
         "lazybatch_node_samples_total",
         "Samples of all launches of nodes",
-        |m| one(m.engine().stats().counters.batched),
+        |m| one(m.figures.counters.batched),
     ),
     counter(
         "lazybatch_merges_total",
         "Sub-batches that joined another",
-        |m| one(m.engine().stats().counters.merges),
+        |m| one(m.figures.counters.merges),
     ),
     counter(
         "lazybatch_preemptions_total",
         "Times that newer work went first",
-        |m| one(m.engine().stats().counters.preemptions),
+        |m| one(m.figures.counters.preemptions),
     ),
     counter(
         "lazybatch_decisions_total",
         "Decisions with a real choice",
-        |m| one(m.engine().stats().counters.decisions),
+        |m| one(m.figures.counters.decisions),
     ),
     counter(
         "lazybatch_requests_total",
         "Requests by SLA class and outcome",
         |m| {
-            let outcomes = m.stats.outcomes().into_iter();
+            let outcomes = m.served.stats.outcomes().into_iter();
             outcomes
                 .map(|((class, outcome), num)| {
                     let labels = vec![("class", class), ("outcome", outcome.name().to_owned())];
-                    (labels, num as f64)
+                    (labels, Value::Number(num as f64))
                 })
                 .collect()
         },
@@ -184,30 +273,53 @@ fn label(name: &str, value: &str) -> LabelPair {
     pair
 }
 
-fn metric(kind: MetricType, labels: Vec<LabelPair>, value: f64) -> Metric {
+fn metric(labels: Vec<LabelPair>, kind: MetricType, value: Value) -> Metric {
     let mut metric = Metric::from_label(labels);
-    if kind == MetricType::COUNTER {
-        let mut counter = Counter::default();
-        counter.set_value(value);
-        metric.set_counter(counter);
-    } else {
-        let mut gauge = Gauge::default();
-        gauge.set_value(value);
-        metric.set_gauge(gauge);
+    match value {
+        Value::Counts(counts, unit) => metric.set_histogram(buckets(&counts, unit)),
+        Value::Number(value) if kind == MetricType::COUNTER => {
+            let mut counter = Counter::default();
+            counter.set_value(value);
+            metric.set_counter(counter);
+        }
+        Value::Number(value) => {
+            let mut gauge = Gauge::default();
+            gauge.set_value(value);
+            metric.set_gauge(gauge);
+        }
     }
     metric
 }
 
+fn buckets(counts: &Histogram, unit: f64) -> prometheus::proto::Histogram {
+    let buckets = counts.at_most().map(|(bound, count)| {
+        let mut bucket = Bucket::default();
+        bucket.set_upper_bound(bound as f64 / unit);
+        bucket.set_cumulative_count(count);
+        bucket
+    });
+    let mut histogram = prometheus::proto::Histogram::default();
+    histogram.set_bucket(buckets.collect());
+    histogram.set_sample_count(counts.count());
+    histogram.set_sample_sum(counts.sum() as f64 / unit);
+    histogram
+}
+
 fn render(state: &State) -> Result<String> {
-    let served = state.repository.served();
+    let served = state.repository.served().into_iter();
+    let told: Vec<Told> = served
+        .map(|served| Told {
+            figures: served.engine().figures(),
+            served,
+        })
+        .collect();
     let mut families = Vec::new();
     for family in FAMILIES {
-        let metrics: Vec<Metric> = served
+        let metrics: Vec<Metric> = told
             .iter()
             .flat_map(|model| {
-                (family.of)(model)
-                    .into_iter()
-                    .map(move |sample| (model, sample))
+                let samples = (family.of)(model).into_iter();
+                samples.map(|sample| (&model.served, sample))
             })
             .map(|(model, (more, value))| {
                 let mut labels = vec![
@@ -215,23 +327,66 @@ fn render(state: &State) -> Result<String> {
                     label("version", &model.version.to_string()),
                 ];
                 labels.extend(more.iter().map(|(name, value)| label(name, value)));
-                metric(family.kind, labels, value)
+                metric(labels, family.kind, value)
             })
             .collect();
         families.push(named(family.name, family.help, family.kind, metrics));
     }
-    let in_flight = metric(MetricType::GAUGE, Vec::new(), state.in_flight() as f64);
-    let help = "Inference calls that have not ended";
+    let decisions = state
+        .repository
+        .engines()
+        .into_iter()
+        .map(|(name, engine)| {
+            let value = Value::Counts(engine.decisions(), NS_PER_S);
+            metric(vec![label("engine", &name)], MetricType::HISTOGRAM, value)
+        });
     families.push(named(
-        "lazybatch_calls_in_flight",
-        help,
-        MetricType::GAUGE,
-        vec![in_flight],
+        "lazybatch_decision_seconds",
+        "Time of decisions with a real choice, by engine",
+        MetricType::HISTOGRAM,
+        decisions.collect(),
     ));
+    for (name, help, value) in whole(state) {
+        let value = value.map(|v| metric(Vec::new(), MetricType::GAUGE, Value::Number(v)));
+        let values = value.into_iter().collect();
+        families.push(named(name, help, MetricType::GAUGE, values));
+    }
     families.retain(|f| !f.get_metric().is_empty());
     prometheus::TextEncoder::new()
         .encode_to_string(&families)
         .map_err(|e| Error::Internal(e.to_string()))
+}
+
+/// Figures of the server and its machine; those that the system does not tell are left out.
+fn whole(state: &State) -> [(&'static str, &'static str, Option<f64>); 5] {
+    let memory = machine::memory();
+    [
+        (
+            "lazybatch_calls_in_flight",
+            "Inference calls that have not ended",
+            Some(state.in_flight() as f64),
+        ),
+        (
+            "lazybatch_process_resident_bytes",
+            "Memory of this process",
+            machine::resident().map(|b| b as f64),
+        ),
+        (
+            "nv_cpu_utilization",
+            "Part of the time since the last look in which processors worked, 0 to 1",
+            state.meter.utilization(),
+        ),
+        (
+            "nv_cpu_memory_total_bytes",
+            "Memory of the machine",
+            memory.map(|m| m.total as f64),
+        ),
+        (
+            "nv_cpu_memory_used_bytes",
+            "Memory of the machine that is not available",
+            memory.map(|m| m.used as f64),
+        ),
+    ]
 }
 
 fn named(name: &str, help: &str, kind: MetricType, metrics: Vec<Metric>) -> MetricFamily {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use lazybatch_engine::{BuildError, Engine, ModelHandle, ModelOptions};
+use lazybatch_engine::{BuildError, Engine, ModelHandle, ModelOptions, Monitor};
 use lazybatch_graph::{SharedProgram, Tensor};
 use lazybatch_kernels::is_static;
 use lazybatch_sla::Profile;
@@ -16,6 +16,7 @@ use crate::config::controls::initial_states;
 use crate::config::{Config, Known, Settings, complete};
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
+use crate::explained::{self, Explained};
 use crate::host::{Host, Text};
 use crate::proto::model_config::SchedulingChoice;
 use crate::proto::{self, ModelConfig};
@@ -29,6 +30,8 @@ pub struct Shared {
     pub engine: Engine,
     /// Answers of those that ask for it.
     pub cache: Arc<Cache>,
+    /// Why requests took their time.
+    pub explained: Arc<Explained>,
 }
 
 static NEXT_GENERATION: AtomicU64 = AtomicU64::new(0);
@@ -68,6 +71,8 @@ pub struct Served {
     pub stats: Stats,
     /// Where its answers are kept; `None` where it does not ask for that.
     pub cache: Option<Arc<Cache>>,
+    /// Why its requests took their time, beside those of others.
+    pub explained: Arc<Explained>,
     /// A number that no other load of a version has.
     pub generation: u64,
     /// Dropped, it unloads the model behind its last request.
@@ -169,6 +174,7 @@ impl Served {
             text,
             stats: Stats::default(),
             cache: cached.then(|| shared.cache.clone()),
+            explained: shared.explained.clone(),
             generation: NEXT_GENERATION.fetch_add(1, Ordering::Relaxed),
             engine,
             own,
@@ -180,6 +186,19 @@ impl Served {
     /// Itself, in its engine.
     pub fn engine(&self) -> &ModelHandle {
         &self.engine
+    }
+
+    /// What looks at its engine, if it has one of its own.
+    pub fn own_monitor(&self) -> Option<Monitor> {
+        self.own.as_ref().map(Engine::monitor)
+    }
+
+    /// Name of its engine: `shared`, or its own name and version.
+    pub fn engine_name(&self) -> String {
+        match self.own {
+            Some(_) => format!("{}/{}", self.name, self.version),
+            None => "shared".into(),
+        }
     }
 
     /// Whether requests are parts of sequences with state.
@@ -284,7 +303,7 @@ impl Served {
             .stats
             .inferences
             .load(std::sync::atomic::Ordering::Relaxed);
-        let counters = self.engine().stats().counters;
+        let counters = self.engine().figures().counters;
         let launches = u128::from(counters.launches);
         let executions =
             (u128::from(inferences) * launches).div_ceil(u128::from(counters.batched.max(1)));
@@ -325,7 +344,9 @@ fn is_cached(config: &ModelConfig, settings: &Settings) -> Result<bool> {
 pub fn empty_engine(host: &dyn Host, policy: &str) -> std::result::Result<Engine, BuildError> {
     // Every model bounds its own queue.
     let builder = Engine::builder().boxed_device(host.device());
-    builder.policy(policy).max_queue(usize::MAX).build()
+    let builder = builder.policy(policy).max_queue(usize::MAX);
+    let builder = builder.explain_on_request(explained::KEPT);
+    builder.measure_decisions(true).build()
 }
 
 /// Latencies to schedule by: those of the file that the configuration names, or measured ones.

@@ -71,6 +71,8 @@ pub struct Options {
     pub security: Security,
     /// Logging settings, which whoever prints log lines looks at.
     pub switches: Arc<Switches>,
+    /// Whether HTTP has a page at `/`.
+    pub dashboard: bool,
 }
 
 /// Addresses of a server that runs.
@@ -189,7 +191,7 @@ impl Server {
         let metrics = metrics.map(|listener| open(Port::Metrics, listener));
         if let Some(connections) = http {
             let (most, within) = (options.max_body, options.body_timeout);
-            let router = http::router(state.clone(), most);
+            let router = http::router(state.clone(), most, options.dashboard);
             let router = router.layer(RequestBodyTimeoutLayer::new(within));
             let front = Front::new(state.clone(), router, most, within);
             let auth = AuthLayer::http(guard.clone(), Port::Http);

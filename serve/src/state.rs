@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::{Error, Result};
+use crate::machine::Meter;
 use crate::repository::Repository;
 use crate::settings::Switches;
 use crate::shm::Regions;
+use crate::watch::Hub;
 
 /// Name of this server, as metadata states it.
 pub const SERVER_NAME: &str = "lazybatch";
@@ -37,6 +39,10 @@ pub struct State {
     pub regions: Regions,
     /// Trace and logging settings.
     pub switches: Arc<Switches>,
+    /// How much processors work.
+    pub meter: Meter,
+    /// Those who look at what the engines do.
+    pub hub: Hub,
     room: Arc<Semaphore>,
     most: usize,
     ready: AtomicBool,
@@ -50,6 +56,8 @@ impl State {
             repository,
             regions: Regions::default(),
             switches,
+            meter: Meter::default(),
+            hub: Hub::default(),
             room: Arc::new(Semaphore::new(most)),
             most,
             ready: AtomicBool::new(false),
@@ -71,6 +79,11 @@ impl State {
     pub fn close(&self) {
         self.set_ready(false);
         self.open.store(false, Ordering::SeqCst);
+    }
+
+    /// Whether it takes no more calls and has none left.
+    pub fn is_over(&self) -> bool {
+        !self.open.load(Ordering::SeqCst) && self.in_flight() == 0
     }
 
     /// Inference calls that were taken and have not ended.

@@ -1,11 +1,11 @@
 //! Running figures of one model version, as `ModelStatistics` and `/metrics` tell them.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use lazybatch_engine::Answer;
-use lazybatch_sla::{Nanos, Outcome};
+use lazybatch_sla::{Histogram, Nanos, Outcome};
 
 use crate::error::Error;
 
@@ -37,6 +37,37 @@ impl Span {
 /// Why requests failed, in the protocol's words.
 pub const REASONS: [&str; 4] = ["REJECTED", "CANCELED", "BACKEND", "OTHER"];
 
+const MS: u64 = 1_000_000;
+/// Bounds of latencies, in nanoseconds.
+const LATENCIES: [u64; 20] = [
+    MS / 4,
+    MS / 2,
+    MS,
+    2 * MS,
+    3 * MS,
+    5 * MS,
+    7 * MS,
+    10 * MS,
+    15 * MS,
+    20 * MS,
+    30 * MS,
+    50 * MS,
+    70 * MS,
+    100 * MS,
+    200 * MS,
+    300 * MS,
+    500 * MS,
+    1000 * MS,
+    2000 * MS,
+    10_000 * MS,
+];
+/// Bounds of first responses, in nanoseconds; those of Triton.
+const FIRST_RESPONSES: [u64; 4] = [100 * MS, 500 * MS, 2000 * MS, 5000 * MS];
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Figures of a model version.
 #[derive(Debug, Default)]
 pub struct Stats {
@@ -63,6 +94,10 @@ pub struct Stats {
     /// Requests in the engine.
     pub pending: AtomicI64,
     failures: [AtomicU64; 4],
+    /// Nanoseconds from arrival to the first rows of answers that come step by step.
+    first_response: Mutex<Option<Histogram>>,
+    /// Nanoseconds from arrival to answer, by SLA class.
+    latencies: Mutex<BTreeMap<String, Histogram>>,
     /// By SLA class and outcome.
     outcomes: Mutex<BTreeMap<(String, Outcome), u64>>,
 }
@@ -75,16 +110,32 @@ impl Stats {
 
     /// Requests by SLA class and outcome.
     pub fn outcomes(&self) -> BTreeMap<(String, Outcome), u64> {
-        let outcomes = self.outcomes.lock();
-        outcomes
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-            .clone()
+        locked(&self.outcomes).clone()
     }
 
     fn outcome(&self, class: &str, outcome: Outcome) {
-        let outcomes = self.outcomes.lock();
-        let mut outcomes = outcomes.unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut outcomes = locked(&self.outcomes);
         *outcomes.entry((class.to_owned(), outcome)).or_default() += 1;
+    }
+
+    /// Nanoseconds from arrival to answer, by SLA class.
+    pub fn latencies(&self) -> BTreeMap<String, Histogram> {
+        locked(&self.latencies).clone()
+    }
+
+    /// Nanoseconds from arrival to the first rows of an answer that comes step by step.
+    pub fn first_responses(&self) -> Histogram {
+        let first = locked(&self.first_response);
+        first
+            .clone()
+            .unwrap_or_else(|| Histogram::new(&FIRST_RESPONSES))
+    }
+
+    /// The first rows of an answer came.
+    pub fn responded_first(&self, took: Nanos) {
+        let mut first = locked(&self.first_response);
+        let first = first.get_or_insert_with(|| Histogram::new(&FIRST_RESPONSES));
+        first.record(took.0);
     }
 
     /// An answer of the engine came.
@@ -129,8 +180,19 @@ impl Stats {
         clippy::disallowed_methods,
         reason = "the protocol states the date of the last inference; nothing else depends on it"
     )]
-    pub fn succeeded(&self, took: Nanos) {
+    pub fn succeeded(&self, class: &str, took: Nanos) {
         self.success.add(took);
+        {
+            let mut latencies = locked(&self.latencies);
+            match latencies.get_mut(class) {
+                Some(latencies) => latencies.record(took.0),
+                None => {
+                    let mut first = Histogram::new(&LATENCIES);
+                    first.record(took.0);
+                    latencies.insert(class.to_owned(), first);
+                }
+            }
+        }
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let ms = since.map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX));
         self.last_ms.store(ms, Relaxed);

@@ -3,6 +3,7 @@
 //! What the scheduler needs to know about time, without a clock and without a device.
 
 pub mod class;
+pub mod histogram;
 pub mod ids;
 pub mod latency;
 pub mod launch;
@@ -12,6 +13,7 @@ pub mod profile;
 pub mod time;
 
 pub use class::{Class, ClassError, Late};
+pub use histogram::Histogram;
 pub use ids::{ClassId, LaneId, ModelId, RequestId, Slot, SubBatchId, Ticket};
 pub use latency::{LatencyTable, Progress, SegmentRanges, segments_of};
 pub use launch::{Launch, Member};

@@ -3,6 +3,7 @@
 //! What continuous integration runs is `cargo xtask test`, so a person runs the same thing.
 
 mod bundle;
+mod dashboard;
 mod host;
 mod models;
 mod nvrtc;

@@ -2,7 +2,7 @@
 //!
 //! The clients are pinned packages in an environment of their own in the ignored folder `.protocol`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
@@ -10,8 +10,11 @@ use anyhow::{Context, Result};
 use crate::host;
 use crate::models::{find_python, run_step};
 
-/// The packages, pinned.
-const REQUIREMENTS: &str = "serve/conformance/requirements.txt";
+/// The packages, pinned: the clients, and what drives a browser.
+const REQUIREMENTS: [&str; 2] = [
+    "serve/conformance/requirements.txt",
+    "serve/dashboard/requirements.txt",
+];
 /// The checks.
 const CHECKS: &str = "serve/conformance/check.py";
 /// The environment, ignored by git.
@@ -25,31 +28,40 @@ const STAMP: &str = "requirements.txt";
 /// # Errors
 /// No Python with pip and venv, packages that cannot be fetched, or no server.
 pub fn run(root: &Path) -> Result<bool> {
-    ensure(root)?;
+    let python = ensure(root)?;
     let server = host::built(root, "lazybatch")?;
-    let mut checks = Command::new(root.join(FOLDER).join("bin/python"));
+    let mut checks = Command::new(python);
     checks.arg(root.join(CHECKS)).arg(server);
     // Nothing but this run's own files belongs into the tree.
     checks.env("PYTHONDONTWRITEBYTECODE", "1");
     Ok(checks.status().context("cannot run the checks")?.success())
 }
 
-/// Makes the environment if it is not there.
-fn ensure(root: &Path) -> Result<()> {
-    let wanted = std::fs::read_to_string(root.join(REQUIREMENTS)).context(REQUIREMENTS)?;
+/// Makes the environment if it is not there; its Python.
+///
+/// # Errors
+/// No Python with pip and venv, or packages that cannot be fetched.
+pub fn ensure(root: &Path) -> Result<PathBuf> {
+    let read = |file: &str| std::fs::read_to_string(root.join(file)).context(file.to_owned());
+    let wanted = REQUIREMENTS.iter().map(|file| read(file));
+    let wanted = wanted.collect::<Result<String>>()?;
     let folder = root.join(FOLDER);
-    let stamp = folder.join(STAMP);
+    let (stamp, own) = (folder.join(STAMP), folder.join("bin/python"));
     if std::fs::read_to_string(&stamp).is_ok_and(|has| has == wanted) {
-        return Ok(());
+        return Ok(own);
     }
     println!("fetching the clients");
     let python = find_python()?;
     run_step(Command::new(python).args(["-m", "venv"]).arg(&folder))
         .context("making a virtual environment (on Debian it needs the package python3-venv)")?;
-    let mut pip = Command::new(folder.join("bin/python"));
-    pip.args(["-m", "pip", "install", "--quiet", "-r"]);
-    run_step(pip.arg(root.join(REQUIREMENTS)))?;
-    std::fs::write(&stamp, wanted).with_context(|| stamp.display().to_string())
+    let mut pip = Command::new(&own);
+    pip.args(["-m", "pip", "install", "--quiet"]);
+    for file in REQUIREMENTS {
+        pip.arg("-r").arg(root.join(file));
+    }
+    run_step(&mut pip)?;
+    std::fs::write(&stamp, wanted).with_context(|| stamp.display().to_string())?;
+    Ok(own)
 }
 
 #[cfg(test)]
@@ -58,8 +70,10 @@ mod tests {
 
     #[test]
     fn every_package_is_pinned() {
-        let text = std::fs::read_to_string(crate::host::root().join(REQUIREMENTS)).unwrap();
-        assert!(text.contains("tritonclient=="));
-        assert!(text.lines().all(|line| line.contains("==")), "{text}");
+        for (file, package) in REQUIREMENTS.iter().zip(["tritonclient==", "selenium=="]) {
+            let text = std::fs::read_to_string(crate::host::root().join(file)).unwrap();
+            assert!(text.contains(package));
+            assert!(text.lines().all(|line| line.contains("==")), "{text}");
+        }
     }
 }

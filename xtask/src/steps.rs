@@ -74,6 +74,11 @@ const STEPS: &[Step] = &[
         run: crate::protocol::run,
     },
     Step {
+        name: "dashboard",
+        about: "the page of the serving front end, in a browser",
+        run: crate::dashboard::run,
+    },
+    Step {
         name: "doctests",
         about: "examples in the documentation",
         run: |root| cargo(root, &["test", "--workspace", "--doc"]),

@@ -78,6 +78,7 @@ fn options(args: &ServeArgs, switches: Arc<Switches>) -> Result<Options, BadInpu
         drain: Duration::from_secs_f64(args.drain_secs),
         security: security(args)?,
         switches,
+        dashboard: !args.no_dashboard,
     })
 }
 

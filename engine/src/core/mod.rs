@@ -292,6 +292,26 @@ impl Core {
             .unwrap_or_else(|| panic!("{ticket} is not in flight on {lane}"))
     }
 
+    /// Launches in flight, each with when it was issued.
+    pub fn running(&self) -> impl Iterator<Item = (&Launch, Time)> {
+        let flights = self.state.lanes.iter().flat_map(|l| &l.flights);
+        flights.map(|f| (&f.launch, f.issued))
+    }
+
+    /// Requests of a model in the batch table or ending, and the arrival of the one that has waited
+    /// longest.
+    pub fn load_of(&self, model: ModelId) -> (u32, Option<Time>) {
+        let oldest = self.state.queues[model.index()].front();
+        let oldest = oldest.map(|k| self.state.requests[k as usize].request.arrival);
+        (self.state.in_flight[model.index()], oldest)
+    }
+
+    /// Changes [`CoreConfig::reasons`] and [`CoreConfig::notes`] from the next decision on.
+    pub fn tell(&mut self, reasons: bool, notes: bool) {
+        self.state.config.reasons = reasons;
+        self.state.config.notes = notes;
+    }
+
     /// What it was configured with.
     pub fn config(&self) -> &CoreConfig {
         &self.state.config

@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 
 use lazybatch_graph::{OutputId, Tensor};
 use lazybatch_kernels::{Device, OpenRequest, Plan};
-use lazybatch_sla::{Account, Launch, ModelId, Nanos, Outcome, RequestId, Slot, Ticket, Time};
+use lazybatch_sla::{
+    Account, Histogram, Launch, ModelId, Nanos, Outcome, RequestId, Slot, Ticket, Time,
+};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use tokio::sync::{mpsc, oneshot};
@@ -27,6 +29,8 @@ use crate::core::{Action, Core, Counters, Event, Request};
 use crate::embed::{
     Admitted, Answer, BuildError, Draft, ModelStats, Permits, RequestError, Served, Step,
 };
+use crate::explain::OnRequest;
+use crate::watch::{Look, Tape};
 
 /// A clock that starts at zero when the engine is built.
 #[derive(Clone, Copy, Debug)]
@@ -75,6 +79,8 @@ pub(crate) struct Submission {
     pub memory: Permits,
     /// Set at admission.
     pub admitted: Admitted,
+    /// Its client wants to know why it took its time.
+    pub explain: bool,
 }
 
 impl Reply {
@@ -91,6 +97,8 @@ impl Reply {
 pub(crate) enum Command {
     Submit(Box<Submission>),
     Cancel(RequestId),
+    /// Tell what is being done.
+    Look(oneshot::Sender<Arc<Look>>),
     /// Take in a model, and say so.
     Load(Box<Draft>, Sender<Result<Arc<Served>, BuildError>>),
     /// Let a model go when its last request has ended.
@@ -102,7 +110,7 @@ pub(crate) enum Command {
 }
 
 /// Running figures of an engine.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Stats {
     /// Counts of the core.
     pub counters: Counters,
@@ -110,9 +118,79 @@ pub struct Stats {
     pub models: Vec<Counters>,
     /// Outcomes and latencies, by model.
     pub accounts: Vec<Account>,
-    /// Nanoseconds of decisions with two or more legal actions, if they are timed.
+    /// By model, how many samples node executions had.
+    pub batches: Vec<Histogram>,
+    /// By model, what it has to do just now.
+    pub loads: Vec<Load>,
+    /// Nanoseconds of decisions with two or more legal actions, each kept, if they are timed.
     pub decision_ns: Vec<u64>,
+    /// The same as counts, if they are measured.
+    pub decisions: Histogram,
 }
+
+impl Default for Stats {
+    fn default() -> Self {
+        Self {
+            counters: Counters::default(),
+            models: Vec::new(),
+            accounts: Vec::new(),
+            batches: Vec::new(),
+            loads: Vec::new(),
+            decision_ns: Vec::new(),
+            decisions: Histogram::new(&DECISION_BOUNDS),
+        }
+    }
+}
+
+impl Stats {
+    /// Those of `num` models that have done nothing.
+    pub(crate) fn of_models(num: usize) -> Self {
+        let mut stats = Self::default();
+        (0..num).for_each(|m| stats.begin(m));
+        stats
+    }
+
+    /// A model begins under the id `m`.
+    fn begin(&mut self, m: usize) {
+        let num = self.accounts.len().max(m + 1);
+        self.accounts.resize(num, Account::default());
+        self.models.resize(num, Counters::default());
+        self.batches.resize(num, Histogram::new(&BATCH_BOUNDS));
+        self.loads.resize(num, Load::default());
+        self.accounts[m] = Account::default();
+        self.models[m] = Counters::default();
+        self.batches[m] = Histogram::new(&BATCH_BOUNDS);
+        self.loads[m] = Load::default();
+    }
+}
+
+/// What a model has to do, as its driver last saw it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Requests in the batch table or ending.
+    pub in_flight: u32,
+    /// Arrival of the request that has waited longest.
+    pub oldest: Option<Time>,
+}
+
+/// Bounds of samples of a node execution.
+const BATCH_BOUNDS: [u64; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
+/// Bounds of a decision's nanoseconds.
+const DECISION_BOUNDS: [u64; 13] = [
+    500,
+    1_000,
+    2_000,
+    5_000,
+    10_000,
+    20_000,
+    50_000,
+    100_000,
+    200_000,
+    500_000,
+    1_000_000,
+    10_000_000,
+    100_000_000,
+];
 
 /// Prepared executions of a model, by block, segment and bucket, each with its bucket.
 pub(crate) type Plans = Vec<Vec<Vec<(u32, Plan)>>>;
@@ -134,6 +212,11 @@ pub(crate) struct Driver {
     pub observer: Box<dyn Observer + Send>,
     pub stats: Arc<Mutex<Stats>>,
     pub time_decisions: bool,
+    pub measure_decisions: bool,
+    /// Explains requests that ask for it.
+    pub on_request: Option<OnRequest>,
+    /// Told to those who watch.
+    pub tape: Arc<Tape>,
     pub state: DriverState,
 }
 
@@ -153,6 +236,10 @@ pub(crate) struct DriverState {
     empty_turns: u32,
     planner: Planner,
     sequences: Sequences,
+    /// Launches since figures were told: model, node executions, samples.
+    launched: Vec<(ModelId, u64, u64)>,
+    /// Who wants to know what is being done.
+    looks: Vec<oneshot::Sender<Arc<Look>>>,
 }
 
 impl Driver {
@@ -171,8 +258,9 @@ impl Driver {
             if self.core.next_wakeup().is_some_and(|t| t <= now) {
                 self.event(now, Event::Wake);
             }
-            self.act(now);
-            self.publish();
+            if !self.act(now) {
+                self.publish(now);
+            }
             if self.state.draining && self.state.open.is_empty() {
                 return;
             }
@@ -218,6 +306,7 @@ impl Driver {
     /// Takes in all commands that have come, but none behind a load: that took a while, and what
     /// came meanwhile came later than `now`. False when told to stop.
     fn take_commands(&mut self, now: Time) -> bool {
+        self.models.take_in();
         loop {
             let command = match self.state.received.take() {
                 Some(command) => command,
@@ -241,6 +330,7 @@ impl Driver {
         match command {
             Command::Submit(submission) => self.submit(now, *submission),
             Command::Cancel(id) => self.event(now, Event::Cancel(id)),
+            Command::Look(tx) => self.state.looks.push(tx),
             Command::Load(draft, reply) => {
                 let loaded = self.load(now, *draft);
                 // Whoever asked may have gone; nobody then uses the model.
@@ -262,12 +352,7 @@ impl Driver {
         let (served, attach) = self.models.load(self.device.as_mut(), draft)?;
         {
             let mut stats = self.stats.lock().expect("no holder panics");
-            let m = served.id.index();
-            let num = stats.accounts.len().max(m + 1);
-            stats.accounts.resize(num, Account::default());
-            stats.models.resize(num, Counters::default());
-            stats.accounts[m] = Account::default();
-            stats.models[m] = Counters::default();
+            stats.begin(served.id.index());
         }
         self.event(now, Event::Attach(Box::new(attach)));
         Ok(served)
@@ -284,6 +369,7 @@ impl Driver {
         let last = ModelStats {
             counters: self.core.counters_by_model()[m],
             account: stats.accounts[m].clone(),
+            batches: stats.batches[m].clone(),
         };
         drop(served.gone.set(last));
     }
@@ -320,27 +406,42 @@ impl Driver {
             ended: None,
             sent: vec![0; num_outputs],
         };
+        if let Some(explains) = self.on_request.as_mut().filter(|_| open.submission.explain) {
+            explains.begin(id, &mut self.core);
+        }
         self.state.open.insert(id, open);
         self.event(now, Event::Arrive(request));
     }
 
-    fn act(&mut self, now: Time) {
-        if self.time_decisions && self.core.wants_decision() {
+    /// Decides and does what follows; whether figures were told.
+    fn act(&mut self, now: Time) -> bool {
+        let timed = self.time_decisions || self.measure_decisions;
+        if timed && self.core.wants_decision() {
             let start = self.clock.now();
             let choice = self.core.decide(now);
             let took = self.clock.now().since(start).0;
             if choice {
-                self.stats
-                    .lock()
-                    .expect("no holder panics")
-                    .decision_ns
-                    .push(took);
+                let mut stats = self.stats.lock().expect("no holder panics");
+                if self.time_decisions {
+                    stats.decision_ns.push(took);
+                }
+                if self.measure_decisions {
+                    stats.decisions.record(took);
+                }
             }
         }
+        let mut is_told = false;
         while let Some(action) = self.core.poll_action(now) {
             if let Action::Launch { ticket, lane } = action {
                 let launch = self.core.launch(lane, ticket);
                 self.observer.on_launch(now, launch);
+                let nodes = u64::from(launch.end_node - launch.first_node);
+                let samples = u64::from(launch.num_samples());
+                self.state.launched.push((launch.model, nodes, samples));
+                // Where the device runs in place, nothing is heard until the launch is over.
+                self.publish(now);
+                is_told = true;
+                let launch = self.core.launch(lane, ticket);
                 if let Err(cause) = issue(
                     self.device.as_mut(),
                     self.models.plans(),
@@ -379,6 +480,7 @@ impl Driver {
                 Action::Note(_) | Action::Launch { .. } => {}
             }
         }
+        is_told
     }
 
     fn open(&mut self, id: RequestId, slot: Slot) {
@@ -455,6 +557,9 @@ impl Driver {
     fn answer(&mut self, id: RequestId, outputs: Vec<Option<Tensor>>) {
         let open = self.state.open.remove(&id).expect("answered once");
         self.state.streaming.retain(|&s| s != id);
+        if let Some(explains) = self.on_request.as_mut().filter(|_| open.submission.explain) {
+            explains.end(id, &mut self.core);
+        }
         let (finish, outcome, first_launch, cause) = open.ended.expect("it has ended");
         let Request { arrival, model, .. } = open.submission.request;
         let result = if outcome.is_completed() {
@@ -516,10 +621,27 @@ impl Driver {
         }
     }
 
-    fn publish(&mut self) {
+    /// Tells figures, and whoever looks what is being done.
+    fn publish(&mut self, now: Time) {
         let mut stats = self.stats.lock().expect("no holder panics");
         stats.counters = self.core.counters();
         stats.models.copy_from_slice(self.core.counters_by_model());
+        for (m, load) in stats.loads.iter_mut().enumerate() {
+            let (in_flight, oldest) = self.core.load_of(ModelId(m as u32));
+            *load = Load { in_flight, oldest };
+        }
+        for (model, nodes, samples) in self.state.launched.drain(..) {
+            stats.batches[model.index()].record_many(samples, nodes);
+        }
+        drop(stats);
+        if !self.state.looks.is_empty() || self.tape.wants_look(now) {
+            let look = Arc::new(Look::of(&self.core, now));
+            self.tape.show(look.clone());
+            for tx in self.state.looks.drain(..) {
+                // Who asked may have gone.
+                drop(tx.send(look.clone()));
+            }
+        }
     }
 
     /// Blocks until a command comes or there is something to do; false when told to stop.

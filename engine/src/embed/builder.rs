@@ -5,19 +5,21 @@ use std::sync::{Arc, Mutex, RwLock, mpsc};
 
 use lazybatch_graph::SharedProgram;
 use lazybatch_kernels::Device;
-use lazybatch_sla::{Account, Class, ModelId};
+use lazybatch_sla::{Class, ModelId};
 
 use super::memory::Limit;
 use super::model::{Classes, Draft, Maker, ModelOptions};
 use super::submit::Bounded;
 use super::{BuildError, Engine, Shared};
-use crate::core::{Core, CoreConfig, Counters, ModelSpec};
+use crate::core::{Core, CoreConfig, ModelSpec};
 use crate::driver::Observer;
 use crate::driver::models::Models;
 use crate::driver::sequences::SequenceOptions;
 use crate::driver::threaded::{Clock, Command, Driver, DriverState, Stats};
-use crate::explain::Explainer;
+use crate::explain::{Explainer, OnRequest};
 use crate::policy;
+use crate::timeline::Names;
+use crate::watch::{Recorder, Tape};
 
 /// See [`Engine::builder`].
 pub struct Builder {
@@ -30,6 +32,8 @@ pub struct Builder {
     depth: u32,
     notes: bool,
     explained: usize,
+    on_request: bool,
+    measure_decisions: bool,
     time_decisions: bool,
     sequences: SequenceOptions,
     observer: Box<dyn Observer + Send>,
@@ -47,6 +51,8 @@ impl Default for Builder {
             depth: 1,
             notes: false,
             explained: 0,
+            on_request: false,
+            measure_decisions: false,
             time_decisions: false,
             sequences: SequenceOptions::default(),
             observer: Box::new(()),
@@ -134,6 +140,16 @@ impl Builder {
     #[must_use]
     pub fn explain(mut self, num: usize) -> Self {
         self.explained = num;
+        self.on_request = false;
+        self
+    }
+
+    /// As [`Builder::explain`], but only for requests with [`super::Options::explain`]; decisions
+    /// cost more only while one of them is open.
+    #[must_use]
+    pub fn explain_on_request(mut self, num: usize) -> Self {
+        self.explained = num;
+        self.on_request = num > 0;
         self
     }
 
@@ -151,6 +167,13 @@ impl Builder {
         self
     }
 
+    /// Times every decision with a real choice into the counts of [`Stats::decisions`].
+    #[must_use]
+    pub fn measure_decisions(mut self, on: bool) -> Self {
+        self.measure_decisions = on;
+        self
+    }
+
     /// The core's configuration, as [`Builder::build`] will use it with `num_lanes` lanes, but for
     /// what the device bounds.
     ///
@@ -164,13 +187,14 @@ impl Builder {
     }
 
     fn config(&self, models: Vec<ModelSpec>, num_lanes: u32) -> CoreConfig {
+        let explains_all = self.explained > 0 && !self.on_request;
         CoreConfig {
             models,
             classes: self.classes.clone(),
             lane_depths: vec![self.depth; num_lanes as usize],
             max_queue: usize::MAX,
-            notes: self.notes || self.explained > 0,
-            reasons: self.explained > 0,
+            notes: self.notes || explains_all,
+            reasons: explains_all,
         }
     }
 
@@ -208,21 +232,25 @@ impl Builder {
             classes: maker.classes.all().to_vec(),
             ..self.config(specs, info.num_lanes)
         };
-        let stats = Arc::new(Mutex::new(Stats {
-            accounts: vec![Account::default(); num],
-            models: vec![Counters::default(); num],
-            ..Stats::default()
-        }));
+        let stats = Arc::new(Mutex::new(Stats::of_models(num)));
         let (tx, rx) = mpsc::channel::<Command>();
         let clock = Clock::start();
         let explainer = Explainer::new(self.explained);
         let explainer = (self.explained > 0).then(|| Arc::new(Mutex::new(explainer)));
+        let tape = Arc::new(Tape::new(Names::new(&config)));
+        let observer = (self.observer, Recorder(tape.clone()));
+        let mut on_request = None;
         let observer: Box<dyn Observer + Send> = match &explainer {
-            Some(explainer) => Box::new((self.observer, explainer.clone())),
-            None => self.observer,
+            Some(explainer) if self.on_request => {
+                let one = OnRequest::new(explainer.clone(), self.notes);
+                on_request = Some(one.clone());
+                Box::new((observer, one))
+            }
+            Some(explainer) => Box::new((observer, explainer.clone())),
+            None => Box::new(observer),
         };
-        let time_decisions = self.time_decisions;
-        let driver_stats = stats.clone();
+        let (time_decisions, measure_decisions) = (self.time_decisions, self.measure_decisions);
+        let (driver_stats, driver_tape) = (stats.clone(), tape.clone());
         let models = served.clone();
         let thread = std::thread::Builder::new()
             .name("lazybatch-driver".into())
@@ -236,6 +264,9 @@ impl Builder {
                     observer,
                     stats: driver_stats,
                     time_decisions,
+                    measure_decisions,
+                    on_request,
+                    tape: driver_tape,
                     state: DriverState::default(),
                 }
                 .run();
@@ -252,6 +283,7 @@ impl Builder {
             needs_output_len,
             is_virtual: info.is_virtual,
             explainer,
+            tape,
         };
         Ok(Engine {
             shared: Arc::new(shared),

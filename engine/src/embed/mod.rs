@@ -12,7 +12,7 @@ mod model;
 mod submit;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, mpsc};
 
 use lazybatch_graph::{SharedProgram, Tensor};
 use lazybatch_kernels::RequestMemory;
@@ -23,13 +23,14 @@ pub use builder::Builder;
 pub(crate) use handle::Admitted;
 pub use handle::{Handle, StepStream};
 pub(crate) use model::{Draft, Maker, Served};
-pub use model::{ModelHandle, ModelOptions, ModelStats};
+pub use model::{Figures, ModelHandle, ModelOptions, ModelStats};
 use submit::Bounded;
 pub(crate) use submit::Permits;
 
 pub use crate::driver::sequences::SequenceOptions;
 use crate::driver::threaded::{Clock, Command, Stats};
 use crate::explain::{Explainer, Explanation};
+use crate::watch::{Monitor, Tape};
 
 /// Why an engine cannot be built.
 #[derive(Debug, thiserror::Error)]
@@ -180,6 +181,8 @@ pub struct Options {
     pub arrival: Option<Time>,
     /// True output length, for `oracle` and for simulated devices.
     pub known_output_len: Option<u32>,
+    /// Keep why it took its time, in an engine with [`Builder::explain_on_request`].
+    pub explain: bool,
 }
 
 /// A completed request.
@@ -226,9 +229,15 @@ pub(crate) struct Shared {
     pub needs_output_len: bool,
     pub is_virtual: bool,
     pub explainer: Option<Arc<Mutex<Explainer>>>,
+    pub tape: Arc<Tape>,
 }
 
 impl Shared {
+    /// Running figures.
+    pub fn stats(&self) -> MutexGuard<'_, Stats> {
+        self.stats.lock().expect("no holder panics")
+    }
+
     fn explain(&self, id: RequestId) -> Option<Explanation> {
         let explainer = self.explainer.as_ref()?;
         explainer.lock().expect("no holder panics").explain(id)
@@ -308,7 +317,12 @@ impl Engine {
 
     /// Running figures.
     pub fn stats(&self) -> Stats {
-        self.shared.stats.lock().expect("no holder panics").clone()
+        self.shared.stats().clone()
+    }
+
+    /// What looks at it while it runs.
+    pub fn monitor(&self) -> Monitor {
+        Monitor::new(self.shared.clone())
     }
 
     /// The most that a request of that length and samples holds from its start to its end; `None` for
@@ -324,7 +338,7 @@ impl Engine {
     }
 
     /// Why a request takes or took its time. `None` for one that is not known, or no longer, and
-    /// without [`Builder::explain`].
+    /// without [`Builder::explain`] or [`Builder::explain_on_request`].
     pub fn explain(&self, id: RequestId) -> Option<Explanation> {
         self.shared.explain(id)
     }

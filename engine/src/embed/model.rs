@@ -1,12 +1,13 @@
 //! A model of an engine: how it is made on a device, and what its requests are held against.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use lazybatch_graph::{Program, Repeat, SharedProgram, Tensor};
 use lazybatch_kernels::{Device, RequestMemory};
 use lazybatch_sla::profile::{FORMAT, ModelProfile, RepeatRule};
-use lazybatch_sla::{Account, Class, ClassId, ModelId, Nanos, Profile, RequestId, Time};
+use lazybatch_sla::{Account, Class, ClassId, Histogram, ModelId, Nanos, Profile, RequestId, Time};
 
 use super::memory::{Bound, Limit};
 use super::submit::Bounded;
@@ -55,17 +56,36 @@ pub(crate) struct Served {
     /// Its classes; the one for requests that name none first.
     pub classes: Vec<(Class, ClassId)>,
     pub sequences: SequenceOptions,
+    /// The earliest arrival, in nanoseconds, among requests that its driver has not taken in.
+    pub unseen: AtomicU64,
     /// What it counted, once it has gone.
     pub gone: OnceLock<ModelStats>,
 }
 
 /// Running figures of a model.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct ModelStats {
     /// Counts of the core; decisions are those that launched it.
     pub counters: Counters,
     /// Outcomes and latencies.
     pub account: Account,
+    /// How many samples node executions had.
+    pub batches: Histogram,
+}
+
+/// Those running figures of a model that cost little to tell.
+#[derive(Clone, Debug)]
+pub struct Figures {
+    /// As [`ModelStats::counters`].
+    pub counters: Counters,
+    /// As [`ModelStats::batches`].
+    pub batches: Histogram,
+    /// Requests in the batch table or ending.
+    pub in_flight: u32,
+    /// Requests that wait for their turn; 0 without [`ModelOptions::max_queue`].
+    pub waiting: usize,
+    /// For how long the one of them that came first has.
+    pub oldest: Option<Nanos>,
 }
 
 /// A model described, checked against its program.
@@ -144,6 +164,7 @@ impl Maker {
             queue: options.max_queue.map(Bounded::new),
             classes: self.classes.take(&options.classes),
             sequences: options.sequences.unwrap_or(self.sequences),
+            unseen: AtomicU64::new(u64::MAX),
             gone: OnceLock::new(),
         };
         Ok((served, plans, spec))
@@ -298,8 +319,37 @@ impl ModelHandle {
         }
         let m = self.served.id.index();
         ModelStats {
-            counters: stats.models.get(m).copied().unwrap_or_default(),
-            account: stats.accounts.get(m).cloned().unwrap_or_default(),
+            counters: stats.models[m],
+            account: stats.accounts[m].clone(),
+            batches: stats.batches[m].clone(),
+        }
+    }
+
+    /// Those of its running figures that cost little to tell.
+    pub fn figures(&self) -> Figures {
+        let queue = self.served.queue.as_ref();
+        let waiting = queue.map_or(0, Bounded::num_taken);
+        let now = self.now();
+        let stats = self.shared.stats.lock().expect("no holder panics");
+        if let Some(gone) = self.served.gone.get() {
+            return Figures {
+                counters: gone.counters,
+                batches: gone.batches.clone(),
+                in_flight: 0,
+                waiting,
+                oldest: None,
+            };
+        }
+        let m = self.served.id.index();
+        let load = stats.loads[m];
+        let unseen = self.served.unseen.load(Ordering::Relaxed);
+        let oldest = load.oldest.unwrap_or(Time::MAX).min(Time(unseen));
+        Figures {
+            counters: stats.models[m],
+            batches: stats.batches[m].clone(),
+            in_flight: load.in_flight,
+            waiting,
+            oldest: (waiting > 0 && oldest < Time::MAX).then(|| now.since(oldest)),
         }
     }
 }

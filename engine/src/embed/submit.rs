@@ -33,6 +33,12 @@ impl Bounded {
         }
     }
 
+    /// How many of them are taken.
+    pub fn num_taken(&self) -> usize {
+        let room = self.most.min(Semaphore::MAX_PERMITS);
+        room.saturating_sub(self.room.available_permits())
+    }
+
     async fn place(&self) -> Result<OwnedSemaphorePermit, RequestError> {
         let place = self.room.clone().acquire_owned().await;
         place.map_err(|_| RequestError::Closed)
@@ -254,7 +260,10 @@ impl Shared {
             queue: room.queue,
             memory: room.memory,
             admitted: admitted.clone(),
+            explain: options.explain,
         };
+        let arrival = submission.request.arrival.0;
+        served.unseen.fetch_min(arrival, Ordering::Relaxed);
         self.commands
             .send(Command::Submit(Box::new(submission)))
             .map_err(|_| RequestError::Closed)?;

@@ -13,6 +13,7 @@ use tonic::{Status, Streaming};
 
 use crate::dtype::{self, DataType};
 use crate::error::{Error, Result};
+use crate::explained;
 use crate::http::{region, wanted};
 use crate::infer::{self, Answer, Input, Item, Param, Params, Request, Wanted};
 use crate::model::Served;
@@ -397,11 +398,18 @@ fn write(served: &Served, answer: Answer) -> ModelInferResponse {
             contents: None,
         });
     }
+    let explanation = answer.explanation.map(|why| {
+        let parameter_choice = Some(ParameterChoice::StringParam(why));
+        (
+            explained::TELLS.to_owned(),
+            InferParameter { parameter_choice },
+        )
+    });
     ModelInferResponse {
         model_name: served.name.clone(),
         model_version: served.version.to_string(),
         id: answer.id,
-        parameters: HashMap::new(),
+        parameters: explanation.into_iter().collect(),
         outputs,
         raw_output_contents,
     }

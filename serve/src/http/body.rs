@@ -1,5 +1,6 @@
 //! Bodies of inference requests and answers: JSON, with the bytes of tensors behind it.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use axum::body::Body;
@@ -14,6 +15,7 @@ use serde_json::Value as Json;
 use crate::config::TEXT_INPUT;
 use crate::dtype::{self, DataType};
 use crate::error::{Error, Result};
+use crate::explained;
 use crate::infer::{Answer, Input, Output, Param, Params, Request, Wanted};
 use crate::model::Served;
 use crate::shm::Regions;
@@ -404,6 +406,8 @@ struct AnswerBody<'a> {
     model_name: &'a str,
     model_version: String,
     outputs: Vec<AnsweredOutput<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parameters: Option<BTreeMap<&'static str, &'a str>>,
 }
 
 #[derive(serde::Serialize)]
@@ -498,6 +502,10 @@ pub fn write(served: &Served, binary: bool, answer: &Answer) -> Result<Response>
         model_name: &served.name,
         model_version: served.version.to_string(),
         outputs: answer.outputs.iter().map(output).collect::<Result<_>>()?,
+        parameters: answer
+            .explanation
+            .as_deref()
+            .map(|why| BTreeMap::from([(explained::TELLS, why)])),
     };
     let behind = || answer.outputs.iter().filter(|o| goes_behind(o));
     let size: usize = behind().map(|o| o.data.len()).sum();

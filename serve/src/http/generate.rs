@@ -17,6 +17,7 @@ use super::{App, Target, params};
 use crate::config::{TEXT_INPUT, TEXT_OUTPUT};
 use crate::dtype::{self, DataType};
 use crate::error::{Error, Result};
+use crate::explained;
 use crate::infer::{self, Input, Item, Output, Request, Stepwise, Wanted};
 use crate::model::Served;
 
@@ -101,7 +102,11 @@ pub async fn whole(
     let request = read(&served, &body)?;
     let answer = infer::start(&served, request)?.finish().await?;
     let text = answer.outputs.first().map(text).unwrap_or_default();
-    Ok(Json(told(&served, &answer.id, &text)))
+    let mut told = told(&served, &answer.id, &text);
+    if let Some(why) = answer.explanation {
+        told[explained::TELLS] = why.into();
+    }
+    Ok(Json(told))
 }
 
 /// A text as it grows.

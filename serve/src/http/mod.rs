@@ -4,6 +4,7 @@ mod body;
 mod front;
 mod generate;
 mod manage;
+mod watch;
 
 use std::sync::Arc;
 
@@ -19,6 +20,7 @@ use tower_http::compression::CompressionLayer;
 use tower_http::decompression::RequestDecompressionLayer;
 
 use crate::config;
+use crate::dashboard;
 use crate::error::{Error, Result};
 use crate::infer::start;
 use crate::model::Served;
@@ -45,8 +47,8 @@ impl Target {
     }
 }
 
-/// All paths; bodies are at most `max_body` bytes, unpacked.
-pub fn router(state: Arc<State>, max_body: usize) -> Router {
+/// All paths; bodies are at most `max_body` bytes, unpacked. The page at `/` is there if `has_page`.
+pub fn router(state: Arc<State>, max_body: usize, has_page: bool) -> Router {
     let model = Router::new()
         .route("/", get(metadata))
         .route("/ready", get(model_ready))
@@ -72,7 +74,13 @@ pub fn router(state: Arc<State>, max_body: usize) -> Router {
             get(manage::trace).post(manage::set_trace),
         )
         .route("/v2/logging", get(manage::log).post(manage::set_log))
+        .route("/lazybatch/trace", get(watch::trace))
+        .route("/lazybatch/explain", get(watch::explain))
         .merge(manage::shared_memory());
+    let root = match has_page {
+        true => root.merge(dashboard::router()),
+        false => root,
+    };
     root.fallback(nowhere)
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(max_body))

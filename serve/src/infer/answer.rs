@@ -37,6 +37,7 @@ pub fn gather(served: &Served, request: &Request, calls: &[Vec<Tensor>]) -> Resu
     Ok(Answer {
         id: request.id.clone(),
         outputs,
+        explanation: None,
     })
 }
 
@@ -48,6 +49,7 @@ pub fn rows(served: &Served, request: &Request, at: usize, rows: &Tensor) -> Ans
     Answer {
         id: request.id.clone(),
         outputs: own.map(|w| numbers(served, w, at, &[rows])).collect(),
+        explanation: None,
     }
 }
 

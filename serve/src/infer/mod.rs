@@ -170,4 +170,6 @@ pub struct Answer {
     pub id: String,
     /// Its outputs.
     pub outputs: Vec<Output>,
+    /// Why it took its time, if the request asks for that.
+    pub explanation: Option<String>,
 }

@@ -51,7 +51,7 @@ impl Pending {
         let stats = &self.served.stats;
         let took = self.served.engine().now().since(self.start);
         match error {
-            None => stats.succeeded(took),
+            None => stats.succeeded(&self.class, took),
             Some(error) => stats.failed(&self.class, error, took),
         }
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use lazybatch_engine::{Answer as Ended, Handle, Options, RequestError, Step, StepStream};
 use lazybatch_graph::Tensor;
-use lazybatch_sla::{Nanos, Time};
+use lazybatch_sla::{Nanos, RequestId, Time};
 use tokio::time::{Instant, timeout_at};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -20,6 +20,7 @@ use crate::config::TEXT_INPUT;
 use crate::config::controls::repeated;
 use crate::dtype::{self, DataType};
 use crate::error::{Error, Result};
+use crate::explained;
 use crate::model::Served;
 
 /// A request made ready for the engine.
@@ -49,6 +50,8 @@ pub struct Running {
     samples: usize,
     /// Until when its turn has to come.
     deadline: Option<Instant>,
+    /// Requests of the engine, if they are to be explained.
+    explained: Option<Vec<RequestId>>,
     pending: Pending,
 }
 
@@ -60,6 +63,7 @@ pub fn start(served: &Arc<Served>, request: Request) -> Result<Running> {
     let mut pending = Pending::new(served, class_of(&request));
     match submit(served, &request, pending.start()) {
         Ok(submitted) => Ok(Running {
+            explained: submitted.explained,
             request,
             handles: submitted.handles,
             seen: submitted.seen,
@@ -127,6 +131,7 @@ struct Submitted {
     seen: Seen,
     samples: usize,
     deadline: Option<Instant>,
+    explained: Option<Vec<RequestId>>,
 }
 
 fn submit(served: &Served, request: &Request, came: Time) -> Result<Submitted> {
@@ -134,12 +139,14 @@ fn submit(served: &Served, request: &Request, came: Time) -> Result<Submitted> {
     let engine = served.engine();
     let seen = Seen::of(served, request, &prepared.options);
     let (samples, deadline) = (prepared.samples, prepared.deadline());
+    let explain = prepared.options.explain;
     if matches!(seen, Seen::Hit(..)) {
         return Ok(Submitted {
             handles: Vec::new(),
             seen,
             samples,
             deadline,
+            explained: explain.then(Vec::new),
         });
     }
     served.stats.compute_input.add(engine.now().since(came));
@@ -147,12 +154,14 @@ fn submit(served: &Served, request: &Request, came: Time) -> Result<Submitted> {
         let options = prepared.options.clone();
         engine.try_submit(inputs, options)
     });
-    let handles = handles.collect::<std::result::Result<_, RequestError>>()?;
+    let handles: Vec<Handle> = handles.collect::<std::result::Result<_, RequestError>>()?;
+    let explained = explain.then(|| handles.iter().map(Handle::id).collect());
     Ok(Submitted {
         handles,
         seen,
         samples,
         deadline,
+        explained,
     })
 }
 
@@ -162,8 +171,15 @@ impl Running {
     /// # Errors
     /// Why there is none.
     pub async fn finish(mut self) -> Result<Answer> {
-        let result = self.gathered().await;
+        let mut result = self.gathered().await;
         self.pending.end(result.as_ref().err());
+        if let Some(requests) = &self.explained {
+            let served = self.pending.served();
+            let why = served.explained.tell(served, &self.request.id, requests);
+            if let Ok(answer) = &mut result {
+                answer.explanation = Some(why);
+            }
+        }
         result.map_err(|e| in_request(&self.request.id, e))
     }
 
@@ -240,6 +256,9 @@ pub struct Stepwise {
     steps: StepStream,
     /// Until when its turn has to come.
     deadline: Option<Instant>,
+    /// Whether nothing of the answer has come.
+    is_silent: bool,
+    explain: bool,
     pending: Pending,
 }
 
@@ -264,6 +283,8 @@ pub fn stream(served: &Arc<Served>, request: Request) -> Result<Stepwise> {
     let mut pending = Pending::new(served, class_of(&request));
     match begin(served, &request) {
         Ok((steps, deadline)) => Ok(Stepwise {
+            is_silent: true,
+            explain: request.params.flag(explained::ASKS).unwrap_or(false),
             request,
             steps,
             deadline,
@@ -302,7 +323,14 @@ impl Stepwise {
             None => self.steps.next().await,
         };
         let served = self.pending.served();
-        let result = match step? {
+        let step = step?;
+        if step.is_ok() && std::mem::take(&mut self.is_silent) {
+            let now = served.engine().now();
+            served
+                .stats
+                .responded_first(now.since(self.pending.start()));
+        }
+        let mut result = match step {
             Ok(Step::Rows { output, rows }) => {
                 return Some(Ok(Item::Rows { output, rows }));
             }
@@ -313,6 +341,14 @@ impl Stepwise {
             Err(error) => Err(error.into()),
         };
         self.pending.end(result.as_ref().err());
+        if self.explain {
+            let served = self.pending.served();
+            let requests = [self.steps.id()];
+            let why = served.explained.tell(served, &self.request.id, &requests);
+            if let Ok(answer) = &mut result {
+                answer.explanation = Some(why);
+            }
+        }
         let result = result.map_err(|e| in_request(&self.request.id, e));
         Some(result.map(Item::End))
     }
@@ -394,6 +430,7 @@ fn options(served: &Served, request: &Request) -> Result<(Options, u64)> {
         sequence_start: params.flag("sequence_start")?,
         sequence_end: params.flag("sequence_end")?,
         max_steps: steps.or(settings.max_steps),
+        explain: params.flag(explained::ASKS)?,
         ..Options::default()
     };
     Ok((options, timeout_us))

@@ -15,9 +15,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::SystemTime;
 
+use lazybatch_engine::Monitor;
+
 use crate::cache::Cache;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::explained::Explained;
 use crate::host::Host;
 use crate::model::{Served, Shared, empty_engine};
 use crate::proto::model_version_policy::PolicyChoice;
@@ -96,6 +99,7 @@ impl Repository {
             shared: Shared {
                 engine,
                 cache: Arc::new(Cache::new(cache_bytes)),
+                explained: Arc::default(),
             },
             root: root.to_owned(),
             host,
@@ -363,6 +367,19 @@ impl Repository {
         let versions = models.get(name).into_iter().flat_map(|e| &e.versions);
         let ready = versions.filter(|(_, s)| matches!(s, State::Ready(_)));
         ready.map(|(v, _)| *v).collect()
+    }
+
+    /// All engines, each with its name ([`Served::engine_name`]).
+    pub fn engines(&self) -> Vec<(String, Monitor)> {
+        let shared = ("shared".to_owned(), self.shared.engine.monitor());
+        let served = self.served().into_iter();
+        let own = served.filter_map(|s| Some((s.engine_name(), s.own_monitor()?)));
+        [shared].into_iter().chain(own).collect()
+    }
+
+    /// Why the last requests that asked for it took their time.
+    pub fn explained(&self) -> &Explained {
+        &self.shared.explained
     }
 
     /// Everything that is ready.

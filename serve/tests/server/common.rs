@@ -193,6 +193,7 @@ pub async fn start(set: impl FnOnce(&mut Options)) -> Running {
         drain: Duration::from_secs(60),
         security: Security::default(),
         switches: Arc::default(),
+        dashboard: true,
     };
     set(&mut options);
     let gate = Gate::default();

@@ -6,6 +6,7 @@ mod hostile;
 mod models;
 mod security;
 mod tls;
+mod watch;
 
 use common::{add, call, is_sum, start, until};
 use tokio::io::AsyncWriteExt;

@@ -1,0 +1,151 @@
+//! What a running engine tells of itself: figures, traces, explanations on request.
+
+#![allow(clippy::unwrap_used, reason = "a test says by panicking")]
+
+use lazybatch_engine::core::Event;
+use lazybatch_engine::timeline::{ChromeTrace, document};
+use lazybatch_engine::watch::Seen;
+use lazybatch_engine::{Engine, ModelHandle, ModelOptions, Options};
+use lazybatch_graph::{Bin, DType, Program, ProgramBuilder, Repeat, Tensor};
+use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
+
+/// `y = x + x + x`, in two nodes.
+fn program() -> Program {
+    let mut b = ProgramBuilder::new("triple");
+    let x = b.input("x", DType::F32, &[4]);
+    let y = b.output("y", DType::F32, &[4]);
+    b.begin_block("net", Repeat::Once);
+    let x = b.read_input("x.read", x);
+    let two = b.binary("two", Bin::Add, x, x);
+    let three = b.binary("three", Bin::Add, two, x);
+    b.emit("y.emit", y, three);
+    b.finish().unwrap()
+}
+
+fn engine() -> Engine {
+    let device = CpuDevice::new(CpuOptions {
+        threads: 1,
+        ..CpuOptions::default()
+    });
+    let builder = Engine::builder().device(device).measure_decisions(true);
+    builder.explain_on_request(16).build().unwrap()
+}
+
+fn load(engine: &Engine, name: &str) -> ModelHandle {
+    let options = ModelOptions {
+        max_queue: Some(100),
+        ..ModelOptions::default()
+    };
+    engine.load(name, program(), options).unwrap()
+}
+
+fn call(model: &ModelHandle, samples: usize, explain: bool) -> lazybatch_sla::RequestId {
+    let x = Tensor::from_f32(&[samples, 4], &vec![1.0; samples * 4]);
+    let options = Options {
+        explain,
+        ..Options::default()
+    };
+    let handle = model.try_submit(vec![x], options).unwrap();
+    let id = handle.id();
+    assert_eq!(handle.wait().unwrap().outputs[0].to_f32()[0], 3.0);
+    id
+}
+
+/// Figures are told a moment behind answers.
+fn until(holds: impl Fn() -> bool) {
+    while !holds() {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn batches_are_counted_by_node_and_begin_anew_with_a_model() {
+    let engine = engine();
+    let model = load(&engine, "a");
+    for samples in [1, 3, 3, 64] {
+        call(&model, samples, false);
+    }
+    until(|| model.figures().counters.finished == 4);
+    let figures = model.figures();
+    let nodes = figures.counters.launches / 4;
+    assert_eq!(figures.batches.count(), figures.counters.launches);
+    assert_eq!(figures.batches.sum(), figures.counters.batched);
+    assert_eq!(figures.batches.sum(), nodes * (1 + 3 + 3 + 64));
+    let at_most: Vec<_> = figures.batches.at_most().map(|(_, n)| n / nodes).collect();
+    assert_eq!(at_most, [1, 1, 3, 3, 3, 3, 4, 4, 4]);
+    assert_eq!(
+        (figures.in_flight, figures.waiting, figures.oldest),
+        (0, 0, None)
+    );
+    drop(model);
+    let again = load(&engine, "a");
+    assert_eq!(again.figures().batches.count(), 0);
+    engine.drain_blocking();
+    assert_eq!(
+        again.figures().batches.count(),
+        0,
+        "an engine that is gone still tells"
+    );
+}
+
+#[test]
+fn a_watch_sees_what_passes_while_it_watches() {
+    let engine = engine();
+    let model = load(&engine, "a");
+    call(&model, 1, false);
+    let monitor = engine.monitor();
+    assert_eq!(monitor.num_watchers(), 0);
+    let mut watch = monitor.watch();
+    assert!(watch.take().seen.is_empty(), "nothing was kept before");
+    let second = load(&engine, "b <i>");
+    call(&second, 2, false);
+    until(|| second.figures().counters.finished == 1);
+    let passed = watch.take();
+    let is = |seen: &Seen, event: fn(&Event) -> bool| matches!(seen, Seen::Event(e) if event(e));
+    let arrivals = passed
+        .seen
+        .iter()
+        .filter(|e| is(&e.1, |e| matches!(e, Event::Arrive(_))));
+    assert_eq!(arrivals.count(), 1);
+    let mut trace = ChromeTrace::of(passed.names.clone(), 0);
+    trace.name("one");
+    passed.replay(&mut trace);
+    let text = document(trace.into_events());
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let events = json["traceEvents"].as_array().unwrap();
+    let phase = |p: &str| events.iter().filter(|e| e["ph"] == p).count();
+    assert_eq!((phase("M"), phase("b"), phase("e")), (2, 1, 1));
+    let launches: Vec<_> = events.iter().filter(|e| e["ph"] == "X").collect();
+    assert!(!launches.is_empty());
+    for launch in launches {
+        assert_eq!(launch["args"]["model"], "b <i>");
+        assert!(launch["name"].as_str().unwrap().starts_with("net."));
+        assert!(launch["dur"].as_f64().unwrap() > 0.0);
+    }
+    assert_eq!(monitor.num_watchers(), 1);
+    drop(watch);
+    assert_eq!(monitor.num_watchers(), 0);
+    let looked = monitor.look().blocking_recv().unwrap();
+    assert!(looked.table.is_empty() && looked.running.is_empty());
+    engine.drain_blocking();
+    assert!(monitor.look().blocking_recv().is_err(), "it is gone");
+}
+
+#[test]
+fn only_requests_that_ask_for_it_are_explained() {
+    let engine = engine();
+    let model = load(&engine, "a");
+    let silent = call(&model, 1, false);
+    let asked = call(&model, 1, true);
+    let after = call(&model, 1, false);
+    assert_eq!(engine.explain(silent), None);
+    assert_eq!(engine.explain(after), None);
+    let why = engine.explain(asked).unwrap();
+    assert!(why.launches > 0 && why.ended.is_some(), "{why}");
+    assert!(why.to_string().ends_with("met"), "{why}");
+    // The last ones are kept.
+    let later: Vec<_> = (0..16).map(|_| call(&model, 1, true)).collect();
+    assert_eq!(engine.explain(asked), None);
+    assert!(later.iter().all(|&id| engine.explain(id).is_some()));
+    engine.drain_blocking();
+}

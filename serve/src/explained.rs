@@ -1,0 +1,70 @@
+//! Why requests took their time: accounts of the last ones that asked for it.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
+
+use lazybatch_sla::RequestId;
+use serde::Serialize;
+
+use crate::model::Served;
+
+/// Parameter of a request that asks for an account.
+pub const ASKS: &str = "explain";
+/// Parameter of its answer.
+pub const TELLS: &str = "lazybatch_explanation";
+/// Accounts that are kept, and requests that an engine remembers.
+pub const KEPT: usize = 256;
+
+/// An account of a request.
+#[derive(Clone, Debug, Serialize)]
+pub struct Account {
+    /// Its model.
+    pub model: String,
+    /// The model's version.
+    pub version: u64,
+    /// The client's name for it.
+    pub id: String,
+    /// What it waited for, a line for each request of the engine that it became.
+    pub explanation: String,
+}
+
+/// The last accounts.
+#[derive(Debug, Default)]
+pub struct Explained {
+    kept: Mutex<VecDeque<Account>>,
+}
+
+impl Explained {
+    /// Puts together why `requests` of the engine took their time, keeps it, and tells it.
+    pub fn tell(&self, served: &Served, id: &str, requests: &[RequestId]) -> String {
+        let lines = requests.iter().map(|&one| {
+            let known = served.engine().explain(one);
+            known.map_or_else(
+                || format!("{one} is not known: too many asked at once"),
+                |e| e.to_string(),
+            )
+        });
+        let explanation = match requests {
+            [] => "it did not reach the engine".to_owned(),
+            _ => lines.collect::<Vec<_>>().join("\n"),
+        };
+        let account = Account {
+            model: served.name.clone(),
+            version: served.version,
+            id: id.to_owned(),
+            explanation: explanation.clone(),
+        };
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() == KEPT {
+            kept.pop_front();
+        }
+        kept.push_back(account);
+        explanation
+    }
+
+    /// At most `num` of them, the last one first.
+    pub fn last(&self, num: usize) -> Vec<Account> {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.iter().rev().take(num).cloned().collect()
+    }
+}
