@@ -39,9 +39,9 @@ def free_port():
 
 
 class Server:
-    def __init__(self, binary, folder, port):
+    def __init__(self, binary, folder, port, *options):
         command = [binary, "serve", "--models", str(folder), "--http-port", str(port), "--grpc-port", "0",
-                   "--metrics-port", "0", "--threads", "1", "--no-measure"]
+                   "--metrics-port", "0", "--threads", "1", "--no-measure", *options]
         self.port = port
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         if not any(line.strip() == "ready" for line in self.process.stdout):
@@ -266,8 +266,7 @@ def the_timeline_has_a_table_for_the_keyboard(world):
         add(world.server, "add")
     page.script("document.querySelector('#slices-details summary').focus()")
     page.press(Keys.ENTER)
-    page.until(lambda: page.count("#slices tr") > 0, "launches in the table")
-    assert "add" in page.text("#slices")
+    page.until(lambda: "add" in page.text("#slices"), "launches in the table")
     page.press(Keys.ENTER)
     page.until(lambda: not page.script("return document.getElementById('slices-details').open"), "closed")
 
@@ -357,6 +356,34 @@ def it_goes_on_when_the_server_does(world):
     for message in page.severe():
         assert "/lazybatch/events" in message, message
     assert all(url.startswith(page.url) for url in page.requested())
+
+
+@check
+def a_token_is_asked_for(world):
+    page, port = world.page, free_port()
+    with tempfile.NamedTemporaryFile("w") as tokens:
+        tokens.write("viewer:right-token\n")
+        tokens.flush()
+        server = Server(world.binary, world.models, port, "--token-file", tokens.name)
+        try:
+            page.driver.get(f"http://127.0.0.1:{port}/")
+            page.until(lambda: page.text("#status") == "needs a token", "it asks")
+            assert page.script("return document.activeElement.id") == "token"
+            page.press("tp")
+            assert page.text("#theme-name") == "system", "keys are typed"
+            page.press(Keys.ENTER)
+            page.until(lambda: "does not know" in page.text("#ask-why"), "a wrong one is told")
+            world.picture("token")
+            page.press("right-token")
+            page.press(Keys.ENTER)
+            page.is_live()
+            assert page.script("return document.getElementById('ask').hidden")
+            page.driver.refresh()
+            page.is_live()
+            for message in page.severe():
+                assert "401" in message and "/lazybatch/events" in message, message
+        finally:
+            server.end()
 
 
 class World:

@@ -9,6 +9,7 @@ const COLOURS = 8;
 
 const page = {
   events: null,
+  token: null,
   retry: 0,
   paused: false,
   lastFrame: 0,
@@ -347,18 +348,73 @@ function status(state, text) {
   if (at.textContent !== text) at.textContent = text;
 }
 
-function connect() {
+// Not by EventSource, which cannot say who asks.
+async function connect() {
   clearTimeout(page.retry);
-  if (page.events) page.events.close();
-  const events = new EventSource("lazybatch/events");
+  page.events?.abort();
+  const events = new AbortController();
   page.events = events;
-  events.onmessage = (event) => show(JSON.parse(event.data));
-  events.onerror = () => {
-    events.close();
-    if (page.events !== events) return;
-    status("lost", "connection lost, trying again");
-    page.retry = setTimeout(connect, 1000);
-  };
+  try {
+    const headers = page.token ? { authorization: `Bearer ${page.token}` } : {};
+    const answer = await fetch("lazybatch/events", { headers, signal: events.signal });
+    if (answer.status === 401) return ask();
+    if (answer.ok) await frames(answer.body);
+  } catch {
+    // The server has gone, or nobody looks any more.
+  }
+  if (page.events !== events) return;
+  status("lost", "connection lost, trying again");
+  page.retry = setTimeout(connect, 1000);
+}
+
+// Shows every frame of a stream of events, until it ends.
+async function frames(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const events = (rest + value).split("\n\n");
+    rest = events.pop();
+    for (const event of events) {
+      const lines = event.split("\n").filter((line) => line.startsWith("data: "));
+      if (lines.length > 0) show(JSON.parse(lines.map((line) => line.slice(6)).join("\n")));
+    }
+  }
+}
+
+function ask() {
+  status("lost", "needs a token");
+  $("ask-why").textContent = page.token ? "The server does not know this token." : "";
+  $("ask").hidden = false;
+  $("token").focus();
+}
+
+function answer(event) {
+  event.preventDefault();
+  page.token = $("token").value.trim();
+  keep(sessionStorage, "lazybatch-token", page.token);
+  $("token").value = "";
+  $("ask").hidden = true;
+  status("connecting", "connecting");
+  connect();
+}
+
+// Not everybody lets pages keep things.
+function keep(storage, name, value) {
+  try {
+    storage.setItem(name, value);
+  } catch {
+    // Then it holds until the page is left.
+  }
+}
+
+function kept(storage, name) {
+  try {
+    return storage.getItem(name);
+  } catch {
+    return null;
+  }
 }
 
 function pause() {
@@ -373,7 +429,7 @@ function pause() {
   // Nobody looks, so the server makes no frames.
   const events = page.events;
   page.events = null;
-  if (events) events.close();
+  events?.abort();
   status("paused", "paused");
 }
 
@@ -389,29 +445,23 @@ function theme(name) {
 function nextTheme() {
   const at = THEMES.indexOf($("theme-name").textContent);
   const name = THEMES[(at + 1) % THEMES.length];
-  try {
-    localStorage.setItem("lazybatch-theme", name);
-  } catch {
-    // It then lasts as long as the page.
-  }
+  keep(localStorage, "lazybatch-theme", name);
   theme(name);
 }
 
 $("pause").addEventListener("click", pause);
 $("theme").addEventListener("click", nextTheme);
+$("ask").addEventListener("submit", answer);
 $("slices-details").addEventListener("toggle", slices);
 addEventListener("resize", timeline);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", timeline);
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.repeat) return;
+  if (event.target.matches?.("input")) return;
   if (event.key === "p" || event.key === "P") pause();
   if (event.key === "t" || event.key === "T") nextTheme();
 });
-let kept = null;
-try {
-  kept = localStorage.getItem("lazybatch-theme");
-} catch {
-  // Not everybody lets pages keep things.
-}
-theme(THEMES.includes(kept) ? kept : "system");
+const chosen = kept(localStorage, "lazybatch-theme");
+theme(THEMES.includes(chosen) ? chosen : "system");
+page.token = kept(sessionStorage, "lazybatch-token");
 connect();

@@ -55,7 +55,11 @@ pub enum Port {
 }
 
 /// Paths that are answered to everybody: whether the server lives and is ready.
-const FREE: [&str; 6] = [
+const FREE: [&str; 9] = [
+    // The page itself says nothing of the server; what it shows is asked for with the token.
+    "/",
+    "/lazybatch/page.js",
+    "/lazybatch/page.css",
     "/v2/health/live",
     "/v2/health/ready",
     "/inference.GRPCInferenceService/ServerLive",
