@@ -48,6 +48,7 @@ def main():
     import http_checks  # noqa: F401  (adds its checks)
     import grpc_checks  # noqa: F401
     import asyncio_checks  # noqa: F401
+    import ensemble_checks  # noqa: F401
     import last_checks  # noqa: F401
 
     failed, start = [], time.monotonic()

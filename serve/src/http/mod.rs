@@ -25,7 +25,7 @@ use crate::proto;
 use crate::state::{EXTENSIONS, SERVER_NAME, State};
 
 pub use body::{params, region, wanted};
-pub use manage::load_model;
+pub use manage::{load_model, unload_model};
 
 type App = Shared<Arc<State>>;
 
