@@ -44,16 +44,16 @@ struct Stage {
     outputs: Vec<(&'static str, Kind)>,
 }
 
+/// Tensors by inputs or outputs.
+type Map = BTreeMap<String, String>;
+/// A step: name, program, what it reads, what it makes.
+type Placed = (String, Program, Map, Map);
+
 /// An ensemble.
 struct Ensemble {
     inputs: Vec<String>,
     outputs: Vec<String>,
-    steps: Vec<(
-        String,
-        Program,
-        BTreeMap<String, String>,
-        BTreeMap<String, String>,
-    )>,
+    steps: Vec<Placed>,
 }
 
 impl Ensemble {
@@ -349,7 +349,7 @@ fn random(rng: &mut impl Rng) -> Ensemble {
         pool.extend([("rows".into(), Kind::Rows(4)), ("ids".into(), Kind::Ids(7))]);
     }
     let given: Vec<String> = pool.iter().map(|(name, _)| name.clone()).collect();
-    let mut steps: Vec<(String, Program, BTreeMap<_, _>, BTreeMap<_, _>)> = Vec::new();
+    let mut steps: Vec<Placed> = Vec::new();
     let num = rng.random_range(2..7);
     while steps.len() < num {
         // Newer tensors are likelier, so that there are chains.

@@ -361,8 +361,8 @@ fn per_position(program: &Program, output: usize) -> Result<(), String> {
 /// A number below which all elements of a whole output lie.
 fn ids_below(program: &Program, output: usize) -> Option<usize> {
     let emits = emits(program, output);
-    let bounds = emits.iter().map(|(_, n)| value_below(program, n, 8));
-    bounds.fold(Some(0), |most, b| Some(most?.max(b?)))
+    let mut bounds = emits.iter().map(|(_, n)| value_below(program, n, 8));
+    bounds.try_fold(0, |most, b| Some(most.max(b?)))
 }
 
 /// The same of a node's first operand; `depth` bounds how far is looked.
