@@ -1,3 +1,5 @@
+//! Joined programs: their blocks and nodes, and wiring that is refused.
+
 use std::collections::BTreeMap;
 
 use super::{Step, join};
