@@ -67,6 +67,18 @@ pub enum Error {
         /// What is wrong, each with what was expected and what is there.
         problems: Vec<String>,
     },
+    /// Programs cannot be joined as they are wired.
+    #[error("ensemble {ensemble}: {place}: expected {expected}, got {got}")]
+    Join {
+        /// Name of the whole.
+        ensemble: String,
+        /// The step or tensor.
+        place: String,
+        /// What would be right.
+        expected: String,
+        /// What is there.
+        got: String,
+    },
     /// A weight file cannot be read.
     #[error("weight file {path}: {what}")]
     File {

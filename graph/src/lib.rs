@@ -7,8 +7,8 @@
 //! Entry points: [`ProgramBuilder`] makes programs and [`WeightFile`] fills their weights,
 //! [`Manifest`] builds models from published weight files,
 //! [`verify()`] checks them, [`optimize`] fuses nodes, [`Liveness`] and [`cost`] say what a merge
-//! copies and what a node costs, [`Segments`] groups nodes for launching, and [`dump()`] prints it
-//! all:
+//! copies and what a node costs, [`Segments`] groups nodes for launching, [`join()`] makes one
+//! program of several, and [`dump()`] prints it all:
 //!
 //! ```
 //! use lazybatch_graph::{Act, DType, ProgramBuilder, Repeat, dump};
@@ -42,6 +42,7 @@ pub mod error;
 pub mod folder;
 pub mod ids;
 pub mod infer;
+pub mod join;
 pub mod liveness;
 pub mod manifest;
 mod mmap;
@@ -63,6 +64,7 @@ pub use dtype::DType;
 pub use dump::dump;
 pub use error::Error;
 pub use ids::{BlockId, InputId, NodeId, OutputId, StateId, ValueId, WeightId};
+pub use join::{Step, join};
 pub use liveness::{Boundary, Liveness};
 pub use manifest::Manifest;
 pub use op::{Act, At, Bin, CustomOp, Heads, Op, Pool, Window};

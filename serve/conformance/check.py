@@ -51,6 +51,7 @@ def main():
     import grpc_checks  # noqa: F401
     import asyncio_checks  # noqa: F401
     import security_checks  # noqa: F401
+    import ensemble_checks  # noqa: F401
     import last_checks  # noqa: F401
 
     failed, start = [], time.monotonic()

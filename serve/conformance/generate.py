@@ -82,7 +82,33 @@ def cell():
     )
 
 
+def pool():
+    """Four features a step through a GRU of 8, and 16 features of the mean over all steps."""
+    rng = np.random.default_rng(8)
+    weight = lambda *dims: (rng.uniform(-1, 1, dims) / np.sqrt(dims[-1])).astype(np.float32)
+    node = helper.make_node
+    save(
+        "pool",
+        [
+            node("Transpose", ["rows"], ["steps"], perm=[1, 0, 2]),
+            node("GRU", ["steps", "w", "r", "b"], ["states", ""], hidden_size=8,
+                 linear_before_reset=1),
+            node("Squeeze", ["states", "axis"], ["squeezed"]),
+            node("Transpose", ["squeezed"], ["samples"], perm=[1, 0, 2]),
+            node("ReduceMean", ["samples"], ["mean"], axes=[1], keepdims=0),
+            node("MatMul", ["mean", "fc"], ["products"]),
+            node("Tanh", ["products"], ["features"]),
+        ],
+        [("rows", F32, ["batch", "len", 4])],
+        [("features", F32, ["batch", 16])],
+        [
+            ("w", weight(1, 24, 4)), ("r", weight(1, 24, 8)), ("b", weight(1, 48)),
+            ("axis", np.array([1], np.int64)), ("fc", weight(8, 16)),
+        ],
+    )
+
+
 if __name__ == "__main__":
     os.makedirs(HERE, exist_ok=True)
-    for write in (add, add_int, accumulate, cell):
+    for write in (add, add_int, accumulate, cell, pool):
         write()

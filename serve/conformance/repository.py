@@ -54,6 +54,81 @@ sequence_batching {
 }
 """
 
+def tensors(kind, **named):
+    """Inputs or outputs of a configuration, all of FP32."""
+    one = lambda name, dims: f'{{ name: "{name}" data_type: TYPE_FP32 dims: {dims} }}'
+    return f"{kind} [ {', '.join(one(*item) for item in named.items())} ]\n"
+
+
+def step(model, inputs, outputs):
+    """A step of an ensemble: tensors by the model's inputs and outputs."""
+    maps = lambda kind, named: " ".join(
+        f'{kind} {{ key: "{key}" value: "{value}" }}' for key, value in named.items())
+    return (f'{{ model_name: "{model}" model_version: -1 {maps("input_map", inputs)} '
+            f'{maps("output_map", outputs)} }}')
+
+
+def ensemble(*steps, inputs, outputs):
+    """The configuration of an ensemble."""
+    return ('platform: "ensemble"\nmax_batch_size: 8\n' + tensors("input", **inputs)
+            + tensors("output", **outputs)
+            + f"ensemble_scheduling {{ step [ {', '.join(steps)} ] }}\n")
+
+
+# Its steps do not stand in the order in which they run.
+SCORER = ensemble(
+    step("add", {"INPUT0": "features", "INPUT1": "OFFSET"}, {"OUTPUT0": "SUM", "OUTPUT1": "REST"}),
+    step("lstm", {"x": "FRAMES"}, {"scores": "SCORES"}),
+    step("pool", {"rows": "SCORES"}, {"features": "features"}),
+    inputs={"FRAMES": [-1, 16], "OFFSET": [16]},
+    outputs={"SUM": [16], "REST": [16], "SCORES": [-1, 4]},
+)
+
+# Ensembles that cannot be loaded, with what is told of each.
+WRONG = {
+    "wrong_shape": (ensemble(
+        step("lstm", {"x": "FRAMES"}, {"scores": "SCORES"}),
+        step("add", {"INPUT0": "SCORES", "INPUT1": "OFFSET"}, {"OUTPUT0": "SUM"}),
+        inputs={"FRAMES": [-1, 16], "OFFSET": [16]}, outputs={"SUM": [16]}),
+        "step add: input INPUT0: tensor SCORES: expected f32[16], got f32[len, 4] output scores of "
+        "step lstm"),
+    "wrong_type": (ensemble(
+        step("add", {"INPUT0": "A", "INPUT1": "A"}, {"OUTPUT0": "B"}),
+        step("add_int", {"INPUT0": "B", "INPUT1": "B"}, {"OUTPUT0": "SUM"}),
+        inputs={"A": [16]}, outputs={"SUM": [16]}),
+        "step 1, model add_int: input INPUT0: tensor B: data_type: expected FP32, as step 0, model "
+        "add: output OUTPUT0: tensor B, got INT64"),
+    "wrong_model": (ensemble(
+        step("nobody", {"INPUT0": "A"}, {"OUTPUT0": "SUM"}),
+        inputs={"A": [16]}, outputs={"SUM": [16]}),
+        "step 0, model nobody: no folder of that name in the model repository"),
+    "wrong_map": (ensemble(
+        step("add", {"INPUT0": "A"}, {"OUTPUT0": "SUM"}),
+        inputs={"A": [16]}, outputs={"SUM": [16]}),
+        "step add: input INPUT1: expected a tensor for it, got none"),
+    "wrong_sequences": (ensemble(
+        step("accumulate", {"INPUT": "A"}, {"TOTAL": "SUM"}),
+        inputs={"A": [1]}, outputs={"SUM": [1]}),
+        "step 0, model accumulate: expected a model without sequences"),
+}
+
+# One step that decodes; its tokens come as they are made.
+SPOKEN = """
+platform: "ensemble"
+max_batch_size: 8
+input { name: "LETTERS" data_type: TYPE_INT32 dims: [ -1 ] }
+output { name: "TOKENS" data_type: TYPE_INT32 dims: [ -1 ] }
+model_transaction_policy { decoupled: true }
+ensemble_scheduling { step { model_name: "speller" model_version: 1
+  input_map { key: "letters" value: "LETTERS" } output_map { key: "tokens" value: "TOKENS" } } }
+"""
+
+SPARED = ensemble(
+    step("spare", {"INPUT0": "A", "INPUT1": "B"}, {"OUTPUT0": "C"}),
+    step("spare", {"INPUT0": "C", "INPUT1": "B"}, {"OUTPUT0": "SUM"}),
+    inputs={"A": [16], "B": [16]}, outputs={"SUM": [16]},
+)
+
 STORY = """
 format = "lazybatch-model/1"
 name = "story"
@@ -149,7 +224,13 @@ def write(root):
     version(root, "speller_steps", 1, *speller,
             config="model_transaction_policy { decoupled: true }")
     story(version(root, "story", 1))
+    version(root, "pool", 1, onnx("pool"))
+    version(root, "scorer", 1, config=SCORER)
+    version(root, "spoken", 1, config=SPOKEN)
     served = sorted(p.name for p in root.iterdir())
     version(root, "spare", 1, onnx("add"))
+    version(root, "spared", 1, config=SPARED)
+    for name, (config, _) in WRONG.items():
+        version(root, name, 1, config=config)
     version(root, "broken", 1, onnx("add"), config='input [\n  { name: "INPUT0" colour: 3 }\n]\n')
     return served

@@ -12,15 +12,13 @@ use lazybatch_sla::Profile;
 use serde_json::{Value as Json, json};
 
 use crate::cache::Cache;
-use crate::config::controls::initial_states;
-use crate::config::{Config, Known, Settings, complete};
+use crate::config::{Known, Settings};
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
 use crate::explained::{self, Explained};
 use crate::host::{Host, Text};
-use crate::proto::model_config::SchedulingChoice;
 use crate::proto::{self, ModelConfig};
-use crate::repository::load;
+use crate::repository::version::Version;
 use crate::stats::Stats;
 use crate::warmup;
 
@@ -82,55 +80,23 @@ pub struct Served {
 }
 
 impl Served {
-    /// Reads version `version` of a model, whose folder is `folder`, and starts it.
+    /// Starts version `number` of a model, whose folder is `folder`.
     ///
     /// # Errors
-    /// Whatever is wrong with the configuration or the model's file.
+    /// Whatever the engine refuses, and what the configuration asks for in vain.
     pub fn start(
         host: &dyn Host,
         shared: &Shared,
         folder: &Path,
-        config: Config,
-        version: u64,
+        number: u64,
+        version: Version,
     ) -> Result<Self> {
-        let (settings, unknown) = Settings::of(&config)?;
-        let mut proto = config.proto;
-        let name = proto.name.clone();
-        for field in config.ignored.iter().chain(&unknown) {
+        let (proto, settings) = (version.config, version.settings);
+        let (name, program) = (proto.name.clone(), version.program);
+        for field in &version.ignored {
             tracing::warn!(model = name, field, "ignored: not honoured by this server");
         }
-        let dir = folder.join(version.to_string());
         let cached = is_cached(&proto, &settings)?;
-        let mut import = settings.import.clone();
-        import.name = Some(name.clone());
-        let loaded = load::load(&dir, &proto.default_model_filename, &import)?;
-        let text = host.text(&loaded.program, &loaded.text_folder);
-        let text = text.map_err(|e| Error::Invalid(format!("model {name}: {e}")))?;
-        let mut known = loaded.known();
-        let nothing = [lazybatch_graph::Tensor::from_i32(&[0], &[])];
-        known.reads_text = text.is_some();
-        known.writes_text = text
-            .as_ref()
-            .is_some_and(|t| matches!(t.answer(&nothing), Ok(Some(_))));
-        for control in &settings.controls {
-            control.fit(&name, &mut known)?;
-        }
-        let initial = match &proto.scheduling_choice {
-            Some(SchedulingChoice::SequenceBatching(b)) => initial_states(b, &known, folder),
-            _ => Ok(None),
-        };
-        let initial = initial.map_err(|e| Error::Invalid(format!("model {name}: {e}")))?;
-        let batched = complete(&mut proto, &known)?;
-        if proto.platform.is_empty() && proto.backend.is_empty() {
-            proto.platform = loaded.platform.into();
-        }
-        let platform = match proto.platform.as_str() {
-            "" => loaded.platform.to_owned(),
-            stated => stated.to_owned(),
-        };
-        let mut program = loaded.program;
-        program.name.clone_from(&name);
-        let program = Arc::new(program);
         let max_samples = u32::try_from(proto.max_batch_size).unwrap_or(0);
         let max_samples = if max_samples > 0 {
             max_samples
@@ -161,17 +127,17 @@ impl Served {
         let served = Self {
             labels: labels(folder, &proto)?,
             name,
-            version,
+            version: number,
             config: proto,
             settings,
-            platform,
-            known,
-            initial,
-            batched,
+            platform: version.platform,
+            known: version.known,
+            initial: version.initial,
+            batched: version.batched,
             max_samples: max_samples as usize,
             chunk: chunk as usize,
             program,
-            text,
+            text: version.text,
             stats: Stats::default(),
             cache: cached.then(|| shared.cache.clone()),
             explained: shared.explained.clone(),

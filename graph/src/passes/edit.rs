@@ -121,7 +121,7 @@ pub(super) fn replace_uses(program: &mut Program, old: ValueId, new: ValueId) {
 }
 
 /// The states that an op names.
-pub(super) fn states_of(op: &mut Op) -> SmallVec<[&mut StateId; 2]> {
+pub(crate) fn states_of(op: &mut Op) -> SmallVec<[&mut StateId; 2]> {
     match op {
         Op::StateAttention { keys, values, .. } | Op::AdditiveAttention { keys, values } => {
             SmallVec::from([keys, values])

@@ -17,6 +17,8 @@ mod fuse_linear;
 mod fuse_norm;
 mod project_ahead;
 
+pub(crate) use edit::states_of;
+
 use crate::error::Error;
 use crate::program::Program;
 use crate::verify::verify;

@@ -53,6 +53,7 @@ const HONOURED: &[&str] = &[
     "sequence_batching.control_input.*",
     "sequence_batching.direct",
     "sequence_batching.oldest.max_candidate_sequences",
+    "ensemble_scheduling.step.*",
     "model_transaction_policy.decoupled",
     "model_warmup.*",
     "response_cache.enable",

@@ -167,11 +167,8 @@ impl Settings {
                 sequences = Some(options);
                 controls = Control::all(batching)?;
             }
-            Some(SchedulingChoice::EnsembleScheduling(_)) => {
-                let message = "ensemble_scheduling: this server runs no ensembles";
-                return Err(Error::Unsupported(message.into()));
-            }
-            None => {}
+            // Its steps are the repository's matter.
+            Some(SchedulingChoice::EnsembleScheduling(_)) | None => {}
         }
         if let Some(stated) = number(text("max_queue"), "max_queue")? {
             max_queue = stated;

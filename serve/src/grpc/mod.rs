@@ -11,7 +11,7 @@ use serde_json::Value as Json;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::error::Error;
-use crate::http::load_model;
+use crate::http::{load_model, unload_model};
 use crate::proto::grpc_inference_service_server::GrpcInferenceService;
 use crate::proto::*;
 use crate::state::{EXTENSIONS, SERVER_NAME, State};
@@ -198,10 +198,20 @@ impl GrpcInferenceService for Service {
         &self,
         call: Request<RepositoryModelUnloadRequest>,
     ) -> Answered<RepositoryModelUnloadResponse> {
+        use model_repository_parameter::ParameterChoice;
         self.state.repository.check_explicit("load / unload")?;
-        self.state
-            .repository
-            .unload(&call.into_inner().model_name)?;
+        let call = call.into_inner();
+        let dependents = match call.parameters.get("unload_dependents") {
+            None => false,
+            Some(p) => match &p.parameter_choice {
+                Some(ParameterChoice::BoolParam(dependents)) => *dependents,
+                other => {
+                    let what = "parameter 'unload_dependents'";
+                    return Err(Error::expected(what, "true or false", format!("{other:?}")).into());
+                }
+            },
+        };
+        unload_model(&self.state, call.model_name, dependents).await?;
         Ok(Response::new(RepositoryModelUnloadResponse {}))
     }
 

@@ -84,9 +84,29 @@ pub async fn load(Shared(state): App, Path(target): Path<Target>, body: Bytes) -
     load_model(&state, target.model, config).await
 }
 
-pub async fn unload(Shared(state): App, Path(target): Path<Target>) -> Result<()> {
+pub async fn unload(Shared(state): App, Path(target): Path<Target>, body: Bytes) -> Result<()> {
     state.repository.check_explicit("load / unload")?;
-    state.repository.unload(&target.model)
+    let body = object(&body)?;
+    let dependents = body
+        .get("parameters")
+        .and_then(|p| p.get("unload_dependents"));
+    let dependents = match dependents {
+        None => false,
+        Some(Value::Bool(dependents)) => *dependents,
+        Some(other) => {
+            let what = "parameter 'unload_dependents'";
+            return Err(Error::expected(what, "true or false", other));
+        }
+    };
+    unload_model(&state, target.model, dependents).await
+}
+
+/// Unloads a model on a thread that may wait for loads.
+pub async fn unload_model(state: &Arc<State>, model: String, dependents: bool) -> Result<()> {
+    let state = state.clone();
+    let done = tokio::task::spawn_blocking(move || state.repository.unload(&model, dependents));
+    done.await
+        .unwrap_or_else(|e| Err(Error::Internal(e.to_string())))
 }
 
 pub async fn trace(Shared(state): App) -> Json<Value> {

@@ -29,7 +29,7 @@ use crate::state::{EXTENSIONS, SERVER_NAME, State};
 
 pub use body::{params, region, wanted};
 pub use front::Front;
-pub use manage::load_model;
+pub use manage::{load_model, unload_model};
 
 type App = Shared<Arc<State>>;
 

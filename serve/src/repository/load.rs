@@ -56,12 +56,7 @@ pub fn load(dir: &Path, file: &str, options: &import::Options) -> Result<Loaded>
         ));
     };
     let invalid = |e: &dyn std::error::Error| Error::Invalid(e.to_string());
-    let mut loaded = Loaded {
-        program: Program::default(),
-        platform: "lazybatch_program",
-        text_folder: dir.to_owned(),
-        types: BTreeMap::new(),
-    };
+    let mut loaded = Loaded::new(Program::default(), "lazybatch_program", dir);
     match path.extension().and_then(|e| e.to_str()) {
         Some("json") => loaded.program = folder::load(dir).map_err(|e| invalid(&e))?,
         Some("toml") if manifest::is_manifest(&path) => {
@@ -100,6 +95,16 @@ fn types(path: &Path) -> Result<BTreeMap<String, DataType>> {
 }
 
 impl Loaded {
+    /// A program that is no file's; `folder` is that of its version.
+    pub fn new(program: Program, platform: &'static str, folder: &Path) -> Self {
+        Self {
+            program,
+            platform,
+            text_folder: folder.to_owned(),
+            types: BTreeMap::new(),
+        }
+    }
+
     /// What is known of its inputs and outputs.
     pub fn known(&self) -> Known {
         let program = &self.program;

@@ -4,13 +4,18 @@
 //! unless one asks for an engine of its own. A load replaces versions one at a time: requests that an
 //! old one has taken end on it, and it goes when the last of them has.
 //!
+//! An ensemble is made of other models' programs, and of the files in which those lie: a change of
+//! one of them is a change of the ensemble.
+//!
 //! Invariants:
 //! 1. A model that is served stays so while another load of it runs, and if that load fails.
 //! 2. Loads and unloads run one after another.
 
+pub(crate) mod ensemble;
 pub(crate) mod load;
+pub(crate) mod version;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::SystemTime;
@@ -24,6 +29,8 @@ use crate::explained::Explained;
 use crate::host::Host;
 use crate::model::{Served, Shared, empty_engine};
 use crate::proto::model_version_policy::PolicyChoice;
+use ensemble::Part;
+use version::Version;
 
 /// Name of a model's configuration.
 const CONFIG_FILE: &str = "config.pbtxt";
@@ -65,7 +72,19 @@ type Fingerprint = BTreeMap<PathBuf, (u64, Option<SystemTime>)>;
 #[derive(Default)]
 struct Entry {
     versions: BTreeMap<u64, State>,
+    /// Of its own files and those of its steps, when they were last looked at.
     fingerprint: Fingerprint,
+    /// Of those that what is served came from; `None` if a client brought the configuration.
+    source: Option<Fingerprint>,
+    /// Models that it is made of, theirs among them; none but for ensembles.
+    steps: BTreeSet<String>,
+}
+
+impl Entry {
+    fn is_ready(&self) -> bool {
+        let mut states = self.versions.values();
+        states.any(|s| matches!(s, State::Ready(_)))
+    }
 }
 
 /// The models of a folder.
@@ -118,6 +137,7 @@ impl Repository {
             Control::None | Control::Poll => self.folders(),
             Control::Explicit(names) => names.clone(),
         };
+        let names = self.in_order(names);
         let failed = names.iter().filter_map(|n| self.load(n, None).err());
         let failed: Vec<_> = failed.map(|e| e.to_string()).collect();
         if failed.is_empty() {
@@ -161,7 +181,8 @@ impl Repository {
     }
 
     /// Loads a model, or loads it again; `config` is a JSON text that takes the place of its
-    /// configuration. Takes as long as that takes.
+    /// configuration. Steps of an ensemble that are not served are loaded before it. Takes as long
+    /// as that takes.
     ///
     /// # Errors
     /// What is wrong with the model; what was served before still is.
@@ -169,13 +190,35 @@ impl Repository {
         let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let fail = |e: Error| Error::Invalid(format!("failed to load '{name}': {e}"));
         let folder = self.folder(name).map_err(fail)?;
-        let fingerprint = fingerprint(&folder);
-        let config = self.config(name, &folder, config).map_err(fail)?;
+        let own = self.config(name, &folder, config).map_err(fail)?;
+        let steps = self.all_steps(name, &own);
+        if matches!(self.control, Control::Explicit(_)) {
+            let steps = self.in_order(steps.iter().cloned().collect());
+            let ready = |n: &String| self.read().get(n).is_some_and(Entry::is_ready);
+            // Whether a step is there at all is told with its number, below.
+            let there = |n: &String| self.folder(n).is_ok();
+            for step in steps.iter().filter(|n| there(n) && !ready(n)) {
+                self.load_one(step, None).map_err(fail)?;
+            }
+        }
+        self.load_one(name, config)
+    }
+
+    /// Loads a model whose steps, if it has any, are loaded or not.
+    fn load_one(&self, name: &str, stated: Option<&str>) -> Result<()> {
+        let fail = |e: Error| Error::Invalid(format!("failed to load '{name}': {e}"));
+        let folder = self.folder(name).map_err(fail)?;
+        let config = self.config(name, &folder, stated).map_err(fail)?;
+        let steps = self.all_steps(name, &config);
+        let fingerprint = self.fingerprint(name, &steps);
         let chosen = chosen(&folder, &config).map_err(fail)?;
         let mut failed = Vec::new();
         for &version in &chosen {
             let (host, config) = (&*self.host, config.clone());
-            let started = Served::start(host, &self.shared, &folder, config, version);
+            let part = |step: &str, wanted| self.part(step, wanted, &[name]);
+            let started = Version::read(host, &folder, config, version, &part);
+            let started =
+                started.and_then(|v| Served::start(host, &self.shared, &folder, version, v));
             let mut models = self.write();
             let entry = models.entry(name.to_owned()).or_default();
             match started {
@@ -198,10 +241,12 @@ impl Repository {
         }
         let mut models = self.write();
         let entry = models.entry(name.to_owned()).or_default();
-        entry.fingerprint = fingerprint;
+        entry.fingerprint.clone_from(&fingerprint);
         if !failed.is_empty() {
             return Err(fail(Error::Invalid(failed.join("\n"))));
         }
+        entry.source = stated.is_none().then_some(fingerprint);
+        entry.steps = steps;
         for (version, state) in &mut entry.versions {
             if !chosen.contains(version) && matches!(state, State::Ready(_)) {
                 *state = State::Unavailable("unloaded".into());
@@ -245,29 +290,106 @@ impl Repository {
         Ok(config)
     }
 
-    /// Stops serving a model. Requests that it has taken end; new ones find nothing.
+    /// A model as a step of ensembles, of which `within` are those that it is asked for: the served
+    /// one if its files are as they were when it was loaded, so that both hold one program.
+    fn part(&self, name: &str, wanted: i64, within: &[&str]) -> Result<Part> {
+        let within: Vec<&str> = within.iter().copied().chain([name]).collect();
+        if within[..within.len() - 1].contains(&name) {
+            let got = within.join(", which has the step ");
+            return Err(Error::expected("ensembles", "none within itself", got));
+        }
+        let folder = self.folder(name)?;
+        let config = self.config(name, &folder, None)?;
+        let chosen = chosen(&folder, &config)?;
+        let version = match u64::try_from(wanted) {
+            Ok(wanted) if wanted > 0 => chosen.iter().copied().find(|v| *v == wanted),
+            _ => chosen.last().copied(),
+        };
+        let expected = || Error::expected("model_version", format!("one of {chosen:?}"), wanted);
+        let version = version.ok_or_else(expected)?;
+        let now = self.fingerprint(name, &self.all_steps(name, &config));
+        let served = match self.read().get(name) {
+            Some(entry) if entry.source.as_ref() == Some(&now) => {
+                entry.versions.get(&version).cloned()
+            }
+            _ => None,
+        };
+        if let Some(State::Ready(served)) = served {
+            return Ok(Part::from(&*served));
+        }
+        let part = |step: &str, wanted| self.part(step, wanted, &within);
+        Version::read(&*self.host, &folder, config, version, &part).map(Part::from)
+    }
+
+    /// Models that a model is made of, theirs among them, as far as they can be read.
+    fn all_steps(&self, name: &str, config: &Config) -> BTreeSet<String> {
+        let mut all = BTreeSet::new();
+        let mut open = models_of(config);
+        while let Some(step) = open.pop() {
+            if step != name && all.insert(step.clone()) {
+                let config = self
+                    .folder(&step)
+                    .and_then(|f| self.config(&step, &f, None));
+                open.extend(config.iter().flat_map(models_of));
+            }
+        }
+        all
+    }
+
+    /// The same of a model in its folder.
+    fn steps_of(&self, name: &str) -> BTreeSet<String> {
+        let config = self.folder(name).and_then(|f| self.config(name, &f, None));
+        config.map_or_else(|_| BTreeSet::new(), |c| self.all_steps(name, &c))
+    }
+
+    /// `names`, each behind its steps among them: it has more of them in all than any of its steps.
+    fn in_order(&self, mut names: Vec<String>) -> Vec<String> {
+        names.sort_by_cached_key(|name| self.steps_of(name).len());
+        names
+    }
+
+    /// What is told of a model's files and those of its steps.
+    fn fingerprint(&self, name: &str, steps: &BTreeSet<String>) -> Fingerprint {
+        let all = std::iter::once(name).chain(steps.iter().map(String::as_str));
+        all.flat_map(|n| fingerprint(&self.root.join(n))).collect()
+    }
+
+    /// Stops serving a model; with `dependents` also the steps of an ensemble that no other served
+    /// one has. Requests that they have taken end; new ones find nothing.
     ///
     /// # Errors
     /// A model that is not there.
-    pub fn unload(&self, name: &str) -> Result<()> {
+    pub fn unload(&self, name: &str, dependents: bool) -> Result<()> {
         let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut models = self.write();
         let Some(entry) = models.get_mut(name) else {
             let message = format!("failed to unload '{name}', model is not loaded");
             return Err(Error::NotFound(message));
         };
-        for state in entry.versions.values_mut() {
-            *state = State::Unavailable("unloaded".into());
+        let steps = if dependents {
+            entry.steps.clone()
+        } else {
+            BTreeSet::new()
+        };
+        let others = models.iter().filter(|(n, e)| *n != name && e.is_ready());
+        let others = others.filter(|(n, _)| !steps.contains(*n));
+        let kept: BTreeSet<String> = others.flat_map(|(_, e)| e.steps.clone()).collect();
+        for gone in std::iter::once(name).chain(steps.difference(&kept).map(String::as_str)) {
+            let states = models.get_mut(gone).into_iter();
+            for state in states.flat_map(|e| e.versions.values_mut()) {
+                *state = State::Unavailable("unloaded".into());
+            }
+            tracing::info!(model = gone, "unloaded");
         }
-        tracing::info!(model = name, "unloaded");
         Ok(())
     }
 
     /// Looks whether folders have changed; loads and unloads accordingly. For [`Control::Poll`].
     pub fn poll(&self) {
         let names = self.folders();
-        for name in &names {
-            let now = fingerprint(&self.root.join(name));
+        // A step that has changed is loaded before the ensembles that it changes.
+        for name in &self.in_order(names.clone()) {
+            let now = self.fingerprint(name, &self.steps_of(name));
             let same = self.read().get(name).is_some_and(|e| e.fingerprint == now);
             if !same {
                 // What went wrong is logged and in the index; the next change is tried again.
@@ -284,7 +406,7 @@ impl Repository {
             .cloned()
             .collect();
         for name in gone {
-            if self.unload(&name).is_ok() {
+            if self.unload(&name, false).is_ok() {
                 self.write().remove(&name);
             }
         }
@@ -392,6 +514,13 @@ impl Repository {
         });
         ready.collect()
     }
+}
+
+/// Models that the steps of an ensemble name; none for others.
+fn models_of(config: &Config) -> Vec<String> {
+    let steps = ensemble::steps(&config.proto).ok().flatten();
+    let steps = steps.unwrap_or_default().iter();
+    steps.map(|s| s.model_name.clone()).collect()
 }
 
 /// Version numbers of a model's folder that its policy chooses: the latest if it does not say.

@@ -1,6 +1,7 @@
 //! A server as its clients see it: too many of them, some that leave, and its end.
 
 mod common;
+mod ensembles;
 mod front;
 mod hostile;
 mod models;

@@ -1,0 +1,128 @@
+"""Checks of ensembles: one program that computes what its steps compute one after another."""
+
+import numpy as np
+import repository
+import tritonclient.grpc as over_grpc
+import tritonclient.http as over_http
+from check import check
+from common import A, B, fails, inputs, same
+from grpc_checks import Stream
+
+OUTPUTS = ("SUM", "REST", "SCORES")
+
+
+def clients(server):
+    return ((over_http, over_http.InferenceServerClient(server.http, concurrency=8)),
+            (over_grpc, over_grpc.InferenceServerClient(server.grpc)))
+
+
+def request(seed, samples, positions):
+    rng = np.random.default_rng(seed)
+    return {"FRAMES": rng.normal(size=(samples, positions, 16)).astype(np.float32),
+            "OFFSET": rng.normal(size=(samples, 16)).astype(np.float32)}
+
+
+def by_steps(module, client, given):
+    """What the steps of the ensemble `scorer` answer, called one after another."""
+    scores = client.infer("lstm", inputs(module, {"x": given["FRAMES"]})).as_numpy("scores")
+    features = client.infer("pool", inputs(module, {"rows": scores})).as_numpy("features")
+    both = {"INPUT0": features, "INPUT1": given["OFFSET"]}
+    last = client.infer("add", inputs(module, both))
+    return {"SUM": last.as_numpy("OUTPUT0"), "REST": last.as_numpy("OUTPUT1"), "SCORES": scores}
+
+
+def identical(answer, wanted):
+    for name in OUTPUTS:
+        got = answer.as_numpy(name)
+        assert got.shape == wanted[name].shape, (name, got.shape, wanted[name].shape)
+        assert got.tobytes() == wanted[name].tobytes(), name
+
+
+@check
+def ensemble_is_its_steps_bit_for_bit(server):
+    for module, client in clients(server):
+        for seed, (samples, positions) in enumerate([(1, 1), (2, 5), (8, 12), (1, 40)]):
+            given = request(seed, samples, positions)
+            answer = client.infer("scorer", inputs(module, given))
+            identical(answer, by_steps(module, client, given))
+
+
+@check
+def ensemble_is_its_steps_under_load(server):
+    """Requests of many lengths at once, which batch with each other at nodes of all steps."""
+    module, client = clients(server)[0]
+    given = [request(100 + i, 1 + i % 3, 1 + 7 * i % 23) for i in range(24)]
+    wanted = [by_steps(module, client, g) for g in given]
+    running = [client.async_infer("scorer", inputs(module, g)) for g in given]
+    for one, want in zip(running, wanted):
+        identical(one.get_result(), want)
+
+
+@check
+def ensemble_has_its_configuration_and_figures(server):
+    for module, client in clients(server):
+        plain = {} if module is over_http else {"as_json": True}
+        config = client.get_model_config("scorer", **plain)
+        config = config.get("config", config)
+        steps = config["ensemble_scheduling"]["step"]
+        assert [s["model_name"] for s in steps] == ["add", "lstm", "pool"], steps
+        assert steps[1]["input_map"] == {"x": "FRAMES"}, steps
+        metadata = client.get_model_metadata("scorer", **plain)
+        assert metadata["platform"] == "ensemble", metadata
+        assert [o["name"] for o in metadata["outputs"]] == list(OUTPUTS), metadata
+        count = lambda model: int(
+            client.get_inference_statistics(model, **plain)["model_stats"][0]["inference_count"])
+        before = count("scorer"), count("lstm")
+        client.infer("scorer", inputs(module, request(3, 2, 4)))
+        assert (count("scorer"), count("lstm")) == (before[0] + 2, before[1])
+
+
+@check
+def ensemble_streams_what_its_decoder_makes(server):
+    letters = np.array([[4, 5, 6, 7]], np.int32)
+    whole = clients(server)[1][1].infer("speller", inputs(over_grpc, {"letters": letters}))
+    stream = Stream(server)
+    stream.send("spoken", inputs(over_grpc, {"LETTERS": letters}), enable_empty_final_response=True)
+    tokens = []
+    while True:
+        result = stream.next()
+        if result.get_response().parameters["triton_final_response"].bool_param:
+            break
+        tokens.append(int(result.as_numpy("TOKENS")[0, 0]))
+    stream.end()
+    assert tokens == whole.as_numpy("tokens")[0].tolist(), tokens
+
+
+@check
+def ensemble_tells_what_is_wrong_with_a_request(server):
+    """What is wrong with a request is told by the ensemble's own names."""
+    for module, client in clients(server):
+        given = request(0, 1, 3)
+        fails(lambda: client.infer("scorer", inputs(module, {"FRAMES": given["FRAMES"]})),
+              part="missing required input(s) ['OFFSET']")
+        given["FRAMES"] = given["FRAMES"][:, :, :5]
+        fails(lambda: client.infer("scorer", inputs(module, given)),
+              part="unexpected shape for input 'FRAMES' for model 'scorer'")
+
+
+@check
+def ensembles_that_are_wrong_are_told_by_step(server):
+    for module, client in clients(server):
+        for name, (_, told) in repository.WRONG.items():
+            fails(lambda name=name: client.load_model(name), part=told)
+            assert not client.is_model_ready(name)
+
+
+@check
+def ensemble_brings_its_steps_and_takes_them_along(server):
+    for module, client in clients(server):
+        assert not client.is_model_ready("spare")
+        client.load_model("spared")
+        assert client.is_model_ready("spare"), "a step is loaded with its ensemble"
+        answer = client.infer("spared", inputs(module, {"A": A, "B": B}))
+        same(answer.as_numpy("SUM"), A + 2 * B)
+        client.unload_model("spared")
+        assert client.is_model_ready("spare") and not client.is_model_ready("spared")
+        client.load_model("spared")
+        client.unload_model("spared", unload_dependents=True)
+        assert not client.is_model_ready("spare") and not client.is_model_ready("spared")

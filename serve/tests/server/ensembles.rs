@@ -1,0 +1,370 @@
+//! Ensembles: what they compute, and how they come, change and go with their steps.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::fs;
+
+use lazybatch_graph::{DType, Greedy, Program, ProgramBuilder, Repeat, WeightSource, folder};
+use lazybatch_serve::Control;
+
+use super::common::{Running, call, start};
+
+/// `y = factor x`, of two numbers.
+fn scale(factor: f32) -> Program {
+    let mut b = ProgramBuilder::new("scale");
+    let x = b.input("x", DType::F32, &[2]);
+    let y = b.output("y", DType::F32, &[2]);
+    b.begin_block("main", Repeat::Once);
+    let v = b.read_input("read", x);
+    let v = b.scale("times", v, factor);
+    b.emit("emit", y, v);
+    b.finish().unwrap()
+}
+
+/// Two numbers to at most five tokens; 4 stops.
+fn decoder() -> Program {
+    let mut b = ProgramBuilder::new("decoder").with_seed(3);
+    let x = b.input("x", DType::F32, &[2]);
+    let h = b.vector_state("h", DType::F32, &[2], 0.0);
+    let greedy = Greedy::new(&mut b, 1, 4);
+    b.begin_block("start", Repeat::Once);
+    let v = b.read_input("read", x);
+    b.vec_write("h0", h, v);
+    b.begin_block("loop", Repeat::UntilStop { max: 5 });
+    let token = greedy.read(&mut b);
+    let v = b.embed("table", token, 7, 4);
+    let v = b.gru("gru", v, 2, h);
+    let v = b.dense("scores", v, 7, None);
+    greedy.choose(&mut b, v);
+    b.finish().unwrap()
+}
+
+fn write(server: &Running, model: &str, program: &Program) {
+    let folder = server.models.path().join(model);
+    fs::create_dir_all(&folder).unwrap();
+    let version = folder.join("1");
+    let _ = fs::remove_dir_all(&version);
+    folder::save(program, &version).unwrap();
+}
+
+/// An ensemble that runs `steps` (model, input, output) one behind the other on `x`.
+fn chain(server: &Running, name: &str, steps: &[(&str, &str, &str)], output: &str) {
+    let mut text = format!(
+        "platform: \"ensemble\" max_batch_size: 4
+        input {{ name: \"x\" data_type: TYPE_FP32 dims: 2 }}
+        output {{ name: \"t{}\" {output} }} ensemble_scheduling {{\n",
+        steps.len()
+    );
+    for (i, (model, from, to)) in steps.iter().enumerate() {
+        let tensor = |i: usize| {
+            if i == 0 {
+                "x".to_owned()
+            } else {
+                format!("t{i}")
+            }
+        };
+        text += &format!(
+            "step {{ model_name: \"{model}\" input_map {{ key: \"{from}\" value: \"{}\" }}
+            output_map {{ key: \"{to}\" value: \"{}\" }} }}\n",
+            tensor(i),
+            tensor(i + 1)
+        );
+    }
+    config(server, name, &(text + "}"));
+}
+
+fn config(server: &Running, model: &str, text: &str) {
+    let folder = server.models.path().join(model);
+    fs::create_dir_all(folder.join("1")).unwrap();
+    fs::write(folder.join("config.pbtxt"), text).unwrap();
+}
+
+const FLOATS: &str = "data_type: TYPE_FP32 dims: 2";
+
+/// What a model answers to `[1, 2]` at its input `x`: the data of its output.
+async fn ask(server: &Running, model: &str) -> String {
+    let path = format!("/v2/models/{model}/infer");
+    let body = r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[1,2]}]}"#;
+    let (status, text) = call(server.http(), "POST", &path, body).await;
+    assert_eq!(status, 200, "{text}");
+    let (_, data) = text.split_once("\"data\":[").unwrap();
+    data.split_once(']').unwrap().0.to_owned()
+}
+
+async fn repository(server: &Running, model: &str, verb: &str, body: &str) -> (u16, String) {
+    let path = format!("/v2/repository/models/{model}/{verb}");
+    call(server.http(), "POST", &path, body).await
+}
+
+fn ready(server: &Running, model: &str) -> bool {
+    server.state.repository.get(model, "").is_ok()
+}
+
+async fn end(mut server: Running) {
+    server.end();
+    server.ended().await;
+}
+
+#[tokio::test]
+async fn an_ensemble_follows_the_files_of_its_steps() {
+    let server = start(|o| o.control = Control::Poll).await;
+    write(&server, "zz_step", &scale(2.0));
+    write(&server, "a_step", &scale(5.0));
+    // Named before its steps, and a step itself of another.
+    chain(
+        &server,
+        "middle",
+        &[("zz_step", "x", "y"), ("a_step", "x", "y")],
+        FLOATS,
+    );
+    chain(
+        &server,
+        "again",
+        &[("middle", "x", "t2"), ("zz_step", "x", "y")],
+        FLOATS,
+    );
+    let repository = &server.state.repository;
+    repository.poll();
+    assert_eq!(ask(&server, "middle").await, "10.0,20.0");
+    assert_eq!(ask(&server, "again").await, "20.0,40.0");
+    let program = |model: &str| repository.get(model, "").unwrap().generation;
+    let before = ["middle", "again", "a_step", "zz_step"].map(program);
+    repository.poll();
+    assert_eq!(
+        before,
+        ["middle", "again", "a_step", "zz_step"].map(program),
+        "nothing changed"
+    );
+    write(&server, "zz_step", &scale(3.0));
+    repository.poll();
+    assert_eq!(ask(&server, "zz_step").await, "3.0,6.0");
+    assert_eq!(ask(&server, "middle").await, "15.0,30.0");
+    assert_eq!(ask(&server, "again").await, "45.0,90.0");
+    assert_eq!(program("a_step"), before[2], "this one did not change");
+    // A step that goes leaves the ensembles as they are.
+    fs::remove_dir_all(server.models.path().join("a_step")).unwrap();
+    repository.poll();
+    assert!(!ready(&server, "a_step"));
+    assert_eq!(ask(&server, "middle").await, "15.0,30.0");
+    end(server).await;
+}
+
+#[tokio::test]
+async fn steps_come_and_go_with_their_ensemble() {
+    let server = start(|o| o.control = Control::Explicit(Vec::new())).await;
+    write(&server, "two", &scale(2.0));
+    write(&server, "three", &scale(3.0));
+    chain(
+        &server,
+        "six",
+        &[("two", "x", "y"), ("three", "x", "y")],
+        FLOATS,
+    );
+    chain(
+        &server,
+        "four",
+        &[("two", "x", "y"), ("two", "x", "y")],
+        FLOATS,
+    );
+    for model in ["six", "four"] {
+        let (status, text) = repository(&server, model, "load", "").await;
+        assert_eq!(status, 200, "{text}");
+    }
+    assert!(ready(&server, "two") && ready(&server, "three"));
+    assert_eq!(ask(&server, "six").await, "6.0,12.0");
+    let four = server.state.repository.get("four", "").unwrap();
+    assert_eq!(four.program.blocks.len(), 1, "one block of both steps");
+    assert_eq!(four.platform, "ensemble");
+    drop(four);
+    let dependents = r#"{"parameters": {"unload_dependents": true}}"#;
+    let (status, text) = repository(&server, "six", "unload", dependents).await;
+    assert_eq!(status, 200, "{text}");
+    // The other ensemble still has this step.
+    assert!(ready(&server, "two") && !ready(&server, "three") && !ready(&server, "six"));
+    assert_eq!(ask(&server, "four").await, "4.0,8.0");
+    let wrong = r#"{"parameters": {"unload_dependents": "yes"}}"#;
+    let (status, text) = repository(&server, "four", "unload", wrong).await;
+    assert!(
+        status == 400 && text.contains("unload_dependents"),
+        "{text}"
+    );
+    // A step on its own may go; the ensemble holds its program.
+    assert_eq!(repository(&server, "two", "unload", "").await.0, 200);
+    assert_eq!(ask(&server, "four").await, "4.0,8.0");
+    end(server).await;
+}
+
+#[tokio::test]
+async fn a_decoder_may_be_the_last_step() {
+    let server = start(|o| o.control = Control::Explicit(Vec::new())).await;
+    write(&server, "scale", &scale(0.5));
+    write(&server, "decoder", &decoder());
+    let tokens = "data_type: TYPE_INT32 dims: -1";
+    let steps = [("scale", "x", "y"), ("decoder", "x", "tokens")];
+    chain(&server, "whole", &steps, tokens);
+    let (status, text) = repository(&server, "whole", "load", "").await;
+    assert_eq!(status, 200, "{text}");
+    let want = {
+        let path = "/v2/models/decoder/infer";
+        let body = r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[0.5,1]}]}"#;
+        let (status, text) = call(server.http(), "POST", path, body).await;
+        assert_eq!(status, 200, "{text}");
+        let (_, data) = text.split_once("\"data\":[").unwrap();
+        data.split_once(']').unwrap().0.to_owned()
+    };
+    assert_eq!(ask(&server, "whole").await, want);
+    let whole = server.state.repository.get("whole", "").unwrap();
+    assert_eq!(whole.program.metadata["stop_token"], "4");
+    assert!(whole.has_steps());
+    drop(whole);
+    end(server).await;
+}
+
+#[tokio::test]
+async fn weights_as_they_were_read_are_there_once() {
+    let server = start(|o| o.control = Control::Explicit(Vec::new())).await;
+    config(
+        &server,
+        "reader",
+        "platform: \"ensemble\" max_batch_size: 4
+        input { name: \"frames\" data_type: TYPE_FP32 dims: [-1, 16] }
+        output { name: \"scores\" data_type: TYPE_FP32 dims: [-1, 4] }
+        ensemble_scheduling { step { model_name: \"lstm\"
+            input_map { key: \"x\" value: \"frames\" }
+            output_map { key: \"scores\" value: \"scores\" } } }",
+    );
+    let (status, text) = repository(&server, "reader", "load", "").await;
+    assert_eq!(status, 200, "{text}");
+    let whole = server.state.repository.get("reader", "").unwrap();
+    let alone = server.state.repository.get("lstm", "").unwrap();
+    let bytes = |program: &Program, name: &str| {
+        let weight = program.weights.iter().find(|w| w.name == name).unwrap();
+        match &weight.source {
+            WeightSource::Data(tensor) => Some(tensor.data.as_slice().as_ptr()),
+            _ => None,
+        }
+    };
+    let names = alone.program.weights.iter().map(|w| w.name.clone());
+    let shared = names.filter(|name| {
+        let own = bytes(&alone.program, name);
+        assert_eq!(bytes(&whole.program, &format!("lstm/{name}")), own);
+        own.is_some()
+    });
+    assert!(shared.count() > 0, "the file brings data");
+    drop((whole, alone));
+    end(server).await;
+}
+
+#[tokio::test]
+async fn ensembles_that_cannot_be_are_refused_with_their_step() {
+    let server = start(|o| o.control = Control::Explicit(Vec::new())).await;
+    write(&server, "scale", &scale(2.0));
+    write(&server, "decoder", &decoder());
+    config(
+        &server,
+        "decoder",
+        "model_transaction_policy { decoupled: true }",
+    );
+    write(&server, "half", &scale(2.0));
+    config(
+        &server,
+        "half",
+        "input { name: \"x\" data_type: TYPE_FP16 dims: [-1, 2] }
+        output { name: \"y\" data_type: TYPE_FP16 dims: [-1, 2] }",
+    );
+    write(&server, "small", &scale(2.0));
+    config(&server, "small", "max_batch_size: 2");
+    chain(&server, "one", &[("two", "x", "t1")], FLOATS);
+    chain(&server, "two", &[("one", "x", "t1")], FLOATS);
+    let simple = [("scale", "x", "y"), ("scale", "x", "y")];
+    chain(&server, "good", &simple, FLOATS);
+    let good = fs::read_to_string(server.models.path().join("good/config.pbtxt")).unwrap();
+    let half = good
+        .replace("model_name: \"scale\"", "model_name: \"half\"")
+        .replace("FP32", "FP16");
+    for (text, told) in [
+        (
+            good.replace("platform: \"ensemble\"", "platform: \"onnxruntime_onnx\""),
+            "platform, beside ensemble_scheduling: expected ensemble, got onnxruntime_onnx",
+        ),
+        (
+            "platform: \"ensemble\"".into(),
+            "expected steps, as the platform is ensemble, got none",
+        ),
+        (
+            good.replacen("model_name: \"scale\"", "", 1),
+            "step 0: model_name: expected the name of a",
+        ),
+        (
+            good.replacen(
+                "model_name: \"scale\"",
+                "model_name: \"scale\" model_version: 3",
+                1,
+            ),
+            "step 0, model scale: model_version: expected one of [1], got 3",
+        ),
+        (
+            good.replacen(
+                "model_name: \"scale\"",
+                "model_name: \"scale\" model_namespace: \"n\"",
+                1,
+            ),
+            "step 0, model scale: model_namespace: expected none, got n",
+        ),
+        (
+            good.replacen("input_map { key: \"x\" value: \"t1\" }", "", 1),
+            "step 1, model scale: input_map: expected a tensor or more, got none",
+        ),
+        (
+            good.replacen("key: \"y\"", "key: \"z\"", 1),
+            "step scale#0: tensor t1: expected one of the outputs y, got z",
+        ),
+        (
+            good.replacen("\"t1\" }", "\"t2\" }", 1),
+            "tensor t2: expected one place that it comes from",
+        ),
+        (
+            good.replacen("\"x\" data_type", "\"u\" data_type", 1),
+            "expected an input of the ensemble or a tensor that a step makes, got tensor x",
+        ),
+        (
+            good.replacen("output { name: \"t2\"", "output { name: \"t1\"", 1),
+            "tensor t2: expected a step that reads it, or it among the outputs",
+        ),
+        (
+            good.replacen("\"scale\"", "\"small\"", 1),
+            "step 0, model small: max_batch_size: expected at least the ensemble's, 4, got 2",
+        ),
+        (
+            good.replace("\"scale\"", "\"one\""),
+            "expected none within itself",
+        ),
+        (
+            half,
+            "step 0, model half: output y: tensor t1: data_type: expected a type that holds all",
+        ),
+        (
+            good.replacen("data_type: TYPE_FP32", "data_type: TYPE_FP64", 1),
+            "step 0, model scale: input x: tensor x: data_type: expected FP64, as input x, got FP32",
+        ),
+        (
+            good.replacen("key: \"y\"", "key: \"tokens\"", 1).replacen(
+                "\"scale\"",
+                "\"decoder\"",
+                1,
+            ),
+            "step 0, model decoder: expected a model that answers once",
+        ),
+        (
+            good.replacen("dims: 2", "dims: 3", 1),
+            "input x: dims: expected [2]",
+        ),
+    ] {
+        config(&server, "bad", &text);
+        let (status, answer) = repository(&server, "bad", "load", "").await;
+        assert_eq!(status, 400, "{told}: {answer}");
+        assert!(answer.contains(told), "{told}: {answer}");
+    }
+    let (status, text) = repository(&server, "good", "load", "").await;
+    assert_eq!(status, 200, "{text}");
+    end(server).await;
+}
