@@ -37,6 +37,18 @@ impl Segments {
         }
     }
 
+    /// Given runs, by block; `None` unless they cover every block in order.
+    pub fn of(program: &Program, blocks: Vec<Vec<Range<usize>>>) -> Option<Self> {
+        let covers = |runs: &Vec<Range<usize>>, len: usize| {
+            let follows =
+                |end: usize, r: &Range<usize>| (r.start == end && r.end > end).then_some(r.end);
+            runs.iter().try_fold(0, follows) == Some(len)
+        };
+        let mut pairs = blocks.iter().zip(&program.blocks);
+        let all = pairs.all(|(runs, block)| covers(runs, block.nodes.len()));
+        (all && blocks.len() == program.blocks.len()).then_some(Self { blocks })
+    }
+
     /// One segment per block.
     pub fn per_block(program: &Program) -> Self {
         let longest = program
@@ -161,6 +173,28 @@ mod tests {
             &["0..1 1..2 2..3 3..4 4..5", "0..1 1..2"],
         );
         check(&program, &Segments::per_block(&program), &["0..5", "0..2"]);
+    }
+
+    #[test]
+    fn given_runs_must_cover_all_blocks() {
+        let program = chain(&[3, 2]);
+        let of = |blocks: &[&[Range<usize>]]| {
+            Segments::of(&program, blocks.iter().map(|b| b.to_vec()).collect())
+        };
+        let given = of(&[&[0..2, 2..3], &[0..2]]).unwrap();
+        check(&program, &given, &["0..2 2..3", "0..2"]);
+        let (rest, whole): (&[Range<usize>], Range<usize>) = (&[0..1, 1..2], 0..3);
+        for wrong in [
+            &[&[0..2][..], rest][..],
+            &[&[0..4], rest],
+            &[&[0..2, 1..3], rest],
+            &[&[0..0, 0..3], rest],
+            &[&[whole.clone()]],
+            &[&[whole.clone()], rest, rest],
+            &[&[], rest],
+        ] {
+            assert_eq!(of(wrong), None, "{wrong:?}");
+        }
     }
 
     #[test]

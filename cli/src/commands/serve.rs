@@ -10,6 +10,7 @@ use lazybatch_graph::{Program, SharedProgram, Tensor};
 use lazybatch_kernels::Device;
 use lazybatch_serve::{Control, Host, Options, Server, Switches};
 use lazybatch_sla::profile::ModelProfile;
+use lazybatch_workloads::experiment::SegmentLength;
 use lazybatch_workloads::text::Text;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::Layer;
@@ -19,7 +20,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use super::profile::measure;
 use crate::args::{ControlMode, CpuArgs, ServeArgs};
-use crate::models::{self, DEFAULT_SEGMENT_US, DeviceKind, Model};
+use crate::models::{self, DeviceKind, Model};
 use crate::output;
 
 /// Runs the command: until SIGTERM or SIGINT.
@@ -135,7 +136,7 @@ impl Host for Served {
         }
         let model = Model::of(program.clone());
         let kind = DeviceKind::Cpu;
-        let measured = measure(&model, kind, &self.cpu, max_batch, DEFAULT_SEGMENT_US);
+        let measured = measure(&model, kind, &self.cpu, max_batch, SegmentLength::ByDevice);
         let profile = measured.map_err(|e| format!("{e:#}"))?.into_profile();
         Ok(profile.models.into_iter().next().map(|mut profile| {
             // The target is the configuration's to state.
