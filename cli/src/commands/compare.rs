@@ -25,7 +25,7 @@ use crate::{output, progress};
 /// Items that arrivals draw from.
 const POOL: usize = 512;
 /// The same in a dry run.
-const DRY_POOL: usize = 16;
+const DRY_POOL: usize = 6;
 /// Seconds behind the last arrival of a dry run, which may take what it takes.
 const DRY_DRAIN_S: f64 = 600.0;
 /// Where the report goes when nothing else is said.
@@ -243,7 +243,15 @@ fn prepare(
         }
         None => {
             let max_batch = args.max_batch.unwrap_or(DEFAULT_MAX_BATCH);
-            measure(model, kind, &args.cpu, max_batch, SegmentLength::ByDevice)?.into_profile()
+            measure(
+                model,
+                kind,
+                &args.cpu,
+                max_batch,
+                SegmentLength::ByDevice,
+                args.dry,
+            )?
+            .into_profile()
         }
     };
     let scheduled = &mut profile.models[0];

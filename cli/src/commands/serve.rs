@@ -136,7 +136,14 @@ impl Host for Served {
         }
         let model = Model::of(program.clone());
         let kind = DeviceKind::Cpu;
-        let measured = measure(&model, kind, &self.cpu, max_batch, SegmentLength::ByDevice);
+        let measured = measure(
+            &model,
+            kind,
+            &self.cpu,
+            max_batch,
+            SegmentLength::ByDevice,
+            false,
+        );
         let profile = measured.map_err(|e| format!("{e:#}"))?.into_profile();
         Ok(profile.models.into_iter().next().map(|mut profile| {
             // The target is the configuration's to state.
