@@ -178,20 +178,24 @@ mod tests {
     #[test]
     fn given_runs_must_cover_all_blocks() {
         let program = chain(&[3, 2]);
-        let of = |blocks: &[&[Range<usize>]]| {
-            Segments::of(&program, blocks.iter().map(|b| b.to_vec()).collect())
+        let of = |blocks: &[&str]| {
+            let run = |text: &str| {
+                let (start, end) = text.split_once("..").unwrap();
+                start.parse().unwrap()..end.parse().unwrap()
+            };
+            let block = |text: &&str| text.split_whitespace().map(run).collect();
+            Segments::of(&program, blocks.iter().map(block).collect())
         };
-        let given = of(&[&[0..2, 2..3], &[0..2]]).unwrap();
-        check(&program, &given, &["0..2 2..3", "0..2"]);
-        let (rest, whole): (&[Range<usize>], Range<usize>) = (&[0..1, 1..2], 0..3);
+        let right = ["0..2 2..3", "0..2"];
+        check(&program, &of(&right).unwrap(), &right);
         for wrong in [
-            &[&[0..2][..], rest][..],
-            &[&[0..4], rest],
-            &[&[0..2, 1..3], rest],
-            &[&[0..0, 0..3], rest],
-            &[&[whole.clone()]],
-            &[&[whole.clone()], rest, rest],
-            &[&[], rest],
+            &["0..2", "0..2"][..],
+            &["0..4", "0..2"],
+            &["0..2 1..3", "0..2"],
+            &["0..0 0..3", "0..2"],
+            &["0..3"],
+            &["0..3", "0..2", "0..2"],
+            &["", "0..2"],
         ] {
             assert_eq!(of(wrong), None, "{wrong:?}");
         }

@@ -72,7 +72,7 @@ compare() {
         report=
         [ -n "$dry" ] || report="--report compare-$model.html --requests-csv compare-$model.csv"
         each "$((45 * slow))" "$here/bin/lazybatch" compare --device cuda --model "$model" $profile \
-            --policies "$policies" --max-batch "$max_batch" --duration 1 --drain 1 $weights $dry \
+            --policies "$policies" --max-batch "$max_batch" --duration 1 --drain 1 $rate $weights $dry \
             --json "compare-$model.json" $report
     done
     return $lost
@@ -97,12 +97,13 @@ if [ "${1:-}" = --stage ]; then
         # The emulator is slow, and the tests of the project run all of them on it.
         slow=20 jobs=2 max_batch=2 weights=
         models="cnn-tiny decoder-tiny" served=cnn-tiny decoder=decoder-tiny
-        policies=serial,lazy
+        policies=serial,lazy rate='--rate 6'
         kernel_tests='^(norms|softmax)::' device_tests='^times::|_no_room_|_its_members_alone'
     else
         slow=1 jobs=8 max_batch=64 weights="--weights bf16"
         served="transformer bert-base resnet50 gnmt" decoder=decoder-1b
         models="$served $decoder"
+        rate=
         policies=adaptive,greedy,graph:5,lazy,continuous,serial,graph:25,graph:95,oracle
         kernel_tests=.
         device_tests='^conformance::(the_|nodes_|launches_)|^(depth|library|times)::|_no_room_|_its_members_alone'

@@ -29,7 +29,7 @@ impl Amount {
                     segments: 2,
                     passes: 4096,
                 },
-                large: 4,
+                large: 8,
                 launches: 8,
                 events: 2,
                 warm: 4,
@@ -53,11 +53,28 @@ impl Amount {
 /// All of it.
 pub fn run(report: Report) -> Result<(), Failure> {
     let amount = Amount::of(report);
-    issuing(report, &amount)?;
-    idle(report, &amount)?;
-    merging(report, &amount)?;
-    preempting(report, &amount)?;
-    determinism(report, &amount)
+    // Two in flight at most.
+    let mut own = Stack::new(amount.sizes, true, 2)?;
+    issuing(report, &amount, &mut own)?;
+    idle(report, &amount, &mut own)?;
+    merging(report, &amount, &mut own)?;
+    preempting(report, &amount, &mut own)?;
+    let of_own = passes(&amount, &mut own)?;
+    drop(own);
+    let of_library = passes(&amount, &mut Stack::new(amount.sizes, false, 2)?)?;
+    for (own, library) in of_own.into_iter().zip(of_library) {
+        let sizes = [
+            ("rows", own.0.into()),
+            ("layers", amount.sizes.layers.into()),
+        ];
+        let figures = [
+            ("own_us", own.1),
+            ("cublaslt_us", library.1),
+            ("own_over_cublaslt", own.1 / library.1),
+        ];
+        report.line("cost of determinism, stack of layers", &sizes, &figures)?;
+    }
+    Ok(())
 }
 
 fn warm_up(stack: &mut Stack, amount: &Amount, rows: usize) -> Result<(), Failure> {
@@ -72,10 +89,9 @@ fn warm_up(stack: &mut Stack, amount: &Amount, rows: usize) -> Result<(), Failur
 }
 
 /// Host time of issuing a segment that was captured before.
-fn issuing(report: Report, amount: &Amount) -> Result<(), Failure> {
-    let mut stack = Stack::new(amount.sizes, true, 2)?;
+fn issuing(report: Report, amount: &Amount, stack: &mut Stack) -> Result<(), Failure> {
     for rows in [1, amount.large] {
-        warm_up(&mut stack, amount, rows)?;
+        warm_up(stack, amount, rows)?;
         let mut batch = stack.open(rows)?;
         let mut issued = Vec::new();
         for _ in 0..amount.launches {
@@ -97,12 +113,12 @@ fn issuing(report: Report, amount: &Amount) -> Result<(), Failure> {
 }
 
 /// Share of time in which the GPU has nothing to do, while there is always more.
-fn idle(report: Report, amount: &Amount) -> Result<(), Failure> {
+fn idle(report: Report, amount: &Amount, stack: &mut Stack) -> Result<(), Failure> {
     for depth in [1, 2] {
-        let mut stack = Stack::new(amount.sizes, true, depth)?;
         for rows in [1, amount.large] {
-            warm_up(&mut stack, amount, rows)?;
+            warm_up(stack, amount, rows)?;
             let mut batch = stack.open(rows)?;
+            stack.take_times();
             for _ in 0..depth - 1 {
                 stack.launch(&mut batch)?;
             }
@@ -134,8 +150,7 @@ fn idle(report: Report, amount: &Amount) -> Result<(), Failure> {
 }
 
 /// The second segment of two sub-batches that merge in front of it, over that of one as large.
-fn merging(report: Report, amount: &Amount) -> Result<(), Failure> {
-    let mut stack = Stack::new(amount.sizes, true, 2)?;
+fn merging(report: Report, amount: &Amount, stack: &mut Stack) -> Result<(), Failure> {
     let half = amount.large / 2;
     let (mut merged, mut together) = (Vec::new(), Vec::new());
     let unused = amount.warm / 4;
@@ -155,7 +170,7 @@ fn merging(report: Report, amount: &Amount) -> Result<(), Failure> {
         let mut both = a.merged(b);
         stack.launch(&mut both)?;
         stack.finish()?;
-        last(&mut stack, &mut merged);
+        last(stack, &mut merged);
         // The pass to its end, so that nothing is live.
         while !both.is_at_head() {
             stack.launch(&mut both)?;
@@ -165,7 +180,7 @@ fn merging(report: Report, amount: &Amount) -> Result<(), Failure> {
             stack.launch(&mut both)?;
             stack.finish()?;
         }
-        last(&mut stack, &mut together);
+        last(stack, &mut together);
         stack.close(both);
     }
     let (merged, together) = (percentile(&mut merged, 50), percentile(&mut together, 50));
@@ -179,11 +194,10 @@ fn merging(report: Report, amount: &Amount) -> Result<(), Failure> {
 }
 
 /// How long one that preempts waits for the launches that are in flight, in segments.
-fn preempting(report: Report, amount: &Amount) -> Result<(), Failure> {
+fn preempting(report: Report, amount: &Amount, stack: &mut Stack) -> Result<(), Failure> {
     for depth in [1, 2] {
-        let mut stack = Stack::new(amount.sizes, true, depth)?;
-        warm_up(&mut stack, amount, 1)?;
-        warm_up(&mut stack, amount, amount.large)?;
+        warm_up(stack, amount, 1)?;
+        warm_up(stack, amount, amount.large)?;
         let (mut load, mut other) = (stack.open(amount.large)?, stack.open(1)?);
         let (mut waits, mut segments) = (Vec::new(), Vec::new());
         let mut state = 7u64;
@@ -231,38 +245,21 @@ fn preempting(report: Report, amount: &Amount) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A pass through all layers with own products, over the same with cuBLASLt.
-fn determinism(report: Report, amount: &Amount) -> Result<(), Failure> {
-    let all = [1, amount.large / 4, amount.large];
-    let mut of_all = Vec::new();
-    for deterministic in [true, false] {
-        let mut stack = Stack::new(amount.sizes, deterministic, 1)?;
-        let mut of_kind = Vec::new();
-        for rows in all {
-            warm_up(&mut stack, amount, rows)?;
-            let mut batch = stack.open(rows)?;
-            stack.take_times();
-            let passes = amount.launches / amount.sizes.segments;
-            for _ in 0..passes * amount.sizes.segments {
-                stack.launch(&mut batch)?;
-                stack.finish()?;
-            }
-            stack.close(batch);
-            let busy: f64 = stack.take_times().iter().map(|t| t.busy_us).sum();
-            of_kind.push(busy / passes as f64);
+/// Microseconds of a pass through all layers, by rows.
+fn passes(amount: &Amount, stack: &mut Stack) -> Result<Vec<(usize, f64)>, Failure> {
+    let mut all = Vec::new();
+    for rows in [1, amount.large / 4, amount.large] {
+        warm_up(stack, amount, rows)?;
+        let mut batch = stack.open(rows)?;
+        stack.take_times();
+        let passes = amount.launches / amount.sizes.segments;
+        for _ in 0..passes * amount.sizes.segments {
+            stack.launch(&mut batch)?;
+            stack.finish()?;
         }
-        of_all.push(of_kind);
+        stack.close(batch);
+        let busy: f64 = stack.take_times().iter().map(|t| t.busy_us).sum();
+        all.push((rows, busy / passes as f64));
     }
-    for (i, rows) in all.into_iter().enumerate() {
-        let [own, library] = [of_all[0][i], of_all[1][i]];
-        let layers = amount.sizes.layers;
-        let sizes = [("rows", rows.into()), ("layers", layers.into())];
-        let figures = [
-            ("own_us", own),
-            ("cublaslt_us", library),
-            ("own_over_cublaslt", own / library),
-        ];
-        report.line("cost of determinism, stack of layers", &sizes, &figures)?;
-    }
-    Ok(())
+    Ok(all)
 }
