@@ -252,6 +252,10 @@ pub struct CompareArgs {
         allow_negative_numbers = true
     )]
     pub seed: u64,
+    /// Serve and judge the answers, and report no figures: how an emulated GPU is served from. An
+    /// answer that is wrong then ends the command with status 1
+    #[arg(long, conflicts_with_all = ["report", "requests_csv", "timing", "profile_out", "trace_out"])]
+    pub dry: bool,
     #[command(flatten)]
     pub output: OutputArgs,
 }
@@ -412,9 +416,13 @@ pub struct ProfileArgs {
     /// Most requests of one launch
     #[arg(long, value_name = "N", default_value_t = models::DEFAULT_MAX_BATCH, allow_negative_numbers = true, value_parser = max_batch)]
     pub max_batch: u32,
-    /// Shortest segment in microseconds; 0 measures every node alone
-    #[arg(long, default_value_t = models::DEFAULT_SEGMENT_US, value_name = "US", allow_negative_numbers = true, value_parser = not_negative)]
-    pub segment_us: f64,
+    /// Shortest segment in microseconds; 0 measures every node alone. If absent 50, and on a GPU so
+    /// much that issuing a launch takes at most 3 % of it
+    #[arg(long, value_name = "US", allow_negative_numbers = true, value_parser = not_negative)]
+    pub segment_us: Option<f64>,
+    /// Do all the work and write no figures: how an emulated GPU is profiled
+    #[arg(long)]
+    pub dry: bool,
     /// Where to write the profile
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
@@ -447,6 +455,9 @@ pub struct InspectArgs {
     /// Model by name, or a folder that `import` wrote
     #[arg(long, default_value = "phonemes")]
     pub model: String,
+    /// Latency profile of the model whose segments are shown; one for each node if absent
+    #[arg(long, value_name = "FILE")]
+    pub profile: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use lazybatch_cuda::{CudaDevice, CudaOptions, probe};
+use lazybatch_cuda::{Context, CudaDevice, CudaOptions, probe};
 use lazybatch_graph::{Repeat, SharedProgram, folder};
 use lazybatch_kernels::Device;
 use lazybatch_kernels::cpu::{CpuDevice, CpuOptions, WeightType};
@@ -17,9 +17,6 @@ use lazybatch_workloads::zoo;
 
 use crate::args::CpuArgs;
 use crate::failure::BadInput;
-
-/// Shortest segment, in microseconds at batch 1: dispatch and a decision are a few percent of it.
-pub const DEFAULT_SEGMENT_US: f64 = 50.0;
 
 /// Most requests of one launch where nothing else is said.
 pub const DEFAULT_MAX_BATCH: u32 = 64;
@@ -184,6 +181,22 @@ impl DeviceKind {
             number => number.strip_prefix(':')?.parse().ok()?,
         };
         Some(Self::Cuda(ordinal))
+    }
+
+    /// Whether the device is an emulated GPU, which is measured in a dry run only.
+    pub fn is_emulated(self, is_dry: bool) -> anyhow::Result<bool> {
+        let Self::Cuda(ordinal) = self else {
+            return Ok(false);
+        };
+        let found = Context::new(ordinal).and_then(|gpu| Ok((gpu.is_emulator()?, gpu.name()?)));
+        let found = found.map_err(|e| BadInput(format!("--device cuda:{ordinal}: {e}")))?;
+        match found {
+            (true, name) if !is_dry => {
+                let expected = "expected a GPU to measure, or --dry";
+                Err(BadInput(format!("--device cuda:{ordinal}: {expected}, got {name}")).into())
+            }
+            (is_emulator, _) => Ok(is_emulator),
+        }
     }
 
     /// Refuses options that the device does not have, and a device that this machine does not have.

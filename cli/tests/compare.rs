@@ -219,6 +219,30 @@ fn a_measured_profile_is_one_that_simulate_takes() {
     ] {
         assert!(inspected.contains(part), "{inspected}");
     }
+    // Segments are those of the profile, and of no other model's.
+    let nodes = inspected.matches("  segment ").count();
+    assert_eq!(nodes, 11, "{inspected}");
+    place.succeed("profile --model cnn-tiny --max-batch 1 --segment-us 1e6 --out long.json");
+    let long = place.succeed("inspect --model cnn-tiny --profile long.json");
+    assert_eq!(long.out.matches("  segment ").count(), 1, "{}", long.out);
+    let text = place.read("long.json");
+    let text = text.replacen('{', "{\"issue_us\": 7.25,", 1);
+    place.write("issue.json", &text);
+    let out = place
+        .succeed("inspect --model cnn-tiny --profile issue.json")
+        .out;
+    assert!(out.contains("issuing a launch takes 7.2 us"), "{out}");
+    place.write(
+        "other.json",
+        text.replace("\"num_nodes\": 11", "\"num_nodes\": 12"),
+    );
+    let words = [
+        "other.json: expected entries that cover [11] nodes",
+        "got [12]",
+    ];
+    place.refuse("inspect --model cnn-tiny --profile other.json", &words);
+    let words = ["p.json: expected the model bert-tiny, got cnn-tiny"];
+    place.refuse("inspect --model bert-tiny --profile p.json", &words);
 }
 
 #[test]

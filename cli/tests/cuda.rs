@@ -6,8 +6,9 @@ mod common;
 
 use std::path::Path;
 
-use common::Place;
+use common::{Done, Place};
 use lazybatch_cuda::probe;
+use serde_json::Value;
 
 /// Where `cargo xtask nvrtc` puts the compiler of kernels.
 const NVRTC: &str = "../.nvrtc/nvidia/cuda_nvrtc/lib";
@@ -19,7 +20,11 @@ fn without_cuda_the_library_that_was_looked_for_is_named() {
         return;
     }
     let place = Place::new();
-    for command in ["compare", "profile --model cnn-tiny --out p.json"] {
+    for command in [
+        "compare",
+        "compare --dry",
+        "profile --model cnn-tiny --out p.json",
+    ] {
         for device in ["cuda", "cuda:3"] {
             place.refuse(
                 &format!("{command} --device {device}"),
@@ -46,30 +51,108 @@ fn emulated(place: &Place) -> String {
     format!("{}:{}", place.path("").display(), nvrtc.display())
 }
 
-#[test]
-fn models_are_served_on_the_emulator() {
+/// A folder with the model `m`, and variables by which commands find the emulator.
+fn place_with_model() -> (Place, Vec<(&'static str, String)>) {
     let place = Place::new();
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let lstm = root.join("../kernels/tests/import/models/lstm.onnx");
     place.succeed(&format!("import {} --out m --max-len 6", lstm.display()));
-    let path = emulated(&place);
     let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels");
-    let vars = [
-        ("LD_LIBRARY_PATH", path.as_str()),
-        ("XDG_CACHE_HOME", cache.to_str().unwrap()),
+    let vars = vec![
+        ("LD_LIBRARY_PATH", emulated(&place)),
+        ("XDG_CACHE_HOME", cache.to_str().unwrap().to_owned()),
     ];
-    let done = place.run_with(
-        "compare --model m --device cuda --policies serial,lazy --rate 20 --duration 0.4 \
-         --max-batch 4 --json c.json",
-        &vars,
-    );
-    assert_eq!(done.status, Some(0), "{}{}", done.out, done.err);
+    (place, vars)
+}
+
+fn run(place: &Place, vars: &[(&'static str, String)], arguments: &str) -> Done {
+    let vars: Vec<(&str, &str)> = vars.iter().map(|(k, v)| (*k, v.as_str())).collect();
+    let done = place.run_with(arguments, &vars);
     // What the emulator finds it prints.
-    assert!(!done.err.contains("CUDA emulator:"), "{}", done.err);
-    let same = "answers bit-identical to those alone";
-    assert_eq!(done.out.matches(same).count(), 2, "{}", done.out);
-    let warning = "the device is an emulator";
-    assert!(done.out.contains(warning), "{}", done.out);
-    let device = place.json("c.json")["device"].to_string();
-    assert!(device.contains("emulator"), "{device}");
+    let findings = done.err.lines().filter(|l| l.starts_with("CUDA emulator:"));
+    assert_eq!(findings.count(), 0, "{}", done.err);
+    done
+}
+
+/// Whether any number of a file could be taken for a measurement.
+fn has_figures(value: &Value) -> bool {
+    match value {
+        Value::Number(number) => !number.is_u64(),
+        Value::Array(items) => items.iter().any(has_figures),
+        Value::Object(entries) => entries
+            .iter()
+            .any(|(key, v)| key.ends_with("_ms") || key.ends_with("_us") || has_figures(v)),
+        _ => false,
+    }
+}
+
+#[test]
+fn nothing_is_measured_on_the_emulator() {
+    let (place, vars) = place_with_model();
+    for command in ["compare --model m", "profile --model m --out p.json"] {
+        let done = run(&place, &vars, &format!("{command} --device cuda"));
+        assert_eq!(done.status, Some(2), "{}{}", done.out, done.err);
+        let words = "expected a GPU to measure, or --dry, got CUDA emulator (CPU)";
+        assert!(done.err.contains(words), "{}", done.err);
+        assert_eq!(done.err.lines().count(), 1, "{}", done.err);
+        assert_eq!(done.out, "");
+    }
+    assert!(!place.path("p.json").exists());
+    for option in ["--report r.html", "--requests-csv r.csv", "--timing"] {
+        let parts = ["cannot be used with", "--dry"];
+        place.refuse(&format!("compare --dry {option}"), &parts);
+    }
+    place.refuse(
+        "profile --model cnn-tiny --device npu --dry --out p.json",
+        &["--dry: expected a device that is measured, got npu"],
+    );
+}
+
+#[test]
+fn a_dry_profile_has_segments_and_no_figures() {
+    let (place, vars) = place_with_model();
+    let command = "profile --model m --device cuda --max-batch 2 --dry --out p.json";
+    let done = run(&place, &vars, command);
+    assert_eq!(done.status, Some(0), "{}{}", done.out, done.err);
+    let file = place.json("p.json");
+    assert_eq!(file["emulator"], true);
+    let segments = file["segments"].as_object().unwrap();
+    assert!(!segments.is_empty() && segments.values().all(|n| n.as_u64() > Some(0)));
+    assert!(!has_figures(&file), "{file}");
+    // Nobody simulates with it.
+    place.refuse(
+        "simulate --profile p.json --rate 5",
+        &["p.json", "expected a lazybatch-profile/1 document"],
+    );
+}
+
+#[test]
+fn models_are_served_on_the_emulator() {
+    let (place, mut vars) = place_with_model();
+    vars.push(("LAZYBATCH_EMULATOR_SEED", String::new()));
+    for seed in 0..3 {
+        vars.last_mut().unwrap().1 = seed.to_string();
+        let done = run(
+            &place,
+            &vars,
+            "compare --model m --device cuda --policies serial,lazy --rate 20 --duration 0.4 \
+             --max-batch 2 --dry --json c.json",
+        );
+        assert_eq!(done.status, Some(0), "{}{}", done.out, done.err);
+        let same = "answers bit-identical to those alone";
+        assert_eq!(done.out.matches(same).count(), 2, "{}", done.out);
+        for word in [" ms", "req/s", "requests/s", "p99"] {
+            assert!(!done.out.contains(word), "{word}: {}", done.out);
+        }
+        let file = place.json("c.json");
+        assert_eq!(file["emulator"], true);
+        assert!(file["device"].to_string().contains("emulator"), "{file}");
+        assert!(!has_figures(&file), "{file}");
+        for run in file["runs"].as_array().unwrap() {
+            assert!(run["completed"].as_u64() > Some(0), "{file}");
+            assert_eq!(run["identical"], run["requests"], "{file}");
+            assert_eq!(run["failed"], 0, "{file}");
+        }
+    }
+    assert!(!place.path("lazybatch-compare.html").exists());
 }

@@ -302,6 +302,7 @@ fn models_come_and_go_under_traffic_and_the_journal_replays() {
             device: "engine".into(),
             copy_gbps: 0.0,
             dispatch_us: 0.0,
+            issue_us: 0.0,
             models: Vec::new(),
         };
         let header = Header::new(spec, &nothing, &config);

@@ -37,6 +37,18 @@ impl Segments {
         }
     }
 
+    /// Given runs, by block; `None` unless they cover every block in order.
+    pub fn of(program: &Program, blocks: Vec<Vec<Range<usize>>>) -> Option<Self> {
+        let covers = |runs: &Vec<Range<usize>>, len: usize| {
+            let follows =
+                |end: usize, r: &Range<usize>| (r.start == end && r.end > end).then_some(r.end);
+            runs.iter().try_fold(0, follows) == Some(len)
+        };
+        let mut pairs = blocks.iter().zip(&program.blocks);
+        let all = pairs.all(|(runs, block)| covers(runs, block.nodes.len()));
+        (all && blocks.len() == program.blocks.len()).then_some(Self { blocks })
+    }
+
     /// One segment per block.
     pub fn per_block(program: &Program) -> Self {
         let longest = program
@@ -161,6 +173,32 @@ mod tests {
             &["0..1 1..2 2..3 3..4 4..5", "0..1 1..2"],
         );
         check(&program, &Segments::per_block(&program), &["0..5", "0..2"]);
+    }
+
+    #[test]
+    fn given_runs_must_cover_all_blocks() {
+        let program = chain(&[3, 2]);
+        let of = |blocks: &[&str]| {
+            let run = |text: &str| {
+                let (start, end) = text.split_once("..").unwrap();
+                start.parse().unwrap()..end.parse().unwrap()
+            };
+            let block = |text: &&str| text.split_whitespace().map(run).collect();
+            Segments::of(&program, blocks.iter().map(block).collect())
+        };
+        let right = ["0..2 2..3", "0..2"];
+        check(&program, &of(&right).unwrap(), &right);
+        for wrong in [
+            &["0..2", "0..2"][..],
+            &["0..4", "0..2"],
+            &["0..2 1..3", "0..2"],
+            &["0..0 0..3", "0..2"],
+            &["0..3"],
+            &["0..3", "0..2", "0..2"],
+            &["", "0..2"],
+        ] {
+            assert_eq!(of(wrong), None, "{wrong:?}");
+        }
     }
 
     #[test]

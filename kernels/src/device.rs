@@ -69,6 +69,12 @@ pub trait Device: Send {
     /// What this device is.
     fn info(&self) -> DeviceInfo;
 
+    /// Whether launches run beside the thread that issues them: then [`Device::enqueue`] takes what
+    /// issuing costs and no more.
+    fn is_asynchronous(&self) -> bool {
+        false
+    }
+
     /// Makes a model's weights resident under `model`.
     ///
     /// # Errors

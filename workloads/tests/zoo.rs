@@ -146,6 +146,7 @@ fn the_cpu_agrees_with_the_reference() {
         ("bert-tiny", 9),
         ("transformer-tiny", 7),
         ("gnmt-tiny", 7),
+        ("decoder-tiny", 7),
         ("phonemes", 6),
         ("las", 2),
     ] {
@@ -182,7 +183,13 @@ fn larger_models_stay_finite() {
 
 #[test]
 fn passes_keep_the_bits() {
-    for name in ["bert-tiny", "transformer-tiny", "gnmt-tiny", "phonemes"] {
+    for name in [
+        "bert-tiny",
+        "transformer-tiny",
+        "gnmt-tiny",
+        "decoder-tiny",
+        "phonemes",
+    ] {
         let program = (zoo::find(name).unwrap().build)().unwrap();
         check_passes(program, 0.0);
     }

@@ -2,7 +2,7 @@
 //! and measure the CUDA device, without Rust and without the source.
 //!
 //! `run.sh` in it runs the stages and leaves their results in a folder. `--check` makes a bundle of
-//! unoptimised programs, without the command line program, and runs it on the emulator.
+//! unoptimised programs and runs it on the emulator.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -15,7 +15,34 @@ use crate::models::run_step;
 use crate::nvrtc;
 
 /// What is copied as it is.
-const FILES: [&str; 2] = ["run.sh", "README.md"];
+const FILES: [&str; 3] = ["run.sh", "peers.py", "README.md"];
+/// What it is built from: targets of the workspace, which share what the tests have built.
+const TARGETS: [&str; 5] = [
+    "--bin=lazybatch",
+    "--example=measure_device",
+    "--example=measure_kernels",
+    "--test=device",
+    "--test=kernels",
+];
+/// The programs that `run.sh` calls.
+const PROGRAMS: [&str; 5] = [
+    "lazybatch",
+    "measure_device",
+    "measure_kernels",
+    "test_device",
+    "test_kernels",
+];
+/// The stages of `run.sh`.
+const STAGES: [&str; 8] = [
+    "kernels",
+    "device",
+    "measure",
+    "measure_device",
+    "profile",
+    "compare",
+    "compare_decoder",
+    "peers",
+];
 /// Most bytes of a bundle.
 const MAX_BYTES: u64 = 40 << 20;
 /// Names under which programs look for the libraries that the emulator stands for.
@@ -52,28 +79,9 @@ pub fn run(root: &Path, is_check: bool) -> Result<bool> {
         _ => Err(e),
     })?;
     std::fs::create_dir_all(&programs)?;
-    let tests = build(
-        root,
-        is_check,
-        &["test", "--no-run", "-p", "lazybatch-cuda", "--tests"],
-    )?;
-    let example = [
-        "build",
-        "-p",
-        "lazybatch-cuda",
-        "--example",
-        "measure_kernels",
-    ];
-    let mut made = build(root, is_check, &example)?;
-    if !is_check {
-        made.extend(build(
-            root,
-            is_check,
-            &["build", "-p", "lazybatch", "--bins"],
-        )?);
-    }
+    let made = build(root, is_check)?;
     let mut names = Vec::new();
-    for artifact in tests.iter().chain(&made) {
+    for artifact in &made {
         let Some(program) = &artifact.program else {
             continue;
         };
@@ -82,6 +90,9 @@ pub fn run(root: &Path, is_check: bool) -> Result<bool> {
             "example" | "bin" => artifact.name.clone(),
             _ => continue,
         };
+        if !PROGRAMS.contains(&name.as_str()) {
+            continue;
+        }
         let to = programs.join(&name);
         std::fs::copy(program, &to).with_context(|| to.display().to_string())?;
         run_step(Command::new("strip").arg(&to))?;
@@ -91,21 +102,21 @@ pub fn run(root: &Path, is_check: bool) -> Result<bool> {
         let from = root.join("xtask/bundle").join(file);
         std::fs::copy(&from, folder.join(file)).with_context(|| from.display().to_string())?;
     }
-    for needed in ["test_kernels", "measure_kernels"] {
-        ensure!(
-            names.iter().any(|name| name == needed),
-            "expected a program {needed}, got {names:?}"
-        );
-    }
+    names.sort();
+    ensure!(
+        names == PROGRAMS,
+        "expected the programs {PROGRAMS:?}, got {names:?}"
+    );
     let bytes = size(&folder)?;
     println!(
-        "{}: {} MiB, {}",
+        "{}: {:.1} MiB of {}, {}",
         folder.display(),
-        bytes >> 20,
+        bytes as f64 / f64::from(1 << 20),
+        MAX_BYTES >> 20,
         names.join(", ")
     );
     if is_check {
-        return check(root, &folder, &tests);
+        return check(root, &folder, &made);
     }
     ensure!(
         bytes <= MAX_BYTES,
@@ -127,31 +138,76 @@ fn check(root: &Path, folder: &Path, made: &[Artifact]) -> Result<bool> {
     for name in EMULATED {
         std::os::unix::fs::symlink(emulator, links.join(name))?;
     }
-    let path = format!("{}:{}", links.display(), nvrtc::libraries(root)?.display());
+    nvrtc::ensure(root)?;
     let results = folder.join("results");
+    // The compiler is found as a package of Python's.
     let status = Command::new(folder.join("run.sh"))
         .arg("--dry")
         .arg(&results)
-        .env("LD_LIBRARY_PATH", path)
+        .env("LD_LIBRARY_PATH", &links)
+        .env("PYTHONPATH", nvrtc::python_path(root))
         .status()
         .context("cannot run run.sh")?;
-    for stage in ["kernels", "measure"] {
-        let file = results.join(format!("{stage}.json"));
-        let text = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+    let read = |name: &str| {
+        let file = results.join(name);
+        std::fs::read_to_string(&file).with_context(|| file.display().to_string())
+    };
+    for stage in STAGES {
+        let text = read(&format!("{stage}.json"))?;
         let result: Value = serde_json::from_str(&text).with_context(|| text.clone())?;
         ensure!(
-            result["exit_code"] == 0,
+            result["exit_code"] == 0 && result["timed_out"] == false,
             "stage {stage} failed: {text}{}",
-            std::fs::read_to_string(results.join(format!("{stage}.log"))).unwrap_or_default()
+            read(&format!("{stage}.log")).unwrap_or_default()
         );
     }
+    let said = read("GPU.txt")?;
+    ensure!(said.starts_with("GPU: no."), "expected no GPU, got {said}");
+    for (file, least) in [("kernels.jsonl", 20), ("device.jsonl", 15)] {
+        let text = read(file)?;
+        let num = lines_without_figures(&text).with_context(|| file.to_owned())?;
+        ensure!(num >= least, "{file}: expected {least} lines, got {num}");
+    }
+    // Whoever has no GPU and does not say so gets a sentence, and no measurements.
+    let refused = Command::new(folder.join("run.sh"))
+        .arg(folder.join("refused"))
+        .env("LD_LIBRARY_PATH", &links)
+        .env("PYTHONPATH", nvrtc::python_path(root))
+        .output()
+        .context("cannot run run.sh")?;
+    let is_refused =
+        refused.status.code() == Some(2) && !folder.join("refused/kernels.json").exists();
+    ensure!(
+        is_refused,
+        "expected status 2 without --dry, got {refused:?}"
+    );
     Ok(status.success())
 }
 
-/// Runs cargo and answers what it made.
-fn build(root: &Path, is_check: bool, args: &[&str]) -> Result<Vec<Artifact>> {
+/// Lines of a dry run; the first is about the machine, and no other has a figure.
+///
+/// # Errors
+/// A line that is no JSON, or one with a figure.
+fn lines_without_figures(text: &str) -> Result<usize> {
+    let mut num = 0;
+    for line in text.lines() {
+        let value: Value = serde_json::from_str(line).with_context(|| line.to_owned())?;
+        let mut numbers = value.as_object().into_iter().flatten();
+        let figure = numbers.find(|(_, v)| v.is_f64());
+        ensure!(
+            figure.is_none() && (num == 0 || value["dry"] == true),
+            "expected a dry run's line, got {line}"
+        );
+        num += 1;
+    }
+    Ok(num)
+}
+
+/// Builds the programs and answers what cargo made.
+fn build(root: &Path, is_check: bool) -> Result<Vec<Artifact>> {
     let mut command = host::cargo();
-    command.args(args).arg("--message-format=json");
+    command.args(["build", "--workspace", "--message-format=json"]);
+    command.args(TARGETS);
     if !is_check {
         command.arg("--release");
     }
@@ -160,7 +216,7 @@ fn build(root: &Path, is_check: bool, args: &[&str]) -> Result<Vec<Artifact>> {
         .stderr(Stdio::inherit())
         .output()
         .context("cannot run cargo")?;
-    ensure!(output.status.success(), "cargo {} failed", args.join(" "));
+    ensure!(output.status.success(), "building the programs failed");
     Ok(artifacts(&String::from_utf8_lossy(&output.stdout)))
 }
 
@@ -220,6 +276,42 @@ mod tests {
         assert_eq!(made[0].program, Some(PathBuf::from("/t/kernels")));
         assert_eq!(made[1].kind, "rlib");
         assert_eq!(made[1].files[1], PathBuf::from("/t/e.so"));
+    }
+
+    #[test]
+    fn figures_in_a_dry_run_are_found() {
+        let machine = "{\"what\":\"environment\",\"emulator\":true,\"memory_bytes\":7}\n";
+        let dry = "{\"what\":\"copy\",\"mib\":1,\"dry\":true}\n";
+        let lines = lines_without_figures(&[machine, dry, dry].concat());
+        assert_eq!(lines.unwrap(), 3);
+        for wrong in [
+            "{\"what\":\"copy\",\"dry\":true,\"us\":1.5}",
+            "{\"what\":\"copy\"}",
+            "copy",
+        ] {
+            assert!(lines_without_figures(&[machine, wrong].concat()).is_err());
+        }
+    }
+
+    #[test]
+    fn the_stages_of_the_script_end_within_nine_minutes() {
+        let script = host::root().join("xtask/bundle/run.sh");
+        let text = std::fs::read_to_string(script).unwrap();
+        let calls = text.lines().filter_map(|line| line.strip_prefix("stage "));
+        let calls: Vec<(&str, u64)> = calls
+            .map(|call| {
+                let (name, seconds) = call.split_once(' ').unwrap();
+                (name, seconds.parse().unwrap())
+            })
+            .collect();
+        let names: Vec<&str> = calls.iter().map(|call| call.0).collect();
+        assert_eq!(names, STAGES);
+        // Each may take 2 s more to end.
+        let sum: u64 = calls.iter().map(|call| call.1 + 2).sum();
+        assert!(sum < 9 * 60, "{sum} s");
+        for name in STAGES {
+            assert!(text.contains(&format!("stage_{name}() {{")), "{name}");
+        }
     }
 
     #[test]

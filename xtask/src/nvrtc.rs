@@ -94,15 +94,12 @@ impl Compiler {
 /// # Errors
 /// No Python with pip, or a package that cannot be fetched.
 pub fn ensure(root: &Path) -> Result<()> {
-    libraries(root).map(|_| ())
+    COMPILER.ensure(root).map(|_| ())
 }
 
-/// The folder of the library that the tests use, fetched if it is not there yet.
-///
-/// # Errors
-/// As [`ensure()`].
-pub fn libraries(root: &Path) -> Result<PathBuf> {
-    COMPILER.ensure(root)
+/// The folder that [`ensure()`] makes, in which Python finds the compiler's package.
+pub fn python_path(root: &Path) -> PathBuf {
+    root.join(COMPILER.folder)
 }
 
 /// Compiles every kernel of the CUDA device for every architecture; `false` when one does not

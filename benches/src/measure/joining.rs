@@ -25,7 +25,7 @@ use lazybatch_sla::Nanos;
 use lazybatch_workloads::arrivals::{Limit, Process, Stream, Workload};
 use lazybatch_workloads::experiment::inputs::{self, Item};
 use lazybatch_workloads::experiment::measure::measure;
-use lazybatch_workloads::experiment::{Call, Served, Serving};
+use lazybatch_workloads::experiment::{Call, SegmentLength, Served, Serving};
 use lazybatch_workloads::lengths::Lengths;
 use serde_json::json;
 
@@ -41,7 +41,6 @@ const LOAD: f64 = 1.5;
 const LONGEST: usize = 50;
 /// Items that the tables are measured with, and the shortest segment, in microseconds.
 const PROFILE_POOL: usize = 64;
-const SEGMENT_US: f64 = 50.0;
 /// Time behind the last arrival within which all must have ended.
 const DRAIN: Nanos = Nanos::from_ms(600_000);
 
@@ -96,7 +95,8 @@ fn compare(sizes: Sizes, recorder: &Recorder) -> anyhow::Result<()> {
     let shelf = Shelf::new(Box::new(CpuDevice::new(cpu)));
     let (mut device, items) = (shelf.take()?, &pool[..PROFILE_POOL.min(pool.len())]);
     let most = sizes.max_batch as u32;
-    let profile = measure(&mut device, &program, items, most, SEGMENT_US)?.into_profile();
+    let profile =
+        measure(&mut device, &program, items, most, SegmentLength::ByDevice)?.into_profile();
     drop(device);
     let take = || -> lazybatch_workloads::Result<Box<dyn Device>> {
         let taken = shelf.take();

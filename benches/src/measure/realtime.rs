@@ -30,7 +30,9 @@ use lazybatch_sla::{Nanos, OutputLen, Profile, Time};
 use lazybatch_workloads::arrivals::{Arrival, Limit, Stream, Workload, mean_rate, transform};
 use lazybatch_workloads::experiment::inputs::{self, Item};
 use lazybatch_workloads::experiment::measure::measure;
-use lazybatch_workloads::experiment::{Call, Detail, Served, Serving, Simulation, words};
+use lazybatch_workloads::experiment::{
+    Call, Detail, SegmentLength, Served, Serving, Simulation, words,
+};
 use lazybatch_workloads::lengths::Lengths;
 use lazybatch_workloads::results::{Counters, FinishedRequest, RunResult};
 use lazybatch_workloads::sweep::cases;
@@ -44,8 +46,6 @@ pub use options::Options;
 const POOL: usize = 256;
 /// Items that the tables are measured with.
 const PROFILE_POOL: usize = 64;
-/// Shortest segment at batch 1, in microseconds.
-const SEGMENT_US: f64 = 50.0;
 /// Requests that are served one after another, to hold their simulated times against.
 const ALONE: usize = 6;
 /// Requests of the backlog that gives the time between launches.
@@ -138,8 +138,14 @@ impl<'a> Bench<'a> {
         })));
         let items = &pool[..PROFILE_POOL.min(pool.len())];
         let (mut device, max_batch) = (shelf.take()?, options.max_batch);
-        let mut profile =
-            measure(&mut device, &program, items, max_batch, SEGMENT_US)?.into_profile();
+        let mut profile = measure(
+            &mut device,
+            &program,
+            items,
+            max_batch,
+            SegmentLength::ByDevice,
+        )?
+        .into_profile();
         drop(device);
         profile.models[0].name = entry.name.into();
         let mut bench = Self {

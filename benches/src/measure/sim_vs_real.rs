@@ -25,7 +25,7 @@ use lazybatch_workloads::arrivals::{Arrival, Limit, Process, Stream, Workload};
 use lazybatch_workloads::experiment::Detail;
 use lazybatch_workloads::experiment::inputs::Item;
 use lazybatch_workloads::experiment::measure::{measure, measure_segments};
-use lazybatch_workloads::experiment::{Call, Served, Serving, Simulation, words};
+use lazybatch_workloads::experiment::{Call, SegmentLength, Served, Serving, Simulation, words};
 use lazybatch_workloads::lengths::Lengths;
 use lazybatch_workloads::results::{Counters, FinishedRequest};
 use lazybatch_workloads::zoo;
@@ -43,8 +43,6 @@ const LOAD: f64 = 0.5;
 const POOL: usize = 256;
 /// Most requests of one launch.
 const MAX_BATCH: u32 = 64;
-/// Shortest segment at batch 1, in microseconds.
-const SEGMENT_US: f64 = 50.0;
 /// Items that the tables are measured with.
 const PROFILE_POOL: usize = 64;
 
@@ -156,7 +154,13 @@ impl Bench<'_> {
         let items = &self.pool[..PROFILE_POOL.min(self.pool.len())];
         let measured = match segments {
             Some(s) => measure_segments(device, &self.program, items, MAX_BATCH, s)?,
-            None => measure(device, &self.program, items, MAX_BATCH, SEGMENT_US)?,
+            None => measure(
+                device,
+                &self.program,
+                items,
+                MAX_BATCH,
+                SegmentLength::ByDevice,
+            )?,
         };
         let mut lens = self.output_lens.clone();
         lens.sort_unstable();

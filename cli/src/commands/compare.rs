@@ -1,28 +1,33 @@
 //! `lazybatch compare`: the same arrivals under several policies, in real time.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use lazybatch_engine::{Engine, ModelOptions};
 use lazybatch_graph::Tensor;
 use lazybatch_kernels::{Device, Noise, SimDevice};
 use lazybatch_sla::{LatencyTable, Nanos, Profile, segments_of};
 use lazybatch_workloads::experiment::inputs::{self, Item};
-use lazybatch_workloads::experiment::{Call, Served, Serving, words};
+use lazybatch_workloads::experiment::{Call, SegmentLength, Served, Serving, words};
 use lazybatch_workloads::report::Body;
 use lazybatch_workloads::results::{Results, RunResult};
 use lazybatch_workloads::traces::arrivals_csv;
+use serde_json::Value;
 
 use super::profile::measure;
-use super::{PolicyRun, emit, offer, outputs, report, suffixed};
+use super::{PolicyRun, dry, emit, offer, outputs, report, suffixed};
 use crate::args::CompareArgs;
 use crate::failure::BadInput;
-use crate::models::{self, DEFAULT_MAX_BATCH, DEFAULT_SEGMENT_US, DeviceKind, Model};
+use crate::models::{self, DEFAULT_MAX_BATCH, DeviceKind, Model};
 use crate::{output, progress};
 
 /// Items that arrivals draw from.
 const POOL: usize = 512;
+/// The same in a dry run.
+const DRY_POOL: usize = 6;
+/// Seconds behind the last arrival of a dry run, which may take what it takes.
+const DRY_DRAIN_S: f64 = 600.0;
 /// Where the report goes when nothing else is said.
 const DEFAULT_REPORT: &str = "lazybatch-compare.html";
 
@@ -34,6 +39,11 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         return Err(BadInput(format!("--profile: expected {expected}, got nothing")).into());
     }
     kind.check(&args.cpu)?;
+    let emulator = kind.is_emulated(args.dry)?;
+    let (pool_size, drain_s) = match args.dry {
+        true => (DRY_POOL, args.drain.max(DRY_DRAIN_S)),
+        false => (POOL, args.drain),
+    };
     for policy in &args.policies {
         lazybatch_engine::policy::find(policy)?;
     }
@@ -42,7 +52,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         .report
         .clone()
         .unwrap_or_else(|| PathBuf::from(DEFAULT_REPORT));
-    check_outputs(args, &report_path)?;
+    check_outputs(args, (!args.dry).then_some(report_path.as_path()))?;
     let model = Model::load(&args.model)?;
     let trace = match &args.trace {
         Some(path) => Some(offer::read_trace(path, &model)?),
@@ -53,9 +63,9 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     let (profile, options) = prepare(args, kind, &model)?;
     bar.inc(1);
     let (pool, simulated) = match kind {
-        DeviceKind::Cpu | DeviceKind::Cuda(_) => (model.pool(POOL, args.seed)?, None),
+        DeviceKind::Cpu | DeviceKind::Cuda(_) => (model.pool(pool_size, args.seed)?, None),
         DeviceKind::Sim => {
-            let (pool, steps) = inputs::drawn(&model.served(), POOL, args.seed)?;
+            let (pool, steps) = inputs::drawn(&model.served(), pool_size, args.seed)?;
             (pool, Some(steps))
         }
     };
@@ -77,7 +87,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         output_lens: None,
         sla,
         classes: args.classes.clone(),
-        drain: Nanos::from_ms_f64(args.drain * 1e3),
+        drain: Nanos::from_ms_f64(drain_s * 1e3),
         timing: args.output.timing,
         trace: false,
     };
@@ -102,6 +112,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     let mut results = Results::new("compare", args.seed, &profile.device);
     let mut runs = Vec::new();
     let mut answers = Vec::new();
+    let mut judged = Vec::new();
     serving.trace = args.trace_out.is_some();
     for policy in &args.policies {
         bar.set_message(policy.clone());
@@ -117,12 +128,17 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
             &served.counters,
         );
         results.push(run, &served.requests);
+        if let (Some(path), false) = (&args.output.json, args.dry) {
+            // What is measured stays, should a later policy not come to its end.
+            results.save(path)?;
+        }
         if let (Some(path), Some(trace)) = (&args.trace_out, &served.trace) {
             output::write("--trace-out", &suffixed(path, policy, "json"), trace)?;
         }
         if let Some(alone) = &alone {
-            let judged = Answers::judge(&model, &pool, &calls, alone, &served);
-            answers.push(judged.line(policy));
+            let of_policy = Answers::judge(&model, &pool, &calls, alone, &served);
+            answers.push(of_policy.line(policy));
+            judged.push(of_policy);
         }
         runs.push(PolicyRun {
             policy: policy.clone(),
@@ -134,8 +150,8 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     if answers.is_empty() {
         answers.push("a simulated device computes no answers".into());
     }
-    if profile.device.contains("emulator") {
-        answers.push("the device is an emulator: its times say nothing about a GPU".into());
+    if args.dry {
+        return end_dry(args, &profile.device, emulator, &results, &judged, &answers);
     }
     let max_batch = serving.options.max_batch.unwrap_or(DEFAULT_MAX_BATCH);
     let settings = settings(args, &profile, rate, capacity, calls.len(), sla, max_batch);
@@ -148,11 +164,52 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     output::line(format_args!("report: {}", report_path.display()))
 }
 
+/// What a dry run leaves: counts, and whether all answers were right.
+fn end_dry(
+    args: &CompareArgs,
+    device: &str,
+    emulator: bool,
+    results: &Results,
+    judged: &[Answers],
+    lines: &[String],
+) -> anyhow::Result<()> {
+    let of_policy = |(k, run): (usize, &RunResult)| {
+        let mut entry = serde_json::json!({
+            "policy": run.policy,
+            "requests": run.requests,
+            "failed": run.failed,
+        });
+        if let Some(judged) = judged.get(k) {
+            entry["completed"] = judged.completed.into();
+            entry["identical"] = judged.identical.into();
+        }
+        entry
+    };
+    let runs: Vec<Value> = results.runs.iter().enumerate().map(of_policy).collect();
+    let mut file = dry::file("compare", device, emulator, &args.model);
+    file.insert("seed".into(), args.seed.into());
+    file.insert("runs".into(), runs.into());
+    output::line(lines.join("\n"))?;
+    if let Some(path) = &args.output.json {
+        dry::write("--json", path, file)?;
+    }
+    let failed: u64 = results.runs.iter().map(|run| run.failed).sum();
+    let answered = |run: &RunResult, a: &Answers| a.identical as u64 == run.requests;
+    let pairs = results.runs.iter().zip(judged);
+    let wrong = pairs.filter(|(run, a)| !answered(run, a)).count();
+    ensure!(
+        failed == 0 && wrong == 0,
+        "{device}: expected right answers to all, got {failed} failed requests and {wrong} \
+         policies with answers that are wrong or missing"
+    );
+    Ok(())
+}
+
 /// Refuses outputs that cannot be written, before minutes of work.
-fn check_outputs(args: &CompareArgs, report: &std::path::Path) -> anyhow::Result<()> {
+fn check_outputs(args: &CompareArgs, report: Option<&Path>) -> anyhow::Result<()> {
     output::check(outputs(&args.output))?;
     output::check([
-        ("--report", Some(report)),
+        ("--report", report),
         ("--profile-out", args.profile_out.as_deref()),
         ("--arrivals-out", args.arrivals_out.as_deref()),
     ])?;
@@ -186,7 +243,15 @@ fn prepare(
         }
         None => {
             let max_batch = args.max_batch.unwrap_or(DEFAULT_MAX_BATCH);
-            measure(model, kind, &args.cpu, max_batch, DEFAULT_SEGMENT_US)?.into_profile()
+            measure(
+                model,
+                kind,
+                &args.cpu,
+                max_batch,
+                SegmentLength::ByDevice,
+                args.dry,
+            )?
+            .into_profile()
         }
     };
     let scheduled = &mut profile.models[0];

@@ -1,21 +1,61 @@
 //! `lazybatch inspect`.
 
 use std::fmt::Write as _;
+use std::path::Path;
 
 use lazybatch_graph::{Program, Segments, dump};
 use lazybatch_kernels::cpu::ProgramMemory;
 use lazybatch_kernels::memory::{Linear, bytes};
+use lazybatch_sla::Profile;
 
 use crate::args::InspectArgs;
+use crate::failure::BadInput;
 use crate::models::Model;
 use crate::output;
 
 /// Runs the command.
 pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
     let model = Model::load(&args.model)?;
-    let segments = Segments::per_node(&model.program);
-    let text = dump(&model.program, Some(&segments));
+    let (segments, issue_us) = match &args.profile {
+        Some(path) => of_profile(path, &model)?,
+        None => (Segments::per_node(&model.program), 0.0),
+    };
+    let mut text = dump(&model.program, Some(&segments));
+    if issue_us > 0.0 {
+        text += &format!("issuing a launch takes {issue_us:.1} us\n");
+    }
     output::text(text + &memory(&model.program))
+}
+
+/// The segments of a profile, and what issuing a launch takes, if it says so.
+fn of_profile(path: &Path, model: &Model) -> anyhow::Result<(Segments, f64)> {
+    let profile = Profile::read(path)?;
+    let wrong = |expected: String, got: String| {
+        BadInput(format!(
+            "{}: expected {expected}, got {got}",
+            path.display()
+        ))
+    };
+    let Some(of_model) = profile.model(&model.name) else {
+        let names: Vec<_> = profile.models.iter().map(|m| m.name.as_str()).collect();
+        let expected = format!("the model {}", model.name);
+        return Err(wrong(expected, names.join(", ")).into());
+    };
+    let runs = of_model.program_segments();
+    let blocks = runs.iter().map(|block| {
+        let run = |r: &std::ops::Range<u32>| r.start as usize..r.end as usize;
+        block.iter().map(run).collect()
+    });
+    let segments = Segments::of(&model.program, blocks.collect());
+    let segments = segments.ok_or_else(|| {
+        let lens: Vec<_> = model.program.blocks.iter().map(|b| b.nodes.len()).collect();
+        let ends: Vec<_> = runs.iter().map(|b| b.last().map_or(0, |r| r.end)).collect();
+        wrong(
+            format!("entries that cover {lens:?} nodes by block"),
+            format!("{ends:?}"),
+        )
+    })?;
+    Ok((segments, profile.issue_us))
 }
 
 /// What requests hold on the CPU device.

@@ -1,6 +1,7 @@
 //! One file a command.
 
 pub mod compare;
+mod dry;
 pub mod generalise;
 pub mod import;
 pub mod inspect;

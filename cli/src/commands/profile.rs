@@ -2,9 +2,12 @@
 
 use lazybatch_sla::Profile;
 use lazybatch_workloads::devices;
+use lazybatch_workloads::experiment::SegmentLength;
 use lazybatch_workloads::experiment::measure::{self, Measured};
 use lazybatch_workloads::lengths::Lengths;
+use serde_json::Value;
 
+use super::dry;
 use crate::args::{CpuArgs, ProfileArgs};
 use crate::failure::BadInput;
 use crate::models::{self, DeviceKind, Model};
@@ -17,22 +20,58 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
         "cpu" => Some(DeviceKind::Cpu),
         name => DeviceKind::cuda(name),
     };
-    let profile = if let Some(kind) = kind {
-        kind.check(&args.cpu)?;
-        let model = Model::load(&args.model)?;
-        measure(&model, kind, &args.cpu, args.max_batch, args.segment_us)?.into_profile()
-    } else {
-        args.cpu.expect_none("is computed")?;
-        if args.max_batch != devices::MAX_BATCH {
-            let what = format!("--max-batch: expected {} for a device", devices::MAX_BATCH);
-            let got = args.max_batch;
-            return Err(BadInput(format!("{what} that is computed, got {got}")).into());
-        }
-        computed(&args.device, &args.model)?
+    let Some(kind) = kind else {
+        return run_computed(args);
     };
+    kind.check(&args.cpu)?;
+    let emulator = kind.is_emulated(args.dry)?;
+    let model = Model::load(&args.model)?;
+    let length = args
+        .segment_us
+        .map_or(SegmentLength::ByDevice, SegmentLength::Us);
+    let measured = measure(&model, kind, &args.cpu, args.max_batch, length, args.dry)?;
+    let dispatch = measured.dispatch;
+    let profile = measured.into_profile();
+    if args.dry {
+        let blocks = &profile.models[0].blocks;
+        let segments = blocks
+            .iter()
+            .map(|b| (b.name.clone(), b.nodes.len().into()));
+        let mut file = dry::file("profile", &profile.device, emulator, &args.model);
+        file.insert("segments".into(), Value::Object(segments.collect()));
+        return dry::write("--out", &args.out, file);
+    }
     output::write("--out", &args.out, &profile.to_json())?;
+    summary(args, &profile, "segments")?;
+    let Some(dispatch) = dispatch else {
+        return Ok(());
+    };
+    output::line(format_args!(
+        "issuing a launch takes {:.1} us, at most {:.1} % of a segment where a block has several",
+        dispatch.launch_us,
+        100.0 * dispatch.largest_share
+    ))
+}
+
+/// Writes the profile of a device model.
+fn run_computed(args: &ProfileArgs) -> anyhow::Result<()> {
+    args.cpu.expect_none("is computed")?;
+    if args.max_batch != devices::MAX_BATCH {
+        let what = format!("--max-batch: expected {} for a device", devices::MAX_BATCH);
+        let got = args.max_batch;
+        return Err(BadInput(format!("{what} that is computed, got {got}")).into());
+    }
+    if args.dry {
+        let expected = "--dry: expected a device that is measured";
+        return Err(BadInput(format!("{expected}, got {}", args.device)).into());
+    }
+    let profile = computed(&args.device, &args.model)?;
+    output::write("--out", &args.out, &profile.to_json())?;
+    summary(args, &profile, "nodes")
+}
+
+fn summary(args: &ProfileArgs, profile: &Profile, entries: &str) -> anyhow::Result<()> {
     let nodes: usize = profile.models[0].blocks.iter().map(|b| b.nodes.len()).sum();
-    let entries = if kind.is_some() { "segments" } else { "nodes" };
     output::line(format_args!(
         "{}: {} on {}, {nodes} {entries}",
         args.out.display(),
@@ -57,24 +96,22 @@ pub fn computed(device: &str, model: &str) -> anyhow::Result<Profile> {
     models::device_profile(device, model, overheads)
 }
 
-/// Measures a model on a device that computes.
+/// Requests that a model is measured with, and in a dry run.
+const POOL: (usize, usize) = (64, 2);
+
+/// Measures a model on a device that computes; a dry run does it with few requests.
 pub fn measure(
     model: &Model,
     kind: DeviceKind,
     cpu: &CpuArgs,
     max_batch: u32,
-    segment_us: f64,
+    length: SegmentLength,
+    is_dry: bool,
 ) -> anyhow::Result<Measured> {
     let mut device = models::device(kind, cpu)?;
     let lengths = Lengths::load(&model.lengths)?;
-    let pool = model.pool(64, 7)?;
-    let mut measured = measure::measure(
-        device.as_mut(),
-        &model.program,
-        &pool,
-        max_batch,
-        segment_us,
-    )?;
+    let pool = model.pool(if is_dry { POOL.1 } else { POOL.0 }, 7)?;
+    let mut measured = measure::measure(device.as_mut(), &model.program, &pool, max_batch, length)?;
     measured.profile.name = model.name.clone();
     measured.profile.sla_ms = Some(model.sla.as_ms());
     measured.profile.output_len_p90 = model

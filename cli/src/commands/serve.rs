@@ -10,6 +10,7 @@ use lazybatch_graph::{Program, SharedProgram, Tensor};
 use lazybatch_kernels::Device;
 use lazybatch_serve::{Control, Host, Options, Security, Server, Switches, TlsFiles};
 use lazybatch_sla::profile::ModelProfile;
+use lazybatch_workloads::experiment::SegmentLength;
 use lazybatch_workloads::text::Text;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::Layer;
@@ -20,7 +21,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use super::profile::measure;
 use crate::args::CpuArgs;
 use crate::failure::BadInput;
-use crate::models::{self, DEFAULT_SEGMENT_US, DeviceKind, Model};
+use crate::models::{self, DeviceKind, Model};
 use crate::output;
 use crate::serve_args::{ControlMode, ServeArgs};
 
@@ -183,7 +184,14 @@ impl Host for Served {
         }
         let model = Model::of(program.clone());
         let kind = DeviceKind::Cpu;
-        let measured = measure(&model, kind, &self.cpu, max_batch, DEFAULT_SEGMENT_US);
+        let measured = measure(
+            &model,
+            kind,
+            &self.cpu,
+            max_batch,
+            SegmentLength::ByDevice,
+            false,
+        );
         let profile = measured.map_err(|e| format!("{e:#}"))?.into_profile();
         Ok(profile.models.into_iter().next().map(|mut profile| {
             // The target is the configuration's to state.

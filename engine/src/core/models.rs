@@ -79,6 +79,7 @@ impl TryFrom<Described> for Attach {
             device: "engine".into(),
             copy_gbps: 0.0,
             dispatch_us: 0.0,
+            issue_us: 0.0,
             models: vec![d.profile],
         };
         whole.check("attached model").map_err(|e| e.to_string())?;

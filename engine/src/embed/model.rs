@@ -434,6 +434,7 @@ fn spec(
         device: "engine".into(),
         copy_gbps: 0.0,
         dispatch_us: 0.0,
+        issue_us: 0.0,
         models: vec![profile],
     };
     whole

@@ -171,6 +171,7 @@ impl World {
             device: "test".into(),
             copy_gbps: 0.0,
             dispatch_us: us(self.dispatch),
+            issue_us: 0.0,
             models: self.models.iter().enumerate().map(model).collect(),
         };
         profile.check("test").expect("a valid profile");

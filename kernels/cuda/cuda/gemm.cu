@@ -16,8 +16,10 @@ template <u32 N> DEVICE void wait_copies() {
 DEVICE float part(float4 v, u32 i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
 // `ROWS x COLUMNS` outputs of a block, `TM x TN` of a thread; `DEPTH` steps of `k` in a tile,
-// `STAGES` tiles in shared memory. `T` is the stored type of the right side.
-template <class T, u32 ROWS, u32 COLUMNS, u32 DEPTH, u32 TM, u32 TN, u32 STAGES> struct Tiles {
+// `STAGES` tiles in shared memory, rows of the right one `PAD` elements apart. `T` is the stored type
+// of the right side.
+template <class T, u32 ROWS, u32 COLUMNS, u32 DEPTH, u32 TM, u32 TN, u32 STAGES, u32 PAD = 0>
+struct Tiles {
     static const u32 THREADS = ROWS / TM * (COLUMNS / TN);
     // Rows of the left tile stand apart by four banks.
     static const u32 A_STRIDE = DEPTH + 4;
@@ -32,7 +34,7 @@ template <class T, u32 ROWS, u32 COLUMNS, u32 DEPTH, u32 TM, u32 TN, u32 STAGES>
 
     struct Stage {
         float a[ROWS][A_STRIDE];
-        T b[DEPTH][COLUMNS];
+        T b[DEPTH][COLUMNS + PAD];
     };
 
     static __device__ __forceinline__ void load(Stage &s, const float *a, const int *a_rows,
@@ -178,6 +180,131 @@ template <class T, u32 ROWS, u32 COLUMNS, u32 DEPTH, u32 TM, u32 TN, u32 STAGES>
     INSTANCE(gemm_few_##SUFFIX, T, 8, 16, 64, 1, 1, 6)                                             \
     INSTANCE(gemm_small_##SUFFIX, T, 32, 64, 32, 4, 4, 3)                                           \
     INSTANCE(gemm_large_##SUFFIX, T, 128, 128, 16, 8, 8, 2)
+
+
+// ---- by matrix instructions ----
+//
+// Weights of f16 and bf16 times activations that are rounded to the same type, sums in f32. An
+// element is a chain of instructions in order of `k`, 16 steps each, whatever the rows around it:
+// there is one tile for all sizes, and rows that are not there are zeros.
+
+// Two numbers, the first in the lower half.
+DEVICE u32 pair(f16, float low, float high) { return to_f16(low) | (u32)to_f16(high) << 16; }
+DEVICE u32 pair(bf16, float low, float high) { return to_bf16(low) | (u32)to_bf16(high) << 16; }
+
+// `c += a b`: 16 x 16 times 16 x 8, spread over the lanes as PTX says.
+DEVICE void multiply(f16, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+DEVICE void multiply(bf16, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Four warps, each with 16 rows and all columns of a block. Right rows stand apart by 16 bytes more,
+// so that eight of them lie in different banks.
+template <class T> struct Matrix {
+    static const u32 ROWS = 64, COLUMNS = 32, DEPTH = 32, STAGES = 4;
+    typedef Tiles<T, ROWS, COLUMNS, DEPTH, 4, 4, STAGES, 8> Of;
+    static_assert(Of::THREADS == 128, "four warps");
+
+    static __device__ __forceinline__ void run(const float *a, const int *a_rows, const T *b,
+                                               float *out, u32 m, u32 k, u32 n, u32 resume,
+                                               const float *bias, u32 act, const float *residual) {
+        __shared__ __align__(16) typename Of::Stage stages[STAGES];
+        bool wide_a = k % 4 == 0 && is_aligned(a, 16);
+        bool wide_b = n % Of::PIECE == 0 && is_aligned(b, 16);
+        u32 lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16;
+        u32 group = lane / 4, within = lane % 4;
+        auto row_of = [&](u32 i) { return blockIdx.y * ROWS + first + group + (i < 2 ? 0 : 8); };
+        auto column_of = [&](u32 j, u32 i) {
+            return blockIdx.x * COLUMNS + j * 8 + within * 2 + (i & 1);
+        };
+        bool is_idle = blockIdx.y * ROWS + first >= m;
+
+        float sum[COLUMNS / 8][4];
+#pragma unroll
+        for (u32 j = 0; j < COLUMNS / 8; j++) {
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                u32 row = row_of(i), col = column_of(j, i);
+                bool goes_on = resume && row < m && col < n;
+                sum[j][i] = goes_on ? out[(u64)row * n + col] : 0.0f;
+            }
+        }
+
+        u32 tiles = (k + DEPTH - 1) / DEPTH;
+#pragma unroll 1
+        for (u32 t = 0; t < STAGES - 1; t++) {
+            if (t < tiles) Of::load(stages[t], a, a_rows, b, m, k, n, t * DEPTH, wide_a, wide_b);
+            commit_copies();
+        }
+#pragma unroll 1
+        for (u32 t = 0; t < tiles; t++) {
+            wait_copies<STAGES - 2>();
+            __syncthreads();
+            u32 next = t + STAGES - 1;
+            if (next < tiles)
+                Of::load(stages[next % STAGES], a, a_rows, b, m, k, n, next * DEPTH, wide_a,
+                         wide_b);
+            commit_copies();
+            if (is_idle) continue;
+            const typename Of::Stage &s = stages[t % STAGES];
+#pragma unroll
+            for (u32 k0 = 0; k0 < DEPTH; k0 += 16) {
+                u32 left[4];
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) {
+                    const float *from =
+                        &s.a[first + group + (i % 2) * 8][k0 + within * 2 + (i / 2) * 8];
+                    left[i] = pair(T{}, from[0], from[1]);
+                }
+#pragma unroll
+                for (u32 j = 0; j < COLUMNS / 8; j++) {
+                    // Rows `k0..k0 + 16` of eight columns, turned.
+                    u32 at = (u32)__cvta_generic_to_shared(&s.b[k0 + lane % 16][j * 8]);
+                    u32 b0, b1;
+                    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                                 : "=r"(b0), "=r"(b1)
+                                 : "r"(at)
+                                 : "memory");
+                    multiply(T{}, sum[j], left, b0, b1);
+                }
+            }
+        }
+
+        // One element at a time, each moved to the first: the code of activations is long.
+#pragma unroll 1
+        for (u32 e = 0; e < COLUMNS / 8 * 4; e++) {
+            u32 row = row_of(e % 4), col = column_of(e / 4, e % 4);
+            if (row < m && col < n) {
+                u64 at = (u64)row * n + col;
+                float v = sum[0][0];
+                if (bias) v += bias[col];
+                v = activate(act, v);
+                if (residual) v += residual[at];
+                out[at] = v;
+            }
+#pragma unroll
+            for (u32 i = 1; i < COLUMNS / 8 * 4; i++) sum[(i - 1) / 4][(i - 1) % 4] = sum[i / 4][i % 4];
+        }
+    }
+};
+
+#define MATRIX(NAME, T)                                                                            \
+    extern "C" __global__ void __launch_bounds__(128)                                               \
+        NAME(const float *a, const int *a_rows, const T *b, float *out, u32 m, u32 k, u32 n,       \
+             u32 resume, const float *bias, u32 act, const float *residual) {                      \
+        Matrix<T>::run(a, a_rows, b, out, m, k, n, resume, bias, act, residual);                   \
+    }
+
+MATRIX(gemm_matrix_f16, f16)
+MATRIX(gemm_matrix_bf16, bf16)
 
 INSTANCES(f32, float)
 INSTANCES(f16, f16)

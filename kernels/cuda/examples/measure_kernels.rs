@@ -254,8 +254,8 @@ impl Bench {
 fn run(is_dry: bool) -> Result<ExitCode, CudaError> {
     let context = Context::new(0)?;
     let name = context.name()?;
-    if name.contains("emulator") && !is_dry {
-        eprintln!("{name} is no GPU: expected --dry");
+    if context.is_emulator()? && !is_dry {
+        eprintln!("expected a GPU to measure, or --dry, got {name}");
         return Ok(ExitCode::from(2));
     }
     let bench = Bench {
@@ -268,7 +268,8 @@ fn run(is_dry: bool) -> Result<ExitCode, CudaError> {
     let (compiler_major, compiler_minor) = jit::version()?;
     println!(
         "{{\"device\":\"{name}\",\"capability\":\"{major}.{minor}\",\
-         \"nvrtc\":\"{compiler_major}.{compiler_minor}\"}}"
+         \"nvrtc\":\"{compiler_major}.{compiler_minor}\",\"emulator\":{}}}",
+        bench.context.is_emulator()?
     );
     bench.launches_and_copies()?;
     bench.products()?;

@@ -16,6 +16,9 @@ use crate::error::{CudaError, NOT_READY};
 use crate::probe;
 pub use crate::stream::{Grid, Stream};
 
+/// What the name of an emulated device begins with.
+const EMULATOR: &str = "CUDA emulator";
+
 /// An address in device memory (or of page-locked memory, which kernels reach too).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(transparent)]
@@ -110,6 +113,14 @@ impl Context {
     /// What the driver answers.
     pub fn name(&self) -> Result<String, CudaError> {
         result::device::get_name(self.0.device).named("cuDeviceGetName")
+    }
+
+    /// Whether this is the driver of the crate `emulator`, on which nothing is measured.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn is_emulator(&self) -> Result<bool, CudaError> {
+        Ok(self.name()?.starts_with(EMULATOR))
     }
 
     fn attribute(&self, attribute: sys::CUdevice_attribute) -> Result<i32, CudaError> {
@@ -324,6 +335,28 @@ impl Event {
             raw: raw.named("cuEventCreate")?,
             context: context.clone(),
         })
+    }
+
+    /// An event that keeps its time.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn timed(context: &Context) -> Result<Self, CudaError> {
+        let raw = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT);
+        Ok(Self {
+            raw: raw.named("cuEventCreate")?,
+            context: context.clone(),
+        })
+    }
+
+    /// Microseconds from `earlier` to this event; both are [`Self::timed`], and over.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn us_since(&self, earlier: &Self) -> Result<f64, CudaError> {
+        // SAFETY: both events are alive.
+        let ms = unsafe { result::event::elapsed(earlier.raw, self.raw) };
+        Ok(f64::from(ms.named("cuEventElapsedTime")?) * 1e3)
     }
 
     /// The driver's handle.

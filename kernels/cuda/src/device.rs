@@ -30,6 +30,7 @@ use crate::options::CudaOptions;
 use crate::probe;
 use crate::states::{Pool, States};
 use crate::tables::Stage;
+use crate::times::{LaunchTime, Times};
 use crate::weights::{self, refused};
 use flights::Flight;
 
@@ -46,6 +47,7 @@ pub struct CudaDevice {
     fresh: Vec<Slot>,
     /// What made the device unusable.
     lost: Option<String>,
+    times: Option<Times>,
     arena: Arena,
     pool: HostPool,
     /// One for each launch in flight.
@@ -79,8 +81,11 @@ fn name(gpu: &str, options: &CudaOptions) -> String {
     if options.weights != WeightType::F32 {
         name = format!("{name}-{}", options.weights);
     }
+    let is_half = matches!(options.weights, WeightType::F16 | WeightType::Bf16);
     if !options.deterministic {
         name.push_str("-cublaslt");
+    } else if options.tensor_cores && is_half {
+        name.push_str("-matrix");
     }
     name
 }
@@ -138,12 +143,16 @@ impl CudaDevice {
             flights: VecDeque::new(),
             fresh: Vec::new(),
             lost: None,
+            times: match options.times {
+                true => Some(Times::new(&context, options.depth.max(1))?),
+                false => None,
+            },
             arena: Arena::new(&context, options.arena_bytes)?,
             pool: HostPool::new(&context, options.host_bytes)?,
             stages,
             _tables: tables,
             graphs: Graphs::new(options.graphs, options.eager_first),
-            products: Products::new(&context, options.deterministic)?,
+            products: Products::new(&context, options.deterministic, options.tensor_cores)?,
             host: HostScratch::new(&context)?,
             kernels: Kernels::new(&context, options.kernel_cache.clone())?,
             stream,
@@ -160,6 +169,12 @@ impl CudaDevice {
     /// How launches were run so far.
     pub fn graph_counts(&self) -> GraphCounts {
         self.graphs.counts()
+    }
+
+    /// What launches that are over took on the device, in the order in which they were issued, since
+    /// this was last asked; none without [`CudaOptions::times`].
+    pub fn take_times(&mut self) -> Vec<LaunchTime> {
+        self.times.as_mut().map_or_else(Vec::new, Times::take)
     }
 
     /// Bytes of a model's weights as they are held here.
@@ -240,6 +255,7 @@ impl CudaDevice {
             kernels,
             stream,
             graphs,
+            times,
             ..
         } = self;
         let resident = models.get(&launch.model).ok_or("the model is not loaded")?;
@@ -290,6 +306,9 @@ impl CudaDevice {
             let (num, most) = (spans.len(), exec::most_elems(&spans));
             let moves = stage.push(spans)?;
             stage.upload(stream)?;
+            if let Some(times) = times {
+                times.begin(stream)?;
+            }
             kernels.copy_spans(stream, moves, num, most)?;
             let mut play = Play {
                 stream,
@@ -397,6 +416,10 @@ impl Device for CudaDevice {
             num_lanes: 1,
             is_virtual: false,
         }
+    }
+
+    fn is_asynchronous(&self) -> bool {
+        true
     }
 
     fn load(&mut self, id: ModelId, program: SharedProgram) -> Result<(), Error> {
@@ -574,6 +597,12 @@ impl Device for CudaDevice {
                 Some(format!("node {node}: {error}"))
             }
         };
+        if let Some(times) = &mut self.times
+            && let Err(error) = times.end(&self.stream)
+        {
+            failed = failed.or_else(|| Some(error.to_string()));
+            self.note(&error);
+        }
         // What was issued before a failure runs on.
         if let Err(error) = self.stages[stage].over.record(&self.stream) {
             self.stream.synchronize().ok();
@@ -600,7 +629,14 @@ impl Device for CudaDevice {
         if !self.front_is_over()? {
             return None;
         }
-        let flight = self.flights.pop_front()?;
+        let mut flight = self.flights.pop_front()?;
+        if self.lost.is_none()
+            && let Some(times) = &mut self.times
+            && let Err(error) = times.complete()
+        {
+            self.note(&error);
+            flight.failed.get_or_insert(error.to_string());
+        }
         let cause = flight.failed.as_deref().or(self.lost.as_deref());
         let result = match cause {
             Some(why) => Err(self.launch_error(&flight.segment, why)),

@@ -25,7 +25,10 @@ const WORKSPACE: usize = 32 << 20;
 #[derive(Debug)]
 pub enum Products {
     /// By this crate's kernels.
-    Own,
+    Own {
+        /// By matrix instructions where weights are f16 or bf16.
+        tensor_cores: bool,
+    },
     /// By cuBLASLt.
     Library(Box<Library>),
 }
@@ -54,9 +57,13 @@ impl Products {
     ///
     /// # Errors
     /// No memory for the library's workspace, or what it answers.
-    pub fn new(context: &Context, deterministic: bool) -> Result<Self, CudaError> {
+    pub fn new(
+        context: &Context,
+        deterministic: bool,
+        tensor_cores: bool,
+    ) -> Result<Self, CudaError> {
         if deterministic {
-            return Ok(Self::Own);
+            return Ok(Self::Own { tensor_cores });
         }
         Ok(Self::Library(Box::new(Library::new(context)?)))
     }
@@ -79,6 +86,11 @@ impl Products {
             Self::Library(library) if !is_int8 && !is_empty && product.a_rows.is_null() => {
                 library.run(kernels, stream, product, rounded)
             }
+            Self::Own { tensor_cores: true }
+                if matches!(product.weights.stored, Stored::F16 | Stored::Bf16) =>
+            {
+                kernels.gemm_matrix(stream, product)
+            }
             _ => kernels.gemm(stream, product),
         }
     }
@@ -93,7 +105,7 @@ impl Products {
     pub fn issue(&mut self, stream: &Stream, product: &Product) -> Result<(), CudaError> {
         match self {
             Self::Library(library) => library.multiply(stream, product),
-            Self::Own => unreachable!("own products are kernels"),
+            Self::Own { .. } => unreachable!("own products are kernels"),
         }
     }
 }

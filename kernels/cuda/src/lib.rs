@@ -29,6 +29,7 @@ pub mod resources;
 mod states;
 mod stream;
 mod tables;
+mod times;
 mod weights;
 
 pub use context::{Context, DevicePtr, Stream};
@@ -37,3 +38,4 @@ pub use error::CudaError;
 pub use graphs::GraphCounts;
 pub use kernels::Kernels;
 pub use options::CudaOptions;
+pub use times::LaunchTime;

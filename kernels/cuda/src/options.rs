@@ -18,6 +18,9 @@ pub struct CudaOptions {
     /// Products by this crate's own kernels, whose results do not depend on the batch. Else by
     /// cuBLASLt. Default: true.
     pub deterministic: bool,
+    /// Own products with weights of `f16` or `bf16` by matrix instructions: activations are rounded
+    /// to the type of the weights, and results do not depend on the batch either. Default: false.
+    pub tensor_cores: bool,
     /// Folder in which compiled kernels are kept. Default: in the user's cache folder.
     pub kernel_cache: Option<PathBuf>,
     /// Bytes of device memory for the values of sub-batches. Default: 0, which stands for an
@@ -43,6 +46,9 @@ pub struct CudaOptions {
     pub registry: KernelRegistry,
     /// Fill memory with NaN before a node writes it, for tests.
     pub poison: bool,
+    /// Keep what each launch takes on the device, for
+    /// [`CudaDevice::take_times`](crate::CudaDevice::take_times). Default: false.
+    pub times: bool,
     /// Take launches for over before their event has come: for the test that this is found out.
     #[doc(hidden)]
     pub skips_wait: bool,
@@ -54,6 +60,7 @@ impl Default for CudaOptions {
             ordinal: 0,
             weights: WeightType::default(),
             deterministic: true,
+            tensor_cores: false,
             kernel_cache: jit::default_folder(),
             arena_bytes: 0,
             state_bytes: 0,
@@ -65,6 +72,7 @@ impl Default for CudaOptions {
             eager_first: 1,
             registry: KernelRegistry::new(),
             poison: false,
+            times: false,
             skips_wait: false,
         }
     }

@@ -63,12 +63,14 @@ library! {
     [
         "cuCtxSetCurrent", "cuDeviceGet", "cuDeviceGetAttribute", "cuDeviceGetName",
         "cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxRetain", "cuEventCreate",
-        "cuEventDestroy_v2", "cuEventQuery", "cuEventRecord", "cuEventSynchronize",
-        "cuFuncSetAttribute", "cuGetErrorName", "cuInit", "cuLaunchKernel", "cuMemAlloc_v2",
+        "cuEventDestroy_v2", "cuEventElapsedTime", "cuEventQuery", "cuEventRecord", "cuEventSynchronize",
+        "cuFuncSetAttribute", "cuGetErrorName", "cuGraphDestroy", "cuGraphExecDestroy",
+        "cuGraphInstantiateWithFlags", "cuGraphLaunch", "cuInit", "cuLaunchKernel", "cuMemAlloc_v2",
         "cuMemFreeHost", "cuMemFree_v2", "cuMemGetInfo_v2", "cuMemHostAlloc",
         "cuMemcpyDtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2",
         "cuMemsetD8Async", "cuModuleGetFunction", "cuModuleLoadData", "cuModuleUnload",
-        "cuStreamCreate", "cuStreamDestroy_v2", "cuStreamSynchronize", "cuStreamWaitEvent",
+        "cuStreamBeginCapture_v2", "cuStreamCreate", "cuStreamDestroy_v2", "cuStreamEndCapture",
+         "cuStreamSynchronize", "cuStreamWaitEvent",
     ]
 }
 

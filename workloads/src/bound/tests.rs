@@ -94,6 +94,7 @@ fn random_profile(rng: &mut ChaCha8Rng, max_batch: u32) -> Profile {
         device: "d".into(),
         copy_gbps: 0.0,
         dispatch_us: f64::from(rng.random_range(0..3u32)),
+        issue_us: 0.0,
         models: vec![model],
     }
 }

@@ -148,6 +148,7 @@ impl DeviceModel {
             device: format!("{}{free}", self.device),
             copy_gbps: cost(self.copy_gbps),
             dispatch_us: cost(self.dispatch_us),
+            issue_us: 0.0,
             models,
         };
         let checked = profile.check(&format!("device model {}", self.name));

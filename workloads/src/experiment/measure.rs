@@ -1,6 +1,7 @@
 //! Measures a model's latency tables on a real device.
 //!
-//! Two passes. The first times every node alone at batch 1 and forms segments from those times.
+//! Two passes. The first times every node alone at batch 1 and forms segments from those times
+//! ([`SegmentLength`]).
 //! The second times every segment at each batch size, requests taken from a pool of real inputs,
 //! and gives a profile with one node per segment: what one launch costs, its dispatch included.
 //! Two batches are in flight at a time and take turns, pass by pass, as sub-batches do that preempt
@@ -16,7 +17,7 @@
 
 use std::time::Instant;
 
-use lazybatch_graph::{BlockId, Program, Repeat, Segments, SharedProgram};
+use lazybatch_graph::{BlockId, Program, Repeat, SharedProgram};
 use lazybatch_kernels::{Completion, Device, OpenRequest, Plan};
 use lazybatch_sla::profile::{BlockProfile, By, FORMAT, ModelProfile, NodeProfile, RepeatRule};
 use lazybatch_sla::{
@@ -27,6 +28,7 @@ use lazybatch_sla::{
 use rustc_hash::FxHashSet;
 
 use super::inputs::Item;
+use super::segments::SegmentLength;
 use crate::error::{Error, Result};
 
 /// Most passes through a loop that are timed.
@@ -35,6 +37,10 @@ const MAX_PASSES: u32 = 12;
 const ROUNDS: usize = 5;
 /// Seconds per batch behind which no further round of it starts.
 const ROUND_BUDGET_S: f64 = 2.0;
+/// Times that nodes are run alone, on a device that computes in place.
+const ALONE: usize = 3;
+/// On one that runs beside the host: first as they come, then prepared, then timed.
+const ALONE_BESIDE: (usize, usize) = (2, 5);
 /// Lengths at which one request alone is timed.
 const LENGTHS: usize = 5;
 
@@ -45,6 +51,18 @@ pub struct Measured {
     pub device: String,
     /// One node per segment.
     pub profile: ModelProfile,
+    /// What launches cost the host, on a device that runs beside it.
+    pub dispatch: Option<Dispatch>,
+}
+
+/// What issuing launches takes the host. It is part of the latencies.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Dispatch {
+    /// Median over the launches of segments, microseconds.
+    pub launch_us: f64,
+    /// The largest share of a segment's time at batch 1, among blocks of several segments: the
+    /// others are as long as they can be.
+    pub largest_share: f64,
 }
 
 impl Measured {
@@ -55,13 +73,14 @@ impl Measured {
             device: self.device,
             copy_gbps: 0.0,
             dispatch_us: 0.0,
+            issue_us: self.dispatch.map_or(0.0, |d| d.launch_us),
             models: vec![self.profile],
         }
     }
 }
 
-/// Measures `program` on `device`, which must be empty, with segments of at least `segment_us`
-/// (0: one per node) and batches of 1, 2, 4, ... `max_batch` requests from `pool`.
+/// Measures `program` on `device`, which must be empty, with segments of such a `length` and batches
+/// of 1, 2, 4, ... `max_batch` requests from `pool`.
 ///
 /// # Errors
 /// What the device refuses.
@@ -73,7 +92,7 @@ pub fn measure(
     program: &SharedProgram,
     pool: &[Item],
     max_batch: u32,
-    segment_us: f64,
+    length: SegmentLength,
 ) -> Result<Measured> {
     device.load(MODEL, program.clone()).map_err(device_error)?;
     let per_node: SegmentRanges = program
@@ -81,14 +100,25 @@ pub fn measure(
         .iter()
         .map(|b| (0..b.nodes.len() as u32).map(|n| n..n + 1).collect())
         .collect();
-    let segments = if segment_us > 0.0 {
+    let segments = if length == SegmentLength::Us(0.0) {
+        per_node
+    } else {
         let mut alone = Tables::new(&per_node);
-        for _ in 0..3 {
+        let (unused, timed) = match device.is_asynchronous() {
+            true => ALONE_BESIDE,
+            false => (0, ALONE),
+        };
+        for round in 0..unused + timed {
+            if round == unused {
+                alone = Tables::new(&per_node);
+            }
             run_once(device, program, &per_node, &pool[..1], &mut alone)?;
         }
-        cut(program, &alone, (segment_us * 1e3) as u64)
-    } else {
-        per_node
+        let dispatch_ns = match device.is_asynchronous() {
+            true => alone.median_issue_ns(),
+            false => 0,
+        };
+        cut(program, &alone, length, dispatch_ns)
     };
     device.unload(MODEL);
     measure_segments(device, program, pool, max_batch, &segments)
@@ -114,8 +144,11 @@ pub fn measure_segments(
     let batches = batches(pool, max_batch as usize);
     let mut tables = Tables::new(segments);
     let warm = &mut Tables::new(segments);
-    for batch in &batches {
-        run_once(device, program, segments, batch, warm)?;
+    // A device beside the host prepares a launch when it comes again.
+    for _ in 0..1 + usize::from(device.is_asynchronous()) {
+        for batch in &batches {
+            run_once(device, program, segments, batch, warm)?;
+        }
     }
     let mut spent_s = vec![0.0; batches.len()];
     for round in 0..ROUNDS {
@@ -136,6 +169,7 @@ pub fn measure_segments(
     device.unload(MODEL);
     Ok(Measured {
         device: device.info().name,
+        dispatch: device.is_asynchronous().then(|| tables.dispatch()),
         profile: tables.profile(program, segments, max_batch),
     })
 }
@@ -174,9 +208,20 @@ fn device_error(e: lazybatch_kernels::Error) -> Error {
     Error::run("device", e)
 }
 
-/// Samples per block and segment: `(members, rows, nanoseconds)`.
+/// One launch.
+#[derive(Clone, Copy)]
+struct Sample {
+    members: u64,
+    rows: u64,
+    /// From its issue to its end, nanoseconds.
+    ns: u64,
+    /// Of that, in which the device took it.
+    issue_ns: u64,
+}
+
+/// Samples per block and segment.
 struct Tables {
-    samples: Vec<Vec<Vec<(u64, u64, u64)>>>,
+    samples: Vec<Vec<Vec<Sample>>>,
 }
 
 impl Tables {
@@ -188,12 +233,38 @@ impl Tables {
 
     fn points(&self, block: usize, segment: usize, by: By) -> Vec<(u64, u64)> {
         let mut by_x: std::collections::BTreeMap<u64, Vec<u64>> = std::collections::BTreeMap::new();
-        for &(members, rows, ns) in &self.samples[block][segment] {
-            by_x.entry(if by == By::Rows { rows } else { members })
-                .or_default()
-                .push(ns);
+        for sample in &self.samples[block][segment] {
+            let x = match by {
+                By::Rows => sample.rows,
+                By::Members => sample.members,
+            };
+            by_x.entry(x).or_default().push(sample.ns);
         }
         nondecreasing(by_x.into_iter().map(|(x, ns)| (x, typical(ns))).collect())
+    }
+
+    /// Median host time of a launch.
+    fn median_issue_ns(&self) -> u64 {
+        let all = self.samples.iter().flatten().flatten();
+        let mut issued: Vec<u64> = all.map(|s| s.issue_ns).collect();
+        issued.sort_unstable();
+        issued.get(issued.len() / 2).copied().unwrap_or(0)
+    }
+
+    fn dispatch(&self) -> Dispatch {
+        let cut = self.samples.iter().filter(|block| block.len() > 1);
+        let share = |segment: &Vec<Sample>| {
+            let alone = || segment.iter().filter(|s| s.members == 1);
+            let mut issued: Vec<u64> = alone().map(|s| s.issue_ns).collect();
+            issued.sort_unstable();
+            let took = typical(alone().map(|s| s.ns).collect());
+            issued.get(issued.len() / 2).copied().unwrap_or(0) as f64 / took.max(1) as f64
+        };
+        let timed = cut.flatten().filter(|s| s.iter().any(|s| s.members == 1));
+        Dispatch {
+            launch_us: self.median_issue_ns() as f64 / 1e3,
+            largest_share: timed.map(share).fold(0.0, f64::max),
+        }
     }
 
     fn profile(&self, program: &Program, segments: &SegmentRanges, max_batch: u32) -> ModelProfile {
@@ -272,8 +343,13 @@ fn nondecreasing(points: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
     points.iter().map(|p| p.0).zip(levels).collect()
 }
 
-/// Segments of at least `min_ns` by the times of single nodes.
-fn cut(program: &Program, alone: &Tables, min_ns: u64) -> SegmentRanges {
+/// Segments by the times of single nodes.
+fn cut(
+    program: &Program,
+    alone: &Tables,
+    length: SegmentLength,
+    dispatch_ns: u64,
+) -> SegmentRanges {
     let mut ns_of = vec![0; program.nodes.len()];
     for (b, block) in program.blocks.iter().enumerate() {
         for (n, node) in block.nodes.iter().enumerate() {
@@ -281,7 +357,7 @@ fn cut(program: &Program, alone: &Tables, min_ns: u64) -> SegmentRanges {
             ns_of[node.index()] = points.first().map_or(0, |p| p.1);
         }
     }
-    let segments = Segments::by_time(program, |node| ns_of[node.index()], min_ns);
+    let segments = length.cut(program, |node| ns_of[node.index()], dispatch_ns);
     (0..program.blocks.len())
         .map(|b| {
             let ranges = segments.block(BlockId::new(b));
@@ -417,10 +493,15 @@ impl<'a> Flight<'a> {
             launch
                 .members
                 .retain(|m| long_enough.contains(&m.input_len));
-            let (ns, done) = timed(device, &launch).map_err(device_error)?;
+            let (issue_ns, ns, done) = timed(device, &launch).map_err(device_error)?;
             self.stopped.extend(done.stopped);
             if is_timed {
-                let sample = (self.items.len() as u64, launch.num_rows(), ns);
+                let sample = Sample {
+                    members: self.items.len() as u64,
+                    rows: launch.num_rows(),
+                    ns,
+                    issue_ns,
+                };
                 tables.samples[self.block][s].push(sample);
             }
         }
@@ -459,11 +540,11 @@ impl<'a> Flight<'a> {
     }
 }
 
-/// Nanoseconds that `launch` takes, and what comes of it.
+/// Nanoseconds until the device has taken `launch` and until it is over, and what comes of it.
 fn timed(
     device: &mut dyn Device,
     launch: &Launch,
-) -> Result<(u64, Completion), lazybatch_kernels::Error> {
+) -> Result<(u64, u64, Completion), lazybatch_kernels::Error> {
     let bucket = device.buckets().last().copied().unwrap_or(u32::MAX);
     let plan: Plan = device.prepare(
         MODEL,
@@ -474,10 +555,11 @@ fn timed(
     )?;
     let start = now();
     device.enqueue(Time::ZERO, plan, launch)?;
+    let issue_ns = start.elapsed().as_nanos() as u64;
     loop {
         if let Some(done) = device.poll(Time::MAX) {
             let ns = start.elapsed().as_nanos() as u64;
-            return done.result.clone().map(|()| (ns, done));
+            return done.result.clone().map(|()| (issue_ns, ns, done));
         }
     }
 }
@@ -491,6 +573,27 @@ mod tests {
         assert_eq!(typical(vec![10, 12, 1000, 14, 12]), 12);
         assert_eq!(typical(vec![5]), 5);
         assert_eq!(typical(vec![0, 0]), 0);
+    }
+
+    #[test]
+    fn dispatch_is_judged_where_a_block_was_cut() {
+        let sample = |members, ns, issue_ns| Sample {
+            members,
+            rows: 0,
+            ns,
+            issue_ns,
+        };
+        let whole = vec![vec![sample(1, 10_000, 5_000)]];
+        let cut = vec![
+            vec![sample(1, 300_000, 6_000), sample(8, 310_000, 9_000)],
+            vec![sample(1, 240_000, 7_000), sample(1, 260_000, 5_000)],
+        ];
+        let tables = Tables {
+            samples: vec![whole, cut],
+        };
+        let dispatch = tables.dispatch();
+        assert_eq!(dispatch.launch_us, 6.0);
+        assert_eq!(dispatch.largest_share, 7_000.0 / 250_000.0);
     }
 
     #[test]

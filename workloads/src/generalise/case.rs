@@ -309,6 +309,7 @@ fn profile(rng: &mut ChaCha8Rng, cost: Cost, lengths: &Lengths) -> Profile {
         device: "random".into(),
         copy_gbps,
         dispatch_us,
+        issue_us: 0.0,
         models: vec![ModelProfile {
             name: MODEL.into(),
             max_batch,

@@ -10,6 +10,7 @@
 
 pub mod bert;
 pub mod cnn_tiny;
+pub mod decoder;
 pub mod dlrm;
 pub mod g2p_en;
 pub mod gnmt;
@@ -85,6 +86,8 @@ pub struct Served<'a> {
 const SLA: Nanos = Nanos::from_ms(100);
 /// Target of speech models. Source: the server scenario of MLPerf Inference for RNN-T.
 const SPEECH_SLA: Nanos = Nanos::from_ms(1000);
+/// Target of language models, for a whole answer.
+const DECODER_SLA: Nanos = Nanos::from_ms(1000);
 /// Lengths of models without sequences.
 const NO_LENGTHS: &str = "fixed:0:0";
 
@@ -102,6 +105,8 @@ pub const ENTRIES: &[Entry] = &[
     Entry { name: "bert-base", about: "BERT-base encoder with pooler", build: || bert::Config::BASE.build(), sla: SLA, lengths: "sentence", max_output_len: None },
     Entry { name: "bert-large", about: "BERT-large encoder with pooler", build: || bert::Config::LARGE.build(), sla: SLA, lengths: "sentence", max_output_len: None },
     Entry { name: "bert-tiny", about: "two-layer BERT for tests", build: || bert::Config::TINY.build(), sla: SLA, lengths: "sentence", max_output_len: None },
+    Entry { name: "decoder-1b", about: "decoder-only language model of 1.1 billion parameters", build: || decoder::Config::B1.build(), sla: DECODER_SLA, lengths: "translation-long", max_output_len: Some(decoder::Config::B1.max_len) },
+    Entry { name: "decoder-tiny", about: "two-layer decoder for tests", build: || decoder::Config::TINY.build(), sla: SLA, lengths: "translation-short", max_output_len: Some(decoder::Config::TINY.max_len) },
     Entry { name: "las", about: "Listen, Attend and Spell speech recognition", build: las::build, sla: SPEECH_SLA, lengths: "speech", max_output_len: Some(las::MAX_OUT) },
     Entry { name: "rnnt", about: "RNN-T speech recognition", build: rnnt::build, sla: SPEECH_SLA, lengths: "speech", max_output_len: None },
     Entry { name: "dlrm", about: "DLRM recommendation, tables cut to 100,000 rows", build: || dlrm::Config::CUT.build(), sla: SLA, lengths: NO_LENGTHS, max_output_len: None },

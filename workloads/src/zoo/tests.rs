@@ -121,6 +121,18 @@ fn transformers_match_their_publications() {
     assert_eq!(num_parameters(&program), 63_082_496);
 }
 
+#[test]
+fn the_decoder_matches_its_publication() {
+    let program = raw("decoder-1b");
+    assert_eq!(num_parameters(&program), 1_100_048_384);
+    assert_eq!(linears(&program), 2 * (22 * 7 + 1), "two blocks share them");
+    let weights = program.weights.iter().map(|w| w.ty.row_elems());
+    assert_eq!(weights.sum::<usize>(), 1_100_048_384, "each is there once");
+    let attentions = |is: fn(&Op) -> bool| count(&program, is);
+    assert_eq!(attentions(|op| matches!(op, Op::Attention { .. })), 22);
+    assert_eq!(attentions(|op| matches!(op, Op::StateAttention { .. })), 22);
+}
+
 /// Parameters of an LSTM layer with one bias per gate.
 fn lstm(k: usize, h: usize) -> usize {
     4 * h * (k + h + 1)

@@ -19,7 +19,7 @@ use lazybatch_kernels::{CpuDevice, CpuOptions, Device, import};
 use lazybatch_sla::{Nanos, Time};
 use lazybatch_workloads::experiment::inputs;
 use lazybatch_workloads::experiment::measure::measure;
-use lazybatch_workloads::experiment::{Call, Served, Serving};
+use lazybatch_workloads::experiment::{Call, SegmentLength, Served, Serving};
 use serde_json::{Value, json};
 
 use super::ladder::{self, Climb};
@@ -30,8 +30,6 @@ use super::peers::{Model, Options, SCRIPTS};
 const KINDS: [&str; 3] = ["adaptive", "padded", "steps"];
 /// Most requests of a launch, for all.
 const MAX_BATCH: u32 = 16;
-/// Shortest segment, in microseconds.
-const SEGMENT_US: f64 = 50.0;
 /// Time behind the last arrival within which all must have ended.
 const DRAIN: Nanos = Nanos::from_ms(60_000);
 
@@ -105,7 +103,14 @@ fn own(place: &Path, model: &Model, threads: usize) -> anyhow::Result<Own> {
     };
     let pool: Vec<_> = model.pool.iter().map(item).collect();
     let mut device = cpu(threads);
-    let profile = measure(&mut device, &program, &pool, MAX_BATCH, SEGMENT_US)?.into_profile();
+    let profile = measure(
+        &mut device,
+        &program,
+        &pool,
+        MAX_BATCH,
+        SegmentLength::ByDevice,
+    )?
+    .into_profile();
     Ok(Own {
         program,
         options: ModelOptions {

@@ -20,6 +20,8 @@ pub(super) const SOURCE: Source = Source {
         "gemm_large_f16",
         "gemm_large_f32",
         "gemm_large_i8",
+        "gemm_matrix_bf16",
+        "gemm_matrix_f16",
         "gemm_small_bf16",
         "gemm_small_f16",
         "gemm_small_f32",
@@ -129,6 +131,56 @@ impl Kernels {
     /// Sizes out of range, or what the driver answers.
     pub fn gemm(&self, stream: &Stream, g: &Gemm) -> Result<(), CudaError> {
         self.gemm_tiled(stream, g, Tiling::of(g.m, g.n))
+    }
+
+    /// [`Self::gemm`] by matrix instructions (tensor cores), for weights of f16 and bf16: activations
+    /// are rounded to their type, sums are f32. A row's bits depend on that row alone; they are not
+    /// those of [`Self::gemm`].
+    ///
+    /// # Errors
+    /// Sizes out of range, other weights, or what the driver answers.
+    pub fn gemm_matrix(&self, stream: &Stream, g: &Gemm) -> Result<(), CudaError> {
+        const KERNEL: &str = "gemm_matrix";
+        if g.m == 0 || g.n == 0 {
+            return Ok(());
+        }
+        let (m, k) = (
+            size(KERNEL, "rows", g.m)?,
+            size(KERNEL, "inner elements", g.k)?,
+        );
+        let n = size(KERNEL, "columns", g.n)?;
+        size(
+            KERNEL,
+            "elements of the right side",
+            g.k.saturating_mul(g.n),
+        )?;
+        let name = match g.weights.stored {
+            Stored::F16 => "gemm_matrix_f16",
+            Stored::Bf16 => "gemm_matrix_bf16",
+            Stored::F32 | Stored::Int8 { .. } => {
+                return Err(CudaError::Argument {
+                    kernel: KERNEL,
+                    expected: "weights of f16 or bf16".into(),
+                    got: format!("{:?}", g.weights.stored),
+                });
+            }
+        };
+        let blocks = [n.div_ceil(32), m.div_ceil(64), 1];
+        expect(KERNEL, blocks[1] <= 65_535, "fewer rows", g.m)?;
+        let grid = Grid {
+            blocks,
+            ..Grid::row(1, 128)
+        };
+        let Epilogue {
+            bias,
+            act,
+            residual,
+        } = g.epilogue;
+        let (act, resume, weights) = (act_code(act), u32::from(g.resume), g.weights.at);
+        launch!(
+            self, stream, name, grid, g.a, g.a_rows, weights, g.out, m, k, n, resume, bias, act,
+            residual
+        )
     }
 
     /// [`Self::gemm`] in a tiling of the caller's choice.

@@ -218,20 +218,48 @@ fn what_fails_fails_alone_and_says_why() {
     }
 }
 
+/// A device that is lost is out of service: what ran on it and what was queued for it fails with
+/// the cause, what comes is refused, what was answered before is right, and the engine still ends.
 #[test]
-fn a_device_that_is_lost_in_a_launch_fails_all_that_is_open() {
-    let name = "injected::a_device_that_is_lost_in_a_launch_fails_all_that_is_open";
-    for n in [5, 40, 90] {
-        let rule = format!("kernel:{n}:CUDA_ERROR_ILLEGAL_ADDRESS");
-        let ran = with_rule(name, &rule, || serve(n % 2 == 0));
+fn a_lost_device_is_out_of_service() {
+    let name = "injected::a_lost_device_is_out_of_service";
+    let body = || serve(std::env::var(GRAPHS).is_ok_and(|v| v == "true"));
+    let want = lines(&with_rule(name, "", body));
+    assert!(
+        want.0.len() == REQUESTS && want.1 == "served: yes",
+        "{want:?}"
+    );
+    // A fault inside of a kernel, or any call that a lost device answers.
+    let cases = [
+        ("kernel:5", "CUDA_ERROR_ILLEGAL_ADDRESS", false),
+        ("kernel:40", "CUDA_ERROR_ILLEGAL_ADDRESS", true),
+        ("kernel:90", "CUDA_ERROR_ILLEGAL_ADDRESS", true),
+        ("cuLaunchKernel:60", "CUDA_ERROR_MISALIGNED_ADDRESS", false),
+        ("cuGraphLaunch:9", "CUDA_ERROR_LAUNCH_TIMEOUT", true),
+        ("cuMemcpyHtoDAsync:25", "CUDA_ERROR_ILLEGAL_ADDRESS", true),
+        ("cuEventQuery:11", "CUDA_ERROR_ILLEGAL_ADDRESS", true),
+        ("cuCtxSetCurrent:80", "CUDA_ERROR_MISALIGNED_ADDRESS", true),
+    ];
+    for (call, code, graphs) in cases {
+        let rule = format!("{call}:{code}");
+        let by_graphs = graphs.to_string();
+        let vars = [(FAIL, rule.as_str()), (GRAPHS, by_graphs.as_str())];
+        let ran = outcome(name, 0, Libraries::All, &vars, body);
+        assert!(ran.passed, "{rule}:\n{}{}", ran.stdout, ran.stderr);
         let (got, served) = lines(&ran);
         assert_eq!(got.len(), REQUESTS, "{rule}: {got:#?}");
-        let lost = got
-            .iter()
-            .filter(|l| l.contains("CUDA_ERROR_ILLEGAL_ADDRESS"))
-            .count();
-        let answered = got.iter().filter(|l| l.starts_with("answer ")).count();
-        assert!(lost > 0 && lost + answered == REQUESTS, "{rule}: {got:#?}");
-        assert!(served.contains("is lost"), "{rule}: {served}");
+        let mut lost = 0;
+        for (got, want) in got.iter().zip(&want.0) {
+            if got.starts_with("error ") {
+                assert!(got.contains(code), "{rule}: {got}");
+                lost += 1;
+            } else {
+                assert_eq!(got, want, "{rule}");
+            }
+        }
+        // Two run at a time, so most were queued.
+        assert!(lost > 0, "{rule}: {got:#?}");
+        let is_refused = served.contains("is lost") && served.contains(code);
+        assert!(is_refused, "{rule}: {served}");
     }
 }

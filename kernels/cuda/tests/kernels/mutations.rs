@@ -6,7 +6,7 @@ use lazybatch_cuda::kernels::conv::Conv;
 use lazybatch_cuda::kernels::gemm::{Gemm, Tiling};
 use lazybatch_cuda::kernels::state_attention::{Memory, workspace_bytes};
 use lazybatch_cuda::kernels::states::Paged;
-use lazybatch_cuda::kernels::{Epilogue, Member, SOURCES, Source, Weights};
+use lazybatch_cuda::kernels::{Epilogue, Member, SOURCES, Source, Stored, Weights};
 use lazybatch_cuda::{CudaError, DevicePtr};
 use lazybatch_graph::{Act, Heads, Window};
 
@@ -104,6 +104,16 @@ fn exercise(gpu: &Gpu, source: &Source) -> Result<(), CudaError> {
                 epilogue: Epilogue::default(),
             };
             k.gemm_tiled(s, &call, Tiling::Small)?;
+            // Any bits are numbers here.
+            let halves = Weights {
+                at: b.at(),
+                stored: Stored::Bf16,
+            };
+            let call = Gemm {
+                weights: halves,
+                ..call
+            };
+            k.gemm_matrix(s, &call)?;
             s.synchronize()
         }
         "attention.cu" => {

@@ -1,0 +1,211 @@
+//! Single kernels, back to back: copies, and products by this crate and by cuBLASLt.
+
+use lazybatch_cuda::context::{DeviceMemory, Event, Pinned};
+use lazybatch_cuda::gemm::{Product, Products};
+use lazybatch_cuda::kernels::gemm::Gemm;
+use lazybatch_cuda::kernels::{Epilogue, Stored, Weights};
+use lazybatch_cuda::{Context, CudaError, DevicePtr, Kernels, Stream, jit};
+
+use crate::{Failure, Report, percentile};
+
+/// Repetitions, of which the median is reported.
+const REPEATS: usize = 9;
+/// Time of one repetition, about.
+const REPEAT_US: f64 = 10_000.0;
+/// Bytes of noise, which repeat.
+const PIECE: usize = 16 << 20;
+/// Most launches of one repetition.
+const MOST: usize = 200;
+
+struct Bench {
+    context: Context,
+    stream: Stream,
+    kernels: Kernels,
+    begin: Event,
+    end: Event,
+    is_dry: bool,
+}
+
+impl Bench {
+    fn new(report: Report) -> Result<Self, CudaError> {
+        let context = Context::new(0)?;
+        Ok(Self {
+            stream: Stream::new(&context)?,
+            kernels: Kernels::new(&context, jit::default_folder())?,
+            begin: Event::timed(&context)?,
+            end: Event::timed(&context)?,
+            is_dry: report.is_dry,
+            context,
+        })
+    }
+
+    /// Memory with numbers of 0.5 to 1 of either sign, as bf16 and as f32: where operands are zeros,
+    /// a GPU draws less power and is faster than it is.
+    fn noise(&self, bytes: usize) -> Result<DeviceMemory, CudaError> {
+        let memory = DeviceMemory::new(&self.context, "a measurement", bytes)?;
+        let mut piece = Pinned::new(&self.context, bytes.min(PIECE))?;
+        let mut state = 1u64;
+        for half in piece.bytes_mut().chunks_exact_mut(2) {
+            // Source: Marsaglia, "Xorshift RNGs".
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            let bits = (state >> 32) as u16 & 0x807f | 0x3f00;
+            half.copy_from_slice(&bits.to_le_bytes());
+        }
+        for start in (0..bytes).step_by(PIECE) {
+            let len = PIECE.min(bytes - start);
+            // SAFETY: the piece stays as it is until the copies are over.
+            unsafe { self.stream.copy_in(memory.at().add(start), &piece, 0, len) }?;
+        }
+        self.stream.synchronize()?;
+        Ok(memory)
+    }
+
+    /// Microseconds of so many launches on the device.
+    fn once(
+        &self,
+        launches: usize,
+        launch: &mut dyn FnMut() -> Result<(), CudaError>,
+    ) -> Result<f64, CudaError> {
+        self.begin.record(&self.stream)?;
+        for _ in 0..launches {
+            launch()?;
+        }
+        self.end.record(&self.stream)?;
+        self.end.wait()?;
+        self.end.us_since(&self.begin)
+    }
+
+    /// Microseconds of a launch among many: median, least and most.
+    fn time(
+        &self,
+        mut launch: impl FnMut() -> Result<(), CudaError>,
+    ) -> Result<[f64; 3], CudaError> {
+        self.once(1, &mut launch)?;
+        if self.is_dry {
+            return Ok([self.once(1, &mut launch)?; 3]);
+        }
+        let few = self.once(3, &mut launch)? / 3.0;
+        let launches = ((REPEAT_US / few.max(0.1)) as usize).clamp(3, MOST);
+        let mut all = Vec::new();
+        for _ in 0..REPEATS {
+            all.push(self.once(launches, &mut launch)? / launches as f64);
+        }
+        let median = percentile(&mut all, 50);
+        Ok([median, all[0], all[REPEATS - 1]])
+    }
+}
+
+fn times([us, us_min, us_max]: [f64; 3]) -> [(&'static str, f64); 3] {
+    [("us", us), ("us_min", us_min), ("us_max", us_max)]
+}
+
+/// What any H200 can do: whether the measuring itself is right.
+pub fn sanity(report: Report) -> Result<(), Failure> {
+    let bench = Bench::new(report)?;
+    let mib: usize = if report.is_dry { 1 } else { 1024 };
+    let (from, to) = (bench.noise(mib << 20)?, bench.noise(mib << 20)?);
+    // SAFETY: both are that long.
+    let took = bench.time(|| unsafe { bench.stream.copy(to.at(), from.at(), mib << 20) })?;
+    // Each byte is read and written.
+    let rate = (mib << 21) as f64 / took[0] / 1e6;
+    let figures = [&times(took)[..], &[("tb_per_s", rate)]].concat();
+    report.line("copy", &[("mib", mib.into())], &figures)?;
+    drop((from, to));
+
+    let size: usize = if report.is_dry { 32 } else { 8192 };
+    let (a, b) = (bench.noise(size * size * 2)?, bench.noise(size * size * 2)?);
+    let out = bench.noise(size * size * 4)?;
+    let product = Product {
+        a: a.at(),
+        weights: Weights {
+            at: b.at(),
+            stored: Stored::Bf16,
+        },
+        out: out.at(),
+        m: size,
+        k: size,
+        n: size,
+        resume: false,
+    };
+    let mut library = Products::new(&bench.context, false, false)?;
+    let took = bench.time(|| library.issue(&bench.stream, &product))?;
+    let rate = 2.0 * (size as f64).powi(3) / took[0] / 1e6;
+    let figures = [&times(took)[..], &[("tflop_per_s", rate)]].concat();
+    report.line(
+        "large product, bf16, cuBLASLt",
+        &[("size", size.into())],
+        &figures,
+    )
+}
+
+/// A linear layer of bf16 weights at each number of rows, from f32 activations to f32 results: its
+/// time over that of one row, and own products over cuBLASLt, which rounds the activations first.
+pub fn linear(report: Report) -> Result<(), Failure> {
+    let bench = Bench::new(report)?;
+    let (size, all): (usize, &[usize]) = if report.is_dry {
+        (64, &[1, 9, 128])
+    } else {
+        (4096, &[1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 512])
+    };
+    let most = all[all.len() - 1];
+    let held = bench.noise(size * size * 2)?;
+    let weights = Weights {
+        at: held.at(),
+        stored: Stored::Bf16,
+    };
+    let (a, out) = (bench.noise(most * size * 4)?, bench.noise(most * size * 4)?);
+    let rounded = bench.noise(most * size * 2)?;
+    let kinds = [
+        ("own", true, false),
+        ("own, matrix instructions", true, true),
+        ("cuBLASLt", false, false),
+    ];
+    let mut of_all = Vec::new();
+    for (name, deterministic, tensor_cores) in kinds {
+        let mut products = Products::new(&bench.context, deterministic, tensor_cores)?;
+        let mut of_kind = Vec::new();
+        for &m in all {
+            let product = Gemm {
+                a: a.at(),
+                a_rows: DevicePtr::NULL,
+                weights,
+                out: out.at(),
+                m,
+                k: size,
+                n: size,
+                resume: false,
+                epilogue: Epilogue::default(),
+            };
+            let (kernels, stream) = (&bench.kernels, &bench.stream);
+            let took = bench.time(|| products.run(kernels, stream, &product, rounded.at()))?;
+            of_kind.push(took[0]);
+            let figures = [
+                &times(took)[..],
+                &[
+                    ("over_one_row", took[0] / of_kind[0]),
+                    ("weights_gb_per_s", (size * size * 2) as f64 / took[0] / 1e3),
+                    ("tflop_per_s", (2 * m * size * size) as f64 / took[0] / 1e6),
+                ],
+            ]
+            .concat();
+            let sizes = [
+                ("by", name.into()),
+                ("rows", m.into()),
+                ("size", size.into()),
+            ];
+            report.line("linear layer, bf16", &sizes, &figures)?;
+        }
+        of_all.push(of_kind);
+    }
+    for (i, &m) in all.iter().enumerate() {
+        let sizes = [("rows", m.into()), ("size", size.into())];
+        let figures = [
+            ("own_over_cublaslt", of_all[0][i] / of_all[2][i]),
+            ("matrix_over_cublaslt", of_all[1][i] / of_all[2][i]),
+        ];
+        report.line("cost of determinism, linear layer", &sizes, &figures)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,104 @@
+//! What launches take on the device, as its events say.
+
+use std::sync::Arc;
+
+use lazybatch_cuda::{CudaDevice, CudaOptions, LaunchTime};
+use lazybatch_graph::{DType, Program, ProgramBuilder, Repeat, Tensor};
+use lazybatch_kernels::{Device, OpenRequest};
+use lazybatch_sla::{LaneId, Launch, Member, ModelId, RequestId, Slot, SubBatchId, Ticket, Time};
+
+use crate::process::runs_clean;
+use crate::{device, options};
+
+const MODEL: ModelId = ModelId(0);
+
+/// Layers of which the first is a hundred times as wide as the second.
+fn program() -> Program {
+    let mut b = ProgramBuilder::new("layers").with_seed(1);
+    let x = b.input("x", DType::F32, &[8]);
+    let y = b.output("y", DType::F32, &[8]);
+    b.begin_block("main", Repeat::Once);
+    let x = b.read_input("x", x);
+    let v = b.dense("wide", x, 800, None);
+    let v = b.dense("narrow", v, 8, None);
+    b.emit("y", y, v);
+    b.finish().unwrap()
+}
+
+fn enqueue(device: &mut CudaDevice, ticket: u64, nodes: std::ops::Range<u32>) {
+    let plan = device
+        .prepare(MODEL, 0, nodes.start, nodes.end, u32::MAX)
+        .unwrap();
+    let member = Member {
+        request: RequestId(0),
+        slot: Slot(0),
+        step: 0,
+        input_len: 0,
+        samples: 1,
+        idle: false,
+    };
+    let launch = Launch {
+        ticket: Ticket(ticket),
+        lane: LaneId(0),
+        model: MODEL,
+        block: 0,
+        segment: 0,
+        first_node: nodes.start,
+        end_node: nodes.end,
+        sub_batch: SubBatchId(0),
+        members: vec![member],
+        padded_len: None,
+        merged_members: 0,
+    };
+    device.enqueue(Time::ZERO, plan, &launch).unwrap();
+}
+
+fn finish(device: &mut CudaDevice) {
+    loop {
+        if let Some(done) = device.poll(Time::ZERO) {
+            return done.result.unwrap();
+        }
+    }
+}
+
+/// Runs the two halves of the program again and again, with both in flight.
+fn run(times: bool) -> Vec<LaunchTime> {
+    let mut device = device(CudaOptions { times, ..options() });
+    device.load(MODEL, Arc::new(program())).unwrap();
+    device
+        .open(&OpenRequest {
+            slot: Slot(0),
+            request: RequestId(0),
+            model: MODEL,
+            inputs: &[Tensor::from_f32(&[1, 8], &[1.0; 8])],
+            input_len: 0,
+            samples: 1,
+            output_len: None,
+        })
+        .unwrap();
+    let mut all = Vec::new();
+    for pass in 0..4 {
+        enqueue(&mut device, 2 * pass, 0..2);
+        enqueue(&mut device, 2 * pass + 1, 2..4);
+        for _ in 0..2 {
+            finish(&mut device);
+        }
+        all.extend(device.take_times());
+    }
+    assert!(device.take_times().is_empty());
+    device.close(Slot(0));
+    all
+}
+
+#[test]
+fn every_launch_has_its_time() {
+    runs_clean("times::every_launch_has_its_time", || {
+        assert!(run(false).is_empty());
+        let times = run(true);
+        assert_eq!(times.len(), 8);
+        assert_eq!(times[0].idle_us, 0.0);
+        for time in &times {
+            assert!(time.busy_us > 0.0 && time.idle_us >= 0.0, "{time:?}");
+        }
+    });
+}
