@@ -1,4 +1,5 @@
 //! Inference calls that go past the router get what the router would answer.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::net::SocketAddr;
 use std::time::Duration;
