@@ -45,8 +45,9 @@ pub fn parse(arguments: impl Iterator<Item = OsString>) -> anyhow::Result<Cli> {
         return Ok(Cli::from_arg_matches(&flags).unwrap_or_else(|e| e.exit()));
     };
     let layers = Layers::collect(flags, |name| std::env::var_os(name))?;
-    let serve = arguments.iter().position(|a| a == LAYERED);
-    let behind = serve.map_or(arguments.len(), |at| at + 1);
+    // The program's own name may be anything.
+    let serve = arguments.iter().skip(1).position(|a| a == LAYERED);
+    let behind = serve.map_or(arguments.len(), |at| at + 2);
     arguments.splice(behind..behind, layers.arguments.iter().cloned());
     let matches = whole.get_matches_from(&arguments);
     let mut cli = Cli::from_arg_matches(&matches).unwrap_or_else(|e| e.exit());
@@ -137,7 +138,7 @@ impl Kind {
             Self::Whole => "a whole number",
             Self::Number => "a number",
             Self::Text => "a string",
-            Self::Texts => "an array of strings",
+            Self::Texts => "an array of strings without commas",
         }
     }
 
@@ -152,8 +153,12 @@ impl Kind {
             (Self::Number, DeValue::Float(x)) => x.as_str().to_owned(),
             (Self::Text, DeValue::String(text)) => text.to_string(),
             (Self::Texts, DeValue::Array(all)) => {
-                let texts = all.iter().map(|one| one.get_ref().as_str());
-                return texts.map(|one| one.map(str::to_owned)).collect();
+                // As a flag a list has its values between commas.
+                let text = |one: &DeValue<'_>| {
+                    let text = one.as_str().filter(|text| !text.contains(','));
+                    text.map(str::to_owned)
+                };
+                return all.iter().map(|one| text(one.get_ref())).collect();
             }
             _ => return None,
         };

@@ -181,6 +181,10 @@ fn what_is_wrong_in_the_file_or_the_environment_is_named() {
             &["load-model: expected an array of strings"],
         ),
         (
+            "load-model = [\"a,b\"]",
+            &["load-model: expected an array of strings without commas"],
+        ),
+        (
             "http-port = 65536",
             &["f.toml:1:13:", "'65536'", "--http-port"],
         ),

@@ -373,6 +373,9 @@ def a_token_is_asked_for(world):
             assert page.text("#theme-name") == "system", "keys are typed"
             page.press(Keys.ENTER)
             page.until(lambda: "does not know" in page.text("#ask-why"), "a wrong one is told")
+            page.press("\u201cright\u201d", Keys.ENTER)
+            page.until(lambda: page.script("return document.getElementById('token').value") == "", "it was taken")
+            assert "does not know" in page.text("#ask-why") and page.text("#status") == "needs a token"
             world.picture("token")
             page.press("right-token")
             page.press(Keys.ENTER)

@@ -358,7 +358,10 @@ async function connect() {
     const headers = page.token ? { authorization: `Bearer ${page.token}` } : {};
     const answer = await fetch("lazybatch/events", { headers, signal: events.signal });
     if (answer.status === 401) return ask();
-    if (answer.ok) await frames(answer.body);
+    if (answer.ok) {
+      keep(sessionStorage, "lazybatch-token", page.token ?? "");
+      await frames(answer.body);
+    }
   } catch {
     // The server has gone, or nobody looks any more.
   }
@@ -393,8 +396,9 @@ function ask() {
 function answer(event) {
   event.preventDefault();
   page.token = $("token").value.trim();
-  keep(sessionStorage, "lazybatch-token", page.token);
   $("token").value = "";
+  // Others cannot be sent, and no server has them.
+  if (!/^[A-Za-z0-9._~+/=-]+$/.test(page.token)) return ask();
   $("ask").hidden = true;
   status("connecting", "connecting");
   connect();

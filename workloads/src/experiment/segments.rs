@@ -6,8 +6,10 @@
 //! launch, which is measured, and segments are so long that it is at most [`DISPATCH_SHARE`] of
 //! them.
 //!
-//! What is measured is a launch of one node. A longer segment takes the host a little longer, as it
-//! walks more nodes; cutting otherwise does not change that part.
+//! What is measured is a launch of one node, and all of it but its issue is taken for that node's
+//! work. Where a launch has more that is paid once (its start on the device, a copy of tables), a
+//! segment of many nodes is shorter than their sum, and the share higher. A longer segment also takes
+//! the host longer, as it walks more nodes.
 
 use lazybatch_graph::{NodeId, Program, Segments};
 
