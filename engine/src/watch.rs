@@ -352,7 +352,7 @@ impl Monitor {
     /// behind the launch that runs. An engine that is gone tells nothing.
     pub fn look(&self) -> oneshot::Receiver<Arc<Look>> {
         let (tx, rx) = oneshot::channel();
-        drop(self.shared.commands.send(Command::Look(tx)));
+        drop(self.shared.outbox.send(Command::Look(tx)));
         rx
     }
 

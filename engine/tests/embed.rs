@@ -432,3 +432,50 @@ fn an_engine_explains_its_requests() {
     handle.wait().unwrap();
     assert_eq!(silent.explain(id), None);
 }
+
+#[test]
+fn held_requests_go_together_with_the_next_or_when_let_go() {
+    let engine = builder("greedy").build().unwrap();
+    let model = engine
+        .load("held", model(), ModelOptions::default())
+        .unwrap();
+    let hold = |seed| {
+        let held = model.try_submit_held(word(seed, 3), Options::default());
+        held.unwrap()
+    };
+    let arrived = || model.stats().counters.launches;
+    let (first, held) = hold(1);
+    let (second, none) = hold(2);
+    assert!(
+        held.is_some() && none.is_none(),
+        "the first one's caller lets them go"
+    );
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    assert!(!first.is_admitted() && !second.is_admitted() && arrived() == 0);
+    drop(held);
+    let alone = |seed| {
+        model
+            .try_submit(word(seed, 3), Options::default())
+            .unwrap()
+            .wait()
+    };
+    assert_eq!(first.wait().unwrap().outputs, alone(1).unwrap().outputs);
+    assert_eq!(second.wait().unwrap().outputs, alone(2).unwrap().outputs);
+    // One that is not held takes along those before it.
+    let (third, held) = hold(3);
+    assert!(alone(4).is_ok() && third.wait().is_ok());
+    drop(held);
+    // A client that leaves a held request takes it back.
+    let (left, held) = hold(5);
+    drop(left);
+    drop(held);
+    // Nobody is forgotten when the engine ends.
+    let (last, held) = hold(6);
+    drop(engine);
+    assert_eq!(last.wait().unwrap_err(), RequestError::Closed);
+    drop(held);
+    assert_eq!(
+        model.try_submit_held(word(7, 3), Options::default()).err(),
+        Some(RequestError::Closed)
+    );
+}

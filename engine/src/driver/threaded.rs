@@ -97,6 +97,8 @@ impl Reply {
 pub(crate) enum Command {
     Submit(Box<Submission>),
     Cancel(RequestId),
+    /// Several that were held back, none of them a load.
+    All(Vec<Command>),
     /// Tell what is being done.
     Look(oneshot::Sender<Arc<Look>>),
     /// Take in a model, and say so.
@@ -330,6 +332,7 @@ impl Driver {
         match command {
             Command::Submit(submission) => self.submit(now, *submission),
             Command::Cancel(id) => self.event(now, Event::Cancel(id)),
+            Command::All(all) => return all.into_iter().all(|one| self.command(now, one)),
             Command::Look(tx) => self.state.looks.push(tx),
             Command::Load(draft, reply) => {
                 let loaded = self.load(now, *draft);

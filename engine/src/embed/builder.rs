@@ -9,6 +9,7 @@ use lazybatch_sla::{Class, ModelId};
 
 use super::memory::Limit;
 use super::model::{Classes, Draft, Maker, ModelOptions};
+use super::outbox::Outbox;
 use super::submit::Bounded;
 use super::{BuildError, Engine, Shared};
 use crate::core::{Core, CoreConfig, ModelSpec};
@@ -273,7 +274,7 @@ impl Builder {
             })?;
         let shared = Shared {
             models: RwLock::new(served),
-            commands: tx,
+            outbox: Outbox::new(tx),
             queue: Bounded::new(self.max_queue),
             limit,
             next_id: AtomicU64::new(0),

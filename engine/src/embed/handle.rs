@@ -4,13 +4,12 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Sender;
 use std::task::{Context, Poll};
 
 use lazybatch_sla::RequestId;
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Answer, RequestError, Step};
+use super::{Answer, RequestError, Shared, Step};
 use crate::driver::threaded::Command;
 
 /// Whether a request has left the arrival queue.
@@ -32,17 +31,17 @@ impl Admitted {
 pub(crate) struct Guard {
     id: RequestId,
     admitted: Admitted,
-    commands: Sender<Command>,
+    shared: Arc<Shared>,
     ended: bool,
 }
 
 impl Guard {
     /// Of a request that was handed in.
-    pub fn new(id: RequestId, admitted: Admitted, commands: Sender<Command>) -> Self {
+    pub fn new(id: RequestId, admitted: Admitted, shared: Arc<Shared>) -> Self {
         Self {
             id,
             admitted,
-            commands,
+            shared,
             ended: false,
         }
     }
@@ -52,7 +51,7 @@ impl Drop for Guard {
     fn drop(&mut self) {
         if !self.ended {
             // An engine that is gone has cancelled it already.
-            drop(self.commands.send(Command::Cancel(self.id)));
+            drop(self.shared.outbox.send(Command::Cancel(self.id)));
         }
     }
 }

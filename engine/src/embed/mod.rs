@@ -9,6 +9,7 @@ mod builder;
 mod handle;
 mod memory;
 mod model;
+mod outbox;
 mod submit;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,6 +25,8 @@ pub(crate) use handle::Admitted;
 pub use handle::{Handle, StepStream};
 pub(crate) use model::{Draft, Maker, Served};
 pub use model::{Figures, ModelHandle, ModelOptions, ModelStats};
+pub use outbox::Held;
+use outbox::Outbox;
 use submit::Bounded;
 pub(crate) use submit::Permits;
 
@@ -219,7 +222,7 @@ pub enum Step {
 pub(crate) struct Shared {
     /// Those that are found by name, in the order in which they were loaded.
     pub models: RwLock<Vec<Arc<Served>>>,
-    pub commands: mpsc::Sender<Command>,
+    pub outbox: Outbox,
     pub queue: Bounded,
     pub limit: Option<Arc<memory::Limit>>,
     pub next_id: AtomicU64,
@@ -301,7 +304,7 @@ impl Engine {
         }
         let (tx, rx) = mpsc::channel();
         let command = Command::Load(Box::new(draft), tx);
-        let sent = self.shared.commands.send(command);
+        let sent = self.shared.outbox.send(command);
         sent.map_err(|_| BuildError::Closed)?;
         let served = rx.recv().unwrap_or(Err(BuildError::Closed))?;
         let models = self.shared.models.write();
@@ -427,7 +430,7 @@ impl Engine {
 
     fn start_drain(&self) {
         self.shared.accepting.store(false, Ordering::SeqCst);
-        drop(self.shared.commands.send(Command::Drain));
+        drop(self.shared.outbox.send(Command::Drain));
     }
 }
 
@@ -435,7 +438,7 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.shared.accepting.store(false, Ordering::SeqCst);
         if let Some(thread) = self.thread.take() {
-            drop(self.shared.commands.send(Command::Stop));
+            drop(self.shared.outbox.send(Command::Stop));
             drop(thread.join());
         }
     }

@@ -11,7 +11,7 @@ use lazybatch_sla::{Account, Class, ClassId, Histogram, ModelId, Nanos, Profile,
 
 use super::memory::{Bound, Limit};
 use super::submit::Bounded;
-use super::{Answer, BuildError, Handle, Options, RequestError, Shared, StepStream};
+use super::{Answer, BuildError, Handle, Held, Options, RequestError, Shared, StepStream};
 use crate::core::{Counters, ModelSpec};
 use crate::driver::sequences::SequenceOptions;
 use crate::driver::threaded::{Command, Plans};
@@ -288,6 +288,20 @@ impl ModelHandle {
         self.shared.try_submit(&self.served, inputs, options)
     }
 
+    /// As [`ModelHandle::try_submit`], but the engine need not take it in before [`Held`] is
+    /// dropped; without one, another's is still there. For callers that take in many requests on
+    /// threads that share processors with the engine: they drop it when they have no more.
+    ///
+    /// # Errors
+    /// Those of [`super::Engine::try_submit`].
+    pub fn try_submit_held(
+        &self,
+        inputs: Vec<Tensor>,
+        options: Options,
+    ) -> Result<(Handle, Option<Held>), RequestError> {
+        self.shared.try_submit_held(&self.served, inputs, options)
+    }
+
     /// As [`super::Engine::try_submit_stream`].
     ///
     /// # Errors
@@ -359,7 +373,7 @@ impl Drop for ModelHandle {
         self.shared.forget(&self.served);
         // An engine that is gone has unloaded it already.
         let unload = Command::Unload(self.served.clone());
-        drop(self.shared.commands.send(unload));
+        drop(self.shared.outbox.send(unload));
     }
 }
 

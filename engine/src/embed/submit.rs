@@ -10,6 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc as stream, oneshot};
 
 use super::handle::Guard;
 use super::memory::Limit;
+use super::outbox::{Gone, Held};
 use super::{Admitted, Answer, Handle, Options, RequestError, Served, Shared, StepStream};
 use crate::core::Request;
 use crate::driver::sequences::Place;
@@ -60,7 +61,7 @@ struct Room {
 
 impl Shared {
     pub(super) async fn submit(
-        &self,
+        self: &Arc<Self>,
         served: &Arc<Served>,
         inputs: Vec<Tensor>,
         options: Options,
@@ -72,7 +73,7 @@ impl Shared {
     }
 
     pub(super) async fn submit_stream(
-        &self,
+        self: &Arc<Self>,
         served: &Arc<Served>,
         inputs: Vec<Tensor>,
         options: Options,
@@ -83,7 +84,7 @@ impl Shared {
     }
 
     pub(super) fn try_submit_stream(
-        &self,
+        self: &Arc<Self>,
         served: &Arc<Served>,
         inputs: Vec<Tensor>,
         options: Options,
@@ -94,7 +95,7 @@ impl Shared {
     }
 
     pub(super) fn try_submit(
-        &self,
+        self: &Arc<Self>,
         served: &Arc<Served>,
         inputs: Vec<Tensor>,
         options: Options,
@@ -102,6 +103,22 @@ impl Shared {
         let (request, inputs) = self.check(served, inputs, &options)?;
         let room = self.try_room(served, &request)?;
         self.send_once(served, request, inputs, &options, room)
+    }
+
+    pub(super) fn try_submit_held(
+        self: &Arc<Self>,
+        served: &Arc<Served>,
+        inputs: Vec<Tensor>,
+        options: Options,
+    ) -> Result<(Handle, Option<Held>), RequestError> {
+        let (request, inputs) = self.check(served, inputs, &options)?;
+        let room = self.try_room(served, &request)?;
+        let (handle, submit) = self.once(served, request, inputs, &options, room)?;
+        let is_first = self
+            .outbox
+            .hold(submit)
+            .map_err(|Gone| RequestError::Closed)?;
+        Ok((handle, is_first.then(|| Held(self.clone()))))
     }
 
     /// Limits on memory that the model has, and the bytes that a request of it may hold.
@@ -196,23 +213,38 @@ impl Shared {
     }
 
     fn send_once(
-        &self,
+        self: &Arc<Self>,
         served: &Arc<Served>,
         request: Request,
         inputs: Vec<Tensor>,
         options: &Options,
         room: Room,
     ) -> Result<Handle, RequestError> {
+        let (handle, submit) = self.once(served, request, inputs, options, room)?;
+        let sent = self.outbox.send(submit);
+        sent.map(|()| handle).map_err(|Gone| RequestError::Closed)
+    }
+
+    /// A request that is answered once, and the command that hands it in.
+    fn once(
+        self: &Arc<Self>,
+        served: &Arc<Served>,
+        request: Request,
+        inputs: Vec<Tensor>,
+        options: &Options,
+        room: Room,
+    ) -> Result<(Handle, Command), RequestError> {
         let (tx, rx) = oneshot::channel();
         let admitted = Admitted::default();
         let reply = Reply::Once(tx);
-        let id = self.send(served, request, inputs, options, reply, room, &admitted)?;
-        let guard = Guard::new(id, admitted, self.commands.clone());
-        Ok(Handle::new(rx, guard))
+        let submission =
+            self.submission(served, request, inputs, options, reply, room, &admitted)?;
+        let guard = Guard::new(submission.request.id, admitted, self.clone());
+        Ok((Handle::new(rx, guard), Command::Submit(submission)))
     }
 
     fn send_stream(
-        &self,
+        self: &Arc<Self>,
         served: &Arc<Served>,
         request: Request,
         inputs: Vec<Tensor>,
@@ -222,12 +254,16 @@ impl Shared {
         let (tx, rx) = stream::unbounded_channel();
         let admitted = Admitted::default();
         let reply = Reply::Stream(tx);
-        let id = self.send(served, request, inputs, options, reply, room, &admitted)?;
-        let guard = Guard::new(id, admitted, self.commands.clone());
-        Ok(StepStream::new(rx, guard))
+        let submission =
+            self.submission(served, request, inputs, options, reply, room, &admitted)?;
+        let guard = Guard::new(submission.request.id, admitted, self.clone());
+        let sent = self.outbox.send(Command::Submit(submission));
+        let stream = StepStream::new(rx, guard);
+        sent.map(|()| stream).map_err(|Gone| RequestError::Closed)
     }
 
-    fn send(
+    /// What the driver is handed.
+    fn submission(
         &self,
         served: &Arc<Served>,
         mut request: Request,
@@ -236,7 +272,7 @@ impl Shared {
         reply: Reply,
         room: Room,
         admitted: &Admitted,
-    ) -> Result<RequestId, RequestError> {
+    ) -> Result<Box<Submission>, RequestError> {
         if !self.accepting.load(Ordering::SeqCst) {
             return Err(RequestError::Closed);
         }
@@ -264,10 +300,7 @@ impl Shared {
         };
         let arrival = submission.request.arrival.0;
         served.unseen.fetch_min(arrival, Ordering::Relaxed);
-        self.commands
-            .send(Command::Submit(Box::new(submission)))
-            .map_err(|_| RequestError::Closed)?;
-        Ok(id)
+        Ok(Box::new(submission))
     }
 }
 

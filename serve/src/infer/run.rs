@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lazybatch_engine::{Answer as Ended, Handle, Options, RequestError, Step, StepStream};
+use lazybatch_engine::{Answer as Ended, Handle, Held, Options, RequestError, Step, StepStream};
 use lazybatch_graph::Tensor;
 use lazybatch_sla::{Nanos, RequestId, Time};
 use tokio::time::{Instant, timeout_at};
@@ -152,7 +152,11 @@ fn submit(served: &Served, request: &Request, came: Time) -> Result<Submitted> {
     served.stats.compute_input.add(engine.now().since(came));
     let handles = prepared.calls.into_iter().map(|inputs| {
         let options = prepared.options.clone();
-        engine.try_submit(inputs, options)
+        let (handle, held) = engine.try_submit_held(inputs, options)?;
+        if let Some(held) = held {
+            let_go(held);
+        }
+        Ok(handle)
     });
     let handles: Vec<Handle> = handles.collect::<std::result::Result<_, RequestError>>()?;
     let explained = explain.then(|| handles.iter().map(Handle::id).collect());
@@ -163,6 +167,15 @@ fn submit(served: &Served, request: &Request, came: Time) -> Result<Submitted> {
         deadline,
         explained,
     })
+}
+
+/// Lets held requests go once everybody who is ready has had a turn: those who hand in requests then
+/// have done so, and the engine takes them in together.
+fn let_go(held: Held) {
+    tokio::spawn(async move {
+        tokio::task::yield_now().await;
+        drop(held);
+    });
 }
 
 impl Running {
