@@ -279,7 +279,7 @@ impl Serving {
         let at = SocketAddr::from(([127, 0, 0, 1], self.http.port()));
         let mut stream = TcpStream::connect(at).unwrap();
         let head = format!(
-            "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer {token}\r\n\r\n"
+            "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nauthorization: Bearer {token}\r\n\r\n"
         );
         stream.write_all(head.as_bytes()).unwrap();
         let mut answer = String::new();

@@ -100,6 +100,7 @@ impl Tape {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether someone watches, for a first look: it changes under the locks of what is kept.
     fn is_watched(&self) -> bool {
         self.watchers.load(Ordering::Relaxed) > 0
     }
@@ -116,8 +117,22 @@ impl Tape {
 
     /// Tells what is being done.
     pub fn show(&self, look: Arc<Look>) {
+        let mut shown = self.look();
+        // Under the lock: the last watcher who goes clears it behind its own going.
         if self.is_watched() {
-            *self.look() = Some(look);
+            *shown = Some(look);
+        }
+    }
+
+    /// Keeps what passes, if someone watches.
+    fn keep(&self, now: Time, seen: impl FnOnce() -> Seen) {
+        if !self.is_watched() {
+            return;
+        }
+        let mut kept = self.kept();
+        // Again under the lock: the last watcher may have gone meanwhile, and cleared it.
+        if self.is_watched() {
+            kept.push(now, seen());
         }
     }
 
@@ -141,20 +156,18 @@ impl Observer for Recorder {
             event,
             Event::Arrive(_) | Event::Done { .. } | Event::Attach(_)
         );
-        if is_told && self.0.is_watched() {
-            self.0.kept().push(now, Seen::Event(event.clone()));
+        if is_told {
+            self.0.keep(now, || Seen::Event(event.clone()));
         }
     }
 
     fn on_launch(&mut self, now: Time, launch: &Launch) {
-        if self.0.is_watched() {
-            self.0.kept().push(now, Seen::Launch(launch.clone()));
-        }
+        self.0.keep(now, || Seen::Launch(launch.clone()));
     }
 
     fn on_action(&mut self, now: Time, action: &Action) {
-        if matches!(action, Action::Finish { .. }) && self.0.is_watched() {
-            self.0.kept().push(now, Seen::Action(action.clone()));
+        if matches!(action, Action::Finish { .. }) {
+            self.0.keep(now, || Seen::Action(action.clone()));
         }
     }
 }
@@ -432,6 +445,35 @@ mod tests {
         assert_eq!(tape.len(), 0);
         recorder.on_launch(Time(5), &launch(3));
         assert_eq!((tape.len(), tape.kept().weight), (0, 0));
+    }
+
+    #[test]
+    fn what_passes_while_the_last_watcher_goes_is_not_kept() {
+        let tape = Arc::new(Tape::default());
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        let look = Arc::new(Look {
+            at: Time(1),
+            running: Vec::new(),
+            table: Vec::new(),
+            more: 0,
+        });
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut recorder = Recorder(tape.clone());
+                let one = launch(1);
+                while !is_over.load(Ordering::Relaxed) {
+                    recorder.on_launch(Time(1), &one);
+                    tape.show(look.clone());
+                }
+            });
+            let left = (0..20_000).map(|_| {
+                drop(Watch::new(tape.clone()));
+                tape.len() + usize::from(tape.look().is_some())
+            });
+            let left: usize = left.sum();
+            is_over.store(true, Ordering::Relaxed);
+            assert_eq!(left, 0);
+        });
     }
 
     #[test]

@@ -14,6 +14,8 @@ pub const ASKS: &str = "explain";
 pub const TELLS: &str = "lazybatch_explanation";
 /// Accounts that are kept, and requests that an engine remembers.
 pub const KEPT: usize = 256;
+/// Most bytes of a name that are kept; clients choose theirs as long as they like.
+const MOST_NAME: usize = 128;
 
 /// An account of a request.
 #[derive(Clone, Debug, Serialize)]
@@ -22,7 +24,7 @@ pub struct Account {
     pub model: String,
     /// The model's version.
     pub version: u64,
-    /// The client's name for it.
+    /// The client's name for it, its beginning if it is long.
     pub id: String,
     /// What it waited for, a line for each request of the engine that it became.
     pub explanation: String,
@@ -49,9 +51,9 @@ impl Explained {
             _ => lines.collect::<Vec<_>>().join("\n"),
         };
         let account = Account {
-            model: served.name.clone(),
+            model: cut(&served.name),
             version: served.version,
-            id: id.to_owned(),
+            id: cut(id),
             explanation: explanation.clone(),
         };
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -66,5 +68,28 @@ impl Explained {
     pub fn last(&self, num: usize) -> Vec<Account> {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.iter().rev().take(num).cloned().collect()
+    }
+}
+
+/// As much of a name as is kept.
+fn cut(name: &str) -> String {
+    let mut fits = (0..=MOST_NAME.min(name.len())).rev();
+    let end = fits.find(|&end| name.is_char_boundary(end));
+    name[..end.unwrap_or(0)].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_names_are_cut_between_two_characters() {
+        assert_eq!(cut(""), "");
+        let whole = "n".repeat(MOST_NAME);
+        assert_eq!(cut(&whole), whole);
+        assert_eq!(cut(&format!("{whole}more")), whole);
+        // Each takes three bytes, and the bound is no multiple of that.
+        let wide = cut(&"\u{2026}".repeat(MOST_NAME));
+        assert_eq!(wide, "\u{2026}".repeat(MOST_NAME / 3));
     }
 }

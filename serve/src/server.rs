@@ -19,7 +19,7 @@ use tokio::time::timeout;
 use tonic::codec::CompressionEncoding;
 use tonic_health::pb::health_server::HealthServer;
 use tower::{Layer, Service as TowerService};
-use tower_http::timeout::RequestBodyTimeoutLayer;
+use tower_http::timeout::RequestBodyDeadlineLayer;
 
 use crate::grpc::Service;
 use crate::http::Front;
@@ -63,7 +63,7 @@ pub struct Options {
     pub max_streams: u32,
     /// How long a client may take to agree on keys, and to send the headers of a request.
     pub header_timeout: Duration,
-    /// How long a client may take to send the body of a request.
+    /// How long a client may take to send the whole body of a request.
     pub body_timeout: Duration,
     /// How long calls that were taken may go on once the server is told to end.
     pub drain: Duration,
@@ -165,6 +165,7 @@ impl Server {
     /// Serves until `end` comes, then takes no more inference calls, waits for those that it has,
     /// and closes its ports. Health and metrics are answered until the last of them has ended.
     pub async fn run(self, end: impl Future<Output = ()>) {
+        let at = self.bound();
         let Self {
             state,
             guard,
@@ -192,14 +193,14 @@ impl Server {
         if let Some(connections) = http {
             let (most, within) = (options.max_body, options.body_timeout);
             let router = http::router(state.clone(), most, options.dashboard);
-            let router = router.layer(RequestBodyTimeoutLayer::new(within));
+            let router = router.layer(RequestBodyDeadlineLayer::new(within));
             let front = Front::new(state.clone(), router, most, within);
-            let auth = AuthLayer::http(guard.clone(), Port::Http);
+            let auth = AuthLayer::http(guard.clone(), Port::Http, at.http);
             tasks.spawn(serve_http(connections, auth.layer(front), options.clone()));
         }
         if let Some(connections) = metrics {
             let router = metrics::router(state.clone());
-            let auth = AuthLayer::http(guard.clone(), Port::Metrics);
+            let auth = AuthLayer::http(guard.clone(), Port::Metrics, at.metrics);
             tasks.spawn(serve_http(connections, auth.layer(router), options.clone()));
         }
         let (health, health_service) = tonic_health::server::health_reporter();

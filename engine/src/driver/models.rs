@@ -1,7 +1,6 @@
 //! The models of a driver: those that run, by id, and how they come and go.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use lazybatch_kernels::Device;
 use lazybatch_sla::ModelId;
@@ -36,13 +35,6 @@ impl Models {
     /// If there is none.
     pub fn get(&self, id: ModelId) -> &Arc<Served> {
         self.by_id[id.index()].as_ref().expect("it is attached")
-    }
-
-    /// Requests that were handed in are about to be taken in.
-    pub fn take_in(&self) {
-        for served in self.by_id.iter().flatten() {
-            served.unseen.store(u64::MAX, Ordering::Relaxed);
-        }
     }
 
     /// Prepared executions, by model.

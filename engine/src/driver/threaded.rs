@@ -308,7 +308,6 @@ impl Driver {
     /// Takes in all commands that have come, but none behind a load: that took a while, and what
     /// came meanwhile came later than `now`. False when told to stop.
     fn take_commands(&mut self, now: Time) -> bool {
-        self.models.take_in();
         loop {
             let command = match self.state.received.take() {
                 Some(command) => command,
@@ -379,6 +378,7 @@ impl Driver {
 
     fn submit(&mut self, now: Time, submission: Submission) {
         let mut request = submission.request.clone();
+        submission.served.unseen.take(request.arrival);
         request.arrival = request.arrival.min(now);
         let id = request.id;
         let served = &submission.served;

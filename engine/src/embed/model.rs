@@ -1,8 +1,8 @@
 //! A model of an engine: how it is made on a device, and what its requests are held against.
 
+use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use lazybatch_graph::{Program, Repeat, SharedProgram, Tensor};
 use lazybatch_kernels::{Device, RequestMemory};
@@ -56,10 +56,57 @@ pub(crate) struct Served {
     /// Its classes; the one for requests that name none first.
     pub classes: Vec<(Class, ClassId)>,
     pub sequences: SequenceOptions,
-    /// The earliest arrival, in nanoseconds, among requests that its driver has not taken in.
-    pub unseen: AtomicU64,
+    /// Requests that its driver has not taken in.
+    pub unseen: Unseen,
     /// What it counted, once it has gone.
     pub gone: OnceLock<ModelStats>,
+}
+
+impl Served {
+    /// The class that a request names, `default` if it names none.
+    ///
+    /// # Errors
+    /// [`RequestError::UnknownClass`].
+    pub fn class(&self, named: Option<&str>) -> Result<&(Class, ClassId), RequestError> {
+        let name = named.unwrap_or("default");
+        let found = self.classes.iter().find(|(c, _)| c.name == name);
+        found.ok_or_else(|| {
+            let names = self.classes.iter().map(|(c, _)| c.name.as_str());
+            RequestError::UnknownClass {
+                got: name.into(),
+                expected: names.collect::<Vec<_>>().join(", "),
+            }
+        })
+    }
+}
+
+/// Arrivals of requests that were handed in and that the driver has not taken in.
+#[derive(Default)]
+pub(crate) struct Unseen(Mutex<VecDeque<Time>>);
+
+impl Unseen {
+    fn arrivals(&self) -> MutexGuard<'_, VecDeque<Time>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One is handed in.
+    pub fn add(&self, arrival: Time) {
+        self.arrivals().push_back(arrival);
+    }
+
+    /// One that was handed in is taken in.
+    pub fn take(&self, arrival: Time) {
+        let mut arrivals = self.arrivals();
+        // They come about in the order in which they were handed in: it is one of the first.
+        if let Some(at) = arrivals.iter().position(|&a| a == arrival) {
+            arrivals.remove(at);
+        }
+    }
+
+    /// The earliest of them.
+    pub fn oldest(&self) -> Option<Time> {
+        self.arrivals().iter().min().copied()
+    }
 }
 
 /// Running figures of a model.
@@ -164,7 +211,7 @@ impl Maker {
             queue: options.max_queue.map(Bounded::new),
             classes: self.classes.take(&options.classes),
             sequences: options.sequences.unwrap_or(self.sequences),
-            unseen: AtomicU64::new(u64::MAX),
+            unseen: Unseen::default(),
             gone: OnceLock::new(),
         };
         Ok((served, plans, spec))
@@ -264,6 +311,14 @@ impl ModelHandle {
         self.shared.clock.now()
     }
 
+    /// Whether a request may name that class, or none.
+    ///
+    /// # Errors
+    /// [`RequestError::UnknownClass`], as when the request is submitted.
+    pub fn check_class(&self, class: Option<&str>) -> Result<(), RequestError> {
+        self.served.class(class).map(drop)
+    }
+
     /// As [`super::Engine::submit`].
     ///
     /// # Errors
@@ -356,8 +411,8 @@ impl ModelHandle {
         }
         let m = self.served.id.index();
         let load = stats.loads[m];
-        let unseen = self.served.unseen.load(Ordering::Relaxed);
-        let oldest = load.oldest.unwrap_or(Time::MAX).min(Time(unseen));
+        let unseen = self.served.unseen.oldest().unwrap_or(Time::MAX);
+        let oldest = load.oldest.unwrap_or(Time::MAX).min(unseen);
         Figures {
             counters: stats.models[m],
             batches: stats.batches[m].clone(),
@@ -573,5 +628,26 @@ mod tests {
         assert_eq!(ids(&d), [0, 1]);
         assert_eq!(classes.all()[1].name, "silver");
         assert_eq!(classes.all().len(), 4);
+    }
+
+    #[test]
+    fn the_oldest_unseen_is_told_until_it_is_taken_in() {
+        let unseen = Unseen::default();
+        assert_eq!(unseen.oldest(), None);
+        for at in [3, 1, 2, 1] {
+            unseen.add(Time(at));
+        }
+        assert_eq!(unseen.oldest(), Some(Time(1)));
+        unseen.take(Time(1));
+        unseen.take(Time(3));
+        assert_eq!(unseen.oldest(), Some(Time(1)), "there were two");
+        unseen.take(Time(1));
+        assert_eq!(unseen.oldest(), Some(Time(2)));
+        // What is handed in behind those that are being taken in is not lost with them.
+        unseen.add(Time(4));
+        unseen.take(Time(2));
+        assert_eq!(unseen.oldest(), Some(Time(4)));
+        unseen.take(Time(4));
+        assert_eq!(unseen.oldest(), None);
     }
 }

@@ -182,15 +182,7 @@ impl Shared {
                 got: shape.samples,
             });
         }
-        let class = options.class.as_deref().unwrap_or("default");
-        let found = served.classes.iter().find(|(c, _)| c.name == class);
-        let (class, class_id) = found.ok_or_else(|| {
-            let names = served.classes.iter().map(|(c, _)| c.name.as_str());
-            RequestError::UnknownClass {
-                got: class.into(),
-                expected: names.collect::<Vec<_>>().join(", "),
-            }
-        })?;
+        let (class, class_id) = served.class(options.class.as_deref())?;
         let simulated_end = options.known_output_len == Some(0) && self.is_virtual;
         let request = Request {
             id: RequestId(0),
@@ -298,8 +290,8 @@ impl Shared {
             admitted: admitted.clone(),
             explain: options.explain,
         };
-        let arrival = submission.request.arrival.0;
-        served.unseen.fetch_min(arrival, Ordering::Relaxed);
+        // Before the driver can see it, so that it never takes in what was not counted.
+        served.unseen.add(submission.request.arrival);
         Ok(Box::new(submission))
     }
 }

@@ -35,7 +35,7 @@ pub struct Front {
 }
 
 impl Front {
-    /// Before `router`; bodies are at most `max_body` bytes and come within `body_timeout`.
+    /// Before `router`; bodies are at most `max_body` bytes and come whole within `body_timeout`.
     pub fn new(state: Arc<State>, router: Router, max_body: usize, body_timeout: Duration) -> Self {
         Self {
             state,
@@ -68,7 +68,7 @@ impl Front {
             Some(came) => came,
             None => match select(whole, pin!(tokio::time::sleep(self.body_timeout))).await {
                 Either::Left((came, _)) => came,
-                Either::Right(_) => return Err(unread("deadline has elapsed")),
+                Either::Right(_) => return Err(unread(TOO_LATE)),
             },
         };
         match came {
@@ -94,6 +94,9 @@ impl Service<Request<Incoming>> for Front {
         self.clone().answer(request).boxed()
     }
 }
+
+/// What the router's layer says of a body that was not whole at its deadline.
+const TOO_LATE: &str = "data was not received within the designated timeout";
 
 fn unread(why: impl std::fmt::Display) -> Error {
     Error::Invalid(format!("Failed to buffer the request body: {why}"))

@@ -60,7 +60,7 @@ pub struct Running {
 /// # Errors
 /// What is wrong with it, or why it is not taken.
 pub fn start(served: &Arc<Served>, request: Request) -> Result<Running> {
-    let mut pending = Pending::new(served, class_of(&request));
+    let mut pending = Pending::new(served, class_of(served, &request));
     match submit(served, &request, pending.start()) {
         Ok(submitted) => Ok(Running {
             explained: submitted.explained,
@@ -244,11 +244,12 @@ fn in_request(id: &str, error: Error) -> Error {
     }
 }
 
-fn class_of(request: &Request) -> &str {
-    match request.params.0.get("sla_class") {
-        Some(Param::Text(class)) if class.len() <= 64 => class,
-        _ => "default",
-    }
+/// The class that a request counts in: what its model does not know counts as the default, since
+/// figures of each class are kept.
+fn class_of<'a>(served: &Served, request: &'a Request) -> &'a str {
+    let named = request.params.text("sla_class").ok().flatten();
+    let known = named.filter(|class| served.engine().check_class(Some(class)).is_ok());
+    known.unwrap_or("default")
 }
 
 /// Waits for one answer; gives up at the deadline if its turn has not come by then.
@@ -293,7 +294,7 @@ pub enum Item {
 /// # Errors
 /// What is wrong with it, or why it is not taken.
 pub fn stream(served: &Arc<Served>, request: Request) -> Result<Stepwise> {
-    let mut pending = Pending::new(served, class_of(&request));
+    let mut pending = Pending::new(served, class_of(served, &request));
     match begin(served, &request) {
         Ok((steps, deadline)) => Ok(Stepwise {
             is_silent: true,
@@ -402,6 +403,8 @@ fn prepare(served: &Served, request: &Request) -> Result<Prepared> {
             )));
         }
     }
+    // The engine looks too, but what the response cache answers does not get there.
+    served.engine().check_class(options.class.as_deref())?;
     Ok(Prepared {
         calls,
         samples,

@@ -257,8 +257,7 @@ impl Repository {
 
     fn folder(&self, name: &str) -> Result<PathBuf> {
         let folder = self.root.join(name);
-        let plain = !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0']);
-        if plain && folder.is_dir() {
+        if is_plain(name) && folder.is_dir() {
             return Ok(folder);
         }
         Err(Error::NotFound(
@@ -516,11 +515,16 @@ impl Repository {
     }
 }
 
-/// Models that the steps of an ensemble name; none for others.
+/// Whether a name is that of a folder right in the repository; others lead out of it.
+fn is_plain(name: &str) -> bool {
+    !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0'])
+}
+
+/// Models that the steps of an ensemble name, where these can be such; none for others.
 fn models_of(config: &Config) -> Vec<String> {
     let steps = ensemble::steps(&config.proto).ok().flatten();
-    let steps = steps.unwrap_or_default().iter();
-    steps.map(|s| s.model_name.clone()).collect()
+    let names = steps.unwrap_or_default().iter().map(|s| &s.model_name);
+    names.filter(|name| is_plain(name)).cloned().collect()
 }
 
 /// Version numbers of a model's folder that its policy chooses: the latest if it does not say.
@@ -612,6 +616,18 @@ mod tests {
         );
         let empty = tempfile::tempdir().unwrap();
         assert!(chosen(empty.path(), &Config::default()).is_err());
+    }
+
+    #[test]
+    fn steps_whose_names_lead_out_of_the_repository_are_none() {
+        let step = |name: &str| format!("step {{ model_name: \"{name}\" }} ");
+        let names = ["a", "/", "../..", "", ".b", "c/d", "/etc", "e.f"];
+        let text = format!(
+            "platform: \"ensemble\" ensemble_scheduling {{ {} }}",
+            names.map(step).concat()
+        );
+        let config = Config::parse("c", &text).unwrap();
+        assert_eq!(models_of(&config), ["a", "e.f"]);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The service in front of all calls of a port, over HTTP and gRPC alike.
 
 use std::future::{Ready, ready};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -17,16 +18,19 @@ use super::{Guard, Port, Refusal};
 pub struct AuthLayer<B> {
     guard: Arc<Guard>,
     port: Port,
+    /// Whether the port listens on loopback.
+    on_loopback: bool,
     refuse: fn(Refusal) -> Response<B>,
 }
 
 impl AuthLayer<axum::body::Body> {
-    /// For HTTP: 401, and the reason as JSON.
-    pub fn http(guard: Arc<Guard>, port: Port) -> Self {
+    /// For HTTP at that address: 401 or 403, and the reason as JSON.
+    pub fn http(guard: Arc<Guard>, port: Port, at: Option<SocketAddr>) -> Self {
         Self {
             guard,
             port,
-            refuse: unauthorized,
+            on_loopback: at.is_some_and(|at| at.ip().to_canonical().is_loopback()),
+            refuse: refused,
         }
     }
 }
@@ -37,6 +41,7 @@ impl AuthLayer<tonic::body::Body> {
         Self {
             guard,
             port: Port::Grpc,
+            on_loopback: false,
             refuse: |refusal| tonic::Status::unauthenticated(refusal.to_string()).into_http(),
         }
     }
@@ -51,12 +56,15 @@ impl<B> Clone for AuthLayer<B> {
     }
 }
 
-fn unauthorized(refusal: Refusal) -> Response<axum::body::Body> {
+fn refused(refusal: Refusal) -> Response<axum::body::Body> {
+    let body = axum::Json(json!({ "error": refusal.to_string() }));
     let challenge = match refusal {
         Refusal::Missing => "Bearer realm=\"lazybatch\"",
         Refusal::Unknown => "Bearer realm=\"lazybatch\", error=\"invalid_token\"",
+        Refusal::OtherSite | Refusal::OtherHost => {
+            return (StatusCode::FORBIDDEN, body).into_response();
+        }
     };
-    let body = axum::Json(json!({ "error": refusal.to_string() }));
     let challenge = [(WWW_AUTHENTICATE, HeaderValue::from_static(challenge))];
     (StatusCode::UNAUTHORIZED, challenge, body).into_response()
 }
@@ -103,9 +111,10 @@ where
         let AuthLayer {
             guard,
             port,
+            on_loopback,
             refuse,
         } = &self.ask;
-        match guard.admit(*port, request.uri().path(), request.headers()) {
+        match guard.admit(*port, *on_loopback, request.uri().path(), request.headers()) {
             Ok(()) => Either::Right(self.inner.call(request)),
             Err(refusal) => Either::Left(ready(Ok(refuse(refusal)))),
         }

@@ -5,6 +5,7 @@
 //! are encrypted, [`auth::Auth`] whether a call may pass.
 
 pub mod auth;
+mod pages;
 mod tls;
 mod tokens;
 
@@ -77,9 +78,21 @@ pub enum Refusal {
     /// Its token is none of the server's.
     #[error("expected a bearer token that this server knows, got another")]
     Unknown,
+    /// A browser sent it for a page of another site, and the server asks nobody who they are.
+    #[error("expected a call that is none of another site's page, got one of such a page")]
+    OtherSite,
+    /// It calls a server on loopback, which asks nobody who they are, by another name.
+    #[error("expected localhost or an address of loopback in the header host, got another name")]
+    OtherHost,
 }
 
 impl Security {
+    /// Whether it is known who calls.
+    fn knows_callers(&self) -> bool {
+        let tls = self.tls.as_ref();
+        self.tokens.is_some() || tls.is_some_and(|files| files.client_ca.is_some())
+    }
+
     /// Refuses addresses that other machines reach, unless calls there are encrypted and come from
     /// somebody who is known, or [`Security::insecure`] is set, which is warned about.
     ///
@@ -90,9 +103,7 @@ impl Security {
             .into_iter()
             .filter(|at| !at.ip().to_canonical().is_loopback());
         let Some(at) = open.next() else { return Ok(()) };
-        let known = self.tokens.is_some()
-            || (self.tls.as_ref()).is_some_and(|files| files.client_ca.is_some());
-        let missing = match (&self.tls, known) {
+        let missing = match (&self.tls, self.knows_callers()) {
             (Some(_), true) => return Ok(()),
             (Some(_), false) => "--token-file or --tls-client-ca",
             (None, true) => "--tls-cert and --tls-key",
@@ -114,6 +125,7 @@ impl Security {
 pub struct Guard {
     tls: Option<Tls>,
     tokens: Option<Tokens>,
+    knows_callers: bool,
     metrics_open: bool,
 }
 
@@ -126,6 +138,7 @@ impl Guard {
         Ok(Self {
             tls: security.tls.clone().map(Tls::open).transpose()?,
             tokens: security.tokens.clone().map(Tokens::open).transpose()?,
+            knows_callers: security.knows_callers(),
             metrics_open: security.metrics_open,
         })
     }
@@ -153,18 +166,22 @@ impl Guard {
         self.tls.as_ref().map(|tls| tls.acceptor(port))
     }
 
-    /// Whether a call to `path` may pass.
+    /// Whether a call to `path` may pass that came to a port, which may listen `on_loopback`.
     ///
     /// # Errors
     /// Why not.
     pub fn admit(
         &self,
         port: Port,
+        on_loopback: bool,
         path: &str,
         headers: &HeaderMap,
     ) -> std::result::Result<(), Refusal> {
         let Some(tokens) = &self.tokens else {
-            return Ok(());
+            if self.knows_callers || port == Port::Grpc || FREE.contains(&path) {
+                return Ok(());
+            }
+            return pages::check(headers, on_loopback);
         };
         if FREE.contains(&path) || (port == Port::Metrics && self.metrics_open) {
             return Ok(());

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use lazybatch_engine::core::Event;
 use lazybatch_engine::watch::{Entry, Passed, Seen};
 use lazybatch_engine::{Look, Monitor, Watch};
@@ -146,13 +147,14 @@ impl Frames {
     }
 
     async fn look(&mut self) {
-        for watched in &mut self.engines {
+        let looks = self.engines.iter_mut().map(|watched| async move {
             if let Some(asked) = &mut watched.asked {
                 // Whether it is gone or has told: there is nothing to wait for.
                 drop(asked.await);
                 watched.asked = None;
             }
-        }
+        });
+        join_all(looks).await;
     }
 }
 

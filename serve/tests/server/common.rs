@@ -261,7 +261,7 @@ pub async fn send(at: SocketAddr, bytes: &[u8]) -> Vec<u8> {
 /// A request of HTTP that closes its connection.
 pub fn http(method: &str, path: &str, body: &[u8]) -> Vec<u8> {
     let head = format!(
-        "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
     [head.as_bytes(), body].concat()

@@ -73,7 +73,7 @@ fn over_http(rng: &mut ChaCha8Rng) -> Vec<u8> {
                 .unwrap_or(&"");
             let body = add(9);
             let head = format!(
-                "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\
+                "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n\
                  inference-header-content-length: {length}\r\n\r\n",
                 body.len()
             );
@@ -91,7 +91,7 @@ fn over_http(rng: &mut ChaCha8Rng) -> Vec<u8> {
             let headers: String = (0..rng.random_range(1..200))
                 .map(|i| format!("x-{i}: {}\r\n", "y".repeat(100)))
                 .collect();
-            format!("GET /v2 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}\r\n")
+            format!("GET /v2 HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}\r\n")
                 .into_bytes()
         }
         8 => http(

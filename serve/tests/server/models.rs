@@ -184,6 +184,19 @@ async fn inputs_that_were_seen_before_are_answered_from_the_cache() {
         .1;
     let hits = r#"nv_cache_num_hits_per_model{model="add",version="1"} 3"#;
     assert!(metrics.contains(hits), "{metrics}");
+    // A class that there is not is refused whether the answer is there or not, and not remembered.
+    let mut told = Vec::new();
+    for value in [1, 7] {
+        let other = add(value).replacen('{', r#"{"parameters":{"sla_class":"gold"},"#, 1);
+        let (status, text) = call(at, "POST", INFER, &other).await;
+        assert!(status == 400 && text.contains("unknown class"), "{text}");
+        told.push(text.split_once("\r\n\r\n").unwrap().1.to_owned());
+    }
+    assert_eq!(told[0], told[1]);
+    assert_eq!(counts(), ((3, 2), 5, 2));
+    let classes: Vec<_> = served.stats.latencies().into_keys().collect();
+    assert_eq!(classes, ["default"]);
+    assert!(served.stats.outcomes().keys().all(|(c, _)| c == "default"));
     drop(served);
     // Another load of it may answer otherwise.
     assert_eq!(load(&server, "add", CACHED).await.0, 200);

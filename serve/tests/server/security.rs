@@ -391,6 +391,71 @@ async fn without_tls_too_a_client_of_grpc_has_to_begin() {
     server.ended().await;
 }
 
+/// A call with just those headers, and what is answered.
+async fn with(at: SocketAddr, method: &str, path: &str, headers: &[&str]) -> (u16, String) {
+    let headers: String = headers.iter().map(|h| format!("{h}\r\n")).collect();
+    let text = format!(
+        "{method} {path} HTTP/1.1\r\n{headers}connection: close\r\ncontent-length: 0\r\n\r\n"
+    );
+    let stream = TcpStream::connect(at).await.unwrap();
+    exchange(stream, &text).await.unwrap()
+}
+
+#[tokio::test]
+async fn pages_of_other_sites_get_nothing_where_nobody_is_asked_who_they_are() {
+    let add = vec!["add".to_owned()];
+    let mut server = start(|o| o.control = lazybatch_serve::Control::Explicit(add)).await;
+    let (at, metrics) = (server.http(), server.at.metrics.unwrap());
+    let unload = "/v2/repository/models/add/unload";
+    for headers in [
+        &["host: localhost:8000", "sec-fetch-site: cross-site"][..],
+        &["host: localhost:8000", "origin: http://evil.example"],
+        &["host: localhost:8000", "origin: http://localhost:3000"],
+        &["host: evil.example:8000"],
+        &[
+            "host: evil.example:8000",
+            "origin: http://evil.example:8000",
+        ],
+    ] {
+        for (at, method, path) in [
+            (at, "POST", unload),
+            (at, "GET", "/lazybatch/events"),
+            (at, "POST", INFER),
+            (metrics, "GET", "/metrics"),
+        ] {
+            let (status, text) = with(at, method, path, headers).await;
+            assert_eq!(status, 403, "{path} {headers:?}: {text}");
+            let body = text.split_once("\r\n\r\n").unwrap().1;
+            let told: serde_json::Value = serde_json::from_str(body).unwrap();
+            assert!(told["error"].as_str().unwrap().starts_with("expected"));
+        }
+        assert_eq!(with(at, "GET", "/v2/health/live", headers).await.0, 200);
+    }
+    let ready = "/v2/models/add/ready";
+    let local = format!("host: {at}");
+    assert_eq!(
+        with(at, "GET", ready, &[&local]).await.0,
+        200,
+        "it is there"
+    );
+    assert_eq!(with(metrics, "GET", "/metrics", &[&local]).await.0, 200);
+    // Its own page may do all that it shows, and so may what is no browser.
+    let origin = format!("origin: http://{at}");
+    let own = [&local[..], &origin, "sec-fetch-site: same-origin"];
+    assert_eq!(with(at, "POST", unload, &own).await.0, 200);
+    server.end();
+    server.ended().await;
+    // Who has a token is known, by whatever name it calls.
+    let folder = tempfile::tempdir().unwrap();
+    let tokens = folder.path().join("tokens");
+    std::fs::write(&tokens, "secret").unwrap();
+    let mut server = start(|o| o.security.tokens = Some(tokens)).await;
+    let known = ["host: other.example", "authorization: Bearer secret"];
+    assert_eq!(with(server.http(), "GET", ready, &known).await.0, 200);
+    server.end();
+    server.ended().await;
+}
+
 #[tokio::test]
 async fn connections_count_from_before_they_agree_on_keys() {
     let folder = tempfile::tempdir().unwrap();

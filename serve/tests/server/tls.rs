@@ -140,7 +140,7 @@ impl Client {
 pub fn request(method: &str, path: &str, authorization: Option<&str>, body: &str) -> String {
     let authorization = authorization.map(|a| format!("authorization: {a}\r\n"));
     format!(
-        "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{}content-length: {}\r\n\r\n{body}",
+        "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{}content-length: {}\r\n\r\n{body}",
         authorization.unwrap_or_default(),
         body.len()
     )

@@ -246,7 +246,12 @@ fn over_grpc(value: u8, explain: bool) -> ModelInferRequest {
 async fn requests_that_ask_for_it_are_told_why_they_took_their_time() {
     let server = start(|_| {}).await;
     let at = server.http();
-    let asks = add(4).replacen('{', r#"{"id":"mine","parameters":{"explain":true},"#, 1);
+    let long = "n".repeat(1000);
+    let asks = r#"{"id":"ID","parameters":{"explain":true},"#;
+    let named = add(4).replacen('{', &asks.replace("ID", &long), 1);
+    let (status, text) = call(at, "POST", INFER, &named).await;
+    assert!(status == 200 && text.contains(&long), "{text}");
+    let asks = add(4).replacen('{', &asks.replace("ID", "mine"), 1);
     let (status, text) = call(at, "POST", INFER, &asks).await;
     assert!(status == 200 && is_sum(&text, 4), "{text}");
     let why = json(&text)["parameters"]["lazybatch_explanation"].clone();
@@ -278,7 +283,7 @@ async fn requests_that_ask_for_it_are_told_why_they_took_their_time() {
         .iter()
         .map(|e| e["id"].clone())
         .collect();
-    assert_eq!(ids, ["request 6", "mine"]);
+    assert_eq!(ids, ["request 6", "mine", &long[..128]]);
     assert_eq!(
         (&last[1]["model"], &last[1]["explanation"]),
         (&"add".into(), &why.into())
@@ -337,7 +342,7 @@ struct Viewer(TcpStream, String);
 impl Viewer {
     async fn new(at: SocketAddr) -> Self {
         let mut stream = TcpStream::connect(at).await.unwrap();
-        let ask = "GET /lazybatch/events HTTP/1.1\r\nhost: x\r\n\r\n";
+        let ask = "GET /lazybatch/events HTTP/1.1\r\nhost: localhost\r\n\r\n";
         stream.write_all(ask.as_bytes()).await.unwrap();
         Self(stream, String::new())
     }
@@ -453,6 +458,34 @@ async fn a_viewer_who_reads_nothing_holds_nobody_up() {
     server.end();
     server.ended().await;
     while viewer.frame().await.is_some() {}
+}
+
+#[tokio::test]
+async fn an_engine_that_is_busy_keeps_no_other_from_telling() {
+    let server = start(|o| o.control = Control::Explicit(vec!["add".into()])).await;
+    let at = server.http();
+    let own = r#"parameters { key: "engine" value { string_value: "own" } }"#;
+    fs::write(server.models.path().join("lstm").join("config.pbtxt"), own).unwrap();
+    let load = "/v2/repository/models/lstm/load";
+    assert_eq!(call(at, "POST", load, "").await.0, 200);
+    server.gate.shut();
+    let held = tokio::spawn(async move { call(at, "POST", INFER, &add(1)).await });
+    until(|| server.gate.holding() == 1).await;
+    let mut viewer = Viewer::new(at).await;
+    let told = |frame: &Json| {
+        assert_eq!(frame["engines"][0]["name"], "shared");
+        assert_eq!(frame["engines"][1]["name"], "lstm/1");
+        frame["engines"][1]["at"].as_f64()
+    };
+    let mut looks = Vec::new();
+    while looks.len() < 20 && looks.first() == looks.last() {
+        looks.extend(told(&viewer.frame().await.unwrap()));
+    }
+    assert!(looks.first() < looks.last(), "{looks:?}");
+    server.gate.open();
+    assert_eq!(held.await.unwrap().0, 200);
+    drop(viewer);
+    end(server).await;
 }
 
 #[tokio::test]
