@@ -90,16 +90,16 @@ def page(paths):
         for kind in of:
             held = sustained.get((over, model, kind))
             first = of[kind][min(of[kind])]
-            told = f'{held["median"]:g} ({held["min"]:g} to {held["max"]:g})' if held else ""
-            rows.append(f'<tr><td>{html.escape(kind)}</td><td>{first["p50 ms"]:g}</td>'
-                        f'<td>{first["p99 ms"]:g}</td><td>{told}</td></tr>')
+            told = f'{held["median"]:.4g} ({held["min"]:.4g} to {held["max"]:.4g})' if held else ""
+            rows.append(f'<tr><td>{html.escape(kind)}</td><td>{first["p50 ms"]:.3g}</td>'
+                        f'<td>{first["p99 ms"]:.3g}</td><td>{told}</td></tr>')
         lowest = min(min(p) for p in of.values())
         body.append(f"<table><tr><th>server</th><th>p50 ms at {lowest:g}/s</th>"
                     f"<th>p99 ms at {lowest:g}/s</th><th>sustained/s</th></tr>{''.join(rows)}</table>")
         ratio = ratios.get((over, model))
         if ratio:
-            body.append(f'<p>Sustained, {html.escape(ratio["what"])}: {ratio["median"]:g} '
-                        f'({ratio["min"]:g} to {ratio["max"]:g}).</p>')
+            body.append(f'<p>Sustained, {html.escape(ratio["what"])}: {ratio["median"]:.3g} '
+                        f'({ratio["min"]:.3g} to {ratio["max"]:.3g}).</p>')
     return ("<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>Beside Triton</title>"
             f"<style>{STYLE}</style><h1>Beside Triton</h1>{''.join(body)}</html>\n")
 
