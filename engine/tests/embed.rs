@@ -450,7 +450,6 @@ fn held_requests_go_together_with_the_next_or_when_let_go() {
         held.is_some() && none.is_none(),
         "the first one's caller lets them go"
     );
-    std::thread::sleep(std::time::Duration::from_millis(20));
     assert!(!first.is_admitted() && !second.is_admitted() && arrived() == 0);
     drop(held);
     let alone = |seed| {
