@@ -4,11 +4,12 @@ One JSON object per line on stdin, one per line on stdout, in order:
 
     {"open": {"folder": PATH, "model": lstm | decoder | encoder, "mode": padded | steps,
               "pool": PATH, "features": N, "lens": [...], "max_batch": N, "threads": N}}  -> {}
-    {"serve": [SECONDS, ...]}                                        -> {"ms": [...]}
+    {"serve": [SECONDS, ...]}                                        -> {"ms": [...], "in_runtime": X}
 
 or {"error": TEXT}. The first line is {"peer": NAME}. `pool` holds the f32 rows of requests of `lens`
 positions one after another. Request i of `serve` is number i modulo their number, arrives that long
-behind the start, and is answered that many milliseconds later.
+behind the start, and is answered that many milliseconds later; X is the share that calls of ONNX
+Runtime have of the time in which there was something to do.
 
 padded  whole requests, all that wait up to `max_batch`, padded with zeros to the longest
 steps   one step of all requests in flight, up to `max_batch`; those that wait join before a step.
@@ -29,12 +30,25 @@ import onnxruntime as ort
 START, STOP, STEPS = 1, 2, 24
 
 
+class Session:
+    """An ONNX file, and the seconds that its calls took."""
+
+    def __init__(self, file, options):
+        self.session, self.seconds = ort.InferenceSession(file, options), 0.0
+
+    def run(self, outputs, inputs):
+        start = time.perf_counter()
+        values = self.session.run(outputs, inputs)
+        self.seconds += time.perf_counter() - start
+        return values
+
+
 class Model:
     def __init__(self, folder, model, mode, pool, features, lens, max_batch, threads):
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         files = Path(folder).glob("*.onnx")
-        self.sessions = {f.stem: ort.InferenceSession(f, options) for f in files}
+        self.sessions = {f.stem: Session(f, options) for f in files}
         rows = np.fromfile(pool, dtype="<f4").reshape(-1, features)
         self.pool = np.split(rows, np.cumsum(lens)[:-1])
         self.max_batch = max_batch
@@ -71,8 +85,10 @@ class Model:
                 return
 
     def serve(self, at):
-        """Milliseconds from each arrival to its answer."""
-        start = time.perf_counter()
+        """Milliseconds from each arrival to its answer, and the share of ONNX Runtime's calls."""
+        for session in self.sessions.values():
+            session.seconds = 0.0
+        slept, start = 0.0, time.perf_counter()
         waiting, ms, come = deque(), [None] * len(at), 0
         loop = self.loop(self)
         while come < len(at) or waiting or loop.flight:
@@ -82,12 +98,14 @@ class Model:
                 come += 1
             if not waiting and not loop.flight:
                 time.sleep(max(at[come] - now, 0))
+                slept += time.perf_counter() - start - now
                 continue
             done = loop.turn(waiting)
             now = time.perf_counter() - start
             for request in done:
                 ms[request] = 1e3 * (now - at[request])
-        return ms
+        busy = time.perf_counter() - start - slept
+        return {"ms": ms, "in_runtime": sum(s.seconds for s in self.sessions.values()) / busy}
 
 
 class Padded:
@@ -125,7 +143,7 @@ class Steps:
 class LstmSteps(Steps):
     def __init__(self, model):
         super().__init__(model)
-        hidden = model.sessions["step"].get_inputs()[1].shape[2]
+        hidden = model.sessions["step"].session.get_inputs()[1].shape[2]
         self.h = self.c = np.zeros((1, 0, hidden), np.float32)
         self.rows, self.at = [], np.zeros(0, np.int64)
 
@@ -185,7 +203,7 @@ def main():
             if "open" in message:
                 model, reply = Model(**message["open"]), {}
             else:
-                reply = {"ms": model.serve(message["serve"])}
+                reply = model.serve(message["serve"])
         except Exception as error:
             reply = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(reply), flush=True)

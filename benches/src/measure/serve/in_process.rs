@@ -5,7 +5,11 @@
 //! the server's cores. `padded` batches whole requests as Triton's dynamic batcher without a delay
 //! does, but pads them to the longest, so that lengths never part a batch; `steps` batches one step of
 //! all requests in flight, and takes in those that came between two steps. Padding is not masked: what
-//! the rivals answer is not looked at, and they do less for it.
+//! the rivals answer is not looked at, and they do less for it. They tell the share of their time that
+//! ONNX Runtime takes: the rest is their loop's.
+//!
+//! The same two ways are also taken on our own device, by `triton` with padding clients and by
+//! `cellular`: there the scheduler is all that differs.
 
 use std::path::Path;
 use std::process::Command;
@@ -22,12 +26,14 @@ use lazybatch_workloads::experiment::measure::measure;
 use lazybatch_workloads::experiment::{Call, SegmentLength, Served, Serving};
 use serde_json::{Value, json};
 
-use super::ladder::{self, Climb};
+use super::ladder::{self, Climb, Sent};
 use super::peers::{Model, Options, SCRIPTS};
 
-/// What is compared: a policy of ours, then ways to batch of the peer. The first is held against the
-/// best of the others.
-const KINDS: [&str; 3] = ["adaptive", "padded", "steps"];
+/// What is compared: policies of ours, and ways to batch of the peer. The first is held against the
+/// others.
+const KINDS: [&str; 5] = ["adaptive", "padded", "steps", "triton:pad", "cellular"];
+/// Those that are ways of the peer.
+const PEER: [&str; 2] = ["padded", "steps"];
 /// Most requests of a launch, for all.
 const MAX_BATCH: u32 = 16;
 /// Time behind the last arrival within which all must have ended.
@@ -59,7 +65,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
             for i in 0..KINDS.len() {
                 let kind = KINDS[(turn + i) % KINDS.len()];
                 // An encoder has no steps.
-                if kind == "steps" && model.name == "encoder" {
+                if matches!(kind, "steps" | "cellular") && model.name == "encoder" {
                     continue;
                 }
                 climbs.push(climb(
@@ -78,11 +84,17 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
             "cores": settings.server_cores.to_string(), "max_batch": MAX_BATCH,
         }))
     };
-    let over = "adaptive over best of padded and steps";
+    let over: [(&str, &[&str]); 2] = [
+        ("adaptive over best of padded and steps", &PEER),
+        (
+            "adaptive over best of triton:pad and cellular",
+            &["triton:pad", "cellular"],
+        ),
+    ];
     ladder::record(
         &recorder,
         &climbs,
-        (&KINDS, over),
+        (&KINDS, &over),
         settings.repeats,
         figures,
     )
@@ -137,22 +149,24 @@ fn climb(
     turn: usize,
 ) -> anyhow::Result<Climb> {
     let mut climb = options.ladder.climb(kind, model.name);
-    let mut peer = match kind {
-        "adaptive" => None,
-        _ => Some(peer(options, model, kind, (place, threads))?),
+    let mut peer = match PEER.contains(&kind) {
+        false => None,
+        true => Some(peer(options, model, kind, (place, threads))?),
     };
     while let Some((step, rate)) = climb.next() {
         let times = options.times(rate, turn, step)?;
-        let sent = match &mut peer {
-            None => served(options, (model, own), kind, threads, &times)?,
+        match &mut peer {
+            None => climb.put(served(options, (model, own), kind, threads, &times)?)?,
             Some(peer) => {
                 let at: Vec<f64> = times.iter().map(Duration::as_secs_f64).collect();
-                let ms = peer.ask(&json!({ "serve": at }))?;
-                let ms = ms["ms"].as_array().map(Vec::as_slice).unwrap_or_default();
-                ms.iter().map(Value::as_f64).collect()
+                let told = peer.ask(&json!({ "serve": at }))?;
+                let ms = told["ms"].as_array().map(Vec::as_slice);
+                climb.put(Sent {
+                    ms: ms.unwrap_or_default().iter().map(Value::as_f64).collect(),
+                    in_runtime: told["in_runtime"].as_f64(),
+                })?;
             }
-        };
-        climb.put(sent)?;
+        }
     }
     Ok(climb)
 }

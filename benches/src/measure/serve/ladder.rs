@@ -1,4 +1,5 @@
-//! Rates that climb until one is not sustained, and what is recorded of them.
+//! Rates that climb until one is not sustained, then are halved in between, and what is recorded of
+//! them.
 
 use anyhow::ensure;
 use lazybatch_benches::record::{Recorder, merge};
@@ -7,6 +8,9 @@ use serde_json::{Value, json};
 
 /// Most rates of a climb.
 const MAX_STEPS: usize = 40;
+/// Rates that are tried between the highest that was sustained and the first that was not, each in
+/// the geometric middle of what is left.
+const BETWEEN: usize = 2;
 
 /// Where climbs begin, and when a rate is sustained.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +30,24 @@ struct Point {
     p50_ms: f64,
     p99_ms: f64,
     sustained: bool,
+    /// Share of the time at work that the peer's runtime took, if it tells.
+    in_runtime: Option<f64>,
+}
+
+/// What became of the requests at one rate.
+#[derive(Clone, Debug, Default)]
+pub struct Sent {
+    /// Milliseconds of each, `None` of those without an answer.
+    pub ms: Vec<Option<f64>>,
+    /// Share of the time at work that the peer's runtime took, if it tells.
+    pub in_runtime: Option<f64>,
+}
+
+impl From<Vec<Option<f64>>> for Sent {
+    fn from(ms: Vec<Option<f64>>) -> Self {
+        let in_runtime = None;
+        Self { ms, in_runtime }
+    }
 }
 
 /// The climb of one server with one model.
@@ -50,25 +72,35 @@ impl Ladder {
 }
 
 impl Climb {
-    /// The next rate and its place; none behind one that was not sustained.
+    /// The next rate and its place.
     pub fn next(&self) -> Option<(usize, f64)> {
-        match self.points.last() {
-            None => Some((0, self.ladder.first_rate)),
-            Some(last) if last.sustained && self.points.len() < MAX_STEPS => {
-                Some((self.points.len(), last.rate * self.ladder.step))
+        let place = self.points.len();
+        let failed = self.points.iter().position(|p| !p.sustained);
+        let rate = match (self.points.last(), failed) {
+            (None, _) => self.ladder.first_rate,
+            (Some(last), None) => last.rate * self.ladder.step,
+            (Some(_), Some(at)) if at > 0 && place - at <= BETWEEN => {
+                let not = self.points.iter().filter(|p| !p.sustained);
+                let lowest = not.map(|p| p.rate).fold(f64::INFINITY, f64::min);
+                (self.sustained() * lowest).sqrt()
             }
-            Some(_) => None,
-        }
+            (Some(_), Some(_)) => return None,
+        };
+        (place < MAX_STEPS).then_some((place, rate))
     }
 
-    /// Milliseconds of the requests at the next rate, `None` of those without an answer.
+    /// What became of the requests at the next rate.
     ///
     /// # Errors
     /// No answer at all.
-    pub fn put(&mut self, sent: Vec<Option<f64>>) -> anyhow::Result<()> {
+    pub fn put(&mut self, sent: impl Into<Sent>) -> anyhow::Result<()> {
         let Some((_, rate)) = self.next() else {
             return Ok(());
         };
+        let Sent {
+            ms: sent,
+            in_runtime,
+        } = sent.into();
         let answered: Vec<f64> = sent.iter().copied().flatten().collect();
         let (kind, model) = (self.kind, self.model);
         ensure!(
@@ -83,6 +115,7 @@ impl Climb {
             p50_ms: spread.median(),
             p99_ms,
             sustained: all && p99_ms <= self.ladder.limit_ms,
+            in_runtime,
         });
         Ok(())
     }
@@ -94,20 +127,20 @@ impl Climb {
     }
 }
 
-/// Writes the lines of `repeats` climbs of each of `kinds`, and of the rates that the first of them
-/// sustains over the best of the others, as `over`. `figures` is what lines say of the run.
+/// Writes the lines of `repeats` climbs of each of `kinds`, and for each of `over`, a label and kinds,
+/// the rates that the first kind sustains over the best of those. `figures` is what lines say of the
+/// run.
 ///
 /// # Errors
 /// Lines that cannot be written.
 pub fn record(
     recorder: &Recorder,
     climbs: &[Climb],
-    (kinds, over): (&[&'static str], &str),
+    (kinds, over): (&[&'static str], &[(&str, &[&str])]),
     repeats: usize,
     figures: impl Fn(&str) -> Value,
 ) -> anyhow::Result<()> {
     let mut models: Vec<&str> = climbs.iter().map(|c| c.model).collect();
-    models.dedup();
     models.sort_unstable();
     models.dedup();
     for model in models {
@@ -123,30 +156,46 @@ pub fn record(
             if own.is_empty() {
                 continue;
             }
-            for step in 0..MAX_STEPS {
-                let points: Vec<&Point> = own.iter().filter_map(|c| c.points.get(step)).collect();
-                let Some(first) = points.first() else { break };
-                let rate = Some(first.rate);
-                let of = |f: fn(&Point) -> f64| points.iter().map(|p| f(p)).collect();
-                line(kind, rate, "p50 ms", of(|p| p.p50_ms))?;
-                line(kind, rate, "p99 ms", of(|p| p.p99_ms))?;
+            let all = || own.iter().flat_map(|c| &c.points);
+            let mut rates: Vec<f64> = all().map(|p| p.rate).collect();
+            rates.sort_unstable_by(f64::total_cmp);
+            rates.dedup();
+            for rate in rates {
+                let at = Some(rate);
+                let points = || all().filter(|p| p.rate.to_bits() == rate.to_bits());
+                let of = |f: fn(&Point) -> f64| points().map(f).collect();
+                line(kind, at, "p50 ms", of(|p| p.p50_ms))?;
+                line(kind, at, "p99 ms", of(|p| p.p99_ms))?;
                 let held = of(|p| f64::from(u8::from(p.sustained)));
-                line(kind, rate, "sustained", held)?;
+                line(kind, at, "sustained", held)?;
+                let shares: Vec<f64> = points().filter_map(|p| p.in_runtime).collect();
+                if !shares.is_empty() {
+                    line(kind, at, "share in runtime", shares)?;
+                }
             }
             let rates: Vec<f64> = own.iter().map(|c| c.sustained()).collect();
             line(kind, None, "sustained/s", rates.clone())?;
-            sustained.push(rates);
+            sustained.push((kind, rates));
         }
-        let below = climbs.first().map(|c| c.ladder.first_rate / c.ladder.step);
-        let ratio = |turn: usize| {
-            let others = sustained[1..].iter().map(|rates| rates[turn]);
-            let best = others.fold(0.0, f64::max);
-            // One that sustains no rate is taken to sustain the one before the first.
-            sustained[0][turn] / best.max(below.unwrap_or(1.0))
+        let Some((_, first)) = sustained.first().filter(|(kind, _)| *kind == kinds[0]) else {
+            continue;
         };
-        if sustained.len() > 1 {
-            let ratios = (0..repeats).map(ratio).collect();
-            line(over, None, "sustained ratio", ratios)?;
+        let below = climbs.first().map(|c| c.ladder.first_rate / c.ladder.step);
+        for (label, rivals) in over {
+            let of = || sustained.iter().filter(|(kind, _)| rivals.contains(kind));
+            let ratio = |turn: usize| {
+                let best = of().map(|(_, rates)| rates[turn]).fold(0.0, f64::max);
+                // One that sustains no rate is taken to sustain the one before the first.
+                first[turn] / best.max(below.unwrap_or(1.0))
+            };
+            if of().next().is_some() {
+                line(
+                    label,
+                    None,
+                    "sustained ratio",
+                    (0..repeats).map(ratio).collect(),
+                )?;
+            }
         }
     }
     Ok(())
@@ -157,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_climb_until_one_is_not_sustained() {
+    fn rates_climb_until_one_is_not_sustained_and_are_halved_then() {
         let ladder = Ladder {
             first_rate: 100.0,
             step: 1.5,
@@ -168,7 +217,12 @@ mod tests {
         climb.put(vec![Some(1.0), Some(9.0)]).unwrap();
         assert_eq!(climb.next(), Some((1, 150.0)));
         climb.put(vec![Some(1.0), None]).unwrap();
-        assert_eq!((climb.next(), climb.sustained()), (None, 100.0));
+        let (first, second) = (15_000f64.sqrt(), (15_000f64.sqrt() * 150.0).sqrt());
+        assert_eq!(climb.next(), Some((2, first)), "between 100 and 150");
+        climb.put(vec![Some(1.0)]).unwrap();
+        assert_eq!(climb.next(), Some((3, second)));
+        climb.put(vec![Some(11.0)]).unwrap();
+        assert_eq!((climb.next(), climb.sustained()), (None, first));
         let mut slow = ladder.climb("a", "m");
         slow.put(vec![Some(11.0)]).unwrap();
         assert_eq!((slow.next(), slow.sustained()), (None, 0.0));

@@ -219,11 +219,11 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
             }
         }
         let figures = |what: &str| options.figures(settings.figures(way, what));
-        let over = "lazybatch over best of triton";
+        let over: [(&str, &[&str]); 1] = [("lazybatch over best of triton", &KINDS[1..])];
         ladder::record(
             &recorder,
             &climbs,
-            (&KINDS, over),
+            (&KINDS, &over),
             settings.repeats,
             figures,
         )?;
@@ -282,7 +282,7 @@ async fn climb(
         let times = options.times(rate, turn, step)?;
         let sent = drive::open(at, &messages, &times, 8).await?;
         let done = |s: &drive::Sent| (s.status == Status::Done).then_some(s.latency_us / 1e3);
-        climb.put(sent.iter().map(done).collect())?;
+        climb.put(sent.iter().map(done).collect::<Vec<_>>())?;
     }
     Ok(climb)
 }
