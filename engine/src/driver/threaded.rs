@@ -1,14 +1,14 @@
 //! Runs a core and a device on a thread of their own, in real time.
 //!
-//! Commands come over a channel. Between two launches the thread takes in what has come, decides,
-//! and issues the next launch; while nothing is to do it blocks on the channel, at most until the
-//! core's next wake-up. A launch that runs beside this thread is asked for again and again, less and
+//! Commands come by an inbox. Between two launches the thread takes in what has come, decides, and
+//! issues the next launch; while nothing is to do it waits at the inbox, at most until the core's
+//! next wake-up. A launch that runs beside this thread is asked for again and again, less and
 //! less often. All events of one turn carry the same time, so a journal of the run replays.
 //!
 //! It owns the only clock of the engine.
 
 use std::collections::VecDeque;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, Sender, TryRecvError};
+use std::sync::mpsc::{SendError, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,8 @@ use super::planner::Planner;
 use super::sequences::{Place, Sequences};
 use crate::core::{Action, Core, Counters, Event, Request};
 use crate::embed::{
-    Admitted, Answer, BuildError, Draft, ModelStats, Permits, RequestError, Served, Step,
+    Abandoned, Admitted, Answer, BuildError, Draft, Inbox, ModelStats, Permits, RequestError,
+    Served, Step,
 };
 use crate::explain::OnRequest;
 use crate::watch::{Look, Tape};
@@ -97,8 +98,6 @@ impl Reply {
 pub(crate) enum Command {
     Submit(Box<Submission>),
     Cancel(RequestId),
-    /// Several that were held back, none of them a load.
-    All(Vec<Command>),
     /// Tell what is being done.
     Look(oneshot::Sender<Arc<Look>>),
     /// Take in a model, and say so.
@@ -209,7 +208,7 @@ pub(crate) struct Driver {
     pub core: Core,
     pub device: Box<dyn Device>,
     pub models: Models,
-    pub commands: Receiver<Command>,
+    pub commands: Inbox,
     pub clock: Clock,
     pub observer: Box<dyn Observer + Send>,
     pub stats: Arc<Mutex<Stats>>,
@@ -232,8 +231,6 @@ pub(crate) struct DriverState {
     /// Launches that failed at issue.
     refused: VecDeque<(Ticket, String)>,
     draining: bool,
-    /// What came while the thread was blocked.
-    received: Option<Command>,
     /// Turns since a launch completed in which none did.
     empty_turns: u32,
     planner: Planner,
@@ -266,10 +263,7 @@ impl Driver {
             if self.state.draining && self.state.open.is_empty() {
                 return;
             }
-            if !self.wait() {
-                self.abandon();
-                return;
-            }
+            self.wait();
         }
     }
 
@@ -309,13 +303,10 @@ impl Driver {
     /// came meanwhile came later than `now`. False when told to stop.
     fn take_commands(&mut self, now: Time) -> bool {
         loop {
-            let command = match self.state.received.take() {
-                Some(command) => command,
-                None => match self.commands.try_recv() {
-                    Ok(command) => command,
-                    Err(TryRecvError::Empty) => return true,
-                    Err(TryRecvError::Disconnected) => return false,
-                },
+            let command = match self.commands.next() {
+                Ok(Some(command)) => command,
+                Ok(None) => return true,
+                Err(Abandoned) => return false,
             };
             let is_load = matches!(command, Command::Load(..));
             if !self.command(now, command) {
@@ -331,7 +322,6 @@ impl Driver {
         match command {
             Command::Submit(submission) => self.submit(now, *submission),
             Command::Cancel(id) => self.event(now, Event::Cancel(id)),
-            Command::All(all) => return all.into_iter().all(|one| self.command(now, one)),
             Command::Look(tx) => self.state.looks.push(tx),
             Command::Load(draft, reply) => {
                 let loaded = self.load(now, *draft);
@@ -647,48 +637,33 @@ impl Driver {
         }
     }
 
-    /// Blocks until a command comes or there is something to do; false when told to stop.
-    fn wait(&mut self) -> bool {
+    /// Blocks until a command comes or there is something to do.
+    fn wait(&mut self) {
         if self.core.wants_decision() || !self.state.refused.is_empty() {
-            return true;
+            return;
         }
         if self.core.num_launches() == 0 {
-            return self.receive(self.core.next_wakeup());
+            self.wait_until(self.core.next_wakeup());
+            return;
         }
         match self.device.next_completion() {
-            Some(at) if at > self.clock.now() => self.receive(Some(at)),
-            Some(_) => true,
+            Some(at) if at > self.clock.now() => self.wait_until(Some(at)),
+            Some(_) => {}
             // It has completed in place, or it runs beside this thread.
             None => {
                 self.state.empty_turns = self.state.empty_turns.saturating_add(1);
                 match pause(self.state.empty_turns) {
-                    Nanos::ZERO => true,
-                    pause => self.receive(Some(self.clock.now() + pause)),
+                    Nanos::ZERO => {}
+                    pause => self.wait_until(Some(self.clock.now() + pause)),
                 }
             }
         }
     }
 
-    fn receive(&mut self, until: Option<Time>) -> bool {
-        let received = match until {
-            None => self
-                .commands
-                .recv()
-                .map_err(|_| RecvTimeoutError::Disconnected),
-            Some(at) => {
-                let left = at.since(self.clock.now());
-                self.commands.recv_timeout(Duration::from_nanos(left.0))
-            }
-        };
-        match received {
-            Ok(command) => {
-                // Handled in the next turn, with that turn's time.
-                self.state.received = Some(command);
-                true
-            }
-            Err(RecvTimeoutError::Timeout) => true,
-            Err(RecvTimeoutError::Disconnected) => false,
-        }
+    /// What comes is handled in the next turn, with that turn's time.
+    fn wait_until(&self, until: Option<Time>) {
+        let longest = until.map(|at| Duration::from_nanos(at.since(self.clock.now()).0));
+        self.commands.wait(longest);
     }
 
     /// Tells everyone still open that the engine is gone.

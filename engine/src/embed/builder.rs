@@ -1,7 +1,7 @@
 //! Describes and starts an engine.
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, RwLock, mpsc};
+use std::sync::{Arc, Mutex, RwLock};
 
 use lazybatch_graph::SharedProgram;
 use lazybatch_kernels::Device;
@@ -9,14 +9,14 @@ use lazybatch_sla::{Class, ModelId};
 
 use super::memory::Limit;
 use super::model::{Classes, Draft, Maker, ModelOptions};
-use super::outbox::Outbox;
+use super::outbox;
 use super::submit::Bounded;
 use super::{BuildError, Engine, Shared};
 use crate::core::{Core, CoreConfig, ModelSpec};
 use crate::driver::Observer;
 use crate::driver::models::Models;
 use crate::driver::sequences::SequenceOptions;
-use crate::driver::threaded::{Clock, Command, Driver, DriverState, Stats};
+use crate::driver::threaded::{Clock, Driver, DriverState, Stats};
 use crate::explain::{Explainer, OnRequest};
 use crate::policy;
 use crate::timeline::Names;
@@ -234,7 +234,7 @@ impl Builder {
             ..self.config(specs, info.num_lanes)
         };
         let stats = Arc::new(Mutex::new(Stats::of_models(num)));
-        let (tx, rx) = mpsc::channel::<Command>();
+        let (outbox, inbox) = outbox::line();
         let clock = Clock::start();
         let explainer = Explainer::new(self.explained);
         let explainer = (self.explained > 0).then(|| Arc::new(Mutex::new(explainer)));
@@ -260,7 +260,7 @@ impl Builder {
                     core: Core::new(config, policy),
                     device,
                     models: Models::new(models, plans, maker),
-                    commands: rx,
+                    commands: inbox,
                     clock,
                     observer,
                     stats: driver_stats,
@@ -274,7 +274,7 @@ impl Builder {
             })?;
         let shared = Shared {
             models: RwLock::new(served),
-            outbox: Outbox::new(tx),
+            outbox,
             queue: Bounded::new(self.max_queue),
             limit,
             next_id: AtomicU64::new(0),

@@ -27,6 +27,7 @@ pub(crate) use model::{Draft, Maker, Served};
 pub use model::{Figures, ModelHandle, ModelOptions, ModelStats};
 pub use outbox::Held;
 use outbox::Outbox;
+pub(crate) use outbox::{Abandoned, Inbox};
 use submit::Bounded;
 pub(crate) use submit::Permits;
 

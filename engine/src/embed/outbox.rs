@@ -1,11 +1,17 @@
 //! The way of commands to the driver.
 //!
-//! A command that is sent wakes the driver. Where requests come many at once, on threads that share
-//! a processor with it, the two would take turns request by request, each in a launch of its own:
-//! requests may be held back until whoever takes them in has taken in all that have come.
+//! A driver that waits is woken by who hands a command in; one that works finds it by itself. Where
+//! requests come many at once, on threads that share a processor with the driver, waking it for each
+//! would have them take turns request by request, each in a launch of its own: requests may be held
+//! back from a driver that waits until whoever takes them in has taken in all that have come.
+//!
+//! The driver is woken after the lock is given back. A channel that wakes its receiver under a lock
+//! which that takes next costs two more turns where both share a processor.
 
-use std::sync::mpsc::Sender;
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::Thread;
+use std::time::Duration;
 
 use super::Shared;
 use crate::driver::threaded::Command;
@@ -17,58 +23,146 @@ const MOST_HELD: usize = 16;
 #[derive(Debug)]
 pub(crate) struct Gone;
 
-/// Where commands are handed in. They come to the driver in that order.
-pub(crate) struct Outbox {
-    commands: Sender<Command>,
-    held: Mutex<Vec<Command>>,
+/// Nobody is left to hand commands in.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Abandoned;
+
+#[derive(Default)]
+struct Queue {
+    commands: VecDeque<Command>,
+    /// The driver's thread while it waits for commands.
+    waiter: Option<Thread>,
+    /// The driver has ended.
+    is_gone: bool,
+    /// The outbox is no more.
+    is_abandoned: bool,
 }
 
+#[derive(Default)]
+struct Line(Mutex<Queue>);
+
+impl Line {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Wakes a driver that waits, and gives the lock back before.
+fn wake(mut queue: MutexGuard<'_, Queue>) {
+    let waiter = queue.waiter.take();
+    drop(queue);
+    if let Some(thread) = waiter {
+        thread.unpark();
+    }
+}
+
+/// Both ends. Commands come in the order in which they were handed in.
+pub(crate) fn line() -> (Outbox, Inbox) {
+    let line = Arc::new(Line::default());
+    let inbox = Inbox {
+        line: line.clone(),
+        taken: VecDeque::new(),
+    };
+    (Outbox(line), inbox)
+}
+
+/// Where commands are handed in.
+pub(crate) struct Outbox(Arc<Line>);
+
 impl Outbox {
-    /// In front of a driver.
-    pub fn new(commands: Sender<Command>) -> Self {
-        Self {
-            commands,
-            held: Mutex::default(),
-        }
-    }
-
-    fn held(&self) -> MutexGuard<'_, Vec<Command>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Sends a command, behind all that are held back, which go with it.
     pub fn send(&self, command: Command) -> Result<(), Gone> {
-        let mut held = self.held();
-        if held.is_empty() {
-            return self.commands.send(command).map_err(|_| Gone);
+        let mut queue = self.0.queue();
+        if queue.is_gone {
+            return Err(Gone);
         }
-        held.push(command);
-        self.release(held)
+        queue.commands.push_back(command);
+        wake(queue);
+        Ok(())
     }
 
-    /// Holds a command back, until [`Outbox::flush`] at the latest. True for the first: who handed
-    /// it in has to see to that.
+    /// Sends a command, but leaves a driver that waits alone until [`Outbox::flush`] at the latest.
+    /// True for the first that does: who handed it in has to see to that.
     pub fn hold(&self, command: Command) -> Result<bool, Gone> {
-        let mut held = self.held();
-        held.push(command);
-        if held.len() >= MOST_HELD {
-            return self.release(held).map(|()| false);
+        let mut queue = self.0.queue();
+        if queue.is_gone {
+            return Err(Gone);
         }
-        Ok(held.len() == 1)
+        queue.commands.push_back(command);
+        let held = queue.commands.len();
+        if held >= MOST_HELD {
+            wake(queue);
+            return Ok(false);
+        }
+        Ok(held == 1 && queue.waiter.is_some())
     }
 
-    /// Lets go what is held back. A driver that has ended has nobody left to answer.
+    /// Lets go what is held back.
     pub fn flush(&self) {
-        let held = self.held();
-        if !held.is_empty() {
-            drop(self.release(held));
+        let queue = self.0.queue();
+        if !queue.commands.is_empty() {
+            wake(queue);
         }
     }
+}
 
-    /// Sent under the lock, so that nothing overtakes it.
-    fn release(&self, mut held: MutexGuard<'_, Vec<Command>>) -> Result<(), Gone> {
-        let all = std::mem::take(&mut *held);
-        self.commands.send(Command::All(all)).map_err(|_| Gone)
+impl Drop for Outbox {
+    fn drop(&mut self) {
+        let mut queue = self.0.queue();
+        queue.is_abandoned = true;
+        wake(queue);
+    }
+}
+
+/// The driver's end.
+pub(crate) struct Inbox {
+    line: Arc<Line>,
+    /// Taken from the line together, for one turn at the lock.
+    taken: VecDeque<Command>,
+}
+
+impl Inbox {
+    /// The next command that has come.
+    pub fn next(&mut self) -> Result<Option<Command>, Abandoned> {
+        if self.taken.is_empty() {
+            let mut queue = self.line.queue();
+            std::mem::swap(&mut self.taken, &mut queue.commands);
+            if self.taken.is_empty() && queue.is_abandoned {
+                return Err(Abandoned);
+            }
+        }
+        Ok(self.taken.pop_front())
+    }
+
+    /// Waits until there is a command or nobody to hand one in, or this time is over; perhaps for
+    /// less.
+    pub fn wait(&self, longest: Option<Duration>) {
+        if !self.taken.is_empty() {
+            return;
+        }
+        let mut queue = self.line.queue();
+        if !queue.commands.is_empty() || queue.is_abandoned {
+            return;
+        }
+        queue.waiter = Some(std::thread::current());
+        drop(queue);
+        match longest {
+            None => std::thread::park(),
+            Some(longest) => std::thread::park_timeout(longest),
+        }
+        self.line.queue().waiter = None;
+    }
+}
+
+impl Drop for Inbox {
+    fn drop(&mut self) {
+        let left = {
+            let mut queue = self.line.queue();
+            queue.is_gone = true;
+            std::mem::take(&mut queue.commands)
+        };
+        // Whoever waits for one of these learns that the engine is no more.
+        drop(left);
     }
 }
 
@@ -84,52 +178,111 @@ impl Drop for Held {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::{Receiver, channel};
+    use std::sync::mpsc::channel;
 
     use lazybatch_sla::RequestId;
 
     use super::*;
 
-    fn ids(commands: &Receiver<Command>) -> Vec<Vec<u64>> {
-        let id = |command: &Command| match command {
+    fn cancel(id: u64) -> Command {
+        Command::Cancel(RequestId(id))
+    }
+
+    fn ids(inbox: &mut Inbox) -> Vec<u64> {
+        let next = || inbox.next().unwrap();
+        let id = |command| match command {
             Command::Cancel(id) => id.0,
             _ => panic!("a command that nobody sent"),
         };
-        let of = |command: Command| match command {
-            Command::All(all) => all.iter().map(id).collect(),
-            one => vec![id(&one)],
-        };
-        commands.try_iter().map(of).collect()
+        std::iter::from_fn(next).map(id).collect()
+    }
+
+    /// Waits on another thread as a driver does, and tells what it found behind each wait.
+    fn waiting(mut inbox: Inbox) -> impl Fn() -> Vec<u64> {
+        let (tx, rx) = channel();
+        std::thread::spawn(move || {
+            loop {
+                inbox.wait(None);
+                match inbox.next() {
+                    Err(Abandoned) => return,
+                    // A wait may end early.
+                    Ok(None) => {}
+                    Ok(Some(first)) => {
+                        inbox.taken.push_front(first);
+                        drop(tx.send(ids(&mut inbox)));
+                    }
+                }
+            }
+        });
+        move || rx.recv().unwrap_or_default()
+    }
+
+    fn until_it_waits(outbox: &Outbox) {
+        while outbox.0.queue().waiter.is_none() {
+            std::thread::yield_now();
+        }
     }
 
     #[test]
-    fn commands_keep_their_order_and_none_is_held_for_ever() {
-        let (tx, rx) = channel();
-        let outbox = Outbox::new(tx);
-        let cancel = |id| Command::Cancel(RequestId(id));
+    fn commands_keep_their_order() {
+        let (outbox, mut inbox) = line();
         outbox.send(cancel(0)).unwrap();
-        assert_eq!(ids(&rx), [[0]]);
-        assert!(outbox.hold(cancel(1)).unwrap(), "the first");
-        assert!(!outbox.hold(cancel(2)).unwrap());
-        assert!(ids(&rx).is_empty(), "held back");
+        assert!(!outbox.hold(cancel(1)).unwrap(), "nobody waits");
+        outbox.send(cancel(2)).unwrap();
+        assert_eq!(ids(&mut inbox), [0, 1, 2]);
+        assert_eq!(ids(&mut inbox), [0; 0]);
+        inbox.wait(Some(Duration::ZERO));
         outbox.send(cancel(3)).unwrap();
-        assert_eq!(ids(&rx), [[1, 2, 3]], "in order, at once");
-        assert!(outbox.hold(cancel(4)).unwrap());
+        inbox.wait(None);
+        assert_eq!(ids(&mut inbox), [3], "it did not wait for what has come");
+        outbox.send(cancel(4)).unwrap();
+        drop(outbox);
+        assert_eq!(inbox.next().unwrap().into_iter().count(), 1);
+        assert_eq!(inbox.next().err(), Some(Abandoned));
+        inbox.wait(None);
+    }
+
+    #[test]
+    fn a_driver_that_waits_is_left_alone_for_a_while() {
+        let (outbox, inbox) = line();
+        let woken = waiting(inbox);
+        until_it_waits(&outbox);
+        assert!(outbox.hold(cancel(0)).unwrap(), "the first");
+        assert!(!outbox.hold(cancel(1)).unwrap());
+        assert!(outbox.0.queue().waiter.is_some(), "it waits on");
         outbox.flush();
-        outbox.flush();
-        assert_eq!(ids(&rx), [[4]]);
+        assert_eq!(woken(), [0, 1]);
+        until_it_waits(&outbox);
+        assert!(outbox.hold(cancel(2)).unwrap());
+        outbox.send(cancel(3)).unwrap();
+        assert_eq!(woken(), [2, 3], "they go with what is sent");
+        until_it_waits(&outbox);
         let most = MOST_HELD as u64;
-        for id in 0..most + 1 {
-            outbox.hold(cancel(id)).unwrap();
+        for id in 0..most {
+            assert_eq!(outbox.hold(cancel(id)).unwrap(), id == 0);
         }
-        assert_eq!(
-            ids(&rx),
-            [(0..most).collect::<Vec<_>>()],
-            "not more than that"
+        assert_eq!(woken(), (0..most).collect::<Vec<_>>(), "not more than that");
+        until_it_waits(&outbox);
+        outbox.flush();
+        assert!(
+            outbox.0.queue().waiter.is_some(),
+            "for nothing it is not woken"
         );
-        drop(rx);
+        outbox.send(cancel(9)).unwrap();
+        assert_eq!(woken(), [9]);
+        drop(outbox);
+        assert_eq!(woken(), [0; 0], "its thread has ended");
+    }
+
+    #[test]
+    fn behind_its_end_a_driver_takes_nothing() {
+        let (outbox, inbox) = line();
+        let (tx, rx) = tokio::sync::oneshot::channel();
+        outbox.send(Command::Look(tx)).unwrap();
+        drop(inbox);
+        assert!(rx.blocking_recv().is_err(), "told at once");
         assert!(outbox.send(cancel(0)).is_err());
-        assert!(outbox.hold(cancel(0)).is_ok(), "told when it is let go");
+        assert!(outbox.hold(cancel(0)).is_err());
         outbox.flush();
     }
 }

@@ -58,12 +58,13 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     settings.server_cores.take()?;
     let threads = settings.server_cores.num();
     let models = options.models();
+    let kinds = options.kinds(&KINDS)?;
     let mut climbs = Vec::new();
     for model in &models {
         let own = own(place.path(), model, threads)?;
         for turn in 0..settings.repeats {
-            for i in 0..KINDS.len() {
-                let kind = KINDS[(turn + i) % KINDS.len()];
+            for i in 0..kinds.len() {
+                let kind = kinds[(turn + i) % kinds.len()];
                 // An encoder has no steps.
                 if matches!(kind, "steps" | "cellular") && model.name == "encoder" {
                     continue;
@@ -94,7 +95,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     ladder::record(
         &recorder,
         &climbs,
-        (&KINDS, &over),
+        (&kinds, &over),
         settings.repeats,
         figures,
     )

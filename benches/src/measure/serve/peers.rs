@@ -55,6 +55,7 @@ pub struct Options {
     pub ladder: Ladder,
     models: Vec<String>,
     arrivals: String,
+    kinds: Option<Vec<String>>,
 }
 
 /// A model that is measured.
@@ -78,6 +79,7 @@ impl Options {
         let (mut first_rate, mut step, mut limit_ms) = (25.0, 1.5, 250.0);
         let mut models: Vec<String> = MODELS.iter().map(|m| m.0.to_owned()).collect();
         let mut arrivals = "poisson".to_owned();
+        let mut kinds = None;
         let settings = Settings::parse(args, command, |key, value| {
             match key {
                 "--python" => python = value.into(),
@@ -88,6 +90,7 @@ impl Options {
                 "--limit-ms" => limit_ms = above_0(key, value)?,
                 "--models" => models.retain(|m| value.split(',').any(|v| v == m)),
                 "--arrivals" => arrivals = value.into(),
+                "--kinds" => kinds = Some(value.split(',').map(str::to_owned).collect()),
                 _ => return Ok(false),
             }
             Ok(true)
@@ -112,7 +115,25 @@ impl Options {
             },
             models,
             arrivals,
+            kinds,
         })
+    }
+
+    /// Those of `all` that are measured.
+    ///
+    /// # Errors
+    /// `--kinds` names another.
+    pub fn kinds(&self, all: &[&'static str]) -> anyhow::Result<Vec<&'static str>> {
+        let Some(named) = &self.kinds else {
+            return Ok(all.to_vec());
+        };
+        let of = |name: &String| {
+            let known = all.iter().copied().find(|k| k == name);
+            known.with_context(|| {
+                format!("--kinds: expected some of {}, got {name}", all.join(", "))
+            })
+        };
+        named.iter().map(of).collect()
     }
 
     /// Those that are measured.
@@ -204,11 +225,12 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     let place = options.write_models()?;
     let recorder = settings.recorder("serve-peers")?;
     let models = options.models();
+    let kinds = options.kinds(&KINDS)?;
     for &way in &settings.ways {
         let mut climbs = Vec::new();
         for turn in 0..settings.repeats {
-            for i in 0..KINDS.len() {
-                let kind = KINDS[(turn + i) % KINDS.len()];
+            for i in 0..kinds.len() {
+                let kind = kinds[(turn + i) % kinds.len()];
                 let server = options.start(kind, place.path())?;
                 for model in &models {
                     if kind != "triton-iterative" || model.name != "encoder" {
@@ -223,7 +245,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         ladder::record(
             &recorder,
             &climbs,
-            (&KINDS, &over),
+            (&kinds, &over),
             settings.repeats,
             figures,
         )?;
