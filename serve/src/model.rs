@@ -111,6 +111,7 @@ impl Served {
             sla: settings.sla,
             classes: settings.classes.clone(),
             max_queue: Some(settings.max_queue),
+            max_queue_by_level: settings.max_queue_by_level.clone(),
             memory: settings.memory,
             sequences: settings.sequences,
             ..ModelOptions::default()

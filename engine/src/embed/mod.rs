@@ -110,6 +110,14 @@ pub enum RequestError {
         /// Its size.
         max_queue: usize,
     },
+    /// The bounded queue of its priority level has no room.
+    #[error("the queue of {max_queue} requests of priority level {level} is full")]
+    LevelFull {
+        /// Its priority level.
+        level: u8,
+        /// The size of that level's queue.
+        max_queue: usize,
+    },
     /// It may hold more memory than is left of the limit.
     #[error(
         "model {model}: memory of a request of {input_len} positions and {samples} samples: \

@@ -39,6 +39,7 @@ const HONOURED: &[&str] = &[
     "parameters.*",
     "dynamic_batching.priority_levels",
     "dynamic_batching.default_priority_level",
+    "dynamic_batching.priority_queue_policy.value.max_queue_size",
     "dynamic_batching.priority_queue_policy.value.default_timeout_microseconds",
     "dynamic_batching.priority_queue_policy.value.allow_timeout_override",
     "dynamic_batching.default_queue_policy.default_timeout_microseconds",

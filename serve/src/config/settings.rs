@@ -43,9 +43,11 @@ pub const DEFAULT_POLICY: &str = "adaptive";
 /// Requests that wait where nobody says how many.
 const MAX_QUEUE: usize = 1024;
 
-/// How long requests may wait.
+/// How many requests may wait, and for how long.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueuePolicy {
+    /// Most that wait; 0 is no bound.
+    pub max_queue: usize,
     /// Time of a request that states none; 0 is for ever.
     pub default_timeout_us: u64,
     /// Whether requests may state their own.
@@ -57,6 +59,7 @@ pub struct QueuePolicy {
 impl QueuePolicy {
     fn of(stated: &ModelQueuePolicy) -> Self {
         Self {
+            max_queue: stated.max_queue_size as usize,
             default_timeout_us: stated.default_timeout_microseconds,
             allow_override: stated.allow_timeout_override,
             waits_on: stated.timeout_action() == TimeoutAction::Delay,
@@ -88,6 +91,8 @@ pub struct Settings {
     pub classes: Vec<Class>,
     /// Most requests that wait.
     pub max_queue: usize,
+    /// The same of the engine's priority levels that are bounded beside that.
+    pub max_queue_by_level: BTreeMap<u8, usize>,
     /// Most samples of a launch.
     pub max_batch: Option<u32>,
     /// Most bytes that requests hold together.
@@ -102,7 +107,7 @@ pub struct Settings {
     pub priority_levels: u64,
     /// Level of requests that state none.
     pub default_priority: u64,
-    /// How long requests may wait.
+    /// How requests may wait.
     pub queue: QueuePolicy,
     /// The same of priority levels that have their own.
     pub level_queues: BTreeMap<u64, QueuePolicy>,
@@ -123,12 +128,13 @@ impl Settings {
         let proto = &config.proto;
         let text = |key: &str| proto.parameters.get(key).map(|p| p.string_value.as_str());
         let mut queue = QueuePolicy {
+            max_queue: 0,
             default_timeout_us: 0,
             allow_override: true,
             waits_on: false,
         };
         let mut level_queues = BTreeMap::new();
-        let (mut levels, mut level, mut max_queue) = (0, 0, MAX_QUEUE);
+        let (mut levels, mut level) = (0, 0);
         let (mut sequences, mut controls) = (None, Vec::new());
         match &proto.scheduling_choice {
             Some(SchedulingChoice::DynamicBatching(batching)) => {
@@ -140,9 +146,6 @@ impl Settings {
                 }
                 if let Some(policy) = &batching.default_queue_policy {
                     queue = QueuePolicy::of(policy);
-                    if policy.max_queue_size > 0 {
-                        max_queue = policy.max_queue_size as usize;
-                    }
                 }
                 for (level, policy) in &batching.priority_queue_policy {
                     if !(1..=levels).contains(level) {
@@ -170,9 +173,6 @@ impl Settings {
             // Its steps are the repository's matter.
             Some(SchedulingChoice::EnsembleScheduling(_)) | None => {}
         }
-        if let Some(stated) = number(text("max_queue"), "max_queue")? {
-            max_queue = stated;
-        }
         let sla_ms: Option<f64> = number(text("sla_ms"), "sla_ms")?;
         if let Some(ms) = sla_ms.filter(|ms| !(*ms > 0.0 && *ms <= 1e9)) {
             return Err(Error::expected(
@@ -187,11 +187,20 @@ impl Settings {
             c.parse::<Class>()
                 .map_err(|e| Error::Invalid(format!("parameter classes: {e}")))
         });
+        let classes: Vec<Class> = classes.collect::<Result<_>>()?;
+        let max_queue_by_level = queues_by_level(levels, &classes, queue, &level_queues);
+        let max_queue = match number(text("max_queue"), "max_queue")? {
+            Some(stated) => stated,
+            None if levels == 0 && queue.max_queue > 0 => queue.max_queue,
+            // Bounds of levels are not to be had otherwise.
+            None => MAX_QUEUE.max(max_queue_by_level.values().sum()),
+        };
         let settings = Self {
             own_policy: own_policy(text("engine"), text("policy"))?,
             sla: sla_ms.map(Nanos::from_ms_f64),
-            classes: classes.collect::<Result<_>>()?,
+            classes,
             max_queue,
+            max_queue_by_level,
             max_batch: number(text("max_batch"), "max_batch")?,
             memory: number(text("memory_bytes"), "memory_bytes")?,
             max_steps: number(text("max_steps"), "max_steps")?,
@@ -215,7 +224,7 @@ impl Settings {
         Ok((settings, unknown))
     }
 
-    /// How long requests of a priority level may wait.
+    /// How requests of a priority level may wait.
     pub fn queue(&self, level: u8) -> QueuePolicy {
         let own = self.level_queues.get(&u64::from(level));
         own.copied().unwrap_or(self.queue)
@@ -230,6 +239,28 @@ impl Settings {
         };
         u8::try_from(level).unwrap_or(u8::MAX)
     }
+}
+
+/// Bounds on the requests of each priority level that wait, where there are levels: of those
+/// without a policy of their own that of the default policy.
+fn queues_by_level(
+    levels: u64,
+    classes: &[Class],
+    default: QueuePolicy,
+    own: &BTreeMap<u64, QueuePolicy>,
+) -> BTreeMap<u8, usize> {
+    if levels == 0 {
+        return BTreeMap::new();
+    }
+    // Level 0 has those who state none, where the configuration has no default level.
+    let of_classes = classes.iter().map(|c| u64::from(c.priority));
+    let all = (0..=levels).chain(of_classes);
+    let bounds = all.filter_map(|level| {
+        let policy = own.get(&level).copied().unwrap_or(default);
+        let level = u8::try_from(level).ok()?;
+        (policy.max_queue > 0).then_some((level, policy.max_queue))
+    });
+    bounds.collect()
 }
 
 /// The policy of an engine of its own, if the model asks for one.
@@ -351,13 +382,39 @@ mod tests {
         let mut ignored = Config::parse("c", text).unwrap().ignored;
         ignored.sort();
         let policy = "dynamic_batching.priority_queue_policy.value";
-        let named = ["max_queue_size", "timeout_action"].map(|f| format!("{policy}.{f}"));
-        assert_eq!(ignored, named);
+        assert_eq!(ignored, [format!("{policy}.timeout_action")]);
         let told = settings(&text.replace("key: 2", "key: 3")).unwrap_err();
         assert!(
             told.to_string().contains("priority_levels, 2, got 3"),
             "{told}"
         );
+    }
+
+    #[test]
+    fn each_priority_level_may_bound_its_queue() {
+        let policy = |size: u32| format!("{{ max_queue_size: {size} }}");
+        let text = |levels: u32, own: &str| {
+            let default = policy(7);
+            format!(
+                "dynamic_batching {{ priority_levels: {levels} default_queue_policy {default}
+                 {own} }} parameters {{ key: \"classes\" value {{ string_value:
+                 \"gold:priority=9\" }} }}"
+            )
+        };
+        // Without levels it is the model's.
+        let (s, _) = settings(&text(0, "")).unwrap();
+        assert_eq!((s.max_queue, s.max_queue_by_level.len()), (7, 0));
+        // With levels it is that of each without a policy of its own, be it without a bound.
+        let own = [(1, 2000), (3, 0)].map(|(level, size)| {
+            let policy = policy(size);
+            format!("priority_queue_policy {{ key: {level} value {policy} }}")
+        });
+        let (s, _) = settings(&text(3, &own.join(" "))).unwrap();
+        assert_eq!(s.max_queue_by_level, [(0, 7), (1, 2000), (2, 7), (9, 7)].into());
+        assert_eq!(s.max_queue, 2021, "all levels find their room");
+        let stated = "parameters { key: \"max_queue\" value { string_value: \"5\" } }";
+        let (s, _) = settings(&(text(3, &own.join(" ")) + stated)).unwrap();
+        assert_eq!((s.max_queue, s.max_queue_by_level[&1]), (5, 2000));
     }
 
     #[test]

@@ -65,6 +65,53 @@ async fn priority_levels_span_models() {
     end(server).await;
 }
 
+const LEVELS: &str = "max_batch_size: 4
+dynamic_batching { priority_levels: 2 default_priority_level: 2
+  default_queue_policy { max_queue_size: 2 }
+  priority_queue_policy { key: 1 value { max_queue_size: 1 } } }";
+
+#[tokio::test]
+async fn each_priority_level_refuses_beyond_its_own_queue() {
+    let server = explicit().await;
+    let at = server.http();
+    let (status, text) = load(&server, "add", LEVELS).await;
+    assert_eq!(status, 200, "{text}");
+    let served = server.state.repository.get("add", "").unwrap();
+    let body = |value: u8, priority: u8| {
+        let params = format!(r#"{{"parameters":{{"priority":{priority}}},"#);
+        add(value).replacen('{', &params, 1)
+    };
+    server.gate.shut();
+    let mut taken = Vec::new();
+    // One runs; then one of level 1 waits, and two of level 2, which is also that of who states none.
+    for (value, priority) in [(0, 1), (1, 1), (2, 2), (3, 0)] {
+        let body = body(value, priority);
+        taken.push(tokio::spawn(async move {
+            call(at, "POST", INFER, &body).await
+        }));
+        until(|| served.stats.pending.load(SeqCst) > i64::from(value)).await;
+        if value == 0 {
+            until(|| server.gate.holding() == 1).await;
+        }
+    }
+    for (priority, told) in [
+        (1, "the queue of 1 requests of priority level 1 is full"),
+        (2, "the queue of 2 requests of priority level 2 is full"),
+        (0, "the queue of 2 requests of priority level 2 is full"),
+    ] {
+        let (status, text) = call(at, "POST", INFER, &body(9, priority)).await;
+        assert!(status == 503 && text.contains(told), "{told}: {text}");
+        assert!(text.contains("Exceeds maximum queue size"), "{text}");
+    }
+    server.gate.open();
+    for (value, one) in taken.into_iter().enumerate() {
+        let (status, text) = one.await.unwrap();
+        assert!(status == 200 && is_sum(&text, value as u8), "{text}");
+    }
+    drop(served);
+    end(server).await;
+}
+
 #[tokio::test]
 async fn a_policy_is_the_servers_or_that_of_an_engine_of_its_own() {
     let server = explicit().await;
