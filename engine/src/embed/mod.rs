@@ -185,6 +185,9 @@ pub struct Options {
     pub sequence_start: bool,
     /// This request ends its sequence: the state is dropped.
     pub sequence_end: bool,
+    /// Behind so much waiting it is delayed: from then on it waits until nobody of its model waits
+    /// who is not, and keeps its place among those who are.
+    pub delay_after: Option<Nanos>,
     /// Most decoder steps; the model's bound if `None`.
     pub max_steps: Option<u32>,
     /// Scheduled arrival on the engine's clock, from which latency counts; now if `None` or later

@@ -204,6 +204,7 @@ impl Shared {
             sla: options.sla.or(class.sla).or(served.sla),
             class: *class_id,
             priority: class.priority_of(options.priority),
+            delay_after: options.delay_after,
             samples: shape.samples,
             input_len: shape.input_len,
             sequence: options.sequence,

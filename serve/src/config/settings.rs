@@ -52,8 +52,8 @@ pub struct QueuePolicy {
     pub default_timeout_us: u64,
     /// Whether requests may state their own.
     pub allow_override: bool,
-    /// Those whose time has passed wait on, instead of being refused.
-    pub waits_on: bool,
+    /// Those whose time has passed let all others pass, instead of being refused.
+    pub delays: bool,
 }
 
 impl QueuePolicy {
@@ -62,15 +62,14 @@ impl QueuePolicy {
             max_queue: stated.max_queue_size as usize,
             default_timeout_us: stated.default_timeout_microseconds,
             allow_override: stated.allow_timeout_override,
-            waits_on: stated.timeout_action() == TimeoutAction::Delay,
+            delays: stated.timeout_action() == TimeoutAction::Delay,
         }
     }
 
-    /// How long a request that states `stated` microseconds may wait for its turn; 0 is for ever. As
-    /// in the protocol it can only shorten the default.
+    /// How long a request that states `stated` microseconds may wait for its turn, or before it is
+    /// delayed; 0 is for ever. As in the protocol it can only shorten the default.
     pub fn timeout_us(&self, stated: u64) -> u64 {
         match (self.default_timeout_us, stated) {
-            _ if self.waits_on => 0,
             (default, 0) => default,
             (default, _) if !self.allow_override => default,
             (0, stated) => stated,
@@ -131,7 +130,7 @@ impl Settings {
             max_queue: 0,
             default_timeout_us: 0,
             allow_override: true,
-            waits_on: false,
+            delays: false,
         };
         let mut level_queues = BTreeMap::new();
         let (mut levels, mut level) = (0, 0);
@@ -378,11 +377,9 @@ mod tests {
         let (s, _) = settings(text).unwrap();
         let times = [0, 20, 70].map(|stated| s.queue(1).timeout_us(stated));
         assert_eq!(times, [50, 20, 50]);
-        assert_eq!(s.queue(2).timeout_us(4), 0);
-        let mut ignored = Config::parse("c", text).unwrap().ignored;
-        ignored.sort();
-        let policy = "dynamic_batching.priority_queue_policy.value";
-        assert_eq!(ignored, [format!("{policy}.timeout_action")]);
+        assert_eq!(s.queue(2).timeout_us(4), 9);
+        assert_eq!([1, 2].map(|level| s.queue(level).delays), [false, true]);
+        assert_eq!(Config::parse("c", text).unwrap().ignored, [""; 0]);
         let told = settings(&text.replace("key: 2", "key: 3")).unwrap_err();
         assert!(
             told.to_string().contains("priority_levels, 2, got 3"),
