@@ -12,7 +12,7 @@ use lazybatch_sla::{Class, Nanos};
 
 use super::{Config, Control};
 use crate::error::{Error, Result};
-use crate::proto::ModelQueuePolicy;
+use crate::proto::{ModelDynamicBatching, ModelQueuePolicy};
 use crate::proto::model_config::SchedulingChoice;
 use crate::proto::model_queue_policy::TimeoutAction;
 use crate::proto::model_sequence_batching::StrategyChoice;
@@ -119,7 +119,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The settings of a configuration, and the names of parameters that are not honoured.
+    /// The settings of a configuration, and the names of fields and parameters that are not honoured.
     ///
     /// # Errors
     /// A value that cannot be read.
@@ -135,6 +135,8 @@ impl Settings {
         let mut level_queues = BTreeMap::new();
         let (mut levels, mut level) = (0, 0);
         let (mut sequences, mut controls) = (None, Vec::new());
+        let mut own_policy = own_policy(text("engine"), text("policy"))?;
+        let mut ignored = config.ignored.clone();
         match &proto.scheduling_choice {
             Some(SchedulingChoice::DynamicBatching(batching)) => {
                 levels = batching.priority_levels;
@@ -142,6 +144,16 @@ impl Settings {
                 if levels > 255 {
                     let what = "dynamic_batching.priority_levels";
                     return Err(Error::expected(what, "at most 255", levels));
+                }
+                if levels > 0 && level > levels {
+                    let what = "dynamic_batching.default_priority_level";
+                    let expected = format!("at most priority_levels, {levels}");
+                    return Err(Error::expected(what, expected, level));
+                }
+                if let Some(policy) = own_policy.as_mut().filter(|p| is_triton(p)) {
+                    *policy = with_batching(policy, batching, proto.max_batch_size)?;
+                    let honoured = BATCHER.map(|field| format!("dynamic_batching.{field}"));
+                    ignored.retain(|path| !honoured.contains(path));
                 }
                 if let Some(policy) = &batching.default_queue_policy {
                     queue = QueuePolicy::of(policy);
@@ -195,7 +207,7 @@ impl Settings {
             None => MAX_QUEUE.max(max_queue_by_level.values().sum()),
         };
         let settings = Self {
-            own_policy: own_policy(text("engine"), text("policy"))?,
+            own_policy,
             sla: sla_ms.map(Nanos::from_ms_f64),
             classes,
             max_queue,
@@ -220,7 +232,8 @@ impl Settings {
         let unknown = unknown.filter(|k| !PARAMETERS.contains(&k.as_str()));
         let mut unknown: Vec<_> = unknown.map(|k| format!("parameters[{k:?}]")).collect();
         unknown.sort();
-        Ok((settings, unknown))
+        ignored.extend(unknown);
+        Ok((settings, ignored))
     }
 
     /// How requests of a priority level may wait.
@@ -275,6 +288,54 @@ fn own_policy(engine: Option<&str>, policy: Option<&str>) -> Result<Option<Strin
         )),
         (Some(other), _) => Err(Error::expected("parameter engine", "shared or own", other)),
     }
+}
+
+/// Fields of `dynamic_batching` that say when a batch goes, honoured by the policy `triton` alone.
+const BATCHER: [&str; 2] = ["preferred_batch_size", "max_queue_delay_microseconds"];
+
+fn is_triton(policy: &str) -> bool {
+    policy == "triton" || policy.starts_with("triton:")
+}
+
+/// The policy `triton` with what the configuration of its batcher says, but for options that the
+/// policy states itself.
+fn with_batching(
+    policy: &str,
+    batching: &ModelDynamicBatching,
+    max_batch_size: i32,
+) -> Result<String> {
+    let sizes = &batching.preferred_batch_size;
+    let most = if max_batch_size > 0 { max_batch_size } else { i32::MAX };
+    if let Some(size) = sizes.iter().find(|s| !(1..=most).contains(s)) {
+        let what = "dynamic_batching.preferred_batch_size";
+        return Err(Error::expected(what, "1 to max_batch_size", size));
+    }
+    let sizes: Vec<String> = sizes.iter().map(ToString::to_string).collect();
+    let us = batching.max_queue_delay_microseconds;
+    let levels = batching.priority_levels;
+    let options = [
+        ("preferred", !sizes.is_empty(), sizes.join("+")),
+        ("delay", us > 0, format!("{}.{:03}", us / 1000, us % 1000)),
+        ("levels", levels > 0, levels.to_string()),
+        (
+            "default-level",
+            levels > 0 && batching.default_priority_level > 0,
+            batching.default_priority_level.to_string(),
+        ),
+    ];
+    let stated = policy.split_once(':').map_or("", |(_, options)| options);
+    let states = |key: &str| stated.split(',').any(|o| o.split('=').next() == Some(key));
+    let options = options.into_iter().filter(|(key, is_set, _)| *is_set && !states(key));
+    let options = options.map(|(key, _, value)| format!("{key}={value}"));
+    let all: Vec<String> = [stated.to_owned()]
+        .into_iter()
+        .filter(|s| !s.is_empty())
+        .chain(options)
+        .collect();
+    Ok(match all.is_empty() {
+        true => "triton".into(),
+        false => format!("triton:{}", all.join(",")),
+    })
 }
 
 fn number<T: FromStr>(text: Option<&str>, key: &str) -> Result<Option<T>> {
@@ -361,11 +422,52 @@ mod tests {
     }
 
     #[test]
+    fn the_policy_triton_takes_what_the_batcher_is_told() {
+        let text = |policy: &str| {
+            let parameter = |k: &str, v: &str| {
+                format!("parameters {{ key: \"{k}\" value {{ string_value: \"{v}\" }} }}\n")
+            };
+            parameter("engine", "own")
+                + &parameter("policy", policy)
+                + "max_batch_size: 8 dynamic_batching { preferred_batch_size: [2, 4]
+                   max_queue_delay_microseconds: 1500 priority_levels: 3
+                   default_priority_level: 2 preserve_ordering: true }"
+        };
+        let ordering = "dynamic_batching.preserve_ordering";
+        for (stated, policy) in [
+            ("triton", "preferred=2+4,delay=1.500,levels=3,default-level=2"),
+            (
+                "triton:pad,delay=3",
+                "pad,delay=3,preferred=2+4,levels=3,default-level=2",
+            ),
+        ] {
+            let (s, ignored) = settings(&text(stated)).unwrap();
+            let policy = format!("triton:{policy}");
+            assert_eq!(s.own_policy.as_deref(), Some(policy.as_str()));
+            assert!(lazybatch_engine::policy::find(&policy).is_ok());
+            assert_eq!(ignored, [ordering]);
+        }
+        let (s, mut ignored) = settings(&text("lazy")).unwrap();
+        ignored.sort();
+        let delay = "dynamic_batching.max_queue_delay_microseconds";
+        let preferred = "dynamic_batching.preferred_batch_size";
+        assert_eq!(s.own_policy.as_deref(), Some("lazy"));
+        assert_eq!(ignored, [delay, preferred, ordering]);
+        let told = settings(&text("triton").replace("[2, 4]", "[2, 9]")).unwrap_err();
+        assert!(told.to_string().contains("1 to max_batch_size, got 9"), "{told}");
+        let none = text("triton").split("max_batch_size").next().unwrap().to_owned();
+        let (s, _) = settings(&(none + "dynamic_batching { }")).unwrap();
+        assert_eq!(s.own_policy.as_deref(), Some("triton"));
+    }
+
+    #[test]
     fn priorities_follow_the_levels() {
         let text = "dynamic_batching { priority_levels: 3 default_priority_level: 2 }";
         let (s, _) = settings(text).unwrap();
         assert_eq!([0, 1, 3, 4].map(|p| s.priority(p)), [2, 1, 3, 2]);
         assert!(settings("dynamic_batching { priority_levels: 300 }").is_err());
+        let told = settings(&text.replace("level: 2", "level: 4")).unwrap_err();
+        assert!(told.to_string().contains("priority_levels, 3, got 4"), "{told}");
     }
 
     #[test]

@@ -172,6 +172,36 @@ async fn a_policy_is_the_servers_or_that_of_an_engine_of_its_own() {
     end(server).await;
 }
 
+const BATCHES: &str = "max_batch_size: 4
+dynamic_batching { preferred_batch_size: 3 max_queue_delay_microseconds: 3600000000 }
+parameters { key: \"engine\" value { string_value: \"own\" } }
+parameters { key: \"policy\" value { string_value: \"triton\" } }";
+
+#[tokio::test]
+async fn the_policy_triton_batches_as_the_configuration_says() {
+    let server = explicit().await;
+    let at = server.http();
+    let (status, text) = load(&server, "add", BATCHES).await;
+    assert_eq!(status, 200, "{text}");
+    let served = server.state.repository.get("add", "").unwrap();
+    let mut taken = Vec::new();
+    for value in 0..3 {
+        taken.push(tokio::spawn(async move {
+            call(at, "POST", INFER, &add(value)).await
+        }));
+        until(|| served.stats.pending.load(SeqCst) > i64::from(value)).await;
+    }
+    for (value, one) in taken.into_iter().enumerate() {
+        let (status, text) = one.await.unwrap();
+        assert!(status == 200 && is_sum(&text, value as u8), "{text}");
+    }
+    // The first two waited for the third, not for their hour.
+    let order = server.gate.order().into_iter();
+    assert!(order.map(|(_, samples)| samples).all(|n| n == 3));
+    drop(served);
+    end(server).await;
+}
+
 const WARM: &str = "max_batch_size: 4
 model_warmup {
   name: \"small\" batch_size: 2 count: 3
