@@ -126,12 +126,12 @@ impl Device for Gated {
 struct TestHost(Gate);
 
 impl Host for TestHost {
-    fn device(&self) -> Box<dyn Device> {
+    fn device(&self) -> Result<Box<dyn Device>, String> {
         let options = CpuOptions {
             threads: 1,
             ..CpuOptions::default()
         };
-        Box::new(Gated(CpuDevice::new(options), self.0.clone()))
+        Ok(Box::new(Gated(CpuDevice::new(options), self.0.clone())))
     }
     fn text(&self, _: &Program, _: &Path) -> Result<Option<Box<dyn Text>>, String> {
         Ok(None)
