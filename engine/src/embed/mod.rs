@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, mpsc};
 
 use lazybatch_graph::{SharedProgram, Tensor};
-use lazybatch_kernels::RequestMemory;
+use lazybatch_kernels::{Packer, RequestMemory};
 use lazybatch_sla::{Nanos, Outcome, RequestId, Time};
 use tokio::sync::oneshot;
 
@@ -244,6 +244,8 @@ pub(crate) struct Shared {
     pub is_virtual: bool,
     pub explainer: Option<Arc<Mutex<Explainer>>>,
     pub tape: Arc<Tape>,
+    /// Makes models ready beside the driver, where the device knows how.
+    pub packer: Option<Arc<dyn Packer>>,
 }
 
 impl Shared {
@@ -299,7 +301,8 @@ impl Engine {
 
     /// Loads a model into the running engine: its requests batch and compete with those of all
     /// others from now on. Names may repeat, as those of versions do; requests by name go to the one
-    /// that was loaded last. Blocks until the device has it, and the device runs nothing meanwhile.
+    /// that was loaded last. Blocks until the device has it. The device runs on meanwhile if it has a
+    /// [`Packer`], which then works on the calling thread; else it runs nothing.
     ///
     /// # Errors
     /// What the device or the model's options refuse, or an engine that is closed.
@@ -309,9 +312,12 @@ impl Engine {
         program: impl Into<SharedProgram>,
         options: ModelOptions,
     ) -> Result<ModelHandle, BuildError> {
-        let draft = Draft::new(name, program.into(), options)?;
+        let mut draft = Draft::new(name, program.into(), options)?;
         if !self.shared.accepting.load(Ordering::SeqCst) {
             return Err(BuildError::Closed);
+        }
+        if let Some(packer) = &self.shared.packer {
+            draft.packed = Some(packer.pack(draft.program.clone())?);
         }
         let (tx, rx) = mpsc::channel();
         let command = Command::Load(Box::new(draft), tx);

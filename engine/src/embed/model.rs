@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use lazybatch_graph::{Program, Repeat, SharedProgram, Tensor};
-use lazybatch_kernels::{Device, RequestMemory};
+use lazybatch_kernels::{Device, Packed, RequestMemory};
 use lazybatch_sla::profile::{FORMAT, ModelProfile, RepeatRule};
 use lazybatch_sla::{Account, Class, ClassId, Histogram, ModelId, Nanos, Profile, RequestId, Time};
 
@@ -148,6 +148,8 @@ pub(crate) struct Draft {
     pub spec: ModelSpec,
     /// One node a segment.
     pub profile: Arc<ModelProfile>,
+    /// Made ready for the device, where that is done already.
+    pub packed: Option<Packed>,
 }
 
 /// What making a model needs beside the device.
@@ -167,9 +169,12 @@ impl Maker {
         &mut self,
         device: &mut dyn Device,
         id: ModelId,
-        draft: Draft,
+        mut draft: Draft,
     ) -> Result<(Served, Plans, ModelSpec), BuildError> {
-        device.load(id, draft.program.clone())?;
+        match draft.packed.take() {
+            Some(packed) => device.attach(id, packed)?,
+            None => device.load(id, draft.program.clone())?,
+        }
         let made = self.prepared(device, id, draft);
         if made.is_err() {
             device.unload(id);
@@ -458,6 +463,7 @@ impl Draft {
             options,
             spec,
             profile: Arc::new(profile),
+            packed: None,
         })
     }
 }

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use lazybatch_graph::{OutputId, Program, SharedProgram, Tensor};
 use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
-use lazybatch_kernels::{Completion, Device, DeviceInfo, Error, MemoryBound, OpenRequest, Plan};
+use lazybatch_kernels::{
+    Completion, Device, DeviceInfo, Error, MemoryBound, OpenRequest, Packed, Packer, Plan,
+};
 use lazybatch_serve::proto::grpc_inference_service_client::GrpcInferenceServiceClient;
 use lazybatch_serve::security::Guard;
 use lazybatch_serve::state::State;
@@ -79,6 +81,12 @@ impl Device for Gated {
     }
     fn load(&mut self, model: ModelId, program: SharedProgram) -> Result<(), Error> {
         self.0.load(model, program)
+    }
+    fn packer(&self) -> Option<Arc<dyn Packer>> {
+        self.0.packer()
+    }
+    fn attach(&mut self, model: ModelId, packed: Packed) -> Result<(), Error> {
+        self.0.attach(model, packed)
     }
     fn unload(&mut self, model: ModelId) {
         self.0.unload(model);
