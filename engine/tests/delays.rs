@@ -46,7 +46,15 @@ fn who_is_delayed_lets_others_pass_and_keeps_its_place_among_its_like() {
          at 4 in 1 out 1 delay 15
          at 12 in 1 out 1";
     let profile = "max_batch 1; net once 10";
-    for policy in ["serial", "greedy", "lazy", "edf", "continuous", "front", "triton"] {
+    for policy in [
+        "serial",
+        "greedy",
+        "lazy",
+        "edf",
+        "continuous",
+        "front",
+        "triton",
+    ] {
         let told = timeline(policy, profile, arrivals, false);
         assert_eq!(told, plain(expected), "{policy}");
     }
@@ -112,7 +120,11 @@ fn the_checker_finds_who_starts_too_early() {
     assert_eq!(judge(3, &[1, 2], 10), Ok(()), "another level");
     let violation = judge(0, &[1, 2], 7).unwrap_err();
     assert_eq!(violation.rule, 10);
-    assert!(violation.what.contains("r1 is delayed and starts before r2"));
+    assert!(
+        violation
+            .what
+            .contains("r1 is delayed and starts before r2")
+    );
 }
 
 #[test]

@@ -125,10 +125,9 @@ impl Served {
             ..ModelOptions::default()
         };
         let fail = |e: BuildError| Error::Invalid(format!("model {name}: {e}"));
-        let own = settings
-            .own_policy
-            .as_deref()
-            .map(|p| empty_engine(host, p).map_err(|e| Error::Invalid(format!("model {name}: {e}"))));
+        let own = settings.own_policy.as_deref().map(|p| {
+            empty_engine(host, p).map_err(|e| Error::Invalid(format!("model {name}: {e}")))
+        });
         let own = own.transpose()?;
         let engine = own.as_ref().unwrap_or(&shared.engine);
         let engine = engine.load(&name, program.clone(), options).map_err(fail)?;
@@ -393,14 +392,20 @@ mod tests {
     #[test]
     fn instances_that_ask_for_another_device_are_named() {
         let of = |kinds: &[&str], has_gpu| {
-            let groups = kinds.iter().map(|k| format!("instance_group {{ kind: {k} }}"));
+            let groups = kinds
+                .iter()
+                .map(|k| format!("instance_group {{ kind: {k} }}"));
             let text: String = groups.collect();
             let config = Config::parse("c", &text).unwrap();
             other_device(&config.proto, has_gpu)
         };
         assert_eq!(of(&["KIND_AUTO", "KIND_GPU"], false), Some("KIND_GPU"));
         assert_eq!(of(&["KIND_CPU"], true), Some("KIND_CPU"));
-        for (kind, has_gpu) in [("KIND_GPU", true), ("KIND_CPU", false), ("KIND_MODEL", false)] {
+        for (kind, has_gpu) in [
+            ("KIND_GPU", true),
+            ("KIND_CPU", false),
+            ("KIND_MODEL", false),
+        ] {
             assert_eq!(of(&[kind], has_gpu), None, "{kind}");
         }
         assert_eq!(of(&[], true), None);

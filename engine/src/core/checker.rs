@@ -511,9 +511,8 @@ impl Checker {
         if !self.delays || track.delayed >= now {
             return Ok(());
         }
-        let passed = |t: &Track| {
-            t.waits && (t.model, t.level) == (model, level) && t.delayed >= now
-        };
+        let passed =
+            |t: &Track| t.waits && (t.model, t.level) == (model, level) && t.delayed >= now;
         match self.open.iter().find(|(_, t)| passed(t)) {
             Some((other, _)) => broken(10, format!("{id} is delayed and starts before {other}")),
             None => Ok(()),

@@ -83,11 +83,13 @@ impl Rescue {
         let (model, key) = ready.find_map(|m| Some((m, view.queue(m).find(oldest)?)))?;
         if view.queue(model).front() != Some(key) {
             // It is delayed: those before it in the queue came later.
-            return self.pay(oldest, [oldest].into_iter()).then_some(Decision::Admit {
-                model,
-                pick: Pick::These(vec![key]),
-                padded: false,
-            });
+            return self
+                .pay(oldest, [oldest].into_iter())
+                .then_some(Decision::Admit {
+                    model,
+                    pick: Pick::These(vec![key]),
+                    padded: false,
+                });
         }
         let n = view.fitting_prefix(model, view.model(model).max_batch);
         let keys = view.queue(model).iter().take(n);

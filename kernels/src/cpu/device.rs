@@ -66,7 +66,13 @@ impl CpuPacker {
         check_tables(&self.device, &program)?;
         let mut cache = self.cache();
         let (registry, weights) = (&self.registry, self.weights);
-        let model = Model::load(&self.device, program, registry, weights, cache.as_deref_mut())?;
+        let model = Model::load(
+            &self.device,
+            program,
+            registry,
+            weights,
+            cache.as_deref_mut(),
+        )?;
         drop(cache);
         let (states, fit) = StatePools::new(&model.program, self.max_open, self.state_bytes);
         if fit == 0 {

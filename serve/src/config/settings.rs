@@ -12,10 +12,10 @@ use lazybatch_sla::{Class, Nanos};
 
 use super::{Config, Control};
 use crate::error::{Error, Result};
-use crate::proto::{ModelDynamicBatching, ModelQueuePolicy};
 use crate::proto::model_config::SchedulingChoice;
 use crate::proto::model_queue_policy::TimeoutAction;
 use crate::proto::model_sequence_batching::StrategyChoice;
+use crate::proto::{ModelDynamicBatching, ModelQueuePolicy};
 
 /// Parameters that are honoured.
 const PARAMETERS: [&str; 16] = [
@@ -305,7 +305,11 @@ fn with_batching(
     max_batch_size: i32,
 ) -> Result<String> {
     let sizes = &batching.preferred_batch_size;
-    let most = if max_batch_size > 0 { max_batch_size } else { i32::MAX };
+    let most = if max_batch_size > 0 {
+        max_batch_size
+    } else {
+        i32::MAX
+    };
     if let Some(size) = sizes.iter().find(|s| !(1..=most).contains(s)) {
         let what = "dynamic_batching.preferred_batch_size";
         return Err(Error::expected(what, "1 to max_batch_size", size));
@@ -325,7 +329,9 @@ fn with_batching(
     ];
     let stated = policy.split_once(':').map_or("", |(_, options)| options);
     let states = |key: &str| stated.split(',').any(|o| o.split('=').next() == Some(key));
-    let options = options.into_iter().filter(|(key, is_set, _)| *is_set && !states(key));
+    let options = options
+        .into_iter()
+        .filter(|(key, is_set, _)| *is_set && !states(key));
     let options = options.map(|(key, _, value)| format!("{key}={value}"));
     let all: Vec<String> = [stated.to_owned()]
         .into_iter()
@@ -435,7 +441,10 @@ mod tests {
         };
         let ordering = "dynamic_batching.preserve_ordering";
         for (stated, policy) in [
-            ("triton", "preferred=2+4,delay=1.500,levels=3,default-level=2"),
+            (
+                "triton",
+                "preferred=2+4,delay=1.500,levels=3,default-level=2",
+            ),
             (
                 "triton:pad,delay=3",
                 "pad,delay=3,preferred=2+4,levels=3,default-level=2",
@@ -454,8 +463,15 @@ mod tests {
         assert_eq!(s.own_policy.as_deref(), Some("lazy"));
         assert_eq!(ignored, [delay, preferred, ordering]);
         let told = settings(&text("triton").replace("[2, 4]", "[2, 9]")).unwrap_err();
-        assert!(told.to_string().contains("1 to max_batch_size, got 9"), "{told}");
-        let none = text("triton").split("max_batch_size").next().unwrap().to_owned();
+        assert!(
+            told.to_string().contains("1 to max_batch_size, got 9"),
+            "{told}"
+        );
+        let none = text("triton")
+            .split("max_batch_size")
+            .next()
+            .unwrap()
+            .to_owned();
         let (s, _) = settings(&(none + "dynamic_batching { }")).unwrap();
         assert_eq!(s.own_policy.as_deref(), Some("triton"));
     }
@@ -467,7 +483,10 @@ mod tests {
         assert_eq!([0, 1, 3, 4].map(|p| s.priority(p)), [2, 1, 3, 2]);
         assert!(settings("dynamic_batching { priority_levels: 300 }").is_err());
         let told = settings(&text.replace("level: 2", "level: 4")).unwrap_err();
-        assert!(told.to_string().contains("priority_levels, 3, got 4"), "{told}");
+        assert!(
+            told.to_string().contains("priority_levels, 3, got 4"),
+            "{told}"
+        );
     }
 
     #[test]
@@ -509,7 +528,10 @@ mod tests {
             format!("priority_queue_policy {{ key: {level} value {policy} }}")
         });
         let (s, _) = settings(&text(3, &own.join(" "))).unwrap();
-        assert_eq!(s.max_queue_by_level, [(0, 7), (1, 2000), (2, 7), (9, 7)].into());
+        assert_eq!(
+            s.max_queue_by_level,
+            [(0, 7), (1, 2000), (2, 7), (9, 7)].into()
+        );
         assert_eq!(s.max_queue, 2021, "all levels find their room");
         let stated = "parameters { key: \"max_queue\" value { string_value: \"5\" } }";
         let (s, _) = settings(&(text(3, &own.join(" ")) + stated)).unwrap();

@@ -87,9 +87,9 @@ async fn each_priority_level_refuses_beyond_its_own_queue() {
     // One runs; then one of level 1 waits, and two of level 2, which is also that of who states none.
     for (value, priority) in [(0, 1), (1, 1), (2, 2), (3, 0)] {
         let body = body(value, priority);
-        taken.push(tokio::spawn(async move {
-            call(at, "POST", INFER, &body).await
-        }));
+        taken.push(tokio::spawn(
+            async move { call(at, "POST", INFER, &body).await },
+        ));
         until(|| served.stats.pending.load(SeqCst) > i64::from(value)).await;
         if value == 0 {
             until(|| server.gate.holding() == 1).await;
@@ -131,9 +131,9 @@ async fn who_is_delayed_is_not_refused_and_lets_others_pass() {
     for (number, (samples, priority)) in [(3, 2), (1, 1), (2, 2)].into_iter().enumerate() {
         let params = format!(r#"{{"parameters":{{"explain":true,"priority":{priority}}},"#);
         let body = add_samples(7, samples).replacen('{', &params, 1);
-        taken.push(tokio::spawn(async move {
-            call(at, "POST", INFER, &body).await
-        }));
+        taken.push(tokio::spawn(
+            async move { call(at, "POST", INFER, &body).await },
+        ));
         until(|| served.stats.pending.load(SeqCst) > number as i64).await;
         if number == 0 {
             until(|| server.gate.holding() == 1).await;
