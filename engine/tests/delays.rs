@@ -7,9 +7,11 @@ mod common;
 
 use common::golden::{plain, timeline};
 use common::*;
+use lazybatch_engine::core::checker::Checker;
+use lazybatch_engine::core::{Action, Event};
 use lazybatch_engine::driver::Observer;
 use lazybatch_engine::journal::{self, Header, Writer};
-use lazybatch_sla::{RequestId, Slot};
+use lazybatch_sla::{RequestId, Slot, Time};
 use rand::Rng;
 
 #[test]
@@ -147,7 +149,7 @@ fn journals_of_delayed_requests_replay() {
             }
             let journal = writer.finish().unwrap();
             let replayed = journal::replay(&journal[..], &mut ()).unwrap();
-            let ended = run.ended.len() as u64;
+            let ended = run.ended.len();
             assert_eq!(replayed.finished, ended, "seed {seed}: {policy}");
         }
     }

@@ -4,7 +4,7 @@
 
 use std::sync::{Arc, Condvar, Mutex};
 
-use lazybatch_engine::{Answer, Engine, ModelHandle, ModelOptions, Options};
+use lazybatch_engine::{Engine, Handle, ModelHandle, ModelOptions, Options, RequestError};
 use lazybatch_graph::{DType, OutputId, Program, ProgramBuilder, Repeat, SharedProgram, Tensor};
 use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
 use lazybatch_kernels::{
@@ -130,11 +130,13 @@ fn load(engine: &Engine, width: usize) -> ModelHandle {
     engine.load("layers", layers(width), options).unwrap()
 }
 
-fn answer(model: &ModelHandle, width: usize, seed: usize) -> Answer {
+fn inputs(width: usize, seed: usize) -> Vec<Tensor> {
     let values: Vec<f32> = (0..width).map(|i| ((i * 7 + seed) % 11) as f32).collect();
-    let inputs = vec![Tensor::from_f32(&[1, width], &values)];
-    let handle = model.try_submit(inputs, Options::default());
-    handle.unwrap().wait().unwrap()
+    vec![Tensor::from_f32(&[1, width], &values)]
+}
+
+fn bits(handle: Result<Handle, RequestError>) -> Vec<f32> {
+    handle.unwrap().wait().unwrap().outputs[0].to_f32()
 }
 
 #[test]
@@ -148,7 +150,7 @@ fn requests_of_others_end_while_a_model_is_made_ready() {
         let loading = scope.spawn(|| load(&engine, 300));
         gate.wait_for(2);
         for seed in 0..20 {
-            answer(&small, 16, seed);
+            bits(small.try_submit(inputs(16, seed), Options::default()));
         }
         assert!(!loading.is_finished());
         assert_eq!(engine.models().len(), 1);
@@ -160,9 +162,9 @@ fn requests_of_others_end_while_a_model_is_made_ready() {
         .model("layers", layers(300), ModelOptions::default())
         .build()
         .unwrap();
-    let alone = load(&plain, 300);
-    let bits = |model: &ModelHandle| answer(model, 300, 5).outputs[0].to_f32();
-    assert_eq!(bits(&large), bits(&alone));
+    let loaded = bits(large.try_submit(inputs(300, 5), Options::default()));
+    let alone = bits(plain.try_submit("layers", inputs(300, 5), Options::default()));
+    assert_eq!(loaded, alone);
     let stats = small.stats();
     assert_eq!(stats.account.total(), 20);
 }

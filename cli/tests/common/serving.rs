@@ -8,11 +8,13 @@ use super::Place;
 
 /// A server of the models in the folder `models` that ends with the test.
 pub struct Serving {
+    /// Its process.
     pub child: Child,
     http: SocketAddr,
 }
 
 impl Serving {
+    /// Starts it and waits until it is ready.
     pub fn start(place: &Place, flags: &str) -> Self {
         Self::start_with(place, flags, &[])
     }
@@ -73,6 +75,7 @@ impl Serving {
         (status, body.to_owned())
     }
 
+    /// Sends it a signal.
     pub fn signal(&self, name: &str) {
         let id = self.child.id().to_string();
         let sent = Command::new("kill").args([name, &id]).status().unwrap();

@@ -54,6 +54,10 @@ impl Flow {
         self.waiting.iter().map(|w| w.1)
     }
 
+    fn rest(&self) -> Rest<'_> {
+        (self.key.is_delayed, self.waiting.iter().peekable())
+    }
+
     fn position(&self, id: RequestId) -> Option<usize> {
         self.waiting.binary_search_by_key(&id, |w| w.0).ok()
     }
@@ -108,8 +112,7 @@ impl ArrivalQueue {
     /// Waiting requests, oldest first, delayed ones behind the others.
     pub fn iter(&self) -> impl Iterator<Item = Key> + '_ {
         let waiting = self.flows.iter().filter(|f| !f.is_empty());
-        let rest = |f: &'_ Flow| (f.key.is_delayed, f.waiting.iter().peekable());
-        Merged(waiting.map(rest).collect())
+        Merged(waiting.map(Flow::rest).collect())
     }
 
     /// The flows in which someone waits.

@@ -310,7 +310,7 @@ fn with_batching(
     } else {
         i32::MAX
     };
-    if let Some(size) = sizes.iter().find(|s| !(1..=most).contains(s)) {
+    if let Some(size) = sizes.iter().find(|s| !(1..=most).contains(*s)) {
         let what = "dynamic_batching.preferred_batch_size";
         return Err(Error::expected(what, "1 to max_batch_size", size));
     }
@@ -530,7 +530,7 @@ mod tests {
         let (s, _) = settings(&text(3, &own.join(" "))).unwrap();
         assert_eq!(
             s.max_queue_by_level,
-            [(0, 7), (1, 2000), (2, 7), (9, 7)].into()
+            BTreeMap::from([(0, 7), (1, 2000), (2, 7), (9, 7)])
         );
         assert_eq!(s.max_queue, 2021, "all levels find their room");
         let stated = "parameters { key: \"max_queue\" value { string_value: \"5\" } }";
