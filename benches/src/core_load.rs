@@ -200,6 +200,7 @@ impl CoreLoad {
                 }),
                 class: ClassId::default(),
                 priority: 0,
+                delay_after: None,
                 samples: 1,
                 input_len: INPUT_LEN,
                 sequence: None,

@@ -301,6 +301,7 @@ impl Steady {
             sla: Some(sla),
             class: ClassId::default(),
             priority: 0,
+            delay_after: None,
             samples: 1,
             input_len,
             sequence: None,

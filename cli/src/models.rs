@@ -183,8 +183,9 @@ impl DeviceKind {
         Some(Self::Cuda(ordinal))
     }
 
-    /// Whether the device is an emulated GPU, which is measured in a dry run only.
-    pub fn is_emulated(self, is_dry: bool) -> anyhow::Result<bool> {
+    /// Whether the device is an emulated GPU, which is not measured: `flag` is that of a run without
+    /// measurements, which this one is if `is_dry`.
+    pub fn is_emulated(self, is_dry: bool, flag: &str) -> anyhow::Result<bool> {
         let Self::Cuda(ordinal) = self else {
             return Ok(false);
         };
@@ -192,7 +193,7 @@ impl DeviceKind {
         let found = found.map_err(|e| BadInput(format!("--device cuda:{ordinal}: {e}")))?;
         match found {
             (true, name) if !is_dry => {
-                let expected = "expected a GPU to measure, or --dry";
+                let expected = format!("expected a GPU to measure, or {flag}");
                 Err(BadInput(format!("--device cuda:{ordinal}: {expected}, got {name}")).into())
             }
             (is_emulator, _) => Ok(is_emulator),

@@ -102,6 +102,9 @@ pub struct ServeArgs {
     /// Listen where other machines reach it though not everything is there that --host asks for
     #[arg(long)]
     pub insecure: bool,
+    /// Device that runs all models: `cpu`; `cuda` or `cuda:N`, an NVIDIA GPU
+    #[arg(long, default_value = "cpu", value_name = "DEVICE")]
+    pub device: String,
     #[command(flatten)]
     pub cpu: CpuArgs,
     /// Read options from this file

@@ -6,6 +6,7 @@ mod common;
 
 use std::path::Path;
 
+use common::serving::Serving;
 use common::{Done, Place};
 use lazybatch_cuda::probe;
 use serde_json::Value;
@@ -24,6 +25,7 @@ fn without_cuda_the_library_that_was_looked_for_is_named() {
         "compare",
         "compare --dry",
         "profile --model cnn-tiny --out p.json",
+        "serve --models m",
     ] {
         for device in ["cuda", "cuda:3"] {
             place.refuse(
@@ -155,4 +157,68 @@ fn models_are_served_on_the_emulator() {
         }
     }
     assert!(!place.path("lazybatch-compare.html").exists());
+}
+
+/// A request to `m` of that many frames.
+fn frames(num: usize) -> String {
+    let values = (0..num * 6).map(|i| format!("{:.2}", ((i * 37 + num) % 19) as f64 / 10.0 - 0.9));
+    let values: Vec<String> = values.collect();
+    format!(
+        r#"{{"inputs":[{{"name":"frames","datatype":"FP32","shape":[1,{num},6],"data":[{}]}}]}}"#,
+        values.join(",")
+    )
+}
+
+/// All numbers of the outputs of an answer.
+fn numbers(answer: &str) -> Vec<f64> {
+    let answer: Value = serde_json::from_str(answer).unwrap();
+    let outputs = answer["outputs"].as_array().unwrap();
+    let all = outputs.iter().flat_map(|o| o["data"].as_array().unwrap());
+    all.map(|n| n.as_f64().unwrap()).collect()
+}
+
+#[test]
+fn a_server_on_the_emulator_answers_with_the_bits_of_each_request_alone() {
+    let (place, vars) = place_with_model();
+    std::fs::create_dir_all(place.path("models/m")).unwrap();
+    std::fs::rename(place.path("m"), place.path("models/m/1")).unwrap();
+    let config = "instance_group { kind: KIND_GPU }";
+    place.write("models/m/config.pbtxt", config);
+    let done = run(&place, &vars, "serve --models models --device cuda");
+    assert_eq!(done.status, Some(2), "{}{}", done.out, done.err);
+    let words = "expected a GPU to measure, or --no-measure, got CUDA emulator (CPU)";
+    assert!(done.err.contains(words), "{}", done.err);
+
+    let infer = |server: &Serving, num: usize| {
+        let (status, body) = server.post("/v2/models/m/infer", &frames(num));
+        assert_eq!(status, "200", "{body}");
+        body
+    };
+    let lens = [5, 1, 6, 3, 2, 4];
+    let vars: Vec<(&str, &str)> = vars.iter().map(|(k, v)| (*k, v.as_str())).collect();
+    let server = Serving::start_with(&place, "--device cuda --no-measure", &vars);
+    let alone = lens.map(|num| infer(&server, num));
+    let together = std::thread::scope(|scope| {
+        let calls = lens.map(|num| {
+            let server = &server;
+            scope.spawn(move || infer(server, num))
+        });
+        calls.map(|call| call.join().unwrap())
+    });
+    assert_eq!(alone, together);
+    drop(server);
+    let log = place.read("log");
+    assert!(!log.contains("CUDA emulator:"), "{log}");
+    assert!(!log.contains("KIND_GPU"), "{log}");
+
+    let server = Serving::start(&place, "--no-measure");
+    for (num, answer) in lens.into_iter().zip(&alone) {
+        let (gpu, cpu) = (numbers(answer), numbers(&infer(&server, num)));
+        assert!(gpu.len() == cpu.len() && !gpu.is_empty());
+        let pairs = gpu.iter().zip(&cpu);
+        let furthest = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        assert!(furthest < 1e-5, "{num} frames: {furthest}");
+    }
+    let log = place.read("log");
+    assert!(log.contains("asks for KIND_GPU: ignored"), "{log}");
 }

@@ -5,12 +5,10 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
 
 use common::Place;
+use common::serving::Serving;
 
 /// What --print-config says: value and origin by name.
 fn printed(text: &str) -> BTreeMap<String, (String, String)> {
@@ -232,73 +230,17 @@ fn what_is_wrong_in_the_file_or_the_environment_is_named() {
     }
     place.refuse("serve --http-port 1", &["--models <DIR>"]);
     place.refuse("serve --models m --http-port x", &["'x'"]);
+    for device in ["sim", "gpu", "cuda:x"] {
+        place.refuse(
+            &format!("serve --models m --device {device}"),
+            &["--device: expected cpu, cuda or cuda:N, got", device],
+        );
+    }
     let help = place.succeed("serve --help").out;
     assert!(
         help.contains("LAZYBATCH_HTTP_PORT") && help.contains("--models"),
         "{help}"
     );
-}
-
-/// A server of no models that ends with the test.
-struct Serving {
-    child: Child,
-    http: SocketAddr,
-}
-
-impl Serving {
-    fn start(place: &Place, flags: &str) -> Self {
-        std::fs::create_dir_all(place.path("models")).unwrap();
-        let models = place.path("models");
-        let child = Command::new(env!("CARGO_BIN_EXE_lazybatch"))
-            .arg("serve")
-            .args(["--http-port=0", "--grpc-port=0", "--metrics-port=0"])
-            .arg("--models")
-            .arg(models)
-            .args(flags.split_whitespace())
-            .current_dir(place.path(""))
-            .stdout(Stdio::piped())
-            .stderr(std::fs::File::create(place.path("log")).unwrap())
-            .spawn()
-            .unwrap();
-        let http = SocketAddr::from(([127, 0, 0, 1], 0));
-        let mut this = Self { child, http };
-        let lines = BufReader::new(this.child.stdout.take().unwrap()).lines();
-        for line in lines.map_while(Result::ok) {
-            if let Some(at) = line.strip_prefix("http ") {
-                this.http = at.parse().unwrap();
-            }
-            if line == "ready" {
-                return this;
-            }
-        }
-        panic!("it ended: {}", place.read("log"));
-    }
-
-    /// Status of a call.
-    fn get(&self, path: &str, token: &str) -> String {
-        let at = SocketAddr::from(([127, 0, 0, 1], self.http.port()));
-        let mut stream = TcpStream::connect(at).unwrap();
-        let head = format!(
-            "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nauthorization: Bearer {token}\r\n\r\n"
-        );
-        stream.write_all(head.as_bytes()).unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer.get(9..12).unwrap_or_default().to_owned()
-    }
-
-    fn signal(&self, name: &str) {
-        let id = self.child.id().to_string();
-        let sent = Command::new("kill").args([name, &id]).status().unwrap();
-        assert!(sent.success());
-    }
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 #[test]

@@ -94,6 +94,8 @@ pub struct Explanation {
     pub running: Nanos,
     /// Whether it had to let others pass because it was too late.
     pub demoted: bool,
+    /// When it was delayed, or would have been.
+    delayed: Time,
     /// Now, where it is open.
     now: Time,
     /// Of its model when it arrived.
@@ -101,10 +103,23 @@ pub struct Explanation {
     model: ModelId,
 }
 
+impl Explanation {
+    /// Until when it waited in its queue, or waits by now.
+    fn waits_until(&self) -> Time {
+        let ended = self.ended.map(|e| e.0);
+        self.admitted.or(ended).unwrap_or(self.now)
+    }
+
+    /// Whether it had to let others pass because its time to wait had passed.
+    pub fn is_delayed(&self) -> bool {
+        self.waits_until() > self.delayed
+    }
+}
+
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let until = self.ended.map_or(self.now, |e| e.0);
-        let waited = self.admitted.unwrap_or(until).since(self.arrival);
+        let waited = self.waits_until().since(self.arrival);
         write!(
             f,
             "{} waited {:.3} ms in its queue",
@@ -124,6 +139,9 @@ impl fmt::Display for Explanation {
         }
         if self.demoted {
             write!(f, "; it was demoted as too late")?;
+        }
+        if self.is_delayed() {
+            write!(f, "; it was delayed, for its time to wait had passed")?;
         }
         if let Some(admitted) = self.admitted {
             let (in_flight, running) = (until.since(admitted), self.running);
@@ -344,6 +362,7 @@ impl Observer for Explainer {
                     launches: 0,
                     running: Nanos::ZERO,
                     demoted: false,
+                    delayed: r.delay_after.map_or(Time::MAX, |after| r.arrival + after),
                     now,
                     before: queue.held.clone(),
                     model: r.model,

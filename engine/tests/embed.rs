@@ -284,6 +284,60 @@ fn a_full_queue_refuses_at_once_and_submit_waits() {
 }
 
 #[test]
+fn a_full_level_refuses_its_own_and_names_itself() {
+    let options = ModelOptions {
+        max_queue: Some(4),
+        max_queue_by_level: [(1, 2), (2, 3)].into(),
+        ..ModelOptions::default()
+    };
+    // A window longer than the test keeps everyone waiting.
+    let engine = Engine::builder()
+        .device(device())
+        .model("tiny", model(), options)
+        .policy("graph:3600000")
+        .build()
+        .unwrap();
+    let submit = |priority| {
+        let options = Options {
+            priority,
+            ..Options::default()
+        };
+        engine.try_submit("tiny", word(1, 2), options)
+    };
+    let full = |level, max_queue| RequestError::LevelFull { level, max_queue };
+    let mut held = vec![submit(1).unwrap(), submit(1).unwrap()];
+    let refused = submit(1).err().unwrap();
+    assert_eq!(refused, full(1, 2));
+    assert_eq!(
+        refused.to_string(),
+        "the queue of 2 requests of priority level 1 is full"
+    );
+    held.push(submit(2).unwrap());
+    held.push(submit(2).unwrap());
+    // Its level has room, its model has none; a level without a bound has the model's.
+    for level in [2, 0] {
+        let refused = submit(level).err();
+        assert_eq!(refused, Some(RequestError::QueueFull { max_queue: 4 }));
+    }
+    // Both are full: the level is named.
+    assert_eq!(submit(1).err(), Some(full(1, 2)));
+    // A place that nobody had use for was given back.
+    drop(held.remove(0));
+    let again = loop {
+        match submit(1) {
+            Ok(handle) => break handle,
+            Err(error) => assert!(matches!(
+                error,
+                RequestError::LevelFull { .. } | RequestError::QueueFull { .. }
+            )),
+        }
+        std::thread::yield_now();
+    };
+    assert_eq!(submit(1).err(), Some(full(1, 2)));
+    drop((again, held));
+}
+
+#[test]
 fn who_has_an_answer_was_admitted() {
     let engine = builder("lazy").build().unwrap();
     runtime().block_on(async {

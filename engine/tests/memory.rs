@@ -82,6 +82,7 @@ fn live_at(policy_spec: &str, marks: &[u64]) -> Vec<usize> {
                 sla: Some(Nanos(if next % 4 == 0 { 30_000 } else { 400_000 })),
                 class: ClassId::default(),
                 priority: 0,
+                delay_after: None,
                 samples: 1,
                 input_len: 1 + (next % 8) as u32,
                 sequence: (next % 16 == 0).then_some(next),

@@ -162,6 +162,7 @@ fn every_policy_takes_models_that_come_and_go() {
                             sla: rng.random_bool(0.5).then_some(Nanos(40_000)),
                             class: ClassId(0),
                             priority: rng.random_range(0..3),
+                            delay_after: (next_id % 3 == 0).then_some(Nanos(20_000)),
                             samples: 1,
                             input_len: 1,
                             sequence: rng.random_bool(0.3).then_some(next_id % 3),
@@ -198,6 +199,7 @@ fn arrival(id: u64, model: u32, at: Time) -> Event {
         sla: None,
         class: ClassId(0),
         priority: 0,
+        delay_after: None,
         samples: 1,
         input_len: 1,
         sequence: None,
@@ -306,7 +308,8 @@ fn models_come_and_go_under_traffic_and_the_journal_replays() {
             models: Vec::new(),
         };
         let header = Header::new(spec, &nothing, &config);
-        let judge = Arc::new(Mutex::new(Judge::new(Checker::new(&config, false))));
+        let checker = Checker::new(&config, false).with_delays();
+        let judge = Arc::new(Mutex::new(Judge::new(checker)));
         let writer = Arc::new(Mutex::new(Writer::new(Vec::new(), &header)));
         let engine = Engine::builder()
             .device(device())
@@ -322,7 +325,11 @@ fn models_come_and_go_under_traffic_and_the_journal_replays() {
             for i in 0..4 {
                 let seed = round * 4 + i;
                 let inputs = inputs(is_reader, seed);
-                let answer = handle.try_submit(inputs, Options::default()).unwrap();
+                let options = Options {
+                    delay_after: (i % 2 == 0).then_some(Nanos(1)),
+                    ..Options::default()
+                };
+                let answer = handle.try_submit(inputs, options).unwrap();
                 answers.push((is_reader, seed, answer));
             }
             held.push_back(handle);

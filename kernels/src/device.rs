@@ -11,6 +11,9 @@
 //! 2. A failed launch damages its members only.
 //! 3. Launches of one lane complete in the order in which they were enqueued.
 
+use std::any::Any;
+use std::sync::Arc;
+
 use lazybatch_graph::{OutputId, SharedProgram, Tensor};
 use lazybatch_sla::{Launch, ModelId, RequestId, Slot, Ticket, Time};
 use smallvec::SmallVec;
@@ -64,6 +67,18 @@ pub struct Completion {
     pub result: Result<(), Error>,
 }
 
+/// Makes models ready for a device on any thread, while the device runs.
+pub trait Packer: Send + Sync {
+    /// Does all of [`Device::load`] that takes long.
+    ///
+    /// # Errors
+    /// Those of [`Device::load`].
+    fn pack(&self, program: SharedProgram) -> Result<Packed, Error>;
+}
+
+/// A model that a [`Packer`] made ready.
+pub struct Packed(pub Box<dyn Any + Send>);
+
 /// Runs nodes. See the module's invariants.
 pub trait Device: Send {
     /// What this device is.
@@ -80,6 +95,25 @@ pub trait Device: Send {
     /// # Errors
     /// An op without a kernel, a weight that does not fit, memory exhausted.
     fn load(&mut self, model: ModelId, program: SharedProgram) -> Result<(), Error>;
+
+    /// What makes models ready for [`Device::attach`]; `None` for a device that only loads.
+    fn packer(&self) -> Option<Arc<dyn Packer>> {
+        None
+    }
+
+    /// As [`Device::load`], of what this device's [`Packer`] made, in next to no time.
+    ///
+    /// # Errors
+    /// What some other packer made.
+    fn attach(&mut self, model: ModelId, packed: Packed) -> Result<(), Error> {
+        drop(packed);
+        Err(Error::Input {
+            model: model.to_string(),
+            input: "packed model".into(),
+            expected: "what a packer of this device made".into(),
+            got: "that of a device that only loads".into(),
+        })
+    }
 
     /// Drops a model. No request of it may be open.
     fn unload(&mut self, model: ModelId);

@@ -60,6 +60,37 @@ fn bits(results: &[Vec<Option<Tensor>>]) -> Vec<Vec<u8>> {
 }
 
 #[test]
+fn what_is_packed_on_another_thread_is_as_what_is_loaded() {
+    let program = wide();
+    let requests = requests(&program, &[7, 30]);
+    let outputs = |device: &mut CpuDevice| {
+        bits(&run(device, &program, &requests, Schedule::Together).unwrap())
+    };
+    let mut loaded = cpu(2);
+    loaded.load(ModelId(0), program.clone()).unwrap();
+    let mut attached = cpu(2);
+    let packer = attached.packer().unwrap();
+    let pack = || packer.pack(program.clone()).unwrap();
+    let packed = std::thread::scope(|scope| scope.spawn(pack).join().unwrap());
+    attached.attach(ModelId(0), packed).unwrap();
+    assert_eq!(outputs(&mut attached), outputs(&mut loaded));
+    let bytes = |device: &CpuDevice| device.weight_bytes(ModelId(0));
+    assert!(bytes(&attached) > Some(0) && bytes(&attached) == bytes(&loaded));
+
+    // Another device may hold weights in another form.
+    let refused = cpu(1).attach(ModelId(0), pack()).unwrap_err().to_string();
+    let name = |device: &dyn Device| device.info().name;
+    let parts = [name(&cpu(1)), name(&cpu(2)), "packed model".into()];
+    assert!(parts.iter().all(|p| refused.contains(p)), "{refused}");
+    let other = lazybatch_kernels::Packed(Box::new(5));
+    let refused = cpu(1).attach(ModelId(0), other).unwrap_err().to_string();
+    assert!(refused.contains("another kind of device"), "{refused}");
+    let mut reference = lazybatch_kernels::ReferenceDevice::default();
+    assert!(reference.packer().is_none());
+    assert!(reference.attach(ModelId(0), pack()).is_err());
+}
+
+#[test]
 fn any_number_of_threads_gives_the_same_bits() {
     let program = wide();
     let requests = requests(&program, &[48, 3, 31, 1, 17]);

@@ -74,7 +74,7 @@ impl From<RequestError> for Error {
     fn from(error: RequestError) -> Self {
         let text = error.to_string();
         match error {
-            RequestError::QueueFull { .. } => {
+            RequestError::QueueFull { .. } | RequestError::LevelFull { .. } => {
                 Self::Unavailable(format!("Exceeds maximum queue size: {text}"))
             }
             RequestError::Memory { .. }

@@ -23,8 +23,16 @@ pub trait Text: Send + Sync {
 
 /// What the server is given.
 pub trait Host: Send + Sync {
-    /// A device for one model, empty.
-    fn device(&self) -> Box<dyn Device>;
+    /// A device for an engine, empty.
+    ///
+    /// # Errors
+    /// Why there is none.
+    fn device(&self) -> Result<Box<dyn Device>, String>;
+
+    /// Whether that is a GPU.
+    fn has_gpu(&self) -> bool {
+        false
+    }
 
     /// The tokenizer of a program, whose file lies in `folder`; `None` if it has none.
     ///

@@ -96,6 +96,14 @@ impl Served {
         for field in &version.ignored {
             tracing::warn!(model = name, field, "ignored: not honoured by this server");
         }
+        if let Some(kind) = other_device(&proto, host.has_gpu()) {
+            let device = if host.has_gpu() { "a GPU" } else { "the CPU" };
+            tracing::warn!(
+                model = name,
+                "instance_group asks for {kind}: ignored, all models of this server run on {device} \
+                 (--device)"
+            );
+        }
         let cached = is_cached(&proto, &settings)?;
         let max_samples = u32::try_from(proto.max_batch_size).unwrap_or(0);
         let max_samples = if max_samples > 0 {
@@ -111,16 +119,16 @@ impl Served {
             sla: settings.sla,
             classes: settings.classes.clone(),
             max_queue: Some(settings.max_queue),
+            max_queue_by_level: settings.max_queue_by_level.clone(),
             memory: settings.memory,
             sequences: settings.sequences,
             ..ModelOptions::default()
         };
         let fail = |e: BuildError| Error::Invalid(format!("model {name}: {e}"));
-        let own = settings
-            .own_policy
-            .as_deref()
-            .map(|p| empty_engine(host, p));
-        let own = own.transpose().map_err(fail)?;
+        let own = settings.own_policy.as_deref().map(|p| {
+            empty_engine(host, p).map_err(|e| Error::Invalid(format!("model {name}: {e}")))
+        });
+        let own = own.transpose()?;
         let engine = own.as_ref().unwrap_or(&shared.engine);
         let engine = engine.load(&name, program.clone(), options).map_err(fail)?;
         let chunk = if is_static(&program) { max_batch } else { 1 };
@@ -306,13 +314,27 @@ fn is_cached(config: &ModelConfig, settings: &Settings) -> Result<bool> {
 /// An engine without models, on a device of its own.
 ///
 /// # Errors
-/// A policy that there is not.
-pub fn empty_engine(host: &dyn Host, policy: &str) -> std::result::Result<Engine, BuildError> {
+/// A policy that there is not, or no device.
+pub fn empty_engine(host: &dyn Host, policy: &str) -> Result<Engine> {
     // Every model bounds its own queue.
-    let builder = Engine::builder().boxed_device(host.device());
+    let device = host.device().map_err(Error::Invalid)?;
+    let builder = Engine::builder().boxed_device(device);
     let builder = builder.policy(policy).max_queue(usize::MAX);
     let builder = builder.explain_on_request(explained::KEPT);
-    builder.measure_decisions(true).build()
+    let built = builder.measure_decisions(true).build();
+    built.map_err(|e| Error::Invalid(e.to_string()))
+}
+
+/// What instances are asked to run on, if the server's device is not that.
+fn other_device(config: &ModelConfig, has_gpu: bool) -> Option<&'static str> {
+    use crate::proto::model_instance_group::Kind;
+    let kinds = config.instance_group.iter().map(|group| group.kind());
+    let mut others = kinds.filter_map(|kind| match kind {
+        Kind::Gpu if !has_gpu => Some("KIND_GPU"),
+        Kind::Cpu if has_gpu => Some("KIND_CPU"),
+        _ => None,
+    });
+    others.next()
 }
 
 /// Latencies to schedule by: those of the file that the configuration names, or measured ones.
@@ -360,4 +382,32 @@ fn labels(folder: &Path, config: &ModelConfig) -> Result<BTreeMap<String, Vec<St
             Ok((output.name.clone(), lines))
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    #[test]
+    fn instances_that_ask_for_another_device_are_named() {
+        let of = |kinds: &[&str], has_gpu| {
+            let groups = kinds
+                .iter()
+                .map(|k| format!("instance_group {{ kind: {k} }}"));
+            let text: String = groups.collect();
+            let config = Config::parse("c", &text).unwrap();
+            other_device(&config.proto, has_gpu)
+        };
+        assert_eq!(of(&["KIND_AUTO", "KIND_GPU"], false), Some("KIND_GPU"));
+        assert_eq!(of(&["KIND_CPU"], true), Some("KIND_CPU"));
+        for (kind, has_gpu) in [
+            ("KIND_GPU", true),
+            ("KIND_CPU", false),
+            ("KIND_MODEL", false),
+        ] {
+            assert_eq!(of(&[kind], has_gpu), None, "{kind}");
+        }
+        assert_eq!(of(&[], true), None);
+    }
 }

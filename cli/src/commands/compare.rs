@@ -39,7 +39,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         return Err(BadInput(format!("--profile: expected {expected}, got nothing")).into());
     }
     kind.check(&args.cpu)?;
-    let emulator = kind.is_emulated(args.dry)?;
+    let emulator = kind.is_emulated(args.dry, "--dry")?;
     let (pool_size, drain_s) = match args.dry {
         true => (DRY_POOL, args.drain.max(DRY_DRAIN_S)),
         false => (POOL, args.drain),

@@ -24,7 +24,7 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
         return run_computed(args);
     };
     kind.check(&args.cpu)?;
-    let emulator = kind.is_emulated(args.dry)?;
+    let emulator = kind.is_emulated(args.dry, "--dry")?;
     let model = Model::load(&args.model)?;
     let length = args
         .segment_us

@@ -32,6 +32,7 @@ pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
     if args.print_config {
         return output::text(&args.effective);
     }
+    let kind = device_kind(args)?;
     let wanted = switches;
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
@@ -41,6 +42,7 @@ pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
         }));
     tracing_subscriber::registry().with(lines).try_init()?;
     let host = Arc::new(Served {
+        kind,
         cpu: args.cpu.clone(),
         measure: !args.no_measure,
     });
@@ -52,6 +54,20 @@ pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
     // Threads that still load a model are of no use any more.
     runtime.shutdown_background();
     Ok(())
+}
+
+/// The device that runs all models, of those that this machine has.
+fn device_kind(args: &ServeArgs) -> anyhow::Result<DeviceKind> {
+    let kind = match args.device.as_str() {
+        "cpu" => DeviceKind::Cpu,
+        name => DeviceKind::cuda(name).ok_or_else(|| {
+            let expected = "--device: expected cpu, cuda or cuda:N";
+            BadInput(format!("{expected}, got {name}"))
+        })?,
+    };
+    kind.check(&args.cpu)?;
+    kind.is_emulated(args.no_measure, "--no-measure")?;
+    Ok(kind)
 }
 
 fn options(args: &ServeArgs, switches: Arc<Switches>) -> Result<Options, BadInput> {
@@ -154,15 +170,20 @@ async fn serve(host: Arc<dyn Host>, options: Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the server is given: the embedded device, our tokenizers, latencies measured at load.
+/// What the server is given: the device, our tokenizers, latencies measured at load.
 struct Served {
+    kind: DeviceKind,
     cpu: CpuArgs,
     measure: bool,
 }
 
 impl Host for Served {
-    fn device(&self) -> Box<dyn Device> {
-        models::cpu(&self.cpu)
+    fn device(&self) -> Result<Box<dyn Device>, String> {
+        models::device(self.kind, &self.cpu).map_err(|e| format!("{e:#}"))
+    }
+
+    fn has_gpu(&self) -> bool {
+        matches!(self.kind, DeviceKind::Cuda(_))
     }
 
     fn text(
@@ -183,10 +204,9 @@ impl Host for Served {
             return Ok(None);
         }
         let model = Model::of(program.clone());
-        let kind = DeviceKind::Cpu;
         let measured = measure(
             &model,
-            kind,
+            self.kind,
             &self.cpu,
             max_batch,
             SegmentLength::ByDevice,

@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "every test file uses a part")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
+pub mod serving;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 

@@ -11,7 +11,9 @@
 //! 7. (for stack policies) a launch of an entry that is not the top of the table;
 //! 8. (where a bound is set) a request that more later requests have passed over than the bound;
 //! 9. a model attached where one is, a request to one that is not there, or one that goes before its
-//!    last request has ended, or without having been detached.
+//!    last request has ended, or without having been detached;
+//! 10. (where asked for) a request that starts although it is delayed and one of its model and
+//!    priority level waits that is not; those of sequences, which may be held, do not count.
 
 use std::collections::VecDeque;
 
@@ -45,6 +47,12 @@ struct Track {
     node: u32,
     step: u32,
     launches: u32,
+    /// Its priority level.
+    level: u8,
+    /// It is delayed behind that.
+    delayed: Time,
+    /// It waits, and not for another one of its sequence.
+    waits: bool,
     last: Option<Ticket>,
     /// The launch that completes its path and the block of it, while in flight.
     needs: Option<(Ticket, u32)>,
@@ -103,6 +111,8 @@ pub struct Checker {
     arrived: u64,
     ended: u64,
     passing: Option<Passing>,
+    /// Rule 10 is on.
+    delays: bool,
     /// Models that go behind their last request.
     detached: FxHashSet<ModelId>,
 }
@@ -138,6 +148,7 @@ impl Checker {
             arrived: 0,
             ended: 0,
             passing: None,
+            delays: false,
             detached: FxHashSet::default(),
         }
     }
@@ -151,6 +162,13 @@ impl Checker {
             each,
             ..Passing::default()
         });
+        self
+    }
+
+    /// Turns rule 10 on. A policy that bounds how often a request is passed over breaks it on purpose.
+    #[must_use]
+    pub fn with_delays(mut self) -> Self {
+        self.delays = true;
         self
     }
 
@@ -248,6 +266,9 @@ impl Checker {
             node: 0,
             step: 0,
             launches: 0,
+            level: r.priority,
+            delayed: r.delay_after.map_or(Time::MAX, |after| r.arrival + after),
+            waits: r.sequence.is_none(),
             last: None,
             needs: None,
             failed: false,
@@ -448,6 +469,7 @@ impl Checker {
     pub fn on_action(&mut self, now: Time, action: &Action) -> Verdict {
         self.advance(now)?;
         match action {
+            Action::Open { request, .. } => self.on_open(now, *request),
             Action::Finish {
                 request, outcome, ..
             } => self.on_finish(now, *request, *outcome),
@@ -477,6 +499,23 @@ impl Checker {
                 broken(8, format!("{passed} later requests have passed {oldest}"))
             }
             _ => Ok(()),
+        }
+    }
+
+    fn on_open(&mut self, now: Time, id: RequestId) -> Verdict {
+        let Some(track) = self.open.get_mut(&id) else {
+            return broken(6, format!("{id} starts but is not open"));
+        };
+        track.waits = false;
+        let (model, level) = (track.model, track.level);
+        if !self.delays || track.delayed >= now {
+            return Ok(());
+        }
+        let passed =
+            |t: &Track| t.waits && (t.model, t.level) == (model, level) && t.delayed >= now;
+        match self.open.iter().find(|(_, t)| passed(t)) {
+            Some((other, _)) => broken(10, format!("{id} is delayed and starts before {other}")),
+            None => Ok(()),
         }
     }
 

@@ -28,6 +28,9 @@ pub struct Request {
     /// Priority level, 0 is the default, 1 the highest of those stated.
     #[serde(default)]
     pub priority: u8,
+    /// Behind so much waiting it is delayed: it lets all of its model pass that are not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delay_after: Option<Nanos>,
     /// Samples of the client's own batch, at least 1.
     pub samples: u32,
     /// Length of its input; 0 for models without a sequence.

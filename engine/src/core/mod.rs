@@ -18,6 +18,7 @@
 pub mod checker;
 mod config;
 mod cursor;
+mod delays;
 mod event;
 mod models;
 mod plan;
@@ -158,6 +159,7 @@ impl Core {
     pub fn decide(&mut self, now: Time) -> bool {
         self.advance(now);
         self.undecided = false;
+        self.state.delay(now);
         let mut choice = false;
         for lane in 0..self.state.lanes.len() {
             let id = LaneId(lane as u32);
@@ -301,7 +303,7 @@ impl Core {
     /// Requests of a model in the batch table or ending, and the arrival of the one that has waited
     /// longest.
     pub fn load_of(&self, model: ModelId) -> (u32, Option<Time>) {
-        let oldest = self.state.queues[model.index()].front();
+        let oldest = self.state.queues[model.index()].oldest();
         let oldest = oldest.map(|k| self.state.requests[k as usize].request.arrival);
         (self.state.in_flight[model.index()], oldest)
     }

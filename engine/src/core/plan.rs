@@ -25,6 +25,8 @@ pub struct Past {
     pub class: ClassId,
     /// Priority level.
     pub priority: u8,
+    /// How long it may wait before it is delayed.
+    pub delay_after: Option<Nanos>,
     /// Samples.
     pub samples: u32,
     /// Length of its input.

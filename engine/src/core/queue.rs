@@ -1,7 +1,8 @@
 //! Arrival queues: requests that are not yet in the batch table, per model, in order of arrival.
 //!
 //! A queue is made of [`Flow`]s, one for each class, priority level, and whether its requests were
-//! found too late. As a whole it is in order of arrival, too.
+//! found too late or are delayed. As a whole it is in order of arrival, too, but for those that are
+//! delayed: they come behind all others.
 
 use std::collections::{VecDeque, vec_deque};
 use std::iter::Peekable;
@@ -20,6 +21,8 @@ pub struct FlowKey {
     pub level: u8,
     /// Whether they were demoted.
     pub is_late: bool,
+    /// Whether their time to wait has passed.
+    pub is_delayed: bool,
 }
 
 /// Waiting requests that share a [`FlowKey`], oldest first.
@@ -51,6 +54,10 @@ impl Flow {
         self.waiting.iter().map(|w| w.1)
     }
 
+    fn rest(&self) -> Rest<'_> {
+        (self.key.is_delayed, self.waiting.iter().peekable())
+    }
+
     fn position(&self, id: RequestId) -> Option<usize> {
         self.waiting.binary_search_by_key(&id, |w| w.0).ok()
     }
@@ -66,7 +73,7 @@ impl Flow {
     }
 }
 
-/// One model's waiting requests, oldest first.
+/// One model's waiting requests, oldest first, delayed ones behind the others.
 #[derive(Clone, Debug, Default)]
 pub struct ArrivalQueue {
     flows: SmallVec<[Flow; 1]>,
@@ -84,22 +91,28 @@ impl ArrivalQueue {
         self.len == 0
     }
 
-    /// The oldest request.
+    /// The first request: the oldest that is not delayed, or else the oldest.
     pub fn front(&self) -> Option<Key> {
+        let place = |f: &Flow| Some((f.key.is_delayed, *f.waiting.front()?));
+        self.flows.iter().filter_map(place).min().map(|w| w.1.1)
+    }
+
+    /// The last request.
+    pub fn back(&self) -> Option<Key> {
+        let place = |f: &Flow| Some((f.key.is_delayed, *f.waiting.back()?));
+        self.flows.iter().filter_map(place).max().map(|w| w.1.1)
+    }
+
+    /// The oldest request, delayed or not.
+    pub fn oldest(&self) -> Option<Key> {
         let fronts = self.flows.iter().filter_map(|f| f.waiting.front());
         fronts.min().map(|w| w.1)
     }
 
-    /// The youngest request.
-    pub fn back(&self) -> Option<Key> {
-        let backs = self.flows.iter().filter_map(|f| f.waiting.back());
-        backs.max().map(|w| w.1)
-    }
-
-    /// Waiting requests, oldest first.
+    /// Waiting requests, oldest first, delayed ones behind the others.
     pub fn iter(&self) -> impl Iterator<Item = Key> + '_ {
         let waiting = self.flows.iter().filter(|f| !f.is_empty());
-        Merged(waiting.map(|f| f.waiting.iter().peekable()).collect())
+        Merged(waiting.map(Flow::rest).collect())
     }
 
     /// The flows in which someone waits.
@@ -132,10 +145,10 @@ impl ArrivalQueue {
         self.flows[at].insert(id, key);
     }
 
-    /// Takes the oldest.
+    /// Takes the first.
     pub(crate) fn pop(&mut self) -> Option<Key> {
         let waiting = self.flows.iter_mut().filter(|f| !f.is_empty());
-        let flow = waiting.min_by_key(|f| f.waiting.front().map(|w| w.0))?;
+        let flow = waiting.min_by_key(|f| (f.key.is_delayed, f.waiting.front().map(|w| w.0)))?;
         self.len -= 1;
         flow.waiting.pop_front().map(|w| w.1)
     }
@@ -153,10 +166,10 @@ impl ArrivalQueue {
     }
 }
 
-/// What is left of a flow.
-type Rest<'a> = Peekable<vec_deque::Iter<'a, (RequestId, Key)>>;
+/// Whether the requests of a flow are delayed, and what is left of it.
+type Rest<'a> = (bool, Peekable<vec_deque::Iter<'a, (RequestId, Key)>>);
 
-/// Several flows as one, in order of id.
+/// Several flows as one, in order of id, delayed ones behind the others.
 struct Merged<'a>(SmallVec<[Rest<'a>; 2]>);
 
 impl Iterator for Merged<'_> {
@@ -164,11 +177,11 @@ impl Iterator for Merged<'_> {
 
     fn next(&mut self) -> Option<Key> {
         let flow = match &mut self.0[..] {
-            [only] => only,
+            [(_, only)] => only,
             flows => flows
                 .iter_mut()
-                .filter_map(|f| f.peek().map(|w| w.0).map(|id| (id, f)))
-                .min_by_key(|(id, _)| *id)
+                .filter_map(|(is_delayed, f)| Some(((*is_delayed, f.peek()?.0), f)))
+                .min_by_key(|(place, _)| *place)
                 .map(|(_, f)| f)?,
         };
         flow.next().map(|w| w.1)
@@ -178,6 +191,27 @@ impl Iterator for Merged<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn delayed_requests_come_behind_all_others() {
+        let mut queue = ArrivalQueue::default();
+        let flow = |id: u64| FlowKey {
+            class: ClassId(id as u32 % 2),
+            is_delayed: id < 4,
+            ..FlowKey::default()
+        };
+        for id in 0..7 {
+            queue.insert(flow(id), RequestId(id), id as Key);
+        }
+        assert_eq!(queue.iter().collect::<Vec<_>>(), [4, 5, 6, 0, 1, 2, 3]);
+        let ends = (queue.front(), queue.oldest(), queue.back());
+        assert_eq!(ends, (Some(4), Some(0), Some(3)));
+        let mut order = Vec::new();
+        while let Some(key) = queue.pop() {
+            order.push(key);
+        }
+        assert_eq!(order, [4, 5, 6, 0, 1, 2, 3]);
+    }
 
     #[test]
     fn flows_are_one_queue_in_order_of_arrival() {

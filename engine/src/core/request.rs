@@ -31,6 +31,8 @@ pub struct RequestState {
     pub deadline: Time,
     /// Completed (launched) passes through the block of its cursor.
     pub step: u32,
+    /// Whether it has waited for longer than [`Request::delay_after`].
+    pub is_delayed: bool,
     /// Where in its life it is.
     pub stage: Stage,
     /// Its slot, once admitted.
@@ -55,6 +57,7 @@ impl RequestState {
         Self {
             deadline: request.sla.map_or(Time::MAX, |sla| request.arrival + sla),
             step: 0,
+            is_delayed: false,
             stage: Stage::Queued,
             slot: None,
             first_launch: None,

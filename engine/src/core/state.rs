@@ -16,6 +16,7 @@ use rustc_hash::FxHashMap;
 use slab::Slab;
 
 use super::config::CoreConfig;
+use super::delays::Delays;
 use super::event::{Action, Note, Request};
 use super::queue::{ArrivalQueue, FlowKey};
 use super::request::{Key, RequestState, Stage};
@@ -98,6 +99,8 @@ pub struct Counters {
     pub finished: u64,
     /// Requests that were demoted.
     pub demoted: u64,
+    /// Requests that were delayed.
+    pub delayed: u64,
 }
 
 /// The core without its policy.
@@ -112,6 +115,7 @@ pub struct State {
     pub(crate) table: BatchTable,
     pub(crate) lanes: Vec<Lane>,
     pub(crate) sequences: FxHashMap<(ModelId, u64), VecDeque<Key>>,
+    pub(super) delays: Delays,
     pub(crate) slots: Vec<Option<Key>>,
     free_slots: Vec<Slot>,
     pub(crate) actions: VecDeque<Action>,
@@ -165,6 +169,7 @@ impl State {
             table: BatchTable::default(),
             lanes,
             sequences: FxHashMap::default(),
+            delays: Delays::default(),
             slots: Vec::new(),
             free_slots: Vec::new(),
             actions: VecDeque::new(),
@@ -226,6 +231,7 @@ impl State {
             );
             return;
         }
+        self.delays.begin(&self.requests[key as usize]);
         if let Some(sequence) = sequence {
             if let Some(held) = self.sequences.get_mut(&(model, sequence)) {
                 held.push_back(key);
@@ -240,11 +246,16 @@ impl State {
 
     fn enqueue(&mut self, id: RequestId, model: ModelId, key: Key) {
         self.requests[key as usize].stage = Stage::Queued;
-        let request = &self.requests[key as usize].request;
+        let RequestState {
+            request,
+            is_delayed,
+            ..
+        } = &self.requests[key as usize];
         let flow = FlowKey {
             class: request.class,
             level: request.priority,
             is_late: false,
+            is_delayed: *is_delayed,
         };
         self.queues[model.index()].insert(flow, id, key);
         if self.residency[model.index()] == Residency::Host {
@@ -368,6 +379,9 @@ impl State {
 
     pub(crate) fn finish(&mut self, now: Time, key: Key, outcome: Outcome, cause: Option<String>) {
         let state = &mut self.requests[key as usize];
+        if state.slot.is_none() {
+            self.delays.end(state);
+        }
         assert!(state.outcome.is_none(), "{} ends twice", state.request.id);
         assert!(
             state.request.arrival <= now,
@@ -525,6 +539,7 @@ impl State {
             });
             self.slots[slot.index()] = Some(key);
             let state = &mut self.requests[key as usize];
+            self.delays.end(state);
             state.slot = Some(slot);
             self.actions.push_back(Action::Open {
                 request: state.request.id,

@@ -179,6 +179,7 @@ impl Offered {
         let every = request.open.len().div_ceil(MOST_OPEN).max(1);
         for &(i, since) in request.open.iter().step_by(every) {
             let mut open = past[i];
+            open.delay_after = open.delay_after.map(|d| Nanos(d.0.saturating_sub(since.0)));
             let mut since = since;
             if let Some(sla) = &mut open.sla {
                 // A target of nothing is none.
@@ -214,6 +215,7 @@ fn sim_request(i: usize, arrival: Time, p: &Past) -> SimRequest {
             sla: p.sla,
             class: p.class,
             priority: p.priority,
+            delay_after: p.delay_after,
             samples: p.samples,
             input_len: p.input_len,
             sequence: None,
@@ -274,6 +276,7 @@ mod tests {
             sla: Some(Nanos(100)),
             class: ClassId::default(),
             priority: 0,
+            delay_after: (i == 7).then_some(Nanos(40)),
             samples: 1,
             input_len: i as u32,
             output_len: 1,
@@ -301,6 +304,11 @@ mod tests {
         assert_eq!(of(1), (1, 0, 1, 7));
         assert_eq!(of(2), (2, 0, 100, 0));
         assert_eq!(of(1001), (1001, 9990, 100, 999));
+        // What is left of the time to wait, too.
+        let delay_after = |i: usize| offered.arrivals[i].request.delay_after;
+        assert_eq!(delay_after(0), None);
+        assert_eq!(delay_after(1), Some(Nanos(0)));
+        assert_eq!(delay_after(9), Some(Nanos(40)));
     }
 
     #[test]

@@ -75,9 +75,9 @@ pub(crate) struct Submission {
     pub sim_output_len: Option<u32>,
     pub reply: Reply,
     /// Places in bounded queues; given back at admission.
-    pub queue: Permits,
+    pub queue: Permits<3>,
     /// Its shares of memory limits; given back before it is answered.
-    pub memory: Permits,
+    pub memory: Permits<2>,
     /// Set at admission.
     pub admitted: Admitted,
     /// Its client wants to know why it took its time.
@@ -483,7 +483,7 @@ impl Driver {
             .get_mut(&id)
             .expect("admitted requests are open");
         open.slot = Some(slot);
-        open.submission.queue = Permits::default();
+        open.submission.queue = Default::default();
         open.submission.admitted.set();
         let submission = &mut open.submission;
         let model = submission.request.model;

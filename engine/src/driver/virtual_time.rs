@@ -46,6 +46,7 @@ impl SimRequest {
                 sla,
                 class: ClassId::default(),
                 priority: 0,
+                delay_after: None,
                 samples: 1,
                 input_len,
                 sequence: None,

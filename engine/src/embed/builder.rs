@@ -210,7 +210,7 @@ impl Builder {
         let policy = policy::build(&self.policy)?;
         let needs_output_len = policy::find(&self.policy)?.needs_output_len;
         let mut device = self.device.take().expect("a device");
-        let info = device.info();
+        let (info, packer) = (device.info(), device.packer());
         let limit = self.memory.map(|bytes| Arc::new(Limit::new(bytes)));
         let mut maker = Maker {
             classes: Classes::new(self.classes.clone()),
@@ -285,6 +285,7 @@ impl Builder {
             is_virtual: info.is_virtual,
             explainer,
             tape,
+            packer,
         };
         Ok(Engine {
             shared: Arc::new(shared),

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, mpsc};
 
 use lazybatch_graph::{SharedProgram, Tensor};
-use lazybatch_kernels::RequestMemory;
+use lazybatch_kernels::{Packer, RequestMemory};
 use lazybatch_sla::{Nanos, Outcome, RequestId, Time};
 use tokio::sync::oneshot;
 
@@ -111,6 +111,14 @@ pub enum RequestError {
         /// Its size.
         max_queue: usize,
     },
+    /// The bounded queue of its priority level has no room.
+    #[error("the queue of {max_queue} requests of priority level {level} is full")]
+    LevelFull {
+        /// Its priority level.
+        level: u8,
+        /// The size of that level's queue.
+        max_queue: usize,
+    },
     /// It may hold more memory than is left of the limit.
     #[error(
         "model {model}: memory of a request of {input_len} positions and {samples} samples: \
@@ -178,6 +186,9 @@ pub struct Options {
     pub sequence_start: bool,
     /// This request ends its sequence: the state is dropped.
     pub sequence_end: bool,
+    /// Behind so much waiting it is delayed: from then on it waits until nobody of its model waits
+    /// who is not, and keeps its place among those who are.
+    pub delay_after: Option<Nanos>,
     /// Most decoder steps; the model's bound if `None`.
     pub max_steps: Option<u32>,
     /// Scheduled arrival on the engine's clock, from which latency counts; now if `None` or later
@@ -234,6 +245,8 @@ pub(crate) struct Shared {
     pub is_virtual: bool,
     pub explainer: Option<Arc<Mutex<Explainer>>>,
     pub tape: Arc<Tape>,
+    /// Makes models ready beside the driver, where the device knows how.
+    pub packer: Option<Arc<dyn Packer>>,
 }
 
 impl Shared {
@@ -289,7 +302,8 @@ impl Engine {
 
     /// Loads a model into the running engine: its requests batch and compete with those of all
     /// others from now on. Names may repeat, as those of versions do; requests by name go to the one
-    /// that was loaded last. Blocks until the device has it, and the device runs nothing meanwhile.
+    /// that was loaded last. Blocks until the device has it. The device runs on meanwhile if it has a
+    /// [`Packer`], which then works on the calling thread; else it runs nothing.
     ///
     /// # Errors
     /// What the device or the model's options refuse, or an engine that is closed.
@@ -299,9 +313,12 @@ impl Engine {
         program: impl Into<SharedProgram>,
         options: ModelOptions,
     ) -> Result<ModelHandle, BuildError> {
-        let draft = Draft::new(name, program.into(), options)?;
+        let mut draft = Draft::new(name, program.into(), options)?;
         if !self.shared.accepting.load(Ordering::SeqCst) {
             return Err(BuildError::Closed);
+        }
+        if let Some(packer) = &self.shared.packer {
+            draft.packed = Some(packer.pack(draft.program.clone())?);
         }
         let (tx, rx) = mpsc::channel();
         let command = Command::Load(Box::new(draft), tx);

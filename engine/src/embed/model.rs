@@ -1,11 +1,11 @@
 //! A model of an engine: how it is made on a device, and what its requests are held against.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use lazybatch_graph::{Program, Repeat, SharedProgram, Tensor};
-use lazybatch_kernels::{Device, RequestMemory};
+use lazybatch_kernels::{Device, Packed, RequestMemory};
 use lazybatch_sla::profile::{FORMAT, ModelProfile, RepeatRule};
 use lazybatch_sla::{Account, Class, ClassId, Histogram, ModelId, Nanos, Profile, RequestId, Time};
 
@@ -35,6 +35,9 @@ pub struct ModelOptions {
     pub classes: Vec<Class>,
     /// Most of its requests that wait; only the engine's bound if `None`.
     pub max_queue: Option<usize>,
+    /// The same of its requests of a priority level, beside the bound of all; none for levels that
+    /// are not here.
+    pub max_queue_by_level: BTreeMap<u8, usize>,
     /// Most bytes that its accepted requests may hold together; only the engine's limit if `None`.
     pub memory: Option<u64>,
     /// Bounds on the state between requests of its sequences; the engine's if `None`.
@@ -53,6 +56,8 @@ pub(crate) struct Served {
     pub limit: Option<Limit>,
     /// Its own bounded queue, beside the engine's.
     pub queue: Option<Bounded>,
+    /// Bounded queues of its priority levels, beside that of all.
+    pub level_queues: BTreeMap<u8, Bounded>,
     /// Its classes; the one for requests that name none first.
     pub classes: Vec<(Class, ClassId)>,
     pub sequences: SequenceOptions,
@@ -143,6 +148,8 @@ pub(crate) struct Draft {
     pub spec: ModelSpec,
     /// One node a segment.
     pub profile: Arc<ModelProfile>,
+    /// Made ready for the device, where that is done already.
+    pub packed: Option<Packed>,
 }
 
 /// What making a model needs beside the device.
@@ -162,9 +169,12 @@ impl Maker {
         &mut self,
         device: &mut dyn Device,
         id: ModelId,
-        draft: Draft,
+        mut draft: Draft,
     ) -> Result<(Served, Plans, ModelSpec), BuildError> {
-        device.load(id, draft.program.clone())?;
+        match draft.packed.take() {
+            Some(packed) => device.attach(id, packed)?,
+            None => device.load(id, draft.program.clone())?,
+        }
         let made = self.prepared(device, id, draft);
         if made.is_err() {
             device.unload(id);
@@ -209,6 +219,10 @@ impl Maker {
             bound,
             limit,
             queue: options.max_queue.map(Bounded::new),
+            level_queues: {
+                let levels = options.max_queue_by_level.iter();
+                levels.map(|(&l, &most)| (l, Bounded::new(most))).collect()
+            },
             classes: self.classes.take(&options.classes),
             sequences: options.sequences.unwrap_or(self.sequences),
             unseen: Unseen::default(),
@@ -449,6 +463,7 @@ impl Draft {
             options,
             spec,
             profile: Arc::new(profile),
+            packed: None,
         })
     }
 }

@@ -16,8 +16,9 @@ use crate::core::Request;
 use crate::driver::sequences::Place;
 use crate::driver::threaded::{Command, Reply, Submission};
 
-/// Places of a request in what its model bounds and in what the engine bounds.
-pub(crate) type Permits = [Option<OwnedSemaphorePermit>; 2];
+/// Places of a request in what its model bounds, in what the engine bounds, and, in queues, in what
+/// its model bounds for its priority level.
+pub(crate) type Permits<const N: usize> = [Option<OwnedSemaphorePermit>; N];
 
 /// A queue of so many places.
 pub(crate) struct Bounded {
@@ -55,8 +56,8 @@ impl Bounded {
 
 /// A request's places in what is bounded.
 struct Room {
-    queue: Permits,
-    memory: Permits,
+    queue: Permits<3>,
+    memory: Permits<2>,
 }
 
 impl Shared {
@@ -139,13 +140,16 @@ impl Shared {
     async fn room(&self, served: &Served, request: &Request) -> Result<Room, RequestError> {
         let (limits, needed) = self.limits(served, request);
         let mut room = Room {
-            queue: Permits::default(),
-            memory: Permits::default(),
+            queue: Default::default(),
+            memory: Default::default(),
         };
         for (limit, share) in limits.into_iter().zip(&mut room.memory) {
             if let Some(limit) = limit {
                 *share = Some(limit.share(&served.name, needed, request).await?);
             }
+        }
+        if let Some(queue) = served.level_queues.get(&request.priority) {
+            room.queue[2] = Some(queue.place().await?);
         }
         if let Some(queue) = &served.queue {
             room.queue[0] = Some(queue.place().await?);
@@ -162,8 +166,17 @@ impl Shared {
             share.transpose()
         };
         let memory = [share(own)?, share(all)?];
+        let level = request.priority;
+        let of_level = served.level_queues.get(&level).map(|queue| {
+            let full = |_| RequestError::LevelFull {
+                level,
+                max_queue: queue.most,
+            };
+            queue.try_place().map_err(full)
+        });
+        let of_level = of_level.transpose()?;
         let own = served.queue.as_ref().map(Bounded::try_place);
-        let queue = [own.transpose()?, Some(self.queue.try_place()?)];
+        let queue = [own.transpose()?, Some(self.queue.try_place()?), of_level];
         Ok(Room { queue, memory })
     }
 
@@ -191,6 +204,7 @@ impl Shared {
             sla: options.sla.or(class.sla).or(served.sla),
             class: *class_id,
             priority: class.priority_of(options.priority),
+            delay_after: options.delay_after,
             samples: shape.samples,
             input_len: shape.input_len,
             sequence: options.sequence,

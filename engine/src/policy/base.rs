@@ -322,7 +322,8 @@ impl Base {
             }
             let own = self.shares.claim(model, class, state.request.priority);
             let mut ahead = 0;
-            for flow in view.queue(model).flows().filter(|f| !f.key.is_late) {
+            let in_time = |f: &&Flow| !f.key.is_late && !f.key.is_delayed;
+            for flow in view.queue(model).flows().filter(in_time) {
                 let claim = self.shares.claim(model, flow.key.class, flow.key.level);
                 if claim.is_as_urgent(&own) {
                     ahead += flow.len() as u32;
@@ -485,7 +486,8 @@ impl Base {
     }
 
     /// Who of a queue comes next, up to `room` samples: flows by priority level, then by what they
-    /// have been charged; those that are too late behind all others. One that is found too late is
+    /// have been charged; those that are too late behind all others, and behind them those that are
+    /// delayed. One that is found too late is
     /// demoted first, where its class says so.
     fn pick(&mut self, view: &View<'_>, model: ModelId, room: u32) -> Option<Decision> {
         let spec = view.model(model);
@@ -509,8 +511,9 @@ impl Base {
                 Some((flow, claim, waiting, key))
             });
             let next = next.min_by(|a, b| {
-                let late = a.0.key.is_late.cmp(&b.0.key.is_late);
+                let late = |f: &Flow| (f.key.is_delayed, f.key.is_late);
                 let id = |key| view.request(key).request.id;
+                let late = late(a.0).cmp(&late(b.0));
                 late.then_with(|| a.1.order(b.1))
                     .then_with(|| id(a.3).cmp(&id(b.3)))
             });
@@ -535,7 +538,7 @@ impl Base {
             taken += samples;
             waiting.next();
             keys.push(key);
-            num_in_time += usize::from(!flow.key.is_late);
+            num_in_time += usize::from(!flow.key.is_late && !flow.key.is_delayed);
         }
         if let Some(&(request, _)) = late.first() {
             late.reverse();

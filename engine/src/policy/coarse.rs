@@ -161,6 +161,7 @@ mod tests {
             sla: None,
             class: ClassId::default(),
             priority: 0,
+            delay_after: None,
             samples: 1,
             input_len,
             output_len,

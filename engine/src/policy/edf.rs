@@ -151,6 +151,14 @@ impl Edf {
         (due, request.request.id)
     }
 
+    /// That of a request that waits: delayed ones come behind all others.
+    fn due_waiting(&self, request: &RequestState) -> Due {
+        match request.is_delayed {
+            true => (Time::MAX, request.request.id),
+            false => self.due(request),
+        }
+    }
+
     fn next<'a>(&self, view: &View<'a>) -> Option<Next<'a>> {
         let entries = view.table().iter().filter(|e| view.is_launchable(e));
         entries
@@ -180,9 +188,12 @@ impl Edf {
                 let id = |k: Option<Key>| k.map(|k| view.request(k).request.id);
                 let seen = (queue.len(), id(queue.front()), id(queue.back()));
                 let mut at = self.waiting[model.index()];
-                let holds = |(due, key): (Due, Key)| view.is_waiting(key, due.1);
+                let holds = |(due, key): (Due, Key)| {
+                    view.is_waiting(key, due.1) && self.due_waiting(view.request(key)) == due
+                };
                 if at.seen != seen || !at.found.is_some_and(holds) {
-                    let dues = queue.iter().map(|k| (self.due(view.request(k)), k));
+                    let dues = queue.iter();
+                    let dues = dues.map(|k| (self.due_waiting(view.request(k)), k));
                     at.seen = seen;
                     at.found = dues.min();
                     self.waiting[model.index()] = at;
@@ -203,7 +214,7 @@ impl Edf {
     ) -> Starters<'a> {
         let queue = view.queue(model).iter();
         let mut requests: Vec<_> = queue
-            .map(|k| (self.due(view.request(k)), k, view.request(k)))
+            .map(|k| (self.due_waiting(view.request(k)), k, view.request(k)))
             .filter(|r| wanted(r.0))
             .collect();
         let free = view.model(model).max_in_flight - view.num_in_flight(model);

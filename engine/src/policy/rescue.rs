@@ -3,7 +3,7 @@
 //! A request is *passed over* by every request that arrived later and ended earlier. When the
 //! oldest open request has been passed over [`Rescue::FACTOR`] times the requests that may be in
 //! flight, it is rescued: if it waits, it is admitted with those behind it as soon as there is
-//! room, and nobody else is; if it is in flight, its entry runs until it has ended.
+//! room, alone if it is delayed, and nobody else is; if it is in flight, its entry runs until it has ended.
 //!
 //! Whoever can still be in time must not pay for all who cannot, nor a higher priority level for
 //! all lower ones: for each request that is rescued, [`Rescue::OTHERS`] must have ended. So one that
@@ -79,10 +79,18 @@ impl Rescue {
                 Decision::Wait { until: None }
             });
         }
-        let model = view.ready().find(|&m| {
-            let first = view.queue(m).front();
-            first.is_some_and(|k| view.request(k).request.id == oldest)
-        })?;
+        let mut ready = view.ready();
+        let (model, key) = ready.find_map(|m| Some((m, view.queue(m).find(oldest)?)))?;
+        if view.queue(model).front() != Some(key) {
+            // It is delayed: those before it in the queue came later.
+            return self
+                .pay(oldest, [oldest].into_iter())
+                .then_some(Decision::Admit {
+                    model,
+                    pick: Pick::These(vec![key]),
+                    padded: false,
+                });
+        }
         let n = view.fitting_prefix(model, view.model(model).max_batch);
         let keys = view.queue(model).iter().take(n);
         let ids = keys.map(|k| view.request(k).request.id);

@@ -145,6 +145,7 @@ mod tests {
             sla: None,
             class: ClassId(0),
             priority: level,
+            delay_after: None,
             samples: 1,
             input_len: 0,
             sequence: None,

@@ -184,15 +184,17 @@ impl Triton {
             return None;
         }
         let mut queue = view.queue(model).iter();
+        let has_own = |k: Key| view.request(k).request.delay_after.is_some();
         queue
-            .find(|&k| self.is_expired(view, k))
+            .find(|&k| !has_own(k) && self.is_expired(view, k))
             .map(|k| Step::Shed(k, "the queue timeout has expired"))
     }
 
-    /// When a request's queue timeout passes.
+    /// When a request's queue timeout passes: its own, behind which it is delayed, or that of all.
     fn expiry(&self, view: &View<'_>, key: Key) -> Option<Time> {
-        let arrival = view.request(key).request.arrival;
-        self.timeout.map(|t| arrival + t)
+        let request = &view.request(key).request;
+        let timeout = request.delay_after.or(self.timeout);
+        timeout.map(|t| request.arrival + t)
     }
 
     fn is_expired(&self, view: &View<'_>, key: Key) -> bool {

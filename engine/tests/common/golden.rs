@@ -71,6 +71,7 @@ fn parse_arrival(line: &str) -> Arrival {
             "out" => arrival.output_len = value as u32,
             "sla" => arrival.sla = Some(1000 * value),
             "priority" => arrival.priority = value as u8,
+            "delay" => arrival.delay = Some(1000 * value),
             "samples" => arrival.samples = value as u32,
             other => panic!("no key of an arrival: {other}"),
         }

@@ -73,6 +73,8 @@ pub struct Options {
     pub reasons: bool,
     /// Rule 7, which needs notes.
     pub stack: bool,
+    /// Rule 10.
+    pub delays: bool,
     pub noise: Noise,
     pub script: Script,
     /// Models whose weights are not on the device at the start.
@@ -91,6 +93,7 @@ impl Default for Options {
             notes: false,
             reasons: false,
             stack: false,
+            delays: false,
             noise: Noise::default(),
             script: Script::default(),
             absent: Vec::new(),
@@ -185,7 +188,11 @@ pub fn judge_policy(
     let mut device = SimDevice::new("sim", lanes, tables, Nanos::ZERO, options.noise.clone());
     let sims = sim_requests(arrivals, knows);
     let mut core = Core::new(config.clone(), policy);
-    let mut judge = Judge::new(Checker::new(&config, options.stack));
+    let mut checker = Checker::new(&config, options.stack);
+    if options.delays {
+        checker = checker.with_delays();
+    }
+    let mut judge = Judge::new(checker);
     let mut recorder = Recorder::default();
     let script = &options.script;
     let mut ended = if options.record {
@@ -233,6 +240,7 @@ pub fn sim_requests(arrivals: &[Arrival], knows: bool) -> Vec<SimRequest> {
         sim.request.sequence = a.sequence;
         sim.request.class = ClassId(a.class);
         sim.request.priority = a.priority;
+        sim.request.delay_after = a.delay.map(Nanos);
         sim.request.known_output_len = knows.then_some(a.output_len);
         sim
     };

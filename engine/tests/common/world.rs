@@ -191,6 +191,8 @@ pub struct Arrival {
     pub sequence: Option<u64>,
     pub priority: u8,
     pub class: u32,
+    /// It is delayed behind that.
+    pub delay: Option<u64>,
 }
 
 impl Arrival {
@@ -205,6 +207,7 @@ impl Arrival {
             sequence: None,
             priority: 0,
             class: 0,
+            delay: None,
         }
     }
 }

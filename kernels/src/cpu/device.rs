@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lazybatch_graph::{OutputId, Program, SharedProgram, StateDecl, StateKind, Tensor};
 use lazybatch_sla::{Launch, ModelId, Slot, Time};
@@ -17,7 +17,8 @@ use super::open::{Open, Output};
 use super::options::CpuOptions;
 use super::pool::Pool;
 use super::states::StatePools;
-use crate::device::{Completion, Device, DeviceInfo, OpenRequest, Plan};
+use crate::custom::KernelRegistry;
+use crate::device::{Completion, Device, DeviceInfo, OpenRequest, Packed, Packer, Plan};
 use crate::error::Error;
 use crate::frames::Frames;
 use crate::memory::MemoryBound;
@@ -40,9 +41,70 @@ pub struct CpuDevice {
     plans: Plans,
     slots: Slots<Open>,
     frames: Frames<Arenas>,
-    cache: Option<WeightCache>,
+    packer: Arc<CpuPacker>,
     completions: VecDeque<Completion>,
     fail_next: u32,
+}
+
+/// Packs weights on any thread.
+struct CpuPacker {
+    device: String,
+    registry: KernelRegistry,
+    weights: WeightType,
+    max_open: usize,
+    state_bytes: usize,
+    cache: Option<Mutex<WeightCache>>,
+}
+
+impl CpuPacker {
+    fn cache(&self) -> Option<MutexGuard<'_, WeightCache>> {
+        let cache = self.cache.as_ref()?;
+        Some(cache.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn resident(&self, program: SharedProgram) -> Result<Resident, Error> {
+        check_tables(&self.device, &program)?;
+        let mut cache = self.cache();
+        let (registry, weights) = (&self.registry, self.weights);
+        let model = Model::load(
+            &self.device,
+            program,
+            registry,
+            weights,
+            cache.as_deref_mut(),
+        )?;
+        drop(cache);
+        let (states, fit) = StatePools::new(&model.program, self.max_open, self.state_bytes);
+        if fit == 0 {
+            return Err(Error::OutOfMemory {
+                device: self.device.clone(),
+                what: format!("state memory for one request of {}", model.program.name),
+                needed: 1,
+                available: 0,
+            });
+        }
+        let is_paged = |s: &StateDecl| matches!(s.kind, StateKind::Sequence { .. });
+        let has_pages = model.program.states.iter().any(is_paged);
+        let max_open = has_pages.then(|| u32::try_from(fit).unwrap_or(u32::MAX));
+        Ok(Resident {
+            model,
+            states,
+            max_open,
+        })
+    }
+}
+
+impl Packer for CpuPacker {
+    fn pack(&self, program: SharedProgram) -> Result<Packed, Error> {
+        let (device, resident) = (self.device.clone(), self.resident(program)?);
+        Ok(Packed(Box::new(PackedModel { device, resident })))
+    }
+}
+
+/// A model ready for a device of that name.
+struct PackedModel {
+    device: String,
+    resident: Resident,
 }
 
 struct Resident {
@@ -65,10 +127,19 @@ impl CpuDevice {
     /// A device without models.
     pub fn new(options: CpuOptions) -> Self {
         let pool = Pool::new(options.threads);
-        let cache = |folder| WeightCache::new(folder, options.level, options.warn);
-        Self {
+        let cache = |folder| Mutex::new(WeightCache::new(folder, options.level, options.warn));
+        let name = name(&options, pool.threads());
+        let packer = CpuPacker {
+            device: name.clone(),
+            registry: options.registry.clone(),
+            weights: options.weights,
+            max_open: options.max_open,
+            state_bytes: options.state_bytes,
             cache: options.weight_cache.clone().map(cache),
-            name: name(&options, pool.threads()),
+        };
+        Self {
+            packer: Arc::new(packer),
+            name,
             buffers: Buffers::default(),
             arenas: Arenas::default(),
             scratch: Scratch::default(),
@@ -95,7 +166,7 @@ impl CpuDevice {
 
     /// What the cache of packed weights did; nothing without one.
     pub fn weight_cache(&self) -> CacheReport {
-        let cache = self.cache.as_ref();
+        let cache = self.packer.cache();
         cache.map_or_else(CacheReport::default, |c| c.report().clone())
     }
 
@@ -218,29 +289,28 @@ impl Device for CpuDevice {
     }
 
     fn load(&mut self, id: ModelId, program: SharedProgram) -> Result<(), Error> {
-        check_tables(&self.name, &program)?;
-        let options = &self.options;
-        let (registry, weights) = (&options.registry, options.weights);
-        let model = Model::load(&self.name, program, registry, weights, self.cache.as_mut())?;
-        let (max_open, budget) = (self.options.max_open, self.options.state_bytes);
-        let (states, fit) = StatePools::new(&model.program, max_open, budget);
-        if fit == 0 {
-            return Err(Error::OutOfMemory {
-                device: self.name.clone(),
-                what: format!("state memory for one request of {}", model.program.name),
-                needed: 1,
-                available: 0,
-            });
-        }
-        let is_paged = |s: &StateDecl| matches!(s.kind, StateKind::Sequence { .. });
-        let has_pages = model.program.states.iter().any(is_paged);
-        let max_open = has_pages.then(|| u32::try_from(fit).unwrap_or(u32::MAX));
-        let resident = Resident {
-            model,
-            states,
-            max_open,
-        };
+        let resident = self.packer.resident(program)?;
         self.models.insert(id, resident);
+        Ok(())
+    }
+
+    fn packer(&self) -> Option<Arc<dyn Packer>> {
+        Some(self.packer.clone())
+    }
+
+    fn attach(&mut self, id: ModelId, packed: Packed) -> Result<(), Error> {
+        let refuse = |got: String| Error::Input {
+            model: id.to_string(),
+            input: "packed model".into(),
+            expected: format!("what a packer of {} made", self.name),
+            got,
+        };
+        let packed = packed.0.downcast::<PackedModel>();
+        let packed = packed.map_err(|_| refuse("that of another kind of device".into()))?;
+        if packed.device != self.name {
+            return Err(refuse(format!("that of {}", packed.device)));
+        }
+        self.models.insert(id, packed.resident);
         Ok(())
     }
 

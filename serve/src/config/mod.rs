@@ -39,8 +39,11 @@ const HONOURED: &[&str] = &[
     "parameters.*",
     "dynamic_batching.priority_levels",
     "dynamic_batching.default_priority_level",
+    "dynamic_batching.priority_queue_policy.value.timeout_action",
+    "dynamic_batching.priority_queue_policy.value.max_queue_size",
     "dynamic_batching.priority_queue_policy.value.default_timeout_microseconds",
     "dynamic_batching.priority_queue_policy.value.allow_timeout_override",
+    "dynamic_batching.default_queue_policy.timeout_action",
     "dynamic_batching.default_queue_policy.default_timeout_microseconds",
     "dynamic_batching.default_queue_policy.allow_timeout_override",
     "dynamic_batching.default_queue_policy.max_queue_size",
@@ -220,7 +223,6 @@ mod tests {
             "instance_group",
             "dynamic_batching.preferred_batch_size",
             "dynamic_batching.max_queue_delay_microseconds",
-            "dynamic_batching.default_queue_policy.timeout_action",
         ];
         let mut ignored = config.ignored.clone();
         ignored.sort_by_key(|p| expected.iter().position(|e| e == p));

@@ -12,10 +12,10 @@ use lazybatch_sla::{Class, Nanos};
 
 use super::{Config, Control};
 use crate::error::{Error, Result};
-use crate::proto::ModelQueuePolicy;
 use crate::proto::model_config::SchedulingChoice;
 use crate::proto::model_queue_policy::TimeoutAction;
 use crate::proto::model_sequence_batching::StrategyChoice;
+use crate::proto::{ModelDynamicBatching, ModelQueuePolicy};
 
 /// Parameters that are honoured.
 const PARAMETERS: [&str; 16] = [
@@ -43,31 +43,33 @@ pub const DEFAULT_POLICY: &str = "adaptive";
 /// Requests that wait where nobody says how many.
 const MAX_QUEUE: usize = 1024;
 
-/// How long requests may wait.
+/// How many requests may wait, and for how long.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueuePolicy {
+    /// Most that wait; 0 is no bound.
+    pub max_queue: usize,
     /// Time of a request that states none; 0 is for ever.
     pub default_timeout_us: u64,
     /// Whether requests may state their own.
     pub allow_override: bool,
-    /// Those whose time has passed wait on, instead of being refused.
-    pub waits_on: bool,
+    /// Those whose time has passed let all others pass, instead of being refused.
+    pub delays: bool,
 }
 
 impl QueuePolicy {
     fn of(stated: &ModelQueuePolicy) -> Self {
         Self {
+            max_queue: stated.max_queue_size as usize,
             default_timeout_us: stated.default_timeout_microseconds,
             allow_override: stated.allow_timeout_override,
-            waits_on: stated.timeout_action() == TimeoutAction::Delay,
+            delays: stated.timeout_action() == TimeoutAction::Delay,
         }
     }
 
-    /// How long a request that states `stated` microseconds may wait for its turn; 0 is for ever. As
-    /// in the protocol it can only shorten the default.
+    /// How long a request that states `stated` microseconds may wait for its turn, or before it is
+    /// delayed; 0 is for ever. As in the protocol it can only shorten the default.
     pub fn timeout_us(&self, stated: u64) -> u64 {
         match (self.default_timeout_us, stated) {
-            _ if self.waits_on => 0,
             (default, 0) => default,
             (default, _) if !self.allow_override => default,
             (0, stated) => stated,
@@ -88,6 +90,8 @@ pub struct Settings {
     pub classes: Vec<Class>,
     /// Most requests that wait.
     pub max_queue: usize,
+    /// The same of the engine's priority levels that are bounded beside that.
+    pub max_queue_by_level: BTreeMap<u8, usize>,
     /// Most samples of a launch.
     pub max_batch: Option<u32>,
     /// Most bytes that requests hold together.
@@ -102,7 +106,7 @@ pub struct Settings {
     pub priority_levels: u64,
     /// Level of requests that state none.
     pub default_priority: u64,
-    /// How long requests may wait.
+    /// How requests may wait.
     pub queue: QueuePolicy,
     /// The same of priority levels that have their own.
     pub level_queues: BTreeMap<u64, QueuePolicy>,
@@ -115,7 +119,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The settings of a configuration, and the names of parameters that are not honoured.
+    /// The settings of a configuration, and the names of fields and parameters that are not honoured.
     ///
     /// # Errors
     /// A value that cannot be read.
@@ -123,13 +127,16 @@ impl Settings {
         let proto = &config.proto;
         let text = |key: &str| proto.parameters.get(key).map(|p| p.string_value.as_str());
         let mut queue = QueuePolicy {
+            max_queue: 0,
             default_timeout_us: 0,
             allow_override: true,
-            waits_on: false,
+            delays: false,
         };
         let mut level_queues = BTreeMap::new();
-        let (mut levels, mut level, mut max_queue) = (0, 0, MAX_QUEUE);
+        let (mut levels, mut level) = (0, 0);
         let (mut sequences, mut controls) = (None, Vec::new());
+        let mut own_policy = own_policy(text("engine"), text("policy"))?;
+        let mut ignored = config.ignored.clone();
         match &proto.scheduling_choice {
             Some(SchedulingChoice::DynamicBatching(batching)) => {
                 levels = batching.priority_levels;
@@ -138,11 +145,18 @@ impl Settings {
                     let what = "dynamic_batching.priority_levels";
                     return Err(Error::expected(what, "at most 255", levels));
                 }
+                if levels > 0 && level > levels {
+                    let what = "dynamic_batching.default_priority_level";
+                    let expected = format!("at most priority_levels, {levels}");
+                    return Err(Error::expected(what, expected, level));
+                }
+                if let Some(policy) = own_policy.as_mut().filter(|p| is_triton(p)) {
+                    *policy = with_batching(policy, batching, proto.max_batch_size)?;
+                    let honoured = BATCHER.map(|field| format!("dynamic_batching.{field}"));
+                    ignored.retain(|path| !honoured.contains(path));
+                }
                 if let Some(policy) = &batching.default_queue_policy {
                     queue = QueuePolicy::of(policy);
-                    if policy.max_queue_size > 0 {
-                        max_queue = policy.max_queue_size as usize;
-                    }
                 }
                 for (level, policy) in &batching.priority_queue_policy {
                     if !(1..=levels).contains(level) {
@@ -170,9 +184,6 @@ impl Settings {
             // Its steps are the repository's matter.
             Some(SchedulingChoice::EnsembleScheduling(_)) | None => {}
         }
-        if let Some(stated) = number(text("max_queue"), "max_queue")? {
-            max_queue = stated;
-        }
         let sla_ms: Option<f64> = number(text("sla_ms"), "sla_ms")?;
         if let Some(ms) = sla_ms.filter(|ms| !(*ms > 0.0 && *ms <= 1e9)) {
             return Err(Error::expected(
@@ -187,11 +198,20 @@ impl Settings {
             c.parse::<Class>()
                 .map_err(|e| Error::Invalid(format!("parameter classes: {e}")))
         });
+        let classes: Vec<Class> = classes.collect::<Result<_>>()?;
+        let max_queue_by_level = queues_by_level(levels, &classes, queue, &level_queues);
+        let max_queue = match number(text("max_queue"), "max_queue")? {
+            Some(stated) => stated,
+            None if levels == 0 && queue.max_queue > 0 => queue.max_queue,
+            // Bounds of levels are not to be had otherwise.
+            None => MAX_QUEUE.max(max_queue_by_level.values().sum()),
+        };
         let settings = Self {
-            own_policy: own_policy(text("engine"), text("policy"))?,
+            own_policy,
             sla: sla_ms.map(Nanos::from_ms_f64),
-            classes: classes.collect::<Result<_>>()?,
+            classes,
             max_queue,
+            max_queue_by_level,
             max_batch: number(text("max_batch"), "max_batch")?,
             memory: number(text("memory_bytes"), "memory_bytes")?,
             max_steps: number(text("max_steps"), "max_steps")?,
@@ -212,10 +232,11 @@ impl Settings {
         let unknown = unknown.filter(|k| !PARAMETERS.contains(&k.as_str()));
         let mut unknown: Vec<_> = unknown.map(|k| format!("parameters[{k:?}]")).collect();
         unknown.sort();
-        Ok((settings, unknown))
+        ignored.extend(unknown);
+        Ok((settings, ignored))
     }
 
-    /// How long requests of a priority level may wait.
+    /// How requests of a priority level may wait.
     pub fn queue(&self, level: u8) -> QueuePolicy {
         let own = self.level_queues.get(&u64::from(level));
         own.copied().unwrap_or(self.queue)
@@ -232,6 +253,28 @@ impl Settings {
     }
 }
 
+/// Bounds on the requests of each priority level that wait, where there are levels: of those
+/// without a policy of their own that of the default policy.
+fn queues_by_level(
+    levels: u64,
+    classes: &[Class],
+    default: QueuePolicy,
+    own: &BTreeMap<u64, QueuePolicy>,
+) -> BTreeMap<u8, usize> {
+    if levels == 0 {
+        return BTreeMap::new();
+    }
+    // Level 0 has those who state none, where the configuration has no default level.
+    let of_classes = classes.iter().map(|c| u64::from(c.priority));
+    let all = (0..=levels).chain(of_classes);
+    let bounds = all.filter_map(|level| {
+        let policy = own.get(&level).copied().unwrap_or(default);
+        let level = u8::try_from(level).ok()?;
+        (policy.max_queue > 0).then_some((level, policy.max_queue))
+    });
+    bounds.collect()
+}
+
 /// The policy of an engine of its own, if the model asks for one.
 fn own_policy(engine: Option<&str>, policy: Option<&str>) -> Result<Option<String>> {
     match (engine, policy) {
@@ -245,6 +288,60 @@ fn own_policy(engine: Option<&str>, policy: Option<&str>) -> Result<Option<Strin
         )),
         (Some(other), _) => Err(Error::expected("parameter engine", "shared or own", other)),
     }
+}
+
+/// Fields of `dynamic_batching` that say when a batch goes, honoured by the policy `triton` alone.
+const BATCHER: [&str; 2] = ["preferred_batch_size", "max_queue_delay_microseconds"];
+
+fn is_triton(policy: &str) -> bool {
+    policy == "triton" || policy.starts_with("triton:")
+}
+
+/// The policy `triton` with what the configuration of its batcher says, but for options that the
+/// policy states itself.
+fn with_batching(
+    policy: &str,
+    batching: &ModelDynamicBatching,
+    max_batch_size: i32,
+) -> Result<String> {
+    let sizes = &batching.preferred_batch_size;
+    let most = if max_batch_size > 0 {
+        max_batch_size
+    } else {
+        i32::MAX
+    };
+    if let Some(size) = sizes.iter().find(|s| !(1..=most).contains(*s)) {
+        let what = "dynamic_batching.preferred_batch_size";
+        return Err(Error::expected(what, "1 to max_batch_size", size));
+    }
+    let sizes: Vec<String> = sizes.iter().map(ToString::to_string).collect();
+    let us = batching.max_queue_delay_microseconds;
+    let levels = batching.priority_levels;
+    let options = [
+        ("preferred", !sizes.is_empty(), sizes.join("+")),
+        ("delay", us > 0, format!("{}.{:03}", us / 1000, us % 1000)),
+        ("levels", levels > 0, levels.to_string()),
+        (
+            "default-level",
+            levels > 0 && batching.default_priority_level > 0,
+            batching.default_priority_level.to_string(),
+        ),
+    ];
+    let stated = policy.split_once(':').map_or("", |(_, options)| options);
+    let states = |key: &str| stated.split(',').any(|o| o.split('=').next() == Some(key));
+    let options = options
+        .into_iter()
+        .filter(|(key, is_set, _)| *is_set && !states(key));
+    let options = options.map(|(key, _, value)| format!("{key}={value}"));
+    let all: Vec<String> = [stated.to_owned()]
+        .into_iter()
+        .filter(|s| !s.is_empty())
+        .chain(options)
+        .collect();
+    Ok(match all.is_empty() {
+        true => "triton".into(),
+        false => format!("triton:{}", all.join(",")),
+    })
 }
 
 fn number<T: FromStr>(text: Option<&str>, key: &str) -> Result<Option<T>> {
@@ -331,11 +428,65 @@ mod tests {
     }
 
     #[test]
+    fn the_policy_triton_takes_what_the_batcher_is_told() {
+        let text = |policy: &str| {
+            let parameter = |k: &str, v: &str| {
+                format!("parameters {{ key: \"{k}\" value {{ string_value: \"{v}\" }} }}\n")
+            };
+            parameter("engine", "own")
+                + &parameter("policy", policy)
+                + "max_batch_size: 8 dynamic_batching { preferred_batch_size: [2, 4]
+                   max_queue_delay_microseconds: 1500 priority_levels: 3
+                   default_priority_level: 2 preserve_ordering: true }"
+        };
+        let ordering = "dynamic_batching.preserve_ordering";
+        for (stated, policy) in [
+            (
+                "triton",
+                "preferred=2+4,delay=1.500,levels=3,default-level=2",
+            ),
+            (
+                "triton:pad,delay=3",
+                "pad,delay=3,preferred=2+4,levels=3,default-level=2",
+            ),
+        ] {
+            let (s, ignored) = settings(&text(stated)).unwrap();
+            let policy = format!("triton:{policy}");
+            assert_eq!(s.own_policy.as_deref(), Some(policy.as_str()));
+            assert!(lazybatch_engine::policy::find(&policy).is_ok());
+            assert_eq!(ignored, [ordering]);
+        }
+        let (s, mut ignored) = settings(&text("lazy")).unwrap();
+        ignored.sort();
+        let delay = "dynamic_batching.max_queue_delay_microseconds";
+        let preferred = "dynamic_batching.preferred_batch_size";
+        assert_eq!(s.own_policy.as_deref(), Some("lazy"));
+        assert_eq!(ignored, [delay, preferred, ordering]);
+        let told = settings(&text("triton").replace("[2, 4]", "[2, 9]")).unwrap_err();
+        assert!(
+            told.to_string().contains("1 to max_batch_size, got 9"),
+            "{told}"
+        );
+        let none = text("triton")
+            .split("max_batch_size")
+            .next()
+            .unwrap()
+            .to_owned();
+        let (s, _) = settings(&(none + "dynamic_batching { }")).unwrap();
+        assert_eq!(s.own_policy.as_deref(), Some("triton"));
+    }
+
+    #[test]
     fn priorities_follow_the_levels() {
         let text = "dynamic_batching { priority_levels: 3 default_priority_level: 2 }";
         let (s, _) = settings(text).unwrap();
         assert_eq!([0, 1, 3, 4].map(|p| s.priority(p)), [2, 1, 3, 2]);
         assert!(settings("dynamic_batching { priority_levels: 300 }").is_err());
+        let told = settings(&text.replace("level: 2", "level: 4")).unwrap_err();
+        assert!(
+            told.to_string().contains("priority_levels, 3, got 4"),
+            "{told}"
+        );
     }
 
     #[test]
@@ -347,17 +498,44 @@ mod tests {
         let (s, _) = settings(text).unwrap();
         let times = [0, 20, 70].map(|stated| s.queue(1).timeout_us(stated));
         assert_eq!(times, [50, 20, 50]);
-        assert_eq!(s.queue(2).timeout_us(4), 0);
-        let mut ignored = Config::parse("c", text).unwrap().ignored;
-        ignored.sort();
-        let policy = "dynamic_batching.priority_queue_policy.value";
-        let named = ["max_queue_size", "timeout_action"].map(|f| format!("{policy}.{f}"));
-        assert_eq!(ignored, named);
+        assert_eq!(s.queue(2).timeout_us(4), 9);
+        assert_eq!([1, 2].map(|level| s.queue(level).delays), [false, true]);
+        assert_eq!(Config::parse("c", text).unwrap().ignored, [""; 0]);
         let told = settings(&text.replace("key: 2", "key: 3")).unwrap_err();
         assert!(
             told.to_string().contains("priority_levels, 2, got 3"),
             "{told}"
         );
+    }
+
+    #[test]
+    fn each_priority_level_may_bound_its_queue() {
+        let policy = |size: u32| format!("{{ max_queue_size: {size} }}");
+        let text = |levels: u32, own: &str| {
+            let default = policy(7);
+            format!(
+                "dynamic_batching {{ priority_levels: {levels} default_queue_policy {default}
+                 {own} }} parameters {{ key: \"classes\" value {{ string_value:
+                 \"gold:priority=9\" }} }}"
+            )
+        };
+        // Without levels it is the model's.
+        let (s, _) = settings(&text(0, "")).unwrap();
+        assert_eq!((s.max_queue, s.max_queue_by_level.len()), (7, 0));
+        // With levels it is that of each without a policy of its own, be it without a bound.
+        let own = [(1, 2000), (3, 0)].map(|(level, size)| {
+            let policy = policy(size);
+            format!("priority_queue_policy {{ key: {level} value {policy} }}")
+        });
+        let (s, _) = settings(&text(3, &own.join(" "))).unwrap();
+        assert_eq!(
+            s.max_queue_by_level,
+            BTreeMap::from([(0, 7), (1, 2000), (2, 7), (9, 7)])
+        );
+        assert_eq!(s.max_queue, 2021, "all levels find their room");
+        let stated = "parameters { key: \"max_queue\" value { string_value: \"5\" } }";
+        let (s, _) = settings(&(text(3, &own.join(" ")) + stated)).unwrap();
+        assert_eq!((s.max_queue, s.max_queue_by_level[&1]), (5, 2000));
     }
 
     #[test]

@@ -432,7 +432,12 @@ fn options(served: &Served, request: &Request) -> Result<(Options, u64)> {
     }
     let stated = params.number("timeout")?.unwrap_or(0);
     let priority = settings.priority(params.number("priority")?.unwrap_or(0));
-    let timeout_us = settings.queue(priority).timeout_us(stated);
+    let queue = settings.queue(priority);
+    let (timeout_us, delay_after) = match (queue.timeout_us(stated), queue.delays) {
+        (0, true) => (0, None),
+        (us, true) => (0, Some(Nanos(us.saturating_mul(1000)))),
+        (us, false) => (us, None),
+    };
     let steps = match params.number("max_tokens")? {
         Some(steps) => Some(steps),
         None => params.number("max_steps")?,
@@ -445,6 +450,7 @@ fn options(served: &Served, request: &Request) -> Result<(Options, u64)> {
         sequence,
         sequence_start: params.flag("sequence_start")?,
         sequence_end: params.flag("sequence_end")?,
+        delay_after,
         max_steps: steps.or(settings.max_steps),
         explain: params.flag(explained::ASKS)?,
         ..Options::default()

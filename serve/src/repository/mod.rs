@@ -113,7 +113,7 @@ impl Repository {
     ) -> Result<Self> {
         std::fs::read_dir(root)
             .map_err(|e| Error::expected(root.display(), "a folder of models", e))?;
-        let engine = empty_engine(&*host, policy).map_err(|e| Error::Invalid(e.to_string()))?;
+        let engine = empty_engine(&*host, policy)?;
         Ok(Self {
             shared: Shared {
                 engine,

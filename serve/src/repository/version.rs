@@ -49,10 +49,9 @@ impl Version {
         version: u64,
         part: &dyn Fn(&str, i64) -> Result<Part>,
     ) -> Result<Self> {
-        let (settings, unknown) = Settings::of(&config)?;
+        let (settings, ignored) = Settings::of(&config)?;
         let mut proto = config.proto;
         let name = proto.name.clone();
-        let ignored = config.ignored.into_iter().chain(unknown).collect();
         let dir = folder.join(version.to_string());
         let of_model = |e: Error| Error::Invalid(format!("model {name}: {e}"));
         let loaded = match ensemble::steps(&proto).map_err(of_model)? {

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use lazybatch_graph::{OutputId, Program, SharedProgram, Tensor};
 use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
-use lazybatch_kernels::{Completion, Device, DeviceInfo, Error, MemoryBound, OpenRequest, Plan};
+use lazybatch_kernels::{
+    Completion, Device, DeviceInfo, Error, MemoryBound, OpenRequest, Packed, Packer, Plan,
+};
 use lazybatch_serve::proto::grpc_inference_service_client::GrpcInferenceServiceClient;
 use lazybatch_serve::security::Guard;
 use lazybatch_serve::state::State;
@@ -28,8 +30,8 @@ pub struct Gate(Arc<(Mutex<Held>, Condvar)>);
 struct Held {
     shut: bool,
     launches: usize,
-    /// Models of all launches so far.
-    order: Vec<ModelId>,
+    /// Models and samples of all launches so far.
+    order: Vec<(ModelId, u32)>,
 }
 
 impl Gate {
@@ -47,15 +49,15 @@ impl Gate {
         self.0.0.lock().unwrap().launches
     }
 
-    /// Models of all launches so far, in order.
-    pub fn order(&self) -> Vec<ModelId> {
+    /// Models and samples of all launches so far, in order.
+    pub fn order(&self) -> Vec<(ModelId, u32)> {
         self.0.0.lock().unwrap().order.clone()
     }
 
-    fn pass(&self, model: ModelId) {
+    fn pass(&self, launch: &Launch) {
         let mut held = self.0.0.lock().unwrap();
         held.launches += 1;
-        held.order.push(model);
+        held.order.push((launch.model, launch.num_samples()));
         let mut held = self.0.1.wait_while(held, |held| held.shut).unwrap();
         held.launches -= 1;
     }
@@ -79,6 +81,12 @@ impl Device for Gated {
     }
     fn load(&mut self, model: ModelId, program: SharedProgram) -> Result<(), Error> {
         self.0.load(model, program)
+    }
+    fn packer(&self) -> Option<Arc<dyn Packer>> {
+        self.0.packer()
+    }
+    fn attach(&mut self, model: ModelId, packed: Packed) -> Result<(), Error> {
+        self.0.attach(model, packed)
     }
     fn unload(&mut self, model: ModelId) {
         self.0.unload(model);
@@ -106,7 +114,7 @@ impl Device for Gated {
         self.0.open(request)
     }
     fn enqueue(&mut self, now: Time, plan: Plan, launch: &Launch) -> Result<(), Error> {
-        self.1.pass(launch.model);
+        self.1.pass(launch);
         self.0.enqueue(now, plan, launch)
     }
     fn poll(&mut self, now: Time) -> Option<Completion> {
@@ -126,12 +134,12 @@ impl Device for Gated {
 struct TestHost(Gate);
 
 impl Host for TestHost {
-    fn device(&self) -> Box<dyn Device> {
+    fn device(&self) -> Result<Box<dyn Device>, String> {
         let options = CpuOptions {
             threads: 1,
             ..CpuOptions::default()
         };
-        Box::new(Gated(CpuDevice::new(options), self.0.clone()))
+        Ok(Box::new(Gated(CpuDevice::new(options), self.0.clone())))
     }
     fn text(&self, _: &Program, _: &Path) -> Result<Option<Box<dyn Text>>, String> {
         Ok(None)
@@ -288,9 +296,14 @@ pub async fn call(at: SocketAddr, method: &str, path: &str, body: &str) -> (u16,
 
 /// A request to `add` as JSON: all elements of the first input are `value`.
 pub fn add(value: u8) -> String {
+    add_samples(value, 1)
+}
+
+/// The same of several samples.
+pub fn add_samples(value: u8, samples: usize) -> String {
     let input = |name: &str, value: u8| {
-        let data = vec![value.to_string(); 16].join(",");
-        format!(r#"{{"name":"{name}","datatype":"FP32","shape":[1,16],"data":[{data}]}}"#)
+        let data = vec![value.to_string(); 16 * samples].join(",");
+        format!(r#"{{"name":"{name}","datatype":"FP32","shape":[{samples},16],"data":[{data}]}}"#)
     };
     format!(
         r#"{{"inputs":[{},{}]}}"#,

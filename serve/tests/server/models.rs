@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use lazybatch_graph::{Bin, DType, Program, ProgramBuilder, Repeat};
 use lazybatch_serve::Control;
 
-use super::common::{Running, add, call, is_sum, start, until};
+use super::common::{Running, add, add_samples, call, is_sum, start, until};
 
 const INFER: &str = "/v2/models/add/infer";
 
@@ -57,11 +57,104 @@ async fn priority_levels_span_models() {
         assert_eq!(call.await.unwrap().0, 200);
     }
     // Who came last and is urgent goes before the other one that waits.
-    let mut order = server.gate.order();
+    let order = server.gate.order().into_iter();
+    let mut order: Vec<_> = order.map(|(model, _)| model).collect();
     order.dedup();
     let id = |m: &lazybatch_serve::model::Served| m.engine().id();
     assert_eq!(order, [id(&adding), id(&reading), id(&adding)]);
     drop((adding, reading));
+    end(server).await;
+}
+
+const LEVELS: &str = "max_batch_size: 4
+dynamic_batching { priority_levels: 2 default_priority_level: 2
+  default_queue_policy { max_queue_size: 2 }
+  priority_queue_policy { key: 1 value { max_queue_size: 1 } } }";
+
+#[tokio::test]
+async fn each_priority_level_refuses_beyond_its_own_queue() {
+    let server = explicit().await;
+    let at = server.http();
+    let (status, text) = load(&server, "add", LEVELS).await;
+    assert_eq!(status, 200, "{text}");
+    let served = server.state.repository.get("add", "").unwrap();
+    let body = |value: u8, priority: u8| {
+        let params = format!(r#"{{"parameters":{{"priority":{priority}}},"#);
+        add(value).replacen('{', &params, 1)
+    };
+    server.gate.shut();
+    let mut taken = Vec::new();
+    // One runs; then one of level 1 waits, and two of level 2, which is also that of who states none.
+    for (value, priority) in [(0, 1), (1, 1), (2, 2), (3, 0)] {
+        let body = body(value, priority);
+        taken.push(tokio::spawn(
+            async move { call(at, "POST", INFER, &body).await },
+        ));
+        until(|| served.stats.pending.load(SeqCst) > i64::from(value)).await;
+        if value == 0 {
+            until(|| server.gate.holding() == 1).await;
+        }
+    }
+    for (priority, told) in [
+        (1, "the queue of 1 requests of priority level 1 is full"),
+        (2, "the queue of 2 requests of priority level 2 is full"),
+        (0, "the queue of 2 requests of priority level 2 is full"),
+    ] {
+        let (status, text) = call(at, "POST", INFER, &body(9, priority)).await;
+        assert!(status == 503 && text.contains(told), "{told}: {text}");
+        assert!(text.contains("Exceeds maximum queue size"), "{text}");
+    }
+    server.gate.open();
+    for (value, one) in taken.into_iter().enumerate() {
+        let (status, text) = one.await.unwrap();
+        assert!(status == 200 && is_sum(&text, value as u8), "{text}");
+    }
+    drop(served);
+    end(server).await;
+}
+
+const DELAYS: &str = "max_batch_size: 4
+dynamic_batching { priority_levels: 2 default_priority_level: 2
+  priority_queue_policy { key: 1 value {
+    timeout_action: DELAY default_timeout_microseconds: 1 } } }";
+
+#[tokio::test]
+async fn who_is_delayed_is_not_refused_and_lets_others_pass() {
+    let server = explicit().await;
+    let at = server.http();
+    let (status, text) = load(&server, "add", DELAYS).await;
+    assert_eq!(status, 200, "{text}");
+    let served = server.state.repository.get("add", "").unwrap();
+    server.gate.shut();
+    let mut taken = Vec::new();
+    // One of three samples runs; one of one sample comes, whose time is over at once, then one of two.
+    for (number, (samples, priority)) in [(3, 2), (1, 1), (2, 2)].into_iter().enumerate() {
+        let params = format!(r#"{{"parameters":{{"explain":true,"priority":{priority}}},"#);
+        let body = add_samples(7, samples).replacen('{', &params, 1);
+        taken.push(tokio::spawn(
+            async move { call(at, "POST", INFER, &body).await },
+        ));
+        until(|| served.stats.pending.load(SeqCst) > number as i64).await;
+        if number == 0 {
+            until(|| server.gate.holding() == 1).await;
+        }
+    }
+    // Its time is a microsecond of the engine's clock.
+    let came = served.engine().now();
+    until(|| served.engine().now().since(came).0 > 1000).await;
+    server.gate.open();
+    for (number, one) in taken.into_iter().enumerate() {
+        let (status, text) = one.await.unwrap();
+        assert!(status == 200, "{text}");
+        let told = text.contains("it was delayed, for its time to wait had passed");
+        assert_eq!(told, number == 1, "{text}");
+    }
+    let order = server.gate.order().into_iter();
+    let mut order: Vec<_> = order.map(|(_, samples)| samples).collect();
+    order.dedup();
+    assert_eq!(order, [3, 2, 1]);
+    assert_eq!(served.engine().stats().counters.delayed, 1);
+    drop(served);
     end(server).await;
 }
 
@@ -76,6 +169,36 @@ async fn a_policy_is_the_servers_or_that_of_an_engine_of_its_own() {
     assert_eq!(status, 200, "{text}");
     let (status, text) = call(server.http(), "POST", INFER, &add(3)).await;
     assert!(status == 200 && is_sum(&text, 3), "{text}");
+    end(server).await;
+}
+
+const BATCHES: &str = "max_batch_size: 4
+dynamic_batching { preferred_batch_size: 3 max_queue_delay_microseconds: 3600000000 }
+parameters { key: \"engine\" value { string_value: \"own\" } }
+parameters { key: \"policy\" value { string_value: \"triton\" } }";
+
+#[tokio::test]
+async fn the_policy_triton_batches_as_the_configuration_says() {
+    let server = explicit().await;
+    let at = server.http();
+    let (status, text) = load(&server, "add", BATCHES).await;
+    assert_eq!(status, 200, "{text}");
+    let served = server.state.repository.get("add", "").unwrap();
+    let mut taken = Vec::new();
+    for value in 0..3 {
+        taken.push(tokio::spawn(async move {
+            call(at, "POST", INFER, &add(value)).await
+        }));
+        until(|| served.stats.pending.load(SeqCst) > i64::from(value)).await;
+    }
+    for (value, one) in taken.into_iter().enumerate() {
+        let (status, text) = one.await.unwrap();
+        assert!(status == 200 && is_sum(&text, value as u8), "{text}");
+    }
+    // The first two waited for the third, not for their hour.
+    let order = server.gate.order().into_iter();
+    assert!(order.map(|(_, samples)| samples).all(|n| n == 3));
+    drop(served);
     end(server).await;
 }
 
