@@ -13,7 +13,7 @@
 //! 9. a model attached where one is, a request to one that is not there, or one that goes before its
 //!    last request has ended, or without having been detached;
 //! 10. (where asked for) a request that starts although it is delayed and one of its model and
-//!    priority level waits that is not; those of sequences, which may be held, do not count.
+//!     priority level waits that is not; those of sequences, which may be held, do not count.
 
 use std::collections::VecDeque;
 
