@@ -245,6 +245,10 @@ pub struct CompareArgs {
     /// Most requests of one launch; that of --profile, or 64, if absent
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = max_batch)]
     pub max_batch: Option<u32>,
+    /// Launches in flight: with 2 a GPU has the next one when one ends, and loops end one pass late.
+    /// If absent 2 on a GPU, 1 on other devices, which take no other
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=2))]
+    pub depth: Option<u32>,
     /// Latency profile to schedule by; measured first if absent
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,

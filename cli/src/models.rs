@@ -238,6 +238,18 @@ impl DeviceKind {
         }
     }
 
+    /// Launches in flight: what is asked for, or what the device needs.
+    pub fn depth(self, asked: Option<u32>) -> anyhow::Result<u32> {
+        match (self, asked) {
+            (Self::Cuda(_), asked) => Ok(asked.unwrap_or(2)),
+            (Self::Cpu | Self::Sim, None | Some(1)) => Ok(1),
+            (Self::Cpu | Self::Sim, Some(depth)) => {
+                let expected = "--depth: expected 1 for a device that is no GPU";
+                Err(BadInput(format!("{expected}, got {depth}")).into())
+            }
+        }
+    }
+
     /// Refuses options that the device does not have, and a device that this machine does not have.
     pub fn check(self, args: &CpuArgs) -> anyhow::Result<()> {
         match self {

@@ -65,6 +65,7 @@ fn numbers_out_of_range_name_option_and_value() {
         ("--threads", &["0", "x"]),
         ("--weights", &["f64", "INT8"]),
         ("--products", &["cublas", "OWN"]),
+        ("--depth", &["0", "3", "deep"]),
         ("--rate", &["0", "NaN"]),
         ("--duration", &["0"]),
         ("--drain", &["0"]),
@@ -164,6 +165,12 @@ fn unknown_names_come_with_the_known_ones() {
         "profile --model cnn-tiny --out x --device npu --products matrix",
         &["--products: expected none", "got matrix"],
     );
+    for command in ["compare", "compare --device sim --profile p.json"] {
+        place.refuse(
+            &format!("{command} --depth 2"),
+            &["--depth: expected 1 for a device that is no GPU, got 2"],
+        );
+    }
     for (options, expected, got) in [
         ("matrix", "f16 or bf16", "f32"),
         ("matrix --weights int8", "f16 or bf16", "int8"),

@@ -130,13 +130,17 @@ fn a_dry_profile_has_segments_and_no_figures() {
 fn models_are_served_on_the_emulator() {
     let (place, mut vars) = place_with_model();
     vars.push(("LAZYBATCH_EMULATOR_SEED", String::new()));
-    for seed in 0..3 {
+    for (seed, depth) in [(0, 1), (1, 2), (2, 2)] {
         vars.last_mut().unwrap().1 = seed.to_string();
+        // Two launches are in flight where nothing is said.
+        let said = ["", " --depth 1"][usize::from(depth == 1)];
         let done = run(
             &place,
             &vars,
-            "compare --model m --device cuda --policies serial,lazy --rate 20 --duration 0.4 \
-             --max-batch 2 --dry --json c.json",
+            &format!(
+                "compare --model m --device cuda --policies serial,lazy --rate 20 --duration 0.4 \
+                 --max-batch 2 --dry --json c.json{said}"
+            ),
         );
         assert_eq!(done.status, Some(0), "{}{}", done.out, done.err);
         let same = "answers bit-identical to those alone";
@@ -147,6 +151,7 @@ fn models_are_served_on_the_emulator() {
         let file = place.json("c.json");
         assert_eq!(file["emulator"], true);
         assert!(file["device"].to_string().contains("emulator"), "{file}");
+        assert_eq!(file["depth"], depth, "{file}");
         assert!(!has_figures(&file), "{file}");
         for run in file["runs"].as_array().unwrap() {
             assert!(run["completed"].as_u64() > Some(0), "{file}");

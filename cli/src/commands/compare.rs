@@ -38,6 +38,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         let expected = "a latency profile for --device sim";
         return Err(BadInput(format!("--profile: expected {expected}, got nothing")).into());
     }
+    let depth = kind.depth(args.depth)?;
     kind.check(&args.cpu)?;
     let emulator = kind.is_emulated(args.dry)?;
     let (pool_size, drain_s) = match args.dry {
@@ -90,6 +91,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         drain: Nanos::from_ms_f64(drain_s * 1e3),
         timing: args.output.timing,
         trace: false,
+        depth: Some(depth),
     };
     let alone = match simulated {
         None => Some(serving.serial_pass()?),
@@ -201,7 +203,9 @@ fn end_dry(
     let runs: Vec<Value> = results.runs.iter().enumerate().map(of_policy).collect();
     let mut file = dry::file("compare", device, emulator, &args.model);
     file.insert("seed".into(), args.seed.into());
-    if let DeviceKind::Cuda(_) = DeviceKind::parse(&args.device)? {
+    let kind = DeviceKind::parse(&args.device)?;
+    if let DeviceKind::Cuda(_) = kind {
+        file.insert("depth".into(), kind.depth(args.depth)?.into());
         let products = args.cpu.products.unwrap_or_default();
         file.insert("products".into(), products.to_string().into());
     }
@@ -329,6 +333,8 @@ fn settings(
     if let DeviceKind::Cuda(_) = kind {
         let products = args.cpu.products.unwrap_or_default();
         settings.push(("products".into(), products.to_string()));
+        let depth = kind.depth(args.depth).unwrap_or_default();
+        settings.push(("launches in flight".into(), depth.to_string()));
     }
     settings.extend([
         ("load".into(), load),

@@ -136,6 +136,7 @@ pub fn run(
                     ticket: done.ticket,
                     stopped: done.stopped,
                     failed,
+                    took: done.busy,
                 },
             );
         }

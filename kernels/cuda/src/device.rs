@@ -12,7 +12,7 @@ use lazybatch_kernels::plans::{Opened, PlanInfo, Plans, segment_name};
 use lazybatch_kernels::slots::Slots;
 use lazybatch_kernels::validate::stage_inputs;
 use lazybatch_kernels::{Completion, Device, DeviceInfo, Error, MemoryBound, OpenRequest, Plan};
-use lazybatch_sla::{Launch, ModelId, RequestId, Slot, Time};
+use lazybatch_sla::{Launch, ModelId, Nanos, RequestId, Slot, Time};
 use smallvec::SmallVec;
 
 use crate::context::{Context, DeviceMemory, DevicePtr, Stream};
@@ -47,7 +47,7 @@ pub struct CudaDevice {
     fresh: Vec<Slot>,
     /// What made the device unusable.
     lost: Option<String>,
-    times: Option<Times>,
+    times: Times,
     arena: Arena,
     pool: HostPool,
     /// One for each launch in flight.
@@ -143,10 +143,7 @@ impl CudaDevice {
             flights: VecDeque::new(),
             fresh: Vec::new(),
             lost: None,
-            times: match options.times {
-                true => Some(Times::new(&context, options.depth.max(1))?),
-                false => None,
-            },
+            times: Times::new(&context, options.depth.max(1), options.times)?,
             arena: Arena::new(&context, options.arena_bytes)?,
             pool: HostPool::new(&context, options.host_bytes)?,
             stages,
@@ -174,7 +171,7 @@ impl CudaDevice {
     /// What launches that are over took on the device, in the order in which they were issued, since
     /// this was last asked; none without [`CudaOptions::times`].
     pub fn take_times(&mut self) -> Vec<LaunchTime> {
-        self.times.as_mut().map_or_else(Vec::new, Times::take)
+        self.times.take()
     }
 
     /// Bytes of a model's weights as they are held here.
@@ -306,9 +303,7 @@ impl CudaDevice {
             let (num, most) = (spans.len(), exec::most_elems(&spans));
             let moves = stage.push(spans)?;
             stage.upload(stream)?;
-            if let Some(times) = times {
-                times.begin(stream)?;
-            }
+            times.begin(stream)?;
             kernels.copy_spans(stream, moves, num, most)?;
             let mut play = Play {
                 stream,
@@ -597,14 +592,8 @@ impl Device for CudaDevice {
                 Some(format!("node {node}: {error}"))
             }
         };
-        if let Some(times) = &mut self.times
-            && let Err(error) = times.end(&self.stream)
-        {
-            failed = failed.or_else(|| Some(error.to_string()));
-            self.note(&error);
-        }
         // What was issued before a failure runs on.
-        if let Err(error) = self.stages[stage].over.record(&self.stream) {
+        if let Err(error) = self.times.end(&self.stream) {
             self.stream.synchronize().ok();
             failed = failed.or_else(|| Some(error.to_string()));
             self.note(&error);
@@ -630,12 +619,15 @@ impl Device for CudaDevice {
             return None;
         }
         let mut flight = self.flights.pop_front()?;
-        if self.lost.is_none()
-            && let Some(times) = &mut self.times
-            && let Err(error) = times.complete()
-        {
-            self.note(&error);
-            flight.failed.get_or_insert(error.to_string());
+        let mut busy = None;
+        if self.lost.is_none() {
+            match self.times.complete() {
+                Ok(time) => busy = time.map(|t| Nanos((t.busy_us * 1e3) as u64)),
+                Err(error) => {
+                    self.note(&error);
+                    flight.failed.get_or_insert(error.to_string());
+                }
+            }
         }
         let cause = flight.failed.as_deref().or(self.lost.as_deref());
         let result = match cause {
@@ -650,6 +642,7 @@ impl Device for CudaDevice {
             ticket: flight.ticket,
             stopped,
             result,
+            busy,
         })
     }
 

@@ -46,7 +46,7 @@ pub struct CudaOptions {
     pub registry: KernelRegistry,
     /// Fill memory with NaN before a node writes it, for tests.
     pub poison: bool,
-    /// Keep what each launch takes on the device, for
+    /// Keep what each launch took on the device, for
     /// [`CudaDevice::take_times`](crate::CudaDevice::take_times). Default: false.
     pub times: bool,
     /// Take launches for over before their event has come: for the test that this is found out.

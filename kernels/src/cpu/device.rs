@@ -137,6 +137,7 @@ impl CpuDevice {
             ticket: launch.ticket,
             stopped,
             result,
+            busy: None,
         }
     }
 
