@@ -12,7 +12,7 @@ use crate::context::{Context, DevicePtr, Stream};
 use crate::error::CudaError;
 use crate::kernels::positions::rope_turns;
 use crate::kernels::state_attention::{SPLIT, workspace_bytes};
-use crate::kernels::{SOURCES, Source, Stored, Weights};
+use crate::kernels::{SOURCES, Source, Stored, Weights, families_of};
 use crate::memory::ELEM;
 use crate::options::CudaOptions;
 use crate::weights::{self, Uploads};
@@ -125,7 +125,8 @@ impl Model {
     }
 }
 
-/// The families of kernels that the nodes of a program use.
+/// The families of kernels that the nodes of a program use. Nodes that none takes are refused when
+/// the model is loaded.
 pub fn families(program: &Program, deterministic: bool) -> Vec<&'static Source> {
     let mut files = vec!["rows.cu"];
     if !deterministic {
@@ -133,56 +134,26 @@ pub fn families(program: &Program, deterministic: bool) -> Vec<&'static Source> 
         files.push("elementwise.cu");
     }
     for node in &program.nodes {
-        files.push(match node.op {
-            Op::Linear { .. } => "gemm.cu",
-            Op::Binary(_) | Op::Unary(_) | Op::Scale(_) => "elementwise.cu",
-            Op::LayerNorm { .. }
-            | Op::AddLayerNorm { .. }
-            | Op::RmsNorm { .. }
-            | Op::BatchNorm { .. } => "norms.cu",
-            Op::Softmax => "softmax.cu",
-            Op::Embedding | Op::EmbeddingBag => "embedding.cu",
-            Op::AddPosition | Op::Rope { .. } => "positions.cu",
-            Op::Attention { .. } => "attention.cu",
-            Op::StateAttention { .. } | Op::AdditiveAttention { .. } => "state_attention.cu",
-            Op::LstmCell { .. } | Op::GruCell { .. } => "recurrent.cu",
-            Op::Conv2d { .. } => "conv.cu",
-            Op::Pool2d { .. } | Op::GlobalAveragePool => "pool.cu",
-            Op::Interaction => "interaction.cu",
-            Op::ArgMax | Op::Stop { .. } => "choice.cu",
-            _ => "rows.cu",
-        });
-        if files.last() == Some(&"recurrent.cu") {
-            files.push("gemm.cu");
-        }
+        let of_node = families_of(program, node).unwrap_or_default();
+        files.extend(of_node.iter().map(|source| source.file));
     }
     let used = SOURCES.iter().filter(|s| files.contains(&s.file));
     used.copied().collect()
 }
 
-/// Refuses what no kernel here takes.
+/// Refuses what no kernel here takes, and what does not run on the host either.
 fn check_node(device: &str, program: &Program, node: &Node) -> Result<(), Error> {
-    let why = match &node.op {
-        Op::Attention { heads, .. } | Op::StateAttention { heads, .. }
-            if heads.dim == 0 || heads.dim > 256 =>
-        {
-            Some(format!("heads of 1 to 256 features, got {}", heads.dim))
-        }
-        Op::AdditiveAttention { values, .. } => match program.state(*values).kind {
-            StateKind::Sequence { features, .. } if features > 8192 => {
-                Some(format!("values of at most 8192 features, got {features}"))
-            }
-            _ => None,
-        },
-        _ => None,
+    let is_host = matches!(node.op, Op::Tensor(_) | Op::Custom(_));
+    let why = match families_of(program, node) {
+        Ok(families) if families.is_empty() && !is_host => "an op with a kernel".to_owned(),
+        Ok(_) => return Ok(()),
+        Err(why) => why,
     };
-    why.map_or(Ok(()), |why| {
-        Err(Error::Unsupported {
-            device: device.to_owned(),
-            node: node.name.clone(),
-            op: weights::op_name(&node.op),
-            why,
-        })
+    Err(Error::Unsupported {
+        device: device.to_owned(),
+        node: node.name.clone(),
+        op: weights::op_name(&node.op),
+        why,
     })
 }
 
