@@ -157,16 +157,12 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         return end_dry(args, &profile.device, emulator, &results, &judged, &answers);
     }
     let max_batch = serving.options.max_batch.unwrap_or(DEFAULT_MAX_BATCH);
-    let settings = settings(
-        args,
-        kind,
-        &profile,
-        rate,
-        capacity,
-        calls.len(),
-        sla,
-        max_batch,
-    );
+    let mut settings = settings(args, &profile, rate, capacity, calls.len(), sla, max_batch);
+    if let DeviceKind::Cuda(_) = kind {
+        let products = args.cpu.products.unwrap_or_default();
+        settings.push(("products".into(), products.to_string()));
+        settings.push(("launches in flight".into(), depth.to_string()));
+    }
     let pairs: Vec<_> = settings.iter().map(|(k, v)| format!("{k} {v}")).collect();
     output::line(pairs.join(", "))?;
     emit(&results, &runs, &args.output)?;
@@ -313,7 +309,6 @@ fn simulated_device(profile: &Profile) -> Box<dyn Device> {
 
 fn settings(
     args: &CompareArgs,
-    kind: DeviceKind,
     profile: &Profile,
     rate: f64,
     capacity: f64,
@@ -326,22 +321,13 @@ fn settings(
         rate,
         100.0 * rate / capacity
     );
-    let mut settings = vec![
+    vec![
         ("model".into(), args.model.clone()),
         ("device".into(), profile.device.clone()),
-    ];
-    if let DeviceKind::Cuda(_) = kind {
-        let products = args.cpu.products.unwrap_or_default();
-        settings.push(("products".into(), products.to_string()));
-        let depth = kind.depth(args.depth).unwrap_or_default();
-        settings.push(("launches in flight".into(), depth.to_string()));
-    }
-    settings.extend([
         ("load".into(), load),
         ("requests".into(), requests.to_string()),
         ("SLA".into(), format!("{} ms", sla.as_ms())),
         ("max batch".into(), max_batch.to_string()),
         ("seed".into(), args.seed.to_string()),
-    ]);
-    settings
+    ]
 }

@@ -1,8 +1,9 @@
 //! The device: residency, open requests, launches in flight.
 
 mod flights;
+mod warm;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use lazybatch_graph::{OutputId, Program, SharedProgram, Tensor};
@@ -33,6 +34,7 @@ use crate::tables::Stage;
 use crate::times::{LaunchTime, Times};
 use crate::weights::{self, refused};
 use flights::Flight;
+use warm::Mode;
 
 /// Runs launches on an NVIDIA GPU, in one stream.
 pub struct CudaDevice {
@@ -40,6 +42,8 @@ pub struct CudaDevice {
     options: CudaOptions,
     models: BTreeMap<ModelId, Resident>,
     plans: Plans,
+    /// Segments of models that are loaded whose graphs were captured ahead, where there was room.
+    warmed: BTreeSet<(ModelId, u32, u32, u32)>,
     slots: Slots<Open>,
     frames: Frames<Arena>,
     flights: VecDeque<Flight>,
@@ -138,6 +142,7 @@ impl CudaDevice {
             name: name(&context.name()?, &options),
             models: BTreeMap::new(),
             plans: Plans::default(),
+            warmed: BTreeSet::new(),
             slots: Slots::default(),
             frames: Frames::default(),
             flights: VecDeque::new(),
@@ -236,8 +241,15 @@ impl CudaDevice {
         spans
     }
 
-    /// Walks and issues a launch; what it leaves to be done goes to `effects`.
-    fn run(&mut self, launch: &Launch, stage: usize, effects: &mut Effects) -> Result<(), Fault> {
+    /// Walks and issues a launch; what it leaves to be done goes to `effects`. In other modes than
+    /// [`Mode::Run`] nothing is issued.
+    fn run(
+        &mut self,
+        launch: &Launch,
+        stage: usize,
+        effects: &mut Effects,
+        mode: Mode,
+    ) -> Result<(), Fault> {
         let fresh = self.initial_states();
         let Self {
             options,
@@ -299,12 +311,6 @@ impl CudaDevice {
             let owners = walk.owners;
             let record = stream.end_record();
             walked?;
-            // Behind the tables of nodes, whose places are to come again.
-            let (num, most) = (spans.len(), exec::most_elems(&spans));
-            let moves = stage.push(spans)?;
-            stage.upload(stream)?;
-            times.begin(stream)?;
-            kernels.copy_spans(stream, moves, num, most)?;
             let mut play = Play {
                 stream,
                 products,
@@ -312,6 +318,17 @@ impl CudaDevice {
                 model,
                 members: &frame.members[..num_members],
             };
+            if mode == Mode::Capture {
+                return graphs.capture_ahead(stream, record, |record| play.run(record, &owners));
+            } else if mode == Mode::Note {
+                return Ok(());
+            }
+            // Behind the tables of nodes, whose places are to come again.
+            let (num, most) = (spans.len(), exec::most_elems(&spans));
+            let moves = stage.push(spans)?;
+            stage.upload(stream)?;
+            times.begin(stream)?;
+            kernels.copy_spans(stream, moves, num, most)?;
             graphs.run(stream, record, |record| play.run(record, &owners))
         };
         let result: Result<(), Fault> = go();
@@ -322,7 +339,7 @@ impl CudaDevice {
             frame.clear(arena);
         }
         frames.put_back(key, frame);
-        if result.is_ok() {
+        if result.is_ok() && mode == Mode::Run {
             self.fresh.clear();
         }
         result
@@ -456,6 +473,7 @@ impl Device for CudaDevice {
         let is_open = self.slots.iter().any(|open| open.opened.model == id);
         assert!(!is_open, "open requests of a model that is unloaded");
         self.models.remove(&id);
+        self.warmed.retain(|(model, ..)| *model != id);
     }
 
     fn buckets(&self) -> &[u32] {
@@ -477,11 +495,14 @@ impl Device for CudaDevice {
             end: end_node,
         };
         let program = self.models.get(&model).map(|r| &*r.model.program);
-        let plan = self.plans.prepare(program, info);
-        plan.map_err(|why| {
+        let plan = self.plans.prepare(program, info).map_err(|why| {
             let segment = format!("{model} k{block}[{first_node}..{end_node}]");
             self.launch_error(&segment, &why)
-        })
+        })?;
+        if self.warmed.insert((model, block, first_node, end_node)) {
+            self.warm(&info);
+        }
+        Ok(plan)
     }
 
     fn max_open(&self, model: ModelId) -> Option<u32> {
@@ -583,7 +604,7 @@ impl Device for CudaDevice {
         let changed = self.without_ended(launch);
         let launch = changed.as_ref().unwrap_or(launch);
         let mut effects = Effects::default();
-        let mut failed = match self.run(launch, stage, &mut effects) {
+        let mut failed = match self.run(launch, stage, &mut effects, Mode::Run) {
             Ok(()) => None,
             Err(Fault::Node(why)) => Some(why),
             Err(Fault::Cuda(error)) => Some(self.note(&error)),
