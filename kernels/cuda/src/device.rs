@@ -1,6 +1,7 @@
 //! The device: residency, open requests, launches in flight.
 
 mod flights;
+mod residency;
 mod warm;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -34,6 +35,7 @@ use crate::tables::Stage;
 use crate::times::{LaunchTime, Times};
 use crate::weights::{self, refused};
 use flights::Flight;
+pub use residency::Residency;
 use warm::Mode;
 
 /// Runs launches on an NVIDIA GPU, in one stream.
@@ -51,6 +53,8 @@ pub struct CudaDevice {
     fresh: Vec<Slot>,
     /// What made the device unusable.
     lost: Option<String>,
+    /// Whether what a lost device may still do was waited for.
+    has_drained: bool,
     times: Times,
     arena: Arena,
     pool: HostPool,
@@ -148,6 +152,7 @@ impl CudaDevice {
             flights: VecDeque::new(),
             fresh: Vec::new(),
             lost: None,
+            has_drained: false,
             times: Times::new(&context, options.depth.max(1), options.times)?,
             arena: Arena::new(&context, options.arena_bytes)?,
             pool: HostPool::new(&context, options.host_bytes)?,
@@ -441,7 +446,7 @@ impl Device for CudaDevice {
             return Err(self.refuse(&error));
         }
         let (name, options) = (&self.name, &self.options);
-        let model = Model::load(name, &self.context, &self.stream, program, options)?;
+        let model = Model::load(name, &self.context, program, options)?;
         let (most, budget) = (options.max_open, options.state_bytes);
         let most = most.min(room_for(&model, &self.pool, options));
         let states = match States::new(&self.context, &model.program, most, budget) {
@@ -457,6 +462,9 @@ impl Device for CudaDevice {
             });
         }
         if let Err(error) = set_initial_rows(&self.context, &self.stream, &states) {
+            return Err(self.refuse(&error));
+        }
+        if let Err(error) = model.arrival.before(&self.stream) {
             return Err(self.refuse(&error));
         }
         let max_open = u32::try_from(states.fit).unwrap_or(u32::MAX);

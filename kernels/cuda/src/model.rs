@@ -8,14 +8,14 @@ use lazybatch_kernels::frames::Places;
 use lazybatch_kernels::host_nodes::{self, HostNode};
 use lazybatch_kernels::validate::{WeightForm, check_tables, weight_elements};
 
-use crate::context::{Context, DevicePtr, Stream};
+use crate::context::{Context, DevicePtr};
 use crate::error::CudaError;
 use crate::kernels::positions::rope_turns;
 use crate::kernels::state_attention::{SPLIT, workspace_bytes};
 use crate::kernels::{SOURCES, Source, Stored, Weights, families_of};
 use crate::memory::ELEM;
 use crate::options::CudaOptions;
-use crate::weights::{self, Uploads};
+use crate::weights::{self, Arrival, Uploads};
 
 /// A weight in the forms that nodes use.
 #[derive(Debug, Default)]
@@ -45,18 +45,21 @@ pub struct Model {
     pub turns: Vec<Option<DevicePtr>>,
     /// Bytes of all weights as they are held.
     pub weight_bytes: usize,
+    /// The weights on their way. Ends before their memory does.
+    pub arrival: Arrival,
+    /// Where the weights begin.
+    base: DevicePtr,
     _memory: crate::context::DeviceMemory,
 }
 
 impl Model {
-    /// Uploads the weights, resolves host nodes, plans where values lie.
+    /// Starts to upload the weights, resolves host nodes, plans where values lie.
     ///
     /// # Errors
     /// An op that the device does not run, a weight that cannot be held, no memory.
     pub fn load(
         device: &str,
         context: &Context,
-        stream: &Stream,
         program: SharedProgram,
         options: &CudaOptions,
     ) -> Result<Self, Error> {
@@ -94,7 +97,7 @@ impl Model {
         }
         let weight_bytes = uploads.bytes();
         let what = format!("the weights of {}", program.name);
-        let memory = uploads.run(context, stream, &what).map_err(failed)?;
+        let (memory, arrival) = uploads.run(context, &what).map_err(failed)?;
         let base = memory.at();
         let placed = |at: &mut DevicePtr| *at = base.add(at.0 as usize);
         turns.iter_mut().flatten().for_each(placed);
@@ -120,8 +123,36 @@ impl Model {
             host_nodes,
             turns,
             weight_bytes,
+            arrival,
+            base,
             _memory: memory,
         })
+    }
+
+    /// Whether all weights of a node are in device memory.
+    ///
+    /// # Errors
+    /// The failure of their copies.
+    pub fn has_arrived(&self, node: NodeId) -> Result<bool, CudaError> {
+        let inputs = self.program.node(node).inputs.iter();
+        let weights = inputs.filter_map(|&value| self.program.as_weight(value));
+        let forms = weights.flat_map(|id| {
+            let weight = &self.weights[id.index()];
+            let scales = match weight.right {
+                Some(Weights {
+                    stored: Stored::Int8 { scales },
+                    ..
+                }) => Some(scales),
+                _ => None,
+            };
+            [weight.plain, weight.right.map(|r| r.at), scales]
+        });
+        for at in forms.chain([self.turns[node.index()]]).flatten() {
+            if !self.arrival.is_there((at.0 - self.base.0) as usize)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 }
 

@@ -30,6 +30,10 @@ impl CudaDevice {
     pub(super) fn front_is_over(&mut self) -> Option<bool> {
         self.flights.front()?;
         if self.lost.is_some() || self.options.skips_wait {
+            // What still runs may write what is given to others: it is waited for, once.
+            if self.lost.is_some() && !std::mem::replace(&mut self.has_drained, true) {
+                self.stream.synchronize().ok();
+            }
             return Some(true);
         }
         match self.times.front_is_over() {

@@ -8,6 +8,7 @@ mod injected;
 mod library;
 #[path = "../common/process.rs"]
 mod process;
+mod residency;
 mod times;
 mod warm;
 
