@@ -152,6 +152,7 @@ impl CoreLoad {
                 ticket,
                 stopped,
                 failed: None,
+                took: None,
             };
             self.core.handle(self.now, done);
         }

@@ -228,6 +228,7 @@ mod tests {
             drain: Nanos::from_ms(60_000),
             timing: false,
             trace: false,
+            depth: None,
         };
         let call = |item| Call {
             item,

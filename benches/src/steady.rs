@@ -211,6 +211,7 @@ impl Steady {
                 ticket,
                 stopped,
                 failed: None,
+                took: None,
             };
             self.core.handle(self.now, done);
         }

@@ -9,7 +9,7 @@ use lazybatch_kernels::import::{AxisSpec, Carried, Fixed, SizedAxis};
 use lazybatch_sla::Class;
 
 use crate::failure::BadInput;
-use crate::models;
+use crate::models::{self, Products};
 use crate::serve_args::{SERVE_HELP, ServeArgs};
 
 /// Most requests of one launch that can be asked for.
@@ -153,8 +153,8 @@ pub struct OutputArgs {
     pub timing: bool,
 }
 
-/// How the CPU device is set up.
-#[derive(Clone, Debug, Args)]
+/// How the device that computes is set up.
+#[derive(Clone, Debug, Default, Args)]
 pub struct CpuArgs {
     /// Threads of the CPU device; all available cores if absent
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = threads)]
@@ -167,11 +167,15 @@ pub struct CpuArgs {
     /// deleted at any time. Nothing is kept if absent
     #[arg(long, value_name = "DIR")]
     pub weight_cache: Option<PathBuf>,
+    /// How a GPU multiplies matrices; its own kernels if absent
+    #[arg(long, value_enum, value_name = "WHOSE")]
+    pub products: Option<Products>,
 }
 
 impl CpuArgs {
-    /// Refuses options of the CPU device for a device that `is`.
+    /// Refuses options of devices that compute for a device that `is`.
     pub fn expect_none(&self, is: &str) -> Result<(), BadInput> {
+        self.expect_no_products(is)?;
         let threads = self.threads.map(|n| ("--threads", n.to_string()));
         let weights = self.weights.map(|w| ("--weights", w.to_string()));
         let cache = self.weight_cache.as_ref();
@@ -184,6 +188,15 @@ impl CpuArgs {
                     "{option}: expected none for a device that {is}, got {got}"
                 )))
             })
+    }
+
+    /// Refuses the choice of products for a device that `is`.
+    pub fn expect_no_products(&self, is: &str) -> Result<(), BadInput> {
+        self.products.map_or(Ok(()), |got| {
+            Err(BadInput(format!(
+                "--products: expected none for a device that {is}, got {got}"
+            )))
+        })
     }
 }
 
@@ -232,6 +245,10 @@ pub struct CompareArgs {
     /// Most requests of one launch; that of --profile, or 64, if absent
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = max_batch)]
     pub max_batch: Option<u32>,
+    /// Launches in flight: with 2 a GPU has the next one when one ends, and loops end one pass late.
+    /// If absent 2 on a GPU, 1 on other devices, which take no other
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=2))]
+    pub depth: Option<u32>,
     /// Latency profile to schedule by; measured first if absent
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,

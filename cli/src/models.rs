@@ -1,5 +1,6 @@
 //! Models that the command line can name, and devices.
 
+use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -146,6 +147,44 @@ fn is_folder(name: &str) -> bool {
     zoo::find(name).is_none() && Path::new(name).is_dir()
 }
 
+/// How a GPU multiplies matrices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Products {
+    /// By own kernels: an answer has the same bits in any batch
+    #[default]
+    Own,
+    /// By own kernels with matrix instructions, for weights of f16 or bf16: other bits, and the same
+    /// in any batch
+    Matrix,
+    /// By cuBLASLt: an answer depends on the batch within rounding
+    Cublaslt,
+}
+
+impl fmt::Display for Products {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Own => "own",
+            Self::Matrix => "matrix",
+            Self::Cublaslt => "cublaslt",
+        })
+    }
+}
+
+impl Products {
+    /// Refuses weights that these products do not take.
+    fn check(self, weights: WeightType) -> Result<(), BadInput> {
+        let is_half = matches!(weights, WeightType::F16 | WeightType::Bf16);
+        let expected = match self {
+            Self::Matrix if !is_half => "f16 or bf16",
+            Self::Cublaslt if !is_half && weights != WeightType::F32 => "f32, f16 or bf16",
+            _ => return Ok(()),
+        };
+        Err(BadInput(format!(
+            "--products {self}: expected --weights {expected}, got {weights}"
+        )))
+    }
+}
+
 /// Devices of this binary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceKind {
@@ -200,14 +239,27 @@ impl DeviceKind {
         }
     }
 
+    /// Launches in flight: what is asked for, or what the device needs.
+    pub fn depth(self, asked: Option<u32>) -> anyhow::Result<u32> {
+        match (self, asked) {
+            (Self::Cuda(_), asked) => Ok(asked.unwrap_or(2)),
+            (Self::Cpu | Self::Sim, None | Some(1)) => Ok(1),
+            (Self::Cpu | Self::Sim, Some(depth)) => {
+                let expected = "--depth: expected 1 for a device that is no GPU";
+                Err(BadInput(format!("{expected}, got {depth}")).into())
+            }
+        }
+    }
+
     /// Refuses options that the device does not have, and a device that this machine does not have.
     pub fn check(self, args: &CpuArgs) -> anyhow::Result<()> {
         match self {
-            Self::Cpu => {}
+            Self::Cpu => args.expect_no_products("is no GPU")?,
             Self::Sim => args.expect_none("is simulated")?,
             Self::Cuda(_) => {
                 let rest = CpuArgs {
                     weights: None,
+                    products: None,
                     ..args.clone()
                 };
                 rest.expect_none("is a GPU")?;
@@ -215,7 +267,13 @@ impl DeviceKind {
                     let expected = "--weights: expected f32, f16, bf16 or int8 for a GPU";
                     return Err(BadInput(format!("{expected}, got int8-dynamic")).into());
                 }
+                let products = args.products.unwrap_or_default();
+                products.check(args.weights.unwrap_or_default())?;
                 let found = probe::driver().and_then(|()| probe::nvrtc());
+                let found = found.and_then(|()| match products {
+                    Products::Cublaslt => probe::cublaslt(),
+                    Products::Own | Products::Matrix => Ok(()),
+                });
                 found.map_err(|e| BadInput(format!("--device: {e}")))?;
             }
         }
@@ -228,9 +286,12 @@ pub fn device(kind: DeviceKind, args: &CpuArgs) -> anyhow::Result<Box<dyn Device
     let DeviceKind::Cuda(ordinal) = kind else {
         return Ok(cpu(args));
     };
+    let products = args.products.unwrap_or_default();
     let options = CudaOptions {
         ordinal,
         weights: args.weights.unwrap_or_default(),
+        deterministic: products != Products::Cublaslt,
+        tensor_cores: products == Products::Matrix,
         ..CudaOptions::default()
     };
     let device = CudaDevice::new(options);

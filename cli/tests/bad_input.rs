@@ -64,6 +64,8 @@ fn numbers_out_of_range_name_option_and_value() {
         ("--max-batch", &["0", "-1", "many"][..]),
         ("--threads", &["0", "x"]),
         ("--weights", &["f64", "INT8"]),
+        ("--products", &["cublas", "OWN"]),
+        ("--depth", &["0", "3", "deep"]),
         ("--rate", &["0", "NaN"]),
         ("--duration", &["0"]),
         ("--drain", &["0"]),
@@ -148,6 +150,40 @@ fn unknown_names_come_with_the_known_ones() {
         "profile --model cnn-tiny --out x --device npu --weights f16",
         &["--weights: expected none", "got f16"],
     );
+    for command in [
+        "compare",
+        "run",
+        "serve --models m",
+        "profile --model cnn-tiny --out x",
+    ] {
+        place.refuse(
+            &format!("{command} --products own"),
+            &["--products: expected none for a device that is no GPU, got own"],
+        );
+    }
+    place.refuse(
+        "profile --model cnn-tiny --out x --device npu --products matrix",
+        &["--products: expected none", "got matrix"],
+    );
+    for command in ["compare", "compare --device sim --profile p.json"] {
+        place.refuse(
+            &format!("{command} --depth 2"),
+            &["--depth: expected 1 for a device that is no GPU, got 2"],
+        );
+    }
+    for (options, expected, got) in [
+        ("matrix", "f16 or bf16", "f32"),
+        ("matrix --weights int8", "f16 or bf16", "int8"),
+        ("cublaslt --weights int8", "f32, f16 or bf16", "int8"),
+    ] {
+        let products = options.split(' ').next().unwrap();
+        place.refuse(
+            &format!("compare --device cuda --products {options}"),
+            &[&format!(
+                "--products {products}: expected --weights {expected}, got {got}"
+            )],
+        );
+    }
     place.refuse(
         "profile --model cnn-tiny --out x --device npu --weight-cache w",
         &["--weight-cache: expected none", "got w"],

@@ -41,7 +41,7 @@ fn emulated(place: &Place) -> String {
     let exe = std::env::current_exe().unwrap();
     let library = exe.parent().unwrap().join("liblazybatch_emulator.so");
     assert!(library.is_file(), "expected {}", library.display());
-    for name in ["libcuda.so", "libcuda.so.1"] {
+    for name in ["libcuda.so", "libcuda.so.1", "libcublasLt.so"] {
         std::os::unix::fs::symlink(&library, place.path(name)).unwrap();
     }
     let nvrtc = Path::new(env!("CARGO_MANIFEST_DIR")).join(NVRTC);
@@ -132,13 +132,17 @@ fn a_dry_profile_has_segments_and_no_figures() {
 fn models_are_served_on_the_emulator() {
     let (place, mut vars) = place_with_model();
     vars.push(("LAZYBATCH_EMULATOR_SEED", String::new()));
-    for seed in 0..3 {
+    for (seed, depth) in [(0, 1), (1, 2), (2, 2)] {
         vars.last_mut().unwrap().1 = seed.to_string();
+        // Two launches are in flight where nothing is said.
+        let said = ["", " --depth 1"][usize::from(depth == 1)];
         let done = run(
             &place,
             &vars,
-            "compare --model m --device cuda --policies serial,lazy --rate 20 --duration 0.4 \
-             --max-batch 2 --dry --json c.json",
+            &format!(
+                "compare --model m --device cuda --policies serial,lazy --rate 20 --duration 0.4 \
+                 --max-batch 2 --dry --json c.json{said}"
+            ),
         );
         assert_eq!(done.status, Some(0), "{}{}", done.out, done.err);
         let same = "answers bit-identical to those alone";
@@ -149,6 +153,7 @@ fn models_are_served_on_the_emulator() {
         let file = place.json("c.json");
         assert_eq!(file["emulator"], true);
         assert!(file["device"].to_string().contains("emulator"), "{file}");
+        assert_eq!(file["depth"], depth, "{file}");
         assert!(!has_figures(&file), "{file}");
         for run in file["runs"].as_array().unwrap() {
             assert!(run["completed"].as_u64() > Some(0), "{file}");
@@ -221,4 +226,56 @@ fn a_server_on_the_emulator_answers_with_the_bits_of_each_request_alone() {
     }
     let log = place.read("log");
     assert!(log.contains("asks for KIND_GPU: ignored"), "{log}");
+}
+
+#[test]
+fn products_are_by_choice_and_named() {
+    let (place, vars) = place_with_model();
+    for (products, device) in [
+        ("own --weights bf16", "cuda-emulator-cpu-bf16"),
+        ("matrix --weights bf16", "cuda-emulator-cpu-bf16-matrix"),
+        ("cublaslt", "cuda-emulator-cpu-cublaslt"),
+        ("cublaslt --weights f16", "cuda-emulator-cpu-f16-cublaslt"),
+    ] {
+        let name = products.split(' ').next().unwrap();
+        let done = run(
+            &place,
+            &vars,
+            &format!(
+                "compare --model m --device cuda --products {products} --policies lazy --rate 20 \
+                 --duration 0.2 --max-batch 2 --dry --json c.json"
+            ),
+        );
+        assert_eq!(done.status, Some(0), "{}{}", done.out, done.err);
+        let file = place.json("c.json");
+        assert_eq!(file["device"], device, "{file}");
+        assert_eq!(file["products"], name, "{file}");
+        let run = &file["runs"][0];
+        assert!(run["completed"].as_u64() > Some(0), "{file}");
+        let is_library = name == "cublaslt";
+        let right = if is_library { "close" } else { "identical" };
+        assert_eq!(run[right], run["requests"], "{file}");
+        assert_eq!(run["close"].is_null(), !is_library, "{file}");
+        assert_eq!(done.out.contains(" within "), is_library, "{}", done.out);
+    }
+    let command = "profile --model m --device cuda --products matrix --weights f16 --max-batch 1";
+    let done = run(&place, &vars, &format!("{command} --dry --out p.json"));
+    assert_eq!(done.status, Some(0), "{}{}", done.out, done.err);
+    let file = place.json("p.json");
+    assert_eq!(file["device"], "cuda-emulator-cpu-f16-matrix");
+    assert_eq!(file["products"], "matrix");
+}
+
+#[test]
+fn a_library_that_is_asked_for_and_missing_is_named() {
+    let (place, vars) = place_with_model();
+    std::fs::remove_file(place.path("libcublasLt.so")).unwrap();
+    let command = "compare --model m --device cuda --products cublaslt --dry";
+    let done = run(&place, &vars, command);
+    if done.status == Some(0) {
+        println!("not run: this machine has cuBLASLt");
+        return;
+    }
+    assert_eq!(done.status, Some(2), "{}{}", done.out, done.err);
+    assert!(done.err.contains("--device: cuBLASLt"), "{}", done.err);
 }

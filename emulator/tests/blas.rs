@@ -6,8 +6,9 @@ mod common;
 use common::{difference, is_reported, numbers, runs_clean};
 use cudarc::cublas::sys::cublasOperation_t::{CUBLAS_OP_N, CUBLAS_OP_T};
 use cudarc::cublas::{CudaBlas, Gemm, GemmConfig, StridedBatchedConfig};
-use cudarc::cublaslt::{Activation, CudaBlasLT, Matmul, MatmulConfig};
-use cudarc::driver::CudaContext;
+use cudarc::cublaslt::sys::cublasLtMatmulDescAttributes_t as A;
+use cudarc::cublaslt::{Activation, CudaBlasLT, Matmul, MatmulConfig, result, sys};
+use cudarc::driver::{CudaContext, DevicePtr, DevicePtrMut};
 use half::{bf16, f16};
 
 /// `alpha * op(a) op(b) + beta * c` of matrices that lie column after column without gaps.
@@ -239,5 +240,136 @@ fn a_leading_dimension_beyond_the_matrix() {
     is_reported("a_leading_dimension_beyond_the_matrix", &expected, || {
         assert!(changed(|g| g.lda = 5, 19));
         assert!(!changed(|g| g.lda = 5, 16));
+    });
+}
+
+/// Sets an attribute of a description; whether the library took it.
+fn set<T>(
+    description: sys::cublasLtMatmulDesc_t,
+    attribute: sys::cublasLtMatmulDescAttributes_t,
+    value: T,
+) -> bool {
+    let at = (&raw const value).cast();
+    // SAFETY: the description is alive, and the value as long as said.
+    unsafe { result::set_matmul_desc_attribute(description, attribute, at, size_of::<T>()) }.is_ok()
+}
+
+/// Runs a product of 4 x 4 matrices by a description that `change` has changed, which is handed the
+/// address of 4 numbers; whether all went well.
+fn described(change: impl Fn(sys::cublasLtMatmulDesc_t, u64)) -> bool {
+    use sys::cudaDataType_t::CUDA_R_32F;
+    let context = CudaContext::new(0).unwrap();
+    let stream = context.new_stream().unwrap();
+    let a = stream.clone_htod(&numbers(1, 16)).unwrap();
+    let bias = stream.clone_htod(&numbers(2, 4)).unwrap();
+    let mut d = stream.alloc_zeros::<f32>(16).unwrap();
+    let handle = result::create_handle().unwrap();
+    let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
+    let description = result::create_matmul_desc(compute, CUDA_R_32F).unwrap();
+    let layout = result::create_matrix_layout(CUDA_R_32F, 4, 4, 4).unwrap();
+    let (at_bias, _bias) = bias.device_ptr(&stream);
+    change(description, at_bias);
+    let (at_a, _a) = a.device_ptr(&stream);
+    let (alpha, beta) = (1.0f32, 0.0f32);
+    let ran = {
+        let (at_d, _d) = d.device_ptr_mut(&stream);
+        // SAFETY: whatever is wrong with it, the emulator finds.
+        unsafe {
+            result::matmul(
+                handle,
+                description,
+                (&raw const alpha).cast(),
+                (&raw const beta).cast(),
+                at_a as *const _,
+                layout,
+                at_a as *const _,
+                layout,
+                at_d as *const _,
+                layout,
+                at_d as *mut _,
+                layout,
+                std::ptr::null(),
+                std::ptr::null_mut(),
+                0,
+                stream.cu_stream().cast(),
+            )
+        }
+    };
+    let is_over = ran.is_ok() && stream.synchronize().is_ok();
+    // SAFETY: made above.
+    unsafe {
+        result::destroy_matrix_layout(layout).unwrap();
+        result::destroy_matmul_desc(description).unwrap();
+        result::destroy_handle(handle).unwrap();
+    }
+    is_over
+}
+
+/// A product with a bias at an address.
+fn with_bias(at: impl Fn(u64) -> u64) -> bool {
+    described(|description, bias| {
+        let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_RELU_BIAS;
+        assert!(set(description, A::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue));
+        let at = at(bias);
+        assert!(set(description, A::CUBLASLT_MATMUL_DESC_BIAS_POINTER, at));
+    })
+}
+
+#[test]
+fn a_bias_that_is_nowhere() {
+    let expected = [
+        "bad argument: bias at 0x0: expected 4 elements at a multiple of 4 bytes",
+        "kernel cublasLtMatmul",
+    ];
+    is_reported("a_bias_that_is_nowhere", &expected, || {
+        assert!(with_bias(|bias| bias));
+        assert!(!with_bias(|_| 0));
+    });
+}
+
+#[test]
+fn a_bias_beyond_its_allocation() {
+    let expected = ["out of bounds: bias: 16 bytes at", "kernel cublasLtMatmul"];
+    is_reported("a_bias_beyond_its_allocation", &expected, || {
+        assert!(!with_bias(|bias| bias + 8));
+    });
+}
+
+#[test]
+fn a_bias_of_another_type_than_the_result() {
+    let expected = ["bad argument: types: a bias of F16 does not go with a result of F32"];
+    is_reported("a_bias_of_another_type_than_the_result", &expected, || {
+        assert!(!described(|description, bias| {
+            let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
+            assert!(set(description, A::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue));
+            assert!(set(description, A::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias));
+            let half = sys::cudaDataType_t::CUDA_R_16F;
+            assert!(set(
+                description,
+                A::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
+                half
+            ));
+        }));
+    });
+}
+
+#[test]
+fn attributes_that_are_not_taken() {
+    runs_clean("attributes_that_are_not_taken", || {
+        // Of another size than the attribute's.
+        assert!(described(|description, bias| {
+            assert!(!set(description, A::CUBLASLT_MATMUL_DESC_EPILOGUE, 4u64));
+            let short = bias as u32;
+            assert!(!set(
+                description,
+                A::CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                short
+            ));
+        }));
+        // One that keeps values for training.
+        assert!(!described(|description, _| {
+            let kept = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_RELU_AUX;
+            assert!(set(description, A::CUBLASLT_MATMUL_DESC_EPILOGUE, kept));
+        }));
     });
 }

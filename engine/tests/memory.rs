@@ -115,6 +115,7 @@ fn live_at(policy_spec: &str, marks: &[u64]) -> Vec<usize> {
                         ticket,
                         stopped,
                         failed: None,
+                        took: None,
                     };
                     running = Some((now + took, done));
                 }

@@ -118,6 +118,7 @@ impl World {
                 ticket,
                 stopped,
                 failed,
+                took: None,
             });
         } else if let Some(at) = self.core.next_wakeup() {
             self.now = self.now.max(at);

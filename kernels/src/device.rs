@@ -15,7 +15,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 use lazybatch_graph::{OutputId, SharedProgram, Tensor};
-use lazybatch_sla::{Launch, ModelId, RequestId, Slot, Ticket, Time};
+use lazybatch_sla::{Launch, ModelId, Nanos, RequestId, Slot, Ticket, Time};
 use smallvec::SmallVec;
 
 use crate::error::Error;
@@ -65,6 +65,9 @@ pub struct Completion {
     pub stopped: SmallVec<[RequestId; 4]>,
     /// Failure of the launch, which is that of all its members.
     pub result: Result<(), Error>,
+    /// How long it ran, where the device has measured that itself; what issuing it took the host is
+    /// not in there.
+    pub busy: Option<Nanos>,
 }
 
 /// Makes models ready for a device on any thread, while the device runs.

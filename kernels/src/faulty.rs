@@ -172,6 +172,7 @@ impl<D: Device> Device for Faulty<D> {
                 ticket: failed.ticket,
                 stopped: Default::default(),
                 result,
+                busy: None,
             });
         }
         let done = self.inner.poll(now)?;

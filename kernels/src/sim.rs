@@ -178,6 +178,7 @@ impl Device for SimDevice {
                     ticket: launch.ticket,
                     stopped,
                     result,
+                    busy: None,
                 },
             ),
         );

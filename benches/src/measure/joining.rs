@@ -119,6 +119,7 @@ fn compare(sizes: Sizes, recorder: &Recorder) -> anyhow::Result<()> {
         drain: DRAIN,
         timing: false,
         trace: false,
+        depth: None,
     };
 
     let (mut alone_ns, mut best_ns) = (Vec::new(), Vec::new());

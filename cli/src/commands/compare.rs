@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use lazybatch_engine::{Engine, ModelOptions};
-use lazybatch_graph::Tensor;
 use lazybatch_kernels::{Device, Noise, SimDevice};
 use lazybatch_sla::{LatencyTable, Nanos, Profile, segments_of};
-use lazybatch_workloads::experiment::inputs::{self, Item};
-use lazybatch_workloads::experiment::{Call, SegmentLength, Served, Serving, words};
+use lazybatch_workloads::experiment::inputs;
+use lazybatch_workloads::experiment::{SegmentLength, Serving};
 use lazybatch_workloads::report::Body;
 use lazybatch_workloads::results::{Results, RunResult};
 use lazybatch_workloads::traces::arrivals_csv;
 use serde_json::Value;
 
+use super::answers::{Answers, Rounding};
 use super::profile::measure;
 use super::{PolicyRun, dry, emit, offer, outputs, report, suffixed};
 use crate::args::CompareArgs;
@@ -38,6 +38,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         let expected = "a latency profile for --device sim";
         return Err(BadInput(format!("--profile: expected {expected}, got nothing")).into());
     }
+    let depth = kind.depth(args.depth)?;
     kind.check(&args.cpu)?;
     let emulator = kind.is_emulated(args.dry, "--dry")?;
     let (pool_size, drain_s) = match args.dry {
@@ -90,6 +91,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         drain: Nanos::from_ms_f64(drain_s * 1e3),
         timing: args.output.timing,
         trace: false,
+        depth: Some(depth),
     };
     let alone = match simulated {
         None => Some(serving.serial_pass()?),
@@ -113,6 +115,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     let mut runs = Vec::new();
     let mut answers = Vec::new();
     let mut judged = Vec::new();
+    let rounding = Rounding::of(&args.cpu);
     serving.trace = args.trace_out.is_some();
     for policy in &args.policies {
         bar.set_message(policy.clone());
@@ -136,7 +139,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
             output::write("--trace-out", &suffixed(path, policy, "json"), trace)?;
         }
         if let Some(alone) = &alone {
-            let of_policy = Answers::judge(&model, &pool, &calls, alone, &served);
+            let of_policy = Answers::judge(&model, &pool, &calls, alone, &served, rounding);
             answers.push(of_policy.line(policy));
             judged.push(of_policy);
         }
@@ -154,7 +157,12 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         return end_dry(args, &profile.device, emulator, &results, &judged, &answers);
     }
     let max_batch = serving.options.max_batch.unwrap_or(DEFAULT_MAX_BATCH);
-    let settings = settings(args, &profile, rate, capacity, calls.len(), sla, max_batch);
+    let mut settings = settings(args, &profile, rate, capacity, calls.len(), sla, max_batch);
+    if let DeviceKind::Cuda(_) = kind {
+        let products = args.cpu.products.unwrap_or_default();
+        settings.push(("products".into(), products.to_string()));
+        settings.push(("launches in flight".into(), depth.to_string()));
+    }
     let pairs: Vec<_> = settings.iter().map(|(k, v)| format!("{k} {v}")).collect();
     output::line(pairs.join(", "))?;
     emit(&results, &runs, &args.output)?;
@@ -182,19 +190,28 @@ fn end_dry(
         if let Some(judged) = judged.get(k) {
             entry["completed"] = judged.completed.into();
             entry["identical"] = judged.identical.into();
+            if let Some(close) = judged.close {
+                entry["close"] = close.into();
+            }
         }
         entry
     };
     let runs: Vec<Value> = results.runs.iter().enumerate().map(of_policy).collect();
     let mut file = dry::file("compare", device, emulator, &args.model);
     file.insert("seed".into(), args.seed.into());
+    let kind = DeviceKind::parse(&args.device)?;
+    if let DeviceKind::Cuda(_) = kind {
+        file.insert("depth".into(), kind.depth(args.depth)?.into());
+        let products = args.cpu.products.unwrap_or_default();
+        file.insert("products".into(), products.to_string().into());
+    }
     file.insert("runs".into(), runs.into());
     output::line(lines.join("\n"))?;
     if let Some(path) = &args.output.json {
         dry::write("--json", path, file)?;
     }
     let failed: u64 = results.runs.iter().map(|run| run.failed).sum();
-    let answered = |run: &RunResult, a: &Answers| a.identical as u64 == run.requests;
+    let answered = |run: &RunResult, a: &Answers| a.right() as u64 == run.requests;
     let pairs = results.runs.iter().zip(judged);
     let wrong = pairs.filter(|(run, a)| !answered(run, a)).count();
     ensure!(
@@ -288,61 +305,6 @@ fn simulated_device(profile: &Profile) -> Box<dyn Device> {
         Nanos::ZERO,
         Noise::default(),
     ))
-}
-
-/// Whether the answers were right.
-struct Answers {
-    completed: usize,
-    identical: usize,
-    correct: Option<usize>,
-}
-
-impl Answers {
-    /// Compares answers with those of the serial pass, bit for bit, and words with the dictionary.
-    fn judge(
-        model: &Model,
-        pool: &[Item],
-        calls: &[Call],
-        alone: &Served,
-        served: &Served,
-    ) -> Self {
-        let same = |a: &[Tensor], b: &[Tensor]| {
-            a.len() == b.len()
-                && a.iter()
-                    .zip(b)
-                    .all(|(a, b)| a.dims == b.dims && a.data.as_slice() == b.data.as_slice())
-        };
-        let accepted: std::collections::HashMap<_, _> =
-            words::all().into_iter().map(|w| (w.spelling, w)).collect();
-        let mut answers = Self {
-            completed: 0,
-            identical: 0,
-            correct: model.reads_words().then_some(0),
-        };
-        for (call, outputs) in calls.iter().zip(&served.outputs) {
-            let Some(outputs) = outputs else { continue };
-            answers.completed += 1;
-            let reference = alone.outputs[call.item].as_deref().unwrap_or(&[]);
-            answers.identical += usize::from(same(outputs, reference));
-            if let (Some(correct), Some(text)) = (&mut answers.correct, &pool[call.item].text) {
-                let word = accepted.get(text.as_str());
-                *correct += usize::from(word.is_some_and(|w| w.accepts(&words::answer(outputs))));
-            }
-        }
-        answers
-    }
-
-    fn line(&self, policy: &str) -> String {
-        let mut line = format!(
-            "{policy}: {} of {} answers bit-identical to those alone",
-            self.identical, self.completed
-        );
-        if let Some(correct) = self.correct {
-            let share = 100.0 * correct as f64 / self.completed.max(1) as f64;
-            line.push_str(&format!(", {share:.2} % of words right"));
-        }
-        line
-    }
 }
 
 fn settings(

@@ -1,5 +1,6 @@
 //! One file a command.
 
+mod answers;
 pub mod compare;
 mod dry;
 pub mod generalise;

@@ -39,6 +39,10 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
             .map(|b| (b.name.clone(), b.nodes.len().into()));
         let mut file = dry::file("profile", &profile.device, emulator, &args.model);
         file.insert("segments".into(), Value::Object(segments.collect()));
+        if let DeviceKind::Cuda(_) = kind {
+            let products = args.cpu.products.unwrap_or_default();
+            file.insert("products".into(), products.to_string().into());
+        }
         return dry::write("--out", &args.out, file);
     }
     output::write("--out", &args.out, &profile.to_json())?;

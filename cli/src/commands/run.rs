@@ -11,11 +11,12 @@ use serde_json::Value;
 
 use crate::args::RunArgs;
 use crate::failure::BadInput;
-use crate::models::{self, Model};
+use crate::models::{self, DeviceKind, Model};
 use crate::output;
 
 /// Runs the command.
 pub fn run(args: &RunArgs) -> anyhow::Result<()> {
+    DeviceKind::Cpu.check(&args.cpu)?;
     let model = Model::load(&args.model)?;
     let inputs = inputs(&model, args)?;
     let engine = Engine::builder()

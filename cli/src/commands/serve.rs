@@ -29,6 +29,7 @@ use crate::serve_args::{ControlMode, ServeArgs};
 pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let switches = Arc::new(Switches::default());
     let options = options(args, switches.clone())?;
+    DeviceKind::Cpu.check(&args.cpu)?;
     if args.print_config {
         return output::text(&args.effective);
     }

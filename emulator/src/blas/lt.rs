@@ -44,10 +44,13 @@ pub struct Heuristic {
 
 /// Marks an algorithm as the emulator's only one.
 const ALGORITHM: u64 = 1;
-/// Bits of `cublasLtEpilogue_t`.
+/// Values of `cublasLtEpilogue_t`.
+const NOTHING: c_int = 1;
 const RELU: c_int = 2;
 const BIAS: c_int = 4;
+const RELU_BIAS: c_int = RELU | BIAS;
 const GELU: c_int = 32;
+const GELU_BIAS: c_int = GELU | BIAS;
 
 impl Driver {
     fn layout(&self, handle: u64) -> Result<Layout, Code> {
@@ -94,13 +97,16 @@ impl Driver {
                 stride: layout.stride,
             });
         }
-        let activation = match descriptor.epilogue & !BIAS {
-            0 | 1 => Activation::None,
-            RELU => Activation::Relu,
-            GELU => Activation::Gelu,
+        // Those that keep values for training are not there.
+        let (activation, has_bias) = match descriptor.epilogue {
+            NOTHING => (Activation::None, false),
+            BIAS => (Activation::None, true),
+            RELU => (Activation::Relu, false),
+            RELU_BIAS => (Activation::Relu, true),
+            GELU => (Activation::Gelu, false),
+            GELU_BIAS => (Activation::Gelu, true),
             _ => return Err(Code::NotSupported),
         };
-        let has_bias = descriptor.epilogue & BIAS != 0;
         let bias_element = if descriptor.bias_element < 0 {
             matrices[3].element
         } else {
@@ -126,7 +132,18 @@ impl Driver {
         })
     }
 
-    fn set_descriptor(&mut self, handle: u64, attribute: c_int, value: *const c_void) -> Answer {
+    fn set_descriptor(
+        &mut self,
+        handle: u64,
+        attribute: c_int,
+        value: *const c_void,
+        bytes: usize,
+    ) -> Answer {
+        // The bias's address and the stride are the wide ones.
+        let expected = if matches!(attribute, 8 | 10) { 8 } else { 4 };
+        if bytes != expected {
+            return Err(Code::InvalidValue);
+        }
         let found = self
             .blas
             .descriptors
@@ -202,8 +219,8 @@ api! {
         driver.blas.descriptors.remove(&descriptor).map(|_| ()).ok_or(Code::InvalidValue)
     }
     /// Changes a description.
-    fn cublasLtMatmulDescSetAttribute(descriptor: u64, attribute: c_int, value: *const c_void, _bytes: usize) |driver| {
-        driver.set_descriptor(descriptor, attribute, value)
+    fn cublasLtMatmulDescSetAttribute(descriptor: u64, attribute: c_int, value: *const c_void, bytes: usize) |driver| {
+        driver.set_descriptor(descriptor, attribute, value, bytes)
     }
     /// Describes a matrix.
     fn cublasLtMatrixLayoutCreate(layout: *mut u64, element: c_int, rows: u64, cols: u64, ld: i64) |driver| {
@@ -255,6 +272,7 @@ api! {
         }
         let layouts = [a_layout, b_layout, c_layout, d_layout];
         let product = driver.lt_product(descriptor, [a, b, c, d], layouts, Some([alpha, beta]))?;
+        product.check_bias().map_err(|report| driver.report(&report))?;
         driver.multiply(product, stream)
     }
 }

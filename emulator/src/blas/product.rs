@@ -183,6 +183,12 @@ impl Product {
                     && (d == a || d == Element::F32)
             }
         };
+        if let Some((_, _, bias)) = self.bias
+            && (bias != d || !matches!(d, Element::F32 | Element::F16 | Element::Bf16))
+        {
+            let what = format!("types: a bias of {bias:?} does not go with a result of {d:?}");
+            return Err(self.argument(what));
+        }
         if !goes || self.c.element != d {
             let what = format!(
                 "types: a {a:?}, b {b:?}, c {:?}, d {d:?}, sums {:?} do not go together",
@@ -191,6 +197,21 @@ impl Product {
             return Err(self.argument(what));
         }
         Ok(())
+    }
+
+    /// A bias that is there, where the result is to have one.
+    pub(super) fn check_bias(&self) -> Result<(), Box<Report>> {
+        let Some((at, _, element)) = self.bias else {
+            return Ok(());
+        };
+        let bytes = element.bytes() as u64;
+        if at != 0 && at.is_multiple_of(bytes) {
+            return Ok(());
+        }
+        Err(self.argument(format!(
+            "bias at {at:#x}: expected {} elements at a multiple of {bytes} bytes",
+            self.d.rows
+        )))
     }
 
     fn argument(&self, what: String) -> Box<Report> {

@@ -191,6 +191,7 @@ impl Checker {
                 ticket,
                 stopped,
                 failed,
+                ..
             } => self.on_done(now, *ticket, stopped, failed.is_some()),
             Event::Cancel(id) => {
                 if let Some(track) = self.open.get_mut(id) {

@@ -95,9 +95,10 @@ impl Core {
                 ticket,
                 stopped,
                 failed,
+                took,
             } => {
-                if let Some((launch, took)) = self.state.oldest_flight(now, ticket) {
-                    self.policy.on_done(now, launch, took);
+                if let Some((launch, ran)) = self.state.oldest_flight(now, ticket) {
+                    self.policy.on_done(now, launch, took.unwrap_or(ran));
                 }
                 self.state.done(now, ticket, &stopped, failed.as_deref());
             }

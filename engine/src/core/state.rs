@@ -59,6 +59,8 @@ pub(crate) struct Lane {
     pub issued: u64,
     pub completed: u64,
     pub flights: VecDeque<Flight>,
+    /// When a launch completed last.
+    pub freed: Time,
     /// The entry that was launched last, if it still exists.
     pub active: Option<SubBatchId>,
     /// When the policy wants to be asked again.
@@ -325,6 +327,7 @@ impl State {
             .unwrap_or_else(|| panic!("{ticket} is not the oldest launch of a lane"));
         let mut flight = self.lanes[lane].flights.pop_front().expect("found above");
         self.lanes[lane].completed = flight.number;
+        self.lanes[lane].freed = now;
         if let Some(cause) = failed {
             for i in 0..flight.launch.members.len() {
                 let slot = flight.launch.members[i].slot;
@@ -354,12 +357,14 @@ impl State {
         self.spare.push(flight.launch);
     }
 
-    /// The launch of a ticket and how long it ran, where it ran alone on its lane.
+    /// The launch of a ticket, and how long it has run at `now`: from its issue, or from the end of
+    /// the launch ahead of it on its lane.
     pub(crate) fn oldest_flight(&self, now: Time, ticket: Ticket) -> Option<(&Launch, Nanos)> {
         let lane = |l: &&Lane| l.flights.front().is_some_and(|f| f.launch.ticket == ticket);
         let lane = self.lanes.iter().find(lane)?;
-        let flight = lane.flights.front().filter(|_| lane.depth == 1)?;
-        Some((&flight.launch, now.since(flight.issued)))
+        let flight = lane.flights.front()?;
+        let began = flight.issued.max(lane.freed);
+        Some((&flight.launch, now.since(began)))
     }
 
     // --- ends ---------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use lazybatch_graph::{OutputId, Tensor};
 use lazybatch_kernels::{Device, OpenRequest, Plan};
 use lazybatch_sla::{
-    Account, Histogram, Launch, ModelId, Nanos, Outcome, RequestId, Slot, Ticket, Time,
+    Account, Histogram, LaneId, Launch, ModelId, Nanos, Outcome, RequestId, Slot, Ticket, Time,
 };
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -231,6 +231,8 @@ pub(crate) struct DriverState {
     /// Launches that failed at issue.
     refused: VecDeque<(Ticket, String)>,
     draining: bool,
+    /// What issuing took the host, of the launches in flight of a device that runs beside it.
+    issued: VecDeque<(Ticket, Nanos)>,
     /// Turns since a launch completed in which none did.
     empty_turns: u32,
     planner: Planner,
@@ -239,6 +241,15 @@ pub(crate) struct DriverState {
     launched: Vec<(ModelId, u64, u64)>,
     /// Who wants to know what is being done.
     looks: Vec<oneshot::Sender<Arc<Look>>>,
+}
+
+impl DriverState {
+    /// What issuing took, of a launch that is over.
+    fn issue_of(&mut self, ticket: Ticket) -> Nanos {
+        let at = self.issued.iter().position(|(t, _)| *t == ticket);
+        let issued = at.and_then(|at| self.issued.remove(at));
+        issued.map_or(Nanos::ZERO, |(_, took)| took)
+    }
 }
 
 impl Driver {
@@ -281,12 +292,14 @@ impl Driver {
                     ticket,
                     stopped,
                     failed: Some(cause),
+                    took: None,
                 },
             );
         }
         while let Some(done) = self.device.poll(now) {
             self.state.empty_turns = 0;
             let failed = done.result.err().map(|e| e.to_string());
+            let issue = self.state.issue_of(done.ticket);
             self.stream_steps();
             self.event(
                 now,
@@ -294,6 +307,7 @@ impl Driver {
                     ticket: done.ticket,
                     stopped: done.stopped,
                     failed,
+                    took: done.busy.map(|busy| busy + issue),
                 },
             );
         }
@@ -434,16 +448,7 @@ impl Driver {
                 // Where the device runs in place, nothing is heard until the launch is over.
                 self.publish(now);
                 is_told = true;
-                let launch = self.core.launch(lane, ticket);
-                if let Err(cause) = issue(
-                    self.device.as_mut(),
-                    self.models.plans(),
-                    &self.state.unstaged,
-                    now,
-                    launch,
-                ) {
-                    self.state.refused.push_back((ticket, cause));
-                }
+                self.issue(now, lane, ticket);
                 continue;
             }
             self.observer.on_action(now, &action);
@@ -474,6 +479,26 @@ impl Driver {
             }
         }
         is_told
+    }
+
+    fn issue(&mut self, now: Time, lane: LaneId, ticket: Ticket) {
+        let is_timed = self.device.is_asynchronous();
+        let start = is_timed.then(|| self.clock.now());
+        let issued = issue(
+            self.device.as_mut(),
+            self.models.plans(),
+            &self.state.unstaged,
+            now,
+            self.core.launch(lane, ticket),
+        );
+        match (issued, start) {
+            (Err(cause), _) => self.state.refused.push_back((ticket, cause)),
+            (Ok(()), Some(start)) => {
+                let took = self.clock.now().since(start);
+                self.state.issued.push_back((ticket, took));
+            }
+            (Ok(()), None) => {}
+        }
     }
 
     fn open(&mut self, id: RequestId, slot: Slot) {

@@ -137,6 +137,7 @@ pub fn run(
                     ticket: done.ticket,
                     stopped: done.stopped,
                     failed,
+                    took: done.busy,
                 },
             );
         }

@@ -22,6 +22,9 @@ use crate::policy;
 use crate::timeline::Names;
 use crate::watch::{Recorder, Tape};
 
+/// Launches in flight on a device that runs beside the thread that issues them.
+const BESIDE: u32 = 2;
+
 /// See [`Engine::builder`].
 pub struct Builder {
     device: Option<Box<dyn Device>>,
@@ -30,7 +33,7 @@ pub struct Builder {
     classes: Vec<Class>,
     max_queue: usize,
     memory: Option<u64>,
-    depth: u32,
+    depth: Option<u32>,
     notes: bool,
     explained: usize,
     on_request: bool,
@@ -49,7 +52,7 @@ impl Default for Builder {
             classes: vec![Class::default()],
             max_queue: 4096,
             memory: None,
-            depth: 1,
+            depth: None,
             notes: false,
             explained: 0,
             on_request: false,
@@ -121,10 +124,11 @@ impl Builder {
         self
     }
 
-    /// Launches in flight per lane; 1 if not stated.
+    /// Launches in flight per lane. If not stated, 1, and 2 on a device that runs beside the thread
+    /// that issues them: the next launch is then there when one ends.
     #[must_use]
     pub fn depth(mut self, depth: u32) -> Self {
-        self.depth = depth;
+        self.depth = Some(depth);
         self
     }
 
@@ -175,6 +179,12 @@ impl Builder {
         self
     }
 
+    /// The depth that is stated, or else that for the device.
+    fn chosen_depth(&self) -> u32 {
+        let is_beside = self.device.as_ref().is_some_and(|d| d.is_asynchronous());
+        self.depth.unwrap_or(if is_beside { BESIDE } else { 1 })
+    }
+
     /// The core's configuration, as [`Builder::build`] will use it with `num_lanes` lanes, but for
     /// what the device bounds.
     ///
@@ -192,7 +202,7 @@ impl Builder {
         CoreConfig {
             models,
             classes: self.classes.clone(),
-            lane_depths: vec![self.depth; num_lanes as usize],
+            lane_depths: vec![self.chosen_depth(); num_lanes as usize],
             max_queue: usize::MAX,
             notes: self.notes || explains_all,
             reasons: explains_all,
@@ -208,6 +218,7 @@ impl Builder {
     /// If no device was given.
     pub fn build(mut self) -> Result<Engine, BuildError> {
         let policy = policy::build(&self.policy)?;
+        self.depth = Some(self.chosen_depth());
         let needs_output_len = policy::find(&self.policy)?.needs_output_len;
         let mut device = self.device.take().expect("a device");
         let (info, packer) = (device.info(), device.packer());

@@ -97,7 +97,7 @@ pub trait Policy: Send {
         let _ = (now, request);
     }
 
-    /// A launch that ran alone on its lane has completed.
+    /// A launch has completed, which took its lane so long, issue included.
     fn on_done(&mut self, now: Time, launch: &Launch, took: Nanos) {
         let _ = (now, launch, took);
     }

@@ -293,6 +293,7 @@ fn check_work(world: &World, arrivals: &[Arrival], options: &Options, run: &Run)
                 ticket,
                 stopped,
                 failed: None,
+                ..
             }) => {
                 let l = &launches[ticket];
                 for r in stopped.iter().filter(|r| !ended.contains_key(r)) {

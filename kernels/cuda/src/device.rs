@@ -1,8 +1,10 @@
 //! The device: residency, open requests, launches in flight.
 
 mod flights;
+mod residency;
+mod warm;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use lazybatch_graph::{OutputId, Program, SharedProgram, Tensor};
@@ -12,7 +14,7 @@ use lazybatch_kernels::plans::{Opened, PlanInfo, Plans, segment_name};
 use lazybatch_kernels::slots::Slots;
 use lazybatch_kernels::validate::stage_inputs;
 use lazybatch_kernels::{Completion, Device, DeviceInfo, Error, MemoryBound, OpenRequest, Plan};
-use lazybatch_sla::{Launch, ModelId, RequestId, Slot, Time};
+use lazybatch_sla::{Launch, ModelId, Nanos, RequestId, Slot, Time};
 use smallvec::SmallVec;
 
 use crate::context::{Context, DeviceMemory, DevicePtr, Stream};
@@ -33,6 +35,8 @@ use crate::tables::Stage;
 use crate::times::{LaunchTime, Times};
 use crate::weights::{self, refused};
 use flights::Flight;
+pub use residency::Residency;
+use warm::Mode;
 
 /// Runs launches on an NVIDIA GPU, in one stream.
 pub struct CudaDevice {
@@ -40,6 +44,8 @@ pub struct CudaDevice {
     options: CudaOptions,
     models: BTreeMap<ModelId, Resident>,
     plans: Plans,
+    /// Segments of models that are loaded whose graphs were captured ahead, where there was room.
+    warmed: BTreeSet<(ModelId, u32, u32, u32)>,
     slots: Slots<Open>,
     frames: Frames<Arena>,
     flights: VecDeque<Flight>,
@@ -47,7 +53,9 @@ pub struct CudaDevice {
     fresh: Vec<Slot>,
     /// What made the device unusable.
     lost: Option<String>,
-    times: Option<Times>,
+    /// Whether what a lost device may still do was waited for.
+    has_drained: bool,
+    times: Times,
     arena: Arena,
     pool: HostPool,
     /// One for each launch in flight.
@@ -138,15 +146,14 @@ impl CudaDevice {
             name: name(&context.name()?, &options),
             models: BTreeMap::new(),
             plans: Plans::default(),
+            warmed: BTreeSet::new(),
             slots: Slots::default(),
             frames: Frames::default(),
             flights: VecDeque::new(),
             fresh: Vec::new(),
             lost: None,
-            times: match options.times {
-                true => Some(Times::new(&context, options.depth.max(1))?),
-                false => None,
-            },
+            has_drained: false,
+            times: Times::new(&context, options.depth.max(1), options.times)?,
             arena: Arena::new(&context, options.arena_bytes)?,
             pool: HostPool::new(&context, options.host_bytes)?,
             stages,
@@ -174,7 +181,7 @@ impl CudaDevice {
     /// What launches that are over took on the device, in the order in which they were issued, since
     /// this was last asked; none without [`CudaOptions::times`].
     pub fn take_times(&mut self) -> Vec<LaunchTime> {
-        self.times.as_mut().map_or_else(Vec::new, Times::take)
+        self.times.take()
     }
 
     /// Bytes of a model's weights as they are held here.
@@ -239,8 +246,15 @@ impl CudaDevice {
         spans
     }
 
-    /// Walks and issues a launch; what it leaves to be done goes to `effects`.
-    fn run(&mut self, launch: &Launch, stage: usize, effects: &mut Effects) -> Result<(), Fault> {
+    /// Walks and issues a launch; what it leaves to be done goes to `effects`. In other modes than
+    /// [`Mode::Run`] nothing is issued.
+    fn run(
+        &mut self,
+        launch: &Launch,
+        stage: usize,
+        effects: &mut Effects,
+        mode: Mode,
+    ) -> Result<(), Fault> {
         let fresh = self.initial_states();
         let Self {
             options,
@@ -302,14 +316,6 @@ impl CudaDevice {
             let owners = walk.owners;
             let record = stream.end_record();
             walked?;
-            // Behind the tables of nodes, whose places are to come again.
-            let (num, most) = (spans.len(), exec::most_elems(&spans));
-            let moves = stage.push(spans)?;
-            stage.upload(stream)?;
-            if let Some(times) = times {
-                times.begin(stream)?;
-            }
-            kernels.copy_spans(stream, moves, num, most)?;
             let mut play = Play {
                 stream,
                 products,
@@ -317,6 +323,17 @@ impl CudaDevice {
                 model,
                 members: &frame.members[..num_members],
             };
+            if mode == Mode::Capture {
+                return graphs.capture_ahead(stream, record, |record| play.run(record, &owners));
+            } else if mode == Mode::Note {
+                return Ok(());
+            }
+            // Behind the tables of nodes, whose places are to come again.
+            let (num, most) = (spans.len(), exec::most_elems(&spans));
+            let moves = stage.push(spans)?;
+            stage.upload(stream)?;
+            times.begin(stream)?;
+            kernels.copy_spans(stream, moves, num, most)?;
             graphs.run(stream, record, |record| play.run(record, &owners))
         };
         let result: Result<(), Fault> = go();
@@ -327,7 +344,7 @@ impl CudaDevice {
             frame.clear(arena);
         }
         frames.put_back(key, frame);
-        if result.is_ok() {
+        if result.is_ok() && mode == Mode::Run {
             self.fresh.clear();
         }
         result
@@ -429,7 +446,7 @@ impl Device for CudaDevice {
             return Err(self.refuse(&error));
         }
         let (name, options) = (&self.name, &self.options);
-        let model = Model::load(name, &self.context, &self.stream, program, options)?;
+        let model = Model::load(name, &self.context, program, options)?;
         let (most, budget) = (options.max_open, options.state_bytes);
         let most = most.min(room_for(&model, &self.pool, options));
         let states = match States::new(&self.context, &model.program, most, budget) {
@@ -447,6 +464,9 @@ impl Device for CudaDevice {
         if let Err(error) = set_initial_rows(&self.context, &self.stream, &states) {
             return Err(self.refuse(&error));
         }
+        if let Err(error) = model.arrival.before(&self.stream) {
+            return Err(self.refuse(&error));
+        }
         let max_open = u32::try_from(states.fit).unwrap_or(u32::MAX);
         let resident = Resident {
             model,
@@ -461,6 +481,7 @@ impl Device for CudaDevice {
         let is_open = self.slots.iter().any(|open| open.opened.model == id);
         assert!(!is_open, "open requests of a model that is unloaded");
         self.models.remove(&id);
+        self.warmed.retain(|(model, ..)| *model != id);
     }
 
     fn buckets(&self) -> &[u32] {
@@ -482,11 +503,14 @@ impl Device for CudaDevice {
             end: end_node,
         };
         let program = self.models.get(&model).map(|r| &*r.model.program);
-        let plan = self.plans.prepare(program, info);
-        plan.map_err(|why| {
+        let plan = self.plans.prepare(program, info).map_err(|why| {
             let segment = format!("{model} k{block}[{first_node}..{end_node}]");
             self.launch_error(&segment, &why)
-        })
+        })?;
+        if self.warmed.insert((model, block, first_node, end_node)) {
+            self.warm(&info);
+        }
+        Ok(plan)
     }
 
     fn max_open(&self, model: ModelId) -> Option<u32> {
@@ -588,7 +612,7 @@ impl Device for CudaDevice {
         let changed = self.without_ended(launch);
         let launch = changed.as_ref().unwrap_or(launch);
         let mut effects = Effects::default();
-        let mut failed = match self.run(launch, stage, &mut effects) {
+        let mut failed = match self.run(launch, stage, &mut effects, Mode::Run) {
             Ok(()) => None,
             Err(Fault::Node(why)) => Some(why),
             Err(Fault::Cuda(error)) => Some(self.note(&error)),
@@ -597,14 +621,8 @@ impl Device for CudaDevice {
                 Some(format!("node {node}: {error}"))
             }
         };
-        if let Some(times) = &mut self.times
-            && let Err(error) = times.end(&self.stream)
-        {
-            failed = failed.or_else(|| Some(error.to_string()));
-            self.note(&error);
-        }
         // What was issued before a failure runs on.
-        if let Err(error) = self.stages[stage].over.record(&self.stream) {
+        if let Err(error) = self.times.end(&self.stream) {
             self.stream.synchronize().ok();
             failed = failed.or_else(|| Some(error.to_string()));
             self.note(&error);
@@ -630,12 +648,15 @@ impl Device for CudaDevice {
             return None;
         }
         let mut flight = self.flights.pop_front()?;
-        if self.lost.is_none()
-            && let Some(times) = &mut self.times
-            && let Err(error) = times.complete()
-        {
-            self.note(&error);
-            flight.failed.get_or_insert(error.to_string());
+        let mut busy = None;
+        if self.lost.is_none() {
+            match self.times.complete() {
+                Ok(time) => busy = time.map(|t| Nanos((t.busy_us * 1e3) as u64)),
+                Err(error) => {
+                    self.note(&error);
+                    flight.failed.get_or_insert(error.to_string());
+                }
+            }
         }
         let cause = flight.failed.as_deref().or(self.lost.as_deref());
         let result = match cause {
@@ -650,6 +671,7 @@ impl Device for CudaDevice {
             ticket: flight.ticket,
             stopped,
             result,
+            busy,
         })
     }
 

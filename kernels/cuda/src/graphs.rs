@@ -13,7 +13,8 @@
 //!
 //! What is left are the places of values in the arena, which come again with the sizes.
 //!
-//! A record is captured when it comes again (`eager_first` times it is issued one by one), so that
+//! Those of the sizes that are likely are captured when their segment is prepared (`device/warm.rs`).
+//! Any other record is captured when it comes again (`eager_first` times it is issued one by one), so that
 //! what comes once costs nothing; at most [`MOST`] are kept, the older half of them goes when there
 //! is no room.
 
@@ -127,6 +128,37 @@ impl Graphs {
         let result = run(&record, &mut known, &mut self.counts);
         self.known.insert(record, known);
         result
+    }
+
+    /// Whether records that have not come yet may still be captured: they get half of the room.
+    pub fn has_room_ahead(&self) -> bool {
+        self.is_on && self.known.len() < MOST / 2
+    }
+
+    /// Captures a record that has not come yet; what the driver does not capture is tried again when
+    /// it comes.
+    ///
+    /// # Errors
+    /// Those of `play`, or what the driver answers.
+    pub fn capture_ahead<E: From<CudaError>>(
+        &mut self,
+        stream: &Stream,
+        record: Record,
+        mut play: impl FnMut(&Record) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let is_known = self.known.contains_key(&record);
+        if is_known || !self.has_room_ahead() || !record.is_capturable() {
+            return Ok(());
+        }
+        let graph = stream.capture(|| play(&record))?;
+        self.counts.captured += 1;
+        let known = Known {
+            last: self.now,
+            graph: Some(graph),
+            ..Known::default()
+        };
+        self.known.insert(record, known);
+        Ok(())
     }
 
     /// Forgets the older half, when no launch uses them any more.

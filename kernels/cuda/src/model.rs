@@ -8,14 +8,14 @@ use lazybatch_kernels::frames::Places;
 use lazybatch_kernels::host_nodes::{self, HostNode};
 use lazybatch_kernels::validate::{WeightForm, check_tables, weight_elements};
 
-use crate::context::{Context, DevicePtr, Stream};
+use crate::context::{Context, DevicePtr};
 use crate::error::CudaError;
 use crate::kernels::positions::rope_turns;
 use crate::kernels::state_attention::{SPLIT, workspace_bytes};
-use crate::kernels::{SOURCES, Source, Stored, Weights};
+use crate::kernels::{SOURCES, Source, Stored, Weights, families_of};
 use crate::memory::ELEM;
 use crate::options::CudaOptions;
-use crate::weights::{self, Uploads};
+use crate::weights::{self, Arrival, Uploads};
 
 /// A weight in the forms that nodes use.
 #[derive(Debug, Default)]
@@ -45,18 +45,21 @@ pub struct Model {
     pub turns: Vec<Option<DevicePtr>>,
     /// Bytes of all weights as they are held.
     pub weight_bytes: usize,
+    /// The weights on their way. Ends before their memory does.
+    pub arrival: Arrival,
+    /// Where the weights begin.
+    base: DevicePtr,
     _memory: crate::context::DeviceMemory,
 }
 
 impl Model {
-    /// Uploads the weights, resolves host nodes, plans where values lie.
+    /// Starts to upload the weights, resolves host nodes, plans where values lie.
     ///
     /// # Errors
     /// An op that the device does not run, a weight that cannot be held, no memory.
     pub fn load(
         device: &str,
         context: &Context,
-        stream: &Stream,
         program: SharedProgram,
         options: &CudaOptions,
     ) -> Result<Self, Error> {
@@ -94,7 +97,7 @@ impl Model {
         }
         let weight_bytes = uploads.bytes();
         let what = format!("the weights of {}", program.name);
-        let memory = uploads.run(context, stream, &what).map_err(failed)?;
+        let (memory, arrival) = uploads.run(context, &what).map_err(failed)?;
         let base = memory.at();
         let placed = |at: &mut DevicePtr| *at = base.add(at.0 as usize);
         turns.iter_mut().flatten().for_each(placed);
@@ -120,12 +123,41 @@ impl Model {
             host_nodes,
             turns,
             weight_bytes,
+            arrival,
+            base,
             _memory: memory,
         })
     }
+
+    /// Whether all weights of a node are in device memory.
+    ///
+    /// # Errors
+    /// The failure of their copies.
+    pub fn has_arrived(&self, node: NodeId) -> Result<bool, CudaError> {
+        let inputs = self.program.node(node).inputs.iter();
+        let weights = inputs.filter_map(|&value| self.program.as_weight(value));
+        let forms = weights.flat_map(|id| {
+            let weight = &self.weights[id.index()];
+            let scales = match weight.right {
+                Some(Weights {
+                    stored: Stored::Int8 { scales },
+                    ..
+                }) => Some(scales),
+                _ => None,
+            };
+            [weight.plain, weight.right.map(|r| r.at), scales]
+        });
+        for at in forms.chain([self.turns[node.index()]]).flatten() {
+            if !self.arrival.is_there((at.0 - self.base.0) as usize)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
 }
 
-/// The families of kernels that the nodes of a program use.
+/// The families of kernels that the nodes of a program use. Nodes that none takes are refused when
+/// the model is loaded.
 pub fn families(program: &Program, deterministic: bool) -> Vec<&'static Source> {
     let mut files = vec!["rows.cu"];
     if !deterministic {
@@ -133,56 +165,26 @@ pub fn families(program: &Program, deterministic: bool) -> Vec<&'static Source> 
         files.push("elementwise.cu");
     }
     for node in &program.nodes {
-        files.push(match node.op {
-            Op::Linear { .. } => "gemm.cu",
-            Op::Binary(_) | Op::Unary(_) | Op::Scale(_) => "elementwise.cu",
-            Op::LayerNorm { .. }
-            | Op::AddLayerNorm { .. }
-            | Op::RmsNorm { .. }
-            | Op::BatchNorm { .. } => "norms.cu",
-            Op::Softmax => "softmax.cu",
-            Op::Embedding | Op::EmbeddingBag => "embedding.cu",
-            Op::AddPosition | Op::Rope { .. } => "positions.cu",
-            Op::Attention { .. } => "attention.cu",
-            Op::StateAttention { .. } | Op::AdditiveAttention { .. } => "state_attention.cu",
-            Op::LstmCell { .. } | Op::GruCell { .. } => "recurrent.cu",
-            Op::Conv2d { .. } => "conv.cu",
-            Op::Pool2d { .. } | Op::GlobalAveragePool => "pool.cu",
-            Op::Interaction => "interaction.cu",
-            Op::ArgMax | Op::Stop { .. } => "choice.cu",
-            _ => "rows.cu",
-        });
-        if files.last() == Some(&"recurrent.cu") {
-            files.push("gemm.cu");
-        }
+        let of_node = families_of(program, node).unwrap_or_default();
+        files.extend(of_node.iter().map(|source| source.file));
     }
     let used = SOURCES.iter().filter(|s| files.contains(&s.file));
     used.copied().collect()
 }
 
-/// Refuses what no kernel here takes.
+/// Refuses what no kernel here takes, and what does not run on the host either.
 fn check_node(device: &str, program: &Program, node: &Node) -> Result<(), Error> {
-    let why = match &node.op {
-        Op::Attention { heads, .. } | Op::StateAttention { heads, .. }
-            if heads.dim == 0 || heads.dim > 256 =>
-        {
-            Some(format!("heads of 1 to 256 features, got {}", heads.dim))
-        }
-        Op::AdditiveAttention { values, .. } => match program.state(*values).kind {
-            StateKind::Sequence { features, .. } if features > 8192 => {
-                Some(format!("values of at most 8192 features, got {features}"))
-            }
-            _ => None,
-        },
-        _ => None,
+    let is_host = matches!(node.op, Op::Tensor(_) | Op::Custom(_));
+    let why = match families_of(program, node) {
+        Ok(families) if families.is_empty() && !is_host => "an op with a kernel".to_owned(),
+        Ok(_) => return Ok(()),
+        Err(why) => why,
     };
-    why.map_or(Ok(()), |why| {
-        Err(Error::Unsupported {
-            device: device.to_owned(),
-            node: node.name.clone(),
-            op: weights::op_name(&node.op),
-            why,
-        })
+    Err(Error::Unsupported {
+        device: device.to_owned(),
+        node: node.name.clone(),
+        op: weights::op_name(&node.op),
+        why,
     })
 }
 

@@ -42,11 +42,14 @@ pub struct CudaOptions {
     /// How often a launch is run kernel by kernel before it is captured. Default: once, so that
     /// what never comes again is not captured.
     pub eager_first: u32,
+    /// Most members of launches that are captured when their segment is prepared, ahead of the first
+    /// of them. Default: 16; 0 for none.
+    pub warm_members: usize,
     /// Kernels of custom nodes; they run on the host.
     pub registry: KernelRegistry,
     /// Fill memory with NaN before a node writes it, for tests.
     pub poison: bool,
-    /// Keep what each launch takes on the device, for
+    /// Keep what each launch took on the device, for
     /// [`CudaDevice::take_times`](crate::CudaDevice::take_times). Default: false.
     pub times: bool,
     /// Take launches for over before their event has come: for the test that this is found out.
@@ -70,6 +73,7 @@ impl Default for CudaOptions {
             depth: 4,
             graphs: true,
             eager_first: 1,
+            warm_members: 16,
             registry: KernelRegistry::new(),
             poison: false,
             times: false,

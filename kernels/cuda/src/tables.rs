@@ -2,7 +2,7 @@
 //! written to page-locked memory and copied to the device in one go, ahead of its kernels: always to
 //! the same place, as launches run one after another.
 
-use crate::context::{Context, DeviceMemory, DevicePtr, Event, Pinned, Stream};
+use crate::context::{Context, DeviceMemory, DevicePtr, Pinned, Stream};
 use crate::error::CudaError;
 use crate::kernels::Member;
 use crate::kernels::rows::Span;
@@ -36,8 +36,6 @@ pub struct Stage {
     flags: Pinned,
     flags_used: usize,
     flags_room: usize,
-    /// Behind the launch.
-    pub over: Event,
 }
 
 impl Stage {
@@ -56,7 +54,6 @@ impl Stage {
             flags: Pinned::new(context, flags_room)?,
             flags_used: 0,
             flags_room,
-            over: Event::new(context)?,
         })
     }
 

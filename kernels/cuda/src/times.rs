@@ -1,6 +1,5 @@
-//! What launches take on the device: events in front of a launch's first kernel and behind its last.
-//!
-//! For programs that measure; a device that serves does without.
+//! When launches are over and what they take on the device: an event in front of a launch's first
+//! kernel and one behind its last.
 
 use crate::context::{Context, Event, Stream};
 use crate::error::CudaError;
@@ -23,18 +22,20 @@ struct Pair {
     has_begun: bool,
 }
 
-/// Times of launches in the order in which they were issued.
+/// Events of launches in the order in which they were issued.
 pub(crate) struct Times {
     /// Used in turn: more than twice as many as there are launches in flight.
     ring: Vec<Pair>,
     issued: usize,
     completed: usize,
+    /// Whether times are kept for [`Self::take`].
+    keeps: bool,
     taken_in: Vec<LaunchTime>,
 }
 
 impl Times {
     /// For so many launches in flight.
-    pub(crate) fn new(context: &Context, depth: usize) -> Result<Self, CudaError> {
+    pub(crate) fn new(context: &Context, depth: usize, keeps: bool) -> Result<Self, CudaError> {
         let pair = |_| {
             Ok(Pair {
                 begin: Event::timed(context)?,
@@ -46,6 +47,7 @@ impl Times {
             ring: (0..2 * depth + 2).map(pair).collect::<Result<_, _>>()?,
             issued: 0,
             completed: 0,
+            keeps,
             taken_in: Vec::new(),
         })
     }
@@ -69,25 +71,36 @@ impl Times {
         self.ring[at].end.record(stream)
     }
 
-    /// The oldest launch is over.
-    pub(crate) fn complete(&mut self) -> Result<(), CudaError> {
+    /// Whether the oldest launch in flight is over.
+    ///
+    /// # Errors
+    /// The failure of its work.
+    pub(crate) fn front_is_over(&self) -> Result<bool, CudaError> {
+        self.ring[self.place(self.completed)].end.is_over()
+    }
+
+    /// The oldest launch is over: what it took, unless it did not come to its first kernel.
+    pub(crate) fn complete(&mut self) -> Result<Option<LaunchTime>, CudaError> {
         let at = self.place(self.completed);
         let is_first = self.completed == 0;
         let before = self.place(self.completed.wrapping_sub(1));
         self.completed += 1;
         if !std::mem::take(&mut self.ring[at].has_begun) {
-            return Ok(());
+            return Ok(None);
         }
         let Pair { begin, end, .. } = &self.ring[at];
-        let idle_us = match is_first {
+        let idle_us = match is_first || !self.keeps {
             true => 0.0,
             false => begin.us_since(&self.ring[before].end)?,
         };
-        self.taken_in.push(LaunchTime {
+        let time = LaunchTime {
             busy_us: end.us_since(begin)?,
             idle_us,
-        });
-        Ok(())
+        };
+        if self.keeps {
+            self.taken_in.push(time);
+        }
+        Ok(Some(time))
     }
 
     /// Those that are over, since they were last asked for.

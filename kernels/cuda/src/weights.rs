@@ -5,12 +5,16 @@ use lazybatch_graph::Op;
 use lazybatch_kernels::Error;
 use lazybatch_kernels::cpu::WeightType;
 
-use crate::context::{Context, DeviceMemory, DevicePtr, Pinned, Stream};
+use crate::context::{Context, DeviceMemory, DevicePtr, Event, Pinned, Stream};
 use crate::error::CudaError;
 use crate::kernels::{Stored, Weights};
 
 /// Bytes copied at once.
 const CHUNK: usize = 4 << 20;
+/// Page-locked memory, of [`CHUNK`] bytes at most, that copies of weights take in turns.
+const BUFFERS: usize = 2;
+/// Bytes of weights behind which there is an event.
+const GROUP: usize = 1 << 20;
 /// Alignment of a weight.
 const ALIGN: usize = 256;
 /// Largest magnitude of an int8 weight.
@@ -37,25 +41,111 @@ impl Uploads {
         self.end
     }
 
-    /// Copies all pieces to memory of their own, through a page-locked buffer.
+    /// Starts to copy all pieces to memory of their own.
     ///
     /// # Errors
     /// No memory, or what the driver answers.
-    pub fn run(
-        self,
-        context: &Context,
-        stream: &Stream,
-        what: &str,
-    ) -> Result<DeviceMemory, CudaError> {
+    pub fn run(self, context: &Context, what: &str) -> Result<(DeviceMemory, Arrival), CudaError> {
         let memory = DeviceMemory::new(context, what, self.end)?;
-        let base = memory.at();
-        let pieces = self.pieces.into_iter();
-        upload(
-            context,
-            stream,
-            pieces.map(|(at, bytes)| (base.add(at), bytes)),
-        )?;
-        Ok(memory)
+        let longest = self.pieces.iter().map(|(_, bytes)| bytes.len()).max();
+        let mut arrival = Arrival::new(context, longest.unwrap_or(0).min(CHUNK))?;
+        let (base, mut since) = (memory.at(), 0);
+        for (at, bytes) in self.pieces {
+            for (i, chunk) in bytes.chunks(CHUNK).enumerate() {
+                arrival.copy(base.add(at + i * CHUNK), chunk)?;
+            }
+            since += bytes.len();
+            if since >= GROUP {
+                arrival.end_group(at + bytes.len())?;
+                since = 0;
+            }
+        }
+        if since > 0 {
+            arrival.end_group(self.end)?;
+        }
+        Ok((memory, arrival))
+    }
+}
+
+/// Weights on their way, in a stream of their own: who uses them waits for the event of their group.
+#[derive(Debug)]
+pub struct Arrival {
+    /// Of each group, the byte behind its last and the event behind its copies.
+    groups: Vec<(usize, Event)>,
+    /// What copies are made from, in turns, with the event behind the last.
+    buffers: Vec<(Pinned, Event)>,
+    /// Bytes of each.
+    room: usize,
+    copies: usize,
+    stream: Stream,
+    context: Context,
+}
+
+impl Arrival {
+    fn new(context: &Context, room: usize) -> Result<Self, CudaError> {
+        Ok(Self {
+            groups: Vec::new(),
+            buffers: Vec::new(),
+            room,
+            copies: 0,
+            stream: Stream::new(context)?,
+            context: context.clone(),
+        })
+    }
+
+    /// Copies at most as many bytes as a buffer has; waits for the copy that had the buffer before.
+    fn copy(&mut self, to: DevicePtr, bytes: &[u8]) -> Result<(), CudaError> {
+        let turn = self.copies % BUFFERS;
+        self.copies += 1;
+        match self.buffers.get(turn) {
+            Some((_, last)) => last.wait()?,
+            None => {
+                let buffer = Pinned::new(&self.context, self.room)?;
+                self.buffers.push((buffer, Event::new(&self.context)?));
+            }
+        }
+        let (buffer, last) = &mut self.buffers[turn];
+        buffer.part_mut(0, bytes.len()).copy_from_slice(bytes);
+        // SAFETY: the buffer is not written again before the copy is over, and lives until then.
+        unsafe { self.stream.copy_in(to, buffer, 0, bytes.len()) }?;
+        last.record(&self.stream)
+    }
+
+    fn end_group(&mut self, end: usize) -> Result<(), CudaError> {
+        let event = Event::new(&self.context)?;
+        event.record(&self.stream)?;
+        self.groups.push((end, event));
+        Ok(())
+    }
+
+    /// Lets later work of `stream` come after all copies.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn before(&self, stream: &Stream) -> Result<(), CudaError> {
+        match self.groups.last() {
+            Some((_, last)) => stream.wait(last),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the piece that starts at a byte is there.
+    ///
+    /// # Errors
+    /// The failure of its copy.
+    pub fn is_there(&self, byte: usize) -> Result<bool, CudaError> {
+        let group = self.groups.partition_point(|(end, _)| *end <= byte);
+        let group = self.groups.get(group);
+        group.map_or(Ok(true), |(_, event)| event.is_over())
+    }
+}
+
+impl Drop for Arrival {
+    fn drop(&mut self) {
+        // What copies read goes with this, and what they write soon after.
+        if self.context.bind().is_ok() {
+            self.stream.synchronize().ok();
+        }
     }
 }
 

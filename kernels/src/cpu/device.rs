@@ -208,6 +208,7 @@ impl CpuDevice {
             ticket: launch.ticket,
             stopped,
             result,
+            busy: None,
         }
     }
 

@@ -257,6 +257,7 @@ impl Device for ReferenceDevice {
             ticket: launch.ticket,
             stopped: Default::default(),
             result: Ok(()),
+            busy: None,
         };
         for member in &launch.members {
             let done = catch_unwind(AssertUnwindSafe(|| self.run_member(launch, member)))

@@ -60,6 +60,8 @@ pub struct Serving<'a> {
     pub timing: bool,
     /// Record a Chrome trace.
     pub trace: bool,
+    /// Launches in flight; as many as the device needs if `None`.
+    pub depth: Option<u32>,
 }
 
 /// What came of a run.
@@ -155,6 +157,10 @@ impl Serving<'_> {
             .policy(policy)
             .max_queue(usize::MAX)
             .time_decisions(self.timing);
+        let builder = match self.depth {
+            Some(depth) => builder.depth(depth),
+            None => builder,
+        };
         let classes = self.classes.iter().cloned();
         let builder = classes.fold(builder, |b, class| b.class(class));
         let config = builder.core_config(lanes).map_err(|e| bad(&e))?;
@@ -322,6 +328,7 @@ impl Serving<'_> {
             drain: Nanos::from_ms(600_000),
             timing: false,
             trace: false,
+            depth: self.depth,
         };
         patient.run(policy, &calls)
     }

@@ -192,6 +192,7 @@ fn served(
         drain: DRAIN,
         timing: false,
         trace: false,
+        depth: None,
     };
     let call = |(i, at): (usize, &Duration)| Call {
         at: Time(u64::try_from(at.as_nanos()).unwrap_or(u64::MAX)),

@@ -1,7 +1,7 @@
 //! Single kernels, back to back: copies, and products by this crate and by cuBLASLt.
 
 use lazybatch_cuda::context::{DeviceMemory, Event, Pinned};
-use lazybatch_cuda::gemm::{Product, Products};
+use lazybatch_cuda::gemm::{Fused, Product, Products};
 use lazybatch_cuda::kernels::gemm::Gemm;
 use lazybatch_cuda::kernels::{Epilogue, Stored, Weights};
 use lazybatch_cuda::{Context, CudaError, DevicePtr, Kernels, Stream, jit};
@@ -127,7 +127,9 @@ pub fn sanity(report: Report) -> Result<(), Failure> {
         m: size,
         k: size,
         n: size,
-        resume: false,
+        added: DevicePtr::NULL,
+        fused: Fused::Nothing,
+        bias: DevicePtr::NULL,
     };
     let mut library = Products::new(&bench.context, false, false)?;
     let took = bench.time(|| library.issue(&bench.stream, &product))?;

@@ -28,11 +28,15 @@ impl CudaDevice {
 
     /// Whether the oldest launch is over; notes why it is if the device is lost.
     pub(super) fn front_is_over(&mut self) -> Option<bool> {
-        let flight = self.flights.front()?;
+        self.flights.front()?;
         if self.lost.is_some() || self.options.skips_wait {
+            // What still runs may write what is given to others: it is waited for, once.
+            if self.lost.is_some() && !std::mem::replace(&mut self.has_drained, true) {
+                self.stream.synchronize().ok();
+            }
             return Some(true);
         }
-        match self.stages[flight.stage].over.is_over() {
+        match self.times.front_is_over() {
             Ok(is_over) => Some(is_over),
             Err(error) => {
                 // Not known to be over, so it is waited for: what it uses is given to others.

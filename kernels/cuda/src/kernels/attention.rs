@@ -3,9 +3,9 @@
 //! Source: Vaswani et al. 2017; the running maximum of the softmax as in Milakov and Gimelshein
 //! 2018. Keys come in tiles of 32 from a member's first row on, whatever else is in the launch.
 
-use lazybatch_graph::Heads;
+use lazybatch_graph::{Heads, Op};
 
-use super::{Kernels, Source, expect, launch, size};
+use super::{Kernels, Source, Takes, expect, launch, size};
 use crate::context::{DevicePtr, Grid, Stream};
 use crate::error::CudaError;
 
@@ -18,7 +18,22 @@ pub(super) const SOURCE: Source = Source {
         "attention_32",
         "attention_64",
     ],
+    takes: |_, node| match node.op {
+        Op::Attention { heads, .. } => takes_heads(heads),
+        _ => Takes::No,
+    },
 };
+
+/// Whether attention takes heads of that size.
+pub(super) fn takes_heads(heads: Heads) -> Takes {
+    match heads.dim {
+        1..=MOST_DIM => Takes::Yes,
+        dim => Takes::Not(format!("heads of 1 to {MOST_DIM} features, got {dim}")),
+    }
+}
+
+/// Most features of a head.
+const MOST_DIM: usize = 256;
 
 /// Operands of [`Kernels::attention`].
 #[derive(Clone, Copy, Debug)]

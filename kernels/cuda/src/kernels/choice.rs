@@ -1,6 +1,8 @@
 //! The best of a row, and whether it is the end.
 
-use super::{Kernels, Source, launch, norms, per_item, size};
+use lazybatch_graph::Op;
+
+use super::{Kernels, Source, Takes, launch, norms, per_item, size};
 use crate::context::{DevicePtr, Stream};
 use crate::error::CudaError;
 
@@ -8,6 +10,7 @@ pub(super) const SOURCE: Source = Source {
     file: "choice.cu",
     text: include_str!("../../cuda/choice.cu"),
     kernels: &["arg_max_block", "arg_max_warp", "stop_flags"],
+    takes: |_, node| Takes::those(matches!(node.op, Op::ArgMax | Op::Stop { .. })),
 };
 
 impl Kernels {

@@ -3,9 +3,9 @@
 //! Each output element is one chain of fused multiply-adds in order of input channel, kernel row
 //! and kernel column, from zero; then bias, residual, activation.
 
-use lazybatch_graph::Window;
+use lazybatch_graph::{Op, Window};
 
-use super::{Epilogue, Kernels, Source, Stored, Weights, act_code, expect, launch, size};
+use super::{Epilogue, Kernels, Source, Stored, Takes, Weights, act_code, expect, launch, size};
 use crate::context::{DevicePtr, Grid, Stream};
 use crate::error::CudaError;
 
@@ -20,6 +20,7 @@ pub(super) const SOURCE: Source = Source {
         "conv_f16",
         "conv_f32",
     ],
+    takes: |_, node| Takes::those(matches!(node.op, Op::Conv2d { .. })),
 };
 
 /// Operands of [`Kernels::conv2d`].

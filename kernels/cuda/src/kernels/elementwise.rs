@@ -1,8 +1,8 @@
 //! Element by element: binary ops with broadcast, activations, epilogues, conversions.
 
-use lazybatch_graph::{Act, Bin};
+use lazybatch_graph::{Act, Bin, Op};
 
-use super::{Epilogue, Kernels, Source, Stored, act_code, expect, launch, per_item, size};
+use super::{Epilogue, Kernels, Source, Stored, Takes, act_code, expect, launch, per_item, size};
 use crate::context::{DevicePtr, Stream};
 use crate::error::CudaError;
 
@@ -17,6 +17,12 @@ pub(super) const SOURCE: Source = Source {
         "scale",
         "unary",
     ],
+    takes: |_, node| {
+        Takes::those(matches!(
+            node.op,
+            Op::Binary(_) | Op::Unary(_) | Op::Scale(_)
+        ))
+    },
 };
 
 impl Kernels {

@@ -1,6 +1,8 @@
 //! Rows of tables by id, and sums of them.
 
-use super::{Kernels, Source, Stored, Weights, expect, launch, size};
+use lazybatch_graph::Op;
+
+use super::{Kernels, Source, Stored, Takes, Weights, expect, launch, size};
 use crate::context::{DevicePtr, Grid, Stream};
 use crate::error::CudaError;
 
@@ -8,6 +10,7 @@ pub(super) const SOURCE: Source = Source {
     file: "embedding.cu",
     text: include_str!("../../cuda/embedding.cu"),
     kernels: &["embedding_bf16", "embedding_f16", "embedding_f32"],
+    takes: |_, node| Takes::those(matches!(node.op, Op::Embedding | Op::EmbeddingBag)),
 };
 
 impl Kernels {

@@ -4,7 +4,9 @@
 //! is there, whatever tile it falls into. For weights of f32, f16 and bf16 that is the chain of the
 //! cpu device.
 
-use super::{Epilogue, Kernels, Source, Stored, Weights, act_code, expect, launch, size};
+use lazybatch_graph::Op;
+
+use super::{Epilogue, Kernels, Source, Stored, Takes, Weights, act_code, expect, launch, size};
 use crate::context::{DevicePtr, Grid, Stream};
 use crate::error::CudaError;
 
@@ -27,6 +29,12 @@ pub(super) const SOURCE: Source = Source {
         "gemm_small_f32",
         "gemm_small_i8",
     ],
+    takes: |_, node| {
+        Takes::those(matches!(
+            node.op,
+            Op::Linear { .. } | Op::LstmCell { .. } | Op::GruCell { .. }
+        ))
+    },
 };
 
 /// Operands of [`Kernels::gemm`].

@@ -1,6 +1,8 @@
 //! Pairwise dot products of a recommendation model (DLRM, Naumov et al. 2019).
 
-use super::{Kernels, Source, expect, launch, size};
+use lazybatch_graph::Op;
+
+use super::{Kernels, Source, Takes, expect, launch, size};
 use crate::context::{DevicePtr, Grid, Stream};
 use crate::error::CudaError;
 
@@ -8,6 +10,7 @@ pub(super) const SOURCE: Source = Source {
     file: "interaction.cu",
     text: include_str!("../../cuda/interaction.cu"),
     kernels: &["interaction"],
+    takes: |_, node| Takes::those(matches!(node.op, Op::Interaction)),
 };
 
 impl Kernels {

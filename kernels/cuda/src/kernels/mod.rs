@@ -36,7 +36,7 @@ pub mod states;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use lazybatch_graph::Act;
+use lazybatch_graph::{Act, Node, Program};
 
 use crate::context::{Context, DevicePtr, Function, Grid, Module};
 use crate::error::CudaError;
@@ -51,6 +51,41 @@ pub struct Source {
     pub text: &'static str,
     /// Its kernels, in alphabetical order.
     pub kernels: &'static [&'static str],
+    /// Which nodes of a program it has kernels for.
+    pub takes: fn(&Program, &Node) -> Takes,
+}
+
+/// What a family says of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Takes {
+    /// It is another family's.
+    No,
+    /// Its kernels run it, alone or with those of another family.
+    Yes,
+    /// It is one of its own, but not as its kernels take it: what they expect, and what it is.
+    Not(String),
+}
+
+impl Takes {
+    const fn those(are: bool) -> Self {
+        if are { Self::Yes } else { Self::No }
+    }
+}
+
+/// The families whose kernels run a node.
+///
+/// # Errors
+/// What one of them expects of such a node.
+pub fn families_of(program: &Program, node: &Node) -> Result<Vec<&'static Source>, String> {
+    let mut found = Vec::new();
+    for source in SOURCES {
+        match (source.takes)(program, node) {
+            Takes::No => {}
+            Takes::Yes => found.push(source),
+            Takes::Not(why) => return Err(why),
+        }
+    }
+    Ok(found)
 }
 
 /// What every source begins with: types, conversions, elementary functions, reductions.
@@ -326,4 +361,53 @@ pub(crate) const THREADS: u32 = 256;
 pub(crate) const fn per_item(num: u32) -> Grid {
     let blocks = num.div_ceil(THREADS);
     Grid::row(if blocks < 1 << 16 { blocks } else { 1 << 16 }, THREADS)
+}
+
+#[cfg(test)]
+mod tests {
+    use lazybatch_graph::{DType, Heads, Op, ProgramBuilder, Repeat};
+    use lazybatch_kernels::conformance::problems;
+
+    use super::*;
+
+    #[test]
+    fn every_node_has_a_family_or_the_host() {
+        let mut num = 0;
+        for problem in problems() {
+            let program = (problem.build)();
+            for node in &program.nodes {
+                let families = families_of(&program, node).unwrap();
+                let is_host = matches!(node.op, Op::Tensor(_) | Op::Custom(_));
+                assert_eq!(families.is_empty(), is_host, "{}: {node:?}", problem.name);
+                num += 1;
+            }
+        }
+        assert!(num > 100, "{num} nodes");
+    }
+
+    #[test]
+    fn heads_that_are_too_wide_are_refused() {
+        for (dim, takes) in [(256, true), (257, false)] {
+            let mut b = ProgramBuilder::new("wide");
+            let x = b.sequence("x", DType::F32, &[dim], 8);
+            let y = b.output_sequence("y", DType::F32, &[dim]);
+            b.begin_block("main", Repeat::Once);
+            let x = b.read_input("x", x);
+            let heads = Heads {
+                query: 1,
+                kv: 1,
+                dim,
+                scale: 1.0,
+            };
+            let v = b.attention("attention", [x, x, x], heads, false);
+            b.emit("y", y, v);
+            let program = b.finish().unwrap();
+            let node = program.nodes.iter().find(|n| n.name == "attention");
+            let found = families_of(&program, node.unwrap());
+            assert_eq!(found.is_ok(), takes);
+            if let Err(why) = found {
+                assert_eq!(why, "heads of 1 to 256 features, got 257");
+            }
+        }
+    }
 }

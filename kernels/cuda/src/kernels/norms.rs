@@ -2,7 +2,9 @@
 //!
 //! A row's sums are taken by one warp or one block, as its width says, in an order of its width.
 
-use super::{Kernels, Source, expect, launch, per_item, size};
+use lazybatch_graph::Op;
+
+use super::{Kernels, Source, Takes, expect, launch, per_item, size};
 use crate::context::{DevicePtr, Grid, Stream};
 use crate::error::CudaError;
 
@@ -18,6 +20,15 @@ pub(super) const SOURCE: Source = Source {
         "rms_norm_block",
         "rms_norm_warp",
     ],
+    takes: |_, node| {
+        Takes::those(matches!(
+            node.op,
+            Op::LayerNorm { .. }
+                | Op::AddLayerNorm { .. }
+                | Op::RmsNorm { .. }
+                | Op::BatchNorm { .. }
+        ))
+    },
 };
 
 /// Widest row that one warp reduces.

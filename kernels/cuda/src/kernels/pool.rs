@@ -1,8 +1,8 @@
 //! Pooling, NCHW.
 
-use lazybatch_graph::{Pool, Window};
+use lazybatch_graph::{Op, Pool, Window};
 
-use super::{Kernels, Source, expect, launch, per_item, size};
+use super::{Kernels, Source, Takes, expect, launch, per_item, size};
 use crate::context::{DevicePtr, Grid, Stream};
 use crate::error::CudaError;
 
@@ -10,6 +10,7 @@ pub(super) const SOURCE: Source = Source {
     file: "pool.cu",
     text: include_str!("../../cuda/pool.cu"),
     kernels: &["global_average_pool", "pool2d"],
+    takes: |_, node| Takes::those(matches!(node.op, Op::Pool2d { .. } | Op::GlobalAveragePool)),
 };
 
 /// Window and planes as the kernel takes them.

@@ -1,6 +1,8 @@
 //! Positions: rotary embedding and learned tables.
 
-use super::{Kernels, Source, expect, launch, per_item, size};
+use lazybatch_graph::Op;
+
+use super::{Kernels, Source, Takes, expect, launch, per_item, size};
 use crate::context::{DevicePtr, Stream};
 use crate::error::CudaError;
 
@@ -8,6 +10,7 @@ pub(super) const SOURCE: Source = Source {
     file: "positions.cu",
     text: include_str!("../../cuda/positions.cu"),
     kernels: &["add_position", "rope"],
+    takes: |_, node| Takes::those(matches!(node.op, Op::AddPosition | Op::Rope { .. })),
 };
 
 /// Turns per position of each pair, for [`Kernels::rope`]: `theta^(-2i / dim) / 2 pi`, `i < dim /

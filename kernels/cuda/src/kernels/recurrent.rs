@@ -3,7 +3,9 @@
 //! Source: LSTM as in Hochreiter and Schmidhuber 1997 with forget gates (Gers 2000), gate order
 //! i, f, g, o; GRU as in Cho 2014 in the variant with the reset gate behind the recurrent product.
 
-use super::{Kernels, Source, launch, per_item, size};
+use lazybatch_graph::Op;
+
+use super::{Kernels, Source, Takes, launch, per_item, size};
 use crate::context::{DevicePtr, Stream};
 use crate::error::CudaError;
 
@@ -11,6 +13,7 @@ pub(super) const SOURCE: Source = Source {
     file: "recurrent.cu",
     text: include_str!("../../cuda/recurrent.cu"),
     kernels: &["gru_gates", "lstm_gates"],
+    takes: |_, node| Takes::those(matches!(node.op, Op::LstmCell { .. } | Op::GruCell { .. })),
 };
 
 /// Rows of a pool of vector states.

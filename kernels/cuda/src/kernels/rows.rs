@@ -2,7 +2,9 @@
 //!
 //! Elements are 4 bytes of any kind (f32 or i32).
 
-use super::{Kernels, Source, THREADS, launch, size};
+use lazybatch_graph::Op;
+
+use super::{Kernels, Source, THREADS, Takes, launch, size};
 use crate::context::{DevicePtr, Grid, Stream};
 use crate::error::CudaError;
 
@@ -16,6 +18,23 @@ pub(super) const SOURCE: Source = Source {
         "move_rows",
         "pick_rows",
     ],
+    takes: |_, node| {
+        Takes::those(matches!(
+            node.op,
+            Op::Input { .. }
+                | Op::Reshape { .. }
+                | Op::Concat
+                | Op::Slice { .. }
+                | Op::MeanRows
+                | Op::FirstRow
+                | Op::LastRow
+                | Op::VecRead { .. }
+                | Op::VecWrite { .. }
+                | Op::SeqRead { .. }
+                | Op::SeqWrite { .. }
+                | Op::Emit { .. }
+        ))
+    },
 };
 
 /// A piece of memory to be copied.

@@ -1,6 +1,8 @@
 //! Softmax over the last dimension.
 
-use super::{Kernels, Source, launch, norms};
+use lazybatch_graph::Op;
+
+use super::{Kernels, Source, Takes, launch, norms};
 use crate::context::{DevicePtr, Stream};
 use crate::error::CudaError;
 
@@ -8,6 +10,7 @@ pub(super) const SOURCE: Source = Source {
     file: "softmax.cu",
     text: include_str!("../../cuda/softmax.cu"),
     kernels: &["softmax_block", "softmax_warp"],
+    takes: |_, node| Takes::those(matches!(node.op, Op::Softmax)),
 };
 
 impl Kernels {

@@ -4,10 +4,11 @@
 //! Kwon et al. 2023. Keys are taken in splits of [`SPLIT`] from the first on; the results of the
 //! splits are joined in order. Whether blocks share the splits of a row among them changes no bits.
 
-use lazybatch_graph::Heads;
+use lazybatch_graph::{Heads, Op, StateKind};
 
+use super::attention::takes_heads;
 use super::states::Paged;
-use super::{Kernels, Source, expect, launch, size};
+use super::{Kernels, Source, Takes, expect, launch, size};
 use crate::context::{DevicePtr, Grid, Stream};
 use crate::error::CudaError;
 
@@ -22,7 +23,21 @@ pub(super) const SOURCE: Source = Source {
         "state_attention_32",
         "state_attention_64",
     ],
+    takes: |program, node| match node.op {
+        Op::StateAttention { heads, .. } => takes_heads(heads),
+        Op::AdditiveAttention { values, .. } => match program.state(values).kind {
+            StateKind::Sequence { features, .. } if features > MOST_VALUES => {
+                let expected = format!("values of at most {MOST_VALUES} features");
+                Takes::Not(format!("{expected}, got {features}"))
+            }
+            _ => Takes::Yes,
+        },
+        _ => Takes::No,
+    },
 };
+
+/// Most features of the values of additive attention.
+const MOST_VALUES: usize = 8192;
 
 /// Keys of a split.
 pub const SPLIT: usize = 128;

@@ -3,7 +3,7 @@
 //! Vector states need nothing of their own: they are rows of a pool by slot, for
 //! [`Kernels::gather_rows`] and [`Kernels::scatter_rows`].
 
-use super::{Kernels, Source, THREADS, launch, size};
+use super::{Kernels, Source, THREADS, Takes, launch, size};
 use crate::context::{DevicePtr, Grid, Stream};
 use crate::error::CudaError;
 
@@ -11,6 +11,8 @@ pub(super) const SOURCE: Source = Source {
     file: "states.cu",
     text: include_str!("../../cuda/states.cu"),
     kernels: &["seq_read", "seq_write"],
+    // Nodes of states are copies of rows.
+    takes: |_, _| Takes::No,
 };
 
 /// Positions of a page.

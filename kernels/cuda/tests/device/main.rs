@@ -8,7 +8,9 @@ mod injected;
 mod library;
 #[path = "../common/process.rs"]
 mod process;
+mod residency;
 mod times;
+mod warm;
 
 use lazybatch_cuda::{CudaDevice, CudaOptions};
 
@@ -22,6 +24,7 @@ fn options() -> CudaOptions {
         table_bytes: 256 << 10,
         max_open: 16,
         depth: 2,
+        warm_members: 0,
         ..CudaOptions::default()
     }
 }

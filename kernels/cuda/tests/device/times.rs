@@ -1,11 +1,17 @@
 //! What launches take on the device, as its events say.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use lazybatch_cuda::{CudaDevice, CudaOptions, LaunchTime};
 use lazybatch_graph::{DType, Program, ProgramBuilder, Repeat, Tensor};
 use lazybatch_kernels::{Device, OpenRequest};
-use lazybatch_sla::{LaneId, Launch, Member, ModelId, RequestId, Slot, SubBatchId, Ticket, Time};
+use lazybatch_sla::{
+    LaneId, Launch, Member, ModelId, Nanos, RequestId, Slot, SubBatchId, Ticket, Time,
+};
+
+use lazybatch_engine::core::Event;
+use lazybatch_engine::driver::Observer;
+use lazybatch_engine::{Engine, ModelOptions, Options};
 
 use crate::process::runs_clean;
 use crate::{device, options};
@@ -53,16 +59,18 @@ fn enqueue(device: &mut CudaDevice, ticket: u64, nodes: std::ops::Range<u32>) {
     device.enqueue(Time::ZERO, plan, &launch).unwrap();
 }
 
-fn finish(device: &mut CudaDevice) {
+/// Waits for the oldest launch, and returns what it took.
+fn finish(device: &mut CudaDevice) -> Nanos {
     loop {
         if let Some(done) = device.poll(Time::ZERO) {
-            return done.result.unwrap();
+            done.result.unwrap();
+            return done.busy.unwrap();
         }
     }
 }
 
 /// Runs the two halves of the program again and again, with both in flight.
-fn run(times: bool) -> Vec<LaunchTime> {
+fn run(times: bool) -> (Vec<Nanos>, Vec<LaunchTime>) {
     let mut device = device(CudaOptions { times, ..options() });
     device.load(MODEL, Arc::new(program())).unwrap();
     device
@@ -76,29 +84,74 @@ fn run(times: bool) -> Vec<LaunchTime> {
             output_len: None,
         })
         .unwrap();
-    let mut all = Vec::new();
+    let (mut busy, mut all) = (Vec::new(), Vec::new());
     for pass in 0..4 {
         enqueue(&mut device, 2 * pass, 0..2);
         enqueue(&mut device, 2 * pass + 1, 2..4);
         for _ in 0..2 {
-            finish(&mut device);
+            busy.push(finish(&mut device));
         }
         all.extend(device.take_times());
     }
     assert!(device.take_times().is_empty());
     device.close(Slot(0));
-    all
+    (busy, all)
 }
 
 #[test]
 fn every_launch_has_its_time() {
     runs_clean("times::every_launch_has_its_time", || {
-        assert!(run(false).is_empty());
-        let times = run(true);
+        let (busy, times) = run(false);
+        assert!(busy.len() == 8 && times.is_empty());
+        assert!(busy.iter().all(|t| *t > Nanos::ZERO), "{busy:?}");
+        let (busy, times) = run(true);
+        let of_times = times.iter().map(|t| Nanos((t.busy_us * 1e3) as u64));
+        assert_eq!(busy, of_times.collect::<Vec<_>>());
         assert_eq!(times.len(), 8);
         assert_eq!(times[0].idle_us, 0.0);
         for time in &times {
             assert!(time.busy_us > 0.0 && time.idle_us >= 0.0, "{time:?}");
         }
+    });
+}
+
+/// Launches that were over, and those whose time the device had measured.
+#[derive(Default)]
+struct Counted {
+    over: usize,
+    measured: usize,
+}
+
+impl Observer for Counted {
+    fn on_event(&mut self, _now: Time, event: &Event) {
+        if let Event::Done { took, .. } = event {
+            self.over += 1;
+            self.measured += usize::from(took.is_some_and(|t| t > Nanos::ZERO));
+        }
+    }
+}
+
+#[test]
+fn the_scheduler_is_told_what_launches_took() {
+    runs_clean("times::the_scheduler_is_told_what_launches_took", || {
+        let counted = Arc::new(Mutex::new(Counted::default()));
+        let engine = Engine::builder()
+            .device(device(options()))
+            .model("m", program(), ModelOptions::default())
+            .observer(counted.clone(), false)
+            .build()
+            .unwrap();
+        let inputs = || vec![Tensor::from_f32(&[1, 8], &[1.0; 8])];
+        let submit = |_| {
+            engine
+                .try_submit("m", inputs(), Options::default())
+                .unwrap()
+        };
+        let handles: Vec<_> = (0..4).map(submit).collect();
+        handles.into_iter().for_each(|h| drop(h.wait().unwrap()));
+        engine.drain_blocking();
+        let counted = counted.lock().unwrap();
+        assert!(counted.over >= 4, "{} launches", counted.over);
+        assert_eq!(counted.measured, counted.over);
     });
 }

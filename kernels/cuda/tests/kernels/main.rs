@@ -14,6 +14,7 @@ mod cache;
 mod elementwise;
 mod gemm;
 mod images;
+mod library;
 mod matrix;
 mod mutations;
 mod norms;

@@ -1,0 +1,193 @@
+//! What launches take, as policies hear of it: from the device where it measures, else from the
+//! times of events, with several launches in flight too. A journal keeps what was measured.
+
+#![allow(clippy::unwrap_used, reason = "a test says by panicking")]
+
+mod common;
+
+use std::sync::{Arc, Mutex};
+
+use common::*;
+use lazybatch_engine::core::{Core, Event, View};
+use lazybatch_engine::driver::virtual_time::{Script, run, untimed};
+use lazybatch_engine::journal::{Header, Writer, replay};
+use lazybatch_engine::policy::{self, Decision, Policy};
+use lazybatch_graph::{OutputId, SharedProgram, Tensor};
+use lazybatch_kernels::sim::{Noise, SimDevice};
+use lazybatch_kernels::{Completion, Device, DeviceInfo, Error, OpenRequest, Plan};
+use lazybatch_sla::{Launch, ModelId, Nanos, Slot, Ticket, Time};
+
+/// What launches took, as a policy was told.
+type Heard = Arc<Mutex<Vec<(Ticket, Nanos)>>>;
+
+/// `greedy`, which notes what it is told.
+struct Listening {
+    inner: Box<dyn Policy>,
+    heard: Heard,
+}
+
+impl Policy for Listening {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        self.inner.decide(view)
+    }
+
+    fn on_done(&mut self, _now: Time, launch: &Launch, took: Nanos) {
+        self.heard.lock().unwrap().push((launch.ticket, took));
+    }
+}
+
+/// A simulated device that says what launches took, by ticket.
+struct Measuring(SimDevice);
+
+fn measured(ticket: Ticket) -> Nanos {
+    Nanos(7 * ticket.0 + 1)
+}
+
+impl Device for Measuring {
+    fn info(&self) -> DeviceInfo {
+        self.0.info()
+    }
+
+    fn load(&mut self, model: ModelId, program: SharedProgram) -> Result<(), Error> {
+        self.0.load(model, program)
+    }
+
+    fn unload(&mut self, model: ModelId) {
+        self.0.unload(model);
+    }
+
+    fn buckets(&self) -> &[u32] {
+        self.0.buckets()
+    }
+
+    fn prepare(
+        &mut self,
+        model: ModelId,
+        block: u32,
+        first_node: u32,
+        end_node: u32,
+        bucket: u32,
+    ) -> Result<Plan, Error> {
+        self.0.prepare(model, block, first_node, end_node, bucket)
+    }
+
+    fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), Error> {
+        self.0.open(request)
+    }
+
+    fn enqueue(&mut self, now: Time, plan: Plan, launch: &Launch) -> Result<(), Error> {
+        self.0.enqueue(now, plan, launch)
+    }
+
+    fn poll(&mut self, now: Time) -> Option<Completion> {
+        let done = self.0.poll(now)?;
+        Some(Completion {
+            busy: Some(measured(done.ticket)),
+            ..done
+        })
+    }
+
+    fn next_completion(&self) -> Option<Time> {
+        self.0.next_completion()
+    }
+
+    fn emitted(&self, slot: Slot, output: OutputId, from: usize) -> Option<Tensor> {
+        self.0.emitted(slot, output, from)
+    }
+
+    fn close(&mut self, slot: Slot) -> Vec<Option<Tensor>> {
+        self.0.close(slot)
+    }
+}
+
+/// Nodes of three lengths, and a dozen requests that are there at once.
+fn case() -> (World, Vec<Arrival>) {
+    let nodes = [300, 50, 1000].map(Node::constant).to_vec();
+    let arrivals = (0..12).map(|_| Arrival::new(0, 0, 0, 0, None));
+    (World::chain(4, nodes), arrivals.collect())
+}
+
+/// Runs the case with so many launches in flight: what the policy heard, the launches, the journal.
+fn hear(depth: u32, measures: bool) -> (Vec<(Ticket, Nanos)>, Recorder, Vec<u8>) {
+    let (world, arrivals) = case();
+    let options = Options {
+        lane_depths: vec![depth],
+        ..Options::default()
+    };
+    let config = config(&world, &options);
+    let tables = config.models.iter().map(|m| m.table.clone()).collect();
+    let sim = SimDevice::new("sim", 1, tables, Nanos::ZERO, Noise::default());
+    let mut device: Box<dyn Device> = match measures {
+        true => Box::new(Measuring(sim)),
+        false => Box::new(sim),
+    };
+    let heard = Heard::default();
+    let policy = Listening {
+        inner: policy::build("greedy").unwrap(),
+        heard: heard.clone(),
+    };
+    let header = Header::new("greedy", &world.profile(), &config);
+    let mut both = (Writer::new(Vec::new(), &header), Recorder::default());
+    let mut core = Core::new(config, Box::new(policy));
+    run(
+        &mut core,
+        device.as_mut(),
+        &sim_requests(&arrivals, false),
+        &Script::default(),
+        &mut both,
+        &mut untimed,
+    );
+    let heard = std::mem::take(&mut *heard.lock().unwrap());
+    (heard, both.1, both.0.finish().unwrap())
+}
+
+#[test]
+fn without_measurements_each_launch_has_the_time_it_had_the_lane() {
+    for depth in [1, 2, 3] {
+        let (heard, passed, _) = hear(depth, false);
+        let mut want = Vec::new();
+        let mut most = 0;
+        for (_, item) in &passed.0 {
+            match item {
+                Item::Launch(l) => {
+                    let ns = [300, 50, 1000][l.first_node as usize];
+                    want.push((l.ticket, Nanos(ns)));
+                }
+                Item::Event(Event::Done { ticket, took, .. }) => {
+                    assert_eq!(*took, None);
+                    most = most.max(want.iter().filter(|w| w.0 >= *ticket).count());
+                }
+                _ => {}
+            }
+        }
+        assert_eq!(heard, want, "depth {depth}");
+        assert_eq!(most, depth as usize, "launches in flight");
+    }
+}
+
+#[test]
+fn what_the_device_measures_is_heard_and_kept() {
+    for depth in [1, 2] {
+        let (heard, passed, journal) = hear(depth, true);
+        assert!(heard.len() >= 9);
+        for (ticket, took) in &heard {
+            assert_eq!(*took, measured(*ticket));
+        }
+        let text = String::from_utf8(journal.clone()).unwrap();
+        assert_eq!(text.matches("\"took\":").count(), heard.len());
+        let mut replayed = Recorder::default();
+        replay(&journal[..], &mut replayed).unwrap();
+        assert!(replayed.0 == passed.0, "depth {depth}");
+        // One that says nothing of it is read as before.
+        let without = text.lines().map(|line| match line.find(",\"took\":") {
+            Some(at) => {
+                let rest = line[at + 8..].trim_start_matches(|c: char| c.is_ascii_digit());
+                format!("{}{rest}\n", &line[..at])
+            }
+            None => format!("{line}\n"),
+        });
+        let without: String = without.collect();
+        assert!(!without.contains("took"));
+        replay(without.as_bytes(), &mut ()).unwrap();
+    }
+}

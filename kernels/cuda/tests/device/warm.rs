@@ -1,0 +1,210 @@
+//! Launches whose graphs are there before they come.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use lazybatch_cuda::{CudaDevice, CudaOptions, GraphCounts};
+use lazybatch_graph::{Act, DType, Program, ProgramBuilder, Repeat, Tensor};
+use lazybatch_kernels::{Device, OpenRequest, Plan};
+use lazybatch_sla::{LaneId, Launch, Member, ModelId, RequestId, Slot, SubBatchId, Ticket, Time};
+
+use crate::process::runs_clean;
+use crate::{device, options};
+
+const MODEL: ModelId = ModelId(0);
+/// Most members that are captured ahead here.
+const MOST: usize = 4;
+
+/// Two layers, then a loop over what they left.
+fn program() -> Program {
+    let mut b = ProgramBuilder::new("loop").with_seed(3);
+    let x = b.input("x", DType::F32, &[6]);
+    let y = b.output_sequence("y", DType::F32, &[5]);
+    let sum = b.vector_state("sum", DType::F32, &[6], 0.5);
+    b.begin_block("start", Repeat::Once);
+    let v = b.read_input("x", x);
+    let v = b.dense("first", v, 6, Some(Act::Relu));
+    let v = b.dense("second", v, 6, None);
+    b.vec_write("give", sum, v);
+    b.begin_block("loop", Repeat::UntilStop { max: 8 });
+    let s = b.vec_read("take", sum);
+    let s = b.dense("step", s, 6, Some(Act::Tanh));
+    b.vec_write("keep", sum, s);
+    let v = b.dense("head", s, 5, None);
+    b.emit("y", y, v);
+    let best = b.arg_max("best", v);
+    b.stop("stop", best, 100);
+    b.finish().unwrap()
+}
+
+/// Layers over the positions of a sequence, whose mean is the answer.
+fn sequences() -> Program {
+    let mut b = ProgramBuilder::new("sequences").with_seed(4);
+    let x = b.sequence("x", DType::F32, &[6], 32);
+    let y = b.output("y", DType::F32, &[4]);
+    b.begin_block("main", Repeat::Once);
+    let v = b.read_input("x", x);
+    let v = b.dense("first", v, 4, Some(Act::Relu));
+    let v = b.mean_rows("mean", v);
+    b.emit("y", y, v);
+    b.finish().unwrap()
+}
+
+/// Segments of a program, two nodes each, with their plans.
+fn prepare(device: &mut CudaDevice, program: &Program) -> Vec<Vec<(Range<u32>, Plan)>> {
+    let blocks = program.blocks.iter().enumerate().map(|(b, block)| {
+        let end = block.nodes.len() as u32;
+        let starts = (0..end).step_by(2);
+        let mut of = |start: u32| {
+            let nodes = start..(start + 2).min(end);
+            let plan = device.prepare(MODEL, b as u32, nodes.start, nodes.end, u32::MAX);
+            (nodes, plan.unwrap())
+        };
+        starts.map(&mut of).collect()
+    });
+    blocks.collect()
+}
+
+/// Runs so many requests of these lengths together through `passes` passes of each block; returns
+/// their answers and the launches.
+fn serve(
+    device: &mut CudaDevice,
+    plans: &[Vec<(Range<u32>, Plan)>],
+    lens: &[u32],
+    passes: &[u32],
+) -> (Vec<Vec<f32>>, u64) {
+    let input = |i: usize, len: u32| {
+        let rows = len.max(1) as usize;
+        let values = (0..rows * 6).map(|k| (i * 5 + k) as f32 / 7.0 - 1.0);
+        Tensor::from_f32(&[rows, 6], &values.collect::<Vec<_>>())
+    };
+    for (i, &len) in lens.iter().enumerate() {
+        let opened = device.open(&OpenRequest {
+            slot: Slot(i as u32),
+            request: RequestId(i as u64),
+            model: MODEL,
+            inputs: &[input(i, len)],
+            input_len: len,
+            samples: 1,
+            output_len: None,
+        });
+        opened.unwrap();
+    }
+    let mut launches = 0;
+    for (b, (segments, passes)) in plans.iter().zip(passes).enumerate() {
+        for step in 0..*passes {
+            for (s, (nodes, plan)) in segments.iter().enumerate() {
+                let member = |(i, &len): (usize, &u32)| Member {
+                    request: RequestId(i as u64),
+                    slot: Slot(i as u32),
+                    step,
+                    input_len: len,
+                    samples: 1,
+                    idle: false,
+                };
+                let launch = Launch {
+                    ticket: Ticket(launches),
+                    lane: LaneId(0),
+                    model: MODEL,
+                    block: b as u32,
+                    segment: s as u32,
+                    first_node: nodes.start,
+                    end_node: nodes.end,
+                    sub_batch: SubBatchId(1),
+                    members: lens.iter().enumerate().map(member).collect(),
+                    padded_len: None,
+                    merged_members: 0,
+                };
+                device.enqueue(Time::ZERO, *plan, &launch).unwrap();
+                launches += 1;
+                let done = loop {
+                    if let Some(done) = device.poll(Time::ZERO) {
+                        break done;
+                    }
+                };
+                done.result.unwrap();
+            }
+        }
+    }
+    let answers = (0..lens.len()).map(|i| {
+        let outputs = device.close(Slot(i as u32));
+        outputs[0].as_ref().unwrap().to_f32()
+    });
+    (answers.collect(), launches)
+}
+
+/// Serves some batches, the first of their sizes, with graphs made ahead and without: the same
+/// bits, and with them all launches are replays and none is captured.
+fn first_are_replays(program: &Arc<Program>, batches: &[&[u32]], passes: &[u32]) {
+    let mut answers = Vec::new();
+    for warm_members in [MOST, 0] {
+        let mut device = device(CudaOptions {
+            warm_members,
+            ..options()
+        });
+        device.load(MODEL, Arc::clone(program)).unwrap();
+        let plans = prepare(&mut device, program);
+        let loaded = device.graph_counts();
+        assert_eq!((loaded.replayed, loaded.eager), (0, 0), "nothing has run");
+        assert_eq!(loaded.captured > 0, warm_members > 0);
+        assert_eq!(device.num_frames(), 0, "guests have left");
+        let mut launches = 0;
+        let mut all = Vec::new();
+        for lens in batches {
+            let (answers, num) = serve(&mut device, &plans, lens, passes);
+            all.extend(answers);
+            launches += num;
+        }
+        let counts = device.graph_counts();
+        if warm_members > 0 {
+            let want = GraphCounts {
+                replayed: launches,
+                ..loaded
+            };
+            assert_eq!(counts, want, "{}", program.name);
+        } else {
+            assert!(counts.eager > 0, "{counts:?}");
+        }
+        // It is prepared once.
+        let captured = device.graph_counts().captured;
+        prepare(&mut device, program);
+        assert_eq!(device.graph_counts().captured, captured);
+        answers.push(all);
+    }
+    assert!(answers[0].iter().flatten().all(|x| x.is_finite()));
+    assert!(answers[0] == answers[1], "{}", program.name);
+}
+
+#[test]
+fn first_launches_are_replays() {
+    runs_clean("warm::first_launches_are_replays", || {
+        let batches: [&[u32]; 4] = [&[0], &[0; 3], &[0; 2], &[0; 4]];
+        first_are_replays(&Arc::new(program()), &batches, &[1, 5]);
+        // One at a time at any length that is no more than a guest's, several of one position.
+        let batches: [&[u32]; 4] = [&[5], &[1; 3], &[12], &[1; 4]];
+        first_are_replays(&Arc::new(sequences()), &batches, &[1]);
+    });
+}
+
+#[test]
+fn sizes_that_no_guest_had_are_captured_when_they_come_again() {
+    let name = "warm::sizes_that_no_guest_had_are_captured_when_they_come_again";
+    runs_clean(name, || {
+        let program = Arc::new(program());
+        let mut device = device(CudaOptions {
+            warm_members: MOST,
+            ..options()
+        });
+        device.load(MODEL, Arc::clone(&program)).unwrap();
+        let plans = prepare(&mut device, &program);
+        let loaded = device.graph_counts();
+        let many = [0; MOST + 1];
+        let first = serve(&mut device, &plans, &many, &[1, 1]);
+        let eager = device.graph_counts();
+        assert_eq!((eager.eager, eager.captured), (first.1, loaded.captured));
+        let again = serve(&mut device, &plans, &many, &[1, 1]);
+        let counts = device.graph_counts();
+        assert_eq!((counts.eager, counts.replayed), (first.1, first.1));
+        assert_eq!(first, again);
+    });
+}
