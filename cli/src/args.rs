@@ -30,6 +30,11 @@ fn not_negative(text: &str) -> Result<f64, String> {
     number(text, |x| x >= 0.0, "a number of 0 or more")
 }
 
+/// A part of a whole, as the value of an option.
+pub fn part(text: &str) -> Result<f64, String> {
+    number(text, |x| (0.0..=1.0).contains(&x), "a number from 0 to 1")
+}
+
 fn below_one(text: &str) -> Result<f64, String> {
     number(
         text,

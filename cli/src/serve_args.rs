@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::args::{CpuArgs, positive};
+use crate::args::{CpuArgs, part, positive};
 
 /// What stands below the options.
 pub const SERVE_HELP: &str = "\
@@ -24,6 +24,21 @@ pub enum ControlMode {
     Explicit,
     /// All that are there, looked for again and again
     Poll,
+}
+
+/// How log lines are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum LogFormat {
+    /// For people
+    Text,
+    /// A JSON object a line
+    Json,
+}
+
+fn endpoint(text: &str) -> Result<String, String> {
+    let checked = lazybatch_serve::telemetry::check_endpoint(text);
+    checked.map_err(|e| e.to_string())?;
+    Ok(text.to_owned())
 }
 
 /// Options of `serve`.
@@ -105,6 +120,15 @@ pub struct ServeArgs {
     /// Device that runs all models: `cpu`; `cuda` or `cuda:N`, an NVIDIA GPU
     #[arg(long, default_value = "cpu", value_name = "DEVICE")]
     pub device: String,
+    /// Send spans of inference calls by OTLP over gRPC to this collector of OpenTelemetry
+    #[arg(long, value_name = "http://HOST:PORT", value_parser = endpoint)]
+    pub otlp_endpoint: Option<String>,
+    /// The part of the calls that get a span, 0 to 1, where their callers have not decided that
+    #[arg(long, default_value = "1", value_name = "RATIO", allow_negative_numbers = true, value_parser = part)]
+    pub otlp_sample: f64,
+    /// How log lines are written
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
     #[command(flatten)]
     pub cpu: CpuArgs,
     /// Read options from this file

@@ -194,6 +194,22 @@ fn what_is_wrong_in_the_file_or_the_environment_is_named() {
             "model-control-mode = \"all\"",
             &["f.toml:1:22:", "'all'", "none, explicit, poll"],
         ),
+        (
+            "otlp-sample = 1.5",
+            &["f.toml:1:15:", "expected a number from 0 to 1", "got 1.5"],
+        ),
+        (
+            "otlp-endpoint = \"https://collector\"",
+            &[
+                "f.toml:1:17:",
+                "http://HOST:PORT",
+                "got 'https://collector'",
+            ],
+        ),
+        (
+            "log-format = \"xml\"",
+            &["f.toml:1:14:", "'xml'", "text, json"],
+        ),
         ("models = ", &["f.toml:1:"]),
         (
             "models = \"a\"\nmodels = \"b\"",
@@ -314,6 +330,30 @@ fn tls_needs_certificate_and_key_and_files_that_are_there() {
         &format!("{serve} --token-file tokens"),
         &["tokens: expected a file of tokens"],
     );
+}
+
+#[test]
+fn log_lines_are_json_on_request_and_a_collector_need_not_be_there() {
+    let place = Place::new();
+    // Nobody listens at that port of loopback.
+    let flags = "--host 0.0.0.0 --insecure --log-format json --otlp-endpoint http://127.0.0.1:9";
+    let mut server = Serving::start(&place, flags);
+    assert_eq!(server.get("/v2/health/ready", "any"), "200");
+    server.signal("-TERM");
+    assert_eq!(server.child.wait().unwrap().code(), Some(0));
+    let log = place.read("log");
+    let line = |line: &str| serde_json::from_str::<serde_json::Value>(line).expect(line);
+    let lines: Vec<_> = log.lines().map(line).collect();
+    let has = |level: &str, message: &str| {
+        let is = |line: &&serde_json::Value| line["level"] == level && line["message"] == message;
+        let found: Vec<_> = lines.iter().filter(is).collect();
+        assert_eq!(found.len(), 1, "{message}: {log}");
+        found[0].clone()
+    };
+    let open = has("WARN", "other machines reach this server");
+    assert_eq!(open["address"], "0.0.0.0");
+    assert_eq!(open["target"], "lazybatch_serve::security");
+    assert_eq!(has("INFO", "draining")["in_flight"], 0);
 }
 
 /// A file of `serve/deploy`.

@@ -15,7 +15,7 @@ pub const TELLS: &str = "lazybatch_explanation";
 /// Accounts that are kept, and requests that an engine remembers.
 pub const KEPT: usize = 256;
 /// Most bytes of a name that are kept; clients choose theirs as long as they like.
-const MOST_NAME: usize = 128;
+pub(crate) const MOST_NAME: usize = 128;
 
 /// An account of a request.
 #[derive(Clone, Debug, Serialize)]
@@ -51,9 +51,9 @@ impl Explained {
             _ => lines.collect::<Vec<_>>().join("\n"),
         };
         let account = Account {
-            model: cut(&served.name),
+            model: cut(&served.name, MOST_NAME),
             version: served.version,
-            id: cut(id),
+            id: cut(id, MOST_NAME),
             explanation: explanation.clone(),
         };
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -71,11 +71,11 @@ impl Explained {
     }
 }
 
-/// As much of a name as is kept.
-fn cut(name: &str) -> String {
-    let mut fits = (0..=MOST_NAME.min(name.len())).rev();
-    let end = fits.find(|&end| name.is_char_boundary(end));
-    name[..end.unwrap_or(0)].to_owned()
+/// The beginning of a text, as whole characters of at most `most` bytes.
+pub(crate) fn cut(text: &str, most: usize) -> String {
+    let mut fits = (0..=most.min(text.len())).rev();
+    let end = fits.find(|&end| text.is_char_boundary(end));
+    text[..end.unwrap_or(0)].to_owned()
 }
 
 #[cfg(test)]
@@ -84,6 +84,7 @@ mod tests {
 
     #[test]
     fn long_names_are_cut_between_two_characters() {
+        let cut = |text: &str| cut(text, MOST_NAME);
         assert_eq!(cut(""), "");
         let whole = "n".repeat(MOST_NAME);
         assert_eq!(cut(&whole), whole);

@@ -10,6 +10,7 @@
 //! - [`http`], [`grpc`]: what they come over; [`metrics`] beside them.
 //! - [`listen`]: connections, plain and encrypted; [`security`]: who may call.
 //! - [`watch`], [`dashboard`], [`explained`]: what the engines do, live, as traces, and why.
+//! - [`telemetry`]: spans of calls, sent to a collector.
 //! - [`server`]: ports, start and end.
 
 pub mod cache;
@@ -34,6 +35,7 @@ pub mod settings;
 pub mod shm;
 pub mod state;
 pub mod stats;
+pub mod telemetry;
 pub mod warmup;
 pub mod watch;
 
@@ -43,3 +45,4 @@ pub use repository::Control;
 pub use security::{Security, TlsFiles};
 pub use server::{Bound, Options, Server};
 pub use settings::Switches;
+pub use telemetry::Otlp;

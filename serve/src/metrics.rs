@@ -351,10 +351,34 @@ fn render(state: &State) -> Result<String> {
         let values = value.into_iter().collect();
         families.push(named(name, help, MetricType::GAUGE, values));
     }
+    for (name, help, count) in spans(state) {
+        let count = metric(Vec::new(), MetricType::COUNTER, Value::Number(count as f64));
+        families.push(named(name, help, MetricType::COUNTER, vec![count]));
+    }
     families.retain(|f| !f.get_metric().is_empty());
     prometheus::TextEncoder::new()
         .encode_to_string(&families)
         .map_err(|e| Error::Internal(e.to_string()))
+}
+
+/// Counts of spans, where there are some.
+fn spans(state: &State) -> Vec<(&'static str, &'static str, u64)> {
+    let Some(telemetry) = &state.telemetry else {
+        return Vec::new();
+    };
+    let counts = telemetry.counts();
+    vec![
+        (
+            "lazybatch_spans_sent_total",
+            "Spans of OpenTelemetry that the collector took",
+            counts.sent(),
+        ),
+        (
+            "lazybatch_spans_dropped_total",
+            "Spans of OpenTelemetry that were lost",
+            counts.dropped(),
+        ),
+    ]
 }
 
 /// Figures of the server and its machine; those that the system does not tell are left out.

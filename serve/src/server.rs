@@ -30,6 +30,7 @@ use crate::security::auth::AuthLayer;
 use crate::security::{Guard, Port, Security};
 use crate::settings::Switches;
 use crate::state::State;
+use crate::telemetry::{Otlp, Telemetry};
 use crate::{Host, error, http, metrics};
 
 /// How a server is set up.
@@ -73,6 +74,8 @@ pub struct Options {
     pub switches: Arc<Switches>,
     /// Whether HTTP has a page at `/`.
     pub dashboard: bool,
+    /// Where spans of inference calls go; nowhere if `None`.
+    pub otlp: Option<Otlp>,
 }
 
 /// Addresses of a server that runs.
@@ -108,11 +111,16 @@ impl Server {
     ///
     /// # Errors
     /// An address that others reach without what [`Security::check`] asks for, a port that is taken,
-    /// a file or a folder that is not there, models that cannot be loaded.
+    /// a file or a folder that is not there, models that cannot be loaded, an endpoint of
+    /// [`Options::otlp`] that is none.
     pub async fn start(host: Arc<dyn Host>, options: Options) -> error::Result<Self> {
         let addresses = [options.http, options.grpc, options.metrics];
         options.security.check(addresses.into_iter().flatten())?;
         let guard = Arc::new(Guard::open(&options.security)?);
+        let is_encrypted = options.security.tls.is_some();
+        let telemetry = options.otlp.as_ref();
+        let telemetry = telemetry.map(|otlp| Telemetry::open(otlp, is_encrypted));
+        let telemetry = telemetry.transpose()?;
         let (http, grpc) = (bind(options.http).await?, bind(options.grpc).await?);
         let metrics = bind(options.metrics).await?;
         let (models, control) = (options.models.clone(), options.control.clone());
@@ -133,6 +141,7 @@ impl Server {
                 repository,
                 options.switches.clone(),
                 options.max_in_flight,
+                telemetry,
             )),
             guard,
             options,
@@ -256,6 +265,9 @@ impl Server {
             tracing::warn!("ended with connections open");
         }
         tasks.shutdown().await;
+        if let Some(telemetry) = &state.telemetry {
+            telemetry.end().await;
+        }
     }
 }
 

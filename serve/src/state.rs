@@ -10,6 +10,7 @@ use crate::machine::Meter;
 use crate::repository::Repository;
 use crate::settings::Switches;
 use crate::shm::Regions;
+use crate::telemetry::Telemetry;
 use crate::watch::Hub;
 
 /// Name of this server, as metadata states it.
@@ -43,6 +44,8 @@ pub struct State {
     pub meter: Meter,
     /// Those who look at what the engines do.
     pub hub: Hub,
+    /// Who makes and sends spans, if spans are wanted.
+    pub telemetry: Option<Telemetry>,
     room: Arc<Semaphore>,
     most: usize,
     ready: AtomicBool,
@@ -51,13 +54,19 @@ pub struct State {
 
 impl State {
     /// At the start, not ready; at most `most` inference calls at once.
-    pub fn new(repository: Repository, switches: Arc<Switches>, most: usize) -> Self {
+    pub fn new(
+        repository: Repository,
+        switches: Arc<Switches>,
+        most: usize,
+        telemetry: Option<Telemetry>,
+    ) -> Self {
         Self {
             repository,
             regions: Regions::default(),
             switches,
             meter: Meter::default(),
             hub: Hub::default(),
+            telemetry,
             room: Arc::new(Semaphore::new(most)),
             most,
             ready: AtomicBool::new(false),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use lazybatch_graph::{Program, SharedProgram, Tensor};
 use lazybatch_kernels::Device;
-use lazybatch_serve::{Control, Host, Options, Security, Server, Switches, TlsFiles};
+use lazybatch_serve::{Control, Host, Options, Otlp, Security, Server, Switches, TlsFiles};
 use lazybatch_sla::profile::ModelProfile;
 use lazybatch_workloads::experiment::SegmentLength;
 use lazybatch_workloads::text::Text;
@@ -23,7 +23,7 @@ use crate::args::CpuArgs;
 use crate::failure::BadInput;
 use crate::models::{self, DeviceKind, Model};
 use crate::output;
-use crate::serve_args::{ControlMode, ServeArgs};
+use crate::serve_args::{ControlMode, LogFormat, ServeArgs};
 
 /// Runs the command: until SIGTERM or SIGINT. Files of TLS and tokens are read anew on SIGHUP.
 pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
@@ -37,10 +37,14 @@ pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let wanted = switches;
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
-        .with_ansi(false)
-        .with_filter(filter_fn(move |meta| {
-            *meta.level() <= tracing::Level::INFO && wanted.wants(*meta.level())
-        }));
+        .with_ansi(false);
+    let lines = match args.log_format {
+        LogFormat::Text => lines.boxed(),
+        LogFormat::Json => lines.json().flatten_event(true).boxed(),
+    };
+    let lines = lines.with_filter(filter_fn(move |meta| {
+        *meta.level() <= tracing::Level::INFO && wanted.wants(*meta.level())
+    }));
     tracing_subscriber::registry().with(lines).try_init()?;
     let host = Arc::new(Served {
         kind,
@@ -97,6 +101,11 @@ fn options(args: &ServeArgs, switches: Arc<Switches>) -> Result<Options, BadInpu
         security: security(args)?,
         switches,
         dashboard: !args.no_dashboard,
+        otlp: args.otlp_endpoint.clone().map(|endpoint| Otlp {
+            endpoint,
+            sample: args.otlp_sample,
+            flush: Duration::from_secs(5),
+        }),
     })
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::Stream;
+use opentelemetry::Context;
 use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
 
@@ -25,6 +26,7 @@ use crate::proto::{
     ModelStreamInferResponse,
 };
 use crate::state::State;
+use crate::telemetry::Traced;
 
 /// Answers of a stream that wait for a slow client.
 const MAX_WAITING: usize = 64;
@@ -37,7 +39,12 @@ const WANTS_FINAL: &str = "triton_enable_empty_final_response";
 ///
 /// # Errors
 /// What is wrong with it, or why there is no answer.
-pub async fn run(state: &State, call: ModelInferRequest) -> Result<ModelInferResponse> {
+pub async fn run(
+    state: &State,
+    call: ModelInferRequest,
+    traced: &mut Traced,
+) -> Result<ModelInferResponse> {
+    let _room = state.enter()?;
     let served = state
         .repository
         .get(&call.model_name, &call.model_version)?;
@@ -45,15 +52,19 @@ pub async fn run(state: &State, call: ModelInferRequest) -> Result<ModelInferRes
         let message = "ModelInfer RPC doesn't support models with decoupled transaction policy";
         return Err(Error::Unsupported(message.into()));
     }
-    let request = read(state, call)?;
+    let mut request = read(state, call)?;
+    request.trace = traced.trace();
+    traced.asks(&served, &request);
     let answer = infer::start(&served, request)?.finish().await?;
+    traced.answered(&served, &answer);
     Ok(write(&served, answer))
 }
 
-/// Runs the requests of a stream.
+/// Runs the requests of a stream, whose spans belong to `parent`.
 pub fn stream(
     state: Arc<State>,
     mut calls: Streaming<ModelInferRequest>,
+    parent: Option<Context>,
 ) -> impl Stream<Item = std::result::Result<ModelStreamInferResponse, Status>> {
     let (tx, rx) = mpsc::channel(MAX_WAITING);
     tokio::spawn(async move {
@@ -66,7 +77,10 @@ pub fn stream(
                 Some(_) = running.join_next() => continue,
             };
             match next {
-                Ok(Some(call)) => begin(&state, call, &tx, &mut running).await,
+                Ok(Some(call)) => {
+                    let traced = Traced::grpc(&state, "ModelStreamInfer", parent.as_ref());
+                    begin(&state, call, traced, &tx, &mut running).await;
+                }
                 Ok(None) => break,
                 Err(_) => return,
             }
@@ -98,22 +112,31 @@ fn failed(id: &str, error: &Error) -> ModelStreamInferResponse {
 async fn begin(
     state: &Arc<State>,
     call: ModelInferRequest,
+    mut traced: Traced,
     tx: &Answers,
     running: &mut tokio::task::JoinSet<()>,
 ) {
     let id = call.id.clone();
-    let started = start(state, call);
+    let started = start(state, call, &mut traced);
     let tx = tx.clone();
     match started {
         Ok(started) => {
             running.spawn(async move {
-                if let Err(error) = started.finish(&tx).await {
-                    // A client that has gone hears nothing.
-                    drop(tx.send(Ok(failed(&id, &error))).await);
-                }
+                let error = match started.finish(&tx, &mut traced).await {
+                    Ok(true) => return traced.end(None),
+                    // Its client has gone.
+                    Ok(false) => return,
+                    Err(error) => error,
+                };
+                traced.end(Some(&error));
+                // A client that has gone hears nothing.
+                drop(tx.send(Ok(failed(&id, &error))).await);
             });
         }
-        Err(error) => drop(tx.send(Ok(failed(&id, &error))).await),
+        Err(error) => {
+            traced.end(Some(&error));
+            drop(tx.send(Ok(failed(&id, &error))).await);
+        }
     }
 }
 
@@ -131,12 +154,14 @@ enum Way {
     Steps(Box<infer::Stepwise>),
 }
 
-fn start(state: &Arc<State>, call: ModelInferRequest) -> Result<Started> {
+fn start(state: &State, call: ModelInferRequest, traced: &mut Traced) -> Result<Started> {
     let room = state.enter()?;
     let served = state
         .repository
         .get(&call.model_name, &call.model_version)?;
-    let request = read(state, call)?;
+    let mut request = read(state, call)?;
+    request.trace = traced.trace();
+    traced.asks(&served, &request);
     let wants_final = request.params.flag(WANTS_FINAL)?;
     let way = if served.settings.decoupled {
         Way::Steps(Box::new(infer::stream(&served, request)?))
@@ -152,36 +177,37 @@ fn start(state: &Arc<State>, call: ModelInferRequest) -> Result<Started> {
 }
 
 impl Started {
-    /// Sends its answers; a client that has gone gets none.
-    async fn finish(self, tx: &Answers) -> Result<()> {
+    /// Sends its answers; false when the client has gone, which then gets none.
+    async fn finish(self, tx: &Answers, traced: &mut Traced) -> Result<bool> {
         let mut steps = match self.way {
             Way::Whole(running) => {
                 let answer = running.finish().await?;
-                send(tx, &self.served, answer, true).await;
-                return Ok(());
+                traced.answered(&self.served, &answer);
+                return Ok(send(tx, &self.served, answer, true).await);
             }
             Way::Steps(steps) => steps,
         };
         while let Some(item) = steps.next().await {
             let is_sent = match item? {
                 Item::Rows { output, rows } => {
+                    traced.responds();
                     let answer = steps.answer(output, &rows);
                     answer.outputs.is_empty() || send(tx, &self.served, answer, false).await
                 }
-                Item::End(answer) if self.wants_final => {
+                Item::End(answer) => {
+                    traced.answered(&self.served, &answer);
                     let empty = Answer {
                         outputs: Vec::new(),
                         ..answer
                     };
-                    send(tx, &self.served, empty, true).await
+                    !self.wants_final || send(tx, &self.served, empty, true).await
                 }
-                Item::End(_) => true,
             };
             if !is_sent {
-                break;
+                return Ok(false);
             }
         }
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -246,6 +272,7 @@ fn read(state: &State, call: ModelInferRequest) -> Result<Request> {
         params: params(call.parameters)?,
         inputs,
         wanted: wanted.collect::<Result<Vec<Wanted>>>()?,
+        trace: None,
     })
 }
 

@@ -15,6 +15,7 @@ use crate::http::{load_model, unload_model};
 use crate::proto::grpc_inference_service_server::GrpcInferenceService;
 use crate::proto::*;
 use crate::state::{EXTENSIONS, SERVER_NAME, State};
+use crate::telemetry::{self, Traced};
 
 /// The service.
 #[derive(Clone)]
@@ -111,17 +112,18 @@ impl GrpcInferenceService for Service {
     }
 
     async fn model_infer(&self, call: Request<ModelInferRequest>) -> Answered<ModelInferResponse> {
-        let _room = self.state.enter()?;
-        Ok(Response::new(
-            infer::run(&self.state, call.into_inner()).await?,
-        ))
+        let parent = telemetry::parent(&self.state, call.metadata().as_ref());
+        let mut traced = Traced::grpc(&self.state, "ModelInfer", parent.as_ref());
+        let answered = infer::run(&self.state, call.into_inner(), &mut traced).await;
+        Ok(Response::new(traced.ends(answered)?))
     }
 
     async fn model_stream_infer(
         &self,
         call: Request<Streaming<ModelInferRequest>>,
     ) -> Answered<Self::ModelStreamInferStream> {
-        let answers = infer::stream(self.state.clone(), call.into_inner());
+        let parent = telemetry::parent(&self.state, call.metadata().as_ref());
+        let answers = infer::stream(self.state.clone(), call.into_inner(), parent);
         Ok(Response::new(Box::pin(answers)))
     }
 

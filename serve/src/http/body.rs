@@ -181,6 +181,7 @@ pub fn read(
         params,
         inputs,
         wanted,
+        trace: None,
     })
 }
 

@@ -24,6 +24,7 @@ use tower::Service;
 use super::{Target, bug, infer};
 use crate::error::{Error, Result};
 use crate::state::State;
+use crate::telemetry::Traced;
 
 /// What a connection of HTTP hands its calls to.
 #[derive(Clone)]
@@ -46,19 +47,28 @@ impl Front {
     }
 
     async fn answer(self, request: Request<Incoming>) -> Answered {
-        let Some(target) = plain(request.method(), request.uri().path(), request.headers()) else {
+        let Some((target, route)) =
+            plain(request.method(), request.uri().path(), request.headers())
+        else {
             let Self { mut router, .. } = self;
             return router.call(request).await;
         };
-        let answered = AssertUnwindSafe(self.infer(target, request)).catch_unwind();
+        let answered = AssertUnwindSafe(self.infer(target, route, request)).catch_unwind();
         let answered = answered.await.unwrap_or_else(|_| Err(bug()));
         Ok(answered.unwrap_or_else(IntoResponse::into_response))
     }
 
-    async fn infer(&self, target: Target, request: Request<Incoming>) -> Result<Response> {
+    async fn infer(
+        &self,
+        target: Target,
+        route: &str,
+        request: Request<Incoming>,
+    ) -> Result<Response> {
         let (head, body) = request.into_parts();
-        let body = self.body(body).await?;
-        infer(&self.state, &target, &head.headers, Ok(body)).await
+        let (path, headers) = (head.uri.path(), &head.headers);
+        let traced = Traced::http(&self.state, &head.method, route, path, headers);
+        let body = self.body(body).await;
+        infer(&self.state, &target, traced, headers, body).await
     }
 
     async fn body(&self, body: Incoming) -> Result<Bytes> {
@@ -102,8 +112,9 @@ fn unread(why: impl std::fmt::Display) -> Error {
     Error::Invalid(format!("Failed to buffer the request body: {why}"))
 }
 
-/// The model that a plain inference call names; `None` of any other call.
-fn plain(method: &Method, path: &str, headers: &HeaderMap) -> Option<Target> {
+/// The model that a plain inference call names, and the router's path for it; `None` of any other
+/// call.
+fn plain(method: &Method, path: &str, headers: &HeaderMap) -> Option<(Target, &'static str)> {
     let packs = [header::CONTENT_ENCODING, header::ACCEPT_ENCODING];
     let wants_layers = packs.iter().any(|name| {
         let value = headers.get(name);
@@ -120,10 +131,15 @@ fn plain(method: &Method, path: &str, headers: &HeaderMap) -> Option<Target> {
     };
     let is_named = !model.is_empty() && !version.contains('/');
     let has_version = !version.is_empty() || rest.len() == model.len();
-    (is_named && has_version).then(|| Target {
+    let route = match version {
+        "" => "/v2/models/{model}/infer",
+        _ => "/v2/models/{model}/versions/{version}/infer",
+    };
+    let target = || Target {
         model: model.into(),
         version: version.into(),
-    })
+    };
+    (is_named && has_version).then(|| (target(), route))
 }
 
 #[cfg(test)]
@@ -136,7 +152,8 @@ mod tests {
         headers: &[(header::HeaderName, &str)],
     ) -> Option<[String; 2]> {
         let headers = headers.iter().map(|(k, v)| (k.clone(), v.parse().unwrap()));
-        let target = plain(method, path, &headers.collect())?;
+        let (target, route) = plain(method, path, &headers.collect())?;
+        assert_eq!(route.contains("{version}"), !target.version.is_empty());
         Some([target.model, target.version])
     }
 

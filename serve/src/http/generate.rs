@@ -7,22 +7,32 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::{Path, State as Shared};
 use axum::response::sse::{Event, Sse};
-use bytes::Bytes;
 use futures_util::Stream;
 use indexmap::IndexMap;
 use serde_json::{Value, json};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::{App, Target, params};
+use super::{App, Read, Target, params};
 use crate::config::{TEXT_INPUT, TEXT_OUTPUT};
 use crate::dtype::{self, DataType};
 use crate::error::{Error, Result};
 use crate::explained;
 use crate::infer::{self, Input, Item, Output, Request, Stepwise, Wanted};
 use crate::model::Served;
+use crate::state::State;
+use crate::telemetry::Traced;
+
+/// Reads a call, and tells its span of it.
+fn read(served: &Served, body: Read, traced: &mut Traced) -> Result<Request> {
+    let body = body.map_err(|e| Error::Invalid(e.body_text()))?;
+    let mut request = parse(served, &body)?;
+    request.trace = traced.trace();
+    traced.asks(served, &request);
+    Ok(request)
+}
 
 /// Reads `{"text_input": ..., "parameters": {...}}`; other keys are parameters too.
-fn read(served: &Served, body: &[u8]) -> Result<Request> {
+fn parse(served: &Served, body: &[u8]) -> Result<Request> {
     if !served.known.writes_text {
         let message = format!("model '{}' does not read and write text", served.name);
         return Err(Error::Invalid(message));
@@ -70,6 +80,7 @@ fn read(served: &Served, body: &[u8]) -> Result<Request> {
             name: TEXT_OUTPUT.into(),
             ..Wanted::default()
         }],
+        trace: None,
     })
 }
 
@@ -80,7 +91,7 @@ fn text(output: &Output) -> String {
         .map_or_else(String::new, |p| String::from_utf8_lossy(p).into_owned())
 }
 
-fn told(served: &Served, id: &str, text: &str) -> Value {
+fn told(served: &Served, id: &str, text: &str, why: Option<String>) -> Value {
     let mut json = json!({
         "model_name": served.name,
         "model_version": served.version.to_string(),
@@ -89,24 +100,35 @@ fn told(served: &Served, id: &str, text: &str) -> Value {
     if !id.is_empty() {
         json["id"] = id.into();
     }
+    if let Some(why) = why {
+        json[explained::TELLS] = why.into();
+    }
     json
 }
 
 pub async fn whole(
     Shared(state): App,
     Path(target): Path<Target>,
-    body: Bytes,
+    mut traced: Traced,
+    body: Read,
+) -> Result<Json<Value>> {
+    let answered = answer(&state, &target, &mut traced, body).await;
+    traced.ends(answered)
+}
+
+async fn answer(
+    state: &State,
+    target: &Target,
+    traced: &mut Traced,
+    body: Read,
 ) -> Result<Json<Value>> {
     let _room = state.enter()?;
-    let served = target.get(&state)?;
-    let request = read(&served, &body)?;
+    let served = target.get(state)?;
+    let request = read(&served, body, traced)?;
     let answer = infer::start(&served, request)?.finish().await?;
+    traced.answered(&served, &answer);
     let text = answer.outputs.first().map(text).unwrap_or_default();
-    let mut told = told(&served, &answer.id, &text);
-    if let Some(why) = answer.explanation {
-        told[explained::TELLS] = why.into();
-    }
-    Ok(Json(told))
+    Ok(Json(told(&served, &answer.id, &text, answer.explanation)))
 }
 
 /// A text as it grows.
@@ -117,15 +139,21 @@ struct Growing {
     ids: Vec<i32>,
     /// Bytes of text that were told.
     told: usize,
+    traced: Traced,
     _room: OwnedSemaphorePermit,
 }
 
+/// What is told at once: a piece of the text, and at the end why the request took its time, if it
+/// asks for that.
+type Piece = (String, Option<String>);
+
 impl Growing {
-    /// The next piece of text; `None` at the end.
-    async fn next(&mut self) -> Option<Result<String>> {
+    /// The next piece; `None` behind the end or an error.
+    async fn next(&mut self) -> Option<Result<Piece>> {
         loop {
             match self.steps.next().await? {
                 Ok(Item::Rows { output: 0, rows }) => {
+                    self.traced.responds();
                     self.ids.extend(rows.to_i32());
                     let whole = match self.text() {
                         Ok(whole) => whole,
@@ -134,13 +162,17 @@ impl Growing {
                     // A character of several tokens is told when it is whole.
                     if let Some(piece) = self.piece(&whole).filter(|_| !whole.ends_with('\u{fffd}'))
                     {
-                        return Some(Ok(piece));
+                        return Some(Ok((piece, None)));
                     }
                 }
                 Ok(Item::Rows { .. }) => {}
                 Ok(Item::End(answer)) => {
+                    self.traced.answered(&self.served, &answer);
+                    std::mem::take(&mut self.traced).end(None);
                     let whole = answer.outputs.first().map(text).unwrap_or_default();
-                    return self.piece(&whole).map(Ok);
+                    let (rest, why) = (self.piece(&whole), answer.explanation);
+                    let has_more = rest.is_some() || why.is_some();
+                    return has_more.then(|| Ok((rest.unwrap_or_default(), why)));
                 }
                 Err(error) => return Some(Err(error)),
             }
@@ -165,27 +197,48 @@ impl Growing {
 pub async fn stream(
     Shared(state): App,
     Path(target): Path<Target>,
-    body: Bytes,
+    mut traced: Traced,
+    body: Read,
 ) -> Result<Sse<impl Stream<Item = std::result::Result<Event, Infallible>>>> {
+    let (mut growing, id) = match begin(&state, &target, &mut traced, body) {
+        Ok(begun) => begun,
+        Err(error) => return traced.ends(Err(error)),
+    };
+    traced.opens();
+    growing.traced = traced;
+    let events = futures_util::stream::unfold(Some((growing, id)), |state| async move {
+        let (mut growing, id) = state?;
+        let (json, goes_on) = match growing.next().await? {
+            Ok((piece, why)) => (told(&growing.served, &id, &piece, why), true),
+            Err(error) => {
+                std::mem::take(&mut growing.traced).end(Some(&error));
+                (json!({ "error": error.to_string() }), false)
+            }
+        };
+        let event = Event::default().data(json.to_string());
+        Some((Ok(event), goes_on.then_some((growing, id))))
+    });
+    Ok(Sse::new(events))
+}
+
+/// Hands in the request of a stream: its text, and the client's name for it.
+fn begin(
+    state: &State,
+    target: &Target,
+    traced: &mut Traced,
+    body: Read,
+) -> Result<(Growing, String)> {
     let room = state.enter()?;
-    let served = target.get(&state)?;
-    let request = read(&served, &body)?;
+    let served = target.get(state)?;
+    let request = read(&served, body, traced)?;
     let id = request.id.clone();
     let growing = Growing {
         steps: infer::stream(&served, request)?,
         served,
         ids: Vec::new(),
         told: 0,
+        traced: Traced::default(),
         _room: room,
     };
-    let events = futures_util::stream::unfold(Some((growing, id)), |state| async move {
-        let (mut growing, id) = state?;
-        let (json, goes_on) = match growing.next().await? {
-            Ok(piece) => (told(&growing.served, &id, &piece), true),
-            Err(error) => (json!({ "error": error.to_string() }), false),
-        };
-        let event = Event::default().data(json.to_string());
-        Some((Ok(event), goes_on.then_some((growing, id))))
-    });
-    Ok(Sse::new(events))
+    Ok((growing, id))
 }

@@ -26,12 +26,15 @@ use crate::infer::start;
 use crate::model::Served;
 use crate::proto;
 use crate::state::{EXTENSIONS, SERVER_NAME, State};
+use crate::telemetry::Traced;
 
 pub use body::{params, region, wanted};
 pub use front::Front;
 pub use manage::{load_model, unload_model};
 
 type App = Shared<Arc<State>>;
+/// A body that was read, or could not be.
+type Read = std::result::Result<Bytes, axum::extract::rejection::BytesRejection>;
 
 /// A model, and a version if the path names one.
 #[derive(serde::Deserialize)]
@@ -164,17 +167,30 @@ async fn all_stats(Shared(state): App) -> Json<Value> {
 async fn run(
     Shared(state): App,
     Path(target): Path<Target>,
+    traced: Traced,
     headers: HeaderMap,
-    body: std::result::Result<Bytes, axum::extract::rejection::BytesRejection>,
+    body: Read,
 ) -> Result<Response> {
     let body = body.map_err(|e| Error::Invalid(e.body_text()));
-    infer(&state, &target, &headers, body).await
+    infer(&state, &target, traced, &headers, body).await
 }
 
 /// An inference call whose body was read, or could not be.
 async fn infer(
     state: &State,
     target: &Target,
+    mut traced: Traced,
+    headers: &HeaderMap,
+    body: Result<Bytes>,
+) -> Result<Response> {
+    let answered = answer(state, target, &mut traced, headers, body).await;
+    traced.ends(answered)
+}
+
+async fn answer(
+    state: &State,
+    target: &Target,
+    traced: &mut Traced,
     headers: &HeaderMap,
     body: Result<Bytes>,
 ) -> Result<Response> {
@@ -185,8 +201,11 @@ async fn infer(
         let message = "HTTP end point doesn't support models with decoupled transaction policy";
         return Err(Error::Invalid(message.into()));
     }
-    let request = body::read(&served, &state.regions, headers, body)?;
+    let mut request = body::read(&served, &state.regions, headers, body)?;
+    request.trace = traced.trace();
+    traced.asks(&served, &request);
     let binary = request.params.flag("binary_data_output")?;
     let answer = start(&served, request)?.finish().await?;
+    traced.answered(&served, &answer);
     body::write(&served, binary, &answer)
 }

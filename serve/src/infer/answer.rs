@@ -38,6 +38,7 @@ pub fn gather(served: &Served, request: &Request, calls: &[Vec<Tensor>]) -> Resu
         id: request.id.clone(),
         outputs,
         explanation: None,
+        passage: None,
     })
 }
 
@@ -50,6 +51,7 @@ pub fn rows(served: &Served, request: &Request, at: usize, rows: &Tensor) -> Ans
         id: request.id.clone(),
         outputs: own.map(|w| numbers(served, w, at, &[rows])).collect(),
         explanation: None,
+        passage: None,
     }
 }
 

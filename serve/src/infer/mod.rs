@@ -6,8 +6,10 @@ mod run;
 
 use bytes::Bytes;
 use indexmap::IndexMap;
+use lazybatch_sla::{Outcome, Time};
+use opentelemetry::TraceId;
 
-pub use run::{Item, Running, Stepwise, rehearse, start, stream};
+pub use run::{Item, Running, Stepwise, class_of, rehearse, start, stream};
 
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
@@ -146,6 +148,8 @@ pub struct Request {
     pub inputs: Vec<Input>,
     /// The outputs that it wants; all if there are none.
     pub wanted: Vec<Wanted>,
+    /// The trace that its call belongs to, for log lines.
+    pub trace: Option<TraceId>,
 }
 
 /// An output of an answer.
@@ -172,4 +176,23 @@ pub struct Answer {
     pub outputs: Vec<Output>,
     /// Why it took its time, if the request asks for that.
     pub explanation: Option<String>,
+    /// Its way through the engine; none of an answer from the cache, or of a part of one.
+    pub passage: Option<Passage>,
+}
+
+/// How the engine came to an answer, by its clock.
+#[derive(Clone, Copy, Debug)]
+pub struct Passage {
+    /// When the request arrived.
+    pub arrival: Time,
+    /// When the first launch of it began.
+    pub first_launch: Time,
+    /// When the last one ended.
+    pub finish: Time,
+    /// Met, or violated where a part of it was.
+    pub outcome: Outcome,
+    /// Samples of the request.
+    pub samples: usize,
+    /// Requests of the engine that it became.
+    pub requests: usize,
 }

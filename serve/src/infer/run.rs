@@ -9,18 +9,18 @@ use std::time::Duration;
 
 use lazybatch_engine::{Answer as Ended, Handle, Held, Options, RequestError, Step, StepStream};
 use lazybatch_graph::Tensor;
-use lazybatch_sla::{Nanos, RequestId, Time};
+use lazybatch_sla::{Nanos, Outcome, RequestId, Time};
 use tokio::time::{Instant, timeout_at};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::pending::Pending;
-use super::{Answer, Input, Param, Request, answer};
+use super::{Answer, Input, Param, Passage, Request, answer};
 use crate::cache::{Key, Outputs};
 use crate::config::TEXT_INPUT;
 use crate::config::controls::repeated;
 use crate::dtype::{self, DataType};
 use crate::error::{Error, Result};
-use crate::explained;
+use crate::explained::{self, MOST_NAME, cut};
 use crate::model::Served;
 
 /// A request made ready for the engine.
@@ -73,7 +73,7 @@ pub fn start(served: &Arc<Served>, request: Request) -> Result<Running> {
         }),
         Err(error) => {
             pending.end(Some(&error));
-            Err(in_request(&request.id, error))
+            Err(in_request(served, &request, error))
         }
     }
 }
@@ -193,7 +193,7 @@ impl Running {
                 answer.explanation = Some(why);
             }
         }
-        result.map_err(|e| in_request(&self.request.id, e))
+        result.map_err(|e| in_request(self.pending.served(), &self.request, e))
     }
 
     async fn gathered(&mut self) -> Result<Answer> {
@@ -216,8 +216,10 @@ impl Running {
         }
         let engine = served.engine();
         let finished = engine.now();
+        let passage = passage(&ended, self.samples);
         let outputs: Outputs = ended.into_iter().map(|e: Ended| e.outputs).collect();
-        let answer = answer::gather(served, &self.request, &outputs)?;
+        let mut answer = answer::gather(served, &self.request, &outputs)?;
+        answer.passage = passage;
         let gathered = engine.now();
         served.stats.compute_output.add(gathered.since(finished));
         if let (Seen::Miss(key, looked), Some(cache)) = (&self.seen, &served.cache) {
@@ -229,8 +231,37 @@ impl Running {
     }
 }
 
-/// Names the request in an error's message, if the client named it.
-fn in_request(id: &str, error: Error) -> Error {
+/// The way of a request that became `ended`; none if that is nothing.
+fn passage(ended: &[Ended], samples: usize) -> Option<Passage> {
+    let first = |one: &Ended| one.first_launch.unwrap_or(one.finish);
+    let late = ended.iter().find(|one| one.outcome == Outcome::Violated);
+    Some(Passage {
+        arrival: ended.iter().map(|one| one.arrival).min()?,
+        first_launch: ended.iter().map(first).min()?,
+        finish: ended.iter().map(|one| one.finish).max()?,
+        outcome: late.map_or(Outcome::Met, |one| one.outcome),
+        samples,
+        requests: ended.len(),
+    })
+}
+
+/// Names the request in an error's message, if the client named it. What is not the client's fault
+/// is logged.
+fn in_request(served: &Served, request: &Request, error: Error) -> Error {
+    let id = &request.id;
+    if let Error::Internal(error) = &error {
+        let request_id = (!id.is_empty()).then(|| cut(id, MOST_NAME));
+        let trace_id = request.trace.map(tracing::field::display);
+        let (model, version) = (&*served.name, served.version);
+        tracing::error!(
+            model,
+            version,
+            request_id,
+            trace_id,
+            error,
+            "request failed"
+        );
+    }
     if id.is_empty() {
         return error;
     }
@@ -246,7 +277,7 @@ fn in_request(id: &str, error: Error) -> Error {
 
 /// The class that a request counts in: what its model does not know counts as the default, since
 /// figures of each class are kept.
-fn class_of<'a>(served: &Served, request: &'a Request) -> &'a str {
+pub fn class_of<'a>(served: &Served, request: &'a Request) -> &'a str {
     let named = request.params.text("sla_class").ok().flatten();
     let known = named.filter(|class| served.engine().check_class(Some(class)).is_ok());
     known.unwrap_or("default")
@@ -306,7 +337,7 @@ pub fn stream(served: &Arc<Served>, request: Request) -> Result<Stepwise> {
         }),
         Err(error) => {
             pending.end(Some(&error));
-            Err(in_request(&request.id, error))
+            Err(in_request(served, &request, error))
         }
     }
 }
@@ -350,7 +381,9 @@ impl Stepwise {
             }
             Ok(Step::End(ended)) => {
                 served.stats.answered(self.pending.class(), &ended, 1);
-                answer::gather(served, &self.request, &[ended.outputs])
+                let passage = passage(std::slice::from_ref(&ended), 1);
+                let answer = answer::gather(served, &self.request, &[ended.outputs]);
+                answer.map(|answer| Answer { passage, ..answer })
             }
             Err(error) => Err(error.into()),
         };
@@ -363,7 +396,7 @@ impl Stepwise {
                 answer.explanation = Some(why);
             }
         }
-        let result = result.map_err(|e| in_request(&self.request.id, e));
+        let result = result.map_err(|e| in_request(self.pending.served(), &self.request, e));
         Some(result.map(Item::End))
     }
 

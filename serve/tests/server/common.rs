@@ -30,6 +30,8 @@ pub struct Gate(Arc<(Mutex<Held>, Condvar)>);
 struct Held {
     shut: bool,
     launches: usize,
+    /// Whether the next launch fails.
+    fails: bool,
     /// Models and samples of all launches so far.
     order: Vec<(ModelId, u32)>,
 }
@@ -44,6 +46,11 @@ impl Gate {
         self.0.1.notify_all();
     }
 
+    /// The next launch fails.
+    pub fn fail(&self) {
+        self.0.0.lock().unwrap().fails = true;
+    }
+
     /// Launches that are held.
     pub fn holding(&self) -> usize {
         self.0.0.lock().unwrap().launches
@@ -54,12 +61,20 @@ impl Gate {
         self.0.0.lock().unwrap().order.clone()
     }
 
-    fn pass(&self, launch: &Launch) {
+    fn pass(&self, launch: &Launch) -> Result<(), Error> {
         let mut held = self.0.0.lock().unwrap();
         held.launches += 1;
         held.order.push((launch.model, launch.num_samples()));
         let mut held = self.0.1.wait_while(held, |held| held.shut).unwrap();
         held.launches -= 1;
+        match std::mem::take(&mut held.fails) {
+            false => Ok(()),
+            true => Err(Error::Launch {
+                device: "gated".into(),
+                segment: "any".into(),
+                why: "it was told to".into(),
+            }),
+        }
     }
 }
 
@@ -114,7 +129,7 @@ impl Device for Gated {
         self.0.open(request)
     }
     fn enqueue(&mut self, now: Time, plan: Plan, launch: &Launch) -> Result<(), Error> {
-        self.1.pass(launch);
+        self.1.pass(launch)?;
         self.0.enqueue(now, plan, launch)
     }
     fn poll(&mut self, now: Time) -> Option<Completion> {
@@ -131,6 +146,21 @@ impl Device for Gated {
     }
 }
 
+/// The text of a model that reads two numbers and writes ids: its length, and a letter an id.
+struct Letters;
+
+impl Text for Letters {
+    fn inputs(&self, text: &str) -> Result<Vec<Tensor>, String> {
+        Ok(vec![Tensor::from_f32(&[1, 2], &[text.len() as f32, 1.0])])
+    }
+
+    fn answer(&self, outputs: &[Tensor]) -> Result<Option<String>, String> {
+        let letter = |id: i32| u8::try_from(id).map(|id| char::from(b'a' + id));
+        let text: Result<String, _> = outputs[0].to_i32().into_iter().map(letter).collect();
+        text.map(Some).map_err(|e| e.to_string())
+    }
+}
+
 struct TestHost(Gate);
 
 impl Host for TestHost {
@@ -141,8 +171,8 @@ impl Host for TestHost {
         };
         Ok(Box::new(Gated(CpuDevice::new(options), self.0.clone())))
     }
-    fn text(&self, _: &Program, _: &Path) -> Result<Option<Box<dyn Text>>, String> {
-        Ok(None)
+    fn text(&self, program: &Program, _: &Path) -> Result<Option<Box<dyn Text>>, String> {
+        Ok((program.name == "speaker").then(|| Box::new(Letters) as _))
     }
     fn measure(&self, _: &SharedProgram, _: u32) -> Result<Option<ModelProfile>, String> {
         Ok(None)
@@ -202,6 +232,7 @@ pub async fn start(set: impl FnOnce(&mut Options)) -> Running {
         security: Security::default(),
         switches: Arc::default(),
         dashboard: true,
+        otlp: None,
     };
     set(&mut options);
     let gate = Gate::default();
@@ -230,6 +261,10 @@ pub async fn start(set: impl FnOnce(&mut Options)) -> Running {
 impl Running {
     pub fn http(&self) -> SocketAddr {
         self.at.http.unwrap()
+    }
+
+    pub fn metrics(&self) -> SocketAddr {
+        self.at.metrics.unwrap()
     }
 
     /// Tells it to end.

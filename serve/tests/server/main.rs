@@ -6,6 +6,7 @@ mod front;
 mod hostile;
 mod models;
 mod security;
+mod spans;
 mod tls;
 mod watch;
 
