@@ -49,9 +49,6 @@ pub struct CudaOptions {
     /// Keep what each launch takes on the device, for
     /// [`CudaDevice::take_times`](crate::CudaDevice::take_times). Default: false.
     pub times: bool,
-    /// Take launches for over before their event has come: for the test that this is found out.
-    #[doc(hidden)]
-    pub skips_wait: bool,
 }
 
 impl Default for CudaOptions {
@@ -73,7 +70,6 @@ impl Default for CudaOptions {
             registry: KernelRegistry::new(),
             poison: false,
             times: false,
-            skips_wait: false,
         }
     }
 }

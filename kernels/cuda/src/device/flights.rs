@@ -29,7 +29,7 @@ impl CudaDevice {
     /// Whether the oldest launch is over; notes why it is if the device is lost.
     pub(super) fn front_is_over(&mut self) -> Option<bool> {
         let flight = self.flights.front()?;
-        if self.lost.is_some() || self.options.skips_wait {
+        if self.lost.is_some() {
             return Some(true);
         }
         match self.stages[flight.stage].over.is_over() {

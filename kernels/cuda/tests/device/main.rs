@@ -1,6 +1,7 @@
 //! The device on the driver of the crate `emulator`: the conformance suite, and how it fails.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+mod buckets;
 mod conformance;
 mod depth;
 mod failure;
@@ -9,6 +10,7 @@ mod library;
 #[path = "../common/process.rs"]
 mod process;
 mod times;
+mod waits;
 
 use lazybatch_cuda::{CudaDevice, CudaOptions};
 
