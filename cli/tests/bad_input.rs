@@ -66,6 +66,8 @@ fn numbers_out_of_range_name_option_and_value() {
         ("--weights", &["f64", "INT8"]),
         ("--rate", &["0", "NaN"]),
         ("--duration", &["0"]),
+        ("--requests", &["0", "many"]),
+        ("--pool", &["0"]),
         ("--drain", &["0"]),
         ("--sla-ms", &["0"]),
     ] {
