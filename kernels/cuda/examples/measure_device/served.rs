@@ -262,8 +262,7 @@ fn preempting(report: Report, amount: &Amount, in_flight: u32) -> Result<(), Fai
         waits.push(waited.as_secs_f64() * 1e6);
     }
     let seen = served.sight.all();
-    let last = seen.iter().rev().take(8);
-    if !last.clone().any(|s| is_large(s)) {
+    if !seen.iter().rev().take(8).any(is_large) {
         return Err("the load ended before the last request that preempts".into());
     }
     let of_load = seen.iter().filter(|s| is_large(s));
