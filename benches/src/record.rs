@@ -144,19 +144,31 @@ pub fn merge(figures: &mut Value, more: Value) {
     }
 }
 
-/// Writes `environment.json`: processor, SIMD level, compiler, commit, date.
+/// The first GPU that CUDA finds; none where there is no driver, and none for the emulator.
+fn gpu() -> Option<String> {
+    lazybatch_cuda::probe::driver().ok()?;
+    let context = lazybatch_cuda::Context::new(0).ok()?;
+    let is_emulator = context.is_emulator().ok()?;
+    context.name().ok().filter(|_| !is_emulator)
+}
+
+/// Writes `environment.json`: processor, SIMD level, whether there is a GPU, compiler, commit, date.
 ///
 /// # Errors
 /// A file that cannot be written.
 pub fn environment(folder: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     let machine = Machine::here();
+    let gpu = gpu();
     let levels: Vec<_> = Level::available().iter().map(|l| l.name()).collect();
     let text = json!({
         "cpu": machine.cpu,
         "cores": machine.cores,
         "simd_used": Level::detect().name(),
         "simd_available": levels,
+        // What the benches measure runs on the processor, whether there is a GPU or not.
+        "gpu": gpu.is_some(),
+        "gpu_name": gpu,
         "rustc": output("rustc", &["--version"]),
         "commit": output("git", &["rev-parse", "--short=12", "HEAD"]),
         "date": clock::utc_minute(),
@@ -191,6 +203,17 @@ mod tests {
         assert_eq!(line["policy"], "lazy");
         assert_eq!((&line["median"], &line["runs"]), (&json!(2.0), &json!(3)));
         assert!(line["machine"]["cores"].as_u64().unwrap() > 0);
+    }
+
+    #[test]
+    fn an_environment_says_whether_there_is_a_gpu() {
+        let folder = tempfile::tempdir().unwrap();
+        environment(folder.path()).unwrap();
+        let text = fs::read_to_string(folder.path().join("environment.json")).unwrap();
+        let written: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(written["gpu"], json!(gpu().is_some()));
+        assert_eq!(written["gpu_name"].is_string(), written["gpu"] == true);
+        assert!(written["cores"].as_u64().unwrap() > 0);
     }
 
     #[test]

@@ -237,6 +237,13 @@ pub struct CompareArgs {
     /// Seconds of arrivals under each policy
     #[arg(long, value_name = "S", default_value_t = 3.0, allow_negative_numbers = true, value_parser = positive)]
     pub duration: f64,
+    /// Most arrivals under each policy; the run is shorter than --duration where they come sooner
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = sweep_count)]
+    pub requests: Option<usize>,
+    /// Different inputs, of which arrivals take one after another: each is also run alone, to
+    /// compare answers with. 512 if absent, fewer in a dry run
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = sweep_count)]
+    pub pool: Option<usize>,
     /// Most seconds to wait after the last arrival; requests still open then count as shed
     #[arg(long, default_value_t = 2.0, value_name = "S", allow_negative_numbers = true, value_parser = positive)]
     pub drain: f64,

@@ -68,6 +68,8 @@ fn numbers_out_of_range_name_option_and_value() {
         ("--depth", &["0", "3", "deep"]),
         ("--rate", &["0", "NaN"]),
         ("--duration", &["0"]),
+        ("--requests", &["0", "many"]),
+        ("--pool", &["0"]),
         ("--drain", &["0"]),
         ("--sla-ms", &["0"]),
     ] {

@@ -170,6 +170,17 @@ fn the_projects_own_arrivals_are_served_at_the_rate_asked_for() {
             if row.id % 2 == 0 { "violated" } else { "met" }
         );
     }
+    compare(
+        &place,
+        &format!("{run} --requests 7 --pool 2 --requests-csv c.csv"),
+    );
+    assert_eq!(requests(&place.read("c.csv")).len(), 7);
+    let poisson = "--model transformer-tiny --rate 500 --duration 5 --policies greedy";
+    compare(
+        &place,
+        &format!("{poisson} --requests 9 --requests-csv c.csv"),
+    );
+    assert_eq!(requests(&place.read("c.csv")).len(), 9);
 }
 
 #[test]

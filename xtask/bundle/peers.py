@@ -83,9 +83,17 @@ def measure(what, run, **sizes):
 def linear():
     size = 64 if DRY else 4096
     weight = torch.randn(size, size, device=DEVICE, dtype=TYPE) / size**0.5
-    for rows in [1, 9] if DRY else [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 512]:
+    # Those of the bundle's own measurement.
+    for rows in [1, 9] if DRY else [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512]:
         x = torch.randn(rows, size, device=DEVICE, dtype=TYPE)
-        measure("linear layer, bf16", lambda: x @ weight, rows=rows, size=size)
+        measure("linear layer, bf16", lambda: x @ weight, rows=rows, size=size, out="bf16")
+        try:
+            # The results that ours writes; older versions of PyTorch have no such product.
+            product = lambda: torch.mm(x, weight, out_dtype=torch.float32)
+            measure("linear layer, bf16", product, rows=rows, size=size, out="f32")
+        except (TypeError, RuntimeError, NotImplementedError) as error:
+            reason = str(error).splitlines()[0]
+            line("linear layer, bf16", rows=rows, size=size, out="f32", skipped=reason)
 
 
 def bert():

@@ -2,7 +2,10 @@
 //! and measure the CUDA device, without Rust and without the source.
 //!
 //! `run.sh` in it runs the stages and leaves their results in a folder. `--check` makes a bundle of
-//! unoptimised programs and runs it on the emulator.
+//! unoptimised programs and runs it on the emulator; `--take` puts the profiles of such a folder into
+//! one file among those of the project.
+
+mod take;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -13,6 +16,8 @@ use serde_json::Value;
 use crate::host;
 use crate::models::run_step;
 use crate::nvrtc;
+
+pub use take::take;
 
 /// What is copied as it is.
 const FILES: [&str; 3] = ["run.sh", "peers.py", "README.md"];
@@ -33,13 +38,14 @@ const PROGRAMS: [&str; 5] = [
     "test_kernels",
 ];
 /// The stages of `run.sh`.
-const STAGES: [&str; 8] = [
+const STAGES: [&str; 9] = [
     "kernels",
     "device",
     "measure",
     "measure_device",
     "profile",
     "compare",
+    "compare_others",
     "compare_decoder",
     "peers",
 ];
@@ -80,7 +86,7 @@ pub fn run(root: &Path, is_check: bool) -> Result<bool> {
     })?;
     std::fs::create_dir_all(&programs)?;
     let made = build(root, is_check)?;
-    let mut names = Vec::new();
+    let (mut names, mut newest) = (Vec::new(), [0, 0]);
     for artifact in &made {
         let Some(program) = &artifact.program else {
             continue;
@@ -96,8 +102,13 @@ pub fn run(root: &Path, is_check: bool) -> Result<bool> {
         let to = programs.join(&name);
         std::fs::copy(program, &to).with_context(|| to.display().to_string())?;
         run_step(Command::new("strip").arg(&to))?;
+        newest = newest.max(newest_glibc(&std::fs::read(&to)?));
+        // Packed they are less than half as large; `run.sh` unpacks them.
+        run_step(Command::new("gzip").arg("-9").arg(&to))?;
         names.push(name);
     }
+    let [major, minor] = newest;
+    std::fs::write(folder.join("GLIBC"), format!("{major}.{minor}\n"))?;
     for file in FILES {
         let from = root.join("xtask/bundle").join(file);
         std::fs::copy(&from, folder.join(file)).with_context(|| from.display().to_string())?;
@@ -109,7 +120,7 @@ pub fn run(root: &Path, is_check: bool) -> Result<bool> {
     );
     let bytes = size(&folder)?;
     println!(
-        "{}: {:.1} MiB of {}, {}",
+        "{}: {:.1} MiB of {}, for glibc {major}.{minor} and newer, {}",
         folder.display(),
         bytes as f64 / f64::from(1 << 20),
         MAX_BYTES >> 20,
@@ -168,6 +179,7 @@ fn check(root: &Path, folder: &Path, made: &[Artifact]) -> Result<bool> {
         let num = lines_without_figures(&text).with_context(|| file.to_owned())?;
         ensure!(num >= least, "{file}: expected {least} lines, got {num}");
     }
+    check_verdict(&results)?;
     // Whoever has no GPU and does not say so gets a sentence, and no measurements.
     let refused = Command::new(folder.join("run.sh"))
         .arg(folder.join("refused"))
@@ -182,6 +194,45 @@ fn check(root: &Path, folder: &Path, made: &[Artifact]) -> Result<bool> {
         "expected status 2 without --dry, got {refused:?}"
     );
     Ok(status.success())
+}
+
+/// A dry run's verdict: every figure that was asked for is there, and none was measured.
+///
+/// # Errors
+/// One that was, or too few of them.
+fn check_verdict(results: &Path) -> Result<()> {
+    let file = results.join("verdict.json");
+    let text = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+    let verdict: Value = serde_json::from_str(&text).with_context(|| text.clone())?;
+    let asked = verdict["asked"].as_array().map_or(&[][..], Vec::as_slice);
+    ensure!(
+        asked.len() >= 10 && verdict["gpu"] == false,
+        "expected a verdict on ten figures and no GPU, got {text}"
+    );
+    for entry in asked {
+        ensure!(
+            entry["verdict"] == "not measured" && entry["got"].is_null(),
+            "expected nothing measured, got {entry}"
+        );
+    }
+    Ok(())
+}
+
+/// The newest version of the C library that a program asks for: the greatest of the names
+/// `GLIBC_2.x` that it has; 0.0 without any.
+fn newest_glibc(program: &[u8]) -> [u32; 2] {
+    const NAME: &[u8] = b"GLIBC_";
+    let starts = program.windows(NAME.len()).enumerate();
+    let starts = starts.filter(|(_, bytes)| *bytes == NAME);
+    let version = |(at, _): (usize, &[u8])| {
+        let rest = &program[at + NAME.len()..];
+        let is_part = |b: &u8| b.is_ascii_digit() || *b == b'.';
+        let len = rest.iter().position(|b| !is_part(b)).unwrap_or(rest.len());
+        let text = std::str::from_utf8(&rest[..len]).ok()?;
+        let mut parts = text.split('.').map(str::parse::<u32>);
+        Some([parts.next()?.ok()?, parts.next()?.ok()?])
+    };
+    starts.filter_map(version).max().unwrap_or([0, 0])
 }
 
 /// Lines of a dry run; the first is about the machine, and no other has a figure.
@@ -312,6 +363,31 @@ mod tests {
         for name in STAGES {
             assert!(text.contains(&format!("stage_{name}() {{")), "{name}");
         }
+    }
+
+    #[test]
+    fn the_newest_glibc_that_is_asked_for_is_found() {
+        let program = b"\0GLIBC_2.2.5\0libm.so.6\0GLIBC_2.35\0GLIBC_2.9\0GLIBC_PRIVATE\0GLIBC_2";
+        assert_eq!(newest_glibc(program), [2, 35]);
+        assert_eq!(newest_glibc(b"static"), [0, 0]);
+    }
+
+    #[test]
+    fn a_verdict_on_an_emulator_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let entry = serde_json::json!({ "verdict": "not measured", "got": null });
+        let write = |asked: Vec<Value>, gpu: bool| {
+            let text = serde_json::json!({ "gpu": gpu, "asked": asked }).to_string();
+            std::fs::write(folder.path().join("verdict.json"), text).unwrap();
+            check_verdict(folder.path())
+        };
+        write(vec![entry.clone(); 10], false).unwrap();
+        assert!(write(vec![entry.clone(); 10], true).is_err());
+        assert!(write(vec![entry.clone(); 9], false).is_err());
+        let met = serde_json::json!({ "verdict": "met", "got": 4.1 });
+        let mut asked = vec![entry; 10];
+        asked[3] = met;
+        assert!(write(asked, false).is_err());
     }
 
     #[test]

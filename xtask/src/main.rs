@@ -28,9 +28,11 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   models            fetch the pretrained models and ONNX cases that some tests and examples use
   nvrtc             fetch the CUDA kernel compiler that the emulator's tests use
   cuda-check        compile the CUDA device's kernels for GPUs of several generations
-  gpu-bundle [--check]
+  gpu-bundle [--check | --take FOLDER [NAME]]
                     put what a machine with a GPU needs to check and measure the CUDA device into
-                    target/gpu-bundle; --check runs an unoptimised one on the emulator instead
+                    target/gpu-bundle; --check runs an unoptimised one on the emulator instead;
+                    --take puts the profiles among such a machine's results into
+                    workloads/profiles/NAME.json (h200 if absent)
   peers-env         make a Python in .peers for `lazybatch-measure peers`
   soak [--seeds N] [--test NAME]
                     long property runs; appends a line under benches/results
@@ -65,6 +67,8 @@ fn run() -> Result<bool> {
         ["cuda-check"] => nvrtc::check(&root),
         ["gpu-bundle"] => bundle::run(&root, false),
         ["gpu-bundle", "--check"] => bundle::run(&root, true),
+        ["gpu-bundle", "--take", folder] => bundle::take(&root, folder.as_ref(), "h200"),
+        ["gpu-bundle", "--take", folder, name] => bundle::take(&root, folder.as_ref(), name),
         ["peers-env"] => peers::run(&root).map(|()| true),
         ["soak", options @ ..] => {
             let (mut num, mut only) = (soak::DEFAULT_CASES, None);

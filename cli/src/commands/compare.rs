@@ -45,6 +45,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         true => (DRY_POOL, args.drain.max(DRY_DRAIN_S)),
         false => (POOL, args.drain),
     };
+    let pool_size = args.pool.unwrap_or(pool_size);
     for policy in &args.policies {
         lazybatch_engine::policy::find(policy)?;
     }

@@ -62,7 +62,8 @@ pub fn calls(
     if let (Some(mut arrivals), Some(path)) = (trace, &args.trace) {
         let rate = args.trace_rate.unwrap_or(DEFAULT_LOAD * capacity);
         transform::scale_to_rate(&mut arrivals, rate)?;
-        let arrivals = transform::window(&arrivals, Time::ZERO, limit);
+        let mut arrivals = transform::window(&arrivals, Time::ZERO, limit);
+        arrivals.truncate(args.requests.unwrap_or(usize::MAX));
         if arrivals.is_empty() {
             let path = path.display();
             return Err(BadInput(format!("{path}: expected arrivals, got none")).into());
@@ -95,7 +96,8 @@ pub fn calls(
     }
     let process = Process::Poisson { rate_rps: rate };
     let stream = Stream::new(args.model.as_str(), process, Lengths::fixed(1, 1));
-    let arrivals = Workload::single(stream, Limit::Duration(limit)).generate(args.seed)?;
+    let mut arrivals = Workload::single(stream, Limit::Duration(limit)).generate(args.seed)?;
+    arrivals.truncate(args.requests.unwrap_or(usize::MAX));
     if arrivals.is_empty() {
         let got = format!("none at {rate}/s within {} s", args.duration);
         return Err(BadInput(format!("--rate: expected arrivals, got {got}")).into());

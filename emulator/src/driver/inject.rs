@@ -1,5 +1,6 @@
 //! Errors that are asked for: the `n`th call of a function answers a code instead of doing what it
-//! is there for.
+//! is there for. A wait that answers success and has not waited is such an error too: it shows what
+//! a program relies on it for.
 
 use super::Code;
 
@@ -7,6 +8,16 @@ use super::Code;
 pub(super) const VARIABLE: &str = "LAZYBATCH_EMULATOR_FAIL";
 /// The name under which kernels are counted when they run.
 pub(super) const KERNEL: &str = "kernel";
+/// Functions that wait or ask whether something is over: they may answer success unasked. From
+/// others that would be an answer without a result.
+const WAITS: [&str; 6] = [
+    "cuCtxSynchronize",
+    "cuEventQuery",
+    "cuEventSynchronize",
+    "cuStreamQuery",
+    "cuStreamSynchronize",
+    "cuStreamWaitEvent",
+];
 
 /// One rule.
 #[derive(Debug)]
@@ -33,14 +44,22 @@ impl Faults {
         rules.map(rule).collect::<Result<_, _>>().map(Self)
     }
 
-    /// Counts a call; answers the error that it is to give.
+    /// Counts a call; answers the code that it is to give. The first time that a rule does so is
+    /// printed: who asked for it learns when it was, and whether.
     pub(super) fn take(&mut self, symbol: &str) -> Option<Code> {
         let mut found = None;
         for rule in self.0.iter_mut().filter(|r| r.name == plain(symbol)) {
             rule.seen += 1;
-            if (rule.calls.0..=rule.calls.1).contains(&rule.seen) {
-                found.get_or_insert(rule.code);
+            if !(rule.calls.0..=rule.calls.1).contains(&rule.seen) {
+                continue;
             }
+            if rule.seen == rule.calls.0 {
+                let Rule {
+                    name, seen, code, ..
+                } = &rule;
+                eprintln!("CUDA emulator: {VARIABLE}: call {seen} of {name} answers {code:?}");
+            }
+            found.get_or_insert(rule.code);
         }
         found
     }
@@ -67,8 +86,14 @@ fn rule(text: &str) -> Result<Rule, String> {
     let calls = calls.filter(|(first, last)| 1 <= *first && first <= last);
     let calls = calls.ok_or_else(wrong)?;
     let code = Code::named(code).ok_or_else(|| format!("expected a CUDA_ERROR_..., got {code}"))?;
+    let name = plain(name);
+    if code == Code::Success && !WAITS.contains(&name) {
+        return Err(format!(
+            "expected a function that waits in front of CUDA_SUCCESS, got {name}"
+        ));
+    }
     Ok(Rule {
-        name: plain(name).to_owned(),
+        name: name.to_owned(),
         calls,
         code,
         seen: 0,
@@ -91,6 +116,12 @@ mod tests {
         let late = Some(Code::NotReady);
         assert_eq!(of(&mut faults, "cuEventQuery"), [late, late, late, None]);
         assert_eq!(of(&mut faults, "cuMemFree_v2"), [None; 4]);
+        let mut faults = Faults::parse("cuStreamSynchronize:2:CUDA_SUCCESS").unwrap();
+        let early = Some(Code::Success);
+        assert_eq!(
+            of(&mut faults, "cuStreamSynchronize"),
+            [None, early, None, None]
+        );
     }
 
     #[test]
@@ -104,6 +135,10 @@ mod tests {
                 "got cuMemAlloc:5-3",
             ),
             ("cuMemAlloc:1:OUT", "expected a CUDA_ERROR_..., got OUT"),
+            (
+                "cuMemAlloc:1:CUDA_SUCCESS",
+                "that waits in front of CUDA_SUCCESS, got cuMemAlloc",
+            ),
         ] {
             let error = Faults::parse(text).unwrap_err();
             assert!(error.contains(words), "{error}");

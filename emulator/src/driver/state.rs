@@ -139,7 +139,7 @@ impl Driver {
         self.next_handle
     }
 
-    /// The error that this call is to give, if one was asked for.
+    /// The code that this call is to give, if one was asked for.
     pub(super) fn injected(&mut self, name: &str) -> Option<Code> {
         let code = self.faults.take(name)?;
         if code.is_sticky() {

@@ -52,9 +52,6 @@ pub struct CudaOptions {
     /// Keep what each launch took on the device, for
     /// [`CudaDevice::take_times`](crate::CudaDevice::take_times). Default: false.
     pub times: bool,
-    /// Take launches for over before their event has come: for the test that this is found out.
-    #[doc(hidden)]
-    pub skips_wait: bool,
 }
 
 impl Default for CudaOptions {
@@ -77,7 +74,6 @@ impl Default for CudaOptions {
             registry: KernelRegistry::new(),
             poison: false,
             times: false,
-            skips_wait: false,
         }
     }
 }

@@ -7,20 +7,22 @@ use crate::stack::{Sizes, Stack};
 use crate::{Failure, Report, now, percentile};
 
 /// How much is measured.
-struct Amount {
-    sizes: Sizes,
+pub struct Amount {
+    /// Of the stack.
+    pub sizes: Sizes,
     /// Requests of a large sub-batch, a multiple of two.
-    large: usize,
+    pub large: usize,
     /// Launches of a measurement.
-    launches: usize,
+    pub launches: usize,
     /// Merges and preemptions.
-    events: usize,
+    pub events: usize,
     /// Launches until what comes again is captured, and the clock of a GPU is up.
     warm: usize,
 }
 
 impl Amount {
-    fn of(report: Report) -> Self {
+    /// On a GPU, or in a dry run.
+    pub fn of(report: Report) -> Self {
         if report.is_dry {
             return Self {
                 sizes: Sizes {
@@ -143,7 +145,7 @@ fn idle(report: Report, amount: &Amount, stack: &mut Stack) -> Result<(), Failur
                 ("gap_us_p99", percentile(&mut gaps, 99)),
                 ("segment_us", busy / times.len() as f64),
             ];
-            report.line("idle between segments", &sizes, &figures)?;
+            report.line("idle between segments, without scheduler", &sizes, &figures)?;
         }
     }
     Ok(())
@@ -240,7 +242,11 @@ fn preempting(report: Report, amount: &Amount, stack: &mut Stack) -> Result<(), 
             ("segments_p99", percentile(&mut in_segments, 99)),
             ("segment_us", segment),
         ];
-        report.line("wait of one that preempts", &sizes, &figures)?;
+        report.line(
+            "wait of one that preempts, without scheduler",
+            &sizes,
+            &figures,
+        )?;
     }
     Ok(())
 }

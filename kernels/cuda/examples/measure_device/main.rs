@@ -4,7 +4,8 @@
 //!
 //! Prints one line of JSON for each, the first about the machine. `--dry` runs everything on small
 //! shapes and prints no figure: a test of this program on the emulator, which it refuses else.
-//! `--environment` prints the first line alone.
+//! `--environment` prints the first line alone; `--verdict FOLDER` says of the results in a folder
+//! which figures that were asked for are met.
 #![allow(
     unsafe_code,
     reason = "copies on the device, in programs that hold its memory"
@@ -12,7 +13,9 @@
 
 mod launches;
 mod products;
+mod served;
 mod stack;
+mod verdict;
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -136,21 +139,34 @@ fn run(is_dry: bool) -> Result<ExitCode, Failure> {
     // What is asked of a GPU first, what takes long last.
     products::sanity(report)?;
     products::linear(report)?;
+    served::run(report)?;
     launches::run(report)?;
     Ok(ExitCode::SUCCESS)
 }
 
 fn main() -> ExitCode {
-    let is_dry = match std::env::args().nth(1).as_deref() {
-        None => false,
-        Some("--dry") => true,
-        Some("--environment") => {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let is_dry = match arguments.as_slice() {
+        [] => false,
+        ["--dry"] => true,
+        ["--verdict", folder] => {
+            return match verdict::run(folder.as_ref()) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => {
+                    eprintln!("{error}");
+                    ExitCode::FAILURE
+                }
+            };
+        }
+        ["--environment"] => {
             let (machine, found) = environment();
             println!("{machine}");
             return ExitCode::from(if found { 0 } else { 2 });
         }
-        Some(other) => {
-            eprintln!("expected nothing, --dry or --environment, got {other}");
+        other => {
+            let got = other.join(" ");
+            eprintln!("expected nothing, --dry, --environment or --verdict FOLDER, got {got}");
             return ExitCode::from(2);
         }
     };

@@ -149,7 +149,10 @@ pub fn linear(report: Report) -> Result<(), Failure> {
     let (size, all): (usize, &[usize]) = if report.is_dry {
         (64, &[1, 9, 128])
     } else {
-        (4096, &[1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 512])
+        (
+            4096,
+            &[1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512],
+        )
     };
     let most = all[all.len() - 1];
     let held = bench.noise(size * size * 2)?;
@@ -208,6 +211,22 @@ pub fn linear(report: Report) -> Result<(), Failure> {
             ("matrix_over_cublaslt", of_all[1][i] / of_all[2][i]),
         ];
         report.line("cost of determinism, linear layer", &sizes, &figures)?;
+    }
+    // What a product takes whose activations are of its type already, as PyTorch's are.
+    let mut library = Products::new(&bench.context, false, false)?;
+    for &m in all {
+        let product = Product {
+            a: rounded.at(),
+            weights,
+            out: out.at(),
+            m,
+            k: size,
+            n: size,
+            resume: false,
+        };
+        let took = bench.time(|| library.issue(&bench.stream, &product))?;
+        let sizes = [("rows", m.into()), ("size", size.into())];
+        report.line("bare product, bf16 to f32, cuBLASLt", &sizes, &times(took))?;
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! A loop of linear layers on the device, launched segment by segment without a scheduler.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use lazybatch_cuda::{CudaDevice, CudaOptions, LaunchTime};
@@ -12,7 +13,7 @@ use crate::Failure;
 
 const MODEL: ModelId = ModelId(0);
 /// The block that repeats.
-const LOOP: u32 = 1;
+pub const LOOP: u32 = 1;
 
 /// Sizes of a stack.
 #[derive(Clone, Copy)]
@@ -61,7 +62,7 @@ pub struct Stack {
 
 /// A state that passes through layers, again and again; the index of its largest element is put
 /// out, and never stops it.
-fn program(sizes: Sizes) -> Result<Program, lazybatch_graph::Error> {
+pub fn program(sizes: Sizes) -> Result<Program, lazybatch_graph::Error> {
     let Sizes { d, passes, .. } = sizes;
     let mut b = ProgramBuilder::new("stack");
     let x = b.input("x", DType::F32, &[d]);
@@ -80,6 +81,24 @@ fn program(sizes: Sizes) -> Result<Program, lazybatch_graph::Error> {
     b.stop("stop", best, -1);
     b.vec_write("keep", state, x);
     b.finish()
+}
+
+/// Nodes of each segment of the loop: so many layers, and what is around them.
+pub fn segments(program: &Program, sizes: Sizes) -> Vec<Range<u32>> {
+    let Sizes {
+        layers, segments, ..
+    } = sizes;
+    let all = program.blocks[LOOP as usize].nodes.len() as u32;
+    // The first node takes the state.
+    let start = |segment: usize| match segment {
+        0 => 0,
+        _ => 1 + (segment * layers / segments) as u32,
+    };
+    let end = |segment| match segment + 1 {
+        next if next == segments => all,
+        next => start(next),
+    };
+    (0..segments).map(|s| start(s)..end(s)).collect()
 }
 
 impl Stack {
@@ -150,7 +169,7 @@ impl Stack {
         for member in &mut batch.members {
             member.step = batch.step;
         }
-        let nodes = self.nodes(batch.segment);
+        let nodes = segments(&self.program, self.sizes)[batch.segment].clone();
         self.enqueue(&batch.members, LOOP, nodes)?;
         batch.segment += 1;
         if batch.segment == self.sizes.segments {
@@ -159,30 +178,11 @@ impl Stack {
         Ok(())
     }
 
-    /// Nodes of a segment: so many layers, and what is around them.
-    fn nodes(&self, segment: usize) -> std::ops::Range<u32> {
-        let Sizes {
-            layers, segments, ..
-        } = self.sizes;
-        let all = self.program.blocks[LOOP as usize].nodes.len() as u32;
-        // The first node takes the state.
-        let start = |segment: usize| 1 + (segment * layers / segments) as u32;
-        let end = if segment + 1 == segments {
-            all
-        } else {
-            start(segment + 1)
-        };
-        match segment {
-            0 => 0..end,
-            _ => start(segment)..end,
-        }
-    }
-
     fn enqueue(
         &mut self,
         members: &[Member],
         block: u32,
-        nodes: std::ops::Range<u32>,
+        nodes: Range<u32>,
     ) -> Result<(), Failure> {
         let (first, end) = (nodes.start, nodes.end);
         let plan = self.device.prepare(MODEL, block, first, end, u32::MAX)?;

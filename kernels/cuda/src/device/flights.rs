@@ -29,9 +29,9 @@ impl CudaDevice {
     /// Whether the oldest launch is over; notes why it is if the device is lost.
     pub(super) fn front_is_over(&mut self) -> Option<bool> {
         self.flights.front()?;
-        if self.lost.is_some() || self.options.skips_wait {
+        if self.lost.is_some() {
             // What still runs may write what is given to others: it is waited for, once.
-            if self.lost.is_some() && !std::mem::replace(&mut self.has_drained, true) {
+            if !std::mem::replace(&mut self.has_drained, true) {
                 self.stream.synchronize().ok();
             }
             return Some(true);

@@ -100,9 +100,12 @@ pub fn outcome(
     }
 }
 
-/// The body passes under seeds 0, 1 and 2, and no check of the emulator finds anything.
+/// Seeds of the emulator's orders under which the device's tests run.
+pub const SEEDS: Range<u64> = 0..3;
+
+/// The body passes under all [`SEEDS`], and no check of the emulator finds anything.
 pub fn runs_clean(name: &str, body: impl Fn()) {
-    runs_clean_under(name, 0..3, body);
+    runs_clean_under(name, SEEDS, body);
 }
 
 /// As [`runs_clean`], under these seeds.

@@ -10,7 +10,7 @@ use lazybatch_kernels::conformance::{
 use lazybatch_kernels::{CustomCall, CustomKernel, CustomNode, Device, KernelRegistry};
 use lazybatch_sla::ModelId;
 
-use crate::process::{Libraries, outcome, runs_clean};
+use crate::process::runs_clean;
 use crate::{device, options};
 
 /// Tests that share the problems.
@@ -152,21 +152,4 @@ fn launches_that_come_again_are_replayed() {
             assert_eq!(results[0], results[2], "{name}");
         }
     });
-}
-
-#[test]
-fn answers_that_do_not_wait_for_their_launch_are_found_out() {
-    let name = "conformance::answers_that_do_not_wait_for_their_launch_are_found_out";
-    let ran = outcome(name, 0, Libraries::All, &[], || {
-        let mut all = problems().into_iter();
-        let problem = all.find(|p| p.name == "model-recurrent").unwrap();
-        let mut make = || -> Box<dyn Device> {
-            Box::new(device(CudaOptions {
-                skips_wait: true,
-                ..options()
-            }))
-        };
-        println!("{}", check(&problem, &mut make, true).unwrap_err());
-    });
-    assert!(ran.passed, "{}", ran.stderr);
 }

@@ -9,7 +9,7 @@ use lazybatch_kernels::{
 };
 use lazybatch_sla::{LaneId, Launch, Member, ModelId, RequestId, Slot, SubBatchId, Ticket, Time};
 
-use crate::process::{Libraries, Outcome, outcome, runs_clean};
+use crate::process::{Libraries, Outcome, SEEDS, outcome, runs_clean};
 use crate::{device, options};
 
 const MODEL: ModelId = ModelId(0);
@@ -181,7 +181,7 @@ fn a_lost_device_says_so_to_all() {
     let name = "failure::a_lost_device_says_so_to_all";
     // No kernel gets to its end.
     let vars = [("LAZYBATCH_EMULATOR_STEPS", "3")];
-    let Outcome { passed, stderr, .. } = outcome(name, 0, Libraries::All, &vars, || {
+    let body = || {
         let mut device = device(with_kernel(options()));
         let program = Arc::new(program(8));
         let nodes = program.blocks[0].nodes.len() as u32;
@@ -214,6 +214,9 @@ fn a_lost_device_says_so_to_all() {
         let error = device.enqueue(Time::ZERO, plan, &launch).unwrap_err();
         assert!(error.to_string().contains("is lost"), "{error}");
         assert!(device.close(Slot(0))[0].is_none());
-    });
-    assert!(passed, "{stderr}");
+    };
+    for seed in SEEDS {
+        let Outcome { passed, stderr, .. } = outcome(name, seed, Libraries::All, &vars, body);
+        assert!(passed, "seed {seed}: {stderr}");
+    }
 }

@@ -9,7 +9,7 @@ use lazybatch_graph::{DType, Program, ProgramBuilder, Repeat, Tensor};
 use lazybatch_kernels::{Device, Error};
 use lazybatch_sla::ModelId;
 
-use crate::process::{Libraries, Outcome, outcome};
+use crate::process::{Libraries, Outcome, SEEDS, outcome};
 use crate::{device, options};
 
 /// What the emulator reads.
@@ -46,9 +46,15 @@ fn input(i: usize) -> Vec<Tensor> {
 }
 
 /// Runs `body` where calls fail by `rule`.
-fn with_rule(name: &str, rule: &str, body: impl FnOnce()) -> Outcome {
-    let ran = outcome(name, 0, Libraries::All, &[(FAIL, rule)], body);
-    assert!(ran.passed, "{rule}:\n{}{}", ran.stdout, ran.stderr);
+fn with_rule(name: &str, seed: u64, rule: &str, body: impl FnOnce()) -> Outcome {
+    with_vars(name, seed, &[(FAIL, rule)], body)
+}
+
+/// Runs `body`, which passes, in a process with these variables.
+fn with_vars(name: &str, seed: u64, vars: &[(&str, &str)], body: impl FnOnce()) -> Outcome {
+    let ran = outcome(name, seed, Libraries::All, vars, body);
+    let Outcome { stdout, stderr, .. } = &ran;
+    assert!(ran.passed, "seed {seed}, {vars:?}:\n{stdout}{stderr}");
     ran
 }
 
@@ -70,11 +76,18 @@ fn memory_that_the_driver_refuses_is_named() {
         // There is room the next time.
         device.load(MODEL, program).unwrap();
     };
+    for seed in SEEDS {
+        refuses_each_allocation(name, seed, body);
+    }
+}
+
+/// Lets each of the first allocations fail in turn.
+fn refuses_each_allocation(name: &str, seed: u64, body: impl Fn()) {
     let mut said = Vec::new();
     for call in ["cuMemAlloc", "cuMemHostAlloc"] {
         for n in 1..=8 {
             let rule = format!("{call}:{n}:CUDA_ERROR_OUT_OF_MEMORY");
-            let ran = with_rule(name, &rule, body);
+            let ran = with_rule(name, seed, &rule, &body);
             let words = ["no device: ", "no model: ", "all had room"];
             let lines = ran.stdout.lines().filter_map(|line| {
                 let at = words.iter().find_map(|w| line.find(w))?;
@@ -148,6 +161,11 @@ fn lines(ran: &Outcome) -> (Vec<String>, String) {
     (all, of("served: ").concat())
 }
 
+/// Each case under each seed.
+fn under_all_seeds<T: Copy>(cases: &[T]) -> impl Iterator<Item = (u64, T)> {
+    SEEDS.flat_map(move |seed| cases.iter().map(move |case| (seed, *case)))
+}
+
 #[test]
 fn what_fails_fails_alone_and_says_why() {
     let name = "injected::what_fails_fails_alone_and_says_why";
@@ -187,17 +205,16 @@ fn what_fails_fails_alone_and_says_why() {
     ];
     // The process of a case knows by its environment alone how to run.
     let body = || serve(std::env::var(GRAPHS).is_ok_and(|v| v == "true"));
-    let want = lines(&with_rule(name, "", body));
+    let want = lines(&with_rule(name, 0, "", body));
     assert!(
         want.0.len() == REQUESTS && want.1 == "served: yes",
         "{want:?}"
     );
-    for (call, code, graphs, fails) in cases {
+    for (seed, (call, code, graphs, fails)) in under_all_seeds(&cases) {
         let rule = format!("{call}:{code}");
         let by_graphs = graphs.to_string();
         let vars = [(FAIL, rule.as_str()), (GRAPHS, by_graphs.as_str())];
-        let ran = outcome(name, 0, Libraries::All, &vars, body);
-        assert!(ran.passed, "{rule}:\n{}{}", ran.stdout, ran.stderr);
+        let ran = with_vars(name, seed, &vars, body);
         let (got, served) = lines(&ran);
         assert_eq!(
             (got.len(), served.as_str()),
@@ -224,7 +241,7 @@ fn what_fails_fails_alone_and_says_why() {
 fn a_lost_device_is_out_of_service() {
     let name = "injected::a_lost_device_is_out_of_service";
     let body = || serve(std::env::var(GRAPHS).is_ok_and(|v| v == "true"));
-    let want = lines(&with_rule(name, "", body));
+    let want = lines(&with_rule(name, 0, "", body));
     assert!(
         want.0.len() == REQUESTS && want.1 == "served: yes",
         "{want:?}"
@@ -240,12 +257,11 @@ fn a_lost_device_is_out_of_service() {
         ("cuEventQuery:11", "CUDA_ERROR_ILLEGAL_ADDRESS", true),
         ("cuCtxSetCurrent:80", "CUDA_ERROR_MISALIGNED_ADDRESS", true),
     ];
-    for (call, code, graphs) in cases {
+    for (seed, (call, code, graphs)) in under_all_seeds(&cases) {
         let rule = format!("{call}:{code}");
         let by_graphs = graphs.to_string();
         let vars = [(FAIL, rule.as_str()), (GRAPHS, by_graphs.as_str())];
-        let ran = outcome(name, 0, Libraries::All, &vars, body);
-        assert!(ran.passed, "{rule}:\n{}{}", ran.stdout, ran.stderr);
+        let ran = with_vars(name, seed, &vars, body);
         let (got, served) = lines(&ran);
         assert_eq!(got.len(), REQUESTS, "{rule}: {got:#?}");
         let mut lost = 0;

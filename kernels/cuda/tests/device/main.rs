@@ -1,6 +1,7 @@
 //! The device on the driver of the crate `emulator`: the conformance suite, and how it fails.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+mod buckets;
 mod conformance;
 mod depth;
 mod failure;
@@ -11,6 +12,7 @@ mod process;
 mod residency;
 mod times;
 mod warm;
+mod waits;
 
 use lazybatch_cuda::{CudaDevice, CudaOptions};
 

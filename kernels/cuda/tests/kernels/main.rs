@@ -10,6 +10,7 @@ mod process;
 mod harness;
 
 mod attention;
+mod buckets;
 mod cache;
 mod elementwise;
 mod gemm;
