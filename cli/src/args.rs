@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use lazybatch_kernels::cpu::WeightType;
-use lazybatch_kernels::import::{AxisSpec, Carried, Fixed, SizedAxis};
+use lazybatch_kernels::import::{AxisSpec, Carried, Fixed, Limit, SizedAxis};
 use lazybatch_sla::Class;
 
 use crate::failure::BadInput;
@@ -524,6 +524,10 @@ pub struct ImportArgs {
     /// Can be repeated
     #[arg(long, value_name = "OUTPUT=INPUT")]
     pub carry: Vec<Carried>,
+    /// Another bound on what the import of an ONNX model may take: elems, held, stored, nodes,
+    /// node_runs, messages, file_bytes or work (docs/onnx.md). Can be repeated
+    #[arg(long, value_name = "NAME=N")]
+    pub limit: Vec<Limit>,
     /// Name of the model; that of the file if absent
     #[arg(long)]
     pub name: Option<String>,

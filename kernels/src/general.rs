@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use lazybatch_graph::onnx::{Array, Attr, Data, Elem, Limits, Node};
 use lazybatch_graph::{Attribute, Layout, Operand, TensorOp};
 
-use crate::tensor::{self, Call};
+use crate::tensor::{self, Call, Meter};
 
 /// A node made ready.
 #[derive(Debug)]
@@ -43,7 +43,12 @@ impl General {
         Ok(Self {
             node,
             op: op.clone(),
-            limits: Limits::default(),
+            // What an import let through may be longer here than it was there.
+            limits: Limits {
+                elems: 1 << 29,
+                work: 1 << 42,
+                ..Limits::default()
+            },
             eval: entry.eval,
         })
     }
@@ -75,7 +80,7 @@ impl General {
             node: &self.node,
             opset: self.op.opset,
             inputs: arrays.iter().map(Option::as_ref).collect(),
-            limits: &self.limits,
+            meter: &Meter::new(self.limits),
         };
         let results = (self.eval)(&call).map_err(|e| e.to_string())?;
         let mut packed = Vec::with_capacity(self.op.outputs.len());

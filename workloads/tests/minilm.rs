@@ -1,5 +1,5 @@
 //! MiniLM-L6, a sentence encoder: ids as the `tokenizers` package has them, embeddings as a BERT in
-//! double precision has them, in batches bit for bit as alone.
+//! double precision and ONNX Runtime have them, in batches bit for bit as alone.
 //!
 //! `cargo xtask models` fetches the model; without it the tests say so and pass, unless
 //! `LAZYBATCH_REQUIRE_MODELS` is set.
@@ -84,6 +84,16 @@ fn embeddings_of_sentences_are_those_of_the_reference() {
         let bits = |x: &[f32]| -> Vec<u32> { x.iter().map(|x| x.to_bits()).collect() };
         assert_eq!(bits(a), bits(&b), "{}", cases[i]["text"]);
     }
+    let by_runtime = fetched::runtime(&folder);
+    assert_eq!(by_runtime.len(), cases.len());
+    let off = alone.iter().zip(&by_runtime);
+    let off = off.map(|(got, want)| fetched::difference(got, want));
+    let off = off.fold(0.0, f64::max);
+    println!("{off:e} of the largest element off ONNX Runtime's");
+    assert!(
+        off < 1e-4,
+        "{off:e} of the largest element off ONNX Runtime's"
+    );
     let mut wide = Vec::new();
     let mut worst: f64 = 0.0;
     for (got, case) in alone.iter().zip(cases) {

@@ -1,4 +1,5 @@
-//! MobileNetV2 with its trained weights classifies pictures as a reference in double precision.
+//! MobileNetV2 with its trained weights classifies pictures as a reference in double precision, and
+//! as ONNX Runtime.
 //!
 //! `cargo xtask models` fetches the model; without it the test says so and passes, unless
 //! `LAZYBATCH_REQUIRE_MODELS` is set.
@@ -53,6 +54,13 @@ fn pictures_are_what_the_reference_says() {
     };
     let alone = serve("serial");
     assert_eq!(alone, serve("greedy"), "a batch answers otherwise");
+    let by_runtime = fetched::runtime(&folder);
+    assert_eq!(by_runtime.len(), cases.len());
+    for (got, want) in alone.iter().zip(&by_runtime) {
+        let off = fetched::difference(got, want);
+        println!("off by {off:e} of ONNX Runtime's largest logit");
+        assert!(off < 1e-4, "{off}");
+    }
     for (got, case) in alone.iter().zip(cases) {
         let want = fetched::numbers(&case["logits"]);
         let largest = want.iter().fold(0.0f64, |a, x| a.max(x.abs()));

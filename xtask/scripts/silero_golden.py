@@ -7,7 +7,8 @@ speech). The probabilities come from the network in double precision, written he
 that the package lists in `tinygrad_model.py`. Of the package's ONNX files only the weights are used,
 and those of another one than ours is imported from (its safetensors file is of another training).
 As in the package's `OnnxWrapper`, a chunk is 512 samples behind the last 64 of the chunk before.
-Needs numpy.
+The probabilities that ONNX Runtime, which that wrapper calls, computes from the file that ours is
+imported from go to runtime.json. Needs numpy, onnx and onnxruntime.
 """
 
 import json
@@ -17,6 +18,8 @@ import wave
 from pathlib import Path
 
 import numpy as np
+
+import runtime
 
 RATE, CHUNK, CONTEXT = 16000, 512, 64
 # The spectrum: windows of 256 samples every 128, the end reflected by 64.
@@ -119,6 +122,18 @@ def listen(audio, w):
     return found, np.stack([h, c])
 
 
+def listen_by_runtime(audio, session):
+    """Probabilities of all chunks, and the state at the end, as `OnnxWrapper` calls the runtime."""
+    state, found = np.zeros((2, 1, 128), np.float32), []
+    audio = np.concatenate([np.zeros(CONTEXT, np.float32), audio])
+    for at in range(0, len(audio) - CONTEXT, CHUNK):
+        chunk = audio[None, at : at + CONTEXT + CHUNK]
+        fed = {"input": chunk, "state": state, "sr": np.array(RATE)}
+        p, state = session.run(["output", "stateN"], fed)
+        found.append(p.item())
+    return np.concatenate([found, np.ravel(state)])
+
+
 def recordings(packages):
     """f32 in -1 to 1, whole chunks."""
     with wave.open(str(packages / "amfm_decompy/sample.wav")) as file:
@@ -160,6 +175,9 @@ def main():
     text = json.dumps(golden, indent=1)
     lines = ",\n  ".join(json.dumps(case) for case in cases)
     (folder / "golden.json").write_text(text.replace('"cases": []', f'"cases": [\n  {lines}\n ]'))
+    session = runtime.session(str(packages / "silero_vad/data/silero_vad.onnx"))
+    answers = [listen_by_runtime(samples, session) for samples in audio.values()]
+    runtime.write(folder, "silero_vad.onnx", answers)
 
 
 if __name__ == "__main__":

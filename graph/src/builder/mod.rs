@@ -263,11 +263,15 @@ impl ProgramBuilder {
     /// Adds a node to the current block and returns its results. After an error the results are
     /// placeholders.
     pub fn node(&mut self, name: &str, op: Op, inputs: &[ValueId]) -> SmallVec<[ValueId; 2]> {
+        let most = match &op {
+            Op::Tensor(op) => op.outputs.len().max(2),
+            _ => 2,
+        };
         match self.try_node(name, op, inputs) {
             Ok(outputs) => outputs,
             Err(error) => {
                 self.fail(error);
-                smallvec::smallvec![ValueId::new(NOWHERE); 2]
+                smallvec::smallvec![ValueId::new(NOWHERE); most]
             }
         }
     }

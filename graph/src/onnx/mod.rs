@@ -21,7 +21,7 @@ mod tensor;
 pub use array::{Array, Data, Elem, NONE};
 pub use error::{Error, Refused};
 pub use ir::{Attr, Dim, Graph, Model, Node, ValueInfo, ValueType};
-pub use limits::Limits;
+pub use limits::{Limit, Limits, MAX_RANK};
 pub use read::{OPSETS, decode_tensor};
 
 #[cfg(test)]

@@ -130,7 +130,7 @@ impl Reader<'_> {
         let inputs = g
             .input
             .iter()
-            .map(value_info)
+            .map(|v| value_info(v, self.limits))
             .collect::<Result<Vec<_>, _>>()?;
         let mut defined: BTreeSet<String> = initializers.keys().cloned().collect();
         let mut names = BTreeSet::new();
@@ -149,7 +149,7 @@ impl Reader<'_> {
         let outputs = g
             .output
             .iter()
-            .map(value_info)
+            .map(|v| value_info(v, self.limits))
             .collect::<Result<Vec<_>, _>>()?;
         for output in &outputs {
             if !is_defined(scopes, &output.name) {
@@ -281,7 +281,7 @@ fn is_defined(scopes: &[BTreeSet<String>], name: &str) -> bool {
     scopes.iter().any(|scope| scope.contains(name))
 }
 
-fn value_info(v: &ValueInfoProto) -> Result<ValueInfo, Error> {
+fn value_info(v: &ValueInfoProto, limits: &Limits) -> Result<ValueInfo, Error> {
     let ty = match &v.r#type {
         None => ValueType::Unknown,
         Some(t) => match &t.tensor_type {
@@ -289,6 +289,8 @@ fn value_info(v: &ValueInfoProto) -> Result<ValueInfo, Error> {
             Some(t) => match Elem::from_code(t.elem_type.into()) {
                 None => ValueType::Other("a tensor of strings or complex numbers"),
                 Some(elem) => {
+                    let rank = t.shape.as_ref().map_or(0, |shape| shape.dim.len());
+                    limits.check_rank(&format!("value {:?}", v.name), rank)?;
                     let dims = t.shape.as_ref().map(|shape| {
                         let dim = |value: Option<i64>, name: &String| match value {
                             Some(n) if n >= 0 => Ok(Dim::Fixed(n as usize)),

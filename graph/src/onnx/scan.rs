@@ -14,6 +14,11 @@ enum Kind {
     Graph,
     Node,
     Attr,
+    /// What is said of a value, its type, and its shape.
+    Info,
+    Type,
+    TensorType,
+    Shape,
     Other,
 }
 
@@ -25,7 +30,12 @@ impl Kind {
             (Self::Graph, 1) => Self::Node,
             (Self::Node, 5) => Self::Attr,
             (Self::Attr, 6) => Self::Graph,
-            (Self::Model, 8 | 25) | (Self::Graph, 5 | 11 | 12 | 15) => Self::Other,
+            (Self::Graph, 11 | 12) => Self::Info,
+            (Self::Info, 2) => Self::Type,
+            (Self::Type, 1) => Self::TensorType,
+            (Self::TensorType, 2) => Self::Shape,
+            (Self::Shape, 1) => Self::Other,
+            (Self::Model, 8 | 25) | (Self::Graph, 5 | 15) => Self::Other,
             // Names and texts: each takes a string.
             (Self::Node, 1 | 2) | (Self::Attr, 5 | 9) => Self::Other,
             _ => return None,

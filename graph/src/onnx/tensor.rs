@@ -38,7 +38,7 @@ pub fn read(place: &str, t: &TensorProto, limits: &Limits) -> Result<Array, Erro
         let got = format!("{:?}", t.dims);
         return Err(Error::invalid(&place, "dimensions", "none below zero", got));
     };
-    let num = limits.num_elems(&place, &dims)?;
+    let num = limits.num_stored(&place, &dims)?;
     let data = if t.raw_data.is_empty() {
         typed(elem, t)
     } else {

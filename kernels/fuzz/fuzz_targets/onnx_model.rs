@@ -1,19 +1,22 @@
-//! Any bytes as an ONNX model: reading, checking and evaluating it on small made-up inputs ends in
-//! a result or an error, in bounded time and memory.
+//! Any bytes as an ONNX model: reading, checking and evaluating it on small made-up inputs, and
+//! importing it, ends in a result or an error, in bounded time and memory.
 #![no_main]
 
 use lazybatch_graph::onnx::{Array, Dim, Limits, Model, ValueInfo, ValueType};
+use lazybatch_kernels::import::{Options, import_model};
 use lazybatch_kernels::onnx::Interpreter;
 use libfuzzer_sys::fuzz_target;
 
 const LIMITS: Limits = Limits {
     file_bytes: 1 << 20,
     messages: 1 << 12,
+    stored: 1 << 14,
     elems: 1 << 14,
     held: 1 << 18,
     depth: 8,
+    nodes: 500,
     node_runs: 500,
-    work: 1 << 18,
+    work: 1 << 22,
 };
 
 /// An input as the model states it, of small numbers; `None` where it states too much.
@@ -42,4 +45,9 @@ fuzz_target!(|bytes: &[u8]| {
     if let Ok(interpreter) = Interpreter::new(&model, LIMITS) {
         drop(interpreter.run(inputs));
     }
+    let options = Options {
+        limits: LIMITS,
+        ..Options::default()
+    };
+    drop(import_model(&model, &options));
 });

@@ -3,11 +3,12 @@
 //! By name first: what the user says, else names that contain `batch` or are `n` or `b`, and names
 //! that contain `seq`, `len`, `time`, `frame` or `token` or are `s`, `t` or `l`. Then by place: an
 //! axis 0 that is open (or 1, where no input has an open axis 0) counts samples, and so does the
-//! open one of three axes, as states of recurrent layers have it; another open axis positions. The comparison behind an import refuses what this guesses wrong.
+//! open one of three axes, as states of recurrent layers have it; another open axis positions. The
+//! comparison behind an import refuses what this guesses wrong.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use lazybatch_graph::onnx::{Dim, Elem, Error, Graph, Node, ValueInfo, ValueType};
+use lazybatch_graph::onnx::{Dim, Elem, Error, Graph, Limits, Node, ValueInfo, ValueType};
 use lazybatch_graph::{Layout, Part};
 
 use super::options::{AxisSpec, Options};
@@ -115,6 +116,38 @@ pub(super) fn read(graph: &Graph, options: &Options) -> Result<Vec<Input>, Error
         });
     }
     Ok(inputs)
+}
+
+/// Batch size and length at which inputs must be within the limits: the largest of those at which an
+/// import runs.
+const LARGEST: (usize, usize) = (3, 9);
+
+/// Refuses inputs without elements, and such as are larger than the limits.
+///
+/// # Errors
+/// The input, its dimensions and the limit.
+pub(super) fn check_sizes(inputs: &[Input], limits: &Limits) -> Result<(), Error> {
+    let mut held = 0_usize;
+    for input in inputs {
+        let place = format!("input {}", input.name);
+        let (batch, len) = LARGEST;
+        let dims = super::trace::dims_at(&input.layout, batch, len);
+        if let Some(axis) = dims.iter().position(|&n| n == 0) {
+            let what = format!("size of axis {axis}");
+            return Err(Error::invalid(place, what, "at least 1", 0));
+        }
+        held = held.saturating_add(limits.num_elems(&place, &dims)?);
+        if held > limits.held {
+            let expected = format!("at most {}", limits.held);
+            return Err(Error::invalid(
+                place,
+                "elements of all inputs",
+                expected,
+                held,
+            ));
+        }
+    }
+    Ok(())
 }
 
 type Tensor = (String, Elem, Vec<Dim>);

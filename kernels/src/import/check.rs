@@ -1,20 +1,17 @@
 //! Compares a program with the graph that it was made of.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use lazybatch_graph::onnx::{Array, Error, Limits, Model};
-use lazybatch_graph::{DType, Layout, Part, Program, Tensor};
-use lazybatch_sla::ModelId;
+use lazybatch_graph::{DType, Layout, Part, Tensor};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-use super::axes::Input;
-use super::trace::{Filled, fill, random};
-use crate::conformance::{Request, Schedule, run};
+use super::compiled::Compiled;
+use super::trace::{Filled, dims_at, fill, random};
 use crate::cpu::{CpuDevice, CpuOptions};
-use crate::device::Device;
 use crate::onnx::Interpreter;
+use crate::tensor::Meter;
 
 /// Largest difference, relative to the largest magnitude in the tensor.
 pub const TOLERANCE: f64 = 1e-4;
@@ -23,7 +20,20 @@ pub const TOLERANCE: f64 = 1e-4;
 const SIZES: [(usize, usize); 2] = [(1, 6), (3, 9)];
 
 /// Elements of a tensor by sample, each sample's as packed rows.
-pub(super) fn by_sample(array: &Array, layout: &Layout, batch: usize, len: usize) -> Vec<Vec<f64>> {
+///
+/// # Errors
+/// A tensor of other dimensions than its axes have at that size.
+pub(super) fn by_sample(
+    place: &str,
+    array: &Array,
+    layout: &Layout,
+    (batch, len): (usize, usize),
+) -> Result<Vec<Vec<f64>>, Error> {
+    let dims = dims_at(layout, batch, len);
+    if array.dims() != dims {
+        let what = format!("dimensions at batch {batch}, length {len}");
+        return Err(Error::invalid(place, what, format!("{dims:?}"), array));
+    }
     let parts: Vec<Part> = layout.parts().collect();
     let row = layout.row_elems();
     let rows = if layout.has_len() { len } else { 1 };
@@ -55,7 +65,7 @@ pub(super) fn by_sample(array: &Array, layout: &Layout, batch: usize, len: usize
             None => samples.iter_mut().for_each(|s| s[to] = value),
         }
     }
-    samples
+    Ok(samples)
 }
 
 /// A sample's rows as a request brings them.
@@ -94,30 +104,24 @@ pub(super) fn worst(expected: &[f64], got: &[f64]) -> (usize, f64) {
     worst
 }
 
-/// A program on the embedded device.
-pub(super) fn device(program: &Arc<Program>, place: &str) -> Result<CpuDevice, Error> {
-    let mut device = CpuDevice::new(CpuOptions {
+/// The embedded device, within the limits.
+pub(super) fn device(limits: &Limits) -> CpuDevice {
+    CpuDevice::new(CpuOptions {
         threads: 1,
+        max_open: SIZES[1].0,
+        state_bytes: limits.held.saturating_mul(size_of::<f32>()),
         ..CpuOptions::default()
-    });
-    device
-        .load(ModelId(0), Arc::clone(program))
-        .map_err(|e| Error::invalid(place, "program", "one that loads", e))?;
-    Ok(device)
+    })
 }
 
 /// What a comparison needs to know of the graph.
 pub(super) struct Compared<'a> {
     /// The model as it was read.
     pub model: &'a Model,
-    /// What requests bring.
-    pub inputs: &'a [Input],
-    /// What they do not bring.
+    /// What requests do not bring.
     pub filled: &'a BTreeMap<String, Filled>,
     /// Values of inputs that are always the same.
     pub fixed: &'a BTreeMap<String, Array>,
-    /// Layouts of the outputs.
-    pub outputs: &'a [Layout],
     /// Most positions.
     pub max_len: usize,
     /// Whether there is a batch axis, and a sequence.
@@ -128,61 +132,35 @@ pub(super) struct Compared<'a> {
 ///
 /// # Errors
 /// The output and element that differ most.
-pub(super) fn compare(c: &Compared<'_>, program: Program) -> Result<(), Error> {
-    let program = Arc::new(program);
-    let limits = Limits::default();
-    let interpreter = Interpreter::new(c.model, limits)?;
+pub(super) fn compare(c: &Compared<'_>, compiled: &Compiled, meter: &Meter) -> Result<(), Error> {
+    let limits = &meter.limits;
+    let interpreter = Interpreter::new(c.model, *limits)?;
     let mut rng = ChaCha8Rng::seed_from_u64(31);
     for (batch, len) in SIZES {
         let batch = if c.has.0 { batch } else { 1 };
         let len = if c.has.1 { len.min(c.max_len) } else { 0 };
         let mut given = BTreeMap::new();
-        for input in c.inputs {
-            given.insert(input.name.clone(), random(input, batch, len, &mut rng));
+        for input in &compiled.inputs {
+            let array = random(input, (batch, len), limits, &mut rng)?;
+            given.insert(input.name.clone(), array);
         }
-        let brought: Vec<Vec<Vec<f64>>> = c
-            .inputs
-            .iter()
-            .map(|i| by_sample(&given[&i.name], &i.layout, batch, len))
-            .collect();
+        let brought = given.clone();
         for (name, filled) in c.filled {
-            given.insert(name.clone(), fill(filled, batch, len));
+            given.insert(name.clone(), fill(name, filled, (batch, len), limits)?);
         }
         for (name, array) in c.fixed {
             given.insert(name.clone(), array.clone());
         }
         let infos = c.model.graph.inputs.iter();
-        let expected = interpreter.run(infos.map(|i| given.remove(&i.name)).collect())?;
-        let requests: Vec<Request> = (0..batch)
-            .map(|sample| Request {
-                inputs: c
-                    .inputs
-                    .iter()
-                    .zip(&program.inputs)
-                    .zip(&brought)
-                    .map(|((i, decl), all)| as_input(&all[sample], decl.ty.dtype, &i.layout, len))
-                    .collect(),
-                len,
-                samples: 1,
-            })
-            .collect();
-        let mut device = device(&program, &c.model.file)?;
+        let inputs = infos.map(|i| given.remove(&i.name)).collect();
+        let expected = interpreter.run_metered(inputs, meter)?;
+        let results = compiled.run_samples(&mut device(limits), &brought, (batch, len))?;
         let at = format!("at batch {batch}, length {len}");
-        let results = run(&mut device, &program, &requests, Schedule::Together)
-            .map_err(|e| Error::invalid("program", &at, "a run", e))?;
-        for (i, output) in c.model.graph.outputs.iter().enumerate() {
-            let wanted = by_sample(&expected[i], &c.outputs[i], batch, len);
-            for (sample, wanted) in wanted.iter().enumerate() {
-                let place = format!("output {}", output.name);
-                let Some(tensor) = &results[sample][i] else {
-                    return Err(Error::invalid(place, &at, "a value", "none"));
-                };
-                same(
-                    &place,
-                    &format!("{at}, sample {sample}"),
-                    wanted,
-                    &elements(tensor),
-                )?;
+        for (i, output) in compiled.outputs.iter().enumerate() {
+            let place = format!("output {}", output.name);
+            let wanted = by_sample(&place, &expected[i], &output.layout, (batch, len))?;
+            for (sample, (wanted, got)) in wanted.iter().zip(&results).enumerate() {
+                same(&place, &format!("{at}, sample {sample}"), wanted, &got[i])?;
             }
         }
     }

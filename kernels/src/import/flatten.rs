@@ -1,51 +1,69 @@
 //! Makes a graph flat: constants evaluated, branches of `If` in place where the condition does not
-//! depend on what a request brings, passes of `Loop` one after another where their number does not.
+//! depend on what a request brings, passes of `Loop` and `Scan` one after another (`unroll`) where
+//! their number does not.
+//!
+//! What depends on sizes is decided where values of the inputs are given. [`Decisions`] tells what
+//! was decided, so that what falls otherwise at other sizes can be left undecided.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use lazybatch_graph::onnx::{Array, Attr, Data, Error, Graph, Limits, Node};
+use lazybatch_graph::onnx::{Array, Attr, Error, Graph, Node};
 
 use crate::onnx::evaluate;
-use crate::tensor::Call;
+use crate::tensor::{Call, Meter};
 
 /// Evaluates what it can on the way through a graph.
 pub(super) struct Flattener<'a> {
-    opset: i64,
-    limits: &'a Limits,
+    pub(super) opset: i64,
+    meter: &'a Meter,
     /// Values known by number: constants, and all of them where inputs are given.
-    known: BTreeMap<String, Array>,
+    pub(super) known: BTreeMap<String, Array>,
+    /// Elements of these.
+    held: usize,
     /// Values that depend on what a request brings.
-    data: BTreeSet<String>,
+    pub(super) data: BTreeSet<String>,
     nodes: Vec<Node>,
     /// Results of those nodes.
     computed: BTreeSet<String>,
-    inlined: usize,
+    pub(super) inlined: usize,
+    /// Nodes walked over.
+    walked: usize,
+    decided: Decisions,
+    open: &'a BTreeSet<String>,
 }
 
-/// Most passes of a loop that are put one after another.
-const MAX_PASSES: i128 = 64;
+/// Which branch was taken, and how many passes there are, by the first result of the node.
+pub(super) type Decisions = BTreeMap<String, i128>;
 
 /// Other names of values; the other name may have another name again.
-type Names = BTreeMap<String, String>;
+pub(super) type Names = BTreeMap<String, String>;
 
-fn resolve<'a>(names: &'a Names, mut name: &'a str) -> &'a str {
-    while let Some(other) = names.get(name) {
-        name = other;
+/// Most names in a row that stand for one value. Sound graphs have a few.
+const MOST_NAMES: usize = 32;
+
+pub(super) fn resolve<'a>(names: &'a Names, mut name: &'a str) -> &'a str {
+    for _ in 0..MOST_NAMES {
+        match names.get(name).filter(|_| !name.is_empty()) {
+            Some(other) => name = other,
+            None => break,
+        }
     }
     name
 }
 
-/// `graph` without constants computed by nodes and without the branches that are not taken.
-/// `probe` are values of inputs for which conditions that depend on sizes are evaluated.
+/// `graph` without constants computed by nodes and without the branches that are not taken, and
+/// what was decided on the way. `probe` are values of inputs for which conditions that depend on
+/// sizes are evaluated; nodes whose first result is in `open` are left as they are.
 ///
 /// # Errors
-/// What the evaluation of a constant refuses.
+/// What the evaluation of a constant refuses; a graph that becomes too large.
 pub(super) fn flatten(
     graph: &Graph,
     opset: i64,
-    limits: &Limits,
+    meter: &Meter,
     probe: BTreeMap<String, Array>,
-) -> Result<Graph, Error> {
+    open: &BTreeSet<String>,
+) -> Result<(Graph, Decisions), Error> {
     let mut known = probe;
     for (name, array) in &graph.initializers {
         known.entry(name.clone()).or_insert_with(|| array.clone());
@@ -58,12 +76,16 @@ pub(super) fn flatten(
         .collect();
     let mut flat = Flattener {
         opset,
-        limits,
+        meter,
+        held: 0,
         known,
         data,
         nodes: Vec::new(),
         computed: BTreeSet::new(),
         inlined: 0,
+        walked: 0,
+        decided: Decisions::new(),
+        open,
     };
     let mut names = Names::new();
     flat.walk(&graph.nodes, &mut names)?;
@@ -86,7 +108,7 @@ pub(super) fn flatten(
                 .or_insert_with(|| array.clone());
         }
     }
-    Ok(Graph {
+    let flat_graph = Graph {
         name: graph.name.clone(),
         inputs: graph
             .inputs
@@ -97,7 +119,24 @@ pub(super) fn flatten(
         outputs: graph.outputs.clone(),
         initializers,
         nodes: flat.nodes,
-    })
+    };
+    Ok((flat_graph, flat.decided))
+}
+
+/// Bytes of names and elements that a node and its subgraphs hold: what a copy of it takes.
+fn size(node: &Node) -> usize {
+    let attrs = node.attrs.values().map(|attr| match attr {
+        Attr::Tensor(t) => t.len(),
+        Attr::Graph(g) => {
+            let tensors = g.initializers.values().map(Array::len).sum::<usize>();
+            tensors + g.nodes.iter().map(size).sum::<usize>()
+        }
+        Attr::Floats(v) => v.len(),
+        Attr::Ints(v) => v.len(),
+        _ => 1,
+    });
+    let names = node.inputs.iter().chain(&node.outputs).chain([&node.name]);
+    names.map(|n| n.len() + 1).sum::<usize>() + attrs.sum::<usize>()
 }
 
 /// A node that gives a value another name.
@@ -115,6 +154,17 @@ pub(super) fn identity(from: &str, to: &str) -> Node {
 impl Flattener<'_> {
     fn walk(&mut self, nodes: &[Node], names: &mut Names) -> Result<(), Error> {
         for node in nodes {
+            self.walked += 1;
+            let most = self.meter.limits.nodes;
+            if self.walked > most {
+                let place = format!("node {} ({})", node.name, node.op);
+                let expected = format!("at most {most}");
+                let what = "nodes with branches and loops in place";
+                return Err(Error::invalid(place, what, expected, "more"));
+            }
+            let size = size(node);
+            self.meter.take_node(&node.name, size.saturating_mul(16))?;
+            self.hold(&node.name, size)?;
             let mut node = node.clone();
             for name in node.inputs.iter_mut().chain(&mut node.outputs) {
                 *name = resolve(names, name).to_owned();
@@ -126,7 +176,8 @@ impl Flattener<'_> {
             }
             let inlined = match node.op.as_str() {
                 "If" => self.branch(&node, names)?,
-                "Loop" => self.unroll(&node, names)?,
+                "Loop" => self.unroll_loop(&node, names)?,
+                "Scan" => self.unroll_scan(&node, names)?,
                 _ => false,
             };
             if inlined {
@@ -142,14 +193,16 @@ impl Flattener<'_> {
         let Some(condition) = node.inputs.first() else {
             return Ok(false);
         };
-        let taken = match self.known.get(condition) {
-            Some(c) if c.len() == 1 && !self.data.contains(condition) => c.data().to_i128()[0] != 0,
-            _ => return Ok(false),
+        let Some(taken) = self.number(condition).map(|c| i128::from(c != 0)) else {
+            return Ok(false);
         };
-        let attr = if taken { "then_branch" } else { "else_branch" };
+        let attr = ["else_branch", "then_branch"][usize::from(taken != 0)];
         let Some(Attr::Graph(body)) = node.attrs.get(attr) else {
             return Ok(false);
         };
+        if !self.decide(node, taken) {
+            return Ok(false);
+        }
         let names = self.inline(node, body, outer.clone())?;
         for (output, info) in node.outputs.iter().zip(&body.outputs) {
             // Whatever read the result of the `If` now reads that of the branch.
@@ -158,13 +211,57 @@ impl Flattener<'_> {
         Ok(true)
     }
 
+    /// Notes what was decided of a node; false if it is to be left as it is.
+    pub(super) fn decide(&mut self, node: &Node, how: i128) -> bool {
+        let Some(key) = node.outputs.iter().find(|o| !o.is_empty()) else {
+            return false;
+        };
+        self.decided.insert(key.clone(), how);
+        !self.open.contains(key)
+    }
+
+    /// A value that is known and no request's.
+    pub(super) fn number(&self, name: &str) -> Option<i128> {
+        let value = self.known.get(name).filter(|_| !self.data.contains(name))?;
+        (value.len() == 1).then(|| value.data().to_i128()[0])
+    }
+
+    /// Makes a value known.
+    pub(super) fn know(&mut self, name: &str, array: Array) -> Result<(), Error> {
+        self.hold(name, array.len())?;
+        self.known.insert(name.to_owned(), array);
+        Ok(())
+    }
+
+    /// Counts elements that are kept.
+    fn hold(&mut self, name: &str, elems: usize) -> Result<(), Error> {
+        self.held = self.held.saturating_add(elems);
+        let most = self.meter.limits.held;
+        if self.held > most {
+            let expected = format!("at most {most}");
+            return Err(Error::invalid(
+                name,
+                "elements of constants",
+                expected,
+                self.held,
+            ));
+        }
+        Ok(())
+    }
+
     /// Walks through a subgraph of `node` under names of its own; `names` has those of its inputs.
-    fn inline(&mut self, node: &Node, body: &Graph, mut names: Names) -> Result<Names, Error> {
+    pub(super) fn inline(
+        &mut self,
+        node: &Node,
+        body: &Graph,
+        mut names: Names,
+    ) -> Result<Names, Error> {
         self.inlined += 1;
+        self.meter.take(&node.name, &[names.len() + 1, 64])?;
         let prefix = format!("{}.{}", node.name, self.inlined);
         for (name, array) in &body.initializers {
             let full = format!("{prefix}/{name}");
-            self.known.insert(full.clone(), array.clone());
+            self.know(&full, array.clone())?;
             names.insert(name.clone(), full);
         }
         for inner in body.nodes.iter().flat_map(|n| &n.outputs) {
@@ -184,93 +281,8 @@ impl Flattener<'_> {
         Ok(names)
     }
 
-    /// A value that is known and no request's.
-    fn decided(&self, name: &str) -> Option<i128> {
-        let value = self.known.get(name).filter(|_| !self.data.contains(name))?;
-        (value.len() == 1).then(|| value.data().to_i128()[0])
-    }
-
-    /// Puts the passes of a `Loop` one after another; false if their number is not known.
-    fn unroll(&mut self, node: &Node, outer: &mut Names) -> Result<bool, Error> {
-        let Some(Attr::Graph(body)) = node.attrs.get("body") else {
-            return Ok(false);
-        };
-        let operand = |i: usize| node.inputs.get(i).filter(|n| !n.is_empty());
-        let most = operand(0).and_then(|n| self.decided(n));
-        let starts = operand(1).is_none_or(|n| self.decided(n).is_some_and(|go| go != 0));
-        let Some(most) = most.filter(|n| (0..=MAX_PASSES).contains(n) && starts) else {
-            return Ok(false);
-        };
-        let mut carried: Vec<String> = node.inputs.iter().skip(2).cloned().collect();
-        let num = carried.len();
-        if body.inputs.len() != num + 2 || body.outputs.len() < num + 1 || most == 0 {
-            return Ok(false);
-        }
-        let mut scanned = vec![Vec::new(); body.outputs.len() - num - 1];
-        for pass in 0..most as i64 {
-            let at = format!("{}.{}.pass", node.name, self.inlined);
-            let go = format!("{at}.go");
-            self.known
-                .insert(at.clone(), Array::scalar(Data::I64(vec![pass])));
-            self.known
-                .insert(go.clone(), Array::scalar(Data::Bool(vec![true])));
-            let mut names = outer.clone();
-            let given = [at, go].into_iter().chain(carried);
-            for (input, value) in body.inputs.iter().zip(given) {
-                names.insert(input.name.clone(), value);
-            }
-            let names = self.inline(node, body, names)?;
-            let mut results = body.outputs.iter().map(|o| resolve(&names, &o.name));
-            match results.next().and_then(|go| self.decided(go)) {
-                Some(go) if go != 0 || pass + 1 == most as i64 => {}
-                _ => {
-                    let place = format!("node {} (Loop)", node.name);
-                    let expected = "one that is true and does not depend on the request";
-                    return Err(Error::invalid(place, "condition", expected, "another"));
-                }
-            }
-            carried = results.by_ref().take(num).map(str::to_owned).collect();
-            for (list, value) in scanned.iter_mut().zip(results) {
-                list.push(value.to_owned());
-            }
-        }
-        for (output, value) in node.outputs.iter().zip(&carried) {
-            outer.insert(output.clone(), value.clone());
-        }
-        for (output, parts) in node.outputs.iter().skip(num).zip(scanned) {
-            self.stack(output, &parts)?;
-        }
-        Ok(true)
-    }
-
-    /// `output` as `parts` along a new first axis.
-    fn stack(&mut self, output: &str, parts: &[String]) -> Result<(), Error> {
-        let make = |op: &str, inputs: Vec<String>, to: String| Node {
-            name: format!("{to}.{op}"),
-            op: op.into(),
-            inputs,
-            ..identity("", &to)
-        };
-        let zero = format!("{output}.axis");
-        self.known.insert(zero.clone(), Array::vector(vec![0]));
-        let mut rows = Vec::new();
-        for (i, part) in parts.iter().enumerate() {
-            let to = format!("{output}.{i}");
-            let mut row = make("Unsqueeze", vec![part.clone()], to.clone());
-            if self.opset < 13 {
-                row.attrs.insert("axes".into(), Attr::Ints(vec![0]));
-            } else {
-                row.inputs.push(zero.clone());
-            }
-            self.plain(row)?;
-            rows.push(to);
-        }
-        let mut all = make("Concat", rows, output.to_owned());
-        all.attrs.insert("axis".into(), Attr::Int(0));
-        self.plain(all)
-    }
-
-    fn plain(&mut self, node: Node) -> Result<(), Error> {
+    /// A node that stands for itself: evaluated if all that it reads is known.
+    pub(super) fn plain(&mut self, node: Node) -> Result<(), Error> {
         let reads = || node.inputs.iter().filter(|n| !n.is_empty());
         let sized = matches!(node.op.as_str(), "Shape" | "Size");
         let depends = !sized && reads().any(|n| self.data.contains(n));
@@ -291,11 +303,11 @@ impl Flattener<'_> {
             node: &node,
             opset: self.opset,
             inputs: inputs.collect(),
-            limits: self.limits,
+            meter: self.meter,
         };
         let results = evaluate(&call)?;
         for (name, array) in node.outputs.iter().zip(results) {
-            self.known.insert(name.clone(), array);
+            self.know(name, array)?;
         }
         let constant = |n: &String| n.is_empty() || self.is_constant(n);
         if !node.inputs.iter().all(constant) {

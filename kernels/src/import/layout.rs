@@ -34,7 +34,7 @@ pub(super) fn size(axis: &[Part]) -> Size {
             ..size
         },
         Part::Fixed(n) => Size {
-            k: size.k * n,
+            k: size.k.saturating_mul(*n),
             ..size
         },
     })

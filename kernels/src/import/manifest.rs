@@ -22,7 +22,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use lazybatch_graph::onnx::{Array, Data, Elem, Error, Limits, Model, Refused};
+use lazybatch_graph::onnx::{Array, Data, Elem, Error, Graph, Model, Refused};
 use lazybatch_graph::{DType, Layout, Op, Part, Program, ProgramBuilder, optimize};
 use serde::Deserialize;
 
@@ -32,6 +32,7 @@ use super::lower::{Lower, Value};
 use super::options::Options;
 use super::trace::Trace;
 use super::{Prepared, declare_inputs, layout, max_len, pairs, prepare, schedule};
+use crate::tensor::Meter;
 
 /// Most steps of a decoder.
 const MAX_STEPS: u32 = 1 << 20;
@@ -129,11 +130,11 @@ pub(super) struct Pair {
 /// As [`super::import`].
 pub(super) fn import(path: &Path, options: &Options) -> Result<Program, Error> {
     let manifest = Manifest::open(path)?;
-    let limits = Limits::default();
+    let meter = Meter::new(options.limits);
     let folder = path.parent().unwrap_or(Path::new("."));
     let open = |file: &str| -> Result<Prepared, Error> {
-        let model = Model::open(&folder.join(file), &limits)?;
-        prepare(&model, options, &limits).map_err(|e| e.in_file(&model.file))
+        let model = Model::open(&folder.join(file), &options.limits)?;
+        prepare(&model, options, &meter).map_err(|e| e.in_file(&model.file))
     };
     let pair = Pair {
         encoder: open(&manifest.encoder.file)?,
@@ -147,35 +148,26 @@ pub(super) fn import(path: &Path, options: &Options) -> Result<Program, Error> {
         .or_else(|| pair.manifest.name.clone())
         .or(stem)
         .unwrap_or_else(|| "model".into());
-    let (program, max_len) = compile(&pair, &name, options, false)?;
-    let (shown, _) = compile(&pair, &name, options, true)?;
-    pairs::compare(&pair, shown, max_len)?;
+    let most = pair.manifest.decoder.max_steps;
+    let (program, max_len) = compile(&pair, &name, options, (false, most), &meter)?;
+    let most = most.min(pairs::STEPS);
+    let (shown, _) = compile(&pair, &name, options, (true, most), &meter)?;
+    pairs::compare(&pair, shown, max_len, most, &meter)?;
     Ok(program)
 }
 
-/// The program, and its most positions. With `shown` it also emits what the choice is made from.
+/// The program, and its most positions. With `shown` it also emits what the choice is made from; it
+/// takes at most `max_steps` steps.
 fn compile(
     pair: &Pair,
     name: &str,
     options: &Options,
-    shown: bool,
+    (shown, max_steps): (bool, u32),
+    meter: &Meter,
 ) -> Result<(Program, usize), Error> {
-    let limits = Limits::default();
     let (e, d) = (&pair.encoder, &pair.decoder);
-    let of_encoder = Trace::of(
-        &e.graph,
-        e.opset,
-        &limits,
-        e.inputs.clone(),
-        e.filled.clone(),
-    )?;
-    let of_decoder = Trace::of(
-        &d.graph,
-        d.opset,
-        &limits,
-        d.inputs.clone(),
-        d.filled.clone(),
-    )?;
+    let of_encoder = Trace::of(&e.graph, e.opset, meter, e.inputs.clone(), e.filled.clone())?;
+    let of_decoder = Trace::of(&d.graph, d.opset, meter, d.inputs.clone(), d.filled.clone())?;
     let mut longest = max_len(&of_encoder, options)?;
     let reads = |i: &Input| pair.manifest.decoder.read.contains_key(&i.name);
     // With caches, what grows in the step grows with the number of steps.
@@ -206,8 +198,7 @@ fn compile(
         values: BTreeMap::new(),
         refused: Vec::new(),
         max_len,
-        max_steps: (!pair.manifest.decoder.cache.is_empty())
-            .then_some(pair.manifest.decoder.max_steps as usize),
+        max_steps: (!pair.manifest.decoder.cache.is_empty()).then_some(max_steps as usize),
     };
     if refused.is_empty() {
         bind(&mut lower, pair, &encoded)?;
@@ -219,10 +210,7 @@ fn compile(
     }
     finish(&mut lower, &mut builder, pair, shown)?;
     check_steps(&lower.items)?;
-    let bounds = schedule::Bounds {
-        max_len,
-        max_steps: pair.manifest.decoder.max_steps,
-    };
+    let bounds = schedule::Bounds { max_len, max_steps };
     let mut program = schedule::build(&lower.items, builder, bounds)
         .and_then(optimize)
         .map_err(|e| Error::invalid("program", "lowering", "a sound program", e))?;
@@ -266,10 +254,16 @@ fn check_steps(items: &Items) -> Result<(), Error> {
     }
 }
 
-/// An activation among the values of a graph.
-fn activation(values: &BTreeMap<String, Value>, name: &str, place: &str) -> Result<Act, Error> {
+/// An activation among the outputs of a graph.
+fn activation(
+    values: &BTreeMap<String, Value>,
+    graph: &Graph,
+    name: &str,
+    place: &str,
+) -> Result<Act, Error> {
+    let is_output = graph.outputs.iter().any(|o| o.name == name);
     match values.get(name) {
-        Some(Value::Act(act)) => Ok(act.clone()),
+        Some(Value::Act(act)) if is_output => Ok(act.clone()),
         _ => {
             let expected = "an output that depends on the request";
             Err(Error::invalid(place, "output", expected, name))
@@ -295,7 +289,7 @@ fn bind(
     for input in &inputs {
         let place = format!("decoder input {}", input.name);
         if let Some(from) = d.read.get(&input.name) {
-            let act = activation(encoded, from, &place)?;
+            let act = activation(encoded, &pair.encoder.graph, from, &place)?;
             let layout = layout::canonical(&input.layout);
             let same = layout == layout::canonical(&act.layout) && act.elem == input.elem;
             if !same {
@@ -329,7 +323,7 @@ fn bind(
         }
         let at = keep(lower, input, if is_token { d.start as f32 } else { 0.0 });
         if let Some(from) = d.first.get(&input.name) {
-            let act = activation(encoded, from, &place)?;
+            let act = activation(encoded, &pair.encoder.graph, from, &place)?;
             if act.layout.has_len() || act.layout.row_elems() != input.layout.row_elems() {
                 let got = format!("{:?}", act.layout.0);
                 let expected = format!("{:?}", input.layout.0);
@@ -403,7 +397,8 @@ fn finish(
     shown: bool,
 ) -> Result<(), Error> {
     let d = &pair.manifest.decoder;
-    let scores = activation(&lower.values, &d.choose, "decoder choose")?;
+    let graph = &pair.decoder.graph;
+    let scores = activation(&lower.values, graph, &d.choose, "decoder choose")?;
     let is_id = !scores.elem.is_float();
     let num = scores.layout.row_elems();
     if scores.layout.has_len() || (is_id && num != 1) {
@@ -437,12 +432,18 @@ fn finish(
         push(lower, "scores.emit", Kind::Emit(output), &flat);
     }
     for (at, state) in lower.items.kept.clone().into_iter().enumerate() {
-        let name = state.name.trim_start_matches("decoder.").to_owned();
+        let name = state.name.strip_prefix("decoder.").unwrap_or(&state.name);
+        let name = name.to_owned();
         let from = if name == d.token {
             token.clone()
         } else {
             let output = &d.feed[&name];
-            activation(&lower.values, output, &format!("decoder feed {name}"))?
+            activation(
+                &lower.values,
+                graph,
+                output,
+                &format!("decoder feed {name}"),
+            )?
         };
         let elems: usize = state.dims.iter().product();
         if from.layout.has_len() || from.layout.row_elems() != elems {
@@ -459,11 +460,12 @@ fn finish(
         push(lower, &format!("{name}.keep"), Kind::Keep(at), &from);
     }
     for (input, output) in &d.cache {
+        let is_output = graph.outputs.iter().any(|o| o.name == *output);
         let grown = match (lower.values.get(input), lower.values.get(output)) {
             (Some(Value::Cache(a)), Some(Value::Cache(b))) => a.at == b.at && b.new.is_some(),
             _ => false,
         };
-        if !grown {
+        if !grown || !is_output {
             let expected = format!("{input} with this step's row behind it");
             let place = format!("decoder cache {input}");
             return Err(Error::invalid(place, "output", expected, output));

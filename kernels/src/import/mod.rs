@@ -5,11 +5,17 @@
 //! interpreter of [`crate::onnx`] on random inputs, at two batch sizes and lengths. What it cannot
 //! lower it refuses, all nodes at once, by name.
 //!
-//! The steps are a file each: `flatten` (constants, branches), `patterns`, `axes`, `trace` (sizes),
-//! `lower`, `schedule` (blocks), `check`. `manifest` ties an encoder and a decoder together.
+//! The steps are a file each: `flatten` (constants, branches) and `unroll` (loops), `patterns`,
+//! `axes`, `trace` (sizes), `lower`, `schedule` (blocks), `check`. `manifest` ties an encoder and a
+//! decoder together.
+//!
+//! Invariant: whatever the file says, an import ends in a program or an error, within the
+//! [`Limits`](lazybatch_graph::onnx::Limits) of its [`Options`]. Sizes that a file states are
+//! multiplied under those limits only, and every evaluation takes its steps from one [`Meter`].
 
 mod axes;
 mod check;
+mod compiled;
 mod flatten;
 mod items;
 mod layout;
@@ -20,22 +26,27 @@ mod pairs;
 mod patterns;
 mod schedule;
 mod trace;
+mod unroll;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::Arc;
 
-use lazybatch_graph::onnx::{Array, Data, Dim, Error, Graph, Limits, Model, ValueInfo, ValueType};
+use lazybatch_graph::onnx::{Array, Data, Dim, Error, Graph, Model, ValueInfo, ValueType};
 use lazybatch_graph::tensor_op::held_as;
 use lazybatch_graph::{InputId, Layout, OutputId, Program, ProgramBuilder, optimize};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
+use crate::tensor::Meter;
 use axes::Input;
 use items::{Arg, Items, Kind};
 use lower::{Lower, Value};
 use trace::{Filled, Trace};
 
 pub use check::TOLERANCE;
+pub use compiled::Compiled;
+pub use lazybatch_graph::onnx::{Limit, Limits};
 pub use options::{AxisSpec, Carried, Fixed, Options, Sized as SizedAxis};
 
 /// Most positions of a sequence where nobody says and no table bounds them.
@@ -53,7 +64,7 @@ pub fn import(path: &Path, options: &Options) -> Result<Program, Error> {
             other => other.in_file(file),
         });
     }
-    let model = Model::open(path, &Limits::default())?;
+    let model = Model::open(path, &options.limits)?;
     let mut options = options.clone();
     if options.name.is_none() {
         options.name = path.file_stem().map(|s| s.to_string_lossy().into_owned());
@@ -66,6 +77,14 @@ pub fn import(path: &Path, options: &Options) -> Result<Program, Error> {
 /// # Errors
 /// As [`import`].
 pub fn import_model(model: &Model, options: &Options) -> Result<Program, Error> {
+    compile_model(model, options).map(Compiled::into_program)
+}
+
+/// Compiles a model, for runs on tensors as its graph takes and gives them.
+///
+/// # Errors
+/// As [`import`].
+pub fn compile_model(model: &Model, options: &Options) -> Result<Compiled, Error> {
     compile(model, options).map_err(|e| match e {
         in_file @ Error::InFile { .. } => in_file,
         other => other.in_file(&model.file),
@@ -82,13 +101,13 @@ struct Prepared {
     fixed: BTreeMap<String, Array>,
 }
 
-fn compile(model: &Model, options: &Options) -> Result<Program, Error> {
-    let limits = Limits::default();
-    let prepared = prepare(model, options, &limits)?;
+fn compile(model: &Model, options: &Options) -> Result<Compiled, Error> {
+    let meter = Meter::new(options.limits);
+    let prepared = prepare(model, options, &meter)?;
     let trace = Trace::of(
         &prepared.graph,
         prepared.opset,
-        &limits,
+        &meter,
         prepared.inputs.clone(),
         prepared.filled.clone(),
     )?;
@@ -123,47 +142,42 @@ fn compile(model: &Model, options: &Options) -> Result<Program, Error> {
     let program = schedule::build(&lower.items, builder, bounds)
         .and_then(optimize)
         .map_err(|e| Error::invalid("program", "lowering", "a sound program", e))?;
+    let compiled = Compiled {
+        program: Arc::new(program),
+        inputs: prepared.inputs,
+        outputs,
+    };
     check::compare(
         &check::Compared {
             model: &prepared.model,
-            inputs: &prepared.inputs,
             filled: &prepared.filled,
             fixed: &prepared.fixed,
-            outputs: &outputs,
             max_len,
             has,
         },
-        program.clone(),
+        &compiled,
+        &meter,
     )?;
-    Ok(program)
+    Ok(compiled)
 }
 
 /// Flattens the graph and finds its axes.
-fn prepare(model: &Model, options: &Options, limits: &Limits) -> Result<Prepared, Error> {
+fn prepare(model: &Model, options: &Options, meter: &Meter) -> Result<Prepared, Error> {
+    let limits = &meter.limits;
     let opset = model.opsets.get("").copied().unwrap_or(1);
     let mut model = model.clone();
-    let fixed = fix_inputs(&mut model.graph, options)?;
+    let fixed = fix_inputs(&model.graph, options)?;
     let mut source = model.graph.clone();
     source.initializers.extend(fixed.clone());
-    let mut graph = flatten::flatten(&source, opset, limits, BTreeMap::new())?;
+    let none = BTreeSet::new();
+    let (mut graph, _) = flatten::flatten(&source, opset, meter, BTreeMap::new(), &none)?;
     flatten::prune(&mut graph);
     let all = axes::read(&graph, options)?;
+    axes::check_sizes(&all, limits)?;
     relax(&mut model.graph, &all);
     let (mut inputs, filled) = split_filled(&graph, all, options)?;
     if graph.nodes.iter().any(has_body) {
-        // A condition on sizes is decided at one batch size and length; the comparison behind the
-        // import sees others.
-        let mut rng = ChaCha8Rng::seed_from_u64(5);
-        let (batch, len) = (2, trace::LENGTHS[0]);
-        let mut probe = BTreeMap::new();
-        for input in &inputs {
-            let array = trace::random(input, batch, len, &mut rng);
-            probe.insert(input.name.clone(), array);
-        }
-        for (name, filled) in &filled {
-            probe.insert(name.clone(), trace::fill(filled, batch, len));
-        }
-        graph = flatten::flatten(&graph, opset, limits, probe)?;
+        graph = decide(&graph, opset, meter, &inputs, &filled)?;
         flatten::prune(&mut graph);
     }
     let shell = Model {
@@ -181,8 +195,7 @@ fn prepare(model: &Model, options: &Options, limits: &Limits) -> Result<Prepared
             op: node.op.clone(),
             why: match node.op.as_str() {
                 "If" => "its condition depends on the request".into(),
-                "Loop" => "the number of its passes is not known, or large".into(),
-                _ => "is not compiled".into(),
+                _ => "the number of its passes is not known, or large".into(),
             },
         });
     }
@@ -200,6 +213,45 @@ fn prepare(model: &Model, options: &Options, limits: &Limits) -> Result<Prepared
         filled,
         fixed,
     })
+}
+
+/// `graph` with the branches and loops in place that depend on sizes of the inputs, but are the same
+/// at two batch sizes and lengths. The comparison behind the import sees others.
+fn decide(
+    graph: &Graph,
+    opset: i64,
+    meter: &Meter,
+    inputs: &[Input],
+    filled: &BTreeMap<String, Filled>,
+) -> Result<Graph, Error> {
+    let mut open = BTreeSet::new();
+    loop {
+        let at = |batch: usize, len: usize| {
+            let mut rng = ChaCha8Rng::seed_from_u64(5);
+            let mut probe = BTreeMap::new();
+            for input in inputs {
+                let array = trace::random(input, (batch, len), &meter.limits, &mut rng)?;
+                probe.insert(input.name.clone(), array);
+            }
+            for (name, filled) in filled {
+                let array = trace::fill(name, filled, (batch, len), &meter.limits)?;
+                probe.insert(name.clone(), array);
+            }
+            flatten::flatten(graph, opset, meter, probe, &open)
+        };
+        let [small, large] = trace::LENGTHS;
+        let (flat, decided) = at(2, small)?;
+        let (_, again) = at(3, large)?;
+        let differing: Vec<String> = decided
+            .iter()
+            .filter(|&(node, how)| again.get(node) != Some(how) && !open.contains(node))
+            .map(|(node, _)| node.clone())
+            .collect();
+        if differing.is_empty() {
+            return Ok(flat);
+        }
+        open.extend(differing);
+    }
 }
 
 fn has_body(node: &lazybatch_graph::onnx::Node) -> bool {
@@ -224,7 +276,7 @@ fn carry_ids(carried: &Carried, prepared: &Prepared) -> Result<(OutputId, InputI
 }
 
 /// Values of the inputs that the user fixes.
-fn fix_inputs(graph: &mut Graph, options: &Options) -> Result<BTreeMap<String, Array>, Error> {
+fn fix_inputs(graph: &Graph, options: &Options) -> Result<BTreeMap<String, Array>, Error> {
     let mut fixed = BTreeMap::new();
     for f in &options.fixed {
         let Some(info) = graph.inputs.iter().find(|i| i.name == f.input) else {
@@ -251,7 +303,7 @@ fn fix_inputs(graph: &mut Graph, options: &Options) -> Result<BTreeMap<String, A
             let expected = "stated sizes, for an input that is fixed";
             return Err(Error::invalid(place, "sizes", expected, "open ones"));
         };
-        let num = sizes.iter().product();
+        let num = options.limits.num_elems(&place, &sizes)?;
         fixed.insert(
             f.input.clone(),
             Array::new(sizes, Data::from_f64(*elem, vec![f.value; num])),
@@ -295,12 +347,13 @@ fn split_filled(
             return Err(Error::invalid("mask", "name", expected, name));
         }
     }
+    let lengths = only_lengths(graph);
     let mut inputs = Vec::new();
     let mut filled = BTreeMap::new();
     for input in all {
         let is_mask = options.masks.contains(&input.name)
             || (options::MASKS.contains(&input.name.as_str()) && input.layout.has_len());
-        let is_length = only_lengths(graph, &input.name);
+        let is_length = lengths.contains(input.name.as_str());
         if is_mask || is_length {
             let value = Filled {
                 elem: input.elem,
@@ -323,16 +376,21 @@ fn split_filled(
     Ok((inputs, filled))
 }
 
-/// Whether recurrent layers read the value as the lengths of their sequences, and nobody else.
-fn only_lengths(graph: &Graph, name: &str) -> bool {
-    let mut readers = graph
-        .nodes
-        .iter()
-        .flat_map(|n| n.inputs.iter().enumerate().map(move |(i, x)| (n, i, x)))
-        .filter(|(_, _, x)| *x == name)
-        .peekable();
-    readers.peek().is_some()
-        && readers.all(|(n, i, _)| i == 4 && matches!(n.op.as_str(), "LSTM" | "GRU" | "RNN"))
+/// Values that recurrent layers read as the lengths of their sequences, and nobody else.
+fn only_lengths(graph: &Graph) -> BTreeSet<&str> {
+    let (mut lengths, mut others) = (BTreeSet::new(), BTreeSet::new());
+    for node in &graph.nodes {
+        let is_layer = matches!(node.op.as_str(), "LSTM" | "GRU" | "RNN");
+        for (i, name) in node.inputs.iter().enumerate() {
+            let to = if is_layer && i == 4 {
+                &mut lengths
+            } else {
+                &mut others
+            };
+            to.insert(name.as_str());
+        }
+    }
+    &lengths - &others
 }
 
 /// Most positions: what the user says, or the most that the graph's tables allow.
@@ -352,6 +410,9 @@ fn max_len(trace: &Trace<'_>, options: &Options) -> Result<usize, Error> {
             || (0..a.len()).all(|i| (a[i], b.get(i)) != (small, Some(&large)) || c[i] == len)
     };
     let has_any = |len: usize| {
+        if !trace.fits(len) {
+            return false;
+        }
         let outputs = trace.graph.nodes.iter().flat_map(|n| &n.outputs);
         let mut known = outputs.filter(|o| !o.is_empty() && !trace.is_data(o));
         known.all(|o| grows(o, len))
@@ -361,7 +422,7 @@ fn max_len(trace: &Trace<'_>, options: &Options) -> Result<usize, Error> {
     }
     if let Some(max) = options.max_len {
         if max == 0 || !has_any(max) {
-            let expected = "a length that the tables of the model have";
+            let expected = "a length that the tables of the model have, within the limits";
             return Err(Error::invalid("--max-len", "length", expected, max));
         }
         return Ok(max);
@@ -409,7 +470,7 @@ fn output_dims(layout: &Layout) -> Vec<usize> {
 fn declare_outputs(
     lower: &mut Lower<'_>,
     builder: &mut ProgramBuilder,
-) -> Result<Vec<Layout>, Error> {
+) -> Result<Vec<compiled::Output>, Error> {
     let mut layouts = Vec::new();
     let mut emitted = BTreeSet::new();
     for info in &lower.trace.graph.outputs {
@@ -424,7 +485,11 @@ fn declare_outputs(
                 let args = vec![Arg::Item(shaped.src)];
                 let emit = format!("{name}.emit");
                 lower.items.push(&emit, Kind::Emit(id), args, Vec::new());
-                layouts.push(act.layout);
+                layouts.push(compiled::Output {
+                    name: name.clone(),
+                    elem: act.elem,
+                    layout: act.layout,
+                });
             }
             Some(Value::Failed) => {}
             Some(Value::Act(_)) => {

@@ -2,6 +2,8 @@
 
 use std::str::FromStr;
 
+use lazybatch_graph::onnx::Limits;
+
 /// An axis of an input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AxisSpec {
@@ -135,6 +137,8 @@ pub struct Options {
     pub sizes: Vec<Sized>,
     /// State that requests of one sequence hand on.
     pub carried: Vec<Carried>,
+    /// What reading and compiling the model may take.
+    pub limits: Limits,
 }
 
 /// Inputs that count as masks where nobody says so.

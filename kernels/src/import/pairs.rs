@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use lazybatch_graph::Program;
-use lazybatch_graph::onnx::{Array, Error, Limits};
+use lazybatch_graph::onnx::{Array, Error};
+use lazybatch_sla::ModelId;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
@@ -13,12 +14,14 @@ use super::manifest::{Pair, token_array};
 use super::trace::{fill, random};
 use super::{Prepared, trace};
 use crate::conformance::{Request, Schedule, run};
+use crate::device::Device;
 use crate::onnx::Interpreter;
+use crate::tensor::Meter;
 
 /// Lengths of the requests that are compared.
 const LENGTHS: [usize; 3] = [1, 6, 9];
 /// Most steps that are compared.
-const STEPS: usize = 24;
+pub(super) const STEPS: u32 = 24;
 
 /// Outputs of a graph by name.
 fn evaluate(
@@ -26,14 +29,15 @@ fn evaluate(
     interpreter: &Interpreter<'_>,
     len: usize,
     mut given: BTreeMap<String, Array>,
+    meter: &Meter,
 ) -> Result<BTreeMap<String, Array>, Error> {
     for (name, filled) in &p.filled {
-        given.insert(name.clone(), fill(filled, 1, len));
+        given.insert(name.clone(), fill(name, filled, (1, len), &meter.limits)?);
     }
     given.extend(p.fixed.clone());
     let graph = &p.model.graph;
     let inputs = graph.inputs.iter().map(|i| given.remove(&i.name));
-    let outputs = interpreter.run(inputs.collect())?;
+    let outputs = interpreter.run_metered(inputs.collect(), meter)?;
     let names = graph.outputs.iter().map(|o| o.name.clone());
     Ok(names.zip(outputs).collect())
 }
@@ -54,15 +58,22 @@ fn best(scores: &Array) -> i32 {
 }
 
 /// Runs requests of several lengths through both; scores must agree within the tolerance, tokens
-/// as they follow from them.
+/// as they follow from them. `program` takes at most `max_steps` steps.
 ///
 /// # Errors
 /// The step and element that differ most.
-pub(super) fn compare(pair: &Pair, program: Program, max_len: usize) -> Result<(), Error> {
+pub(super) fn compare(
+    pair: &Pair,
+    program: Program,
+    max_len: usize,
+    max_steps: u32,
+    meter: &Meter,
+) -> Result<(), Error> {
+    let limits = meter.limits;
     let d = &pair.manifest.decoder;
     let program = Arc::new(program);
-    let encoder = Interpreter::new(&pair.encoder.model, Limits::default())?;
-    let decoder = Interpreter::new(&pair.decoder.model, Limits::default())?;
+    let encoder = Interpreter::new(&pair.encoder.model, limits)?;
+    let decoder = Interpreter::new(&pair.decoder.model, limits)?;
     let has_len = program.length_input.is_some();
     let mut rng = ChaCha8Rng::seed_from_u64(37);
     let mut requests = Vec::new();
@@ -72,19 +83,23 @@ pub(super) fn compare(pair: &Pair, program: Program, max_len: usize) -> Result<(
         let mut given = BTreeMap::new();
         let mut inputs = Vec::new();
         for (input, decl) in pair.encoder.inputs.iter().zip(&program.inputs) {
-            let array = random(input, 1, len, &mut rng);
-            let rows = by_sample(&array, &input.layout, 1, len).remove(0);
+            let array = random(input, (1, len), &limits, &mut rng)?;
+            let place = format!("input {}", input.name);
+            let rows = by_sample(&place, &array, &input.layout, (1, len))?.remove(0);
             inputs.push(as_input(&rows, decl.ty.dtype, &input.layout, len));
             given.insert(input.name.clone(), array);
         }
-        encoded.push(evaluate(&pair.encoder, &encoder, len, given)?);
+        encoded.push(evaluate(&pair.encoder, &encoder, len, given, meter)?);
         requests.push(Request {
             inputs,
             len,
             samples: 1,
         });
     }
-    let mut device = device(&program, "manifest")?;
+    let mut device = device(&limits);
+    device
+        .load(ModelId(0), Arc::clone(&program))
+        .map_err(|e| Error::invalid("manifest", "program", "one that loads", e))?;
     let results = run(&mut device, &program, &requests, Schedule::Together)
         .map_err(|e| Error::invalid("program", "run", "one", e))?;
     let find = |name: &str| program.outputs.iter().position(|o| o.name == name);
@@ -118,8 +133,9 @@ pub(super) fn compare(pair: &Pair, program: Program, max_len: usize) -> Result<(
             };
             state.insert(input.name.clone(), value);
         }
-        for (step, &token) in tokens.iter().enumerate().take(STEPS) {
-            let outputs = evaluate(&pair.decoder, &decoder, request.len, state.clone())?;
+        for (step, &token) in tokens.iter().enumerate() {
+            let given = state.clone();
+            let outputs = evaluate(&pair.decoder, &decoder, request.len, given, meter)?;
             let wanted = &outputs[&d.choose];
             let at = format!("at length {}, step {step}", request.len);
             let place = format!("decoder output {}", d.choose);
@@ -136,7 +152,7 @@ pub(super) fn compare(pair: &Pair, program: Program, max_len: usize) -> Result<(
                 got[0] as i32
             };
             let is_last = step + 1 == tokens.len();
-            let ends = token == d.stop || step + 1 == d.max_steps as usize;
+            let ends = token == d.stop || step + 1 == max_steps as usize;
             if token != chosen || is_last != ends {
                 return Err(Error::invalid("output tokens", &at, chosen, token));
             }

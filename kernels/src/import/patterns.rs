@@ -12,6 +12,11 @@ struct Makers<'a> {
     by_output: BTreeMap<&'a str, &'a Node>,
 }
 
+/// Operand `i`, where the node has that many.
+fn operand(node: &Node, i: usize) -> Option<&str> {
+    node.inputs.get(i).map(String::as_str)
+}
+
 impl<'a> Makers<'a> {
     fn of(graph: &'a Graph) -> Self {
         let outputs = graph
@@ -65,16 +70,16 @@ impl<'a> Makers<'a> {
             _ => return None,
         };
         let keeps = !matches!(node.attrs.get("keepdims"), Some(Attr::Int(0)));
-        (axes == [-1] && keeps).then(|| node.inputs[0].as_str())
+        (axes == [-1] && keeps).then(|| operand(node, 0)).flatten()
     }
 
     /// `x` and eps where `name` is `(x - mean) / sqrt(var + eps)`.
     fn normed(&self, name: &str) -> Option<(&'a str, f64)> {
         let quotient = self.node(name, "Div")?;
-        let centred = self.node(&quotient.inputs[0], "Sub")?;
-        let x = centred.inputs[0].as_str();
-        let root = self.node(&quotient.inputs[1], "Sqrt")?;
-        let (variance, eps) = self.beside_number(self.node(&root.inputs[0], "Add")?)?;
+        let centred = self.node(operand(quotient, 0)?, "Sub")?;
+        let x = operand(centred, 0)?;
+        let root = self.node(operand(quotient, 1)?, "Sqrt")?;
+        let (variance, eps) = self.beside_number(self.node(operand(root, 0)?, "Add")?)?;
         let square = self.row_mean(variance)?;
         let same = |name: &str| {
             // Some exporters subtract the mean twice.
@@ -82,11 +87,11 @@ impl<'a> Makers<'a> {
             other.is_some_and(|o| o.inputs == centred.inputs)
         };
         let is_square = match (self.node(square, "Pow"), self.node(square, "Mul")) {
-            (Some(pow), _) => same(&pow.inputs[0]) && self.number(&pow.inputs[1]) == Some(2.0),
-            (_, Some(mul)) => same(&mul.inputs[0]) && same(&mul.inputs[1]),
+            (Some(pow), _) => same(operand(pow, 0)?) && self.number(operand(pow, 1)?) == Some(2.0),
+            (_, Some(mul)) => same(operand(mul, 0)?) && same(operand(mul, 1)?),
             _ => false,
         };
-        let centred_at_mean = self.row_mean(&centred.inputs[1]) == Some(x);
+        let centred_at_mean = self.row_mean(operand(centred, 1)?) == Some(x);
         (is_square && centred_at_mean).then_some((x, eps))
     }
 
@@ -156,10 +161,10 @@ impl<'a> Makers<'a> {
             .into_iter()
             .find_map(|(x, gate)| {
                 let (erf, one) = self.beside_number(self.node(gate, "Add")?)?;
-                let scaled = &self.node(erf, "Erf")?.inputs[0];
+                let scaled = operand(self.node(erf, "Erf")?, 0)?;
                 let root = std::f64::consts::SQRT_2;
                 let (from, factor) = match self.node(scaled, "Div") {
-                    Some(div) => (&div.inputs[0], self.number(&div.inputs[1])? / root),
+                    Some(div) => (operand(div, 0)?, self.number(operand(div, 1)?)? / root),
                     None => {
                         let mul = self.node(scaled, "Mul")?;
                         let (from, v) = self.beside_number(mul)?;

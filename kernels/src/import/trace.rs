@@ -19,7 +19,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::axes::Input;
 use crate::onnx::evaluate;
-use crate::tensor::Call;
+use crate::tensor::{Call, Meter};
 
 /// Batch sizes at which sizes are observed.
 const BATCHES: [usize; 2] = [2, 3];
@@ -42,7 +42,10 @@ impl Size {
     pub const ONE: Self = Self { k: 1, b: 0, s: 0 };
 
     fn at(self, batch: usize, len: usize) -> usize {
-        self.k * batch.pow(self.b) * len.pow(self.s)
+        let power = batch
+            .saturating_pow(self.b)
+            .saturating_mul(len.saturating_pow(self.s));
+        self.k.saturating_mul(power)
     }
 }
 
@@ -77,14 +80,19 @@ pub(super) struct Trace<'g> {
     pub opset: i64,
     /// What a request brings.
     pub inputs: Vec<Input>,
-    limits: &'g Limits,
+    meter: &'g Meter,
     filled: BTreeMap<String, Filled>,
     data: BTreeSet<String>,
+    /// Values that a node or the graph's outputs read.
+    read: BTreeSet<&'g str>,
     facts: BTreeMap<String, Fact>,
     sized: RefCell<BTreeMap<(usize, usize), Values>>,
 }
 
-/// `layout` with that many samples and positions.
+/// Most sizes whose known values are kept.
+const MOST_SIZES: usize = 8;
+
+/// `layout` with that many samples and positions; what is too large for a number is the largest.
 pub(super) fn dims_at(layout: &Layout, batch: usize, len: usize) -> Vec<usize> {
     let size = |p: &Part| match p {
         Part::Batch => batch,
@@ -92,28 +100,47 @@ pub(super) fn dims_at(layout: &Layout, batch: usize, len: usize) -> Vec<usize> {
         Part::Fixed(n) => *n,
     };
     let axes = layout.0.iter();
-    axes.map(|axis| axis.iter().map(size).product()).collect()
+    let product = |axis: &Vec<Part>| axis.iter().map(size).fold(1, usize::saturating_mul);
+    axes.map(product).collect()
 }
 
 /// A random tensor for an input: floats uniform in `[-1, 1)`, ids below their bound, 2 without one.
-pub(super) fn random(input: &Input, batch: usize, len: usize, rng: &mut impl Rng) -> Array {
+///
+/// # Errors
+/// More elements than the limits allow.
+pub(super) fn random(
+    input: &Input,
+    (batch, len): (usize, usize),
+    limits: &Limits,
+    rng: &mut impl Rng,
+) -> Result<Array, Error> {
     let dims = dims_at(&input.layout, batch, len);
-    let num: usize = dims.iter().product();
+    let num = limits.num_elems(&format!("input {}", input.name), &dims)?;
     if input.elem.is_float() {
         let values = (0..num).map(|_| f64::from(rng.random_range(-1.0_f32..1.0)));
-        return Array::from_f64(input.elem, dims, values.collect());
+        return Ok(Array::from_f64(input.elem, dims, values.collect()));
     }
     let bound = input.id_bound.unwrap_or(2).max(1) as i128;
     let values = (0..num).map(|_| i128::from(rng.random_range(0..bound as i64)));
-    Array::new(dims, Data::from_i128(input.elem, values.collect()))
+    let data = Data::from_i128(input.elem, values.collect());
+    Ok(Array::new(dims, data))
 }
 
-/// The tensor of an input that a request does not bring.
-pub(super) fn fill(filled: &Filled, batch: usize, len: usize) -> Array {
+/// The tensor of the input `name` that a request does not bring.
+///
+/// # Errors
+/// More elements than the limits allow.
+pub(super) fn fill(
+    name: &str,
+    filled: &Filled,
+    (batch, len): (usize, usize),
+    limits: &Limits,
+) -> Result<Array, Error> {
     let dims = dims_at(&filled.layout, batch, len);
+    let num = limits.num_elems(&format!("input {name}"), &dims)?;
     let value = if filled.is_length { len as i128 } else { 1 };
-    let values = vec![value; dims.iter().product()];
-    Array::new(dims, Data::from_i128(filled.elem, values))
+    let data = Data::from_i128(filled.elem, vec![value; num]);
+    Ok(Array::new(dims, data))
 }
 
 impl<'g> Trace<'g> {
@@ -124,7 +151,7 @@ impl<'g> Trace<'g> {
     pub fn of(
         graph: &'g Graph,
         opset: i64,
-        limits: &'g Limits,
+        meter: &'g Meter,
         inputs: Vec<Input>,
         filled: BTreeMap<String, Filled>,
     ) -> Result<Self, Error> {
@@ -132,16 +159,20 @@ impl<'g> Trace<'g> {
         for node in &graph.nodes {
             let sized = matches!(node.op.as_str(), "Shape" | "Size");
             if !sized && node.inputs.iter().any(|n| data.contains(n)) {
-                data.extend(node.outputs.iter().cloned());
+                let named = node.outputs.iter().filter(|n| !n.is_empty());
+                data.extend(named.cloned());
             }
         }
+        let operands = graph.nodes.iter().flat_map(|n| &n.inputs);
+        let outputs = graph.outputs.iter().map(|o| &o.name);
         let mut trace = Self {
             graph,
             opset,
             inputs,
-            limits,
+            meter,
             filled,
             data,
+            read: operands.chain(outputs).map(String::as_str).collect(),
             facts: BTreeMap::new(),
             sized: RefCell::default(),
         };
@@ -163,6 +194,35 @@ impl<'g> Trace<'g> {
     /// Whether a request's data is in the value.
     pub fn is_data(&self, name: &str) -> bool {
         self.data.contains(name)
+    }
+
+    /// Whether a table of those sizes that is made of the value `name` is within the limits.
+    ///
+    /// # Errors
+    /// The sizes and the limit.
+    pub fn check_elems(&self, name: &str, dims: &[usize]) -> Result<(), String> {
+        let place = format!("value {name}");
+        let num = self.meter.limits.num_elems(&place, dims);
+        num.map(|_| ()).map_err(|e| e.to_string())
+    }
+
+    /// Whether a node or the graph's outputs read the value.
+    pub fn is_read(&self, name: &str) -> bool {
+        self.read.contains(name)
+    }
+
+    /// Whether every value with data is within the limits at one sample of `len` positions; scores of
+    /// positions by positions are no values of a program.
+    pub fn fits(&self, len: usize) -> bool {
+        let limits = &self.meter.limits;
+        self.facts.values().all(|fact| {
+            let sizes: Option<Vec<Size>> = fact.sizes.iter().copied().collect();
+            sizes.is_none_or(|sizes| {
+                let dims: Vec<usize> = sizes.iter().map(|s| s.at(1, len)).collect();
+                let is_square = sizes.iter().map(|s| s.s).sum::<u32>() > 1;
+                is_square || limits.num_elems("", &dims).is_ok()
+            })
+        })
     }
 
     /// What is known of a value with data.
@@ -190,7 +250,9 @@ impl<'g> Trace<'g> {
             false => base.clone(),
         };
         for (name, (elem, dims)) in base {
-            let (wide, long) = (&wide[&name].1, &long[&name].1);
+            let (Some((_, wide)), Some((_, long))) = (wide.get(&name), long.get(&name)) else {
+                continue;
+            };
             let same_rank = wide.len() == dims.len() && long.len() == dims.len();
             let sizes = dims.iter().enumerate().map(|(i, &n)| {
                 let all = [n, *wide.get(i)?, *long.get(i)?];
@@ -210,12 +272,16 @@ impl<'g> Trace<'g> {
     ) -> Result<BTreeMap<String, (Elem, Vec<usize>)>, Error> {
         let mut rng = ChaCha8Rng::seed_from_u64(17);
         let mut values = BTreeMap::new();
+        let limits = &self.meter.limits;
         for input in &self.inputs {
-            values.insert(input.name.clone(), random(input, batch, len, &mut rng));
+            let array = random(input, (batch, len), limits, &mut rng)?;
+            values.insert(input.name.clone(), array);
         }
         for (name, filled) in &self.filled {
-            values.insert(name.clone(), fill(filled, batch, len));
+            let array = fill(name, filled, (batch, len), limits)?;
+            values.insert(name.clone(), array);
         }
+        let mut held: usize = values.values().map(Array::len).sum();
         let mut last_use: BTreeMap<&str, usize> = BTreeMap::new();
         for (i, node) in self.graph.nodes.iter().enumerate() {
             for name in &node.inputs {
@@ -232,11 +298,18 @@ impl<'g> Trace<'g> {
         for (i, node) in self.graph.nodes.iter().enumerate() {
             for (name, array) in node.outputs.iter().zip(self.node(node, &values)?) {
                 note(name, &array);
+                held = held.saturating_add(array.len());
                 values.insert(name.clone(), array);
+            }
+            if held > limits.held {
+                let place = format!("node {} ({})", node.name, node.op);
+                let expected = format!("at most {}", limits.held);
+                return Err(Error::invalid(place, "elements held", expected, held));
             }
             for name in &node.inputs {
                 if last_use.get(name.as_str()) == Some(&i) {
-                    values.remove(name);
+                    let freed = values.remove(name).map_or(0, |a| a.len());
+                    held = held.saturating_sub(freed);
                 }
             }
         }
@@ -264,7 +337,7 @@ impl<'g> Trace<'g> {
             node,
             opset: self.opset,
             inputs,
-            limits: self.limits,
+            meter: self.meter,
         })
     }
 
@@ -287,8 +360,10 @@ impl<'g> Trace<'g> {
             return Ok(Rc::clone(values));
         }
         let mut values = BTreeMap::new();
+        let limits = &self.meter.limits;
         for (name, filled) in &self.filled {
-            values.insert(name.clone(), fill(filled, batch, len));
+            let array = fill(name, filled, (batch, len), limits)?;
+            values.insert(name.clone(), array);
         }
         for node in &self.graph.nodes {
             if node.outputs.iter().any(|n| self.data.contains(n)) {
@@ -304,7 +379,7 @@ impl<'g> Trace<'g> {
                     let expected = "sizes that are numbers times batch and length";
                     Error::invalid(format!("value {name}"), "sizes", expected, "others")
                 })?;
-                let num = self.limits.num_elems(&node.name, &dims)?;
+                let num = limits.num_elems(&format!("value {name}"), &dims)?;
                 values.insert(name.clone(), Array::new(dims, Data::zeros(Elem::Bool, num)));
             }
             let results = self.node(node, &values)?;
@@ -316,9 +391,11 @@ impl<'g> Trace<'g> {
             }
         }
         let values = Rc::new(values);
-        self.sized
-            .borrow_mut()
-            .insert((batch, len), Rc::clone(&values));
+        let mut sized = self.sized.borrow_mut();
+        if sized.len() == MOST_SIZES {
+            sized.clear();
+        }
+        sized.insert((batch, len), Rc::clone(&values));
         Ok(values)
     }
 

@@ -67,8 +67,9 @@ impl Interpreter<'_> {
         run: &mut Run,
     ) -> Outputs {
         run.node_runs += 1;
-        if run.node_runs > run.limits.node_runs {
-            let expected = format!("at most {}", run.limits.node_runs);
+        let most = run.meter.limits.node_runs;
+        if run.node_runs > most {
+            let expected = format!("at most {most}");
             return Err(call.bad("steps and nodes evaluated", expected, "more"));
         }
         if graph.inputs.len() != inputs.len() {

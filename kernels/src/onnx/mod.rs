@@ -5,7 +5,7 @@
 //! Invariants:
 //! 1. [`Interpreter::new`] refuses a model with all the nodes that it cannot run; what then fails
 //!    in a run does so because of its values.
-//! 2. A run ends: no more than [`Limits::node_runs`] nodes are evaluated, each within
+//! 2. A run ends: no more than [`Limits::node_runs`] nodes are evaluated, all together within
 //!    [`Limits::work`], and it holds no more than [`Limits::held`] elements.
 
 mod control;
@@ -13,7 +13,7 @@ mod scope;
 
 use lazybatch_graph::onnx::{Array, Attr, Error, Graph, Limits, Model, Node, Refused, ValueType};
 
-use crate::tensor::{self, Call};
+use crate::tensor::{self, Call, Meter};
 use scope::Scope;
 
 /// Evaluates one model.
@@ -24,7 +24,7 @@ pub struct Interpreter<'m> {
 
 /// What is left of a run's limits.
 struct Run<'l> {
-    limits: &'l Limits,
+    meter: &'l Meter,
     node_runs: usize,
     /// Elements of the values in all scopes.
     held: usize,
@@ -51,11 +51,20 @@ impl<'m> Interpreter<'m> {
     /// [`Error::Invalid`] for inputs of other types or sizes than the model states, and whatever
     /// the values make impossible.
     pub fn run(&self, inputs: Vec<Option<Array>>) -> Result<Vec<Array>, Error> {
-        self.try_run(inputs)
+        self.run_metered(inputs, &Meter::new(self.limits))
+    }
+
+    /// As [`Interpreter::run`], within what `meter` has left.
+    pub(crate) fn run_metered(
+        &self,
+        inputs: Vec<Option<Array>>,
+        meter: &Meter,
+    ) -> Result<Vec<Array>, Error> {
+        self.try_run(inputs, meter)
             .map_err(|e| e.in_file(&self.model.file))
     }
 
-    fn try_run(&self, inputs: Vec<Option<Array>>) -> Result<Vec<Array>, Error> {
+    fn try_run(&self, inputs: Vec<Option<Array>>, meter: &Meter) -> Result<Vec<Array>, Error> {
         let graph = &self.model.graph;
         if inputs.len() > graph.inputs.len() {
             let expected = format!("at most {}", graph.inputs.len());
@@ -69,7 +78,7 @@ impl<'m> Interpreter<'m> {
             }
         }
         let mut run = Run {
-            limits: &self.limits,
+            meter,
             node_runs: 0,
             held: 0,
         };
@@ -81,8 +90,10 @@ impl<'m> Interpreter<'m> {
         let before = run.held;
         for node in &graph.nodes {
             run.node_runs += 1;
-            if run.node_runs > run.limits.node_runs {
-                let expected = format!("at most {}", run.limits.node_runs);
+            let meter = run.meter;
+            let limits = &meter.limits;
+            if run.node_runs > limits.node_runs {
+                let expected = format!("at most {}", limits.node_runs);
                 let place = format!("node {}", node.name);
                 return Err(Error::invalid(place, "nodes evaluated", expected, "more"));
             }
@@ -106,9 +117,9 @@ impl<'m> Interpreter<'m> {
                     continue;
                 }
                 run.held = run.held.saturating_add(value.len());
-                if run.held > run.limits.held {
+                if run.held > limits.held {
                     let place = format!("node {} ({})", node.name, node.op);
-                    let expected = format!("at most {}", run.limits.held);
+                    let expected = format!("at most {}", limits.held);
                     return Err(Error::invalid(
                         place,
                         "elements held by the run",
@@ -137,7 +148,7 @@ impl<'m> Interpreter<'m> {
             node,
             opset: self.model.opsets.get("").copied().unwrap_or(1),
             inputs,
-            limits: run.limits,
+            meter: run.meter,
         };
         if control::OPS.contains(&node.op.as_str()) {
             return self.control(&call, scope, run);
@@ -159,7 +170,13 @@ pub(crate) fn evaluate(call: &Call<'_>) -> tensor::Outputs {
     {
         return Err(call.bad("input 0", format!("elements: {}", entry.types), x));
     }
-    (entry.eval)(call)
+    let results = (entry.eval)(call)?;
+    let elems = results
+        .iter()
+        .map(Array::len)
+        .fold(0, usize::saturating_add);
+    call.meter.take_node(&call.place(), elems)?;
+    Ok(results)
 }
 
 /// All nodes, inputs and outputs of `graph` that cannot be evaluated.

@@ -2,9 +2,9 @@
 
 use std::fmt::Display;
 
-use lazybatch_graph::onnx::{Array, Attr, Elem, Error, Limits, Node};
+use lazybatch_graph::onnx::{Array, Attr, Elem, Error, Node};
 
-use super::index;
+use super::{Meter, index};
 
 /// Largest magnitude of integer attributes and shape operands; larger ones count as this.
 const MAX_INT: i64 = 1 << 31;
@@ -18,7 +18,7 @@ pub struct Call<'a> {
     /// Its operands; `None` where an optional one is left out.
     pub inputs: Vec<Option<&'a Array>>,
     /// What it may take.
-    pub limits: &'a Limits,
+    pub meter: &'a Meter,
 }
 
 impl<'a> Call<'a> {
@@ -228,6 +228,7 @@ impl<'a> Call<'a> {
 
     /// Several axes, each once.
     pub fn axes_of(&self, axes: &[i64], rank: usize) -> Result<Vec<usize>, Error> {
+        self.meter.limits.check_rank(&self.place(), rank)?;
         let found = axes.iter().map(|&a| self.axis_of(a, rank));
         let found = found.collect::<Result<Vec<_>, _>>()?;
         let mut sorted = found.clone();
@@ -241,12 +242,12 @@ impl<'a> Call<'a> {
 
     /// Number of elements of a tensor of `dims`, within the limit.
     pub fn num(&self, dims: &[usize]) -> Result<usize, Error> {
-        self.limits.num_elems(&self.place(), dims)
+        self.meter.limits.num_elems(&self.place(), dims)
     }
 
-    /// Checks that as many inner steps are within the limit.
+    /// Takes as many inner steps as the product of `factors` from what is left.
     pub fn work(&self, factors: &[usize]) -> Result<(), Error> {
-        self.limits.check_work(&self.place(), factors)
+        self.meter.take(&self.place(), factors)
     }
 
     /// The dimensions that all of `dims` are broadcast to.

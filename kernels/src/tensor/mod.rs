@@ -9,7 +9,8 @@
 //! 1. No kernel panics, whatever the operands and attributes are: sizes go through
 //!    [`Call::num`] and [`Call::work`], attributes and shape operands through the getters of
 //!    [`Call`], which keep them within 32 bits.
-//! 2. A kernel allocates no more than the limits of its call allow per tensor.
+//! 2. A kernel allocates no more than the limits of its call allow per tensor, and takes the steps
+//!    of its loops from the [`Meter`] of its call.
 //!
 //! Source: operator documentation of ONNX 1.17 (Operators.md, Changelog.md).
 
@@ -25,6 +26,7 @@ mod index;
 mod integer;
 mod loss;
 mod matmul;
+mod meter;
 mod movement;
 mod norm;
 mod pool;
@@ -48,6 +50,7 @@ use lazybatch_graph::onnx::{Array, Elem, Error};
 
 pub use call::Call;
 pub use index::transpose;
+pub use meter::Meter;
 pub use refused::{REFUSED, reason};
 
 /// What a kernel gives: its outputs in order.

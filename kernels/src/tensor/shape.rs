@@ -1,6 +1,6 @@
 //! Shapes, views of other dimensions, and constants.
 
-use lazybatch_graph::onnx::{Array, Attr, Data, Elem, Error, NONE};
+use lazybatch_graph::onnx::{Array, Attr, Data, Elem, Error, NONE, Refused};
 
 use super::index::expand;
 use super::{Call, OpEntry, Outputs, Types, op};
@@ -60,7 +60,7 @@ fn constant_of_shape(call: &Call) -> Outputs {
     Ok(vec![Array::new(dims, data)])
 }
 
-/// Passes its input on; training with a ratio is random and refused.
+/// Passes its input on; training with a ratio is random and not supported.
 fn dropout(call: &Call) -> Outputs {
     let x = call.x(0)?;
     let training = match call.opt(2) {
@@ -73,7 +73,16 @@ fn dropout(call: &Call) -> Outputs {
             None => 0.5,
         };
         if ratio != 0.0 {
-            return Err(call.bad("training", "none, or a ratio of 0", ratio));
+            return Err(Error::Unsupported {
+                nodes: vec![Refused {
+                    node: call.node.name.clone(),
+                    op: call.node.op.clone(),
+                    why: format!(
+                        "training mode drops elements at random (training_mode is true, the ratio \
+                         {ratio})"
+                    ),
+                }],
+            });
         }
     }
     let mask = if call.opset < 10 {

@@ -418,8 +418,33 @@ def loop():
            [("y", F32, ["batch", 5]), ("steps", F32, ["batch", 3, 5])])
 
 
+def scan():
+    """Four passes of a scan over an axis of fixed size, backward, with a carried value and all of
+    its values put together along the last axis."""
+    g = Graph(14)
+    w = g.weight(3, 3)
+    body = helper.make_graph(
+        [helper.make_node("MatMul", ["carried", w], ["product"], name="product"),
+         helper.make_node("Add", ["product", "row"], ["moved"], name="moved"),
+         helper.make_node("Tanh", ["moved"], ["next"], name="next"),
+         helper.make_node("Identity", ["next"], ["seen"], name="seen")],
+        "body",
+        [helper.make_tensor_value_info("carried", F32, None),
+         helper.make_tensor_value_info("row", F32, None)],
+        [helper.make_tensor_value_info("next", F32, None),
+         helper.make_tensor_value_info("seen", F32, None)])
+    start = g.op("Mul", g.op("ReduceMean", "x", axes=[1], keepdims=0), g.const(np.float32(0.5)))
+    g.nodes.append(helper.make_node("Scan", [start, "x"], ["last", "all"], name="passes", body=body,
+                                    num_scan_inputs=1, scan_input_axes=[1],
+                                    scan_input_directions=[1], scan_output_axes=[-1]))
+    g.rename(g.op("Relu", "last"), "y")
+    g.rename("all", "steps")
+    g.save("scan", [("x", F32, ["batch", 4, 3])],
+           [("y", F32, ["batch", 3]), ("steps", F32, ["batch", 3, 4])])
+
+
 if __name__ == "__main__":
     os.makedirs(HERE, exist_ok=True)
     for make in (mlp, cnn, bert, lstm, bilstm, cells, causal, odd, speller, reader,
-                 loop):
+                 loop, scan):
         make()

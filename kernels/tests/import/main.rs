@@ -4,6 +4,7 @@
 //! for bit between requests alone, batched, padded, and under random merges and splits.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+mod hostile;
 mod refusals;
 
 use std::path::PathBuf;
@@ -204,6 +205,29 @@ fn a_loop_of_few_passes_is_unrolled() {
     assert_eq!(count(&program, |op| matches!(op, Op::Linear { .. })), 3);
     assert!(general(&program).is_empty(), "{}", dump(&program, None));
     check_bits(program, 4, 0);
+}
+
+#[test]
+fn a_scan_of_fixed_length_is_unrolled() {
+    let program = program("scan");
+    assert_eq!(count(&program, |op| matches!(op, Op::Linear { .. })), 4);
+    assert_eq!(count(&program, |op| matches!(op, Op::Unary(_))), 5);
+    check_bits(program, 4, 0);
+}
+
+#[test]
+fn a_scan_over_the_sequence_is_refused_by_name() {
+    let options = Options {
+        sequence: vec!["x:1".parse().unwrap()],
+        ..Options::default()
+    };
+    let e = import(&path("scan.onnx"), &options)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        e.contains("passes (Scan: the number of its passes is not known, or large)"),
+        "{e}"
+    );
 }
 
 #[test]

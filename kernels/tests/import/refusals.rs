@@ -87,6 +87,20 @@ fn lengths_that_change_are_refused_by_node() {
 }
 
 #[test]
+fn sizes_that_values_of_a_request_decide_are_refused() {
+    let nodes = vec![
+        node("NonZero", &["x"], "places", &[]),
+        node("Cast", &["places"], "y", &[("to", Attr::Int(1))]),
+    ];
+    // Random floats are not zero: every run of the import sees the same size.
+    let e = refusal(&model(&[Dim::Fixed(4)], nodes, &["y"]), &Options::default());
+    assert!(
+        e.contains("the places (NonZero: its result has as many elements as the values of x say"),
+        "{e}"
+    );
+}
+
+#[test]
 fn a_program_that_mixes_requests_is_refused() {
     // A softmax over the batch axis: each sample depends on the others.
     let nodes = vec![node("Softmax", &["x"], "y", &[("axis", Attr::Int(0))])];
@@ -225,6 +239,12 @@ fn manifests_that_do_not_fit_their_graphs_are_refused() {
         "first: expected inputs that `feed` names, got h",
     );
     check("{ h = \"next_h\" }", "{ h = \"last_h\" }", "decoder feed h");
+    // A value in the graph that is none of its outputs.
+    check(
+        "choose = \"logits\"",
+        "choose = \"token\"",
+        "decoder choose: output: expected an output that depends on the request, got token",
+    );
     check(
         "{ h = \"state\" }",
         "{ h = \"memory\" }",

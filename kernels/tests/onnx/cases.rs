@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use half::bf16;
 use lazybatch_graph::onnx::{
-    Array, Data, Elem, Error, Limits, Model, ValueInfo, ValueType, decode_tensor,
+    Array, Data, Dim, Elem, Error, Limits, Model, ValueInfo, ValueType, decode_tensor,
 };
 use lazybatch_kernels::onnx::Interpreter;
 
@@ -13,9 +13,11 @@ use lazybatch_kernels::onnx::Interpreter;
 pub const LIMITS: Limits = Limits {
     file_bytes: 64 << 20,
     messages: 1 << 16,
+    stored: 1 << 22,
     elems: 1 << 22,
     held: 1 << 24,
     depth: 16,
+    nodes: 10_000,
     node_runs: 10_000,
     work: 1 << 28,
 };
@@ -44,8 +46,32 @@ pub fn name(folder: &Path) -> String {
 /// Evaluates the model `bytes` on the case's inputs, within `limits`.
 pub fn run(folder: &Path, bytes: &[u8], limits: &Limits) -> Result<Vec<Array>, Error> {
     let model = Model::decode(&name(folder), bytes, limits)?;
+    let model = stated(folder, model);
     let interpreter = Interpreter::new(&model, *limits)?;
     interpreter.run(inputs(folder, &model, limits)?)
+}
+
+/// Cases whose operand `like` has one element, where their model states as many as of the input.
+/// Only its type counts.
+pub const UNLIKE: [&str; 4] = [
+    "test_castlike_BFLOAT16_to_FLOAT",
+    "test_castlike_BFLOAT16_to_FLOAT_expanded",
+    "test_castlike_FLOAT_to_BFLOAT16",
+    "test_castlike_FLOAT_to_BFLOAT16_expanded",
+];
+
+/// The model without what it states of an operand that the case does not keep.
+pub fn stated(folder: &Path, mut model: Model) -> Model {
+    let unlike = UNLIKE.contains(&name(folder).as_str());
+    for info in model.graph.inputs.iter_mut().filter(|_| unlike) {
+        match &mut info.ty {
+            ValueType::Tensor { dims, .. } if info.name == "like" => {
+                *dims = Some(vec![Dim::Fixed(1)])
+            }
+            _ => {}
+        }
+    }
+    model
 }
 
 /// The inputs of the case; `None` for one that it leaves out.

@@ -1,11 +1,12 @@
 //! Damaged model files, hostile attributes and operands give an error or a result, never a panic,
-//! in bounded memory.
+//! in bounded memory: read and evaluated, and read and imported.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use lazybatch_graph::onnx::{Array, Attr, Data, Elem, Graph, Limits, Model, NONE, ValueType};
+use lazybatch_graph::onnx::{Array, Attr, Data, Dim, Elem, Graph, Limits, Model, NONE, ValueType};
+use lazybatch_kernels::import::{Options, import_model};
 use lazybatch_kernels::onnx::Interpreter;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -20,6 +21,7 @@ const NUM_FILES: usize = 300;
 const MAX_BYTES: usize = 256 << 20;
 
 const LIMITS: Limits = Limits {
+    stored: 1 << 18,
     elems: 1 << 18,
     held: 1 << 20,
     work: 1 << 24,
@@ -76,6 +78,46 @@ fn damage(bytes: &[u8], rng: &mut ChaCha8Rng) -> Vec<u8> {
     bytes
 }
 
+/// How runs ended.
+#[derive(Default)]
+struct Ends {
+    errors: usize,
+    results: usize,
+    panics: Vec<String>,
+}
+
+impl Ends {
+    /// Runs `run` of the file that messages call `name`; true is a result.
+    fn note(&mut self, name: &str, run: impl FnOnce() -> bool) {
+        match catch_unwind(AssertUnwindSafe(run)) {
+            Ok(true) => self.results += 1,
+            Ok(false) => self.errors += 1,
+            Err(_) => self.panics.push(name.to_owned()),
+        }
+    }
+
+    /// Prints how they ended, as `cargo xtask soak` keeps it; none may have panicked.
+    fn report(&self, what: &str) {
+        let (errors, results, panics) = (self.errors, self.results, self.panics.len());
+        let peak = PEAK.load(Ordering::Relaxed);
+        println!(
+            "soak: {{\"what\":\"{what}\",\"errors\":{errors},\"results\":{results},\
+             \"panics\":{panics},\"peak_bytes\":{peak}}}"
+        );
+        assert_eq!(self.panics, Vec::<String>::new(), "{what}");
+        assert!(peak < MAX_BYTES, "{what}: {peak} bytes held at once");
+    }
+}
+
+/// Whether the importer makes a program of a model.
+fn imports(model: &Model) -> bool {
+    let options = Options {
+        limits: LIMITS,
+        ..Options::default()
+    };
+    import_model(model, &options).is_ok()
+}
+
 #[test]
 fn damaged_models_never_panic() {
     let folders = cases::folders();
@@ -83,7 +125,7 @@ fn damaged_models_never_panic() {
         return;
     }
     let mut rng = ChaCha8Rng::seed_from_u64(17);
-    let (mut num_errors, mut num_results, mut panicked) = (0, 0, Vec::new());
+    let (mut evaluated, mut imported) = (Ends::default(), Ends::default());
     for folder in folders
         .iter()
         .step_by(folders.len() / NUM_MODELS)
@@ -92,24 +134,27 @@ fn damaged_models_never_panic() {
         let bytes = std::fs::read(folder.join("model.onnx")).unwrap();
         for i in 0..num_per_model() {
             let damaged = damage(&bytes, &mut rng);
-            let run = || cases::run(folder, &damaged, &LIMITS).is_ok();
-            match catch_unwind(AssertUnwindSafe(run)) {
-                Ok(true) => num_results += 1,
-                Ok(false) => num_errors += 1,
-                Err(_) => panicked.push(format!("{} #{i}", cases::name(folder))),
-            }
+            let name = format!("{} #{i}", cases::name(folder));
+            evaluated.note(&name, || cases::run(folder, &damaged, &LIMITS).is_ok());
+            imported.note(&name, || {
+                Model::decode(&name, &damaged, &LIMITS).is_ok_and(|model| imports(&model))
+            });
         }
     }
-    let peak = PEAK.load(Ordering::Relaxed);
-    println!("{num_errors} errors, {num_results} results, peak {peak} bytes");
-    assert_eq!(panicked, Vec::<String>::new());
-    assert_eq!(num_errors + num_results, NUM_MODELS * num_per_model());
-    // Both happen: the damage neither spares nor spoils everything.
-    assert!(
-        num_errors > 100 && num_results > 5,
-        "{num_errors} errors, {num_results} results"
-    );
-    assert!(peak < MAX_BYTES, "{peak} bytes held at once");
+    for (ends, what) in [
+        (&evaluated, "damaged, evaluated"),
+        (&imported, "damaged, imported"),
+    ] {
+        ends.report(what);
+        assert_eq!(ends.errors + ends.results, NUM_MODELS * num_per_model());
+        // Both happen: the damage neither spares nor spoils everything.
+        assert!(
+            ends.errors > 100 && ends.results > 5,
+            "{what}: {} errors, {} results",
+            ends.errors,
+            ends.results
+        );
+    }
 }
 
 /// A number that shapes and attributes rarely are.
@@ -165,6 +210,28 @@ fn change_attr(graph: &mut Graph, rng: &mut ChaCha8Rng) {
     }
 }
 
+/// Changes an attribute, or a dimension or the type that the model states of an input.
+fn change_statement(graph: &mut Graph, rng: &mut ChaCha8Rng) {
+    let at = rng.random_range(0..=graph.inputs.len());
+    let Some(ValueType::Tensor { elem, dims }) = graph.inputs.get_mut(at).map(|i| &mut i.ty) else {
+        change_attr(graph, rng);
+        return;
+    };
+    let dims = dims.get_or_insert_default();
+    let axis = rng.random_range(0..=dims.len());
+    match dims.get_mut(axis) {
+        Some(dim) => {
+            *dim = match rng.random_range(0..3) {
+                0 => Dim::Named("batch".to_owned()),
+                1 => Dim::Unknown,
+                _ => Dim::Fixed(odd(rng).unsigned_abs() as usize),
+            }
+        }
+        None if rng.random() => dims.push(Dim::Fixed(odd(rng).unsigned_abs() as usize)),
+        None => *elem = Elem::ALL[rng.random_range(0..Elem::ALL.len())],
+    }
+}
+
 /// `x` with other elements, dimensions or types.
 fn change_array(x: &Array, rng: &mut ChaCha8Rng) -> Array {
     let mut dims = x.dims().to_vec();
@@ -203,7 +270,7 @@ fn change_array(x: &Array, rng: &mut ChaCha8Rng) -> Array {
 #[test]
 fn hostile_attributes_and_operands_never_panic() {
     let mut rng = ChaCha8Rng::seed_from_u64(23);
-    let (mut num_errors, mut num_results, mut panicked) = (0, 0, Vec::new());
+    let (mut evaluated, mut imported) = (Ends::default(), Ends::default());
     for folder in &cases::folders() {
         let bytes = std::fs::read(folder.join("model.onnx")).unwrap();
         let model = Model::decode(&cases::name(folder), &bytes, &LIMITS).unwrap();
@@ -214,6 +281,10 @@ fn hostile_attributes_and_operands_never_panic() {
             continue;
         }
         for i in 0..num_per_model() {
+            let name = format!("{} #{i}", cases::name(folder));
+            let mut compiled = model.clone();
+            change_statement(&mut compiled.graph, &mut rng);
+            imported.note(&name, || imports(&compiled));
             let (mut model, mut inputs) = (model.clone(), inputs.clone());
             // The values decide, not what the model states of them.
             for info in &mut model.graph.inputs {
@@ -226,19 +297,12 @@ fn hostile_attributes_and_operands_never_panic() {
                     _ => change_attr(&mut model.graph, &mut rng),
                 }
             }
-            let run = || {
-                Interpreter::new(&model, LIMITS)
-                    .and_then(|i| i.run(inputs))
-                    .is_ok()
-            };
-            match catch_unwind(AssertUnwindSafe(run)) {
-                Ok(true) => num_results += 1,
-                Ok(false) => num_errors += 1,
-                Err(_) => panicked.push(format!("{} #{i}", cases::name(folder))),
-            }
+            evaluated.note(&name, || {
+                let run = Interpreter::new(&model, LIMITS).and_then(|i| i.run(inputs));
+                run.is_ok()
+            });
         }
     }
-    println!("{num_errors} errors, {num_results} results");
-    assert_eq!(panicked, Vec::<String>::new());
-    assert!(PEAK.load(Ordering::Relaxed) < MAX_BYTES);
+    evaluated.report("hostile attributes and operands, evaluated");
+    imported.report("hostile attributes and dimensions, imported");
 }

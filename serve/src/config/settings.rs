@@ -18,7 +18,7 @@ use crate::proto::model_sequence_batching::StrategyChoice;
 use crate::proto::{ModelDynamicBatching, ModelQueuePolicy};
 
 /// Parameters that are honoured.
-const PARAMETERS: [&str; 16] = [
+const PARAMETERS: [&str; 17] = [
     "engine",
     "policy",
     "sla_ms",
@@ -35,6 +35,7 @@ const PARAMETERS: [&str; 16] = [
     "set",
     "size",
     "carry",
+    "limit",
 ];
 
 /// The policy of engines where nobody says which.
@@ -383,6 +384,7 @@ fn import_options(config: &Config) -> Result<import::Options> {
         fixed: list(text("set"), "set")?,
         sizes: list(text("size"), "size")?,
         carried,
+        limits: import::Limits::default().with(&list::<import::Limit>(text("limit"), "limit")?),
     })
 }
 
@@ -425,6 +427,9 @@ mod tests {
         );
         assert!(settings(&parameter("sla_ms", "0")).is_err());
         assert!(settings(&parameter("carry", "x")).is_err());
+        let (s, _) = settings(&parameter("limit", "elems=10, work=20")).unwrap();
+        assert_eq!((s.import.limits.elems, s.import.limits.work), (10, 20));
+        assert!(settings(&parameter("limit", "depth=10")).is_err());
     }
 
     #[test]

@@ -76,7 +76,7 @@ pub fn load(dir: &Path, file: &str, options: &import::Options) -> Result<Loaded>
             loaded.program = import::import(&path, options).map_err(|e| invalid(&e))?;
             loaded.platform = "onnxruntime_onnx";
             if extension == Some("onnx") {
-                loaded.types = types(&path)?;
+                loaded.types = types(&path, &options.limits)?;
             }
         }
     }
@@ -84,8 +84,8 @@ pub fn load(dir: &Path, file: &str, options: &import::Options) -> Result<Loaded>
 }
 
 /// Types of the inputs and outputs of an ONNX file.
-fn types(path: &Path) -> Result<BTreeMap<String, DataType>> {
-    let model = Model::open(path, &Limits::default()).map_err(|e| Error::Invalid(e.to_string()))?;
+fn types(path: &Path, limits: &Limits) -> Result<BTreeMap<String, DataType>> {
+    let model = Model::open(path, limits).map_err(|e| Error::Invalid(e.to_string()))?;
     let all = model.graph.inputs.iter().chain(&model.graph.outputs);
     let typed = all.filter_map(|info| match &info.ty {
         ValueType::Tensor { elem, .. } => Some((info.name.clone(), DataType::of_onnx(*elem))),

@@ -22,6 +22,31 @@ pub fn model(name: &str) -> Option<(PathBuf, Value)> {
     Some((folder, serde_json::from_str(&text).expect("JSON")))
 }
 
+/// What ONNX Runtime answers to the cases of the golden answers, in their order.
+///
+/// # Panics
+/// If that was not written: the models were fetched by an older version.
+#[allow(dead_code, reason = "not every model has them")]
+pub fn runtime(folder: &Path) -> Vec<Vec<f64>> {
+    let path = folder.join("runtime.json");
+    let text = std::fs::read_to_string(path).expect("not fetched: run `cargo xtask models`");
+    let golden: Value = serde_json::from_str(&text).expect("JSON");
+    let answers = golden["answers"].as_array().expect("a list");
+    answers.iter().map(numbers).collect()
+}
+
+/// Largest difference, in parts of the largest magnitude of `want`.
+///
+/// # Panics
+/// If there are not as many.
+#[allow(dead_code, reason = "not every test compares lists")]
+pub fn difference(got: &[f32], want: &[f64]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let largest = want.iter().fold(0.0f64, |a, x| a.max(x.abs()));
+    let off = got.iter().zip(want).map(|(a, b)| (f64::from(*a) - b).abs());
+    off.fold(0.0, f64::max) / largest
+}
+
 /// The numbers of a list.
 #[allow(dead_code, reason = "not every test reads lists")]
 pub fn numbers(list: &Value) -> Vec<f64> {

@@ -78,9 +78,7 @@ impl Lower<'_> {
         let Some(name) = node.outputs.get(i).filter(|n| !n.is_empty()) else {
             return true;
         };
-        let graph = self.trace.graph;
-        !graph.nodes.iter().any(|n| n.inputs.contains(name))
-            && !graph.outputs.iter().any(|o| o.name == *name)
+        !self.trace.is_read(name)
     }
 
     /// A cast under which a program holds the same bits.
@@ -298,6 +296,8 @@ impl Lower<'_> {
 impl Lower<'_> {
     /// A known value that depends on the number of steps so far, as a row for each of them.
     fn by_step(&self, name: &str, steps: usize, x: &Act) -> Result<Option<Beside>, String> {
+        let row = x.layout.row_elems();
+        self.trace.check_elems(name, &[steps, row])?;
         let mut all = Vec::new();
         for step in 0..steps {
             let value = self.trace.known(name, 1, step);

@@ -72,6 +72,11 @@ impl Lower<'_> {
         if pair("dilations", 1)? != [1, 1] || int(node, "ceil_mode", 0) != 0 {
             return None;
         }
+        // Windows far larger than their plane are no business of native kernels.
+        let most = |side: usize| plane.dims[side + 1].max(16).saturating_mul(4);
+        if (0..2).any(|s| kernel[s] > most(s)) {
+            return None;
+        }
         let stride = pair("strides", 1)?;
         if stride.contains(&0) {
             return None;
@@ -110,7 +115,8 @@ impl Lower<'_> {
             }
             _ => return None,
         };
-        Some(Window {
+        let fits = (0..2).all(|s| pad[s].max(pad[s + 2]) <= most(s));
+        fits.then_some(Window {
             kernel,
             stride,
             pad,

@@ -93,7 +93,7 @@ impl Lower<'_> {
     pub(super) fn features(&mut self, x: &Act, k: usize) -> Option<Act> {
         let last = x.layout.0.last()?;
         let plain = last.iter().all(|p| matches!(p, Part::Fixed(_)));
-        if x.elem != Elem::F32 || !plain || crate::import::layout::size(last).k != k {
+        if x.elem != Elem::F32 || !plain || k == 0 || crate::import::layout::size(last).k != k {
             return None;
         }
         match x.layout.row_elems() / k {

@@ -74,6 +74,12 @@ impl<'t> Lower<'t> {
         let failed = |v: Option<&Value>| matches!(v, Some(Value::Failed));
         let results = if node.inputs.iter().any(|n| failed(self.values.get(n))) {
             Ok(vec![Value::Failed; node.outputs.len()])
+        } else if let Some(name) = self.sized_by_data(node) {
+            Err(format!(
+                "its result has as many elements as the values of {name} say, which a request brings"
+            ))
+        } else if let Some(name) = node.outputs.iter().find(|o| self.is_empty(o)) {
+            Err(format!("result {name} has no elements"))
         } else {
             match self.native(node) {
                 Ok(Some(results)) => self.checked(node, results),
@@ -94,6 +100,27 @@ impl<'t> Lower<'t> {
                 self.values.insert(name.clone(), value);
             }
         }
+    }
+
+    /// The operand with a request's data whose values decide how large the result is. Random data may
+    /// show one size only.
+    fn sized_by_data(&self, node: &'t Node) -> Option<&'t String> {
+        let operands: &[usize] = match node.op.as_str() {
+            "NonZero" | "Unique" | "ConstantOfShape" => &[0],
+            "BlackmanWindow" | "HammingWindow" | "HannWindow" => &[0],
+            "Compress" | "Expand" | "OneHot" | "Tile" | "TopK" => &[1],
+            "NonMaxSuppression" => &[0, 1],
+            "Range" => &[0, 1, 2],
+            _ => &[],
+        };
+        let mut names = operands.iter().filter_map(|&i| node.inputs.get(i));
+        names.find(|name| self.trace.is_data(name))
+    }
+
+    /// Whether a value was seen without elements.
+    fn is_empty(&self, name: &str) -> bool {
+        let fact = self.trace.fact(name);
+        fact.is_some_and(|f| f.sizes.iter().flatten().any(|s| s.k == 0))
     }
 
     /// Results of a native form, whose layouts must have the sizes that were observed.
