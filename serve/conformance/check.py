@@ -4,8 +4,9 @@
 
 Starts `lazybatch serve` on free ports with small models, drives it with tritonclient over HTTP and
 gRPC, one call at a time and asynchronously, over streams and through shared memory, and with plain
-HTTP where a client does not let one be wrong; TLS and tokens on servers of their own. Ends with
-status 1 if a check fails.
+HTTP where a client does not let one be wrong; TLS and tokens on servers of their own. Then, on another
+server, the pretrained models of docs/models.md, which `cargo xtask models` fetches: without them their
+checks are left out, unless LAZYBATCH_REQUIRE_MODELS is set. Ends with status 1 if a check fails.
 """
 
 import subprocess
@@ -15,9 +16,10 @@ import time
 import traceback
 from pathlib import Path
 
+import real_models
 import repository
 
-CHECKS = []
+CHECKS, REAL = [], []
 
 
 class Server:
@@ -25,8 +27,10 @@ class Server:
 
     def __init__(self, binary, folder, *options):
         self.binary, self.folder = binary, folder
+        if "--threads" not in options:
+            options = ("--threads", "1", *options)
         command = [binary, "serve", "--models", str(folder), "--http-port", "0", "--grpc-port", "0",
-                   "--metrics-port", "0", "--threads", "1", "--no-measure", *options]
+                   "--metrics-port", "0", "--no-measure", *options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         for line in self.process.stdout:
             if line.strip() == "ready":
@@ -46,6 +50,33 @@ def check(function):
     return function
 
 
+def real(function):
+    """Adds a check to the list of those on the server of the pretrained models."""
+    REAL.append(function)
+    return function
+
+
+def run(checks, server):
+    """Makes the checks and ends the server; names of those that failed."""
+    failed = []
+    try:
+        for function in checks:
+            name = function.__name__.replace("_", " ")
+            try:
+                function(server)
+                print(f"ok      {name}", flush=True)
+            except real_models.LeftOut as why:
+                print(f"left out  {name}: {why}", flush=True)
+            except Exception:
+                failed.append(name)
+                print(f"FAILED  {name}", flush=True)
+                traceback.print_exc(limit=-3)
+    finally:
+        if server.process.poll() is None:
+            server.end()
+    return failed
+
+
 def main():
     import http_checks  # noqa: F401  (adds its checks)
     import grpc_checks  # noqa: F401
@@ -53,27 +84,28 @@ def main():
     import security_checks  # noqa: F401
     import ensemble_checks  # noqa: F401
     import last_checks  # noqa: F401
+    import real_checks  # noqa: F401
 
-    failed, start = [], time.monotonic()
+    start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         models = repository.write(Path(folder))
         options = [o for m in models for o in ("--load-model", m)]
         server = Server(sys.argv[1], folder, "--model-control-mode", "explicit", *options)
+        failed = run(CHECKS, server)
+    num = len(CHECKS)
+    with tempfile.TemporaryDirectory() as folder:
         try:
-            for function in CHECKS:
-                name = function.__name__.replace("_", " ")
-                try:
-                    function(server)
-                    print(f"ok      {name}")
-                except Exception:
-                    failed.append(name)
-                    print(f"FAILED  {name}")
-                    traceback.print_exc(limit=-3)
-        finally:
-            if server.process.poll() is None:
-                server.end()
+            real_models.write(Path(folder))
+        except real_models.LeftOut as why:
+            print(f"left out  the pretrained models: {why}")
+        except FileNotFoundError as why:
+            failed.append("the pretrained models")
+            print(f"FAILED  the pretrained models: {why}")
+        else:
+            failed += run(REAL, Server(sys.argv[1], folder))
+            num += len(REAL)
     took = time.monotonic() - start
-    print(f"{len(CHECKS)} checks, {len(failed)} failed, {took:.1f} s")
+    print(f"{num} checks, {len(failed)} failed, {took:.1f} s")
     sys.exit(1 if failed else 0)
 
 

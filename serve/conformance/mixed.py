@@ -1,12 +1,14 @@
 """A mixed load on the serving front end: sequences with state, streams of a decoder, plain requests of
 mixed lengths, and clients that leave. Every request is accounted for.
 
-    python mixed.py PATH_TO_LAZYBATCH [--minutes M | --requests N] [--rate R] [--seed N] [--out FILE]
+    python mixed.py PATH_TO_LAZYBATCH [--minutes M | --requests N] [--rate R] [--seed N]
+                    [--models pretrained|small] [--block SECONDS] [--threads N] [--out FILE]
 
-Arrivals are Poisson at R a second, for M minutes or until N were sent. Answers are checked. At the end
-what clients counted is compared with what the server did: answered, cancelled, nothing left behind.
-Every minute prints latencies and the server's memory. A line of JSON is appended to FILE. Ends with
-status 1 if anything is wrong.
+Serves the pretrained models of docs/models.md where they are there (`cargo xtask models`, and
+stories260K), else small ones. Arrivals are Poisson at R a second, for M minutes or until N were sent.
+Answers are checked. At the end what clients counted is compared with what the server did: answered,
+cancelled, nothing left behind. Every minute prints latencies and the server's memory, and the end how
+both have changed. A line of JSON is appended to FILE. Ends with status 1 if anything is wrong.
 """
 
 import argparse
@@ -24,56 +26,49 @@ import numpy as np
 import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
-import repository
 from check import Server
 from common import inputs
+from mixed_models import Pretrained, Small
 
-MODELS = ("accumulate", "lstm", "speller_steps")
 SEQUENCES = 16
 """Sequences at once: below the configuration's bound."""
 IDLE = 20.0
 """Seconds after which a sequence is given up: before the server forgets it."""
 MAX_WAITING = 512
 """Requests at once, above which one is not sent and not counted: the machine is too slow."""
-BLOCK = 60.0
 
 
 class Load:
-    def __init__(self, server, seed):
+    def __init__(self, server, models, seed):
         self.client = triton.InferenceServerClient(server.grpc)
         self.pid = server.process.pid
         self.rng = random.Random(seed)
+        self.models = models(self.rng, seed)
         self.counts = collections.Counter()
         self.wrong = []
         self.latencies = collections.defaultdict(list)
-        self.totals, self.next_sequence, self.asking = {}, 1, 0
-        self.spelled = {}
-        rows = np.random.default_rng(seed)
-        self.rows = [rows.normal(size=(1, n, 16)).astype(np.float32) for n in range(1, 41)]
-        self.scores = {}
+        self.states, self.next_sequence, self.asking = {}, 1, 0
 
     def memory(self):
         status = Path(f"/proc/{self.pid}/status").read_text()
         line = next(l for l in status.splitlines() if l.startswith("VmRSS:"))
         return int(line.split()[1]) * 1024
 
-    def answers(self, kept, key, value):
-        """Whether an answer is the one that the same request had before."""
-        first = kept.setdefault(key, value)
-        if not np.array_equal(first, value):
-            self.wrong.append(f"{key}: expected {first}, got {value}")
+    def is_right(self, problem):
+        if problem is not None:
+            self.wrong.append(problem)
 
     async def plain(self):
-        x = self.rng.choice(self.rows)
-        result = await self.client.infer("lstm", inputs(triton, {"x": x}))
-        # Rows do not depend on the batch that they were computed in.
-        self.answers(self.scores, x.shape[1], result.as_numpy("scores"))
+        model, given, check = self.models.plain()
+        self.is_right(check(await self.client.infer(model, inputs(triton, given))))
 
     async def left(self):
         """A client that leaves somewhere between sending and its answer."""
-        call = asyncio.create_task(self.client.infer("lstm", inputs(triton, {"x": self.rows[-1]})))
-        await asyncio.sleep(self.rng.random() * 0.004)
+        model, given, check = self.models.plain()
+        call = asyncio.create_task(self.client.infer(model, inputs(triton, given)))
+        await asyncio.sleep(self.rng.random() * self.models.patience)
         if not call.cancel():
+            self.is_right(check(call.result()))
             return
         try:
             await call
@@ -84,40 +79,43 @@ class Load:
     async def sequence(self):
         """The next request of the sequence that has waited longest, or of a new one."""
         now = time.monotonic()
-        for number in [n for n, (_, at) in self.totals.items() if now - at > IDLE]:
-            del self.totals[number]
+        for number in [n for n, (_, at) in self.states.items() if now - at > IDLE]:
+            del self.states[number]
             self.counts["sequences given up"] += 1
-        room = len(self.totals) + self.asking < SEQUENCES
-        if room and (not self.totals or self.rng.random() < 0.2):
-            number, total, start = self.next_sequence, 0.0, True
+        room = len(self.states) + self.asking < SEQUENCES
+        if room and (not self.states or self.rng.random() < 0.2):
+            number, state, start = self.next_sequence, self.models.sequence(), True
             self.next_sequence += 1
-        elif self.totals:
-            number = next(iter(self.totals))
-            (total, _), start = self.totals.pop(number), False
+        elif self.states:
+            number = next(iter(self.states))
+            (state, _), start = self.states.pop(number), False
         else:
             # All of them are being asked for.
             return await self.plain()
-        value, end = float(self.rng.randrange(100)), self.rng.random() < 0.15
-        given = inputs(triton, {"INPUT": np.array([[value]], np.float32)})
+        given, is_last, check, state = self.models.step(state)
         self.asking += 1
         try:
-            result = await self.client.infer("accumulate", given, sequence_id=number,
-                                             sequence_start=start, sequence_end=end)
+            result = await self.client.infer(
+                self.models.sequence_model, inputs(triton, given), sequence_id=number,
+                sequence_start=start, sequence_end=is_last)
         finally:
             self.asking -= 1
-        got = float(result.as_numpy("TOTAL")[0, 0])
-        if got != total + value:
-            self.wrong.append(f"sequence {number}: expected {total + value}, got {got}")
-        if not end:
-            self.totals[number] = got, time.monotonic()
+        self.is_right(check(result))
+        if is_last:
+            self.counts["sequences ended"] += 1
+        elif self.rng.random() < 0.01:
+            # Its client is gone; the server forgets it when it was idle for long enough.
+            self.counts["sequences left"] += 1
+        else:
+            self.states[number] = state, time.monotonic()
 
     async def stream(self):
-        letters = tuple(self.rng.randrange(3, 12) for _ in range(self.rng.randrange(2, 7)))
-        given = inputs(triton, {"letters": np.array([letters], np.int32)})
+        model, given, parameters, output, check = self.models.stream()
+        given = inputs(triton, given)
         leaves = self.rng.random() < 0.1
 
         async def requests():
-            yield {"model_name": "speller_steps", "inputs": given,
+            yield {"model_name": model, "inputs": given, "parameters": parameters,
                    "enable_empty_final_response": True}
 
         tokens = []
@@ -127,12 +125,13 @@ class Load:
                 raise error
             if result.get_response().parameters["triton_final_response"].bool_param:
                 break
-            tokens.append(int(result.as_numpy("tokens")[0, 0]))
-            if leaves:
+            tokens.append(int(result.as_numpy(output)[0, 0]))
+            if leaves and self.rng.random() < 0.3:
                 answers.cancel()
+                self.is_right(check(tokens, False))
                 self.counts["left streams"] += 1
                 return
-        self.answers(self.spelled, letters, tokens)
+        self.is_right(check(tokens, True))
 
     async def one(self, kind):
         start = time.monotonic()
@@ -140,7 +139,8 @@ class Load:
         try:
             await getattr(self, kind)()
             self.counts["answered"] += 1
-            self.latencies[kind].append((time.monotonic() - start) * 1e3)
+            if kind != "left":
+                self.latencies[kind].append((time.monotonic() - start) * 1e3)
         except asyncio.CancelledError:
             pass
         except InferenceServerException as error:
@@ -158,7 +158,7 @@ class Load:
         print(json.dumps(figures), flush=True)
         return figures
 
-    async def run(self, rate, until):
+    async def run(self, rate, until, every):
         kinds = ["plain"] * 4 + ["sequence"] * 4 + ["stream"] * 3 + ["left"]
         open_calls, blocks = set(), []
         start = since = time.monotonic()
@@ -166,7 +166,7 @@ class Load:
         while not until(time.monotonic() - start, self.counts["sent"]):
             due += self.rng.expovariate(rate)
             await asyncio.sleep(max(0.0, due - time.monotonic()))
-            if time.monotonic() - since >= BLOCK:
+            if time.monotonic() - since >= every:
                 blocks.append(self.block(since))
                 since = time.monotonic()
             if len(open_calls) >= MAX_WAITING:
@@ -175,6 +175,7 @@ class Load:
             call = asyncio.create_task(self.one(self.rng.choice(kinds)))
             open_calls.add(call)
             call.add_done_callback(open_calls.discard)
+        # What a task raised beyond the protocol's errors is raised here.
         await asyncio.gather(*open_calls)
         blocks.append(self.block(since))
         return blocks
@@ -183,7 +184,7 @@ class Load:
         """What the server counted, once nothing is left in it."""
         for _ in range(100):
             stats = await self.client.get_inference_statistics(as_json=True)
-            mine = [m for m in stats["model_stats"] if m["name"] in MODELS]
+            mine = [m for m in stats["model_stats"] if m["name"] in self.models.served]
             count = lambda what: sum(
                 int(m["inference_stats"][what].get("count", 0)) for m in mine)
             ended = {"success": count("success"), "fail": count("fail")}
@@ -194,20 +195,38 @@ class Load:
         return ended
 
 
+def drift(blocks, every):
+    """How memory and p99 change from block to block, by least squares over all but the first one and
+    a last one that was cut short: in percent of their mean a minute. `None` of fewer than three."""
+    whole = [b for b in blocks[1:] if b["seconds"] > 0.9 * every]
+    if len(whole) < 3:
+        return None
+
+    def slope(values):
+        minutes = np.arange(len(values)) * every / 60
+        return round(float(np.polyfit(minutes, values, 1)[0] / np.mean(values) * 100), 3)
+
+    figures = {"blocks": len(whole), "rss_percent_a_minute": slope([b["rss_bytes"] for b in whole])}
+    for kind in ("plain", "sequence", "stream"):
+        if all(kind in b for b in whole):
+            figures[f"{kind}_p99_percent_a_minute"] = slope([b[kind]["p99_ms"] for b in whole])
+    return figures
+
+
 def machine():
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [l.split(":", 1)[1].strip() for l in lines if l.startswith("model name")]
     return {"cpu": names[0] if names else "unknown", "cores": os.cpu_count()}
 
 
-async def drive(server, args):
-    load = Load(server, args.seed)
+async def drive(server, models, args):
+    load = Load(server, models, args.seed)
     if args.requests:
         until = lambda seconds, sent: sent >= args.requests
     else:
         until = lambda seconds, sent: seconds >= args.minutes * 60
     first = load.memory()
-    blocks = await load.run(args.rate, until)
+    blocks = await load.run(args.rate, until, args.block)
     ended, counts = await load.accounts(), dict(load.counts)
     known = sum(counts.get(k, 0) for k in ("answered", "cancelled", "failed"))
     if known != counts["sent"]:
@@ -220,9 +239,10 @@ async def drive(server, args):
         load.wrong.append(f"the server counted {ended} of {counts}")
     await load.client.close()
     return {"bench": "serve-mixed", "date": time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime()),
-            "machine": machine(), "load_average": os.getloadavg()[0], "models": MODELS,
-            "rate": args.rate, "seed": args.seed, "counts": counts, "server": ended, "rss_bytes_before": first, "minutes": blocks,
-            "wrong": load.wrong[:10]}
+            "machine": machine(), "load_average": os.getloadavg()[0], "models": models.served,
+            "rate": args.rate, "seed": args.seed, "threads": args.threads, "counts": counts,
+            "server": ended, "rss_bytes_before": first, "block_seconds": args.block,
+            "minutes": blocks, "drift": drift(blocks, args.block), "wrong": load.wrong[:10]}
 
 
 def main():
@@ -232,17 +252,21 @@ def main():
     parser.add_argument("--requests", type=int)
     parser.add_argument("--rate", type=float, default=40.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--models", choices=("pretrained", "small"))
+    parser.add_argument("--block", type=float, default=60.0)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        repository.write(Path(folder))
-        # A machine that is busy with other things must not look like a client that idles.
-        config = Path(folder) / "accumulate" / "config.pbtxt"
-        config.write_text(config.read_text().replace("5000000", "60000000"))
-        options = [o for m in MODELS for o in ("--load-model", m)]
-        server = Server(args.server, folder, "--model-control-mode", "explicit", *options)
+        models = {"pretrained": Pretrained, "small": Small}.get(args.models)
+        if models is None:
+            models = Pretrained if Pretrained.are_there() else Small
+        models.write(Path(folder))
+        options = [o for m in models.served for o in ("--load-model", m)]
+        server = Server(args.server, folder, "--model-control-mode", "explicit",
+                        "--threads", str(args.threads), *options)
         try:
-            figures = asyncio.run(drive(server, args))
+            figures = asyncio.run(drive(server, models, args))
         finally:
             status = server.end()
     figures["status"] = status

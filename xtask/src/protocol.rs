@@ -34,6 +34,8 @@ pub fn run(root: &Path) -> Result<bool> {
     checks.arg(root.join(CHECKS)).arg(server);
     // Nothing but this run's own files belongs into the tree.
     checks.env("PYTHONDONTWRITEBYTECODE", "1");
+    // A step before has fetched the pretrained models, so their absence is a failure here.
+    checks.env("LAZYBATCH_REQUIRE_MODELS", "1");
     Ok(checks.status().context("cannot run the checks")?.success())
 }
 
