@@ -222,7 +222,9 @@ pub fn linear(report: Report) -> Result<(), Failure> {
             m,
             k: size,
             n: size,
-            resume: false,
+            added: DevicePtr::NULL,
+            fused: Fused::Nothing,
+            bias: DevicePtr::NULL,
         };
         let took = bench.time(|| library.issue(&bench.stream, &product))?;
         let sizes = [("rows", m.into()), ("size", size.into())];

@@ -11,8 +11,8 @@ mod library;
 mod process;
 mod residency;
 mod times;
-mod warm;
 mod waits;
+mod warm;
 
 use lazybatch_cuda::{CudaDevice, CudaOptions};
 
