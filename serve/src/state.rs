@@ -7,6 +7,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::{Error, Result};
 use crate::machine::Meter;
+use crate::memory::Memory;
 use crate::repository::Repository;
 use crate::settings::Switches;
 use crate::shm::Regions;
@@ -37,6 +38,8 @@ pub struct State {
     pub repository: Repository,
     /// Memory that clients share.
     pub regions: Regions,
+    /// Memory that requests hold.
+    pub memory: Arc<Memory>,
     /// Trace and logging settings.
     pub switches: Arc<Switches>,
     /// How much processors work.
@@ -51,10 +54,16 @@ pub struct State {
 
 impl State {
     /// At the start, not ready; at most `most` inference calls at once.
-    pub fn new(repository: Repository, switches: Arc<Switches>, most: usize) -> Self {
+    pub fn new(
+        repository: Repository,
+        switches: Arc<Switches>,
+        memory: Memory,
+        most: usize,
+    ) -> Self {
         Self {
             repository,
             regions: Regions::default(),
+            memory: Arc::new(memory),
             switches,
             meter: Meter::default(),
             hub: Hub::default(),

@@ -1,6 +1,9 @@
 //! The protocol over gRPC.
 
+mod call;
 mod infer;
+mod pace;
+mod weigh;
 
 use std::collections::{BTreeMap, HashMap};
 use std::pin::Pin;
@@ -15,6 +18,10 @@ use crate::http::{load_model, unload_model};
 use crate::proto::grpc_inference_service_server::GrpcInferenceService;
 use crate::proto::*;
 use crate::state::{EXTENSIONS, SERVER_NAME, State};
+
+pub use call::CallLayer;
+pub use pace::Pace;
+pub use weigh::Weighed;
 
 /// The service.
 #[derive(Clone)]

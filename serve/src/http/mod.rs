@@ -3,8 +3,10 @@
 mod body;
 mod front;
 mod generate;
+mod json;
 mod manage;
 mod watch;
+mod whole;
 
 use std::sync::Arc;
 
@@ -13,7 +15,6 @@ use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use bytes::Bytes;
 use serde_json::{Value, json};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::compression::CompressionLayer;
@@ -27,9 +28,11 @@ use crate::model::Served;
 use crate::proto;
 use crate::state::{EXTENSIONS, SERVER_NAME, State};
 
-pub use body::{params, region, wanted};
+pub use body::{region, wanted};
 pub use front::Front;
 pub use manage::{load_model, unload_model};
+
+use whole::Whole;
 
 type App = Shared<Arc<State>>;
 
@@ -165,9 +168,8 @@ async fn run(
     Shared(state): App,
     Path(target): Path<Target>,
     headers: HeaderMap,
-    body: std::result::Result<Bytes, axum::extract::rejection::BytesRejection>,
+    body: Result<Whole>,
 ) -> Result<Response> {
-    let body = body.map_err(|e| Error::Invalid(e.body_text()));
     infer(&state, &target, &headers, body).await
 }
 
@@ -176,16 +178,13 @@ async fn infer(
     state: &State,
     target: &Target,
     headers: &HeaderMap,
-    body: Result<Bytes>,
+    body: Result<Whole>,
 ) -> Result<Response> {
     let _room = state.enter()?;
-    let body = body?;
+    let Whole { body, tab } = body?;
     let served = target.get(state)?;
-    if served.settings.decoupled {
-        let message = "HTTP end point doesn't support models with decoupled transaction policy";
-        return Err(Error::Invalid(message.into()));
-    }
-    let request = body::read(&served, &state.regions, headers, body)?;
+    served.check_whole("HTTP end point")?;
+    let request = body::read(&served, &state.regions, &tab, headers, body)?;
     let binary = request.params.flag("binary_data_output")?;
     let answer = start(&served, request)?.finish().await?;
     body::write(&served, binary, &answer)
