@@ -85,12 +85,22 @@ pub struct ServeArgs {
     /// Most megabytes of a request
     #[arg(long, default_value = "64", value_name = "MB", allow_negative_numbers = true, value_parser = positive)]
     pub max_request_mb: f64,
+    /// Most megabytes that all requests hold together, as they came and as tensors; a request that
+    /// finds no room is refused at once
+    #[arg(long, default_value = "1024", value_name = "MB", allow_negative_numbers = true, value_parser = positive)]
+    pub max_request_memory_mb: f64,
+    /// Most megabytes of one tensor of a request, wherever it comes from
+    #[arg(long, default_value = "256", value_name = "MB", allow_negative_numbers = true, value_parser = positive)]
+    pub max_tensor_mb: f64,
     /// Most inference calls at once; more are refused at once
     #[arg(long, default_value_t = 4096, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub max_in_flight: u32,
     /// Most connections of each port; more are closed at once
     #[arg(long, default_value_t = 4096, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub max_connections: u32,
+    /// How long a client may take nothing of an answer before it is dropped, in seconds
+    #[arg(long, default_value = "30", value_name = "SECONDS", allow_negative_numbers = true, value_parser = positive)]
+    pub stall_secs: f64,
     /// Do not show what the engine does on a page at `/` of HTTP
     #[arg(long)]
     pub no_dashboard: bool,

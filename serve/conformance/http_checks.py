@@ -199,7 +199,7 @@ def http_decoupled_models_are_refused(server):
     name = client(server).get_model_metadata("speller_steps")["inputs"][0]
     dtype = {"INT32": np.int32, "INT64": np.int64}[name["datatype"]]
     ids = inputs(triton, {name["name"]: np.array([[4, 5]], dtype)})
-    fails(lambda: client(server).infer("speller_steps", ids), status=400, part="decoupled")
+    fails(lambda: client(server).infer("speller_steps", ids), status=501, part="decoupled")
 
 
 @check

@@ -126,20 +126,14 @@ fn each<const N: usize, T>(bytes: &[u8], f: impl Fn([u8; N]) -> T) -> Vec<T> {
     chunks.iter().map(|c| f(*c)).collect()
 }
 
-/// The elements as whole numbers.
-fn whole(data_type: DataType, bytes: &[u8]) -> Vec<i128> {
-    match data_type {
-        DataType::Bool => each(bytes, |b: [u8; 1]| i128::from(b[0] != 0)),
-        DataType::Uint8 => each(bytes, |b| i128::from(u8::from_le_bytes(b))),
-        DataType::Uint16 => each(bytes, |b| i128::from(u16::from_le_bytes(b))),
-        DataType::Uint32 => each(bytes, |b| i128::from(u32::from_le_bytes(b))),
-        DataType::Uint64 => each(bytes, |b| i128::from(u64::from_le_bytes(b))),
-        DataType::Int8 => each(bytes, |b| i128::from(i8::from_le_bytes(b))),
-        DataType::Int16 => each(bytes, |b| i128::from(i16::from_le_bytes(b))),
-        DataType::Int32 => each(bytes, |b| i128::from(i32::from_le_bytes(b))),
-        DataType::Int64 => each(bytes, |b| i128::from(i64::from_le_bytes(b))),
-        _ => Vec::new(),
-    }
+/// Whole numbers of 32 bits from the bytes of others.
+fn whole<const N: usize>(bytes: &[u8], f: impl Fn([u8; N]) -> i128) -> Result<Vec<i32>, String> {
+    let (chunks, _) = bytes.as_chunks::<N>();
+    let narrow = |chunk: &[u8; N]| {
+        let v = f(*chunk);
+        i32::try_from(v).map_err(|_| format!("expected whole numbers of 32 bits, got {v}"))
+    };
+    chunks.iter().map(narrow).collect()
 }
 
 /// The engine's tensor `[dims...]` of type `held` from the bytes of one of `data_type`.
@@ -177,15 +171,17 @@ pub fn to_tensor(
         };
         return Ok(Tensor::from_f32(dims, &values));
     }
-    let values: Vec<i32> = if data_type == DataType::Int32 {
-        each(bytes, i32::from_le_bytes)
-    } else {
-        let narrow = |v: i128| {
-            i32::try_from(v).map_err(|_| format!("expected whole numbers of 32 bits, got {v}"))
-        };
-        let values = whole(data_type, bytes).into_iter().map(narrow);
-        values.collect::<Result<_, _>>()?
-    };
+    let values = match data_type {
+        DataType::Bool => whole(bytes, |b: [u8; 1]| i128::from(b[0] != 0)),
+        DataType::Uint8 => whole(bytes, |b| i128::from(u8::from_le_bytes(b))),
+        DataType::Uint16 => whole(bytes, |b| i128::from(u16::from_le_bytes(b))),
+        DataType::Uint32 => whole(bytes, |b| i128::from(u32::from_le_bytes(b))),
+        DataType::Uint64 => whole(bytes, |b| i128::from(u64::from_le_bytes(b))),
+        DataType::Int8 => whole(bytes, |b| i128::from(i8::from_le_bytes(b))),
+        DataType::Int16 => whole(bytes, |b| i128::from(i16::from_le_bytes(b))),
+        DataType::Int64 => whole(bytes, |b| i128::from(i64::from_le_bytes(b))),
+        _ => Ok(each(bytes, i32::from_le_bytes)),
+    }?;
     Ok(Tensor::from_i32(dims, &values))
 }
 
@@ -225,8 +221,22 @@ pub fn elements(dims: &[usize]) -> Option<usize> {
 ///
 /// # Errors
 /// A length that goes beyond the end.
-pub fn split_bytes(mut bytes: &[u8]) -> Result<Vec<&[u8]>, String> {
+pub fn split_bytes(bytes: &[u8]) -> Result<Vec<&[u8]>, String> {
     let mut parts = Vec::new();
+    each_of(bytes, |part| parts.push(part))?;
+    Ok(parts)
+}
+
+/// Checks that these are the bytes of a `BYTES` tensor.
+///
+/// # Errors
+/// A length that goes beyond the end.
+pub fn check_bytes(bytes: &[u8]) -> Result<(), String> {
+    each_of(bytes, |_| {})
+}
+
+fn each_of<'a>(mut bytes: &'a [u8], mut with: impl FnMut(&'a [u8])) -> Result<(), String> {
+    let mut num = 0;
     while !bytes.is_empty() {
         let cut = bytes.split_first_chunk::<4>();
         let cut = cut.and_then(|(len, rest)| {
@@ -237,13 +247,14 @@ pub fn split_bytes(mut bytes: &[u8]) -> Result<Vec<&[u8]>, String> {
                 "expected elements of 4 bytes of length and as many bytes, got {} bytes left behind \
                  element {}",
                 bytes.len(),
-                parts.len()
+                num
             ));
         };
-        parts.push(part);
+        with(part);
+        num += 1;
         bytes = rest;
     }
-    Ok(parts)
+    Ok(())
 }
 
 /// The bytes of a `BYTES` tensor of these elements.

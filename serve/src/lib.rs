@@ -6,7 +6,7 @@
 //! - [`model`]: a version that is served, in the engine of all or one of its own.
 //! - [`warmup`]: what it runs before it is ready.
 //! - [`infer`]: requests and answers, whatever they came over.
-//! - [`cache`]: answers to inputs that were seen before.
+//! - [`cache`]: answers to inputs that were seen before; [`memory`]: what requests hold, and its bounds.
 //! - [`http`], [`grpc`]: what they come over; [`metrics`] beside them.
 //! - [`listen`]: connections, plain and encrypted; [`security`]: who may call.
 //! - [`watch`], [`dashboard`], [`explained`]: what the engines do, live, as traces, and why.
@@ -25,6 +25,7 @@ pub mod http;
 pub mod infer;
 pub mod listen;
 pub mod machine;
+pub mod memory;
 pub mod metrics;
 pub mod model;
 pub mod proto;

@@ -13,6 +13,7 @@ use tokio::time::{Sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
+use crate::grpc::Pace;
 use crate::security::{Guard, Port};
 
 /// Connections that wait to be served.
@@ -31,6 +32,8 @@ pub struct Listen {
     pub max_connections: usize,
     /// How long a client may take to agree on keys, and then to begin with HTTP/2 if that is spoken.
     pub handshake_timeout: Duration,
+    /// How long a client may take nothing of what there is for it.
+    pub stall_timeout: Duration,
 }
 
 impl Listen {
@@ -99,9 +102,14 @@ impl Listen {
             missing: PREFACE,
             until: Box::pin(tokio::time::sleep(self.handshake_timeout)),
         };
+        let pace = || Arc::new(Pace::new(self.stall_timeout));
         Connection {
             io,
             preface: (self.port == Port::Grpc).then(preface),
+            pace: (self.port == Port::Grpc).then(pace),
+            look: None,
+            blocked: None,
+            stall_timeout: self.stall_timeout,
             _room: room,
         }
     }
@@ -118,6 +126,13 @@ pub struct Connection {
     io: Io,
     /// What a client that speaks HTTP/2 still owes.
     preface: Option<Preface>,
+    /// How one that speaks HTTP/2 takes its answers.
+    pace: Option<Arc<Pace>>,
+    /// When to look after that.
+    look: Option<Pin<Box<Sleep>>>,
+    /// Until when something has to be written, if nothing can be now.
+    blocked: Option<Pin<Box<Sleep>>>,
+    stall_timeout: Duration,
     _room: OwnedSemaphorePermit,
 }
 
@@ -133,9 +148,54 @@ enum Io {
 }
 
 impl tonic::transport::server::Connected for Connection {
-    type ConnectInfo = ();
+    type ConnectInfo = Arc<Pace>;
 
-    fn connect_info(&self) {}
+    fn connect_info(&self) -> Arc<Pace> {
+        let none = || Arc::new(Pace::new(self.stall_timeout));
+        self.pace.clone().unwrap_or_else(none)
+    }
+}
+
+impl Connection {
+    /// Whether a client that speaks HTTP/2 has left all answers lying for too long.
+    fn is_stalled(&mut self, context: &mut Context<'_>) -> bool {
+        let Some(pace) = self.pace.as_ref().filter(|pace| pace.has_calls()) else {
+            self.look = None;
+            return false;
+        };
+        let again = || Box::pin(tokio::time::sleep(pace.every()));
+        while self
+            .look
+            .get_or_insert_with(again)
+            .as_mut()
+            .poll(context)
+            .is_ready()
+        {
+            if pace.look() {
+                return true;
+            }
+            self.look = None;
+        }
+        false
+    }
+
+    /// What a write came to; an error where nothing could be written for too long.
+    fn written<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        write: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if write.is_ready() {
+            self.blocked = None;
+            return write;
+        }
+        let until = || Box::pin(tokio::time::sleep(self.stall_timeout));
+        let blocked = self.blocked.get_or_insert_with(until);
+        match blocked.as_mut().poll(context) {
+            Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+            Poll::Pending => Poll::Pending,
+        }
+    }
 }
 
 impl AsyncRead for Connection {
@@ -159,6 +219,9 @@ impl AsyncRead for Connection {
                 return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
             }
         }
+        if read.is_pending() && this.is_stalled(context) {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
         read
     }
 }
@@ -169,10 +232,12 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        match &mut self.get_mut().io {
+        let this = self.get_mut();
+        let write = match &mut this.io {
             Io::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
             Io::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
-        }
+        };
+        this.written(context, write)
     }
 
     fn poll_write_vectored(
@@ -180,10 +245,12 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         parts: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        match &mut self.get_mut().io {
+        let this = self.get_mut();
+        let write = match &mut this.io {
             Io::Plain(stream) => Pin::new(stream).poll_write_vectored(context, parts),
             Io::Tls(stream) => Pin::new(stream).poll_write_vectored(context, parts),
-        }
+        };
+        this.written(context, write)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -194,16 +261,20 @@ impl AsyncWrite for Connection {
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.get_mut().io {
+        let this = self.get_mut();
+        let write = match &mut this.io {
             Io::Plain(stream) => Pin::new(stream).poll_flush(context),
             Io::Tls(stream) => Pin::new(stream).poll_flush(context),
-        }
+        };
+        this.written(context, write)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.get_mut().io {
+        let this = self.get_mut();
+        let write = match &mut this.io {
             Io::Plain(stream) => Pin::new(stream).poll_shutdown(context),
             Io::Tls(stream) => Pin::new(stream).poll_shutdown(context),
-        }
+        };
+        this.written(context, write)
     }
 }

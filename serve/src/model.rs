@@ -162,6 +162,19 @@ impl Served {
         &self.engine
     }
 
+    /// Looks whether it gives one answer for a request, to a call of `what` that has no more.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if it is decoupled.
+    pub fn check_whole(&self, what: &str) -> Result<()> {
+        if self.settings.decoupled {
+            let policy = "decoupled transaction policy";
+            let message = format!("{what} doesn't support models with {policy}");
+            return Err(Error::Unsupported(message));
+        }
+        Ok(())
+    }
+
     /// What looks at its engine, if it has one of its own.
     pub fn own_monitor(&self) -> Option<Monitor> {
         self.own.as_ref().map(Engine::monitor)

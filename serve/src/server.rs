@@ -21,9 +21,10 @@ use tonic_health::pb::health_server::HealthServer;
 use tower::{Layer, Service as TowerService};
 use tower_http::timeout::RequestBodyDeadlineLayer;
 
-use crate::grpc::Service;
+use crate::grpc::{CallLayer, Service};
 use crate::http::Front;
 use crate::listen::{Connection, Listen};
+use crate::memory::Memory;
 use crate::proto::grpc_inference_service_server::GrpcInferenceServiceServer;
 use crate::repository::{Control, Repository};
 use crate::security::auth::AuthLayer;
@@ -56,6 +57,10 @@ pub struct Options {
     pub metrics: Option<SocketAddr>,
     /// Most bytes of a request.
     pub max_body: usize,
+    /// Most bytes that requests hold together: their messages, and the tensors made of them.
+    pub max_request_memory: usize,
+    /// Most bytes of one tensor of a request.
+    pub max_tensor: usize,
     /// Most inference calls at once.
     pub max_in_flight: usize,
     /// Most connections of each port.
@@ -64,8 +69,10 @@ pub struct Options {
     pub max_streams: u32,
     /// How long a client may take to agree on keys, and to send the headers of a request.
     pub header_timeout: Duration,
-    /// How long a client may take to send the whole body of a request.
+    /// How long a client may take to send the whole body of a request, or a message of a stream.
     pub body_timeout: Duration,
+    /// How long a client may take nothing of an answer.
+    pub stall_timeout: Duration,
     /// How long calls that were taken may go on once the server is told to end.
     pub drain: Duration,
     /// Who may call.
@@ -140,6 +147,7 @@ impl Server {
             state: Arc::new(State::new(
                 repository,
                 options.switches.clone(),
+                Memory::new(options.max_request_memory, options.max_tensor),
                 options.max_in_flight,
                 telemetry,
             )),
@@ -191,6 +199,7 @@ impl Server {
                 guard: guard.clone(),
                 max_connections: options.max_connections,
                 handshake_timeout: options.header_timeout,
+                stall_timeout: options.stall_timeout,
             };
             let (accept, connections) = listen.start(listener, stopped.clone());
             tasks.spawn(accept);
@@ -219,6 +228,7 @@ impl Server {
                 connections,
                 service,
                 health_service,
+                CallLayer::new(state.memory.clone(), options.body_timeout),
                 AuthLayer::grpc(guard),
                 options.clone(),
                 stopped,
@@ -299,6 +309,7 @@ async fn serve_grpc<H>(
     mut connections: mpsc::Receiver<Connection>,
     service: Service,
     health: HealthServer<H>,
+    calls: CallLayer,
     auth: AuthLayer<tonic::body::Body>,
     options: Options,
     mut stopped: watch::Receiver<bool>,
@@ -319,6 +330,7 @@ async fn serve_grpc<H>(
         .http2_keepalive_interval(Some(Duration::from_secs(60)))
         .http2_keepalive_timeout(Some(options.header_timeout))
         .http2_max_header_list_size(16 << 10)
+        .layer(calls)
         .layer(auth)
         .add_service(health)
         .add_service(service)

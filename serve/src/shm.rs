@@ -12,6 +12,7 @@ use std::sync::{Arc, RwLock};
 use bytes::Bytes;
 
 use crate::error::{Error, Result};
+use crate::memory::Tab;
 
 /// Where shared memory objects are.
 const FOLDER: &str = "/dev/shm";
@@ -164,12 +165,14 @@ impl Region {
         Error::Invalid(format!("shared memory region '{}': {e}", self.name))
     }
 
-    /// Its bytes.
+    /// Its bytes as the tensor `what`, which go on `tab`.
     ///
     /// # Errors
-    /// An object that has become too small.
-    pub fn read(&self) -> Result<Bytes> {
+    /// An object that has become too small, more bytes than a tensor or all requests may have.
+    pub fn read(&self, what: &str, tab: &Tab) -> Result<Bytes> {
         let size = usize::try_from(self.byte_size).unwrap_or(usize::MAX);
+        tab.check_tensor(what, size)?;
+        tab.add(size)?;
         let mut bytes = vec![0; size];
         let at = self.of.offset + self.offset;
         let read = self.of.file.read_exact_at(&mut bytes, at);
@@ -196,6 +199,7 @@ impl Region {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::Memory;
 
     #[test]
     fn tensors_go_through_a_region() {
@@ -215,14 +219,19 @@ mod tests {
         let part = regions.part("r", 16, 4).unwrap();
         part.write(b"abcd").unwrap();
         assert!(part.write(b"abcde").is_err());
-        assert_eq!(
-            &regions.part("r", 15, 6).unwrap().read().unwrap()[..],
-            b"\0abcd\0"
+        let tab = Arc::new(Memory::new(100, 16)).tab();
+        let read = |part: &Region| part.read("input 'x'", &tab);
+        let around = regions.part("r", 15, 6).unwrap();
+        assert_eq!(&read(&around).unwrap()[..], b"\0abcd\0");
+        let large = read(&regions.part("r", 0, 17).unwrap()).unwrap_err();
+        assert!(
+            large.to_string().contains("limit for one tensor"),
+            "{large}"
         );
         assert!(regions.part("r", 30, 4).is_err());
         assert!(regions.part("r", u64::MAX, 4).is_err());
         file.as_file().set_len(8).unwrap();
-        assert!(part.read().is_err(), "cut by its owner");
+        assert!(read(&part).is_err(), "cut by its owner");
         regions.unregister("r");
         assert!(matches!(regions.status("r"), Err(Error::NotFound(_))));
     }

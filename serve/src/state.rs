@@ -7,6 +7,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::{Error, Result};
 use crate::machine::Meter;
+use crate::memory::Memory;
 use crate::repository::Repository;
 use crate::settings::Switches;
 use crate::shm::Regions;
@@ -38,6 +39,8 @@ pub struct State {
     pub repository: Repository,
     /// Memory that clients share.
     pub regions: Regions,
+    /// Memory that requests hold.
+    pub memory: Arc<Memory>,
     /// Trace and logging settings.
     pub switches: Arc<Switches>,
     /// How much processors work.
@@ -57,12 +60,14 @@ impl State {
     pub fn new(
         repository: Repository,
         switches: Arc<Switches>,
+        memory: Memory,
         most: usize,
         telemetry: Option<Telemetry>,
     ) -> Self {
         Self {
             repository,
             regions: Regions::default(),
+            memory: Arc::new(memory),
             switches,
             meter: Meter::default(),
             hub: Hub::default(),

@@ -1,22 +1,28 @@
 //! Inference over gRPC: requests and answers, and streams of them.
 //!
 //! A stream runs its requests side by side; those of one sequence keep their order, since the engine
-//! runs them one after another. Answers come as they are ready.
+//! runs them one after another. Answers come as they are ready. Requests that run and answers that
+//! nobody has taken are bounded together: where there are too many, no further request is read until
+//! the client takes some, and flow control holds it back. A request counts among the server's calls
+//! while it is in the engine, and no longer.
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use futures_util::Stream;
 use opentelemetry::Context;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tonic::{Status, Streaming};
 
+use super::call;
 use crate::dtype::{self, DataType};
 use crate::error::{Error, Result};
 use crate::explained;
 use crate::http::{region, wanted};
 use crate::infer::{self, Answer, Input, Item, Param, Params, Request, Wanted};
+use crate::memory::Tab;
 use crate::model::Served;
 use crate::proto::infer_parameter::ParameterChoice;
 use crate::proto::model_infer_request::InferInputTensor;
@@ -28,8 +34,9 @@ use crate::proto::{
 use crate::state::State;
 use crate::telemetry::Traced;
 
-/// Answers of a stream that wait for a slow client.
-const MAX_WAITING: usize = 64;
+/// Requests of a stream that run and answers of it that were not taken, together, beyond which no
+/// request is read.
+const MAX_OPEN: usize = 256;
 /// Parameter of a stream's last answer to a request.
 const FINAL: &str = "triton_final_response";
 /// Parameter of a request that wants an answer of its own for the end.
@@ -48,11 +55,10 @@ pub async fn run(
     let served = state
         .repository
         .get(&call.model_name, &call.model_version)?;
-    if served.settings.decoupled {
-        let message = "ModelInfer RPC doesn't support models with decoupled transaction policy";
-        return Err(Error::Unsupported(message.into()));
-    }
-    let mut request = read(state, call)?;
+    served.check_whole("ModelInfer RPC")?;
+    // What is around calls has it until the answer is there.
+    let tab = call::tab().unwrap_or_else(|| Arc::new(state.memory.tab()));
+    let mut request = read(state, &tab, call)?;
     request.trace = traced.trace();
     traced.asks(&served, &request);
     let answer = infer::start(&served, request)?.finish().await?;
@@ -60,42 +66,101 @@ pub async fn run(
     Ok(write(&served, answer))
 }
 
+type Answered = std::result::Result<ModelStreamInferResponse, Status>;
+
+/// Requests of a stream that run, and answers that were not taken.
+#[derive(Default)]
+struct Open {
+    num: AtomicUsize,
+    fewer: Notify,
+}
+
+/// One of them, until it is dropped.
+struct One(Arc<Open>);
+
+impl Open {
+    fn one(self: &Arc<Self>) -> One {
+        self.num.fetch_add(1, Ordering::SeqCst);
+        One(self.clone())
+    }
+
+    /// Waits until another request may be read.
+    async fn room(&self) {
+        while self.num.load(Ordering::SeqCst) >= MAX_OPEN {
+            self.fewer.notified().await;
+        }
+    }
+}
+
+impl Drop for One {
+    fn drop(&mut self) {
+        self.0.num.fetch_sub(1, Ordering::SeqCst);
+        self.0.fewer.notify_one();
+    }
+}
+
+/// Where the answers of a stream go. What waits there is bounded by [`Open`], and by the steps of the
+/// requests that run.
+#[derive(Clone)]
+struct Answers {
+    to: mpsc::UnboundedSender<(Answered, One)>,
+    open: Arc<Open>,
+}
+
+impl Answers {
+    /// Sends one; false when the client has gone.
+    fn send(&self, answer: Answered) -> bool {
+        self.to.send((answer, self.open.one())).is_ok()
+    }
+}
+
 /// Runs the requests of a stream, whose spans belong to `parent`.
 pub fn stream(
     state: Arc<State>,
     mut calls: Streaming<ModelInferRequest>,
     parent: Option<Context>,
-) -> impl Stream<Item = std::result::Result<ModelStreamInferResponse, Status>> {
-    let (tx, rx) = mpsc::channel(MAX_WAITING);
-    tokio::spawn(async move {
+) -> impl Stream<Item = Answered> {
+    let (to, from) = mpsc::unbounded_channel();
+    let open = Arc::new(Open::default());
+    let answers = Answers { to, open };
+    let tab = call::tab().unwrap_or_else(|| Arc::new(state.memory.tab()));
+    tokio::spawn(call::with(tab.clone(), async move {
         let mut running = tokio::task::JoinSet::new();
         loop {
+            let next = async {
+                answers.open.room().await;
+                calls.message().await
+            };
             let next = tokio::select! {
-                next = calls.message() => next,
+                next = next => next,
                 // The client has gone: what runs is dropped, and so cancelled.
-                () = tx.closed() => return,
+                () = answers.to.closed() => return,
                 Some(_) = running.join_next() => continue,
             };
             match next {
                 Ok(Some(call)) => {
                     let traced = Traced::grpc(&state, "ModelStreamInfer", parent.as_ref());
-                    begin(&state, call, traced, &tx, &mut running).await;
+                    begin(&state, &tab, (call, traced), &answers, &mut running);
                 }
                 Ok(None) => break,
-                Err(_) => return,
+                Err(status) => {
+                    answers.send(Err(status));
+                    return;
+                }
             }
         }
         loop {
             tokio::select! {
                 one = running.join_next() => if one.is_none() { return },
-                () = tx.closed() => return,
+                () = answers.to.closed() => return,
             }
         }
-    });
-    futures_util::stream::unfold(rx, |mut rx| async move { Some((rx.recv().await?, rx)) })
+    }));
+    futures_util::stream::unfold(from, |mut from| async move {
+        let (answer, _taken) = from.recv().await?;
+        Some((answer, from))
+    })
 }
-
-type Answers = mpsc::Sender<std::result::Result<ModelStreamInferResponse, Status>>;
 
 fn failed(id: &str, error: &Error) -> ModelStreamInferResponse {
     let response = ModelInferResponse {
@@ -109,33 +174,35 @@ fn failed(id: &str, error: &Error) -> ModelStreamInferResponse {
 }
 
 /// Hands in one request of a stream, in the stream's order, and leaves its answers to a task.
-async fn begin(
+fn begin(
     state: &Arc<State>,
-    call: ModelInferRequest,
-    mut traced: Traced,
-    tx: &Answers,
+    tab: &Tab,
+    (call, mut traced): (ModelInferRequest, Traced),
+    answers: &Answers,
     running: &mut tokio::task::JoinSet<()>,
 ) {
     let id = call.id.clone();
-    let started = start(state, call, &mut traced);
-    let tx = tx.clone();
-    match started {
+    let tab = tab.take();
+    let one = answers.open.one();
+    match start(state, tab, call, &mut traced) {
         Ok(started) => {
+            let answers = answers.clone();
             running.spawn(async move {
-                let error = match started.finish(&tx, &mut traced).await {
-                    Ok(true) => return traced.end(None),
-                    // Its client has gone.
-                    Ok(false) => return,
-                    Err(error) => error,
-                };
-                traced.end(Some(&error));
-                // A client that has gone hears nothing.
-                drop(tx.send(Ok(failed(&id, &error))).await);
+                match started.finish(&answers, &mut traced).await {
+                    Ok(true) => traced.end(None),
+                    // Its client has gone, and hears nothing.
+                    Ok(false) => {}
+                    Err(error) => {
+                        traced.end(Some(&error));
+                        answers.send(Ok(failed(&id, &error)));
+                    }
+                }
+                drop(one);
             });
         }
         Err(error) => {
             traced.end(Some(&error));
-            drop(tx.send(Ok(failed(&id, &error))).await);
+            answers.send(Ok(failed(&id, &error)));
         }
     }
 }
@@ -145,6 +212,7 @@ struct Started {
     served: Arc<Served>,
     way: Way,
     wants_final: bool,
+    _tab: Tab,
     _room: tokio::sync::OwnedSemaphorePermit,
 }
 
@@ -154,12 +222,17 @@ enum Way {
     Steps(Box<infer::Stepwise>),
 }
 
-fn start(state: &State, call: ModelInferRequest, traced: &mut Traced) -> Result<Started> {
+fn start(
+    state: &Arc<State>,
+    tab: Tab,
+    call: ModelInferRequest,
+    traced: &mut Traced,
+) -> Result<Started> {
     let room = state.enter()?;
     let served = state
         .repository
         .get(&call.model_name, &call.model_version)?;
-    let mut request = read(state, call)?;
+    let mut request = read(state, &tab, call)?;
     request.trace = traced.trace();
     traced.asks(&served, &request);
     let wants_final = request.params.flag(WANTS_FINAL)?;
@@ -172,18 +245,19 @@ fn start(state: &State, call: ModelInferRequest, traced: &mut Traced) -> Result<
         served,
         way,
         wants_final,
+        _tab: tab,
         _room: room,
     })
 }
 
 impl Started {
     /// Sends its answers; false when the client has gone, which then gets none.
-    async fn finish(self, tx: &Answers, traced: &mut Traced) -> Result<bool> {
+    async fn finish(self, answers: &Answers, traced: &mut Traced) -> Result<bool> {
         let mut steps = match self.way {
             Way::Whole(running) => {
                 let answer = running.finish().await?;
                 traced.answered(&self.served, &answer);
-                return Ok(send(tx, &self.served, answer, true).await);
+                return Ok(send(answers, &self.served, answer, true));
             }
             Way::Steps(steps) => steps,
         };
@@ -192,7 +266,7 @@ impl Started {
                 Item::Rows { output, rows } => {
                     traced.responds();
                     let answer = steps.answer(output, &rows);
-                    answer.outputs.is_empty() || send(tx, &self.served, answer, false).await
+                    answer.outputs.is_empty() || send(answers, &self.served, answer, false)
                 }
                 Item::End(answer) => {
                     traced.answered(&self.served, &answer);
@@ -200,7 +274,7 @@ impl Started {
                         outputs: Vec::new(),
                         ..answer
                     };
-                    !self.wants_final || send(tx, &self.served, empty, true).await
+                    !self.wants_final || send(answers, &self.served, empty, true)
                 }
             };
             if !is_sent {
@@ -218,14 +292,14 @@ fn flag(value: bool) -> InferParameter {
 }
 
 /// Sends an answer; false when the client has gone.
-async fn send(tx: &Answers, served: &Served, answer: Answer, is_final: bool) -> bool {
+fn send(answers: &Answers, served: &Served, answer: Answer, is_final: bool) -> bool {
     let mut response = write(served, answer);
     response.parameters.insert(FINAL.into(), flag(is_final));
     let answer = ModelStreamInferResponse {
         error_message: String::new(),
         infer_response: Some(response),
     };
-    tx.send(Ok(answer)).await.is_ok()
+    answers.send(Ok(answer))
 }
 
 fn params(from: HashMap<String, InferParameter>) -> Result<Params> {
@@ -246,12 +320,12 @@ fn params(from: HashMap<String, InferParameter>) -> Result<Params> {
     Ok(Params(from.into_iter().map(param).collect::<Result<_>>()?))
 }
 
-fn read(state: &State, call: ModelInferRequest) -> Result<Request> {
+fn read(state: &State, tab: &Tab, call: ModelInferRequest) -> Result<Request> {
     let mut raw = call.raw_input_contents.into_iter();
     let has_raw = raw.len() > 0;
     let mut inputs = Vec::with_capacity(call.inputs.len());
     for input in call.inputs {
-        inputs.push(read_input(state, input, has_raw, &mut raw)?);
+        inputs.push(read_input(state, tab, input, has_raw, &mut raw)?);
     }
     if raw.len() > 0 {
         let what = "raw_input_contents";
@@ -262,6 +336,7 @@ fn read(state: &State, call: ModelInferRequest) -> Result<Request> {
             format!("{} more", raw.len()),
         ));
     }
+    infer::hold(tab, &inputs)?;
     let outputs = call.outputs.into_iter();
     let wanted = outputs.map(|output| {
         let own = params(output.parameters)?;
@@ -278,6 +353,7 @@ fn read(state: &State, call: ModelInferRequest) -> Result<Request> {
 
 fn read_input(
     state: &State,
+    tab: &Tab,
     input: InferInputTensor,
     has_raw: bool,
     raw: &mut impl Iterator<Item = Bytes>,
@@ -306,7 +382,7 @@ fn read_input(
             let got = "a region and contents";
             return Err(Error::expected(what, "its elements in one place", got));
         }
-        region.read()?
+        region.read(&what, tab)?
     } else if has_raw {
         if input.contents.is_some() {
             let got = "raw_input_contents and contents";
@@ -316,6 +392,10 @@ fn read_input(
         raw.next().ok_or_else(none)?
     } else {
         let contents = input.contents.unwrap_or_default();
+        // Elements of BYTES were weighed as they came.
+        let size = count.saturating_mul(data_type.size().unwrap_or(0));
+        tab.check_tensor(&what, size)?;
+        tab.add(size)?;
         encode(&what, data_type, count, contents)?.into()
     };
     Ok(Input {

@@ -1,6 +1,9 @@
 //! The protocol over gRPC.
 
+mod call;
 mod infer;
+mod pace;
+mod weigh;
 
 use std::collections::{BTreeMap, HashMap};
 use std::pin::Pin;
@@ -16,6 +19,10 @@ use crate::proto::grpc_inference_service_server::GrpcInferenceService;
 use crate::proto::*;
 use crate::state::{EXTENSIONS, SERVER_NAME, State};
 use crate::telemetry::{self, Traced};
+
+pub use call::CallLayer;
+pub use pace::Pace;
+pub use weigh::Weighed;
 
 /// The service.
 #[derive(Clone)]

@@ -1,135 +1,34 @@
 //! Bodies of inference requests and answers: JSON, with the bytes of tensors behind it.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::response::Response;
 use bytes::Bytes;
-use indexmap::IndexMap;
-use serde::de::{Deserialize, Deserializer, SeqAccess, Visitor};
 use serde::ser::{Error as _, Serialize, Serializer};
-use serde_json::Value as Json;
 
+use super::json;
 use crate::config::TEXT_INPUT;
 use crate::dtype::{self, DataType};
 use crate::error::{Error, Result};
 use crate::explained;
-use crate::infer::{Answer, Input, Output, Param, Params, Request, Wanted};
+use crate::infer::{self, Answer, Input, Output, Param, Params, Request, Wanted};
+use crate::memory::Tab;
 use crate::model::Served;
 use crate::shm::Regions;
 
 /// Header that says how many bytes of a body are JSON.
 pub const JSON_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 
-#[derive(serde::Deserialize)]
-struct RequestBody {
-    #[serde(default)]
-    id: String,
-    #[serde(default)]
-    parameters: IndexMap<String, Json>,
-    inputs: Vec<InputBody>,
-    #[serde(default)]
-    outputs: Vec<OutputBody>,
-}
-
-#[derive(serde::Deserialize)]
-struct InputBody {
-    name: String,
-    datatype: String,
-    shape: Vec<u64>,
-    #[serde(default)]
-    parameters: IndexMap<String, Json>,
-    #[serde(default)]
-    data: Option<Flat>,
-}
-
-#[derive(serde::Deserialize)]
-struct OutputBody {
-    name: String,
-    #[serde(default)]
-    parameters: IndexMap<String, Json>,
-}
-
-/// Elements of a tensor, however nested.
-#[derive(Default)]
-struct Flat(Vec<Element>);
-
-enum Element {
-    Int(i128),
-    Float(f64),
-    Bool(bool),
-    Text(String),
-}
-
-/// One level of nested elements, added to a list.
-struct Nested<'a>(&'a mut Vec<Element>);
-
-impl<'de> Deserialize<'de> for Flat {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        let mut elements = Vec::new();
-        serde::de::DeserializeSeed::deserialize(Nested(&mut elements), deserializer)?;
-        Ok(Self(elements))
-    }
-}
-
-impl<'de> serde::de::DeserializeSeed<'de> for Nested<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(
-        self,
-        deserializer: D,
-    ) -> std::result::Result<(), D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Nested<'_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("numbers, booleans or strings, or lists of them")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> std::result::Result<(), A::Error> {
-        while seq.next_element_seed(Nested(&mut *self.0))?.is_some() {}
-        Ok(())
-    }
-
-    fn visit_bool<E>(self, value: bool) -> std::result::Result<(), E> {
-        self.0.push(Element::Bool(value));
-        Ok(())
-    }
-
-    fn visit_i64<E>(self, value: i64) -> std::result::Result<(), E> {
-        self.0.push(Element::Int(value.into()));
-        Ok(())
-    }
-
-    fn visit_u64<E>(self, value: u64) -> std::result::Result<(), E> {
-        self.0.push(Element::Int(value.into()));
-        Ok(())
-    }
-
-    fn visit_f64<E>(self, value: f64) -> std::result::Result<(), E> {
-        self.0.push(Element::Float(value));
-        Ok(())
-    }
-
-    fn visit_str<E>(self, value: &str) -> std::result::Result<(), E> {
-        self.0.push(Element::Text(value.to_owned()));
-        Ok(())
-    }
-}
-
-/// Reads a request for `served`.
+/// Reads a request for `served`; what it needs beside the body goes on `tab`.
 ///
 /// # Errors
-/// What is wrong with the body.
+/// What is wrong with the body, or no memory for it.
 pub fn read(
     served: &Served,
     regions: &Regions,
+    tab: &Tab,
     headers: &HeaderMap,
     body: Bytes,
 ) -> Result<Request> {
@@ -149,18 +48,20 @@ pub fn read(
     });
     let json_length = json_length.transpose()?;
     if json_length == Some(0) {
-        return raw(served, body);
+        let request = raw(served, body)?;
+        infer::hold(tab, &request.inputs)?;
+        return Ok(request);
     }
     let mut text = body.clone();
     let mut tail = text.split_off(json_length.unwrap_or(body.len()));
-    let parsed: RequestBody = serde_json::from_slice(&text)
-        .map_err(|e| Error::Invalid(format!("failed to parse the request JSON buffer: {e}")))?;
-    let params = params(parsed.parameters)?;
+    let parsed = json::body(&text, tab)?;
+    let params = parsed.params;
     let all_binary = params.flag("binary_data_output")?;
     let mut inputs = Vec::with_capacity(parsed.inputs.len());
     for input in parsed.inputs {
-        inputs.push(read_input(regions, input, &mut tail)?);
+        inputs.push(read_input(regions, tab, input, &mut tail)?);
     }
+    infer::hold(tab, &inputs)?;
     if !tail.is_empty() {
         return Err(Error::Invalid(format!(
             "unexpected additional input data for model '{}': {} bytes that no input takes",
@@ -168,10 +69,8 @@ pub fn read(
             tail.len()
         )));
     }
-    let wanted = parsed.outputs.into_iter().map(|output| {
-        let own = self::params(output.parameters)?;
-        wanted(regions, output.name, &own)
-    });
+    let outputs = parsed.outputs.into_iter();
+    let wanted = outputs.map(|output| wanted(regions, output.name, &output.params));
     let mut wanted = wanted.collect::<Result<Vec<_>>>()?;
     for w in &mut wanted {
         w.binary.get_or_insert(all_binary);
@@ -261,35 +160,7 @@ fn raw(served: &Served, body: Bytes) -> Result<Request> {
     })
 }
 
-/// Parameters as JSON has them.
-///
-/// # Errors
-/// A list or an object.
-pub fn params(from: IndexMap<String, Json>) -> Result<Params> {
-    let param = |(key, value): (String, Json)| {
-        let param = match value {
-            Json::Bool(b) => Param::Bool(b),
-            Json::String(s) => Param::Text(s),
-            Json::Number(n) => match (n.as_i64(), n.as_u64()) {
-                (Some(n), _) => Param::Int(n),
-                (None, Some(n)) => Param::Uint(n),
-                _ => Param::Double(n.as_f64().unwrap_or(f64::NAN)),
-            },
-            other => {
-                let what = format!("parameter '{key}'");
-                return Err(Error::expected(
-                    what,
-                    "a boolean, a number or a string",
-                    other,
-                ));
-            }
-        };
-        Ok((key, param))
-    };
-    Ok(Params(from.into_iter().map(param).collect::<Result<_>>()?))
-}
-
-fn read_input(regions: &Regions, input: InputBody, tail: &mut Bytes) -> Result<Input> {
+fn read_input(regions: &Regions, tab: &Tab, input: json::Input, tail: &mut Bytes) -> Result<Input> {
     let name = input.name;
     let what = format!("input '{name}'");
     let data_type = DataType::parse(&input.datatype).ok_or_else(|| {
@@ -307,9 +178,9 @@ fn read_input(regions: &Regions, input: InputBody, tail: &mut Bytes) -> Result<I
             got,
         ));
     };
-    let own = params(input.parameters)?;
+    let own = input.params;
     let data = if let Some(region) = region(regions, &own)? {
-        region.read()?
+        region.read(&what, tab)?
     } else if let Some(size) = own.number("binary_data_size")? {
         let size = usize::try_from(size).unwrap_or(usize::MAX);
         if size > tail.len() {
@@ -318,25 +189,33 @@ fn read_input(regions: &Regions, input: InputBody, tail: &mut Bytes) -> Result<I
         }
         tail.split_to(size)
     } else {
-        let Some(Flat(elements)) = input.data else {
+        let Some(elements) = input.data else {
             return Err(Error::expected(
                 what,
                 "'data', 'binary_data_size' or a region",
                 "none",
             ));
         };
-        if elements.len() != count {
+        if elements.num != count {
             let expected = format!("{count} elements of shape {shape:?}");
+            return Err(Error::expected(what, expected, format!("{}", elements.num)));
+        }
+        if !data_type.has_numbers() {
+            let expected = "elements as bytes, which JSON has no form for";
+            let what = format!("{what} of data-type {data_type}");
+            return Err(Error::expected(what, expected, "JSON"));
+        }
+        if let Some(wrong) = elements.wrong {
             return Err(Error::expected(
                 what,
-                expected,
-                format!("{}", elements.len()),
+                format!("elements of {data_type}"),
+                wrong,
             ));
         }
-        encode(&what, data_type, elements)?.into()
+        elements.bytes.into()
     };
     if data_type == DataType::Bytes && name != TEXT_INPUT {
-        dtype::split_bytes(&data).map_err(|e| Error::Invalid(format!("{what}: {e}")))?;
+        dtype::check_bytes(&data).map_err(|e| Error::Invalid(format!("{what}: {e}")))?;
     }
     Ok(Input {
         name,
@@ -344,59 +223,6 @@ fn read_input(regions: &Regions, input: InputBody, tail: &mut Bytes) -> Result<I
         shape,
         data,
     })
-}
-
-/// The bytes of elements that were written as JSON.
-fn encode(what: &str, data_type: DataType, elements: Vec<Element>) -> Result<Vec<u8>> {
-    if !data_type.has_numbers() {
-        let expected = "elements as bytes, which JSON has no form for";
-        return Err(Error::expected(
-            format!("{what} of data-type {data_type}"),
-            expected,
-            "JSON",
-        ));
-    }
-    let wrong =
-        |got: &dyn fmt::Display| Error::expected(what, format!("elements of {data_type}"), got);
-    let mut bytes = Vec::with_capacity(elements.len() * data_type.size().unwrap_or(8));
-    for element in elements {
-        match (data_type, element) {
-            (DataType::Bytes, Element::Text(text)) => {
-                bytes.extend(dtype::join_bytes([text.as_bytes()]));
-            }
-            (DataType::Bool, Element::Bool(b)) => bytes.push(u8::from(b)),
-            (DataType::Fp32, Element::Float(x)) => bytes.extend((x as f32).to_le_bytes()),
-            (DataType::Fp32, Element::Int(n)) => bytes.extend((n as f32).to_le_bytes()),
-            (DataType::Fp64, Element::Float(x)) => bytes.extend(x.to_le_bytes()),
-            (DataType::Fp64, Element::Int(n)) => bytes.extend((n as f64).to_le_bytes()),
-            (DataType::Bytes | DataType::Fp32 | DataType::Fp64, Element::Bool(b)) => {
-                return Err(wrong(&b));
-            }
-            (DataType::Bool, Element::Int(n)) if n == 0 || n == 1 => bytes.push(n as u8),
-            (_, Element::Int(n)) => {
-                let size = data_type.size().unwrap_or(8);
-                let bits = 8 * size as u32;
-                let signed = data_type.name().starts_with('I');
-                let (low, high) = if signed {
-                    (-(1_i128 << (bits - 1)), (1_i128 << (bits - 1)) - 1)
-                } else {
-                    (0, (1_i128 << bits) - 1)
-                };
-                if data_type == DataType::Bytes
-                    || data_type == DataType::Bool
-                    || n < low
-                    || n > high
-                {
-                    return Err(wrong(&n));
-                }
-                bytes.extend(&n.to_le_bytes()[..size]);
-            }
-            (_, Element::Float(x)) => return Err(wrong(&x)),
-            (_, Element::Bool(b)) => return Err(wrong(&b)),
-            (_, Element::Text(text)) => return Err(wrong(&format!("{text:?}"))),
-        }
-    }
-    Ok(bytes)
 }
 
 /// An answer as JSON.

@@ -14,15 +14,14 @@ use std::time::Duration;
 use axum::Router;
 use axum::http::{HeaderMap, Method, Request, header};
 use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Either, poll_immediate, select};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use tower::Service;
 
+use super::whole::{self, Whole, unread};
 use super::{Target, bug, infer};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::state::State;
 use crate::telemetry::Traced;
 
@@ -71,21 +70,20 @@ impl Front {
         infer(&self.state, &target, traced, headers, body).await
     }
 
-    async fn body(&self, body: Incoming) -> Result<Bytes> {
-        let mut whole = pin!(Limited::new(body, self.max_body).collect());
-        // Most bodies came with their heads, and need no timer.
-        let came = match poll_immediate(&mut whole).await {
-            Some(came) => came,
-            None => match select(whole, pin!(tokio::time::sleep(self.body_timeout))).await {
-                Either::Left((came, _)) => came,
-                Either::Right(_) => return Err(unread(TOO_LATE)),
-            },
+    async fn body(&self, body: Incoming) -> Result<Whole> {
+        let tab = self.state.memory.tab();
+        let read = {
+            let mut whole = pin!(whole::read(body, self.max_body, &tab));
+            // Most bodies came with their heads, and need no timer.
+            match poll_immediate(&mut whole).await {
+                Some(read) => read,
+                None => match select(whole, pin!(tokio::time::sleep(self.body_timeout))).await {
+                    Either::Left((read, _)) => read,
+                    Either::Right(_) => Err(unread(TOO_LATE)),
+                },
+            }
         };
-        match came {
-            Ok(whole) => Ok(whole.to_bytes()),
-            Err(e) if e.is::<LengthLimitError>() => Err(unread("length limit exceeded")),
-            Err(e) => Err(unread(e)),
-        }
+        read.map(|body| Whole { body, tab })
     }
 }
 
@@ -107,10 +105,6 @@ impl Service<Request<Incoming>> for Front {
 
 /// What the router's layer says of a body that was not whole at its deadline.
 const TOO_LATE: &str = "data was not received within the designated timeout";
-
-fn unread(why: impl std::fmt::Display) -> Error {
-    Error::Invalid(format!("Failed to buffer the request body: {why}"))
-}
 
 /// The model that a plain inference call names, and the router's path for it; `None` of any other
 /// call.

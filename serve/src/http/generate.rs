@@ -8,74 +8,66 @@ use axum::Json;
 use axum::extract::{Path, State as Shared};
 use axum::response::sse::{Event, Sse};
 use futures_util::Stream;
-use indexmap::IndexMap;
 use serde_json::{Value, json};
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
-use super::{App, Read, Target, params};
+use super::json::{self, Small};
+use super::whole::Whole;
+use super::{App, Target};
 use crate::config::{TEXT_INPUT, TEXT_OUTPUT};
 use crate::dtype::{self, DataType};
 use crate::error::{Error, Result};
 use crate::explained;
-use crate::infer::{self, Input, Item, Output, Request, Stepwise, Wanted};
+use crate::infer::{self, Answer, Input, Item, Output, Param, Params, Request, Stepwise, Wanted};
 use crate::model::Served;
 use crate::state::State;
 use crate::telemetry::Traced;
 
 /// Reads a call, and tells its span of it.
-fn read(served: &Served, body: Read, traced: &mut Traced) -> Result<Request> {
-    let body = body.map_err(|e| Error::Invalid(e.body_text()))?;
-    let mut request = parse(served, &body)?;
+fn read(served: &Served, whole: &Whole, traced: &mut Traced) -> Result<Request> {
+    let mut request = parse(served, whole)?;
     request.trace = traced.trace();
     traced.asks(served, &request);
     Ok(request)
 }
 
 /// Reads `{"text_input": ..., "parameters": {...}}`; other keys are parameters too.
-fn parse(served: &Served, body: &[u8]) -> Result<Request> {
+fn parse(served: &Served, whole: &Whole) -> Result<Request> {
     if !served.known.writes_text {
         let message = format!("model '{}' does not read and write text", served.name);
         return Err(Error::Invalid(message));
     }
-    let mut body: IndexMap<String, Value> = serde_json::from_slice(body)
-        .map_err(|e| Error::Invalid(format!("failed to parse the request JSON buffer: {e}")))?;
+    let mut body = json::object(&whole.body, &whole.tab)?;
     let text = match body.shift_remove(TEXT_INPUT) {
-        Some(Value::String(text)) => text,
-        Some(Value::Array(items)) if items.len() == 1 => match &items[0] {
-            Value::String(text) => text.clone(),
-            other => {
-                return Err(Error::expected(
-                    format!("'{TEXT_INPUT}'"),
-                    "a string",
-                    other,
-                ));
-            }
-        },
+        Some(Small::Param(Param::Text(text)) | Small::List(Some(Param::Text(text)), 1)) => text,
         other => {
-            let got = other.unwrap_or(Value::Null);
+            let got = other.unwrap_or(Small::Null);
             return Err(Error::expected(format!("'{TEXT_INPUT}'"), "a string", got));
         }
     };
     let id = match body.shift_remove("id") {
-        Some(Value::String(id)) => id,
+        Some(Small::Param(Param::Text(id))) => id,
         _ => String::new(),
     };
     let nested = match body.shift_remove("parameters") {
-        Some(Value::Object(nested)) => nested.into_iter().collect(),
-        None => IndexMap::new(),
+        Some(Small::Object(nested)) => nested,
+        None => Params::default(),
         Some(other) => return Err(Error::expected("'parameters'", "an object", other)),
     };
-    body.extend(nested);
+    let mut params = json::params(body)?;
+    params.0.extend(nested.0);
     let data = dtype::join_bytes([text.as_bytes()]).into();
+    let inputs = vec![Input {
+        name: TEXT_INPUT.into(),
+        data_type: DataType::Bytes,
+        shape: if served.batched { vec![1, 1] } else { vec![1] },
+        data,
+    }];
+    infer::hold(&whole.tab, &inputs)?;
     Ok(Request {
         id,
-        params: params(body)?,
-        inputs: vec![Input {
-            name: TEXT_INPUT.into(),
-            data_type: DataType::Bytes,
-            shape: if served.batched { vec![1, 1] } else { vec![1] },
-            data,
-        }],
+        params,
+        inputs,
         wanted: vec![Wanted {
             name: TEXT_OUTPUT.into(),
             ..Wanted::default()
@@ -110,25 +102,48 @@ pub async fn whole(
     Shared(state): App,
     Path(target): Path<Target>,
     mut traced: Traced,
-    body: Read,
+    body: Result<Whole>,
 ) -> Result<Json<Value>> {
     let answered = answer(&state, &target, &mut traced, body).await;
     traced.ends(answered)
 }
 
 async fn answer(
-    state: &State,
+    state: &Arc<State>,
     target: &Target,
     traced: &mut Traced,
-    body: Read,
+    body: Result<Whole>,
 ) -> Result<Json<Value>> {
     let _room = state.enter()?;
+    let body = body?;
     let served = target.get(state)?;
-    let request = read(&served, body, traced)?;
-    let answer = infer::start(&served, request)?.finish().await?;
+    let request = read(&served, &body, traced)?;
+    let answer = match served.settings.decoupled {
+        false => infer::start(&served, request)?.finish().await?,
+        true => only(infer::stream(&served, request)?).await?,
+    };
     traced.answered(&served, &answer);
     let text = answer.outputs.first().map(text).unwrap_or_default();
     Ok(Json(told(&served, &answer.id, &text, answer.explanation)))
+}
+
+/// The answer of a decoupled model, if it gives it in one response.
+async fn only(mut steps: Stepwise) -> Result<Answer> {
+    let mut num = 0;
+    while let Some(item) = steps.next().await {
+        match item? {
+            Item::Rows { output: 0, .. } => num += 1,
+            Item::Rows { .. } => {}
+            Item::End(answer) if num == 1 => return Ok(answer),
+            Item::End(_) => break,
+        }
+        if num > 1 {
+            break;
+        }
+    }
+    let message = "generate expects model to produce exactly 1 response, use generate stream for model \
+                   that generates various number of responses";
+    Err(Error::Unsupported(message.into()))
 }
 
 /// A text as it grows.
@@ -140,7 +155,6 @@ struct Growing {
     /// Bytes of text that were told.
     told: usize,
     traced: Traced,
-    _room: OwnedSemaphorePermit,
 }
 
 /// What is told at once: a piece of the text, and at the end why the request took its time, if it
@@ -198,39 +212,59 @@ pub async fn stream(
     Shared(state): App,
     Path(target): Path<Target>,
     mut traced: Traced,
-    body: Read,
+    body: Result<Whole>,
 ) -> Result<Sse<impl Stream<Item = std::result::Result<Event, Infallible>>>> {
-    let (mut growing, id) = match begin(&state, &target, &mut traced, body) {
+    let (mut growing, id, held) = match begin(&state, &target, &mut traced, body) {
         Ok(begun) => begun,
         Err(error) => return traced.ends(Err(error)),
     };
     traced.opens();
     growing.traced = traced;
-    let events = futures_util::stream::unfold(Some((growing, id)), |state| async move {
-        let (mut growing, id) = state?;
-        let (json, goes_on) = match growing.next().await? {
-            Ok((piece, why)) => (told(&growing.served, &id, &piece, why), true),
-            Err(error) => {
-                std::mem::take(&mut growing.traced).end(Some(&error));
-                (json!({ "error": error.to_string() }), false)
+    // Bounded by the request's steps. A client that reads slowly holds no room among the calls once
+    // the engine is done.
+    let (to, from) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        let _held = held;
+        loop {
+            let next = tokio::select! {
+                next = growing.next() => next,
+                // The client has gone: the request is dropped, and so cancelled.
+                () = to.closed() => return,
+            };
+            let (json, goes_on) = match next {
+                Some(Ok((piece, why))) => (told(&growing.served, &id, &piece, why), true),
+                Some(Err(error)) => {
+                    std::mem::take(&mut growing.traced).end(Some(&error));
+                    (json!({ "error": error.to_string() }), false)
+                }
+                None => return,
+            };
+            if to.send(json.to_string()).is_err() || !goes_on {
+                return;
             }
-        };
-        let event = Event::default().data(json.to_string());
-        Some((Ok(event), goes_on.then_some((growing, id))))
+        }
+    });
+    let events = futures_util::stream::unfold(from, |mut from| async move {
+        let event = Event::default().data(from.recv().await?);
+        Some((Ok(event), from))
     });
     Ok(Sse::new(events))
 }
 
 /// Hands in the request of a stream: its text, and the client's name for it.
+/// What a stream holds while it runs: its place among the calls, and its body.
+type Holds = (OwnedSemaphorePermit, Whole);
+
 fn begin(
-    state: &State,
+    state: &Arc<State>,
     target: &Target,
     traced: &mut Traced,
-    body: Read,
-) -> Result<(Growing, String)> {
+    body: Result<Whole>,
+) -> Result<(Growing, String, Holds)> {
     let room = state.enter()?;
+    let body = body?;
     let served = target.get(state)?;
-    let request = read(&served, body, traced)?;
+    let request = read(&served, &body, traced)?;
     let id = request.id.clone();
     let growing = Growing {
         steps: infer::stream(&served, request)?,
@@ -238,7 +272,6 @@ fn begin(
         ids: Vec::new(),
         told: 0,
         traced: Traced::default(),
-        _room: room,
     };
-    Ok((growing, id))
+    Ok((growing, id, (room, body)))
 }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use axum::extract::{Path, State as Shared};
 use axum::routing::{any, get, post};
 use axum::{Json, Router};
-use bytes::Bytes;
 use serde_json::{Value, json};
 
+use super::whole::Few;
 use super::{App, Target};
 use crate::error::{Error, Result};
 use crate::state::State;
@@ -22,7 +22,7 @@ fn object(body: &[u8]) -> Result<serde_json::Map<String, Value>> {
         .map_err(|e| Error::Invalid(format!("failed to parse the request JSON buffer: {e}")))
 }
 
-pub async fn index(Shared(state): App, body: Bytes) -> Result<Json<Value>> {
+pub async fn index(Shared(state): App, Few(body): Few) -> Result<Json<Value>> {
     let body = object(&body)?;
     let ready = match body.get("ready") {
         None => false,
@@ -56,7 +56,7 @@ pub async fn load_model(state: &Arc<State>, model: String, config: Option<String
         .unwrap_or_else(|e| Err(Error::Internal(e.to_string())))
 }
 
-pub async fn load(Shared(state): App, Path(target): Path<Target>, body: Bytes) -> Result<()> {
+pub async fn load(Shared(state): App, Path(target): Path<Target>, Few(body): Few) -> Result<()> {
     let body = object(&body)?;
     let mut config = None;
     for (key, value) in body
@@ -84,7 +84,7 @@ pub async fn load(Shared(state): App, Path(target): Path<Target>, body: Bytes) -
     load_model(&state, target.model, config).await
 }
 
-pub async fn unload(Shared(state): App, Path(target): Path<Target>, body: Bytes) -> Result<()> {
+pub async fn unload(Shared(state): App, Path(target): Path<Target>, Few(body): Few) -> Result<()> {
     state.repository.check_explicit("load / unload")?;
     let body = object(&body)?;
     let dependents = body
@@ -123,7 +123,7 @@ pub async fn trace(Shared(state): App) -> Json<Value> {
     Json(Value::Object(plain.collect()))
 }
 
-pub async fn set_trace(Shared(state): App, body: Bytes) -> Result<Json<Value>> {
+pub async fn set_trace(Shared(state): App, Few(body): Few) -> Result<Json<Value>> {
     let text = |v: Value| match v {
         Value::String(text) => text,
         other => other.to_string(),
@@ -144,7 +144,7 @@ pub async fn log(Shared(state): App) -> Json<Value> {
     Json(state.switches.log())
 }
 
-pub async fn set_log(Shared(state): App, body: Bytes) -> Result<Json<Value>> {
+pub async fn set_log(Shared(state): App, Few(body): Few) -> Result<Json<Value>> {
     let settings = object(&body)?.into_iter().collect();
     state.switches.set_log(&settings)?;
     Ok(Json(state.switches.log()))
@@ -182,7 +182,7 @@ async fn one_region(Shared(state): App, Path(name): Path<String>) -> Result<Json
     regions(&state, &name)
 }
 
-async fn register(Shared(state): App, Path(name): Path<String>, body: Bytes) -> Result<()> {
+async fn register(Shared(state): App, Path(name): Path<String>, Few(body): Few) -> Result<()> {
     let body = object(&body)?;
     let number = |key: &str| {
         let value = body.get(key).unwrap_or(&Value::Null);

@@ -3,8 +3,10 @@
 mod body;
 mod front;
 mod generate;
+mod json;
 mod manage;
 mod watch;
+mod whole;
 
 use std::sync::Arc;
 
@@ -13,7 +15,6 @@ use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use bytes::Bytes;
 use serde_json::{Value, json};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::compression::CompressionLayer;
@@ -28,13 +29,13 @@ use crate::proto;
 use crate::state::{EXTENSIONS, SERVER_NAME, State};
 use crate::telemetry::Traced;
 
-pub use body::{params, region, wanted};
+pub use body::{region, wanted};
 pub use front::Front;
 pub use manage::{load_model, unload_model};
 
+use whole::Whole;
+
 type App = Shared<Arc<State>>;
-/// A body that was read, or could not be.
-type Read = std::result::Result<Bytes, axum::extract::rejection::BytesRejection>;
 
 /// A model, and a version if the path names one.
 #[derive(serde::Deserialize)]
@@ -169,9 +170,8 @@ async fn run(
     Path(target): Path<Target>,
     traced: Traced,
     headers: HeaderMap,
-    body: Read,
+    body: Result<Whole>,
 ) -> Result<Response> {
-    let body = body.map_err(|e| Error::Invalid(e.body_text()));
     infer(&state, &target, traced, &headers, body).await
 }
 
@@ -181,7 +181,7 @@ async fn infer(
     target: &Target,
     mut traced: Traced,
     headers: &HeaderMap,
-    body: Result<Bytes>,
+    body: Result<Whole>,
 ) -> Result<Response> {
     let answered = answer(state, target, &mut traced, headers, body).await;
     traced.ends(answered)
@@ -192,16 +192,13 @@ async fn answer(
     target: &Target,
     traced: &mut Traced,
     headers: &HeaderMap,
-    body: Result<Bytes>,
+    body: Result<Whole>,
 ) -> Result<Response> {
     let _room = state.enter()?;
-    let body = body?;
+    let Whole { body, tab } = body?;
     let served = target.get(state)?;
-    if served.settings.decoupled {
-        let message = "HTTP end point doesn't support models with decoupled transaction policy";
-        return Err(Error::Invalid(message.into()));
-    }
-    let mut request = body::read(&served, &state.regions, headers, body)?;
+    served.check_whole("HTTP end point")?;
+    let mut request = body::read(&served, &state.regions, &tab, headers, body)?;
     request.trace = traced.trace();
     traced.asks(&served, &request);
     let binary = request.params.flag("binary_data_output")?;

@@ -13,6 +13,7 @@ pub use run::{Item, Running, Stepwise, class_of, rehearse, start, stream};
 
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
+use crate::memory::Tab;
 use crate::shm::Region;
 
 /// A parameter.
@@ -122,6 +123,21 @@ pub struct Input {
     pub shape: Vec<usize>,
     /// Its elements, little-endian.
     pub data: Bytes,
+}
+
+/// Puts the engine's tensors of inputs on `tab`, before they are made.
+///
+/// # Errors
+/// A tensor that is too large, or no memory for them.
+pub fn hold(tab: &Tab, inputs: &[Input]) -> Result<()> {
+    for input in inputs {
+        let len = input.data.len();
+        tab.check_tensor(format_args!("input '{}'", input.name), len)?;
+        // Elements of 32 bits; a text becomes one of them a byte at most.
+        let num = len / input.data_type.size().unwrap_or(1);
+        tab.add(num.saturating_mul(4))?;
+    }
+    Ok(())
 }
 
 /// What a request wants of an output.

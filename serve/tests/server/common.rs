@@ -6,7 +6,9 @@ use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use lazybatch_graph::{OutputId, Program, SharedProgram, Tensor};
+use lazybatch_graph::{
+    DType, Greedy, OutputId, Program, ProgramBuilder, Repeat, SharedProgram, Tensor,
+};
 use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
 use lazybatch_kernels::{
     Completion, Device, DeviceInfo, Error, MemoryBound, OpenRequest, Packed, Packer, Plan,
@@ -172,11 +174,47 @@ impl Host for TestHost {
         Ok(Box::new(Gated(CpuDevice::new(options), self.0.clone())))
     }
     fn text(&self, program: &Program, _: &Path) -> Result<Option<Box<dyn Text>>, String> {
-        Ok((program.name == "speaker").then(|| Box::new(Letters) as _))
+        if program.name == "speaker" {
+            return Ok(Some(Box::new(Letters)));
+        }
+        let word = program.name.strip_prefix("speaker of ");
+        Ok(word.map(|word| Box::new(Speaks(word.parse().unwrap())) as _))
     }
     fn measure(&self, _: &SharedProgram, _: u32) -> Result<Option<ModelProfile>, String> {
         Ok(None)
     }
+}
+
+/// Text of [`speaker`]: every token is a word of so many bytes.
+struct Speaks(usize);
+
+impl Text for Speaks {
+    fn inputs(&self, _: &str) -> Result<Vec<Tensor>, String> {
+        Ok(vec![Tensor::from_f32(&[1, 2], &[0.5, 0.25])])
+    }
+    fn answer(&self, outputs: &[Tensor]) -> Result<Option<String>, String> {
+        let num = outputs.first().map_or(0, Tensor::num_elems);
+        Ok(Some("x".repeat(num * self.0)))
+    }
+}
+
+/// A decoder whose tokens stand for words of `word` bytes, of which it says `num`.
+pub fn speaker(word: usize, num: u32) -> Program {
+    let mut b = ProgramBuilder::new(format!("speaker of {word}")).with_seed(3);
+    let x = b.input("x", DType::F32, &[2]);
+    let h = b.vector_state("h", DType::F32, &[2], 0.0);
+    // No score is that of the token that stops.
+    let greedy = Greedy::new(&mut b, 1, 9);
+    b.begin_block("start", Repeat::Once);
+    let v = b.read_input("read", x);
+    b.vec_write("h0", h, v);
+    b.begin_block("loop", Repeat::UntilStop { max: num });
+    let token = greedy.read(&mut b);
+    let v = b.embed("table", token, 7, 4);
+    let v = b.gru("gru", v, 2, h);
+    let v = b.dense("scores", v, 7, None);
+    greedy.choose(&mut b, v);
+    b.finish().unwrap()
 }
 
 /// A server that runs.
@@ -223,11 +261,14 @@ pub async fn start(set: impl FnOnce(&mut Options)) -> Running {
         grpc: any,
         metrics: any,
         max_body: 1 << 20,
+        max_request_memory: 64 << 20,
+        max_tensor: 16 << 20,
         max_in_flight: 64,
         max_connections: 256,
         max_streams: 64,
         header_timeout: Duration::from_secs(5),
         body_timeout: Duration::from_secs(5),
+        stall_timeout: Duration::from_secs(30),
         drain: Duration::from_secs(60),
         security: Security::default(),
         switches: Arc::default(),
@@ -288,6 +329,12 @@ pub async fn until(holds: impl Fn() -> bool) {
     while !holds() {
         tokio::task::yield_now().await;
     }
+}
+
+/// As [`until`], but fails after half a minute.
+pub async fn soon(what: &str, holds: impl Fn() -> bool) {
+    let held = tokio::time::timeout(Duration::from_secs(30), until(holds)).await;
+    held.unwrap_or_else(|_| panic!("{what}: not within half a minute"));
 }
 
 /// Sends bytes and reads what comes back until the server closes or `answer` bytes were read.

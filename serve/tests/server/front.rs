@@ -4,10 +4,11 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use lazybatch_graph::folder;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::common::{add, http, is_sum, start, status};
+use crate::common::{add, call, http, is_sum, speaker, start, status};
 
 /// Status and body of the answer to a request that closes its connection.
 async fn answer(at: SocketAddr, request: &[u8]) -> (u16, Vec<u8>) {
@@ -110,4 +111,48 @@ async fn a_body_that_drips_has_to_be_whole_by_its_deadline_both_ways() {
         told.push(text.split_once("\r\n\r\n").unwrap().1.to_owned());
     }
     assert_eq!(told[0], told[1]);
+}
+
+#[tokio::test]
+async fn decoupled_models_are_told_apart_alike_over_both_protocols() {
+    let mut server = start(|o| {
+        for (model, num) in [("one", 1), ("two", 2)] {
+            folder::save(&speaker(10, num), &o.models.join(model).join("1")).unwrap();
+            let config = "max_batch_size: 4 model_transaction_policy { decoupled: true }";
+            std::fs::write(o.models.join(model).join("config.pbtxt"), config).unwrap();
+        }
+    })
+    .await;
+    let at = server.http();
+    let infer = r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[1,2]}]}"#;
+    let policy = "doesn't support models with decoupled transaction policy";
+    let (code, text) = call(at, "POST", "/v2/models/one/infer", infer).await;
+    let told = format!("HTTP end point {policy}");
+    assert!(code == 501 && text.contains(&told), "{text}");
+    let mut grpc = server.grpc().await;
+    let asked = lazybatch_serve::proto::ModelInferRequest {
+        model_name: "one".into(),
+        ..Default::default()
+    };
+    let refused = grpc.model_infer(asked).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::Unimplemented);
+    assert_eq!(refused.message(), format!("ModelInfer RPC {policy}"));
+    // One response is an answer; of several only a stream is.
+    let asks = r#"{"text_input":"go on"}"#;
+    let (code, text) = call(at, "POST", "/v2/models/one/generate", asks).await;
+    assert!(
+        code == 200 && text.contains(r#""text_output":"xxxxxxxxxx""#),
+        "{text}"
+    );
+    let (code, text) = call(at, "POST", "/v2/models/two/generate", asks).await;
+    let told = "generate expects model to produce exactly 1 response";
+    assert!(code == 501 && text.contains(told), "{text}");
+    let (code, text) = call(at, "POST", "/v2/models/two/generate_stream", asks).await;
+    assert!(
+        code == 200 && text.matches("xxxxxxxxxx").count() == 2,
+        "{text}"
+    );
+    drop(grpc);
+    server.end();
+    server.ended().await;
 }

@@ -3,6 +3,13 @@
 //! `cargo xtask soak --test server` runs more of them.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use lazybatch_graph::folder;
+use lazybatch_serve::proto::grpc_inference_service_client::GrpcInferenceServiceClient;
 use lazybatch_serve::proto::model_infer_request::InferInputTensor;
 use lazybatch_serve::proto::{
     InferParameter, InferTensorContents, ModelInferRequest, infer_parameter,
@@ -12,13 +19,17 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
+use tonic::transport::Channel;
 
-use crate::common::{Running, add, call, http, is_sum, send, start, status};
+use crate::common::{Running, add, call, http, is_sum, send, soon, speaker, start, status};
+use crate::hostile_messages as messages;
 
 /// Messages of a run where `LAZYBATCH_SOAK_CASES` does not say.
 const NUM: usize = 300;
 /// Clients that have sent a part of a message and neither send the rest nor leave.
 const MAX_SLOW: usize = 32;
+/// Clients that have asked and do not read.
+const MAX_LYING: usize = 8;
 /// So many take longer than all other tests.
 const LONG: usize = 2000;
 /// Messages after which everything that is made once has been made.
@@ -173,12 +184,62 @@ fn over_grpc(rng: &mut ChaCha8Rng) -> ModelInferRequest {
     }
 }
 
-async fn is_honest(server: &Running, value: u8) {
-    let (code, text) = call(server.http(), "POST", "/v2/models/add/infer", &add(value)).await;
+async fn is_honest(at: SocketAddr, value: u8) {
+    let (code, text) = call(at, "POST", "/v2/models/add/infer", &add(value)).await;
     assert!(
         code == 200 && is_sum(&text, value),
         "an honest client got {text}"
     );
+}
+
+/// The right request to `add` over gRPC, and its answer.
+fn honest_over_grpc(value: u8) -> (ModelInferRequest, Vec<u8>) {
+    let data = |value: f32| value.to_le_bytes().repeat(16);
+    let input = |name: &str| InferInputTensor {
+        name: name.into(),
+        datatype: "FP32".into(),
+        shape: vec![1, 16],
+        ..InferInputTensor::default()
+    };
+    let value = f32::from(value);
+    let request = ModelInferRequest {
+        model_name: "add".into(),
+        inputs: vec![input("INPUT0"), input("INPUT1")],
+        raw_input_contents: vec![data(value).into(), data(1.0).into()],
+        ..ModelInferRequest::default()
+    };
+    (request, data(value + 1.0))
+}
+
+/// Clients over both protocols that ask on and on beside the hostile ones, until they are told to
+/// stop; they say how often they were answered right.
+fn honest_clients(
+    server: &Running,
+    grpc: &GrpcInferenceServiceClient<Channel>,
+    stop: &Arc<AtomicBool>,
+) -> [tokio::task::JoinHandle<usize>; 2] {
+    let (at, stopped) = (server.http(), stop.clone());
+    let over_http = tokio::spawn(async move {
+        let mut num = 0;
+        while !stopped.load(Ordering::SeqCst) {
+            is_honest(at, (num % 200) as u8).await;
+            num += 1;
+        }
+        num
+    });
+    let (mut grpc, stopped) = (grpc.clone(), stop.clone());
+    let over_grpc = tokio::spawn(async move {
+        let mut num = 0;
+        while !stopped.load(Ordering::SeqCst) {
+            let (request, sum) = honest_over_grpc((num % 200) as u8);
+            let answer = grpc.model_infer(request).await;
+            let answer = answer.expect("an honest client is answered").into_inner();
+            assert_eq!(answer.raw_output_contents[0], sum);
+            num += 1;
+        }
+        num
+    });
+    [over_http, over_grpc]
 }
 
 /// Messages of this run.
@@ -213,29 +274,69 @@ async fn is_slow(server: &Running, slow: &mut Vec<TcpStream>, rng: &mut ChaCha8R
     }
 }
 
+/// Descriptors that this process has open.
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
+}
+
+/// Reads the server's answer to a message over HTTP; whether it was refused.
+async fn told(
+    server: &Running,
+    i: usize,
+    message: &[u8],
+    codes: &mut BTreeMap<u16, usize>,
+) -> bool {
+    let (code, text) = status(&send(server.http(), message).await);
+    assert_ne!(code, 500, "message {i}: {text}");
+    *codes.entry(code).or_insert(0) += 1;
+    code != 200
+}
+
 #[tokio::test]
 async fn hostile_messages_get_errors_and_harm_nobody() {
-    let mut server = start(|_| {}).await;
+    let mut server = start(|o| {
+        folder::save(&speaker(1 << 16, 2), &o.models.join("speaker/1")).unwrap();
+        // Nobody is refused for the queue's length.
+        std::fs::write(o.models.join("add/config.pbtxt"), "max_batch_size: 4").unwrap();
+        o.stall_timeout = std::time::Duration::from_secs(1);
+    })
+    .await;
     let mut rng = ChaCha8Rng::seed_from_u64(20);
     let mut grpc = server.grpc().await;
+    let stop = Arc::new(AtomicBool::new(false));
+    let honest = honest_clients(&server, &grpc, &stop);
     let num = num_messages();
-    let (mut refused, mut codes) = (0, std::collections::BTreeMap::new());
-    let (mut slow, mut before) = (Vec::new(), 0);
+    let (mut refused, mut codes) = (0, BTreeMap::new());
+    let (mut slow, mut lie, mut before) = (Vec::new(), Vec::new(), (0, 0));
     for i in 0..num {
         if i == WARM {
-            before = memory();
+            before = (memory(), descriptors());
         }
-        match i % 3 {
-            _ if i % 20 == 7 => is_slow(&server, &mut slow, &mut rng).await,
-            0 | 1 => {
-                let message = over_http(&mut rng);
-                let answer = send(server.http(), &message).await;
-                let (code, text) = status(&answer);
-                assert_ne!(code, 500, "message {i}: {text}");
-                *codes.entry(code).or_insert(0) += 1;
-                refused += usize::from(code != 200);
+        match i % 20 {
+            7 => is_slow(&server, &mut slow, &mut rng).await,
+            13 => {
+                lie.push(messages::never_reads(&mut rng, &server).await);
+                if lie.len() > MAX_LYING {
+                    lie.remove(0);
+                }
             }
-            _ if rng.random_bool(0.3) => {
+            kind @ 0..=9 => {
+                let message = match kind {
+                    0 | 5 => messages::tensors(&mut rng),
+                    1 => messages::packed(&mut rng),
+                    2 | 6 => messages::text(&mut rng),
+                    3 => messages::regions(&mut rng),
+                    _ => over_http(&mut rng),
+                };
+                refused += usize::from(told(&server, i, &message, &mut codes).await);
+            }
+            10 | 11 | 16 => {
+                refused += usize::from(messages::garbage_over_grpc(&mut rng, &server).await);
+            }
+            12 => {
+                refused += usize::from(messages::region_over_grpc(&mut rng, &mut grpc).await);
+            }
+            14 | 15 => {
                 let noise: Vec<u8> = (0..rng.random_range(1..500))
                     .map(|_| rng.random())
                     .collect();
@@ -252,20 +353,23 @@ async fn hostile_messages_get_errors_and_harm_nobody() {
                 }
             }
         }
-        if i % 10 == 0 {
-            is_honest(&server, (i / 10) as u8 % 200).await;
-        }
     }
     let after = memory();
+    stop.store(true, Ordering::SeqCst);
+    let mut answered = Vec::new();
+    for client in honest {
+        answered.push(client.await.expect("honest clients are answered right"));
+    }
     println!(
         "soak: {}",
         serde_json::json!({
             "what": "hostile messages", "messages": num, "refused": refused,
             "http_statuses": codes,
-            "honest_answers": num.div_ceil(10) + 1,
-            "rss_bytes_before": before, "rss_bytes_after": after,
+            "honest_answers_http": answered[0], "honest_answers_grpc": answered[1],
+            "rss_bytes_before": before.0, "rss_bytes_after": after,
         })
     );
+    assert!(answered.iter().all(|&n| n > 0), "{answered:?}");
     assert!(refused > num / 2, "{refused} of {num} were refused");
     assert!(
         codes.contains_key(&400) && codes.contains_key(&404),
@@ -274,11 +378,17 @@ async fn hostile_messages_get_errors_and_harm_nobody() {
     // Where other tests run in the same process, their memory is in it too, until they have ended.
     let is_alone = std::env::var_os("NEXTEST").is_some() || num >= LONG;
     assert!(
-        !is_alone || after < before + MAX_GROWTH,
-        "memory grew from {before} to {after} bytes"
+        !is_alone || after < before.0 + MAX_GROWTH,
+        "memory grew from {} to {after} bytes",
+        before.0
     );
-    is_honest(&server, 42).await;
-    drop((grpc, slow));
+    is_honest(server.http(), 42).await;
+    drop((grpc, slow, lie));
+    soon("no call is left", || server.state.in_flight() == 0).await;
+    soon("nothing is held", || server.state.memory.held() == 0).await;
+    if is_alone {
+        soon("connections are closed", || descriptors() <= before.1).await;
+    }
     server.end();
     server.ended().await;
 }

@@ -1,10 +1,14 @@
 //! A server as its clients see it: too many of them, some that leave, and its end.
 
+mod budget;
 mod common;
 mod ensembles;
 mod front;
 mod hostile;
+mod hostile_messages;
 mod models;
+mod raw;
+mod readers;
 mod security;
 mod spans;
 mod tls;

@@ -1,0 +1,197 @@
+//! What is around every call over gRPC: the memory that it holds, how long its messages may take to
+//! come, and how its answer is taken.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::http::{Request, Response};
+use bytes::Bytes;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use hyper::body::{Body, Frame};
+use tokio::time::Sleep;
+use tonic::Status;
+use tower::{Layer, Service};
+
+use super::pace::{self, Pace, Paced};
+use crate::memory::{Memory, Tab};
+
+/// Bytes in front of each message: whether it is packed, and its length.
+const HEAD: usize = 5;
+/// The call that has many messages, and may wait for the next.
+const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
+
+tokio::task_local! {
+    /// The tab of the call that runs.
+    static TAB: Arc<Tab>;
+}
+
+/// The tab of the call that runs; `None` outside of calls.
+pub fn tab() -> Option<Arc<Tab>> {
+    TAB.try_with(Arc::clone).ok()
+}
+
+/// Runs `work`, to which messages come, as a part of the call with this tab.
+pub fn with<F: Future>(tab: Arc<Tab>, work: F) -> impl Future<Output = F::Output> {
+    TAB.scope(tab, work)
+}
+
+/// Puts [`Calls`] around a service.
+#[derive(Clone)]
+pub struct CallLayer {
+    memory: Arc<Memory>,
+    within: Duration,
+}
+
+impl CallLayer {
+    /// Messages have to be whole within `within` of their begin.
+    pub fn new(memory: Arc<Memory>, within: Duration) -> Self {
+        Self { memory, within }
+    }
+}
+
+impl<S> Layer<S> for CallLayer {
+    type Service = Calls<S>;
+
+    fn layer(&self, inner: S) -> Calls<S> {
+        Calls {
+            inner,
+            of: self.clone(),
+        }
+    }
+}
+
+/// See the module.
+#[derive(Clone)]
+pub struct Calls<S> {
+    inner: S,
+    of: CallLayer,
+}
+
+impl<S> Service<Request<tonic::body::Body>> for Calls<S>
+where
+    S: Service<Request<tonic::body::Body>, Response = Response<tonic::body::Body>>,
+    S::Future: Send + 'static,
+{
+    type Response = Response<Paced>;
+    type Error = S::Error;
+    type Future = BoxFuture<'static, Result<Response<Paced>, S::Error>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<tonic::body::Body>) -> Self::Future {
+        let tab = Arc::new(self.of.memory.tab());
+        let (head, body) = request.into_parts();
+        // Connections bring theirs.
+        let pace = head.extensions.get::<Arc<Pace>>().cloned();
+        let pace = pace.unwrap_or_else(|| Arc::new(Pace::new(Duration::MAX)));
+        let call = pace::Call::new(pace);
+        let body = Coming {
+            is_stream: head.uri.path() == STREAM,
+            body,
+            tab: tab.clone(),
+            within: self.of.within,
+            head: [0; HEAD],
+            num_head: 0,
+            missing: 0,
+            until: None,
+        };
+        let request = Request::from_parts(head, tonic::body::Body::new(body));
+        let answered = TAB.scope(tab, self.inner.call(request));
+        answered
+            .map(|answer| Ok(answer?.map(|body| call.answer(body))))
+            .boxed()
+    }
+}
+
+/// The body of a call as it comes.
+struct Coming {
+    body: tonic::body::Body,
+    tab: Arc<Tab>,
+    /// How long a message may take, or the whole of a call that has one.
+    within: Duration,
+    is_stream: bool,
+    /// What came of a message's head.
+    head: [u8; HEAD],
+    num_head: usize,
+    /// What did not come of a message whose head did.
+    missing: usize,
+    until: Option<Pin<Box<Sleep>>>,
+}
+
+impl Coming {
+    /// Whether nothing came of a message that has not ended.
+    fn is_between(&self) -> bool {
+        self.num_head == 0 && self.missing == 0
+    }
+
+    /// Follows what came from message to message.
+    fn follow(&mut self, mut data: &[u8]) {
+        while !data.is_empty() {
+            if self.missing > 0 {
+                let came = self.missing.min(data.len());
+                self.missing -= came;
+                data = &data[came..];
+            } else {
+                self.head[self.num_head] = data[0];
+                self.num_head += 1;
+                data = &data[1..];
+                if self.num_head == HEAD {
+                    let [_, len @ ..] = self.head;
+                    self.missing = usize::try_from(u32::from_be_bytes(len)).unwrap_or(usize::MAX);
+                    self.num_head = 0;
+                }
+            }
+            if self.is_stream && self.is_between() {
+                self.until = None;
+            }
+        }
+    }
+}
+
+impl Body for Coming {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let this = self.get_mut();
+        match Pin::new(&mut this.body).poll_frame(context) {
+            Poll::Ready(Some(Ok(frame))) => {
+                if let Some(data) = frame.data_ref() {
+                    if let Err(error) = this.tab.add(data.len()) {
+                        return Poll::Ready(Some(Err(error.into())));
+                    }
+                    this.follow(data);
+                }
+                Poll::Ready(Some(Ok(frame)))
+            }
+            Poll::Pending if this.is_stream && this.is_between() => Poll::Pending,
+            Poll::Pending => {
+                let within = this.within;
+                let sleep = || Box::pin(tokio::time::sleep(within));
+                let until = this.until.get_or_insert_with(sleep);
+                if until.as_mut().poll(context).is_pending() {
+                    return Poll::Pending;
+                }
+                let message = format!("expected a whole message within {within:?}, got a part");
+                Poll::Ready(Some(Err(Status::deadline_exceeded(message))))
+            }
+            other => other,
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> hyper::body::SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -1,0 +1,259 @@
+//! Requests of gRPC, weighed before they are decoded.
+//!
+//! An empty input takes two bytes of a message and hundreds in memory, so the limit on messages does not
+//! bound what comes of them. What a request for inference takes is therefore counted from its bytes, and
+//! put on the call's tab, before anything is made of it; the other messages say a few things and are
+//! bounded by their length.
+//!
+//! Source: protobuf's encoding, and the field numbers of `proto/grpc_service.proto`.
+
+use std::any::TypeId;
+use std::marker::PhantomData;
+use std::mem::size_of;
+
+use bytes::Buf;
+use prost::Message;
+use tonic::Status;
+use tonic::codec::{Codec, DecodeBuf, Decoder};
+use tonic_prost::ProstCodec;
+
+use super::call;
+use crate::error::Error;
+use crate::proto::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
+use crate::proto::{InferParameter, ModelInferRequest};
+
+/// Most bytes of a message that is no request for inference.
+const FEW: usize = 1 << 20;
+/// What a list may hold beside its elements, for it grows by half or twice.
+const SLACK: usize = 2;
+/// A parameter: its name, its value and its place in the table.
+const PARAMETER: usize = size_of::<String>() + size_of::<InferParameter>() + 16;
+
+/// The codec of the service.
+#[derive(Clone, Debug)]
+pub struct Weighed<T, U>(PhantomData<(T, U)>);
+
+impl<T, U> Default for Weighed<T, U> {
+    fn default() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<T, U> Codec for Weighed<T, U>
+where
+    T: Message + Send + 'static,
+    U: Message + Default + Send + 'static,
+{
+    type Encode = T;
+    type Decode = U;
+    type Encoder = <ProstCodec<T, U> as Codec>::Encoder;
+    type Decoder = Scale<U>;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        ProstCodec::<T, U>::default().encoder()
+    }
+
+    fn decoder(&mut self) -> Scale<U> {
+        Scale(ProstCodec::<U, U>::default().decoder())
+    }
+}
+
+/// Weighs messages that come to a call of the server, and decodes them.
+#[derive(Debug)]
+pub struct Scale<U: Message + Default + Send + 'static>(<ProstCodec<U, U> as Codec>::Decoder);
+
+impl<U: Message + Default + Send + 'static> Decoder for Scale<U> {
+    type Item = U;
+    type Error = Status;
+
+    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
+        // A client has no tab.
+        if let Some(tab) = call::tab() {
+            let len = from.remaining();
+            if TypeId::of::<U>() == TypeId::of::<ModelInferRequest>() {
+                tab.add(request(from.chunk()))?;
+            } else if len > FEW {
+                let expected = format!("at most {FEW} bytes");
+                return Err(Error::expected("message", expected, format!("{len} bytes")).into());
+            }
+        }
+        self.0.decode(from)
+    }
+}
+
+/// The fields of a message: their numbers and what they hold. Ends where it is malformed, which the
+/// decoder tells.
+struct Fields<'a>(&'a [u8]);
+
+/// What a field holds.
+enum Field<'a> {
+    /// A number of any size.
+    Number,
+    /// Bytes, a text, a message or packed numbers.
+    Bytes(&'a [u8]),
+}
+
+impl Fields<'_> {
+    fn varint(&mut self) -> Option<u64> {
+        let mut value = 0;
+        for shift in (0..64).step_by(7) {
+            let (&byte, rest) = self.0.split_first()?;
+            self.0 = rest;
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                return Some(value);
+            }
+        }
+        None
+    }
+}
+
+impl<'a> Iterator for Fields<'a> {
+    type Item = (u64, Field<'a>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let key = self.varint()?;
+        let len = match key & 7 {
+            0 => {
+                self.varint()?;
+                return Some((key >> 3, Field::Number));
+            }
+            1 => 8,
+            2 => usize::try_from(self.varint()?).ok()?,
+            5 => 4,
+            _ => return None,
+        };
+        let (bytes, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        let field = match key & 7 {
+            2 => Field::Bytes(bytes),
+            _ => Field::Number,
+        };
+        Some((key >> 3, field))
+    }
+}
+
+/// Bytes that a request for inference takes once it is decoded; its raw contents stay where they are.
+fn request(message: &[u8]) -> usize {
+    let of = |(number, field)| match (number, field) {
+        (4, Field::Bytes(entry)) => PARAMETER * SLACK + entry.len(),
+        (5, Field::Bytes(one)) => input(one),
+        (6, Field::Bytes(one)) => output(one),
+        (7, Field::Bytes(_)) => size_of::<bytes::Bytes>() * SLACK,
+        (_, Field::Bytes(text)) => text.len(),
+        (_, Field::Number) => 0,
+    };
+    Fields(message).map(of).fold(0, usize::saturating_add)
+}
+
+fn input(message: &[u8]) -> usize {
+    let of = |(number, field)| match (number, field) {
+        (3, field) => numbers(field, 8),
+        (4, Field::Bytes(entry)) => PARAMETER * SLACK + entry.len(),
+        (5, Field::Bytes(all)) => contents(all),
+        (_, Field::Bytes(text)) => text.len(),
+        (_, Field::Number) => 0,
+    };
+    let own = size_of::<InferInputTensor>() * SLACK;
+    Fields(message).map(of).fold(own, usize::saturating_add)
+}
+
+fn output(message: &[u8]) -> usize {
+    let of = |(number, field)| match (number, field) {
+        (2, Field::Bytes(entry)) => PARAMETER * SLACK + entry.len(),
+        (_, Field::Bytes(text)) => text.len(),
+        (_, Field::Number) => 0,
+    };
+    let own = size_of::<InferRequestedOutputTensor>() * SLACK;
+    Fields(message).map(of).fold(own, usize::saturating_add)
+}
+
+fn contents(message: &[u8]) -> usize {
+    let of = |(number, field)| match (number, field) {
+        (1, field) => numbers(field, 1),
+        (2 | 4, field) => numbers(field, 4),
+        (3 | 5, field) => numbers(field, 8),
+        (6 | 7, Field::Bytes(all)) => all.len() * SLACK,
+        (6 | 7, Field::Number) => 8 * SLACK,
+        (8, Field::Bytes(text)) => size_of::<Vec<u8>>() * SLACK + text.len(),
+        _ => 0,
+    };
+    Fields(message).map(of).fold(0, usize::saturating_add)
+}
+
+/// Numbers of `size` bytes, packed or one.
+fn numbers(field: Field<'_>, size: usize) -> usize {
+    let num = match field {
+        Field::Number => 1,
+        Field::Bytes(packed) => packed.iter().filter(|&&byte| byte < 0x80).count(),
+    };
+    num.saturating_mul(size * SLACK)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::InferTensorContents;
+
+    fn of(message: &ModelInferRequest) -> (usize, usize) {
+        let bytes = message.encode_to_vec();
+        (bytes.len(), request(&bytes))
+    }
+
+    #[test]
+    fn what_grows_weighs_more_than_its_bytes() {
+        let empty = ModelInferRequest {
+            inputs: vec![InferInputTensor::default(); 1000],
+            ..ModelInferRequest::default()
+        };
+        let (len, weight) = of(&empty);
+        assert_eq!(len, 2000);
+        assert!(weight >= 1000 * size_of::<InferInputTensor>(), "{weight}");
+        let contents = InferTensorContents {
+            int64_contents: vec![1; 1000],
+            bytes_contents: vec![Vec::new(); 1000],
+            uint_contents: vec![1; 1000],
+            bool_contents: vec![true; 1000],
+            ..InferTensorContents::default()
+        };
+        let typed = ModelInferRequest {
+            inputs: vec![InferInputTensor {
+                shape: vec![1; 1000],
+                contents: Some(contents),
+                ..InferInputTensor::default()
+            }],
+            raw_input_contents: vec![bytes::Bytes::new(); 1000],
+            ..ModelInferRequest::default()
+        };
+        let (len, weight) = of(&typed);
+        let held = 1000 * (8 + 24 + 4 + 1 + 8 + size_of::<bytes::Bytes>());
+        assert!(len < 10_000 && weight >= held, "{len} {weight}");
+    }
+
+    #[test]
+    fn raw_contents_weigh_next_to_nothing() {
+        let raw = ModelInferRequest {
+            model_name: "m".into(),
+            raw_input_contents: vec![vec![0; 1 << 20].into()],
+            ..ModelInferRequest::default()
+        };
+        let (len, weight) = of(&raw);
+        assert!(len > 1 << 20 && weight < 200, "{len} {weight}");
+    }
+
+    #[test]
+    fn malformed_messages_end_where_they_are() {
+        for bytes in [
+            &[0xff; 40][..],
+            &[0x2a],
+            &[0x2a, 0xff, 0x7f],
+            &[0x0b],
+            &[0x29, 1],
+        ] {
+            assert_eq!(request(bytes), 0, "{bytes:?}");
+        }
+    }
+}

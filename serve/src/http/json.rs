@@ -1,0 +1,746 @@
+//! The JSON of requests, read without a tree of values.
+//!
+//! Elements go into the bytes of their tensor as they are parsed, and those are put on the call's tab
+//! before they are taken; lists and names are bounded. Where a tensor's elements come before its type,
+//! the text is parsed a second time, with the types that the first time has found.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+
+use indexmap::IndexMap;
+use serde::Deserialize;
+use serde::de::{
+    DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor,
+};
+
+use crate::dtype::DataType;
+use crate::error::{Error, Result};
+use crate::infer::{Param, Params};
+use crate::memory::Tab;
+
+/// Most inputs, outputs and parameters of a request, of each.
+const MAX_LISTED: usize = 1024;
+/// Most dimensions of a tensor.
+const MAX_DIMS: usize = 64;
+
+/// An inference request.
+pub struct Body {
+    pub id: String,
+    pub params: Params,
+    pub inputs: Vec<Input>,
+    pub outputs: Vec<Output>,
+}
+
+/// An input of it.
+pub struct Input {
+    pub name: String,
+    pub datatype: String,
+    pub shape: Vec<u64>,
+    pub params: Params,
+    pub data: Option<Elements>,
+}
+
+/// An output that it asks for.
+pub struct Output {
+    pub name: String,
+    pub params: Params,
+}
+
+/// Elements of a tensor, however nested they were.
+#[derive(Default)]
+pub struct Elements {
+    /// How many.
+    pub num: usize,
+    /// Their bytes, if all are of its type.
+    pub bytes: Vec<u8>,
+    /// The first that is not.
+    pub wrong: Option<String>,
+}
+
+/// Reads an inference request.
+///
+/// # Errors
+/// What is wrong with it, or no memory for it.
+pub fn body(text: &[u8], tab: &Tab) -> Result<Body> {
+    let mut known = Vec::new();
+    for _ in 0..2 {
+        let reader = Reader::new(tab, &known);
+        let body: Body = reader.parse(text, BodySeed(&reader))?;
+        if !reader.again.get() {
+            tab.join(reader.tab);
+            return Ok(body);
+        }
+        let types = body.inputs.iter();
+        known = types.map(|i| DataType::parse(&i.datatype)).collect();
+    }
+    Err(Error::Internal("types were found and not used".into()))
+}
+
+/// A value of an object that is small by nature.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Small {
+    /// A boolean, a number or a string.
+    Param(Param),
+    /// A list: its first element, and how many there are.
+    List(Option<Param>, usize),
+    /// An object of parameters.
+    Object(Params),
+    /// `null`.
+    Null,
+}
+
+impl fmt::Display for Small {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Param(Param::Text(text)) => write!(f, "{text:?}"),
+            Self::Param(Param::Bool(b)) => write!(f, "{b}"),
+            Self::Param(Param::Int(n)) => write!(f, "{n}"),
+            Self::Param(Param::Uint(n)) => write!(f, "{n}"),
+            Self::Param(Param::Double(x)) => write!(f, "{x}"),
+            Self::List(_, num) => write!(f, "a list of {num}"),
+            Self::Object(_) => f.write_str("an object"),
+            Self::Null => f.write_str("null"),
+        }
+    }
+}
+
+/// Reads an object of such values.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn object(text: &[u8], tab: &Tab) -> Result<IndexMap<String, Small>> {
+    let reader = Reader::new(tab, &[]);
+    reader.parse(text, ObjectSeed(&reader, true))
+}
+
+/// What reading goes by.
+struct Reader<'a> {
+    tab: Tab,
+    /// Types of inputs, by their place, where they are known.
+    known: &'a [Option<DataType>],
+    /// Whether elements came before their type.
+    again: Cell<bool>,
+    /// Why it ends, if not for what the parser says.
+    stop: RefCell<Option<Error>>,
+}
+
+impl<'a> Reader<'a> {
+    fn new(tab: &Tab, known: &'a [Option<DataType>]) -> Self {
+        Self {
+            tab: tab.other(),
+            known,
+            again: Cell::new(false),
+            stop: RefCell::new(None),
+        }
+    }
+
+    fn parse<'de, S: DeserializeSeed<'de>>(&self, text: &'de [u8], seed: S) -> Result<S::Value> {
+        let mut parser = serde_json::Deserializer::from_slice(text);
+        let parsed = seed.deserialize(&mut parser);
+        let parsed = parsed.and_then(|value| parser.end().map(|()| value));
+        parsed.map_err(|e| {
+            let own = self.stop.borrow_mut().take();
+            own.unwrap_or_else(|| {
+                Error::Invalid(format!("failed to parse the request JSON buffer: {e}"))
+            })
+        })
+    }
+
+    /// Ends reading for a reason of its own.
+    fn stop<E: serde::de::Error>(&self, why: Error) -> E {
+        let text = E::custom(&why);
+        *self.stop.borrow_mut() = Some(why);
+        text
+    }
+
+    fn bounded<E: serde::de::Error>(
+        &self,
+        what: &str,
+        num: usize,
+        most: usize,
+    ) -> std::result::Result<(), E> {
+        if num < most {
+            return Ok(());
+        }
+        let error = Error::expected(what, format!("at most {most}"), "more");
+        Err(self.stop(error))
+    }
+}
+
+/// Fills a field that may come once.
+fn once<T, E: serde::de::Error>(
+    field: &mut Option<T>,
+    name: &'static str,
+    value: T,
+) -> std::result::Result<(), E> {
+    if field.replace(value).is_some() {
+        return Err(E::duplicate_field(name));
+    }
+    Ok(())
+}
+
+struct BodySeed<'r, 'a>(&'r Reader<'a>);
+
+#[derive(Deserialize)]
+#[serde(field_identifier, rename_all = "lowercase")]
+enum BodyKey {
+    Id,
+    Parameters,
+    Inputs,
+    Outputs,
+    #[serde(other)]
+    Other,
+}
+
+impl<'de> DeserializeSeed<'de> for BodySeed<'_, '_> {
+    type Value = Body;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> std::result::Result<Body, D::Error> {
+        from.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for BodySeed<'_, '_> {
+    type Value = Body;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an inference request")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Body, A::Error> {
+        let (mut id, mut params, mut inputs, mut outputs) = (None, None, None, None);
+        while let Some(key) = map.next_key::<BodyKey>()? {
+            match key {
+                BodyKey::Id => once(&mut id, "id", map.next_value()?)?,
+                BodyKey::Parameters => {
+                    once(
+                        &mut params,
+                        "parameters",
+                        map.next_value_seed(ParamsSeed(self.0))?,
+                    )?;
+                }
+                BodyKey::Inputs => {
+                    let seed = |at| InputSeed(self.0, at);
+                    once(
+                        &mut inputs,
+                        "inputs",
+                        map.next_value_seed(List(self.0, "inputs", seed))?,
+                    )?;
+                }
+                BodyKey::Outputs => {
+                    let seed = |_| OutputSeed(self.0);
+                    let list = List(self.0, "outputs", seed);
+                    once(&mut outputs, "outputs", map.next_value_seed(list)?)?;
+                }
+                BodyKey::Other => drop(map.next_value::<IgnoredAny>()?),
+            }
+        }
+        Ok(Body {
+            id: id.unwrap_or_default(),
+            params: params.unwrap_or_default(),
+            inputs: inputs.ok_or_else(|| A::Error::missing_field("inputs"))?,
+            outputs: outputs.unwrap_or_default(),
+        })
+    }
+}
+
+/// A bounded list of what seeds, made by place, read.
+struct List<'r, 'a, F>(&'r Reader<'a>, &'static str, F);
+
+impl<'de, S, F> DeserializeSeed<'de> for List<'_, '_, F>
+where
+    S: DeserializeSeed<'de>,
+    F: Fn(usize) -> S,
+{
+    type Value = Vec<S::Value>;
+
+    fn deserialize<D: Deserializer<'de>>(
+        self,
+        from: D,
+    ) -> std::result::Result<Self::Value, D::Error> {
+        from.deserialize_seq(self)
+    }
+}
+
+impl<'de, S, F> Visitor<'de> for List<'_, '_, F>
+where
+    S: DeserializeSeed<'de>,
+    F: Fn(usize) -> S,
+{
+    type Value = Vec<S::Value>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a list of {}", self.1)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(
+        self,
+        mut seq: A,
+    ) -> std::result::Result<Self::Value, A::Error> {
+        let mut list = Vec::new();
+        while let Some(one) = seq.next_element_seed(self.2(list.len()))? {
+            self.0.bounded(self.1, list.len(), MAX_LISTED)?;
+            list.push(one);
+        }
+        Ok(list)
+    }
+}
+
+struct InputSeed<'r, 'a>(&'r Reader<'a>, usize);
+
+#[derive(Deserialize)]
+#[serde(field_identifier, rename_all = "lowercase")]
+enum InputKey {
+    Name,
+    Datatype,
+    Shape,
+    Parameters,
+    Data,
+    #[serde(other)]
+    Other,
+}
+
+impl<'de> DeserializeSeed<'de> for InputSeed<'_, '_> {
+    type Value = Input;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> std::result::Result<Input, D::Error> {
+        from.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for InputSeed<'_, '_> {
+    type Value = Input;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an input")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Input, A::Error> {
+        let Self(reader, at) = self;
+        let (mut name, mut datatype, mut shape): (Option<String>, Option<String>, _) =
+            (None, None, None);
+        let (mut params, mut data) = (None, None);
+        while let Some(key) = map.next_key::<InputKey>()? {
+            match key {
+                InputKey::Name => once(&mut name, "name", map.next_value()?)?,
+                InputKey::Datatype => once(&mut datatype, "datatype", map.next_value()?)?,
+                InputKey::Shape => {
+                    once(&mut shape, "shape", map.next_value_seed(ShapeSeed(reader))?)?;
+                }
+                InputKey::Parameters => {
+                    once(
+                        &mut params,
+                        "parameters",
+                        map.next_value_seed(ParamsSeed(reader))?,
+                    )?;
+                }
+                InputKey::Data => {
+                    let known = reader.known.get(at).copied().flatten();
+                    let data_type = match &datatype {
+                        Some(name) => DataType::parse(name),
+                        None => known,
+                    };
+                    if datatype.is_none() && reader.known.is_empty() {
+                        reader.again.set(true);
+                    }
+                    let mut filling = Filling {
+                        reader,
+                        what: name
+                            .as_ref()
+                            .map_or_else(|| format!("input {at}"), |n| format!("input '{n}'")),
+                        data_type: data_type.filter(|t| t.has_numbers()),
+                        into: Elements::default(),
+                    };
+                    let is_there = map.next_value_seed(Data(&mut filling))?;
+                    once(&mut data, "data", is_there.then_some(filling.into))?;
+                }
+                InputKey::Other => drop(map.next_value::<IgnoredAny>()?),
+            }
+        }
+        Ok(Input {
+            name: name.ok_or_else(|| A::Error::missing_field("name"))?,
+            datatype: datatype.ok_or_else(|| A::Error::missing_field("datatype"))?,
+            shape: shape.ok_or_else(|| A::Error::missing_field("shape"))?,
+            params: params.unwrap_or_default(),
+            data: data.flatten(),
+        })
+    }
+}
+
+struct OutputSeed<'r, 'a>(&'r Reader<'a>);
+
+#[derive(Deserialize)]
+#[serde(field_identifier, rename_all = "lowercase")]
+enum OutputKey {
+    Name,
+    Parameters,
+    #[serde(other)]
+    Other,
+}
+
+impl<'de> DeserializeSeed<'de> for OutputSeed<'_, '_> {
+    type Value = Output;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> std::result::Result<Output, D::Error> {
+        from.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for OutputSeed<'_, '_> {
+    type Value = Output;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an output")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Output, A::Error> {
+        let (mut name, mut params) = (None, None);
+        while let Some(key) = map.next_key::<OutputKey>()? {
+            match key {
+                OutputKey::Name => once(&mut name, "name", map.next_value()?)?,
+                OutputKey::Parameters => {
+                    once(
+                        &mut params,
+                        "parameters",
+                        map.next_value_seed(ParamsSeed(self.0))?,
+                    )?;
+                }
+                OutputKey::Other => drop(map.next_value::<IgnoredAny>()?),
+            }
+        }
+        Ok(Output {
+            name: name.ok_or_else(|| A::Error::missing_field("name"))?,
+            params: params.unwrap_or_default(),
+        })
+    }
+}
+
+struct ShapeSeed<'r, 'a>(&'r Reader<'a>);
+
+impl<'de> DeserializeSeed<'de> for ShapeSeed<'_, '_> {
+    type Value = Vec<u64>;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> std::result::Result<Vec<u64>, D::Error> {
+        from.deserialize_seq(self)
+    }
+}
+
+impl<'de> Visitor<'de> for ShapeSeed<'_, '_> {
+    type Value = Vec<u64>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a shape")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> std::result::Result<Vec<u64>, A::Error> {
+        let mut shape = Vec::new();
+        while let Some(dim) = seq.next_element()? {
+            self.0
+                .bounded("dimensions of a tensor", shape.len(), MAX_DIMS)?;
+            shape.push(dim);
+        }
+        Ok(shape)
+    }
+}
+
+/// Parameters: an object without further ones.
+struct ParamsSeed<'r, 'a>(&'r Reader<'a>);
+
+impl<'de> DeserializeSeed<'de> for ParamsSeed<'_, '_> {
+    type Value = Params;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> std::result::Result<Params, D::Error> {
+        let all = ObjectSeed(self.0, false).deserialize(from)?;
+        let params = params(all).map_err(|e| self.0.stop(e))?;
+        Ok(params)
+    }
+}
+
+/// The values of an object as parameters.
+///
+/// # Errors
+/// A list, an object or `null`.
+pub fn params(from: IndexMap<String, Small>) -> Result<Params> {
+    let param = |(key, value)| match value {
+        Small::Param(param) => Ok((key, param)),
+        other => {
+            let what = format!("parameter '{key}'");
+            Err(Error::expected(
+                what,
+                "a boolean, a number or a string",
+                other,
+            ))
+        }
+    };
+    Ok(Params(from.into_iter().map(param).collect::<Result<_>>()?))
+}
+
+/// An object, in which there may be further ones or not.
+struct ObjectSeed<'r, 'a>(&'r Reader<'a>, bool);
+
+impl<'de> DeserializeSeed<'de> for ObjectSeed<'_, '_> {
+    type Value = IndexMap<String, Small>;
+
+    fn deserialize<D: Deserializer<'de>>(
+        self,
+        from: D,
+    ) -> std::result::Result<Self::Value, D::Error> {
+        from.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for ObjectSeed<'_, '_> {
+    type Value = IndexMap<String, Small>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(
+        self,
+        mut map: A,
+    ) -> std::result::Result<Self::Value, A::Error> {
+        let mut all = IndexMap::new();
+        while let Some(key) = map.next_key::<String>()? {
+            self.0.bounded("parameters", all.len(), MAX_LISTED)?;
+            all.insert(key, map.next_value_seed(SmallSeed(self.0, self.1))?);
+        }
+        Ok(all)
+    }
+}
+
+struct SmallSeed<'r, 'a>(&'r Reader<'a>, bool);
+
+impl<'de> DeserializeSeed<'de> for SmallSeed<'_, '_> {
+    type Value = Small;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> std::result::Result<Small, D::Error> {
+        from.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for SmallSeed<'_, '_> {
+    type Value = Small;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_bool<E>(self, value: bool) -> std::result::Result<Small, E> {
+        Ok(Small::Param(Param::Bool(value)))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> std::result::Result<Small, E> {
+        Ok(Small::Param(Param::Int(value)))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> std::result::Result<Small, E> {
+        let param = i64::try_from(value).map_or(Param::Uint(value), Param::Int);
+        Ok(Small::Param(param))
+    }
+
+    fn visit_f64<E>(self, value: f64) -> std::result::Result<Small, E> {
+        Ok(Small::Param(Param::Double(value)))
+    }
+
+    fn visit_str<E>(self, value: &str) -> std::result::Result<Small, E> {
+        Ok(Small::Param(Param::Text(value.to_owned())))
+    }
+
+    fn visit_unit<E>(self) -> std::result::Result<Small, E> {
+        Ok(Small::Null)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> std::result::Result<Small, A::Error> {
+        let first = seq.next_element_seed(SmallSeed(self.0, false))?;
+        let mut num = usize::from(first.is_some());
+        while seq.next_element::<IgnoredAny>()?.is_some() {
+            num += 1;
+        }
+        let first = first.and_then(|first| match first {
+            Small::Param(param) => Some(param),
+            _ => None,
+        });
+        Ok(Small::List(first, num))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Small, A::Error> {
+        if self.1 {
+            let all = ObjectSeed(self.0, false).visit_map(map)?;
+            let params = params(all).map_err(|e| self.0.stop(e))?;
+            return Ok(Small::Object(params));
+        }
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        Ok(Small::Object(Params::default()))
+    }
+}
+
+/// Elements as they are parsed.
+struct Filling<'r, 'a> {
+    reader: &'r Reader<'a>,
+    what: String,
+    /// `None` where they are only counted.
+    data_type: Option<DataType>,
+    into: Elements,
+}
+
+#[derive(Clone, Copy)]
+enum Element<'e> {
+    Int(i128),
+    Float(f64),
+    Bool(bool),
+    Text(&'e str),
+}
+
+impl fmt::Display for Element<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Int(n) => write!(f, "{n}"),
+            Self::Float(x) => write!(f, "{x}"),
+            Self::Bool(b) => write!(f, "{b}"),
+            Self::Text(text) => write!(f, "{text:?}"),
+        }
+    }
+}
+
+impl Filling<'_, '_> {
+    fn put<E: serde::de::Error>(&mut self, element: Element<'_>) -> std::result::Result<(), E> {
+        self.into.num += 1;
+        let Some(data_type) = self.data_type.filter(|_| self.into.wrong.is_none()) else {
+            return Ok(());
+        };
+        let need = match &element {
+            Element::Text(text) => 4 + text.len(),
+            _ => data_type.size().unwrap_or(0),
+        };
+        self.room(need).map_err(|e| self.reader.stop(e))?;
+        if !write(&mut self.into.bytes, data_type, &element) {
+            self.into.wrong = Some(element.to_string());
+            self.into.bytes = Vec::new();
+        }
+        Ok(())
+    }
+
+    /// Makes room for so many bytes more, which go on the tab first.
+    fn room(&mut self, need: usize) -> Result<()> {
+        let bytes = &mut self.into.bytes;
+        let len = bytes.len() + need;
+        if len <= bytes.capacity() {
+            return Ok(());
+        }
+        let tab = &self.reader.tab;
+        tab.check_tensor(&self.what, len)?;
+        let capacity = (2 * bytes.capacity()).max(len).max(64);
+        tab.add(capacity - bytes.capacity())?;
+        bytes.reserve_exact(capacity - bytes.len());
+        Ok(())
+    }
+}
+
+/// Adds an element to the bytes of a tensor; false if it is none of that type.
+fn write(bytes: &mut Vec<u8>, data_type: DataType, element: &Element<'_>) -> bool {
+    match (data_type, *element) {
+        (DataType::Bytes, Element::Text(text)) => {
+            bytes.extend(u32::try_from(text.len()).unwrap_or(u32::MAX).to_le_bytes());
+            bytes.extend(text.as_bytes());
+        }
+        (DataType::Bool, Element::Bool(b)) => bytes.push(u8::from(b)),
+        (DataType::Fp32, Element::Float(x)) => bytes.extend((x as f32).to_le_bytes()),
+        (DataType::Fp32, Element::Int(n)) => bytes.extend((n as f32).to_le_bytes()),
+        (DataType::Fp64, Element::Float(x)) => bytes.extend(x.to_le_bytes()),
+        (DataType::Fp64, Element::Int(n)) => bytes.extend((n as f64).to_le_bytes()),
+        (DataType::Bool, Element::Int(n @ (0 | 1))) => bytes.push(n as u8),
+        (DataType::Bool | DataType::Bytes, _) => return false,
+        (_, Element::Int(n)) => {
+            let size = data_type.size().unwrap_or(8);
+            let bits = 8 * size as u32;
+            let signed = data_type.name().starts_with('I');
+            let (low, high) = if signed {
+                (-(1_i128 << (bits - 1)), (1_i128 << (bits - 1)) - 1)
+            } else {
+                (0, (1_i128 << bits) - 1)
+            };
+            if n < low || n > high {
+                return false;
+            }
+            bytes.extend(&n.to_le_bytes()[..size]);
+        }
+        _ => return false,
+    }
+    true
+}
+
+/// Elements, or `null` for none.
+struct Data<'f, 'r, 'a>(&'f mut Filling<'r, 'a>);
+
+impl<'de> DeserializeSeed<'de> for Data<'_, '_, '_> {
+    type Value = bool;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> std::result::Result<bool, D::Error> {
+        from.deserialize_option(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Data<'_, '_, '_> {
+    type Value = bool;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("elements")
+    }
+
+    fn visit_none<E>(self) -> std::result::Result<bool, E> {
+        Ok(false)
+    }
+
+    fn visit_unit<E>(self) -> std::result::Result<bool, E> {
+        Ok(false)
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, from: D) -> std::result::Result<bool, D::Error> {
+        Nested(self.0).deserialize(from).map(|()| true)
+    }
+}
+
+/// One level of nested elements.
+struct Nested<'f, 'r, 'a>(&'f mut Filling<'r, 'a>);
+
+impl<'de> DeserializeSeed<'de> for Nested<'_, '_, '_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> std::result::Result<(), D::Error> {
+        from.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Nested<'_, '_, '_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("numbers, booleans or strings, or lists of them")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> std::result::Result<(), A::Error> {
+        while seq.next_element_seed(Nested(&mut *self.0))?.is_some() {}
+        Ok(())
+    }
+
+    fn visit_bool<E: serde::de::Error>(self, value: bool) -> std::result::Result<(), E> {
+        self.0.put(Element::Bool(value))
+    }
+
+    fn visit_i64<E: serde::de::Error>(self, value: i64) -> std::result::Result<(), E> {
+        self.0.put(Element::Int(value.into()))
+    }
+
+    fn visit_u64<E: serde::de::Error>(self, value: u64) -> std::result::Result<(), E> {
+        self.0.put(Element::Int(value.into()))
+    }
+
+    fn visit_f64<E: serde::de::Error>(self, value: f64) -> std::result::Result<(), E> {
+        self.0.put(Element::Float(value))
+    }
+
+    fn visit_str<E: serde::de::Error>(self, value: &str) -> std::result::Result<(), E> {
+        self.0.put(Element::Text(value))
+    }
+}

@@ -1,0 +1,114 @@
+//! Bodies of requests as they are read: bounded, each and all together.
+
+use std::fmt::Display;
+use std::pin::pin;
+use std::sync::Arc;
+
+use axum::RequestExt;
+use axum::extract::{FromRequest, Request};
+use bytes::{Bytes, BytesMut};
+use http_body_util::{BodyExt, LengthLimitError};
+use hyper::body::Body;
+
+use crate::error::{Error, Result};
+use crate::memory::Tab;
+use crate::state::State;
+
+/// Most bytes of a body of a call that says a few things and has no tensors.
+const FEW: usize = 1 << 20;
+
+/// The body of a call, and the tab that it is on.
+pub struct Whole {
+    pub body: Bytes,
+    pub tab: Tab,
+}
+
+/// A body of few bytes.
+pub struct Few(pub Bytes);
+
+/// What is said of a body that could not be read.
+pub fn unread(why: impl Display) -> Error {
+    Error::Invalid(format!("Failed to buffer the request body: {why}"))
+}
+
+/// What is said of one that is too long.
+const TOO_LONG: &str = "length limit exceeded";
+
+/// Reads a body of at most `most` bytes, which go on `tab` as they come.
+///
+/// # Errors
+/// A body that is longer or breaks off, or no memory for it.
+pub async fn read<B>(body: B, most: usize, tab: &Tab) -> Result<Bytes>
+where
+    B: Body<Data = Bytes>,
+    B::Error: Into<axum::BoxError>,
+{
+    let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+    if announced > most {
+        return Err(unread(TOO_LONG));
+    }
+    let mut body = pin!(body);
+    let mut first = Bytes::new();
+    let mut all = BytesMut::new();
+    let mut len = 0_usize;
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|e| {
+            let error: axum::BoxError = e.into();
+            let is_long = innermost(&*error).is::<LengthLimitError>();
+            if is_long {
+                unread(TOO_LONG)
+            } else {
+                unread(error)
+            }
+        })?;
+        let Ok(data) = frame.into_data() else {
+            continue;
+        };
+        len += data.len();
+        if len > most {
+            return Err(unread(TOO_LONG));
+        }
+        tab.add(data.len())?;
+        if first.is_empty() && all.is_empty() {
+            first = data;
+            continue;
+        }
+        if all.is_empty() {
+            all.reserve(announced.max(len));
+            all.extend_from_slice(&std::mem::take(&mut first));
+        }
+        all.extend_from_slice(&data);
+    }
+    Ok(if all.is_empty() { first } else { all.freeze() })
+}
+
+fn innermost<'a>(
+    error: &'a (dyn std::error::Error + 'static),
+) -> &'a (dyn std::error::Error + 'static) {
+    let mut error = error;
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    error
+}
+
+impl FromRequest<Arc<State>> for Whole {
+    type Rejection = Error;
+
+    async fn from_request(request: Request, state: &Arc<State>) -> Result<Self> {
+        let tab = state.memory.tab();
+        let body = request.into_limited_body();
+        let body = read(body, usize::MAX, &tab).await?;
+        Ok(Self { body, tab })
+    }
+}
+
+impl FromRequest<Arc<State>> for Few {
+    type Rejection = Error;
+
+    async fn from_request(request: Request, state: &Arc<State>) -> Result<Self> {
+        let tab = state.memory.tab();
+        let body = read(request.into_limited_body(), FEW, &tab).await?;
+        Ok(Self(body))
+    }
+}

@@ -1,0 +1,150 @@
+//! Memory that requests hold, and the bounds on it.
+//!
+//! Every call has a [`Tab`], on which bytes are put before they are taken: those of its message as it
+//! is read, those of its tensors as they are made of it. All tabs together stay within one budget; a
+//! call that finds no room is refused, and what was on its tab is free again.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::error::{Error, Result};
+
+/// The budget of all calls, and the bound on one tensor.
+#[derive(Debug)]
+pub struct Memory {
+    most: usize,
+    max_tensor: usize,
+    held: AtomicUsize,
+}
+
+impl Memory {
+    /// At most `most` bytes of all requests together, `max_tensor` of one tensor.
+    pub fn new(most: usize, max_tensor: usize) -> Self {
+        Self {
+            most,
+            max_tensor,
+            held: AtomicUsize::new(0),
+        }
+    }
+
+    /// Bytes that requests hold now.
+    pub fn held(&self) -> usize {
+        self.held.load(Ordering::SeqCst)
+    }
+
+    /// An empty tab.
+    pub fn tab(self: &Arc<Self>) -> Tab {
+        Tab {
+            memory: self.clone(),
+            held: AtomicUsize::new(0),
+        }
+    }
+}
+
+/// What one call holds; free again when it is dropped.
+#[derive(Debug)]
+pub struct Tab {
+    memory: Arc<Memory>,
+    held: AtomicUsize,
+}
+
+impl Tab {
+    /// Puts bytes on it.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] where all requests together would hold more than they may.
+    pub fn add(&self, bytes: usize) -> Result<()> {
+        let most = self.memory.most;
+        let fits = |held: usize| held.checked_add(bytes).filter(|&all| all <= most);
+        let order = Ordering::SeqCst;
+        match self.memory.held.fetch_update(order, order, fits) {
+            Ok(_) => {
+                self.held.fetch_add(bytes, order);
+                Ok(())
+            }
+            Err(held) => Err(Error::Unavailable(format!(
+                "the server has no memory for this request now: all requests may hold {most} bytes \
+                 together and hold {held}, this one needs {bytes} more"
+            ))),
+        }
+    }
+
+    /// Moves all that is on it to a new one.
+    #[must_use]
+    pub fn take(&self) -> Self {
+        Self {
+            memory: self.memory.clone(),
+            held: AtomicUsize::new(self.held.swap(0, Ordering::SeqCst)),
+        }
+    }
+
+    /// An empty one of the same budget.
+    #[must_use]
+    pub fn other(&self) -> Self {
+        self.memory.tab()
+    }
+
+    /// Puts on it what is on another.
+    pub fn join(&self, other: Self) {
+        let bytes = other.held.swap(0, Ordering::SeqCst);
+        self.held.fetch_add(bytes, Ordering::SeqCst);
+    }
+
+    /// Looks at the bytes of one tensor, `what`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where they are more than a tensor may have.
+    pub fn check_tensor(&self, what: impl std::fmt::Display, bytes: usize) -> Result<()> {
+        let most = self.memory.max_tensor;
+        if bytes > most {
+            let expected = format!("at most {most} bytes, the server's limit for one tensor");
+            return Err(Error::expected(what, expected, format!("{bytes} bytes")));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Tab {
+    fn drop(&mut self) {
+        let held = *self.held.get_mut();
+        self.memory.held.fetch_sub(held, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_tabs_together_stay_within_the_budget() {
+        let memory = Arc::new(Memory::new(100, 10));
+        let (one, two) = (memory.tab(), memory.tab());
+        one.add(60).unwrap();
+        two.add(40).unwrap();
+        let told = two.add(1).unwrap_err();
+        assert_eq!(told.http(), 503);
+        assert!(told.to_string().contains("may hold 100 bytes"), "{told}");
+        let moved = one.take();
+        drop(one);
+        assert_eq!(memory.held(), 100, "it was moved");
+        drop(moved);
+        assert_eq!(memory.held(), 40);
+        assert!(two.add(usize::MAX).is_err());
+        let other = two.other();
+        other.add(60).unwrap();
+        two.join(other);
+        assert_eq!(memory.held(), 100);
+        drop(two);
+        assert_eq!(memory.held(), 0);
+    }
+
+    #[test]
+    fn a_tensor_beyond_the_limit_is_named() {
+        let memory = Arc::new(Memory::new(100, 10));
+        memory.tab().check_tensor("input 'x'", 10).unwrap();
+        let told = memory.tab().check_tensor("input 'x'", 11).unwrap_err();
+        let text =
+            "input 'x': expected at most 10 bytes, the server's limit for one tensor, got 11 bytes";
+        assert_eq!(told, Error::Invalid(text.into()));
+    }
+}

@@ -1,0 +1,251 @@
+//! Clients that read slowly or not at all, and those that send slowly.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::time::Duration;
+
+use lazybatch_graph::folder;
+use lazybatch_serve::proto::ModelInferRequest;
+use lazybatch_serve::proto::grpc_inference_service_client::GrpcInferenceServiceClient;
+use lazybatch_serve::proto::model_infer_request::InferInputTensor;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
+use tonic::transport::Endpoint;
+
+use crate::common::{Running, add, call, http, is_sum, soon, speaker, start};
+use crate::raw::{self, Raw, taken};
+
+const INFER: &str = "/v2/models/add/infer";
+const STALL: Duration = Duration::from_millis(300);
+/// Bytes of a text: more than sockets hold.
+const WORD: usize = 12 << 20;
+
+async fn is_served(server: &Running) {
+    let (status, text) = call(server.http(), "POST", INFER, &add(3)).await;
+    assert!(status == 200 && is_sum(&text, 3), "{text}");
+}
+
+async fn end(mut server: Running) {
+    server.end();
+    server.ended().await;
+}
+
+/// A client whose windows are small, so that what it does not read stays with the server.
+async fn narrow(server: &Running) -> GrpcInferenceServiceClient<tonic::transport::Channel> {
+    let at = format!("http://{}", server.at.grpc.unwrap());
+    let endpoint = Endpoint::from_shared(at).unwrap();
+    let endpoint = endpoint
+        .initial_stream_window_size(65_535)
+        .initial_connection_window_size(65_535);
+    GrpcInferenceServiceClient::new(endpoint.connect().await.unwrap())
+}
+
+/// A request to `lstm` whose answer has a kilobyte.
+fn long(i: usize) -> ModelInferRequest {
+    ModelInferRequest {
+        model_name: "lstm".into(),
+        id: format!("{i:01000}"),
+        inputs: vec![InferInputTensor {
+            name: "x".into(),
+            datatype: "FP32".into(),
+            shape: vec![1, 1, 16],
+            ..InferInputTensor::default()
+        }],
+        raw_input_contents: vec![vec![0; 64].into()],
+        ..ModelInferRequest::default()
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_nobody_reads_takes_no_room_from_others() {
+    const NUM: usize = 2000;
+    // The stream alone does not take all of them.
+    let server = start(|o| o.max_in_flight = 300).await;
+    let mut grpc = narrow(&server).await;
+    let asked = futures_util::stream::iter((0..NUM).map(long));
+    let answers = grpc.model_stream_infer(asked).await.unwrap();
+    let mut answers = answers.into_inner();
+    let lstm = server.state.repository.get("lstm", "").unwrap();
+    let ended = || {
+        lstm.statistics()
+            .inference_stats
+            .unwrap()
+            .success
+            .unwrap()
+            .count
+    };
+    // Of these some are in the client's windows, and the others lie.
+    soon("answers that nobody takes", || ended() >= 250).await;
+    for _ in 0..10 {
+        is_served(&server).await;
+    }
+    soon("no call in the engine", || server.state.in_flight() == 0).await;
+    assert!(ended() < 1000, "it was not held back: {}", ended());
+    // Once it reads, all goes on.
+    let mut num = 0;
+    while let Some(answer) = answers.message().await.unwrap() {
+        assert_eq!(answer.error_message, "");
+        num += 1;
+    }
+    assert_eq!(num, NUM);
+    drop((grpc, answers, lstm));
+    end(server).await;
+}
+
+#[tokio::test]
+async fn streams_and_answers_that_lie_are_dropped_and_their_requests_cancelled() {
+    let server = start(|o| o.stall_timeout = STALL).await;
+    let lstm = server.state.repository.get("lstm", "").unwrap();
+    let failed = || lstm.stats.failures()[1];
+    let id = "x".repeat(200_000);
+    // A stream with answers that nobody takes, and requests in the engine.
+    let mut client = Raw::connect(server.at.grpc.unwrap()).await;
+    let (answers, mut asks) = client.begin("ModelStreamInfer").await;
+    asks.send_data(raw::lstm(&id), false).unwrap();
+    let ended = || {
+        lstm.statistics()
+            .inference_stats
+            .unwrap()
+            .success
+            .unwrap()
+            .count
+    };
+    soon("an answer", || ended() >= 1).await;
+    server.gate.shut();
+    for _ in 0..3 {
+        asks.send_data(raw::lstm(""), false).unwrap();
+    }
+    soon("the connection ends", || client.task.is_finished()).await;
+    soon("they are cancelled", || failed() == 3).await;
+    soon("no call is left", || server.state.in_flight() == 0).await;
+    server.gate.open();
+    drop((answers, asks));
+
+    // Single calls.
+    let mut client = Raw::connect(server.at.grpc.unwrap()).await;
+    let mut lie = Vec::new();
+    for _ in 0..8 {
+        let (answer, mut asks) = client.begin("ModelInfer").await;
+        asks.send_data(raw::lstm(&id), true).unwrap();
+        lie.push((answer, asks));
+    }
+    soon("the connection ends", || client.task.is_finished()).await;
+    is_served(&server).await;
+    drop((lie, lstm));
+    end(server).await;
+}
+
+#[tokio::test]
+async fn a_connection_whose_other_answers_are_read_lives_on() {
+    let server = start(|o| o.stall_timeout = STALL).await;
+    let mut client = Raw::connect(server.at.grpc.unwrap()).await;
+    let (lies, mut asks) = client.begin("ModelInfer").await;
+    asks.send_data(raw::lstm(&"x".repeat(200_000)), true)
+        .unwrap();
+    let lies = lies.await.unwrap().into_body();
+    let (other, mut talks) = client.begin("ModelStreamInfer").await;
+    let (mut other, mut stream) = (Some(other), None);
+    // Goes on for longer than anything may lie.
+    let until = tokio::time::Instant::now() + 4 * STALL;
+    while tokio::time::Instant::now() < until {
+        talks.send_data(raw::lstm(""), false).unwrap();
+        if let Some(response) = other.take() {
+            stream = Some(response.await.unwrap().into_body());
+        }
+        taken(stream.as_mut().unwrap()).await.unwrap();
+        tokio::time::sleep(STALL / 10).await;
+    }
+    assert!(!client.task.is_finished());
+    drop((lies, talks, stream));
+    end(server).await;
+}
+
+#[tokio::test]
+async fn answers_over_http_that_nobody_reads_close_the_connection() {
+    let server = start(|o| o.stall_timeout = STALL).await;
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(8 << 10).unwrap();
+    let mut client = socket.connect(server.http()).await.unwrap();
+    let named = format!(r#"{{"id":"{}","#, "x".repeat(500_000));
+    let body = add(1).replacen('{', &named, 1);
+    let request = http("POST", INFER, body.as_bytes());
+    let request = String::from_utf8(request).unwrap();
+    let request = request.replacen("connection: close\r\n", "", 1);
+    // Requests on and on, until the server closes.
+    let sends = async { while client.write_all(request.as_bytes()).await.is_ok() {} };
+    let closed = tokio::time::timeout(Duration::from_secs(30), sends).await;
+    closed.expect("the server closes the connection");
+    assert_eq!(server.state.in_flight(), 0);
+    is_served(&server).await;
+    end(server).await;
+}
+
+#[tokio::test]
+async fn a_text_that_nobody_reads_takes_no_room_from_others() {
+    let server = start(|o| {
+        folder::save(&speaker(WORD, 1), &o.models.join("speaker/1")).unwrap();
+        o.stall_timeout = STALL;
+    })
+    .await;
+    let body = br#"{"text_input": "go on"}"#;
+    let whole = call(
+        server.http(),
+        "POST",
+        "/v2/models/speaker/generate",
+        std::str::from_utf8(body).unwrap(),
+    );
+    let (status, text) = whole.await;
+    assert!(status == 200 && text.len() > WORD, "{status}");
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(8 << 10).unwrap();
+    let mut client = socket.connect(server.http()).await.unwrap();
+    let asks = http("POST", "/v2/models/speaker/generate_stream", body);
+    client.write_all(&asks).await.unwrap();
+    // It has begun: what is not read lies with the server.
+    client.readable().await.unwrap();
+    soon("no call in the engine", || server.state.in_flight() == 0).await;
+    is_served(&server).await;
+    // What lies is dropped, so that the whole text never comes.
+    let mut came = Vec::new();
+    tokio::time::sleep(4 * STALL).await;
+    let _ = client.read_to_end(&mut came).await;
+    assert!(came.len() < WORD, "{} bytes came", came.len());
+    end(server).await;
+}
+
+#[tokio::test]
+async fn messages_of_grpc_have_to_be_whole_by_their_deadline() {
+    let server = start(|o| o.body_timeout = STALL).await;
+    let mut client = Raw::connect(server.at.grpc.unwrap()).await;
+    // Waits for its first message, which it may.
+    let (idle, mut waits) = client.begin("ModelStreamInfer").await;
+    let message = raw::lstm("late");
+    for method in ["ModelInfer", "ModelStreamInfer", "ServerLive"] {
+        let (answer, mut asks) = client.begin(method).await;
+        asks.send_data(message.slice(..message.len() / 2), false)
+            .unwrap();
+        let answer = tokio::time::timeout(Duration::from_secs(30), raw::ended(answer)).await;
+        let (status, _) = answer.expect("the server answers");
+        assert_eq!(status, "4", "{method}: DEADLINE_EXCEEDED");
+    }
+    // A message that was whole, and a call that does not say that it was the last.
+    let (answer, mut asks) = client.begin("ModelInfer").await;
+    asks.send_data(message.clone(), false).unwrap();
+    let answer = tokio::time::timeout(Duration::from_secs(30), raw::ended(answer)).await;
+    assert_eq!(answer.expect("the server answers").0, "4");
+    waits.send_data(message, true).unwrap();
+    let (status, answer) = raw::ended(idle).await;
+    assert!(status == "0" && answer.len() > 64, "{status}");
+    assert_eq!(server.state.memory.held(), 0);
+    end(server).await;
+}
+
+#[tokio::test]
+async fn garbage_in_a_stream_is_told() {
+    let server = start(|_| {}).await;
+    let mut client = Raw::connect(server.at.grpc.unwrap()).await;
+    let (answer, mut asks) = client.begin("ModelStreamInfer").await;
+    asks.send_data(raw::framed(&[0xff; 40]), true).unwrap();
+    assert_eq!(raw::ended(answer).await.0, "13", "INTERNAL, as gRPC has it");
+    drop(TcpStream::connect(server.http()).await);
+    end(server).await;
+}
