@@ -5,6 +5,7 @@ mod ensembles;
 mod front;
 mod hostile;
 mod models;
+mod reload;
 mod security;
 mod tls;
 mod watch;
