@@ -41,6 +41,13 @@ def http_health(server):
 
 
 @check
+def http_health_is_told_in_the_body_too(server):
+    """Where the clients of KServe look for it."""
+    assert json.loads(raw(server, "GET", "/v2/health/live")[2]) == {"live": True}
+    assert json.loads(raw(server, "GET", "/v2/health/ready")[2]) == {"ready": True}
+
+
+@check
 def http_server_metadata(server):
     metadata = client(server).get_server_metadata()
     assert metadata["name"] == "lazybatch" and metadata["version"]

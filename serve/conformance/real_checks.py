@@ -242,6 +242,20 @@ def mobilenet_gives_the_logits_of_the_reference(server):
         assert infer(image)[0].tobytes() == got.tobytes(), f"class {number}: bit for bit"
 
 
+@real
+def models_as_published_answer_as_those_with_manifests(server):
+    """Weights with their publisher's files beside them, and weights alone, bit for bit."""
+    c = over_grpc.InferenceServerClient(server.grpc)
+    texts = np.array([[text.encode()] for text, *_ in real_models.sentences()[:8]], np.object_)
+    image = real_models.pictures()[0][0]
+    for model, given, output in (("minilm-l6", {"text_input": texts}, "embedding"),
+                                 ("mobilenet-v2", {"image": image}, "logits")):
+        published = model.replace("-l6", "") + "-published"
+        got, want = (c.infer(name, inputs(over_grpc, given)).as_numpy(output)
+                     for name in (published, model))
+        assert got.tobytes() == want.tobytes(), published
+
+
 @asynchronous
 async def g2p_en_spells_a_thousand_words_as_the_package_does(server, c):
     words = list(real_models.spellings())

@@ -115,6 +115,14 @@ impl<'a> Section<'a> {
         self.fail(unknown[0], expected, unknown.join(", "))
     }
 
+    /// Refuses the key if it is there; `expected` says what would be right.
+    pub(super) fn absent(&self, key: &str, expected: &str) -> Result<(), Error> {
+        match self.get(key) {
+            None => Ok(()),
+            value => self.fail(key, expected, shown(value)),
+        }
+    }
+
     /// A text.
     pub(super) fn text(&self, key: &str) -> Result<String, Error> {
         match self.text_if(key)? {

@@ -20,6 +20,7 @@ mod llama;
 mod llama2c;
 mod mobilenet_v2;
 mod npz;
+mod published;
 mod store;
 mod tensors;
 
@@ -90,21 +91,33 @@ pub struct Manifest {
     naming: Naming,
 }
 
-/// Whether the file at `path` says that it is a manifest.
+/// Whether the file at `path` says that it is a manifest, or is one of weights that may do without
+/// (docs/models.md).
 pub fn is_manifest(path: &Path) -> bool {
+    if is_weights(path) {
+        return true;
+    }
     let table = std::fs::read_to_string(path).map(|text| text.parse::<Table>());
     let Ok(Ok(table)) = table else { return false };
     let format = table.get("format").and_then(toml::Value::as_str);
     format.is_some_and(|format| format.starts_with("lazybatch-model/"))
 }
 
+fn is_weights(path: &Path) -> bool {
+    path.extension().and_then(|e| e.to_str()) == Some("safetensors")
+}
+
 impl Manifest {
-    /// Reads the manifest at `path`; files that it names lie in the same folder.
+    /// Reads the manifest at `path`; files that it names lie in the same folder. Of a safetensors
+    /// file it is what the publisher's files beside it say.
     ///
     /// # Errors
     /// [`Error::File`] if it cannot be read, and as [`Self::parse`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
+        if is_weights(path) {
+            return published::manifest(path);
+        }
         let text = std::fs::read_to_string(path).map_err(|e| Error::File {
             path: path.display().to_string(),
             what: e.to_string(),
@@ -125,6 +138,11 @@ impl Manifest {
             expected: "TOML".to_owned(),
             got: e.message().to_owned(),
         })?;
+        Self::of(file, folder, table)
+    }
+
+    /// A manifest from what it says.
+    fn of(file: &str, folder: impl Into<PathBuf>, table: Table) -> Result<Self, Error> {
         let root = Section::root(file, &table);
         root.one_of("format", &[(FORMAT, ())])?;
         let name = root.text("name")?;

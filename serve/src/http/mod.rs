@@ -65,7 +65,11 @@ pub fn router(state: Arc<State>, max_body: usize, has_page: bool) -> Router {
         .route("/trace/setting", get(manage::trace).post(manage::set_trace));
     let root = Router::new()
         .route("/v2", get(server))
-        .route("/v2/health/live", get(|| async { StatusCode::OK }))
+        // The status is the answer; KServe's clients read it in the body.
+        .route(
+            "/v2/health/live",
+            get(|| async { Json(json!({ "live": true })) }),
+        )
         .route("/v2/health/ready", get(ready))
         .route("/v2/models/stats", get(all_stats))
         .nest("/v2/models/{model}", model.clone())
@@ -127,8 +131,9 @@ fn ok_or_unready(ready: bool) -> StatusCode {
     }
 }
 
-async fn ready(Shared(state): App) -> StatusCode {
-    ok_or_unready(state.is_ready())
+async fn ready(Shared(state): App) -> (StatusCode, Json<Value>) {
+    let is_ready = state.is_ready();
+    (ok_or_unready(is_ready), Json(json!({ "ready": is_ready })))
 }
 
 async fn model_ready(Shared(state): App, Path(target): Path<Target>) -> Result<StatusCode> {

@@ -1,7 +1,8 @@
 //! A version's files as a program.
 //!
 //! A version folder holds one of: a folder that `lazybatch import` wrote (`program.json`), an ONNX
-//! file, or a manifest (`model.toml`) of weight files or of an encoder and a decoder.
+//! file, a manifest (`model.toml`) of weight files or of an encoder and a decoder, or weights as
+//! their publisher packs them (`model.safetensors`).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -59,7 +60,7 @@ pub fn load(dir: &Path, file: &str, options: &import::Options) -> Result<Loaded>
     let mut loaded = Loaded::new(Program::default(), "lazybatch_program", dir);
     match path.extension().and_then(|e| e.to_str()) {
         Some("json") => loaded.program = folder::load(dir).map_err(|e| invalid(&e))?,
-        Some("toml") if manifest::is_manifest(&path) => {
+        Some("toml" | "safetensors") if manifest::is_manifest(&path) => {
             let manifest = Manifest::open(&path).map_err(|e| invalid(&e))?;
             let program = manifest.program().and_then(optimize);
             loaded.program = program.map_err(|e| invalid(&e))?;
@@ -67,10 +68,6 @@ pub fn load(dir: &Path, file: &str, options: &import::Options) -> Result<Loaded>
             if let Some(folder) = manifest.tokenizer().as_deref().and_then(Path::parent) {
                 loaded.text_folder = folder.to_owned();
             }
-        }
-        Some("safetensors") => {
-            let expected = "a manifest model.toml beside the weights";
-            return Err(Error::expected(path.display(), expected, "weights alone"));
         }
         extension => {
             loaded.program = import::import(&path, options).map_err(|e| invalid(&e))?;

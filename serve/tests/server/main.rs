@@ -9,6 +9,7 @@ mod hostile_messages;
 mod models;
 mod raw;
 mod readers;
+mod reload;
 mod security;
 mod spans;
 mod tls;

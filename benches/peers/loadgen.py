@@ -1,0 +1,195 @@
+"""MLPerf's load generator against `lazybatch serve`.
+
+    python3 loadgen.py --install [ENVIRONMENT]
+    ENVIRONMENT/bin/python loadgen.py LAZYBATCH FOLDER [--seconds S] [--rate R] [--bound MS]
+
+The first makes the environment, `.loadgen` if absent, of the packages in loadgen-requirements.txt:
+LoadGen itself (`mlcommons-loadgen`) and `tritonclient`. The second serves the LSTM of the conformance
+checks and has LoadGen drive it, over HTTP and over gRPC, in performance mode: SingleStream, one query
+behind another, and Server, Poisson arrivals at R a second of which 99 % have to be answered within MS.
+FOLDER gets LoadGen's logs and a line of JSON for each run. Every answer is held against the first one
+to the same sample. Ends with status 1 if an answer is wrong or missing, or LoadGen calls a run invalid.
+"""
+
+import argparse
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+CONFORMANCE = HERE.parent.parent / "serve" / "conformance"
+SAMPLES = 64
+"""Sequences in the library, of 1 to 40 steps."""
+
+
+def install(environment):
+    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+    pip = [str(Path(environment) / "bin/python"), "-m", "pip", "install", "--quiet", "-r"]
+    subprocess.run([*pip, HERE / "loadgen-requirements.txt"], check=True)
+
+
+class Sut:
+    """The system under test: a client for asyncio on a thread of its own."""
+
+    def __init__(self, protocol, address):
+        import tritonclient.grpc.aio as over_grpc
+        import tritonclient.http.aio as over_http
+
+        self.triton = {"http": over_http, "grpc": over_grpc}[protocol]
+        self.address = address
+        self.first, self.counts, self.wrong = {}, Counter(), []
+        self.samples = {}
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever)
+        self.thread.start()
+        self.client = self.wait(self.connect())
+
+    def wait(self, coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+
+    async def connect(self):
+        return self.triton.InferenceServerClient(self.address)
+
+    def load(self, indices):
+        import numpy as np
+
+        for index in indices:
+            rng = np.random.default_rng(index)
+            x = rng.normal(size=(1, int(rng.integers(1, 41)), 16)).astype(np.float32)
+            one = self.triton.InferInput("x", list(x.shape), "FP32")
+            one.set_data_from_numpy(x)
+            self.samples[index] = [one]
+
+    def unload(self, indices):
+        for index in indices:
+            del self.samples[index]
+
+    def issue(self, queries):
+        for query in queries:
+            self.counts["issued"] += 1
+            asyncio.run_coroutine_threadsafe(self.one(query.id, query.index), self.loop)
+
+    async def one(self, number, index):
+        import mlperf_loadgen as lg
+
+        try:
+            result = await self.client.infer("lstm", self.samples[index])
+            scores = result.as_numpy("scores").tobytes()
+            self.counts["answered"] += 1
+            if self.first.setdefault(index, scores) != scores:
+                self.wrong.append(f"sample {index}: other bits than the first time")
+        except Exception as error:  # LoadGen waits for every query.
+            self.wrong.append(f"sample {index}: {error}")
+        lg.QuerySamplesComplete([lg.QuerySampleResponse(number, 0, 0)])
+
+    def end(self):
+        self.wait(self.client.close())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+
+
+def settings(scenario, args):
+    import mlperf_loadgen as lg
+
+    made = lg.TestSettings()
+    made.scenario = getattr(lg.TestScenario, scenario)
+    made.mode = lg.TestMode.PerformanceOnly
+    made.min_duration_ms = int(args.seconds * 1000)
+    # Fewer queries do not tell the percentiles that LoadGen judges by.
+    made.min_query_count = 100 if scenario == "SingleStream" else 1000
+    # LoadGen makes its queries ahead: as many as answers of this latency would take.
+    made.single_stream_expected_latency_ns = 100_000
+    made.server_target_qps = args.rate
+    made.server_target_latency_ns = int(args.bound * 1e6)
+    made.server_target_latency_percentile = 0.99
+    return made
+
+
+def measure(protocol, address, scenario, args):
+    """One run of LoadGen: its summary and what the client counted."""
+    import mlperf_loadgen as lg
+
+    sut = Sut(protocol, address)
+    logs = lg.LogSettings()
+    logs.enable_trace = False
+    logs.log_output.outdir = str(args.folder)
+    logs.log_output.prefix = f"loadgen-{protocol}-{scenario}-"
+    under_test = lg.ConstructSUT(sut.issue, lambda: None)
+    library = lg.ConstructQSL(SAMPLES, SAMPLES, sut.load, sut.unload)
+    try:
+        lg.StartTestWithLogSettings(under_test, library, settings(scenario, args), logs)
+    finally:
+        lg.DestroyQSL(library)
+        lg.DestroySUT(under_test)
+        sut.end()
+    prefix = args.folder / logs.log_output.prefix
+    summary = Path(f"{prefix}summary.txt").read_text()
+    print(summary, flush=True)
+    # Logs of what was not asked for: they are empty.
+    for name in ("accuracy.json", "trace.json"):
+        Path(f"{prefix}{name}").unlink(missing_ok=True)
+    figure = lambda pattern: next((float(found) for found in re.findall(
+        rf"^{pattern}\s*:\s*([0-9.]+)$", summary, re.MULTILINE)), None)
+    wrong = list(sut.wrong[:5])
+    if sut.counts["answered"] != sut.counts["issued"]:
+        wrong.append(f"{sut.counts['issued']} queries, {sut.counts['answered']} answers")
+    if "Result is : VALID" not in summary:
+        wrong.append("LoadGen calls the run invalid")
+    return {"bench": "serve-loadgen", "date": time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime()),
+            "protocol": protocol, "scenario": scenario, "seconds": args.seconds,
+            "rate": args.rate if scenario == "Server" else None, "queries": sut.counts["issued"],
+            "mean_ms": (figure(r"Mean latency \(ns\)") or 0) / 1e6,
+            "p99_ms": (figure(r"99.00 percentile latency \(ns\)") or 0) / 1e6, "wrong": wrong}
+
+
+def main():
+    if sys.argv[1:2] == ["--install"]:
+        return install(sys.argv[2] if len(sys.argv) > 2 else ".loadgen")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("lazybatch")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--rate", type=float, default=100.0)
+    parser.add_argument("--bound", type=float, default=100.0)
+    args = parser.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    wrong = []
+    with tempfile.TemporaryDirectory() as models:
+        version = Path(models) / "lstm" / "1"
+        version.mkdir(parents=True)
+        (version / "model.onnx").write_bytes((CONFORMANCE / "models" / "lstm.onnx").read_bytes())
+        command = [args.lazybatch, "serve", "--models", models, "--http-port", "0",
+                   "--grpc-port", "0", "--metrics-port", "0", "--threads", "1"]
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            addresses = {}
+            for line in server.stdout:
+                if line.strip() == "ready":
+                    break
+                name, address = line.split()
+                addresses[name] = address
+            else:
+                raise SystemExit("the server ended before it was ready")
+            for protocol in ("http", "grpc"):
+                for scenario in ("SingleStream", "Server"):
+                    figures = measure(protocol, addresses[protocol], scenario, args)
+                    line = json.dumps(figures)
+                    with (args.folder / "serve-loadgen.jsonl").open("a") as file:
+                        file.write(line + "\n")
+                    print(line, flush=True)
+                    wrong += figures["wrong"]
+        finally:
+            server.terminate()
+            status = server.wait(timeout=40)
+    sys.exit(1 if wrong or status else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+//! Models are loaded anew, loaded and unloaded while clients go on: every request that the server
+//! takes has its right answer.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::fs;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+
+use futures_util::StreamExt;
+use lazybatch_serve::Control;
+use lazybatch_serve::proto::model_infer_request::InferInputTensor;
+use lazybatch_serve::proto::{InferTensorContents, ModelInferRequest, ModelInferResponse};
+use tokio::sync::mpsc;
+
+use super::common::{Running, add, call, is_sum, start, until};
+
+const INFER: &str = "/v2/models/add/infer";
+const LSTM: &str = "/v2/models/lstm/infer";
+/// Times that a model is loaded anew, and another one loaded and unloaded.
+const TIMES: usize = 20;
+/// Rooms of its queue: more than there are clients.
+const CONFIG: &str = "max_batch_size: 4
+dynamic_batching { default_queue_policy { max_queue_size: 64 } }";
+
+/// What the clients of one kind have counted.
+#[derive(Default)]
+struct Counts {
+    sent: AtomicUsize,
+    answered: AtomicUsize,
+    not_ready: AtomicUsize,
+}
+
+/// What a client does, over and over, until nobody wants it.
+#[derive(Clone, Default)]
+struct Traffic {
+    ends: Arc<AtomicBool>,
+    adding: Arc<Counts>,
+    reading: Arc<Counts>,
+}
+
+impl Traffic {
+    fn goes_on(&self, counts: &Counts) -> bool {
+        let goes_on = !self.ends.load(SeqCst);
+        counts.sent.fetch_add(usize::from(goes_on), SeqCst);
+        goes_on
+    }
+
+    /// Adds over HTTP, each call on a connection of its own. The model is never away.
+    async fn http(self, at: SocketAddr, from: u8) {
+        let mut value = from;
+        while self.goes_on(&self.adding) {
+            value = (value + 1) % 100;
+            let (status, text) = call(at, "POST", INFER, &add(value)).await;
+            assert!(status == 200 && is_sum(&text, value), "{text}");
+            self.adding.answered.fetch_add(1, SeqCst);
+        }
+    }
+
+    /// Reads by a model that comes and goes: the answer of the first time, or that it is not ready.
+    async fn comes_and_goes(self, at: SocketAddr) {
+        let values = vec!["0.5"; 16 * 6].join(",");
+        let body = format!(
+            r#"{{"inputs":[{{"name":"x","datatype":"FP32","shape":[1,6,16],"data":[{values}]}}]}}"#
+        );
+        let data = |text: &str| text.split_once(r#""data":"#).unwrap().1.to_owned();
+        let mut first = None;
+        while self.goes_on(&self.reading) {
+            let (status, text) = call(at, "POST", LSTM, &body).await;
+            if status == 503 {
+                let away = ["has no available versions", "is not at ready state"];
+                assert!(away.iter().any(|what| text.contains(what)), "{text}");
+                self.reading.not_ready.fetch_add(1, SeqCst);
+            } else {
+                assert_eq!(status, 200, "{text}");
+                let got = data(&text);
+                assert_eq!(&got, first.get_or_insert_with(|| got.clone()), "other bits");
+                self.reading.answered.fetch_add(1, SeqCst);
+            }
+        }
+    }
+}
+
+fn over_grpc(value: f32) -> ModelInferRequest {
+    let input = |name: &str, value| InferInputTensor {
+        name: name.into(),
+        datatype: "FP32".into(),
+        shape: vec![1, 16],
+        contents: Some(InferTensorContents {
+            fp32_contents: vec![value; 16],
+            ..InferTensorContents::default()
+        }),
+        ..InferInputTensor::default()
+    };
+    ModelInferRequest {
+        model_name: "add".into(),
+        inputs: vec![input("INPUT0", value), input("INPUT1", 1.0)],
+        ..ModelInferRequest::default()
+    }
+}
+
+fn is_answer(response: &ModelInferResponse, value: f32) {
+    let sum: Vec<u8> = [value + 1.0; 16]
+        .iter()
+        .flat_map(|x| x.to_le_bytes())
+        .collect();
+    assert_eq!(response.raw_output_contents[0], sum, "{response:?}");
+}
+
+/// Adds over gRPC, all calls on one connection.
+async fn unary(server: &Running, traffic: Traffic) {
+    let mut client = server.grpc().await;
+    let mut value = 0.0;
+    while traffic.goes_on(&traffic.adding) {
+        value = (value + 1.0) % 100.0;
+        let response = client.model_infer(over_grpc(value)).await.unwrap();
+        is_answer(&response.into_inner(), value);
+        traffic.adding.answered.fetch_add(1, SeqCst);
+    }
+}
+
+/// Adds on one stream that stays open through all loads.
+async fn streamed(server: &Running, traffic: Traffic) {
+    let mut client = server.grpc().await;
+    let (send, requests) = mpsc::channel(1);
+    let requests = futures_util::stream::unfold(requests, |mut requests| async move {
+        Some((requests.recv().await?, requests))
+    });
+    send.send(over_grpc(0.0)).await.unwrap();
+    traffic.adding.sent.fetch_add(1, SeqCst);
+    let mut answers = client
+        .model_stream_infer(requests)
+        .await
+        .unwrap()
+        .into_inner();
+    let mut value = 0.0;
+    loop {
+        let answer = answers.next().await.unwrap().unwrap();
+        assert_eq!(answer.error_message, "");
+        is_answer(&answer.infer_response.unwrap(), value);
+        traffic.adding.answered.fetch_add(1, SeqCst);
+        if !traffic.goes_on(&traffic.adding) {
+            return;
+        }
+        value = (value + 1.0) % 100.0;
+        send.send(over_grpc(value)).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn no_request_is_lost_while_models_are_loaded_and_unloaded() {
+    let first = ["add", "lstm"].map(String::from).to_vec();
+    let mut server = start(|o| o.control = Control::Explicit(first)).await;
+    let at = server.http();
+    fs::write(server.models.path().join("add/config.pbtxt"), CONFIG).unwrap();
+    let change = |model: &'static str, what: &'static str| async move {
+        let path = format!("/v2/repository/models/{model}/{what}");
+        let (status, text) = call(at, "POST", &path, "").await;
+        assert_eq!(status, 200, "{text}");
+    };
+    change("add", "load").await;
+    let traffic = Traffic::default();
+    let clients: Vec<_> = [
+        tokio::spawn(traffic.clone().http(at, 0)),
+        tokio::spawn(traffic.clone().http(at, 30)),
+        tokio::spawn(traffic.clone().http(at, 60)),
+        tokio::spawn(traffic.clone().comes_and_goes(at)),
+        tokio::spawn(traffic.clone().comes_and_goes(at)),
+    ]
+    .into();
+    let changes = async {
+        let mut past = Vec::new();
+        let num = |counter: &AtomicUsize| counter.load(SeqCst);
+        // A client that fails must not be waited for.
+        let failed = || clients.iter().any(tokio::task::JoinHandle::is_finished);
+        for _ in 0..TIMES {
+            let before = server.state.repository.get("add", "").unwrap();
+            past.push(Arc::downgrade(&before));
+            drop(before);
+            let (adding, reading) = (&traffic.adding, &traffic.reading);
+            change("add", "load").await;
+            change("lstm", "unload").await;
+            // Between two changes somebody notices each of them.
+            let (seen, answered) = (num(&reading.not_ready), num(&adding.answered));
+            until(|| {
+                let noticed = num(&reading.not_ready) > seen && num(&adding.answered) > answered;
+                noticed || failed()
+            })
+            .await;
+            change("lstm", "load").await;
+            let answered = num(&reading.answered);
+            until(|| num(&reading.answered) > answered || failed()).await;
+        }
+        traffic.ends.store(true, SeqCst);
+        past
+    };
+    let (past, (), ()) = tokio::join!(
+        changes,
+        unary(&server, traffic.clone()),
+        streamed(&server, traffic.clone())
+    );
+    for client in clients {
+        client.await.unwrap();
+    }
+    for counts in [&traffic.adding, &traffic.reading] {
+        let [sent, answered, not_ready] =
+            [&counts.sent, &counts.answered, &counts.not_ready].map(|counter| counter.load(SeqCst));
+        assert_eq!(sent, answered + not_ready, "each has one end");
+        assert!(answered >= TIMES, "{answered} of {sent}");
+    }
+    assert_eq!(traffic.adding.not_ready.load(SeqCst), 0);
+    // What was replaced is gone with the last request that it took.
+    until(|| past.iter().all(|served| served.strong_count() == 0)).await;
+    assert_eq!(server.state.in_flight(), 0);
+    server.end();
+    server.ended().await;
+}
