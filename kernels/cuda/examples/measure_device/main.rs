@@ -85,10 +85,13 @@ fn line_of(path: &str, start: &str) -> String {
 /// What the machine is: the first line. Its status says whether there is a device at all.
 fn environment() -> (Value, bool) {
     let cpu = line_of("/proc/cpuinfo", "model name");
+    let system = line_of("/proc/version", "");
+    // Behind its version stands who built it.
+    let system: Vec<&str> = system.split_whitespace().take(3).collect();
     let mut line = serde_json::json!({
         "what": "environment",
         "cpu": cpu.rsplit(": ").next(),
-        "system": line_of("/proc/version", ""),
+        "system": system.join(" "),
         "driver": line_of("/proc/driver/nvidia/version", "NVRM"),
         "bundle": env!("CARGO_PKG_VERSION"),
     });
