@@ -3,6 +3,7 @@
 //! A case states its operands as inputs, where a model has weights. So a case is compiled in up to
 //! four ways, and the first that the importer takes is run: with the other operands as constants or
 //! as inputs, and with the first axis as the batch or without one.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::collections::BTreeMap;
 use std::path::Path;
