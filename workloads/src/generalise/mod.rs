@@ -18,7 +18,7 @@ pub mod run;
 pub mod summary;
 
 pub use case::Case;
-pub use run::{CaseResult, Standing, run};
+pub use run::{CaseResult, JudgedBy, Standing, run};
 pub use summary::Summary;
 
 /// Seeds to look at while a policy is made.
@@ -27,3 +27,5 @@ pub const DEVELOPMENT: Range<u64> = 0..100;
 pub const FINAL: Range<u64> = 1000..1200;
 /// How far J of the judged policy may lie above the best other's, as a share.
 pub const TOLERANCE: f64 = 0.05;
+/// How far its goodput may lie below the highest of the others, as a share, where goodput judges.
+pub const GOODPUT_TOLERANCE: f64 = 0.02;

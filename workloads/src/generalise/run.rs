@@ -8,8 +8,8 @@ use lazybatch_sla::Nanos;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use super::TOLERANCE;
 use super::case::{ArrivalKind, Case, Cost, LengthKind};
+use super::{GOODPUT_TOLERANCE, TOLERANCE};
 use crate::arrivals::Arrival;
 use crate::error::{Error, Result};
 use crate::experiment::{Detail, Simulation};
@@ -102,6 +102,16 @@ pub struct Standing {
     pub backlog_growth: f64,
 }
 
+/// What a case is judged by where the rule of sweeps is followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum JudgedBy {
+    /// J, of a stable case.
+    J,
+    /// Goodput, of one beyond capacity.
+    Goodput,
+}
+
 /// All policies on a case.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CaseResult {
@@ -109,6 +119,8 @@ pub struct CaseResult {
     pub case: Facts,
     /// Whether the arrivals of some online policy do not pile up.
     pub stable: bool,
+    /// What the rule of sweeps judges it by.
+    pub judged_by: JudgedBy,
     /// The policy with the least J of those that the judged one is compared with.
     pub best_other: String,
     /// J of the judged policy over that of the best other.
@@ -121,9 +133,17 @@ pub struct CaseResult {
 }
 
 impl CaseResult {
-    /// Whether the judged policy is close to the best other one.
+    /// Whether the judged policy is close to the best other one in J.
     pub fn is_within(&self) -> bool {
         self.ratio <= 1.0 + TOLERANCE
+    }
+
+    /// The same by the rule of sweeps: in J where the case is stable, in goodput beyond capacity.
+    pub fn is_within_by_rule(&self) -> bool {
+        match self.judged_by {
+            JudgedBy::J => self.is_within(),
+            JudgedBy::Goodput => self.goodput_ratio >= 1.0 - GOODPUT_TOLERANCE,
+        }
     }
 
     /// A policy.
@@ -139,9 +159,14 @@ impl CaseResult {
         let own = own.expect("checked: the judged policy runs");
         let goodput = others().map(|s| s.goodput_rps).fold(0.0, f64::max);
         let mut online = policies.iter().filter(|s| is_online(&s.policy));
+        let stable = online.any(|s| s.backlog_growth <= SUSTAINED_GROWTH);
         Self {
             case: Facts::new(case),
-            stable: online.any(|s| s.backlog_growth <= SUSTAINED_GROWTH),
+            stable,
+            judged_by: match stable {
+                true => JudgedBy::J,
+                false => JudgedBy::Goodput,
+            },
             best_other: best.policy.clone(),
             ratio: over(own.j_ms, best.j_ms),
             goodput_ratio: over(own.goodput_rps, goodput),
@@ -297,6 +322,25 @@ pub(crate) mod tests {
         assert_eq!(result.ratio, 8.3 / 8.0);
         assert_eq!(result.goodput_ratio, 0.5);
         assert!(result.is_within() && result.stable);
+    }
+
+    #[test]
+    fn beyond_capacity_the_rule_of_sweeps_looks_at_goodput() {
+        // Nothing of what has goodput piles up here, everything of what has none.
+        let judged = |rows: &[(&str, f64, f64)]| {
+            let mut result = result(1, "adaptive", rows);
+            let stable = (result.judged_by, result.is_within_by_rule());
+            result.judged_by = JudgedBy::Goodput;
+            (stable, result.is_within(), result.is_within_by_rule())
+        };
+        let far_in_j = [("greedy", 8.0, 50.0), ("adaptive", 9.0, 49.5)];
+        assert_eq!(judged(&far_in_j), ((JudgedBy::J, false), false, true));
+        let far_in_goodput = [("greedy", 8.0, 50.0), ("adaptive", 8.0, 48.0)];
+        assert_eq!(judged(&far_in_goodput), ((JudgedBy::J, true), true, false));
+        let collapsed = [("greedy", 8.0, 0.0), ("adaptive", 9.0, 0.0)];
+        let collapsed = result(1, "adaptive", &collapsed);
+        assert_eq!(collapsed.judged_by, JudgedBy::Goodput);
+        assert!(!collapsed.is_within() && collapsed.is_within_by_rule());
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::TOLERANCE;
 use super::run::{CaseResult, Facts};
+use super::{GOODPUT_TOLERANCE, TOLERANCE};
 use crate::report::Table;
 use crate::results::table::number;
 use crate::sweep::text::aligned;
@@ -20,6 +20,10 @@ pub struct Group {
     pub cases: usize,
     /// Of them those with J at most 5 % above the best other policy's.
     pub within: usize,
+    /// Of them those that the rule of sweeps accepts: J likewise where a case is stable, beyond
+    /// capacity goodput at most 2 % below the highest of the others.
+    #[serde(default)]
+    pub within_by_rule: usize,
     /// Geometric mean over them of J over the best other policy's.
     pub ratio: f64,
     /// Geometric mean over them of each other policy's J over the judged one's, in the order of
@@ -61,19 +65,22 @@ impl Summary {
             None => return "no cases\n".into(),
         };
         let row = |g: &Group| {
-            let share = format!("{:.1} %", 100.0 * g.within as f64 / g.cases as f64);
-            let mut row = vec![g.label.clone(), g.cases.to_string(), share];
+            let share = |num: usize| format!("{:.1} %", 100.0 * num as f64 / g.cases as f64);
+            let mut row = vec![g.label.clone(), g.cases.to_string()];
+            row.extend([share(g.within), share(g.within_by_rule)]);
             row.push(format!("{:.3}", g.ratio));
             row.extend(g.gains.iter().map(|g| format!("{:.2}", g.1)));
             row
         };
-        let headings = ["cases", "", "within 5 %", "J / best"].into_iter();
+        let headings = ["cases", "", "within 5 %", "by rule", "J / best"].into_iter();
         let table = Table {
             caption: format!(
-                "{}: share of cases with J at most {:.0} % above the best other policy's, geometric \
-                 mean of that ratio, and of the others' J over its own",
+                "{}: share of cases with J at most {:.0} % above the best other policy's; by rule: the \
+                 same where stable, beyond capacity goodput at most {:.0} % below the highest; \
+                 geometric mean of J over the best other's, and of the others' J over its own",
                 self.judge,
-                100.0 * TOLERANCE
+                100.0 * TOLERANCE,
+                100.0 * GOODPUT_TOLERANCE
             ),
             headings: headings.chain(others).map(str::to_owned).collect(),
             rows: self.groups.iter().map(row).collect(),
@@ -133,6 +140,7 @@ fn group(label: &str, judge: &str, of: &[&CaseResult]) -> Group {
         label: label.into(),
         cases: of.len(),
         within: of.iter().filter(|r| r.is_within()).count(),
+        within_by_rule: of.iter().filter(|r| r.is_within_by_rule()).count(),
         ratio: geometric(of.iter().map(|r| r.ratio)),
         gains: others
             .map(|s| (s.policy.clone(), gain(&s.policy)))
@@ -205,7 +213,7 @@ mod tests {
         let results = [case(0, 10.0, 10.4), case(1, 10.0, 12.0), case(2, 9.0, 12.0)];
         let summary = Summary::new("adaptive", &results);
         let all = &summary.groups[0];
-        assert_eq!((all.cases, all.within), (3, 1));
+        assert_eq!((all.cases, all.within, all.within_by_rule), (3, 1, 1));
         let want = (1.04 * 1.2 * (12.0 / 9.0_f64)).cbrt();
         assert!((all.ratio - want).abs() < 1e-12);
         assert!((all.gains[0].1 - 1.0 / want).abs() < 1e-12);
