@@ -159,7 +159,7 @@ impl Text for Speaks {
 
 /// A decoder whose tokens stand for words of `word` bytes, of which it says `num`.
 pub fn speaker(word: usize, num: u32) -> Program {
-    let mut b = ProgramBuilder::new(&format!("speaker of {word}")).with_seed(3);
+    let mut b = ProgramBuilder::new(format!("speaker of {word}")).with_seed(3);
     let x = b.input("x", DType::F32, &[2]);
     let h = b.vector_state("h", DType::F32, &[2], 0.0);
     // No score is that of the token that stops.

@@ -6,8 +6,6 @@ use std::io::Write;
 
 use axum::http::HeaderMap;
 use bytes::Bytes;
-use h2::SendStream;
-use h2::client::ResponseFuture;
 use lazybatch_serve::proto::SystemSharedMemoryRegisterRequest;
 use lazybatch_serve::proto::grpc_inference_service_client::GrpcInferenceServiceClient;
 use rand::seq::IndexedRandom;
