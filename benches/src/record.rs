@@ -1,7 +1,7 @@
 //! Records of results: lines of JSON, and the environment that they come from.
 //!
 //! Lines are appended, so a folder keeps every run that was made into it. They name the processor,
-//! not the host.
+//! not the host, and the commit that they were made at.
 
 use std::fs;
 use std::io::Write;
@@ -39,12 +39,53 @@ impl Machine {
     }
 }
 
+/// What was measured: the repository that the measuring program was started in.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// Its commit; `unknown` outside of one.
+    pub commit: String,
+    /// Whether tracked files differ from that commit, results aside; null where nobody can tell.
+    pub is_dirty: Option<bool>,
+}
+
+impl Source {
+    /// The one of the current folder.
+    pub fn here() -> Self {
+        Self::of(Path::new("."))
+    }
+
+    fn of(folder: &Path) -> Self {
+        let git = |args: &[&str]| {
+            let output = Command::new("git")
+                .arg("-C")
+                .arg(folder)
+                .args(args)
+                .output();
+            let output = output.ok().filter(|o| o.status.success())?;
+            Some(String::from_utf8_lossy(&output.stdout).trim().to_string())
+        };
+        let changed = [
+            "status",
+            "--porcelain",
+            "--untracked-files=no",
+            "--",
+            ":/",
+            ":(exclude,top)benches/results",
+        ];
+        Self {
+            commit: git(&["rev-parse", "--short=12", "HEAD"]).unwrap_or_else(|| "unknown".into()),
+            is_dirty: git(&changed).map(|changed| !changed.is_empty()),
+        }
+    }
+}
+
 /// Appends lines of one bench to a folder.
 pub struct Recorder {
     path: PathBuf,
     bench: String,
     command: String,
     machine: Machine,
+    source: Source,
 }
 
 impl Recorder {
@@ -68,6 +109,7 @@ impl Recorder {
             bench: bench.into(),
             command: command.into(),
             machine: Machine::here(),
+            source: Source::here(),
         })
     }
 
@@ -84,6 +126,8 @@ impl Recorder {
         line.insert("load_average".into(), load_average());
         line.insert("real_time_priority".into(), json!(is_real_time()));
         line.insert("command".into(), json!(self.command));
+        line.insert("commit".into(), json!(self.source.commit));
+        line.insert("uncommitted".into(), json!(self.source.is_dirty));
         if let Value::Object(figures) = &figures {
             line.extend(figures.clone());
         }
@@ -152,13 +196,14 @@ fn gpu() -> Option<String> {
     context.name().ok().filter(|_| !is_emulator)
 }
 
-/// Writes `environment.json`: processor, SIMD level, whether there is a GPU, compiler, commit, date.
+/// Writes `environment.json`: processor, SIMD level, whether there is a GPU, compiler, commit and
+/// whether files differ from it, date.
 ///
 /// # Errors
 /// A file that cannot be written.
 pub fn environment(folder: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
-    let machine = Machine::here();
+    let (machine, source) = (Machine::here(), Source::here());
     let gpu = gpu();
     let levels: Vec<_> = Level::available().iter().map(|l| l.name()).collect();
     let text = json!({
@@ -170,7 +215,8 @@ pub fn environment(folder: &Path) -> anyhow::Result<()> {
         "gpu": gpu.is_some(),
         "gpu_name": gpu,
         "rustc": output("rustc", &["--version"]),
-        "commit": output("git", &["rev-parse", "--short=12", "HEAD"]),
+        "commit": source.commit,
+        "uncommitted": source.is_dirty,
         "date": clock::utc_minute(),
     });
     let path = folder.join("environment.json");
@@ -203,6 +249,35 @@ mod tests {
         assert_eq!(line["policy"], "lazy");
         assert_eq!((&line["median"], &line["runs"]), (&json!(2.0), &json!(3)));
         assert!(line["machine"]["cores"].as_u64().unwrap() > 0);
+        assert!(line["commit"].is_string() && line.get("uncommitted").is_some());
+    }
+
+    #[test]
+    fn changes_beside_results_make_a_source_dirty() {
+        let folder = tempfile::tempdir().unwrap();
+        let git = |args: &[&str]| {
+            let as_somebody = ["-c", "user.name=n", "-c", "user.email=e"];
+            let mut git = Command::new("git");
+            let git = git.arg("-C").arg(folder.path()).args(as_somebody);
+            assert!(
+                git.args(args).output().unwrap().status.success(),
+                "{args:?}"
+            );
+        };
+        let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+        assert_eq!(Source::of(folder.path()).is_dirty, None, "no repository");
+        git(&["init", "-q"]);
+        fs::create_dir_all(folder.path().join("benches/results")).unwrap();
+        write("code", "1");
+        write("benches/results/raw", "1");
+        git(&["add", "."]);
+        git(&["commit", "-q", "-m", "first"]);
+        let clean = Source::of(folder.path());
+        assert_eq!((clean.commit.len(), clean.is_dirty), (12, Some(false)));
+        write("benches/results/raw", "2");
+        assert_eq!(Source::of(folder.path()).is_dirty, Some(false));
+        write("code", "2");
+        assert_eq!(Source::of(folder.path()).is_dirty, Some(true));
     }
 
     #[test]

@@ -36,7 +36,7 @@ const LONG: usize = 2000;
 const WARM: usize = 200;
 /// Most bytes by which memory may grow behind them: connections that are open, and what an allocator
 /// keeps.
-const MAX_GROWTH: u64 = 24 << 20;
+const MAX_GROWTH: u64 = 32 << 20;
 
 /// A message for the port of HTTP.
 fn over_http(rng: &mut ChaCha8Rng) -> Vec<u8> {
