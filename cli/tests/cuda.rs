@@ -166,10 +166,8 @@ fn models_are_served_on_the_emulator() {
 fn products_are_by_choice_and_named() {
     let (place, vars) = place_with_model();
     for (products, device) in [
-        ("own --weights bf16", "cuda-emulator-cpu-bf16"),
         ("matrix --weights bf16", "cuda-emulator-cpu-bf16-matrix"),
         ("cublaslt", "cuda-emulator-cpu-cublaslt"),
-        ("cublaslt --weights f16", "cuda-emulator-cpu-f16-cublaslt"),
     ] {
         let name = products.split(' ').next().unwrap();
         let done = run(
