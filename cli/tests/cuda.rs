@@ -232,10 +232,8 @@ fn a_server_on_the_emulator_answers_with_the_bits_of_each_request_alone() {
 fn products_are_by_choice_and_named() {
     let (place, vars) = place_with_model();
     for (products, device) in [
-        ("own --weights bf16", "cuda-emulator-cpu-bf16"),
         ("matrix --weights bf16", "cuda-emulator-cpu-bf16-matrix"),
         ("cublaslt", "cuda-emulator-cpu-cublaslt"),
-        ("cublaslt --weights f16", "cuda-emulator-cpu-f16-cublaslt"),
     ] {
         let name = products.split(' ').next().unwrap();
         let done = run(
