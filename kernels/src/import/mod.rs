@@ -10,7 +10,7 @@
 //! decoder together.
 //!
 //! Invariant: whatever the file says, an import ends in a program or an error, within the
-//! [`Limits`](lazybatch_graph::onnx::Limits) of its [`Options`]. Sizes that a file states are
+//! [`Limits`] of its [`Options`]. Sizes that a file states are
 //! multiplied under those limits only, and every evaluation takes its steps from one [`Meter`].
 
 mod axes;

@@ -214,7 +214,8 @@ mod tests {
             (SMALL, 1),
             (SMALL + 1, 2),
             (PIECE, 2),
-            (100_000, 5),
+            (100_000, 4),
+            (3 * PIECE + SMALL + 1, 5),
         ] {
             let mut body = answer(&pace, len);
             let (mut sum, mut num) = (0, 0);

@@ -1,7 +1,7 @@
 //! Bodies of requests as they are read: bounded, each and all together.
 
 use std::fmt::Display;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 
 use axum::RequestExt;
@@ -44,10 +44,11 @@ where
     B::Error: Into<axum::BoxError>,
 {
     let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+    let mut body = pin!(body);
     if announced > most {
+        discard(body, most).await;
         return Err(unread(TOO_LONG));
     }
-    let mut body = pin!(body);
     let mut first = Bytes::new();
     let mut all = BytesMut::new();
     let mut len = 0_usize;
@@ -66,6 +67,8 @@ where
         };
         len += data.len();
         if len > most {
+            drop((first, all));
+            discard(body, most).await;
             return Err(unread(TOO_LONG));
         }
         tab.add(data.len())?;
@@ -80,6 +83,19 @@ where
         all.extend_from_slice(&data);
     }
     Ok(if all.is_empty() { first } else { all.freeze() })
+}
+
+/// Takes what comes of a body that is too long and keeps none of it, up to as much again as one may
+/// have: clients send all before they read an answer, and many never see one that comes earlier.
+async fn discard<B: Body<Data = Bytes>>(mut body: Pin<&mut B>, most: usize) {
+    let mut left = most.saturating_mul(2);
+    while let Some(Ok(frame)) = body.frame().await {
+        let came = frame.data_ref().map_or(0, Bytes::len);
+        match left.checked_sub(came) {
+            Some(less) => left = less,
+            None => return,
+        }
+    }
 }
 
 fn innermost<'a>(
