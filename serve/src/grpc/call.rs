@@ -38,7 +38,7 @@ pub fn with<F: Future>(tab: Arc<Tab>, work: F) -> impl Future<Output = F::Output
     TAB.scope(tab, work)
 }
 
-/// Puts [`Calls`] around a service.
+/// Puts what watches a call around a service.
 #[derive(Clone)]
 pub struct CallLayer {
     memory: Arc<Memory>,
