@@ -201,7 +201,7 @@ fn a_server_on_the_emulator_answers_with_the_bits_of_each_request_alone() {
     };
     let lens = [5, 1, 6, 3, 2, 4];
     let vars: Vec<(&str, &str)> = vars.iter().map(|(k, v)| (*k, v.as_str())).collect();
-    let server = Serving::start_with(&place, "--device cuda --no-measure", &vars);
+    let server = Serving::start_with(&place, "--device cuda --products own --no-measure", &vars);
     let alone = lens.map(|num| infer(&server, num));
     let together = std::thread::scope(|scope| {
         let calls = lens.map(|num| {

@@ -338,7 +338,7 @@ fn log_lines_are_json_on_request_and_a_collector_need_not_be_there() {
     // Nobody listens at that port of loopback.
     let flags = "--host 0.0.0.0 --insecure --log-format json --otlp-endpoint http://127.0.0.1:9";
     let mut server = Serving::start(&place, flags);
-    assert_eq!(server.get("/v2/health/ready", "any"), "200");
+    assert_eq!(server.get("/v2/health/live", "any"), "200");
     server.signal("-TERM");
     assert_eq!(server.child.wait().unwrap().code(), Some(0));
     let log = place.read("log");

@@ -109,6 +109,14 @@ fn case() -> (World, Vec<Arrival>) {
 
 /// Runs the case with so many launches in flight: what the policy heard, the launches, the journal.
 fn hear(depth: u32, measures: bool) -> (Vec<(Ticket, Nanos)>, Recorder, Vec<u8>) {
+    hear_with(depth, measures, Noise::default())
+}
+
+fn hear_with(
+    depth: u32,
+    measures: bool,
+    noise: Noise,
+) -> (Vec<(Ticket, Nanos)>, Recorder, Vec<u8>) {
     let (world, arrivals) = case();
     let options = Options {
         lane_depths: vec![depth],
@@ -116,7 +124,7 @@ fn hear(depth: u32, measures: bool) -> (Vec<(Ticket, Nanos)>, Recorder, Vec<u8>)
     };
     let config = config(&world, &options);
     let tables = config.models.iter().map(|m| m.table.clone()).collect();
-    let sim = SimDevice::new("sim", 1, tables, Nanos::ZERO, Noise::default());
+    let sim = SimDevice::new("sim", 1, tables, Nanos::ZERO, noise);
     let mut device: Box<dyn Device> = match measures {
         true => Box::new(Measuring(sim)),
         false => Box::new(sim),
@@ -189,5 +197,30 @@ fn what_the_device_measures_is_heard_and_kept() {
         let without: String = without.collect();
         assert!(!without.contains("took"));
         replay(without.as_bytes(), &mut ()).unwrap();
+    }
+}
+
+#[test]
+fn launches_that_fail_teach_nothing() {
+    for (depth, measures) in [(1, false), (1, true), (2, false), (2, true)] {
+        let failing = Ticket(1);
+        let noise = Noise {
+            failing: vec![failing],
+            ..Noise::default()
+        };
+        let (heard, passed, journal) = hear_with(depth, measures, noise);
+        let (mut done, mut num_failed) = (Vec::new(), 0);
+        for (_, item) in &passed.0 {
+            if let Item::Event(Event::Done { ticket, failed, .. }) = item {
+                match failed {
+                    None => done.push(*ticket),
+                    Some(_) => num_failed += 1,
+                }
+            }
+        }
+        let heard: Vec<Ticket> = heard.iter().map(|(ticket, _)| *ticket).collect();
+        assert_eq!(heard, done, "depth {depth}");
+        assert!(num_failed == 1 && !heard.contains(&failing) && heard.len() > 1);
+        replay(&journal[..], &mut ()).unwrap();
     }
 }

@@ -68,6 +68,8 @@ pub struct Completion {
     /// How long it ran, where the device has measured that itself; what issuing it took the host is
     /// not in there.
     pub busy: Option<Nanos>,
+    /// Its issue waited for the device: what that took is in `busy`, or is time of launches ahead.
+    pub has_waited: bool,
 }
 
 /// Makes models ready for a device on any thread, while the device runs.

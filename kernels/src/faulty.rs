@@ -173,6 +173,7 @@ impl<D: Device> Device for Faulty<D> {
                 stopped: Default::default(),
                 result,
                 busy: None,
+                has_waited: false,
             });
         }
         let done = self.inner.poll(now)?;

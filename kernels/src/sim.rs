@@ -179,6 +179,7 @@ impl Device for SimDevice {
                     stopped,
                     result,
                     busy: None,
+                    has_waited: false,
                 },
             ),
         );

@@ -5,6 +5,8 @@ use axum::response::{IntoResponse, Response};
 use lazybatch_engine::RequestError;
 use serde_json::json;
 
+use crate::explained::cut;
+
 /// Error of a call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
@@ -50,9 +52,19 @@ impl Error {
     }
 }
 
+/// Most bytes of what a client is told of an error: it may quote what the client sent.
+const MOST_TOLD: usize = 4096;
+
+impl Error {
+    /// What the client is told.
+    pub fn told(&self) -> String {
+        cut(&self.to_string(), MOST_TOLD)
+    }
+}
+
 impl IntoResponse for Error {
     fn into_response(self) -> Response {
-        let body = axum::Json(json!({ "error": self.to_string() }));
+        let body = axum::Json(json!({ "error": self.told() }));
         (self.http(), body).into_response()
     }
 }
@@ -66,7 +78,7 @@ impl From<Error> for tonic::Status {
             Error::Unsupported(_) => tonic::Code::Unimplemented,
             Error::Internal(_) => tonic::Code::Internal,
         };
-        Self::new(code, error.to_string())
+        Self::new(code, error.told())
     }
 }
 
@@ -89,5 +101,20 @@ impl From<RequestError> for Error {
             | RequestError::Samples { .. }
             | RequestError::Sequence { .. } => Self::Invalid(text),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_is_told_so_much_and_no_more() {
+        let short = Error::expected("x", "a number", "y");
+        assert_eq!(short.told(), "x: expected a number, got y");
+        let long = Error::Invalid("\u{e9}".repeat(MOST_TOLD)).told();
+        assert!((MOST_TOLD - 1..=MOST_TOLD).contains(&long.len()));
+        let status = tonic::Status::from(Error::Internal("n".repeat(1 << 20)));
+        assert_eq!(status.message().len(), MOST_TOLD);
     }
 }

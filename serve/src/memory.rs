@@ -37,6 +37,7 @@ impl Memory {
         Tab {
             memory: self.clone(),
             held: AtomicUsize::new(0),
+            is_packed: false,
         }
     }
 }
@@ -46,9 +47,23 @@ impl Memory {
 pub struct Tab {
     memory: Arc<Memory>,
     held: AtomicUsize,
+    is_packed: bool,
 }
 
 impl Tab {
+    /// The same, of a call whose messages may come packed: their bytes are counted as they came, and
+    /// unpacked they are others.
+    #[must_use]
+    pub fn packed(mut self, is_packed: bool) -> Self {
+        self.is_packed = is_packed;
+        self
+    }
+
+    /// Whether the call's messages may come packed.
+    pub fn is_packed(&self) -> bool {
+        self.is_packed
+    }
+
     /// Puts bytes on it.
     ///
     /// # Errors
@@ -75,6 +90,7 @@ impl Tab {
         Self {
             memory: self.memory.clone(),
             held: AtomicUsize::new(self.held.swap(0, Ordering::SeqCst)),
+            is_packed: self.is_packed,
         }
     }
 

@@ -29,7 +29,6 @@ use crate::serve_args::{ControlMode, LogFormat, ServeArgs};
 pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let switches = Arc::new(Switches::default());
     let options = options(args, switches.clone())?;
-    DeviceKind::Cpu.check(&args.cpu)?;
     if args.print_config {
         return output::text(&args.effective);
     }

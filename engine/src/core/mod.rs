@@ -97,7 +97,10 @@ impl Core {
                 failed,
                 took,
             } => {
-                if let Some((launch, ran)) = self.state.oldest_flight(now, ticket) {
+                // One that failed says nothing about what launches take.
+                if failed.is_none()
+                    && let Some((launch, ran)) = self.state.oldest_flight(now, ticket)
+                {
                     self.policy.on_done(now, launch, took.unwrap_or(ran));
                 }
                 self.state.done(now, ticket, &stopped, failed.as_deref());

@@ -284,7 +284,36 @@ impl Driver {
     }
 
     fn take_completions(&mut self, now: Time) {
-        while let Some((ticket, cause)) = self.state.refused.pop_front() {
+        loop {
+            self.take_refused(now);
+            let Some(done) = self.device.poll(now) else {
+                return;
+            };
+            self.state.empty_turns = 0;
+            let failed = done.result.err().map(|e| e.to_string());
+            let issue = self.state.issue_of(done.ticket);
+            self.stream_steps();
+            self.event(
+                now,
+                Event::Done {
+                    ticket: done.ticket,
+                    stopped: done.stopped,
+                    failed,
+                    took: done.busy.map(|busy| match done.has_waited {
+                        true => busy,
+                        false => busy + issue,
+                    }),
+                },
+            );
+        }
+    }
+
+    /// Launches end in their order: one that was refused waits for those ahead of it.
+    fn take_refused(&mut self, now: Time) {
+        while let Some(at) = self.next_refused() {
+            let Some((ticket, cause)) = self.state.refused.remove(at) else {
+                return;
+            };
             let stopped = SmallVec::new();
             self.event(
                 now,
@@ -296,21 +325,12 @@ impl Driver {
                 },
             );
         }
-        while let Some(done) = self.device.poll(now) {
-            self.state.empty_turns = 0;
-            let failed = done.result.err().map(|e| e.to_string());
-            let issue = self.state.issue_of(done.ticket);
-            self.stream_steps();
-            self.event(
-                now,
-                Event::Done {
-                    ticket: done.ticket,
-                    stopped: done.stopped,
-                    failed,
-                    took: done.busy.map(|busy| busy + issue),
-                },
-            );
-        }
+    }
+
+    /// The place of a launch that was refused and has none in flight ahead of it.
+    fn next_refused(&self) -> Option<usize> {
+        let mut refused = self.state.refused.iter();
+        refused.position(|(ticket, _)| self.core.oldest(*ticket).is_some())
     }
 
     /// Takes in all commands that have come, but none behind a load: that took a while, and what
@@ -664,7 +684,7 @@ impl Driver {
 
     /// Blocks until a command comes or there is something to do.
     fn wait(&mut self) {
-        if self.core.wants_decision() || !self.state.refused.is_empty() {
+        if self.core.wants_decision() || self.next_refused().is_some() {
             return;
         }
         if self.core.num_launches() == 0 {

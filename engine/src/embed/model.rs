@@ -358,7 +358,8 @@ impl ModelHandle {
     }
 
     /// As [`ModelHandle::try_submit`], but the engine need not take it in before [`Held`] is
-    /// dropped; without one, another's is still there. For callers that take in many requests on
+    /// dropped; without one, another's is still there, or the engine is at work and finds it by
+    /// itself. For callers that take in many requests on
     /// threads that share processors with the engine: they drop it when they have no more.
     ///
     /// # Errors

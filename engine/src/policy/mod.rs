@@ -97,7 +97,8 @@ pub trait Policy: Send {
         let _ = (now, request);
     }
 
-    /// A launch has completed, which took its lane so long, issue included.
+    /// A launch has completed, which took its lane so long, issue included. Not told of those that
+    /// failed.
     fn on_done(&mut self, now: Time, launch: &Launch, took: Nanos) {
         let _ = (now, launch, took);
     }

@@ -481,6 +481,7 @@ impl Device for CudaDevice {
         let is_open = self.slots.iter().any(|open| open.opened.model == id);
         assert!(!is_open, "open requests of a model that is unloaded");
         self.models.remove(&id);
+        self.graphs.give_room_ahead();
         self.warmed.retain(|(model, ..)| *model != id);
     }
 
@@ -610,6 +611,7 @@ impl Device for CudaDevice {
             return Err(self.launch_error(&segment, &why));
         };
         let changed = self.without_ended(launch);
+        let has_waited = changed.is_some() || self.has_host_nodes(launch);
         let launch = changed.as_ref().unwrap_or(launch);
         let mut effects = Effects::default();
         let mut failed = match self.run(launch, stage, &mut effects, Mode::Run) {
@@ -634,6 +636,7 @@ impl Device for CudaDevice {
             stage,
             effects,
             failed,
+            has_waited,
         });
         Ok(())
     }
@@ -672,6 +675,7 @@ impl Device for CudaDevice {
             stopped,
             result,
             busy,
+            has_waited: flight.has_waited,
         })
     }
 

@@ -47,6 +47,8 @@ pub struct Graphs {
     is_on: bool,
     eager_first: u32,
     known: HashMap<Record, Known, BuildHasherDefault<Xxh3>>,
+    /// Those captured ahead since there was last all of the room for them.
+    ahead: usize,
     /// Launches so far.
     now: u64,
     counts: GraphCounts,
@@ -68,6 +70,7 @@ impl Graphs {
             is_on,
             eager_first,
             known: HashMap::default(),
+            ahead: 0,
             now: 0,
             counts: GraphCounts::default(),
         }
@@ -130,9 +133,15 @@ impl Graphs {
         result
     }
 
-    /// Whether records that have not come yet may still be captured: they get half of the room.
+    /// Whether records that have not come yet may still be captured: they get half of the room, of
+    /// what is left.
     pub fn has_room_ahead(&self) -> bool {
-        self.is_on && self.known.len() < MOST / 2
+        self.is_on && self.ahead < MOST / 2 && self.known.len() < MOST
+    }
+
+    /// A model has gone: those that come have all of the room for records that have not come yet.
+    pub fn give_room_ahead(&mut self) {
+        self.ahead = 0;
     }
 
     /// Captures a record that has not come yet; what the driver does not capture is tried again when
@@ -152,6 +161,7 @@ impl Graphs {
         }
         let graph = stream.capture(|| play(&record))?;
         self.counts.captured += 1;
+        self.ahead += 1;
         let known = Known {
             last: self.now,
             graph: Some(graph),
@@ -168,6 +178,7 @@ impl Graphs {
         ages.sort_unstable();
         let middle = ages[ages.len() / 2];
         self.known.retain(|_, known| known.last > middle);
+        self.ahead = 0;
         Ok(())
     }
 }
@@ -221,6 +232,17 @@ mod tests {
             let up = bucket(size);
             assert!(up >= size && (up - size) * 4 <= size && bucket(up) == up);
         }
+    }
+
+    #[test]
+    fn room_for_what_is_captured_ahead_comes_back() {
+        let mut graphs = Graphs::new(true, 1);
+        assert!(graphs.has_room_ahead());
+        graphs.ahead = MOST / 2;
+        assert!(!graphs.has_room_ahead());
+        graphs.give_room_ahead();
+        assert!(graphs.has_room_ahead());
+        assert!(!Graphs::new(false, 1).has_room_ahead());
     }
 
     #[test]

@@ -209,6 +209,7 @@ impl CpuDevice {
             stopped,
             result,
             busy: None,
+            has_waited: false,
         }
     }
 

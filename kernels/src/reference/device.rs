@@ -258,6 +258,7 @@ impl Device for ReferenceDevice {
             stopped: Default::default(),
             result: Ok(()),
             busy: None,
+            has_waited: false,
         };
         for member in &launch.members {
             let done = catch_unwind(AssertUnwindSafe(|| self.run_member(launch, member)))

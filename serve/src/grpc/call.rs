@@ -84,8 +84,9 @@ where
     }
 
     fn call(&mut self, request: Request<tonic::body::Body>) -> Self::Future {
-        let tab = Arc::new(self.of.memory.tab());
         let (head, body) = request.into_parts();
+        let is_packed = head.headers.contains_key("grpc-encoding");
+        let tab = Arc::new(self.of.memory.tab().packed(is_packed));
         // Connections bring theirs.
         let pace = head.extensions.get::<Arc<Pace>>().cloned();
         let pace = pace.unwrap_or_else(|| Arc::new(Pace::new(Duration::MAX)));

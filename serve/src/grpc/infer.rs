@@ -126,9 +126,14 @@ pub fn stream(
     let tab = call::tab().unwrap_or_else(|| Arc::new(state.memory.tab()));
     tokio::spawn(call::with(tab.clone(), async move {
         let mut running = tokio::task::JoinSet::new();
-        loop {
+        // Asked for once a message: one that is coming has its own deadline.
+        let mut has_room = false;
+        let last = loop {
             let next = async {
-                answers.open.room().await;
+                if !has_room {
+                    answers.open.room().await;
+                    has_room = true;
+                }
                 calls.message().await
             };
             let next = tokio::select! {
@@ -139,21 +144,23 @@ pub fn stream(
             };
             match next {
                 Ok(Some(call)) => {
+                    has_room = false;
                     let traced = Traced::grpc(&state, "ModelStreamInfer", parent.as_ref());
                     begin(&state, &tab, (call, traced), &answers, &mut running);
                 }
-                Ok(None) => break,
-                Err(status) => {
-                    answers.send(Err(status));
-                    return;
-                }
+                Ok(None) => break None,
+                Err(status) => break Some(status),
             }
-        }
+        };
+        // What was taken is answered, also before a message that could not be.
         loop {
             tokio::select! {
-                one = running.join_next() => if one.is_none() { return },
+                one = running.join_next() => if one.is_none() { break },
                 () = answers.to.closed() => return,
             }
+        }
+        if let Some(status) = last {
+            answers.send(Err(status));
         }
     }));
     futures_util::stream::unfold(from, |mut from| async move {
@@ -168,7 +175,7 @@ fn failed(id: &str, error: &Error) -> ModelStreamInferResponse {
         ..ModelInferResponse::default()
     };
     ModelStreamInferResponse {
-        error_message: error.to_string(),
+        error_message: error.told(),
         infer_response: Some(response),
     }
 }

@@ -47,7 +47,7 @@ impl Pace {
 
     /// How often to look.
     pub fn every(&self) -> Duration {
-        self.within / 4
+        (self.within / 4).max(Duration::from_millis(1))
     }
 
     /// Whether there is anything to look at.

@@ -71,7 +71,9 @@ impl<U: Message + Default + Send + 'static> Decoder for Scale<U> {
         if let Some(tab) = call::tab() {
             let len = from.remaining();
             if TypeId::of::<U>() == TypeId::of::<ModelInferRequest>() {
-                tab.add(request(from.chunk()))?;
+                // What came packed was counted packed.
+                let unpacked = if tab.is_packed() { len } else { 0 };
+                tab.add(request(from.chunk()).saturating_add(unpacked))?;
             } else if len > FEW {
                 let expected = format!("at most {FEW} bytes");
                 return Err(Error::expected("message", expected, format!("{len} bytes")).into());

@@ -235,7 +235,7 @@ pub async fn stream(
                 Some(Ok((piece, why))) => (told(&growing.served, &id, &piece, why), true),
                 Some(Err(error)) => {
                     std::mem::take(&mut growing.traced).end(Some(&error));
-                    (json!({ "error": error.to_string() }), false)
+                    (json!({ "error": error.told() }), false)
                 }
                 None => return,
             };
@@ -251,10 +251,10 @@ pub async fn stream(
     Ok(Sse::new(events))
 }
 
-/// Hands in the request of a stream: its text, and the client's name for it.
 /// What a stream holds while it runs: its place among the calls, and its body.
 type Holds = (OwnedSemaphorePermit, Whole);
 
+/// Hands in the request of a stream: its text, the client's name for it, and what it holds.
 fn begin(
     state: &Arc<State>,
     target: &Target,

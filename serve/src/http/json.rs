@@ -15,6 +15,7 @@ use serde::de::{
 
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
+use crate::explained::{MOST_NAME, cut};
 use crate::infer::{Param, Params};
 use crate::memory::Tab;
 
@@ -92,7 +93,7 @@ pub enum Small {
 impl fmt::Display for Small {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Param(Param::Text(text)) => write!(f, "{text:?}"),
+            Self::Param(Param::Text(text)) => write!(f, "{:?}", cut(text, MOST_NAME)),
             Self::Param(Param::Bool(b)) => write!(f, "{b}"),
             Self::Param(Param::Int(n)) => write!(f, "{n}"),
             Self::Param(Param::Uint(n)) => write!(f, "{n}"),
@@ -598,7 +599,7 @@ impl fmt::Display for Element<'_> {
             Self::Int(n) => write!(f, "{n}"),
             Self::Float(x) => write!(f, "{x}"),
             Self::Bool(b) => write!(f, "{b}"),
-            Self::Text(text) => write!(f, "{text:?}"),
+            Self::Text(text) => write!(f, "{:?}", cut(text, MOST_NAME)),
         }
     }
 }

@@ -14,7 +14,7 @@ use axum::extract::{DefaultBodyLimit, Path, State as Shared};
 use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Json, Router};
+use axum::{Extension, Json, Router};
 use serde_json::{Value, json};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::compression::CompressionLayer;
@@ -33,7 +33,7 @@ pub use body::{region, wanted};
 pub use front::Front;
 pub use manage::{load_model, unload_model};
 
-use whole::Whole;
+use whole::{MaxBody, Whole};
 
 type App = Shared<Arc<State>>;
 
@@ -92,6 +92,7 @@ pub fn router(state: Arc<State>, max_body: usize, has_page: bool) -> Router {
     root.fallback(nowhere)
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(max_body))
+        .layer(Extension(MaxBody(max_body)))
         .layer(RequestDecompressionLayer::new())
         .layer(CatchPanicLayer::custom(|_| bug().into_response()))
         .with_state(state)

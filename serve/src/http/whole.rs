@@ -23,6 +23,10 @@ pub struct Whole {
     pub tab: Tab,
 }
 
+/// Most bytes of a body, as the router's layer tells its calls.
+#[derive(Clone, Copy)]
+pub struct MaxBody(pub usize);
+
 /// A body of few bytes.
 pub struct Few(pub Bytes);
 
@@ -67,7 +71,7 @@ where
         };
         len += data.len();
         if len > most {
-            drop((first, all));
+            drop((first, all, tab.take()));
             discard(body, most).await;
             return Err(unread(TOO_LONG));
         }
@@ -113,8 +117,8 @@ impl FromRequest<Arc<State>> for Whole {
 
     async fn from_request(request: Request, state: &Arc<State>) -> Result<Self> {
         let tab = state.memory.tab();
-        let body = request.into_limited_body();
-        let body = read(body, usize::MAX, &tab).await?;
+        let most = request.extensions().get::<MaxBody>().map_or(0, |m| m.0);
+        let body = read(request.into_body(), most, &tab).await?;
         Ok(Self { body, tab })
     }
 }

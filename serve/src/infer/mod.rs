@@ -13,6 +13,7 @@ pub use run::{Item, Running, Stepwise, class_of, rehearse, start, stream};
 
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
+use crate::explained::{MOST_NAME, cut};
 use crate::memory::Tab;
 use crate::shm::Region;
 
@@ -37,11 +38,11 @@ pub struct Params(pub IndexMap<String, Param>);
 
 impl Params {
     fn wrong<T>(key: &str, expected: &str, got: &Param) -> Result<T> {
-        Err(Error::expected(
-            format!("parameter '{key}'"),
-            expected,
-            format!("{got:?}"),
-        ))
+        let got = match got {
+            Param::Text(text) => format!("{:?}", cut(text, MOST_NAME)),
+            other => format!("{other:?}"),
+        };
+        Err(Error::expected(format!("parameter '{key}'"), expected, got))
     }
 
     /// A flag; false if it is not there.
@@ -83,20 +84,20 @@ impl Params {
     /// # Errors
     /// Another kind of value.
     pub fn positive(&self, key: &str) -> Result<Option<f64>> {
-        let value = match self.0.get(key) {
-            None => return Ok(None),
-            Some(Param::Double(x)) => *x,
-            Some(Param::Int(n)) => *n as f64,
-            Some(Param::Uint(n)) => *n as f64,
-            Some(Param::Text(t)) => t.parse().unwrap_or(f64::NAN),
-            Some(Param::Bool(_)) => f64::NAN,
+        let Some(param) = self.0.get(key) else {
+            return Ok(None);
+        };
+        let value = match param {
+            Param::Double(x) => *x,
+            Param::Int(n) => *n as f64,
+            Param::Uint(n) => *n as f64,
+            Param::Text(t) => t.parse().unwrap_or(f64::NAN),
+            Param::Bool(_) => f64::NAN,
         };
         if value > 0.0 && value <= 1e9 {
             return Ok(Some(value));
         }
-        let got = format!("{:?}", self.0.get(key));
-        let what = format!("parameter '{key}'");
-        Err(Error::expected(what, "a number above 0, at most 1e9", got))
+        Self::wrong(key, "a number above 0, at most 1e9", param)
     }
 
     /// A text.

@@ -265,6 +265,7 @@ fn in_request(served: &Served, request: &Request, error: Error) -> Error {
     if id.is_empty() {
         return error;
     }
+    let id = cut(id, MOST_NAME);
     let name = |text: String| format!("[request id: {id}] {text}");
     match error {
         Error::Invalid(t) => Error::Invalid(name(t)),

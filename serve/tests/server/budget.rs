@@ -5,7 +5,7 @@ use std::io::Write;
 
 use lazybatch_serve::proto::ModelInferRequest;
 use lazybatch_serve::proto::model_infer_request::InferInputTensor;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::common::{Running, add, call, http, is_sum, send, soon, start, status};
@@ -184,5 +184,36 @@ async fn regions_are_bounded_as_other_tensors_are() {
         "{told}"
     );
     drop(grpc);
+    end(server).await;
+}
+
+#[tokio::test]
+async fn a_body_that_is_too_long_is_taken_and_refused_both_ways() {
+    let server = start(|_| {}).await;
+    let at = server.http();
+    // Half as long again as one may be, all of it sent before anything is read.
+    let body = vec![b' '; 3 << 19];
+    let announced = http("POST", INFER, &body);
+    let routed = String::from_utf8(announced.clone()).unwrap();
+    let routed = routed.replacen("host", "accept-encoding: br\r\nhost", 1);
+    let mut chunked = format!("POST {INFER} HTTP/1.1\r\nhost: localhost\r\n").into_bytes();
+    chunked.extend(b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n");
+    chunked.extend(format!("{:x}\r\n", body.len()).into_bytes());
+    chunked.extend(&body);
+    chunked.extend(b"\r\n0\r\n\r\n");
+    for (what, sent) in [
+        ("announced", &announced[..]),
+        ("by the router", routed.as_bytes()),
+        ("chunked", &chunked),
+    ] {
+        let mut stream = TcpStream::connect(at).await.unwrap();
+        stream.write_all(sent).await.unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await.unwrap();
+        let (code, text) = status(&answer);
+        let is_told = text.contains("length limit exceeded");
+        assert!(code == 400 && is_told, "{what}: {code} {text}");
+    }
+    soon("nothing is held", || server.state.memory.held() == 0).await;
     end(server).await;
 }

@@ -96,6 +96,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         &recorder,
         &climbs,
         (&kinds, &over),
+        KINDS[0],
         settings.repeats,
         figures,
     )

@@ -128,8 +128,8 @@ impl Climb {
 }
 
 /// Writes the lines of `repeats` climbs of each of `kinds`, and for each of `over`, a label and kinds,
-/// the rates that the first kind sustains over the best of those. `figures` is what lines say of the
-/// run.
+/// the rates that `ours` sustains over the best of those; none where it was not measured. `figures`
+/// is what lines say of the run.
 ///
 /// # Errors
 /// Lines that cannot be written.
@@ -137,6 +137,7 @@ pub fn record(
     recorder: &Recorder,
     climbs: &[Climb],
     (kinds, over): (&[&'static str], &[(&str, &[&str])]),
+    ours: &str,
     repeats: usize,
     figures: impl Fn(&str) -> Value,
 ) -> anyhow::Result<()> {
@@ -177,7 +178,7 @@ pub fn record(
             line(kind, None, "sustained/s", rates.clone())?;
             sustained.push((kind, rates));
         }
-        let Some((_, first)) = sustained.first().filter(|(kind, _)| *kind == kinds[0]) else {
+        let Some((_, first)) = sustained.iter().find(|(kind, _)| *kind == ours) else {
             continue;
         };
         let below = climbs.first().map(|c| c.ladder.first_rate / c.ladder.step);

@@ -18,6 +18,8 @@ pub(super) struct Flight {
     pub(super) stage: usize,
     pub(super) effects: Effects,
     pub(super) failed: Option<String>,
+    /// Its issue waited for the device.
+    pub(super) has_waited: bool,
 }
 
 impl CudaDevice {
@@ -49,6 +51,19 @@ impl CudaDevice {
                 Some(true)
             }
         }
+    }
+
+    /// Whether nodes of a launch run on the host, for which its issue waits.
+    pub(super) fn has_host_nodes(&self, launch: &Launch) -> bool {
+        let Some(resident) = self.models.get(&launch.model) else {
+            return false;
+        };
+        let (model, block) = (&resident.model, launch.block as usize);
+        let nodes = launch.first_node as usize..launch.end_node as usize;
+        let nodes = model.program.blocks[block].nodes[nodes].iter();
+        nodes
+            .copied()
+            .any(|id| model.host_nodes[id.index()].is_some())
     }
 
     /// Takes in what a launch that is over has left.

@@ -3,8 +3,10 @@
 use std::sync::{Arc, Mutex};
 
 use lazybatch_cuda::{CudaDevice, CudaOptions, LaunchTime};
-use lazybatch_graph::{DType, Program, ProgramBuilder, Repeat, Tensor};
-use lazybatch_kernels::{Device, OpenRequest};
+use lazybatch_graph::{CustomOp, DType, Program, ProgramBuilder, Repeat, Tensor};
+use lazybatch_kernels::{
+    CustomCall, CustomKernel, CustomNode, Device, KernelRegistry, OpenRequest,
+};
 use lazybatch_sla::{
     LaneId, Launch, Member, ModelId, Nanos, RequestId, Slot, SubBatchId, Ticket, Time,
 };
@@ -111,6 +113,78 @@ fn every_launch_has_its_time() {
         assert_eq!(times[0].idle_us, 0.0);
         for time in &times {
             assert!(time.busy_us > 0.0 && time.idle_us >= 0.0, "{time:?}");
+        }
+    });
+}
+
+/// Gives what it is given.
+struct Same;
+
+impl CustomKernel for Same {
+    fn validate(&self, _node: &CustomNode<'_>) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn run(&self, call: &mut CustomCall<'_>) -> Result<(), String> {
+        for (out, x) in call.output.iter_mut().zip(call.operands[0].data) {
+            *out = *x;
+        }
+        Ok(())
+    }
+}
+
+/// A layer, with a node that runs on the host in front of it.
+fn on_host() -> Program {
+    let mut b = ProgramBuilder::new("host").with_seed(1);
+    let x = b.input("x", DType::F32, &[8]);
+    let y = b.output("y", DType::F32, &[8]);
+    b.begin_block("main", Repeat::Once);
+    let x = b.read_input("x", x);
+    let op = CustomOp {
+        name: "same".into(),
+        output_dims: vec![8],
+        flops_per_row: 1,
+        batchable: true,
+    };
+    let v = b.custom("same", op, &[x]);
+    let v = b.dense("layer", v, 8, None);
+    b.emit("y", y, v);
+    b.finish().unwrap()
+}
+
+#[test]
+fn issues_that_wait_for_the_device_say_so() {
+    runs_clean("times::issues_that_wait_for_the_device_say_so", || {
+        for (program, waits) in [(program(), false), (on_host(), true)] {
+            let mut registry = KernelRegistry::new();
+            registry.register("same", Arc::new(Same));
+            let mut device = device(CudaOptions {
+                registry,
+                ..options()
+            });
+            let end = program.blocks[0].nodes.len() as u32;
+            device.load(MODEL, Arc::new(program)).unwrap();
+            device
+                .open(&OpenRequest {
+                    slot: Slot(0),
+                    request: RequestId(0),
+                    model: MODEL,
+                    inputs: &[Tensor::from_f32(&[1, 8], &[1.0; 8])],
+                    input_len: 0,
+                    samples: 1,
+                    output_len: None,
+                })
+                .unwrap();
+            enqueue(&mut device, 0, 0..end);
+            let done = loop {
+                if let Some(done) = device.poll(Time::ZERO) {
+                    break done;
+                }
+            };
+            done.result.unwrap();
+            assert!(done.busy.is_some_and(|t| t > Nanos::ZERO));
+            assert_eq!(done.has_waited, waits);
+            device.close(Slot(0));
         }
     });
 }
