@@ -61,6 +61,19 @@ pub struct Gemm {
     pub epilogue: Epilogue,
 }
 
+impl Gemm {
+    /// Rows, inner elements and columns, as kernels take them.
+    fn sizes(&self, kernel: &'static str) -> Result<[u32; 3], CudaError> {
+        let right = self.k.saturating_mul(self.n);
+        size(kernel, "elements of the right side", right)?;
+        Ok([
+            size(kernel, "rows", self.m)?,
+            size(kernel, "inner elements", self.k)?,
+            size(kernel, "columns", self.n)?,
+        ])
+    }
+}
+
 /// How a product is cut into blocks; it decides the speed, not the bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tiling {
@@ -152,16 +165,7 @@ impl Kernels {
         if g.m == 0 || g.n == 0 {
             return Ok(());
         }
-        let (m, k) = (
-            size(KERNEL, "rows", g.m)?,
-            size(KERNEL, "inner elements", g.k)?,
-        );
-        let n = size(KERNEL, "columns", g.n)?;
-        size(
-            KERNEL,
-            "elements of the right side",
-            g.k.saturating_mul(g.n),
-        )?;
+        let [m, k, n] = g.sizes(KERNEL)?;
         let name = match g.weights.stored {
             Stored::F16 => "gemm_matrix_f16",
             Stored::Bf16 => "gemm_matrix_bf16",
@@ -200,16 +204,7 @@ impl Kernels {
         if g.m == 0 || g.n == 0 {
             return Ok(());
         }
-        let (m, k) = (
-            size(KERNEL, "rows", g.m)?,
-            size(KERNEL, "inner elements", g.k)?,
-        );
-        let n = size(KERNEL, "columns", g.n)?;
-        size(
-            KERNEL,
-            "elements of the right side",
-            g.k.saturating_mul(g.n),
-        )?;
+        let [m, k, n] = g.sizes(KERNEL)?;
         let (which, scales) = match g.weights.stored {
             Stored::F32 => (0, DevicePtr::NULL),
             Stored::F16 => (1, DevicePtr::NULL),
