@@ -1,102 +1,158 @@
-//! Makes plans on a thread of its own, within a budget of processor time.
+//! Makes plans beside the driver, in time that nobody else wants, within a budget of it.
 
+use std::num::NonZero;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver, Sender};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{self, Receiver};
 
-use lazybatch_sla::Nanos;
+use lazybatch_sla::{Nanos, Time};
 
 use super::plan;
-use super::threaded::Clock;
 use crate::core::{Plan, PlanRequest};
 
-/// Share of all available processors that plans may take: behind each plan, which keeps one busy,
-/// the policy asks for none for so long.
+/// Share of all available processors that plans may take: behind each plan the policy asks for none
+/// until what that took is no more.
 pub const BUDGET: f64 = 0.05;
 
-/// The planning thread, started with the first plan; stopped and joined on drop.
+/// For how long a plan may be made in idle time alone, before it is also begun with a small share of
+/// a busy processor.
+const PATIENCE: Nanos = Nanos::from_ms(1000);
+
+/// Makes one plan at a time. Threads are told to stop on drop, and end by themselves.
 #[derive(Default)]
 pub(crate) struct Planner {
-    thread: Option<Thread>,
-}
-
-struct Thread {
-    requests: Option<Sender<PlanRequest>>,
-    plans: Receiver<Plan>,
-    stop: Arc<AtomicBool>,
-    handle: Option<JoinHandle<()>>,
+    /// What is being planned, and since when.
+    request: Option<(Time, Arc<PlanRequest>)>,
+    /// Threads that make that plan, the first in idle time.
+    attempts: Vec<Attempt>,
 }
 
 impl Planner {
-    /// Makes a plan as soon as the budget allows.
-    pub fn start(&mut self, request: PlanRequest) {
-        let thread = self.thread.get_or_insert_with(Thread::start);
-        if let Some(requests) = &thread.requests {
-            // A thread that has died leaves the incumbent in place.
-            drop(requests.send(request));
-        }
+    /// Begins a plan. Where there can be no thread for it, the incumbent stays.
+    pub fn start(&mut self, now: Time, request: PlanRequest) {
+        let request = Arc::new(request);
+        self.attempts.clear();
+        self.attempts
+            .extend(Attempt::start(request.clone(), Urgency::Idle));
+        self.request = Some((now, request));
     }
 
     /// A plan that is done.
-    pub fn poll(&mut self) -> Option<Plan> {
-        self.thread.as_ref()?.plans.try_recv().ok()
+    pub fn poll(&mut self, now: Time) -> Option<Plan> {
+        let (since, request) = self.request.as_ref()?;
+        let plan = self.attempts.iter().find_map(|a| a.plan.try_recv().ok());
+        if plan.is_some() {
+            self.request = None;
+            self.attempts.clear();
+        } else if self.attempts.len() == 1 && now.since(*since) > PATIENCE {
+            self.attempts
+                .extend(Attempt::start(request.clone(), Urgency::Low));
+        }
+        plan
     }
 }
 
-impl Thread {
-    fn start() -> Self {
-        let (requests, inbox) = mpsc::channel::<PlanRequest>();
-        let (outbox, plans) = mpsc::channel();
+/// When a plan is made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Urgency {
+    /// When a processor has nothing else to do.
+    Idle,
+    /// As the least urgent, but some.
+    Low,
+}
+
+impl Urgency {
+    /// Lets other threads go before the calling one: a plan may come late, the device's threads may
+    /// not. Where the system cannot do it, the thread keeps its priority.
+    #[cfg(target_os = "linux")]
+    fn apply(self) {
+        /// Of 19, the least urgent.
+        const NICE: i32 = 15;
+        // On Linux a nice value and a policy belong to a thread; without a process it is the
+        // calling one's.
+        let _ = rustix::process::setpriority_process(None, NICE);
+        if self == Self::Idle {
+            // A thread with a nice value keeps its processor for a slice of milliseconds when the
+            // driver wakes; an idle one is preempted at once.
+            let none = libc::sched_param { sched_priority: 0 };
+            #[allow(unsafe_code, reason = "no library has this call")]
+            // SAFETY: the parameters outlive the call, which keeps nothing of them.
+            let _ = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &none) };
+        }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn apply(self) {}
+}
+
+/// A thread that makes one plan.
+struct Attempt {
+    plan: Receiver<Plan>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Attempt {
+    fn start(request: Arc<PlanRequest>, urgency: Urgency) -> Option<Self> {
+        let (outbox, plan) = mpsc::channel();
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
-        let handle = std::thread::Builder::new()
-            .name("lazybatch-plan".into())
-            .spawn(move || work(&inbox, &outbox, &stopped))
-            .ok();
-        Self {
-            requests: Some(requests),
-            plans,
-            stop,
-            handle,
-        }
+        let thread = std::thread::Builder::new().name("lazybatch-plan".into());
+        let work = move || {
+            urgency.apply();
+            let start = Spent::start();
+            let mut plan = plan::make(&request, &|| stopped.load(Ordering::Relaxed));
+            plan.rest = rest(start.so_far());
+            // Another attempt may have been faster.
+            drop(outbox.send(plan));
+        };
+        // Nobody waits for it: a stopped one ends with the rule that it simulates.
+        thread.spawn(work).ok().map(|_| Self { plan, stop })
     }
 }
 
-/// Lets every other thread go first: a plan may come late, the device's threads may not. Where the
-/// system cannot do it, the thread keeps its priority.
-fn step_back() {
-    /// Of 19, the least urgent.
-    #[cfg(target_os = "linux")]
-    const NICE: i32 = 15;
-    // On Linux a nice value belongs to a thread; without a process it is the calling one's.
-    #[cfg(target_os = "linux")]
-    let _ = rustix::process::setpriority_process(None, NICE);
-}
-
-fn work(inbox: &Receiver<PlanRequest>, outbox: &Sender<Plan>, stop: &AtomicBool) {
-    step_back();
-    let clock = Clock::start();
-    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let share = (BUDGET * processors as f64).min(1.0);
-    while let Ok(request) = inbox.recv() {
-        let start = clock.now();
-        let mut plan = plan::make(&request, &|| stop.load(Ordering::Relaxed));
-        let spent = clock.now().since(start).0 as f64;
-        plan.rest = Nanos((spent * (1.0 / share - 1.0)) as u64);
-        if outbox.send(plan).is_err() {
-            return;
-        }
-    }
-}
-
-impl Drop for Thread {
+impl Drop for Attempt {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        self.requests = None;
-        if let Some(handle) = self.handle.take() {
-            // A plan that panicked has been reported on its thread.
-            drop(handle.join());
-        }
+    }
+}
+
+/// For how long there is no plan behind one that took so much of a processor.
+fn rest(spent: Nanos) -> Nanos {
+    let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let share = (BUDGET * processors as f64).min(1.0);
+    Nanos((spent.0 as f64 * (1.0 / share - 1.0)) as u64)
+}
+
+/// Processor time of the calling thread; where the system does not tell it, time.
+#[cfg(target_os = "linux")]
+struct Spent(Nanos);
+
+#[cfg(target_os = "linux")]
+impl Spent {
+    fn start() -> Self {
+        Self(Self::now())
+    }
+
+    fn so_far(&self) -> Nanos {
+        Self::now() - self.0
+    }
+
+    fn now() -> Nanos {
+        let spent = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        Nanos(spent.tv_sec.unsigned_abs() * 1_000_000_000 + spent.tv_nsec.unsigned_abs())
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+struct Spent(super::threaded::Clock);
+
+#[cfg(not(target_os = "linux"))]
+impl Spent {
+    fn start() -> Self {
+        Self(super::threaded::Clock::start())
+    }
+
+    fn so_far(&self) -> Nanos {
+        self.0.now().since(Time::ZERO)
     }
 }

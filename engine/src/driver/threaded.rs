@@ -262,7 +262,7 @@ impl Driver {
                 self.abandon();
                 return;
             }
-            if let Some(plan) = self.state.planner.poll() {
+            if let Some(plan) = self.state.planner.poll(now) {
                 self.event(now, Event::Planned(plan));
             }
             if self.core.next_wakeup().is_some_and(|t| t <= now) {
@@ -493,7 +493,7 @@ impl Driver {
                 Action::Vacate(model) => self.vacate(model),
                 Action::Plan => {
                     let request = self.core.take_plan().expect("asked for together");
-                    self.state.planner.start(request);
+                    self.state.planner.start(now, request);
                 }
                 Action::Note(_) | Action::Launch { .. } => {}
             }
