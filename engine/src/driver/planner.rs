@@ -156,3 +156,77 @@ impl Spent {
         self.0.now().since(Time::ZERO)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::{CoreConfig, ModelSpec, Past};
+    use lazybatch_sla::{ClassId, ModelId, Profile, RequestId};
+
+    /// Takes each rule some thousand launches.
+    fn request() -> PlanRequest {
+        let text = r#"{"format":"lazybatch-profile/1","device":"d","copy_gbps":1.0,"dispatch_us":0,
+            "models":[{"name":"m","max_batch":4,"output_len_p90":8,"blocks":[{"name":"decode",
+            "repeat":"until_stop","nodes":[{"name":"n","by":"members","latency_us":[[1,5],[4,6]]}]}]}]}"#;
+        let profile = Profile::parse("test", text).expect("a profile");
+        let model = ModelSpec::from_profile(&profile, &profile.models[0], 1, 8);
+        let past = |i| Past {
+            id: RequestId(i),
+            gap: Nanos(20_000),
+            model: ModelId(0),
+            sla: None,
+            class: ClassId::default(),
+            priority: 0,
+            delay_after: None,
+            samples: 1,
+            input_len: 1,
+            output_len: 8,
+        };
+        PlanRequest {
+            config: CoreConfig::new(vec![model]),
+            arrivals: (0..4096).map(past).collect(),
+            open: Vec::new(),
+            candidates: ["front", "join:0", "cellular"].map(String::from).to_vec(),
+            miss_weight: 3.0,
+            budget: 1_000_000,
+        }
+    }
+
+    fn wait(planner: &mut Planner, now: Time) -> Plan {
+        loop {
+            if let Some(plan) = planner.poll(now) {
+                return plan;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_plan_comes_and_says_for_how_long_to_rest() {
+        let mut planner = Planner::default();
+        assert!(planner.poll(Time::ZERO).is_none());
+        for _ in 0..2 {
+            planner.start(Time::ZERO, request());
+            let plan = wait(&mut planner, Time::ZERO);
+            assert_eq!(plan.costs.len(), 3);
+            assert!(plan.rest > Nanos::ZERO);
+            assert!(planner.attempts.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_plan_that_finds_no_idle_time_is_begun_once_more() {
+        let mut planner = Planner::default();
+        planner.start(Time::ZERO, request());
+        let late = Time::ZERO + PATIENCE + Nanos(1);
+        assert!(planner.poll(Time::ZERO + PATIENCE).is_none());
+        assert_eq!(planner.attempts.len(), 1);
+        for _ in 0..2 {
+            assert!(planner.poll(late).is_none());
+            assert_eq!(planner.attempts.len(), 2);
+        }
+        assert_eq!(wait(&mut planner, late).costs.len(), 3);
+        assert!(planner.attempts.is_empty());
+        assert!(planner.poll(late).is_none());
+    }
+}

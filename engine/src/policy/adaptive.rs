@@ -118,14 +118,14 @@ const STATIC_RULES: &[&str] = &[
 ];
 /// Rules for models with loops, the first to start with.
 const LOOP_RULES: &[&str] = &[
-    "sharing:1/0.5/0.25",
+    "sharing:2/3/1",
+    "sharing:1/6/1",
+    "sharing:1/1/1",
     "sharing:1/1/0.1",
-    "sharing:1/0.5/1",
-    "sharing:4/0.5/0.05",
     "balance:2",
     "join:4",
     "join:4/cap90",
-    "sharing:1/1/0.1/cap90",
+    "sharing:2/3/1/cap90",
 ];
 
 /// Policies that are compared with the base rules where nothing but latency and one target count.
