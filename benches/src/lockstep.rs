@@ -10,6 +10,8 @@ use lazybatch_graph::{Repeat, SharedProgram, Tensor};
 use lazybatch_kernels::{CpuDevice, CpuOptions, Device, OpenRequest, Plan, validate_inputs};
 use lazybatch_sla::{LaneId, Launch, Member, ModelId, RequestId, Slot, SubBatchId, Ticket, Time};
 
+use crate::clock;
+
 /// The requests and the device that they run on.
 pub struct Lockstep {
     device: CpuDevice,
@@ -21,6 +23,8 @@ pub struct Lockstep {
     batch: Range<usize>,
     /// By block.
     plans: Vec<Plan>,
+    /// By block, the nodes one by one, once they were asked for.
+    nodes: Vec<Vec<(Plan, Range<u32>)>>,
     launch: Launch,
 }
 
@@ -77,6 +81,7 @@ impl Lockstep {
             members,
             batch: 0..0,
             plans,
+            nodes: Vec::new(),
             launch,
         })
     }
@@ -113,6 +118,50 @@ impl Lockstep {
     /// # Errors
     /// What the device refuses or fails.
     pub fn run_block(&mut self, block: usize) -> anyhow::Result<()> {
+        let whole = (
+            self.plans[block],
+            0..self.program.blocks[block].nodes.len() as u32,
+        );
+        self.run_segments(block, &[whole], |_, _| ())
+    }
+
+    /// Opens all requests, runs every node in a launch of its own and closes them; `timed(block, node,
+    /// ns)` is called behind each launch.
+    ///
+    /// # Errors
+    /// What the device refuses or fails.
+    pub fn run_nodes(&mut self, mut timed: impl FnMut(usize, usize, f64)) -> anyhow::Result<()> {
+        if self.nodes.is_empty() {
+            for (i, block) in self.program.blocks.iter().enumerate() {
+                let nodes = (0..block.nodes.len() as u32).map(|node| {
+                    let nodes = node..node + 1;
+                    let plan =
+                        self.device
+                            .prepare(ModelId(0), i as u32, node, node + 1, u32::MAX)?;
+                    anyhow::Ok((plan, nodes))
+                });
+                self.nodes.push(nodes.collect::<Result<_, _>>()?);
+            }
+        }
+        self.open()?;
+        for block in 0..self.plans.len() {
+            let segments = std::mem::take(&mut self.nodes[block]);
+            let done = self.run_segments(block, &segments, |node, ns| timed(block, node, ns));
+            self.nodes[block] = segments;
+            done?;
+        }
+        self.close();
+        Ok(())
+    }
+
+    /// Runs all passes of a block, each as these launches, which cover it; `timed(i, ns)` is called
+    /// behind launch `i` of a pass.
+    fn run_segments(
+        &mut self,
+        block: usize,
+        segments: &[(Plan, Range<u32>)],
+        mut timed: impl FnMut(usize, f64),
+    ) -> anyhow::Result<()> {
         let repeat = self.program.blocks[block].repeat;
         let passes = |m: &Member| match repeat {
             Repeat::Once => 1,
@@ -121,8 +170,6 @@ impl Lockstep {
         };
         let launch = &mut self.launch;
         launch.block = block as u32;
-        launch.segment = block as u32;
-        launch.end_node = self.program.blocks[block].nodes.len() as u32;
         launch.members.clear();
         launch
             .members
@@ -132,19 +179,47 @@ impl Lockstep {
             if launch.members.is_empty() {
                 break;
             }
-            launch.ticket.0 += 1;
             for m in &mut launch.members {
                 m.step = step;
             }
-            self.device.enqueue(Time::ZERO, self.plans[block], launch)?;
-            let done = self.device.poll(Time::ZERO);
-            let done = done.context("a launch that did not run in place")?;
-            done.result?;
-            launch
-                .members
-                .retain(|m| !done.stopped.contains(&m.request));
+            let mut stopped = Vec::new();
+            for (i, (plan, nodes)) in segments.iter().enumerate() {
+                launch.ticket.0 += 1;
+                launch.segment = i as u32;
+                (launch.first_node, launch.end_node) = (nodes.start, nodes.end);
+                let (ns, done) = clock::time(|| {
+                    self.device.enqueue(Time::ZERO, *plan, launch)?;
+                    let done = self.device.poll(Time::ZERO);
+                    done.context("a launch that did not run in place")
+                });
+                let done = done?;
+                done.result?;
+                stopped.extend(done.stopped);
+                timed(i, ns);
+            }
+            launch.members.retain(|m| !stopped.contains(&m.request));
         }
         Ok(())
+    }
+
+    /// The program.
+    pub fn program(&self) -> &SharedProgram {
+        &self.program
+    }
+
+    /// How many requests there are.
+    pub fn requests(&self) -> usize {
+        self.members.len()
+    }
+
+    /// Rows that a launch of all requests has, and the rows that attend to each other, on average.
+    pub fn rows(&self) -> [u64; 2] {
+        let lens = || self.members.iter().map(|m| u64::from(m.input_len.max(1)));
+        let (rows, pairs) = (
+            lens().sum::<u64>(),
+            lens().map(|len| len * len).sum::<u64>(),
+        );
+        [rows, pairs / rows.max(1)]
     }
 
     /// Closes what is open and returns the outputs, by request and output.
@@ -230,6 +305,23 @@ mod tests {
             assert_eq!(get(0, 1), [1.0, -1.0, 3.0, 2.0, 3.5, 2.0]);
             assert_eq!(get(1, 1), [-4.0, 1.0, -3.0, 2.0, -2.0, 3.0]);
         }
+    }
+
+    #[test]
+    fn nodes_run_one_by_one_in_every_pass() {
+        let requests = vec![request(&[1.0, 1.0]), request(&[1.0, 2.0, 1.0, 2.0])];
+        let mut batch = Lockstep::new(sums(), requests, threads(1)).unwrap();
+        for _ in 0..2 {
+            let mut launches = vec![[0; 5]; 2];
+            let seen = |block: usize, node: usize, ns: f64| {
+                assert!(ns > 0.0);
+                launches[block][node] += 1;
+            };
+            batch.run_nodes(seen).unwrap();
+            // The longer request makes two passes of the loop.
+            assert_eq!(launches, [[1, 1, 1, 0, 0], [2, 2, 2, 2, 2]]);
+        }
+        assert_eq!(batch.rows(), [3, 1]);
     }
 
     #[test]

@@ -71,6 +71,8 @@ usage: lazybatch-measure peers FOLDER --python PATH [OPTION VALUE]...
                weights mobilenet-v2; bert-base and minilm (whole, 16 and 128 positions), mixed
                (sentences of different lengths: ours packed, the peer's padded to the longest),
                silero-vad (a chunk of audio, the ONNX file on both sides); all if absent
+--nodes B      true: no peer, but what our nodes take one by one, by the kind of their op, beside their
+               arithmetic and traffic; lines go to FOLDER/nodes.jsonl
 --models PATH  the folder of fetched models (cargo xtask models); .models if absent
 --threads N    threads of each side; all cores if absent
 --repeats N    pairs of turns; 7 if absent

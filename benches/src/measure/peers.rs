@@ -8,6 +8,7 @@
 //! The peer is timed in its own process, call by call. What its smallest possible model costs is
 //! measured too and given beside every row, with the ratio that is left without it.
 
+mod nodes;
 mod options;
 mod rows;
 
@@ -24,7 +25,7 @@ use serde_json::{Value, json};
 
 use super::fetched;
 pub use options::Options;
-use rows::{Named, Row, Setup};
+use rows::{Named, Row};
 
 /// The scripts of the peer, as they were when this was compiled; the first one is run.
 const SCRIPTS: [(&str, &str); 4] = [
@@ -46,6 +47,9 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
             fetched::check(&options.models, model).context(row.family)?;
         }
     }
+    if options.nodes {
+        return each_node(options);
+    }
     let recorder = Recorder::new(&options.folder, "peers", &options.command)?;
     let work = tempfile::tempdir()?;
     for (name, script) in SCRIPTS {
@@ -58,6 +62,21 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     for row in &options.rows {
         compare(options, row, &mut peer, nothing, work.path(), &recorder)
             .with_context(|| row.figures().to_string())?;
+    }
+    Ok(())
+}
+
+/// Our side alone, node by node.
+fn each_node(options: &Options) -> anyhow::Result<()> {
+    let recorder = Recorder::new(&options.folder, "nodes", &options.command)?;
+    let setup = options.setup();
+    for row in &options.rows {
+        let mut own = row.own(&setup)?;
+        if let Some(batch) = own.batch() {
+            let settings = (options.threads, options.repeats);
+            nodes::record(&row.figures(), batch, settings, &recorder)
+                .with_context(|| row.figures().to_string())?;
+        }
     }
     Ok(())
 }
@@ -77,10 +96,7 @@ fn compare(
     work: &Path,
     recorder: &Recorder,
 ) -> anyhow::Result<()> {
-    let mut own = row.own(&Setup {
-        threads: options.threads,
-        models: options.models.clone(),
-    })?;
+    let mut own = row.own(&options.setup())?;
     let file = work.join("row.bin");
     let mut asked = row.figures();
     merge(&mut asked, std::mem::take(&mut own.told));

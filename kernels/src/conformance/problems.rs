@@ -157,7 +157,10 @@ pub fn problems() -> Vec<Problem> {
     all.extend(general_problems());
     all.extend(image_problems());
     all.extend(sequence_problems());
-    all.extend([transformer(), recurrent(), decoder(), prompted_decoder()]);
+    all.extend([transformer(), decoder(), prompted_decoder()]);
+    // Units that fill vectors, and some that do not.
+    all.push(recurrent("model-recurrent", 18, 30));
+    all.push(recurrent("model-recurrent-32", 32, 48));
     all.push(shared_states());
     all
 }
@@ -520,43 +523,44 @@ fn transformer() -> Problem {
     })
 }
 
-fn recurrent() -> Problem {
-    problem("model-recurrent", 1e-4, || {
+/// Recurrent cells of `hidden` units, one of `wide` units that are projected to as many.
+fn recurrent(name: &str, hidden: usize, wide: usize) -> Problem {
+    problem(name, 1e-4, move || {
         let mut b = ProgramBuilder::new("recurrent").with_seed(5);
         let input = b.sequence("frames", DType::F32, &[9], LONGEST);
-        let last = b.output("last", DType::F32, &[18]);
-        let each = b.output_sequence("each", DType::F32, &[18]);
-        let finals = ["h", "c", "gru"].map(|name| b.output(name, DType::F32, &[18]));
+        let last = b.output("last", DType::F32, &[hidden]);
+        let each = b.output_sequence("each", DType::F32, &[hidden]);
+        let finals = ["h", "c", "gru"].map(|name| b.output(name, DType::F32, &[hidden]));
         let (fwd, bwd) = (
-            b.sequence_state("fwd", 18, LONGEST),
-            b.sequence_state("bwd", 18, LONGEST),
+            b.sequence_state("fwd", hidden, LONGEST),
+            b.sequence_state("bwd", hidden, LONGEST),
         );
-        let h = b.vector_state("gru.h", DType::F32, &[18], 0.25);
-        let keep = b.vector_state("keep", DType::F32, &[18], 0.0);
+        let h = b.vector_state("gru.h", DType::F32, &[hidden], 0.25);
+        let keep = b.vector_state("keep", DType::F32, &[hidden], 0.0);
         b.begin_block("forward", Repeat::PerInputStep { stride: 1 });
         let x = b.read_input("x", input);
-        let w = b.lstm_weights("lstm", 9, 18);
-        let state = b.lstm_state("lstm", 18);
+        let w = b.lstm_weights("lstm", 9, hidden);
+        let state = b.lstm_state("lstm", hidden);
         let y = b.lstm_cell("lstm", x, w, None, state.h, state.c);
         b.seq_write("write", fwd, At::Step, y);
         b.begin_block("backward", Repeat::PerInputStep { stride: 1 });
         let x = b.read_input_at("x.back", input, At::Reverse);
-        let w = b.lstm_weights("proj", 9, 30);
-        let back = b.vector_state("proj.h", DType::F32, &[18], 0.0);
-        let cell = b.vector_state("proj.c", DType::F32, &[30], 0.0);
-        let w_hh = b.seeded("proj.w_hh18", &[18, 120], 48);
-        let proj = b.seeded("proj.w", &[30, 18], 30);
+        let w = b.lstm_weights("proj", 9, wide);
+        let back = b.vector_state("proj.h", DType::F32, &[hidden], 0.0);
+        let cell = b.vector_state("proj.c", DType::F32, &[wide], 0.0);
+        let w_hh = b.seeded("proj.recurrent", &[hidden, 4 * wide], 48);
+        let proj = b.seeded("proj.w", &[wide, hidden], 30);
         let y = b.lstm_cell("lstm.back", x, [w[0], w_hh, w[2]], Some(proj), back, cell);
         b.seq_write("write.back", bwd, At::Reverse, y);
         b.begin_block("merge", Repeat::PerInputStep { stride: 1 });
         let f = b.seq_read("read", fwd, At::Step);
         let r = b.seq_read("read.back", bwd, At::Step);
         let both = b.concat("both", &[f, r]);
-        let y = b.gru("gru", both, 18, h);
+        let y = b.gru("gru", both, hidden, h);
         b.vec_write("keep.write", keep, y);
         b.begin_block("pooled", Repeat::PerInputStep { stride: 3 });
         let x = b.read_input("x.pooled", input);
-        let x = b.dense("x.wide", x, 18, None);
+        let x = b.dense("x.wide", x, hidden, None);
         b.emit("emit.pooled", each, x);
         b.begin_block("head", Repeat::Once);
         let all = b.seq_read("all", fwd, At::All);

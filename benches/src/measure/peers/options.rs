@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 
-use super::rows::{self, Row};
-use crate::measure::args::{all_cores, pairs, positive};
+use super::rows::{self, Row, Setup};
+use crate::measure::args::{all_cores, pairs, positive, read};
 
 /// What is compared, and how.
 pub struct Options {
@@ -19,6 +19,8 @@ pub struct Options {
     pub rows: Vec<Row>,
     /// The folder of fetched models.
     pub models: PathBuf,
+    /// Whether our nodes are measured one by one instead, without the peer.
+    pub nodes: bool,
     /// A Python with the peer's packages.
     pub python: PathBuf,
     /// The command line that repeats this.
@@ -40,6 +42,7 @@ impl Options {
             repeats: 7,
             rows: rows::all(),
             models: ".models".into(),
+            nodes: false,
             python: PathBuf::new(),
             command: command.into(),
         };
@@ -50,13 +53,24 @@ impl Options {
                 "--repeats" => options.repeats = positive(key, value)?,
                 "--rows" => options.rows = of_families(value)?,
                 "--models" => options.models = value.into(),
+                "--nodes" => options.nodes = read(key, value, "true or false")?,
                 "--python" => python = Some(PathBuf::from(value)),
                 _ => bail!("{key} {value}: no such option"),
             }
         }
         let expected = "--python: expected a Python with the peer's packages, got nothing";
-        options.python = python.context(expected)?;
+        if !options.nodes {
+            options.python = python.context(expected)?;
+        }
         Ok(options)
+    }
+
+    /// What our side runs on, and from.
+    pub fn setup(&self) -> Setup {
+        Setup {
+            threads: self.threads,
+            models: self.models.clone(),
+        }
     }
 }
 
@@ -90,6 +104,7 @@ mod tests {
         let mut families: Vec<_> = options.rows.iter().map(|r| r.family).collect();
         families.dedup();
         assert_eq!(families, ["lstm", "gru"]);
+        assert!(!options.nodes && parse("out --nodes true").unwrap().nodes);
         assert_eq!((options.threads, options.repeats), (3, 7));
         assert_eq!(
             parse("out --python py").unwrap().rows.len(),
@@ -106,6 +121,7 @@ mod tests {
             ("out --rows gemm,x", "--rows: expected some of gemm, lstm"),
             ("out --repeats 0", "--repeats: expected a whole number"),
             ("out --speed 3", "--speed 3: no such option"),
+            ("out --nodes 1", "--nodes: expected true or false"),
         ] {
             let message = format!("{:#}", parse(line).err().unwrap());
             assert!(message.starts_with(told), "{line}: {message}");

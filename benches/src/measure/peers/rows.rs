@@ -275,6 +275,14 @@ impl Own {
         }
     }
 
+    /// The program with its requests, if it is one.
+    pub fn batch(&mut self) -> Option<&mut Lockstep> {
+        match &mut self.side {
+            Side::Program { batch, .. } => Some(batch),
+            Side::Product { .. } => None,
+        }
+    }
+
     /// The most multiply-adds per second times two, of a matrix product's device; else nothing.
     pub fn peak_flops(&mut self) -> Option<f64> {
         let Side::Product { product, .. } = &mut self.side else {

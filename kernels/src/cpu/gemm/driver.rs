@@ -6,7 +6,7 @@ use lazybatch_graph::Act;
 
 use super::dynamic::gemm_dynamic;
 use super::part::{MC, Whole};
-use super::tile::{Clamp, NR, UNIT};
+use super::tile::{Clamp, NR, UNIT, WIDEST};
 use super::{AView, AnyB, PackedB, Panels, Right};
 use crate::cpu::level::{Level, simd};
 use crate::cpu::math;
@@ -164,25 +164,46 @@ pub fn gemm<'b>(
     }
     let chunks = m.div_ceil(MC);
     let rows_each = m.div_ceil(chunks);
-    let unit = unit(num_panels, threads);
-    let units = num_panels.div_ceil(unit);
-    let splits = (2 * threads).div_ceil(chunks).clamp(1, units);
-    pool.run(chunks * splits, |task| {
-        let (chunk, split) = (task % chunks, task / chunks);
+    let columns = Columns::share_out(num_panels, (2 * threads).div_ceil(chunks));
+    pool.run(chunks * columns.shares, |task| {
+        let (chunk, share) = (task % chunks, task / chunks);
         let rows = chunk * rows_each..((chunk + 1) * rows_each).min(m);
-        let first = units * split / splits * unit;
-        let last = (units * (split + 1) / splits * unit).min(num_panels);
+        let cols = columns.share(share);
         // SAFETY: tasks own disjoint rectangles of the result.
-        unsafe { gemm_range(level, a, rows, b, first..last, shards, ldc, start, epi) };
+        unsafe { gemm_range(level, a, rows, b, cols, shards, ldc, start, epi) };
     });
 }
 
-/// Panels that are shared out together among `threads`: fewer where that would leave one idle.
-pub fn unit(num_panels: usize, threads: usize) -> usize {
-    if num_panels >= 2 * threads * UNIT {
-        UNIT
-    } else {
-        4
+/// Panels that are shared out among tasks.
+#[derive(Clone, Copy, Debug)]
+pub struct Columns {
+    panels: usize,
+    /// Panels that stay together, but for the last ones.
+    unit: usize,
+    /// Number of shares; none is empty.
+    pub shares: usize,
+}
+
+impl Columns {
+    /// `panels` panels in at most `shares` shares. These are whole tiles of any width where they are
+    /// then equal; else they differ by no more than the widest tile, as the last thread to end is
+    /// what a product waits for.
+    pub fn share_out(panels: usize, shares: usize) -> Self {
+        let is_even = panels.is_multiple_of(shares * UNIT);
+        let unit = if is_even { UNIT } else { WIDEST };
+        let shares = shares.clamp(1, panels.div_ceil(unit).max(1));
+        Self {
+            panels,
+            unit,
+            shares,
+        }
+    }
+
+    /// The panels of share `i`.
+    pub fn share(&self, i: usize) -> Range<usize> {
+        let units = self.panels.div_ceil(self.unit);
+        let at = |i: usize| (units * i / self.shares * self.unit).min(self.panels);
+        at(i)..at(i + 1)
     }
 }
 
@@ -206,10 +227,11 @@ pub unsafe fn gemm_range<'b>(
 ) {
     let b = b.into();
     let num_panels = b.n.div_ceil(NR);
-    if rows.is_empty() || cols.is_empty() || b.k == 0 {
+    if rows.is_empty() || cols.is_empty() || b.steps == 0 {
         return;
     }
-    let a_end = a.rows.at(rows.end - 1) + a.cols.at(b.k - 1) + 1;
+    assert!(b.steps <= b.k, "{} steps of {}", b.steps, b.k);
+    let a_end = a.rows.at(rows.end - 1) + a.cols.at(b.steps - 1) + 1;
     assert!(
         a.data.len() >= a_end,
         "left side of {} elements, {a_end} needed",

@@ -14,7 +14,7 @@ use std::cell::RefCell;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::driver::{Epilogue, finish_row, unit};
+use super::driver::{Columns, Epilogue, finish_row};
 use super::tile::{HIGHEST, NR, num_tiles, panels};
 use super::weights::int8_scale;
 use crate::cpu::buffers::Aligned;
@@ -168,18 +168,11 @@ pub fn gemm_dynamic(
             epi,
         };
         let num_panels = b.n.div_ceil(NR);
-        let unit = unit(num_panels, pool.threads());
-        let units = num_panels.div_ceil(unit);
-        let tasks = if parallel {
-            (2 * pool.threads()).min(units)
-        } else {
-            1
-        };
-        pool.run(tasks, |task| {
-            let first = units * task / tasks * unit;
-            let last = (units * (task + 1) / tasks * unit).min(num_panels);
+        let tasks = if parallel { 2 * pool.threads() } else { 1 };
+        let columns = Columns::share_out(num_panels, tasks);
+        pool.run(columns.shares, |task| {
             // SAFETY: tasks own disjoint columns of the result.
-            unsafe { part.run(m, first..last) };
+            unsafe { part.run(m, columns.share(task)) };
         });
     });
 }

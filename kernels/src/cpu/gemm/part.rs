@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::driver::{Epilogue, Start, finish_row};
 use super::element::Element;
-use super::tile::{Clamp, DEPTH, HIGHEST, KC, NR, Tile, UNIT, num_tiles, panels};
+use super::tile::{Clamp, DEPTH, HIGHEST, KC, NR, Tile, UNIT, WIDEST, num_tiles, panels};
 use super::view::{AView, Axis, Segment, segments};
 use super::{Right, packed_len, portable};
 use crate::cpu::buffers::Aligned;
@@ -38,9 +38,6 @@ const A_BLOCK: usize = MC * A_STRIDE;
 /// Fewest tiles of rows from which panels are widened once for all of them.
 const WIDEN_TILES: usize = 3;
 
-/// Panels of the widest tile.
-const WIDEST: usize = 4;
-
 /// What a thread works with.
 struct Work {
     /// Copied left-hand blocks.
@@ -64,8 +61,9 @@ thread_local! {
     static WORK: RefCell<Work> = RefCell::new(Work {
         left: Aligned::zeroed_whole(DEPTH / KC * A_BLOCK),
         wide: Aligned::zeroed_whole(WIDEST * DEPTH * NR),
-        segments: Vec::new(),
-        tiles: Vec::new(),
+        // Who first takes a task of many rows is chance: no thread makes room for them then.
+        segments: Vec::with_capacity(DEPTH / KC),
+        tiles: Vec::with_capacity(MOST_ROWS),
     });
 }
 
@@ -99,7 +97,7 @@ impl Whole<'_> {
         );
         let num_panels = b.n.div_ceil(NR);
         let copy = self.rows.len() >= COPY_ROWS && self.cols.len() >= COPY_PANELS;
-        let together = if b.k > DEPTH { NC } else { num_panels };
+        let together = if b.steps > DEPTH { NC } else { num_panels };
         let most = if copy { MC } else { MOST_ROWS };
         WORK.with_borrow_mut(|work| {
             let num = self.rows.len();
@@ -120,17 +118,18 @@ impl Whole<'_> {
                     start,
                     &mut work.tiles,
                 );
-                let depths = (0..b.k).step_by(DEPTH);
+                let depths = (0..b.steps).step_by(DEPTH);
                 let parts = self.cols.clone().step_by(together);
                 for (p, k0) in parts.flat_map(|p| depths.clone().map(move |k0| (p, k0))) {
-                    let k = DEPTH.min(b.k - k0);
+                    // What panels have from there on, and how much of it is multiplied.
+                    let (k, steps) = (DEPTH.min(b.k - k0), DEPTH.min(b.steps - k0));
                     if copy {
-                        copy_left(&self.a, rows.clone(), k0, k, &mut work.left);
-                        let blocks = (0..k).step_by(KC).enumerate();
-                        let runs = blocks.map(|(i, at)| (i * A_BLOCK, KC.min(k - at)));
+                        copy_left(&self.a, rows.clone(), k0, steps, &mut work.left);
+                        let blocks = (0..steps).step_by(KC).enumerate();
+                        let runs = blocks.map(|(i, at)| (i * A_BLOCK, KC.min(steps - at)));
                         segments(runs, &mut work.segments);
                     } else {
-                        segments(self.a.runs(k0, k), &mut work.segments);
+                        segments(self.a.runs(k0, steps), &mut work.segments);
                     }
                     let part = Part {
                         whole: self,
@@ -140,7 +139,7 @@ impl Whole<'_> {
                         left: if copy { &work.left } else { self.a.data },
                         lda: axis.strides[0],
                         is_first: k0 == 0,
-                        is_last: k0 + k == b.k,
+                        is_last: k0 + steps == b.steps,
                     };
                     let cols = p..(p + together).min(self.cols.end);
                     // SAFETY: the rectangle is the caller's, sides were checked above.

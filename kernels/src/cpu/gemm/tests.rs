@@ -4,7 +4,8 @@ use half::{bf16, f16};
 
 use lazybatch_graph::Act;
 
-use super::tile::DEPTH;
+use super::driver::Columns;
+use super::tile::{DEPTH, WIDEST};
 use super::*;
 use crate::cpu::level::Level;
 use crate::cpu::pool::{Pool, Shards};
@@ -488,4 +489,68 @@ fn names_are_read_back() {
         error,
         "expected one of f32, f16, bf16, int8, int8-dynamic, got f8"
     );
+}
+
+#[test]
+fn shares_of_columns_cover_them_and_differ_by_no_more_than_a_tile() {
+    for panels in 1..400 {
+        for shares in [1, 2, 3, 4, 6, 8] {
+            let columns = Columns::share_out(panels, shares);
+            let all: Vec<_> = (0..columns.shares).map(|i| columns.share(i)).collect();
+            assert_eq!((all[0].start, all[all.len() - 1].end), (0, panels));
+            assert!(all.windows(2).all(|w| w[0].end == w[1].start));
+            let lens = || all.iter().map(|cols| cols.len());
+            let (least, most) = (lens().min().unwrap_or(0), lens().max().unwrap_or(0));
+            // The last panels may be a part of a tile.
+            let allowed = 2 * WIDEST - 1;
+            assert!(
+                least > 0 && most - least <= allowed,
+                "{panels} panels in {shares} shares: {all:?}"
+            );
+        }
+    }
+    assert_eq!(Columns::share_out(64, 4).share(1), 16..32);
+}
+
+#[test]
+fn chains_of_fewer_steps_leave_out_the_last_rows() {
+    let n = 2 * NR + 5;
+    for (k, steps) in [
+        (40, 25),
+        (600, 256),
+        (600, 300),
+        (DEPTH + 300, DEPTH + 9),
+        (DEPTH + 300, 70),
+    ] {
+        let mut b = noise(k * n, 1);
+        let packed = |b: &[f32]| PackedB::pack(b, k, n);
+        b[steps * n..].fill(f32::NAN);
+        let packed = packed(&b);
+        let AnyB::Float(whole) = packed.view() else {
+            panic!("packed as f32")
+        };
+        let right = Right { steps, ..whole };
+        for m in [1, 9, 30] {
+            let a = noise(m * k, 2);
+            let taken: Vec<f32> = a.chunks(k).flat_map(|row| &row[..steps]).copied().collect();
+            let want = bits(&chain(&taken, &b[..steps * n], m, steps, n));
+            for level in Level::available() {
+                let mut c = vec![f32::NAN; m * n];
+                let (view, epi) = (AView::rows(&a, k), Epilogue::default());
+                gemm(
+                    &mut Pool::new(2),
+                    level,
+                    true,
+                    view,
+                    m,
+                    right,
+                    &mut c,
+                    n,
+                    false,
+                    &epi,
+                );
+                assert!(bits(&c) == want, "{m}x{steps} of {k}, {level:?}");
+            }
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! Shapes of register tiles.
 //!
-//! A tile is up to sixteen rows by one to four panels of sixteen columns, held in registers
+//! A tile is up to fourteen rows by one to four panels of sixteen columns, held in registers
 //! over a block of `k`. Which shape computes an element does not change its chain.
 
 use super::view::Segment;
@@ -16,13 +16,17 @@ pub const KC: usize = 256;
 pub const DEPTH: usize = 4 * KC;
 
 /// Rows of the highest tile of any kind.
-pub const HIGHEST: usize = 16;
+pub const HIGHEST: usize = 14;
+
+/// Panels of the widest tile.
+pub const WIDEST: usize = 4;
 
 /// Panels whose width every tile divides: where columns are shared out, whole tiles stay together.
 pub const UNIT: usize = 12;
 
 /// Tiles that `rows` rows are split into. One tile passes over the panels once, which is worth more
-/// than its shape where the panels come from far.
+/// than its shape where the panels come from far; but a tile of one panel loads more elements of the
+/// left side than it multiplies vectors, and two of half its rows are faster.
 pub const fn num_tiles(kind: Kind, rows: usize) -> usize {
     match (kind, rows) {
         (Kind::Avx512, ..=HIGHEST) => 1,

@@ -119,6 +119,8 @@ pub struct Right<'a> {
     pub k: usize,
     /// Columns.
     pub n: usize,
+    /// Steps of the chains, at most `k`: what is behind is not multiplied.
+    pub steps: usize,
     /// Elements.
     pub panels: Panels<'a>,
     /// What the ends of the chains are multiplied by, per column.
@@ -143,6 +145,7 @@ impl<'a> From<BView<'a>> for Right<'a> {
         Self {
             k: b.k,
             n: b.n,
+            steps: b.k,
             panels: Panels::F32(b.data),
             scales: None,
         }
@@ -257,6 +260,7 @@ impl PackedB {
         AnyB::Float(Right {
             k,
             n,
+            steps: k,
             panels,
             scales,
         })

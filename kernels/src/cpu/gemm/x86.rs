@@ -13,7 +13,7 @@ use super::tile::{Clamp, NR, Right, Tile};
 use super::unroll::unroll;
 
 /// How far ahead of the multiplication a panel is fetched, in bytes.
-const AHEAD: usize = 2048;
+const AHEAD: usize = 4096;
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
@@ -360,7 +360,7 @@ pub unsafe fn run512<E: Element>(t: &Tile<'_, E>, rows: usize, panels: usize) {
             1 x 4, 2 x 4, 3 x 4, 4 x 4, 5 x 4, 6 x 4,
             1 x 3, 2 x 3, 3 x 3, 4 x 3, 5 x 3, 6 x 3, 7 x 3, 8 x 3, 9 x 3,
             1 x 2, 2 x 2, 3 x 2, 4 x 2, 5 x 2, 6 x 2, 7 x 2, 8 x 2, 9 x 2, 10 x 2, 11 x 2, 12 x 2, 13 x 2, 14 x 2,
-            1 x 1, 2 x 1, 3 x 1, 4 x 1, 5 x 1, 6 x 1, 7 x 1, 8 x 1, 9 x 1, 10 x 1, 11 x 1, 12 x 1, 13 x 1, 14 x 1, 15 x 1, 16 x 1
+            1 x 1, 2 x 1, 3 x 1, 4 x 1, 5 x 1, 6 x 1, 7 x 1, 8 x 1, 9 x 1, 10 x 1, 11 x 1, 12 x 1, 13 x 1, 14 x 1
         );
     }
 }

@@ -1,9 +1,13 @@
 //! Attention within members, over sequence states, and additive attention.
 //!
 //! Source: Vaswani et al. 2017 (scaled dot product), Bahdanau et al. 2015 (additive).
-//! Work items are (member, head) or (row, head); none sees another member's rows.
+//! Work items are (member, some heads) or (row, head); none sees another member's rows.
+//!
+//! The scores of some queries with all their keys are held and become weights by an ordinary softmax:
+//! an online one, over blocks of keys, would hold fewer, and rescale the sums of values at each block.
 
 use std::cell::RefCell;
+use std::ops::Range;
 
 use lazybatch_graph::{Heads, StateId};
 
@@ -11,7 +15,7 @@ use super::rowwise::softmax_row;
 use crate::cpu::buffers::{Aligned, Buf};
 use crate::cpu::exec::{Env, NodeView, split};
 use crate::cpu::gemm::{
-    AView, BView, Epilogue, NR, Start, gemm_range, pack_b, pack_b_transposed, packed_len,
+    AView, BView, Epilogue, NR, Right, Start, gemm_range, pack_b, pack_b_transposed, packed_len,
 };
 use crate::cpu::level::{Level, simd};
 use crate::cpu::math;
@@ -21,6 +25,9 @@ use crate::pages::{PAGE, SeqState};
 
 /// Queries whose scores are held at once.
 const QUERIES: usize = 64;
+
+/// The same where queries see no later keys: the fewer, the less is computed for nothing.
+const CAUSAL_QUERIES: usize = 32;
 
 /// Working memory of one thread.
 #[derive(Default)]
@@ -48,65 +55,103 @@ pub fn attention(env: &mut Env<'_>, v: NodeView<'_>, heads: Heads, causal: bool)
         * heads.dim
         * 4;
     let shards = Shards::new(&mut out);
-    env.split(members.len() * heads.query, flops, |range| {
+    // Heads that share keys and values stay together where there is work enough without them.
+    let group = heads.query / heads.kv;
+    let parts = if members.len() * heads.kv >= 2 * env.pool.threads() {
+        1
+    } else {
+        group
+    };
+    let per_member = heads.kv * parts;
+    env.split(members.len() * per_member, flops, |range| {
         for item in range {
-            let (mem, head) = (&members[item / heads.query], item % heads.query);
-            SCRATCH.with_borrow_mut(|s| {
-                attend(
-                    level,
-                    s,
-                    mem.span(lead),
-                    mem.own(lead),
-                    q,
-                    k,
-                    val,
-                    heads,
-                    head,
-                    causal,
-                    shards,
-                );
-            });
+            let (mem, item) = (&members[item / per_member], item % per_member);
+            let (kv, part) = (item / parts, item % parts);
+            let (start, rows) = mem.span(lead);
+            let each = group / parts;
+            let first = kv * group + part * each;
+            let of = Attended {
+                level,
+                heads,
+                start,
+                rows,
+                keys: mem.own(lead),
+                causal,
+            };
+            SCRATCH.with_borrow_mut(|s| of.run(s, [q, k, val], kv, first..first + each, shards));
         }
     });
     out
 }
 
-fn attend(
+/// A member's rows, which attend to each other.
+struct Attended {
     level: Level,
-    s: &mut Scratch,
-    (start, rows): (usize, usize),
-    keys: usize,
-    q: &[f32],
-    k: &[f32],
-    v: &[f32],
     heads: Heads,
-    head: usize,
+    /// The first row, the number of them, and of those that are keys.
+    start: usize,
+    rows: usize,
+    keys: usize,
     causal: bool,
-    out: Shards,
-) {
-    let (dim, q_width, kv_width) = (heads.dim, heads.query * heads.dim, heads.kv * heads.dim);
-    let kv_at = start * kv_width + head / (heads.query / heads.kv) * dim;
-    s.keys.grow(packed_len(dim, keys));
-    s.values.grow(packed_len(keys, dim));
-    s.scores.grow(QUERIES * keys);
-    pack_b_transposed(&k[kv_at..], kv_width, dim, keys, &mut s.keys);
-    pack_b(&v[kv_at..], kv_width, keys, dim, &mut s.values);
-    let kt = BView {
-        k: dim,
-        n: keys,
-        data: &s.keys,
-    };
-    let vals = BView {
-        k: keys,
-        n: dim,
-        data: &s.values,
-    };
-    let epi = Epilogue::default();
-    for first in (0..rows).step_by(QUERIES) {
-        let num = QUERIES.min(rows - first);
-        let q_at = (start + first) * q_width + head * dim;
-        let queries = AView::rows(&q[q_at..], q_width);
+}
+
+impl Attended {
+    /// The query heads `queries`, which share the key and value head `kv`, into their columns of `out`.
+    fn run(
+        &self,
+        s: &mut Scratch,
+        [q, k, v]: [&[f32]; 3],
+        kv: usize,
+        queries: Range<usize>,
+        out: Shards,
+    ) {
+        let (dim, keys) = (self.heads.dim, self.keys);
+        let (q_width, kv_width) = (self.heads.query * dim, self.heads.kv * dim);
+        let kv_at = self.start * kv_width + kv * dim;
+        let most = if self.causal { CAUSAL_QUERIES } else { QUERIES };
+        s.keys.grow(packed_len(dim, keys));
+        s.values.grow(packed_len(keys, dim));
+        s.scores.grow(most * keys);
+        pack_b_transposed(&k[kv_at..], kv_width, dim, keys, &mut s.keys);
+        pack_b(&v[kv_at..], kv_width, keys, dim, &mut s.values);
+        for head in queries {
+            for first in (0..self.rows).step_by(most) {
+                let num = most.min(self.rows - first);
+                let at = (self.start + first) * q_width + head * dim;
+                let queries = AView::rows(&q[at..], q_width);
+                self.block(s, queries, first, num, out.offset(at));
+            }
+        }
+    }
+
+    /// Queries `first..first + num` of a head, whose keys and values are packed.
+    fn block(&self, s: &mut Scratch, queries: AView<'_>, first: usize, num: usize, out: Shards) {
+        let Self {
+            level, heads, keys, ..
+        } = *self;
+        let q_width = heads.query * heads.dim;
+        // No query of the block sees a later key.
+        let seen = if self.causal {
+            (first + num).min(keys)
+        } else {
+            keys
+        };
+        let kt = BView {
+            k: heads.dim,
+            n: keys,
+            data: &s.keys,
+        };
+        let values = Right {
+            steps: seen,
+            ..Right::from(BView {
+                k: keys,
+                n: heads.dim,
+                data: &s.values,
+            })
+        };
+        let epi = Epilogue::default();
         let scores = Shards::new(&mut s.scores);
+        let cols = 0..seen.div_ceil(NR);
         // SAFETY: the scores are this thread's.
         unsafe {
             gemm_range(
@@ -114,7 +159,7 @@ fn attend(
                 queries,
                 0..num,
                 kt,
-                0..keys.div_ceil(NR),
+                cols,
                 scores,
                 keys,
                 Start::Zero,
@@ -122,27 +167,27 @@ fn attend(
             );
         }
         for r in 0..num {
-            let row = &mut s.scores[r * keys..][..keys];
-            let seen = if causal {
-                (first + r + 1).min(keys)
+            let row = &mut s.scores[r * keys..][..seen];
+            let own = if self.causal {
+                (first + r + 1).min(seen)
             } else {
-                keys
+                seen
             };
-            row[seen..].fill(0.0);
-            math::scale(level, heads.scale, &mut row[..seen]);
-            softmax_row(level, &mut row[..seen]);
+            row[own..].fill(0.0);
+            math::scale(level, heads.scale, &mut row[..own]);
+            softmax_row(level, &mut row[..own]);
         }
         let weights = AView::rows(&s.scores, keys);
-        let to = out.offset(q_at);
-        // SAFETY: this item's rows and head of the output belong to it alone.
+        let cols = 0..heads.dim.div_ceil(NR);
+        // SAFETY: these rows and the head of the output belong to the item alone.
         unsafe {
             gemm_range(
                 level,
                 weights,
                 0..num,
-                vals,
-                0..dim.div_ceil(NR),
-                to,
+                values,
+                cols,
+                out,
                 q_width,
                 Start::Zero,
                 &epi,
@@ -324,4 +369,66 @@ pub fn additive_attention(
     };
     split(env.pool, parallel, rows, task);
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use lazybatch_graph::WeightSource;
+
+    use super::*;
+
+    const ROWS: usize = CAUSAL_QUERIES + 8;
+    const HEADS: Heads = Heads {
+        query: 4,
+        kv: 2,
+        dim: 5,
+        scale: 0.4,
+    };
+
+    /// Causal attention of all heads, in groups of so many.
+    fn attend(level: Level, [q, k, v]: [&[f32]; 3], together: usize) -> Vec<f32> {
+        let of = Attended {
+            level,
+            heads: HEADS,
+            start: 0,
+            rows: ROWS,
+            keys: ROWS,
+            causal: true,
+        };
+        let mut out = vec![f32::NAN; q.len()];
+        let shards = Shards::new(&mut out);
+        for first in (0..HEADS.query).step_by(together) {
+            let kv = first / (HEADS.query / HEADS.kv);
+            of.run(
+                &mut Scratch::default(),
+                [q, k, v],
+                kv,
+                first..first + together,
+                shards,
+            );
+        }
+        out
+    }
+
+    #[test]
+    fn heads_of_a_group_have_the_bits_of_one_alone_and_later_values_are_not_read() {
+        let noise =
+            |seed, width: usize| WeightSource::Seeded { seed, bound: 1.0 }.to_f32(ROWS * width);
+        let (q_width, kv_width) = (HEADS.query * HEADS.dim, HEADS.kv * HEADS.dim);
+        let (q, k, mut v) = (noise(1, q_width), noise(2, kv_width), noise(3, kv_width));
+        for level in Level::available() {
+            let bits = |together| {
+                let out = attend(level, [&q, &k, &v], together);
+                out.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+            };
+            assert_eq!(bits(2), bits(1), "{level:?}");
+        }
+        // Zero times infinity is not zero: who multiplied masked values would show.
+        v[CAUSAL_QUERIES * kv_width..].fill(f32::INFINITY);
+        for level in Level::available() {
+            let out = attend(level, [&q, &k, &v], 2);
+            let first = &out[..CAUSAL_QUERIES * q_width];
+            assert!(first.iter().all(|x| x.is_finite()), "{level:?}");
+        }
+    }
 }
