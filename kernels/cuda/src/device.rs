@@ -89,10 +89,9 @@ fn name(gpu: &str, options: &CudaOptions) -> String {
     if options.weights != WeightType::F32 {
         name = format!("{name}-{}", options.weights);
     }
-    let is_half = matches!(options.weights, WeightType::F16 | WeightType::Bf16);
     if !options.deterministic {
         name.push_str("-cublaslt");
-    } else if options.tensor_cores && is_half {
+    } else if options.matrix().is_some() {
         name.push_str("-matrix");
     }
     name
@@ -441,7 +440,7 @@ impl Device for CudaDevice {
 
     fn load(&mut self, id: ModelId, program: SharedProgram) -> Result<(), Error> {
         self.ready()?;
-        let families = model::families(&program, self.options.deterministic);
+        let families = model::families(&program, &self.options);
         if let Err(error) = self.kernels.load(&families) {
             return Err(self.refuse(&error));
         }
