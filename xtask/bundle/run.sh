@@ -138,7 +138,7 @@ if [ "${1:-}" = --stage ]; then
         short='--requests 2000 --duration 1 --drain 1 --pool 64'
         # Tests of failures that ask the emulator for them, or look for libraries, are left out.
         kernel_tests=.
-        device_tests='^conformance::(the_|nodes_|launches_)|^(buckets|depth|library|times)::|_no_room_|_its_members_alone'
+        device_tests='^conformance::(attention_|the_|nodes_|launches_)|^(buckets|depth|library|times)::|_no_room_|_its_members_alone'
     fi
     "$@"
     exit
