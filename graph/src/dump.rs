@@ -304,6 +304,10 @@ impl fmt::Display for Op {
             Self::FirstRow => f.write_str("first_row"),
             Self::LastRow => f.write_str("last_row"),
             Self::ArgMax => f.write_str("arg_max"),
+            Self::TopK { k, largest } => {
+                let which = if *largest { "largest" } else { "smallest" };
+                write!(f, "top_k {k} {which}")
+            }
             Self::VecRead { state } => write!(f, "vec_read {state}"),
             Self::VecWrite { state } => write!(f, "vec_write {state}"),
             Self::SeqRead { state, at } => write!(f, "seq_read {state} {at}"),

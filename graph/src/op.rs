@@ -293,6 +293,16 @@ pub enum Op {
     LastRow,
     /// `x [r, d]`: index of the largest element, the lowest among equals: `[r] i32`.
     ArgMax,
+    /// `x [r, .., d]`: the `k` largest elements of the last dimension, in falling order, or the
+    /// smallest, in rising order: two outputs, the elements `[r, .., k]` and their indices
+    /// `[r, .., k] i32`. Among equals (zeros of either sign are) the lower index comes first; what
+    /// is no number comes behind all that are.
+    TopK {
+        /// How many, 1 to `d`.
+        k: usize,
+        /// The largest, not the smallest.
+        largest: bool,
+    },
     /// The vector state's content: `[batch, dims...]`.
     VecRead {
         /// Which state.

@@ -401,6 +401,10 @@ fn id_bound(program: &Program, value: ValueId, through_states: bool) -> Bound {
                 .map_or_else(|| Bound::Missing(decl.name.clone()), Bound::Below)
         }
         Op::ArgMax => Bound::Below(program.value(node.inputs[0]).ty.row_elems()),
+        Op::TopK { .. } => {
+            let dims = program.value(node.inputs[0]).ty.fixed_dims();
+            dims.last().map_or(Bound::Unknown, |&d| Bound::Below(d))
+        }
         Op::VecRead { state } if through_states => {
             let initial = match program.state(state).kind {
                 StateKind::Vector { init, .. } if init >= 0.0 => (init as usize).saturating_add(1),

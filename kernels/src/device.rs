@@ -14,7 +14,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use lazybatch_graph::{OutputId, SharedProgram, Tensor};
+use lazybatch_graph::{NodeId, OutputId, SharedProgram, Tensor};
 use lazybatch_sla::{Launch, ModelId, Nanos, RequestId, Slot, Ticket, Time};
 use smallvec::SmallVec;
 
@@ -34,6 +34,18 @@ pub struct DeviceInfo {
     pub num_lanes: u32,
     /// Whether latencies are simulated, so that [`Device::next_completion`] knows the future.
     pub is_virtual: bool,
+}
+
+/// Where the weights of a node are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Residency {
+    /// Where the node runs, as are those of nodes without weights.
+    Resident,
+    /// On their way there. Launches of the node may be asked for: they run behind the copies.
+    InFlight,
+    /// On the host alone: the model is not loaded, or the node runs on the host of a device that is
+    /// another.
+    Host,
 }
 
 /// A request at its start.
@@ -100,6 +112,13 @@ pub trait Device: Send {
     /// # Errors
     /// An op without a kernel, a weight that does not fit, memory exhausted.
     fn load(&mut self, model: ModelId, program: SharedProgram) -> Result<(), Error>;
+
+    /// Where the weights of a node of a model are just now: the hook for those who load models while
+    /// others run. Devices whose [`Device::load`] returns when all is there need not say more than
+    /// this of models that they have loaded.
+    fn residency(&self, _model: ModelId, _node: NodeId) -> Residency {
+        Residency::Resident
+    }
 
     /// What makes models ready for [`Device::attach`]; `None` for a device that only loads.
     fn packer(&self) -> Option<Arc<dyn Packer>> {

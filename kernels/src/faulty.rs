@@ -5,12 +5,12 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use lazybatch_graph::{OutputId, SharedProgram, Tensor};
+use lazybatch_graph::{NodeId, OutputId, SharedProgram, Tensor};
 use lazybatch_sla::{LaneId, Launch, ModelId, Slot, Ticket, Time};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::device::{Completion, Device, DeviceInfo, OpenRequest, Plan};
+use crate::device::{Completion, Device, DeviceInfo, OpenRequest, Plan, Residency};
 use crate::error::Error;
 use crate::memory::MemoryBound;
 
@@ -130,6 +130,10 @@ impl<D: Device> Device for Faulty<D> {
 
     fn max_open(&self, model: ModelId) -> Option<u32> {
         self.inner.max_open(model)
+    }
+
+    fn residency(&self, model: ModelId, node: NodeId) -> Residency {
+        self.inner.residency(model, node)
     }
 
     fn memory(&self, model: ModelId) -> Option<MemoryBound> {

@@ -79,7 +79,7 @@ compare() {
     cd "$out" || return 1
     for model in "$@"; do
         profile=
-        [ -n "$dry" ] || [ ! -s "profiles/$model.json" ] || profile="--profile profiles/$model.json"
+        [ -z "$profiles" ] || [ ! -s "$profiles/$model.json" ] || profile="--profile $profiles/$model.json"
         report=
         [ -n "$dry" ] || report="--report $name-$model.html --requests-csv $name-$model.csv"
         each "$((seconds_each * slow))" "$bin/lazybatch" compare --device cuda --model "$model" $profile \
@@ -87,6 +87,17 @@ compare() {
             --json "$name-$model.json" $report
     done
     return $lost
+}
+
+# The products that a device may take, each on one model with tables of its own: `compare` measures
+# them first.
+stage_compare_products() {
+    failed_products=0 weights=$rounded profiles=
+    for kind in $kinds; do
+        products="--products $kind"
+        compare 9 "products-$kind" adaptive "$short" "$by_products" || failed_products=1
+    done
+    return $failed_products
 }
 
 # The policies that the issue names over enough arrivals for a p99, then the others over fewer.
@@ -113,19 +124,21 @@ if [ "${1:-}" = --stage ]; then
     others=lazy,continuous,cellular,edf,triton,serial,graph:25,graph:95,oracle
     if [ -n "$dry" ]; then
         # The emulator is slow, and the tests of the project run all of them on it.
-        slow=20 jobs=2 max_batch=2 weights= products=
+        slow=20 jobs=2 max_batch=2 weights= products= profiles=
+        kinds="matrix cublaslt" rounded="--weights bf16" by_products=cnn-tiny
         models="cnn-tiny decoder-tiny" served=cnn-tiny decoder=decoder-tiny
         named=serial,lazy others=cellular,edf rate='--rate 6' long='--duration 1' short='--duration 1'
         kernel_tests='^(norms|softmax)::' device_tests='^times::|_no_room_|_its_members_alone'
     else
-        slow=1 jobs=8 max_batch=64 weights="--weights bf16" products=
+        slow=1 jobs=8 max_batch=64 weights="--weights bf16" products="--products matrix" profiles=profiles
+        kinds="own matrix cublaslt" rounded=$weights by_products=bert-base
         served="transformer bert-base resnet50 gnmt" decoder=decoder-1b
         models="$served $decoder mobilenet-v1 vgg16 las rnnt dlrm bert-large gnmt-small phonemes"
         rate= long='--requests 2000 --duration 5 --drain 1 --pool 64'
         short='--requests 2000 --duration 1 --drain 1 --pool 64'
         # Tests of failures that ask the emulator for them, or look for libraries, are left out.
         kernel_tests=.
-        device_tests='^conformance::(the_|nodes_|launches_)|^(buckets|depth|library|times)::|_no_room_|_its_members_alone'
+        device_tests='^conformance::(attention_|the_|nodes_|launches_)|^(buckets|depth|library|times)::|_no_room_|_its_members_alone'
     fi
     "$@"
     exit
@@ -217,15 +230,16 @@ stage() {
     [ $code -eq 0 ] || failed=1
 }
 
-# 508 s in all.
+# 518 s in all.
 stage kernels 40
 stage device 55
 stage measure 25
 stage measure_device 60
-stage profile 92
-stage compare 92
+stage profile 86
+stage compare 86
 stage compare_others 48
-stage compare_decoder 68
+stage compare_decoder 62
+stage compare_products 28
 stage peers 28
 # What all of that says of the figures that were asked for, as a table and as JSON.
 "$bin/measure_device" --verdict "$out" >"$out/verdict.txt" || failed=1

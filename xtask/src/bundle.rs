@@ -38,7 +38,7 @@ const PROGRAMS: [&str; 5] = [
     "test_kernels",
 ];
 /// The stages of `run.sh`.
-const STAGES: [&str; 9] = [
+const STAGES: [&str; 10] = [
     "kernels",
     "device",
     "measure",
@@ -47,6 +47,7 @@ const STAGES: [&str; 9] = [
     "compare",
     "compare_others",
     "compare_decoder",
+    "compare_products",
     "peers",
 ];
 /// Most bytes of a bundle.

@@ -366,6 +366,12 @@ impl ProgramBuilder {
         self.node1(name, Op::ArgMax, &[x])
     }
 
+    /// The `k` largest elements of the last dimension, or the smallest, and their indices.
+    pub fn top_k(&mut self, name: &str, x: ValueId, k: usize, largest: bool) -> [ValueId; 2] {
+        let outputs = self.node(name, Op::TopK { k, largest }, &[x]);
+        [outputs[0], outputs[1]]
+    }
+
     /// Content of a vector state.
     pub fn vec_read(&mut self, name: &str, state: StateId) -> ValueId {
         self.node1(name, Op::VecRead { state }, &[])

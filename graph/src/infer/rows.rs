@@ -247,3 +247,16 @@ pub(super) fn arg_max(args: &Args<'_>) -> Result<Types, Error> {
     let (lead, [_]) = args.activation(0, "x")?;
     Ok(smallvec![TensorType::activation(DType::I32, lead, &[])])
 }
+
+pub(super) fn top_k(args: &Args<'_>, k: usize) -> Result<Types, Error> {
+    args.count(1)?;
+    let (lead, mut dims, d) = args.wide(0, "x")?;
+    if !(1..=d).contains(&k) {
+        return args.cx.fail("k", format!("1 to {d}"), k);
+    }
+    dims.push(k);
+    Ok(smallvec![
+        TensorType::activation(DType::F32, lead, &dims),
+        TensorType::activation(DType::I32, lead, &dims),
+    ])
+}

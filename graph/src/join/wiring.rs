@@ -374,6 +374,12 @@ fn value_below(program: &Program, node: &Node, depth: usize) -> Option<usize> {
     let node = program.node(node);
     match node.op {
         Op::ArgMax => Some(program.value(node.inputs[0]).ty.row_elems()),
+        Op::TopK { .. } => program
+            .value(node.inputs[0])
+            .ty
+            .fixed_dims()
+            .last()
+            .copied(),
         Op::Input { input, .. } => program.input(input).id_bound,
         Op::Reshape { .. } => value_below(program, node, depth),
         _ => None,

@@ -339,6 +339,17 @@ fn lookup_rules() {
         "!2 heads of 3 features, even",
     );
     check(ONCE, Op::ArgMax, &["rows f32 7"], "i32[rows]");
+    let top_k = |k| Op::TopK { k, largest: true };
+    check(ONCE, top_k(7), &["rows f32 7"], "f32[rows, 7] i32[rows, 7]");
+    check(
+        LOOP,
+        top_k(2),
+        &["batch f32 3 7"],
+        "f32[batch, 3, 2] i32[batch, 3, 2]",
+    );
+    check(ONCE, top_k(0), &["rows f32 7"], "!1 to 7");
+    check(ONCE, top_k(8), &["rows f32 7"], "!1 to 7");
+    check(ONCE, top_k(1), &["rows f32"], "!1 or more dimensions");
 }
 
 #[test]

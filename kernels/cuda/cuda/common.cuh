@@ -212,6 +212,38 @@ template <u32 THREADS> struct Team {
     }
 };
 
+// ---- matrix instructions ----
+
+// Two numbers, the first in the lower half.
+DEVICE u32 pair(f16, float low, float high) { return to_f16(low) | (u32)to_f16(high) << 16; }
+DEVICE u32 pair(bf16, float low, float high) { return to_bf16(low) | (u32)to_bf16(high) << 16; }
+
+// `c += a b`: 16 x 16 times 16 x 8, spread over the lanes as PTX says.
+DEVICE void multiply(f16, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+DEVICE void multiply(bf16, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Two matrices of 8 x 8 numbers in shared memory, one below the other, turned; lanes 0 to 15 say where
+// their rows are.
+DEVICE void load_turned(const void *row, u32 &b0, u32 &b1) {
+    u32 at = (u32)__cvta_generic_to_shared(row);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(b0), "=r"(b1)
+                 : "r"(at)
+                 : "memory");
+}
+
+// ---- items ----
+
 // Every item of a launch: as many threads as it has share `len` of them.
 #define EACH_ITEM(i, len)                                                                          \
     for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < (len); i += gridDim.x * blockDim.x)

@@ -188,24 +188,6 @@ struct Tiles {
 // element is a chain of instructions in order of `k`, 16 steps each, whatever the rows around it:
 // there is one tile for all sizes, and rows that are not there are zeros.
 
-// Two numbers, the first in the lower half.
-DEVICE u32 pair(f16, float low, float high) { return to_f16(low) | (u32)to_f16(high) << 16; }
-DEVICE u32 pair(bf16, float low, float high) { return to_bf16(low) | (u32)to_bf16(high) << 16; }
-
-// `c += a b`: 16 x 16 times 16 x 8, spread over the lanes as PTX says.
-DEVICE void multiply(f16, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-DEVICE void multiply(bf16, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 // Four warps, each with 16 rows and all columns of a block. Right rows stand apart by 16 bytes more,
 // so that eight of them lie in different banks.
 template <class T> struct Matrix {
@@ -267,12 +249,8 @@ template <class T> struct Matrix {
 #pragma unroll
                 for (u32 j = 0; j < COLUMNS / 8; j++) {
                     // Rows `k0..k0 + 16` of eight columns, turned.
-                    u32 at = (u32)__cvta_generic_to_shared(&s.b[k0 + lane % 16][j * 8]);
                     u32 b0, b1;
-                    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-                                 : "=r"(b0), "=r"(b1)
-                                 : "r"(at)
-                                 : "memory");
+                    load_turned(&s.b[k0 + lane % 16][j * 8], b0, b1);
                     multiply(T{}, sum[j], left, b0, b1);
                 }
             }

@@ -8,10 +8,12 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use lazybatch_cuda::context::DeviceMemory;
+use lazybatch_cuda::context::{DeviceMemory, Pinned};
+use lazybatch_cuda::kernels::attention::Attention;
 use lazybatch_cuda::kernels::gemm::{Gemm, Tiling};
 use lazybatch_cuda::kernels::state_attention::{Memory, workspace_bytes};
 use lazybatch_cuda::kernels::states::{PAGE, Paged};
+use lazybatch_cuda::kernels::top_k::TopK;
 use lazybatch_cuda::kernels::{Epilogue, Stored, Weights};
 use lazybatch_cuda::{Context, CudaError, DevicePtr, Kernels, Stream, jit};
 use lazybatch_graph::{Act, Heads};
@@ -49,6 +51,20 @@ impl Bench {
         let memory = DeviceMemory::new(&self.context, "a measurement", bytes.max(4))?;
         // SAFETY: the memory is that long.
         unsafe { self.stream.fill(memory.at(), 0, bytes.max(4)) }?;
+        Ok(memory)
+    }
+
+    /// Memory with these numbers.
+    fn numbers(&self, numbers: &[u32]) -> Result<DeviceMemory, CudaError> {
+        let bytes = numbers.len() * 4;
+        let mut staging = Pinned::new(&self.context, bytes)?;
+        for (to, number) in staging.bytes_mut().chunks_exact_mut(4).zip(numbers) {
+            to.copy_from_slice(&number.to_le_bytes());
+        }
+        let memory = self.zeros(bytes)?;
+        // SAFETY: both ends live until the copy is over.
+        unsafe { self.stream.copy_in(memory.at(), &staging, 0, bytes) }?;
+        self.stream.synchronize()?;
         Ok(memory)
     }
 
@@ -185,6 +201,76 @@ impl Bench {
         Ok(())
     }
 
+    /// Encoders and prompts: attention within members, by multiply-adds and by matrix instructions.
+    fn encoding(&self) -> Result<(), CudaError> {
+        let heads = Heads {
+            query: 12,
+            kv: 12,
+            dim: 64,
+            scale: 0.125,
+        };
+        let sizes: &[(usize, usize)] = if self.is_dry {
+            &[(2, 20)]
+        } else {
+            &[(1, 128), (16, 128), (8, 512)]
+        };
+        let width = heads.query * heads.dim;
+        for &(num, len) in sizes {
+            let rows = num * len;
+            let [q, k, v, out] = [0; 4].map(|_| self.zeros(rows * width * 4));
+            let (q, k, v, out) = (q?, k?, v?, out?);
+            let member = |i: usize| [i * len, len, len, i].map(|n| n as u32);
+            let members = self.numbers(&(0..num).flat_map(member).collect::<Vec<_>>())?;
+            let call = Attention {
+                q: q.at(),
+                k: k.at(),
+                v: v.at(),
+                out: out.at(),
+                members: members.at(),
+                num_members: num,
+                max_rows: len,
+                heads,
+                causal: false,
+            };
+            let rate = Rate::Flops(4 * num * len * len * width);
+            let what = format!("attention {num} members of {len} rows");
+            self.time(&format!("{what}, multiply-adds"), &rate, || {
+                self.kernels.attention(&self.stream, &call)
+            })?;
+            for (name, stored) in [("f16", Stored::F16), ("bf16", Stored::Bf16)] {
+                self.time(
+                    &format!("{what}, matrix instructions, {name}"),
+                    &rate,
+                    || self.kernels.attention_matrix(&self.stream, &call, stored),
+                )?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The first of the scores of all tokens.
+    fn choosing(&self) -> Result<(), CudaError> {
+        let width = if self.is_dry { 600 } else { 32_000 };
+        for (rows, k) in [(1, 1), (1, 50), (64, 50)] {
+            let (x, values) = (self.zeros(rows * width * 4)?, self.zeros(rows * k * 4)?);
+            let ids = self.zeros(rows * k * 4)?;
+            let call = TopK {
+                x: x.at(),
+                values: values.at(),
+                ids: ids.at(),
+                rows,
+                width,
+                k,
+                largest: true,
+            };
+            let what = format!("top {k} of {rows} x {width}");
+            self.time(&what, &Rate::Bytes(rows * width * 4), || {
+                self.kernels.top_k(&self.stream, &call)
+            })?;
+        }
+        Ok(())
+    }
+
     /// Decoding: one query row of each sequence, by one block and in splits.
     fn decoding(&self) -> Result<(), CudaError> {
         let heads = Heads {
@@ -206,15 +292,7 @@ impl Bench {
                 let max_pages = len.div_ceil(PAGE);
                 let pool = self.zeros(PAGE * width * 4)?;
                 let pages = self.zeros(num * max_pages * 4)?;
-                let lens = vec![len as i32; num];
-                let mut staging = lazybatch_cuda::context::Pinned::new(&self.context, num * 4)?;
-                for (to, len) in staging.bytes_mut().chunks_exact_mut(4).zip(&lens) {
-                    to.copy_from_slice(&len.to_le_bytes());
-                }
-                let lens_at = self.zeros(num * 4)?;
-                // SAFETY: both ends live until the copy is over.
-                unsafe { self.stream.copy_in(lens_at.at(), &staging, 0, num * 4) }?;
-                self.stream.synchronize()?;
+                let lens_at = self.numbers(&vec![len as u32; num])?;
                 let paged = Paged {
                     pool: pool.at(),
                     pages: pages.at(),
@@ -273,7 +351,9 @@ fn run(is_dry: bool) -> Result<ExitCode, CudaError> {
     );
     bench.launches_and_copies()?;
     bench.products()?;
+    bench.encoding()?;
     bench.decoding()?;
+    bench.choosing()?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -7,13 +7,15 @@ mod warm;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use lazybatch_graph::{OutputId, Program, SharedProgram, Tensor};
+use lazybatch_graph::{NodeId, OutputId, Program, SharedProgram, Tensor};
 use lazybatch_kernels::cpu::WeightType;
 use lazybatch_kernels::frames::{FrameMemory, Frames, Mem};
 use lazybatch_kernels::plans::{Opened, PlanInfo, Plans, segment_name};
 use lazybatch_kernels::slots::Slots;
 use lazybatch_kernels::validate::stage_inputs;
-use lazybatch_kernels::{Completion, Device, DeviceInfo, Error, MemoryBound, OpenRequest, Plan};
+use lazybatch_kernels::{
+    Completion, Device, DeviceInfo, Error, MemoryBound, OpenRequest, Plan, Residency,
+};
 use lazybatch_sla::{Launch, ModelId, Nanos, RequestId, Slot, Time};
 use smallvec::SmallVec;
 
@@ -35,7 +37,6 @@ use crate::tables::Stage;
 use crate::times::{LaunchTime, Times};
 use crate::weights::{self, refused};
 use flights::Flight;
-pub use residency::Residency;
 use warm::Mode;
 
 /// Runs launches on an NVIDIA GPU, in one stream.
@@ -89,10 +90,9 @@ fn name(gpu: &str, options: &CudaOptions) -> String {
     if options.weights != WeightType::F32 {
         name = format!("{name}-{}", options.weights);
     }
-    let is_half = matches!(options.weights, WeightType::F16 | WeightType::Bf16);
     if !options.deterministic {
         name.push_str("-cublaslt");
-    } else if options.tensor_cores && is_half {
+    } else if options.matrix().is_some() {
         name.push_str("-matrix");
     }
     name
@@ -439,9 +439,13 @@ impl Device for CudaDevice {
         true
     }
 
+    fn residency(&self, model: ModelId, node: NodeId) -> Residency {
+        self.whereabouts(model, node)
+    }
+
     fn load(&mut self, id: ModelId, program: SharedProgram) -> Result<(), Error> {
         self.ready()?;
-        let families = model::families(&program, self.options.deterministic);
+        let families = model::families(&program, &self.options);
         if let Err(error) = self.kernels.load(&families) {
             return Err(self.refuse(&error));
         }
@@ -631,6 +635,7 @@ impl Device for CudaDevice {
         }
         self.flights.push_back(Flight {
             ticket: launch.ticket,
+            model: launch.model,
             block: launch.block,
             segment,
             stage,
@@ -667,7 +672,10 @@ impl Device for CudaDevice {
             None => Ok(()),
         };
         let stopped = match &result {
-            Ok(()) => self.complete(&flight),
+            Ok(()) => {
+                self.has_launched(flight.model);
+                self.complete(&flight)
+            }
             Err(_) => SmallVec::new(),
         };
         Some(Completion {

@@ -33,7 +33,7 @@ mod times;
 mod weights;
 
 pub use context::{Context, DevicePtr, Stream};
-pub use device::{CudaDevice, Residency};
+pub use device::CudaDevice;
 pub use error::CudaError;
 pub use graphs::GraphCounts;
 pub use kernels::Kernels;

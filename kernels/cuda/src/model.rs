@@ -43,6 +43,8 @@ pub struct Model {
     pub host_nodes: Vec<Option<HostNode>>,
     /// By node id: turns per position of rotary embeddings.
     pub turns: Vec<Option<DevicePtr>>,
+    /// The type to which operands of matrix instructions are rounded, where they are used.
+    pub matrix: Option<Stored>,
     /// Bytes of all weights as they are held.
     pub weight_bytes: usize,
     /// The weights on their way. Ends before their memory does.
@@ -122,6 +124,7 @@ impl Model {
             weights,
             host_nodes,
             turns,
+            matrix: options.matrix(),
             weight_bytes,
             arrival,
             base,
@@ -158,15 +161,18 @@ impl Model {
 
 /// The families of kernels that the nodes of a program use. Nodes that none takes are refused when
 /// the model is loaded.
-pub fn families(program: &Program, deterministic: bool) -> Vec<&'static Source> {
+pub fn families(program: &Program, options: &CudaOptions) -> Vec<&'static Source> {
     let mut files = vec!["rows.cu"];
-    if !deterministic {
+    if !options.deterministic {
         // What comes before and behind a library's products.
         files.push("elementwise.cu");
     }
     for node in &program.nodes {
         let of_node = families_of(program, node).unwrap_or_default();
         files.extend(of_node.iter().map(|source| source.file));
+    }
+    if options.matrix().is_none() {
+        files.retain(|file| *file != "attention_matrix.cu");
     }
     let used = SOURCES.iter().filter(|s| files.contains(&s.file));
     used.copied().collect()

@@ -6,6 +6,7 @@ use lazybatch_kernels::KernelRegistry;
 use lazybatch_kernels::cpu::WeightType;
 
 use crate::jit;
+use crate::kernels::Stored;
 
 /// How a [`CudaDevice`](crate::CudaDevice) is set up. All memory is taken when the device is made or
 /// a model is loaded; what has no room is refused.
@@ -18,8 +19,9 @@ pub struct CudaOptions {
     /// Products by this crate's own kernels, whose results do not depend on the batch. Else by
     /// cuBLASLt. Default: true.
     pub deterministic: bool,
-    /// Own products with weights of `f16` or `bf16` by matrix instructions: activations are rounded
-    /// to the type of the weights, and results do not depend on the batch either. Default: false.
+    /// Own products with weights of `f16` or `bf16`, and attention within members beside them, by
+    /// matrix instructions: activations are rounded to the type of the weights, and results do not
+    /// depend on the batch either. Default: false.
     pub tensor_cores: bool,
     /// Folder in which compiled kernels are kept. Default: in the user's cache folder.
     pub kernel_cache: Option<PathBuf>,
@@ -74,6 +76,18 @@ impl Default for CudaOptions {
             registry: KernelRegistry::new(),
             poison: false,
             times: false,
+        }
+    }
+}
+
+impl CudaOptions {
+    /// The type to which matrix instructions have their operands rounded, where they are used.
+    pub(crate) fn matrix(&self) -> Option<Stored> {
+        let used = self.deterministic && self.tensor_cores;
+        match self.weights {
+            WeightType::F16 if used => Some(Stored::F16),
+            WeightType::Bf16 if used => Some(Stored::Bf16),
+            _ => None,
         }
     }
 }

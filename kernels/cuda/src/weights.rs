@@ -129,6 +129,16 @@ impl Arrival {
         }
     }
 
+    /// Bytes of the page-locked memory that copies are made from.
+    pub fn staging_bytes(&self) -> usize {
+        self.buffers.len() * self.room
+    }
+
+    /// Gives that memory back. All copies must be over.
+    pub fn give_back(&mut self) {
+        self.buffers.clear();
+    }
+
     /// Whether the piece that starts at a byte is there.
     ///
     /// # Errors

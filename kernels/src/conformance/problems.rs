@@ -151,6 +151,10 @@ fn heads(query: usize, kv: usize, dim: usize) -> Heads {
     }
 }
 
+fn top_k(k: usize, largest: bool) -> Op {
+    Op::TopK { k, largest }
+}
+
 /// All problems.
 pub fn problems() -> Vec<Problem> {
     let mut all = row_problems();
@@ -264,6 +268,10 @@ fn row_problems() -> Vec<Problem> {
         op(Rows, Op::LastRow, &[X(&[23])]),
         op(Rows, Op::ArgMax, &[X(&[35])]),
         op(Static, Op::ArgMax, &[X(&[1])]),
+        op(Rows, top_k(4, true), &[X(&[35])]),
+        op(Steps, top_k(1, false), &[X(&[2, 5])]),
+        op(Static, top_k(7, false), &[X(&[3, 7])]),
+        op(Static, top_k(3, true), &[X(&[700])]),
         op(
             Rows,
             Op::Attention {

@@ -303,6 +303,24 @@ pub(super) fn run(
                 row.iter().position(|&v| v == top).unwrap_or(0) as f64
             })
             .collect(),
+        Op::TopK { k, largest } => {
+            let (mut values, mut ids) = (Vec::new(), Vec::new());
+            for row in x(0).chunks_exact(last(0)) {
+                let mut order: Vec<usize> = (0..row.len()).collect();
+                // Sorting is stable, so equals stay in order of their indices.
+                order.sort_by(|&a, &b| match (row[a].is_nan(), row[b].is_nan()) {
+                    (false, false) => {
+                        // Adding zero makes both zeros the same.
+                        let order = (row[a] + 0.0).total_cmp(&(row[b] + 0.0));
+                        if *largest { order.reverse() } else { order }
+                    }
+                    (a, b) => a.cmp(&b),
+                });
+                values.extend(order[..*k].iter().map(|&i| row[i]));
+                ids.extend(order[..*k].iter().map(|&i| i as f64));
+            }
+            return Ok((vec![values, ids], false));
+        }
         Op::VecRead { state } => r.vectors[state.index()].clone(),
         Op::SeqRead { state, at } => {
             let seq = &r.sequences[state.index()];

@@ -4,7 +4,7 @@
 //! that do for the request is taken back, or not done at all.
 
 use lazybatch_graph::Repeat;
-use lazybatch_sla::{Launch, RequestId, Ticket};
+use lazybatch_sla::{Launch, ModelId, RequestId, Ticket};
 use smallvec::SmallVec;
 
 use super::CudaDevice;
@@ -13,6 +13,7 @@ use crate::exec::{Effects, Stop};
 /// A launch that was issued, or failed at it.
 pub(super) struct Flight {
     pub(super) ticket: Ticket,
+    pub(super) model: ModelId,
     pub(super) block: u32,
     pub(super) segment: String,
     pub(super) stage: usize,

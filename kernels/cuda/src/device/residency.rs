@@ -1,24 +1,15 @@
-//! Where the weights of nodes are: the hook for those who load models while others run.
+//! Where the weights of nodes are, and what they are copied from: for those who load models while
+//! others run.
 
 use lazybatch_graph::NodeId;
+use lazybatch_kernels::Residency;
 use lazybatch_sla::ModelId;
 
 use super::CudaDevice;
 
-/// Where the weights of a node are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Residency {
-    /// In device memory, as are those of nodes without weights.
-    Resident,
-    /// On their way there. Launches of the node may be asked for: they run behind the copies.
-    InFlight,
-    /// On the host alone: the model is not loaded, or the node runs on the host.
-    Host,
-}
-
 impl CudaDevice {
     /// Where the weights of a node of a model are just now.
-    pub fn residency(&self, model: ModelId, node: NodeId) -> Residency {
+    pub(super) fn whereabouts(&self, model: ModelId, node: NodeId) -> Residency {
         let Some(resident) = self.models.get(&model) else {
             return Residency::Host;
         };
@@ -31,6 +22,20 @@ impl CudaDevice {
         match bound.and_then(|()| resident.model.has_arrived(node)) {
             Ok(true) => Residency::Resident,
             Ok(false) | Err(_) => Residency::InFlight,
+        }
+    }
+
+    /// Bytes of page-locked memory that weights are copied from: given back when the first launch of
+    /// their model is over, or the model is unloaded.
+    pub fn staging_bytes(&self) -> usize {
+        let models = self.models.values();
+        models.map(|r| r.model.arrival.staging_bytes()).sum()
+    }
+
+    /// Gives that of a model back: a launch of it is over, which came behind all copies.
+    pub(super) fn has_launched(&mut self, model: ModelId) {
+        if let Some(resident) = self.models.get_mut(&model) {
+            resident.model.arrival.give_back();
         }
     }
 }

@@ -58,6 +58,36 @@ pub struct Attention {
     pub causal: bool,
 }
 
+impl Attention {
+    /// Blocks with so many queries of one head of one member; none if there is nothing to compute.
+    pub(super) fn grid(
+        &self,
+        kernel: &'static str,
+        queries: u32,
+    ) -> Result<Option<Grid>, CudaError> {
+        let Heads { query, kv, .. } = self.heads;
+        let fits = kv > 0 && query.is_multiple_of(kv) && query <= 65_535;
+        let got = format_args!("{query}, {kv}");
+        expect(kernel, fits, "query heads divided by kv heads", got)?;
+        if self.num_members == 0 || self.max_rows == 0 || query == 0 {
+            return Ok(None);
+        }
+        let members = self.num_members;
+        expect(kernel, members <= 65_535, "at most 65535 members", members)?;
+        let rows = size(kernel, "rows of a member", self.max_rows)?;
+        Ok(Some(Grid {
+            blocks: [rows.div_ceil(queries), query as u32, members as u32],
+            ..Grid::row(1, 128)
+        }))
+    }
+
+    /// Query heads, key heads and features, as kernels take them; [`Self::grid`] checks the first.
+    pub(super) const fn sizes(&self) -> (u32, u32, u32) {
+        let Heads { query, kv, dim, .. } = self.heads;
+        (query as u32, kv as u32, dim as u32)
+    }
+}
+
 impl Kernels {
     /// Scaled dot-product attention of each member's rows over its own rows. The padding rows of a
     /// member become zero.
@@ -66,45 +96,33 @@ impl Kernels {
     /// Heads that do not go together, sizes out of range, or what the driver answers.
     pub fn attention(&self, stream: &Stream, a: &Attention) -> Result<(), CudaError> {
         const KERNEL: &str = "attention";
-        let Heads {
-            query,
-            kv,
-            dim,
-            scale,
-        } = a.heads;
-        let fits = kv > 0 && query.is_multiple_of(kv) && query <= 65_535;
-        expect(
-            KERNEL,
-            fits,
-            "query heads divided by kv heads",
-            format_args!("{query}, {kv}"),
-        )?;
         // The kernel, and the queries of a block.
-        let (name, queries) = match dim {
+        let (name, queries) = match a.heads.dim {
             1..=32 => ("attention_32", 16),
             33..=64 => ("attention_64", 16),
             65..=128 => ("attention_128", 16),
             129..=256 => ("attention_256", 8),
-            _ => return expect(KERNEL, false, "heads of 1 to 256 features", dim),
+            dim => return expect(KERNEL, false, "heads of 1 to 256 features", dim),
         };
-        if a.num_members == 0 || a.max_rows == 0 || query == 0 {
+        let Some(grid) = a.grid(KERNEL, queries)? else {
             return Ok(());
-        }
-        expect(
-            KERNEL,
-            a.num_members <= 65_535,
-            "at most 65535 members",
-            a.num_members,
-        )?;
-        let rows = size(KERNEL, "rows of a member", a.max_rows)?;
-        let (query, kv, dim) = (query as u32, kv as u32, dim as u32);
-        let grid = Grid {
-            blocks: [rows.div_ceil(queries), query, a.num_members as u32],
-            ..Grid::row(1, 128)
         };
+        let (query, kv, dim) = a.sizes();
         let causal = u32::from(a.causal);
         launch!(
-            self, stream, name, grid, a.q, a.k, a.v, a.out, a.members, query, kv, dim, scale,
+            self,
+            stream,
+            name,
+            grid,
+            a.q,
+            a.k,
+            a.v,
+            a.out,
+            a.members,
+            query,
+            kv,
+            dim,
+            a.heads.scale,
             causal
         )
     }

@@ -18,6 +18,7 @@
 //! length decides, and no kernel adds floats atomically.
 
 pub mod attention;
+pub mod attention_matrix;
 pub mod choice;
 pub mod conv;
 pub mod elementwise;
@@ -32,6 +33,7 @@ pub mod rows;
 pub mod softmax;
 pub mod state_attention;
 pub mod states;
+pub mod top_k;
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -92,8 +94,9 @@ pub fn families_of(program: &Program, node: &Node) -> Result<Vec<&'static Source
 const COMMON: &str = include_str!("../../cuda/common.cuh");
 
 /// All sources. A family's number is its place here.
-pub const SOURCES: [&Source; 15] = [
+pub const SOURCES: [&Source; 17] = [
     &attention::SOURCE,
+    &attention_matrix::SOURCE,
     &choice::SOURCE,
     &conv::SOURCE,
     &elementwise::SOURCE,
@@ -108,6 +111,7 @@ pub const SOURCES: [&Source; 15] = [
     &softmax::SOURCE,
     &state_attention::SOURCE,
     &states::SOURCE,
+    &top_k::SOURCE,
 ];
 
 impl Source {

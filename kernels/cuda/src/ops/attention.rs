@@ -5,6 +5,7 @@ use lazybatch_graph::{Heads, StateId, StateKind};
 use crate::context::DevicePtr;
 use crate::exec::Walk;
 use crate::kernels::attention::Attention;
+use crate::kernels::attention_matrix::takes_heads;
 use crate::kernels::state_attention::{Memory, SPLIT, workspace_bytes};
 use crate::memory::ELEM;
 
@@ -24,7 +25,11 @@ pub fn attention(w: &mut Walk<'_>, heads: Heads, causal: bool) -> Result<(), Str
         heads,
         causal,
     };
-    w.issue(move |i| i.kernels.attention(i.stream, &call));
+    let matrix = w.model.matrix.filter(|_| takes_heads(heads));
+    w.issue(move |i| match matrix {
+        Some(rounded) => i.kernels.attention_matrix(i.stream, &call, rounded),
+        None => i.kernels.attention(i.stream, &call),
+    });
     Ok(())
 }
 

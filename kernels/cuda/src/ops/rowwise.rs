@@ -4,6 +4,7 @@ use lazybatch_graph::{Act, Bin, StateId};
 
 use crate::exec::Walk;
 use crate::kernels::Weights;
+use crate::kernels::top_k::TopK;
 use crate::memory::ELEM;
 
 type Done = Result<(), String>;
@@ -206,5 +207,21 @@ pub fn arg_max(w: &mut Walk<'_>) -> Done {
     let (rows, width) = (w.num_rows(w.ty(0)), w.ty(0).row_elems());
     let (x, out) = (w.arg(0), w.out(0));
     w.issue(move |i| i.kernels.arg_max(i.stream, x, out, rows, width));
+    Ok(())
+}
+
+/// The first of a row in order, and their indices.
+pub fn top_k(w: &mut Walk<'_>, k: usize, largest: bool) -> Done {
+    let (rows, width) = last_rows(w);
+    let call = TopK {
+        x: w.arg(0),
+        values: w.out(0),
+        ids: w.out(1),
+        rows,
+        width,
+        k,
+        largest,
+    };
+    w.issue(move |i| i.kernels.top_k(i.stream, &call));
     Ok(())
 }

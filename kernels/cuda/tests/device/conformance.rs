@@ -7,6 +7,7 @@ use lazybatch_cuda::{CudaOptions, GraphCounts};
 use lazybatch_kernels::conformance::{
     Outcome, Problem, Schedule, check, custom_problem, problems, requests, run,
 };
+use lazybatch_kernels::cpu::WeightType;
 use lazybatch_kernels::{CustomCall, CustomKernel, CustomNode, Device, KernelRegistry};
 use lazybatch_sla::ModelId;
 
@@ -150,6 +151,41 @@ fn launches_that_come_again_are_replayed() {
             );
             assert_eq!(results[0], results[1], "{name}");
             assert_eq!(results[0], results[2], "{name}");
+        }
+    });
+}
+
+#[test]
+fn attention_by_matrix_instructions_has_the_same_bits_in_any_batch() {
+    let name = "conformance::attention_by_matrix_instructions_has_the_same_bits_in_any_batch";
+    runs_clean(name, || {
+        for weights in [WeightType::F16, WeightType::Bf16] {
+            let of = |tensor_cores| CudaOptions {
+                weights,
+                tensor_cores,
+                ..options()
+            };
+            let is_attention = |p: &Problem| p.name.starts_with("attention-");
+            let mut problems: Vec<Problem> = problems().into_iter().filter(is_attention).collect();
+            assert_eq!(problems.len(), 2);
+            for problem in &mut problems {
+                // Values are below 1, and the weights on them rounded to 8 bits.
+                problem.tolerance = 2e-2;
+                let mut make = || -> Box<dyn Device> { Box::new(device(of(true))) };
+                assert_eq!(check(problem, &mut make, true).unwrap(), Outcome::Passed);
+                // They are other kernels than those without.
+                let program = Arc::new((problem.build)());
+                let requests = requests(problem, &program);
+                let results = [true, false].map(|tensor_cores| {
+                    let mut device = device(of(tensor_cores));
+                    device.load(ModelId(0), Arc::clone(&program)).unwrap();
+                    format!(
+                        "{:?}",
+                        run(&mut device, &program, &requests, Schedule::Alone)
+                    )
+                });
+                assert_ne!(results[0], results[1], "{}", problem.name);
+            }
         }
     });
 }

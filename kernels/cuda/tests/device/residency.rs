@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use lazybatch_cuda::{CudaDevice, CudaOptions, Residency};
+use lazybatch_cuda::CudaOptions;
 use lazybatch_graph::{DType, NodeId, Program, ProgramBuilder, Repeat, Tensor};
 use lazybatch_kernels::cpu::WeightType;
-use lazybatch_kernels::{CpuDevice, CpuOptions, Device, OpenRequest};
+use lazybatch_kernels::{CpuDevice, CpuOptions, Device, OpenRequest, Residency};
 use lazybatch_sla::{LaneId, Launch, Member, ModelId, RequestId, Slot, SubBatchId, Ticket, Time};
 
 use crate::process::{Libraries, outcome};
@@ -79,7 +79,7 @@ fn answer(device: &mut dyn Device, program: &Program) -> Vec<f32> {
 }
 
 /// Where the weights of all nodes are.
-fn of(device: &CudaDevice, program: &Program) -> Vec<Residency> {
+fn of(device: &dyn Device, program: &Program) -> Vec<Residency> {
     let nodes = (0..program.nodes.len()).map(NodeId::new);
     nodes.map(|n| device.residency(MODEL, n)).collect()
 }
@@ -97,7 +97,10 @@ fn weights_come_beside_what_runs() {
             });
             let all = |residency| vec![residency; program.nodes.len()];
             assert_eq!(of(&device, &program), all(Residency::Host));
+            assert_eq!(device.staging_bytes(), 0);
             device.load(MODEL, Arc::clone(&program)).unwrap();
+            let staging = device.staging_bytes();
+            assert!((1..=8 << 20).contains(&staging), "{staging} bytes");
             // A launch behind them has them, whether anyone has asked or not.
             if weights == WeightType::F32 {
                 let first = of(&device, &program);
@@ -110,6 +113,7 @@ fn weights_come_beside_what_runs() {
                 }
             }
             let got = answer(&mut device, &program);
+            assert_eq!(device.staging_bytes(), 0);
             let tolerance = if weights == WeightType::F32 {
                 1e-5
             } else {

@@ -10,7 +10,7 @@ use lazybatch_graph::Heads;
 use crate::harness::{Buffer, Gpu, close, numbers, on_device, same, wide};
 use crate::rows::members;
 
-fn heads(query: usize, kv: usize, dim: usize) -> Heads {
+pub fn heads(query: usize, kv: usize, dim: usize) -> Heads {
     let scale = 1.0 / (dim as f32).sqrt();
     Heads {
         query,
@@ -51,9 +51,110 @@ fn softmax(scores: &[f64]) -> Vec<f64> {
     each.iter().map(|e| e / sum).collect()
 }
 
+/// Own rows and padding of members.
+pub type Sizes = [(usize, usize)];
+
+/// Queries, keys and values of members. Padding is no number.
+pub fn member_rows(sizes: &Sizes, h: Heads) -> Vec<[Vec<f32>; 3]> {
+    let (q_width, kv_width) = (h.query * h.dim, h.kv * h.dim);
+    let of = |(i, &(own, padding)): (usize, &(usize, usize))| {
+        let seed = 10 * i as u64;
+        let padded = |seed, width: usize| {
+            // Some larger than others, so that the maximum moves from tile to tile.
+            let mut x = numbers(seed, own * width);
+            let stretch = |(i, v): (usize, &mut f32)| *v *= 1.0 + (i % 7) as f32;
+            x.iter_mut().enumerate().for_each(stretch);
+            x.extend(vec![f32::NAN; padding * width]);
+            x
+        };
+        [(1, q_width), (2, kv_width), (3, kv_width)].map(|(s, w)| padded(seed + s, w))
+    };
+    sizes.iter().enumerate().map(of).collect()
+}
+
+/// What `launch` computes for members `which`, one behind another; each one's rows.
+pub fn attend_packed(
+    gpu: &Gpu,
+    (sizes, data): (&Sizes, &[[Vec<f32>; 3]]),
+    which: &[usize],
+    (heads, causal): (Heads, bool),
+    launch: impl Fn(&Attention),
+) -> Vec<Vec<f32>> {
+    let mut packed = [vec![], vec![], vec![]];
+    let mut entries = Vec::new();
+    let mut start = 0;
+    for (sample, &i) in which.iter().enumerate() {
+        let (own, padding) = (sizes[i].0 as u32, sizes[i].1 as u32);
+        let rows = own + padding;
+        entries.push(Member {
+            start,
+            rows,
+            own,
+            sample: sample as u32,
+        });
+        start += rows;
+        let parts = packed.iter_mut().zip(&data[i]);
+        parts.for_each(|(p, d)| p.extend_from_slice(d));
+    }
+    let [q, k, v] = packed.each_ref().map(|p| gpu.upload(p));
+    let table = members(gpu, &entries);
+    let out: Vec<f32> = gpu.output(packed[0].len(), |out| {
+        launch(&Attention {
+            q: q.at(),
+            k: k.at(),
+            v: v.at(),
+            out,
+            members: table.at(),
+            num_members: which.len(),
+            max_rows: entries.iter().map(|m| m.rows as usize).max().unwrap(),
+            heads,
+            causal,
+        });
+    });
+    let width = heads.query * heads.dim;
+    let rows = entries.iter().map(|m| {
+        let from = m.start as usize * width;
+        out[from..from + m.rows as usize * width].to_vec()
+    });
+    rows.collect()
+}
+
+/// Checks `run` over members: near the definition on operands that `round` has rounded, each with the
+/// same bits alone, among others and in another order. Returns what comes of all together.
+pub fn check_members(
+    (sizes, data): (&Sizes, &[[Vec<f32>; 3]]),
+    (h, causal): (Heads, bool),
+    round: impl Fn(f32) -> f32,
+    tolerance: f64,
+    run: impl Fn(&[usize]) -> Vec<Vec<f32>>,
+) -> Vec<Vec<f32>> {
+    let (q_width, kv_width) = (h.query * h.dim, h.kv * h.dim);
+    let order: Vec<usize> = (0..sizes.len()).collect();
+    let together = run(&order);
+    for (i, got) in together.iter().enumerate() {
+        let (own, padding) = sizes[i];
+        let name = format!("{h:?}, causal {causal}, member {i}");
+        same(&format!("{name} alone"), &run(&[i])[0], got);
+        let rounded = |d: &Vec<f32>| wide(&d.iter().map(|v| round(*v)).collect::<Vec<_>>());
+        let [q, k, v] = data[i].each_ref().map(rounded);
+        let mut want = Vec::new();
+        for row in 0..own {
+            let seen = if causal { row + 1 } else { own };
+            let q = &q[row * q_width..][..q_width];
+            want.extend(attend(q, &k[..seen * kv_width], &v[..seen * kv_width], h));
+        }
+        want.extend(vec![0.0; padding * q_width]);
+        close(&name, got, &want, tolerance);
+    }
+    let back = run(&order.into_iter().rev().collect::<Vec<_>>());
+    for (i, got) in back.iter().rev().enumerate() {
+        same("backwards", got, &together[i]);
+    }
+    together
+}
+
 on_device! {
     fn members_attend_to_their_own_rows(gpu) {
-        // Own rows and padding.
         let sizes = [(37, 0), (1, 4), (16, 0), (33, 3), (0, 2)];
         for (h, causal) in [
             (heads(2, 2, 8), false),
@@ -62,75 +163,13 @@ on_device! {
             (heads(2, 1, 80), false),
             (heads(1, 1, 130), true),
         ] {
-            let (q_width, kv_width) = (h.query * h.dim, h.kv * h.dim);
-            let data: Vec<[Vec<f32>; 3]> = sizes
-                .iter()
-                .enumerate()
-                .map(|(i, &(own, padding))| {
-                    let seed = 10 * i as u64;
-                    let padded = |seed, width: usize| {
-                        // Some larger than others, so that the maximum moves from tile to tile.
-                        let mut x = numbers(seed, own * width);
-                        let stretch = |(i, v): (usize, &mut f32)| *v *= 1.0 + (i % 7) as f32;
-                        x.iter_mut().enumerate().for_each(stretch);
-                        x.extend(vec![f32::NAN; padding * width]);
-                        x
-                    };
-                    [(1, q_width), (2, kv_width), (3, kv_width)].map(|(s, w)| padded(seed + s, w))
+            let data = member_rows(&sizes, h);
+            let members = (&sizes[..], &data[..]);
+            check_members(members, (h, causal), |v| v, 2e-5, |which| {
+                attend_packed(gpu, members, which, (h, causal), |a| {
+                    gpu.kernels.attention(&gpu.stream, a).unwrap();
                 })
-                .collect();
-            let run = |which: &[usize]| -> Vec<Vec<f32>> {
-                let mut packed = [vec![], vec![], vec![]];
-                let mut entries = Vec::new();
-                let mut start = 0;
-                for (sample, &i) in which.iter().enumerate() {
-                    let (own, padding) = (sizes[i].0 as u32, sizes[i].1 as u32);
-                    let rows = own + padding;
-                    entries.push(Member { start, rows, own, sample: sample as u32 });
-                    start += rows;
-                    packed.iter_mut().zip(&data[i]).for_each(|(p, d)| p.extend_from_slice(d));
-                }
-                let [q, k, v] = packed.each_ref().map(|p| gpu.upload(p));
-                let table = members(gpu, &entries);
-                let out: Vec<f32> = gpu.output(packed[0].len(), |out| {
-                    let a = Attention {
-                        q: q.at(),
-                        k: k.at(),
-                        v: v.at(),
-                        out,
-                        members: table.at(),
-                        num_members: which.len(),
-                        max_rows: entries.iter().map(|m| m.rows as usize).max().unwrap(),
-                        heads: h,
-                        causal,
-                    };
-                    gpu.kernels.attention(&gpu.stream, &a).unwrap();
-                });
-                let rows = entries.iter().map(|m| {
-                    let from = m.start as usize * q_width;
-                    out[from..from + m.rows as usize * q_width].to_vec()
-                });
-                rows.collect()
-            };
-            let together = run(&[0, 1, 2, 3, 4]);
-            for (i, got) in together.iter().enumerate() {
-                let (own, padding) = sizes[i];
-                let name = format!("{h:?}, causal {causal}, member {i}");
-                same(&format!("{name} alone"), &run(&[i])[0], got);
-                let [q, k, v] = data[i].each_ref().map(|d| wide(d));
-                let mut want = Vec::new();
-                for row in 0..own {
-                    let seen = if causal { row + 1 } else { own };
-                    let q = &q[row * q_width..][..q_width];
-                    want.extend(attend(q, &k[..seen * kv_width], &v[..seen * kv_width], h));
-                }
-                want.extend(vec![0.0; padding * q_width]);
-                close(&name, got, &want, 2e-5);
-            }
-            let back = run(&[4, 3, 2, 1, 0]);
-            for (i, got) in back.iter().rev().enumerate() {
-                same("backwards", got, &together[i]);
-            }
+            });
         }
     }
 }

@@ -10,6 +10,7 @@ mod process;
 mod harness;
 
 mod attention;
+mod attention_matrix;
 mod buckets;
 mod cache;
 mod elementwise;
@@ -23,3 +24,4 @@ mod positions;
 mod recurrent;
 mod rows;
 mod softmax;
+mod top_k;

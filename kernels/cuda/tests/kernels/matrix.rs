@@ -11,7 +11,7 @@ use lazybatch_kernels::reference::math;
 use crate::harness::{Gpu, close, integers, numbers, on_device, pick, same};
 
 /// Bits of a number in a type of weights, and the number that they are.
-fn rounded(stored: Stored, v: f32) -> (u16, f32) {
+pub fn rounded(stored: Stored, v: f32) -> (u16, f32) {
     match stored {
         Stored::F16 => (f16::from_f32(v).to_bits(), f16::from_f32(v).to_f32()),
         _ => (bf16::from_f32(v).to_bits(), bf16::from_f32(v).to_f32()),
@@ -70,7 +70,7 @@ fn run(
     gpu.download(&out, m * n)
 }
 
-const TYPES: [Stored; 2] = [Stored::F16, Stored::Bf16];
+pub const TYPES: [Stored; 2] = [Stored::F16, Stored::Bf16];
 
 on_device! {
     fn products_are_those_of_the_rounded_operands(gpu) {

@@ -6,6 +6,7 @@ use lazybatch_cuda::kernels::conv::Conv;
 use lazybatch_cuda::kernels::gemm::{Gemm, Tiling};
 use lazybatch_cuda::kernels::state_attention::{Memory, workspace_bytes};
 use lazybatch_cuda::kernels::states::Paged;
+use lazybatch_cuda::kernels::top_k::TopK;
 use lazybatch_cuda::kernels::{Epilogue, Member, SOURCES, Source, Stored, Weights};
 use lazybatch_cuda::{CudaError, DevicePtr};
 use lazybatch_graph::{Act, Heads, Window};
@@ -68,6 +69,20 @@ fn exercise(gpu: &Gpu, source: &Source) -> Result<(), CudaError> {
             k.arg_max(s, x.at(), out.at(), 2, 3000)?;
             s.synchronize()
         }
+        "top_k.cu" => {
+            let (x, values, ids) = (some(2 * 3000), gpu.fresh::<f32>(8), gpu.fresh::<i32>(8));
+            let call = TopK {
+                x: x.at(),
+                values: values.at(),
+                ids: ids.at(),
+                rows: 2,
+                width: 3000,
+                k: 4,
+                largest: true,
+            };
+            k.top_k(s, &call)?;
+            s.synchronize()
+        }
         "conv.cu" => {
             let (x, w) = (some(20 * 81), some(70 * 20 * 9));
             let out = gpu.fresh::<f32>(70 * 81);
@@ -116,7 +131,7 @@ fn exercise(gpu: &Gpu, source: &Source) -> Result<(), CudaError> {
             k.gemm_matrix(s, &call)?;
             s.synchronize()
         }
-        "attention.cu" => {
+        "attention.cu" | "attention_matrix.cu" => {
             let rows = 70;
             let (x, out) = (some(rows * 32), gpu.fresh::<f32>(rows * 32));
             let own = rows as u32;
@@ -145,7 +160,11 @@ fn exercise(gpu: &Gpu, source: &Source) -> Result<(), CudaError> {
                 },
                 causal: false,
             };
-            k.attention(s, &call)?;
+            if source.file == "attention.cu" {
+                k.attention(s, &call)?;
+            } else {
+                k.attention_matrix(s, &call, Stored::Bf16)?;
+            }
             s.synchronize()
         }
         "state_attention.cu" => {

@@ -13,6 +13,7 @@ pub mod image;
 pub mod linear;
 pub mod rowwise;
 pub mod state;
+pub mod top_k;
 
 /// What a node's kernel takes while it runs, with weights of products stored as `weights`.
 pub fn temporaries(program: &Program, node: &Node, weights: WeightType) -> Extent {

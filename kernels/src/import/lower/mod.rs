@@ -149,7 +149,9 @@ impl<'t> Lower<'t> {
             "Identity" | "Dropout" | "Cast" | "Relu" | "Tanh" | "Sigmoid" | "Gelu" | "Clip"
             | "Neg" | "Pow" | "Add" | "Sub" | "Mul" | "Div" | "Expand" => self.elementwise(node),
             "MatMul" | "Gemm" => self.linear(node),
-            "Softmax" | "LayerNormalization" | "ArgMax" | "ReduceMean" => self.reduction(node),
+            "Softmax" | "LayerNormalization" | "ArgMax" | "TopK" | "ReduceMean" => {
+                self.reduction(node)
+            }
             "Reshape" | "Flatten" | "Squeeze" | "Unsqueeze" | "Transpose" | "Gather" | "Slice"
             | "Split" | "Concat" => self.movement(node),
             "Conv" | "BatchNormalization" | "MaxPool" | "AveragePool" | "GlobalAveragePool"

@@ -4,7 +4,7 @@ use lazybatch_graph::onnx::{Attr, Elem, Node};
 use lazybatch_graph::{Layout, Op, Part};
 
 use super::{Lower, Native, Value, axis_of, float, floats, int, ints, one};
-use crate::import::items::{Act, Arg, Kind, Src};
+use crate::import::items::{Act, Arg, Kind, Out, Src};
 use crate::import::layout::{permute, reshape, size};
 
 impl Lower<'_> {
@@ -16,6 +16,7 @@ impl Lower<'_> {
             "Softmax" => self.softmax(node, &x),
             "LayerNormalization" => self.layer_norm(node, &x),
             "ArgMax" => self.arg_max(node, &x),
+            "TopK" => self.top_k(node, &x),
             _ => self.mean(node, &x),
         }
     }
@@ -93,6 +94,50 @@ impl Lower<'_> {
             ..x.clone()
         };
         one(self.emit(node, Op::ArgMax, vec![Arg::Item(x.src)], like))
+    }
+
+    fn top_k(&mut self, node: &Node, x: &Act) -> Native {
+        let k = if self.trace.opset < 10 {
+            Some(int(node, "k", -1))
+        } else {
+            self.integers(node, 1).and_then(|k| k.first().copied())
+        };
+        let k = k.and_then(|k| usize::try_from(k).ok());
+        let Some((k, d)) = k.zip(self.is_last(x, int(node, "axis", -1))) else {
+            return Ok(None);
+        };
+        if !(1..=d).contains(&k) {
+            return Ok(None);
+        }
+        let Some(x) = self.features(x, d) else {
+            return Ok(None);
+        };
+        let largest = int(node, "largest", 1) != 0;
+        let mut values = x.clone();
+        values.layout.0.pop();
+        let axis = if k == 1 { vec![] } else { vec![Part::Fixed(k)] };
+        values.layout.0.push(axis);
+        values.dims.pop();
+        values.dims.push(k);
+        let out = |elem| Out {
+            lead: values.layout.lead(),
+            dims: values.dims.clone(),
+            elem,
+        };
+        let outs = vec![out(Elem::F32), out(Elem::I64)];
+        let kind = Kind::Op(Op::TopK { k, largest });
+        let item = self
+            .items
+            .push(&node.name, kind, vec![Arg::Item(x.src)], outs);
+        let result = |out, elem| {
+            let src = Src { item, out };
+            Value::Act(Act {
+                src,
+                elem,
+                ..values.clone()
+            })
+        };
+        Ok(Some(vec![result(0, Elem::F32), result(1, Elem::I64)]))
     }
 
     /// Axes that a reduction names: an attribute, an operand from opset 18 on, or all.

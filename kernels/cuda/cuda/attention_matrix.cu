@@ -1,0 +1,174 @@
+// Attention of packed rows by matrix instructions: queries, keys, values and the keys' shares are
+// rounded to f16 or bf16, sums are f32. A warp has 16 queries of one head of one member and goes
+// over the member's keys in tiles of 32, from the first on; a query's sums see the tiles in that
+// order whatever the other queries are.
+
+#define KEYS 32
+#define WARPS 4
+
+// `DIM` is the most features of a head.
+template <class H, u32 DIM>
+DEVICE void attention(const float *q, const float *k, const float *v, float *out,
+                      const Member *members, u32 heads, u32 kv_heads, u32 dim, float scale,
+                      u32 causal) {
+    const u32 ROWS = 16 * WARPS, STEPS = DIM / 16;
+    // Two features an element. Rows stand apart by 16 bytes more, so that eight of them lie in
+    // different banks.
+    __shared__ __align__(16) u32 keys[KEYS][DIM / 2 + 4];
+    __shared__ __align__(16) u32 values[KEYS][DIM / 2 + 4];
+
+    Member m = members[blockIdx.z];
+    u32 first = blockIdx.x * ROWS;
+    if (first >= m.rows) return;
+    u32 head = blockIdx.y, lane = threadIdx.x % 32, group = lane / 4, within = lane % 4;
+    // The warp's first query.
+    u32 base = first + threadIdx.x / 32 * 16;
+    u32 q_width = heads * dim, kv_width = kv_heads * dim;
+    u64 q_at = (u64)m.start * q_width + head * dim;
+    u64 kv_at = (u64)m.start * kv_width + head / (heads / kv_heads) * dim;
+    // A feature of a row and the next, or zeros.
+    auto features = [&](const float *line, bool is_there, u32 at) {
+        float low = is_there && at < dim ? line[at] : 0.0f;
+        float high = is_there && at + 1 < dim ? line[at + 1] : 0.0f;
+        return pair(H{}, low, high);
+    };
+
+    u32 query[STEPS][4];
+#pragma unroll
+    for (u32 s = 0; s < STEPS; s++) {
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            u32 row = base + group + i % 2 * 8, at = 16 * s + 2 * within + i / 2 * 8;
+            query[s][i] = features(q + q_at + (u64)row * q_width, row < m.own, at);
+        }
+    }
+    // A lane has two rows of each matrix of sums, and two columns next to each other.
+    float top[2], total[2], sum[DIM / 8][4];
+#pragma unroll
+    for (u32 r = 0; r < 2; r++) {
+        top[r] = NEG_INF;
+        total[r] = 0;
+    }
+#pragma unroll
+    for (u32 d = 0; d < DIM / 8; d++) {
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) sum[d][i] = 0;
+    }
+
+    // No query of this block sees a key behind these.
+    u32 last = first + ROWS < m.own ? first + ROWS : m.own;
+    u32 seen = causal ? last : m.own;
+    if (first >= m.own) seen = 0;
+#pragma unroll 1
+    for (u32 key0 = 0; key0 < seen; key0 += KEYS) {
+        __syncthreads();
+#pragma unroll 1
+        for (u32 i = threadIdx.x; i < KEYS * DIM / 2; i += 32 * WARPS) {
+            u32 row = i / (DIM / 2), at = i % (DIM / 2), key = key0 + row;
+            u64 from = kv_at + (u64)key * kv_width;
+            keys[row][at] = features(k + from, key < m.own, 2 * at);
+            values[row][at] = features(v + from, key < m.own, 2 * at);
+        }
+        __syncthreads();
+        // None of the warp's queries is there, or sees a key of this tile.
+        if (base >= m.own || (causal && key0 > base + 15)) continue;
+
+        float score[KEYS / 8][4];
+#pragma unroll
+        for (u32 j = 0; j < KEYS / 8; j++) {
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) score[j][i] = 0;
+        }
+#pragma unroll
+        for (u32 s = 0; s < STEPS; s++) {
+            if (16 * s >= dim) continue;
+#pragma unroll
+            for (u32 j = 0; j < KEYS / 8; j++) {
+                const u32 *from = &keys[8 * j + group][8 * s + within];
+                multiply(H{}, score[j], query[s], from[0], from[4]);
+            }
+        }
+
+        // Shares of two keys each, as the left side of the next products.
+        u32 share[KEYS / 8][2];
+#pragma unroll
+        for (u32 r = 0; r < 2; r++) {
+            u32 row = base + group + 8 * r;
+            float highest = top[r];
+#pragma unroll
+            for (u32 j = 0; j < KEYS / 8; j++) {
+#pragma unroll
+                for (u32 e = 0; e < 2; e++) {
+                    u32 key = key0 + 8 * j + 2 * within + e;
+                    bool sees = key < m.own && (!causal || key <= row);
+                    float &s = score[j][2 * r + e];
+                    s = sees ? s * scale : NEG_INF;
+                    highest = larger(s, highest);
+                }
+            }
+            highest = larger(__shfl_xor_sync(ALL_LANES, highest, 1), highest);
+            highest = larger(__shfl_xor_sync(ALL_LANES, highest, 2), highest);
+            // Shares so far are relative to the old maximum; a tile without keys changes nothing.
+            float shrink = highest == top[r] ? 1.0f : exp_of(top[r] - highest);
+            // Shares are added up as they are multiplied: rounded.
+            float added = 0;
+#pragma unroll
+            for (u32 j = 0; j < KEYS / 8; j++) {
+                float s0 = score[j][2 * r], s1 = score[j][2 * r + 1];
+                u32 both = pair(H{}, s0 == NEG_INF ? 0.0f : exp_of(s0 - highest),
+                                s1 == NEG_INF ? 0.0f : exp_of(s1 - highest));
+                added += widen(H{(u16)both});
+                added += widen(H{(u16)(both >> 16)});
+                share[j][r] = both;
+            }
+            added += __shfl_xor_sync(ALL_LANES, added, 1);
+            added += __shfl_xor_sync(ALL_LANES, added, 2);
+            total[r] = total[r] * shrink + added;
+            top[r] = highest;
+#pragma unroll
+            for (u32 d = 0; d < DIM / 8; d++) {
+                sum[d][2 * r] *= shrink;
+                sum[d][2 * r + 1] *= shrink;
+            }
+        }
+#pragma unroll
+        for (u32 t = 0; t < KEYS / 16; t++) {
+            u32 left[4] = {share[2 * t][0], share[2 * t][1], share[2 * t + 1][0],
+                           share[2 * t + 1][1]};
+#pragma unroll
+            for (u32 d = 0; d < DIM / 8; d++) {
+                if (8 * d >= dim) continue;
+                u32 b0, b1;
+                load_turned(&values[16 * t + lane % 16][4 * d], b0, b1);
+                multiply(H{}, sum[d], left, b0, b1);
+            }
+        }
+    }
+
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        u32 row = base + group + i / 2 * 8;
+        if (row >= m.rows) continue;
+#pragma unroll
+        for (u32 d = 0; d < DIM / 8; d++) {
+            u32 at = 8 * d + 2 * within + i % 2;
+            if (at < dim)
+                out[q_at + (u64)row * q_width + at] = row < m.own ? sum[d][i] / total[i / 2] : 0.0f;
+        }
+    }
+}
+
+#define INSTANCE(H, DIM)                                                                           \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)                                    \
+        attention_matrix_##H##_##DIM(const float *q, const float *k, const float *v, float *out,   \
+                                     const Member *members, u32 heads, u32 kv_heads, u32 dim,      \
+                                     float scale, u32 causal) {                                    \
+        attention<H, DIM>(q, k, v, out, members, heads, kv_heads, dim, scale, causal);             \
+    }
+
+INSTANCE(bf16, 32)
+INSTANCE(bf16, 64)
+INSTANCE(bf16, 128)
+INSTANCE(f16, 32)
+INSTANCE(f16, 64)
+INSTANCE(f16, 128)
