@@ -86,8 +86,9 @@ pub const MISS_WEIGHT: f64 = 3.0;
 const FIRST_PLAN: u64 = 64;
 const FEW: u64 = 16;
 const LONG: Nanos = Nanos::from_ms(100);
-/// Most arrivals between two plans.
+/// Most arrivals between two plans, unless these take less than so long.
 const PLAN_EVERY: u64 = 2048;
+const STEADY: Nanos = Nanos::from_ms(10_000);
 /// Launches that a plan simulates for each arrival so far, within bounds.
 const PER_ARRIVAL: u64 = 300;
 const LEAST_BUDGET: u64 = 50_000;
@@ -273,6 +274,7 @@ struct Adaptive {
 
 /// What a plan goes by, in short.
 struct Seen {
+    at: Time,
     num_arrivals: u64,
     /// Requests per second.
     rate: f64,
@@ -345,11 +347,16 @@ impl Policy for Adaptive {
         if self.history.is_empty() {
             return None;
         }
-        if self.is_fixed || self.is_planning || view.now < self.rests_until || !self.is_due() {
+        if self.is_fixed
+            || self.is_planning
+            || view.now < self.rests_until
+            || !self.is_due(view.now)
+        {
             return None;
         }
         self.is_planning = true;
         self.planned = Some(Seen {
+            at: view.now,
             num_arrivals: self.history.num_arrivals(),
             rate: self.history.rate(),
             num_open: self.history.num_open(),
@@ -443,15 +450,16 @@ impl Adaptive {
         rules.map(rule).collect()
     }
 
-    /// Whether it is time for a plan: at 64, 128, ... arrivals, then at every [`PLAN_EVERY`], and
-    /// when the rate or the number of open requests has changed.
-    fn is_due(&self) -> bool {
+    /// Whether it is time for a plan: at 64, 128, ... arrivals, then at every [`PLAN_EVERY`] or each
+    /// [`STEADY`], and when the rate or the number of open requests has changed.
+    fn is_due(&self, now: Time) -> bool {
         let num = self.history.num_arrivals();
         let Some(seen) = &self.planned else {
             return num >= FIRST_PLAN || (num >= FEW && self.history.span() >= LONG);
         };
         let since = num - seen.num_arrivals;
-        if since >= seen.num_arrivals.min(PLAN_EVERY) {
+        let is_steady = seen.num_arrivals >= PLAN_EVERY && now.since(seen.at) < STEADY;
+        if since >= seen.num_arrivals.min(PLAN_EVERY) && !is_steady {
             return true;
         }
         let change = self.history.recent_rate() / seen.rate.max(f64::MIN_POSITIVE);
