@@ -6,7 +6,7 @@
 
 use half::{bf16, f16};
 use lazybatch_graph::onnx::Elem;
-use lazybatch_graph::{DType, Tensor};
+use lazybatch_graph::{Bytes, DType, Tensor};
 
 use crate::proto;
 
@@ -161,6 +161,19 @@ pub fn to_tensor(
             "expected {expected} bytes, got {} bytes",
             bytes.len()
         ));
+    }
+    // What the engine holds as it comes.
+    let same = match data_type {
+        DataType::Fp32 => Some(DType::F32),
+        DataType::Int32 => Some(DType::I32),
+        _ => None,
+    };
+    if let Some(dtype) = same.filter(|_| cfg!(target_endian = "little")) {
+        return Ok(Tensor {
+            dtype,
+            dims: dims.to_vec(),
+            data: Bytes::Owned(bytes.into()),
+        });
     }
     if held.is_float() {
         let values: Vec<f32> = match data_type {

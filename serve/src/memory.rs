@@ -1,8 +1,12 @@
-//! Memory that requests hold, and the bounds on it.
+//! Memory that requests and their answers hold, and the bounds on it.
 //!
 //! Every call has a [`Tab`], on which bytes are put before they are taken: those of its message as it
 //! is read, those of its tensors as they are made of it. All tabs together stay within one budget; a
 //! call that finds no room is refused, and what was on its tab is free again.
+//!
+//! Behind its request an answer is on the tab until the client has taken it. What was computed is not
+//! refused, so answers may lead beyond the budget: by those of the requests that run, since no other
+//! request is taken before enough of them have gone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -27,7 +31,7 @@ impl Memory {
         }
     }
 
-    /// Bytes that requests hold now.
+    /// Bytes that requests and answers hold now.
     pub fn held(&self) -> usize {
         self.held.load(Ordering::SeqCst)
     }
@@ -81,6 +85,18 @@ impl Tab {
                 "the server has no memory for this request now: all requests may hold {most} bytes \
                  together and hold {held}, this one needs {bytes} more"
             ))),
+        }
+    }
+
+    /// Puts the `bytes` of an answer on it, in the place of all that was there. There is room for an
+    /// answer.
+    pub fn settle(&self, bytes: usize) {
+        let before = self.held.swap(bytes, Ordering::SeqCst);
+        let held = &self.memory.held;
+        if bytes >= before {
+            held.fetch_add(bytes - before, Ordering::SeqCst);
+        } else {
+            held.fetch_sub(before - bytes, Ordering::SeqCst);
         }
     }
 
@@ -152,6 +168,21 @@ mod tests {
         assert_eq!(memory.held(), 100);
         drop(two);
         assert_eq!(memory.held(), 0);
+    }
+
+    #[test]
+    fn answers_are_held_whatever_there_is_and_leave_less_to_requests() {
+        let memory = Arc::new(Memory::new(100, 10));
+        let (one, two) = (memory.tab(), memory.tab());
+        one.add(60).unwrap();
+        one.settle(150);
+        assert_eq!(memory.held(), 150);
+        assert!(two.add(1).is_err());
+        one.settle(90);
+        two.add(10).unwrap();
+        assert!(two.add(1).is_err());
+        drop(one);
+        assert_eq!(memory.held(), 10);
     }
 
     #[test]

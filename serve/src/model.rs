@@ -266,7 +266,7 @@ impl Served {
         proto::ModelStatistics {
             name: self.name.clone(),
             version: self.version.to_string(),
-            last_inference: s.last_ms.load(Relaxed),
+            last_inference: s.last_ms(self.engine().now()),
             inference_count: s.inferences.load(Relaxed),
             execution_count: self.executions(),
             inference_stats: Some(proto::InferStatistics {

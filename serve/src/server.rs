@@ -12,7 +12,6 @@ use futures_util::stream::poll_fn;
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
@@ -228,7 +227,7 @@ impl Server {
                 connections,
                 service,
                 health_service,
-                CallLayer::new(state.memory.clone(), options.body_timeout),
+                CallLayer::new(state.clone(), options.body_timeout),
                 AuthLayer::grpc(guard),
                 options.clone(),
                 stopped,
@@ -281,6 +280,32 @@ impl Server {
     }
 }
 
+/// A service that is always ready, as hyper calls one.
+struct Ready<S>(S);
+
+impl<S> hyper::service::Service<Request<Incoming>> for Ready<S>
+where
+    S: TowerService<Request<Incoming>> + Clone,
+{
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = S::Future;
+
+    fn call(&self, request: Request<Incoming>) -> S::Future {
+        self.0.clone().call(request)
+    }
+}
+
+/// Keeps a timer that ends before those of connections that begin to wait.
+///
+/// The runtime writes to its poller when a timer is set that ends before all others, as that of a
+/// connection does whenever all others have calls that run.
+async fn early(within: Duration) {
+    loop {
+        tokio::time::sleep(within / 2).await;
+    }
+}
+
 /// Serves connections by HTTP/1.1 until there come no more; answers what was asked by then.
 async fn serve_http<S>(mut connections: mpsc::Receiver<Connection>, service: S, options: Options)
 where
@@ -295,8 +320,10 @@ where
         .header_read_timeout(options.header_timeout)
         .max_headers(64)
         .max_buf_size(64 << 10);
+    let mut timers = tokio::task::JoinSet::new();
+    timers.spawn(early(options.header_timeout));
     while let Some(connection) = connections.recv().await {
-        let service = TowerToHyperService::new(service.clone());
+        let service = Ready(service.clone());
         let connection = builder.serve_connection(TokioIo::new(connection), service);
         let connection = graceful.watch(connection);
         // A client that breaks off is no error of the server.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use lazybatch_engine::Answer;
-use lazybatch_sla::{Histogram, Nanos, Outcome};
+use lazybatch_sla::{Histogram, Nanos, Outcome, Time};
 
 use crate::error::Error;
 
@@ -89,8 +89,8 @@ pub struct Stats {
     pub cache_miss: Span,
     /// Samples that were answered, not from the cache.
     pub inferences: AtomicU64,
-    /// Milliseconds since 1970 of the last answer.
-    pub last_ms: AtomicU64,
+    /// When the last answer came, in nanoseconds of the engine's clock; 0 before the first.
+    last_ns: AtomicU64,
     /// Requests in the engine.
     pub pending: AtomicI64,
     failures: [AtomicU64; 4],
@@ -98,8 +98,8 @@ pub struct Stats {
     first_response: Mutex<Option<Histogram>>,
     /// Nanoseconds from arrival to answer, by SLA class.
     latencies: Mutex<BTreeMap<String, Histogram>>,
-    /// By SLA class and outcome.
-    outcomes: Mutex<BTreeMap<(String, Outcome), u64>>,
+    /// By SLA class, then by outcome.
+    outcomes: Mutex<BTreeMap<String, BTreeMap<Outcome, u64>>>,
 }
 
 impl Stats {
@@ -110,12 +110,20 @@ impl Stats {
 
     /// Requests by SLA class and outcome.
     pub fn outcomes(&self) -> BTreeMap<(String, Outcome), u64> {
-        locked(&self.outcomes).clone()
+        let outcomes = locked(&self.outcomes);
+        let each = outcomes.iter().flat_map(|(class, nums)| {
+            let nums = nums.iter();
+            nums.map(|(&outcome, &num)| ((class.clone(), outcome), num))
+        });
+        each.collect()
     }
 
     fn outcome(&self, class: &str, outcome: Outcome) {
         let mut outcomes = locked(&self.outcomes);
-        *outcomes.entry((class.to_owned(), outcome)).or_default() += 1;
+        match outcomes.get_mut(class) {
+            Some(nums) => *nums.entry(outcome).or_default() += 1,
+            None => drop(outcomes.insert(class.to_owned(), [(outcome, 1)].into())),
+        }
     }
 
     /// Nanoseconds from arrival to answer, by SLA class.
@@ -175,12 +183,25 @@ impl Stats {
         self.outcome(class, Outcome::Cancelled);
     }
 
-    /// Notes that a whole request was answered.
+    /// Milliseconds since 1970 of the last answer, told at `now` of the engine's clock; 0 before the
+    /// first.
     #[allow(
         clippy::disallowed_methods,
         reason = "the protocol states the date of the last inference; nothing else depends on it"
     )]
-    pub fn succeeded(&self, class: &str, took: Nanos) {
+    pub fn last_ms(&self, now: Time) -> u64 {
+        let last = match self.last_ns.load(Relaxed) {
+            0 => return 0,
+            last => Time(last),
+        };
+        let ago = std::time::Duration::from_nanos(now.since(last).0);
+        let date = std::time::SystemTime::now().checked_sub(ago);
+        let since = date.and_then(|d| d.duration_since(std::time::UNIX_EPOCH).ok());
+        since.map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
+    }
+
+    /// Notes that a whole request was answered at `now` of the engine's clock.
+    pub fn succeeded(&self, class: &str, took: Nanos, now: Time) {
         self.success.add(took);
         {
             let mut latencies = locked(&self.latencies);
@@ -193,8 +214,6 @@ impl Stats {
                 }
             }
         }
-        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        let ms = since.map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX));
-        self.last_ms.store(ms, Relaxed);
+        self.last_ns.store(now.0.max(1), Relaxed);
     }
 }

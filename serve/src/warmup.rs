@@ -62,7 +62,7 @@ fn one(served: &Served, folder: &Path, sample: &ModelWarmup) -> Result<()> {
     }
     let mut params = Params::default();
     if served.settings.sequences.is_some() {
-        let mut set = |key: &str, value| params.0.insert(key.to_owned(), value);
+        let mut set = |key: &str, value| params.set(key.to_owned(), value);
         set("sequence_id", Param::Uint(1));
         set("sequence_start", Param::Bool(true));
         set("sequence_end", Param::Bool(true));

@@ -333,6 +333,15 @@ impl ModelHandle {
         self.served.class(class).map(drop)
     }
 
+    /// Whether a request may find a place in the queue just now, whatever it is. For callers that
+    /// would do much before they submit it, which finds out for certain.
+    ///
+    /// # Errors
+    /// [`RequestError::QueueFull`], as when it is submitted now.
+    pub fn check_room(&self) -> Result<(), RequestError> {
+        self.shared.check_room(&self.served)
+    }
+
     /// As [`super::Engine::submit`].
     ///
     /// # Errors

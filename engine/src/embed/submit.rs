@@ -41,6 +41,17 @@ impl Bounded {
         room.saturating_sub(self.room.available_permits())
     }
 
+    /// Whether none of them is free.
+    pub fn is_full(&self) -> bool {
+        self.room.available_permits() == 0
+    }
+
+    fn full(&self) -> RequestError {
+        RequestError::QueueFull {
+            max_queue: self.most,
+        }
+    }
+
     async fn place(&self) -> Result<OwnedSemaphorePermit, RequestError> {
         let place = self.room.clone().acquire_owned().await;
         place.map_err(|_| RequestError::Closed)
@@ -48,9 +59,7 @@ impl Bounded {
 
     fn try_place(&self) -> Result<OwnedSemaphorePermit, RequestError> {
         let place = self.room.clone().try_acquire_owned();
-        place.map_err(|_| RequestError::QueueFull {
-            max_queue: self.most,
-        })
+        place.map_err(|_| self.full())
     }
 }
 
@@ -156,6 +165,13 @@ impl Shared {
         }
         room.queue[1] = Some(self.queue.place().await?);
         Ok(room)
+    }
+
+    /// Looks whether any request of that model finds a place in the queues of all of its requests.
+    pub(super) fn check_room(&self, served: &Served) -> Result<(), RequestError> {
+        let queues = served.queue.iter().chain([&self.queue]);
+        let full = queues.into_iter().find(|queue| queue.is_full());
+        full.map_or(Ok(()), |queue| Err(queue.full()))
     }
 
     fn try_room(&self, served: &Served, request: &Request) -> Result<Room, RequestError> {

@@ -1,5 +1,8 @@
 //! What is around every call over gRPC: the memory that it holds, how long its messages may take to
 //! come, and how its answer is taken.
+//!
+//! A request for inference whose model has no room is refused as soon as its name is there, before its
+//! message is decoded, or whole.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,10 +19,17 @@ use tonic::Status;
 use tower::{Layer, Service};
 
 use super::pace::{self, Pace, Paced};
-use crate::memory::{Memory, Tab};
+use super::weigh;
+use crate::error::Error;
+use crate::infer;
+use crate::memory::Tab;
+use crate::state::State;
+use crate::telemetry::{self, Traced};
 
 /// Bytes in front of each message: whether it is packed, and its length.
 const HEAD: usize = 5;
+/// The call that has one request for inference.
+const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 /// The call that has many messages, and may wait for the next.
 const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 
@@ -41,14 +51,14 @@ pub fn with<F: Future>(tab: Arc<Tab>, work: F) -> impl Future<Output = F::Output
 /// Puts what watches a call around a service.
 #[derive(Clone)]
 pub struct CallLayer {
-    memory: Arc<Memory>,
+    state: Arc<State>,
     within: Duration,
 }
 
 impl CallLayer {
     /// Messages have to be whole within `within` of their begin.
-    pub fn new(memory: Arc<Memory>, within: Duration) -> Self {
-        Self { memory, within }
+    pub fn new(state: Arc<State>, within: Duration) -> Self {
+        Self { state, within }
     }
 }
 
@@ -86,14 +96,22 @@ where
     fn call(&mut self, request: Request<tonic::body::Body>) -> Self::Future {
         let (head, body) = request.into_parts();
         let is_packed = head.headers.contains_key("grpc-encoding");
-        let tab = Arc::new(self.of.memory.tab().packed(is_packed));
+        let state = &self.of.state;
+        let tab = Arc::new(state.memory.tab().packed(is_packed));
+        let asks = || Asks {
+            state: state.clone(),
+            parent: telemetry::parent(state, &head.headers),
+        };
+        let path = head.uri.path();
+        let asks = (path == INFER && !is_packed).then(asks);
         // Connections bring theirs.
         let pace = head.extensions.get::<Arc<Pace>>().cloned();
         let pace = pace.unwrap_or_else(|| Arc::new(Pace::new(Duration::MAX)));
         let call = pace::Call::new(pace);
         let body = Coming {
-            is_stream: head.uri.path() == STREAM,
+            is_stream: path == STREAM,
             body,
+            asks,
             tab: tab.clone(),
             within: self.of.within,
             head: [0; HEAD],
@@ -102,16 +120,38 @@ where
             until: None,
         };
         let request = Request::from_parts(head, tonic::body::Body::new(body));
-        let answered = TAB.scope(tab, self.inner.call(request));
+        let answered = TAB.scope(tab.clone(), self.inner.call(request));
         answered
-            .map(|answer| Ok(answer?.map(|body| call.answer(body))))
+            .map(|answer| Ok(answer?.map(|body| call.answer(body, tab))))
             .boxed()
+    }
+}
+
+/// A request for inference of which nothing came.
+struct Asks {
+    state: Arc<State>,
+    /// What its span belongs to.
+    parent: Option<opentelemetry::Context>,
+}
+
+impl Asks {
+    /// Why it is refused by what its message begins with, if it is.
+    fn refused(&self, begins: &[u8]) -> Option<Error> {
+        let (model, version) = weigh::asked(begins.get(HEAD..)?)?;
+        let served = self.state.repository.get(model, version).ok()?;
+        let error = infer::full(&served)?;
+        let mut traced = Traced::grpc(&self.state, "ModelInfer", self.parent.as_ref());
+        traced.asks(&served, &infer::Request::default());
+        traced.end(Some(&error));
+        Some(error)
     }
 }
 
 /// The body of a call as it comes.
 struct Coming {
     body: tonic::body::Body,
+    /// Looked at once.
+    asks: Option<Asks>,
     tab: Arc<Tab>,
     /// How long a message may take, or the whole of a call that has one.
     within: Duration,
@@ -166,6 +206,10 @@ impl Body for Coming {
         match Pin::new(&mut this.body).poll_frame(context) {
             Poll::Ready(Some(Ok(frame))) => {
                 if let Some(data) = frame.data_ref() {
+                    let refused = this.asks.take().and_then(|asks| asks.refused(data));
+                    if let Some(error) = refused {
+                        return Poll::Ready(Some(Err(error.into())));
+                    }
                     if let Err(error) = this.tab.add(data.len()) {
                         return Poll::Ready(Some(Err(error.into())));
                     }

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use bytes::Bytes;
 use futures_util::Stream;
 use opentelemetry::Context;
+use prost::Message;
 use tokio::sync::{Notify, mpsc};
 use tonic::{Status, Streaming};
 
@@ -22,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::explained;
 use crate::http::{region, wanted};
 use crate::infer::{self, Answer, Input, Item, Param, Params, Request, Wanted};
-use crate::memory::Tab;
+use crate::memory::{Memory, Tab};
 use crate::model::Served;
 use crate::proto::infer_parameter::ParameterChoice;
 use crate::proto::model_infer_request::InferInputTensor;
@@ -56,14 +57,16 @@ pub async fn run(
         .repository
         .get(&call.model_name, &call.model_version)?;
     served.check_whole("ModelInfer RPC")?;
-    // What is around calls has it until the answer is there.
+    // What is around calls has it until the answer was taken.
     let tab = call::tab().unwrap_or_else(|| Arc::new(state.memory.tab()));
     let mut request = read(state, &tab, call)?;
     request.trace = traced.trace();
     traced.asks(&served, &request);
     let answer = infer::start(&served, request)?.finish().await?;
     traced.answered(&served, &answer);
-    Ok(write(&served, answer))
+    let response = write(&served, answer);
+    tab.settle(response.encoded_len());
+    Ok(response)
 }
 
 type Answered = std::result::Result<ModelStreamInferResponse, Status>;
@@ -103,14 +106,17 @@ impl Drop for One {
 /// requests that run.
 #[derive(Clone)]
 struct Answers {
-    to: mpsc::UnboundedSender<(Answered, One)>,
+    to: mpsc::UnboundedSender<(Answered, One, Tab)>,
     open: Arc<Open>,
+    memory: Arc<Memory>,
 }
 
 impl Answers {
     /// Sends one; false when the client has gone.
     fn send(&self, answer: Answered) -> bool {
-        self.to.send((answer, self.open.one())).is_ok()
+        let tab = self.memory.tab();
+        tab.settle(answer.as_ref().map_or(0, Message::encoded_len));
+        self.to.send((answer, self.open.one(), tab)).is_ok()
     }
 }
 
@@ -122,7 +128,8 @@ pub fn stream(
 ) -> impl Stream<Item = Answered> {
     let (to, from) = mpsc::unbounded_channel();
     let open = Arc::new(Open::default());
-    let answers = Answers { to, open };
+    let memory = state.memory.clone();
+    let answers = Answers { to, open, memory };
     let tab = call::tab().unwrap_or_else(|| Arc::new(state.memory.tab()));
     tokio::spawn(call::with(tab.clone(), async move {
         let mut running = tokio::task::JoinSet::new();
@@ -163,9 +170,11 @@ pub fn stream(
             answers.send(Err(status));
         }
     }));
-    futures_util::stream::unfold(from, |mut from| async move {
-        let (answer, _taken) = from.recv().await?;
-        Some((answer, from))
+    // The last one's bytes are with whoever sends them until the next one is asked for.
+    futures_util::stream::unfold((from, None), |(mut from, sent)| async move {
+        drop(sent);
+        let (answer, _taken, tab) = from.recv().await?;
+        Some((answer, (from, Some(tab))))
     })
 }
 
@@ -324,7 +333,7 @@ fn params(from: HashMap<String, InferParameter>) -> Result<Params> {
         };
         Ok((key, param))
     };
-    Ok(Params(from.into_iter().map(param).collect::<Result<_>>()?))
+    from.into_iter().map(param).collect()
 }
 
 fn read(state: &State, tab: &Tab, call: ModelInferRequest) -> Result<Request> {

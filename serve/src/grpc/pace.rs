@@ -19,6 +19,8 @@ use hyper::body::{Body, Frame};
 use tokio::time::Instant;
 use tonic::Status;
 
+use crate::memory::Tab;
+
 /// Most bytes that are handed over at once.
 const PIECE: usize = 32 << 10;
 /// What is larger goes in two pieces at least.
@@ -92,10 +94,10 @@ impl Call {
         Self(pace)
     }
 
-    /// Watches over its answer.
-    pub fn answer(self, body: tonic::body::Body) -> Paced {
+    /// Watches over its answer, which is on `tab`.
+    pub fn answer(self, body: tonic::body::Body, tab: Arc<Tab>) -> Paced {
         let lies = Arc::new(Lies(Mutex::new(Held {
-            body: Some(body),
+            body: Some((body, tab)),
             rest: Bytes::new(),
             since: None,
         })));
@@ -116,8 +118,8 @@ struct Lies(Mutex<Held>);
 
 #[derive(Debug)]
 struct Held {
-    /// What makes it; `None` once it was dropped.
-    body: Option<tonic::body::Body>,
+    /// What makes it, and the tab that it is on; `None` once it was dropped.
+    body: Option<(tonic::body::Body, Arc<Tab>)>,
     /// What was made and not handed over.
     rest: Bytes,
     /// Since when what was handed over last waits for room.
@@ -173,7 +175,7 @@ impl Body for Paced {
         let mut held = lock(&self.lies.0);
         held.since = None;
         if held.rest.is_empty() {
-            let Some(body) = &mut held.body else {
+            let Some((body, _)) = &mut held.body else {
                 let message = "the client took nothing of the answer for too long";
                 return Poll::Ready(Some(Err(Status::cancelled(message))));
             };
@@ -191,7 +193,7 @@ impl Body for Paced {
 
     fn is_end_stream(&self) -> bool {
         let held = lock(&self.lies.0);
-        held.rest.is_empty() && held.body.as_ref().is_some_and(Body::is_end_stream)
+        held.rest.is_empty() && held.body.as_ref().is_some_and(|(b, _)| b.is_end_stream())
     }
 }
 
@@ -200,10 +202,12 @@ mod tests {
     use http_body_util::{BodyExt, Full};
 
     use super::*;
+    use crate::memory::Memory;
 
     fn answer(pace: &Arc<Pace>, len: usize) -> Paced {
         let body = Full::new(Bytes::from(vec![7; len]));
-        Call::new(pace.clone()).answer(tonic::body::Body::new(body))
+        let tab = Arc::new(Memory::new(0, 0)).tab();
+        Call::new(pace.clone()).answer(tonic::body::Body::new(body), Arc::new(tab))
     }
 
     #[tokio::test]

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use serde::ser::{Error as _, Serialize, Serializer};
 
 use super::json;
+use super::whole::kept;
 use crate::config::TEXT_INPUT;
 use crate::dtype::{self, DataType};
 use crate::error::{Error, Result};
@@ -89,7 +90,7 @@ pub fn read(
 /// # Errors
 /// A parameter of another kind, or a region that is not there.
 pub fn wanted(regions: &Regions, name: String, own: &Params) -> Result<Wanted> {
-    let binary = own.0.contains_key("binary_data");
+    let binary = own.get("binary_data").is_some();
     let classes = own.number("classification")?.unwrap_or(0);
     Ok(Wanted {
         binary: if binary {
@@ -155,67 +156,59 @@ fn raw(served: &Served, body: Bytes) -> Result<Request> {
             shape: samples.into_iter().chain(dims).collect(),
             data,
         }],
-        params: Params([("binary_data_output".to_owned(), Param::Bool(true))].into()),
+        params: Params::from_iter([("binary_data_output".to_owned(), Param::Bool(true))]),
         ..Request::default()
     })
 }
 
 fn read_input(regions: &Regions, tab: &Tab, input: json::Input, tail: &mut Bytes) -> Result<Input> {
     let name = input.name;
-    let what = format!("input '{name}'");
-    let data_type = DataType::parse(&input.datatype).ok_or_else(|| {
+    // Made where something is wrong alone.
+    let what = || format!("input '{name}'");
+    let data_type = input.datatype.0.map_err(|named| {
         let names: Vec<_> = DataType::ALL.iter().map(|t| t.name()).collect();
         let expected = format!("a data-type of {}", names.join(", "));
-        Error::expected(&what, expected, format!("'{}'", input.datatype))
+        Error::expected(what(), expected, format!("'{named}'"))
     })?;
     let shape: Option<Vec<usize>> = input.shape.iter().map(|&d| d.try_into().ok()).collect();
     let count = shape.as_deref().and_then(dtype::elements);
     let (Some(shape), Some(count)) = (shape, count) else {
         let got = format!("{:?}", input.shape);
-        return Err(Error::expected(
-            format!("{what}: shape"),
-            "a countable number",
-            got,
-        ));
+        let what = format!("{}: shape", what());
+        return Err(Error::expected(what, "a countable number", got));
     };
     let own = input.params;
     let data = if let Some(region) = region(regions, &own)? {
-        region.read(&what, tab)?
+        region.read(&what(), tab)?
     } else if let Some(size) = own.number("binary_data_size")? {
         let size = usize::try_from(size).unwrap_or(usize::MAX);
         if size > tail.len() {
             let expected = format!("{size} bytes behind the JSON");
-            return Err(Error::expected(what, expected, format!("{}", tail.len())));
+            return Err(Error::expected(what(), expected, tail.len()));
         }
         tail.split_to(size)
     } else {
         let Some(elements) = input.data else {
-            return Err(Error::expected(
-                what,
-                "'data', 'binary_data_size' or a region",
-                "none",
-            ));
+            let expected = "'data', 'binary_data_size' or a region";
+            return Err(Error::expected(what(), expected, "none"));
         };
         if elements.num != count {
             let expected = format!("{count} elements of shape {shape:?}");
-            return Err(Error::expected(what, expected, format!("{}", elements.num)));
+            return Err(Error::expected(what(), expected, elements.num));
         }
         if !data_type.has_numbers() {
             let expected = "elements as bytes, which JSON has no form for";
-            let what = format!("{what} of data-type {data_type}");
+            let what = format!("{} of data-type {data_type}", what());
             return Err(Error::expected(what, expected, "JSON"));
         }
         if let Some(wrong) = elements.wrong {
-            return Err(Error::expected(
-                what,
-                format!("elements of {data_type}"),
-                wrong,
-            ));
+            let expected = format!("elements of {data_type}");
+            return Err(Error::expected(what(), expected, wrong));
         }
         elements.bytes.into()
     };
     if data_type == DataType::Bytes && name != TEXT_INPUT {
-        dtype::check_bytes(&data).map_err(|e| Error::Invalid(format!("{what}: {e}")))?;
+        dtype::check_bytes(&data).map_err(|e| Error::Invalid(format!("{}: {e}", what())))?;
     }
     Ok(Input {
         name,
@@ -301,11 +294,12 @@ impl Serialize for Elements<'_> {
     }
 }
 
-/// Writes an answer, as bytes where the request wants them; `binary` where it does not say.
+/// Writes an answer, as bytes where the request wants them; `binary` where it does not say. What it
+/// holds goes on `tab`.
 ///
 /// # Errors
 /// An output that JSON has no form for.
-pub fn write(served: &Served, binary: bool, answer: &Answer) -> Result<Response> {
+pub fn write(served: &Served, binary: bool, answer: &Answer, tab: Tab) -> Result<Response> {
     let in_region = |output: &Output| output.wanted.region.is_some();
     let goes_behind =
         |output: &Output| !in_region(output) && output.wanted.binary.unwrap_or(binary);
@@ -342,7 +336,7 @@ pub fn write(served: &Served, binary: bool, answer: &Answer) -> Result<Response>
     for output in behind() {
         body.extend_from_slice(&output.data);
     }
-    let mut response = Response::new(Body::from(body));
+    let mut response = Response::new(Body::from(kept(body, tab)));
     let content_type = if size > 0 {
         "application/octet-stream"
     } else {

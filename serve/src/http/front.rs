@@ -15,19 +15,21 @@ use axum::Router;
 use axum::http::{HeaderMap, Method, Request, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
-use futures_util::future::{BoxFuture, Either, poll_immediate, select};
+use futures_util::future::{BoxFuture, poll_immediate};
 use hyper::body::Incoming;
 use tower::Service;
 
 use super::whole::{self, Whole, unread};
-use super::{Target, bug, infer};
+use super::{Target, bug, full, infer};
 use crate::error::Result;
 use crate::state::State;
 use crate::telemetry::Traced;
 
 /// What a connection of HTTP hands its calls to.
 #[derive(Clone)]
-pub struct Front {
+pub struct Front(Arc<Inner>);
+
+struct Inner {
     state: Arc<State>,
     router: Router,
     max_body: usize,
@@ -37,26 +39,27 @@ pub struct Front {
 impl Front {
     /// Before `router`; bodies are at most `max_body` bytes and come whole within `body_timeout`.
     pub fn new(state: Arc<State>, router: Router, max_body: usize, body_timeout: Duration) -> Self {
-        Self {
+        Self(Arc::new(Inner {
             state,
             router,
             max_body,
             body_timeout,
-        }
+        }))
     }
 
     async fn answer(self, request: Request<Incoming>) -> Answered {
         let Some((target, route)) =
             plain(request.method(), request.uri().path(), request.headers())
         else {
-            let Self { mut router, .. } = self;
-            return router.call(request).await;
+            return self.0.router.clone().call(request).await;
         };
-        let answered = AssertUnwindSafe(self.infer(target, route, request)).catch_unwind();
+        let answered = AssertUnwindSafe(self.0.infer(target, route, request)).catch_unwind();
         let answered = answered.await.unwrap_or_else(|_| Err(bug()));
         Ok(answered.unwrap_or_else(IntoResponse::into_response))
     }
+}
 
+impl Inner {
     async fn infer(
         &self,
         target: Target,
@@ -65,25 +68,34 @@ impl Front {
     ) -> Result<Response> {
         let (head, body) = request.into_parts();
         let (path, headers) = (head.uri.path(), &head.headers);
-        let traced = Traced::http(&self.state, &head.method, route, path, headers);
+        let mut traced = Traced::http(&self.state, &head.method, route, path, headers);
+        if let Some(full) = full(&self.state, &target, &mut traced) {
+            // Who waits to be asked for the body does not send it.
+            if !headers.contains_key(header::EXPECT) {
+                let gone = whole::discard(body, self.max_body);
+                self.in_time(gone).await;
+            }
+            return traced.ends(Err(full));
+        }
         let body = self.body(body).await;
         infer(&self.state, &target, traced, headers, body).await
     }
 
     async fn body(&self, body: Incoming) -> Result<Whole> {
         let tab = self.state.memory.tab();
-        let read = {
-            let mut whole = pin!(whole::read(body, self.max_body, &tab));
-            // Most bodies came with their heads, and need no timer.
-            match poll_immediate(&mut whole).await {
-                Some(read) => read,
-                None => match select(whole, pin!(tokio::time::sleep(self.body_timeout))).await {
-                    Either::Left((read, _)) => read,
-                    Either::Right(_) => Err(unread(TOO_LATE)),
-                },
-            }
-        };
-        read.map(|body| Whole { body, tab })
+        let read = self.in_time(whole::read(body, self.max_body, &tab)).await;
+        let body = read.unwrap_or_else(|| Err(unread(TOO_LATE)))?;
+        Ok(Whole { body, tab })
+    }
+
+    /// What `reads` a body, or `None` behind the time that one may take.
+    async fn in_time<T>(&self, reads: impl Future<Output = T>) -> Option<T> {
+        let mut reads = pin!(reads);
+        // Most bodies came with their heads, and need no timer.
+        if let Some(read) = poll_immediate(&mut reads).await {
+            return Some(read);
+        }
+        tokio::time::timeout(self.body_timeout, reads).await.ok()
     }
 }
 

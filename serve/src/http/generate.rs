@@ -4,15 +4,16 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::{Path, State as Shared};
+use axum::http::header::CONTENT_TYPE;
 use axum::response::sse::{Event, Sse};
+use axum::response::{IntoResponse, Response};
 use futures_util::Stream;
 use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::json::{self, Small};
-use super::whole::Whole;
+use super::whole::{Whole, kept};
 use super::{App, Target};
 use crate::config::{TEXT_INPUT, TEXT_OUTPUT};
 use crate::dtype::{self, DataType};
@@ -54,8 +55,7 @@ fn parse(served: &Served, whole: &Whole) -> Result<Request> {
         None => Params::default(),
         Some(other) => return Err(Error::expected("'parameters'", "an object", other)),
     };
-    let mut params = json::params(body)?;
-    params.0.extend(nested.0);
+    let params = json::params(body)?.with(nested);
     let data = dtype::join_bytes([text.as_bytes()]).into();
     let inputs = vec![Input {
         name: TEXT_INPUT.into(),
@@ -103,7 +103,7 @@ pub async fn whole(
     Path(target): Path<Target>,
     mut traced: Traced,
     body: Result<Whole>,
-) -> Result<Json<Value>> {
+) -> Result<Response> {
     let answered = answer(&state, &target, &mut traced, body).await;
     traced.ends(answered)
 }
@@ -113,7 +113,7 @@ async fn answer(
     target: &Target,
     traced: &mut Traced,
     body: Result<Whole>,
-) -> Result<Json<Value>> {
+) -> Result<Response> {
     let _room = state.enter()?;
     let body = body?;
     let served = target.get(state)?;
@@ -124,7 +124,9 @@ async fn answer(
     };
     traced.answered(&served, &answer);
     let text = answer.outputs.first().map(text).unwrap_or_default();
-    Ok(Json(told(&served, &answer.id, &text, answer.explanation)))
+    let json = told(&served, &answer.id, &text, answer.explanation);
+    let bytes = kept(json.to_string().into_bytes(), body.tab);
+    Ok(([(CONTENT_TYPE, "application/json")], bytes).into_response())
 }
 
 /// The answer of a decoupled model, if it gives it in one response.
@@ -239,14 +241,18 @@ pub async fn stream(
                 }
                 None => return,
             };
-            if to.send(json.to_string()).is_err() || !goes_on {
+            let (text, tab) = (json.to_string(), state.memory.tab());
+            tab.settle(text.len());
+            if to.send((text, tab)).is_err() || !goes_on {
                 return;
             }
         }
     });
-    let events = futures_util::stream::unfold(from, |mut from| async move {
-        let event = Event::default().data(from.recv().await?);
-        Some((Ok(event), from))
+    // An event was taken when the next one is asked for.
+    let events = futures_util::stream::unfold((from, None), |(mut from, taken)| async move {
+        drop(taken);
+        let (text, tab) = from.recv().await?;
+        Some((Ok(Event::default().data(text)), (from, Some(tab))))
     });
     Ok(Sse::new(events))
 }

@@ -35,10 +35,33 @@ pub struct Body {
 /// An input of it.
 pub struct Input {
     pub name: String,
-    pub datatype: String,
+    pub datatype: Named,
     pub shape: Vec<u64>,
     pub params: Params,
     pub data: Option<Elements>,
+}
+
+/// The type that a tensor is said to have, or a name that is none's.
+pub struct Named(pub std::result::Result<DataType, String>);
+
+impl<'de> Deserialize<'de> for Named {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+        from.deserialize_str(NamedVisitor)
+    }
+}
+
+struct NamedVisitor;
+
+impl Visitor<'_> for NamedVisitor {
+    type Value = Named;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string")
+    }
+
+    fn visit_str<E>(self, name: &str) -> std::result::Result<Named, E> {
+        Ok(Named(DataType::parse(name).ok_or_else(|| name.to_owned())))
+    }
 }
 
 /// An output that it asks for.
@@ -72,7 +95,7 @@ pub fn body(text: &[u8], tab: &Tab) -> Result<Body> {
             return Ok(body);
         }
         let types = body.inputs.iter();
-        known = types.map(|i| DataType::parse(&i.datatype)).collect();
+        known = types.map(|i| i.datatype.0.as_ref().ok().copied()).collect();
     }
     Err(Error::Internal("types were found and not used".into()))
 }
@@ -111,7 +134,8 @@ impl fmt::Display for Small {
 /// What is wrong with it.
 pub fn object(text: &[u8], tab: &Tab) -> Result<IndexMap<String, Small>> {
     let reader = Reader::new(tab, &[]);
-    reader.parse(text, ObjectSeed(&reader, true))
+    let all = reader.parse(text, ObjectSeed(&reader, true))?;
+    Ok(all.into_iter().collect())
 }
 
 /// What reading goes by.
@@ -318,7 +342,7 @@ impl<'de> Visitor<'de> for InputSeed<'_, '_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Input, A::Error> {
         let Self(reader, at) = self;
-        let (mut name, mut datatype, mut shape): (Option<String>, Option<String>, _) =
+        let (mut name, mut datatype, mut shape): (Option<String>, Option<Named>, _) =
             (None, None, None);
         let (mut params, mut data) = (None, None);
         while let Some(key) = map.next_key::<InputKey>()? {
@@ -338,7 +362,7 @@ impl<'de> Visitor<'de> for InputSeed<'_, '_> {
                 InputKey::Data => {
                     let known = reader.known.get(at).copied().flatten();
                     let data_type = match &datatype {
-                        Some(name) => DataType::parse(name),
+                        Some(Named(named)) => named.as_ref().ok().copied(),
                         None => known,
                     };
                     if datatype.is_none() && reader.known.is_empty() {
@@ -461,7 +485,7 @@ impl<'de> DeserializeSeed<'de> for ParamsSeed<'_, '_> {
 ///
 /// # Errors
 /// A list, an object or `null`.
-pub fn params(from: IndexMap<String, Small>) -> Result<Params> {
+pub fn params(from: impl IntoIterator<Item = (String, Small)>) -> Result<Params> {
     let param = |(key, value)| match value {
         Small::Param(param) => Ok((key, param)),
         other => {
@@ -473,14 +497,14 @@ pub fn params(from: IndexMap<String, Small>) -> Result<Params> {
             ))
         }
     };
-    Ok(Params(from.into_iter().map(param).collect::<Result<_>>()?))
+    from.into_iter().map(param).collect()
 }
 
-/// An object, in which there may be further ones or not.
+/// An object as it is written, in which there may be further ones or not.
 struct ObjectSeed<'r, 'a>(&'r Reader<'a>, bool);
 
 impl<'de> DeserializeSeed<'de> for ObjectSeed<'_, '_> {
-    type Value = IndexMap<String, Small>;
+    type Value = Vec<(String, Small)>;
 
     fn deserialize<D: Deserializer<'de>>(
         self,
@@ -491,7 +515,7 @@ impl<'de> DeserializeSeed<'de> for ObjectSeed<'_, '_> {
 }
 
 impl<'de> Visitor<'de> for ObjectSeed<'_, '_> {
-    type Value = IndexMap<String, Small>;
+    type Value = Vec<(String, Small)>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object")
@@ -501,10 +525,10 @@ impl<'de> Visitor<'de> for ObjectSeed<'_, '_> {
         self,
         mut map: A,
     ) -> std::result::Result<Self::Value, A::Error> {
-        let mut all = IndexMap::new();
+        let mut all = Vec::new();
         while let Some(key) = map.next_key::<String>()? {
             self.0.bounded("parameters", all.len(), MAX_LISTED)?;
-            all.insert(key, map.next_value_seed(SmallSeed(self.0, self.1))?);
+            all.push((key, map.next_value_seed(SmallSeed(self.0, self.1))?));
         }
         Ok(all)
     }

@@ -23,7 +23,7 @@ use tower_http::decompression::RequestDecompressionLayer;
 use crate::config;
 use crate::dashboard;
 use crate::error::{Error, Result};
-use crate::infer::start;
+use crate::infer;
 use crate::model::Served;
 use crate::proto;
 use crate::state::{EXTENSIONS, SERVER_NAME, State};
@@ -181,6 +181,15 @@ async fn run(
     infer(&state, &target, traced, &headers, body).await
 }
 
+/// Why a call is refused before anything is known of it but its model: the queue is full. It counts
+/// as a request then.
+fn full(state: &State, target: &Target, traced: &mut Traced) -> Option<Error> {
+    let served = target.get(state).ok()?;
+    let full = infer::full(&served)?;
+    traced.asks(&served, &infer::Request::default());
+    Some(full)
+}
+
 /// An inference call whose body was read, or could not be.
 async fn infer(
     state: &State,
@@ -208,7 +217,7 @@ async fn answer(
     request.trace = traced.trace();
     traced.asks(&served, &request);
     let binary = request.params.flag("binary_data_output")?;
-    let answer = start(&served, request)?.finish().await?;
+    let answer = infer::start(&served, request)?.finish().await?;
     traced.answered(&served, &answer);
-    body::write(&served, binary, &answer)
+    body::write(&served, binary, &answer, tab)
 }

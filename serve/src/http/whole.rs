@@ -1,7 +1,8 @@
-//! Bodies of requests as they are read: bounded, each and all together.
+//! Bodies of requests as they are read, bounded, each and all together; and those of answers until they
+//! are taken.
 
 use std::fmt::Display;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
 
 use axum::RequestExt;
@@ -50,7 +51,7 @@ where
     let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
     let mut body = pin!(body);
     if announced > most {
-        discard(body, most).await;
+        discard(body, most.saturating_mul(2)).await;
         return Err(unread(TOO_LONG));
     }
     let mut first = Bytes::new();
@@ -72,7 +73,7 @@ where
         len += data.len();
         if len > most {
             drop((first, all, tab.take()));
-            discard(body, most).await;
+            discard(body, most.saturating_mul(2)).await;
             return Err(unread(TOO_LONG));
         }
         tab.add(data.len())?;
@@ -89,10 +90,11 @@ where
     Ok(if all.is_empty() { first } else { all.freeze() })
 }
 
-/// Takes what comes of a body that is too long and keeps none of it, up to as much again as one may
-/// have: clients send all before they read an answer, and many never see one that comes earlier.
-async fn discard<B: Body<Data = Bytes>>(mut body: Pin<&mut B>, most: usize) {
-    let mut left = most.saturating_mul(2);
+/// Takes what comes of a body and keeps none of it, up to `most` bytes: clients send all before they
+/// read an answer, and many never see one that comes earlier.
+pub async fn discard<B: Body<Data = Bytes>>(body: B, most: usize) {
+    let mut body = pin!(body);
+    let mut left = most;
     while let Some(Ok(frame)) = body.frame().await {
         let came = frame.data_ref().map_or(0, Bytes::len);
         match left.checked_sub(came) {
@@ -100,6 +102,24 @@ async fn discard<B: Body<Data = Bytes>>(mut body: Pin<&mut B>, most: usize) {
             None => return,
         }
     }
+}
+
+/// The bytes of an answer and the tab that they are on.
+struct Kept {
+    bytes: Vec<u8>,
+    _tab: Tab,
+}
+
+impl AsRef<[u8]> for Kept {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// The bytes of an answer, which stay on `tab` until the client has taken them.
+pub fn kept(bytes: Vec<u8>, tab: Tab) -> Bytes {
+    tab.settle(bytes.len());
+    Bytes::from_owner(Kept { bytes, _tab: tab })
 }
 
 fn innermost<'a>(

@@ -105,7 +105,13 @@ fn numbers(served: &Served, wanted: Wanted, at: usize, parts: &[&Tensor]) -> Out
             shape.push(parts.iter().map(|p| p.num_elems() / row.max(1)).sum());
         }
         for part in parts.iter().filter(|p| p.num_elems() > 0) {
-            data.extend(dtype::to_bytes(part, data_type));
+            let bytes = dtype::to_bytes(part, data_type);
+            // Mostly there is one.
+            if data.is_empty() {
+                data = bytes;
+            } else {
+                data.extend(bytes);
+            }
         }
     }
     shape.extend(&tensor.fixed);

@@ -9,7 +9,7 @@ use indexmap::IndexMap;
 use lazybatch_sla::{Outcome, Time};
 use opentelemetry::TraceId;
 
-pub use run::{Item, Running, Stepwise, class_of, rehearse, start, stream};
+pub use run::{Item, Running, Stepwise, class_of, full, rehearse, start, stream};
 
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
@@ -32,11 +32,51 @@ pub enum Param {
     Text(String),
 }
 
-/// Parameters by name.
+/// Parameters by name, each name once.
+///
+/// A request has a few, which a list finds faster than a table does; all together they are bounded
+/// where requests are read.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Params(pub IndexMap<String, Param>);
+pub struct Params(Vec<(String, Param)>);
+
+impl FromIterator<(String, Param)> for Params {
+    /// Of several by one name the last is taken, in the place of the first.
+    fn from_iter<I: IntoIterator<Item = (String, Param)>>(all: I) -> Self {
+        let all: Vec<_> = all.into_iter().collect();
+        if all.len() <= FEW {
+            let mut few = Self(Vec::with_capacity(all.len()));
+            all.into_iter().for_each(|(key, value)| few.set(key, value));
+            return few;
+        }
+        let all: IndexMap<_, _> = all.into_iter().collect();
+        Self(all.into_iter().collect())
+    }
+}
+
+/// Parameters of which each is looked for among all before it.
+const FEW: usize = 16;
 
 impl Params {
+    /// The parameter of that name.
+    pub fn get(&self, key: &str) -> Option<&Param> {
+        let found = self.0.iter().find(|(own, _)| own == key);
+        found.map(|(_, value)| value)
+    }
+
+    /// Sets one, in the place of another of that name if there is one.
+    pub fn set(&mut self, key: String, value: Param) {
+        match self.0.iter_mut().find(|(own, _)| *own == key) {
+            Some((_, old)) => *old = value,
+            None => self.0.push((key, value)),
+        }
+    }
+
+    /// Its parameters, and those of `other` behind and instead of them.
+    #[must_use]
+    pub fn with(self, other: Self) -> Self {
+        self.0.into_iter().chain(other.0).collect()
+    }
+
     fn wrong<T>(key: &str, expected: &str, got: &Param) -> Result<T> {
         let got = match got {
             Param::Text(text) => format!("{:?}", cut(text, MOST_NAME)),
@@ -50,7 +90,7 @@ impl Params {
     /// # Errors
     /// Another kind of value.
     pub fn flag(&self, key: &str) -> Result<bool> {
-        match self.0.get(key) {
+        match self.get(key) {
             None => Ok(false),
             Some(Param::Bool(b)) => Ok(*b),
             Some(Param::Text(t)) if t == "true" || t == "false" => Ok(t == "true"),
@@ -64,7 +104,7 @@ impl Params {
     /// Another kind of value.
     pub fn number(&self, key: &str) -> Result<Option<u64>> {
         let expected = "a whole number of 0 or more";
-        match self.0.get(key) {
+        match self.get(key) {
             None => Ok(None),
             Some(Param::Uint(n)) => Ok(Some(*n)),
             Some(got @ Param::Int(n)) => match u64::try_from(*n) {
@@ -84,7 +124,7 @@ impl Params {
     /// # Errors
     /// Another kind of value.
     pub fn positive(&self, key: &str) -> Result<Option<f64>> {
-        let Some(param) = self.0.get(key) else {
+        let Some(param) = self.get(key) else {
             return Ok(None);
         };
         let value = match param {
@@ -105,7 +145,7 @@ impl Params {
     /// # Errors
     /// Another kind of value.
     pub fn text(&self, key: &str) -> Result<Option<&str>> {
-        match self.0.get(key) {
+        match self.get(key) {
             None => Ok(None),
             Some(Param::Text(t)) => Ok(Some(t)),
             Some(other) => Self::wrong(key, "a string", other),

@@ -8,10 +8,14 @@ use lazybatch_sla::Time;
 use crate::error::Error;
 use crate::model::Served;
 
+/// The class of requests that name none.
+pub const DEFAULT: &str = "default";
+
 /// A request in the engine: counted as cancelled if it is dropped before its end.
 pub struct Pending {
     served: Arc<Served>,
-    class: String,
+    /// Its SLA class; the default one if `None`.
+    class: Option<String>,
     start: Time,
     ended: bool,
 }
@@ -23,7 +27,7 @@ impl Pending {
         Self {
             start: served.engine().now(),
             served: served.clone(),
-            class: class.to_owned(),
+            class: (class != DEFAULT).then(|| class.to_owned()),
             ended: false,
         }
     }
@@ -40,7 +44,7 @@ impl Pending {
 
     /// Its SLA class.
     pub fn class(&self) -> &str {
-        &self.class
+        self.class.as_deref().unwrap_or(DEFAULT)
     }
 
     /// It ends now; a second end does not count.
@@ -49,10 +53,11 @@ impl Pending {
             return;
         }
         let stats = &self.served.stats;
-        let took = self.served.engine().now().since(self.start);
+        let now = self.served.engine().now();
+        let took = now.since(self.start);
         match error {
-            None => stats.succeeded(&self.class, took),
-            Some(error) => stats.failed(&self.class, error, took),
+            None => stats.succeeded(self.class(), took, now),
+            Some(error) => stats.failed(self.class(), error, took),
         }
     }
 }
@@ -62,7 +67,7 @@ impl Drop for Pending {
         let stats = &self.served.stats;
         stats.pending.fetch_sub(1, Relaxed);
         if !self.ended {
-            stats.cancelled(&self.class);
+            stats.cancelled(self.class());
         }
     }
 }

@@ -13,7 +13,7 @@ use lazybatch_sla::{Nanos, Outcome, RequestId, Time};
 use tokio::time::{Instant, timeout_at};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::pending::Pending;
+use super::pending::{DEFAULT, Pending};
 use super::{Answer, Input, Param, Passage, Request, answer};
 use crate::cache::{Key, Outputs};
 use crate::config::TEXT_INPUT;
@@ -55,22 +55,39 @@ pub struct Running {
     pending: Pending,
 }
 
+/// Why no request to a model is taken now, whatever it is: for certain, so that nothing has to be made
+/// of it first. It counts as one that was refused.
+pub fn full(served: &Arc<Served>) -> Option<Error> {
+    let full = served.engine().check_room().err()?;
+    // What is wrong with a call to these is told, or its answer is there already.
+    if served.settings.decoupled || served.cache.is_some() {
+        return None;
+    }
+    let error = full.into();
+    Pending::new(served, DEFAULT).end(Some(&error));
+    Some(error)
+}
+
 /// Hands a request to the engine: behind it, others of its sequence are later ones.
 ///
 /// # Errors
 /// What is wrong with it, or why it is not taken.
-pub fn start(served: &Arc<Served>, request: Request) -> Result<Running> {
+pub fn start(served: &Arc<Served>, mut request: Request) -> Result<Running> {
     let mut pending = Pending::new(served, class_of(served, &request));
     match submit(served, &request, pending.start()) {
-        Ok(submitted) => Ok(Running {
-            explained: submitted.explained,
-            request,
-            handles: submitted.handles,
-            seen: submitted.seen,
-            samples: submitted.samples,
-            deadline: submitted.deadline,
-            pending,
-        }),
+        Ok(submitted) => {
+            // The engine has its tensors; their message can go.
+            request.inputs = Vec::new();
+            Ok(Running {
+                explained: submitted.explained,
+                request,
+                handles: submitted.handles,
+                seen: submitted.seen,
+                samples: submitted.samples,
+                deadline: submitted.deadline,
+                pending,
+            })
+        }
         Err(error) => {
             pending.end(Some(&error));
             Err(in_request(served, &request, error))
@@ -281,7 +298,7 @@ fn in_request(served: &Served, request: &Request, error: Error) -> Error {
 pub fn class_of<'a>(served: &Served, request: &'a Request) -> &'a str {
     let named = request.params.text("sla_class").ok().flatten();
     let known = named.filter(|class| served.engine().check_class(Some(class)).is_ok());
-    known.unwrap_or("default")
+    known.unwrap_or(DEFAULT)
 }
 
 /// Waits for one answer; gives up at the deadline if its turn has not come by then.
@@ -325,17 +342,20 @@ pub enum Item {
 ///
 /// # Errors
 /// What is wrong with it, or why it is not taken.
-pub fn stream(served: &Arc<Served>, request: Request) -> Result<Stepwise> {
+pub fn stream(served: &Arc<Served>, mut request: Request) -> Result<Stepwise> {
     let mut pending = Pending::new(served, class_of(served, &request));
     match begin(served, &request) {
-        Ok((steps, deadline)) => Ok(Stepwise {
-            is_silent: true,
-            explain: request.params.flag(explained::ASKS).unwrap_or(false),
-            request,
-            steps,
-            deadline,
-            pending,
-        }),
+        Ok((steps, deadline)) => {
+            request.inputs = Vec::new();
+            Ok(Stepwise {
+                is_silent: true,
+                explain: request.params.flag(explained::ASKS).unwrap_or(false),
+                request,
+                steps,
+                deadline,
+                pending,
+            })
+        }
         Err(error) => {
             pending.end(Some(&error));
             Err(in_request(served, &request, error))
@@ -452,7 +472,7 @@ fn prepare(served: &Served, request: &Request) -> Result<Prepared> {
 fn options(served: &Served, request: &Request) -> Result<(Options, u64)> {
     let params = &request.params;
     let settings = &served.settings;
-    let sequence = match params.0.get("sequence_id") {
+    let sequence = match params.get("sequence_id") {
         Some(Param::Text(id)) if id.is_empty() => None,
         // Ids that are texts share the numbers' space, spread over all of it.
         Some(Param::Text(id)) => Some(xxh3_64(id.as_bytes()).max(1)),

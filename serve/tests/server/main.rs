@@ -4,6 +4,7 @@ mod budget;
 mod common;
 mod ensembles;
 mod front;
+mod full;
 mod hostile;
 mod hostile_messages;
 mod models;

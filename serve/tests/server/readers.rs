@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tonic::transport::Endpoint;
 
-use crate::common::{Running, add, call, http, is_sum, soon, speaker, start};
+use crate::common::{Running, add, call, http, is_sum, send, soon, speaker, start, status};
 use crate::raw::{self, Raw, taken};
 
 const INFER: &str = "/v2/models/add/infer";
@@ -209,6 +209,92 @@ async fn a_text_that_nobody_reads_takes_no_room_from_others() {
     tokio::time::sleep(4 * STALL).await;
     let _ = client.read_to_end(&mut came).await;
     assert!(came.len() < WORD, "{} bytes came", came.len());
+    end(server).await;
+}
+
+/// Bytes of a name, which an answer has too: more than sockets hold.
+const NAME: usize = 12 << 20;
+
+/// A request to `add` whose answer is as long as its name.
+fn named() -> Vec<u8> {
+    let name = format!(r#"{{"id":"{}","#, "x".repeat(NAME));
+    let request = http("POST", INFER, add(1).replacen('{', &name, 1).as_bytes());
+    let request = String::from_utf8(request).unwrap();
+    request
+        .replacen("connection: close\r\n", "", 1)
+        .into_bytes()
+}
+
+#[tokio::test]
+async fn answers_over_http_that_nobody_reads_leave_less_to_requests() {
+    let server = start(|o| {
+        o.max_body = 16 << 20;
+        o.max_request_memory = 30 << 20;
+    })
+    .await;
+    let held = || server.state.memory.held();
+    let mut clients = Vec::new();
+    for num in 1..=2 {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(8 << 10).unwrap();
+        let mut client = socket.connect(server.http()).await.unwrap();
+        client.write_all(&named()).await.unwrap();
+        client.readable().await.unwrap();
+        soon("the engine is done", || server.state.in_flight() == 0).await;
+        assert!(held() >= num * NAME && held() < num * NAME + 4096);
+        clients.push(client);
+    }
+    let large = http("POST", INFER, &vec![b' '; 8 << 20]);
+    let (code, text) = status(&send(server.http(), &large).await);
+    let told = "all requests may hold 31457280 bytes";
+    assert!(code == 503 && text.contains(told), "{code} {text}");
+    // Small ones find room, and larger ones once an answer is taken, or its client has gone.
+    is_served(&server).await;
+    let mut read = 0;
+    let mut client = clients.pop().unwrap();
+    while read < NAME {
+        let mut bytes = vec![0; 1 << 20];
+        let num = client.read(&mut bytes).await.unwrap();
+        assert!(num > 0, "it ended after {read} bytes");
+        read += num;
+    }
+    soon("one is taken", || held() < NAME + 4096).await;
+    drop(clients);
+    soon("all is free again", || held() == 0).await;
+    drop(client);
+    end(server).await;
+}
+
+#[tokio::test]
+async fn answers_over_grpc_that_nobody_reads_leave_less_to_requests() {
+    const NAME: usize = 100_000;
+    let server = start(|o| o.max_request_memory = 4 << 20).await;
+    let held = || server.state.memory.held();
+    let mut client = Raw::connect(server.at.grpc.unwrap()).await;
+    let name = "x".repeat(NAME);
+    let (answer, mut asked) = client.begin("ModelInfer").await;
+    asked.send_data(raw::lstm(&name), true).unwrap();
+    let alone = answer.await.unwrap().into_body();
+    soon("one answer lies", || (NAME..NAME + 4096).contains(&held())).await;
+    let (answers, mut asks) = client.begin("ModelStreamInfer").await;
+    for num in 2..=10 {
+        asks.send_data(raw::lstm(&name), false).unwrap();
+        let range = num * NAME..num * (NAME + 4096);
+        soon("they lie together", || range.contains(&held())).await;
+    }
+    // No more than there is room for is made of requests: the stream ends with an error behind them.
+    for _ in 0..40 {
+        asks.send_data(raw::lstm(&name), false).unwrap();
+    }
+    soon("the budget is full", || held() > 3_400_000).await;
+    let large = http("POST", INFER, &vec![b' '; 1_000_000]);
+    let (code, text) = status(&send(server.http(), &large).await);
+    assert!(code == 503 && text.contains("may hold"), "{code} {text}");
+    assert!(held() < (5 << 20), "{}", held());
+    let (status, bytes) = raw::ended(answers).await;
+    assert!(status == "14" && bytes.len() > 10 * NAME, "{status}");
+    drop((alone, asked, asks, client));
+    soon("all is free again", || held() == 0).await;
     end(server).await;
 }
 
