@@ -10,7 +10,7 @@
 //! - [`http`], [`grpc`]: what they come over; [`metrics`] beside them.
 //! - [`listen`]: connections, plain and encrypted; [`security`]: who may call.
 //! - [`watch`], [`dashboard`], [`explained`]: what the engines do, live, as traces, and why.
-//! - [`telemetry`]: spans of calls, sent to a collector.
+//! - [`telemetry`]: spans of calls, sent to a collector; [`traces`]: traces of calls, in files.
 //! - [`server`]: ports, start and end.
 
 pub mod cache;
@@ -37,6 +37,7 @@ pub mod shm;
 pub mod state;
 pub mod stats;
 pub mod telemetry;
+pub mod traces;
 pub mod warmup;
 pub mod watch;
 
@@ -47,3 +48,4 @@ pub use security::{Security, TlsFiles};
 pub use server::{Bound, Options, Server};
 pub use settings::Switches;
 pub use telemetry::Otlp;
+pub use traces::TraceDir;

@@ -351,7 +351,7 @@ fn render(state: &State) -> Result<String> {
         let values = value.into_iter().collect();
         families.push(named(name, help, MetricType::GAUGE, values));
     }
-    for (name, help, count) in spans(state) {
+    for (name, help, count) in sent(state) {
         let count = metric(Vec::new(), MetricType::COUNTER, Value::Number(count as f64));
         families.push(named(name, help, MetricType::COUNTER, vec![count]));
     }
@@ -361,24 +361,39 @@ fn render(state: &State) -> Result<String> {
         .map_err(|e| Error::Internal(e.to_string()))
 }
 
-/// Counts of spans, where there are some.
-fn spans(state: &State) -> Vec<(&'static str, &'static str, u64)> {
-    let Some(telemetry) = &state.telemetry else {
-        return Vec::new();
-    };
-    let counts = telemetry.counts();
-    vec![
-        (
-            "lazybatch_spans_sent_total",
-            "Spans of OpenTelemetry that the collector took",
-            counts.sent(),
-        ),
-        (
-            "lazybatch_spans_dropped_total",
-            "Spans of OpenTelemetry that were lost",
-            counts.dropped(),
-        ),
-    ]
+/// Counts of spans and of traces in files, where there are some.
+fn sent(state: &State) -> Vec<(&'static str, &'static str, u64)> {
+    let mut all = Vec::new();
+    if let Some(telemetry) = &state.telemetry {
+        let counts = telemetry.counts();
+        all.extend([
+            (
+                "lazybatch_spans_sent_total",
+                "Spans of OpenTelemetry that the collector took",
+                counts.sent(),
+            ),
+            (
+                "lazybatch_spans_dropped_total",
+                "Spans of OpenTelemetry that were lost",
+                counts.dropped(),
+            ),
+        ]);
+    }
+    if let Some(counts) = state.traces.counts() {
+        all.extend([
+            (
+                "lazybatch_traces_written_total",
+                "Traces of calls that are in files",
+                counts.written(),
+            ),
+            (
+                "lazybatch_traces_dropped_total",
+                "Traces of calls that were lost",
+                counts.dropped(),
+            ),
+        ]);
+    }
+    all
 }
 
 /// Figures of the server and its machine; those that the system does not tell are left out.

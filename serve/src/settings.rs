@@ -1,7 +1,7 @@
-//! Trace and logging settings of the protocol, answered and held to what this server can do.
+//! Logging settings of the protocol, answered and held to what this server can do.
 //!
-//! Traces are not written, so the trace level stays `OFF`. Log lines go to standard error through
-//! `tracing`; switching kinds of them on and off works, a log file does not.
+//! Log lines go to standard error through `tracing`; switching kinds of them on and off works, a log
+//! file does not.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,15 +28,6 @@ impl Default for Switches {
     }
 }
 
-/// Trace settings and the one value that each may have here.
-const TRACE: [(&str, &str); 5] = [
-    ("trace_level", "OFF"),
-    ("trace_rate", "1000"),
-    ("trace_count", "-1"),
-    ("log_frequency", "0"),
-    ("trace_mode", "triton"),
-];
-
 impl Switches {
     /// Whether lines of that level are wanted.
     pub fn wants(&self, level: tracing::Level) -> bool {
@@ -46,34 +37,6 @@ impl Switches {
             tracing::Level::INFO => self.info.load(Ordering::Relaxed),
             _ => true,
         }
-    }
-
-    /// Trace settings: each a list of values.
-    pub fn trace(&self) -> BTreeMap<String, Vec<String>> {
-        let all = TRACE
-            .iter()
-            .map(|(key, value)| ((*key).to_owned(), vec![(*value).to_owned()]));
-        all.collect()
-    }
-
-    /// Changes trace settings: what they are already, or `null` for that, is taken.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] for traces, [`Error::Invalid`] for unknown settings.
-    pub fn set_trace(&self, settings: &BTreeMap<String, Vec<String>>) -> Result<()> {
-        for (key, values) in settings {
-            let known = TRACE.iter().find(|(k, _)| k == key);
-            if known.is_none() && key != "trace_file" {
-                return Err(Error::Invalid(format!("Unknown trace setting '{key}'")));
-            }
-            let clears = values.is_empty();
-            let same = known.is_some_and(|(_, value)| values.len() == 1 && values[0] == *value);
-            if !clears && !same {
-                let message = format!("trace setting '{key}': this server writes no traces");
-                return Err(Error::Unsupported(message));
-            }
-        }
-        Ok(())
     }
 
     /// Logging settings.

@@ -12,6 +12,7 @@ use crate::repository::Repository;
 use crate::settings::Switches;
 use crate::shm::Regions;
 use crate::telemetry::Telemetry;
+use crate::traces::Traces;
 use crate::watch::Hub;
 
 /// Name of this server, as metadata states it.
@@ -41,7 +42,9 @@ pub struct State {
     pub regions: Regions,
     /// Memory that requests hold.
     pub memory: Arc<Memory>,
-    /// Trace and logging settings.
+    /// Traces in files, and their settings.
+    pub traces: Arc<Traces>,
+    /// Logging settings.
     pub switches: Arc<Switches>,
     /// How much processors work.
     pub meter: Meter,
@@ -63,11 +66,13 @@ impl State {
         memory: Memory,
         most: usize,
         telemetry: Option<Telemetry>,
+        traces: Traces,
     ) -> Self {
         Self {
             repository,
             regions: Regions::default(),
             memory: Arc::new(memory),
+            traces: Arc::new(traces),
             switches,
             meter: Meter::default(),
             hub: Hub::default(),

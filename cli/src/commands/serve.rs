@@ -8,7 +8,9 @@ use std::time::Duration;
 use anyhow::Context;
 use lazybatch_graph::{Program, SharedProgram, Tensor};
 use lazybatch_kernels::Device;
-use lazybatch_serve::{Control, Host, Options, Otlp, Security, Server, Switches, TlsFiles};
+use lazybatch_serve::{
+    Control, Host, Options, Otlp, Security, Server, Switches, TlsFiles, TraceDir,
+};
 use lazybatch_sla::profile::ModelProfile;
 use lazybatch_workloads::experiment::SegmentLength;
 use lazybatch_workloads::text::Text;
@@ -107,6 +109,10 @@ fn options(args: &ServeArgs, switches: Arc<Switches>) -> Result<Options, BadInpu
             endpoint,
             sample: args.otlp_sample,
             flush: Duration::from_secs(5),
+        }),
+        traces: args.trace_dir.clone().map(|folder| TraceDir {
+            folder,
+            max_bytes: (args.trace_mb * 1e6) as u64,
         }),
     })
 }

@@ -104,6 +104,7 @@ pub async fn whole(
     mut traced: Traced,
     body: Result<Whole>,
 ) -> Result<Json<Value>> {
+    traced.read();
     let answered = answer(&state, &target, &mut traced, body).await;
     traced.ends(answered)
 }
@@ -214,6 +215,7 @@ pub async fn stream(
     mut traced: Traced,
     body: Result<Whole>,
 ) -> Result<Sse<impl Stream<Item = std::result::Result<Event, Infallible>>>> {
+    traced.read();
     let (mut growing, id, held) = match begin(&state, &target, &mut traced, body) {
         Ok(begun) => begun,
         Err(error) => return traced.ends(Err(error)),

@@ -189,6 +189,7 @@ async fn infer(
     headers: &HeaderMap,
     body: Result<Whole>,
 ) -> Result<Response> {
+    traced.read();
     let answered = answer(state, target, &mut traced, headers, body).await;
     traced.ends(answered)
 }

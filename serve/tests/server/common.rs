@@ -274,6 +274,7 @@ pub async fn start(set: impl FnOnce(&mut Options)) -> Running {
         switches: Arc::default(),
         dashboard: true,
         otlp: None,
+        traces: None,
     };
     set(&mut options);
     let gate = Gate::default();
