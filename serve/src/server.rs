@@ -134,6 +134,7 @@ impl Server {
         let traces = Traces::open(options.traces.as_ref())?;
         let (http, grpc) = (bind(options.http).await?, bind(options.grpc).await?);
         let metrics = bind(options.metrics).await?;
+        let gpus = host.gpus();
         let (models, control) = (options.models.clone(), options.control.clone());
         let (policy, cache_bytes) = (options.policy.clone(), options.cache_bytes);
         let repository = tokio::task::spawn_blocking(move || {
@@ -155,6 +156,7 @@ impl Server {
                 options.max_in_flight,
                 telemetry,
                 traces,
+                gpus,
             )),
             guard,
             options,

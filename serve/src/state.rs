@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::{Error, Result};
+use crate::gpus::Gpus;
 use crate::machine::Meter;
 use crate::memory::Memory;
 use crate::repository::Repository;
@@ -46,6 +47,8 @@ pub struct State {
     pub traces: Arc<Traces>,
     /// Logging settings.
     pub switches: Arc<Switches>,
+    /// Who tells figures of GPUs, if one serves.
+    pub gpus: Option<Box<dyn Gpus>>,
     /// How much processors work.
     pub meter: Meter,
     /// Those who look at what the engines do.
@@ -67,6 +70,7 @@ impl State {
         most: usize,
         telemetry: Option<Telemetry>,
         traces: Traces,
+        gpus: Option<Box<dyn Gpus>>,
     ) -> Self {
         Self {
             repository,
@@ -74,6 +78,7 @@ impl State {
             memory: Arc::new(memory),
             traces: Arc::new(traces),
             switches,
+            gpus,
             meter: Meter::default(),
             hub: Hub::default(),
             telemetry,

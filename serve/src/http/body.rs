@@ -81,6 +81,7 @@ pub fn read(
         inputs,
         wanted,
         trace: None,
+        count: false,
     })
 }
 

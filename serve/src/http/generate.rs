@@ -27,7 +27,7 @@ use crate::telemetry::Traced;
 fn read(served: &Served, whole: &Whole, traced: &mut Traced) -> Result<Request> {
     let mut request = parse(served, whole)?;
     request.trace = traced.trace();
-    traced.asks(served, &request);
+    traced.asks(served, &mut request);
     Ok(request)
 }
 
@@ -72,7 +72,7 @@ fn parse(served: &Served, whole: &Whole) -> Result<Request> {
             name: TEXT_OUTPUT.into(),
             ..Wanted::default()
         }],
-        trace: None,
+        ..Request::default()
     })
 }
 

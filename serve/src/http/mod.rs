@@ -207,7 +207,7 @@ async fn answer(
     served.check_whole("HTTP end point")?;
     let mut request = body::read(&served, &state.regions, &tab, headers, body)?;
     request.trace = traced.trace();
-    traced.asks(&served, &request);
+    traced.asks(&served, &mut request);
     let binary = request.params.flag("binary_data_output")?;
     let answer = start(&served, request)?.finish().await?;
     traced.answered(&served, &answer);

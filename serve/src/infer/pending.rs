@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use lazybatch_sla::Time;
 
 use crate::error::Error;
+use crate::explained::{MOST_NAME, cut};
 use crate::model::Served;
 
 /// A request in the engine: counted as cancelled if it is dropped before its end.
@@ -50,6 +51,14 @@ impl Pending {
         }
         let stats = &self.served.stats;
         let took = self.served.engine().now().since(self.start);
+        tracing::debug!(
+            model = self.served.name,
+            version = self.served.version,
+            class = self.class,
+            us = took.0 / 1000,
+            error = error.map(|e| cut(&e.to_string(), MOST_NAME)),
+            "request ended"
+        );
         match error {
             None => stats.succeeded(&self.class, took),
             Some(error) => stats.failed(&self.class, error, took),

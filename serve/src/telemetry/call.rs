@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime};
 use axum::extract::{FromRequestParts, MatchedPath, OriginalUri};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, header};
+use lazybatch_engine::Launches;
 use opentelemetry::trace::{
     Span as _, SpanBuilder, SpanKind, Status, TraceContextExt, TraceId, Tracer,
 };
@@ -124,7 +125,8 @@ impl Traced {
     }
 
     /// What the call asks of whom.
-    pub fn asks(&mut self, served: &Served, request: &Request) {
+    pub fn asks(&mut self, served: &Served, request: &mut Request) {
+        request.count = self.recording().is_some();
         let file = self.file.take();
         self.file = file.and_then(|file| file.asks(served, request));
         let Some(open) = self.recording() else { return };
@@ -242,6 +244,9 @@ impl Open {
             KeyValue::new("lazybatch.compute_seconds", ran.0 as f64 / 1e9),
         ];
         self.span.set_attributes(attributes);
+        if let Some(launches) = passage.launches.as_ref().filter(|l| l.num > 0) {
+            self.launched(launches);
+        }
         let own = self.span.span_context().clone();
         let within = Context::new().with_remote_span_context(own);
         let (now, date) = (served.engine().now(), date());
@@ -258,6 +263,22 @@ impl Open {
             let mut part = self.tracer.build_with_context(part, &within);
             part.end_with_timestamp(at(to));
         }
+    }
+
+    fn launched(&mut self, launches: &Launches) {
+        let sizes = launches.sizes.iter().map(|&size| i64::from(size));
+        let sizes = opentelemetry::Array::I64(sizes.collect());
+        let mean = launches.samples as f64 / f64::from(launches.num);
+        self.span.set_attributes([
+            KeyValue::new("lazybatch.launches", i64::from(launches.num)),
+            KeyValue::new("lazybatch.launch.mean_samples", mean),
+            KeyValue::new(
+                "lazybatch.launch.samples",
+                opentelemetry::Value::Array(sizes),
+            ),
+            KeyValue::new("lazybatch.joined", i64::from(launches.joined)),
+            KeyValue::new("lazybatch.interrupted", i64::from(launches.interrupted)),
+        ]);
     }
 
     /// The call ends with its answer, or without.

@@ -424,7 +424,7 @@ impl Trace {
     }
 
     /// All of the answer is on its way, or the error.
-    pub fn ends(mut self: Box<Self>) {
+    pub fn ends(mut self) {
         let now = self.traces.clock.now();
         self.sends(now);
         if let Some(sampled) = &mut self.sampled {

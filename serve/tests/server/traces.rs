@@ -1,4 +1,5 @@
 //! Traces of inference calls in files, and their settings.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -182,8 +183,16 @@ async fn one_of_so_many_calls_is_traced_until_enough_were() {
         set(&server, GLOBAL, &json!({})).await["trace_level"][0],
         "OFF"
     );
+    // Used up, they have a file of their own although all go to one.
+    let few = json!({"trace_rate": "1", "trace_count": "1", "log_frequency": null,
+        "trace_file": "few.json"});
+    set(&server, OWN, &few).await;
+    for value in [10, 11] {
+        ask(&server, value).await;
+    }
     end(server).await;
-    assert_eq!(files(folder.path()), ["own.json.0", "own.json.1"]);
+    let written = ["few.json.0", "own.json.0", "own.json.1"];
+    assert_eq!(files(folder.path()), written);
     let ids = |file: &str| -> Vec<String> {
         let traces = told(&folder.path().join(file)).into_values();
         traces
