@@ -10,20 +10,10 @@ bytes and in typed contents, parameters, errors. Ends with status 1 if a check f
 """
 
 import asyncio
-import subprocess
 import sys
-import tempfile
 import traceback
-from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-MODELS = HERE.parent.parent / "serve" / "conformance" / "models"
-
-
-def install(environment):
-    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
-    pip = [str(Path(environment) / "bin/python"), "-m", "pip", "install", "--quiet", "-r"]
-    subprocess.run([*pip, HERE / "kserve-requirements.txt"], check=True)
+import serving
 
 
 def request(binary, **more):
@@ -153,30 +143,13 @@ async def check(addresses):
 
 def main():
     if sys.argv[1:2] == ["--install"]:
-        return install(sys.argv[2] if len(sys.argv) > 2 else ".kserve")
+        environment = sys.argv[2] if len(sys.argv) > 2 else ".kserve"
+        return serving.install(environment, "kserve-requirements.txt")
     if len(sys.argv) != 2:
         raise SystemExit(__doc__)
-    with tempfile.TemporaryDirectory() as models:
-        version = Path(models) / "add" / "1"
-        version.mkdir(parents=True)
-        (version / "model.onnx").write_bytes((MODELS / "add.onnx").read_bytes())
-        command = [sys.argv[1], "serve", "--models", models, "--http-port", "0", "--grpc-port", "0",
-                   "--metrics-port", "0", "--threads", "1", "--no-measure"]
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        try:
-            addresses = {}
-            for line in server.stdout:
-                if line.strip() == "ready":
-                    break
-                name, address = line.split()
-                addresses[name] = address
-            else:
-                raise SystemExit("the server ended before it was ready")
-            failed = asyncio.run(check(addresses))
-        finally:
-            server.terminate()
-            status = server.wait(timeout=40)
-    sys.exit(1 if failed or status else 0)
+    with serving.lazybatch(sys.argv[1], "add", "--no-measure") as addresses:
+        failed = asyncio.run(check(addresses))
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":

@@ -15,24 +15,16 @@ import argparse
 import asyncio
 import json
 import re
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-CONFORMANCE = HERE.parent.parent / "serve" / "conformance"
+import serving
+
 SAMPLES = 64
 """Sequences in the library, of 1 to 40 steps."""
-
-
-def install(environment):
-    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
-    pip = [str(Path(environment) / "bin/python"), "-m", "pip", "install", "--quiet", "-r"]
-    subprocess.run([*pip, HERE / "loadgen-requirements.txt"], check=True)
 
 
 class Sut:
@@ -151,7 +143,8 @@ def measure(protocol, address, scenario, args):
 
 def main():
     if sys.argv[1:2] == ["--install"]:
-        return install(sys.argv[2] if len(sys.argv) > 2 else ".loadgen")
+        environment = sys.argv[2] if len(sys.argv) > 2 else ".loadgen"
+        return serving.install(environment, "loadgen-requirements.txt")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("lazybatch")
     parser.add_argument("folder", type=Path)
@@ -161,34 +154,16 @@ def main():
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     wrong = []
-    with tempfile.TemporaryDirectory() as models:
-        version = Path(models) / "lstm" / "1"
-        version.mkdir(parents=True)
-        (version / "model.onnx").write_bytes((CONFORMANCE / "models" / "lstm.onnx").read_bytes())
-        command = [args.lazybatch, "serve", "--models", models, "--http-port", "0",
-                   "--grpc-port", "0", "--metrics-port", "0", "--threads", "1"]
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        try:
-            addresses = {}
-            for line in server.stdout:
-                if line.strip() == "ready":
-                    break
-                name, address = line.split()
-                addresses[name] = address
-            else:
-                raise SystemExit("the server ended before it was ready")
-            for protocol in ("http", "grpc"):
-                for scenario in ("SingleStream", "Server"):
-                    figures = measure(protocol, addresses[protocol], scenario, args)
-                    line = json.dumps(figures)
-                    with (args.folder / "serve-loadgen.jsonl").open("a") as file:
-                        file.write(line + "\n")
-                    print(line, flush=True)
-                    wrong += figures["wrong"]
-        finally:
-            server.terminate()
-            status = server.wait(timeout=40)
-    sys.exit(1 if wrong or status else 0)
+    with serving.lazybatch(args.lazybatch, "lstm") as addresses:
+        for protocol in ("http", "grpc"):
+            for scenario in ("SingleStream", "Server"):
+                figures = measure(protocol, addresses[protocol], scenario, args)
+                line = json.dumps(figures)
+                with (args.folder / "serve-loadgen.jsonl").open("a") as file:
+                    file.write(line + "\n")
+                print(line, flush=True)
+                wrong += figures["wrong"]
+    sys.exit(1 if wrong else 0)
 
 
 if __name__ == "__main__":

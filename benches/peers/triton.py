@@ -19,13 +19,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-
-
-def install(environment):
-    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
-    pip = [str(Path(environment) / "bin/python"), "-m", "pip", "install", "--quiet", "-r"]
-    subprocess.run([*pip, HERE / "triton-requirements.txt"], check=True)
+import serving
 
 
 def free_port():
@@ -82,7 +76,8 @@ def serve(repository):
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--install"]:
-        install(sys.argv[2] if len(sys.argv) > 2 else ".triton")
+        environment = sys.argv[2] if len(sys.argv) > 2 else ".triton"
+        serving.install(environment, "triton-requirements.txt")
     elif len(sys.argv) == 2:
         serve(sys.argv[1])
     else:

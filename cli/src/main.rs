@@ -6,6 +6,7 @@
 mod args;
 mod commands;
 mod failure;
+mod gpus;
 mod layers;
 mod models;
 mod output;

@@ -136,6 +136,13 @@ pub struct ServeArgs {
     /// The part of the calls that get a span, 0 to 1, where their callers have not decided that
     #[arg(long, default_value = "1", value_name = "RATIO", allow_negative_numbers = true, value_parser = part)]
     pub otlp_sample: f64,
+    /// Folder in which traces of inference calls may be written: clients switch them on, and name
+    /// files in it. Without it there are none
+    #[arg(long, value_name = "DIR")]
+    pub trace_dir: Option<PathBuf>,
+    /// Most megabytes of traces that are written; those beyond that are dropped
+    #[arg(long, default_value = "1024", value_name = "MB", allow_negative_numbers = true, value_parser = positive)]
+    pub trace_mb: f64,
     /// How log lines are written
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,

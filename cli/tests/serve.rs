@@ -356,6 +356,45 @@ fn log_lines_are_json_on_request_and_a_collector_need_not_be_there() {
     assert_eq!(has("INFO", "draining")["in_flight"], 0);
 }
 
+#[test]
+fn kinds_of_log_lines_are_switched_on_and_off_while_it_runs() {
+    let place = Place::new();
+    let model = place.path("models/add/1");
+    std::fs::create_dir_all(&model).unwrap();
+    let from =
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../serve/conformance/models/add.onnx");
+    std::fs::copy(from, model.join("model.onnx")).unwrap();
+    let flags = "--model-control-mode explicit --no-measure --threads 1 --log-format json";
+    let mut server = Serving::start(&place, flags);
+    let post = |path: &str, body: &str| {
+        let (status, text) = server.post(path, body);
+        assert_eq!(status, "200", "{path} {body}: {text}");
+    };
+    let (load, logging) = ("/v2/repository/models/add/load", "/v2/logging");
+    let infer = || {
+        let input = |name| {
+            let ones = ["1"; 16].join(",");
+            format!(r#"{{"name":"{name}","datatype":"FP32","shape":[1,16],"data":[{ones}]}}"#)
+        };
+        let inputs = format!(r#"{{"inputs":[{},{}]}}"#, input("INPUT0"), input("INPUT1"));
+        post("/v2/models/add/infer", &inputs);
+    };
+    post(load, "");
+    infer();
+    post(logging, r#"{"log_info":false,"log_verbose_level":1}"#);
+    post(load, "");
+    infer();
+    post(logging, r#"{"log_info":true,"log_verbose_level":0}"#);
+    post(load, "");
+    infer();
+    server.signal("-TERM");
+    assert_eq!(server.child.wait().unwrap().code(), Some(0));
+    let log = place.read("log");
+    let told = |message: &str| log.lines().filter(|line| line.contains(message)).count();
+    assert_eq!(told(r#""message":"loaded""#), 2, "{log}");
+    assert_eq!(told(r#""message":"request ended""#), 1, "{log}");
+}
+
 /// A file of `serve/deploy`.
 fn deployed(name: &str) -> (PathBuf, String) {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../serve/deploy");

@@ -61,8 +61,8 @@ pub mod watch;
 
 pub use driver::threaded::{Clock, Stats};
 pub use embed::{
-    Answer, BuildError, Builder, Engine, Figures, Handle, Held, ModelHandle, ModelOptions,
-    ModelStats, Options, RequestError, SequenceOptions, Step, StepStream,
+    Answer, BuildError, Builder, Engine, Figures, Handle, Held, Launches, ModelHandle,
+    ModelOptions, ModelStats, Options, RequestError, SequenceOptions, Step, StepStream,
 };
 pub use explain::Explanation;
 pub use watch::{Look, Monitor, Watch};

@@ -124,6 +124,18 @@ fn plans_are_made_and_repeat_exactly() {
     assert_eq!(a.plans.last, b.plans.last);
 }
 
+#[test]
+fn where_nothing_changes_plans_are_rare() {
+    // Evenly, for eight seconds: 64, 128, .. 2048 arrivals ask for a plan, 4096, 6144, .. do not.
+    let config = config(CHAIN);
+    let mut arrivals = arrivals(12_000, 1500.0, 50, 1);
+    for (i, a) in arrivals.iter_mut().enumerate() {
+        a.request.arrival = Time(i as u64 * 666_667);
+    }
+    let ran = run(&config, "adaptive", &arrivals, u64::MAX);
+    assert!((4..=6).contains(&ran.plans.num), "{} plans", ran.plans.num);
+}
+
 /// Mean latency plus three SLA targets for each that is missed.
 fn cost(ran: &Ran, sla_ms: u64, num: usize) -> f64 {
     ran.mean_ms + 3.0 * sla_ms as f64 * (num - ran.met) as f64 / num as f64

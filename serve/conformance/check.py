@@ -90,8 +90,11 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         models = repository.write(Path(folder))
         options = [o for m in models for o in ("--load-model", m)]
-        server = Server(sys.argv[1], folder, "--model-control-mode", "explicit", *options)
-        failed = run(CHECKS, server)
+        with tempfile.TemporaryDirectory() as traces:
+            server = Server(sys.argv[1], folder, "--model-control-mode", "explicit", "--trace-dir",
+                            traces, *options)
+            server.traces = Path(traces)
+            failed = run(CHECKS, server)
     num = len(CHECKS)
     with tempfile.TemporaryDirectory() as folder:
         try:

@@ -1,5 +1,8 @@
 """What the checks of several clients have in common."""
 
+import json
+import time
+
 import numpy as np
 
 A = np.arange(32, dtype=np.float32).reshape(2, 16)
@@ -26,6 +29,34 @@ def same(got, want):
     assert got is not None, "no such output"
     assert list(got.shape) == list(want.shape), (got.shape, want.shape)
     assert np.allclose(got.astype(np.float64), want.astype(np.float64), atol=1e-4), (got, want)
+
+
+def trace_file(server, name):
+    """Traces of a file, which may be written in a moment: head, times by name, tensors."""
+    file, until = server.traces / name, time.monotonic() + 20
+    traces = {}
+    while True:
+        try:
+            members = json.loads(file.read_text())
+            break
+        except (FileNotFoundError, json.JSONDecodeError):
+            assert time.monotonic() < until, f"no whole {name}"
+            time.sleep(0.02)
+    for member in members:
+        trace = traces.setdefault(member["id"], {"times": {}, "tensors": []})
+        if "timestamps" in member:
+            trace["times"].update({t["name"]: t["ns"] for t in member["timestamps"]})
+        elif "activity" in member:
+            trace["tensors"].append(member)
+        else:
+            trace["head"] = member
+    return list(traces.values())
+
+
+def ordered(trace, *names):
+    """Checks that a trace has these times, in that order."""
+    times = [trace["times"][name] for name in names]
+    assert times == sorted(times), trace["times"]
 
 
 def fails(call, *, status=None, part=""):

@@ -5,7 +5,7 @@ import queue
 import numpy as np
 import tritonclient.grpc as triton
 from check import check
-from common import A, B, fails, inputs, pair, same
+from common import A, B, fails, inputs, ordered, pair, same, trace_file
 
 
 def client(server):
@@ -272,10 +272,32 @@ def grpc_stream_left_by_its_client(server):
 def grpc_trace_and_log_settings(server):
     c = client(server)
     assert list(c.get_trace_settings().settings["trace_level"].value) == ["OFF"]
-    fails(lambda: c.update_trace_settings(settings={"trace_level": ["TENSORS"]}),
+    fails(lambda: c.update_trace_settings(settings={"trace_mode": "opentelemetry"}),
           status="UNIMPLEMENTED")
+    fails(lambda: c.update_trace_settings(settings={"trace_file": "/tmp/x"}),
+          status="INVALID_ARGUMENT", part="trace_file")
+    fails(lambda: c.get_trace_settings("nobody"), status="NOT_FOUND")
     assert c.get_log_settings().settings["log_info"].bool_param
     c.update_log_settings({"log_warning": True})
+
+
+@check
+def grpc_traces_of_a_model(server):
+    c = client(server)
+    on = {"trace_level": ["TIMESTAMPS"], "trace_rate": "1", "trace_count": "2",
+          "trace_file": "grpc.json"}
+    now = c.update_trace_settings("add", on).settings
+    assert list(now["trace_count"].value) == ["2"] and list(now["trace_mode"].value) == ["triton"]
+    assert list(c.get_trace_settings().settings["trace_level"].value) == ["OFF"]
+    for request in ("a", "b", "c"):
+        c.infer("add", pair(triton), request_id=request)
+    assert list(c.get_trace_settings("add").settings["trace_count"].value) == ["0"]
+    traces = trace_file(server, "grpc.json.0")
+    assert [t["head"]["request_id"] for t in traces] == ["a", "b"], traces
+    for trace in traces:
+        ordered(trace, "GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "REQUEST_START", "QUEUE_START",
+                "COMPUTE_START", "COMPUTE_END", "REQUEST_END", "GRPC_SEND_START", "GRPC_SEND_END")
+    c.update_trace_settings("add", {key: None for key in on})
 
 
 @check

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import tritonclient.http as triton
 from check import check
-from common import A, B, fails, inputs, pair, same
+from common import A, B, fails, inputs, ordered, pair, same, trace_file
 
 
 def client(server):
@@ -367,12 +367,38 @@ def http_trace_and_log_settings(server):
     c = client(server)
     assert c.get_trace_settings()["trace_level"] == ["OFF"]
     c.update_trace_settings(settings={"trace_level": ["OFF"]})
-    fails(lambda: c.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"]}), status=501)
+    fails(lambda: c.update_trace_settings(settings={"trace_mode": "opentelemetry"}), status=501)
+    fails(lambda: c.update_trace_settings(settings={"trace_rate": "0"}), status=400, part="trace_rate")
+    fails(lambda: c.update_trace_settings(settings={"trace_file": "../x"}), status=400)
+    fails(lambda: c.get_trace_settings("nobody"), status=404)
+    assert c.update_log_settings({"log_verbose_level": 1})["log_verbose_level"] == 1
+    assert c.update_log_settings({"log_verbose_level": 0})["log_verbose_level"] == 0
     assert c.get_log_settings()["log_info"] is True
     assert c.update_log_settings({"log_info": False})["log_info"] is False
     assert c.update_log_settings({"log_info": True})["log_info"] is True
     fails(lambda: c.update_log_settings({"log_colour": 1}), status=400, part="log_colour")
     fails(lambda: c.update_log_settings({"log_file": "x"}), status=501)
+
+
+@check
+def http_traces_of_all_models(server):
+    c = client(server)
+    on = {"trace_level": ["TIMESTAMPS", "TENSORS"], "trace_rate": "1", "log_frequency": "1",
+          "trace_file": "http.json"}
+    assert c.update_trace_settings(settings=on)["trace_level"] == ["TIMESTAMPS", "TENSORS"]
+    c.infer("add", pair(triton), request_id="mine")
+    assert c.update_trace_settings(settings={key: None for key in on})["trace_level"] == ["OFF"]
+    c.infer("add", pair(triton))
+    (trace,) = trace_file(server, "http.json.0")
+    assert trace["head"]["model_name"] == "add" and trace["head"]["request_id"] == "mine", trace
+    ordered(trace, "HTTP_RECV_START", "HTTP_RECV_END", "REQUEST_START", "QUEUE_START",
+            "COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END",
+            "REQUEST_END", "HTTP_SEND_START", "HTTP_SEND_END")
+    told = {(t["activity"], t["tensor"]["name"]): t["tensor"] for t in trace["tensors"]}
+    first = told["TENSOR_QUEUE_INPUT", "INPUT0"]
+    assert first["shape"] == "2,16" and first["dtype"] == "FP32", first
+    output = np.array(told["TENSOR_BACKEND_OUTPUT", "OUTPUT0"]["data"].split(","), np.float32)
+    same(output.reshape(2, 16), A + B)
 
 
 @check

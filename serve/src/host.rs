@@ -6,6 +6,9 @@ use lazybatch_graph::{Program, SharedProgram, Tensor};
 use lazybatch_kernels::Device;
 use lazybatch_sla::profile::ModelProfile;
 
+use crate::config::Cut;
+use crate::gpus::Gpus;
+
 /// Text in and out of a model that computes with token ids.
 pub trait Text: Send + Sync {
     /// A request's inputs for a text, one per input of the program.
@@ -34,13 +37,19 @@ pub trait Host: Send + Sync {
         false
     }
 
+    /// Who tells figures of the machine's GPUs, where one serves.
+    fn gpus(&self) -> Option<Box<dyn Gpus>> {
+        None
+    }
+
     /// The tokenizer of a program, whose file lies in `folder`; `None` if it has none.
     ///
     /// # Errors
     /// A tokenizer that cannot be read.
     fn text(&self, program: &Program, folder: &Path) -> Result<Option<Box<dyn Text>>, String>;
 
-    /// Latencies of a program at up to `max_batch` samples; `None` where nothing is measured.
+    /// Latencies of a program at up to `max_batch` samples, cut so into segments; `None` where
+    /// nothing is measured.
     ///
     /// # Errors
     /// What the device refuses.
@@ -48,5 +57,6 @@ pub trait Host: Send + Sync {
         &self,
         program: &SharedProgram,
         max_batch: u32,
+        cut: Cut,
     ) -> Result<Option<ModelProfile>, String>;
 }

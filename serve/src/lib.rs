@@ -7,10 +7,11 @@
 //! - [`warmup`]: what it runs before it is ready.
 //! - [`infer`]: requests and answers, whatever they came over.
 //! - [`cache`]: answers to inputs that were seen before; [`memory`]: what requests hold, and its bounds.
-//! - [`http`], [`grpc`]: what they come over; [`metrics`] beside them.
+//! - [`http`], [`grpc`]: what they come over; [`metrics`] beside them, with figures of
+//!   [`machine`] and [`gpus`].
 //! - [`listen`]: connections, plain and encrypted; [`security`]: who may call.
 //! - [`watch`], [`dashboard`], [`explained`]: what the engines do, live, as traces, and why.
-//! - [`telemetry`]: spans of calls, sent to a collector.
+//! - [`telemetry`]: spans of calls, sent to a collector; [`traces`]: traces of calls, in files.
 //! - [`server`]: ports, start and end.
 
 pub mod cache;
@@ -19,6 +20,7 @@ pub mod dashboard;
 pub mod dtype;
 pub mod error;
 pub mod explained;
+pub mod gpus;
 pub mod grpc;
 pub mod host;
 pub mod http;
@@ -37,13 +39,17 @@ pub mod shm;
 pub mod state;
 pub mod stats;
 pub mod telemetry;
+pub mod traces;
 pub mod warmup;
 pub mod watch;
 
+pub use config::Cut;
 pub use error::Error;
+pub use gpus::{Gpu, Gpus};
 pub use host::{Host, Text};
 pub use repository::Control;
 pub use security::{Security, TlsFiles};
 pub use server::{Bound, Options, Server};
 pub use settings::Switches;
 pub use telemetry::Otlp;
+pub use traces::TraceDir;

@@ -15,6 +15,7 @@ use lazybatch_sla::Histogram;
 use prometheus::proto::{Bucket, Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
 
 use crate::error::{Error, Result};
+use crate::gpus::{self, Gpus};
 use crate::machine;
 use crate::model::Served;
 use crate::state::State;
@@ -351,7 +352,8 @@ fn render(state: &State) -> Result<String> {
         let values = value.into_iter().collect();
         families.push(named(name, help, MetricType::GAUGE, values));
     }
-    for (name, help, count) in spans(state) {
+    families.extend(of_gpus(state.gpus.as_deref()));
+    for (name, help, count) in sent(state) {
         let count = metric(Vec::new(), MetricType::COUNTER, Value::Number(count as f64));
         families.push(named(name, help, MetricType::COUNTER, vec![count]));
     }
@@ -361,24 +363,56 @@ fn render(state: &State) -> Result<String> {
         .map_err(|e| Error::Internal(e.to_string()))
 }
 
-/// Counts of spans, where there are some.
-fn spans(state: &State) -> Vec<(&'static str, &'static str, u64)> {
-    let Some(telemetry) = &state.telemetry else {
-        return Vec::new();
+/// Figures of GPUs; those that they do not tell have no values.
+fn of_gpus(gpus: Option<&dyn Gpus>) -> Vec<MetricFamily> {
+    let gpus = gpus.map(Gpus::look).unwrap_or_default();
+    let family = |(name, help, grows, of): gpus::Figure| {
+        let kind = match grows {
+            true => MetricType::COUNTER,
+            false => MetricType::GAUGE,
+        };
+        let values = gpus.iter().filter_map(|gpu| {
+            let labels = vec![label("gpu_uuid", &gpu.uuid)];
+            Some(metric(labels, kind, Value::Number(of(gpu)?)))
+        });
+        named(name, help, kind, values.collect())
     };
-    let counts = telemetry.counts();
-    vec![
-        (
-            "lazybatch_spans_sent_total",
-            "Spans of OpenTelemetry that the collector took",
-            counts.sent(),
-        ),
-        (
-            "lazybatch_spans_dropped_total",
-            "Spans of OpenTelemetry that were lost",
-            counts.dropped(),
-        ),
-    ]
+    gpus::FIGURES.into_iter().map(family).collect()
+}
+
+/// Counts of spans and of traces in files, where there are some.
+fn sent(state: &State) -> Vec<(&'static str, &'static str, u64)> {
+    let mut all = Vec::new();
+    if let Some(telemetry) = &state.telemetry {
+        let counts = telemetry.counts();
+        all.extend([
+            (
+                "lazybatch_spans_sent_total",
+                "Spans of OpenTelemetry that the collector took",
+                counts.sent(),
+            ),
+            (
+                "lazybatch_spans_dropped_total",
+                "Spans of OpenTelemetry that were lost",
+                counts.dropped(),
+            ),
+        ]);
+    }
+    if let Some(counts) = state.traces.counts() {
+        all.extend([
+            (
+                "lazybatch_traces_written_total",
+                "Traces of calls that are in files",
+                counts.written(),
+            ),
+            (
+                "lazybatch_traces_dropped_total",
+                "Traces of calls that were lost",
+                counts.dropped(),
+            ),
+        ]);
+    }
+    all
 }
 
 /// Figures of the server and its machine; those that the system does not tell are left out.
@@ -420,4 +454,58 @@ fn named(name: &str, help: &str, kind: MetricType, metrics: Vec<Metric>) -> Metr
     family.set_field_type(kind);
     family.set_metric(metrics);
     family
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpus::Gpu;
+
+    /// Two GPUs, one of which tells little.
+    struct Fake;
+
+    impl Gpus for Fake {
+        fn look(&self) -> Vec<Gpu> {
+            let whole = Gpu {
+                uuid: "GPU-1".into(),
+                utilization: Some(0.25),
+                memory_total: Some(8_000_000_000),
+                memory_used: Some(1),
+                power_usage: Some(61.5),
+                power_limit: Some(700.0),
+                energy: Some(12.25),
+            };
+            let little = Gpu {
+                uuid: "GPU-2".into(),
+                memory_total: Some(16),
+                ..Gpu::default()
+            };
+            vec![whole, little]
+        }
+    }
+
+    #[test]
+    fn figures_of_gpus_have_the_names_that_dashboards_use() {
+        let mut families = of_gpus(Some(&Fake));
+        families.retain(|f| !f.get_metric().is_empty());
+        let text = prometheus::TextEncoder::new()
+            .encode_to_string(&families)
+            .unwrap();
+        let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        let expected = [
+            "nv_gpu_utilization{gpu_uuid=\"GPU-1\"} 0.25",
+            "nv_gpu_memory_total_bytes{gpu_uuid=\"GPU-1\"} 8000000000",
+            "nv_gpu_memory_total_bytes{gpu_uuid=\"GPU-2\"} 16",
+            "nv_gpu_memory_used_bytes{gpu_uuid=\"GPU-1\"} 1",
+            "nv_gpu_power_usage{gpu_uuid=\"GPU-1\"} 61.5",
+            "nv_gpu_power_limit{gpu_uuid=\"GPU-1\"} 700",
+            "nv_energy_consumption{gpu_uuid=\"GPU-1\"} 12.25",
+        ];
+        assert_eq!(lines, expected);
+        assert!(
+            text.contains("# TYPE nv_energy_consumption counter"),
+            "{text}"
+        );
+        assert!(of_gpus(None).iter().all(|f| f.get_metric().is_empty()));
+    }
 }

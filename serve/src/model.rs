@@ -12,7 +12,7 @@ use lazybatch_sla::Profile;
 use serde_json::{Value as Json, json};
 
 use crate::cache::Cache;
-use crate::config::{Known, Settings};
+use crate::config::{Cut, Known, Settings};
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
 use crate::explained::{self, Explained};
@@ -62,7 +62,7 @@ pub struct Served {
     /// Its program.
     pub program: SharedProgram,
     /// Its tokenizer.
-    pub text: Option<Box<dyn Text>>,
+    pub text: Option<Arc<dyn Text>>,
     /// Labels of the elements of outputs, by output.
     pub labels: BTreeMap<String, Vec<String>>,
     /// Running figures.
@@ -113,8 +113,21 @@ impl Served {
         };
         let max_batch = settings.max_batch.unwrap_or(max_samples).max(1);
         let profile = profile(host, folder, &settings, &program, max_batch)?;
+        // Those that were measured, or stated in a file, have their segments.
+        let segments = match &profile {
+            Some(_) => None,
+            None => settings.segments.segments(&program),
+        };
+        if let (Cut::Us(us), None) = (settings.segments, &profile) {
+            tracing::warn!(
+                model = name,
+                us,
+                "parameter segments: ignored, since no latencies are measured (--no-measure)"
+            );
+        }
         let options = ModelOptions {
             profile,
+            segments,
             max_batch: Some(max_batch),
             sla: settings.sla,
             classes: settings.classes.clone(),
@@ -360,7 +373,7 @@ fn profile(
 ) -> Result<Option<lazybatch_sla::profile::ModelProfile>> {
     let name = &program.name;
     let Some(file) = &settings.profile else {
-        let measured = host.measure(program, max_batch);
+        let measured = host.measure(program, max_batch, settings.segments);
         return measured.map_err(|e| Error::Invalid(format!("model {name}: {e}")));
     };
     let path = folder.join(file);

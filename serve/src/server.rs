@@ -31,6 +31,7 @@ use crate::security::{Guard, Port, Security};
 use crate::settings::Switches;
 use crate::state::State;
 use crate::telemetry::{Otlp, Telemetry};
+use crate::traces::{TraceDir, Traces};
 use crate::{Host, error, http, metrics};
 
 /// How a server is set up.
@@ -82,6 +83,8 @@ pub struct Options {
     pub dashboard: bool,
     /// Where spans of inference calls go; nowhere if `None`.
     pub otlp: Option<Otlp>,
+    /// Where traces of inference calls may be written; nowhere if `None`.
+    pub traces: Option<TraceDir>,
 }
 
 /// Addresses of a server that runs.
@@ -118,7 +121,7 @@ impl Server {
     /// # Errors
     /// An address that others reach without what [`Security::check`] asks for, a port that is taken,
     /// a file or a folder that is not there, models that cannot be loaded, an endpoint of
-    /// [`Options::otlp`] that is none.
+    /// [`Options::otlp`] that is none, a folder of [`Options::traces`] that is not there.
     pub async fn start(host: Arc<dyn Host>, options: Options) -> error::Result<Self> {
         let addresses = [options.http, options.grpc, options.metrics];
         options.security.check(addresses.into_iter().flatten())?;
@@ -127,8 +130,10 @@ impl Server {
         let telemetry = options.otlp.as_ref();
         let telemetry = telemetry.map(|otlp| Telemetry::open(otlp, is_encrypted));
         let telemetry = telemetry.transpose()?;
+        let traces = Traces::open(options.traces.as_ref())?;
         let (http, grpc) = (bind(options.http).await?, bind(options.grpc).await?);
         let metrics = bind(options.metrics).await?;
+        let gpus = host.gpus();
         let (models, control) = (options.models.clone(), options.control.clone());
         let (policy, cache_bytes) = (options.policy.clone(), options.cache_bytes);
         let repository = tokio::task::spawn_blocking(move || {
@@ -149,6 +154,8 @@ impl Server {
                 Memory::new(options.max_request_memory, options.max_tensor),
                 options.max_in_flight,
                 telemetry,
+                traces,
+                gpus,
             )),
             guard,
             options,
@@ -277,6 +284,7 @@ impl Server {
         if let Some(telemetry) = &state.telemetry {
             telemetry.end().await;
         }
+        state.traces.end().await;
     }
 }
 

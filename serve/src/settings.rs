@@ -1,10 +1,10 @@
-//! Trace and logging settings of the protocol, answered and held to what this server can do.
+//! Logging settings of the protocol, answered and held to what this server can do.
 //!
-//! Traces are not written, so the trace level stays `OFF`. Log lines go to standard error through
-//! `tracing`; switching kinds of them on and off works, a log file does not.
+//! Log lines go to standard error through `tracing`; switching kinds of them on and off works, a log
+//! file does not.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use serde_json::{Value as Json, json};
 
@@ -16,6 +16,7 @@ pub struct Switches {
     info: AtomicBool,
     warning: AtomicBool,
     error: AtomicBool,
+    verbose: AtomicU32,
 }
 
 impl Default for Switches {
@@ -24,56 +25,24 @@ impl Default for Switches {
             info: AtomicBool::new(true),
             warning: AtomicBool::new(true),
             error: AtomicBool::new(true),
+            verbose: AtomicU32::new(0),
         }
     }
 }
 
-/// Trace settings and the one value that each may have here.
-const TRACE: [(&str, &str); 5] = [
-    ("trace_level", "OFF"),
-    ("trace_rate", "1000"),
-    ("trace_count", "-1"),
-    ("log_frequency", "0"),
-    ("trace_mode", "triton"),
-];
-
 impl Switches {
-    /// Whether lines of that level are wanted.
-    pub fn wants(&self, level: tracing::Level) -> bool {
-        match level {
+    /// Whether such lines are wanted; verbose ones are those of this project alone. What it answers
+    /// may be kept until [`Switches::set_log`] changes something, which makes `tracing` ask anew.
+    pub fn wants(&self, line: &tracing::Metadata<'_>) -> bool {
+        match *line.level() {
             tracing::Level::ERROR => self.error.load(Ordering::Relaxed),
             tracing::Level::WARN => self.warning.load(Ordering::Relaxed),
             tracing::Level::INFO => self.info.load(Ordering::Relaxed),
-            _ => true,
-        }
-    }
-
-    /// Trace settings: each a list of values.
-    pub fn trace(&self) -> BTreeMap<String, Vec<String>> {
-        let all = TRACE
-            .iter()
-            .map(|(key, value)| ((*key).to_owned(), vec![(*value).to_owned()]));
-        all.collect()
-    }
-
-    /// Changes trace settings: what they are already, or `null` for that, is taken.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] for traces, [`Error::Invalid`] for unknown settings.
-    pub fn set_trace(&self, settings: &BTreeMap<String, Vec<String>>) -> Result<()> {
-        for (key, values) in settings {
-            let known = TRACE.iter().find(|(k, _)| k == key);
-            if known.is_none() && key != "trace_file" {
-                return Err(Error::Invalid(format!("Unknown trace setting '{key}'")));
+            tracing::Level::DEBUG => {
+                line.target().starts_with("lazybatch") && self.verbose.load(Ordering::Relaxed) > 0
             }
-            let clears = values.is_empty();
-            let same = known.is_some_and(|(_, value)| values.len() == 1 && values[0] == *value);
-            if !clears && !same {
-                let message = format!("trace setting '{key}': this server writes no traces");
-                return Err(Error::Unsupported(message));
-            }
+            tracing::Level::TRACE => false,
         }
-        Ok(())
     }
 
     /// Logging settings.
@@ -83,7 +52,7 @@ impl Switches {
             "log_info": self.info.load(Ordering::Relaxed),
             "log_warning": self.warning.load(Ordering::Relaxed),
             "log_error": self.error.load(Ordering::Relaxed),
-            "log_verbose_level": 0,
+            "log_verbose_level": self.verbose.load(Ordering::Relaxed),
             "log_format": "default",
         })
     }
@@ -91,17 +60,26 @@ impl Switches {
     /// Changes logging settings, all or none.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a file, another format or verbose lines, [`Error::Invalid`] for
-    /// unknown settings and values of another kind.
+    /// [`Error::Unsupported`] for a file or another format, [`Error::Invalid`] for unknown settings and
+    /// values of another kind.
     pub fn set_log(&self, settings: &BTreeMap<String, Json>) -> Result<()> {
         let mut changes = Vec::new();
+        let mut verbose = None;
         let now = self.log();
         for (key, value) in settings {
             let flag = match key.as_str() {
                 "log_info" => &self.info,
                 "log_warning" => &self.warning,
                 "log_error" => &self.error,
-                "log_file" | "log_verbose_level" | "log_format" => {
+                "log_verbose_level" => {
+                    let level = value.as_u64().and_then(|n| u32::try_from(n).ok());
+                    verbose = Some(level.ok_or_else(|| {
+                        let what = format!("log setting '{key}'");
+                        Error::expected(what, "a whole number of 0 or more", value)
+                    })?);
+                    continue;
+                }
+                "log_file" | "log_format" => {
                     if *value == now[key] {
                         continue;
                     }
@@ -117,6 +95,12 @@ impl Switches {
         }
         for (flag, on) in changes {
             flag.store(on, Ordering::Relaxed);
+        }
+        if let Some(level) = verbose {
+            self.verbose.store(level, Ordering::Relaxed);
+        }
+        if !settings.is_empty() {
+            tracing::callsite::rebuild_interest_cache();
         }
         Ok(())
     }

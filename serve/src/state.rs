@@ -6,12 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::{Error, Result};
+use crate::gpus::Gpus;
 use crate::machine::Meter;
 use crate::memory::Memory;
 use crate::repository::Repository;
 use crate::settings::Switches;
 use crate::shm::Regions;
 use crate::telemetry::Telemetry;
+use crate::traces::Traces;
 use crate::watch::Hub;
 
 /// Name of this server, as metadata states it.
@@ -41,8 +43,12 @@ pub struct State {
     pub regions: Regions,
     /// Memory that requests hold.
     pub memory: Arc<Memory>,
-    /// Trace and logging settings.
+    /// Traces in files, and their settings.
+    pub traces: Arc<Traces>,
+    /// Logging settings.
     pub switches: Arc<Switches>,
+    /// Who tells figures of GPUs, if one serves.
+    pub gpus: Option<Box<dyn Gpus>>,
     /// How much processors work.
     pub meter: Meter,
     /// Those who look at what the engines do.
@@ -63,12 +69,16 @@ impl State {
         memory: Memory,
         most: usize,
         telemetry: Option<Telemetry>,
+        traces: Traces,
+        gpus: Option<Box<dyn Gpus>>,
     ) -> Self {
         Self {
             repository,
             regions: Regions::default(),
             memory: Arc::new(memory),
+            traces: Arc::new(traces),
             switches,
+            gpus,
             meter: Meter::default(),
             hub: Hub::default(),
             telemetry,

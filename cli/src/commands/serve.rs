@@ -8,7 +8,9 @@ use std::time::Duration;
 use anyhow::Context;
 use lazybatch_graph::{Program, SharedProgram, Tensor};
 use lazybatch_kernels::Device;
-use lazybatch_serve::{Control, Host, Options, Otlp, Security, Server, Switches, TlsFiles};
+use lazybatch_serve::{
+    Control, Cut, Gpus, Host, Options, Otlp, Security, Server, Switches, TlsFiles, TraceDir,
+};
 use lazybatch_sla::profile::ModelProfile;
 use lazybatch_workloads::experiment::SegmentLength;
 use lazybatch_workloads::text::Text;
@@ -21,6 +23,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use super::profile::measure;
 use crate::args::CpuArgs;
 use crate::failure::BadInput;
+use crate::gpus;
 use crate::models::{self, DeviceKind, Model};
 use crate::output;
 use crate::serve_args::{ControlMode, LogFormat, ServeArgs};
@@ -41,9 +44,7 @@ pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
         LogFormat::Text => lines.boxed(),
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
     };
-    let lines = lines.with_filter(filter_fn(move |meta| {
-        *meta.level() <= tracing::Level::INFO && wanted.wants(*meta.level())
-    }));
+    let lines = lines.with_filter(filter_fn(move |line| wanted.wants(line)));
     tracing_subscriber::registry().with(lines).try_init()?;
     let host = Arc::new(Served {
         kind,
@@ -107,6 +108,10 @@ fn options(args: &ServeArgs, switches: Arc<Switches>) -> Result<Options, BadInpu
             endpoint,
             sample: args.otlp_sample,
             flush: Duration::from_secs(5),
+        }),
+        traces: args.trace_dir.clone().map(|folder| TraceDir {
+            folder,
+            max_bytes: (args.trace_mb * 1e6) as u64,
         }),
     })
 }
@@ -198,6 +203,10 @@ impl Host for Served {
         matches!(self.kind, DeviceKind::Cuda(_))
     }
 
+    fn gpus(&self) -> Option<Box<dyn Gpus>> {
+        self.has_gpu().then(gpus::open).flatten()
+    }
+
     fn text(
         &self,
         program: &Program,
@@ -211,6 +220,7 @@ impl Host for Served {
         &self,
         program: &SharedProgram,
         max_batch: u32,
+        cut: Cut,
     ) -> Result<Option<ModelProfile>, String> {
         if !self.measure {
             return Ok(None);
@@ -221,7 +231,11 @@ impl Host for Served {
             self.kind,
             &self.cpu,
             max_batch,
-            SegmentLength::ByDevice,
+            match cut {
+                Cut::ByDevice => SegmentLength::ByDevice,
+                Cut::Us(us) => SegmentLength::Us(us),
+                Cut::Nodes(num) => SegmentLength::Nodes(num),
+            },
             false,
         );
         let profile = measured.map_err(|e| format!("{e:#}"))?.into_profile();

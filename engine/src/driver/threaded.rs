@@ -22,6 +22,7 @@ use smallvec::SmallVec;
 use tokio::sync::{mpsc, oneshot};
 
 use super::Observer;
+use super::launches::Counting;
 use super::models::Models;
 use super::planner::Planner;
 use super::sequences::{Place, Sequences};
@@ -82,6 +83,8 @@ pub(crate) struct Submission {
     pub admitted: Admitted,
     /// Its client wants to know why it took its time.
     pub explain: bool,
+    /// Its client wants to know which launches carried it.
+    pub count: bool,
 }
 
 impl Reply {
@@ -237,6 +240,7 @@ pub(crate) struct DriverState {
     empty_turns: u32,
     planner: Planner,
     sequences: Sequences,
+    counting: Counting,
     /// Launches since figures were told: model, node executions, samples.
     launched: Vec<(ModelId, u64, u64)>,
     /// Who wants to know what is being done.
@@ -436,6 +440,9 @@ impl Driver {
         if let Some(explains) = self.on_request.as_mut().filter(|_| open.submission.explain) {
             explains.begin(id, &mut self.core);
         }
+        if open.submission.count {
+            self.state.counting.begin(id);
+        }
         self.state.open.insert(id, open);
         self.event(now, Event::Arrive(request));
     }
@@ -462,6 +469,7 @@ impl Driver {
             if let Action::Launch { ticket, lane } = action {
                 let launch = self.core.launch(lane, ticket);
                 self.observer.on_launch(now, launch);
+                self.state.counting.launched(launch);
                 let nodes = u64::from(launch.end_node - launch.first_node);
                 let samples = u64::from(launch.num_samples());
                 self.state.launched.push((launch.model, nodes, samples));
@@ -598,6 +606,7 @@ impl Driver {
         if let Some(explains) = self.on_request.as_mut().filter(|_| open.submission.explain) {
             explains.end(id, &mut self.core);
         }
+        let launches = self.state.counting.end(id);
         let (finish, outcome, first_launch, cause) = open.ended.expect("it has ended");
         let Request { arrival, model, .. } = open.submission.request;
         let result = if outcome.is_completed() {
@@ -607,6 +616,7 @@ impl Driver {
                 arrival,
                 first_launch,
                 finish,
+                launches,
                 outputs: outputs
                     .into_iter()
                     .map(|o| o.unwrap_or_else(empty))

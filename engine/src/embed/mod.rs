@@ -31,6 +31,7 @@ pub(crate) use outbox::{Abandoned, Inbox};
 use submit::Bounded;
 pub(crate) use submit::Permits;
 
+pub use crate::driver::launches::Launches;
 pub use crate::driver::sequences::SequenceOptions;
 use crate::driver::threaded::{Clock, Command, Stats};
 use crate::explain::{Explainer, Explanation};
@@ -198,6 +199,8 @@ pub struct Options {
     pub known_output_len: Option<u32>,
     /// Keep why it took its time, in an engine with [`Builder::explain_on_request`].
     pub explain: bool,
+    /// Tell which launches carried it, as [`Answer::launches`].
+    pub count: bool,
 }
 
 /// A completed request.
@@ -213,6 +216,9 @@ pub struct Answer {
     pub first_launch: Option<Time>,
     /// When it ended.
     pub finish: Time,
+    /// The launches that carried it, where it asked with [`Options::count`] and few others that ask
+    /// were open.
+    pub launches: Option<Launches>,
     /// Outputs in declared order; one that was never emitted is empty.
     pub outputs: Vec<Tensor>,
 }

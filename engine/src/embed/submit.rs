@@ -319,6 +319,7 @@ impl Shared {
             memory: room.memory,
             admitted: admitted.clone(),
             explain: options.explain,
+            count: options.count,
         };
         // Before the driver can see it, so that it never takes in what was not counted.
         served.unseen.add(submission.request.arrival);

@@ -6,6 +6,7 @@
 
 mod complete;
 pub mod controls;
+mod segments;
 mod settings;
 mod text;
 
@@ -15,6 +16,7 @@ use serde_json::Value as Json;
 
 pub use complete::{Known, TEXT_INPUT, TEXT_OUTPUT, Tensor as KnownTensor, complete};
 pub use controls::Control;
+pub use segments::Cut;
 pub use settings::{DEFAULT_POLICY, QueuePolicy, Settings};
 
 use crate::error::{Error, Result};

@@ -10,7 +10,7 @@ use lazybatch_engine::SequenceOptions;
 use lazybatch_kernels::import;
 use lazybatch_sla::{Class, Nanos};
 
-use super::{Config, Control};
+use super::{Config, Control, Cut};
 use crate::error::{Error, Result};
 use crate::proto::model_config::SchedulingChoice;
 use crate::proto::model_queue_policy::TimeoutAction;
@@ -18,7 +18,7 @@ use crate::proto::model_sequence_batching::StrategyChoice;
 use crate::proto::{ModelDynamicBatching, ModelQueuePolicy};
 
 /// Parameters that are honoured.
-const PARAMETERS: [&str; 17] = [
+const PARAMETERS: [&str; 19] = [
     "engine",
     "policy",
     "sla_ms",
@@ -28,6 +28,8 @@ const PARAMETERS: [&str; 17] = [
     "memory_bytes",
     "max_steps",
     "profile",
+    "segments",
+    "residency",
     "batch_axis",
     "sequence_axis",
     "max_len",
@@ -101,6 +103,8 @@ pub struct Settings {
     pub max_steps: Option<u32>,
     /// File of measured latencies, in the model's folder.
     pub profile: Option<String>,
+    /// How it is cut into segments.
+    pub segments: Cut,
     /// How an ONNX file is imported.
     pub import: import::Options,
     /// Priority levels of requests; 0 where none were configured.
@@ -217,6 +221,7 @@ impl Settings {
             memory: number(text("memory_bytes"), "memory_bytes")?,
             max_steps: number(text("max_steps"), "max_steps")?,
             profile: text("profile").map(str::to_owned),
+            segments: segments(text("segments"), text("profile"))?,
             import: import_options(config)?,
             priority_levels: levels,
             default_priority: level,
@@ -229,6 +234,7 @@ impl Settings {
                 .as_ref()
                 .is_some_and(|p| p.decoupled),
         };
+        check_residency(text("residency"))?;
         let unknown = proto.parameters.keys();
         let unknown = unknown.filter(|k| !PARAMETERS.contains(&k.as_str()));
         let mut unknown: Vec<_> = unknown.map(|k| format!("parameters[{k:?}]")).collect();
@@ -274,6 +280,31 @@ fn queues_by_level(
         (policy.max_queue > 0).then_some((level, policy.max_queue))
     });
     bounds.collect()
+}
+
+/// How the model is cut into segments; a profile has them already.
+fn segments(stated: Option<&str>, profile: Option<&str>) -> Result<Cut> {
+    match (stated, profile) {
+        (None, _) => Ok(Cut::default()),
+        (Some(cut), None) => cut.parse(),
+        (Some(cut), Some(profile)) => {
+            let expected =
+                format!("none, since the file of parameter profile, {profile}, has them");
+            Err(Error::expected("parameter segments", expected, cut))
+        }
+    }
+}
+
+/// Looks where the weights are to be: there is one place.
+fn check_residency(stated: Option<&str>) -> Result<()> {
+    match stated {
+        None | Some("device") => Ok(()),
+        Some(other) => Err(Error::expected(
+            "parameter residency",
+            "device, since weights of a served model stay on the server's device until it is unloaded",
+            other,
+        )),
+    }
 }
 
 /// The policy of an engine of its own, if the model asks for one.

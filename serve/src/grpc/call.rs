@@ -141,7 +141,7 @@ impl Asks {
         let served = self.state.repository.get(model, version).ok()?;
         let error = infer::full(&served)?;
         let mut traced = Traced::grpc(&self.state, "ModelInfer", self.parent.as_ref());
-        traced.asks(&served, &infer::Request::default());
+        traced.asks(&served, &mut infer::Request::default());
         traced.end(Some(&error));
         Some(error)
     }

@@ -61,7 +61,7 @@ pub async fn run(
     let tab = call::tab().unwrap_or_else(|| Arc::new(state.memory.tab()));
     let mut request = read(state, &tab, call)?;
     request.trace = traced.trace();
-    traced.asks(&served, &request);
+    traced.asks(&served, &mut request);
     let answer = infer::start(&served, request)?.finish().await?;
     traced.answered(&served, &answer);
     let response = write(&served, answer);
@@ -250,7 +250,7 @@ fn start(
         .get(&call.model_name, &call.model_version)?;
     let mut request = read(state, &tab, call)?;
     request.trace = traced.trace();
-    traced.asks(&served, &request);
+    traced.asks(&served, &mut request);
     let wants_final = request.params.flag(WANTS_FINAL)?;
     let way = if served.settings.decoupled {
         Way::Steps(Box::new(infer::stream(&served, request)?))
@@ -364,6 +364,7 @@ fn read(state: &State, tab: &Tab, call: ModelInferRequest) -> Result<Request> {
         inputs,
         wanted: wanted.collect::<Result<Vec<Wanted>>>()?,
         trace: None,
+        count: false,
     })
 }
 

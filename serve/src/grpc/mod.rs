@@ -287,10 +287,15 @@ impl GrpcInferenceService for Service {
         &self,
         call: Request<TraceSettingRequest>,
     ) -> Answered<TraceSettingResponse> {
-        let settings = call.into_inner().settings.into_iter();
+        let call = call.into_inner();
+        let model = call.model_name;
+        if !model.is_empty() {
+            self.state.repository.get(&model, "")?;
+        }
+        let settings = call.settings.into_iter();
         let settings: BTreeMap<_, _> = settings.map(|(key, v)| (key, v.value)).collect();
-        self.state.switches.set_trace(&settings)?;
-        let now = self.state.switches.trace().into_iter();
+        self.state.traces.change(&model, &settings)?;
+        let now = self.state.traces.settings(&model).into_iter();
         let now = now.map(|(key, value)| (key, trace_setting_response::SettingValue { value }));
         Ok(Response::new(TraceSettingResponse {
             settings: now.collect(),

@@ -82,6 +82,7 @@ pub fn read(
         inputs,
         wanted,
         trace: None,
+        count: false,
     })
 }
 

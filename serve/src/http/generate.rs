@@ -28,7 +28,7 @@ use crate::telemetry::Traced;
 fn read(served: &Served, whole: &Whole, traced: &mut Traced) -> Result<Request> {
     let mut request = parse(served, whole)?;
     request.trace = traced.trace();
-    traced.asks(served, &request);
+    traced.asks(served, &mut request);
     Ok(request)
 }
 
@@ -72,7 +72,7 @@ fn parse(served: &Served, whole: &Whole) -> Result<Request> {
             name: TEXT_OUTPUT.into(),
             ..Wanted::default()
         }],
-        trace: None,
+        ..Request::default()
     })
 }
 
@@ -104,6 +104,7 @@ pub async fn whole(
     mut traced: Traced,
     body: Result<Whole>,
 ) -> Result<Response> {
+    traced.read();
     let answered = answer(&state, &target, &mut traced, body).await;
     traced.ends(answered)
 }
@@ -216,6 +217,7 @@ pub async fn stream(
     mut traced: Traced,
     body: Result<Whole>,
 ) -> Result<Sse<impl Stream<Item = std::result::Result<Event, Infallible>>>> {
+    traced.read();
     let (mut growing, id, held) = match begin(&state, &target, &mut traced, body) {
         Ok(begun) => begun,
         Err(error) => return traced.ends(Err(error)),

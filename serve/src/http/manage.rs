@@ -109,8 +109,28 @@ pub async fn unload_model(state: &Arc<State>, model: String, dependents: bool) -
         .unwrap_or_else(|e| Err(Error::Internal(e.to_string())))
 }
 
-pub async fn trace(Shared(state): App) -> Json<Value> {
-    let all = state.switches.trace().into_iter();
+/// The model whose trace settings a call is about, if it names one.
+#[derive(serde::Deserialize)]
+pub struct Whose {
+    #[serde(default)]
+    model: String,
+    #[serde(default)]
+    version: String,
+}
+
+impl Whose {
+    /// Its name, which is empty where the call is about those of all.
+    fn check(self, state: &State) -> Result<String> {
+        let Self { model, version } = self;
+        if !model.is_empty() {
+            state.repository.get(&model, &version)?;
+        }
+        Ok(model)
+    }
+}
+
+fn trace_settings(state: &State, model: &str) -> Json<Value> {
+    let all = state.traces.settings(model).into_iter();
     let plain = all.map(|(key, values)| {
         // The level is a list; the others are one value each.
         let value = if key == "trace_level" {
@@ -123,7 +143,17 @@ pub async fn trace(Shared(state): App) -> Json<Value> {
     Json(Value::Object(plain.collect()))
 }
 
-pub async fn set_trace(Shared(state): App, Few(body): Few) -> Result<Json<Value>> {
+pub async fn trace(Shared(state): App, Path(whose): Path<Whose>) -> Result<Json<Value>> {
+    let model = whose.check(&state)?;
+    Ok(trace_settings(&state, &model))
+}
+
+pub async fn set_trace(
+    Shared(state): App,
+    Path(whose): Path<Whose>,
+    Few(body): Few,
+) -> Result<Json<Value>> {
+    let model = whose.check(&state)?;
     let text = |v: Value| match v {
         Value::String(text) => text,
         other => other.to_string(),
@@ -136,8 +166,8 @@ pub async fn set_trace(Shared(state): App, Few(body): Few) -> Result<Json<Value>
             other => (key, vec![text(other)]),
         })
         .collect();
-    state.switches.set_trace(&settings)?;
-    Ok(trace(Shared(state)).await)
+    state.traces.change(&model, &settings)?;
+    Ok(trace_settings(&state, &model))
 }
 
 pub async fn log(Shared(state): App) -> Json<Value> {

@@ -186,7 +186,7 @@ async fn run(
 fn full(state: &State, target: &Target, traced: &mut Traced) -> Option<Error> {
     let served = target.get(state).ok()?;
     let full = infer::full(&served)?;
-    traced.asks(&served, &infer::Request::default());
+    traced.asks(&served, &mut infer::Request::default());
     Some(full)
 }
 
@@ -198,6 +198,7 @@ async fn infer(
     headers: &HeaderMap,
     body: Result<Whole>,
 ) -> Result<Response> {
+    traced.read();
     let answered = answer(state, target, &mut traced, headers, body).await;
     traced.ends(answered)
 }
@@ -215,7 +216,7 @@ async fn answer(
     served.check_whole("HTTP end point")?;
     let mut request = body::read(&served, &state.regions, &tab, headers, body)?;
     request.trace = traced.trace();
-    traced.asks(&served, &request);
+    traced.asks(&served, &mut request);
     let binary = request.params.flag("binary_data_output")?;
     let answer = infer::start(&served, request)?.finish().await?;
     traced.answered(&served, &answer);

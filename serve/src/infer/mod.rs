@@ -6,6 +6,7 @@ mod run;
 
 use bytes::Bytes;
 use indexmap::IndexMap;
+use lazybatch_engine::Launches;
 use lazybatch_sla::{Outcome, Time};
 use opentelemetry::TraceId;
 
@@ -207,6 +208,8 @@ pub struct Request {
     pub wanted: Vec<Wanted>,
     /// The trace that its call belongs to, for log lines.
     pub trace: Option<TraceId>,
+    /// Whether it is to be told which launches carried it.
+    pub count: bool,
 }
 
 /// An output of an answer.
@@ -238,7 +241,7 @@ pub struct Answer {
 }
 
 /// How the engine came to an answer, by its clock.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Passage {
     /// When the request arrived.
     pub arrival: Time,
@@ -252,4 +255,6 @@ pub struct Passage {
     pub samples: usize,
     /// Requests of the engine that it became.
     pub requests: usize,
+    /// The launches that carried those, one request behind the other, where that was asked for.
+    pub launches: Option<Launches>,
 }

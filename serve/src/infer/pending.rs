@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use lazybatch_sla::Time;
 
 use crate::error::Error;
+use crate::explained::{MOST_NAME, cut};
 use crate::model::Served;
 
 /// The class of requests that name none.
@@ -55,6 +56,14 @@ impl Pending {
         let stats = &self.served.stats;
         let now = self.served.engine().now();
         let took = now.since(self.start);
+        tracing::debug!(
+            model = self.served.name,
+            version = self.served.version,
+            class = self.class(),
+            us = took.0 / 1000,
+            error = error.map(|e| cut(&e.to_string(), MOST_NAME)),
+            "request ended"
+        );
         match error {
             None => stats.succeeded(self.class(), took, now),
             Some(error) => stats.failed(self.class(), error, took),

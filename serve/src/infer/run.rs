@@ -7,7 +7,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lazybatch_engine::{Answer as Ended, Handle, Held, Options, RequestError, Step, StepStream};
+use lazybatch_engine::{
+    Answer as Ended, Handle, Held, Launches, Options, RequestError, Step, StepStream,
+};
 use lazybatch_graph::Tensor;
 use lazybatch_sla::{Nanos, Outcome, RequestId, Time};
 use tokio::time::{Instant, timeout_at};
@@ -22,6 +24,9 @@ use crate::dtype::{self, DataType};
 use crate::error::{Error, Result};
 use crate::explained::{self, MOST_NAME, cut};
 use crate::model::Served;
+
+/// Sizes of launches that are told of a request.
+const MOST_SIZES: usize = 128;
 
 /// A request made ready for the engine.
 struct Prepared {
@@ -259,7 +264,23 @@ fn passage(ended: &[Ended], samples: usize) -> Option<Passage> {
         outcome: late.map_or(Outcome::Met, |one| one.outcome),
         samples,
         requests: ended.len(),
+        launches: launches(ended),
     })
+}
+
+/// The launches of all together; `None` if those of one are not known.
+fn launches(ended: &[Ended]) -> Option<Launches> {
+    let mut all = Launches::default();
+    for one in ended {
+        let own = one.launches.as_ref()?;
+        all.num += own.num;
+        all.samples += own.samples;
+        all.joined += own.joined;
+        all.interrupted += own.interrupted;
+        all.sizes.extend(&own.sizes);
+    }
+    all.sizes.truncate(MOST_SIZES);
+    Some(all)
 }
 
 /// Names the request in an error's message, if the client named it. What is not the client's fault
@@ -507,6 +528,7 @@ fn options(served: &Served, request: &Request) -> Result<(Options, u64)> {
         delay_after,
         max_steps: steps.or(settings.max_steps),
         explain: params.flag(explained::ASKS)?,
+        count: request.count,
         ..Options::default()
     };
     Ok((options, timeout_us))

@@ -5,13 +5,16 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
+use std::sync::Arc;
 
 use lazybatch_graph::{SharedProgram, Step, join};
 
 use super::load::Loaded;
-use crate::config::{Known, TEXT_INPUT, TEXT_OUTPUT};
+use super::texts::{OfStep, Texts};
+use crate::config::Known;
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
+use crate::host::Text;
 use crate::model::Served;
 use crate::proto::ModelConfig;
 use crate::proto::model_config::SchedulingChoice;
@@ -27,6 +30,7 @@ pub struct Part {
     config: ModelConfig,
     known: Known,
     program: SharedProgram,
+    text: Option<Arc<dyn Text>>,
     /// Its requests belong to sequences.
     is_sequence: bool,
 }
@@ -37,6 +41,7 @@ impl From<&Served> for Part {
             config: served.config.clone(),
             known: served.known.clone(),
             program: served.program.clone(),
+            text: served.text.clone(),
             is_sequence: served.settings.sequences.is_some() || served.is_stateful(),
         }
     }
@@ -50,6 +55,7 @@ impl From<Version> for Part {
             config: version.config,
             known: version.known,
             program: version.program,
+            text: version.text,
         }
     }
 }
@@ -93,13 +99,13 @@ pub fn load(
     config: &ModelConfig,
     steps: &[Stated],
     part: &dyn Fn(&str, i64) -> Result<Part>,
-) -> Result<Loaded> {
+) -> Result<(Loaded, Texts)> {
     if steps.is_empty() {
         let what = "ensemble_scheduling.step";
         return Err(Error::expected(what, "one or more", "none"));
     }
-    let inputs: Vec<String> = config.input.iter().map(|i| i.name.clone()).collect();
-    let outputs: Vec<String> = config.output.iter().map(|o| o.name.clone()).collect();
+    let mut inputs: Vec<String> = config.input.iter().map(|i| i.name.clone()).collect();
+    let mut outputs: Vec<String> = config.output.iter().map(|o| o.name.clone()).collect();
     for (what, names) in [("input", &inputs), ("output", &outputs)] {
         if names.is_empty() {
             return Err(Error::expected(what, "those of the ensemble", "none"));
@@ -109,7 +115,6 @@ pub fn load(
     for (i, step) in steps.iter().enumerate() {
         parts.push(check_step(config, i, step, part)?);
     }
-    check_types(config, steps, &parts)?;
     let joined = steps.iter().zip(&parts).enumerate();
     let joined = joined.map(|(i, (step, part))| Step {
         name: step_name(steps, i),
@@ -117,7 +122,15 @@ pub fn load(
         inputs: step.input_map.clone().into_iter().collect(),
         outputs: step.output_map.clone().into_iter().collect(),
     });
-    let joined: Vec<Step<'_>> = joined.collect();
+    let mut joined: Vec<Step<'_>> = joined.collect();
+    let of_steps = steps.iter().zip(&parts).map(|(step, part)| OfStep {
+        model: &step.model_name,
+        known: &part.known,
+        codec: part.text.as_ref(),
+    });
+    let of_steps: Vec<OfStep<'_>> = of_steps.collect();
+    let texts = Texts::of_steps(&of_steps, &mut joined, &mut inputs, &mut outputs)?;
+    check_types(config, steps, &parts)?;
     let program = join(&config.name, &inputs, &joined, &outputs);
     let mut program = program.map_err(|e| match e {
         lazybatch_graph::Error::Join {
@@ -140,7 +153,7 @@ pub fn load(
             .metadata
             .insert("stop_token".into(), (*first).clone());
     }
-    Ok(Loaded::new(program, PLATFORM, dir))
+    Ok((Loaded::new(program, PLATFORM, dir), texts))
 }
 
 /// A step's name in the program: its model's, with its number where several run one model.
@@ -190,17 +203,6 @@ fn check_step(
         let got = "one with model_transaction_policy.decoupled";
         let expected = "a model that answers once (an ensemble may be decoupled itself)";
         return Err(Error::expected(place, expected, got));
-    }
-    for text in [TEXT_INPUT, TEXT_OUTPUT] {
-        let is_tensor = |name: &str| {
-            let mut all = part.known.inputs.iter().chain(&part.known.outputs);
-            all.any(|t| t.name == name)
-        };
-        let mapped = step.input_map.keys().chain(step.output_map.keys());
-        if mapped.into_iter().any(|name| name == text) && !is_tensor(text) {
-            let what = format!("{place}: {text}");
-            return Err(Error::expected(what, "the tokens themselves", "text"));
-        }
     }
     let most = part.config.max_batch_size;
     if most != 0 && most < config.max_batch_size {

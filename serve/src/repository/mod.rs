@@ -13,6 +13,7 @@
 
 pub(crate) mod ensemble;
 pub(crate) mod load;
+mod texts;
 pub(crate) mod version;
 
 use std::collections::{BTreeMap, BTreeSet};

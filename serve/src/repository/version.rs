@@ -7,6 +7,7 @@ use lazybatch_graph::{SharedProgram, Tensor};
 
 use super::ensemble::{self, Part};
 use super::load;
+use super::texts::Texts;
 use crate::config::controls::initial_states;
 use crate::config::{Config, Known, Settings, complete};
 use crate::error::{Error, Result};
@@ -33,7 +34,7 @@ pub struct Version {
     /// Its program.
     pub program: SharedProgram,
     /// Its tokenizer.
-    pub text: Option<Box<dyn Text>>,
+    pub text: Option<Arc<dyn Text>>,
 }
 
 impl Version {
@@ -54,22 +55,19 @@ impl Version {
         let name = proto.name.clone();
         let dir = folder.join(version.to_string());
         let of_model = |e: Error| Error::Invalid(format!("model {name}: {e}"));
-        let loaded = match ensemble::steps(&proto).map_err(of_model)? {
+        let (loaded, texts) = match ensemble::steps(&proto).map_err(of_model)? {
             Some(steps) => ensemble::load(&dir, &proto, steps, part).map_err(of_model)?,
             None => {
                 let mut import = settings.import.clone();
                 import.name = Some(name.clone());
-                load::load(&dir, &proto.default_model_filename, &import)?
+                let loaded = load::load(&dir, &proto.default_model_filename, &import)?;
+                let text = host.text(&loaded.program, &loaded.text_folder);
+                let text = text.map_err(|e| Error::Invalid(format!("model {name}: {e}")))?;
+                (loaded, Texts::of_model(text.map(Arc::from)))
             }
         };
-        let text = host.text(&loaded.program, &loaded.text_folder);
-        let text = text.map_err(|e| Error::Invalid(format!("model {name}: {e}")))?;
         let mut known = loaded.known();
-        let nothing = [Tensor::from_i32(&[0], &[])];
-        known.reads_text = text.is_some();
-        known.writes_text = text
-            .as_ref()
-            .is_some_and(|t| matches!(t.answer(&nothing), Ok(Some(_))));
+        (known.reads_text, known.writes_text) = (texts.reads, texts.writes);
         for control in &settings.controls {
             control.fit(&name, &mut known)?;
         }
@@ -97,7 +95,7 @@ impl Version {
             initial,
             batched,
             program: Arc::new(program),
-            text,
+            text: texts.codec,
         })
     }
 }

@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime};
 use axum::extract::{FromRequestParts, MatchedPath, OriginalUri};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, header};
+use lazybatch_engine::Launches;
 use opentelemetry::trace::{
     Span as _, SpanBuilder, SpanKind, Status, TraceContextExt, TraceId, Tracer,
 };
@@ -23,16 +24,21 @@ use crate::explained::{MOST_NAME, cut};
 use crate::infer::{Answer, Passage, Request, class_of};
 use crate::model::Served;
 use crate::state::State;
+use crate::traces::Trace;
 
 /// Most bytes of a text that the server made.
 const MOST_TOLD: usize = 1024;
 /// The service of gRPC, before the names of its methods.
 const SERVICE: &str = "inference.GRPCInferenceService";
 
-/// The span of a call; nothing where no spans are made. Dropped before [`Traced::end`] it is that of
-/// a call that its client left.
+/// The span of a call, and its trace in a file; nothing where neither is made. Dropped before
+/// [`Traced::end`] it is that of a call that its client left.
 #[derive(Default)]
-pub struct Traced(Option<Box<Open>>);
+pub struct Traced {
+    span: Option<Box<Open>>,
+    /// For a file.
+    file: Option<Box<Trace>>,
+}
 
 /// What a call came over.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -60,8 +66,9 @@ impl Traced {
         path: &str,
         headers: &HeaderMap,
     ) -> Self {
+        let file = state.traces.comes(true);
         let Some(telemetry) = &state.telemetry else {
-            return Self::default();
+            return Self { span: None, file };
         };
         let name = format!("{method} {route}").into();
         let parent = telemetry.parent(headers);
@@ -81,13 +88,15 @@ impl Traced {
                 open.set("user_agent.original", agent);
             }
         }
-        Self(Some(Box::new(open)))
+        let span = Some(Box::new(open));
+        Self { span, file }
     }
 
     /// Of a call of `method` over gRPC that belongs to `parent`.
     pub fn grpc(state: &State, method: &'static str, parent: Option<&Context>) -> Self {
+        let file = state.traces.comes(false);
         let (Some(telemetry), Some(parent)) = (&state.telemetry, parent) else {
-            return Self::default();
+            return Self { span: None, file };
         };
         let name = format!("{SERVICE}/{method}");
         let mut open = Open::new(telemetry, name.clone().into(), Protocol::Grpc, parent);
@@ -98,17 +107,28 @@ impl Traced {
             ];
             open.span.set_attributes(attributes);
         }
-        Self(Some(Box::new(open)))
+        let span = Some(Box::new(open));
+        Self { span, file }
+    }
+
+    /// All of the call was read.
+    pub fn read(&mut self) {
+        if let Some(file) = &mut self.file {
+            file.read();
+        }
     }
 
     /// The trace that it belongs to.
     pub fn trace(&self) -> Option<TraceId> {
-        let open = self.0.as_ref()?;
+        let open = self.span.as_ref()?;
         Some(open.span.span_context().trace_id())
     }
 
     /// What the call asks of whom.
-    pub fn asks(&mut self, served: &Served, request: &Request) {
+    pub fn asks(&mut self, served: &Served, request: &mut Request) {
+        request.count = self.recording().is_some();
+        let file = self.file.take();
+        self.file = file.and_then(|file| file.asks(served, request));
         let Some(open) = self.recording() else { return };
         let priority = request.params.number("priority").ok().flatten();
         let priority = served.settings.priority(priority.unwrap_or(0));
@@ -126,13 +146,16 @@ impl Traced {
 
     /// The status of HTTP is sent, and the answer comes behind it.
     pub fn opens(&mut self) {
-        if let Some(open) = &mut self.0 {
+        if let Some(open) = &mut self.span {
             open.has_status = true;
         }
     }
 
     /// A part of the answer came; the first one is an event.
     pub fn responds(&mut self) {
+        if let Some(file) = &mut self.file {
+            file.responds();
+        }
         if let Some(open) = self.recording()
             && !std::mem::replace(&mut open.has_responded, true)
         {
@@ -142,6 +165,9 @@ impl Traced {
 
     /// The whole answer came.
     pub fn answered(&mut self, served: &Served, answer: &Answer) {
+        if let Some(file) = &mut self.file {
+            file.answered(served, answer);
+        }
         let Some(open) = self.recording() else { return };
         if let Some(why) = &answer.explanation {
             open.set("lazybatch.explanation", cut(why, MOST_TOLD));
@@ -154,7 +180,10 @@ impl Traced {
 
     /// The call ends now.
     pub fn end(mut self, error: Option<&Error>) {
-        if let Some(open) = self.0.take() {
+        if let Some(file) = self.file.take() {
+            file.ends();
+        }
+        if let Some(open) = self.span.take() {
             open.end(error);
         }
     }
@@ -166,15 +195,14 @@ impl Traced {
     }
 
     fn recording(&mut self) -> Option<&mut Open> {
-        self.0
-            .as_deref_mut()
-            .filter(|open| open.span.is_recording())
+        let open = self.span.as_deref_mut();
+        open.filter(|open| open.span.is_recording())
     }
 }
 
 impl Drop for Traced {
     fn drop(&mut self) {
-        if let Some(open) = self.0.take() {
+        if let Some(open) = self.span.take() {
             match std::thread::panicking() {
                 true => open.end(Some(&Error::Internal("the server has a bug".into()))),
                 false => open.left(),
@@ -216,6 +244,9 @@ impl Open {
             KeyValue::new("lazybatch.compute_seconds", ran.0 as f64 / 1e9),
         ];
         self.span.set_attributes(attributes);
+        if let Some(launches) = passage.launches.as_ref().filter(|l| l.num > 0) {
+            self.launched(launches);
+        }
         let own = self.span.span_context().clone();
         let within = Context::new().with_remote_span_context(own);
         let (now, date) = (served.engine().now(), date());
@@ -232,6 +263,22 @@ impl Open {
             let mut part = self.tracer.build_with_context(part, &within);
             part.end_with_timestamp(at(to));
         }
+    }
+
+    fn launched(&mut self, launches: &Launches) {
+        let sizes = launches.sizes.iter().map(|&size| i64::from(size));
+        let sizes = opentelemetry::Array::I64(sizes.collect());
+        let mean = launches.samples as f64 / f64::from(launches.num);
+        self.span.set_attributes([
+            KeyValue::new("lazybatch.launches", i64::from(launches.num)),
+            KeyValue::new("lazybatch.launch.mean_samples", mean),
+            KeyValue::new(
+                "lazybatch.launch.samples",
+                opentelemetry::Value::Array(sizes),
+            ),
+            KeyValue::new("lazybatch.joined", i64::from(launches.joined)),
+            KeyValue::new("lazybatch.interrupted", i64::from(launches.interrupted)),
+        ]);
     }
 
     /// The call ends with its answer, or without.
@@ -325,8 +372,8 @@ fn whole(count: usize) -> i64 {
 
 #[allow(
     clippy::disallowed_methods,
-    reason = "spans are told by the date; nothing else depends on it"
+    reason = "spans and traces are told by the date; nothing else depends on it"
 )]
-fn date() -> SystemTime {
+pub fn date() -> SystemTime {
     SystemTime::now()
 }

@@ -24,6 +24,7 @@ use opentelemetry_sdk::trace::{
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+pub(crate) use call::date;
 pub use call::{Traced, parent};
 pub use queue::Counts;
 

@@ -16,7 +16,7 @@ use lazybatch_kernels::{
 use lazybatch_serve::proto::grpc_inference_service_client::GrpcInferenceServiceClient;
 use lazybatch_serve::security::Guard;
 use lazybatch_serve::state::State;
-use lazybatch_serve::{Bound, Control, Host, Options, Security, Server, Text};
+use lazybatch_serve::{Bound, Control, Cut, Host, Options, Security, Server, Text};
 use lazybatch_sla::profile::ModelProfile;
 use lazybatch_sla::{Launch, ModelId, Slot, Time};
 use tempfile::TempDir;
@@ -174,13 +174,13 @@ impl Host for TestHost {
         Ok(Box::new(Gated(CpuDevice::new(options), self.0.clone())))
     }
     fn text(&self, program: &Program, _: &Path) -> Result<Option<Box<dyn Text>>, String> {
-        if program.name == "speaker" {
+        if ["speaker", "reader"].contains(&program.name.as_str()) {
             return Ok(Some(Box::new(Letters)));
         }
         let word = program.name.strip_prefix("speaker of ");
         Ok(word.map(|word| Box::new(Speaks(word.parse().unwrap())) as _))
     }
-    fn measure(&self, _: &SharedProgram, _: u32) -> Result<Option<ModelProfile>, String> {
+    fn measure(&self, _: &SharedProgram, _: u32, _: Cut) -> Result<Option<ModelProfile>, String> {
         Ok(None)
     }
 }
@@ -274,6 +274,7 @@ pub async fn start(set: impl FnOnce(&mut Options)) -> Running {
         switches: Arc::default(),
         dashboard: true,
         otlp: None,
+        traces: None,
     };
     set(&mut options);
     let gate = Gate::default();

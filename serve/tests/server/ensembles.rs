@@ -368,3 +368,128 @@ async fn ensembles_that_cannot_be_are_refused_with_their_step() {
     assert_eq!(status, 200, "{text}");
     end(server).await;
 }
+
+/// Text as its length, to two numbers.
+fn reader() -> Program {
+    let mut b = ProgramBuilder::new("reader");
+    let x = b.input("x", DType::F32, &[2]);
+    let y = b.output("y", DType::F32, &[2]);
+    b.begin_block("main", Repeat::Once);
+    let v = b.read_input("read", x);
+    let v = b.scale("twice", v, 2.0);
+    b.emit("emit", y, v);
+    b.finish().unwrap()
+}
+
+/// Writes an ensemble over text.
+fn text_ensemble(server: &Running, name: &str, output: &str, steps: &str) {
+    let text = format!(
+        "platform: \"ensemble\" max_batch_size: 4
+        input {{ name: \"text_input\" data_type: TYPE_STRING dims: 1 }}
+        output {{ {output} }} ensemble_scheduling {{ {steps} }}"
+    );
+    config(server, name, &text);
+}
+
+fn step(model: &str, input: (&str, &str), output: (&str, &str)) -> String {
+    let map = |way: &str, (key, value): (&str, &str)| {
+        format!("{way}_map {{ key: \"{key}\" value: \"{value}\" }}")
+    };
+    let (input, output) = (map("input", input), map("output", output));
+    format!("step {{ model_name: \"{model}\" {input} {output} }}\n")
+}
+
+/// The data of an answer to two texts.
+async fn ask_text(server: &Running, model: &str) -> String {
+    let path = format!("/v2/models/{model}/infer");
+    let body = r#"{"inputs":[{"name":"text_input","datatype":"BYTES","shape":[2,1],
+        "data":["four","seventh"]}]}"#;
+    let (status, text) = call(server.http(), "POST", &path, body).await;
+    assert_eq!(status, 200, "{text}");
+    let (_, data) = text.split_once("\"data\":[").unwrap();
+    data.split_once(']').unwrap().0.to_owned()
+}
+
+#[tokio::test]
+async fn ensembles_read_and_write_the_text_of_their_steps() {
+    let server = start(|o| o.control = Control::Explicit(Vec::new())).await;
+    write(&server, "reader", &reader());
+    write(&server, "scaled", &scale(5.0));
+    let mut speaks = decoder();
+    speaks.name = "speaker".into();
+    write(&server, "speaker", &speaks);
+    // Text in, numbers out, over two steps.
+    let steps = step("reader", ("text_input", "text_input"), ("y", "read"))
+        + &step("scaled", ("x", "read"), ("y", "NUMBERS"));
+    text_ensemble(
+        &server,
+        "measures",
+        &format!("name: \"NUMBERS\" {FLOATS}"),
+        &steps,
+    );
+    // Text in and out, and what the words are made of.
+    let output = "name: \"TOKENS\" data_type: TYPE_INT32 dims: -1 } output {
+        name: \"text_output\" data_type: TYPE_STRING dims: 1";
+    let steps = step(
+        "speaker",
+        ("text_input", "text_input"),
+        ("text_output", "text_output"),
+    );
+    let both = "output_map { key: \"tokens\" value: \"TOKENS\" } output_map {";
+    text_ensemble(
+        &server,
+        "chat",
+        output,
+        &steps.replacen("output_map {", both, 1),
+    );
+    for model in ["measures", "chat", "speaker"] {
+        let (status, text) = repository(&server, model, "load", "").await;
+        assert_eq!(status, 200, "{text}");
+    }
+    assert_eq!(ask_text(&server, "measures").await, "40.0,10.0,70.0,10.0");
+    let at = server.http();
+    let said = async |model: &str, how: &str| {
+        let path = format!("/v2/models/{model}/{how}");
+        let (status, text) = call(at, "POST", &path, r#"{"text_input":"four"}"#).await;
+        assert_eq!(status, 200, "{text}");
+        let said = text.split("\"text_output\":\"").skip(1);
+        said.map(|rest| rest.split_once('"').unwrap().0)
+            .collect::<String>()
+    };
+    let alone = said("speaker", "generate").await;
+    assert!(!alone.is_empty());
+    assert_eq!(said("chat", "generate").await, alone);
+    assert_eq!(said("chat", "generate_stream").await, alone);
+    let served = server.state.repository.get("chat", "").unwrap();
+    assert_eq!(served.known.outputs[0].name, "TOKENS");
+    drop(served);
+    for (steps, told) in [
+        (
+            step(
+                "reader",
+                ("text_input", "text_input"),
+                ("text_output", "words"),
+            ) + &step("scaled", ("x", "words"), ("y", "NUMBERS")),
+            "step 0, model reader: text_output: expected the ensemble's own 'text_output'",
+        ),
+        (
+            step("scaled", ("text_input", "text_input"), ("y", "NUMBERS")),
+            "step 0, model scaled: text_input: expected a model that reads text",
+        ),
+        (
+            step("reader", ("text_input", "text_input"), ("y", "read"))
+                + &step("reader", ("text_input", "text_input"), ("y", "NUMBERS")),
+            "step 1, model reader: text_input: expected one step that reads text",
+        ),
+    ] {
+        text_ensemble(
+            &server,
+            "wrong",
+            &format!("name: \"NUMBERS\" {FLOATS}"),
+            &steps,
+        );
+        let (status, text) = repository(&server, "wrong", "load", "").await;
+        assert!(status == 400 && text.contains(told), "{text}");
+    }
+    end(server).await;
+}

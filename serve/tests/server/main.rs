@@ -14,6 +14,7 @@ mod reload;
 mod security;
 mod spans;
 mod tls;
+mod traces;
 mod watch;
 
 use common::{add, call, is_sum, start, until};

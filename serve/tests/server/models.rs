@@ -464,3 +464,49 @@ async fn controls_tell_where_a_request_stands_and_sequences_start_with_their_sta
     }
     end(server).await;
 }
+
+#[tokio::test]
+async fn segments_are_as_the_configuration_cuts_them() {
+    let server = explicit().await;
+    let launches_of = async |segments: &str| {
+        let config = format!(
+            "parameters {{ key: \"segments\" value {{ string_value: \"{segments}\" }} }}
+             parameters {{ key: \"residency\" value {{ string_value: \"device\" }} }}"
+        );
+        let (status, text) = load(&server, "lstm", &config).await;
+        assert_eq!(status, 200, "{text}");
+        let before = server.gate.order().len();
+        let (status, text) = call(server.http(), "POST", "/v2/models/lstm/infer", &lstm("")).await;
+        assert_eq!(status, 200, "{text}");
+        let answer = text.split_once("\r\n\r\n").unwrap().1.to_owned();
+        (server.gate.order().len() - before, answer)
+    };
+    let (each, alone) = launches_of("nodes=1").await;
+    let (whole, together) = launches_of("nodes=100").await;
+    // A launch is a node, or else a block.
+    let served = server.state.repository.get("lstm", "").unwrap();
+    assert_eq!(whole, served.program.blocks.len());
+    assert!(each > whole, "{each} {whole}");
+    assert_eq!(alone, together, "the same bits");
+    drop(served);
+    for (params, told) in [
+        (
+            "segments\" value { string_value: \"4\" } }",
+            "parameter segments: expected us=U",
+        ),
+        (
+            "residency\" value { string_value: \"host\" } }",
+            "parameter residency: expected device",
+        ),
+        (
+            "segments\" value { string_value: \"us=5\" } }
+             parameters { key: \"profile\" value { string_value: \"p.json\" } }",
+            "parameter segments: expected none",
+        ),
+    ] {
+        let config = format!("parameters {{ key: \"{params}");
+        let (status, text) = load(&server, "lstm", &config).await;
+        assert!(status == 400 && text.contains(told), "{text}");
+    }
+    end(server).await;
+}

@@ -141,7 +141,7 @@ async fn a_connection_whose_other_answers_are_read_lives_on() {
     let (lies, mut asks) = client.begin("ModelInfer").await;
     asks.send_data(raw::lstm(&"x".repeat(200_000)), true)
         .unwrap();
-    let lies = lies.await.unwrap().into_body();
+    let mut lies = lies.await.unwrap().into_body();
     let (other, mut talks) = client.begin("ModelStreamInfer").await;
     let (mut other, mut stream) = (Some(other), None);
     // Goes on for longer than anything may lie.
@@ -155,6 +155,18 @@ async fn a_connection_whose_other_answers_are_read_lives_on() {
         tokio::time::sleep(STALL / 10).await;
     }
     assert!(!client.task.is_finished());
+    // What lay was dropped: a part of it had been handed over.
+    let mut came = 0;
+    let dropped = loop {
+        match lies.data().await {
+            Some(Ok(data)) => {
+                came += data.len();
+                lies.flow_control().release_capacity(data.len()).unwrap();
+            }
+            other => break other.is_some(),
+        }
+    };
+    assert!(dropped && came < 200_000, "{came} bytes came");
     drop((lies, talks, stream));
     end(server).await;
 }
@@ -179,13 +191,42 @@ async fn answers_over_http_that_nobody_reads_close_the_connection() {
     end(server).await;
 }
 
+/// A server whose model `speaker` says a word of [`WORD`] bytes.
+async fn speaking(stall: Duration) -> Running {
+    start(|o| {
+        folder::save(&speaker(WORD, 1), &o.models.join("speaker/1")).unwrap();
+        o.stall_timeout = stall;
+    })
+    .await
+}
+
+/// A client that has begun to be told a text, and reads nothing of it.
+async fn listener(server: &Running) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(8 << 10).unwrap();
+    let mut client = socket.connect(server.http()).await.unwrap();
+    let body = br#"{"text_input": "go on"}"#;
+    let asks = http("POST", "/v2/models/speaker/generate_stream", body);
+    client.write_all(&asks).await.unwrap();
+    // It has begun: what is not read lies with the server.
+    client.readable().await.unwrap();
+    client
+}
+
 #[tokio::test]
 async fn a_text_that_nobody_reads_takes_no_room_from_others() {
-    let server = start(|o| {
-        folder::save(&speaker(WORD, 1), &o.models.join("speaker/1")).unwrap();
-        o.stall_timeout = STALL;
-    })
-    .await;
+    // It is not dropped meanwhile.
+    let server = speaking(Duration::from_secs(600)).await;
+    let client = listener(&server).await;
+    soon("no call in the engine", || server.state.in_flight() == 0).await;
+    is_served(&server).await;
+    drop(client);
+    end(server).await;
+}
+
+#[tokio::test]
+async fn a_text_that_nobody_reads_is_dropped() {
+    let server = speaking(STALL).await;
     let body = br#"{"text_input": "go on"}"#;
     let whole = call(
         server.http(),
@@ -195,15 +236,7 @@ async fn a_text_that_nobody_reads_takes_no_room_from_others() {
     );
     let (status, text) = whole.await;
     assert!(status == 200 && text.len() > WORD, "{status}");
-    let socket = TcpSocket::new_v4().unwrap();
-    socket.set_recv_buffer_size(8 << 10).unwrap();
-    let mut client = socket.connect(server.http()).await.unwrap();
-    let asks = http("POST", "/v2/models/speaker/generate_stream", body);
-    client.write_all(&asks).await.unwrap();
-    // It has begun: what is not read lies with the server.
-    client.readable().await.unwrap();
-    soon("no call in the engine", || server.state.in_flight() == 0).await;
-    is_served(&server).await;
+    let mut client = listener(&server).await;
     // What lies is dropped, so that the whole text never comes.
     let mut came = Vec::new();
     tokio::time::sleep(4 * STALL).await;

@@ -19,8 +19,8 @@ use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
 use opentelemetry_proto::tonic::collector::trace::v1::{
     ExportTraceServiceRequest, ExportTraceServiceResponse,
 };
-use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
 use opentelemetry_proto::tonic::trace::v1::Span;
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
@@ -88,11 +88,26 @@ fn texts(attributes: &[KeyValue]) -> BTreeMap<String, String> {
         Value::DoubleValue(value) => value.to_string(),
         other => panic!("of no kind that is used: {other:?}"),
     };
-    let value = |a: &KeyValue| text(a.value.as_ref().unwrap().value.as_ref().unwrap());
-    attributes
-        .iter()
-        .map(|a| (a.key.clone(), value(a)))
+    let value = |a: &KeyValue| a.value.as_ref().unwrap().value.clone().unwrap();
+    let all = attributes.iter().map(|a| (a, value(a)));
+    // Lists are looked at on their own.
+    all.filter(|(_, value)| !matches!(value, Value::ArrayValue(_)))
+        .map(|(a, value)| (a.key.clone(), text(&value)))
         .collect()
+}
+
+/// A list of whole numbers of a span.
+fn numbers(span: &Span, key: &str) -> Vec<i64> {
+    let found = span.attributes.iter().find(|a| a.key == key);
+    let value = found.and_then(|a| a.value.clone()).and_then(|v| v.value);
+    let Some(Value::ArrayValue(list)) = value else {
+        panic!("{key}: no list, {value:?}")
+    };
+    let number = |v: &AnyValue| match v.value {
+        Some(Value::IntValue(n)) => n,
+        ref other => panic!("{key}: {other:?}"),
+    };
+    list.values.iter().map(number).collect()
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -267,6 +282,19 @@ async fn calls_of_both_protocols_are_spans_of_their_callers_traces() {
         [0, 1, 2].map(|i| &*calls[i].trace_state),
         ["vendor=1", "vendor=1", ""]
     );
+    // Nobody else was there; `add` is one segment a node.
+    for (span, samples) in calls.iter().zip([1, 1, 2]) {
+        let told = numbers(span, "lazybatch.launch.samples");
+        assert!(
+            !told.is_empty() && told.iter().all(|&n| n == samples),
+            "{told:?}"
+        );
+        let texts = texts(&span.attributes);
+        assert_eq!(texts["lazybatch.launches"], told.len().to_string());
+        assert_eq!(texts["lazybatch.launch.mean_samples"], samples.to_string());
+        assert_eq!(texts["lazybatch.joined"], "0");
+        assert_eq!(texts["lazybatch.interrupted"], "0");
+    }
     let counts = state.telemetry.as_ref().unwrap().counts();
     assert_eq!((counts.sent(), counts.dropped()), (9, 0));
 

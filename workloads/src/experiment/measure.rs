@@ -100,8 +100,9 @@ pub fn measure(
         .iter()
         .map(|b| (0..b.nodes.len() as u32).map(|n| n..n + 1).collect())
         .collect();
-    let segments = if length == SegmentLength::Us(0.0) {
-        per_node
+    let is_counted = matches!(length, SegmentLength::Us(0.0) | SegmentLength::Nodes(_));
+    let segments = if is_counted {
+        cut(program, &Tables::new(&per_node), length, 0)
     } else {
         let mut alone = Tables::new(&per_node);
         let (unused, timed) = match device.is_asynchronous() {

@@ -27,13 +27,17 @@ pub enum SegmentLength {
     ByDevice,
     /// At least so many microseconds at batch 1; 0 for one node each.
     Us(f64),
+    /// So many nodes each, at least one.
+    Nodes(u32),
 }
 
 impl SegmentLength {
-    /// The shortest segment in nanoseconds where issuing a launch takes the host `dispatch_ns`.
+    /// The shortest segment in nanoseconds where issuing a launch takes the host `dispatch_ns`; 0 where
+    /// time does not matter.
     pub fn shortest_ns(self, dispatch_ns: u64) -> u64 {
         match self {
             Self::Us(us) => (us * 1e3) as u64,
+            Self::Nodes(_) => 0,
             Self::ByDevice => {
                 let by_share = (dispatch_ns as f64 / DISPATCH_SHARE).ceil() as u64;
                 by_share.max((SHORTEST_US * 1e3) as u64)
@@ -49,8 +53,10 @@ impl SegmentLength {
         alone_ns: impl Fn(NodeId) -> u64,
         dispatch_ns: u64,
     ) -> Segments {
-        if self == Self::Us(0.0) {
-            return Segments::per_node(program);
+        match self {
+            Self::Us(0.0) => return Segments::per_node(program),
+            Self::Nodes(num) => return Segments::every(program, num.max(1) as usize),
+            Self::Us(_) | Self::ByDevice => {}
         }
         let work_ns = |node| alone_ns(node).saturating_sub(dispatch_ns);
         let shortest = self.shortest_ns(dispatch_ns).saturating_sub(dispatch_ns);
