@@ -29,7 +29,13 @@ pub fn router(state: Arc<State>) -> Router {
 }
 
 async fn metrics(Shared(state): Shared<Arc<State>>) -> Result<impl IntoResponse> {
-    let text = render(&state)?;
+    // A driver of GPUs is asked, which may take its time.
+    let text = match &state.gpus {
+        Some(_) => tokio::task::spawn_blocking(move || render(&state))
+            .await
+            .map_err(|e| Error::Internal(format!("figures: {e}")))??,
+        None => render(&state)?,
+    };
     Ok((
         [(
             header::CONTENT_TYPE,

@@ -2,7 +2,7 @@
 
 use std::num::NonZero;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver};
 
 use lazybatch_sla::{Nanos, Time};
@@ -14,8 +14,8 @@ use crate::core::{Plan, PlanRequest};
 /// until what that took is no more.
 pub const BUDGET: f64 = 0.05;
 
-/// For how long a plan may be made in idle time alone, before it is also begun with a small share of
-/// a busy processor.
+/// For how long a plan may be made in idle time alone, before it is begun once more with a small
+/// share of a busy processor; what both take counts.
 const PATIENCE: Nanos = Nanos::from_ms(1000);
 
 /// Makes one plan at a time. Threads are told to stop on drop, and end by themselves.
@@ -25,6 +25,8 @@ pub(crate) struct Planner {
     request: Option<(Time, Arc<PlanRequest>)>,
     /// Threads that make that plan, the first in idle time.
     attempts: Vec<Attempt>,
+    /// It was begun once more, or that was tried.
+    is_second: bool,
 }
 
 impl Planner {
@@ -34,6 +36,7 @@ impl Planner {
         self.attempts.clear();
         self.attempts
             .extend(Attempt::start(request.clone(), Urgency::Idle));
+        self.is_second = false;
         self.request = Some((now, request));
     }
 
@@ -41,14 +44,19 @@ impl Planner {
     pub fn poll(&mut self, now: Time) -> Option<Plan> {
         let (since, request) = self.request.as_ref()?;
         let plan = self.attempts.iter().find_map(|a| a.plan.try_recv().ok());
-        if plan.is_some() {
+        if let Some(mut plan) = plan {
+            let spent = |a: &Attempt| a.spent.load(Ordering::Relaxed);
+            plan.rest = rest(Nanos(self.attempts.iter().map(spent).sum()));
             self.request = None;
             self.attempts.clear();
-        } else if self.attempts.len() == 1 && now.since(*since) > PATIENCE {
+            return Some(plan);
+        }
+        if !self.is_second && now.since(*since) > PATIENCE {
+            self.is_second = true;
             self.attempts
                 .extend(Attempt::start(request.clone(), Urgency::Low));
         }
-        plan
+        None
     }
 }
 
@@ -89,24 +97,32 @@ impl Urgency {
 struct Attempt {
     plan: Receiver<Plan>,
     stop: Arc<AtomicBool>,
+    /// Nanoseconds of a processor that it took, but for the rule that it simulates just now.
+    spent: Arc<AtomicU64>,
 }
 
 impl Attempt {
     fn start(request: Arc<PlanRequest>, urgency: Urgency) -> Option<Self> {
         let (outbox, plan) = mpsc::channel();
         let stop = Arc::new(AtomicBool::new(false));
-        let stopped = stop.clone();
+        let spent = Arc::new(AtomicU64::new(0));
+        let (stopped, told) = (stop.clone(), spent.clone());
         let thread = std::thread::Builder::new().name("lazybatch-plan".into());
         let work = move || {
             urgency.apply();
             let start = Spent::start();
-            let mut plan = plan::make(&request, &|| stopped.load(Ordering::Relaxed));
-            plan.rest = rest(start.so_far());
+            let is_stopped = || {
+                told.store(start.so_far().0, Ordering::Relaxed);
+                stopped.load(Ordering::Relaxed)
+            };
+            let plan = plan::make(&request, &is_stopped);
+            told.store(start.so_far().0, Ordering::Relaxed);
             // Another attempt may have been faster.
             drop(outbox.send(plan));
         };
         // Nobody waits for it: a stopped one ends with the rule that it simulates.
-        thread.spawn(work).ok().map(|_| Self { plan, stop })
+        let started = thread.spawn(work);
+        started.ok().map(|_| Self { plan, stop, spent })
     }
 }
 

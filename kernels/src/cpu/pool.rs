@@ -14,8 +14,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
 /// Polls before a worker parks; some tens of microseconds. It does not yield in between: on a processor
-/// that it shares with the calling thread it would wait for that one's time slices again and again,
-/// where the system finds a free processor for a thread that wakes.
+/// that it shares with the calling thread it would give way to that one for whole time slices, where
+/// the system may find a free processor for a thread that wakes.
 const SPINS: u32 = 1000;
 
 /// Most tasks of one job: task numbers have 16 bits of the job word.

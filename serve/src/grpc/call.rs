@@ -138,7 +138,12 @@ impl Asks {
     /// Why it is refused by what its message begins with, if it is.
     fn refused(&self, begins: &[u8]) -> Option<Error> {
         let (model, version) = weigh::asked(begins.get(HEAD..)?)?;
-        let served = self.state.repository.get(model, version).ok()?;
+        let repository = &self.state.repository;
+        let served = repository.get(model, version.unwrap_or_default()).ok()?;
+        served.engine().check_room().err()?;
+        if version.is_none() && repository.versions(model).len() != 1 {
+            return None;
+        }
         let error = infer::full(&served)?;
         let mut traced = Traced::grpc(&self.state, "ModelInfer", self.parent.as_ref());
         traced.asks(&served, &mut infer::Request::default());

@@ -138,22 +138,19 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
-/// The model and the version that a request for inference names, empty if it names none, where it
-/// begins with them, as the protocol's clients have it. `message` may be a part of it that is not
-/// whole.
-pub fn asked(message: &[u8]) -> Option<(&str, &str)> {
+/// The model that a request for inference names, where it begins with that, as the protocol's clients
+/// have it, and the version if that comes next: else there may be one further on. `message` may be a
+/// part of it that is not whole.
+pub fn asked(message: &[u8]) -> Option<(&str, Option<&str>)> {
     let mut fields = Fields(message);
     let Some((1, Field::Bytes(model))) = fields.next() else {
         return None;
     };
     let version = match fields.next()? {
-        (2, Field::Bytes(version)) => version,
-        _ => &[],
+        (2, Field::Bytes(version)) => Some(std::str::from_utf8(version).ok()?),
+        _ => None,
     };
-    Some((
-        std::str::from_utf8(model).ok()?,
-        std::str::from_utf8(version).ok()?,
-    ))
+    Some((std::str::from_utf8(model).ok()?, version))
 }
 
 /// Bytes that a request for inference takes once it is decoded; its raw contents stay where they are.

@@ -76,7 +76,11 @@ where
             discard(body, most.saturating_mul(2)).await;
             return Err(unread(TOO_LONG));
         }
-        tab.add(data.len())?;
+        if let Err(full) = tab.add(data.len()) {
+            drop((data, first, all, tab.take()));
+            discard(body, most.saturating_mul(2)).await;
+            return Err(full);
+        }
         if first.is_empty() && all.is_empty() {
             first = data;
             continue;

@@ -4,6 +4,10 @@
 //! the settings, of all models or of one, and the operator says in which folder files may be. Where no
 //! folder is named, or nothing is traced, a call looks at one flag.
 //!
+//! A trace holds at most `MOST_KEPT` bytes and a tensor's text, which is bounded too, from when its
+//! call comes until it ends; ended, it waits with others of its settings for as many bytes more, and
+//! those that were handed to the writer have a bound of their own.
+//!
 //! Source: trace extension of Triton's protocol, and its user guide for names and the form of files.
 
 mod file;
@@ -28,7 +32,7 @@ use crate::telemetry::date;
 use file::{Text, Writer};
 use settings::Stated;
 
-/// Bytes of traces that wait for others of their file.
+/// Bytes of traces that wait for others of their file, and of a trace that gets more tensors.
 const MOST_KEPT: usize = 1 << 20;
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -140,9 +144,15 @@ impl Traces {
             all.global = (new, make(values));
             let global = all.global.1.values();
             for (own, setting) in all.models.values_mut() {
-                let stated = own.left(setting);
-                let values = stated.over(&global);
-                if values != setting.values() {
+                let held = setting.values();
+                let mut stated = own.clone();
+                stated.set_left(held.count);
+                let mut values = stated.over(&global);
+                // What is used up stays so where nothing is said of it.
+                if !changes.contains_key("trace_count") {
+                    values.count = held.count;
+                }
+                if values != held {
                     *setting = make(values);
                 }
                 *own = stated;
@@ -174,7 +184,7 @@ impl Traces {
         }))
     }
 
-    /// Writes what is left; later traces are dropped.
+    /// Writes what is left, if that takes no longer than a few seconds; later traces are dropped.
     pub async fn end(&self) {
         let Some(writer) = self.writer.clone() else {
             return;
@@ -187,8 +197,7 @@ impl Traces {
             (global, std::mem::take(&mut all.models))
         };
         drop(old);
-        // It is given no more than it can write, and a panic has been told of.
-        drop(tokio::task::spawn_blocking(move || writer.end()).await);
+        writer.end().await;
     }
 }
 
@@ -324,6 +333,8 @@ struct Sampled {
     id: u64,
     setting: Arc<Setting>,
     members: String,
+    /// Whether there were more tensors than it holds.
+    is_cut: bool,
     has_responded: bool,
     has_answer: bool,
 }
@@ -333,6 +344,18 @@ impl Sampled {
         if self.setting.values.level.timestamps {
             text::time(&mut self.members, self.id, name, ns);
         }
+    }
+
+    /// Adds a tensor. Of those for which there is no room the first one is told without its elements,
+    /// the others not at all.
+    fn tensor(&mut self, activity: &str, (name, ty, shape, data): text::Tensor<'_>) {
+        if !self.setting.values.level.tensors || self.is_cut {
+            return;
+        }
+        self.is_cut = self.members.len() >= MOST_KEPT;
+        let data: &[u8] = if self.is_cut { &[] } else { data };
+        let tensor = (name, ty, shape, data);
+        text::tensor(&mut self.members, self.id, activity, tensor);
     }
 }
 
@@ -359,6 +382,7 @@ impl Trace {
             id,
             members: text::head(id, &served.name, served.version, &request.id),
             setting,
+            is_cut: false,
             has_responded: false,
             has_answer: false,
         };
@@ -366,11 +390,9 @@ impl Trace {
             sampled.at(name, ns);
         }
         sampled.at("REQUEST_START", self.traces.clock.now());
-        if sampled.setting.values.level.tensors {
-            for input in &request.inputs {
-                let tensor = (&*input.name, input.data_type, &*input.shape, &*input.data);
-                text::tensor(&mut sampled.members, id, "TENSOR_QUEUE_INPUT", tensor);
-            }
+        for input in &request.inputs {
+            let tensor = (&*input.name, input.data_type, &*input.shape, &*input.data);
+            sampled.tensor("TENSOR_QUEUE_INPUT", tensor);
         }
         self.sampled = Some(sampled);
         Some(self)
@@ -403,13 +425,10 @@ impl Trace {
             sampled.at("COMPUTE_OUTPUT_START", at(passage.finish));
             sampled.at("COMPUTE_END", now);
         }
-        if sampled.setting.values.level.tensors {
-            for output in &answer.outputs {
-                let (name, data) = (&*output.name, &*output.data);
-                let tensor = (name, output.data_type, &*output.shape, data);
-                let id = sampled.id;
-                text::tensor(&mut sampled.members, id, "TENSOR_BACKEND_OUTPUT", tensor);
-            }
+        for output in &answer.outputs {
+            let (name, data) = (&*output.name, &*output.data);
+            let tensor = (name, output.data_type, &*output.shape, data);
+            sampled.tensor("TENSOR_BACKEND_OUTPUT", tensor);
         }
         self.sends(now);
     }
@@ -430,5 +449,47 @@ impl Trace {
         if let Some(sampled) = &mut self.sampled {
             sampled.at(self.names.sends[1], now);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value as Json;
+
+    use super::*;
+    use crate::dtype::DataType;
+
+    #[test]
+    fn a_trace_of_many_tensors_is_cut() {
+        let level = Level {
+            timestamps: false,
+            tensors: true,
+        };
+        let values = Values {
+            level,
+            rate: 1,
+            ..Values::default()
+        };
+        let setting = Setting::new(values, None);
+        assert!(setting.samples());
+        let mut sampled = Sampled {
+            id: 1,
+            setting,
+            members: text::head(1, "m", 1, ""),
+            is_cut: false,
+            has_responded: false,
+            has_answer: false,
+        };
+        let (shape, data) = ([4096], vec![255; 4096]);
+        for _ in 0..1000 {
+            let tensor = ("t", DataType::Uint8, &shape[..], &data[..]);
+            sampled.tensor("TENSOR_QUEUE_INPUT", tensor);
+        }
+        let len = sampled.members.len();
+        assert!((MOST_KEPT..MOST_KEPT + (32 << 10)).contains(&len), "{len}");
+        let all: Vec<Json> = serde_json::from_str(&format!("[{}]", sampled.members)).unwrap();
+        let (cut, whole) = all.split_last().unwrap();
+        assert_eq!(cut["tensor"]["data"], "");
+        assert!(whole[1..].iter().all(|one| one["tensor"]["data"] != ""));
     }
 }

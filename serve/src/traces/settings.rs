@@ -193,15 +193,20 @@ fn level(values: &[String]) -> Result<Level> {
     Ok(level)
 }
 
-/// A name that stays within the folder of traces.
+/// A name that stays within the folder of traces, and is none of a numbered file.
 fn file(name: &str) -> Result<String> {
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     let is_name = !name.is_empty() && name.len() <= MOST_NAME && !name.starts_with('.');
-    if is_name && name.chars().all(fits) {
-        return Ok(name.to_owned());
+    if !is_name || !name.chars().all(fits) {
+        let expected = "the name of a file in the folder of traces, of letters, digits and -._";
+        return wrong("trace_file", expected, name);
     }
-    let expected = "the name of a file in the folder of traces, of letters, digits and -._";
-    wrong("trace_file", expected, name)
+    let end = name.rsplit_once('.').map_or("", |(_, end)| end);
+    if !end.is_empty() && end.bytes().all(|b| b.is_ascii_digit()) {
+        let expected = "a name without a dot and a number at its end, as numbered files have";
+        return wrong("trace_file", expected, name);
+    }
+    Ok(name.to_owned())
 }
 
 #[cfg(test)]
@@ -266,9 +271,17 @@ mod tests {
             ("trace_file", &["../escaped"]),
             ("trace_file", &["/etc/passwd"]),
             ("trace_file", &["a\u{0}b"]),
+            ("trace_file", &["trace.json.0"]),
+            ("trace_file", &["a..17"]),
         ] {
             let told = told(key, values);
             assert!(told.contains(key) && told.contains("expected"), "{told}");
+        }
+        let collides = told("trace_file", &["trace.json.0"]);
+        assert!(collides.contains("numbered files"), "{collides}");
+        for name in ["a1", "a.", "a.1b", "1"] {
+            let fits = texts(&[("trace_file", &[name])]);
+            assert!(Stated::default().with(&fits).is_ok(), "{name}");
         }
         assert!(told("trace_colour", &["1"]).contains("Unknown"), "unknown");
         let long = "n".repeat(1000);

@@ -4,13 +4,15 @@ use std::fmt::Write;
 
 use serde_json::{Value as Json, json};
 
-use crate::dtype::{self, DataType};
+use crate::dtype::DataType;
 use crate::explained::{MOST_NAME, cut};
 
 /// Elements of a tensor that are written.
 const MOST_ELEMENTS: usize = 4096;
-/// Bytes of a tensor's text that are written, where its elements are texts.
+/// Bytes of a tensor's text that are written.
 const MOST_BYTES: usize = 64 << 10;
+/// Dimensions of a tensor that are written: nobody has looked at them yet.
+const MOST_DIMS: usize = 64;
 
 fn add(to: &mut String, member: &Json) {
     if !to.is_empty() {
@@ -42,9 +44,10 @@ pub type Tensor<'a> = (&'a str, DataType, &'a [usize], &'a [u8]);
 
 /// Adds a tensor, or its beginning if it is long. As in Triton there is no text of FP16 and BF16.
 pub fn tensor(to: &mut String, id: u64, activity: &str, (name, ty, shape, data): Tensor<'_>) {
-    let dims: Vec<_> = shape.iter().map(ToString::to_string).collect();
+    let dims = shape.iter().take(MOST_DIMS);
+    let dims: Vec<_> = dims.map(ToString::to_string).collect();
     let tensor = json!({
-        "name": name,
+        "name": cut(name, MOST_NAME),
         "data": elements(ty, data),
         "shape": dims.join(","),
         "dtype": ty.name(),
@@ -60,9 +63,20 @@ fn elements(ty: DataType, data: &[u8]) -> String {
         data: &[u8],
         of: impl Fn([u8; N]) -> T,
     ) -> String {
-        let elements = data.as_chunks::<N>().0.iter().take(MOST_ELEMENTS);
-        let texts: Vec<_> = elements.map(|&e| of(e).to_string()).collect();
-        texts.join(",")
+        let mut text = String::new();
+        for &element in data.as_chunks::<N>().0.iter().take(MOST_ELEMENTS) {
+            let before = text.len();
+            if before > 0 {
+                text.push(',');
+            }
+            // Writing to a string does not fail.
+            let _ = write!(text, "{}", of(element));
+            if text.len() > MOST_BYTES {
+                text.truncate(before);
+                break;
+            }
+        }
+        text
     }
     match ty {
         DataType::Bool => list(data, |b: [u8; 1]| u8::from(b[0] != 0)),
@@ -78,19 +92,39 @@ fn elements(ty: DataType, data: &[u8]) -> String {
         DataType::Fp64 => list(data, f64::from_le_bytes),
         DataType::Fp16 | DataType::Bf16 => String::new(),
         DataType::Bytes => {
-            let parts = dtype::split_bytes(data).unwrap_or_default();
-            let texts = parts.into_iter().take(MOST_ELEMENTS);
-            let texts: Vec<_> = texts
-                .map(|t| format!("\"{}\"", String::from_utf8_lossy(t)))
-                .collect();
-            cut(&texts.join(","), MOST_BYTES)
+            let mut text = String::new();
+            for part in parts(data).take(MOST_ELEMENTS) {
+                if text.len() >= MOST_BYTES {
+                    break;
+                }
+                text.push_str(if text.is_empty() { "\"" } else { ",\"" });
+                // Three more: then a character that is cut in two is behind the end.
+                let most = MOST_BYTES.saturating_sub(text.len()) + 3;
+                let fits = part.get(..most).unwrap_or(part);
+                text.push_str(&String::from_utf8_lossy(fits));
+                text.push('"');
+            }
+            cut(&text, MOST_BYTES)
         }
     }
+}
+
+/// The elements of a `BYTES` tensor, as far as they are whole.
+fn parts(data: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let mut left = data;
+    std::iter::from_fn(move || {
+        let (len, rest) = left.split_first_chunk::<4>()?;
+        let len = usize::try_from(u32::from_le_bytes(*len)).ok()?;
+        let (part, rest) = rest.split_at_checked(len)?;
+        left = rest;
+        Some(part)
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dtype;
 
     #[test]
     fn members_are_json_whatever_clients_write() {
@@ -131,5 +165,22 @@ mod tests {
         );
         let long = dtype::join_bytes([&vec![b'x'; MOST_BYTES + 1][..]]);
         assert_eq!(elements(DataType::Bytes, &long).len(), MOST_BYTES);
+        // Numbers are not cut in two, nor are characters, and nothing comes behind a cut.
+        let least = i64::MIN.to_string();
+        let text = elements(
+            DataType::Int64,
+            &i64::MIN.to_le_bytes().repeat(MOST_ELEMENTS),
+        );
+        assert_eq!(
+            text.len(),
+            MOST_BYTES / (least.len() + 1) * (least.len() + 1) - 1
+        );
+        assert!(text.split(',').all(|element| element == least));
+        let wide = "\u{1f600}".repeat(MOST_BYTES);
+        let bytes = dtype::join_bytes([wide.as_bytes(), b"more"]);
+        let text = elements(DataType::Bytes, &bytes);
+        assert_eq!(text, format!("\"{}", &wide[..MOST_BYTES - 4]));
+        let torn = [&dtype::join_bytes([&b"x"[..]])[..], &[9, 0, 0, 0, 1]].concat();
+        assert_eq!(elements(DataType::Bytes, &torn), "\"x\"");
     }
 }

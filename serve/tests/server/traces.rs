@@ -239,6 +239,27 @@ async fn a_model_has_what_it_does_not_state_from_all() {
 }
 
 #[tokio::test]
+async fn a_count_that_is_used_up_stays_so_until_it_is_stated_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = start(into(folder.path(), 1 << 20)).await;
+    let on = json!({"trace_level": ["TIMESTAMPS"], "trace_rate": "1", "trace_count": "1"});
+    set(&server, GLOBAL, &on).await;
+    // The count is that of all models, and counted for this one.
+    set(&server, OWN, &json!({"trace_file": "own.json"})).await;
+    ask(&server, 1).await;
+    set(&server, GLOBAL, &json!({"trace_rate": "2"})).await;
+    let now = set(&server, OWN, &json!({})).await;
+    assert_eq!(
+        (&now["trace_rate"], &now["trace_count"]),
+        (&json!("2"), &json!("0"))
+    );
+    set(&server, GLOBAL, &json!({"trace_count": "3"})).await;
+    assert_eq!(set(&server, OWN, &json!({})).await["trace_count"], "3");
+    end(server).await;
+    assert_eq!(files(folder.path()), ["own.json.0"]);
+}
+
+#[tokio::test]
 async fn settings_over_grpc_are_those_over_http() {
     let folder = tempfile::tempdir().unwrap();
     let server = start(into(folder.path(), 1 << 20)).await;

@@ -15,6 +15,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::driver::{Columns, Epilogue, finish_row};
+use super::part::width;
 use super::tile::{HIGHEST, NR, num_tiles, panels};
 use super::weights::int8_scale;
 use crate::cpu::buffers::Aligned;
@@ -214,14 +215,16 @@ impl Part<'_> {
         let kind = self.level.kind();
         let num_tiles = num_tiles(kind, m);
         let group = panels(kind, m.div_ceil(num_tiles));
-        for p in cols.clone().step_by(group) {
-            let width = group.min(cols.end - p);
+        let mut p = cols.start;
+        while p < cols.end {
+            let width = width(group, cols.end - p);
             for tile in 0..num_tiles {
                 let first = m * tile / num_tiles;
                 let rows = first..m * (tile + 1) / num_tiles;
                 // SAFETY: passed on.
                 unsafe { self.tile(rows, p, width) };
             }
+            p += width;
         }
     }
 

@@ -470,7 +470,7 @@ fn widen_panels<E: Element>(level: Level, from: &[E], to: &mut [f32]) {
 }
 
 /// Panels of the next tiles, of which `left` whole ones are left: a last single one would be slow.
-const fn width(group: usize, left: usize) -> usize {
+pub(super) const fn width(group: usize, left: usize) -> usize {
     match left {
         0 => 1,
         4 if group == 3 => 2,

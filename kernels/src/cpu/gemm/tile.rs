@@ -26,7 +26,7 @@ pub const UNIT: usize = 12;
 
 /// Tiles that `rows` rows are split into. One tile passes over the panels once, which is worth more
 /// than its shape where the panels come from far; but a tile of one panel loads more elements of the
-/// left side than it multiplies vectors, and two of half its rows are faster.
+/// left side than it multiplies vectors: there are two of half its rows then.
 pub const fn num_tiles(kind: Kind, rows: usize) -> usize {
     match (kind, rows) {
         (Kind::Avx512, ..=HIGHEST) => 1,

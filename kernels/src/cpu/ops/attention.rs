@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_of_a_group_have_the_bits_of_one_alone_and_later_values_are_not_read() {
+    fn heads_of_a_group_have_the_bits_of_one_alone_and_values_behind_a_block_are_not_read() {
         let noise =
             |seed, width: usize| WeightSource::Seeded { seed, bound: 1.0 }.to_f32(ROWS * width);
         let (q_width, kv_width) = (HEADS.query * HEADS.dim, HEADS.kv * HEADS.dim);
