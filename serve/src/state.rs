@@ -105,9 +105,14 @@ impl State {
         self.open.store(false, Ordering::SeqCst);
     }
 
+    /// Whether it takes no more calls.
+    pub fn is_stopping(&self) -> bool {
+        !self.open.load(Ordering::SeqCst)
+    }
+
     /// Whether it takes no more calls and has none left.
     pub fn is_over(&self) -> bool {
-        !self.open.load(Ordering::SeqCst) && self.in_flight() == 0
+        self.is_stopping() && self.in_flight() == 0
     }
 
     /// Inference calls that were taken and have not ended.
@@ -127,7 +132,7 @@ impl State {
     /// # Errors
     /// [`Error::Unavailable`] when the server drains or has its hands full.
     pub fn enter(&self) -> Result<OwnedSemaphorePermit> {
-        if !self.open.load(Ordering::SeqCst) {
+        if self.is_stopping() {
             return Err(Error::Unavailable(
                 "Server is stopping, scheduler for new requests is closed".into(),
             ));

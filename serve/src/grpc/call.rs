@@ -137,6 +137,9 @@ struct Asks {
 impl Asks {
     /// Why it is refused by what its message begins with, if it is.
     fn refused(&self, begins: &[u8]) -> Option<Error> {
+        if self.state.is_stopping() {
+            return None;
+        }
         let (model, version) = weigh::asked(begins.get(HEAD..)?)?;
         let repository = &self.state.repository;
         let served = repository.get(model, version.unwrap_or_default()).ok()?;

@@ -182,8 +182,11 @@ async fn run(
 }
 
 /// Why a call is refused before anything is known of it but its model: the queue is full. It counts
-/// as a request then.
+/// as a request then. A server that stops says that instead.
 fn full(state: &State, target: &Target, traced: &mut Traced) -> Option<Error> {
+    if state.is_stopping() {
+        return None;
+    }
     let served = target.get(state).ok()?;
     let full = infer::full(&served)?;
     traced.asks(&served, &mut infer::Request::default());

@@ -8,7 +8,7 @@ use lazybatch_serve::proto::model_infer_request::InferInputTensor;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::common::{Running, add, call, http, is_sum, send, soon, start, status};
+use crate::common::{Running, add, ask, call, http, is_sum, soon, start, status};
 use crate::raw::{self, Raw};
 
 const INFER: &str = "/v2/models/add/infer";
@@ -33,14 +33,14 @@ async fn bodies_together_stay_within_the_budget_and_free_it_again() {
         slow.push(one);
     }
     assert_eq!(server.state.in_flight(), 0);
-    let (code, text) = status(&send(at, &large).await);
+    let (code, text) = ask(at, &large).await;
     assert!(
         code == 503 && text.contains("all requests may hold 1000000 bytes"),
         "{text}"
     );
     let packed = String::from_utf8(large.clone()).unwrap();
     let routed = packed.replacen("host", "accept-encoding: br\r\nhost", 1);
-    let (code, text) = status(&send(at, routed.as_bytes()).await);
+    let (code, text) = ask(at, routed.as_bytes()).await;
     assert!(
         code == 503 && text.contains("all requests may hold"),
         "the other way: {text}"

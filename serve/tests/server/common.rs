@@ -365,13 +365,15 @@ pub fn status(answer: &[u8]) -> (u16, String) {
     (status, text)
 }
 
-/// A whole call: the connection stays open until the answer came.
+/// A whole call.
 pub async fn call(at: SocketAddr, method: &str, path: &str, body: &str) -> (u16, String) {
+    ask(at, &http(method, path, body.as_bytes())).await
+}
+
+/// The bytes of a whole call that closes its connection, which stays open until the answer came.
+pub async fn ask(at: SocketAddr, bytes: &[u8]) -> (u16, String) {
     let mut stream = TcpStream::connect(at).await.unwrap();
-    stream
-        .write_all(&http(method, path, body.as_bytes()))
-        .await
-        .unwrap();
+    stream.write_all(bytes).await.unwrap();
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).await.unwrap();
     status(&answer)

@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tonic::transport::Endpoint;
 
-use crate::common::{Running, add, call, http, is_sum, send, soon, speaker, start, status};
+use crate::common::{Running, add, ask, call, http, is_sum, soon, speaker, start};
 use crate::raw::{self, Raw, taken};
 
 const INFER: &str = "/v2/models/add/infer";
@@ -278,7 +278,7 @@ async fn answers_over_http_that_nobody_reads_leave_less_to_requests() {
         clients.push(client);
     }
     let large = http("POST", INFER, &vec![b' '; 8 << 20]);
-    let (code, text) = status(&send(server.http(), &large).await);
+    let (code, text) = ask(server.http(), &large).await;
     let told = "all requests may hold 31457280 bytes";
     assert!(code == 503 && text.contains(told), "{code} {text}");
     // Small ones find room, and larger ones once an answer is taken, or its client has gone.
@@ -301,7 +301,11 @@ async fn answers_over_http_that_nobody_reads_leave_less_to_requests() {
 #[tokio::test]
 async fn answers_over_grpc_that_nobody_reads_leave_less_to_requests() {
     const NAME: usize = 100_000;
-    let server = start(|o| o.max_request_memory = 4 << 20).await;
+    let server = start(|o| {
+        o.max_request_memory = 4 << 20;
+        o.max_body = 2 << 20;
+    })
+    .await;
     let held = || server.state.memory.held();
     let mut client = Raw::connect(server.at.grpc.unwrap()).await;
     let name = "x".repeat(NAME);
@@ -320,8 +324,9 @@ async fn answers_over_grpc_that_nobody_reads_leave_less_to_requests() {
         asks.send_data(raw::lstm(&name), false).unwrap();
     }
     soon("the budget is full", || held() > 3_400_000).await;
-    let large = http("POST", INFER, &vec![b' '; 1_000_000]);
-    let (code, text) = status(&send(server.http(), &large).await);
+    // The answers alone leave no room for it.
+    let large = http("POST", INFER, &vec![b' '; 1_900_000]);
+    let (code, text) = ask(server.http(), &large).await;
     assert!(code == 503 && text.contains("may hold"), "{code} {text}");
     assert!(held() < (5 << 20), "{}", held());
     let (status, bytes) = raw::ended(answers).await;
