@@ -101,15 +101,14 @@ fn targets(root: &Path) -> Result<Vec<Target>> {
             continue;
         };
         for path in sorted(&tests)? {
-            let is_rust = path.extension().is_some_and(|extension| extension == "rs");
+            let is_rust = |path: &Path| path.extension().is_some_and(|e| e == "rs");
             // `tests/NAME.rs`, or `tests/NAME/main.rs` with its modules beside it.
             let files = match path.join("main.rs").is_file() {
                 true => sorted(&path)?,
-                false if is_rust => vec![path.clone()],
-                false => Vec::new(),
+                false => vec![path.clone()],
             };
             let mut takes_part = false;
-            for file in files {
+            for file in files.into_iter().filter(|f| is_rust(f)) {
                 let text = std::fs::read_to_string(&file);
                 let text = text.with_context(|| file.display().to_string())?;
                 takes_part |= MARKS.iter().any(|mark| text.contains(mark));
@@ -211,6 +210,15 @@ mod tests {
         let line = r#"test hostile ... soak: {"messages":3}"#;
         assert_eq!(figures_of(line), Some(json!({"messages": 3})));
         assert_eq!(figures_of("soak: passed, 3 passed"), None);
+    }
+
+    #[test]
+    fn those_of_this_project_are_found() {
+        let targets = targets(&host::root()).unwrap();
+        let names: Vec<String> = targets.into_iter().map(|t| t.1).collect();
+        for name in ["adaptive", "onnx", "server", "bitwise"] {
+            assert!(names.contains(&name.to_owned()), "{name}: {names:?}");
+        }
     }
 
     #[test]
