@@ -146,7 +146,8 @@ fn arguments(targets: &[Target]) -> Vec<String> {
         }
         args.extend(["--test".into(), test.clone()]);
     }
-    args.extend(["--".into(), "--nocapture".into()]);
+    // One after another: what a test says of the memory of its process is its own then.
+    args.extend(["--".into(), "--nocapture".into(), "--test-threads=1".into()]);
     args
 }
 
@@ -245,7 +246,7 @@ mod tests {
             std::fs::write(root.join(path), text).unwrap();
         }
         let args = arguments(&targets(root).unwrap()).join(" ");
-        let want = "test --release --no-fail-fast --package lazybatch-engine --test exact --test large --test swarm -- --nocapture";
+        let want = "test --release --no-fail-fast --package lazybatch-engine --test exact --test large --test swarm -- --nocapture --test-threads=1";
         assert_eq!(args, want);
         std::fs::remove_dir_all(root.join("engine")).unwrap();
         assert!(targets(root).unwrap_err().to_string().contains("got none"));

@@ -30,8 +30,6 @@ const NUM: usize = 300;
 const MAX_SLOW: usize = 32;
 /// Clients that have asked and do not read.
 const MAX_LYING: usize = 8;
-/// So many take longer than all other tests.
-const LONG: usize = 2000;
 /// Messages after which everything that is made once has been made.
 const WARM: usize = 200;
 /// Most bytes by which memory may grow behind them: connections that are open, and what an allocator
@@ -376,7 +374,8 @@ async fn hostile_messages_get_errors_and_harm_nobody() {
         "{codes:?}"
     );
     // Where other tests run in the same process, their memory is in it too, until they have ended.
-    let is_alone = std::env::var_os("NEXTEST").is_some() || num >= LONG;
+    let is_one_by_one = std::env::args().any(|a| a == "--test-threads=1");
+    let is_alone = std::env::var_os("NEXTEST").is_some() || is_one_by_one;
     assert!(
         !is_alone || after < before.0 + MAX_GROWTH,
         "memory grew from {} to {after} bytes",
