@@ -1,11 +1,16 @@
 //! Connections of a port, plain or encrypted, of which there are only so many.
+//!
+//! One of HTTP/2 is asked to write an answer's head, its message and its trailers one by one; each
+//! write would wake the client for a part. What is small is gathered instead, and goes together when
+//! the task that serves the connection has had its turn.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
@@ -18,6 +23,10 @@ use crate::security::{Guard, Port};
 
 /// Connections that wait to be served.
 const WAITING: usize = 16;
+/// Most bytes that are gathered.
+const GATHERED: usize = 8 << 10;
+/// Most bytes of head and body that are put together first, for one piece is written faster than two.
+const SMALL: usize = 4 << 10;
 /// Bytes that every connection of HTTP/2 begins with.
 const PREFACE: usize = 24;
 
@@ -109,6 +118,7 @@ impl Listen {
             pace: (self.port == Port::Grpc).then(pace),
             look: None,
             blocked: None,
+            gathered: BytesMut::new(),
             stall_timeout: self.stall_timeout,
             _room: room,
         }
@@ -132,6 +142,9 @@ pub struct Connection {
     look: Option<Pin<Box<Sleep>>>,
     /// Until when something has to be written, if nothing can be now.
     blocked: Option<Pin<Box<Sleep>>>,
+    /// What one of HTTP/2 was given to write and has not; one of HTTP/1.1 puts small answers together
+    /// here.
+    gathered: BytesMut,
     stall_timeout: Duration,
     _room: OwnedSemaphorePermit,
 }
@@ -156,7 +169,58 @@ impl tonic::transport::server::Connected for Connection {
     }
 }
 
+impl Io {
+    fn write(&mut self, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self {
+            Self::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
+            Self::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
+        }
+    }
+
+    fn flush(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Self::Plain(stream) => Pin::new(stream).poll_flush(context),
+            Self::Tls(stream) => Pin::new(stream).poll_flush(context),
+        }
+    }
+}
+
 impl Connection {
+    /// Keeps what is to be written by one that speaks HTTP/2, if that is little; how much it is. The
+    /// task is woken for another turn, which begins with a read and so sends it.
+    fn gather(&mut self, context: &mut Context<'_>, parts: &[IoSlice<'_>]) -> Option<usize> {
+        self.pace.as_ref()?;
+        let len: usize = parts.iter().map(|p| p.len()).sum();
+        if len > GATHERED - self.gathered.len() {
+            return None;
+        }
+        if self.gathered.is_empty() {
+            context.waker().wake_by_ref();
+        }
+        parts
+            .iter()
+            .for_each(|p| self.gathered.extend_from_slice(p));
+        Some(len)
+    }
+
+    /// Writes all that was gathered.
+    fn send(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let is_any = !self.gathered.is_empty();
+        while !self.gathered.is_empty() {
+            let write = self.io.write(context, &self.gathered);
+            match ready!(self.written(context, write))? {
+                0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                written => self.gathered.advance(written),
+            }
+        }
+        if !is_any {
+            return Poll::Ready(Ok(()));
+        }
+        self.gathered.clear();
+        let flush = self.io.flush(context);
+        self.written(context, flush)
+    }
+
     /// Whether a client that speaks HTTP/2 has left all answers lying for too long.
     fn is_stalled(&mut self, context: &mut Context<'_>) -> bool {
         let Some(pace) = self.pace.as_ref().filter(|pace| pace.has_calls()) else {
@@ -205,6 +269,9 @@ impl AsyncRead for Connection {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
+        if let Poll::Ready(Err(error)) = this.send(context) {
+            return Poll::Ready(Err(error));
+        }
         let before = buffer.filled().len();
         let read = match &mut this.io {
             Io::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
@@ -233,10 +300,11 @@ impl AsyncWrite for Connection {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        let write = match &mut this.io {
-            Io::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
-            Io::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
-        };
+        if let Some(len) = this.gather(context, &[IoSlice::new(bytes)]) {
+            return Poll::Ready(Ok(len));
+        }
+        ready!(this.send(context))?;
+        let write = this.io.write(context, bytes);
         this.written(context, write)
     }
 
@@ -246,6 +314,19 @@ impl AsyncWrite for Connection {
         parts: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
+        if let Some(len) = this.gather(context, parts) {
+            return Poll::Ready(Ok(len));
+        }
+        ready!(this.send(context))?;
+        let len: usize = parts.iter().map(|p| p.len()).sum();
+        if parts.len() > 1 && len <= SMALL {
+            parts
+                .iter()
+                .for_each(|p| this.gathered.extend_from_slice(p));
+            let write = this.io.write(context, &this.gathered);
+            this.gathered.clear();
+            return this.written(context, write);
+        }
         let write = match &mut this.io {
             Io::Plain(stream) => Pin::new(stream).poll_write_vectored(context, parts),
             Io::Tls(stream) => Pin::new(stream).poll_write_vectored(context, parts),
@@ -262,19 +343,125 @@ impl AsyncWrite for Connection {
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        let write = match &mut this.io {
-            Io::Plain(stream) => Pin::new(stream).poll_flush(context),
-            Io::Tls(stream) => Pin::new(stream).poll_flush(context),
-        };
-        this.written(context, write)
+        // It goes with the next turn, for which the task was woken.
+        if !this.gathered.is_empty() {
+            return Poll::Ready(Ok(()));
+        }
+        let flush = this.io.flush(context);
+        this.written(context, flush)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
+        ready!(this.send(context))?;
         let write = match &mut this.io {
             Io::Plain(stream) => Pin::new(stream).poll_shutdown(context),
             Io::Tls(stream) => Pin::new(stream).poll_shutdown(context),
         };
         this.written(context, write)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    /// Both ends; ours speaks HTTP/2 or not.
+    async fn pair(is_http2: bool) -> (Connection, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let client = TcpStream::connect(at).await.unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        let stall_timeout = Duration::from_secs(60);
+        let room = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+        let connection = Connection {
+            io: Io::Plain(stream),
+            preface: None,
+            pace: is_http2.then(|| Arc::new(Pace::new(stall_timeout))),
+            look: None,
+            blocked: None,
+            gathered: BytesMut::new(),
+            stall_timeout,
+            _room: room,
+        };
+        (connection, client)
+    }
+
+    #[derive(Default)]
+    struct Woken(AtomicUsize);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn nothing(client: &TcpStream) -> bool {
+        let read = client.try_read(&mut [0; 9]);
+        read.is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock)
+    }
+
+    #[tokio::test]
+    async fn what_is_small_goes_together_behind_the_turn() {
+        let (mut connection, mut client) = pair(true).await;
+        let woken = Arc::new(Woken::default());
+        let waker = woken.clone().into();
+        let mut context = Context::from_waker(&waker);
+        let mut ours = Pin::new(&mut connection);
+        let parts = [IoSlice::new(b"head "), IoSlice::new(b"message ")];
+        let written = ours.as_mut().poll_write_vectored(&mut context, &parts);
+        assert!(matches!(written, Poll::Ready(Ok(13))));
+        assert!(ours.as_mut().poll_flush(&mut context).is_ready());
+        let written = ours.as_mut().poll_write(&mut context, b"trailers");
+        assert!(matches!(written, Poll::Ready(Ok(8))));
+        assert!(ours.as_mut().poll_flush(&mut context).is_ready());
+        assert_eq!(woken.0.load(Ordering::SeqCst), 1, "for another turn");
+        assert!(nothing(&client));
+        let mut read = [0; 9];
+        let mut read = ReadBuf::new(&mut read);
+        assert!(
+            ours.as_mut()
+                .poll_read(&mut context, &mut read)
+                .is_pending()
+        );
+        let mut came = [0; 99];
+        let num = client.read(&mut came).await.unwrap();
+        assert_eq!(&came[..num], b"head message trailers");
+    }
+
+    #[tokio::test]
+    async fn what_is_large_goes_at_once_behind_what_was_gathered() {
+        let (mut connection, mut client) = pair(true).await;
+        let large = vec![7; GATHERED - 2];
+        connection.write_all(b"small").await.unwrap();
+        let sent = connection.write_all(&large);
+        let mut came = vec![0; 5 + large.len()];
+        tokio::try_join!(sent, client.read_exact(&mut came)).unwrap();
+        assert!(came[..5] == *b"small" && came[5..] == large);
+        // The end does not lose what has had no turn.
+        connection.write_all(b"last").await.unwrap();
+        connection.shutdown().await.unwrap();
+        let mut rest = Vec::new();
+        client.read_to_end(&mut rest).await.unwrap();
+        assert_eq!(rest, b"last");
+    }
+
+    #[tokio::test]
+    async fn head_and_body_of_http1_go_at_once() {
+        let (mut connection, mut client) = pair(false).await;
+        for len in [4, SMALL] {
+            let body = vec![9; len];
+            let parts = [IoSlice::new(b"head"), IoSlice::new(&body)];
+            let num = connection.write_vectored(&parts).await.unwrap();
+            assert!(num > 4 && connection.gathered.is_empty());
+            let mut came = vec![0; num];
+            client.read_exact(&mut came).await.unwrap();
+            assert!(came[..4] == *b"head" && came[4..] == body[..num - 4]);
+        }
     }
 }

@@ -4,6 +4,7 @@ pub(crate) mod launches;
 pub(crate) mod models;
 pub mod plan;
 mod planner;
+pub(crate) mod seat;
 pub(crate) mod sequences;
 pub mod threaded;
 pub mod virtual_time;

@@ -2,7 +2,7 @@
 //!
 //! Commands come by an inbox. Between two launches the thread takes in what has come, decides, and
 //! issues the next launch; while nothing is to do it waits at the inbox, at most until the core's
-//! next wake-up. A launch that runs beside this thread is asked for again and again, less and
+//! next wake-up. Others may run it then for a while (`seat.rs`). A launch that runs beside this thread is asked for again and again, less and
 //! less often. All events of one turn carry the same time, so a journal of the run replays.
 //!
 //! It owns the only clock of the engine.
@@ -10,7 +10,7 @@
 use std::collections::VecDeque;
 use std::sync::mpsc::{SendError, Sender};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use lazybatch_graph::{OutputId, Tensor};
 use lazybatch_kernels::{Device, OpenRequest, Plan};
@@ -111,6 +111,17 @@ pub(crate) enum Command {
     Drain,
     /// End now; what is open is cancelled.
     Stop,
+}
+
+impl Command {
+    /// Whether what it leads to is over within microseconds.
+    pub fn is_quick(&self) -> bool {
+        match self {
+            Self::Submit(submission) => submission.served.is_quick,
+            Self::Cancel(_) => true,
+            _ => false,
+        }
+    }
 }
 
 /// Running figures of an engine.
@@ -256,30 +267,39 @@ impl DriverState {
     }
 }
 
+/// What a driver does behind a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// It has more to do.
+    Turn,
+    /// It waits for commands, at most until then.
+    Wait(Option<Time>),
+    /// It was drained or stopped.
+    End,
+}
+
 impl Driver {
-    /// Runs until it is drained or stopped.
-    pub fn run(mut self) {
-        loop {
-            let now = self.clock.now();
-            self.take_completions(now);
-            if !self.take_commands(now) {
-                self.abandon();
-                return;
-            }
-            if let Some(plan) = self.state.planner.poll(now) {
-                self.event(now, Event::Planned(plan));
-            }
-            if self.core.next_wakeup().is_some_and(|t| t <= now) {
-                self.event(now, Event::Wake);
-            }
-            if !self.act(now) {
-                self.publish(now);
-            }
-            if self.state.draining && self.state.open.is_empty() {
-                return;
-            }
-            self.wait();
+    /// Takes in what has come, and does what is to be done now.
+    pub fn turn(&mut self) -> Next {
+        let now = self.clock.now();
+        self.take_completions(now);
+        if !self.take_commands(now) {
+            self.abandon();
+            return Next::End;
         }
+        if let Some(plan) = self.state.planner.poll(now) {
+            self.event(now, Event::Planned(plan));
+        }
+        if self.core.next_wakeup().is_some_and(|t| t <= now) {
+            self.event(now, Event::Wake);
+        }
+        if !self.act(now) {
+            self.publish(now);
+        }
+        if self.state.draining && self.state.open.is_empty() {
+            return Next::End;
+        }
+        self.next()
     }
 
     fn event(&mut self, now: Time, event: Event) {
@@ -692,33 +712,25 @@ impl Driver {
         }
     }
 
-    /// Blocks until a command comes or there is something to do.
-    fn wait(&mut self) {
-        if self.core.wants_decision() || self.next_refused().is_some() {
-            return;
+    fn next(&mut self) -> Next {
+        if self.core.wants_decision() || self.next_refused().is_some() || self.commands.has_next() {
+            return Next::Turn;
         }
         if self.core.num_launches() == 0 {
-            self.wait_until(self.core.next_wakeup());
-            return;
+            return Next::Wait(self.core.next_wakeup());
         }
         match self.device.next_completion() {
-            Some(at) if at > self.clock.now() => self.wait_until(Some(at)),
-            Some(_) => {}
+            Some(at) if at > self.clock.now() => Next::Wait(Some(at)),
+            Some(_) => Next::Turn,
             // It has completed in place, or it runs beside this thread.
             None => {
                 self.state.empty_turns = self.state.empty_turns.saturating_add(1);
                 match pause(self.state.empty_turns) {
-                    Nanos::ZERO => {}
-                    pause => self.wait_until(Some(self.clock.now() + pause)),
+                    Nanos::ZERO => Next::Turn,
+                    pause => Next::Wait(Some(self.clock.now() + pause)),
                 }
             }
         }
-    }
-
-    /// What comes is handled in the next turn, with that turn's time.
-    fn wait_until(&self, until: Option<Time>) {
-        let longest = until.map(|at| Duration::from_nanos(at.since(self.clock.now()).0));
-        self.commands.wait(longest);
     }
 
     /// Tells everyone still open that the engine is gone.

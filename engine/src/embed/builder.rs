@@ -15,6 +15,7 @@ use super::{BuildError, Engine, Shared};
 use crate::core::{Core, CoreConfig, ModelSpec};
 use crate::driver::Observer;
 use crate::driver::models::Models;
+use crate::driver::seat::Seat;
 use crate::driver::sequences::SequenceOptions;
 use crate::driver::threaded::{Clock, Driver, DriverState, Stats};
 use crate::explain::{Explainer, OnRequest};
@@ -264,28 +265,28 @@ impl Builder {
         let (time_decisions, measure_decisions) = (self.time_decisions, self.measure_decisions);
         let (driver_stats, driver_tape) = (stats.clone(), tape.clone());
         let models = served.clone();
+        let seat = Arc::new(Seat::new(Driver {
+            core: Core::new(config, policy),
+            device,
+            models: Models::new(models, plans, maker),
+            commands: inbox,
+            clock,
+            observer,
+            stats: driver_stats,
+            time_decisions,
+            measure_decisions,
+            on_request,
+            tape: driver_tape,
+            state: DriverState::default(),
+        }));
+        let driver = seat.clone();
         let thread = std::thread::Builder::new()
             .name("lazybatch-driver".into())
-            .spawn(move || {
-                Driver {
-                    core: Core::new(config, policy),
-                    device,
-                    models: Models::new(models, plans, maker),
-                    commands: inbox,
-                    clock,
-                    observer,
-                    stats: driver_stats,
-                    time_decisions,
-                    measure_decisions,
-                    on_request,
-                    tape: driver_tape,
-                    state: DriverState::default(),
-                }
-                .run();
-            })?;
+            .spawn(move || driver.run())?;
         let shared = Shared {
             models: RwLock::new(served),
             outbox,
+            seat,
             queue: Bounded::new(self.max_queue),
             limit,
             next_id: AtomicU64::new(0),

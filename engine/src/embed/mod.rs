@@ -26,12 +26,12 @@ pub use handle::{Handle, StepStream};
 pub(crate) use model::{Draft, Maker, Served};
 pub use model::{Figures, ModelHandle, ModelOptions, ModelStats};
 pub use outbox::Held;
-use outbox::Outbox;
-pub(crate) use outbox::{Abandoned, Inbox};
+pub(crate) use outbox::{Abandoned, Inbox, Outbox};
 use submit::Bounded;
 pub(crate) use submit::Permits;
 
 pub use crate::driver::launches::Launches;
+use crate::driver::seat::Seat;
 pub use crate::driver::sequences::SequenceOptions;
 use crate::driver::threaded::{Clock, Command, Stats};
 use crate::explain::{Explainer, Explanation};
@@ -241,6 +241,7 @@ pub(crate) struct Shared {
     /// Those that are found by name, in the order in which they were loaded.
     pub models: RwLock<Vec<Arc<Served>>>,
     pub outbox: Outbox,
+    pub seat: Arc<Seat>,
     pub queue: Bounded,
     pub limit: Option<Arc<memory::Limit>>,
     pub next_id: AtomicU64,
@@ -256,6 +257,11 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// Lets go the requests that are held back.
+    fn let_go(&self) {
+        self.seat.let_go(&self.outbox);
+    }
+
     /// Running figures.
     pub fn stats(&self) -> MutexGuard<'_, Stats> {
         self.stats.lock().expect("no holder panics")

@@ -17,6 +17,10 @@ use crate::driver::sequences::SequenceOptions;
 use crate::driver::threaded::{Command, Plans};
 use crate::explain::Explanation;
 
+/// A launch that takes no longer may keep the thread of whoever asks for it: about what it takes to wake
+/// another one and to be woken by it.
+const QUICK: Nanos = Nanos(50_000);
+
 /// How a model is served.
 #[derive(Clone, Debug, Default)]
 pub struct ModelOptions {
@@ -61,6 +65,8 @@ pub(crate) struct Served {
     /// Its classes; the one for requests that name none first.
     pub classes: Vec<(Class, ClassId)>,
     pub sequences: SequenceOptions,
+    /// A launch of it is over within microseconds, on the thread that issues it.
+    pub is_quick: bool,
     /// Requests that its driver has not taken in.
     pub unseen: Unseen,
     /// What it counted, once it has gone.
@@ -209,6 +215,8 @@ impl Maker {
             limit.check(&name, bound.as_ref(), shortest)?;
         }
         let plans = prepare(device, id, &spec)?;
+        // Without a profile its table says nothing.
+        let is_quick = options.profile.is_some() && is_quick(device, &program, &spec);
         let stated = options.profile.as_ref().and_then(ModelProfile::sla);
         let served = Served {
             id,
@@ -225,6 +233,7 @@ impl Maker {
             },
             classes: self.classes.take(&options.classes),
             sequences: options.sequences.unwrap_or(self.sequences),
+            is_quick,
             unseen: Unseen::default(),
             gone: OnceLock::new(),
         };
@@ -555,6 +564,21 @@ fn spec(
     }
     let spec = ModelSpec::of_segments(&sized, segments, output_len);
     Ok((spec, sized))
+}
+
+/// Whether the largest batch of a model, from its begin to its end, keeps the thread that issues its
+/// launches for no longer than [`QUICK`], by its table.
+fn is_quick(device: &dyn Device, program: &Program, spec: &ModelSpec) -> bool {
+    let is_here = !device.is_asynchronous() && !device.info().is_virtual;
+    let is_short = program.length_input.is_none()
+        && spec.blocks.iter().all(|block| block.repeat == Repeat::Once);
+    let blocks = 0..spec.blocks.len() as u32;
+    let pass = |b| {
+        spec.table
+            .pass(b, 0, spec.max_batch, u64::from(spec.max_batch))
+            .0
+    };
+    is_here && is_short && blocks.map(pass).sum::<u64>() <= QUICK.0
 }
 
 fn prepare(device: &mut dyn Device, model: ModelId, spec: &ModelSpec) -> Result<Plans, BuildError> {

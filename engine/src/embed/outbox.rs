@@ -7,6 +7,9 @@
 //!
 //! The driver is woken after the lock is given back. A channel that wakes its receiver under a lock
 //! which that takes next costs two more turns where both share a processor.
+//!
+//! Where all that has come is quick, whoever lets it go may run the driver in the place of the thread
+//! that waits ([`Outbox::help`], `driver/seat.rs`); that thread sleeps on.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,6 +21,8 @@ use crate::driver::threaded::Command;
 
 /// So many are held back at most: the device may be waiting for them.
 const MOST_HELD: usize = 16;
+/// The same where all of them are quick: one launch is not worth a wake-up.
+const MOST_QUICK: usize = 64;
 
 /// The driver has ended.
 #[derive(Debug)]
@@ -30,12 +35,23 @@ pub(crate) struct Abandoned;
 #[derive(Default)]
 struct Queue {
     commands: VecDeque<Command>,
+    /// Those of them that are not quick.
+    num_slow: usize,
     /// The driver's thread while it waits for commands.
     waiter: Option<Thread>,
+    /// The same while somebody else runs the driver.
+    replaced: Option<Thread>,
     /// The driver has ended.
     is_gone: bool,
     /// The outbox is no more.
     is_abandoned: bool,
+}
+
+impl Queue {
+    fn push(&mut self, command: Command) {
+        self.num_slow += usize::from(!command.is_quick());
+        self.commands.push_back(command);
+    }
 }
 
 #[derive(Default)]
@@ -62,6 +78,7 @@ pub(crate) fn line() -> (Outbox, Inbox) {
     let inbox = Inbox {
         line: line.clone(),
         taken: VecDeque::new(),
+        only_quick: false,
     };
     (Outbox(line), inbox)
 }
@@ -76,7 +93,7 @@ impl Outbox {
         if queue.is_gone {
             return Err(Gone);
         }
-        queue.commands.push_back(command);
+        queue.push(command);
         wake(queue);
         Ok(())
     }
@@ -88,9 +105,13 @@ impl Outbox {
         if queue.is_gone {
             return Err(Gone);
         }
-        queue.commands.push_back(command);
+        queue.push(command);
         let held = queue.commands.len();
-        if held >= MOST_HELD {
+        let most = match queue.num_slow {
+            0 => MOST_QUICK,
+            _ => MOST_HELD,
+        };
+        if held >= most {
             wake(queue);
             return Ok(false);
         }
@@ -101,6 +122,38 @@ impl Outbox {
     pub fn flush(&self) {
         let queue = self.0.queue();
         if !queue.commands.is_empty() {
+            wake(queue);
+        }
+    }
+
+    /// Takes the place of a driver's thread that waits, if all that has come is quick.
+    pub fn help(&self) -> Option<Help<'_>> {
+        let mut queue = self.0.queue();
+        if queue.commands.is_empty() || queue.num_slow > 0 {
+            return None;
+        }
+        queue.replaced = Some(queue.waiter.take()?);
+        Some(Help {
+            line: &self.0,
+            is_over: false,
+        })
+    }
+}
+
+/// The place of the driver's thread, which gets it back when this is dropped.
+#[must_use = "dropped, it wakes the driver's thread"]
+pub(crate) struct Help<'a> {
+    line: &'a Line,
+    /// The driver waits for nothing but commands, so its thread may sleep on.
+    pub is_over: bool,
+}
+
+impl Drop for Help<'_> {
+    fn drop(&mut self) {
+        let mut queue = self.line.queue();
+        // None if it has woken by itself.
+        queue.waiter = queue.replaced.take();
+        if !self.is_over || !queue.commands.is_empty() {
             wake(queue);
         }
     }
@@ -119,6 +172,8 @@ pub(crate) struct Inbox {
     line: Arc<Line>,
     /// Taken from the line together, for one turn at the lock.
     taken: VecDeque<Command>,
+    /// Leaves commands alone while some are not quick.
+    pub only_quick: bool,
 }
 
 impl Inbox {
@@ -126,6 +181,10 @@ impl Inbox {
     pub fn next(&mut self) -> Result<Option<Command>, Abandoned> {
         if self.taken.is_empty() {
             let mut queue = self.line.queue();
+            if self.only_quick && queue.num_slow > 0 {
+                return Ok(None);
+            }
+            queue.num_slow = 0;
             std::mem::swap(&mut self.taken, &mut queue.commands);
             if self.taken.is_empty() && queue.is_abandoned {
                 return Err(Abandoned);
@@ -134,13 +193,25 @@ impl Inbox {
         Ok(self.taken.pop_front())
     }
 
+    /// Whether commands were taken from the line that are still to come.
+    pub fn has_next(&self) -> bool {
+        !self.taken.is_empty()
+    }
+
+    /// Where the driver's thread waits.
+    pub fn rest(&self) -> Rest {
+        Rest(self.line.clone())
+    }
+}
+
+/// Where the driver's thread waits.
+pub(crate) struct Rest(Arc<Line>);
+
+impl Rest {
     /// Waits until there is a command or nobody to hand one in, or this time is over; perhaps for
     /// less.
     pub fn wait(&self, longest: Option<Duration>) {
-        if !self.taken.is_empty() {
-            return;
-        }
-        let mut queue = self.line.queue();
+        let mut queue = self.0.queue();
         if !queue.commands.is_empty() || queue.is_abandoned {
             return;
         }
@@ -150,7 +221,8 @@ impl Inbox {
             None => std::thread::park(),
             Some(longest) => std::thread::park_timeout(longest),
         }
-        self.line.queue().waiter = None;
+        let mut queue = self.0.queue();
+        (queue.waiter, queue.replaced) = (None, None);
     }
 }
 
@@ -166,13 +238,14 @@ impl Drop for Inbox {
     }
 }
 
-/// Requests that are held back; they go to the engine when this is dropped, if not before.
+/// Requests that are held back; they go to the engine when this is dropped, if not before. Where all of
+/// them take microseconds and the engine has nothing else to do, they run on the thread that drops it.
 #[must_use = "dropped, it lets the requests go at once"]
 pub struct Held(pub(super) Arc<Shared>);
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.0.outbox.flush();
+        self.0.let_go();
     }
 }
 
@@ -202,7 +275,7 @@ mod tests {
         let (tx, rx) = channel();
         std::thread::spawn(move || {
             loop {
-                inbox.wait(None);
+                inbox.rest().wait(None);
                 match inbox.next() {
                     Err(Abandoned) => return,
                     // A wait may end early.
@@ -231,15 +304,15 @@ mod tests {
         outbox.send(cancel(2)).unwrap();
         assert_eq!(ids(&mut inbox), [0, 1, 2]);
         assert_eq!(ids(&mut inbox), [0; 0]);
-        inbox.wait(Some(Duration::ZERO));
+        inbox.rest().wait(Some(Duration::ZERO));
         outbox.send(cancel(3)).unwrap();
-        inbox.wait(None);
+        inbox.rest().wait(None);
         assert_eq!(ids(&mut inbox), [3], "it did not wait for what has come");
         outbox.send(cancel(4)).unwrap();
         drop(outbox);
         assert_eq!(inbox.next().unwrap().into_iter().count(), 1);
         assert_eq!(inbox.next().err(), Some(Abandoned));
-        inbox.wait(None);
+        inbox.rest().wait(None);
     }
 
     #[test]
@@ -257,7 +330,7 @@ mod tests {
         outbox.send(cancel(3)).unwrap();
         assert_eq!(woken(), [2, 3], "they go with what is sent");
         until_it_waits(&outbox);
-        let most = MOST_HELD as u64;
+        let most = MOST_QUICK as u64;
         for id in 0..most {
             assert_eq!(outbox.hold(cancel(id)).unwrap(), id == 0);
         }
@@ -272,6 +345,51 @@ mod tests {
         assert_eq!(woken(), [9]);
         drop(outbox);
         assert_eq!(woken(), [0; 0], "its thread has ended");
+    }
+
+    #[test]
+    fn who_lets_go_what_is_quick_takes_the_place_of_a_driver_that_waits() {
+        let (outbox, inbox) = line();
+        assert!(outbox.help().is_none(), "nothing has come");
+        let woken = waiting(inbox);
+        for is_over in [false, true] {
+            until_it_waits(&outbox);
+            assert!(outbox.hold(cancel(0)).unwrap());
+            let mut help = outbox.help().unwrap();
+            assert!(outbox.help().is_none(), "one at a time");
+            assert!(!outbox.hold(cancel(1)).unwrap(), "who helps finds it");
+            help.is_over = is_over;
+            drop(help);
+            assert_eq!(woken(), [0, 1], "nobody took them");
+        }
+        until_it_waits(&outbox);
+        assert!(outbox.hold(cancel(2)).unwrap());
+        let mut help = outbox.help().unwrap();
+        outbox.0.queue().commands.clear();
+        help.is_over = true;
+        drop(help);
+        assert!(outbox.0.queue().waiter.is_some(), "it was let sleep");
+        assert!(outbox.hold(Command::Drain).unwrap());
+        assert!(outbox.help().is_none(), "it may take long");
+        outbox.0.queue().commands.clear();
+        drop(outbox);
+        assert_eq!(woken(), [0; 0]);
+    }
+
+    #[test]
+    fn what_may_take_long_is_left_to_the_driver() {
+        let (outbox, mut inbox) = line();
+        outbox.send(cancel(0)).unwrap();
+        inbox.only_quick = true;
+        assert!(inbox.next().unwrap().is_some());
+        outbox.send(cancel(1)).unwrap();
+        outbox.send(Command::Drain).unwrap();
+        assert!(inbox.next().unwrap().is_none());
+        inbox.only_quick = false;
+        assert!(inbox.next().unwrap().is_some());
+        assert!(inbox.has_next());
+        inbox.only_quick = true;
+        assert!(inbox.next().unwrap().is_some(), "it has it already");
     }
 
     #[test]

@@ -44,6 +44,10 @@ impl FromIterator<(String, Param)> for Params {
     /// Of several by one name the last is taken, in the place of the first.
     fn from_iter<I: IntoIterator<Item = (String, Param)>>(all: I) -> Self {
         let all: Vec<_> = all.into_iter().collect();
+        let is_new = |at: usize| all[..at].iter().all(|(key, _)| *key != all[at].0);
+        if all.len() <= FEW && (1..all.len()).all(is_new) {
+            return Self(all);
+        }
         if all.len() <= FEW {
             let mut few = Self(Vec::with_capacity(all.len()));
             all.into_iter().for_each(|(key, value)| few.set(key, value));

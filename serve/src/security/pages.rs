@@ -7,11 +7,13 @@
 
 use std::net::IpAddr;
 
-use axum::http::HeaderMap;
 use axum::http::header::{HOST, ORIGIN};
 use axum::http::uri::Authority;
+use axum::http::{HeaderMap, HeaderName};
 
 use super::Refusal;
+
+const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// Refuses what a page of another site sends to a server; of one `on_loopback` the name by which it
 /// is called has to be one of loopback.
@@ -20,10 +22,7 @@ use super::Refusal;
 /// [`Refusal::OtherSite`], [`Refusal::OtherHost`].
 pub fn check(headers: &HeaderMap, on_loopback: bool) -> Result<(), Refusal> {
     let host = headers.get(HOST);
-    if headers
-        .get("sec-fetch-site")
-        .is_some_and(|s| s == "cross-site")
-    {
+    if headers.get(FETCH_SITE).is_some_and(|s| s == "cross-site") {
         return Err(Refusal::OtherSite);
     }
     if let Some(origin) = headers.get(ORIGIN) {
@@ -45,6 +44,18 @@ pub fn check(headers: &HeaderMap, on_loopback: bool) -> Result<(), Refusal> {
 
 /// Whether a header host names this machine, with any port.
 fn is_loopback(host: &[u8]) -> bool {
+    // As most write it, with a port or without; the rest of an authority is read below.
+    let is_port = |rest: &[u8]| match rest.split_first() {
+        None => true,
+        Some((colon, port)) => *colon == b':' && port.iter().all(u8::is_ascii_digit),
+    };
+    let usual = [&b"localhost"[..], b"127.0.0.1"];
+    if usual
+        .iter()
+        .any(|name| host.strip_prefix(*name).is_some_and(is_port))
+    {
+        return true;
+    }
     let Ok(authority) = Authority::try_from(host) else {
         return false;
     };
@@ -84,6 +95,7 @@ mod tests {
             "evil.example:8000",
             "localhost.evil.example",
             "127.0.0.1.evil.example",
+            "localhost:1@evil.example:2",
             "192.0.2.1",
             "[2001:db8::1]",
             "x",

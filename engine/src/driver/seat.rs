@@ -1,0 +1,86 @@
+//! Who runs the driver: its own thread, and while that waits whoever hands quick requests in.
+//!
+//! To wake a thread and to be woken by it again takes longer than a small model does. A caller who lets
+//! requests go therefore runs the driver itself, if they and all that has come are to models of a few
+//! microseconds, if nothing else is open, and if the driver's thread waits. It sleeps on unless there is
+//! more to do than that.
+//!
+//! One thread at a time has the driver; it does the same whoever runs it.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use super::threaded::{Driver, Next};
+use crate::embed::Outbox;
+
+/// Most turns that somebody else takes: one to launch what has come and one to answer it, and as many
+/// for what came meanwhile.
+const MOST_TURNS: usize = 4;
+
+/// A driver, and who runs it.
+pub(crate) struct Seat(Mutex<Option<Driver>>);
+
+/// Drops the driver with the thread that runs it, whatever ends that.
+struct Leaves<'a>(&'a Seat);
+
+impl Drop for Leaves<'_> {
+    fn drop(&mut self) {
+        let mut seat = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let driver = seat.take();
+        // Whoever waits for it is told, and may come here.
+        drop(seat);
+        drop(driver);
+    }
+}
+
+impl Seat {
+    /// Of a driver that nobody runs yet.
+    pub fn new(driver: Driver) -> Self {
+        Self(Mutex::new(Some(driver)))
+    }
+
+    /// Runs the driver on the calling thread until it is drained or stopped.
+    pub fn run(&self) {
+        let _leaves = Leaves(self);
+        loop {
+            // Poisoned, it panicked where somebody else ran it.
+            let Ok(mut seat) = self.0.lock() else { return };
+            let Some(driver) = seat.as_mut() else { return };
+            let until = loop {
+                match driver.turn() {
+                    Next::Turn => {}
+                    Next::Wait(until) => break until,
+                    Next::End => return,
+                }
+            };
+            // What comes is handled in the next turn, with that turn's time.
+            let longest = until.map(|at| Duration::from_nanos(at.since(driver.clock.now()).0));
+            let rest = driver.commands.rest();
+            drop(seat);
+            rest.wait(longest);
+        }
+    }
+
+    /// Has what was handed in done: here if it is quick, else on the driver's thread.
+    pub fn let_go(&self, outbox: &Outbox) {
+        let Some(mut help) = outbox.help() else {
+            return outbox.flush();
+        };
+        let Ok(mut seat) = self.0.try_lock() else {
+            return;
+        };
+        let Some(driver) = seat.as_mut().filter(|d| d.core.num_open() == 0) else {
+            return;
+        };
+        driver.commands.only_quick = true;
+        let mut next = Next::Turn;
+        for _ in 0..MOST_TURNS {
+            next = driver.turn();
+            if next != Next::Turn {
+                break;
+            }
+        }
+        driver.commands.only_quick = false;
+        help.is_over = next == Next::Wait(None);
+    }
+}
