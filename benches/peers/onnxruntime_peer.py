@@ -6,6 +6,7 @@ One JSON object per line on stdin, one per line on stdout, in order:
     {"run": I, "calls": N}                                   -> {"ns": [N numbers]}
     {"output": I, "path": PATH}   writes f32, little-endian  -> {"dims": [...]}
     {"drop": I}                                              -> {}
+    {"rest": true}   returns once the runtime's threads sleep  -> {}
 
 or {"error": TEXT}. The first line is {"peer": NAME}. `file` holds the f32 tensors of the row one
 after another; `tensors` lists {"name", "dims", "offset"}, the offset in elements. Inputs are
@@ -14,6 +15,7 @@ after another; `tensors` lists {"name", "dims", "offset"}, the offset in element
 
 import json
 import sys
+import time
 
 import numpy as np
 import onnxruntime as ort
@@ -51,7 +53,20 @@ def tensors(row):
     return found
 
 
+def rest():
+    """Threads of the runtime's pool go on looking for work for tens of milliseconds behind a call; at
+    most a second is waited for that to end."""
+    for _ in range(50):
+        before = time.process_time()
+        time.sleep(0.02)
+        if time.process_time() - before < 0.001:
+            break
+
+
 def answer(message, built):
+    if "rest" in message:
+        rest()
+        return {}
     if "build" in message:
         row = message["build"]
         built.append(ROWS[row["row"]](row, tensors(row)))

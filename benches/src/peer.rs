@@ -92,6 +92,15 @@ impl Peer {
         self.ask(&json!({ "drop": built.0 })).map(|_| ())
     }
 
+    /// Waits for the peer's threads, which go on looking for work behind a call, to sleep: until then
+    /// they take a core from whoever is measured next.
+    ///
+    /// # Errors
+    /// A peer that has ended.
+    pub fn rest(&mut self) -> anyhow::Result<()> {
+        self.ask(&json!({ "rest": true })).map(|_| ())
+    }
+
     /// The answer to any line.
     ///
     /// # Errors
@@ -158,12 +167,14 @@ mod tests {
     fn a_peer_is_asked_line_by_line() {
         let script = r#"echo '{"peer": "toy 1"}'
             read line; case "$line" in *'"row":"gemm"'*) echo '{"id": 4}';; esac
-            read line; [ "$line" = '{"calls":2,"run":4}' ] && echo '{"ns": [5, 6.5]}'"#;
+            read line; [ "$line" = '{"calls":2,"run":4}' ] && echo '{"ns": [5, 6.5]}'
+            read line; [ "$line" = '{"rest":true}' ] && echo '{}'"#;
         let mut peer = shell(script).unwrap();
         assert_eq!(peer.name(), "toy 1");
         let built = peer.build(&json!({ "row": "gemm" })).unwrap();
         assert_eq!(built, Built(4));
         assert_eq!(peer.run(built, 2).unwrap(), [5.0, 6.5]);
+        peer.rest().unwrap();
     }
 
     #[test]

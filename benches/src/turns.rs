@@ -13,7 +13,7 @@ pub const TURN_NS: f64 = 30e6;
 /// Fewest calls of a turn.
 pub const MIN_CALLS: usize = 3;
 
-/// Between turns, for the other side's threads to go to sleep.
+/// Between turns, for our own threads to go to sleep.
 pub fn rest() {
     clock::pause(Duration::from_millis(5));
 }

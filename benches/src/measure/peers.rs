@@ -116,7 +116,9 @@ fn compare(
             call: 0.0,
         };
         for side in [repeat % 2, (repeat + 1) % 2] {
+            // Ours, then theirs: whoever had the last turn.
             turns::rest();
+            peer.rest()?;
             if side == 0 {
                 peaks.extend(own.peak_flops());
                 turn.own = turns::turn(|| own.call_ns())?;

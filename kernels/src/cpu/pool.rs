@@ -1,8 +1,9 @@
 //! The thread pool of the cpu device.
 //!
 //! [`Pool::run`] hands numbered tasks to the calling thread and the workers; which thread takes
-//! which task is a race, so tasks must not depend on it. Behind a job workers spin for some tens of
-//! microseconds, for the next node or launch, and then park: an idle device uses no processor time.
+//! which task is a race, so tasks must not depend on it. Behind a job workers spin for some hundreds of
+//! microseconds, for the next node, launch or request, and then park: an idle device uses no processor
+//! time.
 //!
 //! Invariants:
 //! 1. A claimed task's job stays in place until all of its tasks are done.
@@ -13,10 +14,13 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
-/// Polls before a worker parks; some tens of microseconds. It does not yield in between: on a processor
-/// that it shares with the calling thread it would give way to that one for whole time slices, where
-/// the system may find a free processor for a thread that wakes.
-const SPINS: u32 = 1000;
+/// Polls before a worker parks; some hundreds of microseconds. That is longer than what a thread waits
+/// for the last task of another, and than what lies between two requests of a client that waits for
+/// answers: to wake a worker costs the caller tens of microseconds on a virtual machine, and the worker
+/// comes late. It does not yield in between: on a processor that it shares with the calling thread it
+/// would give way to that one for whole time slices, where the system may find a free processor for a
+/// thread that wakes.
+const SPINS: u32 = if cfg!(miri) { 100 } else { 10_000 };
 
 /// Most tasks of one job: task numbers have 16 bits of the job word.
 const MAX_TASKS: usize = u16::MAX as usize;

@@ -185,12 +185,20 @@ pub struct Columns {
 }
 
 impl Columns {
-    /// `panels` panels in at most `shares` shares. These are whole tiles of any width where they are
-    /// then equal; else they differ by no more than the widest tile, as the last thread to end is
-    /// what a product waits for.
+    /// `panels` panels in at most `shares` shares. These are whole tiles of one width where they are
+    /// then equal; else they differ by no more than the widest tile, or by half of it where that is
+    /// much of a share, as the last thread to end is what a product waits for.
     pub fn share_out(panels: usize, shares: usize) -> Self {
-        let is_even = panels.is_multiple_of(shares * UNIT);
-        let unit = if is_even { UNIT } else { WIDEST };
+        let is_even = |unit: &usize| panels.is_multiple_of(shares * unit);
+        let uneven = if panels >= shares * UNIT {
+            WIDEST
+        } else {
+            WIDEST / 2
+        };
+        let unit = [UNIT, UNIT / 2, WIDEST]
+            .into_iter()
+            .find(is_even)
+            .unwrap_or(uneven);
         let shares = shares.clamp(1, panels.div_ceil(unit).max(1));
         Self {
             panels,

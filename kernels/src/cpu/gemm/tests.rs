@@ -510,6 +510,11 @@ fn shares_of_columns_cover_them_and_differ_by_no_more_than_a_tile() {
         }
     }
     assert_eq!(Columns::share_out(64, 4).share(1), 16..32);
+    // Neither thread of two has more than the other.
+    for (panels, each) in [(24, [6; 4]), (20, [4, 6, 4, 6]), (48, [12; 4])] {
+        let columns = Columns::share_out(panels, 4);
+        assert_eq!([0, 1, 2, 3].map(|i| columns.share(i).len()), each);
+    }
 }
 
 #[test]
