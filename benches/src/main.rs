@@ -117,9 +117,14 @@ usage: lazybatch-measure serve-load FOLDER [OPTION VALUE]...
 --target-ms MS     serve-overload: an answer within it counts; 100 if absent
 --python PATH      serve-peers: that Python; .triton/bin/python if absent
 --models A,B       serve-peers: some of lstm, decoder, encoder; all if absent
---arrivals SPEC    serve-peers: poisson, or trace:FILE; poisson if absent
+--kinds A,B        serve-peers: some of lazybatch, triton-0, triton-2000, triton-iterative; of
+                   serve-in-process: adaptive, padded, steps, triton:pad, cellular; all if absent
+--arrivals SPEC    serve-peers: poisson, or trace:FILE, the gaps of stretches of a trace, squeezed to
+                   the rate; poisson if absent
 --first-rate R     serve-peers: requests a second of the first rate; 25 if absent
 --step F           serve-peers: from one rate to the next; 1.5 if absent
+--between N        serve-peers: rates between the last that was sustained and the first that was not;
+                   2 if absent
 --limit-ms MS      serve-peers: highest p99 of a rate that is sustained; 250 if absent
 --hidden N         serve-peers: state of lstm and decoder; 256 if absent
 --width N          serve-peers: features of the encoder; 256 if absent";
