@@ -29,6 +29,8 @@ usage: lazybatch-measure COMMAND FOLDER [--threads N] [--seed N] [--requests N] 
                loop at any step, over that of one at a time and of the best batches
   load         time to load BERT-base and ResNet-50 from files: without a cache of packed weights,
                with an empty one, with a full one; and that of a short request behind it
+  first        the first request of a fresh engine and those behind it, where memory for launches is
+               made ready at load and where it is found when they come
   gemm         speed of the packed matrix product against the peak of multiply-adds,
                and by how the weights are stored, from the caches and from memory
   all          the others
@@ -154,13 +156,14 @@ impl Settings {
 
 type Measurement = fn(&Settings) -> anyhow::Result<()>;
 
-const COMMANDS: [(&str, Measurement); 9] = [
+const COMMANDS: [(&str, Measurement); 10] = [
     ("gemm", measure::gemm::run),
     ("decision", measure::decision::run),
     ("steady", measure::steady::run),
     ("instructions", measure::instructions::run),
     ("dispatch", measure::dispatch::run),
     ("load", measure::load::run),
+    ("first", measure::first::run),
     ("window", measure::window::run),
     ("joining", measure::joining::run),
     ("sim-vs-real", measure::sim_vs_real::run),
