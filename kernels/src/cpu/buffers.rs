@@ -42,7 +42,8 @@ impl Aligned {
         new
     }
 
-    /// `len` elements of any content, whose pages the system has found already.
+    /// `len` elements of any content, whose pages the system has found already, whether or not the
+    /// allocator has written its zeros by then.
     pub fn touched(len: usize) -> Self {
         let mut new = Self::zeroed_whole(len);
         // Nobody is to know that zeros are written over zeros, which would be left out.
@@ -432,13 +433,12 @@ mod tests {
     fn all_pages_of_touched_memory_are_there() {
         // No whole number of pages, and more than one huge one.
         let len = (5 << 20) / size_of::<f32>() + 1000;
-        let (touched, zeroed) = (Aligned::touched(len), Aligned::zeroed_whole(len));
-        let (Some(found), Some(other)) = (present(&touched), present(&zeroed)) else {
+        let touched = Aligned::touched(len);
+        let Some((found, all)) = present(&touched) else {
             eprintln!("not run: the system does not tell which pages are there");
             return;
         };
-        assert_eq!(found.0, found.1);
-        assert!(other.0 < other.1 / 2, "{other:?} without");
+        assert_eq!(found, all);
         assert_eq!(touched.len(), len);
         assert!(Aligned::touched(0).is_empty());
     }
