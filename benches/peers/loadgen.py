@@ -7,13 +7,14 @@ The first makes the environment, `.loadgen` if absent, of the packages in loadge
 LoadGen itself (`mlcommons-loadgen`) and `tritonclient`. The second serves the LSTM of the conformance
 checks and has LoadGen drive it, over HTTP and over gRPC, in performance mode: SingleStream, one query
 behind another, and Server, Poisson arrivals at R a second of which 99 % have to be answered within MS.
-FOLDER gets LoadGen's logs and a line of JSON for each run. Every answer is held against the first one
+FOLDER/loadgen gets LoadGen's logs, FOLDER/serve-loadgen.jsonl a line for each run. Every answer is held against the first one
 to the same sample. Ends with status 1 if an answer is wrong or missing, or LoadGen calls a run invalid.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import re
 import sys
 import threading
@@ -111,8 +112,8 @@ def measure(protocol, address, scenario, args):
     sut = Sut(protocol, address)
     logs = lg.LogSettings()
     logs.enable_trace = False
-    logs.log_output.outdir = str(args.folder)
-    logs.log_output.prefix = f"loadgen-{protocol}-{scenario}-"
+    logs.log_output.outdir = str(args.folder / "loadgen")
+    logs.log_output.prefix = f"{protocol}-{scenario}-"
     under_test = lg.ConstructSUT(sut.issue, lambda: None)
     library = lg.ConstructQSL(SAMPLES, SAMPLES, sut.load, sut.unload)
     try:
@@ -121,7 +122,7 @@ def measure(protocol, address, scenario, args):
         lg.DestroyQSL(library)
         lg.DestroySUT(under_test)
         sut.end()
-    prefix = args.folder / logs.log_output.prefix
+    prefix = args.folder / "loadgen" / logs.log_output.prefix
     summary = Path(f"{prefix}summary.txt").read_text()
     print(summary, flush=True)
     # Logs of what was not asked for: they are empty.
@@ -129,16 +130,19 @@ def measure(protocol, address, scenario, args):
         Path(f"{prefix}{name}").unlink(missing_ok=True)
     figure = lambda pattern: next((float(found) for found in re.findall(
         rf"^{pattern}\s*:\s*([0-9.]+)$", summary, re.MULTILINE)), None)
+    ms = lambda name: (figure(rf"{name} latency \(ns\)") or 0) / 1e6
     wrong = list(sut.wrong[:5])
     if sut.counts["answered"] != sut.counts["issued"]:
         wrong.append(f"{sut.counts['issued']} queries, {sut.counts['answered']} answers")
     if "Result is : VALID" not in summary:
         wrong.append("LoadGen calls the run invalid")
     return {"bench": "serve-loadgen", "date": time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime()),
-            "protocol": protocol, "scenario": scenario, "seconds": args.seconds,
+            "machine": serving.machine(), "load_average": os.getloadavg()[0],
+            "commit": serving.commit(), "protocol": protocol, "scenario": scenario,
+            "seconds": args.seconds,
             "rate": args.rate if scenario == "Server" else None, "queries": sut.counts["issued"],
-            "mean_ms": (figure(r"Mean latency \(ns\)") or 0) / 1e6,
-            "p99_ms": (figure(r"99.00 percentile latency \(ns\)") or 0) / 1e6, "wrong": wrong}
+            "mean_ms": ms("Mean"), **{f"p{p}_ms": ms(rf"{p}\.00 percentile") for p in (50, 90, 99)},
+            "wrong": wrong}
 
 
 def main():
@@ -152,7 +156,7 @@ def main():
     parser.add_argument("--rate", type=float, default=100.0)
     parser.add_argument("--bound", type=float, default=100.0)
     args = parser.parse_args()
-    args.folder.mkdir(parents=True, exist_ok=True)
+    (args.folder / "loadgen").mkdir(parents=True, exist_ok=True)
     wrong = []
     with serving.lazybatch(args.lazybatch, "lstm") as addresses:
         for protocol in ("http", "grpc"):

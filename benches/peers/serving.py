@@ -1,6 +1,7 @@
 """What the scripts of this folder that drive a server have in common."""
 
 import contextlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,20 @@ def install(environment, requirements):
     subprocess.run([sys.executable, "-m", "venv", environment], check=True)
     pip = [str(Path(environment) / "bin/python"), "-m", "pip", "install", "--quiet", "-r"]
     subprocess.run([*pip, HERE / requirements], check=True)
+
+
+def machine():
+    """The processor, as lines of results name it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return {"cpu": names[0] if names else "unknown", "cores": os.cpu_count()}
+
+
+def commit():
+    """That of the sources that these scripts are of."""
+    asked = subprocess.run(["git", "-C", HERE, "rev-parse", "--short=12", "HEAD"],
+                           capture_output=True, text=True)
+    return asked.stdout.strip() or "unknown"
 
 
 @contextlib.contextmanager

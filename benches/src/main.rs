@@ -29,6 +29,8 @@ usage: lazybatch-measure COMMAND FOLDER [--threads N] [--seed N] [--requests N] 
                loop at any step, over that of one at a time and of the best batches
   load         time to load BERT-base and ResNet-50 from files: without a cache of packed weights,
                with an empty one, with a full one; and that of a short request behind it
+  first        the first request of a fresh engine and those behind it, where memory for launches is
+               made ready at load and where it is found when they come
   gemm         speed of the packed matrix product against the peak of multiply-adds,
                and by how the weights are stored, from the caches and from memory
   all          the others
@@ -117,9 +119,14 @@ usage: lazybatch-measure serve-load FOLDER [OPTION VALUE]...
 --target-ms MS     serve-overload: an answer within it counts; 100 if absent
 --python PATH      serve-peers: that Python; .triton/bin/python if absent
 --models A,B       serve-peers: some of lstm, decoder, encoder; all if absent
---arrivals SPEC    serve-peers: poisson, or trace:FILE; poisson if absent
+--kinds A,B        serve-peers: some of lazybatch, triton-0, triton-2000, triton-iterative; of
+                   serve-in-process: adaptive, padded, steps, triton:pad, cellular; all if absent
+--arrivals SPEC    serve-peers: poisson, or trace:FILE, the gaps of stretches of a trace, squeezed to
+                   the rate; poisson if absent
 --first-rate R     serve-peers: requests a second of the first rate; 25 if absent
 --step F           serve-peers: from one rate to the next; 1.5 if absent
+--between N        serve-peers: rates between the last that was sustained and the first that was not;
+                   2 if absent
 --limit-ms MS      serve-peers: highest p99 of a rate that is sustained; 250 if absent
 --hidden N         serve-peers: state of lstm and decoder; 256 if absent
 --width N          serve-peers: features of the encoder; 256 if absent";
@@ -149,13 +156,14 @@ impl Settings {
 
 type Measurement = fn(&Settings) -> anyhow::Result<()>;
 
-const COMMANDS: [(&str, Measurement); 9] = [
+const COMMANDS: [(&str, Measurement); 10] = [
     ("gemm", measure::gemm::run),
     ("decision", measure::decision::run),
     ("steady", measure::steady::run),
     ("instructions", measure::instructions::run),
     ("dispatch", measure::dispatch::run),
     ("load", measure::load::run),
+    ("first", measure::first::run),
     ("window", measure::window::run),
     ("joining", measure::joining::run),
     ("sim-vs-real", measure::sim_vs_real::run),

@@ -64,6 +64,10 @@ impl Device for Metered {
         self.inner.load(model, program)
     }
 
+    fn warm(&mut self, model: ModelId, samples: u32) {
+        self.inner.warm(model, samples);
+    }
+
     fn unload(&mut self, model: ModelId) {
         self.inner.unload(model);
     }

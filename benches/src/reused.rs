@@ -116,6 +116,10 @@ impl Device for Reused {
         Ok(())
     }
 
+    fn warm(&mut self, model: ModelId, samples: u32) {
+        self.device().warm(model, samples);
+    }
+
     /// Keeps the model.
     fn unload(&mut self, _model: ModelId) {}
 

@@ -17,6 +17,10 @@ use lazybatch_sla::{Launch, ModelId, Slot, Time};
 struct Gate {
     state: Mutex<(usize, bool)>,
     changed: Condvar,
+    /// Samples that memory was made ready for, by whom in the order of calls.
+    ready: Mutex<Vec<(&'static str, u32)>>,
+    /// Whether the driver's thread may pack, too.
+    may_load: bool,
 }
 
 impl Gate {
@@ -42,9 +46,10 @@ impl Gate {
 struct Slow(Arc<dyn Packer>, Arc<Gate>);
 
 impl Packer for Slow {
-    fn pack(&self, program: SharedProgram) -> Result<Packed, Error> {
+    fn pack(&self, program: SharedProgram, samples: u32) -> Result<Packed, Error> {
         self.1.pass();
-        self.0.pack(program)
+        self.1.ready.lock().unwrap().push(("packed", samples));
+        self.0.pack(program, samples)
     }
 }
 
@@ -55,8 +60,14 @@ impl Device for Held {
     fn info(&self) -> DeviceInfo {
         self.0.info()
     }
-    fn load(&mut self, _: ModelId, program: SharedProgram) -> Result<(), Error> {
-        panic!("{} is packed on the driver's thread", program.name)
+    fn load(&mut self, model: ModelId, program: SharedProgram) -> Result<(), Error> {
+        let name = &program.name;
+        assert!(self.1.may_load, "{name} is packed on the driver's thread");
+        self.0.load(model, program)
+    }
+    fn warm(&mut self, model: ModelId, samples: u32) {
+        self.1.ready.lock().unwrap().push(("loaded", samples));
+        self.0.warm(model, samples);
     }
     fn packer(&self) -> Option<Arc<dyn Packer>> {
         Some(Arc::new(Slow(self.0.packer()?, self.1.clone())))
@@ -167,4 +178,24 @@ fn requests_of_others_end_while_a_model_is_made_ready() {
     assert_eq!(loaded, alone);
     let stats = small.stats();
     assert_eq!(stats.account.total(), 20);
+}
+
+#[test]
+fn memory_is_made_ready_for_the_largest_launch() {
+    let gate = Arc::new(Gate {
+        may_load: true,
+        ..Gate::default()
+    });
+    let of = |max_batch| ModelOptions {
+        max_batch: Some(max_batch),
+        ..ModelOptions::default()
+    };
+    let engine = Engine::builder()
+        .device(Held(device(), gate.clone()))
+        .model("first", layers(16), of(3))
+        .build()
+        .unwrap();
+    let _later = engine.load("later", layers(16), of(5)).unwrap();
+    let ready = gate.ready.lock().unwrap();
+    assert_eq!(*ready, [("loaded", 3), ("packed", 5)]);
 }

@@ -36,6 +36,13 @@ impl Extent {
         self.per_row * rows + self.per_sample * samples + self.fixed
     }
 
+    /// As [`Self::elems`], of launches that may be larger than any memory.
+    pub fn saturating_elems(self, rows: usize, samples: usize) -> usize {
+        let by_row = self.per_row.saturating_mul(rows);
+        let by_sample = self.per_sample.saturating_mul(samples);
+        by_row.saturating_add(by_sample).saturating_add(self.fixed)
+    }
+
     /// One piece of `elems` elements for each row or sample, that starts on a cache line.
     pub fn piece(ty: &TensorType, elems: usize) -> Self {
         let fixed = LINE;

@@ -86,11 +86,12 @@ pub struct Completion {
 
 /// Makes models ready for a device on any thread, while the device runs.
 pub trait Packer: Send + Sync {
-    /// Does all of [`Device::load`] that takes long.
+    /// Does all of [`Device::load`] that takes long, and what of [`Device::warm`] for launches of up
+    /// to `samples` samples can be done beside the device.
     ///
     /// # Errors
     /// Those of [`Device::load`].
-    fn pack(&self, program: SharedProgram) -> Result<Packed, Error>;
+    fn pack(&self, program: SharedProgram, samples: u32) -> Result<Packed, Error>;
 }
 
 /// A model that a [`Packer`] made ready.
@@ -112,6 +113,11 @@ pub trait Device: Send {
     /// # Errors
     /// An op without a kernel, a weight that does not fit, memory exhausted.
     fn load(&mut self, model: ModelId, program: SharedProgram) -> Result<(), Error>;
+
+    /// Has memory at hand for launches of a loaded model of up to `samples` samples, as far as the
+    /// device's bounds allow, so that the first ones do not wait for the system to find it. Nothing
+    /// changes but when that time is spent.
+    fn warm(&mut self, _model: ModelId, _samples: u32) {}
 
     /// Where the weights of a node of a model are just now: the hook for those who load models while
     /// others run. Devices whose [`Device::load`] returns when all is there need not say more than

@@ -70,7 +70,7 @@ fn what_is_packed_on_another_thread_is_as_what_is_loaded() {
     loaded.load(ModelId(0), program.clone()).unwrap();
     let mut attached = cpu(2);
     let packer = attached.packer().unwrap();
-    let pack = || packer.pack(program.clone()).unwrap();
+    let pack = || packer.pack(program.clone(), 1).unwrap();
     let packed = std::thread::scope(|scope| scope.spawn(pack).join().unwrap());
     attached.attach(ModelId(0), packed).unwrap();
     assert_eq!(outputs(&mut attached), outputs(&mut loaded));
@@ -120,6 +120,42 @@ fn nothing_is_allocated_once_warm_and_nothing_is_left_behind() {
     }
     assert_eq!(device.num_buffers(), warm);
     assert_eq!(device.num_frames(), 0);
+}
+
+#[test]
+fn first_launches_find_memory_that_was_made_ready_at_load() {
+    let program = wide();
+    let requests = requests(&program, &[48, 3, 31, 1]);
+    let mut arenas = Vec::new();
+    for (samples, packed) in [(0, false), (4, false), (4, true)] {
+        let mut device = cpu(1);
+        if packed {
+            let packer = device.packer().unwrap();
+            let packed = packer.pack(Arc::clone(&program), samples).unwrap();
+            device.attach(ModelId(0), packed).unwrap();
+        } else {
+            device.load(ModelId(0), Arc::clone(&program)).unwrap();
+            device.warm(ModelId(0), samples);
+        }
+        let ready = device.arena_bytes();
+        run(&mut device, &program, &requests, Schedule::Together).unwrap();
+        arenas.push((ready, device.arena_bytes()));
+        device.warm(ModelId(0), samples);
+        assert_eq!(device.arena_bytes(), arenas[arenas.len() - 1].1, "once");
+    }
+    let [without, loaded, attached] = arenas[..] else {
+        panic!("{arenas:?}");
+    };
+    assert!(without.0 == 0 && without.1 > 0, "{without:?}");
+    assert!(loaded.0 > 0 && loaded.0 == loaded.1, "{loaded:?}");
+    assert_eq!(loaded, attached);
+    let mut device = CpuDevice::new(CpuOptions {
+        warm_bytes: 4096,
+        ..CpuOptions::default()
+    });
+    device.load(ModelId(0), Arc::clone(&program)).unwrap();
+    device.warm(ModelId(0), u32::MAX);
+    assert_eq!(device.arena_bytes(), 4096, "as far as the bound allows");
 }
 
 #[test]

@@ -4,6 +4,7 @@ pub mod args;
 pub mod decision;
 pub mod dispatch;
 pub mod fetched;
+pub mod first;
 pub mod gemm;
 pub mod instructions;
 pub mod joining;

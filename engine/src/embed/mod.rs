@@ -330,7 +330,7 @@ impl Engine {
             return Err(BuildError::Closed);
         }
         if let Some(packer) = &self.shared.packer {
-            draft.packed = Some(packer.pack(draft.program.clone())?);
+            draft.packed = Some(packer.pack(draft.program.clone(), draft.spec.max_batch)?);
         }
         let (tx, rx) = mpsc::channel();
         let command = Command::Load(Box::new(draft), tx);

@@ -179,7 +179,10 @@ impl Maker {
     ) -> Result<(Served, Plans, ModelSpec), BuildError> {
         match draft.packed.take() {
             Some(packed) => device.attach(id, packed)?,
-            None => device.load(id, draft.program.clone())?,
+            None => {
+                device.load(id, draft.program.clone())?;
+                device.warm(id, draft.spec.max_batch);
+            }
         }
         let made = self.prepared(device, id, draft);
         if made.is_err() {

@@ -11,6 +11,9 @@ use std::ops::{Deref, DerefMut};
 use crate::arena::LINE;
 use crate::frames::FrameMemory;
 
+/// Bytes of the smallest pages of systems.
+const PAGE: usize = 4096;
+
 /// One cache line.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]
@@ -36,6 +39,22 @@ impl Aligned {
     pub fn zeroed_whole(len: usize) -> Self {
         let new = Self::zeroed(len);
         ask_for_huge_pages(&new.lines);
+        new
+    }
+
+    /// `len` elements of any content, whose pages the system has found already, whether or not the
+    /// allocator has written its zeros by then.
+    pub fn touched(len: usize) -> Self {
+        let mut new = Self::zeroed_whole(len);
+        // Nobody is to know that zeros are written over zeros, which would be left out.
+        let lines = std::hint::black_box(&mut new.lines[..]);
+        for line in lines.iter_mut().step_by(PAGE / size_of::<Line>()) {
+            line.0[0] = 0.0;
+        }
+        if let Some(last) = lines.last_mut() {
+            last.0[0] = 0.0;
+        }
+        std::hint::black_box(lines);
         new
     }
 
@@ -80,7 +99,6 @@ impl Aligned {
 /// cost less when weights stream through. A system that has none loses nothing.
 #[cfg(all(target_os = "linux", not(miri)))]
 fn ask_for_huge_pages(lines: &[Line]) {
-    const PAGE: usize = 4096;
     const HUGE_PAGE: usize = 2 << 20;
     const MADV_HUGEPAGE: i32 = 14;
     unsafe extern "C" {
@@ -223,6 +241,18 @@ impl Arenas {
         Aligned::zeroed_whole(new)
     }
 
+    /// Adds an arena to the free ones, if none of these is as large.
+    pub fn add(&mut self, arena: Aligned) {
+        let len = arena.len();
+        if len == 0 || self.free.iter().any(|a| a.len() >= len) {
+            return;
+        }
+        self.most_needed = self.most_needed.max(self.needed + len);
+        self.allocated += 1;
+        self.held += len;
+        self.free.push(arena);
+    }
+
     /// Takes memory back that was asked for as `len` elements.
     pub fn give(&mut self, arena: Aligned, len: usize) {
         if !arena.is_empty() {
@@ -285,6 +315,17 @@ impl Scratch {
         self.used = 0;
         if self.memory.len() < len {
             self.memory = Aligned::zeroed_whole(len);
+        }
+    }
+
+    /// Takes larger memory in place of what there is.
+    ///
+    /// # Safety
+    /// Nothing that was taken may be alive.
+    pub unsafe fn replace(&mut self, memory: Aligned) {
+        if self.memory.len() < memory.len() {
+            self.used = 0;
+            self.memory = memory;
         }
     }
 
@@ -369,6 +410,59 @@ mod tests {
         buffers.give(a);
         assert_eq!(buffers.take(128).len(), 128);
         assert_eq!(buffers.allocated(), 1);
+    }
+
+    /// Pages of memory that the system has found, and all; `None` where it does not tell. Source: Linux,
+    /// Documentation/admin-guide/mm/pagemap.rst: bit 63 of a page's word.
+    #[cfg(not(miri))]
+    fn present(memory: &Aligned) -> Option<(usize, usize)> {
+        use std::io::{Read, Seek, SeekFrom};
+        let first = memory.start() as usize / PAGE;
+        let end = (memory.start() as usize + memory.len() * size_of::<f32>()).div_ceil(PAGE);
+        let mut map = std::fs::File::open("/proc/self/pagemap").ok()?;
+        map.seek(SeekFrom::Start(8 * first as u64)).ok()?;
+        let mut words = vec![0; 8 * (end - first)];
+        map.read_exact(&mut words).ok()?;
+        // The last byte of a word, as all systems with such a file on which this is built have it.
+        let there = words.chunks(8).filter(|word| word[7] & 0x80 != 0);
+        Some((there.count(), end - first))
+    }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn all_pages_of_touched_memory_are_there() {
+        // No whole number of pages, and more than one huge one.
+        let len = (5 << 20) / size_of::<f32>() + 1000;
+        let touched = Aligned::touched(len);
+        let Some((found, all)) = present(&touched) else {
+            eprintln!("not run: the system does not tell which pages are there");
+            return;
+        };
+        assert_eq!(found, all);
+        assert_eq!(touched.len(), len);
+        assert!(Aligned::touched(0).is_empty());
+    }
+
+    #[test]
+    fn memory_made_ready_is_taken_first_and_once() {
+        let mut arenas = Arenas::default();
+        arenas.add(Aligned::touched(1000));
+        let ready = (arenas.allocated(), arenas.bytes());
+        arenas.add(Aligned::touched(900));
+        arenas.add(Aligned::default());
+        assert_eq!((arenas.allocated(), arenas.bytes()), ready);
+        let arena = arenas.take(1000);
+        assert_eq!((arena.len(), arenas.allocated()), (1000, 1));
+        arenas.give(arena, 1000);
+        let mut scratch = Scratch::default();
+        // SAFETY: nothing was taken.
+        unsafe { scratch.replace(Aligned::touched(64)) };
+        let at = scratch.memory.start();
+        // SAFETY: as above.
+        unsafe { scratch.replace(Aligned::touched(32)) };
+        // SAFETY: as above.
+        unsafe { scratch.grow(64) };
+        assert_eq!(scratch.memory.start(), at);
     }
 
     #[test]

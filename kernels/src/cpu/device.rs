@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lazybatch_graph::{OutputId, Program, SharedProgram, StateDecl, StateKind, Tensor};
 use lazybatch_sla::{Launch, ModelId, Slot, Time};
 use smallvec::SmallVec;
 
-use super::buffers::{Arenas, Buffers, Scratch};
+use super::buffers::{Aligned, Arenas, Buffers, Scratch};
 use super::cache::{CacheReport, WeightCache};
 use super::exec::{self, Env};
 use super::gemm::WeightType;
@@ -54,9 +55,37 @@ struct CpuPacker {
     max_open: usize,
     state_bytes: usize,
     cache: Option<Mutex<WeightCache>>,
+    warm_bytes: usize,
+    /// Elements of the largest arena and the largest working memory that were made ready.
+    ready: [AtomicUsize; 2],
+}
+
+/// Memory for the first launches of a model: an arena, and what nodes work in. Empty where there was as
+/// much before.
+#[derive(Default)]
+struct Room {
+    arena: Aligned,
+    scratch: Aligned,
 }
 
 impl CpuPacker {
+    fn room(&self, model: &Model, samples: u32) -> Room {
+        let (arena, scratch) = model.extents(samples as usize);
+        let most = self.warm_bytes / size_of::<f32>();
+        let made = |elems: usize, ready: &AtomicUsize| {
+            let elems = elems.min(most);
+            match ready.fetch_max(elems, Ordering::Relaxed) < elems {
+                true => Aligned::touched(elems),
+                false => Aligned::default(),
+            }
+        };
+        let [arenas, scratches] = &self.ready;
+        Room {
+            arena: made(arena, arenas),
+            scratch: made(scratch, scratches),
+        }
+    }
+
     fn cache(&self) -> Option<MutexGuard<'_, WeightCache>> {
         let cache = self.cache.as_ref()?;
         Some(cache.lock().unwrap_or_else(PoisonError::into_inner))
@@ -95,9 +124,13 @@ impl CpuPacker {
 }
 
 impl Packer for CpuPacker {
-    fn pack(&self, program: SharedProgram) -> Result<Packed, Error> {
-        let (device, resident) = (self.device.clone(), self.resident(program)?);
-        Ok(Packed(Box::new(PackedModel { device, resident })))
+    fn pack(&self, program: SharedProgram, samples: u32) -> Result<Packed, Error> {
+        let resident = self.resident(program)?;
+        Ok(Packed(Box::new(PackedModel {
+            device: self.device.clone(),
+            room: self.room(&resident.model, samples),
+            resident,
+        })))
     }
 }
 
@@ -105,6 +138,7 @@ impl Packer for CpuPacker {
 struct PackedModel {
     device: String,
     resident: Resident,
+    room: Room,
 }
 
 struct Resident {
@@ -136,6 +170,8 @@ impl CpuDevice {
             max_open: options.max_open,
             state_bytes: options.state_bytes,
             cache: options.weight_cache.clone().map(cache),
+            warm_bytes: options.warm_bytes,
+            ready: Default::default(),
         };
         Self {
             packer: Arc::new(packer),
@@ -170,6 +206,11 @@ impl CpuDevice {
         cache.map_or_else(CacheReport::default, |c| c.report().clone())
     }
 
+    /// Bytes of all arenas, in use or not.
+    pub fn arena_bytes(&self) -> usize {
+        self.arenas.bytes()
+    }
+
     /// Frames in use: none once all requests are closed.
     pub fn num_frames(&self) -> usize {
         self.frames.len()
@@ -178,6 +219,12 @@ impl CpuDevice {
     /// Bytes of a model's weights as they are held here.
     pub fn weight_bytes(&self, model: ModelId) -> Option<usize> {
         self.models.get(&model).map(|r| r.model.weight_bytes)
+    }
+
+    fn furnish(&mut self, room: Room) {
+        self.arenas.add(room.arena);
+        // SAFETY: no node runs, and temporaries do not outlive their node.
+        unsafe { self.scratch.replace(room.scratch) };
     }
 
     fn program(&self, model: ModelId) -> Option<&Program> {
@@ -312,8 +359,16 @@ impl Device for CpuDevice {
         if packed.device != self.name {
             return Err(refuse(format!("that of {}", packed.device)));
         }
+        self.furnish(packed.room);
         self.models.insert(id, packed.resident);
         Ok(())
+    }
+
+    fn warm(&mut self, model: ModelId, samples: u32) {
+        if let Some(resident) = self.models.get(&model) {
+            let room = self.packer.room(&resident.model, samples);
+            self.furnish(room);
+        }
     }
 
     fn unload(&mut self, id: ModelId) {

@@ -10,7 +10,7 @@ use super::layout::Layouts;
 use super::memory::ProgramMemory;
 use super::ops::conv::Filters;
 use super::stored::Stored;
-use crate::arena::BlockPlan;
+use crate::arena::{BlockPlan, Extent};
 use crate::custom::KernelRegistry;
 use crate::error::Error;
 use crate::frames::Places;
@@ -104,6 +104,27 @@ impl Model {
             host_nodes,
             weight_bytes,
         })
+    }
+}
+
+/// Positions of a request whose program does not bound them, where memory is made ready.
+const USUAL_LEN: usize = 128;
+
+impl Model {
+    /// Elements of an arena and of working memory that hold any launch of up to `samples` samples, of
+    /// the greatest length.
+    pub fn extents(&self, samples: usize) -> (usize, usize) {
+        let len = match self.program.length_input {
+            None => 1,
+            Some(_) => self.memory.longest().unwrap_or(USUAL_LEN),
+        };
+        let rows = samples.saturating_mul(len);
+        let most = |of: fn(&BlockPlan) -> Extent| {
+            let blocks = self.places.blocks.iter().map(of);
+            let elems = blocks.map(|e| e.saturating_elems(rows, samples));
+            elems.max().unwrap_or(0)
+        };
+        (most(|b| b.arena), most(|b| b.scratch))
     }
 }
 

@@ -26,6 +26,9 @@ pub struct CpuOptions {
     pub max_open: usize,
     /// Most bytes of sequence states per model; bounds `max_open` further.
     pub state_bytes: usize,
+    /// Most bytes that are made ready at load for values of the first launches; larger launches find
+    /// theirs when they come.
+    pub warm_bytes: usize,
     /// Kernels of custom nodes.
     pub registry: KernelRegistry,
     /// Fill fresh buffers with NaN, for tests.
@@ -43,6 +46,7 @@ impl Default for CpuOptions {
             warn: |_| {},
             max_open: 256,
             state_bytes: 2 << 30,
+            warm_bytes: 64 << 20,
             registry: KernelRegistry::new(),
             poison: false,
         }

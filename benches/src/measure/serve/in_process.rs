@@ -26,7 +26,7 @@ use lazybatch_workloads::experiment::measure::measure;
 use lazybatch_workloads::experiment::{Call, SegmentLength, Served, Serving};
 use serde_json::{Value, json};
 
-use super::ladder::{self, Climb, Sent};
+use super::ladder::{self, Climb, Compared, Sent};
 use super::peers::{Model, Options, SCRIPTS};
 
 /// What is compared: policies of ours, and ways to batch of the peer. The first is held against the
@@ -85,21 +85,18 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
             "cores": settings.server_cores.to_string(), "max_batch": MAX_BATCH,
         }))
     };
-    let over: [(&str, &[&str]); 2] = [
-        ("adaptive over best of padded and steps", &PEER),
-        (
-            "adaptive over best of triton:pad and cellular",
-            &["triton:pad", "cellular"],
-        ),
-    ];
-    ladder::record(
-        &recorder,
-        &climbs,
-        (&kinds, &over),
-        KINDS[0],
-        settings.repeats,
-        figures,
-    )
+    let compared = Compared {
+        kinds: &kinds,
+        ours: KINDS[0],
+        over: &[
+            ("adaptive over best of padded and steps", &PEER),
+            (
+                "adaptive over best of triton:pad and cellular",
+                &["triton:pad", "cellular"],
+            ),
+        ],
+    };
+    ladder::record(&recorder, &climbs, compared, figures)
 }
 
 fn own(place: &Path, model: &Model, threads: usize) -> anyhow::Result<Own> {

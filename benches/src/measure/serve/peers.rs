@@ -13,7 +13,7 @@ use lazybatch_benches::record::merge;
 use lazybatch_benches::serving::call::{self, Caller, Message, Status};
 use lazybatch_benches::serving::child::Server;
 use lazybatch_benches::serving::{Way, drive};
-use lazybatch_workloads::arrivals::transform;
+use lazybatch_workloads::arrivals::{Arrival, transform};
 use lazybatch_workloads::traces;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -21,8 +21,8 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::Settings;
-use super::ladder::{self, Climb, Ladder};
-use crate::measure::args::{above_0, positive};
+use super::ladder::{self, Climb, Compared, Ladder};
+use crate::measure::args::{above_0, positive, read};
 
 /// Where the scripts lie, from the root of the repository.
 pub const SCRIPTS: &str = "benches/peers";
@@ -54,8 +54,56 @@ pub struct Options {
     /// Rates, and when one is sustained.
     pub ladder: Ladder,
     models: Vec<String>,
-    arrivals: String,
+    arrivals: Arrivals,
     kinds: Option<Vec<String>>,
+}
+
+/// When requests come.
+enum Arrivals {
+    Poisson,
+    /// As in a file: stretches of what it holds, at the rate that is asked for.
+    Trace(String, Vec<Arrival>),
+}
+
+impl Arrivals {
+    /// `poisson`, or `trace:FILE`.
+    fn parse(text: &str) -> anyhow::Result<Self> {
+        if text == "poisson" {
+            return Ok(Self::Poisson);
+        }
+        let Some(file) = text.strip_prefix("trace:") else {
+            bail!("--arrivals: expected poisson or trace:FILE, got {text}");
+        };
+        let read = traces::Options {
+            format: None,
+            model: Some("any".into()),
+        };
+        let all = traces::read(file.as_ref(), &read).context("--arrivals")?;
+        Ok(Self::Trace(text.to_owned(), all))
+    }
+
+    /// As it was stated.
+    fn name(&self) -> &str {
+        match self {
+            Self::Poisson => "poisson",
+            Self::Trace(name, _) => name,
+        }
+    }
+
+    /// Times at a mean of `rate` a second over `span`, others for each seed.
+    fn times(&self, rate: f64, span: Duration, seed: u64) -> anyhow::Result<Vec<Duration>> {
+        match self {
+            Self::Poisson => {
+                let mut rng = ChaCha8Rng::seed_from_u64(seed);
+                Ok(drive::poisson(rate, span, &mut rng))
+            }
+            Self::Trace(_, all) => {
+                let num = (rate * span.as_secs_f64()).ceil() as usize;
+                let drawn = transform::stretch(all, num, rate, seed)?;
+                Ok(drawn.iter().map(|a| Duration::from_nanos(a.at.0)).collect())
+            }
+        }
+    }
 }
 
 /// A model that is measured.
@@ -77,8 +125,9 @@ impl Options {
         let mut python = ".triton/bin/python".into();
         let (mut hidden, mut width) = (256, 256);
         let (mut first_rate, mut step, mut limit_ms) = (25.0, 1.5, 250.0);
+        let mut between = 2;
         let mut models: Vec<String> = MODELS.iter().map(|m| m.0.to_owned()).collect();
-        let mut arrivals = "poisson".to_owned();
+        let mut arrivals = Arrivals::Poisson;
         let mut kinds = None;
         let settings = Settings::parse(args, command, |key, value| {
             match key {
@@ -87,9 +136,10 @@ impl Options {
                 "--width" => width = positive(key, value)?,
                 "--first-rate" => first_rate = above_0(key, value)?,
                 "--step" => step = above_0(key, value)?,
+                "--between" => between = read(key, value, "a whole number")?,
                 "--limit-ms" => limit_ms = above_0(key, value)?,
                 "--models" => models.retain(|m| value.split(',').any(|v| v == m)),
-                "--arrivals" => arrivals = value.into(),
+                "--arrivals" => arrivals = Arrivals::parse(value)?,
                 "--kinds" => kinds = Some(value.split(',').map(str::to_owned).collect()),
                 _ => return Ok(false),
             }
@@ -100,9 +150,6 @@ impl Options {
             "--models: expected some of lstm, decoder, encoder"
         );
         ensure!(step > 1.0, "--step: expected a number above 1, got {step}");
-        if arrivals != "poisson" && !arrivals.starts_with("trace:") {
-            bail!("--arrivals: expected poisson or trace:FILE, got {arrivals}");
-        }
         Ok(Self {
             settings,
             python,
@@ -112,6 +159,7 @@ impl Options {
                 first_rate,
                 step,
                 limit_ms,
+                between,
             },
             models,
             arrivals,
@@ -176,7 +224,7 @@ impl Options {
     /// What every line says of the run, beside `own`.
     pub fn figures(&self, mut own: Value) -> Value {
         let more = json!({
-            "arrivals": self.arrivals, "limit_ms": self.ladder.limit_ms, "hidden": self.hidden,
+            "arrivals": self.arrivals.name(), "limit_ms": self.ladder.limit_ms, "hidden": self.hidden,
             "width": self.width,
         });
         merge(&mut own, more);
@@ -186,33 +234,28 @@ impl Options {
     /// Times of arrivals at a mean of `rate` a second, in step `step` of a climb of turn `turn`.
     ///
     /// # Errors
-    /// A trace that cannot be read.
+    /// A trace without a rate.
     pub fn times(&self, rate: f64, turn: usize, step: usize) -> anyhow::Result<Vec<Duration>> {
-        let (span, seed) = (self.settings.span, self.settings.seed);
-        let seed = seed + (100 * turn + step) as u64;
-        let Some(file) = self.arrivals.strip_prefix("trace:") else {
-            let mut rng = ChaCha8Rng::seed_from_u64(seed);
-            return Ok(drive::poisson(rate, span, &mut rng));
-        };
-        let read = traces::Options {
-            format: None,
-            model: Some("any".into()),
-        };
-        let all = traces::read(file.as_ref(), &read)?;
-        let num = (rate * span.as_secs_f64()).ceil() as usize;
-        let drawn = transform::stretch(&all, num, rate, seed)?;
-        Ok(drawn.iter().map(|a| Duration::from_nanos(a.at.0)).collect())
+        let seed = self.settings.seed + (100 * turn + step) as u64;
+        self.arrivals.times(rate, self.settings.span, seed)
     }
 
     fn start(&self, kind: &str, root: &Path) -> anyhow::Result<Server> {
         if kind == KINDS[0] {
             return self.settings.front_end(&root.join(kind));
         }
-        let mut command = self.settings.server_cores.run(&self.python);
-        command
-            .arg(format!("{SCRIPTS}/triton.py"))
-            .arg(root.join(kind));
-        Server::start(&mut command)
+        let start = || {
+            let mut command = self.settings.server_cores.run(&self.python);
+            command
+                .arg(format!("{SCRIPTS}/triton.py"))
+                .arg(root.join(kind));
+            Server::start(&mut command)
+        };
+        // Its processes find each other by locks that time out on a machine that is held up.
+        start().or_else(|error| {
+            eprintln!("{kind}, once more: {error:#}");
+            start()
+        })
     }
 }
 
@@ -235,23 +278,28 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
                 for model in &models {
                     if kind != "triton-iterative" || model.name != "encoder" {
                         let climb = climb(options, &server, (way, kind), model, turn);
-                        climbs.push(drive::run(climb)?);
+                        let climb = drive::run(climb)?;
+                        told(way, turn, settings.repeats, &climb);
+                        climbs.push(climb);
                     }
                 }
             }
         }
         let figures = |what: &str| options.figures(settings.figures(way, what));
-        let over: [(&str, &[&str]); 1] = [("lazybatch over best of triton", &KINDS[1..])];
-        ladder::record(
-            &recorder,
-            &climbs,
-            (&kinds, &over),
-            KINDS[0],
-            settings.repeats,
-            figures,
-        )?;
+        let compared = Compared {
+            kinds: &kinds,
+            ours: KINDS[0],
+            over: &[("lazybatch over best of triton", &KINDS[1..])],
+        };
+        ladder::record(&recorder, &climbs, compared, figures)?;
     }
     Ok(())
+}
+
+/// Says how far the run is: lines are written when all turns are over.
+fn told(way: Way, turn: usize, repeats: usize, climb: &Climb) {
+    let way = way.name();
+    eprintln!("{way}, turn {} of {repeats}: {climb}", turn + 1);
 }
 
 /// Values of a request, and its length.
@@ -308,4 +356,58 @@ async fn climb(
         climb.put(sent.iter().map(done).collect::<Vec<_>>())?;
     }
     Ok(climb)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrivals_of_a_trace_keep_its_gaps_at_the_rate_that_is_asked_for() {
+        let place = tempfile::tempdir().unwrap();
+        let file = place.path().join("trace.csv");
+        // Gaps of 0, 1 and 3 s, again and again.
+        let lines = (0..90).map(|i| {
+            let at = i / 3 * 4 + [0, 0, 1][i % 3];
+            let (minutes, seconds) = (at / 60, at % 60);
+            format!("2023-11-16 18:{minutes:02}:{seconds:02}.0000000,10,20\n")
+        });
+        let text = format!(
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n{}",
+            lines.collect::<String>()
+        );
+        std::fs::write(&file, text).unwrap();
+        let arrivals = Arrivals::parse(&format!("trace:{}", file.display())).unwrap();
+        let span = Duration::from_millis(100);
+        let times = |seed| arrivals.times(90.0, span, seed).unwrap();
+        let first = times(1);
+        assert_eq!(first.len(), 9);
+        let gaps: Vec<f64> = first
+            .windows(2)
+            .map(|w| (w[1] - w[0]).as_secs_f64())
+            .collect();
+        let unit = gaps[1];
+        for (gap, of) in gaps.iter().zip([0.0, 1.0, 3.0].iter().cycle()) {
+            assert!((gap - of * unit).abs() < 1e-6, "{gaps:?}");
+        }
+        let rate = 8.0 / first[8].as_secs_f64();
+        assert!((rate - 90.0).abs() < 1e-3, "{rate}");
+        assert_eq!(times(1), times(1));
+        let parts = (times(2).len(), times(11), times(1));
+        assert_eq!(
+            (parts.0, parts.1),
+            (9, parts.2),
+            "ten stretches, then again"
+        );
+        for (bad, part) in [
+            (
+                "even",
+                "--arrivals: expected poisson or trace:FILE, got even",
+            ),
+            ("trace:nowhere.csv", "--arrivals"),
+        ] {
+            let message = Arrivals::parse(bad).err().unwrap().to_string();
+            assert!(message.starts_with(part), "{message}");
+        }
+    }
 }
