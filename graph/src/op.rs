@@ -121,7 +121,8 @@ pub struct Heads {
 #[serde(rename_all = "snake_case")]
 pub enum Op {
     /// The request's input. `Once`: `[rows, ...]` for an input `[len, ...]`, `[batch, ...]` for one
-    /// without `len`. Loops: the row at `at` (`Step` or `Reverse`), `[batch, ...]`.
+    /// without `len`. Loops: the row at `at` (`Step` or `Reverse`), `[batch, ...]`; all of an input
+    /// without `len`, in every pass. Loops that run until they stop read no sequences.
     /// With `PerInputStep { stride: k }` the row at `step * k`. No operands.
     Input {
         /// Which input.

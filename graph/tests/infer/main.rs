@@ -640,7 +640,9 @@ fn state_and_edge_rules() {
     check(ONCE, input(1, At::All), &[], "i32[rows]");
     check(STEP, input(1, At::Reverse), &[], "i32[batch]");
     check(STEP, input(1, At::All), &[], "!position");
-    check(STEP, input(0, At::Step), &[], "!input image");
+    check(STEP, input(0, At::Step), &[], "f32[batch, 3, 8, 8]");
+    check(LOOP, input(0, At::Step), &[], "f32[batch, 3, 8, 8]");
+    check(LOOP, input(0, At::All), &[], "!position");
     check(LOOP, input(1, At::Step), &[], "!input tokens");
     check(ONCE, input(1, At::End), &[], "!position");
     check(ONCE, input(7, At::All), &[], "!a declared input");
