@@ -260,15 +260,17 @@ mod tests {
         });
         let ids = Tensor::from_i32(&[3], &[1, 9, 0]);
         let all = with_sampling(&program, vec![ids.clone()]);
-        assert_eq!(all[1], Sampling::tensor(&[Sampling::default()]));
+        assert_eq!(
+            (&all[1].dims[..], all[1].to_i32()),
+            (&[1, 4][..], vec![0; 4])
+        );
         assert!(validate_inputs(&program, &all).is_ok());
         let hot = Sampling {
             temperature: 200.0,
             ..Sampling::default()
         };
-        let given = vec![ids, Sampling::tensor(&[hot])];
-        let kept = with_sampling(&program, given.clone());
-        assert_eq!(kept, given);
+        let kept = with_sampling(&program, vec![ids, Sampling::tensor(&[hot])]);
+        assert_eq!(kept.len(), 2);
         let error = validate_inputs(&program, &kept).unwrap_err().to_string();
         let told = "input sampling: expected a temperature of 0 to 100, got 200";
         assert!(error.contains(told), "{error}");
