@@ -173,6 +173,8 @@ fn flops(program: &Program, id: NodeId) -> (u64, u64) {
         Op::GruCell { ahead: true, .. } => 2 * input(1) + 3 * input(2),
         Op::GruCell { .. } => 2 * (input(1) + input(2)) + 3 * input(3),
         Op::Pool2d { window, .. } => output * (window.kernel[0] * window.kernel[1]) as u64,
+        // A difference, a quotient, an exponential and a sum.
+        Op::Sample => 4 * input(0),
         Op::GlobalAveragePool | Op::MeanRows | Op::ArgMax | Op::TopK { .. } | Op::EmbeddingBag => {
             input(0)
                 * if matches!(node.op, Op::EmbeddingBag) {

@@ -64,6 +64,9 @@ fn declarations(f: &mut String, program: &Program) -> fmt::Result {
         if let Some(bound) = input.id_bound {
             write!(f, ", ids < {bound}")?;
         }
+        if input.is_sampling {
+            f.write_str(", how tokens are chosen")?;
+        }
         writeln!(f)?;
     }
     for (i, output) in program.outputs.iter().enumerate() {
@@ -304,6 +307,7 @@ impl fmt::Display for Op {
             Self::FirstRow => f.write_str("first_row"),
             Self::LastRow => f.write_str("last_row"),
             Self::ArgMax => f.write_str("arg_max"),
+            Self::Sample => f.write_str("sample"),
             Self::TopK { k, largest } => {
                 let which = if *largest { "largest" } else { "smallest" };
                 write!(f, "top_k {k} {which}")

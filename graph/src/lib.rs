@@ -50,6 +50,7 @@ pub mod onnx;
 pub mod op;
 pub mod passes;
 pub mod program;
+pub mod sampling;
 pub mod segment;
 pub mod shape;
 pub mod tensor;
@@ -73,6 +74,7 @@ pub use program::{
     Block, Carry, Def, InputDecl, Node, OutputDecl, Program, Repeat, SharedProgram, StateDecl,
     StateKind, Value, WeightDecl,
 };
+pub use sampling::{SAMPLING_INPUT, Sampling};
 pub use segment::Segments;
 pub use shape::{Dim, TensorType};
 pub use tensor::{Bytes, Tensor, WeightSource};

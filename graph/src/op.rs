@@ -121,7 +121,8 @@ pub struct Heads {
 #[serde(rename_all = "snake_case")]
 pub enum Op {
     /// The request's input. `Once`: `[rows, ...]` for an input `[len, ...]`, `[batch, ...]` for one
-    /// without `len`. Loops: the row at `at` (`Step` or `Reverse`), `[batch, ...]`.
+    /// without `len`. Loops: the row at `at` (`Step` or `Reverse`), `[batch, ...]`; all of an input
+    /// without `len`, in every pass. Loops that run until they stop read no sequences.
     /// With `PerInputStep { stride: k }` the row at `step * k`. No operands.
     Input {
         /// Which input.
@@ -293,6 +294,15 @@ pub enum Op {
     LastRow,
     /// `x [r, d]`: index of the largest element, the lowest among equals: `[r] i32`.
     ArgMax,
+    /// `logits [r, v]`, `how [r, 4] i32` (the words of a [`crate::Sampling`]): a token `[r] i32`.
+    /// `ArgMax` with a temperature of 0 or a `top_k` of 1, or where the largest score is not finite.
+    /// Else one of the first `top_k` in the order of `TopK` (all for 0, or where there are no more):
+    /// token `i` has the weight `floor(2^31 exp((x_i - max) / temperature))`, none where that is no
+    /// number; `random` (64 bits) times the sum of weights over `2^64`, rounded down, is the number of
+    /// weights, in order of `i`, that lie before the token. Sums are whole numbers, so their order
+    /// does not matter. `random` is [`crate::sampling::random`] of the seed, and of the member's step
+    /// plus 1 in loops; in `Once` blocks of the row's index among `Rows`, of 0 among samples.
+    Sample,
     /// `x [r, .., d]`: the `k` largest elements of the last dimension, in falling order, or the
     /// smallest, in rising order: two outputs, the elements `[r, .., k]` and their indices
     /// `[r, .., k] i32`. Among equals (zeros of either sign are) the lower index comes first; what

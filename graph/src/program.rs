@@ -149,6 +149,10 @@ pub struct InputDecl {
     pub max_len: Option<usize>,
     /// Ids must lie in `0..bound`, for inputs that an embedding reads.
     pub id_bound: Option<usize>,
+    /// It says how tokens are chosen, by the words of a [`Sampling`](crate::Sampling); a request that
+    /// leaves it out gets the likeliest ones. Such an input is the last one, and `[4] i32`.
+    #[serde(default)]
+    pub is_sampling: bool,
 }
 
 /// An output of a request.
@@ -245,6 +249,12 @@ impl Program {
     /// The output at `id`.
     pub fn output(&self, id: OutputId) -> &OutputDecl {
         &self.outputs[id.index()]
+    }
+
+    /// The input that says how tokens are chosen, if the model samples.
+    pub fn sampling(&self) -> Option<InputId> {
+        let at = self.inputs.iter().position(|d| d.is_sampling);
+        at.map(InputId::new)
     }
 
     /// Whether `input` is handed on from request to request of a sequence.

@@ -9,8 +9,9 @@
 //! 6. Sequence inputs have a length bound, all the same, and one of them drives the lengths.
 //! 7. No sequence state can receive more rows than it holds, and no lookup an id out of range.
 //! 8. Each declared output is emitted somewhere.
-//! 9. What is carried to the next request has one fixed type as output and as input, is no id, and
-//!    no input is carried twice.
+//! 9. An input for sampling is the last one and `[4] i32`.
+//! 10. What is carried to the next request has one fixed type as output and as input, is no id, and
+//!     no input is carried twice.
 
 use crate::dtype::DType;
 use crate::error::Error;
@@ -18,6 +19,7 @@ use crate::ids::{NodeId, StateId, ValueId};
 use crate::infer::{Context, infer};
 use crate::op::{At, Op};
 use crate::program::{Def, Program, Repeat, StateKind};
+use crate::sampling::Sampling;
 use crate::shape::{Dim, TensorType};
 use crate::tensor::WeightSource;
 
@@ -98,6 +100,17 @@ fn declarations(program: &Program) -> Result<(), Error> {
                 format!("sequence input {} has its own bound", input.name),
             );
         }
+    }
+    let mut inputs = program.inputs.iter().rev();
+    let words = TensorType::fixed(DType::I32, &[Sampling::WORDS]);
+    let last = inputs.next().filter(|d| d.is_sampling);
+    if let Some(input) = last.filter(|d| d.ty != words || d.id_bound.is_some()) {
+        let what = format!("input {}, for sampling: expected {words}", input.name);
+        return broken(program, format!("{what} without a bound, got {}", input.ty));
+    }
+    if let Some(input) = inputs.find(|d| d.is_sampling) {
+        let what = "an input for sampling is the last one, and there is one";
+        return broken(program, format!("input {}: {what}", input.name));
     }
     let drives = program.length_input.map(|i| program.inputs.get(i.index()));
     if longest.is_some() != matches!(drives, Some(Some(i)) if i.max_len.is_some()) {
@@ -347,7 +360,7 @@ fn state_bounds(program: &Program) -> Result<(), Error> {
     Ok(())
 }
 
-/// Ids that come straight from an input, from a state or from an argmax are rows of the table.
+/// Ids that come straight from an input, from a state or from a choice are rows of the table.
 fn id_bounds(program: &Program) -> Result<(), Error> {
     for (_, id) in placed_nodes(program) {
         let node = program.node(id);
@@ -400,7 +413,7 @@ fn id_bound(program: &Program, value: ValueId, through_states: bool) -> Bound {
             decl.id_bound
                 .map_or_else(|| Bound::Missing(decl.name.clone()), Bound::Below)
         }
-        Op::ArgMax => Bound::Below(program.value(node.inputs[0]).ty.row_elems()),
+        Op::ArgMax | Op::Sample => Bound::Below(program.value(node.inputs[0]).ty.row_elems()),
         Op::TopK { .. } => {
             let dims = program.value(node.inputs[0]).ty.fixed_dims();
             dims.last().map_or(Bound::Unknown, |&d| Bound::Below(d))

@@ -89,6 +89,44 @@ fn what_is_carried_has_one_fixed_type_and_is_carried_once() {
 }
 
 #[test]
+fn an_input_for_sampling_is_the_last_one_and_holds_its_words() {
+    let sampled = || {
+        let mut b = ProgramBuilder::new("sampled");
+        let x = b.input("x", DType::F32, &[3]);
+        let how = b.sampling();
+        let y = b.output("y", DType::I32, &[]);
+        b.begin_block("main", Repeat::Once);
+        let scores = b.read_input("x", x);
+        let how = b.read_input("how", how);
+        let token = b.sample("token", scores, how);
+        b.emit("emit", y, token);
+        b.finish().unwrap()
+    };
+    assert_eq!(sampled().sampling(), Some(InputId::new(1)));
+    let broken = |edit: fn(&mut Program)| {
+        let mut program = sampled();
+        edit(&mut program);
+        verify(&program).unwrap_err().to_string()
+    };
+    for (message, part) in [
+        (
+            broken(|p| p.inputs[1].id_bound = Some(3)),
+            "input sampling, for sampling: expected i32[4] without a bound",
+        ),
+        (
+            broken(|p| p.inputs[1].ty = TensorType::fixed(DType::I32, &[5])),
+            "expected i32[4] without a bound, got i32[5]",
+        ),
+        (
+            broken(|p| p.inputs[0].is_sampling = true),
+            "input x: an input for sampling is the last one, and there is one",
+        ),
+    ] {
+        assert!(message.contains(part), "{message}");
+    }
+}
+
+#[test]
 fn operands_come_from_earlier_nodes_of_the_block() {
     let message = broken(|p| p.blocks[0].nodes.swap(0, 1));
     assert_eq!(

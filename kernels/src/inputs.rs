@@ -1,6 +1,6 @@
 //! Checks a request's inputs against its program, at the edge, before anything is queued.
 
-use lazybatch_graph::{DType, Dim, InputDecl, Program, Tensor};
+use lazybatch_graph::{DType, Dim, InputDecl, Program, Sampling, Tensor};
 
 use crate::error::Error;
 use crate::validate::is_static;
@@ -14,11 +14,27 @@ pub struct InputShape {
     pub samples: u32,
 }
 
-/// Checks number, dtype, shape, length and ids of a request's inputs.
+/// The inputs with that for sampling behind them, if just that is missing: the likeliest tokens.
+pub fn with_sampling(program: &Program, mut given: Vec<Tensor>) -> Vec<Tensor> {
+    if program.sampling().is_some() && given.len() + 1 == program.inputs.len() {
+        // One for each sample of the others; one where a sequence says how long the request is.
+        let samples = match program.length_input {
+            Some(_) => 1,
+            None => given
+                .first()
+                .map_or(1, |t| t.dims.first().copied().unwrap_or(1)),
+        };
+        given.push(Sampling::tensor(&vec![Sampling::default(); samples]));
+    }
+    given
+}
+
+/// Checks number, dtype, shape, length, ids and sampling of a request's inputs.
 ///
 /// A sequence input is `[len, ...]` with `1 <= len <= max_len`; another one is `[samples, ...]`,
 /// equal over all inputs and 1 for programs with a sequence or a loop. All sequences of a request
-/// have one length. i64 ids are accepted for i32.
+/// have one length. i64 ids are accepted for i32. The rows of an input for sampling have to be words
+/// of a [`Sampling`].
 ///
 /// # Errors
 /// [`Error::Input`] for the first input that does not fit.
@@ -63,6 +79,7 @@ pub fn validate_inputs(program: &Program, inputs: &[Tensor]) -> Result<InputShap
             }
         }
         check_ids(decl, tensor).map_err(|(e, g)| fail(e, g))?;
+        check_sampling(decl, tensor).map_err(|(e, g)| fail(e, g))?;
     }
     let input_len = program
         .length_input
@@ -129,6 +146,15 @@ fn check_ids(decl: &InputDecl, tensor: &Tensor) -> Mismatch {
     }
 }
 
+fn check_sampling(decl: &InputDecl, tensor: &Tensor) -> Mismatch {
+    if !decl.is_sampling {
+        return Ok(());
+    }
+    let words = tensor.to_i32();
+    let mut rows = words.chunks(Sampling::WORDS);
+    rows.try_for_each(|row| Sampling::of_words(row).map(drop))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -142,6 +168,7 @@ mod tests {
                 ty: TensorType::new(DType::I32, [Dim::Len]),
                 max_len: Some(4),
                 id_bound: Some(10),
+                is_sampling: false,
             }],
             length_input: Some(InputId::new(0)),
             ..Program::default()
@@ -196,6 +223,7 @@ mod tests {
             ty: TensorType::new(DType::F32, [Dim::Batch, Dim::Fixed(2)]),
             max_len: None,
             id_bound: None,
+            is_sampling: false,
         };
         let mut program = Program {
             name: "p".into(),
@@ -218,5 +246,33 @@ mod tests {
         program.inputs[1].ty = TensorType::new(DType::F32, [Dim::Len, Dim::Fixed(2)]);
         program.length_input = Some(InputId::new(1));
         assert!(validate_inputs(&program, &[three.clone(), three]).is_err());
+    }
+
+    #[test]
+    fn how_tokens_are_chosen_may_be_left_out_and_is_checked() {
+        let mut program = program();
+        program.inputs.push(InputDecl {
+            name: "sampling".into(),
+            ty: TensorType::fixed(DType::I32, &[Sampling::WORDS]),
+            max_len: None,
+            id_bound: None,
+            is_sampling: true,
+        });
+        let ids = Tensor::from_i32(&[3], &[1, 9, 0]);
+        let all = with_sampling(&program, vec![ids.clone()]);
+        assert_eq!(
+            (&all[1].dims[..], all[1].to_i32()),
+            (&[1, 4][..], vec![0; 4])
+        );
+        assert!(validate_inputs(&program, &all).is_ok());
+        let hot = Sampling {
+            temperature: 200.0,
+            ..Sampling::default()
+        };
+        let kept = with_sampling(&program, vec![ids, Sampling::tensor(&[hot])]);
+        assert_eq!(kept.len(), 2);
+        let error = validate_inputs(&program, &kept).unwrap_err().to_string();
+        let told = "input sampling: expected a temperature of 0 to 100, got 200";
+        assert!(error.contains(told), "{error}");
     }
 }

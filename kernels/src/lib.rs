@@ -64,7 +64,7 @@ pub use custom::{CustomCall, CustomKernel, CustomNode, CustomOperand, KernelRegi
 pub use device::{Completion, Device, DeviceInfo, OpenRequest, Packed, Packer, Plan, Residency};
 pub use error::Error;
 pub use faulty::{FaultPlan, Faulty};
-pub use inputs::{InputShape, validate_inputs};
+pub use inputs::{InputShape, validate_inputs, with_sampling};
 pub use memory::{MemoryBound, RequestMemory};
 pub use reference::ReferenceDevice;
 pub use sim::{Noise, SimDevice};

@@ -190,7 +190,7 @@ fn recurrent() -> Program {
 fn decoder() -> Program {
     let mut b = ProgramBuilder::new("decoder").with_seed(6);
     let ids = b.sequence_ids("ids", 20, 50);
-    let greedy = Greedy::new(&mut b, 1, 2);
+    let greedy = Greedy::sampled(&mut b, 1, 2);
     b.begin_block("encoder", Repeat::Once);
     let i = b.read_input("ids", ids);
     let x = b.embed("embed", i, 50, 32);

@@ -347,6 +347,23 @@ def http_generate_stream(server):
 
 
 @check
+def http_generate_samples(server):
+    def told(status, **parameters):
+        request = {"text_input": "word1 word2 word3", "parameters": parameters}
+        got, body = post(server, "/v2/models/story/generate", request)
+        assert got == status, body
+        return body["text_output"] if status == 200 else body["error"]
+    likeliest = told(200)
+    assert told(200, temperature=0, seed=3) == likeliest
+    assert told(200, temperature=1.5, top_k=1) == likeliest
+    drawn = [told(200, temperature=1.5, top_k=20, seed=seed) for seed in range(4)]
+    assert len(set(drawn)) > 1, drawn
+    assert [told(200, temperature=1.5, top_k=20, seed=seed) for seed in range(4)] == drawn
+    assert "0 to 100" in told(400, temperature=101)
+    assert "0 to 1024" in told(400, top_k=1025)
+
+
+@check
 def http_generate_needs_a_text_model(server):
     status, body = post(server, "/v2/models/add/generate", {"text_input": "a"})
     assert status == 400 and "text" in body["error"]

@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use lazybatch_graph::Tensor;
+use lazybatch_graph::{Sampling, Tensor};
 use lru::LruCache;
 use sha2::{Digest, Sha256};
 
@@ -22,13 +22,22 @@ const OVERHEAD: u64 = 256;
 pub struct Key([u8; 32]);
 
 impl Key {
-    /// Of a request to the loaded version `generation`, which runs at most `max_steps` steps.
-    pub fn of(generation: u64, request: &Request, max_steps: Option<u32>) -> Self {
+    /// Of a request to the loaded version `generation`, which runs at most `max_steps` steps and
+    /// chooses tokens as `how` says.
+    pub fn of(
+        generation: u64,
+        request: &Request,
+        max_steps: Option<u32>,
+        how: [i32; Sampling::WORDS],
+    ) -> Self {
         let mut inputs: Vec<_> = request.inputs.iter().collect();
         inputs.sort_by_key(|i| &i.name);
         let mut digest = Sha256::new();
         digest.update(generation.to_le_bytes());
         digest.update(max_steps.unwrap_or(u32::MAX).to_le_bytes());
+        for word in how {
+            digest.update(word.to_le_bytes());
+        }
         // Every part states its length, so no two lists read alike.
         let mut part = |bytes: &[u8]| {
             digest.update((bytes.len() as u64).to_le_bytes());
@@ -133,23 +142,21 @@ mod tests {
 
     #[test]
     fn keys_are_those_of_the_inputs_whatever_their_order() {
-        let key = |inputs: &[(&str, &[usize], &[u8])]| Key::of(1, &request(inputs), None);
+        let key = |inputs: &[(&str, &[usize], &[u8])]| Key::of(1, &request(inputs), None, [0; 4]);
         let a = key(&[("a", &[2], &[1, 2]), ("b", &[1], &[3])]);
         assert_eq!(a, key(&[("b", &[1], &[3]), ("a", &[2], &[1, 2])]));
+        let same = |generation, max_steps, how| {
+            let request = request(&[("a", &[2], &[1, 2]), ("b", &[1], &[3])]);
+            Key::of(generation, &request, max_steps, how)
+        };
+        assert_eq!(a, same(1, None, [0; 4]));
         let others = [
             key(&[("a", &[2], &[1, 2]), ("b", &[1], &[4])]),
             key(&[("a", &[1, 2], &[1, 2]), ("b", &[1], &[3])]),
             key(&[("a", &[2], &[1, 2]), ("c", &[1], &[3])]),
-            Key::of(
-                2,
-                &request(&[("a", &[2], &[1, 2]), ("b", &[1], &[3])]),
-                None,
-            ),
-            Key::of(
-                1,
-                &request(&[("a", &[2], &[1, 2]), ("b", &[1], &[3])]),
-                Some(4),
-            ),
+            same(2, None, [0; 4]),
+            same(1, Some(4), [0; 4]),
+            same(1, None, [0, 0, 7, 0]),
         ];
         assert!(others.iter().all(|o| *o != a));
     }

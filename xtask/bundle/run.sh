@@ -166,6 +166,9 @@ if [ "$(printf '%s\n' "$needed" "$found" | sort -V | head -n 1)" != "$needed" ];
     exit 2
 fi
 bin=$out/programs
+# However the run ends, the programs go.
+trap 'rm -rf "$bin"' EXIT
+trap 'exit 130' INT TERM
 for packed in "$here"/bin/*.gz; do
     program=$bin/$(basename "$packed" .gz)
     gzip -dc "$packed" >"$program" && chmod +x "$program" || exit 2
@@ -244,5 +247,4 @@ stage peers 28
 # What all of that says of the figures that were asked for, as a table and as JSON.
 "$bin/measure_device" --verdict "$out" >"$out/verdict.txt" || failed=1
 cat "$out/verdict.txt"
-rm -rf "$bin"
 exit $failed

@@ -188,11 +188,12 @@ fn check(root: &Path, folder: &Path, made: &[Artifact]) -> Result<bool> {
         .env("PYTHONPATH", nvrtc::python_path(root))
         .output()
         .context("cannot run run.sh")?;
-    let is_refused =
-        refused.status.code() == Some(2) && !folder.join("refused/kernels.json").exists();
+    // It leaves what it found, no results and no programs.
+    let left = ["kernels.json", "programs"].map(|name| folder.join("refused").join(name));
+    let is_refused = refused.status.code() == Some(2) && !left.iter().any(|p| p.exists());
     ensure!(
         is_refused,
-        "expected status 2 without --dry, got {refused:?}"
+        "expected status 2 and nothing left without --dry, got {refused:?}"
     );
     Ok(status.success())
 }

@@ -139,9 +139,12 @@ fn from_json(model: &Model, path: &Path) -> anyhow::Result<Vec<Tensor>> {
     }
     let mut tensors = Vec::new();
     for decl in &model.program.inputs {
-        let value = values
-            .get(&decl.name)
-            .ok_or_else(|| bad(&decl.name, "a tensor".into(), "nothing".into()))?;
+        let value = match values.get(&decl.name) {
+            Some(value) => value,
+            // The last one, which may be left out.
+            None if decl.is_sampling => break,
+            None => return Err(bad(&decl.name, "a tensor".into(), "nothing".into()).into()),
+        };
         let mut dims = shape(value);
         let mut flat = Vec::new();
         flatten(value, &dims, &mut flat)

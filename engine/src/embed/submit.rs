@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use lazybatch_graph::{DType, InputId, Program, Tensor};
-use lazybatch_kernels::validate_inputs;
+use lazybatch_kernels::{validate_inputs, with_sampling};
 use lazybatch_sla::{RequestId, Time};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc as stream, oneshot};
 
@@ -202,7 +202,7 @@ impl Shared {
         inputs: Vec<Tensor>,
         options: &Options,
     ) -> Result<(Request, Vec<Tensor>), RequestError> {
-        let inputs = with_carried(&served.program, inputs);
+        let inputs = with_sampling(&served.program, with_carried(&served.program, inputs));
         let shape = validate_inputs(&served.program, &inputs)?;
         if shape.samples > served.max_batch {
             return Err(RequestError::Samples {

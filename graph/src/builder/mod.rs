@@ -27,6 +27,7 @@ use crate::program::{
     Block, Carry, Def, InputDecl, Node, OutputDecl, Program, Repeat, StateDecl, StateKind, Value,
     WeightDecl,
 };
+use crate::sampling::{SAMPLING_INPUT, Sampling};
 use crate::shape::{Dim, TensorType};
 use crate::tensor::{Tensor, WeightSource};
 use crate::verify::verify;
@@ -133,6 +134,15 @@ impl ProgramBuilder {
         self.declare_input(name, ty, Some(max_len), Some(bound))
     }
 
+    /// Declares how tokens are chosen: `sampling [4] i32`, which requests may leave out. It has to
+    /// be the last input.
+    pub fn sampling(&mut self) -> InputId {
+        let ty = TensorType::fixed(DType::I32, &[Sampling::WORDS]);
+        let id = self.declare_input(SAMPLING_INPUT, ty, None, None);
+        self.program.inputs[id.index()].is_sampling = true;
+        id
+    }
+
     fn declare_input(
         &mut self,
         name: &str,
@@ -146,6 +156,7 @@ impl ProgramBuilder {
             ty,
             max_len,
             id_bound,
+            is_sampling: false,
         });
         if max_len.is_some() {
             self.program.length_input.get_or_insert(id);

@@ -366,6 +366,11 @@ impl ProgramBuilder {
         self.node1(name, Op::ArgMax, &[x])
     }
 
+    /// A token of each row of scores, chosen as `how [r, 4] i32` says.
+    pub fn sample(&mut self, name: &str, logits: ValueId, how: ValueId) -> ValueId {
+        self.node1(name, Op::Sample, &[logits, how])
+    }
+
     /// The `k` largest elements of the last dimension, or the smallest, and their indices.
     pub fn top_k(&mut self, name: &str, x: ValueId, k: usize, largest: bool) -> [ValueId; 2] {
         let outputs = self.node(name, Op::TopK { k, largest }, &[x]);

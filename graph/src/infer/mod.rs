@@ -126,6 +126,7 @@ pub fn infer(op: &Op, operands: &[&TensorType], cx: &Context<'_>) -> Result<Type
         Op::Interaction => rows::interaction(&args),
         Op::MeanRows | Op::FirstRow | Op::LastRow => rows::reduce_rows(&args),
         Op::ArgMax => rows::arg_max(&args),
+        Op::Sample => rows::sample(&args),
         Op::TopK { k, .. } => rows::top_k(&args, *k),
         Op::VecRead { state } => state::vec_read(&args, *state),
         Op::VecWrite { state } => state::vec_write(&args, *state),

@@ -7,6 +7,7 @@ use crate::dtype::DType;
 use crate::error::Error;
 use crate::op::Heads;
 use crate::program::Repeat;
+use crate::sampling::Sampling;
 use crate::shape::{Dim, TensorType};
 
 pub(super) fn linear(args: &Args<'_>, bias: bool, residual: bool) -> Result<Types, Error> {
@@ -245,6 +246,14 @@ pub(super) fn reduce_rows(args: &Args<'_>) -> Result<Types, Error> {
 pub(super) fn arg_max(args: &Args<'_>) -> Result<Types, Error> {
     args.count(1)?;
     let (lead, [_]) = args.activation(0, "x")?;
+    Ok(smallvec![TensorType::activation(DType::I32, lead, &[])])
+}
+
+pub(super) fn sample(args: &Args<'_>) -> Result<Types, Error> {
+    args.count(2)?;
+    let (lead, [_]) = args.activation(0, "logits")?;
+    let how = TensorType::activation(DType::I32, lead, &[Sampling::WORDS]);
+    args.exactly(1, "how", &how)?;
     Ok(smallvec![TensorType::activation(DType::I32, lead, &[])])
 }
 

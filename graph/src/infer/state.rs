@@ -98,10 +98,10 @@ pub(super) fn input(args: &Args<'_>, input: InputId, at: At) -> Result<Types, Er
     let is_sequence = decl.ty.lead() == Some(Dim::Len);
     let lead = match args.cx.repeat {
         Repeat::Once if is_sequence => Dim::Rows,
-        Repeat::Once => Dim::Batch,
-        Repeat::PerInputStep { .. } if is_sequence => Dim::Batch,
-        _ => {
-            let expected = "a sequence in a loop over the input, or a block that runs once";
+        Repeat::Once | Repeat::PerInputStep { .. } => Dim::Batch,
+        Repeat::UntilStop { .. } if !is_sequence => Dim::Batch,
+        Repeat::UntilStop { .. } => {
+            let expected = "a loop over the input or a block that runs once, or one without len";
             return args
                 .cx
                 .fail(format!("input {}", decl.name), expected, &decl.ty);

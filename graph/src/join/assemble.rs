@@ -83,6 +83,7 @@ impl Assembly<'_> {
                 ty,
                 max_len: longest.filter(|_| is_sequence),
                 id_bound: decls.iter().filter_map(|d| d.id_bound).min(),
+                is_sampling: decls.iter().all(|d| d.is_sampling),
             });
         }
         for (name, &(step, output)) in outputs.iter().zip(&self.wiring.outputs) {

@@ -11,6 +11,8 @@
 //! - Steps with the same program share its weights.
 //! - What no output depends on is removed.
 //!
+//! Steps that sample share one input for that, the joined program's last.
+//!
 //! A request has one length. So a step can read a sequence only if that has as many rows as the
 //! ensemble's own sequences have positions; a sequence that a decoder made is no input of a step.
 
@@ -24,6 +26,7 @@ use std::collections::BTreeMap;
 use crate::error::Error;
 use crate::passes;
 use crate::program::Program;
+use crate::sampling::SAMPLING_INPUT;
 use crate::verify::verify;
 
 /// A program, and the tensors that its inputs and outputs are.
@@ -51,10 +54,29 @@ pub fn join(
     steps: &[Step<'_>],
     outputs: &[String],
 ) -> Result<Program, Error> {
-    let wiring = wiring::Wiring::of(name, inputs, steps, outputs)?;
-    let mut program = assemble::assemble(name, inputs, steps, outputs, &wiring);
+    let (mut inputs, mut steps) = (inputs.to_vec(), steps.to_vec());
+    if share_sampling(&mut steps) {
+        inputs.push(SAMPLING_INPUT.to_owned());
+    }
+    let wiring = wiring::Wiring::of(name, &inputs, &steps, outputs)?;
+    let mut program = assemble::assemble(name, &inputs, &steps, outputs, &wiring);
     verify(&program)?;
     let dead_code = passes::find("dead_code").expect("among the passes");
     passes::apply(dead_code, &mut program)?;
     Ok(program)
+}
+
+/// Gives steps that sample one input for that where none is named; whether there are such.
+fn share_sampling(steps: &mut [Step<'_>]) -> bool {
+    let mut is_shared = false;
+    for step in steps {
+        let sampling = step.program.sampling().map(|id| step.program.input(id));
+        let Some(own) = sampling.filter(|d| !step.inputs.contains_key(&d.name)) else {
+            continue;
+        };
+        let shared = SAMPLING_INPUT.to_owned();
+        step.inputs.insert(own.name.clone(), shared);
+        is_shared = true;
+    }
+    is_shared
 }

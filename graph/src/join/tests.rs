@@ -134,6 +134,38 @@ fn steps_that_run_once_become_one_block_whatever_their_order() {
 }
 
 #[test]
+fn steps_that_sample_share_one_input() {
+    let sampled = || {
+        let mut b = ProgramBuilder::new("sampled");
+        let x = b.input("x", DType::F32, &[4]);
+        let how = b.sampling();
+        let y = b.output("y", DType::I32, &[]);
+        b.begin_block("main", Repeat::Once);
+        let scores = b.read_input("x", x);
+        let how = b.read_input("how", how);
+        let token = b.sample("token", scores, how);
+        b.emit("emit", y, token);
+        b.finish().unwrap()
+    };
+    let (one, two) = (sampled(), sampled());
+    let steps = [
+        step("a", &one, &[("x", "in")], &[("y", "a")]),
+        step("b", &two, &[("x", "in")], &[("y", "b")]),
+    ];
+    let program = joined(&["in"], &steps, &["a", "b"]).unwrap();
+    let inputs: Vec<_> = program
+        .inputs
+        .iter()
+        .map(|d| (&*d.name, d.is_sampling))
+        .collect();
+    assert_eq!(inputs, [("in", false), ("sampling", true)]);
+    let reads = |name: &str| &program.nodes.iter().find(|n| n.name == name).unwrap().op;
+    for how in ["a/how", "b/how"] {
+        assert!(matches!(reads(how), Op::Input { input, .. } if input.index() == 1));
+    }
+}
+
+#[test]
 fn from_block_to_block_tensors_go_through_states() {
     let (a, b) = (recurrent(1, 12), recurrent(1, 7));
     let (c, d) = (tagger(), embed(6));

@@ -373,7 +373,7 @@ fn value_below(program: &Program, node: &Node, depth: usize) -> Option<usize> {
     };
     let node = program.node(node);
     match node.op {
-        Op::ArgMax => Some(program.value(node.inputs[0]).ty.row_elems()),
+        Op::ArgMax | Op::Sample => Some(program.value(node.inputs[0]).ty.row_elems()),
         Op::TopK { .. } => program
             .value(node.inputs[0])
             .ty

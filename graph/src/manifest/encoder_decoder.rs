@@ -108,7 +108,7 @@ impl Config {
 pub(super) fn build(source: &Source<'_>, l: &mut Layers<'_>) -> Result<(), Error> {
     let c = Config::read(source)?;
     let ids = l.b.sequence_ids("source", c.max_len, c.vocab);
-    let greedy = Greedy::new(&mut l.b, c.start, c.stop);
+    let greedy = Greedy::sampled(&mut l.b, c.start, c.stop);
     let places = c.learned.is_none().then(|| {
         let table = sinusoids(c.max_len.max(c.steps), c.d);
         l.given("positions", table)

@@ -24,7 +24,7 @@ pub(super) fn build(source: &Source<'_>, l: &mut Layers<'_>) -> Result<(), Error
     let max = tokens.number("max_steps", 1..=1 << 20)? as u32;
 
     let ids = l.b.sequence_ids("source", max_len, from);
-    let greedy = Greedy::new(&mut l.b, start, stop);
+    let greedy = Greedy::sampled(&mut l.b, start, stop);
     let h = l.b.vector_state("h", DType::F32, &[hidden], 0.0);
 
     l.b.begin_block("encoder", Repeat::PerInputStep { stride: 1 });

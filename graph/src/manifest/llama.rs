@@ -90,7 +90,7 @@ pub(super) fn build(source: &Source<'_>, l: &mut Layers<'_>) -> Result<(), Error
     let c = Config::read(source)?;
     let prompt = l.b.sequence_ids("prompt", c.prompt, c.vocab);
     // The first token comes from the prompt, so the state's initial value is never read.
-    let greedy = Greedy::new(&mut l.b, 0, c.stop);
+    let greedy = Greedy::sampled(&mut l.b, 0, c.stop);
     if let Some(start) = c.start {
         l.b.metadata(PROMPT_START, start.to_string());
     }

@@ -137,7 +137,9 @@ fn is_given(
         return true;
     };
     match node.op {
-        Op::Input { at: here, .. } => *at.get_or_insert(here) == here,
+        Op::Input { input, at: here } => {
+            program.input(input).max_len.is_some() && *at.get_or_insert(here) == here
+        }
         Op::SeqRead { state, at: here } => {
             matches!(here, At::Step | At::Reverse)
                 && *at.get_or_insert(here) == here

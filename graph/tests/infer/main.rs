@@ -339,6 +339,25 @@ fn lookup_rules() {
         "!2 heads of 3 features, even",
     );
     check(ONCE, Op::ArgMax, &["rows f32 7"], "i32[rows]");
+    check(
+        LOOP,
+        Op::Sample,
+        &["batch f32 7", "batch i32 4"],
+        "i32[batch]",
+    );
+    check(
+        ONCE,
+        Op::Sample,
+        &["rows f32 7", "batch i32 4"],
+        "!i32[rows, 4]",
+    );
+    check(
+        ONCE,
+        Op::Sample,
+        &["batch f32 7", "batch i32 3"],
+        "!i32[batch, 4]",
+    );
+    check(ONCE, Op::Sample, &["batch f32 7"], "!2");
     let top_k = |k| Op::TopK { k, largest: true };
     check(ONCE, top_k(7), &["rows f32 7"], "f32[rows, 7] i32[rows, 7]");
     check(
@@ -621,7 +640,9 @@ fn state_and_edge_rules() {
     check(ONCE, input(1, At::All), &[], "i32[rows]");
     check(STEP, input(1, At::Reverse), &[], "i32[batch]");
     check(STEP, input(1, At::All), &[], "!position");
-    check(STEP, input(0, At::Step), &[], "!input image");
+    check(STEP, input(0, At::Step), &[], "f32[batch, 3, 8, 8]");
+    check(LOOP, input(0, At::Step), &[], "f32[batch, 3, 8, 8]");
+    check(LOOP, input(0, At::All), &[], "!position");
     check(LOOP, input(1, At::Step), &[], "!input tokens");
     check(ONCE, input(1, At::End), &[], "!position");
     check(ONCE, input(7, At::All), &[], "!a declared input");

@@ -182,6 +182,19 @@ DEVICE float warp_max(float x) {
     return x;
 }
 
+// ---- the order of a row ----
+
+// Place in the order: larger ones come first, no two are alike. Zeros of either sign are equals, of
+// which the lower index comes first; what is no number comes last. Never zero.
+DEVICE u64 rank_of(float x, u32 at, u32 largest) {
+    u32 bits = __float_as_uint((largest ? x : -x) + 0.0f);
+    u32 key = bits >> 31 ? ~bits : bits | 0x80000000u;
+    if (x != x) key = 0;
+    return (u64)key << 32 | (u32)~at;
+}
+
+DEVICE u64 higher(u64 a, u64 b) { return a > b ? a : b; }
+
 // The threads that share a row: a warp, or a block of 256.
 template <u32 THREADS> struct Team {
     // Which row of the launch this team has.

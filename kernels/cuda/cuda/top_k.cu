@@ -1,17 +1,6 @@
 // The first elements of a row in order: each thread keeps the best of its share that was not taken
 // yet, and looks for another when its own is taken. What is taken depends on the row alone.
 
-// Place in the order: larger ones come first, no two are alike. Zeros of either sign are equals, of
-// which the lower index comes first; what is no number comes last. Never zero.
-DEVICE u64 rank_of(float x, u32 at, u32 largest) {
-    u32 bits = __float_as_uint((largest ? x : -x) + 0.0f);
-    u32 key = bits >> 31 ? ~bits : bits | 0x80000000u;
-    if (x != x) key = 0;
-    return (u64)key << 32 | (u32)~at;
-}
-
-DEVICE u64 higher(u64 a, u64 b) { return a > b ? a : b; }
-
 // The highest below `limit` in a thread's share, or zero.
 template <u32 THREADS>
 DEVICE u64 next_rank(const float *x, u32 width, u32 largest, u64 limit) {

@@ -11,12 +11,13 @@ use std::time::Instant;
 use lazybatch_cuda::context::{DeviceMemory, Pinned};
 use lazybatch_cuda::kernels::attention::Attention;
 use lazybatch_cuda::kernels::gemm::{Gemm, Tiling};
+use lazybatch_cuda::kernels::sample::Sample;
 use lazybatch_cuda::kernels::state_attention::{Memory, workspace_bytes};
 use lazybatch_cuda::kernels::states::{PAGE, Paged};
 use lazybatch_cuda::kernels::top_k::TopK;
 use lazybatch_cuda::kernels::{Epilogue, Stored, Weights};
 use lazybatch_cuda::{Context, CudaError, DevicePtr, Kernels, Stream, jit};
-use lazybatch_graph::{Act, Heads};
+use lazybatch_graph::{Act, Heads, Sampling};
 
 /// Launches between two waits.
 const LAUNCHES: usize = 50;
@@ -266,6 +267,30 @@ impl Bench {
             let what = format!("top {k} of {rows} x {width}");
             self.time(&what, &Rate::Bytes(rows * width * 4), || {
                 self.kernels.top_k(&self.stream, &call)
+            })?;
+        }
+        for (rows, top_k) in [(1, 0), (1, 50), (64, 50)] {
+            // All scores are equal, which takes longest to find the last one that may be drawn.
+            let (x, out) = (self.zeros(rows * width * 4)?, self.zeros(rows * 4)?);
+            let how = Sampling {
+                temperature: 1.0,
+                top_k,
+                seed: 1,
+            };
+            let words = how.words().map(i32::cast_unsigned).repeat(rows);
+            let how = self.numbers(&words)?;
+            let call = Sample {
+                logits: x.at(),
+                how: how.at(),
+                positions: DevicePtr::NULL,
+                first: 0,
+                out: out.at(),
+                rows,
+                width,
+            };
+            let what = format!("draw of {rows} x {width}, top_k {top_k}");
+            self.time(&what, &Rate::Bytes(rows * width * 4), || {
+                self.kernels.sample(&self.stream, &call)
             })?;
         }
         Ok(())

@@ -161,7 +161,15 @@ pub fn problems() -> Vec<Problem> {
     all.extend(general_problems());
     all.extend(image_problems());
     all.extend(sequence_problems());
-    all.extend([transformer(), decoder(), prompted_decoder()]);
+    all.extend([
+        transformer(),
+        decoder(),
+        prompted_decoder(false),
+        prompted_decoder(true),
+        sampled(Static, 700),
+        sampled(Static, 3),
+        sampled(Steps, 35),
+    ]);
     // Units that fill vectors, and some that do not.
     all.push(recurrent("model-recurrent", 18, 30));
     all.push(recurrent("model-recurrent-32", 32, 48));
@@ -617,12 +625,23 @@ fn decoder() -> Problem {
 }
 
 /// A decoder that goes on behind its prompt: what it keeps of the prompt is written in one block
-/// and grows in the next, and positions count through both.
-fn prompted_decoder() -> Problem {
-    let mut p = problem("model-prompted-decoder", 1e-4, || {
+/// and grows in the next, and positions count through both. With `samples` requests say how tokens are chosen.
+fn prompted_decoder(samples: bool) -> Problem {
+    let kind = if samples { "sampling" } else { "decoder" };
+    let mut p = problem(format!("model-prompted-{kind}"), 1e-4, move || {
         let mut b = ProgramBuilder::new("prompted").with_seed(13);
         let (d, rope, max) = (16, (2, 8, 1e4), 20);
         let prompt = b.sequence_ids("prompt", LONGEST, 30);
+        let how = samples.then(|| b.sampling());
+        let choose = |b: &mut ProgramBuilder, name: &str, x| match how {
+            None => b.arg_max(name, x),
+            Some(how) => {
+                let how = b.read_input(&format!("{name}.how"), how);
+                let x = b.scale(&format!("{name}.scores"), x, 4.0);
+                b.sample(name, x, how)
+            }
+        };
+        let tokens = b.output_sequence("tokens", DType::I32, &[]);
         let hidden = b.output_sequence("hidden", DType::F32, &[d]);
         let last = b.vector_state("last", DType::I32, &[], 0.0);
         let memory = b.memory(d, LONGEST + max);
@@ -638,10 +657,11 @@ fn prompted_decoder() -> Problem {
         b.seq_write("v.keep", memory.values, At::All, v);
         let x = b.attention("attend", [q, k, v], heads(2, 2, 8), true);
         let x = b.last_row("last", x);
-        let best = b.arg_max("first", x);
+        let best = choose(&mut b, "first", x);
         b.vec_write("first.keep", last, best);
         b.begin_block("decode", Repeat::UntilStop { max: max as u32 });
         let token = b.vec_read("token", last);
+        b.emit("emit", tokens, token);
         let x = b.embedding("embed.out", token, table);
         let [q, k, v] = w.map(|w| b.linear(&format!("{w}.decode"), x, w, Fused::default()));
         let q = b.rope_behind("q.behind", q, rope, memory.keys);
@@ -650,13 +670,42 @@ fn prompted_decoder() -> Problem {
         b.seq_write("v.append", memory.values, At::End, v);
         let x = b.state_attention("attend.all", q, heads(2, 2, 8), memory.keys, memory.values);
         b.emit("emit.hidden", hidden, x);
-        let best = b.arg_max("best", x);
+        let best = choose(&mut b, "best", x);
         b.vec_write("keep", last, best);
         b.stop("stop", best, 7);
         b.finish().expect("a valid problem")
     });
     p.num_requests = 8;
     p.num_schedules = 6;
+    p
+}
+
+/// Tokens of rows of scores, a row a sample or a pass over the input.
+fn sampled(place: Place, width: usize) -> Problem {
+    let name = format!("sample-{place:?}-{width}").to_lowercase();
+    let mut p = problem(name, 0.0, move || {
+        let mut b = ProgramBuilder::new("op").with_seed(3);
+        let scores = match place {
+            Static => b.input("scores", DType::F32, &[width]),
+            _ => b.sequence("scores", DType::F32, &[width], LONGEST),
+        };
+        let how = b.sampling();
+        let tokens = match place {
+            Static => b.output("tokens", DType::I32, &[]),
+            _ => b.output_sequence("tokens", DType::I32, &[]),
+        };
+        let repeat = match place {
+            Steps => Repeat::PerInputStep { stride: 1 },
+            _ => Repeat::Once,
+        };
+        b.begin_block("block", repeat);
+        let scores = b.read_input("read.scores", scores);
+        let how = b.read_input("read.how", how);
+        let token = b.sample("op", scores, how);
+        b.emit("emit", tokens, token);
+        b.finish().expect("a valid problem")
+    });
+    p.num_requests = 12;
     p
 }
 

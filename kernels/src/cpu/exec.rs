@@ -351,6 +351,7 @@ fn run_node(env: &mut Env<'_>, v: NodeView<'_>, reuse: Option<Buf>) -> Result<Ou
         Op::FirstRow => one(ops::data::one_row(env, v, |_| 0)),
         Op::LastRow => one(ops::data::one_row(env, v, |own| own - 1)),
         Op::ArgMax => one(ops::rowwise::arg_max(env, v)),
+        Op::Sample => one(ops::sample::sample(env, v)),
         Op::TopK { k, largest } => ops::top_k::top_k(env, v, *k, *largest),
         Op::VecRead { state } => one(ops::state::vec_read(env, v, *state)),
         Op::VecWrite { state } => ops::state::vec_write(env, v, *state),

@@ -1,6 +1,6 @@
 //! One node for one request.
 
-use lazybatch_graph::{At, Bin, CustomOp, Dim, Node, Op, Program, Repeat};
+use lazybatch_graph::{At, Bin, CustomOp, Dim, Node, Op, Program, Repeat, Sampling, sampling};
 
 use super::device::{Loaded, Request};
 use super::{attention, cells, image, math};
@@ -60,6 +60,58 @@ fn touched(repeat: Repeat, at: At, step: usize, len: usize) -> Option<usize> {
     } else {
         Some(step)
     }
+}
+
+/// Index of the largest element of a row, the lowest among equals.
+fn arg_max(row: &[f64]) -> usize {
+    let top = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    row.iter().position(|&v| v == top).unwrap_or(0)
+}
+
+/// Indices of a row's elements from the first in order to the last.
+fn in_order(row: &[f64], largest: bool) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..row.len()).collect();
+    // Sorting is stable, so equals stay in order of their indices.
+    order.sort_by(|&a, &b| match (row[a].is_nan(), row[b].is_nan()) {
+        (false, false) => {
+            // Adding zero makes both zeros the same.
+            let order = (row[a] + 0.0).total_cmp(&(row[b] + 0.0));
+            if largest { order.reverse() } else { order }
+        }
+        (a, b) => a.cmp(&b),
+    });
+    order
+}
+
+/// The token of a row of scores, chosen as `how` says, with the random number `draw`.
+fn sample(scores: &[f64], how: &[f64], draw: u32) -> usize {
+    let best = arg_max(scores);
+    let words: Vec<i32> = how.iter().map(|&w| w as i32).collect();
+    let how = Sampling::of_words(&words).unwrap_or_default();
+    let top = scores[best];
+    if how.is_greedy() || !top.is_finite() {
+        return best;
+    }
+    let mut chosen = in_order(scores, true);
+    if how.top_k > 0 {
+        chosen.truncate(how.top_k as usize);
+    }
+    chosen.sort_unstable();
+    let weight = |i: usize| {
+        let weight = ((scores[i] - top) / f64::from(how.temperature)).exp() * f64::from(1u32 << 31);
+        // What is no number becomes zero.
+        weight as u64
+    };
+    let total: u64 = chosen.iter().map(|&i| weight(i)).sum();
+    let random = sampling::random(how.seed, draw);
+    let mut left = ((u128::from(random) * u128::from(total)) >> 64) as u64;
+    for &i in &chosen {
+        if left < weight(i) {
+            return i;
+        }
+        left -= weight(i);
+    }
+    unreachable!("less is left than all weights are")
 }
 
 /// Runs a node for one request.
@@ -298,24 +350,25 @@ pub(super) fn run(
         Op::LastRow => x(0)[(r.len - 1) * row_elems(0)..][..row_elems(0)].to_vec(),
         Op::ArgMax => x(0)
             .chunks_exact(row_elems(0))
-            .map(|row| {
-                let top = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                row.iter().position(|&v| v == top).unwrap_or(0) as f64
-            })
+            .map(|row| arg_max(row) as f64)
             .collect(),
+        Op::Sample => {
+            let is_rows = program.value(node.inputs[0]).ty.lead() == Some(Dim::Rows);
+            let draw = |row: usize| match repeat.is_loop() {
+                true => step + 1,
+                false => row * usize::from(is_rows),
+            };
+            let rows = x(0)
+                .chunks_exact(row_elems(0))
+                .zip(x(1).chunks_exact(row_elems(1)));
+            rows.enumerate()
+                .map(|(i, (scores, how))| sample(scores, how, draw(i) as u32) as f64)
+                .collect()
+        }
         Op::TopK { k, largest } => {
             let (mut values, mut ids) = (Vec::new(), Vec::new());
             for row in x(0).chunks_exact(last(0)) {
-                let mut order: Vec<usize> = (0..row.len()).collect();
-                // Sorting is stable, so equals stay in order of their indices.
-                order.sort_by(|&a, &b| match (row[a].is_nan(), row[b].is_nan()) {
-                    (false, false) => {
-                        // Adding zero makes both zeros the same.
-                        let order = (row[a] + 0.0).total_cmp(&(row[b] + 0.0));
-                        if *largest { order.reverse() } else { order }
-                    }
-                    (a, b) => a.cmp(&b),
-                });
+                let order = in_order(row, *largest);
                 values.extend(order[..*k].iter().map(|&i| row[i]));
                 ids.extend(order[..*k].iter().map(|&i| i as f64));
             }

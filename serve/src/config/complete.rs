@@ -29,7 +29,8 @@ pub struct Tensor {
     pub fixed: Vec<usize>,
     /// It is state that requests of a sequence hand on.
     pub is_carried: bool,
-    /// The server fills it in, by where a request stands in its sequence.
+    /// The server fills it in, by where a request stands in its sequence, or by how it wants tokens
+    /// chosen.
     pub is_control: bool,
 }
 
@@ -88,7 +89,7 @@ pub fn complete(config: &mut ModelConfig, known: &Known) -> Result<bool> {
             .iter()
             .any(|t| t.is_control && t.name == input.name)
         {
-            let got = "one that control_input names";
+            let got = "one that the server fills in";
             return Err(Error::expected(what, "an input that requests bring", got));
         }
         let axes = (input.data_type, &input.dims[..]);

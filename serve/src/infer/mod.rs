@@ -3,6 +3,7 @@
 mod answer;
 mod pending;
 mod run;
+mod sampling;
 
 use bytes::Bytes;
 use indexmap::IndexMap;
@@ -132,17 +133,22 @@ impl Params {
         let Some(param) = self.get(key) else {
             return Ok(None);
         };
-        let value = match param {
+        let value = self.float(key).unwrap_or(f64::NAN);
+        if value > 0.0 && value <= 1e9 {
+            return Ok(Some(value));
+        }
+        Self::wrong(key, "a number above 0, at most 1e9", param)
+    }
+
+    /// A number, if it is there; none at all for what is no number.
+    fn float(&self, key: &str) -> Option<f64> {
+        Some(match self.get(key)? {
             Param::Double(x) => *x,
             Param::Int(n) => *n as f64,
             Param::Uint(n) => *n as f64,
             Param::Text(t) => t.parse().unwrap_or(f64::NAN),
             Param::Bool(_) => f64::NAN,
-        };
-        if value > 0.0 && value <= 1e9 {
-            return Ok(Some(value));
-        }
-        Self::wrong(key, "a number above 0, at most 1e9", param)
+        })
     }
 
     /// A text.

@@ -16,6 +16,7 @@ use tokio::time::{Instant, timeout_at};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::pending::{DEFAULT, Pending};
+use super::sampling::Wish;
 use super::{Answer, Input, Param, Passage, Request, answer};
 use crate::cache::{Key, Outputs};
 use crate::config::TEXT_INPUT;
@@ -36,6 +37,8 @@ struct Prepared {
     samples: usize,
     options: Options,
     timeout_us: u64,
+    /// How tokens are chosen.
+    wish: Wish,
 }
 
 impl Prepared {
@@ -131,14 +134,15 @@ enum Seen {
 }
 
 impl Seen {
-    fn of(served: &Served, request: &Request, options: &Options) -> Self {
+    fn of(served: &Served, request: &Request, prepared: &Prepared) -> Self {
+        let (options, wish) = (&prepared.options, &prepared.wish);
         // Within a sequence an answer depends on those before it.
-        let is_alone = options.sequence.is_none();
-        let Some(cache) = served.cache.as_ref().filter(|_| is_alone) else {
+        let repeats = options.sequence.is_none() && wish.repeats();
+        let Some(cache) = served.cache.as_ref().filter(|_| repeats) else {
             return Self::Off;
         };
         let before = served.engine().now();
-        let key = Key::of(served.generation, request, options.max_steps);
+        let key = Key::of(served.generation, request, options.max_steps, wish.words());
         let found = cache.get(&key);
         let took = served.engine().now().since(before);
         match found {
@@ -159,7 +163,7 @@ struct Submitted {
 fn submit(served: &Served, request: &Request, came: Time) -> Result<Submitted> {
     let prepared = prepare(served, request)?;
     let engine = served.engine();
-    let seen = Seen::of(served, request, &prepared.options);
+    let seen = Seen::of(served, request, &prepared);
     let (samples, deadline) = (prepared.samples, prepared.deadline());
     let explain = prepared.options.explain;
     if matches!(seen, Seen::Hit(..)) {
@@ -461,10 +465,11 @@ impl Stepwise {
 /// Checks a request and makes the engine's requests of it.
 fn prepare(served: &Served, request: &Request) -> Result<Prepared> {
     let (options, timeout_us) = options(served, request)?;
+    let wish = Wish::of(served, &request.params)?;
     let text = request.inputs.iter().find(|i| i.name == TEXT_INPUT);
     let (calls, samples) = match (text, &served.text) {
-        (Some(text), Some(_)) => from_text(served, request, text)?,
-        _ => from_tensors(served, request, &options)?,
+        (Some(text), Some(_)) => from_text(served, request, text, &wish)?,
+        _ => from_tensors(served, request, &options, &wish)?,
     };
     if calls.len() > 1 && options.sequence.is_some() {
         let what = format!("request of a sequence to model '{}'", served.name);
@@ -485,6 +490,7 @@ fn prepare(served: &Served, request: &Request) -> Result<Prepared> {
         samples,
         options,
         timeout_us,
+        wish,
     })
 }
 
@@ -538,6 +544,7 @@ fn from_text(
     served: &Served,
     request: &Request,
     text: &Input,
+    wish: &Wish,
 ) -> Result<(Vec<Vec<Tensor>>, usize)> {
     let codec = served
         .text
@@ -575,7 +582,12 @@ fn from_text(
     let calls = parts.into_iter().map(|part| {
         let text = std::str::from_utf8(part).map_err(|e| fail("UTF-8 text", e.to_string()))?;
         let inputs = codec.inputs(text);
-        inputs.map_err(|e| Error::Invalid(format!("{what}: {e}")))
+        let mut inputs = inputs.map_err(|e| Error::Invalid(format!("{what}: {e}")))?;
+        if let Some(at) = served.program.sampling() {
+            inputs.truncate(at.index());
+            inputs.push(wish.tensor(1));
+        }
+        Ok(inputs)
     });
     Ok((calls.collect::<Result<_>>()?, num))
 }
@@ -601,6 +613,7 @@ fn from_tensors(
     served: &Served,
     request: &Request,
     options: &Options,
+    wish: &Wish,
 ) -> Result<(Vec<Vec<Tensor>>, usize)> {
     let known = &served.known.inputs;
     let mut samples = None;
@@ -667,6 +680,8 @@ fn from_tensors(
         for (at, input) in given.iter().enumerate() {
             if let Some(input) = input {
                 tensors.push(part(served, at, input, samples, first, num)?);
+            } else if served.program.sampling().is_some_and(|i| i.index() == at) {
+                tensors.push(wish.tensor(num));
             } else if known[at].is_control {
                 tensors.push(control(served, at, num, options)?);
             } else if let Some(state) = states.next() {

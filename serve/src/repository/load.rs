@@ -115,7 +115,9 @@ impl Loaded {
                 is_sequence: ty.dims.first() == Some(&Dim::Len),
                 fixed: ty.fixed_dims().to_vec(),
                 is_carried,
-                is_control: false,
+                is_control: program
+                    .sampling()
+                    .is_some_and(|i| program.input(i).name == name),
             }
         };
         let carries_in = |i: usize| program.carries.iter().any(|c| c.input.index() == i);

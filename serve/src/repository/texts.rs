@@ -96,7 +96,8 @@ impl Texts {
                     return Err(Error::expected(place, expected, "others"));
                 }
                 // In the order in which the tokenizer gives them.
-                let own = step.known.inputs.iter().map(|t| t.name.clone());
+                let own = step.known.inputs.iter().filter(|t| t.is_own());
+                let own = own.map(|t| t.name.clone());
                 let own = own.map(|name| (name.clone(), format!("{TEXT_INPUT}.{name}")));
                 let own: Vec<(String, String)> = own.collect();
                 let tensors = own.iter().map(|(_, tensor)| tensor.clone()).collect();

@@ -11,6 +11,7 @@ mod models;
 mod raw;
 mod readers;
 mod reload;
+mod sampling;
 mod security;
 mod spans;
 mod tls;

@@ -1,6 +1,6 @@
 //! Inputs for real-time experiments: a pool that arrivals draw from.
 
-use lazybatch_graph::{DType, Dim, Program, Tensor};
+use lazybatch_graph::{DType, Dim, Program, Sampling, Tensor};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -66,7 +66,9 @@ fn of_length(program: &Program, drawn: u32, rng: &mut ChaCha8Rng) -> Item {
         let mut dims = vec![lead];
         dims.extend(decl.ty.fixed_dims());
         let num: usize = dims.iter().product();
-        inputs.push(if decl.ty.dtype == DType::F32 {
+        inputs.push(if decl.is_sampling {
+            Sampling::tensor(&[Sampling::default()])
+        } else if decl.ty.dtype == DType::F32 {
             let data: Vec<f32> = (0..num).map(|_| rng.random_range(-1.0..1.0)).collect();
             Tensor::from_f32(&dims, &data)
         } else {

@@ -9,7 +9,7 @@ mod pieces;
 use std::path::Path;
 
 use lazybatch_graph::manifest::{PROMPT_START, TOKENIZER};
-use lazybatch_graph::{DType, Dim, Program, Tensor};
+use lazybatch_graph::{DType, Dim, Program, Sampling, Tensor};
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -30,6 +30,7 @@ pub struct Text {
     stop: Option<i32>,
     max_len: usize,
     num_inputs: usize,
+    samples: bool,
     model: String,
 }
 
@@ -63,10 +64,8 @@ impl Text {
         let ids = |d: &lazybatch_graph::InputDecl| {
             d.ty.dims[..] == [Dim::Len] && d.ty.dtype == DType::I32
         };
-        let first = program
-            .inputs
-            .first()
-            .filter(|_| program.inputs.iter().all(ids));
+        let read = || program.inputs.iter().filter(|d| !d.is_sampling);
+        let first = read().next().filter(|_| read().all(ids));
         let Some((max_len, bound)) = first.and_then(|d| Some((d.max_len?, d.id_bound?))) else {
             return Err(Error::parameter(
                 format!("model {}: inputs", program.name),
@@ -92,7 +91,8 @@ impl Text {
             start: token(PROMPT_START),
             stop,
             max_len,
-            num_inputs: program.inputs.len(),
+            num_inputs: read().count(),
+            samples: program.sampling().is_some(),
             model: program.name.clone(),
         }))
     }
@@ -115,7 +115,8 @@ impl Text {
         Ok(ids)
     }
 
-    /// A request's inputs for a text: its ids, and zeros for any other input (token types).
+    /// A request's inputs for a text: its ids, zeros for any other input (token types), and that the
+    /// likeliest tokens are taken, where the model samples.
     ///
     /// # Errors
     /// As [`Self::encode`].
@@ -124,6 +125,9 @@ impl Text {
         let zeros = Tensor::from_i32(&[ids.len()], &vec![0; ids.len()]);
         let mut inputs = vec![zeros; self.num_inputs];
         inputs[0] = Tensor::from_i32(&[ids.len()], &ids);
+        if self.samples {
+            inputs.push(Sampling::tensor(&[Sampling::default()]));
+        }
         Ok(Item {
             inputs,
             input_len: ids.len() as u32,

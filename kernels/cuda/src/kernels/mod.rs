@@ -30,6 +30,7 @@ pub mod pool;
 pub mod positions;
 pub mod recurrent;
 pub mod rows;
+pub mod sample;
 pub mod softmax;
 pub mod state_attention;
 pub mod states;
@@ -94,7 +95,7 @@ pub fn families_of(program: &Program, node: &Node) -> Result<Vec<&'static Source
 const COMMON: &str = include_str!("../../cuda/common.cuh");
 
 /// All sources. A family's number is its place here.
-pub const SOURCES: [&Source; 17] = [
+pub const SOURCES: [&Source; 18] = [
     &attention::SOURCE,
     &attention_matrix::SOURCE,
     &choice::SOURCE,
@@ -108,6 +109,7 @@ pub const SOURCES: [&Source; 17] = [
     &positions::SOURCE,
     &recurrent::SOURCE,
     &rows::SOURCE,
+    &sample::SOURCE,
     &softmax::SOURCE,
     &state_attention::SOURCE,
     &states::SOURCE,

@@ -62,6 +62,7 @@ pub fn walk(w: &mut Walk<'_>) -> Result<(), String> {
         Op::FirstRow => rowwise::first_row(w),
         Op::LastRow => rowwise::last_row(w),
         Op::ArgMax => rowwise::arg_max(w),
+        Op::Sample => rowwise::sample(w),
         Op::TopK { k, largest } => rowwise::top_k(w, *k, *largest),
         Op::VecRead { state } => state::vec_read(w, *state),
         Op::VecWrite { state } => state::vec_write(w, *state),

@@ -1,9 +1,11 @@
 //! Nodes of rows: elementwise, norms, tables, choices.
 
-use lazybatch_graph::{Act, Bin, StateId};
+use lazybatch_graph::{Act, Bin, Dim, StateId};
 
+use crate::context::DevicePtr;
 use crate::exec::Walk;
 use crate::kernels::Weights;
+use crate::kernels::sample::Sample;
 use crate::kernels::top_k::TopK;
 use crate::memory::ELEM;
 
@@ -207,6 +209,29 @@ pub fn arg_max(w: &mut Walk<'_>) -> Done {
     let (rows, width) = (w.num_rows(w.ty(0)), w.ty(0).row_elems());
     let (x, out) = (w.arg(0), w.out(0));
     w.issue(move |i| i.kernels.arg_max(i.stream, x, out, rows, width));
+    Ok(())
+}
+
+/// Tokens drawn by their scores.
+pub fn sample(w: &mut Walk<'_>) -> Done {
+    let lead = w.ty(0).lead();
+    let is_loop = w.repeat().is_loop();
+    // A sample's row has no place among others.
+    let positions = if is_loop || lead == Some(Dim::Rows) {
+        w.positions(lead)?
+    } else {
+        DevicePtr::NULL
+    };
+    let call = Sample {
+        logits: w.arg(0),
+        how: w.arg(1),
+        positions,
+        first: u32::from(is_loop),
+        out: w.out(0),
+        rows: w.num_rows(w.ty(0)),
+        width: w.ty(0).row_elems(),
+    };
+    w.issue(move |i| i.kernels.sample(i.stream, &call));
     Ok(())
 }
 

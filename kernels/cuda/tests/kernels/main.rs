@@ -23,5 +23,6 @@ mod norms;
 mod positions;
 mod recurrent;
 mod rows;
+mod sample;
 mod softmax;
 mod top_k;

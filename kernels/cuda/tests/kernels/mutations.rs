@@ -4,12 +4,13 @@
 use lazybatch_cuda::kernels::attention::Attention;
 use lazybatch_cuda::kernels::conv::Conv;
 use lazybatch_cuda::kernels::gemm::{Gemm, Tiling};
+use lazybatch_cuda::kernels::sample::Sample;
 use lazybatch_cuda::kernels::state_attention::{Memory, workspace_bytes};
 use lazybatch_cuda::kernels::states::Paged;
 use lazybatch_cuda::kernels::top_k::TopK;
 use lazybatch_cuda::kernels::{Epilogue, Member, SOURCES, Source, Stored, Weights};
 use lazybatch_cuda::{CudaError, DevicePtr};
-use lazybatch_graph::{Act, Heads, Window};
+use lazybatch_graph::{Act, Heads, Sampling, Window};
 
 use crate::harness::{Buffer, Gpu, numbers};
 use crate::process::{Libraries, outcome};
@@ -67,6 +68,26 @@ fn exercise(gpu: &Gpu, source: &Source) -> Result<(), CudaError> {
         "choice.cu" => {
             let (x, out) = (some(2 * 3000), gpu.fresh::<i32>(2));
             k.arg_max(s, x.at(), out.at(), 2, 3000)?;
+            s.synchronize()
+        }
+        "sample.cu" => {
+            let (x, out) = (some(2 * 3000), gpu.fresh::<i32>(2));
+            let how = [1, 2].map(|seed| Sampling {
+                temperature: 1.0,
+                top_k: 7,
+                seed,
+            });
+            let how = gpu.upload(&how.map(|h| h.words()).concat());
+            let call = Sample {
+                logits: x.at(),
+                how: how.at(),
+                positions: DevicePtr::NULL,
+                first: 0,
+                out: out.at(),
+                rows: 2,
+                width: 3000,
+            };
+            k.sample(s, &call)?;
             s.synchronize()
         }
         "top_k.cu" => {

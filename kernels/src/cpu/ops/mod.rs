@@ -12,6 +12,7 @@ pub mod host;
 pub mod image;
 pub mod linear;
 pub mod rowwise;
+pub mod sample;
 pub mod state;
 pub mod top_k;
 

@@ -10,7 +10,7 @@ use crate::cpu::pool::Shards;
 use crate::frames::Mem;
 
 /// Runs `f(x row, out row)` on all rows of width `d`; `cost` is the operations per element.
-fn per_row<F: Fn(usize, &[f32], &mut [f32]) + Sync>(
+pub(super) fn per_row<F: Fn(usize, &[f32], &mut [f32]) + Sync>(
     env: &mut Env<'_>,
     x: &[f32],
     d: usize,
@@ -267,7 +267,8 @@ pub fn rope(
 }
 
 simd! {
-    fn arg_max_row(x: &[f32]) -> usize {
+    /// Index of the largest element, the lowest among equals; 0 without a number.
+    pub(super) fn arg_max_row(x: &[f32]) -> usize {
         let top = row_max(x);
         x.iter().position(|v| *v == top).unwrap_or(0)
     }

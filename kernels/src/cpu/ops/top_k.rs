@@ -40,7 +40,7 @@ fn sift(heap: &mut [u32], mut at: usize, rank: impl Fn(u32) -> u64) {
 }
 
 /// Indices of the first `ids.len()` elements of a row, in order.
-fn choose(x: &[f32], largest: bool, ids: &mut [u32]) {
+pub(super) fn choose(x: &[f32], largest: bool, ids: &mut [u32]) {
     let rank = |at: u32| rank(x, at, largest);
     let k = ids.len();
     for (i, id) in ids.iter_mut().enumerate() {
