@@ -28,8 +28,9 @@ const PROBE: usize = 128;
 /// Percent of the budget that the part for all candidates takes.
 const SHORT_SHARE: u64 = 40;
 /// Gaps of a past that is repeated are scaled by these, in turn: a rate that is known from few
-/// arrivals may as well be another.
-const PACES: [f64; 3] = [1.0, 0.8, 1.25];
+/// arrivals may as well be another, and a rule that is good at this rate and collapses at twice of
+/// it would be found out only when a burst is there.
+const PACES: [f64; 3] = [1.0, 0.5, 1.25];
 /// The backlog is taken to grow from the arrival behind one in so many on.
 const WARM_UP: usize = 3;
 /// Candidates dearer than this times the best of the short part are dropped.
@@ -327,6 +328,6 @@ mod tests {
             b.since(a).0
         };
         assert_eq!(offered.arrivals.len(), MIN_ARRIVALS);
-        assert_eq!([gap(1), gap(299), gap(300), gap(600)], [10, 10, 8, 12]);
+        assert_eq!([gap(1), gap(299), gap(300), gap(600)], [10, 10, 5, 12]);
     }
 }
