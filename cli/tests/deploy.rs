@@ -47,9 +47,14 @@ fn systemd_finds_no_fault_with_the_unit() {
     let Some(verified) = verify() else {
         return;
     };
-    assert!(verified.status.success(), "{}", told(&verified));
-    assert_eq!(told(&verified), "");
+    // What it says of other units is the machine's.
+    let ours = |text: &str| text.lines().filter(|l| l.contains("lazybatch")).count();
+    assert_eq!(ours(&told(&verified)), 0, "{}", told(&verified));
     let secure = security().unwrap();
+    if told(&secure).contains("unrecognized option") {
+        eprintln!("not run: systemd-analyze security knows no --offline");
+        return;
+    }
     assert!(secure.status.success(), "{}", told(&secure));
 
     // Both tell when there is something.

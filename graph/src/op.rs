@@ -302,6 +302,8 @@ pub enum Op {
     /// weights, in order of `i`, that lie before the token. Sums are whole numbers, so their order
     /// does not matter. `random` is [`crate::sampling::random`] of the seed, and of the member's step
     /// plus 1 in loops; in `Once` blocks of the row's index among `Rows`, of 0 among samples.
+    /// Quotient and `exp` are those of f32, so a draw within their rounding of a boundary between two
+    /// tokens may differ between devices.
     Sample,
     /// `x [r, .., d]`: the `k` largest elements of the last dimension, in falling order, or the
     /// smallest, in rising order: two outputs, the elements `[r, .., k]` and their indices

@@ -115,3 +115,32 @@ fn long_chains_have_the_same_bits_with_products_ahead() {
         .collect();
     check(program, &requests);
 }
+
+/// What has no position is read whole at each step, so nothing of it can be computed ahead.
+#[test]
+fn inputs_without_positions_are_left_in_their_loop() {
+    let mut b = ProgramBuilder::new("whole").with_seed(5);
+    let frames = b.sequence("frames", DType::F32, &[300], 9);
+    let bias = b.input("bias", DType::F32, &[300]);
+    let y = b.output_sequence("y", DType::F32, &[40]);
+    b.begin_block("loop", Repeat::PerInputStep { stride: 1 });
+    let f = b.read_input("frame", frames);
+    let c = b.read_input("whole", bias);
+    let both = b.add("both", f, c);
+    let kept = b.lstm("lstm", both, 40);
+    let other = b.lstm("lstm2", f, 40);
+    let s = b.add("sum", kept, other);
+    b.emit("y", y, s);
+    let program = b.finish().unwrap();
+    assert_eq!(num_ahead(&ahead(&program)), 1, "the second alone");
+    let mut rng = ChaCha8Rng::seed_from_u64(7);
+    let requests: Vec<Request> = [9, 1, 4]
+        .into_iter()
+        .map(|len| Request {
+            inputs: random_inputs(&program, len, 1, &mut rng),
+            len,
+            samples: 1,
+        })
+        .collect();
+    check(program, &requests);
+}

@@ -199,6 +199,8 @@ impl Server {
         } = self;
         let (stop, stopped) = watch::channel(false);
         let mut tasks = tokio::task::JoinSet::new();
+        // Its models are there; whoever was told so and asks at once is not to hear anything else.
+        state.set_ready(true);
         let mut open = |port, listener| {
             let listen = Listen {
                 port,
@@ -253,7 +255,6 @@ impl Server {
         health
             .set_serving::<GrpcInferenceServiceServer<Service>>()
             .await;
-        state.set_ready(true);
         end.await;
         state.close();
         let not_serving = tonic_health::ServingStatus::NotServing;

@@ -63,6 +63,10 @@ impl Seat {
 
     /// Has what was handed in done: here if it is quick, else on the driver's thread.
     pub fn let_go(&self, outbox: &Outbox) {
+        // A panic in a turn would end the process.
+        if std::thread::panicking() {
+            return outbox.flush();
+        }
         let Some(mut help) = outbox.help() else {
             return outbox.flush();
         };

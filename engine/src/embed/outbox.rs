@@ -151,8 +151,10 @@ pub(crate) struct Help<'a> {
 impl Drop for Help<'_> {
     fn drop(&mut self) {
         let mut queue = self.line.queue();
-        // None if it has woken by itself.
-        queue.waiter = queue.replaced.take();
+        // None if it has woken by itself; then it may wait anew.
+        if let Some(thread) = queue.replaced.take() {
+            queue.waiter = Some(thread);
+        }
         if !self.is_over || !queue.commands.is_empty() {
             wake(queue);
         }
@@ -345,6 +347,26 @@ mod tests {
         assert_eq!(woken(), [9]);
         drop(outbox);
         assert_eq!(woken(), [0; 0], "its thread has ended");
+    }
+
+    #[test]
+    fn a_driver_that_woke_meanwhile_and_waits_again_keeps_its_place() {
+        for is_over in [false, true] {
+            let (outbox, _inbox) = line();
+            outbox.0.queue().waiter = Some(std::thread::current());
+            assert!(outbox.hold(cancel(0)).unwrap());
+            let mut help = outbox.help().unwrap();
+            {
+                // As its thread does: it wakes, takes what has come, and waits.
+                let mut queue = outbox.0.queue();
+                queue.commands.clear();
+                (queue.waiter, queue.replaced) = (Some(std::thread::current()), None);
+            }
+            help.is_over = is_over;
+            drop(help);
+            let waits = outbox.0.queue().waiter.is_some();
+            assert_eq!(waits, is_over, "else it is woken to look");
+        }
     }
 
     #[test]

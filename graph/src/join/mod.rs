@@ -66,7 +66,8 @@ pub fn join(
     Ok(program)
 }
 
-/// Gives steps that sample one input for that where none is named; whether there are such.
+/// Gives steps that sample one input for that where none is named; whether there are such. They draw
+/// the same random numbers.
 fn share_sampling(steps: &mut [Step<'_>]) -> bool {
     let mut is_shared = false;
     for step in steps {

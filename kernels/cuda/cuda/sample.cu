@@ -49,7 +49,7 @@ KERNEL sample(const float *x, const int *how, const int *positions, u32 first, i
     // Rows of nobody may have any words.
     bool is_drawn = temperature > 0.0f && temperature <= 100.0f && k != 1 && k <= 1024;
     if (!is_drawn || !is_finite) {
-        if (thread == 0) out[row] = top > NEG_INF ? (int)likeliest : 0;
+        if (thread == 0) out[row] = (int)likeliest;
         return;
     }
 

@@ -248,6 +248,12 @@ impl Arenas {
             return;
         }
         self.most_needed = self.most_needed.max(self.needed + len);
+        // All free ones are smaller.
+        while self.held + len > 2 * self.most_needed
+            && let Some(dropped) = self.free.pop()
+        {
+            self.held -= dropped.len();
+        }
         self.allocated += 1;
         self.held += len;
         self.free.push(arena);
@@ -500,6 +506,15 @@ mod tests {
             arenas.give(arena, size);
         }
         assert_eq!((arenas.allocated(), arenas.bytes()), (warm, held));
+    }
+
+    #[test]
+    fn arenas_of_ever_larger_models_are_dropped() {
+        let mut arenas = Arenas::default();
+        for size in (1000..=2000).step_by(100) {
+            arenas.add(Aligned::touched(size));
+        }
+        assert!(arenas.bytes() <= 3 * 4 * 2000, "{}", arenas.bytes());
     }
 
     #[test]

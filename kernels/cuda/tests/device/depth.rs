@@ -82,7 +82,8 @@ fn is_as_shallow(program: &Arc<Program>, inputs: &[Vec<Tensor>], options: &CudaO
 fn two_launches_in_flight_change_no_bits() {
     runs_clean("depth::two_launches_in_flight_change_no_bits", || {
         let mut discarded = 0;
-        let is_decoder = |p: &Problem| p.name.ends_with("-decoder");
+        let is_decoder =
+            |p: &Problem| p.name.ends_with("-decoder") || p.name.ends_with("-sampling");
         for problem in problems().into_iter().filter(is_decoder) {
             let program = Arc::new((problem.build)());
             let inputs = requests(&problem, &program).into_iter().map(|r| r.inputs);

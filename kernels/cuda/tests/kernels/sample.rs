@@ -37,11 +37,7 @@ fn defined(row: &[f32], how: &Sampling, draw: u32) -> i32 {
     });
     let top = row[order[0]];
     if how.is_greedy() || !top.is_finite() {
-        return if top > f32::NEG_INFINITY {
-            order[0] as i32
-        } else {
-            0
-        };
+        return order[0] as i32;
     }
     if how.top_k > 0 {
         order.truncate(how.top_k as usize);
