@@ -134,9 +134,12 @@ mod tests {
         let (k, seed) = (("top_k", Param::Int(40)), ("seed", Param::Uint(u64::MAX)));
         let t = ("temperature", Param::Double(0.5));
         assert_eq!(read(&[]), wish(0.0, 0, 0, false));
-        assert_eq!(read(&[t.clone()]), wish(0.5, 0, 0, true));
-        assert_eq!(read(&[k.clone()]), wish(1.0, 40, 0, true));
-        assert_eq!(read(&[seed.clone()]), wish(1.0, 0, u64::MAX, false));
+        assert_eq!(read(std::slice::from_ref(&t)), wish(0.5, 0, 0, true));
+        assert_eq!(read(std::slice::from_ref(&k)), wish(1.0, 40, 0, true));
+        assert_eq!(
+            read(std::slice::from_ref(&seed)),
+            wish(1.0, 0, u64::MAX, false)
+        );
         assert_eq!(read(&[t, k, seed.clone()]), wish(0.5, 40, u64::MAX, false));
         let zero = ("temperature", Param::Text("0".into()));
         assert_eq!(read(&[zero, seed]), wish(0.0, 0, u64::MAX, false));
