@@ -120,3 +120,28 @@ def decoder(row, t):
     h = g.node("Relu", [g.dense(x, t, "ffn.up")])
     y = add_norm(g.dense(h, t, "ffn.down"), x, "ffn_norm")
     return g.session([y], row["threads"]), same
+
+
+def feed_forward_plain(row, t):
+    """Two products, between them the approximation of gelu by tanh, as exporters write it out."""
+    g = Graph()
+    x = g.dense(g.feed("x", t["input.x"]), t, "up")
+    number = lambda v: g.weight(np.array(v))
+    cube = g.node("Mul", [g.node("Mul", [x, x]), x])
+    inner = g.node("Add", [x, g.node("Mul", [cube, number(0.044715)])])
+    tanh = g.node("Tanh", [g.node("Mul", [inner, number((2 / np.pi) ** 0.5)])])
+    y = g.node("Mul", [x, g.node("Add", [tanh, number(1.0)])])
+    y = g.dense(g.node("Mul", [y, number(0.5)]), t, "down")
+    return g.session([y], row["threads"])
+
+
+def feed_forward_fused(row, t):
+    """The same with the runtime's own operator for bias and gelu."""
+    g = Graph()
+    x = g.node("MatMul", [g.feed("x", t["input.x"]), g.weight(t["up.weight"])])
+    y = g.node("FastGelu", [x, g.weight(t["up.bias"])], domain="com.microsoft")
+    return g.session([g.dense(y, t, "down")], row["threads"])
+
+
+def feed_forward(row, t):
+    return fastest([feed_forward_plain(row, t), feed_forward_fused(row, t)]), same

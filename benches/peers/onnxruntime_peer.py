@@ -30,6 +30,7 @@ ROWS = {
     "gru": layers.gru,
     "encoder": layers.encoder,
     "decoder": layers.decoder,
+    "feed-forward": layers.feed_forward,
     "resnet50": models.resnet50,
     "mobilenet-v1": models.mobilenet_v1,
     "mobilenet-v2": models.mobilenet_v2,

@@ -158,6 +158,7 @@ fn flops(program: &Program, id: NodeId) -> (u64, u64) {
             output * (2 * input(1) / channels + epilogue)
         }
         Op::Binary(_) | Op::Unary(_) | Op::Scale(_) | Op::AddPosition => output,
+        Op::Elementwise(steps) => steps.len() as u64 * output,
         Op::LayerNorm { .. } => 8 * output,
         Op::AddLayerNorm { .. } => 9 * output,
         Op::RmsNorm { .. } => 4 * output,

@@ -165,6 +165,16 @@ impl fmt::Display for Repeat {
     }
 }
 
+impl fmt::Display for Bin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Add => "add",
+            Self::Sub => "sub",
+            Self::Mul => "mul",
+        })
+    }
+}
+
 impl fmt::Display for Act {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -215,11 +225,11 @@ impl fmt::Display for Op {
                 f.write_str("linear")?;
                 fused(f, *bias, *act, *residual)
             }
-            Self::Binary(bin) => f.write_str(match bin {
-                Bin::Add => "add",
-                Bin::Sub => "sub",
-                Bin::Mul => "mul",
-            }),
+            Self::Binary(bin) => write!(f, "{bin}"),
+            Self::Elementwise(steps) => {
+                f.write_str("elementwise")?;
+                steps.iter().try_for_each(|step| write!(f, " {step}"))
+            }
             Self::Unary(act) => write!(f, "{act}"),
             Self::Scale(factor) => write!(f, "scale {factor}"),
             Self::LayerNorm { eps } => write!(f, "layer_norm {eps:e}"),

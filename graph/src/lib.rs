@@ -35,6 +35,7 @@
 //! ```
 
 pub mod builder;
+pub mod chain;
 pub mod cost;
 pub mod dtype;
 pub mod dump;

@@ -8,6 +8,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::chain::Step;
 use crate::ids::{InputId, OutputId, StateId};
 use crate::tensor_op::TensorOp;
 
@@ -148,6 +149,10 @@ pub enum Op {
     Unary(Act),
     /// `x`: times a constant.
     Scale(f32),
+    /// `x`, then what the steps read, each of `x`'s type or a weight as that of `Binary`: the steps
+    /// one behind another, element by element, from 1 to [`MOST_STEPS`](crate::chain::MOST_STEPS).
+    /// `x`'s type.
+    Elementwise(Vec<Step>),
     /// `x [r, .., d]`, `gamma [d]`, `beta [d]`: `(x - mean) / sqrt(var + eps) * gamma + beta`,
     /// biased variance over the last dimension.
     LayerNorm {

@@ -337,3 +337,78 @@ fn products_of_earlier_passes_and_strided_loops_stay() {
         nodes(&program)
     );
 }
+
+#[test]
+fn elementwise_nodes_become_one_with_what_they_read_beside() {
+    let mut b = ProgramBuilder::new("gelu");
+    let x = b.input("x", DType::F32, &[4]);
+    let y = b.output("y", DType::F32, &[4]);
+    b.begin_block("main", Repeat::Once);
+    let x = b.read_input("x", x);
+    // The approximation of gelu by tanh, as an exporter writes it out.
+    let square = b.mul("square", x, x);
+    let cube = b.mul("cube", square, x);
+    let s = b.scale("small", cube, 0.044_715);
+    let s = b.add("inner", x, s);
+    let s = b.scale("factor", s, 0.797_884_6);
+    let s = b.unary("tanh", Act::Tanh, s);
+    let one = b.constant("one", &[4], 1.0);
+    let s = b.add("more", s, one);
+    let s = b.mul("times", x, s);
+    let s = b.scale("half", s, 0.5);
+    b.emit("y", y, s);
+    let program = run("fuse_elementwise", b.finish().unwrap());
+    insta::assert_snapshot!(nodes(&program), @r"
+    n0 x = input in0 all () -> f32[batch, 4]
+    n1 square = elementwise mul:v mul:0 scale:0.044715 add:0 scale:0.7978846 tanh add:1 mul:0 scale:0.5 (n0 f32[batch, 4], one f32[4]) -> f32[batch, 4]
+    n2 y = emit out0 (n1 f32[batch, 4])
+    ");
+}
+
+#[test]
+fn elementwise_nodes_with_other_readers_stay() {
+    let mut b = ProgramBuilder::new("shared");
+    let x = b.input("x", DType::F32, &[4]);
+    let y = b.output("y", DType::F32, &[4]);
+    let z = b.output("z", DType::F32, &[4]);
+    b.begin_block("main", Repeat::Once);
+    let x = b.read_input("x", x);
+    let a = b.unary("act", Act::Tanh, x);
+    // Read by the output too.
+    let c = b.scale("scaled", a, 2.0);
+    b.emit("z", z, a);
+    // Read twice, by one node.
+    let square = b.mul("square", c, c);
+    // Two of a kind, of which the later is nearer.
+    let d = b.unary("other", Act::Sigmoid, x);
+    let s = b.sub("difference", d, square);
+    b.emit("y", y, s);
+    let program = run("fuse_elementwise", b.finish().unwrap());
+    insta::assert_snapshot!(nodes(&program), @r"
+    n0 x = input in0 all () -> f32[batch, 4]
+    n1 act = tanh (n0 f32[batch, 4]) -> f32[batch, 4]
+    n2 z = emit out1 (n1 f32[batch, 4])
+    n3 scaled = elementwise scale:2 mul:v (n1 f32[batch, 4]) -> f32[batch, 4]
+    n4 other = elementwise sigmoid sub:1 (n0 f32[batch, 4], n3 f32[batch, 4]) -> f32[batch, 4]
+    n5 y = emit out0 (n4 f32[batch, 4])
+    ");
+}
+
+#[test]
+fn a_long_chain_is_cut() {
+    let mut b = ProgramBuilder::new("long");
+    let x = b.input("x", DType::F32, &[4]);
+    let y = b.output("y", DType::F32, &[4]);
+    b.begin_block("main", Repeat::Once);
+    let mut x = b.read_input("x", x);
+    for i in 0..40 {
+        x = b.unary(&format!("tanh{i}"), Act::Tanh, x);
+    }
+    b.emit("y", y, x);
+    let program = run("fuse_elementwise", b.finish().unwrap());
+    let steps = program.nodes.iter().filter_map(|n| match &n.op {
+        lazybatch_graph::Op::Elementwise(steps) => Some(steps.len()),
+        _ => None,
+    });
+    assert_eq!(steps.collect::<Vec<_>>(), [16, 16, 8]);
+}

@@ -77,6 +77,7 @@ pub fn infer(op: &Op, operands: &[&TensorType], cx: &Context<'_>) -> Result<Type
         Op::Input { input, at } => state::input(&args, *input, *at),
         Op::Linear { bias, residual, .. } => rows::linear(&args, *bias, *residual),
         Op::Binary(_) => rows::binary(&args),
+        Op::Elementwise(steps) => rows::elementwise(&args, steps),
         Op::Unary(_) | Op::Scale(_) => {
             args.count(1)?;
             args.float(0, "operand")?;

@@ -3,6 +3,7 @@
 use smallvec::smallvec;
 
 use super::{Args, Types, one};
+use crate::chain::{MOST_STEPS, Step};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::op::Heads;
@@ -33,20 +34,42 @@ pub(super) fn linear(args: &Args<'_>, bias: bool, residual: bool) -> Result<Type
 pub(super) fn binary(args: &Args<'_>) -> Result<Types, Error> {
     args.count(2)?;
     args.float(0, "a")?;
-    let (a, b) = (args.types[0], args.types[1]);
+    beside(args, 1, "b")?;
+    Ok(smallvec![args.types[0].clone()])
+}
+
+/// Operand `i` is of operand 0's type, or a weight that spans a row of that or its last dimension.
+fn beside(args: &Args<'_>, i: usize, what: &str) -> Result<(), Error> {
+    let (a, b) = (args.types[0], args.types[i]);
     let fixed = a.fixed_dims();
     let other = b.fixed_dims();
-    let spans_row = b.lead().is_none() && b.dtype.is_float() && other == fixed;
-    let spans_last =
-        b.lead().is_none() && b.dtype.is_float() && fixed.last().is_some_and(|&n| other[..] == [n]);
-    if a != b && !spans_row && !spans_last {
-        return args.cx.fail(
-            "b",
-            format!("{a}, or a float weight {fixed:?} or of a's last dimension"),
-            b,
-        );
+    let is_weight = b.lead().is_none() && b.dtype.is_float();
+    let spans_row = is_weight && other == fixed;
+    let spans_last = is_weight && fixed.last().is_some_and(|&n| other[..] == [n]);
+    if a == b || spans_row || spans_last {
+        return Ok(());
     }
-    Ok(smallvec![a.clone()])
+    args.cx.fail(
+        what,
+        format!("{a}, or a float weight {fixed:?} or of its last dimension"),
+        b,
+    )
+}
+
+pub(super) fn elementwise(args: &Args<'_>, steps: &[Step]) -> Result<Types, Error> {
+    if !(1..=MOST_STEPS).contains(&steps.len()) {
+        let expected = format!("1 to {MOST_STEPS}");
+        return args.cx.fail("number of steps", expected, steps.len());
+    }
+    let read = steps.iter().filter_map(|step| step.operand()).max();
+    let expected = 1 + read.unwrap_or(0);
+    args.count(expected)?;
+    args.float(0, "x")?;
+    args.lead(0, "x")?;
+    for i in 1..expected {
+        beside(args, i, &format!("operand {i}"))?;
+    }
+    Ok(smallvec![args.types[0].clone()])
 }
 
 pub(super) fn layer_norm(args: &Args<'_>) -> Result<Types, Error> {

@@ -41,10 +41,11 @@ pub(super) struct Fusion {
 }
 
 /// Applies `rule` to every node in order. A rule sees a program in which earlier fusions are done,
-/// so chains fuse in one go. `single(v)` tells whether a value has one reader.
+/// so chains fuse in one go. `uses(v)` tells how often a value is an operand, or was: where a fused node
+/// reads one operand for two nodes, that counts twice.
 pub(super) fn fuse(
     program: &mut Program,
-    rule: impl Fn(&Program, &Node, &dyn Fn(ValueId) -> bool) -> Option<Fusion>,
+    rule: impl Fn(&Program, &Node, &dyn Fn(ValueId) -> u32) -> Option<Fusion>,
 ) {
     let counts = use_counts(program);
     let order: Vec<NodeId> = program
@@ -55,8 +56,8 @@ pub(super) fn fuse(
     let mut absorbed = vec![false; program.nodes.len()];
     for id in order {
         // The operands of a producer move to its consumer, so counts of live values stay right.
-        let single = |v: ValueId| counts[v.index()] == 1;
-        let Some(fusion) = rule(program, program.node(id), &single) else {
+        let uses = |v: ValueId| counts[v.index()];
+        let Some(fusion) = rule(program, program.node(id), &uses) else {
             continue;
         };
         absorbed[fusion.producer.index()] = true;

@@ -13,9 +13,9 @@ pub(super) fn run(program: &mut Program) {
     fuse(program, rule);
 }
 
-fn rule(program: &Program, node: &Node, single: &dyn Fn(ValueId) -> bool) -> Option<Fusion> {
+fn rule(program: &Program, node: &Node, uses: &dyn Fn(ValueId) -> u32) -> Option<Fusion> {
     let grow = |conv: ValueId, other: Option<ValueId>| {
-        let (id, from) = producer(program, conv).filter(|_| single(conv))?;
+        let (id, from) = producer(program, conv).filter(|_| uses(conv) == 1)?;
         let Op::Conv2d {
             window,
             groups,

@@ -14,9 +14,9 @@ pub(super) fn run(program: &mut Program) {
     fuse(program, rule);
 }
 
-fn rule(program: &Program, node: &Node, single: &dyn Fn(ValueId) -> bool) -> Option<Fusion> {
+fn rule(program: &Program, node: &Node, uses: &dyn Fn(ValueId) -> u32) -> Option<Fusion> {
     let grow = |linear: ValueId, other: Option<ValueId>| {
-        let (id, from) = producer(program, linear).filter(|_| single(linear))?;
+        let (id, from) = producer(program, linear).filter(|_| uses(linear) == 1)?;
         let Op::Linear {
             bias,
             act,

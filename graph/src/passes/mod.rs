@@ -13,6 +13,7 @@ mod edit;
 mod fold_batch_norm;
 mod fold_constants;
 mod fuse_conv;
+mod fuse_elementwise;
 mod fuse_linear;
 mod fuse_norm;
 mod project_ahead;
@@ -43,6 +44,7 @@ pub const PASSES: &[Pass] = &[
     Pass { name: "fold_batch_norm", summary: "batch normalisation into the weights of its convolution", run: fold_batch_norm::run },
     Pass { name: "fuse_conv", summary: "convolution + residual + activation into one node", run: fuse_conv::run },
     Pass { name: "fuse_norm", summary: "residual sum + layer norm into one node", run: fuse_norm::run },
+    Pass { name: "fuse_elementwise", summary: "elementwise nodes that follow one another into one node", run: fuse_elementwise::run },
 ];
 
 /// Passes that trade one thing for another, so that who asks for a program decides; [`apply`] runs

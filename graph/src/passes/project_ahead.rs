@@ -151,6 +151,7 @@ fn is_given(
         | Op::Binary(_)
         | Op::Unary(_)
         | Op::Scale(_)
+        | Op::Elementwise(_)
         | Op::LayerNorm { .. }
         | Op::RmsNorm { .. }
         | Op::Embedding

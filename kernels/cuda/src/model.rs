@@ -241,7 +241,7 @@ fn node_memory(program: &Program, id: NodeId, options: &CudaOptions) -> NodeMemo
     let columns = |operand: usize| program.value(node.inputs[operand]).ty.fixed_dims();
     let in_place = match node.op {
         Op::Reshape { .. } | Op::Unary(_) | Op::Scale(_) | Op::Softmax | Op::Rope { .. } => Some(0),
-        Op::AddPosition | Op::Binary(_) => Some(0),
+        Op::AddPosition | Op::Binary(_) | Op::Elementwise(_) => Some(0),
         _ => None,
     };
     // What a library takes besides: rows of a state one behind another, and left sides rounded.

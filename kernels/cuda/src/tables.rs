@@ -5,6 +5,7 @@
 use crate::context::{Context, DeviceMemory, DevicePtr, Pinned, Stream};
 use crate::error::CudaError;
 use crate::kernels::Member;
+use crate::kernels::elementwise::Step;
 use crate::kernels::rows::Span;
 
 /// Alignment of a table.
@@ -24,6 +25,8 @@ unsafe impl Entry for DevicePtr {}
 unsafe impl Entry for Span {}
 // SAFETY: four u32.
 unsafe impl Entry for Member {}
+// SAFETY: an address, a float and three u32.
+unsafe impl Entry for Step {}
 
 /// Tables and flags of one launch in flight.
 #[derive(Debug)]

@@ -1,5 +1,6 @@
 //! The problems, as data.
 
+use lazybatch_graph::chain::{Step, With};
 use lazybatch_graph::onnx::Elem;
 use lazybatch_graph::{
     Act, At, Attribute, Bin, CustomOp, DType, Fused, Heads, Layout, MultiHead, Op, Operand, Part,
@@ -185,6 +186,25 @@ fn linear(bias: bool, act: Option<Act>, residual: bool) -> Op {
     }
 }
 
+/// Every kind of step, on operands of all kinds.
+fn chain(name: &str, place: Place, args: &'static [Arg]) -> Problem {
+    let at = With::Operand;
+    let steps = vec![
+        Step::Binary(Bin::Mul, With::Itself),
+        Step::Scale(0.25),
+        Step::Binary(Bin::Add, at(1)),
+        Step::Unary(Act::Tanh),
+        Step::SubFrom(at(2)),
+        Step::Binary(Bin::Mul, at(0)),
+        Step::Binary(Bin::Sub, at(1)),
+        Step::Unary(Act::Silu),
+        Step::Binary(Bin::Add, With::Itself),
+    ];
+    let mut p = op(place, Op::Elementwise(steps), args);
+    p.name = format!("elementwise-{name}");
+    p
+}
+
 fn row_problems() -> Vec<Problem> {
     let mut all = vec![
         op(Static, linear(false, None, false), &[X(&[7]), W(&[7, 5])]),
@@ -212,6 +232,10 @@ fn row_problems() -> Vec<Problem> {
         op(Static, Op::Binary(Bin::Sub), &[X(&[3, 5]), W(&[3, 5])]),
         op(Static, Op::Binary(Bin::Mul), &[X(&[3, 5]), W(&[5])]),
         op(Rows, Op::Scale(-1.75), &[X(&[21])]),
+        chain("rows", Rows, &[X(&[19]), X(&[19]), W(&[19])]),
+        chain("last", Static, &[X(&[3, 5]), W(&[5]), X(&[3, 5])]),
+        chain("pieces", Static, &[X(&[2100]), W(&[2100]), X(&[2100])]),
+        chain("steps", Steps, &[X(&[7]), X(&[7]), W(&[7])]),
         op(
             Rows,
             Op::LayerNorm { eps: 1e-5 },

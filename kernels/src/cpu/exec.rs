@@ -304,6 +304,7 @@ fn run_node(env: &mut Env<'_>, v: NodeView<'_>, reuse: Option<Buf>) -> Result<Ou
         } => one(ops::linear::linear(env, v, *bias, *act, *residual)),
         Op::Binary(op) => one(ops::rowwise::binary(env, v, *op)),
         Op::Unary(act) => one(ops::rowwise::unary(env, v, *act)),
+        Op::Elementwise(steps) => one(ops::elementwise::elementwise(env, v, steps)),
         Op::Scale(factor) => one(ops::rowwise::scale(env, v, *factor)),
         Op::LayerNorm { eps } => one(ops::rowwise::layer_norm(env, v, *eps)),
         Op::AddLayerNorm { eps } => ops::rowwise::add_layer_norm(env, v, *eps),

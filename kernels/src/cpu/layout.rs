@@ -48,8 +48,12 @@ impl Layouts {
                 | Op::BatchNorm { .. }
                 | Op::GlobalAveragePool => true,
                 Op::Unary(_) | Op::Scale(_) => last[node.inputs[0].index()],
-                Op::Binary(_) if is_weight(0) || is_weight(1) => false,
-                Op::Binary(_) | Op::Concat => node.inputs.iter().any(|v| last[v.index()]),
+                Op::Binary(_) | Op::Elementwise(_) if (0..node.inputs.len()).any(is_weight) => {
+                    false
+                }
+                Op::Binary(_) | Op::Elementwise(_) | Op::Concat => {
+                    node.inputs.iter().any(|v| last[v.index()])
+                }
                 _ => false,
             };
             for (i, &value) in node.inputs.iter().enumerate() {

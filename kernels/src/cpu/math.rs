@@ -190,6 +190,36 @@ simd! {
 }
 
 simd! {
+    /// `x = x (op) b`, of one length.
+    pub fn binary_inplace(op: Bin, b: &[f32], x: &mut [f32]) {
+        let b = &b[..x.len()];
+        match op {
+            Bin::Add => x.iter_mut().zip(b).for_each(|(x, b)| *x += b),
+            Bin::Sub => x.iter_mut().zip(b).for_each(|(x, b)| *x -= b),
+            Bin::Mul => x.iter_mut().zip(b).for_each(|(x, b)| *x *= b),
+        }
+    }
+}
+
+simd! {
+    /// `x = x (op) x`.
+    pub fn binary_itself(op: Bin, x: &mut [f32]) {
+        match op {
+            Bin::Add => x.iter_mut().for_each(|x| *x += *x),
+            Bin::Sub => x.iter_mut().for_each(|x| *x -= *x),
+            Bin::Mul => x.iter_mut().for_each(|x| *x *= *x),
+        }
+    }
+}
+
+simd! {
+    /// `x = b - x`, of one length.
+    pub fn sub_from(b: &[f32], x: &mut [f32]) {
+        x.iter_mut().zip(b).for_each(|(x, b)| *x = b - *x);
+    }
+}
+
+simd! {
     /// `x *= factor`.
     pub fn scale(factor: f32, x: &mut [f32]) {
         x.iter_mut().for_each(|v| *v *= factor);

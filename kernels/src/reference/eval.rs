@@ -1,5 +1,6 @@
 //! One node for one request.
 
+use lazybatch_graph::chain::{Step, With};
 use lazybatch_graph::{At, Bin, CustomOp, Dim, Node, Op, Program, Repeat, Sampling, sampling};
 
 use super::device::{Loaded, Request};
@@ -46,6 +47,14 @@ fn norm(x: &[f64], gamma: &[f64], beta: &[f64], eps: f32) -> Vec<f64> {
             .collect::<Vec<_>>()
     });
     rows.collect()
+}
+
+fn binary(op: Bin, a: f64, b: f64) -> f64 {
+    match op {
+        Bin::Add => a + b,
+        Bin::Sub => a - b,
+        Bin::Mul => a * b,
+    }
 }
 
 fn add(x: &mut [f64], y: &[f64]) {
@@ -180,14 +189,25 @@ pub(super) fn run(
         }
         Op::Binary(op) => {
             let (a, b) = (x(0), x(1));
-            let f = |a: f64, b: f64| match op {
-                Bin::Add => a + b,
-                Bin::Sub => a - b,
-                Bin::Mul => a * b,
+            let elems = a.iter().enumerate();
+            elems
+                .map(|(i, &v)| binary(*op, v, b[i % b.len()]))
+                .collect()
+        }
+        Op::Elementwise(steps) => {
+            let with = |v: f64, at: usize, with: With| match with {
+                With::Itself => v,
+                With::Operand(i) => x(i)[at % x(i).len()],
             };
-            a.iter()
-                .enumerate()
-                .map(|(i, &v)| f(v, b[i % b.len()]))
+            let apply = |v: f64, at: usize, step: &Step| match *step {
+                Step::Unary(act) => math::act(act, v),
+                Step::Scale(factor) => v * f64::from(factor),
+                Step::Binary(op, other) => binary(op, v, with(v, at, other)),
+                Step::SubFrom(other) => with(v, at, other) - v,
+            };
+            let elems = x(0).iter().enumerate();
+            elems
+                .map(|(at, &v)| steps.iter().fold(v, |v, step| apply(v, at, step)))
                 .collect()
         }
         Op::Unary(act) => x(0).iter().map(|&v| math::act(*act, v)).collect(),

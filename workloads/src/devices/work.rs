@@ -264,6 +264,7 @@ pub fn is_fused(op: &Op) -> bool {
             | Op::Concat
             | Op::Slice { .. }
             | Op::Scale(_)
+            | Op::Elementwise(_)
             | Op::AddPosition
             | Op::Binary(_)
             | Op::Unary(_)

@@ -2,6 +2,7 @@
 //! row, and the tensors that the peer builds the same from.
 
 mod bert;
+mod elementwise;
 mod gemm;
 mod images;
 mod layers;
@@ -88,6 +89,7 @@ pub fn all() -> Vec<Row> {
         gemm::rows(),
         recurrent::rows(),
         layers::rows(),
+        elementwise::rows(),
         images::rows(),
         bert::rows(),
         mixed::rows(),

@@ -1,5 +1,6 @@
 //! Element by element: binary ops with broadcast, activations, epilogues, conversions.
 
+use lazybatch_graph::chain;
 use lazybatch_graph::{Act, Bin, Op};
 
 use super::{Epilogue, Kernels, Source, Stored, Takes, act_code, expect, launch, per_item, size};
@@ -13,6 +14,7 @@ pub(super) const SOURCE: Source = Source {
         "binary",
         "convert_bf16",
         "convert_f16",
+        "elementwise",
         "epilogue",
         "scale",
         "unary",
@@ -20,12 +22,93 @@ pub(super) const SOURCE: Source = Source {
     takes: |_, node| {
         Takes::those(matches!(
             node.op,
-            Op::Binary(_) | Op::Unary(_) | Op::Scale(_)
+            Op::Binary(_) | Op::Unary(_) | Op::Scale(_) | Op::Elementwise(_)
         ))
     },
 };
 
+/// A step of [`Kernels::elementwise`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(C)]
+pub struct Step {
+    /// What it reads beside the chain's value; null for that value.
+    with: DevicePtr,
+    /// Which step: an activation's code, or one of the codes behind them.
+    code: u32,
+    /// Elements behind which `with` begins anew.
+    period: u32,
+    /// Factor of a scale.
+    factor: f32,
+    /// Fills the last eight bytes.
+    filler: u32,
+}
+
+impl Step {
+    /// As the kernel takes `step`, with where its operand is and how many elements that has.
+    ///
+    /// # Errors
+    /// An operand out of range.
+    pub fn new(step: chain::Step, operand: Option<(DevicePtr, usize)>) -> Result<Self, CudaError> {
+        const SCALE: u32 = 16;
+        const SUB_FROM: u32 = 20;
+        let (code, factor) = match step {
+            chain::Step::Unary(act) => (act_code(Some(act)), 0.0),
+            chain::Step::Scale(factor) => (SCALE, factor),
+            chain::Step::Binary(op, _) => (SCALE + 1 + bin_code(op), 0.0),
+            chain::Step::SubFrom(_) => (SUB_FROM, 0.0),
+        };
+        let (with, period) = operand.unwrap_or((DevicePtr::NULL, 1));
+        Ok(Self {
+            with,
+            code,
+            period: size("elementwise", "elements of an operand", period)?,
+            factor,
+            filler: 0,
+        })
+    }
+}
+
+const fn bin_code(op: Bin) -> u32 {
+    match op {
+        Bin::Add => 0,
+        Bin::Sub => 1,
+        Bin::Mul => 2,
+    }
+}
+
 impl Kernels {
+    /// `num` of `steps` (a table of [`Step`] on the device) one behind another on each of `len`
+    /// elements of `x`. `out` may be `x`.
+    ///
+    /// # Errors
+    /// Sizes out of range, or what the driver answers.
+    pub fn elementwise(
+        &self,
+        stream: &Stream,
+        x: DevicePtr,
+        out: DevicePtr,
+        len: usize,
+        steps: DevicePtr,
+        num: usize,
+    ) -> Result<(), CudaError> {
+        if len == 0 {
+            return Ok(());
+        }
+        let len = size("elementwise", "elements", len)?;
+        let num = size("elementwise", "steps", num)?;
+        launch!(
+            self,
+            stream,
+            "elementwise",
+            per_item(len),
+            x,
+            out,
+            len,
+            steps,
+            num
+        )
+    }
+
     /// `out[i] = a[i] (op) b[i % period]`, `i < len`: `period` is `len` for operands of equal type,
     /// a row's elements for a weight that spans a row, the last dimension for a weight of that.
     /// `out` may be `a`.
@@ -48,11 +131,7 @@ impl Kernels {
         let len = size("binary", "elements", len)?;
         expect("binary", period > 0, "a period above 0", period)?;
         let period = size("binary", "elements of a row", period)?;
-        let op = match op {
-            Bin::Add => 0u32,
-            Bin::Sub => 1,
-            Bin::Mul => 2,
-        };
+        let op = bin_code(op);
         launch!(
             self,
             stream,

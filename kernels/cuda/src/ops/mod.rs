@@ -25,6 +25,7 @@ pub fn walk(w: &mut Walk<'_>) -> Result<(), String> {
         } => linear::linear(w, *bias, *act, *residual),
         Op::Binary(op) => rowwise::binary(w, *op),
         Op::Unary(act) => rowwise::unary(w, *act),
+        Op::Elementwise(steps) => rowwise::elementwise(w, steps),
         Op::Scale(factor) => rowwise::scale(w, *factor),
         Op::LayerNorm { eps } => rowwise::layer_norm(w, *eps),
         Op::AddLayerNorm { eps } => rowwise::add_layer_norm(w, *eps),

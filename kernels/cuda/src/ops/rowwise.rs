@@ -1,10 +1,13 @@
 //! Nodes of rows: elementwise, norms, tables, choices.
 
+use lazybatch_graph::chain;
 use lazybatch_graph::{Act, Bin, Dim, StateId};
+use smallvec::SmallVec;
 
 use crate::context::DevicePtr;
 use crate::exec::Walk;
 use crate::kernels::Weights;
+use crate::kernels::elementwise::Step;
 use crate::kernels::sample::Sample;
 use crate::kernels::top_k::TopK;
 use crate::memory::ELEM;
@@ -31,6 +34,25 @@ pub fn binary(w: &mut Walk<'_>, op: Bin) -> Done {
 pub fn unary(w: &mut Walk<'_>, act: Act) -> Done {
     let (x, out, len) = (w.arg(0), w.out(0), w.elems(w.ty(0)));
     w.issue(move |i| i.kernels.unary(i.stream, act, x, out, len));
+    Ok(())
+}
+
+/// `x`, then `steps`.
+pub fn elementwise(w: &mut Walk<'_>, steps: &[chain::Step]) -> Done {
+    let len = w.elems(w.ty(0));
+    let table: Result<SmallVec<[Step; 8]>, _> = steps
+        .iter()
+        .map(|&step| {
+            let elems = |i| match w.is_weight(i) {
+                true => w.ty(i).row_elems(),
+                false => len,
+            };
+            Step::new(step, step.operand().map(|i| (w.arg(i), elems(i).max(1))))
+        })
+        .collect();
+    let table = w.stage.push(table.map_err(|e| e.to_string())?)?;
+    let (x, out, num) = (w.arg(0), w.out(0), steps.len());
+    w.issue(move |i| i.kernels.elementwise(i.stream, x, out, len, table, num));
     Ok(())
 }
 

@@ -2,12 +2,15 @@
 
 use half::{bf16, f16};
 use lazybatch_cuda::DevicePtr;
+use lazybatch_cuda::kernels::elementwise::Step;
 use lazybatch_cuda::kernels::{Epilogue, Stored};
+use lazybatch_graph::chain::{self, With};
 use lazybatch_graph::{Act, Bin};
 use lazybatch_kernels::cpu;
 use lazybatch_kernels::reference::math;
 
 use crate::harness::{close, numbers, on_device, same};
+use crate::rows::table;
 
 const ACTS: [Act; 6] = [
     Act::Relu,
@@ -137,5 +140,43 @@ on_device! {
             gpu.kernels.convert(&gpu.stream, Stored::Bf16, nan.at(), out, 2).unwrap();
         });
         assert!(got.iter().all(|b| bf16::from_bits(*b).is_nan()));
+    }
+}
+
+on_device! {
+    fn a_chain_has_the_bits_of_its_steps(gpu) {
+        let len = 700;
+        let (x, row, other) = (numbers(1, len), numbers(2, 7), numbers(3, len));
+        let (at, row_at, other_at) = (gpu.upload(&x), gpu.upload(&row), gpu.upload(&other));
+        let operands = [(at.at(), len), (row_at.at(), 7), (other_at.at(), len)];
+        let with = With::Operand;
+        let chain = [
+            chain::Step::Binary(Bin::Mul, With::Itself),
+            chain::Step::Scale(0.25),
+            chain::Step::Binary(Bin::Add, with(1)),
+            chain::Step::Unary(Act::Tanh),
+            chain::Step::SubFrom(with(2)),
+            chain::Step::Binary(Bin::Sub, with(0)),
+            chain::Step::Binary(Bin::Mul, with(2)),
+            chain::Step::Binary(Bin::Add, With::Itself),
+        ];
+        let steps = chain.map(|s| Step::new(s, s.operand().map(|i| operands[i])).unwrap());
+        let steps_at = table(gpu, &steps);
+        let want: Vec<f32> = (0..len)
+            .map(|i| {
+                let [x, row, other] = [x[i], row[i % 7], other[i]];
+                let v = other - cpu::math::tanh(x * x * 0.25 + row);
+                (v - x) * other * 2.0
+            })
+            .collect();
+        let run = |out| {
+            let (k, s) = (&gpu.kernels, &gpu.stream);
+            k.elementwise(s, at.at(), out, len, steps_at.at(), steps.len()).unwrap();
+        };
+        let got: Vec<f32> = gpu.output(len, run);
+        same("a chain", &got, &want);
+        // In place, though a step reads where the chain began.
+        run(at.at());
+        same("in place", &gpu.download(&at, len), &want);
     }
 }

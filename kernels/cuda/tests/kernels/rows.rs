@@ -7,7 +7,7 @@ use lazybatch_cuda::kernels::rows::Span;
 use crate::harness::{Gpu, close, integers, numbers, on_device, pick, same};
 
 /// A table of structs as bytes.
-fn table<T>(gpu: &Gpu, entries: &[T]) -> crate::harness::Buffer {
+pub fn table<T>(gpu: &Gpu, entries: &[T]) -> crate::harness::Buffer {
     // SAFETY: plain integers without gaps.
     let bytes = unsafe {
         std::slice::from_raw_parts(

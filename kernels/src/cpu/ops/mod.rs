@@ -8,6 +8,7 @@ use crate::arena::{Extent, LINE};
 pub mod attention;
 pub mod conv;
 pub mod data;
+pub mod elementwise;
 pub mod host;
 pub mod image;
 pub mod linear;

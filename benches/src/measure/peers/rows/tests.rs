@@ -26,6 +26,8 @@ fn every_programs_own_side_runs_without_a_peer() {
         (recurrent::row("gru", 1, 1), recurrent::HIDDEN),
         (layers::encoder_row(2, 3), 2 * 3 * encoder),
         (layers::decoder_row(2), 2 * decoder),
+        (elementwise::row(2, 3, true), 2 * 3 * elementwise::SIZES[0]),
+        (elementwise::row(2, 3, false), 2 * 3 * elementwise::SIZES[0]),
     ] {
         let mut own = row.own(&setup(1)).unwrap();
         assert!(own.call_ns().unwrap() > 0.0);

@@ -1,4 +1,4 @@
-//! Programs with input products in front of their loops have the bits of those without.
+//! Passes that leave the bits: programs have those that they had before.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -12,10 +12,14 @@ use lazybatch_sla::ModelId;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-fn ahead(program: &Program) -> Program {
+fn behind(pass: &str, program: &Program) -> Program {
     let mut program = program.clone();
-    passes::apply(passes::find("project_ahead").unwrap(), &mut program).unwrap();
+    passes::apply(passes::find(pass).unwrap(), &mut program).unwrap();
     program
+}
+
+fn ahead(program: &Program) -> Program {
+    behind("project_ahead", program)
 }
 
 fn num_ahead(program: &Program) -> usize {
@@ -40,14 +44,24 @@ fn results(program: &SharedProgram, requests: &[Request], schedule: Schedule) ->
     run(&mut device, program, requests, schedule).unwrap()
 }
 
+fn of_lengths(program: &Program, lens: &[usize]) -> Vec<Request> {
+    let mut rng = ChaCha8Rng::seed_from_u64(6);
+    let request = |&len| Request {
+        inputs: random_inputs(program, len, 1, &mut rng),
+        len,
+        samples: 1,
+    };
+    lens.iter().map(request).collect()
+}
+
 fn bits(results: &Results) -> Vec<Vec<u8>> {
     let all = results.iter().flatten().flatten();
     all.map(|t| t.data.as_slice().to_vec()).collect()
 }
 
 /// Requests of different lengths join and leave under random schedules.
-fn check(program: Program, requests: &[Request]) {
-    let moved = Arc::new(ahead(&program));
+fn check(program: Program, moved: Program, requests: &[Request]) {
+    let moved = Arc::new(moved);
     let want = bits(&results(&Arc::new(program), requests, Schedule::Alone));
     let random = (0..12).map(Schedule::Random);
     for schedule in [Schedule::Alone, Schedule::Together, Schedule::Padded]
@@ -67,7 +81,8 @@ fn the_suite_has_the_same_bits_with_products_ahead() {
         let num = num_ahead(&ahead(&program));
         if num > 0 {
             moved += num;
-            check((*program).clone(), &requests(&problem, &program));
+            let moved = ahead(&program);
+            check((*program).clone(), moved, &requests(&problem, &program));
         }
     }
     assert!(moved >= 3, "cells with products ahead: {moved}");
@@ -104,16 +119,8 @@ fn long_chains_have_the_same_bits_with_products_ahead() {
     assert_eq!(num_ahead(&moved), 3);
     let states = moved.states.iter().filter(|s| s.name.ends_with(".ahead"));
     assert_eq!(states.count(), 2, "loops in a row share a state");
-    let mut rng = ChaCha8Rng::seed_from_u64(6);
-    let requests: Vec<Request> = [21, 1, 7, 16, 2, 19]
-        .into_iter()
-        .map(|len| Request {
-            inputs: random_inputs(&program, len, 1, &mut rng),
-            len,
-            samples: 1,
-        })
-        .collect();
-    check(program, &requests);
+    let requests = of_lengths(&program, &[21, 1, 7, 16, 2, 19]);
+    check(program, moved, &requests);
 }
 
 /// What has no position is read whole at each step, so nothing of it can be computed ahead.
@@ -132,15 +139,44 @@ fn inputs_without_positions_are_left_in_their_loop() {
     let s = b.add("sum", kept, other);
     b.emit("y", y, s);
     let program = b.finish().unwrap();
-    assert_eq!(num_ahead(&ahead(&program)), 1, "the second alone");
-    let mut rng = ChaCha8Rng::seed_from_u64(7);
-    let requests: Vec<Request> = [9, 1, 4]
-        .into_iter()
-        .map(|len| Request {
-            inputs: random_inputs(&program, len, 1, &mut rng),
-            len,
-            samples: 1,
-        })
-        .collect();
-    check(program, &requests);
+    let moved = ahead(&program);
+    assert_eq!(num_ahead(&moved), 1, "the second alone");
+    let requests = of_lengths(&program, &[9, 1, 4]);
+    check(program, moved, &requests);
+}
+
+/// Of rows that are several pieces and of some that are no whole vectors, in blocks of all positions
+/// and in loops.
+#[test]
+fn elementwise_chains_have_the_bits_of_their_ops() {
+    for (width, repeat) in [
+        (2085, Repeat::Once),
+        (37, Repeat::Once),
+        (29, Repeat::PerInputStep { stride: 1 }),
+    ] {
+        let mut b = ProgramBuilder::new("chains").with_seed(3);
+        let x = b.sequence("x", DType::F32, &[width], 9);
+        let y = b.output_sequence("y", DType::F32, &[width]);
+        b.begin_block("block", repeat);
+        let x = b.read_input("x", x);
+        let cube = b.mul("square", x, x);
+        let cube = b.mul("cube", cube, x);
+        let s = b.scale("small", cube, 0.044_715);
+        let s = b.add("inner", x, s);
+        let s = b.scale("factor", s, 0.797_884_6);
+        let s = b.unary("tanh", Act::Tanh, s);
+        let one = b.constant("one", &[width], 1.0);
+        let s = b.add("more", s, one);
+        let gelu = b.mul("gelu", x, s);
+        let gate = b.unary("gate", Act::Silu, x);
+        let double = b.add("double", gate, gate);
+        let gated = b.sub("gated", gelu, double);
+        let rest = b.sub("rest", x, gated);
+        b.emit("y", y, rest);
+        let program = b.finish().unwrap();
+        let fused = behind("fuse_elementwise", &program);
+        assert_eq!(fused.nodes.len(), 4, "input, two chains, emit");
+        let requests = of_lengths(&program, &[9, 1, 4, 5]);
+        check(program, fused, &requests);
+    }
 }
