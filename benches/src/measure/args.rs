@@ -1,5 +1,6 @@
 //! Options of the command line: pairs of a name and a value.
 
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::{Context, bail};
@@ -14,6 +15,18 @@ pub fn pairs(args: &[String]) -> anyhow::Result<Vec<(&str, &str)>> {
         _ => bail!("{}: expected a value behind it", option[0]),
     });
     pairs.collect()
+}
+
+/// The folder that comes first, and what follows it.
+///
+/// # Errors
+/// Nothing, or an option in its place.
+pub fn folder(args: &[String]) -> anyhow::Result<(PathBuf, &[String])> {
+    match args {
+        [folder, rest @ ..] if !folder.starts_with('-') => Ok((folder.into(), rest)),
+        [] => bail!("expected a folder for results, got nothing"),
+        [other, ..] => bail!("expected a folder for results first, got {other}"),
+    }
 }
 
 /// The value of `key`, which is `expected`.

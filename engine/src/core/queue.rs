@@ -7,7 +7,7 @@
 use std::collections::{VecDeque, vec_deque};
 use std::iter::Peekable;
 
-use lazybatch_sla::{ClassId, RequestId};
+use lazybatch_sla::{ClassId, RequestId, Time};
 use smallvec::SmallVec;
 
 use super::request::Key;
@@ -25,12 +25,25 @@ pub struct FlowKey {
     pub is_delayed: bool,
 }
 
+/// When a request is due.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Urgency {
+    /// It has an SLA target.
+    pub has_target: bool,
+    /// Its deadline; its arrival, if it has no target.
+    pub at: Time,
+}
+
 /// Waiting requests that share a [`FlowKey`], oldest first.
 #[derive(Clone, Debug, Default)]
 pub struct Flow {
     /// What they share.
     pub key: FlowKey,
     waiting: VecDeque<(RequestId, Key)>,
+    /// What is due last, of those that came since nobody waited.
+    last: Urgency,
+    /// Somebody is due before one who came earlier, or was when they both waited.
+    is_mixed: bool,
 }
 
 impl Flow {
@@ -49,6 +62,12 @@ impl Flow {
         self.waiting.front().map(|w| w.1)
     }
 
+    /// Whether nobody is known to be due before one who came earlier: all have a target, and their
+    /// deadlines are in order of arrival, or nobody has one.
+    pub fn is_in_order_of_deadlines(&self) -> bool {
+        !self.is_mixed
+    }
+
     /// Waiting requests, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = Key> + '_ {
         self.waiting.iter().map(|w| w.1)
@@ -63,8 +82,15 @@ impl Flow {
     }
 
     /// Inserts in order of id; at the back in the common case.
-    fn insert(&mut self, id: RequestId, key: Key) {
-        if self.waiting.back().is_none_or(|last| last.0 < id) {
+    fn insert(&mut self, id: RequestId, key: Key, urgency: Urgency) {
+        let is_last = self.waiting.back().is_none_or(|last| last.0 < id);
+        if self.waiting.is_empty() {
+            (self.is_mixed, self.last) = (false, urgency);
+        }
+        let Urgency { has_target, at } = urgency;
+        self.is_mixed |= !is_last || has_target != self.last.has_target || at < self.last.at;
+        self.last = urgency;
+        if is_last {
             self.waiting.push_back((id, key));
         } else {
             let at = self.waiting.partition_point(|w| w.0 < id);
@@ -132,7 +158,7 @@ impl ArrivalQueue {
         self.flows.iter().find(holds).map(|f| f.key)
     }
 
-    pub(crate) fn insert(&mut self, flow: FlowKey, id: RequestId, key: Key) {
+    pub(crate) fn insert(&mut self, flow: FlowKey, id: RequestId, key: Key, urgency: Urgency) {
         self.len += 1;
         let at = self.flows.iter().position(|f| f.key == flow);
         let at = at.unwrap_or_else(|| {
@@ -142,7 +168,7 @@ impl ArrivalQueue {
             });
             self.flows.len() - 1
         });
-        self.flows[at].insert(id, key);
+        self.flows[at].insert(id, key, urgency);
     }
 
     /// Takes the first.
@@ -201,7 +227,7 @@ mod tests {
             ..FlowKey::default()
         };
         for id in 0..7 {
-            queue.insert(flow(id), RequestId(id), id as Key);
+            queue.insert(flow(id), RequestId(id), id as Key, Urgency::default());
         }
         assert_eq!(queue.iter().collect::<Vec<_>>(), [4, 5, 6, 0, 1, 2, 3]);
         let ends = (queue.front(), queue.oldest(), queue.back());
@@ -221,7 +247,8 @@ mod tests {
             ..FlowKey::default()
         };
         for id in [3, 0, 5, 1, 4, 2] {
-            queue.insert(flow(id as u32 % 3), RequestId(id), id as Key + 10);
+            let flow = flow(id as u32 % 3);
+            queue.insert(flow, RequestId(id), id as Key + 10, Urgency::default());
         }
         assert_eq!(queue.iter().collect::<Vec<_>>(), [10, 11, 12, 13, 14, 15]);
         assert_eq!((queue.front(), queue.back()), (Some(10), Some(15)));
@@ -238,5 +265,35 @@ mod tests {
         assert_eq!(queue.len(), 4);
         while queue.pop().is_some() {}
         assert!(queue.is_empty() && queue.flows().next().is_none());
+    }
+
+    #[test]
+    fn a_flow_knows_whether_deadlines_are_in_order() {
+        let due = |at| Urgency {
+            has_target: true,
+            at: Time(at),
+        };
+        let mut flow = Flow::default();
+        for (id, at, in_order) in [(1, 5, true), (2, 5, true), (4, 7, true), (5, 6, false)] {
+            flow.insert(RequestId(id), 0, due(at));
+            assert_eq!(flow.is_in_order_of_deadlines(), in_order, "{id}");
+        }
+        // They are forgotten together.
+        flow.waiting.clear();
+        flow.insert(RequestId(9), 0, due(3));
+        assert!(flow.is_in_order_of_deadlines());
+        // Without a target, and with an id before another's.
+        let mut other = flow.clone();
+        flow.insert(
+            RequestId(10),
+            0,
+            Urgency {
+                has_target: false,
+                at: Time(8),
+            },
+        );
+        assert!(!flow.is_in_order_of_deadlines());
+        other.insert(RequestId(8), 0, due(4));
+        assert!(!other.is_in_order_of_deadlines());
     }
 }

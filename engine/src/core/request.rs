@@ -3,6 +3,7 @@
 use lazybatch_sla::{LaneId, Outcome, Slot, SubBatchId, Time};
 
 use super::event::Request;
+use super::queue::Urgency;
 
 /// Where a request stands in the core's storage; reused after the request is released.
 pub type Key = u32;
@@ -67,6 +68,19 @@ impl RequestState {
             after: None,
             outcome: None,
             request,
+        }
+    }
+
+    /// When it is due.
+    pub(crate) fn urgency(&self) -> Urgency {
+        let has_target = self.request.sla.is_some();
+        Urgency {
+            has_target,
+            at: if has_target {
+                self.deadline
+            } else {
+                self.request.arrival
+            },
         }
     }
 }

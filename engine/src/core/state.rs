@@ -248,18 +248,19 @@ impl State {
 
     fn enqueue(&mut self, id: RequestId, model: ModelId, key: Key) {
         self.requests[key as usize].stage = Stage::Queued;
+        let state = &self.requests[key as usize];
         let RequestState {
             request,
             is_delayed,
             ..
-        } = &self.requests[key as usize];
+        } = state;
         let flow = FlowKey {
             class: request.class,
             level: request.priority,
             is_late: false,
             is_delayed: *is_delayed,
         };
-        self.queues[model.index()].insert(flow, id, key);
+        self.queues[model.index()].insert(flow, id, key, state.urgency());
         if self.residency[model.index()] == Residency::Host {
             self.residency[model.index()] = Residency::Loading;
             self.actions.push_back(Action::Load(model));
@@ -268,14 +269,14 @@ impl State {
 
     /// A waiting request lets those pass that are not too late.
     pub(crate) fn demote(&mut self, key: Key) {
-        let request = &self.requests[key as usize].request;
-        let (id, model) = (request.id, request.model);
+        let state = &self.requests[key as usize];
+        let (id, model) = (state.request.id, state.request.model);
         let queue = &mut self.queues[model.index()];
         let flow = queue.remove(id);
         let flow = flow.unwrap_or_else(|| panic!("{id} is not waiting"));
         assert!(!flow.is_late, "{id} is demoted twice");
         let is_late = true;
-        queue.insert(FlowKey { is_late, ..flow }, id, key);
+        queue.insert(FlowKey { is_late, ..flow }, id, key, state.urgency());
         self.tally(model, |c| c.demoted += 1);
     }
 

@@ -177,8 +177,8 @@ impl Edf {
             .min_by_key(|n| n.due)
     }
 
-    /// The earliest deadline of those who may start, and its model. A queue is searched when it
-    /// has changed.
+    /// The earliest deadline of those who may start, and its model. A queue is looked at when it
+    /// has changed, and a flow searched only if deadlines in it are not in order of arrival.
     fn earliest(&mut self, view: &View<'_>) -> Option<(Due, ModelId)> {
         self.waiting
             .resize(view.models().len(), Earliest::default());
@@ -192,8 +192,15 @@ impl Edf {
                     view.is_waiting(key, due.1) && self.due_waiting(view.request(key)) == due
                 };
                 if at.seen != seen || !at.found.is_some_and(holds) {
-                    let dues = queue.iter();
-                    let dues = dues.map(|k| (self.due_waiting(view.request(k)), k));
+                    let dues = queue.flows().flat_map(|flow| {
+                        let num = if flow.is_in_order_of_deadlines() {
+                            1
+                        } else {
+                            flow.len()
+                        };
+                        let first = flow.iter().take(num);
+                        first.map(|k| (self.due_waiting(view.request(k)), k))
+                    });
                     at.seen = seen;
                     at.found = dues.min();
                     self.waiting[model.index()] = at;
@@ -212,15 +219,20 @@ impl Edf {
         room: u32,
         wanted: impl Fn(Due) -> bool,
     ) -> Starters<'a> {
-        let queue = view.queue(model).iter();
-        let mut requests: Vec<_> = queue
-            .map(|k| (self.due_waiting(view.request(k)), k, view.request(k)))
-            .filter(|r| wanted(r.0))
-            .collect();
         let free = view.model(model).max_in_flight - view.num_in_flight(model);
+        // Every request has a sample, so no more than `most` can start.
         let most = free.min(room) as usize;
+        let mut requests = Vec::new();
+        for flow in view.queue(model).flows() {
+            let num = match flow.is_in_order_of_deadlines() {
+                true => most,
+                false => flow.len(),
+            };
+            let first = flow.iter().take(num);
+            let first = first.map(|k| (self.due_waiting(view.request(k)), k, view.request(k)));
+            requests.extend(first.filter(|r| wanted(r.0)));
+        }
         if most < requests.len() {
-            // Every request has a sample, so no more than `most` can start.
             if most > 0 {
                 requests.select_nth_unstable_by_key(most - 1, |r| r.0);
             }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 
 use super::rows::{self, Row, Setup};
-use crate::measure::args::{all_cores, pairs, positive, read};
+use crate::measure::args::{all_cores, folder, pairs, positive, read};
 
 /// What is compared, and how.
 pub struct Options {
@@ -33,11 +33,9 @@ impl Options {
     /// # Errors
     /// An option that is unknown, missing, or has a bad value.
     pub fn parse(args: &[String], command: &str) -> anyhow::Result<Self> {
-        let [folder, args @ ..] = args else {
-            bail!("expected a folder, got nothing");
-        };
+        let (folder, args) = folder(args)?;
         let mut options = Self {
-            folder: folder.into(),
+            folder,
             threads: all_cores(),
             repeats: 7,
             rows: rows::all(),
@@ -116,6 +114,7 @@ mod tests {
     fn bad_options_are_named() {
         for (line, told) in [
             ("", "expected a folder"),
+            ("--help", "expected a folder for results first, got --help"),
             ("out", "--python: expected a Python"),
             ("out --python", "--python: expected a value behind it"),
             ("out --rows gemm,x", "--rows: expected some of gemm, lstm"),

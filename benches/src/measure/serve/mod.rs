@@ -16,7 +16,7 @@ use lazybatch_benches::serving::child::Server;
 use lazybatch_benches::serving::cores::Cores;
 use serde_json::{Value, json};
 
-use super::args::{above_0, pairs, positive, read};
+use super::args::{above_0, folder, pairs, positive, read};
 
 /// What all of them take.
 pub struct Settings {
@@ -53,11 +53,9 @@ impl Settings {
         command: &str,
         mut own: impl FnMut(&str, &str) -> anyhow::Result<bool>,
     ) -> anyhow::Result<Self> {
-        let [folder, options @ ..] = args else {
-            bail!("expected a folder");
-        };
+        let (folder, options) = folder(args)?;
         let mut parsed = Self {
-            folder: folder.into(),
+            folder,
             server: "target/release/lazybatch".into(),
             server_cores: Cores::parse("0")?,
             client_cores: Cores::parse("1")?,

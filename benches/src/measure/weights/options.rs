@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 
-use crate::measure::args::{all_cores, pairs, positive};
+use crate::measure::args::{all_cores, folder, pairs, positive};
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,11 +40,9 @@ impl Options {
     /// # Errors
     /// An option that is unknown or has a bad value.
     pub fn parse(args: &[String], command: &str) -> anyhow::Result<Self> {
-        let [folder, args @ ..] = args else {
-            bail!("expected a folder, got nothing");
-        };
+        let (folder, args) = folder(args)?;
         let mut options = Self {
-            folder: folder.into(),
+            folder,
             parts: vec![Part::Accuracy, Part::Speed],
             models: ".models".into(),
             docs: None,

@@ -352,17 +352,20 @@ impl Part<'_> {
             Some(whole)
         });
         let mut begin = self.begin(place);
+        // The product reads and writes there.
+        let to = edge.as_mut_ptr();
         if !begin.0.is_null() {
             for r in 0..place.rows {
                 // SAFETY: a row of the caller's rectangle, in the result or laid out as it.
                 let from = unsafe { std::slice::from_raw_parts(begin.0.add(r * begin.1), cols) };
-                edge[r * NR..r * NR + cols].copy_from_slice(from);
+                // SAFETY: a row of the edge.
+                unsafe { to.add(r * NR).copy_from_nonoverlapping(from.as_ptr(), cols) };
             }
-            begin = (edge.as_ptr(), NR);
+            begin = (to.cast_const(), NR);
         }
         let biases = [&biases[0], &biases[1]].map(|b| pointer(b.as_ref().map(|b| &b[..])));
         // SAFETY: the edge has the rows of the highest tile.
-        unsafe { self.multiply(place, side, begin, biases, edge.as_mut_ptr(), NR) };
+        unsafe { self.multiply(place, side, begin, biases, to, NR) };
         for r in 0..place.rows {
             // SAFETY: a row of the caller's rectangle.
             let to = unsafe { c.slice((place.row + r) * ldc + col, cols) };
