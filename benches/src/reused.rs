@@ -232,6 +232,7 @@ mod tests {
             drain: Nanos::from_ms(60_000),
             timing: false,
             trace: false,
+            keeps_outputs: true,
             depth: None,
         };
         let call = |item| Call {

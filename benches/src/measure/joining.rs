@@ -119,6 +119,7 @@ fn compare(sizes: Sizes, recorder: &Recorder) -> anyhow::Result<()> {
         drain: DRAIN,
         timing: false,
         trace: false,
+        keeps_outputs: true,
         depth: None,
     };
 

@@ -247,6 +247,7 @@ impl<'a> Bench<'a> {
             drain: DRAIN,
             timing: false,
             trace: false,
+            keeps_outputs: false,
             depth: None,
         }
     }

@@ -189,6 +189,7 @@ impl Bench<'_> {
             drain: Nanos::from_ms(60_000),
             timing: false,
             trace: false,
+            keeps_outputs: false,
             depth: None,
         }
     }

@@ -92,6 +92,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         drain: Nanos::from_ms_f64(drain_s * 1e3),
         timing: args.output.timing,
         trace: false,
+        keeps_outputs: true,
         depth: Some(depth),
     };
     let alone = match simulated {

@@ -4,14 +4,17 @@
 //! and latency counts from that time. The checker runs behind every run. Reads a clock through the
 //! engine only.
 
+use std::collections::VecDeque;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use lazybatch_engine::core::checker::Checker;
 use lazybatch_engine::core::{Action, CoreConfig, Event};
 use lazybatch_engine::driver::{Judge, Observer};
 use lazybatch_engine::timeline::ChromeTrace;
-use lazybatch_engine::{Engine, ModelOptions, Options};
+use lazybatch_engine::{Engine, Handle, ModelOptions, Options};
 use lazybatch_graph::{Repeat, SharedProgram, Tensor};
 use lazybatch_kernels::Device;
 use lazybatch_sla::{Class, Launch, Nanos, Outcome, RequestId, Time};
@@ -60,6 +63,9 @@ pub struct Serving<'a> {
     pub timing: bool,
     /// Record a Chrome trace.
     pub trace: bool,
+    /// Keep the outputs until the end; else they are dropped soon after they came, as clients do, and
+    /// take no memory that has to be found while requests run.
+    pub keeps_outputs: bool,
     /// Launches in flight; as many as the device needs if `None`.
     pub depth: Option<u32>,
 }
@@ -70,7 +76,7 @@ pub struct Served {
     pub requests: Vec<FinishedRequest>,
     /// Counts of the core.
     pub counters: Counters,
-    /// Outputs of completed requests, by id.
+    /// Outputs of completed requests, by id, where they are kept.
     pub outputs: Vec<Option<Vec<Tensor>>>,
     /// Decoder passes of each request, as launched.
     pub steps: Vec<u32>,
@@ -141,6 +147,13 @@ impl Observer for Recorder {
     }
 }
 
+/// Whether a request is over; what came of it is dropped.
+fn has_ended(handle: &mut Handle) -> bool {
+    Pin::new(handle)
+        .poll(&mut Context::from_waker(Waker::noop()))
+        .is_ready()
+}
+
 impl Serving<'_> {
     /// Serves `calls`, sorted by time, under `policy`.
     ///
@@ -172,7 +185,7 @@ impl Serving<'_> {
 
         // The driver thread is up and the first arrivals are not late.
         let start = engine.now() + Nanos::from_ms(20);
-        let mut handles = Vec::with_capacity(calls.len());
+        let mut handles = VecDeque::new();
         for call in calls {
             let at = Time(start.0 + call.at.0);
             wait_until(&engine, at);
@@ -187,11 +200,14 @@ impl Serving<'_> {
                 ..Options::default()
             };
             let inputs = self.pool[call.item].inputs.clone();
-            handles.push(
+            handles.push_back(
                 engine
                     .try_submit(self.model, inputs, options)
                     .map_err(|e| bad(&e))?,
             );
+            while !self.keeps_outputs && handles.front_mut().is_some_and(has_ended) {
+                handles.pop_front();
+            }
         }
         let num_ended = || recorder.lock().expect("no holder panics").ended.len();
         let cap = engine.now() + self.drain;
@@ -200,7 +216,8 @@ impl Serving<'_> {
             wait_until(&engine, until);
         }
         let mut outputs = vec![None; calls.len()];
-        for (i, handle) in handles.into_iter().enumerate() {
+        for handle in handles {
+            let i = handle.id().0 as usize;
             let completed = {
                 let recorder = recorder.lock().expect("no holder panics");
                 recorder
@@ -209,7 +226,8 @@ impl Serving<'_> {
                     .is_some_and(|e| e.0.is_completed())
             };
             if completed {
-                outputs[i] = handle.wait().ok().map(|a| a.outputs);
+                let answer = handle.wait().ok().map(|a| a.outputs);
+                outputs[i] = answer.filter(|_| self.keeps_outputs);
             }
             // Dropping an open handle withdraws its request.
         }
@@ -328,6 +346,7 @@ impl Serving<'_> {
             drain: Nanos::from_ms(600_000),
             timing: false,
             trace: false,
+            keeps_outputs: true,
             depth: self.depth,
         };
         patient.run(policy, &calls)

@@ -190,6 +190,7 @@ fn served(
         drain: DRAIN,
         timing: false,
         trace: false,
+        keeps_outputs: false,
         depth: None,
     };
     let call = |(i, at): (usize, &Duration)| Call {
