@@ -211,7 +211,7 @@ const DECISION_BOUNDS: [u64; 13] = [
 pub(crate) type Plans = Vec<Vec<Vec<(u32, Plan)>>>;
 
 struct Open {
-    submission: Submission,
+    submission: Box<Submission>,
     slot: Option<Slot>,
     ended: Option<(Time, Outcome, Option<Time>, Option<String>)>,
     /// Rows sent so far, by output.
@@ -378,7 +378,7 @@ impl Driver {
 
     fn command(&mut self, now: Time, command: Command) -> bool {
         match command {
-            Command::Submit(submission) => self.submit(now, *submission),
+            Command::Submit(submission) => self.submit(now, submission),
             Command::Cancel(id) => self.event(now, Event::Cancel(id)),
             Command::Look(tx) => self.state.looks.push(tx),
             Command::Load(draft, reply) => {
@@ -424,7 +424,7 @@ impl Driver {
         drop(served.gone.set(last));
     }
 
-    fn submit(&mut self, now: Time, submission: Submission) {
+    fn submit(&mut self, now: Time, submission: Box<Submission>) {
         let mut request = submission.request.clone();
         submission.served.unseen.take(request.arrival);
         request.arrival = request.arrival.min(now);
@@ -655,10 +655,11 @@ impl Driver {
             let sequences = &mut self.state.sequences;
             sequences.ended(finish, id, program, model, place, left);
         }
+        let Submission { memory, reply, .. } = *open.submission;
         // Whoever has the answer may hand in the next request.
-        drop(open.submission.memory);
+        drop(memory);
         // The client may have gone; its answer then goes nowhere.
-        match open.submission.reply {
+        match reply {
             Reply::Once(tx) => drop(tx.send(result)),
             Reply::Stream(tx) => drop(tx.send(result.map(Step::End))),
         }
