@@ -521,7 +521,8 @@ impl Driver {
                 Action::Vacate(model) => self.vacate(model),
                 Action::Plan => {
                     let request = self.core.take_plan().expect("asked for together");
-                    self.state.planner.start(now, request);
+                    let are_quick = self.models.are_quick();
+                    self.state.planner.start(now, request, are_quick);
                 }
                 Action::Note(_) | Action::Launch { .. } => {}
             }
@@ -530,8 +531,7 @@ impl Driver {
     }
 
     fn issue(&mut self, now: Time, lane: LaneId, ticket: Ticket) {
-        let is_timed = self.device.is_asynchronous();
-        let start = is_timed.then(|| self.clock.now());
+        let start = self.clock.now();
         let issued = issue(
             self.device.as_mut(),
             self.models.plans(),
@@ -539,13 +539,13 @@ impl Driver {
             now,
             self.core.launch(lane, ticket),
         );
-        match (issued, start) {
-            (Err(cause), _) => self.state.refused.push_back((ticket, cause)),
-            (Ok(()), Some(start)) => {
-                let took = self.clock.now().since(start);
+        let took = self.clock.now().since(start);
+        match issued {
+            Err(cause) => self.state.refused.push_back((ticket, cause)),
+            Ok(()) if self.device.is_asynchronous() => {
                 self.state.issued.push_back((ticket, took));
             }
-            (Ok(()), None) => {}
+            Ok(()) => self.state.planner.works(took),
         }
     }
 
