@@ -149,8 +149,8 @@ impl<'t> Reader<'t> {
         let rest = &self.text.as_bytes()[self.at..];
         let len = rest.iter().take_while(|b| b.is_ascii_digit()).count();
         let leads_with_0 = len > 1 && rest[0] == b'0';
-        let goes_on = matches!(rest.get(len), Some(b'.' | b'e' | b'E'));
-        if len == 0 || len > MOST_DIGITS || leads_with_0 || goes_on {
+        // Behind a part of another number comes nothing that may come here.
+        if len == 0 || len > MOST_DIGITS || leads_with_0 {
             return None;
         }
         self.at += len;
