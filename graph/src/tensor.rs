@@ -90,11 +90,10 @@ impl Tensor {
             dims.iter().product::<usize>(),
             "elements of {dims:?}"
         );
-        let bytes: Vec<u8> = bytemuck::cast_slice(data).to_vec();
         Self {
             dtype: DType::F32,
             dims: dims.to_vec(),
-            data: Bytes::Owned(bytes.into()),
+            data: Bytes::Owned(Arc::from(bytemuck::cast_slice::<_, u8>(data))),
         }
     }
 
@@ -108,11 +107,10 @@ impl Tensor {
             dims.iter().product::<usize>(),
             "elements of {dims:?}"
         );
-        let bytes: Vec<u8> = bytemuck::cast_slice(data).to_vec();
         Self {
             dtype: DType::I32,
             dims: dims.to_vec(),
-            data: Bytes::Owned(bytes.into()),
+            data: Bytes::Owned(Arc::from(bytemuck::cast_slice::<_, u8>(data))),
         }
     }
 

@@ -111,10 +111,10 @@ fn check_dims(decl: &InputDecl, tensor: &Tensor) -> Mismatch {
     let fixed = decl.ty.fixed_dims();
     let sequence = is_sequence(decl);
     let lead = if sequence { "len" } else { "samples" };
-    let dims: Vec<String> = std::iter::once(lead.to_string())
-        .chain(fixed.iter().map(ToString::to_string))
-        .collect();
     if tensor.dims.len() != fixed.len() + 1 || tensor.dims[1..] != fixed[..] {
+        let dims: Vec<String> = std::iter::once(lead.to_string())
+            .chain(fixed.iter().map(ToString::to_string))
+            .collect();
         return Err((
             format!("shape [{}]", dims.join(", ")),
             format!("shape {:?}", tensor.dims),

@@ -37,6 +37,11 @@ impl Models {
         self.by_id[id.index()].as_ref().expect("it is attached")
     }
 
+    /// Whether the largest batch of each is over within microseconds.
+    pub fn are_quick(&self) -> bool {
+        self.by_id.iter().flatten().all(|served| served.is_quick)
+    }
+
     /// Prepared executions, by model.
     pub fn plans(&self) -> &[Plans] {
         &self.plans

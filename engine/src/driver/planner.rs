@@ -18,9 +18,20 @@ pub const BUDGET: f64 = 0.05;
 /// share of a busy processor; what both take counts.
 const PATIENCE: Nanos = Nanos::from_ms(1000);
 
+/// Where all models take microseconds and their device works for less than this share of the time, who
+/// comes finds it idle: no rule has anything to choose, and a plan would take more than all launches.
+const IDLE: f64 = 0.05;
+
+/// For how long no plan is asked for then.
+const NEEDLESS: Nanos = Nanos::from_ms(100);
+
 /// Makes one plan at a time. Threads are told to stop on drop, and end by themselves.
 #[derive(Default)]
 pub(crate) struct Planner {
+    /// Since when the device has worked for how long.
+    worked: (Time, Nanos),
+    /// The plan that was asked for has nothing to choose.
+    is_needless: bool,
     /// What is being planned, and since when.
     request: Option<(Time, Arc<PlanRequest>)>,
     /// Threads that make that plan, the first in idle time.
@@ -30,18 +41,38 @@ pub(crate) struct Planner {
 }
 
 impl Planner {
-    /// Begins a plan. Where there can be no thread for it, the incumbent stays.
-    pub fn start(&mut self, now: Time, request: PlanRequest) {
-        let request = Arc::new(request);
+    /// The device has worked for so long, in place.
+    pub fn works(&mut self, busy: Nanos) {
+        self.worked.1 += busy;
+    }
+
+    /// Begins a plan. Where there can be no thread for it, the incumbent stays, and where none is
+    /// needed, which may be if all models `are_quick`.
+    pub fn start(&mut self, now: Time, request: PlanRequest, are_quick: bool) {
+        let (since, worked) = std::mem::replace(&mut self.worked, (now, Nanos::ZERO));
+        let least = IDLE * now.since(since).0 as f64;
         self.attempts.clear();
+        self.is_needless = are_quick && (worked.0 as f64) < least;
+        if self.is_needless {
+            self.request = None;
+            return;
+        }
+        let request = Arc::new(request);
         self.attempts
             .extend(Attempt::start(request.clone(), Urgency::Idle));
         self.is_second = false;
         self.request = Some((now, request));
     }
 
-    /// A plan that is done.
+    /// A plan that is done; one without rules if none is needed.
     pub fn poll(&mut self, now: Time) -> Option<Plan> {
+        if std::mem::take(&mut self.is_needless) {
+            return Some(Plan {
+                costs: Vec::new(),
+                launches: 0,
+                rest: NEEDLESS,
+            });
+        }
         let (since, request) = self.request.as_ref()?;
         let plan = self.attempts.iter().find_map(|a| a.plan.try_recv().ok());
         if let Some(mut plan) = plan {
@@ -222,7 +253,7 @@ mod tests {
         let mut planner = Planner::default();
         assert!(planner.poll(Time::ZERO).is_none());
         for _ in 0..2 {
-            planner.start(Time::ZERO, request());
+            planner.start(Time::ZERO, request(), false);
             let plan = wait(&mut planner, Time::ZERO);
             assert_eq!(plan.costs.len(), 3);
             assert!(plan.rest > Nanos::ZERO);
@@ -233,7 +264,7 @@ mod tests {
     #[test]
     fn a_plan_that_finds_no_idle_time_is_begun_once_more() {
         let mut planner = Planner::default();
-        planner.start(Time::ZERO, request());
+        planner.start(Time::ZERO, request(), false);
         let late = Time::ZERO + PATIENCE + Nanos(1);
         assert!(planner.poll(Time::ZERO + PATIENCE).is_none());
         assert_eq!(planner.attempts.len(), 1);
@@ -244,5 +275,26 @@ mod tests {
         assert_eq!(wait(&mut planner, late).costs.len(), 3);
         assert!(planner.attempts.is_empty());
         assert!(planner.poll(late).is_none());
+    }
+
+    #[test]
+    fn no_plan_is_made_for_quick_models_whose_device_idles() {
+        let second = Nanos::from_ms(1000);
+        for (are_quick, busy_ms, is_needless) in
+            [(true, 49, true), (true, 51, false), (false, 49, false)]
+        {
+            let mut planner = Planner::default();
+            // What was before the last plan does not count.
+            planner.works(second);
+            planner.start(Time::ZERO, request(), are_quick);
+            assert_eq!(wait(&mut planner, Time::ZERO).costs.len(), 3);
+            let now = Time::ZERO + second;
+            planner.works(Nanos::from_ms(busy_ms));
+            planner.start(now, request(), are_quick);
+            let plan = wait(&mut planner, now);
+            assert_eq!(plan.costs.is_empty(), is_needless, "{busy_ms} ms");
+            assert!(plan.rest > Nanos::ZERO);
+            assert!(planner.poll(now).is_none(), "once");
+        }
     }
 }

@@ -211,7 +211,7 @@ const DECISION_BOUNDS: [u64; 13] = [
 pub(crate) type Plans = Vec<Vec<Vec<(u32, Plan)>>>;
 
 struct Open {
-    submission: Submission,
+    submission: Box<Submission>,
     slot: Option<Slot>,
     ended: Option<(Time, Outcome, Option<Time>, Option<String>)>,
     /// Rows sent so far, by output.
@@ -378,7 +378,7 @@ impl Driver {
 
     fn command(&mut self, now: Time, command: Command) -> bool {
         match command {
-            Command::Submit(submission) => self.submit(now, *submission),
+            Command::Submit(submission) => self.submit(now, submission),
             Command::Cancel(id) => self.event(now, Event::Cancel(id)),
             Command::Look(tx) => self.state.looks.push(tx),
             Command::Load(draft, reply) => {
@@ -424,7 +424,7 @@ impl Driver {
         drop(served.gone.set(last));
     }
 
-    fn submit(&mut self, now: Time, submission: Submission) {
+    fn submit(&mut self, now: Time, submission: Box<Submission>) {
         let mut request = submission.request.clone();
         submission.served.unseen.take(request.arrival);
         request.arrival = request.arrival.min(now);
@@ -521,7 +521,8 @@ impl Driver {
                 Action::Vacate(model) => self.vacate(model),
                 Action::Plan => {
                     let request = self.core.take_plan().expect("asked for together");
-                    self.state.planner.start(now, request);
+                    let are_quick = self.models.are_quick();
+                    self.state.planner.start(now, request, are_quick);
                 }
                 Action::Note(_) | Action::Launch { .. } => {}
             }
@@ -530,8 +531,7 @@ impl Driver {
     }
 
     fn issue(&mut self, now: Time, lane: LaneId, ticket: Ticket) {
-        let is_timed = self.device.is_asynchronous();
-        let start = is_timed.then(|| self.clock.now());
+        let start = self.clock.now();
         let issued = issue(
             self.device.as_mut(),
             self.models.plans(),
@@ -539,13 +539,13 @@ impl Driver {
             now,
             self.core.launch(lane, ticket),
         );
-        match (issued, start) {
-            (Err(cause), _) => self.state.refused.push_back((ticket, cause)),
-            (Ok(()), Some(start)) => {
-                let took = self.clock.now().since(start);
+        let took = self.clock.now().since(start);
+        match issued {
+            Err(cause) => self.state.refused.push_back((ticket, cause)),
+            Ok(()) if self.device.is_asynchronous() => {
                 self.state.issued.push_back((ticket, took));
             }
-            (Ok(()), None) => {}
+            Ok(()) => self.state.planner.works(took),
         }
     }
 
@@ -655,10 +655,11 @@ impl Driver {
             let sequences = &mut self.state.sequences;
             sequences.ended(finish, id, program, model, place, left);
         }
+        let Submission { memory, reply, .. } = *open.submission;
         // Whoever has the answer may hand in the next request.
-        drop(open.submission.memory);
+        drop(memory);
         // The client may have gone; its answer then goes nowhere.
-        match open.submission.reply {
+        match reply {
             Reply::Once(tx) => drop(tx.send(result)),
             Reply::Stream(tx) => drop(tx.send(result.map(Step::End))),
         }

@@ -1,7 +1,5 @@
 //! Bodies of inference requests and answers: JSON, with the bytes of tensors behind it.
 
-use std::collections::BTreeMap;
-
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::response::Response;
@@ -9,6 +7,7 @@ use bytes::Bytes;
 use serde::ser::{Error as _, Serialize, Serializer};
 
 use super::json;
+use super::plain::is_plain;
 use super::whole::kept;
 use crate::config::TEXT_INPUT;
 use crate::dtype::{self, DataType};
@@ -219,35 +218,6 @@ fn read_input(regions: &Regions, tab: &Tab, input: json::Input, tail: &mut Bytes
     })
 }
 
-/// An answer as JSON.
-#[derive(serde::Serialize)]
-struct AnswerBody<'a> {
-    #[serde(skip_serializing_if = "str::is_empty")]
-    id: &'a str,
-    model_name: &'a str,
-    model_version: String,
-    outputs: Vec<AnsweredOutput<'a>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    parameters: Option<BTreeMap<&'static str, &'a str>>,
-}
-
-#[derive(serde::Serialize)]
-struct AnsweredOutput<'a> {
-    name: &'a str,
-    datatype: &'static str,
-    shape: &'a [usize],
-    #[serde(skip_serializing_if = "Option::is_none")]
-    parameters: Option<Behind>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    data: Option<Elements<'a>>,
-}
-
-/// Bytes behind the JSON text.
-#[derive(serde::Serialize)]
-struct Behind {
-    binary_data_size: usize,
-}
-
 /// The elements of an output as JSON; numbers that are not finite are `null`.
 struct Elements<'a>(&'a Output);
 
@@ -301,40 +271,21 @@ impl Serialize for Elements<'_> {
 /// # Errors
 /// An output that JSON has no form for.
 pub fn write(served: &Served, binary: bool, answer: &Answer, tab: Tab) -> Result<Response> {
-    let in_region = |output: &Output| output.wanted.region.is_some();
-    let goes_behind =
-        |output: &Output| !in_region(output) && output.wanted.binary.unwrap_or(binary);
-    let output = |output| {
-        let behind = goes_behind(output);
-        // Of what lies in a region clients take any parameters for those of bytes.
-        let has_data = !behind && !in_region(output);
-        let size = output.data.len();
-        Ok(AnsweredOutput {
-            name: &output.name,
-            datatype: output.data_type.name(),
-            shape: &output.shape,
-            parameters: behind.then_some(Behind {
-                binary_data_size: size,
-            }),
-            data: has_data.then(|| Elements::of(output)).transpose()?,
-        })
+    let behind = |output: &&Output| {
+        let in_region = output.wanted.region.is_some();
+        !in_region && output.wanted.binary.unwrap_or(binary)
     };
-    let json = AnswerBody {
-        id: &answer.id,
-        model_name: &served.name,
-        model_version: served.version.to_string(),
-        outputs: answer.outputs.iter().map(output).collect::<Result<_>>()?,
-        parameters: answer
-            .explanation
-            .as_deref()
-            .map(|why| BTreeMap::from([(explained::TELLS, why)])),
-    };
-    let behind = || answer.outputs.iter().filter(|o| goes_behind(o));
-    let size: usize = behind().map(|o| o.data.len()).sum();
+    let size: usize = answer
+        .outputs
+        .iter()
+        .filter(behind)
+        .map(|o| o.data.len())
+        .sum();
     let mut body = Vec::with_capacity(256 + size);
-    serde_json::to_writer(&mut body, &json).map_err(|e| Error::Internal(e.to_string()))?;
+    let model = (&*served.name, served.version);
+    put_answer(&mut body, model, answer, |output| behind(&output))?;
     let length = body.len();
-    for output in behind() {
+    for output in answer.outputs.iter().filter(behind) {
         body.extend_from_slice(&output.data);
     }
     let mut response = Response::new(Body::from(kept(body, tab)));
@@ -349,4 +300,142 @@ pub fn write(served: &Served, binary: bool, answer: &Answer, tab: Tab) -> Result
         headers.insert(JSON_LENGTH, HeaderValue::from(length));
     }
     Ok(response)
+}
+
+/// Puts the JSON of an answer of `model`, by name and version. It is put together from its pieces,
+/// since a serializer of the whole takes a good part of the time that a small model does.
+fn put_answer(
+    body: &mut Vec<u8>,
+    model: (&str, u64),
+    answer: &Answer,
+    behind: impl Fn(&Output) -> bool,
+) -> Result<()> {
+    body.push(b'{');
+    if !answer.id.is_empty() {
+        put_text(body, "\"id\":", &answer.id)?;
+        body.push(b',');
+    }
+    put_text(body, "\"model_name\":", model.0)?;
+    put(body, ",\"model_version\":\"", &model.1)?;
+    body.extend_from_slice(b"\",\"outputs\":[");
+    for (at, output) in answer.outputs.iter().enumerate() {
+        let begin = if at == 0 { "{\"name\":" } else { ",{\"name\":" };
+        put_text(body, begin, &output.name)?;
+        put_text(body, ",\"datatype\":", output.data_type.name())?;
+        put(body, ",\"shape\":", &output.shape)?;
+        if behind(output) {
+            let size = output.data.len();
+            put(body, ",\"parameters\":{\"binary_data_size\":", &size)?;
+            body.push(b'}');
+        } else if output.wanted.region.is_none() {
+            // Of what lies in a region clients take any parameters for those of bytes.
+            put(body, ",\"data\":", &Elements::of(output)?)?;
+        }
+        body.push(b'}');
+    }
+    body.push(b']');
+    if let Some(why) = &answer.explanation {
+        put_text(body, ",\"parameters\":{", explained::TELLS)?;
+        put_text(body, ":", why)?;
+        body.push(b'}');
+    }
+    body.push(b'}');
+    Ok(())
+}
+
+/// Puts `before` as it is, and a text.
+fn put_text(body: &mut Vec<u8>, before: &str, text: &str) -> Result<()> {
+    if !text.bytes().all(is_plain) {
+        return put(body, before, text);
+    }
+    for part in [before, "\"", text, "\""] {
+        body.extend_from_slice(part.as_bytes());
+    }
+    Ok(())
+}
+
+/// Puts `before` as it is, and a value.
+fn put<T: Serialize + ?Sized>(body: &mut Vec<u8>, before: &str, value: &T) -> Result<()> {
+    body.extend_from_slice(before.as_bytes());
+    serde_json::to_writer(body, value).map_err(|e| Error::Internal(e.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Map, Value, json};
+
+    use super::*;
+
+    fn output(name: &str, data_type: DataType, shape: &[usize], data: &[u8]) -> Output {
+        Output {
+            name: name.into(),
+            data_type,
+            shape: shape.to_vec(),
+            data: data.to_vec(),
+            wanted: Wanted::default(),
+        }
+    }
+
+    /// The same answer as a tree of values.
+    fn tree(model: (&str, u64), answer: &Answer, behind: impl Fn(&Output) -> bool) -> Value {
+        let output = |output: &Output| {
+            let mut tree = Map::new();
+            tree.insert("name".into(), json!(output.name));
+            tree.insert("datatype".into(), json!(output.data_type.name()));
+            tree.insert("shape".into(), json!(output.shape));
+            if behind(output) {
+                let size = output.data.len();
+                tree.insert("parameters".into(), json!({ "binary_data_size": size }));
+            } else if output.wanted.region.is_none() {
+                tree.insert("data".into(), json!(Elements(output)));
+            }
+            Value::Object(tree)
+        };
+        let mut tree = Map::new();
+        if !answer.id.is_empty() {
+            tree.insert("id".into(), json!(answer.id));
+        }
+        tree.insert("model_name".into(), json!(model.0));
+        tree.insert("model_version".into(), json!(model.1.to_string()));
+        let outputs: Vec<_> = answer.outputs.iter().map(output).collect();
+        tree.insert("outputs".into(), Value::Array(outputs));
+        if let Some(why) = &answer.explanation {
+            tree.insert("parameters".into(), json!({ explained::TELLS: why }));
+        }
+        Value::Object(tree)
+    }
+
+    #[test]
+    fn answers_are_put_together_as_a_serializer_would() {
+        let outputs = [
+            output("y", DataType::Int16, &[1, 2], &[1, 0, 255, 255]),
+            output("a \"b\\\n\u{1}ä", DataType::Bytes, &[1], b"\x03\0\0\0c\"d"),
+            output("", DataType::Fp32, &[], &1.5_f32.to_le_bytes()),
+        ];
+        for id in ["", "7", "a\"\u{7f}\u{2028}"] {
+            for num in 0..=outputs.len() {
+                for is_behind in [false, true] {
+                    let answer = Answer {
+                        id: id.into(),
+                        outputs: outputs[..num].to_vec(),
+                        explanation: is_behind.then(|| "it \"waited\"".into()),
+                        passage: None,
+                    };
+                    let behind = |output: &Output| is_behind && output.name != "y";
+                    let mut body = Vec::new();
+                    put_answer(&mut body, ("m\\", 3), &answer, behind).unwrap();
+                    let expected = tree(("m\\", 3), &answer, behind);
+                    let put: Value = serde_json::from_slice(&body).unwrap();
+                    assert_eq!(put, expected);
+                    // In the order of the protocol, without spaces.
+                    let length = serde_json::to_vec(&expected).unwrap().len();
+                    assert_eq!(body.len(), length);
+                    let text = String::from_utf8(body).unwrap();
+                    let places = ["\"model_name\"", "\"model_version\"", "\"outputs\""];
+                    let places = places.map(|key| text.find(key).unwrap());
+                    assert!(places.is_sorted(), "{text}");
+                }
+            }
+        }
+    }
 }

@@ -6,7 +6,7 @@
 
 use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -46,56 +46,48 @@ impl Front {
             body_timeout,
         }))
     }
-
-    async fn answer(self, request: Request<Incoming>) -> Answered {
-        let Some((target, route)) =
-            plain(request.method(), request.uri().path(), request.headers())
-        else {
-            return self.0.router.clone().call(request).await;
-        };
-        let answered = AssertUnwindSafe(self.0.infer(target, route, request)).catch_unwind();
-        let answered = answered.await.unwrap_or_else(|_| Err(bug()));
-        Ok(answered.unwrap_or_else(IntoResponse::into_response))
-    }
 }
 
 impl Inner {
-    async fn infer(
-        &self,
+    fn infer(
+        self: Arc<Self>,
         target: Target,
-        route: &str,
+        route: &'static str,
         request: Request<Incoming>,
-    ) -> Result<Response> {
+    ) -> impl Future<Output = Result<Response>> + Send {
         let (head, body) = request.into_parts();
-        let (path, headers) = (head.uri.path(), &head.headers);
-        let mut traced = Traced::http(&self.state, &head.method, route, path, headers);
-        if let Some(full) = full(&self.state, &target, &mut traced) {
-            // Who waits to be asked for the body does not send it.
-            if !headers.contains_key(header::EXPECT) {
-                let gone = whole::discard(body, self.max_body);
-                self.in_time(gone).await;
+        // The arguments of an asynchronous function would be kept, and moved, twice.
+        async move {
+            let (path, headers) = (head.uri.path(), &head.headers);
+            let mut traced = Traced::http(&self.state, &head.method, route, path, headers);
+            if let Some(full) = full(&self.state, &target, &mut traced) {
+                // Who waits to be asked for the body does not send it.
+                if !headers.contains_key(header::EXPECT) {
+                    let gone = pin!(whole::discard(body, self.max_body));
+                    self.in_time(gone).await;
+                }
+                return traced.ends(Err(full));
             }
-            return traced.ends(Err(full));
+            let tab = self.state.memory.tab();
+            let read = {
+                let reads = pin!(whole::read(body, self.max_body, &tab));
+                self.in_time(reads).await
+            };
+            let read = read.unwrap_or_else(|| Err(unread(TOO_LATE)));
+            let body = read.map(|body| Whole { body, tab });
+            infer(&self.state, &target, traced, headers, body).await
         }
-        let body = self.body(body).await;
-        infer(&self.state, &target, traced, headers, body).await
-    }
-
-    async fn body(&self, body: Incoming) -> Result<Whole> {
-        let tab = self.state.memory.tab();
-        let read = self.in_time(whole::read(body, self.max_body, &tab)).await;
-        let body = read.unwrap_or_else(|| Err(unread(TOO_LATE)))?;
-        Ok(Whole { body, tab })
     }
 
     /// What `reads` a body, or `None` behind the time that one may take.
-    async fn in_time<T>(&self, reads: impl Future<Output = T>) -> Option<T> {
-        let mut reads = pin!(reads);
+    async fn in_time<T>(&self, mut reads: Pin<&mut impl Future<Output = T>>) -> Option<T> {
         // Most bodies came with their heads, and need no timer.
-        if let Some(read) = poll_immediate(&mut reads).await {
+        if let Some(read) = poll_immediate(reads.as_mut()).await {
             return Some(read);
         }
-        tokio::time::timeout(self.body_timeout, reads).await.ok()
+        // All calls would keep room for it.
+        let read = Box::pin(tokio::time::timeout(self.body_timeout, reads));
+        read.await.ok()
     }
 }
 
@@ -111,7 +103,16 @@ impl Service<Request<Incoming>> for Front {
     }
 
     fn call(&mut self, request: Request<Incoming>) -> Self::Future {
-        self.clone().answer(request).boxed()
+        let plain = plain(request.method(), request.uri().path(), request.headers());
+        let Some((target, route)) = plain else {
+            return self.0.router.clone().call(request).boxed();
+        };
+        let answered = AssertUnwindSafe(self.0.clone().infer(target, route, request));
+        let respond = |answered: std::thread::Result<Result<Response>>| {
+            let answered = answered.unwrap_or_else(|_| Err(bug()));
+            Ok(answered.unwrap_or_else(IntoResponse::into_response))
+        };
+        answered.catch_unwind().map(respond).boxed()
     }
 }
 

@@ -3,6 +3,8 @@
 //! Elements go into the bytes of their tensor as they are parsed, and those are put on the call's tab
 //! before they are taken; lists and names are bounded. Where a tensor's elements come before its type,
 //! the text is parsed a second time, with the types that the first time has found.
+//!
+//! Plain requests are read by [`super::plain`] instead.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -20,9 +22,9 @@ use crate::infer::{Param, Params};
 use crate::memory::Tab;
 
 /// Most inputs, outputs and parameters of a request, of each.
-const MAX_LISTED: usize = 1024;
+pub const MAX_LISTED: usize = 1024;
 /// Most dimensions of a tensor.
-const MAX_DIMS: usize = 64;
+pub const MAX_DIMS: usize = 64;
 
 /// An inference request.
 pub struct Body {
@@ -86,6 +88,11 @@ pub struct Elements {
 /// # Errors
 /// What is wrong with it, or no memory for it.
 pub fn body(text: &[u8], tab: &Tab) -> Result<Body> {
+    super::plain::body(text).map_or_else(|| parsed(text, tab), Ok)
+}
+
+/// The same of any request.
+pub(super) fn parsed(text: &[u8], tab: &Tab) -> Result<Body> {
     let mut known = Vec::new();
     for _ in 0..2 {
         let reader = Reader::new(tab, &known);

@@ -5,6 +5,7 @@ mod front;
 mod generate;
 mod json;
 mod manage;
+mod plain;
 mod watch;
 mod whole;
 

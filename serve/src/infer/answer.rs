@@ -16,8 +16,9 @@ use crate::model::Served;
 /// # Errors
 /// An output that does not go where the request wants it.
 pub fn gather(served: &Served, request: &Request, calls: &[Vec<Tensor>]) -> Result<Answer> {
-    let mut outputs = Vec::new();
-    for wanted in wanted(served, request) {
+    let all = wanted(served, request);
+    let mut outputs = Vec::with_capacity(all.len());
+    for wanted in all {
         let output = if wanted.name == TEXT_OUTPUT && served.known.writes_text {
             text(served, wanted, calls)?
         } else {

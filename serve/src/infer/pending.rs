@@ -50,11 +50,17 @@ impl Pending {
 
     /// It ends now; a second end does not count.
     pub fn end(&mut self, error: Option<&Error>) {
+        if !self.ended {
+            self.end_at(self.served.engine().now(), error);
+        }
+    }
+
+    /// The same where the engine's clock has just been read: it says `now`.
+    pub fn end_at(&mut self, now: Time, error: Option<&Error>) {
         if std::mem::replace(&mut self.ended, true) {
             return;
         }
         let stats = &self.served.stats;
-        let now = self.served.engine().now();
         let took = now.since(self.start);
         tracing::debug!(
             model = self.served.name,

@@ -209,17 +209,21 @@ impl Running {
     ///
     /// # Errors
     /// Why there is none.
-    pub async fn finish(mut self) -> Result<Answer> {
-        let mut result = self.gathered().await;
-        self.pending.end(result.as_ref().err());
-        if let Some(requests) = &self.explained {
-            let served = self.pending.served();
-            let why = served.explained.tell(served, &self.request.id, requests);
-            if let Ok(answer) = &mut result {
-                answer.explanation = Some(why);
+    pub fn finish(self) -> impl Future<Output = Result<Answer>> + Send {
+        let mut this = self;
+        // The arguments of an asynchronous function would be kept, and moved, twice.
+        async move {
+            let mut result = this.gathered().await;
+            this.pending.end(result.as_ref().err());
+            if let Some(requests) = &this.explained {
+                let served = this.pending.served();
+                let why = served.explained.tell(served, &this.request.id, requests);
+                if let Ok(answer) = &mut result {
+                    answer.explanation = Some(why);
+                }
             }
+            result.map_err(|e| in_request(this.pending.served(), &this.request, e))
         }
-        result.map_err(|e| in_request(self.pending.served(), &self.request, e))
     }
 
     async fn gathered(&mut self) -> Result<Answer> {
@@ -252,6 +256,8 @@ impl Running {
             cache.put(*key, Arc::new(outputs));
             let took = *looked + engine.now().since(gathered);
             served.stats.cache_miss.add(took);
+        } else {
+            self.pending.end_at(gathered, None);
         }
         Ok(answer)
     }
@@ -329,7 +335,8 @@ pub fn class_of<'a>(served: &Served, request: &'a Request) -> &'a str {
 /// Waits for one answer; gives up at the deadline if its turn has not come by then.
 async fn wait(mut handle: Handle, deadline: Option<Instant>) -> Result<Ended> {
     if let Some(deadline) = deadline {
-        match timeout_at(deadline, &mut handle).await {
+        // Most calls need no timer, and keep no room for one.
+        match Box::pin(timeout_at(deadline, &mut handle)).await {
             Ok(ended) => return Ok(ended?),
             Err(_) if handle.is_admitted() => {}
             Err(_) => return Err(Error::Unavailable("Request timeout expired".into())),
