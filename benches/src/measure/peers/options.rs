@@ -6,7 +6,7 @@ use anyhow::{Context, bail};
 
 use super::nodes;
 use super::rows::{self, Row, Setup};
-use crate::measure::args::{all_cores, pairs, positive, read};
+use crate::measure::args::{all_cores, pairs, positive};
 
 /// What is compared, and how.
 pub struct Options {
