@@ -254,7 +254,7 @@ impl Shards {
     }
 
     /// Number of elements.
-    pub fn len(&self) -> usize {
+    pub fn elems(&self) -> usize {
         self.len
     }
 

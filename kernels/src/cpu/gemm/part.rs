@@ -161,7 +161,7 @@ impl Whole<'_> {
 
     /// Whether the result lies far away.
     fn is_far(&self) -> bool {
-        self.c.len() >= FAR
+        self.c.elems() >= FAR
     }
 
     /// Whether the left side, which is read as it lies, does so likewise, and no tile reads what the one
