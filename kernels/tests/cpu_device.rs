@@ -499,6 +499,8 @@ fn launches_in_parts_have_the_same_bits_and_take_what_a_merge_takes() {
             results.push((part_bytes, schedule, warm.1, got));
         }
     }
+    let distinct = results[0].3.windows(2).all(|w| w[0] != w[1]);
+    assert!(distinct, "every request has outputs of its own");
     let whole = results[0].2;
     for (part_bytes, schedule, held, got) in &results {
         assert_eq!(got, &results[0].3, "parts of {part_bytes} bytes");

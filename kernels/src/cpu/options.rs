@@ -30,8 +30,8 @@ pub struct CpuOptions {
     /// theirs when they come.
     pub warm_bytes: usize,
     /// Bytes of a node's operands and results from which members of a launch go through the head of a
-    /// block one half after the other, so that values stay in the caches from node to node. It decides
-    /// nothing about results.
+    /// block one half after the other, so that values stay in the caches from node to node. It changes
+    /// no result. Default: 4 MiB.
     pub part_bytes: usize,
     /// Kernels of custom nodes.
     pub registry: KernelRegistry,
