@@ -11,6 +11,7 @@
 //! as long as a slot calls it home.
 
 use std::fmt;
+use std::ops::Range;
 
 use lazybatch_graph::{Dim, Program, TensorType};
 use lazybatch_sla::{Launch, ModelId, RequestId, Slot, SubBatchId};
@@ -208,6 +209,60 @@ impl<M: FrameMemory> Frame<M> {
         unsafe { M::part(&mut self.arena, start, len) }
     }
 
+    /// Becomes the frame of some members of `whole`, at the head of its block, where nothing is alive.
+    ///
+    /// # Errors
+    /// That there is no memory.
+    pub fn begin_part(
+        &mut self,
+        whole: &Self,
+        members: Range<usize>,
+        plan: &BlockPlan,
+        memory: &mut M,
+    ) -> Result<(), String> {
+        self.clear(memory);
+        (self.model, self.block, self.next) = (whole.model, whole.block, 0);
+        (self.rows, self.samples) = (0, 0);
+        self.members.clear();
+        // As many as any part will have, so that no later one makes room.
+        self.members.reserve(whole.members.capacity());
+        for mem in &whole.members[members] {
+            self.members.push(Mem {
+                row_start: self.rows,
+                sample_start: self.samples,
+                ..*mem
+            });
+            self.rows += mem.rows;
+            self.samples += mem.samples;
+        }
+        self.enter(plan, memory)
+    }
+
+    /// Copies what is alive in `part`, the frame of the members from `first` on, to its place here, where
+    /// nothing else is alive.
+    pub fn end_part(
+        &mut self,
+        part: &Self,
+        first: usize,
+        program: &Program,
+        places: &Places,
+        memory: &mut M,
+    ) {
+        let plan = &places.blocks[self.block as usize];
+        for &value in &plan.live_before[part.next as usize] {
+            let (ty, local) = (&program.value(value).ty, places.local[value.index()]);
+            // SAFETY: values that are alive together have places apart, and this frame has no other.
+            let mut made = self.values[local]
+                .take()
+                .unwrap_or_else(|| unsafe { self.make(plan, local) });
+            let from = part.values[local].as_ref().expect("live at this cursor");
+            for (mem, source) in self.members[first..].iter().zip(&part.members) {
+                copy_rows(memory, ty, (&mut made, mem), (from, source));
+            }
+            self.values[local] = Some(made);
+        }
+    }
+
     /// The member that a row belongs to.
     ///
     /// # Panics
@@ -359,7 +414,7 @@ impl<M: FrameMemory> Frames<M> {
         let plan = &places.blocks[launch.block as usize];
         for &value in &plan.live_before[launch.first_node as usize] {
             let ty = &program.value(value).ty;
-            let (lead, row, local) = (ty.lead(), ty.row_elems(), places.local[value.index()]);
+            let (row, local) = (ty.row_elems(), places.local[value.index()]);
             // SAFETY: values that are alive together have places apart, and this frame has no other.
             let mut made = unsafe { frame.make(plan, local) };
             let mut end = 0;
@@ -367,12 +422,8 @@ impl<M: FrameMemory> Frames<M> {
                 let home = self.home(mem.slot).expect("checked above");
                 let source = &self.slab[home.frame];
                 let from = source.values[local].as_ref().expect("live at this cursor");
-                let (src, have) = source.members[home.index].span(lead);
-                let (dst, want) = mem.span(lead);
-                let copied = have.min(want);
-                memory.copy(&mut made, dst * row, (from, src * row), copied * row);
-                memory.clear(&mut made, (dst + copied) * row, (want - copied) * row);
-                end = dst + want;
+                let source = &source.members[home.index];
+                end = copy_rows(memory, ty, (&mut made, mem), (from, source));
             }
             let nobody = frame.num_rows(ty) - end;
             if nobody > 0 {
@@ -423,6 +474,23 @@ impl<M: FrameMemory> Frames<M> {
     pub fn is_empty(&self) -> bool {
         self.slab.is_empty()
     }
+}
+
+/// Copies a member's rows of a value from the frame where it is `source` to that where it is `mem`;
+/// returns where they end there. Rows that it has there only are zero.
+fn copy_rows<M: FrameMemory>(
+    memory: &mut M,
+    ty: &TensorType,
+    (to, mem): (&mut M::Value, &Mem),
+    (from, source): (&M::Value, &Mem),
+) -> usize {
+    let (lead, row) = (ty.lead(), ty.row_elems());
+    let (src, have) = source.span(lead);
+    let (dst, want) = mem.span(lead);
+    let copied = have.min(want);
+    memory.copy(to, dst * row, (from, src * row), copied * row);
+    memory.clear(to, (dst + copied) * row, (want - copied) * row);
+    dst + want
 }
 
 /// Members and sizes of a frame without any, for `launch`.

@@ -258,6 +258,8 @@ fn launches_allocate_nothing_once_warm() {
                 // Every node is spread over the threads.
                 parallel_flops: 1,
                 weights,
+                // Launches of images in parts, and as a whole.
+                part_bytes: [usize::MAX, 0][threads - 1],
                 max_open: 64,
                 ..CpuOptions::default()
             }),

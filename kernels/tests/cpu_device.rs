@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use lazybatch_graph::{
-    Act, DType, MultiHead, OutputId, ProgramBuilder, Repeat, SharedProgram, Tensor,
+    Act, DType, Fused, MultiHead, OutputId, ProgramBuilder, Repeat, SharedProgram, Tensor, Window,
 };
 use lazybatch_kernels::conformance::{Outcome, Request, Schedule, check, custom_problem, run};
 use lazybatch_kernels::synthetic::random_inputs;
@@ -446,5 +446,71 @@ fn bad_inputs_are_refused_at_open() {
             matches!(refused, Err(Error::Input { .. })),
             "{tensor:?}: {refused:?}"
         );
+    }
+}
+
+/// A skip over a chain of convolutions whose results become smaller, then a product.
+fn images() -> SharedProgram {
+    let mut b = ProgramBuilder::new("images").with_seed(3);
+    let image = b.input("image", DType::F32, &[3, 16, 16]);
+    let y = b.output("y", DType::F32, &[5]);
+    b.begin_block("main", Repeat::Once);
+    let x = b.read_input("image", image);
+    let window = |stride| Window::square(3, stride, 1);
+    let x = b.conv("a", x, 24, window(1), 1, Fused::default());
+    let skip = b.conv("skip", x, 20, window(2), 1, Fused::default());
+    let x = b.conv("b", x, 16, window(1), 1, Fused::default());
+    let x = b.conv("c", x, 20, window(2), 1, Fused::default());
+    let x = b.add("add", x, skip);
+    let x = b.conv("d", x, 8, window(2), 1, Fused::default());
+    let x = b.reshape("flat", x, &[8 * 4 * 4]);
+    let x = b.dense("e", x, 5, None);
+    b.emit("y", y, x);
+    Arc::new(b.finish().unwrap())
+}
+
+#[test]
+fn launches_in_parts_have_the_same_bits_and_take_what_a_merge_takes() {
+    let program = images();
+    let requests = requests(&program, &[0; 11]);
+    let mut results = Vec::new();
+    // All at once, each node for as many as a bound allows, and every request alone.
+    for (part_bytes, schedule) in [
+        (usize::MAX, Schedule::Together),
+        (100_000, Schedule::Together),
+        (30_000, Schedule::Together),
+        (0, Schedule::Together),
+        (0, Schedule::Random(5)),
+    ] {
+        for threads in [1, 3] {
+            let mut device = CpuDevice::new(CpuOptions {
+                threads,
+                part_bytes,
+                parallel_flops: 0,
+                poison: true,
+                ..CpuOptions::default()
+            });
+            device.load(ModelId(0), program.clone()).unwrap();
+            let got = bits(&run(&mut device, &program, &requests, schedule).unwrap());
+            let warm = (device.num_buffers(), device.arena_bytes());
+            let again = bits(&run(&mut device, &program, &requests, schedule).unwrap());
+            assert_eq!((device.num_buffers(), device.arena_bytes()), warm);
+            assert_eq!((device.num_frames(), &again), (0, &got));
+            results.push((part_bytes, schedule, warm.1, got));
+        }
+    }
+    let distinct = results[0].3.windows(2).all(|w| w[0] != w[1]);
+    assert!(distinct, "every request has outputs of its own");
+    let whole = results[0].2;
+    for (part_bytes, schedule, held, got) in &results {
+        assert_eq!(got, &results[0].3, "parts of {part_bytes} bytes");
+        if *schedule != Schedule::Together {
+            continue;
+        }
+        assert!(
+            *part_bytes == usize::MAX || *held > whole,
+            "{part_bytes}: none"
+        );
+        assert!(*held <= 3 * whole, "{part_bytes}: {held} bytes of {whole}");
     }
 }

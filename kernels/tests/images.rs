@@ -123,6 +123,7 @@ fn random_images_agree_with_the_reference_and_batched_with_alone() {
                 level,
                 parallel_flops: 0,
                 max_open: 16,
+                part_bytes: [usize::MAX, 20_000, 0][seed as usize / 3 % 3],
                 poison: true,
                 ..CpuOptions::default()
             }))
@@ -133,6 +134,73 @@ fn random_images_agree_with_the_reference_and_batched_with_alone() {
             Ok(Outcome::Passed),
             "seed {seed}, {threads} threads, {level:?}"
         );
+    }
+}
+
+/// A convolution of `filters` filters with a square window and padding around the image.
+fn padded([c, h, w]: [usize; 3], filters: usize, window: Window, groups: usize) -> Program {
+    let mut b = ProgramBuilder::new("padded").with_seed(4);
+    let image = b.input("image", DType::F32, &[c, h, w]);
+    let [oh, ow] = window.output(h, w).unwrap();
+    let y = b.output("y", DType::F32, &[filters, oh, ow]);
+    b.begin_block("main", Repeat::Once);
+    let x = b.read_input("image", image);
+    let x = b.conv("conv", x, filters, window, groups, Fused::default());
+    b.emit("y", y, x);
+    b.finish().unwrap()
+}
+
+#[test]
+fn any_part_of_a_line_and_any_number_of_lines_are_padded() {
+    for (name, dims, filters, window, groups) in [
+        (
+            "a line and a bit",
+            [3, 4, 115],
+            5,
+            Window::square(3, 1, 1),
+            1,
+        ),
+        ("parts of lines", [2, 9, 351], 7, Window::square(7, 1, 3), 1),
+        ("strides", [3, 9, 250], 6, Window::square(5, 2, 2), 1),
+        ("groups", [4, 5, 130], 6, Window::square(3, 1, 1), 2),
+        ("groups in lines", [6, 9, 9], 9, Window::square(3, 2, 1), 3),
+        (
+            "many small images",
+            [5, 3, 2],
+            4,
+            Window::square(3, 1, 1),
+            1,
+        ),
+        ("one pixel wide", [5, 3, 2], 4, Window::square(1, 1, 1), 1),
+        (
+            "more than a task pads",
+            [512, 14, 14],
+            4,
+            Window::square(3, 2, 1),
+            1,
+        ),
+    ] {
+        let problem = Problem {
+            name: name.into(),
+            build: Box::new(move || padded(dims, filters, window, groups)),
+            tolerance: 2e-4,
+            seed: 5,
+            num_requests: 3,
+            num_schedules: 1,
+            registry: KernelRegistry::new(),
+        };
+        for threads in [1, 3] {
+            let mut make = || -> Box<dyn lazybatch_kernels::Device> {
+                Box::new(CpuDevice::new(CpuOptions {
+                    threads,
+                    parallel_flops: 0,
+                    poison: true,
+                    ..CpuOptions::default()
+                }))
+            };
+            let outcome = check(&problem, &mut make, true);
+            assert_eq!(outcome, Ok(Outcome::Passed), "{name}, {threads} threads");
+        }
     }
 }
 

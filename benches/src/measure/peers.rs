@@ -47,8 +47,8 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
             fetched::check(&options.models, model).context(row.family)?;
         }
     }
-    if options.nodes {
-        return each_node(options);
+    if let Some(lines) = options.nodes {
+        return each_node(options, lines);
     }
     let recorder = Recorder::new(&options.folder, "peers", &options.command)?;
     let work = tempfile::tempdir()?;
@@ -67,14 +67,14 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
 }
 
 /// Our side alone, node by node.
-fn each_node(options: &Options) -> anyhow::Result<()> {
+fn each_node(options: &Options, lines: nodes::Lines) -> anyhow::Result<()> {
     let recorder = Recorder::new(&options.folder, "nodes", &options.command)?;
     let setup = options.setup();
     for row in &options.rows {
         let mut own = row.own(&setup)?;
         if let Some(batch) = own.batch() {
             let settings = (options.threads, options.repeats);
-            nodes::record(&row.figures(), batch, settings, &recorder)
+            nodes::record(&row.figures(), batch, lines, settings, &recorder)
                 .with_context(|| row.figures().to_string())?;
         }
     }

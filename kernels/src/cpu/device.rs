@@ -16,6 +16,7 @@ use super::gemm::WeightType;
 use super::model::Model;
 use super::open::{Open, Output};
 use super::options::CpuOptions;
+use super::parts::Parts;
 use super::pool::Pool;
 use super::states::StatePools;
 use crate::custom::KernelRegistry;
@@ -42,6 +43,7 @@ pub struct CpuDevice {
     plans: Plans,
     slots: Slots<Open>,
     frames: Frames<Arenas>,
+    parts: Parts,
     packer: Arc<CpuPacker>,
     completions: VecDeque<Completion>,
     fail_next: u32,
@@ -185,6 +187,7 @@ impl CpuDevice {
             plans: Plans::default(),
             slots: Slots::default(),
             frames: Frames::default(),
+            parts: Parts::default(),
             completions: VecDeque::new(),
             fail_next: 0,
         }
@@ -295,23 +298,25 @@ impl CpuDevice {
             states,
             stopped,
         };
-        let (block, first, end) = (launch.block, launch.first_node, launch.end_node);
+        let [block, first, end] =
+            [launch.block, launch.first_node, launch.end_node].map(|n| n as usize);
         // A panic leaves values of the launch behind and states of its members half-written; both
         // belong to requests that fail now.
-        let result = catch_unwind(AssertUnwindSafe(|| {
-            exec::run(
+        let result = catch_unwind(AssertUnwindSafe(|| match first {
+            0 => self.parts.run(
                 &mut env,
+                &mut self.arenas,
                 model,
                 &mut frame,
-                block as usize,
-                first as usize,
-                end as usize,
-            )
+                (block, end),
+                self.options.part_bytes,
+            ),
+            _ => exec::run(&mut env, model, &mut frame, block, first, end),
         }))
         .unwrap_or_else(|panic| Err(panic_text(&*panic)));
         if result.is_err() {
             frame.fail(&mut self.arenas);
-        } else if plan.live_before[end as usize].is_empty() {
+        } else if plan.live_before[end].is_empty() {
             frame.clear(&mut self.arenas);
         }
         self.frames.put_back(key, frame);

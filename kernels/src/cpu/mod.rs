@@ -30,6 +30,7 @@ mod needs;
 mod open;
 mod ops;
 mod options;
+mod parts;
 pub mod peak;
 pub mod pool;
 mod states;

@@ -9,6 +9,7 @@ use super::gemm::{PackedB, WeightType};
 use super::layout::Layouts;
 use super::memory::ProgramMemory;
 use super::ops::conv::Filters;
+use super::parts::Sizes;
 use super::stored::Stored;
 use crate::arena::{BlockPlan, Extent};
 use crate::custom::KernelRegistry;
@@ -36,6 +37,8 @@ pub struct Model {
     pub weights: Vec<Weight>,
     /// Where values lie.
     pub places: Places,
+    /// What nodes read and write.
+    pub sizes: Sizes,
     /// What requests hold.
     pub memory: ProgramMemory,
     /// How images lie in memory.
@@ -98,6 +101,7 @@ impl Model {
         Ok(Self {
             layouts: needs.layouts,
             memory: ProgramMemory::planned(&program, &blocks),
+            sizes: Sizes::of(&program),
             program,
             weights,
             places: Places { blocks, local },

@@ -29,6 +29,10 @@ pub struct CpuOptions {
     /// Most bytes that are made ready at load for values of the first launches; larger launches find
     /// theirs when they come.
     pub warm_bytes: usize,
+    /// Bytes of a node's operands and results from which members of a launch go through the head of a
+    /// block one half after the other, so that values stay in the caches from node to node. It changes
+    /// no result. Default: 4 MiB.
+    pub part_bytes: usize,
     /// Kernels of custom nodes.
     pub registry: KernelRegistry,
     /// Fill fresh buffers with NaN, for tests.
@@ -47,6 +51,7 @@ impl Default for CpuOptions {
             max_open: 256,
             state_bytes: 2 << 30,
             warm_bytes: 64 << 20,
+            part_bytes: 4 << 20,
             registry: KernelRegistry::new(),
             poison: false,
         }

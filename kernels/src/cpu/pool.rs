@@ -253,6 +253,11 @@ impl Shards {
         }
     }
 
+    /// Number of elements.
+    pub fn elems(&self) -> usize {
+        self.len
+    }
+
     /// The first element, for kernels that take a stride.
     pub fn as_ptr(&self) -> *mut f32 {
         self.ptr

@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 
+use super::nodes;
 use super::rows::{self, Row, Setup};
-use crate::measure::args::{all_cores, folder, pairs, positive, read};
+use crate::measure::args::{all_cores, folder, pairs, positive};
 
 /// What is compared, and how.
 pub struct Options {
@@ -20,7 +21,7 @@ pub struct Options {
     /// The folder of fetched models.
     pub models: PathBuf,
     /// Whether our nodes are measured one by one instead, without the peer.
-    pub nodes: bool,
+    pub nodes: Option<nodes::Lines>,
     /// A Python with the peer's packages.
     pub python: PathBuf,
     /// The command line that repeats this.
@@ -40,7 +41,7 @@ impl Options {
             repeats: 7,
             rows: rows::all(),
             models: ".models".into(),
-            nodes: false,
+            nodes: None,
             python: PathBuf::new(),
             command: command.into(),
         };
@@ -51,13 +52,13 @@ impl Options {
                 "--repeats" => options.repeats = positive(key, value)?,
                 "--rows" => options.rows = of_families(value)?,
                 "--models" => options.models = value.into(),
-                "--nodes" => options.nodes = read(key, value, "true or false")?,
+                "--nodes" => options.nodes = nodes::Lines::named(key, value)?,
                 "--python" => python = Some(PathBuf::from(value)),
                 _ => bail!("{key} {value}: no such option"),
             }
         }
         let expected = "--python: expected a Python with the peer's packages, got nothing";
-        if !options.nodes {
+        if options.nodes.is_none() {
             options.python = python.context(expected)?;
         }
         Ok(options)
@@ -102,7 +103,15 @@ mod tests {
         let mut families: Vec<_> = options.rows.iter().map(|r| r.family).collect();
         families.dedup();
         assert_eq!(families, ["lstm", "gru"]);
-        assert!(!options.nodes && parse("out --nodes true").unwrap().nodes);
+        assert_eq!(options.nodes, None);
+        for (value, lines) in [
+            ("false", None),
+            ("true", Some(nodes::Lines::Kinds)),
+            ("each", Some(nodes::Lines::Each)),
+        ] {
+            let line = format!("out --python py --nodes {value}");
+            assert_eq!(parse(&line).unwrap().nodes, lines, "{line}");
+        }
         assert_eq!((options.threads, options.repeats), (3, 7));
         assert_eq!(
             parse("out --python py").unwrap().rows.len(),
@@ -120,7 +129,7 @@ mod tests {
             ("out --rows gemm,x", "--rows: expected some of gemm, lstm"),
             ("out --repeats 0", "--repeats: expected a whole number"),
             ("out --speed 3", "--speed 3: no such option"),
-            ("out --nodes 1", "--nodes: expected true or false"),
+            ("out --nodes 1", "--nodes: expected true, false or each"),
         ] {
             let message = format!("{:#}", parse(line).err().unwrap());
             assert!(message.starts_with(told), "{line}: {message}");

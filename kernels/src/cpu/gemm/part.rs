@@ -8,6 +8,7 @@ use super::element::Element;
 use super::tile::{Clamp, DEPTH, HIGHEST, KC, NR, Tile, UNIT, WIDEST, num_tiles, panels};
 use super::view::{AView, Axis, Segment, segments};
 use super::{Right, packed_len, portable};
+use crate::arena::LINE;
 use crate::cpu::buffers::Aligned;
 use crate::cpu::level::{Kind, Level};
 use crate::cpu::pool::Shards;
@@ -34,6 +35,14 @@ const A_STRIDE: usize = KC + 16;
 
 /// Distance of copied left-hand blocks.
 const A_BLOCK: usize = MC * A_STRIDE;
+
+/// Elements of a result from which it lies too far away to be written without being fetched before:
+/// those that fill the second-level cache.
+const FAR: usize = 1 << 18;
+
+/// Most bytes of the left side of a tile that are fetched before: what is left of the first-level cache
+/// by panels, and by the tile that is computed meanwhile.
+const MOST_LEFT: usize = 12 << 10;
 
 /// Fewest tiles of rows from which panels are widened once for all of them.
 const WIDEN_TILES: usize = 3;
@@ -138,6 +147,7 @@ impl Whole<'_> {
                         k,
                         left: if copy { &work.left } else { self.a.data },
                         lda: axis.strides[0],
+                        is_far: !copy && self.left_is_far(&work.segments, &work.tiles),
                         is_first: k0 == 0,
                         is_last: k0 + steps == b.steps,
                     };
@@ -147,6 +157,23 @@ impl Whole<'_> {
                 }
             }
         });
+    }
+
+    /// Whether the result lies far away.
+    fn is_far(&self) -> bool {
+        self.c.elems() >= FAR
+    }
+
+    /// Whether the left side, which is read as it lies, does so likewise, and no tile reads what the one
+    /// before has read: rows that are short runs, which end before the processor finds out where the
+    /// next elements are.
+    fn left_is_far(&self, segments: &[Segment], tiles: &[Rows]) -> bool {
+        let highest = tiles.iter().map(|tile| tile.num).max().unwrap_or(0);
+        let bytes = |s: &Segment| highest * s.k * size_of::<f32>();
+        match segments {
+            [s] => self.is_far() && self.a.rows.strides[0] >= s.k && bytes(s) <= MOST_LEFT,
+            _ => false,
+        }
     }
 }
 
@@ -195,6 +222,8 @@ struct Part<'a> {
     /// The left side, and the distance of the rows of a tile.
     left: &'a [f32],
     lda: usize,
+    /// Whether tiles fetch the left side of the next one.
+    is_far: bool,
     is_first: bool,
     is_last: bool,
 }
@@ -233,6 +262,7 @@ impl Part<'_> {
         let full = cols.end.min(self.whole.b.n / NR);
         let widen = size_of::<E>() < size_of::<f32>() && self.tiles.len() >= WIDEN_TILES;
         let steps = KC.min(self.k);
+        let is_far = self.whole.is_far();
         let mut p = cols.start;
         while p < cols.end {
             let width = width(group, full.saturating_sub(p));
@@ -246,6 +276,13 @@ impl Part<'_> {
                 } else {
                     width
                 };
+                if is_far {
+                    let (rows, panel, left) = match self.tiles.get(tile + 1) {
+                        Some(rows) => (rows, p, self.is_far && p == cols.start),
+                        None => (&self.tiles[0], p + width, false),
+                    };
+                    self.fetch(rows, panel..(panel + width).min(cols.end), left);
+                }
                 // Shapes that there is no tile for are computed one panel at a time.
                 let step = if has_shape(kind, rows.num, width) {
                     width
@@ -284,6 +321,23 @@ impl Part<'_> {
                 }
             }
             p += width;
+        }
+    }
+
+    /// Fetches what a tile writes, and what it reads of the left side.
+    fn fetch(&self, rows: &Rows, panels: Range<usize>, left: bool) {
+        let Whole { c, ldc, .. } = *self.whole;
+        for r in 0..rows.num {
+            let to = c.as_ptr().wrapping_add((rows.first + r) * ldc);
+            panels
+                .clone()
+                .for_each(|p| fetch_to_write(to.wrapping_add(p * NR)));
+            if let (true, [s]) = (left, self.segments) {
+                let from = self.left.as_ptr().wrapping_add(rows.a + r * self.lda + s.a);
+                (0..s.k)
+                    .step_by(LINE)
+                    .for_each(|k| fetch(from.wrapping_add(k)));
+            }
         }
     }
 
@@ -450,6 +504,24 @@ impl Part<'_> {
             finish_row(level, rest, b.scales, row, col, ldc, c);
         }
     }
+}
+
+/// Fetches a line that is read soon.
+#[inline(always)]
+fn fetch(at: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    super::x86::fetch(at.cast());
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
+/// Fetches a line that is written soon.
+#[inline(always)]
+fn fetch_to_write(at: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    super::x86::fetch_to_write(at.cast());
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
 }
 
 fn pointer(x: Option<&[f32]>) -> *const f32 {

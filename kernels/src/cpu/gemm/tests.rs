@@ -243,11 +243,13 @@ fn windows_have_the_bits_of_their_copies() {
                     inner: ow,
                     middle: oh,
                     strides: [right * c, down * w * c, h * w * c],
+                    origin: 0,
                 },
                 cols: Axis {
                     inner: kw * c,
                     middle: 1,
                     strides: [1, 0, w * c],
+                    origin: 0,
                 },
             };
             for level in Level::available() {

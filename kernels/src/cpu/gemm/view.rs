@@ -3,7 +3,8 @@
 use super::tile::KC;
 
 /// Where the rows or the columns of a matrix lie: `inner` of them `strides[0]` apart, `middle` such
-/// runs `strides[1]` apart, and what follows `strides[2]` further.
+/// runs `strides[1]` apart, and what follows `strides[2]` further. The first `origin` elements of all
+/// that are left out.
 #[derive(Clone, Copy, Debug)]
 pub struct Axis {
     /// Elements of a run.
@@ -12,6 +13,8 @@ pub struct Axis {
     pub middle: usize,
     /// Distances of elements, runs and bands.
     pub strides: [usize; 3],
+    /// Elements that are left out in front of all.
+    pub origin: usize,
 }
 
 impl Axis {
@@ -21,10 +24,11 @@ impl Axis {
             inner: usize::MAX,
             middle: 1,
             strides: [stride, 0, 0],
+            origin: 0,
         }
     }
 
-    /// Where the `i`-th lies.
+    /// Where the `i`-th lies, which was not left out.
     #[inline(always)]
     pub fn at(&self, i: usize) -> usize {
         if self.inner == usize::MAX {
@@ -34,6 +38,7 @@ impl Axis {
         place * self.strides[0]
             + run % self.middle * self.strides[1]
             + run / self.middle * self.strides[2]
+            - self.origin
     }
 }
 

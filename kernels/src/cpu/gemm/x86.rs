@@ -35,6 +35,19 @@ pub fn fetch(at: *const i8) {
     }
 }
 
+/// Fetches a line to be written.
+#[inline(always)]
+#[allow(
+    clippy::pointers_in_nomem_asm_block,
+    reason = "a prefetch reads nothing that the program can see"
+)]
+pub fn fetch_to_write(at: *const i8) {
+    // SAFETY: as above; processors that do not know the instruction do nothing.
+    unsafe {
+        asm!("prefetchw byte ptr [{}]", in(reg) at, options(nomem, nostack, preserves_flags));
+    }
+}
+
 /// Bytes of a panel's row.
 const fn row_bytes<E>() -> usize {
     NR * size_of::<E>()

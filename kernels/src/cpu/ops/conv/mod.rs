@@ -2,7 +2,8 @@
 //!
 //! Each output pixel is a row of a product: its window, in the order (kernel row, kernel column,
 //! channel), times the packed filters. Windows are not gathered: in an image with its padding around
-//! it the rows of a window lie side by side, and those of adjacent pixels at one distance. The pixels
+//! it the rows of a window lie side by side, and those of adjacent pixels at one distance. Each task
+//! pads the lines that it sees, so that they are in its processor's cache when it reads them. The pixels
 //! of all samples are the rows of one product, so a batch shares the filters that are read. Each
 //! output element is one chain over (kernel row, kernel column, channel), from zero or from the
 //! residual, whatever the batch. Depthwise convolutions run directly.
@@ -14,7 +15,7 @@ mod pad;
 
 use std::ops::Range;
 
-use lazybatch_graph::{Act, Window};
+use lazybatch_graph::{Act, Node, Program, Window};
 
 use crate::cpu::buffers::Buf;
 use crate::cpu::exec::{Env, NodeView, split_in};
@@ -23,7 +24,7 @@ use crate::cpu::pool::Shards;
 
 pub use filters::Filters;
 use finish::{Finish, Residual};
-use pad::padded;
+use pad::{Patch, padded};
 
 pub use pad::temporaries;
 
@@ -45,14 +46,23 @@ struct Geometry {
 }
 
 impl Geometry {
-    fn new(v: NodeView<'_>, window: &Window, groups: usize) -> Self {
-        let dims = |d: &[usize]| [d[0], d[1], d[2]];
+    fn of(program: &Program, node: &Node, window: &Window, groups: usize) -> Self {
+        let dims = |value| {
+            let dims = program.value(value).ty.fixed_dims();
+            [dims[0], dims[1], dims[2]]
+        };
         Self {
             window: *window,
-            input: dims(&v.ty(0).fixed_dims()),
-            output: dims(&v.out_ty(0).fixed_dims()),
+            input: dims(node.inputs[0]),
+            output: dims(node.outputs[0]),
             groups,
         }
+    }
+
+    /// Height and width of an image with its padding around it.
+    fn padded(&self) -> [usize; 2] {
+        let ([top, left, bottom, right], [_, h, w]) = (self.window.pad, self.input);
+        [h + top + bottom, w + left + right]
     }
 
     /// The windows of a group in images `x` that have their padding around them.
@@ -60,10 +70,9 @@ impl Geometry {
         let Window {
             kernel: [_, kw],
             stride: [down, right],
-            pad: [top, left, bottom, end],
+            ..
         } = self.window;
-        let [c, h, w] = self.input;
-        let (h, w) = (h + top + bottom, w + left + end);
+        let (c, [h, w]) = (self.input[0], self.padded());
         let [_, oh, ow] = self.output;
         let each = c / self.groups;
         // Where the pixels of a kernel row lie side by side with all their channels, they are one run.
@@ -78,12 +87,14 @@ impl Geometry {
                     inner: ow,
                     middle: oh,
                     strides: [right * c, down * w * c, h * w * c],
+                    origin: 0,
                 }
             },
             cols: Axis {
                 inner: run,
                 middle: kw * each / run,
                 strides: [1, c, w * c],
+                origin: 0,
             },
         }
     }
@@ -131,7 +142,7 @@ pub fn conv2d(
 ) -> Buf {
     let in_place = reuse.is_some();
     let mut out = reuse.unwrap_or_else(|| v.alloc(env, 0));
-    let g = Geometry::new(v, window, groups);
+    let g = Geometry::of(&v.model.program, v.node, window, groups);
     let epi = Finish {
         bias: bias.then(|| v.arg(2)),
         residual: match (residual, in_place) {
@@ -144,21 +155,32 @@ pub fn conv2d(
     match v.filters(1) {
         Filters::Depthwise(taps) => depthwise::run(env, &g, v.arg(0), taps, &mut out, &epi),
         Filters::Products(all) if window.pad == [0; 4] => {
-            products(env, &g, v.arg(0), all, &mut out, &epi);
+            products(env, &g, &Images::Padded(v.arg(0)), all, &mut out, &epi);
+        }
+        Filters::Products(all) if Patch::fits(&g) => {
+            products(env, &g, &Images::Bare(v.arg(0)), all, &mut out, &epi);
         }
         Filters::Products(all) => {
             let x = padded(env, &g, v.arg(0));
-            products(env, &g, &x, all, &mut out, &epi);
+            products(env, &g, &Images::Padded(&x), all, &mut out, &epi);
         }
     }
     out
+}
+
+/// What windows are looked at in.
+enum Images<'a> {
+    /// Images with their padding around them.
+    Padded(&'a [f32]),
+    /// Images without it: each task pads what it sees of them.
+    Bare(&'a [f32]),
 }
 
 /// The products of all groups.
 fn products(
     env: &mut Env<'_>,
     g: &Geometry,
-    x: &[f32],
+    images: &Images<'_>,
     filters: &[PackedB],
     out: &mut [f32],
     epi: &Finish<'_>,
@@ -203,9 +225,16 @@ fn products(
             act: epi.act,
             residual: None,
         };
-        let (windows, to) = (g.windows(x, group), shards.offset(first));
-        // SAFETY: tasks own disjoint (rows, group, columns) of the output.
-        unsafe { gemm_range(level, windows, pixels, right, cols, to, m, start, &end) };
+        let to = shards.offset(first);
+        let multiply = |windows: AView<'_>| {
+            let pixels = pixels.clone();
+            // SAFETY: tasks own disjoint (rows, group, columns) of the output.
+            unsafe { gemm_range(level, windows, pixels, right, cols, to, m, start, &end) };
+        };
+        match *images {
+            Images::Padded(x) => multiply(g.windows(x, group)),
+            Images::Bare(x) => Patch::of(g, pixels.clone()).windows(g, x, group, multiply),
+        }
     };
     split_in(env.pool, parallel, items * splits, MOST_TASKS, |range| {
         range.for_each(&task)
