@@ -141,7 +141,11 @@ impl Observer for Timeline {
             Event::Planned(plan) => {
                 let costs = plan.costs.iter();
                 let costs: Vec<_> = costs.map(|(c, ns)| format!("{c} {}", Nanos(*ns))).collect();
-                self.line(now, &format!("planned {}", costs.join(", ")));
+                let what = match costs.is_empty() {
+                    true => "nothing, as none is needed".into(),
+                    false => costs.join(", "),
+                };
+                self.line(now, &format!("planned {what}"));
             }
             Event::Attach(attach) => {
                 self.names.attach(attach);

@@ -18,9 +18,13 @@ pub const BUDGET: f64 = 0.05;
 /// share of a busy processor; what both take counts.
 const PATIENCE: Nanos = Nanos::from_ms(1000);
 
-/// Where all models take microseconds and their device works for less than this share of the time, who
-/// comes finds it idle: no rule has anything to choose, and a plan would take more than all launches.
+/// Where all models take microseconds, their device works for less than this share of the time, and no
+/// more are open than fit a batch, a plan would take more than all launches, and nobody waits for long
+/// by any rule.
 const IDLE: f64 = 0.05;
+
+/// The share is that of so long, at the most, but for the time since the last launch.
+const LOOKED_AT: Nanos = Nanos::from_ms(1000);
 
 /// For how long no plan is asked for then.
 const NEEDLESS: Nanos = Nanos::from_ms(100);
@@ -41,8 +45,11 @@ pub(crate) struct Planner {
 }
 
 impl Planner {
-    /// The device has worked for so long, in place.
-    pub fn works(&mut self, busy: Nanos) {
+    /// The device has worked for so long, in place, up to now.
+    pub fn works(&mut self, now: Time, busy: Nanos) {
+        if now.since(self.worked.0) > LOOKED_AT {
+            self.worked = (Time(now.0.saturating_sub(busy.0)), Nanos::ZERO);
+        }
         self.worked.1 += busy;
     }
 
@@ -52,7 +59,9 @@ impl Planner {
         let (since, worked) = std::mem::replace(&mut self.worked, (now, Nanos::ZERO));
         let least = IDLE * now.since(since).0 as f64;
         self.attempts.clear();
-        self.is_needless = are_quick && (worked.0 as f64) < least;
+        let batches = request.config.models.iter().map(|m| m.max_batch as usize);
+        let are_few = batches.min().is_some_and(|most| request.open.len() <= most);
+        self.is_needless = are_quick && are_few && (worked.0 as f64) < least;
         if self.is_needless {
             self.request = None;
             return;
@@ -285,11 +294,11 @@ mod tests {
         {
             let mut planner = Planner::default();
             // What was before the last plan does not count.
-            planner.works(second);
+            planner.works(Time::ZERO, second);
             planner.start(Time::ZERO, request(), are_quick);
             assert_eq!(wait(&mut planner, Time::ZERO).costs.len(), 3);
             let now = Time::ZERO + second;
-            planner.works(Nanos::from_ms(busy_ms));
+            planner.works(now, Nanos::from_ms(busy_ms));
             planner.start(now, request(), are_quick);
             let plan = wait(&mut planner, now);
             assert_eq!(plan.costs.is_empty(), is_needless, "{busy_ms} ms");

@@ -539,13 +539,14 @@ impl Driver {
             now,
             self.core.launch(lane, ticket),
         );
-        let took = self.clock.now().since(start);
+        let end = self.clock.now();
+        let took = end.since(start);
         match issued {
             Err(cause) => self.state.refused.push_back((ticket, cause)),
             Ok(()) if self.device.is_asynchronous() => {
                 self.state.issued.push_back((ticket, took));
             }
-            Ok(()) => self.state.planner.works(took),
+            Ok(()) => self.state.planner.works(end, took),
         }
     }
 

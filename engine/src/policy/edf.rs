@@ -203,11 +203,18 @@ impl Edf {
                     });
                     at.seen = seen;
                     at.found = dues.min();
+                    debug_assert_eq!(at.found, self.by_due(view, model).min());
                     self.waiting[model.index()] = at;
                 }
                 (at.found.expect("ready queues hold someone").0, model)
             })
             .min()
+    }
+
+    /// All of a queue, with when they are due.
+    fn by_due(&self, view: &View<'_>, model: ModelId) -> impl Iterator<Item = (Due, Key)> {
+        let queue = view.queue(model).iter();
+        queue.map(|k| (self.due_waiting(view.request(k)), k))
     }
 
     /// Those of a model that `wanted` lets through, the earliest due first, as many as fit
@@ -239,6 +246,12 @@ impl Edf {
             requests.truncate(most);
         }
         requests.sort_unstable_by_key(|r| r.0);
+        debug_assert!({
+            let mut all: Vec<Due> = self.by_due(view, model).map(|w| w.0).collect();
+            all.retain(|&due| wanted(due));
+            all.sort_unstable();
+            requests.iter().map(|r| r.0).eq(all.into_iter().take(most))
+        });
         let mut samples = 0;
         let fits = |r: &&(Due, Key, &RequestState)| {
             samples += r.2.request.samples;

@@ -62,7 +62,7 @@ pub(super) fn elementwise(args: &Args<'_>, steps: &[Step]) -> Result<Types, Erro
         return args.cx.fail("number of steps", expected, steps.len());
     }
     let read = steps.iter().filter_map(|step| step.operand()).max();
-    let expected = 1 + read.unwrap_or(0);
+    let expected = read.unwrap_or(0).saturating_add(1);
     args.count(expected)?;
     args.float(0, "x")?;
     args.lead(0, "x")?;

@@ -235,6 +235,13 @@ fn row_problems() -> Vec<Problem> {
         chain("rows", Rows, &[X(&[19]), X(&[19]), W(&[19])]),
         chain("last", Static, &[X(&[3, 5]), W(&[5]), X(&[3, 5])]),
         chain("pieces", Static, &[X(&[2100]), W(&[2100]), X(&[2100])]),
+        chain("image", Static, &[X(&[40, 9, 7]), W(&[7]), X(&[40, 9, 7])]),
+        chain("one", Static, &[X(&[70, 1]), W(&[1]), W(&[70, 1])]),
+        chain(
+            "long-last",
+            Static,
+            &[X(&[2, 1100]), W(&[1100]), X(&[2, 1100])],
+        ),
         chain("steps", Steps, &[X(&[7]), X(&[7]), W(&[7])]),
         op(
             Rows,

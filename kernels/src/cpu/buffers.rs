@@ -272,6 +272,11 @@ impl Arenas {
         self.allocated
     }
 
+    /// Bytes that frames need now, and the most they ever needed at once.
+    pub fn needed_bytes(&self) -> [usize; 2] {
+        [self.needed, self.most_needed].map(|elems| elems * size_of::<f32>())
+    }
+
     /// Bytes of all arenas, free or not.
     pub fn bytes(&self) -> usize {
         self.held * size_of::<f32>()

@@ -209,6 +209,11 @@ impl CpuDevice {
         cache.map_or_else(CacheReport::default, |c| c.report().clone())
     }
 
+    /// Bytes of arenas that frames need now, and the most that they ever needed at once.
+    pub fn needed_arena_bytes(&self) -> [usize; 2] {
+        self.arenas.needed_bytes()
+    }
+
     /// Bytes of all arenas, in use or not.
     pub fn arena_bytes(&self) -> usize {
         self.arenas.bytes()
@@ -315,6 +320,7 @@ impl CpuDevice {
         }))
         .unwrap_or_else(|panic| Err(panic_text(&*panic)));
         if result.is_err() {
+            self.parts.clear(&mut self.arenas);
             frame.fail(&mut self.arenas);
         } else if plan.live_before[end].is_empty() {
             frame.clear(&mut self.arenas);

@@ -189,14 +189,25 @@ simd! {
     }
 }
 
+/// Runs `f` on each element with its element of `b`, which comes again where it is shorter.
+#[inline(always)]
+fn with_each(x: &mut [f32], b: &[f32], f: impl Fn(&mut f32, f32)) {
+    if let &[b] = b {
+        x.iter_mut().for_each(|x| f(x, b));
+        return;
+    }
+    for x in x.chunks_mut(b.len().max(1)) {
+        x.iter_mut().zip(b).for_each(|(x, &b)| f(x, b));
+    }
+}
+
 simd! {
-    /// `x = x (op) b`, of one length.
+    /// `x = x (op) b`; `b` comes again where it is shorter.
     pub fn binary_inplace(op: Bin, b: &[f32], x: &mut [f32]) {
-        let b = &b[..x.len()];
         match op {
-            Bin::Add => x.iter_mut().zip(b).for_each(|(x, b)| *x += b),
-            Bin::Sub => x.iter_mut().zip(b).for_each(|(x, b)| *x -= b),
-            Bin::Mul => x.iter_mut().zip(b).for_each(|(x, b)| *x *= b),
+            Bin::Add => with_each(x, b, |x, b| *x += b),
+            Bin::Sub => with_each(x, b, |x, b| *x -= b),
+            Bin::Mul => with_each(x, b, |x, b| *x *= b),
         }
     }
 }
@@ -213,9 +224,9 @@ simd! {
 }
 
 simd! {
-    /// `x = b - x`, of one length.
+    /// `x = b - x`; `b` comes again where it is shorter.
     pub fn sub_from(b: &[f32], x: &mut [f32]) {
-        x.iter_mut().zip(b).for_each(|(x, b)| *x = b - *x);
+        with_each(x, b, |x, b| *x = b - *x);
     }
 }
 

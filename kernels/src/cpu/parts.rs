@@ -2,16 +2,20 @@
 //!
 //! What the first nodes of an image model make of many images is larger than the caches: each node would
 //! write it to memory, and the next would read it from there. So the nodes up to the last one whose
-//! operands and results are that large run for one half of the members and then for the other, and each
+//! operands and results are that large run for one half of the samples and then for the other, and each
 //! half does likewise: every node runs for as many members as the caches hold. What is alive behind
-//! those nodes is gathered, and the others, whose weights outweigh their values, run for all.
+//! those nodes is gathered, and the others run for all. A launch that ends among them runs as a whole, as
+//! what it leaves would be copied.
 //!
 //! Which nodes these are depends on the samples of a launch alone. Only values by sample count: those by
 //! row are small beside the weights that they are multiplied with.
 //!
 //! Invariants:
 //! 1. A launch in parts gives the bits of one as a whole, as outputs do not depend on the batch.
-//! 2. The arenas of parts that are in use at once take no more than the launch's own.
+//! 2. The arenas of parts that are in use at once take no more than the launch's own: what would need
+//!    more is not halved.
+
+use std::ops::Range;
 
 use lazybatch_graph::{Dim, Program, Repeat};
 
@@ -86,7 +90,14 @@ impl Parts {
             block,
             most,
         };
-        launch.run(frame, end, &mut self.0)
+        let whole = model.places.blocks[block].arena;
+        let room = whole.elems(frame.rows, frame.samples);
+        launch.run(frame, end, room, &mut self.0)
+    }
+
+    /// Drops what a launch that ended early left.
+    pub fn clear(&mut self, arenas: &mut Arenas) {
+        self.0.iter_mut().for_each(|part| part.clear(arenas));
     }
 }
 
@@ -100,23 +111,27 @@ struct InParts<'a, 'e> {
 }
 
 impl InParts<'_, '_> {
-    fn run(&mut self, frame: &mut Frame, end: usize, spare: &mut [Frame]) -> Result<(), String> {
-        let (model, members) = (self.model, frame.members.len());
-        let head = model
-            .sizes
-            .head(self.block, frame.samples, self.most)
-            .min(end);
-        let halves = [0..members / 2, members / 2..members];
+    /// Runs `frame` up to `end`; its parts may take `room` elements of arenas at once.
+    fn run(
+        &mut self,
+        frame: &mut Frame,
+        end: usize,
+        room: usize,
+        spare: &mut [Frame],
+    ) -> Result<(), String> {
+        let model = self.model;
+        let head = model.sizes.head(self.block, frame.samples, self.most);
         let mut done = 0;
         if let Some((part, spare)) = spare.split_first_mut()
-            && members > 1
-            && head > 0
+            && (1..=end).contains(&head)
+            && let Some((halves, needed)) = self.halves(frame)
+            && needed <= room
         {
             let plan = &model.places.blocks[self.block];
             for half in halves {
                 let first = half.start;
                 part.begin_part(frame, half, plan, self.arenas)?;
-                let result = self.run(part, head, spare);
+                let result = self.run(part, head, room - needed, spare);
                 if result.is_ok() {
                     frame.end_part(part, first, &model.program, &model.places, self.arenas);
                 }
@@ -126,6 +141,23 @@ impl InParts<'_, '_> {
             done = head;
         }
         exec::run(self.env, model, frame, self.block, done, end)
+    }
+
+    /// The members up to half of the samples and those behind, and the elements that the arena of the
+    /// larger half takes; nothing of a single member.
+    fn halves(&self, frame: &Frame) -> Option<([Range<usize>; 2], usize)> {
+        let num = frame.members.len();
+        if num < 2 {
+            return None;
+        }
+        let members = &frame.members;
+        let middle = members.partition_point(|m| m.sample_start + m.samples <= frame.samples / 2);
+        let middle = middle.clamp(1, num - 1);
+        let (rows, samples) = (members[middle].row_start, members[middle].sample_start);
+        let arena = self.model.places.blocks[self.block].arena;
+        let rest = arena.elems(frame.rows - rows, frame.samples - samples);
+        let needed = arena.elems(rows, samples).max(rest);
+        Some(([0..middle, middle..num], needed))
     }
 }
 

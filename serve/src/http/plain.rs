@@ -357,7 +357,48 @@ mod tests {
         object(&["id", "parameters", "inputs", "outputs"], value.boxed())
     }
 
+    /// Fields of a kind that is read, each once, in any order.
+    fn plain_requests() -> impl Strategy<Value = String> {
+        let number = (0..1_000_000_000_u64).prop_map(|n| n.to_string());
+        let value = prop_oneof![number, Just("true".into()), Just("\"a b\"".into())];
+        let params = prop::collection::btree_map("[a-z_]{1,8}", value, 0..3).prop_map(|params| {
+            let fields = params
+                .iter()
+                .map(|(key, value)| format!("\"{key}\": {value}"));
+            format!("{{{}}}", fields.collect::<Vec<_>>().join(","))
+        });
+        let shape = prop::collection::vec(0..300_u32, 0..4);
+        let tensor = ("[a-z]{0,5}", shape, params.clone()).prop_map(|(name, shape, params)| {
+            vec![
+                format!(r#""name":"{name}""#),
+                format!(r#""shape": {shape:?}"#),
+                r#""datatype":"FP32""#.to_owned(),
+                format!(r#""parameters":{params}"#),
+            ]
+        });
+        let shuffled = |fields: Vec<String>| Just(fields).prop_shuffle();
+        let tensor = tensor.prop_flat_map(shuffled);
+        let object = |fields: Vec<String>| format!("{{{}}}", fields.join(","));
+        let inputs = prop::collection::vec(tensor.prop_map(object), 0..3);
+        ("[a-z0-9-]{0,9}", params, inputs)
+            .prop_map(|(id, params, inputs)| {
+                vec![
+                    format!(r#""id":"{id}""#),
+                    format!(r#""parameters":{params}"#),
+                    format!(r#""inputs":[{}]"#, inputs.join(" , ")),
+                    r#""outputs":[{"name":"y"}]"#.to_owned(),
+                ]
+            })
+            .prop_flat_map(shuffled)
+            .prop_map(object)
+    }
+
     proptest! {
+        #[test]
+        fn requests_of_all_plain_fields_are_read(text in plain_requests()) {
+            prop_assert!(is_read(&text), "{text}");
+        }
+
         #[test]
         fn what_is_read_is_what_the_parser_makes_of_it(text in requests()) {
             is_read(&text);

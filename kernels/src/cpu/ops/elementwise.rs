@@ -21,29 +21,33 @@ const STEP_COST: usize = 4;
 pub fn elementwise(env: &mut Env<'_>, v: NodeView<'_>, steps: &[Step]) -> Buf {
     let mut out = v.alloc(env, 0);
     let x = v.arg(0);
-    // Weights come again behind as many elements as they have.
     let others: SmallVec<[&[f32]; 4]> = (0..v.node.inputs.len()).map(|i| v.arg(i)).collect();
-    let mut run = v.ty(0).row_elems();
-    for other in &others {
-        run = if other.len() < x.len() {
-            run.min(other.len())
-        } else {
-            run
-        };
-    }
-    let run = run.max(1);
-    let (level, pieces) = (env.level, run.div_ceil(PIECE));
+    let row = v.ty(0).row_elems().max(1);
+    // Weights of the last dimension come again and again within a row: pieces of several of them, or
+    // parts of one.
+    let lasts = others.iter().map(|other| other.len());
+    let last = lasts.filter(|&len| len < row).min().unwrap_or(row).max(1);
+    let (run, piece) = match PIECE / last {
+        0 => (last, PIECE),
+        several => (row, several * last),
+    };
+    let (level, pieces) = (env.level, run.div_ceil(piece));
     let items = x.len() / run * pieces;
     let shards = Shards::new(&mut out);
     env.split(items, x.len() * steps.len() * STEP_COST, |range| {
         for item in range {
-            let within = item % pieces * PIECE;
+            let within = item % pieces * piece;
             let at = item / pieces * run + within;
-            let len = PIECE.min(run - within);
+            let len = piece.min(run - within);
             // SAFETY: pieces are disjoint.
             let to = unsafe { shards.slice(at, len) };
             to.copy_from_slice(&x[at..][..len]);
-            let beside = |i: usize| &others[i][at % others[i].len()..][..len];
+            let beside = |i: usize| {
+                let other = others[i];
+                let rest = &other[at % other.len()..];
+                // Else it comes again, and pieces begin where it does.
+                &rest[..len.min(rest.len())]
+            };
             for step in steps {
                 match *step {
                     Step::Unary(act) => math::act_inplace(level, act, to),
