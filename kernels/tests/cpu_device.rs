@@ -577,7 +577,8 @@ fn a_part_that_fails_or_panics_leaves_nothing_behind() {
         let [now, most] = device.needed_arena_bytes();
         assert!(now == 0 && most > 0, "{now} bytes of {most}");
         for i in 0..4 {
-            assert_eq!(device.close(Slot(i))[0].is_some(), told.is_none());
+            let answer = device.close(Slot(i)).swap_remove(0);
+            assert!(answer.is_some() || told.is_some(), "{i}");
         }
     }
 }
