@@ -239,7 +239,7 @@ impl<M: FrameMemory> Frame<M> {
     }
 
     /// Copies what is alive in `part`, the frame of the members from `first` on, to its place here, where
-    /// nothing else is alive.
+    /// nothing else is alive. Rows of nobody behind the members' keep what was there.
     pub fn end_part(
         &mut self,
         part: &Self,

@@ -19,7 +19,7 @@ pub enum HostNode {
     Custom {
         /// The kernel.
         kernel: Arc<dyn CustomKernel>,
-        /// Whether it takes all members in one call.
+        /// Whether it takes all members that its node runs for at once in one call.
         batchable: bool,
     },
 }

@@ -306,4 +306,26 @@ mod tests {
             assert!(planner.poll(now).is_none(), "once");
         }
     }
+
+    #[test]
+    fn a_burst_has_its_plan_however_long_the_rest_before_it_was() {
+        let hour = Time::ZERO + Nanos::from_ms(3_600_000);
+        let burst = Nanos::from_ms(1);
+        // More are open than fit a batch of four; or the device is busy since it has work again.
+        for (num_open, busy, is_needless) in [
+            (5, Nanos::ZERO, false),
+            (4, Nanos::ZERO, true),
+            (4, burst, false),
+        ] {
+            let mut planner = Planner::default();
+            if busy > Nanos::ZERO {
+                planner.works(hour, busy);
+            }
+            let mut request = request();
+            request.open = (0..num_open).map(|i| (i, Nanos::ZERO)).collect();
+            planner.start(hour, request, true);
+            let plan = wait(&mut planner, hour);
+            assert_eq!(plan.costs.is_empty(), is_needless, "{num_open}, {busy:?}");
+        }
+    }
 }
