@@ -9,7 +9,8 @@
 //! - [`cache`]: answers to inputs that were seen before; [`memory`]: what requests hold, and its bounds.
 //! - [`http`], [`grpc`]: what they come over; [`metrics`] beside them, with figures of
 //!   [`machine`] and [`gpus`].
-//! - [`listen`]: connections, plain and encrypted; [`security`]: who may call.
+//! - [`listen`]: connections, plain and encrypted; [`rounds`]: when they are looked at under too many
+//!   requests; [`security`]: who may call.
 //! - [`watch`], [`dashboard`], [`explained`]: what the engines do, live, as traces, and why.
 //! - [`telemetry`]: spans of calls, sent to a collector; [`traces`]: traces of calls, in files.
 //! - [`server`]: ports, start and end.
@@ -32,6 +33,7 @@ pub mod metrics;
 pub mod model;
 pub mod proto;
 pub mod repository;
+pub mod rounds;
 pub mod security;
 pub mod server;
 pub mod settings;
@@ -48,6 +50,7 @@ pub use error::Error;
 pub use gpus::{Gpu, Gpus};
 pub use host::{Host, Text};
 pub use repository::Control;
+pub use rounds::Rounds;
 pub use security::{Security, TlsFiles};
 pub use server::{Bound, Options, Server};
 pub use settings::Switches;

@@ -26,6 +26,7 @@ use crate::listen::{Connection, Listen};
 use crate::memory::Memory;
 use crate::proto::grpc_inference_service_server::GrpcInferenceServiceServer;
 use crate::repository::{Control, Repository};
+use crate::rounds::Rounds;
 use crate::security::auth::AuthLayer;
 use crate::security::{Guard, Port, Security};
 use crate::settings::Switches;
@@ -79,6 +80,8 @@ pub struct Options {
     pub security: Security,
     /// Logging settings, which whoever prints log lines looks at.
     pub switches: Arc<Switches>,
+    /// Refusals, behind which whoever runs the server may wait ([`Rounds::park`]).
+    pub rounds: Arc<Rounds>,
     /// Whether HTTP has a page at `/`.
     pub dashboard: bool,
     /// Where spans of inference calls go; nowhere if `None`.
@@ -151,6 +154,7 @@ impl Server {
             state: Arc::new(State::new(
                 repository,
                 options.switches.clone(),
+                options.rounds.clone(),
                 Memory::new(options.max_request_memory, options.max_tensor),
                 options.max_in_flight,
                 telemetry,

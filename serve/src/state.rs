@@ -10,6 +10,7 @@ use crate::gpus::Gpus;
 use crate::machine::Meter;
 use crate::memory::Memory;
 use crate::repository::Repository;
+use crate::rounds::Rounds;
 use crate::settings::Switches;
 use crate::shm::Regions;
 use crate::telemetry::Telemetry;
@@ -47,6 +48,8 @@ pub struct State {
     pub traces: Arc<Traces>,
     /// Logging settings.
     pub switches: Arc<Switches>,
+    /// Refusals for want of room.
+    pub rounds: Arc<Rounds>,
     /// Who tells figures of GPUs, if one serves.
     pub gpus: Option<Box<dyn Gpus>>,
     /// How much processors work.
@@ -66,6 +69,7 @@ impl State {
     pub fn new(
         repository: Repository,
         switches: Arc<Switches>,
+        rounds: Arc<Rounds>,
         memory: Memory,
         most: usize,
         telemetry: Option<Telemetry>,
@@ -78,6 +82,7 @@ impl State {
             memory: Arc::new(memory),
             traces: Arc::new(traces),
             switches,
+            rounds,
             gpus,
             meter: Meter::default(),
             hub: Hub::default(),

@@ -9,7 +9,7 @@ use anyhow::Context;
 use lazybatch_graph::{Program, SharedProgram, Tensor};
 use lazybatch_kernels::Device;
 use lazybatch_serve::{
-    Control, Cut, Gpus, Host, Options, Otlp, Security, Server, Switches, TlsFiles, TraceDir,
+    Control, Cut, Gpus, Host, Options, Otlp, Rounds, Security, Server, Switches, TlsFiles, TraceDir,
 };
 use lazybatch_sla::profile::ModelProfile;
 use lazybatch_workloads::experiment::SegmentLength;
@@ -31,7 +31,8 @@ use crate::serve_args::{ControlMode, LogFormat, ServeArgs};
 /// Runs the command: until SIGTERM or SIGINT. Files of TLS and tokens are read anew on SIGHUP.
 pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let switches = Arc::new(Switches::default());
-    let options = options(args, switches.clone())?;
+    let rounds = Arc::new(Rounds::default());
+    let options = options(args, switches.clone(), rounds.clone())?;
     if args.print_config {
         return output::text(&args.effective);
     }
@@ -53,6 +54,7 @@ pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
     });
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
+        .on_thread_park(move || rounds.park())
         .build()
         .context("runtime")?;
     runtime.block_on(serve(host, options))?;
@@ -75,7 +77,11 @@ fn device_kind(args: &ServeArgs) -> anyhow::Result<DeviceKind> {
     Ok(kind)
 }
 
-fn options(args: &ServeArgs, switches: Arc<Switches>) -> Result<Options, BadInput> {
+fn options(
+    args: &ServeArgs,
+    switches: Arc<Switches>,
+    rounds: Arc<Rounds>,
+) -> Result<Options, BadInput> {
     let at = |port| Some(SocketAddr::new(args.host, port));
     Ok(Options {
         models: args.models.clone(),
@@ -103,6 +109,7 @@ fn options(args: &ServeArgs, switches: Arc<Switches>) -> Result<Options, BadInpu
         drain: Duration::from_secs_f64(args.drain_secs),
         security: security(args)?,
         switches,
+        rounds,
         dashboard: !args.no_dashboard,
         otlp: args.otlp_endpoint.clone().map(|endpoint| Otlp {
             endpoint,

@@ -148,6 +148,7 @@ impl Asks {
             return None;
         }
         let error = infer::full(&served)?;
+        self.state.rounds.refuse();
         let mut traced = Traced::grpc(&self.state, "ModelInfer", self.parent.as_ref());
         traced.asks(&served, &mut infer::Request::default());
         traced.end(Some(&error));

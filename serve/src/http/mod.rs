@@ -190,6 +190,7 @@ fn full(state: &State, target: &Target, traced: &mut Traced) -> Option<Error> {
     }
     let served = target.get(state).ok()?;
     let full = infer::full(&served)?;
+    state.rounds.refuse();
     traced.asks(&served, &mut infer::Request::default());
     Some(full)
 }

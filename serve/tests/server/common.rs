@@ -272,6 +272,7 @@ pub async fn start(set: impl FnOnce(&mut Options)) -> Running {
         drain: Duration::from_secs(60),
         security: Security::default(),
         switches: Arc::default(),
+        rounds: Arc::default(),
         dashboard: true,
         otlp: None,
         traces: None,

@@ -2,6 +2,9 @@
 //! on connections that go on.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+use std::sync::Arc;
+
+use lazybatch_serve::Rounds;
 use lazybatch_serve::proto::ModelInferRequest;
 use lazybatch_serve::proto::model_infer_request::InferInputTensor;
 use prost::Message;
@@ -81,11 +84,13 @@ async fn a_full_queue_refuses_calls_unread_and_their_connections_live_on() {
     let served = server.state.repository.get("add", "").unwrap();
     let refused = || served.stats.failures()[0];
     let mut stream = TcpStream::connect(server.http()).await.unwrap();
+    assert!(!server.state.rounds.is_due(), "nothing was refused");
     // What is wrong with a body is not looked for.
     stream.write_all(&kept(INFER, "", "{")).await.unwrap();
     let (code, text) = next(&mut stream).await;
     assert!(code == 503 && text.contains(FULL), "{text}");
     assert_eq!(refused(), 1);
+    assert!(server.state.rounds.is_due(), "this was");
     // One that comes in parts is thrown away; the answer comes behind it.
     let long = kept(INFER, "", &"x".repeat(300_000));
     for part in long.chunks(100_000) {
@@ -102,11 +107,13 @@ async fn a_full_queue_refuses_calls_unread_and_their_connections_live_on() {
     stream.write_all(&unknown).await.unwrap();
     assert_eq!(next(&mut stream).await.0, 404);
     assert_eq!(refused(), 2);
+    assert!(server.state.rounds.is_due(), "the second was");
     server.gate.open();
     soon("there is room", || served.engine().check_room().is_ok()).await;
     stream.write_all(&kept(INFER, "", &add(9))).await.unwrap();
     let (code, text) = next(&mut stream).await;
     assert!(code == 200 && is_sum(&text, 9), "{text}");
+    assert!(!server.state.rounds.is_due(), "not for want of room");
     drop((stream, served));
     end(server, taken).await;
 }
@@ -159,6 +166,7 @@ async fn a_full_queue_refuses_messages_by_their_first_bytes() {
         assert_eq!(text("grpc-status"), "14", "UNAVAILABLE");
         assert_eq!(text("grpc-message").replace("%20", " "), FULL);
         assert_eq!(refused(), i as u64 + 1);
+        assert!(server.state.rounds.is_due());
     }
     let (answer, mut asks) = client.begin("ModelInfer").await;
     asks.send_data(raw::framed(&message("none")), true).unwrap();
@@ -171,4 +179,30 @@ async fn a_full_queue_refuses_messages_by_their_first_bytes() {
     assert_eq!(refused(), 2);
     drop((client, served));
     end(server, taken).await;
+}
+
+#[test]
+fn a_server_that_waits_behind_refusals_answers_all_that_came_meanwhile() {
+    let rounds = Arc::new(Rounds::default());
+    let (waits, theirs) = (rounds.clone(), rounds.clone());
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .on_thread_park(move || waits.park())
+        .build()
+        .unwrap();
+    runtime.block_on(async move {
+        let server = start(|options| options.rounds = theirs).await;
+        let taken = fill(&server).await;
+        let at = server.http();
+        let calls: Vec<_> = (0..40)
+            .map(|value| tokio::spawn(async move { call(at, "POST", INFER, &add(value)).await }))
+            .collect();
+        for one in calls {
+            let (code, text) = one.await.unwrap();
+            assert!(code == 503 && text.contains(FULL), "{text}");
+        }
+        assert!(rounds.is_due(), "they are told of");
+        end(server, taken).await;
+    });
 }
