@@ -34,7 +34,7 @@ use lazybatch_sla::{LaneId, Launch, ModelId, Outcome, RequestId, Ticket, Time};
 pub use config::{BlockSpec, CoreConfig, ModelSpec};
 pub use event::{Action, Event, Note, Request};
 pub use models::Attach;
-pub use plan::{Past, Plan, PlanRequest};
+pub use plan::{Open, Past, Plan, PlanRequest};
 pub use queue::{ArrivalQueue, Flow, FlowKey};
 pub use request::{Key, RequestState, Stage};
 use state::State;

@@ -35,6 +35,15 @@ pub struct Past {
     pub output_len: u32,
 }
 
+/// A request that has not ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Open {
+    /// What is left of it: its lengths less the passes that it has run.
+    pub left: Past,
+    /// For how long it has been.
+    pub since: Nanos,
+}
+
 /// What shall be simulated.
 #[derive(Clone, Debug)]
 pub struct PlanRequest {
@@ -42,8 +51,8 @@ pub struct PlanRequest {
     pub config: CoreConfig,
     /// Arrivals, oldest first.
     pub arrivals: Vec<Past>,
-    /// Those among them that are open, oldest first: their places, and for how long they have been.
-    pub open: Vec<(usize, Nanos)>,
+    /// Those among them that are open, oldest first.
+    pub open: Vec<Open>,
     /// Specifications of the rules to compare; the first is the incumbent.
     pub candidates: Vec<String>,
     /// How much one missed deadline counts, as a multiple of its SLA target.

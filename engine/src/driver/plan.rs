@@ -1,8 +1,8 @@
 //! Makes plans: simulates candidate rules over the arrivals of the past.
 //!
 //! Each candidate runs in a core of its own over a [`SimDevice`]. The requests that are open now
-//! wait there at the start, all at the beginning of their programs, and then the past arrives once
-//! more: what a rule is worth depends on the backlog that it finds. A request counts by the weight
+//! wait there at the start, with the passes of loops that they have left, and then the past arrives
+//! once more: what a rule is worth depends on the backlog that it finds. A request counts by the weight
 //! of its class. Short pasts are repeated. Where the budget does not allow all candidates the
 //! whole, they see the first part, and only those near the best of it go on.
 
@@ -11,7 +11,7 @@ use lazybatch_sla::{Launch, Nanos, RequestId, Time};
 
 use super::Observer;
 use super::virtual_time::{self, Script, SimRequest};
-use crate::core::{Core, Past, Plan, PlanRequest, Request};
+use crate::core::{Core, Open, Past, Plan, PlanRequest, Request};
 use crate::policy;
 
 /// Arrivals of a simulation; a shorter past is repeated.
@@ -178,8 +178,8 @@ impl Offered {
         let mut arrivals = Vec::with_capacity(MOST_OPEN + past.len().max(MIN_ARRIVALS));
         let mut waited = Vec::new();
         let every = request.open.len().div_ceil(MOST_OPEN).max(1);
-        for &(i, since) in request.open.iter().step_by(every) {
-            let mut open = past[i];
+        for &Open { left, since } in request.open.iter().step_by(every) {
+            let mut open = left;
             open.delay_after = open.delay_after.map(|d| Nanos(d.0.saturating_sub(since.0)));
             let mut since = since;
             if let Some(sla) = &mut open.sla {
@@ -269,7 +269,7 @@ mod tests {
     use super::*;
     use lazybatch_sla::{ClassId, ModelId};
 
-    fn request(num: u64, open: Vec<(usize, Nanos)>) -> PlanRequest {
+    fn request(num: u64, open: Vec<(u64, Nanos)>) -> PlanRequest {
         let past = |i| Past {
             id: RequestId(100 + i),
             gap: Nanos(10),
@@ -285,7 +285,12 @@ mod tests {
         PlanRequest {
             config: crate::core::CoreConfig::new(Vec::new()),
             arrivals: (0..num).map(past).collect(),
-            open,
+            open: (open.into_iter())
+                .map(|(i, since)| Open {
+                    left: past(i),
+                    since,
+                })
+                .collect(),
             candidates: Vec::new(),
             miss_weight: 3.0,
             budget: 0,

@@ -216,7 +216,7 @@ impl Spent {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::{CoreConfig, ModelSpec, Past};
+    use crate::core::{CoreConfig, ModelSpec, Open, Past};
     use lazybatch_sla::{ClassId, ModelId, Profile, RequestId};
 
     /// Takes each rule some thousand launches.
@@ -322,7 +322,11 @@ mod tests {
                 planner.works(hour, busy);
             }
             let mut request = request();
-            request.open = (0..num_open).map(|i| (i, Nanos::ZERO)).collect();
+            let open = Open {
+                left: request.arrivals[0],
+                since: Nanos::ZERO,
+            };
+            request.open = vec![open; num_open];
             planner.start(hour, request, true);
             let plan = wait(&mut planner, hour);
             assert_eq!(plan.costs.is_empty(), is_needless, "{num_open}, {busy:?}");

@@ -3,8 +3,8 @@
 //! Two time scales. At every boundary the *incumbent*, one of the rules of [`super::base`] or, where
 //! classes, levels and shares do not matter, another policy, decides. Every so many arrivals, and
 //! when the arrival rate or the number of open requests has changed, the policy asks for a plan:
-//! each candidate rule is simulated from the requests that are open now over the arrivals of the
-//! recent past, with their gaps, lengths and deadlines as they were and the latency tables as
+//! each candidate rule is simulated from what is left of the requests that are open now over the
+//! arrivals of the recent past, with their gaps, lengths and deadlines as they were and the latency tables as
 //! measured, and the one of least mean cost becomes the incumbent, the incumbent keeping its place
 //! unless another is cheaper by [`HYSTERESIS`]. Cost is latency, plus [`MISS_WEIGHT`] times the SLA target where that is missed.
 //!
@@ -30,9 +30,10 @@ use std::sync::Arc;
 use super::base::{self, Base};
 use super::coarse;
 use super::history::History;
+use super::left;
 use super::rescue::Rescue;
 use super::{Decision, Entry, Policy};
-use crate::core::{Ending, ModelSpec, Plan, PlanRequest, Request, View};
+use crate::core::{Ending, ModelSpec, Open, Plan, PlanRequest, Request, View};
 
 /// Registry line.
 pub const ENTRY: Entry = Entry {
@@ -366,9 +367,14 @@ impl Policy for Adaptive {
         let others = rules.iter().filter(|r| *r != incumbent);
         let (models, classes) = (view.models(), view.classes());
         let mut arrivals = self.history.arrivals(models);
-        let open = self.history.open(view.now);
+        let open = self.history.open(view.now).into_iter();
+        let open = open.map(|(i, since)| Open {
+            left: left::of(view, &arrivals[i]),
+            since,
+        });
+        let mut open: Vec<_> = open.collect();
         Some(PlanRequest {
-            config: coarse::config(models, classes, &self.corrections, &mut arrivals),
+            config: coarse::config(models, classes, &self.corrections, &mut arrivals, &mut open),
             arrivals,
             open,
             candidates: [incumbent].into_iter().chain(others).cloned().collect(),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use lazybatch_graph::Repeat;
 use lazybatch_sla::{Class, SegmentRanges};
 
-use crate::core::{BlockSpec, CoreConfig, ModelSpec, Past};
+use crate::core::{BlockSpec, CoreConfig, ModelSpec, Open, Past};
 
 /// Segments that a block which runs once has in plans.
 const SEGMENTS: u32 = 8;
@@ -19,17 +19,21 @@ const MOST_JOINED: f64 = 64.0;
 
 /// The models with tables corrected by `corrections` (a factor for each model and block), a pass of
 /// a loop in one segment, other blocks in a few; where requests pass loops often, several passes in
-/// one. Output lengths of `arrivals` are changed accordingly.
+/// one. Output lengths of `arrivals` and `open` are changed accordingly.
 pub(super) fn config(
     models: &[ModelSpec],
     classes: &[Class],
     corrections: &[Vec<f64>],
     arrivals: &mut [Past],
+    open: &mut [Open],
 ) -> CoreConfig {
     let strides: Vec<Stride> = (models.iter().enumerate())
         .map(|(m, spec)| Stride::of(spec, arrivals.iter().filter(|p| p.model.index() == m)))
         .collect();
-    for past in arrivals {
+    for past in arrivals
+        .iter_mut()
+        .chain(open.iter_mut().map(|o| &mut o.left))
+    {
         past.output_len = past.output_len.div_ceil(strides[past.model.index()].joined);
     }
     let specs = models.iter().zip(strides).zip(corrections);
@@ -171,7 +175,7 @@ mod tests {
 
     fn plan(past: &mut [Past]) -> ModelSpec {
         let corrections = [vec![1.0, 1.0, 1.0, 2.0]];
-        let config = config(&[spec()], &[Class::default()], &corrections, past);
+        let config = config(&[spec()], &[Class::default()], &corrections, past, &mut []);
         config.models.into_iter().next().unwrap()
     }
 
@@ -204,6 +208,19 @@ mod tests {
             assert_eq!(p.output_len, l.1.div_ceil(joined));
         }
         assert_eq!(model.output_len_p90, 90_u32.div_ceil(joined));
+        let left = self::past(&[(50, 35)])[0];
+        let since = Nanos::ZERO;
+        let mut open = [Open { left, since }];
+        let mut again = self::past(&lengths);
+        let corrections = [vec![1.0; 4]];
+        config(
+            &[spec()],
+            &[Class::default()],
+            &corrections,
+            &mut again,
+            &mut open,
+        );
+        assert_eq!(open[0].left.output_len, 35_u32.div_ceil(joined));
         // All requests together, one at a time.
         let total = |model: &ModelSpec, lengths: &[(u32, u32)]| -> f64 {
             let alone = |l: &(u32, u32)| {

@@ -15,6 +15,7 @@ mod gate;
 pub mod graph;
 mod history;
 pub mod lazy;
+mod left;
 mod promise;
 mod rescue;
 pub mod serial;
