@@ -4,18 +4,27 @@
 //! depends on a decoder's step comes last, in a loop until it stops. A recurrent layer stands in
 //! the first loop behind all that it reads; one that reads another layer of its direction stands
 //! beside it. What crosses from one stage to another goes through a state of the request.
+//!
+//! What follows a layer position by position up to the outputs, with small weights, stands in the
+//! layer's loop: its rows are then handed out as they come, where they would cross to a stage of
+//! their own.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use lazybatch_graph::tensor_op::held_as;
 use lazybatch_graph::{
-    Act as Function, At, Bin, Dim, Error, Fused, Program, ProgramBuilder, Repeat, StateId, ValueId,
+    Act as Function, At, Bin, Dim, Error, Fused, Op, Program, ProgramBuilder, Repeat, StateId,
+    Tensor, ValueId,
 };
 
 use super::items::{Arg, Cell, CellKind, CellStates, Item, Items, Kind, Src};
 
 /// Stage of what depends on a decoder's step.
 const DECODER: usize = usize::MAX;
+
+/// Most elements of an item's weights that are read at every step of a loop rather than once for all
+/// positions: the caches hold them beside those of the layer.
+const FEW_WEIGHTS: usize = 16 << 10;
 
 /// Sizes that the items do not say.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +44,8 @@ pub(super) fn build(
     builder: ProgramBuilder,
     bounds: Bounds,
 ) -> Result<Program, Error> {
-    let stages = stages(&items.items);
+    let mut stages = stages(&items.items);
+    move_into_loops(items, &mut stages);
     let crossing = crossing(&items.items, &stages);
     let mut cutter = Cutter {
         items,
@@ -104,6 +114,91 @@ fn stages(items: &[Item]) -> Vec<usize> {
         stages.push(stage);
     }
     stages
+}
+
+/// Moves what follows a layer up to the outputs into the layer's loop, where all of it can be there and
+/// nobody else reads any of it.
+fn move_into_loops(items: &Items, stages: &mut [usize]) {
+    let list = &items.items;
+    let mut readers = vec![Vec::new(); list.len()];
+    for (at, item) in list.iter().enumerate() {
+        for (_, src) in args(item).filter(|(_, src)| src.out == 0) {
+            readers[src.item].push(at);
+        }
+    }
+    // By item: the loop that it is in or could be in. Items stand behind what they read.
+    let mut loops: Vec<Option<usize>> = vec![None; list.len()];
+    for (at, item) in list.iter().enumerate() {
+        loops[at] = match &item.kind {
+            Kind::Layer(cell) => Some(stages[at]).filter(|_| !cell.reverse),
+            _ if !is_by_position(items, item) => None,
+            _ => args(item)
+                .filter(|(_, src)| !matches!(list[src.item].kind, Kind::Input(_)))
+                .map(|(_, src)| loops[src.item])
+                .reduce(|a, b| a.filter(|_| a == b))
+                .flatten(),
+        };
+    }
+    // One that stays away keeps those away that it reads and that read it.
+    let is_layer = |at: usize| matches!(list[at].kind, Kind::Layer(_));
+    loop {
+        let goes = |at: usize| {
+            let own = loops[at];
+            let read = args(&list[at]).all(|(_, src)| {
+                matches!(list[src.item].kind, Kind::Input(_)) || loops[src.item] == own
+            });
+            let by = readers[at]
+                .iter()
+                .all(|&r| loops[r] == own || (is_layer(r) && Some(stages[r]) == own));
+            (is_layer(at) || read) && by
+        };
+        let found = (0..list.len()).find(|&at| loops[at].is_some() && !goes(at));
+        match found {
+            Some(at) => loops[at] = None,
+            None => break,
+        }
+    }
+    for (at, stage) in stages.iter_mut().enumerate() {
+        *stage = loops[at].unwrap_or(*stage);
+    }
+}
+
+/// Whether each row of an item's results, or what it hands out, depends on the same rows of its
+/// operands and few weights.
+fn is_by_position(items: &Items, item: &Item) -> bool {
+    let is_known = match &item.kind {
+        Kind::Emit(_) => true,
+        Kind::Op(op) => matches!(
+            op,
+            Op::Linear { .. }
+                | Op::Binary(_)
+                | Op::Unary(_)
+                | Op::Elementwise(_)
+                | Op::Scale(_)
+                | Op::LayerNorm { .. }
+                | Op::RmsNorm { .. }
+                | Op::Softmax
+                | Op::Reshape { .. }
+                | Op::Concat
+                | Op::Slice { .. }
+        ),
+        _ => false,
+    };
+    let elems = |tensor: &Tensor| tensor.dims.iter().product::<usize>();
+    let mut num_weights = 0;
+    let are_rows = item.args.iter().all(|arg| match arg {
+        Arg::Item(src) => {
+            let reads = &items.items[src.item];
+            let is_state = matches!(reads.kind, Kind::Layer(_)) && src.out > 0;
+            !is_state && reads.outs[src.out].lead == Dim::Rows
+        }
+        Arg::Weight(w) => {
+            num_weights += elems(&items.weights[*w].1);
+            true
+        }
+    });
+    let gives_rows = item.outs.iter().all(|out| out.lead == Dim::Rows);
+    is_known && !item.looped && are_rows && gives_rows && num_weights <= FEW_WEIGHTS
 }
 
 /// Whether an input can be read anew in a stage.
@@ -418,6 +513,79 @@ impl Cutter<'_> {
                 b.vec_write("keep", states.h, h);
                 h
             }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lazybatch_graph::onnx::Elem;
+    use lazybatch_graph::{InputId, OutputId};
+
+    use super::*;
+    use crate::import::items::Out;
+
+    /// An input, a layer, a product with a weight of `columns` columns, and an output of that; then what
+    /// `more` adds, of which each reads the item that it names. Gives the stages of all.
+    fn staged(reverse: bool, columns: usize, more: &[(Kind, usize)]) -> Vec<usize> {
+        let mut items = Items::default();
+        let rows = |width: usize| Out {
+            lead: Dim::Rows,
+            dims: vec![width],
+            elem: Elem::F32,
+        };
+        let weight = Tensor::from_f32(&[4, columns], &vec![0.0; 4 * columns]);
+        items.weights.push(("w".into(), weight));
+        let read = |item| Arg::Item(Src { item, out: 0 });
+        let linear = Op::Linear {
+            bias: false,
+            act: None,
+            residual: false,
+        };
+        let cell = Cell {
+            kind: CellKind::Lstm,
+            hidden: 4,
+            reverse,
+            init: [0.0; 2],
+        };
+        items.push("x", Kind::Input(InputId::new(0)), vec![], vec![rows(3)]);
+        items.push("layer", Kind::Layer(cell), vec![read(0)], vec![rows(4); 3]);
+        let args = vec![read(1), Arg::Weight(0)];
+        items.push("linear", Kind::Op(linear), args, vec![rows(columns)]);
+        let emit = || Kind::Emit(OutputId::new(0));
+        items.push("emit", emit(), vec![read(2)], vec![]);
+        for (kind, of) in more {
+            let outs = match kind {
+                Kind::Emit(_) => vec![],
+                _ => vec![rows(4); 3],
+            };
+            items.push("more", kind.clone(), vec![read(*of)], outs);
+        }
+        let mut stages = stages(&items.items);
+        move_into_loops(&items, &mut stages);
+        stages
+    }
+
+    #[test]
+    fn what_follows_a_layer_to_the_outputs_is_in_its_loop() {
+        let emit = Kind::Emit(OutputId::new(1));
+        let relu = Kind::Op(Op::Unary(Function::Relu));
+        assert_eq!(staged(false, 5, &[])[1..], [1, 1, 1]);
+        let more = [(relu, 2), (emit.clone(), 4), (emit, 1)];
+        assert_eq!(staged(false, 5, &more)[1..], [1; 6]);
+    }
+
+    #[test]
+    fn what_reads_many_weights_or_is_read_elsewhere_is_behind_the_loop() {
+        let few = FEW_WEIGHTS / 4;
+        assert_eq!(staged(false, few, &[])[1..], [1, 1, 1]);
+        assert_eq!(staged(false, few + 1, &[])[1..], [1, 2, 2]);
+        assert_eq!(staged(true, 5, &[])[1..], [1, 2, 2], "from the last on");
+        // A mean over positions is not by position.
+        let mean = Kind::Op(Op::MeanRows);
+        for of in [1, 2] {
+            let stages = staged(false, 5, &[(mean.clone(), of)]);
+            assert_eq!(stages[1..], [1, 2, 2, 2], "{of} is read");
         }
     }
 }

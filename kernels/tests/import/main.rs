@@ -144,6 +144,11 @@ fn stacked_recurrent_layers_share_one_loop() {
     let loops = program.blocks.iter().filter(|b| b.repeat.is_loop());
     assert_eq!(loops.count(), 1, "{}", dump(&program, None));
     assert_eq!(program.blocks[0].repeat, Repeat::PerInputStep { stride: 1 });
+    // The rows that are an output are handed out where they are made.
+    let emits = |n: &&lazybatch_graph::NodeId| matches!(program.node(**n).op, Op::Emit { .. });
+    assert_eq!(program.blocks[0].nodes.iter().filter(emits).count(), 1);
+    let keeps = |op: &Op| matches!(op, Op::SeqWrite { .. });
+    assert_eq!(count(&program, keeps), 0, "{}", dump(&program, None));
     check_bits(program, 12, 50);
 }
 

@@ -68,61 +68,84 @@ pub fn linear(
     out
 }
 
-/// The sixteen (at the end fewer) elements from `at` on.
+/// Whole lanes of `x`.
 #[inline(always)]
-fn load(x: &[f32], at: usize) -> math::Lanes {
-    match x[at..].first_chunk() {
-        Some(full) => *full,
-        None => math::load_tail(&x[at..], 0.0),
-    }
+fn lanes(x: &[f32]) -> &[math::Lanes] {
+    x.as_chunks().0
 }
 
-/// Writes what [`load`] reads.
+/// What [`lanes`] leaves, filled with zeros.
 #[inline(always)]
-fn store(x: &mut [f32], at: usize, lanes: &math::Lanes) {
-    match x[at..].first_chunk_mut() {
-        Some(full) => *full = *lanes,
-        None => {
-            let tail = &mut x[at..];
-            tail.copy_from_slice(&lanes[..tail.len()]);
-        }
+fn tail(x: &[f32]) -> math::Lanes {
+    math::load_tail(x.as_chunks::<{ math::LANES }>().1, 0.0)
+}
+
+/// Lanes of gates i, f, g, o; updates those of c and gives those of h. Sigmoids and tanh are
+/// quotients: one that multiplies another is divided by together with it.
+#[inline(always)]
+fn lstm_lanes(gates: [&math::Lanes; 4], c: &mut math::Lanes) -> math::Lanes {
+    let [i, f, g, o] = gates;
+    let mut h = [0.0; math::LANES];
+    for j in 0..math::LANES {
+        let keep = c[j] / math::logistic_divisor(f[j]);
+        let (p, q) = math::tanh_parts(g[j]);
+        c[j] = p / (math::logistic_divisor(i[j]) * q) + keep;
+        let (p, q) = math::tanh_parts(c[j]);
+        h[j] = p / (math::logistic_divisor(o[j]) * q);
     }
+    h
 }
 
 simd! {
     /// Elements of gates i, f, g, o; updates `c` and writes `h`.
     fn lstm_gates(gates: [&[f32]; 4], c: &mut [f32], h: &mut [f32]) {
-        for at in (0..c.len()).step_by(math::LANES) {
-            // Not by `map`, which is no part of this function's level and would be called.
-            let (i, f) = (load(gates[0], at), load(gates[1], at));
-            let (g, o) = (load(gates[2], at), load(gates[3], at));
-            let mut cell = load(c, at);
-            let mut hidden = [0.0; math::LANES];
-            for j in 0..math::LANES {
-                let keep = math::sigmoid(f[j]) * cell[j];
-                cell[j] = math::sigmoid(i[j]).mul_add(math::tanh(g[j]), keep);
-                hidden[j] = math::sigmoid(o[j]) * math::tanh(cell[j]);
-            }
-            store(c, at, &cell);
-            store(h, at, &hidden);
+        let [i, f, g, o] = gates;
+        let (cells, cell_tail) = c.as_chunks_mut();
+        let (hiddens, hidden_tail) = h.as_chunks_mut();
+        let whole = lanes(i).iter().zip(lanes(f)).zip(lanes(g)).zip(lanes(o));
+        for (((((i, f), g), o), c), h) in whole.zip(cells).zip(hiddens) {
+            let mut cell = *c;
+            *h = lstm_lanes([i, f, g, o], &mut cell);
+            *c = cell;
+        }
+        if !cell_tail.is_empty() {
+            let mut cell = math::load_tail(cell_tail, 0.0);
+            let hidden = lstm_lanes([&tail(i), &tail(f), &tail(g), &tail(o)], &mut cell);
+            cell_tail.copy_from_slice(&cell[..cell_tail.len()]);
+            hidden_tail.copy_from_slice(&hidden[..hidden_tail.len()]);
         }
     }
+}
+
+/// Lanes of gates r, z, n from input (`x`) and state (`s`), and of `h`; gives those of `h'`.
+#[inline(always)]
+fn gru_lanes(x: [&math::Lanes; 3], s: [&math::Lanes; 3], h: &math::Lanes) -> math::Lanes {
+    let mut next = [0.0; math::LANES];
+    for j in 0..math::LANES {
+        let reset = s[2][j] / math::logistic_divisor(x[0][j] + s[0][j]);
+        let update = math::sigmoid(x[1][j] + s[1][j]);
+        let new = math::tanh(reset + x[2][j]);
+        next[j] = (1.0 - update).mul_add(new, update * h[j]);
+    }
+    next
 }
 
 simd! {
     /// Elements of gates r, z, n from input (`x`) and state (`s`); `h` becomes `h'`.
     fn gru_gates(x: [&[f32]; 3], s: [&[f32]; 3], h: &mut [f32]) {
-        for at in (0..h.len()).step_by(math::LANES) {
-            let (xr, xz, xn) = (load(x[0], at), load(x[1], at), load(x[2], at));
-            let (hr, hz, hn) = (load(s[0], at), load(s[1], at), load(s[2], at));
-            let mut hidden = load(h, at);
-            for j in 0..math::LANES {
-                let reset = math::sigmoid(xr[j] + hr[j]);
-                let update = math::sigmoid(xz[j] + hz[j]);
-                let new = math::tanh(reset.mul_add(hn[j], xn[j]));
-                hidden[j] = (1.0 - update).mul_add(new, update * hidden[j]);
-            }
-            store(h, at, &hidden);
+        let ([xr, xz, xn], [sr, sz, sn]) = (x, s);
+        let (hiddens, hidden_tail) = h.as_chunks_mut();
+        let from_x = lanes(xr).iter().zip(lanes(xz)).zip(lanes(xn));
+        let from_s = lanes(sr).iter().zip(lanes(sz)).zip(lanes(sn));
+        for ((((xr, xz), xn), ((sr, sz), sn)), h) in from_x.zip(from_s).zip(hiddens) {
+            *h = gru_lanes([xr, xz, xn], [sr, sz, sn], h);
+        }
+        if !hidden_tail.is_empty() {
+            let (xr, xz, xn) = (tail(xr), tail(xz), tail(xn));
+            let (sr, sz, sn) = (tail(sr), tail(sz), tail(sn));
+            let hidden = math::load_tail(hidden_tail, 0.0);
+            let hidden = gru_lanes([&xr, &xz, &xn], [&sr, &sz, &sn], &hidden);
+            hidden_tail.copy_from_slice(&hidden[..hidden_tail.len()]);
         }
     }
 }
