@@ -115,6 +115,7 @@ usage: lazybatch-measure serve-load FOLDER [OPTION VALUE]...
 --seed N           seed of arrivals; 1 if absent
 --floats N         serve-load: floats of a request; 256 if absent
 --rate R           serve-load: requests a second at low load; 200 if absent
+--low-turns N      serve-load: low load alone, N turns of both servers for each of REPEATS starts
 --steps N          serve-overload: steps of a request; 64 if absent
 --target-ms MS     serve-overload: an answer within it counts; 100 if absent
 --python PATH      serve-peers: that Python; .triton/bin/python if absent

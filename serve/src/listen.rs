@@ -222,19 +222,19 @@ impl Connection {
     }
 
     /// Whether a client that speaks HTTP/2 has left all answers lying for too long.
+    ///
+    /// The timer of a call outlives it and serves the next; without one it runs out once. To set and
+    /// clear it for each call would be a part of what a quick one takes.
     fn is_stalled(&mut self, context: &mut Context<'_>) -> bool {
-        let Some(pace) = self.pace.as_ref().filter(|pace| pace.has_calls()) else {
-            self.look = None;
+        let Some(pace) = &self.pace else {
             return false;
         };
         let again = || Box::pin(tokio::time::sleep(pace.every()));
-        while self
-            .look
-            .get_or_insert_with(again)
-            .as_mut()
-            .poll(context)
-            .is_ready()
-        {
+        while self.look.is_some() || pace.has_calls() {
+            let look = self.look.get_or_insert_with(again);
+            if look.as_mut().poll(context).is_pending() {
+                return false;
+            }
             if pace.look() {
                 return true;
             }
@@ -370,6 +370,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
+    use crate::grpc::Call;
 
     /// Both ends; ours speaks HTTP/2 or not.
     async fn pair(is_http2: bool) -> (Connection, TcpStream) {
@@ -445,6 +446,33 @@ mod tests {
         let mut rest = Vec::new();
         client.read_to_end(&mut rest).await.unwrap();
         assert_eq!(rest, b"last");
+    }
+
+    #[tokio::test]
+    async fn the_timer_of_a_call_serves_the_next_and_runs_out_once() {
+        let (mut connection, _client) = pair(true).await;
+        let reads = |connection: &mut Connection| {
+            let mut buffer = [0; 9];
+            let mut buffer = ReadBuf::new(&mut buffer);
+            let mut context = Context::from_waker(std::task::Waker::noop());
+            let read = Pin::new(connection).poll_read(&mut context, &mut buffer);
+            assert!(read.is_pending());
+        };
+        reads(&mut connection);
+        assert!(connection.look.is_none(), "there was no call");
+        // It looks every millisecond.
+        let pace = Arc::new(Pace::new(Duration::ZERO));
+        connection.pace = Some(pace.clone());
+        let call = Call::new(pace);
+        reads(&mut connection);
+        assert!(connection.look.is_some());
+        drop(call);
+        reads(&mut connection);
+        assert!(connection.look.is_some(), "for the next call");
+        while connection.look.is_some() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            reads(&mut connection);
+        }
     }
 
     #[tokio::test]

@@ -126,6 +126,11 @@ impl Outbox {
         }
     }
 
+    /// Commands that have come and that the driver has not taken.
+    pub fn num_waiting(&self) -> usize {
+        self.0.queue().commands.len()
+    }
+
     /// Takes the place of a driver's thread that waits, if all that has come is quick.
     pub fn help(&self) -> Option<Help<'_>> {
         let mut queue = self.0.queue();
@@ -245,6 +250,13 @@ impl Drop for Inbox {
 #[must_use = "dropped, it lets the requests go at once"]
 pub struct Held(pub(super) Arc<Shared>);
 
+impl Held {
+    /// Whether there is one request at most that has come and was not taken in.
+    pub fn is_alone(&self) -> bool {
+        self.0.outbox.num_waiting() <= 1
+    }
+}
+
 impl Drop for Held {
     fn drop(&mut self) {
         self.0.let_go();
@@ -323,7 +335,9 @@ mod tests {
         let woken = waiting(inbox);
         until_it_waits(&outbox);
         assert!(outbox.hold(cancel(0)).unwrap(), "the first");
+        assert_eq!(outbox.num_waiting(), 1, "it is alone");
         assert!(!outbox.hold(cancel(1)).unwrap());
+        assert_eq!(outbox.num_waiting(), 2);
         assert!(outbox.0.queue().waiter.is_some(), "it waits on");
         outbox.flush();
         assert_eq!(woken(), [0, 1]);

@@ -21,6 +21,8 @@ use crate::state::{EXTENSIONS, SERVER_NAME, State};
 use crate::telemetry::{self, Traced};
 
 pub use call::CallLayer;
+#[cfg(test)]
+pub use pace::Call;
 pub use pace::Pace;
 pub use weigh::Weighed;
 

@@ -1,6 +1,7 @@
 //! Requests and answers of the protocol, whatever they came over.
 
 mod answer;
+mod held;
 mod pending;
 mod run;
 mod sampling;

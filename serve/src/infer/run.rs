@@ -15,6 +15,7 @@ use lazybatch_sla::{Nanos, Outcome, RequestId, Time};
 use tokio::time::{Instant, timeout_at};
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::held::let_go;
 use super::pending::{DEFAULT, Pending};
 use super::sampling::Wish;
 use super::{Answer, Input, Param, Passage, Request, answer};
@@ -53,6 +54,8 @@ impl Prepared {
 pub struct Running {
     request: Request,
     handles: Vec<Handle>,
+    /// This one and those behind it, if it is the first that is held back.
+    held: Option<Held>,
     seen: Seen,
     /// Samples of all handles together.
     samples: usize,
@@ -90,6 +93,7 @@ pub fn start(served: &Arc<Served>, mut request: Request) -> Result<Running> {
                 explained: submitted.explained,
                 request,
                 handles: submitted.handles,
+                held: submitted.held,
                 seen: submitted.seen,
                 samples: submitted.samples,
                 deadline: submitted.deadline,
@@ -154,6 +158,7 @@ impl Seen {
 
 struct Submitted {
     handles: Vec<Handle>,
+    held: Option<Held>,
     seen: Seen,
     samples: usize,
     deadline: Option<Instant>,
@@ -169,6 +174,7 @@ fn submit(served: &Served, request: &Request, came: Time) -> Result<Submitted> {
     if matches!(seen, Seen::Hit(..)) {
         return Ok(Submitted {
             handles: Vec::new(),
+            held: None,
             seen,
             samples,
             deadline,
@@ -176,32 +182,23 @@ fn submit(served: &Served, request: &Request, came: Time) -> Result<Submitted> {
         });
     }
     served.stats.compute_input.add(engine.now().since(came));
-    let handles = prepared.calls.into_iter().map(|inputs| {
-        let options = prepared.options.clone();
-        let (handle, held) = engine.try_submit_held(inputs, options)?;
-        if let Some(held) = held {
-            let_go(held);
-        }
-        Ok(handle)
-    });
-    let handles: Vec<Handle> = handles.collect::<std::result::Result<_, RequestError>>()?;
+    let mut held = None;
+    let mut handles = Vec::with_capacity(prepared.calls.len());
+    for inputs in prepared.calls {
+        let (handle, first) = engine.try_submit_held(inputs, prepared.options.clone())?;
+        handles.push(handle);
+        // The one before, if there is one, goes at once.
+        held = first.or(held);
+    }
     let explained = explain.then(|| handles.iter().map(Handle::id).collect());
     Ok(Submitted {
         handles,
+        held,
         seen,
         samples,
         deadline,
         explained,
     })
-}
-
-/// Lets held requests go once everybody who is ready has had a turn: those who hand in requests then
-/// have done so, and the engine takes them in together.
-fn let_go(held: Held) {
-    tokio::spawn(async move {
-        tokio::task::yield_now().await;
-        drop(held);
-    });
 }
 
 impl Running {
@@ -227,6 +224,9 @@ impl Running {
     }
 
     async fn gathered(&mut self) -> Result<Answer> {
+        if let Some(held) = self.held.take() {
+            let_go(held).await;
+        }
         if let Seen::Hit(outputs, looked) = &self.seen {
             let served = self.pending.served();
             let found = served.engine().now();

@@ -3,6 +3,12 @@
 //!
 //! Front end and echo run in turns, on the same cores, under the same client. The model hands its
 //! input on.
+//!
+//! With `--low-turns` low load alone is measured, in many short turns of servers that both run: what
+//! one start of a server differs from the next by is told from what a turn does.
+
+use std::net::SocketAddr;
+use std::path::Path;
 
 use anyhow::bail;
 use lazybatch_benches::record::{Recorder, merge};
@@ -24,6 +30,8 @@ pub struct Options {
     floats: usize,
     /// Requests a second at low load.
     rate: f64,
+    /// Turns of low load alone for each start of both servers; everything once a start if `None`.
+    low_turns: Option<usize>,
 }
 
 impl Options {
@@ -32,11 +40,12 @@ impl Options {
     /// # Errors
     /// An option that is not there, or a value that it cannot have.
     pub fn parse(args: &[String], command: &str) -> anyhow::Result<Self> {
-        let (mut floats, mut rate) = (256, 200.0);
+        let (mut floats, mut rate, mut low_turns) = (256, 200.0, None);
         let settings = Settings::parse(args, command, |key, value| {
             match key {
                 "--floats" => floats = positive(key, value)?,
                 "--rate" => rate = above_0(key, value)?,
+                "--low-turns" => low_turns = Some(positive(key, value)?),
                 _ => return Ok(false),
             }
             Ok(true)
@@ -45,6 +54,7 @@ impl Options {
             settings,
             floats,
             rate,
+            low_turns,
         })
     }
 }
@@ -69,6 +79,10 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     let settings = &options.settings;
     let recorder = settings.recorder("serve-load")?;
     for &way in &settings.ways {
+        if let Some(turns) = options.low_turns {
+            low(options, &recorder, models.path(), way, turns)?;
+            continue;
+        }
         let mut runs = [Vec::new(), Vec::new()];
         for turn in 0..settings.repeats {
             // Each goes first in every other turn.
@@ -97,11 +111,17 @@ async fn is_right(at: (Way, &Server), message: &Message, values: &[f32]) -> anyh
     Ok(())
 }
 
-async fn one(options: &Options, server: &Server, way: Way, seed: u64) -> anyhow::Result<Run> {
-    let settings = &options.settings;
+/// The request, once the server has answered it as it should.
+async fn message(options: &Options, server: &Server, way: Way) -> anyhow::Result<Message> {
     let values: Vec<f32> = (0..options.floats).map(|i| i as f32).collect();
     let message = call::infer(way, "identity", "x", &[1, options.floats], &values);
     is_right((way, server), &message, &values).await?;
+    Ok(message)
+}
+
+async fn one(options: &Options, server: &Server, way: Way, seed: u64) -> anyhow::Result<Run> {
+    let settings = &options.settings;
+    let message = message(options, server, way).await?;
     let at = (way, server.at(way));
     let mut before = server.usage()?;
     let counting = || {
@@ -111,18 +131,73 @@ async fn one(options: &Options, server: &Server, way: Way, seed: u64) -> anyhow:
     let (num, span) = (settings.connections, settings.span);
     let closed = drive::closed(at, &message, num, span, counting).await?;
     let cpu_us = (server.usage()?.cpu_us - before.cpu_us) as f64 / closed.answers.max(1) as f64;
-    let times = drive::poisson(options.rate, span, &mut ChaCha8Rng::seed_from_u64(seed));
-    let sent = drive::open(at, std::slice::from_ref(&message), &times, 8).await?;
-    if let Some(wrong) = sent.iter().find(|s| s.status != Status::Done) {
-        bail!("expected answers, got {wrong:?}");
-    }
-    let latency = Spread::of(sent.iter().map(|s| s.latency_us).collect());
+    let latency = at_low_load(options, at, &message, seed).await?;
     Ok(Run {
         rate: closed.rate,
         cpu_us,
         p50_us: latency.median(),
         p99_us: latency.percentile(99),
     })
+}
+
+/// Microseconds to answers at the low rate, over the span of a run.
+async fn at_low_load(
+    options: &Options,
+    at: (Way, SocketAddr),
+    message: &Message,
+    seed: u64,
+) -> anyhow::Result<Spread> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let times = drive::poisson(options.rate, options.settings.span, &mut rng);
+    let sent = drive::open(at, std::slice::from_ref(message), &times, 8).await?;
+    if let Some(wrong) = sent.iter().find(|s| s.status != Status::Done) {
+        bail!("expected answers, got {wrong:?}");
+    }
+    Ok(Spread::of(sent.iter().map(|s| s.latency_us).collect()))
+}
+
+/// Measures low load alone: a line for each start of both servers, over their turns.
+fn low(
+    options: &Options,
+    recorder: &Recorder,
+    models: &Path,
+    way: Way,
+    turns: usize,
+) -> anyhow::Result<()> {
+    let settings = &options.settings;
+    for start in 0..settings.repeats {
+        let servers = [settings.front_end(models)?, settings.echo()?];
+        let mut p50s = [Vec::new(), Vec::new()];
+        for turn in 0..turns {
+            let seed = settings.seed + (start * turns + turn) as u64;
+            // Each goes first in every other turn.
+            for which in [turn % 2, 1 - turn % 2] {
+                let server = &servers[which];
+                let latency = drive::run(async {
+                    let message = message(options, server, way).await?;
+                    at_low_load(options, (way, server.at(way)), &message, seed).await
+                });
+                p50s[which].push(latency?.median());
+            }
+        }
+        let beyond = p50s[0].iter().zip(&p50s[1]).map(|(own, echo)| own - echo);
+        let beyond = beyond.collect();
+        let [own, echo] = p50s;
+        let lines = [
+            ("lazybatch", own),
+            ("echo", echo),
+            ("lazybatch beyond echo", beyond),
+        ];
+        for (what, values) in lines {
+            let mut figures = settings.figures(way, what);
+            let own = json!({
+                "floats": options.floats, "low_rate": options.rate, "start": start,
+            });
+            merge(&mut figures, own);
+            recorder.line(figures, "p50 us", &Spread::of(values))?;
+        }
+    }
+    Ok(())
 }
 
 fn record(
