@@ -118,7 +118,8 @@ DEVICE float exp_of(float x) {
     return p * a * b;
 }
 
-DEVICE float tanh_of(float x) {
+// Numerator and denominator of `tanh_of`.
+DEVICE float2 tanh_parts(float x) {
     float c = larger(-7.905311f, smaller(7.905311f, x));
     float s = c * c;
     float p = -2.7607684e-16f;
@@ -132,10 +133,33 @@ DEVICE float tanh_of(float x) {
     q = fmaf(q, s, 1.1853471e-4f);
     q = fmaf(q, s, 2.2684346e-3f);
     q = fmaf(q, s, 4.893525e-3f);
-    return c * p / q;
+    return make_float2(c * p, q);
 }
 
-DEVICE float sigmoid_of(float x) { return 1.0f / (1.0f + exp_of(-x)); }
+DEVICE float tanh_of(float x) {
+    float2 parts = tanh_parts(x);
+    return parts.x / parts.y;
+}
+
+// 1 + e^-x, finite.
+DEVICE float logistic_divisor(float x) {
+    const float magic = 12582912.0f;
+    x = larger(-87.3f, smaller(86.0f, x));
+    float t = fmaf(x, -1.44269504088896340736f, magic);
+    float n = t - magic;
+    float r = fmaf(n, 0.693359375f, x);
+    r = fmaf(n, -2.1219444e-4f, r);
+    float p = -8.312478e-3f;
+    p = fmaf(p, r, 4.189055e-2f);
+    p = fmaf(p, r, -1.6667116e-1f);
+    p = fmaf(p, r, 4.9999229e-1f);
+    p = fmaf(p, r, -1.0f);
+    p = fmaf(p, r, 1.0f);
+    float scale = __uint_as_float((__float_as_uint(t) << 23) + (127u << 23));
+    return fmaf(p, scale, 1.0f);
+}
+
+DEVICE float sigmoid_of(float x) { return 1.0f / logistic_divisor(x); }
 
 DEVICE float erf_of(float x) {
     float c = larger(-4.0f, smaller(4.0f, x));

@@ -19,9 +19,11 @@ KERNEL lstm_gates(const float *gates, const float *recurrent, const float *bias,
             if (recurrent) v[gate] += recurrent[at];
             v[gate] += bias[gate * hidden + j];
         }
-        float keep = sigmoid_of(v[1]) * cells[source(from, row) * hidden + j];
-        float cell = fmaf(sigmoid_of(v[0]), tanh_of(v[2]), keep);
-        float h = sigmoid_of(v[3]) * tanh_of(cell);
+        float keep = cells[source(from, row) * hidden + j] / logistic_divisor(v[1]);
+        float2 fresh = tanh_parts(v[2]);
+        float cell = fresh.x / (logistic_divisor(v[0]) * fresh.y) + keep;
+        float2 shown = tanh_parts(cell);
+        float h = shown.x / (logistic_divisor(v[3]) * shown.y);
         out[i] = h;
         if (target(to, row) >= 0) {
             u64 at = (u64)target(to, row) * hidden + j;
@@ -44,9 +46,9 @@ KERNEL gru_gates(const float *gates, const float *bias, const float *recurrent,
             h[gate] = recurrent[at];
             if (recurrent_bias) h[gate] += recurrent_bias[gate * hidden + j];
         }
-        float reset = sigmoid_of(x[0] + h[0]);
+        float reset = h[2] / logistic_divisor(x[0] + h[0]);
         float update = sigmoid_of(x[1] + h[1]);
-        float fresh = tanh_of(fmaf(reset, h[2], x[2]));
+        float fresh = tanh_of(reset + x[2]);
         float old = states[source(from, row) * hidden + j];
         float next = fmaf(1.0f - update, fresh, update * old);
         out[i] = next;
