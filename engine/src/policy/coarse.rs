@@ -129,7 +129,7 @@ fn passes(past: &Past, repeat: Repeat, joined: u32) -> u32 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use lazybatch_sla::{ClassId, ModelId, Nanos, Profile, Progress, RequestId};
 
@@ -157,7 +157,8 @@ mod tests {
         ModelSpec::from_profile(&profile, &profile.models[0], 1, 100)
     }
 
-    fn past(lengths: &[(u32, u32)]) -> Vec<Past> {
+    /// Requests of these input and output lengths.
+    pub fn past(lengths: &[(u32, u32)]) -> Vec<Past> {
         let one = |&(input_len, output_len): &(u32, u32)| Past {
             id: RequestId(0),
             gap: Nanos::ZERO,

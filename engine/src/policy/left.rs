@@ -52,7 +52,8 @@ fn behind(spec: &ModelSpec, past: &Past, block: u32, step: u32) -> Past {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lazybatch_sla::{ClassId, ModelId, Nanos, Profile, RequestId};
+    use crate::policy::coarse::tests::past;
+    use lazybatch_sla::Profile;
 
     /// Two encoders over steps, the second over every other one, and what is between; a decoder, and
     /// what is behind it.
@@ -80,20 +81,8 @@ mod tests {
 
     #[test]
     fn passes_that_were_run_are_taken_off() {
-        let past = |output_len| Past {
-            id: RequestId(0),
-            gap: Nanos::ZERO,
-            model: ModelId(0),
-            sla: None,
-            class: ClassId::default(),
-            priority: 0,
-            delay_after: None,
-            samples: 1,
-            input_len: 20,
-            output_len,
-        };
         let left = |output_len, block, step| {
-            let left = behind(&spec(), &past(output_len), block, step);
+            let left = behind(&spec(), &past(&[(20, output_len)])[0], block, step);
             (left.input_len, left.output_len)
         };
         // 20 passes of the first encoder, and 10 of the second.
