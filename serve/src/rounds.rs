@@ -4,9 +4,8 @@
 //! processor from the launches that answer the others: at each wake-up the scheduler's time, and what
 //! the launch had in its caches. While requests are refused for the queue is full, workers wait for
 //! [`ROUND`] before they ask what came, and refuse all of that in one go, as a network card holds back
-//! its interrupts. Answers of that time are later by so much, and by as long as a
-//! launch keeps the processor then; where nothing
-//! is refused nothing changes.
+//! its interrupts. Answers of that time are later by so much, and by as long as a launch keeps the
+//! processor then; where nothing is refused nothing changes.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,8 +19,7 @@ thread_local! {
     static SEEN: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Refusals for want of room, and who has waited behind them. One for a server and the runtime that it is
-/// on.
+/// Refusals for want of room, and who has waited behind them. One for a server and its runtime.
 #[derive(Debug, Default)]
 pub struct Rounds {
     refused: AtomicU32,
