@@ -15,7 +15,7 @@ use crate::core::{Core, Open, Past, Plan, PlanRequest, Request};
 use crate::policy;
 
 /// Arrivals of a simulation; a shorter past is repeated.
-const MIN_ARRIVALS: usize = 768;
+const MIN_ARRIVALS: usize = 1536;
 /// Most open requests that wait at the start; of more, each n-th does.
 const MOST_OPEN: usize = 384;
 /// Arrivals that say whether load is beyond capacity.
@@ -28,9 +28,8 @@ const PROBE: usize = 128;
 /// Percent of the budget that the part for all candidates takes.
 const SHORT_SHARE: u64 = 40;
 /// Gaps of a past that is repeated are scaled by these, in turn: a rate that is known from few
-/// arrivals may as well be another, and a rule that is good at this rate and collapses at twice of
-/// it would be found out only when a burst is there.
-const PACES: [f64; 3] = [1.0, 0.5, 1.25];
+/// arrivals may as well be a little higher or lower.
+const PACES: [f64; 3] = [1.0, 0.85, 1.15];
 /// The backlog is taken to grow from the arrival behind one in so many on.
 const WARM_UP: usize = 3;
 /// Candidates dearer than this times the best of the short part are dropped.
@@ -301,7 +300,7 @@ mod tests {
     fn open_requests_wait_at_the_start_with_what_is_left_of_their_targets() {
         let offered = Offered::new(&request(1000, vec![(3, Nanos(30)), (7, Nanos(500))]));
         assert_eq!(offered.waited, [Nanos(30), Nanos(99)]);
-        assert_eq!(offered.arrivals.len(), 1002);
+        assert_eq!(offered.arrivals.len(), MIN_ARRIVALS + 2);
         let of = |i: usize| {
             let r = &offered.arrivals[i].request;
             (r.id.0, r.arrival.0, r.sla.unwrap().0, r.input_len)
@@ -333,6 +332,6 @@ mod tests {
             b.since(a).0
         };
         assert_eq!(offered.arrivals.len(), MIN_ARRIVALS);
-        assert_eq!([gap(1), gap(299), gap(300), gap(600)], [10, 10, 5, 12]);
+        assert_eq!([gap(1), gap(299), gap(300), gap(600)], [10, 10, 8, 11]);
     }
 }

@@ -91,9 +91,14 @@ const LONG: Nanos = Nanos::from_ms(100);
 const PLAN_EVERY: u64 = 2048;
 const STEADY: Nanos = Nanos::from_ms(10_000);
 /// Launches that a plan simulates for each arrival so far, within bounds.
-const PER_ARRIVAL: u64 = 300;
-const LEAST_BUDGET: u64 = 50_000;
-const MOST_BUDGET: u64 = 600_000;
+const PER_ARRIVAL: u64 = 450;
+const LEAST_BUDGET: u64 = 75_000;
+const MOST_BUDGET: u64 = 900_000;
+/// But no more than one for each of these since the oldest arrival that is remembered, beside so
+/// many, about as long as simulating it takes: a plan that takes longer than what it knows of is
+/// late.
+const LAUNCH: Nanos = Nanos(1000);
+const SOON: u64 = 8_000;
 /// Arrivals between two plans that a change of rate asks for.
 const RATE_SEEN: u64 = 256;
 /// Change of the arrival rate, as a factor, that asks for a plan.
@@ -366,7 +371,7 @@ impl Policy for Adaptive {
         let rules = self.candidates(view.models(), self.num_classes);
         let others = rules.iter().filter(|r| *r != incumbent);
         let (models, classes) = (view.models(), view.classes());
-        let mut arrivals = self.history.arrivals(models);
+        let mut arrivals = self.history.arrivals(models, |id| left::ran(view, id));
         let open = self.history.open(view.now).into_iter();
         let open = open.map(|(i, since)| Open {
             left: left::of(view, &arrivals[i]),
@@ -379,7 +384,7 @@ impl Policy for Adaptive {
             open,
             candidates: [incumbent].into_iter().chain(others).cloned().collect(),
             miss_weight: MISS_WEIGHT,
-            budget: (self.history.num_arrivals() * PER_ARRIVAL).clamp(LEAST_BUDGET, MOST_BUDGET),
+            budget: self.budget(view.now),
         })
     }
 
@@ -454,6 +459,13 @@ impl Adaptive {
             false => format!("{r}:{late}"),
         };
         rules.map(rule).collect()
+    }
+
+    /// Launches that a plan may simulate.
+    fn budget(&self, now: Time) -> u64 {
+        let budget = self.history.num_arrivals() * PER_ARRIVAL;
+        let soon = SOON.max(self.history.since_first(now).0 / LAUNCH.0);
+        budget.clamp(LEAST_BUDGET, MOST_BUDGET).min(soon)
     }
 
     /// Whether it is time for a plan: at 64, 128, ... arrivals, then at every [`PLAN_EVERY`] or each

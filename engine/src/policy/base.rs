@@ -270,6 +270,7 @@ impl Policy for Base {
 
     fn on_arrive(&mut self, _now: Time, request: &Request) {
         self.shares.on_arrive(request);
+        self.promises.on_arrive(request);
         self.fresh.push_back((request.model, request.id));
     }
 
@@ -383,10 +384,10 @@ impl Base {
     /// Most samples of a batch of a ready model.
     fn max_batch(&mut self, view: &View<'_>, model: ModelId) -> u32 {
         let max_batch = view.model(model).max_batch;
-        let (Some(share), Some(key)) = (self.rule.cap, view.queue(model).front()) else {
-            return max_batch;
-        };
-        self.promises.knee(view, model, view.request(key), share)
+        match self.rule.cap {
+            Some(share) => self.promises.knee(view, model, share),
+            None => max_batch,
+        }
     }
 
     fn by_claim(&self, a: ModelId, b: ModelId) -> Ordering {
@@ -461,7 +462,7 @@ impl Base {
             }
         }
         if fits > 0 {
-            let knee = self.promises.knee(view, model, urgent, WELL_FILLED);
+            let knee = self.promises.knee(view, model, WELL_FILLED);
             keys.truncate(fits.max(knee.saturating_sub(in_flight) as usize).max(1));
         }
     }

@@ -1,7 +1,7 @@
 //! Arrivals of the recent past, for plans.
 //!
 //! Output lengths of requests that have not ended are guessed: that of an ended request of the same
-//! model whose input was about as long.
+//! model whose input was about as long, and whose output is longer than what the request has run.
 
 use std::collections::VecDeque;
 
@@ -107,6 +107,12 @@ impl History {
         last.zip(first).map_or(Nanos::ZERO, |(l, f)| l.since(f))
     }
 
+    /// Time since the first that is remembered.
+    pub fn since_first(&self, now: Time) -> Nanos {
+        let first = self.known.front().map(|k| k.arrival);
+        first.map_or(Nanos::ZERO, |f| now.since(f))
+    }
+
     /// Requests per second over all that are remembered.
     pub fn rate(&self) -> f64 {
         self.rate_of(self.known.len())
@@ -133,8 +139,9 @@ impl History {
         open.map(|(i, k)| (i, now.since(k.arrival))).collect()
     }
 
-    /// All that are remembered, oldest first, every output length filled in.
-    pub fn arrivals(&self, models: &[ModelSpec]) -> Vec<Past> {
+    /// All that are remembered, oldest first, every output length filled in. `ran` says how many
+    /// passes of its loop an open request has run so far.
+    pub fn arrivals(&self, models: &[ModelSpec], ran: impl Fn(RequestId) -> u32) -> Vec<Past> {
         let loops: Vec<bool> = models
             .iter()
             .map(|m| {
@@ -148,7 +155,8 @@ impl History {
             .iter()
             .map(|k| {
                 let m = k.past.model.index();
-                let guess = || guesses.of(k, models[m].output_len_p90);
+                let ran = || if k.is_open { ran(k.past.id) } else { 0 };
+                let guess = || guesses.of(k, models[m].output_len_p90, ran());
                 Past {
                     output_len: match (loops[m], k.output_len) {
                         (false, _) => 1,
@@ -180,9 +188,11 @@ impl Guesses {
         Self(by_model)
     }
 
-    /// The output length of one of the 16 ended requests nearest in input length, a
-    /// different one for different requests; `prior` where none has ended.
-    fn of(&self, k: &Known, prior: u32) -> u32 {
+    /// The output length of one of the 16 ended requests nearest in input length, a different one
+    /// for different requests, among those longer than the `ran` passes that this one has run;
+    /// where none of these is, of all that are; where there is none, half as many passes again.
+    /// `prior` where none has ended.
+    fn of(&self, k: &Known, prior: u32, ran: u32) -> u32 {
         const NEIGHBOURS: usize = 16;
         let pairs = &self.0[k.past.model.index()];
         if pairs.is_empty() {
@@ -194,8 +204,23 @@ impl Guesses {
         let num = NEIGHBOURS.min(pairs.len());
         let first = at.saturating_sub(num / 2).min(pairs.len() - num);
         // Multiplicative hashing (Knuth) spreads neighbouring ids.
-        let spread = k.past.id.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        pairs[first + (spread as usize) % num].1
+        let spread = (k.past.id.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize;
+        let near = &pairs[first..first + num];
+        if ran == 0 {
+            return near[spread % num].1;
+        }
+        let longer = |of: &[(u32, u32)]| -> Vec<u32> {
+            let lens = of.iter().map(|p| p.1);
+            lens.filter(|&len| len > ran).collect()
+        };
+        let mut lens = longer(near);
+        if lens.is_empty() {
+            lens = longer(pairs);
+        }
+        match lens.len() {
+            0 => ran + ran / 2 + 1,
+            n => lens[spread % n],
+        }
     }
 }
 
@@ -284,9 +309,12 @@ mod tests {
             history.on_end(&end(i, Some(if i % 2 == 0 { 11 } else { 51 })));
         }
         let guesses = Guesses::new(&history, 1);
-        assert_eq!(guesses.of(&history.known[38], 7), 11);
-        assert_eq!(guesses.of(&history.known[39], 7), 51);
+        assert_eq!(guesses.of(&history.known[38], 7, 0), 11);
+        assert_eq!(guesses.of(&history.known[39], 7, 0), 51);
+        // It has run more than its neighbours ever did; and more than anyone.
+        assert_eq!(guesses.of(&history.known[38], 7, 11), 51);
+        assert_eq!(guesses.of(&history.known[38], 7, 60), 91);
         let empty = Guesses::new(&History::default(), 1);
-        assert_eq!(empty.of(&history.known[39], 7), 7);
+        assert_eq!(empty.of(&history.known[39], 7, 0), 7);
     }
 }

@@ -1,6 +1,7 @@
 //! What is left of requests in flight, for plans: they start there as others do, with shorter loops.
 
 use lazybatch_graph::Repeat;
+use lazybatch_sla::RequestId;
 
 use crate::core::{ModelSpec, Past, View};
 
@@ -16,6 +17,19 @@ pub(super) fn of(view: &View<'_>, past: &Past) -> Past {
         .find(|m| m.request.id == past.id)
         .map_or(0, |m| m.step);
     behind(view.model(past.model), past, entry.block, step)
+}
+
+/// Passes that a request has run of the loop until the output stops that it is in.
+pub(super) fn ran(view: &View<'_>, id: RequestId) -> u32 {
+    let Some(entry) = view.entry_of(id) else {
+        return 0;
+    };
+    let block = &view.model(entry.model).blocks[entry.block as usize];
+    if !matches!(block.repeat, Repeat::UntilStop { .. }) {
+        return 0;
+    }
+    let mut members = view.members(entry);
+    members.find(|m| m.request.id == id).map_or(0, |m| m.step)
 }
 
 /// What is left of a request at pass `step` of `block`.

@@ -10,7 +10,7 @@ use lazybatch_sla::{ModelId, Nanos, OutputLen, RequestId, Time};
 use rustc_hash::FxHashMap;
 
 use super::sizes::Sizes;
-use crate::core::{Ending, RequestState, View};
+use crate::core::{Ending, Request, RequestState, View};
 
 /// Share that the newest request has in the stretch.
 const STRETCH_WEIGHT: f64 = 0.02;
@@ -78,26 +78,24 @@ impl Promises {
         let model = state.request.model;
         let in_flight = view.num_in_flight(model);
         let there = in_flight.saturating_add(view.queue(model).len() as u32);
-        let knee = self.knee(view, model, state, WELL_FILLED);
+        let knee = self.knee(view, model, WELL_FILLED);
         there
             .min(knee.max(in_flight + 1))
             .min(view.model(model).max_batch)
     }
 
     /// The smallest batch that reaches a share of the highest throughput.
-    pub fn knee(
-        &mut self,
-        view: &View<'_>,
-        model: ModelId,
-        typical: &RequestState,
-        share: f64,
-    ) -> u32 {
-        self.sizes.knee(view, model, typical, share)
+    pub fn knee(&mut self, view: &View<'_>, model: ModelId, share: f64) -> u32 {
+        self.sizes.knee(view, model, share)
     }
 
     /// Forgets a model.
     pub fn on_model(&mut self, model: ModelId) {
         self.sizes.on_model(model);
+    }
+
+    pub fn on_arrive(&mut self, request: &Request) {
+        self.sizes.on_arrive(request);
     }
 
     /// A waiting request is admitted.
@@ -108,6 +106,7 @@ impl Promises {
     }
 
     pub fn on_end(&mut self, now: Time, ending: &Ending) {
+        self.sizes.on_end(ending);
         let Some((admitted, predicted)) = self.open.remove(&ending.id) else {
             return;
         };

@@ -2,49 +2,92 @@
 //!
 //! Where a launch takes a time in proportion to its batch, a full batch brings no throughput and
 //! makes everyone wait for all. The *knee* at a share `S` is the smallest batch that reaches `S` of
-//! the highest throughput of any batch, by the latency tables, over a whole request of typical
-//! lengths.
+//! the highest throughput of any batch, by the latency tables, over a whole request of mean lengths:
+//! those of the requests so far, looked at again whenever there are twice as many.
 
-use lazybatch_sla::ModelId;
+use lazybatch_sla::{ModelId, OutputLen, Progress};
 
-use crate::core::{RequestState, View};
+use crate::core::{Ending, Request, View};
+
+/// What was seen of a model, and what follows.
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    num: u64,
+    input_lens: u64,
+    num_ended: u64,
+    output_lens: u64,
+    /// Throughput at each batch size from 1 up, as a share of the highest.
+    shares: Vec<f64>,
+    /// `num` when `shares` were computed.
+    computed_at: u64,
+}
 
 /// Knees of the models so far.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Sizes(Vec<Option<Vec<f64>>>);
+pub(super) struct Sizes(Vec<Seen>);
 
 impl Sizes {
     /// Forgets a model.
     pub fn on_model(&mut self, model: ModelId) {
-        if let Some(of_model) = self.0.get_mut(model.index()) {
-            *of_model = None;
+        if let Some(seen) = self.0.get_mut(model.index()) {
+            *seen = Seen::default();
         }
     }
 
-    /// The knee of a model; `typical` stands for its requests the first time that it is asked.
-    pub fn knee(
-        &mut self,
-        view: &View<'_>,
-        model: ModelId,
-        typical: &RequestState,
-        share: f64,
-    ) -> u32 {
-        self.0.resize(view.models().len(), None);
-        let of_model = self.0[model.index()].get_or_insert_with(|| shares(view, model, typical));
-        1 + of_model.iter().position(|&s| s >= share).unwrap_or(0) as u32
+    pub fn on_arrive(&mut self, request: &Request) {
+        let seen = self.seen(request.model);
+        seen.num += 1;
+        seen.input_lens += u64::from(request.input_len);
+    }
+
+    pub fn on_end(&mut self, ending: &Ending) {
+        let Some(output_len) = ending.output_len else {
+            return;
+        };
+        let seen = self.seen(ending.model);
+        seen.num_ended += 1;
+        seen.output_lens += u64::from(output_len);
+    }
+
+    /// The knee of a model.
+    pub fn knee(&mut self, view: &View<'_>, model: ModelId, share: f64) -> u32 {
+        let seen = self.seen(model);
+        if seen.shares.is_empty() || seen.num >= 2 * seen.computed_at.max(1) {
+            seen.shares = seen.shares(view, model);
+            seen.computed_at = seen.num;
+        }
+        1 + seen.shares.iter().position(|&s| s >= share).unwrap_or(0) as u32
+    }
+
+    fn seen(&mut self, model: ModelId) -> &mut Seen {
+        if self.0.len() <= model.index() {
+            self.0.resize(model.index() + 1, Seen::default());
+        }
+        &mut self.0[model.index()]
     }
 }
 
-/// Throughput at each batch size from 1 up, as a share of the highest.
-fn shares(view: &View<'_>, model: ModelId, typical: &RequestState) -> Vec<f64> {
-    let spec = view.model(model);
-    let progress = view.progress(typical, None, spec.output_len_p90);
-    let input_len = u64::from(typical.request.input_len);
-    let throughput = |n: u32| {
-        let took = spec.table.remaining(&progress, n, u64::from(n) * input_len);
-        f64::from(n) / took.0.max(1) as f64
-    };
-    let all: Vec<f64> = (1..=spec.max_batch).map(throughput).collect();
-    let most = all.iter().copied().fold(0.0, f64::max);
-    all.into_iter().map(|t| t / most).collect()
+impl Seen {
+    fn shares(&self, view: &View<'_>, model: ModelId) -> Vec<f64> {
+        let spec = view.model(model);
+        let input_len = self.input_lens.div_ceil(self.num.max(1)).max(1);
+        let output_len = match self.num_ended {
+            0 => OutputLen::known(spec.output_len_p90).predict(),
+            num => self.output_lens.div_ceil(num) as u32,
+        };
+        let whole = Progress {
+            block: 0,
+            segment: 0,
+            step: 0,
+            input_len: input_len as u32,
+            output_len,
+        };
+        let throughput = |n: u32| {
+            let took = spec.table.remaining(&whole, n, u64::from(n) * input_len);
+            f64::from(n) / took.0.max(1) as f64
+        };
+        let all: Vec<f64> = (1..=spec.max_batch).map(throughput).collect();
+        let most = all.iter().copied().fold(0.0, f64::max);
+        all.into_iter().map(|t| t / most).collect()
+    }
 }
