@@ -69,8 +69,8 @@ pub(crate) struct Planner {
     processors: usize,
     /// Share of all of them that plans take now.
     share: f64,
-    /// Since when the device has worked for how long.
-    worked: (Time, Nanos),
+    /// Since when the device has worked for how long; `None` before its first launch.
+    worked: Option<(Time, Nanos)>,
     /// The plan that was asked for has nothing to choose.
     is_needless: bool,
     /// What is being planned, and since when.
@@ -86,7 +86,7 @@ impl Default for Planner {
         Self {
             processors: processors(),
             share: BUDGET,
-            worked: Default::default(),
+            worked: None,
             is_needless: false,
             request: None,
             attempts: Vec::new(),
@@ -98,16 +98,17 @@ impl Default for Planner {
 impl Planner {
     /// The device has worked for so long, in place, up to now.
     pub fn works(&mut self, now: Time, busy: Nanos) {
-        if now.since(self.worked.0) > LOOKED_AT {
-            self.worked = (Time(now.0.saturating_sub(busy.0)), Nanos::ZERO);
-        }
-        self.worked.1 += busy;
+        let worked = self.worked.filter(|w| now.since(w.0) <= LOOKED_AT);
+        let begin = Time(now.0.saturating_sub(busy.0));
+        let (since, so_far) = worked.unwrap_or((begin, Nanos::ZERO));
+        self.worked = Some((since, so_far + busy));
     }
 
     /// Begins a plan. Where there can be no thread for it, the incumbent stays, and where none is
     /// needed, which may be if all models `are_quick`.
     pub fn start(&mut self, now: Time, mut request: PlanRequest, are_quick: bool) {
-        let (since, worked) = std::mem::replace(&mut self.worked, (now, Nanos::ZERO));
+        let worked = self.worked.replace((now, Nanos::ZERO));
+        let (since, worked) = worked.unwrap_or_default();
         let least = IDLE * now.since(since).0 as f64;
         self.attempts.clear();
         let batches = request.config.models.iter().map(|m| m.max_batch as usize);
@@ -435,6 +436,11 @@ mod tests {
         assert_eq!(of(1, 51), Urgency::InTurns);
         assert_eq!(of(1, 50), Urgency::Idle);
         assert_eq!(of(2, 100), Urgency::Idle);
+        // What was before the first launch does not count.
+        let mut planner = Planner::default();
+        planner.works(Time::ZERO + ms(30), ms(4));
+        planner.works(Time::ZERO + ms(35), ms(5));
+        assert_eq!(planner.worked, Some((Time::ZERO + ms(26), ms(9))));
     }
 
     #[test]
