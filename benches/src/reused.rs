@@ -233,6 +233,7 @@ mod tests {
             timing: false,
             trace: false,
             keeps_outputs: true,
+            is_checked: true,
             depth: None,
         };
         let call = |item| Call {

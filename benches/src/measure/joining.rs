@@ -120,6 +120,7 @@ fn compare(sizes: Sizes, recorder: &Recorder) -> anyhow::Result<()> {
         timing: false,
         trace: false,
         keeps_outputs: true,
+        is_checked: true,
         depth: None,
     };
 

@@ -248,6 +248,7 @@ impl<'a> Bench<'a> {
             timing: false,
             trace: false,
             keeps_outputs: false,
+            is_checked: true,
             depth: None,
         }
     }

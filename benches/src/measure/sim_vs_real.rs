@@ -190,6 +190,7 @@ impl Bench<'_> {
             timing: false,
             trace: false,
             keeps_outputs: false,
+            is_checked: true,
             depth: None,
         }
     }

@@ -93,6 +93,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         timing: args.output.timing,
         trace: false,
         keeps_outputs: true,
+        is_checked: true,
         depth: Some(depth),
     };
     let alone = match simulated {

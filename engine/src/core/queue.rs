@@ -78,7 +78,11 @@ impl Flow {
     }
 
     fn position(&self, id: RequestId) -> Option<usize> {
-        self.waiting.binary_search_by_key(&id, |w| w.0).ok()
+        // Most that are asked for are the oldest.
+        match self.waiting.front() {
+            Some(first) if first.0 == id => Some(0),
+            _ => self.waiting.binary_search_by_key(&id, |w| w.0).ok(),
+        }
     }
 
     /// Inserts in order of id; at the back in the common case.

@@ -85,6 +85,13 @@ impl<'a> View<'a> {
             .count()
     }
 
+    /// Whether the first of a queue fits `max_samples` samples and a free slot.
+    pub fn is_first_fitting(&self, model: ModelId, max_samples: u32) -> bool {
+        let is_free = self.num_in_flight(model) < self.model(model).max_in_flight;
+        let first = self.queue(model).front().filter(|_| is_free);
+        first.is_some_and(|k| self.request(k).request.samples <= max_samples)
+    }
+
     /// The batch table.
     pub fn table(&self) -> &'a BatchTable {
         &self.state.table

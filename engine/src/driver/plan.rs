@@ -39,7 +39,8 @@ const OVERLOAD: f64 = 0.3;
 /// What a missed deadline costs in addition then, as a multiple of its SLA target.
 const OVERLOAD_WEIGHT: f64 = 30.0;
 
-/// Simulates. Between two candidates it asks whether to stop; a plan that was stopped is empty.
+/// Simulates. It asks again and again whether to stop, and does so between two candidates; a plan that
+/// was stopped is empty.
 pub fn make(request: &PlanRequest, stopped: &dyn Fn() -> bool) -> Plan {
     let offered = Offered::new(request);
     let (arrivals, num_open) = (&offered.arrivals, offered.waited.len());
@@ -50,7 +51,7 @@ pub fn make(request: &PlanRequest, stopped: &dyn Fn() -> bool) -> Plan {
     // How many launches an arrival takes says how many arrivals the budget allows.
     let probe = num_open + PROBE.min(2 * request.arrivals.len());
     let probe = &arrivals[..probe.min(arrivals.len())];
-    let each = run(request, incumbent, probe).map_or(1, |r| r.launches.max(1));
+    let each = run(request, incumbent, probe, stopped).map_or(1, |r| r.launches.max(1));
     launches += each;
     let affordable = |share: u64, num_candidates: usize| {
         let budget = share * request.budget / 100 / num_candidates.max(1) as u64;
@@ -60,7 +61,7 @@ pub fn make(request: &PlanRequest, stopped: &dyn Fn() -> bool) -> Plan {
     let mut trials = |names: &[&String], arrivals: &[SimRequest]| -> Vec<Trial> {
         let names = names.iter().filter(|_| !stopped());
         let trials: Vec<Trial> = names
-            .filter_map(|name| Some((name, run(request, name, arrivals)?)))
+            .filter_map(|name| Some((name, run(request, name, arrivals, stopped)?)))
             .map(|(name, ran)| Trial::new(request, name, &offered, arrivals.len(), &ran))
             .collect();
         launches += trials.iter().map(|t| t.launches).sum::<u64>();
@@ -242,8 +243,13 @@ struct Ran {
     launches: u64,
 }
 
-/// Simulates a candidate; `None` for one that is not registered.
-fn run(plan: &PlanRequest, spec: &str, arrivals: &[SimRequest]) -> Option<Ran> {
+/// Simulates a candidate, calling `at_turn` at each turn; `None` for one that is not registered.
+fn run(
+    plan: &PlanRequest,
+    spec: &str,
+    arrivals: &[SimRequest],
+    at_turn: &dyn Fn() -> bool,
+) -> Option<Ran> {
     let rule = policy::build(spec).ok()?;
     let tables = plan.config.models.iter().map(|m| m.table.clone()).collect();
     let mut device = SimDevice::new("plan", 1, tables, Nanos::ZERO, Noise::default());
@@ -255,7 +261,9 @@ fn run(plan: &PlanRequest, spec: &str, arrivals: &[SimRequest]) -> Option<Ran> {
         arrivals,
         &Script::default(),
         &mut launches,
-        &mut virtual_time::untimed,
+        &mut |_, _| {
+            at_turn();
+        },
     );
     Some(Ran {
         ended,

@@ -1,22 +1,56 @@
 //! Makes plans beside the driver, in time that nobody else wants, within a budget of it.
+//!
+//! Where the driver leaves no such time, a plan is made in short turns with pauses, so that no launch
+//! waits for more than one of them; and as plans cost launches then, one that leaves the rule as it is
+//! makes the next come later.
+//!
+//! Who has one processor, and a device that works on it, has turns from the start: with an idle thread
+//! beside it, the driver seems to Linux to have had less than its share, and those who wake to hand in
+//! requests do not get the processor before it sleeps, or for milliseconds. Seen on Linux 6.18.
 
+use std::cell::Cell;
 use std::num::NonZero;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver};
+use std::time::Duration;
 
 use lazybatch_sla::{Nanos, Time};
 
 use super::plan;
+use super::threaded::Clock;
+use super::virtual_time::PLAN_LAUNCH;
 use crate::core::{Plan, PlanRequest};
+use crate::policy::adaptive::HYSTERESIS;
 
 /// Share of all available processors that plans may take: behind each plan the policy asks for none
 /// until what that took is no more.
 pub const BUDGET: f64 = 0.05;
 
-/// For how long a plan may be made in idle time alone, before it is begun once more with a small
-/// share of a busy processor; what both take counts.
+/// That share while plans confirm the rule that there is and processors are busy, so that what plans
+/// take is missing elsewhere: each such plan halves it, down to this.
+const LEAST_BUDGET: f64 = 0.01;
+/// Longest rest that follows from a smaller share than [`BUDGET`].
+const LONGEST_REST: Nanos = Nanos::from_ms(10_000);
+/// Processors are busy if the time that a plan took of one is at most this part of what it took.
+const MOST_IDLE: f64 = 0.5;
+
+/// A plan simulates no more launches than are simulated within the budget in so long.
+const LONGEST: Nanos = Nanos::from_ms(4000);
+
+/// For how long a plan may be made in idle time alone. If that was less than the budget by then, it is
+/// begun once more, in turns of a busy processor; what both take counts.
 const PATIENCE: Nanos = Nanos::from_ms(1000);
+
+/// A device that works for more than this share of the time is busy.
+const BUSY: f64 = 0.5;
+
+/// Such a turn, and the share of all processors that turns take, pauses included.
+const TURN: Nanos = Nanos(250_000);
+const IN_TURNS: f64 = 0.025;
+
+/// Turns of a simulation between two looks at the clock.
+const LOOK_EVERY: u32 = 32;
 
 /// Where all models take microseconds, their device works for less than this share of the time, and no
 /// more are open than fit a batch, a plan would take more than all launches, and nobody waits for long
@@ -30,33 +64,51 @@ const LOOKED_AT: Nanos = Nanos::from_ms(1000);
 const NEEDLESS: Nanos = Nanos::from_ms(100);
 
 /// Makes one plan at a time. Threads are told to stop on drop, and end by themselves.
-#[derive(Default)]
 pub(crate) struct Planner {
-    /// Since when the device has worked for how long.
-    worked: (Time, Nanos),
+    /// That the process may use, when a plan was begun last: to ask the system takes a while.
+    processors: usize,
+    /// Share of all of them that plans take now.
+    share: f64,
+    /// Since when the device has worked for how long; `None` before its first launch.
+    worked: Option<(Time, Nanos)>,
     /// The plan that was asked for has nothing to choose.
     is_needless: bool,
     /// What is being planned, and since when.
     request: Option<(Time, Arc<PlanRequest>)>,
     /// Threads that make that plan, the first in idle time.
     attempts: Vec<Attempt>,
-    /// It was begun once more, or that was tried.
+    /// It is made in turns, from the start or once more, or that was tried.
     is_second: bool,
+}
+
+impl Default for Planner {
+    fn default() -> Self {
+        Self {
+            processors: processors(),
+            share: BUDGET,
+            worked: None,
+            is_needless: false,
+            request: None,
+            attempts: Vec::new(),
+            is_second: false,
+        }
+    }
 }
 
 impl Planner {
     /// The device has worked for so long, in place, up to now.
     pub fn works(&mut self, now: Time, busy: Nanos) {
-        if now.since(self.worked.0) > LOOKED_AT {
-            self.worked = (Time(now.0.saturating_sub(busy.0)), Nanos::ZERO);
-        }
-        self.worked.1 += busy;
+        let worked = self.worked.filter(|w| now.since(w.0) <= LOOKED_AT);
+        let begin = Time(now.0.saturating_sub(busy.0));
+        let (since, so_far) = worked.unwrap_or((begin, Nanos::ZERO));
+        self.worked = Some((since, so_far + busy));
     }
 
     /// Begins a plan. Where there can be no thread for it, the incumbent stays, and where none is
     /// needed, which may be if all models `are_quick`.
-    pub fn start(&mut self, now: Time, request: PlanRequest, are_quick: bool) {
-        let (since, worked) = std::mem::replace(&mut self.worked, (now, Nanos::ZERO));
+    pub fn start(&mut self, now: Time, mut request: PlanRequest, are_quick: bool) {
+        let worked = self.worked.replace((now, Nanos::ZERO));
+        let (since, worked) = worked.unwrap_or_default();
         let least = IDLE * now.since(since).0 as f64;
         self.attempts.clear();
         let batches = request.config.models.iter().map(|m| m.max_batch as usize);
@@ -66,10 +118,14 @@ impl Planner {
             self.request = None;
             return;
         }
+        self.processors = processors();
+        let affordable = of_time(LONGEST, BUDGET, self.processors).0 / PLAN_LAUNCH.0;
+        request.budget = request.budget.min(affordable);
         let request = Arc::new(request);
+        let urgency = Urgency::of(self.processors, worked, now.since(since));
         self.attempts
-            .extend(Attempt::start(request.clone(), Urgency::Idle));
-        self.is_second = false;
+            .extend(Attempt::start(request.clone(), urgency, self.processors));
+        self.is_second = urgency == Urgency::InTurns;
         self.request = Some((now, request));
     }
 
@@ -84,20 +140,44 @@ impl Planner {
         }
         let (since, request) = self.request.as_ref()?;
         let plan = self.attempts.iter().find_map(|a| a.plan.try_recv().ok());
-        if let Some(mut plan) = plan {
-            let spent = |a: &Attempt| a.spent.load(Ordering::Relaxed);
-            plan.rest = rest(Nanos(self.attempts.iter().map(spent).sum()));
+        if let Some((mut plan, took)) = plan {
+            let spent = self.spent();
+            let is_busy = spent.0 as f64 <= MOST_IDLE * took.0 as f64;
+            self.share = match is_busy && confirms(&plan, request) {
+                true => (self.share / 2.0).max(LEAST_BUDGET),
+                false => BUDGET,
+            };
+            let rest = |share| rest(spent, share, self.processors);
+            plan.rest = rest(self.share).min(rest(BUDGET).max(LONGEST_REST));
             self.request = None;
             self.attempts.clear();
             return Some(plan);
         }
-        if !self.is_second && now.since(*since) > PATIENCE {
+        let waited = now.since(*since);
+        let own = of_time(waited, BUDGET, self.processors);
+        if !self.is_second && waited > PATIENCE && self.spent() < own {
             self.is_second = true;
+            let request = request.clone();
             self.attempts
-                .extend(Attempt::start(request.clone(), Urgency::Low));
+                .extend(Attempt::start(request, Urgency::InTurns, self.processors));
         }
         None
     }
+
+    /// What all attempts took.
+    fn spent(&self) -> Nanos {
+        let spent = |a: &Attempt| a.spent.load(Ordering::Relaxed);
+        Nanos(self.attempts.iter().map(spent).sum())
+    }
+}
+
+/// Whether a plan leaves the rule that was there when it was asked for.
+fn confirms(plan: &Plan, request: &PlanRequest) -> bool {
+    let incumbent = request.candidates.first();
+    let cost = |name| plan.costs.iter().find(|c| Some(&c.0) == name).map(|c| c.1);
+    let least = plan.costs.first().map(|c| c.1 as f64);
+    let own = cost(incumbent).map(|c| c as f64 * (1.0 - HYSTERESIS));
+    own.zip(least).is_some_and(|(own, least)| own <= least)
 }
 
 /// When a plan is made.
@@ -105,21 +185,30 @@ impl Planner {
 enum Urgency {
     /// When a processor has nothing else to do.
     Idle,
-    /// As the least urgent, but some.
-    Low,
+    /// As the driver is, but for a short while at a time.
+    InTurns,
 }
 
 impl Urgency {
+    /// How a plan begins where the device has worked for so long of some time.
+    fn of(processors: usize, worked: Nanos, time: Nanos) -> Self {
+        let is_busy = worked.0 as f64 > BUSY * time.0 as f64;
+        match processors == 1 && is_busy {
+            true => Self::InTurns,
+            false => Self::Idle,
+        }
+    }
+
     /// Lets other threads go before the calling one: a plan may come late, the device's threads may
     /// not. Where the system cannot do it, the thread keeps its priority.
     #[cfg(target_os = "linux")]
     fn apply(self) {
         /// Of 19, the least urgent.
         const NICE: i32 = 15;
-        // On Linux a nice value and a policy belong to a thread; without a process it is the
-        // calling one's.
-        let _ = rustix::process::setpriority_process(None, NICE);
         if self == Self::Idle {
+            // On Linux a nice value and a policy belong to a thread; without a process it is the
+            // calling one's.
+            let _ = rustix::process::setpriority_process(None, NICE);
             // A thread with a nice value keeps its processor for a slice of milliseconds when the
             // driver wakes; an idle one is preempted at once.
             let none = libc::sched_param { sched_priority: 0 };
@@ -135,30 +224,32 @@ impl Urgency {
 
 /// A thread that makes one plan.
 struct Attempt {
-    plan: Receiver<Plan>,
+    /// With the time that it took.
+    plan: Receiver<(Plan, Nanos)>,
     stop: Arc<AtomicBool>,
-    /// Nanoseconds of a processor that it took, but for the rule that it simulates just now.
+    /// Nanoseconds of a processor that it took, but for the last few turns of its simulation.
     spent: Arc<AtomicU64>,
 }
 
 impl Attempt {
-    fn start(request: Arc<PlanRequest>, urgency: Urgency) -> Option<Self> {
+    fn start(request: Arc<PlanRequest>, urgency: Urgency, processors: usize) -> Option<Self> {
         let (outbox, plan) = mpsc::channel();
         let stop = Arc::new(AtomicBool::new(false));
         let spent = Arc::new(AtomicU64::new(0));
         let (stopped, told) = (stop.clone(), spent.clone());
         let thread = std::thread::Builder::new().name("lazybatch-plan".into());
+        let clock = Clock::start();
         let work = move || {
             urgency.apply();
-            let start = Spent::start();
+            let pace = Pace::start(urgency, processors, told);
             let is_stopped = || {
-                told.store(start.so_far().0, Ordering::Relaxed);
+                pace.step();
                 stopped.load(Ordering::Relaxed)
             };
             let plan = plan::make(&request, &is_stopped);
-            told.store(start.so_far().0, Ordering::Relaxed);
+            pace.tell();
             // Another attempt may have been faster.
-            drop(outbox.send(plan));
+            drop(outbox.send((plan, clock.now().since(Time::ZERO))));
         };
         // Nobody waits for it: a stopped one ends with the rule that it simulates.
         let started = thread.spawn(work);
@@ -172,10 +263,62 @@ impl Drop for Attempt {
     }
 }
 
+/// Tells what an attempt takes, and makes its pauses.
+struct Pace {
+    start: Spent,
+    told: Arc<AtomicU64>,
+    /// Between two turns, if there are any.
+    pause: Option<Duration>,
+    /// What it may have taken at the end of this one.
+    until: Cell<Nanos>,
+    steps: Cell<u32>,
+}
+
+impl Pace {
+    fn start(urgency: Urgency, processors: usize, told: Arc<AtomicU64>) -> Self {
+        let pause = Duration::from_nanos(rest(TURN, IN_TURNS, processors).0);
+        Self {
+            start: Spent::start(),
+            told,
+            pause: (urgency == Urgency::InTurns).then_some(pause),
+            until: Cell::new(TURN),
+            steps: Cell::new(0),
+        }
+    }
+
+    fn step(&self) {
+        let steps = self.steps.get().wrapping_add(1);
+        self.steps.set(steps);
+        if !steps.is_multiple_of(LOOK_EVERY) {
+            return;
+        }
+        let spent = self.tell();
+        if let Some(pause) = self.pause.filter(|_| spent >= self.until.get()) {
+            self.until.set(spent + TURN);
+            std::thread::park_timeout(pause);
+        }
+    }
+
+    fn tell(&self) -> Nanos {
+        let spent = self.start.so_far();
+        self.told.store(spent.0, Ordering::Relaxed);
+        spent
+    }
+}
+
+/// Processors that the process may use.
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZero::get)
+}
+
+/// How much of a processor is a share of all of them, but no more than one, in a time.
+fn of_time(time: Nanos, share: f64, processors: usize) -> Nanos {
+    Nanos((time.0 as f64 * (share * processors as f64).min(1.0)) as u64)
+}
+
 /// For how long there is no plan behind one that took so much of a processor.
-fn rest(spent: Nanos) -> Nanos {
-    let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
-    let share = (BUDGET * processors as f64).min(1.0);
+fn rest(spent: Nanos, share: f64, processors: usize) -> Nanos {
+    let share = (share * processors as f64).min(1.0);
     Nanos((spent.0 as f64 * (1.0 / share - 1.0)) as u64)
 }
 
@@ -200,12 +343,12 @@ impl Spent {
 }
 
 #[cfg(not(target_os = "linux"))]
-struct Spent(super::threaded::Clock);
+struct Spent(Clock);
 
 #[cfg(not(target_os = "linux"))]
 impl Spent {
     fn start() -> Self {
-        Self(super::threaded::Clock::start())
+        Self(Clock::start())
     }
 
     fn so_far(&self) -> Nanos {
@@ -284,6 +427,71 @@ mod tests {
         assert_eq!(wait(&mut planner, late).costs.len(), 3);
         assert!(planner.attempts.is_empty());
         assert!(planner.poll(late).is_none());
+    }
+
+    #[test]
+    fn a_busy_processor_that_is_the_only_one_is_shared_in_turns() {
+        let ms = Nanos::from_ms;
+        let of = |processors, worked| Urgency::of(processors, ms(worked), ms(100));
+        assert_eq!(of(1, 51), Urgency::InTurns);
+        assert_eq!(of(1, 50), Urgency::Idle);
+        assert_eq!(of(2, 100), Urgency::Idle);
+        // What was before the first launch does not count.
+        let mut planner = Planner::default();
+        planner.works(Time::ZERO + ms(30), ms(4));
+        planner.works(Time::ZERO + ms(35), ms(5));
+        assert_eq!(planner.worked, Some((Time::ZERO + ms(26), ms(9))));
+    }
+
+    #[test]
+    fn plans_that_change_nothing_come_later_where_they_cost_launches() {
+        let mut planner = Planner {
+            processors: 1,
+            ..Planner::default()
+        };
+        let request = Arc::new(request());
+        // Rest behind a plan whose first candidate costs that, another 100, made in a tenth of a
+        // processor or in all of one.
+        let mut rest = |own: u64, spent_ms: u64, is_busy: bool| {
+            let (outbox, plan) = mpsc::channel();
+            let costs = [("join:0", 100), ("front", own)].map(|(n, c)| (n.to_string(), c));
+            let mut costs = costs.to_vec();
+            costs.sort_by_key(|c| c.1);
+            let made = Plan {
+                costs,
+                ..Plan::default()
+            };
+            let spent = Nanos::from_ms(spent_ms);
+            let took = Nanos(spent.0 * if is_busy { 10 } else { 1 });
+            outbox.send((made, took)).unwrap();
+            planner.request = Some((Time::ZERO, request.clone()));
+            planner.attempts = vec![Attempt {
+                plan,
+                stop: Arc::default(),
+                spent: Arc::new(AtomicU64::new(spent.0)),
+            }];
+            let plan = planner.poll(Time::ZERO).expect("it is made");
+            (plan.rest.0 as f64 / spent.0 as f64).round()
+        };
+        assert_eq!(rest(100, 50, false), 19.0, "5 %");
+        assert_eq!(rest(102, 50, true), 39.0, "2.5 %, as 2 % change nothing");
+        assert_eq!(rest(100, 50, true), 79.0);
+        assert_eq!(rest(100, 50, true), 99.0, "1 % at the least");
+        assert_eq!(rest(100, 200, true), 50.0, "10 s at the most");
+        assert_eq!(rest(100, 1000, true), 19.0, "but 5 % at the most");
+        assert_eq!(rest(103, 50, true), 19.0, "another rule is better");
+        assert_eq!(rest(100, 50, true), 39.0);
+        assert_eq!(rest(100, 50, false), 19.0, "in idle time");
+    }
+
+    #[test]
+    fn a_plan_is_no_larger_than_the_processors_have_time_for() {
+        let mut planner = Planner::default();
+        planner.start(Time::ZERO, request(), false);
+        let budget = planner.request.as_ref().map(|r| r.1.budget);
+        // 5 % of each processor for 4 s at a microsecond each, or all of one.
+        let most = 200_000 * processors().min(20) as u64;
+        assert_eq!(budget, Some(most.min(1_000_000)));
     }
 
     #[test]

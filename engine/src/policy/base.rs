@@ -216,7 +216,7 @@ pub(super) struct Base {
     shares: Shares,
     promises: Promises,
     /// Arrivals whose class wants to know at once whether they can be in time.
-    fresh: VecDeque<(ModelId, RequestId)>,
+    fresh: VecDeque<(ModelId, ClassId, RequestId)>,
     /// What the last decision went by.
     weighed: Weighed,
     /// Who else was found too late, and when, the last first: they are demoted one by one.
@@ -271,7 +271,10 @@ impl Policy for Base {
     fn on_arrive(&mut self, _now: Time, request: &Request) {
         self.shares.on_arrive(request);
         self.promises.on_arrive(request);
-        self.fresh.push_back((request.model, request.id));
+        let Request {
+            id, model, class, ..
+        } = *request;
+        self.fresh.push_back((model, class, id));
     }
 
     fn on_end(&mut self, now: Time, ending: &Ending) {
@@ -282,7 +285,7 @@ impl Policy for Base {
     fn on_model(&mut self, model: ModelId, _models: &[ModelSpec]) {
         self.shares.on_model(model);
         self.promises.on_model(model);
-        self.fresh.retain(|(of, _)| *of != model);
+        self.fresh.retain(|(of, ..)| *of != model);
     }
 }
 
@@ -312,15 +315,14 @@ impl Base {
 
     /// One that has just arrived, if its class refuses those that will be late.
     fn refused(&mut self, view: &View<'_>) -> Option<Key> {
-        while let Some((model, id)) = self.fresh.pop_front() {
+        while let Some((model, class, id)) = self.fresh.pop_front() {
+            if self.rule.late(view, class) != Late::Refuse {
+                continue;
+            }
             let Some(key) = view.queue(model).find(id) else {
                 continue;
             };
             let state = view.request(key);
-            let class = state.request.class;
-            if self.rule.late(view, class) != Late::Refuse {
-                continue;
-            }
             let own = self.shares.claim(model, class, state.request.priority);
             let mut ahead = 0;
             let in_time = |f: &&Flow| !f.key.is_late && !f.key.is_delayed;
@@ -431,7 +433,7 @@ impl Base {
                 Gate::Balance(factor) => balances(view, model, factor, max_batch),
             };
             self.weighed = weighed;
-            let room = room.filter(|&room| view.fitting_prefix(model, room) > 0)?;
+            let room = room.filter(|&room| view.is_first_fitting(model, room))?;
             self.pick(view, model, room)
         })
     }

@@ -79,10 +79,13 @@ impl History {
         }
     }
 
-    /// Ids increase, so their order is that of the history.
+    /// Ids increase, so their order is that of the history; most are the one before and one.
     fn position(&self, id: RequestId) -> Option<usize> {
-        let i = self.known.partition_point(|k| k.past.id < id);
-        (self.known.get(i)?.past.id == id).then_some(i)
+        let is_it = |&i: &usize| self.known.get(i).is_some_and(|k| k.past.id == id);
+        let first = self.known.front()?.past.id;
+        let likely = usize::try_from(id.0.checked_sub(first.0)?).ok();
+        let search = || Some(self.known.partition_point(|k| k.past.id < id));
+        likely.filter(is_it).or_else(|| search().filter(is_it))
     }
 
     /// Arrivals since the start.
@@ -287,6 +290,23 @@ mod tests {
         assert_eq!(history.open(Time(10_000_000)), [(1, ms(9)), (3, ms(7))]);
         assert_eq!(history.known[0].output_len, Some(5));
         assert_eq!(history.known[2].output_len, None);
+    }
+
+    #[test]
+    fn requests_are_found_by_id_also_where_some_are_missing() {
+        let mut history = History::default();
+        for i in 10..20 {
+            let mut request = request(i, i, 1);
+            request.model = ModelId((i % 2) as u32);
+            history.on_arrive(&request);
+        }
+        let at = |history: &History, id| history.position(RequestId(id));
+        assert_eq!(at(&history, 10), Some(0));
+        assert_eq!(at(&history, 17), Some(7));
+        assert_eq!([9, 20].map(|id| at(&history, id)), [None; 2]);
+        history.on_model(ModelId(1));
+        assert_eq!(at(&history, 16), Some(3));
+        assert_eq!([13, 9, 20].map(|id| at(&history, id)), [None; 3]);
     }
 
     #[test]

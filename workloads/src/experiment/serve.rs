@@ -1,10 +1,9 @@
 //! One policy over one list of arrivals in real time, on a device.
 //!
 //! Open loop: a generator hands each request in at its scheduled time, whatever the engine does,
-//! and latency counts from that time. The checker runs behind every run. Reads a clock through the
-//! engine only.
+//! and latency counts from that time. The checker judges every run that does not do without. Reads a
+//! clock through the engine only.
 
-use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
@@ -66,6 +65,8 @@ pub struct Serving<'a> {
     /// Keep the outputs until the end; else they are dropped soon after they came, as clients do, and
     /// take no memory that has to be found while requests run.
     pub keeps_outputs: bool,
+    /// The checker judges every event, launch and action, on the thread that issues launches.
+    pub is_checked: bool,
     /// Launches in flight; as many as the device needs if `None`.
     pub depth: Option<u32>,
 }
@@ -86,7 +87,7 @@ pub struct Served {
 
 /// Remembers how requests end and how many decoder passes they took.
 struct Recorder {
-    judge: Judge,
+    judge: Option<Judge>,
     trace: Option<ChromeTrace>,
     decoders: Vec<bool>,
     ended: FxHashMap<RequestId, (Outcome, Option<Time>, Time)>,
@@ -94,10 +95,10 @@ struct Recorder {
 }
 
 impl Recorder {
-    fn new(config: &CoreConfig, trace: bool) -> Self {
+    fn new(config: &CoreConfig, is_checked: bool, trace: bool) -> Self {
         let is_decoder = |r: Repeat| matches!(r, Repeat::UntilStop { .. });
         Self {
-            judge: Judge::new(Checker::new(config, false)),
+            judge: is_checked.then(|| Judge::new(Checker::new(config, false))),
             trace: trace.then(|| ChromeTrace::new(config)),
             decoders: config.models[0]
                 .blocks
@@ -112,14 +113,18 @@ impl Recorder {
 
 impl Observer for Recorder {
     fn on_event(&mut self, now: Time, event: &Event) {
-        self.judge.on_event(now, event);
+        if let Some(judge) = &mut self.judge {
+            judge.on_event(now, event);
+        }
         if let Some(trace) = &mut self.trace {
             trace.on_event(now, event);
         }
     }
 
     fn on_launch(&mut self, now: Time, launch: &Launch) {
-        self.judge.on_launch(now, launch);
+        if let Some(judge) = &mut self.judge {
+            judge.on_launch(now, launch);
+        }
         if let Some(trace) = &mut self.trace {
             trace.on_launch(now, launch);
         }
@@ -131,7 +136,9 @@ impl Observer for Recorder {
     }
 
     fn on_action(&mut self, now: Time, action: &Action) {
-        self.judge.on_action(now, action);
+        if let Some(judge) = &mut self.judge {
+            judge.on_action(now, action);
+        }
         if let Some(trace) = &mut self.trace {
             trace.on_action(now, action);
         }
@@ -143,6 +150,24 @@ impl Observer for Recorder {
         } = action
         {
             self.ended.insert(*request, (*outcome, *first_launch, now));
+        }
+    }
+}
+
+/// Handles that are looked at for each that is added.
+const LOOKS: usize = 4;
+
+/// Drops handles whose requests are over, some at a time from the one at `next` on: in overload some
+/// wait for long, and what came of those behind them would be kept meanwhile.
+fn drop_ended(handles: &mut Vec<Handle>, next: &mut usize) {
+    for _ in 0..LOOKS {
+        if *next >= handles.len() {
+            *next = 0;
+        }
+        match handles.get_mut(*next).map(has_ended) {
+            Some(true) => drop(handles.swap_remove(*next)),
+            Some(false) => *next += 1,
+            None => return,
         }
     }
 }
@@ -177,7 +202,11 @@ impl Serving<'_> {
         let classes = self.classes.iter().cloned();
         let builder = classes.fold(builder, |b, class| b.class(class));
         let config = builder.core_config(lanes).map_err(|e| bad(&e))?;
-        let recorder = Arc::new(Mutex::new(Recorder::new(&config, self.trace)));
+        let recorder = Arc::new(Mutex::new(Recorder::new(
+            &config,
+            self.is_checked,
+            self.trace,
+        )));
         let engine = builder
             .observer(recorder.clone(), false)
             .build()
@@ -185,7 +214,7 @@ impl Serving<'_> {
 
         // The driver thread is up and the first arrivals are not late.
         let start = engine.now() + Nanos::from_ms(20);
-        let mut handles = VecDeque::new();
+        let (mut handles, mut next) = (Vec::new(), 0);
         for call in calls {
             let at = Time(start.0 + call.at.0);
             wait_until(&engine, at);
@@ -200,13 +229,13 @@ impl Serving<'_> {
                 ..Options::default()
             };
             let inputs = self.pool[call.item].inputs.clone();
-            handles.push_back(
+            handles.push(
                 engine
                     .try_submit(self.model, inputs, options)
                     .map_err(|e| bad(&e))?,
             );
-            while !self.keeps_outputs && handles.front_mut().is_some_and(has_ended) {
-                handles.pop_front();
+            if !self.keeps_outputs {
+                drop_ended(&mut handles, &mut next);
             }
         }
         let num_ended = || recorder.lock().expect("no holder panics").ended.len();
@@ -235,9 +264,11 @@ impl Serving<'_> {
         engine.drain_blocking();
         let recorder = std::mem::replace(
             &mut *recorder.lock().expect("no holder panics"),
-            Recorder::new(&config, false),
+            Recorder::new(&config, false, false),
         );
-        recorder.judge.finish().map_err(|v| bad(&v))?;
+        if let Some(judge) = recorder.judge {
+            judge.finish().map_err(|v| bad(&v))?;
+        }
         let decisions = self.timing.then(|| {
             stats_before
                 .decision_ns
@@ -347,6 +378,7 @@ impl Serving<'_> {
             timing: false,
             trace: false,
             keeps_outputs: true,
+            is_checked: self.is_checked,
             depth: self.depth,
         };
         patient.run(policy, &calls)

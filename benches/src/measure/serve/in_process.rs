@@ -191,6 +191,8 @@ fn served(
         timing: false,
         trace: false,
         keeps_outputs: false,
+        // The rivals check nothing.
+        is_checked: false,
         depth: None,
     };
     let call = |(i, at): (usize, &Duration)| Call {
