@@ -7,7 +7,7 @@
 
 use lazybatch_sla::{ModelId, OutputLen, Progress};
 
-use crate::core::{Ending, Request, View};
+use crate::core::{Ending, ModelSpec, Request, View};
 
 /// What was seen of a model, and what follows.
 #[derive(Clone, Debug, Default)]
@@ -53,7 +53,7 @@ impl Sizes {
     pub fn knee(&mut self, view: &View<'_>, model: ModelId, share: f64) -> u32 {
         let seen = self.seen(model);
         if seen.shares.is_empty() || seen.num >= 2 * seen.computed_at.max(1) {
-            seen.shares = seen.shares(view, model);
+            seen.shares = seen.shares(view.model(model));
             seen.computed_at = seen.num;
         }
         1 + seen.shares.iter().position(|&s| s >= share).unwrap_or(0) as u32
@@ -68,8 +68,8 @@ impl Sizes {
 }
 
 impl Seen {
-    fn shares(&self, view: &View<'_>, model: ModelId) -> Vec<f64> {
-        let spec = view.model(model);
+    /// Throughput at each batch size from 1 up, as a share of the highest.
+    fn shares(&self, spec: &ModelSpec) -> Vec<f64> {
         let input_len = self.input_lens.div_ceil(self.num.max(1)).max(1);
         let output_len = match self.num_ended {
             0 => OutputLen::known(spec.output_len_p90).predict(),
@@ -89,5 +89,55 @@ impl Seen {
         let all: Vec<f64> = (1..=spec.max_batch).map(throughput).collect();
         let most = all.iter().copied().fold(0.0, f64::max);
         all.into_iter().map(|t| t / most).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lazybatch_sla::Profile;
+
+    /// A loop over the input whose passes take as long for four as for one, behind a block whose
+    /// time is in proportion to the batch.
+    fn spec() -> ModelSpec {
+        let block = |name: &str, repeat: &str, four: u32| {
+            format!(
+                r#"{{"name":"{name}","repeat":"{repeat}","nodes":
+                [{{"name":"n","by":"members","latency_us":[[1,100],[4,{four}]]}}]}}"#
+            )
+        };
+        let blocks = [block("a", "once", 400), block("b", "per_input_step", 100)];
+        let text = format!(
+            r#"{{"format":"lazybatch-profile/1","device":"d","copy_gbps":1.0,"dispatch_us":0,
+                "models":[{{"name":"m","max_batch":4,"output_len_p90":1,"blocks":[{}]}}]}}"#,
+            blocks.join(",")
+        );
+        let profile = Profile::parse("test", &text).unwrap();
+        ModelSpec::from_profile(&profile, &profile.models[0], 1, 100)
+    }
+
+    #[test]
+    fn shares_are_those_of_mean_lengths() {
+        let shares = |num, input_lens| {
+            let seen = Seen {
+                num,
+                input_lens,
+                ..Seen::default()
+            };
+            seen.shares(&spec())
+        };
+        // One at a time of 4 in 500 us, or 200 us each.
+        let one_step = shares(2, 2);
+        assert!(
+            (one_step[0] - (1.0 / 200.0) / (4.0 / 500.0)).abs() < 1e-9,
+            "{one_step:?}"
+        );
+        // With 19 steps batches bring nearly all that they can: 4 in 2300 us, or 2000 us each.
+        let many_steps = shares(2, 38);
+        assert!(
+            (many_steps[0] - (1.0 / 2000.0) / (4.0 / 2300.0)).abs() < 1e-9,
+            "{many_steps:?}"
+        );
+        assert_eq!([one_step[3], many_steps[3]], [1.0, 1.0]);
     }
 }
