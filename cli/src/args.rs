@@ -57,6 +57,13 @@ fn threads(text: &str) -> Result<usize, String> {
         .ok_or_else(|| format!("expected 1 to 1024 threads, got {text}"))
 }
 
+fn draws(text: &str) -> Result<u32, String> {
+    text.parse()
+        .ok()
+        .filter(|n| (1..=1000).contains(n))
+        .ok_or_else(|| format!("expected 1 to 1000 draws, got {text}"))
+}
+
 fn seeds(text: &str) -> Result<Range<u64>, String> {
     let bounds = text.split_once("..").and_then(|(from, to)| {
         let bounds = from.parse::<u64>().ok()?..to.parse::<u64>().ok()?;
@@ -406,6 +413,9 @@ pub struct GeneraliseArgs {
     /// Seeds of the cases, TO left out: 0..100 are for development, 1000..1200 for the final table
     #[arg(long, value_name = "FROM..TO", default_value = "0..100", allow_negative_numbers = true, value_parser = seeds)]
     pub seeds: Range<u64>,
+    /// Sets of arrivals for each case; figures are means over them, with paired standard errors
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = draws)]
+    pub draws: u32,
     /// Policies, separated by commas; `oracle` and adaptive's own rules (front, join, balance,
     /// sharing) are shown, but the judged policy is not compared with them
     #[arg(

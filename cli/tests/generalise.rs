@@ -44,18 +44,24 @@ fn a_written_case_is_what_was_simulated() {
     let place = Place::new();
     std::fs::create_dir(place.path("cases")).unwrap();
     place.succeed(
-        "generalise --seeds 5..6 --policies greedy,lazy --judge lazy --json a.jsonl --cases cases",
+        "generalise --seeds 5..6 --draws 2 --policies greedy,lazy --judge lazy --json a.jsonl \
+         --cases cases",
     );
-    place.succeed(
-        "simulate --profile cases/5.profile.json --arrivals cases/5.arrivals.csv \
-         --policies greedy,lazy --json s.json",
-    );
-    let case = &lines(&place.read("a.jsonl"))[1];
-    let runs = &place.json("s.json")["runs"];
+    let runs = ["5", "5.1"].map(|draw| {
+        place.succeed(&format!(
+            "simulate --profile cases/5.profile.json --arrivals cases/{draw}.arrivals.csv \
+             --policies greedy,lazy --json {draw}.json"
+        ));
+        place.json(&format!("{draw}.json"))["runs"].clone()
+    });
+    let lines = lines(&place.read("a.jsonl"));
+    assert_eq!(lines[0]["draws"], 2);
     for i in 0..2 {
         for key in ["mean_ms", "p99_ms", "violation_rate"] {
             // Arrival files have whole nanoseconds, so the runs are the same.
-            assert_eq!(case["policies"][i][key], runs[i][key], "{key}");
+            let of = |run: &Value| run[i][key].as_f64().unwrap();
+            let mean = (of(&runs[0]) + of(&runs[1])) / 2.0;
+            assert_eq!(lines[1]["policies"][i][key], mean, "{key}");
         }
     }
 }
@@ -66,6 +72,7 @@ fn wrong_usage_is_refused() {
     for (arguments, parts) in [
         ("--seeds 5..5", ["--seeds", "FROM..TO", "5..5"]),
         ("--seeds 5", ["--seeds", "FROM..TO", "got 5"]),
+        ("--draws 0", ["--draws", "1 to 1000", "got 0"]),
         ("--seeds 0..200000", ["--seeds", "at most 100000", "200000"]),
         (
             "--policies greedi,adaptive",

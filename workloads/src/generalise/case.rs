@@ -144,14 +144,17 @@ impl Case {
         }
     }
 
-    /// The arrivals, sorted by time.
+    /// The arrivals of a draw, from 0, sorted by time: as many each time, of the same process and
+    /// lengths, independent of those of other draws.
     ///
     /// # Errors
     /// As [`Workload::generate`].
-    pub fn arrivals(&self) -> Result<Vec<Arrival>> {
+    pub fn arrivals(&self, draw: u32) -> Result<Vec<Arrival>> {
         let stream = Stream::new(MODEL, self.process.clone(), self.lengths.clone());
         let limit = Limit::Requests(self.num_requests);
-        Workload::single(stream, limit).generate(self.seed)
+        // An odd constant, 2^64 over the golden ratio: no draw has the seed of a case nearby.
+        let seed = u64::from(draw).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        Workload::single(stream, limit).generate(self.seed.wrapping_add(seed))
     }
 
     /// The model.
@@ -455,7 +458,11 @@ mod tests {
         for seed in [0, 7, 1000] {
             let (a, b) = (Case::new(seed), Case::new(seed));
             assert_eq!(a.profile.to_json(), b.profile.to_json());
-            assert_eq!(a.arrivals().unwrap(), b.arrivals().unwrap());
+            for draw in 0..3 {
+                assert_eq!(a.arrivals(draw).unwrap(), b.arrivals(draw).unwrap());
+            }
+            assert_ne!(a.arrivals(0).unwrap(), a.arrivals(1).unwrap());
+            assert_ne!(a.arrivals(1).unwrap(), a.arrivals(2).unwrap());
             let other = Case::new(seed + 1);
             assert_ne!(a.profile.to_json(), other.profile.to_json());
         }

@@ -19,6 +19,9 @@ pub struct Header {
     pub from: u64,
     /// One past the last seed.
     pub to: u64,
+    /// Sets of arrivals of each case.
+    #[serde(default = "one")]
+    pub draws: u32,
     /// The policies.
     pub policies: Vec<String>,
     /// The judged one.
@@ -31,6 +34,7 @@ pub struct Header {
 /// Never: every field has a JSON form.
 pub fn text(
     seeds: &Range<u64>,
+    draws: u32,
     policies: &[String],
     results: &[CaseResult],
     summary: &Summary,
@@ -39,6 +43,7 @@ pub fn text(
         format: FORMAT.into(),
         from: seeds.start,
         to: seeds.end,
+        draws,
         policies: policies.to_vec(),
         judge: summary.judge.clone(),
     };
@@ -46,6 +51,10 @@ pub fn text(
     lines.extend(results.iter().map(json));
     lines.push(json(&serde_json::json!({ "summary": summary })));
     lines.join("\n") + "\n"
+}
+
+fn one() -> u32 {
+    1
 }
 
 fn json(value: &impl Serialize) -> String {
@@ -63,10 +72,10 @@ mod tests {
         let results = [result(5, "adaptive", &rows), result(6, "adaptive", &rows)];
         let summary = Summary::new("adaptive", &results);
         let policies = ["greedy".to_owned(), "adaptive".to_owned()];
-        let text = text(&(5..7), &policies, &results, &summary);
+        let text = text(&(5..7), 3, &policies, &results, &summary);
         let lines: Vec<&str> = text.lines().collect();
         let header: Header = serde_json::from_str(lines[0]).unwrap();
-        assert_eq!((header.from, header.to), (5, 7));
+        assert_eq!((header.from, header.to, header.draws), (5, 7, 3));
         for (line, want) in lines[1..3].iter().zip(&results) {
             let got: CaseResult = serde_json::from_str(line).unwrap();
             assert_eq!(got, *want);

@@ -14,7 +14,8 @@ use crate::arrivals::Arrival;
 use crate::error::{Error, Result};
 use crate::experiment::{Detail, Simulation};
 use crate::results::RunResult;
-use crate::sweep::points::{SUSTAINED_GROWTH, is_online, name};
+use crate::sweep::judge::ERRORS;
+use crate::sweep::points::{SUSTAINED_GROWTH, is_online, name, paired};
 use crate::sweep::score::{backlog_growth, objective_ms};
 
 /// Rules that `adaptive` chooses from: shown, never compared against, as they are parts of it.
@@ -81,7 +82,7 @@ impl Facts {
     }
 }
 
-/// One policy on a case.
+/// One policy on a case: means over the draws of arrivals.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Standing {
     /// The policy.
@@ -100,6 +101,37 @@ pub struct Standing {
     pub mean_batch: f64,
     /// Share of the arrivals that piled up.
     pub backlog_growth: f64,
+    /// J of each draw, milliseconds; empty if there is one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub j_by_draw: Vec<f64>,
+    /// Goodput of each draw; empty if there is one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub goodput_by_draw: Vec<f64>,
+}
+
+impl Standing {
+    /// Means over draws of one policy; `draws` is not empty.
+    fn over(draws: &[Standing]) -> Self {
+        if let [only] = draws {
+            return only.clone();
+        }
+        let mean = |of: fn(&Standing) -> f64| {
+            let sum: f64 = draws.iter().map(of).sum();
+            sum / draws.len() as f64
+        };
+        Self {
+            policy: draws[0].policy.clone(),
+            j_ms: mean(|s| s.j_ms),
+            mean_ms: mean(|s| s.mean_ms),
+            p99_ms: mean(|s| s.p99_ms),
+            violation_rate: mean(|s| s.violation_rate),
+            goodput_rps: mean(|s| s.goodput_rps),
+            mean_batch: mean(|s| s.mean_batch),
+            backlog_growth: mean(|s| s.backlog_growth),
+            j_by_draw: draws.iter().map(|s| s.j_ms).collect(),
+            goodput_by_draw: draws.iter().map(|s| s.goodput_rps).collect(),
+        }
+    }
 }
 
 /// What a case is judged by where the rule of sweeps is followed.
@@ -125,9 +157,15 @@ pub struct CaseResult {
     pub best_other: String,
     /// J of the judged policy over that of the best other.
     pub ratio: f64,
+    /// Paired standard error of that, over the draws; 0 if there is one.
+    #[serde(default)]
+    pub ratio_se: f64,
     /// Goodput of the judged policy over the highest of those that it is compared with; 1 where
     /// none has any.
     pub goodput_ratio: f64,
+    /// Paired standard error of that, over the draws; 0 if there is one.
+    #[serde(default)]
+    pub goodput_ratio_se: f64,
     /// The policies, in the order asked for.
     pub policies: Vec<Standing>,
 }
@@ -138,12 +176,18 @@ impl CaseResult {
         self.ratio <= 1.0 + TOLERANCE
     }
 
-    /// The same by the rule of sweeps: in J where the case is stable, in goodput beyond capacity.
+    /// The same by the rule of sweeps: in J where the case is stable, in goodput beyond capacity;
+    /// where there are several draws, two paired standard errors pass as well.
     pub fn is_within_by_rule(&self) -> bool {
-        match self.judged_by {
-            JudgedBy::J => self.is_within(),
-            JudgedBy::Goodput => self.goodput_ratio >= 1.0 - GOODPUT_TOLERANCE,
-        }
+        let (behind, tolerance, se) = match self.judged_by {
+            JudgedBy::J => (self.ratio - 1.0, TOLERANCE, self.ratio_se),
+            JudgedBy::Goodput => (
+                1.0 - self.goodput_ratio,
+                GOODPUT_TOLERANCE,
+                self.goodput_ratio_se,
+            ),
+        };
+        behind <= tolerance.max(ERRORS * se)
     }
 
     /// A policy.
@@ -157,7 +201,12 @@ impl CaseResult {
         let best = best.expect("checked: there is another online policy");
         let own = policies.iter().find(|s| s.policy == judge);
         let own = own.expect("checked: the judged policy runs");
-        let goodput = others().map(|s| s.goodput_rps).fold(0.0, f64::max);
+        let most = others().max_by(|a, b| a.goodput_rps.total_cmp(&b.goodput_rps));
+        let most = most.expect("checked: there is another online policy");
+        let error = |of: fn(&Standing) -> &Vec<f64>, other: &Standing, unit: f64| match unit > 0.0 {
+            true => paired(of(own), of(other)).1 / unit,
+            false => 0.0,
+        };
         let mut online = policies.iter().filter(|s| is_online(&s.policy));
         let stable = online.any(|s| s.backlog_growth <= SUSTAINED_GROWTH);
         Self {
@@ -169,7 +218,9 @@ impl CaseResult {
             },
             best_other: best.policy.clone(),
             ratio: over(own.j_ms, best.j_ms),
-            goodput_ratio: over(own.goodput_rps, goodput),
+            ratio_se: error(|s| &s.j_by_draw, best, best.j_ms),
+            goodput_ratio: over(own.goodput_rps, most.goodput_rps),
+            goodput_ratio_se: error(|s| &s.goodput_by_draw, most, most.goodput_rps),
             policies,
         }
     }
@@ -209,13 +260,15 @@ pub fn check(seeds: &Range<u64>, policies: &[String], judge: &str) -> Result<()>
     Ok(())
 }
 
-/// Simulates `policies` on the cases of `seeds`, in the order of seeds. `threads` is the number of
-/// threads, all cores if absent; `tick` is called after each simulation.
+/// Simulates `policies` on the cases of `seeds`, in the order of seeds, each under `draws` (at least
+/// one) sets of its arrivals. `threads` is the number of threads, all cores if absent; `tick` is
+/// called after each simulation.
 ///
 /// # Errors
 /// As [`check`]; a simulation in which the checker finds a broken rule.
 pub fn run(
     seeds: Range<u64>,
+    draws: u32,
     policies: &[String],
     judge: &str,
     threads: Option<usize>,
@@ -227,25 +280,31 @@ pub fn run(
         pool = pool.num_threads(threads);
     }
     let pool = pool.build().map_err(|e| Error::run("threads", e))?;
-    let of_seed = |seed| run_case(&Case::new(seed), policies, judge, tick);
+    let of_seed = |seed| run_case(&Case::new(seed), draws, policies, judge, tick);
     pool.install(|| seeds.into_par_iter().map(of_seed).collect())
 }
 
-/// Simulates `policies`, which [`check`] accepts, on one case.
+/// Simulates `policies`, which [`check`] accepts, on one case under `draws` sets of its arrivals.
 ///
 /// # Errors
 /// A simulation in which the checker finds a broken rule.
 pub fn run_case(
     case: &Case,
+    draws: u32,
     policies: &[String],
     judge: &str,
     tick: &(dyn Fn() + Sync),
 ) -> Result<CaseResult> {
-    let arrivals = case.arrivals()?;
+    let arrivals: Result<Vec<_>> = (0..draws).map(|d| case.arrivals(d)).collect();
+    let arrivals = arrivals?;
     let one = |spec: &String| {
-        let standing = simulate(case, &arrivals, spec);
-        tick();
-        standing.map_err(|e| Error::run(format!("case of seed {}", case.seed), e))
+        let draw = |arrivals: &Vec<Arrival>| {
+            let standing = simulate(case, arrivals, spec);
+            tick();
+            standing.map_err(|e| Error::run(format!("case of seed {}", case.seed), e))
+        };
+        let draws: Result<Vec<Standing>> = arrivals.par_iter().map(draw).collect();
+        Ok(Standing::over(&draws?))
     };
     let policies: Result<Vec<Standing>> = policies.par_iter().map(one).collect();
     Ok(CaseResult::new(case, judge, policies?))
@@ -276,6 +335,8 @@ fn simulate(case: &Case, arrivals: &[Arrival], spec: &str) -> Result<Standing> {
         goodput_rps: row.goodput_rps,
         mean_batch: row.mean_batch,
         backlog_growth: backlog_growth(requests),
+        j_by_draw: Vec::new(),
+        goodput_by_draw: Vec::new(),
     })
 }
 
@@ -303,6 +364,8 @@ pub(crate) mod tests {
             goodput_rps,
             mean_batch: 1.0,
             backlog_growth: if goodput_rps > 0.0 { 0.0 } else { 0.5 },
+            j_by_draw: Vec::new(),
+            goodput_by_draw: Vec::new(),
         };
         CaseResult::new(&Case::new(seed), judge, rows.iter().map(standing).collect())
     }
@@ -344,6 +407,35 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn several_draws_are_judged_by_their_means_and_paired_errors() {
+        let draw = |policy: &str, j_ms: f64, goodput_rps: f64| {
+            let rows = [(policy, j_ms, goodput_rps), ("lazy", 100.0, 0.1)];
+            result(1, policy, &rows).policies.remove(0)
+        };
+        let own = [("adaptive", 11.0, 45.0), ("adaptive", 14.0, 40.0)];
+        let other = [("greedy", 10.0, 50.0), ("greedy", 12.0, 42.0)];
+        let mean = |rows: &[(&str, f64, f64)]| {
+            let draws: Vec<Standing> = rows.iter().map(|&(p, j, g)| draw(p, j, g)).collect();
+            Standing::over(&draws)
+        };
+        let mut result = CaseResult::new(&Case::new(1), "adaptive", vec![mean(&own), mean(&other)]);
+        // J: 12.5 over 11; differences 1 and 2: deviation 1/sqrt 2, error 1/2 of J 11.
+        assert!((result.ratio - 12.5 / 11.0).abs() < 1e-12);
+        assert!((result.ratio_se - 0.5 / 11.0).abs() < 1e-12);
+        // Goodput: 42.5 over 46; differences 5 and 2: deviation 3/sqrt 2, error 3/2 of 46.
+        assert!((result.goodput_ratio - 42.5 / 46.0).abs() < 1e-12);
+        assert!((result.goodput_ratio_se - 1.5 / 46.0).abs() < 1e-12);
+        // 13.6 % behind with errors of 4.5 %; 7.6 % behind with errors of 3.3 %.
+        assert!(!result.is_within() && !result.is_within_by_rule());
+        result.ratio_se = 0.07;
+        assert!(!result.is_within() && result.is_within_by_rule());
+        result.judged_by = JudgedBy::Goodput;
+        assert!(!result.is_within_by_rule());
+        result.goodput_ratio_se = 0.04;
+        assert!(result.is_within_by_rule());
+    }
+
+    #[test]
     fn what_cannot_be_compared_is_refused() {
         for (seeds, policies, judge, part) in [
             (3..3, "greedy,adaptive", "adaptive", "3..3"),
@@ -361,9 +453,17 @@ pub(crate) mod tests {
     #[test]
     fn results_depend_neither_on_threads_nor_on_the_other_seeds() {
         let policies = specs("greedy,continuous,oracle,adaptive");
-        let ran = |seeds, threads| run(seeds, &policies, "adaptive", Some(threads), &|| {});
-        let three = ran(20..23, 2).unwrap();
-        assert_eq!(three[1..2], ran(21..22, 1).unwrap());
+        let ran =
+            |seeds, draws, threads| run(seeds, draws, &policies, "adaptive", Some(threads), &|| {});
+        let three = ran(20..23, 1, 2).unwrap();
+        assert_eq!(three[1..2], ran(21..22, 1, 1).unwrap());
+        let drawn = ran(21..22, 2, 2).unwrap().remove(0);
+        for (s, alone) in drawn.policies.iter().zip(&three[1].policies) {
+            // The first draw is the only one of the run with one.
+            assert_eq!(s.j_by_draw[0], alone.j_ms);
+            assert_ne!(s.j_by_draw[0], s.j_by_draw[1]);
+            assert_eq!(s.j_ms, s.j_by_draw.iter().sum::<f64>() / 2.0);
+        }
         let seeds: Vec<u64> = three.iter().map(|r| r.case.seed).collect();
         assert_eq!(seeds, [20, 21, 22]);
         for result in &three {

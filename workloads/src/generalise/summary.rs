@@ -21,7 +21,8 @@ pub struct Group {
     /// Of them those with J at most 5 % above the best other policy's.
     pub within: usize,
     /// Of them those that the rule of sweeps accepts: J likewise where a case is stable, beyond
-    /// capacity goodput at most 2 % below the highest of the others.
+    /// capacity goodput at most 2 % below the highest of the others; where there are several
+    /// draws, two paired standard errors pass as well.
     #[serde(default)]
     pub within_by_rule: usize,
     /// Geometric mean over them of J over the best other policy's.
@@ -76,8 +77,9 @@ impl Summary {
         let table = Table {
             caption: format!(
                 "{}: share of cases with J at most {:.0} % above the best other policy's; by rule: the \
-                 same where stable, beyond capacity goodput at most {:.0} % below the highest; \
-                 geometric mean of J over the best other's, and of the others' J over its own",
+                 same where stable, beyond capacity goodput at most {:.0} % below the highest, or two \
+                 paired standard errors; geometric mean of J over the best other's, and of the \
+                 others' J over its own",
                 self.judge,
                 100.0 * TOLERANCE,
                 100.0 * GOODPUT_TOLERANCE
