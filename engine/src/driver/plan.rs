@@ -18,8 +18,6 @@ use crate::policy;
 const MIN_ARRIVALS: usize = 1536;
 /// Most open requests that wait at the start; of more, each n-th does.
 const MOST_OPEN: usize = 384;
-/// Arrivals that say whether load is beyond capacity.
-const ENOUGH: usize = 128;
 /// Most arrivals of the part that all candidates see.
 const SHORT: usize = 768;
 /// Most arrivals that measure what an arrival takes, and that a candidate is judged by at the
@@ -30,14 +28,8 @@ const SHORT_SHARE: u64 = 40;
 /// Gaps of a past that is repeated are scaled by these, in turn: a rate that is known from few
 /// arrivals may as well be a little higher or lower.
 const PACES: [f64; 3] = [1.0, 0.85, 1.15];
-/// The backlog is taken to grow from the arrival behind one in so many on.
-const WARM_UP: usize = 3;
 /// Candidates dearer than this times the best of the short part are dropped.
 const NEAR: f64 = 1.4;
-/// Growth of the backlog, as a share of arrivals, from which on load is beyond capacity.
-const OVERLOAD: f64 = 0.3;
-/// What a missed deadline costs in addition then, as a multiple of its SLA target.
-const OVERLOAD_WEIGHT: f64 = 30.0;
 
 /// Simulates. It asks again and again whether to stop, and does so between two candidates; a plan that
 /// was stopped is empty.
@@ -62,13 +54,10 @@ pub fn make(request: &PlanRequest, stopped: &dyn Fn() -> bool) -> Plan {
         let names = names.iter().filter(|_| !stopped());
         let trials: Vec<Trial> = names
             .filter_map(|name| Some((name, run(request, name, arrivals, stopped)?)))
-            .map(|(name, ran)| Trial::new(request, name, &offered, arrivals.len(), &ran))
+            .map(|(name, ran)| Trial::new(request, name, &offered, &ran))
             .collect();
         launches += trials.iter().map(|t| t.launches).sum::<u64>();
-        match request.arrivals.len() >= ENOUGH {
-            true => judge(trials),
-            false => trials,
-        }
+        trials
     };
     let names: Vec<&String> = request.candidates.iter().collect();
     let mut kept;
@@ -104,31 +93,16 @@ struct Trial {
     launches: u64,
     /// Mean cost of a request: latency plus weighted misses, in nanoseconds.
     cost: f64,
-    /// Mean cost of missed deadlines alone, unweighted.
-    missed: f64,
-    /// Growth of the backlog, as a share of the arrivals meanwhile.
-    growth: f64,
 }
 
 impl Trial {
-    /// Of a candidate that ran over the first `num` of those offered.
-    fn new(plan: &PlanRequest, name: &str, offered: &Offered, num: usize, ran: &Ran) -> Self {
+    /// Of a candidate that ran over some of those offered.
+    fn new(plan: &PlanRequest, name: &str, offered: &Offered, ran: &Ran) -> Self {
         let Offered { arrivals, waited } = offered;
-        let open_at = |i: usize| {
-            let now = arrivals[i].request.arrival;
-            let ended = |e: &&virtual_time::Ended| e.id.index() < i && e.finish > now;
-            ran.ended.iter().filter(ended).count() as f64
-        };
-        // Over the past itself: repeated at other paces it says nothing of capacity.
-        let last = num.min(waited.len() + plan.arrivals.len()) - 1;
-        let first = waited.len() + last.saturating_sub(waited.len()) / WARM_UP;
-        let meanwhile = last.saturating_sub(first).max(1) as f64;
         let mut trial = Self {
             name: name.to_string(),
             launches: ran.launches,
             cost: 0.0,
-            missed: 0.0,
-            growth: (open_at(last) - open_at(first.min(last))) / meanwhile,
         };
         let num = ran.ended.len().max(1) as f64;
         for e in &ran.ended {
@@ -139,7 +113,6 @@ impl Trial {
             if let Some(sla) = request.sla.map(|s| (before + s).0 as f64) {
                 let refused = !e.outcome.is_completed();
                 if refused || latency > sla {
-                    trial.missed += weight * sla;
                     trial.cost += weight * plan.miss_weight * sla;
                 }
                 if refused {
@@ -150,18 +123,6 @@ impl Trial {
         }
         trial
     }
-}
-
-/// Beyond capacity latencies grow for as long as one looks, and all that can be had is requests in
-/// time: where the backlog grows under every candidate, misses count for more.
-fn judge(mut trials: Vec<Trial>) -> Vec<Trial> {
-    let growth = trials.iter().map(|t| t.growth);
-    if growth.fold(f64::INFINITY, f64::min) > OVERLOAD {
-        for trial in &mut trials {
-            trial.cost += OVERLOAD_WEIGHT * trial.missed;
-        }
-    }
-    trials
 }
 
 /// Requests to simulate.

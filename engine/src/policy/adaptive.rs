@@ -115,24 +115,21 @@ const CORRECTION_CLIP: f64 = 4.0;
 
 /// Rules for models without loops, the first to start with.
 const STATIC_RULES: &[&str] = &[
-    "join:1",
     "front",
-    "join:0",
-    "join:4",
     "join:1/cap95",
-    "front:cap90",
-    "front:cap75",
+    "sharing:2/6/1/cap97",
+    "join:1",
+    "join:0",
+    "join:1/cap90",
 ];
 /// Rules for models with loops, the first to start with.
 const LOOP_RULES: &[&str] = &[
-    "sharing:2/3/1",
-    "sharing:1/6/1",
-    "sharing:1/1/1",
+    "sharing:2/6/2/cap95",
+    "sharing:2/10/1/cap90",
+    "sharing:2/6/1",
     "sharing:1/1/0.1",
     "balance:2",
-    "join:4",
     "join:4/cap90",
-    "sharing:2/3/1/cap90",
 ];
 
 /// Policies that are compared with the base rules where nothing but latency and one target count.
