@@ -24,6 +24,7 @@ use super::profile::measure;
 use crate::args::CpuArgs;
 use crate::failure::BadInput;
 use crate::gpus;
+use crate::huge;
 use crate::models::{self, DeviceKind, Model};
 use crate::output;
 use crate::serve_args::{ControlMode, LogFormat, ServeArgs};
@@ -47,6 +48,10 @@ pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
     };
     let lines = lines.with_filter(filter_fn(move |line| wanted.wants(line)));
     tracing_subscriber::registry().with(lines).try_init()?;
+    if !args.no_huge_code {
+        let bytes = huge::move_code();
+        tracing::debug!(bytes, "code on huge pages");
+    }
     let host = Arc::new(Served {
         kind,
         cpu: args.cpu.clone(),
