@@ -125,7 +125,7 @@ mod tests {
             assert!((now, until) == (start, end) && rest.contains('/'));
             return;
         }
-        assert!(moved % (2 << 20) == 0 && moved <= end - start);
+        assert!(moved.is_multiple_of(2 << 20) && moved <= end - start);
         let first = start.next_multiple_of(2 << 20);
         let after = maps();
         let (now, until, rest) = sys::mapping(&after, first).unwrap();
