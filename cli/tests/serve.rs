@@ -321,7 +321,10 @@ fn code_lies_on_huge_pages_unless_it_is_to_stay() {
         let code = code_of(&server);
         let moved: Vec<_> = code.iter().filter(|c| !is_of_a_file(c)).collect();
         assert!(moved.iter().any(|c| c.0 >= 2 << 20), "{code:?}");
-        assert!(moved.iter().all(|c| c.0 % (2 << 20) == 0), "{code:?}");
+        assert!(
+            moved.iter().all(|c| c.0.is_multiple_of(2 << 20)),
+            "{code:?}"
+        );
         assert_eq!(server.get("/v2", "none"), "200");
     } else {
         println!("not run: this system has no huge pages for code");
