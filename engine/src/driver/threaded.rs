@@ -56,6 +56,9 @@ impl Clock {
     }
 }
 
+/// What is called before a launch.
+pub type BeforeLaunch = Box<dyn FnMut(&Clock) + Send>;
+
 /// Where answers go.
 pub(crate) enum Reply {
     /// All outputs at the end.
@@ -231,7 +234,7 @@ pub(crate) struct Driver {
     /// Explains requests that ask for it.
     pub on_request: Option<OnRequest>,
     /// Called before this thread issues a launch.
-    pub before_launches: Option<Box<dyn FnMut(&Clock) + Send>>,
+    pub before_launches: Option<BeforeLaunch>,
     /// Told to those who watch.
     pub tape: Arc<Tape>,
     pub state: DriverState,
