@@ -7,6 +7,7 @@ mod args;
 mod commands;
 mod failure;
 mod gpus;
+mod huge;
 mod layers;
 mod models;
 mod output;

@@ -104,6 +104,9 @@ pub struct ServeArgs {
     /// Do not show what the engine does on a page at `/` of HTTP
     #[arg(long)]
     pub no_dashboard: bool,
+    /// Leave the program's code on the pages of its file, for profilers that go by them
+    #[arg(long)]
+    pub no_huge_code: bool,
     /// How long calls may go on behind SIGTERM, in seconds
     #[arg(long, default_value = "30", value_name = "SECONDS", allow_negative_numbers = true, value_parser = positive)]
     pub drain_secs: f64,

@@ -1,4 +1,5 @@
-//! `serve`: where its options come from, who it lets in, and the files it is deployed with.
+//! `serve`: where its options come from, who it lets in, what its code lies on, and the files it is
+//! deployed with.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -286,6 +287,78 @@ fn sighup_reads_tokens_anew_and_sigterm_ends() {
     );
     server.signal("-TERM");
     assert_eq!(server.child.wait().unwrap().code(), Some(0));
+}
+
+/// Bytes and file of each mapping that a server runs code of; the name is empty where there is none.
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+fn code_of(server: &Serving) -> Vec<(usize, String)> {
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", server.child.id())).unwrap();
+    let mapping = |line: &str| {
+        let mut words = line.split_whitespace();
+        let (start, end) = words.next()?.split_once('-')?;
+        let address = |text| usize::from_str_radix(text, 16).unwrap();
+        let is_code = words.next()?.contains('x');
+        let name = words.nth(3).unwrap_or_default();
+        is_code.then(|| (address(end) - address(start), name.to_owned()))
+    };
+    let code: Vec<_> = maps.lines().filter_map(mapping).collect();
+    assert!(!code.is_empty(), "{maps}");
+    code
+}
+
+#[test]
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+fn code_lies_on_huge_pages_unless_it_is_to_stay() {
+    let place = Place::new();
+    let is_of_a_file = |(_, name): &(usize, String)| !name.is_empty();
+    let code = code_of(&Serving::start(&place, "--no-huge-code"));
+    assert!(code.iter().all(is_of_a_file), "{code:?}");
+    assert!(code.iter().any(|c| c.0 > 4 << 20), "it has huge pages");
+
+    let enabled = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    if enabled.is_ok_and(|text| !text.contains("[never]")) {
+        let server = Serving::start(&place, "");
+        let code = code_of(&server);
+        let moved: Vec<_> = code.iter().filter(|c| !is_of_a_file(c)).collect();
+        assert!(moved.iter().any(|c| c.0 >= 2 << 20), "{code:?}");
+        assert!(
+            moved.iter().all(|c| c.0.is_multiple_of(2 << 20)),
+            "{code:?}"
+        );
+        assert_eq!(server.get("/v2", "none"), "200");
+    } else {
+        println!("not run: this system has no huge pages for code");
+    }
+}
+
+#[test]
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#[allow(unsafe_code, reason = "what a child gives up, it has to itself")]
+fn code_stays_where_nothing_written_may_be_run() {
+    use std::os::unix::process::CommandExt;
+
+    // As systemd's `MemoryDenyWriteExecute` has it.
+    let deny = || {
+        let flags = libc::c_ulong::from(libc::PR_MDWE_REFUSE_EXEC_GAIN);
+        // SAFETY: the call takes whole numbers alone.
+        match unsafe { libc::prctl(libc::PR_SET_MDWE, flags, 0_usize, 0_usize, 0_usize) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    };
+    // SAFETY: as above.
+    if unsafe { libc::prctl(libc::PR_GET_MDWE, 0_usize, 0_usize, 0_usize, 0_usize) } < 0 {
+        println!("not run: this system cannot deny it");
+        return;
+    }
+    let place = Place::new();
+    let mut command = Serving::command(&place, "");
+    // SAFETY: between fork and exec there is one call of the kernel.
+    unsafe { command.pre_exec(deny) };
+    let server = Serving::start_by(&place, &mut command);
+    let code = code_of(&server);
+    assert!(code.iter().all(|(_, name)| !name.is_empty()), "{code:?}");
+    assert_eq!(server.get("/v2", "none"), "200");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use lazybatch_engine::BeforeLaunch;
 use lazybatch_graph::{Program, SharedProgram, Tensor};
 use lazybatch_kernels::Device;
 use lazybatch_sla::profile::ModelProfile;
@@ -39,6 +40,11 @@ pub trait Host: Send + Sync {
 
     /// Who tells figures of the machine's GPUs, where one serves.
     fn gpus(&self) -> Option<Box<dyn Gpus>> {
+        None
+    }
+
+    /// What an engine calls before its own thread issues a launch ([`crate::Rounds::watch`]).
+    fn before_launches(&self) -> Option<BeforeLaunch> {
         None
     }
 

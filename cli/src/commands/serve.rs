@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use lazybatch_engine::BeforeLaunch;
 use lazybatch_graph::{Program, SharedProgram, Tensor};
 use lazybatch_kernels::Device;
 use lazybatch_serve::{
@@ -24,6 +25,7 @@ use super::profile::measure;
 use crate::args::CpuArgs;
 use crate::failure::BadInput;
 use crate::gpus;
+use crate::huge;
 use crate::models::{self, DeviceKind, Model};
 use crate::output;
 use crate::serve_args::{ControlMode, LogFormat, ServeArgs};
@@ -47,14 +49,21 @@ pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
     };
     let lines = lines.with_filter(filter_fn(move |line| wanted.wants(line)));
     tracing_subscriber::registry().with(lines).try_init()?;
+    if !args.no_huge_code {
+        let bytes = huge::move_code();
+        tracing::debug!(bytes, "code on huge pages");
+    }
     let host = Arc::new(Served {
         kind,
         cpu: args.cpu.clone(),
         measure: !args.no_measure,
+        rounds: rounds.clone(),
     });
+    let awake = rounds.clone();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .on_thread_park(move || rounds.park())
+        .on_thread_unpark(move || awake.unpark())
         .build()
         .context("runtime")?;
     runtime.block_on(serve(host, options))?;
@@ -199,6 +208,7 @@ struct Served {
     kind: DeviceKind,
     cpu: CpuArgs,
     measure: bool,
+    rounds: Arc<Rounds>,
 }
 
 impl Host for Served {
@@ -212,6 +222,11 @@ impl Host for Served {
 
     fn gpus(&self) -> Option<Box<dyn Gpus>> {
         self.has_gpu().then(gpus::open).flatten()
+    }
+
+    fn before_launches(&self) -> Option<BeforeLaunch> {
+        let mut watch = self.rounds.watch()?;
+        Some(Box::new(move |clock| watch.look(clock)))
     }
 
     fn text(

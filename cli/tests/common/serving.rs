@@ -21,20 +21,30 @@ impl Serving {
 
     /// With variables of the environment.
     pub fn start_with(place: &Place, flags: &str, vars: &[(&str, &str)]) -> Self {
+        let mut command = Self::command(place, flags);
+        command.envs(vars.iter().copied());
+        Self::start_by(place, &mut command)
+    }
+
+    /// The command that [`Serving::start`] starts it by.
+    pub fn command(place: &Place, flags: &str) -> Command {
         std::fs::create_dir_all(place.path("models")).unwrap();
-        let models = place.path("models");
-        let child = Command::new(env!("CARGO_BIN_EXE_lazybatch"))
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lazybatch"));
+        command
             .arg("serve")
             .args(["--http-port=0", "--grpc-port=0", "--metrics-port=0"])
             .arg("--models")
-            .arg(models)
+            .arg(place.path("models"))
             .args(flags.split_whitespace())
             .current_dir(place.path(""))
-            .envs(vars.iter().copied())
             .stdout(Stdio::piped())
-            .stderr(std::fs::File::create(place.path("log")).unwrap())
-            .spawn()
-            .unwrap();
+            .stderr(std::fs::File::create(place.path("log")).unwrap());
+        command
+    }
+
+    /// Starts it by such a command and waits until it is ready.
+    pub fn start_by(place: &Place, command: &mut Command) -> Self {
+        let child = command.spawn().unwrap();
         let http = SocketAddr::from(([127, 0, 0, 1], 0));
         let mut this = Self { child, http };
         let lines = BufReader::new(this.child.stdout.take().unwrap()).lines();

@@ -3,7 +3,10 @@
 //! The capacity is what a closed loop gets. Then requests come at multiples of it, as an open loop;
 //! the queue is bounded to what is answered in time. Echo servers get the same requests, so that the
 //! client's and the machine's own delays are known.
+//!
+//! With `--high-turns` the highest load alone is measured, in many turns of servers that both run.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::bail;
@@ -36,6 +39,8 @@ pub struct Options {
     steps: usize,
     /// Milliseconds in which an answer counts.
     target_ms: f64,
+    /// Turns of the highest load alone; every load once a repeat if `None`.
+    high_turns: Option<usize>,
 }
 
 impl Options {
@@ -44,11 +49,12 @@ impl Options {
     /// # Errors
     /// An option that is not there, or a value that it cannot have.
     pub fn parse(args: &[String], command: &str) -> anyhow::Result<Self> {
-        let (mut steps, mut target_ms) = (64, 100.0);
+        let (mut steps, mut target_ms, mut high_turns) = (64, 100.0, None);
         let settings = Settings::parse(args, command, |key, value| {
             match key {
                 "--steps" => steps = positive(key, value)?,
                 "--target-ms" => target_ms = above_0(key, value)?,
+                "--high-turns" => high_turns = Some(positive(key, value)?),
                 _ => return Ok(false),
             }
             Ok(true)
@@ -57,6 +63,7 @@ impl Options {
             settings,
             steps,
             target_ms,
+            high_turns,
         })
     }
 
@@ -100,6 +107,17 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
             options.target_ms
         );
         models::add(models.path(), &program, &config)?;
+        if let Some(turns) = options.high_turns {
+            high(
+                options,
+                &recorder,
+                models.path(),
+                way,
+                (capacity, queue),
+                turns,
+            )?;
+            continue;
+        }
         let (mut front, mut echo) = (Vec::new(), Vec::new());
         for turn in 0..settings.repeats {
             let server = settings.front_end(models.path())?;
@@ -165,6 +183,55 @@ async fn offered(
         refusal_ms: p99_ms(of(Status::Refused)),
         health_ms: p99_ms(health.iter()),
     })
+}
+
+/// Measures the highest load alone: a line for each start of both servers, over their turns.
+fn high(
+    options: &Options,
+    recorder: &Recorder,
+    models: &Path,
+    way: Way,
+    (capacity, queue): (f64, usize),
+    turns: usize,
+) -> anyhow::Result<()> {
+    let settings = &options.settings;
+    let load = LOADS[LOADS.len() - 1];
+    for start in 0..settings.repeats {
+        let servers = [settings.front_end(models)?, settings.echo()?];
+        let mut loads = [Vec::new(), Vec::new()];
+        for turn in 0..turns {
+            let seed = settings.seed + (start * turns + turn) as u64;
+            // Each goes first in every other turn.
+            for which in [turn % 2, 1 - turn % 2] {
+                let offered = offered(options, &servers[which], way, load * capacity, seed);
+                loads[which].push(drive::run(offered)?);
+            }
+        }
+        let [front, echo] = &loads;
+        let line = |what: &str, metric: &str, of: &dyn Fn(&Load, &Load) -> f64| {
+            let mut figures = settings.figures(way, what);
+            let own = json!({
+                "capacity": capacity.round(), "max_queue": queue, "target_ms": options.target_ms,
+                "steps": options.steps, "load": load, "start": start,
+            });
+            merge(&mut figures, own);
+            let values = front.iter().zip(echo).map(|(front, echo)| of(front, echo));
+            recorder.line(figures, metric, &Spread::of(values.collect()))
+        };
+        line("lazybatch", "goodput/s", &|own, _| own.goodput)?;
+        line("lazybatch", "refusal p99 ms", &|own, _| own.refusal_ms)?;
+        line("lazybatch", "health p99 ms", &|own, _| own.health_ms)?;
+        line("echo", "answer p99 ms", &|_, echo| echo.answer_ms)?;
+        line("echo", "health p99 ms", &|_, echo| echo.health_ms)?;
+        let beyond = "lazybatch beyond echo";
+        line(beyond, "refusal p99 ms", &|own, echo| {
+            own.refusal_ms - echo.answer_ms
+        })?;
+        line(beyond, "health p99 ms", &|own, echo| {
+            own.health_ms - echo.health_ms
+        })?;
+    }
+    Ok(())
 }
 
 fn p99_ms<'a>(sent: impl Iterator<Item = &'a Sent>) -> f64 {
