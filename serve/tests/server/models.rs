@@ -189,7 +189,10 @@ async fn the_policy_triton_batches_as_the_configuration_says() {
         taken.push(tokio::spawn(async move {
             call(at, "POST", INFER, &add(value)).await
         }));
-        until(|| served.stats.pending.load(SeqCst) > i64::from(value)).await;
+        // The third may be answered before anyone looks.
+        if value < 2 {
+            until(|| served.stats.pending.load(SeqCst) > i64::from(value)).await;
+        }
     }
     for (value, one) in taken.into_iter().enumerate() {
         let (status, text) = one.await.unwrap();
