@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use lazybatch_engine::BeforeLaunch;
+use lazybatch_engine::Clock;
 use lazybatch_graph::{Program, SharedProgram, Tensor};
 use lazybatch_kernels::Device;
 use lazybatch_sla::profile::ModelProfile;
@@ -44,7 +44,7 @@ pub trait Host: Send + Sync {
     }
 
     /// What an engine calls before its own thread issues a launch ([`crate::Rounds::watch`]).
-    fn before_launches(&self) -> Option<BeforeLaunch> {
+    fn before_launches(&self) -> Option<Box<dyn FnMut(&Clock) + Send>> {
         None
     }
 

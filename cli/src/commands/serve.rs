@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use lazybatch_engine::BeforeLaunch;
+use lazybatch_engine::Clock;
 use lazybatch_graph::{Program, SharedProgram, Tensor};
 use lazybatch_kernels::Device;
 use lazybatch_serve::{
@@ -224,7 +224,7 @@ impl Host for Served {
         self.has_gpu().then(gpus::open).flatten()
     }
 
-    fn before_launches(&self) -> Option<BeforeLaunch> {
+    fn before_launches(&self) -> Option<Box<dyn FnMut(&Clock) + Send>> {
         let mut watch = self.rounds.watch()?;
         Some(Box::new(move |clock| watch.look(clock)))
     }

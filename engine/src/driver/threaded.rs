@@ -56,9 +56,6 @@ impl Clock {
     }
 }
 
-/// What is called before a launch.
-pub type BeforeLaunch = Box<dyn FnMut(&Clock) + Send>;
-
 /// Where answers go.
 pub(crate) enum Reply {
     /// All outputs at the end.
@@ -234,7 +231,7 @@ pub(crate) struct Driver {
     /// Explains requests that ask for it.
     pub on_request: Option<OnRequest>,
     /// Called before this thread issues a launch.
-    pub before_launches: Option<BeforeLaunch>,
+    pub before_launches: Option<Box<dyn FnMut(&Clock) + Send>>,
     /// Told to those who watch.
     pub tape: Arc<Tape>,
     pub state: DriverState,

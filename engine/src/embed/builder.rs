@@ -17,7 +17,7 @@ use crate::driver::Observer;
 use crate::driver::models::Models;
 use crate::driver::seat::Seat;
 use crate::driver::sequences::SequenceOptions;
-use crate::driver::threaded::{BeforeLaunch, Clock, Driver, DriverState, Stats};
+use crate::driver::threaded::{Clock, Driver, DriverState, Stats};
 use crate::explain::{Explainer, OnRequest};
 use crate::policy;
 use crate::timeline::Names;
@@ -42,7 +42,7 @@ pub struct Builder {
     time_decisions: bool,
     sequences: SequenceOptions,
     observer: Box<dyn Observer + Send>,
-    before_launches: Option<BeforeLaunch>,
+    before_launches: Option<Box<dyn FnMut(&Clock) + Send>>,
 }
 
 impl Default for Builder {
