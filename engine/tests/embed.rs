@@ -3,12 +3,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test says by panicking")]
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use lazybatch_engine::core::checker::Checker;
 use lazybatch_engine::driver::Judge;
-use lazybatch_engine::{Builder, Clock, Engine, ModelOptions, Options, RequestError, Step};
+use lazybatch_engine::{Builder, Engine, ModelOptions, Options, RequestError, Step};
 use lazybatch_graph::{At, DType, Program, ProgramBuilder, Repeat, Tensor};
 use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
 use lazybatch_sla::{Nanos, Outcome};
@@ -486,24 +485,6 @@ fn an_engine_explains_its_requests() {
     let id = handle.id();
     handle.wait().unwrap();
     assert_eq!(silent.explain(id), None);
-}
-
-#[test]
-fn before_launches_is_called_before_each() {
-    let calls = Arc::new(AtomicU64::new(0));
-    let counted = calls.clone();
-    let call = move |_: &Clock| {
-        counted.fetch_add(1, Ordering::SeqCst);
-    };
-    let engine = builder("serial").before_launches(call).build().unwrap();
-    for seed in 0..4 {
-        let before = calls.load(Ordering::SeqCst);
-        let handle = engine.try_submit("tiny", word(seed, 3), Options::default());
-        handle.unwrap().wait().unwrap();
-        assert!(calls.load(Ordering::SeqCst) > before);
-    }
-    let launches = engine.stats().counters.launches;
-    assert_eq!(calls.load(Ordering::SeqCst), launches);
 }
 
 #[test]

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use lazybatch_engine::Clock;
 use lazybatch_graph::{Program, SharedProgram, Tensor};
 use lazybatch_kernels::Device;
 use lazybatch_sla::profile::ModelProfile;
@@ -40,11 +39,6 @@ pub trait Host: Send + Sync {
 
     /// Who tells figures of the machine's GPUs, where one serves.
     fn gpus(&self) -> Option<Box<dyn Gpus>> {
-        None
-    }
-
-    /// What an engine calls before its own thread issues a launch ([`crate::Rounds::watch`]).
-    fn before_launches(&self) -> Option<Box<dyn FnMut(&Clock) + Send>> {
         None
     }
 

@@ -347,10 +347,6 @@ pub fn empty_engine(host: &dyn Host, policy: &str) -> Result<Engine> {
     let builder = Engine::builder().boxed_device(device);
     let builder = builder.policy(policy).max_queue(usize::MAX);
     let builder = builder.explain_on_request(explained::KEPT);
-    let builder = match host.before_launches() {
-        Some(call) => builder.before_launches(call),
-        None => builder,
-    };
     let built = builder.measure_decisions(true).build();
     built.map_err(|e| Error::Invalid(e.to_string()))
 }

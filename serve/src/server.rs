@@ -80,7 +80,7 @@ pub struct Options {
     pub security: Security,
     /// Logging settings, which whoever prints log lines looks at.
     pub switches: Arc<Switches>,
-    /// Refusals, behind which whoever runs the server may wait ([`Rounds::park`], [`Rounds::unpark`]).
+    /// Refusals, behind which whoever runs the server may wait ([`Rounds::park`]).
     pub rounds: Arc<Rounds>,
     /// Whether HTTP has a page at `/`.
     pub dashboard: bool,

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use lazybatch_engine::Clock;
 use lazybatch_graph::{Program, SharedProgram, Tensor};
 use lazybatch_kernels::Device;
 use lazybatch_serve::{
@@ -57,13 +56,10 @@ pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
         kind,
         cpu: args.cpu.clone(),
         measure: !args.no_measure,
-        rounds: rounds.clone(),
     });
-    let awake = rounds.clone();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .on_thread_park(move || rounds.park())
-        .on_thread_unpark(move || awake.unpark())
         .build()
         .context("runtime")?;
     runtime.block_on(serve(host, options))?;
@@ -208,7 +204,6 @@ struct Served {
     kind: DeviceKind,
     cpu: CpuArgs,
     measure: bool,
-    rounds: Arc<Rounds>,
 }
 
 impl Host for Served {
@@ -222,11 +217,6 @@ impl Host for Served {
 
     fn gpus(&self) -> Option<Box<dyn Gpus>> {
         self.has_gpu().then(gpus::open).flatten()
-    }
-
-    fn before_launches(&self) -> Option<Box<dyn FnMut(&Clock) + Send>> {
-        let mut watch = self.rounds.watch()?;
-        Some(Box::new(move |clock| watch.look(clock)))
     }
 
     fn text(

@@ -230,8 +230,6 @@ pub(crate) struct Driver {
     pub measure_decisions: bool,
     /// Explains requests that ask for it.
     pub on_request: Option<OnRequest>,
-    /// Called before this thread issues a launch.
-    pub before_launches: Option<Box<dyn FnMut(&Clock) + Send>>,
     /// Told to those who watch.
     pub tape: Arc<Tape>,
     pub state: DriverState,
@@ -533,11 +531,6 @@ impl Driver {
     }
 
     fn issue(&mut self, now: Time, lane: LaneId, ticket: Ticket) {
-        // Answers to the launches before are on their way; who lends a hand has other work to do.
-        let call = self.before_launches.as_mut();
-        if let Some(call) = call.filter(|_| !self.commands.only_quick) {
-            call(&self.clock);
-        }
         let start = self.clock.now();
         let issued = issue(
             self.device.as_mut(),

@@ -42,7 +42,6 @@ pub struct Builder {
     time_decisions: bool,
     sequences: SequenceOptions,
     observer: Box<dyn Observer + Send>,
-    before_launches: Option<Box<dyn FnMut(&Clock) + Send>>,
 }
 
 impl Default for Builder {
@@ -62,7 +61,6 @@ impl Default for Builder {
             time_decisions: false,
             sequences: SequenceOptions::default(),
             observer: Box::new(()),
-            before_launches: None,
         }
     }
 }
@@ -165,14 +163,6 @@ impl Builder {
     #[must_use]
     pub fn sequences(mut self, options: SequenceOptions) -> Self {
         self.sequences = options;
-        self
-    }
-
-    /// Called before the engine's thread issues a launch, with the engine's clock; not where whoever
-    /// hands a request in does that. It may let others have the processor, and has to be quick.
-    #[must_use]
-    pub fn before_launches(mut self, call: impl FnMut(&Clock) + Send + 'static) -> Self {
-        self.before_launches = Some(Box::new(call));
         self
     }
 
@@ -286,7 +276,6 @@ impl Builder {
             time_decisions,
             measure_decisions,
             on_request,
-            before_launches: self.before_launches,
             tape: driver_tape,
             state: DriverState::default(),
         }));
