@@ -263,3 +263,40 @@ fn one_class_may_refuse_where_another_does_not() {
     assert!(strict.shed > 0 && patient.shed == 0);
     assert_eq!(run.counters.demoted, 0);
 }
+
+#[test]
+fn an_idle_device_tries_those_who_would_be_in_time_with_short_outputs() {
+    // Loops of 10 us; ten passes, as predicted, are too many for everyone but one, three are not.
+    let mut world = World::chain(8, vec![Node::constant(10_000)]);
+    world.models[0].p90 = 10;
+    world.models[0].blocks[0].rep = Rep::Until(None);
+    let at = |us: u64, output, sla_us: u64| {
+        let mut arrival = Arrival::new(us * 1000, 0, 1, output, Some(sla_us * 1000));
+        arrival.class = 1;
+        arrival
+    };
+    // At first predictions are believed.
+    let mut arrivals: Vec<_> = (0..16).map(|i| at(100 * i, 3, 50)).collect();
+    let mut expected = vec![Outcome::Shed; 16];
+    for (arrival, outcome) in [
+        (at(2000, 3, 50), Outcome::Met),
+        // While that runs.
+        (at(2005, 3, 50), Outcome::Shed),
+        (at(2100, 5, 50), Outcome::Met),
+        (at(2200, 6, 50), Outcome::Violated),
+        // Too late even for one pass.
+        (at(2300, 1, 5), Outcome::Shed),
+        // At the same moment comes one who is predicted to be in time; then predictions are believed.
+        (at(2400, 3, 50), Outcome::Shed),
+        (at(2400, 3, 150), Outcome::Met),
+        (at(2600, 3, 50), Outcome::Shed),
+    ] {
+        arrivals.push(arrival);
+        expected.push(outcome);
+    }
+    for policy in ["balance:1/shed", "adaptive:shed"] {
+        let run = simulate(&world, policy, &arrivals, &classes(&["strict"]));
+        let outcomes: Vec<_> = run.ended.iter().map(|e| e.outcome).collect();
+        assert_eq!(outcomes, expected, "{policy}");
+    }
+}

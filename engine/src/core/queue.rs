@@ -62,6 +62,11 @@ impl Flow {
         self.waiting.front().map(|w| w.1)
     }
 
+    /// The newest request.
+    pub fn back(&self) -> Option<Key> {
+        self.waiting.back().map(|w| w.1)
+    }
+
     /// Whether nobody is known to be due before one who came earlier: all have a target, and their
     /// deadlines are in order of arrival, or nobody has one.
     pub fn is_in_order_of_deadlines(&self) -> bool {

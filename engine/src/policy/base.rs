@@ -98,6 +98,10 @@ pub const SHARING: Entry = Entry {
     build: |argument| build("sharing", argument),
 };
 
+/// Requests in a row that were too late from the start, from which on predictions are not believed
+/// where the device is idle.
+const HOPELESS: u32 = 16;
+
 /// Names and how their numbers are read.
 type Reader = fn(Option<&str>) -> Option<Rule>;
 const RULES: [(&str, Reader); 4] = [
@@ -219,6 +223,8 @@ pub(super) struct Base {
     fresh: VecDeque<(ModelId, ClassId, RequestId)>,
     /// What the last decision went by.
     weighed: Weighed,
+    /// Requests in a row that were too late when they arrived, for a class that sheds.
+    hopeless: u32,
     /// Who else was found too late, and when, the last first: they are demoted one by one.
     demoted: (Time, Vec<(Key, RequestId)>),
 }
@@ -298,6 +304,7 @@ impl Base {
             promises: Promises::default(),
             fresh: VecDeque::new(),
             weighed: Weighed::Nothing,
+            hopeless: 0,
             demoted: (Time::ZERO, Vec::new()),
         }
     }
@@ -344,12 +351,34 @@ impl Base {
     }
 
     /// The oldest of a flow that sheds those that can no longer be in time.
+    ///
+    /// Once [`HOPELESS`] in a row were too late from the start, the oldest runs nevertheless if it would
+    /// be in time with short outputs, nothing is in flight, and not even the newest is predicted to be
+    /// in time: the device has nothing better to do.
     fn too_late(&mut self, view: &View<'_>) -> Option<Key> {
         let flows = view.ready().flat_map(|m| view.queue(m).flows());
         let rule = self.rule;
-        let sheds = |f: &&Flow| rule.late(view, f.key.class) == Late::Shed;
-        let mut heads = flows.filter(sheds).filter_map(Flow::front);
-        heads.find(|&key| self.promises.is_late(view, view.request(key)))
+        let mut sheds = flows.filter(|f| rule.late(view, f.key.class) == Late::Shed);
+        sheds.find_map(|flow| {
+            let [oldest, newest] = [flow.front()?, flow.back()?].map(|key| view.request(key));
+            let promises = &mut self.promises;
+            if !promises.is_late(view, oldest) {
+                self.hopeless = 0;
+                return None;
+            }
+            let tries = view.table().is_empty()
+                && self.hopeless >= HOPELESS
+                && promises.is_late(view, newest)
+                && promises.may_be_in_time(view, oldest);
+            if tries {
+                return None;
+            }
+            self.hopeless = match Promises::was_hopeless(view, oldest) {
+                true => self.hopeless.saturating_add(1),
+                false => 0,
+            };
+            flow.front()
+        })
     }
 
     fn launch(&mut self, view: &View<'_>, entry: &SubBatch) -> Decision {

@@ -64,6 +64,19 @@ impl Promises {
         view.now + needs + Nanos(wait as u64) > state.deadline
     }
 
+    /// Whether a waiting request would be in time if it were admitted now and its outputs were as
+    /// short as they can be.
+    pub fn may_be_in_time(&mut self, view: &View<'_>, state: &RequestState) -> bool {
+        let batch = self.batch(view, state);
+        let needs = self.stretched(needs_with(view, state, batch, 1));
+        view.now + needs <= state.deadline
+    }
+
+    /// Whether a request was predicted to be late when it arrived, even on a device of its own.
+    pub fn was_hopeless(view: &View<'_>, state: &RequestState) -> bool {
+        state.request.arrival + needs(view, state, 1) > state.deadline
+    }
+
     fn needs(&mut self, view: &View<'_>, state: &RequestState) -> Nanos {
         let batch = self.batch(view, state);
         self.stretched(needs(view, state, batch))
@@ -119,9 +132,15 @@ impl Promises {
 
 /// Time that a waiting request needs on a device of its own, among `batch` samples.
 fn needs(view: &View<'_>, state: &RequestState, batch: u32) -> Nanos {
+    let output_len = view.model(state.request.model).output_len_p90;
+    needs_with(view, state, batch, output_len)
+}
+
+/// The same for that many passes of loops whose length is not known.
+fn needs_with(view: &View<'_>, state: &RequestState, batch: u32, output_len: u32) -> Nanos {
     let spec = view.model(state.request.model);
     let batch = batch.min(spec.max_batch);
-    let output_len = OutputLen::known(spec.output_len_p90).predict();
+    let output_len = OutputLen::known(output_len).predict();
     let progress = view.progress(state, None, output_len);
     let rows = u64::from(batch) * u64::from(state.request.input_len);
     spec.table.remaining(&progress, batch, rows)
