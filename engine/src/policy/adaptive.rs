@@ -132,8 +132,11 @@ const LOOP_RULES: &[&str] = &[
     "join:4/cap90",
 ];
 
-/// Policies that are compared with the base rules where nothing but latency and one target count.
-const OTHERS: &[&str] = &["edf", "continuous", "cellular", "lazy"];
+/// Policies that are compared with the base rules where nothing but latency and one target count:
+/// without loops, and with them. Without loops `continuous` and `cellular` do what `join:0` does, and
+/// `lazy` is good for a rate that stays below capacity by little and bad for those around it.
+const STATIC_OTHERS: &[&str] = &["edf"];
+const LOOP_OTHERS: &[&str] = &["edf", "continuous", "cellular", "lazy"];
 
 /// Parts that may be left out, to see what they are worth.
 #[derive(Clone, Copy, Debug, Default)]
@@ -433,18 +436,20 @@ impl Adaptive {
             && self.late == Late::Demote
             && !self.history.has_priorities()
         {
-            names.extend(OTHERS.iter().map(|o| o.to_string()));
+            let others = match is_static(models) {
+                true => STATIC_OTHERS,
+                false => LOOP_OTHERS,
+            };
+            names.extend(others.iter().map(|o| o.to_string()));
         }
         names
     }
 
     /// Base rules worth comparing for these models, the first to start with.
     fn rules(&self, models: &[ModelSpec]) -> Vec<String> {
-        let is_static = |m: &ModelSpec| m.blocks.iter().all(|b| b.repeat == Repeat::Once);
-        let rules = if models.iter().all(is_static) {
-            STATIC_RULES
-        } else {
-            LOOP_RULES
+        let rules = match is_static(models) {
+            true => STATIC_RULES,
+            false => LOOP_RULES,
         };
         let late = self.late;
         let rules = rules
@@ -500,4 +505,10 @@ impl Adaptive {
         let factor = &mut self.corrections[launch.model.index()][launch.block as usize];
         *factor += CORRECTION_WEIGHT * (ratio - *factor);
     }
+}
+
+/// Whether no model has a loop.
+fn is_static(models: &[ModelSpec]) -> bool {
+    let mut blocks = models.iter().flat_map(|m| &m.blocks);
+    blocks.all(|b| b.repeat == Repeat::Once)
 }
