@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::collections::BTreeSet;
+
 use common::*;
 use lazybatch_engine::core::checker::Checker;
 use lazybatch_engine::core::{Core, CoreConfig, Event, ModelSpec};
@@ -48,11 +50,12 @@ fn arrivals(num: usize, rate_rps: f64, sla_ms: u64, seed: u64) -> Vec<SimRequest
         .collect()
 }
 
-/// Counts plans and remembers the last.
+/// Counts plans, remembers the last, and what any of them compared.
 #[derive(Default)]
 struct Plans {
     num: usize,
     last: Vec<(String, u64)>,
+    compared: BTreeSet<String>,
 }
 
 impl Observer for Plans {
@@ -60,6 +63,7 @@ impl Observer for Plans {
         if let Event::Planned(plan) = event {
             self.num += 1;
             self.last = plan.costs.clone();
+            self.compared.extend(plan.costs.iter().map(|c| c.0.clone()));
         }
     }
 }
@@ -122,6 +126,28 @@ fn plans_are_made_and_repeat_exactly() {
     assert!(a.plans.last.is_sorted_by_key(|c| c.1));
     assert_eq!(a.finishes, b.finishes);
     assert_eq!(a.plans.last, b.plans.last);
+}
+
+#[test]
+fn without_loops_only_edf_is_compared_of_the_others() {
+    for (model, others) in [
+        (CHAIN, &["edf"][..]),
+        (TRANSLATOR, &["cellular", "continuous", "edf", "lazy"]),
+    ] {
+        let ran = run(
+            &config(model),
+            "adaptive",
+            &arrivals(700, 900.0, 50, 1),
+            u64::MAX,
+        );
+        let field = ["cellular", "continuous", "edf", "lazy", "greedy", "oracle"];
+        let compared: Vec<&str> = ran.plans.compared.iter().map(String::as_str).collect();
+        let of_the_field: Vec<&str> = (compared.iter().copied())
+            .filter(|name| field.contains(name))
+            .collect();
+        assert_eq!(of_the_field, others, "of {compared:?}");
+        assert!(compared.len() > others.len(), "base rules: {compared:?}");
+    }
 }
 
 #[test]
