@@ -34,7 +34,7 @@ use lazybatch_sla::{LaneId, Launch, ModelId, Outcome, RequestId, Ticket, Time};
 pub use config::{BlockSpec, CoreConfig, ModelSpec};
 pub use event::{Action, Event, Note, Request};
 pub use models::Attach;
-pub use plan::{Open, Past, Plan, PlanRequest};
+pub use plan::{Open, Past, Place, Plan, PlanRequest};
 pub use queue::{ArrivalQueue, Flow, FlowKey};
 pub use request::{Key, RequestState, Stage};
 use state::State;
@@ -117,6 +117,28 @@ impl Core {
             Event::Wake => {}
         }
         self.report_ends(now);
+    }
+
+    /// Puts requests that never arrived into the batch table, as one sub-batch above all others: at
+    /// `segment` of `block`, each with the passes through the block that it has run. For
+    /// simulations that begin in the midst of work.
+    ///
+    /// # Panics
+    /// If they do not fit a launch or the slots of their model, or are not of one model.
+    pub fn place(&mut self, now: Time, block: u32, segment: u32, members: Vec<(Request, u32)>) {
+        self.advance(now);
+        self.undecided = true;
+        let mut keys = Vec::with_capacity(members.len());
+        for (request, step) in members {
+            let (id, model) = (request.id, request.model);
+            self.policy.on_arrive(now, &request);
+            self.state.arrive(now, request);
+            let key = self.state.by_id[&id];
+            self.state.queues[model.index()].remove(id);
+            self.state.requests[key as usize].step = step;
+            keys.push(key);
+        }
+        self.state.place(block, segment, keys);
     }
 
     fn report_ends(&mut self, now: Time) {

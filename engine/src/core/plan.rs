@@ -38,10 +38,25 @@ pub struct Past {
 /// A request that has not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Open {
-    /// What is left of it: its lengths less the passes that it has run.
-    pub left: Past,
+    /// As it arrived.
+    pub past: Past,
     /// For how long it has been.
     pub since: Nanos,
+    /// Where it stands, once it is in flight.
+    pub place: Option<Place>,
+}
+
+/// Where a request in flight stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Its sub-batch, from the bottom of the batch table.
+    pub sub_batch: u32,
+    /// Block of its next segment.
+    pub block: u32,
+    /// Its next segment.
+    pub segment: u32,
+    /// Passes through the block that it has run.
+    pub step: u32,
 }
 
 /// What shall be simulated.
@@ -51,7 +66,7 @@ pub struct PlanRequest {
     pub config: CoreConfig,
     /// Arrivals, oldest first.
     pub arrivals: Vec<Past>,
-    /// Those among them that are open, oldest first.
+    /// Those among them that are open, oldest first; none whose last pass is in flight.
     pub open: Vec<Open>,
     /// Specifications of the rules to compare; the first is the incumbent.
     pub candidates: Vec<String>,

@@ -523,7 +523,8 @@ impl State {
         after.is_none_or(|(lane, number)| self.lanes[lane.index()].completed >= number)
     }
 
-    pub(crate) fn admit(&mut self, now: Time, model: ModelId, keys: Vec<Key>, padded: bool) {
+    /// Gives requests that waited slots and an entry's id; how many samples they have.
+    fn seat(&mut self, model: ModelId, keys: &[Key]) -> (SubBatchId, u32) {
         let spec = &self.config.models[model.index()];
         let samples: u32 = keys
             .iter()
@@ -538,7 +539,8 @@ impl State {
             "more requests in flight than memory was reserved for"
         );
         self.in_flight[model.index()] += keys.len() as u32;
-        for &key in &keys {
+        let id = self.table.fresh_id();
+        for &key in keys {
             let slot = self.free_slots.pop().unwrap_or_else(|| {
                 self.slots.push(None);
                 Slot(self.slots.len() as u32 - 1)
@@ -547,21 +549,43 @@ impl State {
             let state = &mut self.requests[key as usize];
             self.delays.end(state);
             state.slot = Some(slot);
+            state.stage = Stage::InFlight(id);
             self.actions.push_back(Action::Open {
                 request: state.request.id,
                 slot,
             });
         }
-        let id = self.table.fresh_id();
+        (id, samples)
+    }
+
+    /// Puts requests that have left their queue into the table, at a cursor other than the start.
+    pub(super) fn place(&mut self, block: u32, segment: u32, members: Vec<Key>) {
+        let Some(&first) = members.first() else {
+            return;
+        };
+        let model = self.requests[first as usize].request.model;
+        let (id, samples) = self.seat(model, &members);
+        self.table.push(SubBatch {
+            id,
+            model,
+            block,
+            segment,
+            members,
+            samples,
+            padded: None,
+            after: None,
+            merged_members: 0,
+        });
+    }
+
+    pub(crate) fn admit(&mut self, now: Time, model: ModelId, keys: Vec<Key>, padded: bool) {
+        let (id, samples) = self.seat(model, &keys);
         self.note_admit(id, &keys);
         let longest = keys
             .iter()
             .map(|&k| self.requests[k as usize].request.input_len)
             .max()
             .unwrap_or(0);
-        for &key in &keys {
-            self.requests[key as usize].stage = Stage::InFlight(id);
-        }
         self.table.push(SubBatch {
             id,
             model,

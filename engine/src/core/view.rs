@@ -111,6 +111,12 @@ impl<'a> View<'a> {
         }
     }
 
+    /// Whether a request is open and its last pass is in flight.
+    pub fn is_finishing(&self, id: RequestId) -> bool {
+        let key = self.state.by_id.get(&id);
+        key.is_some_and(|&k| self.request(k).stage == Stage::Finishing)
+    }
+
     /// Whether the request at `key` is that of `id` and waits in an arrival queue. Keys are
     /// reused, so a policy asks before it trusts one that it remembered.
     pub fn is_waiting(&self, key: Key, id: RequestId) -> bool {

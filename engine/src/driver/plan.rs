@@ -1,9 +1,9 @@
 //! Makes plans: simulates candidate rules over the arrivals of the past.
 //!
-//! Each candidate runs in a core of its own over a [`SimDevice`]. The requests that are open now
-//! wait there at the start, with the passes of loops that they have left, and then the past arrives
-//! once more: what a rule is worth depends on the backlog that it finds. A request counts by the weight
-//! of its class. Short pasts are repeated. Where the budget does not allow all candidates the
+//! Each candidate runs in a core of its own over a [`SimDevice`]. It begins with the requests that are
+//! open now, those in flight in the batch table where they stand and the others in the queue, and
+//! then the past arrives once more: what a rule is worth depends on the backlog that it finds. A
+//! request counts by the weight of its class. Short pasts are repeated. Where the budget does not allow all candidates the
 //! whole, they see the first part, and only those near the best of it go on.
 
 use lazybatch_kernels::{Noise, SimDevice};
@@ -11,12 +11,12 @@ use lazybatch_sla::{Launch, Nanos, RequestId, Time};
 
 use super::Observer;
 use super::virtual_time::{self, Script, SimRequest};
-use crate::core::{Core, Open, Past, Plan, PlanRequest, Request};
+use crate::core::{Core, Open, Past, Place, Plan, PlanRequest, Request};
 use crate::policy;
 
 /// Arrivals of a simulation; a shorter past is repeated.
 const MIN_ARRIVALS: usize = 1536;
-/// Most open requests that wait at the start; of more, each n-th does.
+/// Most requests that wait at the start; of more, each n-th does.
 const MOST_OPEN: usize = 384;
 /// Most arrivals of the part that all candidates see.
 const SHORT: usize = 768;
@@ -35,25 +35,25 @@ const NEAR: f64 = 1.4;
 /// was stopped is empty.
 pub fn make(request: &PlanRequest, stopped: &dyn Fn() -> bool) -> Plan {
     let offered = Offered::new(request);
-    let (arrivals, num_open) = (&offered.arrivals, offered.waited.len());
+    let (num_arrivals, num_open) = (offered.arrivals.len(), offered.waited.len());
     let mut launches = 0;
     let Some(incumbent) = request.candidates.first() else {
         return Plan::default();
     };
     // How many launches an arrival takes says how many arrivals the budget allows.
     let probe = num_open + PROBE.min(2 * request.arrivals.len());
-    let probe = &arrivals[..probe.min(arrivals.len())];
-    let each = run(request, incumbent, probe, stopped).map_or(1, |r| r.launches.max(1));
+    let probe = probe.min(num_arrivals);
+    let each = run(request, incumbent, &offered, probe, stopped).map_or(1, |r| r.launches.max(1));
     launches += each;
     let affordable = |share: u64, num_candidates: usize| {
         let budget = share * request.budget / 100 / num_candidates.max(1) as u64;
-        let num = budget * probe.len() as u64 / each;
-        &arrivals[..(num as usize).clamp(probe.len(), arrivals.len())]
+        let num = budget * probe as u64 / each;
+        (num as usize).clamp(probe, num_arrivals)
     };
-    let mut trials = |names: &[&String], arrivals: &[SimRequest]| -> Vec<Trial> {
+    let mut trials = |names: &[&String], num: usize| -> Vec<Trial> {
         let names = names.iter().filter(|_| !stopped());
         let trials: Vec<Trial> = names
-            .filter_map(|name| Some((name, run(request, name, arrivals, stopped)?)))
+            .filter_map(|name| Some((name, run(request, name, &offered, num, stopped)?)))
             .map(|(name, ran)| Trial::new(request, name, &offered, &ran))
             .collect();
         launches += trials.iter().map(|t| t.launches).sum::<u64>();
@@ -61,18 +61,18 @@ pub fn make(request: &PlanRequest, stopped: &dyn Fn() -> bool) -> Plan {
     };
     let names: Vec<&String> = request.candidates.iter().collect();
     let mut kept;
-    if affordable(100, names.len()).len() == arrivals.len() {
-        kept = trials(&names, arrivals);
+    if affordable(100, names.len()) == num_arrivals {
+        kept = trials(&names, num_arrivals);
     } else {
         let short = affordable(SHORT_SHARE, names.len());
-        let short = &short[..short.len().min(SHORT + num_open)];
+        let short = short.min(SHORT + num_open);
         kept = trials(&names, short);
         let least = kept.iter().map(|t| t.cost).fold(f64::INFINITY, f64::min);
         kept.retain(|t| t.cost <= NEAR * least || t.name == *incumbent);
         let is_kept = |n: &&&String| kept.iter().any(|t| t.name == ***n);
         let names: Vec<&String> = names.iter().filter(is_kept).copied().collect();
         let whole = affordable(100 - SHORT_SHARE, names.len());
-        if short.len() < whole.len() {
+        if short < whole {
             kept = trials(&names, whole);
         }
     }
@@ -98,7 +98,9 @@ struct Trial {
 impl Trial {
     /// Of a candidate that ran over some of those offered.
     fn new(plan: &PlanRequest, name: &str, offered: &Offered, ran: &Ran) -> Self {
-        let Offered { arrivals, waited } = offered;
+        let Offered {
+            arrivals, waited, ..
+        } = offered;
         let mut trial = Self {
             name: name.to_string(),
             launches: ran.launches,
@@ -127,8 +129,11 @@ impl Trial {
 
 /// Requests to simulate.
 struct Offered {
-    /// Those that are open, at the start, with what is left of their targets; then the past.
+    /// Those that are open, at the start, with what is left of their targets, by sub-batch where they
+    /// are in flight, which come first; then the past.
     arrivals: Vec<SimRequest>,
+    /// Where those in flight stand.
+    places: Vec<Place>,
     /// For how long each of those that are open has been; of one that is late, its target.
     waited: Vec<Nanos>,
 }
@@ -138,9 +143,15 @@ impl Offered {
         let past = &request.arrivals;
         let mut arrivals = Vec::with_capacity(MOST_OPEN + past.len().max(MIN_ARRIVALS));
         let mut waited = Vec::new();
-        let every = request.open.len().div_ceil(MOST_OPEN).max(1);
-        for &Open { left, since } in request.open.iter().step_by(every) {
-            let mut open = left;
+        let in_flight = request.open.iter().filter_map(|o| Some((o.place?, o)));
+        let mut in_flight: Vec<(Place, &Open)> = in_flight.collect();
+        // Stable: members stay in order of age.
+        in_flight.sort_by_key(|o| o.0.sub_batch);
+        let waiting = || request.open.iter().filter(|o| o.place.is_none());
+        let every = waiting().count().div_ceil(MOST_OPEN).max(1);
+        let open = in_flight.iter().map(|o| o.1);
+        for &Open { past, since, .. } in open.chain(waiting().step_by(every)) {
+            let mut open = past;
             open.delay_after = open.delay_after.map(|d| Nanos(d.0.saturating_sub(since.0)));
             let mut since = since;
             if let Some(sla) = &mut open.sla {
@@ -164,7 +175,21 @@ impl Offered {
             }
             arrivals.push(sim_request(arrivals.len(), now, p));
         }
-        Self { arrivals, waited }
+        Self {
+            arrivals,
+            places: in_flight.into_iter().map(|o| o.0).collect(),
+            waited,
+        }
+    }
+
+    /// Puts those in flight where they stand.
+    fn place(&self, core: &mut Core) {
+        let mut arrivals = self.arrivals.iter();
+        for places in self.places.chunk_by(|a, b| a.sub_batch == b.sub_batch) {
+            let members = places.iter().zip(arrivals.by_ref());
+            let members = members.map(|(p, a)| (a.request.clone(), p.step)).collect();
+            core.place(Time::ZERO, places[0].block, places[0].segment, members);
+        }
     }
 }
 
@@ -204,11 +229,13 @@ struct Ran {
     launches: u64,
 }
 
-/// Simulates a candidate, calling `at_turn` at each turn; `None` for one that is not registered.
+/// Simulates a candidate over the first `num` of those offered, calling `at_turn` at each turn; `None`
+/// for one that is not registered.
 fn run(
     plan: &PlanRequest,
     spec: &str,
-    arrivals: &[SimRequest],
+    offered: &Offered,
+    num: usize,
     at_turn: &dyn Fn() -> bool,
 ) -> Option<Ran> {
     let rule = policy::build(spec).ok()?;
@@ -216,11 +243,16 @@ fn run(
     let mut device = SimDevice::new("plan", 1, tables, Nanos::ZERO, Noise::default());
     let mut core = Core::new(plan.config.clone(), rule);
     let mut launches = Launches::default();
+    offered.place(&mut core);
+    let script = Script {
+        num_placed: offered.places.len(),
+        ..Script::default()
+    };
     let ended = virtual_time::run(
         &mut core,
         &mut device,
-        arrivals,
-        &Script::default(),
+        &offered.arrivals[..num],
+        &script,
         &mut launches,
         &mut |_, _| {
             at_turn();
@@ -255,8 +287,9 @@ mod tests {
             arrivals: (0..num).map(past).collect(),
             open: (open.into_iter())
                 .map(|(i, since)| Open {
-                    left: past(i),
+                    past: past(i),
                     since,
+                    place: None,
                 })
                 .collect(),
             candidates: Vec::new(),

@@ -531,8 +531,9 @@ mod tests {
             }
             let mut request = request();
             let open = Open {
-                left: request.arrivals[0],
+                past: request.arrivals[0],
                 since: Nanos::ZERO,
+                place: None,
             };
             request.open = vec![open; num_open];
             planner.start(hour, request, true);

@@ -82,6 +82,9 @@ pub struct Script {
     pub load: Nanos,
     /// No event at or after this time is handled; what is open then stays open.
     pub stop_at: Option<Time>,
+    /// So many of the first arrivals are in the batch table at the start, at time zero
+    /// ([`Core::place`]).
+    pub num_placed: usize,
 }
 
 /// Runs all arrivals to their end; how each request ended, in order of ending. `observer` sees
@@ -100,13 +103,15 @@ pub fn run(
     timer: &mut dyn FnMut(&mut Core, Time),
 ) -> Vec<Ended> {
     let mut ended = Vec::with_capacity(arrivals.len());
-    let mut next = 0;
+    let mut next = script.num_placed;
+    let mut is_placed = next > 0;
     let mut cancels = script.cancels.iter().peekable();
     let mut evicts = script.evicts.iter().peekable();
     let mut loads: Vec<(Time, ModelId)> = Vec::new();
     let mut plans: VecDeque<(Time, Plan)> = VecDeque::new();
     loop {
         let now = [
+            std::mem::take(&mut is_placed).then_some(Time::ZERO),
             device.next_completion(),
             arrivals.get(next).map(|a| a.request.arrival),
             cancels.peek().map(|c| c.0),

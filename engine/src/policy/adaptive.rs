@@ -30,7 +30,7 @@ use std::sync::Arc;
 use super::base::{self, Base};
 use super::coarse;
 use super::history::History;
-use super::left;
+use super::places::Places;
 use super::rescue::Rescue;
 use super::{Decision, Entry, Policy};
 use crate::core::{Ending, ModelSpec, Open, Plan, PlanRequest, Request, View};
@@ -371,13 +371,15 @@ impl Policy for Adaptive {
         let rules = self.candidates(view.models(), self.num_classes);
         let others = rules.iter().filter(|r| *r != incumbent);
         let (models, classes) = (view.models(), view.classes());
-        let mut arrivals = self.history.arrivals(models, |id| left::ran(view, id));
+        let places = Places::new(view);
+        let mut arrivals = self.history.arrivals(models, |id| places.ran(id));
         let open = self.history.open(view.now).into_iter();
         let open = open.map(|(i, since)| Open {
-            left: left::of(view, &arrivals[i]),
+            past: arrivals[i],
             since,
+            place: places.of(arrivals[i].id),
         });
-        let mut open: Vec<_> = open.collect();
+        let mut open: Vec<_> = open.filter(|o| !view.is_finishing(o.past.id)).collect();
         Some(PlanRequest {
             config: coarse::config(models, classes, &self.corrections, &mut arrivals, &mut open),
             arrivals,

@@ -373,7 +373,7 @@ impl Base {
             if tries {
                 return None;
             }
-            self.hopeless = match Promises::was_hopeless(view, oldest) {
+            self.hopeless = match self.promises.was_hopeless(view, oldest) {
                 true => self.hopeless.saturating_add(1),
                 false => 0,
             };

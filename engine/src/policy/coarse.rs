@@ -6,7 +6,7 @@ use std::sync::Arc;
 use lazybatch_graph::Repeat;
 use lazybatch_sla::{Class, SegmentRanges};
 
-use crate::core::{BlockSpec, CoreConfig, ModelSpec, Open, Past};
+use crate::core::{BlockSpec, CoreConfig, ModelSpec, Open, Past, Place};
 
 /// Segments that a block which runs once has in plans.
 const SEGMENTS: u32 = 8;
@@ -19,7 +19,7 @@ const MOST_JOINED: f64 = 64.0;
 
 /// The models with tables corrected by `corrections` (a factor for each model and block), a pass of
 /// a loop in one segment, other blocks in a few; where requests pass loops often, several passes in
-/// one. Output lengths of `arrivals` and `open` are changed accordingly.
+/// one. Output lengths of `arrivals` and `open` are changed accordingly, and the places of `open`.
 pub(super) fn config(
     models: &[ModelSpec],
     classes: &[Class],
@@ -30,11 +30,17 @@ pub(super) fn config(
     let strides: Vec<Stride> = (models.iter().enumerate())
         .map(|(m, spec)| Stride::of(spec, arrivals.iter().filter(|p| p.model.index() == m)))
         .collect();
-    for past in arrivals
-        .iter_mut()
-        .chain(open.iter_mut().map(|o| &mut o.left))
-    {
-        past.output_len = past.output_len.div_ceil(strides[past.model.index()].joined);
+    let joined = |past: &Past| strides[past.model.index()].joined;
+    for Open { past, place, .. } in &mut *open {
+        let joined = joined(past);
+        if let Some(place) = place {
+            let block = &models[past.model.index()].blocks[place.block as usize];
+            *place = coarse_place(block, past, place, joined);
+        }
+        past.output_len = past.output_len.div_ceil(joined);
+    }
+    for past in arrivals {
+        past.output_len = past.output_len.div_ceil(joined(past));
     }
     let specs = models.iter().zip(strides).zip(corrections);
     CoreConfig {
@@ -62,6 +68,27 @@ fn coarse(spec: &ModelSpec, stride: &Stride, corrections: &[f64]) -> ModelSpec {
     coarse.output_len_p90 = spec.output_len_p90.div_ceil(stride.joined);
     coarse.resident = true;
     coarse
+}
+
+/// The nearest place behind so many passes as one, at the head of a pass or of a group of segments;
+/// of a loop one pass is left at the least.
+fn coarse_place(block: &BlockSpec, past: &Past, place: &Place, joined: u32) -> Place {
+    let (segment, step) = match block.repeat {
+        Repeat::Once => {
+            let groups = groups(block);
+            let segment = groups.iter().position(|g| g.contains(&place.segment));
+            (segment.unwrap_or(0) as u32, place.step)
+        }
+        repeat => {
+            let last = passes(past, repeat, joined).saturating_sub(1);
+            (0, ((place.step + joined / 2) / joined).min(last))
+        }
+    };
+    Place {
+        segment,
+        step,
+        ..*place
+    }
 }
 
 /// Groups of segments that are one in plans.
@@ -149,7 +176,7 @@ pub(super) mod tests {
             block("decode", "until_stop", [5, 6]),
         ];
         let text = format!(
-            r#"{{"format":"lazybatch-profile/1","device":"d","copy_gbps":1.0,"dispatch_us":0,
+            r#"{{"format":"lazybatch-profile/1","device":"d","copy_gbps":1.0,"dispatch_us":1,
                 "models":[{{"name":"m","max_batch":4,"output_len_p90":90,"blocks":[{}]}}]}}"#,
             blocks.join(",")
         );
@@ -191,9 +218,13 @@ pub(super) mod tests {
             assert_eq!(coarse.repeat, fine.repeat);
         }
         let us = |us: u64| Nanos(us * 1000);
-        assert_eq!(model.table.segment(0, 0, 1, 1), us(3));
+        assert_eq!(model.table.segment(0, 0, 1, 1), us(3 + 2));
         assert_eq!(model.table.num_segments(2), 2);
-        assert_eq!(model.table.segment(3, 0, 1, 1), us(22), "corrected");
+        assert_eq!(
+            model.table.segment(3, 0, 1, 1),
+            us(2 * (11 + 2)),
+            "corrected"
+        );
     }
 
     #[test]
@@ -209,9 +240,16 @@ pub(super) mod tests {
             assert_eq!(p.output_len, l.1.div_ceil(joined));
         }
         assert_eq!(model.output_len_p90, 90_u32.div_ceil(joined));
-        let left = self::past(&[(50, 35)])[0];
-        let since = Nanos::ZERO;
-        let mut open = [Open { left, since }];
+        let mut open = [(0, 49), (2, 0), (3, 20), (3, 34)].map(|(block, step)| Open {
+            past: self::past(&[(50, 35)])[0],
+            since: Nanos::ZERO,
+            place: Some(Place {
+                sub_batch: 0,
+                block,
+                segment: 1,
+                step,
+            }),
+        });
         let mut again = self::past(&lengths);
         let corrections = [vec![1.0; 4]];
         config(
@@ -221,7 +259,14 @@ pub(super) mod tests {
             &mut again,
             &mut open,
         );
-        assert_eq!(open[0].left.output_len, 35_u32.div_ceil(joined));
+        for o in &open {
+            assert_eq!(o.past.output_len, 35_u32.div_ceil(joined));
+        }
+        let places = open.map(|o| o.place.map(|p| (p.block, p.segment, p.step)));
+        let last = |len: u32| len.div_ceil(joined) - 1;
+        let near = (20 + joined / 2) / joined;
+        let expected = [(0, 0, last(50)), (2, 1, 0), (3, 0, near), (3, 0, last(35))];
+        assert_eq!(places, expected.map(Some));
         // All requests together, one at a time.
         let total = |model: &ModelSpec, lengths: &[(u32, u32)]| -> f64 {
             let alone = |l: &(u32, u32)| {
@@ -246,7 +291,7 @@ pub(super) mod tests {
     #[test]
     fn nothing_is_joined_where_nothing_was_seen() {
         let model = plan(&mut []);
-        assert_eq!(model.table.segment(1, 0, 1, 1), Nanos(7000));
+        assert_eq!(model.table.segment(1, 0, 1, 1), Nanos(9000));
         assert_eq!(model.output_len_p90, 90);
     }
 }

@@ -1,14 +1,16 @@
 //! Whether a waiting request can still meet its deadline.
 //!
-//! What it needs is what the latency tables say of a request that shares the device with as many
-//! of its model as there are, but no more than fill a batch well (the knee of `sizes.rs`), times
-//! the *stretch*: the ratio that recent requests took between admission and end against what was
-//! predicted in this way. When it could start follows from
-//! Little's law: those in flight leave at a rate of their number over the time each needs.
+//! What it needs is what the latency tables say of a request of the output length that such inputs
+//! have had (`outputs.rs`), if it shares the device with as many of its model as there are, but no
+//! more than fill a batch well (the knee of `sizes.rs`), times the *stretch*: the ratio that recent
+//! requests took between admission and end against what was predicted in this way. When it could
+//! start follows from Little's law: those in flight leave at a rate of their number over the time
+//! each needs.
 
 use lazybatch_sla::{ModelId, Nanos, OutputLen, RequestId, Time};
 use rustc_hash::FxHashMap;
 
+use super::outputs::Outputs;
 use super::sizes::Sizes;
 use crate::core::{Ending, Request, RequestState, View};
 
@@ -22,11 +24,21 @@ const MAX_STRETCH: f64 = 20.0;
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Promises {
-    /// Admission and predicted nanoseconds of requests in flight.
-    open: FxHashMap<RequestId, (Time, u64)>,
+    /// Requests in flight.
+    open: FxHashMap<RequestId, Promise>,
     /// Exponentially weighted mean of actual over predicted time.
     stretch: f64,
     sizes: Sizes,
+    outputs: Outputs,
+}
+
+/// What was predicted of a request.
+#[derive(Clone, Copy, Debug)]
+struct Promise {
+    admitted: Time,
+    /// Nanoseconds.
+    predicted: u64,
+    input_len: u32,
 }
 
 impl Default for Promises {
@@ -35,6 +47,7 @@ impl Default for Promises {
             open: FxHashMap::default(),
             stretch: 1.0,
             sizes: Sizes::default(),
+            outputs: Outputs::default(),
         }
     }
 }
@@ -49,7 +62,7 @@ impl Promises {
     /// Whether a waiting request would be late if it were admitted now and ran with `batch`
     /// samples.
     pub fn is_late_among(&self, view: &View<'_>, state: &RequestState, batch: u32) -> bool {
-        let needs = self.stretched(needs(view, state, batch));
+        let needs = self.stretched(self.alone(view, state, batch));
         state.deadline != Time::MAX && view.now + needs > state.deadline
     }
 
@@ -73,13 +86,22 @@ impl Promises {
     }
 
     /// Whether a request was predicted to be late when it arrived, even on a device of its own.
-    pub fn was_hopeless(view: &View<'_>, state: &RequestState) -> bool {
-        state.request.arrival + needs(view, state, 1) > state.deadline
+    pub fn was_hopeless(&self, view: &View<'_>, state: &RequestState) -> bool {
+        state.request.arrival + self.alone(view, state, 1) > state.deadline
     }
 
     fn needs(&mut self, view: &View<'_>, state: &RequestState) -> Nanos {
         let batch = self.batch(view, state);
-        self.stretched(needs(view, state, batch))
+        self.stretched(self.alone(view, state, batch))
+    }
+
+    /// Time that a waiting request needs on a device of its own, among `batch` samples.
+    fn alone(&self, view: &View<'_>, state: &RequestState, batch: u32) -> Nanos {
+        let Request {
+            model, input_len, ..
+        } = state.request;
+        let output_len = self.outputs.predict(view.model(model), model, input_len);
+        needs_with(view, state, batch, output_len)
     }
 
     fn stretched(&self, needs: Nanos) -> Nanos {
@@ -105,6 +127,7 @@ impl Promises {
     /// Forgets a model.
     pub fn on_model(&mut self, model: ModelId) {
         self.sizes.on_model(model);
+        self.outputs.on_model(model);
     }
 
     pub fn on_arrive(&mut self, request: &Request) {
@@ -114,15 +137,27 @@ impl Promises {
     /// A waiting request is admitted.
     pub fn on_admit(&mut self, view: &View<'_>, state: &RequestState) {
         let batch = self.batch(view, state);
-        let promise = (view.now, needs(view, state, batch).0);
+        let promise = Promise {
+            admitted: view.now,
+            predicted: self.alone(view, state, batch).0,
+            input_len: state.request.input_len,
+        };
         self.open.insert(state.request.id, promise);
     }
 
     pub fn on_end(&mut self, now: Time, ending: &Ending) {
         self.sizes.on_end(ending);
-        let Some((admitted, predicted)) = self.open.remove(&ending.id) else {
+        let Some(promise) = self.open.remove(&ending.id) else {
             return;
         };
+        let Promise {
+            admitted,
+            predicted,
+            input_len,
+        } = promise;
+        if let Some(output_len) = ending.output_len {
+            self.outputs.on_end(ending.model, input_len, output_len);
+        }
         if ending.outcome.is_completed() && predicted > 0 {
             let ratio = now.since(admitted).0 as f64 / predicted as f64;
             self.stretch += STRETCH_WEIGHT * (ratio.min(MAX_STRETCH) - self.stretch);
@@ -130,13 +165,8 @@ impl Promises {
     }
 }
 
-/// Time that a waiting request needs on a device of its own, among `batch` samples.
-fn needs(view: &View<'_>, state: &RequestState, batch: u32) -> Nanos {
-    let output_len = view.model(state.request.model).output_len_p90;
-    needs_with(view, state, batch, output_len)
-}
-
-/// The same for that many passes of loops whose length is not known.
+/// Time that a waiting request needs on a device of its own, among `batch` samples, for so many
+/// passes of loops whose length is not known.
 fn needs_with(view: &View<'_>, state: &RequestState, batch: u32, output_len: u32) -> Nanos {
     let spec = view.model(state.request.model);
     let batch = batch.min(spec.max_batch);
