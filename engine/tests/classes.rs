@@ -279,10 +279,9 @@ fn an_idle_device_tries_those_who_would_be_in_time_with_short_outputs() {
     let mut arrivals: Vec<_> = (0..16).map(|i| at(100 * i, 3, 50)).collect();
     let mut expected = vec![Outcome::Shed; 16];
     for (arrival, outcome) in [
-        (at(2000, 3, 50), Outcome::Met),
+        (at(2000, 5, 50), Outcome::Met),
         // While that runs.
         (at(2005, 3, 50), Outcome::Shed),
-        (at(2100, 5, 50), Outcome::Met),
         (at(2200, 6, 50), Outcome::Violated),
         // Too late even for one pass.
         (at(2300, 1, 5), Outcome::Shed),
@@ -290,6 +289,9 @@ fn an_idle_device_tries_those_who_would_be_in_time_with_short_outputs() {
         (at(2400, 3, 50), Outcome::Shed),
         (at(2400, 3, 150), Outcome::Met),
         (at(2600, 3, 50), Outcome::Shed),
+        // The fourth to end; from then on outputs are predicted by those that were, not to be ten.
+        (at(2700, 3, 150), Outcome::Met),
+        (at(2900, 3, 50), Outcome::Met),
     ] {
         arrivals.push(arrival);
         expected.push(outcome);
