@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use common::*;
 use lazybatch_engine::core::checker::Checker;
-use lazybatch_engine::core::{Core, CoreConfig, Event, ModelSpec};
+use lazybatch_engine::core::{Action, Core, CoreConfig, Event, ModelSpec, Open};
 use lazybatch_engine::driver::virtual_time::{self, Script, SimRequest};
 use lazybatch_engine::driver::{Judge, Observer};
 use lazybatch_engine::policy;
@@ -148,6 +148,66 @@ fn without_loops_only_edf_is_compared_of_the_others() {
         assert_eq!(of_the_field, others, "of {compared:?}");
         assert!(compared.len() > others.len(), "base rules: {compared:?}");
     }
+}
+
+/// What the first plan is to begin with, after so many launches have ended, and the core then.
+fn planned(text: &str, num_done: usize) -> (Vec<Open>, Core) {
+    let policy = policy::build("adaptive").expect("a policy");
+    let mut core = Core::new(config(text), policy);
+    let mut in_flight = None;
+    let mut done = 0;
+    for i in 0..100 {
+        let now = Time(i * 10_000_000);
+        let sim = SimRequest::new(i, ModelId(0), now, None, 6, 6);
+        core.handle(now, Event::Arrive(sim.request));
+        loop {
+            while let Some(action) = core.poll_action(now) {
+                match action {
+                    Action::Launch { ticket, .. } => in_flight = Some(ticket),
+                    Action::Plan => return (core.take_plan().expect("a plan").open, core),
+                    _ => {}
+                }
+            }
+            // Some wait behind those in flight.
+            let Some(ticket) = in_flight.take_if(|_| i > 3 && done < num_done) else {
+                break;
+            };
+            done += 1;
+            let ended = Event::Done {
+                ticket,
+                stopped: Default::default(),
+                failed: None,
+                took: None,
+            };
+            core.handle(now, ended);
+        }
+    }
+    panic!("it asks for no plan");
+}
+
+#[test]
+fn plans_begin_with_those_in_flight_where_they_stand() {
+    let mut num_finishing = 0;
+    for (text, num_done) in [(CHAIN, 3), (CHAIN, 5), (TRANSLATOR, 2), (TRANSLATOR, 9)] {
+        let (open, core) = planned(text, num_done);
+        let view = core.view();
+        let mut expected = BTreeSet::new();
+        for (sub_batch, entry) in (0..).zip(view.table().iter()) {
+            for member in view.members(entry) {
+                let (block, segment) = (entry.block, entry.segment);
+                expected.insert((member.request.id, sub_batch, block, segment, member.step));
+            }
+        }
+        let placed = open.iter().filter_map(|o| {
+            let p = o.place?;
+            Some((o.past.id, p.sub_batch, p.block, p.segment, p.step))
+        });
+        assert_eq!(placed.collect::<BTreeSet<_>>(), expected, "{num_done} done");
+        assert_eq!(open.len(), expected.len() + core.num_waiting());
+        assert!(core.num_waiting() > 0);
+        num_finishing += core.num_open() - open.len();
+    }
+    assert!(num_finishing > 0, "who is in the last pass is left out");
 }
 
 #[test]

@@ -32,9 +32,9 @@ fn finishes(
 }
 
 /// Stops at `at`, puts what is in flight and what waits into a new core, and runs that: by id, when
-/// it ended. Nothing if somebody's loop stops with the launch that ends at `at`, which the first core
+/// it ended, and how many were in flight. Nothing if somebody's loop stops with the launch that ends at `at`, which the first core
 /// does not know then.
-fn resumed(world: &World, sims: &[SimRequest], at: Time) -> Option<Vec<(usize, u64)>> {
+fn resumed(world: &World, sims: &[SimRequest], at: Time) -> Option<(Vec<(usize, u64)>, usize)> {
     let (mut core, mut device) = begin(world);
     let script = Script {
         stop_at: Some(at),
@@ -83,7 +83,7 @@ fn resumed(world: &World, sims: &[SimRequest], at: Time) -> Option<Vec<(usize, u
     };
     let ends = finishes(&mut core, &mut device, &rest, &script);
     assert_eq!(core.num_open(), 0);
-    Some(ids.into_iter().zip(ends).collect())
+    Some((ids.into_iter().zip(ends).collect(), num_placed))
 }
 
 #[test]
@@ -116,11 +116,11 @@ fn a_core_that_begins_in_the_midst_of_work_goes_on_as_the_other() {
             .collect();
         stops.dedup();
         for &at in stops.iter().step_by(1 + stops.len() / 8) {
-            let Some(ends) = resumed(&world, &sims, at) else {
+            let Some((ends, placed)) = resumed(&world, &sims, at) else {
                 continue;
             };
             num_resumed += 1;
-            num_placed += ends.len();
+            num_placed += placed;
             for (id, finish) in ends {
                 let expected = whole.ended[id].finish;
                 assert_eq!(

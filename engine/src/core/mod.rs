@@ -124,7 +124,8 @@ impl Core {
     /// simulations that begin in the midst of work.
     ///
     /// # Panics
-    /// If they do not fit a launch or the slots of their model, or are not of one model.
+    /// If they do not fit a launch or the slots of their model, are of several models, or one of them
+    /// is behind another of its sequence or finds the queue full.
     pub fn place(&mut self, now: Time, block: u32, segment: u32, members: Vec<(Request, u32)>) {
         self.advance(now);
         self.undecided = true;
@@ -134,7 +135,8 @@ impl Core {
             self.policy.on_arrive(now, &request);
             self.state.arrive(now, request);
             let key = self.state.by_id[&id];
-            self.state.queues[model.index()].remove(id);
+            let waited = self.state.queues[model.index()].remove(id);
+            assert!(waited.is_some(), "{id} is behind another");
             self.state.requests[key as usize].step = step;
             keys.push(key);
         }

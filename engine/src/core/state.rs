@@ -564,6 +564,8 @@ impl State {
             return;
         };
         let model = self.requests[first as usize].request.model;
+        let is_alike = |&k: &Key| self.requests[k as usize].request.model == model;
+        assert!(members.iter().all(is_alike), "members are of one model");
         let (id, samples) = self.seat(model, &members);
         self.table.push(SubBatch {
             id,

@@ -2,9 +2,10 @@
 //!
 //! Each candidate runs in a core of its own over a [`SimDevice`]. It begins with the requests that are
 //! open now, those in flight in the batch table where they stand and the others in the queue, and
-//! then the past arrives once more: what a rule is worth depends on the backlog that it finds. A
-//! request counts by the weight of its class. Short pasts are repeated. Where the budget does not allow all candidates the
-//! whole, they see the first part, and only those near the best of it go on.
+//! then the past arrives once more: what a rule is worth depends on the backlog that it finds. The
+//! launch that is in flight costs nothing there. A request counts by the weight of its class. Short
+//! pasts are repeated. Where the budget does not allow all candidates the whole, they see the first
+//! part, and only those near the best of it go on.
 
 use lazybatch_kernels::{Noise, SimDevice};
 use lazybatch_sla::{Launch, Nanos, RequestId, Time};
@@ -267,7 +268,8 @@ fn run(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lazybatch_sla::{ClassId, ModelId};
+    use crate::core::ModelSpec;
+    use lazybatch_sla::{ClassId, ModelId, Profile};
 
     fn request(num: u64, open: Vec<(u64, Nanos)>) -> PlanRequest {
         let past = |i| Past {
@@ -316,6 +318,40 @@ mod tests {
         assert_eq!(delay_after(0), None);
         assert_eq!(delay_after(1), Some(Nanos(0)));
         assert_eq!(delay_after(9), Some(Nanos(40)));
+    }
+
+    #[test]
+    fn those_in_flight_begin_where_they_stand() {
+        let text = r#"{"format":"lazybatch-profile/1","device":"d","copy_gbps":1.0,"dispatch_us":0,
+            "models":[{"name":"m","max_batch":4,"blocks":[{"name":"once","repeat":"once","nodes":[{"name":"n",
+            "latency_us":[[1,5]]}]},{"name":"decode","repeat":"until_stop","nodes":[{"name":"n",
+            "latency_us":[[1,5]]}]}]}]}"#;
+        let profile = Profile::parse("test", text).expect("a profile");
+        let model = ModelSpec::from_profile(&profile, &profile.models[0], 1, 8);
+        let mut plan = request(100, [3, 5, 7, 8].map(|i| (i, Nanos(i))).to_vec());
+        plan.config = crate::core::CoreConfig::new(vec![model]);
+        for (open, sub_batch, step) in [(0, 1, 2), (2, 0, 0), (3, 1, 1)] {
+            plan.open[open].place = Some(Place {
+                sub_batch,
+                block: sub_batch,
+                segment: 0,
+                step,
+            });
+        }
+        let offered = Offered::new(&plan);
+        let inputs = offered.arrivals.iter().map(|a| a.request.input_len);
+        assert_eq!(inputs.take(5).collect::<Vec<_>>(), [7, 3, 8, 5, 0]);
+        assert_eq!(offered.waited, [7, 3, 8, 5].map(Nanos));
+        let mut core = Core::new(plan.config, policy::build("front").expect("a policy"));
+        offered.place(&mut core);
+        let view = core.view();
+        let entry = |e| {
+            let members = view.members(e).map(|m| (m.request.id.0, m.step));
+            (e.block, members.collect::<Vec<_>>())
+        };
+        let entries: Vec<_> = view.table().iter().map(entry).collect();
+        assert_eq!(entries, [(0, vec![(0, 0)]), (1, vec![(1, 2), (2, 1)])]);
+        assert_eq!(core.num_waiting(), 0, "who waits arrives");
     }
 
     #[test]

@@ -88,7 +88,7 @@ pub struct Script {
 }
 
 /// Runs all arrivals to their end; how each request ended, in order of ending. `observer` sees
-/// every event, launch and action. `timer` is called around every decision with a real choice in
+/// every event, launch and action; requests that were placed have no arrival. `timer` is called around every decision with a real choice in
 /// turn with `true` before and `false` after, for those who measure it.
 ///
 /// # Panics

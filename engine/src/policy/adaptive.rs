@@ -3,14 +3,15 @@
 //! Two time scales. At every boundary the *incumbent*, one of the rules of [`super::base`] or, where
 //! classes, levels and shares do not matter, another policy, decides. Every so many arrivals, and
 //! when the arrival rate or the number of open requests has changed, the policy asks for a plan:
-//! each candidate rule is simulated from what is left of the requests that are open now over the
+//! each candidate rule is simulated from the batch table and the queue as they are now over the
 //! arrivals of the recent past, with their gaps, lengths and deadlines as they were and the latency tables as
 //! measured, and the one of least mean cost becomes the incumbent, the incumbent keeping its place
 //! unless another is cheaper by [`HYSTERESIS`]. Cost is latency, plus [`MISS_WEIGHT`] times the SLA target where that is missed.
 //!
 //! What is learned online: arrivals (`history.rs`), output lengths of ended requests, which stand in
 //! for those of requests that have not ended, by input length; the ratio of measured to predicted
-//! launch times, by block, which corrects the tables that plans are made with.
+//! launch times, by block, which corrects the tables that plans are made with; whether a deadline
+//! can be met (`promise.rs`, `outputs.rs`).
 //!
 //! Requests that can no longer be in time are demoted: they let those pass that can. `adaptive:shed`
 //! and `adaptive:refuse` refuse them instead, as the base rules do; what a class says of its own

@@ -240,16 +240,17 @@ pub(super) mod tests {
             assert_eq!(p.output_len, l.1.div_ceil(joined));
         }
         assert_eq!(model.output_len_p90, 90_u32.div_ceil(joined));
-        let mut open = [(0, 49), (2, 0), (3, 20), (3, 34)].map(|(block, step)| Open {
+        let place = Place {
+            sub_batch: 5,
+            block: 3,
+            segment: 1,
+            step: 34,
+        };
+        let mut open = [Open {
             past: self::past(&[(50, 35)])[0],
             since: Nanos::ZERO,
-            place: Some(Place {
-                sub_batch: 0,
-                block,
-                segment: 1,
-                step,
-            }),
-        });
+            place: Some(place),
+        }];
         let mut again = self::past(&lengths);
         let corrections = [vec![1.0; 4]];
         config(
@@ -259,14 +260,14 @@ pub(super) mod tests {
             &mut again,
             &mut open,
         );
-        for o in &open {
-            assert_eq!(o.past.output_len, 35_u32.div_ceil(joined));
-        }
-        let places = open.map(|o| o.place.map(|p| (p.block, p.segment, p.step)));
-        let last = |len: u32| len.div_ceil(joined) - 1;
-        let near = (20 + joined / 2) / joined;
-        let expected = [(0, 0, last(50)), (2, 1, 0), (3, 0, near), (3, 0, last(35))];
-        assert_eq!(places, expected.map(Some));
+        assert_eq!(open[0].past.output_len, 35_u32.div_ceil(joined));
+        let (segment, step) = (0, 35_u32.div_ceil(joined) - 1);
+        let last = Place {
+            segment,
+            step,
+            ..place
+        };
+        assert_eq!(open[0].place, Some(last), "one pass is left");
         // All requests together, one at a time.
         let total = |model: &ModelSpec, lengths: &[(u32, u32)]| -> f64 {
             let alone = |l: &(u32, u32)| {
@@ -286,6 +287,38 @@ pub(super) mod tests {
         let coarse: Vec<(u32, u32)> = past.iter().map(|p| (p.input_len, p.output_len)).collect();
         let ratio = total(&model, &coarse) / total(&fine, &lengths);
         assert!((ratio - 1.0).abs() < 0.001, "{ratio}");
+    }
+
+    #[test]
+    fn places_are_the_nearest_of_joined_passes_and_segments() {
+        let near = |repeat, num_segments: u32, segment, step| {
+            let block = BlockSpec {
+                name: "b".into(),
+                repeat,
+                segments: (0..num_segments).map(|s| s..s + 1).collect(),
+            };
+            let place = Place {
+                sub_batch: 5,
+                block: 1,
+                segment,
+                step,
+            };
+            let near = coarse_place(&block, &past(&[(40, 40)])[0], &place, 8);
+            assert_eq!((near.sub_batch, near.block), (5, 1));
+            (near.segment, near.step)
+        };
+        // 40 passes are five; 20 segments are eight groups, the sixth from the twelfth on.
+        for repeat in [
+            Repeat::PerInputStep { stride: 1 },
+            Repeat::UntilStop { max: 100 },
+        ] {
+            let steps = [0, 3, 4, 20, 35, 39].map(|step| near(repeat, 3, 2, step));
+            assert_eq!(steps, [0, 0, 1, 3, 4, 4].map(|step| (0, step)));
+        }
+        let halved = Repeat::PerInputStep { stride: 2 };
+        assert_eq!(near(halved, 3, 0, 19), (0, 2), "20 passes are three");
+        let groups = [0, 1, 2, 11, 12, 19].map(|s| near(Repeat::Once, 20, s, 0));
+        assert_eq!(groups, [0, 0, 1, 4, 5, 7].map(|group| (group, 0)));
     }
 
     #[test]

@@ -1,13 +1,15 @@
 //! Output lengths by input length, learned as requests end.
 //!
 //! Inputs of about the same length, four classes to an octave, share an exponentially weighted mean of
-//! the passes that their last loop took until the output stopped. A class in which too few have
-//! ended takes the mean of the nearest one in which enough have; where there is none, the model's
-//! prediction stands.
+//! the passes that their loop took until the output stopped. A class in which too few have ended
+//! takes the mean of the nearest one in which enough have. Nobody is thought to take more than the
+//! model's own prediction, which stands where nothing is known: a class whose requests are refused
+//! for what a few of them took would never hear of others.
 
-use lazybatch_sla::ModelId;
+use lazybatch_sla::{ModelId, RequestId};
+use rustc_hash::FxHashMap;
 
-use crate::core::ModelSpec;
+use crate::core::{Ending, ModelSpec, Request};
 
 /// Share that the newest output has in a mean, once the mean has as many as that share allows.
 const WEIGHT: f64 = 0.02;
@@ -22,40 +24,73 @@ struct Mean {
     len: f64,
 }
 
+/// Means of one model.
+#[derive(Clone, Debug, Default)]
+struct Means {
+    by_class: Vec<Mean>,
+    /// For each class the nearest one that has enough; empty where none has.
+    nearest: Vec<usize>,
+}
+
 /// Means of the models so far.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Outputs(Vec<Vec<Mean>>);
+pub(super) struct Outputs {
+    means: Vec<Means>,
+    /// Input lengths of requests that have not ended.
+    open: FxHashMap<RequestId, u32>,
+}
 
 impl Outputs {
     /// Forgets a model.
     pub fn on_model(&mut self, model: ModelId) {
-        if let Some(classes) = self.0.get_mut(model.index()) {
-            classes.clear();
+        if let Some(means) = self.means.get_mut(model.index()) {
+            *means = Means::default();
         }
     }
 
-    /// A request has ended after so many passes.
-    pub fn on_end(&mut self, model: ModelId, input_len: u32, output_len: u32) {
-        if self.0.len() <= model.index() {
-            self.0.resize(model.index() + 1, Vec::new());
+    pub fn on_arrive(&mut self, request: &Request) {
+        self.open.insert(request.id, request.input_len);
+    }
+
+    pub fn on_end(&mut self, ending: &Ending) {
+        let input_len = self.open.remove(&ending.id);
+        let Some((input_len, output_len)) = input_len.zip(ending.output_len) else {
+            return;
+        };
+        let model = ending.model.index();
+        if self.means.len() <= model {
+            self.means.resize(model + 1, Means::default());
         }
-        let classes = &mut self.0[model.index()];
-        classes.resize(CLASSES, Mean::default());
-        let mean = &mut classes[class(input_len)];
-        mean.num = mean.num.saturating_add(1);
-        let weight = WEIGHT.max(1.0 / f64::from(mean.num));
-        mean.len += weight * (f64::from(output_len) - mean.len);
+        self.means[model].add(class(input_len), output_len);
     }
 
     /// Passes that a request with that input is thought to take.
     pub fn predict(&self, spec: &ModelSpec, model: ModelId, input_len: u32) -> u32 {
-        let classes = self.0.get(model.index()).map_or(&[][..], Vec::as_slice);
-        let at = class(input_len);
-        let known = |i: usize| classes.get(i).filter(|m| m.num >= ENOUGH);
-        let near = known(at).or_else(|| {
-            (1..classes.len()).find_map(|d| known(at + d).or_else(|| known(at.checked_sub(d)?)))
-        });
-        near.map_or(spec.output_len_p90, |m| m.len.round() as u32)
+        let means = self.means.get(model.index());
+        let len = means.and_then(|m| m.len(class(input_len)));
+        len.map_or(spec.output_len_p90, |len| {
+            (len.round() as u32).min(spec.output_len_p90)
+        })
+    }
+}
+
+impl Means {
+    fn add(&mut self, class: usize, output_len: u32) {
+        self.by_class.resize(CLASSES, Mean::default());
+        let mean = &mut self.by_class[class];
+        mean.num = mean.num.saturating_add(1);
+        let weight = WEIGHT.max(1.0 / f64::from(mean.num));
+        mean.len += weight * (f64::from(output_len) - mean.len);
+        if mean.num == ENOUGH {
+            let known = (0..CLASSES).filter(|&c| self.by_class[c].num >= ENOUGH);
+            let known: Vec<usize> = known.collect();
+            let nearest = |c: usize| known.iter().copied().min_by_key(|&k| k.abs_diff(c));
+            self.nearest = (0..CLASSES).filter_map(nearest).collect();
+        }
+    }
+
+    fn len(&self, class: usize) -> Option<f64> {
+        Some(self.by_class[*self.nearest.get(class)?].len)
     }
 }
 
@@ -69,7 +104,7 @@ fn class(input_len: u32) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lazybatch_sla::Profile;
+    use lazybatch_sla::{ClassId, Outcome, Profile, Time};
 
     fn spec() -> ModelSpec {
         let text = r#"{"format":"lazybatch-profile/1","device":"d","copy_gbps":1.0,"dispatch_us":0,
@@ -89,6 +124,33 @@ mod tests {
         assert!(class(u32::MAX) < CLASSES);
     }
 
+    fn end(outputs: &mut Outputs, input_len: u32, output_len: u32) {
+        let (id, model) = (RequestId(outputs.means.len() as u64), ModelId(1));
+        outputs.on_arrive(&Request {
+            id,
+            model,
+            arrival: Time::ZERO,
+            sla: None,
+            class: ClassId::default(),
+            priority: 0,
+            delay_after: None,
+            samples: 1,
+            input_len,
+            sequence: None,
+            max_steps: None,
+            known_output_len: None,
+        });
+        outputs.on_end(&Ending {
+            id,
+            model,
+            class: ClassId::default(),
+            priority: 0,
+            outcome: Outcome::Met,
+            output_len: Some(output_len),
+        });
+        assert!(outputs.open.is_empty());
+    }
+
     #[test]
     fn outputs_are_predicted_by_those_of_such_inputs() {
         let (spec, model) = (spec(), ModelId(1));
@@ -96,20 +158,29 @@ mod tests {
         assert_eq!(outputs.predict(&spec, model, 10), 90);
         for i in 0..ENOUGH {
             assert_eq!(outputs.predict(&spec, model, 10), 90, "{i} ended");
-            outputs.on_end(model, 10, 20 + i);
-            outputs.on_end(model, 1000, 500);
+            end(&mut outputs, 10, 20 + i);
+        }
+        assert_eq!(outputs.predict(&spec, model, 900), 22, "the only class");
+        for _ in 0..ENOUGH {
+            end(&mut outputs, 1000, 50);
         }
         assert_eq!(outputs.predict(&spec, model, 10), 22, "21.5 rounded");
         assert_eq!(outputs.predict(&spec, model, 1), 22, "the nearest class");
-        assert_eq!(outputs.predict(&spec, model, 900), 500);
+        assert_eq!(outputs.predict(&spec, model, 900), 50);
         assert_eq!(outputs.predict(&spec, ModelId(0), 10), 90);
         for _ in 0..1000 {
-            outputs.on_end(model, 10, 60);
+            end(&mut outputs, 10, 60);
+            end(&mut outputs, 1000, 500);
         }
         assert_eq!(
             outputs.predict(&spec, model, 10),
             60,
             "what was is forgotten"
+        );
+        assert_eq!(
+            outputs.predict(&spec, model, 900),
+            90,
+            "no more than was foretold"
         );
         outputs.on_model(model);
         assert_eq!(outputs.predict(&spec, model, 10), 90);

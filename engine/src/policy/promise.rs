@@ -24,21 +24,12 @@ const MAX_STRETCH: f64 = 20.0;
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Promises {
-    /// Requests in flight.
-    open: FxHashMap<RequestId, Promise>,
+    /// Admission and predicted nanoseconds of requests in flight.
+    open: FxHashMap<RequestId, (Time, u64)>,
     /// Exponentially weighted mean of actual over predicted time.
     stretch: f64,
     sizes: Sizes,
     outputs: Outputs,
-}
-
-/// What was predicted of a request.
-#[derive(Clone, Copy, Debug)]
-struct Promise {
-    admitted: Time,
-    /// Nanoseconds.
-    predicted: u64,
-    input_len: u32,
 }
 
 impl Default for Promises {
@@ -132,32 +123,22 @@ impl Promises {
 
     pub fn on_arrive(&mut self, request: &Request) {
         self.sizes.on_arrive(request);
+        self.outputs.on_arrive(request);
     }
 
     /// A waiting request is admitted.
     pub fn on_admit(&mut self, view: &View<'_>, state: &RequestState) {
         let batch = self.batch(view, state);
-        let promise = Promise {
-            admitted: view.now,
-            predicted: self.alone(view, state, batch).0,
-            input_len: state.request.input_len,
-        };
+        let promise = (view.now, self.alone(view, state, batch).0);
         self.open.insert(state.request.id, promise);
     }
 
     pub fn on_end(&mut self, now: Time, ending: &Ending) {
         self.sizes.on_end(ending);
-        let Some(promise) = self.open.remove(&ending.id) else {
+        self.outputs.on_end(ending);
+        let Some((admitted, predicted)) = self.open.remove(&ending.id) else {
             return;
         };
-        let Promise {
-            admitted,
-            predicted,
-            input_len,
-        } = promise;
-        if let Some(output_len) = ending.output_len {
-            self.outputs.on_end(ending.model, input_len, output_len);
-        }
         if ending.outcome.is_completed() && predicted > 0 {
             let ratio = now.since(admitted).0 as f64 / predicted as f64;
             self.stretch += STRETCH_WEIGHT * (ratio.min(MAX_STRETCH) - self.stretch);
