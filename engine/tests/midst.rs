@@ -32,8 +32,8 @@ fn finishes(
 }
 
 /// Stops at `at`, puts what is in flight and what waits into a new core, and runs that: by id, when
-/// it ended, and how many were in flight. Nothing if somebody's loop stops with the launch that ends at `at`, which the first core
-/// does not know then.
+/// it ended, and how many were in flight. Nothing if somebody's loop stops with the launch that ends
+/// at `at`, which the first core does not know then.
 fn resumed(world: &World, sims: &[SimRequest], at: Time) -> Option<(Vec<(usize, u64)>, usize)> {
     let (mut core, mut device) = begin(world);
     let script = Script {

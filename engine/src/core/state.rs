@@ -48,6 +48,8 @@ pub struct Ending {
     pub class: ClassId,
     /// Its priority level.
     pub priority: u8,
+    /// Length of its input.
+    pub input_len: u32,
     /// Passes of its last `UntilStop` loop, if that has ended.
     pub output_len: Option<u32>,
 }
@@ -409,6 +411,7 @@ impl State {
             model,
             class: state.request.class,
             priority: state.request.priority,
+            input_len: state.request.input_len,
             output_len: state.output_len,
         });
         self.by_id.remove(&request);

@@ -282,6 +282,7 @@ mod tests {
                 class: ClassId::default(),
                 priority: 0,
                 outcome: Outcome::Met,
+                input_len: 1,
                 output_len: (id == 0).then_some(5),
             });
         }
@@ -321,6 +322,7 @@ mod tests {
             class: ClassId::default(),
             priority: 0,
             outcome: Outcome::Met,
+            input_len: 1,
             output_len,
         };
         history.on_end(&end(0, Some(11)));

@@ -6,10 +6,9 @@
 //! model's own prediction, which stands where nothing is known: a class whose requests are refused
 //! for what a few of them took would never hear of others.
 
-use lazybatch_sla::{ModelId, RequestId};
-use rustc_hash::FxHashMap;
+use lazybatch_sla::ModelId;
 
-use crate::core::{Ending, ModelSpec, Request};
+use crate::core::{Ending, ModelSpec};
 
 /// Share that the newest output has in a mean, once the mean has as many as that share allows.
 const WEIGHT: f64 = 0.02;
@@ -34,39 +33,30 @@ struct Means {
 
 /// Means of the models so far.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Outputs {
-    means: Vec<Means>,
-    /// Input lengths of requests that have not ended.
-    open: FxHashMap<RequestId, u32>,
-}
+pub(super) struct Outputs(Vec<Means>);
 
 impl Outputs {
     /// Forgets a model.
     pub fn on_model(&mut self, model: ModelId) {
-        if let Some(means) = self.means.get_mut(model.index()) {
+        if let Some(means) = self.0.get_mut(model.index()) {
             *means = Means::default();
         }
     }
 
-    pub fn on_arrive(&mut self, request: &Request) {
-        self.open.insert(request.id, request.input_len);
-    }
-
     pub fn on_end(&mut self, ending: &Ending) {
-        let input_len = self.open.remove(&ending.id);
-        let Some((input_len, output_len)) = input_len.zip(ending.output_len) else {
+        let Some(output_len) = ending.output_len else {
             return;
         };
         let model = ending.model.index();
-        if self.means.len() <= model {
-            self.means.resize(model + 1, Means::default());
+        if self.0.len() <= model {
+            self.0.resize(model + 1, Means::default());
         }
-        self.means[model].add(class(input_len), output_len);
+        self.0[model].add(class(ending.input_len), output_len);
     }
 
     /// Passes that a request with that input is thought to take.
     pub fn predict(&self, spec: &ModelSpec, model: ModelId, input_len: u32) -> u32 {
-        let means = self.means.get(model.index());
+        let means = self.0.get(model.index());
         let len = means.and_then(|m| m.len(class(input_len)));
         len.map_or(spec.output_len_p90, |len| {
             (len.round() as u32).min(spec.output_len_p90)
@@ -104,7 +94,7 @@ fn class(input_len: u32) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lazybatch_sla::{ClassId, Outcome, Profile, Time};
+    use lazybatch_sla::{ClassId, Outcome, Profile, RequestId};
 
     fn spec() -> ModelSpec {
         let text = r#"{"format":"lazybatch-profile/1","device":"d","copy_gbps":1.0,"dispatch_us":0,
@@ -125,30 +115,15 @@ mod tests {
     }
 
     fn end(outputs: &mut Outputs, input_len: u32, output_len: u32) {
-        let (id, model) = (RequestId(outputs.means.len() as u64), ModelId(1));
-        outputs.on_arrive(&Request {
-            id,
-            model,
-            arrival: Time::ZERO,
-            sla: None,
-            class: ClassId::default(),
-            priority: 0,
-            delay_after: None,
-            samples: 1,
-            input_len,
-            sequence: None,
-            max_steps: None,
-            known_output_len: None,
-        });
         outputs.on_end(&Ending {
-            id,
-            model,
+            id: RequestId(0),
+            model: ModelId(1),
             class: ClassId::default(),
             priority: 0,
             outcome: Outcome::Met,
+            input_len,
             output_len: Some(output_len),
         });
-        assert!(outputs.open.is_empty());
     }
 
     #[test]

@@ -123,7 +123,6 @@ impl Promises {
 
     pub fn on_arrive(&mut self, request: &Request) {
         self.sizes.on_arrive(request);
-        self.outputs.on_arrive(request);
     }
 
     /// A waiting request is admitted.

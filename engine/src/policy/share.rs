@@ -161,6 +161,7 @@ mod tests {
             model: ModelId(model),
             class: ClassId(0),
             priority: level,
+            input_len: 1,
             output_len: None,
         }
     }
