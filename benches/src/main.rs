@@ -12,7 +12,7 @@ use anyhow::bail;
 use lazybatch_benches::record::{self, Recorder};
 use lazybatch_benches::serving::echo;
 
-use measure::args::{all_cores, pairs, positive, read};
+use measure::args::{all_cores, folder, pairs, positive, read};
 use measure::{peers, realtime, serve, weights};
 
 /// What the command line says without arguments.
@@ -178,6 +178,10 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> anyhow::Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
+    if args.iter().any(|arg| arg == "--help" || arg == "-h") {
+        println!("{USAGE}");
+        return Ok(());
+    }
     if let [walk, table, net, policy] = &args[..]
         && walk == "walk"
     {
@@ -256,14 +260,15 @@ fn command(args: &[String]) -> String {
 }
 
 fn parse(args: &[String]) -> anyhow::Result<(&str, Settings)> {
-    let [name, folder, options @ ..] = args else {
+    let [name, rest @ ..] = args else {
         bail!("expected a command and a folder");
     };
     if name != "all" && COMMANDS.iter().all(|(command, _)| command != name) {
         bail!("unknown command {name}");
     }
+    let (folder, options) = folder(rest)?;
     let mut settings = Settings {
-        folder: folder.into(),
+        folder,
         threads: all_cores(),
         seed: 1,
         requests: 1500,

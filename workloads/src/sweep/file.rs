@@ -16,7 +16,7 @@ use crate::zoo;
 /// The value of `format`.
 pub const FORMAT: &str = "lazybatch-sweep/1";
 /// How many of the worst points are kept.
-const NUM_WORST: usize = 20;
+const NUM_WORST: usize = 30;
 
 /// A finished sweep.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -49,7 +49,7 @@ impl Sweep {
         let chosen = judged
             .map(str::to_owned)
             .or_else(|| judge::default_policy(&points));
-        let judgement = chosen.and_then(|p| Judgement::new(&points, &p, NUM_WORST));
+        let judgement = chosen.and_then(|p| Judgement::new(&points, &p, NUM_WORST, &has_loop));
         if let (Some(judged), None) = (judged, &judgement) {
             let expected = format!("one of {}", aggregate::policies(&points).join(", "));
             return Err(Error::parameter(

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::aggregate::{Cells, Means, Metric, means};
 use super::bound::{Over, OverBound};
+use super::kept::Kept;
 use super::points::{Point, Standing, name, paired};
 
 /// How much worse than the best other policy passes.
@@ -159,11 +160,22 @@ pub struct Judgement {
     pub over_bound: Option<OverBound>,
     /// The stable points with the largest J over the best other's, the worst first.
     pub worst: Vec<Case>,
+    /// The other points with the least goodput over the best other's, the worst first.
+    #[serde(default)]
+    pub worst_beyond: Vec<Case>,
+    /// What is answered in time beyond capacity, beside what is at it.
+    #[serde(default)]
+    pub kept: Vec<Kept>,
 }
 
 impl Judgement {
-    /// Judges `policy`; `None` if it is at no point.
-    pub fn new(points: &[Point], policy: &str, num_worst: usize) -> Option<Self> {
+    /// Judges `policy`; `None` if it is at no point. `has_loop` tells models with loops.
+    pub fn new(
+        points: &[Point],
+        policy: &str,
+        num_worst: usize,
+        has_loop: &dyn Fn(&str) -> bool,
+    ) -> Option<Self> {
         points.iter().find(|p| p.policy(policy).is_some())?;
         let by_j = |p: &Point| {
             let own = p.policy(policy)?;
@@ -186,32 +198,36 @@ impl Judgement {
             let both = (own.goodput_rps, other.goodput_rps);
             Some(Case::new(p, own, other, both, difference / unit, se / unit))
         };
-        let stable = points.iter().filter(|p| p.stable);
-        let mut worst: Vec<Case> = stable.clone().filter_map(by_j).collect();
-        let stable = Tally::of(worst.clone());
-        worst.sort_by(|a, b| b.behind.total_cmp(&a.behind));
-        worst.truncate(num_worst);
+        let stable: Vec<Case> = points
+            .iter()
+            .filter(|p| p.stable)
+            .filter_map(by_j)
+            .collect();
+        let beyond = points.iter().filter(|p| !p.stable);
+        let beyond: Vec<Case> = beyond.filter_map(by_goodput).collect();
+        let worst = |cases: &[Case]| {
+            let mut worst = cases.to_vec();
+            worst.sort_by(|a, b| b.behind.total_cmp(&a.behind));
+            worst.truncate(num_worst);
+            worst
+        };
         let gain = |base: &str| means(points, Cells::StableHalfLoad, Metric::J, policy, base);
         let lazy = ["lazy", "lazy:late-admits"]
             .into_iter()
             .filter(|l| *l != policy);
         Some(Self {
             policy: policy.into(),
-            stable,
-            beyond: Tally::of(
-                points
-                    .iter()
-                    .filter(|p| !p.stable)
-                    .filter_map(by_goodput)
-                    .collect(),
-            ),
+            worst: worst(&stable),
+            worst_beyond: worst(&beyond),
+            kept: Kept::of(points, policy, has_loop),
+            stable: Tally::of(stable),
+            beyond: Tally::of(beyond),
             over_lazy: lazy
                 .map(|l| (l.to_owned(), gain(l)))
                 .filter(|(_, m)| m.points > 0)
                 .collect(),
             over_greedy: gain("greedy"),
             over_bound: OverBound::new(points, policy),
-            worst,
         })
     }
 
@@ -267,7 +283,7 @@ mod tests {
                 runs.push(row("greedy", rate, seed as u64 + 1, greedy[seed], growth));
             }
         }
-        let judged = Judgement::new(&points(&runs), "lazy", 2).unwrap();
+        let judged = Judgement::new(&points(&runs), "lazy", 2, &|_| false).unwrap();
         // 1 % behind; 1 +- 1 behind at 15, within two errors; 2 +- 0 behind; ahead.
         assert_eq!(
             (judged.stable.points, judged.stable.within_tolerance),
@@ -282,8 +298,9 @@ mod tests {
         assert!((judged.beyond.exceptions[0].behind - 0.2).abs() < 1e-12);
         assert_eq!(judged.worst.len(), 2);
         assert_eq!(judged.worst[0].place.rate_rps, 70.0);
+        assert_eq!(judged.worst_beyond, judged.beyond.exceptions);
         assert!(!judged.stable.holds() && !judged.beats_lazy());
-        assert!(Judgement::new(&points(&runs), "adaptive", 2).is_none());
+        assert!(Judgement::new(&points(&runs), "adaptive", 2, &|_| false).is_none());
     }
 
     #[test]
@@ -295,7 +312,7 @@ mod tests {
         runs.push(row("oracle", 60.0, 1, 1.0, 0.0));
         let points = points(&runs);
         assert_eq!(default_policy(&points).as_deref(), Some("greedy"));
-        let judged = Judgement::new(&points, "greedy", 5).unwrap();
+        let judged = Judgement::new(&points, "greedy", 5, &|_| false).unwrap();
         assert!(judged.stable.holds() && judged.beats_lazy());
         let (name, means) = &judged.over_lazy[0];
         assert_eq!(

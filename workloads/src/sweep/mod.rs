@@ -17,6 +17,7 @@ pub mod cases;
 pub mod file;
 pub mod grid;
 pub mod judge;
+pub mod kept;
 pub mod moments;
 pub mod points;
 pub mod report;

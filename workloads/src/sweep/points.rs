@@ -41,7 +41,8 @@ pub struct Standing {
     pub mean_batch: f64,
     /// Share of the arrivals that piled up.
     pub backlog_growth: f64,
-    /// Whether it keeps up with the arrivals: growth at most [`SUSTAINED_GROWTH`].
+    /// Whether it keeps up with the arrivals: growth at most [`SUSTAINED_GROWTH`], and no request
+    /// refused or given up.
     pub sustained: bool,
     /// The best online policy of another name, by J.
     pub best_other: Option<String>,
@@ -211,6 +212,7 @@ fn standing(spec: &str, runs: &[&Run]) -> Standing {
     let each = |value: &dyn Fn(&Run) -> f64| own.iter().map(|r| value(r)).collect::<Vec<f64>>();
     let average = |value: &dyn Fn(&Run) -> f64| mean(&each(value));
     let backlog_growth = average(&|r| r.backlog_growth);
+    let sheds = own.iter().any(|r| r.result.shed > 0);
     Standing {
         policy: spec.into(),
         online: is_online(spec),
@@ -224,7 +226,7 @@ fn standing(spec: &str, runs: &[&Run]) -> Standing {
         goodput_by_seed: each(&|r| r.result.goodput_rps),
         mean_batch: average(&|r| r.result.mean_batch),
         backlog_growth,
-        sustained: backlog_growth <= SUSTAINED_GROWTH,
+        sustained: backlog_growth <= SUSTAINED_GROWTH && !sheds,
         best_other: None,
         ratio: None,
         ratio_se: None,
@@ -372,6 +374,17 @@ pub(crate) mod tests {
         }
         let stable: Vec<bool> = points(&runs).iter().map(|p| p.stable).collect();
         assert_eq!(stable, [true, true, false]);
+    }
+
+    #[test]
+    fn who_sheds_does_not_keep_up() {
+        let mut runs = vec![
+            row("greedy", 10.0, 1, 5.0, 0.0),
+            row("greedy", 40.0, 1, 5.0, 0.0),
+        ];
+        runs[1].result.shed = 1;
+        let stable: Vec<bool> = points(&runs).iter().map(|p| p.stable).collect();
+        assert_eq!(stable, [true, false]);
     }
 
     #[test]

@@ -78,6 +78,11 @@ pub fn report(sweep: &Sweep, moments: &[Moment]) -> Report {
                 &judged.stable.exceptions,
             ),
             (
+                "The worst points beyond capacity, by goodput",
+                "goodput",
+                &judged.worst_beyond,
+            ),
+            (
                 "Exceptions beyond capacity, by goodput",
                 "goodput",
                 &judged.beyond.exceptions,

@@ -7,12 +7,13 @@ use super::bound::Over;
 use super::file::Sweep;
 use super::grid::Setting;
 use super::judge::{Case, ERRORS, Judgement, TOLERANCE, Tally};
+use super::kept;
 use super::points::{is_online, name};
 use crate::report::Table;
 use crate::results::table::{number, plain};
 
 /// Most exceptions that are printed.
-const MAX_PRINTED: usize = 10;
+const MAX_PRINTED: usize = 25;
 
 /// A model in a setting, and something about it.
 pub fn cell_label(setting: &Setting, model: &str, what: &str) -> String {
@@ -259,6 +260,7 @@ pub fn judgements(judged: &Judgement) -> Vec<String> {
             both(judged.over_greedy)
         ),
     ];
+    lines.extend(kept::lines(&judged.kept));
     let bound = judged.over_bound.iter();
     lines.extend(bound.flat_map(|over| over.lines(&judged.policy)));
     lines
@@ -307,6 +309,11 @@ pub fn summary(sweep: &Sweep) -> String {
             "Exceptions at stable points",
             "J ms",
             &judged.stable.exceptions,
+        );
+        cases(
+            "Worst points beyond capacity",
+            "goodput",
+            &judged.worst_beyond,
         );
         cases(
             "Exceptions beyond capacity",
