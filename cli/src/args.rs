@@ -422,7 +422,7 @@ pub struct GeneraliseArgs {
         long,
         value_name = "LIST",
         value_delimiter = ',',
-        default_value = "greedy,graph:5,graph:25,lazy,continuous,cellular,edf,adaptive"
+        default_value = "serial,greedy,graph:5,graph:25,graph:55,graph:75,graph:95,lazy,lazy:late-admits,triton,continuous,cellular,edf,adaptive"
     )]
     pub policies: Vec<String>,
     /// Policy to compare with the best of the others
