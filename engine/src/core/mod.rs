@@ -204,6 +204,7 @@ impl Core {
                 }
             }
         }
+        self.refuse(now);
         self.report_ends(now);
         self.unplanned = true;
         choice
@@ -266,6 +267,21 @@ impl Core {
                 Decision::Demote { request } => self.state.demote(request),
                 Decision::Shed { request, cause } => self.shed(now, request, cause),
             }
+        }
+    }
+
+    /// Ends those that the policy refuses, whether or not a lane has room.
+    fn refuse(&mut self, now: Time) {
+        loop {
+            let view = View {
+                now,
+                lane: LaneId(0),
+                state: &self.state,
+            };
+            let Some((request, cause)) = self.policy.refuse(&view) else {
+                return;
+            };
+            self.shed(now, request, cause);
         }
     }
 

@@ -269,7 +269,7 @@ fn run(
 mod tests {
     use super::*;
     use crate::core::ModelSpec;
-    use lazybatch_sla::{ClassId, ModelId, Profile};
+    use lazybatch_sla::{ClassId, ModelId, Outcome, Profile};
 
     fn request(num: u64, open: Vec<(u64, Nanos)>) -> PlanRequest {
         let past = |i| Past {
@@ -371,5 +371,35 @@ mod tests {
         };
         assert_eq!(offered.arrivals.len(), MIN_ARRIVALS);
         assert_eq!([gap(1), gap(299), gap(300), gap(600)], [10, 10, 8, 11]);
+    }
+
+    #[test]
+    fn a_cost_counts_latency_and_misses_by_the_weight_of_the_class() {
+        let mut plan = request(4, Vec::new());
+        let gold = "gold:weight=4".parse().expect("a class");
+        plan.config.classes = lazybatch_sla::Class::by_id([gold]);
+        plan.arrivals[1].class = ClassId(1);
+        let offered = Offered::new(&plan);
+        // Two in time after 50, one of each class; then gold after 150, late by its target of 100;
+        // then one of the others, refused after 30.
+        let ended = |(i, after, outcome): (u64, u64, Outcome)| virtual_time::Ended {
+            id: RequestId(i),
+            first_launch: None,
+            finish: Time(offered.arrivals[i as usize].request.arrival.0 + after),
+            outcome,
+        };
+        let cost = |endings: &[(u64, u64, Outcome)]| {
+            let ran = Ran {
+                ended: endings.iter().copied().map(ended).collect(),
+                launches: 7,
+            };
+            Trial::new(&plan, "front", &offered, &ran).cost
+        };
+        let met = [(0, 50, Outcome::Met), (1, 50, Outcome::Met)];
+        assert_eq!(cost(&met), (50.0 + 4.0 * 50.0) / 2.0);
+        let late = [(1, 150, Outcome::Violated)];
+        assert_eq!(cost(&late), 4.0 * (150.0 + 3.0 * 100.0));
+        let refused = [(2, 30, Outcome::Shed)];
+        assert_eq!(cost(&refused), 100.0 + 3.0 * 100.0);
     }
 }

@@ -34,7 +34,7 @@ use super::history::History;
 use super::places::Places;
 use super::rescue::Rescue;
 use super::{Decision, Entry, Policy};
-use crate::core::{Ending, ModelSpec, Open, Plan, PlanRequest, Request, View};
+use crate::core::{Ending, Key, ModelSpec, Open, Plan, PlanRequest, Request, View};
 
 /// Registry line.
 pub const ENTRY: Entry = Entry {
@@ -148,6 +148,12 @@ struct Parts {
     others: bool,
     /// Demotion of those that are too late.
     demotion: bool,
+    /// Times of batches in predictions, in the place of the sum over requests alone.
+    batched: bool,
+    /// The ratio that requests took against predictions.
+    stretch: bool,
+    /// Batches that are no larger than the most urgent bears.
+    shrink: bool,
     /// Correction of latency tables by measured launches.
     correction: bool,
     /// Hysteresis.
@@ -164,6 +170,9 @@ impl Parts {
                 "caps" => &mut parts.caps,
                 "others" => &mut parts.others,
                 "demotion" => &mut parts.demotion,
+                "batched" => &mut parts.batched,
+                "stretch" => &mut parts.stretch,
+                "shrink" => &mut parts.shrink,
                 "correction" => &mut parts.correction,
                 "hysteresis" => &mut parts.hysteresis,
                 "rescue" => &mut parts.rescue,
@@ -172,6 +181,16 @@ impl Parts {
             *part = true;
         }
         Some(parts)
+    }
+
+    /// What rules are to leave out, in their words.
+    fn words(self) -> Vec<&'static str> {
+        let words = [
+            (self.batched, "no-batched"),
+            (self.stretch, "no-stretch"),
+            (self.shrink, "no-shrink"),
+        ];
+        words.iter().filter(|w| w.0).map(|w| w.1).collect()
     }
 }
 
@@ -303,6 +322,13 @@ impl Policy for Adaptive {
             return decision;
         }
         self.incumbent.decide(view)
+    }
+
+    fn refuse(&mut self, view: &View<'_>) -> Option<(Key, &'static str)> {
+        match self.incumbent.other {
+            Some(_) => None,
+            None => self.incumbent.base.refuse(view),
+        }
     }
 
     fn because(&self) -> String {
@@ -454,14 +480,20 @@ impl Adaptive {
             true => STATIC_RULES,
             false => LOOP_RULES,
         };
-        let late = self.late;
         let rules = rules
             .iter()
             .filter(|r| !self.without.caps || !r.contains("cap"));
-        let rule = |r: &&str| match r.contains(':') {
-            _ if self.without.demotion => r.to_string(),
-            true => format!("{r}/{late}"),
-            false => format!("{r}:{late}"),
+        let mut words = self.without.words();
+        if !self.without.demotion {
+            words.push(self.late.name());
+        }
+        let rule = |r: &&str| {
+            let (name, numbers) = super::split(r);
+            let words: Vec<&str> = numbers.into_iter().chain(words.iter().copied()).collect();
+            match words.is_empty() {
+                true => name.to_string(),
+                false => format!("{name}:{}", words.join("/")),
+            }
         };
         rules.map(rule).collect()
     }

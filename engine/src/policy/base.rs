@@ -44,7 +44,7 @@ use lazybatch_sla::{ClassId, Late, ModelId, RequestId, SubBatchId, Time};
 use smallvec::SmallVec;
 
 use super::gate::{Weighed, balances, joins, rows};
-use super::promise::{Promises, WELL_FILLED};
+use super::promise::{By, Promises, WELL_FILLED, Without};
 use super::share::Shares;
 use super::{Decision, Entry, Pick, Policy};
 use crate::core::{Ending, Flow, Key, ModelSpec, Request, SubBatch, View};
@@ -63,9 +63,14 @@ pub const FRONT: Entry = Entry {
 /// Registry line of `join:K`.
 pub const JOIN: Entry = Entry {
     name: "join",
-    usage: "join:K[/capP][/LATE]",
+    usage: "join:K[/capP][/no-PART..][/LATE]",
     summary: "newcomers catch up inside a block where that pays, K requests queueing behind",
-    examples: &["join:0", "join:3/demote", "join:1/cap60"],
+    examples: &[
+        "join:0",
+        "join:3/demote",
+        "join:1/cap60",
+        "join:1/cap60/no-batched/no-stretch/demote",
+    ],
     refusing: &["join:1/shed"],
     needs_output_len: false,
     build: |argument| build("join", argument),
@@ -74,7 +79,7 @@ pub const JOIN: Entry = Entry {
 /// Registry line of `balance:F`.
 pub const BALANCE: Entry = Entry {
     name: "balance",
-    usage: "balance:F[/capP][/LATE]",
+    usage: "balance:F[/capP][/no-PART..][/LATE]",
     summary: "newcomers catch up once they have waited F times what they disturb",
     examples: &["balance:0", "balance:1/demote"],
     refusing: &["balance:0.5/shed"],
@@ -85,7 +90,7 @@ pub const BALANCE: Entry = Entry {
 /// Registry line of `sharing:F`.
 pub const SHARING: Entry = Entry {
     name: "sharing",
-    usage: "sharing:F/A/W[/capP][/LATE]",
+    usage: "sharing:F/A/W[/capP][/no-PART..][/LATE]",
     summary: "admits as balance:F; sub-batches take turns, members count to the power A, those in \
               front W-fold",
     examples: &[
@@ -143,6 +148,16 @@ fn rule(
     let mut words: Vec<&str> = argument.into_iter().flat_map(|a| a.split('/')).collect();
     let late = words.last().and_then(|w| late(w));
     words.truncate(words.len() - usize::from(late.is_some()));
+    let (mut without, mut shrinks) = (Without::default(), true);
+    while let Some(part) = words.last().and_then(|w| w.strip_prefix("no-")) {
+        match part {
+            "batched" => without.batched = true,
+            "stretch" => without.stretch = true,
+            "shrink" => shrinks = false,
+            _ => return None,
+        }
+        words.pop();
+    }
     let cap = words.last().and_then(|w| cap(w));
     words.truncate(words.len() - usize::from(cap.is_some()));
     let number = |w: &&str| w.parse().ok().filter(|n: &f64| n.is_finite() && *n >= 0.0);
@@ -155,6 +170,8 @@ fn rule(
         order,
         gate,
         cap,
+        without,
+        shrinks,
         late: late.unwrap_or(Late::Keep),
     })
 }
@@ -180,6 +197,10 @@ pub(super) struct Rule {
     gate: Gate,
     /// Batches of at most the knee at this share of the highest throughput.
     cap: Option<f64>,
+    /// What predictions leave out.
+    without: Without,
+    /// Batches are no larger than their most urgent member bears.
+    shrinks: bool,
     late: Late,
 }
 
@@ -235,12 +256,9 @@ impl Policy for Base {
             self.weighed = Weighed::Late;
             return Decision::Demote { request };
         }
-        if let Some(request) = self.refused(view) {
+        if let Some((request, cause)) = self.refuse(view) {
             self.weighed = Weighed::Late;
-            return Decision::Shed {
-                request,
-                cause: "its deadline cannot be met",
-            };
+            return Decision::Shed { request, cause };
         }
         if let Some(request) = self.too_late(view) {
             self.weighed = Weighed::Late;
@@ -270,6 +288,36 @@ impl Policy for Base {
         }
     }
 
+    /// One that has just arrived, if its class refuses those that will be late.
+    fn refuse(&mut self, view: &View<'_>) -> Option<(Key, &'static str)> {
+        while let Some((model, class, id)) = self.fresh.pop_front() {
+            if self.rule.late(view, class) != Late::Refuse {
+                continue;
+            }
+            let Some(key) = view.queue(model).find(id) else {
+                continue;
+            };
+            let state = view.request(key);
+            let own = self.shares.claim(model, class, state.request.priority);
+            let mut ahead = 0;
+            let in_time = |f: &&Flow| !f.key.is_late && !f.key.is_delayed;
+            for flow in view.queue(model).flows().filter(in_time) {
+                let claim = self.shares.claim(model, flow.key.class, flow.key.level);
+                if claim.is_as_urgent(&own) {
+                    ahead += flow.len() as u32;
+                }
+            }
+            // It waits there itself.
+            if self
+                .promises
+                .will_be_late(view, state, ahead.saturating_sub(1))
+            {
+                return Some((key, "its deadline cannot be met"));
+            }
+        }
+        None
+    }
+
     fn because(&self) -> String {
         self.weighed.to_string()
     }
@@ -297,11 +345,13 @@ impl Policy for Base {
 
 impl Base {
     pub fn new(rule: Rule) -> Self {
+        let mut promises = Promises::default();
+        promises.without = rule.without;
         Self {
             rule,
             running: None,
             shares: Shares::default(),
-            promises: Promises::default(),
+            promises,
             fresh: VecDeque::new(),
             weighed: Weighed::Nothing,
             hopeless: 0,
@@ -312,42 +362,13 @@ impl Base {
     /// Goes on by another rule, with what has been learned.
     pub fn change(&mut self, rule: Rule) {
         self.rule = rule;
+        self.promises.without = rule.without;
     }
 
     /// Somebody else decides for now.
     pub fn pause(&mut self) {
         self.running = None;
         self.fresh.clear();
-    }
-
-    /// One that has just arrived, if its class refuses those that will be late.
-    fn refused(&mut self, view: &View<'_>) -> Option<Key> {
-        while let Some((model, class, id)) = self.fresh.pop_front() {
-            if self.rule.late(view, class) != Late::Refuse {
-                continue;
-            }
-            let Some(key) = view.queue(model).find(id) else {
-                continue;
-            };
-            let state = view.request(key);
-            let own = self.shares.claim(model, class, state.request.priority);
-            let mut ahead = 0;
-            let in_time = |f: &&Flow| !f.key.is_late && !f.key.is_delayed;
-            for flow in view.queue(model).flows().filter(in_time) {
-                let claim = self.shares.claim(model, flow.key.class, flow.key.level);
-                if claim.is_as_urgent(&own) {
-                    ahead += flow.len() as u32;
-                }
-            }
-            // It waits there itself.
-            if self
-                .promises
-                .will_be_late(view, state, ahead.saturating_sub(1))
-            {
-                return Some(key);
-            }
-        }
-        None
     }
 
     /// The oldest of a flow that sheds those that can no longer be in time.
@@ -362,13 +383,13 @@ impl Base {
         sheds.find_map(|flow| {
             let [oldest, newest] = [flow.front()?, flow.back()?].map(|key| view.request(key));
             let promises = &mut self.promises;
-            if !promises.is_late(view, oldest) {
+            if !promises.is_late(view, oldest, By::Most) {
                 self.hopeless = 0;
                 return None;
             }
             let tries = view.table().is_empty()
                 && self.hopeless >= HOPELESS
-                && promises.is_late(view, newest)
+                && promises.is_late(view, newest, By::Most)
                 && promises.may_be_in_time(view, oldest);
             if tries {
                 return None;
@@ -470,15 +491,22 @@ impl Base {
     /// Drops the last of a batch while one of the first `num_in_time` would be late for its size,
     /// down to a batch that is filled well.
     fn shrink(&mut self, view: &View<'_>, model: ModelId, keys: &mut Vec<Key>, num_in_time: usize) {
+        if !self.rule.shrinks {
+            return;
+        }
         let states = keys[..num_in_time].iter().map(|&k| view.request(k));
         let in_time = states.filter(|s| self.rule.late(view, s.request.class) != Late::Keep);
         let Some(urgent) = in_time.min_by_key(|s| (s.deadline, s.request.id)) else {
             return;
         };
+        let by = match self.rule.late(view, urgent.request.class) {
+            Late::Shed | Late::Refuse => By::Most,
+            Late::Keep | Late::Demote => By::Mean,
+        };
         let in_flight = view.num_in_flight(model);
         let is_late = |n: usize| {
             self.promises
-                .is_late_among(view, urgent, in_flight + n as u32)
+                .is_late_among(view, urgent, in_flight + n as u32, by)
         };
         if !is_late(keys.len()) {
             return;
@@ -559,7 +587,7 @@ impl Base {
             }
             let rule = self.rule.late(view, flow.key.class);
             let demotes = rule == Late::Demote || rule == Late::Refuse;
-            if demotes && !flow.key.is_late && self.promises.is_late(view, state) {
+            if demotes && !flow.key.is_late && self.promises.is_late(view, state, By::Mean) {
                 // Demoted, it waits behind everyone who is looked at here before it is full.
                 late.push((key, state.request.id));
                 waiting.next();

@@ -116,6 +116,13 @@ pub trait Policy: Send {
         let _ = (model, models);
     }
 
+    /// A waiting request to refuse now, and why; asked again until there is none. Asked at every
+    /// event, when no lane has room for a launch too: who is refused hears at once.
+    fn refuse(&mut self, view: &View<'_>) -> Option<(Key, &'static str)> {
+        let _ = view;
+        None
+    }
+
     /// A plan that it wants made; asked behind every decision.
     fn plan(&mut self, view: &View<'_>) -> Option<PlanRequest> {
         let _ = view;

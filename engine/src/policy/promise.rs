@@ -3,9 +3,12 @@
 //! What it needs is what the latency tables say of a request of the output length that such inputs
 //! have had (`outputs.rs`), if it shares the device with as many of its model as there are, but no
 //! more than fill a batch well (the knee of `sizes.rs`), times the *stretch*: the ratio that recent
-//! requests took between admission and end against what was predicted in this way. When it could
-//! start follows from Little's law: those in flight leave at a rate of their number over the time
-//! each needs.
+//! requests took between admission and end against what was predicted in this way. Batches may be
+//! larger, and rules let others run between: the stretch has that, so whether someone is predicted to
+//! be late must not depend on how many happen to be in flight. Who is only demoted goes by the mean
+//! ratio; who would be refused by one that three of four requests keep to. When it could start
+//! follows from Little's law: those in flight leave at a rate of their number over the time each
+//! needs.
 
 use lazybatch_sla::{ModelId, Nanos, OutputLen, RequestId, Time};
 use rustc_hash::FxHashMap;
@@ -14,20 +17,64 @@ use super::outputs::Outputs;
 use super::sizes::Sizes;
 use crate::core::{Ending, Request, RequestState, View};
 
-/// Share that the newest request has in the stretch.
-const STRETCH_WEIGHT: f64 = 0.02;
+/// Share that the newest request has in the mean ratio.
+const MEAN_WEIGHT: f64 = 0.02;
+/// Share of the requests that keep to [`By::Most`].
+const MOST: f64 = 0.75;
+/// How fast that follows them: a ratio above it raises it by so much times the share, one below
+/// lowers it by the rest.
+const MOST_STEP: f64 = 0.1;
 /// Share of the highest throughput at which a batch is filled well.
 pub(super) const WELL_FILLED: f64 = 0.9;
 /// Most that one request counts.
 const MAX_STRETCH: f64 = 20.0;
 
+/// Parts of the prediction that may be left out, to see what they are worth.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Without {
+    /// Times of batches: a batch is thought to take as long as its requests one by one.
+    pub batched: bool,
+    /// The stretch.
+    pub stretch: bool,
+}
+
+/// What recent requests took between admission and end, over what was predicted.
+#[derive(Clone, Copy, Debug)]
+struct Stretch {
+    /// Exponentially weighted mean.
+    mean: f64,
+    /// The share [`MOST`] of them took no more.
+    most: f64,
+}
+
+impl Stretch {
+    fn learn(&mut self, ratio: f64) {
+        self.mean += MEAN_WEIGHT * (ratio.min(MAX_STRETCH) - self.mean);
+        let step = match ratio > self.most {
+            true => MOST,
+            false => MOST - 1.0,
+        };
+        let most = self.most * (MOST_STEP * step).exp();
+        self.most = most.clamp(1.0 / MAX_STRETCH, MAX_STRETCH);
+    }
+}
+
+/// Which ratio a prediction goes by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum By {
+    /// The mean of recent requests.
+    Mean,
+    /// One that most of them kept to.
+    Most,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Promises {
+    pub without: Without,
     /// Admission and predicted nanoseconds of requests in flight.
     open: FxHashMap<RequestId, (Time, u64)>,
-    /// Exponentially weighted mean of actual over predicted time.
-    stretch: f64,
+    stretch: Stretch,
     sizes: Sizes,
     outputs: Outputs,
 }
@@ -35,8 +82,12 @@ pub(super) struct Promises {
 impl Default for Promises {
     fn default() -> Self {
         Self {
+            without: Without::default(),
             open: FxHashMap::default(),
-            stretch: 1.0,
+            stretch: Stretch {
+                mean: 1.0,
+                most: 1.0,
+            },
             sizes: Sizes::default(),
             outputs: Outputs::default(),
         }
@@ -46,14 +97,14 @@ impl Default for Promises {
 impl Promises {
     /// Whether a waiting request would be late if it were admitted now, in a batch that is filled
     /// well.
-    pub fn is_late(&mut self, view: &View<'_>, state: &RequestState) -> bool {
-        state.deadline != Time::MAX && view.now + self.needs(view, state) > state.deadline
+    pub fn is_late(&mut self, view: &View<'_>, state: &RequestState, by: By) -> bool {
+        state.deadline != Time::MAX && view.now + self.needs(view, state, by) > state.deadline
     }
 
     /// Whether a waiting request would be late if it were admitted now and ran with `batch`
     /// samples.
-    pub fn is_late_among(&self, view: &View<'_>, state: &RequestState, batch: u32) -> bool {
-        let needs = self.stretched(self.alone(view, state, batch));
+    pub fn is_late_among(&self, view: &View<'_>, state: &RequestState, batch: u32, by: By) -> bool {
+        let needs = self.stretched(self.alone(view, state, batch), by);
         state.deadline != Time::MAX && view.now + needs > state.deadline
     }
 
@@ -62,7 +113,7 @@ impl Promises {
         if state.deadline == Time::MAX {
             return false;
         }
-        let needs = self.needs(view, state);
+        let needs = self.needs(view, state, By::Most);
         let in_flight = view.num_in_flight(state.request.model).max(1);
         let wait = needs.0 as f64 * f64::from(ahead) / f64::from(in_flight);
         view.now + needs + Nanos(wait as u64) > state.deadline
@@ -72,7 +123,7 @@ impl Promises {
     /// short as they can be.
     pub fn may_be_in_time(&mut self, view: &View<'_>, state: &RequestState) -> bool {
         let batch = self.batch(view, state);
-        let needs = self.stretched(needs_with(view, state, batch, 1));
+        let needs = self.stretched(needs_with(view, state, batch, 1), By::Mean);
         view.now + needs <= state.deadline
     }
 
@@ -81,9 +132,9 @@ impl Promises {
         state.request.arrival + self.alone(view, state, 1) > state.deadline
     }
 
-    fn needs(&mut self, view: &View<'_>, state: &RequestState) -> Nanos {
+    fn needs(&mut self, view: &View<'_>, state: &RequestState, by: By) -> Nanos {
         let batch = self.batch(view, state);
-        self.stretched(self.alone(view, state, batch))
+        self.stretched(self.alone(view, state, batch), by)
     }
 
     /// Time that a waiting request needs on a device of its own, among `batch` samples.
@@ -92,22 +143,27 @@ impl Promises {
             model, input_len, ..
         } = state.request;
         let output_len = self.outputs.predict(view.model(model), model, input_len);
-        needs_with(view, state, batch, output_len)
+        match self.without.batched {
+            true => Nanos(needs_with(view, state, 1, output_len).0 * u64::from(batch.max(1))),
+            false => needs_with(view, state, batch, output_len),
+        }
     }
 
-    fn stretched(&self, needs: Nanos) -> Nanos {
-        Nanos((needs.0 as f64 * self.stretch) as u64)
+    fn stretched(&self, needs: Nanos, by: By) -> Nanos {
+        let stretch = match by {
+            _ if self.without.stretch => 1.0,
+            By::Mean => self.stretch.mean,
+            By::Most => self.stretch.most,
+        };
+        Nanos((needs.0 as f64 * stretch) as u64)
     }
 
-    /// Samples that it is thought to run with.
+    /// Samples that it is thought to run with: all that are there, or a batch that is filled well.
     fn batch(&mut self, view: &View<'_>, state: &RequestState) -> u32 {
         let model = state.request.model;
         let in_flight = view.num_in_flight(model);
         let there = in_flight.saturating_add(view.queue(model).len() as u32);
-        let knee = self.knee(view, model, WELL_FILLED);
-        there
-            .min(knee.max(in_flight + 1))
-            .min(view.model(model).max_batch)
+        there.min(self.knee(view, model, WELL_FILLED))
     }
 
     /// The smallest batch that reaches a share of the highest throughput.
@@ -140,7 +196,7 @@ impl Promises {
         };
         if ending.outcome.is_completed() && predicted > 0 {
             let ratio = now.since(admitted).0 as f64 / predicted as f64;
-            self.stretch += STRETCH_WEIGHT * (ratio.min(MAX_STRETCH) - self.stretch);
+            self.stretch.learn(ratio);
         }
     }
 }

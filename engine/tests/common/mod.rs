@@ -75,6 +75,8 @@ pub struct Options {
     pub stack: bool,
     /// Rule 10.
     pub delays: bool,
+    /// Rule 8: later requests that may end before one, and so many more for each that it finds.
+    pub passing: Option<(u64, u64)>,
     pub noise: Noise,
     pub script: Script,
     /// Models whose weights are not on the device at the start.
@@ -94,6 +96,7 @@ impl Default for Options {
             reasons: false,
             stack: false,
             delays: false,
+            passing: None,
             noise: Noise::default(),
             script: Script::default(),
             absent: Vec::new(),
@@ -191,6 +194,9 @@ pub fn judge_policy(
     let mut checker = Checker::new(&config, options.stack);
     if options.delays {
         checker = checker.with_delays();
+    }
+    if let Some((bound, each)) = options.passing {
+        checker = checker.with_passing_bound(bound, each);
     }
     let mut judge = Judge::new(checker);
     let mut recorder = Recorder::default();
