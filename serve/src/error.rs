@@ -93,6 +93,7 @@ impl From<RequestError> for Error {
             | RequestError::Shed(_)
             | RequestError::Closed
             | RequestError::Unloaded { .. }
+            | RequestError::SequencesFull { .. }
             | RequestError::Cancelled => Self::Unavailable(text),
             RequestError::Failed(_) => Self::Internal(text),
             RequestError::UnknownModel { .. }

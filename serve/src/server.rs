@@ -35,6 +35,13 @@ use crate::telemetry::{Otlp, Telemetry};
 use crate::traces::{TraceDir, Traces};
 use crate::{Host, error, http, metrics};
 
+/// Most fields of the head of a request over HTTP/1.1.
+const HEAD_FIELDS: usize = 64;
+/// Most bytes of one, and of what is read of a connection at once.
+const HEAD_BYTES: usize = 64 << 10;
+/// Most bytes of the metadata of a call over gRPC, as HTTP/2 counts them.
+const METADATA_BYTES: u32 = 16 << 10;
+
 /// How a server is set up.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -331,8 +338,10 @@ where
     builder
         .timer(TokioTimer::new())
         .header_read_timeout(options.header_timeout)
-        .max_headers(64)
-        .max_buf_size(64 << 10);
+        .max_headers(HEAD_FIELDS)
+        // The bound on what is read says nothing of a head that comes whole in one read.
+        .max_header_size(HEAD_BYTES)
+        .max_buf_size(HEAD_BYTES);
     let mut timers = tokio::task::JoinSet::new();
     timers.spawn(early(options.header_timeout));
     while let Some(connection) = connections.recv().await {
@@ -369,7 +378,7 @@ async fn serve_grpc<H>(
         .max_concurrent_streams(options.max_streams)
         .http2_keepalive_interval(Some(Duration::from_secs(60)))
         .http2_keepalive_timeout(Some(options.header_timeout))
-        .http2_max_header_list_size(16 << 10)
+        .http2_max_header_list_size(METADATA_BYTES)
         .layer(calls)
         .layer(auth)
         .add_service(health)

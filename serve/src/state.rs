@@ -20,10 +20,11 @@ use crate::watch::Hub;
 /// Name of this server, as metadata states it.
 pub const SERVER_NAME: &str = "lazybatch";
 
-/// Extensions of the protocol that are there.
-pub const EXTENSIONS: [&str; 12] = [
+/// Extensions of the protocol that are there however a server is set up.
+const EXTENSIONS: [&str; 12] = [
     "classification",
     "sequence",
+    "sequence(string_id)",
     "model_repository",
     "schedule_policy",
     "model_configuration",
@@ -31,7 +32,6 @@ pub const EXTENSIONS: [&str; 12] = [
     "binary_tensor_data",
     "parameters",
     "statistics",
-    "trace",
     "logging",
     "generate",
 ];
@@ -92,6 +92,22 @@ impl State {
             ready: AtomicBool::new(false),
             open: AtomicBool::new(true),
         }
+    }
+
+    /// Extensions of the protocol that are there, as server metadata lists them: what a call would
+    /// be refused for however it is made is not among them.
+    pub fn extensions(&self) -> Vec<&'static str> {
+        let unloads = self.repository.is_explicit();
+        let traces = self.traces.counts().is_some();
+        let set_up = [
+            (unloads, "model_repository(unload_dependents)"),
+            (traces, "trace"),
+        ];
+        let set_up = set_up.into_iter().filter(|(is_there, _)| *is_there);
+        EXTENSIONS
+            .into_iter()
+            .chain(set_up.map(|(_, name)| name))
+            .collect()
     }
 
     /// Whether inference calls are expected to be answered.

@@ -13,6 +13,8 @@ use lazybatch_graph::{Program, Tensor};
 use lazybatch_sla::{ModelId, Nanos, RequestId, Time};
 use rustc_hash::FxHashMap;
 
+use crate::embed::RequestError;
+
 /// Bounds on the state that is kept between requests of a sequence.
 #[derive(Clone, Copy, Debug)]
 pub struct SequenceOptions {
@@ -69,15 +71,21 @@ impl Sequences {
         self.kept.get(&model)?.get(&sequence)
     }
 
-    /// Takes in a request; says what was expected instead of it.
+    /// Takes in a request.
     pub fn accept(
         &mut self,
         now: Time,
         model: ModelId,
         place: Place,
         SequenceOptions { idle, most }: SequenceOptions,
-    ) -> Result<(), String> {
+    ) -> Result<(), RequestError> {
         let key = place.sequence;
+        let misplaced = |expected: &str| {
+            Err(RequestError::Sequence {
+                sequence: key,
+                expected: expected.into(),
+            })
+        };
         let of_model = self.kept.entry(model).or_default();
         let is_stale = |k: &Kept| k.pending == 0 && now.since(k.used) > idle;
         if of_model.get(&key).is_some_and(is_stale) {
@@ -85,13 +93,14 @@ impl Sequences {
         }
         if !of_model.contains_key(&key) {
             if !place.start {
-                return Err("the start of a sequence, for none of that id is open".into());
+                return misplaced("the start of a sequence, for none of that id is open");
             }
             if of_model.len() >= most {
                 of_model.retain(|_, k| !is_stale(k));
             }
             if of_model.len() >= most {
-                return Err(format!("at most {most} open sequences"));
+                let sequence = key;
+                return Err(RequestError::SequencesFull { sequence, most });
             }
         }
         let kept = of_model.entry(key).or_insert_with(|| Kept {
@@ -101,7 +110,7 @@ impl Sequences {
             used: now,
         });
         if !place.start && !kept.is_open {
-            return Err("the start of a sequence, for its end came before".into());
+            return misplaced("the start of a sequence, for its end came before");
         }
         kept.pending += 1;
         kept.is_open = !place.end;
@@ -182,7 +191,7 @@ mod tests {
     struct Bounded(Sequences, SequenceOptions);
 
     impl Bounded {
-        fn accept(&mut self, now: Time, model: ModelId, place: Place) -> Result<(), String> {
+        fn accept(&mut self, now: Time, model: ModelId, place: Place) -> Result<(), RequestError> {
             self.0.accept(now, model, place, self.1)
         }
     }
@@ -202,11 +211,21 @@ mod tests {
     fn what_follows_needs_a_start_and_no_end() {
         let mut s = sequences(100, 10);
         let refused = s.accept(Time(0), MODEL, place(7, false, false));
-        assert!(refused.unwrap_err().contains("none of that id is open"));
+        assert!(
+            refused
+                .unwrap_err()
+                .to_string()
+                .contains("none of that id is open")
+        );
         s.accept(Time(0), MODEL, place(7, true, false)).unwrap();
         s.accept(Time(1), MODEL, place(7, false, true)).unwrap();
         let refused = s.accept(Time(2), MODEL, place(7, false, false));
-        assert!(refused.unwrap_err().contains("its end came before"));
+        assert!(
+            refused
+                .unwrap_err()
+                .to_string()
+                .contains("its end came before")
+        );
         // Anew, while the former ones still run.
         s.accept(Time(3), MODEL, place(7, true, false)).unwrap();
         for start in [true, false, true] {
@@ -239,7 +258,11 @@ mod tests {
         s.accept(Time(0), MODEL, place(1, true, false)).unwrap();
         s.accept(Time(0), MODEL, place(2, true, false)).unwrap();
         let refused = s.accept(Time(0), MODEL, place(3, true, false));
-        assert_eq!(refused.unwrap_err(), "at most 2 open sequences");
+        let full = RequestError::SequencesFull {
+            sequence: 3,
+            most: 2,
+        };
+        assert_eq!(refused, Err(full));
         end(&mut s, 50, place(1, true, false));
         assert!(s.accept(Time(150), MODEL, place(3, true, false)).is_err());
         s.accept(Time(151), MODEL, place(3, true, false)).unwrap();

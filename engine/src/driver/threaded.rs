@@ -440,9 +440,7 @@ impl Driver {
         if let Some(place) = submission.place {
             let (model, bounds) = (request.model, served.sequences);
             let accepted = self.state.sequences.accept(now, model, place, bounds);
-            if let Err(expected) = accepted {
-                let sequence = place.sequence;
-                let error = RequestError::Sequence { sequence, expected };
+            if let Err(error) = accepted {
                 submission.reply.refuse(error);
                 return;
             }

@@ -106,6 +106,14 @@ pub enum RequestError {
         /// What would be right.
         expected: String,
     },
+    /// A sequence that would be one too many: others have to end first.
+    #[error("sequence {sequence}: expected at most {most} open sequences")]
+    SequencesFull {
+        /// Which sequence.
+        sequence: u64,
+        /// The bound.
+        most: usize,
+    },
     /// The bounded queue has no room.
     #[error("the queue of {max_queue} requests is full")]
     QueueFull {

@@ -136,6 +136,20 @@ pub fn complete(config: &mut ModelConfig, known: &Known) -> Result<bool> {
     Ok(by_size || axis)
 }
 
+/// Inputs that the configuration calls optional and the model needs, as paths. Those of a model that
+/// reads text are: who brings the text leaves out the tokens, and the other way round. So is state.
+pub fn not_optional(config: &ModelConfig, known: &Known) -> Vec<String> {
+    if known.reads_text {
+        return Vec::new();
+    }
+    let needed = |name: &str| known.inputs.iter().any(|t| t.name == name && t.is_own());
+    let stated = config.input.iter().filter(|i| i.optional);
+    stated
+        .filter(|i| needed(&i.name))
+        .map(|i| format!("input[{:?}].optional", i.name))
+        .collect()
+}
+
 /// An input that the model needs and the configuration does not have.
 fn missing<'a>(config: &ModelConfig, known: &'a Known) -> Option<&'a str> {
     let listed = |name: &str| config.input.iter().any(|i| i.name == name);
@@ -273,6 +287,19 @@ mod tests {
         assert!(batched(x("[-1, 3]") + " max_batch_size: 4").unwrap());
         let (config, _) = completed(&x("[-1, -1, 3]")).unwrap();
         assert_eq!(config.output[0].dims, [-1, 5]);
+    }
+
+    #[test]
+    fn inputs_that_the_model_needs_are_not_optional() {
+        let text = "input { name: \"x\" data_type: TYPE_FP32 dims: [-1, 3] optional: true }
+            input { name: \"state\" data_type: TYPE_FP32 dims: 2 optional: true }";
+        let config = Config::parse("c", text).unwrap();
+        assert_eq!(config.ignored, [""; 0], "it depends on the model");
+        let mut known = known();
+        let paths = not_optional(&config.proto, &known);
+        assert_eq!(paths, ["input[\"x\"].optional"]);
+        known.reads_text = true;
+        assert_eq!(not_optional(&config.proto, &known), [""; 0]);
     }
 
     #[test]

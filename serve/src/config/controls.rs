@@ -1,4 +1,4 @@
-//! What the server adds to the requests of a sequence: control tensors and initial states.
+//! What the server adds to the requests of a sequence: control tensors and states.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::proto::ModelSequenceBatching;
 use crate::proto::model_sequence_batching::control::Kind;
 use crate::proto::model_sequence_batching::initial_state::StateData;
-use crate::proto::model_sequence_batching::{Control as Stated, InitialState};
+use crate::proto::model_sequence_batching::{Control as Stated, InitialState, State};
 use crate::warmup::file_in;
 
 /// Folder of `data_file`, in the model's folder.
@@ -182,6 +182,62 @@ impl Tells {
     }
 }
 
+/// Checks what a configuration says of states against the tensors that the model carries.
+///
+/// # Errors
+/// A state that the model does not carry, of another type or shape.
+pub fn check_states(batching: &ModelSequenceBatching, known: &Known) -> Result<()> {
+    for state in &batching.state {
+        let both = [
+            ("input_name", &state.input_name, &known.inputs),
+            ("output_name", &state.output_name, &known.outputs),
+        ];
+        for (field, name, tensors) in both {
+            check_state(state, field, name, tensors)?;
+        }
+    }
+    Ok(())
+}
+
+fn check_state(state: &State, field: &str, name: &str, tensors: &[KnownTensor]) -> Result<()> {
+    let what = format!("state {}", state.input_name);
+    let mut carried = tensors.iter().filter(|t| t.is_carried);
+    let Some(tensor) = carried.clone().find(|t| t.name == *name) else {
+        let names: Vec<_> = carried.by_ref().map(|t| t.name.as_str()).collect();
+        let expected = match names.is_empty() {
+            true => "no state, for the model carries none".to_owned(),
+            false => format!("one of those that the model carries, {}", names.join(", ")),
+        };
+        return Err(Error::expected(format!("{what}: {field}"), expected, name));
+    };
+    let data_type = DataType::of_config(state.data_type);
+    // What is not stated is as in the model.
+    if state.data_type != 0 && !data_type.is_some_and(|t| t.fits(tensor.held)) {
+        let got = data_type.map_or("TYPE_INVALID", DataType::name);
+        let expected = format!("a type that goes into {}, as {name} is", tensor.held);
+        return Err(Error::expected(format!("{what}: data_type"), expected, got));
+    }
+    let own = tensor.dims();
+    if !state.dims.is_empty() && !is_shape(&state.dims, &own) {
+        let expected = format!("{own:?} of {name}, or those with 1 or -1 for samples");
+        let got = format!("{:?}", state.dims);
+        return Err(Error::expected(format!("{what}: dims"), expected, got));
+    }
+    Ok(())
+}
+
+/// Whether stated dimensions are a model's own, -1 standing for any. Files may have their axis of
+/// samples at any place.
+fn is_shape(stated: &[i64], own: &[i64]) -> bool {
+    let fits = |stated: &[i64]| {
+        let same = |(&stated, &own): (&i64, &i64)| stated == own || stated == -1 || own == -1;
+        stated.len() == own.len() && stated.iter().zip(own).all(same)
+    };
+    let without = |at: usize| [&stated[..at], &stated[at + 1..]].concat();
+    let mut samples = (0..stated.len()).filter(|&at| matches!(stated[at], 1 | -1));
+    fits(stated) || samples.any(|at| fits(&without(at)))
+}
+
 /// States with which sequences start, by carried input: one sample each, zeros where nothing is
 /// stated; `None` where nothing is stated at all.
 ///
@@ -276,6 +332,34 @@ mod tests {
             Some(SchedulingChoice::SequenceBatching(batching)) => Control::all(&batching),
             other => panic!("{other:?}"),
         }
+    }
+
+    #[test]
+    fn shapes_of_states_may_have_an_axis_of_samples_anywhere() {
+        for stated in [
+            &[2, 128][..],
+            &[-1, 128],
+            &[1, 2, 128],
+            &[2, 1, 128],
+            &[2, -1, 128],
+            &[2, 128, 1],
+        ] {
+            assert!(is_shape(stated, &[2, 128]), "{stated:?}");
+        }
+        for stated in [
+            &[][..],
+            &[2],
+            &[2, 64],
+            &[128, 2],
+            &[2, 2, 128],
+            &[1, 1, 2, 128],
+        ] {
+            assert!(!is_shape(stated, &[2, 128]), "{stated:?}");
+        }
+        assert!(
+            is_shape(&[7, 3], &[-1, 3]),
+            "as many positions as there are"
+        );
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::http::{load_model, unload_model};
 use crate::proto::grpc_inference_service_server::GrpcInferenceService;
 use crate::proto::*;
-use crate::state::{EXTENSIONS, SERVER_NAME, State};
+use crate::state::{SERVER_NAME, State};
 use crate::telemetry::{self, Traced};
 
 pub use call::CallLayer;
@@ -89,7 +89,12 @@ impl GrpcInferenceService for Service {
         Ok(Response::new(ServerMetadataResponse {
             name: SERVER_NAME.into(),
             version: env!("CARGO_PKG_VERSION").into(),
-            extensions: EXTENSIONS.map(str::to_owned).to_vec(),
+            extensions: self
+                .state
+                .extensions()
+                .into_iter()
+                .map(str::to_owned)
+                .collect(),
         }))
     }
 

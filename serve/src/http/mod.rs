@@ -27,7 +27,7 @@ use crate::error::{Error, Result};
 use crate::infer;
 use crate::model::Served;
 use crate::proto;
-use crate::state::{EXTENSIONS, SERVER_NAME, State};
+use crate::state::{SERVER_NAME, State};
 use crate::telemetry::Traced;
 
 pub use body::{region, wanted};
@@ -117,11 +117,11 @@ async fn wrong_method(method: Method, uri: axum::http::Uri) -> Response {
         .into_response()
 }
 
-async fn server() -> Json<Value> {
+async fn server(Shared(state): App) -> Json<Value> {
     Json(json!({
         "name": SERVER_NAME,
         "version": env!("CARGO_PKG_VERSION"),
-        "extensions": EXTENSIONS,
+        "extensions": state.extensions(),
     }))
 }
 

@@ -168,12 +168,17 @@ impl Repository {
         self.models.write().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether clients may load and unload.
+    pub fn is_explicit(&self) -> bool {
+        matches!(self.control, Control::Explicit(_))
+    }
+
     /// Refuses loads and unloads by clients unless the control mode is explicit.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     pub fn check_explicit(&self, what: &str) -> Result<()> {
-        if matches!(self.control, Control::Explicit(_)) {
+        if self.is_explicit() {
             return Ok(());
         }
         let message =
@@ -193,7 +198,7 @@ impl Repository {
         let folder = self.folder(name).map_err(fail)?;
         let own = self.config(name, &folder, config).map_err(fail)?;
         let steps = self.all_steps(name, &own);
-        if matches!(self.control, Control::Explicit(_)) {
+        if self.is_explicit() {
             let steps = self.in_order(steps.iter().cloned().collect());
             let ready = |n: &String| self.read().get(n).is_some_and(Entry::is_ready);
             // Whether a step is there at all is told with its number, below.

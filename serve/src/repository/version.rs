@@ -8,8 +8,8 @@ use lazybatch_graph::{SharedProgram, Tensor};
 use super::ensemble::{self, Part};
 use super::load;
 use super::texts::Texts;
-use crate::config::controls::initial_states;
-use crate::config::{Config, Known, Settings, complete};
+use crate::config::controls::{check_states, initial_states};
+use crate::config::{Config, Known, Settings, complete, not_optional};
 use crate::error::{Error, Result};
 use crate::host::{Host, Text};
 use crate::proto::ModelConfig;
@@ -50,7 +50,7 @@ impl Version {
         version: u64,
         part: &dyn Fn(&str, i64) -> Result<Part>,
     ) -> Result<Self> {
-        let (settings, ignored) = Settings::of(&config)?;
+        let (settings, mut ignored) = Settings::of(&config)?;
         let mut proto = config.proto;
         let name = proto.name.clone();
         let dir = folder.join(version.to_string());
@@ -72,10 +72,14 @@ impl Version {
             control.fit(&name, &mut known)?;
         }
         let initial = match &proto.scheduling_choice {
-            Some(SchedulingChoice::SequenceBatching(b)) => initial_states(b, &known, folder),
+            Some(SchedulingChoice::SequenceBatching(b)) => {
+                check_states(b, &known).and_then(|()| initial_states(b, &known, folder))
+            }
             _ => Ok(None),
         };
         let initial = initial.map_err(of_model)?;
+        ignored.extend(not_optional(&proto, &known));
+        ignored.extend(contradiction(&proto, loaded.platform));
         let batched = complete(&mut proto, &known)?;
         if proto.platform.is_empty() && proto.backend.is_empty() {
             proto.platform = loaded.platform.into();
@@ -97,5 +101,110 @@ impl Version {
             program: Arc::new(program),
             text: texts.codec,
         })
+    }
+}
+
+/// The platform or backend that a configuration asks for, if the model's file, which is of
+/// `platform`, is not for it. The file decides.
+fn contradiction(config: &ModelConfig, platform: &str) -> Option<String> {
+    // Platforms are named by their backend, and by what it reads.
+    let runs = |backend: &str| {
+        let rest = platform.strip_prefix(backend);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+    };
+    let stated = match (config.platform.as_str(), config.backend.as_str()) {
+        (stated, _) if !stated.is_empty() && stated != platform => format!("platform {stated:?}"),
+        (_, stated) if !stated.is_empty() && !runs(stated) => format!("backend {stated:?}"),
+        _ => return None,
+    };
+    Some(format!("{stated}, beside a model that is {platform}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use lazybatch_graph::Program;
+    use lazybatch_kernels::Device;
+    use lazybatch_sla::profile::ModelProfile;
+
+    use super::*;
+    use crate::config::Cut;
+
+    /// Knows no tokenizer, and runs nothing.
+    struct Reads;
+
+    impl Host for Reads {
+        fn device(&self) -> std::result::Result<Box<dyn Device>, String> {
+            Err("nothing is run".into())
+        }
+        fn text(
+            &self,
+            _: &Program,
+            _: &Path,
+        ) -> std::result::Result<Option<Box<dyn Text>>, String> {
+            Ok(None)
+        }
+        fn measure(
+            &self,
+            _: &SharedProgram,
+            _: u32,
+            _: Cut,
+        ) -> std::result::Result<Option<ModelProfile>, String> {
+            Ok(None)
+        }
+    }
+
+    #[test]
+    fn what_a_configuration_asks_of_its_model_in_vain_is_listed() {
+        let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("conformance/models");
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("1")).unwrap();
+        let file = folder.path().join("1/model.onnx");
+        std::fs::copy(models.join("add.onnx"), file).unwrap();
+        let input = |name: &str, more: &str| {
+            format!("input {{ name: {name:?} data_type: TYPE_FP32 dims: 16 {more} }} ")
+        };
+        let inputs = input("INPUT0", "") + &input("INPUT1", "optional: true");
+        let text = inputs
+            + "name: \"add\" max_batch_size: 4 platform: \"tensorrt_plan\"
+               instance_group { count: 2 kind: KIND_CPU }";
+        let config = Config::parse("c", &text).unwrap();
+        let part = |name: &str, _: i64| Err(Error::NotFound(name.to_owned()));
+        let read = Version::read(&Reads, folder.path(), config, 1, &part).unwrap();
+        let expected = [
+            "instance_group",
+            "input[\"INPUT1\"].optional",
+            "platform \"tensorrt_plan\", beside a model that is onnxruntime_onnx",
+        ];
+        assert_eq!(read.ignored, expected);
+        assert_eq!(read.platform, "tensorrt_plan", "answered as it is");
+    }
+
+    #[test]
+    fn a_platform_that_is_not_the_files_is_named() {
+        let told = |text: &str, platform| {
+            let config = Config::parse("c", text).unwrap();
+            contradiction(&config.proto, platform)
+        };
+        let onnx = "onnxruntime_onnx";
+        for fits in [
+            "",
+            "platform: \"onnxruntime_onnx\"",
+            "backend: \"onnxruntime\"",
+            "platform: \"onnxruntime_onnx\" backend: \"onnxruntime\"",
+        ] {
+            assert_eq!(told(fits, onnx), None, "{fits}");
+        }
+        assert_eq!(told("backend: \"lazybatch\"", "lazybatch_program"), None);
+        for (text, expected) in [
+            ("platform: \"tensorrt_plan\"", "platform \"tensorrt_plan\""),
+            ("backend: \"onnx\"", "backend \"onnx\""),
+            (
+                "platform: \"onnxruntime_onnx\" backend: \"pytorch\"",
+                "backend \"pytorch\"",
+            ),
+        ] {
+            let expected = format!("{expected}, beside a model that is {onnx}");
+            assert_eq!(told(text, onnx), Some(expected));
+        }
     }
 }

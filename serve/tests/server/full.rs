@@ -52,7 +52,7 @@ async fn end(mut server: Running, taken: Vec<JoinHandle<(u16, String)>>) {
 }
 
 /// A request on a connection that lives on.
-fn kept(path: &str, head: &str, body: &str) -> Vec<u8> {
+pub fn kept(path: &str, head: &str, body: &str) -> Vec<u8> {
     let len = body.len();
     let head =
         format!("POST {path} HTTP/1.1\r\nhost: localhost\r\n{head}content-length: {len}\r\n\r\n");
@@ -60,7 +60,7 @@ fn kept(path: &str, head: &str, body: &str) -> Vec<u8> {
 }
 
 /// The next answer on a connection.
-async fn next(stream: &mut TcpStream) -> (u16, String) {
+pub async fn next(stream: &mut TcpStream) -> (u16, String) {
     let mut answer = Vec::new();
     loop {
         let text = String::from_utf8_lossy(&answer).to_lowercase();

@@ -169,6 +169,18 @@ pub async fn region_over_grpc(
     true
 }
 
+/// Most inputs of two bytes each in a message that is garbage.
+const MOST_INPUTS: usize = 100_000;
+
+/// The message that needs the most memory, sent once.
+pub async fn most_inputs(server: &Running) {
+    let mut client = Raw::connect(server.at.grpc.unwrap()).await;
+    let (answer, mut asks) = client.begin("ModelInfer").await;
+    let message = framed(&[0x2a, 0].repeat(MOST_INPUTS));
+    asks.send_data(message, true).unwrap();
+    assert_ne!(raw::ended(answer).await.0, "0");
+}
+
 /// Bytes that a stream or a call of gRPC is sent in place of messages.
 fn garbage(rng: &mut ChaCha8Rng) -> Bytes {
     match rng.random_range(0..5) {
@@ -185,7 +197,7 @@ fn garbage(rng: &mut ChaCha8Rng) -> Bytes {
         .concat()
         .into(),
         2 => framed(&bytes(rng, 300)),
-        3 => framed(&[0x2a, 0].repeat(rng.random_range(1..100_000))),
+        3 => framed(&[0x2a, 0].repeat(rng.random_range(1..MOST_INPUTS))),
         _ => {
             let mut whole = raw::lstm("whole").to_vec();
             let at = rng.random_range(5..whole.len());

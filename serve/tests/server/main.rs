@@ -1,5 +1,6 @@
 //! A server as its clients see it: too many of them, some that leave, and its end.
 
+mod bounds;
 mod budget;
 mod common;
 mod ensembles;
@@ -7,12 +8,14 @@ mod front;
 mod full;
 mod hostile;
 mod hostile_messages;
+mod metadata;
 mod models;
 mod raw;
 mod readers;
 mod reload;
 mod sampling;
 mod security;
+mod sequences;
 mod spans;
 mod tls;
 mod traces;

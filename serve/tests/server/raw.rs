@@ -34,11 +34,21 @@ impl Raw {
 
     /// Begins a call.
     pub async fn begin(&mut self, method: &str) -> (ResponseFuture, SendStream<Bytes>) {
+        self.begin_with(method, "none").await
+    }
+
+    /// The same, with a text of metadata.
+    pub async fn begin_with(
+        &mut self,
+        method: &str,
+        text: &str,
+    ) -> (ResponseFuture, SendStream<Bytes>) {
         let uri = format!("http://localhost/inference.GRPCInferenceService/{method}");
         let head = Request::builder().method(Method::POST).uri(uri);
         let head = head
             .header("content-type", "application/grpc")
-            .header("te", "trailers");
+            .header("te", "trailers")
+            .header("x-text", text);
         let mut calls = self.calls.clone().ready().await.unwrap();
         calls.send_request(head.body(()).unwrap(), false).unwrap()
     }

@@ -1,11 +1,12 @@
-//! Models are loaded anew, loaded and unloaded while clients go on: every request that the server
-//! takes has its right answer.
+//! Models are loaded anew, loaded and unloaded, and found by polling while clients go on: every
+//! request that the server takes has its right answer.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::fs;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
 
 use futures_util::StreamExt;
 use lazybatch_serve::Control;
@@ -13,7 +14,7 @@ use lazybatch_serve::proto::model_infer_request::InferInputTensor;
 use lazybatch_serve::proto::{InferTensorContents, ModelInferRequest, ModelInferResponse};
 use tokio::sync::mpsc;
 
-use super::common::{Running, add, call, is_sum, start, until};
+use super::common::{Running, add, call, is_sum, soon, start, until};
 
 const INFER: &str = "/v2/models/add/infer";
 const LSTM: &str = "/v2/models/lstm/infer";
@@ -211,6 +212,96 @@ async fn no_request_is_lost_while_models_are_loaded_and_unloaded() {
     assert_eq!(traffic.adding.not_ready.load(SeqCst), 0);
     // What was replaced is gone with the last request that it took.
     until(|| past.iter().all(|served| served.strong_count() == 0)).await;
+    assert_eq!(server.state.in_flight(), 0);
+    server.end();
+    server.ended().await;
+}
+
+/// Versions of `add` that polling finds one after another.
+const VERSIONS: std::ops::RangeInclusive<u64> = 2..=8;
+
+/// Puts a version of `add` with that file where polling finds it: whole, or not there.
+fn deploy(server: &Running, version: u64, file: &[u8]) {
+    // A name that begins with a dot is no model's.
+    let hidden = server.models.path().join(".new");
+    fs::create_dir(&hidden).unwrap();
+    fs::write(hidden.join("model.onnx"), file).unwrap();
+    let place = server.models.path().join("add").join(version.to_string());
+    fs::rename(hidden, place).unwrap();
+}
+
+#[tokio::test]
+async fn no_request_is_lost_while_polling_replaces_versions() {
+    let mut server = start(|o| {
+        fs::write(o.models.join("add/config.pbtxt"), CONFIG).unwrap();
+        o.control = Control::Poll;
+        o.poll_every = Duration::from_millis(10);
+    })
+    .await;
+    let at = server.http();
+    let (status, text) = call(at, "POST", "/v2/repository/models/add/load", "").await;
+    assert!(status == 503 && text.contains("not explicit"), "{text}");
+    let folder = server.models.path().join("add");
+    let file = fs::read(folder.join("1/model.onnx")).unwrap();
+    let traffic = Traffic::default();
+    let clients: Vec<_> = [0, 30, 60]
+        .map(|from| tokio::spawn(traffic.clone().http(at, from)))
+        .into();
+    let repository = &server.state.repository;
+    // A client that fails must not be waited for.
+    let failed = || clients.iter().any(tokio::task::JoinHandle::is_finished);
+    let answered = || traffic.adding.answered.load(SeqCst);
+    let serves = async |version: u64| {
+        let what = format!("version {version} is served alone");
+        soon(&what, || {
+            repository.versions("add") == [version] || failed()
+        })
+        .await;
+        let (status, text) = call(at, "POST", INFER, &add(7)).await;
+        let named = format!(r#""model_version":"{version}""#);
+        assert!(status == 200 && is_sum(&text, 7), "{text}");
+        assert!(text.contains(&named), "{named}: {text}");
+        let before = answered();
+        soon("the others go on", || answered() > before || failed()).await;
+    };
+    let changes = async {
+        let mut past = Vec::new();
+        serves(1).await;
+        for version in VERSIONS {
+            let before = repository.get("add", "").unwrap();
+            past.push(Arc::downgrade(&before));
+            drop(before);
+            deploy(&server, version, &file);
+            serves(version).await;
+            fs::remove_dir_all(folder.join((version - 1).to_string())).unwrap();
+        }
+        // A file that is not whole is found and not served; when it is, it is.
+        let (last, next) = (*VERSIONS.end(), *VERSIONS.end() + 1);
+        deploy(&server, next, &file[..file.len() / 2]);
+        let is_refused = || {
+            let index = repository.index(false).into_iter();
+            let mut lines = index.filter(|i| i.name == "add" && i.version == next.to_string());
+            lines.any(|i| i.state == "UNAVAILABLE")
+        };
+        soon("a part of a file is refused", || is_refused() || failed()).await;
+        serves(last).await;
+        fs::write(folder.join(next.to_string()).join("model.onnx"), &file).unwrap();
+        serves(next).await;
+        traffic.ends.store(true, SeqCst);
+        past
+    };
+    let (past, (), ()) = tokio::join!(
+        changes,
+        unary(&server, traffic.clone()),
+        streamed(&server, traffic.clone())
+    );
+    for client in clients {
+        client.await.unwrap();
+    }
+    let sent = traffic.adding.sent.load(SeqCst);
+    assert_eq!(sent, traffic.adding.answered.load(SeqCst), "none is lost");
+    let is_gone = || past.iter().all(|served| served.strong_count() == 0);
+    soon("what was replaced goes with its last request", is_gone).await;
     assert_eq!(server.state.in_flight(), 0);
     server.end();
     server.ended().await;

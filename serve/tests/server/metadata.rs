@@ -1,0 +1,115 @@
+//! What a server says of itself and its models is what it does.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::collections::BTreeSet;
+
+use lazybatch_serve::proto::{ModelStatisticsRequest, ServerMetadataRequest};
+use lazybatch_serve::{Control, Options, TraceDir};
+use serde_json::Value;
+
+use crate::common::{Running, add, call, start};
+
+async fn end(mut server: Running) {
+    server.end();
+    server.ended().await;
+}
+
+/// The answer to a call that has one, as JSON.
+async fn json(server: &Running, path: &str) -> Value {
+    let (code, text) = call(server.http(), "GET", path, "").await;
+    assert_eq!(code, 200, "{text}");
+    serde_json::from_str(text.split_once("\r\n\r\n").unwrap().1).unwrap()
+}
+
+/// Extensions that a server lists over HTTP, which are those over gRPC.
+async fn extensions(server: &Running) -> BTreeSet<String> {
+    let listed: Vec<String> =
+        serde_json::from_value(json(server, "/v2").await["extensions"].take()).unwrap();
+    let mut grpc = server.grpc().await;
+    let asked = grpc.server_metadata(ServerMetadataRequest {}).await;
+    assert_eq!(asked.unwrap().into_inner().extensions, listed);
+    let names: BTreeSet<String> = listed.iter().cloned().collect();
+    assert_eq!(names.len(), listed.len(), "each once: {listed:?}");
+    names
+}
+
+#[tokio::test]
+async fn extensions_are_listed_where_they_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let traces = |o: &mut Options| {
+        o.traces = Some(TraceDir {
+            folder: folder.path().to_owned(),
+            max_bytes: 1 << 20,
+        });
+    };
+    let unloads = |o: &mut Options| o.control = Control::Explicit(vec!["add".into()]);
+    let always = [
+        "binary_tensor_data",
+        "classification",
+        "generate",
+        "logging",
+        "model_configuration",
+        "model_repository",
+        "parameters",
+        "schedule_policy",
+        "sequence",
+        "sequence(string_id)",
+        "statistics",
+        "system_shared_memory",
+    ];
+    let unload = (
+        "/v2/repository/models/add/unload",
+        r#"{"parameters":{"unload_dependents":true}}"#,
+        "model_repository(unload_dependents)",
+    );
+    let trace = (
+        "/v2/trace/setting",
+        r#"{"trace_level":["TIMESTAMPS"]}"#,
+        "trace",
+    );
+    for (is_traced, is_explicit) in [(false, false), (true, false), (false, true)] {
+        let server = start(|o| {
+            if is_traced {
+                traces(o);
+            }
+            if is_explicit {
+                unloads(o);
+            }
+        })
+        .await;
+        let listed = extensions(&server).await;
+        let mut expected: BTreeSet<String> = always.map(String::from).into();
+        // What is listed is done, and what is not is refused.
+        for ((path, body, name), is_there) in [(unload, is_explicit), (trace, is_traced)] {
+            let (code, text) = call(server.http(), "POST", path, body).await;
+            assert_eq!(code == 200, is_there, "{name}: {text}");
+            expected.extend(is_there.then(|| name.to_owned()));
+        }
+        assert_eq!(listed, expected);
+        end(server).await;
+    }
+}
+
+#[tokio::test]
+async fn statistics_have_no_figures_that_nobody_measured() {
+    let server = start(|_| {}).await;
+    let (code, text) = call(server.http(), "POST", "/v2/models/add/infer", &add(1)).await;
+    assert_eq!(code, 200, "{text}");
+    let stats = json(&server, "/v2/models/add/stats").await;
+    let stats = &stats["model_stats"][0];
+    assert_eq!(stats["inference_count"], 1);
+    assert_eq!(stats["execution_count"], 1);
+    for empty in ["batch_stats", "memory_usage"] {
+        assert_eq!(stats[empty], Value::Array(Vec::new()), "{empty}");
+    }
+    let mut grpc = server.grpc().await;
+    let asked = grpc.model_statistics(ModelStatisticsRequest {
+        name: "add".into(),
+        version: String::new(),
+    });
+    let stats = asked.await.unwrap().into_inner().model_stats.remove(0);
+    assert_eq!((stats.inference_count, stats.execution_count), (1, 1));
+    assert!(stats.batch_stats.is_empty() && stats.memory_usage.is_empty());
+    drop(grpc);
+    end(server).await;
+}
