@@ -6,7 +6,8 @@ Starts `lazybatch serve` on free ports with small models, drives it with tritonc
 gRPC, one call at a time and asynchronously, over streams and through shared memory, and with plain
 HTTP where a client does not let one be wrong; TLS and tokens on servers of their own. Then, on another
 server, the pretrained models of docs/models.md, which `cargo xtask models` fetches: without them their
-checks are left out, unless LAZYBATCH_REQUIRE_MODELS is set. Ends with status 1 if a check fails.
+checks are left out, unless LAZYBATCH_REQUIRE_MODELS is set. What was left out is counted apart from what
+passed, and told at the end with why. Ends with status 1 if a check fails.
 """
 
 import subprocess
@@ -56,16 +57,22 @@ def real(function):
     return function
 
 
+def name_of(function):
+    return function.__name__.replace("_", " ")
+
+
 def run(checks, server):
-    """Makes the checks and ends the server; names of those that failed."""
-    failed = []
+    """Makes the checks and ends the server; names of those that failed, and why others were left out
+    by name."""
+    failed, left_out = [], {}
     try:
         for function in checks:
-            name = function.__name__.replace("_", " ")
+            name = name_of(function)
             try:
                 function(server)
                 print(f"ok      {name}", flush=True)
             except real_models.LeftOut as why:
+                left_out[name] = str(why)
                 print(f"left out  {name}: {why}", flush=True)
             except Exception:
                 failed.append(name)
@@ -74,7 +81,7 @@ def run(checks, server):
     finally:
         if server.process.poll() is None:
             server.end()
-    return failed
+    return failed, left_out
 
 
 def main():
@@ -94,21 +101,27 @@ def main():
             server = Server(sys.argv[1], folder, "--model-control-mode", "explicit", "--trace-dir",
                             traces, *options)
             server.traces = Path(traces)
-            failed = run(CHECKS, server)
-    num = len(CHECKS)
+            failed, left_out = run(CHECKS, server)
+    num = len(CHECKS) + len(REAL)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            real_models.write(Path(folder))
+            for model, why in real_models.write(Path(folder)).items():
+                print(f"left out  model {model}: {why}")
         except real_models.LeftOut as why:
-            print(f"left out  the pretrained models: {why}")
+            left_out.update((name_of(function), str(why)) for function in REAL)
         except FileNotFoundError as why:
-            failed.append("the pretrained models")
+            failed += [name_of(function) for function in REAL]
             print(f"FAILED  the pretrained models: {why}")
         else:
-            failed += run(REAL, Server(sys.argv[1], folder))
-            num += len(REAL)
+            own_failed, own_left_out = run(REAL, Server(sys.argv[1], folder))
+            failed += own_failed
+            left_out.update(own_left_out)
     took = time.monotonic() - start
-    print(f"{num} checks, {len(failed)} failed, {took:.1f} s")
+    passed = num - len(failed) - len(left_out)
+    print(f"{num} checks: {passed} passed, {len(failed)} failed, {len(left_out)} left out, {took:.1f} s")
+    for why in sorted(set(left_out.values())):
+        names = [name for name, own in left_out.items() if own == why]
+        print(f"left out {len(names)}: {why}: {', '.join(names)}")
     sys.exit(1 if failed else 0)
 
 

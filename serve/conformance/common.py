@@ -1,5 +1,6 @@
 """What the checks of several clients have in common."""
 
+import http.client
 import json
 import time
 
@@ -29,6 +30,27 @@ def same(got, want):
     assert got is not None, "no such output"
     assert list(got.shape) == list(want.shape), (got.shape, want.shape)
     assert np.allclose(got.astype(np.float64), want.astype(np.float64), atol=1e-4), (got, want)
+
+
+def metrics(server):
+    """Figures of `/metrics` by name with labels, as text."""
+    connection = http.client.HTTPConnection(server.metrics, timeout=20)
+    try:
+        connection.request("GET", "/metrics")
+        answer = connection.getresponse()
+        assert answer.status == 200, answer.status
+        lines = answer.read().decode().splitlines()
+    finally:
+        connection.close()
+    return dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+
+
+def until(holds, what, seconds=20):
+    """Looks again and again until it holds."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, f"{what}: not within {seconds} s"
+        time.sleep(0.002)
 
 
 def trace_file(server, name):

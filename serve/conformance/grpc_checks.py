@@ -1,6 +1,7 @@
 """Checks over gRPC."""
 
 import queue
+import threading
 
 import numpy as np
 import tritonclient.grpc as triton
@@ -37,6 +38,19 @@ class Stream:
 
     def end(self, **more):
         self.client.stop_stream(**more)
+
+    def rest(self):
+        """Says that nothing more is sent, and waits for the server to end the stream; the answers
+        that came."""
+        # The client waits for that without a limit of its own.
+        ending = threading.Thread(target=self.end, daemon=True)
+        ending.start()
+        ending.join(20)
+        assert not ending.is_alive(), "the stream does not end"
+        answers = []
+        while not self.answers.empty():
+            answers.append(self.next())
+        return answers
 
 
 @check
@@ -227,13 +241,20 @@ def grpc_stream_of_decoder_steps(server):
 
 @check
 def grpc_stream_without_final_answer(server):
+    """Who does not ask for it gets the steps and nothing behind them."""
+    whole = client(server).infer("speller", spelling(server, "speller"))
+    name = whole.get_response().outputs[0].name
     stream = Stream(server)
-    stream.send("speller_steps", spelling(server, "speller_steps"))
-    stream.send("add", pair(triton), request_id="last")
-    finals = 0
-    while stream.next().get_response().id != "last":
-        finals += 1
-    stream.end()
+    stream.send("speller_steps", spelling(server, "speller_steps"), request_id="steps")
+    answers = stream.rest()
+    tokens = []
+    for answer in answers:
+        response = answer.get_response()
+        assert response.id == "steps", response
+        assert not response.parameters["triton_final_response"].bool_param, response
+        assert [output.name for output in response.outputs] == [name], response
+        tokens.append(int(answer.as_numpy(name)[0, 0]))
+    assert tokens == whole.as_numpy(name)[0].tolist(), (tokens, whole.as_numpy(name))
 
 
 @check
@@ -242,10 +263,11 @@ def grpc_stream_sequence_in_order(server):
     values = [1, 2, 3, 4, 5]
     for i, value in enumerate(values):
         one = inputs(triton, {"INPUT": np.array([[value]], np.float32)})
-        stream.send("accumulate", one, sequence_id=77, sequence_start=i == 0,
+        stream.send("accumulate", one, request_id=str(i), sequence_id=77, sequence_start=i == 0,
                     sequence_end=i == len(values) - 1)
-    totals = [float(stream.next().as_numpy("TOTAL")[0, 0]) for _ in values]
-    assert sorted(totals) == [1, 3, 6, 10, 15], totals
+    answers = [stream.next() for _ in values]
+    totals = [(a.get_response().id, float(a.as_numpy("TOTAL")[0, 0])) for a in answers]
+    assert totals == [("0", 1), ("1", 3), ("2", 6), ("3", 10), ("4", 15)], totals
     stream.end()
 
 

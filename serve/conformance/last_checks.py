@@ -1,21 +1,16 @@
 """Metrics, and the end of the server: it drains."""
 
-import http.client
+import math
 import threading
+import time
 
+import grpc
 import numpy as np
+import tritonclient.grpc as over_grpc
 import tritonclient.http as triton
 from check import check
-from common import inputs
-
-
-def metrics(server):
-    connection = http.client.HTTPConnection(server.metrics, timeout=20)
-    connection.request("GET", "/metrics")
-    answer = connection.getresponse()
-    assert answer.status == 200
-    lines = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
-    return dict(line.rsplit(" ", 1) for line in lines)
+from common import A, B, fails, inputs, metrics, pair, until
+from http_checks import raw
 
 
 @check
@@ -42,24 +37,73 @@ def metrics_of_our_own(server):
     assert float(figures[gold]) > 0, [f for f in figures if "requests_total" in f]
 
 
+class Call(threading.Thread):
+    """A long request by a client of its own: its answer, or why there is none."""
+
+    def __init__(self, server, given):
+        super().__init__(daemon=True)
+        self.server, self.given, self.answer, self.error = server, given, None, None
+
+    def run(self):
+        try:
+            client = triton.InferenceServerClient(self.server.http, network_timeout=60)
+            self.answer = client.infer("long", self.given).as_numpy("scores")
+        except Exception as error:
+            self.error = error
+
+    def has_ended(self):
+        return self.answer is not None or self.error is not None
+
+
+def num_in_flight(server):
+    return float(metrics(server)["lazybatch_calls_in_flight"])
+
+
 @check
 def sigterm_drains(server):
-    """What runs ends with its answer, what comes later is refused, and the status is 0."""
-    x = inputs(triton, {"x": np.ones((16, 400, 16), np.float32)})
-    answers = []
+    """Not ready while it still runs; what runs ends with its answer, what comes later is refused, and
+    the status is 0."""
+    x = np.random.default_rng(4).normal(size=(16, 4096, 16)).astype(np.float32)
+    given = inputs(triton, {"x": x})
+    http = triton.InferenceServerClient(server.http, network_timeout=60)
+    http.load_model("long")
+    start = time.monotonic()
+    want = http.infer("long", given).as_numpy("scores")
+    took = time.monotonic() - start
+    # They have to run for longer than it takes to look at the server that drains.
+    calls = [Call(server, given) for _ in range(min(32, max(4, math.ceil(2 / took))))]
+    for call in calls:
+        call.start()
 
-    def ask():
-        client = triton.InferenceServerClient(server.http, network_timeout=60)
-        answers.append(client.infer("lstm", x).as_numpy("scores").shape)
+    def all_taken():
+        # In this order: who ends in between is missed once, not counted twice.
+        ended = sum(call.has_ended() for call in calls)
+        return ended + num_in_flight(server) >= len(calls)
 
-    running = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in running:
-        thread.start()
-    while float(metrics(server)["lazybatch_calls_in_flight"]) < 1 and not answers:
-        pass
-    before = float(metrics(server)["lazybatch_calls_in_flight"])
-    status = server.end()
-    for thread in running:
-        thread.join(60)
+    until(all_taken, f"{len(calls)} calls are taken")
+    assert not all(call.has_ended() for call in calls), "the calls are too short to see it drain"
+    server.process.terminate()
+    # If it ended first, nobody would be there to say this.
+    until(lambda: raw(server, "GET", "/v2/health/ready")[0] == 503, "not ready")
+    client = over_grpc.InferenceServerClient(server.grpc)
+    assert client.is_server_live() and not client.is_server_ready()
+    with grpc.insecure_channel(server.grpc) as channel:
+        ask = channel.unary_unary("/grpc.health.v1.Health/Check")
+        until(lambda: ask(b"") == b"\x08\x02", "NOT_SERVING")
+    fails(lambda: http.infer("add", pair(triton, A, B)), status=503, part="stopping")
+    fails(lambda: client.infer("add", pair(over_grpc, A, B)), status="UNAVAILABLE", part="stopping")
+    assert num_in_flight(server) >= 1, "the calls are too short to see it drain"
+    client.close()
+    http.close()
+    for call in calls:
+        call.join(60)
+        assert call.error is None, call.error
+        assert call.answer is not None, "a call that was taken has no answer"
+        assert call.answer.tobytes() == want.tobytes(), "bit for bit as alone"
+    status = server.process.wait(timeout=40)
     assert status == 0, status
-    assert len(answers) >= min(before, 1), (answers, before)
+    try:
+        raw(server, "GET", "/v2/health/live")
+    except ConnectionRefusedError:
+        return
+    raise AssertionError("somebody still listens")

@@ -2,13 +2,16 @@
 mixed lengths, and clients that leave. Every request is accounted for.
 
     python mixed.py PATH_TO_LAZYBATCH [--minutes M | --requests N] [--rate R] [--seed N]
-                    [--models pretrained|small] [--block SECONDS] [--threads N] [--out FILE]
+                    [--models pretrained|small] [--block SECONDS] [--threads N]
+                    [--most-drift PERCENT] [--out FILE]
 
 Serves the pretrained models of docs/models.md where they are there (`cargo xtask models`, and
 stories260K), else small ones. Arrivals are Poisson at R a second, for M minutes or until N were sent.
-Answers are checked. At the end what clients counted is compared with what the server did: answered,
-cancelled, nothing left behind. Every minute prints latencies and the server's memory, and the end how
-both have changed. A line of JSON is appended to FILE. Ends with status 1 if anything is wrong.
+Answers are checked. At the end what clients counted is compared with what the server counted: every
+request succeeded, failed or was cancelled, and nothing is left behind. Every minute prints latencies and
+the server's memory, and the end how both have changed. A line of JSON is appended to FILE. Ends with
+status 1 if anything is wrong, also if memory or p99 grows beyond noise by more than --most-drift percent
+a minute.
 """
 
 import argparse
@@ -27,7 +30,7 @@ import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
 from check import Server
-from common import inputs
+from common import inputs, metrics
 from mixed_models import Pretrained, Small
 
 SEQUENCES = 16
@@ -36,11 +39,16 @@ IDLE = 20.0
 """Seconds after which a sequence is given up: before the server forgets it."""
 MAX_WAITING = 512
 """Requests at once, above which one is not sent and not counted: the machine is too slow."""
+REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+"""Why requests failed, as the server's metrics name it."""
+MIN_BLOCKS = 5
+"""Whole blocks below which how they change cannot be told from noise."""
 
 
 class Load:
     def __init__(self, server, models, seed):
         self.client = triton.InferenceServerClient(server.grpc)
+        self.server = server
         self.pid = server.process.pid
         self.rng = random.Random(seed)
         self.models = models(self.rng, seed)
@@ -181,36 +189,91 @@ class Load:
         return blocks
 
     async def accounts(self):
-        """What the server counted, once nothing is left in it."""
+        """What the server counted, once nothing is left in it or ten seconds have passed: by its
+        statistics, and by the reasons and gauges of its metrics."""
         for _ in range(100):
-            stats = await self.client.get_inference_statistics(as_json=True)
-            mine = [m for m in stats["model_stats"] if m["name"] in self.models.served]
-            count = lambda what: sum(
-                int(m["inference_stats"][what].get("count", 0)) for m in mine)
-            ended = {"success": count("success"), "fail": count("fail")}
-            # A request whose client left is neither.
-            if ended["success"] >= self.counts["answered"]:
+            told = metrics(self.server)
+            figure = lambda name, *more: sum(
+                int(float(value)) for key, value in told.items()
+                if key.split("{")[0] == name and all(part in key for part in more)
+                and any(f'model="{model}"' in key for model in self.models.served))
+            pending = figure("nv_inference_pending_request_count")
+            calls = int(float(told["lazybatch_calls_in_flight"]))
+            if pending == calls == 0:
                 break
             await asyncio.sleep(0.1)
-        return ended
+        stats = await self.client.get_inference_statistics(as_json=True)
+        mine = [m for m in stats["model_stats"] if m["name"] in self.models.served]
+        count = lambda what: sum(int(m["inference_stats"][what].get("count", 0)) for m in mine)
+        reasons = {r: figure("nv_inference_request_failure", f'reason="{r}"') for r in REASONS}
+        return {"success": count("success"), "fail": count("fail"), "reasons": reasons,
+                "pending": pending, "calls": calls}
+
+
+def unaccounted(counts, server):
+    """What does not fit between the counts of the clients and those of the server, as texts."""
+    count = lambda what: counts.get(what, 0)
+    wrong = []
+    known = count("answered") + count("cancelled") + count("failed")
+    if known != count("sent"):
+        wrong.append(f"clients: {count('sent')} were sent, {known} ended")
+    if server["pending"] or server["calls"]:
+        wrong.append(f"server: {server['pending']} requests and {server['calls']} calls are left in it")
+    cancelled = server["reasons"]["CANCELED"]
+    ended = server["success"] + server["fail"] + cancelled
+    # A client that leaves at once may do so before its request has reached the server.
+    unseen = count("sent") - ended
+    if not 0 <= unseen <= count("cancelled"):
+        wrong.append(f"{count('sent')} were sent, of which at most {count('cancelled')} never came; the "
+                     f"server counted {ended}: {server}")
+    # Clients that left a stream have counted it as answered, whatever it became.
+    sure = count("answered") - count("left streams")
+    if not sure <= server["success"] <= count("answered") + count("cancelled"):
+        wrong.append(f"clients have {sure} whole answers for certain, the server counted {server}")
+    if cancelled > count("cancelled") + count("left streams"):
+        wrong.append(f"the server cancelled {cancelled}, and clients left {count('cancelled')} requests "
+                     f"and {count('left streams')} streams")
+    by_reason = sum(num for reason, num in server["reasons"].items() if reason != "CANCELED")
+    if not server["fail"] == by_reason == count("failed"):
+        wrong.append(f"{count('failed')} failed, the server counted {server}")
+    return wrong
 
 
 def drift(blocks, every):
     """How memory and p99 change from block to block, by least squares over all but the first one and
-    a last one that was cut short: in percent of their mean a minute. `None` of fewer than three."""
+    a last one that was cut short: in percent of their mean a minute, with the standard error. `None`
+    of fewer than `MIN_BLOCKS`."""
     whole = [b for b in blocks[1:] if b["seconds"] > 0.9 * every]
-    if len(whole) < 3:
+    if len(whole) < MIN_BLOCKS:
         return None
 
     def slope(values):
         minutes = np.arange(len(values)) * every / 60
-        return round(float(np.polyfit(minutes, values, 1)[0] / np.mean(values) * 100), 3)
+        a, b = np.polyfit(minutes, values, 1)
+        left = np.sum((values - (a * minutes + b)) ** 2) / (len(values) - 2)
+        error = np.sqrt(left / np.sum((minutes - minutes.mean()) ** 2))
+        return [round(float(part / np.mean(values) * 100), 3) for part in (a, error)]
 
-    figures = {"blocks": len(whole), "rss_percent_a_minute": slope([b["rss_bytes"] for b in whole])}
+    figures = {"blocks": len(whole)}
+    series = {"rss": [b["rss_bytes"] for b in whole]}
     for kind in ("plain", "sequence", "stream"):
         if all(kind in b for b in whole):
-            figures[f"{kind}_p99_percent_a_minute"] = slope([b[kind]["p99_ms"] for b in whole])
+            series[f"{kind}_p99"] = [b[kind]["p99_ms"] for b in whole]
+    for name, values in series.items():
+        figures[f"{name}_percent_a_minute"], figures[f"{name}_error"] = slope(values)
     return figures
+
+
+def grows(figures, most):
+    """What of `drift` is above `most` percent a minute by more than two standard errors, as texts."""
+    wrong = []
+    for name, error in figures.items():
+        if name.endswith("_error"):
+            what = name.removesuffix("_error")
+            got = figures[f"{what}_percent_a_minute"]
+            if got - 2 * error > most:
+                wrong.append(f"{what}: expected to grow by at most {most} % a minute, got {got} ± {error}")
+    return wrong
 
 
 def machine():
@@ -228,21 +291,20 @@ async def drive(server, models, args):
     first = load.memory()
     blocks = await load.run(args.rate, until, args.block)
     ended, counts = await load.accounts(), dict(load.counts)
-    known = sum(counts.get(k, 0) for k in ("answered", "cancelled", "failed"))
-    if known != counts["sent"]:
-        load.wrong.append(f"{counts['sent']} were sent, {known} ended")
-    answered = counts["answered"]
-    # Of those whose client left some were answered before the server knew.
-    most = answered + counts.get("cancelled", 0)
-    least = answered - counts.get("left streams", 0)
-    if not least <= ended["success"] <= most or ended["fail"]:
-        load.wrong.append(f"the server counted {ended} of {counts}")
+    load.wrong += unaccounted(counts, ended)
+    changes = drift(blocks, args.block)
+    if changes is None:
+        print(f"drift is not judged: it takes {MIN_BLOCKS} whole blocks of {args.block} s behind the first")
+    else:
+        load.wrong += grows(changes, args.most_drift)
     await load.client.close()
     return {"bench": "serve-mixed", "date": time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime()),
             "machine": machine(), "load_average": os.getloadavg()[0], "models": models.served,
             "rate": args.rate, "seed": args.seed, "threads": args.threads, "counts": counts,
             "server": ended, "rss_bytes_before": first, "block_seconds": args.block,
-            "minutes": blocks, "drift": drift(blocks, args.block), "wrong": load.wrong[:10]}
+            "minutes": blocks, "drift": changes, "num_wrong": len(load.wrong),
+            # The last ones are about the whole run.
+            "wrong": load.wrong[:5] + load.wrong[5:][-10:]}
 
 
 def main():
@@ -255,12 +317,16 @@ def main():
     parser.add_argument("--models", choices=("pretrained", "small"))
     parser.add_argument("--block", type=float, default=60.0)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--most-drift", type=float, default=1.0)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         models = {"pretrained": Pretrained, "small": Small}.get(args.models)
         if models is None:
-            models = Pretrained if Pretrained.are_there() else Small
+            without = Pretrained.without()
+            models = Small if without else Pretrained
+            if without:
+                print(f"small models instead of the pretrained ones: {without}")
         models.write(Path(folder))
         options = [o for m in models.served for o in ("--load-model", m)]
         server = Server(args.server, folder, "--model-control-mode", "explicit",

@@ -94,8 +94,11 @@ class Pretrained:
         self.story, _ = real_models.story()
 
     @staticmethod
-    def are_there():
-        return not real_models.missing() and real_models.has_stories()
+    def without():
+        """Why they cannot be served; empty if they can."""
+        if real_models.missing():
+            return f"no {', '.join(real_models.missing())} in {real_models.MODELS}"
+        return "" if real_models.has_stories() else real_models.NO_STORIES
 
     @staticmethod
     def write(root):

@@ -48,13 +48,17 @@ class LeftOut(Exception):
     """Files that are not there, and need not be."""
 
 
+STORY_FILES = ("stories260K.bin", "tok512.bin")
+NO_STORIES = f"expected {', '.join(STORY_FILES)} and golden.json in {STORIES}, got not all of them"
+
+
 def has_stories():
-    return (STORIES / "stories260K.bin").is_file()
+    return all((STORIES / name).is_file() for name in (*STORY_FILES, "golden.json"))
 
 
 def needs_stories():
     if not has_stories():
-        raise LeftOut(f"there is no {STORIES}")
+        raise LeftOut(NO_STORIES)
 
 
 def version(root, model, files, config=""):
@@ -74,7 +78,7 @@ def missing():
 
 
 def write(root):
-    """Writes the repository.
+    """Writes the repository; why models of it are left out, by name.
 
     Raises `LeftOut` where the fetched models are not there; an error if LAZYBATCH_REQUIRE_MODELS is
     set.
@@ -96,11 +100,13 @@ def write(root):
     version(root, "mobilenet-v2-published", {
         "model.safetensors": MODELS / "mobilenet-v2" / "model.safetensors"})
     version(root, "g2p_en", beside("g2p_en", "checkpoint20.npz"))
-    if has_stories():
-        stories = {n: STORIES / n for n in ("stories260K.bin", "tok512.bin")}
-        stories["model.toml"] = MANIFESTS / "stories260K" / "model.toml"
-        version(root, "stories260K", stories)
-        version(root, "stories260K_steps", stories, DECOUPLED)
+    if not has_stories():
+        return dict.fromkeys(("stories260K", "stories260K_steps"), NO_STORIES)
+    stories = {n: STORIES / n for n in STORY_FILES}
+    stories["model.toml"] = MANIFESTS / "stories260K" / "model.toml"
+    version(root, "stories260K", stories)
+    version(root, "stories260K_steps", stories, DECOUPLED)
+    return {}
 
 
 @cache

@@ -33,6 +33,12 @@ parameters { key: "classes" value { string_value: "gold:sla=200,priority=1" } }
 dynamic_batching { priority_levels: 2 default_priority_level: 2 }
 """
 
+# Of sequences that take a while.
+LONG = """
+max_batch_size: 16
+parameters { key: "max_len" value { string_value: "4096" } }
+"""
+
 HALF = """
 max_batch_size: 8
 input [
@@ -229,6 +235,7 @@ def write(root):
     version(root, "spoken", 1, config=SPOKEN)
     served = sorted(p.name for p in root.iterdir())
     version(root, "spare", 1, onnx("add"))
+    version(root, "long", 1, onnx("lstm"), config=LONG)
     version(root, "spared", 1, config=SPARED)
     for name, (config, _) in WRONG.items():
         version(root, name, 1, config=config)

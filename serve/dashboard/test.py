@@ -30,6 +30,15 @@ MODELS = Path(__file__).resolve().parent.parent / "conformance" / "models"
 EVIL = "<img src=x onerror=alert(1)> <b>bold"
 LSTM = 'max_batch_size: 16 parameters { key: "sla_ms" value { string_value: "400" } }'
 PATIENCE = 30
+# Block and node, or block and nodes from the first to the last.
+NODES = re.compile(r".+\.\d+(-\d+)?")
+LSTM_ROW = "#rows tr:nth-child(3)"
+# Of the timeline above its axis, as `d`; of a copy, since the console complains of canvases that are often read.
+PIXELS = """const c = document.getElementById('timeline'), copy = document.createElement('canvas');
+    copy.width = c.width; copy.height = c.height;
+    const pen = copy.getContext('2d', { willReadFrequently: true }); pen.drawImage(c, 0, 0);
+    const d = pen.getImageData(0, 0, c.width, c.height - 20).data;
+    """
 
 
 def free_port():
@@ -221,16 +230,15 @@ def traffic_is_seen_in_every_part(world):
     with Traffic(world.server):
         page.until(lambda: page.count(".subs li .chips span") >= 2, "sub-batches with members")
         page.until(lambda: page.count(".subs li.runs") >= 1, "a sub-batch that runs")
-        nodes = page.script("return document.querySelector('.subs li .at')?.textContent ?? null")
-        assert nodes is None or "." in nodes, nodes
+        at = "return document.querySelector('.subs li .at')?.textContent ?? ''"
+        page.until(lambda: NODES.fullmatch(page.script(at)), "the nodes at which a sub-batch stands")
         page.until(lambda: float(page.text("#t-rate")) > 1, "a rate of answers")
         page.until(lambda: float(page.text("#t-batch")) > 1, "batches of more than one")
         page.until(lambda: page.text("#t-p99").endswith("s"), "latencies")
         assert page.text("#t-sla").endswith("%")
         label = "return document.getElementById(arguments[0]).getAttribute('aria-label')"
         page.until(lambda: "launches of" in page.script(label, "timeline"), "launches")
-        painted = """const c = document.getElementById('timeline'); const d = c.getContext('2d')
-            .getImageData(0, 0, c.width, c.height - 20).data; const seen = new Set();
+        painted = PIXELS + """const seen = new Set();
             for (let i = 0; i < d.length; i += 4) if (d[i + 3] === 255) seen.add(d[i] << 16 | d[i + 1] << 8 | d[i + 2]);
             return seen.size"""
         page.until(lambda: page.script(painted) >= 2, "bars in colours")
@@ -244,6 +252,47 @@ def traffic_is_seen_in_every_part(world):
         wide = page.script("return [document.documentElement.scrollWidth, innerWidth]")
         assert wide[0] <= wide[1], f"the page scrolls sideways: {wide}"
         page.size(1280, 1500)
+
+
+@check
+def merges_are_seen_as_they_happen(world):
+    """In the figures of the model, in the table of launches, and as notches on top of bars."""
+    page = world.page
+    notches = PIXELS + """const ink = getComputedStyle(c).color.match(/\\d+/g).slice(0, 3).map(Number);
+        let seen = 0;
+        for (let i = 0; i < d.length; i += 4)
+          if (d[i + 3] === 255 && ink.every((part, k) => d[i + k] === part)) seen += 1;
+        return seen"""
+    joined = "return [...document.querySelectorAll('#slices td:nth-child(6)')].map((n) => Number(n.textContent))"
+    opens = "document.getElementById('slices-details').open = arguments[0]"
+    page.script(opens, True)
+    with Traffic(world.server):
+        page.until(lambda: float(page.text(LSTM_ROW + " td:nth-child(12)")) > 0, "merges per second of lstm")
+        page.until(lambda: any(num > 0 for num in page.script(joined)), "a launch with members that joined")
+        page.until(lambda: page.script(notches) > 0, "a notch on a bar")
+    page.script(opens, False)
+
+
+@check
+def the_batch_table_shows_a_merge(world):
+    """By two frames made up here: in the second one a request stands in another sub-batch."""
+    shown = world.page.script(
+        """const sub = (id, requests, runs) => ({ id, model: "lstm", at: "net.0", samples: requests.length,
+          members: requests.map((request) => [request, 1]), num_members: requests.length,
+          is_running: runs, has_started: true });
+        const frame = (table, now) => {
+          tables([{ name: "made up", table, more: 0 }], now);
+          return [...document.querySelectorAll(".subs li")].map((at) =>
+            [at.querySelector(".state").textContent, at.classList.contains("joined")]);
+        };
+        const frames = [frame([sub(1, [1, 2], false), sub(2, [3], true)], 1000),
+          frame([sub(1, [1, 2, 3], true)], 1200), frame([sub(1, [1, 2, 3], true)], 4000)];
+        page.homes.delete("made up");
+        return frames""")
+    apart, merged, later = shown
+    assert apart == [["runs", False], ["parked", False]], apart
+    assert merged == [["runs, merged", True]], merged
+    assert later == [["runs", False]], later
 
 
 @check
