@@ -19,6 +19,10 @@ pub const ROWS: [usize; 5] = [1, 4, 16, 64, 256];
 const NEAR: [usize; 2] = [112, 48];
 /// Its rows.
 pub const NEAR_ROWS: usize = 9;
+/// Inner dimension and columns of a step of an LSTM of 256, one of its two products.
+const STEP: [usize; 2] = [256, 1024];
+/// Its rows: a full batch of `serve-in-process`.
+pub const STEP_ROWS: usize = 16;
 /// Steps of one peak measurement.
 const PEAK_STEPS: usize = 100_000;
 /// Bytes of the matrices that cold products take in turns: more than the caches hold.
@@ -83,9 +87,17 @@ impl Product {
     /// One tile of [`NEAR_ROWS`] rows, whose operands stay in the first-level cache: what is left of
     /// the peak when nothing comes from further away.
     pub fn near(level: Level) -> Self {
+        Self::one(level, NEAR, NEAR_ROWS)
+    }
+
+    /// Of a step of an LSTM, for [`STEP_ROWS`] rows: its weights stay in the second-level cache.
+    pub fn step(level: Level) -> Self {
+        Self::one(level, STEP, STEP_ROWS)
+    }
+
+    fn one(level: Level, [k, n]: [usize; 2], rows: usize) -> Self {
         let noise = |seed, num| WeightSource::Seeded { seed, bound: 1.0 }.to_f32(num);
-        let [k, n] = NEAR;
-        Self::of(level, 1, &noise(1, k * n), NEAR, noise(2, NEAR_ROWS * k))
+        Self::of(level, 1, &noise(1, k * n), [k, n], noise(2, rows * k))
     }
 
     /// Inner dimension and columns.

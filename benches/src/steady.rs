@@ -11,6 +11,9 @@
 //! admits a sub-batch of 16 in the policy's place, and then the policy decides. Every policy serves
 //! whatever table it finds.
 //!
+//! In both every decision is a choice. So there is a third setting without ([`Table::Alone`]): 16
+//! arrive, and others only when these have ended.
+//!
 //! Launches are of at most 16 samples under policies that hold several sub-batches, of 64 under
 //! `greedy`, `triton` and `continuous`, and of 128 under the stack policies, so that the slack test
 //! of all in flight and all candidates is what stops them, as in [`crate::core_load`].
@@ -66,17 +69,20 @@ pub enum Table {
     Own,
     /// The fixture, up to 64 in flight.
     Held,
+    /// The policy alone, with nobody behind those in flight.
+    Alone,
 }
 
 impl Table {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Held, Self::Own];
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Held, Self::Own, Self::Alone];
 
     /// Its name in results.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Own => "own",
             Self::Held => "held",
+            Self::Alone => "alone",
         }
     }
 }
@@ -150,6 +156,7 @@ pub struct Steady {
     oracle: bool,
     plan: Option<PlanRequest>,
     planned: Option<Plan>,
+    filled: Table,
 }
 
 impl Steady {
@@ -177,7 +184,7 @@ impl Steady {
         };
         let policy = policy::build(policy_spec)?;
         let (policy, max_in_flight) = match filled {
-            Table::Own => (policy, max_in_flight),
+            Table::Own | Table::Alone => (policy, max_in_flight),
             // With a slot to spare, so that whoever waits is a choice.
             Table::Held => {
                 let held: Box<dyn Policy> = Box::new(Held(policy));
@@ -198,6 +205,7 @@ impl Steady {
             oracle: policy::find(policy_spec)?.needs_output_len,
             plan: None,
             planned: None,
+            filled,
         })
     }
 
@@ -218,8 +226,14 @@ impl Steady {
         if let Some(plan) = self.planned.take() {
             self.core.handle(self.now, Event::Planned(plan));
         }
-        while self.core.num_waiting() < WAITING {
-            self.arrive();
+        match self.filled {
+            Table::Alone if self.core.num_open() > 0 => {}
+            Table::Alone => (0..LAUNCH).for_each(|_| self.arrive()),
+            Table::Own | Table::Held => {
+                while self.core.num_waiting() < WAITING {
+                    self.arrive();
+                }
+            }
         }
     }
 

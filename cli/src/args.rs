@@ -368,7 +368,7 @@ pub struct SimulateArgs {
 
 #[derive(Debug, Args)]
 pub struct SweepArgs {
-    /// A grid file, or a built-in grid: paper, paper-quick, max-batch, sla, windows, coverage,
+    /// A grid file, or a built-in grid: paper, paper-quick, max-batch, sla, windows, coverage, segments,
     /// co-located, overload, bursts, traces
     #[arg(long, value_name = "FILE.toml|NAME")]
     pub grid: String,

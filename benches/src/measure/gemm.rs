@@ -2,7 +2,7 @@
 //! repetition, and by how the weights are stored, from the caches and from memory.
 
 use lazybatch_benches::clock;
-use lazybatch_benches::matmul::{K, N, NEAR_ROWS, Product, ROWS};
+use lazybatch_benches::matmul::{K, N, NEAR_ROWS, Product, ROWS, STEP_ROWS};
 use lazybatch_benches::record::{Recorder, rounded};
 use lazybatch_benches::spread::Spread;
 use lazybatch_kernels::cpu::WeightType;
@@ -33,11 +33,20 @@ fn plain(settings: &Settings, recorder: &Recorder, threads: usize) -> anyhow::Re
     let level = Level::detect();
     let mut product = Product::new(level, threads);
     let mut near = Product::near(level);
-    let cases = ROWS.map(|rows| (rows, false)).into_iter();
-    let cases = cases.chain((threads == 1).then_some((NEAR_ROWS, true)));
+    let mut step = Product::step(level);
+    let alone = [
+        (NEAR_ROWS, "product in the first-level cache"),
+        (STEP_ROWS, "product of an LSTM step"),
+    ];
+    let cases = ROWS.map(|rows| (rows, "product")).into_iter();
+    let cases = cases.chain(alone.into_iter().filter(|_| threads == 1));
     let mut found = Vec::new();
-    for (rows, is_near) in cases {
-        let product = if is_near { &mut near } else { &mut product };
+    for (rows, what) in cases {
+        let product = match what {
+            "product" => &mut product,
+            "product of an LSTM step" => &mut step,
+            _ => &mut near,
+        };
         let (mut peak, mut speed, mut shares) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..settings.repeats {
             // In turns: a processor's clock changes from one moment to the next.
@@ -50,15 +59,15 @@ fn plain(settings: &Settings, recorder: &Recorder, threads: usize) -> anyhow::Re
                 shares.push(speed[speed.len() - 1] / peak[peak.len() - 1]);
             }
         }
-        found.push((rows, product.size(), is_near, peak, speed, shares));
+        found.push((rows, product.size(), what, peak, speed, shares));
     }
     let peaks = found.iter().flat_map(|f| f.3.clone()).collect();
     let figures = json!({ "what": "peak", "simd": level.name(), "threads": threads });
     recorder.line(figures, "gflops", &Spread::of(peaks))?;
-    for (rows, [k, n], is_near, _, speed, shares) in found {
+    for (rows, [k, n], what, _, speed, shares) in found {
         let shares = Spread::of(shares);
         let figures = json!({
-            "what": if is_near { "product in the first-level cache" } else { "product" },
+            "what": what,
             "simd": level.name(), "threads": threads, "rows": rows, "k": k, "n": n,
             "share_of_peak_median": rounded(shares.median()),
             "share_of_peak_range": [rounded(shares.min()), rounded(shares.max())],

@@ -153,7 +153,12 @@ fn once(net: &str, policy: &str, filled: Table) -> anyhow::Result<Run> {
     let mut load = Steady::new(net, policy, filled)?;
     let reading = clock::reading_cost_ns();
     let mut run = Run::default();
-    while run.steps < STEPS || (run.real.len() < DECISIONS && run.steps < MOST_STEPS) {
+    let most = match filled {
+        // Without choices, or nearly.
+        Table::Alone => STEPS,
+        Table::Own | Table::Held => MOST_STEPS,
+    };
+    while run.steps < STEPS || (run.real.len() < DECISIONS && run.steps < most) {
         if run.steps == MOST_STEPS / 10 && run.real.is_empty() {
             break;
         }

@@ -608,8 +608,10 @@ impl Base {
             return Some(Decision::Demote { request });
         }
         self.shrink(view, model, &mut keys, num_in_time);
+        let samples = keys.iter().map(|&key| view.request(key).request.samples);
+        let batch = view.num_in_flight(model) + samples.sum::<u32>();
         for &key in &keys {
-            self.promises.on_admit(view, view.request(key));
+            self.promises.on_admit(view, view.request(key), batch);
         }
         // The next may have more samples than there is room for.
         (!keys.is_empty()).then_some(Decision::Admit {

@@ -47,6 +47,15 @@ struct Stretch {
     most: f64,
 }
 
+impl Default for Stretch {
+    fn default() -> Self {
+        Self {
+            mean: 1.0,
+            most: 1.0,
+        }
+    }
+}
+
 impl Stretch {
     fn learn(&mut self, ratio: f64) {
         self.mean += MEAN_WEIGHT * (ratio.min(MAX_STRETCH) - self.mean);
@@ -57,6 +66,23 @@ impl Stretch {
         let most = self.most * (MOST_STEP * step).exp();
         self.most = most.clamp(1.0 / MAX_STRETCH, MAX_STRETCH);
     }
+
+    fn by(&self, by: By) -> f64 {
+        match by {
+            By::Mean => self.mean,
+            By::Most => self.most,
+        }
+    }
+}
+
+/// What was predicted of a request in flight.
+#[derive(Clone, Copy, Debug)]
+struct Promise {
+    admitted: Time,
+    /// Nanoseconds in a batch that is filled well.
+    filled: u64,
+    /// In the batch that it was admitted to.
+    among: u64,
 }
 
 /// Which ratio a prediction goes by.
@@ -72,9 +98,11 @@ pub(super) enum By {
 #[derive(Debug)]
 pub(super) struct Promises {
     pub without: Without,
-    /// Admission and predicted nanoseconds of requests in flight.
-    open: FxHashMap<RequestId, (Time, u64)>,
+    open: FxHashMap<RequestId, Promise>,
+    /// Against a batch that is filled well.
     stretch: Stretch,
+    /// Against the batch that a request was admitted to.
+    among: Stretch,
     sizes: Sizes,
     outputs: Outputs,
 }
@@ -84,10 +112,8 @@ impl Default for Promises {
         Self {
             without: Without::default(),
             open: FxHashMap::default(),
-            stretch: Stretch {
-                mean: 1.0,
-                most: 1.0,
-            },
+            stretch: Stretch::default(),
+            among: Stretch::default(),
             sizes: Sizes::default(),
             outputs: Outputs::default(),
         }
@@ -102,9 +128,15 @@ impl Promises {
     }
 
     /// Whether a waiting request would be late if it were admitted now and ran with `batch`
-    /// samples.
+    /// samples. By the mean it takes the ratio against a batch that is filled well, which counts
+    /// what a larger one takes twice: where those that are late only wait behind others, batches that
+    /// are smaller than they need be do no harm; where they are refused, it would cost throughput.
     pub fn is_late_among(&self, view: &View<'_>, state: &RequestState, batch: u32, by: By) -> bool {
-        let needs = self.stretched(self.alone(view, state, batch), by);
+        let stretch = match by {
+            By::Mean => self.stretch,
+            By::Most => self.among,
+        };
+        let needs = self.stretched(self.alone(view, state, batch), stretch.by(by));
         state.deadline != Time::MAX && view.now + needs > state.deadline
     }
 
@@ -123,7 +155,7 @@ impl Promises {
     /// short as they can be.
     pub fn may_be_in_time(&mut self, view: &View<'_>, state: &RequestState) -> bool {
         let batch = self.batch(view, state);
-        let needs = self.stretched(needs_with(view, state, batch, 1), By::Mean);
+        let needs = self.stretched(needs_with(view, state, batch, 1), self.stretch.mean);
         view.now + needs <= state.deadline
     }
 
@@ -134,7 +166,7 @@ impl Promises {
 
     fn needs(&mut self, view: &View<'_>, state: &RequestState, by: By) -> Nanos {
         let batch = self.batch(view, state);
-        self.stretched(self.alone(view, state, batch), by)
+        self.stretched(self.alone(view, state, batch), self.stretch.by(by))
     }
 
     /// Time that a waiting request needs on a device of its own, among `batch` samples.
@@ -149,13 +181,11 @@ impl Promises {
         }
     }
 
-    fn stretched(&self, needs: Nanos, by: By) -> Nanos {
-        let stretch = match by {
-            _ if self.without.stretch => 1.0,
-            By::Mean => self.stretch.mean,
-            By::Most => self.stretch.most,
-        };
-        Nanos((needs.0 as f64 * stretch) as u64)
+    fn stretched(&self, needs: Nanos, stretch: f64) -> Nanos {
+        match self.without.stretch {
+            true => needs,
+            false => Nanos((needs.0 as f64 * stretch) as u64),
+        }
     }
 
     /// Samples that it is thought to run with: all that are there, or a batch that is filled well.
@@ -181,22 +211,27 @@ impl Promises {
         self.sizes.on_arrive(request);
     }
 
-    /// A waiting request is admitted.
-    pub fn on_admit(&mut self, view: &View<'_>, state: &RequestState) {
-        let batch = self.batch(view, state);
-        let promise = (view.now, self.alone(view, state, batch).0);
+    /// A waiting request is admitted, to run with `batch` samples.
+    pub fn on_admit(&mut self, view: &View<'_>, state: &RequestState, batch: u32) {
+        let filled = self.batch(view, state);
+        let promise = Promise {
+            admitted: view.now,
+            filled: self.alone(view, state, filled).0,
+            among: self.alone(view, state, batch).0,
+        };
         self.open.insert(state.request.id, promise);
     }
 
     pub fn on_end(&mut self, now: Time, ending: &Ending) {
         self.sizes.on_end(ending);
         self.outputs.on_end(ending);
-        let Some((admitted, predicted)) = self.open.remove(&ending.id) else {
+        let Some(promise) = self.open.remove(&ending.id) else {
             return;
         };
-        if ending.outcome.is_completed() && predicted > 0 {
-            let ratio = now.since(admitted).0 as f64 / predicted as f64;
-            self.stretch.learn(ratio);
+        if ending.outcome.is_completed() && promise.filled > 0 {
+            let took = now.since(promise.admitted).0 as f64;
+            self.stretch.learn(took / promise.filled as f64);
+            self.among.learn(took / promise.among.max(1) as f64);
         }
     }
 }

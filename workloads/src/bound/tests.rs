@@ -514,9 +514,9 @@ fn bad_input_is_refused() {
     assert!(message(&other, 0.0).starts_with("arrival 0 (model): expected one of m"));
 }
 
-/// Strength on the paper's models and device: printed with `--nocapture`.
+/// Strength on the models and device of the grid `paper`: printed with `--nocapture`.
 #[test]
-fn it_is_of_use_on_the_papers_models() {
+fn it_is_of_use_on_the_models_of_the_grid_paper() {
     for (model, rate, least_share) in [
         ("resnet50", 250.0, 0.8),
         ("resnet50", 1000.0, 0.7),

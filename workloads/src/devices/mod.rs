@@ -89,7 +89,7 @@ pub const DEVICES: &[DeviceModel] = &[
 /// What is behind a device's name where launches and merges cost nothing.
 pub const FREE: &str = ":free";
 
-/// Most samples of one launch in computed profiles. Source: LazyBatching's evaluation.
+/// Most samples of one launch in computed profiles. A setting of this project, as LazyBatching's evaluation is reconstructed.
 pub const MAX_BATCH: u32 = 64;
 
 /// Names of all device models.

@@ -1,9 +1,10 @@
-//! The array of the LazyBatching paper: 128 x 128 cells at 700 MHz with 360 GB/s.
+//! A systolic array of 128 x 128 cells at 700 MHz with 360 GB/s, in the manner of the accelerator
+//! of the LazyBatching paper (Choi, Kim, Rhu, HPCA 2021, arXiv 2010.13103) as we reconstruct it.
 //!
-//! Source: Choi, Kim, Rhu, "LazyBatching", HPCA 2021 (arXiv 2010.13103), for array, clock and
-//! bandwidth. The paper's full text was not at hand: the buffers (8 MiB for activations, 4 MiB for
-//! weights) and the two-byte elements are settings of this project. So is the cost of a launch,
-//! one microsecond: a local command processor, not a host behind a bus, starts the next node.
+//! The paper's full text was not at hand, so all figures are settings of this project: array, clock
+//! and bandwidth, the buffers (8 MiB for activations, 4 MiB for weights) and the two-byte elements.
+//! So is the cost of a launch, one microsecond: a local command processor, not a host behind a bus,
+//! starts the next node.
 
 use super::systolic::Systolic;
 use super::{DeviceModel, Machine};
@@ -15,7 +16,7 @@ const MEMORY_GBPS: f64 = 360.0;
 pub(super) const DEVICE: DeviceModel = DeviceModel {
     name: "npu",
     device: "npu-128x128-700mhz",
-    about: "128 x 128 systolic array, 700 MHz, 360 GB/s: the paper's",
+    about: "128 x 128 systolic array, 700 MHz, 360 GB/s",
     machine: Machine::Systolic(Systolic {
         size: 128,
         mhz: 700.0,

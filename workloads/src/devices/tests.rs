@@ -10,7 +10,7 @@ use super::work::{NodeWork, Pricing, Product, Reach};
 use super::*;
 use crate::lengths::Lengths;
 
-/// The models of the paper's evaluation.
+/// The models of the grid `paper`.
 const PAPER: [&str; 7] = [
     "resnet50",
     "vgg16",

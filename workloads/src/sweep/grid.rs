@@ -20,6 +20,7 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("overload", include_str!("../../grids/overload.toml")),
     ("bursts", include_str!("../../grids/bursts.toml")),
     ("traces", include_str!("../../grids/traces.toml")),
+    ("segments", include_str!("../../grids/segments.toml")),
 ];
 
 /// Most arrivals of one run.
