@@ -1,7 +1,8 @@
 //! Inference over gRPC: requests and answers, and streams of them.
 //!
 //! A stream runs its requests side by side; those of one sequence keep their order, since the engine
-//! runs them one after another. Answers come as they are ready. Requests that run and answers that
+//! runs them one after another. Answers come in the order of the requests, as Triton sends them; only
+//! those of decoupled models come as they are ready. Requests that run and answers that
 //! nobody has taken are bounded together: where there are too many, no further request is read until
 //! the client takes some, and flow control holds it back. A request counts among the server's calls
 //! while it is in the engine, and no longer.
@@ -14,7 +15,7 @@ use bytes::Bytes;
 use futures_util::Stream;
 use opentelemetry::Context;
 use prost::Message;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tonic::{Status, Streaming};
 
 use super::call;
@@ -102,6 +103,35 @@ impl Drop for One {
     }
 }
 
+/// Lets the whole answers of a stream out in the order of their requests.
+#[derive(Default)]
+struct Turns(Option<oneshot::Receiver<()>>);
+
+/// One request's: the next one's comes when this is dropped.
+struct Turn {
+    before: Option<oneshot::Receiver<()>>,
+    _next: oneshot::Sender<()>,
+}
+
+impl Turns {
+    fn next(&mut self) -> Turn {
+        let (next, behind) = oneshot::channel();
+        Turn {
+            before: self.0.replace(behind),
+            _next: next,
+        }
+    }
+}
+
+impl Turn {
+    async fn comes(&mut self) {
+        if let Some(before) = self.before.take() {
+            // Nothing is sent: the one before is dropped.
+            let _ = before.await;
+        }
+    }
+}
+
 /// Where the answers of a stream go. What waits there is bounded by [`Open`], and by the steps of the
 /// requests that run.
 #[derive(Clone)]
@@ -133,6 +163,7 @@ pub fn stream(
     let tab = call::tab().unwrap_or_else(|| Arc::new(state.memory.tab()));
     tokio::spawn(call::with(tab.clone(), async move {
         let mut running = tokio::task::JoinSet::new();
+        let mut turns = Turns::default();
         // Asked for once a message: one that is coming has its own deadline.
         let mut has_room = false;
         let last = loop {
@@ -153,7 +184,8 @@ pub fn stream(
                 Ok(Some(call)) => {
                     has_room = false;
                     let traced = Traced::grpc(&state, "ModelStreamInfer", parent.as_ref());
-                    begin(&state, &tab, (call, traced), &answers, &mut running);
+                    let out = (&answers, &mut turns);
+                    begin(&state, &tab, (call, traced), out, &mut running);
                 }
                 Ok(None) => break None,
                 Err(status) => break Some(status),
@@ -194,33 +226,35 @@ fn begin(
     state: &Arc<State>,
     tab: &Tab,
     (call, mut traced): (ModelInferRequest, Traced),
-    answers: &Answers,
+    (answers, turns): (&Answers, &mut Turns),
     running: &mut tokio::task::JoinSet<()>,
 ) {
     let id = call.id.clone();
     let tab = tab.take();
     let one = answers.open.one();
-    match start(state, tab, call, &mut traced) {
-        Ok(started) => {
-            let answers = answers.clone();
-            running.spawn(async move {
-                match started.finish(&answers, &mut traced).await {
-                    Ok(true) => traced.end(None),
-                    // Its client has gone, and hears nothing.
-                    Ok(false) => {}
-                    Err(error) => {
-                        traced.end(Some(&error));
-                        answers.send(Ok(failed(&id, &error)));
-                    }
+    let started = start(state, tab, call, &mut traced);
+    let in_turn = !matches!(&started, Ok(s) if matches!(s.way, Way::Steps(_)));
+    let mut turn = in_turn.then(|| turns.next());
+    let answers = answers.clone();
+    running.spawn(async move {
+        let ended = match started {
+            Ok(started) => started.finish(&answers, &mut traced, &mut turn).await,
+            Err(error) => Err(error),
+        };
+        match ended {
+            Ok(true) => traced.end(None),
+            // Its client has gone, and hears nothing.
+            Ok(false) => {}
+            Err(error) => {
+                traced.end(Some(&error));
+                if let Some(turn) = &mut turn {
+                    turn.comes().await;
                 }
-                drop(one);
-            });
+                answers.send(Ok(failed(&id, &error)));
+            }
         }
-        Err(error) => {
-            traced.end(Some(&error));
-            answers.send(Ok(failed(&id, &error)));
-        }
-    }
+        drop((one, turn));
+    });
 }
 
 /// A request of a stream that is in the engine.
@@ -229,7 +263,7 @@ struct Started {
     way: Way,
     wants_final: bool,
     _tab: Tab,
-    _room: tokio::sync::OwnedSemaphorePermit,
+    room: tokio::sync::OwnedSemaphorePermit,
 }
 
 /// How its answers come.
@@ -262,17 +296,26 @@ fn start(
         way,
         wants_final,
         _tab: tab,
-        _room: room,
+        room,
     })
 }
 
 impl Started {
     /// Sends its answers; false when the client has gone, which then gets none.
-    async fn finish(self, answers: &Answers, traced: &mut Traced) -> Result<bool> {
+    async fn finish(
+        self,
+        answers: &Answers,
+        traced: &mut Traced,
+        turn: &mut Option<Turn>,
+    ) -> Result<bool> {
         let mut steps = match self.way {
             Way::Whole(running) => {
                 let answer = running.finish().await?;
                 traced.answered(&self.served, &answer);
+                drop(self.room);
+                if let Some(turn) = turn {
+                    turn.comes().await;
+                }
                 return Ok(send(answers, &self.served, answer, true));
             }
             Way::Steps(steps) => steps,

@@ -10,6 +10,7 @@ mod hostile;
 mod hostile_messages;
 mod metadata;
 mod models;
+mod order;
 mod raw;
 mod readers;
 mod reload;
