@@ -74,7 +74,7 @@ pub fn run(settings: &Settings) -> anyhow::Result<()> {
                 "quiet_step_p50_ns": median(&quiet, 50), "quiet_step_p99_ns": median(&quiet, 99),
                 "moving_step_p50_ns_per_move": median(&moving, 50),
                 "plans_per_run": plans as f64 / runs.len() as f64,
-                "plan_ns_per_decision": plan_ns / decisions.max(1) as f64,
+                "plan_ns_per_decision": (decisions > 0).then(|| plan_ns / decisions as f64),
                 "plan_ns_per_launch": plan_ns / launches.max(1) as f64,
                 "asking_for_a_plan_max_ns": asking,
             });
