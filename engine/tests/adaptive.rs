@@ -1,10 +1,7 @@
 //! `adaptive`: it plans, it repeats exactly, it replays, it does as well as the best of its rules.
 
-mod common;
-
 use std::collections::BTreeSet;
 
-use common::*;
 use lazybatch_engine::core::checker::Checker;
 use lazybatch_engine::core::{Action, Core, CoreConfig, Event, ModelSpec, Open};
 use lazybatch_engine::driver::virtual_time::{self, Script, SimRequest};

@@ -95,7 +95,7 @@ pub(super) enum By {
 }
 
 /// See the module.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Promises {
     pub without: Without,
     open: FxHashMap<RequestId, Promise>,
@@ -105,19 +105,6 @@ pub(super) struct Promises {
     among: Stretch,
     sizes: Sizes,
     outputs: Outputs,
-}
-
-impl Default for Promises {
-    fn default() -> Self {
-        Self {
-            without: Without::default(),
-            open: FxHashMap::default(),
-            stretch: Stretch::default(),
-            among: Stretch::default(),
-            sizes: Sizes::default(),
-            outputs: Outputs::default(),
-        }
-    }
 }
 
 impl Promises {
