@@ -39,6 +39,8 @@ pub fn run(root: &Path, cases: u64, only: Option<&str>) -> Result<bool> {
     let command = format!("{VARIABLE}={cases} cargo {}", args.join(" "));
     println!("{command}");
     let start = host::now();
+    // Of what is built now, whatever is committed while it runs.
+    let environment = environment(root);
     let mut child = host::cargo()
         .args(&args)
         .env(VARIABLE, cases.to_string())
@@ -66,7 +68,7 @@ pub fn run(root: &Path, cases: u64, only: Option<&str>) -> Result<bool> {
         (true, _) => "passed",
     };
     let record = json!({
-        "environment": environment(root),
+        "environment": environment,
         "command": command,
         "cases": cases,
         "tests_passed": num_passed,
