@@ -31,26 +31,19 @@ pub fn run(settings: &Settings) -> anyhow::Result<()> {
 
 fn plain(settings: &Settings, recorder: &Recorder, threads: usize) -> anyhow::Result<()> {
     let level = Level::detect();
-    let mut product = Product::new(level, threads);
-    let mut near = Product::near(level);
-    let mut step = Product::step(level);
-    let alone = [
-        (NEAR_ROWS, "product in the first-level cache"),
-        (STEP_ROWS, "product of an LSTM step"),
-    ];
-    let cases = ROWS.map(|rows| (rows, "product")).into_iter();
-    let cases = cases.chain(alone.into_iter().filter(|_| threads == 1));
+    let mut products = vec![("product", ROWS.to_vec(), Product::new(level, threads))];
+    if threads == 1 {
+        let what = "product in the first-level cache";
+        products.push((what, vec![NEAR_ROWS], Product::near(level)));
+        let what = "product of an LSTM step";
+        products.push((what, vec![STEP_ROWS], Product::step(level)));
+    }
     let mut found = Vec::new();
-    for (rows, what) in cases {
-        let product = match what {
-            "product" => &mut product,
-            "product of an LSTM step" => &mut step,
-            _ => &mut near,
-        };
-        let (mut peak, mut speed, mut shares) = (Vec::new(), Vec::new(), Vec::new());
-        for _ in 0..settings.repeats {
+    for (what, all_rows, product) in &mut products {
+        for &rows in all_rows.iter() {
+            let (mut peak, mut speed, mut shares) = (Vec::new(), Vec::new(), Vec::new());
             // In turns: a processor's clock changes from one moment to the next.
-            for _ in 0..TURNS {
+            for _ in 0..settings.repeats * TURNS {
                 peak.push(product.peak_flops() / clock::time(|| product.run_peak()).0);
                 let calls = (TURN_FLOPS / product.flops(rows)).ceil().max(1.0);
                 product.run(rows);
@@ -58,8 +51,8 @@ fn plain(settings: &Settings, recorder: &Recorder, threads: usize) -> anyhow::Re
                 speed.push(calls * product.flops(rows) / ns);
                 shares.push(speed[speed.len() - 1] / peak[peak.len() - 1]);
             }
+            found.push((rows, product.size(), *what, peak, speed, shares));
         }
-        found.push((rows, product.size(), what, peak, speed, shares));
     }
     let peaks = found.iter().flat_map(|f| f.3.clone()).collect();
     let figures = json!({ "what": "peak", "simd": level.name(), "threads": threads });

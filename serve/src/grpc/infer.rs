@@ -1,11 +1,11 @@
 //! Inference over gRPC: requests and answers, and streams of them.
 //!
 //! A stream runs its requests side by side; those of one sequence keep their order, since the engine
-//! runs them one after another. Answers come in the order of the requests, as Triton sends them; only
-//! those of decoupled models come as they are ready. Requests that run and answers that
-//! nobody has taken are bounded together: where there are too many, no further request is read until
-//! the client takes some, and flow control holds it back. A request counts among the server's calls
-//! while it is in the engine, and no longer.
+//! runs them one after another. Answers come in the order of the requests; only those of decoupled
+//! models come as they are ready (as in Triton's `src/grpc/infer_handler.h`). Requests that run and
+//! answers that nobody has taken are bounded together: where there are too many, no further request
+//! is read until the client takes some, and flow control holds it back. A request counts among the
+//! server's calls while it is in the engine, and no longer.
 
 use std::collections::HashMap;
 use std::sync::Arc;
