@@ -26,9 +26,8 @@ const SHORT: usize = 768;
 const PROBE: usize = 128;
 /// Percent of the budget that the part for all candidates takes.
 const SHORT_SHARE: u64 = 40;
-/// Gaps of a past that is repeated are scaled by these, in turn: a rate that is known from few
-/// arrivals may as well be a little higher or lower.
-const PACES: [f64; 3] = [1.0, 0.85, 1.15];
+/// Gaps of a past that is repeated are scaled by 1, 1 less this and 1 more, at most, in turn.
+const PACE: f64 = 0.15;
 /// Candidates dearer than this times the best of the short part are dropped.
 const NEAR: f64 = 1.4;
 
@@ -163,6 +162,7 @@ impl Offered {
             arrivals.push(sim_request(arrivals.len(), Time::ZERO, &open));
             waited.push(since);
         }
+        let paces = paces(past);
         let mut now = Time::ZERO;
         for (i, p) in past
             .iter()
@@ -171,7 +171,7 @@ impl Offered {
             .enumerate()
         {
             if i > 0 {
-                let pace = PACES[(i / past.len()) % PACES.len()];
+                let pace = paces[(i / past.len()) % paces.len()];
                 now = now + Nanos((p.gap.0 as f64 * pace) as u64);
             }
             arrivals.push(sim_request(arrivals.len(), now, p));
@@ -192,6 +192,19 @@ impl Offered {
             core.place(Time::ZERO, places[0].block, places[0].segment, members);
         }
     }
+}
+
+/// Factors for the gaps of a past, each time that it is repeated: a rate that is known from few
+/// arrivals may as well be a little higher or lower. As factors of equal chance they have the
+/// standard error of the mean gap, up to [`PACE`].
+fn paces(past: &[Past]) -> [f64; 3] {
+    let num = past.len() as f64;
+    let gaps = || past.iter().map(|p| p.gap.0 as f64);
+    let mean = gaps().sum::<f64>() / num;
+    let variance = gaps().map(|g| (g - mean).powi(2)).sum::<f64>() / num;
+    let error = (1.5 * variance / num).sqrt() / mean.max(1.0);
+    let off = error.min(PACE);
+    [1.0, 1.0 - off, 1.0 + off]
 }
 
 fn sim_request(i: usize, arrival: Time, p: &Past) -> SimRequest {
@@ -364,13 +377,29 @@ mod tests {
 
     #[test]
     fn a_short_past_is_repeated_at_other_paces() {
-        let offered = Offered::new(&request(300, Vec::new()));
-        let gap = |i: usize| {
-            let [a, b] = [i - 1, i].map(|i| offered.arrivals[i].request.arrival);
-            b.since(a).0
+        let gaps = |plan: &PlanRequest| {
+            let offered = Offered::new(plan);
+            assert_eq!(offered.arrivals.len(), MIN_ARRIVALS);
+            move |i: usize| {
+                let [a, b] = [i - 1, i].map(|i| offered.arrivals[i].request.arrival);
+                b.since(a).0
+            }
         };
-        assert_eq!(offered.arrivals.len(), MIN_ARRIVALS);
-        assert_eq!([gap(1), gap(299), gap(300), gap(600)], [10, 10, 8, 11]);
+        let mut plan = request(300, Vec::new());
+        let even = gaps(&plan);
+        assert_eq!([1, 300, 600].map(&even), [10; 3], "a rate without doubt");
+        // Every third gap is 300 long: 100 in the mean, with a standard error of 8.2.
+        for (i, past) in plan.arrivals.iter_mut().enumerate() {
+            past.gap = Nanos(if i % 3 == 0 { 300 } else { 0 });
+        }
+        let off = 300.0 * (1.5_f64 * 20_000.0 / 300.0).sqrt() / 100.0;
+        let [less, more] = [300.0 - off, 300.0 + off].map(|gap| gap as u64);
+        let uneven = gaps(&plan);
+        assert_eq!([3, 300, 600, 900].map(uneven), [300, less, more, 300]);
+        // Of few arrivals little is known.
+        plan.arrivals.truncate(48);
+        let few = gaps(&plan);
+        assert_eq!([3, 48, 96].map(few), [300, 255, 345]);
     }
 
     #[test]

@@ -30,6 +30,7 @@ use std::sync::Arc;
 
 use super::base::{self, Base};
 use super::coarse;
+use super::correction::Correction;
 use super::history::History;
 use super::places::Places;
 use super::rescue::Rescue;
@@ -109,10 +110,6 @@ const OPEN_SEEN: u64 = 64;
 /// Change of that number, as a factor, and so many on top, that asks for a plan.
 const OPEN_CHANGE: f64 = 1.5;
 const OPEN_MORE: f64 = 16.0;
-/// Share that the newest launch has in a correction.
-const CORRECTION_WEIGHT: f64 = 0.02;
-/// A launch counts at most this far off its prediction, either way.
-const CORRECTION_CLIP: f64 = 4.0;
 
 /// Rules for models without loops, the first to start with.
 const STATIC_RULES: &[&str] = &[
@@ -284,8 +281,8 @@ struct Adaptive {
     rescue: Rescue,
     /// The last decision was a rescue.
     rescues: bool,
-    /// Ratios of measured to predicted launch times, by model and block.
-    corrections: Vec<Vec<f64>>,
+    /// By model and block.
+    corrections: Vec<Vec<Correction>>,
     tables: Vec<Arc<LatencyTable>>,
     is_planning: bool,
     /// The plan that is being made is for models that are not those any more.
@@ -366,7 +363,7 @@ impl Policy for Adaptive {
         self.tables = models.iter().map(|m| m.table.clone()).collect();
         self.corrections.resize(models.len(), Vec::new());
         let m = model.index();
-        self.corrections[m] = vec![1.0; models[m].blocks.len()];
+        self.corrections[m] = vec![Correction::default(); models[m].blocks.len()];
         if !self.is_fixed {
             let names = self.candidates(models, self.num_classes);
             if !names.contains(&self.incumbent.name) {
@@ -407,8 +404,11 @@ impl Policy for Adaptive {
             place: places.of(arrivals[i].id),
         });
         let mut open: Vec<_> = open.filter(|o| !view.is_finishing(o.past.id)).collect();
+        let corrections = self.corrections.iter();
+        let corrections = corrections.map(|m| m.iter().map(Correction::factor).collect());
+        let corrections: Vec<Vec<f64>> = corrections.collect();
         Some(PlanRequest {
-            config: coarse::config(models, classes, &self.corrections, &mut arrivals, &mut open),
+            config: coarse::config(models, classes, &corrections, &mut arrivals, &mut open),
             arrivals,
             open,
             candidates: [incumbent].into_iter().chain(others).cloned().collect(),
@@ -446,7 +446,9 @@ impl Policy for Adaptive {
 impl Adaptive {
     fn start(&mut self, models: &[ModelSpec]) {
         self.tables = models.iter().map(|m| m.table.clone()).collect();
-        self.corrections = models.iter().map(|m| vec![1.0; m.blocks.len()]).collect();
+        let corrections = models.iter().map(|m| &m.blocks);
+        let corrections = corrections.map(|b| vec![Correction::default(); b.len()]);
+        self.corrections = corrections.collect();
         self.rescue.start(models);
         if !self.is_fixed {
             let first = self.rules(models).remove(0);
@@ -531,14 +533,10 @@ impl Adaptive {
             return;
         };
         let (samples, rows) = (launch.num_samples(), launch.num_rows());
-        let predicted = table.segment(launch.block, launch.segment, samples, rows).0;
-        if predicted == 0 {
-            return;
-        }
-        let ratio = took.0 as f64 / predicted as f64;
-        let ratio = ratio.clamp(1.0 / CORRECTION_CLIP, CORRECTION_CLIP);
-        let factor = &mut self.corrections[launch.model.index()][launch.block as usize];
-        *factor += CORRECTION_WEIGHT * (ratio - *factor);
+        let predicted = table.segment(launch.block, launch.segment, samples, rows);
+        let num_segments = table.num_segments(launch.block);
+        let correction = &mut self.corrections[launch.model.index()][launch.block as usize];
+        correction.on_done(predicted, took, num_segments);
     }
 }
 

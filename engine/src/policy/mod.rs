@@ -9,6 +9,7 @@ pub mod base;
 pub mod cellular;
 mod coarse;
 pub mod continuous;
+mod correction;
 pub mod edf;
 mod entries;
 mod gate;
