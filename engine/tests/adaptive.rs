@@ -205,15 +205,43 @@ fn plans_begin_with_those_in_flight_where_they_stand() {
 }
 
 #[test]
+fn turns_do_not_depend_on_how_passes_are_cut_into_launches() {
+    // Plans see a pass as one launch: a rule must do there as it does where each node is one.
+    let nodes = |num: usize| {
+        let node = |i| format!(r#"{{"name":"n{i}","latency_us":[[1,100.0],[8,107.0]]}}"#);
+        (0..num).map(node).collect::<Vec<_>>().join(",")
+    };
+    let text = format!(
+        r#"{{"format":"lazybatch-profile/1","device":"d","models":[
+          {{"name":"m","max_batch":8,"output_len_p90":14,"blocks":[
+            {{"name":"enc","repeat":"per_input_step","nodes":[{}]}},
+            {{"name":"dec","repeat":"until_stop","nodes":[{}]}}]}}]}}"#,
+        nodes(2),
+        nodes(7)
+    );
+    let profile = Profile::parse("-", &text).expect("a valid profile");
+    let cut = |num_nodes| {
+        let model = ModelSpec::from_profile(&profile, &profile.models[0], num_nodes, 1);
+        CoreConfig::new(vec![model])
+    };
+    let arrivals = arrivals(500, 300.0, 100, 5);
+    for spec in ["sharing:2/6/1", "sharing:0/1/4", "sharing:1/1/0.1/demote"] {
+        let [fine, coarse] = [1, 7].map(|n| run(&cut(n), spec, &arrivals));
+        assert!(fine.finishes == coarse.finishes, "{spec}");
+    }
+}
+
+#[test]
 fn where_nothing_changes_plans_are_rare() {
-    // Evenly, for eight seconds: 64, 128, .. 2048 arrivals ask for a plan, 4096, 6144, .. do not.
+    // Evenly, for eight seconds: 46 arrivals, which take 30 ms, 92, .. 2944 ask for a plan, 4992,
+    // 7040, .. do not.
     let config = config(CHAIN);
     let mut arrivals = arrivals(12_000, 1500.0, 50, 1);
     for (i, a) in arrivals.iter_mut().enumerate() {
         a.request.arrival = Time(i as u64 * 666_667);
     }
     let ran = run(&config, "adaptive", &arrivals);
-    assert!((4..=6).contains(&ran.plans.num), "{} plans", ran.plans.num);
+    assert!((4..=7).contains(&ran.plans.num), "{} plans", ran.plans.num);
 }
 
 /// Mean latency plus three SLA targets for each that is missed.

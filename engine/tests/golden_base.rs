@@ -158,11 +158,11 @@ fn sharing_takes_turns() {
 
 #[test]
 fn sharing_prefers_the_front_by_its_weight() {
-    // A claim of 4 a turn against one: b1 runs when it has waited for more than four launches.
+    // A claim of 4 a node against one: b1, once it has run, runs again when four nodes of others have.
     golden(
         "sharing:0/0/4",
         "max_batch 4; enc per_input_step 4; dec until_stop 5",
-        "at 0 in 1 out 4
+        "at 0 in 1 out 7
          at 5 in 3 out 1",
         " 0.000 arrive r0 m input 1
           0.000 admit b0 [r0]
@@ -170,17 +170,22 @@ fn sharing_prefers_the_front_by_its_weight() {
           4.000 run b0 dec.0 [r0@0]
           5.000 arrive r1 m input 3
           9.000 admit b1 [r1]
-          9.000 run b0 dec.0 [r0@1], parked b1 [r1]
-         14.000 run b0 dec.0 [r0@2], parked b1 [r1]
-         19.000 preempt b0 by b1
-         19.000 run b1 enc.0 [r1@0], parked b0 [r0]
-         23.000 preempt b1 by b0
+          9.000 preempt b0 by b1
+          9.000 run b1 enc.0 [r1@0], parked b0 [r0]     // never launched before
+         13.000 preempt b1 by b0
+         13.000 run b0 dec.0 [r0@1], parked b1 [r1]
+         18.000 run b0 dec.0 [r0@2], parked b1 [r1]
          23.000 run b0 dec.0 [r0@3], parked b1 [r1]
-         28.000 finish r0 met
-         28.000 run b1 enc.0 [r1@1]
-         32.000 run b1 enc.0 [r1@2]
-         36.000 run b1 dec.0 [r1@0]
-         41.000 finish r1 met",
+         28.000 run b0 dec.0 [r0@4], parked b1 [r1]     // 4 against 4, and it came first
+         33.000 preempt b0 by b1
+         33.000 run b1 enc.0 [r1@1], parked b0 [r0]
+         37.000 preempt b1 by b0
+         37.000 run b0 dec.0 [r0@5], parked b1 [r1]
+         42.000 run b0 dec.0 [r0@6], parked b1 [r1]
+         47.000 finish r0 met
+         47.000 run b1 enc.0 [r1@2]
+         51.000 run b1 dec.0 [r1@0]
+         56.000 finish r1 met",
     );
 }
 

@@ -131,6 +131,8 @@ pub struct State {
     /// Endings that the policy has not heard of.
     pub(crate) endings: Vec<Ending>,
     next_ticket: u64,
+    /// Node executions since the start.
+    num_nodes: u64,
     spare: Vec<Launch>,
     lingering: Vec<Key>,
     doomed: u32,
@@ -182,6 +184,7 @@ impl State {
             vacated: Vec::new(),
             endings: Vec::new(),
             next_ticket: 0,
+            num_nodes: 0,
             spare: Vec::new(),
             lingering: Vec::new(),
             doomed: 0,
@@ -579,6 +582,7 @@ impl State {
             samples,
             padded: None,
             after: None,
+            ran_at: Some(0),
             merged_members: 0,
         });
     }
@@ -604,6 +608,7 @@ impl State {
                 undecided: false,
             }),
             after: None,
+            ran_at: None,
             merged_members: 0,
         });
         let top = self.table.len() - 1;
@@ -668,6 +673,7 @@ impl State {
         entry.members.extend_from_slice(&gone.members);
         entry.samples += gone.samples;
         entry.after = entry.after.max(gone.after);
+        entry.ran_at = entry.ran_at.max(gone.ran_at);
         for lane in &mut self.lanes {
             if lane.active == Some(from) {
                 lane.active = Some(into);
@@ -696,15 +702,17 @@ impl State {
         self.next_ticket += 1;
         let number = self.lanes[lane.index()].issued + 1;
         let launch = self.describe(i, lane, ticket);
+        let nodes = u64::from(launch.end_node - launch.first_node);
+        self.num_nodes += nodes;
         let entry = self.table.entry(i);
         entry.after = Some((lane, number));
+        entry.ran_at = Some(self.num_nodes);
         entry.merged_members = 0;
         for &key in &entry.members {
             let state = &mut self.requests[key as usize];
             state.after = Some((lane, number));
             state.first_launch.get_or_insert(now);
         }
-        let nodes = u64::from(launch.end_node - launch.first_node);
         let samples = u64::from(self.table.at(i).samples);
         self.tally(launch.model, |c| {
             c.launches += nodes;

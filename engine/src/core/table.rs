@@ -37,6 +37,8 @@ pub struct SubBatch {
     pub padded: Option<Padded>,
     /// Lane and number of the last launch that moved it.
     pub(crate) after: Option<(LaneId, u64)>,
+    /// Node executions of all entries when it was launched last; `None` before its first launch.
+    pub(crate) ran_at: Option<u64>,
     /// Members that came by merges since its last launch.
     pub(crate) merged_members: u32,
 }
@@ -47,9 +49,10 @@ impl SubBatch {
         self.members.len()
     }
 
-    /// Number of its last launch in the order of its lane; `None` before the first.
-    pub fn last_launch(&self) -> Option<u64> {
-        self.after.map(|(_, number)| number)
+    /// Nodes that all entries together had been launched for when it was launched last, that launch
+    /// included; `None` before its first.
+    pub fn ran_at(&self) -> Option<u64> {
+        self.ran_at
     }
 
     /// Whether it was launched since it was pushed or split off a launched entry.

@@ -83,12 +83,15 @@ pub const ENTRY: Entry = Entry {
 
 /// By how much another rule must be cheaper to replace the incumbent.
 pub const HYSTERESIS: f64 = 0.02;
+/// By how much `lazy` must be cheaper than all others: it is good for a rate that stays below capacity
+/// by little and bad for those around it.
+pub const LAZY_EDGE: f64 = 0.02;
 /// What a missed deadline costs, as a multiple of its SLA target.
 pub const MISS_WEIGHT: f64 = 3.0;
 /// Arrivals before the first plan, or these few where they take long.
 const FIRST_PLAN: u64 = 64;
 const FEW: u64 = 16;
-const LONG: Nanos = Nanos::from_ms(100);
+const LONG: Nanos = Nanos::from_ms(30);
 /// Most arrivals between two plans, unless these take less than so long.
 const PLAN_EVERY: u64 = 2048;
 const STEADY: Nanos = Nanos::from_ms(10_000);
@@ -428,15 +431,18 @@ impl Policy for Adaptive {
             let mut costs = plan.costs.iter();
             costs.find(|c| c.0 == name).map(|c| c.1 as f64)
         };
-        let Some((best, least)) = plan.costs.first() else {
+        let weighed = plan.costs.iter().map(|(name, cost)| {
+            let edge = if name == "lazy" { LAZY_EDGE } else { 0.0 };
+            (name, *cost as f64 * (1.0 + edge))
+        });
+        let Some((best, least)) = weighed.min_by(|a, b| a.1.total_cmp(&b.1)) else {
             return;
         };
         let hysteresis = match self.without.hysteresis {
             true => 0.0,
             false => HYSTERESIS,
         };
-        let is_better =
-            cost(&incumbent.name).is_none_or(|c| (*least as f64) < c * (1.0 - hysteresis));
+        let is_better = cost(&incumbent.name).is_none_or(|c| least < c * (1.0 - hysteresis));
         if *best != incumbent.name && is_better {
             incumbent.change(best);
         }

@@ -17,9 +17,9 @@
 //!   them, has reached `F` times the disturbance: the members in flight times the time in which
 //!   the newcomers catch up. The least progressed entry runs.
 //! - `sharing:F/A/W`: admits as `balance`; entries at the head of a block take turns, pass by pass.
-//!   That runs which has the greatest claim: the launches since its own last one, times its members
-//!   to the power `A`, times `W` for the most progressed entry. With `A = 0` and `W = 1` entries
-//!   take equal turns; with `A = 1` requests do.
+//!   That runs which has the greatest claim: the nodes that others ran since its own last one, times
+//!   its members to the power `A`, times `W` for the most progressed entry. With `A = 0` and `W = 1`
+//!   entries take equal turns; with `A = 1` requests do.
 //!
 //! Each takes a word `LATE` behind a slash for waiting requests that cannot meet their deadline, by
 //! the latency tables times the ratio that recent requests took against them: with `demote`
@@ -106,6 +106,9 @@ pub const SHARING: Entry = Entry {
 /// Requests in a row that were too late from the start, from which on predictions are not believed
 /// where the device is idle.
 const HOPELESS: u32 = 16;
+
+/// Nodes that are thought to have run since the last launch of an entry that had none.
+const NEVER: u64 = 1 << 17;
 
 /// Names and how their numbers are read.
 type Reader = fn(Option<&str>) -> Option<Rule>;
@@ -217,7 +220,7 @@ enum Order {
     Front,
     /// The least progressed.
     Newest,
-    /// That whose members have waited most since its last launch: the launches since then, times
+    /// That whose members have waited most since its last launch: the nodes that ran since then, times
     /// the number of its members to the power `members`, times `front` for the most progressed.
     Share { members: f64, front: f64 },
 }
@@ -422,9 +425,9 @@ impl Base {
             Order::Newest => entries().min_by_key(progress),
             Order::Share { members, front } => {
                 let first = entries().max_by_key(progress).map(|e| e.id);
-                let latest = entries().filter_map(SubBatch::last_launch).max();
+                let latest = entries().filter_map(SubBatch::ran_at).max().unwrap_or(0);
                 let claim = |e: &SubBatch| {
-                    let since = latest.unwrap_or(0) + 1 - e.last_launch().unwrap_or(0);
+                    let since = e.ran_at().map_or(NEVER, |at| latest + 1 - at);
                     let weight = if Some(e.id) == first { front } else { 1.0 };
                     since as f64 * f64::from(e.samples).powf(members) * weight
                 };
