@@ -19,14 +19,14 @@ use std::sync::{Arc, Mutex};
 use anyhow::{Context, bail};
 use lazybatch_benches::clock;
 use lazybatch_benches::contention::Contention;
-use lazybatch_benches::metered::{Meter, Metered};
+use lazybatch_benches::metered::{Meter, Metered, Timed};
 use lazybatch_benches::record::{Recorder, rounded};
 use lazybatch_benches::reused::Shelf;
 use lazybatch_benches::spread::Spread;
 use lazybatch_engine::ModelOptions;
 use lazybatch_graph::SharedProgram;
 use lazybatch_kernels::{CpuDevice, CpuOptions, Device, Noise};
-use lazybatch_sla::{Nanos, OutputLen, Profile, Time};
+use lazybatch_sla::{LatencyTable, Nanos, OutputLen, Profile, Time, segments_of};
 use lazybatch_workloads::arrivals::{Arrival, Limit, Stream, Workload, mean_rate, transform};
 use lazybatch_workloads::experiment::inputs::{self, Item};
 use lazybatch_workloads::experiment::measure::measure;
@@ -395,6 +395,7 @@ impl<'a> Bench<'a> {
         figures["launches_s"] = rounded(busy_ns / 1e9);
         figures["gaps_s"] = rounded(gaps_ns / 1e9);
         figures["others"] = rounded(others);
+        figures["took_over_table"] = self.took_over_table(launches);
         figures["simulated_mean_ms"] = rounded(simulated.result.mean_ms);
         figures["simulated_p99_ms"] = rounded(simulated.result.p99_ms);
         figures["simulated_j_ms"] = rounded(simulated.j_ms);
@@ -403,6 +404,26 @@ impl<'a> Bench<'a> {
         outcomes.real.push(real);
         outcomes.simulated.push(simulated);
         Ok(())
+    }
+
+    /// Time of launches over what the tables say, by block and by their samples: of 1, of 2 and 3, of
+    /// 4 to 7, and so on; null where there were none.
+    fn took_over_table(&self, launches: &[Timed]) -> Value {
+        let model = &self.profile.models[0];
+        let table = LatencyTable::new(model, &segments_of(model, 1), 0.0, 0.0);
+        let mut sums: Vec<Vec<(f64, f64)>> = vec![Vec::new(); model.blocks.len()];
+        for l in launches {
+            let (sums, i) = (
+                &mut sums[l.block as usize],
+                l.samples.max(1).ilog2() as usize,
+            );
+            sums.resize(sums.len().max(i + 1), (0.0, 0.0));
+            let predicted = table.segment(l.block, l.segment, l.samples, l.rows);
+            sums[i] = (sums[i].0 + l.ns, sums[i].1 + predicted.0 as f64);
+        }
+        let ratio = |s: &(f64, f64)| (s.1 > 0.0).then(|| rounded(s.0 / s.1));
+        let block = |b: &Vec<(f64, f64)>| b.iter().map(ratio).collect::<Vec<_>>();
+        json!(sums.iter().map(block).collect::<Vec<_>>())
     }
 
     /// What every line states.

@@ -31,8 +31,8 @@ use super::inputs::Item;
 use super::segments::SegmentLength;
 use crate::error::{Error, Result};
 
-/// Most passes through a loop that are timed.
-const MAX_PASSES: u32 = 12;
+/// Most passes through a loop that are timed, about as many as outputs have.
+const MAX_PASSES: u32 = 32;
 /// Rounds per batch, unless they take longer than [`ROUND_BUDGET_S`].
 const ROUNDS: usize = 5;
 /// Seconds per batch behind which no further round of it starts.
@@ -80,7 +80,7 @@ impl Measured {
 }
 
 /// Measures `program` on `device`, which must be empty, with segments of such a `length` and batches
-/// of 1, 2, 4, ... `max_batch` requests from `pool`.
+/// of 1, 2, 3, 4, 6, 8, 12 .. `max_batch` requests from `pool`.
 ///
 /// # Errors
 /// What the device refuses.
@@ -186,14 +186,23 @@ fn batches(pool: &[Item], max_batch: usize) -> Vec<Vec<Item>> {
         .collect();
     alone.dedup_by_key(|i| i.input_len);
     let mut batches: Vec<Vec<Item>> = alone.into_iter().map(|i| vec![i.clone()]).collect();
-    let mut size = 2;
-    while size / 2 < max_batch && max_batch > 1 {
+    for size in sizes(max_batch) {
         // A pool smaller than the batch repeats.
-        let items = pool.iter().cycle().take(size.min(max_batch));
-        batches.push(items.cloned().collect());
-        size *= 2;
+        batches.push(pool.iter().cycle().take(size).cloned().collect());
     }
     batches
+}
+
+/// 2, 3, 4, 6, 8, 12 .. `max_batch`: kernels take rows in groups, so that between two powers of two
+/// a launch may take anything between what it takes at either.
+fn sizes(max_batch: usize) -> Vec<usize> {
+    let powers = (1..).map(|k| 1 << k);
+    let mut sizes: Vec<usize> = powers
+        .flat_map(|p: usize| [p, p + p / 2])
+        .take_while(|&s| s < max_batch)
+        .collect();
+    sizes.extend((max_batch > 1).then_some(max_batch));
+    sizes
 }
 
 #[allow(clippy::disallowed_methods, reason = "a profiler reads a clock")]
@@ -568,6 +577,14 @@ fn timed(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_end_at_the_largest_batch() {
+        assert_eq!(sizes(1), [0; 0]);
+        assert_eq!(sizes(2), [2]);
+        assert_eq!(sizes(16), [2, 3, 4, 6, 8, 12, 16]);
+        assert_eq!(sizes(20), [2, 3, 4, 6, 8, 12, 16, 20]);
+    }
 
     #[test]
     fn means_leave_interruptions_out() {
