@@ -158,27 +158,79 @@ fn the_number_of_open_sequences_is_bounded() {
     submit(&engine, 3, 0, 9).wait().unwrap();
 }
 
-#[test]
-fn a_gap_breaks_the_sequence_and_nothing_else() {
-    let engine = engine("serial", SequenceOptions::default());
-    // Something to wait behind, so that the second chunk has not begun when it is cancelled.
-    let busy: Vec<Handle> = (100..400).map(|s| submit(&engine, s, 0, 1)).collect();
-    let first = submit(&engine, 1, 0, 9);
-    drop(submit(&engine, 1, 1, 9));
-    let third = submit(&engine, 1, 2, 9);
-    let other = submit(&engine, 2, 0, 9);
-    first.wait().unwrap();
-    match third.wait() {
+/// Whether the chunk failed for what was before it in its sequence; else it must be `want`.
+fn is_broken(handle: Handle, sequence: u64, want: &[f32]) -> bool {
+    match handle.wait() {
         Err(RequestError::Failed(cause)) => {
-            assert!(cause.contains("before it in sequence 1"), "{cause}");
+            let named = format!("before it in sequence {sequence}, did not complete");
+            assert!(cause.contains(&named), "{cause}");
+            true
         }
-        // The second chunk had begun, and ended, before it could be cancelled.
-        Ok(_) => {}
+        // What was before it had ended before it could be cancelled.
+        Ok(answer) => {
+            assert_eq!(answer.outputs[0].to_f32(), want);
+            false
+        }
         Err(other) => panic!("{other}"),
     }
-    other.wait().unwrap();
-    submit(&engine, 1, 0, 9).wait().unwrap();
-    for handle in busy {
-        handle.wait().unwrap();
+}
+
+#[test]
+fn a_gap_breaks_the_sequence_and_nothing_else() {
+    for policy in ["serial", "greedy", "lazy", "adaptive"] {
+        let engine = engine(policy, SequenceOptions::default());
+        let want: Vec<_> = (0..9).map(|s| by_hand(&engine, s, 4)).collect();
+        let mut broken = 0;
+        for lost in [0, 1, 2] {
+            // Something to wait behind, so that the lost chunk has not begun when it is cancelled.
+            let busy: Vec<Handle> = (100..700).map(|s| submit(&engine, s, 0, 1)).collect();
+            let mut chunks: Vec<(u64, u64, Handle)> = Vec::new();
+            // Chunks of all sequences side by side, so that they run as batches.
+            for i in 0..4 {
+                chunks.extend((0..9).map(|s| (s, i, submit(&engine, s, i, 4))));
+                if i == lost {
+                    chunks.retain(|c| (c.0, c.1) != (1, lost));
+                }
+            }
+            for (s, i, handle) in chunks {
+                let want = &want[s as usize][i as usize];
+                let is_broken = is_broken(handle, s, want);
+                assert!(!is_broken || s == 1 && i > lost, "{policy}: {i} of {s}");
+                broken += u32::from(is_broken);
+            }
+            for handle in busy {
+                handle.wait().unwrap();
+            }
+        }
+        assert!(broken > 0, "{policy}: all were over before they were lost");
+        // Started again, it goes on.
+        let again = (0..4).map(|i| submit(&engine, 1, i, 4).wait().unwrap().outputs[0].to_f32());
+        assert_eq!(again.collect::<Vec<_>>(), want[1], "{policy}");
     }
+}
+
+#[test]
+fn chunks_have_as_many_samples_as_the_start() {
+    let engine = engine("greedy", SequenceOptions::default());
+    let two = Tensor::from_f32(&[2, FEATURES], &[0.25; 2 * FEATURES]);
+    let first = engine.try_submit("stateful", vec![two.clone()], options(1, true, false));
+    let other = submit(&engine, 2, 0, 9);
+    first.unwrap().wait().unwrap();
+    let refused = submit(&engine, 1, 1, 9).wait().unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "sequence 1: expected 2 samples, as at its start, got 1"
+    );
+    other.wait().unwrap();
+    let next = engine.try_submit("stateful", vec![two], options(1, false, true));
+    assert_eq!(next.unwrap().wait().unwrap().outputs[0].dims, [2, 4]);
+}
+
+#[test]
+fn an_input_without_dimensions_is_refused() {
+    let engine = engine("greedy", SequenceOptions::default());
+    let scalar = Tensor::from_f32(&[], &[1.0]);
+    let refused = engine.try_submit("stateful", vec![scalar], options(1, true, true));
+    let refused = refused.err().unwrap();
+    assert!(matches!(refused, RequestError::Input(_)), "{refused}");
 }

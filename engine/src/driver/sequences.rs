@@ -5,9 +5,13 @@
 //!
 //! Invariants:
 //! 1. A request gets the state that the one accepted before it in its sequence left, or fails:
-//!    behind one that did not complete, the sequence is broken until it is started again.
-//! 2. Of a model no more than [`SequenceOptions::most`] sequences are kept, none idle for longer than
+//!    behind one that did not complete, the sequence is broken until it is started again. Who ends
+//!    first does not matter: a request may be cancelled while those before it run.
+//! 2. Requests of a sequence have as many samples as the one that starts it, as its state has.
+//! 3. Of a model no more than [`SequenceOptions::most`] sequences are kept, none idle for longer than
 //!    [`SequenceOptions::idle`].
+
+use std::collections::BTreeMap;
 
 use lazybatch_graph::{Program, Tensor};
 use lazybatch_sla::{ModelId, Nanos, RequestId, Time};
@@ -42,6 +46,8 @@ pub(crate) struct Place {
     pub start: bool,
     /// Behind it the state is dropped.
     pub end: bool,
+    /// How many of its sequence were accepted before it, which [`Sequences::accept`] says.
+    pub number: u64,
 }
 
 /// Sequences of models that carry state.
@@ -50,15 +56,38 @@ pub(crate) struct Sequences {
     kept: FxHashMap<ModelId, FxHashMap<u64, Kept>>,
 }
 
+/// Carried tensors in the order of [`Program::carries`], or why there are none.
+type Left = Result<Vec<Tensor>, String>;
+
 struct Kept {
-    /// Carried tensors in the order of [`Program::carries`], or why there are none.
-    state: Result<Vec<Tensor>, String>,
-    /// Requests accepted that have not ended.
-    pending: usize,
+    /// What requests left that the next one still wants: that of the last one accepted, and those
+    /// whose next one has not ended.
+    left: BTreeMap<u64, Left>,
+    /// Numbers of the requests accepted that have not ended.
+    pending: Vec<u64>,
+    /// Requests accepted so far.
+    num: u64,
+    /// Samples of the request that started it.
+    samples: u32,
     /// More requests may follow: the last one accepted was no end.
     is_open: bool,
     /// End of the last request.
     used: Time,
+}
+
+impl Kept {
+    fn is_stale(&self, now: Time, idle: Nanos) -> bool {
+        self.pending.is_empty() && now.since(self.used) > idle
+    }
+
+    /// Request `number` has ended and left this.
+    fn ended(&mut self, number: u64, left: Left) {
+        self.pending.retain(|&n| n != number);
+        self.left.insert(number, left);
+        let (pending, num) = (&self.pending, self.num);
+        self.left
+            .retain(|n, _| n + 1 == num || pending.contains(&(n + 1)));
+    }
 }
 
 impl Sequences {
@@ -71,32 +100,32 @@ impl Sequences {
         self.kept.get(&model)?.get(&sequence)
     }
 
-    /// Takes in a request.
+    /// Takes in a request of so many samples, and numbers it.
     pub fn accept(
         &mut self,
         now: Time,
         model: ModelId,
-        place: Place,
+        place: &mut Place,
+        samples: u32,
         SequenceOptions { idle, most }: SequenceOptions,
     ) -> Result<(), RequestError> {
         let key = place.sequence;
-        let misplaced = |expected: &str| {
+        let misplaced = |expected: String| {
             Err(RequestError::Sequence {
                 sequence: key,
-                expected: expected.into(),
+                expected,
             })
         };
         let of_model = self.kept.entry(model).or_default();
-        let is_stale = |k: &Kept| k.pending == 0 && now.since(k.used) > idle;
-        if of_model.get(&key).is_some_and(is_stale) {
+        if of_model.get(&key).is_some_and(|k| k.is_stale(now, idle)) {
             of_model.remove(&key);
         }
         if !of_model.contains_key(&key) {
             if !place.start {
-                return misplaced("the start of a sequence, for none of that id is open");
+                return misplaced("the start of a sequence, for none of that id is open".into());
             }
             if of_model.len() >= most {
-                of_model.retain(|_, k| !is_stale(k));
+                of_model.retain(|_, k| !k.is_stale(now, idle));
             }
             if of_model.len() >= most {
                 let sequence = key;
@@ -104,15 +133,26 @@ impl Sequences {
             }
         }
         let kept = of_model.entry(key).or_insert_with(|| Kept {
-            state: Err(String::new()),
-            pending: 0,
+            left: BTreeMap::new(),
+            pending: Vec::new(),
+            num: 0,
+            samples,
             is_open: false,
             used: now,
         });
-        if !place.start && !kept.is_open {
-            return misplaced("the start of a sequence, for its end came before");
+        if place.start {
+            kept.samples = samples;
+        } else if !kept.is_open {
+            return misplaced("the start of a sequence, for its end came before".into());
+        } else if samples != kept.samples {
+            let expected = kept.samples;
+            return misplaced(format!(
+                "{expected} samples, as at its start, got {samples}"
+            ));
         }
-        kept.pending += 1;
+        place.number = kept.num;
+        kept.num += 1;
+        kept.pending.push(place.number);
         kept.is_open = !place.end;
         Ok(())
     }
@@ -131,7 +171,11 @@ impl Sequences {
         if place.start {
             return Ok(());
         }
-        let state = kept.state.as_ref().map_err(Clone::clone)?;
+        let before = place.number.checked_sub(1);
+        let left = before.and_then(|n| kept.left.get(&n));
+        // Requests of a sequence run one behind another.
+        let left = left.ok_or_else(|| "nothing is left of the request before it".to_string())?;
+        let state = left.as_ref().map_err(Clone::clone)?;
         for (carry, tensor) in program.carries.iter().zip(state) {
             inputs[carry.input.index()] = tensor.clone();
         }
@@ -156,18 +200,17 @@ impl Sequences {
             return;
         };
         kept.used = now;
-        kept.pending -= 1;
-        kept.state = match outputs {
+        let left = match outputs {
             Ok(outputs) => {
                 let carried = program.carries.iter();
                 Ok(carried.map(|c| outputs[c.output.index()].clone()).collect())
             }
             Err(cause) => Err(format!(
-                "{request}, before it in sequence {}, did not complete ({cause})",
-                place.sequence
+                "{request}, before it in sequence {key}, did not complete ({cause})"
             )),
         };
-        if kept.pending == 0 && !kept.is_open {
+        kept.ended(place.number, left);
+        if kept.pending.is_empty() && !kept.is_open {
             of_model.remove(&key);
         }
     }
@@ -184,6 +227,7 @@ mod tests {
             sequence,
             start,
             end,
+            number: 0,
         }
     }
 
@@ -191,8 +235,28 @@ mod tests {
     struct Bounded(Sequences, SequenceOptions);
 
     impl Bounded {
-        fn accept(&mut self, now: Time, model: ModelId, place: Place) -> Result<(), RequestError> {
-            self.0.accept(now, model, place, self.1)
+        fn accept(&mut self, now: u64, place: Place) -> Result<Place, RequestError> {
+            self.accept_samples(now, place, 1)
+        }
+
+        fn accept_samples(
+            &mut self,
+            now: u64,
+            mut place: Place,
+            samples: u32,
+        ) -> Result<Place, RequestError> {
+            let accepted = self.0.accept(Time(now), MODEL, &mut place, samples, self.1);
+            accepted.map(|()| place)
+        }
+
+        fn end(&mut self, now: u64, place: Place, outputs: Result<(), &str>) {
+            let (program, id) = (Program::default(), RequestId(place.number));
+            let outputs = outputs.map(|()| &[][..]);
+            self.0.ended(Time(now), id, &program, MODEL, place, outputs);
+        }
+
+        fn hand_over(&self, place: Place) -> Result<(), String> {
+            self.0.hand_over(&Program::default(), MODEL, place, &mut [])
         }
     }
 
@@ -201,25 +265,19 @@ mod tests {
         Bounded(Sequences::default(), SequenceOptions { idle, most })
     }
 
-    fn end(Bounded(sequences, _): &mut Bounded, now: u64, place: Place) {
-        let program = Program::default();
-        let outputs = Ok(&[][..]);
-        sequences.ended(Time(now), RequestId(1), &program, MODEL, place, outputs);
-    }
-
     #[test]
     fn what_follows_needs_a_start_and_no_end() {
         let mut s = sequences(100, 10);
-        let refused = s.accept(Time(0), MODEL, place(7, false, false));
+        let refused = s.accept(0, place(7, false, false));
         assert!(
             refused
                 .unwrap_err()
                 .to_string()
                 .contains("none of that id is open")
         );
-        s.accept(Time(0), MODEL, place(7, true, false)).unwrap();
-        s.accept(Time(1), MODEL, place(7, false, true)).unwrap();
-        let refused = s.accept(Time(2), MODEL, place(7, false, false));
+        let mut all = vec![s.accept(0, place(7, true, false)).unwrap()];
+        all.push(s.accept(1, place(7, false, true)).unwrap());
+        let refused = s.accept(2, place(7, false, false));
         assert!(
             refused
                 .unwrap_err()
@@ -227,13 +285,13 @@ mod tests {
                 .contains("its end came before")
         );
         // Anew, while the former ones still run.
-        s.accept(Time(3), MODEL, place(7, true, false)).unwrap();
-        for start in [true, false, true] {
-            end(&mut s, 4, place(7, start, false));
+        all.push(s.accept(3, place(7, true, false)).unwrap());
+        for place in all {
+            s.end(4, place, Ok(()));
         }
         assert_eq!(s.0.kept[&MODEL].len(), 1);
-        s.accept(Time(5), MODEL, place(7, false, true)).unwrap();
-        end(&mut s, 6, place(7, false, true));
+        let last = s.accept(5, place(7, false, true)).unwrap();
+        s.end(6, last, Ok(()));
         assert!(
             s.0.kept[&MODEL].is_empty(),
             "nothing is kept behind the end"
@@ -243,54 +301,75 @@ mod tests {
     #[test]
     fn idle_sequences_are_forgotten_and_busy_ones_are_not() {
         let mut s = sequences(100, 10);
-        s.accept(Time(0), MODEL, place(1, true, false)).unwrap();
-        s.accept(Time(500), MODEL, place(1, false, false)).unwrap();
-        end(&mut s, 600, place(1, true, false));
-        end(&mut s, 600, place(1, false, false));
-        s.accept(Time(700), MODEL, place(1, false, false)).unwrap();
-        end(&mut s, 700, place(1, false, false));
-        assert!(s.accept(Time(801), MODEL, place(1, false, false)).is_err());
+        let first = s.accept(0, place(1, true, false)).unwrap();
+        let second = s.accept(500, place(1, false, false)).unwrap();
+        s.end(600, first, Ok(()));
+        s.end(600, second, Ok(()));
+        let third = s.accept(700, place(1, false, false)).unwrap();
+        s.end(700, third, Ok(()));
+        assert!(s.accept(801, place(1, false, false)).is_err());
     }
 
     #[test]
     fn their_number_is_bounded() {
         let mut s = sequences(100, 2);
-        s.accept(Time(0), MODEL, place(1, true, false)).unwrap();
-        s.accept(Time(0), MODEL, place(2, true, false)).unwrap();
-        let refused = s.accept(Time(0), MODEL, place(3, true, false));
+        let first = s.accept(0, place(1, true, false)).unwrap();
+        s.accept(0, place(2, true, false)).unwrap();
+        let refused = s.accept(0, place(3, true, false));
         let full = RequestError::SequencesFull {
             sequence: 3,
             most: 2,
         };
-        assert_eq!(refused, Err(full));
-        end(&mut s, 50, place(1, true, false));
-        assert!(s.accept(Time(150), MODEL, place(3, true, false)).is_err());
-        s.accept(Time(151), MODEL, place(3, true, false)).unwrap();
+        assert_eq!(refused.unwrap_err(), full);
+        s.end(50, first, Ok(()));
+        assert!(s.accept(150, place(3, true, false)).is_err());
+        s.accept(151, place(3, true, false)).unwrap();
     }
 
     #[test]
     fn behind_a_request_that_did_not_complete_the_sequence_is_broken() {
-        let (mut s, program) = (sequences(100, 2), Program::default());
-        let first = place(1, true, false);
-        s.accept(Time(0), MODEL, first).unwrap();
-        s.accept(Time(0), MODEL, place(1, false, false)).unwrap();
-        s.0.ended(
-            Time(1),
-            RequestId(4),
-            &program,
-            MODEL,
-            first,
-            Err("cancelled"),
-        );
-        let broken =
-            s.0.hand_over(&program, MODEL, place(1, false, false), &mut []);
+        let mut s = sequences(100, 2);
+        let first = s.accept(0, place(1, true, false)).unwrap();
+        let second = s.accept(0, place(1, false, false)).unwrap();
+        s.end(1, first, Err("cancelled"));
         assert_eq!(
-            broken.unwrap_err(),
+            s.hand_over(second).unwrap_err(),
             format!(
                 "{}, before it in sequence 1, did not complete (cancelled)",
-                RequestId(4)
+                RequestId(0)
             )
         );
-        s.0.hand_over(&program, MODEL, first, &mut []).unwrap();
+        s.hand_over(first).unwrap();
+    }
+
+    #[test]
+    fn who_is_cancelled_while_those_before_run_breaks_what_follows_and_nothing_else() {
+        for (lost, starts) in [(1, false), (1, true), (2, false)] {
+            let mut s = sequences(100, 2);
+            let accept = |i| s.accept(0, place(1, i == 0 || starts && i == lost, false));
+            let all: Vec<Place> = (0..4).map(accept).map(Result::unwrap).collect();
+            s.end(1, all[lost], Err("cancelled"));
+            for i in (0..4).filter(|&i| i != lost) {
+                let handed = s.hand_over(all[i]);
+                assert_eq!(handed.is_err(), i > lost, "{lost} lost, {i}: {handed:?}");
+                s.end(2, all[i], handed.as_ref().map(|_| ()).map_err(|e| &e[..]));
+            }
+            let left = &s.0.kept[&MODEL][&1].left;
+            assert_eq!(left.keys().collect::<Vec<_>>(), [&3]);
+        }
+    }
+
+    #[test]
+    fn samples_are_those_of_the_start() {
+        let mut s = sequences(100, 2);
+        s.accept_samples(0, place(1, true, false), 2).unwrap();
+        let refused = s.accept_samples(0, place(1, false, false), 1);
+        assert_eq!(
+            refused.unwrap_err().to_string(),
+            "sequence 1: expected 2 samples, as at its start, got 1"
+        );
+        s.accept_samples(0, place(1, false, false), 2).unwrap();
+        s.accept_samples(0, place(1, true, false), 1).unwrap();
+        s.accept_samples(0, place(1, false, false), 1).unwrap();
     }
 }

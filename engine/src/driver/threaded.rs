@@ -214,6 +214,8 @@ struct Open {
     submission: Box<Submission>,
     slot: Option<Slot>,
     ended: Option<(Time, Outcome, Option<Time>, Option<String>)>,
+    /// Why its sequence cannot go on: it fails when it has run.
+    broken: Option<String>,
     /// Rows sent so far, by output.
     sent: Vec<usize>,
 }
@@ -424,7 +426,7 @@ impl Driver {
         drop(served.gone.set(last));
     }
 
-    fn submit(&mut self, now: Time, submission: Box<Submission>) {
+    fn submit(&mut self, now: Time, mut submission: Box<Submission>) {
         let mut request = submission.request.clone();
         submission.served.unseen.take(request.arrival);
         request.arrival = request.arrival.min(now);
@@ -437,9 +439,10 @@ impl Driver {
             submission.reply.refuse(RequestError::Unloaded { model });
             return;
         }
-        if let Some(place) = submission.place {
-            let (model, bounds) = (request.model, served.sequences);
-            let accepted = self.state.sequences.accept(now, model, place, bounds);
+        if let Some(place) = &mut submission.place {
+            let (model, samples, bounds) = (request.model, request.samples, served.sequences);
+            let sequences = &mut self.state.sequences;
+            let accepted = sequences.accept(now, model, place, samples, bounds);
             if let Err(error) = accepted {
                 submission.reply.refuse(error);
                 return;
@@ -453,6 +456,7 @@ impl Driver {
             submission,
             slot: None,
             ended: None,
+            broken: None,
             sent: vec![0; num_outputs],
         };
         if let Some(explains) = self.on_request.as_mut().filter(|_| open.submission.explain) {
@@ -565,10 +569,8 @@ impl Driver {
                 .state
                 .sequences
                 .hand_over(program, model, place, inputs);
-            if let Err(cause) = handed {
-                self.state.unstaged.insert(id, cause);
-                return;
-            }
+            // It runs on what it brought, so that those it runs with know nothing of it.
+            open.broken = handed.err();
         }
         let request = OpenRequest {
             slot,
@@ -599,6 +601,10 @@ impl Driver {
             .open
             .get_mut(&id)
             .expect("ended requests were open");
+        let (outcome, cause) = match open.broken.clone() {
+            Some(broken) if outcome.is_completed() => (Outcome::Failed, Some(broken)),
+            _ => (outcome, cause),
+        };
         open.ended = Some((now, outcome, first_launch, cause));
         let request = &open.submission.request;
         let latency = now.since(request.arrival);
@@ -675,6 +681,9 @@ impl Driver {
             let (Some(slot), Reply::Stream(tx)) = (open.slot, &open.submission.reply) else {
                 continue;
             };
+            if open.broken.is_some() {
+                continue;
+            }
             for (o, sent) in open.sent.iter_mut().enumerate() {
                 let output = OutputId::new(o);
                 let Some(rows) = self.device.emitted(slot, output, *sent) else {

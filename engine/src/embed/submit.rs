@@ -307,6 +307,7 @@ impl Shared {
             sequence,
             start: options.sequence_start,
             end: options.sequence_end,
+            number: 0,
         });
         let submission = Submission {
             served: served.clone(),
@@ -337,7 +338,7 @@ fn with_carried(program: &Program, given: Vec<Tensor>) -> Vec<Tensor> {
     // One per sample of the others; one where a sequence says how long the request is.
     let samples = match program.length_input {
         Some(_) => 1,
-        None => given.first().map_or(1, |t| t.dims[0]),
+        None => given.first().and_then(|t| t.dims.first()).map_or(1, |&d| d),
     };
     let mut given = given.into_iter();
     let inputs = ids().filter_map(|id| {
