@@ -149,3 +149,50 @@ fn starving(first: u64, num_cases: u64) -> u64 {
     }
     num_starving
 }
+
+/// Mean time from arrival to end of all but the first, in nanoseconds.
+fn mean_of_others(world: &World, policy: &str, arrivals: &[Arrival]) -> f64 {
+    let run = judge(world, policy, arrivals, &Options::default());
+    assert_eq!(run.verdict.map_err(|v| v.to_string()), Ok(()), "{policy}");
+    let times = run.ended.iter().zip(arrivals).skip(1);
+    let sum: u64 = times.map(|(e, a)| e.finish.0 - a.at).sum();
+    sum as f64 / (arrivals.len() - 1) as f64
+}
+
+#[test]
+fn a_long_answer_that_advances_with_the_others_is_not_rescued_from_them() {
+    let decoder = Model {
+        max_batch: 8,
+        p90: 10,
+        blocks: vec![Block {
+            rep: Rep::Until(None),
+            nodes: vec![Node::linear(100_000, 5_000)],
+        }],
+    };
+    let quick = Model {
+        max_batch: 8,
+        p90: 1,
+        blocks: vec![Block {
+            rep: Rep::Once,
+            nodes: vec![Node::linear(50_000, 5_000)],
+        }],
+    };
+    // The same short answers, or requests of another model beside it.
+    for (models, model) in [(vec![decoder.clone()], 0), (vec![decoder, quick], 1)] {
+        let dispatch = 0;
+        let world = World { models, dispatch };
+        let mut rng = rng(1);
+        let mut now = 0.0;
+        let mut arrivals = vec![Arrival::new(0, 0, 1, 3000, None)];
+        while now < 4e8 {
+            now += -(1.0 - rng.random::<f64>()).ln() * 1e9 / 3000.0;
+            let output = rng.random_range(5..=15);
+            arrivals.push(Arrival::new(now as u64, model, 1, output, None));
+        }
+        for rule in ["adaptive:sharing:2/6/1/demote", "adaptive:join:1/demote"] {
+            let without = rule.strip_prefix("adaptive:").expect("a base rule");
+            let [with, without] = [rule, without].map(|p| mean_of_others(&world, p, &arrivals));
+            assert!(with < 1.1 * without, "{rule}: {with} ns, {without} without");
+        }
+    }
+}

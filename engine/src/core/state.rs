@@ -132,7 +132,7 @@ pub struct State {
     pub(crate) endings: Vec<Ending>,
     next_ticket: u64,
     /// Node executions since the start.
-    num_nodes: u64,
+    pub(crate) num_nodes: u64,
     spare: Vec<Launch>,
     lingering: Vec<Key>,
     doomed: u32,

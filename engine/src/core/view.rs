@@ -29,6 +29,11 @@ impl<'a> View<'a> {
         &self.state.config.models[id.index()]
     }
 
+    /// Nodes that all entries together have been launched for; as [`SubBatch::ran_at`] counts them.
+    pub fn num_nodes(&self) -> u64 {
+        self.state.num_nodes
+    }
+
     /// SLA classes by id.
     pub fn classes(&self) -> &'a [Class] {
         &self.state.config.classes

@@ -3,13 +3,18 @@
 //! A request is *passed over* by every request that arrived later and ended earlier. When the
 //! oldest open request has been passed over [`Rescue::FACTOR`] times the requests that may be in
 //! flight, it is rescued: if it waits, it is admitted with those behind it as soon as there is
-//! room, alone if it is delayed, and nobody else is; if it is in flight, its entry runs until it has ended.
+//! room, alone if it is delayed, and nobody else is; if it is in flight and its entry was not
+//! launched while as many ended as may be in flight, its entry runs until it has ended, or for
+//! [`Rescue::LAUNCHES`] launches. One that takes longer is served as all others are from there on,
+//! and rescued anew if it is parked again: a long answer that advances with the others is passed over
+//! by many of them, and starves of nothing.
 //!
 //! Whoever can still be in time must not pay for all who cannot, nor a higher priority level for
 //! all lower ones: for each request that is rescued, [`Rescue::OTHERS`] must have ended. So one that
-//! finds `p` open requests when it arrives is passed over at most
-//! `FACTOR x max_in_flight + OTHERS x (p + 1)` times before its rescue begins, and then by the
-//! `max_in_flight` at most that are in flight with it.
+//! finds `p` open requests when it arrives, and takes no more launches than a rescue has, is passed
+//! over at most `FACTOR x max_in_flight + OTHERS x (p + 1)` times before its rescue begins, or a few
+//! times `max_in_flight` more if it was launched shortly before, and then by the `max_in_flight` at
+//! most that are in flight with it.
 
 use std::collections::VecDeque;
 
@@ -17,12 +22,16 @@ use lazybatch_sla::RequestId;
 use rustc_hash::FxHashSet;
 
 use super::{Decision, Pick};
-use crate::core::{Ending, ModelSpec, Request, View};
+use crate::core::{Ending, ModelSpec, Request, SubBatch, View};
 
 /// See the module.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Rescue {
-    bound: u64,
+    /// Most requests in flight, of all models.
+    in_flight: u64,
+    /// How many ended and how many nodes were launched, now and then, the last time that as many
+    /// endings are past as may be in flight and since.
+    marks: VecDeque<(u64, u64)>,
     /// Open requests, and perhaps ended ones behind the oldest: id, endings at which everyone
     /// older had ended if nobody passed it over.
     open: VecDeque<(RequestId, u64)>,
@@ -33,18 +42,28 @@ pub(super) struct Rescue {
     used: u64,
     /// Who is being rescued.
     paid: Vec<RequestId>,
+    /// Launches that their rescue still has.
+    launches: u32,
 }
 
 impl Rescue {
     /// Times the most requests in flight of all models that a request may be passed over.
     pub const FACTOR: u64 = 16;
-    /// Requests that end for each that is rescued from a queue.
+    /// Requests that end for each that is rescued.
     pub const OTHERS: u64 = 64;
+    /// Launches of a rescue.
+    pub const LAUNCHES: u32 = 64;
+    /// Marks while as many end as may be in flight.
+    const MARKS: u64 = 4;
 
     /// These are the models.
     pub fn start(&mut self, models: &[ModelSpec]) {
-        let in_flight: u64 = models.iter().map(|m| u64::from(m.max_in_flight)).sum();
-        self.bound = Self::FACTOR * in_flight;
+        self.in_flight = models.iter().map(|m| u64::from(m.max_in_flight)).sum();
+    }
+
+    /// Later requests that may end before one is rescued.
+    fn bound(&self) -> u64 {
+        Self::FACTOR * self.in_flight
     }
 
     pub fn on_arrive(&mut self, request: &Request) {
@@ -64,20 +83,21 @@ impl Rescue {
 
     /// What the rescue of the oldest open request asks for; `None` where there is nothing to do.
     pub fn decide(&mut self, view: &View<'_>) -> Option<Decision> {
+        self.mark(view.num_nodes());
         let &(oldest, baseline) = self.open.front()?;
-        if self.num_ended <= baseline + self.bound {
+        if self.num_ended <= baseline + self.bound() {
             return None;
         }
         if let Some(entry) = view.entry_of(oldest) {
             let ids = view.members(entry).map(|r| r.request.id);
-            if !self.pay(oldest, ids) {
+            if !self.is_begun(oldest) && !(self.is_parked(entry) && self.pay(oldest, ids)) {
                 return None;
             }
-            return Some(if view.is_launchable(entry) {
-                Decision::Launch(entry.id)
-            } else {
-                Decision::Wait { until: None }
-            });
+            if !view.is_launchable(entry) {
+                return Some(Decision::Wait { until: None });
+            }
+            self.launches -= 1;
+            return Some(Decision::Launch(entry.id));
         }
         let mut ready = view.ready();
         let (model, key) = ready.find_map(|m| Some((m, view.queue(m).find(oldest)?)))?;
@@ -101,9 +121,36 @@ impl Rescue {
         })
     }
 
+    /// Notes how far all are.
+    fn mark(&mut self, num_nodes: u64) {
+        let every = self.in_flight.div_ceil(Self::MARKS).max(1);
+        if let Some(&(last, _)) = self.marks.back()
+            && self.num_ended < last + every
+        {
+            return;
+        }
+        self.marks.push_back((self.num_ended, num_nodes));
+        let is_past = |m: &(u64, u64)| m.0 + self.in_flight <= self.num_ended;
+        while self.marks.get(1).is_some_and(is_past) {
+            self.marks.pop_front();
+        }
+    }
+
+    /// Whether an entry was not launched while as many requests ended as may be in flight.
+    fn is_parked(&self, entry: &SubBatch) -> bool {
+        let is_past = |m: &&(u64, u64)| m.0 + self.in_flight <= self.num_ended;
+        let past = self.marks.front().filter(is_past);
+        past.is_some_and(|&(_, nodes)| entry.ran_at().is_none_or(|at| at <= nodes))
+    }
+
+    /// Whether a request is being rescued.
+    fn is_begun(&self, id: RequestId) -> bool {
+        self.launches > 0 && self.paid.contains(&id)
+    }
+
     /// Whether those who are rescued with `oldest` are paid for, now or before.
     fn pay(&mut self, oldest: RequestId, ids: impl Iterator<Item = RequestId>) -> bool {
-        if self.paid.contains(&oldest) {
+        if self.is_begun(oldest) {
             return true;
         }
         if self.num_ended < self.used {
@@ -111,8 +158,9 @@ impl Rescue {
         }
         self.paid.clear();
         self.paid.extend(ids);
+        self.launches = Self::LAUNCHES;
         // What was not used does not add up beyond the bound.
-        let used = self.used.max(self.num_ended - self.bound);
+        let used = self.used.max(self.num_ended - self.bound());
         self.used = used + Self::OTHERS * self.paid.len() as u64;
         true
     }
