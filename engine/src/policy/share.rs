@@ -3,8 +3,9 @@
 //! A flow is charged the device time of its launches, divided by the weight of its class; a launch
 //! that carries several flows is charged by samples. Who has been charged least comes first, as in
 //! weighted fair queueing. A flow that had nothing to do starts level with the least charged of
-//! those that have, so that it can neither save up time nor owe any (start-time fair queueing:
-//! Goyal, Vin, Cheng, SIGCOMM 1996).
+//! those that have, or, behind a moment in which nobody had, with whoever has been charged most, so
+//! that it can neither save up time nor owe any (start-time fair queueing: Goyal, Vin, Cheng, SIGCOMM
+//! 1996).
 
 use std::cmp::Ordering;
 
@@ -58,49 +59,58 @@ fn rank(level: u8) -> u32 {
 
 /// All flows so far.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Shares(Vec<Share>);
+pub(super) struct Shares {
+    flows: Vec<Share>,
+    /// The most that any was charged when last nobody had work.
+    level: f64,
+}
 
 impl Shares {
     fn find(&mut self, model: ModelId, class: ClassId, level: u8) -> &mut Share {
         let is = |s: &Share| (s.model, s.class, s.level) == (model, class, level);
-        let at = self.0.iter().position(is).unwrap_or_else(|| {
-            self.0.push(Share {
+        let at = self.flows.iter().position(is).unwrap_or_else(|| {
+            self.flows.push(Share {
                 model,
                 class,
                 level,
                 open: 0,
                 charged: 0.0,
             });
-            self.0.len() - 1
+            self.flows.len() - 1
         });
-        &mut self.0[at]
+        &mut self.flows[at]
     }
 
     pub fn on_arrive(&mut self, request: &Request) {
-        let busy = self.0.iter().filter(|s| s.open > 0);
+        let busy = self.flows.iter().filter(|s| s.open > 0);
         let least = busy.map(|s| s.charged).min_by(f64::total_cmp);
+        let least = least.unwrap_or(self.level);
         let share = self.find(request.model, request.class, request.priority);
         if share.open == 0 {
-            share.charged = share.charged.max(least.unwrap_or(0.0));
+            share.charged = share.charged.max(least);
         }
         share.open += 1;
     }
 
     /// Forgets a model: nobody of it is there.
     pub fn on_model(&mut self, model: ModelId) {
-        self.0.retain(|s| s.model != model);
+        self.flows.retain(|s| s.model != model);
     }
 
     pub fn on_end(&mut self, ending: &Ending) {
         let share = self.find(ending.model, ending.class, ending.priority);
         share.open = share.open.saturating_sub(1);
+        if self.flows.iter().all(|s| s.open == 0) {
+            let charged = self.flows.iter().map(|s| s.charged);
+            self.level = charged.fold(self.level, f64::max);
+        }
     }
 
     /// A launch of `entry` that takes that long.
     pub fn charge(&mut self, view: &View<'_>, entry: &SubBatch, took: Nanos) {
         let weight = |c: ClassId| view.classes()[c.index()].weight;
         let ns = took.0 as f64;
-        let mut of_model = self.0.iter_mut().filter(|s| s.model == entry.model);
+        let mut of_model = self.flows.iter_mut().filter(|s| s.model == entry.model);
         if let (Some(only), None) = (of_model.next(), of_model.next()) {
             only.charged += ns / weight(only.class);
             return;
@@ -123,7 +133,7 @@ impl Shares {
 
     /// The foremost claim of a model's flows that have work.
     pub fn of_model(&self, model: ModelId) -> Claim {
-        let busy = self.0.iter().filter(|s| s.model == model && s.open > 0);
+        let busy = self.flows.iter().filter(|s| s.model == model && s.open > 0);
         let claim = |s: &Share| Claim {
             rank: rank(s.level),
             charged: s.charged,
@@ -179,6 +189,20 @@ mod tests {
         // What it has used is not forgotten.
         shares.on_arrive(&request(2, 1, 0));
         assert_eq!(shares.of_model(ModelId(1)).charged, 900.0);
+    }
+
+    #[test]
+    fn who_comes_first_behind_an_idle_moment_owes_and_saves_nothing() {
+        for first in [0, 1] {
+            let mut shares = Shares::default();
+            shares.on_arrive(&request(0, 0, 0));
+            shares.find(ModelId(0), ClassId(0), 0).charged = 700.0;
+            shares.on_end(&ending(0, 0, 0));
+            for model in [first, 1 - first] {
+                shares.on_arrive(&request(1, model, 0));
+                assert_eq!(shares.of_model(ModelId(model)).charged, 700.0);
+            }
+        }
     }
 
     #[test]
