@@ -3,12 +3,14 @@
 use std::collections::BTreeSet;
 
 use lazybatch_engine::core::checker::Checker;
-use lazybatch_engine::core::{Action, Core, CoreConfig, Event, ModelSpec, Open};
+use lazybatch_engine::core::{Action, Core, CoreConfig, Event, ModelSpec, Open, Plan, PlanRequest};
 use lazybatch_engine::driver::virtual_time::{self, Script, SimRequest};
 use lazybatch_engine::driver::{Judge, Observer};
 use lazybatch_engine::policy;
 use lazybatch_kernels::{Noise, SimDevice};
-use lazybatch_sla::{LatencyTable, ModelId, Nanos, Outcome, Profile, Time};
+use lazybatch_sla::{
+    Late, LatencyTable, ModelId, Nanos, Outcome, Profile, RequestId, Ticket, Time,
+};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -141,6 +143,109 @@ fn without_loops_only_edf_is_compared_of_the_others() {
             .collect();
         assert_eq!(of_the_field, others, "of {compared:?}");
         assert!(compared.len() > others.len(), "base rules: {compared:?}");
+    }
+}
+
+#[test]
+fn where_a_class_refuses_or_sheds_the_field_is_not_compared() {
+    for (late, is_compared) in [
+        (None, true),
+        (Some(Late::Keep), true),
+        (Some(Late::Demote), true),
+        (Some(Late::Shed), false),
+        (Some(Late::Refuse), false),
+    ] {
+        let mut config = config(CHAIN);
+        config.classes[0].late = late;
+        let ran = run(&config, "adaptive", &arrivals(700, 900.0, 50, 1));
+        assert!(!ran.plans.compared.is_empty());
+        let has_edf = ran.plans.compared.contains("edf");
+        assert_eq!(has_edf, is_compared, "{late:?}");
+    }
+}
+
+/// A core whose actions are done at once, but for launches.
+struct Driven {
+    core: Core,
+    in_flight: Option<Ticket>,
+    opened: Vec<RequestId>,
+    plan: Option<PlanRequest>,
+}
+
+impl Driven {
+    fn handle(&mut self, now: Time, event: Event) {
+        self.core.handle(now, event);
+        while let Some(action) = self.core.poll_action(now) {
+            match action {
+                Action::Launch { ticket, .. } => self.in_flight = Some(ticket),
+                Action::Open { request, .. } => self.opened.push(request),
+                Action::Plan => self.plan = self.core.take_plan(),
+                _ => {}
+            }
+        }
+    }
+
+    /// A request comes, of that level, and with every second one a launch ends.
+    fn arrive(&mut self, id: u64, priority: u8) {
+        let now = Time(id * 1_000_000);
+        let mut sim = SimRequest::new(id, ModelId(0), now, None, 6, 6);
+        sim.request.priority = priority;
+        self.handle(now, Event::Arrive(sim.request));
+        let ended = |ticket| Event::Done {
+            ticket,
+            stopped: Default::default(),
+            failed: None,
+            took: None,
+        };
+        if let Some(ticket) = self.in_flight.take_if(|_| id % 2 == 0) {
+            self.handle(now, ended(ticket));
+        }
+    }
+}
+
+#[test]
+fn a_rule_that_knows_no_levels_goes_when_they_come() {
+    for is_late in [false, true] {
+        let policy = policy::build("adaptive").expect("a policy");
+        let mut driven = Driven {
+            core: Core::new(config(CHAIN), policy),
+            in_flight: None,
+            opened: Vec::new(),
+            plan: None,
+        };
+        let mut id = 0;
+        while driven.plan.is_none() {
+            driven.arrive(id, 0);
+            id += 1;
+        }
+        let first = driven.plan.take().expect("a plan");
+        assert!(first.candidates.contains(&"edf".to_string()));
+        let planned = Event::Planned(Plan {
+            costs: vec![("edf".into(), 1)],
+            launches: 1,
+            rest: Nanos::ZERO,
+        });
+        // The plan that knows no levels comes behind the one that has a level, or before.
+        let urgent = RequestId(id + u64::from(is_late));
+        if is_late {
+            driven.handle(Time(id * 1_000_000), planned.clone());
+            driven.arrive(id, 0);
+        }
+        driven.arrive(urgent.0, 1);
+        id = urgent.0 + 1;
+        if !is_late {
+            driven.handle(Time(id * 1_000_000), planned);
+        }
+        let num = driven.opened.len();
+        assert!(driven.core.num_waiting() > 8, "others wait");
+        while driven.plan.is_none() {
+            driven.arrive(id, 0);
+            id += 1;
+        }
+        let soon = &driven.opened[num..];
+        assert!(soon.iter().take(8).any(|&r| r == urgent), "{soon:?}");
+        let rules = driven.plan.take().expect("a plan").candidates;
+        assert!(!rules.contains(&"edf".to_string()), "{rules:?}");
     }
 }
 

@@ -25,7 +25,7 @@
 //! "Rollout Algorithms for Discrete Optimization"); here over whole rules, not single steps.
 
 use lazybatch_graph::Repeat;
-use lazybatch_sla::{Late, LatencyTable, Launch, ModelId, Nanos, Time};
+use lazybatch_sla::{Class, Late, LatencyTable, Launch, ModelId, Nanos, Time};
 use std::sync::Arc;
 
 use super::base::{self, Base};
@@ -76,7 +76,8 @@ pub const ENTRY: Entry = Entry {
             is_outdated: false,
             rests_until: Time::ZERO,
             planned: None,
-            num_classes: 1,
+            is_plain: false,
+            is_misfit: false,
         }))
     },
 };
@@ -288,14 +289,16 @@ struct Adaptive {
     corrections: Vec<Vec<Correction>>,
     tables: Vec<Arc<LatencyTable>>,
     is_planning: bool,
-    /// The plan that is being made is for models that are not those any more.
+    /// The plan that is being made is for models that are not those any more, or knows no levels.
     is_outdated: bool,
     /// No plan is asked for before.
     rests_until: Time,
     /// What was seen when the last plan was asked for.
     planned: Option<Seen>,
-    /// SLA classes when it was last asked for a plan.
-    num_classes: usize,
+    /// One SLA class, of which nobody is refused or shed; when it was last asked for a plan.
+    is_plain: bool,
+    /// The incumbent knows no priority levels, and a request with one has come.
+    is_misfit: bool,
 }
 
 /// What a plan goes by, in short.
@@ -312,6 +315,10 @@ impl Policy for Adaptive {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         if self.tables.is_empty() {
             self.start(view.models());
+        }
+        if std::mem::take(&mut self.is_misfit) {
+            let first = self.rules(view.models()).remove(0);
+            self.incumbent.change(&first);
         }
         let rescued = match self.without.rescue {
             true => None,
@@ -339,6 +346,10 @@ impl Policy for Adaptive {
     }
 
     fn on_arrive(&mut self, now: Time, request: &Request) {
+        if request.priority != 0 && !self.is_fixed && !self.history.has_priorities() {
+            self.is_misfit = self.incumbent.other.is_some();
+            self.is_outdated |= self.is_planning;
+        }
         self.history.on_arrive(request);
         self.rescue.on_arrive(request);
         self.incumbent.on_arrive(now, request);
@@ -368,7 +379,7 @@ impl Policy for Adaptive {
         let m = model.index();
         self.corrections[m] = vec![Correction::default(); models[m].blocks.len()];
         if !self.is_fixed {
-            let names = self.candidates(models, self.num_classes);
+            let names = self.candidates(models);
             if !names.contains(&self.incumbent.name) {
                 self.incumbent.change(&names[0]);
             }
@@ -376,7 +387,7 @@ impl Policy for Adaptive {
     }
 
     fn plan(&mut self, view: &View<'_>) -> Option<PlanRequest> {
-        self.num_classes = view.classes().len();
+        self.is_plain = is_plain(view.classes());
         if self.history.is_empty() {
             return None;
         }
@@ -394,8 +405,11 @@ impl Policy for Adaptive {
             rate: self.history.rate(),
             num_open: self.history.num_open(),
         });
+        let rules = self.candidates(view.models());
+        if !rules.contains(&self.incumbent.name) {
+            self.incumbent.change(&rules[0]);
+        }
         let incumbent = &self.incumbent.name;
-        let rules = self.candidates(view.models(), self.num_classes);
         let others = rules.iter().filter(|r| *r != incumbent);
         let (models, classes) = (view.models(), view.classes());
         let places = Places::new(view);
@@ -464,11 +478,11 @@ impl Adaptive {
 
     /// Base rules for these models, and other policies where they fit: those know neither classes
     /// nor priority levels nor shares, and refuse nobody.
-    fn candidates(&self, models: &[ModelSpec], num_classes: usize) -> Vec<String> {
+    fn candidates(&self, models: &[ModelSpec]) -> Vec<String> {
         let mut names = self.rules(models);
         let num_models = models.iter().filter(|m| !m.is_vacant()).count();
-        let is_plain = num_models == 1 && num_classes == 1;
-        if is_plain
+        if num_models == 1
+            && self.is_plain
             && !self.without.others
             && self.late == Late::Demote
             && !self.history.has_priorities()
@@ -544,6 +558,12 @@ impl Adaptive {
         let correction = &mut self.corrections[launch.model.index()][launch.block as usize];
         correction.on_done(predicted, took, num_segments);
     }
+}
+
+/// Whether there is one class, of which nobody is refused or shed.
+fn is_plain(classes: &[Class]) -> bool {
+    let serves = |c: &Class| matches!(c.late, None | Some(Late::Keep | Late::Demote));
+    classes.len() == 1 && serves(&classes[0])
 }
 
 /// Whether no model has a loop.
