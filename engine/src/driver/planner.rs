@@ -12,7 +12,7 @@ use std::cell::Cell;
 use std::num::NonZero;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc::{self, Receiver, TryRecvError};
 use std::time::Duration;
 
 use lazybatch_sla::{Nanos, Time};
@@ -139,7 +139,15 @@ impl Planner {
             });
         }
         let (since, request) = self.request.as_ref()?;
-        let plan = self.attempts.iter().find_map(|a| a.plan.try_recv().ok());
+        let (mut plan, mut goes_on) = (None, false);
+        for attempt in &self.attempts {
+            match attempt.plan.try_recv() {
+                Ok(done) => plan = plan.or(Some(done)),
+                Err(TryRecvError::Empty) => goes_on = true,
+                // Its thread is gone.
+                Err(TryRecvError::Disconnected) => {}
+            }
+        }
         if let Some((mut plan, took)) = plan {
             let spent = self.spent();
             let is_busy = spent.0 as f64 <= MOST_IDLE * took.0 as f64;
@@ -155,7 +163,15 @@ impl Planner {
         }
         let waited = now.since(*since);
         let own = of_time(waited, BUDGET, self.processors);
-        if !self.is_second && waited > PATIENCE && self.spent() < own {
+        if !goes_on && self.is_second {
+            self.request = None;
+            return Some(Plan {
+                costs: Vec::new(),
+                launches: 0,
+                rest: LONGEST_REST,
+            });
+        }
+        if !self.is_second && waited > PATIENCE && (!goes_on || self.spent() < own) {
             self.is_second = true;
             let request = request.clone();
             self.attempts
@@ -410,6 +426,36 @@ mod tests {
             assert_eq!(plan.costs.len(), 3);
             assert!(plan.rest > Nanos::ZERO);
             assert!(planner.attempts.is_empty());
+        }
+    }
+
+    #[test]
+    fn where_its_threads_are_gone_the_next_plan_may_come() {
+        for has_died in [false, true] {
+            let mut planner = Planner::default();
+            planner.start(Time::ZERO, request(), false);
+            // It could not be started, or ended without a plan.
+            planner.attempts.clear();
+            if has_died {
+                let gone = Attempt {
+                    plan: mpsc::channel().1,
+                    stop: Arc::default(),
+                    spent: Arc::new(AtomicU64::new(u64::MAX)),
+                };
+                planner.attempts.push(gone);
+            }
+            planner.is_second = false;
+            assert!(planner.poll(Time::ZERO).is_none(), "it is tried once more");
+            let late = Time::ZERO + PATIENCE + Nanos(1);
+            assert!(planner.poll(late).is_none() && planner.is_second);
+            planner
+                .attempts
+                .retain(|a| a.spent.load(Ordering::Relaxed) == u64::MAX);
+            let plan = planner.poll(late).expect("an empty one");
+            assert!(plan.costs.is_empty() && plan.rest > Nanos::ZERO);
+            assert!(planner.poll(late).is_none());
+            planner.start(late, request(), false);
+            assert_eq!(wait(&mut planner, late).costs.len(), 3);
         }
     }
 

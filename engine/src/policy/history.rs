@@ -58,6 +58,23 @@ impl History {
             output_len: (request.max_steps == Some(0)).then_some(0),
             is_open: true,
         });
+        self.sort();
+    }
+
+    /// Puts the last arrival where its id belongs: requests that are handed in at the same time from
+    /// several threads may come in another order. Times of arrival stay where they are.
+    fn sort(&mut self) {
+        let known = &mut self.known;
+        for i in (1..known.len()).rev() {
+            if known[i - 1].past.id < known[i].past.id {
+                return;
+            }
+            known.swap(i - 1, i);
+            let (earlier, later) = (known[i - 1].arrival, known[i].arrival);
+            (known[i - 1].arrival, known[i].arrival) = (later, earlier);
+            let (first, second) = (known[i - 1].past.gap, known[i].past.gap);
+            (known[i - 1].past.gap, known[i].past.gap) = (second, first);
+        }
     }
 
     /// Forgets a model: nobody of it is open.
@@ -308,6 +325,31 @@ mod tests {
         history.on_model(ModelId(1));
         assert_eq!(at(&history, 16), Some(3));
         assert_eq!([13, 9, 20].map(|id| at(&history, id)), [None; 3]);
+    }
+
+    #[test]
+    fn those_that_are_handed_in_out_of_order_end_all_the_same() {
+        let mut history = History::default();
+        for (at, id) in [0, 2, 1, 3, 6, 5, 4].into_iter().enumerate() {
+            history.on_arrive(&request(id, 10 * at as u64, 1));
+        }
+        let gaps: Vec<Nanos> = history.known.iter().map(|k| k.past.gap).collect();
+        assert_eq!(gaps[1..], [Nanos::from_ms(10); 6]);
+        assert!(history.known.iter().is_sorted_by_key(|k| k.arrival));
+        for id in [1, 2, 4, 6] {
+            history.on_end(&Ending {
+                id: RequestId(id),
+                model: ModelId(0),
+                class: ClassId::default(),
+                priority: 0,
+                outcome: Outcome::Met,
+                input_len: 1,
+                output_len: None,
+            });
+        }
+        let open = history.known.iter().filter(|k| k.is_open);
+        let open: Vec<u64> = open.map(|k| k.past.id.0).collect();
+        assert_eq!(open, [0, 3, 5]);
     }
 
     #[test]
