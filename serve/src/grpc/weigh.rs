@@ -83,19 +83,19 @@ impl<U: Message + Default + Send + 'static> Decoder for Scale<U> {
     }
 }
 
-/// The fields of a message: their numbers and what they hold. Ends where it is malformed, which the
-/// decoder tells.
+/// The fields of a message: their numbers and what they hold, nothing for groups, which the decoder
+/// skips. Ends where it is malformed, which the decoder tells.
 struct Fields<'a>(&'a [u8]);
 
 /// What a field holds.
 enum Field<'a> {
-    /// A number of any size.
+    /// A number of any size, or a group.
     Number,
     /// Bytes, a text, a message or packed numbers.
     Bytes(&'a [u8]),
 }
 
-impl Fields<'_> {
+impl<'a> Fields<'a> {
     fn varint(&mut self) -> Option<u64> {
         let mut value = 0;
         for shift in (0..64).step_by(7) {
@@ -108,6 +108,40 @@ impl Fields<'_> {
         }
         None
     }
+
+    /// Skips what of a group is behind its start; `None` where it has no end.
+    fn skip_group(&mut self) -> Option<()> {
+        let mut depth = 1_usize;
+        while depth > 0 {
+            let key = self.varint()?;
+            match key & 7 {
+                3 => depth += 1,
+                4 => depth -= 1,
+                _ => drop(self.value(key)?),
+            }
+        }
+        Some(())
+    }
+
+    /// What the field of that key holds, which is no group; `None` where it is malformed.
+    fn value(&mut self, key: u64) -> Option<Field<'a>> {
+        let len = match key & 7 {
+            0 => {
+                self.varint()?;
+                return Some(Field::Number);
+            }
+            1 => 8,
+            2 => usize::try_from(self.varint()?).ok()?,
+            5 => 4,
+            _ => return None,
+        };
+        let (bytes, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(match key & 7 {
+            2 => Field::Bytes(bytes),
+            _ => Field::Number,
+        })
+    }
 }
 
 impl<'a> Iterator for Fields<'a> {
@@ -118,21 +152,12 @@ impl<'a> Iterator for Fields<'a> {
             return None;
         }
         let key = self.varint()?;
-        let len = match key & 7 {
-            0 => {
-                self.varint()?;
-                return Some((key >> 3, Field::Number));
-            }
-            1 => 8,
-            2 => usize::try_from(self.varint()?).ok()?,
-            5 => 4,
-            _ => return None,
-        };
-        let (bytes, rest) = self.0.split_at_checked(len)?;
-        self.0 = rest;
         let field = match key & 7 {
-            2 => Field::Bytes(bytes),
-            _ => Field::Number,
+            3 => {
+                self.skip_group()?;
+                Field::Number
+            }
+            _ => self.value(key)?,
         };
         Some((key >> 3, field))
     }
@@ -248,6 +273,31 @@ mod tests {
         let (len, weight) = of(&typed);
         let held = 1000 * (8 + 24 + 4 + 1 + 8 + size_of::<bytes::Bytes>());
         assert!(len < 10_000 && weight >= held, "{len} {weight}");
+    }
+
+    #[test]
+    fn a_group_hides_nothing_behind_it() {
+        let bomb = [0x2a, 0].repeat(1000);
+        let weight = request(&bomb);
+        assert!(weight >= 1000 * size_of::<InferInputTensor>(), "{weight}");
+        let groups: [&[u8]; 3] = [
+            &[0xa3, 6, 0xa4, 6],
+            // Another one in it, and fields of all kinds.
+            &[
+                0xa3, 6, 0xab, 6, 0x08, 1, 0xac, 6, 0x12, 1, 9, 0x25, 1, 2, 3, 4, 0xa4, 6,
+            ],
+            &[0xa3, 6, 0x21, 1, 2, 3, 4, 5, 6, 7, 8, 0xa4, 6],
+        ];
+        for group in groups {
+            let message = [group, &bomb].concat();
+            ModelInferRequest::decode(&message[..]).expect("the decoder skips the group");
+            assert_eq!(request(&message), weight, "{group:?}");
+            let input = [&[0x2a, u8::try_from(group.len()).unwrap()], group].concat();
+            assert_eq!(request(&input), request(&[0x2a, 0]), "{group:?}");
+        }
+        let mut many = [0xa3, 6].repeat(100_000);
+        many.extend(&bomb);
+        assert_eq!(request(&many), 0, "without an end");
     }
 
     #[test]

@@ -177,8 +177,10 @@ impl Growing {
                         Err(error) => return Some(Err(error)),
                     };
                     // A character of several tokens is told when it is whole.
-                    if let Some(piece) = self.piece(&whole).filter(|_| !whole.ends_with('\u{fffd}'))
-                    {
+                    if whole.ends_with('\u{fffd}') {
+                        continue;
+                    }
+                    if let Some(piece) = self.piece(&whole) {
                         return Some(Ok((piece, None)));
                     }
                 }

@@ -577,7 +577,7 @@ fn from_text(
     let fits = num > 0 && dtype::elements(&text.shape) == Some(num);
     let fits = fits
         && if served.batched {
-            text.shape[0] == num
+            text.shape.first() == Some(&num)
         } else {
             num == 1
         };

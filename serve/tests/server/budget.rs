@@ -105,11 +105,15 @@ async fn what_a_request_becomes_is_counted_before_it_is_made() {
     );
     // A megabyte of inputs of two bytes each would be hundreds.
     let mut client = Raw::connect(server.at.grpc.unwrap()).await;
-    let bomb = raw::framed(&[0x2a, 0].repeat(400_000));
-    for method in ["ModelInfer", "ModelStreamInfer"] {
-        let (answer, mut asks) = client.begin(method).await;
-        asks.send_data(bomb.clone(), true).unwrap();
-        assert_eq!(raw::ended(answer).await.0, "14", "{method}: UNAVAILABLE");
+    let bomb = [0x2a, 0].repeat(400_000);
+    // An empty group that no field has, which the decoder skips.
+    let hidden = [&[0xa3, 6, 0xa4, 6], &bomb[..]].concat();
+    for bomb in [raw::framed(&bomb), raw::framed(&hidden)] {
+        for method in ["ModelInfer", "ModelStreamInfer"] {
+            let (answer, mut asks) = client.begin(method).await;
+            asks.send_data(bomb.clone(), true).unwrap();
+            assert_eq!(raw::ended(answer).await.0, "14", "{method}: UNAVAILABLE");
+        }
     }
     soon("all is free again", || server.state.memory.held() == 0).await;
     end(server).await;

@@ -185,7 +185,10 @@ impl Host for TestHost {
     }
 }
 
-/// Text of [`speaker`]: every token is a word of so many bytes.
+/// What a speaker of words without bytes says, a byte a token.
+pub const SPELT: &str = "a\u{e9} \u{2603}b \u{1f389}\u{1f389}.\u{e9}";
+
+/// Text of [`speaker`]: every token is a word of so many bytes, or a byte of [`SPELT`].
 struct Speaks(usize);
 
 impl Text for Speaks {
@@ -194,11 +197,16 @@ impl Text for Speaks {
     }
     fn answer(&self, outputs: &[Tensor]) -> Result<Option<String>, String> {
         let num = outputs.first().map_or(0, Tensor::num_elems);
+        if self.0 == 0 {
+            let said = &SPELT.as_bytes()[..num];
+            return Ok(Some(String::from_utf8_lossy(said).into_owned()));
+        }
         Ok(Some("x".repeat(num * self.0)))
     }
 }
 
-/// A decoder whose tokens stand for words of `word` bytes, of which it says `num`.
+/// A decoder whose tokens stand for words of `word` bytes, of which it says `num`; for the bytes of
+/// [`SPELT`] if `word` is 0.
 pub fn speaker(word: usize, num: u32) -> Program {
     let mut b = ProgramBuilder::new(format!("speaker of {word}")).with_seed(3);
     let x = b.input("x", DType::F32, &[2]);
