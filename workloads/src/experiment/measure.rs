@@ -645,7 +645,10 @@ mod tests {
         };
         let alone = [(1, 3), (1, 4), (1, 5), (1, 7), (1, 9)];
         assert_eq!(shape(1), alone);
-        assert_eq!(shape(6), [&alone[..], &[(2, 7), (4, 7), (6, 7)]].concat());
+        assert_eq!(
+            shape(6),
+            [&alone[..], &[(2, 7), (3, 7), (4, 7), (6, 7)]].concat()
+        );
         assert_eq!(shape(8).last(), Some(&(8, 7)));
         assert_eq!(batches(&pool[3..5], 1).len(), 1, "one length");
     }
