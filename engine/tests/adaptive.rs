@@ -197,7 +197,7 @@ impl Driven {
             failed: None,
             took: None,
         };
-        if let Some(ticket) = self.in_flight.take_if(|_| id % 2 == 0) {
+        if let Some(ticket) = self.in_flight.take_if(|_| id.is_multiple_of(2)) {
             self.handle(now, ended(ticket));
         }
     }

@@ -90,7 +90,8 @@ impl Rescue {
         }
         if let Some(entry) = view.entry_of(oldest) {
             let ids = view.members(entry).map(|r| r.request.id);
-            if !self.is_begun(oldest) && !(self.is_parked(entry) && self.pay(oldest, ids)) {
+            let is_due = |r: &mut Self| r.is_parked(entry) && r.pay(oldest, ids);
+            if !self.is_begun(oldest) && !is_due(self) {
                 return None;
             }
             if !view.is_launchable(entry) {

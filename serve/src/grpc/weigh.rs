@@ -117,7 +117,9 @@ impl<'a> Fields<'a> {
             match key & 7 {
                 3 => depth += 1,
                 4 => depth -= 1,
-                _ => drop(self.value(key)?),
+                _ => {
+                    self.value(key)?;
+                }
             }
         }
         Some(())
