@@ -205,7 +205,7 @@ impl Driven {
 
 #[test]
 fn a_rule_that_knows_no_levels_goes_when_they_come() {
-    for is_late in [false, true] {
+    for plan_first in [false, true] {
         let policy = policy::build("adaptive").expect("a policy");
         let mut driven = Driven {
             core: Core::new(config(CHAIN), policy),
@@ -225,15 +225,15 @@ fn a_rule_that_knows_no_levels_goes_when_they_come() {
             launches: 1,
             rest: Nanos::ZERO,
         });
-        // The plan that knows no levels comes behind the one that has a level, or before.
-        let urgent = RequestId(id + u64::from(is_late));
-        if is_late {
+        // The plan that knows no levels comes before the request that has one, or behind it.
+        let urgent = RequestId(id + u64::from(plan_first));
+        if plan_first {
             driven.handle(Time(id * 1_000_000), planned.clone());
             driven.arrive(id, 0);
         }
         driven.arrive(urgent.0, 1);
         id = urgent.0 + 1;
-        if !is_late {
+        if !plan_first {
             driven.handle(Time(id * 1_000_000), planned);
         }
         let num = driven.opened.len();

@@ -129,14 +129,10 @@ impl Planner {
         self.request = Some((now, request));
     }
 
-    /// A plan that is done; one without rules if none is needed.
+    /// A plan that is done; one without rules if none is needed, or all who were to make it are gone.
     pub fn poll(&mut self, now: Time) -> Option<Plan> {
         if std::mem::take(&mut self.is_needless) {
-            return Some(Plan {
-                costs: Vec::new(),
-                launches: 0,
-                rest: NEEDLESS,
-            });
+            return Some(none(NEEDLESS));
         }
         let (since, request) = self.request.as_ref()?;
         let (mut plan, mut goes_on) = (None, false);
@@ -165,11 +161,7 @@ impl Planner {
         let own = of_time(waited, BUDGET, self.processors);
         if !goes_on && self.is_second {
             self.request = None;
-            return Some(Plan {
-                costs: Vec::new(),
-                launches: 0,
-                rest: LONGEST_REST,
-            });
+            return Some(none(LONGEST_REST));
         }
         if !self.is_second && waited > PATIENCE && (!goes_on || self.spent() < own) {
             self.is_second = true;
@@ -184,6 +176,15 @@ impl Planner {
     fn spent(&self) -> Nanos {
         let spent = |a: &Attempt| a.spent.load(Ordering::Relaxed);
         Nanos(self.attempts.iter().map(spent).sum())
+    }
+}
+
+/// A plan without rules: the incumbent stays.
+fn none(rest: Nanos) -> Plan {
+    Plan {
+        costs: Vec::new(),
+        launches: 0,
+        rest,
     }
 }
 

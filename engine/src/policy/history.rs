@@ -266,6 +266,18 @@ mod tests {
         }
     }
 
+    fn end(id: u64, output_len: Option<u32>) -> Ending {
+        Ending {
+            id: RequestId(id),
+            model: ModelId(0),
+            class: ClassId::default(),
+            priority: 0,
+            outcome: Outcome::Met,
+            input_len: 1,
+            output_len,
+        }
+    }
+
     #[test]
     fn the_oldest_are_forgotten_and_rates_are_those_of_what_is_left() {
         let mut history = History::default();
@@ -293,15 +305,7 @@ mod tests {
             history.on_arrive(&request(i, i, 1));
         }
         for id in [0, 2] {
-            history.on_end(&Ending {
-                id: RequestId(id),
-                model: ModelId(0),
-                class: ClassId::default(),
-                priority: 0,
-                outcome: Outcome::Met,
-                input_len: 1,
-                output_len: (id == 0).then_some(5),
-            });
+            history.on_end(&end(id, (id == 0).then_some(5)));
         }
         let ms = Nanos::from_ms;
         assert_eq!(history.num_open(), 2);
@@ -337,15 +341,7 @@ mod tests {
         assert_eq!(gaps[1..], [Nanos::from_ms(10); 6]);
         assert!(history.known.iter().is_sorted_by_key(|k| k.arrival));
         for id in [1, 2, 4, 6] {
-            history.on_end(&Ending {
-                id: RequestId(id),
-                model: ModelId(0),
-                class: ClassId::default(),
-                priority: 0,
-                outcome: Outcome::Met,
-                input_len: 1,
-                output_len: None,
-            });
+            history.on_end(&end(id, None));
         }
         let open = history.known.iter().filter(|k| k.is_open);
         let open: Vec<u64> = open.map(|k| k.past.id.0).collect();
@@ -358,15 +354,6 @@ mod tests {
         for i in 0..40 {
             history.on_arrive(&request(i, i, if i % 2 == 0 { 10 } else { 50 }));
         }
-        let end = |id: u64, output_len| Ending {
-            id: RequestId(id),
-            model: ModelId(0),
-            class: ClassId::default(),
-            priority: 0,
-            outcome: Outcome::Met,
-            input_len: 1,
-            output_len,
-        };
         history.on_end(&end(0, Some(11)));
         assert_eq!(history.known[0].output_len, Some(11));
         for i in 2..36 {

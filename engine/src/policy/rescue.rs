@@ -11,10 +11,11 @@
 //!
 //! Whoever can still be in time must not pay for all who cannot, nor a higher priority level for
 //! all lower ones: for each request that is rescued, [`Rescue::OTHERS`] must have ended. So one that
-//! finds `p` open requests when it arrives, and takes no more launches than a rescue has, is passed
-//! over at most `FACTOR x max_in_flight + OTHERS x (p + 1)` times before its rescue begins, or a few
-//! times `max_in_flight` more if it was launched shortly before, and then by the `max_in_flight` at
-//! most that are in flight with it.
+//! finds `p` open requests when it arrives is passed over at most
+//! `FACTOR x max_in_flight + OTHERS x (p + 1)` times before its rescue begins, and for each of its
+//! launches behind that, which puts the rescue off, by a quarter more than `max_in_flight`; and then,
+//! if a rescue has as many launches as it still takes, by the `max_in_flight` at most that are in
+//! flight with it.
 
 use std::collections::VecDeque;
 

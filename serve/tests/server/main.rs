@@ -18,6 +18,7 @@ mod sampling;
 mod security;
 mod sequences;
 mod spans;
+mod texts;
 mod tls;
 mod traces;
 mod watch;

@@ -177,7 +177,7 @@ pub fn measure_segments(
 
 const MODEL: ModelId = ModelId(0);
 
-/// What is timed: single requests of different lengths, then batches of 2, 4, ... `max_batch`.
+/// What is timed: single requests of different lengths, then batches of [`sizes`].
 fn batches(pool: &[Item], max_batch: usize) -> Vec<Vec<Item>> {
     let mut by_length: Vec<&Item> = pool.iter().collect();
     by_length.sort_by_key(|i| i.input_len);
