@@ -9,7 +9,7 @@ use lazybatch_engine::policy;
 use lazybatch_workloads::zoo;
 
 /// Policies that the script leaves out: the rules that `adaptive` chooses among.
-const PARTS_OF_ADAPTIVE: [&str; 4] = ["front", "join", "balance", "sharing"];
+const PARTS_OF_ADAPTIVE: [&str; 5] = ["front", "join", "balance", "sharing", "iteration"];
 
 /// Models that it leaves out: those for tests, and one whose weights take longer to make than all
 /// others together.

@@ -1,4 +1,5 @@
-//! `continuous`, `cellular` and `triton` against second, naive implementations, to the nanosecond.
+//! `continuous` (and `iteration`, which does the same), `cellular` and `triton` against second, naive
+//! implementations, to the nanosecond.
 //!
 //! The first two follow the text of docs/scheduling.md for one model on one lane; `triton` keeps
 //! queues as Triton does: per level the requests in time and those that are late, refused when
@@ -296,6 +297,12 @@ fn check(rule: Rule, policy: &str) {
 #[test]
 fn continuous_agrees() {
     check(Rule::Continuous, "continuous");
+}
+
+/// Where nobody has a class, a level or anything to lose by being late.
+#[test]
+fn iteration_agrees_with_continuous() {
+    check(Rule::Continuous, "iteration");
 }
 
 #[test]

@@ -190,6 +190,39 @@ fn sharing_prefers_the_front_by_its_weight() {
 }
 
 #[test]
+fn iteration_admits_once_between_two_passes() {
+    // Whoever is behind the loop leaves first; who cannot be in time joins behind those that can.
+    golden(
+        "iteration:demote",
+        "max_batch 4; enc once 10; dec until_stop 5; end once 3",
+        "at 0 in 1 out 1
+         at 1 in 1 out 2 sla 20
+         at 2 in 1 out 1 sla 100
+         at 16 in 1 out 1 sla 100",
+        " 0.000 arrive r0 m input 1
+          0.000 admit b0 [r0]
+          0.000 run b0 enc.0 [r0@0]
+          1.000 arrive r1 m input 1
+          2.000 arrive r2 m input 1
+         10.000 run b0 dec.0 [r0@0]              // r0 has joined, its pass comes first
+         15.000 run b0 end.0 [r0@0]              // leaving goes before admitting
+         16.000 arrive r3 m input 1
+         18.000 finish r0 met
+         18.000 admit b1 [r2, r3, r1]            // r1 is late already: behind those in time
+         18.000 run b1 enc.0 [r2@0 r3@0 r1@0]
+         28.000 run b1 dec.0 [r2@0 r3@0 r1@0]
+         33.000 split b1, ahead b2 [r2, r3]
+         33.000 preempt b1 by b2
+         33.000 run b2 end.0 [r2@0 r3@0], parked b1 [r1]
+         36.000 finish r2 met
+         36.000 finish r3 met
+         36.000 run b1 dec.0 [r1@1]
+         41.000 run b1 end.0 [r1@0]
+         44.000 finish r1 violated",
+    );
+}
+
+#[test]
 fn demote_lets_those_pass_that_can_be_in_time() {
     golden(
         "front:demote",

@@ -1,6 +1,6 @@
-//! `front`, `join:K`, `balance:F`, `sharing:F/A/W`: node-level batching without a stack.
+//! `front`, `join:K`, `balance:F`, `sharing:F/A/W`, `iteration`: node-level batching without a stack.
 //!
-//! Four rules that differ in two questions: when waiting requests are admitted (the gate), and
+//! Five rules that differ in two questions: when waiting requests are admitted (the gate), and
 //! which entry runs (the order). All merge entries at the same cursor whenever they fit max batch
 //! together, start at once when nothing of the model is in flight, and change the running entry
 //! only at the head of a block, or inside a block when newcomers are let in there.
@@ -20,6 +20,10 @@
 //!   That runs which has the greatest claim: the nodes that others ran since its own last one, times
 //!   its members to the power `A`, times `W` for the most progressed entry. With `A = 0` and `W = 1`
 //!   entries take equal turns; with `A = 1` requests do.
+//! - `iteration`: newcomers are admitted once between two passes of the last loop that runs until a
+//!   stop, when all of the model stand at its head, as far as they fit one batch with those. Who is
+//!   behind that loop runs first, then the newcomers to its head, then a pass of all. `continuous`,
+//!   but with what all rules here know of classes, levels, shares and those that are too late.
 //!
 //! Each takes a word `LATE` behind a slash for waiting requests that cannot meet their deadline, by
 //! the latency tables times the ratio that recent requests took against them: with `demote`
@@ -43,7 +47,8 @@ use std::collections::VecDeque;
 use lazybatch_sla::{ClassId, Late, ModelId, RequestId, SubBatchId, Time};
 use smallvec::SmallVec;
 
-use super::gate::{Weighed, balances, joins, rows};
+use super::entries::{last_launched, last_loop, stage};
+use super::gate::{Weighed, balances, iterates, joins, rows};
 use super::promise::{By, Promises, WELL_FILLED, Without};
 use super::share::Shares;
 use super::{Decision, Entry, Pick, Policy};
@@ -103,6 +108,17 @@ pub const SHARING: Entry = Entry {
     build: |argument| build("sharing", argument),
 };
 
+/// Registry line of `iteration`.
+pub const ITERATION: Entry = Entry {
+    name: "iteration",
+    usage: "iteration[:capP][/no-PART..][/LATE]",
+    summary: "newcomers join between two passes of the last loop, once each time",
+    examples: &["iteration", "iteration:demote", "iteration:cap90/demote"],
+    refusing: &["iteration:shed"],
+    needs_output_len: false,
+    build: |argument| build("iteration", argument),
+};
+
 /// Requests in a row that were too late from the start, from which on predictions are not believed
 /// where the device is idle.
 const HOPELESS: u32 = 16;
@@ -112,7 +128,7 @@ const NEVER: u64 = 1 << 17;
 
 /// Names and how their numbers are read.
 type Reader = fn(Option<&str>) -> Option<Rule>;
-const RULES: [(&str, Reader); 4] = [
+const RULES: [(&str, Reader); 5] = [
     ("front", |a| rule(a, 0, |_| (Order::Front, Gate::Empty))),
     ("join", |a| {
         rule(a, 1, |n| (Order::Newest, Gate::Join(n[0])))
@@ -128,6 +144,9 @@ const RULES: [(&str, Reader); 4] = [
             };
             (order, Gate::Balance(n[0]))
         })
+    }),
+    ("iteration", |a| {
+        rule(a, 0, |_| (Order::Iteration, Gate::Iteration))
     }),
 ];
 
@@ -223,6 +242,8 @@ enum Order {
     /// That whose members have waited most since its last launch: the nodes that ran since then, times
     /// the number of its members to the power `members`, times `front` for the most progressed.
     Share { members: f64, front: f64 },
+    /// Those behind the last loop, then those before it, then its head.
+    Iteration,
 }
 
 /// When waiting requests are admitted although some of their model are in flight.
@@ -234,6 +255,8 @@ enum Gate {
     Join(f64),
     /// When waiting outweighs the disturbance by that factor.
     Balance(f64),
+    /// Once between two passes of the last loop.
+    Iteration,
 }
 
 /// Decides by a rule that may change as it goes.
@@ -241,6 +264,8 @@ pub(super) struct Base {
     rule: Rule,
     /// The entry that runs until it stands at the head of a block again.
     running: Option<SubBatchId>,
+    /// Models whose newcomers have joined, and the pass that they joined for has not run.
+    joined: Vec<ModelId>,
     shares: Shares,
     promises: Promises,
     /// Arrivals whose class wants to know at once whether they can be in time.
@@ -283,6 +308,9 @@ impl Policy for Base {
         };
         if let Some(admit) = self.admit(view, inside) {
             self.running = None;
+            if let Decision::Admit { model, .. } = admit {
+                self.joined.push(model);
+            }
             return admit;
         }
         match running.or_else(|| self.choose(view)) {
@@ -343,6 +371,7 @@ impl Policy for Base {
         self.shares.on_model(model);
         self.promises.on_model(model);
         self.fresh.retain(|(of, ..)| *of != model);
+        self.joined.retain(|of| *of != model);
     }
 }
 
@@ -353,6 +382,7 @@ impl Base {
         Self {
             rule,
             running: None,
+            joined: Vec::new(),
             shares: Shares::default(),
             promises,
             fresh: VecDeque::new(),
@@ -407,7 +437,11 @@ impl Base {
 
     fn launch(&mut self, view: &View<'_>, entry: &SubBatch) -> Decision {
         self.running = Some(entry.id);
-        let table = &view.model(entry.model).table;
+        let spec = view.model(entry.model);
+        if entry.segment == 0 && last_loop(spec) == Some(entry.block) {
+            self.joined.retain(|of| *of != entry.model);
+        }
+        let table = &spec.table;
         let ns = table.segment(entry.block, entry.segment, entry.samples, rows(view, entry));
         self.shares.charge(view, entry, ns);
         Decision::Launch(entry.id)
@@ -423,6 +457,11 @@ impl Base {
         match self.rule.order {
             Order::Front => entries().max_by_key(progress),
             Order::Newest => entries().min_by_key(progress),
+            Order::Iteration => {
+                let last = last_loop(view.model(model));
+                entries()
+                    .min_by_key(|e| (stage(e, last), e.block, e.segment, last_launched(e), e.id))
+            }
             Order::Share { members, front } => {
                 let first = entries().max_by_key(progress).map(|e| e.id);
                 let latest = entries().filter_map(SubBatch::ran_at).max().unwrap_or(0);
@@ -482,7 +521,9 @@ impl Base {
                     let newest = entries().min_by_key(|e| (e.block, e.segment))?;
                     joins(view, newest, behind, max_batch)
                 }
-                Gate::Balance(_) if inside.is_some() => (None, Weighed::Pass),
+                Gate::Balance(_) | Gate::Iteration if inside.is_some() => (None, Weighed::Pass),
+                Gate::Iteration if self.joined.contains(&model) => (None, Weighed::Joined),
+                Gate::Iteration => iterates(view, model, max_batch),
                 Gate::Balance(factor) => balances(view, model, factor, max_batch),
             };
             self.weighed = weighed;

@@ -17,7 +17,7 @@
 
 use lazybatch_sla::ModelId;
 
-use super::entries::{in_turn, is_at_head, last_launched, last_loop, merge_equals};
+use super::entries::{Stage, in_turn, last_launched, last_loop, merge_equals, stage};
 use super::{Decision, Entry, Pick, Policy};
 use crate::core::{ModelSpec, SubBatch, View};
 
@@ -46,19 +46,6 @@ struct Continuous {
     loops: Vec<Option<u32>>,
 }
 
-/// Where an entry stands in its iteration; those that come first run first.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Stage {
-    /// Behind the loop, or a padded batch that somebody else began.
-    Leaving,
-    /// Within a pass of the loop.
-    Pass,
-    /// Before the loop, or in a model without one.
-    Prefix,
-    /// Between two passes of the loop.
-    Head,
-}
-
 impl Policy for Continuous {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         if self.loops.is_empty() {
@@ -73,7 +60,7 @@ impl Policy for Continuous {
             .table()
             .iter()
             .filter(|e| view.is_launchable(e))
-            .map(|e| (self.stage(e), e))
+            .map(|e| (stage(e, self.loops[e.model.index()]), e))
             .filter(|(stage, _)| *stage != Stage::Head)
             .min_by_key(|(stage, e)| (*stage, e.block, e.segment, last_launched(e), e.id));
         if let Some((_, entry)) = begun {
@@ -93,17 +80,6 @@ impl Policy for Continuous {
 }
 
 impl Continuous {
-    fn stage(&self, entry: &SubBatch) -> Stage {
-        let last = self.loops[entry.model.index()];
-        match last {
-            _ if entry.padded.is_some() => Stage::Leaving,
-            Some(last) if entry.block > last => Stage::Leaving,
-            Some(last) if entry.block == last && is_at_head(entry) => Stage::Head,
-            Some(last) if entry.block == last => Stage::Pass,
-            _ => Stage::Prefix,
-        }
-    }
-
     /// The first step of a model's next iteration, if it has one.
     fn iterate(&mut self, view: &View<'_>, m: usize) -> Option<Decision> {
         let model = ModelId(m as u32);

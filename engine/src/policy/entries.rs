@@ -21,6 +21,30 @@ pub(super) fn last_loop(spec: &ModelSpec) -> Option<u32> {
     spec.blocks.iter().rposition(stops).map(|b| b as u32)
 }
 
+/// Where an entry stands in its iteration; those that come first run first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Stage {
+    /// Behind the last loop, or a padded batch that somebody else began.
+    Leaving,
+    /// Within a pass of the loop.
+    Pass,
+    /// Before the loop, or in a model without one.
+    Prefix,
+    /// Between two passes of the loop.
+    Head,
+}
+
+/// The stage of an entry of a model with that last loop.
+pub(super) fn stage(entry: &SubBatch, last: Option<u32>) -> Stage {
+    match last {
+        _ if entry.padded.is_some() => Stage::Leaving,
+        Some(last) if entry.block > last => Stage::Leaving,
+        Some(last) if entry.block == last && is_at_head(entry) => Stage::Head,
+        Some(last) if entry.block == last => Stage::Pass,
+        _ => Stage::Prefix,
+    }
+}
+
 /// The least id among an entry's members: who arrived first.
 pub(super) fn oldest_member(view: &View<'_>, entry: &SubBatch) -> RequestId {
     let ids = view.members(entry).map(|r| r.request.id);

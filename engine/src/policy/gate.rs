@@ -6,6 +6,7 @@ use std::fmt;
 use lazybatch_graph::Repeat;
 use lazybatch_sla::{LatencyTable, ModelId};
 
+use super::entries::{Stage, last_loop, stage};
 use crate::core::{SubBatch, View};
 
 /// What a decision went by. Sums of waiting times are in nanoseconds.
@@ -27,6 +28,8 @@ pub(super) enum Weighed {
     Closed,
     /// A pass is under way.
     Pass,
+    /// The pass that newcomers have joined for has not run.
+    Joined,
 }
 
 impl fmt::Display for Weighed {
@@ -48,6 +51,7 @@ impl fmt::Display for Weighed {
             }
             Self::Closed => write!(f, "no room, or no place to come in"),
             Self::Pass => write!(f, "a pass is under way"),
+            Self::Joined => write!(f, "the pass that others joined for has not run"),
         }
     }
 }
@@ -154,6 +158,21 @@ pub(super) fn balances(
     };
     let room = (waited as f64 >= factor * disturbance).then_some(room);
     (room, weighed)
+}
+
+/// Samples to admit now where everyone of the model stands at the head of its last loop; see the
+/// module for the rule.
+pub(super) fn iterates(view: &View<'_>, model: ModelId, max_batch: u32) -> (Option<u32>, Weighed) {
+    let last = last_loop(view.model(model));
+    let entries = || view.table().iter().filter(|e| e.model == model);
+    if last.is_none() || entries().any(|e| stage(e, last) != Stage::Head) {
+        return (None, Weighed::Closed);
+    }
+    let in_flight: u32 = entries().map(|e| e.samples).sum();
+    match max_batch.saturating_sub(in_flight) {
+        0 => (None, Weighed::Closed),
+        room => (Some(room), Weighed::SamePlace),
+    }
 }
 
 /// Nanoseconds from the start to the head of `block`.

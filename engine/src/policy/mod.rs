@@ -170,6 +170,7 @@ pub const REGISTRY: &[Entry] = &[
     base::JOIN,
     base::BALANCE,
     base::SHARING,
+    base::ITERATION,
     adaptive::ENTRY,
 ];
 

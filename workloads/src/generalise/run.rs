@@ -19,7 +19,7 @@ use crate::sweep::points::{SUSTAINED_GROWTH, is_online, name, paired};
 use crate::sweep::score::{backlog_growth, objective_ms};
 
 /// Rules that `adaptive` chooses from: shown, never compared against, as they are parts of it.
-pub const BASE_RULES: &[&str] = &["front", "join", "balance", "sharing"];
+pub const BASE_RULES: &[&str] = &["front", "join", "balance", "sharing", "iteration"];
 
 /// What a case is, in a line.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
