@@ -234,6 +234,63 @@ fn each_class_says_what_becomes_of_those_that_are_too_late() {
     }
 }
 
+/// A loop of 10 us a pass, for up to eight, and arrivals at twice what that can do if each takes ten
+/// passes in the mean.
+fn looping(rep: Rep, num: u64, of: impl Fn(u64, &mut Arrival)) -> (World, Vec<Arrival>) {
+    let mut world = World::chain(8, vec![Node::constant(10_000)]);
+    world.models[0].p90 = 18;
+    world.models[0].blocks[0].rep = rep;
+    let arrivals = offered(2.0, num, 400, |i, a| {
+        a.class = 1;
+        of(i, a);
+    });
+    (world, arrivals)
+}
+
+#[test]
+fn where_others_wait_only_those_are_served_who_are_sure_to_be_in_time() {
+    // From 1 to 19 passes, as nobody can know: 95 us in the mean.
+    let lens = std::cell::RefCell::new(rng(11));
+    let (world, arrivals) = looping(Rep::Until(None), 10_000, |_, a| {
+        a.output_len = lens.borrow_mut().random_range(1..20);
+    });
+    let span_s = arrivals.last().expect("arrivals").at as f64 / 1e9;
+    for policy in ["iteration", "balance:2", "adaptive"] {
+        let run = simulate(&world, policy, &arrivals, &classes(&["strict:late=shed"]));
+        let fate = fate(&run, &arrivals, |_| true);
+        let (accepted, goodput) = (fate.num - fate.shed, fate.met as f64 / span_s);
+        let what = format!("{policy}: of {accepted} {} met, {goodput:.0}/s", fate.met);
+        assert!(fate.met as f64 > 0.9 * accepted as f64, "{what}");
+        assert!(goodput > 0.8 * CAPACITY, "{what}");
+    }
+}
+
+#[test]
+fn where_not_all_can_be_in_time_the_long_ones_are_shed() {
+    // Every fourth takes 34 passes, the others 2.
+    let (world, arrivals) = looping(Rep::PerStep(1), 10_000, |i, a| {
+        a.input_len = if i % 4 == 0 { 34 } else { 2 };
+    });
+    for (policy, class) in [
+        ("iteration", "strict:late=shed"),
+        ("balance:2", "strict:late=shed"),
+        ("adaptive", "strict:late=shed"),
+    ] {
+        let run = simulate(&world, policy, &arrivals, &classes(&[class]));
+        let [short, long] = [2, 34].map(|len| fate(&run, &arrivals, |a| a.input_len == len));
+        let what = format!("{policy}: {} of {} short ones met", short.met, short.num);
+        assert!(short.met as f64 > 0.9 * short.num as f64, "{what}");
+        assert!(long.shed as f64 > 0.4 * long.num as f64, "{what}");
+    }
+    // Where everyone can be, nobody is.
+    let mut slower = arrivals;
+    for a in &mut slower {
+        (a.at, a.sla) = (4 * a.at, Some(2_000_000));
+    }
+    let run = simulate(&world, "adaptive", &slower, &classes(&["strict:late=shed"]));
+    assert_eq!(fate(&run, &slower, |_| true).shed, 0);
+}
+
 #[test]
 fn who_has_time_enough_is_not_refused_for_large_batches() {
     // Time goes with the batch, 2 ms for each, so that batches are as large as what has gathered:

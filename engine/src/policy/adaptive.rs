@@ -76,7 +76,8 @@ pub const ENTRY: Entry = Entry {
             is_outdated: false,
             rests_until: Time::ZERO,
             planned: None,
-            is_plain: false,
+            has_one_class: false,
+            refuses: false,
             is_misfit: false,
         }))
     },
@@ -139,6 +140,9 @@ const LOOP_RULES: &[&str] = &[
 /// `lazy` is good for a rate that stays below capacity by little and bad for those around it.
 const STATIC_OTHERS: &[&str] = &["edf"];
 const LOOP_OTHERS: &[&str] = &["edf", "continuous", "cellular", "lazy"];
+/// A further rule where requests are refused or shed. (Elsewhere it would take launches of plans from
+/// the others: `continuous` does the same.)
+const LOOP_REFUSING: &str = "iteration";
 
 /// Parts that may be left out, to see what they are worth.
 #[derive(Clone, Copy, Debug, Default)]
@@ -295,8 +299,9 @@ struct Adaptive {
     rests_until: Time,
     /// What was seen when the last plan was asked for.
     planned: Option<Seen>,
-    /// One SLA class, of which nobody is refused or shed; when it was last asked for a plan.
-    is_plain: bool,
+    /// There is one SLA class, and some may be refused or shed; when it was last asked for a plan.
+    has_one_class: bool,
+    refuses: bool,
     /// The incumbent knows no priority levels, and a request with one has come.
     is_misfit: bool,
 }
@@ -387,7 +392,8 @@ impl Policy for Adaptive {
     }
 
     fn plan(&mut self, view: &View<'_>) -> Option<PlanRequest> {
-        self.is_plain = is_plain(view.classes());
+        self.has_one_class = view.classes().len() == 1;
+        self.refuses = refuses(self.late, view.classes());
         if self.history.is_empty() {
             return None;
         }
@@ -481,16 +487,19 @@ impl Adaptive {
     fn candidates(&self, models: &[ModelSpec]) -> Vec<String> {
         let mut names = self.rules(models);
         let num_models = models.iter().filter(|m| !m.is_vacant()).count();
-        if num_models == 1
-            && self.is_plain
-            && !self.without.others
-            && self.late == Late::Demote
-            && !self.history.has_priorities()
-        {
-            let others = match is_static(models) {
-                true => STATIC_OTHERS,
-                false => LOOP_OTHERS,
-            };
+        let is_plain = num_models == 1
+            && self.has_one_class
+            && !self.refuses
+            && !self.history.has_priorities();
+        let others = match (is_static(models), is_plain) {
+            (true, true) => STATIC_OTHERS,
+            (false, true) => LOOP_OTHERS,
+            _ => &[],
+        };
+        if !is_static(models) && self.refuses {
+            names.push(self.rule(LOOP_REFUSING));
+        }
+        if !self.without.others {
             names.extend(others.iter().map(|o| o.to_string()));
         }
         names
@@ -505,19 +514,21 @@ impl Adaptive {
         let rules = rules
             .iter()
             .filter(|r| !self.without.caps || !r.contains("cap"));
+        rules.map(|rule| self.rule(rule)).collect()
+    }
+
+    /// A base rule with what becomes of those that are too late.
+    fn rule(&self, rule: &str) -> String {
         let mut words = self.without.words();
         if !self.without.demotion {
             words.push(self.late.name());
         }
-        let rule = |r: &&str| {
-            let (name, numbers) = super::split(r);
-            let words: Vec<&str> = numbers.into_iter().chain(words.iter().copied()).collect();
-            match words.is_empty() {
-                true => name.to_string(),
-                false => format!("{name}:{}", words.join("/")),
-            }
-        };
-        rules.map(rule).collect()
+        let (name, numbers) = super::split(rule);
+        let words: Vec<&str> = numbers.into_iter().chain(words).collect();
+        match words.is_empty() {
+            true => name.to_string(),
+            false => format!("{name}:{}", words.join("/")),
+        }
     }
 
     /// Launches that a plan may simulate.
@@ -560,10 +571,10 @@ impl Adaptive {
     }
 }
 
-/// Whether there is one class, of which nobody is refused or shed.
-fn is_plain(classes: &[Class]) -> bool {
-    let serves = |c: &Class| matches!(c.late, None | Some(Late::Keep | Late::Demote));
-    classes.len() == 1 && serves(&classes[0])
+/// Whether requests may be refused or shed, where classes that do not say go by `late`.
+fn refuses(late: Late, classes: &[Class]) -> bool {
+    let mut lates = classes.iter().map(|c| c.late.unwrap_or(late));
+    lates.any(|l| matches!(l, Late::Shed | Late::Refuse))
 }
 
 /// Whether no model has a loop.

@@ -268,7 +268,7 @@ pub(super) struct Base {
     joined: Vec<ModelId>,
     shares: Shares,
     promises: Promises,
-    /// Arrivals whose class wants to know at once whether they can be in time.
+    /// Arrivals that were not looked at, whether they can be in time.
     fresh: VecDeque<(ModelId, ClassId, RequestId)>,
     /// What the last decision went by.
     weighed: Weighed,
@@ -319,30 +319,13 @@ impl Policy for Base {
         }
     }
 
-    /// One that has just arrived, if its class refuses those that will be late.
+    /// One that has just arrived, if its class refuses or sheds, and it will be late.
     fn refuse(&mut self, view: &View<'_>) -> Option<(Key, &'static str)> {
         while let Some((model, class, id)) = self.fresh.pop_front() {
-            if self.rule.late(view, class) != Late::Refuse {
-                continue;
-            }
-            let Some(key) = view.queue(model).find(id) else {
-                continue;
-            };
-            let state = view.request(key);
-            let own = self.shares.claim(model, class, state.request.priority);
-            let mut ahead = 0;
-            let in_time = |f: &&Flow| !f.key.is_late && !f.key.is_delayed;
-            for flow in view.queue(model).flows().filter(in_time) {
-                let claim = self.shares.claim(model, flow.key.class, flow.key.level);
-                if claim.is_as_urgent(&own) {
-                    ahead += flow.len() as u32;
-                }
-            }
-            // It waits there itself.
-            if self
-                .promises
-                .will_be_late(view, state, ahead.saturating_sub(1))
-            {
+            let late = self.rule.late(view, class);
+            let refuses = late == Late::Refuse || late == Late::Shed;
+            let key = view.queue(model).find(id).filter(|_| refuses);
+            if let Some(key) = key.filter(|&key| self.is_late_at_arrival(view, key)) {
                 return Some((key, "its deadline cannot be met"));
             }
         }
@@ -404,6 +387,39 @@ impl Base {
         self.fresh.clear();
     }
 
+    /// Whether one that has just arrived, of a class that refuses or sheds, will be late behind those
+    /// that wait before it. Whose class sheds, only those that are longer than most are looked at so
+    /// early: where not everyone can be in time, the device has time for several short ones in the place
+    /// of each of them. Whose class refuses is tried if it may be in time, the device is idle and nobody
+    /// else waits: nothing is lost.
+    fn is_late_at_arrival(&mut self, view: &View<'_>, key: Key) -> bool {
+        let state = view.request(key);
+        let Request {
+            model,
+            class,
+            priority,
+            ..
+        } = state.request;
+        let sheds = self.rule.late(view, class) == Late::Shed;
+        if sheds && !self.promises.is_long(&state.request) {
+            return false;
+        }
+        let own = self.shares.claim(model, class, priority);
+        let in_time = |f: &&Flow| !f.key.is_late && !f.key.is_delayed;
+        let before = view.queue(model).flows().filter(in_time).filter(|f| {
+            let claim = self.shares.claim(model, f.key.class, f.key.level);
+            claim.is_as_urgent(&own)
+        });
+        // It waits there itself.
+        let ahead = before.map(Flow::len).sum::<usize>().saturating_sub(1);
+        let by = surely(view, model, ahead);
+        if !self.promises.will_be_late(view, state, ahead as u32, by) {
+            return false;
+        }
+        let is_tried = !sheds && ahead == 0 && view.table().is_empty();
+        !(is_tried && self.promises.may_be_in_time(view, state))
+    }
+
     /// The oldest of a flow that sheds those that can no longer be in time.
     ///
     /// Once [`HOPELESS`] in a row were too late from the start, the oldest runs nevertheless if it would
@@ -416,7 +432,8 @@ impl Base {
         sheds.find_map(|flow| {
             let [oldest, newest] = [flow.front()?, flow.back()?].map(|key| view.request(key));
             let promises = &mut self.promises;
-            if !promises.is_late(view, oldest, By::Most) {
+            let by = surely(view, oldest.request.model, flow.len());
+            if !promises.is_late(view, oldest, by) {
                 self.hopeless = 0;
                 return None;
             }
@@ -663,6 +680,15 @@ impl Base {
             pick: Pick::These(keys),
             padded: false,
         })
+    }
+}
+
+/// How sure of being in time one must be that would be refused if it is not, where so many of its
+/// model wait: where they fill a batch, others take its place.
+fn surely(view: &View<'_>, model: ModelId, num_waiting: usize) -> By {
+    match num_waiting >= view.model(model).max_batch as usize {
+        true => By::NearlyAll,
+        false => By::Most,
     }
 }
 

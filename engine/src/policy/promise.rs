@@ -6,7 +6,8 @@
 //! requests took between admission and end against what was predicted in this way. Batches may be
 //! larger, and rules let others run between: the stretch has that, so whether someone is predicted to
 //! be late must not depend on how many happen to be in flight. Who is only demoted goes by the mean
-//! ratio; who would be refused by one that three of four requests keep to. When it could start
+//! ratio; who would be refused by one that three of four requests keep to, or nearly all where others
+//! wait that fill a batch. When it could start
 //! follows from Little's law: those in flight leave at a rate of their number over the time each
 //! needs.
 
@@ -24,6 +25,9 @@ const MOST: f64 = 0.75;
 /// How fast that follows them: a ratio above it raises it by so much times the share, one below
 /// lowers it by the rest.
 const MOST_STEP: f64 = 0.1;
+/// The same for [`By::NearlyAll`].
+const NEARLY_ALL: f64 = 0.98;
+const NEARLY_ALL_STEP: f64 = 0.02;
 /// Share of the highest throughput at which a batch is filled well.
 pub(super) const WELL_FILLED: f64 = 0.9;
 /// Most that one request counts.
@@ -45,6 +49,8 @@ struct Stretch {
     mean: f64,
     /// The share [`MOST`] of them took no more.
     most: f64,
+    /// The share [`NEARLY_ALL`] of them took no more.
+    nearly_all: f64,
 }
 
 impl Default for Stretch {
@@ -52,6 +58,7 @@ impl Default for Stretch {
         Self {
             mean: 1.0,
             most: 1.0,
+            nearly_all: 1.0,
         }
     }
 }
@@ -59,18 +66,23 @@ impl Default for Stretch {
 impl Stretch {
     fn learn(&mut self, ratio: f64) {
         self.mean += MEAN_WEIGHT * (ratio.min(MAX_STRETCH) - self.mean);
-        let step = match ratio > self.most {
-            true => MOST,
-            false => MOST - 1.0,
+        let follow = |at: f64, share: f64, step: f64| {
+            let direction = match ratio > at {
+                true => share,
+                false => share - 1.0,
+            };
+            (at * (step * direction).exp()).clamp(1.0 / MAX_STRETCH, MAX_STRETCH)
         };
-        let most = self.most * (MOST_STEP * step).exp();
-        self.most = most.clamp(1.0 / MAX_STRETCH, MAX_STRETCH);
+        self.most = follow(self.most, MOST, MOST_STEP);
+        self.nearly_all = follow(self.nearly_all, NEARLY_ALL, NEARLY_ALL_STEP);
     }
 
     fn by(&self, by: By) -> f64 {
         match by {
             By::Mean => self.mean,
             By::Most => self.most,
+            // It follows more slowly.
+            By::NearlyAll => self.nearly_all.max(self.most),
         }
     }
 }
@@ -92,6 +104,8 @@ pub(super) enum By {
     Mean,
     /// One that most of them kept to.
     Most,
+    /// One that nearly all of them kept to.
+    NearlyAll,
 }
 
 /// See the module.
@@ -121,18 +135,24 @@ impl Promises {
     pub fn is_late_among(&self, view: &View<'_>, state: &RequestState, batch: u32, by: By) -> bool {
         let stretch = match by {
             By::Mean => self.stretch,
-            By::Most => self.among,
+            By::Most | By::NearlyAll => self.among,
         };
         let needs = self.stretched(self.alone(view, state, batch), stretch.by(by));
         state.deadline != Time::MAX && view.now + needs > state.deadline
     }
 
     /// Whether a waiting request will be late behind the `ahead` samples that wait before it.
-    pub fn will_be_late(&mut self, view: &View<'_>, state: &RequestState, ahead: u32) -> bool {
+    pub fn will_be_late(
+        &mut self,
+        view: &View<'_>,
+        state: &RequestState,
+        ahead: u32,
+        by: By,
+    ) -> bool {
         if state.deadline == Time::MAX {
             return false;
         }
-        let needs = self.needs(view, state, By::Most);
+        let needs = self.needs(view, state, by);
         let in_flight = view.num_in_flight(state.request.model).max(1);
         let wait = needs.0 as f64 * f64::from(ahead) / f64::from(in_flight);
         view.now + needs + Nanos(wait as u64) > state.deadline
@@ -181,6 +201,11 @@ impl Promises {
         let in_flight = view.num_in_flight(model);
         let there = in_flight.saturating_add(view.queue(model).len() as u32);
         there.min(self.knee(view, model, WELL_FILLED))
+    }
+
+    /// Whether a request is longer than the mean of those so far.
+    pub fn is_long(&mut self, request: &Request) -> bool {
+        f64::from(request.input_len) > self.sizes.mean_input_len(request.model)
     }
 
     /// The smallest batch that reaches a share of the highest throughput.

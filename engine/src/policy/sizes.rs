@@ -49,6 +49,12 @@ impl Sizes {
         seen.output_lens += u64::from(output_len);
     }
 
+    /// Mean input length of the requests so far.
+    pub fn mean_input_len(&mut self, model: ModelId) -> f64 {
+        let seen = self.seen(model);
+        seen.input_lens as f64 / seen.num.max(1) as f64
+    }
+
     /// The knee of a model.
     pub fn knee(&mut self, view: &View<'_>, model: ModelId, share: f64) -> u32 {
         let seen = self.seen(model);
