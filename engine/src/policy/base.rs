@@ -28,8 +28,9 @@
 //! Each takes a word `LATE` behind a slash for waiting requests that cannot meet their deadline, by
 //! the latency tables times the ratio that recent requests took against them: with `demote`
 //! (`balance:1/demote`) they let those pass that can; with `shed` they are refused once they are
-//! the oldest of their kind; with `refuse` they are refused when they arrive, if by then it is
-//! predicted. What a class says of its own requests goes before that.
+//! the oldest of their kind, and those with an input longer than the mean when they arrive, if by
+//! then it is predicted; with `refuse` all of them when they arrive. What a class says of its own
+//! requests goes before that.
 //!
 //! A word `capP` before that limits batches to the smallest that reaches `P` percent of the highest
 //! throughput (`front:cap90/demote`).
