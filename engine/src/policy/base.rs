@@ -265,7 +265,8 @@ pub(super) struct Base {
     rule: Rule,
     /// The entry that runs until it stands at the head of a block again.
     running: Option<SubBatchId>,
-    /// Models whose newcomers have joined, and the pass that they joined for has not run.
+    /// Models, each once, whose newcomers have joined, and the pass of the last loop that they joined
+    /// for has not run, if there is such a loop.
     joined: Vec<ModelId>,
     shares: Shares,
     promises: Promises,
@@ -309,7 +310,9 @@ impl Policy for Base {
         };
         if let Some(admit) = self.admit(view, inside) {
             self.running = None;
-            if let Decision::Admit { model, .. } = admit {
+            if let Decision::Admit { model, .. } = admit
+                && !self.joined.contains(&model)
+            {
                 self.joined.push(model);
             }
             return admit;
@@ -389,7 +392,7 @@ impl Base {
     }
 
     /// Whether one that has just arrived, of a class that refuses or sheds, will be late behind those
-    /// that wait before it. Whose class sheds, only those that are longer than most are looked at so
+    /// that wait before it. Whose class sheds, only those that are longer than the mean are looked at so
     /// early: where not everyone can be in time, the device has time for several short ones in the place
     /// of each of them. Whose class refuses is tried if it may be in time, the device is idle and nobody
     /// else waits: nothing is lost.
