@@ -327,8 +327,10 @@ impl Policy for Base {
     fn refuse(&mut self, view: &View<'_>) -> Option<(Key, &'static str)> {
         while let Some((model, class, id)) = self.fresh.pop_front() {
             let late = self.rule.late(view, class);
-            let refuses = late == Late::Refuse || late == Late::Shed;
-            let key = view.queue(model).find(id).filter(|_| refuses);
+            if late != Late::Refuse && late != Late::Shed {
+                continue;
+            }
+            let key = view.queue(model).find(id);
             if let Some(key) = key.filter(|&key| self.is_late_at_arrival(view, key)) {
                 return Some((key, "its deadline cannot be met"));
             }
