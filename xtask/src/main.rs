@@ -34,8 +34,8 @@ const USAGE: &str = "usage: cargo xtask COMMAND
                     --take puts the profiles among such a machine's results into
                     workloads/profiles/NAME.json (h200 if absent)
   peers-env         make a Python in .peers for `lazybatch-measure peers`
-  soak [--seeds N] [--test NAME]
-                    long property runs; appends a line under benches/results
+  soak [--seeds N | FIRST..END] [--test NAME]
+                    long property runs, or a part of one; appends a line under benches/results
   sanitize [miri] [address] [fuzz] [--seconds N]
                     the unsafe code and the ONNX reader under miri, AddressSanitizer and a fuzzer
                     (all if none is named); needs a nightly toolchain
@@ -71,19 +71,15 @@ fn run() -> Result<bool> {
         ["gpu-bundle", "--take", folder, name] => bundle::take(&root, folder.as_ref(), name),
         ["peers-env"] => peers::run(&root).map(|()| true),
         ["soak", options @ ..] => {
-            let (mut num, mut only) = (soak::DEFAULT_CASES, None);
+            let (mut seeds, mut only) = (0..soak::DEFAULT_CASES, None);
             for option in options.chunks(2) {
                 match option {
-                    ["--seeds", text] => {
-                        let parsed = text.parse();
-                        num = parsed
-                            .with_context(|| format!("--seeds: expected a number, got `{text}`"))?;
-                    }
+                    ["--seeds", text] => seeds = soak::seeds(text)?,
                     ["--test", name] => only = Some(*name),
                     _ => bail!("unknown option `{}`\n{USAGE}", option.join(" ")),
                 }
             }
-            soak::run(&root, num, only)
+            soak::run(&root, seeds, only)
         }
         ["sanitize", tools @ .., "--seconds", text] => {
             let parsed = text.parse();

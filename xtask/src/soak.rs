@@ -2,15 +2,17 @@
 //!
 //! An integration test (`CRATE/tests/NAME.rs` or `CRATE/tests/NAME/main.rs`) takes part by asking `num_cases` of its `common`
 //! module, or `LAZYBATCH_SOAK_CASES` itself, how many cases to run; without the variable it keeps
-//! to the short budget of the normal tests. Figures that a test prints as `soak: {JSON}` are kept.
+//! to the short budget of the normal tests. A test that asks for `soak_seeds` can be run part by part, as
+//! `--seeds FIRST..END`. Figures that a test prints as `soak: {JSON}` are kept.
 //! What was run, where and how it ended is appended as one JSON line to
 //! `benches/results/DATE-MACHINE/soak.jsonl`.
 
 use std::io::{BufRead, BufReader, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use crate::host;
@@ -19,13 +21,15 @@ use crate::host;
 pub const DEFAULT_CASES: u64 = 10_000;
 /// The variable that the tests read.
 const VARIABLE: &str = "LAZYBATCH_SOAK_CASES";
-/// What marks a test that takes part.
-const MARKS: [&str; 2] = [VARIABLE, "num_cases("];
+/// What marks a test that takes part, and that may be run part by part.
+const MARKS: [&str; 3] = [VARIABLE, "num_cases(", PART];
+const PART: &str = "soak_seeds(";
 
-/// Runs the soak tests, or only the one of that name, with `cases` cases each; `false` when one
-/// fails or none ran.
-pub fn run(root: &Path, cases: u64, only: Option<&str>) -> Result<bool> {
-    let mut targets = targets(root)?;
+/// Runs the soak tests, or only the one of that name, with the cases of those seeds each; `false`
+/// when one fails or none ran.
+pub fn run(root: &Path, seeds: Range<u64>, only: Option<&str>) -> Result<bool> {
+    let is_part = seeds.start > 0;
+    let mut targets = targets(root, if is_part { &[PART] } else { &MARKS })?;
     if let Some(only) = only {
         let names: Vec<String> = targets.iter().map(|t| t.1.clone()).collect();
         targets.retain(|t| t.1 == only);
@@ -36,14 +40,19 @@ pub fn run(root: &Path, cases: u64, only: Option<&str>) -> Result<bool> {
         );
     }
     let args = arguments(&targets);
-    let command = format!("{VARIABLE}={cases} cargo {}", args.join(" "));
+    let cases = seeds.end - seeds.start;
+    let asked = match is_part {
+        true => format!("{}..{}", seeds.start, seeds.end),
+        false => cases.to_string(),
+    };
+    let command = format!("{VARIABLE}={asked} cargo {}", args.join(" "));
     println!("{command}");
     let start = host::now();
     // Of what is built now, whatever is committed while it runs.
     let environment = environment(root);
     let mut child = host::cargo()
         .args(&args)
-        .env(VARIABLE, cases.to_string())
+        .env(VARIABLE, asked)
         .current_dir(root)
         .stdout(Stdio::piped())
         .spawn()
@@ -85,11 +94,21 @@ pub fn run(root: &Path, cases: u64, only: Option<&str>) -> Result<bool> {
     Ok(result == "passed")
 }
 
+/// Reads `N`, from 0 on, or `FIRST..END`.
+pub fn seeds(text: &str) -> Result<Range<u64>> {
+    let (first, end) = text.split_once("..").unwrap_or(("0", text));
+    let ends = (first.parse::<u64>().ok(), end.parse::<u64>().ok());
+    match ends {
+        (Some(first), Some(end)) if first < end => Ok(first..end),
+        _ => bail!("--seeds: expected a number or FIRST..END, got `{text}`"),
+    }
+}
+
 /// A test that takes part: its package and its name.
 type Target = (String, String);
 
-/// The tests that take part, by folder and name.
-fn targets(root: &Path) -> Result<Vec<Target>> {
+/// The tests that bear one of the marks, by folder and name.
+fn targets(root: &Path, marks: &[&str]) -> Result<Vec<Target>> {
     let mut targets = Vec::new();
     for folder in sorted(root)? {
         let tests = folder.join("tests");
@@ -113,7 +132,7 @@ fn targets(root: &Path) -> Result<Vec<Target>> {
             for file in files.into_iter().filter(|f| is_rust(f)) {
                 let text = std::fs::read_to_string(&file);
                 let text = text.with_context(|| file.display().to_string())?;
-                takes_part |= MARKS.iter().any(|mark| text.contains(mark));
+                takes_part |= marks.iter().any(|mark| text.contains(mark));
             }
             if takes_part {
                 let stem = path.file_stem().unwrap_or_default().to_string_lossy();
@@ -123,7 +142,8 @@ fn targets(root: &Path) -> Result<Vec<Target>> {
     }
     ensure!(
         !targets.is_empty(),
-        "expected tests that mention {VARIABLE}, got none"
+        "expected tests that mention {}, got none",
+        marks.join(" or ")
     );
     Ok(targets)
 }
@@ -217,7 +237,7 @@ mod tests {
 
     #[test]
     fn those_of_this_project_are_found() {
-        let targets = targets(&host::root()).unwrap();
+        let targets = targets(&host::root(), &MARKS).unwrap();
         let names: Vec<String> = targets.into_iter().map(|t| t.1).collect();
         for name in ["starving", "onnx", "server", "bitwise"] {
             assert!(names.contains(&name.to_owned()), "{name}: {names:?}");
@@ -247,11 +267,33 @@ mod tests {
             std::fs::create_dir_all(root.join(path).parent().unwrap()).unwrap();
             std::fs::write(root.join(path), text).unwrap();
         }
-        let args = arguments(&targets(root).unwrap()).join(" ");
+        let args = arguments(&targets(root, &MARKS).unwrap()).join(" ");
         let want = "test --release --no-fail-fast --package lazybatch-engine --test exact --test large --test swarm -- --nocapture --test-threads=1";
         assert_eq!(args, want);
         std::fs::remove_dir_all(root.join("engine")).unwrap();
-        assert!(targets(root).unwrap_err().to_string().contains("got none"));
+        assert!(
+            targets(root, &MARKS)
+                .unwrap_err()
+                .to_string()
+                .contains("got none")
+        );
+    }
+
+    #[test]
+    fn seeds_are_a_number_or_a_part() {
+        assert_eq!(seeds("300").unwrap(), 0..300);
+        assert_eq!(seeds("5..8").unwrap(), 5..8);
+        for bad in ["0", "x", "8..5", "5..", "-1"] {
+            assert!(seeds(bad).unwrap_err().to_string().contains(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn those_that_run_part_by_part_ask_for_seeds() {
+        let targets = targets(&host::root(), &[PART]).unwrap();
+        let names: Vec<String> = targets.into_iter().map(|t| t.1).collect();
+        assert!(names.contains(&"starving".to_owned()), "{names:?}");
+        assert!(!names.contains(&"verify".to_owned()), "{names:?}");
     }
 
     #[test]

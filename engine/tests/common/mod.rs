@@ -6,6 +6,7 @@
 
 #![allow(dead_code, missing_docs)]
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use lazybatch_engine::core::checker::{Checker, Violation};
@@ -259,6 +260,15 @@ pub fn num_cases(default: u64) -> u64 {
         .ok()
         .and_then(|n| n.parse().ok())
         .unwrap_or(default)
+}
+
+/// Seeds from 0, as many as [`num_cases`], or the part of them that `LAZYBATCH_SOAK_CASES` names as
+/// `FIRST..END`.
+pub fn soak_seeds(default: u64) -> Range<u64> {
+    let asked = std::env::var("LAZYBATCH_SOAK_CASES").unwrap_or_default();
+    let ends = asked.split_once("..");
+    let part = ends.and_then(|(first, end)| Some(first.parse().ok()?..end.parse().ok()?));
+    part.unwrap_or_else(|| 0..num_cases(default))
 }
 
 /// A generator for one seed.
