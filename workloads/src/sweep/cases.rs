@@ -34,6 +34,9 @@ pub fn full_batches(max_batch: u32) -> usize {
     (4 * max_batch as usize).clamp(128, 2048)
 }
 
+/// Loads about which a short run cannot tell a queue that grows without bound from a long one.
+const NEAR_CAPACITY: std::ops::RangeInclusive<f64> = 0.9..=1.1;
+
 /// The process with a mean of `rate_rps`; `None` for traces and what is no process.
 pub fn process(text: &str, rate_rps: f64) -> Option<Process> {
     let spelled = match text.split_once(':') {
@@ -59,6 +62,13 @@ pub struct Case {
     pub capacity_rps: f64,
 }
 
+impl Case {
+    /// The rate as a share of the capacity.
+    pub fn load(&self) -> f64 {
+        self.rate_rps / self.capacity_rps
+    }
+}
+
 /// A profile and lengths: what cases of one setting and workload share.
 pub struct Lab {
     /// The workload.
@@ -74,6 +84,7 @@ pub struct Lab {
     keep_trace_lengths: bool,
     requests: usize,
     seconds: f64,
+    seconds_near_capacity: f64,
     decide: Nanos,
 }
 
@@ -155,6 +166,7 @@ impl Lab {
             keep_trace_lengths,
             requests: grid.requests,
             seconds: grid.seconds,
+            seconds_near_capacity: grid.seconds_near_capacity,
             decide: Nanos((grid.decide_us * 1e3).round() as u64),
         })))
     }
@@ -178,12 +190,17 @@ impl Lab {
         Ok(rates.into_iter().map(case).collect())
     }
 
-    /// The arrivals of a seed at a rate: at least the grid's number, for at least its seconds.
+    /// The arrivals of a seed at a rate, which is such a share of the capacity: at least the grid's
+    /// number, for at least its seconds.
     ///
     /// # Errors
     /// A process or trace that gives no such rate.
-    pub fn arrivals(&self, rate_rps: f64, seed: u64) -> Result<Vec<Arrival>> {
-        let num = self.requests.max((rate_rps * self.seconds).ceil() as usize);
+    pub fn arrivals(&self, rate_rps: f64, load: f64, seed: u64) -> Result<Vec<Arrival>> {
+        let seconds = match NEAR_CAPACITY.contains(&load) {
+            true => self.seconds.max(self.seconds_near_capacity),
+            false => self.seconds,
+        };
+        let num = self.requests.max((rate_rps * seconds).ceil() as usize);
         let mut arrivals = match &self.trace {
             Some(all) => self.of_trace(all, num, rate_rps, seed)?,
             None => self.drawn(num, rate_rps, seed)?,
@@ -384,12 +401,16 @@ mod tests {
     #[test]
     fn arrivals_are_paired_and_as_many_as_asked_for() {
         let lab = fixture::lab("");
-        let few = lab.arrivals(100.0, 1).unwrap();
+        let few = lab.arrivals(100.0, 0.5, 1).unwrap();
         assert_eq!(few.len(), 40);
-        assert_eq!(few, lab.arrivals(100.0, 1).unwrap());
-        assert_ne!(few, lab.arrivals(100.0, 2).unwrap());
+        assert_eq!(few, lab.arrivals(100.0, 0.5, 1).unwrap());
+        assert_ne!(few, lab.arrivals(100.0, 0.5, 2).unwrap());
         // 0.05 s at 2000/s.
-        assert_eq!(lab.arrivals(2000.0, 1).unwrap().len(), 100);
+        assert_eq!(lab.arrivals(2000.0, 0.5, 1).unwrap().len(), 100);
+        let longer = fixture::lab("seconds_near_capacity = 0.2\n");
+        for (load, num) in [(0.89, 100), (0.9, 400), (1.1, 400), (1.11, 100)] {
+            assert_eq!(longer.arrivals(2000.0, load, 1).unwrap().len(), num);
+        }
     }
 
     #[test]

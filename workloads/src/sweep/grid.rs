@@ -70,6 +70,7 @@ struct Raw {
     seeds: Option<Seeds>,
     requests: usize,
     seconds: Option<f64>,
+    seconds_near_capacity: Option<f64>,
     settle: Option<f64>,
     arrivals: Option<OneOrMany<String>>,
     lengths: Option<String>,
@@ -211,6 +212,9 @@ pub struct Grid {
     pub requests: usize,
     /// Seconds of arrivals of a run at the least.
     pub seconds: f64,
+    /// The same at loads of 0.9 to 1.1, if more.
+    #[serde(default)]
+    pub seconds_near_capacity: f64,
     /// Relative paired standard error at which a case takes no further seeds; 0 takes all.
     pub settle: f64,
     /// Length distribution; each model's own if absent, `trace` for those of a trace.
@@ -459,6 +463,12 @@ impl Grid {
             seeds,
             requests: raw.requests,
             seconds: between("seconds", raw.seconds, 0.0, 1e6)?,
+            seconds_near_capacity: between(
+                "seconds_near_capacity",
+                raw.seconds_near_capacity,
+                0.0,
+                1e6,
+            )?,
             settle: between("settle", raw.settle, 0.0, 1.0)?,
             lengths: raw.lengths,
             decide_us: between("decide_us", raw.decide_us, 0.0, 1e9)?,

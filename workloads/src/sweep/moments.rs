@@ -113,7 +113,7 @@ impl Moment {
             Opened::Missing(what) => return Err(Error::run("point to look at", what)),
         };
         let seed = point.seeds.first().copied().unwrap_or(1);
-        let arrivals = lab.arrivals(point.rate_rps, seed)?;
+        let arrivals = lab.arrivals(point.rate_rps, point.load, seed)?;
         let least = point
             .policies
             .iter()

@@ -159,6 +159,13 @@ fn settings(sweep: &Sweep) -> Vec<(String, String)> {
             "arrivals of a run",
             format!("at least {}, {} s", grid.requests, grid.seconds),
         ),
+        (
+            "at 0.9 to 1.1 of the capacity",
+            format!(
+                "at least {} s",
+                grid.seconds.max(grid.seconds_near_capacity)
+            ),
+        ),
         ("points", sweep.points.len().to_string()),
         ("runs", sweep.runs.len().to_string()),
     ];

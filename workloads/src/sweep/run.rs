@@ -133,7 +133,7 @@ impl<'a> Runner<'a> {
                 (self.tick)(jobs.len() * (grid.seeds.len() - num_done));
                 break;
             }
-            let arrivals = lab.arrivals(case.rate_rps, seed)?;
+            let arrivals = lab.arrivals(case.rate_rps, case.load(), seed)?;
             let simulations = || -> Vec<Result<Vec<Run>>> {
                 jobs.par_iter()
                     .map(|(policy, slas)| self.run_job(lab, case, seed, policy, slas, &arrivals))
@@ -279,7 +279,7 @@ mod tests {
                 .collect();
             assert!(specs.contains(&"serial") && specs.contains(&"greedy"));
             for case in lab.cases(&grid.offered).unwrap() {
-                let arrivals = lab.arrivals(case.rate_rps, 1).unwrap();
+                let arrivals = lab.arrivals(case.rate_rps, case.load(), 1).unwrap();
                 for policy in &specs {
                     let all = [0.1, 0.5, 2.0];
                     let once = simulate(&lab, &case, 1, policy, &all, &arrivals).unwrap();
@@ -300,7 +300,7 @@ mod tests {
         else {
             panic!("no file is missing");
         };
-        let arrivals = lab.arrivals(1000.0, 1).unwrap();
+        let arrivals = lab.arrivals(1000.0, 0.5, 1).unwrap();
         let chain = arrivals.iter().filter(|a| &*a.model == "chain").count() as f64;
         assert!((chain / arrivals.len() as f64 - 0.25).abs() < 0.05);
         let done = ran(&grid, 2);
