@@ -4,7 +4,9 @@
 //! launches (`dispatch_us` of the profile). From the profile come, by simulation, the time of a
 //! request alone, which the SLA target is a multiple of, and the capacity (docs/sweeps.md). At each
 //! load every policy serves the same arrivals of the same inputs, in an order that rotates from pair
-//! to pair. All runs use one device, which stays warm. The first tenth of the arrivals is served but
+//! to pair. Before each pair a backlog is served again: as what its launches take over the tables has
+//! changed since they were measured, on a machine that others share, so are the tables, the target and
+//! the rate changed that the pair goes by. All runs use one device, which stays warm. The first tenth of the arrivals is served but
 //! not counted, real or simulated (but for `mean_batch`, which is over all launches): what a policy
 //! learns, it learns while it serves.
 //!
@@ -64,11 +66,40 @@ struct Bench<'a> {
     shelf: Shelf,
     pool: Vec<Item>,
     output_lens: Vec<u32>,
+    /// As measured, and what follows from it.
+    base: Rated,
+    /// As the machine is now.
+    now: Rated,
+    /// What launches of a backlog took over the tables when they had just been measured, and take now.
+    took: (f64, f64),
+    /// Arrivals of a trace, all of them.
+    trace: Option<Vec<Arrival>>,
+}
+
+/// Latency tables, and what follows from them.
+#[derive(Clone)]
+struct Rated {
     profile: Profile,
     sla: Nanos,
     capacity_rps: f64,
-    /// Arrivals of a trace, all of them.
-    trace: Option<Vec<Arrival>>,
+}
+
+impl Rated {
+    /// Of a machine on which everything takes `factor` times as long.
+    fn slowed(&self, factor: f64) -> Self {
+        let mut profile = self.profile.clone();
+        profile.dispatch_us *= factor;
+        let blocks = profile.models.iter_mut().flat_map(|m| &mut m.blocks);
+        let nodes = blocks.flat_map(|b| &mut b.nodes);
+        for (_, us) in nodes.flat_map(|n| &mut n.latency_us) {
+            *us *= factor;
+        }
+        Self {
+            profile,
+            sla: Nanos::from_ms_f64(self.sla.as_ms() * factor),
+            capacity_rps: self.capacity_rps / factor,
+        }
+    }
 }
 
 /// One policy over one pair's arrivals, real or simulated; without the warm-up.
@@ -100,7 +131,8 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
             .map(|_| Outcomes::default())
             .collect();
         for pair in 0..options.pairs {
-            let calls = bench.calls(load * bench.capacity_rps, options.seed + pair as u64)?;
+            bench.look_again()?;
+            let calls = bench.calls(load * bench.now.capacity_rps, options.seed + pair as u64)?;
             for i in 0..options.policies.len() {
                 // Each goes first in turn.
                 let i = (i + pair) % options.policies.len();
@@ -148,15 +180,20 @@ impl<'a> Bench<'a> {
         .into_profile();
         drop(device);
         profile.models[0].name = entry.name.into();
+        let base = Rated {
+            profile,
+            sla: NO_SLA,
+            capacity_rps: 0.0,
+        };
         let mut bench = Self {
             options,
             program,
             shelf,
             pool,
             output_lens,
-            profile,
-            sla: NO_SLA,
-            capacity_rps: 0.0,
+            now: base.clone(),
+            base,
+            took: (1.0, 1.0),
             trace,
         };
         if is_trained {
@@ -166,7 +203,8 @@ impl<'a> Bench<'a> {
         }
         let lens = bench.output_lens.iter().copied();
         let p90 = OutputLen::covering(OutputLen::COVERAGE, lens).predict();
-        bench.profile.models[0].output_len_p90 = entry.max_output_len.map(|max| p90.min(max));
+        bench.base.profile.models[0].output_len_p90 = entry.max_output_len.map(|max| p90.min(max));
+        bench.now = bench.base.clone();
         Ok(bench)
     }
 
@@ -179,8 +217,11 @@ impl<'a> Bench<'a> {
         let launches = std::mem::take(&mut meter.lock().expect("no holder panics").launches);
         let gaps: Vec<f64> = launches.iter().filter_map(|l| l.busy_gap_ns).collect();
         if !gaps.is_empty() {
-            self.profile.dispatch_us = Spread::of(gaps).mean() / 1e3;
+            self.base.profile.dispatch_us = Spread::of(gaps).mean() / 1e3;
         }
+        let took = self.took_in_all(&launches);
+        self.took = (took, took);
+        self.now = self.base.clone();
         let few = self.waiting(ALONE);
         let served = self.serve("serial", &few, &meter)?;
         let alone = per_request(&served.requests);
@@ -196,13 +237,14 @@ impl<'a> Bench<'a> {
         let alone_ms = simulated_ms("serial", &self.waiting(self.pool.len()))?;
         let queue = self.waiting(cases::full_batches(self.options.max_batch));
         let capacity_rps = self.simulation(&self.arrivals(&queue)).drain_rate()?;
-        self.capacity_rps = capacity_rps;
-        self.sla = Nanos::from_ms_f64(self.options.sla * alone_ms);
+        self.base.capacity_rps = capacity_rps;
+        self.base.sla = Nanos::from_ms_f64(self.options.sla * alone_ms);
+        self.now = self.base.clone();
         let mut figures = self.figures();
         figures["alone_ms"] = rounded(alone_ms);
-        figures["dispatch_us"] = rounded(self.profile.dispatch_us);
+        figures["dispatch_us"] = rounded(self.base.profile.dispatch_us);
         figures["segments"] = json!(
-            self.profile.models[0]
+            self.base.profile.models[0]
                 .blocks
                 .iter()
                 .map(|b| b.nodes.len())
@@ -211,6 +253,21 @@ impl<'a> Bench<'a> {
         figures["simulated_over_real_alone"] = rounded(ratio_alone);
         figures["simulated_over_real_backlog"] = rounded(ratio_full);
         recorder.line(figures, "capacity_rps", &Spread::of(vec![capacity_rps]))
+    }
+
+    /// Serves a backlog, and changes what is gone by as its launches now take more or less.
+    fn look_again(&mut self) -> anyhow::Result<()> {
+        let meter: Arc<Mutex<Meter>> = Arc::default();
+        self.serve("greedy", &self.waiting(BACKLOG), &meter)?;
+        let launches = std::mem::take(&mut meter.lock().expect("no holder panics").launches);
+        self.took.1 = self.took_in_all(&launches);
+        self.now = self.base.slowed(self.slower());
+        Ok(())
+    }
+
+    /// Time of launches over that when the tables were measured.
+    fn slower(&self) -> f64 {
+        self.took.1 / self.took.0
     }
 
     /// The device for a run, its launches noted in `meter`.
@@ -235,14 +292,14 @@ impl<'a> Bench<'a> {
             model: self.options.entry.name,
             program: self.program.clone(),
             options: ModelOptions {
-                profile: self.profile.models.first().cloned(),
+                profile: self.now.profile.models.first().cloned(),
                 max_batch: Some(self.options.max_batch),
                 ..ModelOptions::default()
             },
             device,
             pool: &self.pool,
             output_lens: known.then_some(&self.output_lens),
-            sla: self.sla,
+            sla: self.now.sla,
             classes: Vec::new(),
             drain: DRAIN,
             timing: false,
@@ -301,9 +358,9 @@ impl<'a> Bench<'a> {
 
     fn simulation<'b>(&'b self, arrivals: &'b [Arrival]) -> Simulation<'b> {
         Simulation {
-            profile: &self.profile,
+            profile: &self.now.profile,
             arrivals,
-            sla: Some(self.sla),
+            sla: Some(self.now.sla),
             classes: &[],
             segment: 1,
             decide: Nanos::ZERO,
@@ -348,8 +405,8 @@ impl<'a> Bench<'a> {
             &requests[requests.len() / WARM_UP..],
         );
         Outcome {
-            result: RunResult::summarise(policy, name, rate_rps, self.sla, counted, counters),
-            j_ms: objective_ms(counted, self.sla),
+            result: RunResult::summarise(policy, name, rate_rps, self.now.sla, counted, counters),
+            j_ms: objective_ms(counted, self.now.sla),
         }
     }
 
@@ -395,6 +452,8 @@ impl<'a> Bench<'a> {
         figures["launches_s"] = rounded(busy_ns / 1e9);
         figures["gaps_s"] = rounded(gaps_ns / 1e9);
         figures["others"] = rounded(others);
+        figures["slower"] = rounded(self.slower());
+        figures["took_in_all"] = rounded(self.took_in_all(launches));
         figures["took_over_table"] = self.took_over_table(launches);
         figures["simulated_mean_ms"] = rounded(simulated.result.mean_ms);
         figures["simulated_p99_ms"] = rounded(simulated.result.p99_ms);
@@ -406,12 +465,25 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Time of launches over what the tables say, by block and by their samples: of 1, of 2 and 3, of
+    /// Time of launches over what the tables say, as measured.
+    fn took_in_all(&self, launches: &[Timed]) -> f64 {
+        let table = self.table();
+        let predicted = |l: &Timed| table.segment(l.block, l.segment, l.samples, l.rows).0 as f64;
+        let took: f64 = launches.iter().map(|l| l.ns).sum();
+        took / launches.iter().map(predicted).sum::<f64>().max(1.0)
+    }
+
+    fn table(&self) -> LatencyTable {
+        let model = &self.base.profile.models[0];
+        LatencyTable::new(model, &segments_of(model, 1), 0.0, 0.0)
+    }
+
+    /// Time of launches over what the tables say, as measured, by block and by their samples: of 1, of 2 and 3, of
     /// 4 to 7, and so on; null where there were none.
     fn took_over_table(&self, launches: &[Timed]) -> Value {
-        let model = &self.profile.models[0];
-        let table = LatencyTable::new(model, &segments_of(model, 1), 0.0, 0.0);
-        let mut sums: Vec<Vec<(f64, f64)>> = vec![Vec::new(); model.blocks.len()];
+        let table = self.table();
+        let num_blocks = self.base.profile.models[0].blocks.len();
+        let mut sums: Vec<Vec<(f64, f64)>> = vec![Vec::new(); num_blocks];
         for l in launches {
             let (sums, i) = (
                 &mut sums[l.block as usize],
@@ -431,8 +503,8 @@ impl<'a> Bench<'a> {
         json!({
             "model": self.options.entry.name, "threads": self.options.threads,
             "seed": self.options.seed, "max_batch": self.options.max_batch,
-            "arrivals": self.options.arrivals, "sla_ms": rounded(self.sla.as_ms()),
-            "sla_over_alone": self.options.sla, "capacity_rps": rounded(self.capacity_rps),
+            "arrivals": self.options.arrivals, "sla_ms": rounded(self.now.sla.as_ms()),
+            "sla_over_alone": self.options.sla, "capacity_rps": rounded(self.now.capacity_rps),
         })
     }
 }

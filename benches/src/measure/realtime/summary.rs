@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::{Bench, Outcome, Outcomes};
 
-/// Simulated or measured means closer than this share are a tie.
+/// Simulated or measured means closer than this share, or than two paired standard errors, are a tie.
 const TIE: f64 = 0.03;
 
 /// A number of a run.
@@ -39,16 +39,22 @@ impl Bench<'_> {
                 figures["over"] = json!(policies[0]);
                 figures["simulated_median"] = rounded(simulated.median());
                 let real = ratios(&other.real, &outcomes[0].real);
+                let logs: Vec<f64> = real.samples().iter().map(|r| r.ln()).collect();
+                let (mean, error) = mean_and_error(&logs);
+                figures["geometric_mean"] = rounded(mean.exp());
+                figures["standard_error"] = error.map_or(json!(null), rounded);
                 recorder.line(figures, metric, &real)?;
             }
         }
-        let median =
-            |runs: &[Outcome]| Spread::of(runs.iter().map(|o| o.result.mean_ms).collect()).median();
-        let real: Vec<f64> = outcomes.iter().map(|o| median(&o.real)).collect();
-        let simulated: Vec<f64> = outcomes.iter().map(|o| median(&o.simulated)).collect();
-        let in_order = |means: &[f64]| {
-            let mut order: Vec<usize> = (0..means.len()).collect();
-            order.sort_by(|&a, &b| means[a].total_cmp(&means[b]));
+        let logs = |runs: fn(&Outcomes) -> &[Outcome]| -> Vec<Vec<f64>> {
+            let of = |o: &Outcomes| runs(o).iter().map(|o| o.result.mean_ms.ln()).collect();
+            outcomes.iter().map(of).collect()
+        };
+        let (real, simulated) = (logs(|o| &o.real), logs(|o| &o.simulated));
+        let in_order = |logs: &[Vec<f64>]| {
+            let mean = |i: &usize| logs[*i].iter().sum::<f64>();
+            let mut order: Vec<usize> = (0..logs.len()).collect();
+            order.sort_by(|a, b| mean(a).total_cmp(&mean(b)));
             json!(order.iter().map(|&i| &policies[i]).collect::<Vec<_>>())
         };
         let mut figures = self.figures();
@@ -61,10 +67,24 @@ impl Bench<'_> {
     }
 }
 
-/// Whether no two policies are in one order by `a` and in the other by `b`; where either has a tie,
-/// there is no order.
-pub(super) fn same_ranking(a: &[f64], b: &[f64]) -> bool {
-    let less = |means: &[f64], i: usize, j: usize| means[i] * (1.0 + TIE) < means[j];
+/// The mean of logarithms of ratios, and its standard error; none of a single one.
+fn mean_and_error(logs: &[f64]) -> (f64, Option<f64>) {
+    let num = logs.len() as f64;
+    let mean = logs.iter().sum::<f64>() / num;
+    let squares: f64 = logs.iter().map(|l| (l - mean).powi(2)).sum();
+    let error = (logs.len() > 1).then(|| (squares / (num - 1.0) / num).sqrt());
+    (mean, error)
+}
+
+/// Whether no two policies, of which the logarithms of a figure are given by pair, are in one order
+/// by `a` and in the other by `b`. Where either is a tie, or pairs differ so much that nothing can
+/// be said, there is no order.
+pub(super) fn same_ranking(a: &[Vec<f64>], b: &[Vec<f64>]) -> bool {
+    let less = |logs: &[Vec<f64>], i: usize, j: usize| {
+        let pairs = logs[i].iter().zip(&logs[j]);
+        let (mean, error) = mean_and_error(&pairs.map(|(x, y)| x - y).collect::<Vec<_>>());
+        mean < -TIE.ln_1p().max(2.0 * error.unwrap_or_default())
+    };
     let mut pairs = (0..a.len()).flat_map(|i| (0..a.len()).map(move |j| (i, j)));
     !pairs.any(|(i, j)| less(a, i, j) && less(b, j, i))
 }

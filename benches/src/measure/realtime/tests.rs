@@ -4,11 +4,47 @@ use super::summary::same_ranking;
 use super::*;
 
 #[test]
-fn rankings_differ_beyond_ties_only() {
-    assert!(same_ranking(&[1.0, 2.0, 3.0], &[10.0, 11.0, 12.0]));
-    assert!(!same_ranking(&[1.0, 2.0, 3.0], &[10.0, 12.0, 11.0]));
-    assert!(same_ranking(&[1.0, 2.0, 3.0], &[10.0, 12.0, 11.8]));
-    assert!(same_ranking(&[1.02, 1.0], &[1.0, 2.0]));
+fn rankings_differ_beyond_ties_and_errors_only() {
+    let runs = |means: &[[f64; 2]]| -> Vec<Vec<f64>> {
+        let logs = |m: &[f64; 2]| m.iter().map(|m: &f64| m.ln()).collect();
+        means.iter().map(logs).collect()
+    };
+    let same = |a: &[[f64; 2]], b: &[[f64; 2]]| same_ranking(&runs(a), &runs(b));
+    let a = [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]];
+    assert!(same(&a, &[[10.0, 10.0], [11.0, 11.0], [12.0, 12.0]]));
+    assert!(!same(&a, &[[10.0, 10.0], [12.0, 12.0], [11.0, 11.0]]));
+    // Within 3 %.
+    assert!(same(&a, &[[10.0, 10.0], [12.0, 12.0], [11.8, 11.8]]));
+    // One pair says so, the other does not.
+    assert!(same(&a, &[[10.0, 10.0], [12.0, 12.0], [9.0, 13.0]]));
+    assert!(same(&[[1.0, 1.0], [2.0, 0.6]], &[[2.0, 2.0], [1.0, 1.0]]));
+    // Both are slower in the second pair, and that is no error.
+    assert!(!same(&[[1.0, 2.0], [1.2, 2.4]], &[[2.0, 2.0], [1.0, 1.0]]));
+}
+
+#[test]
+fn a_slower_machine_takes_longer_and_sustains_less() {
+    let line = "--model transformer-tiny --requests 20 --max-batch 4 --threads 1 --out x";
+    let args: Vec<String> = line.split_whitespace().map(str::to_string).collect();
+    let options = Options::parse(&args, "toy").unwrap();
+    let bench = Bench::open(&options).unwrap();
+    let slow = bench.base.slowed(2.0);
+    let us = |r: &Rated| r.profile.models[0].blocks[0].nodes[0].latency_us.clone();
+    let doubled: Vec<_> = us(&bench.base).iter().map(|p| (p.0, 2.0 * p.1)).collect();
+    assert_eq!(us(&slow), doubled);
+    assert_eq!(slow.sla.as_ms(), 2.0 * bench.base.sla.as_ms());
+    assert_eq!(slow.capacity_rps, bench.base.capacity_rps / 2.0);
+    let timed = |samples, ns| Timed {
+        block: 0,
+        segment: 0,
+        samples,
+        rows: u64::from(samples),
+        ns,
+        busy_gap_ns: None,
+    };
+    let predicted = bench.table().segment(0, 0, 1, 1).0 as f64;
+    let took = bench.took_in_all(&[timed(1, predicted), timed(1, 2.0 * predicted)]);
+    assert!((took - 1.5).abs() < 1e-9, "{took}");
 }
 
 #[test]
@@ -50,6 +86,8 @@ fn lines_have_their_keys() {
             "simulated_j_ms",
             "capacity_rps",
             "rate_rps",
+            "slower",
+            "took_in_all",
         ] {
             assert!(run[key].as_f64().unwrap() > 0.0, "{key}: {run}");
         }
@@ -64,6 +102,8 @@ fn lines_have_their_keys() {
         let ratios = of(metric);
         assert_eq!(ratios.len(), 2 * 2);
         for ratio in ratios {
+            assert!(ratio["geometric_mean"].as_f64().unwrap() > 0.0);
+            assert!(ratio["standard_error"].as_f64().unwrap() >= 0.0);
             assert_eq!(
                 (&ratio["over"], &ratio["runs"]),
                 (&json!("adaptive"), &json!(2))
