@@ -44,10 +44,17 @@ const PROFILE: &str = r#"{ "format": "lazybatch-profile/1", "device": "t", "mode
         { "name": "decoder", "repeat": "until_stop", "max_steps": 8,
           "nodes": [{ "name": "d", "by": "members", "latency_us": [[1, 10.0], [8, 12.0]] }] }] }] }"#;
 
+/// Without a loop, and fast enough for those that run one request at a time.
+const STATIC: &str = r#"{ "format": "lazybatch-profile/1", "device": "t", "models": [
+    { "name": "m", "max_batch": 8, "blocks": [
+        { "name": "encoder", "repeat": "once",
+          "nodes": [{ "name": "e", "by": "rows", "latency_us": [[1, 7.0], [64, 90.0]] },
+                    { "name": "f", "by": "rows", "latency_us": [[1, 3.0], [64, 20.0]] }] }] }] }"#;
+
 /// Serves requests one after another as they come, at about 80 % of what the device can bear, and
 /// says how many bytes are live at each of `marks`.
-fn live_at(policy_spec: &str, marks: &[u64]) -> Vec<usize> {
-    let profile = Profile::parse("t", PROFILE).expect("a valid profile");
+fn live_at(profile: &str, policy_spec: &str, marks: &[u64]) -> Vec<usize> {
+    let profile = Profile::parse("t", profile).expect("a valid profile");
     let spec = ModelSpec::from_profile(&profile, &profile.models[0], 1, 3);
     let table = spec.table.clone();
     let mut core = Core::new(
@@ -145,24 +152,31 @@ fn what_is_held_does_not_grow_with_the_run() {
         map.len()
     );
     drop(map);
-    let long = [50_000, 100_000, 200_000];
+    let (long, short) = ([50_000, 100_000, 200_000], [20_000, 30_000, 40_000]);
     let cases = [
         ("adaptive", long),
-        ("adaptive:refuse", [20_000, 30_000, 40_000]),
+        ("adaptive:refuse", short),
         ("adaptive:sharing:1/0.5/0.25/shed", long),
+        ("iteration:shed", short),
         ("lazy", long),
         ("edf", long),
     ];
     for (policy, marks) in cases {
-        let live = live_at(policy, &marks);
-        let span = live
-            .iter()
-            .max()
-            .zip(live.iter().min())
-            .map(|(most, least)| most - least);
-        assert!(
-            span.is_some_and(|s| s <= MARGIN),
-            "{policy}: {live:?} bytes"
-        );
+        is_level(PROFILE, policy, &marks);
     }
+    let others = ["adaptive:shed", "adaptive:join:1/cap95/demote", "iteration"];
+    for policy in policy::examples().chain(others) {
+        is_level(STATIC, policy, &short);
+    }
+}
+
+/// No more is held at one of the marks than at another.
+fn is_level(profile: &str, policy: &str, marks: &[u64]) {
+    let live = live_at(profile, policy, marks);
+    let ends = live.iter().max().zip(live.iter().min());
+    let span = ends.map(|(most, least)| most - least);
+    assert!(
+        span.is_some_and(|s| s <= MARGIN),
+        "{policy}: {live:?} bytes"
+    );
 }
