@@ -4,9 +4,10 @@
 //! launches (`dispatch_us` of the profile). From the profile come, by simulation, the time of a
 //! request alone, which the SLA target is a multiple of, and the capacity (docs/sweeps.md). At each
 //! load every policy serves the same arrivals of the same inputs, in an order that rotates from pair
-//! to pair. Before each pair a backlog is served again: as what its launches take over the tables has
-//! changed since they were measured, on a machine that others share, so are the tables, the target and
-//! the rate changed that the pair goes by. All runs use one device, which stays warm. The first tenth of the arrivals is served but
+//! to pair. On a machine that others share launches come to take more than the tables say, or less: by
+//! what those of the last two pairs took over them (at first, of a run that is not counted) the
+//! tables, the target and the rate are changed that a pair goes by. As speed changes from run to run
+//! too, each is also simulated over tables by what its own launches took. All runs use one device, which stays warm. The first tenth of the arrivals is served but
 //! not counted, real or simulated (but for `mean_batch`, which is over all launches): what a policy
 //! learns, it learns while it serves.
 //!
@@ -16,6 +17,7 @@
 mod options;
 mod summary;
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, bail};
@@ -70,8 +72,8 @@ struct Bench<'a> {
     base: Rated,
     /// As the machine is now.
     now: Rated,
-    /// What launches of a backlog took over the tables when they had just been measured, and take now.
-    took: (f64, f64),
+    /// What launches took over the tables, by run, those of the last two pairs.
+    took: VecDeque<f64>,
     /// Arrivals of a trace, all of them.
     trace: Option<Vec<Arrival>>,
 }
@@ -113,6 +115,8 @@ struct Outcome {
 struct Outcomes {
     real: Vec<Outcome>,
     simulated: Vec<Outcome>,
+    /// Simulated over tables by what launches took in that very run.
+    as_took: Vec<Outcome>,
 }
 
 /// Runs the measurement.
@@ -131,7 +135,15 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
             .map(|_| Outcomes::default())
             .collect();
         for pair in 0..options.pairs {
-            bench.look_again()?;
+            if bench.took.is_empty() {
+                let calls = bench.calls(load * bench.now.capacity_rps, options.seed)?;
+                let meter = Arc::default();
+                bench.serve(&options.policies[0], &calls, &meter)?;
+                let launches =
+                    std::mem::take(&mut meter.lock().expect("no holder panics").launches);
+                bench.took.push_back(bench.took_in_all(&launches));
+            }
+            bench.now = bench.base.slowed(bench.slower());
             let calls = bench.calls(load * bench.now.capacity_rps, options.seed + pair as u64)?;
             for i in 0..options.policies.len() {
                 // Each goes first in turn.
@@ -193,7 +205,7 @@ impl<'a> Bench<'a> {
             output_lens,
             now: base.clone(),
             base,
-            took: (1.0, 1.0),
+            took: VecDeque::new(),
             trace,
         };
         if is_trained {
@@ -219,8 +231,6 @@ impl<'a> Bench<'a> {
         if !gaps.is_empty() {
             self.base.profile.dispatch_us = Spread::of(gaps).mean() / 1e3;
         }
-        let took = self.took_in_all(&launches);
-        self.took = (took, took);
         self.now = self.base.clone();
         let few = self.waiting(ALONE);
         let served = self.serve("serial", &few, &meter)?;
@@ -255,19 +265,9 @@ impl<'a> Bench<'a> {
         recorder.line(figures, "capacity_rps", &Spread::of(vec![capacity_rps]))
     }
 
-    /// Serves a backlog, and changes what is gone by as its launches now take more or less.
-    fn look_again(&mut self) -> anyhow::Result<()> {
-        let meter: Arc<Mutex<Meter>> = Arc::default();
-        self.serve("greedy", &self.waiting(BACKLOG), &meter)?;
-        let launches = std::mem::take(&mut meter.lock().expect("no holder panics").launches);
-        self.took.1 = self.took_in_all(&launches);
-        self.now = self.base.slowed(self.slower());
-        Ok(())
-    }
-
-    /// Time of launches over that when the tables were measured.
+    /// What launches of the last runs took over the tables.
     fn slower(&self) -> f64 {
-        self.took.1 / self.took.0
+        self.took.iter().sum::<f64>() / self.took.len() as f64
     }
 
     /// The device for a run, its launches noted in `meter`.
@@ -357,8 +357,16 @@ impl<'a> Bench<'a> {
     }
 
     fn simulation<'b>(&'b self, arrivals: &'b [Arrival]) -> Simulation<'b> {
+        self.simulation_over(&self.now.profile, arrivals)
+    }
+
+    fn simulation_over<'b>(
+        &'b self,
+        profile: &'b Profile,
+        arrivals: &'b [Arrival],
+    ) -> Simulation<'b> {
         Simulation {
-            profile: &self.now.profile,
+            profile,
             arrivals,
             sla: Some(self.now.sla),
             classes: &[],
@@ -412,7 +420,7 @@ impl<'a> Bench<'a> {
 
     /// One policy over one pair's arrivals, served and simulated.
     fn pair(
-        &self,
+        &mut self,
         recorder: &Recorder,
         load: f64,
         pair: usize,
@@ -431,6 +439,11 @@ impl<'a> Bench<'a> {
         let real = self.outcome(policy, rate_rps, &served.requests, &served.counters);
         let simulated = self.outcome(policy, rate_rps, &done.requests, &done.counters);
         let launches = &meter.lock().expect("no holder panics").launches;
+        let took = self.took_in_all(launches);
+        let own = self.base.slowed(took).profile;
+        let own = self.simulation_over(&own, &arrivals);
+        let own = own.run(policy, None, &mut (), Detail::Launches)?;
+        let as_took = self.outcome(policy, rate_rps, &own.requests, &own.counters);
         let busy_ns: f64 = launches.iter().map(|l| l.ns).sum();
         let gaps = launches.iter().filter_map(|l| l.busy_gap_ns);
         let gaps_ns = gaps.fold(0.0, |sum, ns| sum + ns);
@@ -453,15 +466,23 @@ impl<'a> Bench<'a> {
         figures["gaps_s"] = rounded(gaps_ns / 1e9);
         figures["others"] = rounded(others);
         figures["slower"] = rounded(self.slower());
-        figures["took_in_all"] = rounded(self.took_in_all(launches));
+        figures["took_in_all"] = rounded(took);
         figures["took_over_table"] = self.took_over_table(launches);
         figures["simulated_mean_ms"] = rounded(simulated.result.mean_ms);
         figures["simulated_p99_ms"] = rounded(simulated.result.p99_ms);
         figures["simulated_j_ms"] = rounded(simulated.j_ms);
+        figures["simulated_as_took_mean_ms"] = rounded(as_took.result.mean_ms);
+        figures["simulated_as_took_p99_ms"] = rounded(as_took.result.p99_ms);
+        figures["simulated_as_took_j_ms"] = rounded(as_took.j_ms);
         figures["simulated_mean_batch"] = rounded(simulated.result.mean_batch);
         recorder.line(figures, "mean_ms", &Spread::of(vec![real.result.mean_ms]))?;
         outcomes.real.push(real);
         outcomes.simulated.push(simulated);
+        outcomes.as_took.push(as_took);
+        self.took.push_back(took);
+        if self.took.len() > 2 * self.options.policies.len() {
+            self.took.pop_front();
+        }
         Ok(())
     }
 

@@ -33,16 +33,25 @@ impl Bench<'_> {
                     Spread::of(pairs.map(|(o, j)| measure(o) / measure(j)).collect())
                 };
                 let simulated = ratios(&other.simulated, &outcomes[0].simulated);
+                let as_took = ratios(&other.as_took, &outcomes[0].as_took);
                 let mut figures = self.figures();
                 figures["load"] = json!(load);
                 figures["policy"] = json!(policy);
                 figures["over"] = json!(policies[0]);
                 figures["simulated_median"] = rounded(simulated.median());
+                figures["simulated_as_took_median"] = rounded(as_took.median());
                 let real = ratios(&other.real, &outcomes[0].real);
                 let logs: Vec<f64> = real.samples().iter().map(|r| r.ln()).collect();
                 let (mean, error) = mean_and_error(&logs);
                 figures["geometric_mean"] = rounded(mean.exp());
                 figures["standard_error"] = error.map_or(json!(null), rounded);
+                let beyond =
+                    |o: &Outcomes, i: usize| (measure(&o.real[i]) / measure(&o.as_took[i])).ln();
+                let pairs = 0..other.real.len();
+                let logs = pairs.map(|i| beyond(other, i) - beyond(&outcomes[0], i));
+                let (mean, error) = mean_and_error(&logs.collect::<Vec<_>>());
+                figures["over_as_took"] = rounded(mean.exp());
+                figures["over_as_took_error"] = error.map_or(json!(null), rounded);
                 recorder.line(figures, metric, &real)?;
             }
         }

@@ -88,6 +88,7 @@ fn lines_have_their_keys() {
             "rate_rps",
             "slower",
             "took_in_all",
+            "simulated_as_took_mean_ms",
         ] {
             assert!(run[key].as_f64().unwrap() > 0.0, "{key}: {run}");
         }
@@ -104,6 +105,8 @@ fn lines_have_their_keys() {
         for ratio in ratios {
             assert!(ratio["geometric_mean"].as_f64().unwrap() > 0.0);
             assert!(ratio["standard_error"].as_f64().unwrap() >= 0.0);
+            assert!(ratio["over_as_took"].as_f64().unwrap() > 0.0);
+            assert!(ratio["over_as_took_error"].as_f64().unwrap() >= 0.0);
             assert_eq!(
                 (&ratio["over"], &ratio["runs"]),
                 (&json!("adaptive"), &json!(2))
