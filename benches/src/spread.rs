@@ -22,11 +22,6 @@ impl Spread {
         self.sorted.len()
     }
 
-    /// All of them, in order of size.
-    pub fn samples(&self) -> &[f64] {
-        &self.sorted
-    }
-
     /// The nearest-rank percentile.
     pub fn percentile(&self, percent: usize) -> f64 {
         let rank = (percent * self.sorted.len()).div_ceil(100).max(1);

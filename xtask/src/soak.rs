@@ -1,9 +1,10 @@
 //! `cargo xtask soak`: long runs of the property tests.
 //!
-//! An integration test (`CRATE/tests/NAME.rs` or `CRATE/tests/NAME/main.rs`) takes part by asking `num_cases` of its `common`
-//! module, or `LAZYBATCH_SOAK_CASES` itself, how many cases to run; without the variable it keeps
-//! to the short budget of the normal tests. A test that asks for `soak_seeds` can be run part by part, as
-//! `--seeds FIRST..END`. Figures that a test prints as `soak: {JSON}` are kept.
+//! An integration test (`CRATE/tests/NAME.rs` or `CRATE/tests/NAME/main.rs`) takes part by asking
+//! `num_cases` of its `common` module, or `LAZYBATCH_SOAK_CASES` itself, how many cases to run;
+//! without the variable it keeps to the short budget of the normal tests. A test that asks for
+//! `soak_seeds` can be run part by part, as `--seeds FIRST..END`. Figures that a test prints as
+//! `soak: {JSON}` are kept.
 //! What was run, where and how it ended is appended as one JSON line to
 //! `benches/results/DATE-MACHINE/soak.jsonl`.
 

@@ -39,8 +39,8 @@ use lazybatch_workloads::experiment::{
 };
 use lazybatch_workloads::lengths::Lengths;
 use lazybatch_workloads::results::{Counters, FinishedRequest, RunResult};
-use lazybatch_workloads::sweep::cases;
 use lazybatch_workloads::sweep::score::objective_ms;
+use lazybatch_workloads::sweep::{cases, points};
 use lazybatch_workloads::traces;
 use serde_json::{Value, json};
 
@@ -72,7 +72,7 @@ struct Bench<'a> {
     base: Rated,
     /// As the machine is now.
     now: Rated,
-    /// What launches took over the tables, by run, those of the last two pairs.
+    /// What launches took over the tables as measured, by run, those of the last two pairs.
     took: VecDeque<f64>,
     /// Arrivals of a trace, all of them.
     trace: Option<Vec<Arrival>>,
@@ -81,6 +81,8 @@ struct Bench<'a> {
 /// Latency tables, and what follows from them.
 #[derive(Clone)]
 struct Rated {
+    /// By how much everything takes longer than when it was measured.
+    slower: f64,
     profile: Profile,
     sla: Nanos,
     capacity_rps: f64,
@@ -97,6 +99,7 @@ impl Rated {
             *us *= factor;
         }
         Self {
+            slower: self.slower * factor,
             profile,
             sla: Nanos::from_ms_f64(self.sla.as_ms() * factor),
             capacity_rps: self.capacity_rps / factor,
@@ -128,6 +131,9 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     let recorder = Recorder::file(&options.out, "realtime", &options.command)?;
     let mut bench = Bench::open(options)?;
     bench.calibrate(&recorder)?;
+    if let Some(&load) = options.loads.first() {
+        bench.first_look(load)?;
+    }
     for &load in &options.loads {
         let mut outcomes: Vec<Outcomes> = options
             .policies
@@ -135,15 +141,9 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
             .map(|_| Outcomes::default())
             .collect();
         for pair in 0..options.pairs {
-            if bench.took.is_empty() {
-                let calls = bench.calls(load * bench.now.capacity_rps, options.seed)?;
-                let meter = Arc::default();
-                bench.serve(&options.policies[0], &calls, &meter)?;
-                let launches =
-                    std::mem::take(&mut meter.lock().expect("no holder panics").launches);
-                bench.took.push_back(bench.took_in_all(&launches));
-            }
-            bench.now = bench.base.slowed(bench.slower());
+            bench.now = bench
+                .base
+                .slowed(points::mean(bench.took.make_contiguous()));
             let calls = bench.calls(load * bench.now.capacity_rps, options.seed + pair as u64)?;
             for i in 0..options.policies.len() {
                 // Each goes first in turn.
@@ -193,6 +193,7 @@ impl<'a> Bench<'a> {
         drop(device);
         profile.models[0].name = entry.name.into();
         let base = Rated {
+            slower: 1.0,
             profile,
             sla: NO_SLA,
             capacity_rps: 0.0,
@@ -250,7 +251,7 @@ impl<'a> Bench<'a> {
         self.base.capacity_rps = capacity_rps;
         self.base.sla = Nanos::from_ms_f64(self.options.sla * alone_ms);
         self.now = self.base.clone();
-        let mut figures = self.figures();
+        let mut figures = self.figures(&self.base);
         figures["alone_ms"] = rounded(alone_ms);
         figures["dispatch_us"] = rounded(self.base.profile.dispatch_us);
         figures["segments"] = json!(
@@ -265,9 +266,14 @@ impl<'a> Bench<'a> {
         recorder.line(figures, "capacity_rps", &Spread::of(vec![capacity_rps]))
     }
 
-    /// What launches of the last runs took over the tables.
-    fn slower(&self) -> f64 {
-        self.took.iter().sum::<f64>() / self.took.len() as f64
+    /// A run that is not counted, for what launches take when the first pair begins.
+    fn first_look(&mut self, load: f64) -> anyhow::Result<()> {
+        let calls = self.calls(load * self.now.capacity_rps, self.options.seed)?;
+        let meter = Arc::default();
+        self.serve(&self.options.policies[0], &calls, &meter)?;
+        let launches = &meter.lock().expect("no holder panics").launches;
+        self.took.push_back(self.took_in_all(launches));
+        Ok(())
     }
 
     /// The device for a run, its launches noted in `meter`.
@@ -447,7 +453,7 @@ impl<'a> Bench<'a> {
         let busy_ns: f64 = launches.iter().map(|l| l.ns).sum();
         let gaps = launches.iter().filter_map(|l| l.busy_gap_ns);
         let gaps_ns = gaps.fold(0.0, |sum, ns| sum + ns);
-        let mut figures = self.figures();
+        let mut figures = self.figures(&self.now);
         figures["load"] = json!(load);
         figures["policy"] = json!(policy);
         figures["pair"] = json!(pair);
@@ -465,7 +471,7 @@ impl<'a> Bench<'a> {
         figures["launches_s"] = rounded(busy_ns / 1e9);
         figures["gaps_s"] = rounded(gaps_ns / 1e9);
         figures["others"] = rounded(others);
-        figures["slower"] = rounded(self.slower());
+        figures["slower"] = rounded(self.now.slower);
         figures["took_in_all"] = rounded(took);
         figures["took_over_table"] = self.took_over_table(launches);
         figures["simulated_mean_ms"] = rounded(simulated.result.mean_ms);
@@ -499,8 +505,8 @@ impl<'a> Bench<'a> {
         LatencyTable::new(model, &segments_of(model, 1), 0.0, 0.0)
     }
 
-    /// Time of launches over what the tables say, as measured, by block and by their samples: of 1, of 2 and 3, of
-    /// 4 to 7, and so on; null where there were none.
+    /// Time of launches over what the tables say, as measured, by block and by their samples: of 1,
+    /// of 2 and 3, of 4 to 7, and so on; null where there were none.
     fn took_over_table(&self, launches: &[Timed]) -> Value {
         let table = self.table();
         let num_blocks = self.base.profile.models[0].blocks.len();
@@ -519,13 +525,13 @@ impl<'a> Bench<'a> {
         json!(sums.iter().map(block).collect::<Vec<_>>())
     }
 
-    /// What every line states.
-    fn figures(&self) -> Value {
+    /// What every line states; a pair's say what the pair goes by, others what was measured.
+    fn figures(&self, rated: &Rated) -> Value {
         json!({
             "model": self.options.entry.name, "threads": self.options.threads,
             "seed": self.options.seed, "max_batch": self.options.max_batch,
-            "arrivals": self.options.arrivals, "sla_ms": rounded(self.now.sla.as_ms()),
-            "sla_over_alone": self.options.sla, "capacity_rps": rounded(self.now.capacity_rps),
+            "arrivals": self.options.arrivals, "sla_ms": rounded(rated.sla.as_ms()),
+            "sla_over_alone": self.options.sla, "capacity_rps": rounded(rated.capacity_rps),
         })
     }
 }

@@ -2,6 +2,7 @@
 
 use lazybatch_benches::record::{Recorder, rounded};
 use lazybatch_benches::spread::Spread;
+use lazybatch_workloads::sweep::points::paired;
 use serde_json::json;
 
 use super::{Bench, Outcome, Outcomes};
@@ -34,24 +35,26 @@ impl Bench<'_> {
                 };
                 let simulated = ratios(&other.simulated, &outcomes[0].simulated);
                 let as_took = ratios(&other.as_took, &outcomes[0].as_took);
-                let mut figures = self.figures();
+                let mut figures = self.figures(&self.base);
                 figures["load"] = json!(load);
                 figures["policy"] = json!(policy);
                 figures["over"] = json!(policies[0]);
                 figures["simulated_median"] = rounded(simulated.median());
                 figures["simulated_as_took_median"] = rounded(as_took.median());
                 let real = ratios(&other.real, &outcomes[0].real);
-                let logs: Vec<f64> = real.samples().iter().map(|r| r.ln()).collect();
-                let (mean, error) = mean_and_error(&logs);
+                let logs = |runs: &[Outcome]| -> Vec<f64> {
+                    runs.iter().map(|o| measure(o).ln()).collect()
+                };
+                let (mean, error) = paired(&logs(&other.real), &logs(&outcomes[0].real));
                 figures["geometric_mean"] = rounded(mean.exp());
-                figures["standard_error"] = error.map_or(json!(null), rounded);
-                let beyond =
-                    |o: &Outcomes, i: usize| (measure(&o.real[i]) / measure(&o.as_took[i])).ln();
-                let pairs = 0..other.real.len();
-                let logs = pairs.map(|i| beyond(other, i) - beyond(&outcomes[0], i));
-                let (mean, error) = mean_and_error(&logs.collect::<Vec<_>>());
+                figures["standard_error"] = rounded(error);
+                let beyond = |o: &Outcomes| -> Vec<f64> {
+                    let both = logs(&o.real).into_iter().zip(logs(&o.as_took));
+                    both.map(|(real, as_took)| real - as_took).collect()
+                };
+                let (mean, error) = paired(&beyond(other), &beyond(&outcomes[0]));
                 figures["over_as_took"] = rounded(mean.exp());
-                figures["over_as_took_error"] = error.map_or(json!(null), rounded);
+                figures["over_as_took_error"] = rounded(error);
                 recorder.line(figures, metric, &real)?;
             }
         }
@@ -66,7 +69,7 @@ impl Bench<'_> {
             order.sort_by(|a, b| mean(a).total_cmp(&mean(b)));
             json!(order.iter().map(|&i| &policies[i]).collect::<Vec<_>>())
         };
-        let mut figures = self.figures();
+        let mut figures = self.figures(&self.base);
         figures["load"] = json!(load);
         figures["order"] = in_order(&real);
         figures["simulated_order"] = in_order(&simulated);
@@ -76,23 +79,13 @@ impl Bench<'_> {
     }
 }
 
-/// The mean of logarithms of ratios, and its standard error; none of a single one.
-fn mean_and_error(logs: &[f64]) -> (f64, Option<f64>) {
-    let num = logs.len() as f64;
-    let mean = logs.iter().sum::<f64>() / num;
-    let squares: f64 = logs.iter().map(|l| (l - mean).powi(2)).sum();
-    let error = (logs.len() > 1).then(|| (squares / (num - 1.0) / num).sqrt());
-    (mean, error)
-}
-
 /// Whether no two policies, of which the logarithms of a figure are given by pair, are in one order
 /// by `a` and in the other by `b`. Where either is a tie, or pairs differ so much that nothing can
 /// be said, there is no order.
 pub(super) fn same_ranking(a: &[Vec<f64>], b: &[Vec<f64>]) -> bool {
     let less = |logs: &[Vec<f64>], i: usize, j: usize| {
-        let pairs = logs[i].iter().zip(&logs[j]);
-        let (mean, error) = mean_and_error(&pairs.map(|(x, y)| x - y).collect::<Vec<_>>());
-        mean < -TIE.ln_1p().max(2.0 * error.unwrap_or_default())
+        let (mean, error) = paired(&logs[i], &logs[j]);
+        mean < -TIE.ln_1p().max(2.0 * error)
     };
     let mut pairs = (0..a.len()).flat_map(|i| (0..a.len()).map(move |j| (i, j)));
     !pairs.any(|(i, j)| less(a, i, j) && less(b, j, i))

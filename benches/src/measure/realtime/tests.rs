@@ -32,6 +32,7 @@ fn a_slower_machine_takes_longer_and_sustains_less() {
     let us = |r: &Rated| r.profile.models[0].blocks[0].nodes[0].latency_us.clone();
     let doubled: Vec<_> = us(&bench.base).iter().map(|p| (p.0, 2.0 * p.1)).collect();
     assert_eq!(us(&slow), doubled);
+    assert_eq!((bench.base.slower, slow.slower), (1.0, 2.0));
     assert_eq!(slow.sla.as_ms(), 2.0 * bench.base.sla.as_ms());
     assert_eq!(slow.capacity_rps, bench.base.capacity_rps / 2.0);
     let timed = |samples, ns| Timed {
@@ -72,6 +73,14 @@ fn lines_have_their_keys() {
             .collect::<Vec<_>>()
     };
     assert_eq!(of("capacity_rps").len(), 2);
+    // Both runs of a pair go by the same.
+    let by =
+        |r: &Value| ["model", "pair", "slower", "capacity_rps", "sla_ms"].map(|key| r[key].clone());
+    for run in of("mean_ms") {
+        let same = |o: &&&Value| o["model"] == run["model"] && o["pair"] == run["pair"];
+        let runs = of("mean_ms");
+        assert!(runs.iter().filter(same).all(|o| by(o) == by(run)), "{run}");
+    }
     let runs = of("mean_ms");
     assert_eq!(runs.len(), 2 * 2 * 3);
     for run in runs {
