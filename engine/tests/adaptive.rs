@@ -393,6 +393,27 @@ fn it_is_about_as_good_as_the_best_rule_and_no_rule_is_always() {
 }
 
 #[test]
+fn near_capacity_it_sees_which_backlog_stays() {
+    // 64 at once take 4 x 1.95 ms: 8,205 a second at the most, and 0.97 of that arrive. Who serves
+    // those in time first, in small batches, seems best over the 4,096 arrivals that a plan knows,
+    // and leaves a backlog. (Plans that look no further: 12 % behind `edf`.)
+    let node = |name: &str| format!(r#"{{"name":"{name}","latency_us":[[1,60.0],[64,1950.0]]}}"#);
+    let nodes = ["a", "b", "c", "d"].map(node).join(",");
+    let chain = format!(
+        r#"{{"format":"lazybatch-profile/1","device":"d","models":[{{"name":"m","max_batch":64,
+            "blocks":[{{"name":"net","repeat":"once","nodes":[{nodes}]}}]}}]}}"#
+    );
+    let config = config(&chain);
+    let (num, sla_ms) = (40_000, 5);
+    let arrivals = arrivals(num, 0.97 * 8205.0, sla_ms, 4);
+    let cost = |spec: &str| cost(&run(&config, spec, &arrivals), sla_ms, num);
+    let [adaptive, edf, small] = ["adaptive", "edf", "adaptive:front:demote"].map(cost);
+    println!("adaptive {adaptive:.2}, edf {edf:.2}, front:demote {small:.2}");
+    assert!(small > 2.0 * edf, "{small} against {edf}");
+    assert!(adaptive < 0.9 * edf, "{adaptive} against {edf}");
+}
+
+#[test]
 fn the_incumbent_follows_the_load() {
     // Calm, then busy: one rule is best for the one, another for the other.
     let config = config(TRANSLATOR);

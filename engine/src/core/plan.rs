@@ -72,6 +72,8 @@ pub struct PlanRequest {
     pub candidates: Vec<String>,
     /// How much one missed deadline counts, as a multiple of its SLA target.
     pub miss_weight: f64,
+    /// How often the arrivals come, if they are not too few anyway.
+    pub repeats: usize,
     /// Launches to simulate, about.
     pub budget: u64,
 }

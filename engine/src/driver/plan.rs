@@ -4,7 +4,7 @@
 //! open now, those in flight in the batch table where they stand and the others in the queue, and
 //! then the past arrives once more: what a rule is worth depends on the backlog that it finds. The
 //! launch that is in flight costs nothing there. A request counts by the weight of its class. Short
-//! pasts are repeated. Where the budget does not allow all candidates the whole, they see the first
+//! pasts are repeated, others as often as the request says. Where the budget does not allow all candidates the whole, they see the first
 //! part, and only those near the best of it go on.
 
 use lazybatch_kernels::{Noise, SimDevice};
@@ -141,7 +141,8 @@ struct Offered {
 impl Offered {
     fn new(request: &PlanRequest) -> Self {
         let past = &request.arrivals;
-        let mut arrivals = Vec::with_capacity(MOST_OPEN + past.len().max(MIN_ARRIVALS));
+        let num = MIN_ARRIVALS.max(past.len() * request.repeats);
+        let mut arrivals = Vec::with_capacity(MOST_OPEN + num);
         let mut waited = Vec::new();
         let in_flight = request.open.iter().filter_map(|o| Some((o.place?, o)));
         let mut in_flight: Vec<(Place, &Open)> = in_flight.collect();
@@ -164,12 +165,7 @@ impl Offered {
         }
         let paces = paces(past);
         let mut now = Time::ZERO;
-        for (i, p) in past
-            .iter()
-            .cycle()
-            .take(past.len().max(MIN_ARRIVALS))
-            .enumerate()
-        {
+        for (i, p) in past.iter().cycle().take(num).enumerate() {
             if i > 0 {
                 let pace = paces[(i / past.len()) % paces.len()];
                 now = now + Nanos((p.gap.0 as f64 * pace) as u64);
@@ -309,6 +305,7 @@ mod tests {
                 .collect(),
             candidates: Vec::new(),
             miss_weight: 3.0,
+            repeats: 1,
             budget: 0,
         }
     }
@@ -396,6 +393,11 @@ mod tests {
         let [less, more] = [300.0 - off, 300.0 + off].map(|gap| gap as u64);
         let uneven = gaps(&plan);
         assert_eq!([3, 300, 600, 900].map(uneven), [300, less, more, 300]);
+        // As often as it is to come.
+        let few = plan.arrivals.len();
+        plan.repeats = 6;
+        assert_eq!(Offered::new(&plan).arrivals.len(), 6 * few);
+        plan.repeats = 1;
         // Of few arrivals little is known.
         plan.arrivals.truncate(48);
         let few = gaps(&plan);

@@ -404,6 +404,7 @@ mod tests {
             open: Vec::new(),
             candidates: ["front", "join:0", "cellular"].map(String::from).to_vec(),
             miss_weight: 3.0,
+            repeats: 1,
             budget: 1_000_000,
         }
     }

@@ -26,12 +26,14 @@
 
 use lazybatch_graph::Repeat;
 use lazybatch_sla::{Class, Late, LatencyTable, Launch, ModelId, Nanos, Time};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use super::base::{self, Base};
 use super::coarse;
 use super::correction::Correction;
 use super::history::History;
+use super::load;
 use super::places::Places;
 use super::rescue::Rescue;
 use super::{Decision, Entry, Policy};
@@ -106,6 +108,11 @@ const MOST_BUDGET: u64 = 900_000;
 /// late.
 const LAUNCH: Nanos = Nanos(1000);
 const SOON: u64 = 8_000;
+/// Loads (`load.rs`) at which a plan looks so many times as far: near capacity a rule that serves
+/// those in time first, in small batches, looks best until one sees that its backlog stays. Beyond
+/// capacity every backlog stays.
+const NEAR_CAPACITY: RangeInclusive<f64> = 0.85..=0.98;
+const LONGER: usize = 4;
 /// Arrivals between two plans that a change of rate asks for.
 const RATE_SEEN: u64 = 256;
 /// Change of the arrival rate, as a factor, that asks for a plan.
@@ -430,9 +437,16 @@ impl Policy for Adaptive {
         let corrections = self.corrections.iter();
         let corrections = corrections.map(|m| m.iter().map(Correction::factor).collect());
         let corrections: Vec<Vec<f64>> = corrections.collect();
+        let config = coarse::config(models, classes, &corrections, &mut arrivals, &mut open);
+        let load = load::of(&config, &arrivals);
+        let repeats = match NEAR_CAPACITY.contains(&load) {
+            true => LONGER,
+            false => 1,
+        };
         Some(PlanRequest {
-            config: coarse::config(models, classes, &corrections, &mut arrivals, &mut open),
+            config,
             arrivals,
+            repeats,
             open,
             candidates: [incumbent].into_iter().chain(others).cloned().collect(),
             miss_weight: MISS_WEIGHT,

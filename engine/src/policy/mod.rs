@@ -16,6 +16,7 @@ mod gate;
 pub mod graph;
 mod history;
 pub mod lazy;
+mod load;
 mod outputs;
 mod places;
 mod promise;

@@ -81,21 +81,26 @@ impl Seen {
             0 => OutputLen::known(spec.output_len_p90).predict(),
             num => self.output_lens.div_ceil(num) as u32,
         };
-        let whole = Progress {
-            block: 0,
-            segment: 0,
-            step: 0,
-            input_len: input_len as u32,
-            output_len,
-        };
-        let throughput = |n: u32| {
-            let took = spec.table.remaining(&whole, n, u64::from(n) * input_len);
-            f64::from(n) / took.0.max(1) as f64
-        };
-        let all: Vec<f64> = (1..=spec.max_batch).map(throughput).collect();
+        let all = throughputs(spec, input_len as u32, output_len);
         let most = all.iter().copied().fold(0.0, f64::max);
         all.into_iter().map(|t| t / most).collect()
     }
+}
+
+/// Requests of these lengths per nanosecond, at each batch size from 1 up.
+pub(super) fn throughputs(spec: &ModelSpec, input_len: u32, output_len: u32) -> Vec<f64> {
+    let whole = Progress {
+        block: 0,
+        segment: 0,
+        step: 0,
+        input_len,
+        output_len,
+    };
+    let throughput = |n: u32| {
+        let rows = u64::from(n) * u64::from(input_len);
+        f64::from(n) / spec.table.remaining(&whole, n, rows).0.max(1) as f64
+    };
+    (1..=spec.max_batch).map(throughput).collect()
 }
 
 #[cfg(test)]
