@@ -9,26 +9,33 @@ use crate::core::{CoreConfig, Past};
 /// batch of the size that brings most throughput, by the latency tables over a request of its model's
 /// mean lengths. Nobody stays below a share of 1; what batches can be had for is less.
 pub(super) fn of(config: &CoreConfig, arrivals: &[Past]) -> f64 {
-    let span: u64 = arrivals.iter().skip(1).map(|p| p.gap.0).sum();
-    let works = config.models.iter().enumerate().map(|(m, spec)| {
-        let own = || arrivals.iter().filter(|p| p.model.index() == m);
-        let samples: u64 = own().map(|p| u64::from(p.samples)).sum();
-        let num = own().count() as u64;
-        let mean = |total: u64| total.div_ceil(num.max(1)).max(1) as u32;
-        let input_len = mean(own().map(|p| u64::from(p.input_len)).sum());
-        let output_len = mean(own().map(|p| u64::from(p.output_len)).sum());
-        let throughputs = match num {
-            0 => Vec::new(),
-            _ => sizes::throughputs(spec, input_len, OutputLen::known(output_len).predict()),
-        };
-        let most = throughputs.into_iter().fold(0.0, f64::max);
-        if most > 0.0 {
-            samples as f64 / most
-        } else {
-            0.0
-        }
+    let mut seen = vec![Seen::default(); config.models.len()];
+    for past in arrivals {
+        let seen = &mut seen[past.model.index()];
+        seen.num += 1;
+        seen.samples += u64::from(past.samples);
+        seen.input_lens += u64::from(past.input_len);
+        seen.output_lens += u64::from(past.output_len);
+    }
+    let works = config.models.iter().zip(seen).filter(|(_, s)| s.num > 0);
+    let works = works.map(|(spec, seen)| {
+        let mean = |total: u64| total.div_ceil(seen.num).max(1) as u32;
+        let output_len = OutputLen::known(mean(seen.output_lens)).predict();
+        let throughputs = sizes::throughputs(spec, mean(seen.input_lens), output_len);
+        let most = throughputs.into_iter().fold(f64::MIN_POSITIVE, f64::max);
+        seen.samples as f64 / most
     });
+    let span: u64 = arrivals.iter().skip(1).map(|p| p.gap.0).sum();
     works.sum::<f64>() / span.max(1) as f64
+}
+
+/// What was seen of a model.
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    num: u64,
+    samples: u64,
+    input_lens: u64,
+    output_lens: u64,
 }
 
 #[cfg(test)]
