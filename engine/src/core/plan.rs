@@ -72,7 +72,7 @@ pub struct PlanRequest {
     pub candidates: Vec<String>,
     /// How much one missed deadline counts, as a multiple of its SLA target.
     pub miss_weight: f64,
-    /// How often the arrivals come, if they are not too few anyway.
+    /// How often the arrivals come, one time after another; oftener where they are few.
     pub repeats: usize,
     /// Launches to simulate, about.
     pub budget: u64,

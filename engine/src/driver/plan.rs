@@ -4,8 +4,8 @@
 //! open now, those in flight in the batch table where they stand and the others in the queue, and
 //! then the past arrives once more: what a rule is worth depends on the backlog that it finds. The
 //! launch that is in flight costs nothing there. A request counts by the weight of its class. Short
-//! pasts are repeated, others as often as the request says. Where the budget does not allow all candidates the whole, they see the first
-//! part, and only those near the best of it go on.
+//! pasts are repeated, others as often as the plan request says. Where the budget does not allow all
+//! candidates the whole, they see the first part, and only those near the best of it go on.
 
 use lazybatch_kernels::{Noise, SimDevice};
 use lazybatch_sla::{Launch, Nanos, RequestId, Time};
@@ -393,15 +393,21 @@ mod tests {
         let [less, more] = [300.0 - off, 300.0 + off].map(|gap| gap as u64);
         let uneven = gaps(&plan);
         assert_eq!([3, 300, 600, 900].map(uneven), [300, less, more, 300]);
-        // As often as it is to come.
-        let few = plan.arrivals.len();
-        plan.repeats = 6;
-        assert_eq!(Offered::new(&plan).arrivals.len(), 6 * few);
-        plan.repeats = 1;
         // Of few arrivals little is known.
         plan.arrivals.truncate(48);
         let few = gaps(&plan);
         assert_eq!([3, 48, 96].map(few), [300, 255, 345]);
+    }
+
+    #[test]
+    fn a_past_comes_as_often_as_is_asked_for() {
+        let mut plan = request(1000, Vec::new());
+        plan.repeats = 4;
+        let offered = Offered::new(&plan);
+        assert_eq!(offered.arrivals.len(), 4000);
+        // Gaps of 10, all alike: of their mean there is no doubt.
+        assert_eq!(offered.arrivals[3999].request.arrival, Time(39_990));
+        assert_eq!(offered.arrivals[3999].request.input_len, 999);
     }
 
     #[test]

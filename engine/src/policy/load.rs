@@ -7,7 +7,7 @@ use crate::core::{CoreConfig, Past};
 
 /// The share of the time that the device would work for those `arrivals`, if each of them ran in a
 /// batch of the size that brings most throughput, by the latency tables over a request of its model's
-/// mean lengths. Nobody stays below a share of 1; what batches can be had for is less.
+/// mean lengths. Above 1 every backlog grows, whatever the policy; with smaller batches it does below 1.
 pub(super) fn of(config: &CoreConfig, arrivals: &[Past]) -> f64 {
     let mut seen = vec![Seen::default(); config.models.len()];
     for past in arrivals {

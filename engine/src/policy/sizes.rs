@@ -87,7 +87,7 @@ impl Seen {
     }
 }
 
-/// Requests of these lengths per nanosecond, at each batch size from 1 up.
+/// Samples of these lengths per nanosecond, at each batch size from 1 to the largest.
 pub(super) fn throughputs(spec: &ModelSpec, input_len: u32, output_len: u32) -> Vec<f64> {
     let whole = Progress {
         block: 0,
