@@ -1,13 +1,14 @@
 //! Policies in real time on the CPU device, beside the simulation of the same arrivals.
 //!
-//! The model's latency tables are measured first, and a short backlog gives the time between
-//! launches (`dispatch_us` of the profile). From the profile come, by simulation, the time of a
+//! The model's latency tables are measured first, and a short backlog under `continuous` gives the time
+//! between launches (`dispatch_us` of the profile). From the profile come, by simulation, the time of a
 //! request alone, which the SLA target is a multiple of, and the capacity (docs/sweeps.md). At each
 //! load every policy serves the same arrivals of the same inputs, in an order that rotates from pair
 //! to pair. On a machine that others share launches come to take more than the tables say, or less: by
 //! what those of the last two pairs took over them (at first, of a run that is not counted) the
-//! tables, the target and the rate are changed that a pair goes by. As speed changes from run to run
-//! too, each is also simulated over tables by what its own launches took. All runs use one device, which stays warm. The first tenth of the arrivals is served but
+//! tables, the target and the rate are changed that a pair goes by; the time between launches is that
+//! of these runs. As both change from run to run too, each is also simulated over tables by what its
+//! own launches took, and the time between them. All runs use one device, which stays warm. The first tenth of the arrivals is served but
 //! not counted, real or simulated (but for `mean_batch`, which is over all launches): what a policy
 //! learns, it learns while it serves.
 //!
@@ -72,8 +73,8 @@ struct Bench<'a> {
     base: Rated,
     /// As the machine is now.
     now: Rated,
-    /// What launches took over the tables as measured, by run, those of the last two pairs.
-    took: VecDeque<f64>,
+    /// What launches took, by run, those of the last two pairs.
+    took: VecDeque<Took>,
     /// Arrivals of a trace, all of them.
     trace: Option<Vec<Arrival>>,
 }
@@ -88,11 +89,33 @@ struct Rated {
     capacity_rps: f64,
 }
 
+/// What the launches of a run took.
+#[derive(Clone, Copy)]
+struct Took {
+    /// Over the tables as measured.
+    in_all: f64,
+    /// From one to the next, where somebody was open all the while: microseconds, a mean. None
+    /// where nobody was.
+    gap_us: Option<f64>,
+}
+
+impl Took {
+    /// The mean of some runs, of which there is at least one.
+    fn mean<'t>(runs: impl Iterator<Item = &'t Self> + Clone) -> Self {
+        let in_all: Vec<f64> = runs.clone().map(|t| t.in_all).collect();
+        Self {
+            in_all: points::mean(&in_all),
+            gap_us: mean_of_some(runs.filter_map(|t| t.gap_us)),
+        }
+    }
+}
+
 impl Rated {
-    /// Of a machine on which everything takes `factor` times as long.
-    fn slowed(&self, factor: f64) -> Self {
+    /// Of a machine whose launches take so long: targets and the time of a request go with them.
+    fn slowed(&self, took: Took) -> Self {
+        let factor = took.in_all;
         let mut profile = self.profile.clone();
-        profile.dispatch_us *= factor;
+        profile.dispatch_us = took.gap_us.unwrap_or(profile.dispatch_us * factor);
         let blocks = profile.models.iter_mut().flat_map(|m| &mut m.blocks);
         let nodes = blocks.flat_map(|b| &mut b.nodes);
         for (_, us) in nodes.flat_map(|n| &mut n.latency_us) {
@@ -141,9 +164,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
             .map(|_| Outcomes::default())
             .collect();
         for pair in 0..options.pairs {
-            bench.now = bench
-                .base
-                .slowed(points::mean(bench.took.make_contiguous()));
+            bench.now = bench.base.slowed(Took::mean(bench.took.iter()));
             let calls = bench.calls(load * bench.now.capacity_rps, options.seed + pair as u64)?;
             for i in 0..options.policies.len() {
                 // Each goes first in turn.
@@ -226,12 +247,10 @@ impl<'a> Bench<'a> {
     fn calibrate(&mut self, recorder: &Recorder) -> anyhow::Result<()> {
         let meter: Arc<Mutex<Meter>> = Arc::default();
         let backlog = self.waiting(BACKLOG);
-        let full = self.serve("greedy", &backlog, &meter)?;
+        let full = self.serve("greedy", &backlog, &Arc::default())?;
+        self.serve("continuous", &backlog, &meter)?;
         let launches = std::mem::take(&mut meter.lock().expect("no holder panics").launches);
-        let gaps: Vec<f64> = launches.iter().filter_map(|l| l.busy_gap_ns).collect();
-        if !gaps.is_empty() {
-            self.base.profile.dispatch_us = Spread::of(gaps).mean() / 1e3;
-        }
+        self.base.profile.dispatch_us = gap_us(&launches).unwrap_or_default();
         self.now = self.base.clone();
         let few = self.waiting(ALONE);
         let served = self.serve("serial", &few, &meter)?;
@@ -272,7 +291,7 @@ impl<'a> Bench<'a> {
         let meter = Arc::default();
         self.serve(&self.options.policies[0], &calls, &meter)?;
         let launches = &meter.lock().expect("no holder panics").launches;
-        self.took.push_back(self.took_in_all(launches));
+        self.took.push_back(self.took(launches));
         Ok(())
     }
 
@@ -445,7 +464,7 @@ impl<'a> Bench<'a> {
         let real = self.outcome(policy, rate_rps, &served.requests, &served.counters);
         let simulated = self.outcome(policy, rate_rps, &done.requests, &done.counters);
         let launches = &meter.lock().expect("no holder panics").launches;
-        let took = self.took_in_all(launches);
+        let took = self.took(launches);
         let own = self.base.slowed(took).profile;
         let own = self.simulation_over(&own, &arrivals);
         let own = own.run(policy, None, &mut (), Detail::Launches)?;
@@ -472,7 +491,8 @@ impl<'a> Bench<'a> {
         figures["gaps_s"] = rounded(gaps_ns / 1e9);
         figures["others"] = rounded(others);
         figures["slower"] = rounded(self.now.slower);
-        figures["took_in_all"] = rounded(took);
+        figures["took_in_all"] = rounded(took.in_all);
+        figures["gap_us"] = json!(took.gap_us.map(rounded));
         figures["took_over_table"] = self.took_over_table(launches);
         figures["simulated_mean_ms"] = rounded(simulated.result.mean_ms);
         figures["simulated_p99_ms"] = rounded(simulated.result.p99_ms);
@@ -492,12 +512,14 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Time of launches over what the tables say, as measured.
-    fn took_in_all(&self, launches: &[Timed]) -> f64 {
+    fn took(&self, launches: &[Timed]) -> Took {
         let table = self.table();
         let predicted = |l: &Timed| table.segment(l.block, l.segment, l.samples, l.rows).0 as f64;
         let took: f64 = launches.iter().map(|l| l.ns).sum();
-        took / launches.iter().map(predicted).sum::<f64>().max(1.0)
+        Took {
+            in_all: took / launches.iter().map(predicted).sum::<f64>().max(1.0),
+            gap_us: gap_us(launches),
+        }
     }
 
     fn table(&self) -> LatencyTable {
@@ -534,6 +556,16 @@ impl<'a> Bench<'a> {
             "sla_over_alone": self.options.sla, "capacity_rps": rounded(rated.capacity_rps),
         })
     }
+}
+
+/// Mean time between launches in microseconds, where somebody was open all the while.
+fn gap_us(launches: &[Timed]) -> Option<f64> {
+    mean_of_some(launches.iter().filter_map(|l| l.busy_gap_ns)).map(|ns| ns / 1e3)
+}
+
+fn mean_of_some(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let values: Vec<f64> = values.collect();
+    (!values.is_empty()).then(|| points::mean(&values))
 }
 
 /// Milliseconds from the first launch to the last end, by request.

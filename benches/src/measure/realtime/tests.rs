@@ -28,24 +28,40 @@ fn a_slower_machine_takes_longer_and_sustains_less() {
     let args: Vec<String> = line.split_whitespace().map(str::to_string).collect();
     let options = Options::parse(&args, "toy").unwrap();
     let bench = Bench::open(&options).unwrap();
-    let slow = bench.base.slowed(2.0);
+    let took = Took {
+        in_all: 2.0,
+        gap_us: Some(7.0),
+    };
+    let slow = bench.base.slowed(took);
     let us = |r: &Rated| r.profile.models[0].blocks[0].nodes[0].latency_us.clone();
     let doubled: Vec<_> = us(&bench.base).iter().map(|p| (p.0, 2.0 * p.1)).collect();
     assert_eq!(us(&slow), doubled);
     assert_eq!((bench.base.slower, slow.slower), (1.0, 2.0));
     assert_eq!(slow.sla.as_ms(), 2.0 * bench.base.sla.as_ms());
     assert_eq!(slow.capacity_rps, bench.base.capacity_rps / 2.0);
-    let timed = |samples, ns| Timed {
+    assert_eq!(slow.profile.dispatch_us, 7.0);
+    let timed = |samples, ns, busy_gap_ns| Timed {
         block: 0,
         segment: 0,
         samples,
         rows: u64::from(samples),
         ns,
-        busy_gap_ns: None,
+        busy_gap_ns,
     };
     let predicted = bench.table().segment(0, 0, 1, 1).0 as f64;
-    let took = bench.took_in_all(&[timed(1, predicted), timed(1, 2.0 * predicted)]);
-    assert!((took - 1.5).abs() < 1e-9, "{took}");
+    let launches = [
+        timed(1, predicted, None),
+        timed(1, 2.0 * predicted, Some(3e3)),
+        timed(1, 1.5 * predicted, Some(1e3)),
+    ];
+    let took = bench.took(&launches);
+    assert!((took.in_all - 1.5).abs() < 1e-9, "{}", took.in_all);
+    assert_eq!((took.gap_us, gap_us(&launches[..1])), (Some(2.0), None));
+    let of = |gap_us| Took { gap_us, ..took };
+    let runs = [took, of(None), of(Some(4.0))];
+    assert_eq!(Took::mean(runs.iter()).gap_us, Some(3.0));
+    let unknown = bench.base.slowed(of(None)).profile.dispatch_us;
+    assert_eq!(unknown, took.in_all * bench.base.profile.dispatch_us);
 }
 
 #[test]
@@ -101,6 +117,8 @@ fn lines_have_their_keys() {
         ] {
             assert!(run[key].as_f64().unwrap() > 0.0, "{key}: {run}");
         }
+        // A model of one launch has no time between two.
+        assert!(run["model"] == "cnn-tiny" || run["gap_us"].as_f64().unwrap() > 0.0);
         assert!(run["violation_rate"].is_number() && run["goodput_rps"].is_number());
         assert_eq!(
             (&run["requests"], &run["not_counted"]),
