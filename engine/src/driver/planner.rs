@@ -1,8 +1,8 @@
 //! Makes plans beside the driver, in time that nobody else wants, within a budget of it.
 //!
 //! Where the driver leaves no such time, a plan is made in short turns with pauses, so that no launch
-//! waits for more than one of them; and as plans cost launches then, one that leaves the rule as it is
-//! makes the next come later.
+//! waits for more than one of them, and the next one begins in turns too; and as plans cost launches
+//! then, one that leaves the rule as it is makes the next come later.
 //!
 //! Who has one processor, and a device that works on it, has turns from the start: with an idle thread
 //! beside it, the driver seems to Linux to have had less than its share, and those who wake to hand in
@@ -29,7 +29,7 @@ pub const BUDGET: f64 = 0.05;
 
 /// That share while plans confirm the rule that there is and processors are busy, so that what plans
 /// take is missing elsewhere: each such plan halves it, down to this.
-const LEAST_BUDGET: f64 = 0.01;
+const LEAST_BUDGET: f64 = 0.005;
 /// Longest rest that follows from a smaller share than [`BUDGET`].
 const LONGEST_REST: Nanos = Nanos::from_ms(10_000);
 /// Processors are busy if the time that a plan took of one is at most this part of what it took.
@@ -40,14 +40,14 @@ const LONGEST: Nanos = Nanos::from_ms(4000);
 
 /// For how long a plan may be made in idle time alone. If that was less than the budget by then, it is
 /// begun once more, in turns of a busy processor; what both take counts.
-const PATIENCE: Nanos = Nanos::from_ms(1000);
+const PATIENCE: Nanos = Nanos::from_ms(250);
 
 /// A device that works for more than this share of the time is busy.
 const BUSY: f64 = 0.5;
 
 /// Such a turn, and the share of all processors that turns take, pauses included.
 const TURN: Nanos = Nanos(250_000);
-const IN_TURNS: f64 = 0.025;
+const IN_TURNS: f64 = BUDGET;
 
 /// Turns of a simulation between two looks at the clock.
 const LOOK_EVERY: u32 = 32;
@@ -79,6 +79,8 @@ pub(crate) struct Planner {
     attempts: Vec<Attempt>,
     /// It is made in turns, from the start or once more, or that was tried.
     is_second: bool,
+    /// There was too little idle time for the last one.
+    was_late: bool,
 }
 
 impl Default for Planner {
@@ -91,6 +93,7 @@ impl Default for Planner {
             request: None,
             attempts: Vec::new(),
             is_second: false,
+            was_late: false,
         }
     }
 }
@@ -122,10 +125,12 @@ impl Planner {
         let affordable = of_time(LONGEST, BUDGET, self.processors).0 / PLAN_LAUNCH.0;
         request.budget = request.budget.min(affordable);
         let request = Arc::new(request);
-        let urgency = Urgency::of(self.processors, worked, now.since(since));
-        self.attempts
-            .extend(Attempt::start(request.clone(), urgency, self.processors));
-        self.is_second = urgency == Urgency::InTurns;
+        let is_busy = worked.0 as f64 > BUSY * now.since(since).0 as f64;
+        for &urgency in Urgency::of(self.processors, is_busy, self.was_late) {
+            self.is_second = urgency == Urgency::InTurns;
+            self.attempts
+                .extend(Attempt::start(request.clone(), urgency, self.processors));
+        }
         self.request = Some((now, request));
     }
 
@@ -138,7 +143,11 @@ impl Planner {
         let (mut plan, mut goes_on) = (None, false);
         for attempt in &self.attempts {
             match attempt.plan.try_recv() {
-                Ok(done) => plan = plan.or(Some(done)),
+                Ok(done) if plan.is_none() => {
+                    self.was_late &= attempt.urgency == Urgency::InTurns;
+                    plan = Some(done);
+                }
+                Ok(_) => {}
                 Err(TryRecvError::Empty) => goes_on = true,
                 // Its thread is gone.
                 Err(TryRecvError::Disconnected) => {}
@@ -164,7 +173,7 @@ impl Planner {
             return Some(none(LONGEST_REST));
         }
         if !self.is_second && waited > PATIENCE && (!goes_on || self.spent() < own) {
-            self.is_second = true;
+            (self.is_second, self.was_late) = (true, true);
             let request = request.clone();
             self.attempts
                 .extend(Attempt::start(request, Urgency::InTurns, self.processors));
@@ -207,12 +216,13 @@ enum Urgency {
 }
 
 impl Urgency {
-    /// How a plan begins where the device has worked for so long of some time.
-    fn of(processors: usize, worked: Nanos, time: Nanos) -> Self {
-        let is_busy = worked.0 as f64 > BUSY * time.0 as f64;
-        match processors == 1 && is_busy {
-            true => Self::InTurns,
-            false => Self::Idle,
+    /// How a plan begins, beside a device that `is_busy` or not; `was_late` if there was too little
+    /// idle time for the last one. That there is some now is only seen by who asks for it.
+    fn of(processors: usize, is_busy: bool, was_late: bool) -> &'static [Self] {
+        match (is_busy, processors) {
+            (true, 1) => &[Self::InTurns],
+            (true, _) if was_late => &[Self::Idle, Self::InTurns],
+            _ => &[Self::Idle],
         }
     }
 
@@ -241,6 +251,7 @@ impl Urgency {
 
 /// A thread that makes one plan.
 struct Attempt {
+    urgency: Urgency,
     /// With the time that it took.
     plan: Receiver<(Plan, Nanos)>,
     stop: Arc<AtomicBool>,
@@ -270,7 +281,12 @@ impl Attempt {
         };
         // Nobody waits for it: a stopped one ends with the rule that it simulates.
         let started = thread.spawn(work);
-        started.ok().map(|_| Self { plan, stop, spent })
+        started.ok().map(|_| Self {
+            urgency,
+            plan,
+            stop,
+            spent,
+        })
     }
 }
 
@@ -440,6 +456,7 @@ mod tests {
             planner.attempts.clear();
             if has_died {
                 let gone = Attempt {
+                    urgency: Urgency::Idle,
                     plan: mpsc::channel().1,
                     stop: Arc::default(),
                     spent: Arc::new(AtomicU64::new(u64::MAX)),
@@ -480,15 +497,48 @@ mod tests {
     #[test]
     fn a_busy_processor_that_is_the_only_one_is_shared_in_turns() {
         let ms = Nanos::from_ms;
-        let of = |processors, worked| Urgency::of(processors, ms(worked), ms(100));
-        assert_eq!(of(1, 51), Urgency::InTurns);
-        assert_eq!(of(1, 50), Urgency::Idle);
-        assert_eq!(of(2, 100), Urgency::Idle);
+        for was_late in [false, true] {
+            assert_eq!(Urgency::of(1, true, was_late), [Urgency::InTurns]);
+            assert_eq!(Urgency::of(1, false, was_late), [Urgency::Idle]);
+        }
         // What was before the first launch does not count.
         let mut planner = Planner::default();
         planner.works(Time::ZERO + ms(30), ms(4));
         planner.works(Time::ZERO + ms(35), ms(5));
         assert_eq!(planner.worked, Some((Time::ZERO + ms(26), ms(9))));
+    }
+
+    #[test]
+    fn behind_a_late_plan_the_next_is_made_in_turns_too_until_idle_time_is_enough() {
+        let both = [Urgency::Idle, Urgency::InTurns];
+        assert_eq!(Urgency::of(2, true, true), both);
+        assert_eq!(Urgency::of(2, true, false), [Urgency::Idle]);
+        assert_eq!(Urgency::of(2, false, true), [Urgency::Idle]);
+        let mut planner = Planner::default();
+        planner.start(Time::ZERO, request(), false);
+        // An attempt that tells nothing finds no time.
+        let quiet = || mpsc::channel();
+        let (outbox, plan) = quiet();
+        planner.attempts[0].plan = plan;
+        planner.attempts[0].spent = Arc::default();
+        assert!(!planner.was_late);
+        let late = Time::ZERO + PATIENCE + Nanos(1);
+        assert!(planner.poll(late).is_none() && planner.was_late);
+        wait(&mut planner, late);
+        drop(outbox);
+        assert!(planner.was_late, "the turns were faster");
+        planner.works(late, late.since(Time::ZERO));
+        planner.start(late, request(), false);
+        if planner.processors > 1 {
+            let begun: Vec<Urgency> = planner.attempts.iter().map(|a| a.urgency).collect();
+            assert_eq!(begun, both);
+            assert!(planner.is_second, "there is no third");
+            // The one in turns tells nothing.
+            let (_outbox, plan) = quiet();
+            planner.attempts[1].plan = plan;
+            wait(&mut planner, late);
+            assert!(!planner.was_late);
+        }
     }
 
     #[test]
@@ -514,6 +564,7 @@ mod tests {
             outbox.send((made, took)).unwrap();
             planner.request = Some((Time::ZERO, request.clone()));
             planner.attempts = vec![Attempt {
+                urgency: Urgency::Idle,
                 plan,
                 stop: Arc::default(),
                 spent: Arc::new(AtomicU64::new(spent.0)),
@@ -524,7 +575,8 @@ mod tests {
         assert_eq!(rest(100, 50, false), 19.0, "5 %");
         assert_eq!(rest(102, 50, true), 39.0, "2.5 %, as 2 % change nothing");
         assert_eq!(rest(100, 50, true), 79.0);
-        assert_eq!(rest(100, 50, true), 99.0, "1 % at the least");
+        assert_eq!(rest(100, 50, true), 159.0);
+        assert_eq!(rest(100, 50, true), 199.0, "0.5 % at the least");
         assert_eq!(rest(100, 200, true), 50.0, "10 s at the most");
         assert_eq!(rest(100, 1000, true), 19.0, "but 5 % at the most");
         assert_eq!(rest(103, 50, true), 19.0, "another rule is better");
