@@ -120,7 +120,7 @@ usage: lazybatch-measure serve-load FOLDER [OPTION VALUE]...
 --target-ms MS     serve-overload: an answer within it counts; 100 if absent
 --high-turns N     serve-overload: three times the capacity alone, N turns of both servers for each of
                    REPEATS starts
---python PATH      serve-peers: that Python; .triton/bin/python if absent
+--python PATH      serve-peers, serve-in-process: that Python; .triton/bin/python if absent
 --models A,B       serve-peers: some of lstm, decoder, encoder; all if absent
 --kinds A,B        serve-peers: some of lazybatch, triton-0, triton-2000, triton-iterative; of
                    serve-in-process: adaptive, padded, steps, triton:pad, cellular; all if absent

@@ -2,9 +2,9 @@
 //!
 //! Run with `cargo run --release -p lazybatch-engine --example embed`.
 //!
-//! It builds a small recurrent model, starts an engine on the embedded CPU device, sends requests
-//! from several asynchronous tasks, streams the steps of one, cancels another, sees one refused for
-//! its input, and drains.
+//! It builds a small recurrent model, starts an engine on the embedded CPU device, which measures its
+//! latencies with some examples, sends requests from several asynchronous tasks, streams the steps of
+//! one, cancels another, sees one refused for its input, and drains.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,6 @@ use std::time::Duration;
 use lazybatch_engine::{Engine, ModelOptions, Options, RequestError, Step};
 use lazybatch_graph::{At, DType, Error, Program, ProgramBuilder, Repeat, Tensor};
 use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
-use lazybatch_sla::Nanos;
 
 /// Reads letters with an LSTM, whose state starts a second one that writes ids until it says
 /// stop, at most 20.
@@ -52,11 +51,15 @@ fn word(text: &str) -> Vec<Tensor> {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let options = ModelOptions {
+        examples: ["of", "words", "to", "measure", "by"].map(word).to_vec(),
+        ..ModelOptions::default()
+    };
     let engine = Arc::new(
         Engine::builder()
             .device(CpuDevice::new(CpuOptions::default()))
-            .model("tiny", model()?, ModelOptions::default())
-            .policy("lazy")
+            .model("tiny", model()?, options)
+            .class("gold:sla=50,priority=1".parse()?)
             .max_queue(64)
             .build()?,
     );
@@ -67,7 +70,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         let engine = engine.clone();
         clients.push(tokio::spawn(async move {
             let options = Options {
-                sla: Some(Nanos::from_ms(50)),
+                class: Some("gold".into()),
                 ..Options::default()
             };
             let answer = engine.submit("tiny", word(text), options).await;

@@ -4,6 +4,7 @@
 //! - [`policy`]: who runs next. One file a policy.
 //! - [`driver`]: virtual time, and a thread that drives a real device.
 //! - [`embed`]: the public face for serving front ends: [`Engine`].
+//! - [`measure`]: latency tables of a model on a device.
 //! - [`journal`], [`timeline`]: what happened, to replay or to look at.
 //! - [`watch`]: what happens, for those who look at a running engine.
 //!
@@ -55,11 +56,13 @@ pub mod driver;
 pub mod embed;
 pub mod explain;
 pub mod journal;
+pub mod measure;
 pub mod policy;
 pub mod timeline;
 pub mod watch;
 
-pub use driver::threaded::{Clock, Stats};
+pub use driver::stats::{Load, Stats};
+pub use driver::threaded::Clock;
 pub use embed::{
     Answer, BuildError, Builder, Engine, Figures, Handle, Held, Launches, ModelHandle,
     ModelOptions, ModelStats, Options, RequestError, SequenceOptions, Step, StepStream,

@@ -459,6 +459,80 @@ fn options_that_do_not_fit_the_program_are_refused_when_building() {
     );
 }
 
+/// An engine's model with examples to measure it by.
+fn with_examples(examples: Vec<Vec<Tensor>>, options: ModelOptions) -> Builder {
+    let options = ModelOptions {
+        examples,
+        max_batch: Some(4),
+        ..options
+    };
+    Engine::builder()
+        .device(device())
+        .model("tiny", model(), options)
+}
+
+#[test]
+fn latencies_are_measured_by_examples() {
+    let examples = || (1..6).map(|len| word(len, len)).collect();
+    let alone = |builder: &Builder| {
+        let spec = builder.core_config(1).unwrap().models.remove(0);
+        let num_segments: Vec<usize> = spec.blocks.iter().map(|b| b.segments.len()).collect();
+        let took = |batch| spec.table.pass(1, 0, batch, u64::from(batch));
+        (num_segments, took(1), took(4))
+    };
+    // A microsecond for each node, in any batch.
+    let told = with_examples(Vec::new(), ModelOptions::default());
+    let (num_nodes, one, four) = alone(&told.measure().unwrap());
+    assert_eq!((one, four), (Nanos(1_000 * num_nodes[1] as u64), one));
+
+    let measured = with_examples(examples(), ModelOptions::default());
+    let measured = measured.measure().unwrap();
+    let (num_segments, one, four) = alone(&measured);
+    // Nodes of some microseconds make one segment of a block.
+    assert!(num_segments.iter().sum::<usize>() < num_nodes.iter().sum());
+    assert!(one > Nanos::ZERO && four >= one);
+
+    let segments = Some(vec![vec![0..2, 2..3], vec![0..8]]);
+    let options = ModelOptions {
+        segments,
+        ..ModelOptions::default()
+    };
+    let cut = with_examples(examples(), options).measure().unwrap();
+    assert_eq!(alone(&cut).0, [2, 1]);
+
+    let answer = |builder: Builder| {
+        let engine = builder.build().unwrap();
+        let handle = engine.try_submit("tiny", word(3, 5), Options::default());
+        handle.unwrap().wait().unwrap().outputs[0].to_i32()
+    };
+    let plain = with_examples(Vec::new(), ModelOptions::default());
+    assert_eq!(answer(measured), answer(plain));
+}
+
+#[test]
+fn examples_that_cannot_be_measured_are_refused() {
+    let wrong = vec![word(1, 2), vec![Tensor::from_f32(&[1], &[0.5])]];
+    let refused = with_examples(wrong, ModelOptions::default()).build();
+    let refused = refused.err().unwrap().to_string();
+    assert!(
+        refused.starts_with("model tiny: input letters: "),
+        "{refused}"
+    );
+
+    let engine = builder("greedy").build().unwrap();
+    let options = ModelOptions {
+        examples: vec![word(1, 2)],
+        ..ModelOptions::default()
+    };
+    let refused = engine.load("late", model(), options).err().unwrap();
+    let refused = refused.to_string();
+    assert!(
+        refused.starts_with("model late: examples: expected a profile (")
+            && refused.ends_with("got 1 examples and no profile"),
+        "{refused}"
+    );
+}
+
 #[test]
 fn an_engine_explains_its_requests() {
     let engine = builder("adaptive").explain(8).build().unwrap();

@@ -234,3 +234,56 @@ fn an_input_without_dimensions_is_refused() {
     let refused = refused.err().unwrap();
     assert!(matches!(refused, RequestError::Input(_)), "{refused}");
 }
+
+/// `h' = tanh(h U)`, three times at the most; `h'` is the next request's `h`.
+fn looping() -> Program {
+    let mut b = ProgramBuilder::new("looping");
+    let h_in = b.input("h", DType::F32, &[HIDDEN]);
+    let h_out = b.output("h_next", DType::F32, &[HIDDEN]);
+    b.carry(h_out, h_in);
+    b.begin_block("step", Repeat::UntilStop { max: 3 });
+    let h = b.read_input("h.read", h_in);
+    let uh = b.dense("u", h, HIDDEN, None);
+    let h = b.unary("tanh", Act::Tanh, uh);
+    let logits = b.dense("v", h, 4, None);
+    let next = b.arg_max("next", logits);
+    b.emit("h.emit", h_out, h);
+    b.stop("stop", next, 9);
+    b.finish().unwrap()
+}
+
+#[test]
+fn a_request_that_leaves_no_state_breaks_its_sequence_alone() {
+    let device = CpuDevice::new(CpuOptions {
+        threads: 1,
+        ..CpuOptions::default()
+    });
+    let engine = Engine::builder()
+        .device(device)
+        .model("looping", looping(), ModelOptions::default())
+        .policy("greedy")
+        .build()
+        .unwrap();
+    let submit = |sequence, start, max_steps| {
+        let options = Options {
+            max_steps,
+            ..options(sequence, start, false)
+        };
+        engine.try_submit("looping", Vec::new(), options).unwrap()
+    };
+    let handles = [
+        submit(7, true, Some(0)),
+        submit(8, true, None),
+        submit(7, false, None),
+        submit(8, false, None),
+    ];
+    let [empty, other, behind, next] = handles.map(Handle::wait);
+    assert_eq!(empty.unwrap().outputs[0].num_elems(), 0);
+    assert!(other.is_ok() && next.is_ok());
+    match behind {
+        Err(RequestError::Failed(cause)) => {
+            assert!(cause.contains("ended without output h_next"), "{cause}");
+        }
+        other => panic!("{other:?}"),
+    }
+}

@@ -108,6 +108,16 @@ pub trait Device: Send {
         false
     }
 
+    /// Most launches of a lane that may be in flight together where requests stop by themselves in one
+    /// of them: what those behind it did for such a request is taken back. A device that runs launches
+    /// in place tells of a stop only behind the next one, and takes nothing back.
+    fn max_depth(&self) -> u32 {
+        match self.is_asynchronous() {
+            true => u32::MAX,
+            false => 1,
+        }
+    }
+
     /// Makes a model's weights resident under `model`.
     ///
     /// # Errors

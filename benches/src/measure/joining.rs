@@ -15,6 +15,7 @@ use lazybatch_benches::record::{Recorder, rounded};
 use lazybatch_benches::reused::Shelf;
 use lazybatch_benches::spread::Spread;
 use lazybatch_engine::ModelOptions;
+use lazybatch_engine::measure::{SegmentLength, measure};
 use lazybatch_graph::onnx::{
     Array, Attr, Data, Dim, Elem, Graph, Model, Node, ValueInfo, ValueType,
 };
@@ -24,8 +25,7 @@ use lazybatch_kernels::{CpuDevice, CpuOptions, Device};
 use lazybatch_sla::Nanos;
 use lazybatch_workloads::arrivals::{Limit, Process, Stream, Workload};
 use lazybatch_workloads::experiment::inputs::{self, Item};
-use lazybatch_workloads::experiment::measure::measure;
-use lazybatch_workloads::experiment::{Call, SegmentLength, Served, Serving};
+use lazybatch_workloads::experiment::{Call, Served, Serving};
 use lazybatch_workloads::lengths::Lengths;
 use serde_json::json;
 

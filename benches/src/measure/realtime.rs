@@ -29,15 +29,13 @@ use lazybatch_benches::record::{Recorder, rounded};
 use lazybatch_benches::reused::Shelf;
 use lazybatch_benches::spread::Spread;
 use lazybatch_engine::ModelOptions;
+use lazybatch_engine::measure::{SegmentLength, measure};
 use lazybatch_graph::SharedProgram;
 use lazybatch_kernels::{CpuDevice, CpuOptions, Device, Noise};
 use lazybatch_sla::{LatencyTable, Nanos, OutputLen, Profile, Time, segments_of};
 use lazybatch_workloads::arrivals::{Arrival, Limit, Stream, Workload, mean_rate, transform};
 use lazybatch_workloads::experiment::inputs::{self, Item};
-use lazybatch_workloads::experiment::measure::measure;
-use lazybatch_workloads::experiment::{
-    Call, Detail, SegmentLength, Served, Serving, Simulation, words,
-};
+use lazybatch_workloads::experiment::{Call, Detail, Served, Serving, Simulation, words};
 use lazybatch_workloads::lengths::Lengths;
 use lazybatch_workloads::results::{Counters, FinishedRequest, RunResult};
 use lazybatch_workloads::sweep::score::objective_ms;

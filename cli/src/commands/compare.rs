@@ -4,11 +4,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use lazybatch_engine::measure::SegmentLength;
 use lazybatch_engine::{Engine, ModelOptions};
 use lazybatch_kernels::{Device, Noise, SimDevice};
 use lazybatch_sla::{LatencyTable, Nanos, Profile, segments_of};
+use lazybatch_workloads::experiment::Serving;
 use lazybatch_workloads::experiment::inputs;
-use lazybatch_workloads::experiment::{SegmentLength, Serving};
 use lazybatch_workloads::report::Body;
 use lazybatch_workloads::results::{Results, RunResult};
 use lazybatch_workloads::traces::arrivals_csv;

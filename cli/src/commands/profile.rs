@@ -1,9 +1,8 @@
 //! `lazybatch profile`.
 
+use lazybatch_engine::measure::{self, Measured, SegmentLength};
 use lazybatch_sla::Profile;
 use lazybatch_workloads::devices;
-use lazybatch_workloads::experiment::SegmentLength;
-use lazybatch_workloads::experiment::measure::{self, Measured};
 use lazybatch_workloads::lengths::Lengths;
 use serde_json::Value;
 

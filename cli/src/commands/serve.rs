@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use lazybatch_engine::measure::SegmentLength;
 use lazybatch_graph::{Program, SharedProgram, Tensor};
 use lazybatch_kernels::Device;
 use lazybatch_serve::{
     Control, Cut, Gpus, Host, Options, Otlp, Rounds, Security, Server, Switches, TlsFiles, TraceDir,
 };
 use lazybatch_sla::profile::ModelProfile;
-use lazybatch_workloads::experiment::SegmentLength;
 use lazybatch_workloads::text::Text;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::Layer;

@@ -1,11 +1,13 @@
 //! Drivers move events into the core and actions to a device.
 
+mod issue;
 pub(crate) mod launches;
 pub(crate) mod models;
 pub mod plan;
 mod planner;
 pub(crate) mod seat;
 pub(crate) mod sequences;
+pub(crate) mod stats;
 pub mod threaded;
 pub mod virtual_time;
 

@@ -14,19 +14,19 @@ use std::time::Instant;
 
 use lazybatch_graph::{OutputId, Tensor};
 use lazybatch_kernels::{Device, OpenRequest, Plan};
-use lazybatch_sla::{
-    Account, Histogram, LaneId, Launch, ModelId, Nanos, Outcome, RequestId, Slot, Ticket, Time,
-};
+use lazybatch_sla::{LaneId, ModelId, Nanos, Outcome, RequestId, Slot, Ticket, Time};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use tokio::sync::{mpsc, oneshot};
 
 use super::Observer;
+use super::issue::issue;
 use super::launches::Counting;
 use super::models::Models;
 use super::planner::Planner;
 use super::sequences::{Place, Sequences};
-use crate::core::{Action, Core, Counters, Event, Request};
+use super::stats::{Load, Stats};
+use crate::core::{Action, Attach, Core, Event, Request};
 use crate::embed::{
     Abandoned, Admitted, Answer, BuildError, Draft, Inbox, ModelStats, Permits, RequestError,
     Served, Step,
@@ -75,7 +75,7 @@ pub(crate) struct Submission {
     /// True output length, for devices that only simulate.
     pub sim_output_len: Option<u32>,
     pub reply: Reply,
-    /// Places in bounded queues; given back at admission.
+    /// Places in bounded queues; given back at admission, or before it is answered without.
     pub queue: Permits<3>,
     /// Its shares of memory limits; given back before it is answered.
     pub memory: Permits<2>,
@@ -85,6 +85,20 @@ pub(crate) struct Submission {
     pub explain: bool,
     /// Its client wants to know which launches carried it.
     pub count: bool,
+}
+
+impl Submission {
+    /// Says why there is no answer. Whoever hears it may hand in the next request.
+    fn refuse(self, error: RequestError) {
+        let Self {
+            queue,
+            memory,
+            reply,
+            ..
+        } = self;
+        drop((queue, memory));
+        reply.refuse(error);
+    }
 }
 
 impl Reply {
@@ -124,91 +138,14 @@ impl Command {
     }
 }
 
-/// Running figures of an engine.
-#[derive(Clone, Debug)]
-pub struct Stats {
-    /// Counts of the core.
-    pub counters: Counters,
-    /// The same by model, of those that are loaded; decisions are those that launched it.
-    pub models: Vec<Counters>,
-    /// Outcomes and latencies, by model.
-    pub accounts: Vec<Account>,
-    /// By model, how many samples node executions had.
-    pub batches: Vec<Histogram>,
-    /// By model, what it has to do just now.
-    pub loads: Vec<Load>,
-    /// Nanoseconds of decisions with two or more legal actions, each kept, if they are timed.
-    pub decision_ns: Vec<u64>,
-    /// The same as counts, if they are measured.
-    pub decisions: Histogram,
-}
-
-impl Default for Stats {
-    fn default() -> Self {
-        Self {
-            counters: Counters::default(),
-            models: Vec::new(),
-            accounts: Vec::new(),
-            batches: Vec::new(),
-            loads: Vec::new(),
-            decision_ns: Vec::new(),
-            decisions: Histogram::new(&DECISION_BOUNDS),
-        }
-    }
-}
-
-impl Stats {
-    /// Those of `num` models that have done nothing.
-    pub(crate) fn of_models(num: usize) -> Self {
-        let mut stats = Self::default();
-        (0..num).for_each(|m| stats.begin(m));
-        stats
-    }
-
-    /// A model begins under the id `m`.
-    fn begin(&mut self, m: usize) {
-        let num = self.accounts.len().max(m + 1);
-        self.accounts.resize(num, Account::default());
-        self.models.resize(num, Counters::default());
-        self.batches.resize(num, Histogram::new(&BATCH_BOUNDS));
-        self.loads.resize(num, Load::default());
-        self.accounts[m] = Account::default();
-        self.models[m] = Counters::default();
-        self.batches[m] = Histogram::new(&BATCH_BOUNDS);
-        self.loads[m] = Load::default();
-    }
-}
-
-/// What a model has to do, as its driver last saw it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Load {
-    /// Requests in the batch table or ending.
-    pub in_flight: u32,
-    /// Arrival of the request that has waited longest.
-    pub oldest: Option<Time>,
-}
-
-/// Bounds of samples of a node execution.
-const BATCH_BOUNDS: [u64; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
-/// Bounds of a decision's nanoseconds.
-const DECISION_BOUNDS: [u64; 13] = [
-    500,
-    1_000,
-    2_000,
-    5_000,
-    10_000,
-    20_000,
-    50_000,
-    100_000,
-    200_000,
-    500_000,
-    1_000_000,
-    10_000_000,
-    100_000_000,
-];
-
 /// Prepared executions of a model, by block, segment and bucket, each with its bucket.
 pub(crate) type Plans = Vec<Vec<Vec<(u32, Plan)>>>;
+
+/// A model to load, and whom to tell.
+type ToLoad = (Box<Draft>, LoadReply);
+/// What came of it.
+type Loaded = (Result<(Arc<Served>, Attach), BuildError>, LoadReply);
+type LoadReply = Sender<Result<Arc<Served>, BuildError>>;
 
 struct Open {
     submission: Box<Submission>,
@@ -242,8 +179,12 @@ pub(crate) struct Driver {
 pub(crate) struct DriverState {
     open: FxHashMap<RequestId, Open>,
     streaming: Vec<RequestId>,
-    /// Requests whose data could not be staged: their first launch fails with the cause.
+    /// Requests that the device did not take, and why: launches run without them.
     unstaged: FxHashMap<RequestId, String>,
+    /// Those of them that are to be cancelled.
+    refused_at_open: Vec<RequestId>,
+    /// A load whose turn is the next.
+    next_load: Option<ToLoad>,
     /// Launches that failed at issue.
     refused: VecDeque<(Ticket, String)>,
     draining: bool,
@@ -283,8 +224,13 @@ pub(crate) enum Next {
 impl Driver {
     /// Takes in what has come, and does what is to be done now.
     pub fn turn(&mut self) -> Next {
+        let loaded = self.state.next_load.take().map(|load| self.load(load));
         let now = self.clock.now();
         self.take_completions(now);
+        self.let_go(now);
+        if let Some(loaded) = loaded {
+            self.attach(now, loaded);
+        }
         if !self.take_commands(now) {
             self.abandon();
             return Next::End;
@@ -359,23 +305,28 @@ impl Driver {
         refused.position(|(ticket, _)| self.core.oldest(*ticket).is_some())
     }
 
-    /// Takes in all commands that have come, but none behind a load: that took a while, and what
-    /// came meanwhile came later than `now`. False when told to stop.
+    /// Cancels requests that the device did not take: their launches run without them.
+    fn let_go(&mut self, now: Time) {
+        for id in std::mem::take(&mut self.state.refused_at_open) {
+            self.event(now, Event::Cancel(id));
+        }
+    }
+
+    /// Takes in all commands that have come, up to a load: that takes a while, so what came before it
+    /// does not wait for it, and it begins the next turn, as what comes meanwhile comes later. False
+    /// when told to stop.
     fn take_commands(&mut self, now: Time) -> bool {
-        loop {
+        while self.state.next_load.is_none() {
             let command = match self.commands.next() {
                 Ok(Some(command)) => command,
                 Ok(None) => return true,
                 Err(Abandoned) => return false,
             };
-            let is_load = matches!(command, Command::Load(..));
             if !self.command(now, command) {
                 return false;
             }
-            if is_load {
-                return true;
-            }
         }
+        true
     }
 
     fn command(&mut self, now: Time, command: Command) -> bool {
@@ -383,13 +334,7 @@ impl Driver {
             Command::Submit(submission) => self.submit(now, submission),
             Command::Cancel(id) => self.event(now, Event::Cancel(id)),
             Command::Look(tx) => self.state.looks.push(tx),
-            Command::Load(draft, reply) => {
-                let loaded = self.load(now, *draft);
-                // Whoever asked may have gone; nobody then uses the model.
-                if let Err(SendError(Ok(served))) = reply.send(loaded) {
-                    self.event(now, Event::Detach(served.id));
-                }
-            }
+            Command::Load(draft, reply) => self.state.next_load = Some((draft, reply)),
             Command::Unload(served) => self.event(now, Event::Detach(served.id)),
             Command::Drain => self.state.draining = true,
             Command::Stop => return false,
@@ -397,17 +342,28 @@ impl Driver {
         true
     }
 
-    fn load(&mut self, now: Time, draft: Draft) -> Result<Arc<Served>, BuildError> {
-        if self.state.draining {
-            return Err(BuildError::Closed);
-        }
-        let (served, attach) = self.models.load(self.device.as_mut(), draft)?;
-        {
+    /// Puts a model on the device.
+    fn load(&mut self, (draft, reply): ToLoad) -> Loaded {
+        let loaded = match self.state.draining {
+            true => Err(BuildError::Closed),
+            false => self.models.load(self.device.as_mut(), *draft),
+        };
+        (loaded, reply)
+    }
+
+    /// A model is there: its requests may come.
+    fn attach(&mut self, now: Time, (loaded, reply): Loaded) {
+        let loaded = loaded.map(|(served, attach)| {
             let mut stats = self.stats.lock().expect("no holder panics");
             stats.begin(served.id.index());
+            drop(stats);
+            self.event(now, Event::Attach(Box::new(attach)));
+            served
+        });
+        // Whoever asked may have gone; nobody then uses the model.
+        if let Err(SendError(Ok(served))) = reply.send(loaded) {
+            self.event(now, Event::Detach(served.id));
         }
-        self.event(now, Event::Attach(Box::new(attach)));
-        Ok(served)
     }
 
     fn vacate(&mut self, model: ModelId) {
@@ -436,7 +392,7 @@ impl Driver {
             self.core.takes(request.model) && Arc::ptr_eq(self.models.get(request.model), served);
         if !is_there {
             let model = served.name.clone();
-            submission.reply.refuse(RequestError::Unloaded { model });
+            submission.refuse(RequestError::Unloaded { model });
             return;
         }
         if let Some(place) = &mut submission.place {
@@ -444,7 +400,7 @@ impl Driver {
             let sequences = &mut self.state.sequences;
             let accepted = sequences.accept(now, model, place, samples, bounds);
             if let Err(error) = accepted {
-                submission.reply.refuse(error);
+                submission.refuse(error);
                 return;
             }
         }
@@ -582,7 +538,9 @@ impl Driver {
             output_len: submission.sim_output_len,
         };
         if let Err(error) = self.device.open(&request) {
+            // Those it would run with go on without it.
             self.state.unstaged.insert(id, error.to_string());
+            self.state.refused_at_open.push(id);
         }
         // The device has what it needs of them.
         submission.inputs = Vec::new();
@@ -601,8 +559,12 @@ impl Driver {
             .open
             .get_mut(&id)
             .expect("ended requests were open");
-        let (outcome, cause) = match open.broken.clone() {
-            Some(broken) if outcome.is_completed() => (Outcome::Failed, Some(broken)),
+        let unstaged = self.state.unstaged.get(&id);
+        let (outcome, cause) = match (unstaged, &open.broken) {
+            (Some(why), _) => (Outcome::Failed, Some(why.clone())),
+            (None, Some(broken)) if outcome.is_completed() => {
+                (Outcome::Failed, Some(broken.clone()))
+            }
             _ => (outcome, cause),
         };
         open.ended = Some((now, outcome, first_launch, cause));
@@ -634,6 +596,8 @@ impl Driver {
         let launches = self.state.counting.end(id);
         let (finish, outcome, first_launch, cause) = open.ended.expect("it has ended");
         let Request { arrival, model, .. } = open.submission.request;
+        let is_set: Vec<bool> = outputs.iter().map(Option::is_some).collect();
+        let is_set = |o: OutputId| is_set.get(o.index()).is_some_and(|is_set| *is_set);
         let result = if outcome.is_completed() {
             Ok(Answer {
                 id,
@@ -651,18 +615,29 @@ impl Driver {
             Err(RequestError::of(outcome, cause.unwrap_or_default()))
         };
         if let Some(place) = open.submission.place {
-            let cause = result.as_ref().err().map(ToString::to_string);
-            let left = match (&result, &cause) {
-                (Ok(answer), _) => Ok(&answer.outputs[..]),
-                (Err(_), cause) => Err(cause.as_deref().unwrap_or_default()),
-            };
             let program = &open.submission.served.program;
+            let lacking = program.carries.iter().find(|c| !is_set(c.output));
+            let lacking = lacking.map(|c| &program.output(c.output).name);
+            let cause = match (&result, lacking) {
+                (Err(error), _) => Some(error.to_string()),
+                (Ok(_), Some(name)) => Some(format!("it ended without output {name}")),
+                (Ok(_), None) => None,
+            };
+            let left = match (&result, &cause) {
+                (Ok(answer), None) => Ok(&answer.outputs[..]),
+                (_, cause) => Err(cause.as_deref().unwrap_or_default()),
+            };
             let sequences = &mut self.state.sequences;
             sequences.ended(finish, id, program, model, place, left);
         }
-        let Submission { memory, reply, .. } = *open.submission;
+        let Submission {
+            queue,
+            memory,
+            reply,
+            ..
+        } = *open.submission;
         // Whoever has the answer may hand in the next request.
-        drop(memory);
+        drop((queue, memory));
         // The client may have gone; its answer then goes nowhere.
         match reply {
             Reply::Once(tx) => drop(tx.send(result)),
@@ -722,7 +697,12 @@ impl Driver {
     }
 
     fn next(&mut self) -> Next {
-        if self.core.wants_decision() || self.next_refused().is_some() || self.commands.has_next() {
+        let has_more = self.state.next_load.is_some() || !self.state.refused_at_open.is_empty();
+        if has_more
+            || self.core.wants_decision()
+            || self.next_refused().is_some()
+            || self.commands.has_next()
+        {
             return Next::Turn;
         }
         if self.core.num_launches() == 0 {
@@ -745,7 +725,7 @@ impl Driver {
     /// Tells everyone still open that the engine is gone.
     fn abandon(&mut self) {
         for (_, open) in self.state.open.drain() {
-            open.submission.reply.refuse(RequestError::Closed);
+            open.submission.refuse(RequestError::Closed);
         }
     }
 }
@@ -761,30 +741,6 @@ fn pause(empty_turns: u32) -> Nanos {
         None => Nanos::ZERO,
         Some(late) => Nanos((1000 + 100 * u64::from(late)).min(LONGEST_PAUSE)),
     }
-}
-
-fn issue(
-    device: &mut dyn Device,
-    plans: &[Plans],
-    unstaged: &FxHashMap<RequestId, String>,
-    now: Time,
-    launch: &Launch,
-) -> Result<(), String> {
-    if !unstaged.is_empty()
-        && let Some(cause) = launch.members.iter().find_map(|m| unstaged.get(&m.request))
-    {
-        return Err(cause.clone());
-    }
-    let size = u64::from(launch.num_samples()).max(launch.num_rows());
-    let buckets = &plans[launch.model.index()][launch.block as usize][launch.segment as usize];
-    let (_, plan) = buckets
-        .iter()
-        .find(|(bucket, _)| u64::from(*bucket) >= size)
-        .or(buckets.last())
-        .ok_or_else(|| "the segment has no plan".to_string())?;
-    device
-        .enqueue(now, *plan, launch)
-        .map_err(|e| e.to_string())
 }
 
 /// What a request never emitted.

@@ -88,8 +88,8 @@ pub struct Script {
 }
 
 /// Runs all arrivals to their end; how each request ended, in order of ending. `observer` sees
-/// every event, launch and action; requests that were placed have no arrival. `timer` is called around every decision with a real choice in
-/// turn with `true` before and `false` after, for those who measure it.
+/// every event, launch and action; requests that were placed have no arrival. `timer` is called once at
+/// each turn, before the core's actions are taken: who times decisions calls [`Core::decide`] in it.
 ///
 /// # Panics
 /// If ids are not positions, arrivals are not sorted, or the core waits for ever with requests

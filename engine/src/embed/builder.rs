@@ -17,7 +17,8 @@ use crate::driver::Observer;
 use crate::driver::models::Models;
 use crate::driver::seat::Seat;
 use crate::driver::sequences::SequenceOptions;
-use crate::driver::threaded::{Clock, Driver, DriverState, Stats};
+use crate::driver::stats::Stats;
+use crate::driver::threaded::{Clock, Driver, DriverState};
 use crate::explain::{Explainer, OnRequest};
 use crate::policy;
 use crate::timeline::Names;
@@ -126,7 +127,8 @@ impl Builder {
     }
 
     /// Launches in flight per lane. If not stated, 1, and 2 on a device that runs beside the thread
-    /// that issues them: the next launch is then there when one ends.
+    /// that issues them: the next launch is then there when one ends. Models whose requests stop by
+    /// themselves are refused beyond [`Device::max_depth`].
     #[must_use]
     pub fn depth(mut self, depth: u32) -> Self {
         self.depth = Some(depth);
@@ -186,8 +188,24 @@ impl Builder {
         self.depth.unwrap_or(if is_beside { BESIDE } else { 1 })
     }
 
+    /// Measures the latencies of models that have examples and no profile, one after another.
+    /// [`Builder::build`] does it too.
+    ///
+    /// # Errors
+    /// Options or examples that do not fit their program, and what the device refuses.
+    ///
+    /// # Panics
+    /// If no device was given.
+    pub fn measure(mut self) -> Result<Self, BuildError> {
+        let device = self.device.as_deref_mut().expect("a device");
+        for (name, program, options) in &mut self.models {
+            *options = std::mem::take(options).measured(device, name, program)?;
+        }
+        Ok(self)
+    }
+
     /// The core's configuration, as [`Builder::build`] will use it with `num_lanes` lanes, but for
-    /// what the device bounds.
+    /// what the device bounds, and what it measures if [`Builder::measure`] has not.
     ///
     /// # Errors
     /// Options that do not fit their program.
@@ -219,6 +237,7 @@ impl Builder {
     /// If no device was given.
     pub fn build(mut self) -> Result<Engine, BuildError> {
         let policy = policy::build(&self.policy)?;
+        self = self.measure()?;
         self.depth = Some(self.chosen_depth());
         let needs_output_len = policy::find(&self.policy)?.needs_output_len;
         let mut device = self.device.take().expect("a device");
@@ -226,6 +245,7 @@ impl Builder {
         let limit = self.memory.map(|bytes| Arc::new(Limit::new(bytes)));
         let mut maker = Maker {
             classes: Classes::new(self.classes.clone()),
+            depth: self.chosen_depth(),
             pads: policy.pads(),
             limit: limit.clone(),
             sequences: self.sequences,

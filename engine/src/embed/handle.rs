@@ -131,10 +131,13 @@ impl StepStream {
         self.guard.admitted.get()
     }
 
-    /// The next step; `None` behind the end.
+    /// The next step; `None` behind the end, which is an error if the engine went before it.
     pub async fn next(&mut self) -> Option<Result<Step, RequestError>> {
-        let step = self.steps.recv().await;
-        if matches!(step, None | Some(Ok(Step::End(_)) | Err(_))) {
+        let step = match self.steps.recv().await {
+            None if !self.guard.ended => Some(Err(RequestError::Closed)),
+            step => step,
+        };
+        if matches!(step, Some(Ok(Step::End(_)) | Err(_))) {
             self.guard.ended = true;
         }
         step

@@ -33,7 +33,8 @@ pub(crate) use submit::Permits;
 pub use crate::driver::launches::Launches;
 use crate::driver::seat::Seat;
 pub use crate::driver::sequences::SequenceOptions;
-use crate::driver::threaded::{Clock, Command, Stats};
+use crate::driver::stats::Stats;
+use crate::driver::threaded::{Clock, Command};
 use crate::explain::{Explainer, Explanation};
 use crate::watch::{Monitor, Tape};
 
@@ -326,13 +327,19 @@ impl Engine {
     /// [`Packer`], which then works on the calling thread; else it runs nothing.
     ///
     /// # Errors
-    /// What the device or the model's options refuse, or an engine that is closed.
+    /// What the device or the model's options refuse, examples without a profile, or an engine that is
+    /// closed.
     pub fn load(
         &self,
         name: &str,
         program: impl Into<SharedProgram>,
         options: ModelOptions,
     ) -> Result<ModelHandle, BuildError> {
+        if options.profile.is_none() && !options.examples.is_empty() {
+            let expected =
+                "a profile (`measure::measure` makes one on another device), as this one runs";
+            return Err(options.unmeasured(name, expected));
+        }
         let mut draft = Draft::new(name, program.into(), options)?;
         if !self.shared.accepting.load(Ordering::SeqCst) {
             return Err(BuildError::Closed);

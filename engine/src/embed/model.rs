@@ -10,12 +10,13 @@ use lazybatch_sla::profile::{FORMAT, ModelProfile, RepeatRule};
 use lazybatch_sla::{Account, Class, ClassId, Histogram, ModelId, Nanos, Profile, RequestId, Time};
 
 use super::memory::{Bound, Limit};
-use super::submit::Bounded;
+use super::submit::{Bounded, completed};
 use super::{Answer, BuildError, Handle, Held, Options, RequestError, Shared, StepStream};
 use crate::core::{Counters, ModelSpec};
 use crate::driver::sequences::SequenceOptions;
 use crate::driver::threaded::{Command, Plans};
 use crate::explain::Explanation;
+use crate::measure::{SegmentLength, measure, measure_segments};
 
 /// A launch that takes no longer may keep the thread of whoever asks for it: about what it takes to wake
 /// another one and to be woken by it.
@@ -24,9 +25,15 @@ const QUICK: Nanos = Nanos(50_000);
 /// How a model is served.
 #[derive(Clone, Debug, Default)]
 pub struct ModelOptions {
-    /// Measured latencies, one profile node per segment. Policies that predict need it; without
-    /// one every segment is taken to cost the same.
+    /// Measured latencies, one profile node per segment. Policies that predict, `adaptive` among them,
+    /// need them or [`ModelOptions::examples`]; without either every segment is taken to cost the same
+    /// in any batch.
     pub profile: Option<ModelProfile>,
+    /// Inputs of some requests like those that will come, a tensor per declared input, in lengths that
+    /// are as frequent as there. Where there is no profile, [`super::Builder::build`] measures one with
+    /// them, which takes some seconds for a model of milliseconds; segments are then as long as the
+    /// device needs them, unless stated.
+    pub examples: Vec<Vec<Tensor>>,
     /// Node positions of each segment, per block; those of the profile, or one a node, if `None`.
     pub segments: Option<Vec<Vec<Range<u32>>>>,
     /// Most samples of one launch; the profile's, or 64.
@@ -161,6 +168,8 @@ pub(crate) struct Draft {
 /// What making a model needs beside the device.
 pub(crate) struct Maker {
     pub classes: Classes,
+    /// Launches in flight per lane.
+    pub depth: u32,
     /// Batches may be padded.
     pub pads: bool,
     /// The engine's limit.
@@ -177,6 +186,20 @@ impl Maker {
         id: ModelId,
         mut draft: Draft,
     ) -> Result<(Served, Plans, ModelSpec), BuildError> {
+        let stops = |r: Repeat| matches!(r, Repeat::UntilStop { .. });
+        let may_stop = draft.program.blocks.iter().any(|b| stops(b.repeat));
+        let most = device.max_depth();
+        if self.depth > most && (may_stop || device.is_asynchronous()) {
+            return Err(BuildError::Model {
+                model: draft.name,
+                what: "depth".into(),
+                expected: format!(
+                    "at most {most} launches in flight on {}",
+                    device.info().name
+                ),
+                got: self.depth.to_string(),
+            });
+        }
         match draft.packed.take() {
             Some(packed) => device.attach(id, packed)?,
             None => {
@@ -465,6 +488,50 @@ impl Drop for ModelHandle {
         // An engine that is gone has unloaded it already.
         let unload = Command::Unload(self.served.clone());
         drop(self.shared.outbox.send(unload));
+    }
+}
+
+impl ModelOptions {
+    /// With latencies, where there are examples to measure them with: on `device`, which must be empty.
+    ///
+    /// # Errors
+    /// Options or examples that do not fit the program, a device of virtual time, and what the device
+    /// refuses.
+    pub(crate) fn measured(
+        mut self,
+        device: &mut dyn Device,
+        name: &str,
+        program: &SharedProgram,
+    ) -> Result<Self, BuildError> {
+        if self.profile.is_some() || self.examples.is_empty() {
+            return Ok(self);
+        }
+        if device.info().is_virtual {
+            return Err(self.unmeasured(name, "a profile, as the device's time is simulated"));
+        }
+        let max_batch = Draft::new(name, program.clone(), self.clone())?
+            .spec
+            .max_batch;
+        let examples = self.examples.iter().cloned();
+        let pool: Vec<_> = examples.map(|e| completed(program, e)).collect();
+        let measured = match &self.segments {
+            Some(segments) => measure_segments(device, program, &pool, max_batch, segments),
+            None => measure(device, program, &pool, max_batch, SegmentLength::ByDevice),
+        };
+        let mut profile = measured?.profile;
+        profile.name = name.to_string();
+        self.profile = Some(profile);
+        Ok(self)
+    }
+
+    /// Why its examples cannot be measured.
+    pub(crate) fn unmeasured(&self, name: &str, expected: &str) -> BuildError {
+        BuildError::Model {
+            model: name.to_string(),
+            what: "examples".into(),
+            expected: expected.into(),
+            got: format!("{} examples and no profile", self.examples.len()),
+        }
     }
 }
 

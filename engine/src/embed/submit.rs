@@ -202,7 +202,7 @@ impl Shared {
         inputs: Vec<Tensor>,
         options: &Options,
     ) -> Result<(Request, Vec<Tensor>), RequestError> {
-        let inputs = with_sampling(&served.program, with_carried(&served.program, inputs));
+        let inputs = completed(&served.program, inputs);
         let shape = validate_inputs(&served.program, &inputs)?;
         if shape.samples > served.max_batch {
             return Err(RequestError::Samples {
@@ -326,6 +326,11 @@ impl Shared {
         served.unseen.add(submission.request.arrival);
         Ok(Box::new(submission))
     }
+}
+
+/// The inputs with those that a request may leave out.
+pub(super) fn completed(program: &Program, given: Vec<Tensor>) -> Vec<Tensor> {
+    with_sampling(program, with_carried(program, given))
 }
 
 /// The inputs with zeros for all carried ones, if just those are missing.

@@ -439,6 +439,10 @@ impl Device for CudaDevice {
         true
     }
 
+    fn max_depth(&self) -> u32 {
+        self.options.depth.max(1) as u32
+    }
+
     fn residency(&self, model: ModelId, node: NodeId) -> Residency {
         self.whereabouts(model, node)
     }

@@ -20,6 +20,12 @@ pub struct Item {
     pub text: Option<String>,
 }
 
+impl AsRef<[Tensor]> for Item {
+    fn as_ref(&self) -> &[Tensor] {
+        &self.inputs
+    }
+}
+
 /// `num` seeded items for any program: ids uniform below their bound, floats uniform in
 /// `[-1, 1)`, sequences as long as `lengths` draws, within the program's bounds.
 pub fn synthetic(program: &Program, lengths: &Lengths, num: usize, seed: u64) -> Vec<Item> {

@@ -4,12 +4,9 @@
 //! real time on a device.
 
 pub mod inputs;
-pub mod measure;
-pub mod segments;
 pub mod serve;
 pub mod simulate;
 pub mod words;
 
-pub use segments::SegmentLength;
 pub use serve::{Call, Served, Serving};
 pub use simulate::{Detail, Simulated, Simulation};

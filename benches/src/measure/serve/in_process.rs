@@ -18,12 +18,12 @@ use std::time::Duration;
 
 use lazybatch_benches::peer::Peer;
 use lazybatch_engine::ModelOptions;
+use lazybatch_engine::measure::{SegmentLength, measure};
 use lazybatch_graph::{SharedProgram, Tensor};
 use lazybatch_kernels::{CpuDevice, CpuOptions, Device, import};
 use lazybatch_sla::{Nanos, Time};
 use lazybatch_workloads::experiment::inputs;
-use lazybatch_workloads::experiment::measure::measure;
-use lazybatch_workloads::experiment::{Call, SegmentLength, Served, Serving};
+use lazybatch_workloads::experiment::{Call, Served, Serving};
 use serde_json::{Value, json};
 
 use super::ladder::{self, Climb, Compared, Sent};

@@ -2,7 +2,7 @@
 //!
 //! Two passes. The first times every node alone at batch 1 and forms segments from those times
 //! ([`SegmentLength`]).
-//! The second times every segment at each batch size, requests taken from a pool of real inputs,
+//! The second times every segment at each batch size, requests taken from a pool of inputs,
 //! and gives a profile with one node per segment: what one launch costs, its dispatch included.
 //! Two batches are in flight at a time and take turns, pass by pass, as sub-batches do that preempt
 //! each other: back to back, a loop's passes would find caches warmer than they are in service.
@@ -15,10 +15,12 @@
 //! alone is timed at several lengths, from the shortest of the pool to the longest, as tables by
 //! rows are flat below their first point.
 
+mod segments;
+
 use std::time::Instant;
 
-use lazybatch_graph::{BlockId, Program, Repeat, SharedProgram};
-use lazybatch_kernels::{Completion, Device, OpenRequest, Plan};
+use lazybatch_graph::{BlockId, Program, Repeat, SharedProgram, Tensor};
+use lazybatch_kernels::{Completion, Device, Error, OpenRequest, Plan, validate_inputs};
 use lazybatch_sla::profile::{BlockProfile, By, FORMAT, ModelProfile, NodeProfile, RepeatRule};
 use lazybatch_sla::{
     LaneId, Launch, Member, ModelId, Profile, RequestId, SegmentRanges, Slot, SubBatchId, Ticket,
@@ -27,9 +29,7 @@ use lazybatch_sla::{
 
 use rustc_hash::FxHashSet;
 
-use super::inputs::Item;
-use super::segments::SegmentLength;
-use crate::error::{Error, Result};
+pub use segments::{DISPATCH_SHARE, SHORTEST_US, SegmentLength};
 
 /// Most passes through a loop that are timed, about as many as outputs have.
 const MAX_PASSES: u32 = 32;
@@ -80,69 +80,108 @@ impl Measured {
 }
 
 /// Measures `program` on `device`, which must be empty, with segments of such a `length` and batches
-/// of 1, 2, 3, 4, 6, 8, 12 .. `max_batch` requests from `pool`.
+/// of 1, 2, 3, 4, 6, 8, 12 .. `max_batch` requests from `pool`: the inputs of one each, a tensor per
+/// declared input, of one sample. Lengths should be as they will come.
 ///
 /// # Errors
-/// What the device refuses.
+/// Inputs that do not fit the program, and what the device refuses.
 ///
 /// # Panics
 /// If the pool is empty or `max_batch` is zero.
 pub fn measure(
     device: &mut dyn Device,
     program: &SharedProgram,
-    pool: &[Item],
+    pool: &[impl AsRef<[Tensor]>],
     max_batch: u32,
     length: SegmentLength,
-) -> Result<Measured> {
-    device.load(MODEL, program.clone()).map_err(device_error)?;
+) -> Result<Measured, Error> {
+    let items = items(program, pool)?;
+    device.load(MODEL, program.clone())?;
+    let segments = segments_of(device, program, &items, length);
+    device.unload(MODEL);
+    measure_items(device, program, &items, max_batch, &segments?)
+}
+
+/// Segments of such a length.
+fn segments_of(
+    device: &mut dyn Device,
+    program: &Program,
+    items: &[Item<'_>],
+    length: SegmentLength,
+) -> Result<SegmentRanges, Error> {
     let per_node: SegmentRanges = program
         .blocks
         .iter()
         .map(|b| (0..b.nodes.len() as u32).map(|n| n..n + 1).collect())
         .collect();
     let is_counted = matches!(length, SegmentLength::Us(0.0) | SegmentLength::Nodes(_));
-    let segments = if is_counted {
-        cut(program, &Tables::new(&per_node), length, 0)
-    } else {
-        let mut alone = Tables::new(&per_node);
-        let (unused, timed) = match device.is_asynchronous() {
-            true => ALONE_BESIDE,
-            false => (0, ALONE),
-        };
-        for round in 0..unused + timed {
-            if round == unused {
-                alone = Tables::new(&per_node);
-            }
-            run_once(device, program, &per_node, &pool[..1], &mut alone)?;
-        }
-        let dispatch_ns = match device.is_asynchronous() {
-            true => alone.median_issue_ns(),
-            false => 0,
-        };
-        cut(program, &alone, length, dispatch_ns)
+    if is_counted {
+        return Ok(cut(program, &Tables::new(&per_node), length, 0));
+    }
+    let mut alone = Tables::new(&per_node);
+    let (unused, timed) = match device.is_asynchronous() {
+        true => ALONE_BESIDE,
+        false => (0, ALONE),
     };
-    device.unload(MODEL);
-    measure_segments(device, program, pool, max_batch, &segments)
+    for round in 0..unused + timed {
+        if round == unused {
+            alone = Tables::new(&per_node);
+        }
+        run_once(device, program, &per_node, &items[..1], &mut alone)?;
+    }
+    let dispatch_ns = match device.is_asynchronous() {
+        true => alone.median_issue_ns(),
+        false => 0,
+    };
+    Ok(cut(program, &alone, length, dispatch_ns))
 }
 
 /// As [`measure`], with given segments: the tables of two such runs have the same shape, and the
 /// same points on the batch axis for the same pool.
 ///
 /// # Errors
-/// What the device refuses.
+/// As [`measure`].
 ///
 /// # Panics
 /// If the pool is empty or `max_batch` is zero.
 pub fn measure_segments(
     device: &mut dyn Device,
     program: &SharedProgram,
-    pool: &[Item],
+    pool: &[impl AsRef<[Tensor]>],
     max_batch: u32,
     segments: &SegmentRanges,
-) -> Result<Measured> {
-    assert!(!pool.is_empty() && max_batch > 0, "something to measure");
-    device.load(MODEL, program.clone()).map_err(device_error)?;
-    let batches = batches(pool, max_batch as usize);
+) -> Result<Measured, Error> {
+    let items = items(program, pool)?;
+    measure_items(device, program, &items, max_batch, segments)
+}
+
+fn measure_items(
+    device: &mut dyn Device,
+    program: &SharedProgram,
+    items: &[Item<'_>],
+    max_batch: u32,
+    segments: &SegmentRanges,
+) -> Result<Measured, Error> {
+    device.load(MODEL, program.clone())?;
+    let tables = timed_tables(device, program, items, max_batch, segments);
+    device.unload(MODEL);
+    let tables = tables?;
+    Ok(Measured {
+        device: device.info().name,
+        dispatch: device.is_asynchronous().then(|| tables.dispatch()),
+        profile: tables.profile(program, segments, max_batch),
+    })
+}
+
+/// Samples of all batches.
+fn timed_tables(
+    device: &mut dyn Device,
+    program: &Program,
+    items: &[Item<'_>],
+    max_batch: u32,
+    segments: &SegmentRanges,
+) -> Result<Tables, Error> {
+    let batches = batches(items, max_batch as usize);
     let mut tables = Tables::new(segments);
     let warm = &mut Tables::new(segments);
     // A device beside the host prepares a launch when it comes again.
@@ -167,28 +206,41 @@ pub fn measure_segments(
             &mut spent_s,
         )?;
     }
-    device.unload(MODEL);
-    Ok(Measured {
-        device: device.info().name,
-        dispatch: device.is_asynchronous().then(|| tables.dispatch()),
-        profile: tables.profile(program, segments, max_batch),
-    })
+    Ok(tables)
 }
 
 const MODEL: ModelId = ModelId(0);
 
+/// A request of the pool.
+#[derive(Clone, Copy)]
+struct Item<'a> {
+    inputs: &'a [Tensor],
+    /// Length of the sequence that drives the program; 0 without one.
+    input_len: u32,
+}
+
+/// The pool, checked against the program.
+fn items<'a>(program: &Program, pool: &'a [impl AsRef<[Tensor]>]) -> Result<Vec<Item<'a>>, Error> {
+    let item = |inputs: &'a [Tensor]| {
+        let input_len = validate_inputs(program, inputs)?.input_len;
+        Ok(Item { inputs, input_len })
+    };
+    pool.iter().map(|inputs| item(inputs.as_ref())).collect()
+}
+
 /// What is timed: single requests of different lengths, then batches of [`sizes`].
-fn batches(pool: &[Item], max_batch: usize) -> Vec<Vec<Item>> {
-    let mut by_length: Vec<&Item> = pool.iter().collect();
+fn batches<'a>(pool: &[Item<'a>], max_batch: usize) -> Vec<Vec<Item<'a>>> {
+    assert!(!pool.is_empty() && max_batch > 0, "something to measure");
+    let mut by_length = pool.to_vec();
     by_length.sort_by_key(|i| i.input_len);
-    let mut alone: Vec<&Item> = (0..LENGTHS)
+    let mut alone: Vec<Item<'a>> = (0..LENGTHS)
         .map(|i| by_length[(pool.len() - 1) * i / (LENGTHS - 1)])
         .collect();
     alone.dedup_by_key(|i| i.input_len);
-    let mut batches: Vec<Vec<Item>> = alone.into_iter().map(|i| vec![i.clone()]).collect();
+    let mut batches: Vec<Vec<Item<'a>>> = alone.into_iter().map(|i| vec![i]).collect();
     for size in sizes(max_batch) {
         // A pool smaller than the batch repeats.
-        batches.push(pool.iter().cycle().take(size).cloned().collect());
+        batches.push(pool.iter().cycle().take(size).copied().collect());
     }
     batches
 }
@@ -212,10 +264,6 @@ fn now() -> Instant {
 
 fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
-}
-
-fn device_error(e: lazybatch_kernels::Error) -> Error {
-    Error::run("device", e)
 }
 
 /// One launch.
@@ -384,9 +432,9 @@ fn run_once(
     device: &mut dyn Device,
     program: &Program,
     segments: &SegmentRanges,
-    items: &[Item],
+    items: &[Item<'_>],
     tables: &mut Tables,
-) -> Result<()> {
+) -> Result<(), Error> {
     let mut flight = Flight::open(device, items, 0)?;
     let mut result = Ok(true);
     while let Ok(true) = result {
@@ -402,11 +450,11 @@ fn run_mixed(
     device: &mut dyn Device,
     program: &Program,
     segments: &SegmentRanges,
-    batches: &[Vec<Item>],
+    batches: &[Vec<Item<'_>>],
     order: &[usize],
     tables: &mut Tables,
     spent_s: &mut [f64],
-) -> Result<()> {
+) -> Result<(), Error> {
     let max_slots = batches.iter().map(Vec::len).max().unwrap_or(0);
     let mut order = order.iter();
     let mut flying: [Option<(usize, Flight<'_>)>; 2] = [None, None];
@@ -436,7 +484,7 @@ fn run_mixed(
 
 /// A batch on its way through the program.
 struct Flight<'a> {
-    items: &'a [Item],
+    items: &'a [Item<'a>],
     first_slot: u32,
     block: usize,
     step: u32,
@@ -445,19 +493,23 @@ struct Flight<'a> {
 }
 
 impl<'a> Flight<'a> {
-    fn open(device: &mut dyn Device, items: &'a [Item], first_slot: u32) -> Result<Self> {
+    fn open(
+        device: &mut dyn Device,
+        items: &'a [Item<'a>],
+        first_slot: u32,
+    ) -> Result<Self, Error> {
         for (i, item) in items.iter().enumerate() {
             let slot = first_slot + i as u32;
             let request = OpenRequest {
                 slot: Slot(slot),
                 request: RequestId(u64::from(slot)),
                 model: MODEL,
-                inputs: &item.inputs,
+                inputs: item.inputs,
                 input_len: item.input_len,
                 samples: 1,
                 output_len: None,
             };
-            device.open(&request).map_err(device_error)?;
+            device.open(&request)?;
         }
         Ok(Self {
             items,
@@ -475,7 +527,7 @@ impl<'a> Flight<'a> {
         program: &Program,
         segments: &SegmentRanges,
         tables: &mut Tables,
-    ) -> Result<bool> {
+    ) -> Result<bool, Error> {
         // A loop over the input ends where the longest does, as what comes behind it reads all.
         let lens = || self.items.iter().map(|i| i.input_len);
         let (shortest, longest) = (lens().min().unwrap_or(0), lens().max().unwrap_or(0));
@@ -503,7 +555,7 @@ impl<'a> Flight<'a> {
             launch
                 .members
                 .retain(|m| long_enough.contains(&m.input_len));
-            let (issue_ns, ns, done) = timed(device, &launch).map_err(device_error)?;
+            let (issue_ns, ns, done) = timed(device, &launch)?;
             self.stopped.extend(done.stopped);
             if is_timed {
                 let sample = Sample {
@@ -520,7 +572,7 @@ impl<'a> Flight<'a> {
     }
 
     fn launch(&self, segment: usize, nodes: &std::ops::Range<u32>) -> Launch {
-        let member = |(i, item): (usize, &Item)| Member {
+        let member = |(i, item): (usize, &Item<'_>)| Member {
             request: RequestId(u64::from(self.first_slot) + i as u64),
             slot: Slot(self.first_slot + i as u32),
             step: self.step,
@@ -551,10 +603,7 @@ impl<'a> Flight<'a> {
 }
 
 /// Nanoseconds until the device has taken `launch` and until it is over, and what comes of it.
-fn timed(
-    device: &mut dyn Device,
-    launch: &Launch,
-) -> Result<(u64, u64, Completion), lazybatch_kernels::Error> {
+fn timed(device: &mut dyn Device, launch: &Launch) -> Result<(u64, u64, Completion), Error> {
     let bucket = device.buckets().last().copied().unwrap_or(u32::MAX);
     let plan: Plan = device.prepare(
         MODEL,
@@ -634,13 +683,12 @@ mod tests {
     #[test]
     fn batches_span_lengths_and_sizes() {
         let item = |input_len| Item {
-            inputs: Vec::new(),
+            inputs: &[],
             input_len,
-            text: None,
         };
-        let pool: Vec<Item> = [7, 3, 9, 5, 5, 4, 8].map(item).into();
+        let pool: Vec<Item<'_>> = [7, 3, 9, 5, 5, 4, 8].map(item).into();
         let shape = |max| -> Vec<(usize, u32)> {
-            let first = |b: &Vec<Item>| (b.len(), b[0].input_len);
+            let first = |b: &Vec<Item<'_>>| (b.len(), b[0].input_len);
             batches(&pool, max).iter().map(first).collect()
         };
         let alone = [(1, 3), (1, 4), (1, 5), (1, 7), (1, 9)];
