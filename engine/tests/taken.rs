@@ -4,7 +4,6 @@
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use lazybatch_engine::driver::Observer;
 use lazybatch_engine::{Engine, Handle, ModelOptions, Options, RequestError, StepStream};
@@ -171,15 +170,11 @@ fn what_came_before_a_load_does_not_wait_for_it() {
     let mut device = Picky::new();
     device.gate = Some((begins, goes_on));
     let log = device.log.clone();
+    // One launch for a pass of either block.
+    let nodes = |b: &lazybatch_graph::Block| 0..b.nodes.len() as u32;
+    let segments = || Some(model().blocks.iter().map(|b| vec![nodes(b)]).collect());
     let options = || ModelOptions {
-        // One launch each for the reader's and the writer's passes.
-        segments: Some(
-            model()
-                .blocks
-                .iter()
-                .map(|b| vec![0..b.nodes.len() as u32])
-                .collect(),
-        ),
+        segments: segments(),
         ..ModelOptions::default()
     };
     let engine = Engine::builder().device(device).policy("serial");
@@ -195,8 +190,8 @@ fn what_came_before_a_load_does_not_wait_for_it() {
     let second = engine.try_submit("tiny", letter(), once).unwrap();
     std::thread::scope(|scope| {
         let loads = scope.spawn(|| engine.load("late", model(), options()).unwrap());
-        // While it is not there yet, the order is right in any case.
-        std::thread::sleep(Duration::from_millis(50));
+        // It is handed in by now; if not, the order is right in any case.
+        (0..10_000).for_each(|_| std::thread::yield_now());
         go_on.send(()).unwrap();
         begun.recv().unwrap();
         go_on.send(()).unwrap();
