@@ -241,6 +241,12 @@ impl Maker {
             limit.check(&name, bound.as_ref(), shortest)?;
         }
         let plans = prepare(device, id, &spec)?;
+        if options.profile.is_none() {
+            tracing::warn!(
+                model = name,
+                "no profile and no examples to measure one by: policies take all segments for equally long"
+            );
+        }
         // Without a profile its table says nothing.
         let is_quick = options.profile.is_some() && is_quick(device, &program, &spec);
         let stated = options.profile.as_ref().and_then(ModelProfile::sla);
