@@ -4,6 +4,7 @@ mod bounds;
 mod budget;
 mod common;
 mod ensembles;
+mod files;
 mod front;
 mod full;
 mod hostile;
