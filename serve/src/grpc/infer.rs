@@ -23,7 +23,7 @@ use crate::dtype::{self, DataType};
 use crate::error::{Error, Result};
 use crate::explained;
 use crate::http::{region, wanted};
-use crate::infer::{self, Answer, Input, Item, Param, Params, Request, Wanted};
+use crate::infer::{self, Answer, Input, Item, MAX_LISTED, Param, Params, Request, Wanted};
 use crate::memory::{Memory, Tab};
 use crate::model::Served;
 use crate::proto::infer_parameter::ParameterChoice;
@@ -361,7 +361,16 @@ fn send(answers: &Answers, served: &Served, answer: Answer, is_final: bool) -> b
     answers.send(Ok(answer))
 }
 
+/// Looks whether a request lists no more than it may of inputs, outputs or parameters.
+fn check_listed(what: &str, num: usize) -> Result<()> {
+    if num <= MAX_LISTED {
+        return Ok(());
+    }
+    Err(Error::expected(what, format!("at most {MAX_LISTED}"), num))
+}
+
 fn params(from: HashMap<String, InferParameter>) -> Result<Params> {
+    check_listed("parameters", from.len())?;
     let param = |(key, value): (String, InferParameter)| {
         let param = match value.parameter_choice {
             Some(ParameterChoice::BoolParam(b)) => Param::Bool(b),
@@ -380,6 +389,8 @@ fn params(from: HashMap<String, InferParameter>) -> Result<Params> {
 }
 
 fn read(state: &State, tab: &Tab, call: ModelInferRequest) -> Result<Request> {
+    check_listed("inputs", call.inputs.len())?;
+    check_listed("outputs", call.outputs.len())?;
     let mut raw = call.raw_input_contents.into_iter();
     let has_raw = raw.len() > 0;
     let mut inputs = Vec::with_capacity(call.inputs.len());

@@ -20,6 +20,9 @@ use crate::explained::{MOST_NAME, cut};
 use crate::memory::Tab;
 use crate::shm::Region;
 
+/// Most inputs, outputs and parameters of a request, of each.
+pub const MAX_LISTED: usize = 1024;
+
 /// A parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Param {

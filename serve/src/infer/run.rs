@@ -18,7 +18,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::held::let_go;
 use super::pending::{DEFAULT, Pending};
 use super::sampling::Wish;
-use super::{Answer, Input, Param, Passage, Request, answer};
+use super::{Answer, Input, Param, Passage, Request, Wanted, answer};
 use crate::cache::{Key, Outputs};
 use crate::config::TEXT_INPUT;
 use crate::config::controls::repeated;
@@ -482,14 +482,7 @@ fn prepare(served: &Served, request: &Request) -> Result<Prepared> {
         let what = format!("request of a sequence to model '{}'", served.name);
         return Err(Error::expected(what, "one sample", samples));
     }
-    for wanted in &request.wanted {
-        if !served.config.output.iter().any(|o| o.name == wanted.name) {
-            return Err(Error::Invalid(format!(
-                "unexpected inference output '{}' for model '{}'",
-                wanted.name, served.name
-            )));
-        }
-    }
+    check_wanted(served, request)?;
     // The engine looks too, but what the response cache answers does not get there.
     served.engine().check_class(options.class.as_deref())?;
     Ok(Prepared {
@@ -499,6 +492,25 @@ fn prepare(served: &Served, request: &Request) -> Result<Prepared> {
         timeout_us,
         wish,
     })
+}
+
+/// Looks whether the model has the outputs that are wanted, each of which is made once.
+fn check_wanted(served: &Served, request: &Request) -> Result<()> {
+    let outputs = &served.config.output;
+    let mut is_wanted = vec![false; outputs.len()];
+    for Wanted { name, .. } in &request.wanted {
+        let Some(at) = outputs.iter().position(|o| o.name == *name) else {
+            return Err(Error::Invalid(format!(
+                "unexpected inference output '{name}' for model '{}'",
+                served.name
+            )));
+        };
+        if std::mem::replace(&mut is_wanted[at], true) {
+            let what = format!("output '{name}' of model '{}'", served.name);
+            return Err(Error::expected(what, "it once", "it twice"));
+        }
+    }
+    Ok(())
 }
 
 /// What a request's parameters ask of the engine, and how long it may wait, in microseconds; 0 is
