@@ -3,6 +3,7 @@
 mod answer;
 mod held;
 mod pending;
+mod prepare;
 mod run;
 mod sampling;
 
