@@ -165,7 +165,8 @@ fn stats(of: &[Arc<Served>]) -> Json<Value> {
 }
 
 async fn model_stats(Shared(state): App, Path(target): Path<Target>) -> Result<Json<Value>> {
-    Ok(stats(&[target.get(&state)?]))
+    let of = state.repository.get_all(&target.model, &target.version)?;
+    Ok(stats(&of))
 }
 
 async fn all_stats(Shared(state): App) -> Json<Value> {

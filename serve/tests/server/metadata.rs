@@ -113,3 +113,54 @@ async fn statistics_have_no_figures_that_nobody_measured() {
     drop(grpc);
     end(server).await;
 }
+
+#[tokio::test]
+async fn statistics_of_a_model_are_those_of_all_its_versions() {
+    let server = start(|o| {
+        let model = o.models.join("add");
+        std::fs::create_dir(model.join("2")).unwrap();
+        std::fs::copy(model.join("1/model.onnx"), model.join("2/model.onnx")).unwrap();
+        let config = "max_batch_size: 4 version_policy { all {} }";
+        std::fs::write(model.join("config.pbtxt"), config).unwrap();
+    })
+    .await;
+    let (code, text) = call(
+        server.http(),
+        "POST",
+        "/v2/models/add/versions/1/infer",
+        &add(1),
+    )
+    .await;
+    assert_eq!(code, 200, "{text}");
+    let of = |name: &str, version: &str| ModelStatisticsRequest {
+        name: name.into(),
+        version: version.into(),
+    };
+    let mut grpc = server.grpc().await;
+    for (version, path, expected) in [
+        ("", "/v2/models/add/stats", vec![("1", 1), ("2", 0)]),
+        ("2", "/v2/models/add/versions/2/stats", vec![("2", 0)]),
+    ] {
+        let told = json(&server, path).await;
+        let told = told["model_stats"].as_array().unwrap().iter();
+        let told = told.map(|s| {
+            let num = s["inference_count"].as_u64().unwrap();
+            (s["version"].as_str().unwrap(), num)
+        });
+        assert_eq!(told.collect::<Vec<_>>(), expected);
+        let told = grpc.model_statistics(of("add", version)).await.unwrap();
+        let told = told.into_inner().model_stats;
+        let told = told.iter().map(|s| (s.version.as_str(), s.inference_count));
+        assert_eq!(told.collect::<Vec<_>>(), expected);
+    }
+    for (name, version, path) in [
+        ("nobody", "", "/v2/models/nobody/stats"),
+        ("add", "3", "/v2/models/add/versions/3/stats"),
+    ] {
+        assert_eq!(call(server.http(), "GET", path, "").await.0, 404);
+        let refused = grpc.model_statistics(of(name, version)).await.unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::NotFound);
+    }
+    drop(grpc);
+    end(server).await;
+}
