@@ -59,7 +59,8 @@ pub mod policy;
 pub mod timeline;
 pub mod watch;
 
-pub use driver::threaded::{Clock, Stats};
+pub use driver::figures::Stats;
+pub use driver::threaded::Clock;
 pub use embed::{
     Answer, BuildError, Builder, Engine, Figures, Handle, Held, Launches, ModelHandle,
     ModelOptions, ModelStats, Options, RequestError, SequenceOptions, Step, StepStream,

@@ -1,5 +1,6 @@
 //! Drivers move events into the core and actions to a device.
 
+pub mod figures;
 pub(crate) mod launches;
 pub(crate) mod models;
 pub mod plan;

@@ -1,0 +1,88 @@
+//! Running figures of an engine.
+
+use lazybatch_sla::{Account, Histogram, Time};
+
+use crate::core::Counters;
+
+/// Running figures of an engine.
+#[derive(Clone, Debug)]
+pub struct Stats {
+    /// Counts of the core.
+    pub counters: Counters,
+    /// The same by model, of those that are loaded; decisions are those that launched it.
+    pub models: Vec<Counters>,
+    /// Outcomes and latencies, by model.
+    pub accounts: Vec<Account>,
+    /// By model, how many samples node executions had.
+    pub batches: Vec<Histogram>,
+    /// By model, what it has to do just now.
+    pub loads: Vec<Load>,
+    /// Nanoseconds of decisions with two or more legal actions, each kept, if they are timed.
+    pub decision_ns: Vec<u64>,
+    /// The same as counts, if they are measured.
+    pub decisions: Histogram,
+}
+
+impl Default for Stats {
+    fn default() -> Self {
+        Self {
+            counters: Counters::default(),
+            models: Vec::new(),
+            accounts: Vec::new(),
+            batches: Vec::new(),
+            loads: Vec::new(),
+            decision_ns: Vec::new(),
+            decisions: Histogram::new(&DECISION_BOUNDS),
+        }
+    }
+}
+
+impl Stats {
+    /// Those of `num` models that have done nothing.
+    pub(crate) fn of_models(num: usize) -> Self {
+        let mut stats = Self::default();
+        (0..num).for_each(|m| stats.begin(m));
+        stats
+    }
+
+    /// A model begins under the id `m`.
+    pub(crate) fn begin(&mut self, m: usize) {
+        let num = self.accounts.len().max(m + 1);
+        self.accounts.resize(num, Account::default());
+        self.models.resize(num, Counters::default());
+        self.batches.resize(num, Histogram::new(&BATCH_BOUNDS));
+        self.loads.resize(num, Load::default());
+        self.accounts[m] = Account::default();
+        self.models[m] = Counters::default();
+        self.batches[m] = Histogram::new(&BATCH_BOUNDS);
+        self.loads[m] = Load::default();
+    }
+}
+
+/// What a model has to do, as its driver last saw it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Requests in the batch table or ending.
+    pub in_flight: u32,
+    /// Arrival of the request that has waited longest.
+    pub oldest: Option<Time>,
+}
+
+/// Bounds of samples of a node execution.
+const BATCH_BOUNDS: [u64; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
+/// Bounds of a decision's nanoseconds.
+const DECISION_BOUNDS: [u64; 13] = [
+    500,
+    1_000,
+    2_000,
+    5_000,
+    10_000,
+    20_000,
+    50_000,
+    100_000,
+    200_000,
+    500_000,
+    1_000_000,
+    10_000_000,
+    100_000_000,
+];
