@@ -7,6 +7,7 @@ pub mod plan;
 mod planner;
 pub(crate) mod seat;
 pub(crate) mod sequences;
+mod steps;
 pub mod threaded;
 pub mod virtual_time;
 

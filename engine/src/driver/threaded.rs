@@ -12,7 +12,7 @@ use std::sync::mpsc::{SendError, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use lazybatch_graph::{OutputId, Tensor};
+use lazybatch_graph::Tensor;
 use lazybatch_kernels::{Device, OpenRequest, Plan};
 use lazybatch_sla::{LaneId, Launch, ModelId, Nanos, Outcome, RequestId, Slot, Ticket, Time};
 use rustc_hash::FxHashMap;
@@ -25,6 +25,7 @@ use super::launches::Counting;
 use super::models::Models;
 use super::planner::Planner;
 use super::sequences::{Place, Sequences};
+use super::steps::Sent;
 use crate::core::{Action, Core, Event, Request};
 use crate::embed::{
     Abandoned, Admitted, Answer, BuildError, Draft, Inbox, ModelStats, Permits, RequestError,
@@ -132,8 +133,8 @@ struct Open {
     ended: Option<(Time, Outcome, Option<Time>, Option<String>)>,
     /// Why its sequence cannot go on: it fails when it has run.
     broken: Option<String>,
-    /// Rows sent so far, by output.
-    sent: Vec<usize>,
+    /// What was sent, if it is answered step by step.
+    sent: Option<Sent>,
 }
 
 pub(crate) struct Driver {
@@ -234,7 +235,7 @@ impl Driver {
             self.state.empty_turns = 0;
             let failed = done.result.err().map(|e| e.to_string());
             let issue = self.state.issue_of(done.ticket);
-            self.stream_steps();
+            self.stream_steps(None);
             self.event(
                 now,
                 Event::Done {
@@ -364,8 +365,9 @@ impl Driver {
                 return;
             }
         }
-        let num_outputs = served.program.outputs.len();
-        if matches!(submission.reply, Reply::Stream(_)) {
+        let is_stream = matches!(submission.reply, Reply::Stream(_));
+        let sent = is_stream.then(|| Sent::none(&submission.served.program));
+        if is_stream {
             self.state.streaming.push(id);
         }
         let open = Open {
@@ -373,7 +375,7 @@ impl Driver {
             slot: None,
             ended: None,
             broken: None,
-            sent: vec![0; num_outputs],
+            sent,
         };
         if let Some(explains) = self.on_request.as_mut().filter(|_| open.submission.explain) {
             explains.begin(id, &mut self.core);
@@ -532,7 +534,7 @@ impl Driver {
     }
 
     fn release(&mut self, id: RequestId, slot: Slot) {
-        self.stream_steps();
+        self.stream_steps(Some(id));
         let outputs = if self.state.unstaged.remove(&id).is_some() {
             Vec::new()
         } else {
@@ -586,8 +588,8 @@ impl Driver {
         }
     }
 
-    /// Sends what streaming requests have emitted since the last time.
-    fn stream_steps(&mut self) {
+    /// Sends what streaming requests have emitted since the last time, one of which may be over.
+    fn stream_steps(&mut self, over: Option<RequestId>) {
         for id in &self.state.streaming {
             let open = self
                 .state
@@ -597,20 +599,15 @@ impl Driver {
             let (Some(slot), Reply::Stream(tx)) = (open.slot, &open.submission.reply) else {
                 continue;
             };
-            if open.broken.is_some() {
+            let Some(sent) = open.sent.as_mut().filter(|_| open.broken.is_none()) else {
                 continue;
-            }
-            for (o, sent) in open.sent.iter_mut().enumerate() {
-                let output = OutputId::new(o);
-                let Some(rows) = self.device.emitted(slot, output, *sent) else {
-                    continue;
-                };
-                let num = rows.dims.first().copied().unwrap_or(0);
-                if num > 0 {
-                    *sent += num;
-                    drop(tx.send(Ok(Step::Rows { output: o, rows })));
-                }
-            }
+            };
+            let has_ended = |(_, outcome, ..): &(_, Outcome, _, _)| outcome.is_completed();
+            let is_end = over == Some(*id) && open.ended.as_ref().is_some_and(has_ended);
+            sent.take_new(self.device.as_ref(), slot, is_end, |output, rows| {
+                // The client may have gone.
+                drop(tx.send(Ok(Step::Rows { output, rows })));
+            });
         }
     }
 

@@ -235,7 +235,7 @@ pub struct Answer {
 /// One item of a stream.
 #[derive(Clone, Debug)]
 pub enum Step {
-    /// Rows newly emitted to an output.
+    /// Rows newly emitted to an output; all of one that does not grow, which comes once.
     Rows {
         /// Which output.
         output: usize,

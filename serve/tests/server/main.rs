@@ -19,6 +19,7 @@ mod sampling;
 mod security;
 mod sequences;
 mod spans;
+mod steps;
 mod texts;
 mod tls;
 mod traces;

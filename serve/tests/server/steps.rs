@@ -1,0 +1,124 @@
+//! Answers of decoupled models, which come step by step over a stream.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use lazybatch_graph::{DType, Greedy, Program, ProgramBuilder, Repeat, folder};
+use lazybatch_serve::proto::infer_parameter::ParameterChoice;
+use lazybatch_serve::proto::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
+use lazybatch_serve::proto::{InferParameter, ModelInferRequest, ModelStreamInferResponse};
+
+use crate::common::{Running, start};
+
+/// Tokens that the decoder says.
+const NUM: usize = 5;
+
+/// A decoder: `head` once, then a token and the scores that it was chosen by, [`NUM`] times. It has the
+/// text of the tests' speakers.
+fn decoder() -> Program {
+    let mut b = ProgramBuilder::new("speaker").with_seed(3);
+    let x = b.input("x", DType::F32, &[2]);
+    let h = b.vector_state("h", DType::F32, &[2], 0.0);
+    // No score is that of the token that stops.
+    let greedy = Greedy::new(&mut b, 1, 9);
+    let head = b.output("head", DType::F32, &[2]);
+    let scores = b.output_sequence("scores", DType::F32, &[7]);
+    b.begin_block("start", Repeat::Once);
+    let v = b.read_input("read", x);
+    b.vec_write("h0", h, v);
+    b.emit("head.emit", head, v);
+    b.begin_block("loop", Repeat::UntilStop { max: NUM as u32 });
+    let token = greedy.read(&mut b);
+    let v = b.embed("table", token, 7, 4);
+    let v = b.gru("gru", v, 2, h);
+    let v = b.dense("scores", v, 7, None);
+    b.emit("scores.emit", scores, v);
+    greedy.choose(&mut b, v);
+    b.finish().unwrap()
+}
+
+async fn server() -> Running {
+    start(|o| {
+        let model = o.models.join("speaker");
+        folder::save(&decoder(), &model.join("1")).unwrap();
+        let config = "max_batch_size: 4 model_transaction_policy { decoupled: true }";
+        std::fs::write(model.join("config.pbtxt"), config).unwrap();
+    })
+    .await
+}
+
+async fn end(mut server: Running) {
+    server.end();
+    server.ended().await;
+}
+
+fn choice(choice: ParameterChoice) -> InferParameter {
+    InferParameter {
+        parameter_choice: Some(choice),
+    }
+}
+
+/// A request that wants an answer for its end.
+fn asks(outputs: Vec<InferRequestedOutputTensor>) -> ModelInferRequest {
+    let wants_final = "triton_enable_empty_final_response".to_owned();
+    let yes = choice(ParameterChoice::BoolParam(true));
+    ModelInferRequest {
+        model_name: "speaker".into(),
+        parameters: [(wants_final, yes)].into(),
+        inputs: vec![InferInputTensor {
+            name: "x".into(),
+            datatype: "FP32".into(),
+            shape: vec![1, 2],
+            ..InferInputTensor::default()
+        }],
+        outputs,
+        raw_input_contents: vec![[0.5f32, 0.25].map(f32::to_le_bytes).concat().into()],
+        ..ModelInferRequest::default()
+    }
+}
+
+/// All that comes of one request, whose stream then ends.
+async fn told(server: &Running, request: ModelInferRequest) -> Vec<ModelStreamInferResponse> {
+    let mut grpc = server.grpc().await;
+    let asked = futures_util::stream::iter([request]);
+    let mut answers = grpc.model_stream_infer(asked).await.unwrap().into_inner();
+    let mut all = Vec::new();
+    while let Some(answer) = answers.message().await.unwrap() {
+        all.push(answer);
+    }
+    all
+}
+
+/// Name, shape and contents of all outputs of all answers, which end with an empty one.
+fn outputs(answers: Vec<ModelStreamInferResponse>) -> Vec<(String, Vec<i64>, Vec<u8>)> {
+    let mut all = Vec::new();
+    let mut is_over = false;
+    for answer in answers {
+        assert_eq!(answer.error_message, "");
+        assert!(!is_over, "nothing comes behind the end");
+        let response = answer.infer_response.unwrap();
+        let last = &response.parameters["triton_final_response"];
+        is_over = *last == choice(ParameterChoice::BoolParam(true));
+        assert_eq!(response.outputs.is_empty(), is_over);
+        let contents = response.raw_output_contents.iter();
+        for (output, bytes) in response.outputs.iter().zip(contents) {
+            let shape = output.shape.clone();
+            all.push((output.name.clone(), shape, bytes.to_vec()));
+        }
+    }
+    assert!(is_over);
+    all
+}
+
+#[tokio::test]
+async fn an_output_of_fixed_size_comes_once() {
+    let server = server().await;
+    let all = outputs(told(&server, asks(Vec::new())).await);
+    let of = |name: &str| all.iter().filter(|o| o.0 == name).collect::<Vec<_>>();
+    let head = [0.5f32, 0.25].map(f32::to_le_bytes).concat();
+    assert_eq!(of("head"), [&("head".to_owned(), vec![1, 2], head)]);
+    for (name, shape) in [("tokens", vec![1, 1]), ("scores", vec![1, 1, 7])] {
+        let steps = of(name);
+        assert_eq!(steps.len(), NUM, "{name}");
+        assert!(steps.iter().all(|(_, own, _)| *own == shape), "{steps:?}");
+    }
+    end(server).await;
+}
