@@ -268,8 +268,8 @@ impl Served {
             })
         };
         let s = &self.stats;
-        // A request passes its stages one after another, and clients, which expect the same count of
-        // each, look while some are between two: those that have passed the last count.
+        // A request counts in one stage after another, and clients, which expect the same count of each,
+        // may look between two: those that count in the last do.
         let answered = s.compute_output.count();
         let stage = |s: &crate::stats::Span| {
             Some(proto::StatisticDuration {

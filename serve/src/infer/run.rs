@@ -32,6 +32,8 @@ pub struct Running {
     samples: usize,
     /// Until when its turn has to come.
     deadline: Option<Instant>,
+    /// What reading its inputs took.
+    input: Nanos,
     /// Requests of the engine, if they are to be explained.
     explained: Option<Vec<RequestId>>,
     pending: Pending,
@@ -68,6 +70,7 @@ pub fn start(served: &Arc<Served>, mut request: Request) -> Result<Running> {
                 seen: submitted.seen,
                 samples: submitted.samples,
                 deadline: submitted.deadline,
+                input: submitted.input,
                 pending,
             })
         }
@@ -133,6 +136,7 @@ struct Submitted {
     seen: Seen,
     samples: usize,
     deadline: Option<Instant>,
+    input: Nanos,
     explained: Option<Vec<RequestId>>,
 }
 
@@ -142,6 +146,7 @@ fn submit(served: &Served, request: &Request, came: Time) -> Result<Submitted> {
     let seen = Seen::of(served, request, &prepared);
     let (samples, deadline) = (prepared.samples, prepared.deadline());
     let explain = prepared.options.explain;
+    let input = engine.now().since(came);
     if matches!(seen, Seen::Hit(..)) {
         return Ok(Submitted {
             handles: Vec::new(),
@@ -149,10 +154,10 @@ fn submit(served: &Served, request: &Request, came: Time) -> Result<Submitted> {
             seen,
             samples,
             deadline,
+            input,
             explained: explain.then(Vec::new),
         });
     }
-    served.stats.compute_input.add(engine.now().since(came));
     let mut held = None;
     let mut handles = Vec::with_capacity(prepared.calls.len());
     for inputs in prepared.calls {
@@ -168,6 +173,7 @@ fn submit(served: &Served, request: &Request, came: Time) -> Result<Submitted> {
         seen,
         samples,
         deadline,
+        input,
         explained,
     })
 }
@@ -211,18 +217,20 @@ impl Running {
             ended.push(wait(handle, self.deadline).await?);
         }
         let served = self.pending.served();
-        for (i, one) in ended.iter().enumerate() {
-            let samples = if i == 0 { self.samples } else { 0 };
-            served.stats.answered(self.pending.class(), one, samples);
+        let passage = passage(&ended, self.samples);
+        if let Some(passage) = &passage {
+            served.stats.answered(self.pending.class(), passage);
         }
         let engine = served.engine();
         let finished = engine.now();
-        let passage = passage(&ended, self.samples);
         let outputs: Outputs = ended.into_iter().map(|e: Ended| e.outputs).collect();
         let mut answer = answer::gather(served, &self.request, &outputs)?;
-        answer.passage = passage;
         let gathered = engine.now();
-        served.stats.compute_output.add(gathered.since(finished));
+        if let Some(passage) = &passage {
+            let output = gathered.since(finished);
+            served.stats.computed(passage, self.input, output);
+        }
+        answer.passage = passage;
         if let (Seen::Miss(key, looked), Some(cache)) = (&self.seen, &served.cache) {
             cache.put(*key, Arc::new(outputs));
             let took = *looked + engine.now().since(gathered);
@@ -322,6 +330,8 @@ pub struct Stepwise {
     steps: StepStream,
     /// Until when its turn has to come.
     deadline: Option<Instant>,
+    /// What reading its inputs took.
+    input: Nanos,
     /// Whether nothing of the answer has come.
     is_silent: bool,
     explain: bool,
@@ -347,10 +357,11 @@ pub enum Item {
 /// What is wrong with it, or why it is not taken.
 pub fn stream(served: &Arc<Served>, mut request: Request) -> Result<Stepwise> {
     let mut pending = Pending::new(served, class_of(served, &request));
-    match begin(served, &request) {
-        Ok((steps, deadline)) => {
+    match begin(served, &request, pending.start()) {
+        Ok((steps, deadline, input)) => {
             request.inputs = Vec::new();
             Ok(Stepwise {
+                input,
                 is_silent: true,
                 explain: request.params.flag(explained::ASKS).unwrap_or(false),
                 request,
@@ -366,7 +377,11 @@ pub fn stream(served: &Arc<Served>, mut request: Request) -> Result<Stepwise> {
     }
 }
 
-fn begin(served: &Served, request: &Request) -> Result<(StepStream, Option<Instant>)> {
+fn begin(
+    served: &Served,
+    request: &Request,
+    came: Time,
+) -> Result<(StepStream, Option<Instant>, Nanos)> {
     let mut prepared = prepare(served, request)?;
     if prepared.calls.len() != 1 {
         let what = format!("streamed request to model '{}'", served.name);
@@ -374,10 +389,10 @@ fn begin(served: &Served, request: &Request) -> Result<(StepStream, Option<Insta
     }
     let deadline = prepared.deadline();
     let inputs = prepared.calls.remove(0);
-    let steps = served
-        .engine()
-        .try_submit_stream(inputs, prepared.options)?;
-    Ok((steps, deadline))
+    let engine = served.engine();
+    let input = engine.now().since(came);
+    let steps = engine.try_submit_stream(inputs, prepared.options)?;
+    Ok((steps, deadline, input))
 }
 
 impl Stepwise {
@@ -403,12 +418,7 @@ impl Stepwise {
             Ok(Step::Rows { output, rows }) => {
                 return Some(Ok(Item::Rows { output, rows }));
             }
-            Ok(Step::End(ended)) => {
-                served.stats.answered(self.pending.class(), &ended, 1);
-                let passage = passage(std::slice::from_ref(&ended), 1);
-                let answer = answer::gather(served, &self.request, &[ended.outputs]);
-                answer.map(|answer| Answer { passage, ..answer })
-            }
+            Ok(Step::End(ended)) => self.ended(ended),
             Err(error) => Err(error.into()),
         };
         self.pending.end(result.as_ref().err());
@@ -422,6 +432,22 @@ impl Stepwise {
         }
         let result = result.map_err(|e| in_request(self.pending.served(), &self.request, e));
         Some(result.map(Item::End))
+    }
+
+    /// The answer for the end.
+    fn ended(&self, ended: Ended) -> Result<Answer> {
+        let served = self.pending.served();
+        let passage = passage(std::slice::from_ref(&ended), 1);
+        if let Some(passage) = &passage {
+            served.stats.answered(self.pending.class(), passage);
+        }
+        let finished = served.engine().now();
+        let answer = answer::gather(served, &self.request, &[ended.outputs])?;
+        if let Some(passage) = &passage {
+            let output = served.engine().now().since(finished);
+            served.stats.computed(passage, self.input, output);
+        }
+        Ok(Answer { passage, ..answer })
     }
 
     /// Rows as an answer of the protocol; without outputs if the request does not want them.

@@ -122,3 +122,24 @@ async fn an_output_of_fixed_size_comes_once() {
     }
     end(server).await;
 }
+
+#[tokio::test]
+async fn a_stream_counts_once_with_its_own_times() {
+    let server = server().await;
+    outputs(told(&server, asks(Vec::new())).await);
+    let served = server.state.repository.get("speaker", "").unwrap();
+    let stats = served.statistics().inference_stats.unwrap();
+    let success = stats.success.unwrap();
+    let stages = [
+        stats.queue,
+        stats.compute_input,
+        stats.compute_infer,
+        stats.compute_output,
+    ];
+    let stages = stages.map(Option::unwrap);
+    assert_eq!((success.count, stages.map(|s| s.count)), (1, [1; 4]));
+    let sum: u64 = stages.iter().map(|s| s.ns).sum();
+    assert!(stages[2].ns > 0 && sum <= success.ns, "{stages:?}");
+    drop(served);
+    end(server).await;
+}
