@@ -287,7 +287,7 @@ fn start(
     traced.asks(&served, &mut request);
     let wants_final = request.params.flag(WANTS_FINAL)?;
     let way = if served.settings.decoupled {
-        Way::Steps(Box::new(infer::stream(&served, request)?))
+        Way::Steps(Box::new(infer::steps(&served, request)?))
     } else {
         Way::Whole(Box::new(infer::start(&served, request)?))
     };
@@ -324,7 +324,7 @@ impl Started {
             let is_sent = match item? {
                 Item::Rows { output, rows } => {
                     traced.responds();
-                    let answer = steps.answer(output, &rows);
+                    let answer = steps.answer(output, &rows)?;
                     answer.outputs.is_empty() || send(answers, &self.served, answer, false)
                 }
                 Item::End(answer) => {

@@ -13,7 +13,7 @@ use lazybatch_engine::Launches;
 use lazybatch_sla::{Outcome, Time};
 use opentelemetry::TraceId;
 
-pub use run::{Item, Running, Stepwise, class_of, full, rehearse, start, stream};
+pub use run::{Item, Running, Stepwise, class_of, full, rehearse, start, steps, stream};
 
 use crate::dtype::DataType;
 use crate::error::{Error, Result};

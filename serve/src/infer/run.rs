@@ -355,9 +355,28 @@ pub enum Item {
 ///
 /// # Errors
 /// What is wrong with it, or why it is not taken.
-pub fn stream(served: &Arc<Served>, mut request: Request) -> Result<Stepwise> {
+pub fn stream(served: &Arc<Served>, request: Request) -> Result<Stepwise> {
+    streamed(served, request, |_| Ok(()))
+}
+
+/// The same for a client that is told of single steps, not of the outputs at the end.
+///
+/// # Errors
+/// As [`stream`], and an output that steps cannot have as it is wanted.
+pub fn steps(served: &Arc<Served>, request: Request) -> Result<Stepwise> {
+    streamed(served, request, |request| {
+        answer::check_steps(served, request)
+    })
+}
+
+fn streamed(
+    served: &Arc<Served>,
+    mut request: Request,
+    check: impl FnOnce(&Request) -> Result<()>,
+) -> Result<Stepwise> {
     let mut pending = Pending::new(served, class_of(served, &request));
-    match begin(served, &request, pending.start()) {
+    let checked = check(&request);
+    match checked.and_then(|()| begin(served, &request, pending.start())) {
         Ok((steps, deadline, input)) => {
             request.inputs = Vec::new();
             Ok(Stepwise {
@@ -451,7 +470,10 @@ impl Stepwise {
     }
 
     /// Rows as an answer of the protocol; without outputs if the request does not want them.
-    pub fn answer(&self, output: usize, rows: &Tensor) -> Answer {
+    ///
+    /// # Errors
+    /// An output that cannot be as it is wanted.
+    pub fn answer(&self, output: usize, rows: &Tensor) -> Result<Answer> {
         answer::rows(self.served(), &self.request, output, rows)
     }
 

@@ -143,3 +143,83 @@ async fn a_stream_counts_once_with_its_own_times() {
     drop(served);
     end(server).await;
 }
+
+/// A wish for an output, with such parameters.
+fn wanted(name: &str, parameters: &[(&str, ParameterChoice)]) -> InferRequestedOutputTensor {
+    let parameters = parameters.iter();
+    InferRequestedOutputTensor {
+        name: name.into(),
+        parameters: parameters
+            .map(|(key, value)| ((*key).to_owned(), choice(value.clone())))
+            .collect(),
+    }
+}
+
+/// The place and the value of the largest of seven numbers.
+fn largest(scores: &[u8]) -> String {
+    let (scores, _) = scores.as_chunks::<4>();
+    let scores = scores.iter().map(|&b| f32::from_le_bytes(b)).enumerate();
+    let (at, value) = scores.max_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
+    format!("{value:.6}:{at}")
+}
+
+#[tokio::test]
+async fn each_step_has_its_own_classes() {
+    let server = server().await;
+    let plain = outputs(told(&server, asks(vec![wanted("scores", &[])])).await);
+    let expected: Vec<_> = plain.iter().map(|(_, _, bytes)| largest(bytes)).collect();
+    let classes = wanted(
+        "scores",
+        &[("classification", ParameterChoice::Int64Param(1))],
+    );
+    let classes = outputs(told(&server, asks(vec![classes])).await);
+    let texts = classes.iter().map(|(name, shape, bytes)| {
+        assert_eq!((name.as_str(), &shape[..]), ("scores", &[1, 1][..]));
+        String::from_utf8(bytes[4..].to_vec()).unwrap()
+    });
+    assert_eq!(texts.collect::<Vec<_>>(), expected);
+    assert_eq!(expected.len(), NUM);
+    end(server).await;
+}
+
+#[tokio::test]
+async fn what_steps_cannot_have_is_refused_before_anything_runs() {
+    let server = server().await;
+    let object = tempfile::Builder::new()
+        .prefix("lazybatch")
+        .tempfile_in("/dev/shm")
+        .unwrap();
+    object.as_file().set_len(4096).unwrap();
+    let key = object.path().file_name().unwrap().to_str().unwrap();
+    server.state.regions.register("r", key, 0, 4096).unwrap();
+    let region = [
+        (
+            "shared_memory_region",
+            ParameterChoice::StringParam("r".into()),
+        ),
+        ("shared_memory_byte_size", ParameterChoice::Int64Param(4096)),
+    ];
+    let steps = "of model 'speaker', which answers step by step: expected";
+    let in_region = "its elements in the answers, got a shared memory region";
+    for (name, parameters, told_of) in [
+        ("tokens", &region[..], in_region),
+        ("head", &region[..], in_region),
+        (
+            "text_output",
+            &[],
+            "one of the program, or generate_stream, got the text",
+        ),
+    ] {
+        let outputs = vec![wanted("scores", &[]), wanted(name, parameters)];
+        let all = told(&server, asks(outputs)).await;
+        let expected = format!("output '{name}' {steps} {told_of}");
+        assert_eq!(all.len(), 1, "one answer, and the stream ends");
+        assert_eq!(all[0].error_message, expected);
+    }
+    let served = server.state.repository.get("speaker", "").unwrap();
+    assert_eq!(served.engine().stats().counters.arrivals, 0);
+    let written = std::fs::read(object.path()).unwrap();
+    assert!(written.iter().all(|&b| b == 0), "nothing is written");
+    drop(served);
+    end(server).await;
+}
