@@ -97,10 +97,20 @@ impl Reply {
     }
 }
 
+/// A request of a sequence that was refused before it came to the driver.
+pub(crate) struct Refused {
+    /// Its model.
+    pub served: Arc<Served>,
+    pub place: Place,
+    pub cause: String,
+}
+
 /// What the driver is told.
 pub(crate) enum Command {
     Submit(Box<Submission>),
     Cancel(RequestId),
+    /// A request was refused that the driver would have had next of its sequence.
+    Refused(Box<Refused>),
     /// Tell what is being done.
     Look(oneshot::Sender<Arc<Look>>),
     /// Take in a model, and say so.
@@ -118,7 +128,7 @@ impl Command {
     pub fn is_quick(&self) -> bool {
         match self {
             Self::Submit(submission) => submission.served.is_quick,
-            Self::Cancel(_) => true,
+            Self::Cancel(_) | Self::Refused(_) => true,
             _ => false,
         }
     }
@@ -299,6 +309,7 @@ impl Driver {
         match command {
             Command::Submit(submission) => self.submit(now, submission),
             Command::Cancel(id) => self.event(now, Event::Cancel(id)),
+            Command::Refused(refused) => self.refused(now, &refused),
             Command::Look(tx) => self.state.looks.push(tx),
             Command::Load(draft, reply) => {
                 let loaded = self.load(now, *draft);
@@ -343,15 +354,31 @@ impl Driver {
         drop(served.gone.set(last));
     }
 
+    /// Whether requests of a model are taken in.
+    fn is_there(&self, served: &Arc<Served>) -> bool {
+        self.core.takes(served.id) && Arc::ptr_eq(self.models.get(served.id), served)
+    }
+
+    fn refused(&mut self, now: Time, refused: &Refused) {
+        let Refused {
+            served,
+            place,
+            cause,
+        } = refused;
+        if self.is_there(served) {
+            let idle = served.sequences.idle;
+            let sequences = &mut self.state.sequences;
+            sequences.refused(now, served.id, *place, cause, idle);
+        }
+    }
+
     fn submit(&mut self, now: Time, mut submission: Box<Submission>) {
         let mut request = submission.request.clone();
         submission.served.unseen.take(request.arrival);
         request.arrival = request.arrival.min(now);
         let id = request.id;
         let served = &submission.served;
-        let is_there =
-            self.core.takes(request.model) && Arc::ptr_eq(self.models.get(request.model), served);
-        if !is_there {
+        if !self.is_there(served) {
             let model = served.name.clone();
             submission.reply.refuse(RequestError::Unloaded { model });
             return;

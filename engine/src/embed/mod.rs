@@ -189,7 +189,7 @@ pub struct Options {
     pub priority: u8,
     /// Correlation id: requests of one sequence run one after another, in order of arrival. Where
     /// the model carries state ([`lazybatch_graph::Program::carries`]), each gets what the one
-    /// before it left.
+    /// before it left; behind one that was refused or did not complete all fail until a start.
     pub sequence: Option<u64>,
     /// This request starts its sequence: its state is what it brings, or zeros. A sequence that
     /// carries state needs a start.
