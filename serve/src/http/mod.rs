@@ -216,11 +216,24 @@ async fn answer(
     headers: &HeaderMap,
     body: Result<Whole>,
 ) -> Result<Response> {
-    let _room = state.enter()?;
+    let _room = state.enter().inspect_err(|e| {
+        if let (Ok(whole), Ok(served)) = (&body, target.get(state)) {
+            body::refused(&served, headers, (&whole.body, &whole.tab), e);
+        }
+    })?;
     let Whole { body, tab } = body?;
     let served = target.get(state)?;
-    served.check_whole("HTTP end point")?;
-    let mut request = body::read(&served, &state.regions, &tab, headers, body)?;
+    let mut request = {
+        // Its place in a sequence is looked for where it is refused.
+        let again = served.is_stateful().then(|| body.clone());
+        let ready = served.check_whole("HTTP end point");
+        let ready = ready.and_then(|()| body::read(&served, &state.regions, &tab, headers, body));
+        ready.inspect_err(|e| {
+            if let Some(body) = &again {
+                body::refused(&served, headers, (body, &tab), e);
+            }
+        })?
+    };
     request.trace = traced.trace();
     traced.asks(&served, &mut request);
     let binary = request.params.flag("binary_data_output")?;

@@ -6,6 +6,7 @@ mod pending;
 mod prepare;
 mod run;
 mod sampling;
+mod sequence;
 
 use bytes::Bytes;
 use indexmap::IndexMap;
@@ -14,6 +15,8 @@ use lazybatch_sla::{Outcome, Time};
 use opentelemetry::TraceId;
 
 pub use run::{Item, Running, Stepwise, class_of, full, rehearse, start, steps, stream};
+
+pub use sequence::{PLACE, refused};
 
 use crate::dtype::DataType;
 use crate::error::{Error, Result};

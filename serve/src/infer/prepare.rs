@@ -9,10 +9,9 @@ use lazybatch_engine::Options;
 use lazybatch_graph::Tensor;
 use lazybatch_sla::Nanos;
 use tokio::time::Instant;
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::sampling::Wish;
-use super::{Input, Param, Request, Wanted};
+use super::{Input, Request, Wanted, sequence};
 use crate::config::TEXT_INPUT;
 use crate::config::controls::repeated;
 use crate::dtype::{self, DataType};
@@ -94,12 +93,7 @@ fn check_wanted(served: &Served, request: &Request) -> Result<()> {
 fn options(served: &Served, request: &Request) -> Result<(Options, u64)> {
     let params = &request.params;
     let settings = &served.settings;
-    let sequence = match params.get("sequence_id") {
-        Some(Param::Text(id)) if id.is_empty() => None,
-        // Ids that are texts share the numbers' space, spread over all of it.
-        Some(Param::Text(id)) => Some(xxh3_64(id.as_bytes()).max(1)),
-        _ => params.number("sequence_id")?.filter(|&id| id != 0),
-    };
+    let sequence = sequence::id(params)?;
     if served.settings.sequences.is_some() && sequence.is_none() {
         return Err(Error::Invalid(format!(
             "inference request to model '{}' must specify a non-zero or non-empty correlation ID",

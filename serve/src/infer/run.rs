@@ -12,6 +12,7 @@ use tokio::time::{Instant, timeout_at};
 use super::held::let_go;
 use super::pending::{DEFAULT, Pending};
 use super::prepare::{Prepared, prepare};
+use super::sequence::refused;
 use super::{Answer, Passage, Request, answer};
 use crate::cache::{Key, Outputs};
 use crate::error::{Error, Result};
@@ -43,8 +44,9 @@ pub struct Running {
 /// of it first. It counts as one that was refused.
 pub fn full(served: &Arc<Served>) -> Option<Error> {
     let full = served.engine().check_room().err()?;
-    // What is wrong with a call to these is told, or its answer is there already.
-    if served.settings.decoupled || served.cache.is_some() {
+    // What is wrong with a call to these is told, its answer is there already, or its sequence has to
+    // know.
+    if served.settings.decoupled || served.cache.is_some() || served.is_stateful() {
         return None;
     }
     let error = full.into();
@@ -141,7 +143,8 @@ struct Submitted {
 }
 
 fn submit(served: &Served, request: &Request, came: Time) -> Result<Submitted> {
-    let prepared = prepare(served, request)?;
+    let prepared = prepare(served, request);
+    let prepared = prepared.inspect_err(|e| refused(served, &request.params, e))?;
     let engine = served.engine();
     let seen = Seen::of(served, request, &prepared);
     let (samples, deadline) = (prepared.samples, prepared.deadline());
@@ -375,8 +378,9 @@ fn streamed(
     check: impl FnOnce(&Request) -> Result<()>,
 ) -> Result<Stepwise> {
     let mut pending = Pending::new(served, class_of(served, &request));
-    let checked = check(&request);
-    match checked.and_then(|()| begin(served, &request, pending.start())) {
+    let ready = check(&request).and_then(|()| prepare(served, &request));
+    let ready = ready.inspect_err(|e| refused(served, &request.params, e));
+    match ready.and_then(|prepared| begin(served, prepared, pending.start())) {
         Ok((steps, deadline, input)) => {
             request.inputs = Vec::new();
             Ok(Stepwise {
@@ -398,10 +402,9 @@ fn streamed(
 
 fn begin(
     served: &Served,
-    request: &Request,
+    mut prepared: Prepared,
     came: Time,
 ) -> Result<(StepStream, Option<Instant>, Nanos)> {
-    let mut prepared = prepare(served, request)?;
     if prepared.calls.len() != 1 {
         let what = format!("streamed request to model '{}'", served.name);
         return Err(Error::expected(what, "one sample", prepared.samples));
