@@ -61,7 +61,7 @@ pub mod policy;
 pub mod timeline;
 pub mod watch;
 
-pub use driver::stats::{Load, Stats};
+pub use driver::figures::{Load, Stats};
 pub use driver::threaded::Clock;
 pub use embed::{
     Answer, BuildError, Builder, Engine, Figures, Handle, Held, Launches, ModelHandle,

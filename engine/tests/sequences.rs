@@ -222,8 +222,104 @@ fn chunks_have_as_many_samples_as_the_start() {
         "sequence 1: expected 2 samples, as at its start, got 1"
     );
     other.wait().unwrap();
-    let next = engine.try_submit("stateful", vec![two], options(1, false, true));
-    assert_eq!(next.unwrap().wait().unwrap().outputs[0].dims, [2, 4]);
+    let of_two = |start| {
+        let options = options(1, start, false);
+        let handle = engine.try_submit("stateful", vec![two.clone()], options);
+        handle.unwrap().wait()
+    };
+    let behind = of_two(false).unwrap_err().to_string();
+    assert!(behind.contains(&refused.to_string()), "{behind}");
+    assert_eq!(of_two(true).unwrap().outputs[0].dims, [2, 4]);
+    assert_eq!(of_two(false).unwrap().outputs[0].dims, [2, 4]);
+}
+
+/// Hands in a request of sequence 1 that is refused, whoever refuses it; the cause.
+type Refuses<'a> = &'a dyn Fn(Options) -> String;
+
+#[test]
+fn a_request_that_is_refused_breaks_its_sequence_and_nothing_else() {
+    let engine = engine("greedy", SequenceOptions::default());
+    let model = engine
+        .load("own", model(), ModelOptions::default())
+        .unwrap();
+    let submit = |s, i, start, end| {
+        let handle = model.try_submit(vec![chunk(s, i)], options(s, start, end));
+        handle.unwrap().wait().map(|a| a.outputs[0].to_f32())
+    };
+    let want = by_hand(&engine, 1, 2);
+    let wrong = |o: Options| {
+        let inputs = vec![Tensor::from_f32(&[1, 3], &[0.0; 3])];
+        model.try_submit(inputs, o).err().unwrap().to_string()
+    };
+    let class = |o: Options| {
+        let class = Some("nobody's".into());
+        let options = Options { class, ..o };
+        let refused = model.try_submit_stream(vec![chunk(1, 1)], options);
+        refused.err().unwrap().to_string()
+    };
+    let held = |o: Options| {
+        let refused = model.try_submit_held(Vec::new(), o);
+        refused.err().unwrap().to_string()
+    };
+    let outside = |o: Options| {
+        model.refused(&o, "no room for it");
+        "no room for it".to_owned()
+    };
+    let ways: [Refuses<'_>; 4] = [&wrong, &class, &held, &outside];
+    for refuses in ways {
+        for starts in [false, true] {
+            submit(1, 0, true, false).unwrap();
+            submit(2, 0, true, false).unwrap();
+            let cause = refuses(options(1, starts, false));
+            for i in 1..4 {
+                let told = submit(1, i, false, false).unwrap_err();
+                let expected = format!("a request before it in sequence 1 was refused ({cause})");
+                assert!(matches!(told, RequestError::Failed(_)), "{told}");
+                assert!(told.to_string().contains(&expected), "{told}");
+            }
+            submit(2, 1, false, true).unwrap();
+            // Anew, and without a place in a sequence, it is as if nothing had been.
+            assert_eq!(submit(1, 0, true, false).unwrap(), want[0]);
+            refuses(Options::default());
+            assert_eq!(submit(1, 1, false, true).unwrap(), want[1]);
+        }
+    }
+    // Behind the start of one that is not open there is none.
+    wrong(options(1, true, false));
+    let told = submit(1, 1, false, false).unwrap_err().to_string();
+    assert!(told.contains("for none of that id is open"), "{told}");
+}
+
+#[test]
+fn a_request_that_finds_no_room_breaks_its_sequence() {
+    let device = CpuDevice::new(CpuOptions {
+        threads: 1,
+        ..CpuOptions::default()
+    });
+    let engine = Engine::builder().device(device);
+    let engine = engine.model("stateful", model(), ModelOptions::default());
+    let engine = engine.policy("serial").max_queue(1).build().unwrap();
+    let mut refused = None;
+    // Chunks of one sequence wait for one another: soon there is no room.
+    let mut taken = Vec::new();
+    for i in 0..100_000 {
+        let handle = engine.try_submit("stateful", vec![chunk(1, i)], options(1, i == 0, false));
+        match handle {
+            Ok(handle) => taken.push(handle),
+            Err(error) => {
+                refused = Some(error);
+                break;
+            }
+        }
+    }
+    assert!(matches!(refused, Some(RequestError::QueueFull { .. })));
+    for handle in taken {
+        handle.wait().unwrap();
+    }
+    let told = submit(&engine, 1, 1, 9).wait().unwrap_err().to_string();
+    assert!(told.contains("the queue of 1 requests is full"), "{told}");
+    submit(&engine, 1, 0, 9).wait().unwrap();
+    submit(&engine, 1, 1, 9).wait().unwrap();
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //! gRPC, with the extensions that Triton's clients use.
 //!
 //! - [`config`]: `config.pbtxt`, read strictly, completed from the model's file.
-//! - [`repository`]: folders of models, their versions, loading and unloading.
+//! - [`repository`]: folders of models, their versions, loading and unloading; [`files`]: what
+//!   configurations name in them.
 //! - [`model`]: a version that is served, in the engine of all or one of its own.
 //! - [`warmup`]: what it runs before it is ready.
 //! - [`infer`]: requests and answers, whatever they came over.
@@ -21,6 +22,7 @@ pub mod dashboard;
 pub mod dtype;
 pub mod error;
 pub mod explained;
+pub mod files;
 pub mod gpus;
 pub mod grpc;
 pub mod host;

@@ -16,6 +16,7 @@ use crate::config::{Cut, Known, Settings};
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
 use crate::explained::{self, Explained};
+use crate::files::file_in;
 use crate::host::{Host, Text};
 use crate::proto::{self, ModelConfig};
 use crate::repository::version::Version;
@@ -267,8 +268,8 @@ impl Served {
             })
         };
         let s = &self.stats;
-        // A request passes its stages one after another, and clients, which expect the same count of
-        // each, look while some are between two: those that have passed the last count.
+        // A request counts in one stage after another, and clients, which expect the same count of each,
+        // may look between two: those that count in the last do.
         let answered = s.compute_output.count();
         let stage = |s: &crate::stats::Span| {
             Some(proto::StatisticDuration {
@@ -376,7 +377,7 @@ fn profile(
         let measured = host.measure(program, max_batch, settings.segments);
         return measured.map_err(|e| Error::Invalid(format!("model {name}: {e}")));
     };
-    let path = folder.join(file);
+    let path = file_in(folder, "parameter profile", file)?;
     let profile = Profile::read(&path).map_err(|e| Error::Invalid(e.to_string()))?;
     let names: Vec<_> = profile.models.iter().map(|m| m.name.clone()).collect();
     let mut models = profile.models;
@@ -401,7 +402,7 @@ fn labels(folder: &Path, config: &ModelConfig) -> Result<BTreeMap<String, Vec<St
         .filter(|o| !o.label_filename.is_empty());
     named
         .map(|output| {
-            let path = folder.join(&output.label_filename);
+            let path = file_in(folder, "label_filename", &output.label_filename)?;
             let text = std::fs::read_to_string(&path)
                 .map_err(|e| Error::expected(path.display(), "a file of labels", e))?;
             let lines = text.lines().map(str::to_owned).collect();

@@ -1,11 +1,13 @@
 //! Memory that a client on the same machine shares by name.
 //!
 //! A POSIX shared memory object is a file of a memory file system; it is read and written as one,
-//! so that a client that changes or cuts it meanwhile spoils its own tensors and nothing else.
+//! so that a client that changes or cuts it meanwhile spoils its own tensors and nothing else. A symbolic
+//! link there is no object: it could lead to any file of the server.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::FileExt;
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::{Arc, RwLock};
 
@@ -71,11 +73,7 @@ impl Regions {
         if plain.is_empty() || plain.contains('/') || plain.starts_with('.') {
             return Err(fail("expected the name of a shared memory object".into()));
         }
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(Path::new(FOLDER).join(plain))
-            .map_err(|e| fail(e.to_string()))?;
+        let file = open(plain).map_err(|e| fail(e.to_string()))?;
         let metadata = file.metadata().map_err(|e| fail(e.to_string()))?;
         let end = offset
             .checked_add(byte_size)
@@ -151,6 +149,20 @@ impl Regions {
     }
 }
 
+/// The object of that name.
+fn open(name: &str) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    let options = options.read(true).write(true);
+    let opened = options
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(Path::new(FOLDER).join(name));
+    opened.map_err(|e| match e.raw_os_error() {
+        // It is a link.
+        Some(libc::ELOOP) => io::Error::from_raw_os_error(libc::ENOENT),
+        _ => e,
+    })
+}
+
 fn unknown(name: &str) -> Error {
     Error::NotFound(format!("Unable to find shared memory region: '{name}'"))
 }
@@ -161,7 +173,7 @@ impl Region {
         (&self.name, self.offset, self.byte_size)
     }
 
-    fn fail(&self, e: &std::io::Error) -> Error {
+    fn fail(&self, e: &io::Error) -> Error {
         Error::Invalid(format!("shared memory region '{}': {e}", self.name))
     }
 
@@ -241,6 +253,35 @@ mod tests {
         let regions = Regions::default();
         for key in ["../etc/passwd", "/", "a/b", ".."] {
             assert!(regions.register("r", key, 0, 1).is_err(), "{key}");
+        }
+    }
+
+    #[test]
+    fn links_are_no_objects() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(64).unwrap();
+        let object = tempfile::Builder::new()
+            .prefix("lazybatch")
+            .tempfile_in(FOLDER)
+            .unwrap();
+        object.as_file().set_len(64).unwrap();
+        let links = tempfile::Builder::new()
+            .prefix("lazybatch")
+            .tempdir_in(FOLDER)
+            .unwrap();
+        let name = links.path().file_name().unwrap().to_str().unwrap();
+        let regions = Regions::default();
+        for (i, to) in [file.path(), object.path()].into_iter().enumerate() {
+            let key = format!("{name}-link-{i}");
+            let link = Path::new(FOLDER).join(&key);
+            std::os::unix::fs::symlink(to, &link).unwrap();
+            let told = |key: &str| {
+                let refused = regions.register("r", key, 0, 8).unwrap_err();
+                refused.to_string().replace(key, "KEY")
+            };
+            let (of_link, of_none) = (told(&key), told(&format!("{name}-none")));
+            std::fs::remove_file(&link).unwrap();
+            assert_eq!(of_link, of_none);
         }
     }
 }

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use lazybatch_engine::Answer;
 use lazybatch_sla::{Histogram, Nanos, Outcome, Time};
 
 use crate::error::Error;
+use crate::infer::Passage;
 
 /// A count and the time that it took together.
 #[derive(Debug, Default)]
@@ -75,7 +75,8 @@ pub struct Stats {
     pub success: Span,
     /// Requests that were not.
     pub fail: Span,
-    /// From arrival to the first launch.
+    /// From arrival to the first launch; this and the next three of each request that was answered, but
+    /// not from the cache.
     pub queue: Span,
     /// Reading of inputs.
     pub compute_input: Span,
@@ -146,13 +147,21 @@ impl Stats {
         first.record(took.0);
     }
 
-    /// An answer of the engine came.
-    pub fn answered(&self, class: &str, answer: &Answer, samples: usize) {
-        let first = answer.first_launch.unwrap_or(answer.finish);
-        self.queue.add(first.since(answer.arrival));
-        self.compute_infer.add(answer.finish.since(first));
-        self.inferences.fetch_add(samples as u64, Relaxed);
-        self.outcome(class, answer.outcome);
+    /// The engine has answered a request, all of it.
+    pub fn answered(&self, class: &str, passage: &Passage) {
+        self.inferences.fetch_add(passage.samples as u64, Relaxed);
+        self.outcome(class, passage.outcome);
+    }
+
+    /// The outputs of such a request were put together; reading its inputs and writing its outputs took
+    /// so long.
+    pub fn computed(&self, passage: &Passage, input: Nanos, output: Nanos) {
+        let first = passage.first_launch;
+        self.queue.add(first.since(passage.arrival));
+        self.compute_input.add(input);
+        self.compute_infer.add(passage.finish.since(first));
+        // Last: who tells them goes by it.
+        self.compute_output.add(output);
     }
 
     /// An answer came from the response cache.

@@ -10,6 +10,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::dtype::{self, DataType};
 use crate::error::{Error, Result};
+use crate::files::file_in;
 use crate::infer::{self, Input, Param, Params, Request};
 use crate::model::Served;
 use crate::proto::ModelWarmup;
@@ -142,7 +143,7 @@ fn numbers(data_type: DataType, elements: usize, of: impl Fn(usize) -> f64) -> V
 
 /// The elements of one sample, little-endian, from a file.
 fn file_data(folder: &Path, file: &str, data_type: DataType, elements: usize) -> Result<Vec<u8>> {
-    let path = file_in(&folder.join(FOLDER), file)?;
+    let path = file_in(&folder.join(FOLDER), "input_data_file", file)?;
     let data = std::fs::read(&path)
         .map_err(|e| Error::expected(path.display(), "a file with the input's bytes", e))?;
     let wanted = data_type.size().map(|size| size * elements);
@@ -152,18 +153,4 @@ fn file_data(folder: &Path, file: &str, data_type: DataType, elements: usize) ->
         return Err(Error::expected(path.display(), expected, got));
     }
     Ok(data)
-}
-
-/// A file of that name in a folder, not outside of it.
-///
-/// # Errors
-/// A name that leads elsewhere.
-pub fn file_in(folder: &Path, file: &str) -> Result<std::path::PathBuf> {
-    use std::path::Component;
-    let is_plain = |c: Component<'_>| matches!(c, Component::Normal(_));
-    if file.is_empty() || !Path::new(file).components().all(is_plain) {
-        let what = format!("file in {}", folder.display());
-        return Err(Error::expected(what, "a name", format!("'{file}'")));
-    }
-    Ok(folder.join(file))
 }

@@ -1,5 +1,6 @@
 //! Drivers move events into the core and actions to a device.
 
+pub mod figures;
 mod issue;
 pub(crate) mod launches;
 pub(crate) mod models;
@@ -7,7 +8,7 @@ pub mod plan;
 mod planner;
 pub(crate) mod seat;
 pub(crate) mod sequences;
-pub(crate) mod stats;
+mod steps;
 pub mod threaded;
 pub mod virtual_time;
 

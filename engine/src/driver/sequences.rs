@@ -4,9 +4,9 @@
 //! sequence one after another; here the state waits in between.
 //!
 //! Invariants:
-//! 1. A request gets the state that the one accepted before it in its sequence left, or fails:
-//!    behind one that did not complete, the sequence is broken until it is started again. Who ends
-//!    first does not matter: a request may be cancelled while those before it run.
+//! 1. A request gets the state that the one handed in before it in its sequence left, or fails:
+//!    behind one that did not complete, or was refused, the sequence is broken until it is started
+//!    again. Who ends first does not matter: a request may be cancelled while those before it run.
 //! 2. Requests of a sequence have as many samples as the one that starts it, as its state has.
 //! 3. Of a model no more than [`SequenceOptions::most`] sequences are kept, none idle for longer than
 //!    [`SequenceOptions::idle`].
@@ -46,7 +46,7 @@ pub(crate) struct Place {
     pub start: bool,
     /// Behind it the state is dropped.
     pub end: bool,
-    /// How many of its sequence were accepted before it, which [`Sequences::accept`] says.
+    /// How many of its sequence were handed in before it, which [`Sequences::accept`] says.
     pub number: u64,
 }
 
@@ -60,16 +60,16 @@ pub(crate) struct Sequences {
 type Left = Result<Vec<Tensor>, String>;
 
 struct Kept {
-    /// What requests left that the next one still wants: that of the last one accepted, and those
+    /// What requests left that the next one still wants: that of the last one handed in, and those
     /// whose next one has not ended.
     left: BTreeMap<u64, Left>,
     /// Numbers of the requests accepted that have not ended.
     pending: Vec<u64>,
-    /// Requests accepted so far.
+    /// Requests handed in so far.
     num: u64,
-    /// Samples of the request that started it.
-    samples: u32,
-    /// More requests may follow: the last one accepted was no end.
+    /// Samples of the request that started it; of any number if that was refused.
+    samples: Option<u32>,
+    /// More requests may follow: the last one handed in was no end.
     is_open: bool,
     /// End of the last request.
     used: Time,
@@ -136,25 +136,53 @@ impl Sequences {
             left: BTreeMap::new(),
             pending: Vec::new(),
             num: 0,
-            samples,
+            samples: None,
             is_open: false,
             used: now,
         });
+        let wrong = kept.samples.filter(|&own| own != samples);
         if place.start {
-            kept.samples = samples;
+            kept.samples = Some(samples);
         } else if !kept.is_open {
             return misplaced("the start of a sequence, for its end came before".into());
-        } else if samples != kept.samples {
-            let expected = kept.samples;
-            return misplaced(format!(
-                "{expected} samples, as at its start, got {samples}"
-            ));
+        } else if let Some(expected) = wrong {
+            let expected = format!("{expected} samples, as at its start, got {samples}");
+            let refused = misplaced(expected);
+            if let Err(error) = &refused {
+                self.refused(now, model, *place, &error.to_string(), idle);
+            }
+            return refused;
         }
         place.number = kept.num;
         kept.num += 1;
         kept.pending.push(place.number);
         kept.is_open = !place.end;
         Ok(())
+    }
+
+    /// A request was refused: what follows it in its sequence fails with the cause, until one starts
+    /// it again. Where it has no sequence behind it, nothing can follow but a start.
+    pub fn refused(&mut self, now: Time, model: ModelId, place: Place, cause: &str, idle: Nanos) {
+        let key = place.sequence;
+        let Some(of_model) = self.kept.get_mut(&model) else {
+            return;
+        };
+        let kept = of_model.get_mut(&key).filter(|k| !k.is_stale(now, idle));
+        let Some(kept) = kept.filter(|k| k.is_open || place.start) else {
+            return;
+        };
+        let number = kept.num;
+        kept.num += 1;
+        kept.is_open = !place.end;
+        kept.used = now;
+        if place.start {
+            kept.samples = None;
+        }
+        let why = format!("a request before it in sequence {key} was refused ({cause})");
+        kept.ended(number, Err(why));
+        if kept.pending.is_empty() && !kept.is_open {
+            of_model.remove(&key);
+        }
     }
 
     /// Puts the state into a request's inputs, when it is its turn.
@@ -205,9 +233,14 @@ impl Sequences {
                 let carried = program.carries.iter();
                 Ok(carried.map(|c| outputs[c.output.index()].clone()).collect())
             }
-            Err(cause) => Err(format!(
-                "{request}, before it in sequence {key}, did not complete ({cause})"
-            )),
+            Err(cause) => {
+                let before = place.number.checked_sub(1).filter(|_| !place.start);
+                let broken = before.and_then(|n| kept.left.get(&n)?.as_ref().err());
+                // What broke it first: a cause of a cause would grow with every request.
+                Err(broken.cloned().unwrap_or_else(|| {
+                    format!("{request}, before it in sequence {key}, did not complete ({cause})")
+                }))
+            }
         };
         kept.ended(place.number, left);
         if kept.pending.is_empty() && !kept.is_open {
@@ -253,6 +286,11 @@ mod tests {
             let (program, id) = (Program::default(), RequestId(place.number));
             let outputs = outputs.map(|()| &[][..]);
             self.0.ended(Time(now), id, &program, MODEL, place, outputs);
+        }
+
+        fn refused(&mut self, now: u64, place: Place) {
+            let idle = self.1.idle;
+            self.0.refused(Time(now), MODEL, place, "full", idle);
         }
 
         fn hand_over(&self, place: Place) -> Result<(), String> {
@@ -340,6 +378,11 @@ mod tests {
             )
         );
         s.hand_over(first).unwrap();
+        // All that follow are told of the first.
+        let told = s.hand_over(second).unwrap_err();
+        s.end(2, second, Err(&told));
+        let third = s.accept(3, place(1, false, false)).unwrap();
+        assert_eq!(s.hand_over(third).unwrap_err(), told);
     }
 
     #[test]
@@ -368,8 +411,62 @@ mod tests {
             refused.unwrap_err().to_string(),
             "sequence 1: expected 2 samples, as at its start, got 1"
         );
-        s.accept_samples(0, place(1, false, false), 2).unwrap();
+        let behind = s.accept_samples(0, place(1, false, false), 2).unwrap();
+        let told = "a request before it in sequence 1 was refused (sequence 1: expected 2 samples, as at \
+                    its start, got 1)";
+        assert_eq!(s.hand_over(behind).unwrap_err(), told);
         s.accept_samples(0, place(1, true, false), 1).unwrap();
         s.accept_samples(0, place(1, false, false), 1).unwrap();
+    }
+
+    #[test]
+    fn behind_a_request_that_was_refused_the_sequence_is_broken_until_its_start() {
+        for starts in [false, true] {
+            let mut s = sequences(100, 2);
+            let first = s.accept(0, place(1, true, false)).unwrap();
+            s.refused(1, place(1, starts, false));
+            // Of whatever samples the start would have had.
+            let samples = if starts { 3 } else { 1 };
+            let behind = s.accept_samples(2, place(1, false, false), samples);
+            let behind = behind.unwrap();
+            // Those before it know nothing of it, and leave nothing to those behind.
+            s.end(3, first, Ok(()));
+            let told = s.hand_over(behind).unwrap_err();
+            assert_eq!(told, "a request before it in sequence 1 was refused (full)");
+            s.end(4, behind, Err(&told));
+            let again = s.accept(5, place(1, true, false)).unwrap();
+            let last = s.accept(5, place(1, false, true)).unwrap();
+            s.end(6, again, Ok(()));
+            s.hand_over(last).unwrap();
+            s.end(7, last, Ok(()));
+            assert!(s.0.kept[&MODEL].is_empty());
+        }
+    }
+
+    #[test]
+    fn who_is_refused_keeps_no_sequence() {
+        let mut s = sequences(100, 2);
+        // None is open.
+        for (starts, ends) in [(true, false), (false, false), (true, true)] {
+            s.refused(0, place(1, starts, ends));
+        }
+        assert!(s.0.kept.is_empty());
+        assert!(s.accept(0, place(1, false, false)).is_err());
+        // An end is one, whatever becomes of it.
+        let first = s.accept(0, place(1, true, false)).unwrap();
+        s.refused(1, place(1, false, true));
+        assert!(s.accept(2, place(1, false, false)).is_err());
+        s.refused(2, place(1, false, false));
+        s.end(3, first, Ok(()));
+        assert!(s.0.kept[&MODEL].is_empty());
+        // So it is with one that is idle.
+        let first = s.accept(4, place(1, true, false)).unwrap();
+        s.end(5, first, Ok(()));
+        s.refused(6, place(1, false, true));
+        assert!(s.0.kept[&MODEL].is_empty());
+        let first = s.accept(7, place(1, true, false)).unwrap();
+        s.end(8, first, Ok(()));
+        s.refused(109, place(1, false, false));
+        assert!(s.accept(109, place(1, false, false)).is_err(), "too late");
     }
 }

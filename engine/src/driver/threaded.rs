@@ -20,12 +20,13 @@ use smallvec::SmallVec;
 use tokio::sync::{mpsc, oneshot};
 
 use super::Observer;
+use super::figures::{Load, Stats};
 use super::issue::issue;
 use super::launches::Counting;
 use super::models::Models;
 use super::planner::Planner;
 use super::sequences::{Place, Sequences};
-use super::stats::{Load, Stats};
+use super::steps::Sent;
 use crate::core::{Action, Attach, Core, Event, Request};
 use crate::embed::{
     Abandoned, Admitted, Answer, BuildError, Draft, Inbox, ModelStats, Permits, RequestError,
@@ -111,10 +112,20 @@ impl Reply {
     }
 }
 
+/// A request of a sequence that was refused before it came to the driver.
+pub(crate) struct Refused {
+    /// Its model.
+    pub served: Arc<Served>,
+    pub place: Place,
+    pub cause: String,
+}
+
 /// What the driver is told.
 pub(crate) enum Command {
     Submit(Box<Submission>),
     Cancel(RequestId),
+    /// A request was refused that the driver would have had next of its sequence.
+    Refused(Box<Refused>),
     /// Tell what is being done.
     Look(oneshot::Sender<Arc<Look>>),
     /// Take in a model, and say so.
@@ -132,7 +143,7 @@ impl Command {
     pub fn is_quick(&self) -> bool {
         match self {
             Self::Submit(submission) => submission.served.is_quick,
-            Self::Cancel(_) => true,
+            Self::Cancel(_) | Self::Refused(_) => true,
             _ => false,
         }
     }
@@ -153,8 +164,8 @@ struct Open {
     ended: Option<(Time, Outcome, Option<Time>, Option<String>)>,
     /// Why its sequence cannot go on: it fails when it has run.
     broken: Option<String>,
-    /// Rows sent so far, by output.
-    sent: Vec<usize>,
+    /// What was sent, if it is answered step by step.
+    sent: Option<Sent>,
 }
 
 pub(crate) struct Driver {
@@ -264,7 +275,7 @@ impl Driver {
             self.state.empty_turns = 0;
             let failed = done.result.err().map(|e| e.to_string());
             let issue = self.state.issue_of(done.ticket);
-            self.stream_steps();
+            self.stream_steps(None);
             self.event(
                 now,
                 Event::Done {
@@ -333,6 +344,7 @@ impl Driver {
         match command {
             Command::Submit(submission) => self.submit(now, submission),
             Command::Cancel(id) => self.event(now, Event::Cancel(id)),
+            Command::Refused(refused) => self.refused(now, &refused),
             Command::Look(tx) => self.state.looks.push(tx),
             Command::Load(draft, reply) => self.state.next_load = Some((draft, reply)),
             Command::Unload(served) => self.event(now, Event::Detach(served.id)),
@@ -382,15 +394,31 @@ impl Driver {
         drop(served.gone.set(last));
     }
 
+    /// Whether requests of a model are taken in.
+    fn is_there(&self, served: &Arc<Served>) -> bool {
+        self.core.takes(served.id) && Arc::ptr_eq(self.models.get(served.id), served)
+    }
+
+    fn refused(&mut self, now: Time, refused: &Refused) {
+        let Refused {
+            served,
+            place,
+            cause,
+        } = refused;
+        if self.is_there(served) {
+            let idle = served.sequences.idle;
+            let sequences = &mut self.state.sequences;
+            sequences.refused(now, served.id, *place, cause, idle);
+        }
+    }
+
     fn submit(&mut self, now: Time, mut submission: Box<Submission>) {
         let mut request = submission.request.clone();
         submission.served.unseen.take(request.arrival);
         request.arrival = request.arrival.min(now);
         let id = request.id;
         let served = &submission.served;
-        let is_there =
-            self.core.takes(request.model) && Arc::ptr_eq(self.models.get(request.model), served);
-        if !is_there {
+        if !self.is_there(served) {
             let model = served.name.clone();
             submission.refuse(RequestError::Unloaded { model });
             return;
@@ -404,8 +432,9 @@ impl Driver {
                 return;
             }
         }
-        let num_outputs = served.program.outputs.len();
-        if matches!(submission.reply, Reply::Stream(_)) {
+        let is_stream = matches!(submission.reply, Reply::Stream(_));
+        let sent = is_stream.then(|| Sent::none(&submission.served.program));
+        if is_stream {
             self.state.streaming.push(id);
         }
         let open = Open {
@@ -413,7 +442,7 @@ impl Driver {
             slot: None,
             ended: None,
             broken: None,
-            sent: vec![0; num_outputs],
+            sent,
         };
         if let Some(explains) = self.on_request.as_mut().filter(|_| open.submission.explain) {
             explains.begin(id, &mut self.core);
@@ -578,7 +607,7 @@ impl Driver {
     }
 
     fn release(&mut self, id: RequestId, slot: Slot) {
-        self.stream_steps();
+        self.stream_steps(Some(id));
         let outputs = if self.state.unstaged.remove(&id).is_some() {
             Vec::new()
         } else {
@@ -645,8 +674,8 @@ impl Driver {
         }
     }
 
-    /// Sends what streaming requests have emitted since the last time.
-    fn stream_steps(&mut self) {
+    /// Sends what streaming requests have emitted since the last time, one of which may be over.
+    fn stream_steps(&mut self, over: Option<RequestId>) {
         for id in &self.state.streaming {
             let open = self
                 .state
@@ -656,20 +685,16 @@ impl Driver {
             let (Some(slot), Reply::Stream(tx)) = (open.slot, &open.submission.reply) else {
                 continue;
             };
-            if open.broken.is_some() {
+            let has_answer = open.broken.is_none() && !self.state.unstaged.contains_key(id);
+            let Some(sent) = open.sent.as_mut().filter(|_| has_answer) else {
                 continue;
-            }
-            for (o, sent) in open.sent.iter_mut().enumerate() {
-                let output = OutputId::new(o);
-                let Some(rows) = self.device.emitted(slot, output, *sent) else {
-                    continue;
-                };
-                let num = rows.dims.first().copied().unwrap_or(0);
-                if num > 0 {
-                    *sent += num;
-                    drop(tx.send(Ok(Step::Rows { output: o, rows })));
-                }
-            }
+            };
+            let has_ended = |(_, outcome, ..): &(_, Outcome, _, _)| outcome.is_completed();
+            let is_end = over == Some(*id) && open.ended.as_ref().is_some_and(has_ended);
+            sent.take_new(self.device.as_ref(), slot, is_end, |output, rows| {
+                // The client may have gone.
+                drop(tx.send(Ok(Step::Rows { output, rows })));
+            });
         }
     }
 

@@ -30,10 +30,10 @@ pub(crate) use outbox::{Abandoned, Inbox, Outbox};
 use submit::Bounded;
 pub(crate) use submit::Permits;
 
+use crate::driver::figures::Stats;
 pub use crate::driver::launches::Launches;
 use crate::driver::seat::Seat;
 pub use crate::driver::sequences::SequenceOptions;
-use crate::driver::stats::Stats;
 use crate::driver::threaded::{Clock, Command};
 use crate::explain::{Explainer, Explanation};
 use crate::watch::{Monitor, Tape};
@@ -189,7 +189,7 @@ pub struct Options {
     pub priority: u8,
     /// Correlation id: requests of one sequence run one after another, in order of arrival. Where
     /// the model carries state ([`lazybatch_graph::Program::carries`]), each gets what the one
-    /// before it left.
+    /// before it left; behind one that was refused or did not complete all fail until a start.
     pub sequence: Option<u64>,
     /// This request starts its sequence: its state is what it brings, or zeros. A sequence that
     /// carries state needs a start.
@@ -235,7 +235,7 @@ pub struct Answer {
 /// One item of a stream.
 #[derive(Clone, Debug)]
 pub enum Step {
-    /// Rows newly emitted to an output.
+    /// Rows newly emitted to an output; all of one that does not grow, which comes once.
     Rows {
         /// Which output.
         output: usize,

@@ -434,6 +434,13 @@ impl ModelHandle {
         self.shared.try_submit_stream(&self.served, inputs, options)
     }
 
+    /// A request with these options was refused by whoever would have submitted it. If it is of a
+    /// sequence that carries state, what follows in that fails with the cause until it is started
+    /// again, as behind one that is refused when it is submitted.
+    pub fn refused(&self, options: &Options, cause: &str) {
+        self.shared.refused(&self.served, options, cause.to_owned());
+    }
+
     /// As [`super::Engine::explain`].
     pub fn explain(&self, id: RequestId) -> Option<Explanation> {
         self.shared.explain(id)

@@ -14,7 +14,7 @@ use super::outbox::{Gone, Held};
 use super::{Admitted, Answer, Handle, Options, RequestError, Served, Shared, StepStream};
 use crate::core::Request;
 use crate::driver::sequences::Place;
-use crate::driver::threaded::{Command, Reply, Submission};
+use crate::driver::threaded::{Command, Refused, Reply, Submission};
 
 /// Places of a request in what its model bounds, in what the engine bounds, and, in queues, in what
 /// its model bounds for its priority level.
@@ -76,8 +76,9 @@ impl Shared {
         inputs: Vec<Tensor>,
         options: Options,
     ) -> Result<Answer, RequestError> {
-        let (request, inputs) = self.check(served, inputs, &options)?;
-        let room = self.room(served, &request).await?;
+        let (request, inputs) = self.checked(served, inputs, &options)?;
+        let room = self.room(served, &request).await;
+        let room = self.noting(served, &options, room)?;
         self.send_once(served, request, inputs, &options, room)?
             .await
     }
@@ -88,8 +89,9 @@ impl Shared {
         inputs: Vec<Tensor>,
         options: Options,
     ) -> Result<StepStream, RequestError> {
-        let (request, inputs) = self.check(served, inputs, &options)?;
-        let room = self.room(served, &request).await?;
+        let (request, inputs) = self.checked(served, inputs, &options)?;
+        let room = self.room(served, &request).await;
+        let room = self.noting(served, &options, room)?;
         self.send_stream(served, request, inputs, &options, room)
     }
 
@@ -99,8 +101,8 @@ impl Shared {
         inputs: Vec<Tensor>,
         options: Options,
     ) -> Result<StepStream, RequestError> {
-        let (request, inputs) = self.check(served, inputs, &options)?;
-        let room = self.try_room(served, &request)?;
+        let (request, inputs) = self.checked(served, inputs, &options)?;
+        let room = self.try_room(served, &request, &options)?;
         self.send_stream(served, request, inputs, &options, room)
     }
 
@@ -110,8 +112,8 @@ impl Shared {
         inputs: Vec<Tensor>,
         options: Options,
     ) -> Result<Handle, RequestError> {
-        let (request, inputs) = self.check(served, inputs, &options)?;
-        let room = self.try_room(served, &request)?;
+        let (request, inputs) = self.checked(served, inputs, &options)?;
+        let room = self.try_room(served, &request, &options)?;
         self.send_once(served, request, inputs, &options, room)
     }
 
@@ -121,14 +123,57 @@ impl Shared {
         inputs: Vec<Tensor>,
         options: Options,
     ) -> Result<(Handle, Option<Held>), RequestError> {
-        let (request, inputs) = self.check(served, inputs, &options)?;
-        let room = self.try_room(served, &request)?;
+        let (request, inputs) = self.checked(served, inputs, &options)?;
+        let room = self.try_room(served, &request, &options)?;
         let (handle, submit) = self.once(served, request, inputs, &options, room)?;
         let is_first = self
             .outbox
             .hold(submit)
             .map_err(|Gone| RequestError::Closed)?;
         Ok((handle, is_first.then(|| Held(self.clone()))))
+    }
+
+    /// Tells the driver of a request that was refused, if it is of a sequence with state: in the order
+    /// in which requests are handed in, so that what follows does not go on without it.
+    pub(super) fn refused(&self, served: &Arc<Served>, options: &Options, cause: String) {
+        if let Some(place) = place(served, options) {
+            let served = served.clone();
+            let refused = Refused {
+                served,
+                place,
+                cause,
+            };
+            // An engine that is gone has no sequences.
+            drop(self.outbox.send(Command::Refused(Box::new(refused))));
+        }
+    }
+
+    /// The same where it is.
+    fn noting<T>(
+        &self,
+        served: &Arc<Served>,
+        options: &Options,
+        result: Result<T, RequestError>,
+    ) -> Result<T, RequestError> {
+        result.inspect_err(|error| self.refused(served, options, error.to_string()))
+    }
+
+    fn checked(
+        &self,
+        served: &Arc<Served>,
+        inputs: Vec<Tensor>,
+        options: &Options,
+    ) -> Result<(Request, Vec<Tensor>), RequestError> {
+        self.noting(served, options, self.check(served, inputs, options))
+    }
+
+    fn try_room(
+        &self,
+        served: &Arc<Served>,
+        request: &Request,
+        options: &Options,
+    ) -> Result<Room, RequestError> {
+        self.noting(served, options, self.find_room(served, request))
     }
 
     /// Limits on memory that the model has, and the bytes that a request of it may hold.
@@ -174,7 +219,7 @@ impl Shared {
         full.map_or(Ok(()), |queue| Err(queue.full()))
     }
 
-    fn try_room(&self, served: &Served, request: &Request) -> Result<Room, RequestError> {
+    fn find_room(&self, served: &Served, request: &Request) -> Result<Room, RequestError> {
         let (limits, needed) = self.limits(served, request);
         let [own, all] = limits;
         let share = |limit: Option<&Limit>| {
@@ -301,14 +346,7 @@ impl Shared {
         let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
         request.id = id;
         request.arrival = request.arrival.min(self.clock.now());
-        let carries = !served.program.carries.is_empty();
-        let place = request.sequence.filter(|_| carries);
-        let place = place.map(|sequence| Place {
-            sequence,
-            start: options.sequence_start,
-            end: options.sequence_end,
-            number: 0,
-        });
+        let place = place(served, options);
         let submission = Submission {
             served: served.clone(),
             request,
@@ -331,6 +369,18 @@ impl Shared {
 /// The inputs with those that a request may leave out.
 pub(super) fn completed(program: &Program, given: Vec<Tensor>) -> Vec<Tensor> {
     with_sampling(program, with_carried(program, given))
+}
+
+/// The place of a request in a sequence, of a model that carries state.
+fn place(served: &Served, options: &Options) -> Option<Place> {
+    let carries = !served.program.carries.is_empty();
+    let sequence = options.sequence.filter(|_| carries)?;
+    Some(Place {
+        sequence,
+        start: options.sequence_start,
+        end: options.sequence_end,
+        number: 0,
+    })
 }
 
 /// The inputs with zeros for all carried ones, if just those are missing.

@@ -7,11 +7,11 @@ use lazybatch_graph::Tensor;
 use super::{Known, KnownTensor};
 use crate::dtype::{self, DataType};
 use crate::error::{Error, Result};
+use crate::files::file_in;
 use crate::proto::ModelSequenceBatching;
 use crate::proto::model_sequence_batching::control::Kind;
 use crate::proto::model_sequence_batching::initial_state::StateData;
 use crate::proto::model_sequence_batching::{Control as Stated, InitialState, State};
-use crate::warmup::file_in;
 
 /// Folder of `data_file`, in the model's folder.
 const FOLDER: &str = "initial_state";
@@ -294,7 +294,7 @@ fn initial(tensor: &KnownTensor, stated: Option<&InitialState>, folder: &Path) -
     match &stated.state_data {
         Some(StateData::ZeroData(true)) => Ok(zeros()),
         Some(StateData::DataFile(file)) => {
-            let path = file_in(&folder.join(FOLDER), file)?;
+            let path = file_in(&folder.join(FOLDER), &what, file)?;
             let bytes = std::fs::read(&path)
                 .map_err(|e| Error::expected(path.display(), "a file with the state", e))?;
             dtype::to_tensor(data_type, tensor.held, &dims, &bytes)

@@ -64,6 +64,9 @@ const HONOURED: &[&str] = &[
     "response_cache.enable",
 ];
 
+/// Most samples of a request or a launch that can be asked for: latencies are measured up to that.
+pub const MOST_BATCH: u32 = 1 << 16;
+
 /// A configuration as it was written.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
@@ -88,7 +91,13 @@ impl Config {
             let (line, column) = place(text, own);
             Error::Invalid(format!("{file}:{line}:{column}: {e}"))
         })?;
-        Self::of(file, &message)
+        let config = Self::of(file, &message)?;
+        check_batch(&config.proto).map_err(|e| {
+            let at = text::value(text, MAX_BATCH_SIZE).unwrap_or(0);
+            let (line, column) = place(text, at);
+            Error::Invalid(format!("{file}:{line}:{column}: {e}"))
+        })?;
+        Ok(config)
     }
 
     /// Reads the JSON form, as requests to load a model bring it.
@@ -99,7 +108,9 @@ impl Config {
         let mut reader = serde_json::Deserializer::from_str(text);
         let message = DynamicMessage::deserialize(proto::descriptor("ModelConfig"), &mut reader)
             .map_err(|e| Error::Invalid(format!("{what}: {e}")))?;
-        Self::of(what, &message)
+        let config = Self::of(what, &message)?;
+        check_batch(&config.proto).map_err(|e| Error::Invalid(format!("{what}: {e}")))?;
+        Ok(config)
     }
 
     fn of(file: &str, message: &DynamicMessage) -> Result<Self> {
@@ -111,6 +122,20 @@ impl Config {
         ignored.dedup();
         Ok(Self { proto, ignored })
     }
+}
+
+const MAX_BATCH_SIZE: &str = "max_batch_size";
+
+fn check_batch(config: &ModelConfig) -> Result<()> {
+    let size = config.max_batch_size;
+    if u32::try_from(size).is_ok_and(|size| size <= MOST_BATCH) {
+        return Ok(());
+    }
+    Err(Error::expected(
+        MAX_BATCH_SIZE,
+        format!("0 to {MOST_BATCH}"),
+        size,
+    ))
 }
 
 /// Line and column of a byte, both from 1.
@@ -203,6 +228,30 @@ mod tests {
         assert!(told("max_batch_size: \"x\"").starts_with("m/config.pbtxt:1:17: "));
         assert!(told("input [ {").starts_with("m/config.pbtxt:1:10: "));
         assert!(told("input { data_type: TYPE_FP31 }").contains("TYPE_FP31"));
+    }
+
+    #[test]
+    fn a_batch_is_bounded_and_told_with_its_place() {
+        let parse = |size: &str| {
+            let text = format!(
+                "# max_batch_size: 1\nname: \"max_batch_size\"\n  max_batch_size : {size}\n"
+            );
+            Config::parse("m/config.pbtxt", &text)
+        };
+        for fits in ["0", "64", "65536"] {
+            assert!(parse(fits).is_ok(), "{fits}");
+        }
+        for size in ["65537", "2147483647", "-1"] {
+            let told = parse(size).unwrap_err().to_string();
+            let expected =
+                format!("m/config.pbtxt:3:20: max_batch_size: expected 0 to 65536, got {size}");
+            assert_eq!(told, expected);
+        }
+        let told = Config::parse_json("parameter 'config'", r#"{"max_batch_size": 65537}"#);
+        assert_eq!(
+            told.unwrap_err().to_string(),
+            "parameter 'config': max_batch_size: expected 0 to 65536, got 65537"
+        );
     }
 
     #[test]

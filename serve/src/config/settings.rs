@@ -10,7 +10,7 @@ use lazybatch_engine::SequenceOptions;
 use lazybatch_kernels::import;
 use lazybatch_sla::{Class, Nanos};
 
-use super::{Config, Control, Cut};
+use super::{Config, Control, Cut, MOST_BATCH};
 use crate::error::{Error, Result};
 use crate::proto::model_config::SchedulingChoice;
 use crate::proto::model_queue_policy::TimeoutAction;
@@ -217,7 +217,7 @@ impl Settings {
             classes,
             max_queue,
             max_queue_by_level,
-            max_batch: number(text("max_batch"), "max_batch")?,
+            max_batch: max_batch(text("max_batch"))?,
             memory: number(text("memory_bytes"), "memory_bytes")?,
             max_steps: number(text("max_steps"), "max_steps")?,
             profile: text("profile").map(str::to_owned),
@@ -384,6 +384,17 @@ fn number<T: FromStr>(text: Option<&str>, key: &str) -> Result<Option<T>> {
     text.map(parse).transpose()
 }
 
+fn max_batch(stated: Option<&str>) -> Result<Option<u32>> {
+    let most: Option<u32> = number(stated, "max_batch")?;
+    match most.filter(|most| !(1..=MOST_BATCH).contains(most)) {
+        None => Ok(most),
+        Some(other) => {
+            let expected = format!("1 to {MOST_BATCH}");
+            Err(Error::expected("parameter max_batch", expected, other))
+        }
+    }
+}
+
 fn list<T: FromStr<Err = String>>(text: Option<&str>, key: &str) -> Result<Vec<T>> {
     let items = text.unwrap_or_default().split(',').map(str::trim);
     let parse = |item: &str| {
@@ -457,6 +468,11 @@ mod tests {
             "{told}"
         );
         assert!(settings(&parameter("sla_ms", "0")).is_err());
+        let told = settings(&parameter("max_batch", "65537")).unwrap_err();
+        assert_eq!(
+            told.to_string(),
+            "parameter max_batch: expected 1 to 65536, got 65537"
+        );
         assert!(settings(&parameter("carry", "x")).is_err());
         let (s, _) = settings(&parameter("limit", "elems=10, work=20")).unwrap();
         assert_eq!((s.import.limits.elems, s.import.limits.work), (10, 20));

@@ -1,5 +1,5 @@
-//! One form of the text that the parser does not know: `field [ {...} ]`, without a colon between
-//! a field and its list.
+//! What the parser of texts does not do: it does not know `field [ {...} ]`, without a colon between a
+//! field and its list, and does not say where a field is.
 
 /// `text` with a colon behind each field that a list follows directly, and where colons were put,
 /// as offsets in the new text.
@@ -54,6 +54,44 @@ pub fn with_colons(text: &str) -> (String, Vec<usize>) {
     (new, put)
 }
 
+/// Where the value of a field begins that is not within another, the first of that name.
+pub fn value(text: &str, field: &str) -> Option<usize> {
+    let bytes = text.as_bytes();
+    let is_word = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
+    let skip = |from: usize, over: &dyn Fn(u8) -> bool| {
+        from + bytes[from..].iter().take_while(|&&b| over(b)).count()
+    };
+    let (mut at, mut depth) = (0, 0_usize);
+    while at < bytes.len() {
+        match bytes[at] {
+            b'#' => at = skip(at, &|b| b != b'\n'),
+            quote @ (b'"' | b'\'') => {
+                at += 1;
+                while at < bytes.len() && bytes[at] != quote {
+                    at += 1 + usize::from(bytes[at] == b'\\');
+                }
+                at += 1;
+            }
+            first if is_word(first) => {
+                let end = skip(at, &is_word);
+                if depth == 0 && text.get(at..end) == Some(field) {
+                    return Some(skip(end, &|b| b == b':' || b.is_ascii_whitespace()));
+                }
+                at = end;
+            }
+            other => {
+                match other {
+                    b'{' | b'[' | b'<' => depth += 1,
+                    b'}' | b']' | b'>' => depth = depth.saturating_sub(1),
+                    _ => {}
+                }
+                at += 1;
+            }
+        }
+    }
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -68,5 +106,16 @@ mod tests {
         );
         assert_eq!(put.len(), 3);
         assert!(put.iter().all(|&at| new[at..].starts_with(':')));
+    }
+
+    #[test]
+    fn fields_are_found_where_they_are_and_not_in_texts_comments_or_others() {
+        let text =
+            "# size: 1\nname: \"a \\\" size: 2\" in { size: 3 } key: 'size' sizes: 4 size\t: 5";
+        let at = value(text, "size").unwrap();
+        assert_eq!(&text[at..], "5");
+        assert_eq!(value(text, "dims"), None);
+        assert_eq!(value("size", "size"), Some(4));
+        assert_eq!(value("a: \"\\", "size"), None);
     }
 }

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use futures_util::Stream;
 use opentelemetry::Context;
 use prost::Message;
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc, oneshot};
 use tonic::{Status, Streaming};
 
 use super::call;
@@ -23,7 +23,7 @@ use crate::dtype::{self, DataType};
 use crate::error::{Error, Result};
 use crate::explained;
 use crate::http::{region, wanted};
-use crate::infer::{self, Answer, Input, Item, Param, Params, Request, Wanted};
+use crate::infer::{self, Answer, Input, Item, MAX_LISTED, Param, Params, Request, Wanted};
 use crate::memory::{Memory, Tab};
 use crate::model::Served;
 use crate::proto::infer_parameter::ParameterChoice;
@@ -53,14 +53,16 @@ pub async fn run(
     call: ModelInferRequest,
     traced: &mut Traced,
 ) -> Result<ModelInferResponse> {
-    let _room = state.enter()?;
+    let _room = enter(state, &call)?;
     let served = state
         .repository
         .get(&call.model_name, &call.model_version)?;
-    served.check_whole("ModelInfer RPC")?;
     // What is around calls has it until the answer was taken.
     let tab = call::tab().unwrap_or_else(|| Arc::new(state.memory.tab()));
-    let mut request = read(state, &tab, call)?;
+    let place = place(&served, &call);
+    let ready = served.check_whole("ModelInfer RPC");
+    let ready = ready.and_then(|()| read(state, &tab, call));
+    let mut request = ready.inspect_err(|e| infer::refused(&served, &place, e))?;
     request.trace = traced.trace();
     traced.asks(&served, &mut request);
     let answer = infer::start(&served, request)?.finish().await?;
@@ -68,6 +70,31 @@ pub async fn run(
     let response = write(&served, answer);
     tab.settle(response.encoded_len());
     Ok(response)
+}
+
+/// Room for a call.
+fn enter(state: &State, call: &ModelInferRequest) -> Result<OwnedSemaphorePermit> {
+    let served = || {
+        let repository = &state.repository;
+        repository.get(&call.model_name, &call.model_version)
+    };
+    state.enter().inspect_err(|e| {
+        if let Ok(served) = served() {
+            infer::refused(&served, &place(&served, call), e);
+        }
+    })
+}
+
+/// What of a call's parameters says where it stands in a sequence, if its model has state.
+fn place(served: &Served, call: &ModelInferRequest) -> Params {
+    if !served.is_stateful() {
+        return Params::default();
+    }
+    let own = infer::PLACE.into_iter().filter_map(|key| {
+        let value = call.parameters.get(key)?;
+        Some((key.to_owned(), value.clone()))
+    });
+    params(own.collect()).unwrap_or_default()
 }
 
 type Answered = std::result::Result<ModelStreamInferResponse, Status>;
@@ -263,7 +290,7 @@ struct Started {
     way: Way,
     wants_final: bool,
     _tab: Tab,
-    room: tokio::sync::OwnedSemaphorePermit,
+    room: OwnedSemaphorePermit,
 }
 
 /// How its answers come.
@@ -278,16 +305,18 @@ fn start(
     call: ModelInferRequest,
     traced: &mut Traced,
 ) -> Result<Started> {
-    let room = state.enter()?;
+    let room = enter(state, &call)?;
     let served = state
         .repository
         .get(&call.model_name, &call.model_version)?;
-    let mut request = read(state, &tab, call)?;
+    let place = place(&served, &call);
+    let ready = read(state, &tab, call).and_then(|r| Ok((r.params.flag(WANTS_FINAL)?, r)));
+    let ready = ready.inspect_err(|e| infer::refused(&served, &place, e));
+    let (wants_final, mut request) = ready?;
     request.trace = traced.trace();
     traced.asks(&served, &mut request);
-    let wants_final = request.params.flag(WANTS_FINAL)?;
     let way = if served.settings.decoupled {
-        Way::Steps(Box::new(infer::stream(&served, request)?))
+        Way::Steps(Box::new(infer::steps(&served, request)?))
     } else {
         Way::Whole(Box::new(infer::start(&served, request)?))
     };
@@ -324,7 +353,7 @@ impl Started {
             let is_sent = match item? {
                 Item::Rows { output, rows } => {
                     traced.responds();
-                    let answer = steps.answer(output, &rows);
+                    let answer = steps.answer(output, &rows)?;
                     answer.outputs.is_empty() || send(answers, &self.served, answer, false)
                 }
                 Item::End(answer) => {
@@ -361,7 +390,16 @@ fn send(answers: &Answers, served: &Served, answer: Answer, is_final: bool) -> b
     answers.send(Ok(answer))
 }
 
+/// Looks whether a request lists no more than it may of inputs, outputs or parameters.
+fn check_listed(what: &str, num: usize) -> Result<()> {
+    if num <= MAX_LISTED {
+        return Ok(());
+    }
+    Err(Error::expected(what, format!("at most {MAX_LISTED}"), num))
+}
+
 fn params(from: HashMap<String, InferParameter>) -> Result<Params> {
+    check_listed("parameters", from.len())?;
     let param = |(key, value): (String, InferParameter)| {
         let param = match value.parameter_choice {
             Some(ParameterChoice::BoolParam(b)) => Param::Bool(b),
@@ -380,6 +418,8 @@ fn params(from: HashMap<String, InferParameter>) -> Result<Params> {
 }
 
 fn read(state: &State, tab: &Tab, call: ModelInferRequest) -> Result<Request> {
+    check_listed("inputs", call.inputs.len())?;
+    check_listed("outputs", call.outputs.len())?;
     let mut raw = call.raw_input_contents.into_iter();
     let has_raw = raw.len() > 0;
     let mut inputs = Vec::with_capacity(call.inputs.len());

@@ -160,7 +160,7 @@ impl GrpcInferenceService for Service {
         let of = if call.name.is_empty() {
             self.state.repository.served()
         } else {
-            vec![self.state.repository.get(&call.name, &call.version)?]
+            self.state.repository.get_all(&call.name, &call.version)?
         };
         Ok(Response::new(ModelStatisticsResponse {
             model_stats: of.iter().map(|served| served.statistics()).collect(),

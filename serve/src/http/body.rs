@@ -6,7 +6,7 @@ use axum::response::Response;
 use bytes::Bytes;
 use serde::ser::{Error as _, Serialize, Serializer};
 
-use super::json;
+use super::json::{self, Small};
 use super::plain::is_plain;
 use super::whole::kept;
 use crate::config::TEXT_INPUT;
@@ -32,21 +32,7 @@ pub fn read(
     headers: &HeaderMap,
     body: Bytes,
 ) -> Result<Request> {
-    let json_length = headers.get(JSON_LENGTH).map(|value| {
-        let number = value
-            .to_str()
-            .ok()
-            .and_then(|t| t.trim().parse::<usize>().ok());
-        number.filter(|&n| n <= body.len()).ok_or_else(|| {
-            let expected = format!("a number up to the body's {} bytes", body.len());
-            Error::expected(
-                JSON_LENGTH,
-                expected,
-                String::from_utf8_lossy(value.as_bytes()),
-            )
-        })
-    });
-    let json_length = json_length.transpose()?;
+    let json_length = json_length(headers, &body)?;
     if json_length == Some(0) {
         let request = raw(served, body)?;
         infer::hold(tab, &request.inputs)?;
@@ -83,6 +69,43 @@ pub fn read(
         trace: None,
         count: false,
     })
+}
+
+/// How many bytes of a body are JSON, if its head says so.
+fn json_length(headers: &HeaderMap, body: &Bytes) -> Result<Option<usize>> {
+    let length = headers.get(JSON_LENGTH).map(|value| {
+        let number = value
+            .to_str()
+            .ok()
+            .and_then(|t| t.trim().parse::<usize>().ok());
+        number.filter(|&n| n <= body.len()).ok_or_else(|| {
+            let expected = format!("a number up to the body's {} bytes", body.len());
+            Error::expected(
+                JSON_LENGTH,
+                expected,
+                String::from_utf8_lossy(value.as_bytes()),
+            )
+        })
+    });
+    length.transpose()
+}
+
+/// A call with that body was refused before it was read as a request, or as it was: if it is of a
+/// sequence, as far as its parameters can be read, its engine is told.
+pub fn refused(served: &Served, headers: &HeaderMap, whole: (&Bytes, &Tab), error: &Error) {
+    let (body, tab) = whole;
+    if !served.is_stateful() {
+        return;
+    }
+    let Ok(length) = json_length(headers, body) else {
+        return;
+    };
+    // Lists are passed over.
+    let all = json::object(&body[..length.unwrap_or(body.len())], tab);
+    let params = all.ok().and_then(|mut all| all.shift_remove("parameters"));
+    if let Some(Small::Object(params)) = params {
+        infer::refused(served, &params, error);
+    }
 }
 
 /// What is asked about an output, by its parameters.

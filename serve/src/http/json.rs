@@ -18,11 +18,9 @@ use serde::de::{
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
 use crate::explained::{MOST_NAME, cut};
-use crate::infer::{Param, Params};
+use crate::infer::{MAX_LISTED, Param, Params};
 use crate::memory::Tab;
 
-/// Most inputs, outputs and parameters of a request, of each.
-pub const MAX_LISTED: usize = 1024;
 /// Most dimensions of a tensor.
 pub const MAX_DIMS: usize = 64;
 

@@ -165,7 +165,8 @@ fn stats(of: &[Arc<Served>]) -> Json<Value> {
 }
 
 async fn model_stats(Shared(state): App, Path(target): Path<Target>) -> Result<Json<Value>> {
-    Ok(stats(&[target.get(&state)?]))
+    let of = state.repository.get_all(&target.model, &target.version)?;
+    Ok(stats(&of))
 }
 
 async fn all_stats(Shared(state): App) -> Json<Value> {
@@ -215,11 +216,24 @@ async fn answer(
     headers: &HeaderMap,
     body: Result<Whole>,
 ) -> Result<Response> {
-    let _room = state.enter()?;
+    let _room = state.enter().inspect_err(|e| {
+        if let (Ok(whole), Ok(served)) = (&body, target.get(state)) {
+            body::refused(&served, headers, (&whole.body, &whole.tab), e);
+        }
+    })?;
     let Whole { body, tab } = body?;
     let served = target.get(state)?;
-    served.check_whole("HTTP end point")?;
-    let mut request = body::read(&served, &state.regions, &tab, headers, body)?;
+    let mut request = {
+        // Its place in a sequence is looked for where it is refused.
+        let again = served.is_stateful().then(|| body.clone());
+        let ready = served.check_whole("HTTP end point");
+        let ready = ready.and_then(|()| body::read(&served, &state.regions, &tab, headers, body));
+        ready.inspect_err(|e| {
+            if let Some(body) = &again {
+                body::refused(&served, headers, (body, &tab), e);
+            }
+        })?
+    };
     request.trace = traced.trace();
     traced.asks(&served, &mut request);
     let binary = request.params.flag("binary_data_output")?;

@@ -7,9 +7,9 @@
 //!
 //! Invariant: what is read here is what that parser would have made of it.
 
-use super::json::{Body, Input, MAX_DIMS, MAX_LISTED, Named, Output};
+use super::json::{Body, Input, MAX_DIMS, Named, Output};
 use crate::dtype::DataType;
-use crate::infer::{Param, Params};
+use crate::infer::{MAX_LISTED, Param, Params};
 
 /// Most digits of a number that cannot overflow.
 const MOST_DIGITS: usize = 18;

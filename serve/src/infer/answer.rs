@@ -43,17 +43,40 @@ pub fn gather(served: &Served, request: &Request, calls: &[Vec<Tensor>]) -> Resu
     })
 }
 
-/// Rows that a step gave to the program's output `at`.
-pub fn rows(served: &Served, request: &Request, at: usize, rows: &Tensor) -> Answer {
+/// Rows that a step gave to the program's output `at`, as classes if those are wanted of it.
+///
+/// # Errors
+/// Classes of what has none.
+pub fn rows(served: &Served, request: &Request, at: usize, rows: &Tensor) -> Result<Answer> {
     let name = served.known.outputs.get(at).map(|t| t.name.as_str());
     let wanted = wanted(served, request).into_iter();
     let own = wanted.filter(|w| Some(w.name.as_str()) == name);
-    Answer {
+    let outputs = own.map(|w| placed(served, numbers(served, w, at, &[rows])));
+    Ok(Answer {
         id: request.id.clone(),
-        outputs: own.map(|w| numbers(served, w, at, &[rows])).collect(),
+        outputs: outputs.collect::<Result<_>>()?,
         explanation: None,
         passage: None,
+    })
+}
+
+/// Looks whether answers of single steps can be as the request wants them.
+///
+/// # Errors
+/// An output in a region, where each step would lie over the one before, or the text, which no step has.
+pub fn check_steps(served: &Served, request: &Request) -> Result<()> {
+    for wanted in &request.wanted {
+        let is_text = wanted.name == TEXT_OUTPUT && served.known.writes_text;
+        let (expected, got) = match &wanted.region {
+            Some(_) => ("its elements in the answers", "a shared memory region"),
+            None if is_text => ("one of the program, or generate_stream", "the text"),
+            None => continue,
+        };
+        let (name, model) = (&wanted.name, &served.name);
+        let what = format!("output '{name}' of model '{model}', which answers step by step");
+        return Err(Error::expected(what, expected, got));
     }
+    Ok(())
 }
 
 /// What the request wants; everything if it does not say.

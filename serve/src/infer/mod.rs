@@ -3,8 +3,10 @@
 mod answer;
 mod held;
 mod pending;
+mod prepare;
 mod run;
 mod sampling;
+mod sequence;
 
 use bytes::Bytes;
 use indexmap::IndexMap;
@@ -12,13 +14,18 @@ use lazybatch_engine::Launches;
 use lazybatch_sla::{Outcome, Time};
 use opentelemetry::TraceId;
 
-pub use run::{Item, Running, Stepwise, class_of, full, rehearse, start, stream};
+pub use run::{Item, Running, Stepwise, class_of, full, rehearse, start, steps, stream};
+
+pub use sequence::{PLACE, refused};
 
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
 use crate::explained::{MOST_NAME, cut};
 use crate::memory::Tab;
 use crate::shm::Region;
+
+/// Most inputs, outputs and parameters of a request, of each.
+pub const MAX_LISTED: usize = 1024;
 
 /// A parameter.
 #[derive(Clone, Debug, PartialEq)]

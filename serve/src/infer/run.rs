@@ -1,11 +1,6 @@
-//! Runs requests: checks their tensors against the model, hands them to its engine, and gathers the
-//! answers.
-//!
-//! A request of several samples to a model over sequences, or of more than a launch holds, becomes
-//! several requests of the engine, which batches them node by node with everybody else's.
+//! Runs requests: hands them to their model's engine, and gathers the answers.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use lazybatch_engine::{
     Answer as Ended, Handle, Held, Launches, Options, RequestError, Step, StepStream,
@@ -13,42 +8,19 @@ use lazybatch_engine::{
 use lazybatch_graph::Tensor;
 use lazybatch_sla::{Nanos, Outcome, RequestId, Time};
 use tokio::time::{Instant, timeout_at};
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::held::let_go;
 use super::pending::{DEFAULT, Pending};
-use super::sampling::Wish;
-use super::{Answer, Input, Param, Passage, Request, answer};
+use super::prepare::{Prepared, prepare};
+use super::sequence::refused;
+use super::{Answer, Passage, Request, answer};
 use crate::cache::{Key, Outputs};
-use crate::config::TEXT_INPUT;
-use crate::config::controls::repeated;
-use crate::dtype::{self, DataType};
 use crate::error::{Error, Result};
 use crate::explained::{self, MOST_NAME, cut};
 use crate::model::Served;
 
 /// Sizes of launches that are told of a request.
 const MOST_SIZES: usize = 128;
-
-/// A request made ready for the engine.
-struct Prepared {
-    /// Inputs of the engine's requests, in order.
-    calls: Vec<Vec<Tensor>>,
-    /// Samples of all together.
-    samples: usize,
-    options: Options,
-    timeout_us: u64,
-    /// How tokens are chosen.
-    wish: Wish,
-}
-
-impl Prepared {
-    /// Until when its turn has to come, from now.
-    fn deadline(&self) -> Option<Instant> {
-        let wait = Duration::from_micros(self.timeout_us);
-        (self.timeout_us > 0).then(|| Instant::now() + wait)
-    }
-}
 
 /// A request in the engine. Dropping it cancels it.
 pub struct Running {
@@ -61,6 +33,8 @@ pub struct Running {
     samples: usize,
     /// Until when its turn has to come.
     deadline: Option<Instant>,
+    /// What reading its inputs took.
+    input: Nanos,
     /// Requests of the engine, if they are to be explained.
     explained: Option<Vec<RequestId>>,
     pending: Pending,
@@ -70,8 +44,9 @@ pub struct Running {
 /// of it first. It counts as one that was refused.
 pub fn full(served: &Arc<Served>) -> Option<Error> {
     let full = served.engine().check_room().err()?;
-    // What is wrong with a call to these is told, or its answer is there already.
-    if served.settings.decoupled || served.cache.is_some() {
+    // What is wrong with a call to these is told, its answer is there already, or its sequence has to
+    // know.
+    if served.settings.decoupled || served.cache.is_some() || served.is_stateful() {
         return None;
     }
     let error = full.into();
@@ -97,6 +72,7 @@ pub fn start(served: &Arc<Served>, mut request: Request) -> Result<Running> {
                 seen: submitted.seen,
                 samples: submitted.samples,
                 deadline: submitted.deadline,
+                input: submitted.input,
                 pending,
             })
         }
@@ -162,15 +138,18 @@ struct Submitted {
     seen: Seen,
     samples: usize,
     deadline: Option<Instant>,
+    input: Nanos,
     explained: Option<Vec<RequestId>>,
 }
 
 fn submit(served: &Served, request: &Request, came: Time) -> Result<Submitted> {
-    let prepared = prepare(served, request)?;
+    let prepared = prepare(served, request);
+    let prepared = prepared.inspect_err(|e| refused(served, &request.params, e))?;
     let engine = served.engine();
     let seen = Seen::of(served, request, &prepared);
     let (samples, deadline) = (prepared.samples, prepared.deadline());
     let explain = prepared.options.explain;
+    let input = engine.now().since(came);
     if matches!(seen, Seen::Hit(..)) {
         return Ok(Submitted {
             handles: Vec::new(),
@@ -178,10 +157,10 @@ fn submit(served: &Served, request: &Request, came: Time) -> Result<Submitted> {
             seen,
             samples,
             deadline,
+            input,
             explained: explain.then(Vec::new),
         });
     }
-    served.stats.compute_input.add(engine.now().since(came));
     let mut held = None;
     let mut handles = Vec::with_capacity(prepared.calls.len());
     for inputs in prepared.calls {
@@ -197,6 +176,7 @@ fn submit(served: &Served, request: &Request, came: Time) -> Result<Submitted> {
         seen,
         samples,
         deadline,
+        input,
         explained,
     })
 }
@@ -240,18 +220,20 @@ impl Running {
             ended.push(wait(handle, self.deadline).await?);
         }
         let served = self.pending.served();
-        for (i, one) in ended.iter().enumerate() {
-            let samples = if i == 0 { self.samples } else { 0 };
-            served.stats.answered(self.pending.class(), one, samples);
+        let passage = passage(&ended, self.samples);
+        if let Some(passage) = &passage {
+            served.stats.answered(self.pending.class(), passage);
         }
         let engine = served.engine();
         let finished = engine.now();
-        let passage = passage(&ended, self.samples);
         let outputs: Outputs = ended.into_iter().map(|e: Ended| e.outputs).collect();
         let mut answer = answer::gather(served, &self.request, &outputs)?;
-        answer.passage = passage;
         let gathered = engine.now();
-        served.stats.compute_output.add(gathered.since(finished));
+        if let Some(passage) = &passage {
+            let output = gathered.since(finished);
+            served.stats.computed(passage, self.input, output);
+        }
+        answer.passage = passage;
         if let (Seen::Miss(key, looked), Some(cache)) = (&self.seen, &served.cache) {
             cache.put(*key, Arc::new(outputs));
             let took = *looked + engine.now().since(gathered);
@@ -351,6 +333,8 @@ pub struct Stepwise {
     steps: StepStream,
     /// Until when its turn has to come.
     deadline: Option<Instant>,
+    /// What reading its inputs took.
+    input: Nanos,
     /// Whether nothing of the answer has come.
     is_silent: bool,
     explain: bool,
@@ -374,12 +358,33 @@ pub enum Item {
 ///
 /// # Errors
 /// What is wrong with it, or why it is not taken.
-pub fn stream(served: &Arc<Served>, mut request: Request) -> Result<Stepwise> {
+pub fn stream(served: &Arc<Served>, request: Request) -> Result<Stepwise> {
+    streamed(served, request, |_| Ok(()))
+}
+
+/// The same for a client that is told of single steps, not of the outputs at the end.
+///
+/// # Errors
+/// As [`stream`], and an output that steps cannot have as it is wanted.
+pub fn steps(served: &Arc<Served>, request: Request) -> Result<Stepwise> {
+    streamed(served, request, |request| {
+        answer::check_steps(served, request)
+    })
+}
+
+fn streamed(
+    served: &Arc<Served>,
+    mut request: Request,
+    check: impl FnOnce(&Request) -> Result<()>,
+) -> Result<Stepwise> {
     let mut pending = Pending::new(served, class_of(served, &request));
-    match begin(served, &request) {
-        Ok((steps, deadline)) => {
+    let ready = check(&request).and_then(|()| prepare(served, &request));
+    let ready = ready.inspect_err(|e| refused(served, &request.params, e));
+    match ready.and_then(|prepared| begin(served, prepared, pending.start())) {
+        Ok((steps, deadline, input)) => {
             request.inputs = Vec::new();
             Ok(Stepwise {
+                input,
                 is_silent: true,
                 explain: request.params.flag(explained::ASKS).unwrap_or(false),
                 request,
@@ -395,18 +400,21 @@ pub fn stream(served: &Arc<Served>, mut request: Request) -> Result<Stepwise> {
     }
 }
 
-fn begin(served: &Served, request: &Request) -> Result<(StepStream, Option<Instant>)> {
-    let mut prepared = prepare(served, request)?;
+fn begin(
+    served: &Served,
+    mut prepared: Prepared,
+    came: Time,
+) -> Result<(StepStream, Option<Instant>, Nanos)> {
     if prepared.calls.len() != 1 {
         let what = format!("streamed request to model '{}'", served.name);
         return Err(Error::expected(what, "one sample", prepared.samples));
     }
     let deadline = prepared.deadline();
     let inputs = prepared.calls.remove(0);
-    let steps = served
-        .engine()
-        .try_submit_stream(inputs, prepared.options)?;
-    Ok((steps, deadline))
+    let engine = served.engine();
+    let input = engine.now().since(came);
+    let steps = engine.try_submit_stream(inputs, prepared.options)?;
+    Ok((steps, deadline, input))
 }
 
 impl Stepwise {
@@ -432,12 +440,7 @@ impl Stepwise {
             Ok(Step::Rows { output, rows }) => {
                 return Some(Ok(Item::Rows { output, rows }));
             }
-            Ok(Step::End(ended)) => {
-                served.stats.answered(self.pending.class(), &ended, 1);
-                let passage = passage(std::slice::from_ref(&ended), 1);
-                let answer = answer::gather(served, &self.request, &[ended.outputs]);
-                answer.map(|answer| Answer { passage, ..answer })
-            }
+            Ok(Step::End(ended)) => self.ended(ended),
             Err(error) => Err(error.into()),
         };
         self.pending.end(result.as_ref().err());
@@ -453,8 +456,27 @@ impl Stepwise {
         Some(result.map(Item::End))
     }
 
+    /// The answer for the end.
+    fn ended(&self, ended: Ended) -> Result<Answer> {
+        let served = self.pending.served();
+        let passage = passage(std::slice::from_ref(&ended), 1);
+        if let Some(passage) = &passage {
+            served.stats.answered(self.pending.class(), passage);
+        }
+        let finished = served.engine().now();
+        let answer = answer::gather(served, &self.request, &[ended.outputs])?;
+        if let Some(passage) = &passage {
+            let output = served.engine().now().since(finished);
+            served.stats.computed(passage, self.input, output);
+        }
+        Ok(Answer { passage, ..answer })
+    }
+
     /// Rows as an answer of the protocol; without outputs if the request does not want them.
-    pub fn answer(&self, output: usize, rows: &Tensor) -> Answer {
+    ///
+    /// # Errors
+    /// An output that cannot be as it is wanted.
+    pub fn answer(&self, output: usize, rows: &Tensor) -> Result<Answer> {
         answer::rows(self.served(), &self.request, output, rows)
     }
 
@@ -467,314 +489,4 @@ impl Stepwise {
     pub fn served(&self) -> &Served {
         self.pending.served()
     }
-}
-
-/// Checks a request and makes the engine's requests of it.
-fn prepare(served: &Served, request: &Request) -> Result<Prepared> {
-    let (options, timeout_us) = options(served, request)?;
-    let wish = Wish::of(served, &request.params)?;
-    let text = request.inputs.iter().find(|i| i.name == TEXT_INPUT);
-    let (calls, samples) = match (text, &served.text) {
-        (Some(text), Some(_)) => from_text(served, request, text, &wish)?,
-        _ => from_tensors(served, request, &options, &wish)?,
-    };
-    if calls.len() > 1 && options.sequence.is_some() {
-        let what = format!("request of a sequence to model '{}'", served.name);
-        return Err(Error::expected(what, "one sample", samples));
-    }
-    for wanted in &request.wanted {
-        if !served.config.output.iter().any(|o| o.name == wanted.name) {
-            return Err(Error::Invalid(format!(
-                "unexpected inference output '{}' for model '{}'",
-                wanted.name, served.name
-            )));
-        }
-    }
-    // The engine looks too, but what the response cache answers does not get there.
-    served.engine().check_class(options.class.as_deref())?;
-    Ok(Prepared {
-        calls,
-        samples,
-        options,
-        timeout_us,
-        wish,
-    })
-}
-
-/// What a request's parameters ask of the engine, and how long it may wait, in microseconds; 0 is
-/// for ever.
-fn options(served: &Served, request: &Request) -> Result<(Options, u64)> {
-    let params = &request.params;
-    let settings = &served.settings;
-    let sequence = match params.get("sequence_id") {
-        Some(Param::Text(id)) if id.is_empty() => None,
-        // Ids that are texts share the numbers' space, spread over all of it.
-        Some(Param::Text(id)) => Some(xxh3_64(id.as_bytes()).max(1)),
-        _ => params.number("sequence_id")?.filter(|&id| id != 0),
-    };
-    if served.settings.sequences.is_some() && sequence.is_none() {
-        return Err(Error::Invalid(format!(
-            "inference request to model '{}' must specify a non-zero or non-empty correlation ID",
-            served.name
-        )));
-    }
-    let stated = params.number("timeout")?.unwrap_or(0);
-    let priority = settings.priority(params.number("priority")?.unwrap_or(0));
-    let queue = settings.queue(priority);
-    let (timeout_us, delay_after) = match (queue.timeout_us(stated), queue.delays) {
-        (0, true) => (0, None),
-        (us, true) => (0, Some(Nanos(us.saturating_mul(1000)))),
-        (us, false) => (us, None),
-    };
-    let steps = match params.number("max_tokens")? {
-        Some(steps) => Some(steps),
-        None => params.number("max_steps")?,
-    };
-    let steps = steps.map(|n| u32::try_from(n.max(1)).unwrap_or(u32::MAX));
-    let options = Options {
-        class: params.text("sla_class")?.map(str::to_owned),
-        sla: params.positive("sla_ms")?.map(Nanos::from_ms_f64),
-        priority,
-        sequence,
-        sequence_start: params.flag("sequence_start")?,
-        sequence_end: params.flag("sequence_end")?,
-        delay_after,
-        max_steps: steps.or(settings.max_steps),
-        explain: params.flag(explained::ASKS)?,
-        count: request.count,
-        ..Options::default()
-    };
-    Ok((options, timeout_us))
-}
-
-fn from_text(
-    served: &Served,
-    request: &Request,
-    text: &Input,
-    wish: &Wish,
-) -> Result<(Vec<Vec<Tensor>>, usize)> {
-    let codec = served
-        .text
-        .as_ref()
-        .ok_or_else(|| unexpected(served, text))?;
-    if let Some(other) = request.inputs.iter().find(|i| i.name != TEXT_INPUT) {
-        let what = format!("inputs of model '{}'", served.name);
-        let expected = format!("'{TEXT_INPUT}' alone, or tokens without it");
-        return Err(Error::expected(
-            what,
-            expected,
-            format!("'{}' too", other.name),
-        ));
-    }
-    let what = format!("input '{TEXT_INPUT}' of model '{}'", served.name);
-    let fail = |expected: &str, got: String| Error::expected(&what, expected, got);
-    if text.data_type != DataType::Bytes {
-        return Err(fail("data-type BYTES", text.data_type.to_string()));
-    }
-    let parts =
-        dtype::split_bytes(&text.data).map_err(|e| Error::Invalid(format!("{what}: {e}")))?;
-    let num = parts.len();
-    let fits = num > 0 && dtype::elements(&text.shape) == Some(num);
-    let fits = fits
-        && if served.batched {
-            text.shape.first() == Some(&num)
-        } else {
-            num == 1
-        };
-    if !fits {
-        let got = format!("shape {:?} with {num} texts", text.shape);
-        return Err(fail("one text a sample", got));
-    }
-    check_samples(served, num)?;
-    let calls = parts.into_iter().map(|part| {
-        let text = std::str::from_utf8(part).map_err(|e| fail("UTF-8 text", e.to_string()))?;
-        let inputs = codec.inputs(text);
-        let mut inputs = inputs.map_err(|e| Error::Invalid(format!("{what}: {e}")))?;
-        if let Some(at) = served.program.sampling() {
-            inputs.truncate(at.index());
-            inputs.push(wish.tensor(1));
-        }
-        Ok(inputs)
-    });
-    Ok((calls.collect::<Result<_>>()?, num))
-}
-
-fn unexpected(served: &Served, input: &Input) -> Error {
-    Error::Invalid(format!(
-        "unexpected inference input '{}' for model '{}'",
-        input.name, served.name
-    ))
-}
-
-fn check_samples(served: &Served, samples: usize) -> Result<()> {
-    if samples == 0 || samples > served.max_samples {
-        return Err(Error::Invalid(format!(
-            "inference request batch-size must be 1 to {} for '{}', got {samples}",
-            served.max_samples, served.name
-        )));
-    }
-    Ok(())
-}
-
-fn from_tensors(
-    served: &Served,
-    request: &Request,
-    options: &Options,
-    wish: &Wish,
-) -> Result<(Vec<Vec<Tensor>>, usize)> {
-    let known = &served.known.inputs;
-    let mut samples = None;
-    let mut given: Vec<Option<&Input>> = vec![None; known.len()];
-    for input in &request.inputs {
-        let mut brought = known.iter().map(|t| (&t.name, t.is_control));
-        let Some(at) = brought.position(|(name, is_control)| *name == input.name && !is_control)
-        else {
-            return Err(unexpected(served, input));
-        };
-        if given[at].replace(input).is_some() {
-            let what = format!("input '{}' of model '{}'", input.name, served.name);
-            return Err(Error::expected(what, "it once", "it twice"));
-        }
-        let own = samples_of(served, at, input)?;
-        if *samples.get_or_insert(own) != own {
-            let what = format!(
-                "samples of input '{}' of model '{}'",
-                input.name, served.name
-            );
-            return Err(Error::expected(what, samples.unwrap_or(own), own));
-        }
-    }
-    let missing: Vec<_> = known
-        .iter()
-        .zip(&given)
-        .filter(|(t, g)| g.is_none() && t.is_own())
-        .map(|(t, _)| format!("'{}'", t.name))
-        .collect();
-    if !missing.is_empty() {
-        return Err(Error::Invalid(format!(
-            "expected {} inputs but got {} inputs for model '{}': missing required input(s) [{}]",
-            known.iter().filter(|t| t.is_own()).count(),
-            request.inputs.len(),
-            served.name,
-            missing.join(",")
-        )));
-    }
-    let samples = samples.unwrap_or(1);
-    check_samples(served, samples)?;
-    // Carried inputs may be left out, all of them.
-    let num_carried = known.iter().filter(|t| t.is_carried).count();
-    let brought = known
-        .iter()
-        .zip(&given)
-        .filter(|(t, g)| t.is_carried && g.is_some());
-    let brought = brought.count();
-    if brought != 0 && brought != num_carried {
-        let what = format!("state inputs of model '{}'", served.name);
-        return Err(Error::expected(
-            what,
-            format!("all {num_carried} or none"),
-            brought,
-        ));
-    }
-    let mut calls = Vec::new();
-    for first in (0..samples).step_by(served.chunk) {
-        let num = served.chunk.min(samples - first);
-        let mut tensors = Vec::with_capacity(known.len());
-        // A sequence starts with what its first request brings, or as the configuration says.
-        let states = served.initial.as_ref();
-        let states = states.filter(|_| brought == 0 && options.sequence_start);
-        let mut states = states.into_iter().flatten();
-        for (at, input) in given.iter().enumerate() {
-            if let Some(input) = input {
-                tensors.push(part(served, at, input, samples, first, num)?);
-            } else if served.program.sampling().is_some_and(|i| i.index() == at) {
-                tensors.push(wish.tensor(num));
-            } else if known[at].is_control {
-                tensors.push(control(served, at, num, options)?);
-            } else if let Some(state) = states.next() {
-                tensors.push(repeated(state, num));
-            }
-        }
-        calls.push(tensors);
-    }
-    Ok((calls, samples))
-}
-
-/// What the control input `at` tells of a request.
-fn control(served: &Served, at: usize, num: usize, options: &Options) -> Result<Tensor> {
-    let known = &served.known.inputs[at];
-    let mut controls = served.settings.controls.iter();
-    let control = controls.find(|c| c.name == known.name);
-    let control = control.ok_or_else(|| Error::Internal(format!("no control {}", known.name)))?;
-    let place = (
-        options.sequence.unwrap_or(0),
-        options.sequence_start,
-        options.sequence_end,
-    );
-    control.tensor(known, num, place)
-}
-
-/// Checks type and shape of an input; the number of its samples.
-fn samples_of(served: &Served, at: usize, input: &Input) -> Result<usize> {
-    let tensor = &served.known.inputs[at];
-    let listed = served.config.input.iter().find(|i| i.name == input.name);
-    let expected = listed
-        .and_then(|i| DataType::of_config(i.data_type))
-        .unwrap_or(tensor.data_type);
-    if input.data_type != expected {
-        return Err(Error::Invalid(format!(
-            "inference input '{}' data-type is '{}', but model '{}' expects '{expected}'",
-            input.name, input.data_type, served.name
-        )));
-    }
-    let dims = tensor.dims();
-    let samples = served.batched.then_some(-1);
-    let own = usize::from(served.batched);
-    let fits = |(&want, &got): (&i64, &usize)| want == -1 || usize::try_from(want) == Ok(got);
-    // A sample that is one number may be written as a list of it.
-    let scalar = dims.is_empty() && input.shape.len() == own + 1 && input.shape[own] == 1;
-    let same = scalar
-        || (input.shape.len() == own + dims.len()
-            && dims.iter().zip(&input.shape[own..]).all(fits));
-    if !same {
-        let expected: Vec<i64> = samples.into_iter().chain(dims).collect();
-        return Err(Error::Invalid(format!(
-            "unexpected shape for input '{}' for model '{}'. Expected {expected:?}, got {:?}",
-            input.name, served.name, input.shape
-        )));
-    }
-    Ok(if served.batched { input.shape[0] } else { 1 })
-}
-
-/// Samples `first..first + num` of an input as the engine takes them.
-fn part(
-    served: &Served,
-    at: usize,
-    input: &Input,
-    samples: usize,
-    first: usize,
-    num: usize,
-) -> Result<Tensor> {
-    let tensor = &served.known.inputs[at];
-    let fail = |e: String| {
-        let (name, model) = (&input.name, &served.name);
-        Error::Invalid(format!("input '{name}' of model '{model}': {e}"))
-    };
-    let size = input.data_type.size().unwrap_or(0);
-    let all = dtype::elements(&input.shape).and_then(|n| n.checked_mul(size));
-    if all != Some(input.data.len()) {
-        let expected = all.map_or("fewer".into(), |n| n.to_string());
-        let got = input.data.len();
-        return Err(fail(format!("expected {expected} bytes, got {got} bytes")));
-    }
-    let each = input.data.len() / samples;
-    let bytes = &input.data[first * each..(first + num) * each];
-    let mut dims = Vec::with_capacity(tensor.fixed.len() + 1);
-    if tensor.is_sequence {
-        dims.push(input.shape[usize::from(served.batched)]);
-    } else {
-        dims.push(num);
-    }
-    dims.extend(&tensor.fixed);
-    dtype::to_tensor(input.data_type, tensor.held, &dims, bytes).map_err(fail)
 }

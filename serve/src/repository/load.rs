@@ -14,6 +14,7 @@ use lazybatch_kernels::import;
 use crate::config::{Known, KnownTensor};
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
+use crate::files::file_in;
 
 /// A version's model.
 pub struct Loaded {
@@ -43,7 +44,7 @@ pub fn load(dir: &Path, file: &str, options: &import::Options) -> Result<Loaded>
     let found = if file.is_empty() {
         FILES.iter().map(|f| dir.join(f)).find(|f| f.exists())
     } else {
-        Some(dir.join(file)).filter(|f| f.exists())
+        Some(file_in(dir, "default_model_filename", file)?).filter(|f| f.exists())
     };
     let Some(path) = found else {
         let expected = match file {

@@ -82,9 +82,16 @@ struct Entry {
 }
 
 impl Entry {
+    /// Its versions that are ready.
+    fn ready(&self) -> impl DoubleEndedIterator<Item = &Arc<Served>> {
+        self.versions.values().filter_map(|s| match s {
+            State::Ready(served) => Some(served),
+            State::Unavailable(_) => None,
+        })
+    }
+
     fn is_ready(&self) -> bool {
-        let mut states = self.versions.values();
-        states.any(|s| matches!(s, State::Ready(_)))
+        self.ready().next().is_some()
     }
 }
 
@@ -460,11 +467,8 @@ impl Repository {
             || Error::NotFound(format!("Request for unknown model: '{name}' is not found"));
         let entry = models.get(name).ok_or_else(unknown)?;
         if version.is_empty() {
-            let ready = entry.versions.values().rev().find_map(|s| match s {
-                State::Ready(served) => Some(served.clone()),
-                State::Unavailable(_) => None,
-            });
-            return ready.ok_or_else(|| {
+            let latest = entry.ready().next_back().cloned();
+            return latest.ok_or_else(|| {
                 let message =
                     format!("Request for unknown model: '{name}' has no available versions");
                 Error::Unavailable(message)
@@ -488,12 +492,27 @@ impl Repository {
         }
     }
 
+    /// The same, but all ready versions if `version` is empty.
+    ///
+    /// # Errors
+    /// As [`Repository::get`].
+    pub fn get_all(&self, name: &str, version: &str) -> Result<Vec<Arc<Served>>> {
+        if version.is_empty() {
+            let models = self.read();
+            let ready = models.get(name).into_iter().flat_map(Entry::ready);
+            let ready: Vec<_> = ready.cloned().collect();
+            if !ready.is_empty() {
+                return Ok(ready);
+            }
+        }
+        Ok(vec![self.get(name, version)?])
+    }
+
     /// Versions of a model that are ready.
     pub fn versions(&self, name: &str) -> Vec<u64> {
         let models = self.read();
-        let versions = models.get(name).into_iter().flat_map(|e| &e.versions);
-        let ready = versions.filter(|(_, s)| matches!(s, State::Ready(_)));
-        ready.map(|(v, _)| *v).collect()
+        let ready = models.get(name).into_iter().flat_map(Entry::ready);
+        ready.map(|served| served.version).collect()
     }
 
     /// All engines, each with its name ([`Served::engine_name`]).
@@ -512,12 +531,7 @@ impl Repository {
     /// Everything that is ready.
     pub fn served(&self) -> Vec<Arc<Served>> {
         let models = self.read();
-        let states = models.values().flat_map(|e| e.versions.values());
-        let ready = states.filter_map(|s| match s {
-            State::Ready(served) => Some(served.clone()),
-            State::Unavailable(_) => None,
-        });
-        ready.collect()
+        models.values().flat_map(Entry::ready).cloned().collect()
     }
 }
 

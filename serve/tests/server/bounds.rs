@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use lazybatch_serve::proto::ModelInferRequest;
-use lazybatch_serve::proto::model_infer_request::InferInputTensor;
+use lazybatch_serve::proto::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
+use lazybatch_serve::proto::{InferParameter, ModelInferRequest};
 use prost::Message;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -271,5 +271,72 @@ async fn what_was_refused_is_not_kept_while_its_client_stays() {
     }
     assert!(over_grpc.iter().all(|client| !client.task.is_finished()));
     drop(over_grpc);
+    end(server).await;
+}
+
+#[tokio::test]
+async fn an_output_is_made_once_and_lists_are_bounded() {
+    let server = start(|_| {}).await;
+    let mut client = server.grpc().await;
+    let once = |num: usize| {
+        let wants = vec![r#"{"name":"OUTPUT0"}"#; num].join(",");
+        add(1).replacen('{', &format!(r#"{{"outputs":[{wants}],"#), 1)
+    };
+    let wants = |num: usize| ModelInferRequest {
+        outputs: vec![
+            InferRequestedOutputTensor {
+                name: "OUTPUT0".into(),
+                ..InferRequestedOutputTensor::default()
+            };
+            num
+        ],
+        ..message("add", 64)
+    };
+    let (code, text) = call(server.http(), "POST", INFER, &once(1)).await;
+    assert!(code == 200 && !text.contains("OUTPUT1"), "{text}");
+    assert_eq!(
+        client
+            .model_infer(wants(1))
+            .await
+            .unwrap()
+            .into_inner()
+            .outputs
+            .len(),
+        1
+    );
+    let twice = "output 'OUTPUT0' of model 'add': expected it once, got it twice";
+    for (num, told) in [
+        (2, twice),
+        (1024, twice),
+        (1025, "outputs: expected at most 1024, got "),
+    ] {
+        let (code, text) = call(server.http(), "POST", INFER, &once(num)).await;
+        assert!(code == 400 && text.contains(told), "{num}: {text}");
+        let refused = client.model_infer(wants(num)).await.unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::InvalidArgument);
+        assert!(refused.message().contains(told), "{num}: {refused}");
+    }
+    let many = ModelInferRequest {
+        inputs: vec![InferInputTensor::default(); 1025],
+        ..message("add", 64)
+    };
+    let refused = client.model_infer(many).await.unwrap_err();
+    let told = "inputs: expected at most 1024, got 1025";
+    assert_eq!(
+        (refused.code(), refused.message()),
+        (tonic::Code::InvalidArgument, told)
+    );
+    let parameters = (0..1025).map(|i| (i.to_string(), InferParameter::default()));
+    let many = ModelInferRequest {
+        parameters: parameters.collect(),
+        ..message("add", 64)
+    };
+    let refused = client.model_infer(many).await.unwrap_err();
+    let told = "parameters: expected at most 1024, got 1025";
+    assert_eq!(
+        (refused.code(), refused.message()),
+        (tonic::Code::InvalidArgument, told)
+    );
+    drop(client);
     end(server).await;
 }

@@ -7,7 +7,7 @@ use lazybatch_serve::proto::{ModelStatisticsRequest, ServerMetadataRequest};
 use lazybatch_serve::{Control, Options, TraceDir};
 use serde_json::Value;
 
-use crate::common::{Running, add, call, start};
+use crate::common::{Running, add, call, soon, start};
 
 async fn end(mut server: Running) {
     server.end();
@@ -111,5 +111,100 @@ async fn statistics_have_no_figures_that_nobody_measured() {
     assert_eq!((stats.inference_count, stats.execution_count), (1, 1));
     assert!(stats.batch_stats.is_empty() && stats.memory_usage.is_empty());
     drop(grpc);
+    end(server).await;
+}
+
+#[tokio::test]
+async fn statistics_of_a_model_are_those_of_all_its_versions() {
+    let server = start(|o| {
+        let model = o.models.join("add");
+        std::fs::create_dir(model.join("2")).unwrap();
+        std::fs::copy(model.join("1/model.onnx"), model.join("2/model.onnx")).unwrap();
+        let config = "max_batch_size: 4 version_policy { all {} }";
+        std::fs::write(model.join("config.pbtxt"), config).unwrap();
+    })
+    .await;
+    let (code, text) = call(
+        server.http(),
+        "POST",
+        "/v2/models/add/versions/1/infer",
+        &add(1),
+    )
+    .await;
+    assert_eq!(code, 200, "{text}");
+    let of = |name: &str, version: &str| ModelStatisticsRequest {
+        name: name.into(),
+        version: version.into(),
+    };
+    let mut grpc = server.grpc().await;
+    for (version, path, expected) in [
+        ("", "/v2/models/add/stats", vec![("1", 1), ("2", 0)]),
+        ("2", "/v2/models/add/versions/2/stats", vec![("2", 0)]),
+    ] {
+        let told = json(&server, path).await;
+        let told = told["model_stats"].as_array().unwrap().iter();
+        let told = told.map(|s| {
+            let num = s["inference_count"].as_u64().unwrap();
+            (s["version"].as_str().unwrap(), num)
+        });
+        assert_eq!(told.collect::<Vec<_>>(), expected);
+        let told = grpc.model_statistics(of("add", version)).await.unwrap();
+        let told = told.into_inner().model_stats;
+        let told = told.iter().map(|s| (s.version.as_str(), s.inference_count));
+        assert_eq!(told.collect::<Vec<_>>(), expected);
+    }
+    for (name, version, path) in [
+        ("nobody", "", "/v2/models/nobody/stats"),
+        ("add", "3", "/v2/models/add/versions/3/stats"),
+    ] {
+        assert_eq!(call(server.http(), "GET", path, "").await.0, 404);
+        let refused = grpc.model_statistics(of(name, version)).await.unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::NotFound);
+    }
+    drop(grpc);
+    end(server).await;
+}
+
+/// Count and nanoseconds of a figure of a model.
+fn span(stats: &Value, name: &str) -> (u64, u64) {
+    let span = &stats["model_stats"][0]["inference_stats"][name];
+    let of = |key: &str| span[key].as_u64().unwrap();
+    (of("count"), of("ns"))
+}
+
+#[tokio::test]
+async fn a_request_of_several_samples_counts_once_with_its_own_times() {
+    let server = start(|_| {}).await;
+    let at = server.http();
+    let path = "/v2/models/lstm/infer";
+    let zeros = vec!["0"; 3 * 2 * 16].join(",");
+    let body = format!(
+        r#"{{"inputs":[{{"name":"x","datatype":"FP32","shape":[3,2,16],"data":[{zeros}]}}]}}"#
+    );
+    server.gate.shut();
+    let held = tokio::spawn(async move { call(at, "POST", path, &body).await });
+    soon("it runs", || server.gate.holding() == 1).await;
+    // All that waits meanwhile waits for as long.
+    tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    server.gate.open();
+    let (code, text) = held.await.unwrap();
+    assert_eq!(code, 200, "{text}");
+    let stats = json(&server, "/v2/models/lstm/stats").await;
+    assert_eq!(stats["model_stats"][0]["inference_count"], 3);
+    let (success, all) = span(&stats, "success");
+    let stages = ["queue", "compute_input", "compute_infer", "compute_output"];
+    let stages = stages.map(|name| span(&stats, name));
+    assert_eq!((success, stages.map(|s| s.0)), (1, [1; 4]));
+    let sum: u64 = stages.iter().map(|s| s.1).sum();
+    assert!(sum <= all, "{stages:?} of {all}");
+    let served = server.state.repository.get("lstm", "").unwrap();
+    let outcomes: Vec<u64> = served.stats.outcomes().into_values().collect();
+    assert_eq!(outcomes, [1]);
+    // What is refused has no times but that it failed.
+    let wrong = r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[1,1,16],"data":[0]}]}"#;
+    assert_eq!(call(at, "POST", path, wrong).await.0, 400);
+    let after = json(&server, "/v2/models/lstm/stats").await;
+    assert_eq!(span(&after, "compute_input"), stages[1]);
+    drop(served);
     end(server).await;
 }

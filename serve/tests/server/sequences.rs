@@ -1,4 +1,4 @@
-//! Sequences: how many a model keeps, and what configurations say of their states.
+//! Sequences: how many a model keeps, what configurations say of their states, and what breaks them.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::fs;
@@ -9,7 +9,7 @@ use lazybatch_serve::proto::infer_parameter::ParameterChoice;
 use lazybatch_serve::proto::model_infer_request::InferInputTensor;
 use lazybatch_serve::proto::{InferParameter, ModelInferRequest};
 
-use crate::common::{Running, call, start};
+use crate::common::{Running, call, soon, start};
 
 /// `y` is the sum of all `x` of the sequence, each a pair.
 fn sums() -> Program {
@@ -32,7 +32,10 @@ fn sums() -> Program {
 async fn loaded(server: &Running, batching: &str) -> (u16, String) {
     let model = server.models.path().join("sums");
     folder::save(&sums(), &model.join("1")).unwrap();
-    let config = format!("max_batch_size: 1 sequence_batching {{ {batching} }}");
+    let config = format!(
+        "max_batch_size: 1 sequence_batching {{ {batching} }}
+         parameters {{ key: \"max_queue\" value {{ string_value: \"2\" }} }}"
+    );
     fs::write(model.join("config.pbtxt"), config).unwrap();
     call(server.http(), "POST", "/v2/repository/models/sums/load", "").await
 }
@@ -69,13 +72,18 @@ const fn ends(id: u32) -> Place {
     Place { id, starts, ends }
 }
 
-async fn over_http(server: &Running, place: Place) -> (u16, String) {
+const INFER: &str = "/v2/models/sums/infer";
+
+fn body(place: Place) -> String {
     let Place { id, starts, ends } = place;
-    let body = format!(
+    format!(
         r#"{{"parameters":{{"sequence_id":{id},"sequence_start":{starts},"sequence_end":{ends}}},
         "inputs":[{{"name":"x","datatype":"FP32","shape":[1,2],"data":[1,2]}}]}}"#
-    );
-    call(server.http(), "POST", "/v2/models/sums/infer", &body).await
+    )
+}
+
+async fn over_http(server: &Running, place: Place) -> (u16, String) {
+    call(server.http(), "POST", INFER, &body(place)).await
 }
 
 fn over_grpc(place: Place) -> ModelInferRequest {
@@ -188,5 +196,160 @@ async fn states_that_are_not_the_models_refuse_the_load() {
     // What is served stays so.
     let (status, text) = over_http(&server, starts(1)).await;
     assert_eq!(status, 200, "{text}");
+    end(server).await;
+}
+
+/// Begins sequence 1, whose first answer is 1, 2.
+async fn begun(server: &Running) {
+    let (status, text) = over_http(server, starts(1)).await;
+    assert!(
+        status == 200 && text.contains(r#""data":[1.0,2.0]"#),
+        "{text}"
+    );
+}
+
+/// Looks whether sequence 1 is broken by what was refused with `cause`, until it is started again.
+async fn is_broken(server: &Running, cause: &str) {
+    for _ in 0..2 {
+        let (status, text) = over_http(server, goes_on(1)).await;
+        let told = "a request before it in sequence 1 was refused (";
+        let is_told = text.contains(told) && text.contains(cause);
+        assert!(status == 500 && is_told, "{cause}: {status} {text}");
+    }
+    begun(server).await;
+    let (status, text) = over_http(server, goes_on(1)).await;
+    assert!(
+        status == 200 && text.contains(r#""data":[2.0,4.0]"#),
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn a_request_that_is_refused_breaks_its_sequence() {
+    let server = explicit().await;
+    assert_eq!(loaded(&server, STATE).await.0, 200);
+    let mut grpc = server.grpc().await;
+    begun(&server).await;
+    // Whether it would have gone on or started: what was before is over.
+    for place in [goes_on(1), starts(1)] {
+        for (from, to, cause) in [
+            // Wrong as it is read, for its model, and for what it wants.
+            ("[1,2]}", "[1,2,3]}", "expected 2 elements"),
+            ("FP32", "FP23", "a data-type of"),
+            ("[1,2],", "[1,1,2],", "unexpected shape for input 'x'"),
+            (
+                "{\"param",
+                "{\"outputs\":[{\"name\":\"z\"}],\"param",
+                "unexpected inference output 'z'",
+            ),
+        ] {
+            let wrong = body(place).replacen(from, to, 1);
+            let (status, text) = call(server.http(), "POST", INFER, &wrong).await;
+            assert!(status == 400 && text.contains(cause), "{text}");
+            is_broken(&server, cause).await;
+        }
+        let short = ModelInferRequest {
+            raw_input_contents: vec![vec![0; 7].into()],
+            ..over_grpc(place)
+        };
+        let refused = grpc.model_infer(short.clone()).await.unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::InvalidArgument, "{refused}");
+        is_broken(&server, "expected 8 bytes, got 7 bytes").await;
+        // In a stream what follows is behind it, too.
+        let none = ModelInferRequest {
+            raw_input_contents: Vec::new(),
+            ..over_grpc(place)
+        };
+        let asked = [over_grpc(goes_on(1)), none, over_grpc(goes_on(1))];
+        let asked = futures_util::stream::iter(asked);
+        let mut answers = grpc.model_stream_infer(asked).await.unwrap().into_inner();
+        for told in [
+            "",
+            "elements in the field",
+            "a request before it in sequence 1",
+        ] {
+            let answer = answers.message().await.unwrap().unwrap();
+            let error = answer.error_message;
+            assert!(
+                error.is_empty() == told.is_empty() && error.contains(told),
+                "{error}"
+            );
+        }
+        is_broken(&server, "elements in the field").await;
+    }
+    // What cannot be read, or is of no sequence, breaks none.
+    let cut = &body(goes_on(1))[1..];
+    assert_eq!(call(server.http(), "POST", INFER, cut).await.0, 400);
+    let of_none = body(goes_on(1)).replacen("\"sequence_id\":1,", "", 1);
+    assert_eq!(call(server.http(), "POST", INFER, &of_none).await.0, 400);
+    let (status, text) = over_http(&server, goes_on(1)).await;
+    assert_eq!(status, 200, "{text}");
+    drop(grpc);
+    end(server).await;
+}
+
+#[tokio::test]
+async fn a_request_that_finds_no_room_breaks_its_sequence() {
+    let server = start(|o| {
+        o.control = Control::Explicit(Vec::new());
+        o.max_in_flight = 3;
+    })
+    .await;
+    assert_eq!(loaded(&server, STATE).await.0, 200);
+    let mut grpc = server.grpc().await;
+    let served = server.state.repository.get("sums", "").unwrap();
+    let at = server.http();
+    for (num, cause) in [
+        (2, "the queue of 2 requests is full"),
+        (3, "the server has 3 inference calls in flight"),
+    ] {
+        for is_grpc in [false, true] {
+            begun(&server).await;
+            server.gate.shut();
+            // One runs, others wait; if they are not as many as may be in flight, more wait beside them
+            // that are in no call.
+            let mut taken = Vec::new();
+            for id in 2..2 + num {
+                let body = body(Place {
+                    id,
+                    starts: true,
+                    ends: true,
+                });
+                taken.push(tokio::spawn(
+                    async move { call(at, "POST", INFER, &body).await },
+                ));
+                soon("it is taken", || {
+                    let waiting = served.engine().figures().waiting;
+                    server.gate.holding() == 1 && waiting == id as usize - 2
+                })
+                .await;
+            }
+            let own = (num == 2).then(|| {
+                let x = lazybatch_graph::Tensor::from_f32(&[1, 2], &[0.0; 2]);
+                let options = lazybatch_engine::Options::default();
+                served.engine().try_submit(vec![x], options).unwrap()
+            });
+            let told = match is_grpc {
+                false => {
+                    let (status, text) = over_http(&server, goes_on(1)).await;
+                    assert_eq!(status, 503, "{text}");
+                    text
+                }
+                true => {
+                    let refused = grpc.model_infer(over_grpc(goes_on(1))).await.unwrap_err();
+                    assert_eq!(refused.code(), tonic::Code::Unavailable, "{refused}");
+                    refused.message().to_owned()
+                }
+            };
+            assert!(told.contains(cause), "{told}");
+            server.gate.open();
+            for one in taken {
+                assert_eq!(one.await.unwrap().0, 200);
+            }
+            drop(own);
+            is_broken(&server, cause).await;
+        }
+    }
+    drop((grpc, served));
     end(server).await;
 }

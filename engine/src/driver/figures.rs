@@ -46,7 +46,7 @@ impl Stats {
     }
 
     /// A model begins under the id `m`.
-    pub(super) fn begin(&mut self, m: usize) {
+    pub(crate) fn begin(&mut self, m: usize) {
         let num = self.accounts.len().max(m + 1);
         self.accounts.resize(num, Account::default());
         self.models.resize(num, Counters::default());

@@ -1,0 +1,362 @@
+//! Makes the engine's requests of a request: checks its tensors against the model.
+//!
+//! A request of several samples to a model over sequences, or of more than a launch holds, becomes
+//! several requests of the engine, which batches them node by node with everybody else's.
+
+use std::time::Duration;
+
+use lazybatch_engine::Options;
+use lazybatch_graph::Tensor;
+use lazybatch_sla::Nanos;
+use tokio::time::Instant;
+
+use super::sampling::Wish;
+use super::{Input, Request, Wanted, sequence};
+use crate::config::TEXT_INPUT;
+use crate::config::controls::repeated;
+use crate::dtype::{self, DataType};
+use crate::error::{Error, Result};
+use crate::explained;
+use crate::model::Served;
+
+/// A request made ready for the engine.
+pub struct Prepared {
+    /// Inputs of the engine's requests, in order.
+    pub calls: Vec<Vec<Tensor>>,
+    /// Samples of all together.
+    pub samples: usize,
+    /// What they ask of it.
+    pub options: Options,
+    /// How long its turn may take to come, in microseconds; 0 is for ever.
+    timeout_us: u64,
+    /// How tokens are chosen.
+    pub wish: Wish,
+}
+
+impl Prepared {
+    /// Until when its turn has to come, from now.
+    pub fn deadline(&self) -> Option<Instant> {
+        let wait = Duration::from_micros(self.timeout_us);
+        (self.timeout_us > 0).then(|| Instant::now() + wait)
+    }
+}
+
+/// Checks a request and makes the engine's requests of it.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn prepare(served: &Served, request: &Request) -> Result<Prepared> {
+    let (options, timeout_us) = options(served, request)?;
+    let wish = Wish::of(served, &request.params)?;
+    let text = request.inputs.iter().find(|i| i.name == TEXT_INPUT);
+    let (calls, samples) = match (text, &served.text) {
+        (Some(text), Some(_)) => from_text(served, request, text, &wish)?,
+        _ => from_tensors(served, request, &options, &wish)?,
+    };
+    if calls.len() > 1 && options.sequence.is_some() {
+        let what = format!("request of a sequence to model '{}'", served.name);
+        return Err(Error::expected(what, "one sample", samples));
+    }
+    check_wanted(served, request)?;
+    // The engine looks too, but what the response cache answers does not get there.
+    served.engine().check_class(options.class.as_deref())?;
+    Ok(Prepared {
+        calls,
+        samples,
+        options,
+        timeout_us,
+        wish,
+    })
+}
+
+/// Looks whether the model has the outputs that are wanted, each of which is made once.
+fn check_wanted(served: &Served, request: &Request) -> Result<()> {
+    let outputs = &served.config.output;
+    let mut is_wanted = vec![false; outputs.len()];
+    for Wanted { name, .. } in &request.wanted {
+        let Some(at) = outputs.iter().position(|o| o.name == *name) else {
+            return Err(Error::Invalid(format!(
+                "unexpected inference output '{name}' for model '{}'",
+                served.name
+            )));
+        };
+        if std::mem::replace(&mut is_wanted[at], true) {
+            let what = format!("output '{name}' of model '{}'", served.name);
+            return Err(Error::expected(what, "it once", "it twice"));
+        }
+    }
+    Ok(())
+}
+
+/// What a request's parameters ask of the engine, and how long it may wait, in microseconds; 0 is
+/// for ever.
+fn options(served: &Served, request: &Request) -> Result<(Options, u64)> {
+    let params = &request.params;
+    let settings = &served.settings;
+    let sequence = sequence::id(params)?;
+    if served.settings.sequences.is_some() && sequence.is_none() {
+        return Err(Error::Invalid(format!(
+            "inference request to model '{}' must specify a non-zero or non-empty correlation ID",
+            served.name
+        )));
+    }
+    let stated = params.number("timeout")?.unwrap_or(0);
+    let priority = settings.priority(params.number("priority")?.unwrap_or(0));
+    let queue = settings.queue(priority);
+    let (timeout_us, delay_after) = match (queue.timeout_us(stated), queue.delays) {
+        (0, true) => (0, None),
+        (us, true) => (0, Some(Nanos(us.saturating_mul(1000)))),
+        (us, false) => (us, None),
+    };
+    let steps = match params.number("max_tokens")? {
+        Some(steps) => Some(steps),
+        None => params.number("max_steps")?,
+    };
+    let steps = steps.map(|n| u32::try_from(n.max(1)).unwrap_or(u32::MAX));
+    let options = Options {
+        class: params.text("sla_class")?.map(str::to_owned),
+        sla: params.positive("sla_ms")?.map(Nanos::from_ms_f64),
+        priority,
+        sequence,
+        sequence_start: params.flag("sequence_start")?,
+        sequence_end: params.flag("sequence_end")?,
+        delay_after,
+        max_steps: steps.or(settings.max_steps),
+        explain: params.flag(explained::ASKS)?,
+        count: request.count,
+        ..Options::default()
+    };
+    Ok((options, timeout_us))
+}
+
+fn from_text(
+    served: &Served,
+    request: &Request,
+    text: &Input,
+    wish: &Wish,
+) -> Result<(Vec<Vec<Tensor>>, usize)> {
+    let codec = served
+        .text
+        .as_ref()
+        .ok_or_else(|| unexpected(served, text))?;
+    if let Some(other) = request.inputs.iter().find(|i| i.name != TEXT_INPUT) {
+        let what = format!("inputs of model '{}'", served.name);
+        let expected = format!("'{TEXT_INPUT}' alone, or tokens without it");
+        return Err(Error::expected(
+            what,
+            expected,
+            format!("'{}' too", other.name),
+        ));
+    }
+    let what = format!("input '{TEXT_INPUT}' of model '{}'", served.name);
+    let fail = |expected: &str, got: String| Error::expected(&what, expected, got);
+    if text.data_type != DataType::Bytes {
+        return Err(fail("data-type BYTES", text.data_type.to_string()));
+    }
+    let parts =
+        dtype::split_bytes(&text.data).map_err(|e| Error::Invalid(format!("{what}: {e}")))?;
+    let num = parts.len();
+    let fits = num > 0 && dtype::elements(&text.shape) == Some(num);
+    let fits = fits
+        && if served.batched {
+            text.shape.first() == Some(&num)
+        } else {
+            num == 1
+        };
+    if !fits {
+        let got = format!("shape {:?} with {num} texts", text.shape);
+        return Err(fail("one text a sample", got));
+    }
+    check_samples(served, num)?;
+    let calls = parts.into_iter().map(|part| {
+        let text = std::str::from_utf8(part).map_err(|e| fail("UTF-8 text", e.to_string()))?;
+        let inputs = codec.inputs(text);
+        let mut inputs = inputs.map_err(|e| Error::Invalid(format!("{what}: {e}")))?;
+        if let Some(at) = served.program.sampling() {
+            inputs.truncate(at.index());
+            inputs.push(wish.tensor(1));
+        }
+        Ok(inputs)
+    });
+    Ok((calls.collect::<Result<_>>()?, num))
+}
+
+fn unexpected(served: &Served, input: &Input) -> Error {
+    Error::Invalid(format!(
+        "unexpected inference input '{}' for model '{}'",
+        input.name, served.name
+    ))
+}
+
+fn check_samples(served: &Served, samples: usize) -> Result<()> {
+    if samples == 0 || samples > served.max_samples {
+        return Err(Error::Invalid(format!(
+            "inference request batch-size must be 1 to {} for '{}', got {samples}",
+            served.max_samples, served.name
+        )));
+    }
+    Ok(())
+}
+
+fn from_tensors(
+    served: &Served,
+    request: &Request,
+    options: &Options,
+    wish: &Wish,
+) -> Result<(Vec<Vec<Tensor>>, usize)> {
+    let known = &served.known.inputs;
+    let mut samples = None;
+    let mut given: Vec<Option<&Input>> = vec![None; known.len()];
+    for input in &request.inputs {
+        let mut brought = known.iter().map(|t| (&t.name, t.is_control));
+        let Some(at) = brought.position(|(name, is_control)| *name == input.name && !is_control)
+        else {
+            return Err(unexpected(served, input));
+        };
+        if given[at].replace(input).is_some() {
+            let what = format!("input '{}' of model '{}'", input.name, served.name);
+            return Err(Error::expected(what, "it once", "it twice"));
+        }
+        let own = samples_of(served, at, input)?;
+        if *samples.get_or_insert(own) != own {
+            let what = format!(
+                "samples of input '{}' of model '{}'",
+                input.name, served.name
+            );
+            return Err(Error::expected(what, samples.unwrap_or(own), own));
+        }
+    }
+    let missing: Vec<_> = known
+        .iter()
+        .zip(&given)
+        .filter(|(t, g)| g.is_none() && t.is_own())
+        .map(|(t, _)| format!("'{}'", t.name))
+        .collect();
+    if !missing.is_empty() {
+        return Err(Error::Invalid(format!(
+            "expected {} inputs but got {} inputs for model '{}': missing required input(s) [{}]",
+            known.iter().filter(|t| t.is_own()).count(),
+            request.inputs.len(),
+            served.name,
+            missing.join(",")
+        )));
+    }
+    let samples = samples.unwrap_or(1);
+    check_samples(served, samples)?;
+    // Carried inputs may be left out, all of them.
+    let num_carried = known.iter().filter(|t| t.is_carried).count();
+    let brought = known
+        .iter()
+        .zip(&given)
+        .filter(|(t, g)| t.is_carried && g.is_some());
+    let brought = brought.count();
+    if brought != 0 && brought != num_carried {
+        let what = format!("state inputs of model '{}'", served.name);
+        return Err(Error::expected(
+            what,
+            format!("all {num_carried} or none"),
+            brought,
+        ));
+    }
+    let mut calls = Vec::new();
+    for first in (0..samples).step_by(served.chunk) {
+        let num = served.chunk.min(samples - first);
+        let mut tensors = Vec::with_capacity(known.len());
+        // A sequence starts with what its first request brings, or as the configuration says.
+        let states = served.initial.as_ref();
+        let states = states.filter(|_| brought == 0 && options.sequence_start);
+        let mut states = states.into_iter().flatten();
+        for (at, input) in given.iter().enumerate() {
+            if let Some(input) = input {
+                tensors.push(part(served, at, input, samples, first, num)?);
+            } else if served.program.sampling().is_some_and(|i| i.index() == at) {
+                tensors.push(wish.tensor(num));
+            } else if known[at].is_control {
+                tensors.push(control(served, at, num, options)?);
+            } else if let Some(state) = states.next() {
+                tensors.push(repeated(state, num));
+            }
+        }
+        calls.push(tensors);
+    }
+    Ok((calls, samples))
+}
+
+/// What the control input `at` tells of a request.
+fn control(served: &Served, at: usize, num: usize, options: &Options) -> Result<Tensor> {
+    let known = &served.known.inputs[at];
+    let mut controls = served.settings.controls.iter();
+    let control = controls.find(|c| c.name == known.name);
+    let control = control.ok_or_else(|| Error::Internal(format!("no control {}", known.name)))?;
+    let place = (
+        options.sequence.unwrap_or(0),
+        options.sequence_start,
+        options.sequence_end,
+    );
+    control.tensor(known, num, place)
+}
+
+/// Checks type and shape of an input; the number of its samples.
+fn samples_of(served: &Served, at: usize, input: &Input) -> Result<usize> {
+    let tensor = &served.known.inputs[at];
+    let listed = served.config.input.iter().find(|i| i.name == input.name);
+    let expected = listed
+        .and_then(|i| DataType::of_config(i.data_type))
+        .unwrap_or(tensor.data_type);
+    if input.data_type != expected {
+        return Err(Error::Invalid(format!(
+            "inference input '{}' data-type is '{}', but model '{}' expects '{expected}'",
+            input.name, input.data_type, served.name
+        )));
+    }
+    let dims = tensor.dims();
+    let samples = served.batched.then_some(-1);
+    let own = usize::from(served.batched);
+    let fits = |(&want, &got): (&i64, &usize)| want == -1 || usize::try_from(want) == Ok(got);
+    // A sample that is one number may be written as a list of it.
+    let scalar = dims.is_empty() && input.shape.len() == own + 1 && input.shape[own] == 1;
+    let same = scalar
+        || (input.shape.len() == own + dims.len()
+            && dims.iter().zip(&input.shape[own..]).all(fits));
+    if !same {
+        let expected: Vec<i64> = samples.into_iter().chain(dims).collect();
+        return Err(Error::Invalid(format!(
+            "unexpected shape for input '{}' for model '{}'. Expected {expected:?}, got {:?}",
+            input.name, served.name, input.shape
+        )));
+    }
+    Ok(if served.batched { input.shape[0] } else { 1 })
+}
+
+/// Samples `first..first + num` of an input as the engine takes them.
+fn part(
+    served: &Served,
+    at: usize,
+    input: &Input,
+    samples: usize,
+    first: usize,
+    num: usize,
+) -> Result<Tensor> {
+    let tensor = &served.known.inputs[at];
+    let fail = |e: String| {
+        let (name, model) = (&input.name, &served.name);
+        Error::Invalid(format!("input '{name}' of model '{model}': {e}"))
+    };
+    let size = input.data_type.size().unwrap_or(0);
+    let all = dtype::elements(&input.shape).and_then(|n| n.checked_mul(size));
+    if all != Some(input.data.len()) {
+        let expected = all.map_or("fewer".into(), |n| n.to_string());
+        let got = input.data.len();
+        return Err(fail(format!("expected {expected} bytes, got {got} bytes")));
+    }
+    let each = input.data.len() / samples;
+    let bytes = &input.data[first * each..(first + num) * each];
+    let mut dims = Vec::with_capacity(tensor.fixed.len() + 1);
+    if tensor.is_sequence {
+        dims.push(input.shape[usize::from(served.batched)]);
+    } else {
+        dims.push(num);
+    }
+    dims.extend(&tensor.fixed);
+    dtype::to_tensor(input.data_type, tensor.held, &dims, bytes).map_err(fail)
+}

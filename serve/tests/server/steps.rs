@@ -1,0 +1,225 @@
+//! Answers of decoupled models, which come step by step over a stream.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use lazybatch_graph::{DType, Greedy, Program, ProgramBuilder, Repeat, folder};
+use lazybatch_serve::proto::infer_parameter::ParameterChoice;
+use lazybatch_serve::proto::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
+use lazybatch_serve::proto::{InferParameter, ModelInferRequest, ModelStreamInferResponse};
+
+use crate::common::{Running, start};
+
+/// Tokens that the decoder says.
+const NUM: usize = 5;
+
+/// A decoder: `head` once, then a token and the scores that it was chosen by, [`NUM`] times. It has the
+/// text of the tests' speakers.
+fn decoder() -> Program {
+    let mut b = ProgramBuilder::new("speaker").with_seed(3);
+    let x = b.input("x", DType::F32, &[2]);
+    let h = b.vector_state("h", DType::F32, &[2], 0.0);
+    // No score is that of the token that stops.
+    let greedy = Greedy::new(&mut b, 1, 9);
+    let head = b.output("head", DType::F32, &[2]);
+    let scores = b.output_sequence("scores", DType::F32, &[7]);
+    b.begin_block("start", Repeat::Once);
+    let v = b.read_input("read", x);
+    b.vec_write("h0", h, v);
+    b.emit("head.emit", head, v);
+    b.begin_block("loop", Repeat::UntilStop { max: NUM as u32 });
+    let token = greedy.read(&mut b);
+    let v = b.embed("table", token, 7, 4);
+    let v = b.gru("gru", v, 2, h);
+    let v = b.dense("scores", v, 7, None);
+    b.emit("scores.emit", scores, v);
+    greedy.choose(&mut b, v);
+    b.finish().unwrap()
+}
+
+async fn server() -> Running {
+    start(|o| {
+        let model = o.models.join("speaker");
+        folder::save(&decoder(), &model.join("1")).unwrap();
+        let config = "max_batch_size: 4 model_transaction_policy { decoupled: true }";
+        std::fs::write(model.join("config.pbtxt"), config).unwrap();
+    })
+    .await
+}
+
+async fn end(mut server: Running) {
+    server.end();
+    server.ended().await;
+}
+
+fn choice(choice: ParameterChoice) -> InferParameter {
+    InferParameter {
+        parameter_choice: Some(choice),
+    }
+}
+
+/// A request that wants an answer for its end.
+fn asks(outputs: Vec<InferRequestedOutputTensor>) -> ModelInferRequest {
+    let wants_final = "triton_enable_empty_final_response".to_owned();
+    let yes = choice(ParameterChoice::BoolParam(true));
+    ModelInferRequest {
+        model_name: "speaker".into(),
+        parameters: [(wants_final, yes)].into(),
+        inputs: vec![InferInputTensor {
+            name: "x".into(),
+            datatype: "FP32".into(),
+            shape: vec![1, 2],
+            ..InferInputTensor::default()
+        }],
+        outputs,
+        raw_input_contents: vec![[0.5f32, 0.25].map(f32::to_le_bytes).concat().into()],
+        ..ModelInferRequest::default()
+    }
+}
+
+/// All that comes of one request, whose stream then ends.
+async fn told(server: &Running, request: ModelInferRequest) -> Vec<ModelStreamInferResponse> {
+    let mut grpc = server.grpc().await;
+    let asked = futures_util::stream::iter([request]);
+    let mut answers = grpc.model_stream_infer(asked).await.unwrap().into_inner();
+    let mut all = Vec::new();
+    while let Some(answer) = answers.message().await.unwrap() {
+        all.push(answer);
+    }
+    all
+}
+
+/// Name, shape and contents of all outputs of all answers, which end with an empty one.
+fn outputs(answers: Vec<ModelStreamInferResponse>) -> Vec<(String, Vec<i64>, Vec<u8>)> {
+    let mut all = Vec::new();
+    let mut is_over = false;
+    for answer in answers {
+        assert_eq!(answer.error_message, "");
+        assert!(!is_over, "nothing comes behind the end");
+        let response = answer.infer_response.unwrap();
+        let last = &response.parameters["triton_final_response"];
+        is_over = *last == choice(ParameterChoice::BoolParam(true));
+        assert_eq!(response.outputs.is_empty(), is_over);
+        let contents = response.raw_output_contents.iter();
+        for (output, bytes) in response.outputs.iter().zip(contents) {
+            let shape = output.shape.clone();
+            all.push((output.name.clone(), shape, bytes.to_vec()));
+        }
+    }
+    assert!(is_over);
+    all
+}
+
+#[tokio::test]
+async fn an_output_of_fixed_size_comes_once() {
+    let server = server().await;
+    let all = outputs(told(&server, asks(Vec::new())).await);
+    let of = |name: &str| all.iter().filter(|o| o.0 == name).collect::<Vec<_>>();
+    let head = [0.5f32, 0.25].map(f32::to_le_bytes).concat();
+    assert_eq!(of("head"), [&("head".to_owned(), vec![1, 2], head)]);
+    for (name, shape) in [("tokens", vec![1, 1]), ("scores", vec![1, 1, 7])] {
+        let steps = of(name);
+        assert_eq!(steps.len(), NUM, "{name}");
+        assert!(steps.iter().all(|(_, own, _)| *own == shape), "{steps:?}");
+    }
+    end(server).await;
+}
+
+#[tokio::test]
+async fn a_stream_counts_once_with_its_own_times() {
+    let server = server().await;
+    outputs(told(&server, asks(Vec::new())).await);
+    let served = server.state.repository.get("speaker", "").unwrap();
+    let stats = served.statistics().inference_stats.unwrap();
+    let success = stats.success.unwrap();
+    let stages = [
+        stats.queue,
+        stats.compute_input,
+        stats.compute_infer,
+        stats.compute_output,
+    ];
+    let stages = stages.map(Option::unwrap);
+    assert_eq!((success.count, stages.map(|s| s.count)), (1, [1; 4]));
+    let sum: u64 = stages.iter().map(|s| s.ns).sum();
+    assert!(stages[2].ns > 0 && sum <= success.ns, "{stages:?}");
+    drop(served);
+    end(server).await;
+}
+
+/// A wish for an output, with such parameters.
+fn wanted(name: &str, parameters: &[(&str, ParameterChoice)]) -> InferRequestedOutputTensor {
+    let parameters = parameters.iter();
+    InferRequestedOutputTensor {
+        name: name.into(),
+        parameters: parameters
+            .map(|(key, value)| ((*key).to_owned(), choice(value.clone())))
+            .collect(),
+    }
+}
+
+/// The place and the value of the largest of seven numbers.
+fn largest(scores: &[u8]) -> String {
+    let (scores, _) = scores.as_chunks::<4>();
+    let scores = scores.iter().map(|&b| f32::from_le_bytes(b)).enumerate();
+    let (at, value) = scores.max_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
+    format!("{value:.6}:{at}")
+}
+
+#[tokio::test]
+async fn each_step_has_its_own_classes() {
+    let server = server().await;
+    let plain = outputs(told(&server, asks(vec![wanted("scores", &[])])).await);
+    let expected: Vec<_> = plain.iter().map(|(_, _, bytes)| largest(bytes)).collect();
+    let classes = wanted(
+        "scores",
+        &[("classification", ParameterChoice::Int64Param(1))],
+    );
+    let classes = outputs(told(&server, asks(vec![classes])).await);
+    let texts = classes.iter().map(|(name, shape, bytes)| {
+        assert_eq!((name.as_str(), &shape[..]), ("scores", &[1, 1][..]));
+        String::from_utf8(bytes[4..].to_vec()).unwrap()
+    });
+    assert_eq!(texts.collect::<Vec<_>>(), expected);
+    assert_eq!(expected.len(), NUM);
+    end(server).await;
+}
+
+#[tokio::test]
+async fn what_steps_cannot_have_is_refused_before_anything_runs() {
+    let server = server().await;
+    let object = tempfile::Builder::new()
+        .prefix("lazybatch")
+        .tempfile_in("/dev/shm")
+        .unwrap();
+    object.as_file().set_len(4096).unwrap();
+    let key = object.path().file_name().unwrap().to_str().unwrap();
+    server.state.regions.register("r", key, 0, 4096).unwrap();
+    let region = [
+        (
+            "shared_memory_region",
+            ParameterChoice::StringParam("r".into()),
+        ),
+        ("shared_memory_byte_size", ParameterChoice::Int64Param(4096)),
+    ];
+    let steps = "of model 'speaker', which answers step by step: expected";
+    let in_region = "its elements in the answers, got a shared memory region";
+    for (name, parameters, told_of) in [
+        ("tokens", &region[..], in_region),
+        ("head", &region[..], in_region),
+        (
+            "text_output",
+            &[],
+            "one of the program, or generate_stream, got the text",
+        ),
+    ] {
+        let outputs = vec![wanted("scores", &[]), wanted(name, parameters)];
+        let all = told(&server, asks(outputs)).await;
+        let expected = format!("output '{name}' {steps} {told_of}");
+        assert_eq!(all.len(), 1, "one answer, and the stream ends");
+        assert_eq!(all[0].error_message, expected);
+    }
+    let served = server.state.repository.get("speaker", "").unwrap();
+    assert_eq!(served.engine().stats().counters.arrivals, 0);
+    let written = std::fs::read(object.path()).unwrap();
+    assert!(written.iter().all(|&b| b == 0), "nothing is written");
+    drop(served);
+    end(server).await;
+}
