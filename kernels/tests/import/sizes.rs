@@ -126,7 +126,7 @@ fn a_slice_that_cuts_long_sequences_alone_is_refused() {
 
 #[test]
 fn a_slice_of_the_first_samples_is_refused() {
-    for end in [3, 100_000] {
+    for end in [3, 10_000] {
         let e = refusal(&sliced(0, end, 0), &Options::default());
         assert!(e.contains("the cut (Slice: result cut at batch"), "{e}");
     }

@@ -16,6 +16,8 @@ const MAX_NUMBERS: usize = 1 << 14;
 
 /// A table by position: its axis of positions, its rows, position first, and its dimensions.
 type Table = (usize, Vec<f32>, Vec<usize>);
+/// Whole numbers at length 0, and what each grows by with each position; empty if none does.
+type Line = (Vec<i64>, Vec<i64>);
 
 impl Lower<'_> {
     /// The node as it is, over one sample.
@@ -192,7 +194,7 @@ impl Lower<'_> {
 
     /// `base + len * per_len` for a value of whole numbers that are this at all lengths that are
     /// checked.
-    fn affine(&self, name: &str) -> Result<Option<(Vec<i64>, Vec<i64>)>, String> {
+    fn affine(&self, name: &str) -> Result<Option<Line>, String> {
         let lengths = match self.trace.has_len() {
             true => LENGTHS,
             false => [1, 1],
@@ -261,7 +263,7 @@ fn attributes(node: &Node) -> Result<BTreeMap<String, Attribute>, String> {
 }
 
 /// `base + len * per_len` for values of whole numbers at two lengths.
-fn line(seen: [&Array; 2], [p, q]: [usize; 2]) -> Option<(Vec<i64>, Vec<i64>)> {
+fn line(seen: [&Array; 2], [p, q]: [usize; 2]) -> Option<Line> {
     if seen[1].dims() != seen[0].dims() {
         return None;
     }

@@ -11,7 +11,7 @@ use crate::import::trace::{LENGTHS, Size};
 
 /// A batch beyond all that anybody runs: what a stated number cuts off, it cuts off here. Larger ones
 /// stand for no end at all.
-const LARGEST_BATCH: usize = 1 << 20;
+const LARGEST_BATCH: usize = 1 << 15;
 
 impl Lower<'_> {
     /// Refuses a node whose results have other sizes at a larger batch or length than those that
