@@ -2,7 +2,8 @@
 //!
 //! `program.json` holds everything but the elements of weights, under the format tag [`FORMAT`];
 //! `weights.safetensors` holds those that the program was given, by name. Weights that are constant
-//! or seeded stay a line of the text. Loading maps the weights, so it costs the text alone.
+//! or seeded stay a line of the text, and are 64 GiB at most, all together. Loading maps the weights, so
+//! it costs the text alone.
 //!
 //! Invariants:
 //! 1. [`load`] gives a program that [`verify`](crate::verify()) accepts, or an error; a damaged
@@ -43,6 +44,9 @@ const MAX_NUMBER: u64 = 1 << 31;
 const FREE_NUMBERS: [&str; 4] = ["seed", "attrs", "base", "per_len"];
 /// Most elements of a tensor or row.
 const MAX_ELEMS: usize = 1 << 40;
+/// Most bytes of all weights that are made from a line of the text, not read from the weights' file:
+/// 64 GiB.
+const MAX_MADE_BYTES: u64 = 1 << 36;
 /// Largest number in a window.
 const MAX_WINDOW: usize = 1 << 16;
 
@@ -128,6 +132,7 @@ pub fn load(dir: &Path) -> Result<Program, Error> {
         program.weights.push(fill(weight, &file)?);
     }
     check_sizes(&path, &program)?;
+    check_made(&path, &program)?;
     verify(&program)?;
     Ok(program)
 }
@@ -181,6 +186,27 @@ fn fill(weight: Weight, file: &WeightFile) -> Result<WeightDecl, Error> {
         }
     };
     Ok(WeightDecl { name, ty, source })
+}
+
+/// A short text must not ask for more memory than any machine has.
+fn check_made(path: &Path, program: &Program) -> Result<(), Error> {
+    let mut bytes = 0_u64;
+    for weight in &program.weights {
+        if matches!(weight.source, WeightSource::Data(_)) {
+            continue;
+        }
+        let own = (weight.ty.row_elems() as u64).saturating_mul(size_of::<f32>() as u64);
+        bytes = bytes.saturating_add(own);
+        if bytes > MAX_MADE_BYTES {
+            return fail(
+                path,
+                format!("weight {}", weight.name),
+                format!("at most {MAX_MADE_BYTES} bytes of all constant and seeded weights"),
+                format!("{bytes} with it"),
+            );
+        }
+    }
+    Ok(())
 }
 
 /// Sizes whose products stay countable.

@@ -1,5 +1,6 @@
 //! Host tensors and where weights come from.
 
+use std::collections::TryReserveError;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -175,20 +176,38 @@ pub enum WeightSource {
 
 impl WeightSource {
     /// The `num` elements as f32.
+    ///
+    /// # Panics
+    /// If there is no memory for them.
     pub fn to_f32(&self, num: usize) -> Vec<f32> {
+        match self.try_to_f32(num) {
+            Ok(elems) => elems,
+            Err(e) => panic!("{num} elements of a weight: {e}"),
+        }
+    }
+
+    /// The `num` elements as f32.
+    ///
+    /// # Errors
+    /// No memory for elements that are made.
+    pub fn try_to_f32(&self, num: usize) -> Result<Vec<f32>, TryReserveError> {
+        let mut elems = Vec::new();
         match self {
-            Self::Data(tensor) => tensor.to_f32(),
-            Self::Constant(value) => vec![*value; num],
+            Self::Data(tensor) => return Ok(tensor.to_f32()),
+            Self::Constant(value) => {
+                elems.try_reserve_exact(num)?;
+                elems.resize(num, *value);
+            }
             Self::Seeded { seed, bound } => {
                 let mut state = *seed;
-                (0..num)
-                    .map(|_| {
-                        let unit = (split_mix(&mut state) >> 40) as f32 / (1u64 << 23) as f32;
-                        (unit - 1.0) * bound
-                    })
-                    .collect()
+                elems.try_reserve_exact(num)?;
+                elems.extend((0..num).map(|_| {
+                    let unit = (split_mix(&mut state) >> 40) as f32 / (1u64 << 23) as f32;
+                    (unit - 1.0) * bound
+                }));
             }
         }
+        Ok(elems)
     }
 }
 

@@ -115,6 +115,33 @@ fn files_that_are_missing_or_foreign_are_named() {
     assert!(refusal(&to).contains(WEIGHTS_FILE));
 }
 
+#[test]
+fn weights_that_are_made_are_bounded() {
+    let dir = tempfile::tempdir().unwrap();
+    let to = dir.path().join("model");
+    let side = 1 << 8;
+    let mut b = ProgramBuilder::new("made").with_seed(7);
+    let x = b.input("x", DType::F32, &[side]);
+    let y = b.output("y", DType::F32, &[side]);
+    b.begin_block("once", Repeat::Once);
+    let v = b.read_input("x", x);
+    let v = b.dense("wide", v, side, None);
+    b.emit("y", y, v);
+    folder::save(&b.finish().unwrap(), &to).unwrap();
+    let text = fs::read_to_string(to.join(PROGRAM_FILE)).unwrap();
+    // A square of 2^20 numbers on each side is 4 TiB.
+    let huge = text.replace("256", &(1 << 20).to_string());
+    fs::write(to.join(PROGRAM_FILE), huge).unwrap();
+    let e = refusal(&to);
+    assert!(
+        e.contains("expected at most 68719476736 bytes of all constant and seeded weights, got"),
+        "{e}"
+    );
+    let large = text.replace("256", &(1 << 16).to_string());
+    fs::write(to.join(PROGRAM_FILE), large).unwrap();
+    folder::load(&to).unwrap();
+}
+
 proptest! {
     /// Any change of digits, letters or length is an error or a program that verifies.
     #[test]

@@ -2,7 +2,7 @@
 //! sample of one member at a time. Shared by the devices that compute.
 //!
 //! Operands and results are packed as everywhere: the rows of the sample one after another, whole
-//! numbers as the bits of i32.
+//! numbers as the bits of i32. A result that has larger ones is an error, never another number.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +37,10 @@ impl General {
             domain: String::new(),
             op: op.op.clone(),
             inputs: Vec::new(),
-            outputs: Vec::new(),
+            // As many as there are, which is what an equal split goes by.
+            outputs: (0..op.outputs.len())
+                .map(|i| format!("{name}.{i}"))
+                .collect(),
             attrs,
         };
         Ok(Self {
@@ -93,7 +96,11 @@ impl General {
                     output.elem
                 ));
             }
-            packed.push(pack(array, &output.layout, len));
+            let rows = pack(array, &output.layout, len).map_err(|v| {
+                let place = call.place();
+                format!("{place}: result {i}: expected whole numbers of 32 bits, got {v}")
+            })?;
+            packed.push(rows);
         }
         Ok(packed)
     }
@@ -110,7 +117,14 @@ fn attr(value: &Attribute) -> Attr {
     }
 }
 
-fn numbers(dims: &[usize], elem: Elem, base: &[i64], per_len: &[i64], len: usize) -> Array {
+/// Whole numbers that grow with the length: `base + len * per_len`.
+pub(crate) fn numbers(
+    dims: &[usize],
+    elem: Elem,
+    base: &[i64],
+    per_len: &[i64],
+    len: usize,
+) -> Array {
     let at = |i: usize| {
         let grown = per_len.get(i).map_or(0, |d| i128::from(*d) * len as i128);
         i128::from(base[i]) + grown
@@ -165,22 +179,25 @@ fn unpack(packed: &[f32], layout: &Layout, elem: Elem, len: usize) -> Result<Arr
 }
 
 /// A tensor as a sample's rows.
-fn pack(array: &Array, layout: &Layout, len: usize) -> Vec<f32> {
+///
+/// # Errors
+/// A whole number that an i32 does not hold.
+fn pack(array: &Array, layout: &Layout, len: usize) -> Result<Vec<f32>, i128> {
     let values: Vec<f32> = match array.data() {
         Data::F32(values) => values.clone(),
         data if data.elem().is_float() => data.to_f64().into_iter().map(|v| v as f32).collect(),
         data => {
-            let range = i128::from(i32::MIN)..=i128::from(i32::MAX);
-            let clamp = |v: i128| v.clamp(*range.start(), *range.end()) as i32;
-            let bits = data.to_i128().into_iter().map(clamp);
-            bits.map(|v| f32::from_bits(v as u32)).collect()
+            let bits = |v: i128| i32::try_from(v).map_err(|_| v);
+            let held = data.to_i128().into_iter().map(bits);
+            let held = held.map(|v| v.map(|v| f32::from_bits(v as u32)));
+            held.collect::<Result<_, _>>()?
         }
     };
     let (positions, before, behind) = sizes(layout, len);
     if before == 1 {
-        return values;
+        return Ok(values);
     }
-    moved(&values, before, positions, behind)
+    Ok(moved(&values, before, positions, behind))
 }
 
 #[cfg(test)]

@@ -162,7 +162,7 @@ pub fn emitted(decl: &OutputDecl, data: &[f32], from: usize) -> Tensor {
 /// The elements of a weight, ids as the bits of i32.
 ///
 /// # Errors
-/// A source of another size.
+/// A source of another size; no memory for one that is made.
 pub fn weight_elements(decl: &WeightDecl) -> Result<Vec<f32>, String> {
     let num = decl.ty.row_elems();
     let elems = match &decl.source {
@@ -171,7 +171,9 @@ pub fn weight_elements(decl: &WeightDecl) -> Result<Vec<f32>, String> {
             .into_iter()
             .map(|id| f32::from_bits(id as u32))
             .collect(),
-        other => other.to_f32(num),
+        other => other
+            .try_to_f32(num)
+            .map_err(|e| format!("{} needs {num} elements: {e}", decl.ty))?,
     };
     if elems.len() != num {
         let got = elems.len();

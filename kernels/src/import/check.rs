@@ -1,14 +1,16 @@
-//! Compares a program with the graph that it was made of.
+//! Compares a program with the graph that it was made of: at two small sizes, and where the graph is
+//! small enough, at a larger batch, at a long sequence, and on larger whole numbers.
 
 use std::collections::BTreeMap;
 
-use lazybatch_graph::onnx::{Array, Error, Limits, Model};
+use lazybatch_graph::onnx::{Array, Elem, Error, Limits, Model};
 use lazybatch_graph::{DType, Layout, Part, Tensor};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-use super::compiled::Compiled;
-use super::trace::{Filled, dims_at, fill, random};
+use super::axes::Input;
+use super::compiled::{Compiled, Samples};
+use super::trace::{Filled, dims_at, fill, random_below};
 use crate::cpu::{CpuDevice, CpuOptions};
 use crate::onnx::Interpreter;
 use crate::tensor::Meter;
@@ -18,6 +20,15 @@ pub const TOLERANCE: f64 = 1e-4;
 
 /// Batch sizes and lengths at which both are run.
 const SIZES: [(usize, usize); 2] = [(1, 6), (3, 9)];
+/// A larger batch, which is run at the shorter of these lengths.
+const LARGER_BATCH: usize = 17;
+/// Most inner steps that the interpreter takes for a run at larger sizes, by those that it took.
+const LARGER_WORK: usize = 1 << 27;
+/// Largest difference at larger sizes: in floats of 32 bits, what a long sequence sums up or hands on
+/// strays further.
+const FAR_TOLERANCE: f64 = 1e-2;
+/// What whole numbers without a bound are below, where larger ones than 0 and 1 are tried.
+const LARGER_NUMBERS: [usize; 3] = [8, 64, 4096];
 
 /// Elements of a tensor by sample, each sample's as packed rows.
 ///
@@ -108,7 +119,7 @@ pub(super) fn worst(expected: &[f64], got: &[f64]) -> (usize, f64) {
 pub(super) fn device(limits: &Limits) -> CpuDevice {
     CpuDevice::new(CpuOptions {
         threads: 1,
-        max_open: SIZES[1].0,
+        max_open: LARGER_BATCH,
         state_bytes: limits.held.saturating_mul(size_of::<f32>()),
         ..CpuOptions::default()
     })
@@ -128,53 +139,173 @@ pub(super) struct Compared<'a> {
     pub has: (bool, bool),
 }
 
-/// Runs both on random inputs at two batch sizes and lengths.
+/// Runs both on random inputs at two batch sizes and lengths, and where that takes the interpreter
+/// at most [`LARGER_WORK`], at a batch and a sequence that are larger. Whole numbers without a bound
+/// are 0 and 1, and then larger, where the graph takes such and the program can hold what it makes of
+/// them.
 ///
 /// # Errors
 /// The output and element that differ most.
 pub(super) fn compare(c: &Compared<'_>, compiled: &Compiled, meter: &Meter) -> Result<(), Error> {
-    let limits = &meter.limits;
-    let interpreter = Interpreter::new(c.model, *limits)?;
+    let run = Comparison {
+        c,
+        compiled,
+        interpreter: Interpreter::new(c.model, meter.limits)?,
+        meter,
+    };
     let mut rng = ChaCha8Rng::seed_from_u64(31);
+    let mut taken = 0;
     for (batch, len) in SIZES {
+        let left = meter.left();
         let batch = if c.has.0 { batch } else { 1 };
         let len = if c.has.1 { len.min(c.max_len) } else { 0 };
-        let mut given = BTreeMap::new();
-        for input in &compiled.inputs {
-            let array = random(input, (batch, len), limits, &mut rng)?;
-            given.insert(input.name.clone(), array);
+        let given = run.given(2, (batch, len), &mut rng)?;
+        let expected = run.interpreted(&given, (batch, len))?;
+        run.at(&given, &expected, (batch, len), TOLERANCE)?;
+        taken = (left - meter.left()).div_ceil(batch);
+    }
+    let may_take = |steps: usize| steps <= LARGER_WORK.min(meter.left() / 4);
+    let [(_, short), (_, long)] = SIZES;
+    if c.has.0 && may_take(taken.saturating_mul(LARGER_BATCH)) {
+        let at = (LARGER_BATCH, if c.has.1 { short.min(c.max_len) } else { 0 });
+        let given = run.given(2, at, &mut rng)?;
+        run.at(&given, &run.interpreted(&given, at)?, at, FAR_TOLERANCE)?;
+    }
+    if c.has.1 {
+        // Attention takes steps by the square of the length; nothing that is compiled takes more.
+        let times = |len: usize| len.div_ceil(long).saturating_pow(2);
+        let halves = std::iter::successors(Some(c.max_len), |len| Some(len / 2));
+        let mut longer = halves.take_while(|&len| len > long);
+        if let Some(len) = longer.find(|&len| may_take(taken.saturating_mul(times(len)))) {
+            let given = run.given(2, (1, len), &mut rng)?;
+            let expected = run.interpreted(&given, (1, len))?;
+            run.at(&given, &expected, (1, len), FAR_TOLERANCE)?;
         }
-        let brought = given.clone();
-        for (name, filled) in c.filled {
-            given.insert(name.clone(), fill(name, filled, (batch, len), limits)?);
+    }
+    let is_open = |i: &Input| !i.elem.is_float() && i.id_bound.is_none() && i.elem != Elem::Bool;
+    for open in LARGER_NUMBERS {
+        if !compiled.inputs.iter().any(is_open) || !may_take(taken.saturating_mul(3)) {
+            break;
         }
-        for (name, array) in c.fixed {
-            given.insert(name.clone(), array.clone());
-        }
-        let infos = c.model.graph.inputs.iter();
-        let inputs = infos.map(|i| given.remove(&i.name)).collect();
-        let expected = interpreter.run_metered(inputs, meter)?;
-        let results = compiled.run_samples(&mut device(limits), &brought, (batch, len))?;
-        let at = format!("at batch {batch}, length {len}");
-        for (i, output) in compiled.outputs.iter().enumerate() {
-            let place = format!("output {}", output.name);
-            let wanted = by_sample(&place, &expected[i], &output.layout, (batch, len))?;
-            for (sample, (wanted, got)) in wanted.iter().zip(&results).enumerate() {
-                same(&place, &format!("{at}, sample {sample}"), wanted, &got[i])?;
-            }
-        }
+        let (batch, len) = SIZES[1];
+        let at = (
+            if c.has.0 { batch } else { 1 },
+            if c.has.1 { len.min(c.max_len) } else { 0 },
+        );
+        let given = run.given(open, at, &mut rng)?;
+        // Numbers that a graph itself does not take may be places in something small; what the program
+        // cannot hold, its launches refuse. Floats made of them differ by how they are rounded.
+        let Ok(expected) = run.interpreted(&given, at) else {
+            break;
+        };
+        let Ok(results) = run.results(&given, at) else {
+            break;
+        };
+        run.compared(&expected, &results, at, f64::INFINITY)?;
     }
     Ok(())
 }
 
+/// A program beside its graph.
+struct Comparison<'a> {
+    c: &'a Compared<'a>,
+    compiled: &'a Compiled,
+    interpreter: Interpreter<'a>,
+    meter: &'a Meter,
+}
+
+impl Comparison<'_> {
+    /// Random inputs of a request; whole numbers without a bound are below `open`.
+    fn given(
+        &self,
+        open: usize,
+        at: (usize, usize),
+        rng: &mut ChaCha8Rng,
+    ) -> Result<BTreeMap<String, Array>, Error> {
+        let mut given = BTreeMap::new();
+        for input in &self.compiled.inputs {
+            let array = random_below(open, input, at, &self.meter.limits, rng)?;
+            given.insert(input.name.clone(), array);
+        }
+        Ok(given)
+    }
+
+    /// What the graph gives for them.
+    fn interpreted(
+        &self,
+        given: &BTreeMap<String, Array>,
+        at: (usize, usize),
+    ) -> Result<Vec<Array>, Error> {
+        let mut given = given.clone();
+        for (name, filled) in self.c.filled {
+            given.insert(name.clone(), fill(name, filled, at, &self.meter.limits)?);
+        }
+        given.extend(self.c.fixed.clone());
+        let infos = self.c.model.graph.inputs.iter();
+        let inputs = infos.map(|i| given.remove(&i.name)).collect();
+        self.interpreter.run_metered(inputs, self.meter)
+    }
+
+    /// What the program gives for them, by sample.
+    fn results(
+        &self,
+        given: &BTreeMap<String, Array>,
+        at: (usize, usize),
+    ) -> Result<Samples, Error> {
+        let mut device = device(&self.meter.limits);
+        self.compiled.run_samples(&mut device, given, at)
+    }
+
+    /// Compares what the program gives with what the graph gave.
+    fn at(
+        &self,
+        given: &BTreeMap<String, Array>,
+        expected: &[Array],
+        at: (usize, usize),
+        tolerance: f64,
+    ) -> Result<(), Error> {
+        self.compared(expected, &self.results(given, at)?, at, tolerance)
+    }
+
+    /// Whole numbers must be the same, floats within `tolerance`.
+    fn compared(
+        &self,
+        expected: &[Array],
+        results: &Samples,
+        (batch, len): (usize, usize),
+        tolerance: f64,
+    ) -> Result<(), Error> {
+        let at = format!("at batch {batch}, length {len}");
+        for (i, output) in self.compiled.outputs.iter().enumerate() {
+            let place = format!("output {}", output.name);
+            let wanted = by_sample(&place, &expected[i], &output.layout, (batch, len))?;
+            let far = if output.elem.is_float() {
+                tolerance
+            } else {
+                TOLERANCE
+            };
+            for (sample, (wanted, got)) in wanted.iter().zip(results).enumerate() {
+                let at = format!("{at}, sample {sample}");
+                within(far, &place, &at, wanted, &got[i])?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Refuses lists that differ by more than [`TOLERANCE`].
 pub(super) fn same(place: &str, at: &str, wanted: &[f64], got: &[f64]) -> Result<(), Error> {
+    within(TOLERANCE, place, at, wanted, got)
+}
+
+/// Refuses lists that differ by more than `tolerance`.
+fn within(tolerance: f64, place: &str, at: &str, wanted: &[f64], got: &[f64]) -> Result<(), Error> {
     if wanted.len() != got.len() {
         let expected = format!("{} elements", wanted.len());
         return Err(Error::invalid(place, at, expected, got.len()));
     }
     let (worst, far) = worst(wanted, got);
-    if far <= TOLERANCE {
+    if far <= tolerance {
         return Ok(());
     }
     let what = format!("{at}, element {worst}");

@@ -3,7 +3,8 @@
 //! their number does not.
 //!
 //! What depends on sizes is decided where values of the inputs are given. [`Decisions`] tells what
-//! was decided, so that what falls otherwise at other sizes can be left undecided.
+//! was decided, so that what falls otherwise at other sizes can be left undecided; [`Asked`], what was
+//! looked at, so that it can be looked at again at sizes beyond those of the given values.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,7 +30,44 @@ pub(super) struct Flattener<'a> {
     /// Nodes walked over.
     walked: usize,
     decided: Decisions,
+    pub(super) asked: Vec<Asked>,
     open: &'a BTreeSet<String>,
+}
+
+/// A value without data that a decision was made from.
+#[derive(Clone, Debug)]
+pub(super) struct Asked {
+    /// The node that was decided, as messages name it.
+    pub place: String,
+    /// The value.
+    pub value: String,
+    /// What of it counts.
+    pub what: Looked,
+    /// What that was.
+    pub was: i128,
+}
+
+/// What of a value a decision was made from.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Looked {
+    /// Whether its only number is another than 0.
+    Truth,
+    /// Its only number.
+    Number,
+    /// The size of an axis.
+    Size(usize),
+}
+
+impl Looked {
+    /// What it is of `array`; none if it has no such thing.
+    pub fn of(self, array: &Array) -> Option<i128> {
+        let number = || (array.len() == 1).then(|| array.data().to_i128()[0]);
+        match self {
+            Self::Truth => number().map(|n| i128::from(n != 0)),
+            Self::Number => number(),
+            Self::Size(axis) => array.dims().get(axis).map(|&n| n as i128),
+        }
+    }
 }
 
 /// Which branch was taken, and how many passes there are, by the first result of the node.
@@ -51,8 +89,8 @@ pub(super) fn resolve<'a>(names: &'a Names, mut name: &'a str) -> &'a str {
     name
 }
 
-/// `graph` without constants computed by nodes and without the branches that are not taken, and
-/// what was decided on the way. `probe` are values of inputs for which conditions that depend on
+/// `graph` without constants computed by nodes and without the branches that are not taken, what was
+/// decided on the way, and from what. `probe` are values of inputs for which conditions that depend on
 /// sizes are evaluated; nodes whose first result is in `open` are left as they are.
 ///
 /// # Errors
@@ -63,7 +101,7 @@ pub(super) fn flatten(
     meter: &Meter,
     probe: BTreeMap<String, Array>,
     open: &BTreeSet<String>,
-) -> Result<(Graph, Decisions), Error> {
+) -> Result<(Graph, Decisions, Vec<Asked>), Error> {
     let mut known = probe;
     for (name, array) in &graph.initializers {
         known.entry(name.clone()).or_insert_with(|| array.clone());
@@ -85,6 +123,7 @@ pub(super) fn flatten(
         inlined: 0,
         walked: 0,
         decided: Decisions::new(),
+        asked: Vec::new(),
         open,
     };
     let mut names = Names::new();
@@ -120,7 +159,7 @@ pub(super) fn flatten(
         initializers,
         nodes: flat.nodes,
     };
-    Ok((flat_graph, flat.decided))
+    Ok((flat_graph, flat.decided, flat.asked))
 }
 
 /// Bytes of names and elements that a node and its subgraphs hold: what a copy of it takes.
@@ -203,6 +242,7 @@ impl Flattener<'_> {
         if !self.decide(node, taken) {
             return Ok(false);
         }
+        self.ask(node, condition, Looked::Truth);
         let names = self.inline(node, body, outer.clone())?;
         for (output, info) in node.outputs.iter().zip(&body.outputs) {
             // Whatever read the result of the `If` now reads that of the branch.
@@ -218,6 +258,21 @@ impl Flattener<'_> {
         };
         self.decided.insert(key.clone(), how);
         !self.open.contains(key)
+    }
+
+    /// Notes that `node` was decided from `value`, if that is computed from sizes.
+    pub(super) fn ask(&mut self, node: &Node, value: &str, what: Looked) {
+        if self.data.contains(value) || self.is_constant(value) {
+            return;
+        }
+        if let Some(was) = self.known.get(value).and_then(|array| what.of(array)) {
+            self.asked.push(Asked {
+                place: format!("node {} ({})", node.name, node.op),
+                value: value.to_owned(),
+                what,
+                was,
+            });
+        }
     }
 
     /// A value that is known and no request's.

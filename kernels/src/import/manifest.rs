@@ -31,7 +31,7 @@ use super::items::{Act, Arg, Cache, CacheState, Items, KeptState, Kind, Out, Src
 use super::lower::{Lower, Value};
 use super::options::Options;
 use super::trace::Trace;
-use super::{Prepared, declare_inputs, layout, max_len, pairs, prepare, schedule};
+use super::{Prepared, check_decided, declare_inputs, layout, max_len, pairs, prepare, schedule};
 use crate::tensor::Meter;
 
 /// Most steps of a decoder.
@@ -166,8 +166,8 @@ fn compile(
     meter: &Meter,
 ) -> Result<(Program, usize), Error> {
     let (e, d) = (&pair.encoder, &pair.decoder);
-    let of_encoder = Trace::of(&e.graph, e.opset, meter, e.inputs.clone(), e.filled.clone())?;
-    let of_decoder = Trace::of(&d.graph, d.opset, meter, d.inputs.clone(), d.filled.clone())?;
+    let mut of_encoder = Trace::of(&e.graph, e.opset, meter, e.inputs.clone(), e.filled.clone())?;
+    let mut of_decoder = Trace::of(&d.graph, d.opset, meter, d.inputs.clone(), d.filled.clone())?;
     let mut longest = max_len(&of_encoder, options)?;
     let reads = |i: &Input| pair.manifest.decoder.read.contains_key(&i.name);
     // With caches, what grows in the step grows with the number of steps.
@@ -176,6 +176,15 @@ fn compile(
         longest = longest.min(max_len(&of_decoder, options)?);
     }
     let max_len = longest;
+    let most = if by_length {
+        max_len
+    } else {
+        max_steps as usize
+    };
+    for (prepared, trace, most) in [(e, &mut of_encoder, max_len), (d, &mut of_decoder, most)] {
+        trace.look_up_to(most);
+        check_decided(prepared, meter, most)?;
+    }
     let mut builder = ProgramBuilder::new(name);
     let mut lower = Lower {
         trace: &of_encoder,

@@ -2,8 +2,8 @@
 //!
 //! [`import`] reads a model, finds which axes of its inputs count samples and positions, lowers its
 //! graph to nodes of a program, cuts that into blocks, and compares the result with the
-//! interpreter of [`crate::onnx`] on random inputs, at two batch sizes and lengths. What it cannot
-//! lower it refuses, all nodes at once, by name.
+//! interpreter of [`crate::onnx`] on random inputs, at a few batch sizes and lengths. What it cannot
+//! lower it refuses, all nodes at once, by name; what holds at small sizes alone, too.
 //!
 //! The steps are a file each: `flatten` (constants, branches) and `unroll` (loops), `patterns`,
 //! `axes`, `trace` (sizes), `lower`, `schedule` (blocks), `check`. `manifest` ties an encoder and a
@@ -40,6 +40,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::tensor::Meter;
 use axes::Input;
+use flatten::Asked;
 use items::{Arg, Items, Kind};
 use lower::{Lower, Value};
 use trace::{Filled, Trace};
@@ -99,12 +100,20 @@ struct Prepared {
     inputs: Vec<Input>,
     filled: BTreeMap<String, Filled>,
     fixed: BTreeMap<String, Array>,
+    decided: Option<Decided>,
+}
+
+/// Branches and loops that were put in place as small sizes have them.
+struct Decided {
+    /// The graph with all that they were decided from among its outputs.
+    graph: Graph,
+    asked: Vec<Asked>,
 }
 
 fn compile(model: &Model, options: &Options) -> Result<Compiled, Error> {
     let meter = Meter::new(options.limits);
     let prepared = prepare(model, options, &meter)?;
-    let trace = Trace::of(
+    let mut trace = Trace::of(
         &prepared.graph,
         prepared.opset,
         &meter,
@@ -113,6 +122,8 @@ fn compile(model: &Model, options: &Options) -> Result<Compiled, Error> {
     )?;
     let has = (trace.has_batch(), trace.has_len());
     let max_len = max_len(&trace, options)?;
+    trace.look_up_to(max_len);
+    check_decided(&prepared, &meter, max_len)?;
     let mut lower = Lower {
         trace: &trace,
         items: Items::default(),
@@ -170,14 +181,17 @@ fn prepare(model: &Model, options: &Options, meter: &Meter) -> Result<Prepared, 
     let mut source = model.graph.clone();
     source.initializers.extend(fixed.clone());
     let none = BTreeSet::new();
-    let (mut graph, _) = flatten::flatten(&source, opset, meter, BTreeMap::new(), &none)?;
+    let (mut graph, ..) = flatten::flatten(&source, opset, meter, BTreeMap::new(), &none)?;
     flatten::prune(&mut graph);
     let all = axes::read(&graph, options)?;
     axes::check_sizes(&all, limits)?;
     relax(&mut model.graph, &all);
     let (mut inputs, filled) = split_filled(&graph, all, options)?;
+    let mut decided = None;
     if graph.nodes.iter().any(has_body) {
-        graph = decide(&graph, opset, meter, &inputs, &filled)?;
+        let asked;
+        (graph, asked) = decide(&graph, opset, meter, &inputs, &filled)?;
+        decided = Decided::of(&graph, asked);
         flatten::prune(&mut graph);
     }
     let shell = Model {
@@ -212,18 +226,62 @@ fn prepare(model: &Model, options: &Options, meter: &Meter) -> Result<Prepared, 
         inputs,
         filled,
         fixed,
+        decided,
     })
 }
 
+impl Decided {
+    /// `graph` with all of `asked` as outputs; none if nothing was asked.
+    fn of(graph: &Graph, asked: Vec<Asked>) -> Option<Self> {
+        if asked.is_empty() {
+            return None;
+        }
+        let mut graph = graph.clone();
+        graph.outputs = asked
+            .iter()
+            .map(|asked| ValueInfo {
+                name: asked.value.clone(),
+                ty: ValueType::Unknown,
+            })
+            .collect();
+        flatten::prune(&mut graph);
+        Some(Self { graph, asked })
+    }
+}
+
+/// Refuses branches and loops that are others at larger batches or lengths than those at which they
+/// were decided, up to the longest.
+fn check_decided(prepared: &Prepared, meter: &Meter, longest: usize) -> Result<(), Error> {
+    let Some(Decided { graph, asked }) = &prepared.decided else {
+        return Ok(());
+    };
+    let (inputs, filled) = (prepared.inputs.clone(), prepared.filled.clone());
+    let mut trace = Trace::of(graph, prepared.opset, meter, inputs, filled)?;
+    trace.look_up_to(longest);
+    for (batch, len) in trace.sizes() {
+        for asked in asked {
+            let value = trace.known(&asked.value, batch, len)?;
+            let now = value.and_then(|value| asked.what.of(&value));
+            if now != Some(asked.was) {
+                let what = format!("{} at batch {batch}, length {len}", asked.value);
+                let expected = format!("{} as at smaller ones", asked.was);
+                let got = now.map_or_else(|| "another".to_owned(), |now| now.to_string());
+                return Err(Error::invalid(&asked.place, what, expected, got));
+            }
+        }
+    }
+    Ok(())
+}
+
 /// `graph` with the branches and loops in place that depend on sizes of the inputs, but are the same
-/// at two batch sizes and lengths. The comparison behind the import sees others.
+/// at two batch sizes and lengths, and from what that was decided.
 fn decide(
     graph: &Graph,
     opset: i64,
     meter: &Meter,
     inputs: &[Input],
     filled: &BTreeMap<String, Filled>,
-) -> Result<Graph, Error> {
+) -> Result<(Graph, Vec<Asked>), Error> {
     let mut open = BTreeSet::new();
     loop {
         let at = |batch: usize, len: usize| {
@@ -240,15 +298,15 @@ fn decide(
             flatten::flatten(graph, opset, meter, probe, &open)
         };
         let [small, large] = trace::LENGTHS;
-        let (flat, decided) = at(2, small)?;
-        let (_, again) = at(3, large)?;
+        let (flat, decided, asked) = at(2, small)?;
+        let (_, again, _) = at(3, large)?;
         let differing: Vec<String> = decided
             .iter()
             .filter(|&(node, how)| again.get(node) != Some(how) && !open.contains(node))
             .map(|(node, _)| node.clone())
             .collect();
         if differing.is_empty() {
-            return Ok(flat);
+            return Ok((flat, asked));
         }
         open.extend(differing);
     }

@@ -6,7 +6,9 @@
 //! needs a shape rule; the comparison behind an import checks the result at other sizes.
 //!
 //! A value without data is *known*: it follows from constants and sizes (shape arithmetic, position
-//! ids, masks), and can be computed for any batch size and length.
+//! ids, masks), and can be computed for any batch size and length. What is made of a known value is
+//! checked up to the longest sequence and at larger batches ([`Trace::look_up_to`]): what it is at
+//! small sizes need not be what it is at others.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,6 +27,12 @@ use crate::tensor::{Call, Meter};
 const BATCHES: [usize; 2] = [2, 3];
 /// Lengths at which sizes are observed.
 pub(super) const LENGTHS: [usize; 2] = [5, 7];
+/// Shorter lengths at which known values are checked, where they can be computed.
+const SHORT: [usize; 3] = [1, 2, 3];
+/// Longer ones are these, powers of two from 16 on, the longest and one less.
+const LONGER: usize = 11;
+/// Batch sizes at which known values are checked, where they can be computed.
+const CHECKED_BATCHES: [usize; 4] = [2, 3, 16, 256];
 
 /// A size: `k * batch^b * len^s`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +49,8 @@ impl Size {
     /// The size 1.
     pub const ONE: Self = Self { k: 1, b: 0, s: 0 };
 
-    fn at(self, batch: usize, len: usize) -> usize {
+    /// The size at that batch and length; what is too large for a number is the largest.
+    pub fn at(self, batch: usize, len: usize) -> usize {
         let power = batch
             .saturating_pow(self.b)
             .saturating_mul(len.saturating_pow(self.s));
@@ -86,11 +95,17 @@ pub(super) struct Trace<'g> {
     /// Values that a node or the graph's outputs read.
     read: BTreeSet<&'g str>,
     facts: BTreeMap<String, Fact>,
+    /// Lengths at which known values are checked, from short to long.
+    lengths: Vec<usize>,
+    /// Batch sizes above 1 at which they are checked.
+    batches: Vec<usize>,
+    /// Known values that somebody asks for, once that is known.
+    wanted: Option<BTreeSet<&'g str>>,
     sized: RefCell<BTreeMap<(usize, usize), Values>>,
 }
 
 /// Most sizes whose known values are kept.
-const MOST_SIZES: usize = 8;
+const MOST_SIZES: usize = 64;
 
 /// `layout` with that many samples and positions; what is too large for a number is the largest.
 pub(super) fn dims_at(layout: &Layout, batch: usize, len: usize) -> Vec<usize> {
@@ -110,6 +125,20 @@ pub(super) fn dims_at(layout: &Layout, batch: usize, len: usize) -> Vec<usize> {
 /// More elements than the limits allow.
 pub(super) fn random(
     input: &Input,
+    at: (usize, usize),
+    limits: &Limits,
+    rng: &mut impl Rng,
+) -> Result<Array, Error> {
+    random_below(2, input, at, limits, rng)
+}
+
+/// As [`random`], with whole numbers below `open` where they have no bound, and within their type.
+///
+/// # Errors
+/// As [`random`].
+pub(super) fn random_below(
+    open: usize,
+    input: &Input,
     (batch, len): (usize, usize),
     limits: &Limits,
     rng: &mut impl Rng,
@@ -120,7 +149,9 @@ pub(super) fn random(
         let values = (0..num).map(|_| f64::from(rng.random_range(-1.0_f32..1.0)));
         return Ok(Array::from_f64(input.elem, dims, values.collect()));
     }
-    let bound = input.id_bound.unwrap_or(2).max(1) as i128;
+    let most = input.elem.int_range().map_or(1, |(_, most)| most);
+    let open = (open as i128).min(most + 1);
+    let bound = input.id_bound.map_or(open, |n| n as i128).max(1);
     let values = (0..num).map(|_| i128::from(rng.random_range(0..bound as i64)));
     let data = Data::from_i128(input.elem, values.collect());
     Ok(Array::new(dims, data))
@@ -174,10 +205,66 @@ impl<'g> Trace<'g> {
             data,
             read: operands.chain(outputs).map(String::as_str).collect(),
             facts: BTreeMap::new(),
+            lengths: LENGTHS.to_vec(),
+            batches: Vec::new(),
+            wanted: None,
             sized: RefCell::default(),
         };
         trace.observe()?;
         Ok(trace)
+    }
+
+    /// Chooses the sizes at which known values are checked, for sequences of at most `most`
+    /// positions. Short sequences and large batches at which they cannot be computed are left out.
+    pub fn look_up_to(&mut self, most: usize) {
+        let mut lengths = vec![1];
+        if self.has_len() {
+            let short = SHORT.iter().filter(|&&n| n <= most);
+            lengths = short.copied().collect();
+            lengths.retain(|&len| self.sized(1, len).is_ok());
+            let powers = (4..usize::BITS - 1).map(|i| 1 << i);
+            let longer = [LONGER, most.saturating_sub(1), most];
+            let longer = powers.take_while(|&n| n < most).chain(longer);
+            lengths.extend(longer.filter(|&n| n > LENGTHS[0] && n <= most));
+            lengths.extend(LENGTHS);
+            lengths.sort_unstable();
+            lengths.dedup();
+        }
+        let mut batches = CHECKED_BATCHES.to_vec();
+        let len = self.base_len();
+        batches.retain(|&batch| self.has_batch() && self.sized(batch, len).is_ok());
+        let readers = self.graph.nodes.iter();
+        let readers = readers.filter(|n| n.outputs.iter().any(|o| self.data.contains(o)));
+        let outputs = self.graph.outputs.iter().map(|o| &o.name);
+        let wanted = readers.flat_map(|n| &n.inputs).chain(outputs);
+        self.wanted = Some(wanted.map(String::as_str).collect());
+        self.lengths = lengths;
+        self.batches = batches;
+        // What is kept of the sizes so far has more values than are asked for from now on.
+        self.sized.borrow_mut().clear();
+    }
+
+    /// Lengths at which known values are checked, from short to long; one where nothing counts
+    /// positions.
+    pub fn lengths(&self) -> &[usize] {
+        &self.lengths
+    }
+
+    /// Batch sizes above 1 at which they are checked.
+    pub fn batches(&self) -> &[usize] {
+        &self.batches
+    }
+
+    /// All batch sizes and lengths at which known values are checked.
+    pub fn sizes(&self) -> impl Iterator<Item = (usize, usize)> {
+        let lengths = self.lengths.iter().map(|&len| (1, len));
+        let batches = self.batches.iter();
+        lengths.chain(batches.map(|&batch| (batch, self.base_len())))
+    }
+
+    /// The length at which other batch sizes are looked at.
+    fn base_len(&self) -> usize {
+        if self.has_len() { LENGTHS[0] } else { 1 }
     }
 
     /// Whether any input holds samples.
@@ -390,6 +477,9 @@ impl<'g> Trace<'g> {
                 values.insert(name.clone(), array);
             }
         }
+        if let Some(wanted) = &self.wanted {
+            values.retain(|name, _| wanted.contains(name.as_str()));
+        }
         let values = Rc::new(values);
         let mut sized = self.sized.borrow_mut();
         if sized.len() == MOST_SIZES {
@@ -399,14 +489,19 @@ impl<'g> Trace<'g> {
         Ok(values)
     }
 
-    /// A known value that depends on neither batch nor length.
+    /// A known value that is the same at all sizes that are checked.
     pub fn constant(&self, name: &str) -> Option<Array> {
         if let Some(array) = self.graph.initializers.get(name) {
             return Some(array.clone());
         }
-        let one = self.known(name, 1, LENGTHS[0]).ok()??;
-        let other = self.known(name, 2, LENGTHS[1]).ok()??;
-        (one == other).then_some(one)
+        let mut sizes = self.sizes();
+        let (batch, len) = sizes.next()?;
+        let first = self.known(name, batch, len).ok()??;
+        let same = |(batch, len)| {
+            let values = self.sized(batch, len);
+            values.is_ok_and(|values| values.get(name) == Some(&first))
+        };
+        sizes.all(same).then_some(first)
     }
 }
 

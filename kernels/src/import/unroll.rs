@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use lazybatch_graph::onnx::{Array, Attr, Data, Error, Graph, Node};
 
-use super::flatten::{Flattener, Names, identity, resolve};
+use super::flatten::{Flattener, Looked, Names, identity, resolve};
 
 /// Most passes of a loop that are put one after another.
 const MAX_PASSES: i128 = 64;
@@ -89,6 +89,11 @@ impl Flattener<'_> {
         if !self.decide(node, most) {
             return Ok(false);
         }
+        for (i, what) in [(0, Looked::Number), (1, Looked::Truth)] {
+            if let Some(name) = operand(i) {
+                self.ask(node, name, what);
+            }
+        }
         let mut joined = vec![Vec::new(); body.outputs.len() - num - 1];
         for pass in 0..most as i64 {
             let at = format!("{}.{}.pass", node.name, self.inlined);
@@ -97,8 +102,15 @@ impl Flattener<'_> {
             self.know(&go, Array::scalar(Data::Bool(vec![true])))?;
             let given = [at, go].into_iter().chain(carried).collect();
             let mut results = self.pass(node, body, outer, given)?.into_iter();
-            match results.next().and_then(|go| self.number(&go)) {
-                Some(go) if go != 0 || pass + 1 == most as i64 => {}
+            let goes_on = results.next();
+            match goes_on.as_ref().and_then(|go| self.number(go)) {
+                // What comes behind the last pass does not count.
+                Some(_) if pass + 1 == most as i64 => {}
+                Some(go) if go != 0 => {
+                    if let Some(go) = &goes_on {
+                        self.ask(node, go, Looked::Truth);
+                    }
+                }
                 _ => {
                     let place = format!("node {} (Loop)", node.name);
                     let expected = "one that is true and does not depend on the request";
@@ -123,18 +135,26 @@ impl Flattener<'_> {
             return Ok(false);
         };
         let (carried, sequences) = node.inputs.split_at(scan.carried);
-        let mut steps = sequences.iter().zip(&scan.cut).map(|(name, (axis, _))| {
-            let dims = self.known.get(name)?.dims();
-            let back = if *axis < 0 { dims.len() } else { 0 };
-            let axis = usize::try_from(axis.checked_add_unsigned(back as u64)?).ok()?;
-            dims.get(axis).copied()
-        });
-        let Some(num) = steps.next().flatten() else {
+        let axes: Option<Vec<(usize, usize)>> = sequences
+            .iter()
+            .zip(&scan.cut)
+            .map(|(name, (axis, _))| {
+                let dims = self.known.get(name)?.dims();
+                let back = if *axis < 0 { dims.len() } else { 0 };
+                let axis = usize::try_from(axis.checked_add_unsigned(back as u64)?).ok()?;
+                Some((axis, *dims.get(axis)?))
+            })
+            .collect();
+        let Some(axes) = axes.filter(|axes| !axes.is_empty()) else {
             return Ok(false);
         };
-        let equal = steps.all(|n| n == Some(num));
+        let num = axes[0].1;
+        let equal = axes.iter().all(|(_, n)| *n == num);
         if !equal || num == 0 || num as i128 > MAX_PASSES || !self.decide(node, num as i128) {
             return Ok(false);
+        }
+        for (name, (axis, _)) in sequences.iter().zip(&axes) {
+            self.ask(node, name, Looked::Size(*axis));
         }
         let mut carried = carried.to_vec();
         let mut joined = vec![Vec::new(); scan.joined.len()];

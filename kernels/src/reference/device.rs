@@ -154,17 +154,18 @@ impl Device for ReferenceDevice {
                 });
             }
         }
-        let weights = program
-            .weights
-            .iter()
-            .map(|w| {
-                w.source
-                    .to_f32(w.ty.row_elems())
-                    .into_iter()
-                    .map(f64::from)
-                    .collect()
-            })
-            .collect();
+        let mut weights = Vec::with_capacity(program.weights.len());
+        for w in &program.weights {
+            let elems = w
+                .source
+                .try_to_f32(w.ty.row_elems())
+                .map_err(|e| Error::Weight {
+                    model: program.name.clone(),
+                    weight: w.name.clone(),
+                    why: e.to_string(),
+                })?;
+            weights.push(elems.into_iter().map(f64::from).collect());
+        }
         self.models.insert(
             id,
             Loaded {

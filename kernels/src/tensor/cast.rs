@@ -91,12 +91,35 @@ fn quotient(elem: Elem, v: f64, scale: f64) -> f64 {
     }
 }
 
-fn quantize(call: &Call) -> Outputs {
-    let x = call.x(0)?;
-    let elem = call.opt(2).map_or(Elem::U8, Array::elem);
+/// The type that a node quantizes to: that of its zero points or, from opset 21 on, the one that it
+/// states.
+fn quantized_to(call: &Call) -> Result<Elem, Error> {
+    let what = "attribute \"output_dtype\"";
+    let code = call.int("output_dtype", 0)?;
+    let stated = match code {
+        0 => None,
+        _ => Some(Elem::from_code(code).ok_or_else(|| call.bad(what, "8 or 16 bits", code))?),
+    };
+    let elem = match (call.opt(2).map(Array::elem), stated) {
+        (Some(of_zeros), Some(stated)) if of_zeros != stated => {
+            return Err(call.bad(what, format!("{of_zeros} as the zero points"), stated));
+        }
+        (Some(elem), _) | (None, Some(elem)) => elem,
+        (None, None) => Elem::U8,
+    };
+    let narrow = matches!(elem, Elem::U8 | Elem::I8 | Elem::U16 | Elem::I16);
+    if stated.is_some() && !narrow {
+        return Err(call.bad(what, "integers of 8 or 16 bits", elem));
+    }
     if elem.int_range().is_none() {
         return Err(call.bad("input 2", "integers", elem));
     }
+    Ok(elem)
+}
+
+fn quantize(call: &Call) -> Outputs {
+    let x = call.x(0)?;
+    let elem = quantized_to(call)?;
     let steps = Steps::new(call, x)?;
     let v = x.data().to_f64().into_iter().enumerate().map(|(i, v)| {
         let (scale, zero) = steps.of(i);

@@ -269,6 +269,10 @@ fn einsum(call: &Call) -> Outputs {
                 .collect()
         }
     };
+    if (1..out.len()).any(|i| out[..i].contains(&out[i])) {
+        let expected = "each label of the output once";
+        return Err(call.bad("attribute \"equation\"", expected, &equation));
+    }
     let mut order = out.clone();
     order.extend(sizes.keys().filter(|l| !out.contains(l)).cloned());
     let Some(all) = order

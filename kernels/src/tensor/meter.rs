@@ -24,6 +24,11 @@ impl Meter {
         }
     }
 
+    /// Inner steps that are left.
+    pub fn left(&self) -> usize {
+        self.left.get()
+    }
+
     /// Takes as many inner steps as the product of `factors`.
     ///
     /// # Errors

@@ -236,8 +236,8 @@ fn resize(call: &Call) -> Outputs {
 fn run(call: &Call, x: &Array, axes: &[Axis], method: &Method, outside: Option<f64>) -> Outputs {
     let dims: Vec<usize> = axes.iter().map(|axis| axis.out).collect();
     call.num(&dims)?;
-    if x.is_empty() && !dims.contains(&0) {
-        return Err(call.bad("input 0", "elements", x));
+    if let Some(axis) = axes.iter().position(|axis| axis.n == 0 && axis.out > 0) {
+        return Err(call.bad("input 0", format!("elements along axis {axis}"), x));
     }
     let mut v = x.data().to_f64();
     let mut now = x.dims().to_vec();

@@ -12,7 +12,7 @@ pub const OPS: &[OpEntry] = &[
     op("BlackmanWindow", &[17], Types::INDEX, |c| {
         window(c, &[0.42, -0.5, 0.08])
     }),
-    op("DFT", &[17], Types::FLOATS, dft),
+    op("DFT", &[17, 20], Types::FLOATS, dft),
     op("HammingWindow", &[17], Types::INDEX, |c| {
         window(c, &[25.0 / 46.0, -21.0 / 46.0])
     }),
@@ -48,7 +48,8 @@ fn window(call: &Call, terms: &[f64]) -> Outputs {
     )])
 }
 
-/// Signals `[..., n, 1 or 2]`: real, or real and imaginary parts, transformed along an axis.
+/// Signals `[..., n, 1 or 2]`: real, or real and imaginary parts, transformed along an axis. The last
+/// one is none to transform along, but counts.
 fn dft(call: &Call) -> Outputs {
     let x = call.at_least(0, 2)?;
     let (inverse, onesided) = (call.flag("inverse", false)?, call.flag("onesided", false)?);
@@ -56,7 +57,14 @@ fn dft(call: &Call) -> Outputs {
     if parts != 1 && parts != 2 {
         return Err(call.bad("input 0", "real or complex numbers along the last axis", x));
     }
-    let axis = call.axis(1, x.rank() - 1)?;
+    let axis = match call.opt(2).filter(|_| call.opset >= 20) {
+        Some(_) => call.axis_of(call.int_scalar(2)?, x.rank())?,
+        None if call.opset >= 20 => call.axis_of(-2, x.rank())?,
+        None => call.axis(1, x.rank())?,
+    };
+    if axis == x.rank() - 1 {
+        return Err(call.bad("axis", "another than the last", axis));
+    }
     let (outer, n, inner) = around(&x.dims()[..x.rank() - 1], axis);
     let len = match call.opt(1) {
         Some(_) => call.sizes("input 1", &[call.int_scalar(1)?])?[0],

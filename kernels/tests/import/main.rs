@@ -6,6 +6,7 @@
 
 mod hostile;
 mod refusals;
+mod sizes;
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -19,11 +19,11 @@ fn info(name: &str, dims: &[Dim]) -> ValueInfo {
     }
 }
 
-fn named(name: &str) -> Dim {
+pub fn named(name: &str) -> Dim {
     Dim::Named(name.into())
 }
 
-fn node(op: &str, inputs: &[&str], output: &str, attrs: &[(&str, Attr)]) -> Node {
+pub fn node(op: &str, inputs: &[&str], output: &str, attrs: &[(&str, Attr)]) -> Node {
     Node {
         name: format!("the {output}"),
         domain: String::new(),
@@ -37,7 +37,7 @@ fn node(op: &str, inputs: &[&str], output: &str, attrs: &[(&str, Attr)]) -> Node
     }
 }
 
-fn model(input: &[Dim], nodes: Vec<Node>, outputs: &[&str]) -> Model {
+pub fn model(input: &[Dim], nodes: Vec<Node>, outputs: &[&str]) -> Model {
     let ones = Array::new(vec![4, 4], Data::F32(vec![0.5; 16]));
     Model {
         file: "test.onnx".into(),
@@ -52,7 +52,7 @@ fn model(input: &[Dim], nodes: Vec<Node>, outputs: &[&str]) -> Model {
     }
 }
 
-fn refusal(model: &Model, options: &Options) -> String {
+pub fn refusal(model: &Model, options: &Options) -> String {
     import_model(model, options).unwrap_err().to_string()
 }
 

@@ -21,10 +21,6 @@ use crate::conformance::{NUM_PASSED, difference};
 pub const NUM_ON_DEVICE: usize = 783;
 pub const NUM_NATIVE: usize = 120;
 
-/// Cases whose first axis is no batch, though random samples, at most three, do not show it: a slice
-/// of the first three, and counts of words that none of the random ones is.
-const UNBATCHED: [&str; 2] = ["test_slice", "test_tfidfvectorizer"];
-
 /// The case's model with its operands but the first as constants, if asked for, and with the first
 /// axis of its inputs open, if all have one of the same size.
 fn variant(model: &Model, inputs: &[Option<Array>], fix: bool, open: bool) -> Option<Model> {
@@ -69,19 +65,13 @@ fn variant(model: &Model, inputs: &[Option<Array>], fix: bool, open: bool) -> Op
 }
 
 /// The first variant of a case that is imported.
-fn compiled(name: &str, model: &Model, inputs: &[Option<Array>]) -> Result<Compiled, Error> {
-    let batched = !UNBATCHED
-        .iter()
-        .any(|n| name == *n || name.starts_with(&format!("{n}_tf_")));
+fn compiled(model: &Model, inputs: &[Option<Array>]) -> Result<Compiled, Error> {
     let options = Options {
         limits: cases::LIMITS,
         ..Options::default()
     };
     let mut last = None;
     for (fix, open) in [(true, true), (true, false), (false, true), (false, false)] {
-        if open && !batched {
-            continue;
-        }
         if let Some(model) = variant(model, inputs, fix, open) {
             match compile_model(&model, &options) {
                 Ok(compiled) => return Ok(compiled),
@@ -103,7 +93,7 @@ fn on_device(folder: &Path, bytes: &[u8]) -> Option<(bool, Option<String>)> {
     let model = Model::decode(&cases::name(folder), bytes, &cases::LIMITS).ok()?;
     let model = cases::stated(folder, model);
     let inputs = cases::inputs(folder, &model, &cases::LIMITS).ok()?;
-    let compiled = compiled(&cases::name(folder), &model, &inputs).ok()?;
+    let compiled = compiled(&model, &inputs).ok()?;
     let names = model.graph.inputs.iter().map(|i| i.name.clone());
     let given = names.zip(inputs).filter_map(|(n, x)| Some((n, x?)));
     let mut device = CpuDevice::new(CpuOptions {

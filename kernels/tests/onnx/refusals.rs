@@ -142,3 +142,118 @@ fn wrong_operands_are_named() {
         "{e}"
     );
 }
+
+/// Runs one node of opset `opset` on `inputs`.
+fn run_node(node: Node, opset: i64, inputs: Vec<Array>) -> Result<Vec<Array>, String> {
+    let names: Vec<String> = node.inputs.clone();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let outputs = node.outputs.clone();
+    let outputs: Vec<&str> = outputs.iter().map(String::as_str).collect();
+    let mut model = model(graph(&names, vec![node], &outputs));
+    model.opsets.insert(String::new(), opset);
+    let interpreter = Interpreter::new(&model, Limits::default()).map_err(|e| e.to_string())?;
+    let inputs = inputs.into_iter().map(Some).collect();
+    interpreter.run(inputs).map_err(|e| e.to_string())
+}
+
+fn floats(dims: &[usize], v: &[f32]) -> Array {
+    Array::new(dims.to_vec(), Data::F32(v.to_vec()))
+}
+
+#[test]
+fn an_output_label_twice_is_refused() {
+    let mut einsum = node("Einsum", &["x"], &["y"]);
+    einsum
+        .attrs
+        .insert("equation".into(), Attr::Str("ij->ii".into()));
+    let e = run_node(einsum, 13, vec![floats(&[2, 2], &[1.0; 4])]).unwrap_err();
+    assert!(
+        e.contains("attribute \"equation\": expected each label of the output once, got ij->ii"),
+        "{e}"
+    );
+}
+
+#[test]
+fn an_axis_without_elements_is_not_resized_to_some() {
+    let resize = node("Resize", &["x", "roi", "scales", "sizes"], &["y"]);
+    let none = || floats(&[0], &[]);
+    let inputs = |to| vec![floats(&[0, 0], &[]), none(), none(), Array::vector(to)];
+    let e = run_node(resize.clone(), 13, inputs(vec![0, 5])).unwrap_err();
+    assert!(e.contains("input 0: expected elements along axis 1"), "{e}");
+    let y = run_node(resize, 13, inputs(vec![0, 0])).unwrap();
+    assert_eq!(y[0].dims(), [0, 0]);
+}
+
+#[test]
+fn quantizing_goes_by_the_stated_type() {
+    let quantize = |code: i64, with_zero: bool| {
+        let names = ["x", "scale", "zero"];
+        let mut node = node(
+            "QuantizeLinear",
+            &names[..2 + usize::from(with_zero)],
+            &["y"],
+        );
+        node.attrs.insert("output_dtype".into(), Attr::Int(code));
+        let mut inputs = vec![floats(&[3], &[-2.0, 0.0, 300.0]), floats(&[], &[1.0])];
+        if with_zero {
+            inputs.push(Array::scalar(Data::I8(vec![0])));
+        }
+        run_node(node, 21, inputs).map(|mut y| y.remove(0).data().clone())
+    };
+    // 3 is i8, 5 i16, 2 u8, 1 a float.
+    assert_eq!(quantize(3, false), Ok(Data::I8(vec![-2, 0, 127])));
+    assert_eq!(quantize(5, false), Ok(Data::I16(vec![-2, 0, 300])));
+    assert_eq!(quantize(0, false), Ok(Data::U8(vec![0, 0, 255])));
+    assert_eq!(quantize(3, true), Ok(Data::I8(vec![-2, 0, 127])));
+    let e = quantize(2, true).unwrap_err();
+    assert!(e.contains("expected i8 as the zero points, got u8"), "{e}");
+    let e = quantize(1, false).unwrap_err();
+    assert!(
+        e.contains("expected integers of 8 or 16 bits, got f32"),
+        "{e}"
+    );
+}
+
+#[test]
+fn the_axis_of_a_transform_is_counted_over_all_axes() {
+    let x = || floats(&[1, 2, 2, 1], &[1.0, 2.0, 3.0, 5.0]);
+    let rows = [3.0, 0.0, -1.0, 0.0, 8.0, 0.0, -2.0, 0.0];
+    let columns = [4.0, 0.0, 7.0, 0.0, -2.0, 0.0, -3.0, 0.0];
+    let by_attribute = |axis: Option<i64>| {
+        let mut dft = node("DFT", &["x"], &["y"]);
+        if let Some(axis) = axis {
+            dft.attrs.insert("axis".into(), Attr::Int(axis));
+        }
+        run_node(dft, 17, vec![x()])
+    };
+    let by_operand = |axis: i64| {
+        let dft = node("DFT", &["x", "", "axis"], &["y"]);
+        let mut model = model(graph(&["x", "axis"], vec![dft], &["y"]));
+        model.opsets.insert(String::new(), 20);
+        let axis = Array::scalar(Data::I64(vec![axis]));
+        let interpreter = Interpreter::new(&model, Limits::default()).unwrap();
+        interpreter
+            .run(vec![Some(x()), Some(axis)])
+            .map_err(|e| e.to_string())
+    };
+    let check = |y: Result<Vec<Array>, String>, wanted: [f64; 8]| {
+        let y = y.unwrap()[0].data().to_f64();
+        assert!(
+            y.iter().zip(wanted).all(|(a, b)| (a - b).abs() < 1e-6),
+            "{y:?}"
+        );
+    };
+    check(by_attribute(None), columns);
+    check(by_attribute(Some(-2)), rows);
+    check(by_attribute(Some(-3)), columns);
+    check(run_node(node("DFT", &["x"], &["y"]), 20, vec![x()]), rows);
+    check(by_operand(-3), columns);
+    check(by_operand(1), columns);
+    check(by_operand(2), rows);
+    for e in [by_attribute(Some(-1)), by_operand(3)] {
+        assert!(
+            e.unwrap_err()
+                .contains("axis: expected another than the last, got 3")
+        );
+    }
+}

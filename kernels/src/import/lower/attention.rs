@@ -3,13 +3,12 @@
 //!
 //! Scores have two axes of positions, which no packed value has; so they are followed as what they
 //! will become. A mask that adds nothing or hides nothing goes away, one that hides later positions
-//! makes the attention causal.
+//! makes the attention causal, if it does so up to the longest sequence.
 
-use lazybatch_graph::onnx::{Array, Elem, Node};
+use lazybatch_graph::onnx::{Elem, Node};
 use lazybatch_graph::{Heads, Layout, Op, Part};
 
-use super::elementwise::same_everywhere;
-use super::{CHECKED, Lower, Value, axis_of, int};
+use super::{Lower, Value, axis_of, int};
 use crate::import::items::{Act, Arg, Cache, Kind, Out, Src};
 use crate::import::layout::{self, canonical, size};
 
@@ -198,7 +197,7 @@ impl Lower<'_> {
         let value = match self.scalar(node, other) {
             Some(v) => v,
             // A factor that depends on the length is one only where it is the same for all.
-            None => match same_everywhere(&self.seen(node, other)?) {
+            None => match self.uniform(self.beside_scores(node, other)?)? {
                 Some(v) => v,
                 None => return Ok(None),
             },
@@ -210,15 +209,13 @@ impl Lower<'_> {
         }))
     }
 
-    /// Operand `i`, known, at the lengths that are checked.
-    fn seen(&self, node: &Node, i: usize) -> Result<Vec<Array>, String> {
+    /// The name of operand `i`, which must be known.
+    fn beside_scores<'n>(&self, node: &'n Node, i: usize) -> Result<&'n str, String> {
         let name = node.inputs.get(i).ok_or("an operand too few")?;
-        let mut seen = Vec::new();
-        for len in CHECKED {
-            let value = self.trace.known(name, 1, len).map_err(|e| e.to_string())?;
-            seen.push(value.ok_or_else(|| format!("its mask {name} comes with the request"))?);
+        if self.trace.is_data(name) {
+            return Err(format!("its mask {name} comes with the request"));
         }
-        Ok(seen)
+        Ok(name)
     }
 
     /// What adding `to(operand i)` to the scores does.
@@ -229,10 +226,11 @@ impl Lower<'_> {
         axes: &Layout,
         to: impl Fn(f64) -> f64,
     ) -> Result<Mask, String> {
-        let seen = self.seen(node, i)?;
+        let name = self.beside_scores(node, i)?;
         let mut causal = true;
         let mut nothing = true;
-        for (array, len) in seen.iter().zip(CHECKED) {
+        for &len in self.trace.lengths() {
+            let array = self.known_at(name, len)?;
             let values: Vec<f64> = array.data().to_f64().into_iter().map(&to).collect();
             nothing &= values.iter().all(|v| *v == 0.0);
             let square = array.rank() >= 2
@@ -248,12 +246,13 @@ impl Lower<'_> {
                         *v == 0.0
                     }
                 });
+            if !nothing && !causal {
+                return Err(format!(
+                    "its mask is neither empty nor causal at length {len}"
+                ));
+            }
         }
-        match (nothing, causal) {
-            (true, _) => Ok(Mask::Nothing),
-            (_, true) => Ok(Mask::Causal),
-            _ => Err("its mask is neither empty nor causal".into()),
-        }
+        Ok(if nothing { Mask::Nothing } else { Mask::Causal })
     }
 
     /// `Where(condition, a, b)` with scores at operand `i` and hidden elsewhere.
@@ -261,12 +260,12 @@ impl Lower<'_> {
         if i == 0 {
             return Ok(None);
         }
-        let other = self.seen(node, 3 - i)?;
-        let hides = other
-            .iter()
-            .all(|a| a.data().to_f64().iter().all(|v| *v <= HIDDEN));
-        if !hides {
-            return Ok(None);
+        let other = self.beside_scores(node, 3 - i)?;
+        for &len in self.trace.lengths() {
+            let array = self.known_at(other, len)?;
+            if array.data().to_f64().iter().any(|v| *v > HIDDEN) {
+                return Ok(None);
+            }
         }
         let keep = if i == 1 { 1.0 } else { 0.0 };
         let to = |v: f64| if v == keep { 0.0 } else { 2.0 * HIDDEN };

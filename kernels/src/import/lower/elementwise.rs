@@ -3,8 +3,7 @@
 use lazybatch_graph::onnx::{Array, Attr, Elem, Node};
 use lazybatch_graph::{Act as Function, Bin, Op, Part};
 
-use super::general::by_position;
-use super::{CHECKED, Lower, Native, floats, one, text};
+use super::{Lower, Native, floats, one, text};
 use crate::import::items::{Act, Arg, Kind};
 use crate::import::layout::{agrees, canonical};
 
@@ -248,27 +247,19 @@ impl Lower<'_> {
         if let Some(array) = self.constant(node, i) {
             return Ok(spread(&array, x));
         }
-        let at = |len: usize| self.trace.known(name, 1, len).map_err(|e| e.to_string());
-        let mut seen = Vec::new();
-        for len in CHECKED {
-            let Some(array) = at(len)? else {
-                return Ok(None);
-            };
-            seen.push(array);
+        if self.trace.is_data(name) {
+            return Ok(None);
         }
-        if let Some(v) = same_everywhere(&seen) {
+        if let Some(v) = self.uniform(name)? {
             return Ok(Some(Beside::Scalar(v)));
         }
         if let Some(steps) = self.max_steps {
             return self.by_step(name, steps, x);
         }
-        let Some(table) = at(self.max_len)? else {
+        let Some((axis, rows, mut dims)) = self.table(name)? else {
             return Ok(None);
         };
-        let Some((axis, rows)) = by_position(&seen[0], CHECKED[0], &table, self.max_len) else {
-            return Ok(None);
-        };
-        let from_end = table.rank() - axis;
+        let from_end = dims.len() - axis;
         let on_len = x
             .layout
             .0
@@ -278,7 +269,6 @@ impl Lower<'_> {
         if on_len.map(Vec::as_slice) != Some(&[Part::Len]) {
             return Ok(None);
         }
-        let mut dims = table.dims().to_vec();
         dims[axis] = 1;
         let each = rows.len() / self.max_len;
         let mut all = Vec::new();
@@ -311,13 +301,6 @@ impl Lower<'_> {
         }
         Ok(Some(Beside::Table(all)))
     }
-}
-
-/// The one number that all elements of all arrays are.
-pub(super) fn same_everywhere(arrays: &[Array]) -> Option<f64> {
-    let mut values = arrays.iter().flat_map(|a| a.data().to_f64());
-    let first = values.next()?;
-    values.all(|v| v == first).then_some(first)
 }
 
 /// Elements of `array` broadcast over a row of `x`; none if it has more than one element along

@@ -5,13 +5,19 @@ use std::collections::BTreeMap;
 use lazybatch_graph::onnx::{Array, Attr, Node};
 use lazybatch_graph::{Attribute, Layout, Op, Operand, Part, Produced, TensorOp};
 
-use super::{CHECKED, Lower, Value, floats, ints};
+use super::{Lower, Value, floats, ints};
+use crate::general::numbers;
 use crate::import::items::{Act, Arg, Kind, Out, Src};
 use crate::import::layout;
-use crate::import::trace::Size;
+use crate::import::trace::{LENGTHS, Size};
 
 /// Most whole numbers that stand in the program's text.
 const MAX_NUMBERS: usize = 1 << 14;
+
+/// A table by position: its axis of positions, its rows, position first, and its dimensions.
+type Table = (usize, Vec<f32>, Vec<usize>);
+/// Whole numbers at length 0, and what each grows by with each position; empty if none does.
+type Line = (Vec<i64>, Vec<i64>);
 
 impl Lower<'_> {
     /// The node as it is, over one sample.
@@ -135,24 +141,15 @@ impl Lower<'_> {
     /// Operand `i`, which is known: a weight, a table by position, or numbers.
     fn known_operand(&mut self, node: &Node, i: usize) -> Result<(Operand, Option<Arg>), String> {
         let name = &node.inputs[i];
-        let at = |len: usize| -> Result<Array, String> {
-            let value = self.trace.known(name, 1, len).map_err(|e| e.to_string())?;
-            value.ok_or_else(|| format!("operand {name} is not known"))
-        };
-        let seen = if self.trace.has_len() {
-            [at(CHECKED[0])?, at(CHECKED[1])?, at(CHECKED[2])?]
-        } else {
-            [at(1)?, at(1)?, at(1)?]
-        };
-        let fixed = seen[0] == seen[1] && seen[0] == seen[2];
-        let elem = seen[0].elem();
-        let dims = seen[0].dims().to_vec();
-        if fixed && elem.is_float() && !seen[0].is_empty() {
+        let first = self.known_at(name, self.trace.lengths()[0])?;
+        let elem = first.elem();
+        let dims = first.dims().to_vec();
+        if elem.is_float() && !first.is_empty() && self.is_all(name, |_| Some(first.clone()))? {
             let layout = Layout(dims.iter().map(|&n| vec![Part::Fixed(n)]).collect());
-            let arg = self.weight(node, i, "", &dims, || floats(&seen[0]));
+            let arg = self.weight(node, i, "", &dims, || floats(&first));
             return Ok((Operand::Next { layout, elem }, Some(arg)));
         }
-        if let Some((base, per_len)) = affine(&seen) {
+        if let Some((base, per_len)) = self.affine(name)? {
             if base.len() > MAX_NUMBERS {
                 return Err(format!("operand {name} holds {} whole numbers", base.len()));
             }
@@ -164,8 +161,7 @@ impl Lower<'_> {
             };
             return Ok((numbers, None));
         }
-        let table = at(self.max_len)?;
-        let Some((axis, rows)) = by_position(&seen[0], CHECKED[0], &table, self.max_len) else {
+        let Some((axis, rows, dims)) = self.table(name)? else {
             return Err(format!(
                 "operand {name} depends on the length in an unknown way"
             ));
@@ -184,6 +180,51 @@ impl Lower<'_> {
         let layout = Layout(axes.collect());
         let arg = self.weight(node, i, "positions", &shape, || rows);
         Ok((Operand::Next { layout, elem }, Some(arg)))
+    }
+
+    /// Whether a known value is what `at` gives for each length that is checked.
+    fn is_all(&self, name: &str, at: impl Fn(usize) -> Option<Array>) -> Result<bool, String> {
+        for &len in self.trace.lengths() {
+            if at(len).as_ref() != Some(&self.known_at(name, len)?) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// `base + len * per_len` for a value of whole numbers that are this at all lengths that are
+    /// checked.
+    fn affine(&self, name: &str) -> Result<Option<Line>, String> {
+        let lengths = match self.trace.has_len() {
+            true => LENGTHS,
+            false => [1, 1],
+        };
+        let [a, b] = [
+            self.known_at(name, lengths[0])?,
+            self.known_at(name, lengths[1])?,
+        ];
+        let Some((base, per_len)) = line([&a, &b], lengths) else {
+            return Ok(None);
+        };
+        let at = |len| numbers(a.dims(), a.elem(), &base, &per_len, len);
+        let fits = self.is_all(name, |len| Some(at(len)))?;
+        Ok(fits.then_some((base, per_len)))
+    }
+
+    /// The table of which a known value has the first rows, at each length that is checked.
+    pub(super) fn table(&self, name: &str) -> Result<Option<Table>, String> {
+        let longest = self.known_at(name, self.max_len)?;
+        let mut found = None;
+        for &len in self.trace.lengths() {
+            if len < self.max_len {
+                let short = self.known_at(name, len)?;
+                found = by_position(&short, len, &longest, self.max_len);
+                if found.is_none() {
+                    return Ok(None);
+                }
+            }
+        }
+        Ok(found.map(|(axis, rows)| (axis, rows, longest.dims().to_vec())))
     }
 }
 
@@ -221,9 +262,9 @@ fn attributes(node: &Node) -> Result<BTreeMap<String, Attribute>, String> {
     Ok(attrs)
 }
 
-/// `base + len * per_len` for values of whole numbers that fit at all of [`CHECKED`].
-fn affine(seen: &[Array; 3]) -> Option<(Vec<i64>, Vec<i64>)> {
-    if seen[1].dims() != seen[0].dims() || seen[2].dims() != seen[0].dims() {
+/// `base + len * per_len` for values of whole numbers at two lengths.
+fn line(seen: [&Array; 2], [p, q]: [usize; 2]) -> Option<Line> {
+    if seen[1].dims() != seen[0].dims() {
         return None;
     }
     let whole = |a: &Array| -> Option<Vec<i64>> {
@@ -236,17 +277,17 @@ fn affine(seen: &[Array; 3]) -> Option<(Vec<i64>, Vec<i64>)> {
         let values = a.data().to_i128().into_iter();
         values.map(|v| i64::try_from(v).ok()).collect()
     };
-    let [a, b, c] = [whole(&seen[0])?, whole(&seen[1])?, whole(&seen[2])?];
-    if a == b && a == c {
+    let [a, b] = [whole(seen[0])?, whole(seen[1])?];
+    if a == b {
         return Some((a, Vec::new()));
     }
-    let [p, q, r] = CHECKED.map(|n| n as i64);
+    let (p, apart) = (p as i64, q.checked_sub(p)? as i64);
     let mut base = Vec::with_capacity(a.len());
     let mut slope = Vec::with_capacity(a.len());
     for i in 0..a.len() {
         let rise = b[i].checked_sub(a[i])?;
-        let step = (rise % (q - p) == 0).then(|| rise / (q - p))?;
-        if a[i].checked_add(step.checked_mul(r - p)?)? != c[i] {
+        let step = rise.checked_div(apart)?;
+        if step * apart != rise {
             return None;
         }
         base.push(a[i].checked_sub(step.checked_mul(p)?)?);
@@ -257,7 +298,7 @@ fn affine(seen: &[Array; 3]) -> Option<(Vec<i64>, Vec<i64>)> {
 
 /// The axis along which a value has a row for each position, and all rows, position first, where
 /// the rows of `short` (`len` positions) begin those of `table` (`max_len`).
-pub(super) fn by_position(
+fn by_position(
     short: &Array,
     len: usize,
     table: &Array,

@@ -12,6 +12,7 @@ mod image;
 mod linear;
 mod recurrent;
 mod rows;
+mod sizes;
 
 use std::collections::BTreeMap;
 
@@ -20,7 +21,7 @@ use lazybatch_graph::{Layout, Op, Tensor};
 
 use super::items::{Act, Arg, Cache, Items, Kind, Out, Src};
 use super::layout;
-use super::trace::{Fact, LENGTHS, Trace};
+use super::trace::{Fact, Trace};
 use attention::Scores;
 
 /// What a value of the graph is.
@@ -80,6 +81,8 @@ impl<'t> Lower<'t> {
             ))
         } else if let Some(name) = node.outputs.iter().find(|o| self.is_empty(o)) {
             Err(format!("result {name} has no elements"))
+        } else if let Err(why) = self.check_sizes(node) {
+            Err(why)
         } else {
             match self.native(node) {
                 Ok(Some(results)) => self.checked(node, results),
@@ -184,6 +187,29 @@ impl<'t> Lower<'t> {
         (array.len() == 1).then(|| array.data().to_f64()[0])
     }
 
+    /// What the operand `name`, which holds no data, is at one length.
+    fn known_at(&self, name: &str, len: usize) -> Result<Array, String> {
+        let value = self.trace.known(name, 1, len).map_err(|e| e.to_string())?;
+        value.ok_or_else(|| format!("operand {name} is not known"))
+    }
+
+    /// The one number that all elements of a known operand are, at all sizes that are checked.
+    fn uniform(&self, name: &str) -> Result<Option<f64>, String> {
+        let mut all = None;
+        for (batch, len) in self.trace.sizes() {
+            let value = self.trace.known(name, batch, len);
+            let Some(value) = value.map_err(|e| e.to_string())? else {
+                return Ok(None);
+            };
+            for v in value.data().to_f64() {
+                if *all.get_or_insert(v) != v {
+                    return Ok(None);
+                }
+            }
+        }
+        Ok(all)
+    }
+
     /// Whether operand `i` is left out.
     fn absent(&self, node: &Node, i: usize) -> bool {
         node.inputs.get(i).is_none_or(String::is_empty)
@@ -286,6 +312,3 @@ fn floats(array: &Array) -> Vec<f32> {
         .map(|v| v as f32)
         .collect()
 }
-
-/// Lengths at which known values are compared.
-const CHECKED: [usize; 3] = [LENGTHS[0], LENGTHS[1], 11];

@@ -6,8 +6,7 @@
 use lazybatch_graph::onnx::{Array, Attr, Elem, Node};
 use lazybatch_graph::{Act as Function, Layout, Op, Part, Tensor};
 
-use super::elementwise::same_everywhere;
-use super::{CHECKED, Lower, Native, Value, floats, int, text};
+use super::{Lower, Native, Value, floats, int, text};
 use crate::import::items::{Act, Arg, Cell, CellKind, Kind, Out, Src};
 use crate::import::layout::size;
 
@@ -282,7 +281,7 @@ impl Lower<'_> {
             return Ok(());
         }
         let name = &node.inputs[4];
-        for len in CHECKED {
+        for &len in self.trace.lengths() {
             let known = self.trace.known(name, 1, len).map_err(|e| e.to_string())?;
             let Some(lengths) = known else {
                 return Err(format!("takes lengths {name} that a request computes"));
@@ -327,13 +326,11 @@ impl Lower<'_> {
             let name = format!("{}.start", node.name);
             return Ok(Init::Given(self.items.node(&name, op, args, like)));
         }
-        let mut seen = Vec::new();
-        for len in CHECKED {
-            let known = self.trace.known(&node.inputs[i], 1, len);
-            let known = known.map_err(|e| e.to_string())?;
-            seen.push(known.ok_or("starts from an unknown state")?);
+        let name = &node.inputs[i];
+        if self.trace.is_data(name) {
+            return Err("starts from an unknown state".into());
         }
-        match same_everywhere(&seen) {
+        match self.uniform(name)? {
             Some(value) => Ok(Init::All(value as f32)),
             None => Err("starts from a state of different numbers".into()),
         }

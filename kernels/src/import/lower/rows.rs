@@ -272,8 +272,12 @@ impl Lower<'_> {
 
     fn slice(&mut self, node: &Node, x: &Act) -> Native {
         let rank = x.layout.0.len();
-        if super::layout::agrees(&x.layout, &self.fact(node, 0)?.sizes) && self.is_forward(node) {
-            // Nothing is cut off at any size that was observed.
+        let is_known = |name: &String| !self.trace.is_data(name);
+        if super::layout::agrees(&x.layout, &self.fact(node, 0)?.sizes)
+            && self.is_forward(node)
+            && node.inputs.iter().skip(1).all(is_known)
+        {
+            // Nothing is cut off at any size up to the longest; see `check_sizes`.
             return one(x.clone());
         }
         let list = |name: &str, i: usize| match ints(node, name) {
