@@ -25,7 +25,6 @@ mod tests;
 use crate::arrivals::Arrival;
 use crate::error::{Error, Result};
 use crate::experiment::Simulation;
-use crate::experiment::simulate::DEFAULT_SLA_MS;
 use lazybatch_sla::Nanos;
 
 /// Values of e: the private speed of a request.
@@ -70,13 +69,7 @@ impl LowerBound {
     /// [`Error::Parameter`] for arrivals that are unsorted or do not fit the profile, and for noise,
     /// under which launches may take less than the profile says.
     pub fn of(simulation: &Simulation<'_>) -> Result<Self> {
-        let target = |a: &Arrival| {
-            let spec = simulation.profile.model(&a.model);
-            let default = Nanos::from_ms_f64(DEFAULT_SLA_MS);
-            let sla = a.sla.or(simulation.sla).or(spec.and_then(|m| m.sla()));
-            sla.unwrap_or(default)
-        };
-        let own: Vec<Nanos> = simulation.arrivals.iter().map(target).collect();
+        let own = simulation.targets()?;
         let bounds = Self::under(simulation, &[&|i| own[i]])?;
         Ok(bounds[0])
     }

@@ -15,6 +15,7 @@ use rand::Rng;
 
 use crate::error::{Error, Result};
 use crate::traces::source::Source;
+use crate::zoo;
 
 /// Header of a histogram file.
 const HEADER: [&str; 3] = ["src_len", "tgt_len", "count"];
@@ -222,7 +223,13 @@ impl Lengths {
     }
 }
 
-/// The embedded distribution that suits a model, by its name: the default for `--lengths`.
+/// The distribution of a model of the zoo, or the embedded one that suits the name: the default for
+/// `--lengths`.
+pub fn of_model(name: &str) -> &'static str {
+    zoo::find(name).map_or_else(|| default_for_model(name), |e| e.lengths)
+}
+
+/// The embedded distribution that suits a model that is not of the zoo, by its name.
 ///
 /// Models without sequences get lengths of 0, which skip per-step blocks. A name that says nothing
 /// gets `translation-short`.
@@ -241,7 +248,14 @@ pub fn default_for_model(model: &str) -> &'static str {
         ),
     ];
     let model = model.to_ascii_lowercase();
-    let hit = |words: &&[&str]| words.iter().any(|word| model.contains(word));
+    // Short ones are parts of other words: "las" of "classifier".
+    let has = |word: &str| match word.len() {
+        0..=3 => model
+            .split(|c: char| !c.is_ascii_alphanumeric())
+            .any(|part| part.trim_end_matches(|c: char| c.is_ascii_digit()) == word),
+        _ => model.contains(word),
+    };
+    let hit = |words: &&[&str]| words.iter().any(|word| has(word));
     FAMILIES
         .iter()
         .find(|(words, _)| hit(words))
@@ -329,5 +343,10 @@ mod tests {
             assert_eq!(default_for_model(model), name);
             assert!(Lengths::load(name).is_ok());
         }
+        // A zoo model's own come first.
+        let own = zoo::find("gnmt-tiny").map(|e| e.lengths);
+        assert_eq!(Some(of_model("gnmt-tiny")), own);
+        assert_eq!(of_model("text-classifier"), "translation-short");
+        assert_eq!(default_for_model("my-las2"), "speech");
     }
 }

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use lazybatch_sla::{Nanos, Outcome, Time};
+use lazybatch_sla::{Class, Nanos, Outcome, Time};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -168,8 +168,8 @@ impl Results {
         }
     }
 
-    /// Adds a run, and its classes by name.
-    pub fn push(&mut self, run: RunResult, requests: &[FinishedRequest]) {
+    /// Adds a run, and its classes by name, with their own targets where `classes` states them.
+    pub fn push(&mut self, run: RunResult, requests: &[FinishedRequest], classes: &[Class]) {
         let names: BTreeSet<&str> = requests.iter().filter_map(|r| r.class.as_deref()).collect();
         for class in names {
             let own = requests
@@ -177,7 +177,9 @@ impl Results {
                 .filter(|r| r.class.as_deref() == Some(class));
             let own: Vec<FinishedRequest> = own.cloned().collect();
             let rate = run.rate_rps * own.len() as f64 / requests.len() as f64;
-            let sla = Nanos::from_ms_f64(run.sla_ms);
+            let of_class = classes.iter().find(|c| c.name == class);
+            let sla = of_class.and_then(|c| c.sla);
+            let sla = sla.unwrap_or(Nanos::from_ms_f64(run.sla_ms));
             let none = Counters::default();
             let (policy, model) = (run.policy.as_str(), run.model.as_str());
             self.classes.push(ClassResult {

@@ -134,7 +134,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
             &served.requests,
             &served.counters,
         );
-        results.push(run, &served.requests);
+        results.push(run, &served.requests, &args.classes);
         if let (Some(path), false) = (&args.output.json, args.dry) {
             // What is measured stays, should a later policy not come to its end.
             results.save(path)?;

@@ -120,7 +120,7 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
             &done.requests,
             &done.counters,
         );
-        results.push(run, &done.requests);
+        results.push(run, &done.requests, &args.classes);
         runs.push(PolicyRun {
             policy: policy.clone(),
             requests: done.requests,
@@ -188,7 +188,7 @@ fn arrivals(args: &SimulateArgs, profile: &Profile) -> anyhow::Result<Vec<Arriva
     let spec = args
         .lengths
         .clone()
-        .unwrap_or_else(|| lengths::default_for_model(first).into());
+        .unwrap_or_else(|| lengths::of_model(first).into());
     let rate_rps = args.rate.unwrap_or_default();
     let stream = Stream::new(
         first.as_str(),

@@ -5,6 +5,7 @@
 use lazybatch_graph::Repeat;
 use lazybatch_sla::{Launch, RequestId, SubBatchId, Time};
 
+use super::config::BlockSpec;
 use super::event::Note;
 use super::request::{Key, Stage};
 use super::state::State;
@@ -272,6 +273,20 @@ impl State {
             && let Some(member) = members.find(|m| m.request == state.request.id)
         {
             state.output_len = Some(member.step + 1);
+        }
+    }
+
+    /// Of a request that ends and that nobody stopped, its last loop took as many passes as it may.
+    pub(super) fn note_bound(&mut self, key: Key) {
+        let state = &self.requests[key as usize];
+        if state.output_len.is_some() || state.doomed {
+            return;
+        }
+        let blocks = &self.config.models[state.request.model.index()].blocks;
+        let stops = |b: &BlockSpec| matches!(b.repeat, Repeat::UntilStop { .. });
+        if let Some(block) = blocks.iter().rposition(stops) {
+            let passes = self.passes(key, block as u32);
+            self.requests[key as usize].output_len = Some(passes);
         }
     }
 

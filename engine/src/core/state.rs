@@ -385,6 +385,7 @@ impl State {
             (false, true) => Outcome::Met,
             (false, false) => Outcome::Violated,
         };
+        self.note_bound(key);
         self.finish(now, key, outcome, None);
     }
 

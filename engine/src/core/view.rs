@@ -156,6 +156,9 @@ impl<'a> View<'a> {
         entry: Option<&SubBatch>,
         output_len: u32,
     ) -> Progress {
+        // Who takes none passes no loop, whatever is predicted.
+        let most = request.request.max_steps.filter(|&most| most > 0);
+        let output_len = output_len.min(most.unwrap_or(u32::MAX));
         Progress {
             block: entry.map_or(0, |e| e.block),
             segment: entry.map_or(0, |e| e.segment),

@@ -114,7 +114,8 @@ impl Planner {
         let (since, worked) = worked.unwrap_or_default();
         let least = IDLE * now.since(since).0 as f64;
         self.attempts.clear();
-        let batches = request.config.models.iter().map(|m| m.max_batch as usize);
+        let models = request.config.models.iter().filter(|m| !m.is_vacant());
+        let batches = models.map(|m| m.max_batch as usize);
         let are_few = batches.min().is_some_and(|most| request.open.len() <= most);
         self.is_needless = are_quick && are_few && (worked.0 as f64) < least;
         if self.is_needless {

@@ -46,6 +46,7 @@ use std::cmp::Ordering;
 use std::collections::VecDeque;
 
 use lazybatch_sla::{ClassId, Late, ModelId, RequestId, SubBatchId, Time};
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::entries::{last_launched, last_loop, stage};
@@ -274,8 +275,8 @@ pub(super) struct Base {
     fresh: VecDeque<(ModelId, ClassId, RequestId)>,
     /// What the last decision went by.
     weighed: Weighed,
-    /// Requests in a row that were too late when they arrived, for a class that sheds.
-    hopeless: u32,
+    /// Of a model and a class that sheds, requests in a row that were too late when they arrived.
+    hopeless: FxHashMap<(ModelId, ClassId), u32>,
     /// Who else was found too late, and when, the last first: they are demoted one by one.
     demoted: (Time, Vec<(Key, RequestId)>),
 }
@@ -361,6 +362,7 @@ impl Policy for Base {
         self.promises.on_model(model);
         self.fresh.retain(|(of, ..)| *of != model);
         self.joined.retain(|of| *of != model);
+        self.hopeless.retain(|of, _| of.0 != model);
     }
 }
 
@@ -376,7 +378,7 @@ impl Base {
             promises,
             fresh: VecDeque::new(),
             weighed: Weighed::Nothing,
-            hopeless: 0,
+            hopeless: FxHashMap::default(),
             demoted: (Time::ZERO, Vec::new()),
         }
     }
@@ -438,20 +440,22 @@ impl Base {
         sheds.find_map(|flow| {
             let [oldest, newest] = [flow.front()?, flow.back()?].map(|key| view.request(key));
             let promises = &mut self.promises;
+            let of = (oldest.request.model, flow.key.class);
+            let hopeless = self.hopeless.entry(of).or_default();
             let by = surely(view, oldest.request.model, flow.len());
             if !promises.is_late(view, oldest, by) {
-                self.hopeless = 0;
+                *hopeless = 0;
                 return None;
             }
             let tries = view.table().is_empty()
-                && self.hopeless >= HOPELESS
+                && *hopeless >= HOPELESS
                 && promises.is_late(view, newest, By::Most)
                 && promises.may_be_in_time(view, oldest);
             if tries {
                 return None;
             }
-            self.hopeless = match self.promises.was_hopeless(view, oldest) {
-                true => self.hopeless.saturating_add(1),
+            *hopeless = match promises.was_hopeless(view, oldest) {
+                true => hopeless.saturating_add(1),
                 false => 0,
             };
             flow.front()

@@ -22,6 +22,8 @@ struct Known {
     arrival: Time,
     /// Passes of its loop, once that has ended.
     output_len: Option<u32>,
+    /// Most passes that it asks for.
+    max_steps: u32,
     is_open: bool,
 }
 
@@ -56,6 +58,7 @@ impl History {
             },
             arrival: request.arrival,
             output_len: (request.max_steps == Some(0)).then_some(0),
+            max_steps: request.max_steps.unwrap_or(u32::MAX),
             is_open: true,
         });
         self.sort();
@@ -80,6 +83,10 @@ impl History {
     /// Forgets a model: nobody of it is open.
     pub fn on_model(&mut self, model: ModelId) {
         self.known.retain(|k| k.past.model != model);
+        // Each gap is to the one that is before it now.
+        for i in 1..self.known.len() {
+            self.known[i].past.gap = self.known[i].arrival.since(self.known[i - 1].arrival);
+        }
     }
 
     /// Whether nothing is remembered.
@@ -181,7 +188,7 @@ impl History {
                     output_len: match (loops[m], k.output_len) {
                         (false, _) => 1,
                         (true, Some(len)) => len,
-                        (true, None) => guess(),
+                        (true, None) => guess().min(k.max_steps),
                     },
                     ..k.past
                 }

@@ -10,6 +10,7 @@
 use std::cmp::Ordering;
 
 use lazybatch_sla::{ClassId, ModelId, Nanos};
+use rustc_hash::FxHashMap;
 
 use crate::core::{Ending, Request, SubBatch, View};
 
@@ -61,8 +62,8 @@ fn rank(level: u8) -> u32 {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Shares {
     flows: Vec<Share>,
-    /// The most that any was charged when last nobody had work.
-    level: f64,
+    /// The most that any of a priority level was charged when last nobody of it had work.
+    levels: FxHashMap<u8, f64>,
 }
 
 impl Shares {
@@ -82,9 +83,12 @@ impl Shares {
     }
 
     pub fn on_arrive(&mut self, request: &Request) {
-        let busy = self.flows.iter().filter(|s| s.open > 0);
+        // Those of other levels come before all of them or behind, whatever they were charged.
+        let level = request.priority;
+        let busy = self.flows.iter().filter(|s| s.level == level && s.open > 0);
         let least = busy.map(|s| s.charged).min_by(f64::total_cmp);
-        let least = least.unwrap_or(self.level);
+        let behind = || self.levels.get(&level).copied().unwrap_or_default();
+        let least = least.unwrap_or_else(behind);
         let share = self.find(request.model, request.class, request.priority);
         if share.open == 0 {
             share.charged = share.charged.max(least);
@@ -100,9 +104,12 @@ impl Shares {
     pub fn on_end(&mut self, ending: &Ending) {
         let share = self.find(ending.model, ending.class, ending.priority);
         share.open = share.open.saturating_sub(1);
-        if self.flows.iter().all(|s| s.open == 0) {
-            let charged = self.flows.iter().map(|s| s.charged);
-            self.level = charged.fold(self.level, f64::max);
+        let level = ending.priority;
+        let of_level = || self.flows.iter().filter(|s| s.level == level);
+        if of_level().all(|s| s.open == 0) {
+            let charged = of_level().map(|s| s.charged).fold(0.0, f64::max);
+            let known = self.levels.entry(level).or_default();
+            *known = known.max(charged);
         }
     }
 
@@ -174,6 +181,29 @@ mod tests {
             input_len: 1,
             output_len: None,
         }
+    }
+
+    #[test]
+    fn a_starved_level_makes_nobody_of_another_owe() {
+        let mut shares = Shares::default();
+        let charge = |shares: &mut Shares, class, level, charged| {
+            shares.find(ModelId(0), ClassId(class), level).charged = charged;
+        };
+        let arrive = |shares: &mut Shares, id, class, level| {
+            let request = Request {
+                class: ClassId(class),
+                ..request(id, 0, level)
+            };
+            shares.on_arrive(&request);
+        };
+        arrive(&mut shares, 0, 0, 1);
+        arrive(&mut shares, 1, 1, 0);
+        charge(&mut shares, 0, 1, 3_420.0);
+        charge(&mut shares, 1, 0, 180.0);
+        // A second class of the first level, while the other level waits.
+        arrive(&mut shares, 2, 2, 1);
+        let charged = shares.find(ModelId(0), ClassId(2), 1).charged;
+        assert_eq!(charged, 3_420.0);
     }
 
     #[test]

@@ -82,9 +82,10 @@ pub enum CudaError {
 }
 
 /// Codes after which a context answers nothing else any more: the device must be made anew.
-const STICKY: [i32; 14] = [
+const STICKY: [i32; 16] = [
     214, // ECC_UNCORRECTABLE
     220, // NVLINK_UNCORRECTABLE
+    226, // CONTAINED
     700, // ILLEGAL_ADDRESS
     702, // LAUNCH_TIMEOUT
     709, // CONTEXT_IS_DESTROYED
@@ -95,7 +96,8 @@ const STICKY: [i32; 14] = [
     717, // INVALID_ADDRESS_SPACE
     718, // INVALID_PC
     719, // LAUNCH_FAILED
-    721, // CONTAINED
+    721, // TENSOR_MEMORY_LEAK
+    810, // MPS_CLIENT_TERMINATED
     999, // UNKNOWN
 ];
 

@@ -121,7 +121,7 @@ impl<'a> Models<'a> {
             let model = &self.models[m];
             let passes = known
                 .entry((m, a.input_len, a.samples))
-                .or_insert_with(|| model.passes(a, None));
+                .or_insert_with(|| model.passes(a, Weights::None));
             model.total(passes, a).1
         })
         .collect()
@@ -150,17 +150,34 @@ impl<'a> Models<'a> {
         if e > 0.0 && self.arrivals.iter().any(|a| a.samples != 1) {
             return None;
         }
+        // A launch may hold requests of one sample and of several: all then weigh by one rule.
+        let is_mixed = self.arrivals.iter().any(|a| a.samples != 1);
+        let weights = match is_mixed {
+            true => Weights::Cheapest,
+            false => Weights::Speed(e),
+        };
         let mut known = FxHashMap::default();
         let each = self.arrivals.iter().zip(&self.of_arrival);
         let share = |(a, &m): (&Arrival, &usize)| {
             let model = &self.models[m];
             let passes = known
                 .entry((m, a.input_len, a.samples))
-                .or_insert_with(|| model.passes(a, Some(e)));
+                .or_insert_with(|| model.passes(a, weights));
             model.total(passes, a).0
         };
         Some(each.map(share).collect())
     }
+}
+
+/// What a request's share of a launch is weighed by.
+#[derive(Clone, Copy)]
+enum Weights {
+    /// Nothing.
+    None,
+    /// A private speed, of requests of one sample.
+    Speed(f64),
+    /// The least time of a row or sample in any batch.
+    Cheapest,
 }
 
 impl Model {
@@ -180,22 +197,19 @@ impl Model {
         }
     }
 
-    /// Passes through each block for requests of `a`'s input length and samples, with weights of
-    /// `e` if it is given.
-    fn passes(&self, a: &Arrival, e: Option<f64>) -> Vec<Pass> {
+    /// Passes through each block for requests of `a`'s input length and samples.
+    fn passes(&self, a: &Arrival, weights: Weights) -> Vec<Pass> {
         let samples = f64::from(a.samples);
         let rows = samples * f64::from(a.input_len);
         let pass = |segments: &Vec<Segment>| {
             let mut pass = Pass::default();
             for segment in segments.iter().rev() {
                 let alone = segment.alone(a.samples, rows);
-                let weight = e.map_or(0.0, |e| {
-                    if a.samples == 1 {
-                        segment.weight(rows, e, self.shortest, self.mean)
-                    } else {
-                        segment.cheapest(samples, rows)
-                    }
-                });
+                let weight = match weights {
+                    Weights::None => 0.0,
+                    Weights::Speed(e) => segment.weight(rows, e, self.shortest, self.mean),
+                    Weights::Cheapest => segment.cheapest(samples, rows),
+                };
                 pass.lag += weight * (pass.alone + alone / 2.0);
                 pass.work += weight;
                 pass.alone += alone;

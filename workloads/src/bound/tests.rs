@@ -491,6 +491,50 @@ fn requests_of_several_samples_count_them() {
 }
 
 #[test]
+fn requests_of_one_and_of_several_samples_share_a_launch() {
+    let text = r#"{"format":"lazybatch-profile/1","device":"d","models":[{"name":"m","max_batch":10,
+        "blocks":[{"name":"b","repeat":"once","nodes":[{"name":"n","by":"rows",
+        "latency_us":[[1,150],[150,150],[1000,1000]]}]}]}]}"#;
+    let profile = Profile::parse("test", text).unwrap();
+    let mut arrivals = Vec::new();
+    for group in 0..200 {
+        let at = Time(group * 220_000);
+        arrivals.extend((0..8).map(|_| Arrival::new(at, "m", 1, 0)));
+        let mut double = Arrival::new(at, "m", 100, 0);
+        double.samples = 2;
+        arrivals.push(double);
+    }
+    let simulation = simulation(&profile, &arrivals);
+    let bound = LowerBound::of(&simulation).unwrap();
+    // One launch of all 208 rows for each group.
+    let done = simulation.run("continuous", None, &mut (), Detail::Launches);
+    let requests = done.unwrap().requests;
+    let ms = requests.iter().map(|r| r.finish.since(r.arrival).as_ms());
+    let mean_ms = ms.sum::<f64>() / requests.len() as f64;
+    close(mean_ms, 0.208);
+    assert!(bound.mean_ms <= mean_ms, "{}", bound.mean_ms);
+}
+
+#[test]
+fn a_class_has_its_own_target() {
+    let profile = flat(1, 40_000.0, 40_000.0);
+    let mut arrivals = at_us(&[0]);
+    arrivals[0].class = Some("gold".into());
+    let mut gold = lazybatch_sla::Class::new("gold");
+    let violations = |classes: &[lazybatch_sla::Class]| {
+        let simulation = Simulation {
+            sla: Some(Nanos::from_ms(20)),
+            classes,
+            ..simulation(&profile, &arrivals)
+        };
+        LowerBound::of(&simulation).unwrap().violations
+    };
+    assert_eq!(violations(std::slice::from_ref(&gold)), 1);
+    gold.sla = Some(Nanos::from_ms(500));
+    assert_eq!(violations(&[gold]), 0);
+}
+
+#[test]
 fn bad_input_is_refused() {
     let profile = flat(1, 40.0, 40.0);
     let empty = LowerBound::of(&simulation(&profile, &[])).unwrap();

@@ -156,6 +156,8 @@ impl Observer for Recorder {
 
 /// Handles that are looked at for each that is added.
 const LOOKS: usize = 4;
+/// In which a pool has to be served, all of it waiting at once.
+const PATIENCE: Nanos = Nanos::from_ms(600_000);
 
 /// Drops handles whose requests are over, some at a time from the one at `next` on: in overload some
 /// wait for long, and what came of those behind them would be kept meanwhile.
@@ -374,14 +376,26 @@ impl Serving<'_> {
             output_lens: None,
             sla: Nanos::from_ms(3_600_000),
             classes: Vec::new(),
-            drain: Nanos::from_ms(600_000),
+            drain: PATIENCE,
             timing: false,
             trace: false,
             keeps_outputs: true,
             is_checked: self.is_checked,
             depth: self.depth,
         };
-        patient.run(policy, &calls)
+        let served = patient.run(policy, &calls)?;
+        let ended = |r: &&FinishedRequest| r.outcome.is_completed();
+        let num = served.requests.iter().filter(ended).count();
+        if num < calls.len() {
+            let what = format!(
+                "inputs of the pool of {} within {} s",
+                self.model,
+                PATIENCE.as_ms() / 1e3
+            );
+            let expected = format!("{} served by {policy}", calls.len());
+            return Err(Error::parameter(what, expected, num.to_string()));
+        }
+        Ok(served)
     }
 }
 

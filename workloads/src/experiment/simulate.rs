@@ -121,11 +121,9 @@ impl Simulation<'_> {
                     arrival.samples.to_string(),
                 ));
             }
-            let default = Nanos::from_ms_f64(DEFAULT_SLA_MS);
             let class = self.class_of(&classes, i, arrival)?;
             let promised = &classes[class.index()];
-            let stated = arrival.sla.or(promised.sla);
-            let sla = stated.or(self.sla).or(spec.sla()).unwrap_or(default);
+            let sla = self.target(arrival, promised);
             let mut request = SimRequest::new(
                 i as u64,
                 ModelId(model as u32),
@@ -143,6 +141,28 @@ impl Simulation<'_> {
             requests.push(request);
         }
         Ok(requests)
+    }
+
+    /// The SLA target of an arrival of a class.
+    fn target(&self, arrival: &Arrival, class: &Class) -> Nanos {
+        let spec = self.profile.model(&arrival.model);
+        let stated = arrival.sla.or(class.sla).or(self.sla);
+        let sla = stated.or(spec.and_then(|m| m.sla()));
+        sla.unwrap_or(Nanos::from_ms_f64(DEFAULT_SLA_MS))
+    }
+
+    /// The SLA target of each arrival.
+    ///
+    /// # Errors
+    /// An arrival of an unknown class.
+    pub fn targets(&self) -> Result<Vec<Nanos>> {
+        let classes = Class::by_id(self.classes.iter().cloned());
+        let each = self.arrivals.iter().enumerate();
+        let target = |(i, a): (usize, &Arrival)| {
+            let class = self.class_of(&classes, i, a)?;
+            Ok(self.target(a, &classes[class.index()]))
+        };
+        each.map(target).collect()
     }
 
     fn class_of(&self, classes: &[Class], i: usize, arrival: &Arrival) -> Result<ClassId> {

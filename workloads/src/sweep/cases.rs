@@ -15,7 +15,7 @@ use crate::arrivals::{self, Arrival, Limit, Process, Stream, transform};
 use crate::error::{Error, Result};
 use crate::experiment::Simulation;
 use crate::lengths::{self, Lengths};
-use crate::{devices, traces, zoo};
+use crate::{devices, traces};
 
 /// How grids spell arrival processes.
 pub const PROCESSES: &str = "poisson, constant, gamma:CV, onoff:ON:OFF:ON_MS:OFF_MS or trace:FILE";
@@ -135,8 +135,7 @@ impl Lab {
         let mut profile = profile(grid, setting, &names)?;
         let mut distributions = Vec::new();
         for (i, name) in names.iter().enumerate() {
-            let own =
-                zoo::find(name).map_or_else(|| lengths::default_for_model(name), |e| e.lengths);
+            let own = lengths::of_model(name);
             let spec = match &grid.lengths {
                 Some(spec) if !keep_trace_lengths => spec.as_str(),
                 _ => own,

@@ -501,8 +501,12 @@ impl Grid {
         for spec in specs {
             policy::find(spec).map_err(|e| Error::parameter("policies", e.expected, e.got))?;
         }
-        self.policies = specs.to_vec();
-        self.policies.dedup();
+        self.policies.clear();
+        for spec in specs {
+            if !self.policies.contains(spec) {
+                self.policies.push(spec.clone());
+            }
+        }
         self.windows
             .retain(|w| specs.contains(&format!("graph:{w}")));
         Ok(())
@@ -629,6 +633,14 @@ mod tests {
             }
             assert!(message.starts_with("g.toml: "), "{message}");
         }
+    }
+
+    #[test]
+    fn a_policy_that_is_named_twice_runs_once() {
+        let mut grid = Grid::load("paper-quick").unwrap();
+        let specs = ["lazy", "greedy", "lazy"].map(String::from);
+        grid.set_policies(&specs).unwrap();
+        assert_eq!(grid.policies, ["lazy", "greedy"]);
     }
 
     #[test]

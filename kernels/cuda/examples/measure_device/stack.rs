@@ -196,7 +196,8 @@ impl Stack {
             segment: 0,
             first_node: first,
             end_node: end,
-            sub_batch: SubBatchId(0),
+            // Each has its own: its values stay where they are while others run.
+            sub_batch: SubBatchId(members[0].slot.0.into()),
             members: members.to_vec(),
             padded_len: None,
             merged_members: 0,

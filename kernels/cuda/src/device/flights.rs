@@ -3,7 +3,7 @@
 //! With more than one in flight the scheduler learns late that a loop has ended. What launches behind
 //! that do for the request is taken back, or not done at all.
 
-use lazybatch_graph::Repeat;
+use lazybatch_graph::{Dim, NodeId, Op, Repeat};
 use lazybatch_sla::{Launch, ModelId, RequestId, Ticket};
 use smallvec::SmallVec;
 
@@ -106,13 +106,21 @@ impl CudaDevice {
     }
 
     /// Where a loop is not the end, what follows reads the states that its last pass left, and no
-    /// pass behind that may change them: waits for the launches in flight, and lets members whose
+    /// pass behind that may change them, nor an output that each pass sets anew: waits for the launches in flight, and lets members whose
     /// loop has ended in them idle.
     pub(super) fn without_ended(&mut self, launch: &Launch) -> Option<Launch> {
         let model = &self.models.get(&launch.model)?.model;
-        let repeat = model.program.blocks[launch.block as usize].repeat;
-        let is_last = launch.block as usize + 1 == model.program.blocks.len();
-        if is_last || !matches!(repeat, Repeat::UntilStop { .. }) || self.flights.is_empty() {
+        let program = &model.program;
+        let block = &program.blocks[launch.block as usize];
+        if !matches!(block.repeat, Repeat::UntilStop { .. }) || self.flights.is_empty() {
+            return None;
+        }
+        let is_last = launch.block as usize + 1 == program.blocks.len();
+        let is_set = |id: &NodeId| match program.node(*id).op {
+            Op::Emit { output } => !program.output(output).ty.dims.contains(&Dim::Len),
+            _ => false,
+        };
+        if is_last && !block.nodes.iter().any(is_set) {
             return None;
         }
         // An error is one of the flight that is polled next.

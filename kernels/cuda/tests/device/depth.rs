@@ -95,8 +95,8 @@ fn two_launches_in_flight_change_no_bits() {
 }
 
 /// A loop that counts, adding its input, until a token comes, and a block behind it that reads what
-/// the last pass left.
-fn counted() -> Program {
+/// the last pass left, or none: each pass then sets the total anew.
+fn counted(has_block_behind: bool) -> Program {
     let mut b = ProgramBuilder::new("counted").with_seed(5);
     let x = b.input("x", DType::F32, &[6]);
     let tokens = b.output_sequence("tokens", DType::I32, &[]);
@@ -115,23 +115,38 @@ fn counted() -> Program {
     let token = b.arg_max("argmax", logits);
     b.emit("emit", tokens, token);
     b.stop("stop", token, 2);
-    b.begin_block("behind", Repeat::Once);
-    let s = b.vec_read("left", sum);
-    b.emit("emit.total", total, s);
+    if has_block_behind {
+        b.begin_block("behind", Repeat::Once);
+        let s = b.vec_read("left", sum);
+        b.emit("emit.total", total, s);
+    } else {
+        b.emit("emit.total", total, s);
+    }
     b.finish().unwrap()
+}
+
+/// Inputs of eight requests whose loops end at different passes.
+fn to_count() -> Vec<Vec<Tensor>> {
+    let input = |i: usize| {
+        let values: Vec<f32> = (0..6)
+            .map(|j| ((i * 7 + j * 5) % 11) as f32 - 5.0)
+            .collect();
+        vec![Tensor::from_f32(&[1, 6], &values)]
+    };
+    (0..8).map(input).collect()
 }
 
 #[test]
 fn a_block_behind_a_loop_sees_its_last_pass() {
     runs_clean("depth::a_block_behind_a_loop_sees_its_last_pass", || {
-        let program = Arc::new(counted());
-        let input = |i: usize| {
-            let values: Vec<f32> = (0..6)
-                .map(|j| ((i * 7 + j * 5) % 11) as f32 - 5.0)
-                .collect();
-            vec![Tensor::from_f32(&[1, 6], &values)]
-        };
-        let inputs: Vec<_> = (0..8).map(input).collect();
-        is_as_shallow(&program, &inputs, &options());
+        is_as_shallow(&Arc::new(counted(true)), &to_count(), &options());
+    });
+}
+
+#[test]
+fn an_output_that_each_pass_sets_is_that_of_the_last() {
+    let name = "depth::an_output_that_each_pass_sets_is_that_of_the_last";
+    runs_clean(name, || {
+        is_as_shallow(&Arc::new(counted(false)), &to_count(), &options());
     });
 }
