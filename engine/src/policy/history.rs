@@ -306,6 +306,40 @@ mod tests {
     }
 
     #[test]
+    fn gaps_are_to_those_that_are_left_when_a_model_goes() {
+        let mut history = History::default();
+        for i in 0..10 {
+            let model = ModelId((i % 2) as u32);
+            history.on_arrive(&Request {
+                model,
+                ..request(i, i, 1)
+            });
+        }
+        history.on_model(ModelId(1));
+        let gaps: Vec<u64> = history.known.iter().map(|k| k.past.gap.0).collect();
+        assert_eq!(gaps, [0, 2_000_000, 2_000_000, 2_000_000, 2_000_000]);
+    }
+
+    #[test]
+    fn nobody_is_guessed_to_run_for_longer_than_it_may() {
+        let text = r#"{"format":"lazybatch-profile/1","device":"d","models":[{"name":"m","max_batch":4,
+            "output_len_p90":256,"blocks":[{"name":"decode","repeat":"until_stop","nodes":[
+            {"name":"n","latency_us":[[1,5]]}]}]}]}"#;
+        let profile = lazybatch_sla::Profile::parse("test", text).unwrap();
+        let model = ModelSpec::from_profile(&profile, &profile.models[0], 1, 256);
+        let mut history = History::default();
+        for (i, max_steps) in [Some(16), None, Some(300)].into_iter().enumerate() {
+            history.on_arrive(&Request {
+                max_steps,
+                ..request(i as u64, i as u64, 1)
+            });
+        }
+        let lens = history.arrivals(&[model], |_| 0);
+        let lens: Vec<u32> = lens.iter().map(|p| p.output_len).collect();
+        assert_eq!(lens, [16, 256, 256]);
+    }
+
+    #[test]
     fn those_that_have_not_ended_are_open() {
         let mut history = History::default();
         for i in 0..4 {
