@@ -1,5 +1,6 @@
 //! Cases: what a grid's settings, models and rates come to: a profile, arrivals, a capacity.
 
+use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -8,6 +9,7 @@ use lazybatch_sla::profile::RepeatRule;
 use lazybatch_sla::{Nanos, OutputLen, Profile, Time};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
+use rustc_hash::FxHasher;
 use serde::{Deserialize, Serialize};
 
 use super::grid::{Grid, Offered, Setting, Source, Workload};
@@ -168,6 +170,19 @@ impl Lab {
             seconds_near_capacity: grid.seconds_near_capacity,
             decide: Nanos((grid.decide_us * 1e3).round() as u64),
         })))
+    }
+
+    /// A number that stands for these arrivals and the profile that they are simulated over.
+    pub fn fingerprint(&self, arrivals: &[Arrival]) -> u64 {
+        let mut hasher = FxHasher::default();
+        let profile = serde_json::to_string(&self.profile);
+        profile.expect("plain fields serialise").hash(&mut hasher);
+        for a in arrivals {
+            let sla = a.sla.map(|sla| sla.0);
+            (a.at.0, &*a.model, a.input_len, a.output_len).hash(&mut hasher);
+            (a.samples, a.priority, sla).hash(&mut hasher);
+        }
+        hasher.finish()
     }
 
     /// The cases of a grid's rates or loads.

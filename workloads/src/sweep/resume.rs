@@ -31,19 +31,23 @@ pub struct Key {
     setting: Setting,
     model: String,
     rate_rps: f64,
-    seed: u64,
-    policy: String,
-    slas_ms: Vec<f64>,
+    pub(super) seed: u64,
+    /// [`Lab::fingerprint`](super::cases::Lab::fingerprint).
+    over: u64,
+    pub(super) policy: String,
+    pub(super) slas_ms: Vec<f64>,
 }
 
 impl Key {
-    /// The simulation of a policy over a seed of a case, scored at these targets.
-    pub fn new(case: &Case, seed: u64, policy: &str, slas_ms: &[f64]) -> Self {
+    /// The simulation of a policy over a seed of a case, scored at these targets. `over` stands for
+    /// what files say: rows of a journal from before one of them changed are of another simulation.
+    pub fn new(case: &Case, seed: u64, over: u64, policy: &str, slas_ms: &[f64]) -> Self {
         Self {
             setting: case.setting.clone(),
             model: case.model.label.clone(),
             rate_rps: case.rate_rps,
             seed,
+            over,
             policy: policy.into(),
             slas_ms: slas_ms.to_vec(),
         }
@@ -205,6 +209,25 @@ mod tests {
             assert_eq!(again.num_simulated, whole.num_simulated - num_kept);
             assert_eq!(again.num_simulated > 0, some_left);
         }
+    }
+
+    #[test]
+    fn rows_from_before_a_profile_changed_are_run_again() {
+        let (grid, folder) = fixture::grid("'loop'", "lengths = 'fixed:2:3'\n");
+        let path = folder.path().join("j");
+        let journal = Journal::create(&path, &grid).unwrap();
+        let first = run(&grid, options(journal), &|_| {}).unwrap();
+        let profile = folder.path().join("p.json");
+        let text = std::fs::read_to_string(&profile).unwrap();
+        std::fs::write(&profile, text.replace("[[1, 40.0]]", "[[1, 44.0]]")).unwrap();
+        let again = || {
+            let journal = Journal::resume(&path, &grid).unwrap();
+            run(&grid, options(journal), &|_| {}).unwrap()
+        };
+        let changed = again();
+        assert_eq!(changed.num_simulated, first.num_simulated);
+        assert_ne!(changed.runs, first.runs);
+        assert_eq!(again().num_simulated, 0);
     }
 
     #[test]

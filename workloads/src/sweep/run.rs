@@ -67,6 +67,8 @@ struct Runner<'a> {
     traces: Option<PathBuf>,
     journal: Option<Mutex<Journal>>,
     tick: &'a (dyn Fn(usize) + Sync),
+    /// Seeds that were left out.
+    repeated: Mutex<Vec<String>>,
     num_simulated: AtomicU64,
     num_requests: AtomicU64,
 }
@@ -78,6 +80,7 @@ impl<'a> Runner<'a> {
             traces: options.traces,
             journal: options.journal.map(Mutex::new),
             tick,
+            repeated: Mutex::default(),
             num_simulated: AtomicU64::new(0),
             num_requests: AtomicU64::new(0),
         }
@@ -115,6 +118,10 @@ impl<'a> Runner<'a> {
             .par_iter()
             .map(|(lab, case)| self.run_case(lab, case))
             .collect();
+        let mut repeated = self.repeated.into_inner().expect("no holder panics");
+        // Cases end in any order.
+        repeated.sort();
+        skipped.append(&mut repeated);
         Ok(Ran {
             runs: runs?.into_iter().flatten().collect(),
             skipped,
@@ -128,15 +135,30 @@ impl<'a> Runner<'a> {
         let grid = self.grid;
         let jobs: Vec<(&str, &[f64])> = grid.policies.iter().flat_map(|p| self.jobs(p)).collect();
         let mut runs: Vec<Run> = Vec::new();
+        let mut seen: Vec<u64> = Vec::new();
         for (num_done, &seed) in grid.seeds.iter().enumerate() {
             if num_done >= MIN_SEEDS && grid.settle > 0.0 && points::settled(&runs, grid.settle) {
                 (self.tick)(jobs.len() * (grid.seeds.len() - num_done));
                 break;
             }
             let arrivals = lab.arrivals(case.rate_rps, case.load(), seed)?;
+            let over = lab.fingerprint(&arrivals);
+            if seen.contains(&over) {
+                // Where a trace has no more stretches, and says all of a request.
+                let why = format!(
+                    "seed {seed} at {:.1}/s repeats an earlier one",
+                    case.rate_rps
+                );
+                let label = text::cell_label(&lab.setting, &lab.workload.label, &why);
+                self.repeated.lock().expect("no holder panics").push(label);
+                (self.tick)(jobs.len());
+                continue;
+            }
+            seen.push(over);
             let simulations = || -> Vec<Result<Vec<Run>>> {
+                let key = |policy, slas| Key::new(case, seed, over, policy, slas);
                 jobs.par_iter()
-                    .map(|(policy, slas)| self.run_job(lab, case, seed, policy, slas, &arrivals))
+                    .map(|(policy, slas)| self.run_job(lab, case, key(policy, slas), &arrivals))
                     .collect()
             };
             let bounds = || match grid.bound {
@@ -165,22 +187,13 @@ impl<'a> Runner<'a> {
         }
     }
 
-    fn run_job(
-        &self,
-        lab: &Lab,
-        case: &Case,
-        seed: u64,
-        policy: &str,
-        slas_ms: &[f64],
-        arrivals: &[Arrival],
-    ) -> Result<Vec<Run>> {
-        let key = Key::new(case, seed, policy, slas_ms);
+    fn run_job(&self, lab: &Lab, case: &Case, key: Key, arrivals: &[Arrival]) -> Result<Vec<Run>> {
         let lock = |journal: &Mutex<Journal>| journal.lock().map(|mut j| j.take(&key)).ok();
         if let Some(runs) = self.journal.as_ref().and_then(lock).flatten() {
             (self.tick)(1);
             return Ok(runs);
         }
-        let runs = simulate(lab, case, seed, policy, slas_ms, arrivals)?;
+        let runs = simulate(lab, case, key.seed, &key.policy, &key.slas_ms, arrivals)?;
         self.num_simulated.fetch_add(1, Ordering::Relaxed);
         let num = arrivals.len() as u64;
         self.num_requests.fetch_add(num, Ordering::Relaxed);
@@ -223,6 +236,7 @@ mod tests {
     use super::*;
     use crate::sweep::fixture;
     use lazybatch_engine::policy::REGISTRY;
+    use std::collections::BTreeSet;
 
     fn tiny(extra: &str) -> (Grid, tempfile::TempDir) {
         fixture::grid(
@@ -305,6 +319,26 @@ mod tests {
         assert!((chain / arrivals.len() as f64 - 0.25).abs() < 0.05);
         let done = ran(&grid, 2);
         assert!(done.runs.iter().all(|r| r.result.model == "chain:1+loop:3"));
+    }
+
+    #[test]
+    fn seeds_that_repeat_a_stretch_of_a_trace_are_left_out_and_said_so() {
+        let extra = "lengths = 'trace'\narrivals = ['trace:t.csv']\n";
+        let (mut grid, folder) = fixture::grid("'loop'", extra);
+        grid.seconds = 0.0;
+        grid.folder = folder.path().into();
+        // Two stretches of 40.
+        let row = |i: u64| format!("{},loop,2,{}\n", 100 * i + i % 7, 1 + i % 5);
+        let rows: String = (0..90).map(row).collect();
+        let text = format!("arrival_us,model,input_len,output_len\n{rows}");
+        std::fs::write(folder.path().join("t.csv"), text).unwrap();
+        let done = ran(&grid, 1);
+        let seeds: BTreeSet<u64> = done.runs.iter().map(|r| r.seed).collect();
+        assert_eq!(seeds, [1, 2].into());
+        // At two rates.
+        assert_eq!(done.skipped.len(), 2, "{:?}", done.skipped);
+        let repeats = |s: &String| s.contains("seed 3 at ") && s.contains("repeats an earlier one");
+        assert!(done.skipped.iter().all(repeats), "{:?}", done.skipped);
     }
 
     #[test]

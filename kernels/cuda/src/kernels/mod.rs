@@ -212,7 +212,7 @@ pub struct Kernels {
     context: Context,
     jit: Jit,
     texts: Box<dyn Fn(&Source) -> String + Send + Sync>,
-    families: [OnceLock<Result<Family, CudaError>>; SOURCES.len()],
+    families: [OnceLock<Family>; SOURCES.len()],
 }
 
 impl std::fmt::Debug for Kernels {
@@ -284,8 +284,15 @@ impl Kernels {
             .iter()
             .position(|s| s.file == source.file)
             .ok_or_else(no_kernel)?;
-        let family = self.families[family].get_or_init(|| self.load_family(source));
-        let family = family.as_ref().map_err(Clone::clone)?;
+        let known = &self.families[family];
+        let family = match known.get() {
+            Some(family) => family,
+            None => {
+                // What fails now, as where models leave no memory, may be there later.
+                let family = self.load_family(source)?;
+                known.get_or_init(|| family)
+            }
+        };
         let place = source.kernels.binary_search(&kernel);
         Ok(family.functions[place.map_err(|_| no_kernel())?])
     }

@@ -58,26 +58,42 @@ fn with_vars(name: &str, seed: u64, vars: &[(&str, &str)], body: impl FnOnce()) 
     ran
 }
 
+/// Loads a model, and once more where that failed.
+fn load_twice() {
+    let device = CudaDevice::new(options());
+    let mut device = match device {
+        Err(error) => return println!("no device: {error}"),
+        Ok(device) => device,
+    };
+    let program = Arc::new(program());
+    match device.load(MODEL, Arc::clone(&program)) {
+        Err(Error::OutOfMemory { what, .. }) => println!("no model: {what}"),
+        Err(error) => println!("no model: {error}"),
+        Ok(()) => return println!("all had room"),
+    }
+    // There is room the next time.
+    device.load(MODEL, program).unwrap();
+}
+
 #[test]
 fn memory_that_the_driver_refuses_is_named() {
     let name = "injected::memory_that_the_driver_refuses_is_named";
-    let body = || {
-        let device = CudaDevice::new(options());
-        let mut device = match device {
-            Err(error) => return println!("no device: {error}"),
-            Ok(device) => device,
-        };
-        let program = Arc::new(program());
-        match device.load(MODEL, Arc::clone(&program)) {
-            Err(Error::OutOfMemory { what, .. }) => println!("no model: {what}"),
-            Err(error) => println!("no model: {error}"),
-            Ok(()) => return println!("all had room"),
-        }
-        // There is room the next time.
-        device.load(MODEL, program).unwrap();
-    };
     for seed in SEEDS {
-        refuses_each_allocation(name, seed, body);
+        refuses_each_allocation(name, seed, load_twice);
+    }
+}
+
+#[test]
+fn kernels_that_had_no_room_are_loaded_the_next_time() {
+    let name = "injected::kernels_that_had_no_room_are_loaded_the_next_time";
+    for seed in SEEDS {
+        let mut num_refused = 0;
+        for n in 1..=4 {
+            let rule = format!("cuModuleLoadData:{n}:CUDA_ERROR_OUT_OF_MEMORY");
+            let ran = with_rule(name, seed, &rule, load_twice);
+            num_refused += usize::from(ran.stdout.contains("no model: "));
+        }
+        assert!(num_refused > 0, "no load of a kernel was refused");
     }
 }
 
