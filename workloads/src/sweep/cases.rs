@@ -172,6 +172,12 @@ impl Lab {
         })))
     }
 
+    /// Whether one of its models passes a block more than once.
+    pub fn has_loop(&self) -> bool {
+        let mut blocks = self.profile.models.iter().flat_map(|m| &m.blocks);
+        blocks.any(|b| b.repeat != RepeatRule::Once)
+    }
+
     /// A number that stands for these arrivals and the profile that they are simulated over.
     pub fn fingerprint(&self, arrivals: &[Arrival]) -> u64 {
         let mut hasher = FxHasher::default();

@@ -11,7 +11,6 @@ use super::points::{self, Point};
 use super::run::Ran;
 use super::score::Run;
 use crate::error::{Error, Result};
-use crate::zoo;
 
 /// The value of `format`.
 pub const FORMAT: &str = "lazybatch-sweep/1";
@@ -46,6 +45,7 @@ impl Sweep {
     /// [`Error::Parameter`] if that policy did not run.
     pub fn new(grid: &Grid, ran: Ran, judged: Option<&str>) -> Result<Self> {
         let points = points::points(&ran.runs);
+        let has_loop = |label: &str| ran.with_loops.contains(label);
         let chosen = judged
             .map(str::to_owned)
             .or_else(|| judge::default_policy(&points));
@@ -127,16 +127,6 @@ impl Sweep {
     }
 }
 
-/// Whether one of the models of a label decodes in a loop or reads one step at a time: those that
-/// node-level batching is about.
-fn has_loop(label: &str) -> bool {
-    let mut names = label
-        .split('+')
-        .map(|part| part.split(':').next().unwrap_or(part));
-    let of_zoo = |name: &str| zoo::find(name).is_some_and(|e| e.max_output_len.is_some());
-    names.any(of_zoo)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -166,8 +156,13 @@ mod tests {
     }
 
     #[test]
-    fn models_with_decoders_have_loops() {
-        assert!(has_loop("gnmt") && has_loop("resnet50:1+las:2") && has_loop("transformer"));
-        assert!(!has_loop("resnet50") && !has_loop("bert-base"));
+    fn models_of_a_profile_have_loops_as_it_says() {
+        let extra = "lengths = 'fixed:2:3'\n";
+        let (grid, _folder) = fixture::grid("'chain', 'loop', 'chain:1+loop:2'", extra);
+        let ran = run(&grid, Options::default(), &|_| {}).unwrap();
+        assert_eq!(
+            ran.with_loops,
+            ["chain:1+loop:2", "loop"].map(String::from).into()
+        );
     }
 }

@@ -4,6 +4,7 @@
 //! within a seed policies and targets are independent. A policy that does not look at deadlines is
 //! simulated once per seed and scored at every target.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,6 +41,9 @@ pub struct Ran {
     pub runs: Vec<Run>,
     /// What was left out, and why.
     pub skipped: Vec<String>,
+    /// Labels of workloads with a model that decodes in a loop or reads one step at a time: those that
+    /// node-level batching is about.
+    pub with_loops: BTreeSet<String>,
     /// Simulations that ran now, without those taken from a journal.
     pub num_simulated: u64,
     /// Requests in them.
@@ -122,7 +126,9 @@ impl<'a> Runner<'a> {
         // Cases end in any order.
         repeated.sort();
         skipped.append(&mut repeated);
+        let have_loops = labs.iter().filter(|lab| lab.has_loop());
         Ok(Ran {
+            with_loops: have_loops.map(|l| l.workload.label.clone()).collect(),
             runs: runs?.into_iter().flatten().collect(),
             skipped,
             num_simulated: self.num_simulated.into_inner(),
@@ -236,7 +242,6 @@ mod tests {
     use super::*;
     use crate::sweep::fixture;
     use lazybatch_engine::policy::REGISTRY;
-    use std::collections::BTreeSet;
 
     fn tiny(extra: &str) -> (Grid, tempfile::TempDir) {
         fixture::grid(
