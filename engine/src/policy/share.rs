@@ -2,8 +2,8 @@
 //!
 //! A flow is charged the device time of its launches, divided by the weight of its class; a launch
 //! that carries several flows is charged by samples. Who has been charged least comes first, as in
-//! weighted fair queueing. A flow that had nothing to do starts level with the least charged of
-//! those that have, or, behind a moment in which nobody had, with whoever has been charged most, so
+//! weighted fair queueing. A flow that had nothing to do starts level with the least charged of its level
+//! that have, or, behind a moment in which nobody of it had, with whoever has been charged most, so
 //! that it can neither save up time nor owe any (start-time fair queueing: Goyal, Vin, Cheng, SIGCOMM
 //! 1996).
 
