@@ -6,6 +6,9 @@
 mod common;
 
 use common::Place;
+use lazybatch_workloads::sweep::Grid;
+use lazybatch_workloads::sweep::resume::Journal;
+use lazybatch_workloads::sweep::run::{Options, run};
 use serde_json::Value;
 
 /// Two models over a profile of a chain and a loop.
@@ -98,8 +101,8 @@ fn an_interrupted_sweep_goes_on_to_the_same_bytes() {
     // What an interruption leaves: the journal of a run that could not end, cut in a line.
     place.succeed("sweep --grid g.toml --json other.json --threads 2");
     assert_eq!(place.read("whole.json"), place.read("other.json"));
-    let sweep = place.json("whole.json");
-    place.write("again.json.partial", partial(&sweep));
+    let partial = partial(&place);
+    place.write("again.json.partial", &partial);
     let done = place.succeed("sweep --grid g.toml --json again.json --report again.html --resume");
     assert!(
         done.err.contains("taken from the earlier run"),
@@ -110,29 +113,25 @@ fn an_interrupted_sweep_goes_on_to_the_same_bytes() {
     assert_eq!(place.read("whole.html"), place.read("again.html"));
 
     place.write("g2.toml", GRID.replace("requests = 60", "requests = 61"));
-    place.write("again.json.partial", partial(&sweep));
+    place.write("again.json.partial", &partial);
     let parts = ["again.json.partial: line 1", "a journal of this grid, g2"];
     place.refuse("sweep --grid g2.toml --json again.json --resume", &parts);
 }
 
-/// A journal with the first simulations of a finished sweep, as docs/sweeps.md describes it.
-fn partial(sweep: &Value) -> String {
-    let mut grid = sweep["grid"].clone();
-    grid["name"] = "g".into();
-    let header = serde_json::json!({ "format": "lazybatch-sweep-partial/1", "grid": grid });
-    let mut text = format!("{header}\n");
-    let runs = sweep["runs"].as_array().unwrap();
-    let lazy = runs.iter().filter(|r| r["policy"] == "lazy").take(10);
-    for run in lazy {
-        let key = serde_json::json!({
-            "setting": run["setting"], "model": run["model"], "rate_rps": run["rate_rps"],
-            "seed": run["seed"], "policy": "lazy", "slas_ms": [run["sla_ms"]],
-        });
-        let line = serde_json::json!({ "key": key, "runs": [run] });
-        text += &format!("{line}\n");
-    }
-    text += "{\"key\": {\"set";
-    text
+/// A journal with the first simulations of the grid, cut off in a line.
+fn partial(place: &Place) -> String {
+    let path = place.path("whole.partial");
+    let grid = Grid::load(&place.path("g.toml").display().to_string()).unwrap();
+    let options = Options {
+        threads: Some(1),
+        journal: Some(Journal::create(&path, &grid).unwrap()),
+        ..Options::default()
+    };
+    run(&grid, options, &|_| {}).unwrap();
+    let text = place.read("whole.partial");
+    let lines: Vec<&str> = text.lines().take(12).collect();
+    let (last, whole) = lines.split_last().unwrap();
+    format!("{}\n{}", whole.join("\n"), &last[..last.len() / 2])
 }
 
 #[test]

@@ -2,10 +2,10 @@
 //!
 //! A flow is charged the device time of its launches, divided by the weight of its class; a launch
 //! that carries several flows is charged by samples. Who has been charged least comes first, as in
-//! weighted fair queueing. A flow that had nothing to do starts level with the least charged of its level
-//! that have, or, behind a moment in which nobody of it had, with whoever has been charged most, so
-//! that it can neither save up time nor owe any (start-time fair queueing: Goyal, Vin, Cheng, SIGCOMM
-//! 1996).
+//! weighted fair queueing. A flow that had nothing to do starts level with the least charged of those
+//! of its level that have, or, behind a moment in which nobody of it had, with whoever of it has been
+//! charged most, so that it can neither save up time nor owe any (start-time fair queueing: Goyal, Vin,
+//! Cheng, SIGCOMM 1996).
 
 use std::cmp::Ordering;
 

@@ -32,7 +32,9 @@ pub struct Key {
     model: String,
     rate_rps: f64,
     pub(super) seed: u64,
-    /// [`Lab::fingerprint`](super::cases::Lab::fingerprint).
+    /// [`Lab::fingerprint`](super::cases::Lab::fingerprint); older journals have none, and are of no
+    /// use.
+    #[serde(default)]
     over: u64,
     pub(super) policy: String,
     pub(super) slas_ms: Vec<f64>,
