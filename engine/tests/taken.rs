@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test says by panicking")]
 
+#[path = "common/tiny.rs"]
+mod tiny;
+
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
@@ -11,11 +14,11 @@ use lazybatch_graph::{DType, OutputId, Program, ProgramBuilder, Repeat, SharedPr
 use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
 use lazybatch_kernels::{Completion, Device, DeviceInfo, Error, OpenRequest, Plan};
 use lazybatch_sla::{Launch, ModelId, Outcome, Slot, Time};
+use tiny::model;
 
 /// The first id of a request that is not taken.
 const BAD: i32 = 7;
 const WHY: &str = "a test wants it so";
-const MAX_STEPS: u32 = 5;
 
 /// The embedded device, but for what it refuses.
 struct Picky {
@@ -91,32 +94,6 @@ impl Device for Picky {
     fn close(&mut self, slot: Slot) -> Vec<Option<Tensor>> {
         self.inner.close(slot)
     }
-}
-
-/// Sums what it reads, and writes from there until it says 3 or behind [`MAX_STEPS`].
-fn model() -> Program {
-    let (vocab, hidden) = (12, 16);
-    let mut b = ProgramBuilder::new("tiny");
-    let letter = b.sequence_ids("letters", 16, vocab);
-    let ids = b.output_sequence("ids", DType::I32, &[]);
-    let token = b.vector_state("token", DType::I32, &[], 1.0);
-    let memory = b.lstm_state("memory", hidden);
-    b.begin_block("reader", Repeat::PerInputStep { stride: 1 });
-    let x = b.read_input_at("letter", letter, lazybatch_graph::At::Step);
-    let x = b.embed("embed", x, vocab, hidden);
-    let w = b.lstm_weights("read", hidden, hidden);
-    let _ = b.lstm_cell("reader.lstm", x, w, None, memory.h, memory.c);
-    b.begin_block("writer", Repeat::UntilStop { max: MAX_STEPS });
-    let x = b.vec_read("last", token);
-    let x = b.embed("embed_out", x, vocab, hidden);
-    let w = b.lstm_weights("write", hidden, hidden);
-    let h = b.lstm_cell("writer.lstm", x, w, None, memory.h, memory.c);
-    let logits = b.dense("logits", h, vocab, None);
-    let next = b.arg_max("next", logits);
-    b.vec_write("remember", token, next);
-    b.emit("emit", ids, next);
-    b.stop("stop", next, 3);
-    b.finish().unwrap()
 }
 
 fn word(first: i32) -> Vec<Tensor> {

@@ -8,9 +8,9 @@
 //! what those of the last two pairs took over them (at first, of a run that is not counted) the
 //! tables, the target and the rate are changed that a pair goes by; the time between launches is that
 //! of these runs. As both change from run to run too, each is also simulated over tables by what its
-//! own launches took, and the time between them. All runs use one device, which stays warm. The first tenth of the arrivals is served but
-//! not counted, real or simulated (but for `mean_batch`, which is over all launches): what a policy
-//! learns, it learns while it serves.
+//! own launches took, and the time between them. All runs use one device, which stays warm. The first
+//! tenth of the arrivals is served but not counted, real or simulated (but for `mean_batch`, which is
+//! over all launches): what a policy learns, it learns while it serves.
 //!
 //! Decoders with synthetic weights end behind a number of passes that is drawn with the input
 //! ([`Shelf`]); the trained model's, behind the passes that it takes alone.

@@ -156,15 +156,15 @@ impl<'a> View<'a> {
         entry: Option<&SubBatch>,
         output_len: u32,
     ) -> Progress {
-        // Who takes none passes no loop, whatever is predicted.
+        // Nobody passes its loop oftener than it asks for. None at all is how simulated arrivals of no
+        // output are, which policies are not to know.
         let most = request.request.max_steps.filter(|&most| most > 0);
-        let output_len = output_len.min(most.unwrap_or(u32::MAX));
         Progress {
             block: entry.map_or(0, |e| e.block),
             segment: entry.map_or(0, |e| e.segment),
             step: request.step,
             input_len: request.request.input_len,
-            output_len,
+            output_len: output_len.min(most.unwrap_or(u32::MAX)),
         }
     }
 }
