@@ -151,6 +151,7 @@ impl CoreLoad {
             let done = Event::Done {
                 ticket,
                 stopped,
+                faults: Vec::new(),
                 failed: None,
                 took: None,
             };

@@ -193,7 +193,7 @@ impl Lockstep {
                     done.context("a launch that did not run in place")
                 });
                 let done = done?;
-                done.result?;
+                done.whole()?;
                 stopped.extend(done.stopped);
                 timed(i, ns);
             }

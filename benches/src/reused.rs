@@ -181,7 +181,10 @@ impl Device for Reused {
             let launch = self.issued.swap_remove(i);
             done.stopped.retain(|r| !launch.known.contains(r));
             if done.result.is_ok() {
-                done.stopped.extend(launch.ended);
+                let faults = &done.faults;
+                let has_failed = |r: &RequestId| faults.iter().any(|(id, _)| id == r);
+                let ended = launch.ended.into_iter().filter(|r| !has_failed(r));
+                done.stopped.extend(ended);
             }
         }
         Some(done)

@@ -218,6 +218,7 @@ impl Steady {
             let done = Event::Done {
                 ticket,
                 stopped,
+                faults: Vec::new(),
                 failed: None,
                 took: None,
             };

@@ -124,7 +124,7 @@ impl NodeWalk {
                 .enqueue(Time::ZERO, plan, &self.launch)
                 .expect("the plan is for this launch");
             let done = self.device.poll(Time::ZERO).expect("it ran in place");
-            done.result.expect("the node runs");
+            done.whole().expect("the node runs");
         }
     }
 

@@ -367,14 +367,18 @@ fn check_event(core: &Core, now: Time, event: &Event) -> Result<(), String> {
         }
         Event::Arrive(r) if r.arrival > now => Err(format!("{} arrives in the future", r.id)),
         Event::Done {
-            ticket, stopped, ..
+            ticket,
+            stopped,
+            faults,
+            ..
         } => {
             let Some(launch) = core.oldest(*ticket) else {
                 return Err(format!("{ticket} is not the oldest launch of a lane"));
             };
             let is_member = |id| launch.members.iter().any(|m| m.request == id);
-            match stopped.iter().find(|&&id| !is_member(id)) {
-                Some(id) => Err(format!("{id} stops but is no member of {ticket}")),
+            let mut ends = stopped.iter().chain(faults.iter().map(|(id, _)| id));
+            match ends.find(|&&id| !is_member(id)) {
+                Some(id) => Err(format!("{id} ends in {ticket} but is no member")),
                 None => Ok(()),
             }
         }

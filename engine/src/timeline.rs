@@ -137,6 +137,11 @@ impl Observer for Timeline {
             } => {
                 self.line(now, &format!("fail {ticket}: {cause}"));
             }
+            Event::Done { ticket, faults, .. } => {
+                for (id, cause) in faults {
+                    self.line(now, &format!("fail {id} in {ticket}: {cause}"));
+                }
+            }
             Event::Loaded(model) => self.line(now, &format!("loaded {model}")),
             Event::Planned(plan) => {
                 let costs = plan.costs.iter();
@@ -155,7 +160,7 @@ impl Observer for Timeline {
                 );
             }
             Event::Detach(model) => self.line(now, &format!("detach {model}")),
-            Event::Done { .. } | Event::Evict(_) | Event::Wake => {}
+            Event::Evict(_) | Event::Wake => {}
         }
     }
 

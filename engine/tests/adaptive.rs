@@ -194,6 +194,7 @@ impl Driven {
         let ended = |ticket| Event::Done {
             ticket,
             stopped: Default::default(),
+            faults: Vec::new(),
             failed: None,
             took: None,
         };
@@ -275,6 +276,7 @@ fn planned(text: &str, num_done: usize) -> (Vec<Open>, Core) {
             let ended = Event::Done {
                 ticket,
                 stopped: Default::default(),
+                faults: Vec::new(),
                 failed: None,
                 took: None,
             };

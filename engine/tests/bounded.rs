@@ -69,6 +69,7 @@ fn policies_learn_the_length_of_who_ends_at_its_bound() {
                     let done = Event::Done {
                         ticket,
                         stopped,
+                        faults: Vec::new(),
                         failed: None,
                         took: None,
                     };

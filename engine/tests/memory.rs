@@ -121,6 +121,7 @@ fn live_at(profile: &str, policy_spec: &str, marks: &[u64]) -> Vec<usize> {
                     let done = Event::Done {
                         ticket,
                         stopped,
+                        faults: Vec::new(),
                         failed: None,
                         took: None,
                     };

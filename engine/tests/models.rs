@@ -117,6 +117,7 @@ impl World {
             self.event(Event::Done {
                 ticket,
                 stopped,
+                faults: Vec::new(),
                 failed,
                 took: None,
             });

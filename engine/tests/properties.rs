@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::switching::Switching;
 use common::*;
-use lazybatch_engine::core::{Action, Note};
+use lazybatch_engine::core::{Action, Event, Note};
 use lazybatch_sla::Outcome;
 use rand::Rng;
 
@@ -30,12 +30,17 @@ fn chaos_keeps_every_rule() {
 fn chaos_is_chaotic() {
     // The cases above are worth nothing if nothing happens in them.
     let mut outcomes = [0u64; 5];
-    let (mut discarded, mut merges, mut preemptions) = (0, 0, 0);
+    let (mut discarded, mut merges, mut preemptions, mut alone) = (0, 0, 0, 0);
     for seed in 0..100 {
         let chaos = Chaos::new(seed);
         let run = simulate(&chaos.world, "lazy", &chaos.arrivals, &chaos.options);
         for ended in &run.ended {
             outcomes[ended.outcome as usize] += 1;
+        }
+        for (_, item) in &run.transcript {
+            if let Item::Event(Event::Done { faults, .. }) = item {
+                alone += faults.len() as u64;
+            }
         }
         discarded += run.counters.discarded;
         merges += run.counters.merges;
@@ -50,7 +55,13 @@ fn chaos_is_chaotic() {
     ] {
         assert!(outcomes[outcome as usize] >= 20, "{outcome}: {outcomes:?}");
     }
-    assert!(discarded > 50 && merges > 100 && preemptions > 100);
+    let seen = [discarded, merges, preemptions, alone];
+    assert!(
+        seen.iter()
+            .zip([50, 100, 100, 20])
+            .all(|(n, least)| *n > least),
+        "{seen:?}"
+    );
 }
 
 #[test]

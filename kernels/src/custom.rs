@@ -3,7 +3,8 @@
 //! A [`CustomKernel`] is registered by name in a [`KernelRegistry`] that is handed to a device; an
 //! [`Op::Custom`](lazybatch_graph::Op::Custom) of that name runs it. A kernel gets packed rows with
 //! the offsets of the members; kernels of nodes that are not `batchable` see one member per call.
-//! A kernel that panics or returns an error fails its launch alone.
+//! A member for which a kernel panics or returns an error fails alone: a call for several members that
+//! does is made again for each of them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -74,7 +75,7 @@ pub trait CustomKernel: Send + Sync {
     /// Computes all rows.
     ///
     /// # Errors
-    /// What went wrong; the launch fails with it.
+    /// What went wrong; the member fails with it.
     fn run(&self, call: &mut CustomCall<'_>) -> Result<(), String>;
 }
 

@@ -75,6 +75,9 @@ pub struct Completion {
     pub ticket: Ticket,
     /// Members whose `UntilStop` loop ended with this launch.
     pub stopped: SmallVec<[RequestId; 4]>,
+    /// Members that failed alone, each once and with the cause: the launch ran for the others. None of
+    /// them is in `stopped`.
+    pub faults: Vec<(RequestId, Error)>,
     /// Failure of the launch, which is that of all its members.
     pub result: Result<(), Error>,
     /// How long it ran, where the device has measured that itself; what issuing it took the host is
@@ -82,6 +85,32 @@ pub struct Completion {
     pub busy: Option<Nanos>,
     /// Its issue waited for the device: what that took is in `busy`, or is time of launches ahead.
     pub has_waited: bool,
+}
+
+impl Completion {
+    /// Of a launch that ran, with nothing to tell.
+    pub fn of(ticket: Ticket) -> Self {
+        Self {
+            ticket,
+            stopped: SmallVec::new(),
+            faults: Vec::new(),
+            result: Ok(()),
+            busy: None,
+            has_waited: false,
+        }
+    }
+
+    /// That it ran for all of its members.
+    ///
+    /// # Errors
+    /// Its failure, or that of the first member that failed alone.
+    pub fn whole(&self) -> Result<(), Error> {
+        self.result.clone()?;
+        match self.faults.first() {
+            Some((_, error)) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Makes models ready for a device on any thread, while the device runs.

@@ -173,11 +173,8 @@ impl<D: Device> Device for Faulty<D> {
             let failed = self.pending.remove(i)?;
             let result = failed.failure.map_or(Ok(()), |(_, error)| Err(error));
             return Some(Completion {
-                ticket: failed.ticket,
-                stopped: Default::default(),
                 result,
-                busy: None,
-                has_waited: false,
+                ..Completion::of(failed.ticket)
             });
         }
         let done = self.inner.poll(now)?;

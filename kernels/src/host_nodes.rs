@@ -1,15 +1,21 @@
 //! Nodes that run on the host on every device that computes: ops of imported models without a
 //! kernel of their own, and the user's.
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use lazybatch_graph::{Dim, Node, Op, Program};
+use lazybatch_sla::RequestId;
 use smallvec::SmallVec;
 
 use crate::custom::{CustomCall, CustomKernel, CustomNode, CustomOperand, KernelRegistry};
 use crate::error::Error;
 use crate::frames::Mem;
 use crate::general::General;
+
+/// Members of a launch that failed alone, and what their nodes say.
+pub type Faults = Vec<(RequestId, String)>;
 
 /// What runs such a node.
 pub enum HostNode {
@@ -69,27 +75,72 @@ pub fn resolve(
 }
 
 impl HostNode {
-    /// Computes all rows of the results; those of padding and idle members are zero where a node runs
-    /// sample by sample.
+    /// Computes all rows of the results from those of the operands; those of padding and of members that
+    /// idle or are among `faults` are zero where a node runs sample by sample. A member for which the
+    /// kernel fails, or panics, joins `faults`, and its rows may have any content.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// What a kernel says of all members together that fails for none of them alone.
     pub fn run(
         &self,
         program: &Program,
         node: &Node,
         members: &[Mem],
-        operands: &[&[f32]],
-        outs: &mut [&mut [f32]],
+        (operands, outs): (&[&[f32]], &mut [&mut [f32]]),
+        faults: &mut Faults,
     ) -> Result<(), String> {
         match self {
-            Self::General(general) => run_general(general, program, node, members, operands, outs),
+            Self::General(general) => {
+                outs.iter_mut().for_each(|out| out.fill(0.0));
+                for mem in members {
+                    let run = || run_general(general, program, node, mem, operands, outs);
+                    try_member(mem, faults, run);
+                }
+            }
             Self::Custom { kernel, batchable } => {
                 let out = outs.first_mut().ok_or("a custom node has one result")?;
-                run_custom(&**kernel, *batchable, program, node, members, operands, out)
+                let call = Custom::new(&**kernel, program, node, operands);
+                let ran = match batchable {
+                    true => call.run(members, out),
+                    false => Err(String::new()),
+                };
+                // One of a batch that fails would take the others down.
+                if let Err(why) = ran {
+                    out.fill(0.0);
+                    let before = faults.len();
+                    for mem in members {
+                        try_member(mem, faults, || call.run_one(mem, out));
+                    }
+                    if *batchable && faults.len() == before {
+                        return Err(why);
+                    }
+                }
             }
         }
+        Ok(())
     }
+}
+
+/// Runs a kernel for a member that has an effect; if it fails, that member does.
+fn try_member(mem: &Mem, faults: &mut Faults, run: impl FnOnce() -> Result<(), String>) {
+    if mem.idle || faults.iter().any(|(id, _)| *id == mem.request) {
+        return;
+    }
+    if let Err(why) = guarded(run) {
+        faults.push((mem.request, why));
+    }
+}
+
+/// What `run` says, a panic too.
+fn guarded(run: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| Err(panic_text(&*panic)))
+}
+
+/// What a panic says.
+pub fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    format!("panic: {}", text.unwrap_or("of unknown kind"))
 }
 
 impl std::fmt::Debug for HostNode {
@@ -105,54 +156,53 @@ fn run_general(
     general: &General,
     program: &Program,
     node: &Node,
-    members: &[Mem],
+    mem: &Mem,
     operands: &[&[f32]],
     outs: &mut [&mut [f32]],
 ) -> Result<(), String> {
     let ty = |value: usize| &program.value(node.inputs[value]).ty;
-    outs.iter_mut().for_each(|out| out.fill(0.0));
-    for mem in members.iter().filter(|m| !m.idle) {
-        let len = mem.own(Some(Dim::Rows));
-        for sample in 0..mem.samples {
-            // The range of a value's elements that belongs to this sample.
-            let range = |lead: Option<Dim>, row: usize| match lead {
-                Some(Dim::Rows) => mem.row_start * row..(mem.row_start + len) * row,
-                _ => (mem.sample_start + sample) * row..(mem.sample_start + sample + 1) * row,
-            };
-            let own: SmallVec<[&[f32]; 4]> = operands
-                .iter()
-                .enumerate()
-                .map(|(i, all)| match ty(i).lead() {
-                    None => *all,
-                    lead => &all[range(lead, ty(i).row_elems())],
-                })
-                .collect();
-            let results = general.run(&own, len)?;
-            for (i, (out, result)) in outs.iter_mut().zip(results).enumerate() {
-                let ty = &program.value(node.outputs[i]).ty;
-                out[range(ty.lead(), ty.row_elems())].copy_from_slice(&result);
-            }
+    let len = mem.own(Some(Dim::Rows));
+    for sample in 0..mem.samples {
+        // The range of a value's elements that belongs to this sample.
+        let range = |lead: Option<Dim>, row: usize| match lead {
+            Some(Dim::Rows) => mem.row_start * row..(mem.row_start + len) * row,
+            _ => (mem.sample_start + sample) * row..(mem.sample_start + sample + 1) * row,
+        };
+        let own: SmallVec<[&[f32]; 4]> = operands
+            .iter()
+            .enumerate()
+            .map(|(i, all)| match ty(i).lead() {
+                None => *all,
+                lead => &all[range(lead, ty(i).row_elems())],
+            })
+            .collect();
+        let results = general.run(&own, len)?;
+        for (i, (out, result)) in outs.iter_mut().zip(results).enumerate() {
+            let ty = &program.value(node.outputs[i]).ty;
+            out[range(ty.lead(), ty.row_elems())].copy_from_slice(&result);
         }
     }
     Ok(())
 }
 
-fn run_custom(
-    kernel: &dyn CustomKernel,
-    batchable: bool,
-    program: &Program,
-    node: &Node,
-    members: &[Mem],
-    operands: &[&[f32]],
-    out: &mut [f32],
-) -> Result<(), String> {
-    let ty = &program.value(node.outputs[0]).ty;
-    let (d, lead) = (ty.row_elems(), ty.lead());
-    let operands: SmallVec<[(CustomOperand<'_>, _); 4]> = node
-        .inputs
-        .iter()
-        .zip(operands)
-        .map(|(&value, data)| {
+/// A user's kernel with the operands of all members.
+struct Custom<'a> {
+    kernel: &'a dyn CustomKernel,
+    /// Each with its leading dimension.
+    operands: SmallVec<[(CustomOperand<'a>, Option<Dim>); 4]>,
+    /// Leading dimension of the result, and elements of one of its rows.
+    result: (Option<Dim>, usize),
+}
+
+impl<'a> Custom<'a> {
+    fn new(
+        kernel: &'a dyn CustomKernel,
+        program: &Program,
+        node: &Node,
+        operands: &[&'a [f32]],
+    ) -> Self {
+        let values = node.inputs.iter().zip(operands);
+        let operands = values.map(|(&value, data)| {
             let ty = &program.value(value).ty;
             let operand = CustomOperand {
                 data,
@@ -160,37 +210,49 @@ fn run_custom(
                 is_weight: program.as_weight(value).is_some(),
             };
             (operand, ty.lead())
-        })
-        .collect();
-    if batchable {
+        });
+        let ty = &program.value(node.outputs[0]).ty;
+        Self {
+            kernel,
+            operands: operands.collect(),
+            result: (ty.lead(), ty.row_elems()),
+        }
+    }
+
+    /// All members in one call.
+    fn run(&self, members: &[Mem], output: &mut [f32]) -> Result<(), String> {
+        let (lead, d) = self.result;
         let starts = members.iter().map(|m| m.span(lead).0);
         let mut offsets: SmallVec<[usize; 16]> = starts.collect();
-        offsets.push(out.len() / d.max(1));
-        let operands: SmallVec<[CustomOperand<'_>; 4]> = operands.iter().map(|o| o.0).collect();
-        return kernel.run(&mut CustomCall {
-            operands: &operands,
-            offsets: &offsets,
-            output: out,
-        });
-    }
-    for mem in members {
-        let (start, num) = mem.span(lead);
-        let operands: SmallVec<[CustomOperand<'_>; 4]> = operands
-            .iter()
-            .map(|(o, lead)| {
-                if o.is_weight {
-                    return *o;
-                }
-                let (start, num) = mem.span(*lead);
-                let data = &o.data[start * o.row_elems..(start + num) * o.row_elems];
-                CustomOperand { data, ..*o }
+        offsets.push(output.len() / d.max(1));
+        let operands: SmallVec<[CustomOperand<'_>; 4]> =
+            self.operands.iter().map(|o| o.0).collect();
+        guarded(|| {
+            self.kernel.run(&mut CustomCall {
+                operands: &operands,
+                offsets: &offsets,
+                output,
             })
-            .collect();
-        kernel.run(&mut CustomCall {
-            operands: &operands,
-            offsets: &[0, num],
-            output: &mut out[start * d..(start + num) * d],
-        })?;
+        })
     }
-    Ok(())
+
+    /// One member in a call of its own.
+    fn run_one(&self, mem: &Mem, output: &mut [f32]) -> Result<(), String> {
+        let (lead, d) = self.result;
+        let (start, num) = mem.span(lead);
+        let own = self.operands.iter().map(|(o, lead)| {
+            if o.is_weight {
+                return *o;
+            }
+            let (start, num) = mem.span(*lead);
+            let data = &o.data[start * o.row_elems..(start + num) * o.row_elems];
+            CustomOperand { data, ..*o }
+        });
+        let own: SmallVec<[CustomOperand<'_>; 4]> = own.collect();
+        self.kernel.run(&mut CustomCall {
+            operands: &own,
+            offsets: &[0, num],
+            output: &mut output[start * d..(start + num) * d],
+        })
+    }
 }

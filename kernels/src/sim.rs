@@ -1,8 +1,8 @@
 //! A device that computes nothing: launches take the time that a latency profile says.
 //!
 //! Time is handed in, so the same device serves virtual-time runs and, polled against a wall clock,
-//! real-time ones. Jitter, stragglers and failures are drawn from a seed, one draw a launch, so a
-//! run repeats exactly.
+//! real-time ones. Jitter, stragglers and failures are drawn from a seed, launch by launch, so a run
+//! repeats exactly.
 
 use std::sync::Arc;
 
@@ -28,6 +28,8 @@ pub struct Noise {
     pub straggler_factor: f64,
     /// Share of launches that fail at their end.
     pub failure_rate: f64,
+    /// Share of the members of launches that fail alone at its end.
+    pub fault_rate: f64,
     /// Tickets that fail at their end.
     pub failing: Vec<Ticket>,
 }
@@ -35,7 +37,8 @@ pub struct Noise {
 impl Noise {
     /// Whether launches take exactly what the tables say and never fail.
     pub fn is_silent(&self) -> bool {
-        self.jitter == 0.0 && self.straggler_rate == 0.0 && self.failure_rate == 0.0
+        let shares = [self.straggler_rate, self.failure_rate, self.fault_rate];
+        self.jitter == 0.0 && shares == [0.0; 3]
     }
 }
 
@@ -97,6 +100,28 @@ impl SimDevice {
     fn fails(&mut self, ticket: Ticket) -> bool {
         let drawn = !self.noise.is_silent() && self.rng.random::<f64>() < self.noise.failure_rate;
         drawn || self.noise.failing.contains(&ticket)
+    }
+
+    /// Members that fail alone.
+    fn faults(&mut self, launch: &Launch) -> Vec<(RequestId, Error)> {
+        if self.noise.fault_rate == 0.0 {
+            return Vec::new();
+        }
+        let error = self.launch_error(launch, "injected fault");
+        let members = launch.members.iter().filter(|m| !m.idle);
+        let faults = members.filter_map(|m| {
+            let fails = self.rng.random::<f64>() < self.noise.fault_rate;
+            fails.then(|| (m.request, error.clone()))
+        });
+        faults.collect()
+    }
+
+    fn launch_error(&self, launch: &Launch, why: &str) -> Error {
+        Error::Launch {
+            device: self.name.clone(),
+            segment: format!("block {} segment {}", launch.block, launch.segment),
+            why: why.into(),
+        }
     }
 
     fn stopped(&self, launch: &Launch) -> SmallVec<[RequestId; 4]> {
@@ -162,16 +187,15 @@ impl Device for SimDevice {
         let lane = launch.lane.index();
         let end = self.lanes[lane].max(now) + self.latency(launch);
         self.lanes[lane] = end;
-        let result = if self.fails(launch.ticket) {
-            Err(Error::Launch {
-                device: self.name.clone(),
-                segment: format!("block {} segment {}", launch.block, launch.segment),
-                why: "injected failure".into(),
-            })
-        } else {
-            Ok(())
+        let fails = self.fails(launch.ticket);
+        let result = match fails {
+            true => Err(self.launch_error(launch, "injected failure")),
+            false => Ok(()),
         };
-        let stopped = self.stopped(launch);
+        let mut stopped = self.stopped(launch);
+        let mut faults = self.faults(launch);
+        faults.retain(|_| !fails);
+        stopped.retain(|id| faults.iter().all(|(other, _)| other != id));
         let at = self
             .pending
             .partition_point(|p| (p.0, p.1.ticket) < (end, launch.ticket));
@@ -180,11 +204,10 @@ impl Device for SimDevice {
             (
                 end,
                 Completion {
-                    ticket: launch.ticket,
                     stopped,
+                    faults,
                     result,
-                    busy: None,
-                    has_waited: false,
+                    ..Completion::of(launch.ticket)
                 },
             ),
         );

@@ -285,9 +285,12 @@ fn launch(ticket: u64, nodes: u32, members: Vec<Member>) -> Launch {
     }
 }
 
-/// Opens one-row requests of the custom program, one per value.
-fn open_custom(device: &mut dyn Device, values: &[f32]) -> u32 {
-    let program: SharedProgram = Arc::new((custom_problem(registry(), true).build)());
+fn custom_program(batchable: bool) -> SharedProgram {
+    Arc::new((custom_problem(registry(), batchable).build)())
+}
+
+/// Opens one-row requests of a custom program, one per value.
+fn open_custom(device: &mut dyn Device, program: SharedProgram, values: &[f32]) -> u32 {
     let nodes = program.blocks[0].nodes.len() as u32;
     device.load(ModelId(0), program).unwrap();
     for (i, &value) in values.iter().enumerate() {
@@ -307,52 +310,62 @@ fn open_custom(device: &mut dyn Device, values: &[f32]) -> u32 {
 }
 
 #[test]
-fn a_kernel_that_fails_or_panics_fails_its_launch_alone() {
-    let options = CpuOptions {
+fn a_launch_fails_with_all_of_its_members_where_asked_to() {
+    let mut device = CpuDevice::new(CpuOptions {
         registry: registry(),
-        threads: 2,
         ..CpuOptions::default()
-    };
-    let mut device = CpuDevice::new(options);
-    let nodes = open_custom(&mut device, &[1.0, 77.0, 66.0, 2.0]);
+    });
+    let nodes = open_custom(&mut device, custom_program(true), &[1.0]);
     let plan = device.prepare(ModelId(0), 0, 0, nodes, u32::MAX).unwrap();
-    for i in 0..4 {
-        device
-            .enqueue(
-                Time::ZERO,
-                plan,
-                &launch(u64::from(i), nodes, vec![member(i, 1)]),
-            )
-            .unwrap();
-    }
-    let whys: Vec<Option<String>> = (0..4)
-        .map(|_| {
-            device
-                .poll(Time::MAX)
-                .unwrap()
-                .result
-                .err()
-                .map(|e| e.to_string())
-        })
-        .collect();
-    assert_eq!(whys[0], None);
-    assert!(
-        whys[1].as_ref().unwrap().contains("a row of 77"),
-        "{whys:?}"
-    );
-    assert!(
-        whys[2].as_ref().unwrap().contains("a row of 66"),
-        "{whys:?}"
-    );
-    assert_eq!(whys[3], None);
-    assert!(device.emitted(Slot(0), OutputId::new(0), 0).is_some());
-    assert!(device.close(Slot(1))[0].is_none());
-    assert!(device.close(Slot(3))[0].is_some());
     device.fail_next_launches(1);
-    device
-        .enqueue(Time::ZERO, plan, &launch(9, nodes, vec![member(0, 1)]))
-        .unwrap();
-    assert!(device.poll(Time::MAX).unwrap().result.is_err());
+    for fails in [true, false] {
+        let launch = launch(u64::from(!fails), nodes, vec![member(0, 1)]);
+        device.enqueue(Time::ZERO, plan, &launch).unwrap();
+        let done = device.poll(Time::MAX).unwrap();
+        assert_eq!(done.result.is_err(), fails);
+        assert_eq!(
+            device.emitted(Slot(0), OutputId::new(0), 0).is_none(),
+            fails
+        );
+    }
+}
+
+#[test]
+fn a_member_that_a_kernel_fails_for_takes_nobody_along() {
+    for batchable in [true, false] {
+        let run = |values: &[f32]| {
+            let mut device = CpuDevice::new(CpuOptions {
+                registry: registry(),
+                poison: true,
+                ..CpuOptions::default()
+            });
+            let nodes = open_custom(&mut device, custom_program(batchable), values);
+            let plan = device.prepare(ModelId(0), 0, 0, nodes, u32::MAX).unwrap();
+            let members = (0..values.len() as u32).map(|i| member(i, 1)).collect();
+            let launch = launch(0, nodes, members);
+            device.enqueue(Time::ZERO, plan, &launch).unwrap();
+            let done = device.poll(Time::MAX).unwrap();
+            assert!(done.result.is_ok(), "{:?}", done.result);
+            let close = |i: usize| device.close(Slot(i as u32)).remove(0);
+            let outputs: Vec<_> = (0..values.len()).map(close).collect();
+            (outputs, done.faults)
+        };
+        let (outputs, faults) = run(&[1.0, 77.0, 66.0, 2.0]);
+        let [(first, panic), (second, error)] = &faults[..] else {
+            panic!("{faults:?}")
+        };
+        assert_eq!((*first, *second), (RequestId(1), RequestId(2)));
+        let [panic, error] = [panic, error].map(Error::to_string);
+        assert!(panic.contains("panic: a row of 77"), "{panic}");
+        assert!(error.contains("a row of 66"), "{error}");
+        assert!(outputs[1].is_none() && outputs[2].is_none());
+        for (at, value) in [(0, 1.0), (3, 2.0)] {
+            let (alone, faults) = run(&[value]);
+            assert!(faults.is_empty());
+            let [together, alone] = [&outputs[at], &alone[0]].map(|o| o.as_ref().unwrap());
+            assert_eq!(together.data.as_slice(), alone.data.as_slice());
+        }
+    }
 }
 
 #[test]
@@ -362,7 +375,7 @@ fn planned_faults_fail_the_launches_they_name() {
         ..CpuOptions::default()
     });
     let mut device = Faulty::new(inner, FaultPlan::tickets([Ticket(1)]));
-    let nodes = open_custom(&mut device, &[1.0, 2.0, 3.0]);
+    let nodes = open_custom(&mut device, custom_program(true), &[1.0, 2.0, 3.0]);
     let plan = device.prepare(ModelId(0), 0, 0, nodes, u32::MAX).unwrap();
     for i in 0..3 {
         device
@@ -386,7 +399,7 @@ fn launches_that_do_not_fit_are_refused_or_fail() {
         registry: registry(),
         ..CpuOptions::default()
     });
-    let nodes = open_custom(&mut device, &[1.0, 2.0]);
+    let nodes = open_custom(&mut device, custom_program(true), &[1.0, 2.0]);
     let plan = device.prepare(ModelId(0), 0, 0, nodes, u32::MAX).unwrap();
     assert!(
         device
@@ -570,15 +583,21 @@ fn a_part_that_fails_or_panics_leaves_nothing_behind() {
         let members = (0..4).map(|i| member(i, 0)).collect();
         let launch = launch(ticket, nodes, members);
         device.enqueue(Time::ZERO, plan, &launch).unwrap();
-        let result = device.poll(Time::MAX).unwrap().result;
-        let why = result.err().map(|e| e.to_string());
-        assert_eq!(why.is_some(), told.is_some(), "{why:?}");
-        assert!(why.is_none_or(|why| why.contains(told.unwrap())));
+        let done = device.poll(Time::MAX).unwrap();
+        assert_eq!(done.result, Ok(()));
+        let faults = done.faults.iter();
+        let faults: Vec<_> = faults.map(|(id, e)| (id.0, e.to_string())).collect();
+        let whys: Vec<_> = told.iter().map(|why| (2, *why)).collect();
+        let is_told = |(fault, why): (&(u64, String), &(u64, &str))| {
+            fault.0 == why.0 && fault.1.contains(why.1)
+        };
+        assert_eq!(faults.len(), whys.len(), "{faults:?}");
+        assert!(faults.iter().zip(&whys).all(is_told), "{faults:?}");
         let [now, most] = device.needed_arena_bytes();
         assert!(now == 0 && most > 0, "{now} bytes of {most}");
         for i in 0..4 {
             let answer = device.close(Slot(i)).swap_remove(0);
-            assert!(answer.is_some() || told.is_some(), "{i}");
+            assert_eq!(answer.is_some(), told.is_none() || i != 2, "{i}");
         }
     }
 }

@@ -112,7 +112,7 @@ impl<D: Device> Alone<D> {
             .enqueue(Time::ZERO, self.plans[block], &launch)
             .unwrap();
         let done = self.device.poll(Time::ZERO).unwrap();
-        done.result.unwrap();
+        done.whole().unwrap();
         !done.stopped.is_empty()
     }
 }

@@ -190,9 +190,10 @@ impl Checker {
             Event::Done {
                 ticket,
                 stopped,
+                faults,
                 failed,
                 ..
-            } => self.on_done(now, *ticket, stopped, failed.is_some()),
+            } => self.on_done(now, *ticket, (stopped, faults), failed.is_some()),
             Event::Cancel(id) => {
                 if let Some(track) = self.open.get_mut(id) {
                     track.cancelled = true;
@@ -425,7 +426,7 @@ impl Checker {
         &mut self,
         now: Time,
         ticket: Ticket,
-        stopped: &[RequestId],
+        (stopped, faults): (&[RequestId], &[(RequestId, String)]),
         failed: bool,
     ) -> Verdict {
         self.advance(now)?;
@@ -444,6 +445,14 @@ impl Checker {
             if let Some(track) = self.open.get_mut(id) {
                 track.failed |= failed;
                 track.needs = track.needs.filter(|n| n.0 != ticket);
+            }
+        }
+        for (id, _) in faults {
+            if !issued.members.contains(id) || stopped.contains(id) {
+                return broken(2, format!("{id} fails, but stopped or is not in {ticket}"));
+            }
+            if let Some(track) = self.open.get_mut(id) {
+                track.failed = true;
             }
         }
         for id in stopped {
@@ -526,7 +535,8 @@ impl Checker {
         };
         self.ended += 1;
         self.check_passing(id)?;
-        let complete = track.is_complete(&self.config) && track.needs.is_none();
+        let is_through = track.is_complete(&self.config) && track.needs.is_none();
+        let complete = is_through && !track.failed;
         let right = match outcome {
             Outcome::Met => complete && now <= track.deadline,
             Outcome::Violated => complete && now > track.deadline,

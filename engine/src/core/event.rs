@@ -64,6 +64,9 @@ pub enum Event {
         ticket: Ticket,
         /// Members whose `UntilStop` loop ended with it.
         stopped: SmallVec<[RequestId; 4]>,
+        /// Members that failed alone, and why; none of them is in `stopped`.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        faults: Vec<(RequestId, String)>,
         /// Cause of failure, which is that of all its members.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         failed: Option<String>,

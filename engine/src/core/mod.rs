@@ -16,6 +16,7 @@
 //! 3. Nothing here imports a device, a runtime or a clock.
 
 pub mod checker;
+mod completions;
 mod config;
 mod cursor;
 mod delays;
@@ -94,6 +95,7 @@ impl Core {
             Event::Done {
                 ticket,
                 stopped,
+                faults,
                 failed,
                 took,
             } => {
@@ -103,7 +105,10 @@ impl Core {
                 {
                     self.policy.on_done(now, launch, took.unwrap_or(ran));
                 }
-                self.state.done(now, ticket, &stopped, failed.as_deref());
+                match failed {
+                    Some(cause) => self.state.failed(now, ticket, &cause),
+                    None => self.state.done(now, ticket, &stopped, &faults),
+                }
             }
             Event::Planned(plan) => self.policy.on_planned(now, &plan),
             Event::Loaded(model) => self.state.loaded(model),

@@ -9,8 +9,7 @@
 use std::collections::VecDeque;
 
 use lazybatch_sla::{
-    ClassId, LaneId, Launch, Member, ModelId, Nanos, Outcome, RequestId, Slot, SubBatchId, Ticket,
-    Time,
+    ClassId, LaneId, Launch, Member, ModelId, Outcome, RequestId, Slot, SubBatchId, Ticket, Time,
 };
 use rustc_hash::FxHashMap;
 use slab::Slab;
@@ -133,9 +132,9 @@ pub struct State {
     next_ticket: u64,
     /// Node executions since the start.
     pub(crate) num_nodes: u64,
-    spare: Vec<Launch>,
+    pub(super) spare: Vec<Launch>,
     lingering: Vec<Key>,
-    doomed: u32,
+    pub(super) doomed: u32,
     /// Requests behind an earlier one of their sequence.
     held: usize,
 }
@@ -319,60 +318,6 @@ impl State {
         }
     }
 
-    pub(crate) fn done(
-        &mut self,
-        now: Time,
-        ticket: Ticket,
-        stopped: &[RequestId],
-        failed: Option<&str>,
-    ) {
-        let lane = self
-            .lanes
-            .iter()
-            .position(|l| l.flights.front().is_some_and(|f| f.launch.ticket == ticket))
-            .unwrap_or_else(|| panic!("{ticket} is not the oldest launch of a lane"));
-        let mut flight = self.lanes[lane].flights.pop_front().expect("found above");
-        self.lanes[lane].completed = flight.number;
-        self.lanes[lane].freed = now;
-        if let Some(cause) = failed {
-            for i in 0..flight.launch.members.len() {
-                let slot = flight.launch.members[i].slot;
-                let Some(key) = self.slots[slot.index()] else {
-                    continue;
-                };
-                let stage = self.requests[key as usize].stage;
-                if let Stage::InFlight(entry) = stage {
-                    self.leave(entry, key);
-                }
-                if stage != Stage::Lingering {
-                    self.finish(now, key, Outcome::Failed, Some(cause.to_string()));
-                }
-            }
-        } else {
-            self.stop(now, &flight.launch, stopped);
-            for &key in &flight.finishing {
-                self.complete(now, key);
-            }
-            if self.doomed > 0 {
-                self.drop_doomed(now, &flight.launch);
-            }
-            self.settle_padded(now, flight.launch.sub_batch);
-        }
-        self.release_lingering();
-        flight.launch.members.clear();
-        self.spare.push(flight.launch);
-    }
-
-    /// The launch of a ticket, and how long it has run at `now`: from its issue, or from the end of
-    /// the launch ahead of it on its lane.
-    pub(crate) fn oldest_flight(&self, now: Time, ticket: Ticket) -> Option<(&Launch, Nanos)> {
-        let lane = |l: &&Lane| l.flights.front().is_some_and(|f| f.launch.ticket == ticket);
-        let lane = self.lanes.iter().find(lane)?;
-        let flight = lane.flights.front()?;
-        let began = flight.issued.max(lane.freed);
-        Some((&flight.launch, now.since(began)))
-    }
-
     // --- ends ---------------------------------------------------------------------------------
 
     pub(super) fn complete(&mut self, now: Time, key: Key) {
@@ -455,7 +400,7 @@ impl State {
         }
     }
 
-    fn release_lingering(&mut self) {
+    pub(super) fn release_lingering(&mut self) {
         let mut i = 0;
         while i < self.lingering.len() {
             let key = self.lingering[i];
@@ -484,22 +429,8 @@ impl State {
         self.try_leave(state.request.model);
     }
 
-    fn drop_doomed(&mut self, now: Time, launch: &Launch) {
-        for member in &launch.members {
-            let Some(key) = self.slots[member.slot.index()] else {
-                continue;
-            };
-            let state = &self.requests[key as usize];
-            // A later launch may carry it already: its slot lingers, the client need not wait.
-            if let (true, Stage::InFlight(entry)) = (state.doomed, state.stage) {
-                self.leave(entry, key);
-                self.finish(now, key, Outcome::Cancelled, None);
-            }
-        }
-    }
-
     /// Removes a request from its entry, and the entry if it was the last.
-    fn leave(&mut self, entry: SubBatchId, key: Key) {
+    pub(super) fn leave(&mut self, entry: SubBatchId, key: Key) {
         let i = self.table.position(entry).expect("its entry exists");
         let samples = self.requests[key as usize].request.samples;
         let entry = self.table.entry(i);

@@ -14,10 +14,23 @@ pub mod virtual_time;
 
 use std::sync::{Arc, Mutex};
 
-use lazybatch_sla::{Launch, Time};
+use lazybatch_kernels::Completion;
+use lazybatch_sla::{Launch, Nanos, Time};
 
 use crate::core::checker::{Checker, Violation};
 use crate::core::{Action, Event};
+
+/// What the core is told of a launch that is over.
+fn done(completion: Completion, took: Option<Nanos>) -> Event {
+    let faults = completion.faults.into_iter();
+    Event::Done {
+        ticket: completion.ticket,
+        stopped: completion.stopped,
+        faults: faults.map(|(id, error)| (id, error.to_string())).collect(),
+        failed: completion.result.err().map(|e| e.to_string()),
+        took,
+    }
+}
 
 /// Sees everything that passes a driver, in order.
 pub trait Observer {

@@ -273,21 +273,13 @@ impl Driver {
                 return;
             };
             self.state.empty_turns = 0;
-            let failed = done.result.err().map(|e| e.to_string());
             let issue = self.state.issue_of(done.ticket);
             self.stream_steps(None);
-            self.event(
-                now,
-                Event::Done {
-                    ticket: done.ticket,
-                    stopped: done.stopped,
-                    failed,
-                    took: done.busy.map(|busy| match done.has_waited {
-                        true => busy,
-                        false => busy + issue,
-                    }),
-                },
-            );
+            let took = done.busy.map(|busy| match done.has_waited {
+                true => busy,
+                false => busy + issue,
+            });
+            self.event(now, super::done(done, took));
         }
     }
 
@@ -303,6 +295,7 @@ impl Driver {
                 Event::Done {
                     ticket,
                     stopped,
+                    faults: Vec::new(),
                     failed: Some(cause),
                     took: None,
                 },

@@ -135,16 +135,8 @@ pub fn run(
             core.handle(now, event);
         };
         while let Some(done) = device.poll(now) {
-            let failed = done.result.err().map(|e| e.to_string());
-            take(
-                core,
-                Event::Done {
-                    ticket: done.ticket,
-                    stopped: done.stopped,
-                    failed,
-                    took: done.busy,
-                },
-            );
+            let took = done.busy;
+            take(core, super::done(done, took));
         }
         while let Some(arrival) = arrivals.get(next).filter(|a| a.request.arrival <= now) {
             assert_eq!(

@@ -63,6 +63,7 @@ impl Chaos {
                 straggler_rate: 0.05,
                 straggler_factor: 20.0,
                 failure_rate: if rng.random() { 0.03 } else { 0.0 },
+                fault_rate: if priorities.random() { 0.02 } else { 0.0 },
                 failing: Vec::new(),
             };
         }
@@ -124,7 +125,8 @@ fn launches_by_ticket(run: &Run) -> BTreeMap<Ticket, Launch> {
     run.launches().map(|(_, l)| (l.ticket, l.clone())).collect()
 }
 
-/// Who failed are the members of failed launches that had not ended before, and nobody else. Who
+/// Who failed are the members of failed launches that had not ended before, those who failed alone, and
+/// nobody else. Who
 /// ended by another event of that very timestamp may precede the failure.
 fn check_failures(run: &Run) {
     let launches = launches_by_ticket(run);
@@ -143,6 +145,10 @@ fn check_failures(run: &Run) {
                     e.finish == *now && e.outcome != Outcome::Failed
                 };
                 expected.extend(members.filter(|r| !ended.contains(r) && !tied(r)));
+            }
+            Item::Event(Event::Done { faults, .. }) => {
+                let faults = faults.iter().map(|(id, _)| *id);
+                expected.extend(faults.filter(|r| !ended.contains(r)));
             }
             Item::Action(Action::Finish { request, .. }) => {
                 ended.insert(*request);

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use lazybatch_graph::{NodeId, OutputId, Program, SharedProgram, Tensor};
 use lazybatch_kernels::cpu::WeightType;
 use lazybatch_kernels::frames::{FrameMemory, Frames, Mem};
+use lazybatch_kernels::host_nodes::Faults;
 use lazybatch_kernels::plans::{Opened, PlanInfo, Plans, segment_name};
 use lazybatch_kernels::slots::Slots;
 use lazybatch_kernels::validate::stage_inputs;
@@ -17,7 +18,6 @@ use lazybatch_kernels::{
     Completion, Device, DeviceInfo, Error, MemoryBound, OpenRequest, Plan, Residency,
 };
 use lazybatch_sla::{Launch, ModelId, Nanos, RequestId, Slot, Time};
-use smallvec::SmallVec;
 
 use crate::context::{Context, DeviceMemory, DevicePtr, Stream};
 use crate::error::CudaError;
@@ -283,6 +283,7 @@ impl CudaDevice {
         let key = frames.enter(launch, &model.program, &model.places, arena)?;
         let mut frame = frames.take(key);
         let num_members = frame.members.len();
+        let mut faults = Faults::new();
         if rounds {
             add_nobody(&mut frame);
         }
@@ -322,6 +323,7 @@ impl CudaDevice {
                 host,
                 model,
                 members: &frame.members[..num_members],
+                faults: &mut faults,
             };
             if mode == Mode::Capture {
                 return graphs.capture_ahead(stream, record, |record| play.run(record, &owners));
@@ -338,6 +340,7 @@ impl CudaDevice {
         };
         let result: Result<(), Fault> = go();
         frame.members.truncate(num_members);
+        effects.leave_out(faults, &frame.members);
         if result.is_err() {
             frame.fail(arena);
         } else if plan.live_before[launch.end_node as usize].is_empty() {
@@ -675,20 +678,20 @@ impl Device for CudaDevice {
             Some(why) => Err(self.launch_error(&flight.segment, why)),
             None => Ok(()),
         };
-        let stopped = match &result {
-            Ok(()) => {
-                self.has_launched(flight.model);
-                self.complete(&flight)
-            }
-            Err(_) => SmallVec::new(),
-        };
-        Some(Completion {
-            ticket: flight.ticket,
-            stopped,
+        let mut done = Completion {
             result,
             busy,
             has_waited: flight.has_waited,
-        })
+            ..Completion::of(flight.ticket)
+        };
+        if done.result.is_ok() {
+            self.has_launched(flight.model);
+            done.stopped = self.complete(&flight);
+            let faults = std::mem::take(&mut flight.effects.faults).into_iter();
+            let told = faults.map(|(id, why)| (id, self.launch_error(&flight.segment, &why)));
+            done.faults = told.collect();
+        }
+        Some(done)
     }
 
     fn next_completion(&self) -> Option<Time> {

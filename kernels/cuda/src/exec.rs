@@ -8,6 +8,7 @@
 
 use lazybatch_graph::{Dim, Node, NodeId, Op, Repeat, StateId, TensorType};
 use lazybatch_kernels::frames::{self, Mem};
+use lazybatch_kernels::host_nodes::Faults;
 use lazybatch_kernels::slots::Slots;
 use lazybatch_sla::{RequestId, Slot};
 use smallvec::SmallVec;
@@ -93,6 +94,8 @@ pub struct Play<'a> {
     pub model: &'a Model,
     /// Members of the launch.
     pub members: &'a [Mem],
+    /// Those that failed alone.
+    pub faults: &'a mut Faults,
 }
 
 impl Play<'_> {
@@ -154,6 +157,23 @@ pub struct Effects {
     pub stops: Vec<Stop>,
     /// Outputs that have grown.
     pub emitted: Vec<Emitted>,
+    /// Members that failed alone: nothing above is theirs.
+    pub faults: Faults,
+}
+
+impl Effects {
+    /// Takes out what is of members that failed alone.
+    pub fn leave_out(&mut self, faults: Faults, members: &[Mem]) {
+        if faults.is_empty() {
+            return;
+        }
+        let failed = |m: &&Mem| faults.iter().any(|(id, _)| *id == m.request);
+        for mem in members.iter().filter(failed) {
+            self.stops.retain(|s| s.slot != mem.slot);
+            self.emitted.retain(|e| e.slot != mem.slot);
+        }
+        self.faults = faults;
+    }
 }
 
 /// A walk over the nodes of a launch.

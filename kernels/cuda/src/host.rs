@@ -1,8 +1,6 @@
 //! Nodes that run on the host: their operands are copied down, their results up again. The thread
 //! that issues them waits for the device; it is a way to run everything, not to run it fast.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use lazybatch_graph::NodeId;
 
 use crate::context::{Context, DevicePtr, Pinned};
@@ -120,7 +118,7 @@ pub fn run(i: &mut Play<'_>, call: &HostCall) -> Result<(), Fault> {
 
 /// Runs the node on what was copied down.
 fn compute(
-    i: &Play<'_>,
+    i: &mut Play<'_>,
     id: NodeId,
     operands: &[Option<Place>],
     results: &[Place],
@@ -148,15 +146,10 @@ fn compute(
     let mut out_slices: Vec<&mut [f32]> = outs.iter_mut().map(Vec::as_mut_slice).collect();
     let host_node = i.model.host_nodes[id.index()].as_ref();
     let host_node = host_node.expect("resolved at load");
-    let run = || host_node.run(program, node, i.members, &slices, &mut out_slices);
-    // A user's kernel that panics fails its launch alone.
-    match catch_unwind(AssertUnwindSafe(run)) {
-        Ok(ran) => ran?,
-        Err(panic) => {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-            return Err(format!("panic: {}", text.unwrap_or("of unknown kind")));
-        }
+    let (data, before) = ((&slices[..], &mut out_slices[..]), i.faults.len());
+    host_node.run(program, node, i.members, data, i.faults)?;
+    for (_, why) in &mut i.faults[before..] {
+        *why = format!("node {}: {why}", node.name);
     }
     Ok(outs)
 }

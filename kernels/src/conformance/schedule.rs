@@ -208,7 +208,7 @@ impl Run<'_> {
         let done = (0..MOST_POLLS)
             .find_map(|_| self.device.poll(Time::MAX))
             .ok_or("a launch that does not complete")?;
-        done.result.map_err(|e| e.to_string())?;
+        done.whole().map_err(|e| e.to_string())?;
         let nodes = self.program.blocks[first.block].nodes.len();
         for (m, &i) in launch.members.iter().zip(group) {
             let stopped = done.stopped.contains(&m.request);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lazybatch_graph::{OutputId, Program, SharedProgram, StateDecl, StateKind, Tensor};
-use lazybatch_sla::{Launch, ModelId, Slot, Time};
+use lazybatch_sla::{Launch, ModelId, RequestId, Slot, Time};
 use smallvec::SmallVec;
 
 use super::buffers::{Aligned, Arenas, Buffers, Scratch};
@@ -23,6 +23,7 @@ use crate::custom::KernelRegistry;
 use crate::device::{Completion, Device, DeviceInfo, OpenRequest, Packed, Packer, Plan};
 use crate::error::Error;
 use crate::frames::Frames;
+use crate::host_nodes::{Faults, panic_text};
 use crate::memory::MemoryBound;
 use crate::plans::{PlanInfo, Plans, segment_name};
 use crate::slots::Slots;
@@ -254,24 +255,25 @@ impl CpuDevice {
     }
 
     fn run(&mut self, launch: &Launch) -> Completion {
-        let mut stopped = SmallVec::new();
-        let result = self.run_members(launch, &mut stopped).map_err(|why| {
-            stopped.clear();
-            self.launch_error(launch, why)
-        });
-        Completion {
-            ticket: launch.ticket,
-            stopped,
-            result,
-            busy: None,
-            has_waited: false,
+        let mut done = Completion::of(launch.ticket);
+        let mut faults = Faults::new();
+        let ran = self.run_members(launch, &mut done.stopped, &mut faults);
+        if let Err(why) = ran {
+            done.stopped.clear();
+            done.result = Err(self.launch_error(launch, why));
+            return done;
         }
+        let faults = faults.into_iter();
+        let faults = faults.map(|(id, why)| (id, self.launch_error(launch, why)));
+        done.faults.extend(faults);
+        done
     }
 
     fn run_members(
         &mut self,
         launch: &Launch,
-        stopped: &mut SmallVec<[lazybatch_sla::RequestId; 4]>,
+        stopped: &mut SmallVec<[RequestId; 4]>,
+        faults: &mut Faults,
     ) -> Result<(), String> {
         if self.fail_next > 0 {
             self.fail_next -= 1;
@@ -302,6 +304,7 @@ impl CpuDevice {
             slots: &mut self.slots,
             states,
             stopped,
+            faults,
         };
         let [block, first, end] =
             [launch.block, launch.first_node, launch.end_node].map(|n| n as usize);
@@ -328,15 +331,6 @@ impl CpuDevice {
         self.frames.put_back(key, frame);
         result
     }
-}
-
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic
-        .downcast_ref::<String>()
-        .map(String::as_str)
-        .or_else(|| panic.downcast_ref::<&str>().copied())
-        .unwrap_or("of unknown kind");
-    format!("panic: {text}")
 }
 
 impl Device for CpuDevice {

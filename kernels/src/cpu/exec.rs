@@ -20,6 +20,7 @@ use super::pool::Pool;
 use super::states::StatePools;
 use crate::arena::BlockPlan;
 use crate::frames::{self, Mem};
+use crate::host_nodes::Faults;
 use crate::slots::Slots;
 
 /// A frame whose values are in memory.
@@ -49,6 +50,8 @@ pub struct Env<'a> {
     pub states: &'a mut StatePools,
     /// Members whose loop has ended.
     pub stopped: &'a mut SmallVec<[RequestId; 4]>,
+    /// Members that failed alone: from the next node on they idle.
+    pub faults: &'a mut Faults,
 }
 
 impl Env<'_> {
@@ -59,6 +62,18 @@ impl Env<'_> {
             buf.fill(f32::NAN);
         }
         buf
+    }
+
+    /// Fails a member alone, unless it has no effect anyway; its rows may have any content.
+    pub fn fault(&mut self, mem: &Mem, why: impl FnOnce() -> String) {
+        if !mem.idle && !self.has_failed(mem) {
+            self.faults.push((mem.request, why()));
+        }
+    }
+
+    /// Whether a member failed in this launch.
+    pub fn has_failed(&self, mem: &Mem) -> bool {
+        self.faults.iter().any(|(id, _)| *id == mem.request)
     }
 
     /// Whether that much work is worth waking other threads.
@@ -216,6 +231,8 @@ pub fn run(
 ) -> Result<(), String> {
     let program = &model.program;
     let plan = &model.places.blocks[block];
+    // In a part of this launch.
+    idle_failed(env, frame);
     for pos in first..end {
         let id = program.blocks[block].nodes[pos];
         let node = program.node(id);
@@ -236,6 +253,7 @@ pub fn run(
                 env.results.push(Some(buf));
             }
         }
+        let failed = env.faults.len();
         let outs = match (&node.op, reuse) {
             (Op::Reshape { .. }, Some(buf)) => smallvec::smallvec![buf],
             (_, reuse) => {
@@ -249,6 +267,12 @@ pub fn run(
                 run_node(env, view, reuse).map_err(|why| format!("node {}: {why}", node.name))?
             }
         };
+        if env.faults.len() > failed {
+            for (_, why) in &mut env.faults[failed..] {
+                *why = format!("node {}: {why}", node.name);
+            }
+            idle_failed(env, frame);
+        }
         for (local, original) in originals {
             frame.values[local] = Some(original);
         }
@@ -262,6 +286,16 @@ pub fn run(
     }
     frame.next = end as u32;
     Ok(())
+}
+
+/// Who failed has no effect from here on.
+fn idle_failed(env: &Env<'_>, frame: &mut Frame) {
+    if env.faults.is_empty() {
+        return;
+    }
+    for mem in &mut frame.members {
+        mem.idle |= env.has_failed(mem);
+    }
 }
 
 /// Whether `buf` is the memory of a value.
@@ -356,8 +390,8 @@ fn run_node(env: &mut Env<'_>, v: NodeView<'_>, reuse: Option<Buf>) -> Result<Ou
         Op::TopK { k, largest } => ops::top_k::top_k(env, v, *k, *largest),
         Op::VecRead { state } => one(ops::state::vec_read(env, v, *state)),
         Op::VecWrite { state } => ops::state::vec_write(env, v, *state),
-        Op::SeqRead { state, at } => one(ops::state::seq_read(env, v, *state, *at)?),
-        Op::SeqWrite { state, at } => ops::state::seq_write(env, v, *state, *at)?,
+        Op::SeqRead { state, at } => one(ops::state::seq_read(env, v, *state, *at)),
+        Op::SeqWrite { state, at } => ops::state::seq_write(env, v, *state, *at),
         Op::Emit { output } => ops::state::emit(env, v, *output),
         Op::Stop { token } => ops::state::stop(env, v, *token),
         Op::Tensor(_) | Op::Custom(_) => ops::host::host(env, v)?,

@@ -254,24 +254,15 @@ impl Device for ReferenceDevice {
         if self.plans.get(plan.0 as usize) != Some(&wanted) {
             return Err(fail("the plan is for another segment".into()));
         }
-        let mut completion = Completion {
-            ticket: launch.ticket,
-            stopped: Default::default(),
-            result: Ok(()),
-            busy: None,
-            has_waited: false,
-        };
+        let mut completion = Completion::of(launch.ticket);
         for member in &launch.members {
             let done = catch_unwind(AssertUnwindSafe(|| self.run_member(launch, member)))
                 .unwrap_or_else(|_| Err("panic".into()));
             match done {
                 Ok(true) => completion.stopped.push(member.request),
                 Ok(false) => {}
-                Err(why) => completion.result = Err(fail(why)),
+                Err(why) => completion.faults.push((member.request, fail(why))),
             }
-        }
-        if completion.result.is_err() {
-            completion.stopped.clear();
         }
         self.completions.push_back(completion);
         Ok(())

@@ -238,19 +238,19 @@ pub(super) fn run(
         }
         Op::Embedding => {
             let d = last(1);
-            x(0).iter()
-                .flat_map(|&id| x(1)[id as usize * d..][..d].to_vec())
-                .collect()
+            let rows = x(0).iter().map(|&id| table_row(x(1), d, id));
+            rows.collect::<Result<Vec<_>, _>>()?.concat()
         }
         Op::EmbeddingBag => {
             let d = last(1);
-            let bags = x(0).chunks_exact(row_elems(0)).flat_map(|ids| {
+            let bags = x(0).chunks_exact(row_elems(0)).map(|ids| {
                 let mut sum = vec![0.0; d];
-                ids.iter()
-                    .for_each(|&id| add(&mut sum, &x(1)[id as usize * d..][..d]));
-                sum
+                for &id in ids {
+                    add(&mut sum, table_row(x(1), d, id)?);
+                }
+                Ok(sum)
             });
-            bags.collect()
+            bags.collect::<Result<Vec<_>, String>>()?.concat()
         }
         Op::AddPosition => {
             let d = last(1);
@@ -540,4 +540,12 @@ fn custom(model: &Loaded, r: &Request, node: &Node, op: &CustomOp) -> Result<Vec
         output: &mut output,
     })?;
     Ok(output.into_iter().map(f64::from).collect())
+}
+
+/// Row `id` of a table.
+fn table_row(table: &[f64], d: usize, id: f64) -> Result<&[f64], String> {
+    let rows = table.len() / d;
+    let row = (0.0..rows as f64).contains(&id).then_some(id as usize * d);
+    let at = row.ok_or_else(|| format!("id {id} in a table of {rows} rows"))?;
+    Ok(&table[at..][..d])
 }

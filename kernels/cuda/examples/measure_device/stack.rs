@@ -6,7 +6,7 @@ use std::sync::Arc;
 use lazybatch_cuda::{CudaDevice, CudaOptions, LaunchTime};
 use lazybatch_graph::{Act, DType, Program, ProgramBuilder, Repeat, SharedProgram, Tensor};
 use lazybatch_kernels::cpu::WeightType;
-use lazybatch_kernels::{Completion, Device, OpenRequest};
+use lazybatch_kernels::{Device, OpenRequest};
 use lazybatch_sla::{LaneId, Launch, Member, ModelId, RequestId, Slot, SubBatchId, Ticket, Time};
 
 use crate::Failure;
@@ -208,7 +208,7 @@ impl Stack {
     /// Whether the oldest launch in flight is over; it is then no longer in flight.
     pub fn poll(&mut self) -> Result<bool, Failure> {
         match self.device.poll(Time::MAX) {
-            Some(Completion { result, .. }) => Ok(result.map(|()| true)?),
+            Some(done) => Ok(done.whole().map(|()| true)?),
             None => Ok(false),
         }
     }

@@ -81,7 +81,7 @@ fn run(device: &mut CudaDevice, ticket: u64, rows: std::ops::Range<u32>) -> Vec<
             break done;
         }
     };
-    done.result.unwrap();
+    done.whole().unwrap();
     let y = device.close(Slot(0))[0].clone().unwrap();
     assert_eq!(y.dims, [samples as usize, 10]);
     let bytes = y.data.as_slice().len() / samples as usize;

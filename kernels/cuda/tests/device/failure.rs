@@ -151,29 +151,32 @@ fn what_has_no_room_is_refused() {
 }
 
 #[test]
-fn a_launch_that_fails_fails_its_members_alone() {
-    runs_clean(
-        "failure::a_launch_that_fails_fails_its_members_alone",
-        || {
-            let mut device = device(with_kernel(options()));
-            let program = Arc::new(program(8));
-            let nodes = program.blocks[0].nodes.len() as u32;
-            device.load(MODEL, program).unwrap();
-            for (slot, value) in [(0, 1.0), (1, 7.0), (2, 2.0)] {
-                open(&mut device, slot, value).unwrap();
-            }
-            let done = launch(&mut device, 0, &[0, 1], nodes);
-            let why = done.result.unwrap_err().to_string();
-            assert!(why.contains("node user: a seven"), "{why}");
-            let done = launch(&mut device, 1, &[2], nodes);
-            assert_eq!(done.result, Ok(()));
-            assert!(device.close(Slot(1))[0].is_none());
-            let y = device.close(Slot(2))[0].clone().unwrap();
+fn a_member_that_fails_takes_nobody_along() {
+    runs_clean("failure::a_member_that_fails_takes_nobody_along", || {
+        let mut device = device(with_kernel(options()));
+        let program = Arc::new(program(8));
+        let nodes = program.blocks[0].nodes.len() as u32;
+        device.load(MODEL, program).unwrap();
+        for (slot, value) in [(0, 1.0), (1, 7.0), (2, 2.0)] {
+            open(&mut device, slot, value).unwrap();
+        }
+        let done = launch(&mut device, 0, &[0, 1], nodes);
+        assert_eq!(done.result, Ok(()));
+        let [(id, why)] = &done.faults[..] else {
+            panic!("{:?}", done.faults)
+        };
+        assert_eq!(*id, RequestId(1));
+        let why = why.to_string();
+        assert!(why.contains("node user: a seven"), "{why}");
+        let done = launch(&mut device, 1, &[2], nodes);
+        assert_eq!(done.whole(), Ok(()));
+        assert!(device.close(Slot(1))[0].is_none());
+        for slot in [0, 2] {
+            let y = device.close(Slot(slot))[0].clone().unwrap();
             assert_eq!(y.dims, [1, 8]);
-            device.close(Slot(0));
-            assert_eq!(device.num_frames(), 0);
-        },
-    );
+        }
+        assert_eq!(device.num_frames(), 0);
+    });
 }
 
 #[test]

@@ -74,7 +74,7 @@ fn answer(device: &mut dyn Device, program: &Program) -> Vec<f32> {
             break done;
         }
     };
-    done.result.unwrap();
+    done.whole().unwrap();
     device.close(Slot(0))[0].as_ref().unwrap().to_f32()
 }
 

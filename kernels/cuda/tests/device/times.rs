@@ -65,7 +65,7 @@ fn enqueue(device: &mut CudaDevice, ticket: u64, nodes: std::ops::Range<u32>) {
 fn finish(device: &mut CudaDevice) -> Nanos {
     loop {
         if let Some(done) = device.poll(Time::ZERO) {
-            done.result.unwrap();
+            done.whole().unwrap();
             return done.busy.unwrap();
         }
     }
@@ -181,7 +181,7 @@ fn issues_that_wait_for_the_device_say_so() {
                     break done;
                 }
             };
-            done.result.unwrap();
+            done.whole().unwrap();
             assert!(done.busy.is_some_and(|t| t > Nanos::ZERO));
             assert_eq!(done.has_waited, waits);
             device.close(Slot(0));

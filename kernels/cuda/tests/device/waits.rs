@@ -182,7 +182,7 @@ impl Run {
     fn finish(&mut self) -> Vec<u32> {
         loop {
             if let Some(done) = self.device.poll(Time::ZERO) {
-                if let Err(error) = &done.result {
+                if let Err(error) = done.whole() {
                     println!("failed: {error}");
                 }
                 return done.stopped.iter().map(|r| r.0 as u32).collect();

@@ -122,7 +122,7 @@ fn serve(
                         break done;
                     }
                 };
-                done.result.unwrap();
+                done.whole().unwrap();
             }
         }
     }

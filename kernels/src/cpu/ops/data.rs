@@ -39,33 +39,53 @@ pub fn input(env: &mut Env<'_>, v: NodeView<'_>, input: InputId, at: At) -> Buf 
 pub fn embedding(env: &mut Env<'_>, v: NodeView<'_>) -> Buf {
     let mut out = v.alloc(env, 0);
     let (ids, table, d) = (v.ids(0), v.arg(1), v.last_dim(1));
-    for (&id, to) in ids.iter().zip(out.chunks_exact_mut(d)) {
-        to.copy_from_slice(table_row(table, d, id));
-    }
-    out
-}
-
-/// Sum of table rows.
-pub fn embedding_bag(env: &mut Env<'_>, v: NodeView<'_>) -> Buf {
-    let mut out = v.alloc(env, 0);
-    let (ids, table, d) = (v.ids(0), v.arg(1), v.last_dim(1));
-    let each = v.ty(0).row_elems();
-    for (ids, to) in ids.chunks_exact(each).zip(out.chunks_exact_mut(d)) {
-        to.fill(0.0);
-        for &id in ids {
-            for (o, t) in to.iter_mut().zip(table_row(table, d, id)) {
-                *o += t;
+    for (r, (&id, to)) in ids.iter().zip(out.chunks_exact_mut(d)).enumerate() {
+        match table_row(table, d, id) {
+            Some(row) => to.copy_from_slice(row),
+            None => {
+                to.fill(0.0);
+                no_such_row(env, v, r, id);
             }
         }
     }
     out
 }
 
-fn table_row(table: &[f32], d: usize, id: i32) -> &[f32] {
-    let rows = table.len() / d;
-    let id = usize::try_from(id).ok().filter(|&id| id < rows);
-    let id = id.unwrap_or_else(|| panic!("an id outside of the table's {rows} rows"));
-    &table[id * d..][..d]
+/// Sum of table rows. A member with an id that the table does not have fails.
+pub fn embedding_bag(env: &mut Env<'_>, v: NodeView<'_>) -> Buf {
+    let mut out = v.alloc(env, 0);
+    let (ids, table, d) = (v.ids(0), v.arg(1), v.last_dim(1));
+    let each = v.ty(0).row_elems();
+    let rows = ids.chunks_exact(each).zip(out.chunks_exact_mut(d));
+    for (r, (ids, to)) in rows.enumerate() {
+        to.fill(0.0);
+        for &id in ids {
+            match table_row(table, d, id) {
+                Some(row) => to.iter_mut().zip(row).for_each(|(o, t)| *o += t),
+                None => no_such_row(env, v, r, id),
+            }
+        }
+    }
+    out
+}
+
+fn table_row(table: &[f32], d: usize, id: i32) -> Option<&[f32]> {
+    let id = usize::try_from(id).ok()?;
+    table.chunks_exact(d).nth(id)
+}
+
+/// Fails the member whose row `r` of operand 0 has an id that its table does not have. What a graph
+/// computes may be anything; inputs were checked before.
+fn no_such_row(env: &mut Env<'_>, v: NodeView<'_>, r: usize, id: i32) {
+    let (lead, rows) = (v.ty(0).lead(), v.arg(1).len() / v.last_dim(1));
+    // Rows behind the members' are nobody's, and a member's padding has no effect.
+    let owner = v.spans(lead).find(|(mem, start, _)| {
+        let own = *start..*start + mem.own(lead);
+        own.contains(&r)
+    });
+    if let Some((mem, ..)) = owner {
+        env.fault(mem, || format!("id {id} in a table of {rows} rows"));
+    }
 }
 
 /// Adds position rows.

@@ -13,7 +13,8 @@ pub fn host(env: &mut Env<'_>, v: NodeView<'_>) -> Result<Outs, String> {
     let operands: SmallVec<[&[f32]; 4]> = (0..v.node.inputs.len()).map(|i| v.arg(i)).collect();
     let mut slices: SmallVec<[&mut [f32]; 2]> = outs.iter_mut().map(|o| &mut **o).collect();
     let members = &v.frame.members;
-    node.run(&v.model.program, v.node, members, &operands, &mut slices)?;
+    let data = (&operands[..], &mut slices[..]);
+    node.run(&v.model.program, v.node, members, data, env.faults)?;
     drop(slices);
     Ok(outs)
 }

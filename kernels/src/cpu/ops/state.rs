@@ -27,30 +27,27 @@ pub fn vec_write(env: &mut Env<'_>, v: NodeView<'_>, state: StateId) -> Outs {
     Outs::new()
 }
 
-/// Rows of a sequence state.
-pub fn seq_read(env: &mut Env<'_>, v: NodeView<'_>, state: StateId, at: At) -> Result<Buf, String> {
+/// Rows of a sequence state. A member that has too few fails.
+pub fn seq_read(env: &mut Env<'_>, v: NodeView<'_>, state: StateId, at: At) -> Buf {
     let mut out = v.alloc(env, 0);
     let d = v.out_ty(0).row_elems();
     let lead = v.out_ty(0).lead();
-    let pool = &env.states.pools[state.index()];
     for (mem, start, num) in v.spans(lead) {
-        let seq = &env.slots.open(mem.slot).sequences[state.index()];
+        let (pool, open) = (&env.states.pools[state.index()], env.slots.open(mem.slot));
+        let seq = &open.sequences[state.index()];
         let to = &mut out[start * d..(start + num) * d];
         if at == At::All {
-            let own = mem.own(lead);
-            if seq.len < own {
-                let name = &v.model.program.state(state).name;
-                return Err(format!(
-                    "state {name} of {} holds {} of {own} rows",
-                    mem.request, seq.len
-                ));
-            }
+            let (own, has) = (mem.own(lead), seq.len);
             for (r, to) in to.chunks_exact_mut(d).enumerate() {
-                if r < own {
+                if r < own.min(has) {
                     to.copy_from_slice(pool.row(seq, r));
                 } else {
                     to.fill(0.0);
                 }
+            }
+            if has < own {
+                let name = &v.model.program.state(state).name;
+                env.fault(mem, || format!("state {name} holds {has} of {own} rows"));
             }
         } else {
             let pos = match at {
@@ -63,22 +60,18 @@ pub fn seq_read(env: &mut Env<'_>, v: NodeView<'_>, state: StateId, at: At) -> R
             }
         }
     }
-    Ok(out)
+    out
 }
 
-/// Writes a sequence state.
-pub fn seq_write(
-    env: &mut Env<'_>,
-    v: NodeView<'_>,
-    state: StateId,
-    at: At,
-) -> Result<Outs, String> {
+/// Writes a sequence state. A member that has no room fails.
+pub fn seq_write(env: &mut Env<'_>, v: NodeView<'_>, state: StateId, at: At) -> Outs {
     let (x, d) = (v.arg(0), v.ty(0).row_elems());
     let lead = v.ty(0).lead();
-    let pool = &mut env.states.pools[state.index()];
     for (mem, start, _) in v.spans(lead).filter(|(m, ..)| !m.idle) {
         let seq = &mut env.slots.open_mut(mem.slot).sequences[state.index()];
+        let pool = &mut env.states.pools[state.index()];
         let rows = if at == At::All { mem.own(lead) } else { 1 };
+        let mut written = Ok(());
         for r in 0..rows {
             let pos = match at {
                 At::All => Some(r),
@@ -86,11 +79,14 @@ pub fn seq_write(
                 _ => touched(v.repeat, at, mem.step, mem.len),
             };
             let Some(pos) = pos else { continue };
-            pool.write(seq, pos, &x[(start + r) * d..][..d])
-                .map_err(|why| format!("state {}: {why}", v.model.program.state(state).name))?;
+            written = written.and_then(|()| pool.write(seq, pos, &x[(start + r) * d..][..d]));
+        }
+        if let Err(why) = written {
+            let name = &v.model.program.state(state).name;
+            env.fault(mem, || format!("state {name}: {why}"));
         }
     }
-    Ok(Outs::new())
+    Outs::new()
 }
 
 /// Appends to or sets an output.

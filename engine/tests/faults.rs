@@ -1,0 +1,182 @@
+//! Requests that fail by what is computed from them: they fail alone, whoever they run with.
+
+#![allow(clippy::unwrap_used, reason = "a test says by panicking")]
+
+use lazybatch_engine::RequestError::Failed;
+use lazybatch_engine::{Engine, ModelOptions, Options, Step};
+use lazybatch_graph::onnx::Elem;
+use lazybatch_graph::tensor_op::{Layout, Operand, Part, Produced, TensorOp};
+use lazybatch_graph::{At, DType, Program, ProgramBuilder, Repeat, Tensor};
+use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
+use lazybatch_kernels::{Device, KernelRegistry, ReferenceDevice};
+use lazybatch_sla::Outcome;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+/// Position by position, `x` looks up row `100 / x` of a table of 30 rows and sums them: a position of 0
+/// divides by it, and one of 1 to 3 is outside of the table.
+fn model() -> Program {
+    let mut b = ProgramBuilder::new("quotients");
+    let x = b.sequence_ids("x", 16, 101);
+    let sums = b.output_sequence("sums", DType::F32, &[8]);
+    let last = b.output("last", DType::F32, &[8]);
+    let sum = b.vector_state("sum", DType::F32, &[8], 0.0);
+    b.begin_block("loop", Repeat::PerInputStep { stride: 1 });
+    let id = b.read_input_at("read", x, At::Step);
+    let row = Layout(vec![vec![Part::Batch]]);
+    let divide = TensorOp {
+        op: "Div".into(),
+        opset: 14,
+        attrs: Default::default(),
+        operands: vec![
+            Operand::Numbers {
+                dims: Vec::new(),
+                elem: Elem::I64,
+                base: vec![100],
+                per_len: Vec::new(),
+            },
+            Operand::Next {
+                layout: row.clone(),
+                elem: Elem::I64,
+            },
+        ],
+        outputs: vec![Produced {
+            layout: row,
+            elem: Elem::I64,
+        }],
+        flops_per_row: 1,
+    };
+    let id = b.tensor("divide", divide, &[id])[0];
+    let found = b.embed("look_up", id, 30, 8);
+    let before = b.vec_read("sum.read", sum);
+    let after = b.add("sum.add", before, found);
+    b.vec_write("sum.write", sum, after);
+    b.emit("emit", sums, after);
+    b.begin_block("end", Repeat::Once);
+    let all = b.vec_read("sum.last", sum);
+    b.emit("last.emit", last, all);
+    b.finish().unwrap()
+}
+
+fn engine(device: impl Device + 'static, policy: &str) -> Engine {
+    Engine::builder()
+        .device(device)
+        .model("m", model(), ModelOptions::default())
+        .policy(policy)
+        .build()
+        .unwrap()
+}
+
+fn cpu() -> CpuDevice {
+    CpuDevice::new(CpuOptions {
+        threads: 1,
+        poison: true,
+        ..CpuOptions::default()
+    })
+}
+
+fn bits(outputs: &[Tensor]) -> Vec<Vec<u8>> {
+    let bytes = outputs.iter().map(|t| t.data.as_slice().to_vec());
+    bytes.collect()
+}
+
+/// What the first bad position of a request says.
+fn fault(xs: &[i32]) -> Option<&'static str> {
+    xs.iter().find_map(|x| match x {
+        0 => Some("node divide: "),
+        1..=3 => Some("node look_up: id "),
+        _ => None,
+    })
+}
+
+fn requests() -> Vec<Vec<i32>> {
+    let mut rng = ChaCha8Rng::seed_from_u64(5);
+    let mut request = || {
+        let len = rng.random_range(1..=16);
+        let mut xs: Vec<i32> = (0..len).map(|_| rng.random_range(4..=100)).collect();
+        if rng.random_bool(0.3) {
+            xs[rng.random_range(0..len)] = rng.random_range(0..4);
+        }
+        xs
+    };
+    (0..60).map(|_| request()).collect()
+}
+
+/// The same requests one by one, and all at once under several policies.
+fn check<D: Device + 'static>(device: impl Fn() -> D) {
+    let requests = requests();
+    let input = |xs: &[i32]| vec![Tensor::from_i32(&[xs.len()], xs)];
+    let serial = engine(device(), "serial");
+    let alone: Vec<_> = requests
+        .iter()
+        .map(|xs| serial.try_submit("m", input(xs), Options::default()))
+        .map(|handle| handle.unwrap().wait())
+        .collect();
+    let bad = requests.iter().filter(|xs| fault(xs).is_some()).count();
+    assert!(bad > 5, "{bad}");
+    for policy in ["greedy", "graph:1", "continuous", "lazy", "adaptive"] {
+        let together = engine(device(), policy);
+        let handles: Vec<_> = requests
+            .iter()
+            .map(|xs| together.try_submit("m", input(xs), Options::default()))
+            .collect();
+        for ((handle, alone), xs) in handles.into_iter().zip(&alone).zip(&requests) {
+            let answer = handle.unwrap().wait();
+            match (fault(xs), answer, alone) {
+                (None, Ok(answer), Ok(alone)) => {
+                    let [answer, alone] = [&answer, alone].map(|a| bits(&a.outputs));
+                    assert_eq!(answer, alone, "{xs:?} under {policy}");
+                }
+                (Some(why), Err(Failed(cause)), Err(Failed(alone))) => {
+                    assert!(cause.contains(why), "{xs:?} under {policy}: {cause}");
+                    assert!(alone.contains(why), "{xs:?} alone: {alone}");
+                }
+                (_, answer, alone) => panic!("{xs:?} under {policy}: {answer:?}, alone {alone:?}"),
+            }
+        }
+        let account = &together.stats().accounts[0];
+        let [failed, total] = [account.count(Outcome::Failed), account.total()];
+        assert_eq!((failed, total), (bad as u64, 60));
+    }
+}
+
+#[test]
+fn who_fails_takes_nobody_along() {
+    check(cpu);
+}
+
+#[test]
+fn nor_on_the_reference() {
+    check(|| ReferenceDevice::new(KernelRegistry::new()));
+}
+
+#[test]
+fn a_stream_ends_with_its_fault_behind_what_came_before() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    for policy in ["lazy", "adaptive"] {
+        let engine = engine(cpu(), policy);
+        let submit = |xs: &[i32]| {
+            let inputs = vec![Tensor::from_i32(&[xs.len()], xs)];
+            engine.submit_stream("m", inputs, Options::default())
+        };
+        runtime.block_on(async {
+            let mut bad = submit(&[50, 20, 10, 1, 5]).await.unwrap();
+            let mut good = submit(&[50, 20, 10, 5, 5]).await.unwrap();
+            let mut sent = 0;
+            let cause = loop {
+                match bad.next().await.unwrap() {
+                    Ok(Step::Rows { rows, .. }) => sent += rows.dims[0],
+                    Ok(Step::End(answer)) => panic!("{answer:?}"),
+                    Err(cause) => break cause.to_string(),
+                }
+            };
+            assert!(cause.contains("id 100 in a table of 30 rows"), "{cause}");
+            assert_eq!(sent, 3, "the pass that failed gives none");
+            while let Some(step) = good.next().await {
+                step.unwrap();
+            }
+        });
+    }
+}
