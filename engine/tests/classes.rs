@@ -376,3 +376,25 @@ fn an_idle_device_tries_those_who_would_be_in_time_with_short_outputs() {
         assert_eq!(outcomes, expected, "{policy}");
     }
 }
+
+#[test]
+fn lateness_is_of_samples_not_of_requests() {
+    // Eight samples take 80 us, of which the short target knows nothing.
+    let world = World::chain(8, vec![Node::linear(0, 10_000)]);
+    let options = classes(&["gold:late=refuse"]);
+    let arrivals: Vec<Arrival> = (0..60)
+        .map(|i| {
+            let (sla_us, samples) = [(60, 8), (90, 8), (60, 5)][i % 3];
+            let mut arrival = Arrival::new(i as u64 * 1_000_000, 0, 1, 1, Some(sla_us * 1000));
+            (arrival.samples, arrival.class) = (samples, 1);
+            arrival
+        })
+        .collect();
+    for policy in ["front", "join:1", "adaptive"] {
+        let run = simulate(&world, policy, &arrivals, &options);
+        for (i, ended) in run.ended.iter().enumerate() {
+            let right = [Outcome::Shed, Outcome::Met, Outcome::Met][i % 3];
+            assert_eq!(ended.outcome, right, "{i} under {policy}");
+        }
+    }
+}

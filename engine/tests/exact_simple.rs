@@ -38,7 +38,8 @@ fn by_hand(world: &World, arrivals: &[Arrival], window: u64, cap: usize) -> Expe
             let queue = waiting(m);
             let Some(&head) = queue.first() else { continue };
             let head_at = arrivals[head].at;
-            let full = queue.len() >= cap.min(model.max_batch as usize);
+            let samples: u32 = queue.iter().map(|&i| arrivals[i].samples).sum();
+            let full = queue.len() >= cap || samples >= model.max_batch;
             if full || head_at + window <= now {
                 if chosen.is_none_or(|(at, _)| head_at < at) {
                     chosen = Some((head_at, m));
@@ -58,9 +59,16 @@ fn by_hand(world: &World, arrivals: &[Arrival], window: u64, cap: usize) -> Expe
         };
         let model = &world.models[m];
         let mut batch = waiting(m);
-        batch.truncate(cap.min(model.max_batch as usize));
+        batch.truncate(cap);
+        let mut size = 0;
+        let fits = batch.iter().take_while(|&&i| {
+            size += arrivals[i].samples;
+            size <= model.max_batch
+        });
+        batch.truncate(fits.count());
         left.retain(|i| !batch.contains(i));
-        let size = batch.len() as u64;
+        let size: u32 = batch.iter().map(|&i| arrivals[i].samples).sum();
+        let size = u64::from(size);
         let longest = batch
             .iter()
             .map(|&i| arrivals[i].input_len)
@@ -95,7 +103,12 @@ fn compare(seed: u64, policy: &str, window: u64, cap: usize) {
     let mut rng = rng(seed);
     let world = random_world(&mut rng, Shape::default());
     let num = rng.random_range(1..40);
-    let arrivals = random_arrivals(&mut rng, &world, num);
+    let mut arrivals = random_arrivals(&mut rng, &world, num);
+    if rng.random_bool(0.3) {
+        for a in &mut arrivals {
+            a.samples = rng.random_range(1..=world.models[a.model].max_batch.min(5));
+        }
+    }
     let options = Options {
         seed,
         ..Options::default()

@@ -59,7 +59,7 @@ impl State {
                 let flow = queue.remove(id);
                 let flow = flow.unwrap_or_else(|| panic!("{id} is not waiting"));
                 let is_delayed = true;
-                queue.insert(FlowKey { is_delayed, ..flow }, id, key, state.urgency());
+                queue.insert(FlowKey { is_delayed, ..flow }, id, key, state.waiter());
             }
             self.tally(model, |c| c.delayed += 1);
         }

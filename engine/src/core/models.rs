@@ -239,6 +239,7 @@ impl State {
             self.queues.push(Default::default());
             self.residency.push(Residency::Resident);
             self.in_flight.push(0);
+            self.samples_in_flight.push(0);
             self.by_model.push(Counters::default());
         } else {
             self.config.models[m] = spec;

@@ -25,9 +25,11 @@ pub struct FlowKey {
     pub is_delayed: bool,
 }
 
-/// When a request is due.
+/// What a queue is told of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Urgency {
+pub(crate) struct Waiter {
+    /// Samples of the client's own batch.
+    pub samples: u32,
     /// It has an SLA target.
     pub has_target: bool,
     /// Its deadline; its arrival, if it has no target.
@@ -39,9 +41,11 @@ pub(crate) struct Urgency {
 pub struct Flow {
     /// What they share.
     pub key: FlowKey,
-    waiting: VecDeque<(RequestId, Key)>,
+    waiting: VecDeque<(RequestId, Key, u32)>,
+    /// Samples of all of them.
+    samples: u32,
     /// What is due last, of those that came since nobody waited.
-    last: Urgency,
+    last: Waiter,
     /// Somebody is due before one who came earlier, or was when they both waited.
     is_mixed: bool,
 }
@@ -50,6 +54,11 @@ impl Flow {
     /// Number of waiting requests.
     pub fn len(&self) -> usize {
         self.waiting.len()
+    }
+
+    /// Samples of waiting requests.
+    pub fn num_samples(&self) -> u32 {
+        self.samples
     }
 
     /// Whether nobody waits.
@@ -91,20 +100,31 @@ impl Flow {
     }
 
     /// Inserts in order of id; at the back in the common case.
-    fn insert(&mut self, id: RequestId, key: Key, urgency: Urgency) {
+    fn insert(&mut self, id: RequestId, key: Key, waiter: Waiter) {
         let is_last = self.waiting.back().is_none_or(|last| last.0 < id);
         if self.waiting.is_empty() {
-            (self.is_mixed, self.last) = (false, urgency);
+            (self.is_mixed, self.last) = (false, waiter);
         }
-        let Urgency { has_target, at } = urgency;
+        let Waiter {
+            samples,
+            has_target,
+            at,
+        } = waiter;
+        self.samples += samples;
         self.is_mixed |= !is_last || has_target != self.last.has_target || at < self.last.at;
-        self.last = urgency;
+        self.last = waiter;
         if is_last {
-            self.waiting.push_back((id, key));
+            self.waiting.push_back((id, key, samples));
         } else {
             let at = self.waiting.partition_point(|w| w.0 < id);
-            self.waiting.insert(at, (id, key));
+            self.waiting.insert(at, (id, key, samples));
         }
+    }
+
+    fn remove(&mut self, at: usize) -> Option<Key> {
+        let (_, key, samples) = self.waiting.remove(at)?;
+        self.samples -= samples;
+        Some(key)
     }
 }
 
@@ -124,6 +144,11 @@ impl ArrivalQueue {
     /// Whether nobody waits.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Samples of waiting requests.
+    pub fn num_samples(&self) -> u32 {
+        self.flows.iter().map(Flow::num_samples).sum()
     }
 
     /// The first request: the oldest that is not delayed, or else the oldest.
@@ -167,7 +192,7 @@ impl ArrivalQueue {
         self.flows.iter().find(holds).map(|f| f.key)
     }
 
-    pub(crate) fn insert(&mut self, flow: FlowKey, id: RequestId, key: Key, urgency: Urgency) {
+    pub(crate) fn insert(&mut self, flow: FlowKey, id: RequestId, key: Key, waiter: Waiter) {
         self.len += 1;
         let at = self.flows.iter().position(|f| f.key == flow);
         let at = at.unwrap_or_else(|| {
@@ -177,7 +202,7 @@ impl ArrivalQueue {
             });
             self.flows.len() - 1
         });
-        self.flows[at].insert(id, key, urgency);
+        self.flows[at].insert(id, key, waiter);
     }
 
     /// Takes the first.
@@ -185,14 +210,14 @@ impl ArrivalQueue {
         let waiting = self.flows.iter_mut().filter(|f| !f.is_empty());
         let flow = waiting.min_by_key(|f| (f.key.is_delayed, f.waiting.front().map(|w| w.0)))?;
         self.len -= 1;
-        flow.waiting.pop_front().map(|w| w.1)
+        flow.remove(0)
     }
 
     /// Removes a request by id; the flow in which it waited.
     pub(crate) fn remove(&mut self, id: RequestId) -> Option<FlowKey> {
         let found = |f: &mut Flow| {
             let at = f.position(id)?;
-            f.waiting.remove(at);
+            f.remove(at);
             Some(f.key)
         };
         let flow = self.flows.iter_mut().find_map(found)?;
@@ -202,7 +227,7 @@ impl ArrivalQueue {
 }
 
 /// Whether the requests of a flow are delayed, and what is left of it.
-type Rest<'a> = (bool, Peekable<vec_deque::Iter<'a, (RequestId, Key)>>);
+type Rest<'a> = (bool, Peekable<vec_deque::Iter<'a, (RequestId, Key, u32)>>);
 
 /// Several flows as one, in order of id, delayed ones behind the others.
 struct Merged<'a>(SmallVec<[Rest<'a>; 2]>);
@@ -236,7 +261,7 @@ mod tests {
             ..FlowKey::default()
         };
         for id in 0..7 {
-            queue.insert(flow(id), RequestId(id), id as Key, Urgency::default());
+            queue.insert(flow(id), RequestId(id), id as Key, Waiter::default());
         }
         assert_eq!(queue.iter().collect::<Vec<_>>(), [4, 5, 6, 0, 1, 2, 3]);
         let ends = (queue.front(), queue.oldest(), queue.back());
@@ -257,8 +282,13 @@ mod tests {
         };
         for id in [3, 0, 5, 1, 4, 2] {
             let flow = flow(id as u32 % 3);
-            queue.insert(flow, RequestId(id), id as Key + 10, Urgency::default());
+            let waiter = Waiter {
+                samples: id as u32,
+                ..Waiter::default()
+            };
+            queue.insert(flow, RequestId(id), id as Key + 10, waiter);
         }
+        assert_eq!(queue.num_samples(), 15);
         assert_eq!(queue.iter().collect::<Vec<_>>(), [10, 11, 12, 13, 14, 15]);
         assert_eq!((queue.front(), queue.back()), (Some(10), Some(15)));
         assert_eq!(queue.find(RequestId(4)), Some(14));
@@ -271,14 +301,18 @@ mod tests {
         assert_eq!(queue.iter().collect::<Vec<_>>(), [11, 12, 13, 15]);
         let by_flow: Vec<Vec<Key>> = queue.flows().map(|f| f.iter().collect()).collect();
         assert_eq!(by_flow, [vec![13], vec![12, 15], vec![11]]);
-        assert_eq!(queue.len(), 4);
+        assert_eq!((queue.len(), queue.num_samples()), (4, 11));
+        let samples: Vec<u32> = queue.flows().map(Flow::num_samples).collect();
+        assert_eq!(samples, [3, 7, 1]);
         while queue.pop().is_some() {}
         assert!(queue.is_empty() && queue.flows().next().is_none());
+        assert_eq!(queue.num_samples(), 0);
     }
 
     #[test]
     fn a_flow_knows_whether_deadlines_are_in_order() {
-        let due = |at| Urgency {
+        let due = |at| Waiter {
+            samples: 1,
             has_target: true,
             at: Time(at),
         };
@@ -296,7 +330,8 @@ mod tests {
         flow.insert(
             RequestId(10),
             0,
-            Urgency {
+            Waiter {
+                samples: 1,
                 has_target: false,
                 at: Time(8),
             },

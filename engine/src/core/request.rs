@@ -3,7 +3,7 @@
 use lazybatch_sla::{LaneId, Outcome, Slot, SubBatchId, Time};
 
 use super::event::Request;
-use super::queue::Urgency;
+use super::queue::Waiter;
 
 /// Where a request stands in the core's storage; reused after the request is released.
 pub type Key = u32;
@@ -71,10 +71,11 @@ impl RequestState {
         }
     }
 
-    /// When it is due.
-    pub(crate) fn urgency(&self) -> Urgency {
+    /// What a queue is told of it.
+    pub(crate) fn waiter(&self) -> Waiter {
         let has_target = self.request.sla.is_some();
-        Urgency {
+        Waiter {
+            samples: self.request.samples,
             has_target,
             at: if has_target {
                 self.deadline

@@ -115,6 +115,7 @@ pub struct State {
     pub(crate) queues: Vec<ArrivalQueue>,
     pub(crate) residency: Vec<Residency>,
     pub(crate) in_flight: Vec<u32>,
+    pub(crate) samples_in_flight: Vec<u32>,
     pub(crate) table: BatchTable,
     pub(crate) lanes: Vec<Lane>,
     pub(crate) sequences: FxHashMap<(ModelId, u64), VecDeque<Key>>,
@@ -171,6 +172,7 @@ impl State {
             by_id: FxHashMap::default(),
             queues: vec![ArrivalQueue::default(); num],
             in_flight: vec![0; num],
+            samples_in_flight: vec![0; num],
             table: BatchTable::default(),
             lanes,
             sequences: FxHashMap::default(),
@@ -264,7 +266,7 @@ impl State {
             is_late: false,
             is_delayed: *is_delayed,
         };
-        self.queues[model.index()].insert(flow, id, key, state.urgency());
+        self.queues[model.index()].insert(flow, id, key, state.waiter());
         if self.residency[model.index()] == Residency::Host {
             self.residency[model.index()] = Residency::Loading;
             self.actions.push_back(Action::Load(model));
@@ -280,7 +282,7 @@ impl State {
         let flow = flow.unwrap_or_else(|| panic!("{id} is not waiting"));
         assert!(!flow.is_late, "{id} is demoted twice");
         let is_late = true;
-        queue.insert(FlowKey { is_late, ..flow }, id, key, state.urgency());
+        queue.insert(FlowKey { is_late, ..flow }, id, key, state.waiter());
         self.tally(model, |c| c.demoted += 1);
     }
 
@@ -418,7 +420,9 @@ impl State {
         let slot = state.slot.expect("only admitted requests hold a slot");
         self.slots[slot.index()] = None;
         self.free_slots.push(slot);
-        self.in_flight[state.request.model.index()] -= 1;
+        let m = state.request.model.index();
+        self.in_flight[m] -= 1;
+        self.samples_in_flight[m] -= state.request.samples;
         self.actions.push_back(Action::Release {
             request: state.request.id,
             slot,
@@ -477,6 +481,7 @@ impl State {
             "more requests in flight than memory was reserved for"
         );
         self.in_flight[model.index()] += keys.len() as u32;
+        self.samples_in_flight[model.index()] += samples;
         let id = self.table.fresh_id();
         for &key in keys {
             let slot = self.free_slots.pop().unwrap_or_else(|| {

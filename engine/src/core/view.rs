@@ -76,6 +76,11 @@ impl<'a> View<'a> {
         self.state.in_flight[model.index()]
     }
 
+    /// Their samples.
+    pub fn num_samples_in_flight(&self, model: ModelId) -> u32 {
+        self.state.samples_in_flight[model.index()]
+    }
+
     /// The longest prefix of a queue that fits `max_samples` samples and the free slots.
     pub fn fitting_prefix(&self, model: ModelId, max_samples: u32) -> usize {
         let free = self.model(model).max_in_flight - self.num_in_flight(model);

@@ -419,9 +419,10 @@ impl Base {
             claim.is_as_urgent(&own)
         });
         // It waits there itself.
-        let ahead = before.map(Flow::len).sum::<usize>().saturating_sub(1);
+        let ahead = before.map(Flow::num_samples).sum::<u32>();
+        let ahead = ahead.saturating_sub(state.request.samples);
         let by = surely(view, model, ahead);
-        if !self.promises.will_be_late(view, state, ahead as u32, by) {
+        if !self.promises.will_be_late(view, state, ahead, by) {
             return false;
         }
         let is_tried = !sheds && ahead == 0 && view.table().is_empty();
@@ -442,7 +443,7 @@ impl Base {
             let promises = &mut self.promises;
             let of = (oldest.request.model, flow.key.class);
             let hopeless = self.hopeless.entry(of).or_default();
-            let by = surely(view, oldest.request.model, flow.len());
+            let by = surely(view, oldest.request.model, flow.num_samples());
             if !promises.is_late(view, oldest, by) {
                 *hopeless = 0;
                 return None;
@@ -574,10 +575,14 @@ impl Base {
             Late::Shed | Late::Refuse => By::Most,
             Late::Keep | Late::Demote => By::Mean,
         };
-        let in_flight = view.num_in_flight(model);
+        let in_flight = view.num_samples_in_flight(model);
+        let samples = |n: usize| -> u32 {
+            let first = keys.iter().take(n);
+            first.map(|&key| view.request(key).request.samples).sum()
+        };
         let is_late = |n: usize| {
-            self.promises
-                .is_late_among(view, urgent, in_flight + n as u32, by)
+            let batch = in_flight + samples(n);
+            self.promises.is_late_among(view, urgent, batch, by)
         };
         if !is_late(keys.len()) {
             return;
@@ -592,8 +597,15 @@ impl Base {
             }
         }
         if fits > 0 {
-            let knee = self.promises.knee(view, model, WELL_FILLED);
-            keys.truncate(fits.max(knee.saturating_sub(in_flight) as usize).max(1));
+            let room = self.promises.knee(view, model, WELL_FILLED);
+            let room = room.saturating_sub(in_flight);
+            let mut filled = 0;
+            let filling = keys.iter().take_while(|&&key| {
+                filled += view.request(key).request.samples;
+                filled <= room
+            });
+            let filling = filling.count().max(1);
+            keys.truncate(fits.max(filling));
         }
     }
 
@@ -680,7 +692,7 @@ impl Base {
         }
         self.shrink(view, model, &mut keys, num_in_time);
         let samples = keys.iter().map(|&key| view.request(key).request.samples);
-        let batch = view.num_in_flight(model) + samples.sum::<u32>();
+        let batch = view.num_samples_in_flight(model) + samples.sum::<u32>();
         for &key in &keys {
             self.promises.on_admit(view, view.request(key), batch);
         }
@@ -693,10 +705,10 @@ impl Base {
     }
 }
 
-/// How sure of being in time one must be that would be refused if it is not, where so many of its
-/// model wait: where they fill a batch, others take its place.
-fn surely(view: &View<'_>, model: ModelId, num_waiting: usize) -> By {
-    match num_waiting >= view.model(model).max_batch as usize {
+/// How sure of being in time one must be that would be refused if it is not, where so many samples of
+/// its model wait: where they fill a batch, others take its place.
+fn surely(view: &View<'_>, model: ModelId, waiting: u32) -> By {
+    match waiting >= view.model(model).max_batch {
         true => By::NearlyAll,
         false => By::Most,
     }

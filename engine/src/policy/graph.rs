@@ -52,8 +52,8 @@ impl Policy for Graph {
             return Decision::Launch(running.id);
         }
         let full = |m: ModelId| {
-            let max = view.model(m).max_batch as usize;
-            view.queue(m).len() >= max
+            let max = view.model(m).max_batch;
+            view.queue(m).num_samples() >= max
         };
         let due = |m: ModelId| -> Time {
             let head = view.queue(m).front().expect("ready queues hold someone");

@@ -153,7 +153,7 @@ impl Promises {
             return false;
         }
         let needs = self.needs(view, state, by);
-        let in_flight = view.num_in_flight(state.request.model).max(1);
+        let in_flight = view.num_samples_in_flight(state.request.model).max(1);
         let wait = needs.0 as f64 * f64::from(ahead) / f64::from(in_flight);
         view.now + needs + Nanos(wait as u64) > state.deadline
     }
@@ -198,8 +198,8 @@ impl Promises {
     /// Samples that it is thought to run with: all that are there, or a batch that is filled well.
     fn batch(&mut self, view: &View<'_>, state: &RequestState) -> u32 {
         let model = state.request.model;
-        let in_flight = view.num_in_flight(model);
-        let there = in_flight.saturating_add(view.queue(model).len() as u32);
+        let in_flight = view.num_samples_in_flight(model);
+        let there = in_flight.saturating_add(view.queue(model).num_samples());
         there.min(self.knee(view, model, WELL_FILLED))
     }
 
@@ -252,7 +252,7 @@ impl Promises {
 /// passes of loops whose length is not known.
 fn needs_with(view: &View<'_>, state: &RequestState, batch: u32, output_len: u32) -> Nanos {
     let spec = view.model(state.request.model);
-    let batch = batch.min(spec.max_batch);
+    let batch = batch.min(spec.max_batch).max(state.request.samples);
     let output_len = OutputLen::known(output_len).predict();
     let progress = view.progress(state, None, output_len);
     let rows = u64::from(batch) * u64::from(state.request.input_len);
