@@ -70,16 +70,23 @@ class Model:
 
     encoder = lstm
 
-    def step(self, token, h, memory):
+    def encode(self, x):
+        """What steps look at, and the state of the first."""
+        memory, keys, h = self.sessions["encoder"].run(["memory", "keys", "state"], {"x": x})
+        return [memory, keys], h
+
+    def step(self, token, h, seen):
+        memory, keys = seen
         logits, h = self.sessions["step"].run(
-            ["logits", "next_h"], {"token": token[:, None], "h": h, "memory": memory})
+            ["logits", "next_h"],
+            {"token": token[:, None], "h": h, "memory": memory, "keys": keys})
         return logits.argmax(axis=1), h
 
     def decoder(self, x):
-        memory, h = self.sessions["encoder"].run(["memory", "state"], {"x": x})
+        seen, h = self.encode(x)
         token, live = np.full(len(x), START, np.int64), np.ones(len(x), bool)
         for _ in range(STEPS):
-            token, h = self.step(token, h, memory)
+            token, h = self.step(token, h, seen)
             live &= token != STOP
             if not live.any():
                 return
@@ -169,29 +176,29 @@ class DecoderSteps(Steps):
     def __init__(self, model):
         super().__init__(model)
         self.token = self.steps = np.zeros(0, np.int64)
-        self.h = self.memory = None
+        self.h = self.seen = None
 
     def join(self, items):
         x = self.model.padded(items)
-        memory, h = self.model.sessions["encoder"].run(["memory", "state"], {"x": x})
+        seen, h = self.model.encode(x)
         self.token = np.concatenate([self.token, np.full(len(items), START, np.int64)])
         self.steps = np.concatenate([self.steps, np.zeros(len(items), np.int64)])
         if self.h is None or not self.flight:
-            self.h, self.memory = h, memory
+            self.h, self.seen = h, seen
             return
         self.h = np.concatenate([self.h, h], axis=1)
-        longest = max(memory.shape[1], self.memory.shape[1])
+        longest = max(seen[0].shape[1], self.seen[0].shape[1])
         pad = lambda m: np.pad(m, ((0, 0), (0, longest - m.shape[1]), (0, 0)))
-        self.memory = np.concatenate([pad(self.memory), pad(memory)])
+        self.seen = [np.concatenate([pad(old), pad(new)]) for old, new in zip(self.seen, seen)]
 
     def step(self):
-        self.token, self.h = self.model.step(self.token, self.h, self.memory)
+        self.token, self.h = self.model.step(self.token, self.h, self.seen)
         self.steps += 1
         return (self.token != STOP) & (self.steps < STEPS)
 
     def leave(self, live):
         self.token, self.steps = self.token[live], self.steps[live]
-        self.h, self.memory = self.h[:, live], self.memory[live]
+        self.h, self.seen = self.h[:, live], [m[live] for m in self.seen]
 
 
 def main():

@@ -8,7 +8,7 @@ for the models that have steps. All hold the same ONNX files, whose weights are 
 
 lstm     [batch, len, 16] through an LSTM, four scores a step
 decoder  [batch, len, 16] through a GRU, then steps of a GRU that looks at all of its states, until
-         the stop token or 24 of them
+         the stop token or 24 of them; what it looks by is computed behind the encoder, once
 encoder  [batch, len, width] through two layers of self-attention and feed-forward
 """
 
@@ -38,7 +38,7 @@ max_steps = {STEPS}
 choose = "logits"
 feed = {{ h = "next_h" }}
 first = {{ h = "state" }}
-read = {{ memory = "memory" }}
+read = {{ memory = "memory", keys = "keys" }}
 """
 
 CONFIG = """backend: "python"
@@ -120,24 +120,24 @@ def decoder(folder, hidden):
     y, h = g.op("GRU", x, w, r, outputs=2, hidden_size=hidden, linear_before_reset=1)
     y = g.op("Squeeze", y, g.const(np.array([1], np.int64)))
     g.op("Transpose", y, perm=[1, 0, 2], to=["memory"])
+    g.op("MatMul", "memory", g.weight(hidden, hidden), to=["keys"])
     g.op("Identity", h, to=["state"])
+    seen = [(name, F32, ["batch", "len", hidden]) for name in ("memory", "keys")]
     g.save(folder / "encoder.onnx", [("x", F32, ["batch", "len", FEATURES])],
-           [("memory", F32, ["batch", "len", hidden]), ("state", F32, [1, "batch", hidden])])
+           [*seen, ("state", F32, [1, "batch", hidden])])
     g = Graph(3)
     x = g.op("Transpose", g.op("Gather", g.weight(TOKENS, hidden), "token"), perm=[1, 0, 2])
     w, r = g.weight(1, 3 * hidden, hidden), g.weight(1, 3 * hidden, hidden)
     _, h = g.op("GRU", x, w, r, "", "", "h", outputs=2, hidden_size=hidden, linear_before_reset=1)
     q = g.op("Transpose", h, perm=[1, 0, 2])
-    keys = g.op("MatMul", "memory", g.weight(hidden, hidden))
-    scores = g.op("MatMul", q, g.op("Transpose", keys, perm=[0, 2, 1]))
+    scores = g.op("MatMul", q, g.op("Transpose", "keys", perm=[0, 2, 1]))
     context = g.op("MatMul", g.op("Softmax", scores, axis=-1), "memory")
     both = g.op("Tanh", g.op("Concat", context, q, axis=2))
     logits = g.op("MatMul", both, g.weight(2 * hidden, TOKENS))
     g.op("Squeeze", logits, g.const(np.array([1], np.int64)), to=["logits"])
     g.op("Identity", h, to=["next_h"])
     g.save(folder / "step.onnx",
-           [("token", I64, ["batch", 1]), ("h", F32, [1, "batch", hidden]),
-            ("memory", F32, ["batch", "len", hidden])],
+           [("token", I64, ["batch", 1]), ("h", F32, [1, "batch", hidden]), *seen],
            [("logits", F32, ["batch", TOKENS]), ("next_h", F32, [1, "batch", hidden])])
 
 

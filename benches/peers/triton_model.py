@@ -51,17 +51,23 @@ class TritonPythonModel:
 
     lstm = encoder
 
-    def step(self, token, h, memory):
+    def encode(self, x):
+        """What steps look at, and the state of the first."""
+        memory, keys, h = self.sessions["encoder"].run(["memory", "keys", "state"], {"x": x})
+        return [memory, keys], h
+
+    def step(self, token, h, seen):
+        memory, keys = seen
         logits, h = self.sessions["step"].run(
-            ["logits", "next_h"], {"token": token, "h": h, "memory": memory})
+            ["logits", "next_h"], {"token": token, "h": h, "memory": memory, "keys": keys})
         return logits.argmax(axis=1).astype(np.int64), h
 
     def decoder(self, requests, inputs):
-        memory, h = self.sessions["encoder"].run(["memory", "state"], {"x": np.concatenate(inputs)})
-        num = len(memory)
+        seen, h = self.encode(np.concatenate(inputs))
+        num = len(seen[0])
         token, tokens, live = np.full(num, START, np.int64), [], np.ones(num, bool)
         while live.any() and len(tokens) < STEPS:
-            token, h = self.step(token[:, None], h, memory)
+            token, h = self.step(token[:, None], h, seen)
             tokens.append(np.where(live, token, STOP))
             live &= token != STOP
         return self.split(requests, inputs, np.stack(tokens, axis=1))
@@ -93,17 +99,17 @@ class TritonPythonModel:
         for request, x in zip(requests, inputs):
             state = self.open.pop(request.correlation_id(), None)
             if state is None:
-                memory, h = self.sessions["encoder"].run(["memory", "state"], {"x": x})
-                state = ([START], h, memory)
+                seen, h = self.encode(x)
+                state = ([START], h, seen)
             states.append(state)
         responses = [None] * len(requests)
         # Only those of the same length stack.
-        for length in {s[2].shape[1] for s in states}:
-            group = [i for i, s in enumerate(states) if s[2].shape[1] == length]
+        for length in {s[2][0].shape[1] for s in states}:
+            group = [i for i, s in enumerate(states) if s[2][0].shape[1] == length]
             token = np.array([[states[i][0][-1]] for i in group], np.int64)
             h = np.concatenate([states[i][1] for i in group], axis=1)
-            memory = np.concatenate([states[i][2] for i in group])
-            token, h = self.step(token, h, memory)
+            seen = [np.concatenate(part) for part in zip(*(states[i][2] for i in group))]
+            token, h = self.step(token, h, seen)
             for at, i in enumerate(group):
                 tokens = states[i][0] + [int(token[at])]
                 if token[at] == STOP or len(tokens) > STEPS:
