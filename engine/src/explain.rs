@@ -258,6 +258,8 @@ pub struct Explainer {
     ended: VecDeque<RequestId>,
     queues: FxHashMap<ModelId, Queue>,
     flights: FxHashMap<(LaneId, Ticket), (Time, Vec<RequestId>)>,
+    /// When the last launch of a lane ended: until then the next one waited for it.
+    freed: FxHashMap<LaneId, Time>,
     now: Time,
 }
 
@@ -271,6 +273,7 @@ impl Explainer {
             ended: VecDeque::new(),
             queues: FxHashMap::default(),
             flights: FxHashMap::default(),
+            freed: FxHashMap::default(),
             now: Time::ZERO,
         }
     }
@@ -279,6 +282,7 @@ impl Explainer {
     fn pause(&mut self) {
         self.queues.clear();
         self.flights.clear();
+        self.freed.clear();
     }
 
     /// Why a request takes or took its time; `None` for one that is not known, or no longer.
@@ -371,13 +375,18 @@ impl Observer for Explainer {
             }
             Event::Done { ticket, .. } => {
                 let key = self.flights.keys().find(|k| k.1 == *ticket).copied();
-                let Some((issued, members)) = key.and_then(|k| self.flights.remove(&k)) else {
+                let Some((lane, (issued, members))) =
+                    key.and_then(|k| Some((k.0, self.flights.remove(&k)?)))
+                else {
                     return;
                 };
+                let freed = self.freed.insert(lane, now);
+                let began = freed.map_or(issued, |freed| issued.max(freed));
                 for id in members {
-                    if let Some(e) = self.known.get_mut(&id) {
+                    // Launches behind its end may carry it still.
+                    if let Some(e) = self.known.get_mut(&id).filter(|e| e.ended.is_none()) {
                         e.launches += 1;
-                        e.running = e.running.saturating_add(now.since(issued));
+                        e.running = e.running.saturating_add(now.since(began));
                     }
                 }
             }

@@ -6,8 +6,8 @@
 use std::fmt::Write as _;
 use std::ops::Range;
 
-use lazybatch_sla::{Launch, Member, ModelId, Nanos, RequestId, SubBatchId, Time};
-use rustc_hash::FxHashSet;
+use lazybatch_sla::{LaneId, Launch, Member, ModelId, Nanos, RequestId, SubBatchId, Time};
+use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::{Value, json};
 
 use crate::core::{Action, Attach, BlockSpec, CoreConfig, Event, Note};
@@ -207,6 +207,8 @@ pub struct ChromeTrace {
     /// Process of its launches in the trace; that of its requests is the next one.
     pid: u64,
     running: Vec<(Time, Launch)>,
+    /// When the last launch of a lane ended: until then the next one waited for it.
+    freed: FxHashMap<LaneId, Time>,
     /// Requests whose arrival is in the trace.
     open: FxHashSet<RequestId>,
     events: Vec<Value>,
@@ -225,6 +227,7 @@ impl ChromeTrace {
             names,
             pid,
             running: Vec::new(),
+            freed: FxHashMap::default(),
             open: FxHashSet::default(),
             events: Vec::new(),
         }
@@ -275,7 +278,9 @@ impl Observer for ChromeTrace {
                 let Some(i) = self.running.iter().position(|r| r.1.ticket == *ticket) else {
                     return;
                 };
-                let (start, launch) = self.running.remove(i);
+                let (issued, launch) = self.running.remove(i);
+                let freed = self.freed.insert(launch.lane, now);
+                let start = freed.map_or(issued, |freed| issued.max(freed));
                 self.events.push(json!({
                     "name": self.names.nodes(&launch),
                     "cat": "launch", "ph": "X", "pid": self.pid, "tid": launch.lane.0,

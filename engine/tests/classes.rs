@@ -398,3 +398,87 @@ fn lateness_is_of_samples_not_of_requests() {
         }
     }
 }
+
+#[test]
+fn a_burst_on_an_idle_device_is_one_batch() {
+    // Twenty take 10.6 ms together, and come all at once, or one behind the other.
+    let world = World::chain(32, vec![Node::linear(10_000_000, 30_000)]);
+    for apart in [0, 1000] {
+        let arrivals: Vec<Arrival> = (0..2000)
+            .map(|i| {
+                let at = i / 20 * 100_000_000 + i % 20 * apart;
+                let mut arrival = Arrival::new(at, 0, 1, 1, Some(50_000_000));
+                arrival.class = 1;
+                arrival
+            })
+            .collect();
+        for (policy, late) in [
+            ("adaptive", "refuse"),
+            ("front", "refuse"),
+            ("adaptive", "shed"),
+        ] {
+            let options = classes(&[&format!("gold:late={late}")]);
+            let run = simulate(&world, policy, &arrivals, &options);
+            let all = fate(&run, &arrivals, |_| true);
+            assert_eq!(
+                (all.met, all.num),
+                (2000, 2000),
+                "{policy}, {late}, {apart} ns"
+            );
+        }
+    }
+}
+
+#[test]
+fn of_a_burst_the_first_are_served() {
+    // Ten can be in time, in two batches of four and one of two, so the others are refused.
+    let world = World::chain(4, vec![Node::constant(10_000_000)]);
+    let mut arrivals = Vec::new();
+    for burst in 0..50 {
+        for _ in 0..40 {
+            let mut arrival = Arrival::new(burst * 1_000_000_000, 0, 1, 1, Some(35_000_000));
+            arrival.class = 1;
+            arrivals.push(arrival);
+        }
+    }
+    let options = classes(&["gold:late=refuse"]);
+    let run = simulate(&world, "front", &arrivals, &options);
+    for (burst, ended) in run.ended.chunks(40).enumerate() {
+        let refused = ended
+            .iter()
+            .position(|e| e.outcome == Outcome::Shed)
+            .unwrap();
+        assert!((8..=12).contains(&refused), "{refused} of burst {burst}");
+        let later = &ended[refused..];
+        assert!(
+            later.iter().all(|e| e.outcome == Outcome::Shed),
+            "burst {burst}"
+        );
+    }
+}
+
+#[test]
+fn nobody_is_locked_out_by_what_others_took_once() {
+    // A row takes 1 ms: short ones that share a launch with a long one take hundreds of times what they
+    // need. Then comes one every 20 ms, on an idle device, that needs 1 ms and has 5.
+    let by_rows = Node {
+        by_rows: true,
+        ..Node::linear(0, 1_000_000)
+    };
+    let world = World::chain(32, vec![by_rows]);
+    let mut arrivals: Vec<Arrival> = (0..32)
+        .map(|i| Arrival::new(0, 0, if i == 0 { 400 } else { 1 }, 1, None))
+        .collect();
+    arrivals.extend(
+        (0..1000).map(|i| Arrival::new(2_000_000_000 + i * 20_000_000, 0, 1, 1, Some(5_000_000))),
+    );
+    for late in ["refuse", "shed", "demote"] {
+        let options = classes(&[&format!("gold:late={late}")]);
+        arrivals.iter_mut().for_each(|a| a.class = 1);
+        for policy in ["front", "adaptive"] {
+            let run = simulate(&world, policy, &arrivals, &options);
+            let short = fate(&run, &arrivals, |a| a.at >= 2_000_000_000);
+            assert!(short.met >= 900, "{policy}, {late}: {} met", short.met);
+        }
+    }
+}

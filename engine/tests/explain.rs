@@ -15,7 +15,17 @@ use lazybatch_kernels::{Noise, SimDevice};
 use lazybatch_sla::{Nanos, RequestId, Time};
 
 fn explained(world: &World, policy: &str, arrivals: &[Arrival]) -> (Explainer, Vec<Ended>) {
+    explained_at(world, policy, arrivals, 1)
+}
+
+fn explained_at(
+    world: &World,
+    policy: &str,
+    arrivals: &[Arrival],
+    depth: u32,
+) -> (Explainer, Vec<Ended>) {
     let options = Options {
+        lane_depths: vec![depth],
         notes: true,
         reasons: true,
         ..Options::default()
@@ -74,7 +84,8 @@ fn parts_never_exceed_the_whole() {
             "sharing:1/0.5/0.25/demote",
             "edf",
         ] {
-            let (mut explainer, ended) = explained(&world, policy, &arrivals);
+            let depth = 1 + seed as u32 % 3;
+            let (mut explainer, ended) = explained_at(&world, policy, &arrivals, depth);
             for e in &ended {
                 let x = explainer.explain(e.id).unwrap();
                 let what = format!("seed {seed}: {policy}: {x}");

@@ -244,3 +244,27 @@ fn demote_lets_those_pass_that_can_be_in_time() {
          30.000 finish r1 violated",
     );
 }
+
+#[test]
+fn who_has_more_samples_than_the_cap_starts_alone() {
+    // 20 a sample: the smallest batch is as good as any, and a cap of one sample.
+    golden(
+        "join:0/cap90",
+        "max_batch 32; net once 20+20",
+        "at 0 samples 8
+         at 0 samples 8
+         at 0",
+        " 0.000 arrive r0 m input 0
+          0.000 arrive r1 m input 0
+          0.000 arrive r2 m input 0
+          0.000 admit b0 [r0]
+          0.000 run b0 net.0 [r0@0]
+        160.000 finish r0 met
+        160.000 admit b1 [r1]
+        160.000 run b1 net.0 [r1@0]
+        320.000 finish r1 met
+        320.000 admit b2 [r2]
+        320.000 run b2 net.0 [r2@0]
+        340.000 finish r2 met",
+    );
+}

@@ -565,3 +565,51 @@ fn triton_refuses_beyond_its_queue() {
          30.000 finish r2 met",
     );
 }
+
+#[test]
+fn triton_refuses_the_youngest_though_an_older_one_is_delayed() {
+    golden(
+        "triton:max-queue=2",
+        "max_batch 1; net once 100",
+        "at 0
+         at 5 delay 10
+         at 20
+         at 30",
+        " 0.000 arrive r0 m input 0
+          0.000 admit b0 [r0]
+          0.000 run b0 net.0 [r0@0]
+          5.000 arrive r1 m input 0
+         20.000 arrive r2 m input 0                        // r1 stands behind it now
+         30.000 arrive r3 m input 0
+        100.000 finish r0 met
+        100.000 finish r3 shed: exceeds the maximum queue size
+        100.000 admit b1 [r2]
+        100.000 run b1 net.0 [r2@0]
+        200.000 finish r2 met
+        200.000 admit b2 [r1]
+        200.000 run b2 net.0 [r1@0]
+        300.000 finish r1 met",
+    );
+}
+
+#[test]
+fn graph_counts_the_window_of_those_that_are_delayed() {
+    golden(
+        "graph:0.03",
+        "max_batch 9; net once 1",
+        "at 0 delay 10
+         at 9 delay 10
+         at 18 delay 10
+         at 27 delay 10",
+        " 0.000 arrive r0 m input 0
+          9.000 arrive r1 m input 0
+         18.000 arrive r2 m input 0
+         27.000 arrive r3 m input 0
+         30.000 admit b0 [r3, r0, r1, r2]                  // r3 is not delayed yet
+         30.000 run b0 net.0 [r3@0 r0@0 r1@0 r2@0]
+         31.000 finish r3 met
+         31.000 finish r0 met
+         31.000 finish r1 met
+         31.000 finish r2 met",
+    );
+}

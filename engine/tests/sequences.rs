@@ -383,3 +383,47 @@ fn a_request_that_leaves_no_state_breaks_its_sequence_alone() {
         other => panic!("{other:?}"),
     }
 }
+
+#[test]
+fn who_leaves_while_it_waits_for_room_breaks_its_sequence() {
+    let device = CpuDevice::new(CpuOptions {
+        threads: 1,
+        ..CpuOptions::default()
+    });
+    let engine = Engine::builder().device(device);
+    let engine = engine.model("stateful", model(), ModelOptions::default());
+    let engine = engine.policy("serial").max_queue(1).build().unwrap();
+    let mut waited = 0;
+    for s in 100..1100 {
+        let step = |i| engine.submit("stateful", vec![chunk(s, i)], options(s, i == 0, false));
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        runtime.unwrap().block_on(async {
+            step(0).await.unwrap();
+            // Those of another sequence are in its way.
+            let mut others = Vec::new();
+            while let Ok(handle) = engine.try_submit(
+                "stateful",
+                vec![chunk(1, 0)],
+                options(1, others.is_empty(), false),
+            ) {
+                others.push(handle);
+            }
+            let mut leaves = Box::pin(step(1));
+            let is_there = std::future::poll_fn(|cx| {
+                let polled = leaves.as_mut().poll(cx);
+                std::task::Poll::Ready(polled.is_ready())
+            });
+            let is_there = is_there.await;
+            drop(leaves);
+            let next = step(2).await;
+            if !is_there {
+                let told = next.unwrap_err().to_string();
+                waited += u32::from(told.contains("cancelled before it was taken in"));
+            }
+        });
+        if waited > 3 {
+            break;
+        }
+    }
+    assert!(waited > 0, "nobody had to wait");
+}

@@ -2,12 +2,16 @@
 
 #![allow(clippy::unwrap_used, reason = "a test says by panicking")]
 
-use lazybatch_engine::core::Event;
+use std::sync::{Arc, Mutex};
+
+use lazybatch_engine::core::{Action, Event};
+use lazybatch_engine::driver::Observer;
 use lazybatch_engine::timeline::{ChromeTrace, document};
 use lazybatch_engine::watch::Seen;
-use lazybatch_engine::{Engine, ModelHandle, ModelOptions, Options};
+use lazybatch_engine::{Builder, Engine, ModelHandle, ModelOptions, Options};
 use lazybatch_graph::{Bin, DType, Program, ProgramBuilder, Repeat, Tensor};
 use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
+use lazybatch_sla::Time;
 
 /// `y = x + x + x`, in two nodes.
 fn program() -> Program {
@@ -22,13 +26,17 @@ fn program() -> Program {
     b.finish().unwrap()
 }
 
-fn engine() -> Engine {
+fn builder() -> Builder {
     let device = CpuDevice::new(CpuOptions {
         threads: 1,
         ..CpuOptions::default()
     });
     let builder = Engine::builder().device(device).measure_decisions(true);
-    builder.explain_on_request(16).build().unwrap()
+    builder.explain_on_request(16)
+}
+
+fn engine() -> Engine {
+    builder().build().unwrap()
 }
 
 fn load(engine: &Engine, name: &str) -> ModelHandle {
@@ -148,4 +156,29 @@ fn only_requests_that_ask_for_it_are_explained() {
     assert_eq!(engine.explain(asked), None);
     assert!(later.iter().all(|&id| engine.explain(id).is_some()));
     engine.drain_blocking();
+}
+
+/// Counts notes, and other actions.
+#[derive(Default)]
+struct Notes([usize; 2]);
+
+impl Observer for Notes {
+    fn on_action(&mut self, _now: Time, action: &Action) {
+        self.0[usize::from(!matches!(action, Action::Note(_)))] += 1;
+    }
+}
+
+#[test]
+fn what_is_noted_for_an_explanation_is_told_to_nobody_else() {
+    for wants in [false, true] {
+        let seen = Arc::new(Mutex::new(Notes::default()));
+        let engine = builder().observer(seen.clone(), wants).build().unwrap();
+        let model = load(&engine, "a");
+        let id = call(&model, 2, true);
+        assert!(engine.explain(id).is_some());
+        engine.drain_blocking();
+        let [notes, others] = seen.lock().unwrap().0;
+        assert_eq!(notes > 0, wants);
+        assert!(others > 0);
+    }
 }

@@ -265,8 +265,11 @@ impl State {
         }
     }
 
-    /// Remembers how many passes the loop took that `launch` ended for a request.
+    /// Remembers how many passes the loop took that `launch` ended for a request, if it is the last.
     fn note_output_len(&mut self, key: Key, launch: &Launch) {
+        if self.last_until_stop(key) != Some(launch.block as usize) {
+            return;
+        }
         let state = &mut self.requests[key as usize];
         let mut members = launch.members.iter();
         if state.output_len.is_none()
@@ -282,12 +285,20 @@ impl State {
         if state.output_len.is_some() || state.doomed {
             return;
         }
-        let blocks = &self.config.models[state.request.model.index()].blocks;
-        let stops = |b: &BlockSpec| matches!(b.repeat, Repeat::UntilStop { .. });
-        if let Some(block) = blocks.iter().rposition(stops) {
+        let most = state.request.max_steps;
+        if let Some(block) = self.last_until_stop(key) {
             let passes = self.passes(key, block as u32);
-            self.requests[key as usize].output_len = Some(passes);
+            let state = &mut self.requests[key as usize];
+            state.output_len = Some(passes);
+            state.is_cut = most == Some(passes);
         }
+    }
+
+    fn last_until_stop(&self, key: Key) -> Option<usize> {
+        let model = self.requests[key as usize].request.model;
+        let blocks = &self.config.models[model.index()].blocks;
+        let stops = |b: &BlockSpec| matches!(b.repeat, Repeat::UntilStop { .. });
+        blocks.iter().rposition(stops)
     }
 
     /// Counts the passes that a request was launched for behind the one that `launch` ended its

@@ -61,6 +61,13 @@ impl Flow {
         self.samples
     }
 
+    /// Samples of those that came before `id`.
+    pub fn num_samples_before(&self, id: RequestId) -> u32 {
+        // Most that are asked for have just come.
+        let others = self.waiting.iter().rev().take_while(|w| w.0 >= id);
+        self.samples - others.map(|w| w.2).sum::<u32>()
+    }
+
     /// Whether nobody waits.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
@@ -304,6 +311,13 @@ mod tests {
         assert_eq!((queue.len(), queue.num_samples()), (4, 11));
         let samples: Vec<u32> = queue.flows().map(Flow::num_samples).collect();
         assert_eq!(samples, [3, 7, 1]);
+        let before = |id| -> Vec<u32> {
+            let flows = queue.flows();
+            flows.map(|f| f.num_samples_before(RequestId(id))).collect()
+        };
+        assert_eq!(before(9), [3, 7, 1]);
+        assert_eq!(before(5), [3, 2, 1]);
+        assert_eq!(before(2), [0, 0, 1]);
         while queue.pop().is_some() {}
         assert!(queue.is_empty() && queue.flows().next().is_none());
         assert_eq!(queue.num_samples(), 0);

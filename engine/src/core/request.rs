@@ -42,6 +42,8 @@ pub struct RequestState {
     pub first_launch: Option<Time>,
     /// Passes of its last `UntilStop` loop, once that has ended.
     pub output_len: Option<u32>,
+    /// That is as many as it asked for: its output was cut.
+    pub is_cut: bool,
     /// Its own loop has ended although its padded batch goes on.
     pub(crate) stopped: bool,
     /// Ends as cancelled as soon as its launch completes.
@@ -63,6 +65,7 @@ impl RequestState {
             slot: None,
             first_launch: None,
             output_len: None,
+            is_cut: false,
             stopped: false,
             doomed: false,
             after: None,

@@ -51,6 +51,8 @@ pub struct Ending {
     pub input_len: u32,
     /// Passes of its last `UntilStop` loop, if that has ended.
     pub output_len: Option<u32>,
+    /// That is as many as it asked for: alone its output might have been longer.
+    pub is_cut: bool,
 }
 
 /// One lane.
@@ -364,6 +366,7 @@ impl State {
             priority: state.request.priority,
             input_len: state.request.input_len,
             output_len: state.output_len,
+            is_cut: state.is_cut,
         });
         self.by_id.remove(&request);
         self.tally(model, |c| c.finished += 1);

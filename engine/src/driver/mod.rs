@@ -53,6 +53,25 @@ pub trait Observer {
 /// Sees nothing.
 impl Observer for () {}
 
+/// Sees everything but what the core notes for somebody else.
+pub(crate) struct Unnoted<O>(pub O);
+
+impl<O: Observer> Observer for Unnoted<O> {
+    fn on_event(&mut self, now: Time, event: &Event) {
+        self.0.on_event(now, event);
+    }
+
+    fn on_launch(&mut self, now: Time, launch: &Launch) {
+        self.0.on_launch(now, launch);
+    }
+
+    fn on_action(&mut self, now: Time, action: &Action) {
+        if !matches!(action, Action::Note(_)) {
+            self.0.on_action(now, action);
+        }
+    }
+}
+
 /// Both see everything, the first one first.
 impl<A: Observer, B: Observer> Observer for (A, B) {
     fn on_event(&mut self, now: Time, event: &Event) {

@@ -54,6 +54,8 @@ pub(crate) struct Place {
 #[derive(Default)]
 pub(crate) struct Sequences {
     kept: FxHashMap<ModelId, FxHashMap<u64, Kept>>,
+    /// When the first may have been idle for too long.
+    stale_at: Option<Time>,
 }
 
 /// Carried tensors in the order of [`Program::carries`], or why there are none.
@@ -73,11 +75,19 @@ struct Kept {
     is_open: bool,
     /// End of the last request.
     used: Time,
+    /// For how long it may be idle.
+    idle: Nanos,
 }
 
 impl Kept {
-    fn is_stale(&self, now: Time, idle: Nanos) -> bool {
-        self.pending.is_empty() && now.since(self.used) > idle
+    fn is_stale(&self, now: Time) -> bool {
+        self.stale_at().is_some_and(|at| at <= now)
+    }
+
+    /// When it will have been idle for too long, if no request comes.
+    fn stale_at(&self) -> Option<Time> {
+        let is_idle = self.pending.is_empty();
+        is_idle.then(|| self.used + self.idle + Nanos(1))
     }
 
     /// Request `number` has ended and left this.
@@ -91,6 +101,35 @@ impl Kept {
 }
 
 impl Sequences {
+    /// When [`Self::sweep`] may have something to do.
+    pub fn stale_at(&self) -> Option<Time> {
+        self.stale_at
+    }
+
+    /// Drops those that have been idle for too long. Who is found shortly behind a sweep waits for the
+    /// next.
+    pub fn sweep(&mut self, now: Time) {
+        if self.stale_at.is_none_or(|at| now < at) {
+            return;
+        }
+        let mut next: Option<Time> = None;
+        for of_model in self.kept.values_mut() {
+            of_model.retain(|_, kept| !kept.is_stale(now));
+            for kept in of_model.values() {
+                let at = kept
+                    .stale_at()
+                    .map(|at| at.max(now + Nanos(kept.idle.0 / 8)));
+                next = [next, at].into_iter().flatten().min();
+            }
+        }
+        self.stale_at = next;
+    }
+
+    /// One of these may be idle from now on.
+    fn note_idle(&mut self, now: Time, idle: Nanos) {
+        self.stale_at.get_or_insert(now + idle + Nanos(1));
+    }
+
     /// Drops all of a model.
     pub fn forget(&mut self, model: ModelId) {
         self.kept.remove(&model);
@@ -117,7 +156,7 @@ impl Sequences {
             })
         };
         let of_model = self.kept.entry(model).or_default();
-        if of_model.get(&key).is_some_and(|k| k.is_stale(now, idle)) {
+        if of_model.get(&key).is_some_and(|k| k.is_stale(now)) {
             of_model.remove(&key);
         }
         if !of_model.contains_key(&key) {
@@ -125,7 +164,7 @@ impl Sequences {
                 return misplaced("the start of a sequence, for none of that id is open".into());
             }
             if of_model.len() >= most {
-                of_model.retain(|_, k| !k.is_stale(now, idle));
+                of_model.retain(|_, k| !k.is_stale(now));
             }
             if of_model.len() >= most {
                 let sequence = key;
@@ -139,6 +178,7 @@ impl Sequences {
             samples: None,
             is_open: false,
             used: now,
+            idle,
         });
         let wrong = kept.samples.filter(|&own| own != samples);
         if place.start {
@@ -149,7 +189,7 @@ impl Sequences {
             let expected = format!("{expected} samples, as at its start, got {samples}");
             let refused = misplaced(expected);
             if let Err(error) = &refused {
-                self.refused(now, model, *place, &error.to_string(), idle);
+                self.refused(now, model, *place, &error.to_string());
             }
             return refused;
         }
@@ -162,12 +202,12 @@ impl Sequences {
 
     /// A request was refused: what follows it in its sequence fails with the cause, until one starts
     /// it again. Where it has no sequence behind it, nothing can follow but a start.
-    pub fn refused(&mut self, now: Time, model: ModelId, place: Place, cause: &str, idle: Nanos) {
+    pub fn refused(&mut self, now: Time, model: ModelId, place: Place, cause: &str) {
         let key = place.sequence;
         let Some(of_model) = self.kept.get_mut(&model) else {
             return;
         };
-        let kept = of_model.get_mut(&key).filter(|k| !k.is_stale(now, idle));
+        let kept = of_model.get_mut(&key).filter(|k| !k.is_stale(now));
         let Some(kept) = kept.filter(|k| k.is_open || place.start) else {
             return;
         };
@@ -180,9 +220,11 @@ impl Sequences {
         }
         let why = format!("a request before it in sequence {key} was refused ({cause})");
         kept.ended(number, Err(why));
+        let idle = kept.idle;
         if kept.pending.is_empty() && !kept.is_open {
             of_model.remove(&key);
         }
+        self.note_idle(now, idle);
     }
 
     /// Puts the state into a request's inputs, when it is its turn.
@@ -243,9 +285,11 @@ impl Sequences {
             }
         };
         kept.ended(place.number, left);
+        let idle = kept.idle;
         if kept.pending.is_empty() && !kept.is_open {
             of_model.remove(&key);
         }
+        self.note_idle(now, idle);
     }
 }
 
@@ -289,8 +333,7 @@ mod tests {
         }
 
         fn refused(&mut self, now: u64, place: Place) {
-            let idle = self.1.idle;
-            self.0.refused(Time(now), MODEL, place, "full", idle);
+            self.0.refused(Time(now), MODEL, place, "full");
         }
 
         fn hand_over(&self, place: Place) -> Result<(), String> {
@@ -468,5 +511,24 @@ mod tests {
         s.end(8, first, Ok(()));
         s.refused(109, place(1, false, false));
         assert!(s.accept(109, place(1, false, false)).is_err(), "too late");
+    }
+
+    #[test]
+    fn who_is_idle_for_too_long_is_dropped_though_nobody_comes() {
+        let mut s = sequences(800, 10);
+        for (at, key) in [(0, 1), (50, 2), (300, 3)] {
+            let place = s.accept(at, place(key, true, false)).unwrap();
+            s.end(at, place, Ok(()));
+        }
+        let runs = s.accept(400, place(4, true, false)).unwrap();
+        let mut left = Vec::new();
+        while let Some(at) = s.0.stale_at() {
+            s.0.sweep(at);
+            left.push((at.0, s.0.kept[&MODEL].len()));
+        }
+        // The second waits for a sweep that is no sooner than an eighth of 800 behind the first.
+        assert_eq!(left, [(801, 3), (901, 2), (1101, 1)]);
+        s.end(2000, runs, Ok(()));
+        assert_eq!(s.0.stale_at(), Some(Time(2801)));
     }
 }

@@ -239,6 +239,7 @@ impl Driver {
         let now = self.clock.now();
         self.take_completions(now);
         self.let_go(now);
+        self.state.sequences.sweep(now);
         if let Some(loaded) = loaded {
             self.attach(now, loaded);
         }
@@ -399,9 +400,8 @@ impl Driver {
             cause,
         } = refused;
         if self.is_there(served) {
-            let idle = served.sequences.idle;
             let sequences = &mut self.state.sequences;
-            sequences.refused(now, served.id, *place, cause, idle);
+            sequences.refused(now, served.id, *place, cause);
         }
     }
 
@@ -724,7 +724,8 @@ impl Driver {
             return Next::Turn;
         }
         if self.core.num_launches() == 0 {
-            return Next::Wait(self.core.next_wakeup());
+            let wakeups = [self.core.next_wakeup(), self.state.sequences.stale_at()];
+            return Next::Wait(wakeups.into_iter().flatten().min());
         }
         match self.device.next_completion() {
             Some(at) if at > self.clock.now() => Next::Wait(Some(at)),

@@ -13,12 +13,12 @@ use super::outbox;
 use super::submit::Bounded;
 use super::{BuildError, Engine, Shared};
 use crate::core::{Core, CoreConfig, ModelSpec};
-use crate::driver::Observer;
 use crate::driver::figures::Stats;
 use crate::driver::models::Models;
 use crate::driver::seat::Seat;
 use crate::driver::sequences::SequenceOptions;
 use crate::driver::threaded::{Clock, Driver, DriverState};
+use crate::driver::{Observer, Unnoted};
 use crate::explain::{Explainer, OnRequest};
 use crate::policy;
 use crate::timeline::Names;
@@ -271,7 +271,11 @@ impl Builder {
         let explainer = Explainer::new(self.explained);
         let explainer = (self.explained > 0).then(|| Arc::new(Mutex::new(explainer)));
         let tape = Arc::new(Tape::new(Names::new(&config)));
-        let observer = (self.observer, Recorder(tape.clone()));
+        let recorder = Recorder(tape.clone());
+        let observer: Box<dyn Observer + Send> = match self.on_request && !self.notes {
+            true => Box::new((Unnoted(self.observer), recorder)),
+            false => Box::new((self.observer, recorder)),
+        };
         let mut on_request = None;
         let observer: Box<dyn Observer + Send> = match &explainer {
             Some(explainer) if self.on_request => {

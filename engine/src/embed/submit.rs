@@ -69,6 +69,17 @@ struct Room {
     memory: Permits<2>,
 }
 
+/// Who waits for room, and for what; nobody once that is over.
+struct Waits<'a>(Option<(&'a Shared, &'a Arc<Served>, &'a Options)>);
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        if let Some((shared, served, options)) = self.0 {
+            shared.refused(served, options, "cancelled before it was taken in".into());
+        }
+    }
+}
+
 impl Shared {
     pub(super) async fn submit(
         self: &Arc<Self>,
@@ -77,8 +88,7 @@ impl Shared {
         options: Options,
     ) -> Result<Answer, RequestError> {
         let (request, inputs) = self.checked(served, inputs, &options)?;
-        let room = self.room(served, &request).await;
-        let room = self.noting(served, &options, room)?;
+        let room = self.wait_for_room(served, &request, &options).await?;
         self.send_once(served, request, inputs, &options, room)?
             .await
     }
@@ -90,8 +100,7 @@ impl Shared {
         options: Options,
     ) -> Result<StepStream, RequestError> {
         let (request, inputs) = self.checked(served, inputs, &options)?;
-        let room = self.room(served, &request).await;
-        let room = self.noting(served, &options, room)?;
+        let room = self.wait_for_room(served, &request, &options).await?;
         self.send_stream(served, request, inputs, &options, room)
     }
 
@@ -131,6 +140,19 @@ impl Shared {
             .hold(submit)
             .map_err(|Gone| RequestError::Closed)?;
         Ok((handle, is_first.then(|| Held(self.clone()))))
+    }
+
+    /// Waits for room. Who leaves meanwhile has broken its sequence, as one that is refused has.
+    async fn wait_for_room(
+        &self,
+        served: &Arc<Served>,
+        request: &Request,
+        options: &Options,
+    ) -> Result<Room, RequestError> {
+        let mut waits = Waits(Some((self, served, options)));
+        let room = self.room(served, request).await;
+        waits.0 = None;
+        self.noting(served, options, room)
     }
 
     /// Tells the driver of a request that was refused, if it is of a sequence with state: in the order

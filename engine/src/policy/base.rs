@@ -45,7 +45,7 @@
 use std::cmp::Ordering;
 use std::collections::VecDeque;
 
-use lazybatch_sla::{ClassId, Late, ModelId, RequestId, SubBatchId, Time};
+use lazybatch_sla::{ClassId, Late, ModelId, Outcome, RequestId, SubBatchId, Time};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -261,6 +261,15 @@ enum Gate {
     Iteration,
 }
 
+/// How many were shed.
+#[derive(Clone, Copy, Debug, Default)]
+struct Hopeless {
+    /// In a row that were too late when they arrived.
+    in_a_row: u32,
+    /// Since one was found to be in time, or was answered late.
+    so_far: u32,
+}
+
 /// Decides by a rule that may change as it goes.
 pub(super) struct Base {
     rule: Rule,
@@ -275,8 +284,8 @@ pub(super) struct Base {
     fresh: VecDeque<(ModelId, ClassId, RequestId)>,
     /// What the last decision went by.
     weighed: Weighed,
-    /// Of a model and a class that sheds, requests in a row that were too late when they arrived.
-    hopeless: FxHashMap<(ModelId, ClassId), u32>,
+    /// Those that were shed of a model and a class.
+    hopeless: FxHashMap<(ModelId, ClassId), Hopeless>,
     /// Who else was found too late, and when, the last first: they are demoted one by one.
     demoted: (Time, Vec<(Key, RequestId)>),
 }
@@ -355,6 +364,12 @@ impl Policy for Base {
     fn on_end(&mut self, now: Time, ending: &Ending) {
         self.shares.on_end(ending);
         self.promises.on_end(now, ending);
+        // One that was tried in vain is not tried again at once.
+        if ending.outcome == Outcome::Violated
+            && let Some(hopeless) = self.hopeless.get_mut(&(ending.model, ending.class))
+        {
+            hopeless.so_far = 0;
+        }
     }
 
     fn on_model(&mut self, model: ModelId, _models: &[ModelSpec]) {
@@ -418,9 +433,7 @@ impl Base {
             let claim = self.shares.claim(model, f.key.class, f.key.level);
             claim.is_as_urgent(&own)
         });
-        // It waits there itself.
-        let ahead = before.map(Flow::num_samples).sum::<u32>();
-        let ahead = ahead.saturating_sub(state.request.samples);
+        let ahead = before.map(|f| f.num_samples_before(state.request.id)).sum();
         let by = surely(view, model, ahead);
         if !self.promises.will_be_late(view, state, ahead, by) {
             return false;
@@ -431,9 +444,10 @@ impl Base {
 
     /// The oldest of a flow that sheds those that can no longer be in time.
     ///
-    /// Once [`HOPELESS`] in a row were too late from the start, the oldest runs nevertheless if it would
-    /// be in time with short outputs, nothing is in flight, and not even the newest is predicted to be
-    /// in time: the device has nothing better to do.
+    /// Once [`HOPELESS`] in a row were too late from the start, or none was in time in so many, the oldest
+    /// runs nevertheless if it would be in time with short outputs, nothing is in flight, and not
+    /// even the newest is predicted to be in time: the device has nothing better to do, and what is
+    /// predicted is learned from those that run.
     fn too_late(&mut self, view: &View<'_>) -> Option<Key> {
         let flows = view.ready().flat_map(|m| view.queue(m).flows());
         let rule = self.rule;
@@ -442,21 +456,22 @@ impl Base {
             let [oldest, newest] = [flow.front()?, flow.back()?].map(|key| view.request(key));
             let promises = &mut self.promises;
             let of = (oldest.request.model, flow.key.class);
-            let hopeless = self.hopeless.entry(of).or_default();
+            let Hopeless { in_a_row, so_far } = self.hopeless.entry(of).or_default();
             let by = surely(view, oldest.request.model, flow.num_samples());
             if !promises.is_late(view, oldest, by) {
-                *hopeless = 0;
+                (*in_a_row, *so_far) = (0, 0);
                 return None;
             }
             let tries = view.table().is_empty()
-                && *hopeless >= HOPELESS
+                && (*in_a_row).max(*so_far) >= HOPELESS
                 && promises.is_late(view, newest, By::Most)
                 && promises.may_be_in_time(view, oldest);
             if tries {
                 return None;
             }
-            *hopeless = match promises.was_hopeless(view, oldest) {
-                true => hopeless.saturating_add(1),
+            *so_far = so_far.saturating_add(1);
+            *in_a_row = match promises.was_hopeless(view, oldest) {
+                true => in_a_row.saturating_add(1),
                 false => 0,
             };
             flow.front()
@@ -534,10 +549,8 @@ impl Base {
                     return None;
                 }
                 self.weighed = Weighed::Idle;
-                // Who comes first may have more samples than the cap allows.
-                let whole = view.model(model).max_batch;
-                let picked = self.pick(view, model, max_batch);
-                return picked.or_else(|| self.pick(view, model, whole));
+                // Who comes first may have more samples than the cap allows, and runs alone then.
+                return self.pick(view, model, (max_batch, true));
             }
             let padded = entries().any(|e| e.padded.is_some());
             if padded || inside.is_some_and(|i| i != model) {
@@ -556,7 +569,7 @@ impl Base {
             };
             self.weighed = weighed;
             let room = room.filter(|&room| view.is_first_fitting(model, room))?;
-            self.pick(view, model, room)
+            self.pick(view, model, (room, false))
         })
     }
 
@@ -628,11 +641,16 @@ impl Base {
         None
     }
 
-    /// Who of a queue comes next, up to `room` samples: flows by priority level, then by what they
-    /// have been charged; those that are too late behind all others, and behind them those that are
-    /// delayed. One that is found too late is
-    /// demoted first, where its class says so.
-    fn pick(&mut self, view: &View<'_>, model: ModelId, room: u32) -> Option<Decision> {
+    /// Who of a queue comes next, up to `room` samples, or the first alone if it `may_exceed` them:
+    /// flows by priority level, then by what they have been charged; those that are too late behind all
+    /// others, and behind them those that are delayed. One that is found too late is demoted first,
+    /// where its class says so.
+    fn pick(
+        &mut self,
+        view: &View<'_>,
+        model: ModelId,
+        (room, may_exceed): (u32, bool),
+    ) -> Option<Decision> {
         let spec = view.model(model);
         let free = (spec.max_in_flight - view.num_in_flight(model)) as usize;
         // What one more sample adds to the charge of its flow, nearly enough to take turns by.
@@ -665,7 +683,7 @@ impl Base {
             };
             let state = view.request(key);
             let samples = state.request.samples;
-            if taken + samples > room {
+            if taken + samples > room && (taken > 0 || !may_exceed) {
                 break;
             }
             let rule = self.rule.late(view, flow.key.class);

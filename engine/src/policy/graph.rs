@@ -56,7 +56,7 @@ impl Policy for Graph {
             view.queue(m).num_samples() >= max
         };
         let due = |m: ModelId| -> Time {
-            let head = view.queue(m).front().expect("ready queues hold someone");
+            let head = view.queue(m).oldest().expect("ready queues hold someone");
             view.request(head).request.arrival + self.window
         };
         let start = view

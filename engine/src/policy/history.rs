@@ -22,6 +22,8 @@ struct Known {
     arrival: Time,
     /// Passes of its loop, once that has ended.
     output_len: Option<u32>,
+    /// They are as many as it asks for: others may take more.
+    is_cut: bool,
     /// Most passes that it asks for.
     max_steps: u32,
     is_open: bool,
@@ -58,6 +60,7 @@ impl History {
             },
             arrival: request.arrival,
             output_len: (request.max_steps == Some(0)).then_some(0),
+            is_cut: request.max_steps == Some(0),
             max_steps: request.max_steps.unwrap_or(u32::MAX),
             is_open: true,
         });
@@ -100,6 +103,7 @@ impl History {
             let known = &mut self.known[i];
             known.is_open = false;
             known.output_len = ending.output_len.or(known.output_len);
+            known.is_cut |= ending.is_cut;
         }
     }
 
@@ -197,13 +201,13 @@ impl History {
     }
 }
 
-/// Output lengths of ended requests, by model, sorted by input length.
+/// Output lengths of ended requests that were not cut, by model, sorted by input length.
 struct Guesses(Vec<Vec<(u32, u32)>>);
 
 impl Guesses {
     fn new(history: &History, num_models: usize) -> Self {
         let mut by_model = vec![Vec::new(); num_models];
-        for k in &history.known {
+        for k in history.known.iter().filter(|k| !k.is_cut) {
             if let Some(output) = k.output_len {
                 by_model[k.past.model.index()].push((k.past.input_len, output));
             }
@@ -282,6 +286,7 @@ mod tests {
             outcome: Outcome::Met,
             input_len: 1,
             output_len,
+            is_cut: false,
         }
     }
 

@@ -2,7 +2,9 @@
 //!
 //! Inputs of about the same length, four classes to an octave, share an exponentially weighted mean of
 //! the passes that their loop took until the output stopped. A class in which too few have ended
-//! takes the mean of the nearest one in which enough have. Nobody is thought to take more than the
+//! takes the mean of the nearest one in which enough have. Of one that was cut where its client asked
+//! for it is known that it would have taken as long at the least: it counts if that is more than the
+//! mean. Nobody is thought to take more than the
 //! model's own prediction, which stands where nothing is known: a class whose requests are refused
 //! for what a few of them took would never hear of others.
 
@@ -51,7 +53,11 @@ impl Outputs {
         if self.0.len() <= model {
             self.0.resize(model + 1, Means::default());
         }
-        self.0[model].add(class(ending.input_len), output_len);
+        let class = class(ending.input_len);
+        let is_longer = |mean: f64| f64::from(output_len) > mean;
+        if !ending.is_cut || self.0[model].len(class).is_some_and(is_longer) {
+            self.0[model].add(class, output_len);
+        }
     }
 
     /// Passes that a request with that input is thought to take.
@@ -123,6 +129,7 @@ mod tests {
             outcome: Outcome::Met,
             input_len,
             output_len: Some(output_len),
+            is_cut: false,
         });
     }
 

@@ -141,7 +141,9 @@ impl Promises {
         state.deadline != Time::MAX && view.now + needs > state.deadline
     }
 
-    /// Whether a waiting request will be late behind the `ahead` samples that wait before it.
+    /// Whether a waiting request will be late behind the `ahead` samples that wait before it. They
+    /// leave as those in flight do, or as the batch that they are themselves, if that is larger; and on
+    /// an idle device the first batch of them does not wait at all, with this one if it fits.
     pub fn will_be_late(
         &mut self,
         view: &View<'_>,
@@ -153,17 +155,20 @@ impl Promises {
             return false;
         }
         let needs = self.needs(view, state, by);
-        let in_flight = view.num_samples_in_flight(state.request.model).max(1);
-        let wait = needs.0 as f64 * f64::from(ahead) / f64::from(in_flight);
+        let batch = self.batch(view, state).max(1);
+        let batches = match view.num_samples_in_flight(state.request.model) {
+            0 => f64::from(ahead / batch),
+            in_flight => f64::from(ahead) / f64::from(in_flight.max(ahead.min(batch))),
+        };
+        let wait = needs.0 as f64 * batches;
         view.now + needs + Nanos(wait as u64) > state.deadline
     }
 
-    /// Whether a waiting request would be in time if it were admitted now and its outputs were as
-    /// short as they can be.
-    pub fn may_be_in_time(&mut self, view: &View<'_>, state: &RequestState) -> bool {
-        let batch = self.batch(view, state);
-        let needs = self.stretched(needs_with(view, state, batch, 1), self.stretch.mean);
-        view.now + needs <= state.deadline
+    /// Whether a waiting request would be in time if it were admitted now, alone on an idle device, and
+    /// its outputs were as short as they can be. What others took is left out: that is learned from who
+    /// is served, and where nobody is any more it would stay as it is for ever.
+    pub fn may_be_in_time(&self, view: &View<'_>, state: &RequestState) -> bool {
+        view.now + needs_with(view, state, 1, 1) <= state.deadline
     }
 
     /// Whether a request was predicted to be late when it arrived, even on a device of its own.

@@ -180,6 +180,7 @@ mod tests {
             priority: level,
             input_len: 1,
             output_len: None,
+            is_cut: false,
         }
     }
 

@@ -23,7 +23,7 @@
 //! policy is set: while an instance is busy it forms the next batch and lets it grow until it is
 //! fetched. Here a batch is formed when the lane is free, as Triton does with queue policies.
 
-use lazybatch_sla::{ModelId, Nanos, Time};
+use lazybatch_sla::{ModelId, Nanos, RequestId, Time};
 
 use super::{Decision, Entry, Pick, Policy};
 use crate::core::{Key, View};
@@ -168,15 +168,23 @@ impl Triton {
         }
     }
 
-    /// The first request that its level's queue has no room for, or whose timeout has passed.
+    /// A request that its level's queue has no room for, the youngest there, or the first whose timeout
+    /// has passed.
     fn refused(&self, view: &View<'_>, model: ModelId) -> Option<Step> {
-        let mut waiting = [0usize; 256];
-        let bounded = view.queue(model).iter();
-        for key in bounded.filter(|_| self.max_queue < usize::MAX) {
-            let level = self.level(view.request(key).request.priority);
-            let waiting = &mut waiting[usize::from(level)];
-            *waiting += 1;
-            if *waiting > self.max_queue {
+        if self.max_queue < view.queue(model).len() {
+            let mut waiting = [0usize; 256];
+            let mut over: Option<(RequestId, Key)> = None;
+            for key in view.queue(model).iter() {
+                let request = &view.request(key).request;
+                waiting[usize::from(self.level(request.priority))] += 1;
+            }
+            for key in view.queue(model).iter() {
+                let request = &view.request(key).request;
+                if waiting[usize::from(self.level(request.priority))] > self.max_queue {
+                    over = over.max(Some((request.id, key)));
+                }
+            }
+            if let Some((_, key)) = over {
                 return Some(Step::Shed(key, "exceeds the maximum queue size"));
             }
         }
