@@ -87,6 +87,8 @@ pub const ENTRY: Entry = Entry {
 
 /// By how much another rule must be cheaper to replace the incumbent.
 pub const HYSTERESIS: f64 = 0.02;
+/// The same where requests may be refused or shed.
+const HYSTERESIS_REFUSING: f64 = 0.0025;
 /// By how much `lazy` must be cheaper than all others: it is good for a rate that stays below capacity
 /// by little and bad for those around it.
 pub const LAZY_EDGE: f64 = 0.02;
@@ -474,6 +476,9 @@ impl Policy for Adaptive {
         };
         let hysteresis = match self.without.hysteresis {
             true => 0.0,
+            // Where most of what a rule gains is fewer that are refused, 2 % of the cost are several
+            // percent of the throughput.
+            false if self.refuses => HYSTERESIS_REFUSING,
             false => HYSTERESIS,
         };
         let is_better = cost(&incumbent.name).is_none_or(|c| least < c * (1.0 - hysteresis));
