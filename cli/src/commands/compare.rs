@@ -226,20 +226,23 @@ fn end_dry(
     Ok(())
 }
 
-/// Refuses outputs that cannot be written, before minutes of work.
+/// Refuses outputs that cannot be written or take another file's place, before minutes of work.
 fn check_outputs(args: &CompareArgs, report: Option<&Path>) -> anyhow::Result<()> {
-    output::check(outputs(&args.output))?;
-    output::check([
-        ("--report", report),
-        ("--profile-out", args.profile_out.as_deref()),
-        ("--arrivals-out", args.arrivals_out.as_deref()),
-    ])?;
+    let mut files = outputs(&args.output);
+    files
+        .reads("--profile", args.profile.as_deref())
+        .reads("--trace", args.trace.as_deref())
+        .writes("--profile-out", args.profile_out.as_deref())
+        .writes("--arrivals-out", args.arrivals_out.as_deref());
+    if args.output.report.is_none() {
+        files.writes("--report", report);
+    }
     for policy in &args.policies {
         let trace = args.trace_out.as_deref();
         let file = trace.map(|path| suffixed(path, policy, "json"));
-        output::check([("--trace-out", file.as_deref())])?;
+        files.writes("--trace-out", file);
     }
-    Ok(())
+    files.check()
 }
 
 /// The profile to schedule by, and what the engine takes of it.

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use lazybatch_workloads::results::{FinishedRequest, Results, requests_csv, table};
 
 use crate::args::OutputArgs;
-use crate::output;
+use crate::output::{self, Files};
 
 /// One policy's part of a command's results.
 pub struct PolicyRun {
@@ -49,13 +49,14 @@ fn emit(results: &Results, runs: &[PolicyRun], args: &OutputArgs) -> anyhow::Res
     Ok(())
 }
 
-/// The outputs that every long command can write, as [`output::check`] takes them.
-fn outputs(args: &OutputArgs) -> [(&'static str, Option<&Path>); 3] {
-    [
-        ("--json", args.json.as_deref()),
-        ("--report", args.report.as_deref()),
-        ("--requests-csv", args.requests_csv.as_deref()),
-    ]
+/// The outputs that every long command can write.
+fn outputs(args: &OutputArgs) -> Files {
+    let mut files = Files::default();
+    files
+        .writes("--json", args.json.as_deref())
+        .writes("--report", args.report.as_deref())
+        .writes("--requests-csv", args.requests_csv.as_deref());
+    files
 }
 
 /// `FILE.POLICY.EXT` with the colons and slashes of a policy made dashes.

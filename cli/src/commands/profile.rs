@@ -10,11 +10,11 @@ use super::dry;
 use crate::args::{CpuArgs, ProfileArgs};
 use crate::failure::BadInput;
 use crate::models::{self, DeviceKind, Model};
-use crate::output;
+use crate::output::{self, Files};
 
 /// Runs the command.
 pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
-    output::check([("--out", Some(args.out.as_path()))])?;
+    Files::default().writes("--out", Some(&args.out)).check()?;
     let kind = match args.device.as_str() {
         "cpu" => Some(DeviceKind::Cpu),
         name => DeviceKind::cuda(name),

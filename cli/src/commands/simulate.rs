@@ -1,6 +1,7 @@
 //! `lazybatch simulate`.
 
 use std::io::{BufWriter, Write};
+use std::path::PathBuf;
 
 use anyhow::Context;
 use lazybatch_engine::explain::Log;
@@ -41,15 +42,7 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     for policy in &args.policies {
         lazybatch_engine::policy::find(policy)?;
     }
-    output::check(outputs(&args.output))?;
-    for policy in &args.policies {
-        let journal = args.journal.as_deref();
-        let file = journal.map(|path| suffixed(path, policy, "jsonl"));
-        output::check([("--journal", file.as_deref())])?;
-        let explain = args.explain.as_deref();
-        let file = explain.map(|path| suffixed(path, policy, "jsonl"));
-        output::check([("--explain", file.as_deref())])?;
-    }
+    check_outputs(args)?;
     let arrivals = arrivals(args, &profile)?;
     let simulation = Simulation {
         profile: &profile,
@@ -140,6 +133,22 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
         Some(path) => report::write(path, &results, &runs, settings(args), Vec::new()),
         None => Ok(()),
     }
+}
+
+/// Refuses outputs that cannot be written or take another file's place.
+fn check_outputs(args: &SimulateArgs) -> anyhow::Result<()> {
+    let mut files = outputs(&args.output);
+    files
+        .reads("--profile", Some(&args.profile))
+        .reads("--arrivals", args.arrivals.as_deref())
+        .reads("--lengths", args.lengths.as_deref());
+    for policy in &args.policies {
+        let of_policy = |path: &PathBuf| suffixed(path, policy, "jsonl");
+        files
+            .writes("--journal", args.journal.as_ref().map(of_policy))
+            .writes("--explain", args.explain.as_ref().map(of_policy));
+    }
+    files.check()
 }
 
 /// The profile file, or the profile of a device model where no file has that name.

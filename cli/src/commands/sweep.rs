@@ -5,20 +5,27 @@ use std::path::{Path, PathBuf};
 use lazybatch_workloads::sweep::moments::{self, Moment};
 use lazybatch_workloads::sweep::resume::Journal;
 use lazybatch_workloads::sweep::run::{Options, run as run_grid};
-use lazybatch_workloads::sweep::{Grid, Sweep, report, text};
+use lazybatch_workloads::sweep::{Grid, Sweep, cases, report, text};
 
 use crate::args::SweepArgs;
 use crate::failure::BadInput;
-use crate::{output, progress};
+use crate::output::{self, Files};
+use crate::progress;
 
 /// Runs the command.
 pub fn run(args: &SweepArgs) -> anyhow::Result<()> {
     let grid = grid(args)?;
-    output::check([
-        ("--json", args.json.as_deref()),
-        ("--report", args.report.as_deref()),
-    ])?;
     let partial = args.json.as_deref().map(partial_path);
+    let mut files = Files::default();
+    files.reads("--grid", Some(&args.grid));
+    for file in cases::files(&grid, args.traces.as_deref()) {
+        files.reads("--grid", Some(file));
+    }
+    files
+        .writes("--json", args.json.as_deref())
+        .writes("--json", partial.as_deref())
+        .writes("--report", args.report.as_deref())
+        .check()?;
     let journal = match &partial {
         Some(path) if args.resume => Some(Journal::resume(path, &grid)?),
         Some(path) => Some(Journal::create(path, &grid)?),
