@@ -15,27 +15,22 @@ use crate::progress;
 /// Runs the command.
 pub fn run(args: &SweepArgs) -> anyhow::Result<()> {
     let grid = grid(args)?;
-    let partial = args.json.as_deref().map(partial_path);
-    let mut files = Files::default();
-    files.reads("--grid", Some(&args.grid));
-    for file in cases::files(&grid, args.traces.as_deref()) {
-        files.reads("--grid", Some(file));
-    }
-    files
-        .writes("--json", args.json.as_deref())
-        .writes("--json", partial.as_deref())
-        .writes("--report", args.report.as_deref())
-        .check()?;
+    let partial = check_outputs(args, &grid)?;
     let journal = match &partial {
         Some(path) if args.resume => Some(Journal::resume(path, &grid)?),
         Some(path) => Some(Journal::create(path, &grid)?),
         None => None,
     };
-    let resumed = journal.as_ref().map_or(0, Journal::num_done);
+    let num_outdated = journal.as_ref().map_or(0, Journal::num_outdated);
+    if num_outdated > 0 {
+        let what = "that another version has finished are run again";
+        eprintln!("lazybatch: {num_outdated} simulations {what}");
+    }
     let options = Options {
         threads: args.threads,
         traces: args.traces.clone(),
         journal,
+        points: args.point.clone(),
     };
     let bar = progress::bar(grid.num_simulations() as u64, &grid.name);
     let start = now();
@@ -43,7 +38,7 @@ pub fn run(args: &SweepArgs) -> anyhow::Result<()> {
     bar.finish_and_clear();
     let seconds = start.elapsed().as_secs_f64();
     let speed = ran.num_requests as f64 / seconds.max(1e-9);
-    let kept = match resumed {
+    let kept = match ran.num_taken {
         0 => String::new(),
         n => format!(", {n} taken from the earlier run"),
     };
@@ -101,6 +96,10 @@ fn grid(args: &SweepArgs) -> anyhow::Result<Grid> {
     if let Some(requests) = args.requests {
         grid.requests = requests;
     }
+    if let Some(folder) = args.traces.as_ref().filter(|folder| !folder.is_dir()) {
+        let got = folder.display();
+        return Err(BadInput(format!("--traces: expected a folder, got {got}")).into());
+    }
     if let Some(judged) = &args.judge
         && !grid.policies.contains(judged)
     {
@@ -108,6 +107,29 @@ fn grid(args: &SweepArgs) -> anyhow::Result<Grid> {
         return Err(BadInput(format!("--judge: expected one of {expected}, got {judged}")).into());
     }
     Ok(grid)
+}
+
+/// Refuses outputs that cannot be written or take another file's place. Where finished simulations
+/// are kept; nowhere beside what is no file, a pipe say.
+fn check_outputs(args: &SweepArgs, grid: &Grid) -> anyhow::Result<Option<PathBuf>> {
+    let json = args.json.as_deref();
+    let partial = json.filter(|path| !output::is_special(path));
+    let partial = partial.map(partial_path);
+    if let (true, None, Some(json)) = (args.resume, &partial, json) {
+        let expected = "--resume: expected a file beside which simulations are kept as --json";
+        return Err(BadInput(format!("{expected}, got {}", json.display())).into());
+    }
+    let mut files = Files::default();
+    files.reads("--grid", Some(&args.grid));
+    for file in cases::files(grid, args.traces.as_deref()) {
+        files.reads("--grid", Some(file));
+    }
+    files
+        .writes("--json", json)
+        .writes("--json", partial.as_deref())
+        .writes("--report", args.report.as_deref())
+        .check()?;
+    Ok(partial)
 }
 
 /// Where finished simulations are kept until the sweep is done: `FILE.partial`.
