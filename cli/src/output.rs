@@ -7,6 +7,8 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use anyhow::Context;
+
 use crate::failure::BadInput;
 
 /// Whether the reader of standard output has gone away.
@@ -151,15 +153,20 @@ fn unwritable(option: &str, path: &Path, e: &std::io::Error) -> BadInput {
 /// Writes a whole file that the user named.
 ///
 /// # Errors
-/// [`BadInput`] if it cannot be written.
+/// A file that cannot be written, though [`Files::check`] found that it can.
 pub fn write(option: &'static str, path: &Path, text: &str) -> anyhow::Result<()> {
-    std::fs::write(path, text).map_err(|e| unwritable(option, path, &e).into())
+    std::fs::write(path, text).with_context(|| place(option, path))
 }
 
 /// Creates a file that the user named.
 ///
 /// # Errors
-/// [`BadInput`] if it cannot be written.
+/// As [`write`].
 pub fn create(option: &'static str, path: &Path) -> anyhow::Result<std::fs::File> {
-    std::fs::File::create(path).map_err(|e| unwritable(option, path, &e).into())
+    std::fs::File::create(path).with_context(|| place(option, path))
+}
+
+/// How messages name a file that an option names.
+pub fn place(option: &str, path: &Path) -> String {
+    format!("{option}: {}", path.display())
 }

@@ -208,3 +208,49 @@ fn links_are_followed_and_left_where_they_are() {
     place.succeed(&format!("{simulate} --json link"));
     assert!(place.path("real/x").is_file() && place.path("link").is_symlink());
 }
+
+#[cfg(unix)]
+#[test]
+fn a_full_disk_is_no_bad_input_and_names_option_and_file() {
+    use std::os::unix::fs::symlink;
+    let place = Place::with_example();
+    for name in ["j.lazy.jsonl", "t.greedy.json"] {
+        symlink("/dev/full", place.path(name)).unwrap();
+    }
+    place.write(
+        "g.toml",
+        "profile = 'p.json'\nmodels = ['toy']\nrates = [100]\nslas_ms = [50]\nseeds = 1\n\
+         policies = ['serial', 'greedy']\nlengths = 'fixed:2:3'\nrequests = 9\n",
+    );
+    let simulate = "simulate --profile p.json --arrivals a.csv --policies lazy";
+    let compare = "compare --model cnn-tiny --max-batch 2 --rate 100 --duration 0.1 \
+                   --policies greedy --report c.html";
+    let sweep = "sweep --grid g.toml";
+    let generalise = "generalise --seeds 3..4 --policies greedy,adaptive";
+    let profile = "profile --model gnmt-tiny --device npu";
+    for (command, option, file) in [
+        (simulate, "--json", "/dev/full"),
+        (simulate, "--report", "/dev/full"),
+        (simulate, "--requests-csv", "/dev/full"),
+        (simulate, "--journal", "j"),
+        (simulate, "--explain", "j"),
+        (compare, "--arrivals-out", "/dev/full"),
+        (compare, "--profile-out", "/dev/full"),
+        (compare, "--trace-out", "t"),
+        (sweep, "--json", "/dev/full"),
+        (sweep, "--report", "/dev/full"),
+        (generalise, "--json", "/dev/full"),
+        (profile, "--out", "/dev/full"),
+    ] {
+        let done = place.run(&format!("{command} {option} {file}"));
+        assert_eq!(done.status, Some(1), "{command} {option}: {}", done.err);
+        let shown = match file {
+            "j" => "j.lazy.jsonl",
+            "t" => "t.greedy.json",
+            file => file,
+        };
+        let start = format!("lazybatch: {option}: {shown}: ");
+        let says = |l: &str| l.starts_with(&start) && l.contains("No space left on device");
+        assert!(done.err.lines().any(says), "{start}: {}", done.err);
+    }
+}

@@ -201,9 +201,9 @@ impl Results {
     /// Writes the file.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Save`].
     pub fn save(&self, path: &Path) -> Result<()> {
-        std::fs::write(path, self.to_json()).map_err(|e| Error::io(path, e))
+        std::fs::write(path, self.to_json()).map_err(|e| Error::save(path, e))
     }
 
     /// Parses the text of a results file, called `name` in messages.

@@ -113,7 +113,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     let (calls, rate) = offer::calls(args, trace, &pool, capacity)?;
     if let Some(path) = &args.arrivals_out {
         let arrivals = offer::arrivals_of(&model, &pool, &steps, &calls, &args.classes);
-        arrivals_csv::save(path, &arrivals)?;
+        arrivals_csv::save(path, &arrivals).context("--arrivals-out")?;
     }
     let mut results = Results::new("compare", args.seed, &profile.device);
     let mut runs = Vec::new();
@@ -137,7 +137,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         results.push(run, &served.requests, &args.classes);
         if let (Some(path), false) = (&args.output.json, args.dry) {
             // What is measured stays, should a later policy not come to its end.
-            results.save(path)?;
+            output::write("--json", path, &results.to_json())?;
         }
         if let (Some(path), Some(trace)) = (&args.trace_out, &served.trace) {
             output::write("--trace-out", &suffixed(path, policy, "json"), trace)?;

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::Context;
 use lazybatch_workloads::generalise::{Case, Summary, file, run as run_cases};
 use lazybatch_workloads::traces::arrivals_csv;
 
@@ -70,8 +71,10 @@ fn write_case(folder: &Path, case: &Case, draws: u32) -> anyhow::Result<()> {
     let profile = profile_path(folder, case.seed);
     output::write("--cases", &profile, &case.profile.to_json())?;
     for draw in 0..draws {
-        let file = output::create("--cases", &arrivals_path(folder, case.seed, draw))?;
-        arrivals_csv::write(std::io::BufWriter::new(file), &case.arrivals(draw)?)?;
+        let path = arrivals_path(folder, case.seed, draw);
+        let file = output::create("--cases", &path)?;
+        arrivals_csv::write(std::io::BufWriter::new(file), &case.arrivals(draw)?)
+            .with_context(|| output::place("--cases", &path))?;
     }
     Ok(())
 }

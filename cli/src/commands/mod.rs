@@ -17,6 +17,7 @@ pub mod sweep;
 
 use std::path::{Path, PathBuf};
 
+use anyhow::Context;
 use lazybatch_workloads::results::{FinishedRequest, Results, requests_csv, table};
 
 use crate::args::OutputArgs;
@@ -37,14 +38,15 @@ fn emit(results: &Results, runs: &[PolicyRun], args: &OutputArgs) -> anyhow::Res
         output::text(table::render_classes(&results.classes))?;
     }
     if let Some(path) = &args.json {
-        results.save(path)?;
+        output::write("--json", path, &results.to_json())?;
     }
     if let Some(path) = &args.requests_csv {
         let file = output::create("--requests-csv", path)?;
         let rows = runs
             .iter()
             .map(|r| (r.policy.as_str(), r.requests.as_slice()));
-        requests_csv::write(std::io::BufWriter::new(file), rows)?;
+        requests_csv::write(std::io::BufWriter::new(file), rows)
+            .with_context(|| output::place("--requests-csv", path))?;
     }
     Ok(())
 }

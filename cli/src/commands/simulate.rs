@@ -4,10 +4,12 @@ use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 
 use anyhow::Context;
+use lazybatch_engine::driver::Observer;
 use lazybatch_engine::explain::Log;
 use lazybatch_engine::timeline::Timeline;
 use lazybatch_kernels::Noise;
 use lazybatch_sla::{Nanos, Profile};
+use lazybatch_workloads::Error;
 use lazybatch_workloads::arrivals::{Arrival, Limit, Process, Stream, Workload, mean_rate};
 use lazybatch_workloads::bound::LowerBound;
 use lazybatch_workloads::devices;
@@ -68,27 +70,38 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     let mut runs = Vec::new();
     let bar = progress::bar(args.policies.len() as u64, "simulate");
     for policy in &args.policies {
-        let journal = match &args.journal {
+        let of_policy = |path: &PathBuf| suffixed(path, policy, "jsonl");
+        let journal_path = args.journal.as_ref().map(of_policy);
+        let journal = match &journal_path {
             Some(path) => {
-                let file = output::create("--journal", &suffixed(path, policy, "jsonl"))?;
+                let file = output::create("--journal", path)?;
                 Some(Box::new(BufWriter::new(file)) as Box<dyn Write>)
             }
             None => None,
         };
+        let run = |journal, observer: &mut dyn Observer, detail| {
+            let done = simulation.run(policy, journal, observer, detail);
+            match (done, &journal_path) {
+                // What is written on the way is the journal.
+                (Err(error @ Error::Write { .. }), Some(path)) => {
+                    Err(error).with_context(|| output::place("--journal", path))
+                }
+                (done, _) => Ok(done?),
+            }
+        };
         let mut timeline = Timeline::new(&simulation.config(Detail::Table));
         let done = match &args.explain {
             Some(path) => {
-                let file = output::create("--explain", &suffixed(path, policy, "jsonl"))?;
+                let path = of_policy(path);
+                let file = output::create("--explain", &path)?;
                 let mut log = Log::new(BufWriter::new(file));
-                let mut both = (&mut log, &mut timeline);
-                let done = simulation.run(policy, journal, &mut both, Detail::Reasons)?;
-                log.finish().context("--explain")?;
+                let done = run(journal, &mut (&mut log, &mut timeline), Detail::Reasons)?;
+                log.finish()
+                    .with_context(|| output::place("--explain", &path))?;
                 done
             }
-            None if args.timeline => {
-                simulation.run(policy, journal, &mut timeline, Detail::Table)?
-            }
-            None => simulation.run(policy, journal, &mut (), Detail::Launches)?,
+            None if args.timeline => run(journal, &mut timeline, Detail::Table)?,
+            None => run(journal, &mut (), Detail::Launches)?,
         };
         if args.timeline {
             output::line(format_args!("{policy}\n{}", timeline.into_text()))?;

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::Context;
+use lazybatch_workloads::Error;
 use lazybatch_workloads::sweep::moments::{self, Moment};
 use lazybatch_workloads::sweep::resume::Journal;
 use lazybatch_workloads::sweep::run::{Options, run as run_grid};
@@ -34,7 +36,11 @@ pub fn run(args: &SweepArgs) -> anyhow::Result<()> {
     };
     let bar = progress::bar(grid.num_simulations() as u64, &grid.name);
     let start = now();
-    let ran = run_grid(&grid, options, &|n| bar.inc(n as u64))?;
+    let ran = match run_grid(&grid, options, &|n| bar.inc(n as u64)) {
+        // What is written on the way is the journal.
+        Err(error @ Error::Save { .. }) => Err(error).context("--json"),
+        ran => Ok(ran?),
+    }?;
     bar.finish_and_clear();
     let seconds = start.elapsed().as_secs_f64();
     let speed = ran.num_requests as f64 / seconds.max(1e-9);
@@ -55,7 +61,7 @@ pub fn run(args: &SweepArgs) -> anyhow::Result<()> {
         write_report(args, &sweep, path)?;
     }
     if let Some(path) = partial {
-        std::fs::remove_file(path)?;
+        std::fs::remove_file(&path).with_context(|| output::place("--json", &path))?;
     }
     Ok(())
 }
@@ -73,7 +79,8 @@ fn write_report(args: &SweepArgs, sweep: &Sweep, path: &Path) -> anyhow::Result<
         .iter()
         .map(|(why, point)| Moment::new(sweep, point, why, traces))
         .collect();
-    Ok(report::report(sweep, &moments?).write(path)?)
+    let page = report::report(sweep, &moments?);
+    page.write(path).context("--report")
 }
 
 /// The grid with what the command line changes of it.

@@ -244,7 +244,10 @@ impl Simulation<'_> {
             .finish()
             .map_err(|v| Error::run(format!("simulation of {policy}"), v))?;
         if let Some(writer) = journal {
-            writer.finish().map_err(|e| Error::io("journal", e))?;
+            writer.finish().map_err(|source| Error::Write {
+                what: "the journal",
+                source,
+            })?;
         }
         let counters = core.counters();
         Ok(Simulated {

@@ -116,11 +116,11 @@ pub fn decimal_us(ns: u64) -> String {
 /// Writes an arrivals file to `path`; see [`write()`].
 ///
 /// # Errors
-/// [`Error::Io`].
+/// [`Error::Save`].
 pub fn save(path: &Path, arrivals: &[Arrival]) -> Result<()> {
     let mut text = Vec::new();
     write(&mut text, arrivals)?;
-    std::fs::write(path, text).map_err(|e| Error::io(path, e))
+    std::fs::write(path, text).map_err(|e| Error::save(path, e))
 }
 
 /// Writes an arrivals file, with the optional columns that some arrival uses.
