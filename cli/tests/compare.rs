@@ -121,6 +121,25 @@ fn rate_target_and_batch_are_as_asked() {
         "{out}"
     );
     assert_eq!(place.json("c.json")["runs"][0]["sla_ms"], 70.0);
+    // The device is the one that ran, whatever the profile is of.
+    let device = place.json("p.json")["device"].as_str().unwrap().to_owned();
+    let text = place.read("p.json").replace(&device, "npu-9");
+    place.write("npu.json", text);
+    let out = compare(&place, &format!("{tiny} --profile npu.json"));
+    let settings = [
+        format!("device {device},"),
+        "scheduled by a profile of npu-9".into(),
+    ];
+    for part in settings {
+        assert!(out.contains(&part), "{part}: {out}");
+    }
+    assert_eq!(place.json("c.json")["device"], *device);
+    assert!(place.read("c.html").contains(&device));
+    place.succeed(&format!("compare {tiny} --profile npu.json --dry"));
+    assert_eq!(place.json("c.json")["device"], *device);
+    let out = compare(&place, &format!("{tiny} --profile npu.json --device sim"));
+    assert!(out.contains("device npu-9,"), "{out}");
+    assert_eq!(place.json("c.json")["device"], "npu-9");
     place.refuse(
         "compare --model transformer-tiny --profile p.json --rate 0.01 --duration 0.01",
         &["--rate: expected arrivals, got none"],

@@ -65,6 +65,12 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     bar.enable_steady_tick(Duration::from_millis(200));
     let (profile, options) = prepare(args, kind, &model)?;
     bar.inc(1);
+    let ran_on = match (kind, &args.profile) {
+        (DeviceKind::Cpu | DeviceKind::Cuda(_), Some(_)) => {
+            models::device(kind, &args.cpu)?.info().name
+        }
+        _ => profile.device.clone(),
+    };
     let (pool, simulated) = match kind {
         DeviceKind::Cpu | DeviceKind::Cuda(_) => (model.pool(pool_size, args.seed)?, None),
         DeviceKind::Sim => {
@@ -115,7 +121,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         let arrivals = offer::arrivals_of(&model, &pool, &steps, &calls, &args.classes);
         arrivals_csv::save(path, &arrivals).context("--arrivals-out")?;
     }
-    let mut results = Results::new("compare", args.seed, &profile.device);
+    let mut results = Results::new("compare", args.seed, &ran_on);
     let mut runs = Vec::new();
     let mut answers = Vec::new();
     let mut judged = Vec::new();
@@ -158,10 +164,13 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         answers.push("a simulated device computes no answers".into());
     }
     if args.dry {
-        return end_dry(args, &profile.device, emulator, &results, &judged, &answers);
+        return end_dry(args, &ran_on, emulator, &results, &judged, &answers);
     }
     let max_batch = serving.options.max_batch.unwrap_or(DEFAULT_MAX_BATCH);
-    let mut settings = settings(args, &profile, rate, capacity, calls.len(), sla, max_batch);
+    let mut settings = settings(args, &ran_on, rate, capacity, calls.len(), sla, max_batch);
+    if args.profile.is_some() && kind != DeviceKind::Sim {
+        settings.push(("scheduled by a profile of".into(), profile.device.clone()));
+    }
     if let DeviceKind::Cuda(_) = kind {
         let products = args.cpu.products.unwrap_or_default();
         settings.push(("products".into(), products.to_string()));
@@ -316,7 +325,7 @@ fn simulated_device(profile: &Profile) -> Box<dyn Device> {
 
 fn settings(
     args: &CompareArgs,
-    profile: &Profile,
+    device: &str,
     rate: f64,
     capacity: f64,
     requests: usize,
@@ -330,7 +339,7 @@ fn settings(
     );
     vec![
         ("model".into(), args.model.clone()),
-        ("device".into(), profile.device.clone()),
+        ("device".into(), device.into()),
         ("load".into(), load),
         ("requests".into(), requests.to_string()),
         ("SLA".into(), format!("{} ms", sla.as_ms())),
