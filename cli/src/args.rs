@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -132,7 +133,8 @@ pub enum Command {
 }
 
 impl Command {
-    /// Puts policies with several parameters together again, which the list was cut within.
+    /// Puts policies with several parameters together again, which the list was cut within. One that
+    /// is named twice runs once.
     pub fn join_policies(&mut self) {
         let policies = match self {
             Self::Compare(args) => &mut args.policies,
@@ -144,7 +146,9 @@ impl Command {
             }) => policies,
             _ => return,
         };
+        let mut seen = BTreeSet::new();
         *policies = lazybatch_engine::policy::join_list(policies);
+        policies.retain(|policy| seen.insert(policy.clone()));
     }
 }
 
@@ -235,7 +239,8 @@ pub struct CompareArgs {
     /// Poisson arrivals per second; 0.6 x measured capacity if absent
     #[arg(long, value_name = "RPS", conflicts_with = "trace", allow_negative_numbers = true, value_parser = positive)]
     pub rate: Option<f64>,
-    /// Arrivals from a file instead: the project's CSV, Azure LLM CSV or Mooncake JSON lines
+    /// Arrivals from a file instead: the project's CSV, Azure LLM CSV or Mooncake JSON lines. Each is
+    /// served with the input of --pool whose length is the nearest, and the output that this has
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
     /// Scale the trace to this mean rate; 0.6 x measured capacity if absent

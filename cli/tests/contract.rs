@@ -281,6 +281,18 @@ fn loops_of_length_zero_are_skipped() {
 }
 
 #[test]
+fn a_policy_that_is_named_twice_runs_once() {
+    let place = Place::with_example();
+    let run = "simulate --profile p.json --arrivals a.csv --json r.json --requests-csv r.csv";
+    place.succeed(&format!("{run} --policies lazy,greedy,lazy,graph:0,greedy"));
+    let results = place.json("r.json");
+    let runs = results["runs"].as_array().unwrap();
+    let policies: Vec<_> = runs.iter().map(|r| r["policy"].as_str().unwrap()).collect();
+    assert_eq!(policies, ["lazy", "greedy", "graph:0"]);
+    assert_eq!(requests(&place.read("r.csv")).len(), 3 * 4);
+}
+
+#[test]
 fn a_report_needs_no_network() {
     let place = Place::with_example();
     place.succeed("simulate --profile p.json --rate 2000 --duration 0.1 --policies greedy,lazy --report r.html");

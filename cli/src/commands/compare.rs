@@ -58,9 +58,13 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     check_outputs(args, (!args.dry).then_some(report_path.as_path()))?;
     let model = Model::load(&args.model)?;
     let trace = match &args.trace {
-        Some(path) => Some(offer::read_trace(path, &model)?),
+        Some(path) => Some(offer::read_trace(args, path, &model)?),
         None => None,
     };
+    let trace = trace.as_deref();
+    let stated = args.rate.or(args.trace_rate);
+    let offered = stated.map(|rate| offer::arrivals(args, trace, rate));
+    let offered = offered.transpose()?;
     let bar = progress::bar(3 + args.policies.len() as u64, "compare");
     bar.enable_steady_tick(Duration::from_millis(200));
     let (profile, options) = prepare(args, kind, &model)?;
@@ -116,7 +120,14 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     };
     serving.output_lens = Some(&steps);
     bar.inc(1);
-    let (calls, rate) = offer::calls(args, trace, &pool, capacity)?;
+    let (arrivals, rate) = match offered {
+        Some(offered) => offered,
+        None => offer::arrivals(args, trace, offer::DEFAULT_LOAD * capacity)?,
+    };
+    let calls = offer::calls(args, &arrivals, &pool);
+    if let Some(path) = &args.trace {
+        offer::tell_replaced(path, &arrivals, &calls, &pool, &steps);
+    }
     if let Some(path) = &args.arrivals_out {
         let arrivals = offer::arrivals_of(&model, &pool, &steps, &calls, &args.classes);
         arrivals_csv::save(path, &arrivals).context("--arrivals-out")?;
