@@ -1,5 +1,6 @@
 //! `lazybatch simulate`.
 
+use std::collections::BTreeMap;
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 
@@ -8,6 +9,7 @@ use lazybatch_engine::driver::Observer;
 use lazybatch_engine::explain::Log;
 use lazybatch_engine::timeline::Timeline;
 use lazybatch_kernels::Noise;
+use lazybatch_sla::profile::ModelProfile;
 use lazybatch_sla::{Nanos, Profile};
 use lazybatch_workloads::Error;
 use lazybatch_workloads::arrivals::{Arrival, Limit, Process, Stream, Workload, mean_rate};
@@ -66,6 +68,19 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
         let fits = simulation.requests(false);
         fits.with_context(|| path.display().to_string())?;
     }
+    let used: Vec<_> = profile
+        .models
+        .iter()
+        .filter(|m| arrivals.iter().any(|a| *a.model == *m.name))
+        .collect();
+    let names: Vec<_> = used.iter().map(|m| m.name.as_str()).collect();
+    let target = |m: &ModelProfile| simulation.sla.or(m.sla()).unwrap_or(default_sla());
+    let sla = used.first().map_or(default_sla(), |m| target(m));
+    let mut targets = BTreeMap::new();
+    if used.iter().any(|m| target(m) != sla) {
+        targets.extend(used.iter().map(|m| (m.name.clone(), target(m).as_ms())));
+    }
+    let rate = args.rate.or_else(|| mean_rate(&arrivals)).unwrap_or(0.0);
     let mut results = Results::new("simulate", args.seed, &profile.device);
     let mut runs = Vec::new();
     let bar = progress::bar(args.policies.len() as u64, "simulate");
@@ -106,19 +121,7 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
         if args.timeline {
             output::line(format_args!("{policy}\n{}", timeline.into_text()))?;
         }
-        let used: Vec<_> = profile
-            .models
-            .iter()
-            .filter(|m| arrivals.iter().any(|a| *a.model == *m.name))
-            .collect();
-        let names: Vec<_> = used.iter().map(|m| m.name.as_str()).collect();
-        let of_profile = used.first().and_then(|m| m.sla());
-        let sla = simulation
-            .sla
-            .or(of_profile)
-            .unwrap_or(Nanos::from_ms_f64(DEFAULT_SLA_MS));
-        let rate = args.rate.or_else(|| mean_rate(&arrivals)).unwrap_or(0.0);
-        let run = RunResult::summarise(
+        let mut run = RunResult::summarise(
             policy.as_str(),
             names.join("+"),
             rate,
@@ -126,6 +129,7 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
             &done.requests,
             &done.counters,
         );
+        run.sla_ms_by_model.clone_from(&targets);
         results.push(run, &done.requests, &args.classes);
         runs.push(PolicyRun {
             policy: policy.clone(),
@@ -146,6 +150,10 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
         Some(path) => report::write(path, &results, &runs, settings(args), Vec::new()),
         None => Ok(()),
     }
+}
+
+fn default_sla() -> Nanos {
+    Nanos::from_ms_f64(DEFAULT_SLA_MS)
 }
 
 /// Refuses outputs that cannot be written or take another file's place.
@@ -174,6 +182,20 @@ fn read_profile(args: &SimulateArgs) -> anyhow::Result<Profile> {
                 return Err(BadInput(format!("--model: expected a model, got {got}")).into());
             };
             models::device_profile(device, model, overheads)
+        }
+        Err(_) if !args.profile.exists() => {
+            let names: Vec<_> = devices::names().collect();
+            let names = names.join(", ");
+            let why = match std::fs::metadata(&args.profile) {
+                Err(e) => e.to_string(),
+                Ok(_) => "no file".into(),
+            };
+            Err(BadInput(format!(
+                "--profile: expected a file, or one of {names} or the same with {}, got {}: {why}",
+                devices::FREE,
+                args.profile.display()
+            ))
+            .into())
         }
         _ => Ok(Profile::read(&args.profile)?),
     }
