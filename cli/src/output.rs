@@ -127,7 +127,10 @@ fn folder(path: &Path) -> &Path {
 }
 
 /// Whether a file can be written; nothing is changed about it.
-fn try_file(path: &Path) -> std::io::Result<()> {
+///
+/// # Errors
+/// Why it cannot.
+pub fn try_file(path: &Path) -> std::io::Result<()> {
     let file = behind_links(path);
     if file.symlink_metadata().is_ok() {
         if is_special(&file) {

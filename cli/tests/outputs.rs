@@ -254,3 +254,21 @@ fn a_full_disk_is_no_bad_input_and_names_option_and_file() {
         assert!(done.err.lines().any(says), "{start}: {}", done.err);
     }
 }
+
+#[test]
+fn a_report_that_nobody_asked_for_is_left_out_where_it_cannot_be_written() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("lazybatch-compare.html")).unwrap();
+    let compare = "compare --model cnn-tiny --max-batch 2 --rate 100 --duration 0.1 \
+                   --policies greedy --json c.json";
+    let done = place.succeed(compare);
+    let said = "lazybatch: no report (--report): lazybatch-compare.html: ";
+    assert!(done.err.contains(said), "{}", done.err);
+    assert!(!done.out.contains("report: "), "{}", done.out);
+    assert!(place.path("c.json").exists());
+    let parts = ["--report: expected a file that can be written, got lazybatch-compare.html"];
+    place.refuse(
+        &format!("{compare} --report lazybatch-compare.html"),
+        &parts,
+    );
+}

@@ -50,12 +50,8 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     for policy in &args.policies {
         lazybatch_engine::policy::find(policy)?;
     }
-    let report_path = args
-        .output
-        .report
-        .clone()
-        .unwrap_or_else(|| PathBuf::from(DEFAULT_REPORT));
-    check_outputs(args, (!args.dry).then_some(report_path.as_path()))?;
+    let report_path = report_path(args);
+    check_outputs(args, report_path.as_deref())?;
     let model = Model::load(&args.model)?;
     let trace = match &args.trace {
         Some(path) => Some(offer::read_trace(args, path, &model)?),
@@ -192,8 +188,27 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     emit(&results, &runs, &args.output)?;
     output::line(answers.join("\n"))?;
     let section = ("Answers".to_string(), Body::Pre(answers.join("\n")));
-    report::write(&report_path, &results, &runs, settings, vec![section])?;
-    output::line(format_args!("report: {}", report_path.display()))
+    let Some(path) = report_path else {
+        return Ok(());
+    };
+    report::write(&path, &results, &runs, settings, vec![section])?;
+    output::line(format_args!("report: {}", path.display()))
+}
+
+/// Where the report goes. One that nobody has asked for is left out, with a word, where it cannot be
+/// written.
+fn report_path(args: &CompareArgs) -> Option<PathBuf> {
+    if args.dry || args.output.report.is_some() {
+        return args.output.report.clone();
+    }
+    let default = PathBuf::from(DEFAULT_REPORT);
+    match output::try_file(&default) {
+        Ok(()) => Some(default),
+        Err(e) => {
+            eprintln!("lazybatch: no report (--report): {DEFAULT_REPORT}: {e}");
+            None
+        }
+    }
 }
 
 /// What a dry run leaves: counts, and whether all answers were right.

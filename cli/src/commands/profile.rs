@@ -64,6 +64,10 @@ fn run_computed(args: &ProfileArgs) -> anyhow::Result<()> {
         let got = args.max_batch;
         return Err(BadInput(format!("{what} that is computed, got {got}")).into());
     }
+    if let Some(us) = args.segment_us {
+        let expected = "--segment-us: expected none for a device that is computed";
+        return Err(BadInput(format!("{expected}, got {us}")).into());
+    }
     if args.dry {
         let expected = "--dry: expected a device that is measured";
         return Err(BadInput(format!("{expected}, got {}", args.device)).into());
