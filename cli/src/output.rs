@@ -29,7 +29,7 @@ pub fn text(text: impl fmt::Display) -> anyhow::Result<()> {
             CLOSED.store(true, Ordering::Relaxed);
             Ok(())
         }
-        done => Ok(done?),
+        done => done.context("standard output"),
     }
 }
 

@@ -64,6 +64,29 @@ fn a_reader_that_goes_away_takes_no_files_with_it() {
     }
 }
 
+#[cfg(unix)]
+#[test]
+fn a_full_standard_output_is_a_failure_behind_the_files() {
+    use std::process::Command;
+    let place = Place::with_example();
+    let full = std::fs::File::create("/dev/full").unwrap();
+    let simulate = "simulate --profile p.json --arrivals a.csv --policies lazy --json r.json \
+                    --requests-csv r.csv --report r.html";
+    let done = Command::new(env!("CARGO_BIN_EXE_lazybatch"))
+        .args(simulate.split_whitespace())
+        .current_dir(place.path(""))
+        .stdout(full)
+        .output()
+        .unwrap();
+    let err = String::from_utf8(done.stderr).unwrap();
+    assert_eq!(done.status.code(), Some(1), "{err}");
+    let part = "lazybatch: standard output: No space left on device";
+    assert!(err.contains(part), "{err}");
+    for file in ["r.json", "r.csv", "r.html"] {
+        assert!(!place.read(file).is_empty(), "{file}");
+    }
+}
+
 #[test]
 fn outputs_take_no_other_files_place() {
     let place = Place::with_example();

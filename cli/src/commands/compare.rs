@@ -184,15 +184,18 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         settings.push(("launches in flight".into(), depth.to_string()));
     }
     let pairs: Vec<_> = settings.iter().map(|(k, v)| format!("{k} {v}")).collect();
-    output::line(pairs.join(", "))?;
+    let pairs = pairs.join(", ");
+    if let Some(path) = &report_path {
+        let section = ("Answers".to_string(), Body::Pre(answers.join("\n")));
+        report::write(path, &results, &runs, settings, vec![section])?;
+    }
+    output::line(pairs)?;
     emit(&results, &runs, &args.output)?;
     output::line(answers.join("\n"))?;
-    let section = ("Answers".to_string(), Body::Pre(answers.join("\n")));
-    let Some(path) = report_path else {
-        return Ok(());
-    };
-    report::write(&path, &results, &runs, settings, vec![section])?;
-    output::line(format_args!("report: {}", path.display()))
+    match report_path {
+        Some(path) => output::line(format_args!("report: {}", path.display())),
+        None => Ok(()),
+    }
 }
 
 /// Where the report goes. One that nobody has asked for is left out, with a word, where it cannot be

@@ -34,12 +34,11 @@ pub fn run(args: &GeneraliseArgs) -> anyhow::Result<()> {
     )?;
     bar.finish_and_clear();
     let summary = Summary::new(&args.judge, &results);
-    output::text(summary.text(&results))?;
     if let Some(path) = &args.json {
         let text = file::text(&seeds, args.draws, &args.policies, &results, &summary);
         output::write("--json", path, &text)?;
     }
-    Ok(())
+    output::text(summary.text(&results))
 }
 
 /// Refuses outputs that cannot be written or take another file's place.

@@ -31,12 +31,8 @@ pub struct PolicyRun {
     pub requests: Vec<FinishedRequest>,
 }
 
-/// Prints the table and writes JSON and requests as asked.
+/// Writes JSON and requests as asked, then prints the table: standard output can fail too.
 fn emit(results: &Results, runs: &[PolicyRun], args: &OutputArgs) -> anyhow::Result<()> {
-    output::text(table::render(&results.runs))?;
-    if !results.classes.is_empty() {
-        output::text(table::render_classes(&results.classes))?;
-    }
     if let Some(path) = &args.json {
         output::write("--json", path, &results.to_json())?;
     }
@@ -47,6 +43,10 @@ fn emit(results: &Results, runs: &[PolicyRun], args: &OutputArgs) -> anyhow::Res
             .map(|r| (r.policy.as_str(), r.requests.as_slice()));
         requests_csv::write(std::io::BufWriter::new(file), rows)
             .with_context(|| output::place("--requests-csv", path))?;
+    }
+    output::text(table::render(&results.runs))?;
+    if !results.classes.is_empty() {
+        output::text(table::render_classes(&results.classes))?;
     }
     Ok(())
 }

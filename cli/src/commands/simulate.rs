@@ -138,6 +138,9 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
         bar.inc(1);
     }
     bar.finish_and_clear();
+    if let Some(path) = &args.output.report {
+        report::write(path, &results, &runs, settings(args), Vec::new())?;
+    }
     emit(&results, &runs, &args.output)?;
     if args.bound {
         let bound = LowerBound::of(&simulation)?;
@@ -146,10 +149,7 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
             bound.mean_ms, bound.alone_ms, bound.violations, bound.requests
         ))?;
     }
-    match &args.output.report {
-        Some(path) => report::write(path, &results, &runs, settings(args), Vec::new()),
-        None => Ok(()),
-    }
+    Ok(())
 }
 
 fn default_sla() -> Nanos {

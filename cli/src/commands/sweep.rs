@@ -53,13 +53,13 @@ pub fn run(args: &SweepArgs) -> anyhow::Result<()> {
         ran.num_simulated, ran.num_requests
     );
     let sweep = Sweep::new(&grid, ran, args.judge.as_deref())?;
-    output::text(text::summary(&sweep))?;
     if let Some(path) = &args.json {
         output::write("--json", path, &sweep.to_json())?;
     }
     if let Some(path) = &args.report {
         write_report(args, &sweep, path)?;
     }
+    output::text(text::summary(&sweep))?;
     if let Some(path) = partial {
         std::fs::remove_file(&path).with_context(|| output::place("--json", &path))?;
     }
