@@ -164,7 +164,7 @@ pub fn write(option: &'static str, path: &Path, text: &str) -> anyhow::Result<()
 /// Creates a file that the user named.
 ///
 /// # Errors
-/// As [`write`].
+/// As [`write()`].
 pub fn create(option: &'static str, path: &Path) -> anyhow::Result<std::fs::File> {
     std::fs::File::create(path).with_context(|| place(option, path))
 }
