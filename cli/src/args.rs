@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -7,6 +8,9 @@ use clap::{Args, Parser, Subcommand};
 use lazybatch_kernels::cpu::WeightType;
 use lazybatch_kernels::import::{AxisSpec, Carried, Fixed, Limit, SizedAxis};
 use lazybatch_sla::Class;
+use lazybatch_workloads::devices::{DEVICES, DeviceModel, FREE};
+use lazybatch_workloads::generalise::run::BASE_RULES;
+use lazybatch_workloads::traces;
 
 use crate::failure::BadInput;
 use crate::models::{self, Products};
@@ -95,6 +99,53 @@ fn max_batch(text: &str) -> Result<u32, String> {
         .ok_or_else(|| format!("expected 1 to {MAX_BATCH} requests, got {text}"))
 }
 
+/// The formats of arrivals, for a help text.
+fn formats() -> String {
+    let all: Vec<_> = traces::FORMATS.iter().map(|f| f.about).collect();
+    all.join("; ")
+}
+
+fn trace_help() -> String {
+    format!(
+        "Arrivals from a file instead: {}. Each is served with the input of --pool whose length is the \
+         nearest, and the output that this has",
+        formats()
+    )
+}
+
+/// Those of the device models that are wanted, for a help text.
+fn device_models(is_wanted: impl Fn(&DeviceModel) -> bool) -> String {
+    let wanted = DEVICES.iter().filter(|d| is_wanted(d));
+    let all: Vec<_> = wanted
+        .map(|d| format!("{} ({})", d.name, d.about))
+        .collect();
+    all.join(", ")
+}
+
+fn profile_help() -> String {
+    format!(
+        "Latency profile, lazybatch-profile/1; or a device model, whose profile of --model is made: {}; \
+         with {FREE} behind the name launches and merges cost nothing",
+        device_models(|_| true)
+    )
+}
+
+fn device_help() -> String {
+    format!(
+        "Device: cpu, cuda and cuda:N are measured; computed are {}; with {FREE} behind the name \
+         launches and merges cost nothing",
+        device_models(|d| d.name != "cpu")
+    )
+}
+
+fn policies_help() -> String {
+    format!(
+        "Policies, separated by commas; oracle and adaptive's own rules ({}) are shown, but the judged \
+         policy is not compared with them",
+        BASE_RULES.join(", ")
+    )
+}
+
 /// Node-level batching of DNN inference: serve a model under several scheduling policies, simulate
 /// them, measure latencies.
 ///
@@ -132,7 +183,8 @@ pub enum Command {
 }
 
 impl Command {
-    /// Puts policies with several parameters together again, which the list was cut within.
+    /// Puts policies with several parameters together again, which the list was cut within. One that
+    /// is named twice runs once.
     pub fn join_policies(&mut self) {
         let policies = match self {
             Self::Compare(args) => &mut args.policies,
@@ -144,7 +196,9 @@ impl Command {
             }) => policies,
             _ => return,
         };
+        let mut seen = BTreeSet::new();
         *policies = lazybatch_engine::policy::join_list(policies);
+        policies.retain(|policy| seen.insert(policy.clone()));
     }
 }
 
@@ -235,8 +289,7 @@ pub struct CompareArgs {
     /// Poisson arrivals per second; 0.6 x measured capacity if absent
     #[arg(long, value_name = "RPS", conflicts_with = "trace", allow_negative_numbers = true, value_parser = positive)]
     pub rate: Option<f64>,
-    /// Arrivals from a file instead: the project's CSV, Azure LLM CSV or Mooncake JSON lines
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help = trace_help())]
     pub trace: Option<PathBuf>,
     /// Scale the trace to this mean rate; 0.6 x measured capacity if absent
     #[arg(long, requires = "trace", value_name = "RPS", allow_negative_numbers = true, value_parser = positive)]
@@ -298,12 +351,9 @@ pub struct CompareArgs {
 
 #[derive(Debug, Args)]
 pub struct SimulateArgs {
-    /// Latency profile, lazybatch-profile/1; or a device model (npu, v100, a100, h100, h200, cpu,
-    /// npu:free, ..), whose profile of --model is computed
-    #[arg(long, value_name = "FILE|DEVICE")]
+    #[arg(long, value_name = "FILE|DEVICE", help = profile_help())]
     pub profile: PathBuf,
-    /// Arrivals: the project's CSV, Azure LLM CSV or Mooncake JSON lines
-    #[arg(long, value_name = "FILE.csv", conflicts_with_all = ["rate", "duration", "lengths"])]
+    #[arg(long, value_name = "FILE", help = format!("Arrivals: {}", formats()), conflicts_with_all = ["rate", "duration", "lengths"])]
     pub arrivals: Option<PathBuf>,
     /// Keep only this model of the profile; without --arrivals, its first if absent
     #[arg(long)]
@@ -416,10 +466,9 @@ pub struct GeneraliseArgs {
     /// Sets of arrivals for each case; figures are means over them, with paired standard errors
     #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = draws)]
     pub draws: u32,
-    /// Policies, separated by commas; `oracle` and adaptive's own rules (front, join, balance,
-    /// sharing) are shown, but the judged policy is not compared with them
     #[arg(
         long,
+        help = policies_help(),
         value_name = "LIST",
         value_delimiter = ',',
         default_value = "serial,greedy,graph:5,graph:25,graph:55,graph:75,graph:95,lazy,lazy:late-admits,triton,continuous,cellular,edf,adaptive"
@@ -446,9 +495,7 @@ pub struct ProfileArgs {
     /// synthetic weights
     #[arg(long)]
     pub model: String,
-    /// Device: `cpu`, `cuda` and `cuda:N` are measured; npu, v100, a100, h100, h200 are computed from their published
-    /// figures, with :free behind the name where launches and merges shall cost nothing
-    #[arg(long, default_value = "cpu")]
+    #[arg(long, default_value = "cpu", help = device_help())]
     pub device: String,
     #[command(flatten)]
     pub cpu: CpuArgs,
@@ -484,6 +531,7 @@ pub struct RunArgs {
         long,
         value_name = "N",
         default_value_t = 1,
+        conflicts_with = "input",
         allow_negative_numbers = true
     )]
     pub seed: u64,

@@ -25,7 +25,10 @@ pub fn is_bad_input(error: &anyhow::Error) -> bool {
             || cause.is::<lazybatch_graph::onnx::Error>()
             || cause.downcast_ref().is_some_and(|e| {
                 use lazybatch_workloads::Error as E;
-                !matches!(e, E::Run { .. } | E::Write { .. } | E::Render(_))
+                !matches!(
+                    e,
+                    E::Run { .. } | E::Save { .. } | E::Write { .. } | E::Render(_)
+                )
             })
             || cause.downcast_ref().is_some_and(|e| {
                 use lazybatch_serve::Error as E;

@@ -1,20 +1,35 @@
 //! Standard output, and files that the user named.
 
+use std::collections::BTreeMap;
 use std::fmt;
+use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::Context;
 
 use crate::failure::BadInput;
 
-/// Prints text. A reader that has gone away (`| head`) ends the process quietly.
+/// Whether the reader of standard output has gone away.
+static CLOSED: AtomicBool = AtomicBool::new(false);
+
+/// Prints text. Behind a reader that has gone away (`| head`) nothing more is printed, and the
+/// command goes on to the files that it was asked for.
 ///
 /// # Errors
 /// Any other fault of standard output.
 pub fn text(text: impl fmt::Display) -> anyhow::Result<()> {
+    if CLOSED.load(Ordering::Relaxed) {
+        return Ok(());
+    }
     let mut out = std::io::stdout().lock();
     match write!(out, "{text}").and_then(|()| out.flush()) {
-        Err(e) if e.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
-        done => Ok(done?),
+        Err(e) if e.kind() == ErrorKind::BrokenPipe => {
+            CLOSED.store(true, Ordering::Relaxed);
+            Ok(())
+        }
+        done => done.context("standard output"),
     }
 }
 
@@ -26,31 +41,109 @@ pub fn line(line: impl fmt::Display) -> anyhow::Result<()> {
     text(format_args!("{line}\n"))
 }
 
-/// Refuses output files that cannot be written, before there is anything to write: `(option,
-/// file)`.
-///
-/// # Errors
-/// [`BadInput`] about the first of them.
-pub fn check<'a>(
-    files: impl IntoIterator<Item = (&'static str, Option<&'a Path>)>,
-) -> anyhow::Result<()> {
-    for (option, path) in files {
-        let Some(path) = path else { continue };
-        let existed = path.exists();
-        if existed && !path.is_file() && !path.is_dir() {
-            // A terminal or a pipe: opening it could have effects.
-            continue;
+/// The files that a command reads and those that it is going to write, each with the option that
+/// names it.
+#[derive(Default)]
+pub struct Files {
+    read: Vec<(&'static str, PathBuf)>,
+    written: Vec<(&'static str, PathBuf)>,
+}
+
+impl Files {
+    /// Adds a file that is read. What is not there is none: options take names too.
+    pub fn reads(&mut self, option: &'static str, path: Option<impl Into<PathBuf>>) -> &mut Self {
+        self.read.extend(path.map(|path| (option, path.into())));
+        self
+    }
+
+    /// Adds a file that is written.
+    pub fn writes(&mut self, option: &'static str, path: Option<impl Into<PathBuf>>) -> &mut Self {
+        self.written.extend(path.map(|path| (option, path.into())));
+        self
+    }
+
+    /// Refuses outputs that are each other or an input, and those that cannot be written, before
+    /// there is anything to write.
+    ///
+    /// # Errors
+    /// [`BadInput`] about the first of them.
+    pub fn check(&self) -> anyhow::Result<()> {
+        let mut taken = BTreeMap::new();
+        for (option, path) in &self.read {
+            if let Some(file) = identity(path).filter(|file| file.is_file()) {
+                taken.insert(file, format!("{option} reads"));
+            }
         }
-        std::fs::OpenOptions::new()
-            .append(true)
-            .create(true)
-            .open(path)
-            .map_err(|e| unwritable(option, path, &e))?;
-        if !existed {
-            std::fs::remove_file(path).map_err(|e| unwritable(option, path, &e))?;
+        for (option, path) in &self.written {
+            let Some(file) = identity(path) else { continue };
+            if let Some(other) = taken.insert(file, format!("{option} writes")) {
+                let got = path.display();
+                return Err(BadInput(format!(
+                    "{option}: expected a file of its own, got {got}, which {other}"
+                ))
+                .into());
+            }
+        }
+        for (option, path) in &self.written {
+            try_file(path).map_err(|e| unwritable(option, path, &e))?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether there is something that is neither file nor folder: a terminal, a pipe, a device.
+pub fn is_special(path: &Path) -> bool {
+    path.exists() && !path.is_file() && !path.is_dir()
+}
+
+/// The one name of a file, whether it is there yet or not; `None` for what several outputs may share
+/// (a terminal, a pipe) or what cannot be written anyway.
+fn identity(path: &Path) -> Option<PathBuf> {
+    let file = behind_links(path);
+    if let Ok(whole) = file.canonicalize() {
+        return whole.is_file().then_some(whole);
+    }
+    let folder = folder(&file).canonicalize().ok()?;
+    Some(folder.join(file.file_name()?))
+}
+
+/// What is written at `path`: behind links, though nothing may be there yet.
+fn behind_links(path: &Path) -> PathBuf {
+    // As many as the system follows.
+    const MOST: usize = 40;
+    let mut file = path.to_owned();
+    for _ in 0..MOST {
+        match std::fs::read_link(&file) {
+            Ok(next) => file = folder(&file).join(next),
+            Err(_) => break,
         }
     }
-    Ok(())
+    file
+}
+
+fn folder(path: &Path) -> &Path {
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
+    parent.unwrap_or(Path::new("."))
+}
+
+/// Whether a file can be written; nothing is changed about it.
+///
+/// # Errors
+/// Why it cannot.
+pub fn try_file(path: &Path) -> std::io::Result<()> {
+    let file = behind_links(path);
+    if file.symlink_metadata().is_ok() {
+        if is_special(&file) {
+            // A terminal or a pipe: opening it could have effects.
+            return Ok(());
+        }
+        return OpenOptions::new().append(true).open(&file).map(drop);
+    }
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(&file)?;
+    std::fs::remove_file(&file)
 }
 
 fn unwritable(option: &str, path: &Path, e: &std::io::Error) -> BadInput {
@@ -63,15 +156,20 @@ fn unwritable(option: &str, path: &Path, e: &std::io::Error) -> BadInput {
 /// Writes a whole file that the user named.
 ///
 /// # Errors
-/// [`BadInput`] if it cannot be written.
+/// A file that cannot be written, though [`Files::check`] found that it can.
 pub fn write(option: &'static str, path: &Path, text: &str) -> anyhow::Result<()> {
-    std::fs::write(path, text).map_err(|e| unwritable(option, path, &e).into())
+    std::fs::write(path, text).with_context(|| place(option, path))
 }
 
 /// Creates a file that the user named.
 ///
 /// # Errors
-/// [`BadInput`] if it cannot be written.
+/// As [`write()`].
 pub fn create(option: &'static str, path: &Path) -> anyhow::Result<std::fs::File> {
-    std::fs::File::create(path).map_err(|e| unwritable(option, path, &e).into())
+    std::fs::File::create(path).with_context(|| place(option, path))
+}
+
+/// How messages name a file that an option names.
+pub fn place(option: &str, path: &Path) -> String {
+    format!("{option}: {}", path.display())
 }

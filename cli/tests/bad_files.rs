@@ -219,6 +219,46 @@ fn malformed_arrivals_are_refused_with_line_and_column() {
         "compare --trace t.csv",
         &["t.csv: arrival 0 (samples): expected 1, got 2"],
     );
+    place.write(
+        "t.csv",
+        format!(
+            "{},sequence_id,class\n0,phonemes,1,1,,gold\n1,phonemes,1,1,7,base\n",
+            header.trim_end()
+        ),
+    );
+    place.refuse(
+        "compare --trace t.csv",
+        &["t.csv: arrival 1 (sequence_id): expected none, got 7"],
+    );
+    place.write("t.csv", place.read("t.csv").replace(",7,", ",,"));
+    let arguments = "--trace t.csv --class gold:sla=9 --class free --profile-out p.out";
+    place.refuse(
+        &format!("compare {arguments}"),
+        &["t.csv: arrival 1 (class): expected one of gold, free, got base"],
+    );
+    place.write("t.csv", format!("{header}5,phonemes,1,1\n"));
+    place.refuse(
+        "compare --trace t.csv --profile-out p.out",
+        &["t.csv: expected at least two arrivals at different times, got 1 arrivals"],
+    );
+    for (rate, part) in [
+        (
+            "--rate 0.001 --duration 1",
+            "got none at 0.001/s within 1 s",
+        ),
+        ("--rate 1e9 --duration 1e9", "expected at most 1e7 arrivals"),
+    ] {
+        place.refuse(&format!("compare {rate} --profile-out p.out"), &[part]);
+    }
+    assert!(!place.path("p.out").exists(), "nothing has been measured");
+    place.write(
+        "t.csv",
+        format!("{},priority\n0,toy,1,1,256\n", header.trim_end()),
+    );
+    place.refuse(
+        "simulate --profile p.json --arrivals t.csv",
+        &["t.csv: line 2, column priority: expected a whole number from 0 to 255, got `256`"],
+    );
     place.refuse("compare --trace none.csv", &["none.csv: No such file"]);
     place.write("len.csv", "src_len,tgt_len,count\n1,1,0\n");
     let lengths = "simulate --profile p.json --rate 5 --lengths len.csv";

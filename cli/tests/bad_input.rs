@@ -195,6 +195,13 @@ fn unknown_names_come_with_the_known_ones() {
         &["model: expected one of resnet50", "got no-such"],
     );
     place.refuse(
+        "simulate --profile tpu --rate 5 --model gnmt-tiny",
+        &[
+            "--profile: expected a file, or one of npu, v100, ",
+            "got tpu: No such file",
+        ],
+    );
+    place.refuse(
         "simulate --profile npu --rate 5",
         &["--model: expected a model, got none for --profile npu"],
     );
@@ -209,6 +216,47 @@ fn unknown_names_come_with_the_known_ones() {
             &parts,
         );
     }
+}
+
+#[test]
+fn options_without_an_effect_are_refused() {
+    let place = Place::new();
+    place.refuse(
+        "profile --model gnmt-tiny --out x --device npu --segment-us 5",
+        &["--segment-us: expected none for a device that is computed, got 5"],
+    );
+    place.refuse(
+        "run --input word --seed 3",
+        &["cannot be used with", "--seed"],
+    );
+    for (mode, got) in [("", "none"), ("--model-control-mode poll", "poll")] {
+        let part = format!("--load-model: expected --model-control-mode explicit, got {got}");
+        place.refuse(&format!("serve --models m --load-model a {mode}"), &[&part]);
+    }
+}
+
+#[test]
+fn help_lists_what_there_is() {
+    use lazybatch_workloads::{devices::DEVICES, generalise::run::BASE_RULES, traces::FORMATS};
+    let place = Place::new();
+    let help = |command: &str| {
+        let text = place.succeed(&format!("{command} --help")).out;
+        text.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    let (simulate, compare) = (help("simulate"), help("compare"));
+    for format in FORMATS {
+        assert!(simulate.contains(format.about), "{simulate}");
+        assert!(compare.contains(format.about), "{compare}");
+    }
+    let profile = help("profile");
+    for device in DEVICES {
+        let part = format!("{} ({})", device.name, device.about);
+        assert!(simulate.contains(&part), "{simulate}");
+        assert_eq!(profile.contains(&part), device.name != "cpu", "{profile}");
+    }
+    let rules = format!("({})", BASE_RULES.join(", "));
+    assert!(help("generalise").contains(&rules));
+    assert!(compare.contains("the input of --pool whose length is the nearest"));
 }
 
 #[test]

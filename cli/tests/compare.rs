@@ -16,7 +16,7 @@ fn the_main_job_writes_everything_and_feeds_the_simulator() {
     let place = Place::new();
     let out = compare(
         &place,
-        "--duration 0.3 --policies greedy,lazy --json c.json --requests-csv c.csv \
+        "--duration 0.3 --policies greedy,lazy,greedy --json c.json --requests-csv c.csv \
          --arrivals-out a.csv --profile-out p.json --trace-out t",
     );
     for policy in ["greedy", "lazy"] {
@@ -121,6 +121,25 @@ fn rate_target_and_batch_are_as_asked() {
         "{out}"
     );
     assert_eq!(place.json("c.json")["runs"][0]["sla_ms"], 70.0);
+    // The device is the one that ran, whatever the profile is of.
+    let device = place.json("p.json")["device"].as_str().unwrap().to_owned();
+    let text = place.read("p.json").replace(&device, "npu-9");
+    place.write("npu.json", text);
+    let out = compare(&place, &format!("{tiny} --profile npu.json"));
+    let settings = [
+        format!("device {device},"),
+        "scheduled by a profile of npu-9".into(),
+    ];
+    for part in settings {
+        assert!(out.contains(&part), "{part}: {out}");
+    }
+    assert_eq!(place.json("c.json")["device"], *device);
+    assert!(place.read("c.html").contains(&device));
+    place.succeed(&format!("compare {tiny} --profile npu.json --dry"));
+    assert_eq!(place.json("c.json")["device"], *device);
+    let out = compare(&place, &format!("{tiny} --profile npu.json --device sim"));
+    assert!(out.contains("device npu-9,"), "{out}");
+    assert_eq!(place.json("c.json")["device"], "npu-9");
     place.refuse(
         "compare --model transformer-tiny --profile p.json --rate 0.01 --duration 0.01",
         &["--rate: expected arrivals, got none"],
@@ -147,12 +166,16 @@ fn the_projects_own_arrivals_are_served_at_the_rate_asked_for() {
     let mut text = String::from("arrival_us,model,input_len,output_len,sla_us\n");
     for i in 0..40 {
         let sla = if i % 2 == 0 { "0.001" } else { "" };
-        text += &format!("{}.5,transformer-tiny,7,3,{sla}\n", i * 1000);
+        let output = if i < 38 { 3 } else { 1000 };
+        text += &format!("{}.5,transformer-tiny,7,{output},{sla}\n", i * 1000);
     }
     place.write("a.csv", text);
     let run = "--model transformer-tiny --max-batch 4 --sla-ms 60000 --trace a.csv --trace-rate 200 \
                --duration 10 --policies greedy";
-    compare(&place, &format!("{run} --json c.json --requests-csv c.csv"));
+    let run_all = format!("compare --report c.html {run} --json c.json --requests-csv c.csv");
+    let done = place.succeed(&run_all);
+    let said = "a.csv: 2 of 40 arrivals are served with the lengths of the nearest of 512 inputs";
+    assert!(done.err.contains(said), "{}", done.err);
     let rows = requests(&place.read("c.csv"));
     let rate = place.json("c.json")["runs"][0]["rate_rps"]
         .as_f64()

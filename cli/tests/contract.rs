@@ -185,6 +185,39 @@ fn several_models_share_the_device_by_oldest_head() {
 }
 
 #[test]
+fn models_with_targets_of_their_own_are_told_apart() {
+    let place = Place::new();
+    let second = chain("").replace("\"img\"", "\"second\", \"sla_ms\": 0.05");
+    let second = &second[second.find("{ \"name\": \"second\"").unwrap()..];
+    let first = PROFILE.replace("100.0", "0.04");
+    let first = first.strip_suffix(" ] }").unwrap();
+    place.write("p.json", format!("{first}, {second}"));
+    let header = "arrival_us,model,input_len,output_len\n";
+    place.write("a.csv", format!("{header}0,second,0,0\n0,toy,1,1\n"));
+    place.write("b.csv", format!("{header}0,second,0,0\n"));
+    let run = "simulate --profile p.json --policies serial --json r.json --report r.html";
+    let row = |arguments: &str| {
+        place.succeed(&format!("{run} {arguments}"));
+        place.json("r.json")["runs"][0].clone()
+    };
+    let both = row("--arrivals a.csv");
+    assert_eq!(both["sla_ms"], 0.04);
+    let each = serde_json::json!({"second": 0.05, "toy": 0.04});
+    assert_eq!(both["sla_ms_by_model"], each);
+    // No line is drawn in charts for a target that is not everybody's.
+    assert!(!place.read("r.html").contains(">SLA 0.04"));
+    for (arguments, sla_ms) in [
+        ("--arrivals a.csv --sla-ms 0.03", 0.03),
+        ("--arrivals b.csv", 0.05),
+    ] {
+        let one = row(arguments);
+        assert_eq!(one["sla_ms"], sla_ms);
+        assert!(one.get("sla_ms_by_model").is_none(), "{one}");
+        assert!(place.read("r.html").contains(&format!(">SLA {sla_ms}")));
+    }
+}
+
+#[test]
 fn samples_take_the_place_of_members() {
     let place = Place::new();
     place.write("p.json", chain(""));
@@ -278,6 +311,18 @@ fn loops_of_length_zero_are_skipped() {
         (rows[3].first_launch, rows[3].outcome.as_str()),
         (None, "met")
     );
+}
+
+#[test]
+fn a_policy_that_is_named_twice_runs_once() {
+    let place = Place::with_example();
+    let run = "simulate --profile p.json --arrivals a.csv --json r.json --requests-csv r.csv";
+    place.succeed(&format!("{run} --policies lazy,greedy,lazy,graph:0,greedy"));
+    let results = place.json("r.json");
+    let runs = results["runs"].as_array().unwrap();
+    let policies: Vec<_> = runs.iter().map(|r| r["policy"].as_str().unwrap()).collect();
+    assert_eq!(policies, ["lazy", "greedy", "graph:0"]);
+    assert_eq!(requests(&place.read("r.csv")).len(), 3 * 4);
 }
 
 #[test]

@@ -114,8 +114,66 @@ fn an_interrupted_sweep_goes_on_to_the_same_bytes() {
 
     place.write("g2.toml", GRID.replace("requests = 60", "requests = 61"));
     place.write("again.json.partial", &partial);
-    let parts = ["again.json.partial: line 1", "a journal of this grid, g2"];
+    let parts = [
+        "again.json.partial: line 1: expected a journal of this grid, g2, with requests `61`",
+        "got one of grid g with requests `60`",
+        "or delete the file",
+    ];
     place.refuse("sweep --grid g2.toml --json again.json --resume", &parts);
+    // Hours of work are not thrown away by a repeated command.
+    let parts = [
+        "again.json.partial: expected no finished simulations of an interrupted sweep",
+        "--resume, or delete the file",
+        "got 10",
+    ];
+    place.refuse("sweep --grid g.toml --json again.json", &parts);
+    assert_eq!(place.read("again.json.partial"), partial);
+    // Rows of a profile that has changed since are of no use, and do not count as taken.
+    let profile = place.read("p.json");
+    place.write("p.json", profile.replace("[[1, ", "[[1, 1"));
+    let done = place.succeed("sweep --grid g.toml --json again.json --resume");
+    assert!(!done.err.contains("taken"), "{}", done.err);
+}
+
+#[test]
+fn a_sweep_that_cannot_run_leaves_no_journal() {
+    let place = place();
+    let run = "sweep --grid bad.toml --json s.json";
+    for (from, to, parts) in [
+        (
+            "'chain', 'loop'",
+            "'chian', 'loop'",
+            ["chian", "one of chain, loop"],
+        ),
+        (
+            "seeds = 3",
+            "arrivals = 'trace:t.csv'",
+            [
+                "grid bad: expected a case that can be run, got none (",
+                "t.csv",
+            ],
+        ),
+    ] {
+        let text = GRID.replace(from, to);
+        place.write("bad.toml", text.replace(", 'chain:1+loop:3'", ""));
+        place.refuse(run, &parts);
+        assert!(!place.path("s.json.partial").exists());
+    }
+    let parts = ["--traces: expected a folder, got none/here"];
+    place.refuse("sweep --grid traces --traces none/here", &parts);
+    let point = "sweep --grid g.toml --json s.json --report s.html --point";
+    let parts = ["MODEL@RATE@SLA_MS, such as", "got `bogus`"];
+    place.refuse(&format!("{point} bogus"), &parts);
+    assert!(!place.path("s.json.partial").exists());
+    place.succeed(&format!("{point} loop@2000@2"));
+    // What is no file has no place beside it for a journal.
+    #[cfg(unix)]
+    {
+        place.succeed("sweep --grid g.toml --json /dev/null");
+        assert!(!std::path::Path::new("/dev/null.partial").exists());
+        let parts = ["--resume: expected a file", "got /dev/null"];
+        place.refuse("sweep --grid g.toml --json /dev/null --resume", &parts);
+    }
 }
 
 /// A journal with the first simulations of the grid, cut off in a line.

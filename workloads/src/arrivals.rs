@@ -29,7 +29,7 @@ pub struct Arrival {
     /// Its own latency target, where it has one.
     pub sla: Option<Nanos>,
     /// Priority level; 0 is the default level.
-    pub priority: u32,
+    pub priority: u8,
     /// Samples of the client's own batch, at least 1.
     pub samples: u32,
     /// The sequence it belongs to, for stateful models.

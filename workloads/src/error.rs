@@ -64,9 +64,17 @@ pub enum Error {
         /// What happened.
         why: String,
     },
-    /// The operating system refused.
+    /// A file cannot be read.
     #[error("{}: {source}", path.display())]
     Io {
+        /// The file.
+        path: PathBuf,
+        /// Its reason.
+        source: std::io::Error,
+    },
+    /// A file cannot be written.
+    #[error("{}: {source}", path.display())]
+    Save {
         /// The file.
         path: PathBuf,
         /// Its reason.
@@ -111,6 +119,14 @@ impl Error {
     /// A [`Error::Io`] about `path`.
     pub fn io(path: impl Into<PathBuf>, source: std::io::Error) -> Self {
         Self::Io {
+            path: path.into(),
+            source,
+        }
+    }
+
+    /// A [`Error::Save`] about `path`.
+    pub fn save(path: impl Into<PathBuf>, source: std::io::Error) -> Self {
+        Self::Save {
             path: path.into(),
             source,
         }

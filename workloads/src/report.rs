@@ -86,9 +86,9 @@ impl Report {
     /// Renders the page and writes it to `path`.
     ///
     /// # Errors
-    /// [`Error::Io`], or [`Error::Render`] for a broken template.
+    /// [`Error::Save`], or [`Error::Render`] for a broken template.
     pub fn write(&self, path: &Path) -> Result<()> {
-        std::fs::write(path, self.render()?).map_err(|e| Error::io(path, e))
+        std::fs::write(path, self.render()?).map_err(|e| Error::save(path, e))
     }
 
     /// The page's text.

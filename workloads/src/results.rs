@@ -8,7 +8,7 @@ pub mod requests_csv;
 pub mod summary;
 pub mod table;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -76,8 +76,11 @@ pub struct RunResult {
     pub model: String,
     /// Mean rate at which requests were offered.
     pub rate_rps: f64,
-    /// Latency target.
+    /// Latency target; where models have different ones, that of the first.
     pub sla_ms: f64,
+    /// The latency target of each model, where they differ.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub sla_ms_by_model: BTreeMap<String, f64>,
     /// Requests that arrived.
     pub requests: u64,
     /// Mean latency of completed requests.
@@ -154,6 +157,13 @@ pub struct Results {
     pub classes: Vec<ClassResult>,
 }
 
+impl RunResult {
+    /// The one latency target; `None` where models have different ones.
+    pub fn common_sla_ms(&self) -> Option<f64> {
+        self.sla_ms_by_model.is_empty().then_some(self.sla_ms)
+    }
+}
+
 impl Results {
     /// A results file without rows yet.
     pub fn new(command: impl Into<String>, seed: u64, device: impl Into<String>) -> Self {
@@ -182,9 +192,13 @@ impl Results {
             let sla = sla.unwrap_or(Nanos::from_ms_f64(run.sla_ms));
             let none = Counters::default();
             let (policy, model) = (run.policy.as_str(), run.model.as_str());
+            let mut own = RunResult::summarise(policy, model, rate, sla, &own, &none);
+            if of_class.is_none_or(|c| c.sla.is_none()) {
+                own.sla_ms_by_model.clone_from(&run.sla_ms_by_model);
+            }
             self.classes.push(ClassResult {
                 class: class.to_string(),
-                run: RunResult::summarise(policy, model, rate, sla, &own, &none),
+                run: own,
             });
         }
         self.runs.push(run);
@@ -201,9 +215,9 @@ impl Results {
     /// Writes the file.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Save`].
     pub fn save(&self, path: &Path) -> Result<()> {
-        std::fs::write(path, self.to_json()).map_err(|e| Error::io(path, e))
+        std::fs::write(path, self.to_json()).map_err(|e| Error::save(path, e))
     }
 
     /// Parses the text of a results file, called `name` in messages.

@@ -50,21 +50,27 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     for policy in &args.policies {
         lazybatch_engine::policy::find(policy)?;
     }
-    let report_path = args
-        .output
-        .report
-        .clone()
-        .unwrap_or_else(|| PathBuf::from(DEFAULT_REPORT));
-    check_outputs(args, (!args.dry).then_some(report_path.as_path()))?;
+    let report_path = report_path(args);
+    check_outputs(args, report_path.as_deref())?;
     let model = Model::load(&args.model)?;
     let trace = match &args.trace {
-        Some(path) => Some(offer::read_trace(path, &model)?),
+        Some(path) => Some(offer::read_trace(args, path, &model)?),
         None => None,
     };
+    let trace = trace.as_deref();
+    let stated = args.rate.or(args.trace_rate);
+    let offered = stated.map(|rate| offer::arrivals(args, trace, rate));
+    let offered = offered.transpose()?;
     let bar = progress::bar(3 + args.policies.len() as u64, "compare");
     bar.enable_steady_tick(Duration::from_millis(200));
     let (profile, options) = prepare(args, kind, &model)?;
     bar.inc(1);
+    let ran_on = match (kind, &args.profile) {
+        (DeviceKind::Cpu | DeviceKind::Cuda(_), Some(_)) => {
+            models::device(kind, &args.cpu)?.info().name
+        }
+        _ => profile.device.clone(),
+    };
     let (pool, simulated) = match kind {
         DeviceKind::Cpu | DeviceKind::Cuda(_) => (model.pool(pool_size, args.seed)?, None),
         DeviceKind::Sim => {
@@ -110,12 +116,19 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     };
     serving.output_lens = Some(&steps);
     bar.inc(1);
-    let (calls, rate) = offer::calls(args, trace, &pool, capacity)?;
+    let (arrivals, rate) = match offered {
+        Some(offered) => offered,
+        None => offer::arrivals(args, trace, offer::DEFAULT_LOAD * capacity)?,
+    };
+    let calls = offer::calls(args, &arrivals, &pool);
+    if let Some(path) = &args.trace {
+        offer::tell_replaced(path, &arrivals, &calls, &pool, &steps);
+    }
     if let Some(path) = &args.arrivals_out {
         let arrivals = offer::arrivals_of(&model, &pool, &steps, &calls, &args.classes);
-        arrivals_csv::save(path, &arrivals)?;
+        arrivals_csv::save(path, &arrivals).context("--arrivals-out")?;
     }
-    let mut results = Results::new("compare", args.seed, &profile.device);
+    let mut results = Results::new("compare", args.seed, &ran_on);
     let mut runs = Vec::new();
     let mut answers = Vec::new();
     let mut judged = Vec::new();
@@ -137,7 +150,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         results.push(run, &served.requests, &args.classes);
         if let (Some(path), false) = (&args.output.json, args.dry) {
             // What is measured stays, should a later policy not come to its end.
-            results.save(path)?;
+            output::write("--json", path, &results.to_json())?;
         }
         if let (Some(path), Some(trace)) = (&args.trace_out, &served.trace) {
             output::write("--trace-out", &suffixed(path, policy, "json"), trace)?;
@@ -158,22 +171,47 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         answers.push("a simulated device computes no answers".into());
     }
     if args.dry {
-        return end_dry(args, &profile.device, emulator, &results, &judged, &answers);
+        return end_dry(args, &ran_on, emulator, &results, &judged, &answers);
     }
     let max_batch = serving.options.max_batch.unwrap_or(DEFAULT_MAX_BATCH);
-    let mut settings = settings(args, &profile, rate, capacity, calls.len(), sla, max_batch);
+    let mut settings = settings(args, &ran_on, rate, capacity, calls.len(), sla, max_batch);
+    if args.profile.is_some() && kind != DeviceKind::Sim {
+        settings.push(("scheduled by a profile of".into(), profile.device.clone()));
+    }
     if let DeviceKind::Cuda(_) = kind {
         let products = args.cpu.products.unwrap_or_default();
         settings.push(("products".into(), products.to_string()));
         settings.push(("launches in flight".into(), depth.to_string()));
     }
     let pairs: Vec<_> = settings.iter().map(|(k, v)| format!("{k} {v}")).collect();
-    output::line(pairs.join(", "))?;
+    let pairs = pairs.join(", ");
+    if let Some(path) = &report_path {
+        let section = ("Answers".to_string(), Body::Pre(answers.join("\n")));
+        report::write(path, &results, &runs, settings, vec![section])?;
+    }
+    output::line(pairs)?;
     emit(&results, &runs, &args.output)?;
     output::line(answers.join("\n"))?;
-    let section = ("Answers".to_string(), Body::Pre(answers.join("\n")));
-    report::write(&report_path, &results, &runs, settings, vec![section])?;
-    output::line(format_args!("report: {}", report_path.display()))
+    match report_path {
+        Some(path) => output::line(format_args!("report: {}", path.display())),
+        None => Ok(()),
+    }
+}
+
+/// Where the report goes. One that nobody has asked for is left out, with a word, where it cannot be
+/// written.
+fn report_path(args: &CompareArgs) -> Option<PathBuf> {
+    if args.dry || args.output.report.is_some() {
+        return args.output.report.clone();
+    }
+    let default = PathBuf::from(DEFAULT_REPORT);
+    match output::try_file(&default) {
+        Ok(()) => Some(default),
+        Err(e) => {
+            eprintln!("lazybatch: no report (--report): {DEFAULT_REPORT}: {e}");
+            None
+        }
+    }
 }
 
 /// What a dry run leaves: counts, and whether all answers were right.
@@ -226,20 +264,23 @@ fn end_dry(
     Ok(())
 }
 
-/// Refuses outputs that cannot be written, before minutes of work.
+/// Refuses outputs that cannot be written or take another file's place, before minutes of work.
 fn check_outputs(args: &CompareArgs, report: Option<&Path>) -> anyhow::Result<()> {
-    output::check(outputs(&args.output))?;
-    output::check([
-        ("--report", report),
-        ("--profile-out", args.profile_out.as_deref()),
-        ("--arrivals-out", args.arrivals_out.as_deref()),
-    ])?;
+    let mut files = outputs(&args.output);
+    files
+        .reads("--profile", args.profile.as_deref())
+        .reads("--trace", args.trace.as_deref())
+        .writes("--profile-out", args.profile_out.as_deref())
+        .writes("--arrivals-out", args.arrivals_out.as_deref());
+    if args.output.report.is_none() {
+        files.writes("--report", report);
+    }
     for policy in &args.policies {
         let trace = args.trace_out.as_deref();
         let file = trace.map(|path| suffixed(path, policy, "json"));
-        output::check([("--trace-out", file.as_deref())])?;
+        files.writes("--trace-out", file);
     }
-    Ok(())
+    files.check()
 }
 
 /// The profile to schedule by, and what the engine takes of it.
@@ -313,7 +354,7 @@ fn simulated_device(profile: &Profile) -> Box<dyn Device> {
 
 fn settings(
     args: &CompareArgs,
-    profile: &Profile,
+    device: &str,
     rate: f64,
     capacity: f64,
     requests: usize,
@@ -327,7 +368,7 @@ fn settings(
     );
     vec![
         ("model".into(), args.model.clone()),
-        ("device".into(), profile.device.clone()),
+        ("device".into(), device.into()),
         ("load".into(), load),
         ("requests".into(), requests.to_string()),
         ("SLA".into(), format!("{} ms", sla.as_ms())),

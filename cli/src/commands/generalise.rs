@@ -1,18 +1,20 @@
 //! `lazybatch generalise`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use anyhow::Context;
 use lazybatch_workloads::generalise::{Case, Summary, file, run as run_cases};
 use lazybatch_workloads::traces::arrivals_csv;
 
 use crate::args::GeneraliseArgs;
-use crate::{output, progress};
+use crate::output::{self, Files};
+use crate::progress;
 
 /// Runs the command.
 pub fn run(args: &GeneraliseArgs) -> anyhow::Result<()> {
     let seeds = args.seeds.clone();
     lazybatch_workloads::generalise::run::check(&seeds, &args.policies, &args.judge)?;
-    output::check([("--json", args.json.as_deref())])?;
+    check_outputs(args)?;
     if let Some(folder) = &args.cases {
         for seed in seeds.clone() {
             write_case(folder, &Case::new(seed), args.draws)?;
@@ -32,25 +34,46 @@ pub fn run(args: &GeneraliseArgs) -> anyhow::Result<()> {
     )?;
     bar.finish_and_clear();
     let summary = Summary::new(&args.judge, &results);
-    output::text(summary.text(&results))?;
     if let Some(path) = &args.json {
         let text = file::text(&seeds, args.draws, &args.policies, &results, &summary);
         output::write("--json", path, &text)?;
     }
-    Ok(())
+    output::text(summary.text(&results))
+}
+
+/// Refuses outputs that cannot be written or take another file's place.
+fn check_outputs(args: &GeneraliseArgs) -> anyhow::Result<()> {
+    let mut files = Files::default();
+    if let Some(folder) = &args.cases {
+        for seed in args.seeds.clone() {
+            files.writes("--cases", Some(profile_path(folder, seed)));
+            for draw in 0..args.draws {
+                files.writes("--cases", Some(arrivals_path(folder, seed, draw)));
+            }
+        }
+    }
+    files.writes("--json", args.json.as_deref()).check()
+}
+
+fn profile_path(folder: &Path, seed: u64) -> PathBuf {
+    folder.join(format!("{seed}.profile.json"))
+}
+
+fn arrivals_path(folder: &Path, seed: u64, draw: u32) -> PathBuf {
+    folder.join(match draw {
+        0 => format!("{seed}.arrivals.csv"),
+        _ => format!("{seed}.{draw}.arrivals.csv"),
+    })
 }
 
 fn write_case(folder: &Path, case: &Case, draws: u32) -> anyhow::Result<()> {
-    let path = |what: &str| folder.join(format!("{}.{what}", case.seed));
-    let profile = path("profile.json");
+    let profile = profile_path(folder, case.seed);
     output::write("--cases", &profile, &case.profile.to_json())?;
     for draw in 0..draws {
-        let name = match draw {
-            0 => "arrivals.csv".to_owned(),
-            _ => format!("{draw}.arrivals.csv"),
-        };
-        let file = output::create("--cases", &path(&name))?;
-        arrivals_csv::write(std::io::BufWriter::new(file), &case.arrivals(draw)?)?;
+        let path = arrivals_path(folder, case.seed, draw);
+        let file = output::create("--cases", &path)?;
+        arrivals_csv::write(std::io::BufWriter::new(file), &case.arrivals(draw)?)
+            .with_context(|| output::place("--cases", &path))?;
     }
     Ok(())
 }

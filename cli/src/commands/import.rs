@@ -29,7 +29,7 @@ pub fn run(args: &ImportArgs) -> anyhow::Result<()> {
     let bar = progress::bar(2, "import");
     let program = import(&args.file, &options)?;
     bar.inc(1);
-    folder::save(&program, &args.out)?;
+    save(&program, args)?;
     bar.finish_and_clear();
     let agrees = format!("; outputs agree with the graph within {TOLERANCE:e}");
     done(args, &program, &agrees)
@@ -63,13 +63,18 @@ fn published(args: &ImportArgs) -> anyhow::Result<()> {
         Text::of(&program, folder)?;
     }
     bar.inc(1);
-    folder::save(&program, &args.out)?;
+    save(&program, args)?;
     if let Some(from) = &tokenizer {
         let to = args.out.join(from.file_name().unwrap_or_default());
         std::fs::copy(from, &to).with_context(|| to.display().to_string())?;
     }
     bar.finish_and_clear();
     done(args, &program, "")
+}
+
+/// Writes the folder. What is wrong then is no fault of the input any more.
+fn save(program: &Program, args: &ImportArgs) -> anyhow::Result<()> {
+    folder::save(program, &args.out).map_err(|e| anyhow::anyhow!("--out: {e}"))
 }
 
 fn done(args: &ImportArgs, program: &Program, more: &str) -> anyhow::Result<()> {

@@ -17,10 +17,11 @@ pub mod sweep;
 
 use std::path::{Path, PathBuf};
 
+use anyhow::Context;
 use lazybatch_workloads::results::{FinishedRequest, Results, requests_csv, table};
 
 use crate::args::OutputArgs;
-use crate::output;
+use crate::output::{self, Files};
 
 /// One policy's part of a command's results.
 pub struct PolicyRun {
@@ -30,32 +31,34 @@ pub struct PolicyRun {
     pub requests: Vec<FinishedRequest>,
 }
 
-/// Prints the table and writes JSON and requests as asked.
+/// Writes JSON and requests as asked, then prints the table: standard output can fail too.
 fn emit(results: &Results, runs: &[PolicyRun], args: &OutputArgs) -> anyhow::Result<()> {
-    output::text(table::render(&results.runs))?;
-    if !results.classes.is_empty() {
-        output::text(table::render_classes(&results.classes))?;
-    }
     if let Some(path) = &args.json {
-        results.save(path)?;
+        output::write("--json", path, &results.to_json())?;
     }
     if let Some(path) = &args.requests_csv {
         let file = output::create("--requests-csv", path)?;
         let rows = runs
             .iter()
             .map(|r| (r.policy.as_str(), r.requests.as_slice()));
-        requests_csv::write(std::io::BufWriter::new(file), rows)?;
+        requests_csv::write(std::io::BufWriter::new(file), rows)
+            .with_context(|| output::place("--requests-csv", path))?;
+    }
+    output::text(table::render(&results.runs))?;
+    if !results.classes.is_empty() {
+        output::text(table::render_classes(&results.classes))?;
     }
     Ok(())
 }
 
-/// The outputs that every long command can write, as [`output::check`] takes them.
-fn outputs(args: &OutputArgs) -> [(&'static str, Option<&Path>); 3] {
-    [
-        ("--json", args.json.as_deref()),
-        ("--report", args.report.as_deref()),
-        ("--requests-csv", args.requests_csv.as_deref()),
-    ]
+/// The outputs that every long command can write.
+fn outputs(args: &OutputArgs) -> Files {
+    let mut files = Files::default();
+    files
+        .writes("--json", args.json.as_deref())
+        .writes("--report", args.report.as_deref())
+        .writes("--requests-csv", args.requests_csv.as_deref());
+    files
 }
 
 /// `FILE.POLICY.EXT` with the colons and slashes of a policy made dashes.

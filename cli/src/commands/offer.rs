@@ -16,15 +16,16 @@ use crate::failure::BadInput;
 use crate::models::Model;
 
 /// Share of the measured capacity that is the default rate.
-const DEFAULT_LOAD: f64 = 0.6;
+pub const DEFAULT_LOAD: f64 = 0.6;
 /// Most arrivals of one run.
 const MAX_ARRIVALS: f64 = 1e7;
 
 /// Reads a trace and checks that this model can serve it.
 ///
 /// # Errors
-/// A file that is no trace, or arrivals of another model or of several samples.
-pub fn read_trace(path: &Path, model: &Model) -> anyhow::Result<Vec<Arrival>> {
+/// A file that is no trace, too few arrivals for a rate, or such as cannot be served: of another
+/// model, of several samples, of a sequence, of an unknown class.
+pub fn read_trace(args: &CompareArgs, path: &Path, model: &Model) -> anyhow::Result<Vec<Arrival>> {
     let name = model.name.as_str();
     let options = traces::Options {
         model: Some(name.into()),
@@ -44,51 +45,43 @@ pub fn read_trace(path: &Path, model: &Model) -> anyhow::Result<Vec<Arrival>> {
         if arrival.samples != 1 {
             return Err(bad(i, "samples", "1", &arrival.samples.to_string()).into());
         }
+        if let Some(sequence) = arrival.sequence_id {
+            return Err(bad(i, "sequence_id", "none", &sequence.to_string()).into());
+        }
+        class_of(args, arrival).map_err(|(expected, got)| bad(i, "class", &expected, got))?;
+    }
+    if mean_rate(&arrivals).is_none() {
+        let expected = "at least two arrivals at different times";
+        let (path, got) = (path.display(), arrivals.len());
+        return Err(BadInput(format!("{path}: expected {expected}, got {got} arrivals")).into());
     }
     Ok(arrivals)
 }
 
-/// Arrivals as calls on the pool, and their rate. `trace` are those of a file.
+/// Who arrives at a mean rate, and the rate that it comes to. `trace` are those of a file.
 ///
 /// # Errors
 /// A rate that gives no arrivals or far too many.
-pub fn calls(
+pub fn arrivals(
     args: &CompareArgs,
-    trace: Option<Vec<Arrival>>,
-    pool: &[Item],
-    capacity: f64,
-) -> anyhow::Result<(Vec<Call>, f64)> {
+    trace: Option<&[Arrival]>,
+    rate: f64,
+) -> anyhow::Result<(Vec<Arrival>, f64)> {
     let limit = Nanos::from_ms_f64(args.duration * 1e3);
-    if let (Some(mut arrivals), Some(path)) = (trace, &args.trace) {
-        let rate = args.trace_rate.unwrap_or(DEFAULT_LOAD * capacity);
+    let most = args.requests.unwrap_or(usize::MAX);
+    if let Some(all) = trace {
+        let mut arrivals = all.to_vec();
         transform::scale_to_rate(&mut arrivals, rate)?;
         let mut arrivals = transform::window(&arrivals, Time::ZERO, limit);
-        arrivals.truncate(args.requests.unwrap_or(usize::MAX));
+        arrivals.truncate(most);
         if arrivals.is_empty() {
-            let path = path.display();
-            return Err(BadInput(format!("{path}: expected arrivals, got none")).into());
+            let got = format!("none within {} s", args.duration);
+            return Err(BadInput(format!("--duration: expected arrivals, got {got}")).into());
         }
-        let nearest = |a: &Arrival| {
-            let distance = |i: &usize| pool[*i].input_len.abs_diff(a.input_len);
-            (0..pool.len())
-                .min_by_key(distance)
-                .expect("the pool holds items")
-        };
         // A burst or a lull at the start of a trace is not its mean.
         let offered = mean_rate(&arrivals).unwrap_or(rate);
-        let call = |a: &Arrival| {
-            Ok(Call {
-                at: a.at,
-                item: nearest(a),
-                sla: a.sla,
-                class: class_of(args, a)?,
-                priority: u8::try_from(a.priority).unwrap_or(u8::MAX),
-            })
-        };
-        let calls: anyhow::Result<_> = arrivals.iter().map(call).collect();
-        return Ok((calls?, offered));
+        return Ok((arrivals, offered));
     }
-    let rate = args.rate.unwrap_or(DEFAULT_LOAD * capacity);
     if rate * args.duration > MAX_ARRIVALS {
         let most = format!("at most {MAX_ARRIVALS:e} arrivals (--rate x --duration)");
         let got = rate * args.duration;
@@ -97,22 +90,61 @@ pub fn calls(
     let process = Process::Poisson { rate_rps: rate };
     let stream = Stream::new(args.model.as_str(), process, Lengths::fixed(1, 1));
     let mut arrivals = Workload::single(stream, Limit::Duration(limit)).generate(args.seed)?;
-    arrivals.truncate(args.requests.unwrap_or(usize::MAX));
+    arrivals.truncate(most);
     if arrivals.is_empty() {
         let got = format!("none at {rate}/s within {} s", args.duration);
         return Err(BadInput(format!("--rate: expected arrivals, got {got}")).into());
     }
-    // Items in seeded order, so that neighbours differ.
-    let call = |(i, a): (usize, &Arrival)| Call {
-        at: a.at,
-        item: (i * 7919 + 13) % pool.len(),
-        sla: None,
-        ..Call::default()
-    };
-    Ok((arrivals.iter().enumerate().map(call).collect(), rate))
+    Ok((arrivals, rate))
 }
 
-fn class_of(args: &CompareArgs, arrival: &Arrival) -> anyhow::Result<Option<usize>> {
+/// Arrivals as calls on the pool; those of a trace on the inputs whose lengths are the nearest.
+pub fn calls(args: &CompareArgs, arrivals: &[Arrival], pool: &[Item]) -> Vec<Call> {
+    let nearest = |a: &Arrival| {
+        let distance = |i: &usize| pool[*i].input_len.abs_diff(a.input_len);
+        (0..pool.len())
+            .min_by_key(distance)
+            .expect("the pool holds items")
+    };
+    let is_trace = args.trace.is_some();
+    let call = |(i, a): (usize, &Arrival)| Call {
+        at: a.at,
+        item: match is_trace {
+            true => nearest(a),
+            // In seeded order, so that neighbours differ.
+            false => (i * 7919 + 13) % pool.len(),
+        },
+        sla: a.sla,
+        class: class_of(args, a).expect("the trace has been checked"),
+        priority: a.priority,
+    };
+    arrivals.iter().enumerate().map(call).collect()
+}
+
+/// Says how many arrivals of a trace are served with other lengths than it states.
+pub fn tell_replaced(
+    path: &Path,
+    arrivals: &[Arrival],
+    calls: &[Call],
+    pool: &[Item],
+    steps: &[u32],
+) {
+    let differs = |(a, c): &(&Arrival, &Call)| {
+        (a.input_len, a.output_len) != (pool[c.item].input_len, steps[c.item])
+    };
+    let num = arrivals.iter().zip(calls).filter(differs).count();
+    if num > 0 {
+        let (path, all) = (path.display(), arrivals.len());
+        let of = format!("of the nearest of {} inputs", pool.len());
+        eprintln!("lazybatch: {path}: {num} of {all} arrivals are served with the lengths {of}");
+    }
+}
+
+/// The class that an arrival names, by its position; else what was expected and what came.
+fn class_of<'a>(
+    args: &CompareArgs,
+    arrival: &'a Arrival,
+) -> Result<Option<usize>, (String, &'a str)> {
     let Some(name) = arrival
         .class
         .as_deref()
@@ -123,8 +155,7 @@ fn class_of(args: &CompareArgs, arrival: &Arrival) -> anyhow::Result<Option<usiz
     let class = args.classes.iter().position(|c| c.name == name);
     if class.is_none() && name != "default" {
         let names: Vec<_> = args.classes.iter().map(|c| c.name.as_str()).collect();
-        let expected = names.join(", ");
-        return Err(BadInput(format!("class: expected one of {expected}, got {name}")).into());
+        return Err((format!("one of {}", names.join(", ")), name));
     }
     Ok(class)
 }
@@ -139,7 +170,7 @@ pub fn arrivals_of(
 ) -> Vec<Arrival> {
     let arrival = |c: &Call| Arrival {
         sla: c.sla,
-        priority: u32::from(c.priority),
+        priority: c.priority,
         class: c.class.map(|i| classes[i].name.as_str().into()),
         ..Arrival::new(
             c.at,

@@ -10,11 +10,11 @@ use super::dry;
 use crate::args::{CpuArgs, ProfileArgs};
 use crate::failure::BadInput;
 use crate::models::{self, DeviceKind, Model};
-use crate::output;
+use crate::output::{self, Files};
 
 /// Runs the command.
 pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
-    output::check([("--out", Some(args.out.as_path()))])?;
+    Files::default().writes("--out", Some(&args.out)).check()?;
     let kind = match args.device.as_str() {
         "cpu" => Some(DeviceKind::Cpu),
         name => DeviceKind::cuda(name),
@@ -63,6 +63,10 @@ fn run_computed(args: &ProfileArgs) -> anyhow::Result<()> {
         let what = format!("--max-batch: expected {} for a device", devices::MAX_BATCH);
         let got = args.max_batch;
         return Err(BadInput(format!("{what} that is computed, got {got}")).into());
+    }
+    if let Some(us) = args.segment_us {
+        let expected = "--segment-us: expected none for a device that is computed";
+        return Err(BadInput(format!("{expected}, got {us}")).into());
     }
     if args.dry {
         let expected = "--dry: expected a device that is measured";

@@ -1,5 +1,6 @@
 //! The HTML report of a command.
 
+use anyhow::Context;
 use lazybatch_workloads::report::{Body, Report, RunReport};
 use lazybatch_workloads::results::Results;
 use lazybatch_workloads::results::summary::completed_latencies;
@@ -37,5 +38,5 @@ pub fn write(
             .collect(),
         sections,
     };
-    Ok(report.write(path)?)
+    report.write(path).context("--report")
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use clap::ValueEnum;
 use lazybatch_engine::measure::SegmentLength;
 use lazybatch_graph::{Program, SharedProgram, Tensor};
 use lazybatch_kernels::Device;
@@ -37,6 +38,7 @@ pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
     if args.print_config {
         return output::text(&args.effective);
     }
+    check_mode(args)?;
     let kind = device_kind(args)?;
     let wanted = switches;
     let lines = tracing_subscriber::fmt::layer()
@@ -66,6 +68,19 @@ pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
     // Threads that still load a model are of no use any more.
     runtime.shutdown_background();
     Ok(())
+}
+
+/// Refuses models to load where it is not these that are loaded.
+fn check_mode(args: &ServeArgs) -> Result<(), BadInput> {
+    let mode = args.model_control_mode;
+    if mode == ControlMode::Explicit || args.load_model.is_empty() {
+        return Ok(());
+    }
+    let got = mode.to_possible_value();
+    let got = got.as_ref().map_or("another", |value| value.get_name());
+    Err(BadInput(format!(
+        "--load-model: expected --model-control-mode explicit, got {got}"
+    )))
 }
 
 /// The device that runs all models, of those that this machine has.

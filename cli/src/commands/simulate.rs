@@ -1,12 +1,17 @@
 //! `lazybatch simulate`.
 
+use std::collections::BTreeMap;
 use std::io::{BufWriter, Write};
+use std::path::PathBuf;
 
 use anyhow::Context;
+use lazybatch_engine::driver::Observer;
 use lazybatch_engine::explain::Log;
 use lazybatch_engine::timeline::Timeline;
 use lazybatch_kernels::Noise;
+use lazybatch_sla::profile::ModelProfile;
 use lazybatch_sla::{Nanos, Profile};
+use lazybatch_workloads::Error;
 use lazybatch_workloads::arrivals::{Arrival, Limit, Process, Stream, Workload, mean_rate};
 use lazybatch_workloads::bound::LowerBound;
 use lazybatch_workloads::devices;
@@ -41,15 +46,7 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     for policy in &args.policies {
         lazybatch_engine::policy::find(policy)?;
     }
-    output::check(outputs(&args.output))?;
-    for policy in &args.policies {
-        let journal = args.journal.as_deref();
-        let file = journal.map(|path| suffixed(path, policy, "jsonl"));
-        output::check([("--journal", file.as_deref())])?;
-        let explain = args.explain.as_deref();
-        let file = explain.map(|path| suffixed(path, policy, "jsonl"));
-        output::check([("--explain", file.as_deref())])?;
-    }
+    check_outputs(args)?;
     let arrivals = arrivals(args, &profile)?;
     let simulation = Simulation {
         profile: &profile,
@@ -71,48 +68,60 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
         let fits = simulation.requests(false);
         fits.with_context(|| path.display().to_string())?;
     }
+    let used: Vec<_> = profile
+        .models
+        .iter()
+        .filter(|m| arrivals.iter().any(|a| *a.model == *m.name))
+        .collect();
+    let names: Vec<_> = used.iter().map(|m| m.name.as_str()).collect();
+    let target = |m: &ModelProfile| simulation.sla.or(m.sla()).unwrap_or(default_sla());
+    let sla = used.first().map_or(default_sla(), |m| target(m));
+    let mut targets = BTreeMap::new();
+    if used.iter().any(|m| target(m) != sla) {
+        targets.extend(used.iter().map(|m| (m.name.clone(), target(m).as_ms())));
+    }
+    let rate = args.rate.or_else(|| mean_rate(&arrivals)).unwrap_or(0.0);
     let mut results = Results::new("simulate", args.seed, &profile.device);
     let mut runs = Vec::new();
     let bar = progress::bar(args.policies.len() as u64, "simulate");
     for policy in &args.policies {
-        let journal = match &args.journal {
+        let of_policy = |path: &PathBuf| suffixed(path, policy, "jsonl");
+        let journal_path = args.journal.as_ref().map(of_policy);
+        let journal = match &journal_path {
             Some(path) => {
-                let file = output::create("--journal", &suffixed(path, policy, "jsonl"))?;
+                let file = output::create("--journal", path)?;
                 Some(Box::new(BufWriter::new(file)) as Box<dyn Write>)
             }
             None => None,
         };
+        let run = |journal, observer: &mut dyn Observer, detail| {
+            let done = simulation.run(policy, journal, observer, detail);
+            match (done, &journal_path) {
+                // What is written on the way is the journal.
+                (Err(error @ Error::Write { .. }), Some(path)) => {
+                    Err(error).with_context(|| output::place("--journal", path))
+                }
+                (done, _) => Ok(done?),
+            }
+        };
         let mut timeline = Timeline::new(&simulation.config(Detail::Table));
         let done = match &args.explain {
             Some(path) => {
-                let file = output::create("--explain", &suffixed(path, policy, "jsonl"))?;
+                let path = of_policy(path);
+                let file = output::create("--explain", &path)?;
                 let mut log = Log::new(BufWriter::new(file));
-                let mut both = (&mut log, &mut timeline);
-                let done = simulation.run(policy, journal, &mut both, Detail::Reasons)?;
-                log.finish().context("--explain")?;
+                let done = run(journal, &mut (&mut log, &mut timeline), Detail::Reasons)?;
+                log.finish()
+                    .with_context(|| output::place("--explain", &path))?;
                 done
             }
-            None if args.timeline => {
-                simulation.run(policy, journal, &mut timeline, Detail::Table)?
-            }
-            None => simulation.run(policy, journal, &mut (), Detail::Launches)?,
+            None if args.timeline => run(journal, &mut timeline, Detail::Table)?,
+            None => run(journal, &mut (), Detail::Launches)?,
         };
         if args.timeline {
             output::line(format_args!("{policy}\n{}", timeline.into_text()))?;
         }
-        let used: Vec<_> = profile
-            .models
-            .iter()
-            .filter(|m| arrivals.iter().any(|a| *a.model == *m.name))
-            .collect();
-        let names: Vec<_> = used.iter().map(|m| m.name.as_str()).collect();
-        let of_profile = used.first().and_then(|m| m.sla());
-        let sla = simulation
-            .sla
-            .or(of_profile)
-            .unwrap_or(Nanos::from_ms_f64(DEFAULT_SLA_MS));
-        let rate = args.rate.or_else(|| mean_rate(&arrivals)).unwrap_or(0.0);
-        let run = RunResult::summarise(
+        let mut run = RunResult::summarise(
             policy.as_str(),
             names.join("+"),
             rate,
@@ -120,6 +129,7 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
             &done.requests,
             &done.counters,
         );
+        run.sla_ms_by_model.clone_from(&targets);
         results.push(run, &done.requests, &args.classes);
         runs.push(PolicyRun {
             policy: policy.clone(),
@@ -128,6 +138,9 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
         bar.inc(1);
     }
     bar.finish_and_clear();
+    if let Some(path) = &args.output.report {
+        report::write(path, &results, &runs, settings(args), Vec::new())?;
+    }
     emit(&results, &runs, &args.output)?;
     if args.bound {
         let bound = LowerBound::of(&simulation)?;
@@ -136,10 +149,27 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
             bound.mean_ms, bound.alone_ms, bound.violations, bound.requests
         ))?;
     }
-    match &args.output.report {
-        Some(path) => report::write(path, &results, &runs, settings(args), Vec::new()),
-        None => Ok(()),
+    Ok(())
+}
+
+fn default_sla() -> Nanos {
+    Nanos::from_ms_f64(DEFAULT_SLA_MS)
+}
+
+/// Refuses outputs that cannot be written or take another file's place.
+fn check_outputs(args: &SimulateArgs) -> anyhow::Result<()> {
+    let mut files = outputs(&args.output);
+    files
+        .reads("--profile", Some(&args.profile))
+        .reads("--arrivals", args.arrivals.as_deref())
+        .reads("--lengths", args.lengths.as_deref());
+    for policy in &args.policies {
+        let of_policy = |path: &PathBuf| suffixed(path, policy, "jsonl");
+        files
+            .writes("--journal", args.journal.as_ref().map(of_policy))
+            .writes("--explain", args.explain.as_ref().map(of_policy));
     }
+    files.check()
 }
 
 /// The profile file, or the profile of a device model where no file has that name.
@@ -152,6 +182,20 @@ fn read_profile(args: &SimulateArgs) -> anyhow::Result<Profile> {
                 return Err(BadInput(format!("--model: expected a model, got {got}")).into());
             };
             models::device_profile(device, model, overheads)
+        }
+        Err(_) if !args.profile.exists() => {
+            let names: Vec<_> = devices::names().collect();
+            let names = names.join(", ");
+            let why = match std::fs::metadata(&args.profile) {
+                Err(e) => e.to_string(),
+                Ok(_) => "no file".into(),
+            };
+            Err(BadInput(format!(
+                "--profile: expected a file, or one of {names} or the same with {}, got {}: {why}",
+                devices::FREE,
+                args.profile.display()
+            ))
+            .into())
         }
         _ => Ok(Profile::read(&args.profile)?),
     }

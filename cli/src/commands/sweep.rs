@@ -2,41 +2,49 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::Context;
+use lazybatch_workloads::Error;
 use lazybatch_workloads::sweep::moments::{self, Moment};
 use lazybatch_workloads::sweep::resume::Journal;
 use lazybatch_workloads::sweep::run::{Options, run as run_grid};
-use lazybatch_workloads::sweep::{Grid, Sweep, report, text};
+use lazybatch_workloads::sweep::{Grid, Sweep, cases, report, text};
 
 use crate::args::SweepArgs;
 use crate::failure::BadInput;
-use crate::{output, progress};
+use crate::output::{self, Files};
+use crate::progress;
 
 /// Runs the command.
 pub fn run(args: &SweepArgs) -> anyhow::Result<()> {
     let grid = grid(args)?;
-    output::check([
-        ("--json", args.json.as_deref()),
-        ("--report", args.report.as_deref()),
-    ])?;
-    let partial = args.json.as_deref().map(partial_path);
+    let partial = check_outputs(args, &grid)?;
     let journal = match &partial {
         Some(path) if args.resume => Some(Journal::resume(path, &grid)?),
         Some(path) => Some(Journal::create(path, &grid)?),
         None => None,
     };
-    let resumed = journal.as_ref().map_or(0, Journal::num_done);
+    let num_outdated = journal.as_ref().map_or(0, Journal::num_outdated);
+    if num_outdated > 0 {
+        let what = "that another version has finished are run again";
+        eprintln!("lazybatch: {num_outdated} simulations {what}");
+    }
     let options = Options {
         threads: args.threads,
         traces: args.traces.clone(),
         journal,
+        points: args.point.clone(),
     };
     let bar = progress::bar(grid.num_simulations() as u64, &grid.name);
     let start = now();
-    let ran = run_grid(&grid, options, &|n| bar.inc(n as u64))?;
+    let ran = match run_grid(&grid, options, &|n| bar.inc(n as u64)) {
+        // What is written on the way is the journal.
+        Err(error @ Error::Save { .. }) => Err(error).context("--json"),
+        ran => Ok(ran?),
+    }?;
     bar.finish_and_clear();
     let seconds = start.elapsed().as_secs_f64();
     let speed = ran.num_requests as f64 / seconds.max(1e-9);
-    let kept = match resumed {
+    let kept = match ran.num_taken {
         0 => String::new(),
         n => format!(", {n} taken from the earlier run"),
     };
@@ -45,15 +53,15 @@ pub fn run(args: &SweepArgs) -> anyhow::Result<()> {
         ran.num_simulated, ran.num_requests
     );
     let sweep = Sweep::new(&grid, ran, args.judge.as_deref())?;
-    output::text(text::summary(&sweep))?;
     if let Some(path) = &args.json {
         output::write("--json", path, &sweep.to_json())?;
     }
     if let Some(path) = &args.report {
         write_report(args, &sweep, path)?;
     }
+    output::text(text::summary(&sweep))?;
     if let Some(path) = partial {
-        std::fs::remove_file(path)?;
+        std::fs::remove_file(&path).with_context(|| output::place("--json", &path))?;
     }
     Ok(())
 }
@@ -71,7 +79,8 @@ fn write_report(args: &SweepArgs, sweep: &Sweep, path: &Path) -> anyhow::Result<
         .iter()
         .map(|(why, point)| Moment::new(sweep, point, why, traces))
         .collect();
-    Ok(report::report(sweep, &moments?).write(path)?)
+    let page = report::report(sweep, &moments?);
+    page.write(path).context("--report")
 }
 
 /// The grid with what the command line changes of it.
@@ -94,6 +103,10 @@ fn grid(args: &SweepArgs) -> anyhow::Result<Grid> {
     if let Some(requests) = args.requests {
         grid.requests = requests;
     }
+    if let Some(folder) = args.traces.as_ref().filter(|folder| !folder.is_dir()) {
+        let got = folder.display();
+        return Err(BadInput(format!("--traces: expected a folder, got {got}")).into());
+    }
     if let Some(judged) = &args.judge
         && !grid.policies.contains(judged)
     {
@@ -101,6 +114,29 @@ fn grid(args: &SweepArgs) -> anyhow::Result<Grid> {
         return Err(BadInput(format!("--judge: expected one of {expected}, got {judged}")).into());
     }
     Ok(grid)
+}
+
+/// Refuses outputs that cannot be written or take another file's place. Where finished simulations
+/// are kept; nowhere beside what is no file, a pipe say.
+fn check_outputs(args: &SweepArgs, grid: &Grid) -> anyhow::Result<Option<PathBuf>> {
+    let json = args.json.as_deref();
+    let partial = json.filter(|path| !output::is_special(path));
+    let partial = partial.map(partial_path);
+    if let (true, None, Some(json)) = (args.resume, &partial, json) {
+        let expected = "--resume: expected a file beside which simulations are kept as --json";
+        return Err(BadInput(format!("{expected}, got {}", json.display())).into());
+    }
+    let mut files = Files::default();
+    files.reads("--grid", Some(&args.grid));
+    for file in cases::files(grid, args.traces.as_deref()) {
+        files.reads("--grid", Some(file));
+    }
+    files
+        .writes("--json", json)
+        .writes("--json", partial.as_deref())
+        .writes("--report", args.report.as_deref())
+        .check()?;
+    Ok(partial)
 }
 
 /// Where finished simulations are kept until the sweep is done: `FILE.partial`.

@@ -35,7 +35,7 @@ pub struct Stream {
     /// Their latency target, where it is not the profile's.
     pub sla: Option<Nanos>,
     /// Their priority level.
-    pub priority: u32,
+    pub priority: u8,
     /// Samples in each.
     pub samples: u32,
     /// Their SLA class.

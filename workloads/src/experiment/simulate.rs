@@ -133,9 +133,8 @@ impl Simulation<'_> {
                 arrival.output_len,
             );
             request.request.samples = arrival.samples;
-            let priority = u8::try_from(arrival.priority).unwrap_or(u8::MAX);
             request.request.class = class;
-            request.request.priority = promised.priority_of(priority);
+            request.request.priority = promised.priority_of(arrival.priority);
             request.request.sequence = arrival.sequence_id;
             request.request.known_output_len = oracle.then_some(arrival.output_len);
             requests.push(request);
@@ -244,7 +243,10 @@ impl Simulation<'_> {
             .finish()
             .map_err(|v| Error::run(format!("simulation of {policy}"), v))?;
         if let Some(writer) = journal {
-            writer.finish().map_err(|e| Error::io("journal", e))?;
+            writer.finish().map_err(|source| Error::Write {
+                what: "the journal",
+                source,
+            })?;
         }
         let counters = core.counters();
         Ok(Simulated {

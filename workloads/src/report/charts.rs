@@ -55,7 +55,7 @@ struct BarChart {
 }
 
 /// What the marked line stands for, and where it is.
-type Mark = (&'static str, fn(&RunResult) -> f64);
+type Mark = (&'static str, fn(&RunResult) -> Option<f64>);
 
 /// The bar charts, in the order shown.
 const BARS: &[BarChart] = &[
@@ -63,25 +63,25 @@ const BARS: &[BarChart] = &[
         title: "Mean latency (ms)",
         value: |r| r.mean_ms,
         show: number,
-        mark: Some(("SLA", |r| r.sla_ms)),
+        mark: Some(("SLA", RunResult::common_sla_ms)),
     },
     BarChart {
         title: "99th percentile latency (ms)",
         value: |r| r.p99_ms,
         show: number,
-        mark: Some(("SLA", |r| r.sla_ms)),
+        mark: Some(("SLA", RunResult::common_sla_ms)),
     },
     BarChart {
         title: "Goodput (requests/s within the SLA)",
         value: |r| r.goodput_rps,
         show: number,
-        mark: Some(("offered", |r| r.rate_rps)),
+        mark: Some(("offered", |r| Some(r.rate_rps))),
     },
     BarChart {
         title: "Throughput (completed requests/s)",
         value: |r| r.throughput_rps,
         show: number,
-        mark: Some(("offered", |r| r.rate_rps)),
+        mark: Some(("offered", |r| Some(r.rate_rps))),
     },
     BarChart {
         title: "SLA violations (% of requests)",
@@ -120,7 +120,7 @@ impl BarChart {
         let largest = runs.iter().map(|(_, run)| value(run)).fold(0.0, f64::max);
         // A mark far beyond all bars would flatten them, and one at their base says nothing.
         let mark = self.mark.and_then(|(name, at)| {
-            let at = runs.first().map(|(_, run)| at(&run.result))?;
+            let at = runs.first().and_then(|(_, run)| at(&run.result))?;
             (at >= 0.08 * largest && at <= 1.5 * largest && at > 0.0).then_some((name, at))
         });
         let top_value = largest.max(mark.map_or(0.0, |(_, at)| at));
@@ -218,8 +218,8 @@ pub fn latency_cdf(runs: &[(usize, &RunReport)]) -> String {
         "latency (ms)",
     );
 
-    let sla_ms = runs.first().map_or(0.0, |(_, run)| run.result.sla_ms);
-    if (axis.low..=axis.high).contains(&sla_ms) {
+    let sla_ms = runs.first().and_then(|(_, run)| run.result.common_sla_ms());
+    if let Some(sla_ms) = sla_ms.filter(|at| (axis.low..=axis.high).contains(at)) {
         svg.line("mark", (x(sla_ms), y(0.0)), (x(sla_ms), y(1.0) - 6.0));
         let anchor = if x(sla_ms) > width - 80.0 {
             "end"

@@ -5,6 +5,8 @@
 //! from the first arrival of any request to the last finish of a completed one. The violation rate
 //! is (violated + shed + failed) / (requests - cancelled).
 
+use std::collections::BTreeMap;
+
 use lazybatch_sla::{Nanos, Outcome};
 
 use super::{Counters, FinishedRequest, RunResult};
@@ -47,6 +49,7 @@ impl RunResult {
             model: model.into(),
             rate_rps,
             sla_ms: sla.as_ms(),
+            sla_ms_by_model: BTreeMap::new(),
             requests: requests.len() as u64,
             mean_ms: mean_ms(&latencies),
             p50_ms: percentile(50),

@@ -322,6 +322,21 @@ impl Lab {
     }
 }
 
+/// Files that a grid's cases are made of, where they are there. `traces` as in [`Lab::open`].
+pub fn files(grid: &Grid, traces: Option<&Path>) -> Vec<PathBuf> {
+    let named = grid.settings.iter();
+    let named = named.filter_map(|s| s.arrivals.strip_prefix("trace:"));
+    let mut files: Vec<PathBuf> = named
+        .filter_map(|file| locate(file, &grid.folder, traces))
+        .collect();
+    if let Source::Profile(file) = &grid.source {
+        files.push(profile_path(grid, file));
+    }
+    files.extend(grid.lengths.as_ref().map(PathBuf::from));
+    files.retain(|file| file.is_file());
+    files
+}
+
 /// Where a trace lies: as named, beside the grid, or in the folder of traces.
 fn locate(file: &str, beside: &Path, traces: Option<&Path>) -> Option<PathBuf> {
     let folders = [Some(Path::new("")), Some(beside), traces];
@@ -348,15 +363,20 @@ fn covering(lengths: &Lengths, coverage: f64) -> u32 {
     1
 }
 
+/// Where a grid's profile lies: as named, or beside the grid.
+fn profile_path(grid: &Grid, file: &Path) -> PathBuf {
+    match file.is_file() {
+        true => file.to_owned(),
+        false => grid.folder.join(file),
+    }
+}
+
 /// The profile of a setting with the workload's models, in its order.
 fn profile(grid: &Grid, setting: &Setting, names: &[&str]) -> Result<Profile> {
     let mut profile = match &grid.source {
         Source::Device(device) => devices::find(device)?.profile(names, setting.overheads)?,
         Source::Profile(file) => {
-            let path = match file.is_file() {
-                true => file.clone(),
-                false => grid.folder.join(file),
-            };
+            let path = profile_path(grid, file);
             let shown = path.display().to_string();
             let text = std::fs::read_to_string(&path).map_err(|e| Error::io(&path, e))?;
             Profile::parse(&shown, &text).map_err(|e| Error::File {

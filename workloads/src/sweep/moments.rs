@@ -76,22 +76,30 @@ pub fn choose(sweep: &Sweep) -> Vec<(String, &Point)> {
 /// # Errors
 /// [`Error::Parameter`] when there is none.
 pub fn find<'a>(sweep: &'a Sweep, spec: &str) -> Result<&'a Point> {
-    let parts: Vec<&str> = spec.split('@').collect();
-    let number = |i: usize| parts.get(i).and_then(|t| t.parse::<f64>().ok());
-    let near = |a: f64, b: Option<f64>| b.is_some_and(|b| (a - b).abs() <= 1e-6 * a.abs());
-    let fits = |p: &&Point| {
-        parts.len() == 3
-            && p.model == parts[0]
-            && near(p.rate_rps, number(1))
-            && near(p.sla_ms, number(2))
-    };
+    let fits = |p: &&Point| is_point(spec, &p.model, p.rate_rps, p.sla_ms);
     sweep.points.iter().find(fits).ok_or_else(|| {
-        let example = sweep.points.last().map_or_else(String::new, |p| {
-            format!(", such as {}@{}@{}", p.model, p.rate_rps, p.sla_ms)
-        });
-        let expected = format!("a point of the grid as MODEL@RATE@SLA_MS{example}");
-        Error::parameter("point", expected, format!("`{spec}`"))
+        let last = sweep.points.last();
+        no_point(spec, last.map(|p| (p.model.as_str(), p.rate_rps, p.sla_ms)))
     })
+}
+
+/// Whether `MODEL@RATE@SLA_MS` is this point.
+pub fn is_point(spec: &str, model: &str, rate_rps: f64, sla_ms: f64) -> bool {
+    let parts: Vec<&str> = spec.split('@').collect();
+    let near = |a: f64, text: &str| {
+        let number = text.parse::<f64>();
+        number.is_ok_and(|b| (a - b).abs() <= 1e-6 * a.abs())
+    };
+    matches!(parts[..], [m, r, s] if m == model && near(rate_rps, r) && near(sla_ms, s))
+}
+
+/// What there is to say of a point that is none of a grid; `example` is one of it.
+pub fn no_point(spec: &str, example: Option<(&str, f64, f64)>) -> Error {
+    let example = example.map_or_else(String::new, |(model, rate, sla)| {
+        format!(", such as {model}@{rate}@{sla}")
+    });
+    let expected = format!("a point of the grid as MODEL@RATE@SLA_MS{example}");
+    Error::parameter("point", expected, format!("`{spec}`"))
 }
 
 impl Moment {

@@ -1,28 +1,56 @@
 //! The journal of a sweep in progress: one line per finished simulation, so that an interrupted
 //! sweep can go on where it stopped.
 //!
-//! The first line holds the grid; a journal of another grid is refused. A last line that was cut
-//! off is dropped.
+//! The first line holds the grid and the version of the program; a journal of another grid is
+//! refused, rows of another version are left out. A last line that was cut off is dropped. Nothing is
+//! written before [`Journal::start`].
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::cases::Case;
 use super::grid::{Grid, Setting};
 use super::score::Run;
 use crate::error::{Error, Result};
+use crate::traces::source::excerpt;
 
 /// The value of `format` in the first line.
 pub const FORMAT: &str = "lazybatch-sweep-partial/1";
+/// The program's version.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 #[derive(Serialize, Deserialize)]
 struct Header {
     format: String,
+    /// Of the program; older journals state none, and their rows count as those of another.
+    #[serde(default)]
+    version: Option<String>,
     grid: Grid,
+}
+
+impl Header {
+    fn new(grid: &Grid) -> Self {
+        Self {
+            format: FORMAT.into(),
+            version: Some(VERSION.into()),
+            grid: grid.clone(),
+        }
+    }
+
+    /// Reads the first line of the journal `file`.
+    fn parse(file: &Path, line: &str) -> Result<Self> {
+        let header: Result<Self, _> = serde_json::from_str(line);
+        let known = header.map_err(|e| e.to_string()).and_then(|header| {
+            let format = header.format.clone();
+            (format == FORMAT).then_some(header).ok_or(format)
+        });
+        known.map_err(|got| fault(file, 1, &format!("the journal of a sweep, {FORMAT}"), got))
+    }
 }
 
 /// Which simulation.
@@ -66,82 +94,108 @@ struct Line {
     runs: Vec<Run>,
 }
 
-/// An open journal: what it holds, and where more goes.
+/// A journal: what it holds, and where more goes.
 pub struct Journal {
     path: PathBuf,
-    file: File,
+    header: String,
+    /// Bytes of the file that stay; without them it is written anew.
+    kept: Option<u64>,
+    file: Option<File>,
     done: BTreeMap<String, Vec<Run>>,
+    num_outdated: usize,
 }
 
 impl Journal {
-    /// Starts a journal of a grid, in place of what was there.
+    /// A new journal of a grid.
     ///
     /// # Errors
-    /// A file that cannot be written.
+    /// A file in its place that is no journal, or holds simulations.
     pub fn create(path: &Path, grid: &Grid) -> Result<Self> {
-        let file = File::create(path).map_err(|e| Error::io(path, e))?;
-        let mut journal = Self {
-            path: path.into(),
-            file,
-            done: BTreeMap::new(),
-        };
-        let header = Header {
-            format: FORMAT.into(),
-            grid: grid.clone(),
-        };
-        journal.write_line(&serde_json::to_string(&header).expect("plain fields serialise"))?;
-        Ok(journal)
+        if let Some(found) = Found::read(path)? {
+            let mut lines = found.text.lines();
+            if let Some(first) = lines.next() {
+                Header::parse(path, first)?;
+            }
+            let num = lines.count();
+            if num > 0 {
+                return Err(Error::File {
+                    file: path.display().to_string(),
+                    expected:
+                        "no finished simulations of an interrupted sweep (go on with them by \
+                               --resume, or delete the file)"
+                            .into(),
+                    got: num.to_string(),
+                });
+            }
+        }
+        Ok(Self::new(path, grid))
     }
 
-    /// Opens the journal of a grid to go on with it; starts one if there is none.
+    /// The journal of a grid, to go on with it; a new one if there is none.
     ///
     /// # Errors
     /// A file that is no journal, or one of another grid.
     pub fn resume(path: &Path, grid: &Grid) -> Result<Self> {
-        if !path.exists() {
-            return Self::create(path, grid);
-        }
-        let io = |e| Error::io(path, e);
-        let mut file = OpenOptions::new()
-            .read(true)
-            .append(true)
-            .open(path)
-            .map_err(io)?;
-        let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes).map_err(io)?;
-        let fault = |line: usize, expected: &str, got: String| Error::Line {
-            file: path.display().to_string(),
-            line: line as u64,
-            expected: expected.into(),
-            got,
+        let mut journal = Self::new(path, grid);
+        let Some(found) = Found::read(path)? else {
+            return Ok(journal);
         };
-        let whole = bytes.iter().rposition(|&b| b == b'\n').map_or(0, |i| i + 1);
-        file.set_len(whole as u64).map_err(io)?;
-        let text = String::from_utf8_lossy(&bytes[..whole]);
-        let mut lines = text.lines().enumerate();
+        let mut lines = found.text.lines().enumerate();
         let Some((_, first)) = lines.next() else {
-            return Self::create(path, grid);
+            return Ok(journal);
         };
-        let header: Header = serde_json::from_str(first)
-            .map_err(|e| fault(1, "the journal of a sweep", e.to_string()))?;
-        let mut same = grid.clone();
-        same.folder = PathBuf::new();
-        if header.format != FORMAT || header.grid != same {
-            let got = format!("one of grid {}, which differs", header.grid.name);
-            let expected = format!("a journal of this grid, {}", grid.name);
-            return Err(fault(1, &expected, got));
+        let header = Header::parse(path, first)?;
+        if let Some((key, own, other)) = difference(grid, &header.grid) {
+            let expected = format!("a journal of this grid, {}, with {key} {own}", grid.name);
+            let other = format!("one of grid {} with {key} {other}", header.grid.name);
+            let got = format!("{other}: give the same grid and options again, or delete the file");
+            return Err(fault(path, 1, &expected, got));
         }
-        let mut done = BTreeMap::new();
+        if header.version.as_deref() != Some(VERSION) {
+            journal.num_outdated = lines.count();
+            return Ok(journal);
+        }
         for (i, line) in lines {
             let line: Line = serde_json::from_str(line)
-                .map_err(|e| fault(i + 1, "a finished simulation", e.to_string()))?;
-            done.insert(line.key.text(), line.runs);
+                .map_err(|e| fault(path, i + 1, "a finished simulation", e.to_string()))?;
+            journal.done.insert(line.key.text(), line.runs);
         }
-        Ok(Self {
+        journal.kept = Some(found.num_bytes);
+        Ok(journal)
+    }
+
+    fn new(path: &Path, grid: &Grid) -> Self {
+        let header = serde_json::to_string(&Header::new(grid));
+        Self {
             path: path.into(),
-            file,
-            done,
-        })
+            header: header.expect("plain fields serialise"),
+            kept: None,
+            file: None,
+            done: BTreeMap::new(),
+            num_outdated: 0,
+        }
+    }
+
+    /// Opens the file: without a line that was cut off, or new, with its first line.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn start(&mut self) -> Result<()> {
+        let fail = |e| Error::save(&self.path, e);
+        let Some(kept) = self.kept else {
+            self.file = Some(File::create(&self.path).map_err(fail)?);
+            return self.write_line(&self.header.clone());
+        };
+        let file = OpenOptions::new().append(true).open(&self.path);
+        let file = file.map_err(fail)?;
+        file.set_len(kept).map_err(fail)?;
+        self.file = Some(file);
+        Ok(())
+    }
+
+    /// How many simulations it holds that another version of the program ran; they are not used.
+    pub fn num_outdated(&self) -> usize {
+        self.num_outdated
     }
 
     /// How many simulations it holds.
@@ -168,8 +222,69 @@ impl Journal {
 
     fn write_line(&mut self, line: &str) -> Result<()> {
         let line = format!("{line}\n");
-        let done = self.file.write_all(line.as_bytes());
-        done.map_err(|e| Error::io(&self.path, e))
+        let file = self.file.as_mut().expect("rows come after the start");
+        let done = file.write_all(line.as_bytes());
+        done.map_err(|e| Error::save(&self.path, e))
+    }
+}
+
+/// The whole lines of a file.
+struct Found {
+    num_bytes: u64,
+    text: String,
+}
+
+impl Found {
+    fn read(path: &Path) -> Result<Option<Self>> {
+        let mut bytes = match std::fs::read(path) {
+            Ok(bytes) => bytes,
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(Error::io(path, e)),
+        };
+        let whole = bytes.iter().rposition(|&b| b == b'\n').map_or(0, |i| i + 1);
+        bytes.truncate(whole);
+        Ok(Some(Self {
+            num_bytes: whole as u64,
+            text: String::from_utf8_lossy(&bytes).into_owned(),
+        }))
+    }
+}
+
+fn fault(file: &Path, line: usize, expected: &str, got: String) -> Error {
+    Error::Line {
+        file: file.display().to_string(),
+        line: line as u64,
+        expected: expected.into(),
+        got,
+    }
+}
+
+/// The first entry in which two grids differ, with what it is in each; what a grid is called comes
+/// last.
+fn difference(a: &Grid, b: &Grid) -> Option<(String, String, String)> {
+    let entries = |grid: &Grid| match serde_json::to_value(grid) {
+        Ok(Value::Object(entries)) => entries,
+        _ => unreachable!("a grid is an object"),
+    };
+    let (a, b) = (entries(a), entries(b));
+    let is_name = |key: &&String| ["name", "about"].contains(&key.as_str());
+    let (names, rest): (Vec<&String>, Vec<&String>) = a.keys().partition(is_name);
+    let mut keys = rest.into_iter().chain(names);
+    keys.find_map(|key| difference_at(key.clone(), &a[key], b.get(key).unwrap_or(&Value::Null)))
+}
+
+fn difference_at(place: String, a: &Value, b: &Value) -> Option<(String, String, String)> {
+    let shown = |value: &Value| match value {
+        Value::Null => excerpt(""),
+        other => excerpt(&other.to_string()),
+    };
+    match (a, b) {
+        (a, b) if a == b => None,
+        (Value::Array(a), Value::Array(b)) => (0..a.len().max(b.len())).find_map(|i| {
+            let entry = |list: &[Value]| list.get(i).cloned().unwrap_or_default();
+            difference_at(format!("{place}[{i}]"), &entry(a), &entry(b))
+        }),
+        (a, b) => Some((place, shown(a), shown(b))),
     }
 }
 
@@ -209,6 +324,7 @@ mod tests {
             let again = run(&grid, options(journal), &|_| {}).unwrap();
             assert_eq!(again.runs, whole.runs);
             assert_eq!(again.num_simulated, whole.num_simulated - num_kept);
+            assert_eq!(again.num_taken, num_kept);
             assert_eq!(again.num_simulated > 0, some_left);
         }
     }
@@ -228,6 +344,10 @@ mod tests {
         };
         let changed = again();
         assert_eq!(changed.num_simulated, first.num_simulated);
+        assert_eq!(
+            changed.num_taken, 0,
+            "rows of the file that are of no use are not counted"
+        );
         assert_ne!(changed.runs, first.runs);
         assert_eq!(again().num_simulated, 0);
     }
@@ -236,12 +356,98 @@ mod tests {
     fn journals_of_other_grids_and_other_files_are_refused() {
         let (grid, folder) = fixture::grid("'loop'", "");
         let path = folder.path().join("j");
-        drop(Journal::create(&path, &grid).unwrap());
+        Journal::create(&path, &grid).unwrap().start().unwrap();
         let mut other = grid.clone();
         other.requests += 1;
         let message = |grid: &Grid| Journal::resume(&path, grid).err().unwrap().to_string();
-        assert!(message(&other).contains("line 1: expected a journal of this grid, tiny"));
-        std::fs::write(&path, "hello\n").unwrap();
-        assert!(message(&grid).contains("expected the journal of a sweep"));
+        let differs = "expected a journal of this grid, tiny, with requests `41`, got one of grid tiny \
+                       with requests `40`";
+        assert!(message(&other).contains(differs), "{}", message(&other));
+        other.requests -= 1;
+        other.seeds.push(9);
+        other.name = "other".into();
+        let differs = "other, with seeds[3] `9`, got one of grid tiny with seeds[3] nothing";
+        assert!(message(&other).contains(differs), "{}", message(&other));
+        other.seeds.pop();
+        let differs = "with name `\"other\"`, got one of grid tiny with name `\"tiny\"`";
+        assert!(message(&other).contains(differs), "{}", message(&other));
+        for text in [
+            "hello\n",
+            "{\"format\": \"lazybatch-sweep-partial/2\", \"grid\": {}}\n",
+        ] {
+            std::fs::write(&path, text).unwrap();
+            assert!(message(&grid).contains("expected the journal of a sweep"));
+            let message = Journal::create(&path, &grid).err().unwrap().to_string();
+            assert!(message.contains("expected the journal of a sweep"));
+        }
+    }
+
+    #[test]
+    fn a_new_journal_takes_the_place_of_no_rows() {
+        let (grid, folder) = fixture::grid("'loop'", "lengths = 'fixed:2:3'\n");
+        let path = folder.path().join("j");
+        let journal = Journal::create(&path, &grid).unwrap();
+        assert!(!path.exists(), "nothing is written before the start");
+        run(&grid, options(journal), &|_| {}).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let rows = text.lines().count() - 1;
+        let message = Journal::create(&path, &grid).err().unwrap().to_string();
+        assert!(
+            message.contains("--resume, or delete the file"),
+            "{message}"
+        );
+        assert!(message.ends_with(&format!("got {rows}")), "{message}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+        // A header, or a part of one, is no work.
+        let header = text.find('\n').unwrap() + 1;
+        for length in [header, header - 5] {
+            std::fs::write(&path, &text[..length]).unwrap();
+            let mut journal = Journal::create(&path, &grid).unwrap();
+            journal.start().unwrap();
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text[..header]);
+        }
+    }
+
+    #[test]
+    fn a_journal_that_is_refused_stays_as_it_is() {
+        let (grid, folder) = fixture::grid("'loop'", "");
+        let path = folder.path().join("j");
+        Journal::create(&path, &grid).unwrap().start().unwrap();
+        let mut text = std::fs::read_to_string(&path).unwrap();
+        text.push_str("{\"key\": cut");
+        std::fs::write(&path, &text).unwrap();
+        let mut other = grid.clone();
+        other.requests += 1;
+        assert!(Journal::resume(&path, &other).is_err());
+        let mut journal = Journal::resume(&path, &grid).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+        journal.start().unwrap();
+        let header = text.find('\n').unwrap() + 1;
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text[..header]);
+    }
+
+    #[test]
+    fn rows_of_another_version_are_run_again() {
+        let (grid, folder) = fixture::grid("'loop'", "lengths = 'fixed:2:3'\n");
+        let path = folder.path().join("j");
+        let journal = Journal::create(&path, &grid).unwrap();
+        let first = run(&grid, options(journal), &|_| {}).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let own = format!("\"version\":\"{VERSION}\",");
+        assert_eq!(text.matches(&own).count(), 1);
+        for other in ["\"version\":\"0.0.0\",", ""] {
+            std::fs::write(&path, text.replace(&own, other)).unwrap();
+            let journal = Journal::resume(&path, &grid).unwrap();
+            assert_eq!(journal.num_done(), 0);
+            assert_eq!(journal.num_outdated() as u64, first.num_simulated);
+            let again = run(&grid, options(journal), &|_| {}).unwrap();
+            assert_eq!(
+                (again.num_simulated, again.num_taken),
+                (first.num_simulated, 0)
+            );
+            assert_eq!(again.runs, first.runs);
+            let journal = Journal::resume(&path, &grid).unwrap();
+            assert_eq!(journal.num_done() as u64, first.num_simulated);
+        }
     }
 }

@@ -16,7 +16,7 @@ use super::cases::{Case, Lab, Opened};
 use super::grid::Grid;
 use super::resume::{Journal, Key};
 use super::score::{self, Run, ignores_sla};
-use super::{bound, points, text};
+use super::{bound, moments, points, text};
 use crate::arrivals::Arrival;
 use crate::error::{Error, Result};
 use crate::experiment::Detail;
@@ -33,6 +33,8 @@ pub struct Options {
     pub traces: Option<PathBuf>,
     /// Where finished simulations are kept while the sweep runs.
     pub journal: Option<Journal>,
+    /// Points that there have to be, as [`moments::find`] takes them.
+    pub points: Vec<String>,
 }
 
 /// What a sweep ran.
@@ -48,13 +50,16 @@ pub struct Ran {
     pub num_simulated: u64,
     /// Requests in them.
     pub num_requests: u64,
+    /// Simulations that were taken from a journal.
+    pub num_taken: u64,
 }
 
 /// Runs a grid. `tick` is called with how many simulations have just been dealt with, out of
 /// [`Grid::num_simulations`].
 ///
 /// # Errors
-/// What makes a case impossible, or a simulation in which the checker finds a broken rule.
+/// What makes a case impossible, a grid without a case that can be run, a point that it does not have,
+/// or a simulation in which the checker finds a broken rule.
 pub fn run(grid: &Grid, options: Options, tick: &(dyn Fn(usize) + Sync)) -> Result<Ran> {
     let mut pool = rayon::ThreadPoolBuilder::new();
     if let Some(threads) = options.threads {
@@ -70,11 +75,13 @@ struct Runner<'a> {
     grid: &'a Grid,
     traces: Option<PathBuf>,
     journal: Option<Mutex<Journal>>,
+    points: Vec<String>,
     tick: &'a (dyn Fn(usize) + Sync),
     /// Seeds that were left out.
     repeated: Mutex<Vec<String>>,
     num_simulated: AtomicU64,
     num_requests: AtomicU64,
+    num_taken: AtomicU64,
 }
 
 impl<'a> Runner<'a> {
@@ -83,10 +90,12 @@ impl<'a> Runner<'a> {
             grid,
             traces: options.traces,
             journal: options.journal.map(Mutex::new),
+            points: options.points,
             tick,
             repeated: Mutex::default(),
             num_simulated: AtomicU64::new(0),
             num_requests: AtomicU64::new(0),
+            num_taken: AtomicU64::new(0),
         }
     }
 
@@ -108,6 +117,11 @@ impl<'a> Runner<'a> {
                 }
             }
         }
+        if labs.is_empty() {
+            let what = format!("grid {}", grid.name);
+            let got = format!("none ({})", skipped.join("; "));
+            return Err(Error::parameter(what, "a case that can be run", got));
+        }
         let per_lab = grid.num_simulations() / wanted.len().max(1);
         (self.tick)(per_lab * (wanted.len() - labs.len()));
         let cases: Vec<Result<Vec<Case>>> = labs
@@ -117,6 +131,10 @@ impl<'a> Runner<'a> {
         let mut work: Vec<(&Lab, Case)> = Vec::new();
         for (lab, cases) in labs.iter().zip(cases) {
             work.extend(cases?.into_iter().map(|case| (&**lab, case)));
+        }
+        self.check_points(&work)?;
+        if let Some(journal) = &self.journal {
+            journal.lock().expect("no holder panics").start()?;
         }
         let runs: Result<Vec<Vec<Run>>> = work
             .par_iter()
@@ -133,7 +151,29 @@ impl<'a> Runner<'a> {
             skipped,
             num_simulated: self.num_simulated.into_inner(),
             num_requests: self.num_requests.into_inner(),
+            num_taken: self.num_taken.into_inner(),
         })
+    }
+
+    /// Refuses points that are of none of the cases.
+    fn check_points(&self, work: &[(&Lab, Case)]) -> Result<()> {
+        let of_case = |(_, case): &(&Lab, Case)| {
+            let point = |&sla| (case.model.label.clone(), case.rate_rps, sla);
+            self.grid.slas_ms.iter().map(point).collect::<Vec<_>>()
+        };
+        let all: Vec<(String, f64, f64)> = work.iter().flat_map(of_case).collect();
+        for spec in &self.points {
+            let is_it = |(model, rate, sla): &(String, f64, f64)| {
+                moments::is_point(spec, model, *rate, *sla)
+            };
+            if !all.iter().any(is_it) {
+                let example = all
+                    .last()
+                    .map(|(model, rate, sla)| (model.as_str(), *rate, *sla));
+                return Err(moments::no_point(spec, example));
+            }
+        }
+        Ok(())
     }
 
     /// All seeds of a case, or as many as it takes.
@@ -196,6 +236,7 @@ impl<'a> Runner<'a> {
     fn run_job(&self, lab: &Lab, case: &Case, key: Key, arrivals: &[Arrival]) -> Result<Vec<Run>> {
         let lock = |journal: &Mutex<Journal>| journal.lock().map(|mut j| j.take(&key)).ok();
         if let Some(runs) = self.journal.as_ref().and_then(lock).flatten() {
+            self.num_taken.fetch_add(1, Ordering::Relaxed);
             (self.tick)(1);
             return Ok(runs);
         }
@@ -356,5 +397,31 @@ mod tests {
         assert_eq!(done.skipped.len(), 1);
         assert!(done.skipped[0].contains("none.csv"), "{}", done.skipped[0]);
         assert!(!done.runs.is_empty());
+        let alone = "lengths = 'fixed:2:3'\narrivals = 'trace:none.csv'\n";
+        let (grid, _folder) = fixture::grid("'chain'", alone);
+        let message = run(&grid, Options::default(), &|_| {}).err().unwrap();
+        let message = message.to_string();
+        let part = "grid tiny: expected a case that can be run, got none (";
+        assert!(
+            message.starts_with(part) && message.contains("none.csv"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn points_that_a_grid_does_not_have_are_found_before_it_runs() {
+        let (grid, folder) = tiny("");
+        let path = folder.path().join("j");
+        let with = |point: &str| Options {
+            journal: Some(Journal::create(&path, &grid).unwrap()),
+            points: vec![point.into()],
+            ..Options::default()
+        };
+        let message = run(&grid, with("loop@2000@7"), &|_| {}).err().unwrap();
+        let message = message.to_string();
+        let example = "MODEL@RATE@SLA_MS, such as loop@30000@2, got `loop@2000@7`";
+        assert!(message.contains(example), "{message}");
+        assert!(!path.exists());
+        run(&grid, with("loop@2000@0.5"), &|_| {}).unwrap();
     }
 }

@@ -116,11 +116,11 @@ pub fn decimal_us(ns: u64) -> String {
 /// Writes an arrivals file to `path`; see [`write()`].
 ///
 /// # Errors
-/// [`Error::Io`].
+/// [`Error::Save`].
 pub fn save(path: &Path, arrivals: &[Arrival]) -> Result<()> {
     let mut text = Vec::new();
     write(&mut text, arrivals)?;
-    std::fs::write(path, text).map_err(|e| Error::io(path, e))
+    std::fs::write(path, text).map_err(|e| Error::save(path, e))
 }
 
 /// Writes an arrivals file, with the optional columns that some arrival uses.
@@ -259,7 +259,10 @@ mod tests {
             |column: &str, cell: &str| message(&format!("{HEADER},{column}\n1,m,1,1,{cell}\n"));
         assert!(row("sla_us", "1ms").contains("column sla_us: expected microseconds"));
         assert!(row("samples", "0").contains("column samples: expected at least 1 sample"));
-        assert!(row("priority", "high").contains("column priority: expected a whole number"));
+        for priority in ["high", "-1", "256"] {
+            let expected = "column priority: expected a whole number from 0 to 255";
+            assert!(row("priority", priority).contains(expected), "{priority}");
+        }
         assert!(row("sequence_id", "x").contains("column sequence_id"));
     }
 
@@ -303,7 +306,7 @@ mod tests {
     prop_compose! {
         fn any_arrival()(
             at in 0..u64::MAX, lengths in any::<(u32, u32)>(), model in "[a-z][a-z0-9_.,\"-]{0,8}",
-            sla in any::<Option<u64>>(), priority in any::<u32>(), samples in 1..u32::MAX,
+            sla in any::<Option<u64>>(), priority in any::<u8>(), samples in 1..u32::MAX,
             sequence_id in any::<Option<u64>>(), class in proptest::option::of("[a-z]{1,4}"),
         ) -> Arrival {
             Arrival {

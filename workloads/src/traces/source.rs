@@ -240,6 +240,10 @@ pub trait Whole: FromStr {
     const RANGE: &'static str;
 }
 
+impl Whole for u8 {
+    const RANGE: &'static str = "a whole number from 0 to 255";
+}
+
 impl Whole for u32 {
     const RANGE: &'static str = "a whole number from 0 to 4294967295";
 }
