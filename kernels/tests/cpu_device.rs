@@ -8,11 +8,13 @@ use lazybatch_graph::{
     Act, CustomOp, DType, Fused, MultiHead, OutputId, ProgramBuilder, Repeat, SharedProgram,
     Tensor, Window,
 };
-use lazybatch_kernels::conformance::{Outcome, Request, Schedule, check, custom_problem, run};
+use lazybatch_kernels::conformance::{
+    Outcome, Request, Schedule, check, custom_means, custom_problem, run,
+};
 use lazybatch_kernels::synthetic::random_inputs;
 use lazybatch_kernels::{
     CpuDevice, CpuOptions, CustomCall, CustomKernel, CustomNode, Device, Error, FaultPlan, Faulty,
-    KernelRegistry, OpenRequest,
+    KernelRegistry, OpenRequest, ReferenceDevice,
 };
 use lazybatch_sla::{LaneId, Launch, Member, ModelId, RequestId, Slot, SubBatchId, Ticket, Time};
 use rand::SeedableRng;
@@ -247,6 +249,18 @@ fn custom_nodes_conform_batchable_or_not() {
         let mut make = || -> Box<dyn Device> {
             Box::new(CpuDevice::new(CpuOptions {
                 registry: registry(),
+                ..CpuOptions::default()
+            }))
+        };
+        assert_eq!(check(&problem, &mut make, true), Ok(Outcome::Passed));
+    }
+    // These look at all rows of a member: padding must not be among them.
+    for batchable in [true, false] {
+        let problem = custom_means(batchable);
+        let mut make = || -> Box<dyn Device> {
+            Box::new(CpuDevice::new(CpuOptions {
+                registry: problem.registry.clone(),
+                poison: true,
                 ..CpuOptions::default()
             }))
         };
