@@ -1,0 +1,53 @@
+//! What ops give where the node cases do not look: worked out by hand from what ONNX says, and from what
+//! ONNX Runtime does where that says nothing.
+
+use std::collections::BTreeMap;
+
+use lazybatch_graph::onnx::{Array, Attr, Data, Limits, Node};
+use lazybatch_kernels::tensor::{self, Call, Meter};
+
+/// The outputs of `op` by `opset`.
+fn outputs(op: &str, opset: i64, attrs: &[(&str, Attr)], inputs: &[Option<Array>]) -> Vec<Array> {
+    let attrs = attrs.iter().map(|(k, v)| ((*k).to_owned(), v.clone()));
+    let node = Node {
+        name: "node".into(),
+        domain: String::new(),
+        op: op.to_owned(),
+        inputs: Vec::new(),
+        outputs: vec!["y".into()],
+        attrs: attrs.collect::<BTreeMap<_, _>>(),
+    };
+    let call = Call {
+        node: &node,
+        opset,
+        inputs: inputs.iter().map(Option::as_ref).collect(),
+        meter: &Meter::new(Limits::default()),
+    };
+    let entry = tensor::find(op).expect("a known op");
+    (entry.eval)(&call).expect("a good call")
+}
+
+/// The first of them.
+fn eval(op: &str, opset: i64, attrs: &[(&str, Attr)], inputs: &[Option<Array>]) -> Array {
+    outputs(op, opset, attrs, inputs).swap_remove(0)
+}
+
+fn floats(dims: &[usize], v: &[f32]) -> Option<Array> {
+    Some(Array::new(dims.to_vec(), Data::F32(v.to_vec())))
+}
+
+#[test]
+fn sizes_by_scales_are_products_of_single_precision() {
+    // 0.7 of single precision is a little below: the product is 7 only if it is rounded.
+    let x = floats(&[1, 10], &[1.0; 10]);
+    let scales = floats(&[2], &[1.0, 0.7]);
+    let resized = eval("Resize", 13, &[], &[x.clone(), None, scales.clone()]);
+    assert_eq!(resized.dims(), [1, 7]);
+    let sampled = eval("Upsample", 9, &[], &[x, scales]);
+    assert_eq!(sampled.dims(), [1, 7]);
+    // A scale of 1 keeps a size that single precision does not have.
+    let long = Some(Array::new(vec![16_777_217, 0], Data::F32(Vec::new())));
+    let scales = floats(&[2], &[1.0, 1.0]);
+    let kept = eval("Resize", 13, &[], &[long, None, scales]);
+    assert_eq!(kept.dims(), [16_777_217, 0]);
+}
