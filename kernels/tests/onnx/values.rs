@@ -36,6 +36,10 @@ fn floats(dims: &[usize], v: &[f32]) -> Option<Array> {
     Some(Array::new(dims.to_vec(), Data::F32(v.to_vec())))
 }
 
+fn ints(v: &[i64]) -> Option<Array> {
+    Some(Array::vector(v.to_vec()))
+}
+
 #[test]
 fn sizes_by_scales_are_products_of_single_precision() {
     // 0.7 of single precision is a little below: the product is 7 only if it is rounded.
@@ -50,4 +54,38 @@ fn sizes_by_scales_are_products_of_single_precision() {
     let scales = floats(&[2], &[1.0, 1.0]);
     let kept = eval("Resize", 13, &[], &[long, None, scales]);
     assert_eq!(kept.dims(), [16_777_217, 0]);
+}
+
+#[test]
+fn slices_backwards_start_within_the_axis() {
+    let slice = |n: usize, start: i64, end: i64, step: i64| {
+        let x = Array::vector((0..n as i64).collect());
+        let operands = [
+            Some(x),
+            ints(&[start]),
+            ints(&[end]),
+            ints(&[0]),
+            ints(&[step]),
+        ];
+        let y = eval("Slice", 13, &[], &operands);
+        y.data().to_i128()
+    };
+    for (n, start, end, step, want) in [
+        (5, -7, -100, -1, &[0][..]),
+        (5, -7, i64::MIN, -2, &[0]),
+        (5, 9, 1, -1, &[4, 3, 2]),
+        (5, -1, -100, -2, &[4, 2, 0]),
+        (5, -7, 0, -1, &[]),
+        (0, -7, -100, -1, &[]),
+        (0, 3, -100, -1, &[]),
+        (0, -1, 5, 1, &[]),
+        (5, -7, 2, 1, &[0, 1]),
+        (5, 7, 9, 1, &[]),
+    ] {
+        assert_eq!(
+            slice(n, start, end, step),
+            want,
+            "{n}: {start} to {end} by {step}"
+        );
+    }
 }
