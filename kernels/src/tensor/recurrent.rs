@@ -329,10 +329,34 @@ fn activations<'a>(
         let expected = format!("{} names", d * default.len());
         return Err(call.bad("attribute \"activations\"", expected, format!("{names:?}")));
     }
-    let alpha = call.floats("activation_alpha")?.unwrap_or_default();
-    let beta = call.floats("activation_beta")?.unwrap_or_default();
-    let given = names.iter().enumerate();
+    let alpha = parameters(call, "activation_alpha", &names, |name| {
+        matches!(name, "LeakyRelu" | "ThresholdedRelu" | "Elu") || takes_two(name)
+    })?;
+    let beta = parameters(call, "activation_beta", &names, takes_two)?;
+    let given = names.iter().zip(alpha.into_iter().zip(beta));
     given
-        .map(|(k, name)| Act::new(call, name, alpha.get(k).copied(), beta.get(k).copied()))
+        .map(|(name, (alpha, beta))| Act::new(call, name, alpha, beta))
         .collect()
+}
+
+/// Whether an activation has both parameters.
+fn takes_two(name: &str) -> bool {
+    matches!(name, "Affine" | "ScaledTanh" | "HardSigmoid")
+}
+
+/// The values of an attribute by activation: one after another they are of those that take one, or else
+/// there is one for each activation.
+fn parameters(
+    call: &Call,
+    attr: &str,
+    names: &[&str],
+    takes: impl Fn(&str) -> bool,
+) -> Result<Vec<Option<f64>>, Error> {
+    let values = call.floats(attr)?.unwrap_or_default();
+    if values.len() == names.len() {
+        return Ok(values.into_iter().map(Some).collect());
+    }
+    let mut values = values.into_iter();
+    let next = |name: &&str| takes(name).then(|| values.next()).flatten();
+    Ok(names.iter().map(next).collect())
 }

@@ -89,3 +89,47 @@ fn slices_backwards_start_within_the_axis() {
         );
     }
 }
+
+/// A GRU cell of zero weights on one step: its gates are activations of their biases.
+fn gru(attrs: &[(&str, Attr)], bias: [f32; 3]) -> f32 {
+    let [z, r, h] = bias;
+    let operands = [
+        floats(&[1, 1, 1], &[0.0]),
+        floats(&[1, 3, 1], &[0.0; 3]),
+        floats(&[1, 3, 1], &[0.0; 3]),
+        floats(&[1, 6], &[z, r, h, 0.0, 0.0, 0.0]),
+        None,
+        floats(&[1, 1, 1], &[1.0]),
+    ];
+    match eval("GRU", 14, attrs, &operands).data() {
+        Data::F32(y) => y[0],
+        other => panic!("{other:?}"),
+    }
+}
+
+fn texts(names: &[&str]) -> Attr {
+    Attr::Strs(names.iter().map(|&s| s.to_owned()).collect())
+}
+
+#[test]
+fn parameters_of_activations_go_to_those_that_take_one() {
+    let names = |names: &[&str]| ("activations", texts(names));
+    let alpha = |v: &[f32]| ("activation_alpha", Attr::Floats(v.to_vec()));
+    let beta = |v: &[f32]| ("activation_beta", Attr::Floats(v.to_vec()));
+    // z = sigmoid(0) = 0.5, the candidate 0.5 * -2: 0.5 * -1 + 0.5 * 1.
+    let leaky = [names(&["Sigmoid", "LeakyRelu"]), alpha(&[0.5])];
+    assert_eq!(gru(&leaky, [0.0, 0.0, -2.0]), 0.0);
+    // A value for each of them is that of its place.
+    let placed = [names(&["Sigmoid", "LeakyRelu"]), alpha(&[9.0, 0.5])];
+    assert_eq!(gru(&placed, [0.0, 0.0, -2.0]), 0.0);
+    // LeakyRelu takes an alpha and no beta: z = 0.5 * -1, the candidate 2 * 1 + 3.
+    let affine = [
+        names(&["LeakyRelu", "Affine"]),
+        alpha(&[0.5, 2.0]),
+        beta(&[3.0]),
+    ];
+    assert_eq!(gru(&affine, [-1.0, 0.0, 1.0]), 1.5 * 5.0 - 0.5);
+    // Without values, the defaults: z = 0.5, the candidate 0.2 * 0 + 0.5.
+    let hard = [names(&["Sigmoid", "HardSigmoid"])];
+    assert_eq!(gru(&hard, [0.0; 3]), 0.75);
+}
