@@ -42,11 +42,12 @@ pub const OPS: &[OpEntry] = &[
         floats(c, log_sum_exp)
     }),
     op("ReduceMax", &[1, 11, 12, 13, 18, 20], ALL, |c| {
+        let (least, _) = int_range(c)?;
         reduce(
             c,
             17,
             |v| v.iter().copied().fold(f64::NEG_INFINITY, max),
-            |v| v.iter().copied().max().unwrap_or(0),
+            |v| v.iter().copied().max().unwrap_or(least),
         )
     }),
     op("ReduceMean", &[1, 11, 13, 18], NUMBERS, |c| {
@@ -62,11 +63,12 @@ pub const OPS: &[OpEntry] = &[
         )
     }),
     op("ReduceMin", &[1, 11, 12, 13, 18, 20], ALL, |c| {
+        let (_, most) = int_range(c)?;
         reduce(
             c,
             17,
             |v| v.iter().copied().fold(f64::INFINITY, min),
-            |v| v.iter().copied().min().unwrap_or(0),
+            |v| v.iter().copied().min().unwrap_or(most),
         )
     }),
     op("ReduceProd", &[1, 11, 13, 18], NUMBERS, |c| {
@@ -84,6 +86,11 @@ pub const OPS: &[OpEntry] = &[
         reduce(c, 17, squares, int_squares)
     }),
 ];
+
+/// The smallest and the largest value of an integer operand's type: what those of no element are.
+fn int_range(call: &Call) -> Result<(i128, i128), Error> {
+    Ok(call.x(0)?.elem().int_range().unwrap_or_default())
+}
 
 fn sum(v: impl Iterator<Item = i128>) -> i128 {
     v.fold(0, i128::wrapping_add)

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use lazybatch_graph::onnx::{Array, Attr, Data, Limits, Node};
+use lazybatch_graph::onnx::{Array, Attr, Data, Elem, Limits, Node};
 use lazybatch_kernels::tensor::{self, Call, Meter};
 
 /// The outputs of `op` by `opset`.
@@ -132,4 +132,16 @@ fn parameters_of_activations_go_to_those_that_take_one() {
     // Without values, the defaults: z = 0.5, the candidate 0.2 * 0 + 0.5.
     let hard = [names(&["Sigmoid", "HardSigmoid"])];
     assert_eq!(gru(&hard, [0.0; 3]), 0.75);
+}
+
+#[test]
+fn extremes_of_nothing_are_the_ends_of_the_type() {
+    for elem in [Elem::I32, Elem::U8, Elem::I64, Elem::Bool] {
+        let (least, most) = elem.int_range().expect("a type of integers");
+        for (op, want) in [("ReduceMax", least), ("ReduceMin", most)] {
+            let x = Array::new(vec![2, 0], Data::zeros(elem, 0));
+            let y = eval(op, 20, &[], &[Some(x), ints(&[1])]);
+            assert_eq!(y.data().to_i128(), [want, want], "{op} of {elem}");
+        }
+    }
 }
