@@ -55,13 +55,13 @@ impl<'a> Act<'a> {
 
     fn apply(&self, x: f64) -> f64 {
         match self.name {
-            "Relu" => x.max(0.0),
+            "Relu" => if_below(x, |_| 0.0),
             "Tanh" => x.tanh(),
             "Sigmoid" => sigmoid(x),
             "Softsign" => x / (1.0 + x.abs()),
             "Softplus" => softplus(x),
             "Affine" => self.alpha * x + self.beta,
-            "LeakyRelu" => x.max(0.0) + self.alpha * x.min(0.0),
+            "LeakyRelu" => if_below(x, |x| self.alpha * x),
             "ThresholdedRelu" => {
                 if x > self.alpha {
                     x
@@ -69,11 +69,16 @@ impl<'a> Act<'a> {
                     0.0
                 }
             }
-            "Elu" => x.max(0.0) + self.alpha * x.min(0.0).exp_m1(),
+            "Elu" => if_below(x, |x| self.alpha * x.exp_m1()),
             "ScaledTanh" => self.alpha * (self.beta * x).tanh(),
             _ => (self.alpha * x + self.beta).clamp(0.0, 1.0),
         }
     }
+}
+
+/// `f(x)` below 0; above it, and of NaN, `x`.
+fn if_below(x: f64, f: impl Fn(f64) -> f64) -> f64 {
+    if x < 0.0 { f(x) } else { x }
 }
 
 /// One direction of a layer; `g` counts gates, `h` is the hidden size, `i` that of the input.

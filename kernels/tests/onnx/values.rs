@@ -145,3 +145,29 @@ fn extremes_of_nothing_are_the_ends_of_the_type() {
         }
     }
 }
+
+#[test]
+fn no_activation_loses_nan() {
+    let nan = || floats(&[1], &[f32::NAN]);
+    for (op, opset) in [
+        ("Celu", 12),
+        ("Elu", 6),
+        ("Relu", 14),
+        ("LeakyRelu", 16),
+        ("Selu", 6),
+    ] {
+        let y = eval(op, opset, &[], &[nan()]);
+        assert!(y.data().to_f64()[0].is_nan(), "{op}");
+    }
+    for name in [
+        "Relu",
+        "LeakyRelu",
+        "Elu",
+        "Tanh",
+        "HardSigmoid",
+        "Softplus",
+    ] {
+        let activations = ("activations", texts(&["Sigmoid", name]));
+        assert!(gru(&[activations], [0.0, 0.0, f32::NAN]).is_nan(), "{name}");
+    }
+}
