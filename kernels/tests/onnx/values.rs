@@ -171,3 +171,25 @@ fn no_activation_loses_nan() {
         assert!(gru(&[activations], [0.0, 0.0, f32::NAN]).is_nan(), "{name}");
     }
 }
+
+#[test]
+fn large_integers_are_told_apart() {
+    const LARGE: i64 = 1 << 53;
+    let x = || ints(&[LARGE, LARGE + 1, LARGE]);
+    let all = outputs("Unique", 11, &[], &[x()]);
+    assert_eq!(all[0], Array::vector(vec![LARGE, LARGE + 1]));
+    assert_eq!(all[3], Array::vector(vec![2, 1]));
+    assert_eq!(eval("ArgMax", 13, &[], &[x()]), Array::vector(vec![1]));
+    let low = ints(&[LARGE + 1, LARGE]);
+    assert_eq!(eval("ArgMin", 13, &[], &[low]), Array::vector(vec![1]));
+}
+
+#[test]
+fn zeros_are_equal_and_so_are_numbers_that_are_none() {
+    let nan = f32::NAN;
+    let x = floats(&[6], &[0.0, nan, -0.0, -nan, 0.0, -1.0]);
+    let all = outputs("Unique", 11, &[], &[x]);
+    assert_eq!(all[1], Array::vector(vec![5, 0, 1]));
+    assert_eq!(all[2], Array::vector(vec![1, 2, 1, 2, 1, 0]));
+    assert_eq!(all[3], Array::vector(vec![1, 3, 2]));
+}
