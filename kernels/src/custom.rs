@@ -2,7 +2,8 @@
 //!
 //! A [`CustomKernel`] is registered by name in a [`KernelRegistry`] that is handed to a device; an
 //! [`Op::Custom`](lazybatch_graph::Op::Custom) of that name runs it. A kernel gets packed rows with
-//! the offsets of the members; kernels of nodes that are not `batchable` see one member per call.
+//! the offsets of the members; kernels of nodes that are not `batchable` see one member per call, as do
+//! all where members are padded: no call has rows that are no member's own.
 //! A member for which a kernel panics or returns an error fails alone: a call for several members that
 //! does is made again for each of them.
 

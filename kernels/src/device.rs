@@ -76,7 +76,7 @@ pub struct Completion {
     /// Members whose `UntilStop` loop ended with this launch.
     pub stopped: SmallVec<[RequestId; 4]>,
     /// Members that failed alone, each once and with the cause: the launch ran for the others. None of
-    /// them is in `stopped`.
+    /// them is in `stopped`, and nothing that the launch emitted for them is left.
     pub faults: Vec<(RequestId, Error)>,
     /// Failure of the launch, which is that of all its members.
     pub result: Result<(), Error>,

@@ -76,11 +76,12 @@ pub fn resolve(
 
 impl HostNode {
     /// Computes all rows of the results from those of the operands; those of padding and of members that
-    /// idle or are among `faults` are zero where a node runs sample by sample. A member for which the
-    /// kernel fails, or panics, joins `faults`, and its rows may have any content.
+    /// idle or are among `faults` are zero where a node runs sample by sample or member by member. A
+    /// member for which the kernel fails, or panics, joins `faults`, and its rows may have any content.
     ///
     /// # Errors
-    /// What a kernel says of all members together that fails for none of them alone.
+    /// What a kernel says of all members together that fails for none of them alone. Where some of them
+    /// idle, or have failed before, it may have said so of their rows, and the others go on.
     pub fn run(
         &self,
         program: &Program,
@@ -100,20 +101,21 @@ impl HostNode {
             Self::Custom { kernel, batchable } => {
                 let out = outs.first_mut().ok_or("a custom node has one result")?;
                 let call = Custom::new(&**kernel, program, node, operands);
-                let ran = match batchable {
-                    true => call.run(members, out),
-                    false => Err(String::new()),
-                };
-                // One of a batch that fails would take the others down.
-                if let Err(why) = ran {
-                    out.fill(0.0);
-                    let before = faults.len();
-                    for mem in members {
-                        try_member(mem, faults, || call.run_one(mem, out));
+                let mut refused = None;
+                if *batchable && call.is_packed(members, out) {
+                    match call.run(members, out) {
+                        Ok(()) => return Ok(()),
+                        // One of a batch that fails would take the others down.
+                        Err(why) => refused = Some(why),
                     }
-                    if *batchable && faults.len() == before {
-                        return Err(why);
-                    }
+                }
+                out.fill(0.0);
+                let (before, mut all_tried) = (faults.len(), true);
+                for mem in members {
+                    all_tried &= try_member(mem, faults, || call.run_one(mem, out));
+                }
+                if let Some(why) = refused.filter(|_| all_tried && faults.len() == before) {
+                    return Err(why);
                 }
             }
         }
@@ -121,14 +123,16 @@ impl HostNode {
     }
 }
 
-/// Runs a kernel for a member that has an effect; if it fails, that member does.
-fn try_member(mem: &Mem, faults: &mut Faults, run: impl FnOnce() -> Result<(), String>) {
+/// Runs a kernel for a member that has an effect, and says whether it has; if the kernel fails, that
+/// member does.
+fn try_member(mem: &Mem, faults: &mut Faults, run: impl FnOnce() -> Result<(), String>) -> bool {
     if mem.idle || faults.iter().any(|(id, _)| *id == mem.request) {
-        return;
+        return false;
     }
     if let Err(why) = guarded(run) {
         faults.push((mem.request, why));
     }
+    true
 }
 
 /// What `run` says, a panic too.
@@ -219,6 +223,19 @@ impl<'a> Custom<'a> {
         }
     }
 
+    /// Whether every row is one of a member's own: a kernel may look at all rows of a member, so it must
+    /// see neither padding nor rows of nobody behind the last member.
+    fn is_packed(&self, members: &[Mem], output: &[f32]) -> bool {
+        let all_own = |lead, row: usize, elems: usize| {
+            let own: usize = members.iter().map(|m| m.own(lead)).sum();
+            own * row == elems
+        };
+        let (lead, d) = self.result;
+        let mut operands = self.operands.iter().filter(|(o, _)| !o.is_weight);
+        all_own(lead, d, output.len())
+            && operands.all(|(o, lead)| all_own(*lead, o.row_elems, o.data.len()))
+    }
+
     /// All members in one call.
     fn run(&self, members: &[Mem], output: &mut [f32]) -> Result<(), String> {
         let (lead, d) = self.result;
@@ -236,15 +253,15 @@ impl<'a> Custom<'a> {
         })
     }
 
-    /// One member in a call of its own.
+    /// One member in a call of its own, without its padding.
     fn run_one(&self, mem: &Mem, output: &mut [f32]) -> Result<(), String> {
         let (lead, d) = self.result;
-        let (start, num) = mem.span(lead);
+        let (start, num) = (mem.span(lead).0, mem.own(lead));
         let own = self.operands.iter().map(|(o, lead)| {
             if o.is_weight {
                 return *o;
             }
-            let (start, num) = mem.span(*lead);
+            let (start, num) = (mem.span(*lead).0, mem.own(*lead));
             let data = &o.data[start * o.row_elems..(start + num) * o.row_elems];
             CustomOperand { data, ..*o }
         });

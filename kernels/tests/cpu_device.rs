@@ -8,11 +8,13 @@ use lazybatch_graph::{
     Act, CustomOp, DType, Fused, MultiHead, OutputId, ProgramBuilder, Repeat, SharedProgram,
     Tensor, Window,
 };
-use lazybatch_kernels::conformance::{Outcome, Request, Schedule, check, custom_problem, run};
+use lazybatch_kernels::conformance::{
+    Outcome, Request, Schedule, check, custom_means, custom_problem, run,
+};
 use lazybatch_kernels::synthetic::random_inputs;
 use lazybatch_kernels::{
     CpuDevice, CpuOptions, CustomCall, CustomKernel, CustomNode, Device, Error, FaultPlan, Faulty,
-    KernelRegistry, OpenRequest,
+    KernelRegistry, OpenRequest, ReferenceDevice,
 };
 use lazybatch_sla::{LaneId, Launch, Member, ModelId, RequestId, Slot, SubBatchId, Ticket, Time};
 use rand::SeedableRng;
@@ -234,8 +236,44 @@ impl CustomKernel for Shift {
     }
 }
 
+/// Refuses calls for several members.
+struct Single;
+
+impl CustomKernel for Single {
+    fn validate(&self, _: &CustomNode<'_>) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn run(&self, call: &mut CustomCall<'_>) -> Result<(), String> {
+        call.output.fill(0.0);
+        match call.offsets.len() {
+            2 => Ok(()),
+            _ => Err("several members".into()),
+        }
+    }
+}
+
+/// Refuses ids of 4.
+struct Below4;
+
+impl CustomKernel for Below4 {
+    fn validate(&self, _: &CustomNode<'_>) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn run(&self, call: &mut CustomCall<'_>) -> Result<(), String> {
+        call.output.fill(0.0);
+        match call.operands[0].ids().contains(&4) {
+            true => Err("a token of 4".into()),
+            false => Ok(()),
+        }
+    }
+}
+
 fn registry() -> KernelRegistry {
     let mut registry = KernelRegistry::new();
+    registry.register("single", Arc::new(Single));
+    registry.register("below 4", Arc::new(Below4));
     registry.register("shift", Arc::new(Shift));
     registry
 }
@@ -247,6 +285,18 @@ fn custom_nodes_conform_batchable_or_not() {
         let mut make = || -> Box<dyn Device> {
             Box::new(CpuDevice::new(CpuOptions {
                 registry: registry(),
+                ..CpuOptions::default()
+            }))
+        };
+        assert_eq!(check(&problem, &mut make, true), Ok(Outcome::Passed));
+    }
+    // These look at all rows of a member: padding must not be among them.
+    for batchable in [true, false] {
+        let problem = custom_means(batchable);
+        let mut make = || -> Box<dyn Device> {
+            Box::new(CpuDevice::new(CpuOptions {
+                registry: problem.registry.clone(),
+                poison: true,
                 ..CpuOptions::default()
             }))
         };
@@ -287,6 +337,25 @@ fn launch(ticket: u64, nodes: u32, members: Vec<Member>) -> Launch {
 
 fn custom_program(batchable: bool) -> SharedProgram {
     Arc::new((custom_problem(registry(), batchable).build)())
+}
+
+/// Emits its input before a node that fails in a batch alone.
+fn refusing() -> SharedProgram {
+    let mut b = ProgramBuilder::new("refusing");
+    let x = b.sequence("x", DType::F32, &[6], 4);
+    let y = b.output_sequence("y", DType::F32, &[6]);
+    b.begin_block("block", Repeat::Once);
+    let x = b.read_input("x", x);
+    b.emit("emit", y, x);
+    let op = CustomOp {
+        name: "single".into(),
+        output_dims: vec![6],
+        flops_per_row: 6,
+        batchable: true,
+    };
+    let refused = b.custom("custom", op, &[x]);
+    b.emit("emit.refused", y, refused);
+    Arc::new(b.finish().unwrap())
 }
 
 /// Opens one-row requests of a custom program, one per value.
@@ -366,6 +435,117 @@ fn a_member_that_a_kernel_fails_for_takes_nobody_along() {
             assert_eq!(together.data.as_slice(), alone.data.as_slice());
         }
     }
+}
+
+/// From `x` on, token after token: emits it, ends at 4, and fails at 4.
+fn counts() -> SharedProgram {
+    let mut b = ProgramBuilder::new("counts").with_seed(3);
+    let x = b.input_ids("x", &[], 5);
+    let tokens = b.output_sequence("tokens", DType::I32, &[]);
+    let latest = b.output("latest", DType::I32, &[]);
+    let token = b.vector_state("token", DType::I32, &[], 0.0);
+    b.begin_block("start", Repeat::Once);
+    let x = b.read_input("x", x);
+    b.vec_write("token.start", token, x);
+    b.begin_block("loop", Repeat::UntilStop { max: 9 });
+    let now = b.vec_read("token.read", token);
+    b.emit("emit.now", tokens, now);
+    b.emit("emit.again", tokens, now);
+    b.emit("emit.latest", latest, now);
+    b.stop("stop", now, 4);
+    let op = CustomOp {
+        name: "below 4".into(),
+        output_dims: vec![1],
+        flops_per_row: 1,
+        batchable: true,
+    };
+    b.custom("custom", op, &[now]);
+    let next = (0..25).map(|i| f32::from(i % 5 == i / 5 + 1));
+    let next = Tensor::from_f32(&[5, 5], &next.collect::<Vec<_>>());
+    let table = b.data("next", next);
+    let scores = b.embedding("scores", now, table);
+    let next = b.arg_max("next.best", scores);
+    b.vec_write("token.write", token, next);
+    Arc::new(b.finish().unwrap())
+}
+
+#[test]
+fn of_a_launch_that_a_member_fails_in_nothing_is_left_of_it() {
+    let cpu = |part_bytes| {
+        CpuDevice::new(CpuOptions {
+            part_bytes,
+            registry: registry(),
+            ..CpuOptions::default()
+        })
+    };
+    let devices: [Box<dyn Device>; 3] = [
+        Box::new(cpu(usize::MAX)),
+        Box::new(cpu(0)),
+        Box::new(ReferenceDevice::new(registry())),
+    ];
+    for mut device in devices {
+        let program = counts();
+        device.load(ModelId(0), program.clone()).unwrap();
+        for (i, x) in [3, 1, 4].into_iter().enumerate() {
+            let opened = device.open(&OpenRequest {
+                slot: Slot(i as u32),
+                request: RequestId(i as u64),
+                model: ModelId(0),
+                inputs: &[Tensor::from_i32(&[1], &[x])],
+                input_len: 0,
+                samples: 1,
+                output_len: None,
+            });
+            opened.unwrap();
+        }
+        let mut ticket = 0;
+        let mut run = |device: &mut dyn Device, block: usize, members: &[u32]| {
+            let nodes = program.blocks[block].nodes.len() as u32;
+            let block = block as u32;
+            let plan = device.prepare(ModelId(0), block, 0, nodes, u32::MAX);
+            let members = members.iter().map(|&i| member(i, 0)).collect();
+            let launch = Launch {
+                block,
+                ..launch(ticket, nodes, members)
+            };
+            ticket += 1;
+            device.enqueue(Time::ZERO, plan.unwrap(), &launch).unwrap();
+            let done = device.poll(Time::MAX).unwrap();
+            assert_eq!(done.result, Ok(()));
+            let failed: Vec<u64> = done.faults.iter().map(|(id, _)| id.0).collect();
+            (failed, done.stopped.len())
+        };
+        let emitted = |device: &dyn Device, i: u32| {
+            let output = |o| device.emitted(Slot(i), OutputId::new(o), 0);
+            [0, 1].map(|o| output(o).map(|t| t.to_i32()))
+        };
+        assert_eq!(run(&mut *device, 0, &[0, 1, 2]), (vec![], 0));
+        assert_eq!(run(&mut *device, 1, &[0, 1]), (vec![], 0));
+        assert_eq!(run(&mut *device, 1, &[0, 1, 2]), (vec![0, 2], 0));
+        // What came before stays, of an output that does not grow its size.
+        let [tokens, latest] = emitted(&*device, 0);
+        assert_eq!(
+            (tokens, latest.map(|l| l.len())),
+            (Some(vec![3, 3]), Some(1))
+        );
+        let good = [Some(vec![1, 1, 2, 2]), Some(vec![2])];
+        assert_eq!(emitted(&*device, 1), good);
+        assert_eq!(emitted(&*device, 2), [None, None]);
+    }
+    // All members of a launch that fails as a whole have failed.
+    let mut device = CpuDevice::new(CpuOptions {
+        registry: registry(),
+        ..CpuOptions::default()
+    });
+    let nodes = open_custom(&mut device, refusing(), &[1.0, 2.0]);
+    let plan = device.prepare(ModelId(0), 0, 0, nodes, u32::MAX).unwrap();
+    let launch = launch(0, nodes, vec![member(0, 1), member(1, 1)]);
+    device.enqueue(Time::ZERO, plan, &launch).unwrap();
+    let done = device.poll(Time::MAX).unwrap();
+    assert!(done.result.is_err(), "{:?}", done.faults);
+    let output = OutputId::new(0);
+    let emitted = [0, 1].map(|i| device.emitted(Slot(i), output, 0));
+    assert!(emitted.iter().all(Option::is_none), "{emitted:?}");
 }
 
 #[test]

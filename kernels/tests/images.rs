@@ -5,7 +5,7 @@
 use lazybatch_graph::{Act, Bin, DType, Fused, Pool, Program, ProgramBuilder, Repeat, Window};
 use lazybatch_kernels::conformance::{Outcome, Problem, check};
 use lazybatch_kernels::cpu::level::Level;
-use lazybatch_kernels::{CpuDevice, CpuOptions, KernelRegistry};
+use lazybatch_kernels::{CpuDevice, CpuOptions, Device, KernelRegistry};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -117,7 +117,7 @@ fn random_images_agree_with_the_reference_and_batched_with_alone() {
         let levels = Level::available();
         let level = levels[seed as usize % levels.len()];
         let threads = 1 + seed as usize % 3;
-        let mut make = || -> Box<dyn lazybatch_kernels::Device> {
+        let mut make = || -> Box<dyn Device> {
             Box::new(CpuDevice::new(CpuOptions {
                 threads,
                 level,
@@ -190,7 +190,7 @@ fn any_part_of_a_line_and_any_number_of_lines_are_padded() {
             registry: KernelRegistry::new(),
         };
         for threads in [1, 3] {
-            let mut make = || -> Box<dyn lazybatch_kernels::Device> {
+            let mut make = || -> Box<dyn Device> {
                 Box::new(CpuDevice::new(CpuOptions {
                     threads,
                     parallel_flops: 0,
@@ -204,10 +204,32 @@ fn any_part_of_a_line_and_any_number_of_lines_are_padded() {
     }
 }
 
+#[test]
+fn filters_are_packed_for_one_number_of_groups() {
+    for all in [[4, 2], [2, 4]] {
+        let mut b = ProgramBuilder::new("shared");
+        let images = all.map(|c| b.input(&format!("image.{c}"), DType::F32, &[c, 5, 5]));
+        let outputs = all.map(|c| b.output(&format!("y.{c}"), DType::F32, &[4, 5, 5]));
+        b.begin_block("main", Repeat::Once);
+        let w = b.seeded_within("w", &[4, 1, 3, 3], 1.0);
+        for (i, groups) in all.into_iter().enumerate() {
+            let x = b.read_input(&format!("read.{groups}"), images[i]);
+            let window = Window::square(3, 1, 1);
+            let name = format!("conv.{groups}");
+            let y = b.conv2d(&name, x, w, window, groups, Fused::default());
+            b.emit(&format!("emit.{groups}"), outputs[i], y);
+        }
+        let program = std::sync::Arc::new(b.finish().unwrap());
+        let mut device = CpuDevice::new(CpuOptions::default());
+        let refused = device.load(lazybatch_sla::ModelId(0), program);
+        let why = refused.expect_err("one form for two").to_string();
+        assert!(why.contains("expected one number of groups"), "{why}");
+    }
+}
+
 /// Wide enough for several blocks of the inner dimension, several tasks and both kinds of split.
 #[test]
 fn wide_convolutions_have_the_same_bits_on_any_number_of_threads() {
-    use lazybatch_kernels::Device;
     use lazybatch_kernels::conformance::{Schedule, compare, requests, run};
     use lazybatch_sla::ModelId;
     let problem = Problem {

@@ -225,8 +225,8 @@ impl Data {
             Elem::I16 => Self::I16(v.map(|x| x as i16).collect()),
             Elem::I32 => Self::I32(v.map(|x| x as i32).collect()),
             Elem::I64 => Self::I64(v.map(|x| x as i64).collect()),
-            Elem::F16 => Self::F16(v.map(f16::from_f64).collect()),
-            Elem::BF16 => Self::BF16(v.map(bf16::from_f64).collect()),
+            Elem::F16 => Self::F16(v.map(|x| f16::from_f32(to_odd(x))).collect()),
+            Elem::BF16 => Self::BF16(v.map(|x| bf16::from_f32(to_odd(x))).collect()),
             Elem::F32 => Self::F32(v.map(|x| x as f32).collect()),
             Elem::F64 => Self::F64(v.collect()),
         }
@@ -248,6 +248,17 @@ impl Data {
             _ => Self::from_f64(elem, v.map(|x| x as f64).collect()),
         }
     }
+}
+
+/// `x` cut to single precision, with the last digit set if anything was cut: rounding that to a type of
+/// fewer digits gives what rounding `x` does, where the nearest f32 might have become a tie.
+fn to_odd(x: f64) -> f32 {
+    let near = x as f32;
+    if f64::from(near) == x || x.is_nan() {
+        return near;
+    }
+    let is_above = f64::from(near).abs() > x.abs();
+    f32::from_bits((near.to_bits() - u32::from(is_above)) | 1)
 }
 
 /// A dense row-major tensor of any [`Elem`].

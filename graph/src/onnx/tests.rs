@@ -215,3 +215,46 @@ fn conversions_round_wrap_and_saturate() {
     assert_eq!(taken, Data::I64(vec![6, 0]));
     assert!(Array::scalar(Data::U64(vec![1])).to_tensor().is_err());
 }
+
+#[test]
+fn narrow_floats_are_rounded_once() {
+    fn check(elem: Elem, digits: i32, most: f64) {
+        let ulp = 2.0_f64.powi(-digits);
+        let tiny = 2.0_f64.powi(-45);
+        let rounded = |x: f64| Data::from_f64(elem, vec![x, -x]).to_f64();
+        for (x, want) in [
+            (1.0 + ulp / 2.0, 1.0),
+            (1.0 + ulp / 2.0 + tiny, 1.0 + ulp),
+            (1.0 + ulp / 2.0 - tiny, 1.0),
+            (1.0 + 1.5 * ulp, 1.0 + 2.0 * ulp),
+            (1.0 + 1.5 * ulp - tiny, 1.0 + ulp),
+            (1.0 + 1.5 * ulp + tiny, 1.0 + 2.0 * ulp),
+            (0.1, (0.1 / ulp * 16.0).round() * ulp / 16.0),
+            (most * (1.0 + ulp / 4.0) - most * tiny, most),
+            (f64::MAX, f64::INFINITY),
+            (f64::INFINITY, f64::INFINITY),
+            (f64::MIN_POSITIVE, 0.0),
+            (0.0, 0.0),
+        ] {
+            let got = rounded(x);
+            assert_eq!(got, [want, -want], "{x:e} as {elem}");
+            assert!(got[1].is_sign_negative());
+        }
+        assert!(rounded(f64::NAN)[0].is_nan());
+    }
+    check(Elem::F16, 10, 65504.0);
+    check(Elem::BF16, 7, 3.3895313892515355e38);
+}
+
+#[test]
+fn the_smallest_narrow_floats_are_rounded_once() {
+    for (elem, least) in [
+        (Elem::F16, 2.0_f64.powi(-24)),
+        (Elem::BF16, 2.0_f64.powi(-133)),
+    ] {
+        let above = least / 2.0 * (1.0 + 2.0_f64.powi(-40));
+        let got = Data::from_f64(elem, vec![least / 2.0, above, 2.5 * least, 5.0 * above]);
+        let want = [0.0, least, 2.0 * least, 3.0 * least];
+        assert_eq!(got.to_f64(), want, "{elem}");
+    }
+}

@@ -7,6 +7,7 @@
 //!
 //! A problem that a device does not support is reported by [`check`], never skipped silently.
 
+mod custom;
 mod problems;
 mod schedule;
 
@@ -22,7 +23,8 @@ use crate::error::Error;
 use crate::reference::ReferenceDevice;
 use crate::synthetic::random_inputs;
 
-pub use problems::{Problem, custom_problem, problems};
+pub use custom::{custom_means, custom_problem};
+pub use problems::{Problem, problems};
 pub use schedule::{Request, Results, Schedule, run};
 
 /// What came of a problem on a device.

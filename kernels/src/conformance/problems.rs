@@ -3,14 +3,14 @@
 use lazybatch_graph::chain::{Step, With};
 use lazybatch_graph::onnx::Elem;
 use lazybatch_graph::{
-    Act, At, Attribute, Bin, CustomOp, DType, Fused, Heads, Layout, MultiHead, Op, Operand, Part,
-    Pool, Produced, Program, ProgramBuilder, Repeat, TensorOp, ValueId, Window,
+    Act, At, Attribute, Bin, DType, Fused, Heads, Layout, MultiHead, Op, Operand, Part, Pool,
+    Produced, Program, ProgramBuilder, Repeat, TensorOp, ValueId, Window,
 };
 
 use crate::custom::KernelRegistry;
 
 /// Most positions of a problem's sequences: more than a page, not a multiple of lanes.
-const LONGEST: usize = 37;
+pub(super) const LONGEST: usize = 37;
 
 /// One problem.
 pub struct Problem {
@@ -57,7 +57,7 @@ enum Arg {
 use Arg::{Ids, Positive, W, X};
 use Place::{Rows, Static, Steps};
 
-fn problem(
+pub(super) fn problem(
     name: impl Into<String>,
     tolerance: f64,
     build: impl Fn() -> Program + 'static,
@@ -737,29 +737,6 @@ fn sampled(place: Place, width: usize) -> Problem {
         b.finish().expect("a valid problem")
     });
     p.num_requests = 12;
-    p
-}
-
-/// A custom op of the suite; its kernel is registered by whoever runs it.
-pub fn custom_problem(registry: KernelRegistry, batchable: bool) -> Problem {
-    let mut p = problem(format!("custom-batchable-{batchable}"), 1e-5, move || {
-        let mut b = ProgramBuilder::new("custom").with_seed(3);
-        let x = b.sequence("x", DType::F32, &[6], LONGEST);
-        let y = b.output_sequence("y", DType::F32, &[6]);
-        b.begin_block("block", Repeat::Once);
-        let x = b.read_input("x", x);
-        let op = CustomOp {
-            name: "shift".into(),
-            output_dims: vec![6],
-            flops_per_row: 6,
-            batchable,
-        };
-        let bias = b.seeded_within("bias", &[6], 1.0);
-        let v = b.custom("custom", op, &[x, bias]);
-        b.emit("emit", y, v);
-        b.finish().expect("a valid problem")
-    });
-    p.registry = registry;
     p
 }
 

@@ -14,7 +14,7 @@ use super::cache::{CacheReport, WeightCache};
 use super::exec::{self, Env};
 use super::gemm::WeightType;
 use super::model::Model;
-use super::open::{Open, Output};
+use super::open::{Emitted, Open, Output};
 use super::options::CpuOptions;
 use super::parts::Parts;
 use super::pool::Pool;
@@ -45,6 +45,8 @@ pub struct CpuDevice {
     slots: Slots<Open>,
     frames: Frames<Arenas>,
     parts: Parts,
+    /// What the launch that runs has emitted.
+    emits: Vec<Emitted>,
     packer: Arc<CpuPacker>,
     completions: VecDeque<Completion>,
     fail_next: u32,
@@ -189,6 +191,7 @@ impl CpuDevice {
             slots: Slots::default(),
             frames: Frames::default(),
             parts: Parts::default(),
+            emits: Vec::new(),
             completions: VecDeque::new(),
             fail_next: 0,
         }
@@ -258,15 +261,28 @@ impl CpuDevice {
         let mut done = Completion::of(launch.ticket);
         let mut faults = Faults::new();
         let ran = self.run_members(launch, &mut done.stopped, &mut faults);
+        self.take_back(ran.is_err(), &faults);
         if let Err(why) = ran {
             done.stopped.clear();
             done.result = Err(self.launch_error(launch, why));
             return done;
         }
+        done.stopped.retain(|id| !has_failed(&faults, *id));
         let faults = faults.into_iter();
         let faults = faults.map(|(id, why)| (id, self.launch_error(launch, why)));
         done.faults.extend(faults);
         done
+    }
+
+    /// Takes back what those who failed have emitted in the launch that has just run; all did if the
+    /// launch failed as a whole.
+    fn take_back(&mut self, all: bool, faults: &Faults) {
+        for emit in self.emits.drain(..).rev() {
+            let open = self.slots.open_mut(emit.slot);
+            if all || has_failed(faults, open.request) {
+                open.outputs[emit.output.index()].take_back(emit.before);
+            }
+        }
     }
 
     fn run_members(
@@ -303,6 +319,7 @@ impl CpuDevice {
             poison: self.options.poison,
             slots: &mut self.slots,
             states,
+            emits: &mut self.emits,
             stopped,
             faults,
         };
@@ -331,6 +348,10 @@ impl CpuDevice {
         self.frames.put_back(key, frame);
         result
     }
+}
+
+fn has_failed(faults: &Faults, request: RequestId) -> bool {
+    faults.iter().any(|(id, _)| *id == request)
 }
 
 impl Device for CpuDevice {

@@ -14,7 +14,7 @@ use super::gemm::PackedB;
 use super::layout::turn;
 use super::level::Level;
 use super::model::Model;
-use super::open::Open;
+use super::open::{Emitted, Open};
 use super::ops::{self, conv::Filters};
 use super::pool::Pool;
 use super::states::StatePools;
@@ -48,6 +48,8 @@ pub struct Env<'a> {
     pub slots: &'a mut Slots<Open>,
     /// Sequence states of the model.
     pub states: &'a mut StatePools,
+    /// What was emitted, in order.
+    pub emits: &'a mut Vec<Emitted>,
     /// Members whose loop has ended.
     pub stopped: &'a mut SmallVec<[RequestId; 4]>,
     /// Members that failed alone: from the next node on they idle.

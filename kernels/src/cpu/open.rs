@@ -1,7 +1,7 @@
 //! Data of open requests: staged inputs, outputs so far, states.
 
 use lazybatch_graph::{OutputId, Program, Tensor};
-use lazybatch_sla::{ModelId, RequestId};
+use lazybatch_sla::{ModelId, RequestId, Slot};
 
 use super::buffers::Buf;
 use crate::pages::SeqState;
@@ -25,6 +25,28 @@ impl Output {
         let _ = data.try_reserve_exact(elems);
         Self { data, set: false }
     }
+
+    /// Elements so far, once anything was emitted.
+    pub fn emitted(&self) -> Option<usize> {
+        self.set.then_some(self.data.len())
+    }
+
+    /// Takes back what was emitted since [`Output::emitted`] said `before`. What was overwritten stays so.
+    pub fn take_back(&mut self, before: Option<usize>) {
+        self.data.truncate(before.unwrap_or(0));
+        self.set = before.is_some();
+    }
+}
+
+/// An output as it was when a node of a launch emitted.
+#[derive(Clone, Copy, Debug)]
+pub struct Emitted {
+    /// Whose output.
+    pub slot: Slot,
+    /// Which.
+    pub output: OutputId,
+    /// What [`Output::emitted`] said.
+    pub before: Option<usize>,
 }
 
 /// An open request.

@@ -58,6 +58,24 @@ pub(super) struct Request {
     pub values: BTreeMap<ValueId, Vec<f64>>,
 }
 
+impl Request {
+    /// Elements of each output so far.
+    fn emitted(&self) -> Vec<Option<usize>> {
+        let outputs = self.outputs.iter();
+        outputs.map(|o| o.as_ref().map(Vec::len)).collect()
+    }
+
+    /// Takes back what was emitted since there were so many elements.
+    fn take_back(&mut self, before: &[Option<usize>]) {
+        for (output, before) in self.outputs.iter_mut().zip(before) {
+            match before {
+                Some(len) => output.iter_mut().for_each(|o| o.truncate(*len)),
+                None => *output = None,
+            }
+        }
+    }
+}
+
 impl ReferenceDevice {
     /// A device without models.
     pub fn new(registry: KernelRegistry) -> Self {
@@ -256,12 +274,19 @@ impl Device for ReferenceDevice {
         }
         let mut completion = Completion::of(launch.ticket);
         for member in &launch.members {
+            let before = self.open.get(&member.slot).map(Request::emitted);
             let done = catch_unwind(AssertUnwindSafe(|| self.run_member(launch, member)))
                 .unwrap_or_else(|_| Err("panic".into()));
             match done {
                 Ok(true) => completion.stopped.push(member.request),
                 Ok(false) => {}
-                Err(why) => completion.faults.push((member.request, fail(why))),
+                Err(why) => {
+                    if let (Some(request), Some(before)) = (self.open.get_mut(&member.slot), before)
+                    {
+                        request.take_back(&before);
+                    }
+                    completion.faults.push((member.request, fail(why)));
+                }
             }
         }
         self.completions.push_back(completion);

@@ -276,11 +276,15 @@ fn slice(call: &Call) -> Outputs {
     for k in 0..num {
         let (n, step) = (x.dims()[axes[k]] as i64, steps[k]);
         let wrap = |v: i64| if v < 0 { v + n } else { v };
+        // Backwards, a start before the first element is the first. An axis without elements has none.
         let (lo, hi) = if step > 0 { (0, n) } else { (-1, n - 1) };
-        let start = wrap(starts[k]).clamp(if step > 0 { 0 } else { -1 }, hi.max(lo));
-        let end = wrap(ends[k]).clamp(lo, hi.max(lo));
+        let end = wrap(ends[k]).clamp(lo, hi);
+        let mut at = if n > 0 {
+            wrap(starts[k]).clamp(0, hi)
+        } else {
+            end
+        };
         let mut list = Vec::new();
-        let mut at = start;
         while if step > 0 { at < end } else { at > end } {
             list.push(Some(at as usize));
             at += step;

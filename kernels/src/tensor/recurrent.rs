@@ -55,13 +55,13 @@ impl<'a> Act<'a> {
 
     fn apply(&self, x: f64) -> f64 {
         match self.name {
-            "Relu" => x.max(0.0),
+            "Relu" => if_below(x, |_| 0.0),
             "Tanh" => x.tanh(),
             "Sigmoid" => sigmoid(x),
             "Softsign" => x / (1.0 + x.abs()),
             "Softplus" => softplus(x),
             "Affine" => self.alpha * x + self.beta,
-            "LeakyRelu" => x.max(0.0) + self.alpha * x.min(0.0),
+            "LeakyRelu" => if_below(x, |x| self.alpha * x),
             "ThresholdedRelu" => {
                 if x > self.alpha {
                     x
@@ -69,11 +69,16 @@ impl<'a> Act<'a> {
                     0.0
                 }
             }
-            "Elu" => x.max(0.0) + self.alpha * x.min(0.0).exp_m1(),
+            "Elu" => if_below(x, |x| self.alpha * x.exp_m1()),
             "ScaledTanh" => self.alpha * (self.beta * x).tanh(),
             _ => (self.alpha * x + self.beta).clamp(0.0, 1.0),
         }
     }
+}
+
+/// `f(x)` below 0; above it, and of NaN, `x`.
+fn if_below(x: f64, f: impl Fn(f64) -> f64) -> f64 {
+    if x < 0.0 { f(x) } else { x }
 }
 
 /// One direction of a layer; `g` counts gates, `h` is the hidden size, `i` that of the input.
@@ -329,10 +334,34 @@ fn activations<'a>(
         let expected = format!("{} names", d * default.len());
         return Err(call.bad("attribute \"activations\"", expected, format!("{names:?}")));
     }
-    let alpha = call.floats("activation_alpha")?.unwrap_or_default();
-    let beta = call.floats("activation_beta")?.unwrap_or_default();
-    let given = names.iter().enumerate();
+    let alpha = parameters(call, "activation_alpha", &names, |name| {
+        matches!(name, "LeakyRelu" | "ThresholdedRelu" | "Elu") || takes_two(name)
+    })?;
+    let beta = parameters(call, "activation_beta", &names, takes_two)?;
+    let given = names.iter().zip(alpha.into_iter().zip(beta));
     given
-        .map(|(k, name)| Act::new(call, name, alpha.get(k).copied(), beta.get(k).copied()))
+        .map(|(name, (alpha, beta))| Act::new(call, name, alpha, beta))
         .collect()
+}
+
+/// Whether an activation has both parameters.
+fn takes_two(name: &str) -> bool {
+    matches!(name, "Affine" | "ScaledTanh" | "HardSigmoid")
+}
+
+/// The values of an attribute by activation: one after another they are of those that take one, or else
+/// there is one for each activation.
+fn parameters(
+    call: &Call,
+    attr: &str,
+    names: &[&str],
+    takes: impl Fn(&str) -> bool,
+) -> Result<Vec<Option<f64>>, Error> {
+    let values = call.floats(attr)?.unwrap_or_default();
+    if values.len() == names.len() {
+        return Ok(values.into_iter().map(Some).collect());
+    }
+    let mut values = values.into_iter();
+    let next = |name: &&str| takes(name).then(|| values.next()).flatten();
+    Ok(names.iter().map(next).collect())
 }

@@ -1,5 +1,7 @@
 //! Reductions along axes, and running sums.
 
+use std::cmp::Ordering;
+
 use lazybatch_graph::onnx::{Array, Data, Error};
 
 use super::binary::{max, min};
@@ -13,10 +15,10 @@ const ALL: Types = Types::ALL;
 /// The ops.
 pub const OPS: &[OpEntry] = &[
     op("ArgMax", &[1, 11, 12, 13], NUMBERS, |c| {
-        arg(c, |a, b| a > b)
+        arg(c, Ordering::Greater)
     }),
     op("ArgMin", &[1, 11, 12, 13], NUMBERS, |c| {
-        arg(c, |a, b| a < b)
+        arg(c, Ordering::Less)
     }),
     op("CumSum", &[11, 14], NUMBERS, cum_sum),
     op("ReduceL1", &[1, 11, 13, 18], NUMBERS, |c| {
@@ -42,11 +44,12 @@ pub const OPS: &[OpEntry] = &[
         floats(c, log_sum_exp)
     }),
     op("ReduceMax", &[1, 11, 12, 13, 18, 20], ALL, |c| {
+        let (least, _) = int_range(c)?;
         reduce(
             c,
             17,
             |v| v.iter().copied().fold(f64::NEG_INFINITY, max),
-            |v| v.iter().copied().max().unwrap_or(0),
+            |v| v.iter().copied().max().unwrap_or(least),
         )
     }),
     op("ReduceMean", &[1, 11, 13, 18], NUMBERS, |c| {
@@ -62,11 +65,12 @@ pub const OPS: &[OpEntry] = &[
         )
     }),
     op("ReduceMin", &[1, 11, 12, 13, 18, 20], ALL, |c| {
+        let (_, most) = int_range(c)?;
         reduce(
             c,
             17,
             |v| v.iter().copied().fold(f64::INFINITY, min),
-            |v| v.iter().copied().min().unwrap_or(0),
+            |v| v.iter().copied().min().unwrap_or(most),
         )
     }),
     op("ReduceProd", &[1, 11, 13, 18], NUMBERS, |c| {
@@ -84,6 +88,11 @@ pub const OPS: &[OpEntry] = &[
         reduce(c, 17, squares, int_squares)
     }),
 ];
+
+/// The smallest and the largest value of an integer operand's type: what those of no element are.
+fn int_range(call: &Call) -> Result<(i128, i128), Error> {
+    Ok(call.x(0)?.elem().int_range().unwrap_or_default())
+}
 
 fn sum(v: impl Iterator<Item = i128>) -> i128 {
     v.fold(0, i128::wrapping_add)
@@ -170,7 +179,8 @@ fn floats(call: &Call, f: impl Fn(&[f64]) -> f64) -> Outputs {
     Ok(vec![Array::from_f64(x.elem(), dims, y)])
 }
 
-fn arg(call: &Call, better: impl Fn(&f64, &f64) -> bool) -> Outputs {
+/// Where each group has the element that compares so with all others.
+fn arg(call: &Call, best: Ordering) -> Outputs {
     let x = call.x(0)?;
     let axis = call.axis(0, x.rank())?;
     let last = call.flag("select_last_index", false)?;
@@ -180,20 +190,24 @@ fn arg(call: &Call, better: impl Fn(&f64, &f64) -> bool) -> Outputs {
     if size == 0 {
         return Err(call.bad("input 0", "elements along the axis", x));
     }
-    let v = moved.data().to_f64();
-    let best = |group: &[f64]| {
-        let mut at = 0;
-        for (i, value) in group.iter().enumerate() {
-            if better(value, &group[at]) || last && *value == group[at] {
-                at = i;
-            }
-        }
-        at as i64
+    let groups = (0..num).map(|i| i * size..(i + 1) * size);
+    let y = match Wide::of(&moved) {
+        Wide::F(v) => groups.map(|g| best_at(&v[g], best, last)).collect(),
+        Wide::I(v) => groups.map(|g| best_at(&v[g], best, last)).collect(),
     };
-    let y = (0..num)
-        .map(|i| best(&v[i * size..(i + 1) * size]))
-        .collect();
     Ok(vec![Array::new(dims, Data::I64(y))])
+}
+
+/// The first or last place in a group of what compares so with what came before.
+fn best_at<T: PartialOrd>(group: &[T], best: Ordering, last: bool) -> i64 {
+    let mut at = 0;
+    for (i, value) in group.iter().enumerate() {
+        let order = value.partial_cmp(&group[at]);
+        if order == Some(best) || last && order == Some(Ordering::Equal) {
+            at = i;
+        }
+    }
+    at as i64
 }
 
 fn cum_sum(call: &Call) -> Outputs {

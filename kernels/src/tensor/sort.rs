@@ -5,6 +5,7 @@ use std::cmp::Ordering;
 use lazybatch_graph::onnx::{Array, Data};
 
 use super::index::{around, transpose};
+use super::wide::Wide;
 use super::{Call, OpEntry, Outputs, Types, op};
 
 /// The ops.
@@ -66,6 +67,12 @@ fn top_k(call: &Call) -> Outputs {
     ])
 }
 
+/// In order of size, zeros being equal whatever their sign; NaN, all of it equal, goes last.
+fn nan_last(a: f64, b: f64) -> Ordering {
+    let nan = || a.is_nan().cmp(&b.is_nan());
+    a.partial_cmp(&b).unwrap_or_else(nan)
+}
+
 fn unique(call: &Call) -> Outputs {
     let x = call.x(0)?;
     let sorted = call.flag("sorted", true)?;
@@ -85,11 +92,16 @@ fn unique(call: &Call) -> Outputs {
     };
     let num = items.dims()[0];
     let size: usize = items.dims()[1..].iter().product();
-    let v = items.data().to_f64();
-    let row = |i: usize| &v[i * size..(i + 1) * size];
+    let v = Wide::of(&items);
     let compare = |a: usize, b: usize| {
-        let pairs = row(a).iter().zip(row(b)).map(|(a, b)| a.total_cmp(b));
-        pairs.fold(Ordering::Equal, Ordering::then)
+        let (a, b) = (a * size..(a + 1) * size, b * size..(b + 1) * size);
+        match &v {
+            Wide::F(v) => {
+                let pairs = v[a].iter().zip(&v[b]).map(|(a, b)| nan_last(*a, *b));
+                pairs.fold(Ordering::Equal, Ordering::then)
+            }
+            Wide::I(v) => v[a].cmp(&v[b]),
+        }
     };
     let mut order: Vec<usize> = (0..num).collect();
     order.sort_by(|&a, &b| compare(a, b).then(a.cmp(&b)));

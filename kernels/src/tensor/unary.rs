@@ -110,6 +110,9 @@ pub fn softplus(x: f64) -> f64 {
 fn celu(call: &Call) -> Outputs {
     let alpha = call.float("alpha", 1.0)?;
     floats(call, |x| {
+        if x.is_nan() {
+            return x;
+        }
         x.max(0.0) + (alpha * (x / alpha).exp_m1()).min(0.0)
     })
 }

@@ -7,3 +7,4 @@ mod damaged;
 mod device;
 mod refusals;
 mod table;
+mod values;

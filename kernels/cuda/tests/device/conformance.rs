@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use lazybatch_cuda::{CudaOptions, GraphCounts};
 use lazybatch_kernels::conformance::{
-    Outcome, Problem, Schedule, check, custom_problem, problems, requests, run,
+    Outcome, Problem, Schedule, check, custom_means, custom_problem, problems, requests, run,
 };
 use lazybatch_kernels::cpu::WeightType;
 use lazybatch_kernels::{CustomCall, CustomKernel, CustomNode, Device, KernelRegistry};
@@ -100,12 +100,13 @@ fn nodes_of_the_user_run_on_the_host() {
         for batchable in [true, false] {
             let mut registry = KernelRegistry::new();
             registry.register("shift", Arc::new(Shift));
-            let problem = custom_problem(registry.clone(), batchable);
-            let mut options = options();
-            options.registry = registry;
-            let mut make = || -> Box<dyn Device> { Box::new(device(options.clone())) };
-            let outcome = check(&problem, &mut make, true).unwrap();
-            assert_eq!(outcome, Outcome::Passed);
+            for problem in [custom_problem(registry, batchable), custom_means(batchable)] {
+                let mut options = options();
+                options.registry = problem.registry.clone();
+                let mut make = || -> Box<dyn Device> { Box::new(device(options.clone())) };
+                let outcome = check(&problem, &mut make, true).unwrap();
+                assert_eq!(outcome, Outcome::Passed);
+            }
         }
     });
 }

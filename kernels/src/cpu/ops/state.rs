@@ -4,6 +4,7 @@ use lazybatch_graph::{At, OutputId, StateId};
 
 use crate::cpu::buffers::Buf;
 use crate::cpu::exec::{Env, NodeView, Outs};
+use crate::cpu::open::Emitted;
 use crate::validate::touched;
 
 /// Content of a vector state.
@@ -102,6 +103,11 @@ pub fn emit(env: &mut Env<'_>, v: NodeView<'_>, output: OutputId) -> Outs {
         .contains(&lazybatch_graph::Dim::Len);
     for (mem, start, _) in v.spans(lead).filter(|(m, ..)| !m.idle) {
         let out = &mut env.slots.open_mut(mem.slot).outputs[output.index()];
+        env.emits.push(Emitted {
+            slot: mem.slot,
+            output,
+            before: out.emitted(),
+        });
         if !grows {
             out.data.clear();
         }

@@ -10,7 +10,12 @@ pub enum Filters {
     /// One matrix `[kh kw c, m]` per channel group.
     Products(Vec<PackedB>),
     /// `[kh kw, m]`: one filter of one channel each.
-    Depthwise(Stored),
+    Depthwise {
+        /// The matrix.
+        taps: Stored,
+        /// As many as there are groups, and channels.
+        filters: usize,
+    },
 }
 
 /// Sizes of packed filters.
@@ -82,7 +87,10 @@ impl Filters {
                     all[tap * m + i] = x;
                 }
             }
-            return Ok(Self::Depthwise(all.into()));
+            return Ok(Self::Depthwise {
+                taps: all.into(),
+                filters: m,
+            });
         }
         let each = m / groups;
         let mut matrix = vec![0.0; taps * c * each];
@@ -105,7 +113,10 @@ impl Filters {
     pub fn stored(form: &FiltersForm, data: &Stored) -> Self {
         assert_eq!(data.len(), form.held(), "packed filters {form:?}");
         if form.is_depthwise {
-            return Self::Depthwise(data.clone());
+            return Self::Depthwise {
+                taps: data.clone(),
+                filters: form.filters,
+            };
         }
         let (k, n) = form.matrix();
         let each = PackedB::held(WeightType::F32, k, n);
@@ -117,7 +128,7 @@ impl Filters {
     pub fn parts(&self) -> Vec<&[f32]> {
         match self {
             Self::Products(all) => all.iter().map(PackedB::data).collect(),
-            Self::Depthwise(taps) => vec![taps],
+            Self::Depthwise { taps, .. } => vec![taps],
         }
     }
 
@@ -136,7 +147,7 @@ impl Filters {
     pub fn is_for(&self, groups: usize) -> bool {
         match self {
             Self::Products(all) => all.len() == groups,
-            Self::Depthwise(_) => groups > 1,
+            Self::Depthwise { filters, .. } => *filters == groups,
         }
     }
 
@@ -144,7 +155,7 @@ impl Filters {
     pub fn bytes(&self) -> usize {
         match self {
             Self::Products(all) => all.iter().map(PackedB::bytes).sum(),
-            Self::Depthwise(taps) => taps.len() * 4,
+            Self::Depthwise { taps, .. } => taps.len() * 4,
         }
     }
 }

@@ -153,7 +153,7 @@ pub fn conv2d(
         act,
     };
     match v.filters(1) {
-        Filters::Depthwise(taps) => depthwise::run(env, &g, v.arg(0), taps, &mut out, &epi),
+        Filters::Depthwise { taps, .. } => depthwise::run(env, &g, v.arg(0), taps, &mut out, &epi),
         Filters::Products(all) if window.pad == [0; 4] => {
             products(env, &g, &Images::Padded(v.arg(0)), all, &mut out, &epi);
         }
