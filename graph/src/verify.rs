@@ -112,12 +112,17 @@ fn declarations(program: &Program) -> Result<(), Error> {
         let what = "an input for sampling is the last one, and there is one";
         return broken(program, format!("input {}: {what}", input.name));
     }
-    let drives = program.length_input.map(|i| program.inputs.get(i.index()));
-    if longest.is_some() != matches!(drives, Some(Some(i)) if i.max_len.is_some()) {
-        return broken(
-            program,
-            "the length input must be a sequence, and be set if there is one",
-        );
+    let drives = match program.length_input {
+        None => longest.is_none(),
+        Some(i) => matches!(program.inputs.get(i.index()), Some(d) if d.max_len.is_some()),
+    };
+    if !drives {
+        let expected = "expected a sequence input if there is one, else none";
+        let got = match program.length_input {
+            None => "none".to_owned(),
+            Some(i) => i.to_string(),
+        };
+        return broken(program, format!("length input: {expected}, got {got}"));
     }
     for output in &program.outputs {
         if !is_declared_type(&output.ty) {

@@ -142,6 +142,30 @@ fn weights_that_are_made_are_bounded() {
     folder::load(&to).unwrap();
 }
 
+/// Later steps ask the input that drives the lengths for its bound, wherever one is named.
+#[test]
+fn a_length_input_is_a_sequence_input() {
+    let dir = tempfile::tempdir().unwrap();
+    let to = dir.path().join("model");
+    let mut b = ProgramBuilder::new("fixed");
+    let x = b.input("x", DType::F32, &[4]);
+    let y = b.output("y", DType::F32, &[4]);
+    b.begin_block("once", Repeat::Once);
+    let v = b.read_input("x", x);
+    b.emit("y", y, v);
+    folder::save(&b.finish().unwrap(), &to).unwrap();
+    let text = fs::read_to_string(to.join(PROGRAM_FILE)).unwrap();
+    // One that is not there, and one without positions.
+    for got in [7, 0] {
+        let named = text.replace("\"length_input\":null", &format!("\"length_input\":{got}"));
+        assert_ne!(named, text);
+        fs::write(to.join(PROGRAM_FILE), named).unwrap();
+        let e = refusal(&to);
+        let told = "length input: expected a sequence input if there is one, else none, got in";
+        assert!(e.ends_with(&format!("{told}{got}")), "{e}");
+    }
+}
+
 proptest! {
     /// Any change of digits, letters or length is an error or a program that verifies.
     #[test]
