@@ -6,8 +6,8 @@
 //! it costs the text alone.
 //!
 //! Invariants:
-//! 1. [`load`] gives a program that [`verify`](crate::verify()) accepts, or an error; a damaged
-//!    folder never makes it panic, nor any later step that relies on the verifier.
+//! 1. [`load`] gives a program that [`verify`](crate::verify()) and [`verify_rows`] accept, or an
+//!    error; a damaged folder never makes it panic, nor any later step that relies on the verifier.
 //! 2. [`save`] replaces a folder as a whole or not at all, and only one that is a model folder.
 
 use std::borrow::Cow;
@@ -26,7 +26,7 @@ use crate::program::{Program, StateKind, WeightDecl};
 use crate::shape::TensorType;
 use crate::tensor::{Tensor, WeightSource};
 use crate::tensor_op::Operand;
-use crate::verify::verify;
+use crate::verify::{verify, verify_rows};
 use crate::weights::WeightFile;
 
 /// Tag of the format that is written and read.
@@ -134,6 +134,7 @@ pub fn load(dir: &Path) -> Result<Program, Error> {
     check_sizes(&path, &program)?;
     check_made(&path, &program)?;
     verify(&program)?;
+    verify_rows(&program)?;
     Ok(program)
 }
 
@@ -283,6 +284,7 @@ fn check_sizes(path: &Path, program: &Program) -> Result<(), Error> {
 /// be written; `dir` is then as it was.
 pub fn save(program: &Program, dir: &Path) -> Result<(), Error> {
     verify(program)?;
+    verify_rows(program)?;
     check_target(dir)?;
     let fresh = beside(dir, "new");
     let written = write(program, &fresh)

@@ -20,7 +20,7 @@ pub enum Act {
     Relu,
     /// min(max(x, 0), 6).
     Relu6,
-    /// x * 0.5 * (1 + erf(x / sqrt 2)), with erf by a fixed polynomial (see `kernels`).
+    /// x * 0.5 * (1 + erf(x / sqrt 2)), with erf by a fixed polynomial ([`crate::math`]).
     Gelu,
     /// tanh(x).
     Tanh,

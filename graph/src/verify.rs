@@ -39,6 +39,30 @@ pub fn verify(program: &Program) -> Result<(), Error> {
     outputs_emitted(program)
 }
 
+/// Checks that each node computes rows, one for each sample or position, as devices do.
+///
+/// What [`optimize`](crate::optimize) makes of a verified program is such a one. A node whose operands
+/// are all weights has one result whatever is batched, and a device would compute a single row of it.
+///
+/// # Errors
+/// [`Error::Node`] for the first node without rows.
+pub fn verify_rows(program: &Program) -> Result<(), Error> {
+    for node in &program.nodes {
+        for (i, &output) in node.outputs.iter().enumerate() {
+            let ty = &program.value(output).ty;
+            if ty.lead().is_none() {
+                return Err(Error::Node {
+                    node: node.name.clone(),
+                    what: format!("result {i}"),
+                    expected: "[batch or rows, ...]: constants are to be folded".to_owned(),
+                    got: ty.to_string(),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
 fn broken<T>(program: &Program, what: impl Into<String>) -> Result<T, Error> {
     Err(Error::Structure {
         program: program.name.clone(),

@@ -5,7 +5,9 @@ use std::fs;
 use std::path::Path;
 
 use lazybatch_graph::folder::{self, FORMAT, PROGRAM_FILE, WEIGHTS_FILE};
-use lazybatch_graph::{Act, At, DType, Program, ProgramBuilder, Repeat, Tensor, Window, dump};
+use lazybatch_graph::{
+    Act, At, DType, Program, ProgramBuilder, Repeat, Tensor, Window, dump, optimize,
+};
 use proptest::prelude::*;
 
 /// A program with every kind of declaration.
@@ -140,6 +142,48 @@ fn weights_that_are_made_are_bounded() {
     let large = text.replace("256", &(1 << 16).to_string());
     fs::write(to.join(PROGRAM_FILE), large).unwrap();
     folder::load(&to).unwrap();
+}
+
+/// A loaded program goes to a device as it is.
+#[test]
+fn constants_that_are_not_folded_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let to = dir.path().join("model");
+    let mut b = ProgramBuilder::new("constants");
+    let x = b.input("x", DType::F32, &[4]);
+    let y = b.output("y", DType::F32, &[4]);
+    b.begin_block("once", Repeat::Once);
+    let v = b.read_input("x", x);
+    let w = b.constant("w", &[4], 2.0);
+    let w = b.unary("constant", Act::Gelu, w);
+    let v = b.add("sum", v, w);
+    b.emit("y", y, v);
+    let program = b.finish().unwrap();
+    let told = "node constant: result 0: expected [batch or rows, ...]: constants are to be \
+                folded, got f32[4]";
+    assert_eq!(folder::save(&program, &to).unwrap_err().to_string(), told);
+    assert!(!to.exists());
+    folder::save(&optimize(program).unwrap(), &to).unwrap();
+    // The same, written by hand: the sum's first operand is the weight.
+    let text = fs::read_to_string(to.join(PROGRAM_FILE)).unwrap();
+    let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let node = json["program"]["nodes"].as_array().unwrap().iter();
+    let sum = node.clone().position(|n| n["name"] == "sum").unwrap();
+    let (sum, program) = (sum, &mut json["program"]);
+    let weight = program["nodes"][sum]["inputs"][1].clone();
+    program["nodes"][sum]["op"] = serde_json::json!({"scale": 2.0});
+    program["nodes"][sum]["inputs"] = serde_json::json!([weight]);
+    let result = program["nodes"][sum]["outputs"][0].as_u64().unwrap() as usize;
+    program["values"][result]["ty"] =
+        program["values"][weight.as_u64().unwrap() as usize]["ty"].clone();
+    let emit = program["nodes"].as_array().unwrap().len() - 1;
+    program["nodes"][emit]["inputs"] = serde_json::json!([program["nodes"][0]["outputs"][0]]);
+    fs::write(to.join(PROGRAM_FILE), json.to_string()).unwrap();
+    let e = refusal(&to);
+    assert!(
+        e.contains("node sum: result 0: expected [batch or rows, ...]"),
+        "{e}"
+    );
 }
 
 /// Later steps ask the input that drives the lengths for its bound, wherever one is named.

@@ -5,9 +5,11 @@
 //! stays synthetic with another bound, so that an untrained model costs nothing until it is loaded.
 
 use super::edit::{add_weight, producer, remove, rewrite, use_counts};
+use crate::dtype::DType;
 use crate::ids::{NodeId, ValueId};
 use crate::op::Op;
 use crate::program::{Node, Program};
+use crate::shape::TensorType;
 use crate::tensor::{Tensor, WeightSource};
 
 /// Runs the pass.
@@ -46,13 +48,12 @@ pub(super) fn run(program: &mut Program) {
             continue;
         };
         let dims = program.value(conv.inputs[1]).ty.fixed_dims();
-        let w = add_weight(program, &format!("{}.folded.weight", conv.name), &dims, w);
-        let b = add_weight(
-            program,
-            &format!("{}.folded.bias", conv.name),
-            &dims[..1],
-            b,
-        );
+        let mut add = |part: &str, dims: &[usize], source| {
+            let name = format!("{}.folded.{part}", conv.name);
+            add_weight(program, &name, TensorType::fixed(DType::F32, dims), source)
+        };
+        let w = add("weight", &dims, w);
+        let b = add("bias", &dims[..1], b);
         let op = Op::Conv2d {
             window,
             groups,
