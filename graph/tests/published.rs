@@ -214,6 +214,17 @@ fn a_llama_is_what_its_files_say() {
         open(dir.path()).unwrap(),
         &by_manifest(dir.path(), LLAMA_MANIFEST),
     );
+    // As transformers 5 writes it: what a rotation turns by stands in a table of its own.
+    let five = LLAMA.replace(
+        "\"rope_scaling\": null, \"rope_theta\": 500.0,",
+        "\"rope_parameters\": {\"rope_theta\": 500.0, \"rope_type\": \"default\"},",
+    );
+    assert_ne!(five, LLAMA);
+    fs::write(dir.path().join("config.json"), five).unwrap();
+    same(
+        open(dir.path()).unwrap(),
+        &by_manifest(dir.path(), LLAMA_MANIFEST),
+    );
     // A tokenizer that begins texts itself; half of the positions, as nobody says how many steps.
     let begins = r#"{"post_processor": {"single": [{"SpecialToken": {"id": "<s>"}}]}}"#;
     let dir = folder(
@@ -288,6 +299,31 @@ fn what_we_would_compute_otherwise_is_refused() {
             "\"rope_scaling\": null",
             "\"rope_scaling\": {\"factor\": 8.0}",
             "rope_scaling: expected null, got a table",
+        ),
+        (
+            "\"rope_scaling\": null",
+            "\"rope_parameters\": {\"rope_type\": \"llama3\", \"factor\": 8.0}",
+            "rope_parameters.rope_type: expected `default`, got `llama3`",
+        ),
+        (
+            "\"rope_scaling\": null",
+            "\"rope_parameters\": {\"type\": \"linear\", \"factor\": 8.0}",
+            "rope_parameters.type: expected `default`, got `linear`",
+        ),
+        (
+            "\"rope_scaling\": null",
+            "\"rope_parameters\": {\"full_attention\": {\"rope_theta\": 500.0}}",
+            "rope_parameters.full_attention: expected keys among",
+        ),
+        (
+            "\"rope_scaling\": null",
+            "\"rope_parameters\": {\"partial_rotary_factor\": 0.5}",
+            "rope_parameters.partial_rotary_factor: expected 1, got 0.5",
+        ),
+        (
+            "\"rope_scaling\": null",
+            "\"partial_rotary_factor\": 0.25",
+            "config.json: partial_rotary_factor: expected 1, got 0.25",
         ),
         (
             "\"eos_token_id\": 2",
