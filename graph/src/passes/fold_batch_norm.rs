@@ -75,7 +75,11 @@ fn folded(program: &Program, conv: &Node, norm: &Node, eps: f32) -> Option<[Weig
     let [Some(gamma), Some(beta), Some(mean), Some(var)] = parts else {
         return None;
     };
-    let bias = conv.inputs.get(2).and_then(|&b| source(b));
+    // A bias that is no weight stays where it is, and so does the norm.
+    let bias = match conv.inputs.get(2) {
+        None => None,
+        Some(&b) => Some(source(b)?),
+    };
     let scale = |gamma: f32, var: f32| gamma / (var + eps).sqrt();
     if let (
         WeightSource::Seeded { seed, bound },
