@@ -205,7 +205,7 @@ fn a_bert_alone_answers_its_rows_whatever_its_tensors_are_called() {
 
 #[test]
 fn a_llama_is_what_its_files_say() {
-    let steps = r#"{"max_new_tokens": 7}"#;
+    let steps = r#"{"max_new_tokens": 7, "eos_token_id": [2]}"#;
     let dir = folder(
         &llama(),
         &[("config.json", LLAMA), ("generation_config.json", steps)],
@@ -339,6 +339,17 @@ fn what_we_would_compute_otherwise_is_refused() {
         let dir = folder(&llama(), &[("config.json", LLAMA)]);
         let text = changed("config.json", LLAMA.replacen(from, to, 1), dir);
         assert!(text.contains(told), "{text}");
+    }
+    for (stop, told) in [
+        ("[2, 3]", "eos_token_id: expected 2 alone, got [2, 3]"),
+        ("[3]", "eos_token_id: expected 2 alone, got [3]"),
+        ("3", "eos_token_id: expected 2 alone, got 3"),
+    ] {
+        let dir = folder(&llama(), &[("config.json", LLAMA)]);
+        let said = format!("{{\"eos_token_id\": {stop}}}");
+        let text = changed("generation_config.json", said, dir);
+        let told = format!("DIR/generation_config.json: {told}");
+        assert!(text.contains(&told), "{text}");
     }
 }
 

@@ -233,16 +233,15 @@ fn llama(folder: &Path, config: &Section<'_>) -> Result<Table, Error> {
     let theta = f64::from(rope_theta(config)?);
     let vocab = config.size("vocab_size")?;
     let positions = config.number("max_position_embeddings", 2..=1 << 20)?;
-    let mut tokens = table([(
-        "stop",
-        i64::from(config.token("eos_token_id", vocab)?).into(),
-    )]);
+    let stop = i64::from(config.token("eos_token_id", vocab)?);
+    let mut tokens = table([("stop", stop.into())]);
     let mut steps = MAX_STEPS;
     let generation = folder.join("generation_config.json");
     if let Some(table) = read(&generation)? {
         let shown = generation.display().to_string();
-        let said = Section::root(&shown, &table).size_if("max_new_tokens")?;
-        steps = said.unwrap_or(steps);
+        let said = Section::root(&shown, &table);
+        said.only("eos_token_id", stop)?;
+        steps = said.size_if("max_new_tokens")?.unwrap_or(steps);
     }
     let steps = steps.min(positions / 2);
     tokens.insert("max_steps".into(), Value::Integer(steps as i64));
