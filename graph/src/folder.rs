@@ -3,7 +3,7 @@
 //! `program.json` holds everything but the elements of weights, under the format tag [`FORMAT`];
 //! `weights.safetensors` holds those that the program was given, by name. Weights that are constant
 //! or seeded stay a line of the text, and are 64 GiB at most, all together. Loading maps the weights, so
-//! it costs the text alone.
+//! it costs the text alone. Floats that JSON has no numbers for are text: `"inf"`, `"-inf"`, `"nan"`.
 //!
 //! Invariants:
 //! 1. [`load`] gives a program that [`verify`](crate::verify()) and [`verify_rows`] accept, or an
@@ -74,9 +74,10 @@ struct Weight {
 enum Source {
     /// In the weights' file.
     File,
-    Constant(f32),
+    Constant(#[serde(with = "crate::floats")] f32),
     Seeded {
         seed: u64,
+        #[serde(with = "crate::floats")]
         bound: f32,
     },
 }

@@ -40,6 +40,7 @@ pub mod cost;
 pub mod dtype;
 pub mod dump;
 pub mod error;
+mod floats;
 pub mod folder;
 pub mod ids;
 pub mod infer;

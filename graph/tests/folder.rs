@@ -5,8 +5,10 @@ use std::fs;
 use std::path::Path;
 
 use lazybatch_graph::folder::{self, FORMAT, PROGRAM_FILE, WEIGHTS_FILE};
+use lazybatch_graph::onnx::Elem;
 use lazybatch_graph::{
-    Act, At, DType, Program, ProgramBuilder, Repeat, Tensor, Window, dump, optimize,
+    Act, At, Attribute, DType, Layout, Operand, Part, Produced, Program, ProgramBuilder, Repeat,
+    Tensor, TensorOp, Window, dump, optimize,
 };
 use proptest::prelude::*;
 
@@ -184,6 +186,58 @@ fn constants_that_are_not_folded_are_refused() {
         e.contains("node sum: result 0: expected [batch or rows, ...]"),
         "{e}"
     );
+}
+
+#[test]
+fn floats_that_are_no_numbers_of_json_are_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let to = dir.path().join("model");
+    let mut b = ProgramBuilder::new("floats");
+    let x = b.input("x", DType::F32, &[4]);
+    let y = b.output("y", DType::F32, &[4]);
+    let state = b.vector_state("best", DType::F32, &[4], f32::NEG_INFINITY);
+    b.begin_block("once", Repeat::Once);
+    let v = b.read_input("x", x);
+    let low = b.constant("low", &[4], f32::NEG_INFINITY);
+    let none = b.constant("none", &[4], f32::NAN);
+    let v = b.add("sum", v, low);
+    let v = b.add("sum2", v, none);
+    let v = b.scale("scale", v, f32::INFINITY);
+    let best = b.vec_read("read", state);
+    let v = b.add("sum3", v, best);
+    let layout = || Layout(vec![vec![Part::Batch], vec![Part::Fixed(4)]]);
+    let pad = TensorOp {
+        op: "Pad".to_owned(),
+        opset: 10,
+        attrs: [
+            ("value".to_owned(), Attribute::Float(f32::NEG_INFINITY)),
+            (
+                "more".to_owned(),
+                Attribute::Floats(vec![f32::INFINITY, 0.1]),
+            ),
+        ]
+        .into(),
+        operands: vec![Operand::Next {
+            layout: layout(),
+            elem: Elem::F32,
+        }],
+        outputs: vec![Produced {
+            layout: layout(),
+            elem: Elem::F32,
+        }],
+        flops_per_row: 0,
+    };
+    let v = b.tensor("pad", pad, &[v])[0];
+    b.emit("y", y, v);
+    let had = b.finish().unwrap();
+    folder::save(&had, &to).unwrap();
+    let got = folder::load(&to).unwrap();
+    assert_eq!(dump(&had, None), dump(&got, None));
+    let ops = |p: &Program| p.nodes.iter().map(|n| n.op.clone()).collect::<Vec<_>>();
+    assert_eq!(ops(&had), ops(&got));
+    assert_eq!(had.states[0].kind, got.states[0].kind);
+    assert_eq!(got.weights[0].source.to_f32(1), [f32::NEG_INFINITY]);
+    assert!(got.weights[1].source.to_f32(1)[0].is_nan());
 }
 
 /// Later steps ask the input that drives the lengths for its bound, wherever one is named.
