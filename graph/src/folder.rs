@@ -46,7 +46,7 @@ const FREE_NUMBERS: [&str; 4] = ["seed", "attrs", "base", "per_len"];
 const MAX_ELEMS: usize = 1 << 40;
 /// Most bytes of all weights that are made from a line of the text, not read from the weights' file:
 /// 64 GiB.
-const MAX_MADE_BYTES: u64 = 1 << 36;
+pub(crate) const MAX_MADE_BYTES: u64 = 1 << 36;
 /// Largest number in a window.
 const MAX_WINDOW: usize = 1 << 16;
 
