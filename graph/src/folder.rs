@@ -47,6 +47,11 @@ const MAX_ELEMS: usize = 1 << 40;
 /// Most bytes of all weights that are made from a line of the text, not read from the weights' file:
 /// 64 GiB.
 pub(crate) const MAX_MADE_BYTES: u64 = 1 << 36;
+/// Most nodes, blocks, states, inputs and outputs, of each: as many nodes as an ONNX file may have. What
+/// is live before a node is a list for each node.
+const MAX_PARTS: usize = 1 << 16;
+/// Most values: results and weights of so many nodes.
+const MAX_VALUES: usize = 1 << 18;
 /// Largest number in a window.
 const MAX_WINDOW: usize = 1 << 16;
 
@@ -132,6 +137,7 @@ pub fn load(dir: &Path) -> Result<Program, Error> {
     for weight in document.weights {
         program.weights.push(fill(weight, &file)?);
     }
+    check_parts(&path, &program)?;
     check_sizes(&path, &program)?;
     check_made(&path, &program)?;
     verify(&program)?;
@@ -188,6 +194,29 @@ fn fill(weight: Weight, file: &WeightFile) -> Result<WeightDecl, Error> {
         }
     };
     Ok(WeightDecl { name, ty, source })
+}
+
+/// What takes time and memory by the square of its number is bounded.
+fn check_parts(path: &Path, program: &Program) -> Result<(), Error> {
+    for (what, num, most) in [
+        ("nodes", program.nodes.len(), MAX_PARTS),
+        ("blocks", program.blocks.len(), MAX_PARTS),
+        ("states", program.states.len(), MAX_PARTS),
+        ("inputs", program.inputs.len(), MAX_PARTS),
+        ("outputs", program.outputs.len(), MAX_PARTS),
+        ("values", program.values.len(), MAX_VALUES),
+        ("weights", program.weights.len(), MAX_VALUES),
+    ] {
+        if num > most {
+            return fail(
+                path,
+                format!("number of {what}"),
+                format!("at most {most}"),
+                num,
+            );
+        }
+    }
+    Ok(())
 }
 
 /// A short text must not ask for more memory than any machine has.

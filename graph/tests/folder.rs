@@ -264,6 +264,33 @@ fn a_length_input_is_a_sequence_input() {
     }
 }
 
+/// What lives at every node is listed, so a text of some megabytes could ask for any memory.
+#[test]
+fn numbers_of_parts_are_bounded() {
+    let dir = tempfile::tempdir().unwrap();
+    let to = dir.path().join("model");
+    saved(&to);
+    let text = fs::read_to_string(to.join(PROGRAM_FILE)).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    for (what, most) in [
+        ("nodes", 1 << 16),
+        ("blocks", 1 << 16),
+        ("states", 1 << 16),
+        ("inputs", 1 << 16),
+        ("outputs", 1 << 16),
+        ("values", 1 << 18),
+    ] {
+        let mut json = json.clone();
+        let all = json["program"][what].as_array_mut().unwrap();
+        all.resize(most + 1, all[0].clone());
+        fs::write(to.join(PROGRAM_FILE), json.to_string()).unwrap();
+        let e = refusal(&to);
+        let got = most + 1;
+        let told = format!("number of {what}: expected at most {most}, got {got}");
+        assert!(e.ends_with(&told), "{e}");
+    }
+}
+
 proptest! {
     /// Any change of digits, letters or length is an error or a program that verifies.
     #[test]
