@@ -450,3 +450,27 @@ fn a_long_chain_is_cut() {
     });
     assert_eq!(steps.collect::<Vec<_>>(), [16, 16, 8]);
 }
+
+/// Sums of themselves, 64 one behind another, have 2^64 paths, and a long chain more nodes than a stack
+/// has room for.
+#[test]
+fn products_ahead_of_deep_operands_are_found() {
+    let mut b = ProgramBuilder::new("deep");
+    let x = b.sequence("x", DType::F32, &[2], 5);
+    let y = b.output_sequence("y", DType::F32, &[2]);
+    b.begin_block("loop", Repeat::PerInputStep { stride: 1 });
+    let mut v = b.read_input_at("x", x, At::Step);
+    for i in 0..64 {
+        v = b.add(&format!("double{i}"), v, v);
+    }
+    for i in 0..10_000 {
+        v = b.scale(&format!("half{i}"), v, 0.5);
+    }
+    let h = b.lstm("lstm", v, 2);
+    b.emit("y", y, h);
+    let moved = run("project_ahead", b.finish().unwrap());
+    assert_eq!(moved.blocks.len(), 2);
+    // Input, sums, scales, product, state.
+    assert_eq!(moved.blocks[0].nodes.len(), 1 + 64 + 10_000 + 1 + 1);
+    assert_eq!(moved.blocks[1].nodes.len(), 3);
+}
