@@ -31,7 +31,7 @@ pub enum Step {
     /// `act(v)`.
     Unary(Act),
     /// `v * factor`.
-    Scale(f32),
+    Scale(#[serde(with = "crate::floats")] f32),
     /// `v (op) with`.
     Binary(Bin, With),
     /// `with - v`: sums and products are the same either way.

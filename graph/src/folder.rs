@@ -3,11 +3,11 @@
 //! `program.json` holds everything but the elements of weights, under the format tag [`FORMAT`];
 //! `weights.safetensors` holds those that the program was given, by name. Weights that are constant
 //! or seeded stay a line of the text, and are 64 GiB at most, all together. Loading maps the weights, so
-//! it costs the text alone.
+//! it costs the text alone. Floats that JSON has no numbers for are text: `"inf"`, `"-inf"`, `"nan"`.
 //!
 //! Invariants:
-//! 1. [`load`] gives a program that [`verify`](crate::verify()) accepts, or an error; a damaged
-//!    folder never makes it panic, nor any later step that relies on the verifier.
+//! 1. [`load`] gives a program that [`verify`](crate::verify()) and [`verify_rows`] accept, or an
+//!    error; a damaged folder never makes it panic, nor any later step that relies on the verifier.
 //! 2. [`save`] replaces a folder as a whole or not at all, and only one that is a model folder.
 
 use std::borrow::Cow;
@@ -26,7 +26,7 @@ use crate::program::{Program, StateKind, WeightDecl};
 use crate::shape::TensorType;
 use crate::tensor::{Tensor, WeightSource};
 use crate::tensor_op::Operand;
-use crate::verify::verify;
+use crate::verify::{verify, verify_rows};
 use crate::weights::WeightFile;
 
 /// Tag of the format that is written and read.
@@ -46,7 +46,12 @@ const FREE_NUMBERS: [&str; 4] = ["seed", "attrs", "base", "per_len"];
 const MAX_ELEMS: usize = 1 << 40;
 /// Most bytes of all weights that are made from a line of the text, not read from the weights' file:
 /// 64 GiB.
-const MAX_MADE_BYTES: u64 = 1 << 36;
+pub(crate) const MAX_MADE_BYTES: u64 = 1 << 36;
+/// Most nodes, blocks, states, inputs and outputs, of each: as many nodes as an ONNX file may have. What
+/// is live before a node is a list for each node.
+const MAX_PARTS: usize = 1 << 16;
+/// Most values: results and weights of so many nodes.
+const MAX_VALUES: usize = 1 << 18;
 /// Largest number in a window.
 const MAX_WINDOW: usize = 1 << 16;
 
@@ -74,9 +79,10 @@ struct Weight {
 enum Source {
     /// In the weights' file.
     File,
-    Constant(f32),
+    Constant(#[serde(with = "crate::floats")] f32),
     Seeded {
         seed: u64,
+        #[serde(with = "crate::floats")]
         bound: f32,
     },
 }
@@ -131,9 +137,11 @@ pub fn load(dir: &Path) -> Result<Program, Error> {
     for weight in document.weights {
         program.weights.push(fill(weight, &file)?);
     }
+    check_parts(&path, &program)?;
     check_sizes(&path, &program)?;
     check_made(&path, &program)?;
     verify(&program)?;
+    verify_rows(&program)?;
     Ok(program)
 }
 
@@ -186,6 +194,29 @@ fn fill(weight: Weight, file: &WeightFile) -> Result<WeightDecl, Error> {
         }
     };
     Ok(WeightDecl { name, ty, source })
+}
+
+/// What takes time and memory by the square of its number is bounded.
+fn check_parts(path: &Path, program: &Program) -> Result<(), Error> {
+    for (what, num, most) in [
+        ("nodes", program.nodes.len(), MAX_PARTS),
+        ("blocks", program.blocks.len(), MAX_PARTS),
+        ("states", program.states.len(), MAX_PARTS),
+        ("inputs", program.inputs.len(), MAX_PARTS),
+        ("outputs", program.outputs.len(), MAX_PARTS),
+        ("values", program.values.len(), MAX_VALUES),
+        ("weights", program.weights.len(), MAX_VALUES),
+    ] {
+        if num > most {
+            return fail(
+                path,
+                format!("number of {what}"),
+                format!("at most {most}"),
+                num,
+            );
+        }
+    }
+    Ok(())
 }
 
 /// A short text must not ask for more memory than any machine has.
@@ -283,6 +314,7 @@ fn check_sizes(path: &Path, program: &Program) -> Result<(), Error> {
 /// be written; `dir` is then as it was.
 pub fn save(program: &Program, dir: &Path) -> Result<(), Error> {
     verify(program)?;
+    verify_rows(program)?;
     check_target(dir)?;
     let fresh = beside(dir, "new");
     let written = write(program, &fresh)

@@ -20,7 +20,7 @@ pub enum Act {
     Relu,
     /// min(max(x, 0), 6).
     Relu6,
-    /// x * 0.5 * (1 + erf(x / sqrt 2)), with erf by a fixed polynomial (see `kernels`).
+    /// x * 0.5 * (1 + erf(x / sqrt 2)), with erf by a fixed polynomial ([`crate::math`]).
     Gelu,
     /// tanh(x).
     Tanh,
@@ -114,6 +114,7 @@ pub struct Heads {
     /// Features of one head.
     pub dim: usize,
     /// Factor on the scores, usually `1 / sqrt(dim)`.
+    #[serde(with = "crate::floats")]
     pub scale: f32,
 }
 
@@ -148,7 +149,7 @@ pub enum Op {
     /// `x`: elementwise.
     Unary(Act),
     /// `x`: times a constant.
-    Scale(f32),
+    Scale(#[serde(with = "crate::floats")] f32),
     /// `x`, then what the steps read, each of `x`'s type or a weight as that of `Binary`: the steps
     /// one behind another, element by element, from 1 to [`MOST_STEPS`](crate::chain::MOST_STEPS).
     /// `x`'s type.
@@ -157,17 +158,20 @@ pub enum Op {
     /// biased variance over the last dimension.
     LayerNorm {
         /// Added to the variance.
+        #[serde(with = "crate::floats")]
         eps: f32,
     },
     /// `x [r, .., d]`, `y` alike, `gamma [d]`, `beta [d]`: two outputs, `s = x + y` and
     /// `layer_norm(s)`.
     AddLayerNorm {
         /// Added to the variance.
+        #[serde(with = "crate::floats")]
         eps: f32,
     },
     /// `x [r, d]`, `gamma [d]`: `x / sqrt(mean(x^2) + eps) * gamma`.
     RmsNorm {
         /// Added to the mean square.
+        #[serde(with = "crate::floats")]
         eps: f32,
     },
     /// `x [r, .., d]`: softmax over the last dimension, with the row's maximum subtracted.
@@ -185,6 +189,7 @@ pub enum Op {
         /// Features of one head (even).
         dim: usize,
         /// Base of the frequencies, usually 10000.
+        #[serde(with = "crate::floats")]
         theta: f32,
         /// Sequence state whose rows come before this one.
         past: Option<StateId>,
@@ -260,6 +265,7 @@ pub enum Op {
     /// `x [r, c, h, w]`, `gamma`, `beta`, `mean`, `var` `[c]`: inference-time batch normalisation.
     BatchNorm {
         /// Added to the variance.
+        #[serde(with = "crate::floats")]
         eps: f32,
     },
     /// `x [r, c, h, w]`: pooling.

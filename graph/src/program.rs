@@ -105,6 +105,7 @@ pub enum StateKind {
         /// Dimensions.
         dims: Vec<usize>,
         /// Initial value of every element.
+        #[serde(with = "crate::floats")]
         init: f32,
     },
     /// Up to `max_len` rows of `features`, empty when a request starts; stored in pages.

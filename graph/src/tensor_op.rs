@@ -104,13 +104,13 @@ pub fn held_as(elem: Elem) -> DType {
 #[serde(rename_all = "snake_case")]
 pub enum Attribute {
     /// A number.
-    Float(f32),
+    Float(#[serde(with = "crate::floats")] f32),
     /// A number.
     Int(i64),
     /// Text.
     Text(String),
     /// Numbers.
-    Floats(Vec<f32>),
+    Floats(#[serde(with = "crate::floats::list")] Vec<f32>),
     /// Numbers.
     Ints(Vec<i64>),
     /// Texts.

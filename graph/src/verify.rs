@@ -10,7 +10,8 @@
 //! 7. No sequence state can receive more rows than it holds, and no lookup an id out of range.
 //! 8. Each declared output is emitted somewhere.
 //! 9. An input for sampling is the last one and `[4] i32`.
-//! 10. What is carried to the next request has one fixed type as output and as input, is no id, and
+//! 10. Inputs, outputs and states are f32 or i32, and weights of integers are given as such.
+//! 11. What is carried to the next request has one fixed type as output and as input, is no id, and
 //!     no input is carried twice.
 
 use crate::dtype::DType;
@@ -37,6 +38,30 @@ pub fn verify(program: &Program) -> Result<(), Error> {
     state_bounds(program)?;
     id_bounds(program)?;
     outputs_emitted(program)
+}
+
+/// Checks that each node computes rows, one for each sample or position, as devices do.
+///
+/// What [`optimize`](crate::optimize) makes of a verified program is such a one. A node whose operands
+/// are all weights has one result whatever is batched, and a device would compute a single row of it.
+///
+/// # Errors
+/// [`Error::Node`] for the first node without rows.
+pub fn verify_rows(program: &Program) -> Result<(), Error> {
+    for node in &program.nodes {
+        for (i, &output) in node.outputs.iter().enumerate() {
+            let ty = &program.value(output).ty;
+            if ty.lead().is_none() {
+                return Err(Error::Node {
+                    node: node.name.clone(),
+                    what: format!("result {i}"),
+                    expected: "[batch or rows, ...]: constants are to be folded".to_owned(),
+                    got: ty.to_string(),
+                });
+            }
+        }
+    }
+    Ok(())
 }
 
 fn broken<T>(program: &Program, what: impl Into<String>) -> Result<T, Error> {
@@ -77,6 +102,11 @@ fn is_declared_type(ty: &TensorType) -> bool {
     })
 }
 
+/// Whether devices hold elements of this type as what they are; other types are those of stored weights.
+const fn is_held(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::I32)
+}
+
 fn declarations(program: &Program) -> Result<(), Error> {
     let mut longest = None;
     for input in &program.inputs {
@@ -85,6 +115,10 @@ fn declarations(program: &Program) -> Result<(), Error> {
                 program,
                 format!("input {} has the type {}", input.name, input.ty),
             );
+        }
+        if !is_held(input.ty.dtype) {
+            let what = format!("input {}: expected f32 or i32", input.name);
+            return broken(program, format!("{what}, got {}", input.ty));
         }
         let is_sequence = input.ty.lead().is_some();
         if is_sequence != input.max_len.is_some_and(|n| n > 0) {
@@ -112,12 +146,17 @@ fn declarations(program: &Program) -> Result<(), Error> {
         let what = "an input for sampling is the last one, and there is one";
         return broken(program, format!("input {}: {what}", input.name));
     }
-    let drives = program.length_input.map(|i| program.inputs.get(i.index()));
-    if longest.is_some() != matches!(drives, Some(Some(i)) if i.max_len.is_some()) {
-        return broken(
-            program,
-            "the length input must be a sequence, and be set if there is one",
-        );
+    let drives = match program.length_input {
+        None => longest.is_none(),
+        Some(i) => matches!(program.inputs.get(i.index()), Some(d) if d.max_len.is_some()),
+    };
+    if !drives {
+        let expected = "expected a sequence input if there is one, else none";
+        let got = match program.length_input {
+            None => "none".to_owned(),
+            Some(i) => i.to_string(),
+        };
+        return broken(program, format!("length input: {expected}, got {got}"));
     }
     for output in &program.outputs {
         if !is_declared_type(&output.ty) {
@@ -126,13 +165,17 @@ fn declarations(program: &Program) -> Result<(), Error> {
                 format!("output {} has the type {}", output.name, output.ty),
             );
         }
+        if !is_held(output.ty.dtype) {
+            let what = format!("output {}: expected f32 or i32", output.name);
+            return broken(program, format!("{what}, got {}", output.ty));
+        }
     }
     for state in &program.states {
         let empty = match &state.kind {
             StateKind::Vector { dims, .. } => dims.contains(&0),
             StateKind::Sequence { features, max_len } => *features == 0 || *max_len == 0,
         };
-        if empty || !matches!(state.dtype, DType::F32 | DType::I32) {
+        if empty || !is_held(state.dtype) {
             let what = format!("state {}: expected f32 or i32 and elements", state.name);
             return broken(
                 program,
@@ -183,6 +226,19 @@ fn weights(program: &Program) -> Result<(), Error> {
                 program,
                 format!("weight {} has the type {}", weight.name, weight.ty),
             );
+        }
+        // What is made for a weight is floats, whose bits would be read as integers.
+        let is_whole = matches!(&weight.source, WeightSource::Data(t) if !t.dtype.is_float());
+        if !weight.ty.dtype.is_float() && !is_whole {
+            return Err(Error::Tensor {
+                what: format!("weight {}", weight.name),
+                expected: format!("integers for {}", weight.ty),
+                got: match &weight.source {
+                    WeightSource::Data(tensor) => format!("{}{:?}", tensor.dtype, tensor.dims),
+                    WeightSource::Constant(value) => format!("the constant {value}"),
+                    WeightSource::Seeded { .. } => "seeded floats".to_owned(),
+                },
+            });
         }
         if let WeightSource::Data(tensor) = &weight.source
             && tensor.dims[..] != weight.ty.fixed_dims()[..]

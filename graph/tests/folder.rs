@@ -5,7 +5,11 @@ use std::fs;
 use std::path::Path;
 
 use lazybatch_graph::folder::{self, FORMAT, PROGRAM_FILE, WEIGHTS_FILE};
-use lazybatch_graph::{Act, At, DType, Program, ProgramBuilder, Repeat, Tensor, Window, dump};
+use lazybatch_graph::onnx::Elem;
+use lazybatch_graph::{
+    Act, At, Attribute, DType, Layout, Operand, Part, Produced, Program, ProgramBuilder, Repeat,
+    Tensor, TensorOp, Window, dump, optimize,
+};
 use proptest::prelude::*;
 
 /// A program with every kind of declaration.
@@ -140,6 +144,151 @@ fn weights_that_are_made_are_bounded() {
     let large = text.replace("256", &(1 << 16).to_string());
     fs::write(to.join(PROGRAM_FILE), large).unwrap();
     folder::load(&to).unwrap();
+}
+
+/// A loaded program goes to a device as it is.
+#[test]
+fn constants_that_are_not_folded_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let to = dir.path().join("model");
+    let mut b = ProgramBuilder::new("constants");
+    let x = b.input("x", DType::F32, &[4]);
+    let y = b.output("y", DType::F32, &[4]);
+    b.begin_block("once", Repeat::Once);
+    let v = b.read_input("x", x);
+    let w = b.constant("w", &[4], 2.0);
+    let w = b.unary("constant", Act::Gelu, w);
+    let v = b.add("sum", v, w);
+    b.emit("y", y, v);
+    let program = b.finish().unwrap();
+    let told = "node constant: result 0: expected [batch or rows, ...]: constants are to be \
+                folded, got f32[4]";
+    assert_eq!(folder::save(&program, &to).unwrap_err().to_string(), told);
+    assert!(!to.exists());
+    folder::save(&optimize(program).unwrap(), &to).unwrap();
+    // The same, written by hand: the sum's first operand is the weight.
+    let text = fs::read_to_string(to.join(PROGRAM_FILE)).unwrap();
+    let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let node = json["program"]["nodes"].as_array().unwrap().iter();
+    let sum = node.clone().position(|n| n["name"] == "sum").unwrap();
+    let (sum, program) = (sum, &mut json["program"]);
+    let weight = program["nodes"][sum]["inputs"][1].clone();
+    program["nodes"][sum]["op"] = serde_json::json!({"scale": 2.0});
+    program["nodes"][sum]["inputs"] = serde_json::json!([weight]);
+    let result = program["nodes"][sum]["outputs"][0].as_u64().unwrap() as usize;
+    program["values"][result]["ty"] =
+        program["values"][weight.as_u64().unwrap() as usize]["ty"].clone();
+    let emit = program["nodes"].as_array().unwrap().len() - 1;
+    program["nodes"][emit]["inputs"] = serde_json::json!([program["nodes"][0]["outputs"][0]]);
+    fs::write(to.join(PROGRAM_FILE), json.to_string()).unwrap();
+    let e = refusal(&to);
+    assert!(
+        e.contains("node sum: result 0: expected [batch or rows, ...]"),
+        "{e}"
+    );
+}
+
+#[test]
+fn floats_that_are_no_numbers_of_json_are_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let to = dir.path().join("model");
+    let mut b = ProgramBuilder::new("floats");
+    let x = b.input("x", DType::F32, &[4]);
+    let y = b.output("y", DType::F32, &[4]);
+    let state = b.vector_state("best", DType::F32, &[4], f32::NEG_INFINITY);
+    b.begin_block("once", Repeat::Once);
+    let v = b.read_input("x", x);
+    let low = b.constant("low", &[4], f32::NEG_INFINITY);
+    let none = b.constant("none", &[4], f32::NAN);
+    let v = b.add("sum", v, low);
+    let v = b.add("sum2", v, none);
+    let v = b.scale("scale", v, f32::INFINITY);
+    let best = b.vec_read("read", state);
+    let v = b.add("sum3", v, best);
+    let layout = || Layout(vec![vec![Part::Batch], vec![Part::Fixed(4)]]);
+    let pad = TensorOp {
+        op: "Pad".to_owned(),
+        opset: 10,
+        attrs: [
+            ("value".to_owned(), Attribute::Float(f32::NEG_INFINITY)),
+            (
+                "more".to_owned(),
+                Attribute::Floats(vec![f32::INFINITY, 0.1]),
+            ),
+        ]
+        .into(),
+        operands: vec![Operand::Next {
+            layout: layout(),
+            elem: Elem::F32,
+        }],
+        outputs: vec![Produced {
+            layout: layout(),
+            elem: Elem::F32,
+        }],
+        flops_per_row: 0,
+    };
+    let v = b.tensor("pad", pad, &[v])[0];
+    b.emit("y", y, v);
+    let had = b.finish().unwrap();
+    folder::save(&had, &to).unwrap();
+    let got = folder::load(&to).unwrap();
+    assert_eq!(dump(&had, None), dump(&got, None));
+    let ops = |p: &Program| p.nodes.iter().map(|n| n.op.clone()).collect::<Vec<_>>();
+    assert_eq!(ops(&had), ops(&got));
+    assert_eq!(had.states[0].kind, got.states[0].kind);
+    assert_eq!(got.weights[0].source.to_f32(1), [f32::NEG_INFINITY]);
+    assert!(got.weights[1].source.to_f32(1)[0].is_nan());
+}
+
+/// Later steps ask the input that drives the lengths for its bound, wherever one is named.
+#[test]
+fn a_length_input_is_a_sequence_input() {
+    let dir = tempfile::tempdir().unwrap();
+    let to = dir.path().join("model");
+    let mut b = ProgramBuilder::new("fixed");
+    let x = b.input("x", DType::F32, &[4]);
+    let y = b.output("y", DType::F32, &[4]);
+    b.begin_block("once", Repeat::Once);
+    let v = b.read_input("x", x);
+    b.emit("y", y, v);
+    folder::save(&b.finish().unwrap(), &to).unwrap();
+    let text = fs::read_to_string(to.join(PROGRAM_FILE)).unwrap();
+    // One that is not there, and one without positions.
+    for got in [7, 0] {
+        let named = text.replace("\"length_input\":null", &format!("\"length_input\":{got}"));
+        assert_ne!(named, text);
+        fs::write(to.join(PROGRAM_FILE), named).unwrap();
+        let e = refusal(&to);
+        let told = "length input: expected a sequence input if there is one, else none, got in";
+        assert!(e.ends_with(&format!("{told}{got}")), "{e}");
+    }
+}
+
+/// What lives at every node is listed, so a text of some megabytes could ask for any memory.
+#[test]
+fn numbers_of_parts_are_bounded() {
+    let dir = tempfile::tempdir().unwrap();
+    let to = dir.path().join("model");
+    saved(&to);
+    let text = fs::read_to_string(to.join(PROGRAM_FILE)).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    for (what, most) in [
+        ("nodes", 1 << 16),
+        ("blocks", 1 << 16),
+        ("states", 1 << 16),
+        ("inputs", 1 << 16),
+        ("outputs", 1 << 16),
+        ("values", 1 << 18),
+    ] {
+        let mut json = json.clone();
+        let all = json["program"][what].as_array_mut().unwrap();
+        all.resize(most + 1, all[0].clone());
+        fs::write(to.join(PROGRAM_FILE), json.to_string()).unwrap();
+        let e = refusal(&to);
+        let got = most + 1;
+        let told = format!("number of {what}: expected at most {most}, got {got}");
+        assert!(e.ends_with(&told), "{e}");
+    }
 }
 
 proptest! {

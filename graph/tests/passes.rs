@@ -151,6 +151,44 @@ fn convolutions_take_norms_residuals_and_activations() {
     ");
 }
 
+/// Passes may run alone, before constants are folded.
+#[test]
+fn what_is_no_weight_is_neither_folded_nor_moved() {
+    let mut b = ProgramBuilder::new("bias");
+    let x = b.input("x", DType::F32, &[1, 1, 1]);
+    let y = b.output("y", DType::F32, &[2, 1, 1]);
+    b.begin_block("main", Repeat::Once);
+    let x = b.read_input("x", x);
+    let w = b.seeded("w", &[2, 1, 1, 1], 1);
+    let bias = b.constant("bias", &[2], 3.0);
+    let bias = b.scale("twice", bias, 2.0);
+    let h = b.conv2d("conv", x, w, Window::square(1, 1, 0), 1, Fused::bias(bias));
+    let h = b.bn("bn", h, 1e-5);
+    b.emit("y", y, h);
+    let program = b.finish().unwrap();
+    let before = nodes(&program);
+    assert_eq!(nodes(&run("fold_batch_norm", program.clone())), before);
+    let whole = nodes(&optimize(program).unwrap());
+    assert!(!whole.contains("batch_norm"), "{whole}");
+
+    let mut b = ProgramBuilder::new("gamma");
+    let x = b.input("x", DType::F32, &[4]);
+    let y = b.output("y", DType::F32, &[4]);
+    b.begin_block("main", Repeat::Once);
+    let x = b.read_input("x", x);
+    let s = b.add("sum", x, x);
+    let gamma = b.constant("gamma", &[4], 3.0);
+    let beta = b.constant("beta", &[4], 0.0);
+    let gamma = b.scale("twice", gamma, 2.0);
+    let n = b.layer_norm("norm", s, gamma, beta, 1e-5);
+    b.emit("y", y, n);
+    let program = b.finish().unwrap();
+    let before = nodes(&program);
+    assert_eq!(nodes(&run("fuse_norm", program.clone())), before);
+    let whole = nodes(&optimize(program).unwrap());
+    assert!(whole.contains("add_layer_norm"), "{whole}");
+}
+
 #[test]
 fn folding_a_norm_keeps_the_numbers() {
     let mut b = ProgramBuilder::new("fold");
@@ -411,4 +449,28 @@ fn a_long_chain_is_cut() {
         _ => None,
     });
     assert_eq!(steps.collect::<Vec<_>>(), [16, 16, 8]);
+}
+
+/// Sums of themselves, 64 one behind another, have 2^64 paths, and a long chain more nodes than a stack
+/// has room for.
+#[test]
+fn products_ahead_of_deep_operands_are_found() {
+    let mut b = ProgramBuilder::new("deep");
+    let x = b.sequence("x", DType::F32, &[2], 5);
+    let y = b.output_sequence("y", DType::F32, &[2]);
+    b.begin_block("loop", Repeat::PerInputStep { stride: 1 });
+    let mut v = b.read_input_at("x", x, At::Step);
+    for i in 0..64 {
+        v = b.add(&format!("double{i}"), v, v);
+    }
+    for i in 0..10_000 {
+        v = b.scale(&format!("half{i}"), v, 0.5);
+    }
+    let h = b.lstm("lstm", v, 2);
+    b.emit("y", y, h);
+    let moved = run("project_ahead", b.finish().unwrap());
+    assert_eq!(moved.blocks.len(), 2);
+    // Input, sums, scales, product, state.
+    assert_eq!(moved.blocks[0].nodes.len(), 1 + 64 + 10_000 + 1 + 1);
+    assert_eq!(moved.blocks[1].nodes.len(), 3);
 }

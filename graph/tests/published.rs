@@ -205,11 +205,22 @@ fn a_bert_alone_answers_its_rows_whatever_its_tensors_are_called() {
 
 #[test]
 fn a_llama_is_what_its_files_say() {
-    let steps = r#"{"max_new_tokens": 7}"#;
+    let steps = r#"{"max_new_tokens": 7, "eos_token_id": [2]}"#;
     let dir = folder(
         &llama(),
         &[("config.json", LLAMA), ("generation_config.json", steps)],
     );
+    same(
+        open(dir.path()).unwrap(),
+        &by_manifest(dir.path(), LLAMA_MANIFEST),
+    );
+    // As transformers 5 writes it: what a rotation turns by stands in a table of its own.
+    let five = LLAMA.replace(
+        "\"rope_scaling\": null, \"rope_theta\": 500.0,",
+        "\"rope_parameters\": {\"rope_theta\": 500.0, \"rope_type\": \"default\"},",
+    );
+    assert_ne!(five, LLAMA);
+    fs::write(dir.path().join("config.json"), five).unwrap();
     same(
         open(dir.path()).unwrap(),
         &by_manifest(dir.path(), LLAMA_MANIFEST),
@@ -290,6 +301,31 @@ fn what_we_would_compute_otherwise_is_refused() {
             "rope_scaling: expected null, got a table",
         ),
         (
+            "\"rope_scaling\": null",
+            "\"rope_parameters\": {\"rope_type\": \"llama3\", \"factor\": 8.0}",
+            "rope_parameters.rope_type: expected `default`, got `llama3`",
+        ),
+        (
+            "\"rope_scaling\": null",
+            "\"rope_parameters\": {\"type\": \"linear\", \"factor\": 8.0}",
+            "rope_parameters.type: expected `default`, got `linear`",
+        ),
+        (
+            "\"rope_scaling\": null",
+            "\"rope_parameters\": {\"full_attention\": {\"rope_theta\": 500.0}}",
+            "rope_parameters.full_attention: expected keys among",
+        ),
+        (
+            "\"rope_scaling\": null",
+            "\"rope_parameters\": {\"partial_rotary_factor\": 0.5}",
+            "rope_parameters.partial_rotary_factor: expected 1, got 0.5",
+        ),
+        (
+            "\"rope_scaling\": null",
+            "\"partial_rotary_factor\": 0.25",
+            "config.json: partial_rotary_factor: expected 1, got 0.25",
+        ),
+        (
             "\"eos_token_id\": 2",
             "\"eos_token_id\": [2, 3]",
             "eos_token_id: expected a whole number from 0 to 8, got [2, 3]",
@@ -303,6 +339,17 @@ fn what_we_would_compute_otherwise_is_refused() {
         let dir = folder(&llama(), &[("config.json", LLAMA)]);
         let text = changed("config.json", LLAMA.replacen(from, to, 1), dir);
         assert!(text.contains(told), "{text}");
+    }
+    for (stop, told) in [
+        ("[2, 3]", "eos_token_id: expected 2 alone, got [2, 3]"),
+        ("[3]", "eos_token_id: expected 2 alone, got [3]"),
+        ("3", "eos_token_id: expected 2 alone, got 3"),
+    ] {
+        let dir = folder(&llama(), &[("config.json", LLAMA)]);
+        let said = format!("{{\"eos_token_id\": {stop}}}");
+        let text = changed("generation_config.json", said, dir);
+        let told = format!("DIR/generation_config.json: {told}");
+        assert!(text.contains(&told), "{text}");
     }
 }
 

@@ -4,7 +4,7 @@
 
 use lazybatch_graph::{
     Act, Bin, DType, Def, Dim, InputId, NodeId, Program, ProgramBuilder, Repeat, StateKind, Tensor,
-    TensorType, ValueId, WeightSource, verify,
+    TensorType, ValueId, WeightDecl, WeightSource, verify,
 };
 
 /// A tiny encoder-decoder.
@@ -209,6 +209,31 @@ fn weights_match_their_declarations() {
         message,
         "weight embed.table: expected f32[10, 8], got f32[2]"
     );
+    // Words of constants and seeded weights are those of floats.
+    for (source, got) in [
+        (WeightSource::Constant(1.0), "the constant 1"),
+        (
+            WeightSource::Seeded {
+                seed: 1,
+                bound: 2.0,
+            },
+            "seeded floats",
+        ),
+        (
+            WeightSource::Data(Tensor::from_f32(&[2], &[0.0, 1.0])),
+            "f32[2]",
+        ),
+    ] {
+        let message = broken(|p| {
+            p.weights.push(WeightDecl {
+                name: "ids".to_owned(),
+                ty: TensorType::fixed(DType::I32, &[2]),
+                source,
+            });
+        });
+        let told = format!("weight ids: expected integers for i32[2], got {got}");
+        assert_eq!(message, told);
+    }
     let message = broken(|p| p.values[1].def = Def::Weight(lazybatch_graph::WeightId::new(3)));
     assert!(message.contains("v1: its definition"), "{message}");
 }
@@ -267,6 +292,16 @@ fn declarations_are_sound() {
     );
     let message = broken(|p| p.length_input = None);
     assert!(message.contains("length input"), "{message}");
+    // Devices hold words of 32 bits.
+    for dtype in [DType::I8, DType::F16, DType::BF16, DType::I64] {
+        let one = |ty: &mut TensorType| ty.dtype = dtype;
+        let message = broken(|p| one(&mut p.inputs[0].ty));
+        let told = format!("input ids: expected f32 or i32, got {dtype}[len]");
+        assert_eq!(message, format!("program tiny: {told}"));
+        let message = broken(|p| one(&mut p.outputs[0].ty));
+        let told = format!("output tokens: expected f32 or i32, got {dtype}[len]");
+        assert_eq!(message, format!("program tiny: {told}"));
+    }
     let message = broken(|p| p.outputs[0].ty = TensorType::activation(DType::I32, Dim::Rows, &[]));
     assert_eq!(
         message,

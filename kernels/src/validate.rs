@@ -3,7 +3,8 @@
 //! Invariant: what passes here cannot make a kernel index out of bounds.
 
 use lazybatch_graph::{
-    At, DType, Dim, InputDecl, Op, OutputDecl, Program, Repeat, Tensor, WeightDecl, WeightSource,
+    At, DType, Dim, InputDecl, Op, OutputDecl, Program, Repeat, Tensor, ValueId, WeightDecl,
+    WeightSource,
 };
 
 use crate::device::OpenRequest;
@@ -31,11 +32,38 @@ pub fn touched(repeat: Repeat, at: At, step: usize, input_len: usize) -> Option<
     }
 }
 
-/// Refuses programs whose positions can run past a table that is added to them.
+/// Refuses programs with nodes that compute no rows, or whose positions can run past a table that is
+/// added to them.
 ///
 /// # Errors
 /// [`Error::Unsupported`] naming the first such node.
-pub fn check_tables(device: &str, program: &Program) -> Result<(), Error> {
+pub fn check_program(device: &str, program: &Program) -> Result<(), Error> {
+    check_rows(device, program)?;
+    check_tables(device, program)
+}
+
+/// Constants are one row whatever is batched: passes fold them before a device sees them.
+fn check_rows(device: &str, program: &Program) -> Result<(), Error> {
+    for node in &program.nodes {
+        let constant = |&&v: &&ValueId| program.value(v).ty.lead().is_none();
+        if let Some(&output) = node.outputs.iter().find(constant) {
+            let op = format!("{:?}", node.op);
+            let end = op.find([' ', '(']).unwrap_or(op.len());
+            return Err(Error::Unsupported {
+                device: device.to_owned(),
+                node: node.name.clone(),
+                op: op[..end].to_owned(),
+                why: format!(
+                    "an operand with rows, constants are to be folded; the result is {}",
+                    program.value(output).ty
+                ),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn check_tables(device: &str, program: &Program) -> Result<(), Error> {
     let longest = program.length_input.and_then(|i| program.input(i).max_len);
     for block in &program.blocks {
         let positions = match block.repeat {

@@ -4,10 +4,12 @@
 
 use std::sync::Arc;
 
-use lazybatch_graph::{Act, At, DType, Op, Program, ProgramBuilder, Repeat, SharedProgram, passes};
+use lazybatch_graph::{
+    Act, At, DType, Op, Program, ProgramBuilder, Repeat, SharedProgram, Tensor, passes,
+};
 use lazybatch_kernels::conformance::{Request, Results, Schedule, problems, requests, run};
 use lazybatch_kernels::synthetic::random_inputs;
-use lazybatch_kernels::{CpuDevice, CpuOptions, Device};
+use lazybatch_kernels::{CpuDevice, CpuOptions, Device, ReferenceDevice};
 use lazybatch_sla::ModelId;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -143,6 +145,62 @@ fn inputs_without_positions_are_left_in_their_loop() {
     assert_eq!(num_ahead(&moved), 1, "the second alone");
     let requests = of_lengths(&program, &[9, 1, 4]);
     check(program, moved, &requests);
+}
+
+/// A node of constants has one row whatever is batched: devices want it folded, with its bits.
+#[test]
+fn constants_are_refused_until_they_are_folded() {
+    let given: Vec<f32> = (0..37).map(|i| (i as f32 - 18.0) * 0.31).collect();
+    let acts = [
+        Act::Relu,
+        Act::Relu6,
+        Act::Gelu,
+        Act::Tanh,
+        Act::Sigmoid,
+        Act::Silu,
+    ];
+    for act in acts {
+        // With the numbers as a weight, or as an input: then the device computes on rows.
+        let program = |is_weight: bool| {
+            let mut b = ProgramBuilder::new("constants");
+            let x = b.input("x", DType::F32, &[37]);
+            let c = (!is_weight).then(|| b.input("c", DType::F32, &[37]));
+            let y = b.output("y", DType::F32, &[37]);
+            b.begin_block("block", Repeat::Once);
+            let c = match c {
+                Some(c) => b.read_input("c", c),
+                None => b.data("c", Tensor::from_f32(&[37], &given)),
+            };
+            let c = b.unary("constant", act, c);
+            let x = b.read_input("x", x);
+            let s = b.add("sum", x, c);
+            b.emit("y", y, s);
+            b.finish().unwrap()
+        };
+        let plain = Arc::new(program(true));
+        let mut cpu = CpuDevice::new(CpuOptions::default());
+        let mut reference = ReferenceDevice::default();
+        for device in [&mut cpu as &mut dyn Device, &mut reference] {
+            let error = device.load(ModelId(0), Arc::clone(&plain)).unwrap_err();
+            let error = error.to_string();
+            assert!(
+                error.contains("node constant: op Unary is not supported: an operand with rows"),
+                "{error}"
+            );
+        }
+        let folded = Arc::new(behind("fold_constants", &plain));
+        let requests = of_lengths(&folded, &[0; 6]);
+        let with_numbers = requests.iter().map(|r| Request {
+            inputs: vec![r.inputs[0].clone(), Tensor::from_f32(&[1, 37], &given)],
+            ..r.clone()
+        });
+        let with_numbers: Vec<Request> = with_numbers.collect();
+        let want = results(&Arc::new(program(false)), &with_numbers, Schedule::Alone);
+        for schedule in [Schedule::Alone, Schedule::Together] {
+            let got = results(&folded, &requests, schedule);
+            assert!(bits(&got) == bits(&want), "{act:?}: {schedule:?}");
+        }
+    }
 }
 
 /// Of rows that are several pieces and of some that are no whole vectors, in blocks of all positions

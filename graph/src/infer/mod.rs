@@ -5,8 +5,9 @@
 //! A type without a leading `batch` or `rows` is a weight's, so types alone tell weights from
 //! activations.
 //!
-//! Elementwise ops and `Reshape` also accept a weight in the place of their activation; such nodes
-//! compute constants and [`crate::passes`] folds them away.
+//! `Binary`, `Unary`, `Scale` and `Reshape` also accept a weight in the place of their activation; such
+//! nodes compute constants. [`crate::passes`] folds them away, and devices take no program that has
+//! some ([`crate::verify::verify_rows`]).
 
 mod image;
 mod rows;

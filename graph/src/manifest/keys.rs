@@ -255,6 +255,20 @@ impl<'a> Section<'a> {
         self.number(key, 1..=1000)
     }
 
+    /// Refuses another number than `wanted`, or a list of others; the key may be missing.
+    pub(super) fn only(&self, key: &str, wanted: i64) -> Result<(), Error> {
+        let value = self.get(key);
+        let same = match value {
+            None => true,
+            Some(Value::Array(items)) => items[..] == [Value::Integer(wanted)],
+            Some(value) => *value == Value::Integer(wanted),
+        };
+        match same {
+            true => Ok(()),
+            false => self.fail(key, format!("{wanted} alone"), shown(value)),
+        }
+    }
+
     /// A token id below `vocab`.
     pub(super) fn token(&self, key: &str, vocab: usize) -> Result<i32, Error> {
         Ok(self.number(key, 0..=vocab - 1)? as i32)

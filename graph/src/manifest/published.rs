@@ -229,21 +229,19 @@ fn llama(folder: &Path, config: &Section<'_>) -> Result<Table, Error> {
     if config.flag_or("mlp_bias", false)? {
         return config.fail("mlp_bias", "false", "true");
     }
-    config.absent("rope_scaling", "null")?;
     let eps = f64::from(config.positive_or("rms_norm_eps", 1e-6)?);
-    let theta = f64::from(config.positive_or("rope_theta", 10_000.0)?);
+    let theta = f64::from(rope_theta(config)?);
     let vocab = config.size("vocab_size")?;
     let positions = config.number("max_position_embeddings", 2..=1 << 20)?;
-    let mut tokens = table([(
-        "stop",
-        i64::from(config.token("eos_token_id", vocab)?).into(),
-    )]);
+    let stop = i64::from(config.token("eos_token_id", vocab)?);
+    let mut tokens = table([("stop", stop.into())]);
     let mut steps = MAX_STEPS;
     let generation = folder.join("generation_config.json");
     if let Some(table) = read(&generation)? {
         let shown = generation.display().to_string();
-        let said = Section::root(&shown, &table).size_if("max_new_tokens")?;
-        steps = said.unwrap_or(steps);
+        let said = Section::root(&shown, &table);
+        said.only("eos_token_id", stop)?;
+        steps = said.size_if("max_new_tokens")?.unwrap_or(steps);
     }
     let steps = steps.min(positions / 2);
     tokens.insert("max_steps".into(), Value::Integer(steps as i64));
@@ -284,6 +282,26 @@ fn llama(folder: &Path, config: &Section<'_>) -> Result<Table, Error> {
         ("tokens", tokens.into()),
         ("tensors", table([("ignore", texts(&ignored))]).into()),
     ]))
+}
+
+/// Base of the frequencies of rotary positions: transformers 5 says it in `rope_parameters`, earlier
+/// versions beside the sizes.
+fn rope_theta(config: &Section<'_>) -> Result<f32, Error> {
+    config.absent("rope_scaling", "null")?;
+    let parameters = config.section("rope_parameters")?;
+    for key in ["rope_type", "type"] {
+        parameters.one_of_or_first(key, &[("default", ())])?;
+    }
+    for section in [config, &parameters] {
+        let turned = section.positive_or("partial_rotary_factor", 1.0)?;
+        if turned != 1.0 {
+            return section.fail("partial_rotary_factor", "1", turned.to_string());
+        }
+    }
+    let beside = config.positive_or("rope_theta", 10_000.0)?;
+    let theta = parameters.positive_or("rope_theta", beside)?;
+    parameters.finish()?;
+    Ok(theta)
 }
 
 /// Whether a tokenizer puts tokens of its own around a text.

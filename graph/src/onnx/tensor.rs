@@ -39,32 +39,24 @@ pub fn read(place: &str, t: &TensorProto, limits: &Limits) -> Result<Array, Erro
         return Err(Error::invalid(&place, "dimensions", "none below zero", got));
     };
     let num = limits.num_stored(&place, &dims)?;
-    let data = if t.raw_data.is_empty() {
-        typed(elem, t)
-    } else {
-        raw(elem, &t.raw_data)
+    let len = match t.raw_data.is_empty() {
+        true => typed_len(elem, t),
+        false => t.raw_data.len() / elem.size(),
     };
-    match data {
-        Some(data) if data.len() == num => Ok(Array::new(dims, data)),
-        Some(data) => {
-            let expected = format!("{num} of {dims:?}");
-            Err(Error::invalid(
-                &place,
-                "number of elements",
-                expected,
-                data.len(),
-            ))
-        }
-        None => {
-            let expected = format!("{elem} elements in raw data");
-            Err(Error::invalid(
-                &place,
-                "data",
-                expected,
-                format!("{} bytes", t.raw_data.len()),
-            ))
-        }
+    if !t.raw_data.len().is_multiple_of(elem.size()) {
+        let expected = format!("{elem} elements in raw data");
+        let got = format!("{} bytes", t.raw_data.len());
+        return Err(Error::invalid(&place, "data", expected, got));
     }
+    if len != num {
+        let expected = format!("{num} of {dims:?}");
+        return Err(Error::invalid(&place, "number of elements", expected, len));
+    }
+    let data = match t.raw_data.is_empty() {
+        true => typed(elem, t),
+        false => raw(elem, &t.raw_data),
+    };
+    Ok(Array::new(dims, data))
 }
 
 /// What the format calls an element type that is not read.
@@ -79,33 +71,43 @@ pub(super) fn type_name(code: i32) -> String {
     }
 }
 
-/// Elements from the field that the format assigns to their type.
-fn typed(elem: Elem, t: &TensorProto) -> Option<Data> {
-    let ints = || t.int32_data.iter().map(|&x| i128::from(x)).collect();
-    let longs = || t.uint64_data.iter().map(|&x| i128::from(x)).collect();
-    Some(match elem {
+/// Number of elements in the field that the format assigns to their type.
+fn typed_len(elem: Elem, t: &TensorProto) -> usize {
+    match elem {
+        Elem::F32 => t.float_data.len(),
+        Elem::F64 => t.double_data.len(),
+        Elem::I64 => t.int64_data.len(),
+        Elem::U32 | Elem::U64 => t.uint64_data.len(),
+        _ => t.int32_data.len(),
+    }
+}
+
+/// Elements from that field. What does not fit its type wraps around.
+fn typed(elem: Elem, t: &TensorProto) -> Data {
+    fn each<T: Copy, U>(all: &[T], to: impl Fn(T) -> U) -> Vec<U> {
+        all.iter().map(|&x| to(x)).collect()
+    }
+    let (words, longs) = (&t.int32_data[..], &t.uint64_data[..]);
+    match elem {
         Elem::F32 => Data::F32(t.float_data.clone()),
         Elem::F64 => Data::F64(t.double_data.clone()),
         Elem::I64 => Data::I64(t.int64_data.clone()),
-        Elem::U32 | Elem::U64 => Data::from_i128(elem, longs()),
-        Elem::F16 => {
-            let bits = t.int32_data.iter().map(|&x| f16::from_bits(x as u16));
-            Data::F16(bits.collect())
-        }
-        Elem::BF16 => {
-            let bits = t.int32_data.iter().map(|&x| bf16::from_bits(x as u16));
-            Data::BF16(bits.collect())
-        }
-        _ => Data::from_i128(elem, ints()),
-    })
+        Elem::U32 => Data::U32(each(longs, |x| x as u32)),
+        Elem::U64 => Data::U64(longs.to_vec()),
+        Elem::F16 => Data::F16(each(words, |x| f16::from_bits(x as u16))),
+        Elem::BF16 => Data::BF16(each(words, |x| bf16::from_bits(x as u16))),
+        Elem::Bool => Data::Bool(each(words, |x| x != 0)),
+        Elem::U8 => Data::U8(each(words, |x| x as u8)),
+        Elem::I8 => Data::I8(each(words, |x| x as i8)),
+        Elem::U16 => Data::U16(each(words, |x| x as u16)),
+        Elem::I16 => Data::I16(each(words, |x| x as i16)),
+        Elem::I32 => Data::I32(words.to_vec()),
+    }
 }
 
-/// Little-endian elements; `None` if a part of one is left over.
-fn raw(elem: Elem, bytes: &[u8]) -> Option<Data> {
-    if !bytes.len().is_multiple_of(elem.size()) {
-        return None;
-    }
-    Some(match elem {
+/// Little-endian elements.
+fn raw(elem: Elem, bytes: &[u8]) -> Data {
+    match elem {
         Elem::Bool => Data::Bool(bytes.iter().map(|&b| b != 0).collect()),
         Elem::U8 => Data::U8(bytes.to_vec()),
         Elem::I8 => Data::I8(bytes.iter().map(|&b| b as i8).collect()),
@@ -119,7 +121,7 @@ fn raw(elem: Elem, bytes: &[u8]) -> Option<Data> {
         Elem::BF16 => Data::BF16(chunks(bytes, bf16::from_le_bytes)),
         Elem::F32 => Data::F32(chunks(bytes, f32::from_le_bytes)),
         Elem::F64 => Data::F64(chunks(bytes, f64::from_le_bytes)),
-    })
+    }
 }
 
 fn chunks<const N: usize, T>(bytes: &[u8], f: impl Fn([u8; N]) -> T) -> Vec<T> {

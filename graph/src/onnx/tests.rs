@@ -197,6 +197,46 @@ fn tensors_are_read_from_raw_and_typed_fields() {
     );
 }
 
+/// Each type has a field, of which the number of elements is looked at before they are converted.
+#[test]
+fn typed_fields_hold_all_types() {
+    let read = |code: i32, num: i64| {
+        let t = TensorProto {
+            dims: vec![num],
+            data_type: code,
+            float_data: vec![0.5, -1.0],
+            double_data: vec![0.25, -2.0],
+            int32_data: vec![-1, 0x0100_3c00],
+            int64_data: vec![-5, 1 << 40],
+            uint64_data: vec![7, u64::MAX],
+            ..TensorProto::default()
+        };
+        decode_tensor("t.pb", &t.encode_to_vec(), &Limits::default())
+    };
+    for (code, want) in [
+        (1, Data::F32(vec![0.5, -1.0])),
+        (2, Data::U8(vec![255, 0])),
+        (3, Data::I8(vec![-1, 0])),
+        (4, Data::U16(vec![65_535, 0x3c00])),
+        (5, Data::I16(vec![-1, 0x3c00])),
+        (6, Data::I32(vec![-1, 0x0100_3c00])),
+        (7, Data::I64(vec![-5, 1 << 40])),
+        (9, Data::Bool(vec![true, true])),
+        (11, Data::F64(vec![0.25, -2.0])),
+        (12, Data::U32(vec![7, u32::MAX])),
+        (13, Data::U64(vec![7, u64::MAX])),
+    ] {
+        assert_eq!(*read(code, 2).unwrap().data(), want);
+        let e = read(code, 1).unwrap_err().to_string();
+        assert!(
+            e.ends_with("number of elements: expected 1 of [1], got 2"),
+            "{e}"
+        );
+    }
+    assert_eq!(read(10, 2).unwrap().data().to_f64()[1], 1.0);
+    assert_eq!(read(16, 2).unwrap().data().to_f64()[1], 0.007_812_5);
+}
+
 #[test]
 fn conversions_round_wrap_and_saturate() {
     assert_eq!(

@@ -2,7 +2,6 @@
 
 use smallvec::SmallVec;
 
-use crate::dtype::DType;
 use crate::ids::{NodeId, StateId, ValueId, WeightId};
 use crate::op::Op;
 use crate::program::{Def, Node, Program, Value, WeightDecl};
@@ -84,11 +83,11 @@ pub(super) fn remove(program: &mut Program, marked: &[bool]) {
     compact(program);
 }
 
-/// Adds an f32 weight under a name that derives from `name`.
+/// Adds a weight under a name that derives from `name`.
 pub(super) fn add_weight(
     program: &mut Program,
     name: &str,
-    dims: &[usize],
+    ty: TensorType,
     source: WeightSource,
 ) -> ValueId {
     let taken = |name: &String| program.weights.iter().any(|w| w.name == *name);
@@ -96,7 +95,6 @@ pub(super) fn add_weight(
     while taken(&unique) {
         unique.push('\'');
     }
-    let ty = TensorType::fixed(DType::F32, dims);
     let weight = WeightId::new(program.weights.len());
     program.weights.push(WeightDecl {
         name: unique,

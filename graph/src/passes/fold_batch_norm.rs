@@ -5,9 +5,11 @@
 //! stays synthetic with another bound, so that an untrained model costs nothing until it is loaded.
 
 use super::edit::{add_weight, producer, remove, rewrite, use_counts};
+use crate::dtype::DType;
 use crate::ids::{NodeId, ValueId};
 use crate::op::Op;
 use crate::program::{Node, Program};
+use crate::shape::TensorType;
 use crate::tensor::{Tensor, WeightSource};
 
 /// Runs the pass.
@@ -46,13 +48,12 @@ pub(super) fn run(program: &mut Program) {
             continue;
         };
         let dims = program.value(conv.inputs[1]).ty.fixed_dims();
-        let w = add_weight(program, &format!("{}.folded.weight", conv.name), &dims, w);
-        let b = add_weight(
-            program,
-            &format!("{}.folded.bias", conv.name),
-            &dims[..1],
-            b,
-        );
+        let mut add = |part: &str, dims: &[usize], source| {
+            let name = format!("{}.folded.{part}", conv.name);
+            add_weight(program, &name, TensorType::fixed(DType::F32, dims), source)
+        };
+        let w = add("weight", &dims, w);
+        let b = add("bias", &dims[..1], b);
         let op = Op::Conv2d {
             window,
             groups,
@@ -74,7 +75,11 @@ fn folded(program: &Program, conv: &Node, norm: &Node, eps: f32) -> Option<[Weig
     let [Some(gamma), Some(beta), Some(mean), Some(var)] = parts else {
         return None;
     };
-    let bias = conv.inputs.get(2).and_then(|&b| source(b));
+    // A bias that is no weight stays where it is, and so does the norm.
+    let bias = match conv.inputs.get(2) {
+        None => None,
+        Some(&b) => Some(source(b)?),
+    };
     let scale = |gamma: f32, var: f32| gamma / (var + eps).sqrt();
     if let (
         WeightSource::Seeded { seed, bound },

@@ -20,6 +20,11 @@ pub(super) fn run(program: &mut Program) {
             continue;
         };
         let norm = program.node(id).clone();
+        // What is computed may come behind the sum, where the fused node stands.
+        let mut scales = norm.inputs[1..].iter();
+        if !scales.all(|&v| program.as_weight(v).is_some()) {
+            continue;
+        }
         let Some((sum_id, sum)) = producer(program, norm.inputs[0]) else {
             continue;
         };

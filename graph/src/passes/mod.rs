@@ -6,7 +6,11 @@
 //!
 //! A fused node stands where the last of its parts stood and keeps the name of its first part; a
 //! sum fused with a norm stands in the place of the sum and takes the name of the norm.
-//! Bits are kept by all passes but `fold_batch_norm`, which rounds the folded weights.
+//!
+//! Bits on the CPU device are kept by all passes but two. `fold_batch_norm` rounds the folded weights;
+//! `fuse_conv` takes a residual into a convolution, whose chains then begin at residual plus bias
+//! instead of having them added. What `fold_constants` computes has the bits of the CPU's kernels
+//! ([`crate::math`]); other devices have functions of their own, so theirs may differ in the last ones.
 
 mod dead_code;
 mod edit;
@@ -48,7 +52,7 @@ pub const PASSES: &[Pass] = &[
 ];
 
 /// Passes that trade one thing for another, so that who asks for a program decides; [`apply`] runs
-/// one, behind [`optimize`]. They leave the bits.
+/// one, behind [`optimize`]. They leave the bits, on the CPU device.
 #[rustfmt::skip]
 pub const ON_REQUEST: &[Pass] = &[
     Pass { name: "project_ahead", summary: "input products of recurrent cells in front of their loop, for memory per position", run: project_ahead::run },

@@ -44,11 +44,7 @@ pub(super) fn run(program: &mut Program) {
 
 /// Gives a loop a block in front of it, if it has a cell whose product can move; whether it has.
 fn hoist(program: &mut Program, block: usize, counts: &[u32], shared: &mut Vec<StateId>) -> bool {
-    let cells: Vec<(NodeId, At)> = program.blocks[block]
-        .nodes
-        .iter()
-        .filter_map(|&id| Some((id, movable(program, block, id, counts)?)))
-        .collect();
+    let cells = movable(program, block, counts);
     if cells.is_empty() {
         return false;
     }
@@ -113,40 +109,59 @@ fn linear(bias: bool) -> Op {
     }
 }
 
-/// Where the node reads its operand, if it is a cell whose product can move.
-fn movable(program: &Program, block: usize, id: NodeId, counts: &[u32]) -> Option<At> {
-    let node = program.node(id);
-    let is_cell = matches!(
-        node.op,
-        Op::LstmCell { ahead: false, .. } | Op::GruCell { ahead: false, .. }
-    );
-    let mut at = None;
-    (is_cell && is_given(program, block, node.inputs[0], counts, &mut at)).then_some(at?)
+/// The cells of a loop whose products can move, each with where it reads its operand.
+fn movable(program: &Program, block: usize, counts: &[u32]) -> Vec<(NodeId, At)> {
+    let nodes = &program.blocks[block].nodes;
+    let is_cell = |op: &Op| {
+        matches!(
+            op,
+            Op::LstmCell { ahead: false, .. } | Op::GruCell { ahead: false, .. }
+        )
+    };
+    if !nodes.iter().any(|&id| is_cell(&program.node(id).op)) {
+        return Vec::new();
+    }
+    // Nodes stand in order, so what is known of operands is known before it is asked for.
+    let mut given = vec![Given::Anywhere; program.values.len()];
+    let mut cells = Vec::new();
+    for &id in nodes {
+        let node = program.node(id);
+        if is_cell(&node.op)
+            && let Given::At(at) = given[node.inputs[0].index()]
+        {
+            cells.push((id, at));
+        }
+        let own = of_node(program, block, node, counts, &given);
+        for value in &node.outputs {
+            given[value.index()] = own;
+        }
+    }
+    cells
 }
 
 /// Whether a value of a loop is made, row by row, of inputs and of states that are full before the
-/// loop, all read at one position, which is left in `at`.
-fn is_given(
-    program: &Program,
-    block: usize,
-    value: ValueId,
-    counts: &[u32],
-    at: &mut Option<At>,
-) -> bool {
-    let Some((_, node)) = producer(program, value) else {
-        return true;
-    };
+/// loop, all read at one position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Given {
+    /// Of something else.
+    Not,
+    /// Of weights alone.
+    Anywhere,
+    /// Read at this position.
+    At(At),
+}
+
+/// What is known of a node's result, by what is known of its operands.
+fn of_node(program: &Program, block: usize, node: &Node, counts: &[u32], given: &[Given]) -> Given {
     match node.op {
-        Op::Input { input, at: here } => {
-            program.input(input).max_len.is_some() && *at.get_or_insert(here) == here
-        }
-        Op::SeqRead { state, at: here } => {
-            matches!(here, At::Step | At::Reverse)
-                && *at.get_or_insert(here) == here
-                && is_full(program, block, state)
+        Op::Input { input, at } if program.input(input).max_len.is_some() => Given::At(at),
+        Op::SeqRead { state, at }
+            if matches!(at, At::Step | At::Reverse) && is_full(program, block, state) =>
+        {
+            Given::At(at)
         }
         // What else reads a product would compute it a second time.
-        Op::Linear { .. } if counts[value.index()] != 1 => false,
+        Op::Linear { .. } if counts[node.outputs[0].index()] != 1 => Given::Not,
         Op::Linear { .. }
         | Op::Binary(_)
         | Op::Unary(_)
@@ -159,10 +174,15 @@ fn is_given(
         | Op::Reshape { .. }
         | Op::Concat
         | Op::Slice { .. } => {
-            let mut inputs = node.inputs.iter();
-            inputs.all(|&v| is_given(program, block, v, counts, at))
+            let operands = node.inputs.iter().map(|v| given[v.index()]);
+            operands.fold(Given::Anywhere, |all, one| match (all, one) {
+                (all, Given::Anywhere) => all,
+                (Given::Anywhere, one) => one,
+                (all, one) if all == one => all,
+                _ => Given::Not,
+            })
         }
-        _ => false,
+        _ => Given::Not,
     }
 }
 
@@ -230,25 +250,44 @@ struct Front {
 }
 
 impl Front {
-    /// The value of all positions of a loop's value.
+    /// The value of all positions of a loop's value: operands are copied before what reads them.
     fn copy(&mut self, program: &mut Program, value: ValueId) -> ValueId {
-        let Def::Node { node, output } = program.value(value).def else {
-            return value;
-        };
-        if let Some(copy) = self.copies[value.index()] {
-            return copy;
+        let mut wanted = vec![value];
+        while let Some(&value) = wanted.last() {
+            let known = self.copied(program, value);
+            let Some((id, _)) = producer(program, value).filter(|_| known.is_none()) else {
+                wanted.pop();
+                continue;
+            };
+            let node = program.node(id);
+            let missing = node.inputs.iter().rev();
+            let missing = missing.filter(|&&v| self.copied(program, v).is_none());
+            let before = wanted.len();
+            wanted.extend(missing);
+            if wanted.len() > before {
+                continue;
+            }
+            wanted.pop();
+            let node = node.clone();
+            let inputs = node.inputs.iter();
+            let inputs = inputs.filter_map(|&v| self.copied(program, v)).collect();
+            let op = match node.op {
+                Op::Input { input, .. } => all_of(input),
+                Op::SeqRead { state, .. } => Op::SeqRead { state, at: At::All },
+                op => op,
+            };
+            debug_assert_eq!(node.outputs.len(), 1, "ops of several results stay");
+            self.copies[value.index()] = Some(self.add(program, &node.name, op, inputs));
         }
-        let node = program.node(node).clone();
-        let inputs = node.inputs.iter().map(|&v| self.copy(program, v)).collect();
-        let op = match node.op {
-            Op::Input { input, .. } => all_of(input),
-            Op::SeqRead { state, .. } => Op::SeqRead { state, at: At::All },
-            op => op,
-        };
-        let copy = self.add(program, &node.name, op, inputs);
-        debug_assert_eq!(output, 0, "ops of several results are not copied");
-        self.copies[value.index()] = Some(copy);
-        copy
+        self.copied(program, value).expect("copied above")
+    }
+
+    /// What stands for a loop's value in front of it, if that is there: weights are the same there.
+    fn copied(&self, program: &Program, value: ValueId) -> Option<ValueId> {
+        match program.value(value).def {
+            Def::Weight(_) => Some(value),
+            Def::Node { .. } => self.copies[value.index()],
+        }
     }
 
     fn add(

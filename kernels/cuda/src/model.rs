@@ -6,7 +6,7 @@ use lazybatch_kernels::arena::{BlockPlan, Extent, NodeMemory};
 use lazybatch_kernels::cpu::{ProgramMemory, WeightType};
 use lazybatch_kernels::frames::Places;
 use lazybatch_kernels::host_nodes::{self, HostNode};
-use lazybatch_kernels::validate::{WeightForm, check_tables, weight_elements};
+use lazybatch_kernels::validate::{WeightForm, check_program, weight_elements};
 
 use crate::context::{Context, DevicePtr};
 use crate::error::CudaError;
@@ -65,7 +65,7 @@ impl Model {
         program: SharedProgram,
         options: &CudaOptions,
     ) -> Result<Self, Error> {
-        check_tables(device, &program)?;
+        check_program(device, &program)?;
         for node in &program.nodes {
             check_node(device, &program, node)?;
         }

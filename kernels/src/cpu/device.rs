@@ -27,7 +27,7 @@ use crate::host_nodes::{Faults, panic_text};
 use crate::memory::MemoryBound;
 use crate::plans::{PlanInfo, Plans, segment_name};
 use crate::slots::Slots;
-use crate::validate::{check_tables, stage_inputs};
+use crate::validate::{check_program, stage_inputs};
 
 /// Runs launches in place on the processor.
 pub struct CpuDevice {
@@ -97,7 +97,7 @@ impl CpuPacker {
     }
 
     fn resident(&self, program: SharedProgram) -> Result<Resident, Error> {
-        check_tables(&self.device, &program)?;
+        check_program(&self.device, &program)?;
         let mut cache = self.cache();
         let (registry, weights) = (&self.registry, self.weights);
         let model = Model::load(

@@ -12,7 +12,7 @@ use super::eval;
 use crate::custom::KernelRegistry;
 use crate::device::{Completion, Device, DeviceInfo, OpenRequest, Plan};
 use crate::error::Error;
-use crate::validate::{stage_inputs, unstage};
+use crate::validate::{check_program, stage_inputs, unstage};
 
 /// Runs launches member by member in double precision.
 #[derive(Debug, Default)]
@@ -160,6 +160,7 @@ impl Device for ReferenceDevice {
     }
 
     fn load(&mut self, id: ModelId, program: SharedProgram) -> Result<(), Error> {
+        check_program("reference", &program)?;
         for node in &program.nodes {
             if let Op::Custom(op) = &node.op
                 && self.registry.get(&op.name).is_none()
