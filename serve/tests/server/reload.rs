@@ -306,3 +306,34 @@ async fn no_request_is_lost_while_polling_replaces_versions() {
     server.end();
     server.ended().await;
 }
+
+#[tokio::test]
+async fn a_repository_that_cannot_be_read_for_a_moment_unloads_nothing() {
+    let mut server = start(|o| {
+        o.control = Control::Poll;
+        // It is told to look, below.
+        o.poll_every = Duration::from_secs(3600);
+    })
+    .await;
+    let repository = &server.state.repository;
+    let before = repository.get("add", "").unwrap();
+    let away = server.models.path().with_extension("away");
+    fs::rename(server.models.path(), &away).unwrap();
+    repository.poll();
+    let index = repository.index(true);
+    fs::rename(&away, server.models.path()).unwrap();
+    assert_eq!(index.len(), 2, "{index:?}");
+    // Behind that nothing has changed either, and what goes does.
+    repository.poll();
+    let now = repository.get("add", "").unwrap();
+    assert!(Arc::ptr_eq(&before, &now), "it was loaded anew");
+    fs::remove_dir_all(server.models.path().join("lstm")).unwrap();
+    repository.poll();
+    let left = repository.index(false);
+    assert!(left.len() == 1 && left[0].name == "add", "{left:?}");
+    let (status, text) = call(server.http(), "POST", INFER, &add(7)).await;
+    assert!(status == 200 && is_sum(&text, 7), "{text}");
+    drop((before, now));
+    server.end();
+    server.ended().await;
+}
