@@ -8,6 +8,7 @@ use std::time::Duration;
 use lazybatch_engine::Options;
 use lazybatch_graph::Tensor;
 use lazybatch_sla::Nanos;
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::time::Instant;
 
 use super::sampling::Wish;
@@ -17,7 +18,11 @@ use crate::config::controls::repeated;
 use crate::dtype::{self, DataType};
 use crate::error::{Error, Result};
 use crate::explained;
+use crate::host::Text;
 use crate::model::Served;
+
+/// Bytes of a text beyond which other work of the thread does not wait while it is tokenized.
+const LONG: usize = 32 << 10;
 
 /// A request made ready for the engine.
 pub struct Prepared {
@@ -170,7 +175,7 @@ fn from_text(
     check_samples(served, num)?;
     let calls = parts.into_iter().map(|part| {
         let text = std::str::from_utf8(part).map_err(|e| fail("UTF-8 text", e.to_string()))?;
-        let inputs = codec.inputs(text);
+        let inputs = tokenized(&**codec, text);
         let mut inputs = inputs.map_err(|e| Error::Invalid(format!("{what}: {e}")))?;
         if let Some(at) = served.program.sampling() {
             inputs.truncate(at.index());
@@ -179,6 +184,16 @@ fn from_text(
         Ok(inputs)
     });
     Ok((calls.collect::<Result<_>>()?, num))
+}
+
+/// The inputs for a text. While a long one is tokenized, another thread goes on with what else there is to
+/// do, where there may be another.
+fn tokenized(codec: &dyn Text, text: &str) -> std::result::Result<Vec<Tensor>, String> {
+    let has_others = |runtime: Handle| runtime.runtime_flavor() == RuntimeFlavor::MultiThread;
+    if text.len() > LONG && Handle::try_current().is_ok_and(has_others) {
+        return tokio::task::block_in_place(|| codec.inputs(text));
+    }
+    codec.inputs(text)
 }
 
 fn unexpected(served: &Served, input: &Input) -> Error {
