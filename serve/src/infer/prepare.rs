@@ -12,7 +12,7 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::time::Instant;
 
 use super::sampling::Wish;
-use super::{Input, Request, Wanted, sequence};
+use super::{Input, Request, Wanted, answer, sequence};
 use crate::config::TEXT_INPUT;
 use crate::config::controls::repeated;
 use crate::dtype::{self, DataType};
@@ -63,6 +63,7 @@ pub fn prepare(served: &Served, request: &Request) -> Result<Prepared> {
         return Err(Error::expected(what, "one sample", samples));
     }
     check_wanted(served, request)?;
+    answer::check_regions(served, request, samples)?;
     // The engine looks too, but what the response cache answers does not get there.
     served.engine().check_class(options.class.as_deref())?;
     Ok(Prepared {

@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout_at};
 use super::held::let_go;
 use super::pending::{DEFAULT, Pending};
 use super::prepare::{Prepared, prepare};
-use super::sequence::refused;
+use super::sequence::{lost, refused};
 use super::{Answer, Passage, Request, answer};
 use crate::cache::{Key, Outputs};
 use crate::error::{Error, Result};
@@ -227,7 +227,8 @@ impl Running {
         let engine = served.engine();
         let finished = engine.now();
         let outputs: Outputs = ended.into_iter().map(|e: Ended| e.outputs).collect();
-        let mut answer = answer::gather(served, &self.request, &outputs)?;
+        let mut answer = answer::gather(served, &self.request, &outputs)
+            .inspect_err(|e| lost(served, &self.request.params, e))?;
         let gathered = engine.now();
         if let Some(passage) = &passage {
             let output = gathered.since(finished);
@@ -464,7 +465,8 @@ impl Stepwise {
             served.stats.answered(self.pending.class(), passage);
         }
         let finished = served.engine().now();
-        let answer = answer::gather(served, &self.request, &[ended.outputs])?;
+        let answer = answer::gather(served, &self.request, &[ended.outputs])
+            .inspect_err(|e| lost(served, &self.request.params, e))?;
         if let Some(passage) = &passage {
             let output = served.engine().now().since(finished);
             served.stats.computed(passage, self.input, output);
