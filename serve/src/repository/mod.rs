@@ -1,8 +1,8 @@
 //! The model repository: `<root>/<model>/config.pbtxt` and `<root>/<model>/<version>/`.
 //!
 //! All versions run in one engine, so that node-level batching, priorities and fair shares span them,
-//! unless one asks for an engine of its own. A load replaces versions one at a time: requests that an
-//! old one has taken end on it, and it goes when the last of them has.
+//! unless one asks for an engine of its own. A load replaces all versions of a model at once, when all new
+//! ones are ready: requests that an old one has taken end on it, and it goes when the last of them has.
 //!
 //! An ensemble is made of other models' programs, and of the files in which those lie: a change of
 //! one of them is a change of the ensemble.
@@ -235,46 +235,51 @@ impl Repository {
         let steps = self.all_steps(name, &config);
         let fingerprint = self.fingerprint(name, &steps, |e| Some(&e.fingerprint));
         let chosen = chosen(&folder, &config).map_err(fail)?;
-        let mut failed = Vec::new();
+        let mut started = Vec::new();
+        let mut failed = BTreeMap::new();
         for &version in &chosen {
             let (host, config) = (&*self.host, config.clone());
             let part = |step: &str, wanted| self.part(step, wanted, &[name]);
-            let started = Version::read(host, &folder, config, version, &part);
-            let started =
-                started.and_then(|v| Served::start(host, &self.shared, &folder, version, v));
-            let mut models = self.write();
-            let entry = models.entry(name.to_owned()).or_default();
-            match started {
-                Ok(served) => {
-                    tracing::info!(model = name, version, "loaded");
-                    entry
-                        .versions
-                        .insert(version, State::Ready(Arc::new(served)));
-                }
+            let read = Version::read(host, &folder, config, version, &part);
+            match read.and_then(|v| Served::start(host, &self.shared, &folder, version, v)) {
+                Ok(served) => started.push((version, Arc::new(served))),
                 Err(error) => {
                     tracing::error!(model = name, version, %error, "cannot be loaded");
-                    let was_ready = matches!(entry.versions.get(&version), Some(State::Ready(_)));
-                    if !was_ready {
-                        let state = State::Unavailable(error.to_string());
-                        entry.versions.insert(version, state);
-                    }
-                    failed.push(error.to_string());
+                    drop(failed.insert(version, error.to_string()));
                 }
             }
         }
+        // What goes does so behind the lock: it ends in its engine.
+        let mut gone = Vec::new();
         let mut models = self.write();
         let entry = models.entry(name.to_owned()).or_default();
         entry.fingerprint.clone_from(&fingerprint);
         if !failed.is_empty() {
+            for &version in &chosen {
+                let beside = || "another version could not be loaded with it".to_owned();
+                let why = failed.get(&version).cloned().unwrap_or_else(beside);
+                let state = entry.versions.entry(version);
+                let state = state.or_insert_with(|| State::Unavailable(String::new()));
+                if let State::Unavailable(reason) = state {
+                    *reason = why;
+                }
+            }
+            let failed: Vec<String> = failed.into_values().collect();
             return Err(fail(Error::Invalid(failed.join("\n"))));
         }
         entry.source = stated.is_none().then_some(fingerprint);
         entry.steps = steps;
+        for (version, served) in started {
+            tracing::info!(model = name, version, "loaded");
+            gone.extend(entry.versions.insert(version, State::Ready(served)));
+        }
         for (version, state) in &mut entry.versions {
             if !chosen.contains(version) && matches!(state, State::Ready(_)) {
-                *state = State::Unavailable("unloaded".into());
+                let unloaded = State::Unavailable("unloaded".into());
+                gone.push(std::mem::replace(state, unloaded));
             }
         }
+        drop(models);
         Ok(())
     }
 

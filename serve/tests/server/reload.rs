@@ -308,6 +308,45 @@ async fn no_request_is_lost_while_polling_replaces_versions() {
 }
 
 #[tokio::test]
+async fn a_load_that_fails_leaves_all_versions_that_were_served() {
+    let mut server = start(|o| {
+        let all = format!("version_policy {{ all {{ }} }} {CONFIG}");
+        fs::write(o.models.join("add/config.pbtxt"), all).unwrap();
+        o.control = Control::Explicit(vec!["add".into()]);
+    })
+    .await;
+    let repository = &server.state.repository;
+    let at = server.http();
+    let load = async || call(at, "POST", "/v2/repository/models/add/load", "").await;
+    let before = repository.get("add", "1").unwrap();
+    let file = fs::read(server.models.path().join("add/1/model.onnx")).unwrap();
+    deploy(&server, 2, &file);
+    deploy(&server, 3, &file[..file.len() / 2]);
+    let (status, text) = load().await;
+    assert_eq!(status, 400, "{text}");
+    // The first one is as it was, and the second, which could be loaded, is not there alone.
+    assert_eq!(repository.versions("add"), [1]);
+    assert!(Arc::ptr_eq(&before, &repository.get("add", "1").unwrap()));
+    let index = repository.index(false).into_iter();
+    let reasons: Vec<_> = index.map(|i| (i.version, i.reason)).collect();
+    assert_eq!(reasons[1].0, "2", "{reasons:?}");
+    assert_eq!(reasons[1].1, "another version could not be loaded with it");
+    assert!(reasons[2].1.contains("model.onnx"), "{reasons:?}");
+    fs::write(server.models.path().join("add/3/model.onnx"), &file).unwrap();
+    let (status, text) = load().await;
+    assert_eq!(status, 200, "{text}");
+    assert_eq!(repository.versions("add"), [1, 2, 3]);
+    let (status, text) = call(at, "POST", INFER, &add(7)).await;
+    assert!(
+        status == 200 && text.contains(r#""model_version":"3""#),
+        "{text}"
+    );
+    drop(before);
+    server.end();
+    server.ended().await;
+}
+
+#[tokio::test]
 async fn a_repository_that_cannot_be_read_for_a_moment_unloads_nothing() {
     let mut server = start(|o| {
         o.control = Control::Poll;
