@@ -11,6 +11,7 @@ use lazybatch_sla::Nanos;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::time::Instant;
 
+use super::pending::DEFAULT;
 use super::sampling::Wish;
 use super::{Input, Request, Wanted, answer, sequence};
 use crate::config::TEXT_INPUT;
@@ -107,7 +108,9 @@ fn options(served: &Served, request: &Request) -> Result<(Options, u64)> {
         )));
     }
     let stated = params.number("timeout")?.unwrap_or(0);
-    let priority = settings.priority(params.number("priority")?.unwrap_or(0));
+    let class = params.text("sla_class")?;
+    let priority = params.number("priority")?.unwrap_or(0);
+    let priority = settings.priority(priority, class.unwrap_or(DEFAULT));
     let queue = settings.queue(priority);
     let (timeout_us, delay_after) = match (queue.timeout_us(stated), queue.delays) {
         (0, true) => (0, None),
@@ -120,7 +123,7 @@ fn options(served: &Served, request: &Request) -> Result<(Options, u64)> {
     };
     let steps = steps.map(|n| u32::try_from(n.max(1)).unwrap_or(u32::MAX));
     let options = Options {
-        class: params.text("sla_class")?.map(str::to_owned),
+        class: class.map(str::to_owned),
         sla: params.positive("sla_ms")?.map(Nanos::from_ms_f64),
         priority,
         sequence,
