@@ -15,10 +15,11 @@ use bytes::Bytes;
 use futures_util::Stream;
 use opentelemetry::Context;
 use prost::Message;
-use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tonic::{Status, Streaming};
 
 use super::call;
+use crate::calls::Place;
 use crate::dtype::{self, DataType};
 use crate::error::{Error, Result};
 use crate::explained;
@@ -73,7 +74,7 @@ pub async fn run(
 }
 
 /// Room for a call.
-fn enter(state: &State, call: &ModelInferRequest) -> Result<OwnedSemaphorePermit> {
+fn enter(state: &State, call: &ModelInferRequest) -> Result<Place> {
     let served = || {
         let repository = &state.repository;
         repository.get(&call.model_name, &call.model_version)
@@ -290,7 +291,7 @@ struct Started {
     way: Way,
     wants_final: bool,
     _tab: Tab,
-    room: OwnedSemaphorePermit,
+    room: Place,
 }
 
 /// How its answers come.

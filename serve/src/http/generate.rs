@@ -10,11 +10,12 @@ use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::Stream;
 use serde_json::{Value, json};
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::mpsc;
 
 use super::json::{self, Small};
 use super::whole::{Whole, kept};
 use super::{App, Target};
+use crate::calls::Place;
 use crate::config::{TEXT_INPUT, TEXT_OUTPUT};
 use crate::dtype::{self, DataType};
 use crate::error::{Error, Result};
@@ -262,7 +263,7 @@ pub async fn stream(
 }
 
 /// What a stream holds while it runs: its place among the calls, and its body.
-type Holds = (OwnedSemaphorePermit, Whole);
+type Holds = (Place, Whole);
 
 /// Hands in the request of a stream: its text, the client's name for it, and what it holds.
 fn begin(

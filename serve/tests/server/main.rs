@@ -107,6 +107,9 @@ async fn the_end_waits_for_what_was_taken_and_refuses_what_comes() {
     let (status, text) = call(at, "POST", INFER, &add(8)).await;
     assert!(status == 503 && text.contains("stopping"), "{text}");
     assert!(!taken.is_finished(), "it is held");
+    assert_eq!(server.state.in_flight(), 1);
+    let (_, text) = call(server.metrics(), "GET", "/metrics", "").await;
+    assert!(text.contains("\nlazybatch_calls_in_flight 1\n"), "{text}");
     server.gate.open();
     let (status, text) = taken.await.unwrap();
     assert!(status == 200 && is_sum(&text, 7), "{text}");
