@@ -7,7 +7,7 @@ use lazybatch_serve::proto::{ModelStatisticsRequest, ServerMetadataRequest};
 use lazybatch_serve::{Control, Options, TraceDir};
 use serde_json::Value;
 
-use crate::common::{Running, add, call, soon, start};
+use crate::common::{Running, add, add_samples, call, soon, start};
 
 async fn end(mut server: Running) {
     server.end();
@@ -206,5 +206,30 @@ async fn a_request_of_several_samples_counts_once_with_its_own_times() {
     let after = json(&server, "/v2/models/lstm/stats").await;
     assert_eq!(span(&after, "compute_input"), stages[1]);
     drop(served);
+    end(server).await;
+}
+
+#[tokio::test]
+async fn executions_do_not_become_fewer() {
+    let server = start(|_| {}).await;
+    let at = server.http();
+    let executions = async || {
+        let (_, text) = call(server.metrics(), "GET", "/metrics", "").await;
+        let name = "nv_inference_exec_count{model=\"add\",version=\"1\"} ";
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.map(str::to_owned)
+    };
+    let infer = async |body: &str| call(at, "POST", "/v2/models/add/infer", body).await;
+    for value in 0..4 {
+        let (status, text) = infer(&add(value)).await;
+        assert_eq!(status, 200, "{text}");
+    }
+    assert_eq!(executions().await.as_deref(), Some("4"));
+    // A launch of more samples whose requests are not answered makes the mean batch greater.
+    server.gate.fail();
+    assert_eq!(infer(&add_samples(1, 4)).await.0, 500);
+    assert_eq!(executions().await.as_deref(), Some("4"));
+    let stats = json(&server, "/v2/models/add/stats").await["model_stats"][0].take();
+    assert_eq!(stats["execution_count"], 4);
     end(server).await;
 }
