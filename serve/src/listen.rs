@@ -27,6 +27,9 @@ const WAITING: usize = 16;
 const GATHERED: usize = 8 << 10;
 /// Most bytes of head and body that are put together first, for one piece is written faster than two.
 const SMALL: usize = 4 << 10;
+/// How long a port waits where it cannot accept a connection, at first and at most.
+const FIRST_WAIT: Duration = Duration::from_millis(5);
+const LAST_WAIT: Duration = Duration::from_millis(200);
 /// Bytes that every connection of HTTP/2 begins with.
 const PREFACE: usize = 24;
 
@@ -67,16 +70,27 @@ impl Listen {
         mut stopped: watch::Receiver<bool>,
     ) {
         let room = Arc::new(Semaphore::new(self.max_connections));
+        // Before the port is looked at again, where there are no descriptors.
+        let mut wait = Duration::ZERO;
         loop {
             let connected = tokio::select! {
                 connected = listener.accept() => connected,
                 _ = stopped.wait_for(|&s| s) => return,
             };
-            let Ok((stream, _)) = connected else {
-                // Out of descriptors, or a client that has gone: others may be accepted.
-                tokio::time::sleep(Duration::from_millis(5)).await;
-                continue;
+            let stream = match connected {
+                Ok((stream, _)) => stream,
+                // Others may be accepted at once.
+                Err(error) if is_gone(&error) => continue,
+                Err(error) => {
+                    if wait.is_zero() {
+                        tracing::warn!(port = ?self.port, %error, "no connection is accepted for now");
+                    }
+                    wait = (2 * wait).clamp(FIRST_WAIT, LAST_WAIT);
+                    tokio::time::sleep(wait).await;
+                    continue;
+                }
             };
+            wait = Duration::ZERO;
             // One connection too many is closed at once.
             let Ok(room) = room.clone().try_acquire_owned() else {
                 continue;
@@ -123,6 +137,14 @@ impl Listen {
             _room: room,
         }
     }
+}
+
+/// Whether a connection is broken that nobody has accepted yet.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset
+    )
 }
 
 /// Agrees on keys. A client that does not is no error of the server.

@@ -33,7 +33,7 @@ use crate::settings::Switches;
 use crate::state::State;
 use crate::telemetry::{Otlp, Telemetry};
 use crate::traces::{TraceDir, Traces};
-use crate::{Host, error, http, metrics};
+use crate::{Host, descriptors, error, http, metrics};
 
 /// Most fields of the head of a request over HTTP/1.1.
 const HEAD_FIELDS: usize = 64;
@@ -135,6 +135,7 @@ impl Server {
     pub async fn start(host: Arc<dyn Host>, options: Options) -> error::Result<Self> {
         let addresses = [options.http, options.grpc, options.metrics];
         options.security.check(addresses.into_iter().flatten())?;
+        descriptors::provide(addresses.iter().flatten().count(), options.max_connections);
         let guard = Arc::new(Guard::open(&options.security)?);
         let is_encrypted = options.security.tls.is_some();
         let telemetry = options.otlp.as_ref();

@@ -19,7 +19,7 @@ use crate::memory::Tab;
 /// Where shared memory objects are.
 const FOLDER: &str = "/dev/shm";
 /// Most regions at once.
-const MAX_REGIONS: usize = 1024;
+pub const MAX_REGIONS: usize = 1024;
 
 /// A registered region.
 #[derive(Debug)]
