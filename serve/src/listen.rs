@@ -44,6 +44,9 @@ pub struct Listen {
     pub max_connections: usize,
     /// How long a client may take to agree on keys, and then to begin with HTTP/2 if that is spoken.
     pub handshake_timeout: Duration,
+    /// How long a client that speaks HTTP/2 may have no call before its first one that not everybody may
+    /// make.
+    pub idle_timeout: Duration,
     /// How long a client may take nothing of what there is for it.
     pub stall_timeout: Duration,
 }
@@ -131,8 +134,10 @@ impl Listen {
             preface: (self.port == Port::Grpc).then(preface),
             pace: (self.port == Port::Grpc).then(pace),
             look: None,
+            idle: None,
             blocked: None,
             gathered: BytesMut::new(),
+            idle_timeout: self.idle_timeout,
             stall_timeout: self.stall_timeout,
             _room: room,
         }
@@ -162,11 +167,14 @@ pub struct Connection {
     pace: Option<Arc<Pace>>,
     /// When to look after that.
     look: Option<Pin<Box<Sleep>>>,
+    /// When to look whether one that speaks HTTP/2 calls at all, until it was admitted.
+    idle: Option<Pin<Box<Sleep>>>,
     /// Until when something has to be written, if nothing can be now.
     blocked: Option<Pin<Box<Sleep>>>,
     /// What one of HTTP/2 was given to write and has not; one of HTTP/1.1 puts small answers together
     /// here.
     gathered: BytesMut,
+    idle_timeout: Duration,
     stall_timeout: Duration,
     _room: OwnedSemaphorePermit,
 }
@@ -265,6 +273,23 @@ impl Connection {
         false
     }
 
+    /// Whether a client that speaks HTTP/2, and has not shown that it may call, had no call for too long.
+    fn is_idle(&mut self, context: &mut Context<'_>) -> bool {
+        while let Some(pace) = self.pace.as_ref().filter(|pace| !pace.is_admitted()) {
+            let again = || Box::pin(tokio::time::sleep(self.idle_timeout));
+            let idle = self.idle.get_or_insert_with(again);
+            if idle.as_mut().poll(context).is_pending() {
+                return false;
+            }
+            if pace.was_idle() {
+                return true;
+            }
+            self.idle = None;
+        }
+        self.idle = None;
+        false
+    }
+
     /// What a write came to; an error where nothing could be written for too long.
     fn written<T>(
         &mut self,
@@ -308,7 +333,7 @@ impl AsyncRead for Connection {
                 return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
             }
         }
-        if read.is_pending() && this.is_stalled(context) {
+        if read.is_pending() && (this.is_stalled(context) || this.is_idle(context)) {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         read
@@ -407,8 +432,10 @@ mod tests {
             preface: None,
             pace: is_http2.then(|| Arc::new(Pace::new(stall_timeout))),
             look: None,
+            idle: None,
             blocked: None,
             gathered: BytesMut::new(),
+            idle_timeout: Duration::from_secs(60),
             stall_timeout,
             _room: room,
         };

@@ -77,6 +77,8 @@ pub struct Options {
     pub max_streams: u32,
     /// How long a client may take to agree on keys, and to send the headers of a request.
     pub header_timeout: Duration,
+    /// How long a connection over gRPC may have no call before the first one that not everybody may make.
+    pub idle_timeout: Duration,
     /// How long a client may take to send the whole body of a request, or a message of a stream.
     pub body_timeout: Duration,
     /// How long a client may take nothing of an answer.
@@ -219,6 +221,7 @@ impl Server {
                 guard: guard.clone(),
                 max_connections: options.max_connections,
                 handshake_timeout: options.header_timeout,
+                idle_timeout: options.idle_timeout,
                 stall_timeout: options.stall_timeout,
             };
             let (accept, connections) = listen.start(listener, stopped.clone());

@@ -290,6 +290,7 @@ pub async fn start(set: impl FnOnce(&mut Options)) -> Running {
         max_connections: 256,
         max_streams: 64,
         header_timeout: Duration::from_secs(5),
+        idle_timeout: Duration::from_secs(60),
         body_timeout: Duration::from_secs(5),
         stall_timeout: Duration::from_secs(30),
         drain: Duration::from_secs(60),
