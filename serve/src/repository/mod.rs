@@ -457,8 +457,11 @@ impl Repository {
         }
     }
 
-    /// All models, one line a version.
+    /// All models, one line a version. Reads the repository's folder.
     pub fn index(&self, ready: bool) -> Vec<Indexed> {
+        // Those that are not loaded are not known where it cannot be read. Before anything is locked:
+        // a disk may take its time, and who asks for a model must not wait for it.
+        let folders = self.folders().unwrap_or_default();
         let models = self.read();
         let mut index = Vec::new();
         for (name, entry) in models.iter() {
@@ -475,8 +478,7 @@ impl Repository {
                 });
             }
         }
-        // Those that are not loaded are not known where it cannot be read.
-        for name in self.folders().unwrap_or_default() {
+        for name in folders {
             if !models.contains_key(&name) {
                 index.push(Indexed {
                     name,
