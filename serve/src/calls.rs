@@ -2,7 +2,7 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use tokio::sync::Notify;
 
@@ -11,6 +11,8 @@ use tokio::sync::Notify;
 pub struct Calls {
     most: usize,
     num: AtomicUsize,
+    /// Those that found no room.
+    refused: AtomicU64,
     /// Told when none is left.
     none: Notify,
 }
@@ -25,6 +27,7 @@ impl Calls {
         Self {
             most,
             num: AtomicUsize::new(0),
+            refused: AtomicU64::new(0),
             none: Notify::new(),
         }
     }
@@ -44,7 +47,15 @@ impl Calls {
         let order = Ordering::SeqCst;
         let more = |num: usize| (num < self.most).then_some(num + 1);
         let entered = self.num.fetch_update(order, order, more);
+        if entered.is_err() {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+        }
         entered.ok().map(|_| Place(self.clone()))
+    }
+
+    /// How many found no room.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
     }
 
     /// Waits until there is none.
@@ -80,6 +91,7 @@ mod tests {
         let calls = Arc::new(Calls::new(2));
         let (first, second) = (calls.enter().unwrap(), calls.enter().unwrap());
         assert!(calls.enter().is_none());
+        assert_eq!(calls.refused(), 1);
         let mut gone = pin!(calls.gone());
         assert!(gone.as_mut().now_or_never().is_none());
         assert_eq!(calls.num(), 2);

@@ -358,6 +358,16 @@ fn render(state: &State) -> Result<String> {
         let values = value.into_iter().collect();
         families.push(named(name, help, MetricType::GAUGE, values));
     }
+    let refused = state.refused().map(|(cause, num)| {
+        let labels = vec![label("cause", cause)];
+        metric(labels, MetricType::COUNTER, Value::Number(num as f64))
+    });
+    families.push(named(
+        "lazybatch_calls_refused_total",
+        "Calls that found no room in the server, by cause",
+        MetricType::COUNTER,
+        refused.into(),
+    ));
     families.extend(of_gpus(state.gpus.as_deref()));
     for (name, help, count) in sent(state) {
         let count = metric(Vec::new(), MetricType::COUNTER, Value::Number(count as f64));

@@ -138,6 +138,12 @@ impl State {
         self.calls.num()
     }
 
+    /// Calls that were refused for want of room, by cause: too many of them, no memory.
+    pub fn refused(&self) -> [(&'static str, u64); 2] {
+        let (calls, memory) = (self.calls.refused(), self.memory.refused());
+        [("in_flight", calls), ("memory", memory)]
+    }
+
     /// Waits until no inference call is left.
     pub async fn idle(&self) {
         self.calls.gone().await;

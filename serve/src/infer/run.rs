@@ -54,6 +54,14 @@ pub fn full(served: &Arc<Served>) -> Option<Error> {
     Some(error)
 }
 
+/// A call to a model was refused before it was a request: for want of room, it counts as one that was
+/// refused.
+pub fn turned_away(served: &Arc<Served>, error: &Error) {
+    if matches!(error, Error::Unavailable(_)) {
+        Pending::new(served, DEFAULT).end(Some(error));
+    }
+}
+
 /// Hands a request to the engine: behind it, others of its sequence are later ones.
 ///
 /// # Errors

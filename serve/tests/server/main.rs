@@ -85,6 +85,15 @@ async fn more_calls_than_the_server_takes_are_refused_on_both_protocols() {
         .model_infer(lazybatch_serve::proto::ModelInferRequest::default())
         .await;
     assert_eq!(refused.unwrap_err().code(), tonic::Code::Unavailable);
+    // Over gRPC it named no model.
+    let (_, text) = call(server.metrics(), "GET", "/metrics", "").await;
+    for line in [
+        r#"lazybatch_calls_refused_total{cause="in_flight"} 2"#,
+        r#"lazybatch_calls_refused_total{cause="memory"} 0"#,
+        r#"nv_inference_request_failure{model="add",version="1",reason="REJECTED"} 1"#,
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line}: {text}");
+    }
     server.gate.open();
     let (status, text) = first.await.unwrap();
     assert!(status == 200 && is_sum(&text, 5), "{text}");
