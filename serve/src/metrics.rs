@@ -186,10 +186,15 @@ const FAMILIES: &[Family] = &[
     ),
     gauge(
         "nv_inference_pending_request_count",
-        "Requests that have not ended",
+        "Requests of the engine that wait for their first launch",
+        |m| one(m.figures.waiting as u64),
+    ),
+    gauge(
+        "lazybatch_requests_open",
+        "Requests that have not ended, whether they wait or run",
         |m| {
-            let pending = m.served.stats.pending.load(Relaxed);
-            vec![(Vec::new(), Value::Number(pending as f64))]
+            let open = m.served.stats.pending.load(Relaxed);
+            vec![(Vec::new(), Value::Number(open as f64))]
         },
     ),
     histogram(

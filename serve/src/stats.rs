@@ -94,7 +94,7 @@ pub struct Stats {
     pub executions: AtomicU64,
     /// When the last answer came, in nanoseconds of the engine's clock; 0 before the first.
     last_ns: AtomicU64,
-    /// Requests in the engine.
+    /// Requests that have not ended.
     pub pending: AtomicI64,
     failures: [AtomicU64; 4],
     /// Nanoseconds from arrival to the first rows of answers that come step by step.

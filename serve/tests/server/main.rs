@@ -62,6 +62,14 @@ async fn more_than_the_queue_holds_is_refused_at_once_and_the_rest_is_answered()
         assert!(taken.len() <= 8, "the queue has no bound");
     }
     assert_eq!(call(at, "GET", "/v2/health/ready", "").await.0, 200);
+    // The one in its launch waits no more.
+    let (_, text) = call(server.metrics(), "GET", "/metrics", "").await;
+    for line in [
+        r#"nv_inference_pending_request_count{model="add",version="1"} 2"#,
+        r#"lazybatch_requests_open{model="add",version="1"} 3"#,
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line}: {text}");
+    }
     server.gate.open();
     for (value, one) in taken.into_iter().enumerate() {
         let (status, text) = one.await.unwrap();
