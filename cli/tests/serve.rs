@@ -535,8 +535,13 @@ fn the_unit_starts_what_is_there_and_waits_for_its_drain() {
     let all = runs(&place, &words);
     let drain: f64 = all["drain-secs"].0.parse().unwrap();
     let stop: f64 = setting("TimeoutStopSec").parse().unwrap();
-    // Behind the drain, connections have 10 s to close.
-    assert!(stop > drain + 10.0, "{stop} {drain}");
+    // Behind the drain connections have 10 s to close, spans 5 s to be sent, and traces 5 s to be written.
+    assert!(stop > drain + 20.0, "{stop} {drain}");
+    let (_, image) = deployed("Containerfile");
+    assert!(
+        image.contains(&format!("podman stop -t {stop})")),
+        "{image}"
+    );
     assert_eq!(setting("ExecReload"), "/bin/kill -HUP $MAINPID");
     for (option, file) in [
         ("tls-cert", "tls.crt"),

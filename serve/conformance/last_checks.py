@@ -25,6 +25,7 @@ def metrics_have_the_names_that_dashboards_use(server):
     failures = 'nv_inference_request_failure{model="add",version="1",reason="OTHER"}'
     assert float(figures[failures]) > 0, "the wrong requests above"
     assert float(figures["nv_inference_pending_request_count" + at]) == 0
+    assert float(figures["lazybatch_requests_open" + at]) == 0
 
 
 @check

@@ -197,7 +197,7 @@ class Load:
                 int(float(value)) for key, value in told.items()
                 if key.split("{")[0] == name and all(part in key for part in more)
                 and any(f'model="{model}"' in key for model in self.models.served))
-            pending = figure("nv_inference_pending_request_count")
+            pending = figure("lazybatch_requests_open")
             calls = int(float(told["lazybatch_calls_in_flight"]))
             if pending == calls == 0:
                 break

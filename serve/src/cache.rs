@@ -14,8 +14,20 @@ use crate::infer::Request;
 /// Outputs of a request: of each of the engine's requests that it became, in order.
 pub type Outputs = Vec<Vec<Tensor>>;
 
-/// Bytes that an entry takes beside its tensors' elements, about.
+/// Bytes that an entry takes beside its tensors, about.
 const OVERHEAD: u64 = 256;
+/// Bytes that a tensor takes beside its elements, about: itself, its dims, and what an allocation of
+/// each and of its elements takes.
+const OF_TENSOR: u64 = 128;
+/// Bytes of a list of tensors.
+const OF_LIST: u64 = size_of::<Vec<Tensor>>() as u64;
+
+/// Bytes that an entry of `outputs` takes, about.
+fn size(outputs: &Outputs) -> u64 {
+    let tensors = outputs.iter().flatten();
+    let tensors = tensors.map(|t| t.data.as_slice().len() as u64 + OF_TENSOR);
+    OVERHEAD + OF_LIST * outputs.len() as u64 + tensors.sum::<u64>()
+}
 
 /// What an answer depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -92,11 +104,7 @@ impl Cache {
 
     /// Keeps `outputs`, if they fit at all.
     pub fn put(&self, key: Key, outputs: Arc<Outputs>) {
-        let elements = outputs
-            .iter()
-            .flatten()
-            .map(|t| t.data.as_slice().len() as u64);
-        let bytes = elements.sum::<u64>() + OVERHEAD;
+        let bytes = size(&outputs);
         if bytes > self.most {
             return;
         }
@@ -165,20 +173,39 @@ mod tests {
     fn the_least_recently_used_go_when_the_bytes_are_used_up() {
         let outputs = || Arc::new(vec![vec![Tensor::from_f32(&[64], &[0.0; 64])]]);
         let key = |i: u8| Key([i; 32]);
-        // Each takes 512 bytes.
-        let cache = Cache::new(1600);
+        // 256 bytes of elements, and what is around them.
+        let each = 256 + OVERHEAD + OF_TENSOR + OF_LIST;
+        let cache = Cache::new(3 * each + 100);
         for i in 0..3 {
             cache.put(key(i), outputs());
         }
-        assert_eq!(cache.size(), (3, 1536));
+        assert_eq!(cache.size(), (3, 3 * each));
         assert!(cache.get(&key(0)).is_some());
         cache.put(key(3), outputs());
         let there = [0, 1, 2, 3].map(|i| cache.get(&key(i)).is_some());
         assert_eq!(there, [true, false, true, true]);
         cache.put(key(3), outputs());
-        assert_eq!(cache.size(), (3, 1536));
+        assert_eq!(cache.size(), (3, 3 * each));
         let large = Arc::new(vec![vec![Tensor::from_f32(&[1024], &[0.0; 1024])]]);
         cache.put(key(9), large);
-        assert_eq!(cache.size(), (3, 1536), "too large for all of it");
+        assert_eq!(cache.size(), (3, 3 * each), "too large for all of it");
+    }
+
+    #[test]
+    fn small_tensors_take_more_than_their_elements() {
+        // Of each of 64 samples two numbers.
+        let one = || {
+            let number = || Tensor::from_f32(&[1, 1], &[0.5]);
+            Arc::new(vec![vec![number(), number()]; 64])
+        };
+        let cache = Cache::new(1 << 20);
+        for i in 0..=u8::MAX {
+            cache.put(Key([i; 32]), one());
+        }
+        let (num, bytes) = cache.size();
+        assert!((50..60).contains(&num), "{num} of {bytes} bytes");
+        // What they are without what is allocated for them.
+        let held = 128 * size_of::<Tensor>() + 64 * size_of::<Vec<Tensor>>();
+        assert!(bytes >= (num * held) as u64);
     }
 }

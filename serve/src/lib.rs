@@ -7,18 +7,21 @@
 //! - [`model`]: a version that is served, in the engine of all or one of its own.
 //! - [`warmup`]: what it runs before it is ready.
 //! - [`infer`]: requests and answers, whatever they came over.
-//! - [`cache`]: answers to inputs that were seen before; [`memory`]: what requests hold, and its bounds.
+//! - [`cache`]: answers to inputs that were seen before; [`calls`], [`memory`]: how many run, what
+//!   requests hold, and the bounds on both.
 //! - [`http`], [`grpc`]: what they come over; [`metrics`] beside them, with figures of
 //!   [`machine`] and [`gpus`].
-//! - [`listen`]: connections, plain and encrypted; [`rounds`]: when they are looked at under too many
-//!   requests; [`security`]: who may call.
+//! - [`listen`]: connections, plain and encrypted; [`descriptors`]: what they take; [`rounds`]: when they
+//!   are looked at under too many requests; [`security`]: who may call.
 //! - [`watch`], [`dashboard`], [`explained`]: what the engines do, live, as traces, and why.
 //! - [`telemetry`]: spans of calls, sent to a collector; [`traces`]: traces of calls, in files.
 //! - [`server`]: ports, start and end.
 
 pub mod cache;
+pub mod calls;
 pub mod config;
 pub mod dashboard;
+pub mod descriptors;
 pub mod dtype;
 pub mod error;
 pub mod explained;

@@ -27,6 +27,9 @@ const WAITING: usize = 16;
 const GATHERED: usize = 8 << 10;
 /// Most bytes of head and body that are put together first, for one piece is written faster than two.
 const SMALL: usize = 4 << 10;
+/// How long a port waits where it cannot accept a connection, at first and at most.
+const FIRST_WAIT: Duration = Duration::from_millis(5);
+const LAST_WAIT: Duration = Duration::from_millis(200);
 /// Bytes that every connection of HTTP/2 begins with.
 const PREFACE: usize = 24;
 
@@ -41,6 +44,9 @@ pub struct Listen {
     pub max_connections: usize,
     /// How long a client may take to agree on keys, and then to begin with HTTP/2 if that is spoken.
     pub handshake_timeout: Duration,
+    /// How long a client that speaks HTTP/2 may have no call before its first one that not everybody may
+    /// make.
+    pub idle_timeout: Duration,
     /// How long a client may take nothing of what there is for it.
     pub stall_timeout: Duration,
 }
@@ -67,16 +73,27 @@ impl Listen {
         mut stopped: watch::Receiver<bool>,
     ) {
         let room = Arc::new(Semaphore::new(self.max_connections));
+        // Before the port is looked at again, where there are no descriptors.
+        let mut wait = Duration::ZERO;
         loop {
             let connected = tokio::select! {
                 connected = listener.accept() => connected,
                 _ = stopped.wait_for(|&s| s) => return,
             };
-            let Ok((stream, _)) = connected else {
-                // Out of descriptors, or a client that has gone: others may be accepted.
-                tokio::time::sleep(Duration::from_millis(5)).await;
-                continue;
+            let stream = match connected {
+                Ok((stream, _)) => stream,
+                // Others may be accepted at once.
+                Err(error) if is_gone(&error) => continue,
+                Err(error) => {
+                    if wait.is_zero() {
+                        tracing::warn!(port = ?self.port, %error, "no connection is accepted for now");
+                    }
+                    wait = (2 * wait).clamp(FIRST_WAIT, LAST_WAIT);
+                    tokio::time::sleep(wait).await;
+                    continue;
+                }
             };
+            wait = Duration::ZERO;
             // One connection too many is closed at once.
             let Ok(room) = room.clone().try_acquire_owned() else {
                 continue;
@@ -117,12 +134,22 @@ impl Listen {
             preface: (self.port == Port::Grpc).then(preface),
             pace: (self.port == Port::Grpc).then(pace),
             look: None,
+            idle: None,
             blocked: None,
             gathered: BytesMut::new(),
+            idle_timeout: self.idle_timeout,
             stall_timeout: self.stall_timeout,
             _room: room,
         }
     }
+}
+
+/// Whether a connection is broken that nobody has accepted yet.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset
+    )
 }
 
 /// Agrees on keys. A client that does not is no error of the server.
@@ -140,11 +167,14 @@ pub struct Connection {
     pace: Option<Arc<Pace>>,
     /// When to look after that.
     look: Option<Pin<Box<Sleep>>>,
+    /// When to look whether one that speaks HTTP/2 calls at all, until it was admitted.
+    idle: Option<Pin<Box<Sleep>>>,
     /// Until when something has to be written, if nothing can be now.
     blocked: Option<Pin<Box<Sleep>>>,
     /// What one of HTTP/2 was given to write and has not; one of HTTP/1.1 puts small answers together
     /// here.
     gathered: BytesMut,
+    idle_timeout: Duration,
     stall_timeout: Duration,
     _room: OwnedSemaphorePermit,
 }
@@ -243,6 +273,23 @@ impl Connection {
         false
     }
 
+    /// Whether a client that speaks HTTP/2, and has not shown that it may call, had no call for too long.
+    fn is_idle(&mut self, context: &mut Context<'_>) -> bool {
+        while let Some(pace) = self.pace.as_ref().filter(|pace| !pace.is_admitted()) {
+            let again = || Box::pin(tokio::time::sleep(self.idle_timeout));
+            let idle = self.idle.get_or_insert_with(again);
+            if idle.as_mut().poll(context).is_pending() {
+                return false;
+            }
+            if pace.was_idle() {
+                return true;
+            }
+            self.idle = None;
+        }
+        self.idle = None;
+        false
+    }
+
     /// What a write came to; an error where nothing could be written for too long.
     fn written<T>(
         &mut self,
@@ -286,7 +333,7 @@ impl AsyncRead for Connection {
                 return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
             }
         }
-        if read.is_pending() && this.is_stalled(context) {
+        if read.is_pending() && (this.is_stalled(context) || this.is_idle(context)) {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         read
@@ -385,8 +432,10 @@ mod tests {
             preface: None,
             pace: is_http2.then(|| Arc::new(Pace::new(stall_timeout))),
             look: None,
+            idle: None,
             blocked: None,
             gathered: BytesMut::new(),
+            idle_timeout: Duration::from_secs(60),
             stall_timeout,
             _room: room,
         };

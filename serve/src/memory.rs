@@ -9,7 +9,7 @@
 //! request is taken before enough of them have gone.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use crate::error::{Error, Result};
 
@@ -19,6 +19,8 @@ pub struct Memory {
     most: usize,
     max_tensor: usize,
     held: AtomicUsize,
+    /// Tabs for which there was no room.
+    refused: AtomicU64,
 }
 
 impl Memory {
@@ -28,7 +30,13 @@ impl Memory {
             most,
             max_tensor,
             held: AtomicUsize::new(0),
+            refused: AtomicU64::new(0),
         }
+    }
+
+    /// Calls that found no room.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
     }
 
     /// Bytes that requests and answers hold now.
@@ -42,6 +50,7 @@ impl Memory {
             memory: self.clone(),
             held: AtomicUsize::new(0),
             is_packed: false,
+            is_refused: AtomicBool::new(false),
         }
     }
 }
@@ -52,6 +61,8 @@ pub struct Tab {
     memory: Arc<Memory>,
     held: AtomicUsize,
     is_packed: bool,
+    /// Whether it found no room once.
+    is_refused: AtomicBool,
 }
 
 impl Tab {
@@ -81,10 +92,16 @@ impl Tab {
                 self.held.fetch_add(bytes, order);
                 Ok(())
             }
-            Err(held) => Err(Error::Unavailable(format!(
-                "the server has no memory for this request now: all requests may hold {most} bytes \
-                 together and hold {held}, this one needs {bytes} more"
-            ))),
+            Err(held) => {
+                // What else is tried with it is of the same call.
+                if !self.is_refused.swap(true, Ordering::Relaxed) {
+                    self.memory.refused.fetch_add(1, Ordering::Relaxed);
+                }
+                Err(Error::Unavailable(format!(
+                    "the server has no memory for this request now: all requests may hold {most} \
+                     bytes together and hold {held}, this one needs {bytes} more"
+                )))
+            }
         }
     }
 
@@ -107,6 +124,7 @@ impl Tab {
             memory: self.memory.clone(),
             held: AtomicUsize::new(self.held.swap(0, Ordering::SeqCst)),
             is_packed: self.is_packed,
+            is_refused: AtomicBool::new(false),
         }
     }
 

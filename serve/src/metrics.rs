@@ -186,10 +186,15 @@ const FAMILIES: &[Family] = &[
     ),
     gauge(
         "nv_inference_pending_request_count",
-        "Requests that have not ended",
+        "Requests of the engine that wait for their first launch",
+        |m| one(m.figures.waiting as u64),
+    ),
+    gauge(
+        "lazybatch_requests_open",
+        "Requests that have not ended, whether they wait or run",
         |m| {
-            let pending = m.served.stats.pending.load(Relaxed);
-            vec![(Vec::new(), Value::Number(pending as f64))]
+            let open = m.served.stats.pending.load(Relaxed);
+            vec![(Vec::new(), Value::Number(open as f64))]
         },
     ),
     histogram(
@@ -358,6 +363,16 @@ fn render(state: &State) -> Result<String> {
         let values = value.into_iter().collect();
         families.push(named(name, help, MetricType::GAUGE, values));
     }
+    let refused = state.refused().map(|(cause, num)| {
+        let labels = vec![label("cause", cause)];
+        metric(labels, MetricType::COUNTER, Value::Number(num as f64))
+    });
+    families.push(named(
+        "lazybatch_calls_refused_total",
+        "Calls that found no room in the server, by cause",
+        MetricType::COUNTER,
+        refused.into(),
+    ));
     families.extend(of_gpus(state.gpus.as_deref()));
     for (name, help, count) in sent(state) {
         let count = metric(Vec::new(), MetricType::COUNTER, Value::Number(count as f64));

@@ -298,19 +298,22 @@ impl Served {
     }
 
     /// Inferences over the mean number of samples of a node's launch: what the protocol calls
-    /// executions, where batches form anew at every node.
+    /// executions, where batches form anew at every node. Launches of requests that are not answered,
+    /// or not yet, change the mean; what was told once is told at least.
     pub fn executions(&self) -> u64 {
-        let inferences = self
-            .stats
-            .inferences
-            .load(std::sync::atomic::Ordering::Relaxed);
+        let inferences = self.stats.inferences.load(Ordering::Relaxed);
         let counters = self.engine().figures().counters;
         let launches = u128::from(counters.launches);
         let executions =
             (u128::from(inferences) * launches).div_ceil(u128::from(counters.batched.max(1)));
-        u64::try_from(executions)
+        let executions = u64::try_from(executions)
             .unwrap_or(u64::MAX)
-            .min(inferences)
+            .min(inferences);
+        let told = self
+            .stats
+            .executions
+            .fetch_max(executions, Ordering::Relaxed);
+        told.max(executions)
     }
 }
 

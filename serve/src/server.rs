@@ -33,7 +33,7 @@ use crate::settings::Switches;
 use crate::state::State;
 use crate::telemetry::{Otlp, Telemetry};
 use crate::traces::{TraceDir, Traces};
-use crate::{Host, error, http, metrics};
+use crate::{Host, descriptors, error, http, metrics};
 
 /// Most fields of the head of a request over HTTP/1.1.
 const HEAD_FIELDS: usize = 64;
@@ -77,6 +77,8 @@ pub struct Options {
     pub max_streams: u32,
     /// How long a client may take to agree on keys, and to send the headers of a request.
     pub header_timeout: Duration,
+    /// How long a connection over gRPC may have no call before the first one that not everybody may make.
+    pub idle_timeout: Duration,
     /// How long a client may take to send the whole body of a request, or a message of a stream.
     pub body_timeout: Duration,
     /// How long a client may take nothing of an answer.
@@ -135,6 +137,7 @@ impl Server {
     pub async fn start(host: Arc<dyn Host>, options: Options) -> error::Result<Self> {
         let addresses = [options.http, options.grpc, options.metrics];
         options.security.check(addresses.into_iter().flatten())?;
+        descriptors::provide(addresses.iter().flatten().count(), options.max_connections);
         let guard = Arc::new(Guard::open(&options.security)?);
         let is_encrypted = options.security.tls.is_some();
         let telemetry = options.otlp.as_ref();
@@ -218,6 +221,7 @@ impl Server {
                 guard: guard.clone(),
                 max_connections: options.max_connections,
                 handshake_timeout: options.header_timeout,
+                idle_timeout: options.idle_timeout,
                 stall_timeout: options.stall_timeout,
             };
             let (accept, connections) = listen.start(listener, stopped.clone());

@@ -19,7 +19,7 @@ use crate::memory::Tab;
 /// Where shared memory objects are.
 const FOLDER: &str = "/dev/shm";
 /// Most regions at once.
-const MAX_REGIONS: usize = 1024;
+pub const MAX_REGIONS: usize = 1024;
 
 /// A registered region.
 #[derive(Debug)]
@@ -192,16 +192,25 @@ impl Region {
         Ok(bytes.into())
     }
 
-    /// Puts `bytes` at its start.
+    /// Looks whether an output of `size` bytes goes into it.
     ///
     /// # Errors
     /// More bytes than it has.
-    pub fn write(&self, bytes: &[u8]) -> Result<()> {
-        if bytes.len() as u64 > self.byte_size {
+    pub fn check(&self, size: usize) -> Result<()> {
+        if size as u64 > self.byte_size {
             let what = format!("shared memory region '{}'", self.name);
-            let expected = format!("at least {} bytes for the output", bytes.len());
+            let expected = format!("at least {size} bytes for the output");
             return Err(Error::expected(what, expected, self.byte_size));
         }
+        Ok(())
+    }
+
+    /// Puts `bytes` at its start.
+    ///
+    /// # Errors
+    /// More bytes than it has, or an object that cannot be written.
+    pub fn write(&self, bytes: &[u8]) -> Result<()> {
+        self.check(bytes.len())?;
         let at = self.of.offset + self.offset;
         let written = self.of.file.write_all_at(bytes, at);
         written.map_err(|e| self.fail(&e))

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-
+use crate::calls::{Calls, Place};
 use crate::error::{Error, Result};
 use crate::gpus::Gpus;
 use crate::machine::Meter;
@@ -58,8 +57,7 @@ pub struct State {
     pub hub: Hub,
     /// Who makes and sends spans, if spans are wanted.
     pub telemetry: Option<Telemetry>,
-    room: Arc<Semaphore>,
-    most: usize,
+    calls: Arc<Calls>,
     ready: AtomicBool,
     open: AtomicBool,
 }
@@ -87,8 +85,7 @@ impl State {
             meter: Meter::default(),
             hub: Hub::default(),
             telemetry,
-            room: Arc::new(Semaphore::new(most)),
-            most,
+            calls: Arc::new(Calls::new(most)),
             ready: AtomicBool::new(false),
             open: AtomicBool::new(true),
         }
@@ -138,32 +135,33 @@ impl State {
 
     /// Inference calls that were taken and have not ended.
     pub fn in_flight(&self) -> usize {
-        self.most - self.room.available_permits()
+        self.calls.num()
+    }
+
+    /// Calls that were refused for want of room, by cause: too many of them, no memory.
+    pub fn refused(&self) -> [(&'static str, u64); 2] {
+        let (calls, memory) = (self.calls.refused(), self.memory.refused());
+        [("in_flight", calls), ("memory", memory)]
     }
 
     /// Waits until no inference call is left.
     pub async fn idle(&self) {
-        let all = u32::try_from(self.most).unwrap_or(u32::MAX);
-        // The semaphore is never closed.
-        drop(self.room.acquire_many(all).await);
+        self.calls.gone().await;
     }
 
     /// Room for an inference call, at once or not at all.
     ///
     /// # Errors
     /// [`Error::Unavailable`] when the server drains or has its hands full.
-    pub fn enter(&self) -> Result<OwnedSemaphorePermit> {
+    pub fn enter(&self) -> Result<Place> {
         if self.is_stopping() {
             return Err(Error::Unavailable(
                 "Server is stopping, scheduler for new requests is closed".into(),
             ));
         }
-        let permit = self.room.clone().try_acquire_owned();
-        permit.map_err(|_| {
-            let message = format!(
-                "the server has {} inference calls in flight, its most",
-                self.most
-            );
+        self.calls.enter().ok_or_else(|| {
+            let most = self.calls.most();
+            let message = format!("the server has {most} inference calls in flight, its most");
             Error::Unavailable(message)
         })
     }

@@ -90,9 +90,11 @@ pub struct Stats {
     pub cache_miss: Span,
     /// Samples that were answered, not from the cache.
     pub inferences: AtomicU64,
+    /// The most executions that were told.
+    pub executions: AtomicU64,
     /// When the last answer came, in nanoseconds of the engine's clock; 0 before the first.
     last_ns: AtomicU64,
-    /// Requests in the engine.
+    /// Requests that have not ended.
     pub pending: AtomicI64,
     failures: [AtomicU64; 4],
     /// Nanoseconds from arrival to the first rows of answers that come step by step.

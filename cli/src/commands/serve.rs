@@ -124,6 +124,7 @@ fn options(
         max_connections: args.max_connections as usize,
         max_streams: 1024,
         header_timeout: Duration::from_secs(10),
+        idle_timeout: Duration::from_secs(60),
         body_timeout: Duration::from_secs(30),
         stall_timeout: Duration::from_secs_f64(args.stall_secs),
         drain: Duration::from_secs_f64(args.drain_secs),

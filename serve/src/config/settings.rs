@@ -249,12 +249,16 @@ impl Settings {
         own.copied().unwrap_or(self.queue)
     }
 
-    /// The engine's priority level of a request that states `stated`: 1 is the highest.
-    pub fn priority(&self, stated: u64) -> u8 {
-        let level = match stated {
+    /// The engine's priority level of a request of an SLA class that states `stated`: 1 is the highest.
+    /// What it states comes first, where there is such a level, then its class, then the default level.
+    pub fn priority(&self, stated: u64, class: &str) -> u8 {
+        let is_level = stated > 0 && (self.priority_levels == 0 || stated <= self.priority_levels);
+        // Of two of one name the later counts.
+        let class = self.classes.iter().rfind(|c| c.name == class);
+        let level = match class.map_or(0, |c| u64::from(c.priority)) {
+            _ if is_level => stated,
             0 => self.default_priority,
-            n if self.priority_levels > 0 && n > self.priority_levels => self.default_priority,
-            n => n,
+            own => own,
         };
         u8::try_from(level).unwrap_or(u8::MAX)
     }
@@ -532,7 +536,16 @@ mod tests {
     fn priorities_follow_the_levels() {
         let text = "dynamic_batching { priority_levels: 3 default_priority_level: 2 }";
         let (s, _) = settings(text).unwrap();
-        assert_eq!([0, 1, 3, 4].map(|p| s.priority(p)), [2, 1, 3, 2]);
+        let priorities = |s: &Settings, class| [0, 1, 3, 4].map(|p| s.priority(p, class));
+        assert_eq!(priorities(&s, "default"), [2, 1, 3, 2]);
+        let classes = "parameters { key: \"classes\" value { string_value:
+            \"gold:priority=3; gold:priority=1; plain\" } }";
+        let (s, _) = settings(&format!("{text} {classes}")).unwrap();
+        assert_eq!(priorities(&s, "gold"), [1, 1, 3, 1]);
+        assert_eq!(priorities(&s, "plain"), [2, 1, 3, 2]);
+        let (s, _) = settings(classes).unwrap();
+        assert_eq!(priorities(&s, "gold"), [1, 1, 3, 4]);
+        assert_eq!(priorities(&s, "none"), [0, 1, 3, 4]);
         assert!(settings("dynamic_batching { priority_levels: 300 }").is_err());
         let told = settings(&text.replace("level: 2", "level: 4")).unwrap_err();
         assert!(

@@ -15,10 +15,11 @@ use bytes::Bytes;
 use futures_util::Stream;
 use opentelemetry::Context;
 use prost::Message;
-use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tonic::{Status, Streaming};
 
 use super::call;
+use crate::calls::Place;
 use crate::dtype::{self, DataType};
 use crate::error::{Error, Result};
 use crate::explained;
@@ -62,7 +63,7 @@ pub async fn run(
     let place = place(&served, &call);
     let ready = served.check_whole("ModelInfer RPC");
     let ready = ready.and_then(|()| read(state, &tab, call));
-    let mut request = ready.inspect_err(|e| infer::refused(&served, &place, e))?;
+    let mut request = ready.inspect_err(|e| turned_away(&served, &place, e))?;
     request.trace = traced.trace();
     traced.asks(&served, &mut request);
     let answer = infer::start(&served, request)?.finish().await?;
@@ -72,15 +73,21 @@ pub async fn run(
     Ok(response)
 }
 
+/// A call was refused before it was a request, which was to stand there in a sequence.
+fn turned_away(served: &Arc<Served>, place: &Params, error: &Error) {
+    infer::refused(served, place, error);
+    infer::turned_away(served, error);
+}
+
 /// Room for a call.
-fn enter(state: &State, call: &ModelInferRequest) -> Result<OwnedSemaphorePermit> {
+fn enter(state: &State, call: &ModelInferRequest) -> Result<Place> {
     let served = || {
         let repository = &state.repository;
         repository.get(&call.model_name, &call.model_version)
     };
     state.enter().inspect_err(|e| {
         if let Ok(served) = served() {
-            infer::refused(&served, &place(&served, call), e);
+            turned_away(&served, &place(&served, call), e);
         }
     })
 }
@@ -290,7 +297,7 @@ struct Started {
     way: Way,
     wants_final: bool,
     _tab: Tab,
-    room: OwnedSemaphorePermit,
+    room: Place,
 }
 
 /// How its answers come.
@@ -311,7 +318,7 @@ fn start(
         .get(&call.model_name, &call.model_version)?;
     let place = place(&served, &call);
     let ready = read(state, &tab, call).and_then(|r| Ok((r.params.flag(WANTS_FINAL)?, r)));
-    let ready = ready.inspect_err(|e| infer::refused(&served, &place, e));
+    let ready = ready.inspect_err(|e| turned_away(&served, &place, e));
     let (wants_final, mut request) = ready?;
     request.trace = traced.trace();
     traced.asks(&served, &mut request);

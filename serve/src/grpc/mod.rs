@@ -14,7 +14,7 @@ use serde_json::Value as Json;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::error::Error;
-use crate::http::{load_model, unload_model};
+use crate::http::{index_of, load_model, unload_model};
 use crate::proto::grpc_inference_service_server::GrpcInferenceService;
 use crate::proto::*;
 use crate::state::{SERVER_NAME, State};
@@ -171,7 +171,7 @@ impl GrpcInferenceService for Service {
         &self,
         call: Request<RepositoryIndexRequest>,
     ) -> Answered<RepositoryIndexResponse> {
-        let index = self.state.repository.index(call.into_inner().ready);
+        let index = index_of(&self.state, call.into_inner().ready).await?;
         let models = index
             .into_iter()
             .map(|i| repository_index_response::ModelIndex {

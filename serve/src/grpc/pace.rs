@@ -5,11 +5,14 @@
 //! nothing was taken for too long is dropped, and with it what makes it; a connection that has no calls
 //! but such ones is closed.
 //!
+//! A connection whose client has not shown that it may call is held by what it asks for alone: without
+//! calls for too long it is closed.
+//!
 //! A large piece of an answer is handed over in small ones, so that a slow client that does read is told
 //! from one that does not, and its last bytes not before those in front of them were taken.
 
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -34,6 +37,10 @@ pub struct Pace {
     within: Duration,
     /// Calls that have not ended.
     calls: AtomicUsize,
+    /// Whether a call has begun since somebody looked.
+    has_begun: AtomicBool,
+    /// Whether there was a call that not everybody may make.
+    is_admitted: AtomicBool,
     answers: Mutex<Vec<Weak<Lies>>>,
 }
 
@@ -43,6 +50,8 @@ impl Pace {
         Self {
             within,
             calls: AtomicUsize::new(0),
+            has_begun: AtomicBool::new(false),
+            is_admitted: AtomicBool::new(false),
             answers: Mutex::default(),
         }
     }
@@ -55,6 +64,21 @@ impl Pace {
     /// Whether there is anything to look at.
     pub fn has_calls(&self) -> bool {
         self.calls.load(Ordering::SeqCst) > 0
+    }
+
+    /// There is a call that not everybody may make.
+    pub fn admit(&self) {
+        self.is_admitted.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether there was one.
+    pub fn is_admitted(&self) -> bool {
+        self.is_admitted.load(Ordering::SeqCst)
+    }
+
+    /// Whether there was no call since this was asked last.
+    pub fn was_idle(&self) -> bool {
+        !self.has_begun.swap(false, Ordering::SeqCst) && !self.has_calls()
     }
 
     /// Drops answers that have lain for too long; true if the connection has no other calls.
@@ -91,6 +115,7 @@ impl Call {
     /// Begins now.
     pub fn new(pace: Arc<Pace>) -> Self {
         pace.calls.fetch_add(1, Ordering::SeqCst);
+        pace.has_begun.store(true, Ordering::SeqCst);
         Self(pace)
     }
 

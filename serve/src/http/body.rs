@@ -61,6 +61,7 @@ pub fn read(
     for w in &mut wanted {
         w.binary.get_or_insert(all_binary);
     }
+    check_json(served, &wanted, all_binary)?;
     Ok(Request {
         id: parsed.id,
         params,
@@ -69,6 +70,34 @@ pub fn read(
         trace: None,
         count: false,
     })
+}
+
+/// Looks whether JSON has a form for the outputs that are to be in it, before they are computed. All are
+/// wanted if none is, as bytes if `all_binary`.
+fn check_json(served: &Served, wanted: &[Wanted], all_binary: bool) -> Result<()> {
+    for output in &served.config.output {
+        let own = wanted.iter().find(|w| w.name == output.name);
+        let is_json = match own {
+            None => wanted.is_empty() && !all_binary,
+            // Classes are texts.
+            Some(w) => w.binary == Some(false) && w.region.is_none() && w.classes == 0,
+        };
+        let data_type = DataType::of_config(output.data_type);
+        if let Some(data_type) = data_type.filter(|_| is_json) {
+            has_json(&output.name, data_type)?;
+        }
+    }
+    Ok(())
+}
+
+/// Looks whether JSON has a form for the elements of an output.
+fn has_json(name: &str, data_type: DataType) -> Result<()> {
+    if !data_type.has_numbers() {
+        let what = format!("output '{name}' of data-type {data_type}");
+        let expected = "binary_data, for JSON has no form for it";
+        return Err(Error::expected(what, expected, "JSON"));
+    }
+    Ok(())
 }
 
 /// How many bytes of a body are JSON, if its head says so.
@@ -247,11 +276,7 @@ struct Elements<'a>(&'a Output);
 impl<'a> Elements<'a> {
     /// Of an output whose type JSON has a form for.
     fn of(output: &'a Output) -> Result<Self> {
-        if matches!(output.data_type, DataType::Fp16 | DataType::Bf16) {
-            let what = format!("output '{}' of data-type {}", output.name, output.data_type);
-            let expected = "binary_data, for JSON has no form for it";
-            return Err(Error::expected(what, expected, "JSON"));
-        }
+        has_json(&output.name, output.data_type)?;
         Ok(Self(output))
     }
 }

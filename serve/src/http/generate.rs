@@ -10,11 +10,12 @@ use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::Stream;
 use serde_json::{Value, json};
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::mpsc;
 
 use super::json::{self, Small};
 use super::whole::{Whole, kept};
 use super::{App, Target};
+use crate::calls::Place;
 use crate::config::{TEXT_INPUT, TEXT_OUTPUT};
 use crate::dtype::{self, DataType};
 use crate::error::{Error, Result};
@@ -25,8 +26,9 @@ use crate::state::State;
 use crate::telemetry::Traced;
 
 /// Reads a call, and tells its span of it.
-fn read(served: &Served, whole: &Whole, traced: &mut Traced) -> Result<Request> {
-    let mut request = parse(served, whole)?;
+fn read(served: &Arc<Served>, whole: &Whole, traced: &mut Traced) -> Result<Request> {
+    let request = parse(served, whole);
+    let mut request = request.inspect_err(|e| infer::turned_away(served, e))?;
     request.trace = traced.trace();
     traced.asks(served, &mut request);
     Ok(request)
@@ -115,8 +117,9 @@ async fn answer(
     traced: &mut Traced,
     body: Result<Whole>,
 ) -> Result<Response> {
-    let _room = state.enter()?;
-    let body = body?;
+    let away = |e: &Error| target.turned_away(state, e);
+    let _room = state.enter().inspect_err(away)?;
+    let body = body.inspect_err(away)?;
     let served = target.get(state)?;
     let request = read(&served, &body, traced)?;
     let answer = match served.settings.decoupled {
@@ -262,7 +265,7 @@ pub async fn stream(
 }
 
 /// What a stream holds while it runs: its place among the calls, and its body.
-type Holds = (OwnedSemaphorePermit, Whole);
+type Holds = (Place, Whole);
 
 /// Hands in the request of a stream: its text, the client's name for it, and what it holds.
 fn begin(
@@ -271,8 +274,9 @@ fn begin(
     traced: &mut Traced,
     body: Result<Whole>,
 ) -> Result<(Growing, String, Holds)> {
-    let room = state.enter()?;
-    let body = body?;
+    let away = |e: &Error| target.turned_away(state, e);
+    let room = state.enter().inspect_err(away)?;
+    let body = body.inspect_err(away)?;
     let served = target.get(state)?;
     let request = read(&served, &body, traced)?;
     let id = request.id.clone();

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::whole::Few;
 use super::{App, Target};
 use crate::error::{Error, Result};
+use crate::repository::Indexed;
 use crate::state::State;
 
 /// The body of a call as an object; an empty body is an empty one.
@@ -29,7 +30,7 @@ pub async fn index(Shared(state): App, Few(body): Few) -> Result<Json<Value>> {
         Some(Value::Bool(ready)) => *ready,
         Some(other) => return Err(Error::expected("'ready'", "true or false", other)),
     };
-    let index = state.repository.index(ready).into_iter().map(|i| {
+    let index = index_of(&state, ready).await?.into_iter().map(|i| {
         let mut line = json!({ "name": i.name });
         for (key, value) in [
             ("version", i.version),
@@ -43,6 +44,13 @@ pub async fn index(Shared(state): App, Few(body): Few) -> Result<Json<Value>> {
         line
     });
     Ok(Json(index.collect()))
+}
+
+/// The repository's index, by a thread that may wait for a disk.
+pub async fn index_of(state: &Arc<State>, ready: bool) -> Result<Vec<Indexed>> {
+    let state = state.clone();
+    let index = tokio::task::spawn_blocking(move || state.repository.index(ready));
+    index.await.map_err(|e| Error::Internal(e.to_string()))
 }
 
 /// Loads a model on a thread where that may take its time.

@@ -32,7 +32,7 @@ use crate::telemetry::Traced;
 
 pub use body::{region, wanted};
 pub use front::Front;
-pub use manage::{load_model, unload_model};
+pub use manage::{index_of, load_model, unload_model};
 
 use whole::{MaxBody, Whole};
 
@@ -49,6 +49,13 @@ struct Target {
 impl Target {
     fn get(&self, state: &State) -> Result<Arc<Served>> {
         state.repository.get(&self.model, &self.version)
+    }
+
+    /// A call to it was refused before it was a request.
+    fn turned_away(&self, state: &State, error: &Error) {
+        if let Ok(served) = self.get(state) {
+            infer::turned_away(&served, error);
+        }
     }
 }
 
@@ -220,8 +227,9 @@ async fn answer(
         if let (Ok(whole), Ok(served)) = (&body, target.get(state)) {
             body::refused(&served, headers, (&whole.body, &whole.tab), e);
         }
+        target.turned_away(state, e);
     })?;
-    let Whole { body, tab } = body?;
+    let Whole { body, tab } = body.inspect_err(|e| target.turned_away(state, e))?;
     let served = target.get(state)?;
     let mut request = {
         // Its place in a sequence is looked for where it is refused.
@@ -232,6 +240,7 @@ async fn answer(
             if let Some(body) = &again {
                 body::refused(&served, headers, (body, &tab), e);
             }
+            infer::turned_away(&served, e);
         })?
     };
     request.trace = traced.trace();

@@ -3,7 +3,7 @@
 use lazybatch_graph::Tensor;
 
 use super::{Answer, Output, Request, Wanted};
-use crate::config::TEXT_OUTPUT;
+use crate::config::{KnownTensor, TEXT_OUTPUT};
 use crate::dtype::{self, DataType};
 use crate::error::{Error, Result};
 use crate::model::Served;
@@ -91,11 +91,42 @@ fn wanted(served: &Served, request: &Request) -> Vec<Wanted> {
     all.collect()
 }
 
+/// Bytes of an output of `samples` samples that is wanted as it is, where that is known before it is
+/// made.
+fn fixed_size(served: &Served, wanted: &Wanted, samples: usize) -> Option<usize> {
+    let mut known = served.known.outputs.iter();
+    let tensor = known.find(|t| t.name == wanted.name && !t.is_sequence)?;
+    let row: usize = tensor.fixed.iter().product();
+    let size = data_type(served, tensor).size()?;
+    (wanted.classes == 0).then(|| samples.saturating_mul(row * size))
+}
+
+/// Looks whether the outputs whose size is known fit where the request wants them.
+///
+/// # Errors
+/// A region that is too small.
+pub fn check_regions(served: &Served, request: &Request, samples: usize) -> Result<()> {
+    for wanted in &request.wanted {
+        if let Some(region) = &wanted.region
+            && let Some(size) = fixed_size(served, wanted, samples)
+        {
+            region.check(size)?;
+        }
+    }
+    Ok(())
+}
+
+/// Type of an output at the edge.
+fn data_type(served: &Served, tensor: &KnownTensor) -> DataType {
+    let listed = served.config.output.iter().find(|o| o.name == tensor.name);
+    let stated = listed.and_then(|o| DataType::of_config(o.data_type));
+    stated.unwrap_or(tensor.data_type)
+}
+
 fn numbers(served: &Served, wanted: Wanted, at: usize, parts: &[&Tensor]) -> Output {
     let tensor = &served.known.outputs[at];
     let listed = served.config.output.iter().find(|o| o.name == tensor.name);
-    let data_type = listed.and_then(|o| DataType::of_config(o.data_type));
-    let data_type = data_type.unwrap_or(tensor.data_type);
+    let data_type = data_type(served, tensor);
     let row: usize = tensor.fixed.iter().product();
     let row_bytes = row * data_type.size().unwrap_or(1);
     let mut shape = Vec::new();

@@ -14,7 +14,9 @@ use lazybatch_engine::Launches;
 use lazybatch_sla::{Outcome, Time};
 use opentelemetry::TraceId;
 
-pub use run::{Item, Running, Stepwise, class_of, full, rehearse, start, steps, stream};
+pub use run::{
+    Item, Running, Stepwise, class_of, full, rehearse, start, steps, stream, turned_away,
+};
 
 pub use sequence::{PLACE, refused};
 

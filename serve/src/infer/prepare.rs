@@ -8,16 +8,22 @@ use std::time::Duration;
 use lazybatch_engine::Options;
 use lazybatch_graph::Tensor;
 use lazybatch_sla::Nanos;
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::time::Instant;
 
+use super::pending::DEFAULT;
 use super::sampling::Wish;
-use super::{Input, Request, Wanted, sequence};
+use super::{Input, Request, Wanted, answer, sequence};
 use crate::config::TEXT_INPUT;
 use crate::config::controls::repeated;
 use crate::dtype::{self, DataType};
 use crate::error::{Error, Result};
 use crate::explained;
+use crate::host::Text;
 use crate::model::Served;
+
+/// Bytes of a text beyond which other work of the thread does not wait while it is tokenized.
+const LONG: usize = 32 << 10;
 
 /// A request made ready for the engine.
 pub struct Prepared {
@@ -58,6 +64,7 @@ pub fn prepare(served: &Served, request: &Request) -> Result<Prepared> {
         return Err(Error::expected(what, "one sample", samples));
     }
     check_wanted(served, request)?;
+    answer::check_regions(served, request, samples)?;
     // The engine looks too, but what the response cache answers does not get there.
     served.engine().check_class(options.class.as_deref())?;
     Ok(Prepared {
@@ -101,7 +108,9 @@ fn options(served: &Served, request: &Request) -> Result<(Options, u64)> {
         )));
     }
     let stated = params.number("timeout")?.unwrap_or(0);
-    let priority = settings.priority(params.number("priority")?.unwrap_or(0));
+    let class = params.text("sla_class")?;
+    let priority = params.number("priority")?.unwrap_or(0);
+    let priority = settings.priority(priority, class.unwrap_or(DEFAULT));
     let queue = settings.queue(priority);
     let (timeout_us, delay_after) = match (queue.timeout_us(stated), queue.delays) {
         (0, true) => (0, None),
@@ -114,7 +123,7 @@ fn options(served: &Served, request: &Request) -> Result<(Options, u64)> {
     };
     let steps = steps.map(|n| u32::try_from(n.max(1)).unwrap_or(u32::MAX));
     let options = Options {
-        class: params.text("sla_class")?.map(str::to_owned),
+        class: class.map(str::to_owned),
         sla: params.positive("sla_ms")?.map(Nanos::from_ms_f64),
         priority,
         sequence,
@@ -170,7 +179,7 @@ fn from_text(
     check_samples(served, num)?;
     let calls = parts.into_iter().map(|part| {
         let text = std::str::from_utf8(part).map_err(|e| fail("UTF-8 text", e.to_string()))?;
-        let inputs = codec.inputs(text);
+        let inputs = tokenized(&**codec, text);
         let mut inputs = inputs.map_err(|e| Error::Invalid(format!("{what}: {e}")))?;
         if let Some(at) = served.program.sampling() {
             inputs.truncate(at.index());
@@ -179,6 +188,16 @@ fn from_text(
         Ok(inputs)
     });
     Ok((calls.collect::<Result<_>>()?, num))
+}
+
+/// The inputs for a text. While a long one is tokenized, another thread goes on with what else there is to
+/// do, where there may be another.
+fn tokenized(codec: &dyn Text, text: &str) -> std::result::Result<Vec<Tensor>, String> {
+    let has_others = |runtime: Handle| runtime.runtime_flavor() == RuntimeFlavor::MultiThread;
+    if text.len() > LONG && Handle::try_current().is_ok_and(has_others) {
+        return tokio::task::block_in_place(|| codec.inputs(text));
+    }
+    codec.inputs(text)
 }
 
 fn unexpected(served: &Served, input: &Input) -> Error {

@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout_at};
 use super::held::let_go;
 use super::pending::{DEFAULT, Pending};
 use super::prepare::{Prepared, prepare};
-use super::sequence::refused;
+use super::sequence::{lost, refused};
 use super::{Answer, Passage, Request, answer};
 use crate::cache::{Key, Outputs};
 use crate::error::{Error, Result};
@@ -52,6 +52,14 @@ pub fn full(served: &Arc<Served>) -> Option<Error> {
     let error = full.into();
     Pending::new(served, DEFAULT).end(Some(&error));
     Some(error)
+}
+
+/// A call to a model was refused before it was a request: for want of room, it counts as one that was
+/// refused.
+pub fn turned_away(served: &Arc<Served>, error: &Error) {
+    if matches!(error, Error::Unavailable(_)) {
+        Pending::new(served, DEFAULT).end(Some(error));
+    }
 }
 
 /// Hands a request to the engine: behind it, others of its sequence are later ones.
@@ -227,7 +235,8 @@ impl Running {
         let engine = served.engine();
         let finished = engine.now();
         let outputs: Outputs = ended.into_iter().map(|e: Ended| e.outputs).collect();
-        let mut answer = answer::gather(served, &self.request, &outputs)?;
+        let mut answer = answer::gather(served, &self.request, &outputs)
+            .inspect_err(|e| lost(served, &self.request.params, e))?;
         let gathered = engine.now();
         if let Some(passage) = &passage {
             let output = gathered.since(finished);
@@ -464,7 +473,8 @@ impl Stepwise {
             served.stats.answered(self.pending.class(), passage);
         }
         let finished = served.engine().now();
-        let answer = answer::gather(served, &self.request, &[ended.outputs])?;
+        let answer = answer::gather(served, &self.request, &[ended.outputs])
+            .inspect_err(|e| lost(served, &self.request.params, e))?;
         if let Some(passage) = &passage {
             let output = served.engine().now().since(finished);
             served.stats.computed(passage, self.input, output);

@@ -26,15 +26,28 @@ pub fn id(params: &Params) -> Result<Option<u64>> {
 /// Tells the engine of a request with these parameters that was refused before it came there: if it is
 /// of a sequence with state, what follows in that fails with the cause until it is started again.
 pub fn refused(served: &Served, params: &Params, error: &Error) {
+    let flag = |key| params.flag(key).unwrap_or(false);
+    breaks(served, params, flag("sequence_start"), error);
+}
+
+/// The same of a request that the engine has run, and whose answer did not go where it was wanted: its
+/// client has nothing of it, so what follows is not to go on from there.
+pub fn lost(served: &Served, params: &Params, error: &Error) {
+    // Behind its end nothing follows, and its id may be another's by now.
+    if !params.flag("sequence_end").unwrap_or(false) {
+        breaks(served, params, false, error);
+    }
+}
+
+fn breaks(served: &Served, params: &Params, sequence_start: bool, error: &Error) {
     if !served.is_stateful() {
         return;
     }
     if let Ok(Some(sequence)) = id(params) {
-        let flag = |key| params.flag(key).unwrap_or(false);
         let options = Options {
             sequence: Some(sequence),
-            sequence_start: flag("sequence_start"),
-            sequence_end: flag("sequence_end"),
+            sequence_start,
+            sequence_end: params.flag("sequence_end").unwrap_or(false),
             ..Options::default()
         };
         served.engine().refused(&options, &error.told());

@@ -1,8 +1,8 @@
 //! The model repository: `<root>/<model>/config.pbtxt` and `<root>/<model>/<version>/`.
 //!
 //! All versions run in one engine, so that node-level batching, priorities and fair shares span them,
-//! unless one asks for an engine of its own. A load replaces versions one at a time: requests that an
-//! old one has taken end on it, and it goes when the last of them has.
+//! unless one asks for an engine of its own. A load replaces all versions of a model at once, when all new
+//! ones are ready: requests that an old one has taken end on it, and it goes when the last of them has.
 //!
 //! An ensemble is made of other models' programs, and of the files in which those lie: a change of
 //! one of them is a change of the ensemble.
@@ -10,6 +10,7 @@
 //! Invariants:
 //! 1. A model that is served stays so while another load of it runs, and if that load fails.
 //! 2. Loads and unloads run one after another.
+//! 3. A folder that cannot be read is no change: what is served stays so until it can be.
 
 pub(crate) mod ensemble;
 pub(crate) mod load;
@@ -17,6 +18,7 @@ mod texts;
 pub(crate) mod version;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::SystemTime;
@@ -142,7 +144,9 @@ impl Repository {
     /// All models that cannot be loaded, each with its cause; the others are served.
     pub fn load_first(&self) -> Result<()> {
         let names = match &self.control {
-            Control::None | Control::Poll => self.folders(),
+            Control::None | Control::Poll => self
+                .folders()
+                .map_err(|e| Error::expected(self.root.display(), "a folder of models", e))?,
             Control::Explicit(names) => names.clone(),
         };
         let names = self.in_order(names);
@@ -155,16 +159,22 @@ impl Repository {
     }
 
     /// Names of the folders that may be models.
-    fn folders(&self) -> Vec<String> {
-        let entries = std::fs::read_dir(&self.root)
-            .into_iter()
-            .flatten()
-            .flatten();
-        let folders = entries.filter(|e| e.path().is_dir());
-        let names = folders.filter_map(|e| e.file_name().into_string().ok());
-        let mut names: Vec<_> = names.filter(|n| !n.starts_with('.')).collect();
+    ///
+    /// # Errors
+    /// A repository that cannot be read: what is in it is not known then.
+    fn folders(&self) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(&self.root)? {
+            let entry = entry?;
+            // What it says of itself can be had where the folder is not to be entered.
+            let kind = entry.file_type()?;
+            if kind.is_dir() || (kind.is_symlink() && entry.path().is_dir()) {
+                names.extend(entry.file_name().into_string());
+            }
+        }
+        names.retain(|n| !n.starts_with('.'));
         names.sort();
-        names
+        Ok(names)
     }
 
     fn read(&self) -> std::sync::RwLockReadGuard<'_, BTreeMap<String, Entry>> {
@@ -223,48 +233,53 @@ impl Repository {
         let folder = self.folder(name).map_err(fail)?;
         let config = self.config(name, &folder, stated).map_err(fail)?;
         let steps = self.all_steps(name, &config);
-        let fingerprint = self.fingerprint(name, &steps);
+        let fingerprint = self.fingerprint(name, &steps, |e| Some(&e.fingerprint));
         let chosen = chosen(&folder, &config).map_err(fail)?;
-        let mut failed = Vec::new();
+        let mut started = Vec::new();
+        let mut failed = BTreeMap::new();
         for &version in &chosen {
             let (host, config) = (&*self.host, config.clone());
             let part = |step: &str, wanted| self.part(step, wanted, &[name]);
-            let started = Version::read(host, &folder, config, version, &part);
-            let started =
-                started.and_then(|v| Served::start(host, &self.shared, &folder, version, v));
-            let mut models = self.write();
-            let entry = models.entry(name.to_owned()).or_default();
-            match started {
-                Ok(served) => {
-                    tracing::info!(model = name, version, "loaded");
-                    entry
-                        .versions
-                        .insert(version, State::Ready(Arc::new(served)));
-                }
+            let read = Version::read(host, &folder, config, version, &part);
+            match read.and_then(|v| Served::start(host, &self.shared, &folder, version, v)) {
+                Ok(served) => started.push((version, Arc::new(served))),
                 Err(error) => {
                     tracing::error!(model = name, version, %error, "cannot be loaded");
-                    let was_ready = matches!(entry.versions.get(&version), Some(State::Ready(_)));
-                    if !was_ready {
-                        let state = State::Unavailable(error.to_string());
-                        entry.versions.insert(version, state);
-                    }
-                    failed.push(error.to_string());
+                    drop(failed.insert(version, error.to_string()));
                 }
             }
         }
+        // What goes does so behind the lock: it ends in its engine.
+        let mut gone = Vec::new();
         let mut models = self.write();
         let entry = models.entry(name.to_owned()).or_default();
         entry.fingerprint.clone_from(&fingerprint);
         if !failed.is_empty() {
+            for &version in &chosen {
+                let beside = || "another version could not be loaded with it".to_owned();
+                let why = failed.get(&version).cloned().unwrap_or_else(beside);
+                let state = entry.versions.entry(version);
+                let state = state.or_insert_with(|| State::Unavailable(String::new()));
+                if let State::Unavailable(reason) = state {
+                    *reason = why;
+                }
+            }
+            let failed: Vec<String> = failed.into_values().collect();
             return Err(fail(Error::Invalid(failed.join("\n"))));
         }
         entry.source = stated.is_none().then_some(fingerprint);
         entry.steps = steps;
+        for (version, served) in started {
+            tracing::info!(model = name, version, "loaded");
+            gone.extend(entry.versions.insert(version, State::Ready(served)));
+        }
         for (version, state) in &mut entry.versions {
             if !chosen.contains(version) && matches!(state, State::Ready(_)) {
-                *state = State::Unavailable("unloaded".into());
+                let unloaded = State::Unavailable("unloaded".into());
+                gone.push(std::mem::replace(state, unloaded));
             }
         }
+        drop(models);
         Ok(())
     }
 
@@ -282,12 +297,11 @@ impl Repository {
         let path = folder.join(CONFIG_FILE);
         let mut config = match json {
             Some(json) => Config::parse_json("parameter 'config'", json)?,
-            None if path.exists() => {
-                let text = std::fs::read_to_string(&path)
-                    .map_err(|e| Error::expected(path.display(), "a readable text", e))?;
-                Config::parse(&format!("{name}/{CONFIG_FILE}"), &text)?
-            }
-            None => Config::default(),
+            None => match std::fs::read_to_string(&path) {
+                Ok(text) => Config::parse(&format!("{name}/{CONFIG_FILE}"), &text)?,
+                Err(e) if e.kind() == io::ErrorKind::NotFound => Config::default(),
+                Err(e) => return Err(Error::expected(path.display(), "a readable text", e)),
+            },
         };
         if config.proto.name.is_empty() {
             config.proto.name = name.to_owned();
@@ -319,7 +333,8 @@ impl Repository {
         };
         let expected = || Error::expected("model_version", format!("one of {chosen:?}"), wanted);
         let version = version.ok_or_else(expected)?;
-        let now = self.fingerprint(name, &self.all_steps(name, &config));
+        let steps = self.all_steps(name, &config);
+        let now = self.fingerprint(name, &steps, |e| e.source.as_ref());
         let served = match self.read().get(name) {
             Some(entry) if entry.source.as_ref() == Some(&now) => {
                 entry.versions.get(&version).cloned()
@@ -348,10 +363,12 @@ impl Repository {
         all
     }
 
-    /// The same of a model in its folder.
+    /// The same of a model in its folder; those that it had when it was loaded if its configuration
+    /// cannot be read.
     fn steps_of(&self, name: &str) -> BTreeSet<String> {
         let config = self.folder(name).and_then(|f| self.config(name, &f, None));
-        config.map_or_else(|_| BTreeSet::new(), |c| self.all_steps(name, &c))
+        let had = || self.read().get(name).map(|entry| entry.steps.clone());
+        config.map_or_else(|_| had().unwrap_or_default(), |c| self.all_steps(name, &c))
     }
 
     /// `names`, each behind its steps among them: it has more of them in all than any of its steps.
@@ -360,10 +377,19 @@ impl Repository {
         names
     }
 
-    /// What is told of a model's files and those of its steps.
-    fn fingerprint(&self, name: &str, steps: &BTreeSet<String>) -> Fingerprint {
+    /// What is told of a model's files and those of its steps; of what cannot be read, what `before`
+    /// tells of it.
+    fn fingerprint(
+        &self,
+        name: &str,
+        steps: &BTreeSet<String>,
+        before: impl Fn(&Entry) -> Option<&Fingerprint>,
+    ) -> Fingerprint {
+        let before = self.read().get(name).and_then(|e| before(e).cloned());
+        let before = before.unwrap_or_default();
         let all = std::iter::once(name).chain(steps.iter().map(String::as_str));
-        all.flat_map(|n| fingerprint(&self.root.join(n))).collect()
+        all.flat_map(|n| fingerprint(&self.root.join(n), &before))
+            .collect()
     }
 
     /// Stops serving a model; with `dependents` also the steps of an ensemble that no other served
@@ -398,10 +424,17 @@ impl Repository {
 
     /// Looks whether folders have changed; loads and unloads accordingly. For [`Control::Poll`].
     pub fn poll(&self) {
-        let names = self.folders();
+        let names = match self.folders() {
+            Ok(names) => names,
+            Err(error) => {
+                let folder = self.root.display();
+                tracing::error!(%folder, %error, "cannot be read: what is served stays so");
+                return;
+            }
+        };
         // A step that has changed is loaded before the ensembles that it changes.
         for name in &self.in_order(names.clone()) {
-            let now = self.fingerprint(name, &self.steps_of(name));
+            let now = self.fingerprint(name, &self.steps_of(name), |e| Some(&e.fingerprint));
             let same = self.read().get(name).is_some_and(|e| e.fingerprint == now);
             if !same {
                 // What went wrong is logged and in the index; the next change is tried again.
@@ -424,8 +457,11 @@ impl Repository {
         }
     }
 
-    /// All models, one line a version.
+    /// All models, one line a version. Reads the repository's folder.
     pub fn index(&self, ready: bool) -> Vec<Indexed> {
+        // Those that are not loaded are not known where it cannot be read. Before anything is locked:
+        // a disk may take its time, and who asks for a model must not wait for it.
+        let folders = self.folders().unwrap_or_default();
         let models = self.read();
         let mut index = Vec::new();
         for (name, entry) in models.iter() {
@@ -442,7 +478,7 @@ impl Repository {
                 });
             }
         }
-        for name in self.folders() {
+        for name in folders {
             if !models.contains_key(&name) {
                 index.push(Indexed {
                     name,
@@ -585,19 +621,32 @@ fn chosen(folder: &Path, config: &Config) -> Result<Vec<u64>> {
     Ok(chosen)
 }
 
-/// Sizes and dates of a model's files, two folders deep.
-fn fingerprint(folder: &Path) -> Fingerprint {
+/// Sizes and dates of a model's files, two folders deep; of what is there and cannot be read, those that
+/// `before` has.
+fn fingerprint(folder: &Path, before: &Fingerprint) -> Fingerprint {
+    let is_gone = |e: &io::Error| e.kind() == io::ErrorKind::NotFound;
     let mut found = Fingerprint::new();
+    let keep = |found: &mut Fingerprint, path: &Path| {
+        let had = before.iter().filter(|(file, _)| file.starts_with(path));
+        found.extend(had.map(|(file, told)| (file.clone(), *told)));
+    };
     let mut open = vec![(folder.to_owned(), 0)];
     while let Some((dir, depth)) = open.pop() {
-        for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
-            let Ok(meta) = entry.path().metadata() else {
-                continue;
+        let entries =
+            match std::fs::read_dir(&dir).and_then(Iterator::collect::<io::Result<Vec<_>>>) {
+                Ok(entries) => entries,
+                Err(e) if is_gone(&e) => continue,
+                Err(_) => {
+                    keep(&mut found, &dir);
+                    continue;
+                }
             };
-            if meta.is_dir() && depth < 2 {
-                open.push((entry.path(), depth + 1));
-            } else {
-                found.insert(entry.path(), (meta.len(), meta.modified().ok()));
+        for path in entries.iter().map(std::fs::DirEntry::path) {
+            match path.metadata() {
+                Ok(meta) if meta.is_dir() && depth < 2 => open.push((path, depth + 1)),
+                Ok(meta) => drop(found.insert(path, (meta.len(), meta.modified().ok()))),
+                Err(e) if is_gone(&e) => {}
+                Err(_) => keep(&mut found, &path),
             }
         }
     }
@@ -655,12 +704,29 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("1").join("model.onnx");
         std::fs::create_dir_all(folder.path().join("1")).unwrap();
-        let before = fingerprint(folder.path());
+        let told = || fingerprint(folder.path(), &Fingerprint::new());
+        let before = told();
         std::fs::write(&file, "a").unwrap();
-        let one = fingerprint(folder.path());
+        let one = told();
         std::fs::write(&file, "ab").unwrap();
-        let two = fingerprint(folder.path());
+        let two = told();
         assert!(before != one && one != two);
-        assert_eq!(two, fingerprint(folder.path()));
+        assert_eq!(two, told());
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_no_change_and_what_is_gone_is_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = folder.path().join("model");
+        std::fs::create_dir_all(model.join("1")).unwrap();
+        std::fs::write(model.join("1").join("model.onnx"), "a").unwrap();
+        std::fs::write(folder.path().join("other"), "b").unwrap();
+        let before = fingerprint(&model, &Fingerprint::new());
+        // A file is no folder that can be read, whoever asks.
+        std::fs::rename(&model, folder.path().join("away")).unwrap();
+        std::fs::write(&model, "no folder").unwrap();
+        assert_eq!(fingerprint(&model, &before), before);
+        std::fs::remove_file(&model).unwrap();
+        assert!(fingerprint(&model, &before).is_empty());
     }
 }

@@ -13,6 +13,7 @@ use serde_json::json;
 use tower::{Layer, Service};
 
 use super::{Guard, Port, Refusal};
+use crate::grpc::Pace;
 
 /// Puts [`Auth`] in front of a service.
 pub struct AuthLayer<B> {
@@ -115,7 +116,16 @@ where
             refuse,
         } = &self.ask;
         match guard.admit(*port, *on_loopback, request.uri().path(), request.headers()) {
-            Ok(()) => Either::Right(self.inner.call(request)),
+            Ok(()) => {
+                // Connections of gRPC bring theirs.
+                if let Some(pace) = request.extensions().get::<Arc<Pace>>()
+                    && !pace.is_admitted()
+                    && !Guard::is_free(request.uri().path())
+                {
+                    pace.admit();
+                }
+                Either::Right(self.inner.call(request))
+            }
             Err(refusal) => Either::Left(ready(Ok(refuse(refusal)))),
         }
     }

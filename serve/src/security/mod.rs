@@ -166,6 +166,11 @@ impl Guard {
         self.tls.as_ref().map(|tls| tls.acceptor(port))
     }
 
+    /// Whether a call to `path` is answered to everybody.
+    pub fn is_free(path: &str) -> bool {
+        FREE.contains(&path)
+    }
+
     /// Whether a call to `path` may pass that came to a port, which may listen `on_loopback`.
     ///
     /// # Errors
@@ -178,12 +183,12 @@ impl Guard {
         headers: &HeaderMap,
     ) -> std::result::Result<(), Refusal> {
         let Some(tokens) = &self.tokens else {
-            if self.knows_callers || port == Port::Grpc || FREE.contains(&path) {
+            if self.knows_callers || port == Port::Grpc || Self::is_free(path) {
                 return Ok(());
             }
             return pages::check(headers, on_loopback);
         };
-        if FREE.contains(&path) || (port == Port::Metrics && self.metrics_open) {
+        if Self::is_free(path) || (port == Port::Metrics && self.metrics_open) {
             return Ok(());
         }
         let given = headers.get(AUTHORIZATION).ok_or(Refusal::Missing)?;

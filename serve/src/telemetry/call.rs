@@ -131,11 +131,12 @@ impl Traced {
         self.file = file.and_then(|file| file.asks(served, request));
         let Some(open) = self.recording() else { return };
         let priority = request.params.number("priority").ok().flatten();
-        let priority = served.settings.priority(priority.unwrap_or(0));
+        let class = class_of(served, request);
+        let priority = served.settings.priority(priority.unwrap_or(0), class);
         let attributes = [
             KeyValue::new("lazybatch.model.name", cut(&served.name, MOST_NAME)),
             KeyValue::new("lazybatch.model.version", served.version.to_string()),
-            KeyValue::new("lazybatch.class", class_of(served, request).to_owned()),
+            KeyValue::new("lazybatch.class", class.to_owned()),
             KeyValue::new("lazybatch.priority", i64::from(priority)),
         ];
         open.span.set_attributes(attributes);

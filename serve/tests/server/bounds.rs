@@ -340,3 +340,18 @@ async fn an_output_is_made_once_and_lists_are_bounded() {
     drop(client);
     end(server).await;
 }
+
+#[tokio::test]
+async fn a_server_may_have_as_many_descriptors_as_the_system_lets_it_have() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let before = getrlimit(Resource::Nofile);
+    let few = Rlimit {
+        current: Some(before.maximum.map_or(4096, |most| most.min(4096))),
+        ..before
+    };
+    setrlimit(Resource::Nofile, few).unwrap();
+    let mut server = start(|_| {}).await;
+    assert_eq!(getrlimit(Resource::Nofile).current, before.maximum);
+    server.end();
+    server.ended().await;
+}

@@ -52,6 +52,11 @@ async fn bodies_together_stay_within_the_budget_and_free_it_again() {
             .unwrap();
         assert_eq!(raw::ended(answer).await.0, "14", "{method}: UNAVAILABLE");
     }
+    // Each counts once; of those over gRPC nobody knows whose requests they would have been.
+    assert_eq!(server.state.refused(), [("in_flight", 0), ("memory", 4)]);
+    let served = server.state.repository.get("add", "").unwrap();
+    assert_eq!(served.stats.failures()[0], 2);
+    drop(served);
     // Small ones find room.
     let (code, text) = call(at, "POST", INFER, &add(4)).await;
     assert!(code == 200 && is_sum(&text, 4), "{text}");

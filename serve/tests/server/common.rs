@@ -63,6 +63,14 @@ impl Gate {
         self.0.0.lock().unwrap().order.clone()
     }
 
+    /// Holds back whoever calls it, as a launch.
+    fn wait(&self) {
+        let mut held = self.0.0.lock().unwrap();
+        held.launches += 1;
+        let mut held = self.0.1.wait_while(held, |held| held.shut).unwrap();
+        held.launches -= 1;
+    }
+
     fn pass(&self, launch: &Launch) -> Result<(), Error> {
         let mut held = self.0.0.lock().unwrap();
         held.launches += 1;
@@ -178,7 +186,8 @@ impl Host for TestHost {
             return Ok(Some(Box::new(Letters)));
         }
         let word = program.name.strip_prefix("speaker of ");
-        Ok(word.map(|word| Box::new(Speaks(word.parse().unwrap())) as _))
+        let speaks = |word: &str| Speaks(word.parse().unwrap(), self.0.clone());
+        Ok(word.map(|word| Box::new(speaks(word)) as _))
     }
     fn measure(&self, _: &SharedProgram, _: u32, _: Cut) -> Result<Option<ModelProfile>, String> {
         Ok(None)
@@ -188,11 +197,17 @@ impl Host for TestHost {
 /// What a speaker of words without bytes says, a byte a token.
 pub const SPELT: &str = "a\u{e9} \u{2603}b \u{1f389}\u{1f389}.\u{e9}";
 
+/// Bytes beyond which a [`speaker`]'s text is not read while the gate is shut.
+pub const LONG: usize = 100_000;
+
 /// Text of [`speaker`]: every token is a word of so many bytes, or a byte of [`SPELT`].
-struct Speaks(usize);
+struct Speaks(usize, Gate);
 
 impl Text for Speaks {
-    fn inputs(&self, _: &str) -> Result<Vec<Tensor>, String> {
+    fn inputs(&self, text: &str) -> Result<Vec<Tensor>, String> {
+        if text.len() > LONG {
+            self.1.wait();
+        }
         Ok(vec![Tensor::from_f32(&[1, 2], &[0.5, 0.25])])
     }
     fn answer(&self, outputs: &[Tensor]) -> Result<Option<String>, String> {
@@ -275,6 +290,7 @@ pub async fn start(set: impl FnOnce(&mut Options)) -> Running {
         max_connections: 256,
         max_streams: 64,
         header_timeout: Duration::from_secs(5),
+        idle_timeout: Duration::from_secs(60),
         body_timeout: Duration::from_secs(5),
         stall_timeout: Duration::from_secs(30),
         drain: Duration::from_secs(60),

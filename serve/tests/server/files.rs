@@ -85,6 +85,42 @@ async fn no_configuration_reads_files_outside_its_models_folder() {
 }
 
 #[tokio::test]
+async fn nothing_is_computed_for_an_answer_that_json_has_no_form_for() {
+    let mut server = start(|o| o.control = Control::Explicit(Vec::new())).await;
+    let config = json!({ "max_batch_size": 4, "output": [
+        { "name": "OUTPUT0", "data_type": "TYPE_FP16", "dims": [16] },
+        { "name": "OUTPUT1", "data_type": "TYPE_FP32", "dims": [16] },
+    ] });
+    let (status, text) = load(&server, config).await;
+    assert_eq!(status, 200, "{text}");
+    let infer = async |wants: &str| {
+        let body = add(1).replacen('{', &format!("{{{wants}"), 1);
+        call(server.http(), "POST", "/v2/models/add/infer", &body).await
+    };
+    for wants in [
+        "",
+        r#""outputs":[{"name":"OUTPUT0"}],"#,
+        r#""parameters":{"binary_data_output":true},
+            "outputs":[{"name":"OUTPUT0","parameters":{"binary_data":false}}],"#,
+    ] {
+        let (status, text) = infer(wants).await;
+        let told = "output 'OUTPUT0' of data-type FP16: expected binary_data";
+        assert!(status == 400 && text.contains(told), "{wants}: {text}");
+    }
+    assert!(server.gate.order().is_empty(), "something was computed");
+    for wants in [
+        r#""parameters":{"binary_data_output":true},"#,
+        r#""outputs":[{"name":"OUTPUT0","parameters":{"classification":1}}],"#,
+        r#""outputs":[{"name":"OUTPUT1"}],"#,
+    ] {
+        let (status, text) = infer(wants).await;
+        assert_eq!(status, 200, "{wants}: {text}");
+    }
+    server.end();
+    server.ended().await;
+}
+
+#[tokio::test]
 async fn a_batch_beyond_all_bounds_refuses_the_load() {
     let mut server = start(|o| o.control = Control::Explicit(Vec::new())).await;
     let (status, text) = load(&server, json!({ "max_batch_size": 2_000_000_000 })).await;

@@ -62,6 +62,14 @@ async fn more_than_the_queue_holds_is_refused_at_once_and_the_rest_is_answered()
         assert!(taken.len() <= 8, "the queue has no bound");
     }
     assert_eq!(call(at, "GET", "/v2/health/ready", "").await.0, 200);
+    // The one in its launch waits no more.
+    let (_, text) = call(server.metrics(), "GET", "/metrics", "").await;
+    for line in [
+        r#"nv_inference_pending_request_count{model="add",version="1"} 2"#,
+        r#"lazybatch_requests_open{model="add",version="1"} 3"#,
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line}: {text}");
+    }
     server.gate.open();
     for (value, one) in taken.into_iter().enumerate() {
         let (status, text) = one.await.unwrap();
@@ -85,6 +93,15 @@ async fn more_calls_than_the_server_takes_are_refused_on_both_protocols() {
         .model_infer(lazybatch_serve::proto::ModelInferRequest::default())
         .await;
     assert_eq!(refused.unwrap_err().code(), tonic::Code::Unavailable);
+    // Over gRPC it named no model.
+    let (_, text) = call(server.metrics(), "GET", "/metrics", "").await;
+    for line in [
+        r#"lazybatch_calls_refused_total{cause="in_flight"} 2"#,
+        r#"lazybatch_calls_refused_total{cause="memory"} 0"#,
+        r#"nv_inference_request_failure{model="add",version="1",reason="REJECTED"} 1"#,
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line}: {text}");
+    }
     server.gate.open();
     let (status, text) = first.await.unwrap();
     assert!(status == 200 && is_sum(&text, 5), "{text}");
@@ -107,6 +124,9 @@ async fn the_end_waits_for_what_was_taken_and_refuses_what_comes() {
     let (status, text) = call(at, "POST", INFER, &add(8)).await;
     assert!(status == 503 && text.contains("stopping"), "{text}");
     assert!(!taken.is_finished(), "it is held");
+    assert_eq!(server.state.in_flight(), 1);
+    let (_, text) = call(server.metrics(), "GET", "/metrics", "").await;
+    assert!(text.contains("\nlazybatch_calls_in_flight 1\n"), "{text}");
     server.gate.open();
     let (status, text) = taken.await.unwrap();
     assert!(status == 200 && is_sum(&text, 7), "{text}");

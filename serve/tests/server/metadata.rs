@@ -6,8 +6,10 @@ use std::collections::BTreeSet;
 use lazybatch_serve::proto::{ModelStatisticsRequest, ServerMetadataRequest};
 use lazybatch_serve::{Control, Options, TraceDir};
 use serde_json::Value;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
 
-use crate::common::{Running, add, call, soon, start};
+use crate::common::{Running, add, add_samples, call, http, soon, start};
 
 async fn end(mut server: Running) {
     server.end();
@@ -206,5 +208,44 @@ async fn a_request_of_several_samples_counts_once_with_its_own_times() {
     let after = json(&server, "/v2/models/lstm/stats").await;
     assert_eq!(span(&after, "compute_input"), stages[1]);
     drop(served);
+    end(server).await;
+}
+
+#[tokio::test]
+async fn executions_do_not_become_fewer() {
+    let server = start(|_| {}).await;
+    let at = server.http();
+    let executions = async || {
+        let (_, text) = call(server.metrics(), "GET", "/metrics", "").await;
+        let name = "nv_inference_exec_count{model=\"add\",version=\"1\"} ";
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.map(str::to_owned)
+    };
+    let infer = async |body: &str| call(at, "POST", "/v2/models/add/infer", body).await;
+    for value in 0..4 {
+        let (status, text) = infer(&add(value)).await;
+        assert_eq!(status, 200, "{text}");
+    }
+    assert_eq!(executions().await.as_deref(), Some("4"));
+    // Launches of more samples, whose clients leave, make the mean batch greater.
+    let served = server.state.repository.get("add", "").unwrap();
+    let body = add_samples(1, 4);
+    for _ in 0..4 {
+        let batched = || served.engine().figures().counters.batched;
+        let before = batched();
+        server.gate.shut();
+        let mut leaves = TcpStream::connect(at).await.unwrap();
+        let call = http("POST", "/v2/models/add/infer", body.as_bytes());
+        leaves.write_all(&call).await.unwrap();
+        soon("it runs", || server.gate.holding() == 1).await;
+        drop(leaves);
+        soon("it is left", || server.state.in_flight() == 0).await;
+        server.gate.open();
+        soon("its launch counts", || batched() > before).await;
+    }
+    drop(served);
+    assert_eq!(executions().await.as_deref(), Some("4"));
+    let stats = json(&server, "/v2/models/add/stats").await["model_stats"][0].take();
+    assert_eq!(stats["execution_count"], 4);
     end(server).await;
 }

@@ -69,7 +69,8 @@ async fn priority_levels_span_models() {
 const LEVELS: &str = "max_batch_size: 4
 dynamic_batching { priority_levels: 2 default_priority_level: 2
   default_queue_policy { max_queue_size: 2 }
-  priority_queue_policy { key: 1 value { max_queue_size: 1 } } }";
+  priority_queue_policy { key: 1 value { max_queue_size: 1 } } }
+parameters { key: \"classes\" value { string_value: \"gold:priority=1; plain\" } }";
 
 #[tokio::test]
 async fn each_priority_level_refuses_beyond_its_own_queue() {
@@ -81,6 +82,10 @@ async fn each_priority_level_refuses_beyond_its_own_queue() {
     let body = |value: u8, priority: u8| {
         let params = format!(r#"{{"parameters":{{"priority":{priority}}},"#);
         add(value).replacen('{', &params, 1)
+    };
+    let of_class = |class: &str| {
+        let params = format!(r#"{{"parameters":{{"sla_class":"{class}"}},"#);
+        add(9).replacen('{', &params, 1)
     };
     server.gate.shut();
     let mut taken = Vec::new();
@@ -95,12 +100,23 @@ async fn each_priority_level_refuses_beyond_its_own_queue() {
             until(|| server.gate.holding() == 1).await;
         }
     }
-    for (priority, told) in [
-        (1, "the queue of 1 requests of priority level 1 is full"),
-        (2, "the queue of 2 requests of priority level 2 is full"),
-        (0, "the queue of 2 requests of priority level 2 is full"),
+    let told = [
+        "the queue of 1 requests of priority level 1 is full",
+        "the queue of 2 requests of priority level 2 is full",
+    ];
+    // The level of a class comes before the default one, and behind what the request states.
+    for (body, told) in [
+        (body(9, 1), told[0]),
+        (body(9, 2), told[1]),
+        (body(9, 0), told[1]),
+        (of_class("gold"), told[0]),
+        (
+            of_class("gold").replacen("\"sla", "\"priority\":2,\"sla", 1),
+            told[1],
+        ),
+        (of_class("plain"), told[1]),
     ] {
-        let (status, text) = call(at, "POST", INFER, &body(9, priority)).await;
+        let (status, text) = call(at, "POST", INFER, &body).await;
         assert!(status == 503 && text.contains(told), "{told}: {text}");
         assert!(text.contains("Exceeds maximum queue size"), "{text}");
     }

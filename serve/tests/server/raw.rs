@@ -4,6 +4,7 @@
 
 use std::net::SocketAddr;
 
+use axum::http::request::Builder;
 use axum::http::{HeaderMap, Method, Request};
 use bytes::{BufMut, Bytes, BytesMut};
 use h2::client::{ResponseFuture, SendRequest};
@@ -43,15 +44,35 @@ impl Raw {
         method: &str,
         text: &str,
     ) -> (ResponseFuture, SendStream<Bytes>) {
-        let uri = format!("http://localhost/inference.GRPCInferenceService/{method}");
-        let head = Request::builder().method(Method::POST).uri(uri);
-        let head = head
-            .header("content-type", "application/grpc")
-            .header("te", "trailers")
-            .header("x-text", text);
+        self.begin_by(head(method).header("x-text", text)).await
+    }
+
+    /// The same, with a token or without.
+    pub async fn begin_bearing(
+        &mut self,
+        method: &str,
+        token: Option<&str>,
+    ) -> (ResponseFuture, SendStream<Bytes>) {
+        let head = head(method);
+        self.begin_by(match token {
+            Some(token) => head.header("authorization", format!("Bearer {token}")),
+            None => head,
+        })
+        .await
+    }
+
+    async fn begin_by(&mut self, head: Builder) -> (ResponseFuture, SendStream<Bytes>) {
         let mut calls = self.calls.clone().ready().await.unwrap();
         calls.send_request(head.body(()).unwrap(), false).unwrap()
     }
+}
+
+/// The head of a call.
+fn head(method: &str) -> Builder {
+    let uri = format!("http://localhost/inference.GRPCInferenceService/{method}");
+    let head = Request::builder().method(Method::POST).uri(uri);
+    head.header("content-type", "application/grpc")
+        .header("te", "trailers")
 }
 
 /// A message as it goes over the wire.

@@ -306,3 +306,73 @@ async fn no_request_is_lost_while_polling_replaces_versions() {
     server.end();
     server.ended().await;
 }
+
+#[tokio::test]
+async fn a_load_that_fails_leaves_all_versions_that_were_served() {
+    let mut server = start(|o| {
+        let all = format!("version_policy {{ all {{ }} }} {CONFIG}");
+        fs::write(o.models.join("add/config.pbtxt"), all).unwrap();
+        o.control = Control::Explicit(vec!["add".into()]);
+    })
+    .await;
+    let repository = &server.state.repository;
+    let at = server.http();
+    let load = async || call(at, "POST", "/v2/repository/models/add/load", "").await;
+    let before = repository.get("add", "1").unwrap();
+    let file = fs::read(server.models.path().join("add/1/model.onnx")).unwrap();
+    deploy(&server, 2, &file);
+    deploy(&server, 3, &file[..file.len() / 2]);
+    let (status, text) = load().await;
+    assert_eq!(status, 400, "{text}");
+    // The first one is as it was, and the second, which could be loaded, is not there alone.
+    assert_eq!(repository.versions("add"), [1]);
+    assert!(Arc::ptr_eq(&before, &repository.get("add", "1").unwrap()));
+    let index = repository.index(false).into_iter();
+    let reasons: Vec<_> = index.map(|i| (i.version, i.reason)).collect();
+    assert_eq!(reasons[1].0, "2", "{reasons:?}");
+    assert_eq!(reasons[1].1, "another version could not be loaded with it");
+    assert!(reasons[2].1.contains("model.onnx"), "{reasons:?}");
+    fs::write(server.models.path().join("add/3/model.onnx"), &file).unwrap();
+    let (status, text) = load().await;
+    assert_eq!(status, 200, "{text}");
+    assert_eq!(repository.versions("add"), [1, 2, 3]);
+    let (status, text) = call(at, "POST", INFER, &add(7)).await;
+    assert!(
+        status == 200 && text.contains(r#""model_version":"3""#),
+        "{text}"
+    );
+    drop(before);
+    server.end();
+    server.ended().await;
+}
+
+#[tokio::test]
+async fn a_repository_that_cannot_be_read_for_a_moment_unloads_nothing() {
+    let mut server = start(|o| {
+        o.control = Control::Poll;
+        // It is told to look, below.
+        o.poll_every = Duration::from_secs(3600);
+    })
+    .await;
+    let repository = &server.state.repository;
+    let before = repository.get("add", "").unwrap();
+    let away = server.models.path().with_extension("away");
+    fs::rename(server.models.path(), &away).unwrap();
+    repository.poll();
+    let index = repository.index(true);
+    fs::rename(&away, server.models.path()).unwrap();
+    assert_eq!(index.len(), 2, "{index:?}");
+    // Behind that nothing has changed either, and what goes does.
+    repository.poll();
+    let now = repository.get("add", "").unwrap();
+    assert!(Arc::ptr_eq(&before, &now), "it was loaded anew");
+    fs::remove_dir_all(server.models.path().join("lstm")).unwrap();
+    repository.poll();
+    let left = repository.index(false);
+    assert!(left.len() == 1 && left[0].name == "add", "{left:?}");
+    let (status, text) = call(server.http(), "POST", INFER, &add(7)).await;
+    assert!(status == 200 && is_sum(&text, 7), "{text}");
+    drop((before, now));
+    server.end();
+    server.ended().await;
+}

@@ -20,6 +20,7 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
 use super::common::{add, is_sum, start, until};
+use super::raw::{Raw, ended, framed};
 use super::tls::{Authority, exchange, request};
 
 const INFER: &str = "/v2/models/add/infer";
@@ -389,6 +390,47 @@ async fn without_tls_too_a_client_of_grpc_has_to_begin() {
     assert!(infers(channel).await);
     server.end();
     server.ended().await;
+}
+
+#[tokio::test]
+async fn a_client_of_grpc_that_does_not_call_is_closed_until_it_was_admitted() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokens = folder.path().join("tokens");
+    std::fs::write(&tokens, "secret\n").unwrap();
+    for has_tokens in [false, true] {
+        let mut server = start(|o| {
+            o.idle_timeout = Duration::from_millis(200);
+            o.security.tokens = has_tokens.then(|| tokens.clone());
+        })
+        .await;
+        let at = server.at.grpc.unwrap();
+        let call = async |method: &str, token: Option<&str>| {
+            let mut raw = Raw::connect(at).await;
+            let (response, mut body) = raw.begin_bearing(method, token).await;
+            body.send_data(framed(&[]), true).unwrap();
+            (ended(response).await.0, raw)
+        };
+        let (status, mut admitted) = call("ServerMetadata", Some("secret")).await;
+        assert_eq!(status, "0");
+        // One that says nothing, and those whose calls everybody may make, or nobody without a token.
+        let silent = Raw::connect(at).await;
+        let (status, lives) = call("ServerLive", None).await;
+        assert_eq!(status, "0");
+        let (status, unknown) = call("ServerMetadata", None).await;
+        assert_eq!(status, if has_tokens { "16" } else { "0" });
+        for closed in [Some(silent), Some(lives), has_tokens.then_some(unknown)] {
+            let Some(closed) = closed else { continue };
+            let ended = tokio::time::timeout(Duration::from_secs(30), closed.task).await;
+            drop(ended.expect("it is closed"));
+        }
+        assert!(!admitted.task.is_finished());
+        let (response, mut body) = admitted.begin_bearing("ServerLive", None).await;
+        body.send_data(framed(&[]), true).unwrap();
+        assert_eq!(ended(response).await.0, "0");
+        drop(admitted);
+        server.end();
+        server.ended().await;
+    }
 }
 
 /// A call with just those headers, and what is answered.

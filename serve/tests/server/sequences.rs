@@ -289,6 +289,58 @@ async fn a_request_that_is_refused_breaks_its_sequence() {
 }
 
 #[tokio::test]
+async fn an_answer_that_goes_nowhere_does_not_advance_its_sequence() {
+    let server = explicit().await;
+    assert_eq!(loaded(&server, STATE).await.0, 200);
+    let file = tempfile::Builder::new()
+        .prefix("lazybatch")
+        .tempfile_in("/dev/shm")
+        .unwrap();
+    file.as_file().set_len(64).unwrap();
+    let key = file.path().file_name().unwrap().to_str().unwrap();
+    let region = format!(r#"{{"key":"{key}","offset":0,"byte_size":64}}"#);
+    let path = "/v2/systemsharedmemory/region/r/register";
+    let (status, text) = call(server.http(), "POST", path, &region).await;
+    assert_eq!(status, 200, "{text}");
+    let wants = |place: Place, params: &str| {
+        let output = format!(r#"{{"outputs":[{{"name":"y","parameters":{{{params}}}}}],"param"#);
+        body(place).replacen("{\"param", &output, 1)
+    };
+    let part =
+        |size: u32| format!(r#""shared_memory_region":"r","shared_memory_byte_size":{size}"#);
+    let served = server.state.repository.get("sums", "").unwrap();
+    for place in [goes_on(1), starts(1)] {
+        // Two numbers, and the texts of two classes, whose size nobody knows before.
+        for (params, cause, is_known) in [
+            (part(7), "at least 8 bytes for the output, got 7", true),
+            (
+                part(8) + r#","classification":2"#,
+                "at least 28 bytes for the output, got 8",
+                false,
+            ),
+        ] {
+            begun(&server).await;
+            let launches = || server.gate.order().len();
+            let (before, failed) = (launches(), served.stats.fail.count());
+            let body = wants(place, &params);
+            let (status, text) = call(server.http(), "POST", INFER, &body).await;
+            assert!(status == 400 && text.contains(cause), "{status}: {text}");
+            assert_eq!(launches() == before, is_known, "{cause}");
+            assert_eq!(served.stats.fail.count(), failed + 1);
+            is_broken(&server, cause).await;
+        }
+    }
+    // Behind the last request of a sequence there is none to be broken.
+    let body = wants(ends(1), &(part(8) + r#","classification":2"#));
+    assert_eq!(call(server.http(), "POST", INFER, &body).await.0, 400);
+    begun(&server).await;
+    let (status, text) = call(server.http(), "POST", INFER, &wants(goes_on(1), &part(8))).await;
+    assert_eq!(status, 200, "{text}");
+    drop(served);
+    end(server).await;
+}
+
+#[tokio::test]
 async fn a_request_that_finds_no_room_breaks_its_sequence() {
     let server = start(|o| {
         o.control = Control::Explicit(Vec::new());

@@ -6,7 +6,7 @@ use lazybatch_graph::folder;
 use lazybatch_serve::proto::ModelInferRequest;
 use lazybatch_serve::proto::model_infer_request::InferInputTensor;
 
-use super::common::{SPELT, call, speaker, start};
+use super::common::{LONG, SPELT, call, soon, speaker, start};
 use super::sampling::{end, said};
 
 /// A text with such a shape, as it comes by gRPC.
@@ -76,5 +76,38 @@ async fn characters_of_several_tokens_are_told_whole_and_none_is_lost() {
             );
         }
     }
+    end(server).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn others_are_answered_while_a_long_text_is_read() {
+    let server = start(|o| {
+        let speaker = speaker(1, 4);
+        folder::save(&speaker, &o.models.join("speaker/1")).unwrap();
+    })
+    .await;
+    let at = server.http();
+    server.gate.shut();
+    let body = format!(r#"{{"text_input":"{}"}}"#, "a".repeat(LONG + 1));
+    let long = tokio::spawn(async move {
+        let path = "/v2/models/speaker/generate";
+        call(at, "POST", path, &body).await
+    });
+    soon("it is read", || server.gate.holding() == 1).await;
+    // Here, since there is no other thread for it than the one that the server needs; who looks after it
+    // must not need that one either.
+    let (answered, is_answered) = std::sync::mpsc::channel();
+    let gate = server.gate.clone();
+    let is_late = std::thread::spawn(move || {
+        let late = is_answered.recv_timeout(std::time::Duration::from_secs(30));
+        gate.open();
+        late.is_err()
+    });
+    let (status, _) = call(at, "GET", "/v2/health/ready", "").await;
+    answered.send(()).unwrap();
+    assert_eq!(status, 200);
+    assert!(!is_late.join().unwrap(), "health waited for the text");
+    let (code, text) = long.await.unwrap();
+    assert!(code == 200 && text.contains("xxxx"), "{code} {text}");
     end(server).await;
 }

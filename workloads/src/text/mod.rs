@@ -29,6 +29,8 @@ pub struct Text {
     start: Option<i32>,
     stop: Option<i32>,
     max_len: usize,
+    /// Bytes of text beyond which there are certainly more tokens than that.
+    max_bytes: usize,
     num_inputs: usize,
     samples: bool,
     model: String,
@@ -87,6 +89,7 @@ impl Text {
             });
         }
         Ok(Some(Self {
+            max_bytes: max_len.saturating_mul(tokenizer.longest()),
             tokenizer,
             start: token(PROMPT_START),
             stop,
@@ -99,18 +102,32 @@ impl Text {
 
     /// Token ids of a text, those that the model wants around it included.
     ///
+    /// Nothing is tokenized of what is longer than as many of the longest pieces as the model reads
+    /// tokens.
+    ///
     /// # Errors
     /// A text that the tokenizer refuses, of no tokens, or of more than the model reads; an encoder
     /// reads the start of a longer one.
     pub fn encode(&self, text: &str) -> Result<Vec<i32>> {
-        let mut ids: Vec<i32> = self.start.into_iter().collect();
-        ids.extend(self.tokenizer.encode(text)?);
-        if ids.is_empty() || ids.len() > self.max_len {
-            return Err(Error::parameter(
-                format!("text for {}", self.model),
+        let wrong = |got| {
+            let what = format!("text for {}", self.model);
+            Err(Error::parameter(
+                what,
                 format!("1 to {} tokens", self.max_len),
-                format!("{} tokens", ids.len()),
-            ));
+                got,
+            ))
+        };
+        let read = match self.stop {
+            Some(_) if text.len() > self.max_bytes => {
+                return wrong(format!("more than {} bytes", self.max_bytes));
+            }
+            Some(_) => text,
+            None => start_of(text, self.max_bytes),
+        };
+        let mut ids: Vec<i32> = self.start.into_iter().collect();
+        ids.extend(self.tokenizer.encode(read)?);
+        if ids.is_empty() || ids.len() > self.max_len {
+            return wrong(format!("{} tokens", ids.len()));
         }
         Ok(ids)
     }
@@ -199,6 +216,18 @@ impl Tokenizer {
         }
     }
 
+    /// Bytes of the longest piece.
+    fn longest(&self) -> usize {
+        match self {
+            Self::Pieces { pieces, .. } => pieces.longest(),
+            #[cfg(feature = "tokenizers")]
+            Self::Json(read) => {
+                let all = read.get_vocab(true);
+                all.keys().map(String::len).max().unwrap_or(1).max(1)
+            }
+        }
+    }
+
     fn encode(&self, text: &str) -> Result<Vec<i32>> {
         match self {
             Self::Pieces { pieces, cut } => {
@@ -230,6 +259,13 @@ impl Tokenizer {
     }
 }
 
+/// The characters of a text that end within its first `most` bytes.
+fn start_of(text: &str, most: usize) -> &str {
+    let within = text.len().min(most);
+    let end = (0..=within).rev().find(|&at| text.is_char_boundary(at));
+    &text[..end.unwrap_or(0)]
+}
+
 /// Reads a `tokenizer.json`; its own padding is dropped, since rows are packed without any.
 #[cfg(feature = "tokenizers")]
 fn json(path: &Path, cut: Option<usize>) -> Result<tokenizers::Tokenizer> {
@@ -253,3 +289,61 @@ fn json(path: &Path, cut: Option<usize>) -> Result<tokenizers::Tokenizer> {
 const KINDS: &str = "a tokenizer, .json or .bin";
 #[cfg(not(feature = "tokenizers"))]
 const KINDS: &str = "scored pieces, .bin (this build has no feature `tokenizers`)";
+
+#[cfg(test)]
+mod tests {
+    use lazybatch_graph::{ProgramBuilder, Repeat};
+
+    use super::*;
+
+    /// A model of 4 tokens with pieces of at most 6 bytes, the names of single bytes.
+    fn text(is_decoder: bool) -> Text {
+        let folder = tempfile::tempdir().unwrap();
+        let mut file = 6i32.to_le_bytes().to_vec();
+        let names = (0..=255).map(|byte| format!("<0x{byte:02X}>"));
+        let special = ["<unk>", "<s>", "</s>"].map(str::to_owned);
+        for piece in special.into_iter().chain(names) {
+            file.extend(0f32.to_le_bytes());
+            file.extend((piece.len() as i32).to_le_bytes());
+            file.extend(piece.as_bytes());
+        }
+        std::fs::write(folder.path().join("pieces.bin"), file).unwrap();
+        let mut b = ProgramBuilder::new("reader");
+        let ids = b.sequence_ids("ids", 4, 300);
+        let y = b.output_sequence("y", DType::I32, &[]);
+        b.metadata(TOKENIZER, "pieces.bin");
+        if is_decoder {
+            b.metadata("stop_token", "2");
+        }
+        b.begin_block("net", Repeat::Once);
+        let read = b.read_input("read", ids);
+        b.emit("emit", y, read);
+        let program = b.finish().unwrap();
+        Text::of(&program, folder.path()).unwrap().unwrap()
+    }
+
+    #[test]
+    fn what_is_certainly_too_long_is_cut_or_refused_before_it_is_tokenized() {
+        let (encoder, decoder) = (text(false), text(true));
+        assert_eq!((encoder.max_bytes, decoder.max_bytes), (24, 24));
+        // A space comes before the text.
+        let read = [35, 100, 100, 100];
+        for len in [3, 4, 24, 25, 1 << 20] {
+            let long = "a".repeat(len);
+            assert_eq!(encoder.encode(&long).unwrap(), read, "{len}");
+        }
+        assert_eq!(decoder.encode("aaa").unwrap(), read);
+        let told = |len| decoder.encode(&"a".repeat(len)).unwrap_err().to_string();
+        let expected = "text for reader: expected 1 to 4 tokens, got";
+        assert_eq!(told(24), format!("{expected} 25 tokens"));
+        assert_eq!(told(25), format!("{expected} more than 24 bytes"));
+    }
+
+    #[test]
+    fn texts_are_cut_between_characters() {
+        assert_eq!(start_of("aé", 2), "a");
+        assert_eq!(start_of("aé", 3), "aé");
+        assert_eq!(start_of("é", 1), "");
+        assert_eq!(start_of("é", 9), "é");
+    }
+}

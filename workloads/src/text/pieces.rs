@@ -4,7 +4,8 @@
 //! 2 are unknown, start and end; 3 to 258 stand for single bytes, written `<0x0A>`.
 //! Source: karpathy/llama2.c, `run.c`, `build_tokenizer`, `encode`, `decode`.
 
-use std::collections::HashMap;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
 use std::path::Path;
 
 use crate::error::{Error, Result};
@@ -19,6 +20,124 @@ const MAX_PIECE: usize = 4096;
 pub struct Pieces {
     pieces: Vec<(Vec<u8>, f32)>,
     ids: HashMap<Vec<u8>, usize>,
+    longest: usize,
+}
+
+/// Two neighbours that make a piece. The greatest is the one that merges next: that of the highest
+/// score, the first among equals.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Pair {
+    score: Score,
+    /// Where the left one is.
+    at: Reverse<usize>,
+    /// Ids of both: where one of them has merged since, there is another in its place, or none.
+    ids: [usize; 2],
+    makes: usize,
+}
+
+/// A finite score. 0 and -0 are equals.
+struct Score(f32);
+
+impl Score {
+    fn of(score: f32) -> Self {
+        Self(score + 0.0)
+    }
+}
+
+impl PartialEq for Score {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Score {}
+
+impl PartialOrd for Score {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Score {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
+/// The place of no piece.
+const NONE: usize = usize::MAX;
+
+/// Pieces that merge: of each its id and its neighbours, by where it begins in what they were first.
+struct Merging<'p> {
+    of: &'p Pieces,
+    ids: Vec<usize>,
+    before: Vec<usize>,
+    behind: Vec<usize>,
+    pairs: BinaryHeap<Pair>,
+    /// What two pieces are together.
+    joined: Vec<u8>,
+}
+
+impl<'p> Merging<'p> {
+    fn new(of: &'p Pieces, ids: Vec<usize>) -> Self {
+        let num = ids.len();
+        let mut merging = Self {
+            of,
+            before: (0..num)
+                .map(|at| at.checked_sub(1).unwrap_or(NONE))
+                .collect(),
+            behind: (1..num).chain([NONE]).collect(),
+            ids,
+            pairs: BinaryHeap::with_capacity(num),
+            joined: Vec::new(),
+        };
+        (0..num).for_each(|at| merging.look(at));
+        merging
+    }
+
+    /// Looks whether the piece at `at` and the one behind it make a piece.
+    fn look(&mut self, at: usize) {
+        let Some(&right) = self.ids.get(self.behind[at]) else {
+            return;
+        };
+        let ids = [self.ids[at], right];
+        self.joined.clear();
+        ids.iter()
+            .for_each(|&id| self.joined.extend(&self.of.pieces[id].0));
+        if let Some(&makes) = self.of.ids.get(&self.joined) {
+            self.pairs.push(Pair {
+                score: Score::of(self.of.pieces[makes].1),
+                at: Reverse(at),
+                ids,
+                makes,
+            });
+        }
+    }
+
+    /// Merges as long as there are neighbours that make a piece.
+    fn run(mut self) -> Vec<i32> {
+        while let Some(pair) = self.pairs.pop() {
+            let Reverse(at) = pair.at;
+            let right = self.behind[at];
+            // A merge makes a longer piece, so the same ids are the same pieces.
+            if self.ids[at] != pair.ids[0] || self.ids.get(right) != Some(&pair.ids[1]) {
+                continue;
+            }
+            self.ids[at] = pair.makes;
+            self.ids[right] = NONE;
+            let behind = self.behind[right];
+            self.behind[at] = behind;
+            if let Some(before) = self.before.get_mut(behind) {
+                *before = at;
+            }
+            if self.before[at] != NONE {
+                self.look(self.before[at]);
+            }
+            self.look(at);
+        }
+        let left = self.ids.into_iter().filter(|&id| id != NONE);
+        left.map(|id| id as i32).collect()
+    }
 }
 
 impl Pieces {
@@ -76,7 +195,17 @@ impl Pieces {
         for (id, (piece, _)) in pieces.iter().enumerate() {
             ids.entry(piece.clone()).or_insert(id);
         }
-        Ok(Self { pieces, ids })
+        let longest = pieces.iter().map(|(piece, _)| piece.len()).max();
+        Ok(Self {
+            longest: longest.unwrap_or(1).max(1),
+            pieces,
+            ids,
+        })
+    }
+
+    /// Bytes of the longest piece: a text has at least one id for so many of its bytes.
+    pub fn longest(&self) -> usize {
+        self.longest
     }
 
     /// Number of ids.
@@ -91,6 +220,11 @@ impl Pieces {
         if text.is_empty() {
             return Vec::new();
         }
+        Merging::new(self, self.first(text)).run()
+    }
+
+    /// Ids before anything has merged.
+    fn first(&self, text: &str) -> Vec<usize> {
         let mut ids: Vec<usize> = Vec::new();
         let spaced = format!(" {text}");
         let mut buffer = [0; 4];
@@ -101,33 +235,7 @@ impl Pieces {
                 None => ids.extend(piece.iter().map(|&b| FIRST_BYTE + usize::from(b))),
             }
         }
-        let merged = |pair: &[usize]| {
-            let joined = [&self.pieces[pair[0]].0[..], &self.pieces[pair[1]].0].concat();
-            self.ids.get(&joined).map(|&id| (id, self.pieces[id].1))
-        };
-        // What each neighbour pair makes, kept up to date around every merge.
-        let mut pairs: Vec<_> = ids.windows(2).map(merged).collect();
-        loop {
-            let mut best: Option<(usize, usize, f32)> = None;
-            for (at, pair) in pairs.iter().enumerate() {
-                if let Some((id, score)) = *pair
-                    && best.is_none_or(|(_, _, top)| score > top)
-                {
-                    best = Some((at, id, score));
-                }
-            }
-            let Some((at, id, _)) = best else { break };
-            ids[at] = id;
-            ids.remove(at + 1);
-            pairs.remove(at);
-            if at > 0 {
-                pairs[at - 1] = merged(&ids[at - 1..=at]);
-            }
-            if at + 1 < ids.len() {
-                pairs[at] = merged(&ids[at..=at + 1]);
-            }
-        }
-        ids.into_iter().map(|id| id as i32).collect()
+        ids
     }
 
     /// The text of ids: special ones say nothing, single bytes are themselves, bytes that are no
@@ -148,6 +256,10 @@ impl Pieces {
 
 #[cfg(test)]
 mod tests {
+    use rand::seq::IndexedRandom;
+    use rand::{Rng, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
     use super::*;
 
     fn file(pieces: &[(&str, f32)]) -> Vec<u8> {
@@ -167,6 +279,69 @@ mod tests {
             add(piece, *score);
         }
         bytes
+    }
+
+    /// The same by looking at all pairs for every merge.
+    fn plain(pieces: &Pieces, text: &str) -> Vec<i32> {
+        let mut ids = pieces.first(text);
+        loop {
+            let mut best: Option<(usize, usize, f32)> = None;
+            for (at, pair) in ids.windows(2).enumerate() {
+                let joined = [&pieces.pieces[pair[0]].0[..], &pieces.pieces[pair[1]].0].concat();
+                let Some(&id) = pieces.ids.get(&joined) else {
+                    continue;
+                };
+                let score = pieces.pieces[id].1;
+                if best.is_none_or(|(_, _, top)| score > top) {
+                    best = Some((at, id, score));
+                }
+            }
+            let Some((at, id, _)) = best else { break };
+            ids[at] = id;
+            ids.remove(at + 1);
+        }
+        ids.into_iter().map(|id| id as i32).collect()
+    }
+
+    #[test]
+    fn merges_are_those_of_looking_at_all_pairs() {
+        let mut rng = ChaCha8Rng::seed_from_u64(7);
+        let letters = ["a", "b", "c", " ", "é", "<", "0"];
+        let word = |rng: &mut ChaCha8Rng, most: usize| -> String {
+            let len = rng.random_range(1..=most);
+            (0..len)
+                .filter_map(|_| letters.choose(rng).copied())
+                .collect()
+        };
+        for _ in 0..200 {
+            // Few scores, so that many are equal, 0 of both signs among them.
+            let scores = [-2.0, -1.0, -0.0, 0.0, 1.0];
+            let mut own: Vec<(String, f32)> = letters[..4]
+                .iter()
+                .map(|letter| ((*letter).to_owned(), -9.0))
+                .collect();
+            for _ in 0..30 {
+                own.push((word(&mut rng, 5), *scores.choose(&mut rng).unwrap()));
+            }
+            let own: Vec<_> = own.iter().map(|(w, score)| (&w[..], *score)).collect();
+            let pieces = Pieces::parse("p.bin", &file(&own)).unwrap();
+            for _ in 0..20 {
+                let text = word(&mut rng, 60);
+                assert_eq!(
+                    pieces.encode(&text),
+                    plain(&pieces, &text),
+                    "{text:?} {own:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_long_text_is_no_more_than_its_length() {
+        let pieces = Pieces::parse("p.bin", &file(&SOME)).unwrap();
+        // Looking at all pairs for every merge, this takes minutes.
+        let ids = pieces.encode(&"ab".repeat(500_000));
+        assert_eq!(pieces.decode(&ids).len(), 1_000_001);
     }
 
     const SOME: [(&str, f32); 8] = [
