@@ -447,6 +447,14 @@ pub struct SweepArgs {
     /// Keep only the first N seeds of the grid
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = sweep_count)]
     pub seeds: Option<usize>,
+    /// Run this seed alone instead of the grid's
+    #[arg(
+        long,
+        value_name = "N",
+        conflicts_with = "seeds",
+        allow_negative_numbers = true
+    )]
+    pub seed: Option<u64>,
     /// Arrivals of a run at the least, instead of the grid's
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = sweep_count)]
     pub requests: Option<usize>,
@@ -463,6 +471,15 @@ pub struct GeneraliseArgs {
     /// Seeds of the cases, TO left out: 0..100 are for development, 1000..1200 for the final table
     #[arg(long, value_name = "FROM..TO", default_value = "0..100", allow_negative_numbers = true, value_parser = seeds)]
     pub seeds: Range<u64>,
+    /// Run the case of this seed alone
+    #[arg(
+        long,
+        value_name = "N",
+        conflicts_with = "seeds",
+        allow_negative_numbers = true,
+        value_parser = clap::value_parser!(u64).range(..u64::MAX)
+    )]
+    pub seed: Option<u64>,
     /// Sets of arrivals for each case; figures are means over them, with paired standard errors
     #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = draws)]
     pub draws: u32,
@@ -480,6 +497,9 @@ pub struct GeneraliseArgs {
     /// Write results as JSON lines, lazybatch-generalise/1
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Write one self-contained HTML page with the summary and a chart
+    #[arg(long, value_name = "FILE.html")]
+    pub report: Option<PathBuf>,
     /// Write the profile and the arrivals of each case, SEED.profile.json and SEED.arrivals.csv,
     /// for `simulate`
     #[arg(long, value_name = "DIR")]
@@ -509,8 +529,11 @@ pub struct ProfileArgs {
     /// Do all the work and write no figures: how an emulated GPU is profiled
     #[arg(long)]
     pub dry: bool,
+    /// Seed of the inputs that a device is measured with; nothing is drawn for one that is computed
+    #[arg(long, value_name = "N", default_value_t = crate::commands::profile::SEED, allow_negative_numbers = true)]
+    pub seed: u64,
     /// Where to write the profile
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, visible_alias = "json", value_name = "FILE")]
     pub out: PathBuf,
 }
 

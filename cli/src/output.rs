@@ -99,6 +99,10 @@ pub fn is_special(path: &Path) -> bool {
 /// The one name of a file, whether it is there yet or not; `None` for what several outputs may share
 /// (a terminal, a pipe) or what cannot be written anyway.
 fn identity(path: &Path) -> Option<PathBuf> {
+    // The links of open files lead to no path that could be followed by hand.
+    if is_special(path) {
+        return None;
+    }
     let file = behind_links(path);
     if let Ok(whole) = file.canonicalize() {
         return whole.is_file().then_some(whole);
@@ -131,12 +135,12 @@ fn folder(path: &Path) -> &Path {
 /// # Errors
 /// Why it cannot.
 pub fn try_file(path: &Path) -> std::io::Result<()> {
+    if is_special(path) {
+        // A terminal or a pipe: opening it could have effects.
+        return Ok(());
+    }
     let file = behind_links(path);
     if file.symlink_metadata().is_ok() {
-        if is_special(&file) {
-            // A terminal or a pipe: opening it could have effects.
-            return Ok(());
-        }
         return OpenOptions::new().append(true).open(&file).map(drop);
     }
     OpenOptions::new()

@@ -40,6 +40,29 @@ fn five_cases_end_to_end() {
 }
 
 #[test]
+fn one_seed_alone_and_a_page() {
+    let place = Place::new();
+    let command = "generalise --policies greedy,edf,adaptive --threads 2";
+    place.succeed(&format!("{command} --seeds 3..5 --json both.jsonl"));
+    place.succeed(&format!(
+        "{command} --seed 4 --json one.jsonl --report one.html"
+    ));
+    let [both, one] = ["both.jsonl", "one.jsonl"].map(|file| lines(&place.read(file)));
+    assert_eq!(one[1], both[2]);
+    assert_eq!(one.len(), 3);
+    let page = place.read("one.html");
+    for part in [
+        "adaptive on random cases",
+        "<svg",
+        "J over the least",
+        "4..5",
+    ] {
+        assert!(page.contains(part), "{part:?}");
+    }
+    place.refuse(&format!("{command} --seed 4 --seeds 3..5"), &["--seed"]);
+}
+
+#[test]
 fn a_written_case_is_what_was_simulated() {
     let place = Place::new();
     std::fs::create_dir(place.path("cases")).unwrap();

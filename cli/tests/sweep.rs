@@ -95,6 +95,16 @@ fn results_and_report_are_written() {
 }
 
 #[test]
+fn one_seed_alone_may_be_any() {
+    let place = place();
+    place.succeed("sweep --grid g.toml --seed 77 --json s.json");
+    let sweep = place.json("s.json");
+    let runs = sweep["runs"].as_array().unwrap();
+    assert!(!runs.is_empty() && runs.iter().all(|r| r["seed"] == 77));
+    place.refuse("sweep --grid g.toml --seed 7 --seeds 2", &["--seed"]);
+}
+
+#[test]
 fn an_interrupted_sweep_goes_on_to_the_same_bytes() {
     let place = place();
     place.succeed("sweep --grid g.toml --json whole.json --report whole.html --threads 1");

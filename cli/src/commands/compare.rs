@@ -16,8 +16,8 @@ use lazybatch_workloads::traces::arrivals_csv;
 use serde_json::Value;
 
 use super::answers::{Answers, Rounding};
-use super::profile::measure;
-use super::{PolicyRun, dry, emit, offer, outputs, report, suffixed};
+use super::profile::{SEED, measure};
+use super::{PolicyRun, dry, offer, outputs, report, save, show, suffixed};
 use crate::args::CompareArgs;
 use crate::failure::BadInput;
 use crate::models::{self, DEFAULT_MAX_BATCH, DeviceKind, Model};
@@ -185,17 +185,27 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     }
     let pairs: Vec<_> = settings.iter().map(|(k, v)| format!("{k} {v}")).collect();
     let pairs = pairs.join(", ");
-    if let Some(path) = &report_path {
+    save(&results, &runs, &args.output)?;
+    let mut written = None;
+    if let Some(path) = report_path {
         let section = ("Answers".to_string(), Body::Pre(answers.join("\n")));
-        report::write(path, &results, &runs, settings, vec![section])?;
+        match report::write(&path, &results, &runs, settings, vec![section]) {
+            Ok(()) => written = Some(path),
+            Err(e) if args.output.report.is_none() => no_report(&e),
+            Err(e) => return Err(e),
+        }
     }
     output::line(pairs)?;
-    emit(&results, &runs, &args.output)?;
+    show(&results)?;
     output::line(answers.join("\n"))?;
-    match report_path {
+    match written {
         Some(path) => output::line(format_args!("report: {}", path.display())),
         None => Ok(()),
     }
+}
+
+fn no_report(why: &dyn std::fmt::Display) {
+    eprintln!("lazybatch: no report (--report): {DEFAULT_REPORT}: {why}");
 }
 
 /// Where the report goes. One that nobody has asked for is left out, with a word, where it cannot be
@@ -208,7 +218,7 @@ fn report_path(args: &CompareArgs) -> Option<PathBuf> {
     match output::try_file(&default) {
         Ok(()) => Some(default),
         Err(e) => {
-            eprintln!("lazybatch: no report (--report): {DEFAULT_REPORT}: {e}");
+            no_report(&e);
             None
         }
     }
@@ -305,15 +315,8 @@ fn prepare(
         }
         None => {
             let max_batch = args.max_batch.unwrap_or(DEFAULT_MAX_BATCH);
-            measure(
-                model,
-                kind,
-                &args.cpu,
-                max_batch,
-                SegmentLength::ByDevice,
-                args.dry,
-            )?
-            .into_profile()
+            let length = SegmentLength::ByDevice;
+            measure(model, (kind, &args.cpu), max_batch, length, SEED, args.dry)?.into_profile()
         }
     };
     let scheduled = &mut profile.models[0];

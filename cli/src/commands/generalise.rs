@@ -1,9 +1,10 @@
 //! `lazybatch generalise`.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use lazybatch_workloads::generalise::{Case, Summary, file, run as run_cases};
+use lazybatch_workloads::generalise::{Case, Summary, file, report, run as run_cases};
 use lazybatch_workloads::traces::arrivals_csv;
 
 use crate::args::GeneraliseArgs;
@@ -12,7 +13,7 @@ use crate::progress;
 
 /// Runs the command.
 pub fn run(args: &GeneraliseArgs) -> anyhow::Result<()> {
-    let seeds = args.seeds.clone();
+    let seeds = seeds(args);
     lazybatch_workloads::generalise::run::check(&seeds, &args.policies, &args.judge)?;
     check_outputs(args)?;
     if let Some(folder) = &args.cases {
@@ -38,21 +39,38 @@ pub fn run(args: &GeneraliseArgs) -> anyhow::Result<()> {
         let text = file::text(&seeds, args.draws, &args.policies, &results, &summary);
         output::write("--json", path, &text)?;
     }
+    if let Some(path) = &args.report {
+        let settings = vec![
+            ("seeds".into(), format!("{}..{}", seeds.start, seeds.end)),
+            ("draws".into(), args.draws.to_string()),
+            ("policies".into(), args.policies.join(", ")),
+        ];
+        let page = report::report(&summary, &results, settings);
+        page.write(path).context("--report")?;
+    }
     output::text(summary.text(&results))
+}
+
+/// Seeds of the cases.
+fn seeds(args: &GeneraliseArgs) -> Range<u64> {
+    args.seed.map_or(args.seeds.clone(), |seed| seed..seed + 1)
 }
 
 /// Refuses outputs that cannot be written or take another file's place.
 fn check_outputs(args: &GeneraliseArgs) -> anyhow::Result<()> {
     let mut files = Files::default();
     if let Some(folder) = &args.cases {
-        for seed in args.seeds.clone() {
+        for seed in seeds(args) {
             files.writes("--cases", Some(profile_path(folder, seed)));
             for draw in 0..args.draws {
                 files.writes("--cases", Some(arrivals_path(folder, seed, draw)));
             }
         }
     }
-    files.writes("--json", args.json.as_deref()).check()
+    files
+        .writes("--json", args.json.as_deref())
+        .writes("--report", args.report.as_deref())
+        .check()
 }
 
 fn profile_path(folder: &Path, seed: u64) -> PathBuf {

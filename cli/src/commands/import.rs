@@ -72,9 +72,12 @@ fn published(args: &ImportArgs) -> anyhow::Result<()> {
     done(args, &program, "")
 }
 
-/// Writes the folder. What is wrong then is no fault of the input any more.
+/// Writes the folder. What of it cannot be written is no fault of the input.
 fn save(program: &Program, args: &ImportArgs) -> anyhow::Result<()> {
-    folder::save(program, &args.out).map_err(|e| anyhow::anyhow!("--out: {e}"))
+    folder::save(program, &args.out).map_err(|e| match e {
+        lazybatch_graph::Error::Folder { .. } => anyhow::anyhow!("--out: {e}"),
+        other => anyhow::Error::from(other).context("--out"),
+    })
 }
 
 fn done(args: &ImportArgs, program: &Program, more: &str) -> anyhow::Result<()> {

@@ -31,8 +31,8 @@ pub struct PolicyRun {
     pub requests: Vec<FinishedRequest>,
 }
 
-/// Writes JSON and requests as asked, then prints the table: standard output can fail too.
-fn emit(results: &Results, runs: &[PolicyRun], args: &OutputArgs) -> anyhow::Result<()> {
+/// Writes JSON and requests as asked.
+fn save(results: &Results, runs: &[PolicyRun], args: &OutputArgs) -> anyhow::Result<()> {
     if let Some(path) = &args.json {
         output::write("--json", path, &results.to_json())?;
     }
@@ -44,6 +44,11 @@ fn emit(results: &Results, runs: &[PolicyRun], args: &OutputArgs) -> anyhow::Res
         requests_csv::write(std::io::BufWriter::new(file), rows)
             .with_context(|| output::place("--requests-csv", path))?;
     }
+    Ok(())
+}
+
+/// Prints the tables, behind all that is written: standard output can fail too.
+fn show(results: &Results) -> anyhow::Result<()> {
     output::text(table::render(&results.runs))?;
     if !results.classes.is_empty() {
         output::text(table::render_classes(&results.classes))?;

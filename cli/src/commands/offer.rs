@@ -45,9 +45,6 @@ pub fn read_trace(args: &CompareArgs, path: &Path, model: &Model) -> anyhow::Res
         if arrival.samples != 1 {
             return Err(bad(i, "samples", "1", &arrival.samples.to_string()).into());
         }
-        if let Some(sequence) = arrival.sequence_id {
-            return Err(bad(i, "sequence_id", "none", &sequence.to_string()).into());
-        }
         class_of(args, arrival).map_err(|(expected, got)| bad(i, "class", &expected, got))?;
     }
     if mean_rate(&arrivals).is_none() {

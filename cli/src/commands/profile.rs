@@ -28,7 +28,14 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
     let length = args
         .segment_us
         .map_or(SegmentLength::ByDevice, SegmentLength::Us);
-    let measured = measure(&model, kind, &args.cpu, args.max_batch, length, args.dry)?;
+    let measured = measure(
+        &model,
+        (kind, &args.cpu),
+        args.max_batch,
+        length,
+        args.seed,
+        args.dry,
+    )?;
     let dispatch = measured.dispatch;
     let profile = measured.into_profile();
     if args.dry {
@@ -106,18 +113,22 @@ pub fn computed(device: &str, model: &str) -> anyhow::Result<Profile> {
 /// Requests that a model is measured with, and in a dry run.
 const POOL: (usize, usize) = (64, 2);
 
-/// Measures a model on a device that computes; a dry run does it with few requests.
+/// Seed of those where none is stated.
+pub const SEED: u64 = 7;
+
+/// Measures a model on a device that computes, with inputs of that seed; a dry run does it with few
+/// requests.
 pub fn measure(
     model: &Model,
-    kind: DeviceKind,
-    cpu: &CpuArgs,
+    (kind, cpu): (DeviceKind, &CpuArgs),
     max_batch: u32,
     length: SegmentLength,
+    seed: u64,
     is_dry: bool,
 ) -> anyhow::Result<Measured> {
     let mut device = models::device(kind, cpu)?;
     let lengths = Lengths::load(&model.lengths)?;
-    let pool = model.pool(if is_dry { POOL.1 } else { POOL.0 }, 7)?;
+    let pool = model.pool(if is_dry { POOL.1 } else { POOL.0 }, seed)?;
     let mut measured = measure::measure(device.as_mut(), &model.program, &pool, max_batch, length)?;
     measured.profile.name = model.name.clone();
     measured.profile.sla_ms = Some(model.sla.as_ms());

@@ -21,7 +21,7 @@ use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use super::profile::measure;
+use super::profile::{SEED, measure};
 use crate::args::CpuArgs;
 use crate::failure::BadInput;
 use crate::gpus;
@@ -254,18 +254,13 @@ impl Host for Served {
             return Ok(None);
         }
         let model = Model::of(program.clone());
-        let measured = measure(
-            &model,
-            self.kind,
-            &self.cpu,
-            max_batch,
-            match cut {
-                Cut::ByDevice => SegmentLength::ByDevice,
-                Cut::Us(us) => SegmentLength::Us(us),
-                Cut::Nodes(num) => SegmentLength::Nodes(num),
-            },
-            false,
-        );
+        let length = match cut {
+            Cut::ByDevice => SegmentLength::ByDevice,
+            Cut::Us(us) => SegmentLength::Us(us),
+            Cut::Nodes(num) => SegmentLength::Nodes(num),
+        };
+        let device = (self.kind, &self.cpu);
+        let measured = measure(&model, device, max_batch, length, SEED, false);
         let profile = measured.map_err(|e| format!("{e:#}"))?.into_profile();
         Ok(profile.models.into_iter().next().map(|mut profile| {
             // The target is the configuration's to state.

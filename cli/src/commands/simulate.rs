@@ -21,7 +21,7 @@ use lazybatch_workloads::lengths::{self, Lengths};
 use lazybatch_workloads::results::{Results, RunResult};
 use lazybatch_workloads::traces;
 
-use super::{PolicyRun, emit, outputs, report, suffixed};
+use super::{PolicyRun, outputs, report, save, show, suffixed};
 use crate::args::SimulateArgs;
 use crate::failure::BadInput;
 use crate::{models, output, progress};
@@ -138,10 +138,11 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
         bar.inc(1);
     }
     bar.finish_and_clear();
+    save(&results, &runs, &args.output)?;
     if let Some(path) = &args.output.report {
         report::write(path, &results, &runs, settings(args), Vec::new())?;
     }
-    emit(&results, &runs, &args.output)?;
+    show(&results)?;
     if args.bound {
         let bound = LowerBound::of(&simulation)?;
         output::line(format_args!(

@@ -100,6 +100,9 @@ fn grid(args: &SweepArgs) -> anyhow::Result<Grid> {
         }
         grid.seeds.truncate(num);
     }
+    if let Some(seed) = args.seed {
+        grid.seeds = vec![seed];
+    }
     if let Some(requests) = args.requests {
         grid.requests = requests;
     }

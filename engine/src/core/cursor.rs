@@ -289,8 +289,13 @@ impl State {
         if let Some(block) = self.last_until_stop(key) {
             let passes = self.passes(key, block as u32);
             let state = &mut self.requests[key as usize];
+            let of_model = &self.config.models[state.request.model.index()];
+            let bound = match of_model.blocks[block].repeat {
+                Repeat::UntilStop { max } => max,
+                _ => passes,
+            };
             state.output_len = Some(passes);
-            state.is_cut = most == Some(passes);
+            state.is_cut = most == Some(passes) && passes < bound;
         }
     }
 

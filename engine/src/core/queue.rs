@@ -63,9 +63,15 @@ impl Flow {
 
     /// Samples of those that came before `id`.
     pub fn num_samples_before(&self, id: RequestId) -> u32 {
-        // Most that are asked for have just come.
-        let others = self.waiting.iter().rev().take_while(|w| w.0 >= id);
-        self.samples - others.map(|w| w.2).sum::<u32>()
+        let at = match self.waiting.back() {
+            // Most that are asked for have just come.
+            Some(last) if last.0 < id => return self.samples,
+            _ => self.waiting.partition_point(|w| w.0 < id),
+        };
+        if at <= self.waiting.len() / 2 {
+            return self.waiting.range(..at).map(|w| w.2).sum();
+        }
+        self.samples - self.waiting.range(at..).map(|w| w.2).sum::<u32>()
     }
 
     /// Whether nobody waits.
@@ -140,6 +146,7 @@ impl Flow {
 pub struct ArrivalQueue {
     flows: SmallVec<[Flow; 1]>,
     len: usize,
+    samples: u32,
 }
 
 impl ArrivalQueue {
@@ -155,7 +162,7 @@ impl ArrivalQueue {
 
     /// Samples of waiting requests.
     pub fn num_samples(&self) -> u32 {
-        self.flows.iter().map(Flow::num_samples).sum()
+        self.samples
     }
 
     /// The first request: the oldest that is not delayed, or else the oldest.
@@ -201,6 +208,7 @@ impl ArrivalQueue {
 
     pub(crate) fn insert(&mut self, flow: FlowKey, id: RequestId, key: Key, waiter: Waiter) {
         self.len += 1;
+        self.samples += waiter.samples;
         let at = self.flows.iter().position(|f| f.key == flow);
         let at = at.unwrap_or_else(|| {
             self.flows.push(Flow {
@@ -216,19 +224,24 @@ impl ArrivalQueue {
     pub(crate) fn pop(&mut self) -> Option<Key> {
         let waiting = self.flows.iter_mut().filter(|f| !f.is_empty());
         let flow = waiting.min_by_key(|f| (f.key.is_delayed, f.waiting.front().map(|w| w.0)))?;
+        let before = flow.samples;
+        let key = flow.remove(0);
         self.len -= 1;
-        flow.remove(0)
+        self.samples -= before - flow.samples;
+        key
     }
 
     /// Removes a request by id; the flow in which it waited.
     pub(crate) fn remove(&mut self, id: RequestId) -> Option<FlowKey> {
         let found = |f: &mut Flow| {
             let at = f.position(id)?;
+            let before = f.samples;
             f.remove(at);
-            Some(f.key)
+            Some((f.key, before - f.samples))
         };
-        let flow = self.flows.iter_mut().find_map(found)?;
+        let (flow, samples) = self.flows.iter_mut().find_map(found)?;
         self.len -= 1;
+        self.samples -= samples;
         Some(flow)
     }
 }

@@ -56,7 +56,12 @@ pub(crate) struct Sequences {
     kept: FxHashMap<ModelId, FxHashMap<u64, Kept>>,
     /// When the first may have been idle for too long.
     stale_at: Option<Time>,
+    /// No sweep comes before: each looks at all sequences of all models.
+    next_sweep: Time,
 }
+
+/// Time between two sweeps.
+const BETWEEN: Nanos = Nanos::from_ms(250);
 
 /// Carried tensors in the order of [`Program::carries`], or why there are none.
 type Left = Result<Vec<Tensor>, String>;
@@ -116,18 +121,18 @@ impl Sequences {
         for of_model in self.kept.values_mut() {
             of_model.retain(|_, kept| !kept.is_stale(now));
             for kept in of_model.values() {
-                let at = kept
-                    .stale_at()
-                    .map(|at| at.max(now + Nanos(kept.idle.0 / 8)));
+                let at = kept.stale_at().map(|at| at.max(now + BETWEEN));
                 next = [next, at].into_iter().flatten().min();
             }
         }
         self.stale_at = next;
+        self.next_sweep = now + BETWEEN;
     }
 
     /// One of these may be idle from now on.
     fn note_idle(&mut self, now: Time, idle: Nanos) {
-        self.stale_at.get_or_insert(now + idle + Nanos(1));
+        let at = (now + idle + Nanos(1)).max(self.next_sweep);
+        self.stale_at = Some(self.stale_at.map_or(at, |before| before.min(at)));
     }
 
     /// Drops all of a model.
@@ -515,20 +520,33 @@ mod tests {
 
     #[test]
     fn who_is_idle_for_too_long_is_dropped_though_nobody_comes() {
-        let mut s = sequences(800, 10);
-        for (at, key) in [(0, 1), (50, 2), (300, 3)] {
-            let place = s.accept(at, place(key, true, false)).unwrap();
-            s.end(at, place, Ok(()));
+        let ms = |n: u64| n * 1_000_000;
+        let mut s = sequences(ms(800), 10);
+        for (at, key) in [(0, 1), (50, 2), (400, 3)] {
+            let place = s.accept(ms(at), place(key, true, false)).unwrap();
+            s.end(ms(at), place, Ok(()));
         }
-        let runs = s.accept(400, place(4, true, false)).unwrap();
+        let runs = s.accept(ms(500), place(4, true, false)).unwrap();
         let mut left = Vec::new();
         while let Some(at) = s.0.stale_at() {
             s.0.sweep(at);
             left.push((at.0, s.0.kept[&MODEL].len()));
         }
-        // The second waits for a sweep that is no sooner than an eighth of 800 behind the first.
-        assert_eq!(left, [(801, 3), (901, 2), (1101, 1)]);
-        s.end(2000, runs, Ok(()));
-        assert_eq!(s.0.stale_at(), Some(Time(2801)));
+        // The second waits for the next sweep.
+        let ends = [(ms(800) + 1, 3), (ms(1050) + 1, 2), (ms(1300) + 1, 1)];
+        assert_eq!(left, ends);
+        s.end(ms(2000), runs, Ok(()));
+        assert_eq!(s.0.stale_at(), Some(Time(ms(2800) + 1)));
+        // One of another model, which may be idle for less, is due before.
+        let mut soon = place(1, true, false);
+        let bounds = SequenceOptions {
+            idle: Nanos(ms(300)),
+            most: 1,
+        };
+        let accepted = s.0.accept(Time(ms(2100)), ModelId(1), &mut soon, 1, bounds);
+        accepted.unwrap();
+        let (program, id) = (Program::default(), RequestId(9));
+        s.0.ended(Time(ms(2100)), id, &program, ModelId(1), soon, Ok(&[]));
+        assert_eq!(s.0.stale_at(), Some(Time(ms(2400) + 1)));
     }
 }

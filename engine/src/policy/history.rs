@@ -181,7 +181,8 @@ impl History {
                     .any(|b| matches!(b.repeat, Repeat::UntilStop { .. }))
             })
             .collect();
-        let guesses = Guesses::new(self, models.len());
+        let priors: Vec<u32> = models.iter().map(|m| m.output_len_p90).collect();
+        let guesses = Guesses::new(self, &priors);
         self.known
             .iter()
             .map(|k| {
@@ -201,16 +202,36 @@ impl History {
     }
 }
 
-/// Output lengths of ended requests that were not cut, by model, sorted by input length.
+/// Output lengths of ended requests, by model, sorted by input length. One that was cut might have been
+/// as long as any that was not and is longer, or as the model's own prediction where none is.
 struct Guesses(Vec<Vec<(u32, u32)>>);
 
 impl Guesses {
-    fn new(history: &History, num_models: usize) -> Self {
-        let mut by_model = vec![Vec::new(); num_models];
-        for k in history.known.iter().filter(|k| !k.is_cut) {
-            if let Some(output) = k.output_len {
-                by_model[k.past.model.index()].push((k.past.input_len, output));
-            }
+    /// `priors` are what the models themselves predict.
+    fn new(history: &History, priors: &[u32]) -> Self {
+        let mut whole = vec![Vec::new(); priors.len()];
+        let ended = || {
+            history
+                .known
+                .iter()
+                .filter_map(|k| Some((k, k.output_len?)))
+        };
+        for (k, output) in ended().filter(|(k, _)| !k.is_cut) {
+            whole[k.past.model.index()].push(output);
+        }
+        for lens in &mut whole {
+            lens.sort_unstable();
+        }
+        let mut by_model = vec![Vec::new(); priors.len()];
+        for (k, output) in ended() {
+            let m = k.past.model.index();
+            let longer = &whole[m][whole[m].partition_point(|&len| len <= output)..];
+            let output = match (k.is_cut, longer.len()) {
+                (false, _) => output,
+                (true, 0) => output.max(priors[m]),
+                (true, n) => longer[spread(k.past.id) % n],
+            };
+            by_model[m].push((k.past.input_len, output));
         }
         for pairs in &mut by_model {
             // Stable: ties stay in order of arrival, whatever the outputs.
@@ -234,8 +255,7 @@ impl Guesses {
         let at = (below + up_to) / 2;
         let num = NEIGHBOURS.min(pairs.len());
         let first = at.saturating_sub(num / 2).min(pairs.len() - num);
-        // Multiplicative hashing (Knuth) spreads neighbouring ids.
-        let spread = (k.past.id.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize;
+        let spread = spread(k.past.id);
         let near = &pairs[first..first + num];
         if ran == 0 {
             return near[spread % num].1;
@@ -253,6 +273,11 @@ impl Guesses {
             n => lens[spread % n],
         }
     }
+}
+
+/// A number that spreads neighbouring ids: multiplicative hashing (Knuth).
+fn spread(id: RequestId) -> usize {
+    (id.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize
 }
 
 #[cfg(test)]
@@ -405,13 +430,44 @@ mod tests {
         for i in 2..36 {
             history.on_end(&end(i, Some(if i % 2 == 0 { 11 } else { 51 })));
         }
-        let guesses = Guesses::new(&history, 1);
+        let guesses = Guesses::new(&history, &[7]);
         assert_eq!(guesses.of(&history.known[38], 7, 0), 11);
         assert_eq!(guesses.of(&history.known[39], 7, 0), 51);
         // It has run more than its neighbours ever did; and more than anyone.
         assert_eq!(guesses.of(&history.known[38], 7, 11), 51);
         assert_eq!(guesses.of(&history.known[38], 7, 60), 91);
-        let empty = Guesses::new(&History::default(), 1);
+        let empty = Guesses::new(&History::default(), &[7]);
         assert_eq!(empty.of(&history.known[39], 7, 0), 7);
+    }
+
+    #[test]
+    fn who_was_cut_might_have_been_as_long_as_others_were() {
+        let mut history = History::default();
+        for i in 0..60 {
+            history.on_arrive(&request(i, i, 10));
+        }
+        let cut = |id, len| Ending {
+            is_cut: true,
+            ..end(id, Some(len))
+        };
+        let lens = |history: &History| -> Vec<u32> {
+            let guesses = Guesses::new(history, &[90]);
+            let open = history.known.iter().skip(50);
+            open.map(|k| guesses.of(k, 90, 0)).collect()
+        };
+        (0..40).for_each(|i| history.on_end(&cut(i, 1)));
+        assert!(
+            lens(&history).iter().all(|&len| len == 90),
+            "nobody says how long"
+        );
+        (40..50).for_each(|i| history.on_end(&end(i, Some(20))));
+        assert!(lens(&history).iter().all(|&len| len == 20));
+        // Longer ones that were cut: as long as the model says.
+        (0..40).for_each(|i| history.known[i as usize].output_len = Some(30));
+        let of = lens(&history);
+        assert!(
+            of.iter().all(|len| [20, 90].contains(len)) && of.contains(&90),
+            "{of:?}"
+        );
     }
 }

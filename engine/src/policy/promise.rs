@@ -156,9 +156,12 @@ impl Promises {
         }
         let needs = self.needs(view, state, by);
         let batch = self.batch(view, state).max(1);
-        let batches = match view.num_samples_in_flight(state.request.model) {
-            0 => f64::from(ahead / batch),
-            in_flight => f64::from(ahead) / f64::from(in_flight.max(ahead.min(batch))),
+        let in_flight = view.num_samples_in_flight(state.request.model);
+        let batches = if view.table().is_empty() && in_flight == 0 {
+            f64::from((ahead + state.request.samples).saturating_sub(1) / batch)
+        } else {
+            let leave = in_flight.max(ahead.min(batch)).max(1);
+            f64::from(ahead) / f64::from(leave)
         };
         let wait = needs.0 as f64 * batches;
         view.now + needs + Nanos(wait as u64) > state.deadline

@@ -277,6 +277,10 @@ impl CpuDevice {
     /// Takes back what those who failed have emitted in the launch that has just run; all did if the
     /// launch failed as a whole.
     fn take_back(&mut self, all: bool, faults: &Faults) {
+        if !all && faults.is_empty() {
+            self.emits.clear();
+            return;
+        }
         for emit in self.emits.drain(..).rev() {
             let open = self.slots.open_mut(emit.slot);
             if all || has_failed(faults, open.request) {

@@ -168,7 +168,7 @@ impl Repository {
             let entry = entry?;
             // What it says of itself can be had where the folder is not to be entered.
             let kind = entry.file_type()?;
-            if kind.is_dir() || (kind.is_symlink() && entry.path().is_dir()) {
+            if kind.is_dir() || (kind.is_symlink() && leads_to_folder(&entry.path())?) {
                 names.extend(entry.file_name().into_string());
             }
         }
@@ -572,6 +572,18 @@ impl Repository {
 }
 
 /// Whether a name is that of a folder right in the repository; others lead out of it.
+/// Whether a link leads to a folder, as far as that can be seen.
+///
+/// # Errors
+/// What is there and cannot be looked at.
+fn leads_to_folder(link: &Path) -> io::Result<bool> {
+    match std::fs::metadata(link) {
+        Ok(there) => Ok(there.is_dir()),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
 fn is_plain(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0'])
 }
@@ -587,9 +599,17 @@ fn models_of(config: &Config) -> Vec<String> {
 fn chosen(folder: &Path, config: &Config) -> Result<Vec<u64>> {
     let entries = std::fs::read_dir(folder)
         .map_err(|e| Error::expected(folder.display(), "a readable folder", e))?;
-    let folders = entries.flatten().filter(|e| e.path().is_dir());
-    let numbers = folders.filter_map(|e| e.file_name().to_str()?.parse().ok());
-    let mut there: Vec<u64> = numbers.filter(|&v| v > 0).collect();
+    let mut there: Vec<u64> = Vec::new();
+    for entry in entries {
+        let unread = |e| Error::expected(folder.display(), "a readable folder", e);
+        let entry = entry.map_err(unread)?;
+        let number = entry.file_name().to_str().and_then(|n| n.parse().ok());
+        if let Some(version) = number.filter(|&v| v > 0)
+            && leads_to_folder(&entry.path()).map_err(unread)?
+        {
+            there.push(version);
+        }
+    }
     there.sort_unstable();
     let policy = config.proto.version_policy.as_ref();
     let policy = policy.and_then(|p| p.policy_choice.as_ref());

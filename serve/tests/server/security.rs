@@ -399,7 +399,7 @@ async fn a_client_of_grpc_that_does_not_call_is_closed_until_it_was_admitted() {
     std::fs::write(&tokens, "secret\n").unwrap();
     for has_tokens in [false, true] {
         let mut server = start(|o| {
-            o.idle_timeout = Duration::from_millis(200);
+            o.idle_timeout = Duration::from_secs(2);
             o.security.tokens = has_tokens.then(|| tokens.clone());
         })
         .await;

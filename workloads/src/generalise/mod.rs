@@ -2,8 +2,8 @@
 //!
 //! [`Case`] is one model with its arrivals, drawn from a seed; [`run()`] simulates policies on a
 //! range of seeds in parallel; [`summary`] says on how many of them the judged policy came close to
-//! the best other one; [`mod@file`] is the file with all of it. docs/generalisation.md defines every
-//! number.
+//! the best other one; [`mod@file`] is the file with all of it, [`mod@report`] the page. docs/generalisation.md
+//! defines every number.
 //!
 //! Invariants:
 //! 1. A case depends on its seed alone, and all policies see the same arrivals.
@@ -14,6 +14,7 @@ use std::ops::Range;
 
 pub mod case;
 pub mod file;
+pub mod report;
 pub mod run;
 pub mod summary;
 

@@ -30,7 +30,7 @@ pub struct Text {
     stop: Option<i32>,
     max_len: usize,
     /// Bytes of text beyond which there are certainly more tokens than that.
-    max_bytes: usize,
+    max_bytes: Option<usize>,
     num_inputs: usize,
     samples: bool,
     model: String,
@@ -89,7 +89,7 @@ impl Text {
             });
         }
         Ok(Some(Self {
-            max_bytes: max_len.saturating_mul(tokenizer.longest()),
+            max_bytes: tokenizer.longest().map(|n| max_len.saturating_mul(n)),
             tokenizer,
             start: token(PROMPT_START),
             stop,
@@ -102,8 +102,8 @@ impl Text {
 
     /// Token ids of a text, those that the model wants around it included.
     ///
-    /// Nothing is tokenized of what is longer than as many of the longest pieces as the model reads
-    /// tokens.
+    /// With scored pieces nothing is tokenized of what is longer than as many of the longest pieces as
+    /// the model reads tokens.
     ///
     /// # Errors
     /// A text that the tokenizer refuses, of no tokens, or of more than the model reads; an encoder
@@ -117,12 +117,12 @@ impl Text {
                 got,
             ))
         };
-        let read = match self.stop {
-            Some(_) if text.len() > self.max_bytes => {
-                return wrong(format!("more than {} bytes", self.max_bytes));
+        let read = match (self.stop, self.max_bytes) {
+            (Some(_), Some(most)) if text.len() > most => {
+                return wrong(format!("more than {most} bytes"));
             }
-            Some(_) => text,
-            None => start_of(text, self.max_bytes),
+            (None, Some(most)) => start_of(text, most),
+            _ => text,
         };
         let mut ids: Vec<i32> = self.start.into_iter().collect();
         ids.extend(self.tokenizer.encode(read)?);
@@ -216,15 +216,13 @@ impl Tokenizer {
         }
     }
 
-    /// Bytes of the longest piece.
-    fn longest(&self) -> usize {
+    /// Most bytes of a text that one id stands for, if that is known: a `tokenizer.json` may drop
+    /// blanks, shorten characters, or make one id of a word that it does not know.
+    fn longest(&self) -> Option<usize> {
         match self {
-            Self::Pieces { pieces, .. } => pieces.longest(),
+            Self::Pieces { pieces, .. } => Some(pieces.longest()),
             #[cfg(feature = "tokenizers")]
-            Self::Json(read) => {
-                let all = read.get_vocab(true);
-                all.keys().map(String::len).max().unwrap_or(1).max(1)
-            }
+            Self::Json(_) => None,
         }
     }
 
@@ -325,7 +323,7 @@ mod tests {
     #[test]
     fn what_is_certainly_too_long_is_cut_or_refused_before_it_is_tokenized() {
         let (encoder, decoder) = (text(false), text(true));
-        assert_eq!((encoder.max_bytes, decoder.max_bytes), (24, 24));
+        assert_eq!((encoder.max_bytes, decoder.max_bytes), (Some(24), Some(24)));
         // A space comes before the text.
         let read = [35, 100, 100, 100];
         for len in [3, 4, 24, 25, 1 << 20] {
