@@ -5,11 +5,11 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use lazybatch_engine::policy;
 use lazybatch_kernels::cpu::WeightType;
 use lazybatch_kernels::import::{AxisSpec, Carried, Fixed, Limit, SizedAxis};
 use lazybatch_sla::Class;
 use lazybatch_workloads::devices::{DEVICES, DeviceModel, FREE};
-use lazybatch_workloads::generalise::run::BASE_RULES;
 use lazybatch_workloads::traces;
 
 use crate::failure::BadInput;
@@ -139,10 +139,11 @@ fn device_help() -> String {
 }
 
 fn policies_help() -> String {
+    let rules: Vec<&str> = policy::base_rules().collect();
     format!(
         "Policies, separated by commas; oracle and adaptive's own rules ({}) are shown, but the judged \
          policy is not compared with them",
-        BASE_RULES.join(", ")
+        rules.join(", ")
     )
 }
 

@@ -237,7 +237,8 @@ fn options_without_an_effect_are_refused() {
 
 #[test]
 fn help_lists_what_there_is() {
-    use lazybatch_workloads::{devices::DEVICES, generalise::run::BASE_RULES, traces::FORMATS};
+    use lazybatch_engine::policy;
+    use lazybatch_workloads::{devices::DEVICES, traces::FORMATS};
     let place = Place::new();
     let help = |command: &str| {
         let text = place.succeed(&format!("{command} --help")).out;
@@ -254,7 +255,7 @@ fn help_lists_what_there_is() {
         assert!(simulate.contains(&part), "{simulate}");
         assert_eq!(profile.contains(&part), device.name != "cpu", "{profile}");
     }
-    let rules = format!("({})", BASE_RULES.join(", "));
+    let rules = format!("({})", policy::base_rules().collect::<Vec<_>>().join(", "));
     assert!(help("generalise").contains(&rules));
     assert!(compare.contains("the input of --pool whose length is the nearest"));
 }

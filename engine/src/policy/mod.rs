@@ -205,6 +205,17 @@ pub fn find(spec: &str) -> Result<&'static Entry, UnknownPolicy> {
         })
 }
 
+/// Whether a specification is a rule of those that `adaptive` chooses from.
+pub fn is_base_rule(spec: &str) -> bool {
+    base::find(spec).is_some()
+}
+
+/// Names of the policies that are such rules.
+pub fn base_rules() -> impl Iterator<Item = &'static str> {
+    let rules = REGISTRY.iter().filter(|e| is_base_rule(e.examples[0]));
+    rules.map(|e| e.name)
+}
+
 /// [`Entry::examples`] of all policies.
 pub fn examples() -> impl Iterator<Item = &'static str> {
     REGISTRY.iter().flat_map(|e| e.examples).copied()

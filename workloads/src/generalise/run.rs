@@ -18,9 +18,6 @@ use crate::sweep::judge::ERRORS;
 use crate::sweep::points::{SUSTAINED_GROWTH, is_online, name, paired};
 use crate::sweep::score::{backlog_growth, objective_ms};
 
-/// Rules that `adaptive` chooses from: shown, never compared against, as they are parts of it.
-pub const BASE_RULES: &[&str] = &["front", "join", "balance", "sharing", "iteration"];
-
 /// What a case is, in a line.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Facts {
@@ -227,9 +224,10 @@ impl CaseResult {
 }
 
 /// Whether a policy is one that the judged one is compared with: it knows only what a scheduler
-/// can know, has another name, and is none of [`BASE_RULES`].
+/// can know, has another name, and is none of the rules that `adaptive` chooses from, which are parts
+/// of it.
 pub fn is_bar(spec: &str, judge: &str) -> bool {
-    is_online(spec) && name(spec) != name(judge) && !BASE_RULES.contains(&name(spec))
+    is_online(spec) && name(spec) != name(judge) && !policy::is_base_rule(spec)
 }
 
 /// Checks what [`run`] is asked for.
