@@ -8,7 +8,8 @@ use lazybatch_engine::core::{Action, Core, CoreConfig, Ending, Event, ModelSpec,
 use lazybatch_engine::policy::{self, Decision, Policy};
 use lazybatch_sla::{ClassId, ModelId, Profile, RequestId, Time};
 
-type Lens = Arc<Mutex<Vec<Option<u32>>>>;
+/// Output lengths, and whether they were cut.
+type Lens = Arc<Mutex<Vec<(Option<u32>, bool)>>>;
 
 /// A policy that is told of endings, and tells.
 struct Told {
@@ -22,17 +23,21 @@ impl Policy for Told {
     }
 
     fn on_end(&mut self, _now: Time, ending: &Ending) {
-        self.lens.lock().unwrap().push(ending.output_len);
+        self.lens
+            .lock()
+            .unwrap()
+            .push((ending.output_len, ending.is_cut));
     }
 }
 
-#[test]
-fn policies_learn_the_length_of_who_ends_at_its_bound() {
-    let text = r#"{"format":"lazybatch-profile/1","device":"d","models":[{"name":"m","max_batch":1,
-        "blocks":[{"name":"decode","repeat":"until_stop","max_steps":5,"nodes":[
-        {"name":"n","latency_us":[[1,5]]}]},{"name":"behind","repeat":"once","nodes":[
-        {"name":"o","latency_us":[[1,5]]}]}]}]}"#;
-    let profile = Profile::parse("test", text).unwrap();
+/// What policies are told of requests to a model of these blocks, one after another: each with the passes
+/// that it asks for, and the block and step at whose ends its loops stop.
+fn told(blocks: &str, requests: &[(Option<u32>, &[(u32, u32)])]) -> Vec<(Option<u32>, bool)> {
+    let text = format!(
+        r#"{{"format":"lazybatch-profile/1","device":"d","models":[{{"name":"m","max_batch":1,
+        "blocks":[{blocks}]}}]}}"#
+    );
+    let profile = Profile::parse("test", &text).unwrap();
     let spec = ModelSpec::from_profile(&profile, &profile.models[0], 1, 5);
     let lens = Lens::default();
     let told = Told {
@@ -40,8 +45,7 @@ fn policies_learn_the_length_of_who_ends_at_its_bound() {
         lens: lens.clone(),
     };
     let mut core = Core::new(CoreConfig::new(vec![spec]), Box::new(told));
-    // By its own bound, by the loop's, and by a stop in the second pass.
-    for (id, max_steps, stop) in [(0, Some(3), None), (1, None, None), (2, None, Some(1))] {
+    for (id, &(max_steps, stops)) in (0..).zip(requests) {
         let now = Time(id * 1_000_000);
         let request = Request {
             id: RequestId(id),
@@ -64,8 +68,8 @@ fn policies_learn_the_length_of_who_ends_at_its_bound() {
                 Action::Launch { ticket, lane } => {
                     let launch = core.launch(lane, ticket);
                     let step = launch.members[0].step;
-                    let stops = launch.block == 0 && Some(step) == stop;
-                    let stopped = stops.then_some(RequestId(id)).into_iter().collect();
+                    let has_stopped = stops.contains(&(launch.block, step));
+                    let stopped = has_stopped.then_some(RequestId(id)).into_iter().collect();
                     let done = Event::Done {
                         ticket,
                         stopped,
@@ -81,5 +85,42 @@ fn policies_learn_the_length_of_who_ends_at_its_bound() {
         }
         assert!(has_ended, "request {id}");
     }
-    assert_eq!(*lens.lock().unwrap(), [Some(3), Some(5), Some(2)]);
+    lens.lock().unwrap().clone()
+}
+
+#[test]
+fn policies_learn_the_length_of_who_ends_at_its_bound() {
+    let blocks = r#"{"name":"decode","repeat":"until_stop","max_steps":5,"nodes":[
+        {"name":"n","latency_us":[[1,5]]}]},{"name":"behind","repeat":"once","nodes":[
+        {"name":"o","latency_us":[[1,5]]}]}"#;
+    // By its own bound, by the loop's, by one of its own that is no less, and by a stop in the second pass.
+    let requests: [(_, &[_]); 4] = [
+        (Some(3), &[]),
+        (None, &[]),
+        (Some(5), &[]),
+        (None, &[(0, 1)]),
+    ];
+    let lens = [
+        (Some(3), true),
+        (Some(5), false),
+        (Some(5), false),
+        (Some(2), false),
+    ];
+    assert_eq!(told(blocks, &requests), lens);
+}
+
+#[test]
+fn of_two_loops_policies_learn_the_length_of_the_last() {
+    let blocks = r#"{"name":"draft","repeat":"until_stop","max_steps":4,"nodes":[
+        {"name":"n","latency_us":[[1,5]]}]},{"name":"decode","repeat":"until_stop","max_steps":9,"nodes":[
+        {"name":"o","latency_us":[[1,5]]}]}"#;
+    // Both stop, only the first, only the second, neither.
+    let requests: [(_, &[_]); 4] = [
+        (None, &[(0, 1), (1, 6)]),
+        (None, &[(0, 1)]),
+        (None, &[(1, 6)]),
+        (None, &[]),
+    ];
+    let lens = [7, 9, 7, 9].map(|len| (Some(len), false));
+    assert_eq!(told(blocks, &requests), lens);
 }

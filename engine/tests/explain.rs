@@ -8,9 +8,11 @@ use common::*;
 use lazybatch_engine::core::checker::Checker;
 use lazybatch_engine::core::{Core, Hold};
 use lazybatch_engine::driver::Judge;
+use lazybatch_engine::driver::Observer;
 use lazybatch_engine::driver::virtual_time::{Ended, Script, run, untimed};
 use lazybatch_engine::explain::Explainer;
 use lazybatch_engine::policy;
+use lazybatch_engine::timeline::ChromeTrace;
 use lazybatch_kernels::{Noise, SimDevice};
 use lazybatch_sla::{Nanos, RequestId, Time};
 
@@ -109,4 +111,31 @@ fn only_the_last_are_kept() {
     let (mut explainer, _) = explained(&world, "greedy", &arrivals);
     assert_eq!(explainer.explain(RequestId(99)), None);
     assert!(explainer.explain(RequestId(100)).is_some());
+}
+
+#[test]
+fn launches_of_a_lane_lie_one_behind_the_other_in_a_trace() {
+    // Two in flight: the second is issued while the first runs, and begins when that has ended.
+    let world = World::chain(4, vec![Node::constant(10_000); 3]);
+    let arrivals = [Arrival::new(0, 0, 1, 1, None)];
+    let options = Options {
+        lane_depths: vec![2],
+        record: true,
+        ..Options::default()
+    };
+    let run = simulate(&world, "greedy", &arrivals, &options);
+    let mut trace = ChromeTrace::new(&run.config);
+    for (now, item) in &run.transcript {
+        match item {
+            Item::Event(event) => trace.on_event(*now, event),
+            Item::Launch(launch) => trace.on_launch(*now, launch),
+            Item::Action(action) => trace.on_action(*now, action),
+        }
+    }
+    let json: serde_json::Value = serde_json::from_str(&trace.into_json()).unwrap();
+    let events = json["traceEvents"].as_array().unwrap().iter();
+    let launches = events.filter(|e| e["ph"] == "X");
+    let spans = launches.map(|e| [&e["ts"], &e["dur"]].map(|n| n.as_f64().unwrap()));
+    let spans: Vec<_> = spans.collect();
+    assert_eq!(spans, [[0.0, 10.0], [10.0, 10.0], [20.0, 10.0]]);
 }

@@ -17,6 +17,11 @@ use crate::general::General;
 /// Members of a launch that failed alone, and what their nodes say.
 pub type Faults = Vec<(RequestId, String)>;
 
+/// Whether a request is among those that failed.
+pub fn has_failed(faults: &Faults, request: RequestId) -> bool {
+    faults.iter().any(|(id, _)| *id == request)
+}
+
 /// What runs such a node.
 pub enum HostNode {
     /// An op of an imported model, sample by sample.
@@ -126,7 +131,7 @@ impl HostNode {
 /// Runs a kernel for a member that has an effect, and says whether it has; if the kernel fails, that
 /// member does.
 fn try_member(mem: &Mem, faults: &mut Faults, run: impl FnOnce() -> Result<(), String>) -> bool {
-    if mem.idle || faults.iter().any(|(id, _)| *id == mem.request) {
+    if mem.idle || has_failed(faults, mem.request) {
         return false;
     }
     if let Err(why) = guarded(run) {

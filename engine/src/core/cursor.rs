@@ -267,7 +267,7 @@ impl State {
 
     /// Remembers how many passes the loop took that `launch` ended for a request, if it is the last.
     fn note_output_len(&mut self, key: Key, launch: &Launch) {
-        if self.last_until_stop(key) != Some(launch.block as usize) {
+        if self.last_loop(key).map(|l| l.0) != Some(launch.block) {
             return;
         }
         let state = &mut self.requests[key as usize];
@@ -285,25 +285,23 @@ impl State {
         if state.output_len.is_some() || state.doomed {
             return;
         }
-        let most = state.request.max_steps;
-        if let Some(block) = self.last_until_stop(key) {
-            let passes = self.passes(key, block as u32);
+        if let Some((block, max)) = self.last_loop(key) {
+            let passes = self.passes(key, block);
             let state = &mut self.requests[key as usize];
-            let of_model = &self.config.models[state.request.model.index()];
-            let bound = match of_model.blocks[block].repeat {
-                Repeat::UntilStop { max } => max,
-                _ => passes,
-            };
             state.output_len = Some(passes);
-            state.is_cut = most == Some(passes) && passes < bound;
+            state.is_cut = passes < max;
         }
     }
 
-    fn last_until_stop(&self, key: Key) -> Option<usize> {
+    /// The last `UntilStop` block of a request's model, and its greatest number of passes.
+    fn last_loop(&self, key: Key) -> Option<(u32, u32)> {
         let model = self.requests[key as usize].request.model;
-        let blocks = &self.config.models[model.index()].blocks;
-        let stops = |b: &BlockSpec| matches!(b.repeat, Repeat::UntilStop { .. });
-        blocks.iter().rposition(stops)
+        let blocks = self.config.models[model.index()].blocks.iter();
+        let stops = |(i, b): (usize, &BlockSpec)| match b.repeat {
+            Repeat::UntilStop { max } => Some((i as u32, max)),
+            _ => None,
+        };
+        blocks.enumerate().filter_map(stops).next_back()
     }
 
     /// Counts the passes that a request was launched for behind the one that `launch` ended its

@@ -121,6 +121,10 @@ mod tests {
     }
 
     fn end(outputs: &mut Outputs, input_len: u32, output_len: u32) {
+        end_at(outputs, input_len, output_len, false);
+    }
+
+    fn end_at(outputs: &mut Outputs, input_len: u32, output_len: u32, is_cut: bool) {
         outputs.on_end(&Ending {
             id: RequestId(0),
             model: ModelId(1),
@@ -129,8 +133,29 @@ mod tests {
             outcome: Outcome::Met,
             input_len,
             output_len: Some(output_len),
-            is_cut: false,
+            is_cut,
         });
+    }
+
+    #[test]
+    fn who_was_cut_counts_if_it_was_longer() {
+        let (spec, model) = (spec(), ModelId(1));
+        let mut outputs = Outputs::default();
+        for _ in 0..ENOUGH {
+            end_at(&mut outputs, 10, 2, true);
+        }
+        assert_eq!(
+            outputs.predict(&spec, model, 10),
+            90,
+            "how long is not known"
+        );
+        for _ in 0..ENOUGH {
+            end(&mut outputs, 10, 20);
+        }
+        (0..50).for_each(|_| end_at(&mut outputs, 10, 2, true));
+        assert_eq!(outputs.predict(&spec, model, 10), 20);
+        (0..50).for_each(|_| end_at(&mut outputs, 10, 40, true));
+        assert!(outputs.predict(&spec, model, 10) > 25);
     }
 
     #[test]

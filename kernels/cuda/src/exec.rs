@@ -8,7 +8,7 @@
 
 use lazybatch_graph::{Dim, Node, NodeId, Op, Repeat, StateId, TensorType};
 use lazybatch_kernels::frames::{self, Mem};
-use lazybatch_kernels::host_nodes::Faults;
+use lazybatch_kernels::host_nodes::{Faults, has_failed};
 use lazybatch_kernels::slots::Slots;
 use lazybatch_sla::{RequestId, Slot};
 use smallvec::SmallVec;
@@ -167,8 +167,7 @@ impl Effects {
         if faults.is_empty() {
             return;
         }
-        let failed = |m: &&Mem| faults.iter().any(|(id, _)| *id == m.request);
-        for mem in members.iter().filter(failed) {
+        for mem in members.iter().filter(|m| has_failed(&faults, m.request)) {
             self.stops.retain(|s| s.slot != mem.slot);
             self.emitted.retain(|e| e.slot != mem.slot);
         }

@@ -23,7 +23,7 @@ use crate::custom::KernelRegistry;
 use crate::device::{Completion, Device, DeviceInfo, OpenRequest, Packed, Packer, Plan};
 use crate::error::Error;
 use crate::frames::Frames;
-use crate::host_nodes::{Faults, panic_text};
+use crate::host_nodes::{Faults, has_failed, panic_text};
 use crate::memory::MemoryBound;
 use crate::plans::{PlanInfo, Plans, segment_name};
 use crate::slots::Slots;
@@ -352,10 +352,6 @@ impl CpuDevice {
         self.frames.put_back(key, frame);
         result
     }
-}
-
-fn has_failed(faults: &Faults, request: RequestId) -> bool {
-    faults.iter().any(|(id, _)| *id == request)
 }
 
 impl Device for CpuDevice {

@@ -20,7 +20,7 @@ use super::pool::Pool;
 use super::states::StatePools;
 use crate::arena::BlockPlan;
 use crate::frames::{self, Mem};
-use crate::host_nodes::Faults;
+use crate::host_nodes::{Faults, has_failed};
 use crate::slots::Slots;
 
 /// A frame whose values are in memory.
@@ -75,7 +75,7 @@ impl Env<'_> {
 
     /// Whether a member failed in this launch.
     pub fn has_failed(&self, mem: &Mem) -> bool {
-        self.faults.iter().any(|(id, _)| *id == mem.request)
+        has_failed(self.faults, mem.request)
     }
 
     /// Whether that much work is worth waking other threads.
