@@ -30,9 +30,11 @@ impl Policy for Told {
     }
 }
 
-/// What policies are told of requests to a model of these blocks, one after another: each with the passes
-/// that it asks for, and the block and step at whose ends its loops stop.
-fn told(blocks: &str, requests: &[(Option<u32>, &[(u32, u32)])]) -> Vec<(Option<u32>, bool)> {
+/// The passes that a request asks for, and the blocks and steps at whose ends its loops stop.
+type Asked<'a> = (Option<u32>, &'a [(u32, u32)]);
+
+/// What policies are told of requests to a model of these blocks, one after another.
+fn told(blocks: &str, requests: &[Asked<'_>]) -> Vec<(Option<u32>, bool)> {
     let text = format!(
         r#"{{"format":"lazybatch-profile/1","device":"d","models":[{{"name":"m","max_batch":1,
         "blocks":[{blocks}]}}]}}"#
@@ -94,7 +96,7 @@ fn policies_learn_the_length_of_who_ends_at_its_bound() {
         {"name":"n","latency_us":[[1,5]]}]},{"name":"behind","repeat":"once","nodes":[
         {"name":"o","latency_us":[[1,5]]}]}"#;
     // By its own bound, by the loop's, by one of its own that is no less, and by a stop in the second pass.
-    let requests: [(_, &[_]); 4] = [
+    let requests: [Asked<'_>; 4] = [
         (Some(3), &[]),
         (None, &[]),
         (Some(5), &[]),
@@ -115,7 +117,7 @@ fn of_two_loops_policies_learn_the_length_of_the_last() {
         {"name":"n","latency_us":[[1,5]]}]},{"name":"decode","repeat":"until_stop","max_steps":9,"nodes":[
         {"name":"o","latency_us":[[1,5]]}]}"#;
     // Both stop, only the first, only the second, neither.
-    let requests: [(_, &[_]); 4] = [
+    let requests: [Asked<'_>; 4] = [
         (None, &[(0, 1), (1, 6)]),
         (None, &[(0, 1)]),
         (None, &[(1, 6)]),
