@@ -278,10 +278,10 @@ pub unsafe fn gemm_range<'b>(
     // SAFETY: the rectangle is the caller's, and the left side was checked.
     unsafe {
         match b.panels {
-            Panels::F32(panels) => whole.run(panels),
-            Panels::F16(panels) => whole.run(panels),
-            Panels::Bf16(panels) => whole.run(panels),
-            Panels::Int8(panels) => whole.run(panels),
+            Panels::F32(panels) => whole.run(panels, b.above.map_or(&[], |b| b.data)),
+            Panels::F16(panels) => whole.run(panels, &[]),
+            Panels::Bf16(panels) => whole.run(panels, &[]),
+            Panels::Int8(panels) => whole.run(panels, &[]),
         }
     }
 }

@@ -96,14 +96,18 @@ pub struct Whole<'a> {
 impl Whole<'_> {
     /// # Safety
     /// As [`gemm_range`](super::gemm_range).
-    pub unsafe fn run<E: Element>(&self, panels: &[E]) {
+    pub unsafe fn run<E: Element>(&self, panels: &[E], top: &[E]) {
         let b = &self.b;
-        assert!(
-            panels.len() >= packed_len(b.k, b.n),
-            "right side of {} elements, {} needed",
-            panels.len(),
-            packed_len(b.k, b.n)
-        );
+        let above = b.num_above();
+        assert!(above == 0 || b.steps == b.k && b.k <= DEPTH, "one part");
+        for (k, panels) in [(above, top), (b.k - above, panels)] {
+            let needed = packed_len(k, b.n);
+            assert!(
+                panels.len() >= needed,
+                "right side of {} elements, {needed} needed",
+                panels.len(),
+            );
+        }
         let num_panels = b.n.div_ceil(NR);
         let copy = self.rows.len() >= COPY_ROWS && self.cols.len() >= COPY_PANELS;
         let together = if b.steps > DEPTH { NC } else { num_panels };
@@ -131,14 +135,14 @@ impl Whole<'_> {
                 let parts = self.cols.clone().step_by(together);
                 for (p, k0) in parts.flat_map(|p| depths.clone().map(move |k0| (p, k0))) {
                     // What panels have from there on, and how much of it is multiplied.
-                    let (k, steps) = (DEPTH.min(b.k - k0), DEPTH.min(b.steps - k0));
+                    let (k, steps) = (DEPTH.min(b.k - above - k0), DEPTH.min(b.steps - k0));
                     if copy {
                         copy_left(&self.a, rows.clone(), k0, steps, &mut work.left);
                         let blocks = (0..steps).step_by(KC).enumerate();
                         let runs = blocks.map(|(i, at)| (i * A_BLOCK, KC.min(steps - at)));
-                        segments(runs, &mut work.segments);
+                        segments(runs, above, &mut work.segments);
                     } else {
-                        segments(self.a.runs(k0, steps), &mut work.segments);
+                        segments(self.a.runs(k0, steps), above, &mut work.segments);
                     }
                     let part = Part {
                         whole: self,
@@ -153,7 +157,7 @@ impl Whole<'_> {
                     };
                     let cols = p..(p + together).min(self.cols.end);
                     // SAFETY: the rectangle is the caller's, sides were checked above.
-                    unsafe { part.run(cols, &panels[k0 * num_panels * NR..], &mut work.wide) };
+                    unsafe { part.run(cols, &panels[k0 * num_panels * NR..], top, &mut work.wide) };
                 }
             }
         });
@@ -242,6 +246,8 @@ struct Place {
 
 /// The right side of a tile.
 struct Side<E> {
+    /// Blocks of the first steps, if they lie elsewhere.
+    above: *const E,
     /// Blocks of `panels` panels.
     b: *const E,
     panels: usize,
@@ -251,17 +257,27 @@ struct Side<E> {
     next: *const E,
 }
 
-impl Part<'_> {
+impl<'a> Part<'a> {
     /// # Safety
     /// As [`gemm_range`](super::gemm_range).
-    unsafe fn run<E: Element>(&self, cols: Range<usize>, right: &[E], wide: &mut [f32]) {
+    unsafe fn run<E: Element>(
+        &self,
+        cols: Range<usize>,
+        right: &[E],
+        above: &[E],
+        wide: &mut [f32],
+    ) {
         let kind = self.whole.level.kind();
         let highest = self.tiles.iter().map(|t| t.num).max();
         let group = panels(kind, highest.unwrap_or(1));
         let num_panels = self.whole.b.n.div_ceil(NR);
         let full = cols.end.min(self.whole.b.n / NR);
         let widen = size_of::<E>() < size_of::<f32>() && self.tiles.len() >= WIDEN_TILES;
-        let steps = KC.min(self.k);
+        // What tiles begin with.
+        let (first, steps) = match self.whole.b.num_above() {
+            0 => (right, KC.min(self.k)),
+            num => (above, KC.min(num)),
+        };
         let is_far = self.whole.is_far();
         let mut p = cols.start;
         while p < cols.end {
@@ -302,6 +318,7 @@ impl Part<'_> {
                     unsafe {
                         if widen {
                             let side = Side {
+                                above: std::ptr::null(),
                                 b: wide.as_ptr(),
                                 panels: width,
                                 panel: q,
@@ -310,10 +327,11 @@ impl Part<'_> {
                             self.tile(&place, &side);
                         } else {
                             let side = Side {
+                                above: above.as_ptr(),
                                 b: right.as_ptr(),
                                 panels: num_panels,
                                 panel: p + q,
-                                next: right.as_ptr().wrapping_add((next + q) * steps * NR),
+                                next: first.as_ptr().wrapping_add((next + q) * steps * NR),
                             };
                             self.tile(&place, &side);
                         }
@@ -365,13 +383,15 @@ impl Part<'_> {
     }
 
     /// Biases of a tile, before its first and behind its last step.
-    fn biases(&self, place: &Place) -> [Option<&[f32]>; 2] {
+    fn biases(&self, place: &Place) -> [Option<&'a [f32]>; 2] {
         let first = match self.whole.start {
             Start::Residual(_, bias) => bias.filter(|_| self.is_first),
             _ => None,
         };
         let (col, cols) = self.columns(place);
-        [first, self.whole.bias.filter(|_| self.is_last)].map(|b| Some(&b?[col..col + cols]))
+        let of = |bias: Option<&'a [f32]>| Some(&bias?[col..col + cols]);
+        // `map` of an array is a call here, a few percent of a short product.
+        [of(first), of(self.whole.bias.filter(|_| self.is_last))]
     }
 
     /// # Safety
@@ -384,7 +404,8 @@ impl Part<'_> {
                 self.partial_tile(place, side);
             } else {
                 let to = c.as_ptr().wrapping_add(place.row * ldc + place.panel * NR);
-                let biases = self.biases(place).map(pointer);
+                let [first, last] = self.biases(place);
+                let biases = [pointer(first), pointer(last)];
                 self.multiply(place, side, self.begin(place), biases, to, ldc);
             }
         }
@@ -453,6 +474,7 @@ impl Part<'_> {
             a: self.left[place.a..].as_ptr(),
             lda: self.lda,
             b: side.b,
+            above: (side.above, self.whole.b.num_above()),
             panels: side.panels,
             panel: side.panel,
             next: side.next,

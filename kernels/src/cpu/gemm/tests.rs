@@ -112,6 +112,79 @@ fn chains_go_on_from_what_is_there() {
     }
 }
 
+/// Inner dimensions of two sides, one on top of the other.
+const STACKED: &[[usize; 2]] = if cfg!(miri) {
+    &[[3, 260]]
+} else {
+    &[
+        [1, 1],
+        [16, 256],
+        [255, 3],
+        [256, 256],
+        [257, 300],
+        [300, 257],
+        [3, DEPTH - 3],
+        [DEPTH - 1, 1],
+    ]
+};
+
+#[test]
+fn one_product_with_two_sides_has_the_chains_of_both() {
+    for &[top, rest] in STACKED {
+        let k = top + rest;
+        for n in [5, 33, 100] {
+            let (b, bias) = (noise(k * n, 1), noise(n, 4));
+            let above = PackedB::pack(&b[..top * n], top, n);
+            let below = PackedB::pack(&b[top * n..], rest, n);
+            for &m in ROWS {
+                let a = noise(m * k, 2);
+                let mut want = chain(&a, &b, m, k, n);
+                want.iter_mut()
+                    .zip(bias.iter().cycle())
+                    .for_each(|(c, b)| *c += b);
+                for (level, threads) in Level::available()
+                    .into_iter()
+                    .flat_map(|l| [(l, 1), (l, 3)])
+                {
+                    let right = Right::stacked(&above, &below).expect("both are f32");
+                    let epi = Epilogue {
+                        bias: Some(&bias),
+                        ..Epilogue::default()
+                    };
+                    let mut c = vec![f32::NAN; m * n];
+                    let (mut pool, a) = (Pool::new(threads), AView::rows(&a, k));
+                    gemm(&mut pool, level, true, a, m, right, &mut c, n, false, &epi);
+                    let what =
+                        format!("{m} x ({top} + {rest}) x {n}, {threads} threads, {level:?}");
+                    assert!(bits(&c) == bits(&want), "{what}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn sides_are_stacked_where_one_product_can_have_both() {
+    let side = |weights, k, n| PackedB::pack_as(weights, &noise(k * n, 1), k, n).unwrap();
+    let float = |k, n| side(WeightType::F32, k, n);
+    let is_one = |above: &PackedB, below: &PackedB| Right::stacked(above, below).is_some();
+    assert!(is_one(&float(24, 7), &float(DEPTH - 24, 7)));
+    assert!(!is_one(&float(25, 7), &float(DEPTH - 24, 7)), "too long");
+    assert!(!is_one(&float(5, 7), &float(5, 8)), "of other columns");
+    for weights in WeightType::ALL
+        .into_iter()
+        .filter(|w| *w != WeightType::F32)
+    {
+        let other = side(weights, 5, 7);
+        let both = [&other, &float(5, 7)];
+        assert!(
+            !is_one(both[0], both[1]) && !is_one(both[1], both[0]),
+            "{weights:?}"
+        );
+        assert!(!is_one(&other, &other), "{weights:?}");
+    }
+}
+
 /// `act(residual + first_bias + a w + bias)`, chains beginning with the first two.
 #[test]
 fn chains_begin_with_a_residual_and_its_bias_and_end_with_bias_and_activation() {

@@ -75,7 +75,7 @@ pub enum Clamp {
 pub struct Tile<'a, E> {
     /// The steps.
     pub segments: &'a [Segment],
-    /// All of them.
+    /// All of them but those above.
     pub k: usize,
     /// First element of the left side.
     pub a: *const f32,
@@ -83,6 +83,8 @@ pub struct Tile<'a, E> {
     pub lda: usize,
     /// First element of the right side: blocks of `panels` panels one after another.
     pub b: *const E,
+    /// The right side of the first steps, if it lies elsewhere, and how many they are.
+    pub above: (*const E, usize),
     /// Panels of a block.
     pub panels: usize,
     /// The first of those that the tile spans.
@@ -122,20 +124,22 @@ impl<E> Tile<'_, E> {
     /// The right side of a segment.
     #[inline(always)]
     pub fn right(&self, s: &Segment) -> Right<E> {
-        let len = |block: usize| (self.k - block * KC).min(KC);
-        let panel = |block: usize, panel: usize| {
-            let at = block * KC * self.panels + panel * len(block);
-            self.b.wrapping_add(at * NR)
+        let main = (self.b, self.k);
+        let (b, k) = if s.is_above { self.above } else { main };
+        let len = |k: usize, block: usize| (k - block * KC).min(KC);
+        let panel = |(b, k): (*const E, usize), block: usize| {
+            let at = block * KC * self.panels + self.panel * len(k, block);
+            b.wrapping_add(at * NR)
         };
-        let is_last = (s.block + 1) * KC >= self.k;
+        let is_last = (s.block + 1) * KC >= k;
         Right {
-            b: panel(s.block, self.panel).wrapping_add(s.first * NR),
-            ldb: len(s.block) * NR,
-            left: len(s.block) - s.first,
-            next: if is_last {
-                self.next
-            } else {
-                panel(s.block + 1, self.panel)
+            b: panel((b, k), s.block).wrapping_add(s.first * NR),
+            ldb: len(k, s.block) * NR,
+            left: len(k, s.block) - s.first,
+            next: match (is_last, s.is_above) {
+                (false, _) => panel((b, k), s.block + 1),
+                (true, true) => panel(main, 0),
+                (true, false) => self.next,
             },
         }
     }

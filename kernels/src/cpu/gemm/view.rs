@@ -84,21 +84,35 @@ pub struct Segment {
     pub a: usize,
     /// Its number of steps.
     pub k: usize,
+    /// Its right elements are in what stands above the others.
+    pub is_above: bool,
     /// Its block, of [`KC`] steps but for the last.
     pub block: usize,
     /// Its first step in that block.
     pub first: usize,
 }
 
-/// Splits `runs`, one after another, at the ends of blocks.
-pub fn segments(runs: impl Iterator<Item = (usize, usize)>, to: &mut Vec<Segment>) {
+/// Splits `runs`, one after another, at the ends of blocks; the first `above` steps have blocks of
+/// their own.
+pub fn segments(runs: impl Iterator<Item = (usize, usize)>, above: usize, to: &mut Vec<Segment>) {
     to.clear();
     let mut at = 0;
     for (mut a, mut len) in runs {
         while len > 0 {
-            let (block, first) = (at / KC, at % KC);
-            let k = len.min(KC - first);
-            to.push(Segment { a, k, block, first });
+            let is_above = at < above;
+            let (place, end) = match is_above {
+                true => (at, above),
+                false => (at - above, usize::MAX),
+            };
+            let (block, first) = (place / KC, place % KC);
+            let k = len.min(KC - first).min(end - place);
+            to.push(Segment {
+                a,
+                k,
+                is_above,
+                block,
+                first,
+            });
             (a, at, len) = (a + k, at + k, len - k);
         }
     }

@@ -20,7 +20,7 @@ use half::{bf16, f16};
 
 use super::dynamic::{self, DynamicB};
 use super::pack::{pack_b, packed_len};
-use super::tile::NR;
+use super::tile::{DEPTH, NR};
 use crate::cpu::buffers::Aligned;
 use crate::cpu::stored::Stored;
 
@@ -123,6 +123,9 @@ pub struct Right<'a> {
     pub steps: usize,
     /// Elements.
     pub panels: Panels<'a>,
+    /// Rows in front of those of `panels`, counted by `k`, where they are packed on their own: the
+    /// chains begin with them.
+    pub above: Option<BView<'a>>,
     /// What the ends of the chains are multiplied by, per column.
     pub scales: Option<&'a [f32]>,
 }
@@ -147,8 +150,34 @@ impl<'a> From<BView<'a>> for Right<'a> {
             n: b.n,
             steps: b.k,
             panels: Panels::F32(b.data),
+            above: None,
             scales: None,
         }
+    }
+}
+
+impl<'a> Right<'a> {
+    /// `above` on top of `below`, if one product can have both: they are stored as f32, and a tile's
+    /// chains go through all of it.
+    pub fn stacked(above: &'a PackedB, below: &'a PackedB) -> Option<Self> {
+        let (AnyB::Float(top), AnyB::Float(right)) = (above.view(), below.view()) else {
+            return None;
+        };
+        let (Panels::F32(data), Panels::F32(_)) = (top.panels, right.panels) else {
+            return None;
+        };
+        let (k, n) = (top.k, top.n);
+        (n == right.n && k + right.k <= DEPTH).then_some(Self {
+            k: k + right.k,
+            steps: k + right.k,
+            above: Some(BView { k, n, data }),
+            ..right
+        })
+    }
+
+    /// Rows that are packed on their own.
+    pub fn num_above(&self) -> usize {
+        self.above.map_or(0, |b| b.k)
     }
 }
 
@@ -262,6 +291,7 @@ impl PackedB {
             n,
             steps: k,
             panels,
+            above: None,
             scales,
         })
     }

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use crate::arena::{Extent, LINE};
 use crate::cpu::buffers::Buf;
 use crate::cpu::exec::{Env, NodeView};
-use crate::cpu::gemm::{Epilogue, PackedB, WeightType, gemm_packed};
+use crate::cpu::gemm::{AView, Epilogue, PackedB, Right, WeightType, gemm, gemm_packed};
 use crate::cpu::level::simd;
 use crate::cpu::math;
 use crate::cpu::pool::Shards;
@@ -186,6 +186,25 @@ fn gather_state(env: &Env<'_>, v: NodeView<'_>, state: StateId, features: usize,
     }
 }
 
+/// Rows of `x` with those of a vector state behind them.
+fn gather_behind(
+    env: &Env<'_>,
+    v: NodeView<'_>,
+    x: &[f32],
+    state: StateId,
+    [from, own]: [usize; 2],
+    rows: &mut [f32],
+) {
+    let mut rows = rows.chunks_exact_mut(from + own).zip(x.chunks_exact(from));
+    for (mem, _, _) in v.spans(None) {
+        let vector = &env.slots.open(mem.slot).vectors[state.index()];
+        for (h, (row, x)) in vector.chunks_exact(own).zip(&mut rows) {
+            row[..from].copy_from_slice(x);
+            row[from..].copy_from_slice(h);
+        }
+    }
+}
+
 /// Writes packed rows to a vector state, but for idle members.
 fn scatter_state(
     env: &mut Env<'_>,
@@ -209,6 +228,7 @@ pub fn cell_temporaries(program: &Program, node: &Node, weights: WeightType) -> 
         Op::LstmCell { proj, ahead, .. } => {
             let w_hh = columns(1 + usize::from(!ahead));
             let (recurrent, gates, hidden) = (w_hh[0], w_hh[1], w_hh[1] / 4);
+            let recurrent = recurrent + if ahead { 0 } else { columns(1)[0] };
             let before = weights.is_scaled().then_some(gates);
             let whole = proj.then_some(hidden);
             let pieces = [recurrent, hidden, gates];
@@ -241,22 +261,34 @@ pub fn lstm(
     let next = 1 + usize::from(!ahead);
     let w_hh = v.right(next);
     let (hidden, recurrent, rows) = (w_hh.n / 4, w_hh.k, v.frame.samples);
-    let mut last = env.temporary(rows * recurrent);
-    gather_state(env, v, h, recurrent, &mut last);
     let mut cell = env.temporary(rows * hidden);
     gather_state(env, v, c, hidden, &mut cell);
     let mut gates = env.temporary(rows * w_hh.n);
-    if ahead {
-        gates.copy_from_slice(v.arg(0));
-    } else {
-        let none = Epilogue::default();
-        product(env, v.arg(0), v.right(1), &mut gates, false, &none);
-    }
     let epi = Epilogue {
         bias: Some(v.arg(next + 1)),
         ..Epilogue::default()
     };
-    product(env, &last, w_hh, &mut gates, true, &epi);
+    let w_ih = (!ahead).then(|| v.right(1));
+    let stacked = w_ih.and_then(|w_ih| Right::stacked(w_ih, w_hh));
+    if let Some(both) = stacked {
+        // The same chains in one product: they begin with those of the input.
+        let widths = [both.k - recurrent, recurrent];
+        let mut left = env.temporary(rows * both.k);
+        gather_behind(env, v, v.arg(0), h, widths, &mut left);
+        let parallel = env.parallel(2 * rows * both.k * both.n);
+        let (a, to) = (AView::rows(&left, both.k), &mut gates[..]);
+        gemm(
+            env.pool, env.level, parallel, a, rows, both, to, both.n, false, &epi,
+        );
+    } else {
+        let mut last = env.temporary(rows * recurrent);
+        gather_state(env, v, h, recurrent, &mut last);
+        match w_ih {
+            None => gates.copy_from_slice(v.arg(0)),
+            Some(w) => product(env, v.arg(0), w, &mut gates, false, &Epilogue::default()),
+        }
+        product(env, &last, w_hh, &mut gates, true, &epi);
+    }
     let mut out = if proj {
         env.temporary(rows * hidden)
     } else {
@@ -269,7 +301,7 @@ pub fn lstm(
         let (at, num) = (row * hidden + cols.start, cols.len());
         // SAFETY: parts are disjoint.
         let (c, h) = unsafe { (cells.slice(at, num), outs.slice(at, num)) };
-        lstm_gates(level, [0, 1, 2, 3].map(gate), c, h);
+        lstm_gates(level, [gate(0), gate(1), gate(2), gate(3)], c, h);
     });
     if proj {
         let mut projected = v.alloc(env, 0);
@@ -309,7 +341,8 @@ pub fn gru(env: &mut Env<'_>, v: NodeView<'_>, h: StateId, ahead: bool) -> Buf {
     product(env, &state, w_hh, &mut r, false, &bias(v.arg(b_hh)));
     let (level, states) = (env.level, Shards::new(&mut state));
     per_part(env, rows, hidden, GRU_COST, |row, cols| {
-        let gates = |all| [0, 1, 2].map(|gate| gate_at(all, (row, 3, gate), hidden, &cols));
+        let gate = |all, gate| gate_at(all, (row, 3, gate), hidden, &cols);
+        let gates = |all| [gate(all, 0), gate(all, 1), gate(all, 2)];
         // SAFETY: parts are disjoint.
         let h = unsafe { states.slice(row * hidden + cols.start, cols.len()) };
         gru_gates(level, gates(x), gates(&r[..]), h);
