@@ -109,8 +109,8 @@ impl Policy for Held {
         self.0.on_arrive(now, request);
     }
 
-    fn on_done(&mut self, now: Time, launch: &Launch, took: Nanos) {
-        self.0.on_done(now, launch, took);
+    fn on_done(&mut self, now: Time, launch: &Launch, took: Nanos, ran: Nanos) {
+        self.0.on_done(now, launch, took, ran);
     }
 
     fn on_end(&mut self, now: Time, ending: &Ending) {

@@ -31,7 +31,7 @@ impl Policy for Listening {
         self.inner.decide(view)
     }
 
-    fn on_done(&mut self, _now: Time, launch: &Launch, took: Nanos) {
+    fn on_done(&mut self, _now: Time, launch: &Launch, took: Nanos, _ran: Nanos) {
         self.heard.lock().unwrap().push((launch.ticket, took));
     }
 }

@@ -129,7 +129,7 @@ fn live_at(profile: &str, policy_spec: &str, marks: &[u64]) -> Vec<usize> {
                 }
                 Action::Plan => {
                     let request = core.take_plan().expect("asked for together");
-                    planned = Some(plan::make(&request, &|| false));
+                    planned = Some(plan::make(&request, request.budget, &|| false));
                 }
                 _ => {}
             }

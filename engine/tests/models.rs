@@ -104,7 +104,8 @@ impl World {
             }
             self.judge.on_action(self.now, &action);
             if action == Action::Plan {
-                let plan = plan::make(&self.core.take_plan().unwrap(), &|| false);
+                let plan = self.core.take_plan().unwrap();
+                let plan = plan::make(&plan, plan.budget, &|| false);
                 self.event(Event::Planned(plan));
             }
         }

@@ -263,6 +263,17 @@ impl LatencyTable {
         self.with(blocks.map(|(b, &f)| b.scaled(f)).collect())
     }
 
+    /// Each launch takes so much longer: `by` its block and segment.
+    pub fn delayed(mut self, by: impl Fn(usize, usize) -> Nanos) -> Self {
+        for (b, block) in self.blocks.iter_mut().enumerate() {
+            for (s, ns) in block.dispatch.iter_mut().enumerate() {
+                *ns = ns.saturating_add(by(b, s).0);
+            }
+            block.dispatch_left = suffix_sums(&block.dispatch);
+        }
+        self
+    }
+
     /// The same blocks, repeated otherwise: one rule for each.
     pub fn repeated(&self, repeats: &[Repeat]) -> Self {
         let mut table = self.with(self.blocks.clone());
@@ -293,23 +304,7 @@ impl LatencyTable {
     /// length of 0 skips loops that have not begun.
     pub fn remaining(&self, progress: &Progress, samples: u32, rows: u64) -> Nanos {
         let mut total = 0u64;
-        for (b, table) in self.blocks.iter().enumerate().skip(progress.block as usize) {
-            let here = b == progress.block as usize;
-            let done = if here { progress.step } else { 0 };
-            let passes = match table.repeat {
-                Repeat::Once => 1,
-                Repeat::PerInputStep { stride } => {
-                    progress.input_len.div_ceil(stride).saturating_sub(done)
-                }
-                Repeat::UntilStop { max } => {
-                    let left = progress.output_len.min(max).saturating_sub(done);
-                    let begun = here && (progress.step > 0 || progress.segment > 0);
-                    left.max(u32::from(begun))
-                }
-            };
-            if passes == 0 {
-                continue;
-            }
+        for (table, passes, here) in self.left(progress) {
             let whole = if passes > 1 || !here || progress.segment == 0 {
                 table.from(0, samples, rows)
             } else {
@@ -324,6 +319,38 @@ impl LatencyTable {
             total = total.saturating_add(others).saturating_add(first);
         }
         Nanos(total)
+    }
+
+    /// Launches that a request at `progress` still needs.
+    pub fn num_launches(&self, progress: &Progress) -> u64 {
+        let left = self.left(progress).map(|(table, passes, here)| {
+            let done = if here { progress.segment } else { 0 };
+            let segments = table.by_members.len() as u64;
+            (u64::from(passes) * segments).saturating_sub(u64::from(done))
+        });
+        left.sum()
+    }
+
+    /// Blocks that a request at `progress` still has to pass, how often, and whether it stands there.
+    fn left(&self, progress: &Progress) -> impl Iterator<Item = (&BlockTable, u32, bool)> {
+        let blocks = self.blocks.iter().enumerate();
+        let blocks = blocks.skip(progress.block as usize).map(|(b, table)| {
+            let here = b == progress.block as usize;
+            let done = if here { progress.step } else { 0 };
+            let passes = match table.repeat {
+                Repeat::Once => 1,
+                Repeat::PerInputStep { stride } => {
+                    progress.input_len.div_ceil(stride).saturating_sub(done)
+                }
+                Repeat::UntilStop { max } => {
+                    let left = progress.output_len.min(max).saturating_sub(done);
+                    let begun = here && (progress.step > 0 || progress.segment > 0);
+                    left.max(u32::from(begun))
+                }
+            };
+            (table, passes, here)
+        });
+        blocks.filter(|(_, passes, _)| *passes > 0)
     }
 }
 
@@ -648,12 +675,17 @@ mod tests {
             Nanos(14_000),
             "an output length of 0 skips the loop"
         );
-        let none = Progress {
+        let skipped = Progress {
             block: 1,
             output_len: 0,
             ..start
         };
-        assert_eq!(table.remaining(&none, 1, 6), Nanos(0));
+        assert_eq!(table.remaining(&skipped, 1, 6), Nanos(0));
+        let all = [start, late, mid, none, skipped];
+        assert_eq!(all.map(|p| table.num_launches(&p)), [8, 1, 3, 2, 0]);
+        let delayed = table.delayed(|_, _| Nanos(50));
+        let times = all.map(|p| delayed.remaining(&p, 1, 6).0);
+        assert_eq!(times, [41_400, 5_050, 14_150, 14_100, 0]);
     }
 
     #[test]

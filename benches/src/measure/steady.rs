@@ -113,7 +113,7 @@ fn plans(recorder: &Recorder, repeats: usize) -> anyhow::Result<()> {
                     continue;
                 };
                 let before = clock::thread_ns();
-                let plan = plan::make(&request, &|| false);
+                let plan = plan::make(&request, request.budget, &|| false);
                 let took = clock::thread_ns() - before;
                 if load.num_arrivals() < FULL {
                     since = 0;
@@ -181,7 +181,7 @@ fn once(net: &str, policy: &str, filled: Table) -> anyhow::Result<Run> {
         }
         if let Some(request) = load.take_plan() {
             run.asking = run.asking.max(behind - reading);
-            let (ns, made) = clock::time(|| plan::make(&request, &|| false));
+            let (ns, made) = clock::time(|| plan::make(&request, request.budget, &|| false));
             run.plans += 1;
             run.plan_ns += ns;
             run.plan_launches += made.launches;

@@ -103,7 +103,7 @@ impl Core {
                 if failed.is_none()
                     && let Some((launch, ran)) = self.state.oldest_flight(now, ticket)
                 {
-                    self.policy.on_done(now, launch, took.unwrap_or(ran));
+                    self.policy.on_done(now, launch, took.unwrap_or(ran), ran);
                 }
                 match failed {
                     Some(cause) => self.state.failed(now, ticket, &cause),

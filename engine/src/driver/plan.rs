@@ -31,9 +31,9 @@ const PACE: f64 = 0.15;
 /// Candidates dearer than this times the best of the short part are dropped.
 const NEAR: f64 = 1.4;
 
-/// Simulates. It asks again and again whether to stop, and does so between two candidates; a plan that
-/// was stopped is empty.
-pub fn make(request: &PlanRequest, stopped: &dyn Fn() -> bool) -> Plan {
+/// Simulates some `budget` launches. It asks again and again whether to stop, and does so between two
+/// candidates; a plan that was stopped is empty.
+pub fn make(request: &PlanRequest, budget: u64, stopped: &dyn Fn() -> bool) -> Plan {
     let offered = Offered::new(request);
     let (num_arrivals, num_open) = (offered.arrivals.len(), offered.waited.len());
     let mut launches = 0;
@@ -46,7 +46,7 @@ pub fn make(request: &PlanRequest, stopped: &dyn Fn() -> bool) -> Plan {
     let each = run(request, incumbent, &offered, probe, stopped).map_or(1, |r| r.launches.max(1));
     launches += each;
     let affordable = |share: u64, num_candidates: usize| {
-        let budget = share * request.budget / 100 / num_candidates.max(1) as u64;
+        let budget = share * budget / 100 / num_candidates.max(1) as u64;
         let num = budget * probe as u64 / each;
         (num as usize).clamp(probe, num_arrivals)
     };

@@ -45,9 +45,14 @@ const PATIENCE: Nanos = Nanos::from_ms(250);
 /// A device that works for more than this share of the time is busy.
 const BUSY: f64 = 0.5;
 
-/// Such a turn, and the share of all processors that turns take, pauses included.
+/// Such a turn, and the share of time that turns take, pauses included. All processors are the
+/// device's then: a launch that has threads on all of them waits for the one that has a turn to make.
 const TURN: Nanos = Nanos(250_000);
-const IN_TURNS: f64 = BUDGET;
+const IN_TURNS: f64 = 0.025;
+
+/// A plan in turns simulates so many launches, or as many as turns have time for in as long as there
+/// have been plans: one that takes longer than what it knows of is late.
+const SOON: u64 = 8_000;
 
 /// Turns of a simulation between two looks at the clock.
 const LOOK_EVERY: u32 = 32;
@@ -71,6 +76,8 @@ pub(crate) struct Planner {
     share: f64,
     /// Since when the device has worked for how long; `None` before its first launch.
     worked: Option<(Time, Nanos)>,
+    /// When the first plan was asked for.
+    first: Option<Time>,
     /// The plan that was asked for has nothing to choose.
     is_needless: bool,
     /// What is being planned, and since when.
@@ -89,6 +96,7 @@ impl Default for Planner {
             processors: processors(),
             share: BUDGET,
             worked: None,
+            first: None,
             is_needless: false,
             request: None,
             attempts: Vec::new(),
@@ -123,16 +131,33 @@ impl Planner {
             return;
         }
         self.processors = processors();
+        self.first.get_or_insert(now);
         let affordable = of_time(LONGEST, BUDGET, self.processors).0 / PLAN_LAUNCH.0;
         request.budget = request.budget.min(affordable);
         let request = Arc::new(request);
         let is_busy = worked.0 as f64 > BUSY * now.since(since).0 as f64;
+        self.is_second = false;
         for &urgency in Urgency::of(self.processors, is_busy, self.was_late) {
-            self.is_second = urgency == Urgency::InTurns;
-            self.attempts
-                .extend(Attempt::start(request.clone(), urgency, self.processors));
+            self.attempt(now, &request, urgency);
         }
         self.request = Some((now, request));
+    }
+
+    fn attempt(&mut self, now: Time, request: &Arc<PlanRequest>, urgency: Urgency) {
+        self.is_second |= urgency == Urgency::InTurns;
+        let budget = self.budget(now, request, urgency);
+        self.attempts
+            .extend(Attempt::start(request.clone(), budget, urgency));
+    }
+
+    /// Launches that an attempt simulates.
+    fn budget(&self, now: Time, request: &PlanRequest, urgency: Urgency) -> u64 {
+        let known = now.since(self.first.unwrap_or(now)).min(LONGEST);
+        let soon = of_time(known, IN_TURNS, 1).0 / PLAN_LAUNCH.0;
+        match urgency {
+            Urgency::Idle => request.budget,
+            Urgency::InTurns => request.budget.min(soon.max(SOON)),
+        }
     }
 
     /// A plan that is done; one without rules if none is needed, or all who were to make it are gone.
@@ -174,10 +199,9 @@ impl Planner {
             return Some(none(LONGEST_REST));
         }
         if !self.is_second && waited > PATIENCE && (!goes_on || self.spent() < own) {
-            (self.is_second, self.was_late) = (true, true);
+            self.was_late = true;
             let request = request.clone();
-            self.attempts
-                .extend(Attempt::start(request, Urgency::InTurns, self.processors));
+            self.attempt(now, &request, Urgency::InTurns);
         }
         None
     }
@@ -261,7 +285,7 @@ struct Attempt {
 }
 
 impl Attempt {
-    fn start(request: Arc<PlanRequest>, urgency: Urgency, processors: usize) -> Option<Self> {
+    fn start(request: Arc<PlanRequest>, budget: u64, urgency: Urgency) -> Option<Self> {
         let (outbox, plan) = mpsc::channel();
         let stop = Arc::new(AtomicBool::new(false));
         let spent = Arc::new(AtomicU64::new(0));
@@ -270,12 +294,12 @@ impl Attempt {
         let clock = Clock::start();
         let work = move || {
             urgency.apply();
-            let pace = Pace::start(urgency, processors, told);
+            let pace = Pace::start(urgency, told);
             let is_stopped = || {
                 pace.step();
                 stopped.load(Ordering::Relaxed)
             };
-            let plan = plan::make(&request, &is_stopped);
+            let plan = plan::make(&request, budget, &is_stopped);
             pace.tell();
             // Another attempt may have been faster.
             drop(outbox.send((plan, clock.now().since(Time::ZERO))));
@@ -309,8 +333,8 @@ struct Pace {
 }
 
 impl Pace {
-    fn start(urgency: Urgency, processors: usize, told: Arc<AtomicU64>) -> Self {
-        let pause = Duration::from_nanos(rest(TURN, IN_TURNS, processors).0);
+    fn start(urgency: Urgency, told: Arc<AtomicU64>) -> Self {
+        let pause = Duration::from_nanos(rest(TURN, IN_TURNS, 1).0);
         Self {
             start: Spent::start(),
             told,
@@ -593,6 +617,21 @@ mod tests {
         // 5 % of each processor for 4 s at a microsecond each, or all of one.
         let most = 200_000 * processors().min(20) as u64;
         assert_eq!(budget, Some(most.min(1_000_000)));
+    }
+
+    #[test]
+    fn a_plan_in_turns_is_over_in_no_longer_than_there_were_plans_or_soon() {
+        let mut planner = Planner::default();
+        let begin = Time::ZERO + Nanos::from_ms(7_000);
+        planner.start(begin, request(), false);
+        let at = |ms: u64, urgency| {
+            let now = begin + Nanos::from_ms(ms);
+            planner.budget(now, &request(), urgency)
+        };
+        // 2.5 % of the time, at a microsecond each.
+        let in_turns = [0, 100, 1_000, 4_000, 60_000].map(|ms| at(ms, Urgency::InTurns));
+        assert_eq!(in_turns, [SOON, SOON, 25_000, 100_000, 100_000]);
+        assert_eq!(at(100, Urgency::Idle), request().budget);
     }
 
     #[test]

@@ -195,7 +195,7 @@ pub fn run(
                 Action::Load(model) => loads.push((now + script.load, *model)),
                 Action::Plan => {
                     let plan = core.take_plan().expect("asked for together");
-                    let mut plan = plan::make(&plan, &|| false);
+                    let mut plan = plan::make(&plan, plan.budget, &|| false);
                     let took = PLAN_LAUNCH.0 * plan.launches;
                     plan.rest = Nanos((took as f64 * (1.0 / PLAN_SHARE - 1.0)) as u64);
                     plans.push_back((now + Nanos(took), plan));

@@ -263,10 +263,10 @@ impl Incumbent {
         }
     }
 
-    fn on_done(&mut self, now: Time, launch: &Launch, took: Nanos) {
-        self.base.on_done(now, launch, took);
+    fn on_done(&mut self, now: Time, launch: &Launch, took: Nanos, ran: Nanos) {
+        self.base.on_done(now, launch, took, ran);
         if let Some(other) = &mut self.other {
-            other.on_done(now, launch, took);
+            other.on_done(now, launch, took, ran);
         }
     }
 
@@ -369,9 +369,9 @@ impl Policy for Adaptive {
         self.incumbent.on_arrive(now, request);
     }
 
-    fn on_done(&mut self, now: Time, launch: &Launch, took: Nanos) {
+    fn on_done(&mut self, now: Time, launch: &Launch, took: Nanos, ran: Nanos) {
         self.correct(launch, took);
-        self.incumbent.on_done(now, launch, took);
+        self.incumbent.on_done(now, launch, took, ran);
     }
 
     fn on_end(&mut self, now: Time, ending: &Ending) {
@@ -439,7 +439,8 @@ impl Policy for Adaptive {
         let corrections = self.corrections.iter();
         let corrections = corrections.map(|m| m.iter().map(Correction::factor).collect());
         let corrections: Vec<Vec<f64>> = corrections.collect();
-        let config = coarse::config(models, classes, &corrections, &mut arrivals, &mut open);
+        let corrected = (&corrections[..], self.incumbent.base.host());
+        let config = coarse::config(models, classes, corrected, &mut arrivals, &mut open);
         let load = load::of(&config, &arrivals);
         let repeats = match NEAR_CAPACITY.contains(&load) {
             true => LONGER,

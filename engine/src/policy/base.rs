@@ -45,7 +45,7 @@
 use std::cmp::Ordering;
 use std::collections::VecDeque;
 
-use lazybatch_sla::{ClassId, Late, ModelId, Outcome, RequestId, SubBatchId, Time};
+use lazybatch_sla::{ClassId, Late, Launch, ModelId, Nanos, Outcome, RequestId, SubBatchId, Time};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -361,6 +361,10 @@ impl Policy for Base {
         self.fresh.push_back((model, class, id));
     }
 
+    fn on_done(&mut self, _now: Time, _launch: &Launch, took: Nanos, ran: Nanos) {
+        self.promises.on_done(took, ran);
+    }
+
     fn on_end(&mut self, now: Time, ending: &Ending) {
         self.shares.on_end(ending);
         self.promises.on_end(now, ending);
@@ -516,6 +520,11 @@ impl Base {
                 entries().max_by(|a, b| claim(a).total_cmp(&claim(b)).then(b.id.cmp(&a.id)))
             }
         }
+    }
+
+    /// What a launch takes of the host.
+    pub fn host(&self) -> Nanos {
+        self.promises.host()
     }
 
     /// Most samples of a batch of a ready model.

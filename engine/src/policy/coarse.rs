@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use lazybatch_graph::Repeat;
-use lazybatch_sla::{Class, SegmentRanges};
+use lazybatch_sla::{Class, Nanos, SegmentRanges};
 
 use crate::core::{BlockSpec, CoreConfig, ModelSpec, Open, Past, Place};
 
@@ -17,13 +17,13 @@ const LEAST_PASSES: f64 = 4.0;
 /// Most passes that are one.
 const MOST_JOINED: f64 = 64.0;
 
-/// The models with tables corrected by `corrections` (a factor for each model and block), a pass of
-/// a loop in one segment, other blocks in a few; where requests pass loops often, several passes in
+/// The models with tables corrected by `corrections` (a factor for each model and block) and, for
+/// each launch, by what it takes of the `host`, a pass of a loop in one segment, other blocks in a few; where requests pass loops often, several passes in
 /// one. Output lengths of `arrivals` and `open` are changed accordingly, and the places of `open`.
 pub(super) fn config(
     models: &[ModelSpec],
     classes: &[Class],
-    corrections: &[Vec<f64>],
+    (corrections, host): (&[Vec<f64>], Nanos),
     arrivals: &mut [Past],
     open: &mut [Open],
 ) -> CoreConfig {
@@ -45,11 +45,11 @@ pub(super) fn config(
     let specs = models.iter().zip(strides).zip(corrections);
     CoreConfig {
         classes: classes.to_vec(),
-        ..CoreConfig::new(specs.map(|((m, s), c)| coarse(m, &s, c)).collect())
+        ..CoreConfig::new(specs.map(|((m, s), c)| coarse(m, &s, c, host)).collect())
     }
 }
 
-fn coarse(spec: &ModelSpec, stride: &Stride, corrections: &[f64]) -> ModelSpec {
+fn coarse(spec: &ModelSpec, stride: &Stride, corrections: &[f64], host: Nanos) -> ModelSpec {
     let groups: SegmentRanges = spec.blocks.iter().map(groups).collect();
     let factors = corrections.iter().zip(&stride.longer);
     let factors: Vec<f64> = factors.map(|(c, l)| c * l).collect();
@@ -63,7 +63,11 @@ fn coarse(spec: &ModelSpec, stride: &Stride, corrections: &[f64]) -> ModelSpec {
         block.repeat = stride.repeat(block.repeat);
     }
     let repeats: Vec<Repeat> = coarse.blocks.iter().map(|b| b.repeat).collect();
-    let table = spec.table.coarse(&groups).scaled(&factors);
+    let beside = |block: usize, segment: usize| {
+        let launches = groups[block][segment].len() as f64 * stride.longer[block];
+        Nanos((host.0 as f64 * launches).round() as u64)
+    };
+    let table = spec.table.coarse(&groups).scaled(&factors).delayed(beside);
     coarse.table = Arc::new(table.repeated(&repeats));
     coarse.output_len_p90 = spec.output_len_p90.div_ceil(stride.joined);
     coarse.resident = true;
@@ -158,7 +162,7 @@ fn passes(past: &Past, repeat: Repeat, joined: u32) -> u32 {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use lazybatch_sla::{ClassId, ModelId, Nanos, Profile, Progress, RequestId};
+    use lazybatch_sla::{ClassId, LatencyTable, ModelId, Profile, Progress, RequestId};
 
     /// An encoder of two blocks over steps, a block that runs once, a decoder.
     fn spec() -> ModelSpec {
@@ -203,7 +207,8 @@ pub(super) mod tests {
 
     fn plan(past: &mut [Past]) -> ModelSpec {
         let corrections = [vec![1.0, 1.0, 1.0, 2.0]];
-        let config = config(&[spec()], &[Class::default()], &corrections, past, &mut []);
+        let corrected = (&corrections[..], Nanos::ZERO);
+        let config = config(&[spec()], &[Class::default()], corrected, past, &mut []);
         config.models.into_iter().next().unwrap()
     }
 
@@ -225,6 +230,41 @@ pub(super) mod tests {
             us(2 * (11 + 2)),
             "corrected"
         );
+    }
+
+    #[test]
+    fn launches_take_the_host_as_often_as_there_are() {
+        let tables = [Nanos::ZERO, Nanos(700)].map(|host| {
+            let corrections = [vec![1.0, 1.0, 1.0, 2.0]];
+            let mut past = past(&[(401, 70), (97, 99), (200, 3)]);
+            let corrected = (&corrections[..], host);
+            let config = config(
+                &[spec()],
+                &[Class::default()],
+                corrected,
+                &mut past,
+                &mut [],
+            );
+            (config.models[0].table.clone(), past)
+        });
+        let [(without, past), (with, _)] = tables;
+        let all = |table: &LatencyTable| -> f64 {
+            let one = |p: &Past| {
+                let whole = Progress {
+                    block: 0,
+                    segment: 0,
+                    step: 0,
+                    input_len: p.input_len,
+                    output_len: p.output_len,
+                };
+                table.remaining(&whole, 1, 1).0 as f64
+            };
+            past.iter().map(one).sum()
+        };
+        // Blocks of two segments: two loops over the input, one that runs once, one over the output.
+        let launches = 2 * (2 * (401 + 97 + 200) + 3 + 70 + 99 + 3);
+        let ratio = (all(&with) - all(&without)) / (700.0 * f64::from(launches));
+        assert!((ratio - 1.0).abs() < 0.001, "{ratio}");
     }
 
     #[test]
@@ -256,7 +296,7 @@ pub(super) mod tests {
         config(
             &[spec()],
             &[Class::default()],
-            &corrections,
+            (&corrections, Nanos::ZERO),
             &mut again,
             &mut open,
         );

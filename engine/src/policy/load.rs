@@ -1,6 +1,6 @@
 //! How much of its capacity arrivals ask of a device.
 
-use lazybatch_sla::OutputLen;
+use lazybatch_sla::{Nanos, OutputLen};
 
 use super::sizes;
 use crate::core::{CoreConfig, Past};
@@ -21,7 +21,7 @@ pub(super) fn of(config: &CoreConfig, arrivals: &[Past]) -> f64 {
     let works = works.map(|(spec, seen)| {
         let mean = |total: u64| total.div_ceil(seen.num).max(1) as u32;
         let output_len = OutputLen::known(mean(seen.output_lens)).predict();
-        let throughputs = sizes::throughputs(spec, mean(seen.input_lens), output_len);
+        let throughputs = sizes::throughputs(spec, Nanos::ZERO, mean(seen.input_lens), output_len);
         let most = throughputs.into_iter().fold(f64::MIN_POSITIVE, f64::max);
         seen.samples as f64 / most
     });
@@ -42,7 +42,7 @@ struct Seen {
 mod tests {
     use super::*;
     use crate::core::ModelSpec;
-    use lazybatch_sla::{ClassId, ModelId, Nanos, Profile, RequestId};
+    use lazybatch_sla::{ClassId, ModelId, Profile, RequestId};
 
     #[test]
     fn each_counts_what_it_takes_in_the_best_batch_for_it() {

@@ -15,6 +15,7 @@ mod entries;
 mod gate;
 pub mod graph;
 mod history;
+mod host;
 pub mod lazy;
 mod load;
 mod outputs;
@@ -101,10 +102,11 @@ pub trait Policy: Send {
         let _ = (now, request);
     }
 
-    /// A launch has completed, which took its lane so long, issue included. Not told of those that
+    /// A launch has completed, which took its lane so long, issue included; it `ran` from its issue,
+    /// or from the end of the launch ahead of it, until its end was seen. Not told of those that
     /// failed.
-    fn on_done(&mut self, now: Time, launch: &Launch, took: Nanos) {
-        let _ = (now, launch, took);
+    fn on_done(&mut self, now: Time, launch: &Launch, took: Nanos, ran: Nanos) {
+        let _ = (now, launch, took, ran);
     }
 
     /// A request has ended.

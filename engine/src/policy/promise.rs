@@ -221,6 +221,16 @@ impl Promises {
         self.sizes.knee(view, model, share)
     }
 
+    /// A launch took the device `took`, and `ran` with what the host did.
+    pub fn on_done(&mut self, took: Nanos, ran: Nanos) {
+        self.sizes.on_done(took, ran);
+    }
+
+    /// What a launch takes of the host.
+    pub fn host(&self) -> Nanos {
+        self.sizes.host()
+    }
+
     /// Forgets a model.
     pub fn on_model(&mut self, model: ModelId) {
         self.sizes.on_model(model);

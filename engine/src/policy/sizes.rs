@@ -2,11 +2,13 @@
 //!
 //! Where a launch takes a time in proportion to its batch, a full batch brings no throughput and
 //! makes everyone wait for all. The *knee* at a share `S` is the smallest batch that reaches `S` of
-//! the highest throughput of any batch, by the latency tables, over a whole request of mean lengths:
-//! those of the requests so far, looked at again whenever there are twice as many.
+//! the highest throughput of any batch, by the latency tables and what each launch takes of the host,
+//! over a whole request of mean lengths: those of the requests so far, looked at again whenever there
+//! are twice as many, or launches take another time of the host.
 
-use lazybatch_sla::{ModelId, OutputLen, Progress};
+use lazybatch_sla::{ModelId, Nanos, OutputLen, Progress};
 
+use super::host::Host;
 use crate::core::{Ending, ModelSpec, Request, View};
 
 /// What was seen of a model, and what follows.
@@ -18,20 +20,37 @@ struct Seen {
     output_lens: u64,
     /// Throughput at each batch size from 1 up, as a share of the highest.
     shares: Vec<f64>,
-    /// `num` when `shares` were computed.
+    /// `num` and the host's time when `shares` were computed.
     computed_at: u64,
+    computed_with: Nanos,
 }
+
+/// By how much the host's time for a launch changes before knees do.
+const OTHER_HOST: f64 = 1.25;
 
 /// Knees of the models so far.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Sizes(Vec<Seen>);
+pub(super) struct Sizes {
+    seen: Vec<Seen>,
+    host: Host,
+}
 
 impl Sizes {
     /// Forgets a model.
     pub fn on_model(&mut self, model: ModelId) {
-        if let Some(seen) = self.0.get_mut(model.index()) {
+        if let Some(seen) = self.seen.get_mut(model.index()) {
             *seen = Seen::default();
         }
+    }
+
+    /// A launch took the device `took`, and `ran` with what the host did.
+    pub fn on_done(&mut self, took: Nanos, ran: Nanos) {
+        self.host.on_done(took, ran);
+    }
+
+    /// What a launch takes of the host.
+    pub fn host(&self) -> Nanos {
+        self.host.per_launch()
     }
 
     pub fn on_arrive(&mut self, request: &Request) {
@@ -57,38 +76,53 @@ impl Sizes {
 
     /// The knee of a model.
     pub fn knee(&mut self, view: &View<'_>, model: ModelId, share: f64) -> u32 {
+        let host = self.host();
         let seen = self.seen(model);
-        if seen.shares.is_empty() || seen.num >= 2 * seen.computed_at.max(1) {
-            seen.shares = seen.shares(view.model(model));
-            seen.computed_at = seen.num;
+        if seen.is_outdated(host) {
+            seen.shares = seen.shares(view.model(model), host);
+            (seen.computed_at, seen.computed_with) = (seen.num, host);
         }
         1 + seen.shares.iter().position(|&s| s >= share).unwrap_or(0) as u32
     }
 
     fn seen(&mut self, model: ModelId) -> &mut Seen {
-        if self.0.len() <= model.index() {
-            self.0.resize(model.index() + 1, Seen::default());
+        if self.seen.len() <= model.index() {
+            self.seen.resize(model.index() + 1, Seen::default());
         }
-        &mut self.0[model.index()]
+        &mut self.seen[model.index()]
     }
 }
 
 impl Seen {
+    fn is_outdated(&self, host: Nanos) -> bool {
+        let (now, then) = (host.0 as f64, self.computed_with.0 as f64);
+        self.shares.is_empty()
+            || self.num >= 2 * self.computed_at.max(1)
+            || now > OTHER_HOST * then
+            || then > OTHER_HOST * now
+    }
+
     /// Throughput at each batch size from 1 up, as a share of the highest.
-    fn shares(&self, spec: &ModelSpec) -> Vec<f64> {
+    fn shares(&self, spec: &ModelSpec, host: Nanos) -> Vec<f64> {
         let input_len = self.input_lens.div_ceil(self.num.max(1)).max(1);
         let output_len = match self.num_ended {
             0 => OutputLen::known(spec.output_len_p90).predict(),
             num => self.output_lens.div_ceil(num) as u32,
         };
-        let all = throughputs(spec, input_len as u32, output_len);
+        let all = throughputs(spec, host, input_len as u32, output_len);
         let most = all.iter().copied().fold(0.0, f64::max);
         all.into_iter().map(|t| t / most).collect()
     }
 }
 
-/// Samples of these lengths per nanosecond, at each batch size from 1 to the largest.
-pub(super) fn throughputs(spec: &ModelSpec, input_len: u32, output_len: u32) -> Vec<f64> {
+/// Samples of these lengths per nanosecond, at each batch size from 1 to the largest, if each launch
+/// takes the host so long.
+pub(super) fn throughputs(
+    spec: &ModelSpec,
+    host: Nanos,
+    input_len: u32,
+    output_len: u32,
+) -> Vec<f64> {
     let whole = Progress {
         block: 0,
         segment: 0,
@@ -96,9 +130,11 @@ pub(super) fn throughputs(spec: &ModelSpec, input_len: u32, output_len: u32) -> 
         input_len,
         output_len,
     };
+    let beside = host.0.saturating_mul(spec.table.num_launches(&whole));
     let throughput = |n: u32| {
         let rows = u64::from(n) * u64::from(input_len);
-        f64::from(n) / spec.table.remaining(&whole, n, rows).0.max(1) as f64
+        let took = spec.table.remaining(&whole, n, rows).0;
+        f64::from(n) / took.saturating_add(beside).max(1) as f64
     };
     (1..=spec.max_batch).map(throughput).collect()
 }
@@ -135,7 +171,7 @@ mod tests {
                 input_lens,
                 ..Seen::default()
             };
-            seen.shares(&spec())
+            seen.shares(&spec(), Nanos::ZERO)
         };
         // One at a time of 4 in 500 us, or 200 us each.
         let one_step = shares(2, 2);
@@ -150,5 +186,33 @@ mod tests {
             "{many_steps:?}"
         );
         assert_eq!([one_step[3], many_steps[3]], [1.0, 1.0]);
+    }
+
+    #[test]
+    fn launches_that_take_the_host_long_pay_in_larger_batches() {
+        let seen = Seen {
+            num: 1,
+            input_lens: 1,
+            ..Seen::default()
+        };
+        // Two launches of 50 us of the host each: one in 300 us, four in 600.
+        let shares = seen.shares(&spec(), Nanos(50_000));
+        let expected = (1.0 / 300.0) / (4.0 / 600.0);
+        assert!((shares[0] - expected).abs() < 1e-9, "{shares:?}");
+    }
+
+    #[test]
+    fn shares_are_computed_anew_for_another_host_time() {
+        let mut seen = Seen {
+            num: 3,
+            shares: vec![1.0],
+            computed_at: 2,
+            computed_with: Nanos(1000),
+            ..Seen::default()
+        };
+        let at = |seen: &Seen| [790, 810, 1240, 1260].map(|ns| seen.is_outdated(Nanos(ns)));
+        assert_eq!(at(&seen), [true, false, false, true]);
+        seen.num = 4;
+        assert_eq!(at(&seen), [true; 4]);
     }
 }

@@ -51,9 +51,9 @@ impl Policy for Switching {
         inner.for_each(|p| p.on_arrive(now, request));
     }
 
-    fn on_done(&mut self, now: Time, launch: &Launch, took: Nanos) {
+    fn on_done(&mut self, now: Time, launch: &Launch, took: Nanos, ran: Nanos) {
         let inner = self.inner.iter_mut();
-        inner.for_each(|p| p.on_done(now, launch, took));
+        inner.for_each(|p| p.on_done(now, launch, took, ran));
     }
 
     fn on_end(&mut self, now: Time, ending: &Ending) {

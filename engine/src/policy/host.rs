@@ -1,0 +1,86 @@
+//! What a launch takes of the host, beside what the device does.
+//!
+//! Where the driver's own thread computes, no launch runs while it decides, answers, and takes
+//! requests in. Latency tables do not have that time; it is a large part of short launches, and a
+//! larger batch pays it once. What comes with each request rather than with a launch is in some turns
+//! and not in others: a low quantile of what turns take is near to that of a launch alone, and does
+//! not mind those in which somebody else had the processor. On devices that run beside the driver it
+//! is next to nothing, and in virtual time nothing.
+
+use lazybatch_sla::Nanos;
+
+/// The share of launches that have less.
+const QUANTILE: f64 = 0.25;
+/// By how much of itself the estimate moves at a launch, at the least.
+const NEWEST: f64 = 0.02;
+/// What less than that moves by, in nanoseconds, if there is as much.
+const LEAST: f64 = 1_000.0;
+
+/// A running quantile of the time beside launches.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Host {
+    ns: f64,
+    num: u32,
+}
+
+impl Host {
+    /// A launch took the device `took`; from its issue until its end was seen it was `ran`.
+    pub fn on_done(&mut self, took: Nanos, ran: Nanos) {
+        let beside = ran.0.saturating_sub(took.0) as f64;
+        self.num = self.num.saturating_add(1);
+        if self.num == 1 {
+            self.ns = beside;
+            return;
+        }
+        let step = NEWEST.max(1.0 / f64::from(self.num)) * self.ns.max(beside.min(LEAST));
+        self.ns += match beside {
+            more if more > self.ns => step * QUANTILE,
+            less if less < self.ns => -step * (1.0 - QUANTILE),
+            _ => 0.0,
+        };
+    }
+
+    /// For each launch.
+    pub fn per_launch(&self) -> Nanos {
+        Nanos(self.ns as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn after(beside: impl Iterator<Item = u64>) -> f64 {
+        let mut host = Host::default();
+        for ns in beside {
+            host.on_done(Nanos(50_000), Nanos(50_000 + ns));
+        }
+        host.per_launch().0 as f64
+    }
+
+    #[test]
+    fn nothing_beside_launches_is_nothing() {
+        assert_eq!(after(std::iter::repeat_n(0, 500)), 0.0);
+        let mut host = Host::default();
+        host.on_done(Nanos(70), Nanos(50));
+        assert_eq!(host.per_launch(), Nanos::ZERO, "took longer than it ran");
+    }
+
+    #[test]
+    fn what_all_launches_have_is_found_under_what_some_have() {
+        // Two of three turns have requests to take in and to answer, one of fifty was interrupted.
+        let beside = |i: u64| {
+            6_000 + i % 7 * 100 + i % 3 * 4_000 + u64::from(i.is_multiple_of(50)) * 4_000_000
+        };
+        let found = after((0..3000).map(beside));
+        assert!((5_500.0..7_500.0).contains(&found), "{found}");
+    }
+
+    #[test]
+    fn it_follows() {
+        let found = after((0..1000).map(|i| if i < 500 { 20_000 } else { 4_000 }));
+        assert!((3_500.0..4_500.0).contains(&found), "{found}");
+        let found = after((0..2000).map(|i| if i < 500 { 0 } else { 8_000 }));
+        assert!((7_000.0..8_500.0).contains(&found), "{found}");
+    }
+}
