@@ -4,15 +4,21 @@
 #![allow(clippy::unwrap_used, reason = "a test says by panicking")]
 
 mod common;
+#[path = "common/tiny.rs"]
+mod tiny;
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use common::*;
 use lazybatch_engine::core::{Core, Event, View};
+use lazybatch_engine::driver::Observer;
 use lazybatch_engine::driver::virtual_time::{Script, run, untimed};
 use lazybatch_engine::journal::{Header, Writer, replay};
 use lazybatch_engine::policy::{self, Decision, Policy};
+use lazybatch_engine::{Engine, ModelOptions};
 use lazybatch_graph::{OutputId, SharedProgram, Tensor};
+use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
 use lazybatch_kernels::sim::{Noise, SimDevice};
 use lazybatch_kernels::{Completion, Device, DeviceInfo, Error, OpenRequest, Plan};
 use lazybatch_sla::{Launch, ModelId, Nanos, Slot, Ticket, Time};
@@ -197,6 +203,56 @@ fn what_the_device_measures_is_heard_and_kept() {
         let without: String = without.collect();
         assert!(!without.contains("took"));
         replay(without.as_bytes(), &mut ()).unwrap();
+    }
+}
+
+/// Notes when launches were issued and seen to have ended, and what they took; keeps the driver busy
+/// for a while in front of each.
+#[derive(Clone, Default)]
+struct Slow(Arc<Mutex<Vec<(Time, Time, Option<Nanos>)>>>);
+
+const WHILE: Duration = Duration::from_millis(2);
+
+impl Observer for Slow {
+    fn on_launch(&mut self, now: Time, _launch: &Launch) {
+        self.0.lock().unwrap().push((now, now, None));
+        std::thread::sleep(WHILE);
+    }
+
+    fn on_event(&mut self, now: Time, event: &Event) {
+        if let Event::Done { took, .. } = event
+            && let Some(last) = self.0.lock().unwrap().last_mut()
+        {
+            (last.1, last.2) = (now, *took);
+        }
+    }
+}
+
+#[test]
+fn what_the_host_does_beside_a_launch_is_not_what_it_took() {
+    let slow = Slow::default();
+    let engine = Engine::builder()
+        .device(CpuDevice::new(CpuOptions {
+            threads: 1,
+            ..CpuOptions::default()
+        }))
+        .model("tiny", tiny::model(), ModelOptions::default())
+        .observer(slow.clone(), false)
+        .build()
+        .unwrap();
+    let letters = Tensor::from_i32(&[3], &[3, 4, 5]);
+    engine
+        .try_submit("tiny", vec![letters], lazybatch_engine::Options::default())
+        .unwrap()
+        .wait()
+        .unwrap();
+    engine.drain_blocking();
+    let launches = slow.0.lock().unwrap();
+    assert!(launches.len() > 3);
+    for &(issued, seen, took) in &*launches {
+        let took = took.expect("the driver knows what it waited for");
+        let beside = seen.since(issued).0 - took.0;
+        assert!(took > Nanos::ZERO && u128::from(beside) >= WHILE.as_nanos());
     }
 }
 

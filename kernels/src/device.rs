@@ -137,6 +137,11 @@ pub trait Device: Send {
         false
     }
 
+    /// Whether launches run on the thread that issues them, while it does.
+    fn works_in_place(&self) -> bool {
+        !self.is_asynchronous() && !self.info().is_virtual
+    }
+
     /// Most launches of a lane that may be in flight together where requests stop by themselves in one
     /// of them: what those behind it did for such a request is taken back. A device that runs launches
     /// in place tells of a stop only behind the next one, and takes nothing back.

@@ -171,6 +171,8 @@ struct Open {
 pub(crate) struct Driver {
     pub core: Core,
     pub device: Box<dyn Device>,
+    /// It works on the driver's thread.
+    pub is_in_place: bool,
     pub models: Models,
     pub commands: Inbox,
     pub clock: Clock,
@@ -199,7 +201,7 @@ pub(crate) struct DriverState {
     /// Launches that failed at issue.
     refused: VecDeque<(Ticket, String)>,
     draining: bool,
-    /// What issuing took the host, of the launches in flight of a device that runs beside it.
+    /// What issuing took the host, of the launches in flight.
     issued: VecDeque<(Ticket, Nanos)>,
     /// Turns since a launch completed in which none did.
     empty_turns: u32,
@@ -276,10 +278,12 @@ impl Driver {
             self.state.empty_turns = 0;
             let issue = self.state.issue_of(done.ticket);
             self.stream_steps(None);
-            let took = done.busy.map(|busy| match done.has_waited {
-                true => busy,
-                false => busy + issue,
-            });
+            let took = match done.busy {
+                Some(busy) if done.has_waited => Some(busy),
+                Some(busy) => Some(busy + issue),
+                // On this thread: the device worked while it was issued.
+                None => self.is_in_place.then_some(issue),
+            };
             self.event(now, super::done(done, took));
         }
     }
@@ -523,10 +527,12 @@ impl Driver {
         let took = end.since(start);
         match issued {
             Err(cause) => self.state.refused.push_back((ticket, cause)),
-            Ok(()) if self.device.is_asynchronous() => {
+            Ok(()) => {
                 self.state.issued.push_back((ticket, took));
+                if !self.device.is_asynchronous() {
+                    self.state.planner.works(end, took);
+                }
             }
-            Ok(()) => self.state.planner.works(end, took),
         }
     }
 

@@ -291,6 +291,7 @@ impl Builder {
         let models = served.clone();
         let seat = Arc::new(Seat::new(Driver {
             core: Core::new(config, policy),
+            is_in_place: device.works_in_place(),
             device,
             models: Models::new(models, plans, maker),
             commands: inbox,

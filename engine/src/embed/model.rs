@@ -652,7 +652,6 @@ fn spec(
 /// Whether the largest batch of a model, from its begin to its end, keeps the thread that issues its
 /// launches for no longer than [`QUICK`], by its table.
 fn is_quick(device: &dyn Device, program: &Program, spec: &ModelSpec) -> bool {
-    let is_here = !device.is_asynchronous() && !device.info().is_virtual;
     let is_short = program.length_input.is_none()
         && spec.blocks.iter().all(|block| block.repeat == Repeat::Once);
     let blocks = 0..spec.blocks.len() as u32;
@@ -661,7 +660,7 @@ fn is_quick(device: &dyn Device, program: &Program, spec: &ModelSpec) -> bool {
             .pass(b, 0, spec.max_batch, u64::from(spec.max_batch))
             .0
     };
-    is_here && is_short && blocks.map(pass).sum::<u64>() <= QUICK.0
+    device.works_in_place() && is_short && blocks.map(pass).sum::<u64>() <= QUICK.0
 }
 
 fn prepare(device: &mut dyn Device, model: ModelId, spec: &ModelSpec) -> Result<Plans, BuildError> {

@@ -11,6 +11,8 @@ use lazybatch_sla::Nanos;
 
 /// The share of launches that have less.
 const QUANTILE: f64 = 0.25;
+/// Launches of which the least begins it: the first may have waited for a model to load.
+const FIRST: u32 = 8;
 /// By how much of itself the estimate moves at a launch, at the least.
 const NEWEST: f64 = 0.02;
 /// What less than that moves by, in nanoseconds, if there is as much.
@@ -28,11 +30,12 @@ impl Host {
     pub fn on_done(&mut self, took: Nanos, ran: Nanos) {
         let beside = ran.0.saturating_sub(took.0) as f64;
         self.num = self.num.saturating_add(1);
-        if self.num == 1 {
-            self.ns = beside;
+        if self.num <= FIRST {
+            let least = if self.num == 1 { beside } else { self.ns };
+            self.ns = least.min(beside);
             return;
         }
-        let step = NEWEST.max(1.0 / f64::from(self.num)) * self.ns.max(beside.min(LEAST));
+        let step = NEWEST * self.ns.max(beside.min(LEAST));
         self.ns += match beside {
             more if more > self.ns => step * QUANTILE,
             less if less < self.ns => -step * (1.0 - QUANTILE),
@@ -74,6 +77,12 @@ mod tests {
         };
         let found = after((0..3000).map(beside));
         assert!((5_500.0..7_500.0).contains(&found), "{found}");
+    }
+
+    #[test]
+    fn one_long_turn_at_the_start_is_forgotten_at_once() {
+        let beside = std::iter::once(80_000_000).chain(std::iter::repeat_n(5_000, 7));
+        assert_eq!(after(beside), 5_000.0);
     }
 
     #[test]
