@@ -7,6 +7,7 @@ import tritonclient.grpc.aio as over_grpc
 import tritonclient.http.aio as over_http
 from check import check
 from common import A, B, pair, same
+from tritonclient.utils import InferenceServerException
 
 
 def asynchronous(function):
@@ -24,6 +25,19 @@ async def aio_http_infer(server):
         calls = [c.infer("add", pair(over_http, A + i, B)) for i in range(10)]
         for i, result in enumerate(await asyncio.gather(*calls)):
             same(result.as_numpy("OUTPUT0"), A + i + B)
+
+
+@asynchronous
+async def aio_http_infer_compressed(server):
+    async with over_http.InferenceServerClient(server.http) as c:
+        packed = {"response_compression_algorithm": "gzip"}
+        same((await c.infer("add", pair(over_http), **packed)).as_numpy("OUTPUT0"), A + B)
+        try:
+            await c.infer("add", pair(over_http)[:1], **packed)
+        except InferenceServerException as error:
+            assert "missing required input" in str(error), error
+        else:
+            raise AssertionError("expected an error, got an answer")
 
 
 @asynchronous

@@ -348,7 +348,12 @@ def grpc_system_shared_memory(server):
 
 @check
 def grpc_cuda_shared_memory_is_not_there(server):
-    fails(lambda: client(server).get_cuda_shared_memory_status(), status="UNIMPLEMENTED")
+    c = client(server)
+    assert not c.get_cuda_shared_memory_status().regions
+    fails(lambda: c.get_cuda_shared_memory_status("r"), status="NOT_FOUND")
+    fails(lambda: c.register_cuda_shared_memory("r", b"AAAA", 0, 4), status="UNIMPLEMENTED")
+    c.unregister_cuda_shared_memory("r")
+    c.unregister_cuda_shared_memory()
 
 
 @check

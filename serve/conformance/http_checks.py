@@ -420,7 +420,12 @@ def http_traces_of_all_models(server):
 
 @check
 def http_cuda_shared_memory_is_not_there(server):
-    fails(lambda: client(server).get_cuda_shared_memory_status(), status=501)
+    c = client(server)
+    assert c.get_cuda_shared_memory_status() == []
+    fails(lambda: c.get_cuda_shared_memory_status("r"), status=404)
+    fails(lambda: c.register_cuda_shared_memory("r", b"AAAA", 0, 4), status=501)
+    c.unregister_cuda_shared_memory("r")
+    c.unregister_cuda_shared_memory()
 
 
 @check

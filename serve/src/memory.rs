@@ -50,6 +50,7 @@ impl Memory {
             memory: self.clone(),
             held: AtomicUsize::new(0),
             is_packed: false,
+            kept: Default::default(),
             is_refused: AtomicBool::new(false),
         }
     }
@@ -61,6 +62,8 @@ pub struct Tab {
     memory: Arc<Memory>,
     held: AtomicUsize,
     is_packed: bool,
+    /// Bytes that stay on it whatever is taken of it: of the longest message as it came, and unpacked.
+    kept: [AtomicUsize; 2],
     /// Whether it found no room once.
     is_refused: AtomicBool,
 }
@@ -117,13 +120,25 @@ impl Tab {
         }
     }
 
-    /// Moves all that is on it to a new one.
+    /// A message of so many bytes, and so many unpacked, is read into buffers that live as long as the call.
+    pub fn keep(&self, came: usize, unpacked: usize) {
+        for (kept, own) in self.kept.iter().zip([came, unpacked]) {
+            kept.fetch_max(own, Ordering::SeqCst);
+        }
+    }
+
+    /// Moves all that is on it to a new one, but for what is kept.
     #[must_use]
     pub fn take(&self) -> Self {
+        let order = Ordering::SeqCst;
+        let kept = self.kept.iter().map(|kept| kept.load(order));
+        let kept = kept.fold(0, usize::saturating_add);
+        let before = self.held.fetch_min(kept, order);
         Self {
             memory: self.memory.clone(),
-            held: AtomicUsize::new(self.held.swap(0, Ordering::SeqCst)),
+            held: AtomicUsize::new(before.saturating_sub(kept)),
             is_packed: self.is_packed,
+            kept: Default::default(),
             is_refused: AtomicBool::new(false),
         }
     }
@@ -201,6 +216,22 @@ mod tests {
         assert!(two.add(1).is_err());
         drop(one);
         assert_eq!(memory.held(), 10);
+    }
+
+    #[test]
+    fn what_the_longest_message_takes_stays_on_a_tab() {
+        let memory = Arc::new(Memory::new(100, 10));
+        let tab = memory.tab();
+        for (came, unpacked, moved) in [(10, 0, 5), (4, 0, 9), (10, 20, 15), (1, 1, 7)] {
+            tab.keep(came, unpacked);
+            tab.add(came + unpacked + 5).unwrap();
+            let before = memory.held();
+            drop(tab.take());
+            assert_eq!(before - memory.held(), moved, "{came} {unpacked}");
+        }
+        assert_eq!(memory.held(), 30);
+        drop(tab);
+        assert_eq!(memory.held(), 0);
     }
 
     #[test]

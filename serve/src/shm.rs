@@ -167,6 +167,18 @@ fn unknown(name: &str) -> Error {
     Error::NotFound(format!("Unable to find shared memory region: '{name}'"))
 }
 
+/// Why no region of a GPU can be registered.
+pub fn no_cuda() -> Error {
+    Error::Unsupported("this server has no CUDA shared memory".into())
+}
+
+/// There is no region of a GPU of that name, whatever it is.
+pub fn unknown_cuda(name: &str) -> Error {
+    Error::NotFound(format!(
+        "Unable to find cuda shared memory region: '{name}'"
+    ))
+}
+
 impl Region {
     /// Name of the region, offset and size of the part.
     pub fn place(&self) -> (&str, u64, u64) {

@@ -2,7 +2,8 @@
 //! come, and how its answer is taken.
 //!
 //! A request for inference whose model has no room is refused as soon as its name is there, before its
-//! message is decoded, or whole.
+//! message is decoded, or whole. Any other message says a few things: one that is longer is refused by its
+//! head, so that it takes no memory from requests, whoever sends it.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use super::weigh;
 use crate::error::Error;
 use crate::infer;
 use crate::memory::Tab;
+use crate::security::Guard;
 use crate::state::State;
 use crate::telemetry::{self, Traced};
 
@@ -32,6 +34,20 @@ const HEAD: usize = 5;
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 /// The call that has many messages, and may wait for the next.
 const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
+/// The call that is told of health until its client ends it.
+pub const WATCH: &str = "/grpc.health.v1.Health/Watch";
+/// Most bytes of all messages of a call that everybody may make: it has one, which names a service at most.
+const FREE: usize = 4 << 10;
+
+/// Most bytes of all messages of a call to `path` as they come, beside their heads. Those of requests for
+/// inference are bounded where they are read.
+fn most(path: &str) -> usize {
+    match path {
+        INFER | STREAM => usize::MAX,
+        free if Guard::is_free(free) => FREE,
+        _ => weigh::FEW,
+    }
+}
 
 tokio::task_local! {
     /// The tab of the call that runs.
@@ -107,9 +123,14 @@ where
         // Connections bring theirs.
         let pace = head.extensions.get::<Arc<Pace>>().cloned();
         let pace = pace.unwrap_or_else(|| Arc::new(Pace::new(Duration::MAX)));
-        let call = pace::Call::new(pace);
+        let call = match path {
+            WATCH => pace::Call::watch(pace),
+            _ => pace::Call::new(pace),
+        };
         let body = Coming {
             is_stream: path == STREAM,
+            most: most(path),
+            announced: 0,
             body,
             asks,
             tab: tab.clone(),
@@ -165,6 +186,10 @@ struct Coming {
     /// How long a message may take, or the whole of a call that has one.
     within: Duration,
     is_stream: bool,
+    /// Most bytes of all messages.
+    most: usize,
+    /// Bytes of those whose heads came.
+    announced: usize,
     /// What came of a message's head.
     head: [u8; HEAD],
     num_head: usize,
@@ -180,7 +205,10 @@ impl Coming {
     }
 
     /// Follows what came from message to message.
-    fn follow(&mut self, mut data: &[u8]) {
+    ///
+    /// # Errors
+    /// More bytes than all messages may have.
+    fn follow(&mut self, mut data: &[u8]) -> Result<(), Error> {
         while !data.is_empty() {
             if self.missing > 0 {
                 let came = self.missing.min(data.len());
@@ -194,12 +222,29 @@ impl Coming {
                     let [_, len @ ..] = self.head;
                     self.missing = usize::try_from(u32::from_be_bytes(len)).unwrap_or(usize::MAX);
                     self.num_head = 0;
+                    self.begins(self.missing)?;
                 }
             }
             if self.is_stream && self.is_between() {
                 self.until = None;
             }
         }
+        Ok(())
+    }
+
+    /// A message of so many bytes begins.
+    fn begins(&mut self, len: usize) -> Result<(), Error> {
+        if self.is_stream {
+            self.tab.keep(len, 0);
+            return Ok(());
+        }
+        self.announced = self.announced.saturating_add(HEAD + len);
+        if self.announced > HEAD.saturating_add(self.most) {
+            let expected = format!("at most {} bytes", self.most);
+            let got = format!("{} bytes", self.announced - HEAD);
+            return Err(Error::expected("message", expected, got));
+        }
+        Ok(())
     }
 }
 
@@ -219,10 +264,10 @@ impl Body for Coming {
                     if let Some(error) = refused {
                         return Poll::Ready(Some(Err(error.into())));
                     }
-                    if let Err(error) = this.tab.add(data.len()) {
+                    let taken = this.follow(data).and_then(|()| this.tab.add(data.len()));
+                    if let Err(error) = taken {
                         return Poll::Ready(Some(Err(error.into())));
                     }
-                    this.follow(data);
                 }
                 Poll::Ready(Some(Ok(frame)))
             }

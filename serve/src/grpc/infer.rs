@@ -180,6 +180,11 @@ impl Answers {
     fn send(&self, answer: Answered) -> bool {
         let tab = self.memory.tab();
         tab.settle(answer.as_ref().map_or(0, Message::encoded_len));
+        self.send_on(answer, tab)
+    }
+
+    /// The same of one that is on `tab`.
+    fn send_on(&self, answer: Answered, tab: Tab) -> bool {
         self.to.send((answer, self.open.one(), tab)).is_ok()
     }
 }
@@ -296,7 +301,7 @@ struct Started {
     served: Arc<Served>,
     way: Way,
     wants_final: bool,
-    _tab: Tab,
+    tab: Tab,
     room: Place,
 }
 
@@ -331,7 +336,7 @@ fn start(
         served,
         way,
         wants_final,
-        _tab: tab,
+        tab,
         room,
     })
 }
@@ -349,10 +354,13 @@ impl Started {
                 let answer = running.finish().await?;
                 traced.answered(&self.served, &answer);
                 drop(self.room);
+                let answer = response(&self.served, answer, true);
+                // It is held while others go before it.
+                self.tab.settle(answer.encoded_len());
                 if let Some(turn) = turn {
                     turn.comes().await;
                 }
-                return Ok(send(answers, &self.served, answer, true));
+                return Ok(answers.send_on(Ok(answer), self.tab));
             }
             Way::Steps(steps) => steps,
         };
@@ -388,13 +396,16 @@ fn flag(value: bool) -> InferParameter {
 
 /// Sends an answer; false when the client has gone.
 fn send(answers: &Answers, served: &Served, answer: Answer, is_final: bool) -> bool {
+    answers.send(Ok(response(served, answer, is_final)))
+}
+
+fn response(served: &Served, answer: Answer, is_final: bool) -> ModelStreamInferResponse {
     let mut response = write(served, answer);
     response.parameters.insert(FINAL.into(), flag(is_final));
-    let answer = ModelStreamInferResponse {
+    ModelStreamInferResponse {
         error_message: String::new(),
         infer_response: Some(response),
-    };
-    answers.send(Ok(answer))
+    }
 }
 
 /// Looks whether a request lists no more than it may of inputs, outputs or parameters.

@@ -17,10 +17,11 @@ use crate::error::Error;
 use crate::http::{index_of, load_model, unload_model};
 use crate::proto::grpc_inference_service_server::GrpcInferenceService;
 use crate::proto::*;
+use crate::shm;
 use crate::state::{SERVER_NAME, State};
 use crate::telemetry::{self, Traced};
 
-pub use call::CallLayer;
+pub use call::{CallLayer, WATCH};
 #[cfg(test)]
 pub use pace::Call;
 pub use pace::Pace;
@@ -40,10 +41,6 @@ impl Service {
 }
 
 type Answered<T> = Result<Response<T>, Status>;
-
-fn no_cuda<T>() -> Answered<T> {
-    Err(Error::Unsupported("this server has no CUDA shared memory".into()).into())
-}
 
 /// A setting of the log as gRPC has it.
 fn log_value(value: &Json) -> log_settings_response::SettingValue {
@@ -271,23 +268,27 @@ impl GrpcInferenceService for Service {
 
     async fn cuda_shared_memory_status(
         &self,
-        _: Request<CudaSharedMemoryStatusRequest>,
+        call: Request<CudaSharedMemoryStatusRequest>,
     ) -> Answered<CudaSharedMemoryStatusResponse> {
-        no_cuda()
+        match call.into_inner().name {
+            all if all.is_empty() => Ok(Response::new(CudaSharedMemoryStatusResponse::default())),
+            name => Err(shm::unknown_cuda(&name).into()),
+        }
     }
 
     async fn cuda_shared_memory_register(
         &self,
         _: Request<CudaSharedMemoryRegisterRequest>,
     ) -> Answered<CudaSharedMemoryRegisterResponse> {
-        no_cuda()
+        Err(shm::no_cuda().into())
     }
 
     async fn cuda_shared_memory_unregister(
         &self,
         _: Request<CudaSharedMemoryUnregisterRequest>,
     ) -> Answered<CudaSharedMemoryUnregisterResponse> {
-        no_cuda()
+        // There is none; one that is not there is no error.
+        Ok(Response::new(CudaSharedMemoryUnregisterResponse {}))
     }
 
     async fn trace_setting(

@@ -6,7 +6,7 @@
 //! but such ones is closed.
 //!
 //! A connection whose client has not shown that it may call is held by what it asks for alone: without
-//! calls for too long it is closed.
+//! calls for too long it is closed. One that watches the server's health would be held for ever by that.
 //!
 //! A large piece of an answer is handed over in small ones, so that a slow client that does read is told
 //! from one that does not, and its last bytes not before those in front of them were taken.
@@ -37,6 +37,8 @@ pub struct Pace {
     within: Duration,
     /// Calls that have not ended.
     calls: AtomicUsize,
+    /// Those of them that end with their client alone.
+    watches: AtomicUsize,
     /// Whether a call has begun since somebody looked.
     has_begun: AtomicBool,
     /// Whether there was a call that not everybody may make.
@@ -50,6 +52,7 @@ impl Pace {
         Self {
             within,
             calls: AtomicUsize::new(0),
+            watches: AtomicUsize::new(0),
             has_begun: AtomicBool::new(false),
             is_admitted: AtomicBool::new(false),
             answers: Mutex::default(),
@@ -76,9 +79,10 @@ impl Pace {
         self.is_admitted.load(Ordering::SeqCst)
     }
 
-    /// Whether there was no call since this was asked last.
+    /// Whether there was no call since this was asked last but for those that end with their client alone.
     pub fn was_idle(&self) -> bool {
-        !self.has_begun.swap(false, Ordering::SeqCst) && !self.has_calls()
+        let order = Ordering::SeqCst;
+        !self.has_begun.swap(false, order) && self.calls.load(order) <= self.watches.load(order)
     }
 
     /// Drops answers that have lain for too long; true if the connection has no other calls.
@@ -109,14 +113,28 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// A call of a connection, which counts until this is dropped.
 #[derive(Debug)]
-pub struct Call(Arc<Pace>);
+pub struct Call {
+    pace: Arc<Pace>,
+    is_watch: bool,
+}
 
 impl Call {
     /// Begins now.
     pub fn new(pace: Arc<Pace>) -> Self {
-        pace.calls.fetch_add(1, Ordering::SeqCst);
-        pace.has_begun.store(true, Ordering::SeqCst);
-        Self(pace)
+        Self::begin(pace, false)
+    }
+
+    /// The same of one that ends with its client alone.
+    pub fn watch(pace: Arc<Pace>) -> Self {
+        Self::begin(pace, true)
+    }
+
+    fn begin(pace: Arc<Pace>, is_watch: bool) -> Self {
+        let order = Ordering::SeqCst;
+        pace.calls.fetch_add(1, order);
+        pace.watches.fetch_add(usize::from(is_watch), order);
+        pace.has_begun.store(true, order);
+        Self { pace, is_watch }
     }
 
     /// Watches over its answer, which is on `tab`.
@@ -126,14 +144,18 @@ impl Call {
             rest: Bytes::new(),
             since: None,
         })));
-        self.0.watch(&lies);
+        self.pace.watch(&lies);
         Paced { lies, _call: self }
     }
 }
 
 impl Drop for Call {
     fn drop(&mut self) {
-        self.0.calls.fetch_sub(1, Ordering::SeqCst);
+        let order = Ordering::SeqCst;
+        self.pace
+            .watches
+            .fetch_sub(usize::from(self.is_watch), order);
+        self.pace.calls.fetch_sub(1, order);
     }
 }
 

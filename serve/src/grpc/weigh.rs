@@ -23,7 +23,7 @@ use crate::proto::model_infer_request::{InferInputTensor, InferRequestedOutputTe
 use crate::proto::{InferParameter, ModelInferRequest};
 
 /// Most bytes of a message that is no request for inference.
-const FEW: usize = 1 << 20;
+pub const FEW: usize = 1 << 20;
 /// What a list may hold beside its elements, for it grows by half or twice.
 const SLACK: usize = 2;
 /// A parameter: its name, its value and its place in the table.
@@ -73,6 +73,7 @@ impl<U: Message + Default + Send + 'static> Decoder for Scale<U> {
             if TypeId::of::<U>() == TypeId::of::<ModelInferRequest>() {
                 // What came packed was counted packed.
                 let unpacked = if tab.is_packed() { len } else { 0 };
+                tab.keep(0, unpacked);
                 tab.add(request(from.chunk()).saturating_add(unpacked))?;
             } else if len > FEW {
                 let expected = format!("at most {FEW} bytes");

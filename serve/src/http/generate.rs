@@ -227,16 +227,27 @@ pub async fn stream(
         Ok(begun) => begun,
         Err(error) => return traced.ends(Err(error)),
     };
-    traced.opens();
     growing.traced = traced;
+    // The status tells of what went wrong before there was anything of an answer.
+    let mut first = match growing.next().await {
+        Some(Err(error)) => return std::mem::take(&mut growing.traced).ends(Err(error)),
+        first => Some(first),
+    };
+    growing.traced.opens();
     // Bounded by the request's steps. A client that reads slowly holds no room among the calls once
     // the engine is done.
     let (to, from) = mpsc::unbounded_channel();
     tokio::spawn(async move {
         let _held = held;
         loop {
+            let next = async {
+                match first.take() {
+                    Some(first) => first,
+                    None => growing.next().await,
+                }
+            };
             let next = tokio::select! {
-                next = growing.next() => next,
+                next = next => next,
                 // The client has gone: the request is dropped, and so cancelled.
                 () = to.closed() => return,
             };

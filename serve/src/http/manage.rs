@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::extract::{Path, State as Shared};
-use axum::routing::{any, get, post};
+use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::{Value, json};
 
@@ -12,6 +12,7 @@ use super::whole::Few;
 use super::{App, Target};
 use crate::error::{Error, Result};
 use crate::repository::Indexed;
+use crate::shm;
 use crate::state::State;
 
 /// The body of a call as an object; an empty body is an empty one.
@@ -198,11 +199,23 @@ pub fn shared_memory() -> Router<Arc<State>> {
         .route(&format!("{region}/register"), post(register))
         .route(&format!("{region}/unregister"), post(unregister))
         .route(&format!("{system}/unregister"), post(unregister_all))
-        .route("/v2/cudasharedmemory/{*rest}", any(no_cuda))
+        .merge(cuda_shared_memory())
 }
 
-async fn no_cuda() -> Error {
-    Error::Unsupported("this server has no CUDA shared memory".into())
+/// The same of GPUs: there are no regions and none can be registered, as of a Triton without GPUs.
+fn cuda_shared_memory() -> Router<Arc<State>> {
+    let cuda = "/v2/cudasharedmemory";
+    let region = format!("{cuda}/region/{{region}}");
+    Router::new()
+        .route(&format!("{cuda}/status"), get(async || Json(json!([]))))
+        .route(&format!("{region}/status"), get(no_cuda_region))
+        .route(&format!("{region}/register"), post(async || shm::no_cuda()))
+        .route(&format!("{region}/unregister"), post(async || {}))
+        .route(&format!("{cuda}/unregister"), post(async || {}))
+}
+
+async fn no_cuda_region(Path(name): Path<String>) -> Error {
+    shm::unknown_cuda(&name)
 }
 
 fn regions(state: &State, name: &str) -> Result<Json<Value>> {

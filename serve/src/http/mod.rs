@@ -12,13 +12,14 @@ mod whole;
 use std::sync::Arc;
 
 use axum::extract::{DefaultBodyLimit, Path, State as Shared};
-use axum::http::{HeaderMap, Method, StatusCode};
+use axum::http::{Extensions, HeaderMap, Method, StatusCode, Version};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use serde_json::{Value, json};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::compression::CompressionLayer;
+use tower_http::compression::predicate::{DefaultPredicate, Predicate};
 use tower_http::decompression::RequestDecompressionLayer;
 
 use crate::config;
@@ -66,8 +67,7 @@ pub fn router(state: Arc<State>, max_body: usize, has_page: bool) -> Router {
         .route("/ready", get(model_ready))
         .route("/config", get(model_config))
         .route("/stats", get(model_stats))
-        // Clients that ask for packed answers without knowing it unpack those of this call alone.
-        .route("/infer", post(run).layer(CompressionLayer::new()))
+        .route("/infer", post(run).layer(packing()))
         .route("/generate", post(generate::whole))
         .route("/generate_stream", post(generate::stream))
         .route("/trace/setting", get(manage::trace).post(manage::set_trace));
@@ -104,6 +104,14 @@ pub fn router(state: Arc<State>, max_body: usize, has_page: bool) -> Router {
         .layer(RequestDecompressionLayer::new())
         .layer(CatchPanicLayer::custom(|_| bug().into_response()))
         .with_state(state)
+}
+
+/// Packs answers for clients that ask for it. Those that do so without knowing it unpack the answers of
+/// inference alone, and no errors.
+fn packing() -> CompressionLayer<impl Predicate> {
+    let succeeded =
+        |status: StatusCode, _: Version, _: &HeaderMap, _: &Extensions| status == StatusCode::OK;
+    CompressionLayer::new().compress_when(DefaultPredicate::new().and(succeeded))
 }
 
 /// What is answered where the server panicked.

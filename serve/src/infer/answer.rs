@@ -212,12 +212,13 @@ fn text(served: &Served, wanted: Wanted, calls: &[Vec<Tensor>]) -> Result<Output
 /// An output as it was wanted: as classes, in a region.
 fn placed(served: &Served, mut output: Output) -> Result<Output> {
     if output.wanted.classes > 0 {
-        let samples = if served.batched { output.shape[0] } else { 1 };
+        // The first axis is of samples for the configuration's models that batch alone.
+        let batches = served.config.max_batch_size > 0;
         let labels = served
             .labels
             .get(&output.name)
             .map_or(&[][..], Vec::as_slice);
-        output = classify(output, samples, labels)?;
+        output = classify(output, batches, labels)?;
     }
     if let Some(region) = &output.wanted.region {
         region.write(&output.data)?;
@@ -225,8 +226,12 @@ fn placed(served: &Served, mut output: Output) -> Result<Output> {
     Ok(output)
 }
 
-/// The largest elements of each sample, as texts `value:place[:label]`.
-fn classify(output: Output, samples: usize, labels: &[String]) -> Result<Output> {
+/// The largest elements of each sample, or of all where the first axis is not of samples, as texts
+/// `value:place[:label]`.
+fn classify(output: Output, batches: bool, labels: &[String]) -> Result<Output> {
+    let samples = output.shape.first().copied().filter(|_| batches);
+    let shape = samples.into_iter();
+    let samples = samples.unwrap_or(1);
     let what = format!("classification of output '{}'", output.name);
     let values =
         values(&output).ok_or_else(|| Error::expected(&what, "numbers", output.data_type))?;
@@ -249,10 +254,9 @@ fn classify(output: Output, samples: usize, labels: &[String]) -> Result<Output>
             });
         }
     }
-    let batched = output.shape.len() > 1 || samples > 1;
     Ok(Output {
         data_type: DataType::Bytes,
-        shape: if batched { vec![samples, k] } else { vec![k] },
+        shape: shape.chain([k]).collect(),
         data: dtype::join_bytes(texts.iter().map(String::as_bytes)),
         ..output
     })
@@ -292,7 +296,11 @@ mod tests {
             },
         };
         let labels = ["a".to_owned(), "b".to_owned()];
-        let classes = classify(output, 2, &labels).unwrap();
+        let all = classify(output.clone(), false, &labels).unwrap();
+        assert_eq!(all.shape, [2]);
+        let texts = dtype::split_bytes(&all.data).unwrap();
+        assert_eq!(texts, [b"3.000000:3", b"3.000000:4"]);
+        let classes = classify(output, true, &labels).unwrap();
         assert_eq!(classes.shape, [2, 2]);
         let texts = dtype::split_bytes(&classes.data).unwrap();
         let texts: Vec<_> = texts

@@ -63,6 +63,7 @@ pub fn prepare(served: &Served, request: &Request) -> Result<Prepared> {
         let what = format!("request of a sequence to model '{}'", served.name);
         return Err(Error::expected(what, "one sample", samples));
     }
+    check_room(served, options.priority, (calls.len(), samples))?;
     check_wanted(served, request)?;
     answer::check_regions(served, request, samples)?;
     // The engine looks too, but what the response cache answers does not get there.
@@ -74,6 +75,25 @@ pub fn prepare(served: &Served, request: &Request) -> Result<Prepared> {
         timeout_us,
         wish,
     })
+}
+
+/// Looks whether a request that becomes `num` of the engine's finds room for all of them in queues that
+/// are empty: who waited for that would wait for ever.
+fn check_room(served: &Served, priority: u8, (num, samples): (usize, usize)) -> Result<()> {
+    let settings = &served.settings;
+    let of_level = settings.max_queue_by_level.get(&priority).copied();
+    let most = of_level.map_or(settings.max_queue, |own| own.min(settings.max_queue));
+    // One finds a place or waits for it, as any does.
+    if num <= most.max(1) {
+        return Ok(());
+    }
+    let what = format!("request of {samples} samples to model '{}'", served.name);
+    let expected = format!("samples for at most {most} places in the queue");
+    Err(Error::expected(
+        what,
+        expected,
+        format!("samples for {num}"),
+    ))
 }
 
 /// Looks whether the model has the outputs that are wanted, each of which is made once.

@@ -340,6 +340,8 @@ async fn wait(mut handle: Handle, deadline: Option<Instant>) -> Result<Ended> {
 pub struct Stepwise {
     request: Request,
     steps: StepStream,
+    /// Samples of it.
+    samples: usize,
     /// Until when its turn has to come.
     deadline: Option<Instant>,
     /// What reading its inputs took.
@@ -389,10 +391,12 @@ fn streamed(
     let mut pending = Pending::new(served, class_of(served, &request));
     let ready = check(&request).and_then(|()| prepare(served, &request));
     let ready = ready.inspect_err(|e| refused(served, &request.params, e));
+    let samples = ready.as_ref().map_or(0, |prepared| prepared.samples);
     match ready.and_then(|prepared| begin(served, prepared, pending.start())) {
         Ok((steps, deadline, input)) => {
             request.inputs = Vec::new();
             Ok(Stepwise {
+                samples,
                 input,
                 is_silent: true,
                 explain: request.params.flag(explained::ASKS).unwrap_or(false),
@@ -468,7 +472,7 @@ impl Stepwise {
     /// The answer for the end.
     fn ended(&self, ended: Ended) -> Result<Answer> {
         let served = self.pending.served();
-        let passage = passage(std::slice::from_ref(&ended), 1);
+        let passage = passage(std::slice::from_ref(&ended), self.samples);
         if let Some(passage) = &passage {
             served.stats.answered(self.pending.class(), passage);
         }

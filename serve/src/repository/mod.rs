@@ -54,7 +54,7 @@ pub enum Control {
 pub struct Indexed {
     /// Model.
     pub name: String,
-    /// Version; empty for a model that was never loaded.
+    /// Version; empty for a model that was never loaded, or of which none is known.
     pub version: String,
     /// `READY`, `UNAVAILABLE`, or empty for a model that was never loaded.
     pub state: &'static str,
@@ -75,6 +75,8 @@ type Fingerprint = BTreeMap<PathBuf, (u64, Option<SystemTime>)>;
 #[derive(Default)]
 struct Entry {
     versions: BTreeMap<u64, State>,
+    /// Why it has none.
+    reason: String,
     /// Of its own files and those of its steps, when they were last looked at.
     fingerprint: Fingerprint,
     /// Of those that what is served came from; `None` if a client brought the configuration.
@@ -399,6 +401,8 @@ impl Repository {
     /// A model that is not there.
     pub fn unload(&self, name: &str, dependents: bool) -> Result<()> {
         let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        // What goes does so behind the lock: it ends in its engine.
+        let mut past = Vec::new();
         let mut models = self.write();
         let Some(entry) = models.get_mut(name) else {
             let message = format!("failed to unload '{name}', model is not loaded");
@@ -415,10 +419,12 @@ impl Repository {
         for gone in std::iter::once(name).chain(steps.difference(&kept).map(String::as_str)) {
             let states = models.get_mut(gone).into_iter();
             for state in states.flat_map(|e| e.versions.values_mut()) {
-                *state = State::Unavailable("unloaded".into());
+                let unloaded = State::Unavailable("unloaded".into());
+                past.push(std::mem::replace(state, unloaded));
             }
             tracing::info!(model = gone, "unloaded");
         }
+        drop(models);
         Ok(())
     }
 
@@ -440,7 +446,10 @@ impl Repository {
                 // What went wrong is logged and in the index; the next change is tried again.
                 if let Err(error) = self.load(name, None) {
                     tracing::error!(model = name, %error, "cannot be loaded");
-                    self.write().entry(name.clone()).or_default().fingerprint = now;
+                    let mut models = self.write();
+                    let entry = models.entry(name.clone()).or_default();
+                    entry.fingerprint = now;
+                    entry.reason = error.to_string();
                 }
             }
         }
@@ -465,6 +474,14 @@ impl Repository {
         let models = self.read();
         let mut index = Vec::new();
         for (name, entry) in models.iter() {
+            if entry.versions.is_empty() {
+                index.push(Indexed {
+                    name: name.clone(),
+                    version: String::new(),
+                    state: "UNAVAILABLE",
+                    reason: entry.reason.clone(),
+                });
+            }
             for (version, state) in &entry.versions {
                 let (state, reason) = match state {
                     State::Ready(_) => ("READY", String::new()),

@@ -120,7 +120,7 @@ where
                 // Connections of gRPC bring theirs.
                 if let Some(pace) = request.extensions().get::<Arc<Pace>>()
                     && !pace.is_admitted()
-                    && !Guard::is_free(request.uri().path())
+                    && guard.is_known(request.uri().path(), request.headers())
                 {
                     pace.admit();
                 }

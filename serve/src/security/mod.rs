@@ -17,6 +17,7 @@ use axum::http::header::AUTHORIZATION;
 use tokio_rustls::TlsAcceptor;
 
 use crate::error::{Error, Result};
+use crate::grpc::WATCH;
 use tls::Tls;
 use tokens::Tokens;
 
@@ -66,7 +67,7 @@ const FREE: [&str; 9] = [
     "/inference.GRPCInferenceService/ServerLive",
     "/inference.GRPCInferenceService/ServerReady",
     "/grpc.health.v1.Health/Check",
-    "/grpc.health.v1.Health/Watch",
+    WATCH,
 ];
 
 /// Why a call may not pass.
@@ -191,6 +192,20 @@ impl Guard {
         if Self::is_free(path) || (port == Port::Metrics && self.metrics_open) {
             return Ok(());
         }
+        Self::check_token(tokens, headers)
+    }
+
+    /// Whether a call over gRPC that passed shows that its client may call: one that not everybody may
+    /// make, or that watches health where nobody needs a token, or with one.
+    pub fn is_known(&self, path: &str, headers: &HeaderMap) -> bool {
+        if path != WATCH {
+            return !Self::is_free(path);
+        }
+        let tokens = self.tokens.as_ref();
+        tokens.is_none_or(|tokens| Self::check_token(tokens, headers).is_ok())
+    }
+
+    fn check_token(tokens: &Tokens, headers: &HeaderMap) -> std::result::Result<(), Refusal> {
         let given = headers.get(AUTHORIZATION).ok_or(Refusal::Missing)?;
         let given = given.as_bytes();
         let (scheme, token) = given.split_at_checked(7).ok_or(Refusal::Missing)?;

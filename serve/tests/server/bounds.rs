@@ -162,6 +162,46 @@ async fn a_message_is_no_longer_than_a_request_may_be_packed_or_not() {
 }
 
 #[tokio::test]
+async fn a_message_that_is_no_request_for_inference_is_refused_by_its_head() {
+    let server = start(|o| {
+        o.max_body = 64 << 20;
+        // Longer than the test waits.
+        o.body_timeout = Duration::from_secs(600);
+    })
+    .await;
+    let mut client = Raw::connect(server.at.grpc.unwrap()).await;
+    let free = [
+        "ServerLive",
+        "ServerReady",
+        "grpc.health.v1.Health/Check",
+        "grpc.health.v1.Health/Watch",
+    ];
+    let cases = free.map(|method| (method, 4096));
+    let others = [("RepositoryIndex", 1 << 20), ("ModelReady", 1 << 20)];
+    for (method, most) in cases.into_iter().chain(others) {
+        let (answer, mut asks) = client.begin(method).await;
+        let mut head = vec![0];
+        head.extend((most as u32 + 1).to_be_bytes());
+        asks.send_data(head.into(), false).unwrap();
+        let ended = timeout(Duration::from_secs(30), raw::ended(answer)).await;
+        let code = ended.expect("it is refused by its head").0;
+        assert_eq!(code, "3", "{method}: INVALID_ARGUMENT");
+    }
+    // Nor do many short ones come to more.
+    for method in &free[..3] {
+        let (answer, mut asks) = client.begin(method).await;
+        asks.send_data(raw::framed(&[]).repeat(2000).into(), false)
+            .unwrap();
+        let ended = timeout(Duration::from_secs(30), raw::ended(answer)).await;
+        let code = ended.expect("it is refused by their heads").0;
+        assert_eq!(code, "3", "{method}: INVALID_ARGUMENT");
+    }
+    soon("nothing is held", || server.state.memory.held() == 0).await;
+    drop(client);
+    end(server).await;
+}
+
+#[tokio::test]
 async fn bytes_that_are_no_message_are_told_and_harm_no_other_call() {
     let server = start(|_| {}).await;
     let mut client = Raw::connect(server.at.grpc.unwrap()).await;

@@ -3,12 +3,14 @@
 
 use std::io::Write;
 
+use lazybatch_graph::folder;
 use lazybatch_serve::proto::ModelInferRequest;
 use lazybatch_serve::proto::model_infer_request::InferInputTensor;
+use prost::Message;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::common::{Running, add, ask, call, http, is_sum, soon, start, status};
+use crate::common::{Running, add, ask, call, http, is_sum, soon, speaker, start, status};
 use crate::raw::{self, Raw};
 
 const INFER: &str = "/v2/models/add/infer";
@@ -121,6 +123,77 @@ async fn what_a_request_becomes_is_counted_before_it_is_made() {
         }
     }
     soon("all is free again", || server.state.memory.held() == 0).await;
+    end(server).await;
+}
+
+#[tokio::test]
+async fn an_answer_that_waits_for_its_turn_is_counted() {
+    let server = start(|o| {
+        let model = o.models.join("speaker");
+        folder::save(&speaker(50_000, 9), &model.join("1")).unwrap();
+        let config = "max_batch_size: 4 response_cache { enable: true }";
+        std::fs::write(model.join("config.pbtxt"), config).unwrap();
+    })
+    .await;
+    let held = || server.state.memory.held();
+    let asks = ModelInferRequest {
+        model_name: "speaker".into(),
+        inputs: vec![InferInputTensor {
+            name: "text_input".into(),
+            datatype: "BYTES".into(),
+            shape: vec![1, 1],
+            ..InferInputTensor::default()
+        }],
+        raw_input_contents: vec![b"\x02\0\0\0hi".to_vec().into()],
+        ..ModelInferRequest::default()
+    };
+    let mut grpc = server.grpc().await;
+    grpc.model_infer(asks.clone()).await.unwrap();
+    soon("its answer was taken", || held() == 0).await;
+    let mut client = Raw::connect(server.at.grpc.unwrap()).await;
+    let (answer, mut sends) = client.begin("ModelStreamInfer").await;
+    server.gate.shut();
+    sends.send_data(raw::lstm("first"), false).unwrap();
+    soon("the first one runs", || server.gate.holding() == 1).await;
+    // The second one's answer is there already.
+    let second = raw::framed(&asks.encode_to_vec());
+    sends.send_data(second, true).unwrap();
+    soon("what waits is counted", || held() > 450_000).await;
+    server.gate.open();
+    let (code, bytes) = raw::ended(answer).await;
+    assert!(code == "0" && bytes.len() > 450_000, "{code}");
+    soon("all is free again", || held() == 0).await;
+    drop((grpc, client));
+    end(server).await;
+}
+
+#[tokio::test]
+async fn a_stream_holds_as_much_as_its_longest_message_until_it_ends() {
+    let server = start(|_| {}).await;
+    let held = || server.state.memory.held();
+    let mut client = Raw::connect(server.at.grpc.unwrap()).await;
+    let (answer, mut sends) = client.begin("ModelStreamInfer").await;
+    let long = ModelInferRequest {
+        model_name: "nobody".into(),
+        raw_input_contents: vec![vec![0; 500_000].into()],
+        ..ModelInferRequest::default()
+    };
+    sends
+        .send_data(raw::framed(&long.encode_to_vec()), false)
+        .unwrap();
+    let mut body = answer.await.unwrap().into_body();
+    let told = raw::taken(&mut body).await.unwrap();
+    assert!(told.len() > 5, "it is answered");
+    for _ in 0..3 {
+        sends.send_data(raw::lstm("short"), false).unwrap();
+        raw::taken(&mut body).await.unwrap();
+        let is_kept = || (500_000..520_000).contains(&held());
+        soon("what the longest one took is kept", is_kept).await;
+    }
+    sends.send_data(bytes::Bytes::new(), true).unwrap();
+    while raw::taken(&mut body).await.is_some() {}
+    soon("all is free again", || held() == 0).await;
+    drop(client);
     end(server).await;
 }
 

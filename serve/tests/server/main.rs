@@ -1,5 +1,6 @@
 //! A server as its clients see it: too many of them, some that leave, and its end.
 
+mod answers;
 mod bounds;
 mod budget;
 mod common;
@@ -18,6 +19,7 @@ mod reload;
 mod sampling;
 mod security;
 mod sequences;
+mod shared;
 mod spans;
 mod steps;
 mod texts;
@@ -58,6 +60,8 @@ async fn more_than_the_queue_holds_is_refused_at_once_and_the_rest_is_answered()
             refused += 1;
         } else {
             taken.push(one);
+            // The first one leaves the queue for its launch.
+            until(|| server.gate.holding() == 1).await;
         }
         assert!(taken.len() <= 8, "the queue has no bound");
     }

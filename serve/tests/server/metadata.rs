@@ -241,6 +241,8 @@ async fn executions_do_not_become_fewer() {
         drop(leaves);
         soon("it is left", || server.state.in_flight() == 0).await;
         server.gate.open();
+        // Before the gate is shut again, which would hold it.
+        soon("it goes on", || server.gate.holding() == 0).await;
         soon("its launch counts", || batched() > before).await;
     }
     drop(served);

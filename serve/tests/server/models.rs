@@ -135,6 +135,35 @@ dynamic_batching { priority_levels: 2 default_priority_level: 2
     timeout_action: DELAY default_timeout_microseconds: 1 } } }";
 
 #[tokio::test]
+async fn more_samples_than_ever_find_room_are_wrong_and_not_refused_for_now() {
+    let server = explicit().await;
+    let at = server.http();
+    let own = "max_batch_size: 8
+        parameters { key: \"max_queue\" value { string_value: \"4\" } }";
+    let of_level =
+        "max_batch_size: 8 dynamic_batching { priority_levels: 1 default_priority_level: 1
+        priority_queue_policy { key: 1 value { max_queue_size: 4 } } }";
+    for config in [own, of_level] {
+        let (status, text) = load(&server, "lstm", config).await;
+        assert_eq!(status, 200, "{text}");
+        let body = |samples: usize| {
+            let zeros = vec!["0"; 16 * samples].join(",");
+            format!(
+                r#"{{"inputs":[{{"name":"x","datatype":"FP32","shape":[{samples},1,16],
+                "data":[{zeros}]}}]}}"#
+            )
+        };
+        let path = "/v2/models/lstm/infer";
+        let (status, text) = call(at, "POST", path, &body(8)).await;
+        let told = "expected samples for at most 4 places in the queue, got samples for 8";
+        assert!(status == 400 && text.contains(told), "{status} {text}");
+        let (status, text) = call(at, "POST", path, &body(4)).await;
+        assert_eq!(status, 200, "{text}");
+    }
+    end(server).await;
+}
+
+#[tokio::test]
 async fn who_is_delayed_is_not_refused_and_lets_others_pass() {
     let server = explicit().await;
     let at = server.http();

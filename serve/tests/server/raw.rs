@@ -67,9 +67,12 @@ impl Raw {
     }
 }
 
-/// The head of a call.
+/// The head of a call, of the service of inference if it names none.
 fn head(method: &str) -> Builder {
-    let uri = format!("http://localhost/inference.GRPCInferenceService/{method}");
+    let uri = match method.contains('/') {
+        true => format!("http://localhost/{method}"),
+        false => format!("http://localhost/inference.GRPCInferenceService/{method}"),
+    };
     let head = Request::builder().method(Method::POST).uri(uri);
     head.header("content-type", "application/grpc")
         .header("te", "trailers")

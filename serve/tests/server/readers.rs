@@ -316,7 +316,8 @@ async fn answers_over_grpc_that_nobody_reads_leave_less_to_requests() {
     let (answers, mut asks) = client.begin("ModelStreamInfer").await;
     for num in 2..=10 {
         asks.send_data(raw::lstm(&name), false).unwrap();
-        let range = num * NAME..num * (NAME + 4096);
+        // And the buffer that the stream's messages come in.
+        let range = (num + 1) * NAME..(num + 1) * (NAME + 4096);
         soon("they lie together", || range.contains(&held())).await;
     }
     // No more than there is room for is made of requests: the stream ends with an error behind them.

@@ -347,6 +347,45 @@ async fn a_load_that_fails_leaves_all_versions_that_were_served() {
 }
 
 #[tokio::test]
+async fn polling_lists_a_model_whose_configuration_cannot_be_read() {
+    let mut server = start(|o| {
+        o.control = Control::Poll;
+        // It is told to look, below.
+        o.poll_every = Duration::from_secs(3600);
+    })
+    .await;
+    let repository = &server.state.repository;
+    let folder = server.models.path().join("broken");
+    fs::create_dir_all(folder.join("1")).unwrap();
+    fs::write(folder.join("config.pbtxt"), "max_batch: 4").unwrap();
+    repository.poll();
+    let line = || {
+        let index = repository.index(false).into_iter();
+        index.filter(|i| i.name == "broken").collect::<Vec<_>>()
+    };
+    let [told] = &line()[..] else {
+        panic!("expected one line, got {:?}", line());
+    };
+    assert_eq!((told.version.as_str(), told.state), ("", "UNAVAILABLE"));
+    assert!(told.reason.contains("broken/config.pbtxt:1"), "{told:?}");
+    let file = server.models.path().join("add/1/model.onnx");
+    fs::copy(file, folder.join("1/model.onnx")).unwrap();
+    fs::write(folder.join("config.pbtxt"), "max_batch_size: 4").unwrap();
+    repository.poll();
+    let [told] = &line()[..] else {
+        panic!("expected one line, got {:?}", line());
+    };
+    assert_eq!((told.version.as_str(), told.state), ("1", "READY"));
+    assert_eq!(told.reason, "");
+    fs::write(folder.join("config.pbtxt"), "max_batch: 4").unwrap();
+    repository.poll();
+    assert_eq!(line().len(), 1, "what is served stays so");
+    assert_eq!(line()[0].state, "READY");
+    server.end();
+    server.ended().await;
+}
+
+#[tokio::test]
 async fn a_repository_that_cannot_be_read_for_a_moment_unloads_nothing() {
     let mut server = start(|o| {
         o.control = Control::Poll;

@@ -20,7 +20,7 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
 use super::common::{add, is_sum, start, until};
-use super::raw::{Raw, ended, framed};
+use super::raw::{Raw, ended, framed, taken};
 use super::tls::{Authority, exchange, request};
 
 const INFER: &str = "/v2/models/add/infer";
@@ -431,6 +431,37 @@ async fn a_client_of_grpc_that_does_not_call_is_closed_until_it_was_admitted() {
         server.end();
         server.ended().await;
     }
+}
+
+#[tokio::test]
+async fn a_connection_that_watches_health_alone_is_idle_until_it_was_admitted() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokens = folder.path().join("tokens");
+    std::fs::write(&tokens, "secret\n").unwrap();
+    let mut server = start(|o| {
+        o.idle_timeout = Duration::from_secs(2);
+        o.security.tokens = Some(tokens);
+    })
+    .await;
+    let at = server.at.grpc.unwrap();
+    let watch = async |token: Option<&str>| {
+        let mut raw = Raw::connect(at).await;
+        let watch = "grpc.health.v1.Health/Watch";
+        let (response, mut body) = raw.begin_bearing(watch, token).await;
+        body.send_data(framed(&[]), true).unwrap();
+        let mut body = response.await.unwrap().into_body();
+        let first = taken(&mut body).await.unwrap();
+        assert_eq!(first[..], framed(&[8, 1])[..], "serving");
+        (raw, body)
+    };
+    let (known, stays) = watch(Some("secret")).await;
+    let (unknown, _goes) = watch(None).await;
+    let closed = tokio::time::timeout(Duration::from_secs(30), unknown.task).await;
+    drop(closed.expect("it is closed"));
+    assert!(!known.task.is_finished());
+    drop((known, stays));
+    server.end();
+    server.ended().await;
 }
 
 /// A call with just those headers, and what is answered.

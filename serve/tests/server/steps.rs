@@ -144,6 +144,35 @@ async fn a_stream_counts_once_with_its_own_times() {
     end(server).await;
 }
 
+#[tokio::test]
+async fn a_stream_of_several_samples_counts_all_of_them() {
+    let server = start(|o| {
+        let config = "max_batch_size: 4 model_transaction_policy { decoupled: true }";
+        std::fs::write(o.models.join("add/config.pbtxt"), config).unwrap();
+    })
+    .await;
+    let input = |name: &str| InferInputTensor {
+        name: name.into(),
+        datatype: "FP32".into(),
+        shape: vec![3, 16],
+        ..InferInputTensor::default()
+    };
+    let request = ModelInferRequest {
+        model_name: "add".into(),
+        inputs: vec![input("INPUT0"), input("INPUT1")],
+        raw_input_contents: vec![vec![0; 3 * 64].into(); 2],
+        ..ModelInferRequest::default()
+    };
+    let answers = told(&server, request).await;
+    assert_eq!(answers[0].error_message, "");
+    let served = server.state.repository.get("add", "").unwrap();
+    let stats = served.statistics();
+    let success = stats.inference_stats.unwrap().success.unwrap();
+    assert_eq!((success.count, stats.inference_count), (1, 3));
+    drop(served);
+    end(server).await;
+}
+
 /// A wish for an output, with such parameters.
 fn wanted(name: &str, parameters: &[(&str, ParameterChoice)]) -> InferRequestedOutputTensor {
     let parameters = parameters.iter();

@@ -1,0 +1,78 @@
+//! How answers are given: packed or not, as classes, and with which status.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use lazybatch_graph::folder;
+
+use super::common::{Running, add, add_samples, ask, call, http, speaker, start};
+
+const INFER: &str = "/v2/models/add/infer";
+
+async fn end(mut server: Running) {
+    server.end();
+    server.ended().await;
+}
+
+#[tokio::test]
+async fn an_answer_is_packed_for_who_asks_and_an_error_is_not() {
+    let server = start(|_| {}).await;
+    let asks = |body: &str| {
+        let request = String::from_utf8(http("POST", INFER, body.as_bytes())).unwrap();
+        request.replacen("host", "accept-encoding: gzip\r\nhost", 1)
+    };
+    let (status, text) = ask(server.http(), asks(&add(1)).as_bytes()).await;
+    assert!(status == 200 && text.contains("content-encoding: gzip"));
+    let wrong = add(1).replacen("FP32", "FP64", 1);
+    let (status, text) = ask(server.http(), asks(&wrong).as_bytes()).await;
+    assert!(status == 400 && !text.contains("content-encoding"));
+    assert!(text.contains(r#"{"error":"inference input"#), "{text}");
+    end(server).await;
+}
+
+#[tokio::test]
+async fn classes_are_of_each_sample_where_the_model_batches_and_of_all_elements_where_not() {
+    for (config, shape) in [
+        ("max_batch_size: 4", "[3,2]"),
+        (
+            "max_batch_size: 0
+             input { name: \"INPUT0\" data_type: TYPE_FP32 dims: [-1, 16] }
+             input { name: \"INPUT1\" data_type: TYPE_FP32 dims: [-1, 16] }
+             output { name: \"OUTPUT0\" data_type: TYPE_FP32 dims: [-1, 16] }
+             output { name: \"OUTPUT1\" data_type: TYPE_FP32 dims: [-1, 16] }",
+            "[2]",
+        ),
+    ] {
+        let server = start(|o| {
+            std::fs::write(o.models.join("add/config.pbtxt"), config).unwrap();
+        })
+        .await;
+        let wish = r#"{"outputs":[{"name":"OUTPUT0","parameters":{"classification":2}}],"#;
+        let mut body = add_samples(1, 3).replacen('{', wish, 1);
+        // The last element is the largest.
+        let last = body.find("]},{\"name\":\"INPUT1\"").unwrap();
+        body.replace_range(last - 1..last, "9");
+        let (status, text) = call(server.http(), "POST", INFER, &body).await;
+        let told = format!("\"shape\":{shape}");
+        assert!(status == 200 && text.contains(&told), "{told}: {text}");
+        let last = if shape == "[2]" { 47 } else { 15 };
+        assert!(text.contains(&format!("\"10.000000:{last}\"")), "{text}");
+        end(server).await;
+    }
+}
+
+#[tokio::test]
+async fn a_text_that_fails_before_its_first_piece_has_the_status_of_its_error() {
+    let server = start(|o| {
+        let speaker = speaker(1, 4);
+        folder::save(&speaker, &o.models.join("speaker/1")).unwrap();
+    })
+    .await;
+    let path = "/v2/models/speaker/generate_stream";
+    server.gate.fail();
+    let (status, text) = call(server.http(), "POST", path, r#"{"text_input":"a"}"#).await;
+    assert!(status == 500 && text.contains(r#"{"error":""#), "{text}");
+    assert!(text.contains("content-type: application/json"), "{text}");
+    let (status, text) = call(server.http(), "POST", path, r#"{"text_input":"a"}"#).await;
+    assert_eq!(status, 200, "{text}");
+    assert_eq!(text.matches(r#""text_output":"x""#).count(), 4, "{text}");
+    end(server).await;
+}
