@@ -202,3 +202,40 @@ fn a_long_answer_that_advances_with_the_others_is_not_rescued_from_them() {
         }
     }
 }
+
+#[test]
+fn who_starves_behind_a_long_answer_that_advances_is_rescued() {
+    let decoder = Model {
+        max_batch: 8,
+        p90: 10,
+        blocks: vec![Block {
+            rep: Rep::Until(None),
+            nodes: vec![Node::linear(100_000, 5_000)],
+        }],
+    };
+    let world = World {
+        models: vec![decoder],
+        dispatch: 0,
+    };
+    let mut rng = rng(1);
+    // The first takes until the end, more than can be served come behind it, all in time for a while,
+    // and among them one that is late from the start.
+    let sla = Some(50_000_000);
+    let mut arrivals = vec![Arrival::new(0, 0, 1, 3000, None)];
+    let (mut now, mut late) = (0.0, None);
+    while now < 4e8 {
+        now += -(1.0 - rng.random::<f64>()).ln() * 1e9 / 9000.0;
+        if now > 2e7 && late.is_none() {
+            late = Some(arrivals.len());
+            arrivals.push(Arrival::new(now as u64, 0, 1, 10, Some(1)));
+        }
+        let output = rng.random_range(5..=15);
+        arrivals.push(Arrival::new(now as u64, 0, 1, output, sla));
+    }
+    let rule = "adaptive:sharing:2/6/1/demote";
+    let run = judge(&world, rule, &arrivals, &Options::default());
+    assert_eq!(run.verdict.map_err(|v| v.to_string()), Ok(()));
+    let late = late.expect("some come later than that");
+    let finish = run.ended[late].finish;
+    assert!(run.ended[0].finish > finish, "the first is still at it");
+}

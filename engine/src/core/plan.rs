@@ -33,6 +33,8 @@ pub struct Past {
     pub input_len: u32,
     /// Passes of its loop, measured or guessed; 0 skips it.
     pub output_len: u32,
+    /// Most passes that it asked for: what is predicted of it is no longer.
+    pub max_steps: Option<u32>,
 }
 
 /// A request that has not ended.
@@ -72,6 +74,8 @@ pub struct PlanRequest {
     pub candidates: Vec<String>,
     /// How much one missed deadline counts, as a multiple of its SLA target.
     pub miss_weight: f64,
+    /// By how much another rule must be cheaper to replace the incumbent.
+    pub hysteresis: f64,
     /// How often the arrivals come, one time after another; oftener where they are few.
     pub repeats: usize,
     /// Launches to simulate, about.

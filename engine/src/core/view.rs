@@ -83,11 +83,10 @@ impl<'a> View<'a> {
 
     /// The longest prefix of a queue that fits `max_samples` samples and the free slots.
     pub fn fitting_prefix(&self, model: ModelId, max_samples: u32) -> usize {
-        let free = self.model(model).max_in_flight - self.num_in_flight(model);
         let mut samples = 0;
         self.queue(model)
             .iter()
-            .take(free as usize)
+            .take(self.num_free(model))
             .take_while(|&k| {
                 samples += self.request(k).request.samples;
                 samples <= max_samples
@@ -95,11 +94,9 @@ impl<'a> View<'a> {
             .count()
     }
 
-    /// Whether the first of a queue fits `max_samples` samples and a free slot.
-    pub fn is_first_fitting(&self, model: ModelId, max_samples: u32) -> bool {
-        let is_free = self.num_in_flight(model) < self.model(model).max_in_flight;
-        let first = self.queue(model).front().filter(|_| is_free);
-        first.is_some_and(|k| self.request(k).request.samples <= max_samples)
+    /// Slots that requests of a model may have beside those in flight.
+    pub fn num_free(&self, model: ModelId) -> usize {
+        (self.model(model).max_in_flight - self.num_in_flight(model)) as usize
     }
 
     /// The batch table.

@@ -216,7 +216,10 @@ fn sim_request(i: usize, arrival: Time, p: &Past) -> SimRequest {
             samples: p.samples,
             input_len: p.input_len,
             sequence: None,
-            max_steps: (p.output_len == 0).then_some(0),
+            max_steps: match p.output_len {
+                0 => Some(0),
+                _ => p.max_steps,
+            },
             known_output_len: None,
         },
         output_len: p.output_len,
@@ -292,6 +295,7 @@ mod tests {
             samples: 1,
             input_len: i as u32,
             output_len: 1,
+            max_steps: None,
         };
         PlanRequest {
             config: crate::core::CoreConfig::new(Vec::new()),
@@ -305,6 +309,7 @@ mod tests {
                 .collect(),
             candidates: Vec::new(),
             miss_weight: 3.0,
+            hysteresis: 0.02,
             repeats: 1,
             budget: 0,
         }

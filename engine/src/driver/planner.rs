@@ -21,7 +21,6 @@ use super::plan;
 use super::threaded::Clock;
 use super::virtual_time::PLAN_LAUNCH;
 use crate::core::{Plan, PlanRequest};
-use crate::policy::adaptive::HYSTERESIS;
 
 /// Share of all available processors that plans may take: behind each plan the policy asks for none
 /// until what that took is no more.
@@ -227,7 +226,7 @@ fn confirms(plan: &Plan, request: &PlanRequest) -> bool {
     let incumbent = request.candidates.first();
     let cost = |name| plan.costs.iter().find(|c| Some(&c.0) == name).map(|c| c.1);
     let least = plan.costs.first().map(|c| c.1 as f64);
-    let own = cost(incumbent).map(|c| c as f64 * (1.0 - HYSTERESIS));
+    let own = cost(incumbent).map(|c| c as f64 * (1.0 - request.hysteresis));
     own.zip(least).is_some_and(|(own, least)| own <= least)
 }
 
@@ -438,6 +437,7 @@ mod tests {
             samples: 1,
             input_len: 1,
             output_len: 8,
+            max_steps: None,
         };
         PlanRequest {
             config: CoreConfig::new(vec![model]),
@@ -445,6 +445,7 @@ mod tests {
             open: Vec::new(),
             candidates: ["front", "join:0", "cellular"].map(String::from).to_vec(),
             miss_weight: 3.0,
+            hysteresis: 0.02,
             repeats: 1,
             budget: 1_000_000,
         }

@@ -86,7 +86,7 @@ pub const ENTRY: Entry = Entry {
 };
 
 /// By how much another rule must be cheaper to replace the incumbent.
-pub const HYSTERESIS: f64 = 0.02;
+const HYSTERESIS: f64 = 0.02;
 /// The same where requests may be refused or shed.
 const HYSTERESIS_REFUSING: f64 = 0.0025;
 /// By how much `lazy` must be cheaper than all others: it is good for a rate that stays below capacity
@@ -453,6 +453,7 @@ impl Policy for Adaptive {
             open,
             candidates: [incumbent].into_iter().chain(others).cloned().collect(),
             miss_weight: MISS_WEIGHT,
+            hysteresis: self.hysteresis(),
             budget: self.budget(view.now),
         })
     }
@@ -463,6 +464,7 @@ impl Policy for Adaptive {
         if std::mem::take(&mut self.is_outdated) {
             return;
         }
+        let hysteresis = self.hysteresis();
         let incumbent = &mut self.incumbent;
         let cost = |name: &str| {
             let mut costs = plan.costs.iter();
@@ -474,13 +476,6 @@ impl Policy for Adaptive {
         });
         let Some((best, least)) = weighed.min_by(|a, b| a.1.total_cmp(&b.1)) else {
             return;
-        };
-        let hysteresis = match self.without.hysteresis {
-            true => 0.0,
-            // Where most of what a rule gains is fewer that are refused, 2 % of the cost are several
-            // percent of the throughput.
-            false if self.refuses => HYSTERESIS_REFUSING,
-            false => HYSTERESIS,
         };
         let is_better = cost(&incumbent.name).is_none_or(|c| least < c * (1.0 - hysteresis));
         if *best != incumbent.name && is_better {
@@ -499,6 +494,17 @@ impl Adaptive {
         if !self.is_fixed {
             let first = self.rules(models).remove(0);
             self.incumbent.change(&first);
+        }
+    }
+
+    /// By how much another rule must be cheaper to replace the incumbent.
+    fn hysteresis(&self) -> f64 {
+        match self.without.hysteresis {
+            true => 0.0,
+            // Where most of what a rule gains is fewer that are refused, 2 % of the cost are several
+            // percent of the throughput.
+            false if self.refuses => HYSTERESIS_REFUSING,
+            false => HYSTERESIS,
         }
     }
 

@@ -50,7 +50,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::entries::{last_launched, last_loop, stage};
-use super::gate::{Weighed, balances, iterates, joins, rows};
+use super::gate::{Weighed, balances, fits, iterates, joins, rows};
 use super::promise::{By, Promises, WELL_FILLED, Without};
 use super::share::Shares;
 use super::{Decision, Entry, Pick, Policy};
@@ -124,6 +124,8 @@ pub const ITERATION: Entry = Entry {
 /// Requests in a row that were too late from the start, from which on predictions are not believed
 /// where the device is idle.
 const HOPELESS: u32 = 16;
+/// The same where only others' requests are in flight: what is tried takes of their time.
+const SELDOM: u32 = 64;
 
 /// Nodes that are thought to have run since the last launch of an entry that had none.
 const NEVER: u64 = 1 << 17;
@@ -418,7 +420,8 @@ impl Base {
     /// that wait before it. Whose class sheds, only those that are longer than the mean are looked at so
     /// early: where not everyone can be in time, the device has time for several short ones in the place
     /// of each of them. Whose class refuses is tried if it may be in time, the device is idle and nobody
-    /// else waits: nothing is lost.
+    /// else waits: nothing is lost; and if others are in flight, but none of its model, one of
+    /// [`SELDOM`].
     fn is_late_at_arrival(&mut self, view: &View<'_>, key: Key) -> bool {
         let state = view.request(key);
         let Request {
@@ -440,10 +443,17 @@ impl Base {
         let ahead = before.map(|f| f.num_samples_before(state.request.id)).sum();
         let by = surely(view, model, ahead);
         if !self.promises.will_be_late(view, state, ahead, by) {
+            self.hopeless.remove(&(model, class));
             return false;
         }
-        let is_tried = !sheds && ahead == 0 && view.table().is_empty();
-        !(is_tried && self.promises.may_be_in_time(view, state))
+        let may_be = !sheds && ahead == 0 && self.promises.may_be_in_time(view, state);
+        let Hopeless { so_far, .. } = self.hopeless.entry((model, class)).or_default();
+        let is_tried = may_be && is_free(view, model, *so_far);
+        *so_far = match is_tried {
+            true => 0,
+            false => so_far.saturating_add(1),
+        };
+        !is_tried
     }
 
     /// The oldest of a flow that sheds those that can no longer be in time.
@@ -466,7 +476,7 @@ impl Base {
                 (*in_a_row, *so_far) = (0, 0);
                 return None;
             }
-            let tries = view.table().is_empty()
+            let tries = is_free(view, of.0, *so_far)
                 && (*in_a_row).max(*so_far) >= HOPELESS
                 && promises.is_late(view, newest, By::Most)
                 && promises.may_be_in_time(view, oldest);
@@ -577,7 +587,7 @@ impl Base {
                 Gate::Balance(factor) => balances(view, model, factor, max_batch),
             };
             self.weighed = weighed;
-            let room = room.filter(|&room| view.is_first_fitting(model, room))?;
+            let room = room.filter(|&room| fits(view, model, room))?;
             self.pick(view, model, (room, false))
         })
     }
@@ -661,7 +671,7 @@ impl Base {
         (room, may_exceed): (u32, bool),
     ) -> Option<Decision> {
         let spec = view.model(model);
-        let free = (spec.max_in_flight - view.num_in_flight(model)) as usize;
+        let free = view.num_free(model);
         // What one more sample adds to the charge of its flow, nearly enough to take turns by.
         let each = spec.table.pass(0, 0, spec.max_batch, 0).0 as f64 / f64::from(spec.max_batch);
         let queue = view.queue(model);
@@ -696,6 +706,14 @@ impl Base {
                 break;
             }
             let rule = self.rule.late(view, flow.key.class);
+            if rule == Late::Shed && !self.promises.may_be_in_time(view, state) {
+                // Behind the first of its flow, which may be.
+                self.weighed = Weighed::Late;
+                return Some(Decision::Shed {
+                    request: key,
+                    cause: "its deadline can no longer be met",
+                });
+            }
             let demotes = rule == Late::Demote || rule == Late::Refuse;
             if demotes && !flow.key.is_late && self.promises.is_late(view, state, By::Mean) {
                 // Demoted, it waits behind everyone who is looked at here before it is full.
@@ -730,6 +748,12 @@ impl Base {
             padded: false,
         })
     }
+}
+
+/// Whether one of a model may be tried that is thought to be late: nothing is in flight, or nothing of
+/// its model where so many have been refused in vain.
+fn is_free(view: &View<'_>, model: ModelId, so_far: u32) -> bool {
+    view.table().is_empty() || (so_far >= SELDOM && view.num_in_flight(model) == 0)
 }
 
 /// How sure of being in time one must be that would be refused if it is not, where so many samples of

@@ -37,16 +37,23 @@ pub(super) fn config(
             let block = &models[past.model.index()].blocks[place.block as usize];
             *place = coarse_place(block, past, place, joined);
         }
-        past.output_len = past.output_len.div_ceil(joined);
+        shorten(past, joined);
     }
     for past in arrivals {
-        past.output_len = past.output_len.div_ceil(joined(past));
+        let joined = joined(past);
+        shorten(past, joined);
     }
     let specs = models.iter().zip(strides).zip(corrections);
     CoreConfig {
         classes: classes.to_vec(),
         ..CoreConfig::new(specs.map(|((m, s), c)| coarse(m, &s, c, host)).collect())
     }
+}
+
+/// So many passes are one.
+fn shorten(past: &mut Past, joined: u32) {
+    past.output_len = past.output_len.div_ceil(joined);
+    past.max_steps = past.max_steps.map(|most| most.div_ceil(joined));
 }
 
 fn coarse(spec: &ModelSpec, stride: &Stride, corrections: &[f64], host: Nanos) -> ModelSpec {
@@ -201,6 +208,7 @@ pub(super) mod tests {
             samples: 1,
             input_len,
             output_len,
+            max_steps: None,
         };
         lengths.iter().map(one).collect()
     }

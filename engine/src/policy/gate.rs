@@ -7,7 +7,7 @@ use lazybatch_graph::Repeat;
 use lazybatch_sla::{LatencyTable, ModelId};
 
 use super::entries::{Stage, last_loop, stage};
-use crate::core::{SubBatch, View};
+use crate::core::{Flow, SubBatch, View};
 
 /// What a decision went by. Sums of waiting times are in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -63,17 +63,49 @@ pub(super) fn rows(view: &View<'_>, entry: &SubBatch) -> u64 {
         .sum()
 }
 
-/// Samples and rows of the first `n` waiting.
-fn waiting(view: &View<'_>, model: ModelId, n: usize) -> (u32, u64) {
-    let first = view
-        .queue(model)
-        .iter()
-        .take(n)
-        .map(|k| &view.request(k).request);
-    first.fold((0, 0), |(samples, rows), r| {
-        let row = u64::from(r.samples) * u64::from(r.input_len);
-        (samples + r.samples, rows + row)
-    })
+/// Whether somebody who waits fits `room` samples and a free slot. Not all of a queue is looked at, but
+/// who is first of each flow.
+pub(super) fn fits(view: &View<'_>, model: ModelId, room: u32) -> bool {
+    let firsts = view.queue(model).flows().filter_map(Flow::front);
+    let mut samples = firsts.map(|key| view.request(key).request.samples);
+    view.num_free(model) > 0 && samples.any(|samples| samples <= room)
+}
+
+/// Of those who wait, how many times a full batch are looked at.
+const LOOKED_AT: usize = 2;
+
+/// Those who could come in.
+#[derive(Default)]
+struct Newcomers {
+    samples: u32,
+    rows: u64,
+    longest: u32,
+    /// Nanoseconds that all of them have waited.
+    waited: u64,
+}
+
+impl Newcomers {
+    /// In order of arrival, without those that are too large for what is left of `room` samples:
+    /// who comes in first is another question, and one that waits for more room keeps out nobody.
+    fn of(view: &View<'_>, model: ModelId, room: u32) -> Self {
+        let mut all = Self::default();
+        let (mut free, most) = (view.num_free(model), view.model(model).max_batch as usize);
+        for key in view.queue(model).iter().take(LOOKED_AT * most) {
+            if all.samples == room || free == 0 {
+                break;
+            }
+            let request = &view.request(key).request;
+            if request.samples > room - all.samples {
+                continue;
+            }
+            free -= 1;
+            all.samples += request.samples;
+            all.rows += u64::from(request.samples) * u64::from(request.input_len);
+            all.longest = all.longest.max(request.input_len);
+            all.waited += view.now.since(request.arrival).0;
+        }
+        all
+    }
 }
 
 /// Samples that may join `entry` now, if it pays; see the module for the rule.
@@ -95,8 +127,11 @@ pub(super) fn joins(
     if table.repeat(0) != Repeat::Once {
         return (None, Weighed::Closed);
     }
-    let n = view.fitting_prefix(entry.model, room);
-    let (p, p_rows) = waiting(view, entry.model, n);
+    let Newcomers {
+        samples: p,
+        rows: p_rows,
+        ..
+    } = Newcomers::of(view, entry.model, room);
     let (b, b_rows) = (entry.samples, rows(view, entry));
     let ns = |segment, samples, rows| table.pass(0, segment, samples, rows).0 as f64;
     let f = ns(0, p, p_rows);
@@ -106,7 +141,7 @@ pub(super) fn joins(
     let (b, p) = (f64::from(b), f64::from(p));
     let if_not = b * r + p * apart + behind * apart;
     let if_admitted = (b + p + behind) * together;
-    let room = (n > 0 && if_not - if_admitted > 0.0).then_some(room);
+    let room = (p > 0.0 && if_not - if_admitted > 0.0).then_some(room);
     let weighed = Weighed::Admission {
         if_admitted,
         if_not,
@@ -135,22 +170,17 @@ pub(super) fn balances(
         return (None, Weighed::Closed);
     };
     let room = max_batch.saturating_sub(target.samples);
-    let n = view.fitting_prefix(model, room);
-    if n == 0 {
+    let Newcomers {
+        samples,
+        rows,
+        longest,
+        waited,
+    } = Newcomers::of(view, model, room);
+    if samples == 0 {
         return (None, Weighed::Closed);
     }
-    let (samples, rows) = waiting(view, model, n);
-    let longest = view.queue(model).iter().take(n);
-    let longest = longest.map(|k| view.request(k).request.input_len).max();
-    let longest = longest.unwrap_or(0);
     let catch_up = prefix(table, target.block, samples, rows, longest);
     let in_flight: u32 = entries().map(|e| e.samples).sum();
-    let waited: u64 = view
-        .queue(model)
-        .iter()
-        .take(n)
-        .map(|k| view.now.since(view.request(k).request.arrival).0)
-        .sum();
     let disturbance = f64::from(in_flight) * catch_up as f64;
     let weighed = Weighed::Admission {
         if_admitted: factor * disturbance,

@@ -24,8 +24,6 @@ struct Known {
     output_len: Option<u32>,
     /// They are as many as it asks for: others may take more.
     is_cut: bool,
-    /// Most passes that it asks for.
-    max_steps: u32,
     is_open: bool,
 }
 
@@ -57,11 +55,11 @@ impl History {
                 samples: request.samples,
                 input_len: request.input_len,
                 output_len: 0,
+                max_steps: request.max_steps,
             },
             arrival: request.arrival,
             output_len: (request.max_steps == Some(0)).then_some(0),
             is_cut: request.max_steps == Some(0),
-            max_steps: request.max_steps.unwrap_or(u32::MAX),
             is_open: true,
         });
         self.sort();
@@ -193,7 +191,7 @@ impl History {
                     output_len: match (loops[m], k.output_len) {
                         (false, _) => 1,
                         (true, Some(len)) => len,
-                        (true, None) => guess().min(k.max_steps),
+                        (true, None) => guess().min(k.past.max_steps.unwrap_or(u32::MAX)),
                     },
                     ..k.past
                 }

@@ -67,6 +67,7 @@ mod tests {
             samples,
             input_len: 1,
             output_len: 2,
+            max_steps: None,
         };
         let of = |arrivals: &[Past]| of(&config, arrivals);
         assert_eq!(of(&[]), 0.0);

@@ -87,6 +87,15 @@ impl Stretch {
     }
 }
 
+/// Ratios of one model.
+#[derive(Clone, Copy, Debug, Default)]
+struct Stretches {
+    /// Against a batch that is filled well.
+    filled: Stretch,
+    /// Against the batch that a request was admitted to.
+    among: Stretch,
+}
+
 /// What was predicted of a request in flight.
 #[derive(Clone, Copy, Debug)]
 struct Promise {
@@ -113,10 +122,8 @@ pub(super) enum By {
 pub(super) struct Promises {
     pub without: Without,
     open: FxHashMap<RequestId, Promise>,
-    /// Against a batch that is filled well.
-    stretch: Stretch,
-    /// Against the batch that a request was admitted to.
-    among: Stretch,
+    /// By model: another one's requests may take many times as long as predicted, or no longer.
+    stretches: Vec<Stretches>,
     sizes: Sizes,
     outputs: Outputs,
 }
@@ -133,9 +140,10 @@ impl Promises {
     /// what a larger one takes twice: where those that are late only wait behind others, batches that
     /// are smaller than they need be do no harm; where they are refused, it would cost throughput.
     pub fn is_late_among(&self, view: &View<'_>, state: &RequestState, batch: u32, by: By) -> bool {
+        let stretches = self.stretches(state.request.model);
         let stretch = match by {
-            By::Mean => self.stretch,
-            By::Most | By::NearlyAll => self.among,
+            By::Mean => stretches.filled,
+            By::Most | By::NearlyAll => stretches.among,
         };
         let needs = self.stretched(self.alone(view, state, batch), stretch.by(by));
         state.deadline != Time::MAX && view.now + needs > state.deadline
@@ -181,7 +189,8 @@ impl Promises {
 
     fn needs(&mut self, view: &View<'_>, state: &RequestState, by: By) -> Nanos {
         let batch = self.batch(view, state);
-        self.stretched(self.alone(view, state, batch), self.stretch.by(by))
+        let stretch = self.stretches(state.request.model).filled;
+        self.stretched(self.alone(view, state, batch), stretch.by(by))
     }
 
     /// Time that a waiting request needs on a device of its own, among `batch` samples.
@@ -194,6 +203,11 @@ impl Promises {
             true => Nanos(needs_with(view, state, 1, output_len).0 * u64::from(batch.max(1))),
             false => needs_with(view, state, batch, output_len),
         }
+    }
+
+    fn stretches(&self, model: ModelId) -> Stretches {
+        let known = self.stretches.get(model.index());
+        known.copied().unwrap_or_default()
     }
 
     fn stretched(&self, needs: Nanos, stretch: f64) -> Nanos {
@@ -235,6 +249,9 @@ impl Promises {
     pub fn on_model(&mut self, model: ModelId) {
         self.sizes.on_model(model);
         self.outputs.on_model(model);
+        if let Some(of) = self.stretches.get_mut(model.index()) {
+            *of = Stretches::default();
+        }
     }
 
     pub fn on_arrive(&mut self, request: &Request) {
@@ -260,8 +277,13 @@ impl Promises {
         };
         if ending.outcome.is_completed() && promise.filled > 0 {
             let took = now.since(promise.admitted).0 as f64;
-            self.stretch.learn(took / promise.filled as f64);
-            self.among.learn(took / promise.among.max(1) as f64);
+            let m = ending.model.index();
+            if self.stretches.len() <= m {
+                self.stretches.resize(m + 1, Stretches::default());
+            }
+            let of = &mut self.stretches[m];
+            of.filled.learn(took / promise.filled as f64);
+            of.among.learn(took / promise.among.max(1) as f64);
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Bounds how many later requests may end before an earlier one.
 //!
-//! A request is *passed over* by every request that arrived later and ended earlier. When the
-//! oldest open request has been passed over [`Rescue::FACTOR`] times the requests that may be in
-//! flight, it is rescued: if it waits, it is admitted with those behind it as soon as there is
+//! A request is *passed over* by every request that arrived later and ended earlier. When an open
+//! request has been passed over [`Rescue::FACTOR`] times the requests that may be in flight, and
+//! every older one advances or has no place to run, it is rescued: if it waits, it is admitted with those behind it as soon as there is
 //! room, alone if it is delayed, and nobody else is; if it is in flight and its entry was not
 //! launched while as many ended as may be in flight, its entry runs until it has ended, or for
 //! [`Rescue::LAUNCHES`] launches. One that takes longer is served as all others are from there on,
@@ -10,7 +10,8 @@
 //! by many of them, and starves of nothing.
 //!
 //! Whoever can still be in time must not pay for all who cannot, nor a higher priority level for
-//! all lower ones: for each request that is rescued, [`Rescue::OTHERS`] must have ended. So one that
+//! all lower ones: for each request that is rescued, [`Rescue::OTHERS`] must have been served (those
+//! that were refused took nothing of the device). So one that
 //! finds `p` open requests when it arrives is passed over at most
 //! `FACTOR x max_in_flight + OTHERS x (p + 1)` times before its rescue begins, and for each of its
 //! launches behind that, which puts the rescue off, by a quarter more than `max_in_flight`; and then,
@@ -19,11 +20,11 @@
 
 use std::collections::VecDeque;
 
-use lazybatch_sla::RequestId;
+use lazybatch_sla::{ModelId, RequestId};
 use rustc_hash::FxHashSet;
 
 use super::{Decision, Pick};
-use crate::core::{Ending, ModelSpec, Request, SubBatch, View};
+use crate::core::{Ending, Key, ModelSpec, Request, SubBatch, View};
 
 /// See the module.
 #[derive(Clone, Debug, Default)]
@@ -39,7 +40,8 @@ pub(super) struct Rescue {
     /// Ended requests that are still in `open`.
     ended: FxHashSet<RequestId>,
     num_ended: u64,
-    /// Endings that rescues have used up.
+    /// Of them, those that were answered, and how many of these rescues have used up.
+    num_served: u64,
     used: u64,
     /// Who is being rescued.
     paid: Vec<RequestId>,
@@ -74,6 +76,7 @@ impl Rescue {
 
     pub fn on_end(&mut self, ending: &Ending) {
         self.num_ended += 1;
+        self.num_served += u64::from(ending.outcome.is_completed());
         self.ended.insert(ending.id);
         while let Some((first, _)) = self.open.front()
             && self.ended.remove(first)
@@ -82,41 +85,61 @@ impl Rescue {
         }
     }
 
-    /// What the rescue of the oldest open request asks for; `None` where there is nothing to do.
+    /// What a rescue asks for; `None` where there is nothing to do.
     pub fn decide(&mut self, view: &View<'_>) -> Option<Decision> {
         self.mark(view.num_nodes());
-        let &(oldest, baseline) = self.open.front()?;
-        if self.num_ended <= baseline + self.bound() {
-            return None;
-        }
-        if let Some(entry) = view.entry_of(oldest) {
-            let ids = view.members(entry).map(|r| r.request.id);
-            let is_due = |r: &mut Self| r.is_parked(entry) && r.pay(oldest, ids);
-            if !self.is_begun(oldest) && !is_due(self) {
-                return None;
+        let passed = |o: &&(RequestId, u64)| self.num_ended > o.1 + self.bound();
+        let num = self.open.iter().take_while(passed).count();
+        for i in 0..num {
+            let (id, _) = self.open[i];
+            if self.ended.contains(&id) {
+                continue;
             }
-            if !view.is_launchable(entry) {
-                return Some(Decision::Wait { until: None });
+            if let Some(entry) = view.entry_of(id) {
+                let is_due = self.is_parked(entry);
+                if !self.is_begun(id) && !is_due {
+                    // It advances with the others.
+                    continue;
+                }
+                let ids = view.members(entry).map(|r| r.request.id);
+                if !self.pay(id, ids) {
+                    return None;
+                }
+                if !view.is_launchable(entry) {
+                    return Some(Decision::Wait { until: None });
+                }
+                self.launches -= 1;
+                return Some(Decision::Launch(entry.id));
             }
-            self.launches -= 1;
-            return Some(Decision::Launch(entry.id));
+            let mut ready = view.ready();
+            let Some((model, key)) = ready.find_map(|m| Some((m, view.queue(m).find(id)?))) else {
+                // Its model has no slot, or no weights yet.
+                continue;
+            };
+            return self.admit(view, id, model, key);
         }
-        let mut ready = view.ready();
-        let (model, key) = ready.find_map(|m| Some((m, view.queue(m).find(oldest)?)))?;
+        None
+    }
+
+    fn admit(
+        &mut self,
+        view: &View<'_>,
+        id: RequestId,
+        model: ModelId,
+        key: Key,
+    ) -> Option<Decision> {
         if view.queue(model).front() != Some(key) {
-            // It is delayed: those before it in the queue came later.
-            return self
-                .pay(oldest, [oldest].into_iter())
-                .then_some(Decision::Admit {
-                    model,
-                    pick: Pick::These(vec![key]),
-                    padded: false,
-                });
+            // It is delayed, or somebody who is older has no place: those before it are not meant.
+            return self.pay(id, [id].into_iter()).then_some(Decision::Admit {
+                model,
+                pick: Pick::These(vec![key]),
+                padded: false,
+            });
         }
         let n = view.fitting_prefix(model, view.model(model).max_batch);
         let keys = view.queue(model).iter().take(n);
         let ids = keys.map(|k| view.request(k).request.id);
-        (n > 0 && self.pay(oldest, ids)).then_some(Decision::Admit {
+        (n > 0 && self.pay(id, ids)).then_some(Decision::Admit {
             model,
             pick: Pick::First(n),
             padded: false,
@@ -150,19 +173,19 @@ impl Rescue {
         self.launches > 0 && self.paid.contains(&id)
     }
 
-    /// Whether those who are rescued with `oldest` are paid for, now or before.
-    fn pay(&mut self, oldest: RequestId, ids: impl Iterator<Item = RequestId>) -> bool {
-        if self.is_begun(oldest) {
+    /// Whether those who are rescued with `id` are paid for, now or before.
+    fn pay(&mut self, id: RequestId, ids: impl Iterator<Item = RequestId>) -> bool {
+        if self.is_begun(id) {
             return true;
         }
-        if self.num_ended < self.used {
+        if self.num_served < self.used {
             return false;
         }
         self.paid.clear();
         self.paid.extend(ids);
         self.launches = Self::LAUNCHES;
         // What was not used does not add up beyond the bound.
-        let used = self.used.max(self.num_ended - self.bound());
+        let used = self.used.max(self.num_served.saturating_sub(self.bound()));
         self.used = used + Self::OTHERS * self.paid.len() as u64;
         true
     }

@@ -98,6 +98,9 @@ pub struct Standing {
     pub mean_batch: f64,
     /// Share of the arrivals that piled up.
     pub backlog_growth: f64,
+    /// It refused somebody, so that it sustains nothing.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sheds: bool,
     /// J of each draw, milliseconds; empty if there is one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub j_by_draw: Vec<f64>,
@@ -125,6 +128,7 @@ impl Standing {
             goodput_rps: mean(|s| s.goodput_rps),
             mean_batch: mean(|s| s.mean_batch),
             backlog_growth: mean(|s| s.backlog_growth),
+            sheds: draws.iter().any(|s| s.sheds),
             j_by_draw: draws.iter().map(|s| s.j_ms).collect(),
             goodput_by_draw: draws.iter().map(|s| s.goodput_rps).collect(),
         }
@@ -205,7 +209,7 @@ impl CaseResult {
             false => 0.0,
         };
         let mut online = policies.iter().filter(|s| is_online(&s.policy));
-        let stable = online.any(|s| s.backlog_growth <= SUSTAINED_GROWTH);
+        let stable = online.any(|s| s.backlog_growth <= SUSTAINED_GROWTH && !s.sheds);
         Self {
             case: Facts::new(case),
             stable,
@@ -333,6 +337,7 @@ fn simulate(case: &Case, arrivals: &[Arrival], spec: &str) -> Result<Standing> {
         goodput_rps: row.goodput_rps,
         mean_batch: row.mean_batch,
         backlog_growth: backlog_growth(requests),
+        sheds: row.shed > 0,
         j_by_draw: Vec::new(),
         goodput_by_draw: Vec::new(),
     })
@@ -362,10 +367,21 @@ pub(crate) mod tests {
             goodput_rps,
             mean_batch: 1.0,
             backlog_growth: if goodput_rps > 0.0 { 0.0 } else { 0.5 },
+            sheds: policy.contains("reject"),
             j_by_draw: Vec::new(),
             goodput_by_draw: Vec::new(),
         };
         CaseResult::new(&Case::new(seed), judge, rows.iter().map(standing).collect())
+    }
+
+    #[test]
+    fn who_sheds_sustains_nothing() {
+        let stable = |rows| result(3, "adaptive", rows).stable;
+        assert!(stable(&[("adaptive", 1.0, 0.0), ("greedy", 1.0, 1.0)]));
+        assert!(!stable(&[
+            ("adaptive", 1.0, 0.0),
+            ("triton:timeout=25,action=reject", 1.0, 1.0)
+        ]));
     }
 
     #[test]
