@@ -33,7 +33,7 @@ pub fn with_sampling(program: &Program, mut given: Vec<Tensor>) -> Vec<Tensor> {
 ///
 /// A sequence input is `[len, ...]` with `1 <= len <= max_len`; another one is `[samples, ...]`,
 /// equal over all inputs and 1 for programs with a sequence or a loop. All sequences of a request
-/// have one length. i64 ids are accepted for i32. The rows of an input for sampling have to be words
+/// have one length. i64 is accepted for i32 where all elements fit. The rows of an input for sampling have to be words
 /// of a [`Sampling`].
 ///
 /// # Errors
@@ -78,6 +78,7 @@ pub fn validate_inputs(program: &Program, inputs: &[Tensor]) -> Result<InputShap
                 return Err(fail(format!("{expected} samples"), format!("{n} samples")));
             }
         }
+        check_width(decl, tensor).map_err(|(e, g)| fail(e, g))?;
         check_ids(decl, tensor).map_err(|(e, g)| fail(e, g))?;
         check_sampling(decl, tensor).map_err(|(e, g)| fail(e, g))?;
     }
@@ -129,6 +130,22 @@ fn check_dims(decl: &InputDecl, tensor: &Tensor) -> Mismatch {
             Err((format!("a length of at most {max}"), format!("length {n}")))
         }
         _ => Ok(()),
+    }
+}
+
+/// What a program holds as i32 fits in one, whatever the request brings it as.
+fn check_width(decl: &InputDecl, tensor: &Tensor) -> Mismatch {
+    if decl.ty.dtype != DType::I32 || tensor.dtype != DType::I64 {
+        return Ok(());
+    }
+    let bytes = tensor.data.as_slice().as_chunks::<8>().0;
+    let mut values = bytes.iter().map(|b| i64::from_le_bytes(*b)).enumerate();
+    match values.find(|(_, v)| i32::try_from(*v).is_err()) {
+        Some((i, v)) => Err((
+            "whole numbers of 32 bits".into(),
+            format!("{v} as element {i}"),
+        )),
+        None => Ok(()),
     }
 }
 
@@ -214,6 +231,27 @@ mod tests {
             "ids in 0..10, got id 10",
         );
         check(&[Tensor::from_i32(&[2], &[1, -1])], "got id -1");
+    }
+
+    #[test]
+    fn wide_numbers_are_refused_by_place_and_value() {
+        let mut program = program();
+        program.inputs[0].id_bound = None;
+        let wide = |v: [i64; 3]| {
+            let bytes = v.iter().flat_map(|v| v.to_le_bytes()).collect();
+            let tensor = Tensor::from_bytes(DType::I64, vec![3], bytes).expect("three elements");
+            validate_inputs(&program, &[tensor])
+        };
+        let (least, most) = (i64::from(i32::MIN), i64::from(i32::MAX));
+        assert!(wide([least, 0, most]).is_ok());
+        for (v, i) in [([0, most + 1, 0], 1), ([0, 0, least - 1], 2)] {
+            let error = wide(v).expect_err("refused").to_string();
+            let told = format!(
+                "input tokens: expected whole numbers of 32 bits, got {} as element {i}",
+                v[i]
+            );
+            assert!(error.contains(&told), "{error:?} lacks {told:?}");
+        }
     }
 
     #[test]

@@ -42,6 +42,26 @@ impl Aligned {
         new
     }
 
+    /// As [`Aligned::zeroed`].
+    ///
+    /// # Errors
+    /// No memory for them.
+    pub fn try_zeroed(len: usize) -> Result<Self, String> {
+        let lines = bytemuck::try_zeroed_vec(len.div_ceil(LINE));
+        let lines = lines.map_err(|()| format!("no memory for {len} elements"))?;
+        Ok(Self { lines, len })
+    }
+
+    /// As [`Aligned::zeroed_whole`].
+    ///
+    /// # Errors
+    /// No memory for them.
+    pub fn try_zeroed_whole(len: usize) -> Result<Self, String> {
+        let new = Self::try_zeroed(len)?;
+        ask_for_huge_pages(&new.lines);
+        Ok(new)
+    }
+
     /// `len` elements of any content, whose pages the system has found already, whether or not the
     /// allocator has written its zeros by then.
     pub fn touched(len: usize) -> Self {
@@ -216,31 +236,6 @@ pub struct Arenas {
 }
 
 impl Arenas {
-    /// Memory of at least `len` elements with any content: the smallest that is free and large
-    /// enough. A new one has up to an eighth more, so that a batch may grow a little.
-    pub fn take(&mut self, len: usize) -> Aligned {
-        if len == 0 {
-            return Aligned::default();
-        }
-        self.needed += len;
-        self.most_needed = self.most_needed.max(self.needed);
-        let sizes = self.free.iter().map(|a| a.len()).enumerate();
-        let fits = sizes.filter(|s| s.1 >= len).min_by_key(|s| s.1);
-        if let Some((i, _)) = fits {
-            return self.free.swap_remove(i);
-        }
-        let new = len.next_multiple_of((len.next_power_of_two() / 16).max(LINE));
-        // All free ones are smaller.
-        while self.held + new > 2 * self.most_needed
-            && let Some(dropped) = self.free.pop()
-        {
-            self.held -= dropped.len();
-        }
-        self.allocated += 1;
-        self.held += new;
-        Aligned::zeroed_whole(new)
-    }
-
     /// Adds an arena to the free ones, if none of these is as large.
     pub fn add(&mut self, arena: Aligned) {
         let len = arena.len();
@@ -287,8 +282,35 @@ impl FrameMemory for Arenas {
     type Arena = Aligned;
     type Value = Buf;
 
+    /// The smallest that is free and large enough. A new one has up to an eighth more, so that a
+    /// batch may grow a little.
     fn take(&mut self, len: usize) -> Result<Aligned, String> {
-        Ok(Self::take(self, len))
+        if len == 0 {
+            return Ok(Aligned::default());
+        }
+        let needed = self.needed + len;
+        let most_needed = self.most_needed.max(needed);
+        let sizes = self.free.iter().map(|a| a.len()).enumerate();
+        let fits = sizes.filter(|s| s.1 >= len).min_by_key(|s| s.1);
+        let arena = match fits {
+            Some((i, _)) => self.free.swap_remove(i),
+            None => {
+                let new = len.next_multiple_of((len.next_power_of_two() / 16).max(LINE));
+                // All free ones are smaller.
+                while self.held + new > 2 * most_needed
+                    && let Some(dropped) = self.free.pop()
+                {
+                    self.held -= dropped.len();
+                }
+                let arena = Aligned::try_zeroed_whole(new)?;
+                self.allocated += 1;
+                self.held += new;
+                arena
+            }
+        };
+        self.needed = needed;
+        self.most_needed = most_needed;
+        Ok(arena)
     }
 
     fn give(&mut self, arena: Aligned, len: usize) {
@@ -320,13 +342,17 @@ pub struct Scratch {
 impl Scratch {
     /// Makes room for a node that takes `len` elements.
     ///
+    /// # Errors
+    /// No memory for them.
+    ///
     /// # Safety
     /// Nothing that was taken may be alive.
-    pub unsafe fn grow(&mut self, len: usize) {
+    pub unsafe fn grow(&mut self, len: usize) -> Result<(), String> {
         self.used = 0;
         if self.memory.len() < len {
-            self.memory = Aligned::zeroed_whole(len);
+            self.memory = Aligned::try_zeroed_whole(len)?;
         }
+        Ok(())
     }
 
     /// Takes larger memory in place of what there is.
@@ -376,18 +402,25 @@ impl Buffers {
     }
 
     /// A buffer of `len` elements with any content.
-    pub fn take(&mut self, len: usize) -> Buf {
+    ///
+    /// # Errors
+    /// No memory for it.
+    pub fn take(&mut self, len: usize) -> Result<Buf, String> {
         let class = Self::held(len);
         let idx = class.trailing_zeros() as usize;
         if self.free.len() <= idx {
             self.free.resize_with(idx + 1, Vec::new);
         }
-        let mut own = self.free[idx].pop().unwrap_or_else(|| {
-            self.allocated += 1;
-            Aligned::zeroed(class)
-        });
+        let mut own = match self.free[idx].pop() {
+            Some(own) => own,
+            None => {
+                let own = Aligned::try_zeroed(class)?;
+                self.allocated += 1;
+                own
+            }
+        };
         own.len = len;
-        Buf(Memory::Own(own))
+        Ok(Buf(Memory::Own(own)))
     }
 
     /// Takes a buffer back; parts of other memory need not come back.
@@ -415,11 +448,11 @@ mod tests {
     #[test]
     fn buffers_are_recycled() {
         let mut buffers = Buffers::default();
-        let a = buffers.take(100);
+        let a = buffers.take(100).unwrap();
         assert_eq!(a.len(), 100);
         assert_eq!(a.as_ptr() as usize % 64, 0);
         buffers.give(a);
-        assert_eq!(buffers.take(128).len(), 128);
+        assert_eq!(buffers.take(128).unwrap().len(), 128);
         assert_eq!(buffers.allocated(), 1);
     }
 
@@ -462,7 +495,7 @@ mod tests {
         arenas.add(Aligned::touched(900));
         arenas.add(Aligned::default());
         assert_eq!((arenas.allocated(), arenas.bytes()), ready);
-        let arena = arenas.take(1000);
+        let arena = arenas.take(1000).unwrap();
         assert_eq!((arena.len(), arenas.allocated()), (1000, 1));
         arenas.give(arena, 1000);
         let mut scratch = Scratch::default();
@@ -472,23 +505,38 @@ mod tests {
         // SAFETY: as above.
         unsafe { scratch.replace(Aligned::touched(32)) };
         // SAFETY: as above.
-        unsafe { scratch.grow(64) };
+        unsafe { scratch.grow(64).unwrap() };
         assert_eq!(scratch.memory.start(), at);
     }
 
     #[test]
     fn the_smallest_arena_that_fits_is_taken() {
         let mut arenas = Arenas::default();
-        let (small, large) = (arenas.take(64), arenas.take(1024));
+        let (small, large) = (arenas.take(64).unwrap(), arenas.take(1024).unwrap());
         let at = small.start();
         arenas.give(large, 1024);
         arenas.give(small, 64);
-        let small = arenas.take(50);
+        let small = arenas.take(50).unwrap();
         assert_eq!((small.start(), arenas.allocated()), (at, 2));
         arenas.give(small, 50);
-        let larger = arenas.take(2000);
+        let larger = arenas.take(2000).unwrap();
         assert!(larger.len() >= 2000 && larger.len() <= 2250);
-        assert_eq!(arenas.take(0).len(), 0);
+        assert_eq!(arenas.take(0).unwrap().len(), 0);
+    }
+
+    #[test]
+    fn what_no_memory_has_room_for_is_an_error() {
+        let beyond = 1 << 50;
+        let mut arenas = Arenas::default();
+        let kept = arenas.take(64).unwrap();
+        let e = arenas.take(beyond).unwrap_err();
+        assert_eq!(e, format!("no memory for {beyond} elements"));
+        assert_eq!(arenas.needed_bytes(), [256, 256]);
+        assert_eq!(arenas.bytes(), 256);
+        arenas.give(kept, 64);
+        assert!(Buffers::default().take(beyond).is_err());
+        // SAFETY: nothing was taken.
+        assert!(unsafe { Scratch::default().grow(beyond) }.is_err());
     }
 
     #[test]
@@ -496,7 +544,7 @@ mod tests {
         let mut arenas = Arenas::default();
         let mut size = 64;
         while size < 1 << 20 {
-            let arena = arenas.take(size);
+            let arena = arenas.take(size).unwrap();
             arenas.give(arena, size);
             size += size / 3;
             assert!(
@@ -507,7 +555,7 @@ mod tests {
         }
         let (warm, held) = (arenas.allocated(), arenas.bytes());
         for size in [1 << 19, 1, 70_000, 1 << 18] {
-            let arena = arenas.take(size);
+            let arena = arenas.take(size).unwrap();
             arenas.give(arena, size);
         }
         assert_eq!((arenas.allocated(), arenas.bytes()), (warm, held));
@@ -526,7 +574,7 @@ mod tests {
     fn parts_of_scratch_memory_are_apart_and_bounded() {
         let mut scratch = Scratch::default();
         // SAFETY: nothing was taken.
-        unsafe { scratch.grow(48) };
+        unsafe { scratch.grow(48).unwrap() };
         let (mut a, mut b) = (scratch.take(10), scratch.take(20));
         a.fill(1.0);
         b.fill(2.0);

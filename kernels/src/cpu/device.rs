@@ -9,7 +9,7 @@ use lazybatch_graph::{OutputId, Program, SharedProgram, StateDecl, StateKind, Te
 use lazybatch_sla::{Launch, ModelId, RequestId, Slot, Time};
 use smallvec::SmallVec;
 
-use super::buffers::{Aligned, Arenas, Buffers, Scratch};
+use super::buffers::{Aligned, Arenas, Buf, Buffers, Scratch};
 use super::cache::{CacheReport, WeightCache};
 use super::exec::{self, Env};
 use super::gemm::WeightType;
@@ -310,7 +310,7 @@ impl CpuDevice {
         let mut frame = self.frames.take(key);
         let plan = &model.places.blocks[launch.block as usize];
         // SAFETY: no node runs, and temporaries do not outlive their node.
-        unsafe {
+        let grown = unsafe {
             self.scratch
                 .grow(plan.scratch.elems(frame.rows, frame.samples))
         };
@@ -331,18 +331,20 @@ impl CpuDevice {
             [launch.block, launch.first_node, launch.end_node].map(|n| n as usize);
         // A panic leaves values of the launch behind and states of its members half-written; both
         // belong to requests that fail now.
-        let result = catch_unwind(AssertUnwindSafe(|| match first {
-            0 => self.parts.run(
-                &mut env,
-                &mut self.arenas,
-                model,
-                &mut frame,
-                (block, end),
-                self.options.part_bytes,
-            ),
-            _ => exec::run(&mut env, model, &mut frame, block, first, end),
-        }))
-        .unwrap_or_else(|panic| Err(panic_text(&*panic)));
+        let result = grown.and_then(|()| {
+            catch_unwind(AssertUnwindSafe(|| match first {
+                0 => self.parts.run(
+                    &mut env,
+                    &mut self.arenas,
+                    model,
+                    &mut frame,
+                    (block, end),
+                    self.options.part_bytes,
+                ),
+                _ => exec::run(&mut env, model, &mut frame, block, first, end),
+            }))
+            .unwrap_or_else(|panic| Err(panic_text(&*panic)))
+        });
         if result.is_err() {
             self.parts.clear(&mut self.arenas);
             frame.fail(&mut self.arenas);
@@ -352,6 +354,37 @@ impl CpuDevice {
         self.frames.put_back(key, frame);
         result
     }
+}
+
+/// Vector states of a request as they are at first, by state; those of sequences are elsewhere.
+///
+/// # Errors
+/// The state that there is no memory for, and its elements.
+fn vectors(
+    buffers: &mut Buffers,
+    program: &Program,
+    samples: usize,
+) -> Result<Vec<Buf>, (String, usize)> {
+    let mut all = Vec::with_capacity(program.states.len());
+    for state in &program.states {
+        let StateKind::Vector { dims, init } = &state.kind else {
+            all.push(Buf::default());
+            continue;
+        };
+        let num = dims.iter().fold(samples, |num, n| num.saturating_mul(*n));
+        let Ok(mut buf) = buffers.take(num) else {
+            all.into_iter().for_each(|buf| buffers.give(buf));
+            return Err((state.name.clone(), num));
+        };
+        let init = if state.dtype.is_float() {
+            *init
+        } else {
+            f32::from_bits(*init as i32 as u32)
+        };
+        buf.fill(init);
+        all.push(buf);
+    }
+    Ok(all)
 }
 
 impl Device for CpuDevice {
@@ -457,41 +490,36 @@ impl Device for CpuDevice {
         );
         let program = &resident.model.program;
         let inputs = stage_inputs(program, request)?;
-        let reserved = resident.states.pages.reserve(request.input_len as usize);
-        let sequences = reserved.map_err(|(state, needed, available)| Error::OutOfMemory {
-            device: self.name.clone(),
-            what: format!(
-                "pages of state {} of {}",
-                program.states[state].name, program.name
-            ),
-            needed,
-            available,
-        })?;
         let samples = request.samples as usize;
+        let vectors = vectors(&mut self.buffers, program, samples);
+        let vectors = vectors.map_err(|(state, elems)| Error::OutOfMemory {
+            device: self.name.clone(),
+            what: format!("state {state} of {}", program.name),
+            needed: elems.saturating_mul(size_of::<f32>()),
+            available: 0,
+        })?;
+        let reserved = resident.states.pages.reserve(request.input_len as usize);
+        let sequences = match reserved {
+            Ok(sequences) => sequences,
+            Err((state, needed, available)) => {
+                vectors.into_iter().for_each(|v| self.buffers.give(v));
+                return Err(Error::OutOfMemory {
+                    device: self.name.clone(),
+                    what: format!(
+                        "pages of state {} of {}",
+                        program.states[state].name, program.name
+                    ),
+                    needed,
+                    available,
+                });
+            }
+        };
         let outputs = program.outputs.iter().enumerate().map(|(o, decl)| {
             let memory = &resident.model.memory;
             let rows = memory.output_rows(o, request.input_len as usize, samples);
             Output::with_room(rows.saturating_mul(decl.ty.row_elems()))
         });
         let outputs = outputs.collect();
-        let vectors = program
-            .states
-            .iter()
-            .map(|s| match &s.kind {
-                StateKind::Vector { dims, init } => {
-                    let num = samples * dims.iter().product::<usize>();
-                    let mut buf = self.buffers.take(num);
-                    let init = if s.dtype.is_float() {
-                        *init
-                    } else {
-                        f32::from_bits(*init as i32 as u32)
-                    };
-                    buf.fill(init);
-                    buf
-                }
-                StateKind::Sequence { .. } => super::buffers::Buf::default(),
-            })
-            .collect();
         let open = Open {
             request: request.request,
             model: request.model,

@@ -10,7 +10,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::axes::Input;
 use super::compiled::{Compiled, Samples};
-use super::trace::{Filled, dims_at, fill, random_below};
+use super::trace::{Filled, Ranges, dims_at, fill, random_within};
 use crate::cpu::{CpuDevice, CpuOptions};
 use crate::onnx::Interpreter;
 use crate::tensor::Meter;
@@ -27,6 +27,9 @@ const LARGER_WORK: usize = 1 << 27;
 /// Largest difference at larger sizes: in floats of 32 bits, what a long sequence sums up or hands on
 /// strays further.
 const FAR_TOLERANCE: f64 = 1e-2;
+/// What floats are drawn from: the first of these, and the others where that leaves elements that are
+/// never finite, as a logarithm of what is below zero does.
+pub(super) const FLOATS: [(f32, f32); 4] = [(-1.0, 1.0), (0.0, 1.0), (1.0, 2.0), (-1.0, 0.0)];
 /// What whole numbers without a bound are below, where larger ones than 0 and 1 are tried.
 const LARGER_NUMBERS: [usize; 3] = [8, 64, 4096];
 
@@ -101,15 +104,22 @@ pub(super) fn elements(tensor: &Tensor) -> Vec<f64> {
     }
 }
 
-/// Where and how much two lists differ most, relative to the largest magnitude of `expected`.
-pub(super) fn worst(expected: &[f64], got: &[f64]) -> (usize, f64) {
-    let largest = expected.iter().fold(0.0_f64, |m, v| m.max(v.abs()));
-    let scale = largest.max(1e-6);
+/// Where and how much two lists differ most, relative to the largest finite magnitude of `expected`.
+/// What is infinite or no number on one side and not the same on the other differs without end.
+fn worst(expected: &[f64], got: &[f64]) -> (usize, f64) {
+    let finite = expected.iter().filter(|v| v.is_finite());
+    let scale = finite.fold(1e-6_f64, |m, v| m.max(v.abs()));
     let mut worst = (0, 0.0);
     for (i, (e, g)) in expected.iter().zip(got).enumerate() {
-        let far = (e - g).abs() / scale;
-        if far > worst.1 || far.is_nan() && e.is_nan() != g.is_nan() {
-            worst = (i, if far.is_nan() { f64::INFINITY } else { far });
+        let far = if e.is_finite() && g.is_finite() {
+            (e - g).abs() / scale
+        } else if e == g || e.is_nan() && g.is_nan() {
+            0.0
+        } else {
+            f64::INFINITY
+        };
+        if far > worst.1 {
+            worst = (i, far);
         }
     }
     worst
@@ -139,13 +149,13 @@ pub(super) struct Compared<'a> {
     pub has: (bool, bool),
 }
 
-/// Runs both on random inputs at two batch sizes and lengths, and where that takes the interpreter
-/// at most [`LARGER_WORK`], at a batch and a sequence that are larger. Whole numbers without a bound
-/// are 0 and 1, and then larger, where the graph takes such and the program can hold what it makes of
-/// them.
+/// Runs both on random inputs at two batch sizes and lengths, until all elements were finite once or
+/// there are no other inputs, and where that takes the interpreter at most [`LARGER_WORK`], at a batch
+/// and a sequence that are larger. Whole numbers without a bound are 0 and 1, and then larger, where
+/// the graph takes such and the program can hold what it makes of them.
 ///
 /// # Errors
-/// The output and element that differ most.
+/// The output and element that differ most; an output that is finite for none of [`FLOATS`].
 pub(super) fn compare(c: &Compared<'_>, compiled: &Compiled, meter: &Meter) -> Result<(), Error> {
     let run = Comparison {
         c,
@@ -153,22 +163,54 @@ pub(super) fn compare(c: &Compared<'_>, compiled: &Compiled, meter: &Meter) -> R
         interpreter: Interpreter::new(c.model, meter.limits)?,
         meter,
     };
+    let sized = |(batch, len): (usize, usize)| {
+        (
+            if c.has.0 { batch } else { 1 },
+            if c.has.1 { len.min(c.max_len) } else { 0 },
+        )
+    };
     let mut rng = ChaCha8Rng::seed_from_u64(31);
     let mut taken = 0;
-    for (batch, len) in SIZES {
-        let left = meter.left();
-        let batch = if c.has.0 { batch } else { 1 };
-        let len = if c.has.1 { len.min(c.max_len) } else { 0 };
-        let given = run.given(2, (batch, len), &mut rng)?;
-        let expected = run.interpreted(&given, (batch, len))?;
-        run.at(&given, &expected, (batch, len), TOLERANCE)?;
-        taken = (left - meter.left()).div_ceil(batch);
+    // Elements that were finite at the last size, where there are several samples, which a graph might
+    // mix: what never is says nothing.
+    let mut told = vec![Vec::new(); compiled.outputs.len()];
+    let mut ranges = Ranges::default();
+    let mut most = (0, ranges.floats);
+    for floats in FLOATS {
+        ranges.floats = floats;
+        let mut expected = Vec::new();
+        for at in SIZES.map(sized) {
+            let left = meter.left();
+            let given = run.given(&ranges, at, &mut rng)?;
+            expected = run.interpreted(&given, at)?;
+            run.at(&given, &expected, at, TOLERANCE)?;
+            taken = (left - meter.left()).div_ceil(at.0);
+        }
+        let mut num = 0;
+        for (told, expected) in told.iter_mut().zip(&expected) {
+            told.resize(expected.len(), false);
+            for (told, v) in told.iter_mut().zip(expected.data().to_f64()) {
+                num += usize::from(v.is_finite());
+                *told |= v.is_finite();
+            }
+        }
+        if num > most.0 {
+            most = (num, floats);
+        }
+        if told.iter().flatten().all(|told| *told) {
+            break;
+        }
     }
+    let never = |told: &Vec<bool>| !told.is_empty() && !told.contains(&true);
+    if let Some(i) = told.iter().position(never) {
+        return Err(never_finite(format!("output {}", compiled.outputs[i].name)));
+    }
+    ranges.floats = most.1;
     let may_take = |steps: usize| steps <= LARGER_WORK.min(meter.left() / 4);
     let [(_, short), (_, long)] = SIZES;
     if c.has.0 && may_take(taken.saturating_mul(LARGER_BATCH)) {
-        let at = (LARGER_BATCH, if c.has.1 { short.min(c.max_len) } else { 0 });
-        let given = run.given(2, at, &mut rng)?;
+        let at = sized((LARGER_BATCH, short));
+        let given = run.given(&ranges, at, &mut rng)?;
         run.at(&given, &run.interpreted(&given, at)?, at, FAR_TOLERANCE)?;
     }
     if c.has.1 {
@@ -177,7 +219,7 @@ pub(super) fn compare(c: &Compared<'_>, compiled: &Compiled, meter: &Meter) -> R
         let halves = std::iter::successors(Some(c.max_len), |len| Some(len / 2));
         let mut longer = halves.take_while(|&len| len > long);
         if let Some(len) = longer.find(|&len| may_take(taken.saturating_mul(times(len)))) {
-            let given = run.given(2, (1, len), &mut rng)?;
+            let given = run.given(&ranges, (1, len), &mut rng)?;
             let expected = run.interpreted(&given, (1, len))?;
             run.at(&given, &expected, (1, len), FAR_TOLERANCE)?;
         }
@@ -187,12 +229,8 @@ pub(super) fn compare(c: &Compared<'_>, compiled: &Compiled, meter: &Meter) -> R
         if !compiled.inputs.iter().any(is_open) || !may_take(taken.saturating_mul(3)) {
             break;
         }
-        let (batch, len) = SIZES[1];
-        let at = (
-            if c.has.0 { batch } else { 1 },
-            if c.has.1 { len.min(c.max_len) } else { 0 },
-        );
-        let given = run.given(open, at, &mut rng)?;
+        let at = sized(SIZES[1]);
+        let given = run.given(&Ranges { open, ..ranges }, at, &mut rng)?;
         // Numbers that a graph itself does not take may be places in something small; what the program
         // cannot hold, its launches refuse. Floats made of them differ by how they are rounded.
         let Ok(expected) = run.interpreted(&given, at) else {
@@ -215,16 +253,16 @@ struct Comparison<'a> {
 }
 
 impl Comparison<'_> {
-    /// Random inputs of a request; whole numbers without a bound are below `open`.
+    /// Random inputs of a request.
     fn given(
         &self,
-        open: usize,
+        ranges: &Ranges,
         at: (usize, usize),
         rng: &mut ChaCha8Rng,
     ) -> Result<BTreeMap<String, Array>, Error> {
         let mut given = BTreeMap::new();
         for input in &self.compiled.inputs {
-            let array = random_below(open, input, at, &self.meter.limits, rng)?;
+            let array = random_within(ranges, input, at, &self.meter.limits, rng)?;
             given.insert(input.name.clone(), array);
         }
         Ok(given)
@@ -282,7 +320,7 @@ impl Comparison<'_> {
             let far = if output.elem.is_float() {
                 tolerance
             } else {
-                TOLERANCE
+                0.0
             };
             for (sample, (wanted, got)) in wanted.iter().zip(results).enumerate() {
                 let at = format!("{at}, sample {sample}");
@@ -293,13 +331,20 @@ impl Comparison<'_> {
     }
 }
 
-/// Refuses lists that differ by more than [`TOLERANCE`].
-pub(super) fn same(place: &str, at: &str, wanted: &[f64], got: &[f64]) -> Result<(), Error> {
-    within(TOLERANCE, place, at, wanted, got)
+/// The refusal of an output that is never finite.
+pub(super) fn never_finite(place: String) -> Error {
+    let expected = "a finite one for some of the inputs that were tried";
+    Error::invalid(place, "elements", expected, "none")
 }
 
 /// Refuses lists that differ by more than `tolerance`.
-fn within(tolerance: f64, place: &str, at: &str, wanted: &[f64], got: &[f64]) -> Result<(), Error> {
+pub(super) fn within(
+    tolerance: f64,
+    place: &str,
+    at: &str,
+    wanted: &[f64],
+    got: &[f64],
+) -> Result<(), Error> {
     if wanted.len() != got.len() {
         let expected = format!("{} elements", wanted.len());
         return Err(Error::invalid(place, at, expected, got.len()));
@@ -309,6 +354,35 @@ fn within(tolerance: f64, place: &str, at: &str, wanted: &[f64], got: &[f64]) ->
         return Ok(());
     }
     let what = format!("{at}, element {worst}");
-    let got = format!("{} ({far:.1e} of the largest magnitude)", got[worst]);
+    let got = match far.is_finite() {
+        true => format!("{} ({far:.1e} of the largest magnitude)", got[worst]),
+        false => got[worst].to_string(),
+    };
     Err(Error::invalid(place, what, wanted[worst], got))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_infinite_or_no_number_is_in_the_same_places() {
+        let (inf, nan) = (f64::INFINITY, f64::NAN);
+        assert_eq!(worst(&[inf, 4.0], &[inf, 5.0]), (1, 0.25));
+        assert_eq!(worst(&[1.0, -inf], &[1.0, 5.0]), (1, inf));
+        assert_eq!(worst(&[inf], &[-inf]), (0, inf));
+        assert_eq!(worst(&[2.0, nan], &[2.0, 3.0]), (1, inf));
+        assert_eq!(worst(&[2.0, 3.0], &[2.0, nan]), (1, inf));
+        assert_eq!(worst(&[nan, -inf, 2.0], &[nan, -inf, 2.0]), (0, 0.0));
+    }
+
+    #[test]
+    fn whole_numbers_are_the_same_or_refused() {
+        let e = within(0.0, "output y", "at batch 1", &[1e6, 7.0], &[1e6, 8.0]);
+        let e = e.unwrap_err().to_string();
+        assert!(
+            e.contains("at batch 1, element 1: expected 7, got 8"),
+            "{e}"
+        );
+    }
 }

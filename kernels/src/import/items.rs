@@ -1,7 +1,7 @@
 //! What a graph is lowered to before it is cut into blocks: nodes of a program and recurrent layers
 //! as a list in which everything stands behind what it reads.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use lazybatch_graph::onnx::Elem;
 use lazybatch_graph::{Dim, Heads, InputId, Layout, Op, OutputId, StateId, Tensor};
@@ -36,6 +36,17 @@ pub(super) enum CellKind {
     GruBefore,
     /// Operands x, w_ih, w_hh, bias; results y, h.
     Rnn(lazybatch_graph::Act),
+}
+
+impl CellKind {
+    /// Nodes of one step.
+    fn num_nodes(self) -> usize {
+        match self {
+            Self::Lstm | Self::Gru => 1,
+            Self::Rnn(_) => 5,
+            Self::GruBefore => 15,
+        }
+    }
 }
 
 /// A recurrent layer in one direction, over positions or over a fixed number of steps.
@@ -180,7 +191,9 @@ pub(super) struct Items {
     pub caches: Vec<CacheState>,
     /// What the names of nodes and weights begin with: one graph's apart from another's.
     pub prefix: String,
-    names: BTreeSet<String>,
+    /// Names that are taken, each with the number of the last that derives from it.
+    names: BTreeMap<String, usize>,
+    num_nodes: usize,
     weight_names: BTreeMap<String, usize>,
 }
 
@@ -197,6 +210,10 @@ impl Items {
         );
         let looped = looped || by_itself;
         let name = self.unique(&format!("{}{name}", self.prefix));
+        self.num_nodes += match &kind {
+            Kind::Step { cell, .. } => cell.kind.num_nodes(),
+            _ => 1,
+        };
         self.items.push(Item {
             name,
             kind,
@@ -207,14 +224,25 @@ impl Items {
         self.items.len() - 1
     }
 
+    /// Nodes that the items become, without those that hand values from block to block.
+    pub fn num_nodes(&self) -> usize {
+        self.num_nodes
+    }
+
     fn unique(&mut self, name: &str) -> String {
-        let mut unique = name.to_owned();
-        let mut i = 1;
-        while !self.names.insert(unique.clone()) {
+        let Some(mut i) = self.names.get(name).copied() else {
+            self.names.insert(name.to_owned(), 1);
+            return name.to_owned();
+        };
+        loop {
             i += 1;
-            unique = format!("{name}~{i}");
+            let unique = format!("{name}~{i}");
+            if !self.names.contains_key(&unique) {
+                self.names.insert(unique.clone(), 1);
+                self.names.insert(name.to_owned(), i);
+                return unique;
+            }
         }
-        unique
     }
 
     /// Adds a node with one result.

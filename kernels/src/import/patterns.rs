@@ -95,6 +95,20 @@ impl<'a> Makers<'a> {
         (is_square && centred_at_mean).then_some((x, eps))
     }
 
+    /// Whether `name` is a constant of one element, or of the last axis alone.
+    fn on_last_axis(&self, name: &str) -> bool {
+        let constant = self.constant(name);
+        constant.is_some_and(|c| c.len() == 1 || c.dims().last() == Some(&c.len()))
+    }
+
+    /// Whether a value has the name.
+    fn is_taken(&self, name: &str) -> bool {
+        let mut inputs = self.graph.inputs.iter();
+        self.by_output.contains_key(name)
+            || self.constant(name).is_some()
+            || inputs.any(|i| i.name == name)
+    }
+
     /// A layer normalisation whose last node is `node`.
     fn layer_norm(&self, node: &'a Node) -> Option<Node> {
         let times = |node: &'a Node| {
@@ -103,8 +117,7 @@ impl<'a> Makers<'a> {
             };
             [(a, b), (b, a)].into_iter().find_map(|(x, gamma)| {
                 let (x, eps) = self.normed(x)?;
-                self.constant(gamma)?;
-                Some((x, eps, gamma.as_str()))
+                self.on_last_axis(gamma).then_some((x, eps, gamma.as_str()))
             })
         };
         let (x, eps, gamma, beta) = match node.op.as_str() {
@@ -118,8 +131,8 @@ impl<'a> Makers<'a> {
                 };
                 [(a, b), (b, a)].into_iter().find_map(|(scaled, beta)| {
                     let (x, eps, gamma) = times(self.node(scaled, "Mul")?)?;
-                    self.constant(beta)?;
-                    Some((x, eps, gamma, Some(beta)))
+                    self.on_last_axis(beta)
+                        .then_some((x, eps, gamma, Some(beta)))
                 })?
             }
             _ => return None,
@@ -197,7 +210,26 @@ pub(super) fn replace(graph: &mut Graph) {
             Some((i, op))
         })
         .collect();
-    for (i, node) in found {
+    // The op takes a scale and a shift of one axis.
+    let mut flat = BTreeMap::new();
+    for name in found.iter().flat_map(|(_, node)| &node.inputs[1..]) {
+        let Some(constant) = makers.constant(name).filter(|c| c.rank() > 1) else {
+            continue;
+        };
+        let mut flat_name = format!("{name}.last");
+        while makers.is_taken(&flat_name) {
+            flat_name.push('~');
+        }
+        let array = Array::new(vec![constant.len()], constant.data().clone());
+        flat.insert(name.clone(), (flat_name, array));
+    }
+    for (i, mut node) in found {
+        for name in node.inputs.iter_mut().skip(1) {
+            if let Some((flat_name, _)) = flat.get(name) {
+                name.clone_from(flat_name);
+            }
+        }
         graph.nodes[i] = node;
     }
+    graph.initializers.extend(flat.into_values());
 }

@@ -129,15 +129,33 @@ pub(super) fn random(
     limits: &Limits,
     rng: &mut impl Rng,
 ) -> Result<Array, Error> {
-    random_below(2, input, at, limits, rng)
+    random_within(&Ranges::default(), input, at, limits, rng)
 }
 
-/// As [`random`], with whole numbers below `open` where they have no bound, and within their type.
+/// What random elements are drawn from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ranges {
+    /// Floats: the least, and what they are below.
+    pub floats: (f32, f32),
+    /// What whole numbers are below where they have no bound.
+    pub open: usize,
+}
+
+impl Default for Ranges {
+    fn default() -> Self {
+        Self {
+            floats: (-1.0, 1.0),
+            open: 2,
+        }
+    }
+}
+
+/// As [`random`], with elements from `ranges`, whole numbers within their type.
 ///
 /// # Errors
 /// As [`random`].
-pub(super) fn random_below(
-    open: usize,
+pub(super) fn random_within(
+    ranges: &Ranges,
     input: &Input,
     (batch, len): (usize, usize),
     limits: &Limits,
@@ -146,11 +164,12 @@ pub(super) fn random_below(
     let dims = dims_at(&input.layout, batch, len);
     let num = limits.num_elems(&format!("input {}", input.name), &dims)?;
     if input.elem.is_float() {
-        let values = (0..num).map(|_| f64::from(rng.random_range(-1.0_f32..1.0)));
+        let (least, below) = ranges.floats;
+        let values = (0..num).map(|_| f64::from(rng.random_range(least..below)));
         return Ok(Array::from_f64(input.elem, dims, values.collect()));
     }
     let most = input.elem.int_range().map_or(1, |(_, most)| most);
-    let open = (open as i128).min(most + 1);
+    let open = (ranges.open as i128).min(most + 1);
     let bound = input.id_bound.map_or(open, |n| n as i128).max(1);
     let values = (0..num).map(|_| i128::from(rng.random_range(0..bound as i64)));
     let data = Data::from_i128(input.elem, values.collect());

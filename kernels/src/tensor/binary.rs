@@ -84,6 +84,7 @@ fn fold(call: &Call, f: impl Fn(f64, f64) -> f64, g: impl Fn(i128, i128) -> i128
     for i in 1..call.inputs.len() {
         let x = call.x(i)?;
         call.expect_elem(i, x, acc.elem())?;
+        call.work(&call.broadcast(&[acc.dims(), x.dims()])?)?;
         acc = zip(call, &acc, x, &f, &g)?;
     }
     Ok(vec![acc])
@@ -107,6 +108,7 @@ fn mean(call: &Call) -> Outputs {
         dims = call.broadcast(&[&dims, call.x(i)?.dims()])?;
     }
     let mut sum = vec![0.0; call.num(&dims)?];
+    call.work(&[call.inputs.len(), sum.len()])?;
     for i in 0..call.inputs.len() {
         let x = call.x(i)?;
         call.expect_elem(i, x, elem)?;

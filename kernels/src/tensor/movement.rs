@@ -58,6 +58,7 @@ pub fn concat_along(call: &Call, arrays: &[&Array], axis: usize) -> Result<Array
         return Err(call.bad("inputs", "at least one", "none"));
     };
     let mut dims = first.dims().to_vec();
+    call.work(&[around(&dims, axis).0, arrays.len()])?;
     dims[axis] = 0;
     let mut all = first.data().take(&[]);
     let mut starts = Vec::new();
@@ -317,6 +318,12 @@ fn split(call: &Call) -> Outputs {
             format!("{sizes:?}"),
         ));
     }
+    // Parts list the places along all axes, also those without elements.
+    let places = x
+        .dims()
+        .iter()
+        .fold(1, |sum: usize, n| sum.saturating_add(*n));
+    call.work(&[sizes.len(), places])?;
     let mut start = 0;
     let mut parts = Vec::new();
     for size in sizes {

@@ -11,6 +11,9 @@ pub const OPS: &[OpEntry] = &[
     op("Upsample", &[7, 9], Types::NUMBERS, upsample),
 ];
 
+/// The nearest position as opset 10 has it: above where an axis becomes shorter, else below.
+const BEFORE_11: &str = "before opset 11";
+
 /// How one axis is resampled.
 #[derive(Clone, Copy)]
 struct Axis {
@@ -55,13 +58,16 @@ impl Method<'_> {
     }
 
     /// Input positions and weights of the value at `at`.
-    fn weights(&self, n: usize, at: f64) -> Vec<(usize, f64)> {
-        let last = n as i64 - 1;
+    fn weights(&self, axis: &Axis, at: f64) -> Vec<(usize, f64)> {
+        let last = axis.n as i64 - 1;
         let inside = |p: i64| p.clamp(0, last) as usize;
         match self.mode {
             "nearest" => {
                 let p = match self.nearest {
-                    "floor" => at.floor(),
+                    // Of single precision, as positions were computed then: a scale of 0.7 leads to
+                    // whole ones.
+                    BEFORE_11 if axis.scale < 1.0 => f64::from((at as f32).ceil()),
+                    BEFORE_11 | "floor" => at.floor(),
                     "ceil" => at.ceil(),
                     "round_prefer_ceil" => (at + 0.5).floor(),
                     _ => (at - 0.5).ceil(),
@@ -224,7 +230,7 @@ fn resize(call: &Call) -> Outputs {
         mode: call.text("mode", "nearest")?,
         coordinates,
         nearest: if call.opset < 11 {
-            "floor"
+            BEFORE_11
         } else {
             call.text("nearest_mode", "round_prefer_floor")?
         },
@@ -256,7 +262,7 @@ fn run(call: &Call, x: &Array, axes: &[Axis], method: &Method, outside: Option<f
                 let at = method.source(axis, k);
                 let beyond = at < 0.0 || at > n as f64 - 1.0;
                 let value = outside.filter(|_| beyond);
-                (method.weights(n, at), value)
+                (method.weights(axis, at), value)
             })
             .collect();
         for (o, (weights, value)) in (0..outer).flat_map(|o| lines.iter().map(move |l| (o, l))) {

@@ -264,3 +264,32 @@ fn padding_that_no_plane_has_is_not_computed_around() {
     let program = import_model(&model, &Options::default()).unwrap();
     assert_eq!(super::general(&program), ["Conv"]);
 }
+
+#[test]
+fn layers_over_many_fixed_steps_are_bounded() {
+    let attrs = [
+        ("hidden_size", Attr::Int(1)),
+        ("direction", Attr::Str("bidirectional".into())),
+    ];
+    let mut nodes = Vec::new();
+    for i in 0..80 {
+        let name = format!("layer{i}");
+        nodes.push(node("RNN", &["x", "w", "r"], &[&name], &attrs));
+    }
+    let names: Vec<String> = (0..80).map(|i| format!("layer{i}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    nodes.push(node("Sum", &names, &["y"], &[]));
+    let mut model = model(graph(
+        vec![info("x", Elem::F32, &[256, 1, 1])],
+        nodes,
+        &["y"],
+    ));
+    let w = Array::new(vec![2, 1, 1], Data::F32(vec![0.5; 2]));
+    model.graph.initializers.insert("w".into(), w.clone());
+    model.graph.initializers.insert("r".into(), w);
+    let e = refusal(&model, &Options::default());
+    assert!(
+        e.contains("(RNN: with it, the program has more than 65536 nodes"),
+        "{e}"
+    );
+}

@@ -114,6 +114,50 @@ fn a_program_that_mixes_requests_is_refused() {
 }
 
 #[test]
+fn a_program_that_mixes_requests_is_refused_where_most_numbers_give_none() {
+    // Half of the logarithms are no numbers, and so are all of the sums of four.
+    let logs = || {
+        vec![
+            node("Log", &["x"], "logs", &[]),
+            node("MatMul", &["logs", "w"], "sums", &[]),
+        ]
+    };
+    let dims = [named("batch"), Dim::Fixed(4)];
+    import_model(&model(&dims, logs(), &["sums"]), &Options::default()).unwrap();
+    // Neither do elements beside them, which are, hide it.
+    let mut nodes = logs();
+    nodes.push(node(
+        "Softmax",
+        &["sums"],
+        "mixed",
+        &[("axis", Attr::Int(0))],
+    ));
+    nodes.push(node(
+        "Concat",
+        &["mixed", "x"],
+        "y",
+        &[("axis", Attr::Int(1))],
+    ));
+    let e = refusal(&model(&dims, nodes, &["y"]), &Options::default());
+    assert!(e.contains("output y: at batch 3, length 0"), "{e}");
+}
+
+#[test]
+fn outputs_that_are_never_finite_are_refused() {
+    let nodes = vec![
+        node("Abs", &["x"], "size", &[]),
+        node("Neg", &["size"], "below", &[]),
+        node("Log", &["below"], "y", &[]),
+    ];
+    let dims = [named("batch"), Dim::Fixed(4)];
+    let e = refusal(&model(&dims, nodes, &["y"]), &Options::default());
+    assert!(
+        e.contains("output y: elements: expected a finite one for some of the inputs"),
+        "{e}"
+    );
+}
+
+#[test]
 fn outputs_without_data_are_refused() {
     let nodes = vec![
         node("Relu", &["x"], "y", &[]),

@@ -257,3 +257,48 @@ fn the_axis_of_a_transform_is_counted_over_all_axes() {
         );
     }
 }
+
+#[test]
+fn many_operands_and_results_are_counted_before_they_are_computed() {
+    let limits = Limits {
+        work: 200_000,
+        ..Limits::default()
+    };
+    let refusal = |node: Node, x: Array, attrs: &[(&str, Attr)]| {
+        let outputs: Vec<&str> = node.outputs.iter().map(String::as_str).collect();
+        let mut node = node.clone();
+        node.attrs
+            .extend(attrs.iter().map(|(k, v)| ((*k).to_owned(), v.clone())));
+        let outputs = outputs[..1].to_vec();
+        let model = model(graph(&["x"], vec![node], &outputs));
+        let interpreter = Interpreter::new(&model, limits).unwrap();
+        let e = interpreter.run(vec![Some(x)]).unwrap_err().to_string();
+        assert!(
+            e.contains("number of steps: expected at most 200000"),
+            "{e}"
+        );
+    };
+    for op in ["Sum", "Max", "Min", "Mean"] {
+        refusal(
+            node(op, &["x"; 1000], &["y"]),
+            floats(&[1000], &[1.0; 1000]),
+            &[],
+        );
+    }
+    let axis = [("axis", Attr::Int(1))];
+    refusal(
+        node("Concat", &["x"; 1000], &["y"]),
+        floats(&[1000, 0], &[]),
+        &axis,
+    );
+    let names: Vec<String> = (0..1000).map(|i| format!("y{i}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mut sizes = vec![0; 1000];
+    sizes[0] = 1000;
+    let sizes = [("split", Attr::Ints(sizes))];
+    refusal(
+        node("Split", &["x"], &names),
+        floats(&[1000], &[1.0; 1000]),
+        &sizes,
+    );
+}

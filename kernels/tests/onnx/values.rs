@@ -57,6 +57,20 @@ fn sizes_by_scales_are_products_of_single_precision() {
 }
 
 #[test]
+fn nearest_pixels_of_opset_10_are_those_above_where_there_are_fewer() {
+    let x = floats(&[1, 1, 2, 4], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
+    let resized = |scales: [f32; 4]| {
+        let y = eval("Resize", 10, &[], &[x.clone(), floats(&[4], &scales)]);
+        y.data().to_f64()
+    };
+    assert_eq!(resized([1.0, 1.0, 0.6, 0.6]), [1.0, 3.0]);
+    assert_eq!(
+        resized([1.0, 1.0, 0.5, 1.5]),
+        [1.0, 1.0, 2.0, 3.0, 3.0, 4.0]
+    );
+}
+
+#[test]
 fn slices_backwards_start_within_the_axis() {
     let slice = |n: usize, start: i64, end: i64, step: i64| {
         let x = Array::vector((0..n as i64).collect());

@@ -71,7 +71,8 @@ thread_local! {
         left: Aligned::zeroed_whole(DEPTH / KC * A_BLOCK),
         wide: Aligned::zeroed_whole(WIDEST * DEPTH * NR),
         // Who first takes a task of many rows is chance: no thread makes room for them then.
-        segments: Vec::with_capacity(DEPTH / KC),
+        // Blocks of the left side and of two stacked right ones end at different steps.
+        segments: Vec::with_capacity(2 * DEPTH / KC + 2),
         tiles: Vec::with_capacity(MOST_ROWS),
     });
 }

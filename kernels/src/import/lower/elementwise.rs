@@ -183,13 +183,21 @@ impl Lower<'_> {
         if x.elem != Elem::F32 {
             return Ok(None);
         }
+        // A product with a rounded number is not the quotient: what is rounded down or compared behind
+        // it would be another.
+        let inverses = |v: &[f32]| v.iter().map(|&v| exact_inverse(v)).collect::<Option<_>>();
         let inverse = match self.beside(node, 1, &x)? {
-            Some(Beside::Scalar(v)) => Beside::Scalar(1.0 / v),
-            Some(Beside::Last(v)) => Beside::Last(v.iter().map(|v| 1.0 / v).collect()),
-            Some(Beside::Row(v)) => Beside::Row(v.iter().map(|v| 1.0 / v).collect()),
-            _ => return Ok(None),
+            Some(Beside::Scalar(v)) => {
+                exact_inverse(v as f32).map(|v| Beside::Scalar(f64::from(v)))
+            }
+            Some(Beside::Last(v)) => inverses(&v).map(Beside::Last),
+            Some(Beside::Row(v)) => inverses(&v).map(Beside::Row),
+            _ => None,
         };
-        self.with_known(node, Bin::Mul, x, inverse, 1)
+        match inverse {
+            Some(inverse) => self.with_known(node, Bin::Mul, x, inverse, 1),
+            None => Ok(None),
+        }
     }
 
     /// `x op beside`, where `beside` comes from operand `i`.
@@ -301,6 +309,13 @@ impl Lower<'_> {
         }
         Ok(Some(Beside::Table(all)))
     }
+}
+
+/// One over `v`, of a power of two alone: a product with it has the bits of the quotient.
+fn exact_inverse(v: f32) -> Option<f32> {
+    let inverse = 1.0 / v;
+    let is_power = v.to_bits().trailing_zeros() >= f32::MANTISSA_DIGITS - 1;
+    (is_power && v.is_normal() && inverse.is_normal()).then_some(inverse)
 }
 
 /// Elements of `array` broadcast over a row of `x`; none if it has more than one element along

@@ -61,12 +61,31 @@ fn one(act: Act) -> Native {
     Ok(Some(vec![Value::Act(act)]))
 }
 
+/// Most nodes of a program: as many as a model folder may have. A recurrent layer over a fixed axis has
+/// some for each step.
+const MAX_NODES: usize = 1 << 16;
+
 impl<'t> Lower<'t> {
-    /// Lowers all nodes.
+    /// Lowers all nodes, up to the one with which there are too many.
     pub fn run(&mut self) {
         for node in &self.trace.graph.nodes {
-            if node.outputs.iter().any(|o| self.trace.is_data(o)) {
-                self.node(node);
+            if !node.outputs.iter().any(|o| self.trace.is_data(o)) {
+                continue;
+            }
+            if self.items.num_nodes() > MAX_NODES {
+                let named = node.outputs.iter().filter(|o| !o.is_empty());
+                self.values
+                    .extend(named.map(|o| (o.clone(), Value::Failed)));
+                continue;
+            }
+            self.node(node);
+            // Each node makes a bounded number of them, so few are beyond.
+            if self.items.num_nodes() > MAX_NODES {
+                self.refused.push(Refused {
+                    node: node.name.clone(),
+                    op: node.op.clone(),
+                    why: format!("with it, the program has more than {MAX_NODES} nodes"),
+                });
             }
         }
     }

@@ -179,6 +179,8 @@ impl Lower<'_> {
             x.layout.0.iter().map(Vec::as_slice).collect::<Vec<_>>()[..]
             && axes == [2, 3]
             && !x.layout.has_len()
+            // A sample is one image: axes of its own do not count images beside the batch.
+            && x.layout.row_elems() == c * h * w
         {
             let layout = kept(x);
             let (c, dims) = (*c, [*c, *h, *w]);
@@ -448,7 +450,9 @@ impl Lower<'_> {
             return Ok(None);
         };
         let whole = matches!(ids.elem, Elem::I64 | Elem::I32);
-        if table.rank() < 2 || axis != 0 || !whole || ids.layout.row_elems() != 1 {
+        // Rows of a table hold floats of 32 bits, and no other elements of its type.
+        let is_native = table.rank() >= 2 && table.elem() == Elem::F32;
+        if !is_native || axis != 0 || !whole || ids.layout.row_elems() != 1 {
             return Ok(None);
         }
         let rows = table.dims()[0];

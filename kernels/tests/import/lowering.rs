@@ -1,0 +1,147 @@
+//! What nodes are lowered to, where the nearest native form would not give what ONNX says.
+
+use std::sync::Arc;
+
+use lazybatch_graph::onnx::{Array, Attr, Data, Dim, Elem, Model, Node, ValueType};
+use lazybatch_graph::{DType, Op, Tensor};
+use lazybatch_kernels::conformance::{Request, Schedule, run};
+use lazybatch_kernels::import::{Options, import_model};
+use lazybatch_kernels::{CpuDevice, CpuOptions, Device};
+use lazybatch_sla::ModelId;
+
+use super::refusals::{model, named, node};
+
+fn fixed(dims: &[usize]) -> Vec<Dim> {
+    let dims = dims.iter().map(|&n| Dim::Fixed(n));
+    std::iter::once(named("batch")).chain(dims).collect()
+}
+
+fn with(mut model: Model, constants: &[(&str, Array)]) -> Model {
+    for (name, array) in constants {
+        let initializers = &mut model.graph.initializers;
+        initializers.insert((*name).to_owned(), array.clone());
+    }
+    model
+}
+
+fn of(v: f32, dims: &[usize]) -> Array {
+    let num = dims.iter().product();
+    Array::new(dims.to_vec(), Data::F32(vec![v; num]))
+}
+
+/// The first output for one sample.
+fn answer(model: &Model, x: Tensor) -> Tensor {
+    let program = Arc::new(import_model(model, &Options::default()).unwrap());
+    let mut device = CpuDevice::new(CpuOptions::default());
+    device.load(ModelId(0), Arc::clone(&program)).unwrap();
+    let requests = [Request {
+        inputs: vec![x],
+        len: 0,
+        samples: 1,
+    }];
+    let results = run(&mut device, &program, &requests, Schedule::Alone).unwrap();
+    results[0][0].clone().unwrap()
+}
+
+#[test]
+fn quotients_are_not_products_with_a_rounded_number() {
+    let by = |divisor: Array| {
+        let nodes = vec![
+            node("Div", &["x", "divisor"], "quotient", &[]),
+            node("Floor", &["quotient"], "y", &[]),
+        ];
+        let m = with(model(&fixed(&[4]), nodes, &["y"]), &[("divisor", divisor)]);
+        answer(&m, Tensor::from_f32(&[1, 4], &[41.0, 82.0, 40.0, 0.0])).to_f32()
+    };
+    assert_eq!(by(of(41.0, &[])), [1.0, 2.0, 0.0, 0.0]);
+    assert_eq!(by(of(41.0, &[4])), [1.0, 2.0, 0.0, 0.0]);
+    // One over a power of two is exact: a product is as good.
+    let nodes = vec![node("Div", &["x", "eight"], "y", &[])];
+    let m = with(
+        model(&fixed(&[4]), nodes, &["y"]),
+        &[("eight", of(8.0, &[]))],
+    );
+    let program = import_model(&m, &Options::default()).unwrap();
+    assert_eq!(super::count(&program, |op| *op == Op::Scale(0.125)), 1);
+}
+
+#[test]
+fn tables_of_integers_give_integers() {
+    let nodes = vec![node("Gather", &["table", "x"], "y", &[])];
+    let table = (0..8).map(|v| 16_777_217 + v).collect();
+    let table = Array::new(vec![4, 2], Data::I64(table));
+    let mut m = with(model(&fixed(&[1]), nodes, &["y"]), &[("table", table)]);
+    m.graph.inputs[0].ty = ValueType::Tensor {
+        elem: Elem::I64,
+        dims: Some(fixed(&[1])),
+    };
+    let y = answer(&m, Tensor::from_i32(&[1, 1], &[2]));
+    assert_ne!(y.dtype, DType::F32);
+    assert_eq!(y.to_i32(), [16_777_221, 16_777_222]);
+}
+
+#[test]
+fn planes_of_samples_in_samples_have_a_mean() {
+    let nodes = vec![
+        node("Reshape", &["x", "frames"], "folded", &[]),
+        node(
+            "ReduceMean",
+            &["folded"],
+            "means",
+            &[("axes", Attr::Ints(vec![2, 3]))],
+        ),
+        node("Reshape", &["means", "samples"], "y", &[]),
+    ];
+    let m = with(
+        model(&fixed(&[4, 3, 8, 8]), nodes, &["y"]),
+        &[
+            ("frames", Array::vector(vec![-1, 3, 8, 8])),
+            ("samples", Array::vector(vec![-1, 4, 3])),
+        ],
+    );
+    let program = import_model(&m, &Options::default()).unwrap();
+    assert_eq!(super::general(&program), ["ReduceMean"]);
+    super::check_bits(program, 3, 0);
+}
+
+/// A layer normalisation of `[batch, 3, 4]` in parts.
+fn normalisation(gamma: Array, beta: Array) -> Model {
+    let last = [("axes", Attr::Ints(vec![-1]))];
+    let nodes: Vec<Node> = vec![
+        node("ReduceMean", &["x"], "mean", &last),
+        node("Sub", &["x", "mean"], "centred", &[]),
+        node("Pow", &["centred", "two"], "square", &[]),
+        node("ReduceMean", &["square"], "variance", &last),
+        node("Add", &["variance", "eps"], "above", &[]),
+        node("Sqrt", &["above"], "deviation", &[]),
+        node("Div", &["centred", "deviation"], "normed", &[]),
+        node("Mul", &["normed", "gamma"], "scaled", &[]),
+        node("Add", &["scaled", "beta"], "y", &[]),
+    ];
+    with(
+        model(&fixed(&[3, 4]), nodes, &["y"]),
+        &[
+            ("two", of(2.0, &[])),
+            ("eps", of(1e-5, &[])),
+            ("gamma", gamma),
+            ("beta", beta),
+        ],
+    )
+}
+
+#[test]
+fn a_normalisation_is_one_node_where_its_scale_lies_on_the_last_axis() {
+    let norms = |gamma: &[usize], beta: &[usize]| {
+        let m = normalisation(of(0.75, gamma), of(0.5, beta));
+        let program = import_model(&m, &Options::default()).unwrap();
+        let num = super::count(&program, |op| matches!(op, Op::LayerNorm { .. }));
+        super::check_bits(program, 3, 0);
+        num
+    };
+    assert_eq!(norms(&[4], &[4]), 1);
+    assert_eq!(norms(&[1, 1, 4], &[1, 4]), 1);
+    assert_eq!(norms(&[3, 4], &[4]), 0);
+    // What is scaled alone is a normalisation too; the shift stands behind it.
+    assert_eq!(norms(&[4], &[3, 1]), 1);
+    assert_eq!(norms(&[1], &[]), 0);
+}
