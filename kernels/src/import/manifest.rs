@@ -19,7 +19,7 @@
 //! cache = { keys = "all_keys" } # input that grows by a row per step = output; empty at first
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use lazybatch_graph::onnx::{Array, Data, Elem, Error, Graph, Model, Refused};
@@ -191,6 +191,7 @@ fn compile(
         items: Items::default(),
         values: BTreeMap::new(),
         refused: Vec::new(),
+        stepped: BTreeSet::new(),
         max_len,
         max_steps: None,
     };
@@ -206,6 +207,7 @@ fn compile(
         items,
         values: BTreeMap::new(),
         refused: Vec::new(),
+        stepped: BTreeSet::new(),
         max_len,
         max_steps: (!pair.manifest.decoder.cache.is_empty()).then_some(max_steps as usize),
     };

@@ -129,6 +129,7 @@ fn compile(model: &Model, options: &Options) -> Result<Compiled, Error> {
         items: Items::default(),
         values: BTreeMap::new(),
         refused: Vec::new(),
+        stepped: BTreeSet::new(),
         max_len,
         max_steps: None,
     };

@@ -55,7 +55,11 @@ fn quotients_are_not_products_with_a_rounded_number() {
     };
     assert_eq!(by(of(41.0, &[])), [1.0, 2.0, 0.0, 0.0]);
     assert_eq!(by(of(41.0, &[4])), [1.0, 2.0, 0.0, 0.0]);
-    // One over a power of two is exact: a product is as good.
+    // Where nothing is rounded behind it, or one over a power of two is exact, a product is as good.
+    let nodes = vec![node("Div", &["x", "six"], "y", &[])];
+    let m = with(model(&fixed(&[4]), nodes, &["y"]), &[("six", of(6.0, &[]))]);
+    let program = import_model(&m, &Options::default()).unwrap();
+    assert_eq!(super::count(&program, |op| matches!(op, Op::Scale(_))), 1);
     let nodes = vec![node("Div", &["x", "eight"], "y", &[])];
     let m = with(
         model(&fixed(&[4]), nodes, &["y"]),

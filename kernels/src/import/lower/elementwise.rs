@@ -183,13 +183,18 @@ impl Lower<'_> {
         if x.elem != Elem::F32 {
             return Ok(None);
         }
-        // A product with a rounded number is not the quotient: what is rounded down or compared behind
-        // it would be another.
-        let inverses = |v: &[f32]| v.iter().map(|&v| exact_inverse(v)).collect::<Option<_>>();
+        // A product with a rounded number is not the quotient, but within a bit of it.
+        let is_stepped = self.stepped.contains(node.outputs[0].as_str());
+        let inverse = |v: f32| match is_stepped {
+            true => exact_inverse(v),
+            false => Some(1.0 / v),
+        };
+        let inverses = |v: &[f32]| v.iter().map(|&v| inverse(v)).collect::<Option<_>>();
         let inverse = match self.beside(node, 1, &x)? {
-            Some(Beside::Scalar(v)) => {
+            Some(Beside::Scalar(v)) if is_stepped => {
                 exact_inverse(v as f32).map(|v| Beside::Scalar(f64::from(v)))
             }
+            Some(Beside::Scalar(v)) => Some(Beside::Scalar(1.0 / v)),
             Some(Beside::Last(v)) => inverses(&v).map(Beside::Last),
             Some(Beside::Row(v)) => inverses(&v).map(Beside::Row),
             _ => None,

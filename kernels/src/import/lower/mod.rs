@@ -13,8 +13,9 @@ mod linear;
 mod recurrent;
 mod rows;
 mod sizes;
+mod stepped;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use lazybatch_graph::onnx::{Array, Attr, Elem, Node, Refused};
 use lazybatch_graph::{Layout, Op, Tensor};
@@ -50,6 +51,8 @@ pub(super) struct Lower<'t> {
     pub values: BTreeMap<String, Value>,
     /// Nodes that cannot be lowered.
     pub refused: Vec<Refused>,
+    /// Values whose last bit decides something; found by [`Lower::run`].
+    pub stepped: BTreeSet<&'t str>,
     /// Most positions of a sequence.
     pub max_len: usize,
     /// Most steps of a decoder whose length is that of its caches: the number of steps so far.
@@ -68,6 +71,7 @@ const MAX_NODES: usize = 1 << 16;
 impl<'t> Lower<'t> {
     /// Lowers all nodes, up to the one with which there are too many.
     pub fn run(&mut self) {
+        self.stepped = stepped::stepped(&self.trace.graph.nodes);
         for node in &self.trace.graph.nodes {
             if !node.outputs.iter().any(|o| self.trace.is_data(o)) {
                 continue;
