@@ -502,7 +502,7 @@ mod tests {
             failed: None,
             took: None,
         };
-        let mut pass = |core: &mut Core, asked: &mut OnRequest, at, event: Event| {
+        let pass = |core: &mut Core, asked: &mut OnRequest, at, event: Event| {
             asked.on_event(Time(at), &event);
             core.handle(Time(at), event);
             while let Some(action) = core.poll_action(Time(at)) {

@@ -65,7 +65,7 @@ fn engine(device: impl Device + 'static, policy: &str) -> Engine {
 /// Where several launches are in flight, each is of a whole pass.
 fn engine_of(device: impl Device + 'static, policy: &str, depth: u32) -> Engine {
     let model = model();
-    let whole = |b: &Block| vec![0..b.nodes.len() as u32];
+    let whole = |b: &Block| std::iter::once(0..b.nodes.len() as u32).collect();
     let whole = model.blocks.iter().map(whole).collect();
     let options = ModelOptions {
         segments: (depth > 1).then_some(whole),

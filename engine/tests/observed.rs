@@ -101,9 +101,12 @@ fn input(value: f32) -> Vec<Tensor> {
     vec![Tensor::from_f32(&[1, 1], &[value])]
 }
 
+/// A request, how it ended, and why.
+type End = (RequestId, Outcome, Option<String>);
+
 /// Notes how requests end.
 #[derive(Clone, Default)]
-struct Ends(Arc<Mutex<Vec<(RequestId, Outcome, Option<String>)>>>);
+struct Ends(Arc<Mutex<Vec<End>>>);
 
 impl Observer for Ends {
     fn on_action(&mut self, _now: Time, action: &Action) {
