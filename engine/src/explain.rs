@@ -210,12 +210,17 @@ impl OnRequest {
         if self.open.len() == Self::MOST {
             return;
         }
+        let mut explainer = self.explainer.lock().expect("no holder panics");
         if self.open.is_empty() {
             core.tell(true, true);
             self.is_on.store(true, Ordering::Relaxed);
+            // Its launches begin where those end that are in flight unseen.
+            for (launch, issued) in core.running() {
+                let key = (launch.lane, launch.ticket);
+                explainer.flights.insert(key, (issued, Vec::new()));
+            }
         }
         self.open.push(id);
-        let mut explainer = self.explainer.lock().expect("no holder panics");
         explainer.wanted.get_or_insert_default().push(id);
     }
 
@@ -437,7 +442,9 @@ impl Observer for Explainer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::CoreConfig;
+    use lazybatch_sla::Profile;
+
+    use crate::core::{CoreConfig, ModelSpec, Request};
     use crate::policy;
 
     #[test]
@@ -456,5 +463,64 @@ mod tests {
         asked.end(RequestId(0), &mut core);
         assert!(!core.config().reasons && !core.config().notes);
         assert!(!asked.is_on.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn a_launch_begins_where_one_ends_that_was_in_flight_before_anyone_asked() {
+        let profile = r#"{"format":"lazybatch-profile/1","device":"d","models":[{"name":"m",
+            "max_batch":1,"blocks":[{"name":"net","repeat":"once",
+            "nodes":[{"name":"a","latency_us":[[1,1.0]]}]}]}]}"#;
+        let profile = Profile::parse("-", profile).unwrap();
+        let model = ModelSpec::from_profile(&profile, &profile.models[0], 1, 1);
+        let config = CoreConfig {
+            lane_depths: vec![2],
+            ..CoreConfig::new(vec![model])
+        };
+        let mut core = Core::new(config, policy::build("serial").unwrap());
+        let explainer = Arc::new(Mutex::new(Explainer::new(4)));
+        let mut asked = OnRequest::new(explainer.clone(), false);
+        let arrive = |id, at| {
+            Event::Arrive(Request {
+                id: RequestId(id),
+                model: ModelId(0),
+                arrival: Time(at),
+                sla: None,
+                class: Default::default(),
+                priority: 0,
+                delay_after: None,
+                samples: 1,
+                input_len: 0,
+                sequence: None,
+                max_steps: None,
+                known_output_len: None,
+            })
+        };
+        let done = |ticket| Event::Done {
+            ticket: Ticket(ticket),
+            stopped: Default::default(),
+            faults: Vec::new(),
+            failed: None,
+            took: None,
+        };
+        let pass = |core: &mut Core, asked: &mut OnRequest, at, event: Event| {
+            asked.on_event(Time(at), &event);
+            core.handle(Time(at), event);
+            while let Some(action) = core.poll_action(Time(at)) {
+                match action {
+                    Action::Launch { ticket, lane } => {
+                        asked.on_launch(Time(at), core.launch(lane, ticket));
+                    }
+                    other => asked.on_action(Time(at), &other),
+                }
+            }
+        };
+        pass(&mut core, &mut asked, 0, arrive(0, 0));
+        asked.begin(RequestId(1), &mut core);
+        pass(&mut core, &mut asked, 10, arrive(1, 10));
+        assert_eq!(core.num_launches(), 2);
+        pass(&mut core, &mut asked, 100, done(0));
+        pass(&mut core, &mut asked, 150, done(1));
+        let told = explainer.lock().unwrap().explain(RequestId(1)).unwrap();
+        assert_eq!((told.launches, told.running), (1, Nanos(50)));
     }
 }

@@ -508,6 +508,97 @@ fn examples_that_cannot_be_measured_are_refused() {
 }
 
 #[test]
+fn what_cannot_be_opened_while_models_are_measured_is_an_error() {
+    use lazybatch_graph::{DType, ProgramBuilder, Repeat};
+    let mut b = ProgramBuilder::new("pair");
+    let (x, y) = (
+        b.input("x", DType::F32, &[2]),
+        b.input("y", DType::F32, &[2]),
+    );
+    let sum = b.output("sum", DType::F32, &[2]);
+    b.begin_block("all", Repeat::Once);
+    let (x, y) = (b.read_input("x.read", x), b.read_input("y.read", y));
+    let added = b.add("add", x, y);
+    b.emit("emit", sum, added);
+    let program = b.finish().unwrap();
+    let of = |samples: usize| Tensor::from_f32(&[samples, 2], &vec![0.5; 2 * samples]);
+    // The second cannot be opened, beside others that are.
+    let examples = vec![vec![of(1), of(1)], vec![of(1), of(2)]];
+    let options = ModelOptions {
+        examples,
+        ..ModelOptions::default()
+    };
+    let builder = Engine::builder().device(device());
+    let refused = builder.model("pair", program, options).build();
+    let refused = refused.err().unwrap().to_string();
+    assert!(refused.contains("input y: "), "{refused}");
+}
+
+#[test]
+fn models_of_which_few_can_be_open_are_measured() {
+    for max_open in [1, 2, 3] {
+        let device = CpuDevice::new(CpuOptions {
+            threads: 1,
+            max_open,
+            ..CpuOptions::default()
+        });
+        let options = ModelOptions {
+            examples: (1..6).map(|len| word(len, len)).collect(),
+            max_batch: Some(4),
+            ..ModelOptions::default()
+        };
+        let model = cached_model();
+        let engine = Engine::builder().device(device);
+        let engine = engine.model("cached", model, options).build().unwrap();
+        let handles = (0..6).map(|i| {
+            let handle = engine.try_submit("cached", word(i, 3), Options::default());
+            handle.unwrap()
+        });
+        for handle in handles.collect::<Vec<_>>() {
+            handle.wait().unwrap();
+        }
+    }
+}
+
+/// Whose requests hold pages of a pool.
+fn cached_model() -> lazybatch_graph::Program {
+    use lazybatch_graph::{DType, ProgramBuilder, Repeat};
+    let mut b = ProgramBuilder::new("cached");
+    let letters = b.sequence_ids("letters", 16, 12);
+    let ids = b.output_sequence("ids", DType::I32, &[]);
+    let token = b.vector_state("token", DType::I32, &[], 1.0);
+    b.begin_block("encoder", Repeat::Once);
+    let x = b.read_input("letter", letters);
+    let x = b.embed("embed", x, 12, 8);
+    let memory = b.cross_memory("cross", x, 8, 16);
+    b.begin_block("decoder", Repeat::UntilStop { max: 4 });
+    let last = b.vec_read("last", token);
+    let x = b.embed("embed_out", last, 12, 8);
+    let x = b.cross_attention("attention", x, 2, memory, None);
+    let logits = b.dense("logits", x, 12, None);
+    let next = b.arg_max("next", logits);
+    b.vec_write("remember", token, next);
+    b.emit("emit", ids, next);
+    b.stop("stop", next, 2);
+    b.finish().unwrap()
+}
+
+#[test]
+fn batches_are_bounded() {
+    for most in [65_537, u32::MAX] {
+        let options = ModelOptions {
+            max_batch: Some(most),
+            ..ModelOptions::default()
+        };
+        let builder = Engine::builder().device(device());
+        let refused = builder.model("tiny", model(), options).build();
+        let refused = refused.err().unwrap().to_string();
+        let expected = format!("model tiny: max_batch: expected at most 65536, got {most}");
+        assert_eq!(refused, expected);
+    }
+}
+
+#[test]
 fn an_engine_explains_its_requests() {
     let engine = builder("adaptive").explain(8).build().unwrap();
     let handles: Vec<_> = (0..6)

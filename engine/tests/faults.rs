@@ -6,7 +6,7 @@ use lazybatch_engine::RequestError::Failed;
 use lazybatch_engine::{Engine, ModelOptions, Options, Step};
 use lazybatch_graph::onnx::Elem;
 use lazybatch_graph::tensor_op::{Layout, Operand, Part, Produced, TensorOp};
-use lazybatch_graph::{At, DType, Program, ProgramBuilder, Repeat, Tensor};
+use lazybatch_graph::{At, Block, DType, Program, ProgramBuilder, Repeat, Tensor};
 use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
 use lazybatch_kernels::{Device, KernelRegistry, ReferenceDevice};
 use lazybatch_sla::Outcome;
@@ -59,9 +59,22 @@ fn model() -> Program {
 }
 
 fn engine(device: impl Device + 'static, policy: &str) -> Engine {
+    engine_of(device, policy, 1)
+}
+
+/// Where several launches are in flight, each is of a whole pass.
+fn engine_of(device: impl Device + 'static, policy: &str, depth: u32) -> Engine {
+    let model = model();
+    let whole = |b: &Block| std::iter::once(0..b.nodes.len() as u32).collect();
+    let whole = model.blocks.iter().map(whole).collect();
+    let options = ModelOptions {
+        segments: (depth > 1).then_some(whole),
+        ..ModelOptions::default()
+    };
     Engine::builder()
         .device(device)
-        .model("m", model(), ModelOptions::default())
+        .depth(depth)
+        .model("m", model, options)
         .policy(policy)
         .build()
         .unwrap()
@@ -155,8 +168,9 @@ fn a_stream_ends_with_its_fault_behind_what_came_before() {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .build()
         .unwrap();
-    for policy in ["lazy", "adaptive"] {
-        let engine = engine(cpu(), policy);
+    let depths = [("lazy", 1), ("adaptive", 1), ("lazy", 2), ("lazy", 3)];
+    for (policy, depth) in depths {
+        let engine = engine_of(cpu(), policy, depth);
         let submit = |xs: &[i32]| {
             let inputs = vec![Tensor::from_i32(&[xs.len()], xs)];
             engine.submit_stream("m", inputs, Options::default())
@@ -173,7 +187,10 @@ fn a_stream_ends_with_its_fault_behind_what_came_before() {
                 }
             };
             assert!(cause.contains("id 100 in a table of 30 rows"), "{cause}");
-            assert_eq!(sent, 3, "the pass that failed gives none");
+            assert_eq!(
+                sent, 3,
+                "the pass that failed gives none, nor those behind it"
+            );
             while let Some(step) = good.next().await {
                 step.unwrap();
             }

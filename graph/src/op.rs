@@ -357,8 +357,9 @@ pub enum Op {
         /// Which output.
         output: OutputId,
     },
-    /// `ids [batch] i32`, in `UntilStop` blocks: a member whose id equals `token` leaves the loop
-    /// at the end of this pass. No output.
+    /// `ids [batch] i32`, in `UntilStop` blocks: for a member whose id equals `token` this is the last
+    /// pass. Nodes behind it may run for that member in this pass, or not: none of them emits, or
+    /// writes what a later block reads. No output.
     Stop {
         /// The stop token.
         token: i32,

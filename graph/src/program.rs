@@ -10,6 +10,7 @@
 //! 2. Types are those that the op's rule derives from its operands.
 //! 3. `Stop` stands in `UntilStop` blocks only; each such block has at least one.
 //! 4. Names of nodes are unique within a program.
+//! 5. Behind a `Stop` nothing in its block emits or writes a state that a later block reads.
 
 use std::sync::Arc;
 

@@ -11,7 +11,8 @@
 //! 8. Each declared output is emitted somewhere.
 //! 9. An input for sampling is the last one and `[4] i32`.
 //! 10. Inputs, outputs and states are f32 or i32, and weights of integers are given as such.
-//! 11. What is carried to the next request has one fixed type as output and as input, is no id, and
+//! 11. Behind a `Stop` nothing in its block emits or writes a state that a later block reads.
+//! 12. What is carried to the next request has one fixed type as output and as input, is no id, and
 //!     no input is carried twice.
 
 use crate::dtype::DType;
@@ -19,7 +20,8 @@ use crate::error::Error;
 use crate::ids::{NodeId, StateId, ValueId};
 use crate::infer::{Context, infer};
 use crate::op::{At, Op};
-use crate::program::{Def, Program, Repeat, StateKind};
+use crate::passes::{reads, written};
+use crate::program::{Block, Def, Program, Repeat, StateKind};
 use crate::sampling::Sampling;
 use crate::shape::{Dim, TensorType};
 use crate::tensor::WeightSource;
@@ -278,7 +280,7 @@ fn values(program: &Program) -> Result<(), Error> {
 
 fn blocks(program: &Program) -> Result<(), Error> {
     let mut placed = vec![false; program.nodes.len()];
-    for block in &program.blocks {
+    for (b, block) in program.blocks.iter().enumerate() {
         let mut ready = vec![false; program.values.len()];
         let mut stops = 0;
         for &id in &block.nodes {
@@ -290,6 +292,7 @@ fn blocks(program: &Program) -> Result<(), Error> {
             node(program, id, block.repeat, &mut ready)?;
             stops += usize::from(matches!(program.node(id).op, Op::Stop { .. }));
         }
+        behind_stop(program, block, &program.blocks[b + 1..])?;
         match block.repeat {
             Repeat::UntilStop { max } if stops == 0 || max == 0 => {
                 let what = "runs until it stops, but has no stop node or no passes";
@@ -309,6 +312,39 @@ fn blocks(program: &Program) -> Result<(), Error> {
         ),
         None => Ok(()),
     }
+}
+
+/// Whether a member ran a node behind a stop in its last pass is for nobody to see.
+fn behind_stop(program: &Program, block: &Block, later: &[Block]) -> Result<(), Error> {
+    let is_stop = |&&n: &&NodeId| matches!(program.node(n).op, Op::Stop { .. });
+    let Some(stop) = block.nodes.iter().find(is_stop) else {
+        return Ok(());
+    };
+    let later = later.iter().flat_map(|b| &b.nodes);
+    let is_placed = |n: &&NodeId| n.index() < program.nodes.len();
+    let read: Vec<_> = later
+        .filter(is_placed)
+        .flat_map(|&n| reads(&program.node(n).op))
+        .collect();
+    let behind = block.nodes.iter().skip_while(|n| *n != stop);
+    for node in behind.map(|&n| program.node(n)) {
+        let is_read = |s: &StateId| read.contains(s);
+        let what = match node.op {
+            Op::Emit { .. } => "emits",
+            _ if written(&node.op).iter().any(is_read) => "writes a state that a later block reads",
+            _ => continue,
+        };
+        return Err(Error::Node {
+            node: node.name.clone(),
+            what: format!("its place in block {}", block.name),
+            expected: format!(
+                "in front of node {}, as it {what}",
+                program.node(*stop).name
+            ),
+            got: "behind it".to_owned(),
+        });
+    }
+    Ok(())
 }
 
 fn node(program: &Program, id: NodeId, repeat: Repeat, ready: &mut [bool]) -> Result<(), Error> {

@@ -43,6 +43,45 @@ fn at(program: &Program, name: &str) -> NodeId {
 }
 
 #[test]
+fn behind_a_stop_nothing_is_done_that_others_see() {
+    let move_behind = |p: &mut Program, name: &str| {
+        let node = at(p, name);
+        let nodes = &mut p.blocks[1].nodes;
+        nodes.retain(|&n| n != node);
+        nodes.push(node);
+    };
+    let message = broken(|p| move_behind(p, "emit"));
+    let expected = "node emit: its place in block decoder: expected in front of node stop, as it emits, \
+                    got behind it";
+    assert_eq!(message, expected);
+    // The loop's own state is nobody's behind its last pass.
+    let mut program = sound();
+    move_behind(&mut program, "keep");
+    verify(&program).unwrap();
+
+    let behind = |is_read: bool| {
+        let mut b = ProgramBuilder::new("read behind");
+        let x = b.input("x", DType::I32, &[]);
+        let y = b.output("y", DType::I32, &[]);
+        let last = b.vector_state("last", DType::I32, &[], 1.0);
+        let other = b.vector_state("other", DType::I32, &[], 1.0);
+        b.begin_block("loop", Repeat::UntilStop { max: 5 });
+        let v = b.read_input("x.read", x);
+        b.stop("stop", v, 2);
+        b.vec_write("keep", last, v);
+        b.begin_block("end", Repeat::Once);
+        let v = b.vec_read("left", if is_read { last } else { other });
+        b.emit("emit", y, v);
+        b.finish()
+    };
+    behind(false).unwrap();
+    let message = behind(true).unwrap_err().to_string();
+    let expected = "node keep: its place in block loop: expected in front of node stop, as it writes a \
+                    state that a later block reads, got behind it";
+    assert_eq!(message, expected);
+}
+
+#[test]
 fn what_is_carried_has_one_fixed_type_and_is_carried_once() {
     let stateful = || {
         let mut b = ProgramBuilder::new("stateful");

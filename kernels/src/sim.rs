@@ -153,8 +153,17 @@ impl Device for SimDevice {
         u32::MAX
     }
 
-    fn load(&mut self, _model: ModelId, _program: SharedProgram) -> Result<(), Error> {
-        Ok(())
+    /// A model that has a latency table.
+    fn load(&mut self, model: ModelId, program: SharedProgram) -> Result<(), Error> {
+        if model.index() < self.tables.len() {
+            return Ok(());
+        }
+        Err(Error::Input {
+            model: program.name.clone(),
+            input: "latency table".into(),
+            expected: format!("one of {} models of {}", self.tables.len(), self.name),
+            got: model.to_string(),
+        })
     }
 
     fn unload(&mut self, _model: ModelId) {}

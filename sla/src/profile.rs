@@ -15,7 +15,7 @@ use crate::time::Nanos;
 pub const FORMAT: &str = "lazybatch-profile/1";
 
 /// Largest `max_batch` that a profile may state: tables hold an entry per size.
-const MAX_BATCH: u32 = 1 << 16;
+pub const MAX_BATCH: u32 = 1 << 16;
 /// Most program nodes that one entry may cover.
 const MAX_NODES: u32 = 1 << 16;
 /// Slowest merge copies, so that no copy takes longer than time can count.

@@ -1,5 +1,6 @@
 //! Drivers move events into the core and actions to a device.
 
+mod failures;
 pub mod figures;
 mod issue;
 pub(crate) mod launches;
@@ -18,7 +19,7 @@ use lazybatch_kernels::Completion;
 use lazybatch_sla::{Launch, Nanos, Time};
 
 use crate::core::checker::{Checker, Violation};
-use crate::core::{Action, Event};
+use crate::core::{Action, Event, Note};
 
 /// What the core is told of a launch that is over.
 fn done(completion: Completion, took: Option<Nanos>) -> Event {
@@ -32,7 +33,9 @@ fn done(completion: Completion, took: Option<Nanos>) -> Event {
     }
 }
 
-/// Sees everything that passes a driver, in order.
+/// Sees everything that passes a driver, in order. Requests end as their clients hear it, but for one
+/// that runs in no launch at all: where its inputs or its sequence would have failed it, its client
+/// hears of a failure and observers that it was met.
 pub trait Observer {
     /// An event, before the core handles it.
     fn on_event(&mut self, now: Time, event: &Event) {
@@ -54,20 +57,29 @@ pub trait Observer {
 impl Observer for () {}
 
 /// Sees everything but what the core notes for somebody else.
-pub(crate) struct Unnoted<O>(pub O);
+pub(crate) struct Without<O> {
+    pub inner: O,
+    /// Changes of the batch table are for it too; reasons never are.
+    pub notes: bool,
+}
 
-impl<O: Observer> Observer for Unnoted<O> {
+impl<O: Observer> Observer for Without<O> {
     fn on_event(&mut self, now: Time, event: &Event) {
-        self.0.on_event(now, event);
+        self.inner.on_event(now, event);
     }
 
     fn on_launch(&mut self, now: Time, launch: &Launch) {
-        self.0.on_launch(now, launch);
+        self.inner.on_launch(now, launch);
     }
 
     fn on_action(&mut self, now: Time, action: &Action) {
-        if !matches!(action, Action::Note(_)) {
-            self.0.on_action(now, action);
+        let is_told = match action {
+            Action::Note(Note::Decide(_)) => false,
+            Action::Note(_) => self.notes,
+            _ => true,
+        };
+        if is_told {
+            self.inner.on_action(now, action);
         }
     }
 }

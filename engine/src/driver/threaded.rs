@@ -20,6 +20,7 @@ use smallvec::SmallVec;
 use tokio::sync::{mpsc, oneshot};
 
 use super::Observer;
+use super::failures::{Doomed, add_doomed, failing};
 use super::figures::{Load, Stats};
 use super::issue::issue;
 use super::launches::Counting;
@@ -162,8 +163,8 @@ struct Open {
     submission: Box<Submission>,
     slot: Option<Slot>,
     ended: Option<(Time, Outcome, Option<Time>, Option<String>)>,
-    /// Why its sequence cannot go on: it fails when it has run.
-    broken: Option<String>,
+    /// It failed in a launch: what those behind that emit is nobody's.
+    has_failed: bool,
     /// What was sent, if it is answered step by step.
     sent: Option<Sent>,
 }
@@ -193,9 +194,9 @@ pub(crate) struct DriverState {
     open: FxHashMap<RequestId, Open>,
     streaming: Vec<RequestId>,
     /// Requests that the device did not take, and why: launches run without them.
-    unstaged: FxHashMap<RequestId, String>,
-    /// Those of them that are to be cancelled.
-    refused_at_open: Vec<RequestId>,
+    unstaged: Doomed,
+    /// Requests whose sequence cannot go on, and why.
+    broken: Doomed,
     /// A load whose turn is the next.
     next_load: Option<ToLoad>,
     /// Launches that failed at issue.
@@ -240,7 +241,6 @@ impl Driver {
         let loaded = self.state.next_load.take().map(|load| self.load(load));
         let now = self.clock.now();
         self.take_completions(now);
-        self.let_go(now);
         self.state.sequences.sweep(now);
         if let Some(loaded) = loaded {
             self.attach(now, loaded);
@@ -264,9 +264,22 @@ impl Driver {
         self.next()
     }
 
-    fn event(&mut self, now: Time, event: Event) {
+    fn event(&mut self, now: Time, mut event: Event) {
+        let is_done = matches!(event, Event::Done { .. });
+        if is_done {
+            let doomed = [&self.state.unstaged, &self.state.broken];
+            add_doomed(&self.core, doomed, &mut event);
+            for id in failing(&self.core, &event) {
+                if let Some(open) = self.state.open.get_mut(&id) {
+                    open.has_failed = true;
+                }
+            }
+        }
         self.observer.on_event(now, &event);
         self.core.handle(now, event);
+        if is_done {
+            self.send_steps(None);
+        }
     }
 
     fn take_completions(&mut self, now: Time) {
@@ -277,7 +290,6 @@ impl Driver {
             };
             self.state.empty_turns = 0;
             let issue = self.state.issue_of(done.ticket);
-            self.stream_steps(None);
             let took = match done.busy {
                 Some(busy) if done.has_waited => Some(busy),
                 Some(busy) => Some(busy + issue),
@@ -312,13 +324,6 @@ impl Driver {
     fn next_refused(&self) -> Option<usize> {
         let mut refused = self.state.refused.iter();
         refused.position(|(ticket, _)| self.core.oldest(*ticket).is_some())
-    }
-
-    /// Cancels requests that the device did not take: their launches run without them.
-    fn let_go(&mut self, now: Time) {
-        for id in std::mem::take(&mut self.state.refused_at_open) {
-            self.event(now, Event::Cancel(id));
-        }
     }
 
     /// Takes in all commands that have come, up to a load: that takes a while, so what came before it
@@ -438,7 +443,7 @@ impl Driver {
             submission,
             slot: None,
             ended: None,
-            broken: None,
+            has_failed: false,
             sent,
         };
         if let Some(explains) = self.on_request.as_mut().filter(|_| open.submission.explain) {
@@ -554,7 +559,9 @@ impl Driver {
                 .sequences
                 .hand_over(program, model, place, inputs);
             // It runs on what it brought, so that those it runs with know nothing of it.
-            open.broken = handed.err();
+            if let Err(why) = handed {
+                self.state.broken.insert(id, why);
+            }
         }
         let request = OpenRequest {
             slot,
@@ -568,7 +575,6 @@ impl Driver {
         if let Err(error) = self.device.open(&request) {
             // Those it would run with go on without it.
             self.state.unstaged.insert(id, error.to_string());
-            self.state.refused_at_open.push(id);
         }
         // The device has what it needs of them.
         submission.inputs = Vec::new();
@@ -588,10 +594,12 @@ impl Driver {
             .get_mut(&id)
             .expect("ended requests were open");
         let unstaged = self.state.unstaged.get(&id);
-        let (outcome, cause) = match (unstaged, &open.broken) {
-            (Some(why), _) => (Outcome::Failed, Some(why.clone())),
-            (None, Some(broken)) if outcome.is_completed() => {
-                (Outcome::Failed, Some(broken.clone()))
+        let (outcome, cause) = match unstaged.or(self.state.broken.get(&id)) {
+            // It has ended without a launch in which it could fail.
+            Some(why) if outcome.is_completed() => (Outcome::Failed, Some(why.clone())),
+            // All of its launch failed, by another's cause perhaps.
+            Some(_) if outcome == Outcome::Failed && unstaged.is_some() => {
+                (outcome, unstaged.cloned())
             }
             _ => (outcome, cause),
         };
@@ -606,7 +614,8 @@ impl Driver {
     }
 
     fn release(&mut self, id: RequestId, slot: Slot) {
-        self.stream_steps(Some(id));
+        self.send_steps(Some(id));
+        self.state.broken.remove(&id);
         let outputs = if self.state.unstaged.remove(&id).is_some() {
             Vec::new()
         } else {
@@ -673,18 +682,18 @@ impl Driver {
         }
     }
 
-    /// Sends what streaming requests have emitted since the last time, one of which may be over.
-    fn stream_steps(&mut self, over: Option<RequestId>) {
-        for id in &self.state.streaming {
-            let open = self
-                .state
-                .open
-                .get_mut(id)
-                .expect("streaming requests are open");
+    /// Sends what streaming requests have emitted since the last time, one of which may be over, but
+    /// nothing of those who have failed: launches behind that carry them still.
+    fn send_steps(&mut self, over: Option<RequestId>) {
+        let state = &mut self.state;
+        for id in &state.streaming {
+            let open = state.open.get_mut(id);
+            let open = open.expect("streaming requests are open");
             let (Some(slot), Reply::Stream(tx)) = (open.slot, &open.submission.reply) else {
                 continue;
             };
-            let has_answer = open.broken.is_none() && !self.state.unstaged.contains_key(id);
+            let is_doomed = state.unstaged.contains_key(id) || state.broken.contains_key(id);
+            let has_answer = !open.has_failed && !is_doomed;
             let Some(sent) = open.sent.as_mut().filter(|_| has_answer) else {
                 continue;
             };
@@ -721,8 +730,7 @@ impl Driver {
     }
 
     fn next(&mut self) -> Next {
-        let has_more = self.state.next_load.is_some() || !self.state.refused_at_open.is_empty();
-        if has_more
+        if self.state.next_load.is_some()
             || self.core.wants_decision()
             || self.next_refused().is_some()
             || self.commands.has_next()

@@ -18,7 +18,7 @@ use crate::driver::models::Models;
 use crate::driver::seat::Seat;
 use crate::driver::sequences::SequenceOptions;
 use crate::driver::threaded::{Clock, Driver, DriverState};
-use crate::driver::{Observer, Unnoted};
+use crate::driver::{Observer, Without};
 use crate::explain::{Explainer, OnRequest};
 use crate::policy;
 use crate::timeline::Names;
@@ -272,8 +272,11 @@ impl Builder {
         let explainer = (self.explained > 0).then(|| Arc::new(Mutex::new(explainer)));
         let tape = Arc::new(Tape::new(Names::new(&config)));
         let recorder = Recorder(tape.clone());
-        let observer: Box<dyn Observer + Send> = match self.on_request && !self.notes {
-            true => Box::new((Unnoted(self.observer), recorder)),
+        let observer: Box<dyn Observer + Send> = match self.on_request {
+            true => {
+                let (inner, notes) = (self.observer, self.notes);
+                Box::new((Without { inner, notes }, recorder))
+            }
             false => Box::new((self.observer, recorder)),
         };
         let mut on_request = None;

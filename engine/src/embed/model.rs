@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use lazybatch_graph::{Program, Repeat, SharedProgram, Tensor};
 use lazybatch_kernels::{Device, Packed, RequestMemory};
-use lazybatch_sla::profile::{FORMAT, ModelProfile, RepeatRule};
+use lazybatch_sla::profile::{FORMAT, MAX_BATCH, ModelProfile, RepeatRule};
 use lazybatch_sla::{Account, Class, ClassId, Histogram, ModelId, Nanos, Profile, RequestId, Time};
 
 use super::memory::{Bound, Limit};
@@ -36,7 +36,7 @@ pub struct ModelOptions {
     pub examples: Vec<Vec<Tensor>>,
     /// Node positions of each segment, per block; those of the profile, or one a node, if `None`.
     pub segments: Option<Vec<Vec<Range<u32>>>>,
-    /// Most samples of one launch; the profile's, or 64.
+    /// Most samples of one launch, at most 65,536; the profile's, or 64.
     pub max_batch: Option<u32>,
     /// SLA target of requests that state none; the profile's if `None`.
     pub sla: Option<Nanos>,
@@ -610,6 +610,10 @@ fn spec(
                 format!("{ranges:?}"),
             ));
         }
+    }
+    if let Some(most) = options.max_batch.filter(|&most| most > MAX_BATCH) {
+        let expected = format!("at most {MAX_BATCH}");
+        return Err(fail("max_batch", expected, most.to_string()));
     }
     let profile = options
         .profile

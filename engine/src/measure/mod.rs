@@ -17,6 +17,7 @@
 
 mod segments;
 
+use std::iter::Peekable;
 use std::time::Instant;
 
 use lazybatch_graph::{BlockId, Program, Repeat, SharedProgram, Tensor};
@@ -181,7 +182,9 @@ fn timed_tables(
     max_batch: u32,
     segments: &SegmentRanges,
 ) -> Result<Tables, Error> {
-    let batches = batches(items, max_batch as usize);
+    // A larger batch never runs: no more than these are admitted.
+    let max_open = device.max_open(MODEL).unwrap_or(u32::MAX).max(1);
+    let batches = batches(items, max_batch.min(max_open) as usize);
     let mut tables = Tables::new(segments);
     let warm = &mut Tables::new(segments);
     // A device beside the host prepares a launch when it comes again.
@@ -444,8 +447,12 @@ fn run_once(
     result.map(|_| ())
 }
 
-/// Runs `order` of `batches`, always two in flight that take turns, pass by pass: caches are as
-/// cold as where sub-batches preempt each other. Adds one sample per launch.
+/// The batches in flight, each with its place in the list of all.
+type Flying<'a> = [Option<(usize, Flight<'a>)>; 2];
+
+/// Runs `order` of `batches`, two in flight that take turns, pass by pass: caches are as cold as
+/// where sub-batches preempt each other. Two that the device cannot hold together run one behind the
+/// other. Adds one sample per launch.
 fn run_mixed(
     device: &mut dyn Device,
     program: &Program,
@@ -455,31 +462,61 @@ fn run_mixed(
     tables: &mut Tables,
     spent_s: &mut [f64],
 ) -> Result<(), Error> {
-    let max_slots = batches.iter().map(Vec::len).max().unwrap_or(0);
-    let mut order = order.iter();
-    let mut flying: [Option<(usize, Flight<'_>)>; 2] = [None, None];
-    loop {
-        for (i, place) in flying.iter_mut().enumerate() {
-            if place.is_none()
-                && let Some(&b) = order.next()
-            {
-                let first_slot = (i * max_slots) as u32;
-                *place = Some((b, Flight::open(device, &batches[b], first_slot)?));
+    let mut flying: Flying<'_> = [None, None];
+    let mut order = order.iter().copied().peekable();
+    let mut result = Ok(());
+    while result.is_ok() && (order.peek().is_some() || flying.iter().any(Option::is_some)) {
+        for place in 0..flying.len() {
+            if flying[place].is_none() {
+                result = take_off(device, batches, &mut order, &mut flying, place);
             }
-            let Some((b, flight)) = place else { continue };
+            if result.is_err() {
+                break;
+            }
+            let Some((b, flight)) = &mut flying[place] else {
+                continue;
+            };
             let start = now();
             let more = flight.pass(device, program, segments, tables);
             spent_s[*b] += start.elapsed().as_secs_f64();
-            if !matches!(more, Ok(true)) {
-                flight.close(device);
-                *place = None;
-                more?;
+            match more {
+                Ok(true) => {}
+                Ok(false) => {
+                    flight.close(device);
+                    flying[place] = None;
+                }
+                Err(error) => {
+                    result = Err(error);
+                    break;
+                }
             }
         }
-        if flying.iter().all(Option::is_none) && order.len() == 0 {
-            return Ok(());
-        }
     }
+    // Behind a failure others are open.
+    for (_, flight) in flying.iter().flatten() {
+        flight.close(device);
+    }
+    result
+}
+
+/// Opens the next batch of `order` at a place that is free, if the device holds it beside the other.
+fn take_off<'a>(
+    device: &mut dyn Device,
+    batches: &'a [Vec<Item<'a>>],
+    order: &mut Peekable<impl Iterator<Item = usize>>,
+    flying: &mut Flying<'a>,
+    place: usize,
+) -> Result<(), Error> {
+    let max_open = device.max_open(MODEL).map_or(usize::MAX, |n| n as usize);
+    let num_open: usize = flying.iter().flatten().map(|(_, f)| f.items.len()).sum();
+    let fits = |&b: &usize| num_open == 0 || num_open + batches[b].len() <= max_open;
+    let Some(b) = order.next_if(fits) else {
+        return Ok(());
+    };
+    let max_slots = batches.iter().map(Vec::len).max().unwrap_or(0);
+    let first_slot = (place * max_slots) as u32;
+    flying[place] = Some((b, Flight::open(device, &batches[b], first_slot)?));
+    Ok(())
 }
 
 /// A batch on its way through the program.
@@ -493,13 +530,13 @@ struct Flight<'a> {
 }
 
 impl<'a> Flight<'a> {
+    /// Opens all of a batch, or none.
     fn open(
         device: &mut dyn Device,
         items: &'a [Item<'a>],
         first_slot: u32,
     ) -> Result<Self, Error> {
-        for (i, item) in items.iter().enumerate() {
-            let slot = first_slot + i as u32;
+        for (slot, item) in (first_slot..).zip(items) {
             let request = OpenRequest {
                 slot: Slot(slot),
                 request: RequestId(u64::from(slot)),
@@ -509,7 +546,12 @@ impl<'a> Flight<'a> {
                 samples: 1,
                 output_len: None,
             };
-            device.open(&request)?;
+            if let Err(error) = device.open(&request) {
+                for opened in first_slot..slot {
+                    device.close(Slot(opened));
+                }
+                return Err(error);
+            }
         }
         Ok(Self {
             items,

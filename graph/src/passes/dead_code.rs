@@ -48,7 +48,7 @@ fn touched(op: &Op) -> Vec<StateId> {
 }
 
 /// States that an op's result depends on.
-fn reads(op: &Op) -> Vec<StateId> {
+pub(crate) fn reads(op: &Op) -> Vec<StateId> {
     match op {
         Op::VecWrite { .. } | Op::SeqWrite { .. } => Vec::new(),
         _ => touched(op),
@@ -56,11 +56,17 @@ fn reads(op: &Op) -> Vec<StateId> {
 }
 
 fn writes(op: &Op, state: StateId) -> bool {
-    let writer = matches!(
-        op,
-        Op::VecWrite { .. } | Op::SeqWrite { .. } | Op::LstmCell { .. } | Op::GruCell { .. }
-    );
-    writer && touched(op).contains(&state)
+    written(op).contains(&state)
+}
+
+/// States that an op changes.
+pub(crate) fn written(op: &Op) -> Vec<StateId> {
+    match op {
+        Op::VecWrite { .. } | Op::SeqWrite { .. } | Op::LstmCell { .. } | Op::GruCell { .. } => {
+            touched(op)
+        }
+        _ => Vec::new(),
+    }
 }
 
 #[cfg(test)]

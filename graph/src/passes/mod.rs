@@ -22,6 +22,7 @@ mod fuse_linear;
 mod fuse_norm;
 mod project_ahead;
 
+pub(crate) use dead_code::{reads, written};
 pub(crate) use edit::states_of;
 
 use crate::error::Error;

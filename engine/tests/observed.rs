@@ -1,0 +1,307 @@
+//! What observers of an engine hear: requests end for them as for their clients, and journals replay.
+
+#![allow(clippy::unwrap_used, reason = "a test says by panicking")]
+
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
+
+use lazybatch_engine::core::{Action, CoreConfig};
+use lazybatch_engine::driver::Observer;
+use lazybatch_engine::journal::{self, Header, Writer};
+use lazybatch_engine::{Engine, ModelHandle, ModelOptions, Options, RequestError};
+use lazybatch_graph::{DType, OutputId, Program, ProgramBuilder, Repeat, SharedProgram, Tensor};
+use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
+use lazybatch_kernels::{Completion, Device, DeviceInfo, Error, OpenRequest, Plan};
+use lazybatch_sla::profile::FORMAT;
+use lazybatch_sla::{Launch, ModelId, Nanos, Outcome, Profile, RequestId, Slot, Time};
+
+/// The input that the device does not take.
+const BAD: f32 = 9.0;
+/// Why not.
+const WHY: &str = "a test wants it so";
+
+/// The embedded device, which takes no [`BAD`] inputs and begins when it is told.
+struct Picky {
+    inner: CpuDevice,
+    begin: Option<Receiver<()>>,
+}
+
+impl Device for Picky {
+    fn info(&self) -> DeviceInfo {
+        self.inner.info()
+    }
+    fn load(&mut self, model: ModelId, program: SharedProgram) -> Result<(), Error> {
+        self.inner.load(model, program)
+    }
+    fn unload(&mut self, model: ModelId) {
+        self.inner.unload(model);
+    }
+    fn buckets(&self) -> &[u32] {
+        self.inner.buckets()
+    }
+    fn prepare(&mut self, m: ModelId, b: u32, i: u32, j: u32, n: u32) -> Result<Plan, Error> {
+        self.inner.prepare(m, b, i, j, n)
+    }
+    fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), Error> {
+        if request.inputs.last().unwrap().to_f32()[0] == BAD {
+            return Err(Error::Device {
+                device: "picky".into(),
+                why: WHY.into(),
+            });
+        }
+        self.inner.open(request)
+    }
+    fn enqueue(&mut self, now: Time, plan: Plan, launch: &Launch) -> Result<(), Error> {
+        if let Some(begin) = self.begin.take() {
+            begin.recv().unwrap();
+        }
+        self.inner.enqueue(now, plan, launch)
+    }
+    fn poll(&mut self, now: Time) -> Option<Completion> {
+        self.inner.poll(now)
+    }
+    fn next_completion(&self) -> Option<Time> {
+        self.inner.next_completion()
+    }
+    fn emitted(&self, slot: Slot, output: OutputId, from: usize) -> Option<Tensor> {
+        self.inner.emitted(slot, output, from)
+    }
+    fn close(&mut self, slot: Slot) -> Vec<Option<Tensor>> {
+        self.inner.close(slot)
+    }
+}
+
+fn cpu() -> CpuDevice {
+    CpuDevice::new(CpuOptions {
+        threads: 1,
+        ..CpuOptions::default()
+    })
+}
+
+/// The sum of all inputs of a sequence, in several launches.
+fn sums() -> Program {
+    let mut b = ProgramBuilder::new("sums");
+    let (before, x) = (
+        b.input("before", DType::F32, &[1]),
+        b.input("x", DType::F32, &[1]),
+    );
+    let sum = b.output("sum", DType::F32, &[1]);
+    b.carry(sum, before);
+    b.begin_block("all", Repeat::Once);
+    let (before, x) = (
+        b.read_input("before.read", before),
+        b.read_input("x.read", x),
+    );
+    let added = b.add("add", before, x);
+    b.emit("emit", sum, added);
+    b.finish().unwrap()
+}
+
+fn input(value: f32) -> Vec<Tensor> {
+    vec![Tensor::from_f32(&[1, 1], &[value])]
+}
+
+/// A request, how it ended, and why.
+type End = (RequestId, Outcome, Option<String>);
+
+/// Notes how requests end.
+#[derive(Clone, Default)]
+struct Ends(Arc<Mutex<Vec<End>>>);
+
+impl Observer for Ends {
+    fn on_action(&mut self, _now: Time, action: &Action) {
+        if let Action::Finish {
+            request,
+            outcome,
+            cause,
+            ..
+        } = action
+        {
+            let end = (*request, *outcome, cause.clone());
+            self.0.lock().unwrap().push(end);
+        }
+    }
+}
+
+/// The journal of an engine that had no models when it was built.
+struct Journal(Arc<Mutex<Writer<Vec<u8>>>>);
+
+impl Journal {
+    fn new(policy: &str, depth: u32, notes: bool) -> Self {
+        let config = CoreConfig {
+            lane_depths: vec![depth],
+            notes,
+            ..CoreConfig::new(Vec::new())
+        };
+        let nothing = Profile {
+            format: FORMAT.into(),
+            device: "engine".into(),
+            copy_gbps: 0.0,
+            dispatch_us: 0.0,
+            issue_us: 0.0,
+            models: Vec::new(),
+        };
+        let header = Header::new(policy, &nothing, &config);
+        Self(Arc::new(Mutex::new(Writer::new(Vec::new(), &header))))
+    }
+
+    /// How many requests ended in its replay.
+    fn replay(self) -> usize {
+        let writer = Arc::into_inner(self.0).unwrap().into_inner().unwrap();
+        let journal = writer.finish().unwrap();
+        journal::replay(&journal[..], &mut ()).unwrap().finished
+    }
+}
+
+#[test]
+fn a_journal_with_notes_replays_whoever_asked_why() {
+    for notes in [true, false] {
+        let journal = Journal::new("adaptive", 1, notes);
+        let engine = Engine::builder()
+            .device(cpu())
+            .policy("adaptive")
+            .explain_on_request(4)
+            .observer(journal.0.clone(), notes)
+            .build()
+            .unwrap();
+        let model = engine
+            .load("sums", sums(), ModelOptions::default())
+            .unwrap();
+        for i in 0..6 {
+            let options = Options {
+                explain: i % 3 == 1,
+                ..Options::default()
+            };
+            let handle = model.try_submit(input(i as f32), options).unwrap();
+            handle.wait().unwrap();
+        }
+        drop(model);
+        engine.drain_blocking();
+        assert_eq!(journal.replay(), 6);
+    }
+}
+
+/// What an observer heard of a request, and what the engine told of it behind its end.
+fn check(engine: &Engine, ends: &Ends, id: RequestId, cause: &str) {
+    let heard = ends.0.lock().unwrap().clone();
+    let heard: Vec<_> = heard.into_iter().filter(|e| e.0 == id).collect();
+    assert_eq!(heard.len(), 1);
+    let (_, outcome, told) = &heard[0];
+    assert_eq!(*outcome, Outcome::Failed, "{told:?}");
+    assert!(told.as_ref().unwrap().contains(cause), "{told:?}");
+    let why = engine.explain(id).unwrap();
+    assert_eq!(why.ended.unwrap().1, Outcome::Failed);
+}
+
+fn engine(device: impl Device + 'static, depth: u32, journal: &Journal, ends: &Ends) -> Engine {
+    Engine::builder()
+        .device(device)
+        .policy("greedy")
+        .depth(depth)
+        .explain_on_request(8)
+        .observer((journal.0.clone(), ends.clone()), false)
+        .build()
+        .unwrap()
+}
+
+fn load(engine: &Engine) -> ModelHandle {
+    engine
+        .load("sums", sums(), ModelOptions::default())
+        .unwrap()
+}
+
+fn explained() -> Options {
+    Options {
+        explain: true,
+        ..Options::default()
+    }
+}
+
+#[test]
+fn who_is_not_taken_by_the_device_fails_for_observers_too() {
+    for depth in [1, 2] {
+        let (journal, ends) = (Journal::new("greedy", depth, false), Ends::default());
+        let (begin, begins) = channel();
+        let device = Picky {
+            inner: cpu(),
+            begin: Some(begins),
+        };
+        let engine = engine(device, depth, &journal, &ends);
+        let model = load(&engine);
+        let submit = |value| {
+            let handle = model.try_submit(input(value), explained());
+            handle.unwrap()
+        };
+        // The others come while the first keeps the device.
+        let first = submit(1.0);
+        let values = [2.0, BAD, 3.0, BAD, 4.0];
+        let others: Vec<_> = values.into_iter().map(|v| (v, submit(v))).collect();
+        begin.send(()).unwrap();
+        assert_eq!(first.wait().unwrap().outputs[0].to_f32(), [1.0]);
+        for (value, handle) in others {
+            let id = handle.id();
+            match handle.wait() {
+                Ok(answer) => assert_eq!(answer.outputs[0].to_f32(), [value]),
+                Err(RequestError::Failed(cause)) => {
+                    assert!(value == BAD && cause.contains(WHY), "{cause}");
+                    check(&engine, &ends, id, WHY);
+                }
+                Err(other) => panic!("{other}"),
+            }
+        }
+        assert_eq!(model.stats().account.count(Outcome::Failed), 2);
+        drop(model);
+        engine.drain_blocking();
+        assert_eq!(journal.replay(), 6);
+    }
+}
+
+#[test]
+fn who_is_of_a_broken_sequence_fails_for_observers_too() {
+    for depth in [1, 2] {
+        let (journal, ends) = (Journal::new("greedy", depth, false), Ends::default());
+        let engine = engine(cpu(), depth, &journal, &ends);
+        let model = load(&engine);
+        let of_sequence = |is_start| Options {
+            sequence: Some(1),
+            sequence_start: is_start,
+            ..explained()
+        };
+        let submit = |value, is_start| {
+            let handle = model.try_submit(input(value), of_sequence(is_start));
+            handle.unwrap()
+        };
+        let first = submit(1.0, true).wait().unwrap();
+        assert_eq!(first.outputs[0].to_f32(), [1.0]);
+        model.refused(&of_sequence(false), WHY);
+        let behind = submit(2.0, false);
+        let id = behind.id();
+        match behind.wait() {
+            Err(RequestError::Failed(cause)) => assert!(cause.contains(WHY), "{cause}"),
+            other => panic!("{other:?}"),
+        }
+        check(&engine, &ends, id, WHY);
+        let again = submit(3.0, true).wait().unwrap();
+        assert_eq!(again.outputs[0].to_f32(), [3.0]);
+        assert_eq!(model.stats().account.count(Outcome::Failed), 1);
+        drop(model);
+        engine.drain_blocking();
+        assert_eq!(journal.replay(), 3);
+    }
+}
+
+#[test]
+fn a_simulated_device_takes_only_models_that_it_has_latencies_of() {
+    let sim = lazybatch_kernels::SimDevice::new(
+        "sim",
+        1,
+        Vec::new(),
+        Nanos::ZERO,
+        lazybatch_kernels::Noise::default(),
+    );
+    let engine = Engine::builder().device(sim).policy("greedy").build();
+    let engine = engine.unwrap();
+    let refused = engine.load("sums", sums(), ModelOptions::default());
+    let refused = refused.err().unwrap().to_string();
+    assert!(refused.contains("latency table"), "{refused}");
+}
