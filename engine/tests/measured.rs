@@ -209,13 +209,17 @@ fn what_the_device_measures_is_heard_and_kept() {
 /// Notes when launches were issued and seen to have ended, and what they took; keeps the driver busy
 /// for a while in front of each.
 #[derive(Clone, Default)]
-struct Slow(Arc<Mutex<Vec<(Time, Time, Option<Nanos>)>>>);
+struct Slow(Arc<Mutex<Vec<Noted>>>);
+
+/// Issue, end, and what it took.
+type Noted = (Time, Time, Option<Nanos>);
 
 const WHILE: Duration = Duration::from_millis(2);
 
 impl Observer for Slow {
     fn on_launch(&mut self, now: Time, _launch: &Launch) {
         self.0.lock().unwrap().push((now, now, None));
+        #[allow(clippy::disallowed_methods, reason = "the driver has to be kept busy")]
         std::thread::sleep(WHILE);
     }
 
