@@ -6,7 +6,7 @@ use lazybatch_engine::{BuildError, Builder, Engine, ModelOptions, Options, Reque
 use lazybatch_graph::{DType, Program, ProgramBuilder, Repeat, Tensor};
 use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
 use lazybatch_kernels::{Noise, SimDevice};
-use lazybatch_sla::Nanos;
+use lazybatch_sla::{LatencyTable, Nanos, Profile, segments_of};
 
 const MAX_LEN: usize = 32;
 
@@ -192,7 +192,13 @@ fn limits_that_can_hold_nothing_are_refused() {
         text.contains("memory limit") && text.contains("got 100 bytes"),
         "{text}"
     );
-    let device = SimDevice::new("sim", 1, Vec::new(), Nanos::ZERO, Noise::default());
+    let text = r#"{"format":"lazybatch-profile/1","device":"d","copy_gbps":1.0,"dispatch_us":0,
+        "models":[{"name":"m","max_batch":1,"blocks":[{"name":"steps","repeat":"per_input_step",
+        "nodes":[{"name":"n","latency_us":[[1,1]]}]}]}]}"#;
+    let profile = Profile::parse("test", text).unwrap();
+    let of = &profile.models[0];
+    let table = LatencyTable::new(of, &segments_of(of, 1), 0.0, 1.0).into();
+    let device = SimDevice::new("sim", 1, vec![table], Nanos::ZERO, Noise::default());
     let sim = Engine::builder()
         .device(device)
         .model("m", model(), ModelOptions::default())

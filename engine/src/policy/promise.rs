@@ -298,3 +298,41 @@ fn needs_with(view: &View<'_>, state: &RequestState, batch: u32, output_len: u32
     let rows = u64::from(batch) * u64::from(state.request.input_len);
     spec.table.remaining(&progress, batch, rows)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lazybatch_sla::{ClassId, Outcome};
+
+    #[test]
+    fn what_a_model_takes_longer_is_not_another_ones() {
+        let mut promises = Promises::default();
+        for i in 0..50 {
+            let promise = Promise {
+                admitted: Time(0),
+                filled: 100,
+                among: 50,
+            };
+            promises.open.insert(RequestId(i), promise);
+            let ending = Ending {
+                id: RequestId(i),
+                model: ModelId(1),
+                class: ClassId::default(),
+                priority: 0,
+                outcome: Outcome::Met,
+                input_len: 1,
+                output_len: None,
+                is_cut: false,
+            };
+            promises.on_end(Time(400), &ending);
+        }
+        let means = |m| {
+            let of = promises.stretches(ModelId(m));
+            [of.filled, of.among].map(|s| s.by(By::Mean))
+        };
+        assert_eq!([means(0), means(2)], [[1.0; 2]; 2]);
+        assert!(means(1)[0] > 2.0 && means(1)[1] > 4.0);
+        promises.on_model(ModelId(1));
+        assert_eq!(promises.stretches(ModelId(1)).filled.by(By::Mean), 1.0);
+    }
+}

@@ -114,12 +114,13 @@ fn counted(has_block_behind: bool) -> Program {
     let logits = b.dense("head", s, 4, None);
     let token = b.arg_max("argmax", logits);
     b.emit("emit", tokens, token);
+    if !has_block_behind {
+        b.emit("emit.total", total, s);
+    }
     b.stop("stop", token, 2);
     if has_block_behind {
         b.begin_block("behind", Repeat::Once);
         let s = b.vec_read("left", sum);
-        b.emit("emit.total", total, s);
-    } else {
         b.emit("emit.total", total, s);
     }
     b.finish().unwrap()
