@@ -86,7 +86,7 @@ pub const ENTRY: Entry = Entry {
 };
 
 /// By how much another rule must be cheaper to replace the incumbent.
-const HYSTERESIS: f64 = 0.02;
+pub const HYSTERESIS: f64 = 0.02;
 /// The same where requests may be refused or shed.
 const HYSTERESIS_REFUSING: f64 = 0.0025;
 /// By how much `lazy` must be cheaper than all others: it is good for a rate that stays below capacity
