@@ -33,8 +33,8 @@ pub fn with_sampling(program: &Program, mut given: Vec<Tensor>) -> Vec<Tensor> {
 ///
 /// A sequence input is `[len, ...]` with `1 <= len <= max_len`; another one is `[samples, ...]`,
 /// equal over all inputs and 1 for programs with a sequence or a loop. All sequences of a request
-/// have one length. i64 is accepted for i32 where all elements fit. The rows of an input for sampling have to be words
-/// of a [`Sampling`].
+/// have one length. i64 is accepted for i32 where all elements fit. The rows of an input for sampling
+/// have to be words of a [`Sampling`].
 ///
 /// # Errors
 /// [`Error::Input`] for the first input that does not fit.

@@ -71,8 +71,7 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         failed: Option<String>,
         /// How long it took its lane, issue included, where the device has measured it or worked on
-        /// the thread that issued it; else that is
-        /// told from the times of events.
+        /// the thread that issued it; else that is told from the times of events.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         took: Option<Nanos>,
     },

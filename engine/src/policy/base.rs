@@ -443,10 +443,15 @@ impl Base {
         let ahead = before.map(|f| f.num_samples_before(state.request.id)).sum();
         let by = surely(view, model, ahead);
         if !self.promises.will_be_late(view, state, ahead, by) {
-            self.hopeless.remove(&(model, class));
+            if !sheds {
+                self.hopeless.remove(&(model, class));
+            }
             return false;
         }
-        let may_be = !sheds && ahead == 0 && self.promises.may_be_in_time(view, state);
+        if sheds {
+            return true;
+        }
+        let may_be = ahead == 0 && self.promises.may_be_in_time(view, state);
         let Hopeless { so_far, .. } = self.hopeless.entry((model, class)).or_default();
         let is_tried = may_be && is_free(view, model, *so_far);
         *so_far = match is_tried {

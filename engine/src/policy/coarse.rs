@@ -18,8 +18,9 @@ const LEAST_PASSES: f64 = 4.0;
 const MOST_JOINED: f64 = 64.0;
 
 /// The models with tables corrected by `corrections` (a factor for each model and block) and, for
-/// each launch, by what it takes of the `host`, a pass of a loop in one segment, other blocks in a few; where requests pass loops often, several passes in
-/// one. Output lengths of `arrivals` and `open` are changed accordingly, and the places of `open`.
+/// each launch, by what it takes of the `host`, a pass of a loop in one segment, other blocks in a
+/// few; where requests pass loops often, several passes in one. Output lengths and bounds of
+/// `arrivals` and `open` are changed accordingly, and the places of `open`.
 pub(super) fn config(
     models: &[ModelSpec],
     classes: &[Class],
