@@ -121,7 +121,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         stats.counters.merges, stats.counters.launches
     );
     if let Ok(engine) = Arc::try_unwrap(engine) {
-        engine.drain().await;
+        engine.drain().await?;
     }
     Ok(())
 }

@@ -102,7 +102,7 @@ fn answers_do_not_depend_on_policy_or_company() {
             .map(|h| h.wait().unwrap().outputs[0].to_i32())
             .collect();
         assert_eq!(engine.stats().counters.arrivals, 40);
-        engine.drain_blocking();
+        engine.drain_blocking().unwrap();
         verdict.lock().unwrap().take().unwrap().finish().unwrap();
         if reference.is_empty() {
             assert!(answers.iter().any(|a| a != &answers[0]), "inputs matter");
@@ -142,7 +142,7 @@ fn a_stream_gives_the_rows_of_the_answer_one_by_one() {
         }
         assert!(ended);
         assert_eq!(rows, whole.outputs[0].to_i32());
-        engine.drain().await;
+        engine.drain().await.unwrap();
     });
 }
 
@@ -354,7 +354,7 @@ fn dropping_a_handle_cancels_and_the_rest_goes_on() {
         .count();
     assert_eq!(completed, num_kept);
     let stats = engine.stats();
-    engine.drain_blocking();
+    engine.drain_blocking().unwrap();
     verdict.lock().unwrap().take().unwrap().finish().unwrap();
     assert!(stats.accounts[0].total() >= num_kept as u64);
 }
@@ -369,7 +369,7 @@ fn drain_finishes_what_was_accepted_and_dropping_the_engine_closes_it() {
                 .unwrap()
         })
         .collect();
-    engine.drain_blocking();
+    engine.drain_blocking().unwrap();
     assert!(handles.into_iter().all(|h| h.wait().is_ok()));
 
     let engine = builder("graph:3600000").build().unwrap();
@@ -616,7 +616,7 @@ fn an_engine_explains_its_requests() {
         let why = engine.explain(id).unwrap();
         assert!(why.ended.is_some() && why.launches > 0, "{why}");
     }
-    engine.drain_blocking();
+    engine.drain_blocking().unwrap();
     let silent = builder("adaptive").build().unwrap();
     let handle = silent
         .try_submit("tiny", word(1, 4), Options::default())

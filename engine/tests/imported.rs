@@ -54,7 +54,7 @@ fn check(file: &str, longest: usize) {
     let alone: Vec<_> = (0..longest)
         .map(|i| bits(&submit(&serial, i).wait().unwrap().outputs))
         .collect();
-    serial.drain_blocking();
+    serial.drain_blocking().unwrap();
     for policy in ["lazy", "adaptive", "greedy"] {
         let together = engine(&program, policy);
         let mut order: Vec<usize> = (0..longest).collect();
@@ -73,7 +73,7 @@ fn check(file: &str, longest: usize) {
             let outputs = handle.wait().unwrap().outputs;
             assert_eq!(bits(&outputs), alone[i], "length {} under {policy}", i + 1);
         }
-        together.drain_blocking();
+        together.drain_blocking().unwrap();
     }
 }
 

@@ -250,7 +250,7 @@ fn what_the_host_does_beside_a_launch_is_not_what_it_took() {
         .unwrap()
         .wait()
         .unwrap();
-    engine.drain_blocking();
+    engine.drain_blocking().unwrap();
     let launches = slow.0.lock().unwrap();
     assert!(launches.len() > 3);
     for &(issued, seen, took) in &*launches {

@@ -351,7 +351,7 @@ fn models_come_and_go_under_traffic_and_the_journal_replays() {
         assert_eq!(held[0].stats().counters.arrivals, 4);
         assert_eq!(engine.models().len(), 3);
         drop(held);
-        engine.drain_blocking();
+        engine.drain_blocking().unwrap();
         let judge = Arc::into_inner(judge).unwrap().into_inner().unwrap();
         assert_eq!(judge.finish(), Ok(()), "{spec}");
         let writer = Arc::into_inner(writer).unwrap().into_inner().unwrap();
@@ -431,7 +431,7 @@ fn what_is_unloaded_is_not_found_and_what_cannot_be_loaded_leaves_the_others() {
     let again = load(&engine, true);
     let answer = again.try_submit(inputs(true, 1), Options::default());
     answer.unwrap().wait().unwrap();
-    engine.drain_blocking();
+    engine.drain_blocking().unwrap();
     let closed = again.try_submit(inputs(true, 1), Options::default());
     assert!(matches!(closed, Err(RequestError::Closed)));
 }

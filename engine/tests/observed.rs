@@ -176,7 +176,7 @@ fn a_journal_with_notes_replays_whoever_asked_why() {
             handle.wait().unwrap();
         }
         drop(model);
-        engine.drain_blocking();
+        engine.drain_blocking().unwrap();
         assert_eq!(journal.replay(), 6);
     }
 }
@@ -251,7 +251,7 @@ fn who_is_not_taken_by_the_device_fails_for_observers_too() {
         }
         assert_eq!(model.stats().account.count(Outcome::Failed), 2);
         drop(model);
-        engine.drain_blocking();
+        engine.drain_blocking().unwrap();
         assert_eq!(journal.replay(), 6);
     }
 }
@@ -285,7 +285,7 @@ fn who_is_of_a_broken_sequence_fails_for_observers_too() {
         assert_eq!(again.outputs[0].to_f32(), [3.0]);
         assert_eq!(model.stats().account.count(Outcome::Failed), 1);
         drop(model);
-        engine.drain_blocking();
+        engine.drain_blocking().unwrap();
         assert_eq!(journal.replay(), 3);
     }
 }

@@ -118,7 +118,7 @@ fn num_here(us: f64) -> usize {
         assert_eq!(answer.outputs[0].to_f32(), input(1)[0].to_f32());
     }
     drop(model);
-    engine.drain_blocking();
+    engine.drain_blocking().unwrap();
     let seen = threads.seen.lock().unwrap();
     let here = thread::current().id();
     seen.iter().filter(|&&id| id == here).count()
@@ -189,7 +189,7 @@ fn quick_and_slow_requests_of_many_threads_are_all_answered() {
     let counters = engine.stats().counters;
     assert_eq!(counters.arrivals as usize, 3 * 2 * EACH);
     drop((quick, slow));
-    engine.drain_blocking();
+    engine.drain_blocking().unwrap();
     let judge = Arc::into_inner(judge).expect("the driver is gone");
     judge.into_inner().unwrap().finish().unwrap();
 }
@@ -207,7 +207,8 @@ fn an_engine_that_breaks_where_a_client_runs_it_tells_everybody() {
     let (handle, held) = until_it_waits(&model);
     threads.breaks.store(true, Ordering::SeqCst);
     drop(thread::spawn(move || drop(held)).join());
-    assert_eq!(handle.wait().err(), Some(RequestError::Closed));
+    let crashed = RequestError::Crashed("told to break".into());
+    assert_eq!(handle.wait().err(), Some(crashed));
     // Behind the end of its driver it takes nothing.
     while model.try_submit(input(2), Options::default()).is_ok() {
         thread::yield_now();

@@ -78,5 +78,5 @@ fn outputs_of_fixed_size_are_sent_once_as_the_answer_has_them() {
             }
         }
     });
-    engine.drain_blocking();
+    engine.drain_blocking().unwrap();
 }

@@ -88,7 +88,7 @@ fn batches_are_counted_by_node_and_begin_anew_with_a_model() {
     drop(model);
     let again = load(&engine, "a");
     assert_eq!(again.figures().batches.count(), 0);
-    engine.drain_blocking();
+    engine.drain_blocking().unwrap();
     assert_eq!(
         again.figures().batches.count(),
         0,
@@ -135,7 +135,7 @@ fn a_watch_sees_what_passes_while_it_watches() {
     assert_eq!(monitor.num_watchers(), 0);
     let looked = monitor.look().blocking_recv().unwrap();
     assert!(looked.table.is_empty() && looked.running.is_empty());
-    engine.drain_blocking();
+    engine.drain_blocking().unwrap();
     assert!(monitor.look().blocking_recv().is_err(), "it is gone");
 }
 
@@ -155,7 +155,7 @@ fn only_requests_that_ask_for_it_are_explained() {
     let later: Vec<_> = (0..16).map(|_| call(&model, 1, true)).collect();
     assert_eq!(engine.explain(asked), None);
     assert!(later.iter().all(|&id| engine.explain(id).is_some()));
-    engine.drain_blocking();
+    engine.drain_blocking().unwrap();
 }
 
 /// Counts notes, and other actions.
@@ -176,7 +176,7 @@ fn what_is_noted_for_an_explanation_is_told_to_nobody_else() {
         let model = load(&engine, "a");
         let id = call(&model, 2, true);
         assert!(engine.explain(id).is_some());
-        engine.drain_blocking();
+        engine.drain_blocking().unwrap();
         let [notes, others] = seen.lock().unwrap().0;
         assert_eq!(notes > 0, wants);
         assert!(others > 0);

@@ -62,6 +62,7 @@ pub fn validate_inputs(program: &Program, inputs: &[Tensor]) -> Result<InputShap
         let fail = |expected, got| fail(&decl.name, expected, got);
         check_dtype(decl, tensor).map_err(|(e, g)| fail(e, g))?;
         check_dims(decl, tensor).map_err(|(e, g)| fail(e, g))?;
+        check_data(tensor).map_err(|(e, g)| fail(e, g))?;
         let n = tensor.dims[0];
         if is_sequence(decl) {
             if let Some(expected) = driving.filter(|&len| len != n) {
@@ -105,6 +106,22 @@ fn check_dtype(decl: &InputDecl, tensor: &Tensor) -> Mismatch {
     Err((
         format!("dtype {}", decl.ty.dtype),
         format!("dtype {}", tensor.dtype),
+    ))
+}
+
+/// Its fields are public, so that data may be of another shape.
+fn check_data(tensor: &Tensor) -> Mismatch {
+    let mut dims = tensor.dims.iter();
+    let elems = dims.try_fold(1_usize, |product, &d| product.checked_mul(d));
+    let bytes = elems.and_then(|e| e.checked_mul(tensor.dtype.size()));
+    if bytes == Some(tensor.data.as_slice().len()) {
+        return Ok(());
+    }
+    let expected = bytes.map_or("fewer elements".into(), |b| format!("{b} bytes of data"));
+    let (dtype, dims) = (tensor.dtype, &tensor.dims);
+    Err((
+        format!("{expected} for {dtype} {dims:?}"),
+        format!("{} bytes", tensor.data.as_slice().len()),
     ))
 }
 

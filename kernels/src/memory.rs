@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Add;
 use std::sync::Arc;
 
-use lazybatch_graph::{Dim, InputDecl, Op, OutputId, Program, Repeat};
+use lazybatch_graph::{DType, Dim, InputDecl, Op, OutputId, Program, Repeat};
 
 use crate::validate::{is_sequence, passes};
 
@@ -148,7 +148,12 @@ impl OutputBound {
 /// more.
 pub fn input_bytes(decl: &InputDecl) -> Linear {
     let elems = decl.ty.row_elems() as u64;
-    let bytes = elems * decl.ty.dtype.size().max(size_of::<f32>()) as u64;
+    let size = match decl.ty.dtype {
+        // Ids may come as i64.
+        DType::I32 => size_of::<i64>(),
+        other => other.size().max(size_of::<f32>()),
+    };
+    let bytes = elems * size as u64;
     if is_sequence(decl) {
         Linear {
             per_row: bytes,

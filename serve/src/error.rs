@@ -95,7 +95,7 @@ impl From<RequestError> for Error {
             | RequestError::Unloaded { .. }
             | RequestError::SequencesFull { .. }
             | RequestError::Cancelled => Self::Unavailable(text),
-            RequestError::Failed(_) => Self::Internal(text),
+            RequestError::Failed(_) | RequestError::Crashed(_) => Self::Internal(text),
             RequestError::UnknownModel { .. }
             | RequestError::UnknownClass { .. }
             | RequestError::Input(_)

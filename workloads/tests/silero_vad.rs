@@ -149,7 +149,7 @@ fn streams_are_heard_as_the_reference_hears_them() {
         assert_eq!(heard, name.starts_with("speech"), "{name}");
         alone.push(answers);
     }
-    serial.drain_blocking();
+    serial.drain_blocking().unwrap();
 
     let longest = streams.iter().map(Vec::len).max().unwrap();
     for policy in ["greedy", "lazy", "adaptive"] {

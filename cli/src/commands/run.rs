@@ -52,7 +52,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
         }
     }
     eprintln!("{:.3} ms", answer.finish.since(answer.arrival).as_ms());
-    engine.drain_blocking();
+    engine.drain_blocking()?;
     Ok(())
 }
 

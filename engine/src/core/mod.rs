@@ -405,6 +405,17 @@ impl Core {
         self.state.lanes.iter().map(|l| l.flights.len()).sum()
     }
 
+    /// Launches in flight, those of a lane in their order.
+    pub fn tickets(&self) -> Vec<Ticket> {
+        let flights = self.state.lanes.iter().flat_map(|l| &l.flights);
+        flights.map(|f| f.launch.ticket).collect()
+    }
+
+    /// The time of what was handled last.
+    pub fn now(&self) -> Time {
+        self.now
+    }
+
     /// Requests that have arrived and not ended.
     pub fn num_open(&self) -> usize {
         self.state.by_id.len()

@@ -7,7 +7,10 @@
 //!
 //! One thread at a time has the driver; it does the same whoever runs it.
 
-use std::sync::{Mutex, PoisonError};
+use std::any::Any;
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::threaded::{Driver, Next};
@@ -17,15 +20,29 @@ use crate::embed::Outbox;
 /// for what came meanwhile.
 const MOST_TURNS: usize = 4;
 
+thread_local! {
+    /// This thread is in a turn of a driver.
+    static DRIVES: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread is in a turn of a driver: whoever waits here for a driver waits for itself.
+pub(crate) fn is_driving() -> bool {
+    DRIVES.get()
+}
+
 /// A driver, and who runs it.
-pub(crate) struct Seat(Mutex<Option<Driver>>);
+pub(crate) struct Seat {
+    driver: Mutex<Option<Driver>>,
+    /// What it panicked with.
+    panic: OnceLock<String>,
+}
 
 /// Drops the driver with the thread that runs it, whatever ends that.
 struct Leaves<'a>(&'a Seat);
 
 impl Drop for Leaves<'_> {
     fn drop(&mut self) {
-        let mut seat = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seat = self.0.driver.lock().unwrap_or_else(PoisonError::into_inner);
         let driver = seat.take();
         // Whoever waits for it is told, and may come here.
         drop(seat);
@@ -36,7 +53,10 @@ impl Drop for Leaves<'_> {
 impl Seat {
     /// Of a driver that nobody runs yet.
     pub fn new(driver: Driver) -> Self {
-        Self(Mutex::new(Some(driver)))
+        Self {
+            driver: Mutex::new(Some(driver)),
+            panic: OnceLock::new(),
+        }
     }
 
     /// Runs the driver on the calling thread until it is drained or stopped.
@@ -44,10 +64,12 @@ impl Seat {
         let _leaves = Leaves(self);
         loop {
             // Poisoned, it panicked where somebody else ran it.
-            let Ok(mut seat) = self.0.lock() else { return };
+            let Ok(mut seat) = self.driver.lock() else {
+                return;
+            };
             let Some(driver) = seat.as_mut() else { return };
             let until = loop {
-                match driver.turn() {
+                match self.turn(driver) {
                     Next::Turn => {}
                     Next::Wait(until) => break until,
                     Next::End => return,
@@ -61,6 +83,23 @@ impl Seat {
         }
     }
 
+    /// A turn of the driver, whose panic is remembered.
+    fn turn(&self, driver: &mut Driver) -> Next {
+        let outer = DRIVES.replace(true);
+        let next = catch_unwind(AssertUnwindSafe(|| driver.turn()));
+        DRIVES.set(outer);
+        next.unwrap_or_else(|panic| {
+            // The first is the cause.
+            let _ = self.panic.set(text(panic.as_ref()));
+            resume_unwind(panic)
+        })
+    }
+
+    /// What the driver panicked with, if it did.
+    pub fn panic(&self) -> Option<&str> {
+        self.panic.get().map(String::as_str)
+    }
+
     /// Has what was handed in done: here if it is quick, else on the driver's thread.
     pub fn let_go(&self, outbox: &Outbox) {
         // A panic in a turn would end the process.
@@ -70,7 +109,7 @@ impl Seat {
         let Some(mut help) = outbox.help() else {
             return outbox.flush();
         };
-        let Ok(mut seat) = self.0.try_lock() else {
+        let Ok(mut seat) = self.driver.try_lock() else {
             return;
         };
         let Some(driver) = seat.as_mut().filter(|d| d.core.num_open() == 0) else {
@@ -79,7 +118,7 @@ impl Seat {
         driver.commands.only_quick = true;
         let mut next = Next::Turn;
         for _ in 0..MOST_TURNS {
-            next = driver.turn();
+            next = self.turn(driver);
             if next != Next::Turn {
                 break;
             }
@@ -87,4 +126,11 @@ impl Seat {
         driver.commands.only_quick = false;
         help.is_over = next == Next::Wait(None);
     }
+}
+
+/// The message of a panic.
+fn text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+    text.unwrap_or_else(|| "a panic without a message".into())
 }

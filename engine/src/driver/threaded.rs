@@ -239,14 +239,15 @@ impl Driver {
     /// Takes in what has come, and does what is to be done now.
     pub fn turn(&mut self) -> Next {
         let loaded = self.state.next_load.take().map(|load| self.load(load));
-        let now = self.clock.now();
+        // A clock may step back where the host's does.
+        let now = self.clock.now().max(self.core.now());
         self.take_completions(now);
         self.state.sequences.sweep(now);
         if let Some(loaded) = loaded {
             self.attach(now, loaded);
         }
         if !self.take_commands(now) {
-            self.abandon();
+            self.abandon(now);
             return Next::End;
         }
         if let Some(plan) = self.state.planner.poll(now) {
@@ -326,11 +327,14 @@ impl Driver {
         refused.position(|(ticket, _)| self.core.oldest(*ticket).is_some())
     }
 
-    /// Takes in all commands that have come, up to a load: that takes a while, so what came before it
-    /// does not wait for it, and it begins the next turn, as what comes meanwhile comes later. False
-    /// when told to stop.
+    /// Takes in commands that have come, [`MOST_COMMANDS`] at most, up to a load: that takes a while, so
+    /// what came before it does not wait for it, and it begins the next turn, as what comes meanwhile
+    /// comes later. False when told to stop.
     fn take_commands(&mut self, now: Time) -> bool {
-        while self.state.next_load.is_none() {
+        for _ in 0..MOST_COMMANDS {
+            if self.state.next_load.is_some() {
+                break;
+            }
             let command = match self.commands.next() {
                 Ok(Some(command)) => command,
                 Ok(None) => return true,
@@ -418,6 +422,7 @@ impl Driver {
         let mut request = submission.request.clone();
         submission.served.unseen.take(request.arrival);
         request.arrival = request.arrival.min(now);
+        submission.request.arrival = request.arrival;
         let id = request.id;
         let served = &submission.served;
         if !self.is_there(served) {
@@ -755,11 +760,62 @@ impl Driver {
         }
     }
 
-    /// Tells everyone still open that the engine is gone.
-    fn abandon(&mut self) {
+    /// Cancels everyone still open, and tells them that the engine is gone. Launches that run are not
+    /// waited for: the device goes too.
+    fn abandon(&mut self, now: Time) {
+        let mut open: Vec<RequestId> = self.state.open.keys().copied().collect();
+        open.sort_unstable();
+        for id in open {
+            self.event(now, Event::Cancel(id));
+        }
+        for ticket in self.core.tickets() {
+            self.event(now, over(ticket));
+        }
+        while let Some(action) = self.core.poll_action(now) {
+            match &action {
+                Action::Launch { ticket, lane } => {
+                    let launch = self.core.launch(*lane, *ticket);
+                    self.observer.on_launch(now, launch);
+                    self.event(now, over(*ticket));
+                    continue;
+                }
+                Action::Finish {
+                    request, outcome, ..
+                } => {
+                    let open = self.state.open.remove(request);
+                    let open = open.expect("ended requests were open");
+                    let arrival = open.submission.request.arrival;
+                    let model = open.submission.request.model.index();
+                    let mut stats = self.stats.lock().expect("no holder panics");
+                    stats.accounts[model].record(*outcome, now.since(arrival));
+                    drop(stats);
+                    open.submission.refuse(RequestError::Closed);
+                }
+                Action::Plan => drop(self.core.take_plan()),
+                _ => {}
+            }
+            self.observer.on_action(now, &action);
+        }
+        self.publish(now);
+        // Those that had ended, whose slots the device still had.
         for (_, open) in self.state.open.drain() {
             open.submission.refuse(RequestError::Closed);
         }
+    }
+}
+
+/// Commands that a turn takes in at most: launches that are over, and those who wait for the next, do
+/// not wait for more, and none of them is much later than the turn's time says.
+const MOST_COMMANDS: usize = 256;
+
+/// A launch is over, of whose members nobody wants anything.
+fn over(ticket: Ticket) -> Event {
+    Event::Done {
+        ticket,
+        stopped: SmallVec::new(),
+        faults: Vec::new(),
+        failed: None,
+        took: None,
     }
 }
 

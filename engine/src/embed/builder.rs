@@ -8,7 +8,7 @@ use lazybatch_kernels::Device;
 use lazybatch_sla::{Class, ModelId};
 
 use super::memory::Limit;
-use super::model::{Classes, Draft, Maker, ModelOptions};
+use super::model::{Classes, Draft, Maker, ModelOptions, has_weight};
 use super::outbox;
 use super::submit::Bounded;
 use super::{BuildError, Engine, Shared};
@@ -228,6 +228,25 @@ impl Builder {
         }
     }
 
+    /// Looks at what types allow and means nothing.
+    fn check(&self) -> Result<(), BuildError> {
+        if self.depth == Some(0) {
+            return Err(BuildError::Option {
+                what: "depth".into(),
+                expected: "1 or more".into(),
+                got: "0".into(),
+            });
+        }
+        match self.classes.iter().find(|c| !has_weight(c)) {
+            None => Ok(()),
+            Some(class) => Err(BuildError::Option {
+                what: format!("class {}: weight", class.name),
+                expected: "a number above 0".into(),
+                got: class.weight.to_string(),
+            }),
+        }
+    }
+
     /// Loads the models and starts the driver thread. More can be loaded by [`Engine::load`].
     ///
     /// # Errors
@@ -237,6 +256,7 @@ impl Builder {
     /// If no device was given.
     pub fn build(mut self) -> Result<Engine, BuildError> {
         let policy = policy::build(&self.policy)?;
+        self.check()?;
         self = self.measure()?;
         self.depth = Some(self.chosen_depth());
         let needs_output_len = policy::find(&self.policy)?.needs_output_len;

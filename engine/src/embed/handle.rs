@@ -88,10 +88,9 @@ impl Handle {
     /// # Panics
     /// On a thread of an asynchronous runtime.
     pub fn wait(mut self) -> Result<Answer, RequestError> {
+        let answer = self.answer.blocking_recv();
         self.guard.ended = true;
-        self.answer
-            .blocking_recv()
-            .unwrap_or(Err(RequestError::Closed))
+        answer.unwrap_or_else(|_| Err(self.guard.shared.gone()))
     }
 }
 
@@ -102,7 +101,7 @@ impl Future for Handle {
         let this = &mut *self;
         Pin::new(&mut this.answer).poll(cx).map(|result| {
             this.guard.ended = true;
-            result.unwrap_or(Err(RequestError::Closed))
+            result.unwrap_or_else(|_| Err(this.guard.shared.gone()))
         })
     }
 }
@@ -134,7 +133,7 @@ impl StepStream {
     /// The next step; `None` behind the end, which is an error if the engine went before it.
     pub async fn next(&mut self) -> Option<Result<Step, RequestError>> {
         let step = match self.steps.recv().await {
-            None if !self.guard.ended => Some(Err(RequestError::Closed)),
+            None if !self.guard.ended => Some(Err(self.guard.shared.gone())),
             step => step,
         };
         if matches!(step, Some(Ok(Step::End(_)) | Err(_))) {

@@ -59,6 +59,16 @@ pub enum BuildError {
         /// What is there.
         got: String,
     },
+    /// An option of the engine, or a class.
+    #[error("{what}: expected {expected}, got {got}")]
+    Option {
+        /// Which option.
+        what: String,
+        /// What would be right.
+        expected: String,
+        /// What is there.
+        got: String,
+    },
     /// The driver thread cannot be started.
     #[error("driver thread: {0}")]
     Thread(#[from] std::io::Error),
@@ -163,9 +173,13 @@ pub enum RequestError {
         /// Model name.
         model: String,
     },
-    /// The engine is draining or gone.
+    /// The engine is draining or gone. A request that it had accepted was cancelled when the engine was
+    /// dropped.
     #[error("the engine takes no more requests")]
     Closed,
+    /// The engine's driver panicked: it serves no model any more.
+    #[error("the engine has failed: {0}")]
+    Crashed(String),
 }
 
 impl RequestError {
@@ -274,6 +288,14 @@ impl Shared {
     /// Running figures.
     pub fn stats(&self) -> MutexGuard<'_, Stats> {
         self.stats.lock().expect("no holder panics")
+    }
+
+    /// Why there is no driver.
+    fn gone(&self) -> RequestError {
+        match self.seat.panic() {
+            Some(cause) => RequestError::Crashed(cause.into()),
+            None => RequestError::Closed,
+        }
     }
 
     fn explain(&self, id: RequestId) -> Option<Explanation> {
@@ -452,9 +474,19 @@ impl Engine {
         self.shared.try_submit(&served, inputs, options)
     }
 
-    /// Takes no more requests and returns when all accepted ones have ended.
-    pub async fn drain(mut self) {
+    /// Whether it takes requests: not behind a panic of its driver, in an observer or a device.
+    pub fn is_running(&self) -> bool {
+        self.shared.accepting.load(Ordering::SeqCst) && self.shared.seat.panic().is_none()
+    }
+
+    /// Takes no more requests and returns when all accepted ones have ended. Dropping the future stops
+    /// the engine, as dropping the engine does.
+    ///
+    /// # Errors
+    /// [`RequestError::Crashed`] if the driver panicked, now or before.
+    pub async fn drain(mut self) -> Result<(), RequestError> {
         self.start_drain();
+        let mut stops = Stops(Some(self.shared.clone()));
         if let Some(thread) = self.thread.take() {
             let (tx, rx) = oneshot::channel();
             std::thread::spawn(move || {
@@ -463,13 +495,26 @@ impl Engine {
             });
             drop(rx.await);
         }
+        stops.0 = None;
+        self.drained()
     }
 
     /// As [`Engine::drain`], blocking the calling thread.
-    pub fn drain_blocking(mut self) {
+    ///
+    /// # Errors
+    /// As [`Engine::drain`].
+    pub fn drain_blocking(mut self) -> Result<(), RequestError> {
         self.start_drain();
         if let Some(thread) = self.thread.take() {
             drop(thread.join());
+        }
+        self.drained()
+    }
+
+    fn drained(&self) -> Result<(), RequestError> {
+        match self.shared.gone() {
+            RequestError::Closed => Ok(()),
+            crashed => Err(crashed),
         }
     }
 
@@ -479,12 +524,27 @@ impl Engine {
     }
 }
 
+/// Stops an engine that is not drained yet when this is dropped.
+struct Stops(Option<Arc<Shared>>);
+
+impl Drop for Stops {
+    fn drop(&mut self) {
+        if let Some(shared) = self.0.take() {
+            drop(shared.outbox.send(Command::Stop));
+        }
+    }
+}
+
 impl Drop for Engine {
+    /// Returns when the launch that runs is over, but on a thread that runs a driver, as observers and
+    /// wakers do: there the engine ends behind the turn.
     fn drop(&mut self) {
         self.shared.accepting.store(false, Ordering::SeqCst);
         if let Some(thread) = self.thread.take() {
             drop(self.shared.outbox.send(Command::Stop));
-            drop(thread.join());
+            if !crate::driver::seat::is_driving() {
+                drop(thread.join());
+            }
         }
     }
 }

@@ -570,6 +570,11 @@ impl Draft {
     }
 }
 
+/// Whether its weight is one that shares can be computed with.
+pub(super) fn has_weight(class: &Class) -> bool {
+    class.weight.is_finite() && class.weight > 0.0
+}
+
 /// A model as the scheduler sees it, and the latencies that it goes by.
 fn spec(
     name: &str,
@@ -582,6 +587,14 @@ fn spec(
         expected,
         got,
     };
+    if let Some(class) = options.classes.iter().find(|c| !has_weight(c)) {
+        let what = format!("class {}: weight", class.name);
+        return Err(fail(
+            &what,
+            "a number above 0".into(),
+            class.weight.to_string(),
+        ));
+    }
     let segments = match (&options.segments, &options.profile) {
         (Some(segments), _) => segments.clone(),
         (None, Some(profile)) => profile.program_segments(),

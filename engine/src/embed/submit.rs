@@ -53,6 +53,10 @@ impl Bounded {
     }
 
     async fn place(&self) -> Result<OwnedSemaphorePermit, RequestError> {
+        if self.most == 0 {
+            // Nobody will ever give one back.
+            return Err(self.full());
+        }
         let place = self.room.clone().acquire_owned().await;
         place.map_err(|_| RequestError::Closed)
     }
@@ -135,10 +139,7 @@ impl Shared {
         let (request, inputs) = self.checked(served, inputs, &options)?;
         let room = self.try_room(served, &request, &options)?;
         let (handle, submit) = self.once(served, request, inputs, &options, room)?;
-        let is_first = self
-            .outbox
-            .hold(submit)
-            .map_err(|Gone| RequestError::Closed)?;
+        let is_first = self.outbox.hold(submit).map_err(|Gone| self.gone())?;
         Ok((handle, is_first.then(|| Held(self.clone()))))
     }
 
@@ -311,7 +312,7 @@ impl Shared {
     ) -> Result<Handle, RequestError> {
         let (handle, submit) = self.once(served, request, inputs, options, room)?;
         let sent = self.outbox.send(submit);
-        sent.map(|()| handle).map_err(|Gone| RequestError::Closed)
+        sent.map(|()| handle).map_err(|Gone| self.gone())
     }
 
     /// A request that is answered once, and the command that hands it in.
@@ -348,7 +349,7 @@ impl Shared {
         let guard = Guard::new(submission.request.id, admitted, self.clone());
         let sent = self.outbox.send(Command::Submit(submission));
         let stream = StepStream::new(rx, guard);
-        sent.map(|()| stream).map_err(|Gone| RequestError::Closed)
+        sent.map(|()| stream).map_err(|Gone| self.gone())
     }
 
     /// What the driver is handed.

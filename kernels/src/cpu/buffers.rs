@@ -388,11 +388,18 @@ impl Scratch {
     }
 }
 
-/// Free buffers by size class.
+/// So many times the most elements that were taken at once are held at most.
+const MOST_HELD: usize = 2;
+
+/// Buffers by size class, those that came back among them.
 #[derive(Debug, Default)]
 pub struct Buffers {
     free: Vec<Vec<Aligned>>,
     allocated: usize,
+    /// Elements of those that are taken, now and at most, and of those that are free.
+    taken: usize,
+    most: usize,
+    idle: usize,
 }
 
 impl Buffers {
@@ -412,15 +419,35 @@ impl Buffers {
             self.free.resize_with(idx + 1, Vec::new);
         }
         let mut own = match self.free[idx].pop() {
-            Some(own) => own,
+            Some(own) => {
+                self.idle -= class;
+                own
+            }
             None => {
+                self.make_room(class);
                 let own = Aligned::try_zeroed(class)?;
                 self.allocated += 1;
                 own
             }
         };
+        self.taken += class;
+        self.most = self.most.max(self.taken);
         own.len = len;
         Ok(Buf(Memory::Own(own)))
+    }
+
+    /// Lets free buffers of other sizes go, the largest first, before one more of `class` elements is
+    /// held.
+    fn make_room(&mut self, class: usize) {
+        let taken = self.taken + class;
+        let room = MOST_HELD * self.most.max(taken) - taken;
+        for free in self.free.iter_mut().rev() {
+            while self.idle > room
+                && let Some(own) = free.pop()
+            {
+                self.idle -= own.lines.len() * LINE;
+            }
+        }
     }
 
     /// Takes a buffer back; parts of other memory need not come back.
@@ -431,8 +458,16 @@ impl Buffers {
         let class = own.lines.len() * LINE;
         if class > 0 {
             own.len = class;
+            self.taken -= class;
+            self.idle += class;
             self.free[class.trailing_zeros() as usize].push(own);
         }
+    }
+
+    /// Lets all free buffers go, and forgets how many were taken.
+    pub fn clear(&mut self) {
+        self.free.iter_mut().for_each(|free| *free = Vec::new());
+        (self.idle, self.most) = (0, self.taken);
     }
 
     /// Buffers that were ever allocated: constant once warm.
@@ -454,6 +489,25 @@ mod tests {
         buffers.give(a);
         assert_eq!(buffers.take(128).unwrap().len(), 128);
         assert_eq!(buffers.allocated(), 1);
+    }
+
+    #[test]
+    fn buffers_of_other_sizes_go_where_many_are_free() {
+        let mut buffers = Buffers::default();
+        for class in [64, 128, 256, 512, 1024] {
+            let taken: Vec<Buf> = (0..1024 / class)
+                .map(|_| buffers.take(class).unwrap())
+                .collect();
+            taken.into_iter().for_each(|buf| buffers.give(buf));
+            assert!(buffers.idle <= 2 * 1024, "{}", buffers.idle);
+        }
+        let free: usize = buffers.free.iter().flatten().map(|b| b.lines.len()).sum();
+        assert_eq!(free * LINE, buffers.idle);
+        let taken = buffers.take(64).unwrap();
+        buffers.clear();
+        assert_eq!((buffers.idle, buffers.taken), (0, 64));
+        buffers.give(taken);
+        assert_eq!(buffers.idle, 64);
     }
 
     /// Pages of memory that the system has found, and all; `None` where it does not tell. Source: Linux,

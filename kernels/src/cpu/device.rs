@@ -433,7 +433,16 @@ impl Device for CpuDevice {
     fn unload(&mut self, id: ModelId) {
         let is_open = self.slots.iter().any(|open| open.model == id);
         assert!(!is_open, "open requests of a model that is unloaded");
-        self.models.remove(&id);
+        let Some(resident) = self.models.remove(&id) else {
+            return;
+        };
+        // To give much memory back takes a while, in which the others' launches would wait.
+        let goes = std::thread::Builder::new().name("lazybatch-unload".into());
+        // Where there is no thread for it, it goes with the closure, here.
+        drop(goes.spawn(move || drop(resident)));
+        if self.models.is_empty() {
+            self.buffers.clear();
+        }
     }
 
     fn buckets(&self) -> &[u32] {

@@ -263,7 +263,7 @@ impl Serving<'_> {
             // Dropping an open handle withdraws its request.
         }
         let stats_before = engine.stats();
-        engine.drain_blocking();
+        engine.drain_blocking().map_err(|e| bad(&e))?;
         let recorder = std::mem::replace(
             &mut *recorder.lock().expect("no holder panics"),
             Recorder::new(&config, false, false),
