@@ -97,6 +97,22 @@ fn kernels_that_had_no_room_are_loaded_the_next_time() {
     }
 }
 
+#[test]
+fn what_the_driver_says_of_a_kernel_is_passed_on() {
+    let name = "injected::what_the_driver_says_of_a_kernel_is_passed_on";
+    for (code, said) in [
+        (
+            "CUDA_ERROR_OUT_OF_MEMORY",
+            "cuModuleGetFunction failed: CUDA_ERROR_OUT_OF_MEMORY",
+        ),
+        ("CUDA_ERROR_NOT_FOUND", " has no kernel "),
+    ] {
+        let rule = format!("cuModuleGetFunction:3:{code}");
+        let ran = with_rule(name, 0, &rule, load_twice);
+        assert!(ran.stdout.contains(said), "{said}: {}", ran.stdout);
+    }
+}
+
 /// Lets each of the first allocations fail in turn.
 fn refuses_each_allocation(name: &str, seed: u64, body: impl Fn()) {
     let mut said = Vec::new();
