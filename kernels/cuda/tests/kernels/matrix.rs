@@ -86,7 +86,8 @@ on_device! {
                 for start in [None, Some(&start[..])] {
                     let want = products(stored, (&a, &b), [m, k, n], start);
                     let got = run(gpu, stored, (&a, &b), [m, k, n], start);
-                    close(&format!("{m} x {k} x {n}, {stored:?}"), &got, &want, 2e-6);
+                    // Matrix instructions of a GPU cut off what they add, where the emulator rounds.
+                    close(&format!("{m} x {k} x {n}, {stored:?}"), &got, &want, 8e-6);
                 }
             }
         }
