@@ -167,8 +167,17 @@ struct Tiles {
     }
 };
 
-#define INSTANCE(NAME, T, ROWS, COLUMNS, DEPTH, TM, TN, STAGES)                                    \
-    extern "C" __global__ void __launch_bounds__(ROWS / TM * (COLUMNS / TN), 1)                     \
+// Blocks of the large tiling that are to have room on a multiprocessor together: a second one wants
+// 128 registers a thread, with which sums of f32 spill from sm_100 on.
+#if __CUDA_ARCH__ < 1000
+#define LARGE_BLOCKS 2
+#else
+#define LARGE_BLOCKS 1
+#endif
+
+// `BLOCKS` at least are to have room on a multiprocessor together.
+#define INSTANCE(NAME, T, ROWS, COLUMNS, DEPTH, TM, TN, STAGES, BLOCKS)                            \
+    extern "C" __global__ void __launch_bounds__(ROWS / TM * (COLUMNS / TN), BLOCKS)                \
         NAME(const float *a, const int *a_rows, const T *b, const float *scales, float *out,       \
              u32 m, u32 k, u32 n, u32 resume, const float *bias, u32 act,                          \
              const float *residual) {                                                              \
@@ -177,9 +186,9 @@ struct Tiles {
     }
 
 #define INSTANCES(SUFFIX, T)                                                                       \
-    INSTANCE(gemm_few_##SUFFIX, T, 8, 16, 64, 1, 1, 6)                                             \
-    INSTANCE(gemm_small_##SUFFIX, T, 32, 64, 32, 4, 4, 3)                                           \
-    INSTANCE(gemm_large_##SUFFIX, T, 128, 128, 16, 8, 8, 2)
+    INSTANCE(gemm_few_##SUFFIX, T, 8, 16, 64, 1, 1, 6, 1)                                            \
+    INSTANCE(gemm_small_##SUFFIX, T, 32, 64, 32, 4, 4, 3, 1)                                          \
+    INSTANCE(gemm_large_##SUFFIX, T, 128, 128, 16, 8, 8, 2, LARGE_BLOCKS)
 
 
 // ---- by matrix instructions ----
