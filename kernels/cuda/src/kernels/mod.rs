@@ -302,7 +302,7 @@ impl Kernels {
             .jit
             .module(&self.context, source.file, &(self.texts)(source))?;
         let functions = source.kernels.iter().map(|kernel| {
-            module.function(kernel).map_err(|error| match error {
+            let function = module.function(kernel).map_err(|error| match error {
                 CudaError::Driver {
                     code: NOT_FOUND, ..
                 } => CudaError::Kernel {
@@ -310,7 +310,11 @@ impl Kernels {
                     kernel: (*kernel).to_owned(),
                 },
                 error => error,
-            })
+            })?;
+            if let Some(bytes) = gemm::shared_bytes(kernel) {
+                function.allow_shared(bytes)?;
+            }
+            Ok(function)
         });
         Ok(Family {
             functions: functions.collect::<Result<_, _>>()?,
