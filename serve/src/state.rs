@@ -68,7 +68,7 @@ impl State {
         repository: Repository,
         switches: Arc<Switches>,
         rounds: Arc<Rounds>,
-        memory: Memory,
+        memory: Arc<Memory>,
         most: usize,
         telemetry: Option<Telemetry>,
         traces: Traces,
@@ -77,7 +77,7 @@ impl State {
         Self {
             repository,
             regions: Regions::default(),
-            memory: Arc::new(memory),
+            memory,
             traces: Arc::new(traces),
             switches,
             rounds,
