@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 
 use crate::core::{Action, Core, Event, SubBatch};
 use crate::driver::Observer;
-use crate::driver::threaded::Command;
+use crate::driver::command::Command;
 use crate::embed::Shared;
 use crate::timeline::{Names, nodes};
 

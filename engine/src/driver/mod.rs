@@ -1,5 +1,6 @@
 //! Drivers move events into the core and actions to a device.
 
+pub(crate) mod command;
 mod failures;
 pub mod figures;
 mod issue;

@@ -10,7 +10,7 @@ use lazybatch_sla::RequestId;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Answer, RequestError, Shared, Step};
-use crate::driver::threaded::Command;
+use crate::driver::command::Command;
 
 /// Whether a request has left the arrival queue.
 #[derive(Clone, Debug, Default)]

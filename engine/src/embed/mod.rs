@@ -30,11 +30,12 @@ pub(crate) use outbox::{Abandoned, Inbox, Outbox};
 use submit::Bounded;
 pub(crate) use submit::Permits;
 
+use crate::driver::command::Command;
 use crate::driver::figures::Stats;
 pub use crate::driver::launches::Launches;
 use crate::driver::seat::Seat;
 pub use crate::driver::sequences::SequenceOptions;
-use crate::driver::threaded::{Clock, Command};
+use crate::driver::threaded::Clock;
 use crate::explain::{Explainer, Explanation};
 use crate::watch::{Monitor, Tape};
 

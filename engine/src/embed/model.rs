@@ -13,9 +13,10 @@ use super::memory::{Bound, Limit};
 use super::submit::{Bounded, completed};
 use super::{Answer, BuildError, Handle, Held, Options, RequestError, Shared, StepStream};
 use crate::core::{Counters, ModelSpec};
+use crate::driver::command::Command;
 pub use crate::driver::figures::Figures;
 use crate::driver::sequences::SequenceOptions;
-use crate::driver::threaded::{Command, Plans};
+use crate::driver::threaded::Plans;
 use crate::explain::Explanation;
 use crate::measure::{SegmentLength, measure, measure_segments};
 

@@ -17,7 +17,7 @@ use std::thread::Thread;
 use std::time::Duration;
 
 use super::Shared;
-use crate::driver::threaded::Command;
+use crate::driver::command::Command;
 
 /// So many are held back at most: the device may be waiting for them.
 const MOST_HELD: usize = 16;

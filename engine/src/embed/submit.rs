@@ -13,8 +13,8 @@ use super::memory::Limit;
 use super::outbox::{Gone, Held};
 use super::{Admitted, Answer, Handle, Options, RequestError, Served, Shared, StepStream};
 use crate::core::Request;
+use crate::driver::command::{Command, Refused, Reply, Submission};
 use crate::driver::sequences::Place;
-use crate::driver::threaded::{Command, Refused, Reply, Submission};
 
 /// Places of a request in what its model bounds, in what the engine bounds, and, in queues, in what
 /// its model bounds for its priority level.

@@ -45,7 +45,7 @@ fn serve(
     let outputs = handles.into_iter().map(|h| h.wait().unwrap().outputs);
     let outputs = outputs.collect();
     let discarded = engine.stats().counters.discarded;
-    engine.drain_blocking();
+    engine.drain_blocking().unwrap();
     Run { outputs, discarded }
 }
 

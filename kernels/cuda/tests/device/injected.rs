@@ -208,7 +208,7 @@ fn serve(graphs: bool) {
         Ok(_) => println!("served: yes"),
         Err(error) => println!("served: {error}"),
     }
-    engine.drain_blocking();
+    engine.drain_blocking().unwrap();
 }
 
 /// What came of the requests, and of the one behind them.

@@ -223,7 +223,7 @@ fn the_scheduler_is_told_what_launches_took() {
         };
         let handles: Vec<_> = (0..4).map(submit).collect();
         handles.into_iter().for_each(|h| drop(h.wait().unwrap()));
-        engine.drain_blocking();
+        engine.drain_blocking().unwrap();
         let counted = counted.lock().unwrap();
         assert!(counted.over >= 4, "{} launches", counted.over);
         assert_eq!(counted.measured, counted.over);
