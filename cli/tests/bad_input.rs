@@ -369,9 +369,9 @@ fn inputs_of_one_request_are_checked() {
 #[test]
 fn extreme_but_legal_numbers_do_not_overflow() {
     let place = Place::with_example();
-    let all = "--policies serial,graph:1e300,greedy,lazy,oracle";
+    let all = "--policies serial,graph:1e9,greedy,lazy,oracle";
     let long = "arrival_us,model,input_len,output_len,sla_us\n0,toy,4294967295,2,18446744073709551.615\n\
-                1,toy,4294967295,2,0\n18446744073709551.615,toy,1,1,\n";
+                1,toy,4294967295,2,0\n4611686018427387.904,toy,1,1,\n";
     place.write("a.csv", long);
     place.succeed(&format!("simulate --profile p.json --arrivals a.csv {all}"));
     place.write(
@@ -387,6 +387,10 @@ fn extreme_but_legal_numbers_do_not_overflow() {
     place.succeed(&format!(
         "simulate --profile p.json --arrivals a.csv --sla-ms 1e9 --decide-us 1e9 {all}"
     ));
+    place.refuse(
+        "simulate --profile p.json --arrivals a.csv --policies graph:1e300",
+        &["simulation of graph:1e300: expected an end within 2^63 ns"],
+    );
 }
 
 #[cfg(unix)]
