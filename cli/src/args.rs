@@ -184,6 +184,29 @@ pub enum Command {
 }
 
 impl Command {
+    /// Refuses classes of which two have one name, and such as nobody can name.
+    pub fn check_classes(&self) -> Result<(), BadInput> {
+        let (classes, named_by, is_named) = match self {
+            Self::Compare(args) => (&args.classes, "--trace", args.trace.is_some()),
+            Self::Simulate(args) => (&args.classes, "--arrivals", args.arrivals.is_some()),
+            _ => return Ok(()),
+        };
+        for (i, class) in classes.iter().enumerate() {
+            let name = &class.name;
+            if classes[..i].iter().any(|c| c.name == *name) {
+                let message = format!("--class: expected each name once, got {name} twice");
+                return Err(BadInput(message));
+            }
+            if !is_named && *name != Class::default().name {
+                let expected = format!("{named_by}, whose arrivals name classes");
+                return Err(BadInput(format!(
+                    "--class: expected {expected}, got none for {name}"
+                )));
+            }
+        }
+        Ok(())
+    }
+
     /// Puts policies with several parameters together again, which the list was cut within. One that
     /// is named twice runs once.
     pub fn join_policies(&mut self) {
@@ -197,6 +220,9 @@ impl Command {
             }) => policies,
             _ => return,
         };
+        for policy in policies.iter_mut() {
+            *policy = policy.trim().to_owned();
+        }
         let mut seen = BTreeSet::new();
         *policies = lazybatch_engine::policy::join_list(policies);
         policies.retain(|policy| seen.insert(policy.clone()));
@@ -354,7 +380,7 @@ pub struct CompareArgs {
 pub struct SimulateArgs {
     #[arg(long, value_name = "FILE|DEVICE", help = profile_help())]
     pub profile: PathBuf,
-    #[arg(long, value_name = "FILE", help = format!("Arrivals: {}", formats()), conflicts_with_all = ["rate", "duration", "lengths"])]
+    #[arg(long, value_name = "FILE", help = format!("Arrivals: {}; excludes --rate, --duration and --lengths", formats()), conflicts_with_all = ["rate", "duration", "lengths"])]
     pub arrivals: Option<PathBuf>,
     /// Keep only this model of the profile; without --arrivals, its first if absent
     #[arg(long)]
@@ -544,8 +570,8 @@ pub struct RunArgs {
     /// synthetic weights
     #[arg(long, default_value = "phonemes")]
     pub model: String,
-    /// A word for `phonemes`, a text for models with a tokenizer; for the others a JSON file of
-    /// number lists by input name, or nothing for synthetic inputs
+    /// A word for `phonemes` (`batching` if absent), a text for models with a tokenizer; for the others
+    /// a JSON file of number lists by input name, or nothing for synthetic inputs
     #[arg(long, value_name = "TEXT|FILE")]
     pub input: Option<String>,
     #[command(flatten)]
@@ -573,8 +599,8 @@ pub struct InspectArgs {
 
 #[derive(Debug, Args)]
 pub struct ImportArgs {
-    /// The model: FILE.onnx, FILE.toml that ties an encoder and a decoder together, or the manifest
-    /// model.toml of published weights
+    /// The model: FILE.onnx, FILE.toml that ties an encoder and a decoder together, published weights
+    /// (model.safetensors with its publisher's files beside it), or their manifest model.toml
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
     /// Folder to write; a model folder that is there is replaced

@@ -49,6 +49,7 @@ fn failed(error: &anyhow::Error) -> ExitCode {
 }
 
 fn run(command: &Command) -> anyhow::Result<()> {
+    command.check_classes()?;
     match command {
         Command::Compare(args) => commands::compare::run(args),
         Command::Simulate(args) => commands::simulate::run(args),

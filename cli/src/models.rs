@@ -253,6 +253,11 @@ impl DeviceKind {
 
     /// Refuses options that the device does not have, and a device that this machine does not have.
     pub fn check(self, args: &CpuArgs) -> anyhow::Result<()> {
+        let cache = args.weight_cache.as_ref();
+        if let Some(file) = cache.filter(|path| path.exists() && !path.is_dir()) {
+            let got = file.display();
+            return Err(BadInput(format!("--weight-cache: expected a folder, got {got}")).into());
+        }
         match self {
             Self::Cpu => args.expect_no_products("is no GPU")?,
             Self::Sim => args.expect_none("is simulated")?,

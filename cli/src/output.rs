@@ -150,6 +150,26 @@ pub fn try_file(path: &Path) -> std::io::Result<()> {
     std::fs::remove_file(&file)
 }
 
+/// Refuses a folder that cannot be made, before there is anything to put into it; nothing is left of
+/// the try.
+///
+/// # Errors
+/// [`BadInput`] that says why.
+pub fn try_folder(option: &str, path: &Path) -> anyhow::Result<()> {
+    // What a relative path begins with need not be there yet.
+    let there = folder(path).ancestors().find(|folder| folder.exists());
+    let there = there.unwrap_or(Path::new("."));
+    let probe = there.join(format!(".try-{}", std::process::id()));
+    let made = std::fs::create_dir(&probe).and_then(|()| std::fs::remove_dir(&probe));
+    made.map_err(|e| {
+        let got = format!("{}: {e}", path.display());
+        BadInput(format!(
+            "{option}: expected a folder that can be written, got {got}"
+        ))
+        .into()
+    })
+}
+
 fn unwritable(option: &str, path: &Path, e: &std::io::Error) -> BadInput {
     let path = path.display();
     BadInput(format!(

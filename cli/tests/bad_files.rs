@@ -153,7 +153,16 @@ fn malformed_arrivals_are_refused_with_line_and_column() {
         ),
         (
             format!("{header}0,toy,1,1\n1,tox,1,1\n"),
-            "arrival 1 (model): expected one of toy, got tox",
+            "line 3, column model: expected one of toy, got `tox`",
+        ),
+        (
+            format!("{header}0,toy,3,4294967295\n"),
+            "line 2, column output_len: expected at most 16777216 node executions a request, got \
+             4294967296 by a length of 4294967295",
+        ),
+        (
+            format!("{header}0,toy,3,1\n4611686018427387.905,toy,3,1\n"),
+            "line 3, column arrival_us: expected an arrival by 4611686018427387.904",
         ),
         (header.into(), "expected arrivals, got none"),
         (
@@ -209,7 +218,7 @@ fn malformed_arrivals_are_refused_with_line_and_column() {
     // `compare` finds the same faults before it measures anything.
     place.refuse(
         "compare --trace a.csv",
-        &["a.csv: arrival 0 (model): expected phonemes, got toy"],
+        &["a.csv: line 2, column model: expected phonemes, got `toy`"],
     );
     place.write(
         "t.csv",
@@ -217,7 +226,7 @@ fn malformed_arrivals_are_refused_with_line_and_column() {
     );
     place.refuse(
         "compare --trace t.csv",
-        &["t.csv: arrival 0 (samples): expected 1, got 2"],
+        &["t.csv: line 2, column samples: expected 1, got `2`"],
     );
     place.write(
         "t.csv",
@@ -229,7 +238,7 @@ fn malformed_arrivals_are_refused_with_line_and_column() {
     let arguments = "--trace t.csv --class gold:sla=9 --class free --profile-out p.out";
     place.refuse(
         &format!("compare {arguments}"),
-        &["t.csv: arrival 1 (class): expected one of gold, free, got base"],
+        &["t.csv: line 3, column class: expected one of gold, free, got `base`"],
     );
     place.write("t.csv", format!("{header}5,phonemes,1,1\n"));
     place.refuse(

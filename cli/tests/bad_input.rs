@@ -261,9 +261,49 @@ fn help_lists_what_there_is() {
 }
 
 #[test]
+fn classes_are_told_apart_and_have_somebody_to_name_them() {
+    let place = Place::with_example();
+    let simulate = "simulate --profile p.json --policies greedy";
+    for (arguments, part) in [
+        (
+            "--arrivals a.csv --class a --class b --class a:sla=5",
+            "--class: expected each name once, got a twice",
+        ),
+        (
+            "--rate 100 --class gold:sla=5",
+            "--class: expected --arrivals, whose arrivals name classes, got none for gold",
+        ),
+        (
+            "--arrivals a.csv --class a:sla=5,sla=6",
+            "key: expected each key once",
+        ),
+    ] {
+        place.refuse(&format!("{simulate} {arguments}"), &[part]);
+    }
+    place.refuse("compare --class gold", &["--class: expected --trace"]);
+    // Those that name no class are of this one.
+    place.succeed(&format!("{simulate} --rate 100 --class default:sla=5"));
+}
+
+#[test]
+fn policies_may_be_apart() {
+    let place = Place::with_example();
+    let run = ["simulate", "--profile", "p.json", "--arrivals", "a.csv"];
+    let done = place.run_args(&[&run[..], &["--policies", " greedy , graph:5 "]].concat());
+    assert_eq!(done.status, Some(0), "{}", done.err);
+    assert!(done.out.contains("\ngreedy ") && done.out.contains("\ngraph:5 "));
+}
+
+#[test]
 fn inputs_of_one_request_are_checked() {
     let place = Place::new();
-    place.refuse("run", &["--input: expected a word, got nothing"]);
+    let default = place.succeed("run");
+    assert_eq!(default.out, place.succeed("run --input batching").out);
+    place.write("file", "");
+    place.refuse(
+        "run --weight-cache file",
+        &["--weight-cache: expected a folder, got file"],
+    );
     for word in [
         "",
         "w0rd",
@@ -369,9 +409,9 @@ fn inputs_of_one_request_are_checked() {
 #[test]
 fn extreme_but_legal_numbers_do_not_overflow() {
     let place = Place::with_example();
-    let all = "--policies serial,graph:1e300,greedy,lazy,oracle";
+    let all = "--policies serial,graph:1e9,greedy,lazy,oracle";
     let long = "arrival_us,model,input_len,output_len,sla_us\n0,toy,4294967295,2,18446744073709551.615\n\
-                1,toy,4294967295,2,0\n18446744073709551.615,toy,1,1,\n";
+                1,toy,4294967295,2,0\n4611686018427387.904,toy,1,1,\n";
     place.write("a.csv", long);
     place.succeed(&format!("simulate --profile p.json --arrivals a.csv {all}"));
     place.write(
@@ -387,6 +427,10 @@ fn extreme_but_legal_numbers_do_not_overflow() {
     place.succeed(&format!(
         "simulate --profile p.json --arrivals a.csv --sla-ms 1e9 --decide-us 1e9 {all}"
     ));
+    place.refuse(
+        "simulate --profile p.json --arrivals a.csv --policies graph:1e300",
+        &["simulation of graph:1e300: expected an end within 2^63 ns"],
+    );
 }
 
 #[cfg(unix)]

@@ -105,7 +105,9 @@ fn rate_target_and_batch_are_as_asked() {
             (&100.0.into(), &0.001.into())
         );
         assert_eq!(run["violation_rate"], 1.0);
-        assert!(run["decision_us_p50"].is_number());
+        // At this rate there need not have been a choice to time.
+        let decision = run.get("decision_us_p50");
+        assert!(decision.is_none_or(serde_json::Value::is_number), "{run}");
     }
     assert_eq!(place.json("p.json")["models"][0]["max_batch"], 3);
     // Target and batch of a given profile count unless others are asked for.

@@ -174,7 +174,7 @@ fn several_models_share_the_device_by_oldest_head() {
     assert_eq!(place.json("r.json")["runs"][0]["model"], "toy+second");
     place.refuse(
         &format!("{run} --model second"),
-        &["a.csv: arrival 1 (model): expected one of second, got toy"],
+        &["a.csv: line 3, column model: expected one of second, got `toy`"],
     );
     place.succeed("simulate --profile p.json --model second --rate 100 --duration 1 --json r.json --policies greedy");
     assert_eq!(place.json("r.json")["runs"][0]["model"], "second");
@@ -215,6 +215,14 @@ fn models_with_targets_of_their_own_are_told_apart() {
         assert!(one.get("sla_ms_by_model").is_none(), "{one}");
         assert!(place.read("r.html").contains(&format!(">SLA {sla_ms}")));
     }
+    // What all arrivals of a model state themselves is its target.
+    let header = format!("{},sla_us\n", header.trim_end());
+    place.write("c.csv", format!("{header}0,second,0,0,60\n0,toy,1,1,60\n"));
+    let one = row("--arrivals c.csv");
+    assert_eq!(one["sla_ms"], 0.06);
+    assert!(one.get("sla_ms_by_model").is_none(), "{one}");
+    place.write("d.csv", format!("{header}0,second,0,0,60\n0,second,0,0,\n"));
+    assert_eq!(row("--arrivals d.csv")["sla_ms"], 0.05);
 }
 
 #[test]
@@ -232,7 +240,7 @@ fn samples_take_the_place_of_members() {
         "a.csv",
         "arrival_us,model,input_len,output_len,samples\n0,img,0,0,5\n",
     );
-    let parts = ["a.csv: arrival 0 (samples): expected 1 to 4 samples, got 5"];
+    let parts = ["a.csv: line 2, column samples: expected 1 to 4 samples, got 5"];
     place.refuse(&format!("simulate {greedy}"), &parts);
 }
 
@@ -360,9 +368,9 @@ fn the_bound_is_printed_below_the_table() {
         "arrival_us,model,input_len,output_len\n0,img,0,0\n",
     );
     let run = "simulate --profile chain.json --arrivals a.csv --policies serial";
-    assert!(!place.succeed(run).out.contains("no schedule"));
+    assert!(!place.succeed(run).out.contains("any schedule"));
     let out = place.succeed(&format!("{run} --bound --sla-ms 0.02")).out;
-    let line = "no schedule: mean below 0.030 ms (alone 0.030 ms), fewer than 1 of 1 violated\n";
+    let line = "any schedule: mean at least 0.030 ms (alone 0.030 ms), at least 1 of 1 violated\n";
     assert!(out.ends_with(line), "{out}");
 }
 
@@ -423,7 +431,7 @@ fn classes_are_served_and_shown_apart() {
     let done = place.run(&format!("{simulate} --class gold"));
     assert_ne!(done.status, Some(0));
     assert!(
-        done.err.contains("arrival 1 (class)") && done.err.contains("one of default, gold"),
+        done.err.contains("line 3, column class") && done.err.contains("one of default, gold"),
         "{}",
         done.err
     );

@@ -50,6 +50,17 @@ fn folders_and_files_that_do_not_fit_are_bad_input() {
         &["notes: folder: expected", "got a folder with other files"],
     );
     place.refuse("import no.onnx --out m", &["no.onnx"]);
+    // What cannot be written is found before any work is done.
+    place.refuse(
+        "import no.onnx --out notes/n.txt/m",
+        &["--out: expected a folder that can be written, got notes/n.txt/m: "],
+    );
+    for name in ["", "a/b", "a\tb"] {
+        place.refuse_args(
+            &["import", "no.onnx", "--out", "n", "--name", name],
+            &["--name: expected a name without / and control characters"],
+        );
+    }
     place.refuse(
         &format!("import {mlp} --out m --batch-axis rows"),
         &["--batch-axis: axis: expected one of batch, got rows"],

@@ -160,12 +160,26 @@ fn what_is_no_journal_is_refused() {
     place.write("t.jsonl", [0xff, 0xfe, 0x00]);
     place.refuse(
         "replay t.jsonl",
-        &["t.jsonl: journal line 1: expected readable text"],
+        &["header, got bytes that are no UTF-8 text"],
     );
-    place.refuse("replay t.jsonl --timeline", &["t.jsonl: expected text"]);
+    place.write("t.jsonl", [0x1f, 0x8b, 0x08, 0x00, 0xff, b'\n']);
+    for timeline in ["", " --timeline"] {
+        place.refuse(
+            &format!("replay t.jsonl{timeline}"),
+            &["t.jsonl: journal line 1", "a file that gzip has packed"],
+        );
+    }
+    place.write("t.jsonl", "{\"format\": \"lazybatch-results/1\"}\n");
+    let got = "header, got one of format \"lazybatch-results/1\"";
+    place.refuse("replay t.jsonl", &[got]);
     let (place, mut lines) = journal("lazy");
     lines[0] = lines[0].replace("journal/1", "journal/9");
-    replay_refused(&place, &lines, "expected lazybatch-journal/1");
+    replay_refused(&place, &lines, "format \"lazybatch-journal/9\"");
+    let (place, mut lines) = journal("lazy");
+    let start = lines[0].find("\"classes\":[").unwrap();
+    let end = start + lines[0][start..].find(']').unwrap() + 1;
+    lines[0].replace_range(start..end, "\"classes\":[]");
+    replay_refused(&place, &lines, "expected at least one class");
     let (place, mut lines) = journal("lazy");
     lines[0] = lines[0].replace("\"policy\":\"lazy\"", "\"policy\":\"lazier\"");
     replay_refused(&place, &lines, "policy \"lazier\"");

@@ -74,6 +74,36 @@ impl Header {
         }
     }
 
+    /// Reads the first line of a journal.
+    ///
+    /// # Errors
+    /// What is no text, or no header.
+    pub fn read(input: &mut impl BufRead) -> Result<Self, JournalError> {
+        let expected = format!("a {FORMAT} header");
+        let fail = |got: String| JournalError {
+            line: 1,
+            expected: expected.clone(),
+            got,
+        };
+        let start = input.fill_buf().map_err(|e| fail(e.to_string()))?;
+        if start.is_empty() {
+            return Err(fail("an empty file".into()));
+        }
+        if start.starts_with(&[0x1f, 0x8b]) {
+            return Err(fail("a file that gzip has packed".into()));
+        }
+        let mut text = String::new();
+        input.read_line(&mut text).map_err(|e| fail(told(&e)))?;
+        let value: Value = serde_json::from_str(&text).map_err(|e| fail(e.to_string()))?;
+        match &value["format"] {
+            Value::String(format) if format == FORMAT => {
+                serde_json::from_value(value).map_err(|e| fail(e.to_string()))
+            }
+            Value::Null => Err(fail("JSON without a format".into())),
+            other => Err(fail(format!("one of format {other}"))),
+        }
+    }
+
     /// The configuration that it describes.
     ///
     /// # Errors
@@ -114,6 +144,13 @@ impl Header {
                 format!("{:?}", self.lane_depths),
             );
         }
+        let fits = |c: &Class| c.weight.is_finite() && c.weight > 0.0;
+        if self.classes.is_empty() || !self.classes.iter().all(fits) {
+            return fail(
+                "at least one class, of weights above 0",
+                format!("{:?}", self.classes),
+            );
+        }
         let mut models = Vec::new();
         for (m, model) in self.profile.models.iter().enumerate() {
             let covers = self.segments[m].len() == model.blocks.len()
@@ -152,6 +189,14 @@ impl Header {
             notes: self.notes,
             reasons: self.reasons,
         })
+    }
+}
+
+/// What a line cannot be read for.
+fn told(error: &std::io::Error) -> String {
+    match error.kind() {
+        std::io::ErrorKind::InvalidData => "bytes that are no UTF-8 text".into(),
+        _ => error.to_string(),
     }
 }
 
@@ -243,27 +288,12 @@ pub struct Replayed {
 /// # Errors
 /// A line that is no journal line, the first difference between the journal and the replay, or the
 /// first rule that the checker finds broken.
-pub fn replay(input: impl BufRead, observer: &mut dyn Observer) -> Result<Replayed, JournalError> {
-    let mut lines = input.lines().enumerate().map(|(i, l)| (i + 1, l));
-    let read = |line: usize, text: std::io::Result<String>| {
-        text.map_err(|e| JournalError {
-            line,
-            expected: "readable text".into(),
-            got: e.to_string(),
-        })
-    };
-    let Some((_, first)) = lines.next() else {
-        return Err(JournalError {
-            line: 1,
-            expected: format!("a {FORMAT} header"),
-            got: "an empty file".into(),
-        });
-    };
-    let header: Header = serde_json::from_str(&read(1, first)?).map_err(|e| JournalError {
-        line: 1,
-        expected: format!("a {FORMAT} header"),
-        got: e.to_string(),
-    })?;
+pub fn replay(
+    mut input: impl BufRead,
+    observer: &mut dyn Observer,
+) -> Result<Replayed, JournalError> {
+    let header = Header::read(&mut input)?;
+    let lines = input.lines().enumerate().map(|(i, l)| (i + 2, l));
     let config = header.config()?;
     let policy = policy::build(&header.policy).map_err(|e| JournalError {
         line: 1,
@@ -282,12 +312,12 @@ pub fn replay(input: impl BufRead, observer: &mut dyn Observer) -> Result<Replay
     let mut end = 2;
     for (line, text) in lines {
         end = line + 1;
-        let text = read(line, text)?;
         let bad = |expected: &str, got: String| JournalError {
             line,
             expected: expected.to_string(),
             got,
         };
+        let text = text.map_err(|e| bad("a JSON line", told(&e)))?;
         let value: Value =
             serde_json::from_str(&text).map_err(|e| bad("a JSON line", e.to_string()))?;
         let at: Time = serde_json::from_value(value["at"].clone())

@@ -138,8 +138,13 @@ impl FromStr for Class {
             return Err(error("name", "a name", name));
         }
         let mut class = Self::new(name);
+        let mut seen = Vec::new();
         for setting in settings.split(',').filter(|s| !s.is_empty()) {
             let (key, value) = setting.split_once('=').unwrap_or((setting, ""));
+            if seen.contains(&key) {
+                return Err(error("key", "each key once", &format!("{key} twice")));
+            }
+            seen.push(key);
             let above_zero = || {
                 value
                     .parse()
@@ -208,6 +213,7 @@ mod tests {
             ("a:weight=inf", "weight"),
             ("a:late=never", "late"),
             ("a:rank=1", "key"),
+            ("a:sla=5,sla=6", "key"),
         ] {
             let error = text.parse::<Class>().unwrap_err();
             assert_eq!(error.what, what, "{error}");

@@ -178,6 +178,7 @@ impl Profile {
     /// # Errors
     /// As [`Profile::read`].
     pub fn parse(file: &str, text: &str) -> Result<Self, ProfileError> {
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let profile: Self = serde_json::from_str(text).map_err(|e| ProfileError {
             file: file.into(),
             place: format!("line {} column {}", e.line(), e.column()),
@@ -234,6 +235,14 @@ impl Profile {
             return fail("models".into(), "at least one model", "none".into());
         }
         for (i, model) in self.models.iter().enumerate() {
+            if model.name.is_empty() || model.name.chars().any(char::is_control) {
+                let expected = "a name without control characters";
+                return fail(
+                    format!("models[{i}].name"),
+                    expected,
+                    format!("{:?}", model.name),
+                );
+            }
             let at = format!("models[{i}] ({})", model.name);
             if self.models[..i].iter().any(|m| m.name == model.name) {
                 return fail(at, "unique names", "a second model of that name".into());
@@ -306,11 +315,30 @@ impl BlockProfile {
         if self.nodes.is_empty() {
             return fail(format!("{at}.nodes"), "at least one node", "none".into());
         }
-        if self.stride == Some(0) {
-            return fail(format!("{at}.stride"), "at least 1", "0".into());
-        }
-        if self.max_steps == Some(0) {
-            return fail(format!("{at}.max_steps"), "at least 1", "0".into());
+        // Where a block has no use for one, it would be without effect, silently.
+        for (key, value, of, block) in [
+            (
+                "stride",
+                self.stride,
+                RepeatRule::PerInputStep,
+                "per_input_step",
+            ),
+            (
+                "max_steps",
+                self.max_steps,
+                RepeatRule::UntilStop,
+                "until_stop",
+            ),
+        ] {
+            let place = format!("{at}.{key}");
+            match value {
+                Some(0) => return fail(place, "at least 1", "0".into()),
+                Some(n) if self.repeat != of => {
+                    let expected = format!("none but in \"{block}\" blocks");
+                    return fail(place, &expected, n.to_string());
+                }
+                _ => {}
+            }
         }
         for (k, node) in self.nodes.iter().enumerate() {
             let at = format!("{at}.nodes[{k}] ({})", node.name);
@@ -432,6 +460,8 @@ mod tests {
         );
         let again = Profile::parse("-", &profile.to_json()).expect("own output is valid");
         assert_eq!(again.to_json(), profile.to_json());
+        let marked = Profile::parse("-", &format!("\u{feff}{text}")).expect("a byte order mark");
+        assert_eq!(marked.to_json(), profile.to_json());
     }
 
     #[test]
@@ -473,6 +503,34 @@ mod tests {
             &with_nodes(r#"[{"name":"n","speed":1,"latency_us":[[1,4]]}]"#),
             "speed",
         );
+        let nodes = r#"[{"name":"n","latency_us":[[1,4]]}]"#;
+        for (rule, key, needle) in [
+            (
+                "once",
+                "stride",
+                "none but in \"per_input_step\" blocks, got 7",
+            ),
+            ("once", "max_steps", "none but in \"until_stop\" blocks"),
+            ("until_stop", "stride", "(b).stride: expected none but"),
+            (
+                "per_input_step",
+                "max_steps",
+                "(b).max_steps: expected none",
+            ),
+        ] {
+            let block = format!(r#""repeat":"{rule}","{key}":7"#);
+            check(
+                &with_nodes(nodes).replace(r#""repeat":"until_stop""#, &block),
+                needle,
+            );
+        }
+        for name in ["", "a\\nb"] {
+            let named = format!(r#""name":"{name}","blocks""#);
+            check(
+                &with_nodes(nodes).replace(r#""name":"m","blocks""#, &named),
+                "models[0].name: expected a name",
+            );
+        }
         check(
             &text_with_format("lazybatch-profile/9"),
             "lazybatch-profile/1",

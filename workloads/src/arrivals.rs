@@ -15,6 +15,9 @@ use lazybatch_sla::{Nanos, Time};
 pub use generate::{Limit, Stream, Workload};
 pub use process::{Piece, Process};
 
+/// The latest arrival: 2^62 ns, some 146 years. What follows it has as long again before times end.
+pub const LATEST: Time = Time(1 << 62);
+
 /// One request entering the system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arrival {

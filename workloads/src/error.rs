@@ -24,6 +24,18 @@ pub enum Error {
         /// What came.
         got: String,
     },
+    /// An arrival that does not fit what it is to be served by.
+    #[error("arrival {row}, column {column}: expected {expected}, got {got}")]
+    Arrival {
+        /// Which, from 0.
+        row: usize,
+        /// What of it.
+        column: &'static str,
+        /// What would have been accepted.
+        expected: String,
+        /// What came.
+        got: String,
+    },
     /// A whole line of a file is not what it should be.
     #[error("{file}: line {line}: expected {expected}, got {got}")]
     Line {

@@ -53,7 +53,7 @@ impl FinishedRequest {
 /// What a driver counted during a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Launches issued; node executions, when a segment is one node.
+    /// Launches issued, each of one segment: node executions where a segment is one node.
     pub launches: u64,
     /// Members summed over launches.
     pub members: u64,
@@ -83,7 +83,7 @@ pub struct RunResult {
     pub sla_ms_by_model: BTreeMap<String, f64>,
     /// Requests that arrived.
     pub requests: u64,
-    /// Mean latency of completed requests.
+    /// Mean latency of completed requests; this and the percentiles are 0 where none completed.
     pub mean_ms: f64,
     /// Median latency, nearest rank.
     pub p50_ms: f64,
@@ -106,7 +106,7 @@ pub struct RunResult {
     /// Requests withdrawn by their client.
     #[serde(default)]
     pub cancelled: u64,
-    /// Launches issued.
+    /// Launches issued, each of one segment: node executions where a segment is one node.
     pub launches: u64,
     /// Mean members of a launch.
     pub mean_batch: f64,
@@ -117,12 +117,20 @@ pub struct RunResult {
     /// Requests that had to let others pass because they were too late.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub demoted: u64,
-    /// Median time of a decision; under `--timing` only.
+    /// Median time of a decision; under `--timing` only, and where there was one to time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decision_us_p50: Option<f64>,
-    /// 99th percentile of the time of a decision; under `--timing` only.
+    /// 99th percentile of the time of a decision, likewise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decision_us_p99: Option<f64>,
+}
+
+impl RunResult {
+    /// Requests that were answered, in time or not.
+    pub fn completed(&self) -> u64 {
+        let others = self.shed + self.failed + self.cancelled;
+        self.requests.saturating_sub(others)
+    }
 }
 
 fn is_zero(number: &u64) -> bool {

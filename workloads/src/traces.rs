@@ -95,6 +95,36 @@ pub fn read_source(source: &Source, options: &Options) -> Result<Vec<Arrival>> {
     (format.read)(source, options)
 }
 
+/// An error about an arrival of a file with the line that this stands in, where its format has such.
+pub fn at_line(path: &Path, error: Error) -> Error {
+    let Error::Arrival {
+        row,
+        column,
+        expected,
+        got,
+    } = error
+    else {
+        return error;
+    };
+    let source = Source::open(path).ok();
+    let line = source.and_then(|source| arrivals_csv::line_of(&source, row));
+    let file = path.display().to_string();
+    match line {
+        Some(line) => Error::Field {
+            file,
+            line,
+            column: column.into(),
+            expected,
+            got,
+        },
+        None => Error::File {
+            file: format!("{file}: arrival {row}, {column}"),
+            expected,
+            got,
+        },
+    }
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -119,7 +149,12 @@ pub(crate) mod tests {
         };
         for (text, num_arrivals) in [
             ("arrival_us,model,input_len,output_len\n1,a,2,3\n", 1),
+            (
+                "\"arrival_us\",\"model\",\"input_len\",\"output_len\"\n\"1\",\"a\",2,3\n",
+                1,
+            ),
             ("TIMESTAMP,ContextTokens,GeneratedTokens\n", 0),
+            ("\"TIMESTAMP\",\"ContextTokens\",\"GeneratedTokens\"\r\n", 0),
             (
                 "{\"timestamp\": 3, \"input_length\": 5, \"output_length\": 6}",
                 1,
@@ -132,6 +167,28 @@ pub(crate) mod tests {
                 "{text}"
             );
         }
+    }
+
+    #[test]
+    fn an_arrival_that_does_not_fit_is_found_in_its_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.csv");
+        let error = || Error::Arrival {
+            row: 1,
+            column: "model",
+            expected: "toy".into(),
+            got: "`b`".into(),
+        };
+        let header = "arrival_us,model,input_len,output_len";
+        std::fs::write(&path, format!("{header}\n1,a,2,3\n\n1,b,2,3\n")).unwrap();
+        let message = at_line(&path, error()).to_string();
+        assert!(
+            message.ends_with("a.csv: line 4, column model: expected toy, got `b`"),
+            "{message}"
+        );
+        std::fs::write(&path, "TIMESTAMP,ContextTokens,GeneratedTokens\n").unwrap();
+        let message = at_line(&path, error()).to_string();
+        assert!(message.contains("a.csv: arrival 1, model: "), "{message}");
     }
 
     #[test]

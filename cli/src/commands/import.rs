@@ -11,7 +11,15 @@ use crate::{output, progress};
 
 /// Runs the command.
 pub fn run(args: &ImportArgs) -> anyhow::Result<()> {
-    folder::check_target(&args.out)?;
+    folder::check_target(&args.out).context("--out")?;
+    output::try_folder("--out", &args.out)?;
+    let is_name = |name: &String| {
+        !name.is_empty() && !name.contains('/') && !name.chars().any(char::is_control)
+    };
+    if let Some(name) = args.name.as_ref().filter(|name| !is_name(name)) {
+        let expected = "--name: expected a name without / and control characters";
+        return Err(BadInput(format!("{expected}, got {name:?}")).into());
+    }
     if manifest::is_manifest(&args.file) {
         return published(args);
     }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use lazybatch_sla::{Class, Nanos, Profile, Time};
+use lazybatch_workloads::Error;
 use lazybatch_workloads::arrivals::{
     Arrival, Limit, Process, Stream, Workload, mean_rate, transform,
 };
@@ -32,11 +33,15 @@ pub fn read_trace(args: &CompareArgs, path: &Path, model: &Model) -> anyhow::Res
         ..Default::default()
     };
     let arrivals = traces::read(path, &options)?;
-    let bad = |i: usize, what: &str, expected: &str, got: &str| {
-        let path = path.display();
-        BadInput(format!(
-            "{path}: arrival {i} ({what}): expected {expected}, got {got}"
-        ))
+    let bad = |row: usize, column, expected: &str, got: &str| {
+        let (expected, got) = (expected.into(), format!("`{got}`"));
+        let error = Error::Arrival {
+            row,
+            column,
+            expected,
+            got,
+        };
+        traces::at_line(path, error)
     };
     for (i, arrival) in arrivals.iter().enumerate() {
         if *arrival.model != *name {

@@ -1,9 +1,9 @@
 //! `lazybatch replay`.
 
-use std::io::{BufRead, BufReader};
+use std::io::BufReader;
 
 use anyhow::Context;
-use lazybatch_engine::journal::{self, Header, JournalError};
+use lazybatch_engine::journal::{self, Header};
 use lazybatch_engine::timeline::Timeline;
 
 use crate::args::ReplayArgs;
@@ -22,15 +22,7 @@ fn replay(args: &ReplayArgs) -> anyhow::Result<()> {
             .map_err(|e| BadInput(format!("expected a journal, got {e}")))
     };
     let replayed = if args.timeline {
-        let mut first = String::new();
-        open()?
-            .read_line(&mut first)
-            .map_err(|e| BadInput(format!("expected text, got {e}")))?;
-        let header: Header = serde_json::from_str(&first).map_err(|e| JournalError {
-            line: 1,
-            expected: format!("a {} header", journal::FORMAT),
-            got: e.to_string(),
-        })?;
+        let header = Header::read(&mut open()?)?;
         let mut timeline = Timeline::new(&header.config()?);
         let replayed = journal::replay(open()?, &mut timeline)?;
         output::text(timeline.into_text())?;

@@ -27,7 +27,7 @@ use crate::failure::BadInput;
 use crate::{models, output, progress};
 
 /// Most arrivals that are drawn.
-const MAX_ARRIVALS: f64 = 1e8;
+const MAX_ARRIVALS: f64 = 1e7;
 
 /// Runs the command.
 pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
@@ -66,7 +66,7 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     if let Some(path) = &args.arrivals {
         // Arrivals that do not fit the profile are found before anything is written.
         let fits = simulation.requests(false);
-        fits.with_context(|| path.display().to_string())?;
+        fits.map_err(|e| traces::at_line(path, e))?;
     }
     let used: Vec<_> = profile
         .models
@@ -74,7 +74,16 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
         .filter(|m| arrivals.iter().any(|a| *a.model == *m.name))
         .collect();
     let names: Vec<_> = used.iter().map(|m| m.name.as_str()).collect();
-    let target = |m: &ModelProfile| simulation.sla.or(m.sla()).unwrap_or(default_sla());
+    let stated = simulation.targets()?;
+    let target = |m: &ModelProfile| {
+        let own = arrivals.iter().zip(&stated);
+        let mut own = own
+            .filter(|(a, _)| *a.model == *m.name)
+            .map(|(_, sla)| *sla);
+        // What all state; else what those go by who state none.
+        let first = own.next().filter(|&first| own.all(|sla| sla == first));
+        first.unwrap_or_else(|| simulation.sla.or(m.sla()).unwrap_or(default_sla()))
+    };
     let sla = used.first().map_or(default_sla(), |m| target(m));
     let mut targets = BTreeMap::new();
     if used.iter().any(|m| target(m) != sla) {
@@ -146,11 +155,22 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     if args.bound {
         let bound = LowerBound::of(&simulation)?;
         output::line(format_args!(
-            "no schedule: mean below {:.3} ms (alone {:.3} ms), fewer than {} of {} violated",
-            bound.mean_ms, bound.alone_ms, bound.violations, bound.requests
+            "any schedule: mean at least {:.3} ms (alone {:.3} ms), at least {} of {} violated",
+            rounded_down(bound.mean_ms),
+            rounded_down(bound.alone_ms),
+            bound.violations,
+            bound.requests
         ))?;
     }
     Ok(())
+}
+
+/// Whole microseconds, so that three decimals of a bound on milliseconds are no more than it.
+fn rounded_down(ms: f64) -> f64 {
+    // Nanoseconds, in which bounds are made; those that are whole but for the margin for errors of
+    // floating point, 1e-9, are meant.
+    let ns = (ms * 1e6 * (1.0 + 1.01e-9)).floor();
+    (ns / 1e3).floor() / 1e3
 }
 
 fn default_sla() -> Nanos {
@@ -253,4 +273,25 @@ fn arrivals(args: &SimulateArgs, profile: &Profile) -> anyhow::Result<Vec<Arriva
         return Err(BadInput(format!("--rate: expected arrivals, got {got}")).into());
     }
     Ok(arrivals)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::rounded_down;
+
+    #[test]
+    fn bounds_are_rounded_down_at_the_digits_shown() {
+        for (ms, shown) in [
+            (0.0, "0.000"),
+            (1.001, "1.001"),
+            (0.0009996, "0.000"),
+            (2.0006, "2.000"),
+            (2.000_999_9, "2.000"),
+            (0.03 * (1.0 - 1e-9), "0.030"),
+            (1234.5678, "1234.567"),
+            (90.21, "90.210"),
+        ] {
+            assert_eq!(format!("{:.3}", rounded_down(ms)), shown, "{ms}");
+        }
+    }
 }

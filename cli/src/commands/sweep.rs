@@ -25,7 +25,7 @@ pub fn run(args: &SweepArgs) -> anyhow::Result<()> {
     };
     let num_outdated = journal.as_ref().map_or(0, Journal::num_outdated);
     if num_outdated > 0 {
-        let what = "that another version has finished are run again";
+        let what = "that another build of the program has finished are run again";
         eprintln!("lazybatch: {num_outdated} simulations {what}");
     }
     let options = Options {

@@ -216,7 +216,7 @@ pub fn check_run(run: &Value, rows: &[Row]) {
         near(key, rank(percent));
     }
     let first = rows.iter().map(|r| r.arrival).min().unwrap();
-    let last = completed.iter().map(|r| r.finish).max().unwrap();
+    let last = rows.iter().map(|r| r.finish).max().unwrap();
     let seconds = (last - first) as f64 / 1e9;
     near("throughput_rps", n as f64 / seconds);
     near("goodput_rps", num("met") / seconds);

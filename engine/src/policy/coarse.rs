@@ -14,8 +14,10 @@ const SEGMENTS: u32 = 8;
 /// loop fewer than [`LEAST_PASSES`].
 const PASSES: f64 = 64.0;
 const LEAST_PASSES: f64 = 4.0;
-/// Most passes that are one.
+/// Most passes that are one, as long as no request has more than so many behind it.
 const MOST_JOINED: f64 = 64.0;
+/// Most passes of a request in plans: a length that nobody has seen yet may be guessed as any.
+const MOST_PASSES: u32 = 4096;
 
 /// The models with tables corrected by `corrections` (a factor for each model and block) and, for
 /// each launch, by what it takes of the `host`, a pass of a loop in one segment, other blocks in a
@@ -134,7 +136,11 @@ impl Stride {
         let means: Vec<f64> = loops.map(|b| mean(b.repeat, 1)).collect();
         let fewest = means.iter().copied().fold(f64::INFINITY, f64::min);
         let joined = (means.iter().sum::<f64>() / PASSES).min(fewest / LEAST_PASSES);
+        let loops = spec.blocks.iter().filter(|b| b.repeat.is_loop());
+        let passes = loops.flat_map(|b| past.clone().map(|p| passes(p, b.repeat, 1)));
+        let longest = passes.max().unwrap_or(0);
         let joined = joined.clamp(1.0, MOST_JOINED) as u32;
+        let joined = joined.max(longest.div_ceil(MOST_PASSES));
         let longer = |repeat: Repeat| match mean(repeat, joined) {
             0.0 => 1.0,
             coarse => mean(repeat, 1) / coarse,
@@ -368,6 +374,22 @@ pub(super) mod tests {
         assert_eq!(near(halved, 3, 0, 19), (0, 2), "20 passes are three");
         let groups = [0, 1, 2, 11, 12, 19].map(|s| near(Repeat::Once, 20, s, 0));
         assert_eq!(groups, [0, 0, 1, 4, 5, 7].map(|group| (group, 0)));
+    }
+
+    #[test]
+    fn however_long_a_request_is_it_has_no_more_passes_than_a_plan_can_run() {
+        for output_len in [u32::MAX, 65 * MOST_PASSES, 64 * MOST_PASSES] {
+            let mut past = past(&[(20, output_len), (20, 2)]);
+            let model = plan(&mut past);
+            let passes = past[0].output_len;
+            assert!(
+                (MOST_PASSES - 1..=MOST_PASSES).contains(&passes),
+                "{passes}"
+            );
+            let whole = 13.0 * 2.0 * f64::from(output_len) * 1e3;
+            let last = model.table.segment(3, 0, 1, 1).0 as f64 * f64::from(passes);
+            assert!((last / whole - 1.0).abs() < 0.001, "{}", last / whole);
+        }
     }
 
     #[test]

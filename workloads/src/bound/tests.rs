@@ -555,7 +555,7 @@ fn bad_input_is_refused() {
     );
     assert!(message(&at_us(&[5]), 0.1).starts_with("noise: expected no noise"));
     let other = vec![Arrival::new(Time(0), "other", 0, 0)];
-    assert!(message(&other, 0.0).starts_with("arrival 0 (model): expected one of m"));
+    assert!(message(&other, 0.0).starts_with("arrival 0, column model: expected one of m"));
 }
 
 /// Strength on the models and device of the grid `paper`: printed with `--nocapture`.

@@ -11,15 +11,25 @@ use lazybatch_engine::driver::virtual_time::{self, Ended, Script, SimRequest};
 use lazybatch_engine::driver::{Judge, Observer};
 use lazybatch_engine::journal::{Header, Writer};
 use lazybatch_engine::policy;
+use lazybatch_graph::Repeat;
 use lazybatch_kernels::{Noise, SimDevice};
+use lazybatch_sla::profile::ModelProfile;
 use lazybatch_sla::{Class, ClassId, ModelId, Nanos, OutputLen, Profile, Time};
 
-use crate::arrivals::Arrival;
+use crate::arrivals::{Arrival, LATEST};
 use crate::error::{Error, Result};
 use crate::results::{Counters, FinishedRequest};
+use crate::traces::arrivals_csv::decimal_us;
+use crate::traces::source::excerpt;
 
+/// Times behind this are near where they end.
+const LAST: Time = Time(1 << 63);
 /// SLA target where neither arrival, command line nor profile state one, in milliseconds.
 pub const DEFAULT_SLA_MS: f64 = 100.0;
+
+/// Most node executions of one request, and of all together: some seconds, and some hours at worst.
+const MAX_EXECUTIONS: u64 = 1 << 24;
+const MAX_EXECUTIONS_IN_ALL: u64 = 100_000_000_000;
 
 /// Policies whose drain rates are tried for a capacity, where they are registered.
 const CAPACITY_POLICIES: [&str; 4] = ["greedy", "lazy", "cellular", "continuous"];
@@ -70,7 +80,7 @@ impl Simulation<'_> {
     /// profile states none is the 90th percentile of its arrivals.
     pub fn config(&self, detail: Detail) -> CoreConfig {
         let models = &self.profile.models;
-        let spec = |m: &lazybatch_sla::profile::ModelProfile| {
+        let spec = |m: &ModelProfile| {
             ModelSpec::from_profile(self.profile, m, self.segment, self.output_p90(&m.name))
         };
         CoreConfig {
@@ -90,7 +100,8 @@ impl Simulation<'_> {
     /// The arrivals as the driver takes them.
     ///
     /// # Errors
-    /// An arrival of a model that the profile lacks, or with more samples than its max batch.
+    /// An arrival of a model that the profile lacks, with more samples than its max batch, so late or
+    /// so long that it cannot be simulated.
     pub fn requests(&self, oracle: bool) -> Result<Vec<SimRequest>> {
         let names: Vec<&str> = self
             .profile
@@ -100,25 +111,49 @@ impl Simulation<'_> {
             .collect();
         let classes = Class::by_id(self.classes.iter().cloned());
         let mut requests = Vec::with_capacity(self.arrivals.len());
+        let mut num_executions = 0_u64;
         for (i, arrival) in self.arrivals.iter().enumerate() {
-            let at = |what: &str| format!("arrival {i} ({what})");
-            let model = names
-                .iter()
-                .position(|n| *n == &*arrival.model)
-                .ok_or_else(|| {
-                    Error::parameter(
-                        at("model"),
-                        format!("one of {}", names.join(", ")),
-                        &*arrival.model,
-                    )
-                })?;
+            let fault = |column, expected, got| Error::Arrival {
+                row: i,
+                column,
+                expected,
+                got,
+            };
+            if arrival.at > LATEST {
+                let expected = format!("an arrival by {}", decimal_us(LATEST.0));
+                return Err(fault("arrival_us", expected, decimal_us(arrival.at.0)));
+            }
+            let model = names.iter().position(|n| *n == &*arrival.model);
+            let model = model.ok_or_else(|| {
+                let expected = format!("one of {}", names.join(", "));
+                fault("model", expected, excerpt(&arrival.model))
+            })?;
             let spec = &self.profile.models[model];
             if arrival.samples == 0 || arrival.samples > spec.max_batch {
                 let expected = format!("1 to {} samples", spec.max_batch);
-                return Err(Error::parameter(
-                    at("samples"),
+                return Err(fault("samples", expected, arrival.samples.to_string()));
+            }
+            let (column, own) = executions(spec, arrival);
+            num_executions = num_executions.saturating_add(own);
+            let length = match column {
+                "input_len" => arrival.input_len,
+                _ => arrival.output_len,
+            };
+            if own > MAX_EXECUTIONS {
+                let expected = format!("at most {MAX_EXECUTIONS} node executions a request");
+                return Err(fault(
+                    column,
                     expected,
-                    arrival.samples.to_string(),
+                    format!("{own} by a length of {length}"),
+                ));
+            }
+            if num_executions > MAX_EXECUTIONS_IN_ALL {
+                let most = MAX_EXECUTIONS_IN_ALL;
+                let expected = format!("at most {most} node executions of all requests");
+                return Err(fault(
+                    column,
+                    expected,
+                    format!("more, by a length of {length}"),
                 ));
             }
             let class = self.class_of(&classes, i, arrival)?;
@@ -175,8 +210,12 @@ impl Simulation<'_> {
         let class = classes.iter().position(|c| c.name == name);
         class.map(|c| ClassId(c as u32)).ok_or_else(|| {
             let names: Vec<&str> = classes.iter().map(|c| c.name.as_str()).collect();
-            let expected = format!("one of {}", names.join(", "));
-            Error::parameter(format!("arrival {i} (class)"), expected, name)
+            Error::Arrival {
+                row: i,
+                column: "class",
+                expected: format!("one of {}", names.join(", ")),
+                got: excerpt(name),
+            }
         })
     }
 
@@ -248,6 +287,11 @@ impl Simulation<'_> {
                 source,
             })?;
         }
+        if ended.iter().any(|e| e.finish > LAST) {
+            let what = format!("simulation of {policy}");
+            let expected = "an end within 2^63 ns (292 years)";
+            return Err(Error::parameter(what, expected, "a later one"));
+        }
         let counters = core.counters();
         Ok(Simulated {
             requests: self.finished(ended),
@@ -306,6 +350,26 @@ impl Simulation<'_> {
     }
 }
 
+/// Node executions of a request that runs alone, and the length that most of them hang on.
+fn executions(model: &ModelProfile, arrival: &Arrival) -> (&'static str, u64) {
+    let (mut by_input, mut by_output) = (0_u64, 0_u64);
+    for block in &model.blocks {
+        let num = block.nodes.len() as u64;
+        match block.repeat() {
+            Repeat::Once => by_input += num,
+            Repeat::PerInputStep { stride } => {
+                by_input += num * u64::from(arrival.input_len.div_ceil(stride));
+            }
+            Repeat::UntilStop { max } => by_output += num * u64::from(arrival.output_len.min(max)),
+        }
+    }
+    let column = match by_input > by_output {
+        true => "input_len",
+        false => "output_len",
+    };
+    (column, by_input.saturating_add(by_output))
+}
+
 #[allow(
     clippy::disallowed_methods,
     reason = "decisions are timed on request only"
@@ -314,5 +378,58 @@ fn time_decision(core: &mut Core, now: Time, decisions: &mut Vec<Nanos>) {
     let start = std::time::Instant::now();
     if core.decide(now) {
         decisions.push(Nanos(start.elapsed().as_nanos() as u64));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fault(max_steps: &str, at: Time, output_len: u32, num: usize) -> Option<String> {
+        let text = format!(
+            r#"{{"format":"lazybatch-profile/1","device":"d","models":[{{"name":"m","blocks":[
+            {{"name":"b","repeat":"until_stop"{max_steps},"nodes":[
+            {{"name":"n","latency_us":[[1,1.0]]}},{{"name":"o","latency_us":[[1,1.0]]}}]}}]}}]}}"#
+        );
+        let profile = Profile::parse("-", &text).expect("valid");
+        let simulation = Simulation {
+            profile: &profile,
+            arrivals: &vec![Arrival::new(at, "m", 1, output_len); num],
+            sla: None,
+            classes: &[],
+            segment: 1,
+            decide: Nanos::ZERO,
+            max_queue: usize::MAX,
+            noise: Noise::default(),
+            timing: false,
+        };
+        simulation.requests(false).err().map(|e| e.to_string())
+    }
+
+    #[test]
+    fn what_would_take_for_ever_is_refused_before_it_runs() {
+        let zero = Time::ZERO;
+        assert_eq!(fault("", zero, 1 << 23, 1), None);
+        assert_eq!(
+            fault("", zero, (1 << 23) + 1, 2).as_deref(),
+            Some(
+                "arrival 0, column output_len: expected at most 16777216 node executions a \
+                 request, got 16777218 by a length of 8388609"
+            )
+        );
+        // No request takes more steps than its model has.
+        assert_eq!(fault(r#","max_steps":5"#, zero, u32::MAX, 9), None);
+        let all = fault("", zero, 1 << 23, 6000).expect("too many");
+        assert!(
+            all.starts_with("arrival 5960, column output_len: "),
+            "{all}"
+        );
+    }
+
+    #[test]
+    fn arrivals_at_the_end_of_time_are_refused() {
+        assert_eq!(fault("", LATEST, 1, 1), None);
+        let late = fault("", Time(LATEST.0 + 1), 1, 1).expect("too late");
+        assert!(late.starts_with("arrival 0, column arrival_us: "), "{late}");
     }
 }

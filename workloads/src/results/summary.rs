@@ -2,8 +2,8 @@
 //!
 //! Definitions: a request is *completed* when its outcome is met or violated. Mean, percentiles
 //! and throughput are over completed requests; percentiles are nearest-rank. Rates are per second
-//! from the first arrival of any request to the last finish of a completed one. The violation rate
-//! is (violated + shed + failed) / (requests - cancelled).
+//! from the first arrival of any request to the last finish of any, however it ended. The violation
+//! rate is (violated + shed + failed) / (requests - cancelled).
 
 use std::collections::BTreeMap;
 
@@ -34,12 +34,13 @@ impl RunResult {
         let latencies = completed_latencies(requests);
         let percentile = |percent| nearest_rank(&latencies, percent).as_ms();
         let first_arrival = requests.iter().map(|r| r.arrival).min().unwrap_or_default();
-        let completed = requests.iter().filter(|r| r.outcome.is_completed());
-        let last_finish = completed.map(|r| r.finish).max().unwrap_or_default();
+        let last_finish = requests.iter().map(|r| r.finish).max().unwrap_or_default();
         let span = last_finish.since(first_arrival);
         let per_second = |count: u64| ratio(count as f64 * 1e9, span.0 as f64);
 
-        let mut decisions = counters.decisions.clone();
+        // None to time is no time.
+        let decisions = counters.decisions.clone();
+        let mut decisions = decisions.filter(|all| !all.is_empty());
         if let Some(decisions) = &mut decisions {
             decisions.sort_unstable();
         }
@@ -147,14 +148,14 @@ mod tests {
         let run = summary(&requests, &counters);
         assert_eq!(run.requests, 7);
         assert_eq!((run.shed, run.failed, run.cancelled), (1, 1, 1));
-        // Latencies 10, 20, 30 and 200 ms, over 2 s from the arrival at 1 s to the finish at 3 s.
+        // Latencies 10, 20, 30 and 200 ms, over 8 s from the arrival at 1 s to the end at 9 s.
         assert_eq!(run.mean_ms, 65.0);
         assert_eq!(
             (run.p50_ms, run.p90_ms, run.p99_ms, run.max_ms),
             (20.0, 200.0, 200.0, 200.0)
         );
-        assert_eq!(run.throughput_rps, 2.0);
-        assert_eq!(run.goodput_rps, 1.5);
+        assert_eq!(run.throughput_rps, 0.5);
+        assert_eq!(run.goodput_rps, 0.375);
         assert_eq!(run.violation_rate, 0.5);
         assert_eq!(run.mean_batch, 2.5);
         assert_eq!((run.merges, run.preemptions, run.launches), (2, 1, 4));
@@ -198,6 +199,16 @@ mod tests {
         let values: Vec<Nanos> = (1..=700).map(Nanos).collect();
         assert_eq!(nearest_rank(&values, 99), Nanos(693));
         assert_eq!(nearest_rank(&[], 50), Nanos::ZERO);
+    }
+
+    #[test]
+    fn where_no_decision_was_timed_there_is_no_time() {
+        let counters = Counters {
+            decisions: Some(Vec::new()),
+            ..Counters::default()
+        };
+        let run = summary(&[], &counters);
+        assert_eq!((run.decision_us_p50, run.decision_us_p99), (None, None));
     }
 
     #[test]

@@ -10,11 +10,11 @@ type Used = fn(&RunResult) -> bool;
 
 /// Columns of the table after policy and model.
 const NUMBERS: &[Column] = &[
-    ("mean ms", |r| number(r.mean_ms)),
-    ("p50 ms", |r| number(r.p50_ms)),
-    ("p90 ms", |r| number(r.p90_ms)),
-    ("p99 ms", |r| number(r.p99_ms)),
-    ("max ms", |r| number(r.max_ms)),
+    ("mean ms", |r| latency(r, r.mean_ms)),
+    ("p50 ms", |r| latency(r, r.p50_ms)),
+    ("p90 ms", |r| latency(r, r.p90_ms)),
+    ("p99 ms", |r| latency(r, r.p99_ms)),
+    ("max ms", |r| latency(r, r.max_ms)),
     ("violated", |r| format!("{:.1}%", 100.0 * r.violation_rate)),
     ("goodput/s", |r| number(r.goodput_rps)),
     ("thru/s", |r| number(r.throughput_rps)),
@@ -100,6 +100,14 @@ pub fn render(runs: &[RunResult]) -> String {
     text
 }
 
+/// A latency of a run; where nothing completed there is none.
+fn latency(run: &RunResult, ms: f64) -> String {
+    match run.completed() {
+        0 => "-".into(),
+        _ => number(ms),
+    }
+}
+
 /// About four significant digits, as people read latencies.
 pub fn number(value: f64) -> String {
     let decimals = match value.abs() {
@@ -133,6 +141,7 @@ pub(crate) mod tests {
     pub(crate) fn run(policy: &str, model: &str, mean_ms: f64) -> RunResult {
         let sla = Nanos::from_ms(100);
         let mut run = RunResult::summarise(policy, model, 500.0, sla, &[], &Counters::default());
+        run.requests = 20;
         run.mean_ms = mean_ms;
         run.p99_ms = mean_ms * 4.0;
         run.goodput_rps = 400.0;
@@ -176,6 +185,15 @@ pub(crate) mod tests {
         }
         assert!(!text.contains("failed"));
         assert_eq!(render(&[]).lines().count(), 1);
+    }
+
+    #[test]
+    fn where_nothing_completed_there_is_no_latency() {
+        let mut none = run("shed", "toy", 0.0);
+        none.shed = none.requests;
+        let text = render(&[none]);
+        let cells: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
+        assert_eq!(cells[1..6], ["-"; 5], "{text}");
     }
 
     #[test]

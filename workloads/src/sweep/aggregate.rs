@@ -2,7 +2,9 @@
 //!
 //! A ratio is taken at each point first, then averaged: arithmetically (a mean of ratios, as the
 //! papers quote) and geometrically (which does not depend on which of the two is on top). Above 1
-//! the policy named first is better.
+//! the policy named first is better. Policies are compared with shedding off: ratios of latencies, and
+//! of J, leave out points at which either of the two refused a request; goodput is what shedding is
+//! compared by.
 
 use serde::{Deserialize, Serialize};
 
@@ -181,10 +183,24 @@ fn gain(point: &Point, metric: Metric, policy: &str, base: &str) -> Option<f64> 
     Some(metric.gain(point, own, point.policy(base)?))
 }
 
-/// Means of a policy's gains over a baseline.
+/// Whether a comparison of two policies by `metric` leaves out a point, as one of them shed there.
+fn left_out(point: &Point, metric: Metric, policy: &str, base: &str) -> bool {
+    let sheds = |spec: &str| point.policy(spec).is_some_and(|s| s.sheds);
+    // Windows never shed.
+    metric != Metric::Goodput && (sheds(policy) || sheds(base))
+}
+
+/// Means of a policy's gains over a baseline, without points that are left out.
 pub fn means(points: &[Point], cells: Cells, metric: Metric, policy: &str, base: &str) -> Means {
     let within = points.iter().filter(|p| cells.has(p));
+    let within = within.filter(|p| !left_out(p, metric, policy, base));
     Means::of(within.filter_map(|p| gain(p, metric, policy, base)))
+}
+
+/// Means of a policy's gains in J over a baseline at all of these points: J counts who was refused.
+pub fn judged_means(points: &[Point], cells: Cells, policy: &str, base: &str) -> Means {
+    let within = points.iter().filter(|p| cells.has(p));
+    Means::of(within.filter_map(|p| gain(p, Metric::J, policy, base)))
 }
 
 /// The whole table: every policy that is no window against every baseline but itself.
@@ -246,7 +262,10 @@ pub fn reproduction(points: &[Point], has_loop: &dyn Fn(&str) -> bool) -> Vec<Re
                 .collect();
             ratios.map(|r| mean(&r))
         };
-        let response = |p: &Point| over_windows(p, &|own, w| w.mean_ms / own.mean_ms);
+        let response = |p: &Point| {
+            let own = p.policy(policy).filter(|own| !own.sheds);
+            own.and_then(|_| over_windows(p, &|own, w| w.mean_ms / own.mean_ms))
+        };
         let satisfied = |s: &Standing| (1.0 - s.violation_rate).max(FLOOR);
         let satisfaction = |p: &Point| over_windows(p, &|own, w| satisfied(own) / satisfied(w));
         let stable = points.iter().filter(|p| p.stable);
@@ -347,6 +366,25 @@ mod tests {
         // Two policies; greedy against four others, lazy against four: 3 x 4 x 8.
         assert_eq!(table.len(), 96);
         assert!(table.iter().all(|r| r.policy != r.over));
+    }
+
+    #[test]
+    fn points_at_which_either_shed_are_compared_by_goodput_alone() {
+        let mut points = example();
+        let lazy = points[1].policies.iter_mut().find(|s| s.policy == "lazy");
+        lazy.unwrap().sheds = true;
+        for (policy, base) in [("lazy", "greedy"), ("greedy", "lazy")] {
+            for metric in Metric::EACH {
+                let means = means(&points, Cells::All, metric, policy, base);
+                let num = if metric == Metric::Goodput { 2 } else { 1 };
+                assert_eq!(means.points, num, "{metric:?}");
+            }
+            let judged = judged_means(&points, Cells::All, policy, base);
+            assert_eq!(judged.points, 2, "J counts who was refused");
+        }
+        let rows = reproduction(&points, &|_| false);
+        assert_eq!((rows[0].response.points, rows[1].response.points), (2, 1));
+        assert_eq!(rows[1].satisfaction.points, 2);
     }
 
     #[test]

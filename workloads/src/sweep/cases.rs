@@ -12,7 +12,7 @@ use rand_chacha::ChaCha8Rng;
 use rustc_hash::FxHasher;
 use serde::{Deserialize, Serialize};
 
-use super::grid::{Grid, Offered, Setting, Source, Workload};
+use super::grid::{Grid, MAX_REQUESTS, Offered, Setting, Source, Workload};
 use crate::arrivals::{self, Arrival, Limit, Process, Stream, transform};
 use crate::error::{Error, Result};
 use crate::experiment::Simulation;
@@ -118,7 +118,7 @@ impl Lab {
                 };
                 if workload.parts.len() > 1 {
                     let expected = "one model, where a trace says who arrives";
-                    return Err(Error::parameter("models", expected, &*workload.label));
+                    return Err(grid.fault("models", expected, format!("`{}`", workload.label)));
                 }
                 let model = Some(workload.parts[0].0.as_str().into());
                 let options = traces::Options {
@@ -131,7 +131,7 @@ impl Lab {
         let keep_trace_lengths = grid.lengths.as_deref() == Some(TRACE_LENGTHS);
         if keep_trace_lengths && trace.is_none() {
             let expected = "a distribution, where arrivals are no trace";
-            return Err(Error::parameter("lengths", expected, "`trace`"));
+            return Err(grid.fault("lengths", expected, "`trace`"));
         }
         let names: Vec<&str> = workload.parts.iter().map(|(n, _)| n.as_str()).collect();
         let mut profile = profile(grid, setting, &names)?;
@@ -142,7 +142,7 @@ impl Lab {
                 Some(spec) if !keep_trace_lengths => spec.as_str(),
                 _ => own,
             };
-            let lengths = Lengths::load(spec)?;
+            let lengths = Lengths::load(spec).map_err(|e| grid.blame("lengths", e))?;
             let model = &mut profile.models[i];
             if let Some(max_batch) = setting.max_batch {
                 model.max_batch = max_batch;
@@ -183,10 +183,22 @@ impl Lab {
         let mut hasher = FxHasher::default();
         let profile = serde_json::to_string(&self.profile);
         profile.expect("plain fields serialise").hash(&mut hasher);
-        for a in arrivals {
-            let sla = a.sla.map(|sla| sla.0);
-            (a.at.0, &*a.model, a.input_len, a.output_len).hash(&mut hasher);
-            (a.samples, a.priority, sla).hash(&mut hasher);
+        for arrival in arrivals {
+            // Every field by name: one that is added has to be hashed as well.
+            let Arrival {
+                at,
+                model,
+                input_len,
+                output_len,
+                sla,
+                priority,
+                samples,
+                sequence_id,
+                class,
+            } = arrival;
+            (at.0, &**model, input_len, output_len).hash(&mut hasher);
+            (samples, priority, sla.map(|sla| sla.0)).hash(&mut hasher);
+            (sequence_id, class.as_deref()).hash(&mut hasher);
         }
         hasher.finish()
     }
@@ -194,10 +206,10 @@ impl Lab {
     /// The cases of a grid's rates or loads.
     ///
     /// # Errors
-    /// As [`Lab::capacity`].
-    pub fn cases(&self, offered: &Offered) -> Result<Vec<Case>> {
+    /// As [`Lab::capacity`], and a run of too many arrivals.
+    pub fn cases(&self, grid: &Grid) -> Result<Vec<Case>> {
         let capacity_rps = self.capacity()?;
-        let rates: Vec<f64> = match offered {
+        let rates: Vec<f64> = match &grid.offered {
             Offered::Rates(rates) => rates.clone(),
             Offered::Loads(loads) => loads.iter().map(|l| l * capacity_rps).collect(),
         };
@@ -207,20 +219,50 @@ impl Lab {
             rate_rps,
             capacity_rps,
         };
-        Ok(rates.into_iter().map(case).collect())
+        let cases: Vec<Case> = rates.into_iter().map(case).collect();
+        for case in &cases {
+            let (seconds, rate_rps) = (self.seconds_at(case.load()), case.rate_rps);
+            if seconds * rate_rps > MAX_REQUESTS as f64 {
+                let key = match seconds > self.seconds {
+                    true => "seconds_near_capacity",
+                    false => "seconds",
+                };
+                let expected = format!("at most {MAX_REQUESTS} arrivals a run");
+                let got = format!("{rate_rps:.1}/s for {seconds} s");
+                return Err(grid.fault(key, expected, got));
+            }
+        }
+        Ok(cases)
+    }
+
+    /// Seconds that a run at such a share of the capacity takes at the least.
+    fn seconds_at(&self, load: f64) -> f64 {
+        match NEAR_CAPACITY.contains(&load) {
+            true => self.seconds.max(self.seconds_near_capacity),
+            false => self.seconds,
+        }
+    }
+
+    /// How many arrivals a run has: at least the grid's number, for at least its seconds.
+    fn num_arrivals(&self, rate_rps: f64, load: f64) -> usize {
+        let in_time = (rate_rps * self.seconds_at(load)).ceil() as usize;
+        self.requests.max(in_time)
+    }
+
+    /// How many arrivals a run has and should have, where a trace has no more.
+    pub fn cut_short(&self, rate_rps: f64, load: f64) -> Option<(usize, usize)> {
+        let num = self.num_arrivals(rate_rps, load);
+        let has = self.trace.as_ref()?.len();
+        (has < num).then_some((has, num))
     }
 
     /// The arrivals of a seed at a rate, which is such a share of the capacity: at least the grid's
-    /// number, for at least its seconds.
+    /// number, for at least its seconds, as far as a trace has so many ([`Lab::cut_short`]).
     ///
     /// # Errors
     /// A process or trace that gives no such rate.
     pub fn arrivals(&self, rate_rps: f64, load: f64, seed: u64) -> Result<Vec<Arrival>> {
-        let seconds = match NEAR_CAPACITY.contains(&load) {
-            true => self.seconds.max(self.seconds_near_capacity),
-            false => self.seconds,
-        };
-        let num = self.requests.max((rate_rps * seconds).ceil() as usize);
+        let num = self.num_arrivals(rate_rps, load);
         let mut arrivals = match &self.trace {
             Some(all) => self.of_trace(all, num, rate_rps, seed)?,
             None => self.drawn(num, rate_rps, seed)?,
@@ -374,11 +416,18 @@ fn profile_path(grid: &Grid, file: &Path) -> PathBuf {
 /// The profile of a setting with the workload's models, in its order.
 fn profile(grid: &Grid, setting: &Setting, names: &[&str]) -> Result<Profile> {
     let mut profile = match &grid.source {
-        Source::Device(device) => devices::find(device)?.profile(names, setting.overheads)?,
+        Source::Device(device) => {
+            let device = devices::find(device).map_err(|e| grid.blame("device", e))?;
+            let profile = device.profile(names, setting.overheads);
+            profile.map_err(|e| grid.blame("models", e))?
+        }
         Source::Profile(file) => {
             let path = profile_path(grid, file);
             let shown = path.display().to_string();
-            let text = std::fs::read_to_string(&path).map_err(|e| Error::io(&path, e))?;
+            let text = std::fs::read_to_string(&path).map_err(|e| {
+                let got = format!("{shown}: {e}");
+                grid.fault("profile", "a file that can be read", got)
+            })?;
             Profile::parse(&shown, &text).map_err(|e| Error::File {
                 file: format!("profile {shown}: {}", e.place),
                 expected: e.expected,
@@ -394,12 +443,8 @@ fn profile(grid: &Grid, setting: &Setting, names: &[&str]) -> Result<Profile> {
     for name in names {
         let known: Vec<_> = profile.models.iter().map(|m| m.name.clone()).collect();
         let model = profile.model(name).cloned().ok_or_else(|| {
-            let expected = format!("one of {}", known.join(", "));
-            Error::parameter(
-                format!("model of {}", profile.device),
-                expected,
-                format!("`{name}`"),
-            )
+            let expected = format!("one of {} (of {})", known.join(", "), profile.device);
+            grid.fault("models", expected, format!("`{name}`"))
         })?;
         models.push(model);
     }
@@ -450,6 +495,55 @@ mod tests {
         let longer = fixture::lab("seconds_near_capacity = 0.2\n");
         for (load, num) in [(0.89, 100), (0.9, 400), (1.1, 400), (1.11, 100)] {
             assert_eq!(longer.arrivals(2000.0, load, 1).unwrap().len(), num);
+        }
+    }
+
+    #[test]
+    fn no_run_has_more_arrivals_than_a_grid_may_ask_for() {
+        for (extra, key) in [("seconds = 1e4", "seconds"), ("", "seconds_near_capacity")] {
+            let near = "seconds_near_capacity = 1e4\n";
+            let (mut grid, _folder) =
+                fixture::grid("'chain'", &format!("lengths = 'fixed:0:0'\n{near}"));
+            if !extra.is_empty() {
+                grid.seconds = 1e4;
+            }
+            // 44,444/s is the capacity.
+            grid.offered = Offered::Rates(vec![10.0, 44_000.0]);
+            let lab = Lab::open(&grid, &grid.settings[0], &grid.models[0], None);
+            let Opened::Lab(lab) = lab.unwrap() else {
+                panic!("nothing is missing");
+            };
+            let message = lab.cases(&grid).unwrap_err().to_string();
+            let got = "expected at most 10000000 arrivals a run, got 44000.0/s for 10000 s";
+            assert!(
+                message.ends_with(&format!("column {key}: {got}")),
+                "{message}"
+            );
+        }
+    }
+
+    #[test]
+    fn whatever_changes_of_an_arrival_the_fingerprint_does() {
+        let lab = fixture::lab("");
+        let plain = || Arrival::new(Time(5), "chain", 1, 2);
+        let changed: [fn(&mut Arrival); 9] = [
+            |a| a.at = Time(6),
+            |a| a.model = "loop".into(),
+            |a| a.input_len = 7,
+            |a| a.output_len = 7,
+            |a| a.sla = Some(Nanos(7)),
+            |a| a.priority = 7,
+            |a| a.samples = 7,
+            |a| a.sequence_id = Some(7),
+            |a| a.class = Some("gold".into()),
+        ];
+        let mut prints = vec![lab.fingerprint(&[plain()])];
+        for change in changed {
+            let mut arrival = plain();
+            change(&mut arrival);
+            let print = lab.fingerprint(&[arrival]);
+            assert!(!prints.contains(&print), "change {}", prints.len());
+            prints.push(print);
         }
     }
 

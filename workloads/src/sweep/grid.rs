@@ -24,7 +24,9 @@ pub const BUILT_IN: &[(&str, &str)] = &[
 ];
 
 /// Most arrivals of one run.
-const MAX_REQUESTS: usize = 10_000_000;
+pub const MAX_REQUESTS: usize = 10_000_000;
+/// Most seeds of a grid.
+const MAX_SEEDS: usize = 10_000;
 /// Largest rate, load, target or time that a grid may state, in its own unit.
 const MAX_NUMBER: f64 = 1e9;
 
@@ -49,8 +51,28 @@ impl<T> OneOrMany<T> {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged, expecting = "a number of seeds or a list of seeds")]
 enum Seeds {
-    Num(u32),
+    Num(u64),
     List(Vec<u64>),
+}
+
+impl Seeds {
+    /// The seeds; else what is wrong with them.
+    fn list(self) -> Result<Vec<u64>, String> {
+        let list = match self {
+            Self::Num(n) if n > MAX_SEEDS as u64 => return Err(n.to_string()),
+            Self::Num(n) => (1..=n).collect(),
+            Self::List(list) if list.len() > MAX_SEEDS => {
+                return Err(format!("a list of {}", list.len()));
+            }
+            Self::List(list) => list,
+        };
+        let mut seen = BTreeSet::new();
+        match list.iter().find(|&&seed| !seen.insert(seed)) {
+            Some(seed) => Err(format!("`{seed}` twice")),
+            None if list.is_empty() => Err("none".into()),
+            None => Ok(list),
+        }
+    }
 }
 
 /// A grid file as it is written.
@@ -231,6 +253,23 @@ pub struct Grid {
     /// Folder that relative file names start from.
     #[serde(skip)]
     pub folder: PathBuf,
+    /// The file that it was read from.
+    #[serde(skip)]
+    origin: Origin,
+}
+
+/// The file that a grid was read from, for faults that only show once it runs.
+#[derive(Clone, Debug, Default)]
+struct Origin {
+    file: String,
+    text: String,
+}
+
+impl PartialEq for Origin {
+    /// Where a grid was read makes no other grid of it.
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
 }
 
 /// Text of a grid with what is needed to name a place in it.
@@ -269,6 +308,20 @@ impl Place<'_> {
             expected: "a grid as docs/sweeps.md describes it".into(),
             got: error.message().to_owned(),
         }
+    }
+
+    /// Checks a list of values: there are some, none is there twice.
+    fn each_once<T: PartialEq + std::fmt::Display>(&self, key: &str, list: &[T]) -> Result<()> {
+        let expected = "at least one value, each once";
+        if list.is_empty() {
+            return Err(self.fault(key, expected, "an empty list"));
+        }
+        for (i, x) in list.iter().enumerate() {
+            if list[..i].contains(x) {
+                return Err(self.fault(key, expected, format!("`{x}` twice")));
+            }
+        }
+        Ok(())
     }
 
     /// Checks a list of numbers: there are some, each fits, none is there twice.
@@ -378,15 +431,10 @@ impl Grid {
             return Err(place.fault("policies", "at least one policy", "none"));
         }
 
-        let seeds = match raw.seeds.unwrap_or(Seeds::Num(1)) {
-            Seeds::Num(n) => (1..=u64::from(n)).collect(),
-            Seeds::List(list) => list,
-        };
-        let distinct: BTreeSet<_> = seeds.iter().collect();
-        if seeds.is_empty() || distinct.len() < seeds.len() || seeds.len() > 10_000 {
-            let got = format!("{seeds:?}");
-            return Err(place.fault("seeds", "1 to 10000 seeds, each once", got));
-        }
+        let seeds = raw.seeds.unwrap_or(Seeds::Num(1)).list().map_err(|got| {
+            let expected = format!("1 to {MAX_SEEDS} seeds, each once");
+            place.fault("seeds", expected, got)
+        })?;
         if !(1..=MAX_REQUESTS).contains(&raw.requests) {
             let expected = format!("1 to {MAX_REQUESTS} arrivals a run");
             return Err(place.fault("requests", expected, raw.requests.to_string()));
@@ -403,6 +451,9 @@ impl Grid {
         let all = |list: Option<OneOrMany<u32>>| list.map(OneOrMany::list);
         let (segments, batches) = (all(raw.segment), all(raw.max_batch));
         for (key, list) in [("segment", &segments), ("max_batch", &batches)] {
+            if let Some(list) = list {
+                place.each_once(key, list)?;
+            }
             for x in list.iter().flatten() {
                 if !(1..=1 << 16).contains(x) {
                     return Err(place.fault(key, "1 to 65536", x.to_string()));
@@ -414,6 +465,7 @@ impl Grid {
             place.numbers("coverage", list, 0.0, 1.0)?;
         }
         let processes = raw.arrivals.map_or(vec!["poisson".into()], OneOrMany::list);
+        place.each_once("arrivals", &processes)?;
         for process in &processes {
             if !super::cases::is_process(process) {
                 let got = format!("`{process}`");
@@ -424,7 +476,9 @@ impl Grid {
             list.map_or(vec![None], |l| l.into_iter().map(Some).collect())
         };
         let coverages = coverages.map_or(vec![None], |l| l.into_iter().map(Some).collect());
-        for overheads in raw.overheads.map_or(vec![true], OneOrMany::list) {
+        let overheads = raw.overheads.map_or(vec![true], OneOrMany::list);
+        place.each_once("overheads", &overheads)?;
+        for overheads in overheads {
             for arrivals in &processes {
                 for &segment in segments.as_deref().unwrap_or(&[1]) {
                     for &max_batch in &optional(batches.clone()) {
@@ -439,16 +493,6 @@ impl Grid {
                         }
                     }
                 }
-            }
-        }
-        if settings.is_empty() {
-            let expected = "at least one value for every key that is there";
-            return Err(place.fault("overheads", expected, "an empty list"));
-        }
-        for (i, setting) in settings.iter().enumerate() {
-            if settings[..i].contains(setting) {
-                let expected = "each value once in arrivals, overheads, segment, max_batch";
-                return Err(place.fault("arrivals", expected, setting.label()));
             }
         }
         Ok(Self {
@@ -476,7 +520,29 @@ impl Grid {
             bound: raw.bound.unwrap_or(true),
             skipped,
             folder: PathBuf::new(),
+            origin: Origin {
+                file: file.into(),
+                text: text.into(),
+            },
         })
+    }
+
+    /// A fault of the value of `key` that shows only now.
+    pub fn fault(&self, key: &str, expected: impl Into<String>, got: impl Into<String>) -> Error {
+        let Origin { file, text } = &self.origin;
+        match file.is_empty() {
+            // One that results hold.
+            true => Error::parameter(key, expected, got),
+            false => Place { file, text }.fault(key, expected, got),
+        }
+    }
+
+    /// What is wrong with a parameter as a fault of the value of `key`.
+    pub fn blame(&self, key: &str, error: Error) -> Error {
+        match error {
+            Error::Parameter { expected, got, .. } => self.fault(key, expected, got),
+            other => other,
+        }
     }
 
     /// Keeps only these models, in the grid's order.
@@ -603,6 +669,21 @@ mod tests {
                 "seeds = [1, 1]",
                 ["line 7", "seeds", "each once"],
             ),
+            (
+                "seeds = 2",
+                "seeds = 4294967295",
+                ["line 7", "seeds", "got 4294967295"],
+            ),
+            (
+                "seeds = 2",
+                "segment = [1, 1]",
+                ["line 7", "column segment", "got `1` twice"],
+            ),
+            (
+                "seeds = 2",
+                "overheads = []",
+                ["line 7", "column overheads", "got an empty list"],
+            ),
             ("'greedy'", "'greedi'", ["line 5", "policies", "`greedi`"]),
             ("'a:1+b:3'", "'a:1+a:3'", ["line 2", "models", "`a:1+a:3`"]),
             (
@@ -633,6 +714,10 @@ mod tests {
             }
             assert!(message.starts_with("g.toml: "), "{message}");
         }
+        let seeds: Vec<String> = (0..20_000).map(|n: u32| n.to_string()).collect();
+        let seeds = format!("seeds = [{}]", seeds.join(", "));
+        let message = message(&TINY.replace("seeds = 2", &seeds));
+        assert!(message.ends_with("got a list of 20000"), "{message}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::aggregate::{Cells, Means, Metric, means};
+use super::aggregate::{Cells, Means, judged_means};
 use super::bound::{Over, OverBound};
 use super::kept::Kept;
 use super::points::{Point, Standing, name, paired};
@@ -211,7 +211,7 @@ impl Judgement {
             worst.truncate(num_worst);
             worst
         };
-        let gain = |base: &str| means(points, Cells::StableHalfLoad, Metric::J, policy, base);
+        let gain = |base: &str| judged_means(points, Cells::StableHalfLoad, policy, base);
         let lazy = ["lazy", "lazy:late-admits"]
             .into_iter()
             .filter(|l| *l != policy);

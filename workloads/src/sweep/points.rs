@@ -44,6 +44,9 @@ pub struct Standing {
     /// Whether it keeps up with the arrivals: growth at most [`SUSTAINED_GROWTH`], and no request
     /// refused or given up.
     pub sustained: bool,
+    /// Whether it refused or gave up requests: latencies are then of those it chose to serve.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sheds: bool,
     /// The best online policy of another name, by J.
     pub best_other: Option<String>,
     /// J over that of the best other.
@@ -227,6 +230,7 @@ fn standing(spec: &str, runs: &[&Run]) -> Standing {
         mean_batch: average(&|r| r.result.mean_batch),
         backlog_growth,
         sustained: backlog_growth <= SUSTAINED_GROWTH && !sheds,
+        sheds,
         best_other: None,
         ratio: None,
         ratio_se: None,

@@ -1,15 +1,18 @@
 //! The journal of a sweep in progress: one line per finished simulation, so that an interrupted
 //! sweep can go on where it stopped.
 //!
-//! The first line holds the grid and the version of the program; a journal of another grid is
-//! refused, rows of another version are left out. A last line that was cut off is dropped. Nothing is
+//! The first line holds the grid and the version and build of the program; a journal of another grid
+//! is refused, rows of another build are left out. A last line that was cut off is dropped. Nothing is
 //! written before [`Journal::start`].
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind, Write};
+use std::hash::Hasher;
+use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
+use rustc_hash::FxHasher;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -21,8 +24,30 @@ use crate::traces::source::excerpt;
 
 /// The value of `format` in the first line.
 pub const FORMAT: &str = "lazybatch-sweep-partial/1";
-/// The program's version.
-const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The program's version, with a hash of the file that runs: a change of what it computes need not
+/// change the version.
+fn version() -> &'static str {
+    static VERSION: OnceLock<String> = OnceLock::new();
+    VERSION.get_or_init(|| {
+        let version = env!("CARGO_PKG_VERSION");
+        let build = std::env::current_exe().and_then(|path| hash_of(&path));
+        build.map_or(version.into(), |hash| format!("{version}+{hash:016x}"))
+    })
+}
+
+/// A hash of a file's bytes.
+fn hash_of(path: &Path) -> std::io::Result<u64> {
+    let mut file = File::open(path)?;
+    let mut hasher = FxHasher::default();
+    let mut bytes = vec![0; 1 << 20];
+    loop {
+        match file.read(&mut bytes)? {
+            0 => return Ok(hasher.finish()),
+            n => hasher.write(&bytes[..n]),
+        }
+    }
+}
 
 #[derive(Serialize, Deserialize)]
 struct Header {
@@ -37,7 +62,7 @@ impl Header {
     fn new(grid: &Grid) -> Self {
         Self {
             format: FORMAT.into(),
-            version: Some(VERSION.into()),
+            version: Some(version().into()),
             grid: grid.clone(),
         }
     }
@@ -151,7 +176,7 @@ impl Journal {
             let got = format!("{other}: give the same grid and options again, or delete the file");
             return Err(fault(path, 1, &expected, got));
         }
-        if header.version.as_deref() != Some(VERSION) {
+        if header.version.as_deref() != Some(version()) {
             journal.num_outdated = lines.count();
             return Ok(journal);
         }
@@ -193,7 +218,7 @@ impl Journal {
         Ok(())
     }
 
-    /// How many simulations it holds that another version of the program ran; they are not used.
+    /// How many simulations it holds that another build of the program ran; they are not used.
     pub fn num_outdated(&self) -> usize {
         self.num_outdated
     }
@@ -433,9 +458,12 @@ mod tests {
         let journal = Journal::create(&path, &grid).unwrap();
         let first = run(&grid, options(journal), &|_| {}).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
-        let own = format!("\"version\":\"{VERSION}\",");
+        let own = format!("\"version\":\"{}\",", version());
         assert_eq!(text.matches(&own).count(), 1);
-        for other in ["\"version\":\"0.0.0\",", ""] {
+        // That of another version, of another build of this one, and of none.
+        let build = version().find('+').expect("tests can read their own file");
+        let build = own.replace(&version()[build..], "+0123456789abcdef");
+        for other in ["\"version\":\"0.0.0\",", &build, ""] {
             std::fs::write(&path, text.replace(&own, other)).unwrap();
             let journal = Journal::resume(&path, &grid).unwrap();
             assert_eq!(journal.num_done(), 0);

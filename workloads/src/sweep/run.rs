@@ -77,7 +77,7 @@ struct Runner<'a> {
     journal: Option<Mutex<Journal>>,
     points: Vec<String>,
     tick: &'a (dyn Fn(usize) + Sync),
-    /// Seeds that were left out.
+    /// Seeds that were left out, and runs that a trace is too short for.
     repeated: Mutex<Vec<String>>,
     num_simulated: AtomicU64,
     num_requests: AtomicU64,
@@ -124,10 +124,7 @@ impl<'a> Runner<'a> {
         }
         let per_lab = grid.num_simulations() / wanted.len().max(1);
         (self.tick)(per_lab * (wanted.len() - labs.len()));
-        let cases: Vec<Result<Vec<Case>>> = labs
-            .par_iter()
-            .map(|lab| lab.cases(&grid.offered))
-            .collect();
+        let cases: Vec<Result<Vec<Case>>> = labs.par_iter().map(|lab| lab.cases(grid)).collect();
         let mut work: Vec<(&Lab, Case)> = Vec::new();
         for (lab, cases) in labs.iter().zip(cases) {
             work.extend(cases?.into_iter().map(|case| (&**lab, case)));
@@ -182,6 +179,13 @@ impl<'a> Runner<'a> {
         let jobs: Vec<(&str, &[f64])> = grid.policies.iter().flat_map(|p| self.jobs(p)).collect();
         let mut runs: Vec<Run> = Vec::new();
         let mut seen: Vec<u64> = Vec::new();
+        if let Some((has, num)) = lab.cut_short(case.rate_rps, case.load()) {
+            let why = format!(
+                "at {:.1}/s runs have {has} arrivals, of {num}: the trace has no more",
+                case.rate_rps
+            );
+            self.leave_out(lab, &why);
+        }
         for (num_done, &seed) in grid.seeds.iter().enumerate() {
             if num_done >= MIN_SEEDS && grid.settle > 0.0 && points::settled(&runs, grid.settle) {
                 (self.tick)(jobs.len() * (grid.seeds.len() - num_done));
@@ -195,8 +199,7 @@ impl<'a> Runner<'a> {
                     "seed {seed} at {:.1}/s repeats an earlier one",
                     case.rate_rps
                 );
-                let label = text::cell_label(&lab.setting, &lab.workload.label, &why);
-                self.repeated.lock().expect("no holder panics").push(label);
+                self.leave_out(lab, &why);
                 (self.tick)(jobs.len());
                 continue;
             }
@@ -222,6 +225,12 @@ impl<'a> Runner<'a> {
             }
         }
         Ok(runs)
+    }
+
+    /// Tells of what is left out of a case.
+    fn leave_out(&self, lab: &Lab, why: &str) {
+        let label = text::cell_label(&lab.setting, &lab.workload.label, why);
+        self.repeated.lock().expect("no holder panics").push(label);
     }
 
     /// The simulations of a policy: which targets each is scored at.
@@ -338,7 +347,7 @@ mod tests {
                 .filter(|spec| ignores_sla(spec) && lazybatch_engine::policy::find(spec).is_ok())
                 .collect();
             assert!(specs.contains(&"serial") && specs.contains(&"greedy"));
-            for case in lab.cases(&grid.offered).unwrap() {
+            for case in lab.cases(&grid).unwrap() {
                 let arrivals = lab.arrivals(case.rate_rps, case.load(), 1).unwrap();
                 for policy in &specs {
                     let all = [0.1, 0.5, 2.0];
@@ -385,6 +394,12 @@ mod tests {
         assert_eq!(done.skipped.len(), 2, "{:?}", done.skipped);
         let repeats = |s: &String| s.contains("seed 3 at ") && s.contains("repeats an earlier one");
         assert!(done.skipped.iter().all(repeats), "{:?}", done.skipped);
+        // One arrival fewer than the grid asks for.
+        grid.requests = 91;
+        let done = ran(&grid, 1);
+        let short = "at 2000.0/s runs have 90 arrivals, of 91: the trace has no more";
+        let told = done.skipped.iter().filter(|s| s.contains(short));
+        assert_eq!(told.count(), 1, "{:?}", done.skipped);
     }
 
     #[test]

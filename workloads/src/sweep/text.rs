@@ -53,6 +53,15 @@ fn both(means: Means) -> String {
     }
 }
 
+/// The same of a cell that may be over fewer than `num` points; it says so then.
+fn both_of(means: Means, num: usize) -> String {
+    match means.points {
+        0 => both(means),
+        n if n == num => both(means),
+        n => format!("{} ({n})", both(means)),
+    }
+}
+
 /// A factor to three significant digits or so.
 fn factor(x: f64) -> String {
     match x {
@@ -78,7 +87,7 @@ pub fn ratio_tables(sweep: &Sweep, metrics: &[Metric], cells: &[Cells]) -> Vec<T
             let row = |policy: &str| {
                 let cell = |base: &String| match base == policy {
                     true => String::new(),
-                    false => both(means(points, cells, metric, policy, base)),
+                    false => both_of(means(points, cells, metric, policy, base), num),
                 };
                 let mut row = vec![policy.to_owned()];
                 row.extend(bases.iter().map(cell));
@@ -86,16 +95,27 @@ pub fn ratio_tables(sweep: &Sweep, metrics: &[Metric], cells: &[Cells]) -> Vec<T
             };
             let mut headings = vec!["policy".to_owned()];
             headings.extend(bases.iter().cloned());
+            let rows: Vec<Vec<String>> = subjects.map(row).collect();
+            let within = || points.iter().filter(|p| cells.has(p));
+            let any_sheds = within().any(|p| p.policies.iter().any(|s| s.sheds));
+            let without = match any_sheds && metric != Metric::Goodput {
+                true => "; without those at which either shed",
+                false => "",
+            };
+            let fewer = match rows.iter().flatten().any(|cell| cell.ends_with(')')) {
+                true => ", where (n) stands behind over n of them",
+                false => "",
+            };
             tables.push(Table {
                 caption: format!(
                     "Gain in {} of the policy in the row over that in the column, {num} points \
-                     ({}): per point the ratio, above 1 where the row is better; arithmetic / \
-                     geometric mean over points",
+                     ({}{without}): per point the ratio, above 1 where the row is better; \
+                     arithmetic / geometric mean over points{fewer}",
                     metric.label(),
                     cells.label()
                 ),
                 headings,
-                rows: subjects.map(row).collect(),
+                rows,
             });
         }
     }
@@ -360,6 +380,36 @@ mod tests {
         }
         let width = text.lines().map(|l| l.chars().count()).max();
         assert!(width < Some(260), "{width:?}");
+    }
+
+    #[test]
+    fn cells_over_fewer_points_than_the_table_say_so() {
+        let (grid, _folder) = fixture::grid("'loop'", "lengths = 'fixed:2:3'\n");
+        let ran = run(&grid, Options::default(), &|_| {}).unwrap();
+        let mut sweep = Sweep::new(&grid, ran, Some("lazy")).unwrap();
+        let table = |sweep: &Sweep, metric| {
+            let tables = ratio_tables(sweep, &[metric], &[Cells::All]);
+            aligned(&tables[0])
+        };
+        let whole = table(&sweep, Metric::J);
+        assert!(
+            !whole.contains("shed") && !whole.contains("fewer"),
+            "{whole}"
+        );
+        let lazy = sweep.points[0].policies.iter_mut();
+        lazy.for_each(|s| s.sheds = s.policy == "lazy");
+        let text = table(&sweep, Metric::J);
+        let caption = text.lines().next().unwrap();
+        for part in [
+            "4 points (all points; without",
+            "either shed)",
+            "over n of them",
+        ] {
+            assert!(caption.contains(part), "{caption}");
+        }
+        // Whoever is compared with `lazy`: over three of four.
+        assert!(text.matches(" (3)").count() > 3, "{text}");
+        assert_eq!(table(&sweep, Metric::Goodput).matches(" (3)").count(), 0);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use lazybatch_sla::{Nanos, Time};
 
 use super::source::{Column, Row, Source, parse_us};
 use super::{Format, Options};
-use crate::arrivals::Arrival;
+use crate::arrivals::{Arrival, LATEST};
 use crate::error::{Error, Result};
 
 /// Columns that a file must have.
@@ -26,7 +26,10 @@ const OPTIONAL: [&str; 5] = ["sla_us", "priority", "samples", "sequence_id", "cl
 pub(super) const FORMAT: Format = Format {
     name: "arrivals",
     about: "this project's arrivals CSV",
-    recognises: |line| line.split(',').any(|name| name.trim() == "arrival_us"),
+    recognises: |line| {
+        let is_it = |name: &str| name.trim().trim_matches('"') == "arrival_us";
+        line.split(',').any(is_it)
+    },
     read: |source, _: &Options| read(source),
 };
 
@@ -72,13 +75,19 @@ fn parse(row: &Row<'_>, columns: &[Column], names: &mut Names) -> Result<Arrival
     else {
         unreachable!("one column per name asked for");
     };
+    let at_column = at;
+    let at = Time(microseconds(at)?.ok_or_else(|| row.error(at, DECIMAL))?);
+    if at > LATEST {
+        let expected = format!("an arrival by {}", decimal_us(LATEST.0));
+        return Err(row.error(at_column, expected));
+    }
     let samples_column = samples;
     let samples = row.optional_integer(samples_column)?.unwrap_or(1);
     if samples == 0 {
         return Err(row.error(samples_column, "at least 1 sample"));
     }
     Ok(Arrival {
-        at: Time(microseconds(at)?.ok_or_else(|| row.error(at, DECIMAL))?),
+        at,
         model: names.get(
             row.text(model)
                 .ok_or_else(|| row.error(model, "a model name"))?,
@@ -92,6 +101,12 @@ fn parse(row: &Row<'_>, columns: &[Column], names: &mut Names) -> Result<Arrival
         sequence_id: row.optional_integer(sequence_id)?,
         class: row.text(class).map(|text| names.get(text)),
     })
+}
+
+/// The line of the `n`th arrival of a file, from 0, if it is one of this format.
+pub(super) fn line_of(source: &Source, n: usize) -> Option<u64> {
+    let (mut rows, _) = source.csv(&REQUIRED, &OPTIONAL).ok()?;
+    Some(rows.nth(n)?.ok()?.line)
 }
 
 /// Names seen so far, so that equal ones share their text.
@@ -245,6 +260,11 @@ mod tests {
             ("1,m,1,-1", "output_len", "`-1`"),
             ("1,m,1,", "output_len", "nothing"),
             ("1,m,1,4294967296", "output_len", "`4294967296`"),
+            (
+                "4611686018427387.905,m,1,1",
+                "arrival_us",
+                "`4611686018427387.905`",
+            ),
         ] {
             let message = row(text);
             let ok = message.starts_with(&format!("a.csv: line 3, column {column}: expected "))
@@ -306,7 +326,7 @@ mod tests {
 
     prop_compose! {
         fn any_arrival()(
-            at in 0..u64::MAX, lengths in any::<(u32, u32)>(), model in "[a-z][a-z0-9_.,\"-]{0,8}",
+            at in 0..=LATEST.0, lengths in any::<(u32, u32)>(), model in "[a-z][a-z0-9_.,\"-]{0,8}",
             sla in any::<Option<u64>>(), priority in any::<u8>(), samples in 1..u32::MAX,
             sequence_id in any::<Option<u64>>(), class in proptest::option::of("[a-z]{1,4}"),
         ) -> Arrival {

@@ -1,20 +1,20 @@
 //! The Azure LLM inference traces of 2023: `TIMESTAMP,ContextTokens,GeneratedTokens`.
 //!
-//! Timestamps are text such as `2023-11-16 18:17:03.9799600`, in steps of 100 ns; they are taken
-//! relative to the first. Published with Splitwise (ISCA 2024), CC-BY 4.0.
+//! Timestamps are text such as `2023-11-16 18:17:03.9799600`, in steps of 100 ns, those of 2024 with
+//! `+00:00` behind; they are taken relative to the first. Published with Splitwise (ISCA 2024), CC-BY 4.0.
 
 use lazybatch_sla::Time;
 
 use super::source::Source;
 use super::{Format, Options};
-use crate::arrivals::Arrival;
+use crate::arrivals::{Arrival, LATEST};
 use crate::error::Result;
 
 /// The registry's entry.
 pub(super) const FORMAT: Format = Format {
     name: "azure-llm",
     about: "Azure LLM inference trace, CSV",
-    recognises: |line| line.trim_end().starts_with("TIMESTAMP,ContextTokens"),
+    recognises: |line| line.replace('"', "").starts_with("TIMESTAMP,ContextTokens"),
     read,
 };
 
@@ -36,6 +36,9 @@ pub fn read(source: &Source, options: &Options) -> Result<Vec<Arrival>> {
             .ok_or_else(|| row.error(columns[0], "a time such as 2023-11-16 18:17:03.9799600"))?;
         let start = *first.get_or_insert(stamp);
         let at = stamp.checked_sub(start).map(Time).filter(|at| *at >= last);
+        if at.is_some_and(|at| at > LATEST) {
+            return Err(row.error(columns[0], "a time within 146 years of the first"));
+        }
         let at =
             at.ok_or_else(|| row.error(columns[0], "a time no earlier than the one before"))?;
         last = at;
@@ -45,8 +48,9 @@ pub fn read(source: &Source, options: &Options) -> Result<Vec<Arrival>> {
     Ok(arrivals)
 }
 
-/// Nanoseconds since 1970 of `YYYY-MM-DD hh:mm:ss[.f]` with at most nine decimals.
+/// Nanoseconds since 1970 of `YYYY-MM-DD hh:mm:ss[.f][+00:00]` with at most nine decimals.
 fn parse_timestamp(text: &str) -> Option<u64> {
+    let text = text.strip_suffix("+00:00").unwrap_or(text);
     let (date, time) = text.split_once(' ')?;
     let [year, month, day] = numbers::<3>(date, '-')?;
     let (clock, decimals) = time.split_once('.').unwrap_or((time, "0"));
@@ -111,7 +115,7 @@ mod tests {
             ..Options::default()
         };
         read(
-            &Source::from_text("azure.csv", &format!("{HEADER}{rows}")),
+            &Source::from_text("azure.csv", format!("{HEADER}{rows}")),
             &options,
         )
     }
@@ -138,7 +142,9 @@ mod tests {
         assert_eq!(seconds("1970-01-01 00:00:00"), Some(0));
         assert_eq!(seconds("2000-02-29 12:00:00.5"), Some(951_825_600));
         assert_eq!(seconds("2024-03-01 00:00:00"), Some(1_709_251_200));
+        assert_eq!(seconds("2024-03-01 00:00:00.25+00:00"), Some(1_709_251_200));
         for bad in [
+            "2024-03-01 00:00:00+01:00",
             "2023-02-29 00:00:00",
             "2023-13-01 00:00:00",
             "2023-11-16 24:00:00",

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::source::{Source, Whole, excerpt};
 use super::{Format, Options};
-use crate::arrivals::Arrival;
+use crate::arrivals::{Arrival, LATEST};
 use crate::error::Result;
 
 /// The registry's entry.
@@ -50,10 +50,11 @@ pub fn read(source: &Source, options: &Options) -> Result<Vec<Arrival>> {
                 .map_err(|_| source.field(line, key, u32::RANGE, format!("`{value}`")))
         };
         let ms = number("timestamp", "whole milliseconds of 0 or more")?;
-        let ns = ms.checked_mul(1_000_000).ok_or_else(|| {
-            source.field(line, "timestamp", "a time below 2^64 ns", format!("`{ms}`"))
+        let at = ms.checked_mul(1_000_000).map(Time);
+        let at = at.filter(|at| *at <= LATEST).ok_or_else(|| {
+            let expected = format!("a time of at most {} ms", LATEST.0 / 1_000_000);
+            source.field(line, "timestamp", expected, format!("`{ms}`"))
         })?;
-        let at = Time(ns);
         if arrivals.last().is_some_and(|last| last.at > at) {
             let expected = "a time no earlier than the one before";
             return Err(source.field(line, "timestamp", expected, format!("`{ms}`")));

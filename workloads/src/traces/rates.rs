@@ -76,7 +76,7 @@ mod tests {
     const HEADER: &str = "window_start_s,requests_per_s_sum_over_clients,active_clients\n";
 
     fn parse(rows: &str) -> Result<Process> {
-        from_source(&Source::from_text("rates.csv", &format!("{HEADER}{rows}")))
+        from_source(&Source::from_text("rates.csv", format!("{HEADER}{rows}")))
     }
 
     #[test]

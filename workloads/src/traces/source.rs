@@ -8,6 +8,9 @@ use std::str::FromStr;
 
 use crate::error::{Error, Result};
 
+/// Most bytes that a packed file may unpack to: some ten million arrivals with every column.
+const MAX_UNPACKED: u64 = 1 << 30;
+
 /// A file's text and the name that messages call it by.
 #[derive(Clone, Debug)]
 pub struct Source {
@@ -18,34 +21,39 @@ pub struct Source {
 }
 
 impl Source {
-    /// Reads a file; one that starts like gzip is unzipped.
+    /// Reads a file; one that starts like gzip is unzipped, if that gives at most 1 GiB.
     ///
     /// # Errors
-    /// [`Error::Io`], or [`Error::File`] for what is not UTF-8 text.
+    /// [`Error::Io`], or [`Error::File`] for what is not UTF-8 text, or too much of it.
     pub fn open(path: &Path) -> Result<Self> {
         let name = path.display().to_string();
         let mut bytes = fs::read(path).map_err(|e| Error::io(path, e))?;
         if bytes.starts_with(&[0x1f, 0x8b]) {
-            let mut plain = Vec::new();
-            flate2::read::MultiGzDecoder::new(bytes.as_slice())
-                .read_to_end(&mut plain)
-                .map_err(|e| Error::io(path, e))?;
-            bytes = plain;
+            let plain = unpack(&bytes, MAX_UNPACKED).map_err(|e| Error::io(path, e))?;
+            bytes = plain.ok_or_else(|| Error::File {
+                file: name.clone(),
+                expected: "at most 1 GiB once unpacked".into(),
+                got: "more (unpack it, files that are not packed may be longer)".into(),
+            })?;
         }
         let text = String::from_utf8(bytes).map_err(|e| Error::File {
             file: name.clone(),
             expected: "UTF-8 text".into(),
             got: format!("other bytes at offset {}", e.utf8_error().valid_up_to()),
         })?;
-        Ok(Self::from_text(&name, &text))
+        Ok(Self::from_text(&name, text))
     }
 
     /// A text that is already in memory.
-    pub fn from_text(name: &str, text: &str) -> Self {
-        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    pub fn from_text(name: &str, text: impl Into<String>) -> Self {
+        const MARK: char = '\u{feff}';
+        let mut text = text.into();
+        if text.starts_with(MARK) {
+            text.drain(..MARK.len_utf8());
+        }
         Self {
             name: name.to_owned(),
-            text: text.to_owned(),
+            text,
         }
     }
 
@@ -127,6 +135,14 @@ impl Source {
             got: got.into(),
         }
     }
+}
+
+/// What gzip packed; `None` if that is more than `most` bytes.
+fn unpack(bytes: &[u8], most: u64) -> std::io::Result<Option<Vec<u8>>> {
+    let mut plain = Vec::new();
+    let packed = flate2::read::MultiGzDecoder::new(bytes);
+    packed.take(most + 1).read_to_end(&mut plain)?;
+    Ok(Some(plain).filter(|plain| plain.len() as u64 <= most))
 }
 
 /// Rows and columns of a CSV file.
@@ -357,6 +373,15 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(missing.contains("none: "), "{missing}");
+    }
+
+    #[test]
+    fn what_unpacks_to_too_much_is_refused() {
+        let mut zip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        zip.write_all(&[b'a'; 1000]).unwrap();
+        let packed = zip.finish().unwrap();
+        assert_eq!(unpack(&packed, 1000).unwrap().unwrap().len(), 1000);
+        assert_eq!(unpack(&packed, 999).unwrap(), None);
     }
 
     #[test]
