@@ -19,6 +19,7 @@
 
 pub mod cache;
 pub mod calls;
+mod changes;
 pub mod config;
 pub mod dashboard;
 pub mod descriptors;

@@ -1,6 +1,7 @@
 //! The protocol over HTTP.
 
 mod body;
+mod element;
 mod front;
 mod generate;
 mod json;
@@ -12,7 +13,9 @@ mod whole;
 use std::sync::Arc;
 
 use axum::extract::{DefaultBodyLimit, Path, State as Shared};
+use axum::http::header::CONTENT_LENGTH;
 use axum::http::{Extensions, HeaderMap, Method, StatusCode, Version};
+use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
@@ -102,6 +105,7 @@ pub fn router(state: Arc<State>, max_body: usize, has_page: bool) -> Router {
         .layer(DefaultBodyLimit::max(max_body))
         .layer(Extension(MaxBody(max_body)))
         .layer(RequestDecompressionLayer::new())
+        .layer(map_response(unpackable))
         .layer(CatchPanicLayer::custom(|_| bug().into_response()))
         .with_state(state)
 }
@@ -112,6 +116,20 @@ fn packing() -> CompressionLayer<impl Predicate> {
     let succeeded =
         |status: StatusCode, _: Version, _: &HeaderMap, _: &Extensions| status == StatusCode::OK;
     CompressionLayer::new().compress_when(DefaultPredicate::new().and(succeeded))
+}
+
+/// What is told of a body that came packed as nobody here unpacks it, which is refused without a word.
+async fn unpackable(mut response: Response) -> Response {
+    if response.status() == StatusCode::UNSUPPORTED_MEDIA_TYPE {
+        let expected = "identity, gzip or deflate";
+        let error = Error::expected("content-encoding", expected, "another");
+        let json = Json(json!({ "error": error.told() })).into_response();
+        let (head, body) = json.into_parts();
+        *response.body_mut() = body;
+        response.headers_mut().remove(CONTENT_LENGTH);
+        response.headers_mut().extend(head.headers);
+    }
+    response
 }
 
 /// What is answered where the server panicked.

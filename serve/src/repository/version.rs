@@ -8,7 +8,7 @@ use lazybatch_graph::{SharedProgram, Tensor};
 use super::ensemble::{self, Part};
 use super::load;
 use super::texts::Texts;
-use crate::config::controls::{check_states, initial_states};
+use crate::config::controls::{check_states, initial_states, narrowed};
 use crate::config::{Config, Known, Settings, complete, not_optional};
 use crate::error::{Error, Result};
 use crate::host::{Host, Text};
@@ -78,6 +78,9 @@ impl Version {
             _ => Ok(None),
         };
         let initial = initial.map_err(of_model)?;
+        if let Some(SchedulingChoice::SequenceBatching(b)) = &proto.scheduling_choice {
+            ignored.extend(narrowed(b));
+        }
         ignored.extend(not_optional(&proto, &known));
         ignored.extend(contradiction(&proto, loaded.platform));
         let batched = complete(&mut proto, &known)?;

@@ -257,12 +257,16 @@ pub struct Running {
 const ADD: &str = "max_batch_size: 4
 dynamic_batching { default_queue_policy { max_queue_size: 2 } }";
 
+/// That of the model `lstm`: requests may state how long they wait.
+const LSTM: &str = "dynamic_batching { default_queue_policy {
+default_timeout_microseconds: 600000000 allow_timeout_override: true } }";
+
 /// Starts a server with the models `add`, whose queue holds two, and `lstm`; `set` changes its
 /// options.
 pub async fn start(set: impl FnOnce(&mut Options)) -> Running {
     let models = tempfile::tempdir().unwrap();
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("conformance/models");
-    for (name, config) in [("add", ADD), ("lstm", "")] {
+    for (name, config) in [("add", ADD), ("lstm", LSTM)] {
         let version = models.path().join(name).join("1");
         std::fs::create_dir_all(&version).unwrap();
         std::fs::copy(
@@ -280,6 +284,7 @@ pub async fn start(set: impl FnOnce(&mut Options)) -> Running {
         cache_bytes: 1 << 20,
         poll_every: Duration::from_secs(1),
         exit_on_error: true,
+        strict_readiness: true,
         http: any,
         grpc: any,
         metrics: any,
@@ -290,6 +295,7 @@ pub async fn start(set: impl FnOnce(&mut Options)) -> Running {
         max_connections: 256,
         max_streams: 64,
         header_timeout: Duration::from_secs(5),
+        keep_alive: Duration::from_secs(60),
         idle_timeout: Duration::from_secs(60),
         body_timeout: Duration::from_secs(5),
         stall_timeout: Duration::from_secs(30),
@@ -321,7 +327,7 @@ pub async fn start(set: impl FnOnce(&mut Options)) -> Running {
         task,
         models,
     };
-    until(|| running.state.is_ready()).await;
+    until(|| running.state.is_serving()).await;
     running
 }
 
