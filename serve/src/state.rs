@@ -117,8 +117,12 @@ impl State {
 
     /// Whether inference calls are expected to be answered.
     pub fn is_ready(&self) -> bool {
-        let models = &self.repository;
-        self.is_serving() && models.runs() && (!self.is_strict || models.is_complete())
+        self.is_running() && (!self.is_strict || self.repository.is_complete())
+    }
+
+    /// Whether a model that is ready is expected to answer, whatever others are.
+    pub fn is_running(&self) -> bool {
+        self.is_serving() && self.repository.runs()
     }
 
     /// Whether it has begun to serve and is not about to end, whatever its models are.

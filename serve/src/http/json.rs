@@ -15,7 +15,7 @@ use serde::de::{
     DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor,
 };
 
-use super::element::{Element, write};
+use super::element::{Element, with_words, write};
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
 use crate::infer::{LOOKED_AT, MAX_LISTED, Param, Params};
@@ -86,7 +86,18 @@ pub struct Elements {
 /// # Errors
 /// What is wrong with it, or no memory for it.
 pub fn body(text: &[u8], tab: &Tab) -> Result<Body> {
-    super::plain::body(text).map_or_else(|| parsed(text, tab), Ok)
+    if let Some(plain) = super::plain::body(text) {
+        return Ok(plain);
+    }
+    let first = parsed(text, tab);
+    let is_word = |part: &[u8]| part == b"NaN" || part == b"Inf";
+    if !matches!(first, Err(Error::Invalid(_))) || !text.windows(3).any(is_word) {
+        return first;
+    }
+    // A word takes a few bytes more as a text.
+    let own = tab.other();
+    own.add(text.len().saturating_mul(4))?;
+    with_words(text).map_or(first, |text| parsed(&text, tab))
 }
 
 /// The same of any request.

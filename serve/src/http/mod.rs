@@ -173,7 +173,7 @@ async fn ready(Shared(state): App) -> (StatusCode, Json<Value>) {
 
 async fn model_ready(Shared(state): App, Path(target): Path<Target>) -> Result<StatusCode> {
     match target.get(&state) {
-        Ok(_) => Ok(ok_or_unready(state.is_ready())),
+        Ok(_) => Ok(ok_or_unready(state.is_running())),
         Err(Error::Unavailable(_)) => Ok(StatusCode::SERVICE_UNAVAILABLE),
         Err(other) => Err(other),
     }

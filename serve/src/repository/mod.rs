@@ -147,8 +147,11 @@ impl Repository {
     pub fn load_first(&self) -> Result<()> {
         let (names, unknown) = match &self.control {
             Control::None | Control::Poll => {
-                let found = Folders::read(&self.root)
-                    .map_err(|e| Error::expected(self.root.display(), "a folder of models", e))?;
+                let found = Folders::read(&self.root).map_err(|e| {
+                    let error = Error::expected(self.root.display(), "a folder of models", e);
+                    tracing::error!(error = error.to_string(), "nothing can be loaded");
+                    error
+                })?;
                 (found.models, found.unknown)
             }
             Control::Explicit(names) => (names.clone(), Vec::new()),
@@ -177,13 +180,13 @@ impl Repository {
     /// the model is known.
     fn note(&self, name: &str, error: &Error) {
         let error = error.to_string();
-        let mut models = self.write();
-        let entry = models.get_mut(name);
-        if entry.as_ref().is_none_or(|entry| entry.reason != error) {
+        let known = self.write().get_mut(name).map(|entry| {
+            let before = std::mem::replace(&mut entry.reason, error.clone());
+            before == error
+        });
+        // Behind the lock: whoever reads the log may be slow.
+        if known != Some(true) {
             tracing::error!(model = name, error, "cannot be loaded");
-        }
-        if let Some(entry) = entry {
-            entry.reason = error;
         }
     }
 

@@ -109,6 +109,13 @@ async fn null_is_a_number_that_is_none() {
         status == 200 && text.contains("[1.0,1.0,null,1.0]"),
         "{text}"
     );
+    let request = request.to_string().replace("null", "-Infinity");
+    let path = "/v2/models/same/infer";
+    let (status, text) = call(server.http(), "POST", path, &request).await;
+    assert!(
+        status == 200 && text.contains("[1.0,1.0,null,1.0]"),
+        "{text}"
+    );
     end(server).await;
 }
 

@@ -88,6 +88,11 @@ async fn readiness_is_of_all_models_of_the_start_if_it_is_strict() {
         serves(&server, 4).await;
         let expected = if strict { 503 } else { 200 };
         assert_eq!(ready(&server).await, expected);
+        for (model, status) in [("add", 200), ("late", 503), ("typo", 503)] {
+            let path = format!("/v2/models/{model}/ready");
+            let (own, _) = call(server.http(), "GET", &path, "").await;
+            assert_eq!(own, status, "a model is as ready as it is: {model}");
+        }
         let (_, reason) = indexed(&server.state, "typo").unwrap();
         assert!(reason.contains("no folder of that name"), "{reason}");
         // Names of clients are not kept.
