@@ -188,6 +188,11 @@ impl Served {
         Ok(())
     }
 
+    /// Whether its engine takes requests, if it has one of its own.
+    pub fn runs(&self) -> bool {
+        self.own.as_ref().is_none_or(Engine::is_running)
+    }
+
     /// What looks at its engine, if it has one of its own.
     pub fn own_monitor(&self) -> Option<Monitor> {
         self.own.as_ref().map(Engine::monitor)

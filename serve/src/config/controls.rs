@@ -351,6 +351,25 @@ mod tests {
     }
 
     #[test]
+    fn ids_that_cannot_be_told_are_warned_about() {
+        let told = |data_type: &str| {
+            let text = format!(
+                "sequence_batching {{ control_input {{ name: \"C\" control {{
+                 kind: CONTROL_SEQUENCE_CORRID data_type: {data_type} }} }} }}"
+            );
+            match Config::parse("c", &text).unwrap().proto.scheduling_choice {
+                Some(SchedulingChoice::SequenceBatching(batching)) => narrowed(&batching),
+                other => panic!("{other:?}"),
+            }
+        };
+        let expected = ["ids above 2147483647 for control_input C"];
+        for data_type in ["TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32"] {
+            assert_eq!(told(data_type), expected);
+        }
+        assert_eq!(told("TYPE_INT32"), [""; 0]);
+    }
+
+    #[test]
     fn shapes_of_states_may_have_an_axis_of_samples_anywhere() {
         for stated in [
             &[2, 128][..],

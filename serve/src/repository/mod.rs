@@ -197,9 +197,9 @@ impl Repository {
         wanted.all(Entry::is_ready)
     }
 
-    /// Whether those who run the models can: the place to ask engines whether their drivers live.
+    /// Whether all engines take requests: one that has failed is there, and answers nobody any more.
     pub fn runs(&self) -> bool {
-        true
+        self.shared.engine.is_running() && self.served().iter().all(|served| served.runs())
     }
 
     fn read(&self) -> std::sync::RwLockReadGuard<'_, BTreeMap<String, Entry>> {

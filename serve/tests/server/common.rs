@@ -34,6 +34,8 @@ struct Held {
     launches: usize,
     /// Whether the next launch fails.
     fails: bool,
+    /// Whether the next launch ends its engine.
+    panics: bool,
     /// Models and samples of all launches so far.
     order: Vec<(ModelId, u32)>,
 }
@@ -51,6 +53,11 @@ impl Gate {
     /// The next launch fails.
     pub fn fail(&self) {
         self.0.0.lock().unwrap().fails = true;
+    }
+
+    /// The next launch panics, and its engine ends.
+    pub fn panic(&self) {
+        self.0.0.lock().unwrap().panics = true;
     }
 
     /// Launches that are held.
@@ -77,6 +84,10 @@ impl Gate {
         held.order.push((launch.model, launch.num_samples()));
         let mut held = self.0.1.wait_while(held, |held| held.shut).unwrap();
         held.launches -= 1;
+        if std::mem::take(&mut held.panics) {
+            drop(held);
+            panic!("the device has a bug");
+        }
         match std::mem::take(&mut held.fails) {
             false => Ok(()),
             true => Err(Error::Launch {

@@ -11,7 +11,7 @@ use lazybatch_serve::proto::model_infer_request::InferInputTensor;
 use lazybatch_serve::proto::{InferParameter, InferTensorContents, ModelInferRequest};
 use serde_json::{Value as Json, json};
 
-use crate::common::{Running, add, ask, call, start, until};
+use crate::common::{Running, add, ask, call, is_sum, start, until};
 
 /// Four numbers, and the same again.
 fn same(dtype: DType) -> Program {
@@ -348,6 +348,17 @@ async fn what_cannot_be_unpacked_is_told() {
         status == 415 && text.contains(r#"{"error":"content-encoding"#),
         "{text}"
     );
+    // The answer was computed: it goes as it is to who takes nothing that it could be.
+    for accepted in ["identity;q=0", "*;q=0", "br, identity;q=0"] {
+        let body = add(1);
+        let head = format!(
+            "POST /v2/models/add/infer HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
+             accept-encoding: {accepted}\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let (status, text) = ask(server.http(), head.as_bytes()).await;
+        assert!(status == 200 && is_sum(&text, 1), "{accepted}: {text}");
+    }
     let versions = "/v2/models/add/versions";
     for (version, expected) in [("1", 200), ("+1", 400), ("x", 400)] {
         let path = format!("{versions}/{version}");

@@ -113,6 +113,20 @@ async fn readiness_is_of_all_models_of_the_start_if_it_is_strict() {
 }
 
 #[tokio::test]
+async fn a_server_whose_engine_has_failed_is_not_ready() {
+    let server = start(|o| o.strict_readiness = false).await;
+    serves(&server, 1).await;
+    assert_eq!(ready(&server).await, 200);
+    server.gate.panic();
+    let (status, text) = call(server.http(), "POST", INFER, &add(2)).await;
+    assert_eq!(status, 500, "{text}");
+    assert_eq!(ready(&server).await, 503);
+    let (own, _) = call(server.http(), "GET", "/v2/models/add/ready", "").await;
+    assert_eq!(own, 503);
+    end(server).await;
+}
+
+#[tokio::test]
 async fn polling_goes_on_beside_what_cannot_be_looked_at() {
     let server = start(|o| {
         o.control = Control::Poll;
