@@ -353,6 +353,83 @@ fn a_bias_of_another_type_than_the_result() {
     });
 }
 
+/// Runs a product of 4 x 4 matrices, of which `b` lies `beyond` a multiple of 256 bytes, by the
+/// algorithm for one at multiples of `promised`, or of what is taken for granted.
+fn aligned(promised: Option<u32>, beyond: u64) -> bool {
+    use sys::cublasLtMatmulPreferenceAttributes_t as P;
+    use sys::cudaDataType_t::CUDA_R_32F;
+    let context = CudaContext::new(0).unwrap();
+    let stream = context.new_stream().unwrap();
+    let a = stream.clone_htod(&numbers(1, 16 + 64)).unwrap();
+    let mut d = stream.alloc_zeros::<f32>(16).unwrap();
+    let handle = result::create_handle().unwrap();
+    let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
+    let description = result::create_matmul_desc(compute, CUDA_R_32F).unwrap();
+    let layout = result::create_matrix_layout(CUDA_R_32F, 4, 4, 4).unwrap();
+    let preference = result::create_matmul_pref().unwrap();
+    let (at_a, _a) = a.device_ptr(&stream);
+    let (alpha, beta) = (1.0f32, 0.0f32);
+    // SAFETY: all handles are alive; whatever is wrong with the addresses, the emulator finds.
+    let ran = unsafe {
+        if let Some(promised) = promised {
+            let attribute = P::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES;
+            let value = (&raw const promised).cast();
+            result::set_matmul_pref_attribute(preference, attribute, value, 4).unwrap();
+        }
+        let of = layout;
+        let found =
+            result::get_matmul_algo_heuristic(handle, description, of, of, of, of, preference);
+        let algorithm = found.unwrap().algo;
+        let (at_d, _d) = d.device_ptr_mut(&stream);
+        result::matmul(
+            handle,
+            description,
+            (&raw const alpha).cast(),
+            (&raw const beta).cast(),
+            at_a as *const _,
+            layout,
+            (at_a + beyond) as *const _,
+            layout,
+            at_d as *const _,
+            layout,
+            at_d as *mut _,
+            layout,
+            &raw const algorithm,
+            std::ptr::null_mut(),
+            0,
+            stream.cu_stream().cast(),
+        )
+    };
+    let is_over = ran.is_ok() && stream.synchronize().is_ok();
+    // SAFETY: made above.
+    unsafe {
+        result::destroy_matmul_pref(preference).unwrap();
+        result::destroy_matrix_layout(layout).unwrap();
+        result::destroy_matmul_desc(description).unwrap();
+        result::destroy_handle(handle).unwrap();
+    }
+    is_over
+}
+
+#[test]
+fn matrices_that_lie_otherwise_than_was_said() {
+    let expected = [
+        "bad argument: b at 0x",
+        "expected a multiple of 256 bytes, as was said when the algorithm was asked for",
+        "kernel cublasLtMatmul",
+    ];
+    is_reported(
+        "matrices_that_lie_otherwise_than_was_said",
+        &expected,
+        || {
+            assert!(aligned(Some(64), 64));
+            assert!(aligned(Some(16), 16));
+            assert!(aligned(None, 256));
+            assert!(!aligned(None, 64));
+        },
+    );
+}
+
 #[test]
 fn attributes_that_are_not_taken() {
     runs_clean("attributes_that_are_not_taken", || {

@@ -67,7 +67,7 @@ pub enum Error {
         /// What is wrong, each with what was expected and what is there.
         problems: Vec<String>,
     },
-    /// Programs cannot be joined as they are wired.
+    /// Steps are wired in a way that is not sound, whatever runs them.
     #[error("ensemble {ensemble}: {place}: expected {expected}, got {got}")]
     Join {
         /// Name of the whole.
@@ -75,6 +75,18 @@ pub enum Error {
         /// The step or tensor.
         place: String,
         /// What would be right.
+        expected: String,
+        /// What is there.
+        got: String,
+    },
+    /// Steps are wired soundly, but one program cannot express what they are together.
+    #[error("ensemble {ensemble}: {place}: expected {expected}, got {got}")]
+    Apart {
+        /// Name of the whole.
+        ensemble: String,
+        /// The step or tensor.
+        place: String,
+        /// What one program could express.
         expected: String,
         /// What is there.
         got: String,

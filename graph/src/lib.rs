@@ -68,7 +68,7 @@ pub use dtype::DType;
 pub use dump::dump;
 pub use error::Error;
 pub use ids::{BlockId, InputId, NodeId, OutputId, StateId, ValueId, WeightId};
-pub use join::{Step, join};
+pub use join::{Ports, Source, Step, Wires, join};
 pub use liveness::{Boundary, Liveness};
 pub use manifest::Manifest;
 pub use op::{Act, At, Bin, CustomOp, Heads, Op, Pool, Window};

@@ -170,6 +170,11 @@ pub trait Device: Send {
         Residency::Resident
     }
 
+    /// What whoever measures should know of how launches ran so far, a sentence each.
+    fn remarks(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// What makes models ready for [`Device::attach`]; `None` for a device that only loads.
     fn packer(&self) -> Option<Arc<dyn Packer>> {
         None

@@ -1,4 +1,6 @@
-"""Checks of ensembles: one program that computes what its steps compute one after another."""
+"""Checks of ensembles: one program, or a chain, that computes what its steps compute one after another."""
+
+import json
 
 import numpy as np
 import repository
@@ -7,6 +9,7 @@ import tritonclient.http as over_http
 from check import check
 from common import A, B, fails, inputs, same
 from grpc_checks import Stream
+from http_checks import raw
 
 OUTPUTS = ("SUM", "REST", "SCORES")
 
@@ -91,6 +94,62 @@ def ensemble_streams_what_its_decoder_makes(server):
         tokens.append(int(result.as_numpy("TOKENS")[0, 0]))
     stream.end()
     assert tokens == whole.as_numpy("tokens")[0].tolist(), tokens
+
+
+@check
+def chain_hands_on_text_as_its_steps_would(server):
+    """An ensemble that no single program can express, over both protocols and as `generate`."""
+    words = np.array([[b"word1 word2 word3"], [b"word9"]], object)
+    drawn = {"temperature": "0.8", "seed": 5}
+    for module, client, how in [(*both, how) for both in clients(server) for how in (drawn, {})]:
+        ask = lambda model, text: client.infer(
+            model, inputs(module, {"text_input": text}), request_id="7", parameters=how)
+        said = ask("story", words).as_numpy("text_output")
+        again = ask("story", said).as_numpy("text_output")
+        answer = ask("chat", words)
+        assert answer.as_numpy("SAID").tolist() == said.tolist()
+        assert answer.as_numpy("text_output").tolist() == again.tolist()
+    for how in ("generate", "generate_stream"):
+        body = {"text_input": words[0, 0].decode()}
+        status, _, text = raw(server, "POST", f"/v2/models/chat/{how}", json.dumps(body))
+        told = json.loads(text.removeprefix(b"data: "))
+        assert (status, told["text_output"]) == (200, again[0, 0].decode()), text
+
+
+@check
+def chain_counts_its_requests_and_those_of_its_steps(server):
+    words = np.array([[b"word4 word5"]], object)
+    for module, client in clients(server):
+        plain = {} if module is over_http else {"as_json": True}
+
+        def told(model):
+            stats = client.get_inference_statistics(model, **plain)["model_stats"][0]
+            times = stats["inference_stats"]
+            counts = [int(stats["inference_count"]), int(stats["execution_count"]),
+                      int(times["success"]["count"])]
+            return np.array(counts), int(times["compute_infer"]["ns"])
+
+        before = told("chat"), told("story")
+        client.infer("chat", inputs(module, {"text_input": words}))
+        after = told("chat"), told("story")
+        assert (after[0][0] - before[0][0]).tolist() == [1, 1, 1], (before, after)
+        steps = after[1][0] - before[1][0]
+        assert (steps[0], steps[2]) == (2, 2), (before, after)
+        took = [after[i][1] - before[i][1] for i in (0, 1)]
+        assert took[0] == took[1], "its time is that of its steps"
+        fails(lambda: client.infer("chat", inputs(module, {"text_input": words}),
+                                   parameters={"temperature": 101}), part="temperature")
+
+
+@check
+def chain_tells_its_steps_of_sequences_where_a_request_stands(server):
+    one = np.ones((1, 1), np.float32)
+    for number, (module, client) in enumerate(clients(server)):
+        given = inputs(module, {"A": one})
+        fails(lambda given=given: client.infer("totals", given), part="correlation ID")
+        sums = [client.infer("totals", given, sequence_id=6001 + number, sequence_start=i == 0,
+                             sequence_end=i == 2).as_numpy("SUM")[0, 0] for i in range(3)]
+        assert sums == [1, 2, 3], sums
 
 
 @check

@@ -112,11 +112,33 @@ WRONG = {
         step("add", {"INPUT0": "A"}, {"OUTPUT0": "SUM"}),
         inputs={"A": [16]}, outputs={"SUM": [16]}),
         "step add: input INPUT1: expected a tensor for it, got none"),
-    "wrong_sequences": (ensemble(
-        step("accumulate", {"INPUT": "A"}, {"TOTAL": "SUM"}),
-        inputs={"A": [1]}, outputs={"SUM": [1]}),
-        "step 0, model accumulate: expected a model without sequences"),
+    "wrong_steps": (ensemble(
+        step("speller_steps", {"letters": "A"}, {"tokens": "SUM"}),
+        inputs={"A": [-1]}, outputs={"SUM": [-1]}),
+        "step 0, model speller_steps: expected a model that answers once"),
 }
+
+# What a language model says is what it is asked next: text goes from step to step, which no single
+# program can hand on.
+CHAT = """
+platform: "ensemble"
+max_batch_size: 8
+input { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] }
+output [
+  { name: "text_output" data_type: TYPE_STRING dims: [ 1 ] },
+  { name: "SAID" data_type: TYPE_STRING dims: [ 1 ] }
+]
+""" + f"""ensemble_scheduling {{ step [ {", ".join([
+    step("story", {"text_input": "text_input"}, {"text_output": "SAID"}),
+    step("story", {"text_input": "SAID"}, {"text_output": "text_output"}),
+])} ] }}
+"""
+
+# A step whose requests belong to sequences.
+TOTALS = ensemble(
+    step("accumulate", {"INPUT": "A"}, {"TOTAL": "SUM"}),
+    inputs={"A": [1]}, outputs={"SUM": [1]},
+).replace("max_batch_size: 8", "max_batch_size: 4")
 
 # One step that decodes; its tokens come as they are made.
 SPOKEN = """
@@ -233,6 +255,8 @@ def write(root):
     version(root, "pool", 1, onnx("pool"))
     version(root, "scorer", 1, config=SCORER)
     version(root, "spoken", 1, config=SPOKEN)
+    version(root, "chat", 1, config=CHAT)
+    version(root, "totals", 1, config=TOTALS)
     served = sorted(p.name for p in root.iterdir())
     version(root, "spare", 1, onnx("add"))
     version(root, "long", 1, onnx("lstm"), config=LONG)

@@ -40,6 +40,18 @@ impl Error {
         Self::Invalid(format!("{what}: expected {expected}, got {got}"))
     }
 
+    /// The same error in other words.
+    #[must_use]
+    pub fn map(self, words: impl FnOnce(String) -> String) -> Self {
+        match self {
+            Self::Invalid(text) => Self::Invalid(words(text)),
+            Self::NotFound(text) => Self::NotFound(words(text)),
+            Self::Unavailable(text) => Self::Unavailable(words(text)),
+            Self::Unsupported(text) => Self::Unsupported(words(text)),
+            Self::Internal(text) => Self::Internal(words(text)),
+        }
+    }
+
     /// The HTTP status.
     pub fn http(&self) -> StatusCode {
         match self {

@@ -40,7 +40,7 @@ impl Explained {
     /// Puts together why `requests` of the engine took their time, keeps it, and tells it.
     pub fn tell(&self, served: &Served, id: &str, requests: &[RequestId]) -> String {
         let lines = requests.iter().map(|&one| {
-            let known = served.engine().explain(one);
+            let known = served.explain(one);
             known.map_or_else(
                 || format!("{one} is not known: too many asked at once"),
                 |e| e.to_string(),

@@ -4,7 +4,8 @@
 //! - [`config`]: `config.pbtxt`, read strictly, completed from the model's file.
 //! - [`repository`]: folders of models, their versions, loading and unloading; [`files`]: what
 //!   configurations name in them.
-//! - [`model`]: a version that is served, in the engine of all or one of its own.
+//! - [`model`]: a version that is served, in the engine of all or one of its own; [`chain`]: one that
+//!   calls others.
 //! - [`warmup`]: what it runs before it is ready.
 //! - [`infer`]: requests and answers, whatever they came over.
 //! - [`cache`]: answers to inputs that were seen before; [`calls`], [`memory`]: how many run, what
@@ -19,6 +20,7 @@
 
 pub mod cache;
 pub mod calls;
+pub mod chain;
 mod changes;
 pub mod config;
 pub mod dashboard;

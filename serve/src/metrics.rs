@@ -321,7 +321,7 @@ fn render(state: &State) -> Result<String> {
     let served = state.repository.served().into_iter();
     let told: Vec<Told> = served
         .map(|served| Told {
-            figures: served.engine().figures(),
+            figures: served.figures(),
             served,
         })
         .collect();

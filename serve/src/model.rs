@@ -1,25 +1,31 @@
-//! A model version that is served: its program in the server's engine, and what is said of it.
+//! A model version that is served: its program in the server's engine, or the chain that it is, and
+//! what is said of it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use lazybatch_engine::{BuildError, Engine, ModelHandle, ModelOptions, Monitor};
-use lazybatch_graph::{SharedProgram, Tensor};
+use lazybatch_engine::{
+    BuildError, Engine, Explanation, Figures, ModelHandle, ModelOptions, Monitor, Options,
+    RequestError,
+};
+use lazybatch_graph::{Block, Program, Repeat, SharedProgram, Tensor};
 use lazybatch_kernels::is_static;
-use lazybatch_sla::Profile;
+use lazybatch_sla::{Profile, RequestId, Time};
 use serde_json::{Value as Json, json};
 
 use crate::cache::Cache;
+use crate::chain::Chain;
 use crate::config::{Cut, Known, MOST_BATCH, Settings};
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
 use crate::explained::{self, Explained};
 use crate::files::{file_in, regular};
 use crate::host::{Host, Text};
+use crate::memory::Memory;
 use crate::proto::{self, ModelConfig};
-use crate::repository::version::Version;
+use crate::repository::version::{Plan, Version};
 use crate::stats::Stats;
 use crate::warmup;
 
@@ -31,12 +37,34 @@ pub struct Shared {
     pub cache: Arc<Cache>,
     /// Why requests took their time.
     pub explained: Arc<Explained>,
+    /// What calls hold.
+    pub memory: Arc<Memory>,
 }
 
 static NEXT_GENERATION: AtomicU64 = AtomicU64::new(0);
 
 /// Most samples of a launch where nobody says.
 const MAX_BATCH: u32 = 64;
+
+/// What a version runs.
+pub enum Runs {
+    /// A program in an engine.
+    Program(Engaged),
+    /// Other versions, one behind the other.
+    Chain(Arc<Chain>),
+}
+
+/// A program in an engine.
+pub struct Engaged {
+    /// The program.
+    pub program: SharedProgram,
+    /// Most samples of a request to the engine.
+    pub chunk: usize,
+    /// Dropped, it unloads the model behind its last request.
+    pub engine: ModelHandle,
+    /// The engine of a model that has one of its own.
+    own: Option<Engine>,
+}
 
 /// A model version that is served.
 pub struct Served {
@@ -50,7 +78,7 @@ pub struct Served {
     pub settings: Settings,
     /// What kind of file it came from.
     pub platform: String,
-    /// Its inputs and outputs in the program's order.
+    /// Its inputs and outputs in the program's order; none of a chain, whose configuration says all.
     pub known: Known,
     /// States with which sequences start, in the order of its carried inputs; zeros if `None`.
     pub initial: Option<Vec<Tensor>>,
@@ -58,10 +86,8 @@ pub struct Served {
     pub batched: bool,
     /// Most samples of a request.
     pub max_samples: usize,
-    /// Most samples of a request to the engine.
-    pub chunk: usize,
-    /// Its program.
-    pub program: SharedProgram,
+    /// What it runs.
+    pub runs: Runs,
     /// Its tokenizer.
     pub text: Option<Arc<dyn Text>>,
     /// Labels of the elements of outputs, by output.
@@ -72,12 +98,10 @@ pub struct Served {
     pub cache: Option<Arc<Cache>>,
     /// Why its requests took their time, beside those of others.
     pub explained: Arc<Explained>,
+    /// What calls hold, tensors between the steps of a chain too.
+    pub memory: Arc<Memory>,
     /// A number that no other load of a version has.
     pub generation: u64,
-    /// Dropped, it unloads the model behind its last request.
-    engine: ModelHandle,
-    /// The engine of a model that has one of its own.
-    own: Option<Engine>,
 }
 
 impl Served {
@@ -93,7 +117,7 @@ impl Served {
         version: Version,
     ) -> Result<Self> {
         let (proto, settings) = (version.config, version.settings);
-        let (name, program) = (proto.name.clone(), version.program);
+        let name = proto.name.clone();
         for field in &version.ignored {
             tracing::warn!(model = name, field, "ignored: not honoured by this server");
         }
@@ -111,40 +135,24 @@ impl Served {
             0 => (MOST_BATCH, MAX_BATCH),
             size => (size, size),
         };
-        let max_batch = settings.max_batch.unwrap_or(max_batch).max(1);
-        let profile = profile(host, folder, &settings, &program, max_batch)?;
-        // Those that were measured, or stated in a file, have their segments.
-        let segments = match &profile {
-            Some(_) => None,
-            None => settings.segments.segments(&program),
+        let runs = match version.plan {
+            Plan::Program(program) => {
+                let max_batch = settings.max_batch.unwrap_or(max_batch).max(1);
+                let engaged =
+                    Engaged::load(host, shared, (&name, folder), program, &settings, max_batch);
+                Runs::Program(engaged?)
+            }
+            Plan::Chain(chain) => {
+                let why = &chain.why;
+                tracing::info!(
+                    model = name,
+                    version = number,
+                    why,
+                    "runs as a chain of its steps"
+                );
+                Runs::Chain(Arc::new(chain))
+            }
         };
-        if let (Cut::Us(us), None) = (settings.segments, &profile) {
-            tracing::warn!(
-                model = name,
-                us,
-                "parameter segments: ignored, since no latencies are measured (--no-measure)"
-            );
-        }
-        let options = ModelOptions {
-            profile,
-            segments,
-            max_batch: Some(max_batch),
-            sla: settings.sla,
-            classes: settings.classes.clone(),
-            max_queue: Some(settings.max_queue),
-            max_queue_by_level: settings.max_queue_by_level.clone(),
-            memory: settings.memory,
-            sequences: settings.sequences,
-            ..ModelOptions::default()
-        };
-        let fail = |e: BuildError| Error::Invalid(format!("model {name}: {e}"));
-        let own = settings.own_policy.as_deref().map(|p| {
-            empty_engine(host, p).map_err(|e| Error::Invalid(format!("model {name}: {e}")))
-        });
-        let own = own.transpose()?;
-        let engine = own.as_ref().unwrap_or(&shared.engine);
-        let engine = engine.load(&name, program.clone(), options).map_err(fail)?;
-        let chunk = if is_static(&program) { max_batch } else { 1 };
         let served = Self {
             labels: labels(folder, &proto)?,
             name,
@@ -156,23 +164,93 @@ impl Served {
             initial: version.initial,
             batched: version.batched,
             max_samples: max_samples as usize,
-            chunk: chunk as usize,
-            program,
+            runs,
             text: version.text,
             stats: Stats::default(),
             cache: cached.then(|| shared.cache.clone()),
             explained: shared.explained.clone(),
+            memory: shared.memory.clone(),
             generation: NEXT_GENERATION.fetch_add(1, Ordering::Relaxed),
-            engine,
-            own,
         };
         warmup::run(&served, folder)?;
         Ok(served)
     }
 
-    /// Itself, in its engine.
-    pub fn engine(&self) -> &ModelHandle {
-        &self.engine
+    /// Itself in its engine, if it runs in one.
+    pub fn engine(&self) -> Option<&ModelHandle> {
+        match &self.runs {
+            Runs::Program(own) => Some(&own.engine),
+            Runs::Chain(_) => None,
+        }
+    }
+
+    /// Its program, if it is one.
+    pub fn program(&self) -> Option<&SharedProgram> {
+        match &self.runs {
+            Runs::Program(own) => Some(&own.program),
+            Runs::Chain(_) => None,
+        }
+    }
+
+    /// Time on the clock of its engine; a chain goes by that of its first step.
+    pub fn now(&self) -> Time {
+        match &self.runs {
+            Runs::Program(own) => own.engine.now(),
+            Runs::Chain(chain) => chain.first().now(),
+        }
+    }
+
+    /// Running figures of its engine; none have to do with a chain, whose steps have them.
+    pub fn figures(&self) -> Figures {
+        self.engine().map(ModelHandle::figures).unwrap_or_default()
+    }
+
+    /// Whether a request may name that class, or none.
+    ///
+    /// # Errors
+    /// [`RequestError::UnknownClass`].
+    pub fn check_class(&self, class: Option<&str>) -> std::result::Result<(), RequestError> {
+        match &self.runs {
+            Runs::Program(own) => own.engine.check_class(class),
+            Runs::Chain(chain) => {
+                let is_own = self
+                    .settings
+                    .classes
+                    .iter()
+                    .any(|c| Some(&*c.name) == class);
+                let mut steps = chain.steps();
+                match is_own || steps.any(|step| step.check_class(class).is_ok()) {
+                    true => Ok(()),
+                    false => chain.first().check_class(class),
+                }
+            }
+        }
+    }
+
+    /// Whether a request may find a place just now, whatever it is. A chain takes all of them: its steps
+    /// have queues.
+    ///
+    /// # Errors
+    /// [`RequestError::QueueFull`].
+    pub fn check_room(&self) -> std::result::Result<(), RequestError> {
+        self.engine().map_or(Ok(()), ModelHandle::check_room)
+    }
+
+    /// Why a request of its engine took its time.
+    pub fn explain(&self, id: RequestId) -> Option<Explanation> {
+        self.engine()?.explain(id)
+    }
+
+    /// A request with these options was refused before it came to the engine, which has to know if it
+    /// is of a sequence with state.
+    pub fn refused(&self, options: &Options, cause: &str) {
+        match &self.runs {
+            Runs::Program(own) if !own.program.carries.is_empty() => {
+                own.engine.refused(options, cause);
+            }
+            Runs::Program(_) => {}
+            Runs::Chain(chain) => chain.steps().for_each(|step| step.refused(options, cause)),
+        }
     }
 
     /// Looks whether it gives one answer for a request, to a call of `what` that has no more.
@@ -189,34 +267,63 @@ impl Served {
     }
 
     /// Whether its engine takes requests, if it has one of its own.
-    pub fn runs(&self) -> bool {
-        self.own.as_ref().is_none_or(Engine::is_running)
+    pub fn is_running(&self) -> bool {
+        self.own_engine().is_none_or(Engine::is_running)
     }
 
     /// What looks at its engine, if it has one of its own.
     pub fn own_monitor(&self) -> Option<Monitor> {
-        self.own.as_ref().map(Engine::monitor)
+        self.own_engine().map(Engine::monitor)
     }
 
-    /// Name of its engine: `shared`, or its own name and version.
+    fn own_engine(&self) -> Option<&Engine> {
+        match &self.runs {
+            Runs::Program(own) => own.own.as_ref(),
+            Runs::Chain(_) => None,
+        }
+    }
+
+    /// Name of its engine: `shared`, or its own name and version; `chain` where its steps have theirs.
     pub fn engine_name(&self) -> String {
-        match self.own {
-            Some(_) => format!("{}/{}", self.name, self.version),
-            None => "shared".into(),
+        match (&self.runs, self.own_engine()) {
+            (Runs::Chain(_), _) => "chain".into(),
+            (_, Some(_)) => format!("{}/{}", self.name, self.version),
+            (_, None) => "shared".into(),
+        }
+    }
+
+    /// Whether `is` holds for its program, or for that of a step of the chain that it is.
+    fn has(&self, is: fn(&Program) -> bool) -> bool {
+        match &self.runs {
+            Runs::Program(own) => is(&own.program),
+            Runs::Chain(chain) => chain.steps().any(|step| step.has(is)),
         }
     }
 
     /// Whether requests are parts of sequences with state.
     pub fn is_stateful(&self) -> bool {
-        !self.program.carries.is_empty()
+        self.has(|program| !program.carries.is_empty())
     }
 
-    /// Whether answers can come step by step.
+    /// Whether requests have to say which sequence they belong to.
+    pub fn is_sequence(&self) -> bool {
+        match &self.runs {
+            Runs::Program(_) => self.settings.sequences.is_some(),
+            Runs::Chain(chain) => chain.steps().any(Self::is_sequence),
+        }
+    }
+
+    /// Whether it is made of steps until one stops, as decoders are.
     pub fn has_steps(&self) -> bool {
-        let is_decoder = |b: &lazybatch_graph::Block| {
-            matches!(b.repeat, lazybatch_graph::Repeat::UntilStop { .. })
-        };
-        self.program.blocks.iter().any(is_decoder)
+        self.has(|program| {
+            let is_decoder = |b: &Block| matches!(b.repeat, Repeat::UntilStop { .. });
+            program.blocks.iter().any(is_decoder)
+        })
+    }
+
+    /// Whether requests say how tokens are drawn.
+    pub fn samples(&self) -> bool {
+        self.has(|program| program.sampling().is_some())
     }
 
     /// Inputs or outputs as metadata states them: name, type, shape with the axis of samples.
@@ -284,7 +391,7 @@ impl Served {
         proto::ModelStatistics {
             name: self.name.clone(),
             version: self.version.to_string(),
-            last_inference: s.last_ms(self.engine().now()),
+            last_inference: s.last_ms(self.now()),
             inference_count: s.inferences.load(Relaxed),
             execution_count: self.executions(),
             inference_stats: Some(proto::InferStatistics {
@@ -303,10 +410,13 @@ impl Served {
 
     /// Inferences over the mean number of samples of a node's launch: what the protocol calls
     /// executions, where batches form anew at every node. Launches of requests that are not answered,
-    /// or not yet, change the mean; what was told once is told at least.
+    /// or not yet, change the mean; what was told once is told at least. A chain's are its requests.
     pub fn executions(&self) -> u64 {
         let inferences = self.stats.inferences.load(Ordering::Relaxed);
-        let counters = self.engine().figures().counters;
+        let Some(engine) = self.engine() else {
+            return self.stats.compute_output.count();
+        };
+        let counters = engine.figures().counters;
         let launches = u128::from(counters.launches);
         let executions =
             (u128::from(inferences) * launches).div_ceil(u128::from(counters.batched.max(1)));
@@ -321,10 +431,64 @@ impl Served {
     }
 }
 
+impl Engaged {
+    /// Loads the program of the model of that name and folder.
+    fn load(
+        host: &dyn Host,
+        shared: &Shared,
+        (name, folder): (&str, &Path),
+        program: SharedProgram,
+        settings: &Settings,
+        max_batch: u32,
+    ) -> Result<Self> {
+        let profile = profile(host, folder, settings, &program, max_batch)?;
+        // Those that were measured, or stated in a file, have their segments.
+        let segments = match &profile {
+            Some(_) => None,
+            None => settings.segments.segments(&program),
+        };
+        if let (Cut::Us(us), None) = (settings.segments, &profile) {
+            tracing::warn!(
+                model = name,
+                us,
+                "parameter segments: ignored, since no latencies are measured (--no-measure)"
+            );
+        }
+        let options = ModelOptions {
+            profile,
+            segments,
+            max_batch: Some(max_batch),
+            sla: settings.sla,
+            classes: settings.classes.clone(),
+            max_queue: Some(settings.max_queue),
+            max_queue_by_level: settings.max_queue_by_level.clone(),
+            memory: settings.memory,
+            sequences: settings.sequences,
+            ..ModelOptions::default()
+        };
+        let fail = |e: BuildError| Error::Invalid(format!("model {name}: {e}"));
+        let own = settings.own_policy.as_deref().map(|p| {
+            empty_engine(host, p).map_err(|e| Error::Invalid(format!("model {name}: {e}")))
+        });
+        let own = own.transpose()?;
+        let engine = own.as_ref().unwrap_or(&shared.engine);
+        let engine = engine.load(name, program.clone(), options).map_err(fail)?;
+        let chunk = if is_static(&program) { max_batch } else { 1 };
+        Ok(Self {
+            program,
+            chunk: chunk as usize,
+            engine,
+            own,
+        })
+    }
+}
+
 impl Drop for Served {
     fn drop(&mut self) {
         // Its last request has ended; ending a thread takes a moment that no caller should wait.
-        if let Some(engine) = self.own.take() {
+        if let Runs::Program(own) = &mut self.runs
+            && let Some(engine) = own.own.take()
+        {
             std::thread::spawn(move || drop(engine));
         }
     }

@@ -155,8 +155,12 @@ impl Server {
         let gpus = host.gpus();
         let (models, control) = (options.models.clone(), options.control.clone());
         let (policy, cache_bytes) = (options.policy.clone(), options.cache_bytes);
+        let memory = Memory::new(options.max_request_memory, options.max_tensor);
+        let memory = Arc::new(memory);
+        let of_repository = memory.clone();
         let repository = tokio::task::spawn_blocking(move || {
-            let repository = Repository::open(&models, host, control, &policy, cache_bytes)?;
+            let (policy, memory) = (&*policy, of_repository);
+            let repository = Repository::open(&models, host, control, policy, cache_bytes, memory)?;
             let loaded = repository.load_first();
             Ok::<_, error::Error>((repository, loaded))
         });
@@ -171,7 +175,7 @@ impl Server {
                 repository,
                 options.switches.clone(),
                 options.rounds.clone(),
-                Memory::new(options.max_request_memory, options.max_tensor),
+                memory,
                 options.max_in_flight,
                 options.strict_readiness,
                 telemetry,

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use lazybatch_sla::{Histogram, Nanos, Outcome, Time};
 
 use crate::error::Error;
-use crate::infer::Passage;
+use crate::infer::{Passage, Stages};
 
 /// A count and the time that it took together.
 #[derive(Debug, Default)]
@@ -76,7 +76,7 @@ pub struct Stats {
     /// Requests that were not.
     pub fail: Span,
     /// From arrival to the first launch; this and the next three of each request that was answered, but
-    /// not from the cache.
+    /// not from the cache. Those of a chain are sums over its steps.
     pub queue: Span,
     /// Reading of inputs.
     pub compute_input: Span,
@@ -155,15 +155,13 @@ impl Stats {
         self.outcome(class, passage.outcome);
     }
 
-    /// The outputs of such a request were put together; reading its inputs and writing its outputs took
-    /// so long.
-    pub fn computed(&self, passage: &Passage, input: Nanos, output: Nanos) {
-        let first = passage.first_launch;
-        self.queue.add(first.since(passage.arrival));
-        self.compute_input.add(input);
-        self.compute_infer.add(passage.finish.since(first));
+    /// The outputs of such a request were put together; it took that.
+    pub fn computed(&self, took: &Stages) {
+        self.queue.add(took.queue);
+        self.compute_input.add(took.input);
+        self.compute_infer.add(took.infer);
         // Last: who tells them goes by it.
-        self.compute_output.add(output);
+        self.compute_output.add(took.output);
     }
 
     /// An answer came from the response cache.

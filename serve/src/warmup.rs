@@ -79,7 +79,7 @@ fn one(served: &Served, folder: &Path, sample: &ModelWarmup) -> Result<()> {
         inputs.push(input(name, stated, folder, by_size.then_some(num))?);
     }
     let mut params = Params::default();
-    if served.settings.sequences.is_some() {
+    if served.is_sequence() {
         let mut set = |key: &str, value| params.set(key.to_owned(), value);
         set("sequence_id", Param::Uint(1));
         set("sequence_start", Param::Bool(true));
@@ -91,7 +91,7 @@ fn one(served: &Served, folder: &Path, sample: &ModelWarmup) -> Result<()> {
         ..Request::default()
     };
     for _ in 0..sample.count.max(1) {
-        infer::rehearse(served, &request)?;
+        infer::rehearse(served, request.clone())?;
     }
     Ok(())
 }

@@ -4,6 +4,7 @@ torchvision is there. One line of JSON each, flushed, so that a run that is ende
 has. `--dry` takes small shapes on the CPU and prints no figures. Without PyTorch it says so, and
 that is no failure."""
 
+import itertools
 import json
 import sys
 import time
@@ -11,6 +12,8 @@ import time
 DRY = "--dry" in sys.argv[1:]
 BUDGET_S = 30
 START = time.monotonic()
+# Weights of a layer, which products take in turns: more than the caches hold, as a model's are.
+COPIES = 4
 
 
 def line(what, **entries):
@@ -30,8 +33,9 @@ DEVICE = "cpu" if DRY else "cuda"
 TYPE = torch.bfloat16
 
 
-def median_us(run):
-    """Median, least and most of nine repetitions, each of many runs between two events."""
+def median_us(run, each=1):
+    """Median, least and most of nine repetitions, each of many runs between two events, where a run
+    is `each` of what is measured."""
     times = []
     for repeat in range(10):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -41,13 +45,13 @@ def median_us(run):
         end.record()
         end.synchronize()
         if repeat:
-            times.append(begin.elapsed_time(end) * 1e3 / 20)
+            times.append(begin.elapsed_time(end) * 1e3 / 20 / each)
     times.sort()
     return {"us": round(times[4], 2), "us_min": round(times[0], 2), "us_max": round(times[-1], 2)}
 
 
-def captured(run):
-    """The run as a CUDA graph, as PyTorch's documentation captures one."""
+def captured(run, each):
+    """So many runs as a CUDA graph, as PyTorch's documentation captures one."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -56,11 +60,13 @@ def captured(run):
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        run()
+        for _ in range(each):
+            run()
     return graph.replay
 
 
-def measure(what, run, **sizes):
+def measure(what, run, each=1, **sizes):
+    """A line for the run, eager and captured, `each` of them in one graph."""
     if time.monotonic() - START > BUDGET_S:
         line(what, **sizes, skipped="the time is up")
         return
@@ -73,24 +79,25 @@ def measure(what, run, **sizes):
             return
         line(what, by="eager", **sizes, **median_us(run))
         try:
-            graph = captured(run)
+            graph = captured(run, each)
         except RuntimeError as error:
             line(what, by="graph", **sizes, skipped=str(error).splitlines()[0])
             return
-        line(what, by="graph", **sizes, **median_us(graph))
+        line(what, by="graph", **sizes, **median_us(graph, each))
 
 
 def linear():
     size = 64 if DRY else 4096
-    weight = torch.randn(size, size, device=DEVICE, dtype=TYPE) / size**0.5
+    weights = torch.randn(COPIES, size, size, device=DEVICE, dtype=TYPE) / size**0.5
+    turns = itertools.cycle(weights)
     # Those of the bundle's own measurement.
     for rows in [1, 9] if DRY else [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512]:
         x = torch.randn(rows, size, device=DEVICE, dtype=TYPE)
-        measure("linear layer, bf16", lambda: x @ weight, rows=rows, size=size, out="bf16")
+        measure("linear layer, bf16", lambda: x @ next(turns), 20, rows=rows, size=size, out="bf16")
         try:
             # The results that ours writes; older versions of PyTorch have no such product.
-            product = lambda: torch.mm(x, weight, out_dtype=torch.float32)
-            measure("linear layer, bf16", product, rows=rows, size=size, out="f32")
+            product = lambda: torch.mm(x, next(turns), out_dtype=torch.float32)
+            measure("linear layer, bf16", product, 20, rows=rows, size=size, out="f32")
         except (TypeError, RuntimeError, NotImplementedError) as error:
             reason = str(error).splitlines()[0]
             line("linear layer, bf16", rows=rows, size=size, out="f32", skipped=reason)

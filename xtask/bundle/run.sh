@@ -1,8 +1,9 @@
 #!/bin/sh
 # Runs the stages of the bundle on this machine's GPU: `./run.sh FOLDER`. Each stage leaves its
 # results in FOLDER as they come, STAGE.json when it has ended or its time is up, and what it printed
-# as STAGE.log; environment.json says whether there was a GPU. `--dry` in front of the folder runs
-# small sizes and takes no figures, for a machine with the emulator in the place of a GPU.
+# as STAGE.log; results.tar.gz has all of that up to the last stage, in one file. environment.json says
+# whether there was a GPU. `--dry` in front of the folder runs small sizes and takes no figures, for a
+# machine with the emulator in the place of a GPU.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 # The programs, unpacked; a stage is told where.
@@ -192,11 +193,13 @@ for folder in ${CONDA_PREFIX:+"$CONDA_PREFIX/lib"} /usr/local/cuda*/lib64 /usr/l
 done
 LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$links:/usr/local/cuda/lib64
 XDG_CACHE_HOME=$out/cache
+# What the driver makes of kernels is kept from one program of the run to the next.
+CUDA_CACHE_PATH=$out/cache/nv
 RUST_BACKTRACE=0
 BUNDLE_OUT=$out
 BUNDLE_DRY=$dry
 BUNDLE_BIN=$bin
-export LD_LIBRARY_PATH XDG_CACHE_HOME RUST_BACKTRACE BUNDLE_OUT BUNDLE_DRY BUNDLE_BIN
+export LD_LIBRARY_PATH XDG_CACHE_HOME CUDA_CACHE_PATH RUST_BACKTRACE BUNDLE_OUT BUNDLE_DRY BUNDLE_BIN
 
 nvidia-smi >"$out/nvidia-smi.txt" 2>&1 || true
 "$bin/measure_device" --environment >"$out/environment.json"
@@ -216,6 +219,17 @@ if [ -z "$dry" ] && ! grep -q '"gpu":true' "$out/environment.json"; then
     exit 2
 fi
 
+# pack: what there is so far says of the figures that were asked for, and all of it in one file, for
+# machines that bring few files back. It appears whole, whenever the run is ended.
+pack() {
+    "$bin/measure_device" --verdict "$out" >"$bin/verdict.txt" && mv "$bin/verdict.txt" "$out/verdict.txt"
+    judged=$?
+    tar -C "$out" --exclude=./cache --exclude=./libraries --exclude=./programs \
+        --exclude=./results.tar.gz -czf "$bin/results.tar.gz" .
+    # 1: a file grew meanwhile.
+    [ $? -le 1 ] && mv "$bin/results.tar.gz" "$out/results.tar.gz" && return $judged
+}
+
 failed=0
 # stage NAME SECONDS: runs it, ends it when its time is up, and notes how it went.
 stage() {
@@ -231,6 +245,7 @@ stage() {
         "$1" $code $seconds "$budget" $timed_out >"$out/$1.json"
     echo "$1: exit code $code, $seconds s of $budget"
     [ $code -eq 0 ] || failed=1
+    pack || failed=1
 }
 
 # 518 s in all.
@@ -244,7 +259,5 @@ stage compare_others 48
 stage compare_decoder 62
 stage compare_products 28
 stage peers 28
-# What all of that says of the figures that were asked for, as a table and as JSON.
-"$bin/measure_device" --verdict "$out" >"$out/verdict.txt" || failed=1
 cat "$out/verdict.txt"
 exit $failed

@@ -5,6 +5,8 @@
 //! unoptimised programs and runs it on the emulator; `--take` puts the profiles of such a folder into
 //! one file among those of the project.
 
+#[cfg(test)]
+mod script;
 mod take;
 
 use std::path::{Path, PathBuf};
@@ -181,6 +183,17 @@ fn check(root: &Path, folder: &Path, made: &[Artifact]) -> Result<bool> {
         ensure!(num >= least, "{file}: expected {least} lines, got {num}");
     }
     check_verdict(&results)?;
+    let archive = results.join("results.tar.gz");
+    let listed = Command::new("tar").arg("-tzf").arg(&archive).output()?;
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    for name in ["./verdict.json", "./device.jsonl", "./peers.json"] {
+        let is_there = listed.lines().any(|line| line == name);
+        ensure!(
+            is_there,
+            "expected {name} in {}, got {listed}",
+            archive.display()
+        );
+    }
     // Whoever has no GPU and does not say so gets a sentence, and no measurements.
     let refused = Command::new(folder.join("run.sh"))
         .arg(folder.join("refused"))

@@ -32,7 +32,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
                     put what a machine with a GPU needs to check and measure the CUDA device into
                     target/gpu-bundle; --check runs an unoptimised one on the emulator instead;
                     --take puts the profiles among such a machine's results into
-                    workloads/profiles/NAME.json (h200 if absent)
+                    workloads/profiles/NAME.json (if absent, the card's)
   peers-env         make a Python in .peers for `lazybatch-measure peers`
   soak [--seeds N | FIRST..END] [--test NAME]
                     long property runs, or a part of one; appends a line under benches/results
@@ -67,8 +67,8 @@ fn run() -> Result<bool> {
         ["cuda-check"] => nvrtc::check(&root),
         ["gpu-bundle"] => bundle::run(&root, false),
         ["gpu-bundle", "--check"] => bundle::run(&root, true),
-        ["gpu-bundle", "--take", folder] => bundle::take(&root, folder.as_ref(), "h200"),
-        ["gpu-bundle", "--take", folder, name] => bundle::take(&root, folder.as_ref(), name),
+        ["gpu-bundle", "--take", folder] => bundle::take(&root, folder.as_ref(), None),
+        ["gpu-bundle", "--take", folder, name] => bundle::take(&root, folder.as_ref(), Some(name)),
         ["peers-env"] => peers::run(&root).map(|()| true),
         ["soak", options @ ..] => {
             let (mut seeds, mut only) = (0..soak::DEFAULT_CASES, None);

@@ -130,6 +130,9 @@ pub fn measure(
     let lengths = Lengths::load(&model.lengths)?;
     let pool = model.pool(if is_dry { POOL.1 } else { POOL.0 }, seed)?;
     let mut measured = measure::measure(device.as_mut(), &model.program, &pool, max_batch, length)?;
+    for remark in device.remarks() {
+        eprintln!("lazybatch: {}: {remark}", model.name);
+    }
     measured.profile.name = model.name.clone();
     measured.profile.sla_ms = Some(model.sla.as_ms());
     measured.profile.output_len_p90 = model

@@ -42,7 +42,11 @@ pub struct Heuristic {
     reserved: [c_int; 4],
 }
 
-/// Marks an algorithm as the emulator's only one.
+/// `CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES`; those of b, c and d follow it.
+const MIN_ALIGNMENT_A: c_int = 5;
+/// What matrices are multiples of, in bytes, unless a preference says otherwise.
+const ALIGNMENT: u32 = 256;
+/// Marks an algorithm as the emulator's only one; behind it stands what was said of alignment.
 const ALGORITHM: u64 = 1;
 /// Values of `cublasLtEpilogue_t`.
 const NOTHING: c_int = 1;
@@ -174,6 +178,27 @@ impl Driver {
         Ok(())
     }
 
+    fn set_preference(
+        &mut self,
+        handle: u64,
+        attribute: c_int,
+        value: *const c_void,
+        bytes: usize,
+    ) -> Answer {
+        let found = self
+            .blas
+            .preferences
+            .get_mut(&handle)
+            .ok_or(Code::InvalidValue)?;
+        if let matrix @ 0..4 = attribute - MIN_ALIGNMENT_A {
+            if bytes != 4 {
+                return Err(Code::InvalidValue);
+            }
+            found[matrix as usize] = get(value.cast())?;
+        }
+        Ok(())
+    }
+
     fn set_layout(&mut self, handle: u64, attribute: c_int, value: *const c_void) -> Answer {
         let found = self
             .blas
@@ -236,20 +261,23 @@ api! {
     fn cublasLtMatrixLayoutSetAttribute(layout: u64, attribute: c_int, value: *const c_void, _bytes: usize) |driver| {
         driver.set_layout(layout, attribute, value)
     }
-    /// Makes preferences; none changes anything.
+    /// Makes preferences.
     fn cublasLtMatmulPreferenceCreate(preference: *mut u64) |driver| {
         let key = driver.handle();
+        driver.blas.preferences.insert(key, [ALIGNMENT; 4]);
         put(preference, key)
     }
     /// Ends preferences.
-    fn cublasLtMatmulPreferenceDestroy(_preference: u64) |_driver| { Ok(()) }
-    /// Changes preferences; none changes anything.
-    fn cublasLtMatmulPreferenceSetAttribute(_preference: u64, _attribute: c_int, _value: *const c_void, _bytes: usize) |_driver| {
-        Ok(())
+    fn cublasLtMatmulPreferenceDestroy(preference: u64) |driver| {
+        driver.blas.preferences.remove(&preference).map(|_| ()).ok_or(Code::InvalidValue)
     }
-    /// The one algorithm, for a product that fits.
+    /// Changes preferences; those of alignment alone change anything.
+    fn cublasLtMatmulPreferenceSetAttribute(preference: u64, attribute: c_int, value: *const c_void, bytes: usize) |driver| {
+        driver.set_preference(preference, attribute, value, bytes)
+    }
+    /// The one algorithm, for a product that fits, of matrices that lie as the preference says.
     fn cublasLtMatmulAlgoGetHeuristic(
-        _handle: u64, descriptor: u64, a: u64, b: u64, c: u64, d: u64, _preference: u64,
+        _handle: u64, descriptor: u64, a: u64, b: u64, c: u64, d: u64, preference: u64,
         asked: c_int, results: *mut Heuristic, count: *mut c_int,
     ) |driver| {
         if asked < 1 {
@@ -257,7 +285,11 @@ api! {
         }
         let product = driver.lt_product(descriptor, [0; 4], [a, b, c, d], None)?;
         product.check().map_err(|report| driver.report(&report))?;
-        let algo = [ALGORITHM, 0, 0, 0, 0, 0, 0, 0];
+        let [a, b, c, d] = match preference {
+            0 => [ALIGNMENT; 4],
+            key => *driver.blas.preferences.get(&key).ok_or(Code::InvalidValue)?,
+        }.map(u64::from);
+        let algo = [ALGORITHM, a, b, c, d, 0, 0, 0];
         put(results, Heuristic { algo, workspace: 0, state: 0, waves: 1.0, reserved: [0; 4] })?;
         put(count, 1)
     }
@@ -267,12 +299,17 @@ api! {
         beta: *const c_void, c: u64, c_layout: u64, d: u64, d_layout: u64,
         algo: *const u64, _workspace: u64, _workspace_bytes: usize, stream: u64,
     ) |driver| {
-        if !algo.is_null() && get(algo)? != ALGORITHM {
-            return Err(Code::InvalidValue);
-        }
+        let promised = match algo.is_null() {
+            true => None,
+            false => match get(algo.cast::<[u64; 5]>())? {
+                [ALGORITHM, promised @ ..] => Some(promised),
+                _ => return Err(Code::InvalidValue),
+            },
+        };
         let layouts = [a_layout, b_layout, c_layout, d_layout];
         let product = driver.lt_product(descriptor, [a, b, c, d], layouts, Some([alpha, beta]))?;
-        product.check_bias().map_err(|report| driver.report(&report))?;
+        let checked = promised.map_or(Ok(()), |promised| product.check_promised(promised));
+        checked.and_then(|()| product.check_bias()).map_err(|report| driver.report(&report))?;
         driver.multiply(product, stream)
     }
 }

@@ -18,6 +18,8 @@ pub(crate) struct State {
     streams: BTreeMap<u64, u64>,
     layouts: BTreeMap<u64, lt::Layout>,
     descriptors: BTreeMap<u64, lt::Descriptor>,
+    /// Of preferences: the multiples of bytes at which a, b, c and d lie.
+    preferences: BTreeMap<u64, [u32; 4]>,
 }
 
 /// Values of `cublasStatus_t`.

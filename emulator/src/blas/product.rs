@@ -214,6 +214,23 @@ impl Product {
         )))
     }
 
+    /// Matrices that lie at these multiples of bytes, for which an algorithm was chosen.
+    pub(super) fn check_promised(&self, multiples: [u64; 4]) -> Result<(), Box<Report>> {
+        for (x, multiple) in [&self.a, &self.b, &self.c, &self.d]
+            .into_iter()
+            .zip(multiples)
+        {
+            if !x.at.is_multiple_of(multiple.max(1)) {
+                let what = format!(
+                    "{} at {:#x}: expected a multiple of {multiple} bytes, as was said when the algorithm was asked for",
+                    x.name, x.at
+                );
+                return Err(self.argument(what));
+            }
+        }
+        Ok(())
+    }
+
     fn argument(&self, what: String) -> Box<Report> {
         Box::new(Report {
             kind: Kind::Argument,

@@ -1,6 +1,6 @@
 //! Running figures of an engine.
 
-use lazybatch_sla::{Account, Histogram, Time};
+use lazybatch_sla::{Account, Histogram, Nanos, Time};
 
 use crate::core::Counters;
 
@@ -66,6 +66,34 @@ pub struct Load {
     pub in_flight: u32,
     /// Arrival of the request that has waited longest.
     pub oldest: Option<Time>,
+}
+
+/// Those running figures of a model that cost little to tell.
+#[derive(Clone, Debug)]
+pub struct Figures {
+    /// As [`crate::ModelStats::counters`].
+    pub counters: Counters,
+    /// As [`crate::ModelStats::batches`].
+    pub batches: Histogram,
+    /// Requests in the batch table or ending.
+    pub in_flight: u32,
+    /// Requests that wait for their turn; 0 without [`crate::ModelOptions::max_queue`].
+    pub waiting: usize,
+    /// For how long the one of them that came first has.
+    pub oldest: Option<Nanos>,
+}
+
+impl Default for Figures {
+    /// Those of a model that has launched nothing.
+    fn default() -> Self {
+        Self {
+            counters: Counters::default(),
+            batches: Histogram::new(&BATCH_BOUNDS),
+            in_flight: 0,
+            waiting: 0,
+            oldest: None,
+        }
+    }
 }
 
 /// Bounds of samples of a node execution.

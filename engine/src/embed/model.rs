@@ -13,6 +13,7 @@ use super::memory::{Bound, Limit};
 use super::submit::{Bounded, completed};
 use super::{Answer, BuildError, Handle, Held, Options, RequestError, Shared, StepStream};
 use crate::core::{Counters, ModelSpec};
+pub use crate::driver::figures::Figures;
 use crate::driver::sequences::SequenceOptions;
 use crate::driver::threaded::{Command, Plans};
 use crate::explain::Explanation;
@@ -136,21 +137,6 @@ pub struct ModelStats {
     pub account: Account,
     /// How many samples node executions had.
     pub batches: Histogram,
-}
-
-/// Those running figures of a model that cost little to tell.
-#[derive(Clone, Debug)]
-pub struct Figures {
-    /// As [`ModelStats::counters`].
-    pub counters: Counters,
-    /// As [`ModelStats::batches`].
-    pub batches: Histogram,
-    /// Requests in the batch table or ending.
-    pub in_flight: u32,
-    /// Requests that wait for their turn; 0 without [`ModelOptions::max_queue`].
-    pub waiting: usize,
-    /// For how long the one of them that came first has.
-    pub oldest: Option<Nanos>,
 }
 
 /// A model described, checked against its program.

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use smallvec::SmallVec;
 
 use super::Step;
-use super::wiring::{Source, Wiring, emits};
+use super::wires::{Source, Wires};
+use super::wiring::emits;
 use crate::ids::{InputId, NodeId, OutputId, StateId, ValueId, WeightId};
 use crate::op::{At, Op};
 use crate::passes::states_of;
@@ -21,7 +22,7 @@ type Made = (usize, usize);
 /// The program that comes to be.
 struct Assembly<'a> {
     steps: &'a [Step<'a>],
-    wiring: &'a Wiring,
+    wiring: &'a Wires,
     program: Program,
     /// Where the blocks of each step stand.
     placed: Vec<Vec<usize>>,
@@ -39,7 +40,7 @@ pub(super) fn assemble(
     inputs: &[String],
     steps: &[Step<'_>],
     outputs: &[String],
-    wiring: &Wiring,
+    wiring: &Wires,
 ) -> Program {
     let mut assembly = Assembly {
         steps,

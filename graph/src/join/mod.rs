@@ -13,15 +13,20 @@
 //!
 //! Steps that sample share one input for that, the joined program's last.
 //!
+//! [`Wires`] are what is checked of names alone; a server may use them for steps that are no programs.
+//!
 //! A request has one length. So a step can read a sequence only if that has as many rows as the
 //! ensemble's own sequences have positions; a sequence that a decoder made is no input of a step.
 
 mod assemble;
 #[cfg(test)]
 mod tests;
+mod wires;
 mod wiring;
 
 use std::collections::BTreeMap;
+
+pub use wires::{Ports, Source, Wires};
 
 use crate::error::Error;
 use crate::passes;
@@ -46,8 +51,8 @@ pub struct Step<'a> {
 /// stand in any order. The facts of the steps (their metadata) are left out.
 ///
 /// # Errors
-/// [`Error::Join`] for wiring that is not sound, and for what one program cannot express; it names
-/// step and tensor.
+/// [`Error::Join`] for wiring that is not sound, [`Error::Apart`] where it is and one program cannot
+/// express it; both name step and tensor.
 pub fn join(
     name: &str,
     inputs: &[String],
@@ -58,7 +63,7 @@ pub fn join(
     if share_sampling(&mut steps) {
         inputs.push(SAMPLING_INPUT.to_owned());
     }
-    let wiring = wiring::Wiring::of(name, &inputs, &steps, outputs)?;
+    let wiring = wiring::wiring(name, &inputs, &steps, outputs)?;
     let mut program = assemble::assemble(name, &inputs, &steps, outputs, &wiring);
     verify(&program)?;
     let dead_code = passes::find("dead_code").expect("among the passes");

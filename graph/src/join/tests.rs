@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::{Step, join};
 use crate::builder::{Greedy, ProgramBuilder};
 use crate::dtype::DType;
+use crate::error::Error;
 use crate::op::{Act, At, Op};
 use crate::program::{Program, Repeat, StateKind};
 
@@ -104,6 +105,13 @@ fn names(of: &[&str]) -> Vec<String> {
 fn joined(inputs: &[&str], steps: &[Step<'_>], outputs: &[&str]) -> Result<Program, String> {
     let program = join("whole", &names(inputs), steps, &names(outputs));
     program.map_err(|e| e.to_string())
+}
+
+/// Why sound wiring is none of one program.
+fn apart(steps: &[Step<'_>]) -> String {
+    let error = join("whole", &names(&["in"]), steps, &names(&["out"])).unwrap_err();
+    assert!(matches!(error, Error::Apart { .. }), "{error}");
+    error.to_string()
 }
 
 fn nodes(program: &Program, block: usize) -> Vec<&str> {
@@ -254,7 +262,9 @@ fn steps_of_one_program_share_its_weights() {
 fn wiring_that_is_not_sound_is_refused() {
     let (a, b) = (dense("a", 4, 3), dense("b", 3, 4));
     let told = |inputs: &[&str], steps: &[Step<'_>], outputs: &[&str]| {
-        joined(inputs, steps, outputs).unwrap_err()
+        let error = join("whole", &names(inputs), steps, &names(outputs)).unwrap_err();
+        assert!(matches!(error, Error::Join { .. }), "{error}");
+        error.to_string()
     };
     let sa = |x: &str, y: &str| step("a", &a, &[("x", x)], &[("y", y)]);
     let sb = |x: &str, y: &str| step("b", &b, &[("x", x)], &[("y", y)]);
@@ -304,9 +314,7 @@ fn wiring_that_is_not_sound_is_refused() {
 fn what_one_length_cannot_express_is_refused() {
     let (rows, tags, dec) = (recurrent(1, 9), tagger(), decoder());
     let (strided, ids) = (recurrent(2, 9), embed(5));
-    let told = |first: Step<'_>, second: Step<'_>| {
-        joined(&["in"], &[first, second], &["out"]).unwrap_err()
-    };
+    let told = |first: Step<'_>, second: Step<'_>| apart(&[first, second]);
     let a = step("a", &dec, &[("x", "in")], &[("tokens", "m")]);
     let wide = embed(6);
     let b = step("b", &wide, &[("ids", "m")], &[("y", "out")]);
@@ -336,5 +344,20 @@ fn what_one_length_cannot_express_is_refused() {
     let b = step("b", &carried, &[("x", "m")], &[("y", "out")]);
     assert!(
         told(a, b).contains("step a: expected no state between requests, got y handed on to x")
+    );
+}
+
+#[test]
+fn what_is_not_sound_is_told_before_what_one_program_cannot_express() {
+    let (dec, ids, other) = (decoder(), embed(6), dense("c", 5, 1));
+    let steps = [
+        step("a", &dec, &[("x", "in")], &[("tokens", "m")]),
+        step("b", &ids, &[("ids", "m")], &[("y", "n")]),
+    ];
+    let last = step("c", &other, &[("x", "n")], &[("y", "out")]);
+    let error = joined(&["in"], &[&steps[..], &[last]].concat(), &["out"]).unwrap_err();
+    assert!(
+        error.contains("tensor n: expected f32[5], got f32[3] output y of step b"),
+        "{error}"
     );
 }

@@ -1,273 +1,116 @@
-//! Which tensor comes from where, and whether it can.
-
-use std::collections::BTreeMap;
+//! Whether what steps read and write can be that of one program.
 
 use super::Step;
+use super::wires::{Ports, Source, Wires, told};
 use crate::error::Error;
 use crate::op::Op;
 use crate::program::{Def, InputDecl, Node, Program, Repeat};
 use crate::shape::{Dim, TensorType};
-
-/// Where a tensor comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Source {
-    /// An input of the ensemble.
-    Input(usize),
-    /// An output of a step.
-    Output {
-        /// Which step.
-        step: usize,
-        /// Which of its outputs.
-        output: usize,
-    },
-}
-
-/// Wiring that is sound.
-#[derive(Debug)]
-pub(super) struct Wiring {
-    /// Steps, each behind those that it reads from.
-    pub order: Vec<usize>,
-    /// Where inputs come from, by step and input.
-    pub sources: Vec<Vec<Source>>,
-    /// Steps and outputs that the ensemble's outputs are.
-    pub outputs: Vec<(usize, usize)>,
-}
 
 /// What is checked, and for whom.
 struct Checks<'a> {
     ensemble: &'a str,
     inputs: &'a [String],
     steps: &'a [Step<'a>],
+    ports: &'a [Ports<'a>],
 }
 
-impl Wiring {
-    /// Checks the wiring of `steps`.
-    pub fn of(
-        ensemble: &str,
-        inputs: &[String],
-        steps: &[Step<'_>],
-        outputs: &[String],
-    ) -> Result<Self, Error> {
-        let checks = Checks {
-            ensemble,
-            inputs,
-            steps,
-        };
-        checks.steps_alone()?;
-        let made = checks.made()?;
-        let sources = checks.sources(&made)?;
-        let outputs = checks.outputs(outputs, &made)?;
-        checks.all_used(&made, &sources, &outputs)?;
-        let order = checks.order(&sources)?;
-        for &step in &order {
-            for input in 0..sources[step].len() {
-                checks.fits(&sources, step, input)?;
-            }
-        }
-        Ok(Self {
-            order,
-            sources,
-            outputs,
-        })
+/// Checks the wiring of `steps`: first all that would be wrong however they were run, then what one
+/// program cannot express.
+///
+/// # Errors
+/// [`Error::Join`], [`Error::Apart`].
+pub(super) fn wiring(
+    ensemble: &str,
+    inputs: &[String],
+    steps: &[Step<'_>],
+    outputs: &[String],
+) -> Result<Wires, Error> {
+    let ports: Vec<Ports<'_>> = steps.iter().map(ports).collect();
+    let wires = Wires::of(ensemble, inputs, &ports, outputs)?;
+    let checks = Checks {
+        ensemble,
+        inputs,
+        steps,
+        ports: &ports,
+    };
+    let of_all = |check: &dyn Fn(usize, usize) -> Result<(), Error>| {
+        let mut all = wires.order.iter().flat_map(|&step| {
+            let inputs = 0..wires.sources[step].len();
+            inputs.map(move |input| (step, input))
+        });
+        all.try_for_each(|(step, input)| check(step, input))
+    };
+    of_all(&|step, input| checks.fits(&wires.sources, step, input))?;
+    checks.no_states()?;
+    of_all(&|step, input| checks.is_one(wires.sources[step][input], step, input))?;
+    Ok(wires)
+}
+
+fn ports<'a>(step: &'a Step<'_>) -> Ports<'a> {
+    let program = step.program;
+    Ports {
+        name: &step.name,
+        inputs: program.inputs.iter().map(|d| d.name.as_str()).collect(),
+        outputs: program.outputs.iter().map(|d| d.name.as_str()).collect(),
+        reads: &step.inputs,
+        makes: &step.outputs,
     }
 }
 
-impl<'a> Checks<'a> {
-    fn fail<T>(
+impl Checks<'_> {
+    fn place(&self, step: usize, decl: &InputDecl) -> String {
+        let own = &self.steps[step];
+        let tensor = &own.inputs[&decl.name];
+        format!("step {}: input {}: tensor {tensor}", own.name, decl.name)
+    }
+
+    fn told(&self, source: Source) -> String {
+        told(self.inputs, self.ports, source)
+    }
+
+    fn apart<T>(
         &self,
-        place: impl Into<String>,
+        place: String,
         expected: impl Into<String>,
-        got: impl Into<String>,
+        got: String,
     ) -> Result<T, Error> {
-        Err(Error::Join {
+        Err(Error::Apart {
             ensemble: self.ensemble.to_owned(),
-            place: place.into(),
+            place,
             expected: expected.into(),
-            got: got.into(),
+            got,
         })
     }
 
-    /// What is asked of each step by itself.
-    fn steps_alone(&self) -> Result<(), Error> {
-        if self.steps.is_empty() {
-            return self.fail("steps", "one or more", "none");
-        }
-        for (i, step) in self.steps.iter().enumerate() {
-            let place = format!("step {}", step.name);
-            let before = &self.steps[..i];
-            if step.name.is_empty() || before.iter().any(|s| s.name == step.name) {
-                return self.fail(format!("step {i}"), "a name of its own", &step.name);
-            }
+    /// Whether no step hands state on from request to request.
+    fn no_states(&self) -> Result<(), Error> {
+        for step in self.steps {
             let p = step.program;
             if let Some(carry) = p.carries.first() {
                 let (output, input) = (p.output(carry.output), p.input(carry.input));
                 let got = format!("{} handed on to {}", output.name, input.name);
-                return self.fail(place, "no state between requests", got);
-            }
-            let inputs = p.inputs.iter().map(|d| d.name.as_str());
-            self.names(&place, "input", &step.inputs, inputs.collect())?;
-            let outputs = p.outputs.iter().map(|d| d.name.as_str());
-            self.names(&place, "output", &step.outputs, outputs.collect())?;
-            if let Some(missing) = p.inputs.iter().find(|d| !step.inputs.contains_key(&d.name)) {
-                let place = format!("{place}: input {}", missing.name);
-                return self.fail(place, "a tensor for it", "none");
-            }
-            if step.outputs.is_empty() {
-                return self.fail(place, "a tensor for one of its outputs", "none");
+                return self.apart(
+                    format!("step {}", step.name),
+                    "no state between requests",
+                    got,
+                );
             }
         }
         Ok(())
     }
 
-    fn names(
-        &self,
-        place: &str,
-        kind: &str,
-        map: &BTreeMap<String, String>,
-        known: Vec<&str>,
-    ) -> Result<(), Error> {
-        match map.iter().find(|(name, _)| !known.contains(&name.as_str())) {
-            None => Ok(()),
-            Some((name, tensor)) => {
-                let place = format!("{place}: tensor {tensor}");
-                let expected = format!("one of the {kind}s {}", known.join(", "));
-                self.fail(place, expected, name)
-            }
-        }
-    }
-
-    /// Where each tensor comes from.
-    fn made(&self) -> Result<BTreeMap<&'a str, Source>, Error> {
-        let mut made = BTreeMap::new();
-        for (i, name) in self.inputs.iter().enumerate() {
-            if made.insert(name.as_str(), Source::Input(i)).is_some() {
-                return self.fail(format!("input {name}"), "it once", "it twice");
-            }
-        }
-        for (s, step) in self.steps.iter().enumerate() {
-            for (name, tensor) in &step.outputs {
-                let decls = step.program.outputs.iter();
-                let output = decls.clone().position(|d| d.name == *name);
-                let output = output.expect("names were checked");
-                let source = Source::Output { step: s, output };
-                if let Some(before) = made.insert(tensor.as_str(), source) {
-                    let place = format!("tensor {tensor}");
-                    let got = format!("{} and {}", self.told(before), self.told(source));
-                    return self.fail(place, "one place that it comes from", got);
-                }
-            }
-        }
-        Ok(made)
-    }
-
-    /// A source in words.
-    fn told(&self, source: Source) -> String {
-        match source {
-            Source::Input(i) => format!("the ensemble's input {}", self.inputs[i]),
-            Source::Output { step, output } => {
-                let step = &self.steps[step];
-                let name = &step.program.outputs[output].name;
-                format!("output {name} of step {}", step.name)
-            }
-        }
-    }
-
-    fn sources(&self, made: &BTreeMap<&str, Source>) -> Result<Vec<Vec<Source>>, Error> {
-        let of_step = |step: &Step<'_>| {
-            let of_input = |decl: &InputDecl| {
-                let tensor = step.inputs[&decl.name].as_str();
-                made.get(tensor).copied().map_or_else(
-                    || {
-                        let place = format!("step {}: input {}", step.name, decl.name);
-                        let expected = "an input of the ensemble or a tensor that a step makes";
-                        self.fail(place, expected, format!("tensor {tensor}"))
-                    },
-                    Ok,
-                )
-            };
-            step.program.inputs.iter().map(of_input).collect()
-        };
-        self.steps.iter().map(of_step).collect()
-    }
-
-    fn outputs(
-        &self,
-        names: &[String],
-        made: &BTreeMap<&str, Source>,
-    ) -> Result<Vec<(usize, usize)>, Error> {
-        if names.is_empty() {
-            return self.fail("outputs", "one or more", "none");
-        }
-        let of = |(i, name): (usize, &String)| {
-            let place = format!("output {name}");
-            if names[..i].contains(name) {
-                return self.fail(place, "it once", "it twice");
-            }
-            match made.get(name.as_str()) {
-                Some(Source::Output { step, output }) => Ok((*step, *output)),
-                Some(input @ Source::Input(_)) => {
-                    self.fail(place, "a tensor that a step makes", self.told(*input))
-                }
-                None => self.fail(place, "a tensor that a step makes", "nothing makes it"),
-            }
-        };
-        names.iter().enumerate().map(of).collect()
-    }
-
-    /// Every tensor is read or an output.
-    fn all_used(
-        &self,
-        made: &BTreeMap<&str, Source>,
-        sources: &[Vec<Source>],
-        outputs: &[(usize, usize)],
-    ) -> Result<(), Error> {
-        let used = |source: &Source| {
-            let is_output = |s: &Source| {
-                let at = |&(step, output): &(usize, usize)| *s == Source::Output { step, output };
-                outputs.iter().any(at)
-            };
-            is_output(source) || sources.iter().flatten().any(|s| s == source)
-        };
-        match made.iter().find(|(_, source)| !used(source)) {
-            None => Ok(()),
-            Some((tensor, source)) => {
-                let place = format!("tensor {tensor}");
-                let expected = "a step that reads it, or it among the outputs";
-                self.fail(place, expected, format!("{}, unused", self.told(*source)))
-            }
-        }
-    }
-
-    /// The steps as they are stated, but each behind those that it reads from.
-    fn order(&self, sources: &[Vec<Source>]) -> Result<Vec<usize>, Error> {
-        let mut order: Vec<usize> = Vec::new();
-        while order.len() < self.steps.len() {
-            let ready = |s: &usize| {
-                let there = |source: &Source| match source {
-                    Source::Input(_) => true,
-                    Source::Output { step, .. } => order.contains(step),
-                };
-                !order.contains(s) && sources[*s].iter().all(there)
-            };
-            let next = (0..self.steps.len()).find(ready);
-            let Some(next) = next else {
-                let left = (0..self.steps.len()).filter(|s| !order.contains(s));
-                let names: Vec<_> = left.map(|s| self.steps[s].name.as_str()).collect();
-                let expected = "an order in which each reads from those before it";
-                return self.fail(format!("steps {}", names.join(", ")), expected, "a cycle");
-            };
-            order.push(next);
-        }
-        Ok(order)
-    }
-
-    /// Whether an input can read what it is wired to.
+    /// Whether an input is of the type of what it is wired to.
     fn fits(&self, sources: &[Vec<Source>], step: usize, input: usize) -> Result<(), Error> {
-        let (own, decl) = (&self.steps[step], &self.steps[step].program.inputs[input]);
-        let tensor = &own.inputs[&decl.name];
-        let place = format!("step {}: input {}: tensor {tensor}", own.name, decl.name);
+        let decl = &self.steps[step].program.inputs[input];
         let source = sources[step][input];
-        let Source::Output { step: s, output } = source else {
+        let got = if let Source::Output { step: s, output } = source {
+            let made = &self.steps[s].program.outputs[output];
+            if alike(&made.ty, &decl.ty) {
+                return Ok(());
+            }
+            format!("{} {}", made.ty, self.told(source))
+        } else {
             // All that read an input of the ensemble see one declaration.
             let first = sources.iter().enumerate().find_map(|(s, of)| {
                 let at = of.iter().position(|x| *x == source)?;
@@ -278,22 +121,31 @@ impl<'a> Checks<'a> {
             if alike(&other.ty, &decl.ty) {
                 return Ok(());
             }
-            let got = format!(
+            format!(
                 "{} for input {} of step {}",
                 other.ty, other.name, self.steps[s].name
-            );
-            return self.fail(place, decl.ty.to_string(), got);
+            )
+        };
+        Err(Error::Join {
+            ensemble: self.ensemble.to_owned(),
+            place: self.place(step, decl),
+            expected: decl.ty.to_string(),
+            got,
+        })
+    }
+
+    /// Whether one program, whose requests have one length, can hand an input what it reads.
+    fn is_one(&self, source: Source, step: usize, input: usize) -> Result<(), Error> {
+        let (own, decl) = (&self.steps[step], &self.steps[step].program.inputs[input]);
+        let Source::Output { step: s, output } = source else {
+            return Ok(());
         };
         let from = self.steps[s].program;
-        let made = &from.outputs[output];
-        let what = self.told(source);
-        if !alike(&made.ty, &decl.ty) {
-            return self.fail(place, decl.ty.to_string(), format!("{} {what}", made.ty));
-        }
+        let (place, what) = (self.place(step, decl), self.told(source));
         if decl.ty.lead().is_some() {
             if let Err(rows) = per_position(from, output) {
                 let expected = "a row for each position of the request";
-                return self.fail(place, expected, format!("{what}, which has {rows}"));
+                return self.apart(place, expected, format!("{what}, which has {rows}"));
             }
             let strided = own.program.blocks.iter().find_map(|b| match b.repeat {
                 Repeat::PerInputStep { stride } if stride != 1 => {
@@ -306,7 +158,7 @@ impl<'a> Checks<'a> {
             });
             if let Some(stride) = strided {
                 let got = format!("one that reads every position at a multiple of {stride}");
-                return self.fail(place, "a step that reads every position", got);
+                return self.apart(place, "a step that reads every position", got);
             }
         }
         let Some(wanted) = decl.id_bound else {
@@ -316,11 +168,11 @@ impl<'a> Checks<'a> {
             Some(bound) if bound <= wanted => Ok(()),
             Some(bound) => {
                 let got = format!("{what}, whose ids are below {bound}");
-                self.fail(place, format!("ids below {wanted}"), got)
+                self.apart(place, format!("ids below {wanted}"), got)
             }
             None => {
                 let got = format!("{what}, whose numbers nothing bounds");
-                self.fail(place, format!("ids below {wanted}"), got)
+                self.apart(place, format!("ids below {wanted}"), got)
             }
         }
     }

@@ -167,8 +167,17 @@ struct Tiles {
     }
 };
 
-#define INSTANCE(NAME, T, ROWS, COLUMNS, DEPTH, TM, TN, STAGES)                                    \
-    extern "C" __global__ void __launch_bounds__(ROWS / TM * (COLUMNS / TN), 1)                     \
+// Blocks of the large tiling that are to have room on a multiprocessor together: a second one wants
+// 128 registers a thread, with which sums of f32 spill from sm_100 on.
+#if __CUDA_ARCH__ < 1000
+#define LARGE_BLOCKS 2
+#else
+#define LARGE_BLOCKS 1
+#endif
+
+// `BLOCKS` at least are to have room on a multiprocessor together.
+#define INSTANCE(NAME, T, ROWS, COLUMNS, DEPTH, TM, TN, STAGES, BLOCKS)                            \
+    extern "C" __global__ void __launch_bounds__(ROWS / TM * (COLUMNS / TN), BLOCKS)                \
         NAME(const float *a, const int *a_rows, const T *b, const float *scales, float *out,       \
              u32 m, u32 k, u32 n, u32 resume, const float *bias, u32 act,                          \
              const float *residual) {                                                              \
@@ -177,41 +186,46 @@ struct Tiles {
     }
 
 #define INSTANCES(SUFFIX, T)                                                                       \
-    INSTANCE(gemm_few_##SUFFIX, T, 8, 16, 64, 1, 1, 6)                                             \
-    INSTANCE(gemm_small_##SUFFIX, T, 32, 64, 32, 4, 4, 3)                                           \
-    INSTANCE(gemm_large_##SUFFIX, T, 128, 128, 16, 8, 8, 2)
+    INSTANCE(gemm_few_##SUFFIX, T, 8, 16, 64, 1, 1, 6, 1)                                            \
+    INSTANCE(gemm_small_##SUFFIX, T, 32, 64, 32, 4, 4, 3, 1)                                          \
+    INSTANCE(gemm_large_##SUFFIX, T, 128, 128, 16, 8, 8, 2, LARGE_BLOCKS)
 
 
 // ---- by matrix instructions ----
 //
 // Weights of f16 and bf16 times activations that are rounded to the same type, sums in f32. An
-// element is a chain of instructions in order of `k`, 16 steps each, whatever the rows around it:
-// there is one tile for all sizes, and rows that are not there are zeros.
+// element is a chain of instructions in order of `k`, 16 steps each, whatever the tile and the rows
+// around it; rows that are not there are zeros.
 
-// Four warps, each with 16 rows and all columns of a block. Right rows stand apart by 16 bytes more,
-// so that eight of them lie in different banks.
-template <class T> struct Matrix {
-    static const u32 ROWS = 64, COLUMNS = 32, DEPTH = 32, STAGES = 4;
-    typedef Tiles<T, ROWS, COLUMNS, DEPTH, 4, 4, STAGES, 8> Of;
+// Four warps: as many as there are times 16 rows below one another, the others beside them. Where
+// blocks are few the time is that of reading the weights: the more of them are on their way the
+// better, so there are as many stages as two blocks have room for in 228 KiB. Where they are many,
+// more blocks are to have room. Right rows stand apart by 16 bytes more, so that eight of them lie in
+// different banks.
+template <class T, u32 ROWS, u32 STAGES> struct Matrix {
+    static const u32 COLUMNS = 32, DEPTH = 32, BELOW = ROWS / 16, OWN = COLUMNS / (4 / BELOW);
+    typedef Tiles<T, ROWS, COLUMNS, DEPTH, ROWS / 16, 4, STAGES, 8> Of;
     static_assert(Of::THREADS == 128, "four warps");
 
     static __device__ __forceinline__ void run(const float *a, const int *a_rows, const T *b,
                                                float *out, u32 m, u32 k, u32 n, u32 resume,
                                                const float *bias, u32 act, const float *residual) {
-        __shared__ __align__(16) typename Of::Stage stages[STAGES];
+        extern __shared__ __align__(16) u8 room[];
+        typename Of::Stage *stages = (typename Of::Stage *)room;
         bool wide_a = k % 4 == 0 && is_aligned(a, 16);
         bool wide_b = n % Of::PIECE == 0 && is_aligned(b, 16);
-        u32 lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16;
+        u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        u32 first = warp % BELOW * 16, first_column = warp / BELOW * OWN;
         u32 group = lane / 4, within = lane % 4;
         auto row_of = [&](u32 i) { return blockIdx.y * ROWS + first + group + (i < 2 ? 0 : 8); };
         auto column_of = [&](u32 j, u32 i) {
-            return blockIdx.x * COLUMNS + j * 8 + within * 2 + (i & 1);
+            return blockIdx.x * COLUMNS + first_column + j * 8 + within * 2 + (i & 1);
         };
         bool is_idle = blockIdx.y * ROWS + first >= m;
 
-        float sum[COLUMNS / 8][4];
+        float sum[OWN / 8][4];
 #pragma unroll
-        for (u32 j = 0; j < COLUMNS / 8; j++) {
+        for (u32 j = 0; j < OWN / 8; j++) {
 #pragma unroll
             for (u32 i = 0; i < 4; i++) {
                 u32 row = row_of(i), col = column_of(j, i);
@@ -247,10 +261,10 @@ template <class T> struct Matrix {
                     left[i] = pair(T{}, from[0], from[1]);
                 }
 #pragma unroll
-                for (u32 j = 0; j < COLUMNS / 8; j++) {
+                for (u32 j = 0; j < OWN / 8; j++) {
                     // Rows `k0..k0 + 16` of eight columns, turned.
                     u32 b0, b1;
-                    load_turned(&s.b[k0 + lane % 16][j * 8], b0, b1);
+                    load_turned(&s.b[k0 + lane % 16][first_column + j * 8], b0, b1);
                     multiply(T{}, sum[j], left, b0, b1);
                 }
             }
@@ -258,7 +272,7 @@ template <class T> struct Matrix {
 
         // One element at a time, each moved to the first: the code of activations is long.
 #pragma unroll 1
-        for (u32 e = 0; e < COLUMNS / 8 * 4; e++) {
+        for (u32 e = 0; e < OWN / 8 * 4; e++) {
             u32 row = row_of(e % 4), col = column_of(e / 4, e % 4);
             if (row < m && col < n) {
                 u64 at = (u64)row * n + col;
@@ -269,20 +283,27 @@ template <class T> struct Matrix {
                 out[at] = v;
             }
 #pragma unroll
-            for (u32 i = 1; i < COLUMNS / 8 * 4; i++) sum[(i - 1) / 4][(i - 1) % 4] = sum[i / 4][i % 4];
+            for (u32 i = 1; i < OWN / 8 * 4; i++) sum[(i - 1) / 4][(i - 1) % 4] = sum[i / 4][i % 4];
         }
     }
 };
 
-#define MATRIX(NAME, T)                                                                            \
+#define MATRIX(NAME, T, ROWS, STAGES)                                                              \
     extern "C" __global__ void __launch_bounds__(128)                                               \
         NAME(const float *a, const int *a_rows, const T *b, float *out, u32 m, u32 k, u32 n,       \
              u32 resume, const float *bias, u32 act, const float *residual) {                      \
-        Matrix<T>::run(a, a_rows, b, out, m, k, n, resume, bias, act, residual);                   \
+        Matrix<T, ROWS, STAGES>::run(a, a_rows, b, out, m, k, n, resume, bias, act, residual);     \
     }
 
-MATRIX(gemm_matrix_f16, f16)
-MATRIX(gemm_matrix_bf16, bf16)
+// The launcher has the same rows and stages.
+#define MATRICES(SUFFIX, T)                                                                        \
+    MATRIX(gemm_matrix_##SUFFIX##_16, T, 16, 16)                                                    \
+    MATRIX(gemm_matrix_##SUFFIX##_32, T, 32, 12)                                                    \
+    MATRIX(gemm_matrix_##SUFFIX##_64, T, 64, 8)                                                     \
+    MATRIX(gemm_matrix_##SUFFIX##_many, T, 64, 4)
+
+MATRICES(f16, f16)
+MATRICES(bf16, bf16)
 
 INSTANCES(f32, float)
 INSTANCES(f16, f16)

@@ -1,14 +1,19 @@
 //! Times the kernels on the GPU at hand and prints one line of JSON for each: what it did, the
-//! median time of a launch, and the rate that this makes. `--dry` runs each once, on small shapes,
-//! without a number: a test of this program where there is no GPU.
+//! median time of a launch, the rate that this makes, and what issuing it alone took the host. `--dry`
+//! runs each twice, on small shapes, without a number: a test of this program where there is no
+//! GPU.
 //!
-//! Times are those of many launches between two waits, so they are of kernels back to back.
+//! Times are those of launches of one graph, so they are of kernels back to back. What reads much more
+//! than it writes reads other memory at each launch, so that no cache has it.
 #![allow(unsafe_code, reason = "copies to the device")]
+
+#[path = "measure_device/noise.rs"]
+mod noise;
 
 use std::process::ExitCode;
 use std::time::Instant;
 
-use lazybatch_cuda::context::{DeviceMemory, Pinned};
+use lazybatch_cuda::context::{DeviceMemory, Event, Pinned};
 use lazybatch_cuda::kernels::attention::Attention;
 use lazybatch_cuda::kernels::gemm::{Gemm, Tiling};
 use lazybatch_cuda::kernels::sample::Sample;
@@ -19,15 +24,23 @@ use lazybatch_cuda::kernels::{Epilogue, Stored, Weights};
 use lazybatch_cuda::{Context, CudaError, DevicePtr, Kernels, Stream, jit};
 use lazybatch_graph::{Act, Heads, Sampling};
 
-/// Launches between two waits.
-const LAUNCHES: usize = 50;
+/// Most launches of one repetition, and least.
+const LAUNCHES: (usize, usize) = (50, 4);
+/// Time of one repetition, about.
+const REPEAT_US: f64 = 4_000.0;
 /// Repetitions, of which the median is reported.
-const REPEATS: usize = 9;
+const REPEATS: usize = 5;
+/// Bytes of weights that launches take in turns: more than the caches hold.
+const IN_TURNS: usize = 128 << 20;
+/// How many times as long as the fastest a tiling may take, to be measured at the next number of rows.
+const TOO_SLOW: f64 = 2.0;
 
 struct Bench {
     context: Context,
     stream: Stream,
     kernels: Kernels,
+    begin: Event,
+    end: Event,
     is_dry: bool,
 }
 
@@ -46,6 +59,13 @@ fn now() -> Instant {
     Instant::now()
 }
 
+/// The numbers below `num`, each once, far from those beside it.
+fn scattered(num: usize) -> Vec<u32> {
+    // A prime takes all of them in turn, unless it divides their number.
+    let stride = if num.is_multiple_of(7919) { 7907 } else { 7919 };
+    (0..num).map(|i| (i * stride % num) as u32).collect()
+}
+
 impl Bench {
     /// Memory of zeros.
     fn zeros(&self, bytes: usize) -> Result<DeviceMemory, CudaError> {
@@ -53,6 +73,11 @@ impl Bench {
         // SAFETY: the memory is that long.
         unsafe { self.stream.fill(memory.at(), 0, bytes.max(4)) }?;
         Ok(memory)
+    }
+
+    /// Memory of noise.
+    fn noise(&self, bytes: usize) -> Result<DeviceMemory, CudaError> {
+        noise::noise(&self.context, &self.stream, bytes)
     }
 
     /// Memory with these numbers.
@@ -69,33 +94,46 @@ impl Bench {
         Ok(memory)
     }
 
-    /// Times a launch and prints its line.
+    /// Microseconds of what `issue` puts into the stream, on the device.
+    fn once(&self, issue: impl FnOnce() -> Result<(), CudaError>) -> Result<f64, CudaError> {
+        self.begin.record(&self.stream)?;
+        issue()?;
+        self.end.record(&self.stream)?;
+        self.end.wait()?;
+        self.end.us_since(&self.begin)
+    }
+
+    /// Times launches, each of which is told its number, prints their line, and returns the
+    /// microseconds of one unless the run is dry.
     fn time(
         &self,
         what: &str,
         rate: &Rate,
-        launch: impl Fn() -> Result<(), CudaError>,
-    ) -> Result<(), CudaError> {
-        launch()?;
-        self.stream.synchronize()?;
+        mut launch: impl FnMut(usize) -> Result<(), CudaError>,
+    ) -> Result<Option<f64>, CudaError> {
+        let (most, least) = LAUNCHES;
+        launch(0)?;
+        let num = if self.is_dry {
+            1
+        } else {
+            let few = self.once(|| (0..least).try_for_each(&mut launch))? / least as f64;
+            ((REPEAT_US / few.max(0.1)) as usize).clamp(least, most)
+        };
+        let graph = self.stream.capture(|| (0..num).try_for_each(&mut launch))?;
+        self.once(|| self.stream.launch_graph(&graph))?;
         if self.is_dry {
             println!("{{\"what\":\"{what}\",\"dry\":true}}");
-            return Ok(());
+            return Ok(None);
         }
-        let mut issued = Vec::new();
+        let start = now();
+        (0..num).try_for_each(&mut launch)?;
+        let issued = start.elapsed().as_secs_f64() / num as f64;
         let mut done = Vec::new();
         for _ in 0..REPEATS {
-            let start = now();
-            for _ in 0..LAUNCHES {
-                launch()?;
-            }
-            issued.push(start.elapsed().as_secs_f64() / LAUNCHES as f64);
-            self.stream.synchronize()?;
-            done.push(start.elapsed().as_secs_f64() / LAUNCHES as f64);
+            let took = self.once(|| self.stream.launch_graph(&graph))?;
+            done.push(took / 1e6 / num as f64);
         }
-        for times in [&mut issued, &mut done] {
-            times.sort_by(f64::total_cmp);
-        }
+        done.sort_by(f64::total_cmp);
         let [low, seconds, high] = [0, REPEATS / 2, REPEATS - 1].map(|i| done[i]);
         let (unit, amount) = match rate {
             Rate::Bytes(bytes) => ("gb_per_s", *bytes as f64 / seconds / 1e9),
@@ -108,45 +146,46 @@ impl Bench {
             seconds * 1e6,
             low * 1e6,
             high * 1e6,
-            issued[REPEATS / 2] * 1e6,
+            issued * 1e6,
         );
-        Ok(())
+        Ok(Some(seconds * 1e6))
     }
 
     fn launches_and_copies(&self) -> Result<(), CudaError> {
         let mib = if self.is_dry { 1 } else { 256 };
-        let x = self.zeros(mib << 20)?;
-        let out = self.zeros(mib << 20)?;
+        let x = self.noise(mib << 20)?;
+        let out = self.noise(mib << 20)?;
         let len = (mib << 20) / 4;
         let (k, s) = (&self.kernels, &self.stream);
-        self.time("scale 1 element", &Rate::Launches, || {
+        self.time("scale 1 element", &Rate::Launches, |_| {
             k.scale(s, 2.0, x.at(), out.at(), 1)
         })?;
-        self.time(&format!("scale {mib} MiB"), &Rate::Bytes(mib << 21), || {
+        self.time(&format!("scale {mib} MiB"), &Rate::Bytes(mib << 21), |_| {
             k.scale(s, 2.0, x.at(), out.at(), len)
         })?;
         let rows = len / 4096;
-        let table = self.zeros(rows * 4)?;
+        let table = self.numbers(&scattered(rows))?;
         let name = format!("gather {rows} rows of 4096");
-        self.time(&name, &Rate::Bytes(mib << 21), || {
+        self.time(&name, &Rate::Bytes(mib << 21), |_| {
             k.gather_rows(s, x.at(), table.at(), out.at(), rows, 4096)
         })?;
         for width in [768, 4096] {
             let rows = len / width;
             let (gamma, beta) = (x.at(), x.at());
             let name = format!("layer norm {rows} x {width}");
-            self.time(&name, &Rate::Bytes(rows * width * 8), || {
+            self.time(&name, &Rate::Bytes(rows * width * 8), |_| {
                 k.layer_norm(s, x.at(), gamma, beta, 1e-5, out.at(), rows, width)
             })?;
             let name = format!("softmax {rows} x {width}");
-            self.time(&name, &Rate::Bytes(rows * width * 8), || {
+            self.time(&name, &Rate::Bytes(rows * width * 8), |_| {
                 k.softmax(s, x.at(), out.at(), rows, width)
             })?;
         }
         Ok(())
     }
 
-    /// Each tiling at each number of rows: where one overtakes the other.
+    /// Each tiling at each number of rows: where one overtakes the other. A tiling that is far from
+    /// the fastest is left out at the next number of rows, unless it is what is taken there.
     fn products(&self) -> Result<(), CudaError> {
         let sizes: &[(usize, usize)] = if self.is_dry {
             &[(64, 64)]
@@ -158,26 +197,36 @@ impl Bench {
         } else {
             &[1, 4, 8, 16, 32, 64, 128, 256, 1024]
         };
+        let in_turns = if self.is_dry { 0 } else { IN_TURNS };
         for &(k, n) in sizes {
-            let weights = self.zeros(k * n * 4)?;
-            let scales = self.zeros(n * 4)?;
+            let most = rows[rows.len() - 1];
+            let weights = self.noise(in_turns.max(k * n * 4))?;
+            let scales = self.noise(n * 4)?;
+            let (a, out) = (self.noise(most * k * 4)?, self.noise(most * n * 4)?);
             let int8 = Stored::Int8 {
                 scales: scales.at(),
             };
-            for &m in rows {
-                let (a, out) = (self.zeros(m * k * 4)?, self.zeros(m * n * 4)?);
-                for (name, stored) in [
-                    ("f32", Stored::F32),
-                    ("f16", Stored::F16),
-                    ("bf16", Stored::Bf16),
-                    ("int8", int8),
-                ] {
-                    for tiling in Tiling::ALL {
-                        let g = Gemm {
+            for (name, stored, bytes) in [
+                ("f32", Stored::F32, 4),
+                ("f16", Stored::F16, 2),
+                ("bf16", Stored::Bf16, 2),
+                ("int8", int8, 1),
+            ] {
+                let bytes = k * n * bytes;
+                let copies = weights.bytes() / bytes;
+                let mut is_slow = [false; Tiling::ALL.len()];
+                for &m in rows {
+                    let mut took = [None; Tiling::ALL.len()];
+                    for (i, tiling) in Tiling::ALL.into_iter().enumerate() {
+                        let is_taken = tiling == Tiling::of(m, n);
+                        if is_slow[i] && !is_taken {
+                            continue;
+                        }
+                        let product = |turn: usize| Gemm {
                             a: a.at(),
                             a_rows: DevicePtr::NULL,
                             weights: Weights {
-                                at: weights.at(),
+                                at: weights.at().add(turn % copies * bytes),
                                 stored,
                             },
                             out: out.at(),
@@ -190,12 +239,15 @@ impl Bench {
                                 ..Epilogue::default()
                             },
                         };
-                        let mark = if tiling == Tiling::of(m, n) { " *" } else { "" };
+                        let mark = if is_taken { " *" } else { "" };
                         let what = format!("gemm {m} x {k} x {n} {name} {tiling:?}{mark}");
-                        self.time(&what, &Rate::Flops(2 * m * k * n), || {
-                            self.kernels.gemm_tiled(&self.stream, &g, tiling)
+                        took[i] = self.time(&what, &Rate::Flops(2 * m * k * n), |turn| {
+                            let (kernels, stream) = (&self.kernels, &self.stream);
+                            kernels.gemm_tiled(stream, &product(turn), tiling)
                         })?;
                     }
+                    let best = took.into_iter().flatten().min_by(f64::total_cmp);
+                    is_slow = took.map(|us| us.zip(best).is_some_and(|(a, b)| a > TOO_SLOW * b));
                 }
             }
         }
@@ -218,7 +270,7 @@ impl Bench {
         let width = heads.query * heads.dim;
         for &(num, len) in sizes {
             let rows = num * len;
-            let [q, k, v, out] = [0; 4].map(|_| self.zeros(rows * width * 4));
+            let [q, k, v, out] = [0; 4].map(|_| self.noise(rows * width * 4));
             let (q, k, v, out) = (q?, k?, v?, out?);
             let member = |i: usize| [i * len, len, len, i].map(|n| n as u32);
             let members = self.numbers(&(0..num).flat_map(member).collect::<Vec<_>>())?;
@@ -235,14 +287,14 @@ impl Bench {
             };
             let rate = Rate::Flops(4 * num * len * len * width);
             let what = format!("attention {num} members of {len} rows");
-            self.time(&format!("{what}, multiply-adds"), &rate, || {
+            self.time(&format!("{what}, multiply-adds"), &rate, |_| {
                 self.kernels.attention(&self.stream, &call)
             })?;
             for (name, stored) in [("f16", Stored::F16), ("bf16", Stored::Bf16)] {
                 self.time(
                     &format!("{what}, matrix instructions, {name}"),
                     &rate,
-                    || self.kernels.attention_matrix(&self.stream, &call, stored),
+                    |_| self.kernels.attention_matrix(&self.stream, &call, stored),
                 )?;
             }
         }
@@ -253,7 +305,7 @@ impl Bench {
     fn choosing(&self) -> Result<(), CudaError> {
         let width = if self.is_dry { 600 } else { 32_000 };
         for (rows, k) in [(1, 1), (1, 50), (64, 50)] {
-            let (x, values) = (self.zeros(rows * width * 4)?, self.zeros(rows * k * 4)?);
+            let (x, values) = (self.noise(rows * width * 4)?, self.zeros(rows * k * 4)?);
             let ids = self.zeros(rows * k * 4)?;
             let call = TopK {
                 x: x.at(),
@@ -265,7 +317,7 @@ impl Bench {
                 largest: true,
             };
             let what = format!("top {k} of {rows} x {width}");
-            self.time(&what, &Rate::Bytes(rows * width * 4), || {
+            self.time(&what, &Rate::Bytes(rows * width * 4), |_| {
                 self.kernels.top_k(&self.stream, &call)
             })?;
         }
@@ -289,7 +341,7 @@ impl Bench {
                 width,
             };
             let what = format!("draw of {rows} x {width}, top_k {top_k}");
-            self.time(&what, &Rate::Bytes(rows * width * 4), || {
+            self.time(&what, &Rate::Bytes(rows * width * 4), |_| {
                 self.kernels.sample(&self.stream, &call)
             })?;
         }
@@ -313,30 +365,31 @@ impl Bench {
         let width = heads.kv * heads.dim;
         for &len in lens {
             for &num in rows {
-                // All sequences share the pages of one: what is read is as much.
+                // Each sequence has pages of its own, which lie anywhere in the pool.
                 let max_pages = len.div_ceil(PAGE);
-                let pool = self.zeros(PAGE * width * 4)?;
-                let pages = self.zeros(num * max_pages * 4)?;
+                let of_each = num * max_pages;
+                let pool = self.noise(2 * of_each * PAGE * width * 4)?;
+                let pages = self.numbers(&scattered(2 * of_each))?;
                 let lens_at = self.numbers(&vec![len as u32; num])?;
-                let paged = Paged {
+                let paged = |pages: DevicePtr| Paged {
                     pool: pool.at(),
-                    pages: pages.at(),
+                    pages,
                     max_pages: max_pages as u32,
                     width,
                 };
                 let memory = Memory {
-                    keys: paged,
-                    values: paged,
+                    keys: paged(pages.at()),
+                    values: paged(pages.at().add(of_each * 4)),
                     sequences: DevicePtr::NULL,
                     lens: lens_at.at(),
                     max_len: len,
                 };
-                let q = self.zeros(num * heads.query * heads.dim * 4)?;
+                let q = self.noise(num * heads.query * heads.dim * 4)?;
                 let out = self.zeros(num * heads.query * heads.dim * 4)?;
                 let space = self.zeros(workspace_bytes(num, heads, len))?;
                 for (name, space) in [("whole", DevicePtr::NULL), ("in splits", space.at())] {
                     let what = format!("state attention {num} rows, {len} positions, {name}");
-                    self.time(&what, &Rate::Bytes(num * len * width * 8), || {
+                    self.time(&what, &Rate::Bytes(num * len * width * 8), |_| {
                         self.kernels.state_attention(
                             &self.stream,
                             q.at(),
@@ -363,6 +416,8 @@ fn run(is_dry: bool) -> Result<ExitCode, CudaError> {
     }
     let bench = Bench {
         stream: Stream::new(&context)?,
+        begin: Event::timed(&context)?,
+        end: Event::timed(&context)?,
         kernels: Kernels::new(&context, jit::default_folder())?,
         context,
         is_dry,
@@ -375,10 +430,11 @@ fn run(is_dry: bool) -> Result<ExitCode, CudaError> {
         bench.context.is_emulator()?
     );
     bench.launches_and_copies()?;
-    bench.products()?;
+    // What has most lines comes last: they are what a run without time for all can do without.
     bench.encoding()?;
     bench.decoding()?;
     bench.choosing()?;
+    bench.products()?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -14,7 +14,7 @@ use cudarc::driver::sys;
 
 use crate::error::{CudaError, NOT_READY};
 use crate::probe;
-pub use crate::stream::{Grid, Stream};
+pub use crate::stream::{Graph, Grid, Stream};
 
 /// What the name of an emulated device begins with.
 const EMULATOR: &str = "CUDA emulator";

@@ -178,6 +178,11 @@ impl CudaDevice {
         self.graphs.counts()
     }
 
+    /// Why the first graph that was asked for and not made was not: its launches run one by one.
+    pub fn graph_failure(&self) -> Option<&str> {
+        self.graphs.failure()
+    }
+
     /// What launches that are over took on the device, in the order in which they were issued, since
     /// this was last asked; none without [`CudaOptions::times`].
     pub fn take_times(&mut self) -> Vec<LaunchTime> {
@@ -448,6 +453,20 @@ impl Device for CudaDevice {
 
     fn residency(&self, model: ModelId, node: NodeId) -> Residency {
         self.whereabouts(model, node)
+    }
+
+    fn remarks(&self) -> Vec<String> {
+        let GraphCounts {
+            replayed,
+            eager,
+            captured,
+        } = self.graphs.counts();
+        let mut all = vec![format!(
+            "{replayed} launches by graphs, {eager} kernel by kernel, {captured} graphs captured"
+        )];
+        let failure = self.graph_failure();
+        all.extend(failure.map(|why| format!("a graph was not captured: {why}")));
+        all
     }
 
     fn load(&mut self, id: ModelId, program: SharedProgram) -> Result<(), Error> {

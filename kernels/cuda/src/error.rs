@@ -101,6 +101,8 @@ const STICKY: [i32; 16] = [
     999, // UNKNOWN
 ];
 
+/// `CUDA_ERROR_NOT_FOUND`.
+pub(crate) const NOT_FOUND: i32 = 500;
 /// `CUDA_ERROR_NOT_READY`.
 pub(crate) const NOT_READY: i32 = 600;
 

@@ -6,6 +6,8 @@
 //! *played*, or the graph that does the same is run ([`crate::graphs`]). Walking makes no call of
 //! the driver, but for loading kernels.
 
+use std::fmt;
+
 use lazybatch_graph::{Dim, Node, NodeId, Op, Repeat, StateId, TensorType};
 use lazybatch_kernels::frames::{self, Mem};
 use lazybatch_kernels::host_nodes::{Faults, has_failed};
@@ -50,6 +52,16 @@ impl Fault {
             Self::Cuda(error) => Self::At(node.to_owned(), error),
             Self::Node(why) => Self::Node(format!("node {node}: {why}")),
             Self::At(..) => self,
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cuda(error) => error.fmt(f),
+            Self::At(node, error) => write!(f, "node {node}: {error}"),
+            Self::Node(why) => f.write_str(why),
         }
     }
 }

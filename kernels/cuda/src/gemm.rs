@@ -14,6 +14,7 @@ use std::ffi::c_void;
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys;
 use lazybatch_graph::Act;
+use lazybatch_kernels::arena::LINE;
 
 use crate::context::{Context, DeviceMemory, DevicePtr, Stream};
 use crate::error::CudaError;
@@ -23,6 +24,10 @@ use crate::record::Operation;
 
 /// Workspace of the library, as its documentation recommends for the largest GPUs.
 const WORKSPACE: usize = 32 << 20;
+
+/// Multiples of bytes at which the library finds activations and what it adds and writes: values of
+/// sub-batches lie so. Weights lie as it expects by itself.
+const ALIGN: u32 = 4 * LINE as u32;
 
 /// Runs products.
 #[derive(Debug)]
@@ -337,26 +342,36 @@ impl Library {
             result::create_matmul_pref(),
         )?;
         use sys::cublasLtMatmulPreferenceAttributes_t as A;
-        let attribute = A::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-        let bytes: usize = WORKSPACE;
-        // SAFETY: the attribute is a size.
-        let set = unsafe {
-            result::set_matmul_pref_attribute(
-                preference,
-                attribute,
-                (&raw const bytes).cast::<c_void>(),
-                size_of::<usize>(),
-            )
-        };
-        named("cublasLtMatmulPreferenceSetAttribute", set)?;
-        Ok(Self {
+        let library = Self {
             handle,
             descriptions,
             preference,
             workspace,
             algorithms: BTreeMap::new(),
             counts: LibraryCounts::default(),
-        })
+        };
+        library.prefer(A::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE)?;
+        for attribute in [
+            A::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+            A::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+            A::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+        ] {
+            library.prefer(attribute, &ALIGN)?;
+        }
+        Ok(library)
+    }
+
+    fn prefer<T>(
+        &self,
+        attribute: sys::cublasLtMatmulPreferenceAttributes_t,
+        value: &T,
+    ) -> Result<(), CudaError> {
+        let at = std::ptr::from_ref(value).cast::<c_void>();
+        // SAFETY: the preference is alive, and the attribute has the type of the value.
+        let set = unsafe {
+            result::set_matmul_pref_attribute(self.preference, attribute, at, size_of::<T>())
+        };
+        named("cublasLtMatmulPreferenceSetAttribute", set)
     }
 
     /// The algorithm for a shape: asked for once. `None` where the library has none that does what is

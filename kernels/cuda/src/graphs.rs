@@ -19,6 +19,7 @@
 //! is no room.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::hash::BuildHasherDefault;
 
 use xxhash_rust::xxh3::Xxh3;
@@ -52,6 +53,8 @@ pub struct Graphs {
     /// Launches so far.
     now: u64,
     counts: GraphCounts,
+    /// Why a graph was not made, of the first.
+    failure: Option<String>,
 }
 
 #[derive(Debug, Default)]
@@ -73,6 +76,7 @@ impl Graphs {
             ahead: 0,
             now: 0,
             counts: GraphCounts::default(),
+            failure: None,
         }
     }
 
@@ -81,11 +85,21 @@ impl Graphs {
         self.counts
     }
 
+    /// Why the first graph that was asked for and not made was not.
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
+    }
+
+    /// Notes why a graph was not made; the first is kept.
+    pub fn note_failure(&mut self, why: &impl fmt::Display) {
+        self.failure.get_or_insert_with(|| why.to_string());
+    }
+
     /// Runs a record: by its graph, or by `play`, which puts its work into the stream.
     ///
     /// # Errors
     /// Those of `play`, or what the driver answers.
-    pub fn run<E: From<CudaError>>(
+    pub fn run<E: From<CudaError> + fmt::Display>(
         &mut self,
         stream: &Stream,
         record: Record,
@@ -100,6 +114,7 @@ impl Graphs {
             self.forget(stream)?;
         }
         let (eager_first, now) = (self.eager_first, self.now);
+        let failure = &mut self.failure;
         let mut run =
             |record: &Record, known: &mut Known, counts: &mut GraphCounts| -> Result<(), E> {
                 known.last = now;
@@ -110,7 +125,10 @@ impl Graphs {
                             counts.captured += 1;
                             known.graph = Some(graph);
                         }
-                        Err(_) => known.is_refused = true,
+                        Err(error) => {
+                            known.is_refused = true;
+                            failure.get_or_insert_with(|| error.to_string());
+                        }
                     }
                 }
                 match &known.graph {
@@ -144,7 +162,7 @@ impl Graphs {
         self.ahead = 0;
     }
 
-    /// Captures a record that has not come yet; what the driver does not capture is tried again when
+    /// Captures a record that has not come yet and puts its graph onto the device; what the driver does not capture is tried again when
     /// it comes.
     ///
     /// # Errors
@@ -160,6 +178,7 @@ impl Graphs {
             return Ok(());
         }
         let graph = stream.capture(|| play(&record))?;
+        stream.upload_graph(&graph)?;
         self.counts.captured += 1;
         self.ahead += 1;
         let known = Known {

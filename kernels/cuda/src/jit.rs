@@ -1,8 +1,10 @@
 //! Compiles kernels for the device at hand, and keeps what was compiled.
 //!
-//! A source is compiled by NVRTC to PTX for the newest architecture that both the compiler and the
-//! device know; the driver makes machine code of it. A driver that is older than the compiler
-//! refuses its PTX and gets machine code (a cubin) instead.
+//! A source is compiled by NVRTC to machine code (a cubin) where the compiler knows the device's own
+//! architecture, so that what is kept needs nothing more to run. Else, and where the driver does not
+//! take that, it is compiled to PTX for the newest architecture that both know, of which the driver
+//! makes machine code at every start. A driver that is older than the compiler refuses its PTX and
+//! gets machine code.
 //!
 //! With a folder, each result is written to a file of it and read by the next process. A file's name
 //! is a hash of everything that the result depends on: text, options, architecture, form and the
@@ -37,6 +39,8 @@ use crate::probe;
 const TAG: &[u8; 24] = b"lazybatch-kernel/1\0\0\0\0\0\0";
 /// Bytes in front of the image.
 const HEADER: usize = 64;
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+const OUT_OF_MEMORY: i32 = 2;
 /// The driver's code for PTX of a newer compiler.
 const UNSUPPORTED_PTX_VERSION: i32 = 222;
 
@@ -208,6 +212,8 @@ fn cubin(program: &Program) -> Result<Vec<u8>, result::NvrtcError> {
 #[derive(Debug)]
 pub struct Jit {
     arch: u32,
+    /// What is tried first.
+    form: Form,
     version: (i32, i32),
     folder: Option<PathBuf>,
 }
@@ -229,11 +235,23 @@ impl Jit {
                 log: format!("NVRTC {}.{} knows {known:?} alone", version.0, version.1),
             });
         };
+        // The emulator reads PTX alone.
+        let form = match arch == own && !context.is_emulator()? {
+            true => Form::Cubin,
+            false => Form::Ptx,
+        };
         Ok(Self {
             arch,
+            form,
             version,
             folder,
         })
+    }
+
+    /// The same with another form that is tried first: to test what follows where it is refused.
+    #[doc(hidden)]
+    pub fn with_form(self, form: Form) -> Self {
+        Self { form, ..self }
     }
 
     /// The source as a loaded module.
@@ -241,6 +259,15 @@ impl Jit {
     /// # Errors
     /// A source that does not compile, or a driver that does not take it.
     pub fn module(&self, context: &Context, file: &str, text: &str) -> Result<Module, CudaError> {
+        if self.form == Form::Cubin
+            && let Ok(code) = self.image(file, text, Form::Cubin)
+        {
+            match Module::load(context, &code) {
+                // PTX may do where machine code does not, but for what is no fault of it.
+                Err(error) if !is_no_fault_of_code(&error) => {}
+                loaded => return loaded,
+            }
+        }
         let ptx = self.image(file, text, Form::Ptx)?;
         match Module::load(context, &ptx) {
             Err(CudaError::Driver {
@@ -278,6 +305,11 @@ impl Jit {
         hash.update(text.as_bytes());
         hash.digest128()
     }
+}
+
+/// Whether other code would fail too: there is no memory, or the device is lost.
+fn is_no_fault_of_code(error: &CudaError) -> bool {
+    error.is_sticky() || matches!(error, CudaError::Driver { code, .. } if *code == OUT_OF_MEMORY)
 }
 
 fn header(key: u128, image: &[u8]) -> [u8; HEADER] {

@@ -65,7 +65,7 @@ library! {
         "cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxRetain", "cuEventCreate",
         "cuEventDestroy_v2", "cuEventElapsedTime", "cuEventQuery", "cuEventRecord", "cuEventSynchronize",
         "cuFuncSetAttribute", "cuGetErrorName", "cuGraphDestroy", "cuGraphExecDestroy",
-        "cuGraphInstantiateWithFlags", "cuGraphLaunch", "cuInit", "cuLaunchKernel", "cuMemAlloc_v2",
+        "cuGraphInstantiateWithFlags", "cuGraphLaunch", "cuGraphUpload", "cuInit", "cuLaunchKernel", "cuMemAlloc_v2",
         "cuMemFreeHost", "cuMemFree_v2", "cuMemGetInfo_v2", "cuMemHostAlloc",
         "cuMemcpyDtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2",
         "cuMemsetD8Async", "cuModuleGetFunction", "cuModuleLoadData", "cuModuleUnload",

@@ -104,7 +104,7 @@ impl Stream {
     ///
     /// # Errors
     /// Those of `issue`, or what the driver answers.
-    pub(crate) fn capture<E: From<CudaError>>(
+    pub fn capture<E: From<CudaError>>(
         &self,
         issue: impl FnOnce() -> Result<(), E>,
     ) -> Result<Graph, E> {
@@ -133,11 +133,20 @@ impl Stream {
         })
     }
 
+    /// Puts a graph onto the device, so that its first run need not.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub(crate) fn upload_graph(&self, graph: &Graph) -> Result<(), CudaError> {
+        // SAFETY: both are alive.
+        unsafe { result::graph::upload(graph.raw, self.raw) }.named("cuGraphUpload")
+    }
+
     /// Runs a graph.
     ///
     /// # Errors
     /// What the driver answers.
-    pub(crate) fn launch_graph(&self, graph: &Graph) -> Result<(), CudaError> {
+    pub fn launch_graph(&self, graph: &Graph) -> Result<(), CudaError> {
         // SAFETY: both are alive.
         unsafe { result::graph::launch(graph.raw, self.raw) }.named("cuGraphLaunch")
     }
@@ -300,7 +309,7 @@ impl fmt::Debug for Stream {
 }
 
 /// Captured work, ready to run.
-pub(crate) struct Graph {
+pub struct Graph {
     raw: sys::CUgraphExec,
     context: Context,
 }

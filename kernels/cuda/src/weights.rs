@@ -1,5 +1,8 @@
 //! Weights on their way to the device.
 
+use std::num::NonZero;
+
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use lazybatch_graph::Op;
 use lazybatch_kernels::Error;
@@ -17,6 +20,8 @@ const BUFFERS: usize = 2;
 const GROUP: usize = 1 << 20;
 /// Alignment of a weight.
 const ALIGN: usize = 256;
+/// Least numbers that a thread is worth.
+const EACH: usize = 1 << 18;
 /// Largest magnitude of an int8 weight.
 const INT8_MAX: f32 = 127.0;
 
@@ -207,24 +212,18 @@ pub fn right(
     Ok(match weights {
         WeightType::F32 => Weights::f32(uploads.push(bytemuck::cast_slice(elems).to_vec())),
         WeightType::F16 => {
-            let all: Vec<f16> = elems.iter().map(|v| f16::from_f32(*v)).collect();
-            let lost = |(i, v): (usize, &f16)| v.is_infinite() && elems[i].is_finite();
-            if let Some(at) = all.iter().enumerate().position(lost) {
-                return Err(too_large(at));
-            }
-            let bytes = all.iter().flat_map(|v| v.to_le_bytes()).collect();
+            let convert = |from: &[f32], to: &mut [f16]| to.convert_from_f32_slice(from);
+            let all = rounded(elems, f16::ZERO, convert, f16::is_infinite).map_err(too_large)?;
+            let bytes = bytemuck::cast_slice(all.reinterpret_cast()).to_vec();
             Weights {
                 at: uploads.push(bytes),
                 stored: Stored::F16,
             }
         }
         WeightType::Bf16 => {
-            let all: Vec<bf16> = elems.iter().map(|v| bf16::from_f32(*v)).collect();
-            let lost = |(i, v): (usize, &bf16)| v.is_infinite() && elems[i].is_finite();
-            if let Some(at) = all.iter().enumerate().position(lost) {
-                return Err(too_large(at));
-            }
-            let bytes = all.iter().flat_map(|v| v.to_le_bytes()).collect();
+            let convert = |from: &[f32], to: &mut [bf16]| to.convert_from_f32_slice(from);
+            let all = rounded(elems, bf16::ZERO, convert, bf16::is_infinite).map_err(too_large)?;
+            let bytes = bytemuck::cast_slice(all.reinterpret_cast()).to_vec();
             Weights {
                 at: uploads.push(bytes),
                 stored: Stored::Bf16,
@@ -262,6 +261,41 @@ pub fn right(
     })
 }
 
+/// Numbers in another type, by as many threads as they are worth; or where one is not held.
+fn rounded<T: Copy + Send>(
+    elems: &[f32],
+    zero: T,
+    convert: fn(&[f32], &mut [T]),
+    is_infinite: fn(T) -> bool,
+) -> Result<Vec<T>, usize> {
+    let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let len = elems.len().div_ceil(threads).max(EACH);
+    let mut all = vec![zero; elems.len()];
+    let part = |(from, to): (&[f32], &mut [T])| {
+        convert(from, to);
+        let mut both = from.iter().zip(to.iter());
+        both.position(|(v, t)| is_infinite(*t) && v.is_finite())
+    };
+    let parts = elems.chunks(len).zip(all.chunks_mut(len));
+    let lost: Vec<Option<usize>> = if elems.len() <= len {
+        parts.map(part).collect()
+    } else {
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = parts.map(|p| scope.spawn(move || part(p))).collect();
+            let join = |thread: std::thread::ScopedJoinHandle<'_, Option<usize>>| {
+                let joined = thread.join();
+                joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            threads.into_iter().map(join).collect()
+        })
+    };
+    let mut places = lost.into_iter().enumerate();
+    match places.find_map(|(i, at)| at.map(|at| i * len + at)) {
+        Some(at) => Err(at),
+        None => Ok(all),
+    }
+}
+
 /// An error of loading as devices say it.
 pub fn refused(device: &str, error: &CudaError) -> Error {
     match error {
@@ -291,4 +325,48 @@ pub fn op_name(op: &Op) -> String {
     let text = format!("{op:?}");
     let end = text.find([' ', '(']).unwrap_or(text.len());
     text[..end].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers of all magnitudes, more than a thread has, and what has no number.
+    fn numbers(num: usize) -> Vec<f32> {
+        let bits = (0..num as u32).map(|i| i.wrapping_mul(0x9e37_79b9));
+        bits.map(f32::from_bits).collect()
+    }
+
+    fn bits(weights: WeightType, elems: &[f32]) -> Result<Vec<u16>, String> {
+        let mut uploads = Uploads::default();
+        let n = elems.len() / 2;
+        right(weights, elems, 2, n, &mut uploads)?;
+        Ok(bytemuck::pod_collect_to_vec(&uploads.pieces[0].1))
+    }
+
+    #[test]
+    fn weights_are_rounded_one_as_all() {
+        for num in [10, 5 * EACH / 2] {
+            let elems = numbers(num);
+            let held = |limit: f32| move |v: &f32| if v.abs() < limit { *v } else { f32::NAN };
+            let all: Vec<f32> = elems.iter().map(held(3e38)).collect();
+            let want: Vec<u16> = all.iter().map(|v| bf16::from_f32(*v).to_bits()).collect();
+            assert!(bits(WeightType::Bf16, &all).unwrap() == want);
+            let all: Vec<f32> = elems.iter().map(held(6e4)).collect();
+            let want: Vec<u16> = all.iter().map(|v| f16::from_f32(*v).to_bits()).collect();
+            assert!(bits(WeightType::F16, &all).unwrap() == want);
+        }
+    }
+
+    #[test]
+    fn the_first_weight_that_is_not_held_is_named() {
+        let mut elems = vec![1.0; 5 * EACH / 2];
+        let half = elems.len() / 2;
+        (elems[half + 3], elems[half + EACH]) = (7e4, 8e4);
+        let said = bits(WeightType::F16, &elems).unwrap_err();
+        assert_eq!(said, "70000 at [1, 3] is too large for f16");
+        // What is infinite stays so.
+        (elems[half + 3], elems[half + EACH]) = (f32::INFINITY, 3.0);
+        assert!(bits(WeightType::F16, &elems).is_ok());
+    }
 }

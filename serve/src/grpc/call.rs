@@ -164,7 +164,7 @@ impl Asks {
         let (model, version) = weigh::asked(begins.get(HEAD..)?)?;
         let repository = &self.state.repository;
         let served = repository.get(model, version.unwrap_or_default()).ok()?;
-        served.engine().check_room().err()?;
+        served.check_room().err()?;
         if version.is_none() && repository.versions(model).len() != 1 {
             return None;
         }

@@ -466,8 +466,7 @@ fn read(state: &State, tab: &Tab, call: ModelInferRequest) -> Result<Request> {
         params: params(call.parameters)?,
         inputs,
         wanted: wanted.collect::<Result<Vec<Wanted>>>()?,
-        trace: None,
-        count: false,
+        ..Request::default()
     })
 }
 

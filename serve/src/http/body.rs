@@ -67,8 +67,7 @@ pub fn read(
         params,
         inputs,
         wanted,
-        trace: None,
-        count: false,
+        ..Request::default()
     })
 }
 

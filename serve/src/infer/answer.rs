@@ -80,7 +80,7 @@ pub fn check_steps(served: &Served, request: &Request) -> Result<()> {
 }
 
 /// What the request wants; everything if it does not say.
-fn wanted(served: &Served, request: &Request) -> Vec<Wanted> {
+pub fn wanted(served: &Served, request: &Request) -> Vec<Wanted> {
     if !request.wanted.is_empty() {
         return request.wanted.clone();
     }
@@ -148,7 +148,7 @@ fn numbers(served: &Served, wanted: Wanted, at: usize, parts: &[&Tensor]) -> Res
             shape.push(parts.len());
         }
         shape.push(longest);
-        let stop = served.program.metadata.get("stop_token");
+        let stop = served.program().and_then(|p| p.metadata.get("stop_token"));
         let stop = stop.and_then(|id| id.parse::<i32>().ok()).unwrap_or(0);
         let fill = if tensor.held.is_float() {
             vec![0; row_bytes]
@@ -225,7 +225,10 @@ fn text(served: &Served, wanted: Wanted, calls: &[Vec<Tensor>]) -> Result<Output
 }
 
 /// An output as it was wanted: as classes, in a region.
-fn placed(served: &Served, mut output: Output) -> Result<Output> {
+///
+/// # Errors
+/// Classes of what has none, a region that is too small.
+pub fn placed(served: &Served, mut output: Output) -> Result<Output> {
     if output.wanted.classes > 0 {
         // The first axis is of samples for the configuration's models that batch alone.
         let batches = served.config.max_batch_size > 0;

@@ -1,6 +1,7 @@
 //! Requests and answers of the protocol, whatever they came over.
 
 mod answer;
+mod chain;
 mod held;
 mod pending;
 mod prepare;
@@ -11,7 +12,7 @@ mod sequence;
 use bytes::Bytes;
 use indexmap::IndexMap;
 use lazybatch_engine::Launches;
-use lazybatch_sla::{Outcome, Time};
+use lazybatch_sla::{Nanos, Outcome, Time};
 use opentelemetry::TraceId;
 
 pub use run::{
@@ -218,13 +219,17 @@ pub struct Input {
 /// A tensor that is too large, or no memory for them.
 pub fn hold(tab: &Tab, inputs: &[Input]) -> Result<()> {
     for input in inputs {
-        let len = input.data.len();
-        tab.check_tensor(format_args!("input '{}'", input.name), len)?;
-        // Elements of 32 bits; a text becomes one of them a byte at most.
-        let num = len / input.data_type.size().unwrap_or(1);
-        tab.add(num.saturating_mul(4))?;
+        tab.check_tensor(format_args!("input '{}'", input.name), input.data.len())?;
+        tab.add(engine_bytes(input))?;
     }
     Ok(())
+}
+
+/// Bytes of the engine's tensors of an input: elements of 32 bits. A text becomes one of them a byte at
+/// most.
+fn engine_bytes(input: &Input) -> usize {
+    let num = input.data.len() / input.data_type.size().unwrap_or(1);
+    num.saturating_mul(4)
 }
 
 /// What a request wants of an output.
@@ -255,6 +260,8 @@ pub struct Request {
     pub trace: Option<TraceId>,
     /// Whether it is to be told which launches carried it.
     pub count: bool,
+    /// It is that of a step of a chain, which names its own request in errors.
+    pub is_step: bool,
 }
 
 /// An output of an answer.
@@ -302,4 +309,19 @@ pub struct Passage {
     pub requests: usize,
     /// The launches that carried those, one request behind the other, where that was asked for.
     pub launches: Option<Launches>,
+    /// What it took; of a chain, its steps together.
+    pub stages: Stages,
+}
+
+/// What a request took in each stage, as the protocol counts them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stages {
+    /// From arrival to the first launch.
+    pub queue: Nanos,
+    /// Reading of inputs.
+    pub input: Nanos,
+    /// From the first launch to the end of the last one.
+    pub infer: Nanos,
+    /// Writing of outputs.
+    pub output: Nanos,
 }

@@ -26,7 +26,7 @@ impl Pending {
     pub fn new(served: &Arc<Served>, class: &str) -> Self {
         served.stats.pending.fetch_add(1, Relaxed);
         Self {
-            start: served.engine().now(),
+            start: served.now(),
             served: served.clone(),
             class: (class != DEFAULT).then(|| class.to_owned()),
             ended: false,
@@ -51,7 +51,7 @@ impl Pending {
     /// It ends now; a second end does not count.
     pub fn end(&mut self, error: Option<&Error>) {
         if !self.ended {
-            self.end_at(self.served.engine().now(), error);
+            self.end_at(self.served.now(), error);
         }
     }
 
@@ -82,7 +82,7 @@ impl Drop for Pending {
         let stats = &self.served.stats;
         stats.pending.fetch_sub(1, Relaxed);
         if !self.ended {
-            let now = self.served.engine().now();
+            let now = self.served.now();
             stats.cancelled(self.class(), now.since(self.start));
         }
     }

@@ -20,7 +20,7 @@ use crate::dtype::{self, DataType};
 use crate::error::{Error, Result};
 use crate::explained;
 use crate::host::Text;
-use crate::model::Served;
+use crate::model::{Engaged, Served};
 
 /// Bytes of a text beyond which other work of the thread does not wait while it is tokenized.
 const LONG: usize = 32 << 10;
@@ -51,13 +51,13 @@ impl Prepared {
 ///
 /// # Errors
 /// What is wrong with it.
-pub fn prepare(served: &Served, request: &Request) -> Result<Prepared> {
+pub fn prepare(served: &Served, own: &Engaged, request: &Request) -> Result<Prepared> {
     let (options, timeout_us) = options(served, request)?;
     let wish = Wish::of(served, &request.params)?;
     let text = request.inputs.iter().find(|i| i.name == TEXT_INPUT);
     let (calls, samples) = match (text, &served.text) {
-        (Some(text), Some(_)) => from_text(served, request, text, &wish)?,
-        _ => from_tensors(served, request, &options, &wish)?,
+        (Some(text), Some(_)) => from_text(served, own, request, text, &wish)?,
+        _ => from_tensors(served, own, request, &options, &wish)?,
     };
     if calls.len() > 1 && options.sequence.is_some() {
         let what = format!("request of a sequence to model '{}'", served.name);
@@ -67,7 +67,7 @@ pub fn prepare(served: &Served, request: &Request) -> Result<Prepared> {
     check_wanted(served, request)?;
     answer::check_regions(served, request, samples)?;
     // The engine looks too, but what the response cache answers does not get there.
-    served.engine().check_class(options.class.as_deref())?;
+    served.check_class(options.class.as_deref())?;
     Ok(Prepared {
         calls,
         samples,
@@ -97,7 +97,10 @@ fn check_room(served: &Served, priority: u8, (num, samples): (usize, usize)) -> 
 }
 
 /// Looks whether the model has the outputs that are wanted, each of which is made once.
-fn check_wanted(served: &Served, request: &Request) -> Result<()> {
+///
+/// # Errors
+/// An output that there is not, or twice.
+pub fn check_wanted(served: &Served, request: &Request) -> Result<()> {
     let outputs = &served.config.output;
     let mut is_wanted = vec![false; outputs.len()];
     for Wanted { name, .. } in &request.wanted {
@@ -121,12 +124,7 @@ fn options(served: &Served, request: &Request) -> Result<(Options, u64)> {
     let params = &request.params;
     let settings = &served.settings;
     let sequence = sequence::id(params)?;
-    if served.settings.sequences.is_some() && sequence.is_none() {
-        return Err(Error::Invalid(format!(
-            "inference request to model '{}' must specify a non-zero or non-empty correlation ID",
-            served.name
-        )));
-    }
+    check_sequence(served, sequence)?;
     let stated = params.number("timeout")?.unwrap_or(0);
     let class = params.text("sla_class")?;
     let priority = params.number("priority")?.unwrap_or(0);
@@ -166,8 +164,23 @@ fn options(served: &Served, request: &Request) -> Result<(Options, u64)> {
     Ok((options, timeout_us))
 }
 
+/// Looks whether a request says which sequence it is of, where it has to.
+///
+/// # Errors
+/// None stated.
+pub fn check_sequence(served: &Served, stated: Option<u64>) -> Result<()> {
+    if served.is_sequence() && stated.is_none() {
+        return Err(Error::Invalid(format!(
+            "inference request to model '{}' must specify a non-zero or non-empty correlation ID",
+            served.name
+        )));
+    }
+    Ok(())
+}
+
 fn from_text(
     served: &Served,
+    own: &Engaged,
     request: &Request,
     text: &Input,
     wish: &Wish,
@@ -209,7 +222,7 @@ fn from_text(
         let text = std::str::from_utf8(part).map_err(|e| fail("UTF-8 text", e.to_string()))?;
         let inputs = tokenized(&**codec, text);
         let mut inputs = inputs.map_err(|e| Error::Invalid(format!("{what}: {e}")))?;
-        if let Some(at) = served.program.sampling() {
+        if let Some(at) = own.program.sampling() {
             inputs.truncate(at.index());
             inputs.push(wish.tensor(1));
         }
@@ -228,14 +241,19 @@ fn tokenized(codec: &dyn Text, text: &str) -> std::result::Result<Vec<Tensor>, S
     codec.inputs(text)
 }
 
-fn unexpected(served: &Served, input: &Input) -> Error {
+/// An input that the model does not have.
+pub fn unexpected(served: &Served, input: &Input) -> Error {
     Error::Invalid(format!(
         "unexpected inference input '{}' for model '{}'",
         input.name, served.name
     ))
 }
 
-fn check_samples(served: &Served, samples: usize) -> Result<()> {
+/// Looks at the number of samples of a request.
+///
+/// # Errors
+/// None, or more than the model takes.
+pub fn check_samples(served: &Served, samples: usize) -> Result<()> {
     if samples == 0 || samples > served.max_samples {
         return Err(Error::Invalid(format!(
             "inference request batch-size must be 1 to {} for '{}', got {samples}",
@@ -247,6 +265,7 @@ fn check_samples(served: &Served, samples: usize) -> Result<()> {
 
 fn from_tensors(
     served: &Served,
+    own: &Engaged,
     request: &Request,
     options: &Options,
     wish: &Wish,
@@ -264,30 +283,17 @@ fn from_tensors(
             let what = format!("input '{}' of model '{}'", input.name, served.name);
             return Err(Error::expected(what, "it once", "it twice"));
         }
-        let own = samples_of(served, at, input)?;
-        if *samples.get_or_insert(own) != own {
-            let what = format!(
-                "samples of input '{}' of model '{}'",
-                input.name, served.name
-            );
-            return Err(Error::expected(what, samples.unwrap_or(own), own));
-        }
+        let listed = served.config.input.iter().find(|i| i.name == input.name);
+        let listed = listed.and_then(|i| DataType::of_config(i.data_type));
+        let data_type = listed.unwrap_or(known[at].data_type);
+        same_samples(served, input, (data_type, &known[at].dims()), &mut samples)?;
     }
-    let missing: Vec<_> = known
-        .iter()
-        .zip(&given)
-        .filter(|(t, g)| g.is_none() && t.is_own())
-        .map(|(t, _)| format!("'{}'", t.name))
-        .collect();
-    if !missing.is_empty() {
-        return Err(Error::Invalid(format!(
-            "expected {} inputs but got {} inputs for model '{}': missing required input(s) [{}]",
-            known.iter().filter(|t| t.is_own()).count(),
-            request.inputs.len(),
-            served.name,
-            missing.join(",")
-        )));
-    }
+    let required = known.iter().zip(&given).filter(|(t, _)| t.is_own());
+    check_missing(
+        served,
+        request,
+        required.map(|(t, given)| (&*t.name, given.is_some())),
+    )?;
     let samples = samples.unwrap_or(1);
     check_samples(served, samples)?;
     // Carried inputs may be left out, all of them.
@@ -306,8 +312,8 @@ fn from_tensors(
         ));
     }
     let mut calls = Vec::new();
-    for first in (0..samples).step_by(served.chunk) {
-        let num = served.chunk.min(samples - first);
+    for first in (0..samples).step_by(own.chunk) {
+        let num = own.chunk.min(samples - first);
         let mut tensors = Vec::with_capacity(known.len());
         // A sequence starts with what its first request brings, or as the configuration says.
         let states = served.initial.as_ref();
@@ -316,7 +322,7 @@ fn from_tensors(
         for (at, input) in given.iter().enumerate() {
             if let Some(input) = input {
                 tensors.push(part(served, at, input, samples, first, num)?);
-            } else if served.program.sampling().is_some_and(|i| i.index() == at) {
+            } else if own.program.sampling().is_some_and(|i| i.index() == at) {
                 tensors.push(wish.tensor(num));
             } else if known[at].is_control {
                 tensors.push(control(served, at, num, options)?);
@@ -343,20 +349,60 @@ fn control(served: &Served, at: usize, num: usize, options: &Options) -> Result<
     control.tensor(known, num, place)
 }
 
+/// Looks for inputs that the model needs, given as their names and whether they came.
+///
+/// # Errors
+/// Those that are missing.
+pub fn check_missing<'a>(
+    served: &Served,
+    request: &Request,
+    required: impl Iterator<Item = (&'a str, bool)> + Clone,
+) -> Result<()> {
+    let missing = required.clone().filter(|(_, is_there)| !is_there);
+    let missing: Vec<_> = missing.map(|(name, _)| format!("'{name}'")).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Invalid(format!(
+        "expected {} inputs but got {} inputs for model '{}': missing required input(s) [{}]",
+        required.count(),
+        request.inputs.len(),
+        served.name,
+        missing.join(",")
+    )))
+}
+
+/// Checks an input against its type and the dimensions of a sample; it has as many samples as those
+/// before it.
+///
+/// # Errors
+/// Another type, shape or number of samples.
+pub fn same_samples(
+    served: &Served,
+    input: &Input,
+    of: (DataType, &[i64]),
+    samples: &mut Option<usize>,
+) -> Result<()> {
+    let own = samples_of(served, input, of)?;
+    if *samples.get_or_insert(own) != own {
+        let what = format!(
+            "samples of input '{}' of model '{}'",
+            input.name, served.name
+        );
+        return Err(Error::expected(what, samples.unwrap_or(own), own));
+    }
+    Ok(())
+}
+
 /// Checks type and shape of an input; the number of its samples.
-fn samples_of(served: &Served, at: usize, input: &Input) -> Result<usize> {
-    let tensor = &served.known.inputs[at];
-    let listed = served.config.input.iter().find(|i| i.name == input.name);
-    let expected = listed
-        .and_then(|i| DataType::of_config(i.data_type))
-        .unwrap_or(tensor.data_type);
+fn samples_of(served: &Served, input: &Input, of: (DataType, &[i64])) -> Result<usize> {
+    let (expected, dims) = of;
     if input.data_type != expected {
         return Err(Error::Invalid(format!(
             "inference input '{}' data-type is '{}', but model '{}' expects '{expected}'",
             input.name, input.data_type, served.name
         )));
     }
-    let dims = tensor.dims();
     let samples = served.batched.then_some(-1);
     let own = usize::from(served.batched);
     let fits = |(&want, &got): (&i64, &usize)| want == -1 || usize::try_from(want) == Ok(got);
@@ -366,6 +412,8 @@ fn samples_of(served: &Served, at: usize, input: &Input) -> Result<usize> {
         || (input.shape.len() == own + dims.len()
             && dims.iter().zip(&input.shape[own..]).all(fits));
     // A configuration may be stricter than the model, or have other dimensions for the same elements.
+    let mut listed = served.config.input.iter();
+    let listed = listed.find(|i| i.name == input.name);
     let stated = listed.filter(|_| !scalar).map(|i| {
         let samples = (served.config.max_batch_size > 0).then_some(-1);
         samples.into_iter().chain(i.dims.iter().copied())
@@ -379,7 +427,7 @@ fn samples_of(served: &Served, at: usize, input: &Input) -> Result<usize> {
     });
     let is_reshaped = listed.is_some_and(|i| i.reshape.is_some());
     if !(same || is_reshaped) || !is_stated {
-        let own = samples.into_iter().chain(dims);
+        let own = samples.into_iter().chain(dims.iter().copied());
         let expected: Vec<i64> = stated.map_or_else(|| own.collect(), Iterator::collect);
         return Err(Error::Invalid(format!(
             "unexpected shape for input '{}' for model '{}'. Expected {expected:?}, got {:?}",

@@ -13,37 +13,34 @@ use super::held::let_go;
 use super::pending::{DEFAULT, Pending};
 use super::prepare::{Prepared, prepare};
 use super::sequence::{lost, refused};
-use super::{Answer, Passage, Request, answer};
+use super::{Answer, Passage, Request, Stages, answer, chain};
 use crate::cache::{Key, Outputs};
 use crate::error::{Error, Result};
 use crate::explained::{self, MOST_NAME, cut};
-use crate::model::Served;
+use crate::model::{Engaged, Runs, Served};
 
 /// Sizes of launches that are told of a request.
 const MOST_SIZES: usize = 128;
 
-/// A request in the engine. Dropping it cancels it.
+/// A request that runs. Dropping it cancels it.
 pub struct Running {
     request: Request,
-    handles: Vec<Handle>,
-    /// This one and those behind it, if it is the first that is held back.
-    held: Option<Held>,
-    seen: Seen,
-    /// Samples of all handles together.
-    samples: usize,
-    /// Until when its turn has to come.
-    deadline: Option<Instant>,
-    /// What reading its inputs took.
-    input: Nanos,
-    /// Requests of the engine, if they are to be explained.
-    explained: Option<Vec<RequestId>>,
+    way: Way,
     pending: Pending,
+}
+
+/// How it runs.
+enum Way {
+    /// In the engine.
+    Engine(Submitted),
+    /// As requests of steps.
+    Chain(Box<chain::Running>),
 }
 
 /// Why no request to a model is taken now, whatever it is: for certain, so that nothing has to be made
 /// of it first. It counts as one that was refused.
 pub fn full(served: &Arc<Served>) -> Option<Error> {
-    let full = served.engine().check_room().err()?;
+    let full = served.check_room().err()?;
     // What is wrong with a call to these is told, its answer is there already, or its sequence has to
     // know.
     if served.settings.decoupled || served.cache.is_some() || served.is_stateful() {
@@ -68,19 +65,20 @@ pub fn turned_away(served: &Arc<Served>, error: &Error) {
 /// What is wrong with it, or why it is not taken.
 pub fn start(served: &Arc<Served>, mut request: Request) -> Result<Running> {
     let mut pending = Pending::new(served, class_of(served, &request));
-    match submit(served, &request, pending.start()) {
-        Ok(submitted) => {
+    let way = match &served.runs {
+        Runs::Program(own) => submit(served, own, &request, pending.start()).map(Way::Engine),
+        Runs::Chain(steps) => {
+            let running = chain::start(served, steps, &mut request, pending.start());
+            running.map(|running| Way::Chain(Box::new(running)))
+        }
+    };
+    match way {
+        Ok(way) => {
             // The engine has its tensors; their message can go.
             request.inputs = Vec::new();
             Ok(Running {
-                explained: submitted.explained,
                 request,
-                handles: submitted.handles,
-                held: submitted.held,
-                seen: submitted.seen,
-                samples: submitted.samples,
-                deadline: submitted.deadline,
-                input: submitted.input,
+                way,
                 pending,
             })
         }
@@ -96,19 +94,23 @@ pub fn start(served: &Arc<Served>, mut request: Request) -> Result<Running> {
 ///
 /// # Errors
 /// What is wrong with it, or why it has no answer.
-pub fn rehearse(served: &Served, request: &Request) -> Result<()> {
-    let prepared = prepare(served, request)?;
+pub fn rehearse(served: &Served, mut request: Request) -> Result<Answer> {
+    let own = match &served.runs {
+        Runs::Program(own) => own,
+        Runs::Chain(steps) => return chain::rehearse(served, steps, &mut request),
+    };
+    let prepared = prepare(served, own, &request)?;
     let options = Options {
         // Nobody waits for it, so it is never too late.
         sla: Some(Nanos::from_ms(86_400_000)),
         ..prepared.options
     };
-    let submit = |inputs| served.engine().try_submit(inputs, options.clone());
+    let submit = |inputs| own.engine.try_submit(inputs, options.clone());
     let handles = prepared.calls.into_iter().map(submit);
     let handles: Vec<Handle> = handles.collect::<std::result::Result<_, RequestError>>()?;
     let ended = handles.into_iter().map(|h| h.wait().map(|e| e.outputs));
     let outputs: Outputs = ended.collect::<std::result::Result<_, RequestError>>()?;
-    answer::gather(served, request, &outputs).map(drop)
+    answer::gather(served, &request, &outputs)
 }
 
 /// Whether a request's inputs were seen before, where answers are kept.
@@ -129,10 +131,10 @@ impl Seen {
         let Some(cache) = served.cache.as_ref().filter(|_| repeats) else {
             return Self::Off;
         };
-        let before = served.engine().now();
+        let before = served.now();
         let key = Key::of(served.generation, request, options.max_steps, wish.words());
         let found = cache.get(&key);
-        let took = served.engine().now().since(before);
+        let took = served.now().since(before);
         match found {
             Some(outputs) => Self::Hit(outputs, took),
             None => Self::Miss(key, took),
@@ -140,20 +142,26 @@ impl Seen {
     }
 }
 
+/// A request in the engine.
 struct Submitted {
     handles: Vec<Handle>,
+    /// This one and those behind it, if it is the first that is held back.
     held: Option<Held>,
     seen: Seen,
+    /// Samples of all handles together.
     samples: usize,
+    /// Until when its turn has to come.
     deadline: Option<Instant>,
+    /// What reading its inputs took.
     input: Nanos,
+    /// Requests of the engine, if they are to be explained.
     explained: Option<Vec<RequestId>>,
 }
 
-fn submit(served: &Served, request: &Request, came: Time) -> Result<Submitted> {
-    let prepared = prepare(served, request);
+fn submit(served: &Served, own: &Engaged, request: &Request, came: Time) -> Result<Submitted> {
+    let prepared = prepare(served, own, request);
     let prepared = prepared.inspect_err(|e| refused(served, &request.params, e))?;
-    let engine = served.engine();
+    let engine = &own.engine;
     let seen = Seen::of(served, request, &prepared);
     let (samples, deadline) = (prepared.samples, prepared.deadline());
     let explain = prepared.options.explain;
@@ -198,9 +206,17 @@ impl Running {
         let mut this = self;
         // The arguments of an asynchronous function would be kept, and moved, twice.
         async move {
-            let mut result = this.gathered().await;
+            let mut result = match &mut this.way {
+                Way::Engine(own) => own.gathered(&this.request, &mut this.pending).await,
+                // Most calls are none of these, and keep no room for them.
+                Way::Chain(steps) => Box::pin(steps.answer(&this.request, &mut this.pending)).await,
+            };
             this.pending.end(result.as_ref().err());
-            if let Some(requests) = &this.explained {
+            if let Way::Engine(Submitted {
+                explained: Some(requests),
+                ..
+            }) = &this.way
+            {
                 let served = this.pending.served();
                 let why = served.explained.tell(served, &this.request.id, requests);
                 if let Ok(answer) = &mut result {
@@ -210,70 +226,81 @@ impl Running {
             result.map_err(|e| in_request(this.pending.served(), &this.request, e))
         }
     }
+}
 
-    async fn gathered(&mut self) -> Result<Answer> {
+impl Submitted {
+    async fn gathered(&mut self, request: &Request, pending: &mut Pending) -> Result<Answer> {
         if let Some(held) = self.held.take() {
             let_go(held).await;
         }
         if let Seen::Hit(outputs, looked) = &self.seen {
-            let served = self.pending.served();
-            let found = served.engine().now();
-            let answer = answer::gather(served, &self.request, outputs)?;
-            let took = *looked + served.engine().now().since(found);
-            served.stats.hit(self.pending.class(), took);
+            let served = pending.served();
+            let found = served.now();
+            let answer = answer::gather(served, request, outputs)?;
+            let took = *looked + served.now().since(found);
+            served.stats.hit(pending.class(), took);
             return Ok(answer);
         }
         let mut ended = Vec::with_capacity(self.handles.len());
         for handle in self.handles.drain(..) {
             ended.push(wait(handle, self.deadline).await?);
         }
-        let served = self.pending.served();
-        let passage = passage(&ended, self.samples);
+        let served = pending.served();
+        let mut passage = passage(&ended, self.samples, self.input);
         if let Some(passage) = &passage {
-            served.stats.answered(self.pending.class(), passage);
+            served.stats.answered(pending.class(), passage);
         }
-        let engine = served.engine();
-        let finished = engine.now();
+        let finished = served.now();
         let outputs: Outputs = ended.into_iter().map(|e: Ended| e.outputs).collect();
-        let mut answer = answer::gather(served, &self.request, &outputs)
-            .inspect_err(|e| lost(served, &self.request.params, e))?;
-        let gathered = engine.now();
-        if let Some(passage) = &passage {
-            let output = gathered.since(finished);
-            served.stats.computed(passage, self.input, output);
+        let mut answer = answer::gather(served, request, &outputs)
+            .inspect_err(|e| lost(served, &request.params, e))?;
+        let gathered = served.now();
+        if let Some(passage) = &mut passage {
+            passage.stages.output = gathered.since(finished);
+            served.stats.computed(&passage.stages);
         }
         answer.passage = passage;
         if let (Seen::Miss(key, looked), Some(cache)) = (&self.seen, &served.cache) {
             cache.put(*key, Arc::new(outputs));
-            let took = *looked + engine.now().since(gathered);
+            let took = *looked + served.now().since(gathered);
             served.stats.cache_miss.add(took);
         } else {
-            self.pending.end_at(gathered, None);
+            pending.end_at(gathered, None);
         }
         Ok(answer)
     }
 }
 
-/// The way of a request that became `ended`; none if that is nothing.
-fn passage(ended: &[Ended], samples: usize) -> Option<Passage> {
+/// The way of a request that became `ended`, whose inputs were read in `input`; none if that is
+/// nothing.
+fn passage(ended: &[Ended], samples: usize, input: Nanos) -> Option<Passage> {
     let first = |one: &Ended| one.first_launch.unwrap_or(one.finish);
     let late = ended.iter().find(|one| one.outcome == Outcome::Violated);
+    let arrival = ended.iter().map(|one| one.arrival).min()?;
+    let first_launch = ended.iter().map(first).min()?;
+    let finish = ended.iter().map(|one| one.finish).max()?;
     Some(Passage {
-        arrival: ended.iter().map(|one| one.arrival).min()?,
-        first_launch: ended.iter().map(first).min()?,
-        finish: ended.iter().map(|one| one.finish).max()?,
+        arrival,
+        first_launch,
+        finish,
         outcome: late.map_or(Outcome::Met, |one| one.outcome),
         samples,
         requests: ended.len(),
-        launches: launches(ended),
+        launches: launches(ended.iter().map(|one| one.launches.as_ref())),
+        stages: Stages {
+            queue: first_launch.since(arrival),
+            input,
+            infer: finish.since(first_launch),
+            output: Nanos::default(),
+        },
     })
 }
 
 /// The launches of all together; `None` if those of one are not known.
-fn launches(ended: &[Ended]) -> Option<Launches> {
+pub fn launches<'a>(of: impl Iterator<Item = Option<&'a Launches>>) -> Option<Launches> {
     let mut all = Launches::default();
-    for one in ended {
-        let own = one.launches.as_ref()?;
+    for own in of {
+        let own = own?;
         all.num += own.num;
         all.samples += own.samples;
         all.joined += own.joined;
@@ -301,25 +328,18 @@ fn in_request(served: &Served, request: &Request, error: Error) -> Error {
             "request failed"
         );
     }
-    if id.is_empty() {
+    if id.is_empty() || request.is_step {
         return error;
     }
     let id = cut(id, MOST_NAME);
-    let name = |text: String| format!("[request id: {id}] {text}");
-    match error {
-        Error::Invalid(t) => Error::Invalid(name(t)),
-        Error::NotFound(t) => Error::NotFound(name(t)),
-        Error::Unavailable(t) => Error::Unavailable(name(t)),
-        Error::Unsupported(t) => Error::Unsupported(name(t)),
-        Error::Internal(t) => Error::Internal(name(t)),
-    }
+    error.map(|text| format!("[request id: {id}] {text}"))
 }
 
 /// The class that a request counts in: what its model does not know counts as the default, since
 /// figures of each class are kept.
 pub fn class_of<'a>(served: &Served, request: &'a Request) -> &'a str {
     let named = request.params.text("sla_class").ok().flatten();
-    let known = named.filter(|class| served.engine().check_class(Some(class)).is_ok());
+    let known = named.filter(|class| served.check_class(Some(class)).is_ok());
     known.unwrap_or(DEFAULT)
 }
 
@@ -336,8 +356,17 @@ async fn wait(mut handle: Handle, deadline: Option<Instant>) -> Result<Ended> {
     Ok(handle.await?)
 }
 
-/// An answer that comes step by step.
-pub struct Stepwise {
+/// An answer that comes step by step, or as a whole at the end where it is that of a chain.
+pub struct Stepwise(Coming);
+
+enum Coming {
+    Steps(Box<Steps>),
+    /// Once it was asked for there is none.
+    Whole(Option<Box<Running>>),
+}
+
+/// An answer of the engine that comes step by step.
+struct Steps {
     request: Request,
     steps: StepStream,
     /// Samples of it.
@@ -388,14 +417,18 @@ fn streamed(
     mut request: Request,
     check: impl FnOnce(&Request) -> Result<()>,
 ) -> Result<Stepwise> {
+    let Runs::Program(own) = &served.runs else {
+        let running = start(served, request)?;
+        return Ok(Stepwise(Coming::Whole(Some(Box::new(running)))));
+    };
     let mut pending = Pending::new(served, class_of(served, &request));
-    let ready = check(&request).and_then(|()| prepare(served, &request));
+    let ready = check(&request).and_then(|()| prepare(served, own, &request));
     let ready = ready.inspect_err(|e| refused(served, &request.params, e));
     let samples = ready.as_ref().map_or(0, |prepared| prepared.samples);
-    match ready.and_then(|prepared| begin(served, prepared, pending.start())) {
+    match ready.and_then(|prepared| begin(served, own, prepared, pending.start())) {
         Ok((steps, deadline, input)) => {
             request.inputs = Vec::new();
-            Ok(Stepwise {
+            let steps = Box::new(Steps {
                 samples,
                 input,
                 is_silent: true,
@@ -404,7 +437,8 @@ fn streamed(
                 steps,
                 deadline,
                 pending,
-            })
+            });
+            Ok(Stepwise(Coming::Steps(steps)))
         }
         Err(error) => {
             pending.end(Some(&error));
@@ -415,6 +449,7 @@ fn streamed(
 
 fn begin(
     served: &Served,
+    own: &Engaged,
     mut prepared: Prepared,
     came: Time,
 ) -> Result<(StepStream, Option<Instant>, Nanos)> {
@@ -424,15 +459,36 @@ fn begin(
     }
     let deadline = prepared.deadline();
     let inputs = prepared.calls.remove(0);
-    let engine = served.engine();
-    let input = engine.now().since(came);
-    let steps = engine.try_submit_stream(inputs, prepared.options)?;
+    let input = own.engine.now().since(came);
+    let steps = own.engine.try_submit_stream(inputs, prepared.options)?;
     Ok((steps, deadline, input))
 }
 
 impl Stepwise {
     /// The next item; `None` behind the end or an error.
     pub async fn next(&mut self) -> Option<Result<Item>> {
+        match &mut self.0 {
+            Coming::Steps(steps) => steps.next().await,
+            Coming::Whole(running) => Some(running.take()?.finish().await.map(Item::End)),
+        }
+    }
+
+    /// Rows as an answer of the protocol; without outputs if the request does not want them.
+    ///
+    /// # Errors
+    /// An output that cannot be as it is wanted.
+    pub fn answer(&self, output: usize, rows: &Tensor) -> Result<Answer> {
+        match &self.0 {
+            Coming::Steps(steps) => {
+                answer::rows(steps.pending.served(), &steps.request, output, rows)
+            }
+            Coming::Whole(_) => Err(Error::Internal("a chain answers as a whole".into())),
+        }
+    }
+}
+
+impl Steps {
+    async fn next(&mut self) -> Option<Result<Item>> {
         let step = match self.deadline.take() {
             Some(deadline) => match timeout_at(deadline, self.steps.next()).await {
                 Ok(step) => step,
@@ -444,7 +500,7 @@ impl Stepwise {
         let served = self.pending.served();
         let step = step?;
         if step.is_ok() && std::mem::take(&mut self.is_silent) {
-            let now = served.engine().now();
+            let now = served.now();
             served
                 .stats
                 .responded_first(now.since(self.pending.start()));
@@ -472,35 +528,17 @@ impl Stepwise {
     /// The answer for the end.
     fn ended(&self, ended: Ended) -> Result<Answer> {
         let served = self.pending.served();
-        let passage = passage(std::slice::from_ref(&ended), self.samples);
+        let mut passage = passage(std::slice::from_ref(&ended), self.samples, self.input);
         if let Some(passage) = &passage {
             served.stats.answered(self.pending.class(), passage);
         }
-        let finished = served.engine().now();
+        let finished = served.now();
         let answer = answer::gather(served, &self.request, &[ended.outputs])
             .inspect_err(|e| lost(served, &self.request.params, e))?;
-        if let Some(passage) = &passage {
-            let output = served.engine().now().since(finished);
-            served.stats.computed(passage, self.input, output);
+        if let Some(passage) = &mut passage {
+            passage.stages.output = served.now().since(finished);
+            served.stats.computed(&passage.stages);
         }
         Ok(Answer { passage, ..answer })
-    }
-
-    /// Rows as an answer of the protocol; without outputs if the request does not want them.
-    ///
-    /// # Errors
-    /// An output that cannot be as it is wanted.
-    pub fn answer(&self, output: usize, rows: &Tensor) -> Result<Answer> {
-        answer::rows(self.served(), &self.request, output, rows)
-    }
-
-    /// The request.
-    pub fn request(&self) -> &Request {
-        &self.request
-    }
-
-    /// Its model.
-    pub fn served(&self) -> &Served {
-        self.pending.served()
     }
 }

@@ -12,6 +12,9 @@ const TEMPERATURE: &str = "temperature";
 const TOP_K: &str = "top_k";
 const SEED: &str = "seed";
 
+/// The parameters that say it.
+pub const KEYS: [&str; 3] = [TEMPERATURE, TOP_K, SEED];
+
 /// What a request's parameters say of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Wish {
@@ -27,7 +30,7 @@ impl Wish {
     /// # Errors
     /// A number out of range, or a wish that a model which takes the likeliest tokens cannot fulfil.
     pub fn of(served: &Served, params: &Params) -> Result<Self> {
-        let samples = served.program.sampling().is_some();
+        let samples = served.samples();
         if !samples && !served.has_steps() {
             return Ok(Self::default());
         }

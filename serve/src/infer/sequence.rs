@@ -50,6 +50,6 @@ fn breaks(served: &Served, params: &Params, sequence_start: bool, error: &Error)
             sequence_end: params.flag("sequence_end").unwrap_or(false),
             ..Options::default()
         };
-        served.engine().refused(&options, &error.told());
+        served.refused(&options, &error.told());
     }
 }

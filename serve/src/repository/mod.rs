@@ -4,8 +4,8 @@
 //! unless one asks for an engine of its own. A load replaces all versions of a model at once, when all new
 //! ones are ready: requests that an old one has taken end on it, and it goes when the last of them has.
 //!
-//! An ensemble is made of other models' programs, and of the files in which those lie: a change of
-//! one of them is a change of the ensemble.
+//! An ensemble is made of other models' programs, or calls them as a chain, and of the files in which
+//! those lie: a change of one of them is a change of the ensemble.
 //!
 //! Invariants:
 //! 1. A model that is served stays so while another load of it runs, and if that load fails.
@@ -31,6 +31,7 @@ use crate::error::{Error, Result};
 use crate::explained::Explained;
 use crate::files::regular;
 use crate::host::Host;
+use crate::memory::Memory;
 use crate::model::{Served, Shared, empty_engine};
 use disk::{Fingerprint, Folders, chosen, fingerprint, is_plain};
 use ensemble::Part;
@@ -112,7 +113,7 @@ pub struct Repository {
 
 impl Repository {
     /// The repository in `root`, in an engine of that policy, with a response cache of so many
-    /// bytes; nothing is loaded yet.
+    /// bytes, for calls that hold `memory`; nothing is loaded yet.
     ///
     /// # Errors
     /// A folder that cannot be read, a policy that there is not.
@@ -122,6 +123,7 @@ impl Repository {
         control: Control,
         policy: &str,
         cache_bytes: u64,
+        memory: Arc<Memory>,
     ) -> Result<Self> {
         std::fs::read_dir(root)
             .map_err(|e| Error::expected(root.display(), "a folder of models", e))?;
@@ -131,6 +133,7 @@ impl Repository {
                 engine,
                 cache: Arc::new(Cache::new(cache_bytes)),
                 explained: Arc::default(),
+                memory,
             },
             root: root.to_owned(),
             host,
@@ -199,7 +202,7 @@ impl Repository {
 
     /// Whether all engines take requests: one that has failed is there, and answers nobody any more.
     pub fn runs(&self) -> bool {
-        self.shared.engine.is_running() && self.served().iter().all(|served| served.runs())
+        self.shared.engine.is_running() && self.served().iter().all(|served| served.is_running())
     }
 
     fn read(&self) -> std::sync::RwLockReadGuard<'_, BTreeMap<String, Entry>> {
@@ -357,7 +360,8 @@ impl Repository {
     }
 
     /// A model as a step of ensembles, of which `within` are those that it is asked for: the served
-    /// one if its files are as they were when it was loaded, so that both hold one program.
+    /// one if its files are as they were when it was loaded, so that both hold one program. What a
+    /// chain calls is the served one in any case.
     fn part(&self, name: &str, wanted: i64, within: &[&str]) -> Result<Part> {
         let within: Vec<&str> = within.iter().copied().chain([name]).collect();
         if within[..within.len() - 1].contains(&name) {
@@ -375,17 +379,23 @@ impl Repository {
         let version = version.ok_or_else(expected)?;
         let steps = self.all_steps(name, &config);
         let now = self.fingerprint(name, &steps, |e| e.source.as_ref());
-        let served = match self.read().get(name) {
-            Some(entry) if entry.source.as_ref() == Some(&now) => {
-                entry.versions.get(&version).cloned()
-            }
+        let (served, is_same) = match self.read().get(name) {
+            Some(entry) => (
+                entry.versions.get(&version).cloned(),
+                entry.source.as_ref() == Some(&now),
+            ),
+            None => (None, false),
+        };
+        let served = match served {
+            Some(State::Ready(served)) if is_same => return Ok(Part::from(served)),
+            Some(State::Ready(served)) => Some(served),
             _ => None,
         };
-        if let Some(State::Ready(served)) = served {
-            return Ok(Part::from(&*served));
-        }
         let part = |step: &str, wanted| self.part(step, wanted, &within);
-        Version::read(&*self.host, &folder, config, version, &part).map(Part::from)
+        let read = Version::read(&*self.host, &folder, config, version, &part)?;
+        let mut part = Part::from(read);
+        part.served = served;
+        Ok(part)
     }
 
     /// Models that a model is made of, theirs among them, as far as they can be read.

@@ -1,15 +1,17 @@
 //! Text in and out of a model: its own, or that of the steps of an ensemble.
 //!
-//! Between two steps there is no text: what a step writes and another reads are tensors of the program.
+//! Between two steps of one program there is no text: what a step writes and another reads are its tensors.
 //! At the edge an ensemble reads what one of its steps does, and writes what one does, under the same
 //! names as any other model; its program has that step's tensors there.
 
+use std::fmt::Display;
 use std::sync::Arc;
 
 use lazybatch_graph::{Step, Tensor};
 
+use super::ensemble::Refusal;
 use crate::config::{Known, TEXT_INPUT, TEXT_OUTPUT};
-use crate::error::{Error, Result};
+use crate::error::Error;
 use crate::host::Text;
 
 /// Text of a model.
@@ -71,13 +73,14 @@ impl Texts {
     /// ensemble's `inputs` and `outputs` get the step's tensors in its place.
     ///
     /// # Errors
-    /// Text between steps, under another name, of a step that has none, or of several.
+    /// Text of a step that has none; text between steps, under another name or of several, which one
+    /// program cannot have.
     pub fn of_steps(
         steps: &[OfStep<'_>],
         joined: &mut [Step<'_>],
         inputs: &mut Vec<String>,
         outputs: &mut Vec<String>,
-    ) -> Result<Self> {
+    ) -> Result<Self, Refusal> {
         let (mut reads, mut writes) = (None, None);
         for (at, (step, maps)) in steps.iter().zip(joined.iter_mut()).enumerate() {
             let place = |text| format!("step {at}, model {}: {text}", step.model);
@@ -88,12 +91,12 @@ impl Texts {
                 && let Some(tensor) = maps.inputs.remove(TEXT_INPUT)
             {
                 let place = place(TEXT_INPUT);
-                check_edge(&place, TEXT_INPUT, &tensor, inputs)?;
                 let codec = step.codec.filter(|_| step.known.reads_text);
                 let codec = codec.ok_or_else(|| no_text(&place, "reads"))?;
+                check_edge(&place, TEXT_INPUT, &tensor, inputs)?;
                 if !maps.inputs.is_empty() || inputs.len() > 1 {
                     let expected = "no other input of the step or the ensemble beside it";
-                    return Err(Error::expected(place, expected, "others"));
+                    return Err(apart(place, expected, "others"));
                 }
                 // In the order in which the tokenizer gives them.
                 let own = step.known.inputs.iter().filter(|t| t.is_own());
@@ -103,20 +106,16 @@ impl Texts {
                 let tensors = own.iter().map(|(_, tensor)| tensor.clone()).collect();
                 maps.inputs = own.into_iter().collect();
                 if reads.replace((codec.clone(), tensors)).is_some() {
-                    return Err(Error::expected(
-                        place,
-                        "one step that reads text",
-                        "another",
-                    ));
+                    return Err(apart(place, "one step that reads text", "another"));
                 }
             }
             if is_text(&step.known.outputs, TEXT_OUTPUT)
                 && let Some(tensor) = maps.outputs.remove(TEXT_OUTPUT)
             {
                 let place = place(TEXT_OUTPUT);
-                check_edge(&place, TEXT_OUTPUT, &tensor, outputs)?;
                 let codec = step.codec.filter(|_| step.known.writes_text);
                 let codec = codec.ok_or_else(|| no_text(&place, "writes"))?;
+                check_edge(&place, TEXT_OUTPUT, &tensor, outputs)?;
                 let tensors = step.known.outputs.iter().map(|t| {
                     let own = maps.outputs.entry(t.name.clone());
                     own.or_insert_with(|| format!("{TEXT_OUTPUT}.{}", t.name))
@@ -124,11 +123,7 @@ impl Texts {
                 });
                 let tensors: Vec<String> = tensors.collect();
                 if writes.replace((codec.clone(), tensors)).is_some() {
-                    return Err(Error::expected(
-                        place,
-                        "one step that writes text",
-                        "another",
-                    ));
+                    return Err(apart(place, "one step that writes text", "another"));
                 }
             }
         }
@@ -153,12 +148,16 @@ impl Texts {
 }
 
 /// Looks whether text is at the edge of the ensemble, under the name by which clients know it.
-fn check_edge(place: &str, name: &str, tensor: &str, edge: &[String]) -> Result<()> {
+fn check_edge(place: &str, name: &str, tensor: &str, edge: &[String]) -> Result<(), Refusal> {
     if tensor == name && edge.iter().any(|own| own == name) {
         return Ok(());
     }
     let expected = format!("the ensemble's own '{name}', since steps hand on no text");
-    Err(Error::expected(place, expected, format!("'{tensor}'")))
+    Err(apart(place, expected, format!("'{tensor}'")))
+}
+
+fn apart(place: impl Display, expected: impl Display, got: impl Display) -> Refusal {
+    Refusal::Apart(Error::expected(place, expected, got))
 }
 
 fn no_text(place: &str, does: &str) -> Error {

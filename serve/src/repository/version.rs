@@ -5,15 +5,24 @@ use std::sync::Arc;
 
 use lazybatch_graph::{SharedProgram, Tensor};
 
-use super::ensemble::{self, Part};
+use super::ensemble::{self, Made, Part};
 use super::load;
 use super::texts::Texts;
+use crate::chain::{self, Chain};
 use crate::config::controls::{check_states, initial_states, narrowed};
 use crate::config::{Config, Known, Settings, complete, not_optional};
 use crate::error::{Error, Result};
 use crate::host::{Host, Text};
 use crate::proto::ModelConfig;
 use crate::proto::model_config::SchedulingChoice;
+
+/// What a version is to run.
+pub enum Plan {
+    /// A program.
+    Program(SharedProgram),
+    /// Other versions, which are served, one behind the other.
+    Chain(Chain),
+}
 
 /// A version that was read.
 pub struct Version {
@@ -25,14 +34,14 @@ pub struct Version {
     pub ignored: Vec<String>,
     /// What kind of file it came from.
     pub platform: String,
-    /// Its inputs and outputs in the program's order.
+    /// Its inputs and outputs in the program's order; none of a chain.
     pub known: Known,
     /// States with which sequences start, in the order of its carried inputs; zeros if `None`.
     pub initial: Option<Vec<Tensor>>,
     /// Shapes at the edge begin with an axis of samples.
     pub batched: bool,
-    /// Its program.
-    pub program: SharedProgram,
+    /// What it is to run.
+    pub plan: Plan,
     /// Its tokenizer.
     pub text: Option<Arc<dyn Text>>,
 }
@@ -56,7 +65,12 @@ impl Version {
         let dir = folder.join(version.to_string());
         let of_model = |e: Error| Error::Invalid(format!("model {name}: {e}"));
         let (loaded, texts) = match ensemble::steps(&proto).map_err(of_model)? {
-            Some(steps) => ensemble::load(&dir, &proto, steps, part).map_err(of_model)?,
+            Some(steps) => match ensemble::load(&dir, &proto, steps, part).map_err(of_model)? {
+                Made::Program(loaded, texts) => (*loaded, texts),
+                Made::Chain(chain) => {
+                    return Ok(Self::of_chain(proto, settings, ignored, chain));
+                }
+            },
             None => {
                 let mut import = settings.import.clone();
                 import.name = Some(name.clone());
@@ -101,9 +115,31 @@ impl Version {
             known,
             initial,
             batched,
-            program: Arc::new(program),
+            plan: Plan::Program(Arc::new(program)),
             text: texts.codec,
         })
+    }
+
+    /// Of an ensemble that is a chain, whose configuration says all.
+    fn of_chain(
+        mut config: ModelConfig,
+        settings: Settings,
+        mut ignored: Vec<String>,
+        chain: Chain,
+    ) -> Self {
+        ignored.extend(chain::unhonoured(&config));
+        config.platform = ensemble::PLATFORM.into();
+        Self {
+            platform: config.platform.clone(),
+            known: chain::texts(&config),
+            initial: None,
+            batched: chain.is_batched(),
+            plan: Plan::Chain(chain),
+            text: None,
+            config,
+            settings,
+            ignored,
+        }
     }
 }
 

@@ -250,7 +250,7 @@ impl Open {
         }
         let own = self.span.span_context().clone();
         let within = Context::new().with_remote_span_context(own);
-        let (now, date) = (served.engine().now(), date());
+        let (now, date) = (served.now(), date());
         let at = |time| {
             let ago = Duration::from_nanos(now.since(time).0);
             date.checked_sub(ago).unwrap_or(date)

@@ -416,7 +416,7 @@ impl Trace {
             return;
         };
         if let Some(passage) = &answer.passage {
-            let engine = served.engine().now();
+            let engine = served.now();
             let at = |time: Time| now.saturating_sub(engine.since(time).0);
             sampled.at("QUEUE_START", at(passage.arrival));
             // Inputs are the engine's before they wait.

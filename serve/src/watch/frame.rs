@@ -262,7 +262,7 @@ fn thinned(slices: Vec<Slice>) -> Vec<Slice> {
 }
 
 fn model(served: &Served) -> ModelFrame {
-    let figures = served.engine().figures();
+    let figures = served.figures();
     let stats = &served.stats;
     let outcomes = stats.outcomes();
     let count = |wanted: Outcome| {

@@ -31,11 +31,11 @@ async fn fill(server: &Running) -> Vec<JoinHandle<(u16, String)>> {
         }));
         let waiting = usize::from(value - 1);
         soon("it is taken", || {
-            server.gate.holding() == 1 && served.engine().figures().waiting == waiting
+            server.gate.holding() == 1 && served.engine().unwrap().figures().waiting == waiting
         })
         .await;
     }
-    assert!(served.engine().check_room().is_err());
+    assert!(served.engine().unwrap().check_room().is_err());
     taken
 }
 
@@ -109,7 +109,10 @@ async fn a_full_queue_refuses_calls_unread_and_their_connections_live_on() {
     assert_eq!(refused(), 2);
     assert!(server.state.rounds.is_due(), "the second was");
     server.gate.open();
-    soon("there is room", || served.engine().check_room().is_ok()).await;
+    soon("there is room", || {
+        served.engine().unwrap().check_room().is_ok()
+    })
+    .await;
     stream.write_all(&kept(INFER, "", &add(9))).await.unwrap();
     let (code, text) = next(&mut stream).await;
     assert!(code == 200 && is_sum(&text, 9), "{text}");
@@ -172,7 +175,10 @@ async fn a_full_queue_refuses_messages_by_their_first_bytes() {
     asks.send_data(raw::framed(&message("none")), true).unwrap();
     assert_eq!(raw::ended(answer).await.0, "5", "NOT_FOUND");
     server.gate.open();
-    soon("there is room", || served.engine().check_room().is_ok()).await;
+    soon("there is room", || {
+        served.engine().unwrap().check_room().is_ok()
+    })
+    .await;
     let (answer, mut asks) = client.begin("ModelInfer").await;
     asks.send_data(whole, true).unwrap();
     assert_eq!(raw::ended(answer).await.0, "3", "INVALID_ARGUMENT");

@@ -3,6 +3,8 @@
 mod answers;
 mod bounds;
 mod budget;
+mod chain_calls;
+mod chains;
 mod common;
 mod edge;
 mod ensembles;
@@ -161,7 +163,7 @@ async fn a_client_that_leaves_cancels_its_request() {
     server.gate.open();
     let (status, text) = stays.await.unwrap();
     assert!(status == 200 && is_sum(&text, 1), "{text}");
-    let counts = served.engine().stats().counters;
+    let counts = served.engine().unwrap().stats().counters;
     assert!(counts.finished <= 2);
     drop(served);
     server.end();

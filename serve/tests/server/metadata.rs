@@ -231,7 +231,7 @@ async fn executions_do_not_become_fewer() {
     let served = server.state.repository.get("add", "").unwrap();
     let body = add_samples(1, 4);
     for _ in 0..4 {
-        let batched = || served.engine().figures().counters.batched;
+        let batched = || served.engine().unwrap().figures().counters.batched;
         let before = batched();
         server.gate.shut();
         let mut leaves = TcpStream::connect(at).await.unwrap();

@@ -60,7 +60,7 @@ async fn priority_levels_span_models() {
     let order = server.gate.order().into_iter();
     let mut order: Vec<_> = order.map(|(model, _)| model).collect();
     order.dedup();
-    let id = |m: &lazybatch_serve::model::Served| m.engine().id();
+    let id = |m: &lazybatch_serve::model::Served| m.engine().unwrap().id();
     assert_eq!(order, [id(&adding), id(&reading), id(&adding)]);
     drop((adding, reading));
     end(server).await;
@@ -185,8 +185,8 @@ async fn who_is_delayed_is_not_refused_and_lets_others_pass() {
         }
     }
     // Its time is a microsecond of the engine's clock.
-    let came = served.engine().now();
-    until(|| served.engine().now().since(came).0 > 1000).await;
+    let came = served.engine().unwrap().now();
+    until(|| served.engine().unwrap().now().since(came).0 > 1000).await;
     server.gate.open();
     for (number, one) in taken.into_iter().enumerate() {
         let (status, text) = one.await.unwrap();
@@ -198,7 +198,7 @@ async fn who_is_delayed_is_not_refused_and_lets_others_pass() {
     let mut order: Vec<_> = order.map(|(_, samples)| samples).collect();
     order.dedup();
     assert_eq!(order, [3, 2, 1]);
-    assert_eq!(served.engine().stats().counters.delayed, 1);
+    assert_eq!(served.engine().unwrap().stats().counters.delayed, 1);
     drop(served);
     end(server).await;
 }
@@ -264,7 +264,7 @@ async fn a_model_is_warmed_up_before_it_is_ready() {
     assert_eq!(status, 200, "{text}");
     let served = server.state.repository.get("add", "").unwrap();
     // One request for each time; figures are told a moment behind answers.
-    until(|| served.engine().stats().counters.finished == 3).await;
+    until(|| served.engine().unwrap().stats().counters.finished == 3).await;
     assert_eq!(served.stats.success.count(), 0, "no client's");
     drop(served);
     end(server).await;
@@ -341,7 +341,7 @@ async fn inputs_that_were_seen_before_are_answered_from_the_cache() {
         (cache, stats.success.count(), stats.inferences.load(SeqCst))
     };
     assert_eq!(counts(), ((2, 2), 4, 2));
-    until(|| served.engine().stats().counters.finished == 2).await;
+    until(|| served.engine().unwrap().stats().counters.finished == 2).await;
     // What is asked about the outputs is no part of what is kept.
     let one = add(2).replacen('{', r#"{"outputs":[{"name":"OUTPUT1"}],"#, 1);
     let (status, text) = call(at, "POST", INFER, &one).await;
@@ -533,7 +533,7 @@ async fn segments_are_as_the_configuration_cuts_them() {
     let (whole, together) = launches_of("nodes=100").await;
     // A launch is a node, or else a block.
     let served = server.state.repository.get("lstm", "").unwrap();
-    assert_eq!(whole, served.program.blocks.len());
+    assert_eq!(whole, served.program().unwrap().blocks.len());
     assert!(each > whole, "{each} {whole}");
     assert_eq!(alone, together, "the same bits");
     drop(served);

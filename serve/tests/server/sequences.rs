@@ -371,7 +371,7 @@ async fn a_request_that_finds_no_room_breaks_its_sequence() {
                     async move { call(at, "POST", INFER, &body).await },
                 ));
                 soon("it is taken", || {
-                    let waiting = served.engine().figures().waiting;
+                    let waiting = served.engine().unwrap().figures().waiting;
                     server.gate.holding() == 1 && waiting == id as usize - 2
                 })
                 .await;
@@ -379,7 +379,11 @@ async fn a_request_that_finds_no_room_breaks_its_sequence() {
             let own = (num == 2).then(|| {
                 let x = lazybatch_graph::Tensor::from_f32(&[1, 2], &[0.0; 2]);
                 let options = lazybatch_engine::Options::default();
-                served.engine().try_submit(vec![x], options).unwrap()
+                served
+                    .engine()
+                    .unwrap()
+                    .try_submit(vec![x], options)
+                    .unwrap()
             });
             let told = match is_grpc {
                 false => {

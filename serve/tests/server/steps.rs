@@ -246,7 +246,7 @@ async fn what_steps_cannot_have_is_refused_before_anything_runs() {
         assert_eq!(all[0].error_message, expected);
     }
     let served = server.state.repository.get("speaker", "").unwrap();
-    assert_eq!(served.engine().stats().counters.arrivals, 0);
+    assert_eq!(served.engine().unwrap().stats().counters.arrivals, 0);
     let written = std::fs::read(object.path()).unwrap();
     assert!(written.iter().all(|&b| b == 0), "nothing is written");
     drop(served);

@@ -82,7 +82,7 @@ async fn metrics_count_what_happened_and_begin_anew_with_a_load() {
         assert!(is_sum(&call(at, "POST", INFER, &add(value)).await.1, value));
     }
     let served = server.state.repository.get("add", "").unwrap();
-    until(|| served.engine().figures().counters.finished == 3).await;
+    until(|| served.engine().unwrap().figures().counters.finished == 3).await;
     drop(served);
     let labels = r#"model="add",version="1""#;
     let told = metrics(&server).await;
@@ -161,7 +161,7 @@ async fn who_waits_and_who_is_in_flight_is_told_while_a_launch_runs() {
         }));
     }
     let served = server.state.repository.get("add", "").unwrap();
-    until(|| served.engine().figures().waiting == 2).await;
+    until(|| served.engine().unwrap().figures().waiting == 2).await;
     drop(served);
     let told = metrics(&server).await;
     let of = |name: &str| told[&format!(r#"{name}{{model="add",version="1"}}"#)];

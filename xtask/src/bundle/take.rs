@@ -6,11 +6,16 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value};
 
-/// Writes `workloads/profiles/NAME.json` from `FOLDER/profiles/*.json`.
+/// Writes `workloads/profiles/NAME.json` from `FOLDER/profiles/*.json`; without a name that of the
+/// card which they are of.
 ///
 /// # Errors
 /// A folder whose run found no GPU, without profiles, or with those of different devices.
-pub fn take(root: &Path, folder: &Path, name: &str) -> Result<bool> {
+pub fn take(root: &Path, folder: &Path, name: Option<&str>) -> Result<bool> {
+    let name = match name {
+        Some(name) => name.to_owned(),
+        None => card(folder)?,
+    };
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '-';
     ensure!(
         !name.is_empty() && name.chars().all(is_name),
@@ -31,6 +36,23 @@ pub fn take(root: &Path, folder: &Path, name: &str) -> Result<bool> {
     let names: Vec<&str> = models.filter_map(|m| m["name"].as_str()).collect();
     println!("{}: {}", to.display(), names.join(", "));
     Ok(true)
+}
+
+/// The name of a run's card as a file has it: `h200` of `NVIDIA H200`.
+fn card(folder: &Path) -> Result<String> {
+    let file = folder.join("environment.json");
+    let text = read(&file)?;
+    let environment: Value = serde_json::from_str(&text).with_context(|| text.clone())?;
+    let device = environment["device"].as_str().unwrap_or_default();
+    let words = device.split(|c: char| !c.is_ascii_alphanumeric());
+    let words = words.map(str::to_ascii_lowercase);
+    let words: Vec<String> = words.filter(|w| !w.is_empty() && w != "nvidia").collect();
+    ensure!(
+        !words.is_empty(),
+        "{}: expected the name of a card, got `{device}`",
+        file.display()
+    );
+    Ok(words.join("-"))
 }
 
 fn read(file: &Path) -> Result<String> {
@@ -114,7 +136,7 @@ mod tests {
         std::fs::create_dir_all(root.path().join("workloads/profiles")).unwrap();
         let (a, b) = (profile("gpu", "a", 4.0), profile("gpu", "b", 5.0));
         let folder = results("GPU: yes\n", &[("b", b), ("a", a)]);
-        assert!(take(root.path(), folder.path(), "h200").unwrap());
+        assert!(take(root.path(), folder.path(), Some("h200")).unwrap());
         let text = read(&root.path().join("workloads/profiles/h200.json")).unwrap();
         let got: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(got["device"], "gpu");
@@ -125,11 +147,29 @@ mod tests {
     }
 
     #[test]
+    fn a_file_has_the_name_of_its_card() {
+        let root = tempfile::tempdir().unwrap();
+        let profiles = root.path().join("workloads/profiles");
+        std::fs::create_dir_all(&profiles).unwrap();
+        for (device, file) in [
+            ("NVIDIA H200", "h200.json"),
+            ("NVIDIA H100 80GB HBM3", "h100-80gb-hbm3.json"),
+        ] {
+            let folder = results("GPU: yes\n", &[("a", profile("gpu", "a", 4.0))]);
+            assert!(take(root.path(), folder.path(), None).is_err());
+            let environment = serde_json::json!({ "device": device }).to_string();
+            std::fs::write(folder.path().join("environment.json"), environment).unwrap();
+            assert!(take(root.path(), folder.path(), None).unwrap());
+            assert!(profiles.join(file).is_file());
+        }
+    }
+
+    #[test]
     fn what_is_no_result_of_a_gpu_is_refused() {
         let root = tempfile::tempdir().unwrap();
         let refused = |said: &str, profiles: &[(&str, Value)], name: &str| {
             let folder = results(said, profiles);
-            let error = take(root.path(), folder.path(), name).unwrap_err();
+            let error = take(root.path(), folder.path(), Some(name)).unwrap_err();
             format!("{error:#}")
         };
         let one = [("a", profile("gpu", "a", 4.0))];

@@ -62,8 +62,12 @@ pub fn run(report: Report) -> Result<(), Failure> {
     merging(report, &amount, &mut own)?;
     preempting(report, &amount, &mut own)?;
     let of_own = passes(&amount, &mut own)?;
+    report.line("launches of own products, by graphs", &own.graphs(), &[])?;
     drop(own);
-    let of_library = passes(&amount, &mut Stack::new(amount.sizes, false, 2)?)?;
+    let mut library = Stack::new(amount.sizes, false, 2)?;
+    let of_library = passes(&amount, &mut library)?;
+    report.line("launches of cuBLASLt's, by graphs", &library.graphs(), &[])?;
+    drop(library);
     for (own, library) in of_own.into_iter().zip(of_library) {
         let sizes = [
             ("rows", own.0.into()),

@@ -12,6 +12,7 @@
 )]
 
 mod launches;
+mod noise;
 mod products;
 mod served;
 mod stack;

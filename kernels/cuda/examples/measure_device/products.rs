@@ -1,21 +1,26 @@
-//! Single kernels, back to back: copies, and products by this crate and by cuBLASLt.
+//! Single kernels, back to back: copies, and products by this crate and by cuBLASLt, which read
+//! weights that no cache has.
 
-use lazybatch_cuda::context::{DeviceMemory, Event, Pinned};
+use lazybatch_cuda::context::{DeviceMemory, Event};
 use lazybatch_cuda::gemm::{Fused, Product, Products};
 use lazybatch_cuda::kernels::gemm::Gemm;
 use lazybatch_cuda::kernels::{Epilogue, Stored, Weights};
 use lazybatch_cuda::{Context, CudaError, DevicePtr, Kernels, Stream, jit};
 
+use crate::noise::noise;
 use crate::{Failure, Report, percentile};
 
 /// Repetitions, of which the median is reported.
 const REPEATS: usize = 9;
 /// Time of one repetition, about.
 const REPEAT_US: f64 = 10_000.0;
-/// Bytes of noise, which repeat.
-const PIECE: usize = 16 << 20;
 /// Most launches of one repetition.
 const MOST: usize = 200;
+/// Products of a graph, as many as are worth their time.
+const IN_GRAPH: usize = 20;
+/// Copies of a layer's weights, which products take in turns: more than the caches hold, as weights
+/// of a model are.
+const COPIES: usize = 4;
 
 struct Bench {
     context: Context,
@@ -39,27 +44,8 @@ impl Bench {
         })
     }
 
-    /// Memory with numbers of 0.5 to 1 of either sign, as bf16 and as f32: where operands are zeros,
-    /// a GPU draws less power and is faster than it is.
     fn noise(&self, bytes: usize) -> Result<DeviceMemory, CudaError> {
-        let memory = DeviceMemory::new(&self.context, "a measurement", bytes)?;
-        let mut piece = Pinned::new(&self.context, bytes.min(PIECE))?;
-        let mut state = 1u64;
-        for half in piece.bytes_mut().chunks_exact_mut(2) {
-            // Source: Marsaglia, "Xorshift RNGs".
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            let bits = (state >> 32) as u16 & 0x807f | 0x3f00;
-            half.copy_from_slice(&bits.to_le_bytes());
-        }
-        for start in (0..bytes).step_by(PIECE) {
-            let len = PIECE.min(bytes - start);
-            // SAFETY: the piece stays as it is until the copies are over.
-            unsafe { self.stream.copy_in(memory.at().add(start), &piece, 0, len) }?;
-        }
-        self.stream.synchronize()?;
-        Ok(memory)
+        noise(&self.context, &self.stream, bytes)
     }
 
     /// Microseconds of so many launches on the device.
@@ -94,6 +80,25 @@ impl Bench {
         }
         let median = percentile(&mut all, 50);
         Ok([median, all[0], all[REPEATS - 1]])
+    }
+
+    /// As [`Self::time`], of launches that are captured into one graph, so that issuing them takes no
+    /// part in it. Each is told its number.
+    fn time_captured(
+        &self,
+        mut launch: impl FnMut(usize) -> Result<(), CudaError>,
+    ) -> Result<[f64; 3], CudaError> {
+        // What a first launch makes cannot be made while it is captured.
+        launch(0)?;
+        let num = if self.is_dry {
+            2
+        } else {
+            let few = self.once(COPIES, &mut || launch(1))? / COPIES as f64;
+            ((REPEAT_US / 3.0 / few.max(0.1)) as usize).clamp(COPIES, IN_GRAPH)
+        };
+        let graph = self.stream.capture(|| (0..num).try_for_each(&mut launch))?;
+        let took = self.time(|| self.stream.launch_graph(&graph))?;
+        Ok(took.map(|us| us / num as f64))
     }
 }
 
@@ -155,9 +160,9 @@ pub fn linear(report: Report) -> Result<(), Failure> {
         )
     };
     let most = all[all.len() - 1];
-    let held = bench.noise(size * size * 2)?;
-    let weights = Weights {
-        at: held.at(),
+    let held = bench.noise(COPIES * size * size * 2)?;
+    let weights = |i: usize| Weights {
+        at: held.at().add(i % COPIES * size * size * 2),
         stored: Stored::Bf16,
     };
     let (a, out) = (bench.noise(most * size * 4)?, bench.noise(most * size * 4)?);
@@ -172,10 +177,10 @@ pub fn linear(report: Report) -> Result<(), Failure> {
         let mut products = Products::new(&bench.context, deterministic, tensor_cores)?;
         let mut of_kind = Vec::new();
         for &m in all {
-            let product = Gemm {
+            let product = |i: usize| Gemm {
                 a: a.at(),
                 a_rows: DevicePtr::NULL,
-                weights,
+                weights: weights(i),
                 out: out.at(),
                 m,
                 k: size,
@@ -184,7 +189,8 @@ pub fn linear(report: Report) -> Result<(), Failure> {
                 epilogue: Epilogue::default(),
             };
             let (kernels, stream) = (&bench.kernels, &bench.stream);
-            let took = bench.time(|| products.run(kernels, stream, &product, rounded.at()))?;
+            let took = bench
+                .time_captured(|i| products.run(kernels, stream, &product(i), rounded.at()))?;
             of_kind.push(took[0]);
             let figures = [
                 &times(took)[..],
@@ -215,9 +221,9 @@ pub fn linear(report: Report) -> Result<(), Failure> {
     // What a product takes whose activations are of its type already, as PyTorch's are.
     let mut library = Products::new(&bench.context, false, false)?;
     for &m in all {
-        let product = Product {
+        let product = |i: usize| Product {
             a: rounded.at(),
-            weights,
+            weights: weights(i),
             out: out.at(),
             m,
             k: size,
@@ -226,7 +232,7 @@ pub fn linear(report: Report) -> Result<(), Failure> {
             fused: Fused::Nothing,
             bias: DevicePtr::NULL,
         };
-        let took = bench.time(|| library.issue(&bench.stream, &product))?;
+        let took = bench.time_captured(|i| library.issue(&bench.stream, &product(i)))?;
         let sizes = [("rows", m.into()), ("size", size.into())];
         report.line("bare product, bf16 to f32, cuBLASLt", &sizes, &times(took))?;
     }

@@ -8,6 +8,7 @@ use lazybatch_graph::{Act, DType, Program, ProgramBuilder, Repeat, SharedProgram
 use lazybatch_kernels::cpu::WeightType;
 use lazybatch_kernels::{Device, OpenRequest};
 use lazybatch_sla::{LaneId, Launch, Member, ModelId, RequestId, Slot, SubBatchId, Ticket, Time};
+use serde_json::Value;
 
 use crate::Failure;
 
@@ -120,6 +121,18 @@ impl Stack {
             next_ticket: 0,
             next_slot: 0,
         })
+    }
+
+    /// How launches ran so far: numbers of those by a graph, of those kernel by kernel, and of graphs,
+    /// and why one was not captured.
+    pub fn graphs(&self) -> [(&'static str, Value); 4] {
+        let counts = self.device.graph_counts();
+        [
+            ("replayed", counts.replayed.into()),
+            ("eager", counts.eager.into()),
+            ("captured", counts.captured.into()),
+            ("not_captured", self.device.graph_failure().into()),
+        ]
     }
 
     /// Opens `num` requests and takes them to the head of the loop.

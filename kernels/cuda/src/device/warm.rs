@@ -147,7 +147,8 @@ impl CudaDevice {
                 merged_members: 0,
             };
             let mut effects = Effects::default();
-            if self.run(&launch, stage, &mut effects, mode).is_err() {
+            if let Err(why) = self.run(&launch, stage, &mut effects, mode) {
+                self.graphs.note_failure(&why);
                 return;
             }
         }

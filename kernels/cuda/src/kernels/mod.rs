@@ -42,7 +42,7 @@ use std::sync::OnceLock;
 use lazybatch_graph::{Act, Node, Program};
 
 use crate::context::{Context, DevicePtr, Function, Grid, Module};
-use crate::error::CudaError;
+use crate::error::{CudaError, NOT_FOUND};
 use crate::jit::Jit;
 
 /// The text of one family's kernels.
@@ -302,10 +302,19 @@ impl Kernels {
             .jit
             .module(&self.context, source.file, &(self.texts)(source))?;
         let functions = source.kernels.iter().map(|kernel| {
-            module.function(kernel).map_err(|_| CudaError::Kernel {
-                file: source.file.to_owned(),
-                kernel: (*kernel).to_owned(),
-            })
+            let function = module.function(kernel).map_err(|error| match error {
+                CudaError::Driver {
+                    code: NOT_FOUND, ..
+                } => CudaError::Kernel {
+                    file: source.file.to_owned(),
+                    kernel: (*kernel).to_owned(),
+                },
+                error => error,
+            })?;
+            if let Some(bytes) = gemm::shared_bytes(kernel) {
+                function.allow_shared(bytes)?;
+            }
+            Ok(function)
         });
         Ok(Family {
             functions: functions.collect::<Result<_, _>>()?,

@@ -97,6 +97,55 @@ fn kernels_that_had_no_room_are_loaded_the_next_time() {
     }
 }
 
+#[test]
+fn what_the_driver_says_of_a_kernel_is_passed_on() {
+    let name = "injected::what_the_driver_says_of_a_kernel_is_passed_on";
+    for (code, said) in [
+        (
+            "CUDA_ERROR_OUT_OF_MEMORY",
+            "cuModuleGetFunction failed: CUDA_ERROR_OUT_OF_MEMORY",
+        ),
+        ("CUDA_ERROR_NOT_FOUND", " has no kernel "),
+    ] {
+        let rule = format!("cuModuleGetFunction:3:{code}");
+        let ran = with_rule(name, 0, &rule, load_twice);
+        assert!(ran.stdout.contains(said), "{said}: {}", ran.stdout);
+    }
+}
+
+/// Prepares a block, and says how launches ran.
+fn prepare_and_remark() {
+    let mut device = device(CudaOptions {
+        warm_members: 2,
+        ..options()
+    });
+    let program = Arc::new(program());
+    let end = program.blocks[0].nodes.len() as u32;
+    device.load(MODEL, program).unwrap();
+    device.prepare(MODEL, 0, 0, end, u32::MAX).unwrap();
+    println!("{:?}", device.remarks());
+}
+
+#[test]
+fn why_a_graph_was_not_captured_is_told() {
+    let name = "injected::why_a_graph_was_not_captured_is_told";
+    let none = with_rule(name, 0, "", prepare_and_remark);
+    let all = "[\"0 launches by graphs, 0 kernel by kernel, 2 graphs captured\"]";
+    assert!(none.stdout.contains(all), "{}", none.stdout);
+    for call in [
+        "cuStreamBeginCapture",
+        "cuGraphInstantiateWithFlags",
+        "cuGraphUpload",
+    ] {
+        let rule = format!("{call}:1:CUDA_ERROR_OUT_OF_MEMORY");
+        let ran = with_rule(name, 0, &rule, prepare_and_remark);
+        let counted = "1 graphs captured\", \"a graph was not captured: ";
+        let is_told =
+            ran.stdout.contains(counted) && ran.stdout.contains("failed: CUDA_ERROR_OUT_OF_MEMORY");
+        assert!(is_told, "{call}: {}", ran.stdout);
+    }
+}
+
 /// Lets each of the first allocations fail in turn.
 fn refuses_each_allocation(name: &str, seed: u64, body: impl Fn()) {
     let mut said = Vec::new();

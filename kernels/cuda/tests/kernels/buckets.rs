@@ -129,6 +129,15 @@ on_device! {
 }
 
 on_device! {
+    fn a_switch_of_tiles_of_matrix_instructions_changes_no_bits(gpu) {
+        // Fewer rows have other tiles; with one column more, more rows have that of many blocks.
+        for n in [256 * 32, 256 * 32 + 1] {
+            check(gpu, &["f16"], true, [3, n], &[16, 17, 32, 33, 64]);
+        }
+    }
+}
+
+on_device! {
     fn a_switch_of_tiling_changes_no_bits(gpu) {
         // One block of columns: the 64th block of rows makes large tiles worth while.
         let (k, n, rows) = (3, 2, [8, 9, 63 * 128, 63 * 128 + 1]);

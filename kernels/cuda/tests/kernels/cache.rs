@@ -1,9 +1,10 @@
 //! Compiled kernels on disk.
 
 use lazybatch_cuda::jit::{Form, Jit, compile};
-use lazybatch_cuda::{CudaError, Kernels, kernels};
+use lazybatch_cuda::{Context, CudaError, Kernels, kernels};
 
 use crate::harness::on_device;
+use crate::process::{Libraries, outcome};
 
 const TEXT: &str = "extern \"C\" __global__ void nothing() {}";
 
@@ -34,6 +35,28 @@ on_device! {
         // What is there is what is used: the compiler is not asked again.
         jit.module(&gpu.context, "nothing.cu", TEXT).unwrap().function("nothing").unwrap();
     }
+}
+
+#[test]
+fn ptx_is_made_where_machine_code_is_not_taken() {
+    let name = "cache::ptx_is_made_where_machine_code_is_not_taken";
+    let ran = outcome(name, 0, Libraries::All, &[], || {
+        let context = Context::new(0).unwrap();
+        if !context.is_emulator().unwrap() {
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kernels");
+        let jit = Jit::new(&context, Some(path.clone())).unwrap();
+        let module = jit
+            .with_form(Form::Cubin)
+            .module(&context, "nothing.cu", TEXT);
+        module.unwrap().function("nothing").unwrap();
+        assert_eq!(std::fs::read_dir(&path).unwrap().count(), 2);
+    });
+    // The emulator says what it has refused.
+    let refused = "expected a module of PTX text";
+    assert!(ran.passed && ran.stderr.contains(refused), "{ran:?}");
 }
 
 on_device! {

@@ -74,10 +74,11 @@ pub const TYPES: [Stored; 2] = [Stored::F16, Stored::Bf16];
 
 on_device! {
     fn products_are_those_of_the_rounded_operands(gpu) {
-        // Tails everywhere, whole tiles, one element, no step at all, more rows than a block has.
+        // Tails everywhere, whole tiles, one element, no step at all, more rows than a block has, and
+        // more steps than a block has stages, in each tile.
         let shapes = [
             [1, 7, 5], [9, 33, 17], [3, 64, 32], [33, 20, 65], [64, 128, 32], [70, 36, 40], [1, 1, 1],
-            [2, 0, 3],
+            [2, 0, 3], [5, 600, 33], [20, 500, 40], [40, 300, 33],
         ];
         for [m, k, n] in shapes {
             let (a, b) = (numbers(1, m * k), numbers(2, k * n));
@@ -86,7 +87,8 @@ on_device! {
                 for start in [None, Some(&start[..])] {
                     let want = products(stored, (&a, &b), [m, k, n], start);
                     let got = run(gpu, stored, (&a, &b), [m, k, n], start);
-                    close(&format!("{m} x {k} x {n}, {stored:?}"), &got, &want, 2e-6);
+                    // Matrix instructions of a GPU cut off what they add, where the emulator rounds.
+                    close(&format!("{m} x {k} x {n}, {stored:?}"), &got, &want, 8e-6);
                 }
             }
         }
@@ -95,11 +97,11 @@ on_device! {
 
 on_device! {
     fn a_row_has_the_same_bits_among_any_others(gpu) {
-        let ([most, k, n], table) = ([70, 100, 40], [69, 0, 17, 16, 64]);
+        let ([most, k, n], table) = ([70, 300, 40], [69, 0, 17, 16, 64]);
         let (a, b) = (numbers(1, most * k), numbers(2, k * n));
         for stored in TYPES {
             let whole = run(gpu, stored, (&a, &b), [most, k, n], None);
-            for m in [1, 2, 8, 15, 16, 17, 48, 64, 65] {
+            for m in [1, 2, 8, 15, 16, 17, 32, 33, 48, 64, 65] {
                 // The first rows, and the last: each lies elsewhere in its tile than before.
                 for first in [0, most - m] {
                     let rows = &a[first * k..(first + m) * k];

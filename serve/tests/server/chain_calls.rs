@@ -1,0 +1,293 @@
+//! Calls to ensembles that one program cannot express: they fail, end, wait and are counted as those to
+//! their steps are.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::fs;
+use std::sync::atomic::Ordering::SeqCst;
+
+use lazybatch_serve::Control;
+use lazybatch_serve::model::Served;
+use lazybatch_serve::proto::infer_parameter::ParameterChoice;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tonic::Code;
+
+use super::chains::{
+    PAIR, Tensor, ensemble, explicit, floats, infer, infer_with, load, step, why, with_rounded,
+    with_told,
+};
+use super::common::{call, http, soon, start, until};
+use super::ensembles::end;
+
+#[tokio::test]
+async fn errors_of_a_step_name_it_and_keep_their_code() {
+    let server = explicit().await;
+    // It reads fewer ids than the decoder may say.
+    with_told(&server, 1).await;
+    let path = "/v2/models/told/infer";
+    let body = r#"{"id":"q","inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[1,2]}]}"#;
+    let (status, text) = call(server.http(), "POST", path, body).await;
+    let told = "\"[request id: q] step 1, model mean: ";
+    assert!(status == 400 && text.contains(told), "{text}");
+    server.gate.fail();
+    let (status, text) = call(server.http(), "POST", path, body).await;
+    let told = "\"[request id: q] step 0, model decoder: ";
+    assert!(status == 500 && text.contains(told), "{text}");
+    let served = server.state.repository.get("told", "").unwrap();
+    assert_eq!(served.stats.failures(), [0, 0, 1, 1]);
+    // What is wrong with a request is told by the ensemble's own names.
+    for (body, told) in [
+        (
+            body.replace("\"x\"", "\"z\""),
+            "unexpected inference input 'z' for model 'told'",
+        ),
+        (
+            body.replace("[1,2]", "[1,3]"),
+            "input 'x': expected 3 elements",
+        ),
+        (
+            body.replace("[1,2],\"data\":[1,2]", "[1,3],\"data\":[1,2,3]"),
+            "Expected [-1, 2], got [1, 3]",
+        ),
+        (
+            body.replace("FP32", "INT32"),
+            "data-type is 'INT32', but model 'told' expects 'FP32'",
+        ),
+        (
+            r#"{"inputs":[]}"#.into(),
+            "for model 'told': missing required input(s) ['x']",
+        ),
+        (
+            body.replacen('{', r#"{"outputs":[{"name":"w"}],"#, 1),
+            "unexpected inference output 'w' for model 'told'",
+        ),
+    ] {
+        let (status, text) = call(server.http(), "POST", path, &body).await;
+        assert!(status == 400 && text.contains(told), "{told}: {text}");
+    }
+    drop(served);
+    end(server).await;
+}
+
+/// Waits for the counts of a model to be `[success, rejected, cancelled]`.
+async fn counted(served: &Served, counts: [u64; 3]) {
+    let told = || {
+        let failures = served.stats.failures();
+        [served.stats.success.count(), failures[0], failures[1]] == counts
+    };
+    soon(&format!("{} has {counts:?}", served.name), told).await;
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_ends_what_runs_and_nothing_else_begins() {
+    let server = explicit().await;
+    with_told(&server, 7).await;
+    let get = |model: &str| server.state.repository.get(model, "").unwrap();
+    let (told, first, second) = (get("told"), get("decoder"), get("mean"));
+    server.gate.shut();
+    let body = r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[1,2]}]}"#;
+    let mut stream = TcpStream::connect(server.http()).await.unwrap();
+    let bytes = http("POST", "/v2/models/told/infer", body.as_bytes());
+    stream.write_all(&bytes).await.unwrap();
+    until(|| server.gate.holding() == 1).await;
+    drop(stream);
+    counted(&told, [0, 0, 1]).await;
+    counted(&first, [0, 0, 1]).await;
+    server.gate.open();
+    infer(&server, "told", &[floats("x", &[1, 2], &[1.0, 2.0])]).await;
+    counted(&told, [1, 0, 1]).await;
+    counted(&second, [1, 0, 0]).await;
+    assert_eq!(told.stats.pending.load(SeqCst), 0);
+    assert_eq!(server.state.memory.held(), 0);
+    drop((told, first, second));
+    end(server).await;
+}
+
+#[tokio::test]
+async fn the_time_to_wait_is_that_of_all_steps() {
+    let server = explicit().await;
+    with_told(&server, 7).await;
+    let served = server.state.repository.get("told", "").unwrap();
+    let first = server.state.repository.get("decoder", "").unwrap();
+    server.gate.shut();
+    let began = served.now();
+    let given = [floats("x", &[1, 2], &[1.0, 2.0])];
+    let wait = [("timeout", ParameterChoice::Int64Param(500_000))];
+    let call = infer_with(&server, "told", &given, &wait);
+    let held = async {
+        // Its first step's turn comes in time, and its second one's cannot.
+        until(|| server.gate.holding() == 1).await;
+        until(|| served.now().since(began).0 > 600_000_000).await;
+        server.gate.open();
+    };
+    let (answer, ()) = tokio::join!(call, held);
+    let error = answer.unwrap_err();
+    assert_eq!(error.code(), Code::Unavailable);
+    let told = "step 1, model mean: Request timeout expired";
+    assert_eq!(error.message(), told);
+    counted(&first, [1, 0, 0]).await;
+    counted(&served, [0, 1, 0]).await;
+    drop((served, first));
+    end(server).await;
+}
+
+#[tokio::test]
+async fn chains_wait_for_no_place_that_chains_hold() {
+    let server = start(|o| {
+        o.control = Control::Explicit(Vec::new());
+        o.max_in_flight = 3;
+    })
+    .await;
+    with_rounded(&server).await;
+    let narrow = server.models.path().join("back/config.pbtxt");
+    let text = fs::read_to_string(&narrow).unwrap();
+    let bound = "parameters { key: \"max_queue\" value { string_value: \"1\" } }";
+    fs::write(narrow, text + bound).unwrap();
+    let steps = [
+        step("back", &[("x", "x")], &[("y", "much")]),
+        step("third", &[("x", "much")], &[("y", "mid")]),
+        step("back", &[("x", "mid")], &[("y", "y")]),
+    ];
+    let half = "data_type: TYPE_FP16 dims: 2";
+    ensemble(&server, "other", &[("x", half)], &[("y", PAIR)], &steps);
+    for model in ["back", "rounded", "other"] {
+        load(&server, model).await;
+    }
+    assert!(why(&server, "other").contains("tensor mid: data_type"));
+    let one = floats("x", &[1, 2], &[1.0, 2.0]);
+    let other = (
+        String::from("x"),
+        String::from("FP16"),
+        vec![1, 2],
+        vec![0, 0x3c, 0, 0x40],
+    );
+    let wanted = [
+        infer(&server, "rounded", std::slice::from_ref(&one)).await,
+        infer(&server, "other", std::slice::from_ref(&other)).await,
+    ];
+    let many = async |model: &str, given: &Tensor, wanted: &[Tensor]| {
+        for _ in 0..40 {
+            match infer_with(&server, model, std::slice::from_ref(given), &[]).await {
+                Ok(answer) => assert_eq!(answer, wanted),
+                // There are places for one that waits, and for three calls.
+                Err(error) => {
+                    let told = error.message();
+                    let full = "model back: Exceeds maximum queue size";
+                    assert_eq!(error.code(), Code::Unavailable);
+                    assert!(
+                        told.contains(full) || told.contains("calls in flight"),
+                        "{told}"
+                    );
+                }
+            }
+        }
+    };
+    tokio::join!(
+        many("rounded", &one, &wanted[0]),
+        many("other", &other, &wanted[1]),
+        many("rounded", &one, &wanted[0]),
+        many("other", &other, &wanted[1])
+    );
+    infer(&server, "other", &[other]).await;
+    assert_eq!(server.state.in_flight(), 0);
+    assert_eq!(server.state.memory.held(), 0);
+    end(server).await;
+}
+
+#[tokio::test]
+async fn a_chain_has_figures_of_its_own_and_its_steps_theirs() {
+    let server = explicit().await;
+    with_rounded(&server).await;
+    let classes = "parameters { key: \"classes\" value { string_value: \"gold:sla=60000\" } }";
+    let path = server.models.path().join("back/config.pbtxt");
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(path, text + classes).unwrap();
+    for model in ["back", "rounded"] {
+        load(&server, model).await;
+    }
+    let get = |model: &str| server.state.repository.get(model, "").unwrap();
+    let (whole, first, second) = (get("rounded"), get("third"), get("back"));
+    let given = floats("x", &[3, 2], &[1.0; 6]);
+    let gold = [
+        ("sla_class", ParameterChoice::StringParam("gold".into())),
+        ("explain", ParameterChoice::BoolParam(true)),
+    ];
+    for _ in 0..2 {
+        infer_with(&server, "rounded", std::slice::from_ref(&given), &gold)
+            .await
+            .unwrap();
+    }
+    let told = [&whole, &first, &second].map(|m| m.statistics());
+    for model in &told {
+        assert_eq!(model.inference_count, 6, "{model:?}");
+        assert_eq!(
+            model
+                .inference_stats
+                .as_ref()
+                .unwrap()
+                .success
+                .unwrap()
+                .count,
+            2
+        );
+        assert!(model.last_inference > 0);
+    }
+    assert_eq!(told[0].execution_count, 2, "one for each request");
+    let stages = told.each_ref().map(|m| {
+        let s = m.inference_stats.as_ref().unwrap();
+        [s.queue, s.compute_input, s.compute_infer, s.compute_output].map(|d| d.unwrap().ns)
+    });
+    for at in 0..4 {
+        assert_eq!(stages[0][at], stages[1][at] + stages[2][at], "stage {at}");
+    }
+    let classes = |m: &Served| {
+        m.stats
+            .outcomes()
+            .into_keys()
+            .map(|(class, _)| class)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(classes(&whole), ["gold"]);
+    assert_eq!(classes(&first), ["default"], "it knows no other");
+    assert_eq!(classes(&second), ["gold"]);
+    let nobody = [("sla_class", ParameterChoice::StringParam("lead".into()))];
+    let error = infer_with(&server, "rounded", &[given], &nobody)
+        .await
+        .unwrap_err();
+    assert!(
+        error.message().contains("unknown class \"lead\""),
+        "{error}"
+    );
+    let (_, metrics) = call(server.metrics(), "GET", "/metrics", "").await;
+    for line in [
+        "nv_inference_count{model=\"rounded\",version=\"1\"} 6",
+        "nv_inference_exec_count{model=\"rounded\",version=\"1\"} 2",
+        "lazybatch_requests_total{class=\"gold\",model=\"rounded\",outcome=\"met\",version=\"1\"} 2",
+    ] {
+        let sorted = |line: &str| {
+            let mut parts: Vec<_> = line.split(['{', ',', '}']).map(str::to_owned).collect();
+            parts.sort();
+            parts
+        };
+        assert!(
+            metrics.lines().any(|own| sorted(own) == sorted(line)),
+            "{line}\n{metrics}"
+        );
+    }
+    let (status, text) = call(server.http(), "GET", "/v2/models/rounded", "").await;
+    assert!(
+        status == 200 && text.contains("\"platform\":\"ensemble\""),
+        "{text}"
+    );
+    assert!(
+        text.contains(r#"{"datatype":"FP32","name":"x","shape":[-1,2]}"#),
+        "{text}"
+    );
+    let (status, text) = call(server.http(), "GET", "/v2/models/rounded/config", "").await;
+    assert!(
+        status == 200 && text.contains("ensemble_scheduling"),
+        "{text}"
+    );
+    drop((whole, first, second));
+    end(server).await;
+}
