@@ -72,6 +72,18 @@ pub struct ServeArgs {
     /// Serve the other models if some cannot be loaded at the start
     #[arg(long)]
     pub keep_going: bool,
+    /// Whether the server is not ready while a model that was asked for at the start is not
+    #[arg(
+        long,
+        action = clap::ArgAction::Set,
+        num_args = 0..=1,
+        require_equals = true,
+        default_value = "true",
+        default_missing_value = "true",
+        value_name = "true|false",
+        hide_possible_values = true
+    )]
+    pub strict_readiness: bool,
     /// Scheduling policy over all models
     #[arg(long, default_value = "adaptive", value_name = "POLICY")]
     pub policy: String,
@@ -101,6 +113,9 @@ pub struct ServeArgs {
     /// How long a client may take nothing of an answer before it is dropped, in seconds
     #[arg(long, default_value = "30", value_name = "SECONDS", allow_negative_numbers = true, value_parser = positive)]
     pub stall_secs: f64,
+    /// How long a connection over HTTP may lie idle behind an answer before it is closed, in seconds
+    #[arg(long, default_value = "120", value_name = "SECONDS", allow_negative_numbers = true, value_parser = positive)]
+    pub keep_alive_secs: f64,
     /// Do not show what the engine does on a page at `/` of HTTP
     #[arg(long)]
     pub no_dashboard: bool,

@@ -1,8 +1,8 @@
 //! Element types of the protocol, and tensors in and out of the engine's own.
 //!
 //! The engine holds floats as f32 and whole numbers as i32, so a tensor whose type at the edge is
-//! another one is converted here, once in and once out. Numbers that do not fit are refused on the
-//! way in.
+//! another one is converted here, once in and once out. Numbers that do not fit are refused with their
+//! places, on the way in and on the way out.
 
 use half::{bf16, f16};
 use lazybatch_graph::onnx::Elem;
@@ -129,11 +129,30 @@ fn each<const N: usize, T>(bytes: &[u8], f: impl Fn([u8; N]) -> T) -> Vec<T> {
 /// Whole numbers of 32 bits from the bytes of others.
 fn whole<const N: usize>(bytes: &[u8], f: impl Fn([u8; N]) -> i128) -> Result<Vec<i32>, String> {
     let (chunks, _) = bytes.as_chunks::<N>();
-    let narrow = |chunk: &[u8; N]| {
+    let narrow = |(at, chunk): (usize, &[u8; N])| {
         let v = f(*chunk);
-        i32::try_from(v).map_err(|_| format!("expected whole numbers of 32 bits, got {v}"))
+        let wide = || format!("element {at}: expected whole numbers of 32 bits, got {v}");
+        i32::try_from(v).map_err(|_| wide())
     };
-    chunks.iter().map(narrow).collect()
+    chunks.iter().enumerate().map(narrow).collect()
+}
+
+/// Looks for a number that was finite and is not as `to`, a type of fewer bits.
+fn check_finite<T: Copy + Into<f64>>(
+    values: &[T],
+    to: DataType,
+    is_finite: impl Fn(T) -> bool,
+) -> Result<(), String> {
+    let lost = |&v: &T| v.into().is_finite() && !is_finite(v);
+    match values.iter().position(lost) {
+        None => Ok(()),
+        Some(at) => {
+            let got: f64 = values[at].into();
+            Err(format!(
+                "element {at}: expected a number that {to} holds, got {got:e}"
+            ))
+        }
+    }
 }
 
 /// The engine's tensor `[dims...]` of type `held` from the bytes of one of `data_type`.
@@ -179,7 +198,11 @@ pub fn to_tensor(
         let values: Vec<f32> = match data_type {
             DataType::Fp16 => each(bytes, |b| f16::from_le_bytes(b).to_f32()),
             DataType::Bf16 => each(bytes, |b| bf16::from_le_bytes(b).to_f32()),
-            DataType::Fp64 => each(bytes, |b| f64::from_le_bytes(b) as f32),
+            DataType::Fp64 => {
+                let values = each(bytes, f64::from_le_bytes);
+                check_finite(&values, DataType::Fp32, |v| (v as f32).is_finite())?;
+                values.into_iter().map(|v| v as f32).collect()
+            }
             _ => each(bytes, f32::from_le_bytes),
         };
         return Ok(Tensor::from_f32(dims, &values));
@@ -198,31 +221,54 @@ pub fn to_tensor(
     Ok(Tensor::from_i32(dims, &values))
 }
 
-/// The bytes of the engine's tensor as one of `data_type`, which [`DataType::fits`] its own.
-pub fn to_bytes(tensor: &Tensor, data_type: DataType) -> Vec<u8> {
+/// The bytes of the engine's tensor as one of `data_type`, which [`DataType::fits`] its own. Booleans
+/// are whether a number is not 0.
+///
+/// # Errors
+/// A number that the type does not hold, with its place.
+pub fn to_bytes(tensor: &Tensor, data_type: DataType) -> Result<Vec<u8>, String> {
     fn put<T, const N: usize>(values: &[T], f: impl Fn(&T) -> [u8; N]) -> Vec<u8> {
         values.iter().flat_map(f).collect()
     }
     if DataType::of_program(tensor.dtype) == data_type {
-        return tensor.data.as_slice().to_vec();
+        return Ok(tensor.data.as_slice().to_vec());
     }
     if tensor.dtype.is_float() {
         let values = tensor.to_f32();
-        return match data_type {
+        match data_type {
+            DataType::Fp16 => check_finite(&values, data_type, |v| f16::from_f32(v).is_finite())?,
+            DataType::Bf16 => check_finite(&values, data_type, |v| bf16::from_f32(v).is_finite())?,
+            _ => {}
+        }
+        return Ok(match data_type {
             DataType::Fp16 => put(&values, |&v| f16::from_f32(v).to_le_bytes()),
             DataType::Bf16 => put(&values, |&v| bf16::from_f32(v).to_le_bytes()),
             DataType::Fp64 => put(&values, |&v| f64::from(v).to_le_bytes()),
             _ => put(&values, |&v| v.to_le_bytes()),
-        };
+        });
     }
     let values = tensor.to_i32();
-    match data_type {
+    let range = match data_type {
+        DataType::Uint8 => 0..=i32::from(u8::MAX),
+        DataType::Uint16 => 0..=i32::from(u16::MAX),
+        DataType::Uint32 | DataType::Uint64 => 0..=i32::MAX,
+        DataType::Int8 => i32::from(i8::MIN)..=i32::from(i8::MAX),
+        DataType::Int16 => i32::from(i16::MIN)..=i32::from(i16::MAX),
+        _ => i32::MIN..=i32::MAX,
+    };
+    if let Some(at) = values.iter().position(|v| !range.contains(v)) {
+        let got = values[at];
+        return Err(format!(
+            "element {at}: expected a number that {data_type} holds, got {got}"
+        ));
+    }
+    Ok(match data_type {
         DataType::Bool => put(&values, |&v| [u8::from(v != 0)]),
         DataType::Uint8 | DataType::Int8 => put(&values, |&v| (v as u8).to_le_bytes()),
         DataType::Uint16 | DataType::Int16 => put(&values, |&v| (v as u16).to_le_bytes()),
         DataType::Uint64 | DataType::Int64 => put(&values, |&v| i64::from(v).to_le_bytes()),
         _ => put(&values, |&v| v.to_le_bytes()),
-    }
+    })
 }
 
 /// Product of `dims`; `None` where it overflows.
@@ -311,7 +357,7 @@ mod tests {
                 };
                 let bytes = [vec![0; size], two].concat();
                 let tensor = to_tensor(t, held, &[2], &bytes).unwrap();
-                assert_eq!(to_bytes(&tensor, t), bytes, "{t} in {held}");
+                assert_eq!(to_bytes(&tensor, t).unwrap(), bytes, "{t} in {held}");
             }
         }
     }
@@ -322,13 +368,52 @@ mod tests {
         let told = to_tensor(DataType::Int64, DType::I32, &[1], &long).unwrap_err();
         assert_eq!(
             told,
-            format!("expected whole numbers of 32 bits, got {}", i64::MAX)
+            format!(
+                "element 0: expected whole numbers of 32 bits, got {}",
+                i64::MAX
+            )
         );
+        let wide = [1.0, f64::INFINITY, 1e300].map(f64::to_le_bytes).concat();
+        let told = to_tensor(DataType::Fp64, DType::F32, &[3], &wide).unwrap_err();
+        assert_eq!(
+            told,
+            "element 2: expected a number that FP32 holds, got 1e300"
+        );
+        assert!(to_tensor(DataType::Fp64, DType::F32, &[2], &wide[..16]).is_ok());
         let told = to_tensor(DataType::Fp32, DType::F32, &[3], &[0; 8]).unwrap_err();
         assert_eq!(told, "expected 12 bytes, got 8 bytes");
         let told = to_tensor(DataType::Fp32, DType::F32, &[usize::MAX, 8], &[]).unwrap_err();
         assert!(told.contains("countable"), "{told}");
         assert!(to_tensor(DataType::Bytes, DType::F32, &[1], &[0; 4]).is_err());
+    }
+
+    #[test]
+    fn what_a_type_does_not_hold_is_told_on_the_way_out() {
+        for (data_type, fits, beyond) in [
+            (DataType::Int8, [-128, 127], [-129, 300]),
+            (DataType::Uint8, [0, 255], [-1, 256]),
+            (DataType::Int16, [-32768, 32767], [-32769, 32768]),
+            (DataType::Uint16, [0, 65535], [-1, 65536]),
+            (DataType::Uint32, [0, i32::MAX], [-1, i32::MIN]),
+            (DataType::Uint64, [0, i32::MAX], [-1, i32::MIN]),
+        ] {
+            assert!(to_bytes(&Tensor::from_i32(&[2], &fits), data_type).is_ok());
+            for value in beyond {
+                let told = to_bytes(&Tensor::from_i32(&[2], &[1, value]), data_type).unwrap_err();
+                let expected =
+                    format!("element 1: expected a number that {data_type} holds, got {value}");
+                assert_eq!(told, expected);
+            }
+        }
+        let all = [i32::MIN, i32::MAX];
+        assert!(to_bytes(&Tensor::from_i32(&[2], &all), DataType::Int64).is_ok());
+        let halves = |values: &[f32]| to_bytes(&Tensor::from_f32(&[2], values), DataType::Fp16);
+        assert!(halves(&[65504.0, f32::INFINITY]).is_ok(), "it is infinite");
+        let told = halves(&[0.0, -1e6]).unwrap_err();
+        assert_eq!(
+            told,
+            "element 1: expected a number that FP16 holds, got -1e6"
+        );
     }
 
     #[test]

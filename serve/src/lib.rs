@@ -21,6 +21,7 @@
 pub mod cache;
 pub mod calls;
 pub mod chain;
+mod changes;
 pub mod config;
 pub mod dashboard;
 pub mod descriptors;

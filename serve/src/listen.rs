@@ -7,6 +7,7 @@
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -42,7 +43,8 @@ pub struct Listen {
     pub guard: Arc<Guard>,
     /// Most connections; more are closed at once.
     pub max_connections: usize,
-    /// How long a client may take to agree on keys, and then to begin with HTTP/2 if that is spoken.
+    /// How long a client may take to agree on keys, then to begin with HTTP/2 if that is spoken, and to
+    /// send a head of HTTP/1.1.
     pub handshake_timeout: Duration,
     /// How long a client that speaks HTTP/2 may have no call before its first one that not everybody may
     /// make.
@@ -86,7 +88,8 @@ impl Listen {
                 Err(error) if is_gone(&error) => continue,
                 Err(error) => {
                     if wait.is_zero() {
-                        tracing::warn!(port = ?self.port, %error, "no connection is accepted for now");
+                        let error = error.to_string();
+                        tracing::warn!(port = ?self.port, error, "no connection is accepted for now");
                     }
                     wait = (2 * wait).clamp(FIRST_WAIT, LAST_WAIT);
                     tokio::time::sleep(wait).await;
@@ -133,6 +136,7 @@ impl Listen {
             io,
             preface: (self.port == Port::Grpc).then(preface),
             pace: (self.port == Port::Grpc).then(pace),
+            heads: (self.port != Port::Grpc).then(|| Heads::new(self.handshake_timeout)),
             look: None,
             idle: None,
             blocked: None,
@@ -158,6 +162,66 @@ async fn encrypt(acceptor: TlsAcceptor, stream: TcpStream, within: Duration) -> 
     Some(Io::Tls(Box::new(stream)))
 }
 
+/// How a client of HTTP/1.1 sends heads: each has to be whole in time from its first byte on, the first
+/// one from the start. Whoever waits for a first byte is looked after by those who serve the connection.
+struct Heads {
+    /// Heads that were whole, and were handed on as calls.
+    calls: Arc<AtomicUsize>,
+    /// As many of them as were known when it was last looked.
+    seen: usize,
+    /// As many of them as have something of an answer.
+    answered: usize,
+    /// Whether something of the next one is there.
+    has_begun: bool,
+    /// Until when the rest has to come.
+    until: Option<Pin<Box<Sleep>>>,
+    within: Duration,
+}
+
+impl Heads {
+    fn new(within: Duration) -> Self {
+        Self {
+            calls: Arc::default(),
+            seen: 0,
+            answered: 0,
+            has_begun: true,
+            until: None,
+            within,
+        }
+    }
+
+    /// Looks whether the head that was awaited has become a call.
+    fn look(&mut self) {
+        let calls = self.calls.load(Ordering::Relaxed);
+        if std::mem::replace(&mut self.seen, calls) != calls {
+            self.has_begun = false;
+            self.until = None;
+        }
+    }
+
+    /// Something came: of a head, if it is not the body of a call that waits for its answer.
+    fn came(&mut self) {
+        self.has_begun |= self.answered == self.seen;
+    }
+
+    /// Something is written: an answer, if it does not ask for the body.
+    fn writes(&mut self, bytes: &[u8]) {
+        if !bytes.starts_with(b"HTTP/1.1 100 ") {
+            self.answered = self.calls.load(Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a head is not whole in time, where the rest of it is awaited.
+    fn is_late(&mut self, context: &mut Context<'_>) -> bool {
+        if !self.has_begun {
+            return false;
+        }
+        let until = || Box::pin(tokio::time::sleep(self.within));
+        let until = self.until.get_or_insert_with(until);
+        until.as_mut().poll(context).is_ready()
+    }
+}
+
 /// A connection that may be served, and the room that it takes.
 pub struct Connection {
     io: Io,
@@ -165,6 +229,8 @@ pub struct Connection {
     preface: Option<Preface>,
     /// How one that speaks HTTP/2 takes its answers.
     pace: Option<Arc<Pace>>,
+    /// How one that speaks HTTP/1.1 sends its heads.
+    heads: Option<Heads>,
     /// When to look after that.
     look: Option<Pin<Box<Sleep>>>,
     /// When to look whether one that speaks HTTP/2 calls at all, until it was admitted.
@@ -216,6 +282,12 @@ impl Io {
 }
 
 impl Connection {
+    /// Counts the heads of one that speaks HTTP/1.1 that were whole: whoever serves it counts them.
+    pub fn calls(&self) -> Arc<AtomicUsize> {
+        let heads = self.heads.as_ref();
+        heads.map_or_else(Arc::default, |heads| heads.calls.clone())
+    }
+
     /// Keeps what is to be written by one that speaks HTTP/2, if that is little; how much it is. The
     /// task is woken for another turn, which begins with a read and so sends it.
     fn gather(&mut self, context: &mut Context<'_>, parts: &[IoSlice<'_>]) -> Option<usize> {
@@ -320,6 +392,9 @@ impl AsyncRead for Connection {
             return Poll::Ready(Err(error));
         }
         let before = buffer.filled().len();
+        if let Some(heads) = &mut this.heads {
+            heads.look();
+        }
         let read = match &mut this.io {
             Io::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
             Io::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
@@ -330,6 +405,13 @@ impl AsyncRead for Connection {
             if preface.missing == 0 {
                 this.preface = None;
             } else if read.is_pending() && preface.until.as_mut().poll(context).is_ready() {
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            }
+        }
+        if let Some(heads) = &mut this.heads {
+            if buffer.filled().len() > before {
+                heads.came();
+            } else if read.is_pending() && heads.is_late(context) {
                 return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
             }
         }
@@ -347,6 +429,9 @@ impl AsyncWrite for Connection {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
+        if let Some(heads) = &mut this.heads {
+            heads.writes(bytes);
+        }
         if let Some(len) = this.gather(context, &[IoSlice::new(bytes)]) {
             return Poll::Ready(Ok(len));
         }
@@ -361,6 +446,9 @@ impl AsyncWrite for Connection {
         parts: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
+        if let (Some(heads), Some(first)) = (&mut this.heads, parts.first()) {
+            heads.writes(first);
+        }
         if let Some(len) = this.gather(context, parts) {
             return Poll::Ready(Ok(len));
         }
@@ -411,7 +499,6 @@ impl AsyncWrite for Connection {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::Wake;
 
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -431,6 +518,7 @@ mod tests {
             io: Io::Plain(stream),
             preface: None,
             pace: is_http2.then(|| Arc::new(Pace::new(stall_timeout))),
+            heads: (!is_http2).then(|| Heads::new(Duration::from_millis(50))),
             look: None,
             idle: None,
             blocked: None,
@@ -522,6 +610,40 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(1)).await;
             reads(&mut connection);
         }
+    }
+
+    /// What comes within a second; `None` for nothing.
+    async fn next(connection: &mut Connection) -> Option<io::Result<usize>> {
+        let mut buffer = [0; 9];
+        let read = timeout(Duration::from_secs(1), connection.read(&mut buffer));
+        read.await.ok()
+    }
+
+    #[tokio::test]
+    async fn heads_have_to_be_whole_in_time_and_what_is_not_begun_may_wait() {
+        let is_late = |read: Option<io::Result<usize>>| {
+            read.is_some_and(|read| read.unwrap_err().kind() == io::ErrorKind::TimedOut)
+        };
+        let (mut connection, _client) = pair(false).await;
+        assert!(is_late(next(&mut connection).await), "no head at all");
+        let (mut connection, mut client) = pair(false).await;
+        let calls = connection.calls();
+        client.write_all(b"head").await.unwrap();
+        assert_eq!(next(&mut connection).await.unwrap().unwrap(), 4);
+        calls.fetch_add(1, Ordering::Relaxed);
+        // A body comes when it comes, also one that was asked for, and the next head likewise.
+        connection
+            .write_all(b"HTTP/1.1 100 Continue")
+            .await
+            .unwrap();
+        client.write_all(b"body").await.unwrap();
+        assert_eq!(next(&mut connection).await.unwrap().unwrap(), 4);
+        assert!(next(&mut connection).await.is_none());
+        connection.write_all(b"HTTP/1.1 200 OK").await.unwrap();
+        assert!(next(&mut connection).await.is_none());
+        client.write_all(b"he").await.unwrap();
+        assert_eq!(next(&mut connection).await.unwrap().unwrap(), 2);
+        assert!(is_late(next(&mut connection).await), "the rest of a head");
     }
 
     #[tokio::test]

@@ -17,11 +17,11 @@ use serde_json::{Value as Json, json};
 
 use crate::cache::Cache;
 use crate::chain::Chain;
-use crate::config::{Cut, Known, Settings};
+use crate::config::{Cut, Known, MOST_BATCH, Settings};
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
 use crate::explained::{self, Explained};
-use crate::files::file_in;
+use crate::files::{file_in, regular};
 use crate::host::{Host, Text};
 use crate::memory::Memory;
 use crate::proto::{self, ModelConfig};
@@ -130,15 +130,14 @@ impl Served {
             );
         }
         let cached = is_cached(&proto, &settings)?;
-        let max_samples = u32::try_from(proto.max_batch_size).unwrap_or(0);
-        let max_samples = if max_samples > 0 {
-            max_samples
-        } else {
-            MAX_BATCH
+        // Without a size of batches, dimensions alone say how many samples a request may have.
+        let (max_samples, max_batch) = match u32::try_from(proto.max_batch_size).unwrap_or(0) {
+            0 => (MOST_BATCH, MAX_BATCH),
+            size => (size, size),
         };
         let runs = match version.plan {
             Plan::Program(program) => {
-                let max_batch = settings.max_batch.unwrap_or(max_samples).max(1);
+                let max_batch = settings.max_batch.unwrap_or(max_batch).max(1);
                 let engaged =
                     Engaged::load(host, shared, (&name, folder), program, &settings, max_batch);
                 Runs::Program(engaged?)
@@ -265,6 +264,11 @@ impl Served {
             return Err(Error::Unsupported(message));
         }
         Ok(())
+    }
+
+    /// Whether its engine takes requests, if it has one of its own.
+    pub fn is_running(&self) -> bool {
+        self.own_engine().is_none_or(Engine::is_running)
     }
 
     /// What looks at its engine, if it has one of its own.
@@ -545,6 +549,7 @@ fn profile(
         return measured.map_err(|e| Error::Invalid(format!("model {name}: {e}")));
     };
     let path = file_in(folder, "parameter profile", file)?;
+    regular(&path).map_err(|e| Error::expected(path.display(), "a file of latencies", e))?;
     let profile = Profile::read(&path).map_err(|e| Error::Invalid(e.to_string()))?;
     let names: Vec<_> = profile.models.iter().map(|m| m.name.clone()).collect();
     let mut models = profile.models;
@@ -570,8 +575,8 @@ fn labels(folder: &Path, config: &ModelConfig) -> Result<BTreeMap<String, Vec<St
     named
         .map(|output| {
             let path = file_in(folder, "label_filename", &output.label_filename)?;
-            let text = std::fs::read_to_string(&path)
-                .map_err(|e| Error::expected(path.display(), "a file of labels", e))?;
+            let text = regular(&path).and_then(|()| std::fs::read_to_string(&path));
+            let text = text.map_err(|e| Error::expected(path.display(), "a file of labels", e))?;
             let lines = text.lines().map(str::to_owned).collect();
             Ok((output.name.clone(), lines))
         })

@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::http::Request;
@@ -17,6 +18,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use tonic::codec::CompressionEncoding;
 use tonic_health::pb::health_server::HealthServer;
+use tonic_health::server::HealthReporter;
 use tower::{Layer, Service as TowerService};
 use tower_http::timeout::RequestBodyDeadlineLayer;
 
@@ -57,6 +59,8 @@ pub struct Options {
     pub poll_every: Duration,
     /// Whether a model that cannot be loaded at the start ends the server.
     pub exit_on_error: bool,
+    /// Whether the server is not ready while a model that was asked for at the start is not.
+    pub strict_readiness: bool,
     /// Where HTTP listens; not at all if `None`.
     pub http: Option<SocketAddr>,
     /// Where gRPC listens; not at all if `None`.
@@ -75,8 +79,10 @@ pub struct Options {
     pub max_connections: usize,
     /// Most calls at once of one gRPC connection.
     pub max_streams: u32,
-    /// How long a client may take to agree on keys, and to send the headers of a request.
+    /// How long a client may take to agree on keys, and to send the head of a request.
     pub header_timeout: Duration,
+    /// How long a connection over HTTP may lie idle behind an answer.
+    pub keep_alive: Duration,
     /// How long a connection over gRPC may have no call before the first one that not everybody may make.
     pub idle_timeout: Duration,
     /// How long a client may take to send the whole body of a request, or a message of a stream.
@@ -171,6 +177,7 @@ impl Server {
                 options.rounds.clone(),
                 memory,
                 options.max_in_flight,
+                options.strict_readiness,
                 telemetry,
                 traces,
                 gpus,
@@ -271,16 +278,13 @@ impl Server {
                 }
             });
         }
-        health
-            .set_serving::<GrpcInferenceServiceServer<Service>>()
-            .await;
+        let told = tokio::spawn(tell_health(state.clone(), health.clone()));
         end.await;
         state.close();
-        let not_serving = tonic_health::ServingStatus::NotServing;
-        health.set_service_status("", not_serving).await;
-        health
-            .set_not_serving::<GrpcInferenceServiceServer<Service>>()
-            .await;
+        told.abort();
+        // It is told no more when that has ended.
+        drop(told.await);
+        set_health(&health, false).await;
         tracing::info!(in_flight = state.in_flight(), "draining");
         if timeout(options.drain, state.idle()).await.is_err() {
             tracing::warn!(in_flight = state.in_flight(), "ended with calls in flight");
@@ -308,8 +312,31 @@ impl Server {
     }
 }
 
-/// A service that is always ready, as hyper calls one.
-struct Ready<S>(S);
+/// How often the health service of gRPC, which is told and does not ask, is told whether the server is
+/// ready.
+const TOLD_EVERY: Duration = Duration::from_millis(500);
+
+async fn tell_health(state: Arc<State>, health: HealthReporter) {
+    let mut told = None;
+    loop {
+        let is_ready = state.is_ready();
+        if told.replace(is_ready) != Some(is_ready) {
+            set_health(&health, is_ready).await;
+        }
+        tokio::time::sleep(TOLD_EVERY).await;
+    }
+}
+
+async fn set_health(health: &HealthReporter, is_ready: bool) {
+    use tonic_health::ServingStatus::{NotServing, Serving};
+    let status = if is_ready { Serving } else { NotServing };
+    health.set_service_status("", status).await;
+    let service = <GrpcInferenceServiceServer<Service> as tonic::server::NamedService>::NAME;
+    health.set_service_status(service, status).await;
+}
+
+/// A service that is always ready, as hyper calls one, and the number of its calls.
+struct Ready<S>(S, Arc<AtomicUsize>);
 
 impl<S> hyper::service::Service<Request<Incoming>> for Ready<S>
 where
@@ -320,6 +347,7 @@ where
     type Future = S::Future;
 
     fn call(&self, request: Request<Incoming>) -> S::Future {
+        self.1.fetch_add(1, Ordering::Relaxed);
         self.0.clone().call(request)
     }
 }
@@ -345,7 +373,8 @@ where
     let mut builder = hyper::server::conn::http1::Builder::new();
     builder
         .timer(TokioTimer::new())
-        .header_read_timeout(options.header_timeout)
+        // Of the time from the first byte on the connection takes care.
+        .header_read_timeout(options.keep_alive)
         .max_headers(HEAD_FIELDS)
         // The bound on what is read says nothing of a head that comes whole in one read.
         .max_header_size(HEAD_BYTES)
@@ -353,7 +382,7 @@ where
     let mut timers = tokio::task::JoinSet::new();
     timers.spawn(early(options.header_timeout));
     while let Some(connection) = connections.recv().await {
-        let service = Ready(service.clone());
+        let service = Ready(service.clone(), connection.calls());
         let connection = builder.serve_connection(TokioIo::new(connection), service);
         let connection = graceful.watch(connection);
         // A client that breaks off is no error of the server.
@@ -395,6 +424,7 @@ async fn serve_grpc<H>(
             drop(stopped.wait_for(|&s| s).await);
         });
     if let Err(error) = served.await {
-        tracing::error!(%error, "gRPC ended");
+        let error = error.to_string();
+        tracing::error!(error, "gRPC ended");
     }
 }

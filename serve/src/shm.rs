@@ -69,6 +69,10 @@ impl Regions {
                 "Unable to open shared memory region: '{key}': {why}"
             ))
         };
+        if name.is_empty() {
+            let what = "name of a shared memory region";
+            return Err(Error::expected(what, "one", "none"));
+        }
         let plain = key.strip_prefix('/').unwrap_or(key);
         if plain.is_empty() || plain.contains('/') || plain.starts_with('.') {
             return Err(fail("expected the name of a shared memory object".into()));

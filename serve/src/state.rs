@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::calls::{Calls, Place};
+use crate::changes::Changes;
 use crate::error::{Error, Result};
 use crate::gpus::Gpus;
 use crate::machine::Meter;
@@ -39,6 +40,8 @@ const EXTENSIONS: [&str; 12] = [
 pub struct State {
     /// The models.
     pub repository: Repository,
+    /// Loads and unloads that clients ask for.
+    pub changes: Changes,
     /// Memory that clients share.
     pub regions: Regions,
     /// Memory that requests hold.
@@ -58,6 +61,8 @@ pub struct State {
     /// Who makes and sends spans, if spans are wanted.
     pub telemetry: Option<Telemetry>,
     calls: Arc<Calls>,
+    /// Whether a model that was asked for at the start and is not there makes it unready.
+    is_strict: bool,
     ready: AtomicBool,
     open: AtomicBool,
 }
@@ -70,12 +75,14 @@ impl State {
         rounds: Arc<Rounds>,
         memory: Arc<Memory>,
         most: usize,
+        is_strict: bool,
         telemetry: Option<Telemetry>,
         traces: Traces,
         gpus: Option<Box<dyn Gpus>>,
     ) -> Self {
         Self {
             repository,
+            changes: Changes::default(),
             regions: Regions::default(),
             memory,
             traces: Arc::new(traces),
@@ -86,6 +93,7 @@ impl State {
             hub: Hub::default(),
             telemetry,
             calls: Arc::new(Calls::new(most)),
+            is_strict,
             ready: AtomicBool::new(false),
             open: AtomicBool::new(true),
         }
@@ -109,6 +117,16 @@ impl State {
 
     /// Whether inference calls are expected to be answered.
     pub fn is_ready(&self) -> bool {
+        self.is_running() && (!self.is_strict || self.repository.is_complete())
+    }
+
+    /// Whether a model that is ready is expected to answer, whatever others are.
+    pub fn is_running(&self) -> bool {
+        self.is_serving() && self.repository.runs()
+    }
+
+    /// Whether it has begun to serve and is not about to end, whatever its models are.
+    pub fn is_serving(&self) -> bool {
         self.ready.load(Ordering::SeqCst)
     }
 

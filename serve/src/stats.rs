@@ -186,9 +186,10 @@ impl Stats {
         }
     }
 
-    /// A client left its request.
-    pub fn cancelled(&self, class: &str) {
+    /// A client left its request after `took`.
+    pub fn cancelled(&self, class: &str, took: Nanos) {
         self.failures[1].fetch_add(1, Relaxed);
+        self.fail.add(took);
         self.outcome(class, Outcome::Cancelled);
     }
 

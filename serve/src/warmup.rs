@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::dtype::{self, DataType};
 use crate::error::{Error, Result};
-use crate::files::file_in;
+use crate::files::{file_in, regular};
 use crate::infer::{self, Input, Param, Params, Request};
 use crate::model::Served;
 use crate::proto::ModelWarmup;
@@ -21,6 +21,8 @@ use crate::proto::model_warmup::input::InputDataType;
 const FOLDER: &str = "warmup";
 /// Most elements of an input.
 const MAX_ELEMENTS: usize = 1 << 24;
+/// Most samples of all requests: whoever loads a model keeps other loads waiting for so long.
+const MOST_SAMPLES: u64 = 1 << 16;
 /// Most bytes of an input.
 const MAX_BYTES: usize = 1 << 28;
 
@@ -29,6 +31,17 @@ const MAX_BYTES: usize = 1 << 28;
 /// # Errors
 /// The first sample that fails, and why.
 pub fn run(served: &Served, folder: &Path) -> Result<()> {
+    let samples = |w: &ModelWarmup| u64::from(w.batch_size.max(1)) * u64::from(w.count.max(1));
+    let all = served.config.model_warmup.iter().map(samples);
+    let all = all.fold(0, u64::saturating_add);
+    if all > MOST_SAMPLES {
+        let what = format!("model {}: model_warmup, count by batch_size", served.name);
+        return Err(Error::expected(
+            what,
+            format!("at most {MOST_SAMPLES} in all"),
+            all,
+        ));
+    }
     for (at, sample) in served.config.model_warmup.iter().enumerate() {
         let name = match sample.name.as_str() {
             "" => at.to_string(),
@@ -44,8 +57,12 @@ pub fn run(served: &Served, folder: &Path) -> Result<()> {
 }
 
 fn one(served: &Served, folder: &Path, sample: &ModelWarmup) -> Result<()> {
-    let num = sample.batch_size as usize;
     let by_size = served.config.max_batch_size > 0;
+    let num = match sample.batch_size as usize {
+        // What does not batch has no size to state.
+        0 if !by_size => 1,
+        num => num,
+    };
     if num == 0 || (num > 1 && !by_size) {
         let expected = match by_size {
             true => "1 or more",
@@ -99,10 +116,10 @@ fn input(name: &str, stated: &Stated, folder: &Path, num: Option<usize>) -> Resu
         )
     })?;
     let one = match &stated.input_data_type {
-        Some(InputDataType::ZeroData(true)) => numbers(data_type, elements, |_| 0.0),
+        Some(InputDataType::ZeroData(true)) => numbers(data_type, elements, |_| 0.0)?,
         Some(InputDataType::RandomData(true)) if data_type != DataType::Bytes => {
             let random = |i: usize| xxh3_64(&i.to_le_bytes()) as f64 / u64::MAX as f64;
-            numbers(data_type, elements, random)
+            numbers(data_type, elements, random)?
         }
         Some(InputDataType::InputDataFile(file)) => file_data(folder, file, data_type, elements)?,
         _ => {
@@ -127,9 +144,9 @@ fn input(name: &str, stated: &Stated, folder: &Path, num: Option<usize>) -> Resu
 }
 
 /// So many elements; texts are empty.
-fn numbers(data_type: DataType, elements: usize, of: impl Fn(usize) -> f64) -> Vec<u8> {
-    match data_type {
-        DataType::Bytes => dtype::join_bytes((0..elements).map(|_| &[][..])),
+fn numbers(data_type: DataType, elements: usize, of: impl Fn(usize) -> f64) -> Result<Vec<u8>> {
+    let bytes = match data_type {
+        DataType::Bytes => Ok(dtype::join_bytes((0..elements).map(|_| &[][..]))),
         DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64 => {
             let values: Vec<f32> = (0..elements).map(|i| of(i) as f32).collect();
             dtype::to_bytes(&Tensor::from_f32(&[elements], &values), data_type)
@@ -138,14 +155,16 @@ fn numbers(data_type: DataType, elements: usize, of: impl Fn(usize) -> f64) -> V
             let values: Vec<i32> = (0..elements).map(|i| of(i).round() as i32).collect();
             dtype::to_bytes(&Tensor::from_i32(&[elements], &values), data_type)
         }
-    }
+    };
+    bytes.map_err(Error::Invalid)
 }
 
 /// The elements of one sample, little-endian, from a file.
 fn file_data(folder: &Path, file: &str, data_type: DataType, elements: usize) -> Result<Vec<u8>> {
     let path = file_in(&folder.join(FOLDER), "input_data_file", file)?;
-    let data = std::fs::read(&path)
-        .map_err(|e| Error::expected(path.display(), "a file with the input's bytes", e))?;
+    let data = regular(&path).and_then(|()| std::fs::read(&path));
+    let data =
+        data.map_err(|e| Error::expected(path.display(), "a file with the input's bytes", e))?;
     let wanted = data_type.size().map(|size| size * elements);
     if wanted.is_some_and(|wanted| wanted != data.len()) {
         let expected = format!("{} bytes", wanted.unwrap_or(0));

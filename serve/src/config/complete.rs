@@ -2,9 +2,9 @@
 
 use lazybatch_graph::DType;
 
-use crate::dtype::DataType;
+use crate::dtype::{self, DataType};
 use crate::error::{Error, Result};
-use crate::proto::{ModelConfig, ModelInput, ModelOutput};
+use crate::proto::{ModelConfig, ModelInput, ModelOutput, ModelTensorReshape};
 
 /// Most samples of a request to a model whose configuration does not say.
 const MAX_BATCH_SIZE: i32 = 64;
@@ -92,7 +92,7 @@ pub fn complete(config: &mut ModelConfig, known: &Known) -> Result<bool> {
             let got = "one that the server fills in";
             return Err(Error::expected(what, "an input that requests bring", got));
         }
-        let axes = (input.data_type, &input.dims[..]);
+        let axes = (input.data_type, &input.dims[..], input.reshape.as_ref());
         check(&what, &known.inputs, &input.name, axes, &mut axis)?;
     }
     for output in &config.output {
@@ -100,7 +100,7 @@ pub fn complete(config: &mut ModelConfig, known: &Known) -> Result<bool> {
         if output.name == TEXT_OUTPUT && known.writes_text {
             continue;
         }
-        let axes = (output.data_type, &output.dims[..]);
+        let axes = (output.data_type, &output.dims[..], output.reshape.as_ref());
         check(&what, &known.outputs, &output.name, axes, &mut axis)?;
     }
     let axis = axis.unwrap_or(false);
@@ -190,7 +190,7 @@ fn check(
     what: &str,
     known: &[Tensor],
     name: &str,
-    (data_type, dims): (i32, &[i64]),
+    (data_type, dims, reshape): (i32, &[i64], Option<&ModelTensorReshape>),
     axis: &mut Option<bool>,
 ) -> Result<()> {
     let Some(tensor) = known.iter().find(|t| t.name == name) else {
@@ -206,6 +206,7 @@ fn check(
         return Err(Error::expected(what, expected, got));
     }
     let own = tensor.dims();
+    let dims = reshape.map_or(Ok(dims), |r| reshaped(what, dims, &r.shape))?;
     let same = |dims: &[i64]| {
         let fits = |(&stated, &own): (&i64, &i64)| stated == own || stated == -1 || own == -1;
         dims.len() == own.len() && dims.iter().zip(&own).all(fits)
@@ -223,6 +224,10 @@ fn check(
             ));
         }
     };
+    if has_axis && reshape.is_some() {
+        let expected = "none where dims have an axis of samples: max_batch_size stands for it";
+        return Err(Error::expected(format!("{what}: reshape"), expected, "one"));
+    }
     match *axis {
         None => {
             *axis = Some(has_axis);
@@ -235,6 +240,21 @@ fn check(
             format!("{dims:?}"),
         )),
     }
+}
+
+/// The model's own dimensions of a tensor that requests and answers bring in others, `dims`.
+fn reshaped<'a>(what: &str, dims: &[i64], shape: &'a [i64]) -> Result<&'a [i64]> {
+    let count = |dims: &[i64]| {
+        let dims = dims.iter().map(|&d| usize::try_from(d).ok());
+        dims.collect::<Option<Vec<_>>>()
+            .and_then(|dims| dtype::elements(&dims))
+    };
+    if count(dims).is_some_and(|num| count(shape) == Some(num)) {
+        return Ok(shape);
+    }
+    let expected = format!("fixed sizes of as many elements as dims, {dims:?}");
+    let got = format!("{shape:?}");
+    Err(Error::expected(format!("{what}: reshape"), expected, got))
 }
 
 #[cfg(test)]
@@ -287,6 +307,28 @@ mod tests {
         assert!(batched(x("[-1, 3]") + " max_batch_size: 4").unwrap());
         let (config, _) = completed(&x("[-1, -1, 3]")).unwrap();
         assert_eq!(config.output[0].dims, [-1, 5]);
+    }
+
+    #[test]
+    fn dimensions_at_the_edge_may_be_others_of_as_many_elements() {
+        let y = |dims: &str, shape: &str| {
+            format!(
+                "max_batch_size: 4 output {{ name: \"y\" data_type: TYPE_INT64 dims: {dims}
+                 reshape {{ shape: {shape} }} }}"
+            )
+        };
+        assert!(completed(&y("[5, 1]", "[5]")).is_ok());
+        for (dims, shape, told) in [
+            ("[4, 1]", "[5]", "as many elements as dims, [4, 1], got [5]"),
+            ("[-1, 1]", "[5]", "fixed sizes"),
+            ("[4]", "[4]", "expected [5]"),
+        ] {
+            let error = completed(&y(dims, shape)).unwrap_err().to_string();
+            assert!(error.contains(told), "{error}");
+        }
+        let unbatched = y("[5]", "[1, 5]").replace("max_batch_size: 4", "");
+        let error = completed(&unbatched).unwrap_err().to_string();
+        assert!(error.contains("an axis of samples"), "{error}");
     }
 
     #[test]

@@ -7,11 +7,11 @@ use lazybatch_graph::Tensor;
 use super::{Known, KnownTensor};
 use crate::dtype::{self, DataType};
 use crate::error::{Error, Result};
-use crate::files::file_in;
+use crate::files::{file_in, regular};
 use crate::proto::ModelSequenceBatching;
 use crate::proto::model_sequence_batching::control::Kind;
 use crate::proto::model_sequence_batching::initial_state::StateData;
-use crate::proto::model_sequence_batching::{Control as Stated, InitialState, State};
+use crate::proto::model_sequence_batching::{Control as Stated, ControlInput, InitialState, State};
 
 /// Folder of `data_file`, in the model's folder.
 const FOLDER: &str = "initial_state";
@@ -34,7 +34,7 @@ pub enum Tells {
     End([f32; 2]),
     /// That there is a request.
     Ready([f32; 2]),
-    /// The correlation id, a whole number of 32 bits.
+    /// The correlation id, up to [`i32::MAX`].
     CorrelationId,
 }
 
@@ -104,7 +104,7 @@ impl Control {
     /// Its tensor for `num` samples of a request of `sequence`.
     ///
     /// # Errors
-    /// A correlation id of more than 32 bits.
+    /// A correlation id of more than 31 bits.
     pub fn tensor(
         &self,
         known: &KnownTensor,
@@ -180,6 +180,21 @@ impl Tells {
             _ => Self::Ready(values),
         })
     }
+}
+
+/// Controls that are to tell correlation ids of a type that has more of them than can be told.
+pub fn narrowed(batching: &ModelSequenceBatching) -> Vec<String> {
+    let of_ids = |input: &&ControlInput| {
+        let [control] = &input.control[..] else {
+            return false;
+        };
+        let is_wide = DataType::of_config(control.data_type) != Some(DataType::Int32);
+        control.kind() == Kind::ControlSequenceCorrid && is_wide
+    };
+    let inputs = batching.control_input.iter().filter(of_ids);
+    inputs
+        .map(|input| format!("ids above 2147483647 for control_input {}", input.name))
+        .collect()
 }
 
 /// Checks what a configuration says of states against the tensors that the model carries.
@@ -295,8 +310,9 @@ fn initial(tensor: &KnownTensor, stated: Option<&InitialState>, folder: &Path) -
         Some(StateData::ZeroData(true)) => Ok(zeros()),
         Some(StateData::DataFile(file)) => {
             let path = file_in(&folder.join(FOLDER), &what, file)?;
-            let bytes = std::fs::read(&path)
-                .map_err(|e| Error::expected(path.display(), "a file with the state", e))?;
+            let bytes = regular(&path).and_then(|()| std::fs::read(&path));
+            let bytes =
+                bytes.map_err(|e| Error::expected(path.display(), "a file with the state", e))?;
             dtype::to_tensor(data_type, tensor.held, &dims, &bytes)
                 .map_err(|e| Error::Invalid(format!("{what}: {}: {e}", path.display())))
         }
@@ -332,6 +348,25 @@ mod tests {
             Some(SchedulingChoice::SequenceBatching(batching)) => Control::all(&batching),
             other => panic!("{other:?}"),
         }
+    }
+
+    #[test]
+    fn ids_that_cannot_be_told_are_warned_about() {
+        let told = |data_type: &str| {
+            let text = format!(
+                "sequence_batching {{ control_input {{ name: \"C\" control {{
+                 kind: CONTROL_SEQUENCE_CORRID data_type: {data_type} }} }} }}"
+            );
+            match Config::parse("c", &text).unwrap().proto.scheduling_choice {
+                Some(SchedulingChoice::SequenceBatching(batching)) => narrowed(&batching),
+                other => panic!("{other:?}"),
+            }
+        };
+        let expected = ["ids above 2147483647 for control_input C"];
+        for data_type in ["TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32"] {
+            assert_eq!(told(data_type), expected);
+        }
+        assert_eq!(told("TYPE_INT32"), [""; 0]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Our own ones are `parameters` of the configuration; one of an unknown name is listed as ignored,
 //! since the protocol lets backends have parameters of their own.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 
 use lazybatch_engine::SequenceOptions;
@@ -43,6 +43,9 @@ const PARAMETERS: [&str; 19] = [
 /// The policy of engines where nobody says which.
 pub const DEFAULT_POLICY: &str = "adaptive";
 
+/// Most SLA classes of a model.
+const MOST_CLASSES: usize = 256;
+
 /// Requests that wait where nobody says how many.
 const MAX_QUEUE: usize = 1024;
 
@@ -70,13 +73,12 @@ impl QueuePolicy {
     }
 
     /// How long a request that states `stated` microseconds may wait for its turn, or before it is
-    /// delayed; 0 is for ever. As in the protocol it can only shorten the default.
+    /// delayed; 0 is for ever. As in the protocol it can only shorten a default that is not for ever.
     pub fn timeout_us(&self, stated: u64) -> u64 {
         match (self.default_timeout_us, stated) {
             (default, 0) => default,
-            (default, _) if !self.allow_override => default,
-            (0, stated) => stated,
-            (default, stated) => default.min(stated),
+            (default, stated) if self.allow_override => default.min(stated),
+            (default, _) => default,
         }
     }
 }
@@ -131,12 +133,7 @@ impl Settings {
     pub fn of(config: &Config) -> Result<(Self, Vec<String>)> {
         let proto = &config.proto;
         let text = |key: &str| proto.parameters.get(key).map(|p| p.string_value.as_str());
-        let mut queue = QueuePolicy {
-            max_queue: 0,
-            default_timeout_us: 0,
-            allow_override: true,
-            delays: false,
-        };
+        let mut queue = QueuePolicy::default();
         let mut level_queues = BTreeMap::new();
         let (mut levels, mut level) = (0, 0);
         let (mut sequences, mut controls) = (None, Vec::new());
@@ -204,8 +201,13 @@ impl Settings {
                 .map_err(|e| Error::Invalid(format!("parameter classes: {e}")))
         });
         let classes: Vec<Class> = classes.collect::<Result<_>>()?;
+        check_classes(&classes)?;
         let max_queue_by_level = queues_by_level(levels, &classes, queue, &level_queues);
         let max_queue = match number(text("max_queue"), "max_queue")? {
+            Some(0) => {
+                let expected = "1 or more, for a request that comes waits for its turn";
+                return Err(Error::expected("parameter max_queue", expected, 0));
+            }
             Some(stated) => stated,
             None if levels == 0 && queue.max_queue > 0 => queue.max_queue,
             // Bounds of levels are not to be had otherwise.
@@ -253,8 +255,7 @@ impl Settings {
     /// What it states comes first, where there is such a level, then its class, then the default level.
     pub fn priority(&self, stated: u64, class: &str) -> u8 {
         let is_level = stated > 0 && (self.priority_levels == 0 || stated <= self.priority_levels);
-        // Of two of one name the later counts.
-        let class = self.classes.iter().rfind(|c| c.name == class);
+        let class = self.classes.iter().find(|c| c.name == class);
         let level = match class.map_or(0, |c| u64::from(c.priority)) {
             _ if is_level => stated,
             0 => self.default_priority,
@@ -284,6 +285,27 @@ fn queues_by_level(
         (policy.max_queue > 0).then_some((level, policy.max_queue))
     });
     bounds.collect()
+}
+
+/// Looks whether classes have names of their own, and are no more than figures can be kept of.
+fn check_classes(classes: &[Class]) -> Result<()> {
+    if classes.len() > MOST_CLASSES {
+        let expected = format!("at most {MOST_CLASSES}");
+        return Err(Error::expected(
+            "parameter classes",
+            expected,
+            classes.len(),
+        ));
+    }
+    let mut names = BTreeSet::new();
+    match classes.iter().find(|c| !names.insert(&c.name)) {
+        None => Ok(()),
+        Some(again) => {
+            let got = format!("{:?} again", again.name);
+            let expected = "a name of its own for each";
+            Err(Error::expected("parameter classes", expected, got))
+        }
+    }
 }
 
 /// How the model is cut into segments; a profile has them already.
@@ -459,6 +481,13 @@ mod tests {
         assert_eq!(s.classes.len(), 2);
         assert_eq!(s.import.fixed.len(), 1);
         assert_eq!(unknown, ["parameters[\"FORCE_CPU\"]"]);
+        let told = settings(&parameter("max_queue", "0")).unwrap_err();
+        assert!(told.to_string().contains("1 or more"), "{told}");
+        let told = settings(&parameter("classes", "a:sla=1; b; a:sla=2")).unwrap_err();
+        assert!(told.to_string().contains("got \"a\" again"), "{told}");
+        let many: Vec<String> = (0..257).map(|i| format!("c{i}:sla=1")).collect();
+        let told = settings(&parameter("classes", &many.join(";"))).unwrap_err();
+        assert!(told.to_string().contains("at most 256, got 257"), "{told}");
         let told = settings(&parameter("max_queue", "many")).unwrap_err();
         assert_eq!(
             told.to_string(),
@@ -539,7 +568,7 @@ mod tests {
         let priorities = |s: &Settings, class| [0, 1, 3, 4].map(|p| s.priority(p, class));
         assert_eq!(priorities(&s, "default"), [2, 1, 3, 2]);
         let classes = "parameters { key: \"classes\" value { string_value:
-            \"gold:priority=3; gold:priority=1; plain\" } }";
+            \"gold:priority=1; plain\" } }";
         let (s, _) = settings(&format!("{text} {classes}")).unwrap();
         assert_eq!(priorities(&s, "gold"), [1, 1, 3, 1]);
         assert_eq!(priorities(&s, "plain"), [2, 1, 3, 2]);
@@ -563,6 +592,14 @@ mod tests {
         let (s, _) = settings(text).unwrap();
         let times = [0, 20, 70].map(|stated| s.queue(1).timeout_us(stated));
         assert_eq!(times, [50, 20, 50]);
+        for text in [
+            "",
+            "dynamic_batching { }",
+            "dynamic_batching { default_queue_policy { allow_timeout_override: true } }",
+        ] {
+            let (s, _) = settings(text).unwrap();
+            assert_eq!(s.queue(0).timeout_us(20), 0, "none to shorten: {text}");
+        }
         assert_eq!(s.queue(2).timeout_us(4), 9);
         assert_eq!([1, 2].map(|level| s.queue(level).delays), [false, true]);
         assert_eq!(Config::parse("c", text).unwrap().ignored, [""; 0]);

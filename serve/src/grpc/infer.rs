@@ -421,6 +421,8 @@ fn params(from: HashMap<String, InferParameter>) -> Result<Params> {
     let param = |(key, value): (String, InferParameter)| {
         let param = match value.parameter_choice {
             Some(ParameterChoice::BoolParam(b)) => Param::Bool(b),
+            // The field has no sign to clients that know of ids of 64 bits and no other field for them.
+            Some(ParameterChoice::Int64Param(n)) if key == "sequence_id" => Param::Uint(n as u64),
             Some(ParameterChoice::Int64Param(n)) => Param::Int(n),
             Some(ParameterChoice::StringParam(s)) => Param::Text(s),
             Some(ParameterChoice::DoubleParam(x)) => Param::Double(x),
@@ -542,6 +544,22 @@ fn encode(
             bytes.extend(f(T::try_from(v).ok()?));
         }
         Some((from.len(), bytes))
+    }
+    let fields = [
+        ("bool_contents", c.bool_contents.len()),
+        ("int_contents", c.int_contents.len()),
+        ("int64_contents", c.int64_contents.len()),
+        ("uint_contents", c.uint_contents.len()),
+        ("uint64_contents", c.uint64_contents.len()),
+        ("fp32_contents", c.fp32_contents.len()),
+        ("fp64_contents", c.fp64_contents.len()),
+        ("bytes_contents", c.bytes_contents.len()),
+    ];
+    let filled = fields.iter().filter(|(_, num)| *num > 0);
+    if filled.clone().count() > 1 {
+        let filled: Vec<&str> = filled.map(|(field, _)| *field).collect();
+        let got = filled.join(" and ");
+        return Err(Error::expected(what, "elements of one type", got));
     }
     let coded = match data_type {
         DataType::Bool => Some(put(&c.bool_contents, |v| [u8::from(v)])),

@@ -72,7 +72,7 @@ impl GrpcInferenceService for Service {
     async fn model_ready(&self, call: Request<ModelReadyRequest>) -> Answered<ModelReadyResponse> {
         let call = call.into_inner();
         let ready = match self.state.repository.get(&call.name, &call.version) {
-            Ok(_) => self.state.is_ready(),
+            Ok(_) => self.state.is_running(),
             Err(Error::Invalid(message)) => return Err(Error::Invalid(message).into()),
             Err(_) => false,
         };

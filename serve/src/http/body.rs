@@ -229,6 +229,17 @@ fn read_input(regions: &Regions, tab: &Tab, input: json::Input, tail: &mut Bytes
         return Err(Error::expected(what, "a countable number", got));
     };
     let own = input.params;
+    let sources = [
+        ("'data'", input.data.as_ref().is_some_and(|d| d.num > 0)),
+        ("'binary_data_size'", own.get("binary_data_size").is_some()),
+        ("a region", own.get("shared_memory_region").is_some()),
+    ];
+    if sources.iter().filter(|(_, is_there)| *is_there).count() > 1 {
+        let there = sources.iter().filter(|(_, is_there)| *is_there);
+        let there: Vec<&str> = there.map(|(source, _)| *source).collect();
+        let expected = "its elements in one place";
+        return Err(Error::expected(what(), expected, there.join(" and ")));
+    }
     let data = if let Some(region) = region(regions, &own)? {
         region.read(&what(), tab)?
     } else if let Some(size) = own.number("binary_data_size")? {

@@ -57,7 +57,7 @@ fn parse(served: &Served, whole: &Whole) -> Result<Request> {
         None => Params::default(),
         Some(other) => return Err(Error::expected("'parameters'", "an object", other)),
     };
-    let params = json::params(body)?.with(nested);
+    let params = json::looked_at(body)?.with(nested);
     let data = dtype::join_bytes([text.as_bytes()]).into();
     let inputs = vec![Input {
         name: TEXT_INPUT.into(),

@@ -15,10 +15,10 @@ use serde::de::{
     DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor,
 };
 
+use super::element::{Element, with_words, write};
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
-use crate::explained::{MOST_NAME, cut};
-use crate::infer::{MAX_LISTED, Param, Params};
+use crate::infer::{LOOKED_AT, MAX_LISTED, Param, Params};
 use crate::memory::Tab;
 
 /// Most dimensions of a tensor.
@@ -86,7 +86,18 @@ pub struct Elements {
 /// # Errors
 /// What is wrong with it, or no memory for it.
 pub fn body(text: &[u8], tab: &Tab) -> Result<Body> {
-    super::plain::body(text).map_or_else(|| parsed(text, tab), Ok)
+    if let Some(plain) = super::plain::body(text) {
+        return Ok(plain);
+    }
+    let first = parsed(text, tab);
+    let is_word = |part: &[u8]| part == b"NaN" || part == b"Inf";
+    if !matches!(first, Err(Error::Invalid(_))) || !text.windows(3).any(is_word) {
+        return first;
+    }
+    // A word takes a few bytes more as a text.
+    let own = tab.other();
+    own.add(text.len().saturating_mul(4))?;
+    with_words(text).map_or(first, |text| parsed(&text, tab))
 }
 
 /// The same of any request.
@@ -121,11 +132,7 @@ pub enum Small {
 impl fmt::Display for Small {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Param(Param::Text(text)) => write!(f, "{:?}", cut(text, MOST_NAME)),
-            Self::Param(Param::Bool(b)) => write!(f, "{b}"),
-            Self::Param(Param::Int(n)) => write!(f, "{n}"),
-            Self::Param(Param::Uint(n)) => write!(f, "{n}"),
-            Self::Param(Param::Double(x)) => write!(f, "{x}"),
+            Self::Param(param) => write!(f, "{param}"),
             Self::List(_, num) => write!(f, "a list of {num}"),
             Self::Object(_) => f.write_str("an object"),
             Self::Null => f.write_str("null"),
@@ -486,11 +493,23 @@ impl<'de> DeserializeSeed<'de> for ParamsSeed<'_, '_> {
     }
 }
 
+/// The values of an object as parameters, but for lists, objects and `null` of names that nobody looks
+/// at.
+///
+/// # Errors
+/// One of these of another name.
+pub fn looked_at(from: impl IntoIterator<Item = (String, Small)>) -> Result<Params> {
+    let is_free = |(key, value): &(String, Small)| {
+        matches!(value, Small::Param(_)) || LOOKED_AT.contains(&key.as_str())
+    };
+    params(from.into_iter().filter(is_free))
+}
+
 /// The values of an object as parameters.
 ///
 /// # Errors
 /// A list, an object or `null`.
-pub fn params(from: impl IntoIterator<Item = (String, Small)>) -> Result<Params> {
+fn params(from: impl IntoIterator<Item = (String, Small)>) -> Result<Params> {
     let param = |(key, value)| match value {
         Small::Param(param) => Ok((key, param)),
         other => {
@@ -597,7 +616,7 @@ impl<'de> Visitor<'de> for SmallSeed<'_, '_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Small, A::Error> {
         if self.1 {
             let all = ObjectSeed(self.0, false).visit_map(map)?;
-            let params = params(all).map_err(|e| self.0.stop(e))?;
+            let params = looked_at(all).map_err(|e| self.0.stop(e))?;
             return Ok(Small::Object(params));
         }
         while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
@@ -612,25 +631,6 @@ struct Filling<'r, 'a> {
     /// `None` where they are only counted.
     data_type: Option<DataType>,
     into: Elements,
-}
-
-#[derive(Clone, Copy)]
-enum Element<'e> {
-    Int(i128),
-    Float(f64),
-    Bool(bool),
-    Text(&'e str),
-}
-
-impl fmt::Display for Element<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Int(n) => write!(f, "{n}"),
-            Self::Float(x) => write!(f, "{x}"),
-            Self::Bool(b) => write!(f, "{b}"),
-            Self::Text(text) => write!(f, "{:?}", cut(text, MOST_NAME)),
-        }
-    }
 }
 
 impl Filling<'_, '_> {
@@ -665,39 +665,6 @@ impl Filling<'_, '_> {
         bytes.reserve_exact(capacity - bytes.len());
         Ok(())
     }
-}
-
-/// Adds an element to the bytes of a tensor; false if it is none of that type.
-fn write(bytes: &mut Vec<u8>, data_type: DataType, element: &Element<'_>) -> bool {
-    match (data_type, *element) {
-        (DataType::Bytes, Element::Text(text)) => {
-            bytes.extend(u32::try_from(text.len()).unwrap_or(u32::MAX).to_le_bytes());
-            bytes.extend(text.as_bytes());
-        }
-        (DataType::Bool, Element::Bool(b)) => bytes.push(u8::from(b)),
-        (DataType::Fp32, Element::Float(x)) => bytes.extend((x as f32).to_le_bytes()),
-        (DataType::Fp32, Element::Int(n)) => bytes.extend((n as f32).to_le_bytes()),
-        (DataType::Fp64, Element::Float(x)) => bytes.extend(x.to_le_bytes()),
-        (DataType::Fp64, Element::Int(n)) => bytes.extend((n as f64).to_le_bytes()),
-        (DataType::Bool, Element::Int(n @ (0 | 1))) => bytes.push(n as u8),
-        (DataType::Bool | DataType::Bytes, _) => return false,
-        (_, Element::Int(n)) => {
-            let size = data_type.size().unwrap_or(8);
-            let bits = 8 * size as u32;
-            let signed = data_type.name().starts_with('I');
-            let (low, high) = if signed {
-                (-(1_i128 << (bits - 1)), (1_i128 << (bits - 1)) - 1)
-            } else {
-                (0, (1_i128 << bits) - 1)
-            };
-            if n < low || n > high {
-                return false;
-            }
-            bytes.extend(&n.to_le_bytes()[..size]);
-        }
-        _ => return false,
-    }
-    true
 }
 
 /// Elements, or `null` for none.
@@ -772,5 +739,9 @@ impl<'de> Visitor<'de> for Nested<'_, '_, '_> {
 
     fn visit_str<E: serde::de::Error>(self, value: &str) -> std::result::Result<(), E> {
         self.0.put(Element::Text(value))
+    }
+
+    fn visit_unit<E: serde::de::Error>(self) -> std::result::Result<(), E> {
+        self.0.put(Element::Null)
     }
 }

@@ -57,12 +57,9 @@ pub async fn index_of(state: &Arc<State>, ready: bool) -> Result<Vec<Indexed>> {
 /// Loads a model on a thread where that may take its time.
 pub async fn load_model(state: &Arc<State>, model: String, config: Option<String>) -> Result<()> {
     state.repository.check_explicit("load / unload")?;
-    let state = state.clone();
-    let loaded =
-        tokio::task::spawn_blocking(move || state.repository.load(&model, config.as_deref()));
-    loaded
-        .await
-        .unwrap_or_else(|e| Err(Error::Internal(e.to_string())))
+    let shared = state.clone();
+    let load = move || shared.repository.load(&model, config.as_deref());
+    state.changes.make(load).await
 }
 
 pub async fn load(Shared(state): App, Path(target): Path<Target>, Few(body): Few) -> Result<()> {
@@ -112,10 +109,12 @@ pub async fn unload(Shared(state): App, Path(target): Path<Target>, Few(body): F
 
 /// Unloads a model on a thread that may wait for loads.
 pub async fn unload_model(state: &Arc<State>, model: String, dependents: bool) -> Result<()> {
-    let state = state.clone();
-    let done = tokio::task::spawn_blocking(move || state.repository.unload(&model, dependents));
-    done.await
-        .unwrap_or_else(|e| Err(Error::Internal(e.to_string())))
+    let shared = state.clone();
+    let unload = move || {
+        shared.repository.unload(&model, dependents);
+        Ok(())
+    };
+    state.changes.make(unload).await
 }
 
 /// The model whose trace settings a call is about, if it names one.

@@ -1,6 +1,7 @@
 //! The protocol over HTTP.
 
 mod body;
+mod element;
 mod front;
 mod generate;
 mod json;
@@ -11,8 +12,10 @@ mod whole;
 
 use std::sync::Arc;
 
-use axum::extract::{DefaultBodyLimit, Path, State as Shared};
+use axum::extract::{DefaultBodyLimit, Path, Request, State as Shared};
+use axum::http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, HeaderValue};
 use axum::http::{Extensions, HeaderMap, Method, StatusCode, Version};
+use axum::middleware::{map_request, map_response};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
@@ -67,7 +70,12 @@ pub fn router(state: Arc<State>, max_body: usize, has_page: bool) -> Router {
         .route("/ready", get(model_ready))
         .route("/config", get(model_config))
         .route("/stats", get(model_stats))
-        .route("/infer", post(run).layer(packing()))
+        .route(
+            "/infer",
+            post(run)
+                .layer(packing())
+                .layer(map_request(takes_unpacked)),
+        )
         .route("/generate", post(generate::whole))
         .route("/generate_stream", post(generate::stream))
         .route("/trace/setting", get(manage::trace).post(manage::set_trace));
@@ -102,6 +110,7 @@ pub fn router(state: Arc<State>, max_body: usize, has_page: bool) -> Router {
         .layer(DefaultBodyLimit::max(max_body))
         .layer(Extension(MaxBody(max_body)))
         .layer(RequestDecompressionLayer::new())
+        .layer(map_response(unpackable))
         .layer(CatchPanicLayer::custom(|_| bug().into_response()))
         .with_state(state)
 }
@@ -112,6 +121,42 @@ fn packing() -> CompressionLayer<impl Predicate> {
     let succeeded =
         |status: StatusCode, _: Version, _: &HeaderMap, _: &Extensions| status == StatusCode::OK;
     CompressionLayer::new().compress_when(DefaultPredicate::new().and(succeeded))
+}
+
+/// Whoever takes no answer as it is and none that can be made gets it as it is all the same, since it
+/// was computed: what refuses it is taken out of the head.
+async fn takes_unpacked(mut request: Request) -> Request {
+    let refuses = |item: &str| {
+        let mut parts = item.split(';').map(str::trim);
+        let name = parts.next().unwrap_or_default();
+        let quality = parts.find_map(|p| p.strip_prefix("q=")?.parse::<f32>().ok());
+        name.eq_ignore_ascii_case("identity") || (name == "*" && quality == Some(0.0))
+    };
+    let accepted = request.headers().get(ACCEPT_ENCODING);
+    let accepted = accepted.and_then(|value| value.to_str().ok());
+    if let Some(accepted) = accepted.filter(|value| value.split(',').any(refuses)) {
+        let left = accepted.split(',').filter(|item| !refuses(item));
+        let left = left.collect::<Vec<_>>().join(",");
+        match HeaderValue::try_from(left).ok().filter(|v| !v.is_empty()) {
+            Some(left) => drop(request.headers_mut().insert(ACCEPT_ENCODING, left)),
+            None => drop(request.headers_mut().remove(ACCEPT_ENCODING)),
+        }
+    }
+    request
+}
+
+/// What is told of a body that came packed as nobody here unpacks it, which is refused without a word.
+async fn unpackable(mut response: Response) -> Response {
+    if response.status() == StatusCode::UNSUPPORTED_MEDIA_TYPE {
+        let expected = "identity, gzip or deflate";
+        let error = Error::expected("content-encoding", expected, "another");
+        let json = Json(json!({ "error": error.told() })).into_response();
+        let (head, body) = json.into_parts();
+        *response.body_mut() = body;
+        response.headers_mut().remove(CONTENT_LENGTH);
+        response.headers_mut().extend(head.headers);
+    }
+    response
 }
 
 /// What is answered where the server panicked.
@@ -155,7 +200,7 @@ async fn ready(Shared(state): App) -> (StatusCode, Json<Value>) {
 
 async fn model_ready(Shared(state): App, Path(target): Path<Target>) -> Result<StatusCode> {
     match target.get(&state) {
-        Ok(_) => Ok(ok_or_unready(state.is_ready())),
+        Ok(_) => Ok(ok_or_unready(state.is_running())),
         Err(Error::Unavailable(_)) => Ok(StatusCode::SERVICE_UNAVAILABLE),
         Err(other) => Err(other),
     }

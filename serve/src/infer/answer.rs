@@ -31,7 +31,7 @@ pub fn gather(served: &Served, request: &Request, calls: &[Vec<Tensor>]) -> Resu
                 ))
             })?;
             let parts: Vec<&Tensor> = calls.iter().filter_map(|c| c.get(at)).collect();
-            numbers(served, wanted, at, &parts)
+            numbers(served, wanted, at, &parts)?
         };
         outputs.push(placed(served, output)?);
     }
@@ -51,7 +51,7 @@ pub fn rows(served: &Served, request: &Request, at: usize, rows: &Tensor) -> Res
     let name = served.known.outputs.get(at).map(|t| t.name.as_str());
     let wanted = wanted(served, request).into_iter();
     let own = wanted.filter(|w| Some(w.name.as_str()) == name);
-    let outputs = own.map(|w| placed(served, numbers(served, w, at, &[rows])));
+    let outputs = own.map(|w| placed(served, numbers(served, w, at, &[rows])?));
     Ok(Answer {
         id: request.id.clone(),
         outputs: outputs.collect::<Result<_>>()?,
@@ -123,12 +123,22 @@ fn data_type(served: &Served, tensor: &KnownTensor) -> DataType {
     stated.unwrap_or(tensor.data_type)
 }
 
-fn numbers(served: &Served, wanted: Wanted, at: usize, parts: &[&Tensor]) -> Output {
+/// Numbers of the program's output `at` in the type that the configuration states.
+///
+/// # Errors
+/// A number that the type does not hold.
+fn numbers(served: &Served, wanted: Wanted, at: usize, parts: &[&Tensor]) -> Result<Output> {
     let tensor = &served.known.outputs[at];
     let listed = served.config.output.iter().find(|o| o.name == tensor.name);
     let data_type = data_type(served, tensor);
     let row: usize = tensor.fixed.iter().product();
     let row_bytes = row * data_type.size().unwrap_or(1);
+    let to_bytes = |tensor: &Tensor| {
+        dtype::to_bytes(tensor, data_type).map_err(|e| {
+            let (name, model) = (&wanted.name, &served.name);
+            Error::Invalid(format!("output '{name}' of model '{model}': {e}"))
+        })
+    };
     let mut shape = Vec::new();
     let mut data = Vec::new();
     if tensor.is_sequence {
@@ -143,13 +153,13 @@ fn numbers(served: &Served, wanted: Wanted, at: usize, parts: &[&Tensor]) -> Out
         let fill = if tensor.held.is_float() {
             vec![0; row_bytes]
         } else {
-            dtype::to_bytes(&Tensor::from_i32(&[row], &vec![stop; row]), data_type)
+            to_bytes(&Tensor::from_i32(&[row], &vec![stop; row]))?
         };
         for part in parts {
             let bytes = if part.num_elems() == 0 {
                 Vec::new()
             } else {
-                dtype::to_bytes(part, data_type)
+                to_bytes(part)?
             };
             let missing = longest - part.num_elems() / row.max(1);
             data.extend(bytes);
@@ -160,7 +170,7 @@ fn numbers(served: &Served, wanted: Wanted, at: usize, parts: &[&Tensor]) -> Out
             shape.push(parts.iter().map(|p| p.num_elems() / row.max(1)).sum());
         }
         for part in parts.iter().filter(|p| p.num_elems() > 0) {
-            let bytes = dtype::to_bytes(part, data_type);
+            let bytes = to_bytes(part)?;
             // Mostly there is one.
             if data.is_empty() {
                 data = bytes;
@@ -169,18 +179,23 @@ fn numbers(served: &Served, wanted: Wanted, at: usize, parts: &[&Tensor]) -> Out
             }
         }
     }
-    shape.extend(&tensor.fixed);
+    if let Some(stated) = listed.filter(|o| o.reshape.is_some()) {
+        let dims = stated.dims.iter();
+        shape.extend(dims.map(|&d| usize::try_from(d).unwrap_or(0)));
+    } else {
+        shape.extend(&tensor.fixed);
+    }
     // A configuration may write a sample that is one number as a list of it.
-    if listed.is_some_and(|o| o.dims == [1] && tensor.dims().is_empty()) {
+    if listed.is_some_and(|o| o.dims == [1] && o.reshape.is_none() && tensor.dims().is_empty()) {
         shape.push(1);
     }
-    Output {
+    Ok(Output {
         name: wanted.name.clone(),
         data_type,
         shape,
         data,
         wanted,
-    }
+    })
 }
 
 fn text(served: &Served, wanted: Wanted, calls: &[Vec<Tensor>]) -> Result<Output> {

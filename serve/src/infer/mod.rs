@@ -23,7 +23,7 @@ pub use sequence::{PLACE, refused};
 
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
-use crate::explained::{MOST_NAME, cut};
+use crate::explained::{self, MOST_NAME, cut};
 use crate::memory::Tab;
 use crate::shm::Region;
 
@@ -44,6 +44,35 @@ pub enum Param {
     /// Text.
     Text(String),
 }
+
+impl std::fmt::Display for Param {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Text(text) => write!(f, "{:?}", cut(text, MOST_NAME)),
+            Self::Bool(b) => write!(f, "{b}"),
+            Self::Int(n) => write!(f, "{n}"),
+            Self::Uint(n) => write!(f, "{n}"),
+            Self::Double(x) => write!(f, "{x}"),
+        }
+    }
+}
+
+/// Parameters of requests that are looked at; others may be anything.
+pub const LOOKED_AT: [&str; 13] = [
+    "priority",
+    "timeout",
+    "sequence_id",
+    "sequence_start",
+    "sequence_end",
+    "sla_class",
+    "sla_ms",
+    "max_steps",
+    "max_tokens",
+    explained::ASKS,
+    "temperature",
+    "top_k",
+    "seed",
+];
 
 /// Parameters by name, each name once.
 ///
@@ -95,10 +124,6 @@ impl Params {
     }
 
     fn wrong<T>(key: &str, expected: &str, got: &Param) -> Result<T> {
-        let got = match got {
-            Param::Text(text) => format!("{:?}", cut(text, MOST_NAME)),
-            other => format!("{other:?}"),
-        };
         Err(Error::expected(format!("parameter '{key}'"), expected, got))
     }
 

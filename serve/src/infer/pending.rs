@@ -82,7 +82,8 @@ impl Drop for Pending {
         let stats = &self.served.stats;
         stats.pending.fetch_sub(1, Relaxed);
         if !self.ended {
-            stats.cancelled(self.class());
+            let now = self.served.now();
+            stats.cancelled(self.class(), now.since(self.start));
         }
     }
 }

@@ -139,7 +139,15 @@ fn options(served: &Served, request: &Request) -> Result<(Options, u64)> {
         Some(steps) => Some(steps),
         None => params.number("max_steps")?,
     };
-    let steps = steps.map(|n| u32::try_from(n.max(1)).unwrap_or(u32::MAX));
+    if steps == Some(0) {
+        let expected = "1 or more, for an answer has a token";
+        return Err(Error::expected(
+            "parameter 'max_tokens' or 'max_steps'",
+            expected,
+            0,
+        ));
+    }
+    let steps = steps.map(|n| u32::try_from(n).unwrap_or(u32::MAX));
     let options = Options {
         class: class.map(str::to_owned),
         sla: params.positive("sla_ms")?.map(Nanos::from_ms_f64),
@@ -403,8 +411,24 @@ fn samples_of(served: &Served, input: &Input, of: (DataType, &[i64])) -> Result<
     let same = scalar
         || (input.shape.len() == own + dims.len()
             && dims.iter().zip(&input.shape[own..]).all(fits));
-    if !same {
-        let expected: Vec<i64> = samples.into_iter().chain(dims.iter().copied()).collect();
+    // A configuration may be stricter than the model, or have other dimensions for the same elements.
+    let mut listed = served.config.input.iter();
+    let listed = listed.find(|i| i.name == input.name);
+    let stated = listed.filter(|_| !scalar).map(|i| {
+        let samples = (served.config.max_batch_size > 0).then_some(-1);
+        samples.into_iter().chain(i.dims.iter().copied())
+    });
+    let is_stated = stated.clone().is_none_or(|stated| {
+        let num = stated.clone().count();
+        num == input.shape.len()
+            && stated
+                .zip(&input.shape)
+                .all(|(want, got)| fits((&want, got)))
+    });
+    let is_reshaped = listed.is_some_and(|i| i.reshape.is_some());
+    if !(same || is_reshaped) || !is_stated {
+        let own = samples.into_iter().chain(dims.iter().copied());
+        let expected: Vec<i64> = stated.map_or_else(|| own.collect(), Iterator::collect);
         return Err(Error::Invalid(format!(
             "unexpected shape for input '{}' for model '{}'. Expected {expected:?}, got {:?}",
             input.name, served.name, input.shape

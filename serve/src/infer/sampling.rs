@@ -160,24 +160,24 @@ mod tests {
             (
                 "temperature",
                 Param::Double(-0.1),
-                "parameter 'temperature': expected a number of 0 to 100, got Double(-0.1)",
+                "parameter 'temperature': expected a number of 0 to 100, got -0.1",
             ),
             (
                 "temperature",
                 Param::Double(f64::NAN),
                 "a number of 0 to 100",
             ),
-            ("temperature", Param::Int(101), "got Int(101)"),
+            ("temperature", Param::Int(101), "got 101"),
             (
                 "temperature",
                 Param::Bool(true),
-                "a number of 0 to 100, got Bool(true)",
+                "a number of 0 to 100, got true",
             ),
             ("top_k", Param::Int(-1), "parameter 'top_k': expected"),
             (
                 "top_k",
                 Param::Int(1025),
-                "parameter 'top_k': expected 0 to 1024, got Int(1025)",
+                "parameter 'top_k': expected 0 to 1024, got 1025",
             ),
             ("top_k", Param::Double(2.0), "a whole number of 0 or more"),
             (

@@ -42,9 +42,9 @@ const FILES: [&str; 4] = [
 /// No file of a known name, or whatever is wrong with it.
 pub fn load(dir: &Path, file: &str, options: &import::Options) -> Result<Loaded> {
     let found = if file.is_empty() {
-        FILES.iter().map(|f| dir.join(f)).find(|f| f.exists())
+        FILES.iter().map(|f| dir.join(f)).find(|f| f.is_file())
     } else {
-        Some(file_in(dir, "default_model_filename", file)?).filter(|f| f.exists())
+        Some(file_in(dir, "default_model_filename", file)?).filter(|f| f.is_file())
     };
     let Some(path) = found else {
         let expected = match file {

@@ -9,7 +9,7 @@ use super::ensemble::{self, Made, Part};
 use super::load;
 use super::texts::Texts;
 use crate::chain::{self, Chain};
-use crate::config::controls::{check_states, initial_states};
+use crate::config::controls::{check_states, initial_states, narrowed};
 use crate::config::{Config, Known, Settings, complete, not_optional};
 use crate::error::{Error, Result};
 use crate::host::{Host, Text};
@@ -92,6 +92,9 @@ impl Version {
             _ => Ok(None),
         };
         let initial = initial.map_err(of_model)?;
+        if let Some(SchedulingChoice::SequenceBatching(b)) = &proto.scheduling_choice {
+            ignored.extend(narrowed(b));
+        }
         ignored.extend(not_optional(&proto, &known));
         ignored.extend(contradiction(&proto, loaded.platform));
         let batched = complete(&mut proto, &known)?;

@@ -73,7 +73,8 @@ impl Counts {
 
     fn lose(&self, num: u64, why: impl std::fmt::Display) {
         if self.dropped.fetch_add(num, Ordering::Relaxed) == 0 {
-            tracing::warn!(%why, "traces are dropped; this is logged once");
+            let why = why.to_string();
+            tracing::warn!(why, "traces are dropped; this is logged once");
         }
     }
 }

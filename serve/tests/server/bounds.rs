@@ -61,7 +61,11 @@ async fn a_head_has_only_so_many_fields_and_bytes() {
 
 #[tokio::test]
 async fn a_head_has_to_be_whole_in_time_and_an_answer_has_not() {
-    let server = start(|o| o.header_timeout = Duration::from_millis(300)).await;
+    let server = start(|o| {
+        o.header_timeout = Duration::from_millis(300);
+        o.keep_alive = Duration::from_secs(1);
+    })
+    .await;
     let at = server.http();
     server.gate.shut();
     let runs = tokio::spawn(async move { call(at, "POST", INFER, &add(2)).await });
@@ -100,6 +104,28 @@ async fn a_head_has_to_be_whole_in_time_and_an_answer_has_not() {
     server.gate.open();
     let (code, text) = runs.await.unwrap();
     assert!(code == 200 && is_sum(&text, 2), "{text}");
+    end(server).await;
+}
+
+#[tokio::test]
+async fn a_connection_may_lie_idle_for_longer_than_a_head_takes() {
+    let server = start(|o| {
+        o.header_timeout = Duration::from_millis(100);
+        o.keep_alive = LONG;
+    })
+    .await;
+    let mut idle = TcpStream::connect(server.http()).await.unwrap();
+    let ready = b"GET /v2/health/live HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    for _ in 0..2 {
+        idle.write_all(ready).await.unwrap();
+        assert_eq!(next(&mut idle).await.0, 200);
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    // From its first byte on a head has its time.
+    idle.write_all(b"GET /v2").await.unwrap();
+    let mut rest = Vec::new();
+    let closed = timeout(LONG, idle.read_to_end(&mut rest)).await;
+    assert!(closed.is_ok() && rest.is_empty(), "still open");
     end(server).await;
 }
 

@@ -34,6 +34,8 @@ struct Held {
     launches: usize,
     /// Whether the next launch fails.
     fails: bool,
+    /// Whether the next launch ends its engine.
+    panics: bool,
     /// Models and samples of all launches so far.
     order: Vec<(ModelId, u32)>,
 }
@@ -51,6 +53,11 @@ impl Gate {
     /// The next launch fails.
     pub fn fail(&self) {
         self.0.0.lock().unwrap().fails = true;
+    }
+
+    /// The next launch panics, and its engine ends.
+    pub fn panic(&self) {
+        self.0.0.lock().unwrap().panics = true;
     }
 
     /// Launches that are held.
@@ -77,6 +84,10 @@ impl Gate {
         held.order.push((launch.model, launch.num_samples()));
         let mut held = self.0.1.wait_while(held, |held| held.shut).unwrap();
         held.launches -= 1;
+        if std::mem::take(&mut held.panics) {
+            drop(held);
+            panic!("the device has a bug");
+        }
         match std::mem::take(&mut held.fails) {
             false => Ok(()),
             true => Err(Error::Launch {
@@ -257,12 +268,16 @@ pub struct Running {
 const ADD: &str = "max_batch_size: 4
 dynamic_batching { default_queue_policy { max_queue_size: 2 } }";
 
+/// That of the model `lstm`: requests may state how long they wait.
+const LSTM: &str = "dynamic_batching { default_queue_policy {
+default_timeout_microseconds: 600000000 allow_timeout_override: true } }";
+
 /// Starts a server with the models `add`, whose queue holds two, and `lstm`; `set` changes its
 /// options.
 pub async fn start(set: impl FnOnce(&mut Options)) -> Running {
     let models = tempfile::tempdir().unwrap();
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("conformance/models");
-    for (name, config) in [("add", ADD), ("lstm", "")] {
+    for (name, config) in [("add", ADD), ("lstm", LSTM)] {
         let version = models.path().join(name).join("1");
         std::fs::create_dir_all(&version).unwrap();
         std::fs::copy(
@@ -280,6 +295,7 @@ pub async fn start(set: impl FnOnce(&mut Options)) -> Running {
         cache_bytes: 1 << 20,
         poll_every: Duration::from_secs(1),
         exit_on_error: true,
+        strict_readiness: true,
         http: any,
         grpc: any,
         metrics: any,
@@ -290,6 +306,7 @@ pub async fn start(set: impl FnOnce(&mut Options)) -> Running {
         max_connections: 256,
         max_streams: 64,
         header_timeout: Duration::from_secs(5),
+        keep_alive: Duration::from_secs(60),
         idle_timeout: Duration::from_secs(60),
         body_timeout: Duration::from_secs(5),
         stall_timeout: Duration::from_secs(30),
@@ -321,7 +338,7 @@ pub async fn start(set: impl FnOnce(&mut Options)) -> Running {
         task,
         models,
     };
-    until(|| running.state.is_ready()).await;
+    until(|| running.state.is_serving()).await;
     running
 }
 

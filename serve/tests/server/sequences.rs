@@ -214,7 +214,7 @@ async fn is_broken(server: &Running, cause: &str) {
         let (status, text) = over_http(server, goes_on(1)).await;
         let told = "a request before it in sequence 1 was refused (";
         let is_told = text.contains(told) && text.contains(cause);
-        assert!(status == 500 && is_told, "{cause}: {status} {text}");
+        assert!(status == 400 && is_told, "{cause}: {status} {text}");
     }
     begun(server).await;
     let (status, text) = over_http(server, goes_on(1)).await;

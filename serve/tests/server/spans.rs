@@ -634,9 +634,9 @@ async fn answers_from_the_cache_say_so_and_have_no_parts() {
     assert_eq!(hits.collect::<Vec<_>>(), [(false, 2), (true, 0)]);
 }
 
-/// Log lines as JSON.
+/// Log lines.
 #[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<u8>>>);
+pub struct Lines(pub Arc<Mutex<Vec<u8>>>);
 
 impl Write for Lines {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {

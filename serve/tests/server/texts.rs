@@ -79,6 +79,29 @@ async fn characters_of_several_tokens_are_told_whole_and_none_is_lost() {
     end(server).await;
 }
 
+#[tokio::test]
+async fn parameters_that_nobody_looks_at_may_be_anything() {
+    let server = start(|o| {
+        let speaker = speaker(1, 4);
+        folder::save(&speaker, &o.models.join("speaker/1")).unwrap();
+    })
+    .await;
+    for (more, expected) in [
+        (r#""stop":["x"],"options":{"a":1},"none":null"#, 200),
+        (r#""parameters":{"stop":["x"],"options":{"a":1}}"#, 200),
+        (r#""parameters":{"temperature":[1]}"#, 400),
+        (r#""temperature":{"a":1}"#, 400),
+        (r#""max_tokens":0"#, 400),
+        (r#""max_tokens":2"#, 200),
+    ] {
+        let body = format!(r#"{{"text_input":"hi",{more}}}"#);
+        let path = "/v2/models/speaker/generate";
+        let (code, text) = call(server.http(), "POST", path, &body).await;
+        assert_eq!(code, expected, "{more}: {text}");
+    }
+    end(server).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn others_are_answered_while_a_long_text_is_read() {
     let server = start(|o| {
