@@ -24,9 +24,19 @@ pub(in crate::import) struct Scores {
     dim: usize,
     scale: f64,
     causal: bool,
-    /// Whether the softmax is behind them.
-    normal: bool,
+    phase: Phase,
     layout: Layout,
+}
+
+/// How far an attention is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Before the softmax.
+    Raw,
+    /// Behind it.
+    Weights,
+    /// Whether the weights of that name are no numbers.
+    NoNumber(String),
 }
 
 /// Keys or values.
@@ -123,24 +133,32 @@ impl Lower<'_> {
             }
             return Ok(None);
         };
+        let raw = scores.phase == Phase::Raw;
+        let is_number = !matches!(scores.phase, Phase::NoNumber(_));
         let next = match node.op.as_str() {
-            "Identity" | "Dropout" | "Cast" => Some(scores),
-            "Mul" | "Div" if !scores.normal => self.scaled(node, 1 - i, scores)?,
-            "Add" if !scores.normal => {
+            "Identity" => Some(scores),
+            "Dropout" | "Cast" if is_number => Some(scores),
+            "Mul" | "Div" if raw => self.scaled(node, 1 - i, scores)?,
+            "Add" if raw => {
                 let mask = self.mask(node, 1 - i, &scores.layout, |v| v)?;
                 Some(with_mask(scores, mask))
             }
-            "Where" if !scores.normal => self.hidden(node, i, scores)?,
-            "Softmax" if !scores.normal => {
+            "Where" if raw => self.hidden(node, i, scores)?,
+            "Where" => self.without_no_numbers(node, &scores)?,
+            "IsNaN" if scores.phase == Phase::Weights => Some(Scores {
+                phase: Phase::NoNumber(node.inputs[0].clone()),
+                ..scores
+            }),
+            "Softmax" if raw => {
                 let rank = scores.layout.0.len();
                 let default = if self.trace.opset < 13 { 1 } else { -1 };
                 let last = axis_of(int(node, "axis", default), rank) == Some(rank - 1);
                 last.then_some(Scores {
-                    normal: true,
+                    phase: Phase::Weights,
                     ..scores
                 })
             }
-            "Reshape" | "Squeeze" | "Unsqueeze" | "Flatten" => {
+            "Reshape" | "Squeeze" | "Unsqueeze" | "Flatten" if is_number => {
                 let sizes = &self.fact(node, 0)?.sizes;
                 let at_end = |l: &Layout| {
                     let n = l.0.len();
@@ -149,7 +167,9 @@ impl Lower<'_> {
                 let layout = layout::reshape(&scores.layout, sizes).filter(at_end);
                 layout.map(|layout| Scores { layout, ..scores })
             }
-            "MatMul" if i == 0 && scores.normal => return self.complete(node, &scores),
+            "MatMul" if i == 0 && scores.phase == Phase::Weights => {
+                return self.complete(node, &scores);
+            }
             _ => None,
         };
         match next {
@@ -184,7 +204,7 @@ impl Lower<'_> {
             dim,
             scale: 1.0,
             causal: false,
-            normal: false,
+            phase: Phase::Raw,
             layout: Layout(axes),
         };
         Some(vec![Value::Scores(Box::new(scores))])
@@ -271,6 +291,20 @@ impl Lower<'_> {
         let to = |v: f64| if v == keep { 0.0 } else { 2.0 * HIDDEN };
         let mask = self.mask(node, 0, &scores.layout, to)?;
         Ok(Some(with_mask(scores, mask)))
+    }
+
+    /// `Where(IsNaN(weights), 0, weights)`. Only a row that hides all of its positions has weights that
+    /// are no numbers, and no known mask leaves such a row: every position sees itself.
+    fn without_no_numbers(&self, node: &Node, found: &Scores) -> Result<Option<Scores>, String> {
+        let Phase::NoNumber(of) = &found.phase else {
+            return Ok(None);
+        };
+        let weights = self.scores_of(node, 2);
+        let Some(weights) = weights.filter(|_| node.inputs.get(2) == Some(of)) else {
+            return Ok(None);
+        };
+        let zero = self.uniform(self.beside_scores(node, 1)?)? == Some(0.0);
+        Ok(zero.then_some(weights))
     }
 
     /// The attention, once its values are there.

@@ -1,0 +1,100 @@
+//! The forms in which exporters write attention.
+
+use lazybatch_graph::onnx::{Array, Attr, Data, Dim, Model, Node};
+use lazybatch_graph::{Op, Program};
+use lazybatch_kernels::import::{Options, import_model};
+
+use super::refusals::{model, named, node, refusal};
+
+fn number(v: f32) -> Array {
+    Array::scalar(Data::F32(vec![v]))
+}
+
+fn whole(v: i64) -> Array {
+    Array::scalar(Data::I64(vec![v]))
+}
+
+/// Nodes that make `later`, true where a position looks at a later one.
+fn later() -> Vec<Node> {
+    vec![
+        node("Shape", &["x"], "shape", &[]),
+        node("Gather", &["shape", "one"], "len", &[]),
+        node("Range", &["zero", "len", "one"], "row", &[]),
+        node("Unsqueeze", &["row", "axis"], "column", &[]),
+        node("Less", &["column", "row"], "later", &[]),
+        node("Not", &["later"], "seen", &[]),
+    ]
+}
+
+/// Attention of `x` over itself: `scores` makes `scores` of `raw`, `weights` makes `weights` of
+/// `normal`, their softmax.
+fn attention(scores: Vec<Node>, weights: Vec<Node>, constants: &[(&str, f32)]) -> Model {
+    let turn = [("perm", Attr::Ints(vec![0, 2, 1]))];
+    let mut nodes = later();
+    nodes.push(node("Transpose", &["x"], "k", &turn));
+    nodes.push(node("MatMul", &["x", "k"], "raw", &[]));
+    nodes.extend(scores);
+    let last = [("axis", Attr::Int(-1))];
+    nodes.push(node("Softmax", &["scores"], "normal", &last));
+    nodes.extend(weights);
+    nodes.push(node("MatMul", &["weights", "x"], "y", &[]));
+    let dims = [named("batch"), named("seq"), Dim::Fixed(4)];
+    let mut model = model(&dims, nodes, &["y"]);
+    let all = &mut model.graph.initializers;
+    all.insert("zero".into(), whole(0));
+    all.insert("one".into(), whole(1));
+    all.insert("axis".into(), Array::vector(vec![1]));
+    for (name, v) in constants {
+        all.insert((*name).to_owned(), number(*v));
+    }
+    model
+}
+
+/// Attentions of a program, and how many of them are causal.
+fn attentions(program: &Program) -> (usize, usize) {
+    let causal = |op: &Op| matches!(op, Op::Attention { causal: true, .. });
+    let all = super::count(program, |op| matches!(op, Op::Attention { .. }));
+    (all, super::count(program, causal))
+}
+
+fn same(from: &str, to: &str) -> Node {
+    node("Identity", &[from], to, &[])
+}
+
+fn causal_scores() -> Vec<Node> {
+    vec![
+        node("Where", &["later", "hidden", "shown"], "mask", &[]),
+        node("Add", &["raw", "mask"], "scores", &[]),
+    ]
+}
+
+#[test]
+fn weights_that_are_no_numbers_become_zero_where_there_are_none() {
+    let without = |of: &str| {
+        vec![
+            node("IsNaN", &[of], "none", &[]),
+            node("Where", &["none", "shown", "normal"], "weights", &[]),
+        ]
+    };
+    let constants = [("hidden", f32::NEG_INFINITY), ("shown", 0.0)];
+    let m = attention(causal_scores(), without("normal"), &constants);
+    let program = import_model(&m, &Options::default()).unwrap();
+    assert_eq!(attentions(&program), (1, 1));
+    super::check_bits(program, 3, 9);
+    let m = attention(vec![same("raw", "scores")], without("normal"), &constants);
+    let program = import_model(&m, &Options::default()).unwrap();
+    assert_eq!(attentions(&program), (1, 0));
+    // Zeros alone stand for what is no number, and the weights themselves are asked.
+    let m = attention(
+        vec![same("raw", "scores")],
+        without("normal"),
+        &[("hidden", f32::NEG_INFINITY), ("shown", 1.0)],
+    );
+    let e = refusal(&m, &Options::default());
+    assert!(e.contains("form is not recognised"), "{e}");
+    let e = refusal(
+        &attention(causal_scores(), without("scores"), &constants),
+        &Options::default(),
+    );
+    assert!(e.contains("form is not recognised"), "{e}");
+}
