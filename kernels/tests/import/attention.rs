@@ -98,3 +98,109 @@ fn weights_that_are_no_numbers_become_zero_where_there_are_none() {
     );
     assert!(e.contains("form is not recognised"), "{e}");
 }
+
+/// The model, imported, and what the import notes.
+fn imported(model: &Model) -> (Program, String) {
+    let program = import_model(model, &Options::default()).unwrap();
+    let notes = program.notes().collect::<Vec<_>>().join("\n");
+    (program, notes)
+}
+
+fn plain_weights() -> Vec<Node> {
+    vec![same("normal", "weights")]
+}
+
+#[test]
+fn a_finite_mask_hides_from_ten_thousand_on_and_is_told_of() {
+    let hidden_by = |v: f32| {
+        attention(
+            causal_scores(),
+            plain_weights(),
+            &[("hidden", v), ("shown", 0.0)],
+        )
+    };
+    for (v, told) in [
+        (-1e4, true),
+        (-65504.0, true),
+        (f32::MIN, false),
+        (f32::NEG_INFINITY, false),
+    ] {
+        let (program, notes) = imported(&hidden_by(v));
+        assert_eq!(attentions(&program), (1, 1));
+        assert_eq!(
+            notes.contains(&format!("a mask adds {v} to scores")),
+            told,
+            "{v}: {notes}"
+        );
+    }
+    let e = refusal(&hidden_by(-1e3), &Options::default());
+    assert!(e.contains("its mask is neither empty nor causal"), "{e}");
+}
+
+#[test]
+fn a_mask_is_subtracted_or_lets_through_what_is_seen() {
+    let subtracted = vec![
+        node("Where", &["later", "hidden", "shown"], "mask", &[]),
+        node("Sub", &["raw", "mask"], "scores", &[]),
+    ];
+    let m = attention(
+        subtracted,
+        plain_weights(),
+        &[("hidden", 1e4), ("shown", 0.0)],
+    );
+    assert_eq!(attentions(&imported(&m).0), (1, 1));
+    // raw * seen - 1e4 * (1 - seen), as GPT-2 was written first.
+    let gated = |hidden: f32| {
+        let to_float = [("to", Attr::Int(1))];
+        let scores = vec![
+            node("Cast", &["seen"], "gate", &to_float),
+            node("Mul", &["raw", "gate"], "gated", &[]),
+            node("Sub", &["unit", "gate"], "rest", &[]),
+            node("Mul", &["rest", "hidden"], "mask", &[]),
+            node("Sub", &["gated", "mask"], "scores", &[]),
+        ];
+        attention(
+            scores,
+            plain_weights(),
+            &[("hidden", hidden), ("unit", 1.0)],
+        )
+    };
+    let (program, notes) = imported(&gated(1e4));
+    assert_eq!(attentions(&program), (1, 1));
+    assert!(notes.contains("a mask adds -10000"), "{notes}");
+    super::check_bits(program, 3, 9);
+    let e = refusal(&gated(0.0), &Options::default());
+    assert!(e.contains("form is not recognised"), "{e}");
+}
+
+#[test]
+fn attention_by_einsum_is_attention() {
+    for (scores, answer) in [
+        ("bid,bjd->bij", "bij,bjd->bid"),
+        ("bid,bjd->bji", "bji,bid->bjd"),
+    ] {
+        let product = |equation: &str, a: &str, b: &str, y: &str| {
+            node(
+                "Einsum",
+                &[a, b],
+                y,
+                &[("equation", Attr::Str(equation.into()))],
+            )
+        };
+        let mut m = attention(
+            causal_scores(),
+            plain_weights(),
+            &[("hidden", -1e9), ("shown", 0.0)],
+        );
+        for made in &mut m.graph.nodes {
+            match made.outputs[0].as_str() {
+                "raw" => *made = product(scores, "x", "x", "raw"),
+                "y" => *made = product(answer, "weights", "x", "y"),
+                _ => {}
+            }
+        }
+        let (program, _) = imported(&m);
+        assert_eq!(attentions(&program), (1, 1), "{scores}");
+        assert!(super::general(&program).is_empty());
+    }
+}

@@ -12,8 +12,11 @@ use super::{Lower, Value, axis_of, int};
 use crate::import::items::{Act, Arg, Cache, Kind, Out, Src};
 use crate::import::layout::{self, canonical, size};
 
-/// Below this a score counts as hidden.
-const HIDDEN: f64 = -1e3;
+/// Up to this a mask hides: the most that exporters write. Scores of trained models are far smaller, and
+/// what is 100 below the largest of a row has no weight in it.
+const HIDDEN: f64 = -1e4;
+/// What hides and is above this is told of: scores may come near it.
+const SURELY_HIDDEN: f64 = -1e6;
 
 /// Scores on the way to an attention.
 #[derive(Clone, Debug)]
@@ -33,6 +36,8 @@ pub(in crate::import) struct Scores {
 enum Phase {
     /// Before the softmax.
     Raw,
+    /// Multiplied by zero where later positions are: what is added next has to hide them.
+    Gated,
     /// Behind it.
     Weights,
     /// Whether the weights of that name are no numbers.
@@ -60,7 +65,8 @@ impl Rows {
 /// What a known operand does to scores.
 enum Mask {
     Nothing,
-    Causal,
+    /// Hides later positions, by this or less.
+    Causal(f64),
 }
 
 type Step = Result<Option<Vec<Value>>, String>;
@@ -134,14 +140,21 @@ impl Lower<'_> {
             return Ok(None);
         };
         let raw = scores.phase == Phase::Raw;
+        let is_score = raw || scores.phase == Phase::Gated;
         let is_number = !matches!(scores.phase, Phase::NoNumber(_));
         let next = match node.op.as_str() {
             "Identity" => Some(scores),
             "Dropout" | "Cast" if is_number => Some(scores),
-            "Mul" | "Div" if raw => self.scaled(node, 1 - i, scores)?,
-            "Add" if raw => {
-                let mask = self.mask(node, 1 - i, &scores.layout, |v| v)?;
-                Some(with_mask(scores, mask))
+            "Mul" | "Div" if raw => match self.scaled(node, 1 - i, &scores)? {
+                None if node.op == "Mul" => Some(self.gated(node, 1 - i, scores)?),
+                scaled => scaled,
+            },
+            "Add" | "Sub" if is_score && (node.op == "Add" || i == 0) => {
+                let sign = if node.op == "Add" { 1.0 } else { -1.0 };
+                let mask = self.mask(node, 1 - i, &scores.layout, |v| sign * v)?;
+                self.tell_of(&mask);
+                let hides = raw || matches!(mask, Mask::Causal(_));
+                hides.then(|| with_mask(scores, &mask))
             }
             "Where" if raw => self.hidden(node, i, scores)?,
             "Where" => self.without_no_numbers(node, &scores)?,
@@ -210,7 +223,7 @@ impl Lower<'_> {
         Some(vec![Value::Scores(Box::new(scores))])
     }
 
-    fn scaled(&self, node: &Node, other: usize, scores: Scores) -> Result<Option<Scores>, String> {
+    fn scaled(&self, node: &Node, other: usize, scores: &Scores) -> Result<Option<Scores>, String> {
         if node.op == "Div" && other == 0 {
             return Ok(None);
         }
@@ -225,15 +238,45 @@ impl Lower<'_> {
         let factor = if node.op == "Div" { 1.0 / value } else { value };
         Ok(Some(Scores {
             scale: scores.scale * factor,
-            ..scores
+            ..scores.clone()
         }))
+    }
+
+    /// Scores times ones where positions are seen and zeros where they are hidden.
+    fn gated(&self, node: &Node, other: usize, scores: Scores) -> Result<Scores, String> {
+        let to = |v: f64| match v {
+            1.0 => 0.0,
+            0.0 => HIDDEN,
+            _ => f64::NAN,
+        };
+        Ok(match self.mask(node, other, &scores.layout, to)? {
+            Mask::Nothing => scores,
+            Mask::Causal(_) => Scores {
+                phase: Phase::Gated,
+                ..scores
+            },
+        })
+    }
+
+    /// Notes a mask that hides by a number to which scores might come near.
+    fn tell_of(&mut self, mask: &Mask) {
+        if let Mask::Causal(by) = mask
+            && *by > SURELY_HIDDEN
+        {
+            self.notes.insert(format!(
+                "a mask adds {by} to scores that it hides: they count as hidden, however large they are"
+            ));
+        }
     }
 
     /// The name of operand `i`, which must be known.
     fn beside_scores<'n>(&self, node: &'n Node, i: usize) -> Result<&'n str, String> {
         let name = node.inputs.get(i).ok_or("an operand too few")?;
         if self.trace.is_data(name) {
-            return Err(format!("its mask {name} comes with the request"));
+            return Err(format!(
+                "its mask {name} comes with the request; --mask INPUT names an input that only tells \
+                 padding"
+            ));
         }
         Ok(name)
     }
@@ -249,6 +292,7 @@ impl Lower<'_> {
         let name = self.beside_scores(node, i)?;
         let mut causal = true;
         let mut nothing = true;
+        let mut least_hidden = f64::NEG_INFINITY;
         for &len in self.trace.lengths() {
             let array = self.known_at(name, len)?;
             let values: Vec<f64> = array.data().to_f64().into_iter().map(&to).collect();
@@ -261,6 +305,7 @@ impl Lower<'_> {
                 && values.iter().enumerate().all(|(at, v)| {
                     let (row, column) = (at / len, at % len);
                     if column > row {
+                        least_hidden = least_hidden.max(*v);
                         *v <= HIDDEN
                     } else {
                         *v == 0.0
@@ -272,25 +317,33 @@ impl Lower<'_> {
                 ));
             }
         }
-        Ok(if nothing { Mask::Nothing } else { Mask::Causal })
+        Ok(match nothing {
+            true => Mask::Nothing,
+            false => Mask::Causal(least_hidden),
+        })
     }
 
     /// `Where(condition, a, b)` with scores at operand `i` and hidden elsewhere.
-    fn hidden(&self, node: &Node, i: usize, scores: Scores) -> Result<Option<Scores>, String> {
+    fn hidden(&mut self, node: &Node, i: usize, scores: Scores) -> Result<Option<Scores>, String> {
         if i == 0 {
             return Ok(None);
         }
         let other = self.beside_scores(node, 3 - i)?;
+        let mut least_hidden = f64::NEG_INFINITY;
         for &len in self.trace.lengths() {
             let array = self.known_at(other, len)?;
-            if array.data().to_f64().iter().any(|v| *v > HIDDEN) {
-                return Ok(None);
+            for v in array.data().to_f64() {
+                if v.is_nan() || v > HIDDEN {
+                    return Ok(None);
+                }
+                least_hidden = least_hidden.max(v);
             }
         }
         let keep = if i == 1 { 1.0 } else { 0.0 };
-        let to = |v: f64| if v == keep { 0.0 } else { 2.0 * HIDDEN };
+        let to = |v: f64| if v == keep { 0.0 } else { least_hidden };
         let mask = self.mask(node, 0, &scores.layout, to)?;
-        Ok(Some(with_mask(scores, mask)))
+        self.tell_of(&mask);
+        Ok(Some(with_mask(scores, &mask)))
     }
 
     /// `Where(IsNaN(weights), 0, weights)`. Only a row that hides all of its positions has weights that
@@ -416,9 +469,10 @@ impl Lower<'_> {
     }
 }
 
-fn with_mask(scores: Scores, mask: Mask) -> Scores {
+fn with_mask(scores: Scores, mask: &Mask) -> Scores {
     Scores {
-        causal: scores.causal || matches!(mask, Mask::Causal),
+        phase: Phase::Raw,
+        causal: scores.causal || matches!(mask, Mask::Causal(_)),
         ..scores
     }
 }

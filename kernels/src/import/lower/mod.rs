@@ -51,6 +51,8 @@ pub(super) struct Lower<'t> {
     pub values: BTreeMap<String, Value>,
     /// Nodes that cannot be lowered.
     pub refused: Vec<Refused>,
+    /// What the user should know of how the graph was taken.
+    pub notes: BTreeSet<String>,
     /// Values whose last bit decides something; found by [`Lower::run`].
     pub stepped: BTreeSet<&'t str>,
     /// Most positions of a sequence.
