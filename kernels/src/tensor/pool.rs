@@ -147,7 +147,12 @@ fn max_pool(call: &Call) -> Outputs {
         let image = &v[i * plane..(i + 1) * plane];
         for places in taps.chunks(window.num_taps()) {
             let inside = places.iter().copied().filter(|&at| at != NONE);
-            let best = inside.reduce(|a, b| if image[b] > image[a] { b } else { a });
+            // What is no number counts as the largest.
+            let best = inside.reduce(|a, b| {
+                let (of_a, of_b) = (image[a], image[b]);
+                let is_above = of_b > of_a || of_b.is_nan();
+                if is_above && !of_a.is_nan() { b } else { a }
+            });
             let Some(best) = best else {
                 return Err(call.bad("window", "a part of the image", "only padding"));
             };

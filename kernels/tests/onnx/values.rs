@@ -107,6 +107,32 @@ fn aligned_corners_are_the_first_and_the_last() {
 }
 
 #[test]
+fn what_is_no_number_is_the_largest_of_a_window() {
+    for at in 0..3 {
+        let mut x = [1.0, 3.0, 2.0];
+        x[at] = f32::NAN;
+        let attrs = [("kernel_shape", Attr::Ints(vec![3]))];
+        let y = eval("MaxPool", 12, &attrs, &[floats(&[1, 1, 3], &x)]);
+        assert!(y.data().to_f64()[0].is_nan(), "{at}");
+    }
+}
+
+#[test]
+fn beside_an_infinity_no_weight_is_a_number() {
+    for op in ["Softmax", "LogSoftmax"] {
+        let x = floats(&[1, 3], &[1.0, f32::INFINITY, -2.0]);
+        let y = eval(op, 13, &[], &[x]);
+        assert!(y.data().to_f64().iter().all(|v| v.is_nan()), "{op}: {y}");
+        let x = floats(&[1, 2], &[1.0, f32::NEG_INFINITY]);
+        let y = eval(op, 13, &[], &[x]);
+        assert_eq!(
+            y.data().to_f64()[0],
+            if op == "Softmax" { 1.0 } else { 0.0 }
+        );
+    }
+}
+
+#[test]
 fn slices_backwards_start_within_the_axis() {
     let slice = |n: usize, start: i64, end: i64, step: i64| {
         let x = Array::vector((0..n as i64).collect());
