@@ -30,6 +30,8 @@ const FAR_TOLERANCE: f64 = 1e-2;
 /// What floats are drawn from: the first of these, and the others where that leaves elements that are
 /// never finite, as a logarithm of what is below zero does.
 pub(super) const FLOATS: [(f32, f32); 4] = [(-1.0, 1.0), (0.0, 1.0), (1.0, 2.0), (-1.0, 0.0)];
+/// Magnitude of the floats that graphs in f64 get besides.
+const LARGE: f32 = 1e3;
 /// What whole numbers without a bound are below, where larger ones than 0 and 1 are tried.
 const LARGER_NUMBERS: [usize; 3] = [8, 64, 4096];
 
@@ -147,6 +149,8 @@ pub(super) struct Compared<'a> {
     pub max_len: usize,
     /// Whether there is a batch axis, and a sequence.
     pub has: (bool, bool),
+    /// Whether the graph computes in f64.
+    pub is_f64: bool,
 }
 
 /// Runs both on random inputs at two batch sizes and lengths, until all elements were finite once or
@@ -154,7 +158,7 @@ pub(super) struct Compared<'a> {
 /// and a sequence that are larger. Whole numbers without a bound are 0 and 1, and then larger, where
 /// the graph takes such and the program can hold what it makes of them.
 ///
-/// Gives the least number of positions at which the graph runs, of those that are small.
+/// Gives the least number of positions at which both run, of those that are small, and what to note.
 ///
 /// # Errors
 /// The output and element that differ most; an output that is finite for none of [`FLOATS`].
@@ -162,7 +166,7 @@ pub(super) fn compare(
     c: &Compared<'_>,
     compiled: &Compiled,
     meter: &Meter,
-) -> Result<usize, Error> {
+) -> Result<(usize, Option<String>), Error> {
     let run = Comparison {
         c,
         compiled,
@@ -255,10 +259,22 @@ pub(super) fn compare(
         };
         run.compared(&expected, &results, at, f64::INFINITY)?;
     }
-    Ok(match c.has.1 {
+    let mut note = None;
+    if c.is_f64 {
+        let at = sized(SIZES[0]);
+        let floats = (-LARGE, LARGE);
+        let given = run.given(&Ranges { floats, ..ranges }, at, &mut rng)?;
+        if let Ok(expected) = run.interpreted(&given, at)
+            && let Err(e) = run.at(&given, &expected, at, FAR_TOLERANCE)
+        {
+            note = Some(format!("with inputs up to {LARGE}, f32 is not f64: {e}"));
+        }
+    }
+    let least = match c.has.1 {
         true => run.least(&ranges, &mut rng),
         false => 1,
-    })
+    };
+    Ok((least, note))
 }
 
 /// A program beside its graph.

@@ -185,7 +185,8 @@ fn compile_as(
         .map_err(|e| Error::invalid("program", "lowering", "a sound program", e))?;
     let merged = axes::merged(&prepared.graph, &prepared.inputs);
     lower.notes.extend(merged);
-    if trace.has_elem(Elem::F64) {
+    let is_f64 = trace.has_elem(Elem::F64);
+    if is_f64 {
         lower.notes.insert(
             "the graph computes in f64, the program in f32: numbers beyond 3e38 become infinite, and 7 \
              digits are kept"
@@ -205,20 +206,23 @@ fn compile_as(
         inputs: prepared.inputs,
         outputs,
     };
-    let least = check::compare(
+    let (least, note) = check::compare(
         &check::Compared {
             model: &prepared.model,
             filled: &prepared.filled,
             fixed: &prepared.fixed,
             max_len,
             has,
+            is_f64,
         },
         &compiled,
         meter,
     )?;
+    let program = Arc::make_mut(&mut compiled.program);
     if least > 1 {
-        Arc::make_mut(&mut compiled.program).state_least_len(least);
+        program.state_least_len(least);
     }
+    note.into_iter().for_each(|note| program.add_note(note));
     Ok(compiled)
 }
 

@@ -204,3 +204,25 @@ fn attention_by_einsum_is_attention() {
         assert!(super::general(&program).is_empty());
     }
 }
+
+#[test]
+fn values_may_have_another_width_than_keys() {
+    for width in [2, 7] {
+        let mut m = attention(
+            causal_scores(),
+            plain_weights(),
+            &[("hidden", -1e9), ("shown", 0.0)],
+        );
+        let all = &mut m.graph.initializers;
+        let numbers = (0..4 * width).map(|v| v as f32 / 8.0 - 1.0);
+        let project = Array::new(vec![4, width], Data::F32(numbers.collect()));
+        all.insert("project".into(), project);
+        let nodes = &mut m.graph.nodes;
+        let last = nodes.len() - 1;
+        nodes[last].inputs[1] = "values".into();
+        nodes.insert(last, node("MatMul", &["x", "project"], "values", &[]));
+        let (program, _) = imported(&m);
+        assert_eq!(attentions(&program), (1, 1));
+        super::check_bits(program, 3, 9);
+    }
+}

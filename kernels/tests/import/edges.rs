@@ -1,6 +1,6 @@
 //! What an import takes beside what it was shown, and what it tells of it.
 
-use lazybatch_graph::onnx::{Array, Data, Dim, Elem, Model, Node, ValueInfo, ValueType};
+use lazybatch_graph::onnx::{Array, Attr, Data, Dim, Elem, Model, Node, ValueInfo, ValueType};
 use lazybatch_graph::{Program, Tensor};
 use lazybatch_kernels::import::{Options, import_model};
 use lazybatch_kernels::validate_inputs;
@@ -87,6 +87,18 @@ fn types_of_the_graph_are_kept() {
 }
 
 #[test]
+fn numbers_that_f32_does_not_have_are_told_of() {
+    let dims = [named("batch"), Dim::Fixed(8)];
+    let told = |op: &str| {
+        let mut m = model(&dims, vec![node(op, &["x"], "y", &[])], &["y"]);
+        m.graph.inputs = vec![input("x", Elem::F64, &dims)];
+        notes(&imported(&m)).contains("with inputs up to 1000, f32 is not f64: output y")
+    };
+    assert!(told("Exp"));
+    assert!(!told("Tanh"));
+}
+
+#[test]
 fn axes_that_became_one_sequence_are_named() {
     let dims = |name: &str| [named("batch"), named(name), Dim::Fixed(4)];
     let told = |second: &str| {
@@ -107,6 +119,18 @@ fn numbers_that_divide_are_not_zero_when_they_are_tried() {
         m.graph.inputs = vec![input("x", Elem::I64, &dims), input("by", Elem::I64, &dims)];
         imported(&m);
     }
+}
+
+#[test]
+fn a_scale_of_all_samples_is_refused_by_node() {
+    let mut quantize = node("DynamicQuantizeLinear", &["x"], "y", &[]);
+    quantize.outputs.extend(["scale".into(), "zero".into()]);
+    let dims = [named("batch"), Dim::Fixed(4)];
+    let e = refusal(&model(&dims, vec![quantize], &["y"]), &Options::default());
+    assert!(
+        e.contains("the y (DynamicQuantizeLinear: takes its scale from all samples of a batch"),
+        "{e}"
+    );
 }
 
 #[test]
@@ -149,6 +173,20 @@ fn refusals_name_the_option_that_helps() {
     let dims = [named("batch"), named("seq"), Dim::Unknown];
     let e = refusal(&model(&dims, nodes(), &["y"]), &Options::default());
     assert!(e.contains("--size x:2=N says which"), "{e}");
+    // Steps first, and nobody says so.
+    let size = [("hidden_size", Attr::Int(2))];
+    let lstm = vec![node("LSTM", &["x", "wide", "deep"], "y", &size)];
+    let mut m = model(&[named("i"), named("j"), Dim::Fixed(4)], lstm, &["y"]);
+    for (name, width) in [("wide", 4), ("deep", 2)] {
+        let weights = Data::F32(vec![0.1; 8 * width]);
+        let all = &mut m.graph.initializers;
+        all.insert(name.into(), Array::new(vec![1, 8, width], weights));
+    }
+    let e = refusal(&m, &Options::default());
+    assert!(
+        e.contains("say --batch-axis INPUT:1 and --sequence-axis INPUT:0"),
+        "{e}"
+    );
     // A table of positions that a request's data look up: 20 rows, and no known value says so.
     let mut table = model(
         &[named("batch"), named("seq")],

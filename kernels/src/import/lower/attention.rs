@@ -6,7 +6,7 @@
 //! makes the attention causal, if it does so up to the longest sequence.
 
 use lazybatch_graph::onnx::{Elem, Node};
-use lazybatch_graph::{Heads, Layout, Op, Part};
+use lazybatch_graph::{Heads, Layout, Op, Operand, Part, Produced, TensorOp};
 
 use super::{Lower, Value, axis_of, int};
 use crate::import::items::{Act, Arg, Cache, Kind, Out, Src};
@@ -42,6 +42,17 @@ enum Phase {
     Weights,
     /// Whether the weights of that name are no numbers.
     NoNumber(String),
+}
+
+impl Scores {
+    fn heads(&self) -> Heads {
+        Heads {
+            query: self.heads,
+            kv: self.heads,
+            dim: self.dim,
+            scale: self.scale as f32,
+        }
+    }
 }
 
 /// Keys or values.
@@ -249,7 +260,12 @@ impl Lower<'_> {
             0.0 => HIDDEN,
             _ => f64::NAN,
         };
-        Ok(match self.mask(node, other, &scores.layout, to)? {
+        let mask = self.mask(node, other, &scores.layout, to);
+        let mask = mask.map_err(|_| {
+            "multiplies scores of an attention by what is neither one number nor a causal mask of ones \
+             and zeros"
+        })?;
+        Ok(match mask {
             Mask::Nothing => scores,
             Mask::Causal(_) => Scores {
                 phase: Phase::Gated,
@@ -313,7 +329,7 @@ impl Lower<'_> {
                 });
             if !nothing && !causal {
                 return Err(format!(
-                    "its mask is neither empty nor causal at length {len}"
+                    "its mask is neither empty nor causal at length {len}; hidden is {HIDDEN} or less"
                 ));
             }
         }
@@ -367,48 +383,54 @@ impl Lower<'_> {
         };
         let axes = &v.layout().0;
         let n = axes.len();
-        let (q_axes, s_axes) = (&scores.q.layout.0, &scores.layout.0);
+        let s_axes = &scores.layout.0;
         let fits = n >= 2
             && s_axes.len() == n
             && axes[n - 2] == [Part::Len]
             && axes[n - 1].iter().all(|p| matches!(p, Part::Fixed(_)))
             && canonical(&Layout(axes[..n - 2].to_vec()))
                 == canonical(&Layout(s_axes[..n - 2].to_vec()));
-        if !fits || size(&axes[n - 1]).k != scores.dim {
+        if !fits {
             return Err("has values of other heads than its keys".into());
         }
-        let heads = Heads {
-            query: scores.heads,
-            kv: scores.heads,
-            dim: scores.dim,
-            scale: scores.scale as f32,
-        };
-        let width = scores.heads * scores.dim;
-        let (k, v) = match (&scores.k, &v) {
-            (Rows::Act(k), Rows::Act(v)) => (k, v),
+        let of_values = size(&axes[n - 1]).k;
+        if of_values != scores.dim {
+            return self.of_two_widths(node, scores, &v, of_values);
+        }
+        match (&scores.k, &v) {
+            (Rows::Act(k), Rows::Act(v)) => {
+                let made = self.over_rows(node, scores, [k, v]);
+                Ok(Some(vec![Value::Act(made)]))
+            }
             (Rows::Cache(k), Rows::Cache(v)) => {
                 let mut layout = Layout(s_axes.clone());
                 layout.0[n - 1] = axes[n - 1].clone();
-                return self.over_caches(node, &scores.q, [k, v], heads, layout);
+                self.over_caches(node, &scores.q, [k, v], scores.heads(), layout)
             }
-            _ => return Err("has keys in a cache and values outside, or the reverse".into()),
-        };
+            _ => Err("has keys in a cache and values outside, or the reverse".into()),
+        }
+    }
+
+    /// Attention over all positions.
+    fn over_rows(&mut self, node: &Node, scores: &Scores, [k, v]: [&Act; 2]) -> Act {
+        let heads = scores.heads();
+        let width = scores.heads * scores.dim;
         let operands = [&scores.q, k, v].map(|a| self.items.shaped(a, &[width]));
         let args: Vec<Arg> = operands.iter().map(|a| Arg::Item(a.src)).collect();
-        let mut layout = Layout(s_axes.clone());
-        layout.0[n - 1] = axes[n - 1].clone();
+        let mut layout = scores.layout.clone();
+        let last = v.layout.0.len() - 1;
+        layout.0[last] = v.layout.0[last].clone();
         let like = Act {
             layout,
             dims: vec![width],
             ..operands[0].clone()
         };
-        let over_rows = q_axes.iter().flatten().any(|p| *p == Part::Len);
-        if over_rows {
+        if scores.q.layout.has_len() {
             let op = Op::Attention {
                 heads,
                 causal: scores.causal,
             };
-            return Ok(Some(vec![Value::Act(self.emit(node, op, args, like))]));
+            return self.emit(node, op, args, like);
         }
         let out = Out {
             lead: like.layout.lead(),
@@ -419,7 +441,7 @@ impl Lower<'_> {
             .items
             .push(&node.name, Kind::Lookup(heads), args, vec![out]);
         let src = Src { item, out: 0 };
-        Ok(Some(vec![Value::Act(Act { src, ..like })]))
+        Act { src, ..like }
     }
 }
 
@@ -466,6 +488,83 @@ impl Lower<'_> {
             layout,
             elem: Elem::F32,
         })]))
+    }
+}
+
+/// Cuts and zeros for a last axis that is wider or narrower.
+impl Lower<'_> {
+    /// Attention whose values have another width than its keys: the narrower ones get zeros, of which
+    /// scores are the same, and results are cut.
+    fn of_two_widths(&mut self, node: &Node, scores: &Scores, v: &Rows, of_values: usize) -> Step {
+        let (Rows::Act(k), Rows::Act(v)) = (&scores.k, v) else {
+            return Err("has values of other heads than its keys".into());
+        };
+        let (of_q, of_v) = (scores.q.layout.0.len(), v.layout.0.len());
+        let dim = scores.dim.max(of_values);
+        let wide = |lower: &mut Self, act: &Act, axis: usize, what: &str| {
+            lower.resized(&format!("{}.{what}", node.name), act, axis, dim)
+        };
+        let q = wide(self, &scores.q, of_q - 1, "queries");
+        let k = wide(self, k, of_q - 2, "keys");
+        let v = wide(self, v, of_v - 1, "values");
+        let scores = Scores {
+            q,
+            dim,
+            ..scores.clone()
+        };
+        let made = self.over_rows(node, &scores, [&k, &v]);
+        let name = format!("{}.cut", node.name);
+        let made = self.resized(&name, &made, of_v - 1, of_values);
+        Ok(Some(vec![Value::Act(made)]))
+    }
+
+    /// `act` with `to` elements along `axis`, which is a number: zeros behind those that are there, or
+    /// the first of them.
+    fn resized(&mut self, name: &str, act: &Act, axis: usize, to: usize) -> Act {
+        let from = size(&act.layout.0[axis]).k;
+        if from == to {
+            return act.clone();
+        }
+        let rank = act.layout.0.len();
+        let numbers = |values: Vec<i64>| Operand::Numbers {
+            dims: vec![values.len()],
+            elem: Elem::I64,
+            base: values,
+            per_len: Vec::new(),
+        };
+        let (op, mut more) = if to > from {
+            let mut pads = vec![0; 2 * rank];
+            pads[rank + axis] = (to - from) as i64;
+            ("Pad", vec![numbers(pads)])
+        } else {
+            let [start, end, axis] = [0, to as i64, axis as i64].map(|v| numbers(vec![v]));
+            ("Slice", vec![start, end, axis])
+        };
+        let mut layout = act.layout.clone();
+        layout.0[axis] = vec![Part::Fixed(to)];
+        let mut operands = vec![Operand::Next {
+            layout: act.layout.clone(),
+            elem: act.elem,
+        }];
+        operands.append(&mut more);
+        let op = TensorOp {
+            op: op.into(),
+            opset: 13,
+            attrs: Default::default(),
+            operands,
+            outputs: vec![Produced {
+                layout: layout.clone(),
+                elem: act.elem,
+            }],
+            flops_per_row: layout.row_elems() as u64,
+        };
+        let like = Act {
+            dims: layout.fixed(),
+            layout,
+            ..act.clone()
+        };
+        let args = vec![Arg::Item(act.src)];
+        self.items.node(name, Op::Tensor(Box::new(op)), args, like)
     }
 }
 
