@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::ids::{BlockId, InputId, NodeId, OutputId, StateId, ValueId, WeightId};
+use crate::onnx::Elem;
 use crate::op::Op;
 use crate::shape::TensorType;
 use crate::tensor::WeightSource;
@@ -206,10 +207,56 @@ pub struct Program {
     pub metadata: IndexMap<String, String>,
 }
 
+/// What keys of [`Program::metadata`] begin with that say the element type of an input or output.
+const TYPE: &str = "type.";
+/// What those begin with that say how an importer took the model.
+const NOTE: &str = "note.";
+/// The key of the least number of positions.
+const LEAST_LEN: &str = "least_length";
+
 /// A shared, immutable program.
 pub type SharedProgram = Arc<Program>;
 
 impl Program {
+    /// Says that the model itself states `elem` for the input or output `name`, however the program
+    /// holds it.
+    pub fn state_type(&mut self, name: &str, elem: Elem) {
+        let key = format!("{TYPE}{name}");
+        self.metadata.insert(key, elem.name().to_owned());
+    }
+
+    /// The element type that the model states for the input or output `name`, if that was said.
+    pub fn stated_type(&self, name: &str) -> Option<Elem> {
+        let said = self.metadata.get(&format!("{TYPE}{name}"))?;
+        Elem::ALL.iter().copied().find(|e| e.name() == said)
+    }
+
+    /// Adds what a user should know of how the model was taken.
+    pub fn add_note(&mut self, note: String) {
+        let key = format!("{NOTE}{}", self.notes().count());
+        self.metadata.insert(key, note);
+    }
+
+    /// What a user should know of how the model was taken.
+    pub fn notes(&self) -> impl Iterator<Item = &str> {
+        let notes = self
+            .metadata
+            .iter()
+            .filter(|(key, _)| key.starts_with(NOTE));
+        notes.map(|(_, note)| note.as_str())
+    }
+
+    /// Says that sequences have at least so many positions.
+    pub fn state_least_len(&mut self, len: usize) {
+        self.metadata.insert(LEAST_LEN.to_owned(), len.to_string());
+    }
+
+    /// The least number of positions of a sequence, if it is more than 1.
+    pub fn least_len(&self) -> Option<usize> {
+        let least = self.metadata.get(LEAST_LEN)?.parse().ok();
+        least.filter(|&len| len > 1)
+    }
+
     /// The block at `id`.
     pub fn block(&self, id: BlockId) -> &Block {
         &self.blocks[id.index()]

@@ -65,6 +65,12 @@ pub fn validate_inputs(program: &Program, inputs: &[Tensor]) -> Result<InputShap
         check_data(tensor).map_err(|(e, g)| fail(e, g))?;
         let n = tensor.dims[0];
         if is_sequence(decl) {
+            if let Some(least) = program.least_len().filter(|&least| n < least) {
+                return Err(fail(
+                    format!("a length of at least {least}"),
+                    format!("length {n}"),
+                ));
+            }
             if let Some(expected) = driving.filter(|&len| len != n) {
                 let expected = format!("length {expected}, as the driving input");
                 return Err(fail(expected, format!("length {n}")));

@@ -96,5 +96,8 @@ fn done(args: &ImportArgs, program: &Program, more: &str) -> anyhow::Result<()> 
         program.nodes.len(),
         program.blocks.len(),
         program.num_parameters(),
-    ))
+    ))?;
+    program
+        .notes()
+        .try_for_each(|note| output::line(format_args!("note: {note}")))
 }

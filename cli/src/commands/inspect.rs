@@ -21,6 +21,10 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
         None => (Segments::per_node(&model.program), 0.0),
     };
     let mut text = dump(&model.program, Some(&segments));
+    for note in model.program.notes() {
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "note: {note}");
+    }
     if issue_us > 0.0 {
         text += &format!("issuing a launch takes {issue_us:.1} us\n");
     }

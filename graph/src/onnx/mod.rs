@@ -4,15 +4,19 @@
 //! It checks names, order, attributes and tensors; it knows no op. What ops mean is in the crate
 //! of kernels, which evaluates graphs op by op on [`Array`]s; this crate computes nothing.
 //!
-//! Not read: data in external files, sparse tensors, strings, complex numbers, functions that the
+//! Data that a model keeps in files beside it is read by [`Model::open`], within its folder alone.
+//!
+//! Not read: sparse tensors, strings, complex numbers, functions that the
 //! model brings along, training information.
 //!
 //! Source: onnx.proto and the operator documentation of ONNX 1.17.
 
 pub mod array;
 mod error;
+mod external;
 pub mod ir;
 pub mod limits;
+mod order;
 pub mod proto;
 mod read;
 mod scan;

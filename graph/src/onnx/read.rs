@@ -5,18 +5,19 @@ use std::path::Path;
 
 use prost::Message;
 
+use super::external::Beside;
 use super::ir::{Attr, Dim, Graph, Model, Node, ValueInfo, ValueType};
 use super::proto::{
     AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 };
-use super::{Array, Elem, Error, Limits, scan, tensor};
+use super::{Array, Elem, Error, Limits, order, scan, tensor};
 
 /// Opsets of the default domain that are read. Which of them an op is known from, its kernel says:
 /// most from 7 on.
-pub const OPSETS: std::ops::RangeInclusive<i64> = 1..=21;
+pub const OPSETS: std::ops::RangeInclusive<i64> = 1..=25;
 
 impl Model {
-    /// Reads the model file at `path`.
+    /// Reads the model file at `path`, and the data that it keeps in files beside it.
     ///
     /// # Errors
     /// Whatever is wrong with the file, named with its place.
@@ -25,15 +26,15 @@ impl Model {
         let map = crate::mmap::map(path).map_err(|e| {
             Error::invalid("file", "content", "a file that can be mapped", e).in_file(&file)
         })?;
-        Self::decode(&file, &map, limits)
+        model(&file, &map, limits, &Beside::of(path)).map_err(|e| e.in_file(file))
     }
 
-    /// Reads a model from the bytes of its file, named `file` in messages.
+    /// Reads a model from the bytes of its file, named `file` in messages. There is nothing beside it.
     ///
     /// # Errors
     /// As [`Model::open`].
     pub fn decode(file: &str, bytes: &[u8], limits: &Limits) -> Result<Self, Error> {
-        model(file, bytes, limits).map_err(|e| e.in_file(file))
+        model(file, bytes, limits, &Beside::default()).map_err(|e| e.in_file(file))
     }
 }
 
@@ -45,7 +46,7 @@ pub fn decode_tensor(file: &str, bytes: &[u8], limits: &Limits) -> Result<Array,
     let read = || {
         check_size(bytes, limits)?;
         let proto = TensorProto::decode(bytes).map_err(not_protobuf)?;
-        tensor::read("file", &proto, limits)
+        tensor::read("file", &proto, limits, &Beside::default())
     };
     read().map_err(|e| e.in_file(file))
 }
@@ -62,7 +63,7 @@ fn check_size(bytes: &[u8], limits: &Limits) -> Result<(), Error> {
     Ok(())
 }
 
-fn model(file: &str, bytes: &[u8], limits: &Limits) -> Result<Model, Error> {
+fn model(file: &str, bytes: &[u8], limits: &Limits, beside: &Beside) -> Result<Model, Error> {
     check_size(bytes, limits)?;
     scan::check(bytes, limits)?;
     let proto = ModelProto::decode(bytes).map_err(not_protobuf)?;
@@ -80,6 +81,7 @@ fn model(file: &str, bytes: &[u8], limits: &Limits) -> Result<Model, Error> {
     };
     let reader = Reader {
         limits,
+        beside,
         has_default_opset: opsets.contains_key(""),
     };
     Ok(Model {
@@ -100,6 +102,7 @@ fn domain(name: String) -> String {
 
 struct Reader<'a> {
     limits: &'a Limits,
+    beside: &'a Beside,
     has_default_opset: bool,
 }
 
@@ -121,7 +124,7 @@ impl Reader<'_> {
         }
         let mut initializers = BTreeMap::new();
         for t in &g.initializer {
-            let array = tensor::read(&place, t, self.limits)?;
+            let array = tensor::read(&place, t, self.limits, self.beside)?;
             if initializers.insert(t.name.clone(), array).is_some() {
                 let what = format!("initializer {:?}", t.name);
                 return Err(Error::invalid(&place, what, "one of this name", "two"));
@@ -142,9 +145,13 @@ impl Reader<'_> {
             defined.insert(input.name.clone());
         }
         scopes.push(defined);
+        let order = order::of(&place, &g.node, |name| is_defined(scopes, name))?;
         let mut nodes = Vec::with_capacity(g.node.len());
-        for (i, node) in g.node.into_iter().enumerate() {
-            nodes.push(self.node(i, node, scopes)?);
+        let mut protos: Vec<Option<NodeProto>> = g.node.into_iter().map(Some).collect();
+        for i in order {
+            if let Some(node) = protos[i].take() {
+                nodes.push(self.node(i, node, scopes)?);
+            }
         }
         let outputs = g
             .output
@@ -178,11 +185,7 @@ impl Reader<'_> {
         n: NodeProto,
         scopes: &mut Vec<BTreeSet<String>>,
     ) -> Result<Node, Error> {
-        let name = if n.name.is_empty() {
-            format!("{}#{i}", n.op_type)
-        } else {
-            n.name
-        };
+        let name = order::name_of(i, &n);
         let place = format!("node {name}");
         let domain = domain(n.domain);
         if domain.is_empty() && !self.has_default_opset {
@@ -255,7 +258,7 @@ impl Reader<'_> {
                 Some(t) if Elem::from_code(t.data_type.into()).is_none() => {
                     Attr::Other("a tensor of strings or complex numbers")
                 }
-                Some(t) => Attr::Tensor(tensor::read(place, t, self.limits)?),
+                Some(t) => Attr::Tensor(tensor::read(place, t, self.limits, self.beside)?),
                 None => return Err(missing("a tensor")),
             },
             5 => match a.g {

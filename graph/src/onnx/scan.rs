@@ -19,6 +19,7 @@ enum Kind {
     Type,
     TensorType,
     Shape,
+    Tensor,
     Other,
 }
 
@@ -35,9 +36,10 @@ impl Kind {
             (Self::Type, 1) => Self::TensorType,
             (Self::TensorType, 2) => Self::Shape,
             (Self::Shape, 1) => Self::Other,
-            (Self::Model, 8 | 25) | (Self::Graph, 5 | 15) => Self::Other,
+            (Self::Graph | Self::Attr, 5) => Self::Tensor,
+            (Self::Model, 8 | 25) | (Self::Graph, 15) | (Self::Tensor, 13) => Self::Other,
             // Names and texts: each takes a string.
-            (Self::Node, 1 | 2) | (Self::Attr, 5 | 9) => Self::Other,
+            (Self::Node, 1 | 2) | (Self::Attr, 9) => Self::Other,
             _ => return None,
         })
     }

@@ -2,25 +2,23 @@
 
 use half::{bf16, f16};
 
+use super::external::Beside;
 use super::proto::TensorProto;
 use super::{Array, Data, Elem, Error, Limits};
 
-/// Reads a tensor.
+/// Reads a tensor; data that is kept in other files is `beside` the model.
 ///
 /// # Errors
 /// [`Error::Invalid`] for negative or too large dimensions, element types that are not read
-/// (strings, complex numbers), data kept in other files, or a wrong number of elements.
-pub fn read(place: &str, t: &TensorProto, limits: &Limits) -> Result<Array, Error> {
+/// (strings, complex numbers), a wrong number of elements, or data elsewhere than in the file and
+/// beside it.
+pub fn read(
+    place: &str,
+    t: &TensorProto,
+    limits: &Limits,
+    beside: &Beside,
+) -> Result<Array, Error> {
     let place = format!("{place}: tensor {:?}", t.name);
-    if t.data_location != 0 {
-        let expected = "data in the file itself";
-        return Err(Error::invalid(
-            &place,
-            "data location",
-            expected,
-            "an external file",
-        ));
-    }
     let elem = Elem::from_code(t.data_type.into()).ok_or_else(|| {
         Error::invalid(
             &place,
@@ -39,6 +37,11 @@ pub fn read(place: &str, t: &TensorProto, limits: &Limits) -> Result<Array, Erro
         return Err(Error::invalid(&place, "dimensions", "none below zero", got));
     };
     let num = limits.num_stored(&place, &dims)?;
+    if t.data_location != 0 {
+        let bytes = num.saturating_mul(elem.size());
+        let data = beside.with(&place, t, bytes, limits, |data| raw(elem, data))?;
+        return Ok(Array::new(dims, data));
+    }
     let len = match t.raw_data.is_empty() {
         true => typed_len(elem, t),
         false => t.raw_data.len() / elem.size(),

@@ -3,8 +3,8 @@
 use prost::Message;
 
 use super::proto::{
-    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto,
-    ValueInfoProto,
+    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, StringStringEntryProto,
+    TensorProto, ValueInfoProto,
 };
 use super::{Array, Attr, Data, Elem, Limits, Model, decode_tensor};
 use crate::DType;
@@ -78,10 +78,10 @@ fn errors_name_file_place_and_what() {
         "m.onnx: graph \"g\": output \"y\": expected a value defined in it, got none",
     );
     let mut later = model(vec![node("Relu", &["x"], &["y"])]);
-    later.opset_import[0].version = 22;
+    later.opset_import[0].version = 26;
     check(
         later,
-        "m.onnx: model: opset version: expected 1 to 21, got 22",
+        "m.onnx: model: opset version: expected 1 to 25, got 26",
     );
     let mut none = model(Vec::new());
     none.graph = None;
@@ -90,6 +90,165 @@ fn errors_name_file_place_and_what() {
     assert!(
         e.to_string()
             .starts_with("m.onnx: file: content: expected an ONNX protobuf"),
+        "{e}"
+    );
+}
+
+#[test]
+fn nodes_are_put_in_order() {
+    let names = |m: &ModelProto| -> Result<Vec<String>, String> {
+        let nodes = read(m)?.graph.nodes;
+        Ok(nodes.into_iter().map(|n| n.name).collect())
+    };
+    let nodes = vec![
+        node("Add", &["a", "b"], &["y"]),
+        node("Relu", &["x"], &["a"]),
+        node("Neg", &["a"], &["b"]),
+    ];
+    assert_eq!(names(&model(nodes)).unwrap(), ["Relu#1", "Neg#2", "Add#0"]);
+    // A body reads what is computed around it.
+    let mut outer = node("If", &["x"], &["y"]);
+    outer.attribute.push(AttributeProto {
+        name: "then_branch".to_owned(),
+        kind: 5,
+        g: Some(Box::new(GraphProto {
+            node: vec![
+                node("Relu", &["inner"], &["y"]),
+                node("Neg", &["a"], &["inner"]),
+            ],
+            output: vec![value("y")],
+            ..GraphProto::default()
+        })),
+        ..AttributeProto::default()
+    });
+    let nodes = vec![outer, node("Relu", &["x"], &["a"])];
+    assert_eq!(names(&model(nodes)).unwrap(), ["Relu#1", "If#0"]);
+    let nodes = vec![
+        node("Add", &["x", "b"], &["a"]),
+        node("Neg", &["a"], &["b"]),
+        node("Relu", &["b"], &["y"]),
+    ];
+    assert_eq!(
+        names(&model(nodes)).unwrap_err(),
+        "m.onnx: graph \"g\": nodes: expected an order in which values come before those that read \
+         them, got nodes that wait for each other: Add#0, Neg#1, Relu#2"
+    );
+}
+
+/// A model that keeps the two numbers of `w` at `location` beside it.
+fn beside(location: &str, more: &[(&str, &str)]) -> ModelProto {
+    let mut m = model(vec![node("Add", &["x", "w"], &["y"])]);
+    let entries = [("location", location)]
+        .into_iter()
+        .chain(more.iter().copied());
+    let external_data = entries.map(|(key, value)| StringStringEntryProto {
+        key: key.to_owned(),
+        value: value.to_owned(),
+    });
+    let w = TensorProto {
+        name: "w".to_owned(),
+        dims: vec![2],
+        data_type: 1,
+        data_location: 1,
+        external_data: external_data.collect(),
+        ..TensorProto::default()
+    };
+    m.graph.as_mut().unwrap().initializer.push(w);
+    m
+}
+
+#[test]
+fn data_beside_the_model_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("model");
+    std::fs::create_dir_all(dir.join("deep")).unwrap();
+    let file = dir.join("m.onnx");
+    let bytes: Vec<u8> = [0.0_f32, 1.0, 2.0]
+        .iter()
+        .flat_map(|v| v.to_le_bytes())
+        .collect();
+    for path in ["model/w.data", "model/deep/w.data", "out.data"] {
+        std::fs::write(folder.path().join(path), &bytes).unwrap();
+    }
+    let open = |m: &ModelProto, limits: &Limits| {
+        std::fs::write(&file, m.encode_to_vec()).unwrap();
+        let model = Model::open(&file, limits).map_err(|e| e.to_string())?;
+        Ok(model.graph.initializers["w"].data().to_f64())
+    };
+    let some = Limits::default();
+    let at = [("offset", "4"), ("length", "8")];
+    for location in ["w.data", "./w.data", "deep/w.data"] {
+        assert_eq!(open(&beside(location, &at), &some).unwrap(), [1.0, 2.0]);
+    }
+    assert_eq!(open(&beside("w.data", &[]), &some).unwrap(), [0.0, 1.0]);
+    let refused = |location: &str, more: &[(&str, &str)], want: &str| {
+        let e: String = open(&beside(location, more), &some).unwrap_err();
+        assert!(
+            e.contains("tensor \"w\": external ") && e.contains(want),
+            "{e}"
+        );
+    };
+    let outside = folder.path().join("out.data");
+    refused(
+        outside.to_str().unwrap(),
+        &at,
+        "not a relative path below it",
+    );
+    refused("../out.data", &at, "not a relative path below it");
+    refused("", &at, "not a relative path below it");
+    refused("deep", &at, "not a file");
+    refused(
+        "none.data",
+        &at,
+        "expected a file within the folder of the model",
+    );
+    refused(
+        "w.data",
+        &[("offset", "8")],
+        "expected 8 bytes from byte 8 on, got 12 bytes in all",
+    );
+    refused(
+        "w.data",
+        &[("offset", &usize::MAX.to_string())],
+        "got 12 bytes in all",
+    );
+    refused(
+        "w.data",
+        &[("offset", "-4")],
+        "expected a number of bytes, got -4",
+    );
+    refused(
+        "w.data",
+        &[("length", "4")],
+        "expected 8, the bytes of its elements, got 4",
+    );
+    #[cfg(unix)]
+    {
+        std::os::unix::fs::symlink(&outside, dir.join("link.data")).unwrap();
+        refused("link.data", &at, "a link out of it");
+    }
+    // Bytes that many tensors name are counted for each.
+    let mut m = beside("w.data", &at);
+    let w = &mut m.graph.as_mut().unwrap().initializer;
+    w[0].dims = vec![200];
+    w[0].external_data.truncate(1);
+    std::fs::write(dir.join("w.data"), [0; 800]).unwrap();
+    let one = m.encoded_len();
+    assert!(one < 400);
+    let few = Limits {
+        file_bytes: 1000,
+        ..some
+    };
+    assert!(open(&m, &few).is_ok());
+    let w = &mut m.graph.as_mut().unwrap().initializer;
+    let name = "v".to_owned();
+    w.push(TensorProto {
+        name,
+        ..w[0].clone()
+    });
+    let e: String = open(&m, &few).unwrap_err();
+    assert!(
+        e.ends_with("bytes in external files so far: expected at most 1000, got 1600"),
         "{e}"
     );
 }
@@ -188,7 +347,7 @@ fn tensors_are_read_from_raw_and_typed_fields() {
     );
     t.data_type = 8;
     assert!(tensor(&t).unwrap_err().to_string().ends_with("got string"));
-    t.data_location = 1;
+    (t.data_type, t.dims, t.data_location) = (1, vec![2], 1);
     assert!(
         tensor(&t)
             .unwrap_err()

@@ -20,7 +20,8 @@ KERNEL pool2d(const float *x, float *out, Shape s) {
                 u32 at = ox * s.stride[1] + kx - s.pad[1];
                 if (at >= s.size[1]) continue;
                 float v = from[y * s.size[1] + at];
-                top = larger(v, top);
+                // What is no number stays, whatever comes behind it.
+                top = v != v || v > top ? v : top;
                 sum += v;
                 num++;
             }

@@ -26,12 +26,17 @@ pub(super) struct Input {
     pub id_bound: Option<usize>,
 }
 
-/// Reads the axes of all inputs of `graph`.
+/// Reads the axes of all inputs of `graph`. With `one_is_batch` a first axis of size 1 counts samples
+/// where no input has an open one, unless the user says its size.
 ///
 /// # Errors
 /// Inputs whose rank or element type cannot be served, and axes that the user named and that are
 /// not there.
-pub(super) fn read(graph: &Graph, options: &Options) -> Result<Vec<Input>, Error> {
+pub(super) fn read(
+    graph: &Graph,
+    options: &Options,
+    one_is_batch: bool,
+) -> Result<Vec<Input>, Error> {
     let mut tensors = Vec::new();
     for info in &graph.inputs {
         tensors.push(tensor(info)?);
@@ -72,7 +77,12 @@ pub(super) fn read(graph: &Graph, options: &Options) -> Result<Vec<Input>, Error
         let mut sample = told(&options.batch).or_else(|| find(&batch));
         if sample.is_none() && len != Some(0) && by_place(&options.batch) {
             let first = dims.first();
-            let fixed_one = !any_batch && first == Some(&Dim::Fixed(1)) && dims.len() > 1;
+            let is_sized = options.sizes.iter().any(|s| match &s.axis {
+                AxisSpec::At { input, axis } => input == name && *axis == 0,
+                AxisSpec::Named(_) => false,
+            });
+            let may_be = one_is_batch && !any_batch && !is_sized;
+            let fixed_one = may_be && first == Some(&Dim::Fixed(1)) && dims.len() > 1;
             sample = (first.is_some_and(open) || fixed_one).then_some(0);
             // The states of recurrent layers: [layers, batch, features].
             if let [Dim::Fixed(_), middle, Dim::Fixed(_)] = &dims[..]
@@ -100,9 +110,12 @@ pub(super) fn read(graph: &Graph, options: &Options) -> Result<Vec<Input>, Error
                     let expected = "a number, the batch or the sequence";
                     let got = match other {
                         Dim::Named(n) => {
-                            format!("{n} (name it with --batch-axis or --sequence-axis)")
+                            format!(
+                                "{n} (name it with --batch-axis or --sequence-axis, or say its size \
+                                 with --size {n}=N)"
+                            )
                         }
-                        _ => "an open size".into(),
+                        _ => format!("an open size (--size {name}:{axis}=N says which)"),
                     };
                     return Err(Error::invalid(format!("input {name}"), what, expected, got));
                 }
@@ -116,6 +129,43 @@ pub(super) fn read(graph: &Graph, options: &Options) -> Result<Vec<Input>, Error
         });
     }
     Ok(inputs)
+}
+
+/// Whether an axis of size 1 counts samples, and only by its place.
+pub(super) fn takes_one_for_batch(graph: &Graph, options: &Options) -> bool {
+    let layouts = |one_is_batch| {
+        let inputs = read(graph, options, one_is_batch).ok()?;
+        Some(inputs.into_iter().map(|i| i.layout).collect::<Vec<_>>())
+    };
+    layouts(true) != layouts(false)
+}
+
+/// Says so where axes of several names count positions of the one sequence.
+pub(super) fn merged(graph: &Graph, inputs: &[Input]) -> Option<String> {
+    let mut names = BTreeSet::new();
+    for info in &graph.inputs {
+        let input = inputs.iter().find(|i| i.name == info.name);
+        if let (
+            Some(input),
+            ValueType::Tensor {
+                dims: Some(dims), ..
+            },
+        ) = (input, &info.ty)
+        {
+            let axes = input.layout.0.iter().zip(dims);
+            names.extend(axes.filter_map(|(axis, dim)| match dim {
+                Dim::Named(name) if axis[..] == [Part::Len] => Some(name.as_str()),
+                _ => None,
+            }));
+        }
+    }
+    let names: Vec<&str> = names.into_iter().collect();
+    (names.len() > 1).then(|| {
+        format!(
+            "the axes {} count as one sequence: a request brings one length for all of them",
+            names.join(", ")
+        )
+    })
 }
 
 /// Batch size and length at which inputs must be within the limits: the largest of those at which an

@@ -10,7 +10,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::axes::Input;
 use super::compiled::{Compiled, Samples};
-use super::trace::{Filled, Ranges, dims_at, fill, random_within};
+use super::trace::{Filled, LENGTHS, Ranges, dims_at, fill, random_within};
 use crate::cpu::{CpuDevice, CpuOptions};
 use crate::onnx::Interpreter;
 use crate::tensor::Meter;
@@ -30,6 +30,8 @@ const FAR_TOLERANCE: f64 = 1e-2;
 /// What floats are drawn from: the first of these, and the others where that leaves elements that are
 /// never finite, as a logarithm of what is below zero does.
 pub(super) const FLOATS: [(f32, f32); 4] = [(-1.0, 1.0), (0.0, 1.0), (1.0, 2.0), (-1.0, 0.0)];
+/// Magnitude of the floats that graphs in f64 get besides.
+const LARGE: f32 = 1e3;
 /// What whole numbers without a bound are below, where larger ones than 0 and 1 are tried.
 const LARGER_NUMBERS: [usize; 3] = [8, 64, 4096];
 
@@ -147,6 +149,8 @@ pub(super) struct Compared<'a> {
     pub max_len: usize,
     /// Whether there is a batch axis, and a sequence.
     pub has: (bool, bool),
+    /// Whether the graph computes in f64.
+    pub is_f64: bool,
 }
 
 /// Runs both on random inputs at two batch sizes and lengths, until all elements were finite once or
@@ -154,9 +158,15 @@ pub(super) struct Compared<'a> {
 /// and a sequence that are larger. Whole numbers without a bound are 0 and 1, and then larger, where
 /// the graph takes such and the program can hold what it makes of them.
 ///
+/// Gives the least number of positions at which both run, of those that are small, and what to note.
+///
 /// # Errors
 /// The output and element that differ most; an output that is finite for none of [`FLOATS`].
-pub(super) fn compare(c: &Compared<'_>, compiled: &Compiled, meter: &Meter) -> Result<(), Error> {
+pub(super) fn compare(
+    c: &Compared<'_>,
+    compiled: &Compiled,
+    meter: &Meter,
+) -> Result<(usize, Option<String>), Error> {
     let run = Comparison {
         c,
         compiled,
@@ -175,6 +185,11 @@ pub(super) fn compare(c: &Compared<'_>, compiled: &Compiled, meter: &Meter) -> R
     // mix: what never is says nothing.
     let mut told = vec![Vec::new(); compiled.outputs.len()];
     let mut ranges = Ranges::default();
+    let probe = run.given(&ranges, sized(SIZES[0]), &mut ChaCha8Rng::seed_from_u64(30))?;
+    if run.interpreted(&probe, sized(SIZES[0])).is_err() {
+        // A divisor may not be zero.
+        ranges = Ranges::NO_ZEROS;
+    }
     let mut most = (0, ranges.floats);
     for floats in FLOATS {
         ranges.floats = floats;
@@ -220,7 +235,10 @@ pub(super) fn compare(c: &Compared<'_>, compiled: &Compiled, meter: &Meter) -> R
         let mut longer = halves.take_while(|&len| len > long);
         if let Some(len) = longer.find(|&len| may_take(taken.saturating_mul(times(len)))) {
             let given = run.given(&ranges, (1, len), &mut rng)?;
-            let expected = run.interpreted(&given, (1, len))?;
+            let expected = run.interpreted(&given, (1, len)).map_err(|e| {
+                let expected = "one, or a smaller --max-len where the graph ends before";
+                Error::invalid("graph", format!("run at length {len}"), expected, e)
+            })?;
             run.at(&given, &expected, (1, len), FAR_TOLERANCE)?;
         }
     }
@@ -241,7 +259,22 @@ pub(super) fn compare(c: &Compared<'_>, compiled: &Compiled, meter: &Meter) -> R
         };
         run.compared(&expected, &results, at, f64::INFINITY)?;
     }
-    Ok(())
+    let mut note = None;
+    if c.is_f64 {
+        let at = sized(SIZES[0]);
+        let floats = (-LARGE, LARGE);
+        let given = run.given(&Ranges { floats, ..ranges }, at, &mut rng)?;
+        if let Ok(expected) = run.interpreted(&given, at)
+            && let Err(e) = run.at(&given, &expected, at, FAR_TOLERANCE)
+        {
+            note = Some(format!("with inputs up to {LARGE}, f32 is not f64: {e}"));
+        }
+    }
+    let least = match c.has.1 {
+        true => run.least(&ranges, &mut rng),
+        false => 1,
+    };
+    Ok((least, note))
 }
 
 /// A program beside its graph.
@@ -292,6 +325,23 @@ impl Comparison<'_> {
     ) -> Result<Samples, Error> {
         let mut device = device(&self.meter.limits);
         self.compiled.run_samples(&mut device, given, at)
+    }
+
+    /// The least length from which on both run, of those below the lengths at which sizes are observed.
+    fn least(&self, ranges: &Ranges, rng: &mut ChaCha8Rng) -> usize {
+        let mut least = LENGTHS[0].min(self.c.max_len);
+        while least > 1 {
+            let at = (1, least - 1);
+            let runs = self.given(ranges, at, rng).and_then(|given| {
+                self.interpreted(&given, at)?;
+                self.results(&given, at)
+            });
+            if runs.is_err() {
+                break;
+            }
+            least -= 1;
+        }
+        least
     }
 
     /// Compares what the program gives with what the graph gave.

@@ -134,7 +134,7 @@ pub(super) fn import(path: &Path, options: &Options) -> Result<Program, Error> {
     let folder = path.parent().unwrap_or(Path::new("."));
     let open = |file: &str| -> Result<Prepared, Error> {
         let model = Model::open(&folder.join(file), &options.limits)?;
-        prepare(&model, options, &meter).map_err(|e| e.in_file(&model.file))
+        prepare(&model, options, &meter, true).map_err(|e| e.in_file(&model.file))
     };
     let pair = Pair {
         encoder: open(&manifest.encoder.file)?,
@@ -191,6 +191,7 @@ fn compile(
         items: Items::default(),
         values: BTreeMap::new(),
         refused: Vec::new(),
+        notes: BTreeSet::new(),
         stepped: BTreeSet::new(),
         max_len,
         max_steps: None,
@@ -199,6 +200,7 @@ fn compile(
     declare_inputs(&mut lower, &mut builder, &e.inputs, max_len);
     lower.run();
     let mut refused = std::mem::take(&mut lower.refused);
+    let mut notes = std::mem::take(&mut lower.notes);
     let encoded = std::mem::take(&mut lower.values);
     let mut items = std::mem::take(&mut lower.items);
     items.prefix = "decoder.".into();
@@ -207,6 +209,7 @@ fn compile(
         items,
         values: BTreeMap::new(),
         refused: Vec::new(),
+        notes: BTreeSet::new(),
         stepped: BTreeSet::new(),
         max_len,
         max_steps: (!pair.manifest.decoder.cache.is_empty()).then_some(max_steps as usize),
@@ -215,6 +218,7 @@ fn compile(
         bind(&mut lower, pair, &encoded)?;
         lower.run();
         refused.append(&mut lower.refused);
+        notes.append(&mut lower.notes);
     }
     if !refused.is_empty() {
         return Err(Error::Unsupported { nodes: refused });
@@ -232,6 +236,7 @@ fn compile(
     for (key, token) in facts {
         program.metadata.insert(key.into(), token.to_string());
     }
+    notes.into_iter().for_each(|note| program.add_note(note));
     Ok((program, max_len))
 }
 

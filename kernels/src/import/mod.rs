@@ -5,8 +5,8 @@
 //! interpreter of [`crate::onnx`] on random inputs, at a few batch sizes and lengths. What it cannot
 //! lower it refuses, all nodes at once, by name; what holds at small sizes alone, too.
 //!
-//! The steps are a file each: `flatten` (constants, branches) and `unroll` (loops), `patterns`,
-//! `axes`, `trace` (sizes), `lower`, `schedule` (blocks), `check`. `manifest` ties an encoder and a
+//! The steps are a file each: `flatten` (constants, branches) and `unroll` (loops), `einsum` and
+//! `patterns`, `axes`, `trace` (sizes), `lower`, `schedule` (blocks), `check`. `manifest` ties an encoder and a
 //! decoder together.
 //!
 //! Invariant: whatever the file says, an import ends in a program or an error, within the
@@ -16,6 +16,7 @@
 mod axes;
 mod check;
 mod compiled;
+mod einsum;
 mod flatten;
 mod items;
 mod layout;
@@ -32,7 +33,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
-use lazybatch_graph::onnx::{Array, Data, Dim, Error, Graph, Model, ValueInfo, ValueType};
+use lazybatch_graph::onnx::{Array, Data, Dim, Elem, Error, Graph, Model, ValueInfo, ValueType};
 use lazybatch_graph::tensor_op::held_as;
 use lazybatch_graph::{InputId, Layout, OutputId, Program, ProgramBuilder, optimize};
 use rand::SeedableRng;
@@ -112,23 +113,51 @@ struct Decided {
 
 fn compile(model: &Model, options: &Options) -> Result<Compiled, Error> {
     let meter = Meter::new(options.limits);
-    let prepared = prepare(model, options, &meter)?;
+    let first = compile_as(model, options, &meter, true);
+    let Err(e) = first else {
+        return first;
+    };
+    // An axis of one may be no batch at all: then each request is a run of its own.
+    if !axes::takes_one_for_batch(&model.graph, options) {
+        return Err(e);
+    }
+    let Ok(mut compiled) = compile_as(model, options, &meter, false) else {
+        return Err(e);
+    };
+    let program = Arc::make_mut(&mut compiled.program);
+    program.add_note(
+        "the graph was exported for a batch of 1 and does not take others: no axis counts samples; \
+         export it with a dynamic batch axis to have requests batched"
+            .to_owned(),
+    );
+    Ok(compiled)
+}
+
+/// Compiles a model; with `one_is_batch` a first axis of size 1 counts samples where none is open.
+fn compile_as(
+    model: &Model,
+    options: &Options,
+    meter: &Meter,
+    one_is_batch: bool,
+) -> Result<Compiled, Error> {
+    let prepared = prepare(model, options, meter, one_is_batch)?;
     let mut trace = Trace::of(
         &prepared.graph,
         prepared.opset,
-        &meter,
+        meter,
         prepared.inputs.clone(),
         prepared.filled.clone(),
     )?;
     let has = (trace.has_batch(), trace.has_len());
     let max_len = max_len(&trace, options)?;
     trace.look_up_to(max_len);
-    check_decided(&prepared, &meter, max_len)?;
+    check_decided(&prepared, meter, max_len)?;
     let mut lower = Lower {
         trace: &trace,
         items: Items::default(),
         values: BTreeMap::new(),
         refused: Vec::new(),
+        notes: BTreeSet::new(),
         stepped: BTreeSet::new(),
         max_len,
         max_steps: None,
@@ -151,30 +180,59 @@ fn compile(model: &Model, options: &Options) -> Result<Compiled, Error> {
         max_len,
         max_steps: 1,
     };
-    let program = schedule::build(&lower.items, builder, bounds)
+    let mut program = schedule::build(&lower.items, builder, bounds)
         .and_then(optimize)
         .map_err(|e| Error::invalid("program", "lowering", "a sound program", e))?;
-    let compiled = Compiled {
+    let merged = axes::merged(&prepared.graph, &prepared.inputs);
+    lower.notes.extend(merged);
+    let is_f64 = trace.has_elem(Elem::F64);
+    if is_f64 {
+        lower.notes.insert(
+            "the graph computes in f64, the program in f32: numbers beyond 3e38 become infinite, and 7 \
+             digits are kept"
+                .to_owned(),
+        );
+    }
+    let notes = std::mem::take(&mut lower.notes);
+    notes.into_iter().for_each(|note| program.add_note(note));
+    let inputs = prepared.inputs.iter().map(|i| (&i.name, i.elem));
+    for (name, elem) in inputs.chain(outputs.iter().map(|o| (&o.name, o.elem))) {
+        if !matches!(elem, Elem::F32 | Elem::I32) {
+            program.state_type(name, elem);
+        }
+    }
+    let mut compiled = Compiled {
         program: Arc::new(program),
         inputs: prepared.inputs,
         outputs,
     };
-    check::compare(
+    let (least, note) = check::compare(
         &check::Compared {
             model: &prepared.model,
             filled: &prepared.filled,
             fixed: &prepared.fixed,
             max_len,
             has,
+            is_f64,
         },
         &compiled,
-        &meter,
+        meter,
     )?;
+    let program = Arc::make_mut(&mut compiled.program);
+    if least > 1 {
+        program.state_least_len(least);
+    }
+    note.into_iter().for_each(|note| program.add_note(note));
     Ok(compiled)
 }
 
 /// Flattens the graph and finds its axes.
-fn prepare(model: &Model, options: &Options, meter: &Meter) -> Result<Prepared, Error> {
+fn prepare(
+    model: &Model,
+    options: &Options,
+    meter: &Meter,
+    one_is_batch: bool,
+) -> Result<Prepared, Error> {
     let limits = &meter.limits;
     let opset = model.opsets.get("").copied().unwrap_or(1);
     let mut model = model.clone();
@@ -184,7 +242,7 @@ fn prepare(model: &Model, options: &Options, meter: &Meter) -> Result<Prepared, 
     let none = BTreeSet::new();
     let (mut graph, ..) = flatten::flatten(&source, opset, meter, BTreeMap::new(), &none)?;
     flatten::prune(&mut graph);
-    let all = axes::read(&graph, options)?;
+    let all = axes::read(&graph, options, one_is_batch)?;
     axes::check_sizes(&all, limits)?;
     relax(&mut model.graph, &all);
     let (mut inputs, filled) = split_filled(&graph, all, options)?;
@@ -217,6 +275,7 @@ fn prepare(model: &Model, options: &Options, meter: &Meter) -> Result<Prepared, 
     if !nodes.is_empty() {
         return Err(Error::Unsupported { nodes });
     }
+    einsum::replace(&mut graph);
     patterns::replace(&mut graph);
     flatten::prune(&mut graph);
     axes::id_bounds(&mut inputs, &graph);

@@ -99,6 +99,8 @@ pub(super) struct Trace<'g> {
     lengths: Vec<usize>,
     /// Batch sizes above 1 at which they are checked.
     batches: Vec<usize>,
+    /// What a request's numbers are drawn from.
+    ranges: Ranges,
     /// Known values that somebody asks for, once that is known.
     wanted: Option<BTreeSet<&'g str>>,
     sized: RefCell<BTreeMap<(usize, usize), Values>>,
@@ -137,14 +139,26 @@ pub(super) fn random(
 pub(super) struct Ranges {
     /// Floats: the least, and what they are below.
     pub floats: (f32, f32),
-    /// What whole numbers are below where they have no bound.
+    /// What whole numbers without a bound are at least, and what they are below.
+    pub least: usize,
+    /// See there.
     pub open: usize,
+}
+
+impl Ranges {
+    /// Without whole numbers that are zero, for graphs that divide by them.
+    pub const NO_ZEROS: Self = Self {
+        floats: (-1.0, 1.0),
+        least: 1,
+        open: 3,
+    };
 }
 
 impl Default for Ranges {
     fn default() -> Self {
         Self {
             floats: (-1.0, 1.0),
+            least: 0,
             open: 2,
         }
     }
@@ -171,7 +185,11 @@ pub(super) fn random_within(
     let most = input.elem.int_range().map_or(1, |(_, most)| most);
     let open = (ranges.open as i128).min(most + 1);
     let bound = input.id_bound.map_or(open, |n| n as i128).max(1);
-    let values = (0..num).map(|_| i128::from(rng.random_range(0..bound as i64)));
+    let least = match input.id_bound {
+        None => (ranges.least as i128).min(bound - 1),
+        Some(_) => 0,
+    };
+    let values = (0..num).map(|_| i128::from(rng.random_range(least as i64..bound as i64)));
     let data = Data::from_i128(input.elem, values.collect());
     Ok(Array::new(dims, data))
 }
@@ -226,10 +244,16 @@ impl<'g> Trace<'g> {
             facts: BTreeMap::new(),
             lengths: LENGTHS.to_vec(),
             batches: Vec::new(),
+            ranges: Ranges::default(),
             wanted: None,
             sized: RefCell::default(),
         };
-        trace.observe()?;
+        if let Err(e) = trace.observe() {
+            // A divisor may not be zero.
+            trace.ranges = Ranges::NO_ZEROS;
+            trace.facts.clear();
+            trace.observe().map_err(|_| e)?;
+        }
         Ok(trace)
     }
 
@@ -297,6 +321,11 @@ impl<'g> Trace<'g> {
         self.inputs.iter().any(|i| i.layout.has_len())
     }
 
+    /// Whether a value with a request's data has elements of that type.
+    pub fn has_elem(&self, elem: Elem) -> bool {
+        self.facts.values().any(|fact| fact.elem == elem)
+    }
+
     /// Whether a request's data is in the value.
     pub fn is_data(&self, name: &str) -> bool {
         self.data.contains(name)
@@ -342,7 +371,8 @@ impl<'g> Trace<'g> {
         let at = |batch, len| {
             self.probe(batch, len).map_err(|e| {
                 let what = format!("run at batch {batch}, length {len}");
-                let expected = "one for any batch and length that was not exported for fixed sizes";
+                let expected = "one for any batch and length: an export with dynamic axes for both, and \
+                                --size for other open axes";
                 Error::invalid("graph", what, expected, e)
             })
         };
@@ -380,7 +410,7 @@ impl<'g> Trace<'g> {
         let mut values = BTreeMap::new();
         let limits = &self.meter.limits;
         for input in &self.inputs {
-            let array = random(input, (batch, len), limits, &mut rng)?;
+            let array = random_within(&self.ranges, input, (batch, len), limits, &mut rng)?;
             values.insert(input.name.clone(), array);
         }
         for (name, filled) in &self.filled {

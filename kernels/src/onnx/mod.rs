@@ -238,8 +238,22 @@ fn why_not(model: &Model, node: &Node) -> Option<String> {
     if opset < first {
         return Some(format!("from opset {first} on, the model has {opset}"));
     }
-    None
+    NOT_FOLLOWED.iter().find_map(|(op, attr, default)| {
+        let set = node.attrs.get(*attr).filter(|_| node.op == *op)?;
+        match set {
+            Attr::Int(v) if v == default => None,
+            Attr::Int(v) => Some(format!("attribute {attr} is {v}, {default} alone is known")),
+            _ => None,
+        }
+    })
 }
+
+/// Attributes that definitions from opset 22 on added, and the value with which these are the older
+/// ones.
+const NOT_FOLLOWED: [(&str, &str, i64); 2] = [
+    ("QuantizeLinear", "precision", 0),
+    ("DequantizeLinear", "output_dtype", 0),
+];
 
 /// Checks a graph input against what the model states.
 fn check_type(name: &str, ty: &ValueType, value: &Array) -> Result<(), Error> {

@@ -72,7 +72,9 @@ pub(super) fn pool(
                     }
                 }
                 y.push(match pool {
-                    Pool::Max => seen.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+                    Pool::Max => seen.iter().copied().fold(f64::NEG_INFINITY, |a, b| {
+                        if a.is_nan() || a > b { a } else { b }
+                    }),
                     Pool::Average => seen.iter().sum::<f64>() / seen.len().max(1) as f64,
                 });
             }

@@ -9,25 +9,25 @@ const FLOATS: Types = Types::FLOATS;
 
 /// The ops.
 pub const OPS: &[OpEntry] = &[
-    op("Cast", &[6, 9, 13, 19, 21], Types::ALL, |c| {
+    op("Cast", &[6, 9, 13, 19, 21, 23, 24, 25], Types::ALL, |c| {
         let code = c.int("to", 0)?;
         let elem = Elem::from_code(code)
             .ok_or_else(|| c.bad("attribute \"to\"", "a number or boolean type", code))?;
         cast(c, elem)
     }),
-    op("CastLike", &[15, 19, 21], Types::ALL, |c| {
+    op("CastLike", &[15, 19, 21, 23, 24, 25], Types::ALL, |c| {
         cast(c, c.x(1)?.elem())
     }),
     op(
         "DequantizeLinear",
-        &[10, 13, 19, 21],
+        &[10, 13, 19, 21, 23, 24, 25],
         Types::BYTES.or(Types::of(&[Elem::I32, Elem::I16, Elem::U16])),
         dequantize,
     ),
     op("DynamicQuantizeLinear", &[11], FLOATS, dynamic_quantize),
     op(
         "QuantizeLinear",
-        &[10, 13, 19, 21],
+        &[10, 13, 19, 21, 23, 24, 25],
         FLOATS.or(Types::of(&[Elem::I32])),
         quantize,
     ),

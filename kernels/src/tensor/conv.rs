@@ -8,8 +8,8 @@ use super::{Call, OpEntry, Outputs, Types, op};
 
 /// The ops.
 pub const OPS: &[OpEntry] = &[
-    op("Conv", &[1, 11], Types::FLOATS, conv),
-    op("ConvTranspose", &[1, 11], Types::FLOATS, conv_transpose),
+    op("Conv", &[1, 11, 22], Types::FLOATS, conv),
+    op("ConvTranspose", &[1, 11, 22], Types::FLOATS, conv_transpose),
 ];
 
 /// A convolution of `x: [n, c, spatial]` with `w: [m, c / group, kernel]`.

@@ -6,7 +6,7 @@ use super::resize::cubic;
 use super::{Call, OpEntry, Outputs, Types, op};
 
 /// The ops.
-pub const OPS: &[OpEntry] = &[op("GridSample", &[16, 20], Types::FLOATS, grid_sample)];
+pub const OPS: &[OpEntry] = &[op("GridSample", &[16, 20, 22], Types::FLOATS, grid_sample)];
 
 /// What lies beyond the border.
 #[derive(Clone, Copy, PartialEq)]

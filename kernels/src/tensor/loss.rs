@@ -9,7 +9,7 @@ const FLOATS: Types = Types::FLOATS;
 
 /// The ops.
 pub const OPS: &[OpEntry] = &[
-    op("NegativeLogLikelihoodLoss", &[12, 13], FLOATS, |c| {
+    op("NegativeLogLikelihoodLoss", &[12, 13, 22], FLOATS, |c| {
         let x = c.at_least(0, 2)?;
         Ok(vec![reduced(c, x, &x.data().to_f64())?])
     }),

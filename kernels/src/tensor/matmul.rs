@@ -12,7 +12,7 @@ const NUMBERS: Types = Types::NUMBERS;
 
 /// The ops.
 pub const OPS: &[OpEntry] = &[
-    op("Det", &[11], Types::FLOATS, det),
+    op("Det", &[11, 22], Types::FLOATS, det),
     op("Einsum", &[12], NUMBERS, einsum),
     op("Gemm", &[7, 9, 11, 13], NUMBERS, gemm),
     op("MatMul", &[1, 9, 13], NUMBERS, matmul),

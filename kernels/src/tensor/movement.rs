@@ -12,13 +12,13 @@ const ALL: Types = Types::ALL;
 pub const OPS: &[OpEntry] = &[
     op("Concat", &[4, 11, 13], ALL, concat),
     op("DepthToSpace", &[1, 11, 13], ALL, depth_to_space),
-    op("Pad", &[2, 11, 13, 18, 19, 21], ALL, pad),
+    op("Pad", &[2, 11, 13, 18, 19, 21, 23, 24, 25], ALL, pad),
     op("ReverseSequence", &[10], ALL, reverse_sequence),
     op("Slice", &[1, 10, 11, 13], ALL, slice),
     op("SpaceToDepth", &[1, 13], ALL, space_to_depth),
     op("Split", &[2, 11, 13, 18], ALL, split),
     op("Tile", &[6, 13], ALL, tile),
-    op("Transpose", &[1, 13, 21], ALL, |c| {
+    op("Transpose", &[1, 13, 21, 23, 24, 25], ALL, |c| {
         let x = c.x(0)?;
         let perm = match c.ints("perm")? {
             Some(perm) => c.axes_of(&perm, x.rank())?,

@@ -12,10 +12,10 @@ const FLOATS: Types = Types::FLOATS;
 pub const OPS: &[OpEntry] = &[
     op("BatchNormalization", &[7, 9, 14, 15], FLOATS, batch_norm),
     op("GroupNormalization", &[18, 21], FLOATS, group_norm),
-    op("InstanceNormalization", &[6], FLOATS, instance_norm),
+    op("InstanceNormalization", &[6, 22], FLOATS, instance_norm),
     op("LRN", &[1, 13], FLOATS, lrn),
     op("LayerNormalization", &[17], FLOATS, layer_norm),
-    op("LpNormalization", &[1], FLOATS, lp_norm),
+    op("LpNormalization", &[1, 22], FLOATS, lp_norm),
     op("MeanVarianceNormalization", &[9, 13], FLOATS, mean_variance),
 ];
 

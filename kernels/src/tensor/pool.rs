@@ -11,22 +11,22 @@ const FLOATS: Types = Types::FLOATS;
 
 /// The ops.
 pub const OPS: &[OpEntry] = &[
-    op("AveragePool", &[7, 10, 11, 19], FLOATS, average),
-    op("GlobalAveragePool", &[1], FLOATS, |c| {
+    op("AveragePool", &[7, 10, 11, 19, 22], FLOATS, average),
+    op("GlobalAveragePool", &[1, 22], FLOATS, |c| {
         global(c, |v| v.iter().sum::<f64>() / v.len() as f64)
     }),
-    op("GlobalLpPool", &[2], FLOATS, global_lp),
-    op("GlobalMaxPool", &[1], FLOATS, |c| {
+    op("GlobalLpPool", &[2, 22], FLOATS, global_lp),
+    op("GlobalMaxPool", &[1, 22], FLOATS, |c| {
         global(c, |v| v.iter().copied().fold(f64::NEG_INFINITY, max))
     }),
-    op("LpPool", &[2, 11, 18], FLOATS, lp),
+    op("LpPool", &[2, 11, 18, 22], FLOATS, lp),
     op(
         "MaxPool",
-        &[1, 8, 10, 11, 12],
+        &[1, 8, 10, 11, 12, 22],
         FLOATS.or(Types::BYTES),
         max_pool,
     ),
-    op("MaxUnpool", &[9, 11], FLOATS, max_unpool),
+    op("MaxUnpool", &[9, 11, 22], FLOATS, max_unpool),
 ];
 
 /// The window over the spatial axes of input 0 and the dimensions of the result.
@@ -147,7 +147,12 @@ fn max_pool(call: &Call) -> Outputs {
         let image = &v[i * plane..(i + 1) * plane];
         for places in taps.chunks(window.num_taps()) {
             let inside = places.iter().copied().filter(|&at| at != NONE);
-            let best = inside.reduce(|a, b| if image[b] > image[a] { b } else { a });
+            // What is no number counts as the largest.
+            let best = inside.reduce(|a, b| {
+                let (of_a, of_b) = (image[a], image[b]);
+                let is_above = of_b > of_a || of_b.is_nan();
+                if is_above && !of_a.is_nan() { b } else { a }
+            });
             let Some(best) = best else {
                 return Err(call.bad("window", "a part of the image", "only padding"));
             };

@@ -11,13 +11,13 @@ const FLOATS: Types = Types::FLOATS;
 
 /// The ops.
 pub const OPS: &[OpEntry] = &[
-    op("GRU", &[7, 14], FLOATS, |c| {
+    op("GRU", &[7, 14, 22], FLOATS, |c| {
         layer(c, 3, &["Sigmoid", "Tanh"], gru_step)
     }),
-    op("LSTM", &[7, 14], FLOATS, |c| {
+    op("LSTM", &[7, 14, 22], FLOATS, |c| {
         layer(c, 4, &["Sigmoid", "Tanh", "Tanh"], lstm_step)
     }),
-    op("RNN", &[7, 14], FLOATS, |c| {
+    op("RNN", &[7, 14, 22], FLOATS, |c| {
         layer(c, 1, &["Tanh"], rnn_step)
     }),
 ];

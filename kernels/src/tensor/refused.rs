@@ -45,13 +45,18 @@ pub const REFUSED: &[(&str, &[&str])] = &[
         "not written yet",
         &[
             "AffineGrid",
+            "Attention",
             "CenterCropPad",
             "Col2Im",
             "DeformConv",
             "MaxRoiPool",
             "MelWeightMatrix",
+            "RMSNormalization",
             "RoiAlign",
+            "RotaryEmbedding",
             "STFT",
+            "Swish",
+            "TensorScatter",
         ],
     ),
 ];

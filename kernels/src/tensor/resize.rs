@@ -34,26 +34,33 @@ struct Method<'a> {
 }
 
 impl Method<'_> {
-    /// Where output `i` lies on the input axis.
+    /// Where output `i` lies on the input axis. The nearest pixel is that of a position in single
+    /// precision, each step of it rounded, as ONNX Runtime computes it.
     fn source(&self, axis: &Axis, i: usize) -> f64 {
+        let r = |v: f64| match self.mode {
+            "nearest" => f64::from(v as f32),
+            _ => v,
+        };
         let (n, out, i) = (axis.n as f64, axis.out as f64, i as f64);
+        let scale = r(axis.scale);
         match self.coordinates {
-            "asymmetric" => i / axis.scale,
+            "asymmetric" => r(i / scale),
             "align_corners" if axis.out == 1 => 0.0,
-            // The exact resized length, of which the output has the whole part.
-            "align_corners" => i * (n - 1.0) / (n * axis.scale - 1.0),
+            "align_corners" => r(r(i * (n - 1.0)) / (out - 1.0)),
             "pytorch_half_pixel" if axis.out == 1 => 0.0,
-            "tf_half_pixel_for_nn" => (i + 0.5) / axis.scale,
+            "tf_half_pixel_for_nn" => r(r(i + 0.5) / scale),
             "half_pixel_symmetric" => {
-                let adjustment = out / (axis.scale * n);
-                n / 2.0 * (1.0 - adjustment) + (i + 0.5) / axis.scale - 0.5
+                let adjustment = r(out / r(scale * n));
+                let offset = r(r(n / 2.0) * r(1.0 - adjustment));
+                r(r(offset + r(r(i + 0.5) / scale)) - 0.5)
             }
             "tf_crop_and_resize" if axis.out == 1 => 0.5 * (axis.roi.0 + axis.roi.1) * (n - 1.0),
             "tf_crop_and_resize" => {
-                let (start, end) = axis.roi;
-                start * (n - 1.0) + i * (end - start) * (n - 1.0) / (out - 1.0)
+                let (start, end) = (r(axis.roi.0), r(axis.roi.1));
+                let inner = r(r(r(i * r(end - start)) * (n - 1.0)) / (out - 1.0));
+                r(r(start * (n - 1.0)) + inner)
             }
-            _ => (i + 0.5) / axis.scale - 0.5,
+            _ => r(r(r(i + 0.5) / scale) - 0.5),
         }
     }
 
@@ -64,9 +71,7 @@ impl Method<'_> {
         match self.mode {
             "nearest" => {
                 let p = match self.nearest {
-                    // Of single precision, as positions were computed then: a scale of 0.7 leads to
-                    // whole ones.
-                    BEFORE_11 if axis.scale < 1.0 => f64::from((at as f32).ceil()),
+                    BEFORE_11 if axis.scale < 1.0 => at.ceil(),
                     BEFORE_11 | "floor" => at.floor(),
                     "ceil" => at.ceil(),
                     "round_prefer_ceil" => (at + 0.5).floor(),

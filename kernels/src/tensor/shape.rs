@@ -9,28 +9,33 @@ const ALL: Types = Types::ALL;
 
 /// The ops.
 pub const OPS: &[OpEntry] = &[
-    op("Constant", &[1, 9, 11, 12, 13, 19, 21], ALL, constant),
+    op(
+        "Constant",
+        &[1, 9, 11, 12, 13, 19, 21, 23, 24, 25],
+        ALL,
+        constant,
+    ),
     op(
         "ConstantOfShape",
-        &[9, 20, 21],
+        &[9, 20, 21, 23, 24, 25],
         Types::I64,
         constant_of_shape,
     ),
-    op("Dropout", &[7, 10, 12, 13], Types::FLOATS, dropout),
+    op("Dropout", &[7, 10, 12, 13, 22], Types::FLOATS, dropout),
     op("Expand", &[8, 13], ALL, expand_to),
-    op("EyeLike", &[9], ALL, eye_like),
-    op("Flatten", &[1, 9, 11, 13, 21], ALL, flatten),
-    op("Identity", &[1, 13, 14, 16, 19, 21], ALL, |c| {
+    op("EyeLike", &[9, 22], ALL, eye_like),
+    op("Flatten", &[1, 9, 11, 13, 21, 23, 24, 25], ALL, flatten),
+    op("Identity", &[1, 13, 14, 16, 19, 21, 23, 24, 25], ALL, |c| {
         Ok(vec![c.x(0)?.clone()])
     }),
     op("Range", &[11], Types::NUMBERS, range),
-    op("Reshape", &[5, 13, 14, 19, 21], ALL, reshape),
-    op("Shape", &[1, 13, 15, 19, 21], ALL, shape),
-    op("Size", &[1, 13, 19, 21], ALL, |c| {
+    op("Reshape", &[5, 13, 14, 19, 21, 23, 24, 25], ALL, reshape),
+    op("Shape", &[1, 13, 15, 19, 21, 23, 24, 25], ALL, shape),
+    op("Size", &[1, 13, 19, 21, 23, 24, 25], ALL, |c| {
         Ok(vec![Array::scalar(Data::I64(vec![c.x(0)?.len() as i64]))])
     }),
-    op("Squeeze", &[1, 11, 13, 21], ALL, squeeze),
-    op("Unsqueeze", &[1, 11, 13, 21], ALL, unsqueeze),
+    op("Squeeze", &[1, 11, 13, 21, 23, 24, 25], ALL, squeeze),
+    op("Unsqueeze", &[1, 11, 13, 21, 23, 24, 25], ALL, unsqueeze),
 ];
 
 fn constant(call: &Call) -> Outputs {

@@ -27,9 +27,14 @@ pub const OPS: &[OpEntry] = &[
     }),
 ];
 
-/// `v - ln(sum(e^v))`, in place.
+/// `v - ln(sum(e^v))`, in place. Beside an infinity no element is a number: its difference from the
+/// largest is none, and is in the sum of all.
 pub fn log_softmax(v: &mut [f64]) {
     let total = log_sum_exp(v);
+    if total == f64::INFINITY {
+        v.fill(f64::NAN);
+        return;
+    }
     for x in v {
         *x -= total;
     }

@@ -10,7 +10,7 @@ use super::{Call, OpEntry, Outputs, Types, op};
 
 /// The ops.
 pub const OPS: &[OpEntry] = &[
-    op("TopK", &[1, 10, 11], Types::NUMBERS, top_k),
+    op("TopK", &[1, 10, 11, 24], Types::NUMBERS, top_k),
     op("Unique", &[11], Types::ALL, unique),
 ];
 

@@ -14,31 +14,31 @@ const NUMBERS: Types = Types::NUMBERS;
 /// The ops.
 pub const OPS: &[OpEntry] = &[
     op("Abs", &[6, 13], NUMBERS, |c| both(c, f64::abs, i128::abs)),
-    op("Acos", &[7], FLOATS, |c| floats(c, f64::acos)),
-    op("Acosh", &[9], FLOATS, |c| floats(c, f64::acosh)),
-    op("Asin", &[7], FLOATS, |c| floats(c, f64::asin)),
-    op("Asinh", &[9], FLOATS, |c| floats(c, f64::asinh)),
-    op("Atan", &[7], FLOATS, |c| floats(c, f64::atan)),
-    op("Atanh", &[9], FLOATS, |c| floats(c, f64::atanh)),
+    op("Acos", &[7, 22], FLOATS, |c| floats(c, f64::acos)),
+    op("Acosh", &[9, 22], FLOATS, |c| floats(c, f64::acosh)),
+    op("Asin", &[7, 22], FLOATS, |c| floats(c, f64::asin)),
+    op("Asinh", &[9, 22], FLOATS, |c| floats(c, f64::asinh)),
+    op("Atan", &[7, 22], FLOATS, |c| floats(c, f64::atan)),
+    op("Atanh", &[9, 22], FLOATS, |c| floats(c, f64::atanh)),
     op("BitwiseNot", &[18], Types::INTS, |c| both(c, |x| x, |x| !x)),
     op("Ceil", &[6, 13], FLOATS, |c| floats(c, f64::ceil)),
     op("Celu", &[12], FLOATS, celu),
-    op("Cos", &[7], FLOATS, |c| floats(c, f64::cos)),
-    op("Cosh", &[9], FLOATS, |c| floats(c, f64::cosh)),
-    op("Elu", &[6], FLOATS, elu),
+    op("Cos", &[7, 22], FLOATS, |c| floats(c, f64::cos)),
+    op("Cosh", &[9, 22], FLOATS, |c| floats(c, f64::cosh)),
+    op("Elu", &[6, 22], FLOATS, elu),
     op("Erf", &[9, 13], NUMBERS, |c| floats(c, erf)),
     op("Exp", &[6, 13], FLOATS, |c| floats(c, f64::exp)),
     op("Floor", &[6, 13], FLOATS, |c| floats(c, f64::floor)),
     op("Gelu", &[20], FLOATS, gelu),
-    op("HardSigmoid", &[6], FLOATS, hard_sigmoid),
-    op("HardSwish", &[14], FLOATS, |c| {
+    op("HardSigmoid", &[6, 22], FLOATS, hard_sigmoid),
+    op("HardSwish", &[14, 22], FLOATS, |c| {
         floats(c, |x| x * (x / 6.0 + 0.5).clamp(0.0, 1.0))
     }),
     op("IsInf", &[10, 20], FLOATS, is_inf),
     op("IsNaN", &[9, 13, 20], FLOATS, |c| test(c, |x| x.is_nan())),
     op("LeakyRelu", &[6, 16], FLOATS, leaky_relu),
     op("Log", &[6, 13], FLOATS, |c| floats(c, f64::ln)),
-    op("Mish", &[18], FLOATS, |c| {
+    op("Mish", &[18, 22], FLOATS, |c| {
         floats(c, |x| x * softplus(x).tanh())
     }),
     op("Neg", &[6, 13], SIGNED, |c| both(c, |x| -x, |x| -x)),
@@ -49,8 +49,10 @@ pub const OPS: &[OpEntry] = &[
     op("Relu", &[6, 13, 14], SIGNED, |c| {
         both(c, |x| if x < 0.0 { 0.0 } else { x }, |x| x.max(0))
     }),
-    op("Round", &[11], FLOATS, |c| floats(c, f64::round_ties_even)),
-    op("Selu", &[6], FLOATS, selu),
+    op("Round", &[11, 22], FLOATS, |c| {
+        floats(c, f64::round_ties_even)
+    }),
+    op("Selu", &[6, 22], FLOATS, selu),
     op("Shrink", &[9], NUMBERS, shrink),
     op("Sigmoid", &[6, 13], FLOATS, |c| floats(c, sigmoid)),
     op("Sign", &[9, 13], NUMBERS, |c| {
@@ -66,16 +68,16 @@ pub const OPS: &[OpEntry] = &[
             i128::signum,
         )
     }),
-    op("Sin", &[7], FLOATS, |c| floats(c, f64::sin)),
-    op("Sinh", &[9], FLOATS, |c| floats(c, f64::sinh)),
-    op("Softplus", &[1], FLOATS, |c| floats(c, softplus)),
-    op("Softsign", &[1], FLOATS, |c| {
+    op("Sin", &[7, 22], FLOATS, |c| floats(c, f64::sin)),
+    op("Sinh", &[9, 22], FLOATS, |c| floats(c, f64::sinh)),
+    op("Softplus", &[1, 22], FLOATS, |c| floats(c, softplus)),
+    op("Softsign", &[1, 22], FLOATS, |c| {
         floats(c, |x| x / (1.0 + x.abs()))
     }),
     op("Sqrt", &[6, 13], FLOATS, |c| floats(c, f64::sqrt)),
-    op("Tan", &[7], FLOATS, |c| floats(c, f64::tan)),
+    op("Tan", &[7, 22], FLOATS, |c| floats(c, f64::tan)),
     op("Tanh", &[6, 13], FLOATS, |c| floats(c, f64::tanh)),
-    op("ThresholdedRelu", &[10], FLOATS, thresholded_relu),
+    op("ThresholdedRelu", &[10, 22], FLOATS, thresholded_relu),
 ];
 
 /// Applies `f` to floats or `g` to integers; the type stays.

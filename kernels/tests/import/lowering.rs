@@ -70,6 +70,21 @@ fn quotients_are_not_products_with_a_rounded_number() {
 }
 
 #[test]
+fn the_largest_of_a_window_with_no_number_is_none() {
+    let attrs = [("kernel_shape", Attr::Ints(vec![2, 2]))];
+    let nodes = vec![node("MaxPool", &["x"], "y", &attrs)];
+    let m = model(&fixed(&[1, 2, 2]), nodes, &["y"]);
+    let program = import_model(&m, &Options::default()).unwrap();
+    assert!(super::general(&program).is_empty());
+    for at in 0..4 {
+        let mut x = [1.0, 4.0, 2.0, 3.0];
+        x[at] = f32::NAN;
+        let y = answer(&m, Tensor::from_f32(&[1, 1, 2, 2], &x)).to_f32();
+        assert!(y[0].is_nan(), "{at}: {y:?}");
+    }
+}
+
+#[test]
 fn tables_of_integers_give_integers() {
     let nodes = vec![node("Gather", &["table", "x"], "y", &[])];
     let table = (0..8).map(|v| 16_777_217 + v).collect();

@@ -4,6 +4,8 @@
 //! for bit between requests alone, batched, padded, and under random merges and splits.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+mod attention;
+mod edges;
 mod hostile;
 mod lowering;
 mod refusals;

@@ -14,12 +14,12 @@ use lazybatch_kernels::import::{Compiled, Options, compile_model};
 use lazybatch_kernels::{CpuDevice, CpuOptions};
 
 use crate::cases;
-use crate::conformance::{NUM_PASSED, difference};
+use crate::conformance::{NUM_PASSED, OTHERWISE, difference};
 
 /// Cases that pass on the device, and of these such as take no general node. The others of those
 /// that pass by the interpreter are not imported.
-pub const NUM_ON_DEVICE: usize = 783;
-pub const NUM_NATIVE: usize = 120;
+pub const NUM_ON_DEVICE: usize = 799;
+pub const NUM_NATIVE: usize = 121;
 
 /// The case's model with its operands but the first as constants, if asked for, and with the first
 /// axis of its inputs open, if all have one of the same size.
@@ -126,6 +126,7 @@ fn imported_cases_give_their_outputs_on_the_device() {
                 passed += 1;
                 native += usize::from(is_native);
             }
+            Some(_) if OTHERWISE.contains(&&*cases::name(folder)) => {}
             Some((_, Some(what))) => failed.push((cases::name(folder), what)),
         }
     }

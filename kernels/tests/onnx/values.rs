@@ -71,6 +71,68 @@ fn nearest_pixels_of_opset_10_are_those_above_where_there_are_fewer() {
 }
 
 #[test]
+fn nearest_pixels_are_those_of_positions_in_single_precision() {
+    // 0.6 and 1.1 of single precision are a little above: positions that are whole by real numbers stay
+    // so only if the division rounds as single precision does.
+    for (n, scale) in [(20, 1.1_f32), (50, 0.6), (30, 3.3), (64, 0.7)] {
+        let row: Vec<f32> = (0..n).map(|v| v as f32).collect();
+        let attrs = [
+            ("mode", Attr::Str("nearest".into())),
+            (
+                "coordinate_transformation_mode",
+                Attr::Str("asymmetric".into()),
+            ),
+            ("nearest_mode", Attr::Str("floor".into())),
+        ];
+        let operands = [floats(&[1, n], &row), None, floats(&[2], &[1.0, scale])];
+        let y = eval("Resize", 13, &attrs, &operands).data().to_f64();
+        let wanted = (0..y.len()).map(|i| (i as f32 / scale).floor().min(n as f32 - 1.0));
+        assert_eq!(y, wanted.map(f64::from).collect::<Vec<_>>(), "{scale}");
+    }
+}
+
+#[test]
+fn aligned_corners_are_the_first_and_the_last() {
+    // 5 times 1.5 is 7.5, of which 7 are there: the last of them is the last of the input.
+    let attrs = [
+        ("mode", Attr::Str("linear".into())),
+        (
+            "coordinate_transformation_mode",
+            Attr::Str("align_corners".into()),
+        ),
+    ];
+    let x = floats(&[1, 5], &[0.0, 3.0, 6.0, 9.0, 12.0]);
+    let y = eval("Resize", 13, &attrs, &[x, None, floats(&[2], &[1.0, 1.5])]);
+    assert_eq!(y.data().to_f64(), [0.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0]);
+}
+
+#[test]
+fn what_is_no_number_is_the_largest_of_a_window() {
+    for at in 0..3 {
+        let mut x = [1.0, 3.0, 2.0];
+        x[at] = f32::NAN;
+        let attrs = [("kernel_shape", Attr::Ints(vec![3]))];
+        let y = eval("MaxPool", 12, &attrs, &[floats(&[1, 1, 3], &x)]);
+        assert!(y.data().to_f64()[0].is_nan(), "{at}");
+    }
+}
+
+#[test]
+fn beside_an_infinity_no_weight_is_a_number() {
+    for op in ["Softmax", "LogSoftmax"] {
+        let x = floats(&[1, 3], &[1.0, f32::INFINITY, -2.0]);
+        let y = eval(op, 13, &[], &[x]);
+        assert!(y.data().to_f64().iter().all(|v| v.is_nan()), "{op}: {y}");
+        let x = floats(&[1, 2], &[1.0, f32::NEG_INFINITY]);
+        let y = eval(op, 13, &[], &[x]);
+        assert_eq!(
+            y.data().to_f64()[0],
+            if op == "Softmax" { 1.0 } else { 0.0 }
+        );
+    }
+}
+
+#[test]
 fn slices_backwards_start_within_the_axis() {
     let slice = |n: usize, start: i64, end: i64, step: i64| {
         let x = Array::vector((0..n as i64).collect());

@@ -4,10 +4,8 @@
 //! file, a manifest (`model.toml`) of weight files or of an encoder and a decoder, or weights as
 //! their publisher packs them (`model.safetensors`).
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use lazybatch_graph::onnx::{Limits, Model, ValueType};
 use lazybatch_graph::{Dim, Manifest, Program, folder, manifest, optimize};
 use lazybatch_kernels::import;
 
@@ -24,8 +22,6 @@ pub struct Loaded {
     pub platform: &'static str,
     /// Folder in which its tokenizer lies, if it has one.
     pub text_folder: PathBuf,
-    /// Types of its tensors as its file states them, by name.
-    types: BTreeMap<String, DataType>,
 }
 
 /// Names that a model file may have.
@@ -70,26 +66,15 @@ pub fn load(dir: &Path, file: &str, options: &import::Options) -> Result<Loaded>
                 loaded.text_folder = folder.to_owned();
             }
         }
-        extension => {
+        _ => {
             loaded.program = import::import(&path, options).map_err(|e| invalid(&e))?;
-            loaded.platform = "onnxruntime_onnx";
-            if extension == Some("onnx") {
-                loaded.types = types(&path, &options.limits)?;
+            for note in loaded.program.notes() {
+                tracing::warn!(model = %path.display(), "{note}");
             }
+            loaded.platform = "onnxruntime_onnx";
         }
     }
     Ok(loaded)
-}
-
-/// Types of the inputs and outputs of an ONNX file.
-fn types(path: &Path, limits: &Limits) -> Result<BTreeMap<String, DataType>> {
-    let model = Model::open(path, limits).map_err(|e| Error::Invalid(e.to_string()))?;
-    let all = model.graph.inputs.iter().chain(&model.graph.outputs);
-    let typed = all.filter_map(|info| match &info.ty {
-        ValueType::Tensor { elem, .. } => Some((info.name.clone(), DataType::of_onnx(*elem))),
-        _ => None,
-    });
-    Ok(typed.collect())
 }
 
 impl Loaded {
@@ -99,7 +84,6 @@ impl Loaded {
             program,
             platform,
             text_folder: folder.to_owned(),
-            types: BTreeMap::new(),
         }
     }
 
@@ -108,7 +92,7 @@ impl Loaded {
         let program = &self.program;
         let tensor = |name: &str, ty: &lazybatch_graph::TensorType, is_carried| {
             let own = DataType::of_program(ty.dtype);
-            let stated = self.types.get(name).copied();
+            let stated = program.stated_type(name).map(DataType::of_onnx);
             KnownTensor {
                 name: name.to_owned(),
                 data_type: stated.filter(|t| t.fits(ty.dtype)).unwrap_or(own),
@@ -135,5 +119,31 @@ impl Loaded {
             reads_text: false,
             writes_text: false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_imported_folder_states_the_types_of_its_graph() {
+        let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("conformance/models");
+        let version = tempfile::tempdir().unwrap();
+        let file = version.path().join("model.onnx");
+        std::fs::copy(models.join("add_int.onnx"), file).unwrap();
+        let load = |dir: &Path| load(dir, "", &import::Options::default()).unwrap();
+        let types = |loaded: &Loaded| -> Vec<DataType> {
+            let known = loaded.known();
+            let all = known.inputs.iter().chain(&known.outputs);
+            all.map(|tensor| tensor.data_type).collect()
+        };
+        let of_file = load(version.path());
+        assert_eq!(types(&of_file), [DataType::Int64; 4]);
+        let imported = version.path().join("imported");
+        folder::save(&of_file.program, &imported).unwrap();
+        let of_folder = load(&imported);
+        assert_eq!(of_folder.platform, "lazybatch_program");
+        assert_eq!(types(&of_folder), types(&of_file));
     }
 }

@@ -62,7 +62,9 @@ fn of_length(program: &Program, drawn: u32, rng: &mut ChaCha8Rng) -> Item {
     for (i, decl) in program.inputs.iter().enumerate() {
         let sequence = decl.ty.dims.first() == Some(&Dim::Len);
         let lead = if sequence {
-            (drawn as usize).clamp(1, decl.max_len.unwrap_or(usize::MAX))
+            let least = program.least_len().unwrap_or(1);
+            let most = decl.max_len.unwrap_or(usize::MAX);
+            (drawn as usize).max(least).min(most)
         } else {
             1
         };

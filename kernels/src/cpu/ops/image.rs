@@ -88,7 +88,8 @@ simd! {
                     to.fill(f32::NEG_INFINITY);
                     for at in taps {
                         for (t, &v) in to.iter_mut().zip(&x[at..][..c]) {
-                            *t = math::max(*t, v);
+                            // What is no number stays, whatever comes behind it.
+                            *t = if t.is_nan() || *t > v { *t } else { v };
                         }
                     }
                 }

@@ -6,14 +6,17 @@
 //! makes the attention causal, if it does so up to the longest sequence.
 
 use lazybatch_graph::onnx::{Elem, Node};
-use lazybatch_graph::{Heads, Layout, Op, Part};
+use lazybatch_graph::{Heads, Layout, Op, Operand, Part, Produced, TensorOp};
 
 use super::{Lower, Value, axis_of, int};
 use crate::import::items::{Act, Arg, Cache, Kind, Out, Src};
 use crate::import::layout::{self, canonical, size};
 
-/// Below this a score counts as hidden.
-const HIDDEN: f64 = -1e3;
+/// Up to this a mask hides: the most that exporters write. Scores of trained models are far smaller, and
+/// what is 100 below the largest of a row has no weight in it.
+const HIDDEN: f64 = -1e4;
+/// What hides and is above this is told of: scores may come near it.
+const SURELY_HIDDEN: f64 = -1e6;
 
 /// Scores on the way to an attention.
 #[derive(Clone, Debug)]
@@ -24,9 +27,32 @@ pub(in crate::import) struct Scores {
     dim: usize,
     scale: f64,
     causal: bool,
-    /// Whether the softmax is behind them.
-    normal: bool,
+    phase: Phase,
     layout: Layout,
+}
+
+/// How far an attention is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Before the softmax.
+    Raw,
+    /// Multiplied by zero where later positions are: what is added next has to hide them.
+    Gated,
+    /// Behind it.
+    Weights,
+    /// Whether the weights of that name are no numbers.
+    NoNumber(String),
+}
+
+impl Scores {
+    fn heads(&self) -> Heads {
+        Heads {
+            query: self.heads,
+            kv: self.heads,
+            dim: self.dim,
+            scale: self.scale as f32,
+        }
+    }
 }
 
 /// Keys or values.
@@ -50,7 +76,8 @@ impl Rows {
 /// What a known operand does to scores.
 enum Mask {
     Nothing,
-    Causal,
+    /// Hides later positions, by this or less.
+    Causal(f64),
 }
 
 type Step = Result<Option<Vec<Value>>, String>;
@@ -123,24 +150,39 @@ impl Lower<'_> {
             }
             return Ok(None);
         };
+        let raw = scores.phase == Phase::Raw;
+        let is_score = raw || scores.phase == Phase::Gated;
+        let is_number = !matches!(scores.phase, Phase::NoNumber(_));
         let next = match node.op.as_str() {
-            "Identity" | "Dropout" | "Cast" => Some(scores),
-            "Mul" | "Div" if !scores.normal => self.scaled(node, 1 - i, scores)?,
-            "Add" if !scores.normal => {
-                let mask = self.mask(node, 1 - i, &scores.layout, |v| v)?;
-                Some(with_mask(scores, mask))
+            "Identity" => Some(scores),
+            "Dropout" | "Cast" if is_number => Some(scores),
+            "Mul" | "Div" if raw => match self.scaled(node, 1 - i, &scores)? {
+                None if node.op == "Mul" => Some(self.gated(node, 1 - i, scores)?),
+                scaled => scaled,
+            },
+            "Add" | "Sub" if is_score && (node.op == "Add" || i == 0) => {
+                let sign = if node.op == "Add" { 1.0 } else { -1.0 };
+                let mask = self.mask(node, 1 - i, &scores.layout, |v| sign * v)?;
+                self.tell_of(&mask);
+                let hides = raw || matches!(mask, Mask::Causal(_));
+                hides.then(|| with_mask(scores, &mask))
             }
-            "Where" if !scores.normal => self.hidden(node, i, scores)?,
-            "Softmax" if !scores.normal => {
+            "Where" if raw => self.hidden(node, i, scores)?,
+            "Where" => self.without_no_numbers(node, &scores)?,
+            "IsNaN" if scores.phase == Phase::Weights => Some(Scores {
+                phase: Phase::NoNumber(node.inputs[0].clone()),
+                ..scores
+            }),
+            "Softmax" if raw => {
                 let rank = scores.layout.0.len();
                 let default = if self.trace.opset < 13 { 1 } else { -1 };
                 let last = axis_of(int(node, "axis", default), rank) == Some(rank - 1);
                 last.then_some(Scores {
-                    normal: true,
+                    phase: Phase::Weights,
                     ..scores
                 })
             }
-            "Reshape" | "Squeeze" | "Unsqueeze" | "Flatten" => {
+            "Reshape" | "Squeeze" | "Unsqueeze" | "Flatten" if is_number => {
                 let sizes = &self.fact(node, 0)?.sizes;
                 let at_end = |l: &Layout| {
                     let n = l.0.len();
@@ -149,7 +191,9 @@ impl Lower<'_> {
                 let layout = layout::reshape(&scores.layout, sizes).filter(at_end);
                 layout.map(|layout| Scores { layout, ..scores })
             }
-            "MatMul" if i == 0 && scores.normal => return self.complete(node, &scores),
+            "MatMul" if i == 0 && scores.phase == Phase::Weights => {
+                return self.complete(node, &scores);
+            }
             _ => None,
         };
         match next {
@@ -184,13 +228,13 @@ impl Lower<'_> {
             dim,
             scale: 1.0,
             causal: false,
-            normal: false,
+            phase: Phase::Raw,
             layout: Layout(axes),
         };
         Some(vec![Value::Scores(Box::new(scores))])
     }
 
-    fn scaled(&self, node: &Node, other: usize, scores: Scores) -> Result<Option<Scores>, String> {
+    fn scaled(&self, node: &Node, other: usize, scores: &Scores) -> Result<Option<Scores>, String> {
         if node.op == "Div" && other == 0 {
             return Ok(None);
         }
@@ -205,15 +249,50 @@ impl Lower<'_> {
         let factor = if node.op == "Div" { 1.0 / value } else { value };
         Ok(Some(Scores {
             scale: scores.scale * factor,
-            ..scores
+            ..scores.clone()
         }))
+    }
+
+    /// Scores times ones where positions are seen and zeros where they are hidden.
+    fn gated(&self, node: &Node, other: usize, scores: Scores) -> Result<Scores, String> {
+        let to = |v: f64| match v {
+            1.0 => 0.0,
+            0.0 => HIDDEN,
+            _ => f64::NAN,
+        };
+        let mask = self.mask(node, other, &scores.layout, to);
+        let mask = mask.map_err(|_| {
+            "multiplies scores of an attention by what is neither one number nor a causal mask of ones \
+             and zeros"
+        })?;
+        Ok(match mask {
+            Mask::Nothing => scores,
+            Mask::Causal(_) => Scores {
+                phase: Phase::Gated,
+                ..scores
+            },
+        })
+    }
+
+    /// Notes a mask that hides by a number to which scores might come near.
+    fn tell_of(&mut self, mask: &Mask) {
+        if let Mask::Causal(by) = mask
+            && *by > SURELY_HIDDEN
+        {
+            self.notes.insert(format!(
+                "a mask adds {by} to scores that it hides: they count as hidden, however large they are"
+            ));
+        }
     }
 
     /// The name of operand `i`, which must be known.
     fn beside_scores<'n>(&self, node: &'n Node, i: usize) -> Result<&'n str, String> {
         let name = node.inputs.get(i).ok_or("an operand too few")?;
         if self.trace.is_data(name) {
-            return Err(format!("its mask {name} comes with the request"));
+            return Err(format!(
+                "its mask {name} comes with the request; --mask INPUT names an input that only tells \
+                 padding"
+            ));
         }
         Ok(name)
     }
@@ -229,6 +308,7 @@ impl Lower<'_> {
         let name = self.beside_scores(node, i)?;
         let mut causal = true;
         let mut nothing = true;
+        let mut least_hidden = f64::NEG_INFINITY;
         for &len in self.trace.lengths() {
             let array = self.known_at(name, len)?;
             let values: Vec<f64> = array.data().to_f64().into_iter().map(&to).collect();
@@ -241,6 +321,7 @@ impl Lower<'_> {
                 && values.iter().enumerate().all(|(at, v)| {
                     let (row, column) = (at / len, at % len);
                     if column > row {
+                        least_hidden = least_hidden.max(*v);
                         *v <= HIDDEN
                     } else {
                         *v == 0.0
@@ -248,29 +329,51 @@ impl Lower<'_> {
                 });
             if !nothing && !causal {
                 return Err(format!(
-                    "its mask is neither empty nor causal at length {len}"
+                    "its mask is neither empty nor causal at length {len}; hidden is {HIDDEN} or less"
                 ));
             }
         }
-        Ok(if nothing { Mask::Nothing } else { Mask::Causal })
+        Ok(match nothing {
+            true => Mask::Nothing,
+            false => Mask::Causal(least_hidden),
+        })
     }
 
     /// `Where(condition, a, b)` with scores at operand `i` and hidden elsewhere.
-    fn hidden(&self, node: &Node, i: usize, scores: Scores) -> Result<Option<Scores>, String> {
+    fn hidden(&mut self, node: &Node, i: usize, scores: Scores) -> Result<Option<Scores>, String> {
         if i == 0 {
             return Ok(None);
         }
         let other = self.beside_scores(node, 3 - i)?;
+        let mut least_hidden = f64::NEG_INFINITY;
         for &len in self.trace.lengths() {
             let array = self.known_at(other, len)?;
-            if array.data().to_f64().iter().any(|v| *v > HIDDEN) {
-                return Ok(None);
+            for v in array.data().to_f64() {
+                if v.is_nan() || v > HIDDEN {
+                    return Ok(None);
+                }
+                least_hidden = least_hidden.max(v);
             }
         }
         let keep = if i == 1 { 1.0 } else { 0.0 };
-        let to = |v: f64| if v == keep { 0.0 } else { 2.0 * HIDDEN };
+        let to = |v: f64| if v == keep { 0.0 } else { least_hidden };
         let mask = self.mask(node, 0, &scores.layout, to)?;
-        Ok(Some(with_mask(scores, mask)))
+        self.tell_of(&mask);
+        Ok(Some(with_mask(scores, &mask)))
+    }
+
+    /// `Where(IsNaN(weights), 0, weights)`. Only a row that hides all of its positions has weights that
+    /// are no numbers, and no known mask leaves such a row: every position sees itself.
+    fn without_no_numbers(&self, node: &Node, found: &Scores) -> Result<Option<Scores>, String> {
+        let Phase::NoNumber(of) = &found.phase else {
+            return Ok(None);
+        };
+        let weights = self.scores_of(node, 2);
+        let Some(weights) = weights.filter(|_| node.inputs.get(2) == Some(of)) else {
+            return Ok(None);
+        };
+        let zero = self.uniform(self.beside_scores(node, 1)?)? == Some(0.0);
+        Ok(zero.then_some(weights))
     }
 
     /// The attention, once its values are there.
@@ -280,48 +383,54 @@ impl Lower<'_> {
         };
         let axes = &v.layout().0;
         let n = axes.len();
-        let (q_axes, s_axes) = (&scores.q.layout.0, &scores.layout.0);
+        let s_axes = &scores.layout.0;
         let fits = n >= 2
             && s_axes.len() == n
             && axes[n - 2] == [Part::Len]
             && axes[n - 1].iter().all(|p| matches!(p, Part::Fixed(_)))
             && canonical(&Layout(axes[..n - 2].to_vec()))
                 == canonical(&Layout(s_axes[..n - 2].to_vec()));
-        if !fits || size(&axes[n - 1]).k != scores.dim {
+        if !fits {
             return Err("has values of other heads than its keys".into());
         }
-        let heads = Heads {
-            query: scores.heads,
-            kv: scores.heads,
-            dim: scores.dim,
-            scale: scores.scale as f32,
-        };
-        let width = scores.heads * scores.dim;
-        let (k, v) = match (&scores.k, &v) {
-            (Rows::Act(k), Rows::Act(v)) => (k, v),
+        let of_values = size(&axes[n - 1]).k;
+        if of_values != scores.dim {
+            return self.of_two_widths(node, scores, &v, of_values);
+        }
+        match (&scores.k, &v) {
+            (Rows::Act(k), Rows::Act(v)) => {
+                let made = self.over_rows(node, scores, [k, v]);
+                Ok(Some(vec![Value::Act(made)]))
+            }
             (Rows::Cache(k), Rows::Cache(v)) => {
                 let mut layout = Layout(s_axes.clone());
                 layout.0[n - 1] = axes[n - 1].clone();
-                return self.over_caches(node, &scores.q, [k, v], heads, layout);
+                self.over_caches(node, &scores.q, [k, v], scores.heads(), layout)
             }
-            _ => return Err("has keys in a cache and values outside, or the reverse".into()),
-        };
+            _ => Err("has keys in a cache and values outside, or the reverse".into()),
+        }
+    }
+
+    /// Attention over all positions.
+    fn over_rows(&mut self, node: &Node, scores: &Scores, [k, v]: [&Act; 2]) -> Act {
+        let heads = scores.heads();
+        let width = scores.heads * scores.dim;
         let operands = [&scores.q, k, v].map(|a| self.items.shaped(a, &[width]));
         let args: Vec<Arg> = operands.iter().map(|a| Arg::Item(a.src)).collect();
-        let mut layout = Layout(s_axes.clone());
-        layout.0[n - 1] = axes[n - 1].clone();
+        let mut layout = scores.layout.clone();
+        let last = v.layout.0.len() - 1;
+        layout.0[last] = v.layout.0[last].clone();
         let like = Act {
             layout,
             dims: vec![width],
             ..operands[0].clone()
         };
-        let over_rows = q_axes.iter().flatten().any(|p| *p == Part::Len);
-        if over_rows {
+        if scores.q.layout.has_len() {
             let op = Op::Attention {
                 heads,
                 causal: scores.causal,
             };
-            return Ok(Some(vec![Value::Act(self.emit(node, op, args, like))]));
+            return self.emit(node, op, args, like);
         }
         let out = Out {
             lead: like.layout.lead(),
@@ -332,7 +441,7 @@ impl Lower<'_> {
             .items
             .push(&node.name, Kind::Lookup(heads), args, vec![out]);
         let src = Src { item, out: 0 };
-        Ok(Some(vec![Value::Act(Act { src, ..like })]))
+        Act { src, ..like }
     }
 }
 
@@ -382,9 +491,87 @@ impl Lower<'_> {
     }
 }
 
-fn with_mask(scores: Scores, mask: Mask) -> Scores {
+/// Cuts and zeros for a last axis that is wider or narrower.
+impl Lower<'_> {
+    /// Attention whose values have another width than its keys: the narrower ones get zeros, of which
+    /// scores are the same, and results are cut.
+    fn of_two_widths(&mut self, node: &Node, scores: &Scores, v: &Rows, of_values: usize) -> Step {
+        let (Rows::Act(k), Rows::Act(v)) = (&scores.k, v) else {
+            return Err("has values of other heads than its keys".into());
+        };
+        let (of_q, of_v) = (scores.q.layout.0.len(), v.layout.0.len());
+        let dim = scores.dim.max(of_values);
+        let wide = |lower: &mut Self, act: &Act, axis: usize, what: &str| {
+            lower.resized(&format!("{}.{what}", node.name), act, axis, dim)
+        };
+        let q = wide(self, &scores.q, of_q - 1, "queries");
+        let k = wide(self, k, of_q - 2, "keys");
+        let v = wide(self, v, of_v - 1, "values");
+        let scores = Scores {
+            q,
+            dim,
+            ..scores.clone()
+        };
+        let made = self.over_rows(node, &scores, [&k, &v]);
+        let name = format!("{}.cut", node.name);
+        let made = self.resized(&name, &made, of_v - 1, of_values);
+        Ok(Some(vec![Value::Act(made)]))
+    }
+
+    /// `act` with `to` elements along `axis`, which is a number: zeros behind those that are there, or
+    /// the first of them.
+    fn resized(&mut self, name: &str, act: &Act, axis: usize, to: usize) -> Act {
+        let from = size(&act.layout.0[axis]).k;
+        if from == to {
+            return act.clone();
+        }
+        let rank = act.layout.0.len();
+        let numbers = |values: Vec<i64>| Operand::Numbers {
+            dims: vec![values.len()],
+            elem: Elem::I64,
+            base: values,
+            per_len: Vec::new(),
+        };
+        let (op, mut more) = if to > from {
+            let mut pads = vec![0; 2 * rank];
+            pads[rank + axis] = (to - from) as i64;
+            ("Pad", vec![numbers(pads)])
+        } else {
+            let [start, end, axis] = [0, to as i64, axis as i64].map(|v| numbers(vec![v]));
+            ("Slice", vec![start, end, axis])
+        };
+        let mut layout = act.layout.clone();
+        layout.0[axis] = vec![Part::Fixed(to)];
+        let mut operands = vec![Operand::Next {
+            layout: act.layout.clone(),
+            elem: act.elem,
+        }];
+        operands.append(&mut more);
+        let op = TensorOp {
+            op: op.into(),
+            opset: 13,
+            attrs: Default::default(),
+            operands,
+            outputs: vec![Produced {
+                layout: layout.clone(),
+                elem: act.elem,
+            }],
+            flops_per_row: layout.row_elems() as u64,
+        };
+        let like = Act {
+            dims: layout.fixed(),
+            layout,
+            ..act.clone()
+        };
+        let args = vec![Arg::Item(act.src)];
+        self.items.node(name, Op::Tensor(Box::new(op)), args, like)
+    }
+}
+
+fn with_mask(scores: Scores, mask: &Mask) -> Scores {
     Scores {
-        causal: scores.causal || matches!(mask, Mask::Causal),
+        phase: Phase::Raw,
+        causal: scores.causal || matches!(mask, Mask::Causal(_)),
         ..scores
     }
 }

@@ -18,7 +18,7 @@ mod stepped;
 use std::collections::{BTreeMap, BTreeSet};
 
 use lazybatch_graph::onnx::{Array, Attr, Elem, Node, Refused};
-use lazybatch_graph::{Layout, Op, Tensor};
+use lazybatch_graph::{Layout, Op, Part, Tensor};
 
 use super::items::{Act, Arg, Cache, Items, Kind, Out, Src};
 use super::layout;
@@ -51,6 +51,8 @@ pub(super) struct Lower<'t> {
     pub values: BTreeMap<String, Value>,
     /// Nodes that cannot be lowered.
     pub refused: Vec<Refused>,
+    /// What the user should know of how the graph was taken.
+    pub notes: BTreeSet<String>,
     /// Values whose last bit decides something; found by [`Lower::run`].
     pub stepped: BTreeSet<&'t str>,
     /// Most positions of a sequence.
@@ -104,6 +106,12 @@ impl<'t> Lower<'t> {
             ))
         } else if let Some(name) = node.outputs.iter().find(|o| self.is_empty(o)) {
             Err(format!("result {name} has no elements"))
+        } else if self.mixes_samples(node) {
+            Err(
+                "takes its scale from all samples of a batch, so that a sample's answer depends on its \
+                 company: quantize by constant scales (QuantizeLinear)"
+                    .into(),
+            )
         } else if let Err(why) = self.check_sizes(node) {
             Err(why)
         } else {
@@ -141,6 +149,13 @@ impl<'t> Lower<'t> {
         };
         let mut names = operands.iter().filter_map(|&i| node.inputs.get(i));
         names.find(|name| self.trace.is_data(name))
+    }
+
+    /// Whether a node computes one thing of all samples.
+    fn mixes_samples(&self, node: &Node) -> bool {
+        let x = self.act(node, 0);
+        let has_batch = x.is_some_and(|x| x.layout.parts().any(|p| p == Part::Batch));
+        node.op == "DynamicQuantizeLinear" && has_batch
     }
 
     /// Whether a value was seen without elements.

@@ -144,6 +144,13 @@ impl Lower<'_> {
         let steps = x.layout.0[step_axis].clone();
         let over_len = steps == [Part::Len];
         let plain = steps.iter().all(|p| matches!(p, Part::Fixed(_)));
+        if steps == [Part::Batch] {
+            return Err(
+                "runs over the batch: for [length, batch, ..] say --batch-axis INPUT:1 and \
+                 --sequence-axis INPUT:0"
+                    .into(),
+            );
+        }
         if !over_len && (!plain || size(&steps).k > MAX_STEPS) {
             return Err(format!("runs over the axis {steps:?}"));
         }
