@@ -70,8 +70,6 @@ struct Asked {
     params: Params,
     /// When it came, on the chain's clock.
     came: Time,
-    /// For how long the turns of all steps together may be waited for; `None` is for ever.
-    wait: Option<Nanos>,
     /// The target of the whole.
     sla: Option<Nanos>,
     /// The priority level that the chain has for its class; 0 for none.
@@ -323,13 +321,10 @@ impl Asked {
         let own = settings.classes.iter().rfind(|c| c.name == class);
         let stated = params.number("priority")?.unwrap_or(0);
         let priority = settings.priority(stated, class);
-        let timeout = params.number("timeout")?.unwrap_or(0);
-        let timeout = settings.queue(priority).timeout_us(timeout);
         let sla = params.positive("sla_ms")?.map(Nanos::from_ms_f64);
         Ok(Self {
             params: params.clone(),
             came,
-            wait: (timeout > 0).then(|| Nanos(timeout.saturating_mul(1000))),
             sla: sla.or(own.and_then(|c| c.sla)).or(settings.sla),
             priority,
         })
@@ -339,7 +334,7 @@ impl Asked {
     /// left at `now`.
     ///
     /// # Errors
-    /// No time is left.
+    /// A time to wait that is no number.
     fn params(&self, chain: &Chain, link: &Link, now: Time) -> Result<Params> {
         let step = &link.served;
         let mut params = self.params.clone();
@@ -355,11 +350,9 @@ impl Asked {
         };
         params.0.retain(|(key, value)| !is_foreign(key, value));
         let spent = now.since(self.came);
-        if let Some(wait) = self.wait {
-            let left = wait.0.saturating_sub(spent.0) / 1000;
-            if left == 0 {
-                return Err(Error::Unavailable("Request timeout expired".into()));
-            }
+        if let Some(wait) = params.number("timeout")?.filter(|&us| us > 0) {
+            // Those steps look at it whose configuration says how long requests may wait.
+            let left = wait.saturating_sub(spent.0 / 1000).max(1);
             params.set("timeout".into(), Param::Uint(left));
         }
         if let Some(sla) = self.sla {

@@ -104,7 +104,7 @@ async fn a_client_that_leaves_ends_what_runs_and_nothing_else_begins() {
 }
 
 #[tokio::test]
-async fn the_time_to_wait_is_that_of_all_steps() {
+async fn the_time_to_wait_is_for_the_policies_of_steps() {
     let server = explicit().await;
     with_told(&server, 7).await;
     let served = server.state.repository.get("told", "").unwrap();
@@ -115,18 +115,15 @@ async fn the_time_to_wait_is_that_of_all_steps() {
     let wait = [("timeout", ParameterChoice::Int64Param(500_000))];
     let call = infer_with(&server, "told", &given, &wait);
     let held = async {
-        // Its first step's turn comes in time, and its second one's cannot.
+        // Behind the time, of which no step's configuration says anything.
         until(|| server.gate.holding() == 1).await;
         until(|| served.now().since(began).0 > 600_000_000).await;
         server.gate.open();
     };
     let (answer, ()) = tokio::join!(call, held);
-    let error = answer.unwrap_err();
-    assert_eq!(error.code(), Code::Unavailable);
-    let told = "step 1, model mean: Request timeout expired";
-    assert_eq!(error.message(), told);
+    answer.unwrap();
     counted(&first, [1, 0, 0]).await;
-    counted(&served, [0, 1, 0]).await;
+    counted(&served, [1, 0, 0]).await;
     drop((served, first));
     end(server).await;
 }
