@@ -93,6 +93,13 @@ impl Chain {
             let got = format!("steps that are not: {why}");
             return Err(Error::expected(what, "steps that are one program", got));
         }
+        let ins = config.input.iter().map(|i| (&i.name, &i.reshape));
+        let outs = config.output.iter().map(|o| (&o.name, &o.reshape));
+        if let Some((name, _)) = ins.chain(outs).find(|t| t.1.is_some()) {
+            let what = format!("{name}: reshape");
+            let got = format!("one, with steps that are not: {why}");
+            return Err(Error::expected(what, "steps that are one program", got));
+        }
         let served = steps.iter().enumerate().map(|(at, step)| {
             let place = place(at, step.stated);
             let served = step.served.clone().ok_or_else(|| {
