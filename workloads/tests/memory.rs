@@ -69,7 +69,8 @@ fn bounds_grow_with_length_and_count_every_state() {
     // Two layers, each with keys and values of the decoder (40 steps in 3 pages of 16) and of the
     // encoder (40 positions), 32 features; and one token.
     assert_eq!(long.states, 2 * 2 * 2 * 48 * 32 * 4 + 64 * 4);
-    assert_eq!(long.inputs, longest as u64 * 4);
+    // Ids, which may come as 64 bits.
+    assert_eq!(long.inputs, longest as u64 * 8);
     let steps = program.blocks.iter().find_map(|b| match b.repeat {
         Repeat::UntilStop { max } => Some(u64::from(max)),
         _ => None,
