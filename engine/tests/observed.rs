@@ -277,7 +277,9 @@ fn who_is_of_a_broken_sequence_fails_for_observers_too() {
         let behind = submit(2.0, false);
         let id = behind.id();
         match behind.wait() {
-            Err(RequestError::Failed(cause)) => assert!(cause.contains(WHY), "{cause}"),
+            Err(RequestError::Broken(cause)) => {
+                assert!(cause.contains(WHY), "{cause}")
+            }
             other => panic!("{other:?}"),
         }
         check(&engine, &ends, id, WHY);

@@ -161,7 +161,7 @@ fn the_number_of_open_sequences_is_bounded() {
 /// Whether the chunk failed for what was before it in its sequence; else it must be `want`.
 fn is_broken(handle: Handle, sequence: u64, want: &[f32]) -> bool {
     match handle.wait() {
-        Err(RequestError::Failed(cause)) => {
+        Err(RequestError::Broken(cause)) => {
             let named = format!("before it in sequence {sequence}, did not complete");
             assert!(cause.contains(&named), "{cause}");
             true
@@ -274,7 +274,7 @@ fn a_request_that_is_refused_breaks_its_sequence_and_nothing_else() {
             for i in 1..4 {
                 let told = submit(1, i, false, false).unwrap_err();
                 let expected = format!("a request before it in sequence 1 was refused ({cause})");
-                assert!(matches!(told, RequestError::Failed(_)), "{told}");
+                assert!(matches!(told, RequestError::Broken(_)), "{told}");
                 assert!(told.to_string().contains(&expected), "{told}");
             }
             submit(2, 1, false, true).unwrap();
@@ -377,7 +377,7 @@ fn a_request_that_leaves_no_state_breaks_its_sequence_alone() {
     assert_eq!(empty.unwrap().outputs[0].num_elems(), 0);
     assert!(other.is_ok() && next.is_ok());
     match behind {
-        Err(RequestError::Failed(cause)) => {
+        Err(RequestError::Broken(cause)) => {
             assert!(cause.contains("ended without output h_next"), "{cause}");
         }
         other => panic!("{other:?}"),

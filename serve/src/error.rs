@@ -107,9 +107,10 @@ impl From<RequestError> for Error {
             | RequestError::Unloaded { .. }
             | RequestError::SequencesFull { .. }
             | RequestError::Cancelled => Self::Unavailable(text),
-            RequestError::Failed(why) if is_callers(&why) => Self::Invalid(text),
+            RequestError::Failed(why) if why.contains(WIDE) => Self::Invalid(text),
             RequestError::Failed(_) | RequestError::Crashed(_) => Self::Internal(text),
-            RequestError::UnknownModel { .. }
+            RequestError::Broken(_)
+            | RequestError::UnknownModel { .. }
             | RequestError::UnknownClass { .. }
             | RequestError::Input(_)
             | RequestError::Samples { .. }
@@ -118,15 +119,7 @@ impl From<RequestError> for Error {
     }
 }
 
-/// Whether a request failed for what clients have sent: it went on from where its sequence is broken,
-/// or a whole number of its model grew beyond those that the engine holds.
-fn is_callers(why: &str) -> bool {
-    ["before it in sequence ", WIDE]
-        .iter()
-        .any(|part| why.contains(part))
-}
-
-/// What kernels say of a whole number beyond those that they hold.
+/// What kernels say of a whole number beyond those that they hold, to which inputs made it grow.
 const WIDE: &str = "expected whole numbers of 32 bits, got ";
 
 #[cfg(test)]
@@ -138,8 +131,8 @@ mod tests {
         let of = |why: &str| Error::from(RequestError::Failed(why.to_owned())).http();
         let wide = format!("device cpu: launch of net failed: add: result 0: {WIDE}4294967294");
         assert_eq!(of(&wide), StatusCode::BAD_REQUEST);
-        let broken = "r1, before it in sequence 7, did not complete (cancelled)";
-        assert_eq!(of(broken), StatusCode::BAD_REQUEST);
+        let broken = RequestError::Broken("r1, before it, was refused".into());
+        assert_eq!(Error::from(broken).http(), StatusCode::BAD_REQUEST);
         assert_eq!(of("device cpu is lost"), StatusCode::INTERNAL_SERVER_ERROR);
     }
 

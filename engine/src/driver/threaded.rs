@@ -522,22 +522,23 @@ impl Driver {
         let model = request.model.index();
         self.stats.lock().expect("no holder panics").accounts[model].record(outcome, latency);
         if open.slot.is_none() {
-            self.answer(id, Vec::new());
+            self.answer(id, Vec::new(), false);
         }
     }
 
     fn release(&mut self, id: RequestId, slot: Slot) {
         self.send_steps(Some(id));
-        self.state.broken.remove(&id);
+        let is_broken = self.state.broken.remove(&id).is_some();
         let outputs = if self.state.unstaged.remove(&id).is_some() {
             Vec::new()
         } else {
             self.device.close(slot)
         };
-        self.answer(id, outputs);
+        self.answer(id, outputs, is_broken);
     }
 
-    fn answer(&mut self, id: RequestId, outputs: Vec<Option<Tensor>>) {
+    /// Answers a request, whose sequence was broken before it if it `is_broken`.
+    fn answer(&mut self, id: RequestId, outputs: Vec<Option<Tensor>>, is_broken: bool) {
         let open = self.state.open.remove(&id).expect("answered once");
         self.state.streaming.retain(|&s| s != id);
         if let Some(explains) = self.on_request.as_mut().filter(|_| open.submission.explain) {
@@ -562,7 +563,11 @@ impl Driver {
                     .collect(),
             })
         } else {
-            Err(RequestError::of(outcome, cause.unwrap_or_default()))
+            let cause = cause.unwrap_or_default();
+            Err(match outcome {
+                Outcome::Failed if is_broken => RequestError::Broken(cause),
+                _ => RequestError::of(outcome, cause),
+            })
         };
         if let Some(place) = open.submission.place {
             let program = &open.submission.served.program;

@@ -168,6 +168,9 @@ pub enum RequestError {
     /// A device failure took it.
     #[error("failed: {0}")]
     Failed(String),
+    /// Its sequence could not go on: the request before it was refused or did not complete.
+    #[error("failed: {0}")]
+    Broken(String),
     /// Its model was unloaded before the request was taken.
     #[error("model {model} is unloaded")]
     Unloaded {
