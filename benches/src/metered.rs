@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use lazybatch_graph::{OutputId, SharedProgram, Tensor};
-use lazybatch_kernels::{Completion, Device, DeviceInfo, Error, MemoryBound, OpenRequest, Plan};
-use lazybatch_sla::{Launch, ModelId, Slot, Time};
+use lazybatch_graph::Tensor;
+use lazybatch_kernels::{Device, Error, OpenRequest, Plan, Wrapper};
+use lazybatch_sla::{Launch, Slot, Time};
 
 use crate::clock;
 
@@ -55,45 +55,13 @@ impl Metered {
     }
 }
 
-impl Device for Metered {
-    fn info(&self) -> DeviceInfo {
-        self.inner.info()
+impl Wrapper for Metered {
+    fn inner(&self) -> &dyn Device {
+        self.inner.as_ref()
     }
 
-    fn load(&mut self, model: ModelId, program: SharedProgram) -> Result<(), Error> {
-        self.inner.load(model, program)
-    }
-
-    fn warm(&mut self, model: ModelId, samples: u32) {
-        self.inner.warm(model, samples);
-    }
-
-    fn unload(&mut self, model: ModelId) {
-        self.inner.unload(model);
-    }
-
-    fn buckets(&self) -> &[u32] {
-        self.inner.buckets()
-    }
-
-    fn prepare(
-        &mut self,
-        model: ModelId,
-        block: u32,
-        first_node: u32,
-        end_node: u32,
-        bucket: u32,
-    ) -> Result<Plan, Error> {
-        self.inner
-            .prepare(model, block, first_node, end_node, bucket)
-    }
-
-    fn max_open(&self, model: ModelId) -> Option<u32> {
-        self.inner.max_open(model)
-    }
-
-    fn memory(&self, model: ModelId) -> Option<MemoryBound> {
-        self.inner.memory(model)
+    fn inner_mut(&mut self) -> &mut dyn Device {
+        self.inner.as_mut()
     }
 
     fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), Error> {
@@ -117,18 +85,6 @@ impl Device for Metered {
             busy_gap_ns,
         });
         result
-    }
-
-    fn poll(&mut self, now: Time) -> Option<Completion> {
-        self.inner.poll(now)
-    }
-
-    fn next_completion(&self) -> Option<Time> {
-        self.inner.next_completion()
-    }
-
-    fn emitted(&self, slot: Slot, output: OutputId, from: usize) -> Option<Tensor> {
-        self.inner.emitted(slot, output, from)
     }
 
     fn close(&mut self, slot: Slot) -> Vec<Option<Tensor>> {

@@ -10,8 +10,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context;
-use lazybatch_graph::{BlockId, OutputId, Repeat, SharedProgram, Tensor};
-use lazybatch_kernels::{Completion, Device, DeviceInfo, Error, MemoryBound, OpenRequest, Plan};
+use lazybatch_graph::{BlockId, Repeat, SharedProgram, Tensor};
+use lazybatch_kernels::{Completion, Device, Error, OpenRequest, Packer, Plan, Wrapper};
 use lazybatch_sla::{Launch, ModelId, RequestId, Slot, Ticket, Time};
 use rustc_hash::FxHashMap;
 
@@ -100,9 +100,18 @@ impl Drop for Reused {
     }
 }
 
-impl Device for Reused {
-    fn info(&self) -> DeviceInfo {
-        self.kept().device.info()
+impl Wrapper for Reused {
+    fn inner(&self) -> &dyn Device {
+        self.kept().device.as_ref()
+    }
+
+    fn inner_mut(&mut self) -> &mut dyn Device {
+        self.device()
+    }
+
+    /// None: what is loaded is kept.
+    fn packer(&self) -> Option<Arc<dyn Packer>> {
+        None
     }
 
     /// Does nothing if it is this program that is loaded.
@@ -116,36 +125,8 @@ impl Device for Reused {
         Ok(())
     }
 
-    fn warm(&mut self, model: ModelId, samples: u32) {
-        self.device().warm(model, samples);
-    }
-
     /// Keeps the model.
     fn unload(&mut self, _model: ModelId) {}
-
-    fn buckets(&self) -> &[u32] {
-        self.kept().device.buckets()
-    }
-
-    fn prepare(
-        &mut self,
-        model: ModelId,
-        block: u32,
-        first_node: u32,
-        end_node: u32,
-        bucket: u32,
-    ) -> Result<Plan, Error> {
-        self.device()
-            .prepare(model, block, first_node, end_node, bucket)
-    }
-
-    fn max_open(&self, model: ModelId) -> Option<u32> {
-        self.kept().device.max_open(model)
-    }
-
-    fn memory(&self, model: ModelId) -> Option<MemoryBound> {
-        self.kept().device.memory(model)
-    }
 
     fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), Error> {
         self.device().open(request)?;
@@ -188,14 +169,6 @@ impl Device for Reused {
             }
         }
         Some(done)
-    }
-
-    fn next_completion(&self) -> Option<Time> {
-        self.kept().device.next_completion()
-    }
-
-    fn emitted(&self, slot: Slot, output: OutputId, from: usize) -> Option<Tensor> {
-        self.kept().device.emitted(slot, output, from)
     }
 
     fn close(&mut self, slot: Slot) -> Vec<Option<Tensor>> {

@@ -5,12 +5,10 @@
 use std::sync::{Arc, Condvar, Mutex};
 
 use lazybatch_engine::{Engine, Handle, ModelHandle, ModelOptions, Options, RequestError};
-use lazybatch_graph::{DType, OutputId, Program, ProgramBuilder, Repeat, SharedProgram, Tensor};
+use lazybatch_graph::{DType, Program, ProgramBuilder, Repeat, SharedProgram, Tensor};
 use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
-use lazybatch_kernels::{
-    Completion, Device, DeviceInfo, Error, MemoryBound, OpenRequest, Packed, Packer, Plan,
-};
-use lazybatch_sla::{Launch, ModelId, Slot, Time};
+use lazybatch_kernels::{Device, Error, Packed, Packer, Wrapper};
+use lazybatch_sla::ModelId;
 
 /// Who waits at it, and whether it is shut.
 #[derive(Default)]
@@ -56,64 +54,28 @@ impl Packer for Slow {
 /// The embedded device with such a packer.
 struct Held(CpuDevice, Arc<Gate>);
 
-impl Device for Held {
-    fn info(&self) -> DeviceInfo {
-        self.0.info()
+impl Wrapper for Held {
+    fn inner(&self) -> &dyn Device {
+        &self.0
     }
+
+    fn inner_mut(&mut self) -> &mut dyn Device {
+        &mut self.0
+    }
+
     fn load(&mut self, model: ModelId, program: SharedProgram) -> Result<(), Error> {
         let name = &program.name;
         assert!(self.1.may_load, "{name} is packed on the driver's thread");
         self.0.load(model, program)
     }
+
     fn warm(&mut self, model: ModelId, samples: u32) {
         self.1.ready.lock().unwrap().push(("loaded", samples));
         self.0.warm(model, samples);
     }
+
     fn packer(&self) -> Option<Arc<dyn Packer>> {
         Some(Arc::new(Slow(self.0.packer()?, self.1.clone())))
-    }
-    fn attach(&mut self, model: ModelId, packed: Packed) -> Result<(), Error> {
-        self.0.attach(model, packed)
-    }
-    fn unload(&mut self, model: ModelId) {
-        self.0.unload(model);
-    }
-    fn buckets(&self) -> &[u32] {
-        self.0.buckets()
-    }
-    fn prepare(
-        &mut self,
-        m: ModelId,
-        b: u32,
-        from: u32,
-        to: u32,
-        rows: u32,
-    ) -> Result<Plan, Error> {
-        self.0.prepare(m, b, from, to, rows)
-    }
-    fn max_open(&self, model: ModelId) -> Option<u32> {
-        self.0.max_open(model)
-    }
-    fn memory(&self, model: ModelId) -> Option<MemoryBound> {
-        self.0.memory(model)
-    }
-    fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), Error> {
-        self.0.open(request)
-    }
-    fn enqueue(&mut self, now: Time, plan: Plan, launch: &Launch) -> Result<(), Error> {
-        self.0.enqueue(now, plan, launch)
-    }
-    fn poll(&mut self, now: Time) -> Option<Completion> {
-        self.0.poll(now)
-    }
-    fn next_completion(&self) -> Option<Time> {
-        self.0.next_completion()
-    }
-    fn emitted(&self, slot: Slot, output: OutputId, from: usize) -> Option<Tensor> {
-        self.0.emitted(slot, output, from)
-    }
-    fn close(&mut self, slot: Slot) -> Vec<Option<Tensor>> {
-        self.0.close(slot)
     }
 }
 

@@ -17,11 +17,11 @@ use lazybatch_engine::driver::virtual_time::{Script, run, untimed};
 use lazybatch_engine::journal::{Header, Writer, replay};
 use lazybatch_engine::policy::{self, Decision, Policy};
 use lazybatch_engine::{Engine, ModelOptions};
-use lazybatch_graph::{OutputId, SharedProgram, Tensor};
+use lazybatch_graph::Tensor;
 use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
 use lazybatch_kernels::sim::{Noise, SimDevice};
-use lazybatch_kernels::{Completion, Device, DeviceInfo, Error, OpenRequest, Plan};
-use lazybatch_sla::{Launch, ModelId, Nanos, Slot, Ticket, Time};
+use lazybatch_kernels::{Completion, Device, Wrapper};
+use lazybatch_sla::{Launch, Nanos, Ticket, Time};
 
 /// What launches took, as a policy was told.
 type Heard = Arc<Mutex<Vec<(Ticket, Nanos)>>>;
@@ -49,40 +49,13 @@ fn measured(ticket: Ticket) -> Nanos {
     Nanos(7 * ticket.0 + 1)
 }
 
-impl Device for Measuring {
-    fn info(&self) -> DeviceInfo {
-        self.0.info()
+impl Wrapper for Measuring {
+    fn inner(&self) -> &dyn Device {
+        &self.0
     }
 
-    fn load(&mut self, model: ModelId, program: SharedProgram) -> Result<(), Error> {
-        self.0.load(model, program)
-    }
-
-    fn unload(&mut self, model: ModelId) {
-        self.0.unload(model);
-    }
-
-    fn buckets(&self) -> &[u32] {
-        self.0.buckets()
-    }
-
-    fn prepare(
-        &mut self,
-        model: ModelId,
-        block: u32,
-        first_node: u32,
-        end_node: u32,
-        bucket: u32,
-    ) -> Result<Plan, Error> {
-        self.0.prepare(model, block, first_node, end_node, bucket)
-    }
-
-    fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), Error> {
-        self.0.open(request)
-    }
-
-    fn enqueue(&mut self, now: Time, plan: Plan, launch: &Launch) -> Result<(), Error> {
-        self.0.enqueue(now, plan, launch)
+    fn inner_mut(&mut self) -> &mut dyn Device {
+        &mut self.0
     }
 
     fn poll(&mut self, now: Time) -> Option<Completion> {
@@ -91,18 +64,6 @@ impl Device for Measuring {
             busy: Some(measured(done.ticket)),
             ..done
         })
-    }
-
-    fn next_completion(&self) -> Option<Time> {
-        self.0.next_completion()
-    }
-
-    fn emitted(&self, slot: Slot, output: OutputId, from: usize) -> Option<Tensor> {
-        self.0.emitted(slot, output, from)
-    }
-
-    fn close(&mut self, slot: Slot) -> Vec<Option<Tensor>> {
-        self.0.close(slot)
     }
 }
 

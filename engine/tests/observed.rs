@@ -9,11 +9,11 @@ use lazybatch_engine::core::{Action, CoreConfig};
 use lazybatch_engine::driver::Observer;
 use lazybatch_engine::journal::{self, Header, Writer};
 use lazybatch_engine::{Engine, ModelHandle, ModelOptions, Options, RequestError};
-use lazybatch_graph::{DType, OutputId, Program, ProgramBuilder, Repeat, SharedProgram, Tensor};
+use lazybatch_graph::{DType, Program, ProgramBuilder, Repeat, Tensor};
 use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
-use lazybatch_kernels::{Completion, Device, DeviceInfo, Error, OpenRequest, Plan};
+use lazybatch_kernels::{Device, Error, OpenRequest, Plan, Wrapper};
 use lazybatch_sla::profile::FORMAT;
-use lazybatch_sla::{Launch, ModelId, Nanos, Outcome, Profile, RequestId, Slot, Time};
+use lazybatch_sla::{Launch, Nanos, Outcome, Profile, RequestId, Time};
 
 /// The input that the device does not take.
 const BAD: f32 = 9.0;
@@ -26,22 +26,15 @@ struct Picky {
     begin: Option<Receiver<()>>,
 }
 
-impl Device for Picky {
-    fn info(&self) -> DeviceInfo {
-        self.inner.info()
+impl Wrapper for Picky {
+    fn inner(&self) -> &dyn Device {
+        &self.inner
     }
-    fn load(&mut self, model: ModelId, program: SharedProgram) -> Result<(), Error> {
-        self.inner.load(model, program)
+
+    fn inner_mut(&mut self) -> &mut dyn Device {
+        &mut self.inner
     }
-    fn unload(&mut self, model: ModelId) {
-        self.inner.unload(model);
-    }
-    fn buckets(&self) -> &[u32] {
-        self.inner.buckets()
-    }
-    fn prepare(&mut self, m: ModelId, b: u32, i: u32, j: u32, n: u32) -> Result<Plan, Error> {
-        self.inner.prepare(m, b, i, j, n)
-    }
+
     fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), Error> {
         if request.inputs.last().unwrap().to_f32()[0] == BAD {
             return Err(Error::Device {
@@ -51,23 +44,12 @@ impl Device for Picky {
         }
         self.inner.open(request)
     }
+
     fn enqueue(&mut self, now: Time, plan: Plan, launch: &Launch) -> Result<(), Error> {
         if let Some(begin) = self.begin.take() {
             begin.recv().unwrap();
         }
         self.inner.enqueue(now, plan, launch)
-    }
-    fn poll(&mut self, now: Time) -> Option<Completion> {
-        self.inner.poll(now)
-    }
-    fn next_completion(&self) -> Option<Time> {
-        self.inner.next_completion()
-    }
-    fn emitted(&self, slot: Slot, output: OutputId, from: usize) -> Option<Tensor> {
-        self.inner.emitted(slot, output, from)
-    }
-    fn close(&mut self, slot: Slot) -> Vec<Option<Tensor>> {
-        self.inner.close(slot)
     }
 }
 

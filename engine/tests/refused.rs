@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 
 use lazybatch_engine::{Engine, ModelOptions, Options, RequestError};
-use lazybatch_graph::{DType, OutputId, Program, ProgramBuilder, Repeat, SharedProgram, Tensor};
+use lazybatch_graph::{DType, Program, ProgramBuilder, Repeat, Tensor};
 use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
-use lazybatch_kernels::{Completion, Device, DeviceInfo, Error, MemoryBound, OpenRequest, Plan};
-use lazybatch_sla::{Launch, ModelId, Outcome, Slot, Time};
+use lazybatch_kernels::{Completion, Device, Error, OpenRequest, Plan, Wrapper};
+use lazybatch_sla::{Launch, Outcome, Time};
 
 /// How often a launch is asked for before it is over, unless another is refused.
 const LONG: u32 = 100_000;
@@ -54,38 +54,27 @@ impl Late {
     }
 }
 
-impl Device for Late {
-    fn info(&self) -> DeviceInfo {
-        self.inner.info()
+impl Wrapper for Late {
+    fn inner(&self) -> &dyn Device {
+        &self.inner
     }
+
+    fn inner_mut(&mut self) -> &mut dyn Device {
+        &mut self.inner
+    }
+
     fn is_asynchronous(&self) -> bool {
         true
     }
-    fn load(&mut self, model: ModelId, program: SharedProgram) -> Result<(), Error> {
-        self.inner.load(model, program)
+
+    fn works_in_place(&self) -> bool {
+        false
     }
-    fn unload(&mut self, model: ModelId) {
-        self.inner.unload(model);
+
+    fn max_depth(&self) -> u32 {
+        u32::MAX
     }
-    fn buckets(&self) -> &[u32] {
-        self.inner.buckets()
-    }
-    fn prepare(
-        &mut self,
-        m: ModelId,
-        b: u32,
-        from: u32,
-        to: u32,
-        rows: u32,
-    ) -> Result<Plan, Error> {
-        self.inner.prepare(m, b, from, to, rows)
-    }
-    fn max_open(&self, model: ModelId) -> Option<u32> {
-        self.inner.max_open(model)
-    }
-    fn memory(&self, model: ModelId) -> Option<MemoryBound> {
-        self.inner.memory(model)
-    }
+
     fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), Error> {
         self.num_opened += 1;
         if self.refuses == Refuses::Open && self.num_opened == 2 {
@@ -93,6 +82,7 @@ impl Device for Late {
         }
         self.inner.open(request)
     }
+
     fn enqueue(&mut self, now: Time, plan: Plan, launch: &Launch) -> Result<(), Error> {
         self.num_asked += 1;
         if self.refuses == Refuses::Issue && self.num_asked == 2 {
@@ -103,6 +93,7 @@ impl Device for Late {
         let _ = self.issued.send(());
         Ok(())
     }
+
     fn poll(&mut self, now: Time) -> Option<Completion> {
         self.left = self.left.saturating_sub(1);
         if self.left > 0 {
@@ -112,14 +103,9 @@ impl Device for Late {
         self.in_flight -= 1;
         Some(done)
     }
+
     fn next_completion(&self) -> Option<Time> {
         None
-    }
-    fn emitted(&self, slot: Slot, output: OutputId, from: usize) -> Option<Tensor> {
-        self.inner.emitted(slot, output, from)
-    }
-    fn close(&mut self, slot: Slot) -> Vec<Option<Tensor>> {
-        self.inner.close(slot)
     }
 }
 

@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex};
 
 use lazybatch_engine::driver::Observer;
 use lazybatch_engine::{Engine, Handle, ModelOptions, Options, RequestError, StepStream};
-use lazybatch_graph::{DType, OutputId, Program, ProgramBuilder, Repeat, SharedProgram, Tensor};
+use lazybatch_graph::{DType, Program, ProgramBuilder, Repeat, SharedProgram, Tensor};
 use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
-use lazybatch_kernels::{Completion, Device, DeviceInfo, Error, OpenRequest, Plan};
-use lazybatch_sla::{Launch, ModelId, Outcome, Slot, Time};
+use lazybatch_kernels::{Device, Error, OpenRequest, Packer, Plan, Wrapper};
+use lazybatch_sla::{Launch, ModelId, Outcome, Time};
 use tiny::model;
 
 /// The first id of a request that is not taken.
@@ -41,30 +41,25 @@ impl Picky {
     }
 }
 
-impl Device for Picky {
-    fn info(&self) -> DeviceInfo {
-        self.inner.info()
+impl Wrapper for Picky {
+    fn inner(&self) -> &dyn Device {
+        &self.inner
     }
+
+    fn inner_mut(&mut self) -> &mut dyn Device {
+        &mut self.inner
+    }
+
+    /// None, so that loads are seen.
+    fn packer(&self) -> Option<Arc<dyn Packer>> {
+        None
+    }
+
     fn load(&mut self, model: ModelId, program: SharedProgram) -> Result<(), Error> {
         self.log.lock().unwrap().push("load");
         self.inner.load(model, program)
     }
-    fn unload(&mut self, model: ModelId) {
-        self.inner.unload(model);
-    }
-    fn buckets(&self) -> &[u32] {
-        self.inner.buckets()
-    }
-    fn prepare(
-        &mut self,
-        m: ModelId,
-        b: u32,
-        from: u32,
-        to: u32,
-        rows: u32,
-    ) -> Result<Plan, Error> {
-        self.inner.prepare(m, b, from, to, rows)
-    }
+
     fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), Error> {
         if request.inputs[0].to_i32()[0] == BAD {
             return Err(Error::Device {
@@ -74,6 +69,7 @@ impl Device for Picky {
         }
         self.inner.open(request)
     }
+
     fn enqueue(&mut self, now: Time, plan: Plan, launch: &Launch) -> Result<(), Error> {
         self.log.lock().unwrap().push("launch");
         if let Some((begins, goes_on)) = &self.gate {
@@ -81,18 +77,6 @@ impl Device for Picky {
             let _ = goes_on.recv();
         }
         self.inner.enqueue(now, plan, launch)
-    }
-    fn poll(&mut self, now: Time) -> Option<Completion> {
-        self.inner.poll(now)
-    }
-    fn next_completion(&self) -> Option<Time> {
-        self.inner.next_completion()
-    }
-    fn emitted(&self, slot: Slot, output: OutputId, from: usize) -> Option<Tensor> {
-        self.inner.emitted(slot, output, from)
-    }
-    fn close(&mut self, slot: Slot) -> Vec<Option<Tensor>> {
-        self.inner.close(slot)
     }
 }
 

@@ -5,14 +5,13 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use lazybatch_graph::{NodeId, OutputId, SharedProgram, Tensor};
-use lazybatch_sla::{LaneId, Launch, ModelId, Slot, Ticket, Time};
+use lazybatch_sla::{LaneId, Launch, Ticket, Time};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::device::{Completion, Device, DeviceInfo, OpenRequest, Plan, Residency};
+use crate::device::{Completion, Device, Plan};
 use crate::error::Error;
-use crate::memory::MemoryBound;
+use crate::wrap::Wrapper;
 
 /// Which launches fail.
 #[derive(Clone, Debug)]
@@ -99,49 +98,13 @@ impl<D: Device> Faulty<D> {
     }
 }
 
-impl<D: Device> Device for Faulty<D> {
-    fn info(&self) -> DeviceInfo {
-        self.inner.info()
+impl<D: Device> Wrapper for Faulty<D> {
+    fn inner(&self) -> &dyn Device {
+        &self.inner
     }
 
-    fn load(&mut self, model: ModelId, program: SharedProgram) -> Result<(), Error> {
-        self.inner.load(model, program)
-    }
-
-    fn unload(&mut self, model: ModelId) {
-        self.inner.unload(model);
-    }
-
-    fn buckets(&self) -> &[u32] {
-        self.inner.buckets()
-    }
-
-    fn prepare(
-        &mut self,
-        model: ModelId,
-        block: u32,
-        first_node: u32,
-        end_node: u32,
-        bucket: u32,
-    ) -> Result<Plan, Error> {
-        self.inner
-            .prepare(model, block, first_node, end_node, bucket)
-    }
-
-    fn max_open(&self, model: ModelId) -> Option<u32> {
-        self.inner.max_open(model)
-    }
-
-    fn residency(&self, model: ModelId, node: NodeId) -> Residency {
-        self.inner.residency(model, node)
-    }
-
-    fn memory(&self, model: ModelId) -> Option<MemoryBound> {
-        self.inner.memory(model)
-    }
-
-    fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), Error> {
-        self.inner.open(request)
+    fn inner_mut(&mut self) -> &mut dyn Device {
+        &mut self.inner
     }
 
     fn enqueue(&mut self, now: Time, plan: Plan, launch: &Launch) -> Result<(), Error> {
@@ -188,13 +151,5 @@ impl<D: Device> Device for Faulty<D> {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         }
-    }
-
-    fn emitted(&self, slot: Slot, output: OutputId, from: usize) -> Option<Tensor> {
-        self.inner.emitted(slot, output, from)
-    }
-
-    fn close(&mut self, slot: Slot) -> Vec<Option<Tensor>> {
-        self.inner.close(slot)
     }
 }

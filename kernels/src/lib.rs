@@ -58,6 +58,7 @@ pub mod slots;
 pub mod synthetic;
 pub mod tensor;
 pub mod validate;
+pub mod wrap;
 
 pub use cpu::{CpuDevice, CpuOptions};
 pub use custom::{CustomCall, CustomKernel, CustomNode, CustomOperand, KernelRegistry};
@@ -69,3 +70,4 @@ pub use memory::{MemoryBound, RequestMemory};
 pub use reference::ReferenceDevice;
 pub use sim::{Noise, SimDevice};
 pub use validate::is_static;
+pub use wrap::Wrapper;

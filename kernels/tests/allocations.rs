@@ -10,16 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use lazybatch_graph::{
-    Act, DType, Fused, Greedy, MultiHead, OutputId, Pool, Program, ProgramBuilder, Repeat,
-    SharedProgram, Tensor, Window,
+    Act, DType, Fused, Greedy, MultiHead, Pool, Program, ProgramBuilder, Repeat, SharedProgram,
+    Window,
 };
 use lazybatch_kernels::conformance::{Request, Schedule, run};
 use lazybatch_kernels::cpu::WeightType;
 use lazybatch_kernels::synthetic::random_inputs;
-use lazybatch_kernels::{
-    Completion, CpuDevice, CpuOptions, Device, DeviceInfo, Error, OpenRequest, Plan,
-};
-use lazybatch_sla::{Launch, ModelId, Slot, Time};
+use lazybatch_kernels::{Completion, CpuDevice, CpuOptions, Device, Error, Plan};
+use lazybatch_sla::{Launch, ModelId, Time};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -71,25 +69,15 @@ struct Metered {
     launches: usize,
 }
 
-impl Device for Metered {
-    fn info(&self) -> DeviceInfo {
-        self.device.info()
+impl lazybatch_kernels::Wrapper for Metered {
+    fn inner(&self) -> &dyn Device {
+        &self.device
     }
-    fn load(&mut self, model: ModelId, program: SharedProgram) -> Result<(), Error> {
-        self.device.load(model, program)
+
+    fn inner_mut(&mut self) -> &mut dyn Device {
+        &mut self.device
     }
-    fn unload(&mut self, model: ModelId) {
-        self.device.unload(model);
-    }
-    fn buckets(&self) -> &[u32] {
-        self.device.buckets()
-    }
-    fn prepare(&mut self, m: ModelId, b: u32, f: u32, e: u32, bucket: u32) -> Result<Plan, Error> {
-        self.device.prepare(m, b, f, e, bucket)
-    }
-    fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), Error> {
-        self.device.open(request)
-    }
+
     fn enqueue(&mut self, now: Time, plan: Plan, launch: &Launch) -> Result<(), Error> {
         COUNTING.store(true, Ordering::Relaxed);
         let result = self.device.enqueue(now, plan, launch);
@@ -97,20 +85,12 @@ impl Device for Metered {
         self.launches += 1;
         result
     }
+
     fn poll(&mut self, now: Time) -> Option<Completion> {
         COUNTING.store(true, Ordering::Relaxed);
         let done = self.device.poll(now);
         COUNTING.store(false, Ordering::Relaxed);
         done
-    }
-    fn next_completion(&self) -> Option<Time> {
-        self.device.next_completion()
-    }
-    fn emitted(&self, slot: Slot, output: OutputId, from: usize) -> Option<Tensor> {
-        self.device.emitted(slot, output, from)
-    }
-    fn close(&mut self, slot: Slot) -> Vec<Option<Tensor>> {
-        self.device.close(slot)
     }
 }
 

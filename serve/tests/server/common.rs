@@ -6,19 +6,15 @@ use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use lazybatch_graph::{
-    DType, Greedy, OutputId, Program, ProgramBuilder, Repeat, SharedProgram, Tensor,
-};
+use lazybatch_graph::{DType, Greedy, Program, ProgramBuilder, Repeat, SharedProgram, Tensor};
 use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
-use lazybatch_kernels::{
-    Completion, Device, DeviceInfo, Error, MemoryBound, OpenRequest, Packed, Packer, Plan,
-};
+use lazybatch_kernels::{Device, Error, Plan, Wrapper};
 use lazybatch_serve::proto::grpc_inference_service_client::GrpcInferenceServiceClient;
 use lazybatch_serve::security::Guard;
 use lazybatch_serve::state::State;
 use lazybatch_serve::{Bound, Control, Cut, Host, Options, Security, Server, Text};
 use lazybatch_sla::profile::ModelProfile;
-use lazybatch_sla::{Launch, ModelId, Slot, Time};
+use lazybatch_sla::{Launch, ModelId, Time};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -111,59 +107,18 @@ impl Drop for Opens {
 /// The embedded device behind a gate.
 struct Gated(CpuDevice, Gate);
 
-impl Device for Gated {
-    fn info(&self) -> DeviceInfo {
-        self.0.info()
+impl Wrapper for Gated {
+    fn inner(&self) -> &dyn Device {
+        &self.0
     }
-    fn load(&mut self, model: ModelId, program: SharedProgram) -> Result<(), Error> {
-        self.0.load(model, program)
+
+    fn inner_mut(&mut self) -> &mut dyn Device {
+        &mut self.0
     }
-    fn packer(&self) -> Option<Arc<dyn Packer>> {
-        self.0.packer()
-    }
-    fn attach(&mut self, model: ModelId, packed: Packed) -> Result<(), Error> {
-        self.0.attach(model, packed)
-    }
-    fn unload(&mut self, model: ModelId) {
-        self.0.unload(model);
-    }
-    fn buckets(&self) -> &[u32] {
-        self.0.buckets()
-    }
-    fn prepare(
-        &mut self,
-        m: ModelId,
-        b: u32,
-        from: u32,
-        to: u32,
-        rows: u32,
-    ) -> Result<Plan, Error> {
-        self.0.prepare(m, b, from, to, rows)
-    }
-    fn max_open(&self, model: ModelId) -> Option<u32> {
-        self.0.max_open(model)
-    }
-    fn memory(&self, model: ModelId) -> Option<MemoryBound> {
-        self.0.memory(model)
-    }
-    fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), Error> {
-        self.0.open(request)
-    }
+
     fn enqueue(&mut self, now: Time, plan: Plan, launch: &Launch) -> Result<(), Error> {
         self.1.pass(launch)?;
         self.0.enqueue(now, plan, launch)
-    }
-    fn poll(&mut self, now: Time) -> Option<Completion> {
-        self.0.poll(now)
-    }
-    fn next_completion(&self) -> Option<Time> {
-        self.0.next_completion()
-    }
-    fn emitted(&self, slot: Slot, output: OutputId, from: usize) -> Option<Tensor> {
-        self.0.emitted(slot, output, from)
-    }
-    fn close(&mut self, slot: Slot) -> Vec<Option<Tensor>> {
-        self.0.close(slot)
     }
 }
 

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use lazybatch_cuda::{CudaDevice, CudaOptions, LaunchTime};
 use lazybatch_engine::{Engine, Handle, ModelOptions, Options};
-use lazybatch_graph::{OutputId, SharedProgram, Tensor};
+use lazybatch_graph::Tensor;
 use lazybatch_kernels::cpu::WeightType;
-use lazybatch_kernels::{Completion, Device, DeviceInfo, Error, MemoryBound, OpenRequest, Plan};
-use lazybatch_sla::{Launch, ModelId, Nanos, RequestId, Slot, Time};
+use lazybatch_kernels::{Completion, Device, Error, Plan, Wrapper};
+use lazybatch_sla::{Launch, Nanos, RequestId, Time};
 
 use crate::launches::Amount;
 use crate::stack::{LOOP, program, segments};
@@ -50,49 +50,13 @@ struct Watched {
     sight: Sight,
 }
 
-impl Device for Watched {
-    fn info(&self) -> DeviceInfo {
-        self.device.info()
+impl Wrapper for Watched {
+    fn inner(&self) -> &dyn Device {
+        &self.device
     }
 
-    fn is_asynchronous(&self) -> bool {
-        self.device.is_asynchronous()
-    }
-
-    fn load(&mut self, id: ModelId, program: SharedProgram) -> Result<(), Error> {
-        self.device.load(id, program)
-    }
-
-    fn unload(&mut self, id: ModelId) {
-        self.device.unload(id);
-    }
-
-    fn buckets(&self) -> &[u32] {
-        self.device.buckets()
-    }
-
-    fn prepare(
-        &mut self,
-        model: ModelId,
-        block: u32,
-        first_node: u32,
-        end_node: u32,
-        bucket: u32,
-    ) -> Result<Plan, Error> {
-        self.device
-            .prepare(model, block, first_node, end_node, bucket)
-    }
-
-    fn max_open(&self, model: ModelId) -> Option<u32> {
-        self.device.max_open(model)
-    }
-
-    fn memory(&self, model: ModelId) -> Option<MemoryBound> {
-        self.device.memory(model)
-    }
-
-    fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), Error> {
-        self.device.open(request)
+    fn inner_mut(&mut self) -> &mut dyn Device {
+        &mut self.device
     }
 
     fn enqueue(&mut self, at: Time, plan: Plan, launch: &Launch) -> Result<(), Error> {
@@ -116,18 +80,6 @@ impl Device for Watched {
             });
         }
         Some(done)
-    }
-
-    fn next_completion(&self) -> Option<Time> {
-        self.device.next_completion()
-    }
-
-    fn emitted(&self, slot: Slot, output: OutputId, from: usize) -> Option<Tensor> {
-        self.device.emitted(slot, output, from)
-    }
-
-    fn close(&mut self, slot: Slot) -> Vec<Option<Tensor>> {
-        self.device.close(slot)
     }
 }
 
