@@ -68,6 +68,13 @@ fn draws(text: &str) -> Result<u32, String> {
         .ok_or_else(|| format!("expected 1 to 1000 draws, got {text}"))
 }
 
+fn models(text: &str) -> Result<usize, String> {
+    text.parse()
+        .ok()
+        .filter(|n| (1..=64).contains(n))
+        .ok_or_else(|| format!("expected 1 to 64 models, got {text}"))
+}
+
 fn seeds(text: &str) -> Result<Range<u64>, String> {
     let bounds = text.split_once("..").and_then(|(from, to)| {
         let bounds = from.parse::<u64>().ok()?..to.parse::<u64>().ok()?;
@@ -507,6 +514,9 @@ pub struct GeneraliseArgs {
         value_parser = clap::value_parser!(u64).range(..u64::MAX)
     )]
     pub seed: Option<u64>,
+    /// Models of each case, on one device
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = models)]
+    pub models: usize,
     /// Sets of arrivals for each case; figures are means over them, with paired standard errors
     #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = draws)]
     pub draws: u32,

@@ -18,7 +18,7 @@ pub fn run(args: &GeneraliseArgs) -> anyhow::Result<()> {
     check_outputs(args)?;
     if let Some(folder) = &args.cases {
         for seed in seeds.clone() {
-            write_case(folder, &Case::new(seed), args.draws)?;
+            write_case(folder, &Case::shared(seed, args.models), args.draws)?;
         }
     }
     let num_simulations =
@@ -27,6 +27,7 @@ pub fn run(args: &GeneraliseArgs) -> anyhow::Result<()> {
     let tick = || bar.inc(1);
     let results = run_cases(
         seeds.clone(),
+        args.models,
         args.draws,
         &args.policies,
         &args.judge,
@@ -36,12 +37,20 @@ pub fn run(args: &GeneraliseArgs) -> anyhow::Result<()> {
     bar.finish_and_clear();
     let summary = Summary::new(&args.judge, &results);
     if let Some(path) = &args.json {
-        let text = file::text(&seeds, args.draws, &args.policies, &results, &summary);
+        let text = file::text(
+            &seeds,
+            args.models,
+            args.draws,
+            &args.policies,
+            &results,
+            &summary,
+        );
         output::write("--json", path, &text)?;
     }
     if let Some(path) = &args.report {
         let settings = vec![
             ("seeds".into(), format!("{}..{}", seeds.start, seeds.end)),
+            ("models".into(), args.models.to_string()),
             ("draws".into(), args.draws.to_string()),
             ("policies".into(), args.policies.join(", ")),
         ];
@@ -86,7 +95,7 @@ fn arrivals_path(folder: &Path, seed: u64, draw: u32) -> PathBuf {
 
 fn write_case(folder: &Path, case: &Case, draws: u32) -> anyhow::Result<()> {
     let profile = profile_path(folder, case.seed);
-    output::write("--cases", &profile, &case.profile.to_json())?;
+    output::write("--cases", &profile, &case.device().to_json())?;
     for draw in 0..draws {
         let path = arrivals_path(folder, case.seed, draw);
         let file = output::create("--cases", &path)?;

@@ -144,6 +144,29 @@ const LOOP_RULES: &[&str] = &[
     "join:4/cap90",
 ];
 
+/// The same where there are several models: how these take turns matters more than the rest.
+const STATIC_SHARED: &[&str] = &[
+    "join:1/ripe",
+    "join:1/due",
+    "front:ripe",
+    "join:0/ripe",
+    "sharing:2/6/1/cap97/ripe",
+    "join:1/short",
+    "front",
+];
+const LOOP_SHARED: &[&str] = &[
+    "sharing:2/6/2/cap95",
+    "sharing:2/6/2/cap95/short",
+    "sharing:2/6/2/cap95/ripe",
+    "balance:2",
+    "balance:2/ripe",
+    "balance:2/due",
+    "balance:2/round",
+    "join:1/ripe",
+    "join:1/short",
+    "join:1/due",
+];
+
 /// Policies that are compared with the base rules where nothing but latency and one target count:
 /// without loops, and with them. Without loops `continuous` and `cellular` do what `join:0` does, and
 /// `lazy` is good for a rate that stays below capacity by little and bad for those around it.
@@ -512,8 +535,7 @@ impl Adaptive {
     /// nor priority levels nor shares, and refuse nobody.
     fn candidates(&self, models: &[ModelSpec]) -> Vec<String> {
         let mut names = self.rules(models);
-        let num_models = models.iter().filter(|m| !m.is_vacant()).count();
-        let is_plain = num_models == 1
+        let is_plain = num_models(models) == 1
             && self.has_one_class
             && !self.refuses
             && !self.history.has_priorities();
@@ -533,9 +555,11 @@ impl Adaptive {
 
     /// Base rules worth comparing for these models, the first to start with.
     fn rules(&self, models: &[ModelSpec]) -> Vec<String> {
-        let rules = match is_static(models) {
-            true => STATIC_RULES,
-            false => LOOP_RULES,
+        let rules = match (is_static(models), num_models(models)) {
+            (true, 0..=1) => STATIC_RULES,
+            (true, _) => STATIC_SHARED,
+            (false, 0..=1) => LOOP_RULES,
+            (false, _) => LOOP_SHARED,
         };
         let rules = rules
             .iter()
@@ -601,6 +625,10 @@ impl Adaptive {
 fn refuses(late: Late, classes: &[Class]) -> bool {
     let mut lates = classes.iter().map(|c| c.late.unwrap_or(late));
     lates.any(|l| matches!(l, Late::Shed | Late::Refuse))
+}
+
+fn num_models(models: &[ModelSpec]) -> usize {
+    models.iter().filter(|m| !m.is_vacant()).count()
 }
 
 /// Whether no model has a loop.

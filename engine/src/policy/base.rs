@@ -37,12 +37,12 @@
 //!
 //! Flows (requests of one model, class and priority level) take turns: lower levels first, level 0
 //! last; among equals whoever has been charged the least device time by weight. The model of the
-//! foremost flow runs; batches are filled from the foremost flows.
+//! foremost flow runs; batches are filled from the foremost flows. A word behind that of the cap
+//! (`round`, `due`, `short`, `ripe`) lets models take turns otherwise (`turns.rs`).
 //!
 //! Source: the balance of accrued waiting and disturbance is that of economic order quantities and
 //! of ski rental; processor sharing between loops is the field's answer where neither may starve.
 
-use std::cmp::Ordering;
 use std::collections::VecDeque;
 
 use lazybatch_sla::{ClassId, Late, Launch, ModelId, Nanos, Outcome, RequestId, SubBatchId, Time};
@@ -53,13 +53,14 @@ use super::entries::{last_launched, last_loop, stage};
 use super::gate::{Weighed, balances, fits, iterates, joins, rows};
 use super::promise::{By, Promises, WELL_FILLED, Without};
 use super::share::Shares;
+use super::turns::{Began, Turns};
 use super::{Decision, Entry, Pick, Policy};
 use crate::core::{Ending, Flow, Key, ModelSpec, Request, SubBatch, View};
 
 /// Registry line of `front`.
 pub const FRONT: Entry = Entry {
     name: "front",
-    usage: "front[:capP][/LATE]",
+    usage: "front[:capP][/TURNS][/LATE]",
     summary: "whole-graph batches without padding: the next starts when the last has ended",
     examples: &["front", "front:demote", "front:cap90/demote"],
     refusing: &["front:shed"],
@@ -70,13 +71,14 @@ pub const FRONT: Entry = Entry {
 /// Registry line of `join:K`.
 pub const JOIN: Entry = Entry {
     name: "join",
-    usage: "join:K[/capP][/no-PART..][/LATE]",
+    usage: "join:K[/capP][/TURNS][/no-PART..][/LATE]",
     summary: "newcomers catch up inside a block where that pays, K requests queueing behind",
     examples: &[
         "join:0",
         "join:3/demote",
         "join:1/cap60",
         "join:1/cap60/no-batched/no-stretch/demote",
+        "join:1/ripe/demote",
     ],
     refusing: &["join:1/shed"],
     needs_output_len: false,
@@ -86,9 +88,14 @@ pub const JOIN: Entry = Entry {
 /// Registry line of `balance:F`.
 pub const BALANCE: Entry = Entry {
     name: "balance",
-    usage: "balance:F[/capP][/no-PART..][/LATE]",
+    usage: "balance:F[/capP][/TURNS][/no-PART..][/LATE]",
     summary: "newcomers catch up once they have waited F times what they disturb",
-    examples: &["balance:0", "balance:1/demote"],
+    examples: &[
+        "balance:0",
+        "balance:1/demote",
+        "balance:2/round",
+        "balance:2/due/demote",
+    ],
     refusing: &["balance:0.5/shed"],
     needs_output_len: false,
     build: |argument| build("balance", argument),
@@ -97,13 +104,14 @@ pub const BALANCE: Entry = Entry {
 /// Registry line of `sharing:F`.
 pub const SHARING: Entry = Entry {
     name: "sharing",
-    usage: "sharing:F/A/W[/capP][/no-PART..][/LATE]",
+    usage: "sharing:F/A/W[/capP][/TURNS][/no-PART..][/LATE]",
     summary: "admits as balance:F; sub-batches take turns, members count to the power A, those in \
               front W-fold",
     examples: &[
         "sharing:0.5/0.5/2",
         "sharing:2/1/1/demote",
         "sharing:1/0.5/1/cap80/demote",
+        "sharing:2/6/2/cap95/short/demote",
     ],
     refusing: &["sharing:1/0/1/shed"],
     needs_output_len: false,
@@ -113,7 +121,7 @@ pub const SHARING: Entry = Entry {
 /// Registry line of `iteration`.
 pub const ITERATION: Entry = Entry {
     name: "iteration",
-    usage: "iteration[:capP][/no-PART..][/LATE]",
+    usage: "iteration[:capP][/TURNS][/no-PART..][/LATE]",
     summary: "newcomers join between two passes of the last loop, once each time",
     examples: &["iteration", "iteration:demote", "iteration:cap90/demote"],
     refusing: &["iteration:shed"],
@@ -184,6 +192,8 @@ fn rule(
         }
         words.pop();
     }
+    let turns = words.last().and_then(|w| Turns::find(w));
+    words.truncate(words.len() - usize::from(turns.is_some()));
     let cap = words.last().and_then(|w| cap(w));
     words.truncate(words.len() - usize::from(cap.is_some()));
     let number = |w: &&str| w.parse().ok().filter(|n: &f64| n.is_finite() && *n >= 0.0);
@@ -196,6 +206,7 @@ fn rule(
         order,
         gate,
         cap,
+        turns: turns.unwrap_or(Turns::Least),
         without,
         shrinks,
         late: late.unwrap_or(Late::Keep),
@@ -223,6 +234,8 @@ pub(super) struct Rule {
     gate: Gate,
     /// Batches of at most the knee at this share of the highest throughput.
     cap: Option<f64>,
+    /// How models take turns.
+    turns: Turns,
     /// What predictions leave out.
     without: Without,
     /// Batches are no larger than their most urgent member bears.
@@ -280,6 +293,8 @@ pub(super) struct Base {
     /// Models, each once, whose newcomers have joined, and the pass of the last loop that they joined
     /// for has not run, if there is such a loop.
     joined: Vec<ModelId>,
+    /// For [`Turns::Round`].
+    began: Began,
     shares: Shares,
     promises: Promises,
     /// Arrivals that were not looked at, whether they can be in time.
@@ -320,19 +335,33 @@ impl Policy for Base {
             Some(_) => Weighed::Pass,
             None => Weighed::Nothing,
         };
-        if let Some(admit) = self.admit(view, inside) {
-            self.running = None;
-            if let Decision::Admit { model, .. } = admit
-                && !self.joined.contains(&model)
-            {
-                self.joined.push(model);
+        let models = match inside {
+            Some(model) if !self.rule.turns.preempts() => smallvec::smallvec![model],
+            _ => self
+                .rule
+                .turns
+                .order(view, &mut self.shares, &mut self.promises, &self.began),
+        };
+        for model in models {
+            let admit = match view.is_ready(model) {
+                true => self.admit(view, model, inside == Some(model)),
+                false => None,
+            };
+            if let Some(admit) = admit {
+                self.running = None;
+                if let Decision::Admit { model, .. } = admit
+                    && !self.joined.contains(&model)
+                {
+                    self.joined.push(model);
+                }
+                return admit;
             }
-            return admit;
+            let running = running.filter(|e| e.model == model);
+            if let Some(entry) = running.or_else(|| self.choose(view, model)) {
+                return self.launch(view, entry);
+            }
         }
-        match running.or_else(|| self.choose(view)) {
-            Some(entry) => self.launch(view, entry),
-            None => Decision::Wait { until: None },
-        }
+        Decision::Wait { until: None }
     }
 
     /// One that has just arrived, if its class refuses or sheds, and it will be late.
@@ -395,6 +424,7 @@ impl Base {
             rule,
             running: None,
             joined: Vec::new(),
+            began: Vec::new(),
             shares: Shares::default(),
             promises,
             fresh: VecDeque::new(),
@@ -500,6 +530,11 @@ impl Base {
     fn launch(&mut self, view: &View<'_>, entry: &SubBatch) -> Decision {
         self.running = Some(entry.id);
         let spec = view.model(entry.model);
+        if entry.segment == 0 && view.models().len() > 1 {
+            self.began.resize(view.models().len(), 0);
+            let latest = self.began.iter().copied().max().unwrap_or_default();
+            self.began[entry.model.index()] = latest + 1;
+        }
         if entry.segment == 0 && last_loop(spec) == Some(entry.block) {
             self.joined.retain(|of| *of != entry.model);
         }
@@ -509,11 +544,9 @@ impl Base {
         Decision::Launch(entry.id)
     }
 
-    /// The next entry at the head of a block: of the model that had least, by the order.
-    fn choose<'a>(&self, view: &View<'a>) -> Option<&'a SubBatch> {
+    /// The next entry of a model at the head of a block, by the order.
+    fn choose<'a>(&self, view: &View<'a>, model: ModelId) -> Option<&'a SubBatch> {
         let launchable = || view.table().iter().filter(|e| view.is_launchable(e));
-        let models = launchable().map(|e| e.model);
-        let model = models.min_by(|&a, &b| self.by_claim(a, b))?;
         let entries = || launchable().filter(|e| e.model == model);
         let progress = |e: &&SubBatch| (e.block, e.segment, std::cmp::Reverse(e.id));
         match self.rule.order {
@@ -551,50 +584,32 @@ impl Base {
         }
     }
 
-    fn by_claim(&self, a: ModelId, b: ModelId) -> Ordering {
-        let claim = |m| self.shares.of_model(m);
-        match a == b {
-            true => Ordering::Equal,
-            false => claim(a).order(&claim(b)).then(a.cmp(&b)),
+    /// Whom of a ready model to admit now. Inside a pass newcomers may come in only by [`Gate::Join`].
+    fn admit(&mut self, view: &View<'_>, model: ModelId, inside: bool) -> Option<Decision> {
+        let max_batch = self.max_batch(view, model);
+        let entries = || view.table().iter().filter(move |e| e.model == model);
+        if entries().next().is_none() {
+            self.weighed = Weighed::Idle;
+            // Who comes first may have more samples than the cap allows, and runs alone then.
+            return self.pick(view, model, (max_batch, true));
         }
-    }
-
-    /// Whom to admit now. Inside a pass of `inside` only that model's newcomers may come in, and
-    /// only by [`Gate::Join`].
-    fn admit(&mut self, view: &View<'_>, inside: Option<ModelId>) -> Option<Decision> {
-        let mut models: Vec<ModelId> = view.ready().collect();
-        models.sort_by(|&a, &b| self.by_claim(a, b));
-        models.into_iter().find_map(|model| {
-            let max_batch = self.max_batch(view, model);
-            let entries = || view.table().iter().filter(move |e| e.model == model);
-            if entries().next().is_none() {
-                let idle = inside.is_none();
-                if !idle {
-                    return None;
-                }
-                self.weighed = Weighed::Idle;
-                // Who comes first may have more samples than the cap allows, and runs alone then.
-                return self.pick(view, model, (max_batch, true));
+        if entries().any(|e| e.padded.is_some()) {
+            return None;
+        }
+        let (room, weighed) = match self.rule.gate {
+            Gate::Empty => (None, Weighed::Closed),
+            Gate::Join(behind) => {
+                let newest = entries().min_by_key(|e| (e.block, e.segment))?;
+                joins(view, newest, behind, max_batch)
             }
-            let padded = entries().any(|e| e.padded.is_some());
-            if padded || inside.is_some_and(|i| i != model) {
-                return None;
-            }
-            let (room, weighed) = match self.rule.gate {
-                Gate::Empty => (None, Weighed::Closed),
-                Gate::Join(behind) => {
-                    let newest = entries().min_by_key(|e| (e.block, e.segment))?;
-                    joins(view, newest, behind, max_batch)
-                }
-                Gate::Balance(_) | Gate::Iteration if inside.is_some() => (None, Weighed::Pass),
-                Gate::Iteration if self.joined.contains(&model) => (None, Weighed::Joined),
-                Gate::Iteration => iterates(view, model, max_batch),
-                Gate::Balance(factor) => balances(view, model, factor, max_batch),
-            };
-            self.weighed = weighed;
-            let room = room.filter(|&room| fits(view, model, room))?;
-            self.pick(view, model, (room, false))
-        })
+            Gate::Balance(_) | Gate::Iteration if inside => (None, Weighed::Pass),
+            Gate::Iteration if self.joined.contains(&model) => (None, Weighed::Joined),
+            Gate::Iteration => iterates(view, model, max_batch),
+            Gate::Balance(factor) => balances(view, model, factor, max_batch),
+        };
+        self.weighed = weighed;
+        let room = room.filter(|&room| fits(view, model, room))?;
+        self.pick(view, model, (room, false))
     }
 
     /// Drops the last of a batch while one of the first `num_in_time` would be late for its size,

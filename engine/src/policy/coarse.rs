@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use lazybatch_graph::Repeat;
-use lazybatch_sla::{Class, Nanos, SegmentRanges};
+use lazybatch_sla::{Class, Nanos, OutputLen, Progress, SegmentRanges};
 
 use crate::core::{BlockSpec, CoreConfig, ModelSpec, Open, Past, Place};
 
@@ -14,6 +14,9 @@ const SEGMENTS: u32 = 8;
 /// loop fewer than [`LEAST_PASSES`].
 const PASSES: f64 = 64.0;
 const LEAST_PASSES: f64 = 4.0;
+/// Most segments that a pass of a loop or another block has in plans, where another model's requests
+/// might have to wait for its end.
+const MOST_SEGMENTS: u32 = 16;
 /// Most passes that are one, as long as no request has more than so many behind it.
 const MOST_JOINED: f64 = 64.0;
 /// Most passes of a request in plans: a length that nobody has seen yet may be guessed as any.
@@ -21,7 +24,8 @@ const MOST_PASSES: u32 = 4096;
 
 /// The models with tables corrected by `corrections` (a factor for each model and block) and, for
 /// each launch, by what it takes of the `host`, a pass of a loop in one segment, other blocks in a
-/// few; where requests pass loops often, several passes in one. Output lengths and bounds of
+/// few, where there are several models in as many as leave none longer than the shortest request of
+/// any, or [`MOST_SEGMENTS`]; where requests pass loops often, several passes in one. Output lengths and bounds of
 /// `arrivals` and `open` are changed accordingly, and the places of `open`.
 pub(super) fn config(
     models: &[ModelSpec],
@@ -33,12 +37,20 @@ pub(super) fn config(
     let strides: Vec<Stride> = (models.iter().enumerate())
         .map(|(m, spec)| Stride::of(spec, arrivals.iter().filter(|p| p.model.index() == m)))
         .collect();
+    let longest = longest(models, arrivals);
+    let groups: Vec<SegmentRanges> = models
+        .iter()
+        .zip(&strides)
+        .map(|(spec, stride)| groups(spec, stride.joined, longest))
+        .collect();
     let joined = |past: &Past| strides[past.model.index()].joined;
     for Open { past, place, .. } in &mut *open {
         let joined = joined(past);
         if let Some(place) = place {
-            let block = &models[past.model.index()].blocks[place.block as usize];
-            *place = coarse_place(block, past, place, joined);
+            let m = past.model.index();
+            let repeat = models[m].blocks[place.block as usize].repeat;
+            let groups = &groups[m][place.block as usize];
+            *place = coarse_place((repeat, groups), past, place, joined);
         }
         shorten(past, joined);
     }
@@ -46,10 +58,11 @@ pub(super) fn config(
         let joined = joined(past);
         shorten(past, joined);
     }
-    let specs = models.iter().zip(strides).zip(corrections);
+    let specs = models.iter().zip(strides).zip(groups).zip(corrections);
+    let specs = specs.map(|(((m, s), g), c)| coarse(m, &s, &g, (c, host)));
     CoreConfig {
         classes: classes.to_vec(),
-        ..CoreConfig::new(specs.map(|((m, s), c)| coarse(m, &s, c, host)).collect())
+        ..CoreConfig::new(specs.collect())
     }
 }
 
@@ -59,12 +72,16 @@ fn shorten(past: &mut Past, joined: u32) {
     past.max_steps = past.max_steps.map(|most| most.div_ceil(joined));
 }
 
-fn coarse(spec: &ModelSpec, stride: &Stride, corrections: &[f64], host: Nanos) -> ModelSpec {
-    let groups: SegmentRanges = spec.blocks.iter().map(groups).collect();
+fn coarse(
+    spec: &ModelSpec,
+    stride: &Stride,
+    groups: &SegmentRanges,
+    (corrections, host): (&[f64], Nanos),
+) -> ModelSpec {
     let factors = corrections.iter().zip(&stride.longer);
     let factors: Vec<f64> = factors.map(|(c, l)| c * l).collect();
     let mut coarse = spec.clone();
-    for (block, groups) in coarse.blocks.iter_mut().zip(&groups) {
+    for (block, groups) in coarse.blocks.iter_mut().zip(groups) {
         let nodes = |g: &Range<u32>| {
             let last = block.segments[g.end as usize - 1].end;
             block.segments[g.start as usize].start..last
@@ -77,7 +94,7 @@ fn coarse(spec: &ModelSpec, stride: &Stride, corrections: &[f64], host: Nanos) -
         let launches = groups[block][segment].len() as f64 * stride.longer[block];
         Nanos((host.0 as f64 * launches).round() as u64)
     };
-    let table = spec.table.coarse(&groups).scaled(&factors).delayed(beside);
+    let table = spec.table.coarse(groups).scaled(&factors).delayed(beside);
     coarse.table = Arc::new(table.repeated(&repeats));
     coarse.output_len_p90 = spec.output_len_p90.div_ceil(stride.joined);
     coarse.resident = true;
@@ -86,17 +103,19 @@ fn coarse(spec: &ModelSpec, stride: &Stride, corrections: &[f64], host: Nanos) -
 
 /// The nearest place behind so many passes as one, at the head of a pass or of a group of segments;
 /// of a loop one pass is left at the least.
-fn coarse_place(block: &BlockSpec, past: &Past, place: &Place, joined: u32) -> Place {
-    let (segment, step) = match block.repeat {
-        Repeat::Once => {
-            let groups = groups(block);
-            let segment = groups.iter().position(|g| g.contains(&place.segment));
-            (segment.unwrap_or(0) as u32, place.step)
-        }
-        repeat => {
-            let last = passes(past, repeat, joined).saturating_sub(1);
-            (0, ((place.step + joined / 2) / joined).min(last))
-        }
+fn coarse_place(
+    (repeat, groups): (Repeat, &[Range<u32>]),
+    past: &Past,
+    place: &Place,
+    joined: u32,
+) -> Place {
+    let segment = || groups.iter().position(|g| g.contains(&place.segment));
+    let segment = || segment().unwrap_or(0) as u32;
+    let last = passes(past, repeat, joined).saturating_sub(1);
+    let (segment, step) = match repeat {
+        Repeat::Once => (segment(), place.step),
+        _ if joined == 1 && groups.len() > 1 => (segment(), place.step.min(last)),
+        _ => (0, ((place.step + joined / 2) / joined).min(last)),
     };
     Place {
         segment,
@@ -105,13 +124,45 @@ fn coarse_place(block: &BlockSpec, past: &Past, place: &Place, joined: u32) -> P
     }
 }
 
-/// Groups of segments that are one in plans.
-fn groups(block: &BlockSpec) -> Vec<Range<u32>> {
-    let num = block.segments.len() as u32;
-    let parts = match block.repeat {
-        Repeat::Once => SEGMENTS.min(num),
-        Repeat::PerInputStep { .. } | Repeat::UntilStop { .. } => 1,
+/// The time of the shortest request alone, of the mean lengths of any model's, if there are several
+/// models: what a segment should not be longer than.
+fn longest(models: &[ModelSpec], arrivals: &[Past]) -> Option<Nanos> {
+    let alone = |m: usize| {
+        let own = || arrivals.iter().filter(move |p| p.model.index() == m);
+        let num = own().count() as u64;
+        let mean = |of: fn(&Past) -> u32| own().map(|p| u64::from(of(p))).sum::<u64>() / num.max(1);
+        let (input_len, output_len) = (mean(|p| p.input_len), mean(|p| p.output_len));
+        let whole = Progress {
+            block: 0,
+            segment: 0,
+            step: 0,
+            input_len: input_len as u32,
+            output_len: OutputLen::known(output_len as u32).predict(),
+        };
+        (num > 0).then(|| models[m].table.remaining(&whole, 1, input_len))
     };
+    let all: Vec<Nanos> = (0..models.len()).filter_map(alone).collect();
+    (all.len() > 1).then(|| all.into_iter().min()).flatten()
+}
+
+/// Groups of segments that are one in plans, by block.
+fn groups(spec: &ModelSpec, joined: u32, longest: Option<Nanos>) -> SegmentRanges {
+    let of = |(b, block): (usize, &BlockSpec)| {
+        let num = block.segments.len() as u32;
+        let (few, joined) = match block.repeat {
+            Repeat::Once => (SEGMENTS.min(num), 1),
+            Repeat::PerInputStep { .. } | Repeat::UntilStop { .. } => (1, joined),
+        };
+        let pass = spec.table.pass(b as u32, 0, 1, 1).0 * u64::from(joined);
+        let many = longest.map_or(0, |longest| pass.div_ceil(longest.0.max(1)));
+        let most = MOST_SEGMENTS.min(num).max(1);
+        cut(num, few.max(many.min(u64::from(most)) as u32))
+    };
+    spec.blocks.iter().enumerate().map(of).collect()
+}
+
+/// So many segments in so many groups of about the same number.
+fn cut(num: u32, parts: u32) -> Vec<Range<u32>> {
     (0..parts)
         .map(|i| num * i / parts..num * (i + 1) / parts)
         .collect()
@@ -248,6 +299,46 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn where_another_model_is_short_passes_have_several_segments() {
+        let other = {
+            let profile = r#"{"format":"lazybatch-profile/1","device":"d","dispatch_us":0,
+                "models":[{"name":"short","max_batch":4,"blocks":[{"name":"a","repeat":"once",
+                "nodes":[{"name":"n","by":"members","latency_us":[[1,5],[4,5]]}]}]}]}"#;
+            let profile = Profile::parse("test", profile).unwrap();
+            ModelSpec::from_profile(&profile, &profile.models[0], 1, 1)
+        };
+        let mut past = past(&[(20, 10), (20, 10), (1, 1)]);
+        past[2].model = ModelId(1);
+        // It has run ten passes of the last loop and stands before the second node of one more; that it
+        // is guessed to have no more passes than that must leave it one.
+        let open = past[0];
+        let place = Place {
+            sub_batch: 0,
+            block: 3,
+            segment: 1,
+            step: 10,
+        };
+        let mut open = [Open {
+            past: open,
+            since: Nanos::ZERO,
+            place: Some(place),
+        }];
+        let corrections = [vec![1.0; 4], vec![1.0]];
+        let config = config(
+            &[spec(), other],
+            &[Class::default()],
+            (&corrections[..], Nanos::ZERO),
+            &mut past,
+            &mut open,
+        );
+        // Of 3, 7, 110 and 11 us (and 1 us a launch), where the other takes 5.
+        let segments = config.models[0].blocks.iter().map(|b| b.segments.len());
+        assert_eq!(segments.collect::<Vec<_>>(), [1, 2, 2, 2]);
+        let place = open[0].place.unwrap();
+        assert_eq!((place.segment, place.step), (1, 9));
+    }
+
+    #[test]
     fn launches_take_the_host_as_often_as_there_are() {
         let tables = [Nanos::ZERO, Nanos(700)].map(|host| {
             let corrections = [vec![1.0, 1.0, 1.0, 2.0]];
@@ -347,10 +438,9 @@ pub(super) mod tests {
     #[test]
     fn places_are_the_nearest_of_joined_passes_and_segments() {
         let near = |repeat, num_segments: u32, segment, step| {
-            let block = BlockSpec {
-                name: "b".into(),
-                repeat,
-                segments: (0..num_segments).map(|s| s..s + 1).collect(),
+            let groups = match repeat {
+                Repeat::Once => cut(num_segments, SEGMENTS.min(num_segments)),
+                _ => cut(num_segments, 1),
             };
             let place = Place {
                 sub_batch: 5,
@@ -358,7 +448,7 @@ pub(super) mod tests {
                 segment,
                 step,
             };
-            let near = coarse_place(&block, &past(&[(40, 40)])[0], &place, 8);
+            let near = coarse_place((repeat, &groups), &past(&[(40, 40)])[0], &place, 8);
             assert_eq!((near.sub_batch, near.block), (5, 1));
             (near.segment, near.step)
         };

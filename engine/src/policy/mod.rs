@@ -26,6 +26,7 @@ pub mod serial;
 mod share;
 mod sizes;
 pub mod triton;
+mod turns;
 
 use lazybatch_sla::{Launch, ModelId, Nanos, SubBatchId, Time};
 

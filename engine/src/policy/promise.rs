@@ -16,7 +16,7 @@ use rustc_hash::FxHashMap;
 
 use super::outputs::Outputs;
 use super::sizes::Sizes;
-use crate::core::{Ending, Request, RequestState, View};
+use crate::core::{Ending, Request, RequestState, SubBatch, View};
 
 /// Share that the newest request has in the mean ratio.
 const MEAN_WEIGHT: f64 = 0.02;
@@ -233,6 +233,24 @@ impl Promises {
     /// The smallest batch that reaches a share of the highest throughput.
     pub fn knee(&mut self, view: &View<'_>, model: ModelId, share: f64) -> u32 {
         self.sizes.knee(view, model, share)
+    }
+
+    /// Time of a batch of so many samples, of requests of the mean lengths so far.
+    pub fn whole(&mut self, view: &View<'_>, model: ModelId, samples: u32) -> Nanos {
+        self.sizes.whole(view, model, samples)
+    }
+
+    /// Time that an entry needs to its end, on a device of its own, as its first member is thought to.
+    pub fn rest(&self, view: &View<'_>, entry: &SubBatch, rows: u64) -> Nanos {
+        let spec = view.model(entry.model);
+        let first = view.members(entry).next();
+        let rest = first.map(|first| {
+            let input_len = first.request.input_len;
+            let len = self.outputs.predict(spec, entry.model, input_len);
+            let progress = view.progress(first, Some(entry), OutputLen::known(len).predict());
+            spec.table.remaining(&progress, entry.samples, rows)
+        });
+        rest.unwrap_or(Nanos::ZERO)
     }
 
     /// A launch took the device `took`, and `ran` with what the host did.

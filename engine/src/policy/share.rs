@@ -11,8 +11,9 @@ use std::cmp::Ordering;
 
 use lazybatch_sla::{ClassId, ModelId, Nanos};
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
-use crate::core::{Ending, Request, SubBatch, View};
+use crate::core::{Ending, Flow, Request, SubBatch, View};
 
 /// One flow.
 #[derive(Clone, Copy, Debug)]
@@ -127,6 +128,33 @@ impl Shares {
             let r = &member.request;
             let share = self.find(r.model, r.class, r.priority);
             share.charged += each * f64::from(r.samples) / weight(r.class);
+        }
+    }
+
+    /// Who has nobody waiting, for the start or for a launch, but in the entry that ran last, has all
+    /// that it asks for, and is not owed more than those who have.
+    pub fn forgive(&mut self, view: &View<'_>) {
+        let waits = |s: &Share| {
+            let is_own = |f: &Flow| f.key.class == s.class && f.key.level == s.level;
+            let ran_last = |e: &SubBatch| e.ran_at() == Some(view.num_nodes());
+            let mut parked = view.table().iter().filter(|e| !ran_last(e));
+            parked.any(|e| e.model == s.model)
+                || view
+                    .queue(s.model)
+                    .flows()
+                    .any(|f| is_own(f) && !f.is_empty())
+        };
+        let waiting: SmallVec<[bool; 4]> = self.flows.iter().map(waits).collect();
+        for i in 0..self.flows.len() {
+            let level = self.flows[i].level;
+            if waiting[i] || self.flows[i].open == 0 {
+                continue;
+            }
+            let others = self.flows.iter().zip(&waiting);
+            let others = others.filter(|(s, waits)| **waits && s.level == level);
+            if let Some(least) = others.map(|(s, _)| s.charged).min_by(f64::total_cmp) {
+                self.flows[i].charged = self.flows[i].charged.max(least);
+            }
         }
     }
 

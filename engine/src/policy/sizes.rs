@@ -20,6 +20,8 @@ struct Seen {
     output_lens: u64,
     /// Throughput at each batch size from 1 up, as a share of the highest.
     shares: Vec<f64>,
+    /// The highest, in samples per nanosecond.
+    highest: f64,
     /// `num` and the host's time when `shares` were computed.
     computed_at: u64,
     computed_with: Nanos,
@@ -76,13 +78,27 @@ impl Sizes {
 
     /// The knee of a model.
     pub fn knee(&mut self, view: &View<'_>, model: ModelId, share: f64) -> u32 {
+        let seen = self.up_to_date(view, model);
+        1 + seen.shares.iter().position(|&s| s >= share).unwrap_or(0) as u32
+    }
+
+    /// Time of a batch of so many samples of mean lengths.
+    pub fn whole(&mut self, view: &View<'_>, model: ModelId, samples: u32) -> Nanos {
+        let seen = self.up_to_date(view, model);
+        let most = seen.shares.len().max(1) as u32;
+        let share = seen.shares.get(samples.clamp(1, most) as usize - 1);
+        let throughput = share.copied().unwrap_or(1.0) * seen.highest;
+        Nanos((f64::from(samples) / throughput) as u64)
+    }
+
+    fn up_to_date(&mut self, view: &View<'_>, model: ModelId) -> &Seen {
         let host = self.host();
         let seen = self.seen(model);
         if seen.is_outdated(host) {
-            seen.shares = seen.shares(view.model(model), host);
+            (seen.shares, seen.highest) = seen.shares(view.model(model), host);
             (seen.computed_at, seen.computed_with) = (seen.num, host);
         }
-        1 + seen.shares.iter().position(|&s| s >= share).unwrap_or(0) as u32
+        seen
     }
 
     fn seen(&mut self, model: ModelId) -> &mut Seen {
@@ -102,8 +118,8 @@ impl Seen {
             || then > OTHER_HOST * now
     }
 
-    /// Throughput at each batch size from 1 up, as a share of the highest.
-    fn shares(&self, spec: &ModelSpec, host: Nanos) -> Vec<f64> {
+    /// Throughput at each batch size from 1 up, as a share of the highest, and that.
+    fn shares(&self, spec: &ModelSpec, host: Nanos) -> (Vec<f64>, f64) {
         let input_len = self.input_lens.div_ceil(self.num.max(1)).max(1);
         let output_len = match self.num_ended {
             0 => OutputLen::known(spec.output_len_p90).predict(),
@@ -111,7 +127,7 @@ impl Seen {
         };
         let all = throughputs(spec, host, input_len as u32, output_len);
         let most = all.iter().copied().fold(0.0, f64::max);
-        all.into_iter().map(|t| t / most).collect()
+        (all.into_iter().map(|t| t / most).collect(), most)
     }
 }
 
@@ -171,7 +187,7 @@ mod tests {
                 input_lens,
                 ..Seen::default()
             };
-            seen.shares(&spec(), Nanos::ZERO)
+            seen.shares(&spec(), Nanos::ZERO).0
         };
         // One at a time of 4 in 500 us, or 200 us each.
         let one_step = shares(2, 2);
@@ -196,7 +212,7 @@ mod tests {
             ..Seen::default()
         };
         // Two launches of 50 us of the host each: one in 300 us, four in 600.
-        let shares = seen.shares(&spec(), Nanos(50_000));
+        let (shares, _) = seen.shares(&spec(), Nanos(50_000));
         let expected = (1.0 / 300.0) / (4.0 / 600.0);
         assert!((shares[0] - expected).abs() < 1e-9, "{shares:?}");
     }

@@ -92,6 +92,8 @@ pub struct Case {
     pub capacity_rps: f64,
     /// Time of a request of mean lengths alone, milliseconds.
     pub alone_ms: f64,
+    /// Other models on the same device, with their arrivals ([`Case::shared`]).
+    pub beside: Vec<Case>,
 }
 
 impl Case {
@@ -141,20 +143,30 @@ impl Case {
             load,
             capacity_rps,
             alone_ms,
+            beside: Vec::new(),
         }
     }
 
-    /// The arrivals of a draw, from 0, sorted by time: as many each time, of the same process and
+    /// The arrivals of a draw, from 0, sorted by time: as many each time where there is one model, of the same process and
     /// lengths, independent of those of other draws.
     ///
     /// # Errors
     /// As [`Workload::generate`].
     pub fn arrivals(&self, draw: u32) -> Result<Vec<Arrival>> {
-        let stream = Stream::new(MODEL, self.process.clone(), self.lengths.clone());
-        let limit = Limit::Requests(self.num_requests);
+        let stream = |case: &Self| {
+            let model = case.model().name.as_str();
+            Stream::new(model, case.process.clone(), case.lengths.clone())
+        };
+        let workload = Workload {
+            streams: self.models().map(stream).collect(),
+            limit: match self.beside.is_empty() {
+                true => Limit::Requests(self.num_requests),
+                false => Limit::Duration(self.span()),
+            },
+        };
         // An odd constant, 2^64 over the golden ratio: no draw has the seed of a case nearby.
         let seed = u64::from(draw).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        Workload::single(stream, limit).generate(self.seed.wrapping_add(seed))
+        workload.generate(self.seed.wrapping_add(seed))
     }
 
     /// The model.
@@ -170,7 +182,7 @@ impl Case {
         self.model().sla().expect("every case states a target")
     }
 
-    /// Arrivals per second.
+    /// Arrivals per second of this model.
     pub fn rate_rps(&self) -> f64 {
         self.load * self.capacity_rps
     }

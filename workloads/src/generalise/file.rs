@@ -19,6 +19,9 @@ pub struct Header {
     pub from: u64,
     /// One past the last seed.
     pub to: u64,
+    /// Models of each case.
+    #[serde(default = "one_model", skip_serializing_if = "is_one")]
+    pub models: usize,
     /// Sets of arrivals of each case.
     #[serde(default = "one")]
     pub draws: u32,
@@ -34,6 +37,7 @@ pub struct Header {
 /// Never: every field has a JSON form.
 pub fn text(
     seeds: &Range<u64>,
+    models: usize,
     draws: u32,
     policies: &[String],
     results: &[CaseResult],
@@ -43,6 +47,7 @@ pub fn text(
         format: FORMAT.into(),
         from: seeds.start,
         to: seeds.end,
+        models,
         draws,
         policies: policies.to_vec(),
         judge: summary.judge.clone(),
@@ -51,6 +56,14 @@ pub fn text(
     lines.extend(results.iter().map(json));
     lines.push(json(&serde_json::json!({ "summary": summary })));
     lines.join("\n") + "\n"
+}
+
+fn one_model() -> usize {
+    1
+}
+
+fn is_one(models: &usize) -> bool {
+    *models == 1
 }
 
 fn one() -> u32 {
@@ -72,10 +85,13 @@ mod tests {
         let results = [result(5, "adaptive", &rows), result(6, "adaptive", &rows)];
         let summary = Summary::new("adaptive", &results);
         let policies = ["greedy".to_owned(), "adaptive".to_owned()];
-        let text = text(&(5..7), 3, &policies, &results, &summary);
+        let text = text(&(5..7), 2, 3, &policies, &results, &summary);
         let lines: Vec<&str> = text.lines().collect();
         let header: Header = serde_json::from_str(lines[0]).unwrap();
-        assert_eq!((header.from, header.to, header.draws), (5, 7, 3));
+        assert_eq!(
+            (header.from, header.to, header.models, header.draws),
+            (5, 7, 2, 3)
+        );
         for (line, want) in lines[1..3].iter().zip(&results) {
             let got: CaseResult = serde_json::from_str(line).unwrap();
             assert_eq!(got, *want);

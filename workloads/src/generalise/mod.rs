@@ -16,6 +16,7 @@ pub mod case;
 pub mod file;
 pub mod report;
 pub mod run;
+pub mod shared;
 pub mod summary;
 
 pub use case::Case;

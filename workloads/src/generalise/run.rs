@@ -13,7 +13,7 @@ use super::{GOODPUT_TOLERANCE, TOLERANCE};
 use crate::arrivals::Arrival;
 use crate::error::{Error, Result};
 use crate::experiment::{Detail, Simulation};
-use crate::results::RunResult;
+use crate::results::{FinishedRequest, RunResult};
 use crate::sweep::judge::ERRORS;
 use crate::sweep::points::{SUSTAINED_GROWTH, is_online, name, paired};
 use crate::sweep::score::{backlog_growth, objective_ms};
@@ -53,6 +53,10 @@ pub struct Facts {
     pub alone_ms: f64,
     /// SLA target, milliseconds.
     pub sla_ms: f64,
+    /// The same of other models on the device. What is said of arrivals in all holds for the first;
+    /// there, `load` is that of all models.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub beside: Vec<Facts>,
 }
 
 impl Facts {
@@ -62,7 +66,7 @@ impl Facts {
             seed: case.seed,
             blocks: case.blocks(),
             cost: case.cost,
-            has_loops: case.has_loops(),
+            has_loops: case.models().any(Case::has_loops),
             max_batch: case.model().max_batch,
             dispatch_us: case.profile.dispatch_us,
             lengths: case.length_kind,
@@ -70,11 +74,12 @@ impl Facts {
             mean_output: case.lengths.mean_output(),
             arrivals: case.arrival_kind,
             requests: case.num_requests,
-            span_s: case.num_requests as f64 / case.rate_rps(),
-            load: case.load,
+            span_s: case.num_requests as f64 / case.rate_of_all(),
+            load: case.models().map(|c| c.load).sum(),
             capacity_rps: case.capacity_rps,
             alone_ms: case.alone_ms,
             sla_ms: case.sla().as_ms(),
+            beside: case.beside.iter().map(Self::new).collect(),
         }
     }
 }
@@ -262,14 +267,15 @@ pub fn check(seeds: &Range<u64>, policies: &[String], judge: &str) -> Result<()>
     Ok(())
 }
 
-/// Simulates `policies` on the cases of `seeds`, in the order of seeds, each under `draws` (at least
-/// one) sets of its arrivals. `threads` is the number of threads, all cores if absent; `tick` is
+/// Simulates `policies` on the cases of `seeds` with so many models each, in the order of seeds, each
+/// under `draws` (at least one) sets of its arrivals. `threads` is the number of threads, all cores if absent; `tick` is
 /// called after each simulation.
 ///
 /// # Errors
 /// As [`check`]; a simulation in which the checker finds a broken rule.
 pub fn run(
     seeds: Range<u64>,
+    num_models: usize,
     draws: u32,
     policies: &[String],
     judge: &str,
@@ -282,7 +288,15 @@ pub fn run(
         pool = pool.num_threads(threads);
     }
     let pool = pool.build().map_err(|e| Error::run("threads", e))?;
-    let of_seed = |seed| run_case(&Case::new(seed), draws, policies, judge, tick);
+    let of_seed = |seed| {
+        run_case(
+            &Case::shared(seed, num_models),
+            draws,
+            policies,
+            judge,
+            tick,
+        )
+    };
     pool.install(|| seeds.into_par_iter().map(of_seed).collect())
 }
 
@@ -313,8 +327,9 @@ pub fn run_case(
 }
 
 fn simulate(case: &Case, arrivals: &[Arrival], spec: &str) -> Result<Standing> {
+    let device = case.device();
     let simulation = Simulation {
-        profile: &case.profile,
+        profile: &device,
         arrivals,
         sla: None,
         classes: &[],
@@ -327,10 +342,11 @@ fn simulate(case: &Case, arrivals: &[Arrival], spec: &str) -> Result<Standing> {
     let done = simulation.run(spec, None, &mut (), Detail::Launches)?;
     let (requests, sla) = (&done.requests, case.sla());
     let model = case.model().name.as_str();
-    let row = RunResult::summarise(spec, model, case.rate_rps(), sla, requests, &done.counters);
+    let rate = case.rate_of_all();
+    let row = RunResult::summarise(spec, model, rate, sla, requests, &done.counters);
     Ok(Standing {
         policy: spec.into(),
-        j_ms: objective_ms(requests, sla),
+        j_ms: objective_of_all(case, requests),
         mean_ms: row.mean_ms,
         p99_ms: row.p99_ms,
         violation_rate: row.violation_rate,
@@ -341,6 +357,20 @@ fn simulate(case: &Case, arrivals: &[Arrival], spec: &str) -> Result<Standing> {
         j_by_draw: Vec::new(),
         goodput_by_draw: Vec::new(),
     })
+}
+
+/// J over the requests of all models, each with its model's target.
+fn objective_of_all(case: &Case, requests: &[FinishedRequest]) -> f64 {
+    if case.beside.is_empty() {
+        return objective_ms(requests, case.sla());
+    }
+    let of_model = |case: &Case| {
+        let is_own = |r: &&FinishedRequest| *r.model == *case.model().name;
+        let own: Vec<_> = requests.iter().filter(is_own).cloned().collect();
+        objective_ms(&own, case.sla()) * own.len() as f64
+    };
+    let sum: f64 = case.models().map(of_model).sum();
+    sum / requests.len().max(1) as f64
 }
 
 /// a / b; 1 for 0 / 0.

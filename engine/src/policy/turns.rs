@@ -1,0 +1,192 @@
+//! Which of several models goes next, among flows of one priority level.
+//!
+//! By the least charge alone (`share.rs`) a model whose requests come seldom has its turn as soon as
+//! one of them comes: it runs in the smallest batches, in which it takes the most of the device, and
+//! there is no time left for batches of the others. So a rule may let models take turns by what is good
+//! for their requests, as long as they have been charged nearly as little: whoever has been charged more
+//! than the least by [`ROUNDS`] rounds, a full batch of every model that has work each, comes behind.
+//! What one has been charged less counts only while it waits (`Shares::forgive`).
+//!
+//! Source of `short` and `ripe`: the rule c mu of the theory of queues (Cox and Smith, "Queues", 1961),
+//! who holds up most for its time first, and MaxWeight (Tassiulas and Ephremides, 1992), which weighs by
+//! what has gathered as well and so is stable wherever any rule is; here with batches in the place of
+//! single requests.
+
+use std::cmp::Ordering;
+
+use lazybatch_sla::{ModelId, Nanos, Time};
+use smallvec::SmallVec;
+
+use super::gate::rows;
+use super::promise::Promises;
+use super::share::{Claim, Shares};
+use crate::core::{Flow, Key, RequestState, SubBatch, View};
+
+/// By how many rounds a model may have been charged more than another before that goes first.
+const ROUNDS: f64 = 8.0;
+/// When a request without a target counts as due, behind its arrival.
+const PATIENCE: Nanos = Nanos::from_ms(1000);
+
+/// How models take turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turns {
+    /// By charge alone.
+    Least,
+    /// That whose last pass of a block began first.
+    Round,
+    /// The earliest deadline first, within a pass too.
+    Due,
+    /// By the requests of a batch over the time that it takes to its end, within a pass too.
+    Short,
+    /// By the time since their arrivals, added over the requests of a batch, over the time that it
+    /// takes to its end, within a pass too.
+    Ripe,
+}
+
+/// The words of a rule.
+const WORDS: [(&str, Turns); 4] = [
+    ("round", Turns::Round),
+    ("due", Turns::Due),
+    ("short", Turns::Short),
+    ("ripe", Turns::Ripe),
+];
+
+/// The last passes of blocks that began, as numbers that grow, by model.
+pub(super) type Began = Vec<u64>;
+
+impl Turns {
+    /// That of a word.
+    pub fn find(word: &str) -> Option<Self> {
+        WORDS.iter().find(|w| w.0 == word).map(|w| w.1)
+    }
+
+    /// Whether another model may have its turn within a pass.
+    pub fn preempts(self) -> bool {
+        matches!(self, Self::Due | Self::Short | Self::Ripe)
+    }
+
+    /// Models that have someone ready or launchable, in the order of their turns.
+    pub fn order(
+        self,
+        view: &View<'_>,
+        shares: &mut Shares,
+        promises: &mut Promises,
+        began: &Began,
+    ) -> SmallVec<[ModelId; 4]> {
+        let mut models: SmallVec<[ModelId; 4]> = view.ready().collect();
+        let launchable = view.table().iter().filter(|e| view.is_launchable(e));
+        models.extend(launchable.map(|e| e.model));
+        models.sort_unstable();
+        models.dedup();
+        if models.len() < 2 {
+            return models;
+        }
+        if self != Self::Least {
+            shares.forgive(view);
+        }
+        let claims: SmallVec<[Claim; 4]> = models.iter().map(|&m| shares.of_model(m)).collect();
+        let Some(least) = claims.iter().copied().min_by(Claim::order) else {
+            return models;
+        };
+        let full = |&m: &ModelId| promises.whole(view, m, view.model(m).max_batch).0 as f64;
+        let most = match self {
+            Self::Least => least.charged,
+            _ => least.charged + ROUNDS * models.iter().map(full).sum::<f64>(),
+        };
+        let of_model = |(&model, claim): (&ModelId, Claim)| Turn {
+            model,
+            claim,
+            is_behind: !claim.is_as_urgent(&least) || claim.charged > most,
+            merit: match self {
+                Self::Least => 0.0,
+                Self::Round => -(began.get(model.index()).copied().unwrap_or_default() as f64),
+                Self::Due => -(first_due(view, model).0 as f64),
+                Self::Short => merit(view, promises, model, |_| 1.0),
+                Self::Ripe => merit(view, promises, model, |r| {
+                    (view.now.since(r.request.arrival).0 + 1) as f64
+                }),
+            },
+        };
+        let mut turns: SmallVec<[Turn; 4]> = models.iter().zip(claims).map(of_model).collect();
+        turns.sort_by(Turn::order);
+        turns.iter().map(|turn| turn.model).collect()
+    }
+}
+
+/// A model at a decision.
+struct Turn {
+    model: ModelId,
+    claim: Claim,
+    /// Others of its level have been charged too much less, or are of a higher level.
+    is_behind: bool,
+    /// The greatest first.
+    merit: f64,
+}
+
+impl Turn {
+    fn order(&self, other: &Self) -> Ordering {
+        let same = match self.is_behind {
+            true => self.claim.order(&other.claim),
+            false => other.merit.total_cmp(&self.merit),
+        };
+        let behind = self.is_behind.cmp(&other.is_behind);
+        behind.then(same).then(self.model.cmp(&other.model))
+    }
+}
+
+/// Entries of a model that may be launched.
+fn entries<'a>(view: &View<'a>, model: ModelId) -> impl Iterator<Item = &'a SubBatch> {
+    let view = *view;
+    let own = move |e: &&SubBatch| e.model == model && view.is_launchable(e);
+    view.table().iter().filter(own)
+}
+
+/// Flows of a model that wait and are neither too late nor delayed.
+fn in_time<'a>(view: &View<'a>, model: ModelId) -> impl Iterator<Item = &'a Flow> {
+    let in_time = |f: &&Flow| !f.key.is_late && !f.key.is_delayed;
+    view.queue(model).flows().filter(in_time)
+}
+
+/// The earliest deadline of those in flight and of those who are first in their flows.
+fn first_due(view: &View<'_>, model: ModelId) -> Time {
+    let due = |r: &RequestState| match r.deadline {
+        Time::MAX => r.request.arrival + PATIENCE,
+        deadline => deadline,
+    };
+    let in_flight = entries(view, model).flat_map(|e| view.members(e));
+    let waiting = in_time(view, model).filter_map(Flow::front);
+    let waiting = waiting.map(|key| view.request(key));
+    in_flight.chain(waiting).map(due).min().unwrap_or(Time::MAX)
+}
+
+/// What the requests of the batch that would run count, by the weights of their classes, over the time
+/// that it takes to its end; where several are in flight the most.
+fn merit(
+    view: &View<'_>,
+    promises: &mut Promises,
+    model: ModelId,
+    counts: impl Fn(&RequestState) -> f64,
+) -> f64 {
+    let counts = |r: &RequestState| view.classes()[r.request.class.index()].weight * counts(r);
+    let of_entry = |e: &SubBatch| {
+        let all: f64 = view.members(e).map(&counts).sum();
+        all / promises.rest(view, e, rows(view, e)).0.max(1) as f64
+    };
+    if let Some(most) = entries(view, model).map(of_entry).max_by(f64::total_cmp) {
+        return most;
+    }
+    let (mut samples, mut all) = (0, 0.0);
+    let waiting = in_time(view, model).flat_map(Flow::iter);
+    for state in waiting.map(|key: Key| view.request(key)) {
+        let more = samples + state.request.samples;
+        if samples > 0 && more > view.model(model).max_batch {
+            break;
+        }
+        samples = more;
+        all += counts(state);
+    }
+    match samples {
+        0 => 0.0,
+        _ => all / promises.whole(view, model, samples).0.max(1) as f64,
+    }
+}
