@@ -103,7 +103,7 @@ pub fn infer(op: &Op, operands: &[&TensorType], cx: &Context<'_>) -> Result<Type
             }
             rows::rope(&args, *heads, *dim)
         }
-        Op::Attention { heads, .. } => rows::attention(&args, heads),
+        Op::Attention { heads, bias, .. } => rows::attention(&args, heads, *bias),
         Op::StateAttention {
             heads,
             keys,

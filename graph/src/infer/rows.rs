@@ -170,8 +170,8 @@ pub(super) fn check_heads(args: &Args<'_>, heads: &Heads) -> Result<(), Error> {
     Ok(())
 }
 
-pub(super) fn attention(args: &Args<'_>, heads: &Heads) -> Result<Types, Error> {
-    args.count(3)?;
+pub(super) fn attention(args: &Args<'_>, heads: &Heads, bias: bool) -> Result<Types, Error> {
+    args.count(3 + usize::from(bias))?;
     check_heads(args, heads)?;
     if args.cx.repeat != Repeat::Once {
         return args
@@ -185,6 +185,18 @@ pub(super) fn attention(args: &Args<'_>, heads: &Heads) -> Result<Types, Error> 
             name,
             &TensorType::activation(DType::F32, Dim::Rows, &[features]),
         )?;
+    }
+    if bias {
+        let [rows, distances] = args.weight(3, "bias")?;
+        let max = args.cx.max_positions().unwrap_or(1);
+        let fits = rows == heads.query && distances % 2 == 1 && distances.div_ceil(2) >= max;
+        if !fits {
+            let expected = format!(
+                "{} rows with a column for each distance of {max} positions",
+                heads.query
+            );
+            return args.cx.fail("bias", expected, args.types[3]);
+        }
     }
     one(Dim::Rows, &[heads.query * heads.dim])
 }
