@@ -4,7 +4,7 @@ use lazybatch_graph::chain::{Step, With};
 use lazybatch_graph::onnx::Elem;
 use lazybatch_graph::{
     Act, At, Attribute, Bin, DType, Fused, Heads, Layout, MultiHead, Op, Operand, Part, Pool,
-    Produced, Program, ProgramBuilder, Repeat, TensorOp, ValueId, Window,
+    Produced, Program, ProgramBuilder, Repeat, Seen, TensorOp, ValueId, Window,
 };
 
 use crate::custom::KernelRegistry;
@@ -149,6 +149,17 @@ fn heads(query: usize, kv: usize, dim: usize) -> Heads {
         kv,
         dim,
         scale: 1.0 / (dim as f32).sqrt(),
+    }
+}
+
+fn attention(heads: Heads, seen: Seen, bias: bool) -> Op {
+    Op::Attention { heads, seen, bias }
+}
+
+fn within(causal: bool, most: usize) -> Seen {
+    Seen {
+        causal,
+        window: Some(most),
     }
 }
 
@@ -313,19 +324,38 @@ fn row_problems() -> Vec<Problem> {
         op(Static, top_k(3, true), &[X(&[700])]),
         op(
             Rows,
-            Op::Attention {
-                heads: heads(2, 2, 8),
-                causal: false,
-            },
+            attention(heads(2, 2, 8), Seen::ALL, false),
             &[X(&[16]), X(&[16]), X(&[16])],
         ),
         op(
             Rows,
-            Op::Attention {
-                heads: heads(4, 2, 5),
-                causal: true,
-            },
+            attention(heads(4, 2, 5), Seen::CAUSAL, false),
             &[X(&[20]), X(&[10]), X(&[10])],
+        ),
+        op(
+            Rows,
+            attention(heads(1, 1, 7), within(false, 6), false),
+            &[X(&[7]), X(&[7]), X(&[7])],
+        ),
+        op(
+            Rows,
+            attention(heads(2, 1, 9), within(true, 3), false),
+            &[X(&[18]), X(&[9]), X(&[9])],
+        ),
+        op(
+            Rows,
+            attention(heads(4, 2, 6), Seen::ALL, true),
+            &[X(&[24]), X(&[12]), X(&[12]), W(&[4, 2 * LONGEST - 1])],
+        ),
+        op(
+            Rows,
+            attention(heads(2, 2, 33), Seen::CAUSAL, true),
+            &[X(&[66]), X(&[66]), X(&[66]), W(&[2, 2 * LONGEST + 9])],
+        ),
+        op(
+            Rows,
+            attention(heads(3, 1, 4), within(false, 5), true),
+            &[X(&[12]), X(&[4]), X(&[4]), W(&[3, 2 * LONGEST - 1])],
         ),
     ];
     for act in [
@@ -686,7 +716,7 @@ fn prompted_decoder(samples: bool) -> Problem {
         let k = b.rope("k.rope", k, rope.0, rope.1, rope.2);
         b.seq_write("k.keep", memory.keys, At::All, k);
         b.seq_write("v.keep", memory.values, At::All, v);
-        let x = b.attention("attend", [q, k, v], heads(2, 2, 8), true);
+        let x = b.attention("attend", [q, k, v], heads(2, 2, 8), Seen::CAUSAL, None);
         let x = b.last_row("last", x);
         let best = choose(&mut b, "first", x);
         b.vec_write("first.keep", last, best);

@@ -193,6 +193,7 @@ fn compile(
         refused: Vec::new(),
         notes: BTreeSet::new(),
         stepped: BTreeSet::new(),
+        terms: BTreeMap::new(),
         max_len,
         max_steps: None,
     };
@@ -211,6 +212,7 @@ fn compile(
         refused: Vec::new(),
         notes: BTreeSet::new(),
         stepped: BTreeSet::new(),
+        terms: BTreeMap::new(),
         max_len,
         max_steps: (!pair.manifest.decoder.cache.is_empty()).then_some(max_steps as usize),
     };

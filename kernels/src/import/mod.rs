@@ -159,6 +159,7 @@ fn compile_as(
         refused: Vec::new(),
         notes: BTreeSet::new(),
         stepped: BTreeSet::new(),
+        terms: BTreeMap::new(),
         max_len,
         max_steps: None,
     };

@@ -283,7 +283,10 @@ pub(super) fn run(
             }
             y
         }
-        Op::Attention { heads, causal } => attention::within(x(0), x(1), x(2), *heads, *causal),
+        Op::Attention { heads, seen, bias } => {
+            let bias = bias.then(|| x(3));
+            attention::within([x(0), x(1), x(2)], *heads, *seen, bias)
+        }
         Op::StateAttention {
             heads,
             keys,
