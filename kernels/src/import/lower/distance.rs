@@ -145,22 +145,17 @@ pub(super) fn table(
     lengths: &[usize],
     at: impl Fn(usize, bool) -> Result<Option<ByDistance>, String>,
 ) -> Result<ByDistance, String> {
-    let mut failed = 0;
+    let mut differs = 0;
     for is_relative in [false, true] {
         let mut longest: Option<ByDistance> = None;
         let mut fails = None;
         for &len in lengths.iter().rev() {
-            let found = at(len, is_relative)?;
-            let Some(found) = found else {
-                fails = Some(len);
-                break;
-            };
-            match &mut longest {
-                None => longest = Some(found),
-                Some(longest) if longest.begins(&found, is_relative) => {
-                    longest.least_hidden = longest.least_hidden.max(found.least_hidden);
+            match (&mut longest, at(len, is_relative)?) {
+                (None, found @ Some(_)) => longest = found,
+                (Some(all), Some(found)) if all.begins(&found, is_relative) => {
+                    all.least_hidden = all.least_hidden.max(found.least_hidden);
                 }
-                Some(_) => {
+                _ => {
                     fails = Some(len);
                     break;
                 }
@@ -171,12 +166,19 @@ pub(super) fn table(
                 return Err(format!("its mask {name} hides positions from themselves"));
             }
             (Some(table), None) => return Ok(table),
-            (_, len) => failed = len.unwrap_or(failed),
+            (_, len) => differs = len.unwrap_or(differs),
+        }
+    }
+    // The least length at which it is no such table tells which --max-len would do.
+    for &len in lengths {
+        if at(len, false)?.is_none() && at(len, true)?.is_none() {
+            differs = len;
+            break;
         }
     }
     Err(format!(
         "its mask {name} depends on more than the head and how far a key is behind its query, at length \
-         {failed}"
+         {differs}"
     ))
 }
 
