@@ -194,6 +194,7 @@ fn compile(
         notes: BTreeSet::new(),
         stepped: BTreeSet::new(),
         terms: BTreeMap::new(),
+        biases: Vec::new(),
         max_len,
         max_steps: None,
     };
@@ -213,6 +214,7 @@ fn compile(
         notes: BTreeSet::new(),
         stepped: BTreeSet::new(),
         terms: BTreeMap::new(),
+        biases: Vec::new(),
         max_len,
         max_steps: (!pair.manifest.decoder.cache.is_empty()).then_some(max_steps as usize),
     };

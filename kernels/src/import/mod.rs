@@ -160,6 +160,7 @@ fn compile_as(
         notes: BTreeSet::new(),
         stepped: BTreeSet::new(),
         terms: BTreeMap::new(),
+        biases: Vec::new(),
         max_len,
         max_steps: None,
     };

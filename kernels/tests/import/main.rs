@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod attention;
+mod distance;
 mod edges;
 mod hostile;
 mod lowering;

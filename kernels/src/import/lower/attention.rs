@@ -347,7 +347,7 @@ impl Lower<'_> {
                 lead: &key.1,
                 len,
             };
-            Ok(beside.table(is_relative, &key.0))
+            Ok(beside.table(is_relative))
         })?;
         let term = (!found.is_nothing()).then_some(found);
         self.terms.insert(key, term.clone());
@@ -443,15 +443,9 @@ impl Lower<'_> {
         if scores.q.layout.has_len() {
             let (mut seen, mut bias) = (Seen::ALL, None);
             if let Some(term) = &scores.term {
-                let columns = 2 * self.max_len - 1;
                 let values;
                 (seen, values) = term.split(heads.query, self.max_len);
-                bias = values.map(|values| {
-                    let name = format!("{}.by distance of {} heads", term.name, heads.query);
-                    let dims = [heads.query, columns];
-                    self.items
-                        .weight(&name, || Tensor::from_f32(&dims, &values))
-                });
+                bias = values.map(|values| self.bias(node, heads.query, values));
             }
             args.extend(bias);
             let op = Op::Attention {
@@ -475,6 +469,22 @@ impl Lower<'_> {
 }
 
 impl Lower<'_> {
+    /// A bias by distance `[heads, 2 max_len - 1]`. Layers that have the same elements share one, whatever
+    /// the graph calls them.
+    fn bias(&mut self, node: &Node, heads: usize, values: Vec<f32>) -> Arg {
+        let same = self.biases.iter().find(|(of, _)| *of == values);
+        if let Some((_, bias)) = same {
+            return *bias;
+        }
+        let dims = [heads, values.len() / heads];
+        let make = || Tensor::from_f32(&dims, &values);
+        let bias = self
+            .items
+            .weight(&format!("{}.by distance", node.outputs[0]), make);
+        self.biases.push((values, bias));
+        bias
+    }
+
     /// Attention of this step's query over caches that its row is behind.
     fn over_caches(
         &mut self,

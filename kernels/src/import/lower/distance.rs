@@ -21,8 +21,6 @@ const ROUNDED: f64 = 4.0 * f32::EPSILON as f64;
 /// What is added to scores by the distance of a key from its query.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::import) struct ByDistance {
-    /// What it is made of.
-    pub name: String,
     /// A row for each head, or one for all heads: distances from the earliest key's to the latest's, 0 in
     /// the middle. Minus infinity where keys are hidden.
     rows: Vec<Vec<f64>>,
@@ -75,7 +73,7 @@ impl Beside<'_> {
 
     /// Its table; none where the operand depends on more than the distance. With `is_relative` it counts
     /// from what a query adds for its own key.
-    pub fn table(&self, is_relative: bool, name: &str) -> Option<ByDistance> {
+    pub fn table(&self, is_relative: bool) -> Option<ByDistance> {
         let strides = self.strides()?;
         let (of_lead, of_square) = strides.split_at(self.lead.len());
         let &[row_step, step] = of_square else {
@@ -88,8 +86,10 @@ impl Beside<'_> {
             self.lead.iter().product()
         };
         let values = self.values();
+        let shown = values.iter().filter(|v| v.is_finite() && **v > HIDDEN);
+        let most = shown.fold(1.0_f64, |most, v| most.max(v.abs()));
+        let rounded = if is_relative { ROUNDED * most } else { 0.0 };
         let mut made = ByDistance {
-            name: name.to_owned(),
             rows: Vec::with_capacity(heads),
             least_hidden: f64::NEG_INFINITY,
         };
@@ -120,11 +120,6 @@ impl Beside<'_> {
                     if first.is_nan() {
                         *first = v;
                     }
-                    let rounded = if is_relative {
-                        ROUNDED * (1.0 + at(query, key).abs() + own.abs())
-                    } else {
-                        0.0
-                    };
                     if !is_same(*first, v, rounded) {
                         return None;
                     }
@@ -241,7 +236,6 @@ impl ByDistance {
             both.map(|(a, b)| a + b).collect()
         };
         Self {
-            name: format!("{}+{}", self.name, other.name),
             rows: (0..heads).map(row).collect(),
             least_hidden: self.least_hidden.max(other.least_hidden),
         }
@@ -251,7 +245,6 @@ impl ByDistance {
     pub fn times(&self, factor: f64) -> Option<Self> {
         let row = |row: &Vec<f64>| row.iter().map(|v| v * factor).collect();
         (factor > 0.0 && factor.is_finite()).then(|| Self {
-            name: format!("{}*{factor}", self.name),
             rows: self.rows.iter().map(row).collect(),
             least_hidden: self.least_hidden,
         })

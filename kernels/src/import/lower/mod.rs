@@ -59,6 +59,8 @@ pub(super) struct Lower<'t> {
     pub stepped: BTreeSet<&'t str>,
     /// What known operands add to scores, by operand and by the sizes of the scores' first axes.
     pub terms: BTreeMap<(String, Vec<usize>), Option<ByDistance>>,
+    /// Biases by distance, each with its elements.
+    pub biases: Vec<(Vec<f32>, Arg)>,
     /// Most positions of a sequence.
     pub max_len: usize,
     /// Most steps of a decoder whose length is that of its caches: the number of steps so far.
