@@ -210,9 +210,12 @@ fn flops(program: &Program, id: NodeId) -> (u64, u64) {
     };
     let per_pair = match &node.op {
         // Scores and weighted sum are two operations per feature each, softmax four per head.
-        // A bias is one more.
-        Op::Attention { heads, bias, .. } => {
-            (4 * heads.query * heads.dim + (4 + usize::from(*bias)) * heads.query) as u64
+        // A bias is one more, a cap a quotient, a tanh and a product.
+        Op::Attention {
+            heads, cap, bias, ..
+        } => {
+            let more = usize::from(*bias) + 3 * usize::from(cap.is_some());
+            (4 * heads.query * heads.dim + (4 + more) * heads.query) as u64
         }
         Op::StateAttention { heads, .. } => (4 * heads.query * heads.dim + 4 * heads.query) as u64,
         // Add, tanh, multiply-add per key feature; multiply-add per value feature; softmax.

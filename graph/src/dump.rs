@@ -250,7 +250,12 @@ impl fmt::Display for Op {
                     None => Ok(()),
                 }
             }
-            Self::Attention { heads, seen, bias } => {
+            Self::Attention {
+                heads,
+                seen,
+                cap,
+                bias,
+            } => {
                 let (query, kv, dim) = (heads.query, heads.kv, heads.dim);
                 write!(f, "attention {query}/{kv}x{dim}")?;
                 if seen.causal {
@@ -258,6 +263,9 @@ impl fmt::Display for Op {
                 }
                 if let Some(most) = seen.window {
                     write!(f, " within {most}")?;
+                }
+                if let Some(cap) = cap {
+                    write!(f, " cap {cap}")?;
                 }
                 f.write_str(if *bias { " bias" } else { "" })
             }

@@ -242,15 +242,18 @@ pub enum Op {
     },
     /// `Once` blocks: `q [rows, query * dim]`, `k [rows, kv * dim]`, `v [rows, kv * dim]`, then
     /// `bias [query, 2 m - 1]` if `bias`: scaled dot-product attention within each member, among the
-    /// positions that are `seen`. A bias is added to scaled scores by distance: head `h` of query `i`
-    /// adds `bias[h, m - 1 + j - i]` for key `j`; sequences have at most `m` positions. Minus infinity
-    /// hides, but may not stand at distance 0.
+    /// positions that are `seen`. With `cap`, scaled scores `s` are then `cap * tanh(s / cap)`. A bias is
+    /// added by distance, last: head `h` of query `i` adds `bias[h, m - 1 + j - i]` for key `j`; sequences
+    /// have at most `m` positions. Minus infinity hides, but may not stand at distance 0.
     Attention {
         /// Heads and scale.
         heads: Heads,
         /// Which keys a query sees.
         #[serde(flatten)]
         seen: Seen,
+        /// What scaled scores stay below in magnitude; a positive number.
+        #[serde(default, with = "crate::floats::option")]
+        cap: Option<f32>,
         /// A bias operand follows.
         #[serde(default)]
         bias: bool,

@@ -7,7 +7,7 @@ use std::path::Path;
 use lazybatch_graph::folder::{self, FORMAT, PROGRAM_FILE, WEIGHTS_FILE};
 use lazybatch_graph::onnx::Elem;
 use lazybatch_graph::{
-    Act, At, Attribute, DType, Heads, Layout, Operand, Part, Produced, Program, ProgramBuilder,
+    Act, At, Attribute, DType, Heads, Layout, Op, Operand, Part, Produced, Program, ProgramBuilder,
     Repeat, Seen, Tensor, TensorOp, Window, dump, optimize,
 };
 use proptest::prelude::*;
@@ -264,6 +264,13 @@ fn attention_keeps_what_it_sees_and_is_read_as_it_was_before() {
         ..Seen::ALL
     };
     let v = b.attention("near", [v, v, v], heads, near, Some(bias));
+    let capped = Op::Attention {
+        heads,
+        seen: Seen::ALL,
+        cap: Some(0.1),
+        bias: false,
+    };
+    let v = b.node("capped", capped, &[v, v, v])[0];
     b.emit("y", y, v);
     let had = b.finish().unwrap();
     folder::save(&had, &to).unwrap();
@@ -272,10 +279,10 @@ fn attention_keeps_what_it_sees_and_is_read_as_it_was_before() {
     let ops = |p: &Program| p.nodes.iter().map(|n| n.op.clone()).collect::<Vec<_>>();
     assert_eq!(ops(&had), ops(&got));
     assert_eq!(got.weights[0].source.to_f32(10)[4], f32::NEG_INFINITY);
-    // Before, there was neither window nor bias.
+    // Before, there was neither window nor cap nor bias.
     let text = fs::read_to_string(to.join(PROGRAM_FILE)).unwrap();
     let before = text.replace(
-        "\"causal\":true,\"window\":null,\"bias\":false",
+        "\"causal\":true,\"window\":null,\"cap\":null,\"bias\":false",
         "\"causal\":true",
     );
     assert_ne!(before, text);

@@ -208,7 +208,7 @@ impl ProgramBuilder {
         self.node1(name, op, &[x])
     }
 
-    /// Attention within each member.
+    /// Attention within each member, of scores without a cap.
     pub fn attention(
         &mut self,
         name: &str,
@@ -220,6 +220,7 @@ impl ProgramBuilder {
         let op = Op::Attention {
             heads,
             seen,
+            cap: None,
             bias: bias.is_some(),
         };
         let operands: SmallVec<[ValueId; 4]> = qkv.into_iter().chain(bias).collect();

@@ -170,9 +170,17 @@ pub(super) fn check_heads(args: &Args<'_>, heads: &Heads) -> Result<(), Error> {
     Ok(())
 }
 
-pub(super) fn attention(args: &Args<'_>, heads: &Heads, bias: bool) -> Result<Types, Error> {
+pub(super) fn attention(
+    args: &Args<'_>,
+    heads: &Heads,
+    cap: Option<f32>,
+    bias: bool,
+) -> Result<Types, Error> {
     args.count(3 + usize::from(bias))?;
     check_heads(args, heads)?;
+    if let Some(cap) = cap.filter(|cap| !cap.is_normal() || *cap < 0.0) {
+        return args.cx.fail("cap", "a positive number", cap);
+    }
     if args.cx.repeat != Repeat::Once {
         return args
             .cx

@@ -376,6 +376,7 @@ fn attention_rules() {
     let attention = Op::Attention {
         heads: HEADS,
         seen: Seen::CAUSAL,
+        cap: None,
         bias: false,
     };
     let qkv = ["rows f32 12", "rows f32 6", "rows f32 6"];
@@ -390,6 +391,7 @@ fn attention_rules() {
     let bad = Op::Attention {
         heads: Heads { kv: 3, ..HEADS },
         seen: Seen::CAUSAL,
+        cap: None,
         bias: false,
     };
     check(
@@ -398,9 +400,19 @@ fn attention_rules() {
         &["rows f32 12", "rows f32 9", "rows f32 9"],
         "!key heads dividing",
     );
+    for cap in [0.0, -1.0, f32::INFINITY, f32::NAN] {
+        let capped = Op::Attention {
+            heads: HEADS,
+            seen: Seen::ALL,
+            cap: Some(cap),
+            bias: false,
+        };
+        check(ONCE, capped, &qkv, "!cap: expected a positive number");
+    }
     let biased = Op::Attention {
         heads: HEADS,
         seen: Seen::ALL,
+        cap: Some(50.0),
         bias: true,
     };
     check(ONCE, biased.clone(), &qkv, "!number of operands");

@@ -6,12 +6,13 @@
 #define KEYS 32
 #define WARPS 4
 
-// `DIM` is the most features of a head, `QUERIES` how many queries a warp has. With `BIASED` a head adds
-// to scores by the distance of their keys, of which 0 stands in the middle of `columns`.
-template <u32 DIM, u32 QUERIES, bool BIASED>
+// `DIM` is the most features of a head, `QUERIES` how many queries a warp has. With `TERMS`
+// scores stay below `cap`, unless it is 0, and a head with a `bias` adds it by the distance of a score's
+// key, of which 0 stands in the middle of `columns`.
+template <u32 DIM, u32 QUERIES, bool TERMS>
 DEVICE void attention(const float *q, const float *k, const float *v, float *out,
                       const Member *members, u32 heads, u32 kv_heads, u32 dim, float scale,
-                      u32 before, u32 after, const float *bias, u32 columns) {
+                      u32 before, u32 after, float cap, const float *bias, u32 columns) {
     const u32 ROWS = WARPS * QUERIES, STRIDE = DIM + 4, PARTS = DIM / 32;
     __shared__ __align__(16) float queries[ROWS][DIM];
     // Keys, then the values of the same rows.
@@ -54,7 +55,7 @@ DEVICE void attention(const float *q, const float *k, const float *v, float *out
     u32 seen = last + after < m.own ? last + after : m.own;
     if (first >= m.own) seen = 0;
     u32 start = first > before ? (first - before) / KEYS * KEYS : 0;
-    bias += BIASED ? (u64)head * columns + columns / 2 : 0;
+    bias += TERMS ? (u64)head * columns + columns / 2 : 0;
     for (u32 key0 = start; key0 < seen; key0 += KEYS) {
         __syncthreads();
         load(k, key0);
@@ -81,10 +82,12 @@ DEVICE void attention(const float *q, const float *k, const float *v, float *out
             // Keys before the first that is seen wrap around to the largest numbers.
             bool sees = key < m.own && key + before - row <= before + after;
             float s = sees ? score[i] * scale : NEG_INF;
-            if (BIASED) {
+            if (TERMS) {
                 sees = sees && row < m.own;
-                if (sees) s += bias[(int)(key - row)];
+                if (cap != 0) s = cap * tanh_of(s / cap);
+                if (sees && columns) s += bias[(int)(key - row)];
                 sees = sees && s != NEG_INF;
+                s = sees ? s : NEG_INF;
             }
             float highest = larger(warp_max(s), top[i]);
             // Weights so far are relative to the old maximum; a tile without keys changes nothing.
@@ -132,20 +135,20 @@ DEVICE void attention(const float *q, const float *k, const float *v, float *out
     }
 }
 
-#define INSTANCE(NAME, DIM, QUERIES, BIASED)                                                       \
+#define INSTANCE(NAME, DIM, QUERIES, TERMS)                                                        \
     extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)                                    \
         NAME##_##DIM(const float *q, const float *k, const float *v, float *out,                   \
                      const Member *members, u32 heads, u32 kv_heads, u32 dim, float scale,         \
-                     u32 before, u32 after, const float *bias, u32 columns) {                      \
-        attention<DIM, QUERIES, BIASED>(q, k, v, out, members, heads, kv_heads, dim, scale,        \
-                                        before, after, bias, columns);                             \
+                     u32 before, u32 after, float cap, const float *bias, u32 columns) {           \
+        attention<DIM, QUERIES, TERMS>(q, k, v, out, members, heads, kv_heads, dim, scale,         \
+                                       before, after, cap, bias, columns);                         \
     }
 
 INSTANCE(attention, 32, 4, false)
 INSTANCE(attention, 64, 4, false)
 INSTANCE(attention, 128, 4, false)
 INSTANCE(attention, 256, 2, false)
-INSTANCE(attention_biased, 32, 4, true)
-INSTANCE(attention_biased, 64, 4, true)
-INSTANCE(attention_biased, 128, 4, true)
-INSTANCE(attention_biased, 256, 2, true)
+INSTANCE(attention_terms, 32, 4, true)
+INSTANCE(attention_terms, 64, 4, true)
+INSTANCE(attention_terms, 128, 4, true)
+INSTANCE(attention_terms, 256, 2, true)

@@ -8,10 +8,10 @@
 #define WARPS 4
 
 // `DIM` is the most features of a head.
-template <class H, u32 DIM, bool BIASED>
+template <class H, u32 DIM, bool TERMS>
 DEVICE void attention(const float *q, const float *k, const float *v, float *out,
                       const Member *members, u32 heads, u32 kv_heads, u32 dim, float scale,
-                      u32 before, u32 after, const float *bias, u32 columns) {
+                      u32 before, u32 after, float cap, const float *bias, u32 columns) {
     const u32 ROWS = 16 * WARPS, STEPS = DIM / 16;
     // Two features an element. Rows stand apart by 16 bytes more, so that eight of them lie in
     // different banks.
@@ -61,7 +61,7 @@ DEVICE void attention(const float *q, const float *k, const float *v, float *out
     u32 seen = last + after < m.own ? last + after : m.own;
     if (first >= m.own) seen = 0;
     u32 start = first > before ? (first - before) / KEYS * KEYS : 0;
-    bias += BIASED ? (u64)head * columns + columns / 2 : 0;
+    bias += TERMS ? (u64)head * columns + columns / 2 : 0;
 #pragma unroll 1
     for (u32 key0 = start; key0 < seen; key0 += KEYS) {
         __syncthreads();
@@ -106,7 +106,10 @@ DEVICE void attention(const float *q, const float *k, const float *v, float *out
                     bool sees = key < m.own && key + before - row <= before + after;
                     float &s = score[j][2 * r + e];
                     s = sees ? s * scale : NEG_INF;
-                    if (BIASED && sees && row < m.own) s += bias[(int)(key - row)];
+                    if (TERMS && sees && row < m.own) {
+                        if (cap != 0) s = cap * tanh_of(s / cap);
+                        if (columns) s += bias[(int)(key - row)];
+                    }
                     highest = larger(s, highest);
                 }
             }
@@ -162,13 +165,13 @@ DEVICE void attention(const float *q, const float *k, const float *v, float *out
     }
 }
 
-#define INSTANCE(NAME, H, DIM, BIASED)                                                             \
+#define INSTANCE(NAME, H, DIM, TERMS)                                                              \
     extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)                                    \
         NAME##_##H##_##DIM(const float *q, const float *k, const float *v, float *out,             \
                            const Member *members, u32 heads, u32 kv_heads, u32 dim, float scale,   \
-                           u32 before, u32 after, const float *bias, u32 columns) {                \
-        attention<H, DIM, BIASED>(q, k, v, out, members, heads, kv_heads, dim, scale, before,      \
-                                  after, bias, columns);                                           \
+                           u32 before, u32 after, float cap, const float *bias, u32 columns) {     \
+        attention<H, DIM, TERMS>(q, k, v, out, members, heads, kv_heads, dim, scale, before,       \
+                                 after, cap, bias, columns);                                       \
     }
 
 INSTANCE(attention_matrix, bf16, 32, false)
@@ -177,9 +180,9 @@ INSTANCE(attention_matrix, bf16, 128, false)
 INSTANCE(attention_matrix, f16, 32, false)
 INSTANCE(attention_matrix, f16, 64, false)
 INSTANCE(attention_matrix, f16, 128, false)
-INSTANCE(attention_matrix_biased, bf16, 32, true)
-INSTANCE(attention_matrix_biased, bf16, 64, true)
-INSTANCE(attention_matrix_biased, bf16, 128, true)
-INSTANCE(attention_matrix_biased, f16, 32, true)
-INSTANCE(attention_matrix_biased, f16, 64, true)
-INSTANCE(attention_matrix_biased, f16, 128, true)
+INSTANCE(attention_matrix_terms, bf16, 32, true)
+INSTANCE(attention_matrix_terms, bf16, 64, true)
+INSTANCE(attention_matrix_terms, bf16, 128, true)
+INSTANCE(attention_matrix_terms, f16, 32, true)
+INSTANCE(attention_matrix_terms, f16, 64, true)
+INSTANCE(attention_matrix_terms, f16, 128, true)

@@ -284,6 +284,7 @@ impl Bench {
                 max_rows: len,
                 heads,
                 seen: Seen::ALL,
+                cap: None,
                 bias: None,
             };
             let rate = Rate::Flops(4 * num * len * len * width);

@@ -153,7 +153,27 @@ fn heads(query: usize, kv: usize, dim: usize) -> Heads {
 }
 
 fn attention(heads: Heads, seen: Seen, bias: bool) -> Op {
-    Op::Attention { heads, seen, bias }
+    Op::Attention {
+        heads,
+        seen,
+        cap: None,
+        bias,
+    }
+}
+
+/// The same with a cap that scores come near.
+fn capped(op: Op) -> Op {
+    match op {
+        Op::Attention {
+            heads, seen, bias, ..
+        } => Op::Attention {
+            heads,
+            seen,
+            cap: Some(0.5),
+            bias,
+        },
+        other => other,
+    }
 }
 
 fn within(causal: bool, most: usize) -> Seen {
@@ -351,6 +371,16 @@ fn row_problems() -> Vec<Problem> {
             Rows,
             attention(heads(2, 2, 33), Seen::CAUSAL, true),
             &[X(&[66]), X(&[66]), X(&[66]), W(&[2, 2 * LONGEST + 9])],
+        ),
+        op(
+            Rows,
+            capped(attention(heads(2, 1, 10), Seen::CAUSAL, false)),
+            &[X(&[20]), X(&[10]), X(&[10])],
+        ),
+        op(
+            Rows,
+            capped(attention(heads(1, 1, 12), within(true, 6), true)),
+            &[X(&[12]), X(&[12]), X(&[12]), W(&[1, 2 * LONGEST - 1])],
         ),
         op(
             Rows,

@@ -5,19 +5,19 @@ use lazybatch_graph::{Heads, Seen, StateId};
 use super::device::Request;
 use super::eval::softmax;
 
-/// One query head over rows of keys and values, whose scores `bias` is added to.
+/// One query head over rows of keys and values; `to` makes its scores of scaled products, by key.
 fn head(
     q: &[f64],
     [keys, values]: [&[&[f64]]; 2],
     scale: f32,
     at: usize,
-    bias: Option<&[f64]>,
+    to: impl Fn(usize, f64) -> f64,
     out: &mut [f64],
 ) {
     let dim = out.len();
     let score = |(j, k): (usize, &&[f64])| {
         let dot: f64 = q.iter().zip(&k[at..at + dim]).map(|(a, b)| a * b).sum();
-        dot * f64::from(scale) + bias.map_or(0.0, |bias| bias[j])
+        to(j, dot * f64::from(scale))
     };
     let mut scores: Vec<f64> = keys.iter().enumerate().map(score).collect();
     softmax(&mut scores);
@@ -28,12 +28,12 @@ fn head(
     }
 }
 
-/// All heads; `bias` gives what a head adds to the scores of the keys.
-fn all_heads<'b>(
+/// All heads; `to` makes scores of scaled products, by head and key.
+fn all_heads(
     q: &[f64],
     rows: [&[&[f64]]; 2],
     heads: Heads,
-    bias: impl Fn(usize) -> Option<&'b [f64]>,
+    to: impl Fn(usize, usize, f64) -> f64,
 ) -> Vec<f64> {
     let mut out = vec![0.0; q.len()];
     if rows[0].is_empty() {
@@ -42,8 +42,9 @@ fn all_heads<'b>(
     for h in 0..heads.query {
         let range = h * heads.dim..(h + 1) * heads.dim;
         let at = h / (heads.query / heads.kv) * heads.dim;
-        let to = &mut out[range.clone()];
-        head(&q[range], rows, heads.scale, at, bias(h), to);
+        let out = &mut out[range.clone()];
+        let to = |key, score| to(h, key, score);
+        head(&q[range], rows, heads.scale, at, to, out);
     }
     out
 }
@@ -53,6 +54,7 @@ pub(super) fn within(
     [q, k, v]: [&[f64]; 3],
     heads: Heads,
     seen: Seen,
+    cap: Option<f32>,
     bias: Option<&[f64]>,
 ) -> Vec<f64> {
     let keys: Vec<&[f64]> = k.chunks_exact(heads.kv * heads.dim).collect();
@@ -61,11 +63,16 @@ pub(super) fn within(
     let rows = rows.flat_map(|(i, q)| {
         let seen = seen.keys(i, keys.len());
         let rows = [&keys[seen.clone()], &values[seen.clone()]];
-        all_heads(q, rows, heads, |h| {
-            let each = bias?.len() / heads.query;
-            // Distance 0 stands in the middle.
-            let first = each / 2 + seen.start - i;
-            Some(&bias?[h * each + first..][..seen.len()])
+        all_heads(q, rows, heads, |h, key, score| {
+            let score = cap
+                .map(f64::from)
+                .map_or(score, |cap| cap * (score / cap).tanh());
+            let added = bias.map_or(0.0, |bias| {
+                let each = bias.len() / heads.query;
+                // Distance 0 stands in the middle.
+                bias[h * each + each / 2 + seen.start + key - i]
+            });
+            score + added
         })
     });
     rows.collect()
@@ -83,7 +90,7 @@ fn rows(request: &Request, state: StateId) -> Vec<&[f64]> {
 pub(super) fn over_state(r: &Request, q: &[f64], heads: Heads, k: StateId, v: StateId) -> Vec<f64> {
     let (keys, values) = (rows(r, k), rows(r, v));
     let each = q.chunks_exact(heads.query * heads.dim);
-    each.flat_map(|q| all_heads(q, [&keys, &values], heads, |_| None))
+    each.flat_map(|q| all_heads(q, [&keys, &values], heads, |_, _, score| score))
         .collect()
 }
 

@@ -283,9 +283,14 @@ pub(super) fn run(
             }
             y
         }
-        Op::Attention { heads, seen, bias } => {
+        Op::Attention {
+            heads,
+            seen,
+            cap,
+            bias,
+        } => {
             let bias = bias.then(|| x(3));
-            attention::within([x(0), x(1), x(2)], *heads, *seen, bias)
+            attention::within([x(0), x(1), x(2)], *heads, *seen, *cap, bias)
         }
         Op::StateAttention {
             heads,

@@ -36,10 +36,12 @@ const F32: i64 = 1;
 const I64: i64 = 7;
 
 /// Nodes by op, operands and result, and the constants that they read.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Parts {
     nodes: Vec<Node>,
     constants: BTreeMap<String, Array>,
+    /// With one, scores are `cap * tanh(scores / cap)` before anything is added to them.
+    cap: Option<f32>,
 }
 
 impl Parts {
@@ -96,6 +98,13 @@ impl Parts {
         self.add_with("Transpose", &[&q], &name("k"), &turned(&[0, 1, 3, 2]));
         let mut scores = name("raw");
         self.add("MatMul", &[&q, &name("k")], &scores);
+        if let Some(cap) = self.cap {
+            self.constant("cap", float(cap));
+            self.add("Div", &[&scores, "cap"], &name("quotient"));
+            self.add("Tanh", &[&name("quotient")], &name("tanh"));
+            self.add("Mul", &[&name("tanh"), "cap"], &name("capped"));
+            scores = name("capped");
+        }
         for (i, term) in terms.iter().enumerate() {
             let sum = name(&format!("sum{i}"));
             self.add("Add", &[&scores, term], &sum);
@@ -280,14 +289,7 @@ fn slopes_times_distances_are_a_bias() {
     p.add("Neg", &["far.float"], "near");
     p.add("Mul", &["slopes", "near"], "alibi");
     p.attention("x", "y", &["alibi"], None);
-    let all = biases(
-        &Parts {
-            nodes: p.nodes.clone(),
-            constants: p.constants.clone(),
-        }
-        .model(),
-        2,
-    );
+    let all = biases(&p.clone().model(), 2);
     let of = |slope: f32| [2, 1, 0, 1, 2].map(|far| -slope * far as f32);
     assert_eq!(all, [of(0.3), of(0.07)]);
     let found = p.attentions();
@@ -310,14 +312,7 @@ fn slopes_that_count_keys_from_one_end_are_the_same_to_a_softmax() {
         p.add_with("Cast", &["counted"], "place", &to(F32));
         p.add("Mul", &["slopes", "place"], "alibi");
         p.attention("x", "y", &["alibi", "causal"], None);
-        let all = biases(
-            &Parts {
-                nodes: p.nodes.clone(),
-                constants: p.constants.clone(),
-            }
-            .model(),
-            3,
-        );
+        let all = biases(&p.clone().model(), 3);
         for (row, slope) in all.iter().zip([0.3_f32, 0.07]) {
             for (at, v) in row.iter().enumerate() {
                 let wanted = if at > 3 {
@@ -410,6 +405,33 @@ fn local_and_global_layers_see_what_they_saw_with_rotary_positions_of_two_bases(
 }
 
 #[test]
+fn scores_are_capped_before_masks() {
+    let mut p = Parts::positions();
+    p.causal();
+    p.cap = Some(1.5);
+    p.attention("x", "y", &["causal"], None);
+    let program = import_model(&p.model(), &Options::default()).unwrap();
+    let op = program.nodes.iter().find_map(|n| match &n.op {
+        Op::Attention {
+            heads, seen, cap, ..
+        } => Some((heads.scale, *seen, *cap)),
+        _ => None,
+    });
+    assert_eq!(op, Some((1.0, Seen::CAUSAL, Some(1.5))));
+    super::check_bits(program, 4, 60);
+    // Behind a mask it would show what is hidden.
+    let mut p = Parts::positions();
+    p.causal();
+    p.attention("x", "y", &["causal"], None);
+    let softmax = p.nodes.iter().position(|n| n.op == "Softmax").unwrap();
+    p.nodes[softmax].inputs[0] = "late".into();
+    p.nodes
+        .insert(softmax, node("Tanh", &["y.sum0"], "late", &[]));
+    let e = p.refusal();
+    assert!(e.contains("form is not recognised"), "{e}");
+}
+
+#[test]
 fn masks_slopes_and_windows_add_up() {
     let mut p = Parts::positions();
     p.causal();
@@ -427,11 +449,7 @@ fn masks_slopes_and_windows_add_up() {
     p.add("Where", &["later", "hidden", "shown"], "mask");
     window(&mut p, "local", 5);
     p.attention("x", "y", &["mask", "local"], None);
-    let model = Parts {
-        nodes: p.nodes.clone(),
-        constants: p.constants.clone(),
-    }
-    .model();
+    let model = p.clone().model();
     let far = f32::NEG_INFINITY;
     assert_eq!(
         biases(&model, 4)[0],

@@ -17,10 +17,10 @@ pub(super) const SOURCE: Source = Source {
         "attention_256",
         "attention_32",
         "attention_64",
-        "attention_biased_128",
-        "attention_biased_256",
-        "attention_biased_32",
-        "attention_biased_64",
+        "attention_terms_128",
+        "attention_terms_256",
+        "attention_terms_32",
+        "attention_terms_64",
     ],
     takes: |_, node| match node.op {
         Op::Attention { heads, .. } => takes_heads(heads),
@@ -69,7 +69,9 @@ pub struct Attention {
     pub heads: Heads,
     /// Which keys a query sees.
     pub seen: Seen,
-    /// Added to scaled scores.
+    /// What scaled scores stay below.
+    pub cap: Option<f32>,
+    /// Added to them last.
     pub bias: Option<Bias>,
 }
 
@@ -105,15 +107,21 @@ impl Attention {
         (query as u32, kv as u32, dim as u32)
     }
 
-    /// The bias and its columns; nothing without one.
-    pub(super) fn table(&self, kernel: &'static str) -> Result<(DevicePtr, u32), CudaError> {
+    /// Whether scores are more than scaled products.
+    pub(super) const fn has_terms(&self) -> bool {
+        self.cap.is_some() || self.bias.is_some()
+    }
+
+    /// The cap, the bias and its columns; zeros where there is none.
+    pub(super) fn terms(&self, kernel: &'static str) -> Result<(f32, DevicePtr, u32), CudaError> {
+        let cap = self.cap.unwrap_or(0.0);
         let Some(bias) = self.bias else {
-            return Ok((DevicePtr::NULL, 0));
+            return Ok((cap, DevicePtr::NULL, 0));
         };
         let columns = size(kernel, "distances", bias.columns)?;
         let expected = "an odd number of distances";
         expect(kernel, columns % 2 == 1, expected, columns)?;
-        Ok((bias.table, columns))
+        Ok((cap, bias.table, columns))
     }
 
     /// Positions that a query sees before and behind its own.
@@ -134,12 +142,12 @@ impl Kernels {
     /// Heads that do not go together, sizes out of range, or what the driver answers.
     pub fn attention(&self, stream: &Stream, a: &Attention) -> Result<(), CudaError> {
         const KERNEL: &str = "attention";
-        // The kernels without and with a bias, and the queries of a block.
+        // The kernels without and with a cap or a bias, and the queries of a block.
         let (names, queries) = match a.heads.dim {
-            1..=32 => (["attention_32", "attention_biased_32"], 16),
-            33..=64 => (["attention_64", "attention_biased_64"], 16),
-            65..=128 => (["attention_128", "attention_biased_128"], 16),
-            129..=256 => (["attention_256", "attention_biased_256"], 8),
+            1..=32 => (["attention_32", "attention_terms_32"], 16),
+            33..=64 => (["attention_64", "attention_terms_64"], 16),
+            65..=128 => (["attention_128", "attention_terms_128"], 16),
+            129..=256 => (["attention_256", "attention_terms_256"], 8),
             dim => return expect(KERNEL, false, "heads of 1 to 256 features", dim),
         };
         let Some(grid) = a.grid(KERNEL, queries)? else {
@@ -147,11 +155,11 @@ impl Kernels {
         };
         let (query, kv, dim) = a.sizes();
         let (before, after) = a.reach();
-        let (bias, columns) = a.table(KERNEL)?;
+        let (cap, bias, columns) = a.terms(KERNEL)?;
         launch!(
             self,
             stream,
-            names[usize::from(a.bias.is_some())],
+            names[usize::from(a.has_terms())],
             grid,
             a.q,
             a.k,
@@ -164,6 +172,7 @@ impl Kernels {
             a.heads.scale,
             before,
             after,
+            cap,
             bias,
             columns
         )

@@ -17,15 +17,15 @@ pub(super) const SOURCE: Source = Source {
         "attention_matrix_bf16_128",
         "attention_matrix_bf16_32",
         "attention_matrix_bf16_64",
-        "attention_matrix_biased_bf16_128",
-        "attention_matrix_biased_bf16_32",
-        "attention_matrix_biased_bf16_64",
-        "attention_matrix_biased_f16_128",
-        "attention_matrix_biased_f16_32",
-        "attention_matrix_biased_f16_64",
         "attention_matrix_f16_128",
         "attention_matrix_f16_32",
         "attention_matrix_f16_64",
+        "attention_matrix_terms_bf16_128",
+        "attention_matrix_terms_bf16_32",
+        "attention_matrix_terms_bf16_64",
+        "attention_matrix_terms_f16_128",
+        "attention_matrix_terms_f16_32",
+        "attention_matrix_terms_f16_64",
     ],
     // Beside the kernels that take all heads.
     takes: |_, node| match node.op {
@@ -70,7 +70,7 @@ impl Kernels {
                 return Err(refused("f16 or bf16", format!("{rounded:?}")));
             }
         };
-        let by_width = match (is_bf16, a.bias.is_some()) {
+        let by_width = match (is_bf16, a.has_terms()) {
             (false, false) => [
                 "attention_matrix_f16_32",
                 "attention_matrix_f16_64",
@@ -82,14 +82,14 @@ impl Kernels {
                 "attention_matrix_bf16_128",
             ],
             (false, true) => [
-                "attention_matrix_biased_f16_32",
-                "attention_matrix_biased_f16_64",
-                "attention_matrix_biased_f16_128",
+                "attention_matrix_terms_f16_32",
+                "attention_matrix_terms_f16_64",
+                "attention_matrix_terms_f16_128",
             ],
             (true, true) => [
-                "attention_matrix_biased_bf16_32",
-                "attention_matrix_biased_bf16_64",
-                "attention_matrix_biased_bf16_128",
+                "attention_matrix_terms_bf16_32",
+                "attention_matrix_terms_bf16_64",
+                "attention_matrix_terms_bf16_128",
             ],
         };
         let name = match a.heads.dim {
@@ -103,7 +103,7 @@ impl Kernels {
         };
         let (query, kv, dim) = a.sizes();
         let (before, after) = a.reach();
-        let (bias, columns) = a.table(KERNEL)?;
+        let (cap, bias, columns) = a.terms(KERNEL)?;
         launch!(
             self,
             stream,
@@ -120,6 +120,7 @@ impl Kernels {
             a.heads.scale,
             before,
             after,
+            cap,
             bias,
             columns
         )

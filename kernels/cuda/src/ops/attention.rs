@@ -10,7 +10,13 @@ use crate::kernels::state_attention::{Memory, SPLIT, workspace_bytes};
 use crate::memory::ELEM;
 
 /// Attention within each member.
-pub fn attention(w: &mut Walk<'_>, heads: Heads, seen: Seen, has_bias: bool) -> Result<(), String> {
+pub fn attention(
+    w: &mut Walk<'_>,
+    heads: Heads,
+    seen: Seen,
+    cap: Option<f32>,
+    has_bias: bool,
+) -> Result<(), String> {
     let lead = w.ty(0).lead();
     let members = w.members(lead)?;
     let rows = w.frame.members.iter().map(|m| m.span(lead).1);
@@ -24,6 +30,7 @@ pub fn attention(w: &mut Walk<'_>, heads: Heads, seen: Seen, has_bias: bool) -> 
         max_rows: w.rounded(rows.max().unwrap_or(0)),
         heads,
         seen,
+        cap,
         bias: has_bias.then(|| Bias {
             table: w.arg(3),
             columns: w.ty(3).fixed_dims()[1],

@@ -25,6 +25,7 @@ pub fn heads(query: usize, kv: usize, dim: usize) -> Heads {
 pub struct Form {
     pub heads: Heads,
     pub seen: Seen,
+    cap: Option<f32>,
     /// Distances of the bias.
     columns: usize,
     bias: Option<Vec<f32>>,
@@ -40,6 +41,7 @@ impl Form {
         Self {
             heads,
             seen,
+            cap: None,
             columns: 0,
             bias: None,
         }
@@ -47,6 +49,11 @@ impl Form {
 
     pub const fn within(mut self, most: usize) -> Self {
         self.seen.window = Some(most);
+        self
+    }
+
+    pub const fn capped(mut self, at: f32) -> Self {
+        self.cap = Some(at);
         self
     }
 
@@ -66,20 +73,23 @@ impl Form {
         self
     }
 
-    /// What head `head` of query `i` adds for key `j`.
-    fn added(&self, head: usize, i: usize, j: usize) -> f64 {
+    /// The score of key `j` for head `head` of query `i`, of a scaled product.
+    fn score(&self, head: usize, i: usize, j: usize, product: f64) -> f64 {
+        let cap = self.cap.map(f64::from);
+        let capped = cap.map_or(product, |cap| cap * (product / cap).tanh());
         let at = |bias: &Vec<f32>| bias[head * self.columns + self.columns / 2 + j - i];
-        self.bias.as_ref().map_or(0.0, |bias| f64::from(at(bias)))
+        capped + self.bias.as_ref().map_or(0.0, |bias| f64::from(at(bias)))
     }
 }
 
-/// One query row over rows of keys and values, by the definition; `added` by head and key.
+/// One query row over rows of keys and values, by the definition; `to` makes scores of scaled products,
+/// by head and key.
 fn attend(
     q: &[f64],
     keys: &[f64],
     values: &[f64],
     h: Heads,
-    added: impl Fn(usize, usize) -> f64,
+    to: impl Fn(usize, usize, f64) -> f64,
 ) -> Vec<f64> {
     let width = h.kv * h.dim;
     let num = keys.len() / width;
@@ -90,7 +100,7 @@ fn attend(
             let key = &keys[j * width + kv_at..][..h.dim];
             key.iter().zip(&q[at..]).map(|(k, q)| k * q).sum()
         };
-        let score = |j| dot(j) * f64::from(h.scale) + added(head, j);
+        let score = |j| to(head, j, dot(j) * f64::from(h.scale));
         let scores: Vec<f64> = (0..num).map(score).collect();
         let shares = softmax(&scores);
         for (j, share) in shares.iter().enumerate() {
@@ -171,6 +181,7 @@ pub fn attend_packed(
             max_rows: entries.iter().map(|m| m.rows as usize).max().unwrap(),
             heads,
             seen: form.seen,
+            cap: form.cap,
             bias: bias.as_ref().map(|bias| Bias {
                 table: bias.at(),
                 columns: form.columns,
@@ -212,8 +223,8 @@ pub fn check_members(
             let seen = form.seen.keys(row, own);
             let q = &q[row * q_width..][..q_width];
             let rows = seen.start * kv_width..seen.end * kv_width;
-            let added = |head, j| form.added(head, row, seen.start + j);
-            want.extend(attend(q, &k[rows.clone()], &v[rows], h, added));
+            let score = |head, j, v| form.score(head, row, seen.start + j, v);
+            want.extend(attend(q, &k[rows.clone()], &v[rows], h, score));
         }
         want.extend(vec![0.0; padding * q_width]);
         close(&name, got, &want, tolerance);
@@ -244,6 +255,8 @@ on_device! {
             (&sizes, Form::new(heads(2, 2, 65), true).biased(50)),
             (&long, Form::new(heads(2, 1, 40), false).within(9).biased(150)),
             (&sizes, Form::new(heads(1, 1, 129), true).within(30).biased(38)),
+            (&sizes, Form::new(heads(2, 1, 20), true).capped(2.0)),
+            (&sizes, Form::new(heads(1, 1, 70), false).capped(5.0).biased(37)),
         ] {
             let data = member_rows(sizes, form.heads);
             let members = (sizes, &data[..]);
@@ -416,7 +429,7 @@ on_device! {
                 .iter()
                 .flat_map(|r| {
                     let [k, v] = states.data[*r].each_ref().map(|d| wide(d));
-                    attend(&wide(&q[r * q_width..][..q_width]), &k, &v, h, |_, _| 0.0)
+                    attend(&wide(&q[r * q_width..][..q_width]), &k, &v, h, |_, _, v| v)
                 })
                 .collect();
             close(&format!("{h:?}"), &together, &want, 2e-5);

@@ -27,6 +27,7 @@ on_device! {
             (&sizes, Form::new(heads(4, 2, 6), false).biased(70)),
             (&sizes, Form::new(heads(2, 2, 65), true).biased(80)),
             (&long, Form::new(heads(2, 1, 40), false).within(9).biased(170)),
+            (&sizes, Form::new(heads(2, 1, 20), true).capped(2.0)),
         ] {
             let h = form.heads;
             let data = member_rows(sizes, h);
@@ -64,6 +65,7 @@ on_device! {
             max_rows: 1,
             heads: heads(1, 1, dim),
             seen: Seen::ALL,
+            cap: None,
             bias: None,
         };
         let error = |dim, stored| {

@@ -180,6 +180,7 @@ fn exercise(gpu: &Gpu, source: &Source) -> Result<(), CudaError> {
                     scale: 0.2,
                 },
                 seen: Seen::ALL,
+                cap: None,
                 bias: None,
             };
             if source.file == "attention.cu" {

@@ -47,6 +47,7 @@ pub fn attention(
     v: NodeView<'_>,
     heads: Heads,
     seen: Seen,
+    cap: Option<f32>,
     has_bias: bool,
 ) -> Buf {
     let mut out = v.alloc(env, 0);
@@ -84,6 +85,7 @@ pub fn attention(
                 rows,
                 keys: mem.own(lead),
                 seen,
+                cap,
                 bias,
             };
             SCRATCH.with_borrow_mut(|s| of.run(s, [q, k, val], kv, first..first + each, shards));
@@ -101,6 +103,8 @@ struct Attended<'a> {
     rows: usize,
     keys: usize,
     seen: Seen,
+    /// What scaled scores stay below.
+    cap: Option<f32>,
     /// What is added to scores, a row for each query head, by distance; 0 stands in the middle.
     bias: Option<&'a [f32]>,
 }
@@ -209,6 +213,9 @@ impl Attended<'_> {
             row[own.end..].fill(0.0);
             let row = &mut row[own.clone()];
             math::scale(level, heads.scale, row);
+            if let Some(cap) = self.cap {
+                math::soft_cap(level, cap, row);
+            }
             if let Some(bias) = self.bias {
                 let each = bias.len() / heads.query;
                 let at = (first + r).min(keys.saturating_sub(1));
@@ -446,7 +453,7 @@ mod tests {
         level: Level,
         [q, k, v]: [&[f32]; 3],
         rows: usize,
-        (seen, bias): (Seen, Option<&[f32]>),
+        (seen, cap, bias): (Seen, Option<f32>, Option<&[f32]>),
         together: usize,
     ) -> Vec<f32> {
         let of = Attended {
@@ -456,6 +463,7 @@ mod tests {
             rows,
             keys: rows,
             seen,
+            cap,
             bias,
         };
         let mut out = vec![f32::NAN; q.len()];
@@ -483,7 +491,7 @@ mod tests {
         for level in Level::available() {
             for seen in [Seen::CAUSAL, near] {
                 let bits = |together| {
-                    let out = attend(level, [&q, &k, &v], ROWS, (seen, None), together);
+                    let out = attend(level, [&q, &k, &v], ROWS, (seen, None, None), together);
                     out.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
                 };
                 assert_eq!(bits(2), bits(1), "{level:?}");
@@ -492,7 +500,7 @@ mod tests {
         // Zero times infinity is not zero: who multiplied masked values would show.
         v[CAUSAL_QUERIES * kv_width..].fill(f32::INFINITY);
         for level in Level::available() {
-            let out = attend(level, [&q, &k, &v], ROWS, (Seen::CAUSAL, None), 2);
+            let out = attend(level, [&q, &k, &v], ROWS, (Seen::CAUSAL, None, None), 2);
             let first = &out[..CAUSAL_QUERIES * q_width];
             assert!(first.iter().all(|x| x.is_finite()), "{level:?}");
         }
@@ -502,7 +510,7 @@ mod tests {
     fn wanted(
         [q, k, v]: [&[f32]; 3],
         rows: usize,
-        (seen, bias): (Seen, Option<&[f32]>),
+        (seen, cap, bias): (Seen, Option<f32>, Option<&[f32]>),
     ) -> Vec<f64> {
         let Heads {
             query,
@@ -527,7 +535,9 @@ mod tests {
                     let each = bias.len() / query;
                     f64::from(bias[h * each + each / 2 + j - i])
                 });
-                dot.sum::<f64>() * f64::from(scale) + added
+                let score = dot.sum::<f64>() * f64::from(scale);
+                let capped = cap.map_or(score, |c| f64::from(c) * (score / f64::from(c)).tanh());
+                capped + added
             };
             let scores: Vec<f64> = keys.iter().map(score).collect();
             let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -570,11 +580,16 @@ mod tests {
                         causal,
                         window: windowed.then_some(most),
                     };
-                    for bias in [None, Some(&bias[..])] {
-                        let want = wanted(qkv, rows, (seen, bias));
+                    for form in [
+                        (seen, None, None),
+                        (seen, None, Some(&bias[..])),
+                        (seen, Some(0.3), None),
+                        (seen, Some(0.7), Some(&bias[..])),
+                    ] {
+                        let want = wanted(qkv, rows, form);
                         let mut first = None;
                         for level in Level::available() {
-                            let got = attend(level, qkv, rows, (seen, bias), 2);
+                            let got = attend(level, qkv, rows, form, 2);
                             for (g, w) in got.iter().zip(&want) {
                                 let far = (f64::from(*g) - w).abs();
                                 assert!(

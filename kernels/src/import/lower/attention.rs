@@ -22,6 +22,8 @@ pub(in crate::import) struct Scores {
     heads: usize,
     dim: usize,
     scale: f64,
+    /// With one, scaled products are this times their tanh.
+    cap: Option<f64>,
     /// What is added to them.
     term: Option<ByDistance>,
     phase: Phase,
@@ -47,7 +49,8 @@ impl Scores {
             query: self.heads,
             kv: self.heads,
             dim: self.dim,
-            scale: self.scale as f32,
+            // Capped scores are scaled to their cap before.
+            scale: (self.scale * self.cap.unwrap_or(1.0)) as f32,
         }
     }
 }
@@ -157,6 +160,10 @@ impl Lower<'_> {
                 };
                 self.with_term(scores, term)
             }
+            "Tanh" if raw && scores.cap.is_none() && scores.term.is_none() => Some(Scores {
+                cap: Some(1.0),
+                ..scores
+            }),
             "Where" if raw => self.hidden(node, i, scores)?,
             "Where" => self.without_no_numbers(node, &scores)?,
             "IsNaN" if scores.phase == Phase::Weights => Some(Scores {
@@ -217,6 +224,7 @@ impl Lower<'_> {
             heads,
             dim,
             scale: 1.0,
+            cap: None,
             term: None,
             phase: Phase::Raw,
             layout: Layout(axes),
@@ -244,8 +252,14 @@ impl Lower<'_> {
                 scaled => scaled,
             },
         };
+        let (scale, cap) = match scores.cap {
+            None => (scores.scale * factor, None),
+            Some(_) if factor <= 0.0 => return Ok(None),
+            Some(cap) => (scores.scale, Some(cap * factor)),
+        };
         Ok(Some(Scores {
-            scale: scores.scale * factor,
+            scale,
+            cap,
             term,
             ..scores.clone()
         }))
@@ -408,6 +422,9 @@ impl Lower<'_> {
         if !fits {
             return Err("has values of other heads than its keys".into());
         }
+        if scores.cap.is_some() && !scores.q.layout.has_len() {
+            return Err("caps scores of queries that have no positions".into());
+        }
         let of_values = size(&axes[n - 1]).k;
         if of_values != scores.dim {
             return self.of_two_widths(node, scores, &v, of_values);
@@ -441,6 +458,7 @@ impl Lower<'_> {
             ..operands[0].clone()
         };
         if scores.q.layout.has_len() {
+            let cap = scores.cap.map(|cap| cap as f32);
             let (mut seen, mut bias) = (Seen::ALL, None);
             if let Some(term) = &scores.term {
                 let values;
@@ -451,6 +469,7 @@ impl Lower<'_> {
             let op = Op::Attention {
                 heads,
                 seen,
+                cap,
                 bias: bias.is_some(),
             };
             return self.emit(node, op, args, like);
