@@ -3,7 +3,7 @@
 //! Input `source [len]`, output `tokens [len]`, greedy, the stop token included. One table of
 //! embeddings for both sides and, turned, the output layer. `options.norm` puts layer norms behind
 //! each residual sum (`post`) or before each layer, with one more at the end of both sides (`pre`).
-//! T5 is not among them: its scores have a bias that our attention does not add.
+//! T5 is not among them: its scores have a bias by distance, which attention over states does not add.
 //! Sources: Vaswani et al., "Attention is all you need", 2017; tensor names of `MarianMTModel` in
 //! Hugging Face transformers.
 
