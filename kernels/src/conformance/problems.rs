@@ -7,6 +7,7 @@ use lazybatch_graph::{
     Produced, Program, ProgramBuilder, Repeat, Seen, TensorOp, ValueId, Window,
 };
 
+use super::attention;
 use crate::custom::KernelRegistry;
 
 /// Most positions of a problem's sequences: more than a page, not a multiple of lanes.
@@ -32,7 +33,7 @@ pub struct Problem {
 
 /// Where an op stands, and what its rows are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+pub(super) enum Place {
     /// A model without sequences: rows are samples.
     Static,
     /// Rows are positions.
@@ -43,7 +44,7 @@ enum Place {
 
 /// An operand.
 #[derive(Clone, Copy, Debug)]
-enum Arg {
+pub(super) enum Arg {
     /// An activation with these fixed dims.
     X(&'static [usize]),
     /// Ids below a bound with these fixed dims.
@@ -78,7 +79,7 @@ pub(super) fn problem(
 }
 
 /// A program of one op whose operands are read from inputs and whose results are emitted.
-fn op(place: Place, op: Op, args: &'static [Arg]) -> Problem {
+pub(super) fn op(place: Place, op: Op, args: &'static [Arg]) -> Problem {
     let kind = format!("{op:?}");
     let kind = kind
         .split([' ', '('])
@@ -143,43 +144,12 @@ fn shapes(args: &[Arg]) -> String {
     parts.collect::<Vec<_>>().join("_")
 }
 
-fn heads(query: usize, kv: usize, dim: usize) -> Heads {
+pub(super) fn heads(query: usize, kv: usize, dim: usize) -> Heads {
     Heads {
         query,
         kv,
         dim,
         scale: 1.0 / (dim as f32).sqrt(),
-    }
-}
-
-fn attention(heads: Heads, seen: Seen, bias: bool) -> Op {
-    Op::Attention {
-        heads,
-        seen,
-        cap: None,
-        bias,
-    }
-}
-
-/// The same with a cap that scores come near.
-fn capped(op: Op) -> Op {
-    match op {
-        Op::Attention {
-            heads, seen, bias, ..
-        } => Op::Attention {
-            heads,
-            seen,
-            cap: Some(0.5),
-            bias,
-        },
-        other => other,
-    }
-}
-
-fn within(causal: bool, most: usize) -> Seen {
-    Seen {
-        causal,
-        window: Some(most),
     }
 }
 
@@ -190,6 +160,7 @@ fn top_k(k: usize, largest: bool) -> Op {
 /// All problems.
 pub fn problems() -> Vec<Problem> {
     let mut all = row_problems();
+    all.extend(attention::problems());
     all.extend(general_problems());
     all.extend(image_problems());
     all.extend(sequence_problems());
@@ -342,51 +313,6 @@ fn row_problems() -> Vec<Problem> {
         op(Steps, top_k(1, false), &[X(&[2, 5])]),
         op(Static, top_k(7, false), &[X(&[3, 7])]),
         op(Static, top_k(3, true), &[X(&[700])]),
-        op(
-            Rows,
-            attention(heads(2, 2, 8), Seen::ALL, false),
-            &[X(&[16]), X(&[16]), X(&[16])],
-        ),
-        op(
-            Rows,
-            attention(heads(4, 2, 5), Seen::CAUSAL, false),
-            &[X(&[20]), X(&[10]), X(&[10])],
-        ),
-        op(
-            Rows,
-            attention(heads(1, 1, 7), within(false, 6), false),
-            &[X(&[7]), X(&[7]), X(&[7])],
-        ),
-        op(
-            Rows,
-            attention(heads(2, 1, 9), within(true, 3), false),
-            &[X(&[18]), X(&[9]), X(&[9])],
-        ),
-        op(
-            Rows,
-            attention(heads(4, 2, 6), Seen::ALL, true),
-            &[X(&[24]), X(&[12]), X(&[12]), W(&[4, 2 * LONGEST - 1])],
-        ),
-        op(
-            Rows,
-            attention(heads(2, 2, 33), Seen::CAUSAL, true),
-            &[X(&[66]), X(&[66]), X(&[66]), W(&[2, 2 * LONGEST + 9])],
-        ),
-        op(
-            Rows,
-            capped(attention(heads(2, 1, 10), Seen::CAUSAL, false)),
-            &[X(&[20]), X(&[10]), X(&[10])],
-        ),
-        op(
-            Rows,
-            capped(attention(heads(1, 1, 12), within(true, 6), true)),
-            &[X(&[12]), X(&[12]), X(&[12]), W(&[1, 2 * LONGEST - 1])],
-        ),
-        op(
-            Rows,
-            attention(heads(3, 1, 4), within(false, 5), true),
-            &[X(&[12]), X(&[4]), X(&[4]), W(&[3, 2 * LONGEST - 1])],
-        ),
     ];
     for act in [
         Act::Relu,

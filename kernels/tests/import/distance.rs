@@ -481,6 +481,16 @@ fn terms_of_more_than_distances_and_rows_without_keys_are_refused() {
     let e = p.refusal();
     let why = "its mask term depends on more than the head and how far a key is behind its query";
     assert!(e.contains(why), "{e}");
+    // By distance at each length, but another table.
+    let mut p = Parts::positions();
+    p.constant("two", whole(2));
+    p.add("Div", &["len", "two"], "half.len");
+    p.add("Abs", &["apart"], "far");
+    p.add("LessOrEqual", &["far", "half.len"], "near");
+    p.add("Where", &["near", "shown", "hidden"], "term");
+    p.attention("x", "y", &["term"], None);
+    let e = p.refusal();
+    assert!(e.contains(why), "{e}");
     // Before a query, not at it.
     let mut p = Parts::positions();
     p.add("GreaterOrEqual", &["apart", "zero"], "later");
