@@ -19,7 +19,8 @@ pub struct NodeCost {
     pub per: Dim,
     /// Floating-point operations per row.
     pub flops_per_row: u64,
-    /// Floating-point operations per pair of a row and a position it attends to.
+    /// Floating-point operations per pair of a row and a position it attends to; of those there are
+    /// [`Seen::num_keys`](crate::Seen::num_keys) for each row of an attention within a window.
     pub flops_per_pair: u64,
     /// Bytes of weights read however many rows there are (embedding tables do not count: their
     /// reads grow with rows).
@@ -209,9 +210,14 @@ fn flops(program: &Program, id: NodeId) -> (u64, u64) {
     };
     let per_pair = match &node.op {
         // Scores and weighted sum are two operations per feature each, softmax four per head.
-        Op::Attention { heads, .. } | Op::StateAttention { heads, .. } => {
-            (4 * heads.query * heads.dim + 4 * heads.query) as u64
+        // A bias is one more, a cap a quotient, a tanh and a product.
+        Op::Attention {
+            heads, cap, bias, ..
+        } => {
+            let more = usize::from(*bias) + 3 * usize::from(cap.is_some());
+            (4 * heads.query * heads.dim + (4 + more) * heads.query) as u64
         }
+        Op::StateAttention { heads, .. } => (4 * heads.query * heads.dim + 4 * heads.query) as u64,
         // Add, tanh, multiply-add per key feature; multiply-add per value feature; softmax.
         Op::AdditiveAttention { .. } => 4 * input(0) + 2 * output + 4,
         _ => 0,
@@ -224,7 +230,7 @@ mod tests {
     use super::*;
     use crate::builder::{MultiHead, ProgramBuilder};
     use crate::dtype::DType;
-    use crate::op::{Act, Window};
+    use crate::op::{Act, Heads, Seen, Window};
     use crate::program::Repeat;
 
     fn cost_of(program: &Program, name: &str) -> NodeCost {
@@ -261,6 +267,14 @@ mod tests {
         let i = b.read_input("ids", ids);
         let x = b.embed("embed", i, 100, 16);
         let y = b.self_attention("attn", x, MultiHead::new(2), None);
+        let heads = Heads {
+            query: 2,
+            kv: 2,
+            dim: 8,
+            scale: 1.0,
+        };
+        let bias = b.constant("bias", &[2, 15], 0.5);
+        let y = b.attention("biased", [y, y, y], heads, Seen::ALL, Some(bias));
         b.mean_rows("mean", y);
         let program = b.finish().unwrap();
         let scores = cost_of(&program, "attn.scores");
@@ -269,6 +283,11 @@ mod tests {
             (0, 4 * 16 + 4 * 2)
         );
         assert_eq!(scores.flops(5, 7), 5 * 7 * 72);
+        let biased = cost_of(&program, "biased");
+        assert_eq!(
+            (biased.flops_per_pair, biased.weight_bytes),
+            (72 + 2, 4 * 2 * 15)
+        );
         let embed = cost_of(&program, "embed");
         assert_eq!((embed.weight_bytes, embed.bytes_per_row), (0, 4 + 64 + 64));
         assert_eq!(cost_of(&program, "mean").per, Dim::Rows);

@@ -250,13 +250,24 @@ impl fmt::Display for Op {
                     None => Ok(()),
                 }
             }
-            Self::Attention { heads, causal } => {
-                let mask = if *causal { " causal" } else { "" };
-                write!(
-                    f,
-                    "attention {}/{}x{}{mask}",
-                    heads.query, heads.kv, heads.dim
-                )
+            Self::Attention {
+                heads,
+                seen,
+                cap,
+                bias,
+            } => {
+                let (query, kv, dim) = (heads.query, heads.kv, heads.dim);
+                write!(f, "attention {query}/{kv}x{dim}")?;
+                if seen.causal {
+                    f.write_str(" causal")?;
+                }
+                if let Some(most) = seen.window {
+                    write!(f, " within {most}")?;
+                }
+                if let Some(cap) = cap {
+                    write!(f, " cap {cap}")?;
+                }
+                f.write_str(if *bias { " bias" } else { "" })
             }
             Self::StateAttention {
                 heads,

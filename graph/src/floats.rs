@@ -55,15 +55,41 @@ impl Visitor<'_> for Number {
     }
 }
 
+/// A float of a list or an option.
+#[derive(serde::Deserialize, serde::Serialize)]
+#[serde(transparent)]
+struct Float(#[serde(with = "crate::floats")] f32);
+
+/// The same for what may be absent.
+pub(crate) mod option {
+    use serde::de::{Deserialize, Deserializer};
+    use serde::ser::{Serialize, Serializer};
+
+    use super::Float;
+
+    /// Writes a float as [`super::serialize`] does.
+    pub(crate) fn serialize<S: Serializer>(
+        x: &Option<f32>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        x.map(Float).serialize(serializer)
+    }
+
+    /// Reads a float as [`super::deserialize`] does.
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<f32>, D::Error> {
+        let found = Option::<Float>::deserialize(deserializer)?;
+        Ok(found.map(|x| x.0))
+    }
+}
+
 /// The same for lists.
 pub(crate) mod list {
     use serde::de::{Deserialize, Deserializer};
     use serde::ser::Serializer;
-    use serde::{Deserialize as FromText, Serialize as ToText};
 
-    #[derive(FromText, ToText)]
-    #[serde(transparent)]
-    struct Float(#[serde(with = "crate::floats")] f32);
+    use super::Float;
 
     /// Writes each as [`super::serialize`] does.
     pub(crate) fn serialize<S: Serializer>(all: &[f32], serializer: S) -> Result<S::Ok, S::Error> {

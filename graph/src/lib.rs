@@ -71,7 +71,7 @@ pub use ids::{BlockId, InputId, NodeId, OutputId, StateId, ValueId, WeightId};
 pub use join::{Ports, Source, Step, Wires, join};
 pub use liveness::{Boundary, Liveness};
 pub use manifest::Manifest;
-pub use op::{Act, At, Bin, CustomOp, Heads, Op, Pool, Window};
+pub use op::{Act, At, Bin, CustomOp, Heads, Op, Pool, Seen, Window};
 pub use passes::optimize;
 pub use program::{
     Block, Carry, Def, InputDecl, Node, OutputDecl, Program, Repeat, SharedProgram, StateDecl,

@@ -6,6 +6,8 @@
 //! row is then the member's step; in a `Once` block it is the row's index within its member.
 //! Operands are listed in the order in which a node carries them.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use crate::chain::Step;
@@ -118,6 +120,50 @@ pub struct Heads {
     pub scale: f32,
 }
 
+/// Which keys a query of the same sequence sees, by how far away they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Seen {
+    /// None behind it: position `i` sees `0..=i`.
+    pub causal: bool,
+    /// None that is more than so many positions away, on either side.
+    #[serde(default)]
+    pub window: Option<usize>,
+}
+
+impl Seen {
+    /// All keys.
+    pub const ALL: Self = Self {
+        causal: false,
+        window: None,
+    };
+
+    /// Those that are not behind the query.
+    pub const CAUSAL: Self = Self {
+        causal: true,
+        window: None,
+    };
+
+    /// Positions that the query at `at` sees in a sequence of `len`; a query behind the end sees none
+    /// that the window does not reach.
+    pub fn keys(self, at: usize, len: usize) -> Range<usize> {
+        let start = self.window.map_or(0, |most| at.saturating_sub(most));
+        let end = match (self.causal, self.window) {
+            (true, _) => at.saturating_add(1),
+            (false, Some(most)) => at.saturating_add(most).saturating_add(1),
+            (false, None) => len,
+        };
+        start.min(len)..end.min(len)
+    }
+
+    /// Positions of a sequence of `len` that count as looked at for each query: all, or those in a
+    /// window. What a causal query does not see counts too.
+    pub fn num_keys(self, len: usize) -> usize {
+        let sides = if self.causal { 1 } else { 2 };
+        let within = |most: usize| most.saturating_mul(sides).saturating_add(1);
+        self.window.map_or(len, |most| within(most).min(len))
+    }
+}
+
 /// What a node computes. See the module's conventions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -194,13 +240,23 @@ pub enum Op {
         /// Sequence state whose rows come before this one.
         past: Option<StateId>,
     },
-    /// `Once` blocks: `q [rows, query * dim]`, `k [rows, kv * dim]`, `v [rows, kv * dim]`: scaled
-    /// dot-product attention within each member; `causal`: position `i` sees `0..=i`.
+    /// `Once` blocks: `q [rows, query * dim]`, `k [rows, kv * dim]`, `v [rows, kv * dim]`, then
+    /// `bias [query, 2 m - 1]` if `bias`: scaled dot-product attention within each member, among the
+    /// positions that are `seen`. With `cap`, scaled scores `s` are then `cap * tanh(s / cap)`. A bias is
+    /// added by distance, last: head `h` of query `i` adds `bias[h, m - 1 + j - i]` for key `j`; sequences
+    /// have at most `m` positions. Minus infinity hides, but may not stand at distance 0.
     Attention {
         /// Heads and scale.
         heads: Heads,
-        /// Hide later positions.
-        causal: bool,
+        /// Which keys a query sees.
+        #[serde(flatten)]
+        seen: Seen,
+        /// What scaled scores stay below in magnitude; a positive number.
+        #[serde(default, with = "crate::floats::option")]
+        cap: Option<f32>,
+        /// A bias operand follows.
+        #[serde(default)]
+        bias: bool,
     },
     /// `q [r, query * dim]`: attention over everything that the sequence states hold for the row's
     /// member (self-attention on a KV cache after `SeqWrite`, or cross-attention).
@@ -381,4 +437,36 @@ pub struct CustomOp {
     pub flops_per_row: u64,
     /// Whether rows may be computed in one launch with rows of other requests.
     pub batchable: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_reach_as_far_on_both_sides_as_there_are_positions() {
+        let near = |causal, most| Seen {
+            causal,
+            window: Some(most),
+        };
+        for (seen, at, keys) in [
+            (Seen::ALL, 3, 0..9),
+            (Seen::CAUSAL, 3, 0..4),
+            (near(false, 2), 0, 0..3),
+            (near(false, 2), 4, 2..7),
+            (near(false, 2), 8, 6..9),
+            (near(true, 2), 4, 2..5),
+            (near(true, 0), 4, 4..5),
+            (near(false, usize::MAX), 4, 0..9),
+            // Behind the end.
+            (Seen::CAUSAL, 12, 0..9),
+            (near(false, 2), 12, 9..9),
+        ] {
+            assert_eq!(seen.keys(at, 9), keys, "{seen:?}, {at}");
+        }
+        let num = |seen: Seen| [1, 9, 100].map(|len| seen.num_keys(len));
+        assert_eq!(num(Seen::CAUSAL), [1, 9, 100]);
+        assert_eq!(num(near(false, 8)), [1, 9, 17]);
+        assert_eq!(num(near(true, 8)), [1, 9, 9]);
+    }
 }

@@ -7,8 +7,8 @@ use std::path::Path;
 use lazybatch_graph::folder::{self, FORMAT, PROGRAM_FILE, WEIGHTS_FILE};
 use lazybatch_graph::onnx::Elem;
 use lazybatch_graph::{
-    Act, At, Attribute, DType, Layout, Operand, Part, Produced, Program, ProgramBuilder, Repeat,
-    Tensor, TensorOp, Window, dump, optimize,
+    Act, At, Attribute, DType, Heads, Layout, Op, Operand, Part, Produced, Program, ProgramBuilder,
+    Repeat, Seen, Tensor, TensorOp, Window, dump, optimize,
 };
 use proptest::prelude::*;
 
@@ -238,6 +238,56 @@ fn floats_that_are_no_numbers_of_json_are_kept() {
     assert_eq!(had.states[0].kind, got.states[0].kind);
     assert_eq!(got.weights[0].source.to_f32(1), [f32::NEG_INFINITY]);
     assert!(got.weights[1].source.to_f32(1)[0].is_nan());
+}
+
+#[test]
+fn attention_keeps_what_it_sees_and_is_read_as_it_was_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let to = dir.path().join("model");
+    let mut b = ProgramBuilder::new("attention");
+    let x = b.sequence("x", DType::F32, &[4], 3);
+    let y = b.output_sequence("y", DType::F32, &[4]);
+    b.begin_block("once", Repeat::Once);
+    let v = b.read_input("x", x);
+    let heads = Heads {
+        query: 2,
+        kv: 2,
+        dim: 2,
+        scale: 0.1,
+    };
+    let mut bias = vec![0.5; 10];
+    bias[4] = f32::NEG_INFINITY;
+    let bias = b.data("bias", Tensor::from_f32(&[2, 5], &bias));
+    let v = b.attention("causal", [v, v, v], heads, Seen::CAUSAL, None);
+    let near = Seen {
+        window: Some(1),
+        ..Seen::ALL
+    };
+    let v = b.attention("near", [v, v, v], heads, near, Some(bias));
+    let capped = Op::Attention {
+        heads,
+        seen: Seen::ALL,
+        cap: Some(0.1),
+        bias: false,
+    };
+    let v = b.node("capped", capped, &[v, v, v])[0];
+    b.emit("y", y, v);
+    let had = b.finish().unwrap();
+    folder::save(&had, &to).unwrap();
+    let got = folder::load(&to).unwrap();
+    assert_eq!(dump(&had, None), dump(&got, None));
+    let ops = |p: &Program| p.nodes.iter().map(|n| n.op.clone()).collect::<Vec<_>>();
+    assert_eq!(ops(&had), ops(&got));
+    assert_eq!(got.weights[0].source.to_f32(10)[4], f32::NEG_INFINITY);
+    // Before, there was neither window nor cap nor bias.
+    let text = fs::read_to_string(to.join(PROGRAM_FILE)).unwrap();
+    let before = text.replace(
+        "\"causal\":true,\"window\":null,\"cap\":null,\"bias\":false",
+        "\"causal\":true",
+    );
+    assert_ne!(before, text);
+    fs::write(to.join(PROGRAM_FILE), before).unwrap();
+    assert_eq!(ops(&had), ops(&folder::load(&to).unwrap()));
 }
 
 /// Later steps ask the input that drives the lengths for its bound, wherever one is named.

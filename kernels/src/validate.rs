@@ -73,16 +73,19 @@ fn check_tables(device: &str, program: &Program) -> Result<(), Error> {
         };
         for &id in &block.nodes {
             let node = program.node(id);
-            if node.op != Op::AddPosition {
-                continue;
-            }
-            let rows = program.value(node.inputs[1]).ty.fixed_dims()[0];
+            let dims = |i: usize| program.value(node.inputs[i]).ty.fixed_dims();
+            let (op, rows) = match node.op {
+                Op::AddPosition => ("AddPosition", dims(1)[0]),
+                // A column for each distance, on both sides.
+                Op::Attention { bias: true, .. } => ("Attention", dims(3)[1].div_ceil(2)),
+                _ => continue,
+            };
             let needed = positions.unwrap_or(1);
             if rows < needed {
                 return Err(Error::Unsupported {
                     device: device.to_owned(),
                     node: node.name.clone(),
-                    op: "AddPosition".into(),
+                    op: op.into(),
                     why: format!("a table of {needed} positions, this one has {rows}"),
                 });
             }

@@ -5,7 +5,7 @@
 
 use super::ProgramBuilder;
 use crate::ids::{StateId, ValueId};
-use crate::op::{At, Heads};
+use crate::op::{At, Heads, Seen};
 
 /// Keys and values that a request keeps.
 #[derive(Clone, Copy, Debug)]
@@ -21,8 +21,8 @@ pub struct Memory {
 pub struct MultiHead {
     /// Heads; divides the features of the input.
     pub heads: usize,
-    /// Hide later positions.
-    pub causal: bool,
+    /// Which keys a query sees.
+    pub seen: Seen,
 }
 
 impl MultiHead {
@@ -30,7 +30,7 @@ impl MultiHead {
     pub const fn new(heads: usize) -> Self {
         Self {
             heads,
-            causal: false,
+            seen: Seen::ALL,
         }
     }
 }
@@ -79,7 +79,7 @@ impl ProgramBuilder {
         let heads = self.heads(name, d, shape.heads);
         self.scope(name, |b| {
             let qkv = ["q", "k", "v"].map(|part| b.dense(part, x, d, None));
-            let y = b.attention("scores", qkv, heads, shape.causal);
+            let y = b.attention("scores", qkv, heads, shape.seen, None);
             b.project(y, d, residual)
         })
     }

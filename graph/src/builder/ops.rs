@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::ProgramBuilder;
 use crate::ids::{InputId, OutputId, StateId, ValueId};
-use crate::op::{Act, At, Bin, CustomOp, Heads, Op, Pool, Window};
+use crate::op::{Act, At, Bin, CustomOp, Heads, Op, Pool, Seen, Window};
 use crate::program::Repeat;
 use crate::tensor_op::TensorOp;
 
@@ -208,15 +208,23 @@ impl ProgramBuilder {
         self.node1(name, op, &[x])
     }
 
-    /// Attention within each member.
+    /// Attention within each member, of scores without a cap.
     pub fn attention(
         &mut self,
         name: &str,
-        [q, k, v]: [ValueId; 3],
+        qkv: [ValueId; 3],
         heads: Heads,
-        causal: bool,
+        seen: Seen,
+        bias: Option<ValueId>,
     ) -> ValueId {
-        self.node1(name, Op::Attention { heads, causal }, &[q, k, v])
+        let op = Op::Attention {
+            heads,
+            seen,
+            cap: None,
+            bias: bias.is_some(),
+        };
+        let operands: SmallVec<[ValueId; 4]> = qkv.into_iter().chain(bias).collect();
+        self.node1(name, op, &operands)
     }
 
     /// Attention over sequence states.

@@ -103,7 +103,9 @@ pub fn infer(op: &Op, operands: &[&TensorType], cx: &Context<'_>) -> Result<Type
             }
             rows::rope(&args, *heads, *dim)
         }
-        Op::Attention { heads, .. } => rows::attention(&args, heads),
+        Op::Attention {
+            heads, cap, bias, ..
+        } => rows::attention(&args, heads, *cap, *bias),
         Op::StateAttention {
             heads,
             keys,

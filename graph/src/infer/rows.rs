@@ -170,9 +170,17 @@ pub(super) fn check_heads(args: &Args<'_>, heads: &Heads) -> Result<(), Error> {
     Ok(())
 }
 
-pub(super) fn attention(args: &Args<'_>, heads: &Heads) -> Result<Types, Error> {
-    args.count(3)?;
+pub(super) fn attention(
+    args: &Args<'_>,
+    heads: &Heads,
+    cap: Option<f32>,
+    bias: bool,
+) -> Result<Types, Error> {
+    args.count(3 + usize::from(bias))?;
     check_heads(args, heads)?;
+    if let Some(cap) = cap.filter(|cap| !cap.is_normal() || *cap < 0.0) {
+        return args.cx.fail("cap", "a positive number", cap);
+    }
     if args.cx.repeat != Repeat::Once {
         return args
             .cx
@@ -185,6 +193,18 @@ pub(super) fn attention(args: &Args<'_>, heads: &Heads) -> Result<Types, Error> 
             name,
             &TensorType::activation(DType::F32, Dim::Rows, &[features]),
         )?;
+    }
+    if bias {
+        let [rows, distances] = args.weight(3, "bias")?;
+        let max = args.cx.max_positions().unwrap_or(1);
+        let fits = rows == heads.query && distances % 2 == 1 && distances.div_ceil(2) >= max;
+        if !fits {
+            let expected = format!(
+                "{} rows with a column for each distance of {max} positions",
+                heads.query
+            );
+            return args.cx.fail("bias", expected, args.types[3]);
+        }
     }
     one(Dim::Rows, &[heads.query * heads.dim])
 }

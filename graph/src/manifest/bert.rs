@@ -11,7 +11,7 @@ use super::layers::{Around, Layers};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::ids::{InputId, ValueId};
-use crate::op::{Act, Heads};
+use crate::op::{Act, Heads, Seen};
 use crate::program::Repeat;
 use crate::tensor::Tensor;
 
@@ -162,7 +162,8 @@ fn encoder_layer(
         let tensor = name(&format!("attention.self.{part}"));
         l.linear(&node(part), &tensor, x, s.hidden, Around::bias())
     });
-    let y = l.b.attention(&node("attention"), qkv, heads, false);
+    let y =
+        l.b.attention(&node("attention"), qkv, heads, Seen::ALL, None);
     let tensor = name("attention.output.dense");
     let x = l.linear(&node("attention.out"), &tensor, y, s.hidden, onto(x));
     let tensor = name("attention.output.LayerNorm");

@@ -3,7 +3,7 @@
 //! Input `source [len]`, output `tokens [len]`, greedy, the stop token included. One table of
 //! embeddings for both sides and, turned, the output layer. `options.norm` puts layer norms behind
 //! each residual sum (`post`) or before each layer, with one more at the end of both sides (`pre`).
-//! T5 is not among them: its scores have a bias that our attention does not add.
+//! T5 is not among them: its scores have a bias by distance, which attention over states does not add.
 //! Sources: Vaswani et al., "Attention is all you need", 2017; tensor names of `MarianMTModel` in
 //! Hugging Face transformers.
 
@@ -12,7 +12,7 @@ use super::layers::{Around, Layers};
 use crate::builder::{Fused, Greedy, Memory};
 use crate::error::Error;
 use crate::ids::ValueId;
-use crate::op::{Act, At, Heads};
+use crate::op::{Act, At, Heads, Seen};
 use crate::program::Repeat;
 use crate::tensor::Tensor;
 
@@ -131,7 +131,7 @@ pub(super) fn build(source: &Source<'_>, l: &mut Layers<'_>) -> Result<(), Error
         x = sublayer(l, &c, &part, "self_attn_layer_norm", x, |l, h, residual| {
             let [q, k, v] = ["q", "k", "v"].map(|p| part.project(l, "self_attn", p, h, None));
             let y =
-                l.b.attention(&part.node("attention"), [q, k, v], c.heads, false);
+                l.b.attention(&part.node("attention"), [q, k, v], c.heads, Seen::ALL, None);
             part.project(l, "self_attn", "out", y, Some(residual))
         });
         x = feed_forward(l, &c, &part, x);

@@ -13,7 +13,7 @@ use super::{PROMPT_START, Source};
 use crate::builder::{Fused, Greedy, Memory};
 use crate::error::Error;
 use crate::ids::ValueId;
-use crate::op::{Act, At, Heads};
+use crate::op::{Act, At, Heads, Seen};
 use crate::program::Repeat;
 
 struct Config {
@@ -192,7 +192,7 @@ fn attend(
     b.seq_write(&node("k.keep"), cache.keys, at, k);
     b.seq_write(&node("v.keep"), cache.values, at, v);
     if prefill {
-        b.attention(&node("attention"), [q, k, v], c.heads, true)
+        b.attention(&node("attention"), [q, k, v], c.heads, Seen::CAUSAL, None)
     } else {
         b.state_attention(&node("attention"), q, c.heads, cache.keys, cache.values)
     }

@@ -6,7 +6,7 @@ mod general;
 
 use lazybatch_graph::infer::{Context, infer};
 use lazybatch_graph::{
-    Act, At, Bin, CustomOp, DType, Dim, Heads, Op, Pool, Program, ProgramBuilder, Repeat,
+    Act, At, Bin, CustomOp, DType, Dim, Heads, Op, Pool, Program, ProgramBuilder, Repeat, Seen,
     TensorType, Window,
 };
 
@@ -375,7 +375,9 @@ fn lookup_rules() {
 fn attention_rules() {
     let attention = Op::Attention {
         heads: HEADS,
-        causal: true,
+        seen: Seen::CAUSAL,
+        cap: None,
+        bias: false,
     };
     let qkv = ["rows f32 12", "rows f32 6", "rows f32 6"];
     check(ONCE, attention.clone(), &qkv, "f32[rows, 12]");
@@ -388,7 +390,9 @@ fn attention_rules() {
     );
     let bad = Op::Attention {
         heads: Heads { kv: 3, ..HEADS },
-        causal: true,
+        seen: Seen::CAUSAL,
+        cap: None,
+        bias: false,
     };
     check(
         ONCE,
@@ -396,6 +400,36 @@ fn attention_rules() {
         &["rows f32 12", "rows f32 9", "rows f32 9"],
         "!key heads dividing",
     );
+    for cap in [0.0, -1.0, f32::INFINITY, f32::NAN] {
+        let capped = Op::Attention {
+            heads: HEADS,
+            seen: Seen::ALL,
+            cap: Some(cap),
+            bias: false,
+        };
+        check(ONCE, capped, &qkv, "!cap: expected a positive number");
+    }
+    let biased = Op::Attention {
+        heads: HEADS,
+        seen: Seen::ALL,
+        cap: Some(50.0),
+        bias: true,
+    };
+    check(ONCE, biased.clone(), &qkv, "!number of operands");
+    let with = |bias| [&qkv[..], &[bias]].concat();
+    for (bias, expected) in [
+        ("w f32 4 31", "f32[rows, 12]"),
+        ("w f32 4 41", "f32[rows, 12]"),
+        (
+            "w f32 4 32",
+            "!bias: expected 4 rows with a column for each distance of 16 positions",
+        ),
+        ("w f32 4 29", "!each distance of 16 positions"),
+        ("w f32 1 31", "!bias: expected 4 rows"),
+        ("rows f32 31", "!bias: expected a float weight"),
+    ] {
+        check(ONCE, biased.clone(), &with(bias), expected);
+    }
     let on = |keys, values| Op::StateAttention {
         heads: HEADS,
         keys: S(keys),

@@ -1,15 +1,18 @@
 // Attention of packed rows. A block has some queries of one head of one member, and goes over the
-// member's keys in tiles of 32, from the first on; a query's sums see the tiles in that order
-// whatever the other queries are.
+// member's keys in tiles of 32, from the first on or from the first that any of them sees; a query's
+// sums see the tiles in that order whatever the other queries are. A query sees the keys up to `before`
+// positions before its own and `after` behind it. A tile in which it sees none changes nothing.
 
 #define KEYS 32
 #define WARPS 4
 
-// `DIM` is the most features of a head, `QUERIES` how many queries a warp has.
-template <u32 DIM, u32 QUERIES>
+// `DIM` is the most features of a head, `QUERIES` how many queries a warp has. With `TERMS`
+// scores stay below `cap`, unless it is 0, and a head with a `bias` adds it by the distance of a score's
+// key, of which 0 stands in the middle of `columns`.
+template <u32 DIM, u32 QUERIES, bool TERMS>
 DEVICE void attention(const float *q, const float *k, const float *v, float *out,
                       const Member *members, u32 heads, u32 kv_heads, u32 dim, float scale,
-                      u32 causal) {
+                      u32 before, u32 after, float cap, const float *bias, u32 columns) {
     const u32 ROWS = WARPS * QUERIES, STRIDE = DIM + 4, PARTS = DIM / 32;
     __shared__ __align__(16) float queries[ROWS][DIM];
     // Keys, then the values of the same rows.
@@ -47,11 +50,13 @@ DEVICE void attention(const float *q, const float *k, const float *v, float *out
         for (u32 p = 0; p < PARTS; p++) sum[i][p] = 0;
     }
 
-    // No query of this block sees a key behind these.
+    // No query of this block sees a key behind these, or before the first tile.
     u32 last = first + ROWS < m.own ? first + ROWS : m.own;
-    u32 seen = causal ? last : m.own;
+    u32 seen = last + after < m.own ? last + after : m.own;
     if (first >= m.own) seen = 0;
-    for (u32 key0 = 0; key0 < seen; key0 += KEYS) {
+    u32 start = first > before ? (first - before) / KEYS * KEYS : 0;
+    bias += TERMS ? (u64)head * columns + columns / 2 : 0;
+    for (u32 key0 = start; key0 < seen; key0 += KEYS) {
         __syncthreads();
         load(k, key0);
         __syncthreads();
@@ -74,8 +79,16 @@ DEVICE void attention(const float *q, const float *k, const float *v, float *out
 #pragma unroll
         for (u32 i = 0; i < QUERIES; i++) {
             u32 row = first + warp * QUERIES + i, key = key0 + lane;
-            bool sees = key < m.own && (!causal || key <= row);
+            // Keys before the first that is seen wrap around to the largest numbers.
+            bool sees = key < m.own && key + before - row <= before + after;
             float s = sees ? score[i] * scale : NEG_INF;
+            if (TERMS) {
+                sees = sees && row < m.own;
+                if (cap != 0) s = cap * tanh_of(s / cap);
+                if (sees && columns) s += bias[(int)(key - row)];
+                sees = sees && s != NEG_INF;
+                s = sees ? s : NEG_INF;
+            }
             float highest = larger(warp_max(s), top[i]);
             // Weights so far are relative to the old maximum; a tile without keys changes nothing.
             float shrink = highest == top[i] ? 1.0f : exp_of(top[i] - highest);
@@ -122,15 +135,20 @@ DEVICE void attention(const float *q, const float *k, const float *v, float *out
     }
 }
 
-#define INSTANCE(DIM, QUERIES)                                                                     \
+#define INSTANCE(NAME, DIM, QUERIES, TERMS)                                                        \
     extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)                                    \
-        attention_##DIM(const float *q, const float *k, const float *v, float *out,                \
-                        const Member *members, u32 heads, u32 kv_heads, u32 dim, float scale,      \
-                        u32 causal) {                                                              \
-        attention<DIM, QUERIES>(q, k, v, out, members, heads, kv_heads, dim, scale, causal);       \
+        NAME##_##DIM(const float *q, const float *k, const float *v, float *out,                   \
+                     const Member *members, u32 heads, u32 kv_heads, u32 dim, float scale,         \
+                     u32 before, u32 after, float cap, const float *bias, u32 columns) {           \
+        attention<DIM, QUERIES, TERMS>(q, k, v, out, members, heads, kv_heads, dim, scale,         \
+                                       before, after, cap, bias, columns);                         \
     }
 
-INSTANCE(32, 4)
-INSTANCE(64, 4)
-INSTANCE(128, 4)
-INSTANCE(256, 2)
+INSTANCE(attention, 32, 4, false)
+INSTANCE(attention, 64, 4, false)
+INSTANCE(attention, 128, 4, false)
+INSTANCE(attention, 256, 2, false)
+INSTANCE(attention_terms, 32, 4, true)
+INSTANCE(attention_terms, 64, 4, true)
+INSTANCE(attention_terms, 128, 4, true)
+INSTANCE(attention_terms, 256, 2, true)

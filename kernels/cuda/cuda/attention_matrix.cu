@@ -1,16 +1,17 @@
 // Attention of packed rows by matrix instructions: queries, keys, values and the keys' shares are
 // rounded to f16 or bf16, sums are f32. A warp has 16 queries of one head of one member and goes
-// over the member's keys in tiles of 32, from the first on; a query's sums see the tiles in that
-// order whatever the other queries are.
+// over the member's keys in tiles of 32, from the first on or from the first that any of the block's
+// sees; a query's sums see the tiles in that order whatever the other queries are. What queries see, and
+// what is added to scores, is as in attention.cu.
 
 #define KEYS 32
 #define WARPS 4
 
 // `DIM` is the most features of a head.
-template <class H, u32 DIM>
+template <class H, u32 DIM, bool TERMS>
 DEVICE void attention(const float *q, const float *k, const float *v, float *out,
                       const Member *members, u32 heads, u32 kv_heads, u32 dim, float scale,
-                      u32 causal) {
+                      u32 before, u32 after, float cap, const float *bias, u32 columns) {
     const u32 ROWS = 16 * WARPS, STEPS = DIM / 16;
     // Two features an element. Rows stand apart by 16 bytes more, so that eight of them lie in
     // different banks.
@@ -55,12 +56,14 @@ DEVICE void attention(const float *q, const float *k, const float *v, float *out
         for (u32 i = 0; i < 4; i++) sum[d][i] = 0;
     }
 
-    // No query of this block sees a key behind these.
+    // No query of this block sees a key behind these, or before the first tile.
     u32 last = first + ROWS < m.own ? first + ROWS : m.own;
-    u32 seen = causal ? last : m.own;
+    u32 seen = last + after < m.own ? last + after : m.own;
     if (first >= m.own) seen = 0;
+    u32 start = first > before ? (first - before) / KEYS * KEYS : 0;
+    bias += TERMS ? (u64)head * columns + columns / 2 : 0;
 #pragma unroll 1
-    for (u32 key0 = 0; key0 < seen; key0 += KEYS) {
+    for (u32 key0 = start; key0 < seen; key0 += KEYS) {
         __syncthreads();
 #pragma unroll 1
         for (u32 i = threadIdx.x; i < KEYS * DIM / 2; i += 32 * WARPS) {
@@ -71,7 +74,7 @@ DEVICE void attention(const float *q, const float *k, const float *v, float *out
         }
         __syncthreads();
         // None of the warp's queries is there, or sees a key of this tile.
-        if (base >= m.own || (causal && key0 > base + 15)) continue;
+        if (base >= m.own || key0 > base + 15 + after || key0 + KEYS + before <= base) continue;
 
         float score[KEYS / 8][4];
 #pragma unroll
@@ -100,9 +103,13 @@ DEVICE void attention(const float *q, const float *k, const float *v, float *out
 #pragma unroll
                 for (u32 e = 0; e < 2; e++) {
                     u32 key = key0 + 8 * j + 2 * within + e;
-                    bool sees = key < m.own && (!causal || key <= row);
+                    bool sees = key < m.own && key + before - row <= before + after;
                     float &s = score[j][2 * r + e];
                     s = sees ? s * scale : NEG_INF;
+                    if (TERMS && sees && row < m.own) {
+                        if (cap != 0) s = cap * tanh_of(s / cap);
+                        if (columns) s += bias[(int)(key - row)];
+                    }
                     highest = larger(s, highest);
                 }
             }
@@ -158,17 +165,24 @@ DEVICE void attention(const float *q, const float *k, const float *v, float *out
     }
 }
 
-#define INSTANCE(H, DIM)                                                                           \
+#define INSTANCE(NAME, H, DIM, TERMS)                                                              \
     extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)                                    \
-        attention_matrix_##H##_##DIM(const float *q, const float *k, const float *v, float *out,   \
-                                     const Member *members, u32 heads, u32 kv_heads, u32 dim,      \
-                                     float scale, u32 causal) {                                    \
-        attention<H, DIM>(q, k, v, out, members, heads, kv_heads, dim, scale, causal);             \
+        NAME##_##H##_##DIM(const float *q, const float *k, const float *v, float *out,             \
+                           const Member *members, u32 heads, u32 kv_heads, u32 dim, float scale,   \
+                           u32 before, u32 after, float cap, const float *bias, u32 columns) {     \
+        attention<H, DIM, TERMS>(q, k, v, out, members, heads, kv_heads, dim, scale, before,       \
+                                 after, cap, bias, columns);                                       \
     }
 
-INSTANCE(bf16, 32)
-INSTANCE(bf16, 64)
-INSTANCE(bf16, 128)
-INSTANCE(f16, 32)
-INSTANCE(f16, 64)
-INSTANCE(f16, 128)
+INSTANCE(attention_matrix, bf16, 32, false)
+INSTANCE(attention_matrix, bf16, 64, false)
+INSTANCE(attention_matrix, bf16, 128, false)
+INSTANCE(attention_matrix, f16, 32, false)
+INSTANCE(attention_matrix, f16, 64, false)
+INSTANCE(attention_matrix, f16, 128, false)
+INSTANCE(attention_matrix_terms, bf16, 32, true)
+INSTANCE(attention_matrix_terms, bf16, 64, true)
+INSTANCE(attention_matrix_terms, bf16, 128, true)
+INSTANCE(attention_matrix_terms, f16, 32, true)
+INSTANCE(attention_matrix_terms, f16, 64, true)
+INSTANCE(attention_matrix_terms, f16, 128, true)

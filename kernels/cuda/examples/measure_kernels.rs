@@ -22,7 +22,7 @@ use lazybatch_cuda::kernels::states::{PAGE, Paged};
 use lazybatch_cuda::kernels::top_k::TopK;
 use lazybatch_cuda::kernels::{Epilogue, Stored, Weights};
 use lazybatch_cuda::{Context, CudaError, DevicePtr, Kernels, Stream, jit};
-use lazybatch_graph::{Act, Heads, Sampling};
+use lazybatch_graph::{Act, Heads, Sampling, Seen};
 
 /// Most launches of one repetition, and least.
 const LAUNCHES: (usize, usize) = (50, 4);
@@ -283,7 +283,9 @@ impl Bench {
                 num_members: num,
                 max_rows: len,
                 heads,
-                causal: false,
+                seen: Seen::ALL,
+                cap: None,
+                bias: None,
             };
             let rate = Rate::Flops(4 * num * len * len * width);
             let what = format!("attention {num} members of {len} rows");

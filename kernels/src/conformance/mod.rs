@@ -7,6 +7,7 @@
 //!
 //! A problem that a device does not support is reported by [`check`], never skipped silently.
 
+mod attention;
 mod custom;
 mod problems;
 mod schedule;

@@ -4,9 +4,10 @@ use lazybatch_graph::chain::{Step, With};
 use lazybatch_graph::onnx::Elem;
 use lazybatch_graph::{
     Act, At, Attribute, Bin, DType, Fused, Heads, Layout, MultiHead, Op, Operand, Part, Pool,
-    Produced, Program, ProgramBuilder, Repeat, TensorOp, ValueId, Window,
+    Produced, Program, ProgramBuilder, Repeat, Seen, TensorOp, ValueId, Window,
 };
 
+use super::attention;
 use crate::custom::KernelRegistry;
 
 /// Most positions of a problem's sequences: more than a page, not a multiple of lanes.
@@ -32,7 +33,7 @@ pub struct Problem {
 
 /// Where an op stands, and what its rows are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+pub(super) enum Place {
     /// A model without sequences: rows are samples.
     Static,
     /// Rows are positions.
@@ -43,7 +44,7 @@ enum Place {
 
 /// An operand.
 #[derive(Clone, Copy, Debug)]
-enum Arg {
+pub(super) enum Arg {
     /// An activation with these fixed dims.
     X(&'static [usize]),
     /// Ids below a bound with these fixed dims.
@@ -78,7 +79,7 @@ pub(super) fn problem(
 }
 
 /// A program of one op whose operands are read from inputs and whose results are emitted.
-fn op(place: Place, op: Op, args: &'static [Arg]) -> Problem {
+pub(super) fn op(place: Place, op: Op, args: &'static [Arg]) -> Problem {
     let kind = format!("{op:?}");
     let kind = kind
         .split([' ', '('])
@@ -143,7 +144,7 @@ fn shapes(args: &[Arg]) -> String {
     parts.collect::<Vec<_>>().join("_")
 }
 
-fn heads(query: usize, kv: usize, dim: usize) -> Heads {
+pub(super) fn heads(query: usize, kv: usize, dim: usize) -> Heads {
     Heads {
         query,
         kv,
@@ -159,6 +160,7 @@ fn top_k(k: usize, largest: bool) -> Op {
 /// All problems.
 pub fn problems() -> Vec<Problem> {
     let mut all = row_problems();
+    all.extend(attention::problems());
     all.extend(general_problems());
     all.extend(image_problems());
     all.extend(sequence_problems());
@@ -311,22 +313,6 @@ fn row_problems() -> Vec<Problem> {
         op(Steps, top_k(1, false), &[X(&[2, 5])]),
         op(Static, top_k(7, false), &[X(&[3, 7])]),
         op(Static, top_k(3, true), &[X(&[700])]),
-        op(
-            Rows,
-            Op::Attention {
-                heads: heads(2, 2, 8),
-                causal: false,
-            },
-            &[X(&[16]), X(&[16]), X(&[16])],
-        ),
-        op(
-            Rows,
-            Op::Attention {
-                heads: heads(4, 2, 5),
-                causal: true,
-            },
-            &[X(&[20]), X(&[10]), X(&[10])],
-        ),
     ];
     for act in [
         Act::Relu,
@@ -686,7 +672,7 @@ fn prompted_decoder(samples: bool) -> Problem {
         let k = b.rope("k.rope", k, rope.0, rope.1, rope.2);
         b.seq_write("k.keep", memory.keys, At::All, k);
         b.seq_write("v.keep", memory.values, At::All, v);
-        let x = b.attention("attend", [q, k, v], heads(2, 2, 8), true);
+        let x = b.attention("attend", [q, k, v], heads(2, 2, 8), Seen::CAUSAL, None);
         let x = b.last_row("last", x);
         let best = choose(&mut b, "first", x);
         b.vec_write("first.keep", last, best);

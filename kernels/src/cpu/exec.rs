@@ -354,7 +354,14 @@ fn run_node(env: &mut Env<'_>, v: NodeView<'_>, reuse: Option<Buf>) -> Result<Ou
             theta,
             past,
         } => one(ops::rowwise::rope(env, v, *heads, *dim, *theta, *past)),
-        Op::Attention { heads, causal } => one(ops::attention::attention(env, v, *heads, *causal)),
+        Op::Attention {
+            heads,
+            seen,
+            cap,
+            bias,
+        } => one(ops::attention::attention(
+            env, v, *heads, *seen, *cap, *bias,
+        )),
         Op::StateAttention {
             heads,
             keys,

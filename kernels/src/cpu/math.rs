@@ -143,6 +143,13 @@ simd! {
 }
 
 simd! {
+    /// `x = cap * tanh(x / cap)`.
+    pub fn soft_cap(cap: f32, x: &mut [f32]) {
+        for_lanes(x, |v| map(v, |x| cap * tanh(x / cap)));
+    }
+}
+
+simd! {
     /// `x *= factor`.
     pub fn scale(factor: f32, x: &mut [f32]) {
         x.iter_mut().for_each(|v| *v *= factor);

@@ -193,6 +193,8 @@ fn compile(
         refused: Vec::new(),
         notes: BTreeSet::new(),
         stepped: BTreeSet::new(),
+        terms: BTreeMap::new(),
+        biases: Vec::new(),
         max_len,
         max_steps: None,
     };
@@ -211,6 +213,8 @@ fn compile(
         refused: Vec::new(),
         notes: BTreeSet::new(),
         stepped: BTreeSet::new(),
+        terms: BTreeMap::new(),
+        biases: Vec::new(),
         max_len,
         max_steps: (!pair.manifest.decoder.cache.is_empty()).then_some(max_steps as usize),
     };

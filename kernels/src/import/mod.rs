@@ -159,6 +159,8 @@ fn compile_as(
         refused: Vec::new(),
         notes: BTreeSet::new(),
         stepped: BTreeSet::new(),
+        terms: BTreeMap::new(),
+        biases: Vec::new(),
         max_len,
         max_steps: None,
     };

@@ -283,7 +283,15 @@ pub(super) fn run(
             }
             y
         }
-        Op::Attention { heads, causal } => attention::within(x(0), x(1), x(2), *heads, *causal),
+        Op::Attention {
+            heads,
+            seen,
+            cap,
+            bias,
+        } => {
+            let bias = bias.then(|| x(3));
+            attention::within([x(0), x(1), x(2)], *heads, *seen, *cap, bias)
+        }
         Op::StateAttention {
             heads,
             keys,

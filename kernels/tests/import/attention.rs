@@ -1,7 +1,7 @@
 //! The forms in which exporters write attention.
 
 use lazybatch_graph::onnx::{Array, Attr, Data, Dim, Model, Node};
-use lazybatch_graph::{Op, Program};
+use lazybatch_graph::{Op, Program, Seen};
 use lazybatch_kernels::import::{Options, import_model};
 
 use super::refusals::{model, named, node, refusal};
@@ -52,7 +52,8 @@ fn attention(scores: Vec<Node>, weights: Vec<Node>, constants: &[(&str, f32)]) -
 
 /// Attentions of a program, and how many of them are causal.
 fn attentions(program: &Program) -> (usize, usize) {
-    let causal = |op: &Op| matches!(op, Op::Attention { causal: true, .. });
+    let causal =
+        |op: &Op| matches!(op, Op::Attention { seen, bias: false, .. } if *seen == Seen::CAUSAL);
     let all = super::count(program, |op| matches!(op, Op::Attention { .. }));
     (all, super::count(program, causal))
 }
@@ -133,8 +134,20 @@ fn a_finite_mask_hides_from_ten_thousand_on_and_is_told_of() {
             "{v}: {notes}"
         );
     }
-    let e = refusal(&hidden_by(-1e3), &Options::default());
-    assert!(e.contains("its mask is neither empty nor causal"), "{e}");
+    // What hides less is a bias.
+    let (program, _) = imported(&hidden_by(-20.0));
+    let biased = |op: &Op| {
+        matches!(
+            op,
+            Op::Attention {
+                seen: Seen::ALL,
+                bias: true,
+                ..
+            }
+        )
+    };
+    assert_eq!(super::count(&program, biased), 1);
+    super::check_bits(program, 3, 9);
 }
 
 #[test]

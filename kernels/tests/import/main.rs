@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod attention;
+mod distance;
 mod edges;
 mod hostile;
 mod lowering;
@@ -175,7 +176,7 @@ fn other_cells_are_composed_or_stepped() {
 #[test]
 fn a_causal_mask_makes_attention_causal() {
     let program = program("causal");
-    let causal = |op: &Op| matches!(op, Op::Attention { causal: true, .. });
+    let causal = |op: &Op| matches!(op, Op::Attention { seen, .. } if seen.causal);
     assert_eq!(count(&program, causal), 1);
     assert!(general(&program).is_empty(), "{}", dump(&program, None));
     assert_eq!(program.inputs[0].max_len, Some(64));

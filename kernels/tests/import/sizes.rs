@@ -5,7 +5,7 @@ use std::sync::Arc;
 use lazybatch_graph::onnx::{
     Array, Attr, Data, Dim, Elem, Graph, Model, Node, ValueInfo, ValueType,
 };
-use lazybatch_graph::{Op, Tensor};
+use lazybatch_graph::{Op, Seen, Tensor};
 use lazybatch_kernels::conformance::{Request, Schedule, run};
 use lazybatch_kernels::import::{Options, import_model};
 use lazybatch_kernels::{CpuDevice, CpuOptions, Device};
@@ -80,15 +80,37 @@ fn windowed() -> Model {
 }
 
 #[test]
-fn a_mask_that_hides_in_long_sequences_alone_is_refused() {
-    let e = refusal(&windowed(), &Options::default());
+fn a_mask_that_hides_in_long_sequences_alone_is_a_window() {
+    let seen = |model: &Model, options: &Options| {
+        let program = import_model(model, options).unwrap();
+        let seen = program.nodes.iter().find_map(|n| match n.op {
+            Op::Attention { seen, bias, .. } => Some((seen, bias)),
+            _ => None,
+        });
+        super::check_bits(program, 3, 200.min(options.max_len.unwrap_or(200)));
+        seen.unwrap()
+    };
+    let window = Some(64);
+    let near = Seen {
+        window,
+        ..Seen::ALL
+    };
+    assert_eq!(seen(&windowed(), &Options::default()), (near, false));
+    assert_eq!(seen(&windowed(), &up_to(65)), (Seen::ALL, false));
+    // One that hides the first position from those that are far behind it depends on more than that.
+    let mut first = windowed();
+    let far = first.graph.nodes.iter_mut().find(|n| n.op == "Greater");
+    far.unwrap().inputs[0] = "row".into();
+    let e = refusal(&first, &Options::default());
     assert!(
-        e.contains("its mask is neither empty nor causal at length 128"),
+        e.contains("its mask mask depends on more than the head and how far a key is behind its query, at length 128"),
         "{e}"
     );
-    let program = import_model(&windowed(), &up_to(65)).unwrap();
-    let attention = |op: &Op| matches!(op, Op::Attention { causal: false, .. });
-    assert_eq!(super::count(&program, attention), 1);
+    let near = import_model(&first, &up_to(65)).unwrap();
+    assert_eq!(
+        super::count(&near, |op| matches!(op, Op::Attention { .. })),
+        1
+    );
 }
 
 /// `x` from `start` to `end` along `axis`.

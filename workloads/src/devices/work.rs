@@ -133,7 +133,10 @@ impl<'a> Pricing<'a> {
         let full = self.reach.input;
         let members = [(rows / full, full), (1, rows % full)];
         let pairs = match &node.op {
-            Op::Attention { .. } => members.iter().map(|(n, len)| n * len * len).sum(),
+            Op::Attention { seen, .. } => {
+                let each = |(n, len): &(u64, u64)| n * len * seen.num_keys(*len as usize) as u64;
+                members.iter().map(each).sum()
+            }
             Op::StateAttention { keys, .. } | Op::AdditiveAttention { keys, .. } => {
                 rows * self.attended(*keys)
             }
@@ -226,18 +229,19 @@ impl<'a> Pricing<'a> {
                     count: groups,
                 }]
             }
-            Op::Attention { heads, .. } => {
+            Op::Attention { heads, seen, .. } => {
                 let (count, dim) = (heads.query as u64, heads.dim as u64);
                 let some = members.iter().filter(|(n, len)| n * len > 0);
                 some.flat_map(|&(n, len)| {
+                    let keys = seen.num_keys(len as usize) as u64;
                     let scores = Product {
                         m: len,
                         k: dim,
-                        n: len,
+                        n: keys,
                         count: n * count,
                     };
                     let sums = Product {
-                        k: len,
+                        k: keys,
                         n: dim,
                         ..scores
                     };

@@ -10,7 +10,7 @@
 //! layers, 32,000 word pieces); Touvron et al., "Llama 2", for the layers.
 
 use lazybatch_graph::{
-    Act, At, Error, Fused, Greedy, Heads, Memory, Program, ProgramBuilder, Repeat, ValueId,
+    Act, At, Error, Fused, Greedy, Heads, Memory, Program, ProgramBuilder, Repeat, Seen, ValueId,
 };
 
 /// Added to mean squares.
@@ -186,7 +186,7 @@ impl Config {
         b.seq_write("k.keep", cache.keys, at, k);
         b.seq_write("v.keep", cache.values, at, v);
         if is_prompt {
-            b.attention("attention", [q, k, v], heads, true)
+            b.attention("attention", [q, k, v], heads, Seen::CAUSAL, None)
         } else {
             b.state_attention("attention", q, heads, cache.keys, cache.values)
         }

@@ -3,7 +3,7 @@
 //! Source: Vaswani et al. 2017; the running maximum of the softmax as in Milakov and Gimelshein
 //! 2018. Keys come in tiles of 32 from a member's first row on, whatever else is in the launch.
 
-use lazybatch_graph::{Heads, Op};
+use lazybatch_graph::{Heads, Op, Seen};
 
 use super::{Kernels, Source, Takes, expect, launch, size};
 use crate::context::{DevicePtr, Grid, Stream};
@@ -17,6 +17,10 @@ pub(super) const SOURCE: Source = Source {
         "attention_256",
         "attention_32",
         "attention_64",
+        "attention_terms_128",
+        "attention_terms_256",
+        "attention_terms_32",
+        "attention_terms_64",
     ],
     takes: |_, node| match node.op {
         Op::Attention { heads, .. } => takes_heads(heads),
@@ -34,6 +38,15 @@ pub(super) fn takes_heads(heads: Heads) -> Takes {
 
 /// Most features of a head.
 const MOST_DIM: usize = 256;
+
+/// What is added to scores by the distance of a key from its query.
+#[derive(Clone, Copy, Debug)]
+pub struct Bias {
+    /// `[query, columns]`; distance 0 stands in the middle.
+    pub table: DevicePtr,
+    /// Distances: an odd number, one less than twice the most rows of a member or more.
+    pub columns: usize,
+}
 
 /// Operands of [`Kernels::attention`].
 #[derive(Clone, Copy, Debug)]
@@ -54,9 +67,16 @@ pub struct Attention {
     pub max_rows: usize,
     /// Heads and scale; at most 256 features each.
     pub heads: Heads,
-    /// Hide later positions.
-    pub causal: bool,
+    /// Which keys a query sees.
+    pub seen: Seen,
+    /// What scaled scores stay below.
+    pub cap: Option<f32>,
+    /// Added to them last.
+    pub bias: Option<Bias>,
 }
+
+/// How far from its own position a query sees: kernels add these to positions of 32 bits.
+const FAR: u32 = 1 << 30;
 
 impl Attention {
     /// Blocks with so many queries of one head of one member; none if there is nothing to compute.
@@ -86,6 +106,32 @@ impl Attention {
         let Heads { query, kv, dim, .. } = self.heads;
         (query as u32, kv as u32, dim as u32)
     }
+
+    /// Whether scores are more than scaled products.
+    pub(super) const fn has_terms(&self) -> bool {
+        self.cap.is_some() || self.bias.is_some()
+    }
+
+    /// The cap, the bias and its columns; zeros where there is none.
+    pub(super) fn terms(&self, kernel: &'static str) -> Result<(f32, DevicePtr, u32), CudaError> {
+        let cap = self.cap.unwrap_or(0.0);
+        let Some(bias) = self.bias else {
+            return Ok((cap, DevicePtr::NULL, 0));
+        };
+        let columns = size(kernel, "distances", bias.columns)?;
+        let expected = "an odd number of distances";
+        expect(kernel, columns % 2 == 1, expected, columns)?;
+        Ok((cap, bias.table, columns))
+    }
+
+    /// Positions that a query sees before and behind its own.
+    pub(super) fn reach(&self) -> (u32, u32) {
+        let most = self
+            .seen
+            .window
+            .map_or(FAR, |most| most.min(FAR as usize) as u32);
+        (most, if self.seen.causal { 0 } else { most })
+    }
 }
 
 impl Kernels {
@@ -96,23 +142,24 @@ impl Kernels {
     /// Heads that do not go together, sizes out of range, or what the driver answers.
     pub fn attention(&self, stream: &Stream, a: &Attention) -> Result<(), CudaError> {
         const KERNEL: &str = "attention";
-        // The kernel, and the queries of a block.
-        let (name, queries) = match a.heads.dim {
-            1..=32 => ("attention_32", 16),
-            33..=64 => ("attention_64", 16),
-            65..=128 => ("attention_128", 16),
-            129..=256 => ("attention_256", 8),
+        // The kernels without and with a cap or a bias, and the queries of a block.
+        let (names, queries) = match a.heads.dim {
+            1..=32 => (["attention_32", "attention_terms_32"], 16),
+            33..=64 => (["attention_64", "attention_terms_64"], 16),
+            65..=128 => (["attention_128", "attention_terms_128"], 16),
+            129..=256 => (["attention_256", "attention_terms_256"], 8),
             dim => return expect(KERNEL, false, "heads of 1 to 256 features", dim),
         };
         let Some(grid) = a.grid(KERNEL, queries)? else {
             return Ok(());
         };
         let (query, kv, dim) = a.sizes();
-        let causal = u32::from(a.causal);
+        let (before, after) = a.reach();
+        let (cap, bias, columns) = a.terms(KERNEL)?;
         launch!(
             self,
             stream,
-            name,
+            names[usize::from(a.has_terms())],
             grid,
             a.q,
             a.k,
@@ -123,7 +170,11 @@ impl Kernels {
             kv,
             dim,
             a.heads.scale,
-            causal
+            before,
+            after,
+            cap,
+            bias,
+            columns
         )
     }
 }

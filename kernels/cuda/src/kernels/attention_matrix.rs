@@ -20,6 +20,12 @@ pub(super) const SOURCE: Source = Source {
         "attention_matrix_f16_128",
         "attention_matrix_f16_32",
         "attention_matrix_f16_64",
+        "attention_matrix_terms_bf16_128",
+        "attention_matrix_terms_bf16_32",
+        "attention_matrix_terms_bf16_64",
+        "attention_matrix_terms_f16_128",
+        "attention_matrix_terms_f16_32",
+        "attention_matrix_terms_f16_64",
     ],
     // Beside the kernels that take all heads.
     takes: |_, node| match node.op {
@@ -57,20 +63,34 @@ impl Kernels {
             expected: expected.to_owned(),
             got,
         };
-        let by_width = match rounded {
-            Stored::F16 => [
+        let is_bf16 = match rounded {
+            Stored::F16 => false,
+            Stored::Bf16 => true,
+            Stored::F32 | Stored::Int8 { .. } => {
+                return Err(refused("f16 or bf16", format!("{rounded:?}")));
+            }
+        };
+        let by_width = match (is_bf16, a.has_terms()) {
+            (false, false) => [
                 "attention_matrix_f16_32",
                 "attention_matrix_f16_64",
                 "attention_matrix_f16_128",
             ],
-            Stored::Bf16 => [
+            (true, false) => [
                 "attention_matrix_bf16_32",
                 "attention_matrix_bf16_64",
                 "attention_matrix_bf16_128",
             ],
-            Stored::F32 | Stored::Int8 { .. } => {
-                return Err(refused("f16 or bf16", format!("{rounded:?}")));
-            }
+            (false, true) => [
+                "attention_matrix_terms_f16_32",
+                "attention_matrix_terms_f16_64",
+                "attention_matrix_terms_f16_128",
+            ],
+            (true, true) => [
+                "attention_matrix_terms_bf16_32",
+                "attention_matrix_terms_bf16_64",
+                "attention_matrix_terms_bf16_128",
+            ],
         };
         let name = match a.heads.dim {
             1..=32 => by_width[0],
@@ -82,7 +102,8 @@ impl Kernels {
             return Ok(());
         };
         let (query, kv, dim) = a.sizes();
-        let causal = u32::from(a.causal);
+        let (before, after) = a.reach();
+        let (cap, bias, columns) = a.terms(KERNEL)?;
         launch!(
             self,
             stream,
@@ -97,7 +118,11 @@ impl Kernels {
             kv,
             dim,
             a.heads.scale,
-            causal
+            before,
+            after,
+            cap,
+            bias,
+            columns
         )
     }
 }

@@ -387,7 +387,7 @@ pub(crate) const fn per_item(num: u32) -> Grid {
 
 #[cfg(test)]
 mod tests {
-    use lazybatch_graph::{DType, Heads, Op, ProgramBuilder, Repeat};
+    use lazybatch_graph::{DType, Heads, Op, ProgramBuilder, Repeat, Seen};
     use lazybatch_kernels::conformance::problems;
 
     use super::*;
@@ -421,7 +421,7 @@ mod tests {
                 dim,
                 scale: 1.0,
             };
-            let v = b.attention("attention", [x, x, x], heads, false);
+            let v = b.attention("attention", [x, x, x], heads, Seen::ALL, None);
             b.emit("y", y, v);
             let program = b.finish().unwrap();
             let node = program.nodes.iter().find(|n| n.name == "attention");

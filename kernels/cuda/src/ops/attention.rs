@@ -1,16 +1,22 @@
 //! Attention within members, over sequence states, and additive attention.
 
-use lazybatch_graph::{Heads, StateId, StateKind};
+use lazybatch_graph::{Heads, Seen, StateId, StateKind};
 
 use crate::context::DevicePtr;
 use crate::exec::Walk;
-use crate::kernels::attention::Attention;
+use crate::kernels::attention::{Attention, Bias};
 use crate::kernels::attention_matrix::takes_heads;
 use crate::kernels::state_attention::{Memory, SPLIT, workspace_bytes};
 use crate::memory::ELEM;
 
 /// Attention within each member.
-pub fn attention(w: &mut Walk<'_>, heads: Heads, causal: bool) -> Result<(), String> {
+pub fn attention(
+    w: &mut Walk<'_>,
+    heads: Heads,
+    seen: Seen,
+    cap: Option<f32>,
+    has_bias: bool,
+) -> Result<(), String> {
     let lead = w.ty(0).lead();
     let members = w.members(lead)?;
     let rows = w.frame.members.iter().map(|m| m.span(lead).1);
@@ -23,7 +29,12 @@ pub fn attention(w: &mut Walk<'_>, heads: Heads, causal: bool) -> Result<(), Str
         num_members: w.frame.members.len(),
         max_rows: w.rounded(rows.max().unwrap_or(0)),
         heads,
-        causal,
+        seen,
+        cap,
+        bias: has_bias.then(|| Bias {
+            table: w.arg(3),
+            columns: w.ty(3).fixed_dims()[1],
+        }),
     };
     let matrix = w.model.matrix.filter(|_| takes_heads(heads));
     w.issue(move |i| match matrix {

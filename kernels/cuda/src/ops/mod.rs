@@ -36,7 +36,12 @@ pub fn walk(w: &mut Walk<'_>) -> Result<(), String> {
         Op::Rope {
             heads, dim, past, ..
         } => rowwise::rope(w, *heads, *dim, *past),
-        Op::Attention { heads, causal } => attention::attention(w, *heads, *causal),
+        Op::Attention {
+            heads,
+            seen,
+            cap,
+            bias,
+        } => attention::attention(w, *heads, *seen, *cap, *bias),
         Op::StateAttention {
             heads,
             keys,

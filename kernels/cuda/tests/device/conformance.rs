@@ -168,7 +168,7 @@ fn attention_by_matrix_instructions_has_the_same_bits_in_any_batch() {
             };
             let is_attention = |p: &Problem| p.name.starts_with("attention-");
             let mut problems: Vec<Problem> = problems().into_iter().filter(is_attention).collect();
-            assert_eq!(problems.len(), 2);
+            assert_eq!(problems.len(), 9);
             for problem in &mut problems {
                 // Values are below 1, and the weights on them rounded to 8 bits.
                 problem.tolerance = 2e-2;

@@ -2,10 +2,10 @@
 
 use lazybatch_cuda::DevicePtr;
 use lazybatch_cuda::kernels::Member;
-use lazybatch_cuda::kernels::attention::Attention;
+use lazybatch_cuda::kernels::attention::{Attention, Bias};
 use lazybatch_cuda::kernels::state_attention::{Memory, SPLIT, workspace_bytes};
 use lazybatch_cuda::kernels::states::{PAGE, Paged, Places};
-use lazybatch_graph::Heads;
+use lazybatch_graph::{Heads, Seen};
 
 use crate::harness::{Buffer, Gpu, close, numbers, on_device, same, wide};
 use crate::rows::members;
@@ -20,8 +20,77 @@ pub fn heads(query: usize, kv: usize, dim: usize) -> Heads {
     }
 }
 
-/// One query row over rows of keys and values, by the definition.
-fn attend(q: &[f64], keys: &[f64], values: &[f64], h: Heads) -> Vec<f64> {
+/// What attention within members computes.
+#[derive(Clone, Debug)]
+pub struct Form {
+    pub heads: Heads,
+    pub seen: Seen,
+    cap: Option<f32>,
+    /// Distances of the bias.
+    columns: usize,
+    bias: Option<Vec<f32>>,
+}
+
+impl Form {
+    /// Heads that see all keys, or those that are not behind.
+    pub const fn new(heads: Heads, causal: bool) -> Self {
+        let seen = Seen {
+            causal,
+            window: None,
+        };
+        Self {
+            heads,
+            seen,
+            cap: None,
+            columns: 0,
+            bias: None,
+        }
+    }
+
+    pub const fn within(mut self, most: usize) -> Self {
+        self.seen.window = Some(most);
+        self
+    }
+
+    pub const fn capped(mut self, at: f32) -> Self {
+        self.cap = Some(at);
+        self
+    }
+
+    /// With a bias for so many positions, which hides some keys, none from itself.
+    pub fn biased(mut self, positions: usize) -> Self {
+        self.columns = 2 * positions - 1;
+        let mut bias = numbers(77, self.heads.query * self.columns);
+        for (i, v) in bias.iter_mut().enumerate() {
+            let apart = (i % self.columns).abs_diff(self.columns / 2);
+            *v = if apart % 5 == 3 {
+                f32::NEG_INFINITY
+            } else {
+                3.0 * *v
+            };
+        }
+        self.bias = Some(bias);
+        self
+    }
+
+    /// The score of key `j` for head `head` of query `i`, of a scaled product.
+    fn score(&self, head: usize, i: usize, j: usize, product: f64) -> f64 {
+        let cap = self.cap.map(f64::from);
+        let capped = cap.map_or(product, |cap| cap * (product / cap).tanh());
+        let at = |bias: &Vec<f32>| bias[head * self.columns + self.columns / 2 + j - i];
+        capped + self.bias.as_ref().map_or(0.0, |bias| f64::from(at(bias)))
+    }
+}
+
+/// One query row over rows of keys and values, by the definition; `to` makes scores of scaled products,
+/// by head and key.
+fn attend(
+    q: &[f64],
+    keys: &[f64],
+    values: &[f64],
+    h: Heads,
+    to: impl Fn(usize, usize, f64) -> f64,
+) -> Vec<f64> {
     let width = h.kv * h.dim;
     let num = keys.len() / width;
     let mut out = vec![0.0; h.query * h.dim];
@@ -31,7 +100,8 @@ fn attend(q: &[f64], keys: &[f64], values: &[f64], h: Heads) -> Vec<f64> {
             let key = &keys[j * width + kv_at..][..h.dim];
             key.iter().zip(&q[at..]).map(|(k, q)| k * q).sum()
         };
-        let scores: Vec<f64> = (0..num).map(|j| dot(j) * f64::from(h.scale)).collect();
+        let score = |j| to(head, j, dot(j) * f64::from(h.scale));
+        let scores: Vec<f64> = (0..num).map(score).collect();
         let shares = softmax(&scores);
         for (j, share) in shares.iter().enumerate() {
             let value = &values[j * width + kv_at..][..h.dim];
@@ -77,7 +147,7 @@ pub fn attend_packed(
     gpu: &Gpu,
     (sizes, data): (&Sizes, &[[Vec<f32>; 3]]),
     which: &[usize],
-    (heads, causal): (Heads, bool),
+    form: &Form,
     launch: impl Fn(&Attention),
 ) -> Vec<Vec<f32>> {
     let mut packed = [vec![], vec![], vec![]];
@@ -98,6 +168,8 @@ pub fn attend_packed(
     }
     let [q, k, v] = packed.each_ref().map(|p| gpu.upload(p));
     let table = members(gpu, &entries);
+    let heads = form.heads;
+    let bias = form.bias.as_ref().map(|bias| gpu.upload(bias));
     let out: Vec<f32> = gpu.output(packed[0].len(), |out| {
         launch(&Attention {
             q: q.at(),
@@ -108,7 +180,12 @@ pub fn attend_packed(
             num_members: which.len(),
             max_rows: entries.iter().map(|m| m.rows as usize).max().unwrap(),
             heads,
-            causal,
+            seen: form.seen,
+            cap: form.cap,
+            bias: bias.as_ref().map(|bias| Bias {
+                table: bias.at(),
+                columns: form.columns,
+            }),
         });
     });
     let width = heads.query * heads.dim;
@@ -123,25 +200,31 @@ pub fn attend_packed(
 /// same bits alone, among others and in another order. Returns what comes of all together.
 pub fn check_members(
     (sizes, data): (&Sizes, &[[Vec<f32>; 3]]),
-    (h, causal): (Heads, bool),
+    form: &Form,
     round: impl Fn(f32) -> f32,
     tolerance: f64,
     run: impl Fn(&[usize]) -> Vec<Vec<f32>>,
 ) -> Vec<Vec<f32>> {
+    let h = form.heads;
     let (q_width, kv_width) = (h.query * h.dim, h.kv * h.dim);
     let order: Vec<usize> = (0..sizes.len()).collect();
     let together = run(&order);
     for (i, got) in together.iter().enumerate() {
         let (own, padding) = sizes[i];
-        let name = format!("{h:?}, causal {causal}, member {i}");
+        let name = format!(
+            "{h:?}, {:?}, {} distances, member {i}",
+            form.seen, form.columns
+        );
         same(&format!("{name} alone"), &run(&[i])[0], got);
         let rounded = |d: &Vec<f32>| wide(&d.iter().map(|v| round(*v)).collect::<Vec<_>>());
         let [q, k, v] = data[i].each_ref().map(rounded);
         let mut want = Vec::new();
         for row in 0..own {
-            let seen = if causal { row + 1 } else { own };
+            let seen = form.seen.keys(row, own);
             let q = &q[row * q_width..][..q_width];
-            want.extend(attend(q, &k[..seen * kv_width], &v[..seen * kv_width], h));
+            let rows = seen.start * kv_width..seen.end * kv_width;
+            let score = |head, j, v| form.score(head, row, seen.start + j, v);
+            want.extend(attend(q, &k[rows.clone()], &v[rows], h, score));
         }
         want.extend(vec![0.0; padding * q_width]);
         close(&name, got, &want, tolerance);
@@ -156,17 +239,29 @@ pub fn check_members(
 on_device! {
     fn members_attend_to_their_own_rows(gpu) {
         let sizes = [(37, 0), (1, 4), (16, 0), (33, 3), (0, 2)];
-        for (h, causal) in [
-            (heads(2, 2, 8), false),
-            (heads(4, 2, 5), true),
-            (heads(1, 1, 33), true),
-            (heads(2, 1, 80), false),
-            (heads(1, 1, 130), true),
+        // Tiles before the first that a query sees, and behind the last.
+        let long = [(150, 0), (1, 4), (70, 3), (0, 2)];
+        for (sizes, form) in [
+            (&sizes[..], Form::new(heads(2, 2, 8), false)),
+            (&sizes, Form::new(heads(4, 2, 5), true)),
+            (&sizes, Form::new(heads(1, 1, 33), true)),
+            (&sizes, Form::new(heads(2, 1, 80), false)),
+            (&sizes, Form::new(heads(1, 1, 130), true)),
+            (&long, Form::new(heads(2, 1, 7), false).within(20)),
+            (&long, Form::new(heads(1, 1, 34), true).within(3)),
+            (&long, Form::new(heads(1, 1, 6), false).within(0)),
+            (&long, Form::new(heads(2, 1, 9), false).within(1000)),
+            (&sizes, Form::new(heads(4, 2, 6), false).biased(37)),
+            (&sizes, Form::new(heads(2, 2, 65), true).biased(50)),
+            (&long, Form::new(heads(2, 1, 40), false).within(9).biased(150)),
+            (&sizes, Form::new(heads(1, 1, 129), true).within(30).biased(38)),
+            (&sizes, Form::new(heads(2, 1, 20), true).capped(2.0)),
+            (&sizes, Form::new(heads(1, 1, 70), false).capped(5.0).biased(37)),
         ] {
-            let data = member_rows(&sizes, h);
-            let members = (&sizes[..], &data[..]);
-            check_members(members, (h, causal), |v| v, 2e-5, |which| {
-                attend_packed(gpu, members, which, (h, causal), |a| {
+            let data = member_rows(sizes, form.heads);
+            let members = (sizes, &data[..]);
+            check_members(members, &form, |v| v, 2e-5, |which| {
+                attend_packed(gpu, members, which, &form, |a| {
                     gpu.kernels.attention(&gpu.stream, a).unwrap();
                 })
             });
@@ -334,7 +429,7 @@ on_device! {
                 .iter()
                 .flat_map(|r| {
                     let [k, v] = states.data[*r].each_ref().map(|d| wide(d));
-                    attend(&wide(&q[r * q_width..][..q_width]), &k, &v, h)
+                    attend(&wide(&q[r * q_width..][..q_width]), &k, &v, h, |_, _, v| v)
                 })
                 .collect();
             close(&format!("{h:?}"), &together, &want, 2e-5);

@@ -10,7 +10,7 @@ use lazybatch_cuda::kernels::states::Paged;
 use lazybatch_cuda::kernels::top_k::TopK;
 use lazybatch_cuda::kernels::{Epilogue, Member, SOURCES, Source, Stored, Weights};
 use lazybatch_cuda::{CudaError, DevicePtr};
-use lazybatch_graph::{Act, Heads, Sampling, Window};
+use lazybatch_graph::{Act, Heads, Sampling, Seen, Window};
 
 use crate::harness::{Buffer, Gpu, numbers};
 use crate::process::{Libraries, outcome};
@@ -179,7 +179,9 @@ fn exercise(gpu: &Gpu, source: &Source) -> Result<(), CudaError> {
                     dim: 32,
                     scale: 0.2,
                 },
-                causal: false,
+                seen: Seen::ALL,
+                cap: None,
+                bias: None,
             };
             if source.file == "attention.cu" {
                 k.attention(s, &call)?;

@@ -2,21 +2,17 @@
 //! softmax, times values.
 //!
 //! Scores have two axes of positions, which no packed value has; so they are followed as what they
-//! will become. A mask that adds nothing or hides nothing goes away, one that hides later positions
-//! makes the attention causal, if it does so up to the longest sequence.
+//! will become. What is added to them must be known and depend on the distance of two positions alone, up
+//! to the longest sequence: it goes away, or becomes what queries see and a bias. See [`super::distance`].
 
 use lazybatch_graph::onnx::{Elem, Node};
-use lazybatch_graph::{Heads, Layout, Op, Operand, Part, Produced, TensorOp};
+use lazybatch_graph::{Heads, Layout, Op, Operand, Part, Produced, Seen, Tensor, TensorOp};
 
+use super::distance::{self, Beside, ByDistance, HIDDEN, SURELY_HIDDEN};
 use super::{Lower, Value, axis_of, int};
 use crate::import::items::{Act, Arg, Cache, Kind, Out, Src};
 use crate::import::layout::{self, canonical, size};
-
-/// Up to this a mask hides: the most that exporters write. Scores of trained models are far smaller, and
-/// what is 100 below the largest of a row has no weight in it.
-const HIDDEN: f64 = -1e4;
-/// What hides and is above this is told of: scores may come near it.
-const SURELY_HIDDEN: f64 = -1e6;
+use crate::import::trace::dims_at;
 
 /// Scores on the way to an attention.
 #[derive(Clone, Debug)]
@@ -26,18 +22,21 @@ pub(in crate::import) struct Scores {
     heads: usize,
     dim: usize,
     scale: f64,
-    causal: bool,
+    /// With one, scaled products are this times their tanh.
+    cap: Option<f64>,
+    /// What is added to them.
+    term: Option<ByDistance>,
     phase: Phase,
     layout: Layout,
 }
 
 /// How far an attention is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 enum Phase {
     /// Before the softmax.
     Raw,
-    /// Multiplied by zero where later positions are: what is added next has to hide them.
-    Gated,
+    /// Multiplied by zero where this hides: what is added next has to hide that too.
+    Gated(ByDistance),
     /// Behind it.
     Weights,
     /// Whether the weights of that name are no numbers.
@@ -50,7 +49,8 @@ impl Scores {
             query: self.heads,
             kv: self.heads,
             dim: self.dim,
-            scale: self.scale as f32,
+            // Capped scores are scaled to their cap before.
+            scale: (self.scale * self.cap.unwrap_or(1.0)) as f32,
         }
     }
 }
@@ -71,13 +71,6 @@ impl Rows {
             Self::Cache(cache) => &cache.layout,
         }
     }
-}
-
-/// What a known operand does to scores.
-enum Mask {
-    Nothing,
-    /// Hides later positions, by this or less.
-    Causal(f64),
 }
 
 type Step = Result<Option<Vec<Value>>, String>;
@@ -151,7 +144,7 @@ impl Lower<'_> {
             return Ok(None);
         };
         let raw = scores.phase == Phase::Raw;
-        let is_score = raw || scores.phase == Phase::Gated;
+        let is_score = raw || matches!(scores.phase, Phase::Gated(_));
         let is_number = !matches!(scores.phase, Phase::NoNumber(_));
         let next = match node.op.as_str() {
             "Identity" => Some(scores),
@@ -161,12 +154,16 @@ impl Lower<'_> {
                 scaled => scaled,
             },
             "Add" | "Sub" if is_score && (node.op == "Add" || i == 0) => {
-                let sign = if node.op == "Add" { 1.0 } else { -1.0 };
-                let mask = self.mask(node, 1 - i, &scores.layout, |v| sign * v)?;
-                self.tell_of(&mask);
-                let hides = raw || matches!(mask, Mask::Causal(_));
-                hides.then(|| with_mask(scores, &mask))
+                let term = match node.op.as_str() {
+                    "Add" => self.term(node, 1 - i, &scores, "", |v| v)?,
+                    _ => self.term(node, 1 - i, &scores, "-", |v| -v)?,
+                };
+                self.with_term(scores, term)
             }
+            "Tanh" if raw && scores.cap.is_none() && scores.term.is_none() => Some(Scores {
+                cap: Some(1.0),
+                ..scores
+            }),
             "Where" if raw => self.hidden(node, i, scores)?,
             "Where" => self.without_no_numbers(node, &scores)?,
             "IsNaN" if scores.phase == Phase::Weights => Some(Scores {
@@ -227,7 +224,8 @@ impl Lower<'_> {
             heads,
             dim,
             scale: 1.0,
-            causal: false,
+            cap: None,
+            term: None,
             phase: Phase::Raw,
             layout: Layout(axes),
         };
@@ -247,42 +245,71 @@ impl Lower<'_> {
             },
         };
         let factor = if node.op == "Div" { 1.0 / value } else { value };
+        let term = match &scores.term {
+            None => None,
+            Some(term) => match term.times(factor) {
+                None => return Ok(None),
+                scaled => scaled,
+            },
+        };
+        let (scale, cap) = match scores.cap {
+            None => (scores.scale * factor, None),
+            Some(_) if factor <= 0.0 => return Ok(None),
+            Some(cap) => (scores.scale, Some(cap * factor)),
+        };
         Ok(Some(Scores {
-            scale: scores.scale * factor,
+            scale,
+            cap,
+            term,
             ..scores.clone()
         }))
     }
 
     /// Scores times ones where positions are seen and zeros where they are hidden.
-    fn gated(&self, node: &Node, other: usize, scores: Scores) -> Result<Scores, String> {
+    fn gated(&mut self, node: &Node, other: usize, scores: Scores) -> Result<Scores, String> {
         let to = |v: f64| match v {
             1.0 => 0.0,
-            0.0 => HIDDEN,
+            0.0 => f64::NEG_INFINITY,
             _ => f64::NAN,
         };
-        let mask = self.mask(node, other, &scores.layout, to);
-        let mask = mask.map_err(|_| {
-            "multiplies scores of an attention by what is neither one number nor a causal mask of ones \
-             and zeros"
+        let gate = self.term(node, other, &scores, "gate ", to);
+        let gate = gate.map_err(|_| {
+            "multiplies scores of an attention by what is neither one number nor a mask of ones and zeros \
+             that depends on how far a key is behind its query"
         })?;
-        Ok(match mask {
-            Mask::Nothing => scores,
-            Mask::Causal(_) => Scores {
-                phase: Phase::Gated,
+        Ok(match gate {
+            None => scores,
+            Some(gate) => Scores {
+                phase: Phase::Gated(gate),
                 ..scores
             },
         })
     }
 
-    /// Notes a mask that hides by a number to which scores might come near.
-    fn tell_of(&mut self, mask: &Mask) {
-        if let Mask::Causal(by) = mask
-            && *by > SURELY_HIDDEN
+    /// Scores with a term; none where that shows what was multiplied by zero. Notes what hides by a number
+    /// to which scores might come near.
+    fn with_term(&mut self, scores: Scores, term: Option<ByDistance>) -> Option<Scores> {
+        if let Phase::Gated(gate) = &scores.phase
+            && !term.as_ref().is_some_and(|term| term.hides_all_of(gate))
+        {
+            return None;
+        }
+        if let Some(by) = term.as_ref().map(|term| term.least_hidden)
+            && by > SURELY_HIDDEN
         {
             self.notes.insert(format!(
                 "a mask adds {by} to scores that it hides: they count as hidden, however large they are"
             ));
         }
+        let term = match (&scores.term, term) {
+            (Some(a), Some(b)) => Some(a.plus(&b)),
+            (a, b) => b.or_else(|| a.clone()),
+        };
+        Some(Scores {
+            phase: Phase::Raw,
+            term,
+            ..scores
+        })
     }
 
     /// The name of operand `i`, which must be known.
@@ -297,46 +324,48 @@ impl Lower<'_> {
         Ok(name)
     }
 
-    /// What adding `to(operand i)` to the scores does.
-    fn mask(
-        &self,
+    /// What adding `to(operand i)` to the scores adds by distance; none where that is nothing. `form` tells
+    /// apart what is made of one operand.
+    fn term(
+        &mut self,
         node: &Node,
         i: usize,
-        axes: &Layout,
+        scores: &Scores,
+        form: &str,
         to: impl Fn(f64) -> f64,
-    ) -> Result<Mask, String> {
+    ) -> Result<Option<ByDistance>, String> {
         let name = self.beside_scores(node, i)?;
-        let mut causal = true;
-        let mut nothing = true;
-        let mut least_hidden = f64::NEG_INFINITY;
-        for &len in self.trace.lengths() {
-            let array = self.known_at(name, len)?;
-            let values: Vec<f64> = array.data().to_f64().into_iter().map(&to).collect();
-            nothing &= values.iter().all(|v| *v == 0.0);
-            let square = array.rank() >= 2
-                && array.rank() <= axes.0.len()
-                && array.dims()[array.rank() - 2..] == [len, len]
-                && array.len() == len * len;
-            causal &= square
-                && values.iter().enumerate().all(|(at, v)| {
-                    let (row, column) = (at / len, at % len);
-                    if column > row {
-                        least_hidden = least_hidden.max(*v);
-                        *v <= HIDDEN
-                    } else {
-                        *v == 0.0
-                    }
-                });
-            if !nothing && !causal {
-                return Err(format!(
-                    "its mask is neither empty nor causal at length {len}; hidden is {HIDDEN} or less"
-                ));
+        let lengths = self.trace.lengths();
+        if !scores.q.layout.has_len() {
+            for &len in lengths {
+                let values = self.known_at(name, len)?.data().to_f64();
+                if values.into_iter().map(&to).any(|v| v != 0.0) {
+                    return Err(format!(
+                        "its mask {name} is not empty at length {len}, and its queries have no positions"
+                    ));
+                }
             }
+            return Ok(None);
         }
-        Ok(match nothing {
-            true => Mask::Nothing,
-            false => Mask::Causal(least_hidden),
-        })
+        let mut lead = dims_at(&scores.layout, 1, 1);
+        lead.truncate(lead.len() - 2);
+        let key = (format!("{form}{name}"), lead);
+        if let Some(term) = self.terms.get(&key) {
+            return Ok(term.clone());
+        }
+        let found = distance::table(&key.0, lengths, |len, is_relative| {
+            let array = self.known_at(name, len)?;
+            let beside = Beside {
+                array: &array,
+                to: &to,
+                lead: &key.1,
+                len,
+            };
+            Ok(beside.table(is_relative))
+        })?;
+        let term = (!found.is_nothing()).then_some(found);
+        self.terms.insert(key, term.clone());
+        Ok(term)
     }
 
     /// `Where(condition, a, b)` with scores at operand `i` and hidden elsewhere.
@@ -357,9 +386,9 @@ impl Lower<'_> {
         }
         let keep = if i == 1 { 1.0 } else { 0.0 };
         let to = |v: f64| if v == keep { 0.0 } else { least_hidden };
-        let mask = self.mask(node, 0, &scores.layout, to)?;
-        self.tell_of(&mask);
-        Ok(Some(with_mask(scores, &mask)))
+        let form = if i == 1 { "seen " } else { "hidden " };
+        let term = self.term(node, 0, &scores, form, to)?;
+        Ok(self.with_term(scores, term))
     }
 
     /// `Where(IsNaN(weights), 0, weights)`. Only a row that hides all of its positions has weights that
@@ -393,6 +422,9 @@ impl Lower<'_> {
         if !fits {
             return Err("has values of other heads than its keys".into());
         }
+        if scores.cap.is_some() && !scores.q.layout.has_len() {
+            return Err("caps scores of queries that have no positions".into());
+        }
         let of_values = size(&axes[n - 1]).k;
         if of_values != scores.dim {
             return self.of_two_widths(node, scores, &v, of_values);
@@ -416,7 +448,7 @@ impl Lower<'_> {
         let heads = scores.heads();
         let width = scores.heads * scores.dim;
         let operands = [&scores.q, k, v].map(|a| self.items.shaped(a, &[width]));
-        let args: Vec<Arg> = operands.iter().map(|a| Arg::Item(a.src)).collect();
+        let mut args: Vec<Arg> = operands.iter().map(|a| Arg::Item(a.src)).collect();
         let mut layout = scores.layout.clone();
         let last = v.layout.0.len() - 1;
         layout.0[last] = v.layout.0[last].clone();
@@ -426,9 +458,19 @@ impl Lower<'_> {
             ..operands[0].clone()
         };
         if scores.q.layout.has_len() {
+            let cap = scores.cap.map(|cap| cap as f32);
+            let (mut seen, mut bias) = (Seen::ALL, None);
+            if let Some(term) = &scores.term {
+                let values;
+                (seen, values) = term.split(heads.query, self.max_len);
+                bias = values.map(|values| self.bias(node, heads.query, values));
+            }
+            args.extend(bias);
             let op = Op::Attention {
                 heads,
-                causal: scores.causal,
+                seen,
+                cap,
+                bias: bias.is_some(),
             };
             return self.emit(node, op, args, like);
         }
@@ -446,6 +488,22 @@ impl Lower<'_> {
 }
 
 impl Lower<'_> {
+    /// A bias by distance `[heads, 2 max_len - 1]`. Layers that have the same elements share one, whatever
+    /// the graph calls them.
+    fn bias(&mut self, node: &Node, heads: usize, values: Vec<f32>) -> Arg {
+        let same = self.biases.iter().find(|(of, _)| *of == values);
+        if let Some((_, bias)) = same {
+            return *bias;
+        }
+        let dims = [heads, values.len() / heads];
+        let make = || Tensor::from_f32(&dims, &values);
+        let bias = self
+            .items
+            .weight(&format!("{}.by distance", node.outputs[0]), make);
+        self.biases.push((values, bias));
+        bias
+    }
+
     /// Attention of this step's query over caches that its row is behind.
     fn over_caches(
         &mut self,
@@ -565,13 +623,5 @@ impl Lower<'_> {
         };
         let args = vec![Arg::Item(act.src)];
         self.items.node(name, Op::Tensor(Box::new(op)), args, like)
-    }
-}
-
-fn with_mask(scores: Scores, mask: &Mask) -> Scores {
-    Scores {
-        phase: Phase::Raw,
-        causal: scores.causal || matches!(mask, Mask::Causal(_)),
-        ..scores
     }
 }

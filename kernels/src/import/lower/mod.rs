@@ -6,6 +6,7 @@
 //! time is refused, all nodes of it at once.
 
 mod attention;
+mod distance;
 mod elementwise;
 mod general;
 mod image;
@@ -24,6 +25,7 @@ use super::items::{Act, Arg, Cache, Items, Kind, Out, Src};
 use super::layout;
 use super::trace::{Fact, Trace};
 use attention::Scores;
+use distance::ByDistance;
 
 /// What a value of the graph is.
 #[derive(Clone, Debug)]
@@ -55,6 +57,10 @@ pub(super) struct Lower<'t> {
     pub notes: BTreeSet<String>,
     /// Values whose last bit decides something; found by [`Lower::run`].
     pub stepped: BTreeSet<&'t str>,
+    /// What known operands add to scores, by operand and by the sizes of the scores' first axes.
+    pub terms: BTreeMap<(String, Vec<usize>), Option<ByDistance>>,
+    /// Biases by distance, each with its elements.
+    pub biases: Vec<(Vec<f32>, Arg)>,
     /// Most positions of a sequence.
     pub max_len: usize,
     /// Most steps of a decoder whose length is that of its caches: the number of steps so far.
