@@ -75,8 +75,9 @@ pub struct Completion {
     pub ticket: Ticket,
     /// Members whose `UntilStop` loop ended with this launch.
     pub stopped: SmallVec<[RequestId; 4]>,
-    /// Members that failed alone, each once and with the cause: the launch ran for the others. None of
-    /// them is in `stopped`, and nothing that the launch emitted for them is left.
+    /// Members that failed alone, each once and with the cause, which says whose fault it is
+    /// ([`Error::is_of_request`]): the launch ran for the others. None of them is in `stopped`, and
+    /// nothing that the launch emitted for them is left.
     pub faults: Vec<(RequestId, Error)>,
     /// Failure of the launch, which is that of all its members.
     pub result: Result<(), Error>,

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use lazybatch_graph::{OutputId, Tensor};
-use lazybatch_kernels::{Device, OpenRequest, Plan};
+use lazybatch_kernels::{Completion, Device, OpenRequest, Plan};
 use lazybatch_sla::{LaneId, ModelId, Nanos, Outcome, RequestId, Slot, Ticket, Time};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -73,6 +73,8 @@ struct Open {
     ended: Option<(Time, Outcome, Option<Time>, Option<String>)>,
     /// It failed in a launch: what those behind that emit is nobody's.
     has_failed: bool,
+    /// What failed it is what it brought.
+    is_own_fault: bool,
     /// What was sent, if it is answered step by step.
     sent: Option<Sent>,
 }
@@ -198,6 +200,7 @@ impl Driver {
                 return;
             };
             self.state.empty_turns = 0;
+            self.note_own_faults(&done);
             let issue = self.state.issue_of(done.ticket);
             let took = match done.busy {
                 Some(busy) if done.has_waited => Some(busy),
@@ -206,6 +209,16 @@ impl Driver {
                 None => self.is_in_place.then_some(issue),
             };
             self.event(now, super::done(done, took));
+        }
+    }
+
+    /// Keeps whose fault it is that members of a launch fail; the core does not ask.
+    fn note_own_faults(&mut self, done: &Completion) {
+        for (id, _) in done.faults.iter().filter(|(_, e)| e.is_of_request()) {
+            let is_first = self.core.is_open(*id) && done.result.is_ok();
+            if let Some(open) = self.state.open.get_mut(id).filter(|_| is_first) {
+                open.is_own_fault = true;
+            }
         }
     }
 
@@ -357,6 +370,7 @@ impl Driver {
             slot: None,
             ended: None,
             has_failed: false,
+            is_own_fault: false,
             sent,
         };
         if let Some(explains) = self.on_request.as_mut().filter(|_| open.submission.explain) {
@@ -486,6 +500,7 @@ impl Driver {
             output_len: submission.sim_output_len,
         };
         if let Err(error) = self.device.open(&request) {
+            open.is_own_fault = error.is_of_request();
             // Those it would run with go on without it.
             self.state.unstaged.insert(id, error.to_string());
         }
@@ -566,6 +581,7 @@ impl Driver {
             let cause = cause.unwrap_or_default();
             Err(match outcome {
                 Outcome::Failed if is_broken => RequestError::Broken(cause),
+                Outcome::Failed if open.is_own_fault => RequestError::Data(cause),
                 _ => RequestError::of(outcome, cause),
             })
         };

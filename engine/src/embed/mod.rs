@@ -165,7 +165,11 @@ pub enum RequestError {
     /// It was withdrawn.
     #[error("cancelled")]
     Cancelled,
-    /// A device failure took it.
+    /// What it brought leads to something that has no result: an id outside of a table, a whole number
+    /// beyond those that a program holds.
+    #[error("failed: {0}")]
+    Data(String),
+    /// A failure of the device, or of a kernel, took it.
     #[error("failed: {0}")]
     Failed(String),
     /// Its sequence could not go on: the request before it was refused or did not complete.

@@ -707,7 +707,8 @@ impl Device for CudaDevice {
             self.has_launched(flight.model);
             done.stopped = self.complete(&flight);
             let faults = std::mem::take(&mut flight.effects.faults).into_iter();
-            let told = faults.map(|(id, why)| (id, self.launch_error(&flight.segment, &why)));
+            let told =
+                faults.map(|(id, fault)| (id, fault.error(&self.name, flight.segment.clone())));
             done.faults = told.collect();
         }
         Some(done)
