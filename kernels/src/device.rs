@@ -10,6 +10,9 @@
 //!    its launches, on their order, on padding, or on the number of threads.
 //! 2. A failed launch damages its members only.
 //! 3. Launches of one lane complete in the order in which they were enqueued.
+//!
+//! A device that panics is not called again: the engine that drives it ends, as its state is unknown.
+//! One that can tell what a panic has damaged catches it itself.
 
 use std::any::Any;
 use std::sync::Arc;

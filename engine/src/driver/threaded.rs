@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{SendError, Sender};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use lazybatch_graph::{OutputId, Tensor};
@@ -23,6 +23,7 @@ use super::Observer;
 use super::command::{Command, Refused, Reply, Submission};
 use super::failures::{Doomed, add_doomed, failing};
 use super::figures::{Load, Stats};
+use super::guard::Guarded;
 use super::issue::issue;
 use super::launches::Counting;
 use super::models::Models;
@@ -81,7 +82,7 @@ struct Open {
 
 pub(crate) struct Driver {
     pub core: Core,
-    pub device: Box<dyn Device>,
+    pub device: Guarded,
     /// It works on the driver's thread.
     pub is_in_place: bool,
     pub models: Models,
@@ -95,6 +96,8 @@ pub(crate) struct Driver {
     pub on_request: Option<OnRequest>,
     /// Told to those who watch.
     pub tape: Arc<Tape>,
+    /// Why it has ended before its time, if it has.
+    pub failed: Arc<OnceLock<String>>,
     pub state: DriverState,
 }
 
@@ -169,6 +172,10 @@ impl Driver {
         if !self.act(now) {
             self.publish(now);
         }
+        if self.device.lost().is_some() {
+            self.abandon(now);
+            return Next::End;
+        }
         if self.state.draining && self.state.open.is_empty() {
             return Next::End;
         }
@@ -228,17 +235,7 @@ impl Driver {
             let Some((ticket, cause)) = self.state.refused.remove(at) else {
                 return;
             };
-            let stopped = SmallVec::new();
-            self.event(
-                now,
-                Event::Done {
-                    ticket,
-                    stopped,
-                    faults: Vec::new(),
-                    failed: Some(cause),
-                    took: None,
-                },
-            );
+            self.event(now, over(ticket, Some(cause)));
         }
     }
 
@@ -286,7 +283,7 @@ impl Driver {
     fn load(&mut self, (draft, reply): ToLoad) -> Loaded {
         let loaded = match self.state.draining {
             true => Err(BuildError::Closed),
-            false => self.models.load(self.device.as_mut(), *draft),
+            false => self.models.load(&mut self.device, *draft),
         };
         (loaded, reply)
     }
@@ -307,7 +304,7 @@ impl Driver {
     }
 
     fn vacate(&mut self, model: ModelId) {
-        let Some(served) = self.models.vacate(self.device.as_mut(), model) else {
+        let Some(served) = self.models.vacate(&mut self.device, model) else {
             return;
         };
         self.state.sequences.forget(model);
@@ -449,7 +446,7 @@ impl Driver {
     fn issue(&mut self, now: Time, lane: LaneId, ticket: Ticket) {
         let start = self.clock.now();
         let issued = issue(
-            self.device.as_mut(),
+            &mut self.device,
             self.models.plans(),
             &self.state.unstaged,
             now,
@@ -564,7 +561,10 @@ impl Driver {
         let Request { arrival, model, .. } = open.submission.request;
         let is_set: Vec<bool> = outputs.iter().map(Option::is_some).collect();
         let is_set = |o: OutputId| is_set.get(o.index()).is_some_and(|is_set| *is_set);
-        let result = if outcome.is_completed() {
+        let result = if let (true, Some(lost)) = (outcome.is_completed(), self.device.lost()) {
+            // Nobody knows what of its outputs is there.
+            Err(RequestError::Crashed(lost.to_string()))
+        } else if outcome.is_completed() {
             Ok(Answer {
                 id,
                 outcome,
@@ -633,7 +633,7 @@ impl Driver {
             };
             let has_ended = |(_, outcome, ..): &(_, Outcome, _, _)| outcome.is_completed();
             let is_end = over == Some(*id) && open.ended.as_ref().is_some_and(has_ended);
-            sent.take_new(self.device.as_ref(), slot, is_end, |output, rows| {
+            sent.take_new(&self.device, slot, is_end, |output, rows| {
                 // The client may have gone.
                 drop(tx.send(Ok(Step::Rows { output, rows })));
             });
@@ -690,26 +690,41 @@ impl Driver {
     }
 
     /// Cancels everyone still open, and tells them that the engine is gone. Launches that run are not
-    /// waited for: the device goes too.
+    /// waited for: the device goes too. Where it went before, their members fail with that.
     fn abandon(&mut self, now: Time) {
+        let lost = self.device.lost().map(ToString::to_string);
+        let gone = || {
+            lost.clone()
+                .map_or(RequestError::Closed, RequestError::Crashed)
+        };
+        if let Some(why) = &lost {
+            for ticket in self.core.tickets() {
+                self.event(now, over(ticket, Some(why.clone())));
+            }
+        }
         let mut open: Vec<RequestId> = self.state.open.keys().copied().collect();
         open.sort_unstable();
         for id in open {
             self.event(now, Event::Cancel(id));
         }
         for ticket in self.core.tickets() {
-            self.event(now, over(ticket));
+            self.event(now, over(ticket, None));
         }
+        // A turn may follow, with what came meanwhile.
+        self.state.streaming.clear();
         while let Some(action) = self.core.poll_action(now) {
             match &action {
                 Action::Launch { ticket, lane } => {
                     let launch = self.core.launch(*lane, *ticket);
                     self.observer.on_launch(now, launch);
-                    self.event(now, over(*ticket));
+                    self.event(now, over(*ticket, None));
                     continue;
                 }
                 Action::Finish {
-                    request, outcome, ..
+                    request,
+                    outcome,
+                    cause,
+                    ..
                 } => {
                     let open = self.state.open.remove(request);
                     let open = open.expect("ended requests were open");
@@ -718,7 +733,10 @@ impl Driver {
                     let mut stats = self.stats.lock().expect("no holder panics");
                     stats.accounts[model].record(*outcome, now.since(arrival));
                     drop(stats);
-                    open.submission.refuse(RequestError::Closed);
+                    open.submission.refuse(match (outcome, cause) {
+                        (Outcome::Failed, Some(cause)) => RequestError::Failed(cause.clone()),
+                        _ => gone(),
+                    });
                 }
                 Action::Plan => drop(self.core.take_plan()),
                 _ => {}
@@ -728,7 +746,7 @@ impl Driver {
         self.publish(now);
         // Those that had ended, whose slots the device still had.
         for (_, open) in self.state.open.drain() {
-            open.submission.refuse(RequestError::Closed);
+            open.submission.refuse(gone());
         }
     }
 }
@@ -737,13 +755,13 @@ impl Driver {
 /// not wait for more, and none of them is much later than the turn's time says.
 const MOST_COMMANDS: usize = 256;
 
-/// A launch is over, of whose members nobody wants anything.
-fn over(ticket: Ticket) -> Event {
+/// A launch is over that nothing comes of.
+fn over(ticket: Ticket, failed: Option<String>) -> Event {
     Event::Done {
         ticket,
         stopped: SmallVec::new(),
         faults: Vec::new(),
-        failed: None,
+        failed,
         took: None,
     }
 }
