@@ -511,6 +511,7 @@ impl Device for CudaDevice {
         let is_open = self.slots.iter().any(|open| open.opened.model == id);
         assert!(!is_open, "open requests of a model that is unloaded");
         self.models.remove(&id);
+        self.plans.forget(id);
         self.graphs.give_room_ahead();
         self.warmed.retain(|(model, ..)| *model != id);
     }

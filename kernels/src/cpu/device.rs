@@ -436,6 +436,7 @@ impl Device for CpuDevice {
     fn unload(&mut self, id: ModelId) {
         let is_open = self.slots.iter().any(|open| open.model == id);
         assert!(!is_open, "open requests of a model that is unloaded");
+        self.plans.forget(id);
         let Some(resident) = self.models.remove(&id) else {
             return;
         };

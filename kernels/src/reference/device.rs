@@ -13,6 +13,7 @@ use crate::custom::KernelRegistry;
 use crate::device::{Completion, Device, DeviceInfo, OpenRequest, Plan};
 use crate::error::{Error, Fault};
 use crate::host_nodes::panic_text;
+use crate::plans::{PlanInfo, Plans};
 use crate::validate::{check_program, stage_inputs, unstage};
 
 /// Runs launches member by member in double precision.
@@ -21,7 +22,7 @@ pub struct ReferenceDevice {
     registry: KernelRegistry,
     models: BTreeMap<ModelId, Loaded>,
     open: BTreeMap<Slot, Request>,
-    plans: Vec<(ModelId, u32, u32, u32)>,
+    plans: Plans,
     completions: VecDeque<Completion>,
 }
 
@@ -205,6 +206,7 @@ impl Device for ReferenceDevice {
     }
 
     fn unload(&mut self, id: ModelId) {
+        self.plans.forget(id);
         self.models.remove(&id);
     }
 
@@ -220,8 +222,17 @@ impl Device for ReferenceDevice {
         end_node: u32,
         _bucket: u32,
     ) -> Result<Plan, Error> {
-        self.plans.push((model, block, first_node, end_node));
-        Ok(Plan(self.plans.len() as u32 - 1))
+        let info = PlanInfo {
+            model,
+            block,
+            first: first_node,
+            end: end_node,
+        };
+        let program = self.models.get(&model).map(|m| &*m.program);
+        self.plans.prepare(program, info).map_err(|why| {
+            let segment = format!("{model} k{block}[{first_node}..{end_node}]");
+            Fault::from(why).error("reference", segment)
+        })
     }
 
     fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), Error> {
@@ -268,13 +279,7 @@ impl Device for ReferenceDevice {
             let (first, end) = (launch.first_node, launch.end_node);
             fault.error("reference", format!("k{}[{first}..{end}]", launch.block))
         };
-        let wanted = (
-            launch.model,
-            launch.block,
-            launch.first_node,
-            launch.end_node,
-        );
-        if self.plans.get(plan.0 as usize) != Some(&wanted) {
+        if !self.plans.is_of(plan, launch) {
             return Err(fail("the plan is for another segment".into()));
         }
         let mut completion = Completion::of(launch.ticket);

@@ -122,8 +122,7 @@ async fn what_a_request_computes_to_no_result_is_its_own_fault() {
     let path = "/v2/models/products/infer";
     let (status, text) = call(server.http(), "POST", path, &body(30_000)).await;
     assert_eq!(status, 400, "{text}");
-    let told =
-        "node times (Mul): result 0: expected whole numbers of 32 bits, got 3000000000";
+    let told = "node times (Mul): result 0: expected whole numbers of 32 bits, got 3000000000";
     assert!(text.contains(told), "{text}");
     let (status, text) = call(server.http(), "POST", path, &body(20_000)).await;
     assert!(status == 200 && text.contains("2000000000"), "{text}");
