@@ -135,6 +135,8 @@ pub struct State {
     next_ticket: u64,
     /// Node executions since the start.
     pub(crate) num_nodes: u64,
+    /// Nothing is to come of any model.
+    pub(crate) is_draining: bool,
     pub(super) spare: Vec<Launch>,
     lingering: Vec<Key>,
     pub(super) doomed: u32,
@@ -192,6 +194,7 @@ impl State {
             spare: Vec::new(),
             lingering: Vec::new(),
             doomed: 0,
+            is_draining: false,
             held: 0,
             held_samples: 0,
             config,

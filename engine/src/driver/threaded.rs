@@ -273,7 +273,10 @@ impl Driver {
             Command::Look(tx) => self.state.looks.push(tx),
             Command::Load(draft, reply) => self.state.next_load = Some((draft, reply)),
             Command::Unload(served) => self.event(now, Event::Detach(served.id)),
-            Command::Drain => self.state.draining = true,
+            Command::Drain => {
+                self.state.draining = true;
+                self.event(now, Event::Drain);
+            }
             Command::Stop => return false,
         }
         true
