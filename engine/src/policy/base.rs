@@ -320,14 +320,15 @@ impl Policy for Base {
             Some(_) => Weighed::Pass,
             None => Weighed::Nothing,
         };
-        if let Some(admit) = self.admit(view, inside) {
-            self.running = None;
-            if let Decision::Admit { model, .. } = admit
-                && !self.joined.contains(&model)
-            {
-                self.joined.push(model);
+        if let Some(decision) = self.admit(view, inside) {
+            // One that is found too late ends no pass.
+            if let Decision::Admit { model, .. } = decision {
+                self.running = None;
+                if !self.joined.contains(&model) {
+                    self.joined.push(model);
+                }
             }
-            return admit;
+            return decision;
         }
         match running.or_else(|| self.choose(view)) {
             Some(entry) => self.launch(view, entry),
@@ -559,7 +560,7 @@ impl Base {
         }
     }
 
-    /// Whom to admit now. Inside a pass of `inside` only that model's newcomers may come in, and
+    /// Whom to admit now, or who of them is too late. Inside a pass of `inside` only that model's newcomers may come in, and
     /// only by [`Gate::Join`].
     fn admit(&mut self, view: &View<'_>, inside: Option<ModelId>) -> Option<Decision> {
         let mut models: Vec<ModelId> = view.ready().collect();
