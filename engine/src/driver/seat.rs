@@ -95,6 +95,13 @@ impl Seat {
         })
     }
 
+    /// Does something with the driver between two of its turns.
+    #[cfg(test)]
+    pub fn with(&self, f: impl FnOnce(&mut Driver)) {
+        let mut seat = self.driver.lock().expect("no holder panics");
+        f(seat.as_mut().expect("it runs"));
+    }
+
     /// What the driver panicked with, or that its device did, if so.
     pub fn failure(&self) -> Option<&str> {
         self.failed.get().map(String::as_str)

@@ -11,6 +11,8 @@ mod memory;
 mod model;
 mod outbox;
 mod submit;
+#[cfg(test)]
+mod tests;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, mpsc};
