@@ -182,6 +182,20 @@ fn malformed_arrivals_are_refused_with_line_and_column() {
             "line 2, column GeneratedTokens: expected a whole number",
         ),
         (
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,1,4294967295\n".into(),
+            "line 2, column GeneratedTokens: expected at most 16777216 node executions a request",
+        ),
+        (
+            "\n{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1}\n".into(),
+            "line 1: expected the first line of a known format",
+        ),
+        (
+            "{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1}\n\n\
+             {\"timestamp\": 1, \"input_length\": 1, \"output_length\": 4294967295}\n"
+                .into(),
+            "line 3, column output_length: expected at most 16777216 node executions a request",
+        ),
+        (
             "TIMESTAMP,ContextTokens\n".into(),
             "line 1: expected a column GeneratedTokens",
         ),

@@ -427,6 +427,14 @@ fn classes_are_served_and_shown_apart() {
     assert!(of("gold", "shed") > 0.0, "{}", out.out);
     assert!(of("gold", "p99_ms") <= 0.25, "{}", out.out);
     assert_eq!(of("free", "shed"), 0.0);
+    // Those that nobody names are told, and nothing else is.
+    assert_eq!(out.err, "");
+    let done = place.run(&format!(
+        "{simulate} --class gold --class free --class lead:sla=5 --class default"
+    ));
+    let told = ["lead", "default"]
+        .map(|name| format!("lazybatch: --class {name}: c.csv has no arrival of it\n"));
+    assert_eq!((done.status, done.err), (Some(0), told.concat()));
     // Unknown names and bad classes are told.
     let done = place.run(&format!("{simulate} --class gold"));
     assert_ne!(done.status, Some(0));

@@ -75,3 +75,53 @@ fn folders_and_files_that_do_not_fit_are_bad_input() {
         &["expected lazybatch-program/1", "lazybatch-program/2"],
     );
 }
+
+/// A model of the importer's tests in which some bytes stand in the place of as many others.
+fn changed(place: &Place, name: &str, [from, to]: [&[u8]; 2], as_name: &str) {
+    let bytes = std::fs::read(model(name)).expect("a model of the tests");
+    let mut left = &bytes[..];
+    let mut changed = Vec::new();
+    while let Some(at) = left.windows(from.len()).position(|w| w == from) {
+        changed.extend_from_slice(&left[..at]);
+        changed.extend_from_slice(to);
+        left = &left[at + from.len()..];
+    }
+    assert!(from.len() == to.len() && left.len() < bytes.len());
+    changed.extend_from_slice(left);
+    place.write(as_name, changed);
+}
+
+#[test]
+fn what_a_user_should_know_of_an_import_is_told_then_and_later() {
+    let place = Place::new();
+    let hides = [-1e9_f32, -1e4].map(f32::to_le_bytes);
+    changed(
+        &place,
+        "causal.onnx",
+        hides.each_ref().map(|v| &v[..]),
+        "c.onnx",
+    );
+    let note = "note: a mask adds -10000 to scores that it hides: they count as hidden, however large \
+                they are\n";
+    let told = |done: &common::Done| done.out.matches(note).count();
+    assert_eq!(told(&place.succeed("import c.onnx --out m --max-len 8")), 1);
+    assert_eq!(told(&place.succeed("inspect --model m")), 1);
+    let plain = format!("import {} --out n --max-len 8", model("causal.onnx"));
+    assert!(!place.succeed(&plain).out.contains("note: "));
+    assert!(!place.succeed("inspect --model n").out.contains("note: "));
+}
+
+#[test]
+fn a_mask_of_another_name_is_asked_for() {
+    let place = Place::new();
+    let names = [&b"attention_mask"[..], b"attention_seen"];
+    changed(&place, "bert.onnx", names, "b.onnx");
+    place.refuse(
+        "import b.onnx --out m",
+        &[
+            "b.onnx: 1 unsupported nodes: ",
+            "comes with the request; --mask INPUT names an input that only tells padding",
+        ],
+    );
+    place.succeed("import b.onnx --out m --mask attention_seen");
+}

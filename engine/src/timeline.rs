@@ -160,6 +160,7 @@ impl Observer for Timeline {
                 );
             }
             Event::Detach(model) => self.line(now, &format!("detach {model}")),
+            Event::Drain => self.line(now, "drain"),
             Event::Evict(_) | Event::Wake => {}
         }
     }

@@ -1,4 +1,5 @@
-//! Requests that end at the bound of their loop, which no device calls a stop.
+//! Requests that end at the bound of their loop, which no device calls a stop, and more samples than are
+//! counted.
 
 #![allow(clippy::unwrap_used, reason = "a test says by panicking")]
 
@@ -125,4 +126,66 @@ fn of_two_loops_policies_learn_the_length_of_the_last() {
     ];
     let lens = [7, 9, 7, 9].map(|len| (Some(len), false));
     assert_eq!(told(blocks, &requests), lens);
+}
+
+#[test]
+fn no_more_samples_of_a_model_are_open_than_are_counted() {
+    const MOST: u32 = 65_536;
+    let text = format!(
+        r#"{{"format":"lazybatch-profile/1","device":"d","models":[{{"name":"m","max_batch":{MOST},
+        "blocks":[{{"name":"net","repeat":"once","nodes":[{{"name":"n","latency_us":[[1,5]]}}]}}]}}]}}"#
+    );
+    let profile = Profile::parse("test", &text).unwrap();
+    let spec = ModelSpec::from_profile(&profile, &profile.models[0], 1, 1);
+    for policy in policy::examples() {
+        let config = CoreConfig::new(vec![spec.clone()]);
+        let mut core = Core::new(config, policy::build(policy).unwrap());
+        let arrive = |core: &mut Core, id: u64, sequence| {
+            let request = Request {
+                id: RequestId(id),
+                model: ModelId(0),
+                arrival: Time::ZERO,
+                sla: None,
+                class: ClassId::default(),
+                priority: 0,
+                delay_after: None,
+                samples: MOST,
+                input_len: 0,
+                sequence,
+                max_steps: None,
+                known_output_len: policy.starts_with("oracle").then_some(1),
+            };
+            core.handle(Time::ZERO, Event::Arrive(request));
+        };
+        // Some wait behind others of their sequence.
+        for id in 0..u64::from(MOST) {
+            let sequence = (id % 3 == 0).then_some(7);
+            arrive(&mut core, id, sequence);
+        }
+        let shed = |core: &mut Core| {
+            let mut shed = Vec::new();
+            while let Some(action) = core.poll_action(Time::ZERO) {
+                match action {
+                    Action::Finish { request, cause, .. } => {
+                        shed.push((request.0, cause.unwrap_or_default()));
+                    }
+                    Action::Launch { .. } => return shed,
+                    _ => {}
+                }
+            }
+            shed
+        };
+        let [(last, why)] = &shed(&mut core)[..] else {
+            panic!("{policy}: all but one are counted");
+        };
+        assert_eq!(*last, u64::from(MOST) - 1);
+        let told = "samples open of its model: expected at most 4294967295, got 65536 beside";
+        assert!(why.starts_with(told), "{policy}: {why}");
+        // There is room again behind one that goes.
+        core.handle(Time::ZERO, Event::Cancel(RequestId(4)));
+        arrive(&mut core, u64::from(MOST), None);
+        arrive(&mut core, u64::from(MOST) + 1, None);
+        let gone: Vec<u64> = shed(&mut core).into_iter().map(|s| s.0).collect();
+        assert_eq!(gone, [4, u64::from(MOST) + 1], "{policy}");
+    }
 }

@@ -48,15 +48,28 @@ fn one(engine: &Engine) -> lazybatch_engine::Handle {
     engine.try_submit("id", x(1), Options::default()).unwrap()
 }
 
+/// Waits at each launch until it may go on.
+struct Waits(mpsc::Receiver<()>);
+
+impl Observer for Waits {
+    fn on_launch(&mut self, _now: Time, _launch: &Launch) {
+        // Nobody tells it any more behind the test.
+        let _ = self.0.recv();
+    }
+}
+
 #[test]
 fn a_drain_that_is_left_stops_the_engine() {
     let runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = { runtime }.enable_time().build().unwrap();
-    let engine = builder("graph:3600000").build().unwrap();
+    let (go_on, waits) = mpsc::channel();
+    let builder = builder("greedy").observer(Waits(waits), false);
+    let engine = builder.build().unwrap();
     let waiting = one(&engine);
     runtime.block_on(async {
         let drained = tokio::time::timeout(Duration::from_millis(20), engine.drain());
-        assert!(drained.await.is_err(), "it waits for the window");
+        assert!(drained.await.is_err(), "it waits for the launch");
+        drop(go_on);
         let ended = tokio::time::timeout(NEVER, waiting).await.unwrap();
         assert_eq!(ended.unwrap_err(), RequestError::Closed);
     });

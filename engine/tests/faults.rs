@@ -2,13 +2,17 @@
 
 #![allow(clippy::unwrap_used, reason = "a test says by panicking")]
 
-use lazybatch_engine::RequestError::Failed;
+use std::sync::Arc;
+
+use lazybatch_engine::RequestError::{Data, Failed};
 use lazybatch_engine::{Engine, ModelOptions, Options, Step};
 use lazybatch_graph::onnx::Elem;
 use lazybatch_graph::tensor_op::{Layout, Operand, Part, Produced, TensorOp};
-use lazybatch_graph::{At, Block, DType, Program, ProgramBuilder, Repeat, Tensor};
+use lazybatch_graph::{At, Block, CustomOp, DType, Program, ProgramBuilder, Repeat, Tensor};
 use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
-use lazybatch_kernels::{Device, KernelRegistry, ReferenceDevice};
+use lazybatch_kernels::{
+    CustomCall, CustomKernel, CustomNode, Device, KernelRegistry, ReferenceDevice,
+};
 use lazybatch_sla::Outcome;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -140,7 +144,7 @@ fn check<D: Device + 'static>(device: impl Fn() -> D) {
                     let [answer, alone] = [&answer, alone].map(|a| bits(&a.outputs));
                     assert_eq!(answer, alone, "{xs:?} under {policy}");
                 }
-                (Some(why), Err(Failed(cause)), Err(Failed(alone))) => {
+                (Some(why), Err(Data(cause)), Err(Data(alone))) => {
                     assert!(cause.contains(why), "{xs:?} under {policy}: {cause}");
                     assert!(alone.contains(why), "{xs:?} alone: {alone}");
                 }
@@ -195,5 +199,127 @@ fn a_stream_ends_with_its_fault_behind_what_came_before() {
                 step.unwrap();
             }
         });
+    }
+}
+
+/// Refuses 5, panics at 6, and gives everything else as it is.
+struct Picky;
+
+impl CustomKernel for Picky {
+    fn validate(&self, _: &CustomNode<'_>) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn run(&self, call: &mut CustomCall<'_>) -> Result<(), String> {
+        for (to, from) in call.output.iter_mut().zip(call.operands[0].ids()) {
+            match from {
+                5 => return Err("no fives".into()),
+                6 => panic!("a six"),
+                other => *to = *other as f32,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `x` times 1,000,003 by a general node, and `x` through [`Picky`].
+fn products() -> Program {
+    let mut b = ProgramBuilder::new("products");
+    let x = b.input("x", DType::I32, &[1]);
+    let [product, same] =
+        [("product", DType::I32), ("same", DType::F32)].map(|(name, ty)| b.output(name, ty, &[1]));
+    b.begin_block("all", Repeat::Once);
+    let x = b.read_input("read", x);
+    let row = Layout(vec![vec![Part::Batch], vec![Part::Fixed(1)]]);
+    let times = TensorOp {
+        op: "Mul".into(),
+        opset: 14,
+        attrs: Default::default(),
+        operands: vec![
+            Operand::Next {
+                layout: row.clone(),
+                elem: Elem::I64,
+            },
+            Operand::Numbers {
+                dims: Vec::new(),
+                elem: Elem::I64,
+                base: vec![1_000_003],
+                per_len: Vec::new(),
+            },
+        ],
+        outputs: vec![Produced {
+            layout: row,
+            elem: Elem::I64,
+        }],
+        flops_per_row: 1,
+    };
+    let v = b.tensor("times", times, &[x])[0];
+    b.emit("product.emit", product, v);
+    let op = CustomOp {
+        name: "picky".into(),
+        output_dims: vec![1],
+        flops_per_row: 1,
+        batchable: true,
+    };
+    let v = b.custom("picky", op, &[x]);
+    b.emit("same.emit", same, v);
+    b.finish().unwrap()
+}
+
+#[test]
+fn a_fault_says_whose_it_is_and_is_nobody_elses() {
+    let registry = || {
+        let mut registry = KernelRegistry::new();
+        registry.register("picky", Arc::new(Picky));
+        registry
+    };
+    let cpu = CpuDevice::new(CpuOptions {
+        threads: 1,
+        registry: registry(),
+        ..CpuOptions::default()
+    });
+    let devices: [Box<dyn Device>; 2] = [Box::new(cpu), Box::new(ReferenceDevice::new(registry()))];
+    for device in devices {
+        let name = device.info().name;
+        let nodes = products().nodes.len() as u32;
+        let options = ModelOptions {
+            segments: Some(vec![std::iter::once(0..nodes).collect()]),
+            ..ModelOptions::default()
+        };
+        let engine = Engine::builder()
+            .boxed_device(device)
+            .model("products", products(), options)
+            .policy("graph:200")
+            .build()
+            .unwrap();
+        let submit = |x: i32| {
+            let inputs = vec![Tensor::from_i32(&[1, 1], &[x])];
+            engine.try_submit("products", inputs, Options::default())
+        };
+        let xs = [2, 5000, 5, 3, 6, -5000, 4];
+        let handles = xs.map(|x| submit(x).unwrap());
+        for (x, handle) in xs.into_iter().zip(handles) {
+            match (x, handle.wait()) {
+                (5000 | -5000, Err(Data(cause))) => {
+                    let wide = i64::from(x) * 1_000_003;
+                    let told = format!("expected whole numbers of 32 bits, got {wide}");
+                    let is_told = cause.contains("node times: ") && cause.contains(&told);
+                    assert!(is_told, "{name}: {cause}");
+                }
+                // A kernel's own errors may be anybody's.
+                (5 | 6, Err(Failed(cause))) => assert!(cause.contains("node picky: "), "{cause}"),
+                (2..=4, Ok(answer)) => {
+                    assert_eq!(answer.outputs[0].to_i32(), [x * 1_000_003]);
+                    assert_eq!(answer.outputs[1].to_f32(), [x as f32]);
+                }
+                (x, other) => panic!("{name}: {x}: {other:?}"),
+            }
+        }
+        let launches = engine.stats().counters.launches;
+        assert_eq!(
+            launches,
+            u64::from(nodes),
+            "{name}: they did not run together"
+        );
     }
 }

@@ -268,3 +268,40 @@ fn who_has_more_samples_than_the_cap_starts_alone() {
         340.000 finish r2 met",
     );
 }
+
+#[test]
+fn who_is_found_too_late_within_a_pass_does_not_end_it() {
+    golden(
+        "join:0/demote",
+        "max_batch 4; net once 10 10 10 10 | max_batch 4; net once 10",
+        "at 0 in 1 out 1
+         at 3 in 1 out 1 sla 5
+         at 4 in 1 out 1 samples 4
+         at 5 in 1 out 1 model 1",
+        " 0.000 arrive r0 m input 1
+          0.000 admit b0 [r0]
+          0.000 run b0 net.0 [r0@0]
+          3.000 arrive r1 m input 1
+          4.000 arrive r2 m input 1
+          5.000 arrive r3 n input 1
+         10.000 run b0 net.1 [r0@0]               // r1 is demoted, and r2, before it, has no room;
+         20.000 run b0 net.2 [r0@0]               // r3 does not come in between
+         30.000 run b0 net.3 [r0@0]
+         40.000 finish r0 met
+         40.000 admit b1 [r3]
+         40.000 admit b2 [r2]
+         40.000 run b1 net.0 [r3@0], parked b2 [r2]
+         50.000 finish r3 met
+         50.000 run b2 net.0 [r2@0]
+         60.000 run b2 net.1 [r2@0]
+         70.000 run b2 net.2 [r2@0]
+         80.000 run b2 net.3 [r2@0]
+         90.000 finish r2 met
+         90.000 admit b3 [r1]
+         90.000 run b3 net.0 [r1@0]
+        100.000 run b3 net.1 [r1@0]
+        110.000 run b3 net.2 [r1@0]
+        120.000 run b3 net.3 [r1@0]
+        130.000 finish r1 violated",
+    );
+}

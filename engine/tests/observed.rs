@@ -289,3 +289,43 @@ fn a_simulated_device_takes_only_models_that_it_has_latencies_of() {
     let refused = refused.err().unwrap().to_string();
     assert!(refused.contains("latency table"), "{refused}");
 }
+
+#[test]
+fn nobody_waits_out_a_window_in_which_nothing_may_come() {
+    const WINDOW: Nanos = Nanos::from_ms(20_000);
+    for policy in [
+        "graph:20000",
+        "triton:delay=20000",
+        "triton:delay=20000,preferred=4",
+    ] {
+        for unloads in [false, true] {
+            let journal = Journal::new(policy, 1, true);
+            let builder = Engine::builder().device(cpu()).policy(policy);
+            let built = builder.observer(journal.0.clone(), true).build();
+            let engine = built.unwrap();
+            let model = engine.load("sums", sums(), ModelOptions::default());
+            let model = model.unwrap();
+            let submit = |i| model.try_submit(input(i as f32), Options::default());
+            let mut handles: Vec<_> = (0..6).map(|i| submit(i).unwrap()).collect();
+            let mut end = || {
+                for handle in handles.drain(..) {
+                    let answer = handle.wait().unwrap();
+                    let took = answer.finish.since(answer.arrival);
+                    assert!(took < WINDOW, "{policy}: {took:?}");
+                }
+            };
+            match unloads {
+                true => {
+                    drop(model);
+                    end();
+                    engine.drain_blocking().unwrap();
+                }
+                false => {
+                    engine.drain_blocking().unwrap();
+                    end();
+                }
+            }
+            assert_eq!(journal.replay(), 6, "{policy}");
+        }
+    }
+}

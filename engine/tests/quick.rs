@@ -10,10 +10,11 @@ use std::thread::{self, ThreadId};
 use lazybatch_engine::core::checker::Checker;
 use lazybatch_engine::driver::{Judge, Observer};
 use lazybatch_engine::{Engine, ModelHandle, ModelOptions, Options, RequestError};
-use lazybatch_graph::{DType, Program, ProgramBuilder, Repeat, Tensor};
+use lazybatch_graph::{DType, OutputId, Program, ProgramBuilder, Repeat, SharedProgram, Tensor};
 use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
+use lazybatch_kernels::{Completion, Device, DeviceInfo, Error, OpenRequest, Plan};
 use lazybatch_sla::profile::{BlockProfile, ModelProfile, NodeProfile, RepeatRule};
-use lazybatch_sla::{Launch, Time};
+use lazybatch_sla::{Launch, ModelId, Slot, Time};
 
 const FEATURES: usize = 4;
 
@@ -214,4 +215,84 @@ fn an_engine_that_breaks_where_a_client_runs_it_tells_everybody() {
         thread::yield_now();
     }
     drop(engine);
+}
+
+/// The embedded device, whose next launch panics where it is told to.
+struct Fragile(CpuDevice, Arc<AtomicBool>);
+
+impl Device for Fragile {
+    fn info(&self) -> DeviceInfo {
+        self.0.info()
+    }
+    fn load(&mut self, model: ModelId, program: SharedProgram) -> Result<(), Error> {
+        self.0.load(model, program)
+    }
+    fn unload(&mut self, model: ModelId) {
+        self.0.unload(model);
+    }
+    fn buckets(&self) -> &[u32] {
+        self.0.buckets()
+    }
+    fn prepare(&mut self, m: ModelId, b: u32, i: u32, j: u32, n: u32) -> Result<Plan, Error> {
+        self.0.prepare(m, b, i, j, n)
+    }
+    fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), Error> {
+        self.0.open(request)
+    }
+    fn enqueue(&mut self, now: Time, plan: Plan, launch: &Launch) -> Result<(), Error> {
+        assert!(!self.1.load(Ordering::SeqCst), "told to break");
+        self.0.enqueue(now, plan, launch)
+    }
+    fn poll(&mut self, now: Time) -> Option<Completion> {
+        self.0.poll(now)
+    }
+    fn next_completion(&self) -> Option<Time> {
+        self.0.next_completion()
+    }
+    fn emitted(&self, slot: Slot, output: OutputId, from: usize) -> Option<Tensor> {
+        self.0.emitted(slot, output, from)
+    }
+    fn close(&mut self, slot: Slot) -> Vec<Option<Tensor>> {
+        self.0.close(slot)
+    }
+}
+
+#[test]
+fn a_device_that_breaks_where_a_client_runs_it_harms_no_client() {
+    let breaks = Arc::new(AtomicBool::new(false));
+    let device = CpuDevice::new(CpuOptions {
+        threads: 1,
+        ..CpuOptions::default()
+    });
+    let device = Fragile(device, breaks.clone());
+    let builder = Engine::builder().device(device).policy("adaptive");
+    let engine = builder.build().unwrap();
+    let model = engine.load("m", program(), taking(1.0)).unwrap();
+    let (handle, held) = until_it_waits(&model);
+    breaks.store(true, Ordering::SeqCst);
+    // Handing it in lets both go: that runs the driver here, and does not panic.
+    let stream = engine.try_submit_stream("m", input(1), Options::default());
+    drop(held);
+    let told = |error: Option<RequestError>| {
+        let text = error.map(|e| e.to_string()).unwrap_or_default();
+        assert!(
+            text.ends_with("-1t is lost: panic: told to break"),
+            "{text}"
+        );
+    };
+    told(handle.wait().err());
+    let runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = { runtime }.build().unwrap();
+    runtime.block_on(async {
+        let mut stream = stream.unwrap();
+        told(stream.next().await.and_then(Result::err));
+        assert!(stream.next().await.is_none());
+    });
+    while let Ok(handle) = model.try_submit(input(2), Options::default()) {
+        told(handle.wait().err());
+        thread::yield_now();
+    }
+    assert!(!engine.is_running());
+    drop(model);
+    assert!(engine.drain_blocking().is_err());
 }

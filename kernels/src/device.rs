@@ -10,6 +10,9 @@
 //!    its launches, on their order, on padding, or on the number of threads.
 //! 2. A failed launch damages its members only.
 //! 3. Launches of one lane complete in the order in which they were enqueued.
+//!
+//! A device that panics is not called again: the engine that drives it ends, as its state is unknown.
+//! One that can tell what a panic has damaged catches it itself.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -75,8 +78,9 @@ pub struct Completion {
     pub ticket: Ticket,
     /// Members whose `UntilStop` loop ended with this launch.
     pub stopped: SmallVec<[RequestId; 4]>,
-    /// Members that failed alone, each once and with the cause: the launch ran for the others. None of
-    /// them is in `stopped`, and nothing that the launch emitted for them is left.
+    /// Members that failed alone, each once and with the cause, which says whose fault it is
+    /// ([`Error::is_of_request`]): the launch ran for the others. None of them is in `stopped`, and
+    /// nothing that the launch emitted for them is left.
     pub faults: Vec<(RequestId, Error)>,
     /// Failure of the launch, which is that of all its members.
     pub result: Result<(), Error>,

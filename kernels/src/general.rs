@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use lazybatch_graph::onnx::{Array, Attr, Data, Elem, Limits, Node};
 use lazybatch_graph::{Attribute, Layout, Operand, TensorOp};
 
+use crate::error::Fault;
 use crate::tensor::{self, Call, Meter};
 
 /// A node made ready.
@@ -60,8 +61,9 @@ impl General {
     /// in order; of a table, all rows.
     ///
     /// # Errors
-    /// What the kernel refuses, or a result of another size than the node states.
-    pub fn run(&self, operands: &[&[f32]], len: usize) -> Result<Vec<Vec<f32>>, String> {
+    /// What the kernel refuses of these operands, or of their results; or a result of another size than
+    /// the node states, which is not theirs.
+    pub fn run(&self, operands: &[&[f32]], len: usize) -> Result<Vec<Vec<f32>>, Fault> {
         let mut next = operands.iter();
         let mut arrays = Vec::with_capacity(self.op.operands.len());
         for operand in &self.op.operands {
@@ -85,20 +87,20 @@ impl General {
             inputs: arrays.iter().map(Option::as_ref).collect(),
             meter: &Meter::new(self.limits),
         };
-        let results = (self.eval)(&call).map_err(|e| e.to_string())?;
+        let results = (self.eval)(&call).map_err(|e| Fault::of_request(e.to_string()))?;
         let mut packed = Vec::with_capacity(self.op.outputs.len());
         for (i, output) in self.op.outputs.iter().enumerate() {
             let array = results.get(i).ok_or("a result too few")?;
             let dims = output.layout.dims(len);
             if array.dims() != dims || array.elem() != output.elem {
-                return Err(format!(
-                    "result {i}: expected {}{dims:?}, got {array}",
-                    output.elem
-                ));
+                let expected = format!("{}{dims:?}", output.elem);
+                return Err(format!("result {i}: expected {expected}, got {array}").into());
             }
             let rows = pack(array, &output.layout, len).map_err(|v| {
                 let place = call.place();
-                format!("{place}: result {i}: expected whole numbers of 32 bits, got {v}")
+                Fault::of_request(format!(
+                    "{place}: result {i}: expected whole numbers of 32 bits, got {v}"
+                ))
             })?;
             packed.push(rows);
         }

@@ -10,12 +10,12 @@ use lazybatch_sla::RequestId;
 use smallvec::SmallVec;
 
 use crate::custom::{CustomCall, CustomKernel, CustomNode, CustomOperand, KernelRegistry};
-use crate::error::Error;
+use crate::error::{Error, Fault};
 use crate::frames::Mem;
 use crate::general::General;
 
 /// Members of a launch that failed alone, and what their nodes say.
-pub type Faults = Vec<(RequestId, String)>;
+pub type Faults = Vec<(RequestId, Fault)>;
 
 /// Whether a request is among those that failed.
 pub fn has_failed(faults: &Faults, request: RequestId) -> bool {
@@ -111,13 +111,13 @@ impl HostNode {
                     match call.run(members, out) {
                         Ok(()) => return Ok(()),
                         // One of a batch that fails would take the others down.
-                        Err(why) => refused = Some(why),
+                        Err(fault) => refused = Some(fault.why),
                     }
                 }
                 out.fill(0.0);
                 let (before, mut all_tried) = (faults.len(), true);
                 for mem in members {
-                    all_tried &= try_member(mem, faults, || call.run_one(mem, out));
+                    all_tried &= try_member(mem, faults, || Ok(call.run_one(mem, out)?));
                 }
                 if let Some(why) = refused.filter(|_| all_tried && faults.len() == before) {
                     return Err(why);
@@ -130,19 +130,19 @@ impl HostNode {
 
 /// Runs a kernel for a member that has an effect, and says whether it has; if the kernel fails, that
 /// member does.
-fn try_member(mem: &Mem, faults: &mut Faults, run: impl FnOnce() -> Result<(), String>) -> bool {
+fn try_member(mem: &Mem, faults: &mut Faults, run: impl FnOnce() -> Result<(), Fault>) -> bool {
     if mem.idle || has_failed(faults, mem.request) {
         return false;
     }
-    if let Err(why) = guarded(run) {
-        faults.push((mem.request, why));
+    if let Err(fault) = guarded(run) {
+        faults.push((mem.request, fault));
     }
     true
 }
 
 /// What `run` says, a panic too.
-fn guarded(run: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
-    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| Err(panic_text(&*panic)))
+fn guarded(run: impl FnOnce() -> Result<(), Fault>) -> Result<(), Fault> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| Err(panic_text(&*panic).into()))
 }
 
 /// What a panic says.
@@ -168,7 +168,7 @@ fn run_general(
     mem: &Mem,
     operands: &[&[f32]],
     outs: &mut [&mut [f32]],
-) -> Result<(), String> {
+) -> Result<(), Fault> {
     let ty = |value: usize| &program.value(node.inputs[value]).ty;
     let len = mem.own(Some(Dim::Rows));
     for sample in 0..mem.samples {
@@ -242,7 +242,7 @@ impl<'a> Custom<'a> {
     }
 
     /// All members in one call.
-    fn run(&self, members: &[Mem], output: &mut [f32]) -> Result<(), String> {
+    fn run(&self, members: &[Mem], output: &mut [f32]) -> Result<(), Fault> {
         let (lead, d) = self.result;
         let starts = members.iter().map(|m| m.span(lead).0);
         let mut offsets: SmallVec<[usize; 16]> = starts.collect();
@@ -250,11 +250,11 @@ impl<'a> Custom<'a> {
         let operands: SmallVec<[CustomOperand<'_>; 4]> =
             self.operands.iter().map(|o| o.0).collect();
         guarded(|| {
-            self.kernel.run(&mut CustomCall {
+            Ok(self.kernel.run(&mut CustomCall {
                 operands: &operands,
                 offsets: &offsets,
                 output,
-            })
+            })?)
         })
     }
 

@@ -63,7 +63,7 @@ pub mod wrap;
 pub use cpu::{CpuDevice, CpuOptions};
 pub use custom::{CustomCall, CustomKernel, CustomNode, CustomOperand, KernelRegistry};
 pub use device::{Completion, Device, DeviceInfo, OpenRequest, Packed, Packer, Plan, Residency};
-pub use error::Error;
+pub use error::{Error, Fault, Whose};
 pub use faulty::{FaultPlan, Faulty};
 pub use inputs::{InputShape, validate_inputs, with_sampling};
 pub use memory::{MemoryBound, RequestMemory};

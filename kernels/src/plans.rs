@@ -2,11 +2,12 @@
 
 use lazybatch_graph::Program;
 use lazybatch_sla::{Launch, ModelId, RequestId, Slot};
+use rustc_hash::FxHashMap;
 
 use crate::device::Plan;
 
 /// One segment of one model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PlanInfo {
     /// The model.
     pub model: ModelId,
@@ -16,6 +17,17 @@ pub struct PlanInfo {
     pub first: u32,
     /// One behind the last node.
     pub end: u32,
+}
+
+impl PlanInfo {
+    fn of(launch: &Launch) -> Self {
+        Self {
+            model: launch.model,
+            block: launch.block,
+            first: launch.first_node,
+            end: launch.end_node,
+        }
+    }
 }
 
 /// What a launch is compared with: an open request.
@@ -31,9 +43,15 @@ pub struct Opened {
     pub samples: usize,
 }
 
-/// All plans of a device whose plans do not depend on the size of launches.
+/// All plans of a device whose plans do not depend on the size of launches. Those of a model go with it:
+/// no more are kept than models that were loaded together ever had.
 #[derive(Debug, Default)]
-pub struct Plans(Vec<PlanInfo>);
+pub struct Plans {
+    /// By number; those of free numbers are what they were last.
+    all: Vec<PlanInfo>,
+    numbers: FxHashMap<PlanInfo, u32>,
+    free: Vec<u32>,
+}
 
 impl Plans {
     /// The plan of a segment of `program`, that of `info.model`.
@@ -46,12 +64,33 @@ impl Plans {
         if info.first >= info.end || info.end as usize > nodes {
             return Err("no such segment of a loaded model".into());
         }
-        let found = self.0.iter().position(|p| *p == info);
-        let idx = found.unwrap_or_else(|| {
-            self.0.push(info);
-            self.0.len() - 1
+        let (all, free) = (&mut self.all, &mut self.free);
+        let number = self.numbers.entry(info).or_insert_with(|| {
+            if let Some(number) = free.pop() {
+                all[number as usize] = info;
+                return number;
+            }
+            all.push(info);
+            all.len() as u32 - 1
         });
-        Ok(Plan(idx as u32))
+        Ok(Plan(*number))
+    }
+
+    /// Forgets those of a model that goes.
+    pub fn forget(&mut self, model: ModelId) {
+        let free = &mut self.free;
+        self.numbers.retain(|info, number| {
+            let stays = info.model != model;
+            if !stays {
+                free.push(*number);
+            }
+            stays
+        });
+    }
+
+    /// Whether `launch` runs the segment of `plan`.
+    pub fn is_of(&self, plan: Plan, launch: &Launch) -> bool {
+        self.all.get(plan.0 as usize) == Some(&PlanInfo::of(launch))
     }
 
     /// Checks that `launch` is one of `plan`, and its members against the requests that are open.
@@ -65,14 +104,8 @@ impl Plans {
         program: Option<&Program>,
         open: impl Fn(Slot) -> Option<Opened>,
     ) -> Result<(), String> {
-        let info = self.0.get(plan.0 as usize).ok_or("no such plan")?;
-        let wanted = PlanInfo {
-            model: launch.model,
-            block: launch.block,
-            first: launch.first_node,
-            end: launch.end_node,
-        };
-        if *info != wanted {
+        let info = self.all.get(plan.0 as usize).ok_or("no such plan")?;
+        if *info != PlanInfo::of(launch) {
             return Err(format!("the plan is for {info:?}"));
         }
         let block = program.and_then(|p| p.blocks.get(launch.block as usize));
@@ -100,4 +133,51 @@ pub fn segment_name(program: Option<&Program>, launch: &Launch) -> String {
     let block = program.and_then(|p| p.blocks.get(launch.block as usize));
     let block = block.map_or("?", |b| &b.name);
     format!("{block}[{}..{}]", launch.first_node, launch.end_node)
+}
+
+#[cfg(test)]
+mod tests {
+    use lazybatch_graph::{DType, ProgramBuilder, Repeat};
+
+    use super::*;
+
+    #[test]
+    fn plans_of_a_model_go_with_it() {
+        let mut b = ProgramBuilder::new("same");
+        let x = b.input("x", DType::F32, &[1]);
+        let y = b.output("y", DType::F32, &[1]);
+        b.begin_block("all", Repeat::Once);
+        let v = b.read_input("read", x);
+        b.emit("emit", y, v);
+        let program = b.finish().unwrap();
+        let info = |model, (first, end)| PlanInfo {
+            model: ModelId(model),
+            block: 0,
+            first,
+            end,
+        };
+        let mut plans = Plans::default();
+        let made = |plans: &mut Plans, model, segment| {
+            plans.prepare(Some(&program), info(model, segment)).unwrap()
+        };
+        let kept = made(&mut plans, 0, (0, 2));
+        for round in 0..100 {
+            // Segments are cut in other places each time that one comes under an id.
+            let cuts: &[_] = if round % 2 == 0 {
+                &[(0, 1), (1, 2)]
+            } else {
+                &[(0, 2)]
+            };
+            let own: Vec<Plan> = cuts.iter().map(|&c| made(&mut plans, 1, c)).collect();
+            let again: Vec<Plan> = cuts.iter().map(|&c| made(&mut plans, 1, c)).collect();
+            assert_eq!(own, again, "a segment has one plan");
+            assert!(own.iter().all(|&plan| plan != kept));
+            for (plan, &cut) in own.iter().zip(cuts) {
+                assert_eq!(plans.all[plan.0 as usize], info(1, cut));
+            }
+            plans.forget(ModelId(1));
+        }
+        assert_eq!(plans.all.len(), 3);
+        assert_eq!(made(&mut plans, 0, (0, 2)), kept);
+    }
 }

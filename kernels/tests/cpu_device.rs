@@ -424,6 +424,7 @@ fn a_member_that_a_kernel_fails_for_takes_nobody_along() {
             panic!("{faults:?}")
         };
         assert_eq!((*first, *second), (RequestId(1), RequestId(2)));
+        assert!(!panic.is_of_request() && !error.is_of_request());
         let [panic, error] = [panic, error].map(Error::to_string);
         assert!(panic.contains("panic: a row of 77"), "{panic}");
         assert!(error.contains("a row of 66"), "{error}");

@@ -45,8 +45,16 @@ pub struct Chain {
     pub links: Vec<Link>,
     /// Tensors that its outputs are, in the order of the configuration.
     pub outputs: Vec<TensorIdx>,
-    /// How many inputs of links read each tensor, and outputs of the chain are it.
-    pub num_readers: Vec<usize>,
+    /// How many tensors there are.
+    pub num_tensors: usize,
+}
+
+/// What a request needs of a chain.
+pub struct Needs {
+    /// Whether it needs each of the links.
+    pub links: Vec<bool>,
+    /// How many of their inputs read each tensor, and outputs that are wanted are it.
+    pub readers: Vec<usize>,
 }
 
 /// A step.
@@ -136,16 +144,31 @@ impl Chain {
         check_shapes(config, steps, &served)?;
         let (links, outputs) = linked(config.input.len(), steps, &served, &ports, &wires);
         let made = links.iter().map(|l| l.makes.len()).sum::<usize>();
-        let mut num_readers = vec![0; config.input.len() + made];
-        let read = links.iter().flat_map(|l| &l.reads).map(|p| p.tensor);
-        read.chain(outputs.iter().copied())
-            .for_each(|t| num_readers[t] += 1);
         Ok(Self {
             why: why.to_string(),
+            num_tensors: config.input.len() + made,
             links,
             outputs,
-            num_readers,
         })
+    }
+
+    /// What makes these of its outputs, by their places in the configuration. A step over sequences is
+    /// needed whatever is wanted: what it keeps goes on with each request.
+    pub fn needs(&self, wanted: impl IntoIterator<Item = usize>) -> Needs {
+        let mut readers = vec![0; self.num_tensors];
+        for at in wanted {
+            readers[self.outputs[at]] += 1;
+        }
+        let mut links = vec![false; self.links.len()];
+        // Each reads what those before it make.
+        for (link, is_needed) in self.links.iter().zip(&mut links).rev() {
+            let is_read = link.makes.iter().any(|port| readers[port.tensor] > 0);
+            if is_read || link.is_of_sequences() {
+                *is_needed = true;
+                link.reads.iter().for_each(|p| readers[p.tensor] += 1);
+            }
+        }
+        Needs { links, readers }
     }
 
     /// What its steps run.
@@ -162,6 +185,13 @@ impl Chain {
     /// Whether shapes begin with an axis of samples: they are handed on as they are.
     pub fn is_batched(&self) -> bool {
         self.steps().all(|step| step.batched)
+    }
+}
+
+impl Link {
+    /// Whether requests to it are parts of sequences.
+    pub fn is_of_sequences(&self) -> bool {
+        self.served.is_sequence() || self.served.is_stateful()
     }
 }
 

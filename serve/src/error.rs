@@ -107,9 +107,9 @@ impl From<RequestError> for Error {
             | RequestError::Unloaded { .. }
             | RequestError::SequencesFull { .. }
             | RequestError::Cancelled => Self::Unavailable(text),
-            RequestError::Failed(why) if why.contains(WIDE) => Self::Invalid(text),
             RequestError::Failed(_) | RequestError::Crashed(_) => Self::Internal(text),
-            RequestError::Broken(_)
+            RequestError::Data(_)
+            | RequestError::Broken(_)
             | RequestError::UnknownModel { .. }
             | RequestError::UnknownClass { .. }
             | RequestError::Input(_)
@@ -119,21 +119,19 @@ impl From<RequestError> for Error {
     }
 }
 
-/// What kernels say of a whole number beyond those that they hold, to which inputs made it grow.
-const WIDE: &str = "expected whole numbers of 32 bits, got ";
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn what_clients_cause_is_no_failure_of_the_server() {
-        let of = |why: &str| Error::from(RequestError::Failed(why.to_owned())).http();
-        let wide = format!("device cpu: launch of net failed: add: result 0: {WIDE}4294967294");
-        assert_eq!(of(&wide), StatusCode::BAD_REQUEST);
-        let broken = RequestError::Broken("r1, before it, was refused".into());
-        assert_eq!(Error::from(broken).http(), StatusCode::BAD_REQUEST);
-        assert_eq!(of("device cpu is lost"), StatusCode::INTERNAL_SERVER_ERROR);
+        let why = || "node look_up: id 100 in a table of 30 rows".to_owned();
+        for error in [RequestError::Data(why()), RequestError::Broken(why())] {
+            assert_eq!(Error::from(error).http(), StatusCode::BAD_REQUEST);
+        }
+        // Whatever it says.
+        let error = RequestError::Failed(why());
+        assert_eq!(Error::from(error).http(), StatusCode::INTERNAL_SERVER_ERROR);
     }
 
     #[test]

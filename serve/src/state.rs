@@ -14,7 +14,7 @@ use crate::rounds::Rounds;
 use crate::settings::Switches;
 use crate::shm::Regions;
 use crate::telemetry::Telemetry;
-use crate::traces::Traces;
+use crate::traces::{Texts, Traces};
 use crate::watch::Hub;
 
 /// Name of this server, as metadata states it.
@@ -97,6 +97,17 @@ impl State {
             ready: AtomicBool::new(false),
             open: AtomicBool::new(true),
         }
+    }
+
+    /// Changes trace settings of a model, or of all if that is empty; those of models that are not known
+    /// any more go.
+    ///
+    /// # Errors
+    /// Those of [`Traces::change`].
+    pub fn set_traces(&self, model: &str, changes: &Texts) -> Result<()> {
+        self.traces.change(model, changes)?;
+        self.traces.keep(|model| self.repository.is_known(model));
+        Ok(())
     }
 
     /// Extensions of the protocol that are there, as server metadata lists them: what a call would

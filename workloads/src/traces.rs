@@ -28,6 +28,10 @@ pub struct Format {
     pub recognises: fn(first_line: &str) -> bool,
     /// Reads the file.
     pub read: fn(&Source, &Options) -> Result<Vec<Arrival>>,
+    /// The line of an arrival, counted from 0.
+    pub line_of: fn(&Source, usize) -> Option<u64>,
+    /// What it calls an arrival's input length, output length and time.
+    pub columns: [&'static str; 3],
 }
 
 /// The formats, in the order in which they are tried.
@@ -82,20 +86,23 @@ pub fn read_source(source: &Source, options: &Options) -> Result<Vec<Arrival>> {
             .iter()
             .find(|format| format.name == name)
             .ok_or_else(|| Error::parameter("trace format", names(), format!("`{name}`")))?,
-        None => FORMATS
-            .iter()
-            .find(|format| (format.recognises)(first_line))
-            .ok_or_else(|| Error::Line {
-                file: source.name.clone(),
-                line: 1,
-                expected: format!("the first line of a known format ({})", names()),
-                got: source::excerpt(first_line),
-            })?,
+        None => recognised(first_line).ok_or_else(|| Error::Line {
+            file: source.name.clone(),
+            line: 1,
+            expected: format!("the first line of a known format ({})", names()),
+            got: source::excerpt(first_line),
+        })?,
     };
     (format.read)(source, options)
 }
 
-/// An error about an arrival of a file with the line that this stands in, where its format has such.
+/// The format of a file whose first line this is.
+fn recognised(first_line: &str) -> Option<&'static Format> {
+    FORMATS.iter().find(|f| (f.recognises)(first_line))
+}
+
+/// An error about an arrival of a file with the line that this stands in, and the column by the name that
+/// the file has for it.
 pub fn at_line(path: &Path, error: Error) -> Error {
     let Error::Arrival {
         row,
@@ -106,11 +113,17 @@ pub fn at_line(path: &Path, error: Error) -> Error {
     else {
         return error;
     };
-    let source = Source::open(path).ok();
-    let line = source.and_then(|source| arrivals_csv::line_of(&source, row));
+    let found = || {
+        let source = Source::open(path).ok()?;
+        let format = recognised(source.text.lines().next()?)?;
+        let own = ["input_len", "output_len", "arrival_us"].map(|name| name == column);
+        let at = own.into_iter().position(|is_it| is_it);
+        let column = at.map_or(column, |at| format.columns[at]);
+        Some(((format.line_of)(&source, row)?, column))
+    };
     let file = path.display().to_string();
-    match line {
-        Some(line) => Error::Field {
+    match found() {
+        Some((line, column)) => Error::Field {
             file,
             line,
             column: column.into(),
@@ -189,6 +202,27 @@ pub(crate) mod tests {
         std::fs::write(&path, "TIMESTAMP,ContextTokens,GeneratedTokens\n").unwrap();
         let message = at_line(&path, error()).to_string();
         assert!(message.contains("a.csv: arrival 1, model: "), "{message}");
+        // Public traces name what they have in their own way.
+        let long = || Error::Arrival {
+            row: 1,
+            column: "output_len",
+            expected: "fewer".into(),
+            got: "9".into(),
+        };
+        let azure = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n\
+                     2023-11-16 18:17:03,1,2\r\n\r\n2023-11-16 18:17:04,1,9\r\n";
+        let one =
+            |n| format!("{{\"timestamp\": 1, \"input_length\": 1, \"output_length\": {n}}}\n");
+        let mooncake = format!("{}\n \n{}", one(2), one(9));
+        for (text, told) in [
+            (azure, "line 4, column GeneratedTokens"),
+            (&mooncake, "line 4, column output_length"),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let message = at_line(&path, long()).to_string();
+            let told = format!("a.csv: {told}: expected fewer, got 9");
+            assert!(message.ends_with(&told), "{message}");
+        }
     }
 
     #[test]

@@ -57,7 +57,21 @@ pub fn read_trace(args: &CompareArgs, path: &Path, model: &Model) -> anyhow::Res
         let (path, got) = (path.display(), arrivals.len());
         return Err(BadInput(format!("{path}: expected {expected}, got {got} arrivals")).into());
     }
+    tell_unnamed(path, &arrivals, &args.classes);
     Ok(arrivals)
+}
+
+/// Says which classes (`--class`) no arrival of a file is of.
+pub fn tell_unnamed(path: &Path, arrivals: &[Arrival], classes: &[Class]) {
+    let is_of = |a: &Arrival, name: &str| a.class.as_deref().unwrap_or("default") == name;
+    let unnamed = classes.iter().map(|c| &*c.name);
+    let unnamed = unnamed.filter(|name| !arrivals.iter().any(|a| is_of(a, name)));
+    for name in unnamed {
+        eprintln!(
+            "lazybatch: --class {name}: {} has no arrival of it",
+            path.display()
+        );
+    }
 }
 
 /// Who arrives at a mean rate, and the rate that it comes to. `trace` are those of a file.

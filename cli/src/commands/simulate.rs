@@ -21,7 +21,7 @@ use lazybatch_workloads::lengths::{self, Lengths};
 use lazybatch_workloads::results::{Results, RunResult};
 use lazybatch_workloads::traces;
 
-use super::{PolicyRun, outputs, report, save, show, suffixed};
+use super::{PolicyRun, offer, outputs, report, save, show, suffixed};
 use crate::args::SimulateArgs;
 use crate::failure::BadInput;
 use crate::{models, output, progress};
@@ -67,6 +67,7 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
         // Arrivals that do not fit the profile are found before anything is written.
         let fits = simulation.requests(false);
         fits.map_err(|e| traces::at_line(path, e))?;
+        offer::tell_unnamed(path, &arrivals, &args.classes);
     }
     let used: Vec<_> = profile
         .models

@@ -207,7 +207,7 @@ impl Checker {
                 }
                 self.advance(now)
             }
-            Event::Loaded(_) | Event::Evict(_) | Event::Planned(_) | Event::Wake => {
+            Event::Loaded(_) | Event::Evict(_) | Event::Drain | Event::Planned(_) | Event::Wake => {
                 self.advance(now)
             }
         }

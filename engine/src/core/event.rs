@@ -83,6 +83,8 @@ pub enum Event {
     Attach(Box<Attach>),
     /// A resident model takes no more arrivals, and goes when its last request has ended.
     Detach(ModelId),
+    /// Nothing comes behind what has: there is no use in waiting for it.
+    Drain,
     /// The answer to [`Action::Plan`].
     Planned(Plan),
     /// A wake-up that [`super::Core::next_wakeup`] asked for.

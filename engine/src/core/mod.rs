@@ -119,6 +119,7 @@ impl Core {
                 self.policy.on_model(model, &self.state.config.models);
             }
             Event::Detach(model) => self.state.detach(model),
+            Event::Drain => self.state.is_draining = true,
             Event::Wake => {}
         }
         self.report_ends(now);

@@ -135,11 +135,14 @@ pub struct State {
     next_ticket: u64,
     /// Node executions since the start.
     pub(crate) num_nodes: u64,
+    /// Nothing is to come of any model.
+    pub(crate) is_draining: bool,
     pub(super) spare: Vec<Launch>,
     lingering: Vec<Key>,
     pub(super) doomed: u32,
-    /// Requests behind an earlier one of their sequence.
+    /// Requests behind an earlier one of their sequence, and their samples.
     held: usize,
+    held_samples: u64,
 }
 
 impl State {
@@ -191,7 +194,9 @@ impl State {
             spare: Vec::new(),
             lingering: Vec::new(),
             doomed: 0,
+            is_draining: false,
             held: 0,
+            held_samples: 0,
             config,
         }
     }
@@ -225,20 +230,19 @@ impl State {
             request.class
         );
         self.tally(model, |c| c.arrivals += 1);
-        let id = request.id;
+        let (id, samples) = (request.id, request.samples);
         let sequence = request.sequence;
         let key = self.requests.insert(RequestState::new(request)) as Key;
         assert!(self.by_id.insert(id, key).is_none(), "{id} arrived twice");
         let queued: usize = self.queues.iter().map(ArrivalQueue::len).sum();
-        if queued + self.held >= self.config.max_queue {
+        let refusal = match queued + self.held >= self.config.max_queue {
+            true => Some("the arrival queue is full".to_owned()),
+            false => self.beyond_counting(model, samples),
+        };
+        if refusal.is_some() {
             // It never was part of its sequence, so it must not release the next one.
             self.requests[key as usize].request.sequence = None;
-            self.finish(
-                now,
-                key,
-                Outcome::Shed,
-                Some("the arrival queue is full".into()),
-            );
+            self.finish(now, key, Outcome::Shed, refusal);
             return;
         }
         self.delays.begin(&self.requests[key as usize]);
@@ -246,12 +250,27 @@ impl State {
             if let Some(held) = self.sequences.get_mut(&(model, sequence)) {
                 held.push_back(key);
                 self.held += 1;
+                self.held_samples += u64::from(samples);
                 self.requests[key as usize].stage = Stage::Held;
                 return;
             }
             self.sequences.insert((model, sequence), VecDeque::new());
         }
         self.enqueue(id, model, key);
+    }
+
+    /// Why so many more samples of a model are too many: all that are open of one are counted in 32 bits,
+    /// and any sum of some of them, in policies too.
+    fn beyond_counting(&self, model: ModelId, samples: u32) -> Option<String> {
+        let m = model.index();
+        let open = [self.queues[m].num_samples(), self.samples_in_flight[m]];
+        let open = self.held_samples + open.map(u64::from).iter().sum::<u64>();
+        let most = u64::from(u32::MAX);
+        (open + u64::from(samples) > most).then(|| {
+            format!(
+                "samples open of its model: expected at most {most}, got {samples} beside {open}"
+            )
+        })
     }
 
     fn enqueue(&mut self, id: RequestId, model: ModelId, key: Key) {
@@ -300,6 +319,7 @@ impl State {
                 if let Some(held) = self.sequences.get_mut(&(model, sequence)) {
                     held.retain(|&k| k != key);
                     self.held -= 1;
+                    self.held_samples -= u64::from(state.request.samples);
                 }
                 // It never was its sequence's head, so it must not release the next one.
                 self.requests[key as usize].request.sequence = None;
@@ -396,7 +416,8 @@ impl State {
         match held.pop_front() {
             Some(next) => {
                 self.held -= 1;
-                let id = self.requests[next as usize].request.id;
+                let Request { id, samples, .. } = self.requests[next as usize].request;
+                self.held_samples -= u64::from(samples);
                 self.enqueue(id, model, next);
             }
             None => {

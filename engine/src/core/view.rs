@@ -63,6 +63,11 @@ impl<'a> View<'a> {
             && state.in_flight[m] < state.config.models[m].max_in_flight
     }
 
+    /// Whether more requests of a model may come: not while the engine drains, or the model goes.
+    pub fn may_come(&self, model: ModelId) -> bool {
+        !self.state.is_draining && self.state.takes(model)
+    }
+
     /// The ready model whose oldest request has waited longest; ties by model id.
     pub fn oldest_head(&self) -> Option<(ModelId, &'a RequestState)> {
         let head = |m| self.request(self.queue(m).front().expect("ready queues hold someone"));

@@ -3,6 +3,7 @@
 pub(crate) mod command;
 mod failures;
 pub mod figures;
+pub(crate) mod guard;
 mod issue;
 pub(crate) mod launches;
 pub(crate) mod models;

@@ -10,7 +10,7 @@
 use std::any::Any;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::threaded::{Driver, Next};
@@ -33,8 +33,8 @@ pub(crate) fn is_driving() -> bool {
 /// A driver, and who runs it.
 pub(crate) struct Seat {
     driver: Mutex<Option<Driver>>,
-    /// What it panicked with.
-    panic: OnceLock<String>,
+    /// What it or its device panicked with.
+    failed: Arc<OnceLock<String>>,
 }
 
 /// Drops the driver with the thread that runs it, whatever ends that.
@@ -54,8 +54,8 @@ impl Seat {
     /// Of a driver that nobody runs yet.
     pub fn new(driver: Driver) -> Self {
         Self {
+            failed: driver.failed.clone(),
             driver: Mutex::new(Some(driver)),
-            panic: OnceLock::new(),
         }
     }
 
@@ -90,14 +90,21 @@ impl Seat {
         DRIVES.set(outer);
         next.unwrap_or_else(|panic| {
             // The first is the cause.
-            let _ = self.panic.set(text(panic.as_ref()));
+            let _ = self.failed.set(text(panic.as_ref()));
             resume_unwind(panic)
         })
     }
 
-    /// What the driver panicked with, if it did.
-    pub fn panic(&self) -> Option<&str> {
-        self.panic.get().map(String::as_str)
+    /// Does something with the driver between two of its turns.
+    #[cfg(test)]
+    pub fn with(&self, f: impl FnOnce(&mut Driver)) {
+        let mut seat = self.driver.lock().expect("no holder panics");
+        f(seat.as_mut().expect("it runs"));
+    }
+
+    /// What the driver panicked with, or that its device did, if so.
+    pub fn failure(&self) -> Option<&str> {
+        self.failed.get().map(String::as_str)
     }
 
     /// Has what was handed in done: here if it is quick, else on the driver's thread.

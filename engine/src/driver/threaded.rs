@@ -9,11 +9,11 @@
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{SendError, Sender};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use lazybatch_graph::{OutputId, Tensor};
-use lazybatch_kernels::{Device, OpenRequest, Plan};
+use lazybatch_kernels::{Completion, Device, OpenRequest, Plan};
 use lazybatch_sla::{LaneId, ModelId, Nanos, Outcome, RequestId, Slot, Ticket, Time};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -23,6 +23,7 @@ use super::Observer;
 use super::command::{Command, Refused, Reply, Submission};
 use super::failures::{Doomed, add_doomed, failing};
 use super::figures::{Load, Stats};
+use super::guard::Guarded;
 use super::issue::issue;
 use super::launches::Counting;
 use super::models::Models;
@@ -73,13 +74,15 @@ struct Open {
     ended: Option<(Time, Outcome, Option<Time>, Option<String>)>,
     /// It failed in a launch: what those behind that emit is nobody's.
     has_failed: bool,
+    /// What failed it is what it brought.
+    is_own_fault: bool,
     /// What was sent, if it is answered step by step.
     sent: Option<Sent>,
 }
 
 pub(crate) struct Driver {
     pub core: Core,
-    pub device: Box<dyn Device>,
+    pub device: Guarded,
     /// It works on the driver's thread.
     pub is_in_place: bool,
     pub models: Models,
@@ -93,6 +96,8 @@ pub(crate) struct Driver {
     pub on_request: Option<OnRequest>,
     /// Told to those who watch.
     pub tape: Arc<Tape>,
+    /// Why it has ended before its time, if it has.
+    pub failed: Arc<OnceLock<String>>,
     pub state: DriverState,
 }
 
@@ -167,6 +172,10 @@ impl Driver {
         if !self.act(now) {
             self.publish(now);
         }
+        if self.device.lost().is_some() {
+            self.abandon(now);
+            return Next::End;
+        }
         if self.state.draining && self.state.open.is_empty() {
             return Next::End;
         }
@@ -198,6 +207,7 @@ impl Driver {
                 return;
             };
             self.state.empty_turns = 0;
+            self.note_own_faults(&done);
             let issue = self.state.issue_of(done.ticket);
             let took = match done.busy {
                 Some(busy) if done.has_waited => Some(busy),
@@ -209,23 +219,23 @@ impl Driver {
         }
     }
 
+    /// Keeps whose fault it is that members of a launch fail; the core does not ask.
+    fn note_own_faults(&mut self, done: &Completion) {
+        for (id, _) in done.faults.iter().filter(|(_, e)| e.is_of_request()) {
+            let is_first = self.core.is_open(*id) && done.result.is_ok();
+            if let Some(open) = self.state.open.get_mut(id).filter(|_| is_first) {
+                open.is_own_fault = true;
+            }
+        }
+    }
+
     /// Launches end in their order: one that was refused waits for those ahead of it.
     fn take_refused(&mut self, now: Time) {
         while let Some(at) = self.next_refused() {
             let Some((ticket, cause)) = self.state.refused.remove(at) else {
                 return;
             };
-            let stopped = SmallVec::new();
-            self.event(
-                now,
-                Event::Done {
-                    ticket,
-                    stopped,
-                    faults: Vec::new(),
-                    failed: Some(cause),
-                    took: None,
-                },
-            );
+            self.event(now, over(ticket, Some(cause)));
         }
     }
 
@@ -263,7 +273,10 @@ impl Driver {
             Command::Look(tx) => self.state.looks.push(tx),
             Command::Load(draft, reply) => self.state.next_load = Some((draft, reply)),
             Command::Unload(served) => self.event(now, Event::Detach(served.id)),
-            Command::Drain => self.state.draining = true,
+            Command::Drain => {
+                self.state.draining = true;
+                self.event(now, Event::Drain);
+            }
             Command::Stop => return false,
         }
         true
@@ -273,7 +286,7 @@ impl Driver {
     fn load(&mut self, (draft, reply): ToLoad) -> Loaded {
         let loaded = match self.state.draining {
             true => Err(BuildError::Closed),
-            false => self.models.load(self.device.as_mut(), *draft),
+            false => self.models.load(&mut self.device, *draft),
         };
         (loaded, reply)
     }
@@ -294,7 +307,7 @@ impl Driver {
     }
 
     fn vacate(&mut self, model: ModelId) {
-        let Some(served) = self.models.vacate(self.device.as_mut(), model) else {
+        let Some(served) = self.models.vacate(&mut self.device, model) else {
             return;
         };
         self.state.sequences.forget(model);
@@ -357,6 +370,7 @@ impl Driver {
             slot: None,
             ended: None,
             has_failed: false,
+            is_own_fault: false,
             sent,
         };
         if let Some(explains) = self.on_request.as_mut().filter(|_| open.submission.explain) {
@@ -435,7 +449,7 @@ impl Driver {
     fn issue(&mut self, now: Time, lane: LaneId, ticket: Ticket) {
         let start = self.clock.now();
         let issued = issue(
-            self.device.as_mut(),
+            &mut self.device,
             self.models.plans(),
             &self.state.unstaged,
             now,
@@ -486,6 +500,7 @@ impl Driver {
             output_len: submission.sim_output_len,
         };
         if let Err(error) = self.device.open(&request) {
+            open.is_own_fault = error.is_of_request();
             // Those it would run with go on without it.
             self.state.unstaged.insert(id, error.to_string());
         }
@@ -549,7 +564,10 @@ impl Driver {
         let Request { arrival, model, .. } = open.submission.request;
         let is_set: Vec<bool> = outputs.iter().map(Option::is_some).collect();
         let is_set = |o: OutputId| is_set.get(o.index()).is_some_and(|is_set| *is_set);
-        let result = if outcome.is_completed() {
+        let result = if let (true, Some(lost)) = (outcome.is_completed(), self.device.lost()) {
+            // Nobody knows what of its outputs is there.
+            Err(RequestError::Crashed(lost.to_string()))
+        } else if outcome.is_completed() {
             Ok(Answer {
                 id,
                 outcome,
@@ -566,6 +584,7 @@ impl Driver {
             let cause = cause.unwrap_or_default();
             Err(match outcome {
                 Outcome::Failed if is_broken => RequestError::Broken(cause),
+                Outcome::Failed if open.is_own_fault => RequestError::Data(cause),
                 _ => RequestError::of(outcome, cause),
             })
         };
@@ -617,7 +636,7 @@ impl Driver {
             };
             let has_ended = |(_, outcome, ..): &(_, Outcome, _, _)| outcome.is_completed();
             let is_end = over == Some(*id) && open.ended.as_ref().is_some_and(has_ended);
-            sent.take_new(self.device.as_ref(), slot, is_end, |output, rows| {
+            sent.take_new(&self.device, slot, is_end, |output, rows| {
                 // The client may have gone.
                 drop(tx.send(Ok(Step::Rows { output, rows })));
             });
@@ -674,26 +693,41 @@ impl Driver {
     }
 
     /// Cancels everyone still open, and tells them that the engine is gone. Launches that run are not
-    /// waited for: the device goes too.
+    /// waited for: the device goes too. Where it went before, their members fail with that.
     fn abandon(&mut self, now: Time) {
+        let lost = self.device.lost().map(ToString::to_string);
+        let gone = || {
+            lost.clone()
+                .map_or(RequestError::Closed, RequestError::Crashed)
+        };
+        if let Some(why) = &lost {
+            for ticket in self.core.tickets() {
+                self.event(now, over(ticket, Some(why.clone())));
+            }
+        }
         let mut open: Vec<RequestId> = self.state.open.keys().copied().collect();
         open.sort_unstable();
         for id in open {
             self.event(now, Event::Cancel(id));
         }
         for ticket in self.core.tickets() {
-            self.event(now, over(ticket));
+            self.event(now, over(ticket, None));
         }
+        // A turn may follow, with what came meanwhile.
+        self.state.streaming.clear();
         while let Some(action) = self.core.poll_action(now) {
             match &action {
                 Action::Launch { ticket, lane } => {
                     let launch = self.core.launch(*lane, *ticket);
                     self.observer.on_launch(now, launch);
-                    self.event(now, over(*ticket));
+                    self.event(now, over(*ticket, None));
                     continue;
                 }
                 Action::Finish {
-                    request, outcome, ..
+                    request,
+                    outcome,
+                    cause,
+                    ..
                 } => {
                     let open = self.state.open.remove(request);
                     let open = open.expect("ended requests were open");
@@ -702,7 +736,10 @@ impl Driver {
                     let mut stats = self.stats.lock().expect("no holder panics");
                     stats.accounts[model].record(*outcome, now.since(arrival));
                     drop(stats);
-                    open.submission.refuse(RequestError::Closed);
+                    open.submission.refuse(match (outcome, cause) {
+                        (Outcome::Failed, Some(cause)) => RequestError::Failed(cause.clone()),
+                        _ => gone(),
+                    });
                 }
                 Action::Plan => drop(self.core.take_plan()),
                 _ => {}
@@ -712,7 +749,7 @@ impl Driver {
         self.publish(now);
         // Those that had ended, whose slots the device still had.
         for (_, open) in self.state.open.drain() {
-            open.submission.refuse(RequestError::Closed);
+            open.submission.refuse(gone());
         }
     }
 }
@@ -721,13 +758,13 @@ impl Driver {
 /// not wait for more, and none of them is much later than the turn's time says.
 const MOST_COMMANDS: usize = 256;
 
-/// A launch is over, of whose members nobody wants anything.
-fn over(ticket: Ticket) -> Event {
+/// A launch is over that nothing comes of.
+fn over(ticket: Ticket, failed: Option<String>) -> Event {
     Event::Done {
         ticket,
         stopped: SmallVec::new(),
         faults: Vec::new(),
-        failed: None,
+        failed,
         took: None,
     }
 }

@@ -1,7 +1,7 @@
 //! Describes and starts an engine.
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
 use lazybatch_graph::SharedProgram;
 use lazybatch_kernels::Device;
@@ -14,6 +14,7 @@ use super::submit::Bounded;
 use super::{BuildError, Engine, Shared};
 use crate::core::{Core, CoreConfig, ModelSpec};
 use crate::driver::figures::Stats;
+use crate::driver::guard::Guarded;
 use crate::driver::models::Models;
 use crate::driver::seat::Seat;
 use crate::driver::sequences::SequenceOptions;
@@ -312,10 +313,11 @@ impl Builder {
         let (time_decisions, measure_decisions) = (self.time_decisions, self.measure_decisions);
         let (driver_stats, driver_tape) = (stats.clone(), tape.clone());
         let models = served.clone();
+        let failed = Arc::new(OnceLock::new());
         let seat = Arc::new(Seat::new(Driver {
             core: Core::new(config, policy),
             is_in_place: device.works_in_place(),
-            device,
+            device: Guarded::new(device, failed.clone()),
             models: Models::new(models, plans, maker),
             commands: inbox,
             clock,
@@ -325,6 +327,7 @@ impl Builder {
             measure_decisions,
             on_request,
             tape: driver_tape,
+            failed,
             state: DriverState::default(),
         }));
         let driver = seat.clone();

@@ -11,6 +11,8 @@ mod memory;
 mod model;
 mod outbox;
 mod submit;
+#[cfg(test)]
+mod tests;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, mpsc};
@@ -165,7 +167,11 @@ pub enum RequestError {
     /// It was withdrawn.
     #[error("cancelled")]
     Cancelled,
-    /// A device failure took it.
+    /// What it brought leads to something that has no result: an id outside of a table, a whole number
+    /// beyond those that a program holds.
+    #[error("failed: {0}")]
+    Data(String),
+    /// A failure of the device, or of a kernel, took it.
     #[error("failed: {0}")]
     Failed(String),
     /// Its sequence could not go on: the request before it was refused or did not complete.
@@ -181,7 +187,8 @@ pub enum RequestError {
     /// dropped.
     #[error("the engine takes no more requests")]
     Closed,
-    /// The engine's driver panicked: it serves no model any more.
+    /// The engine's driver or its device panicked: it serves no model any more. Who was in a launch then
+    /// hears [`RequestError::Failed`].
     #[error("the engine has failed: {0}")]
     Crashed(String),
 }
@@ -296,7 +303,7 @@ impl Shared {
 
     /// Why there is no driver.
     fn gone(&self) -> RequestError {
-        match self.seat.panic() {
+        match self.seat.failure() {
             Some(cause) => RequestError::Crashed(cause.into()),
             None => RequestError::Closed,
         }
@@ -478,16 +485,16 @@ impl Engine {
         self.shared.try_submit(&served, inputs, options)
     }
 
-    /// Whether it takes requests: not behind a panic of its driver, in an observer or a device.
+    /// Whether it takes requests: not behind a panic of its driver, in an observer, or of its device.
     pub fn is_running(&self) -> bool {
-        self.shared.accepting.load(Ordering::SeqCst) && self.shared.seat.panic().is_none()
+        self.shared.accepting.load(Ordering::SeqCst) && self.shared.seat.failure().is_none()
     }
 
     /// Takes no more requests and returns when all accepted ones have ended. Dropping the future stops
     /// the engine, as dropping the engine does.
     ///
     /// # Errors
-    /// [`RequestError::Crashed`] if the driver panicked, now or before.
+    /// [`RequestError::Crashed`] if the driver or its device panicked, now or before.
     pub async fn drain(mut self) -> Result<(), RequestError> {
         self.start_drain();
         let mut stops = Stops(Some(self.shared.clone()));

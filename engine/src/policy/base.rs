@@ -347,14 +347,15 @@ impl Policy for Base {
                 true => self.admit(view, model, inside == Some(model)),
                 false => None,
             };
-            if let Some(admit) = admit {
-                self.running = None;
-                if let Decision::Admit { model, .. } = admit
-                    && !self.joined.contains(&model)
-                {
-                    self.joined.push(model);
+            if let Some(decision) = admit {
+                // One that is found too late ends no pass.
+                if let Decision::Admit { model, .. } = decision {
+                    self.running = None;
+                    if !self.joined.contains(&model) {
+                        self.joined.push(model);
+                    }
                 }
-                return admit;
+                return decision;
             }
             let running = running.filter(|e| e.model == model);
             if let Some(entry) = running.or_else(|| self.choose(view, model)) {
@@ -584,7 +585,7 @@ impl Base {
         }
     }
 
-    /// Whom of a ready model to admit now. Inside a pass newcomers may come in only by [`Gate::Join`].
+    /// Whom of a ready model to admit now, or who is too late. Inside a pass newcomers may come in only by [`Gate::Join`].
     fn admit(&mut self, view: &View<'_>, model: ModelId, inside: bool) -> Option<Decision> {
         let max_batch = self.max_batch(view, model);
         let entries = || view.table().iter().filter(move |e| e.model == model);

@@ -1,8 +1,8 @@
 //! `graph:W` and `greedy`: whole-graph batches.
 //!
 //! When the lane has nothing to run and requests wait: if a full batch waits, or the oldest has
-//! waited `W`, the first `max_batch` start in arrival order as one padded batch that nobody joins
-//! or leaves until it ends. `greedy` is `graph:0`.
+//! waited `W`, or nobody may come who could join them, the first `max_batch` start in arrival order as
+//! one padded batch that nobody joins or leaves until it ends. `greedy` is `graph:0`.
 
 use lazybatch_sla::{ModelId, Nanos, Time};
 
@@ -61,7 +61,7 @@ impl Policy for Graph {
         };
         let start = view
             .ready()
-            .filter(|&m| full(m) || due(m) <= view.now)
+            .filter(|&m| full(m) || due(m) <= view.now || !view.may_come(m))
             .min_by_key(|&m| (due(m), m));
         match start {
             Some(model) => {

@@ -270,7 +270,13 @@ impl Triton {
         };
         match best.filter(|_| !is_due) {
             Some(num) => return send(pending, num),
-            None if is_closed || samples >= largest || is_due || self.delay == Nanos::ZERO => {
+            // There is nothing to wait for either where nobody may come.
+            None if is_closed
+                || samples >= largest
+                || is_due
+                || self.delay == Nanos::ZERO
+                || !view.may_come(model) =>
+            {
                 let num = pending.len();
                 return send(pending, num);
             }

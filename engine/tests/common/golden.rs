@@ -1,9 +1,10 @@
 //! Timelines worked out by hand: the arithmetic stands beside the lines, times are microseconds.
 //!
-//! A profile is blocks of `name repeat nodes`, separated by `;`. A node `10+2` takes 10 at batch 1
+//! A profile is blocks of `name repeat nodes`, separated by `;`; that of a second model stands behind `|`.
+//! A node `10+2` takes 10 at batch 1
 //! and 2 more per further member. `max_batch N` and `p90 N` may stand among the blocks. An arrival
-//! is a line `at 12 in 3 out 2 sla 100 priority 1 samples 2`, in any order and without what is zero (`sla`:
-//! none). The expected timeline may be indented, and what stands behind `//` is a comment.
+//! is a line `at 12 model 1 in 3 out 2 sla 100 priority 1 samples 2`, in any order and without what is zero
+//! (`sla`: none). The expected timeline may be indented, and what stands behind `//` is a comment.
 
 #![allow(
     clippy::unwrap_used,
@@ -15,8 +16,14 @@ use lazybatch_engine::timeline::Timeline;
 
 use super::*;
 
-/// A profile and the names of its blocks.
-fn parse_profile(text: &str) -> (World, Vec<String>) {
+/// A profile and the names of its models' blocks.
+fn parse_profile(text: &str) -> (World, Vec<Vec<String>>) {
+    let (models, names) = text.split('|').map(parse_model).unzip();
+    let dispatch = 0;
+    (World { models, dispatch }, names)
+}
+
+fn parse_model(text: &str) -> (Model, Vec<String>) {
     let mut model = Model {
         max_batch: 4,
         p90: 1,
@@ -42,11 +49,7 @@ fn parse_profile(text: &str) -> (World, Vec<String>) {
             _ => panic!("no block: {part}"),
         }
     }
-    let world = World {
-        models: vec![model],
-        dispatch: 0,
-    };
-    (world, names)
+    (model, names)
 }
 
 fn parse_node(text: &str) -> Node {
@@ -67,6 +70,7 @@ fn parse_arrival(line: &str) -> Arrival {
         let value: u64 = pair[1].parse().unwrap();
         match pair[0] {
             "at" => arrival.at = 1000 * value,
+            "model" => arrival.model = value as usize,
             "in" => arrival.input_len = value as u32,
             "out" => arrival.output_len = value as u32,
             "sla" => arrival.sla = Some(1000 * value),
@@ -100,9 +104,11 @@ pub fn timeline(policy: &str, profile: &str, arrivals: &str, stack: bool) -> Str
     };
     let run = simulate(&world, policy, &arrivals, &options);
     let mut config = run.config;
-    config.models[0].name = "m".into();
-    for (block, name) in config.models[0].blocks.iter_mut().zip(names) {
-        block.name = name;
+    for ((model, name), blocks) in config.models.iter_mut().zip(["m", "n"]).zip(names) {
+        model.name = name.into();
+        for (block, name) in model.blocks.iter_mut().zip(blocks) {
+            block.name = name;
+        }
     }
     let mut timeline = Timeline::new(&config);
     for (now, item) in &run.transcript {

@@ -511,6 +511,7 @@ impl Device for CudaDevice {
         let is_open = self.slots.iter().any(|open| open.opened.model == id);
         assert!(!is_open, "open requests of a model that is unloaded");
         self.models.remove(&id);
+        self.plans.forget(id);
         self.graphs.give_room_ahead();
         self.warmed.retain(|(model, ..)| *model != id);
     }
@@ -707,7 +708,8 @@ impl Device for CudaDevice {
             self.has_launched(flight.model);
             done.stopped = self.complete(&flight);
             let faults = std::mem::take(&mut flight.effects.faults).into_iter();
-            let told = faults.map(|(id, why)| (id, self.launch_error(&flight.segment, &why)));
+            let told =
+                faults.map(|(id, fault)| (id, fault.error(&self.name, flight.segment.clone())));
             done.faults = told.collect();
         }
         Some(done)

@@ -148,8 +148,8 @@ fn compute(
     let host_node = host_node.expect("resolved at load");
     let (data, before) = ((&slices[..], &mut out_slices[..]), i.faults.len());
     host_node.run(program, node, i.members, data, i.faults)?;
-    for (_, why) in &mut i.faults[before..] {
-        *why = format!("node {}: {why}", node.name);
+    for (_, fault) in &mut i.faults[before..] {
+        fault.name(&node.name);
     }
     Ok(outs)
 }

@@ -269,7 +269,10 @@ impl CpuDevice {
         }
         done.stopped.retain(|id| !has_failed(&faults, *id));
         let faults = faults.into_iter();
-        let faults = faults.map(|(id, why)| (id, self.launch_error(launch, why)));
+        let faults = faults.map(|(id, fault)| {
+            let segment = segment_name(self.program(launch.model), launch);
+            (id, fault.error(&self.name, segment))
+        });
         done.faults.extend(faults);
         done
     }
@@ -433,6 +436,7 @@ impl Device for CpuDevice {
     fn unload(&mut self, id: ModelId) {
         let is_open = self.slots.iter().any(|open| open.model == id);
         assert!(!is_open, "open requests of a model that is unloaded");
+        self.plans.forget(id);
         let Some(resident) = self.models.remove(&id) else {
             return;
         };

@@ -19,6 +19,7 @@ use super::ops::{self, conv::Filters};
 use super::pool::Pool;
 use super::states::StatePools;
 use crate::arena::BlockPlan;
+use crate::error::Fault;
 use crate::frames::{self, Mem};
 use crate::host_nodes::{Faults, has_failed};
 use crate::slots::Slots;
@@ -67,7 +68,7 @@ impl Env<'_> {
     }
 
     /// Fails a member alone, unless it has no effect anyway; its rows may have any content.
-    pub fn fault(&mut self, mem: &Mem, why: impl FnOnce() -> String) {
+    pub fn fault(&mut self, mem: &Mem, why: impl FnOnce() -> Fault) {
         if !mem.idle && !self.has_failed(mem) {
             self.faults.push((mem.request, why()));
         }
@@ -270,8 +271,8 @@ pub fn run(
             }
         };
         if env.faults.len() > failed {
-            for (_, why) in &mut env.faults[failed..] {
-                *why = format!("node {}: {why}", node.name);
+            for (_, fault) in &mut env.faults[failed..] {
+                fault.name(&node.name);
             }
             idle_failed(env, frame);
         }

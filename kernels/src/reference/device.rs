@@ -11,7 +11,9 @@ use lazybatch_sla::{Launch, Member, ModelId, RequestId, Slot, Time};
 use super::eval;
 use crate::custom::KernelRegistry;
 use crate::device::{Completion, Device, DeviceInfo, OpenRequest, Plan};
-use crate::error::Error;
+use crate::error::{Error, Fault};
+use crate::host_nodes::panic_text;
+use crate::plans::{PlanInfo, Plans};
 use crate::validate::{check_program, stage_inputs, unstage};
 
 /// Runs launches member by member in double precision.
@@ -20,7 +22,7 @@ pub struct ReferenceDevice {
     registry: KernelRegistry,
     models: BTreeMap<ModelId, Loaded>,
     open: BTreeMap<Slot, Request>,
-    plans: Vec<(ModelId, u32, u32, u32)>,
+    plans: Plans,
     completions: VecDeque<Completion>,
 }
 
@@ -85,7 +87,7 @@ impl ReferenceDevice {
         }
     }
 
-    fn run_member(&mut self, launch: &Launch, member: &Member) -> Result<bool, String> {
+    fn run_member(&mut self, launch: &Launch, member: &Member) -> Result<bool, Fault> {
         let model = self
             .models
             .get(&launch.model)
@@ -95,7 +97,7 @@ impl ReferenceDevice {
             .get_mut(&member.slot)
             .ok_or("a slot that is not open")?;
         if request.request != member.request {
-            return Err(format!("{} holds {}", member.slot, request.request));
+            return Err(format!("{} holds {}", member.slot, request.request).into());
         }
         if member.idle {
             return Ok(false);
@@ -107,8 +109,15 @@ impl ReferenceDevice {
         let mut stopped = false;
         for pos in launch.first_node..launch.end_node {
             let node = model.program.node(block.nodes[pos as usize]);
-            let done = eval::run(model, request, node, block.repeat, member.step as usize);
-            let (values, stop) = done.map_err(|why| format!("node {}: {why}", node.name))?;
+            let (repeat, step) = (block.repeat, member.step as usize);
+            let run = || eval::run(model, request, node, repeat, step);
+            // What a panic leaves behind belongs to this request, which fails.
+            let done = catch_unwind(AssertUnwindSafe(run))
+                .unwrap_or_else(|panic| Err(panic_text(&*panic).into()));
+            let (values, stop) = done.map_err(|mut fault| {
+                fault.name(&node.name);
+                fault
+            })?;
             stopped |= stop;
             for (&id, value) in node.outputs.iter().zip(values) {
                 request.values.insert(id, value);
@@ -197,6 +206,7 @@ impl Device for ReferenceDevice {
     }
 
     fn unload(&mut self, id: ModelId) {
+        self.plans.forget(id);
         self.models.remove(&id);
     }
 
@@ -212,8 +222,17 @@ impl Device for ReferenceDevice {
         end_node: u32,
         _bucket: u32,
     ) -> Result<Plan, Error> {
-        self.plans.push((model, block, first_node, end_node));
-        Ok(Plan(self.plans.len() as u32 - 1))
+        let info = PlanInfo {
+            model,
+            block,
+            first: first_node,
+            end: end_node,
+        };
+        let program = self.models.get(&model).map(|m| &*m.program);
+        self.plans.prepare(program, info).map_err(|why| {
+            let segment = format!("{model} k{block}[{first_node}..{end_node}]");
+            Fault::from(why).error("reference", segment)
+        })
     }
 
     fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), Error> {
@@ -256,37 +275,25 @@ impl Device for ReferenceDevice {
     }
 
     fn enqueue(&mut self, _now: Time, plan: Plan, launch: &Launch) -> Result<(), Error> {
-        let fail = |why: String| Error::Launch {
-            device: "reference".into(),
-            segment: format!(
-                "k{}[{}..{}]",
-                launch.block, launch.first_node, launch.end_node
-            ),
-            why,
+        let fail = |fault: Fault| {
+            let (first, end) = (launch.first_node, launch.end_node);
+            fault.error("reference", format!("k{}[{first}..{end}]", launch.block))
         };
-        let wanted = (
-            launch.model,
-            launch.block,
-            launch.first_node,
-            launch.end_node,
-        );
-        if self.plans.get(plan.0 as usize) != Some(&wanted) {
+        if !self.plans.is_of(plan, launch) {
             return Err(fail("the plan is for another segment".into()));
         }
         let mut completion = Completion::of(launch.ticket);
         for member in &launch.members {
             let before = self.open.get(&member.slot).map(Request::emitted);
-            let done = catch_unwind(AssertUnwindSafe(|| self.run_member(launch, member)))
-                .unwrap_or_else(|_| Err("panic".into()));
-            match done {
+            match self.run_member(launch, member) {
                 Ok(true) => completion.stopped.push(member.request),
                 Ok(false) => {}
-                Err(why) => {
+                Err(fault) => {
                     if let (Some(request), Some(before)) = (self.open.get_mut(&member.slot), before)
                     {
                         request.take_back(&before);
                     }
-                    completion.faults.push((member.request, fail(why)));
+                    completion.faults.push((member.request, fail(fault)));
                 }
             }
         }

@@ -6,6 +6,7 @@ use lazybatch_graph::{At, Bin, CustomOp, Dim, Node, Op, Program, Repeat, Samplin
 use super::device::{Loaded, Request};
 use super::{attention, cells, image, math};
 use crate::custom::{CustomCall, CustomOperand};
+use crate::error::Fault;
 use crate::general::General;
 use crate::validate::{is_sequence, passes};
 
@@ -130,7 +131,7 @@ pub(super) fn run(
     node: &Node,
     repeat: Repeat,
     step: usize,
-) -> Result<Done, String> {
+) -> Result<Done, Fault> {
     let program = &model.program;
     match node.op {
         Op::VecWrite { .. } | Op::SeqWrite { .. } | Op::Emit { .. } | Op::Stop { .. } => {
@@ -250,7 +251,7 @@ pub(super) fn run(
                 }
                 Ok(sum)
             });
-            bags.collect::<Result<Vec<_>, String>>()?.concat()
+            bags.collect::<Result<Vec<_>, Fault>>()?.concat()
         }
         Op::AddPosition => {
             let d = last(1);
@@ -414,7 +415,7 @@ pub(super) fn run(
             };
             match at {
                 At::All if seq.len() < r.len => {
-                    return Err(format!("a state of {} of {} rows", seq.len(), r.len));
+                    return Err(format!("a state of {} of {} rows", seq.len(), r.len).into());
                 }
                 At::All => (0..r.len).flat_map(row).collect(),
                 At::End => row(seq.len().wrapping_sub(1)),
@@ -433,7 +434,7 @@ fn effect(
     node: &Node,
     repeat: Repeat,
     step: usize,
-) -> Result<bool, String> {
+) -> Result<bool, Fault> {
     let x = model.operand(r, node.inputs[0]).to_vec();
     let d = dims(&model.program, node, 0).iter().product::<usize>();
     match node.op {
@@ -490,7 +491,7 @@ fn general(
     r: &Request,
     node: &Node,
     op: &lazybatch_graph::TensorOp,
-) -> Result<Vec<Vec<f64>>, String> {
+) -> Result<Vec<Vec<f64>>, Fault> {
     let kernel = General::new(&node.name, op)?;
     let data = staged(model, r, node);
     let mut outs = vec![Vec::new(); node.outputs.len()];
@@ -521,7 +522,7 @@ fn general(
     Ok(outs)
 }
 
-fn custom(model: &Loaded, r: &Request, node: &Node, op: &CustomOp) -> Result<Vec<f64>, String> {
+fn custom(model: &Loaded, r: &Request, node: &Node, op: &CustomOp) -> Result<Vec<f64>, Fault> {
     let kernel = model.registry.get(&op.name).ok_or("no such kernel")?;
     let data = staged(model, r, node);
     let operands: Vec<CustomOperand<'_>> = node
@@ -551,9 +552,10 @@ fn custom(model: &Loaded, r: &Request, node: &Node, op: &CustomOp) -> Result<Vec
 }
 
 /// Row `id` of a table.
-fn table_row(table: &[f64], d: usize, id: f64) -> Result<&[f64], String> {
+fn table_row(table: &[f64], d: usize, id: f64) -> Result<&[f64], Fault> {
     let rows = table.len() / d;
     let row = (0.0..rows as f64).contains(&id).then_some(id as usize * d);
-    let at = row.ok_or_else(|| format!("id {id} in a table of {rows} rows"))?;
+    let none = || Fault::of_request(format!("id {id} in a table of {rows} rows"));
+    let at = row.ok_or_else(none)?;
     Ok(&table[at..][..d])
 }

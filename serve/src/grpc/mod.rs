@@ -302,7 +302,7 @@ impl GrpcInferenceService for Service {
         }
         let settings = call.settings.into_iter();
         let settings: BTreeMap<_, _> = settings.map(|(key, v)| (key, v.value)).collect();
-        self.state.traces.change(&model, &settings)?;
+        self.state.set_traces(&model, &settings)?;
         let now = self.state.traces.settings(&model).into_iter();
         let now = now.map(|(key, value)| (key, trace_setting_response::SettingValue { value }));
         Ok(Response::new(TraceSettingResponse {

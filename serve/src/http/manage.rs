@@ -174,7 +174,7 @@ pub async fn set_trace(
             other => (key, vec![text(other)]),
         })
         .collect();
-    state.traces.change(&model, &settings)?;
+    state.set_traces(&model, &settings)?;
     Ok(trace_settings(&state, &model))
 }
 

@@ -1,7 +1,8 @@
 //! Requests to chains: each becomes a request to every step, as a client would send it.
 //!
-//! A step is called as soon as all that it reads is there, beside the others that run. What it reads
-//! it is handed by name, in the representation of the protocol. Its request is one like any other of
+//! A step is called as soon as all that it reads is there, beside the others that run; one that makes
+//! nothing that leads to a wanted output is not, unless it is over sequences. What it reads it is
+//! handed by name, in the representation of the protocol. Its request is one like any other of
 //! its model: it is checked, waits, batches, is kept and is counted as those are.
 //!
 //! Invariants:
@@ -28,7 +29,7 @@ use super::{
     Answer, Input, Output, Param, Params, Passage, Request, Stages, Wanted, answer, engine_bytes,
     run,
 };
-use crate::chain::{Chain, Link};
+use crate::chain::{Chain, Link, Needs, Port};
 use crate::dtype::{self, DataType};
 use crate::error::{Error, Result};
 use crate::memory::Tab;
@@ -58,6 +59,8 @@ impl Value {
 /// Where a step is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
+    /// Nobody wants what it makes.
+    Idle,
     Waits,
     /// With so many bytes of tensors in the engine.
     Runs(usize),
@@ -111,13 +114,18 @@ pub fn start(
     });
     let ready = ready.inspect_err(|e| refused(served, &request.params, e));
     let (samples, asked) = ready?;
+    let needs = needs(served, chain, request);
+    let stage = |&is_needed: &bool| match is_needed {
+        true => Stage::Waits,
+        false => Stage::Idle,
+    };
     let mut running = Running {
         served: served.clone(),
         chain: chain.clone(),
         asked,
-        tensors: inputs(served, chain, request),
-        unread: chain.num_readers.clone(),
-        stages: vec![Stage::Waits; chain.links.len()],
+        tensors: inputs(served, chain, request, &needs.readers),
+        stages: needs.links.iter().map(stage).collect(),
+        unread: needs.readers,
         running: FuturesUnordered::new(),
         tab: served.memory.tab(),
         passage: Passage {
@@ -143,17 +151,29 @@ pub fn start(
 /// What is wrong with it, or why a step has no answer.
 pub fn rehearse(served: &Served, chain: &Chain, request: &mut Request) -> Result<Answer> {
     check(served, request)?;
-    let mut tensors = inputs(served, chain, request);
-    for link in &chain.links {
-        let mut own = step_request(link, &tensors, request);
+    let Needs { links, readers } = needs(served, chain, request);
+    let mut tensors = inputs(served, chain, request, &readers);
+    let called = chain.links.iter().zip(links).filter(|(_, needed)| *needed);
+    for (link, _) in called {
+        let mut own = step_request(link, (&tensors, &readers), request);
         own.params.clone_from(&request.params);
-        if !is_of_sequences(link) {
+        if !link.is_of_sequences() {
             own.params.0.retain(|(key, _)| !PLACE.contains(&&**key));
         }
         let answer = run::rehearse(&link.served, own).map_err(|e| of_step(link, e))?;
-        keep(&mut tensors, link, answer);
+        keep((&mut tensors, &readers), link, answer);
     }
     outputs(served, chain, request, &tensors)
+}
+
+/// What makes the outputs that a request wants.
+fn needs(served: &Served, chain: &Chain, request: &Request) -> Needs {
+    let stated = &served.config.output;
+    let wanted = answer::wanted(served, request);
+    let places = wanted
+        .iter()
+        .map(|w| stated.iter().position(|o| o.name == w.name));
+    chain.needs(places.flatten())
 }
 
 /// Checks what a request brings against the chain's configuration; the number of its samples.
@@ -216,12 +236,19 @@ fn check_size(served: &Served, input: &Input) -> Result<()> {
     Ok(())
 }
 
-/// The tensors that are there at the start: the inputs, which are taken out of the request.
-fn inputs(served: &Served, chain: &Chain, request: &mut Request) -> Vec<Option<Value>> {
-    let mut tensors = vec![None; chain.num_readers.len()];
+/// The tensors that are there at the start: the inputs that are read, which are taken out of the request
+/// with all others.
+fn inputs(
+    served: &Served,
+    chain: &Chain,
+    request: &mut Request,
+    readers: &[usize],
+) -> Vec<Option<Value>> {
+    let mut tensors = vec![None; chain.num_tensors];
     for input in std::mem::take(&mut request.inputs) {
         let mut stated = served.config.input.iter();
-        if let Some(at) = stated.position(|i| i.name == input.name) {
+        let at = stated.position(|i| i.name == input.name);
+        if let Some(at) = at.filter(|&at| readers[at] > 0) {
             tensors[at] = Some(Value {
                 data_type: input.data_type,
                 shape: input.shape,
@@ -232,9 +259,14 @@ fn inputs(served: &Served, chain: &Chain, request: &mut Request) -> Vec<Option<V
     tensors
 }
 
-/// The request of a step for the tensors that it reads, all of which are there, without parameters.
-fn step_request(link: &Link, tensors: &[Option<Value>], request: &Request) -> Request {
-    let input = |port: &crate::chain::Port| {
+/// The request of a step for the tensors that it reads, all of which are there, without parameters: it
+/// wants what has readers, or all where nothing has.
+fn step_request(
+    link: &Link,
+    (tensors, readers): (&[Option<Value>], &[usize]),
+    request: &Request,
+) -> Request {
+    let input = |port: &Port| {
         let value = tensors[port.tensor].as_ref()?;
         Some(Input {
             name: port.name.clone(),
@@ -243,7 +275,10 @@ fn step_request(link: &Link, tensors: &[Option<Value>], request: &Request) -> Re
             data: value.data.clone(),
         })
     };
-    let wanted = link.makes.iter().map(|port| Wanted {
+    let is_read = |port: &&Port| readers[port.tensor] > 0;
+    let any = link.makes.iter().any(|port| is_read(&port));
+    let makes = link.makes.iter().filter(|port| is_read(port) || !any);
+    let wanted = makes.map(|port| Wanted {
         name: port.name.clone(),
         ..Wanted::default()
     });
@@ -258,10 +293,11 @@ fn step_request(link: &Link, tensors: &[Option<Value>], request: &Request) -> Re
     }
 }
 
-/// Keeps what a step answered.
-fn keep(tensors: &mut [Option<Value>], link: &Link, answer: Answer) {
+/// Keeps what a step answered and somebody reads.
+fn keep((tensors, readers): (&mut [Option<Value>], &[usize]), link: &Link, answer: Answer) {
     for output in answer.outputs {
-        if let Some(port) = link.makes.iter().find(|port| port.name == output.name) {
+        let port = link.makes.iter().find(|port| port.name == output.name);
+        if let Some(port) = port.filter(|port| readers[port.tensor] > 0) {
             tensors[port.tensor] = Some(Value {
                 data_type: output.data_type,
                 shape: output.shape,
@@ -305,10 +341,6 @@ fn outputs(
     })
 }
 
-fn is_of_sequences(link: &Link) -> bool {
-    link.served.is_sequence() || link.served.is_stateful()
-}
-
 /// An error of a step, which is named.
 fn of_step(link: &Link, error: Error) -> Error {
     error.map(|text| format!("{}: {text}", link.place))
@@ -345,7 +377,7 @@ impl Asked {
                 Param::Text(class) => step.check_class(Some(class)).is_err(),
                 _ => false,
             },
-            key if PLACE.contains(&key) => !is_of_sequences(link),
+            key if PLACE.contains(&key) => !link.is_of_sequences(),
             key => is_drawn && sampling::KEYS.contains(&key),
         };
         params.0.retain(|(key, value)| !is_foreign(key, value));
@@ -407,7 +439,7 @@ impl Running {
             }
             let why = answer.explanation.take();
             self.explanations.extend(why.map(|why| (at, why)));
-            keep(&mut self.tensors, link, answer);
+            keep((&mut self.tensors, &self.unread), link, answer);
             self.call_ready(request)?;
         }
         outputs(&self.served, &self.chain, request, &self.tensors)
@@ -428,7 +460,7 @@ impl Running {
         let between = between.flatten().map(|value| value.data.len());
         let in_engine = self.stages.iter().map(|stage| match stage {
             Stage::Runs(bytes) => *bytes,
-            Stage::Waits | Stage::Ended => 0,
+            Stage::Idle | Stage::Waits | Stage::Ended => 0,
         });
         self.tab.settle(between.chain(in_engine).sum());
         Ok(())
@@ -438,7 +470,7 @@ impl Running {
         let params = self.asked.params(&self.chain, link, self.served.now())?;
         let own = Request {
             params,
-            ..step_request(link, &self.tensors, request)
+            ..step_request(link, (&self.tensors, &self.unread), request)
         };
         for input in &own.inputs {
             let what = format_args!("input '{}'", input.name);
@@ -494,7 +526,8 @@ impl Drop for Running {
             match stage {
                 Stage::Waits => refused(&link.served, &self.asked.params, &cause),
                 Stage::Ended => lost(&link.served, &self.asked.params, &cause),
-                Stage::Runs(_) => {}
+                // Steps over sequences are never idle.
+                Stage::Runs(_) | Stage::Idle => {}
             }
         }
     }

@@ -81,8 +81,11 @@ pub(super) fn number(text: &str) -> Option<u64> {
     (number.to_string() == text).then_some(number)
 }
 
-/// Version numbers of a model's folder that its policy chooses: the latest if it does not say.
-pub(super) fn chosen(folder: &Path, config: &Config) -> Result<Vec<u64>> {
+/// Version numbers of a model's folder, ascending.
+///
+/// # Errors
+/// A folder that cannot be read.
+pub(super) fn versions(folder: &Path) -> Result<Vec<u64>> {
     let entries = std::fs::read_dir(folder)
         .map_err(|e| Error::expected(folder.display(), "a readable folder", e))?;
     let mut there: Vec<u64> = Vec::new();
@@ -97,6 +100,12 @@ pub(super) fn chosen(folder: &Path, config: &Config) -> Result<Vec<u64>> {
         }
     }
     there.sort_unstable();
+    Ok(there)
+}
+
+/// Those that its policy chooses: the latest if it does not say.
+pub(super) fn chosen(folder: &Path, config: &Config) -> Result<Vec<u64>> {
+    let mut there = versions(folder)?;
     let policy = config.proto.version_policy.as_ref();
     let policy = policy.and_then(|p| p.policy_choice.as_ref());
     let chosen: Vec<u64> = match policy {

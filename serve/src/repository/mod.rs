@@ -33,7 +33,7 @@ use crate::files::regular;
 use crate::host::Host;
 use crate::memory::Memory;
 use crate::model::{Served, Shared, empty_engine};
-use disk::{Fingerprint, Folders, chosen, fingerprint, is_plain};
+use disk::{Fingerprint, Folders, chosen, fingerprint, is_plain, versions};
 use ensemble::Part;
 use version::Version;
 
@@ -240,6 +240,7 @@ impl Repository {
     pub fn load(&self, name: &str, config: Option<&str>) -> Result<()> {
         let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let loaded = self.load_all(name, config);
+        self.forget_gone();
         if let Err(error) = &loaded {
             // Names of what is not there are not kept: clients may say any.
             if self.folder(name).is_ok() {
@@ -276,6 +277,7 @@ impl Repository {
         let steps = self.all_steps(name, &config);
         let fingerprint = self.fingerprint(name, &steps, |e| Some(&e.fingerprint));
         let chosen = chosen(&folder, &config).map_err(fail)?;
+        let there = versions(&folder).map_err(fail)?;
         let mut started = Vec::new();
         let mut failed = BTreeMap::new();
         for &version in &chosen {
@@ -322,6 +324,9 @@ impl Repository {
                 gone.push(std::mem::replace(state, unloaded));
             }
         }
+        entry
+            .versions
+            .retain(|version, state| matches!(state, State::Ready(_)) || there.contains(version));
         drop(models);
         Ok(())
     }
@@ -473,6 +478,22 @@ impl Repository {
             tracing::info!(model = gone, "unloaded");
         }
         drop(models);
+        self.forget_gone();
+    }
+
+    /// Forgets models that are not served, nobody waits for, and whose folder is not there any more.
+    fn forget_gone(&self) {
+        // Where it cannot be read, nobody knows.
+        let Ok(found) = Folders::read(&self.root) else {
+            return;
+        };
+        let mut models = self.write();
+        models.retain(|name, e| e.is_ready() || e.is_wanted || found.may_have(name));
+    }
+
+    /// Whether a model is served, or has been and may be again.
+    pub fn is_known(&self, name: &str) -> bool {
+        self.read().contains_key(name)
     }
 
     /// Looks whether folders have changed; loads and unloads accordingly. For [`Control::Poll`].

@@ -163,10 +163,21 @@ impl Traces {
             let values = new.over(&all.global.1.values());
             all.models.insert(model.to_owned(), (new, make(values)));
         }
+        self.note_on(&all);
+        Ok(())
+    }
+
+    /// Forgets the settings of models that are not known any more.
+    pub fn keep(&self, is_known: impl Fn(&str) -> bool) {
+        let mut all = locked(&self.all);
+        all.models.retain(|model, _| is_known(model));
+        self.note_on(&all);
+    }
+
+    fn note_on(&self, all: &All) {
         let own = all.models.values().map(|(_, setting)| setting);
         let any = own.chain([&all.global.1]).any(|s| s.values.is_on());
         self.is_on.store(any, Ordering::Relaxed);
-        Ok(())
     }
 
     /// A call comes, over HTTP or else gRPC; `None` where nothing is traced.

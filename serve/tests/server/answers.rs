@@ -1,7 +1,9 @@
 //! How answers are given: packed or not, as classes, and with which status.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use lazybatch_graph::folder;
+use lazybatch_graph::onnx::Elem;
+use lazybatch_graph::tensor_op::{Layout, Operand, Part, Produced, TensorOp};
+use lazybatch_graph::{DType, Program, ProgramBuilder, Repeat, folder};
 
 use super::common::{Running, add, add_samples, ask, call, http, speaker, start};
 
@@ -74,5 +76,68 @@ async fn a_text_that_fails_before_its_first_piece_has_the_status_of_its_error() 
     let (status, text) = call(server.http(), "POST", path, r#"{"text_input":"a"}"#).await;
     assert_eq!(status, 200, "{text}");
     assert_eq!(text.matches(r#""text_output":"x""#).count(), 4, "{text}");
+    end(server).await;
+}
+
+/// Whole numbers times 100,000.
+fn products() -> Program {
+    let mut b = ProgramBuilder::new("products");
+    let x = b.input("x", DType::I32, &[1]);
+    let y = b.output("y", DType::I32, &[1]);
+    b.begin_block("all", Repeat::Once);
+    let v = b.read_input("read", x);
+    let layout = Layout(vec![vec![Part::Batch], vec![Part::Fixed(1)]]);
+    let elem = Elem::I64;
+    let times = TensorOp {
+        op: "Mul".into(),
+        opset: 14,
+        attrs: Default::default(),
+        operands: vec![
+            Operand::Next {
+                layout: layout.clone(),
+                elem,
+            },
+            Operand::Numbers {
+                dims: Vec::new(),
+                elem,
+                base: vec![100_000],
+                per_len: Vec::new(),
+            },
+        ],
+        outputs: vec![Produced { layout, elem }],
+        flops_per_row: 1,
+    };
+    let v = b.tensor("times", times, &[v])[0];
+    b.emit("emit", y, v);
+    b.finish().unwrap()
+}
+
+#[tokio::test]
+async fn what_a_request_computes_to_no_result_is_its_own_fault() {
+    let server = start(|o| folder::save(&products(), &o.models.join("products/1")).unwrap()).await;
+    let body = |x: i32| {
+        let x = format!(r#"{{"name":"x","datatype":"INT32","shape":[1,1],"data":[{x}]}}"#);
+        format!(r#"{{"inputs":[{x}]}}"#)
+    };
+    let path = "/v2/models/products/infer";
+    let (status, text) = call(server.http(), "POST", path, &body(30_000)).await;
+    assert_eq!(status, 400, "{text}");
+    let told = "node times (Mul): result 0: expected whole numbers of 32 bits, got 3000000000";
+    assert!(text.contains(told), "{text}");
+    let (status, text) = call(server.http(), "POST", path, &body(20_000)).await;
+    assert!(status == 200 && text.contains("2000000000"), "{text}");
+    server.gate.fail();
+    let (status, text) = call(server.http(), "POST", path, &body(20_000)).await;
+    assert_eq!(status, 500, "{text}");
+    let (_, figures) = call(server.metrics(), "GET", "/metrics", "").await;
+    for reason in ["OTHER", "BACKEND"] {
+        let told =
+            |l: &&str| l.contains("failure{") && l.contains(reason) && l.contains("products");
+        let line = figures
+            .lines()
+            .find(told)
+            .unwrap_or_else(|| panic!("{figures}"));
+        assert!(line.ends_with(" 1"), "{line}");
+    }
     end(server).await;
 }

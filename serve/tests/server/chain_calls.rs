@@ -13,11 +13,11 @@ use tokio::net::TcpStream;
 use tonic::Code;
 
 use super::chains::{
-    PAIR, Tensor, ensemble, explicit, floats, infer, infer_with, load, step, why, with_rounded,
-    with_told,
+    PAIR, Tensor, ensemble, explicit, floats, infer, infer_with, load, step, sums, why,
+    with_rounded, with_told,
 };
 use super::common::{call, http, soon, start, until};
-use super::ensembles::end;
+use super::ensembles::{config, end, scale, write};
 
 #[tokio::test]
 async fn errors_of_a_step_name_it_and_keep_their_code() {
@@ -286,5 +286,78 @@ async fn a_chain_has_figures_of_its_own_and_its_steps_theirs() {
         "{text}"
     );
     drop((whole, first, second));
+    end(server).await;
+}
+
+#[tokio::test]
+async fn steps_that_no_wanted_output_comes_from_are_not_called() {
+    let server = explicit().await;
+    with_rounded(&server).await;
+    write(&server, "twice", &scale(2.0));
+    write(&server, "sums", &sums());
+    let state = "sequence_batching { state { input_name: \"h\" output_name: \"h_next\" } }";
+    config(&server, "sums", &format!("max_batch_size: 4 {state}"));
+    let mut steps = vec![
+        step("third", &[("x", "x")], &[("y", "mid")]),
+        step("back", &[("x", "mid")], &[("y", "y")]),
+        step("twice", &[("x", "z")], &[("y", "double")]),
+    ];
+    let (inputs, outputs) = ([("x", PAIR), ("z", PAIR)], [("y", PAIR), ("double", PAIR)]);
+    ensemble(&server, "forked", &inputs, &outputs, &steps);
+    steps.push(step("sums", &[("x", "double")], &[("y", "total")]));
+    let outputs = [("y", PAIR), ("total", PAIR)];
+    ensemble(&server, "keeping", &inputs, &outputs, &steps);
+    for model in ["forked", "keeping"] {
+        load(&server, model).await;
+    }
+    let counts = || {
+        ["third", "back", "twice", "sums"].map(|model| {
+            let served = server.state.repository.get(model, "").unwrap();
+            served.stats.success.count()
+        })
+    };
+    let ask = async |model: &str, params: &str, wanted: &[&str]| {
+        let wanted = wanted.iter().map(|name| format!(r#"{{"name":"{name}"}}"#));
+        let wanted = wanted.collect::<Vec<_>>().join(",");
+        let input = |name: &str| {
+            format!(r#"{{"name":"{name}","datatype":"FP32","shape":[1,2],"data":[3,6]}}"#)
+        };
+        let (x, z) = (input("x"), input("z"));
+        let body =
+            format!(r#"{{"parameters":{{{params}}},"outputs":[{wanted}],"inputs":[{x},{z}]}}"#);
+        let path = format!("/v2/models/{model}/infer");
+        let (status, text) = call(server.http(), "POST", &path, &body).await;
+        assert_eq!(status, 200, "{text}");
+        text
+    };
+    let double = r#""name":"double""#;
+    let text = ask("forked", "", &["double"]).await;
+    assert!(
+        text.contains(double) && text.contains("[6.0,12.0]"),
+        "{text}"
+    );
+    assert_eq!(counts(), [0, 0, 1, 0]);
+    let text = ask("forked", "", &["y"]).await;
+    assert!(
+        text.contains(r#""name":"y""#) && !text.contains(double),
+        "{text}"
+    );
+    assert_eq!(counts(), [1, 1, 1, 0]);
+    // Who names none wants all.
+    let text = ask("forked", "", &[]).await;
+    assert!(
+        text.contains(r#""name":"y""#) && text.contains(double),
+        "{text}"
+    );
+    assert_eq!(counts(), [2, 2, 2, 0]);
+    // What a step keeps goes on, whatever is wanted.
+    let start = r#""sequence_id":5,"sequence_start":true"#;
+    let text = ask("keeping", start, &["y"]).await;
+    assert!(!text.contains("total"), "{text}");
+    assert_eq!(counts(), [3, 3, 3, 1]);
+    let text = ask("keeping", r#""sequence_id":5"#, &["total"]).await;
+    assert!(text.contains("[12.0,24.0]"), "{text}");
+    assert_eq!(counts(), [3, 3, 4, 2]);
+    assert_eq!(server.state.memory.held(), 0);
     end(server).await;
 }

@@ -149,7 +149,7 @@ fn adder() -> Program {
 }
 
 /// `y` is the sum of all `x` of the sequence.
-fn sums() -> Program {
+pub fn sums() -> Program {
     let mut b = ProgramBuilder::new("sums");
     let (x, h) = (
         b.input("x", DType::F32, &[2]),

@@ -415,3 +415,63 @@ async fn a_repository_that_cannot_be_read_for_a_moment_unloads_nothing() {
     server.end();
     server.ended().await;
 }
+
+#[tokio::test]
+async fn what_models_that_have_gone_were_is_forgotten() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut server = start(|o| {
+        o.control = Control::Explicit(vec!["add".into()]);
+        o.traces = Some(lazybatch_serve::TraceDir {
+            folder: folder.path().to_owned(),
+            max_bytes: 1 << 20,
+        });
+    })
+    .await;
+    let at = server.http();
+    let root = server.models.path();
+    let file = fs::read(root.join("add/1/model.onnx")).unwrap();
+    let traces = &server.state.traces;
+    let post = async |path: String, body: &str| {
+        let (status, text) = call(at, "POST", &path, body).await;
+        assert_eq!(status, 200, "{path}: {text}");
+    };
+    let of = |name: &str| {
+        let index = server.state.repository.index(false).into_iter();
+        let lines = index.filter(|i| i.name == name);
+        lines.map(|i| (i.version, i.state)).collect::<Vec<_>>()
+    };
+    // One after another comes, has settings of its own, and goes with its folder.
+    for i in 0..5 {
+        let name = format!("passing{i}");
+        fs::create_dir_all(root.join(&name).join("1")).unwrap();
+        fs::write(root.join(&name).join("1/model.onnx"), &file).unwrap();
+        fs::write(root.join(&name).join("config.pbtxt"), CONFIG).unwrap();
+        post(format!("/v2/repository/models/{name}/load"), "").await;
+        let settings = r#"{"trace_rate": "7"}"#;
+        post(format!("/v2/models/{name}/trace/setting"), settings).await;
+        assert_eq!(traces.settings(&name)["trace_rate"], ["7"]);
+        post(format!("/v2/repository/models/{name}/unload"), "").await;
+        assert_eq!(of(&name), [("1".to_owned(), "UNAVAILABLE")]);
+        fs::remove_dir_all(root.join(&name)).unwrap();
+    }
+    // So do versions.
+    for version in VERSIONS {
+        deploy(&server, version, &file);
+        fs::remove_dir_all(root.join("add").join((version - 1).to_string())).unwrap();
+        post("/v2/repository/models/add/load".into(), "").await;
+        assert_eq!(of("add"), [(version.to_string(), "READY")]);
+    }
+    for name in (0..5).map(|i| format!("passing{i}")) {
+        assert_eq!(of(&name), [], "{name}");
+    }
+    post(
+        "/v2/models/add/trace/setting".into(),
+        r#"{"trace_rate": "9"}"#,
+    )
+    .await;
+    assert_eq!(traces.settings("passing0")["trace_rate"], ["1000"]);
+    // One that comes again is new.
+    assert_eq!(traces.settings("add")["trace_rate"], ["9"]);
+    server.end();
+    server.ended().await;
+}

@@ -497,8 +497,17 @@ pub(crate) mod tests {
     #[test]
     fn results_depend_neither_on_threads_nor_on_the_other_seeds() {
         let policies = specs("greedy,continuous,oracle,adaptive");
-        let ran =
-            |seeds, draws, threads| run(seeds, 1, draws, &policies, "adaptive", Some(threads), &|| {});
+        let ran = |seeds, draws, threads| {
+            run(
+                seeds,
+                1,
+                draws,
+                &policies,
+                "adaptive",
+                Some(threads),
+                &|| {},
+            )
+        };
         let three = ran(20..23, 1, 2).unwrap();
         assert_eq!(three[1..2], ran(21..22, 1, 1).unwrap());
         let drawn = ran(21..22, 2, 2).unwrap().remove(0);

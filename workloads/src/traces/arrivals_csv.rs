@@ -31,6 +31,8 @@ pub(super) const FORMAT: Format = Format {
         line.split(',').any(is_it)
     },
     read: |source, _: &Options| read(source),
+    line_of: |source, n| source.line_of_row(n, &REQUIRED, &OPTIONAL),
+    columns: ["input_len", "output_len", "arrival_us"],
 };
 
 /// Reads an arrivals file.
@@ -101,12 +103,6 @@ fn parse(row: &Row<'_>, columns: &[Column], names: &mut Names) -> Result<Arrival
         sequence_id: row.optional_integer(sequence_id)?,
         class: row.text(class).map(|text| names.get(text)),
     })
-}
-
-/// The line of the `n`th arrival of a file, from 0, if it is one of this format.
-pub(super) fn line_of(source: &Source, n: usize) -> Option<u64> {
-    let (mut rows, _) = source.csv(&REQUIRED, &OPTIONAL).ok()?;
-    Some(rows.nth(n)?.ok()?.line)
 }
 
 /// Names seen so far, so that equal ones share their text.

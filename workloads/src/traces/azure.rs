@@ -16,7 +16,11 @@ pub(super) const FORMAT: Format = Format {
     about: "Azure LLM inference trace, CSV",
     recognises: |line| line.replace('"', "").starts_with("TIMESTAMP,ContextTokens"),
     read,
+    line_of: |source, n| source.line_of_row(n, &COLUMNS, &[]),
+    columns: [COLUMNS[1], COLUMNS[2], COLUMNS[0]],
 };
+
+const COLUMNS: [&str; 3] = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"];
 
 /// Reads a trace; its requests ask for the model of `options`.
 ///
@@ -24,7 +28,7 @@ pub(super) const FORMAT: Format = Format {
 /// No model, or a fault in the file with its line and column.
 pub fn read(source: &Source, options: &Options) -> Result<Vec<Arrival>> {
     let model = options.model_for(source)?;
-    let (rows, columns) = source.csv(&["TIMESTAMP", "ContextTokens", "GeneratedTokens"], &[])?;
+    let (rows, columns) = source.csv(&COLUMNS, &[])?;
     let mut first = None;
     let mut last = Time::ZERO;
     let mut arrivals = Vec::new();

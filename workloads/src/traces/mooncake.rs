@@ -17,7 +17,15 @@ pub(super) const FORMAT: Format = Format {
     about: "Mooncake request trace, JSON lines",
     recognises: |line| line.starts_with('{') && line.contains("\"input_length\""),
     read,
+    line_of: |source, n| Some(lines(source).nth(n)?.0),
+    columns: ["input_length", "output_length", "timestamp"],
 };
+
+/// Lines that hold something, with their numbers.
+fn lines(source: &Source) -> impl Iterator<Item = (u64, &str)> {
+    let all = (1..).zip(source.text.lines());
+    all.filter(|(_, text)| !text.trim().is_empty())
+}
 
 /// Reads a trace; its requests ask for the model of `options`.
 ///
@@ -26,11 +34,7 @@ pub(super) const FORMAT: Format = Format {
 pub fn read(source: &Source, options: &Options) -> Result<Vec<Arrival>> {
     let model = options.model_for(source)?;
     let mut arrivals: Vec<Arrival> = Vec::new();
-    for (i, text) in source.text.lines().enumerate() {
-        if text.trim().is_empty() {
-            continue;
-        }
-        let line = i as u64 + 1;
+    for (line, text) in lines(source) {
         let object: Value = serde_json::from_str(text)
             .map_err(|e| source.line(line, "a JSON object", format!("{} ({e})", excerpt(text))))?;
         let number = |key: &str, range: &str| {

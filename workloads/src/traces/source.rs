@@ -108,6 +108,17 @@ impl Source {
         Ok((rows, columns))
     }
 
+    /// The line of the `n`th row of a CSV file with these columns, from 0.
+    pub fn line_of_row(
+        &self,
+        n: usize,
+        required: &[&'static str],
+        optional: &[&'static str],
+    ) -> Option<u64> {
+        let (mut rows, _) = self.csv(required, optional).ok()?;
+        Some(rows.nth(n)?.ok()?.line)
+    }
+
     /// An error about a whole line.
     pub fn line(&self, line: u64, expected: impl Into<String>, got: impl fmt::Display) -> Error {
         let (file, expected) = (self.name.clone(), expected.into());

@@ -5,6 +5,7 @@ use lazybatch_graph::{At, InputId, Repeat};
 use crate::cpu::buffers::Buf;
 use crate::cpu::exec::{Env, NodeView};
 use crate::cpu::math;
+use crate::error::Fault;
 use crate::validate::{is_sequence, touched};
 
 /// The request's input.
@@ -84,7 +85,9 @@ fn no_such_row(env: &mut Env<'_>, v: NodeView<'_>, r: usize, id: i32) {
         own.contains(&r)
     });
     if let Some((mem, ..)) = owner {
-        env.fault(mem, || format!("id {id} in a table of {rows} rows"));
+        env.fault(mem, || {
+            Fault::of_request(format!("id {id} in a table of {rows} rows"))
+        });
     }
 }
 

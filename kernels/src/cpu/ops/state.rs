@@ -48,7 +48,9 @@ pub fn seq_read(env: &mut Env<'_>, v: NodeView<'_>, state: StateId, at: At) -> B
             }
             if has < own {
                 let name = &v.model.program.state(state).name;
-                env.fault(mem, || format!("state {name} holds {has} of {own} rows"));
+                env.fault(mem, || {
+                    format!("state {name} holds {has} of {own} rows").into()
+                });
             }
         } else {
             let pos = match at {
@@ -84,7 +86,7 @@ pub fn seq_write(env: &mut Env<'_>, v: NodeView<'_>, state: StateId, at: At) -> 
         }
         if let Err(why) = written {
             let name = &v.model.program.state(state).name;
-            env.fault(mem, || format!("state {name}: {why}"));
+            env.fault(mem, || format!("state {name}: {why}").into());
         }
     }
     Outs::new()
