@@ -289,9 +289,9 @@ fn who_is_found_too_late_within_a_pass_does_not_end_it() {
          30.000 run b0 net.3 [r0@0]
          40.000 finish r0 met
          40.000 admit b1 [r3]
-         40.000 admit b2 [r2]
-         40.000 run b1 net.0 [r3@0], parked b2 [r2]
+         40.000 run b1 net.0 [r3@0]
          50.000 finish r3 met
+         50.000 admit b2 [r2]                     // when it is its model's turn
          50.000 run b2 net.0 [r2@0]
          60.000 run b2 net.1 [r2@0]
          70.000 run b2 net.2 [r2@0]

@@ -13,7 +13,7 @@ use futures_util::stream::poll_fn;
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use tonic::codec::CompressionEncoding;
@@ -126,10 +126,24 @@ pub struct Server {
     metrics: Option<TcpListener>,
 }
 
-async fn bind(at: Option<SocketAddr>) -> error::Result<Option<TcpListener>> {
+/// Most connections that wait to be accepted, or what the system allows: one more is only tried again
+/// by its client's system a second later.
+const BACKLOG: u32 = 4096;
+
+fn bind(at: Option<SocketAddr>) -> error::Result<Option<TcpListener>> {
     let Some(at) = at else { return Ok(None) };
-    let bound = TcpListener::bind(at).await;
-    let bound = bound.map_err(|e| error::Error::expected(at, "an address to listen on", e))?;
+    let open = || -> std::io::Result<TcpListener> {
+        let socket = match at {
+            SocketAddr::V4(_) => TcpSocket::new_v4()?,
+            SocketAddr::V6(_) => TcpSocket::new_v6()?,
+        };
+        // So that one that was just closed is no reason to refuse.
+        #[cfg(unix)]
+        socket.set_reuseaddr(true)?;
+        socket.bind(at)?;
+        socket.listen(BACKLOG)
+    };
+    let bound = open().map_err(|e| error::Error::expected(at, "an address to listen on", e))?;
     Ok(Some(bound))
 }
 
@@ -150,8 +164,8 @@ impl Server {
         let telemetry = telemetry.map(|otlp| Telemetry::open(otlp, is_encrypted));
         let telemetry = telemetry.transpose()?;
         let traces = Traces::open(options.traces.as_ref())?;
-        let (http, grpc) = (bind(options.http).await?, bind(options.grpc).await?);
-        let metrics = bind(options.metrics).await?;
+        let (http, grpc) = (bind(options.http)?, bind(options.grpc)?);
+        let metrics = bind(options.metrics)?;
         let gpus = host.gpus();
         let (models, control) = (options.models.clone(), options.control.clone());
         let (policy, cache_bytes) = (options.policy.clone(), options.cache_bytes);

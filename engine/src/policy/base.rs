@@ -49,7 +49,7 @@ use lazybatch_sla::{ClassId, Late, Launch, ModelId, Nanos, Outcome, RequestId, S
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::entries::{last_launched, last_loop, stage};
+use super::entries::{last_launched, last_loop, mergeable, stage};
 use super::gate::{Weighed, balances, fits, iterates, joins, rows};
 use super::promise::{By, Promises, WELL_FILLED, Without};
 use super::share::Shares;
@@ -244,6 +244,11 @@ pub(super) struct Rule {
 }
 
 impl Rule {
+    /// Whether models take turns otherwise than by charge.
+    pub fn takes_turns(&self) -> bool {
+        self.turns != Turns::Least
+    }
+
     fn late(&self, view: &View<'_>, class: ClassId) -> Late {
         view.classes()[class.index()].late.unwrap_or(self.late)
     }
@@ -784,16 +789,4 @@ fn surely(view: &View<'_>, model: ModelId, waiting: u32) -> By {
         true => By::NearlyAll,
         false => By::Most,
     }
-}
-
-/// Two entries that may merge, the one that was launched first and the other.
-fn mergeable(view: &View<'_>) -> Option<(SubBatchId, SubBatchId)> {
-    let table = view.table();
-    if table.len() < 2 {
-        return None;
-    }
-    table.iter().enumerate().find_map(|(i, a)| {
-        let mut others = table.iter().skip(i + 1);
-        others.find(|b| view.can_merge(a, b)).map(|b| (a.id, b.id))
-    })
 }

@@ -4,7 +4,7 @@
 //! several at the same one. They decide nothing but which two entries merge first.
 
 use lazybatch_graph::Repeat;
-use lazybatch_sla::RequestId;
+use lazybatch_sla::{RequestId, SubBatchId};
 use smallvec::SmallVec;
 
 use super::Decision;
@@ -55,6 +55,18 @@ pub(super) fn oldest_member(view: &View<'_>, entry: &SubBatch) -> RequestId {
 /// never was.
 pub(super) fn last_launched(entry: &SubBatch) -> u64 {
     entry.after.map_or(0, |(_, number)| number)
+}
+
+/// Two entries that may merge, the one that was launched first and the other.
+pub(super) fn mergeable(view: &View<'_>) -> Option<(SubBatchId, SubBatchId)> {
+    let table = view.table();
+    if table.len() < 2 {
+        return None;
+    }
+    table.iter().enumerate().find_map(|(i, a)| {
+        let mut others = table.iter().skip(i + 1);
+        others.find(|b| view.can_merge(a, b)).map(|b| (a.id, b.id))
+    })
 }
 
 /// Merges the two smallest entries at one cursor that fit max batch together, if there are any;

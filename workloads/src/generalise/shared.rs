@@ -94,8 +94,10 @@ mod tests {
                 let name = case.model().name.as_str();
                 let num = arrivals.iter().filter(|a| &*a.model == name).count() as f64;
                 let expected = case.rate_rps() * a.span().as_ms() / 1e3;
+                // Bursts of a short run, one way or the other.
+                let (least, most) = (0.4 * expected - 60.0, 2.5 * expected + 60.0);
                 assert!(
-                    (num - expected).abs() < 0.5 * expected + 60.0,
+                    (least..most).contains(&num),
                     "{name}: {num}, expected {expected}"
                 );
             }
