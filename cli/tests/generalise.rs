@@ -96,6 +96,8 @@ fn wrong_usage_is_refused() {
         ("--seeds 5..5", ["--seeds", "FROM..TO", "5..5"]),
         ("--seeds 5", ["--seeds", "FROM..TO", "got 5"]),
         ("--draws 0", ["--draws", "1 to 1000", "got 0"]),
+        ("--models 0", ["--models", "1 to 64", "got 0"]),
+        ("--models 65", ["--models", "1 to 64", "got 65"]),
         ("--seeds 0..200000", ["--seeds", "at most 100000", "200000"]),
         (
             "--policies greedi,adaptive",

@@ -12,7 +12,8 @@ use std::sync::{Arc, OnceLock};
 use lazybatch_graph::{NodeId, OutputId, SharedProgram, Tensor};
 use lazybatch_kernels::host_nodes::panic_text;
 use lazybatch_kernels::{
-    Completion, Device, DeviceInfo, Error, MemoryBound, OpenRequest, Packed, Plan, Residency,
+    Completion, Device, DeviceInfo, Error, MemoryBound, OpenRequest, Packed, Packer, Plan,
+    Residency,
 };
 use lazybatch_sla::{Launch, ModelId, Slot, Time};
 
@@ -106,6 +107,14 @@ impl Device for Guarded {
     fn residency(&self, model: ModelId, node: NodeId) -> Residency {
         self.ask(|d| d.residency(model, node))
             .unwrap_or(Residency::Host)
+    }
+
+    fn remarks(&self) -> Vec<String> {
+        self.ask(|d| d.remarks()).unwrap_or_default()
+    }
+
+    fn packer(&self) -> Option<Arc<dyn Packer>> {
+        self.ask(|d| d.packer()).flatten()
     }
 
     fn attach(&mut self, model: ModelId, packed: Packed) -> Result<(), Error> {

@@ -590,7 +590,8 @@ impl Base {
         }
     }
 
-    /// Whom of a ready model to admit now, or who is too late. Inside a pass newcomers may come in only by [`Gate::Join`].
+    /// Whom of a ready model to admit now, or who is too late. Inside a pass newcomers may come in only
+    /// by [`Gate::Join`].
     fn admit(&mut self, view: &View<'_>, model: ModelId, inside: bool) -> Option<Decision> {
         let max_batch = self.max_batch(view, model);
         let entries = || view.table().iter().filter(move |e| e.model == model);

@@ -9,8 +9,8 @@
 //!
 //! Source of `short` and `ripe`: the rule c mu of the theory of queues (Cox and Smith, "Queues", 1961),
 //! who holds up most for its time first, and MaxWeight (Tassiulas and Ephremides, 1992), which weighs by
-//! what has gathered as well and so is stable wherever any rule is; here with batches in the place of
-//! single requests.
+//! what has gathered as well. Here batches take the place of single requests, so that what is proved of
+//! those is not proved of these.
 
 use std::cmp::Ordering;
 

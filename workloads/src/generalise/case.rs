@@ -147,8 +147,9 @@ impl Case {
         }
     }
 
-    /// The arrivals of a draw, from 0, sorted by time: as many each time where there is one model, of the same process and
-    /// lengths, independent of those of other draws.
+    /// The arrivals of a draw, from 0, sorted by time: of the same processes and lengths, independent of
+    /// those of other draws; as many each time where there is one model, over as long where there are
+    /// several.
     ///
     /// # Errors
     /// As [`Workload::generate`].

@@ -53,8 +53,8 @@ pub struct Facts {
     pub alone_ms: f64,
     /// SLA target, milliseconds.
     pub sla_ms: f64,
-    /// The same of other models on the device. What is said of arrivals in all holds for the first;
-    /// there, `load` is that of all models.
+    /// The same of the other models on the device, each of its own. Beside them, `load`, `has_loops` and
+    /// `span_s` of this one are those of all together.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub beside: Vec<Facts>,
 }
@@ -268,8 +268,8 @@ pub fn check(seeds: &Range<u64>, policies: &[String], judge: &str) -> Result<()>
 }
 
 /// Simulates `policies` on the cases of `seeds` with so many models each, in the order of seeds, each
-/// under `draws` (at least one) sets of its arrivals. `threads` is the number of threads, all cores if absent; `tick` is
-/// called after each simulation.
+/// under `draws` (at least one) sets of its arrivals. `threads` is the number of threads, all cores if
+/// absent; `tick` is called after each simulation.
 ///
 /// # Errors
 /// As [`check`]; a simulation in which the checker finds a broken rule.
