@@ -252,8 +252,16 @@ template <u32 THREADS> struct Team {
 // ---- matrix instructions ----
 
 // Two numbers, the first in the lower half.
-DEVICE u32 pair(f16, float low, float high) { return to_f16(low) | (u32)to_f16(high) << 16; }
-DEVICE u32 pair(bf16, float low, float high) { return to_bf16(low) | (u32)to_bf16(high) << 16; }
+DEVICE u32 pair(f16, float low, float high) {
+    u32 both;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+DEVICE u32 pair(bf16, float low, float high) {
+    u32 both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
 
 // `c += a b`: 16 x 16 times 16 x 8, spread over the lanes as PTX says.
 DEVICE void multiply(f16, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
@@ -277,6 +285,20 @@ DEVICE void load_turned(const void *row, u32 &b0, u32 &b1) {
                  : "=r"(b0), "=r"(b1)
                  : "r"(at)
                  : "memory");
+}
+
+// ---- copies behind the threads' backs ----
+
+// Starts a copy of 16 bytes into shared memory behind the thread's back.
+DEVICE void copy_async(void *to, const void *from) {
+    u32 at = (u32)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+}
+// Ends a group of such copies.
+DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until all but the last `N` groups are there.
+template <u32 N> DEVICE void wait_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
 // ---- items ----

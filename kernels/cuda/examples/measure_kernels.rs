@@ -16,6 +16,7 @@ use std::time::Instant;
 use lazybatch_cuda::context::{DeviceMemory, Event, Pinned};
 use lazybatch_cuda::kernels::attention::Attention;
 use lazybatch_cuda::kernels::gemm::{Gemm, Tiling};
+use lazybatch_cuda::kernels::gemm_matrix::MatrixTiling;
 use lazybatch_cuda::kernels::sample::Sample;
 use lazybatch_cuda::kernels::state_attention::{Memory, workspace_bytes};
 use lazybatch_cuda::kernels::states::{PAGE, Paged};
@@ -254,6 +255,73 @@ impl Bench {
         Ok(())
     }
 
+    /// Products of bf16 by matrix instructions, in each tiling at each number of rows, as
+    /// [`Self::products`].
+    fn matrix_products(&self) -> Result<(), CudaError> {
+        let sizes: &[(usize, usize)] = if self.is_dry {
+            &[(64, 64)]
+        } else {
+            &[
+                (768, 768),
+                (768, 3072),
+                (3072, 768),
+                (1024, 1024),
+                (4096, 4096),
+                (2048, 32_000),
+            ]
+        };
+        let rows: &[usize] = if self.is_dry {
+            &[1, 9]
+        } else {
+            &[1, 4, 8, 16, 32, 64, 96, 128, 256, 512, 2048]
+        };
+        let in_turns = if self.is_dry { 0 } else { IN_TURNS };
+        for &(k, n) in sizes {
+            let most = rows[rows.len() - 1].next_multiple_of(16);
+            let bytes = k * n * 2;
+            let weights = self.noise(in_turns.max(bytes))?;
+            let copies = weights.bytes() / bytes;
+            let (a, out) = (self.noise(most * k * 4)?, self.noise(most * n * 4)?);
+            let packed = self.zeros(most * k * 2)?;
+            let mut is_slow = [false; MatrixTiling::ALL.len()];
+            for &m in rows {
+                let mut took = [None; MatrixTiling::ALL.len()];
+                for (i, tiling) in MatrixTiling::ALL.into_iter().enumerate() {
+                    let is_taken = tiling == MatrixTiling::of(m, n);
+                    if is_slow[i] && !is_taken {
+                        continue;
+                    }
+                    let product = |turn: usize| Gemm {
+                        a: a.at(),
+                        a_rows: DevicePtr::NULL,
+                        weights: Weights {
+                            at: weights.at().add(turn % copies * bytes),
+                            stored: Stored::Bf16Tiles,
+                        },
+                        out: out.at(),
+                        m,
+                        k,
+                        n,
+                        resume: false,
+                        epilogue: Epilogue {
+                            act: Some(Act::Gelu),
+                            ..Epilogue::default()
+                        },
+                    };
+                    let mark = if is_taken { " *" } else { "" };
+                    let what = format!("gemm {m} x {k} x {n} bf16 matrix {tiling:?}{mark}");
+                    took[i] = self.time(&what, &Rate::Flops(2 * m * k * n), |turn| {
+                        let (kernels, stream) = (&self.kernels, &self.stream);
+                        kernels.gemm_matrix_tiled(stream, &product(turn), packed.at(), tiling)
+                    })?;
+                }
+                let best = took.into_iter().flatten().min_by(f64::total_cmp);
+                is_slow = took.map(|us| us.zip(best).is_some_and(|(a, b)| a > TOO_SLOW * b));
+            }
+        }
+        Ok(())
+    }
+
     /// Encoders and prompts: attention within members, by multiply-adds and by matrix instructions.
     fn encoding(&self) -> Result<(), CudaError> {
         let heads = Heads {
@@ -436,6 +504,7 @@ fn run(is_dry: bool) -> Result<ExitCode, CudaError> {
     bench.encoding()?;
     bench.decoding()?;
     bench.choosing()?;
+    bench.matrix_products()?;
     bench.products()?;
     Ok(ExitCode::SUCCESS)
 }

@@ -159,7 +159,7 @@ impl CudaDevice {
             stages,
             _tables: tables,
             graphs: Graphs::new(options.graphs, options.eager_first),
-            products: Products::new(&context, options.deterministic, options.tensor_cores)?,
+            products: Products::new(&context, options.deterministic)?,
             host: HostScratch::new(&context)?,
             kernels: Kernels::new(&context, options.kernel_cache.clone())?,
             stream,

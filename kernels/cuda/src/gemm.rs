@@ -19,6 +19,7 @@ use lazybatch_kernels::arena::LINE;
 use crate::context::{Context, DeviceMemory, DevicePtr, Stream};
 use crate::error::CudaError;
 use crate::kernels::gemm::Gemm;
+use crate::kernels::gemm_matrix::packed_elems;
 use crate::kernels::{Epilogue, Kernels, Stored, Weights};
 use crate::record::Operation;
 
@@ -32,11 +33,8 @@ const ALIGN: u32 = 4 * LINE as u32;
 /// Runs products.
 #[derive(Debug)]
 pub enum Products {
-    /// By this crate's kernels.
-    Own {
-        /// By matrix instructions where weights are f16 or bf16.
-        tensor_cores: bool,
-    },
+    /// By this crate's kernels: by matrix instructions where weights are in tiles.
+    Own,
     /// By cuBLASLt.
     Library(Box<Library>),
 }
@@ -131,19 +129,15 @@ impl Products {
     ///
     /// # Errors
     /// No memory for the library's workspace, or what it answers.
-    pub fn new(
-        context: &Context,
-        deterministic: bool,
-        tensor_cores: bool,
-    ) -> Result<Self, CudaError> {
+    pub fn new(context: &Context, deterministic: bool) -> Result<Self, CudaError> {
         if deterministic {
-            return Ok(Self::Own { tensor_cores });
+            return Ok(Self::Own);
         }
         Ok(Self::Library(Box::new(Library::new(context)?)))
     }
 
-    /// `act(a weights + bias) + residual`; see [`Gemm`]. `rounded` has room for `a` in the type of
-    /// the weights, where [`rounded_elems`] says so.
+    /// `act(a weights + bias) + residual`; see [`Gemm`]. `rounded` has room for `a` as
+    /// [`rounded_elems`] says.
     ///
     /// # Errors
     /// Sizes out of range, or what a library answers.
@@ -160,11 +154,7 @@ impl Products {
             Self::Library(library) if !is_int8 && !is_empty && product.a_rows.is_null() => {
                 library.run(kernels, stream, product, rounded)
             }
-            Self::Own { tensor_cores: true }
-                if matches!(product.weights.stored, Stored::F16 | Stored::Bf16) =>
-            {
-                kernels.gemm_matrix(stream, product)
-            }
+            _ if product.weights.stored.is_tiles() => kernels.gemm_matrix(stream, product, rounded),
             _ => kernels.gemm(stream, product),
         }
     }
@@ -173,7 +163,7 @@ impl Products {
     pub fn library_counts(&self) -> LibraryCounts {
         match self {
             Self::Library(library) => library.counts,
-            Self::Own { .. } => LibraryCounts::default(),
+            Self::Own => LibraryCounts::default(),
         }
     }
 
@@ -187,17 +177,19 @@ impl Products {
     pub fn issue(&mut self, stream: &Stream, product: &Product) -> Result<(), CudaError> {
         match self {
             Self::Library(library) => library.multiply(stream, product),
-            Self::Own { .. } => unreachable!("own products are kernels"),
+            Self::Own => unreachable!("own products are kernels"),
         }
     }
 }
 
-/// Elements of 4 bytes that `len` activations take in the type of `weights`, where the library wants
-/// them rounded.
-pub fn rounded_elems(weights: Stored, len: usize) -> usize {
-    match weights {
-        Stored::F16 | Stored::Bf16 => len.div_ceil(2),
-        Stored::F32 | Stored::Int8 { .. } => 0,
+/// Elements of 4 bytes that a product's activations take besides: in the type of its weights for a
+/// library (`is_library`), or in tiles.
+pub fn rounded_elems(product: &Gemm, is_library: bool) -> usize {
+    let Gemm { m, k, n, .. } = *product;
+    match product.weights.stored {
+        Stored::F16 | Stored::Bf16 if is_library => (m * k).div_ceil(2),
+        Stored::F16Tiles | Stored::Bf16Tiles => packed_elems(m, k, n),
+        _ => 0,
     }
 }
 
@@ -319,7 +311,7 @@ fn shape(stored: Stored, m: usize, k: usize, n: usize, fused: Fused) -> (Shape, 
     let element = match stored {
         Stored::F16 => T::CUDA_R_16F,
         Stored::Bf16 => T::CUDA_R_16BF,
-        Stored::F32 | Stored::Int8 { .. } => T::CUDA_R_32F,
+        _ => T::CUDA_R_32F,
     };
     let shape = Shape {
         k,
@@ -419,7 +411,7 @@ impl Library {
         rounded: DevicePtr,
     ) -> Result<(), CudaError> {
         let Gemm { m, k, n, .. } = *product;
-        let a = if rounded_elems(product.weights.stored, 1) > 0 {
+        let a = if rounded_elems(product, true) > 0 {
             kernels.convert(stream, product.weights.stored, product.a, rounded, m * k)?;
             rounded
         } else {

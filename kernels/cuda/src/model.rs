@@ -10,6 +10,7 @@ use lazybatch_kernels::validate::{WeightForm, check_program, weight_elements};
 
 use crate::context::{Context, DevicePtr};
 use crate::error::CudaError;
+use crate::kernels::gemm_matrix::packed_per_row;
 use crate::kernels::positions::rope_turns;
 use crate::kernels::state_attention::{SPLIT, workspace_bytes};
 use crate::kernels::{SOURCES, Source, Stored, Weights, families_of};
@@ -172,7 +173,7 @@ pub fn families(program: &Program, options: &CudaOptions) -> Vec<&'static Source
         files.extend(of_node.iter().map(|source| source.file));
     }
     if options.matrix().is_none() {
-        files.retain(|file| *file != "attention_matrix.cu");
+        files.retain(|file| !file.ends_with("_matrix.cu"));
     }
     let used = SOURCES.iter().filter(|s| files.contains(&s.file));
     used.copied().collect()
@@ -225,8 +226,14 @@ fn prepare(
             let [k, n] = decl.ty.fixed_dims()[..] else {
                 return Err(fail(format!("a product needs [k, n], this is {}", decl.ty)));
             };
-            let right = weights::right(options.weights, &elems, k, n, uploads).map_err(fail)?;
-            weight.right = Some(right);
+            let right = weights::right(
+                (options.weights, options.matrix().is_some()),
+                &elems,
+                k,
+                n,
+                uploads,
+            );
+            weight.right = Some(right.map_err(fail)?);
         }
         (false, _) => {
             weight.plain = Some(uploads.push(bytemuck::cast_slice(&elems).to_vec()));
@@ -244,14 +251,26 @@ fn node_memory(program: &Program, id: NodeId, options: &CudaOptions) -> NodeMemo
         Op::AddPosition | Op::Binary(_) | Op::Elementwise(_) => Some(0),
         _ => None,
     };
-    // What a library takes besides: rows of a state one behind another, and left sides rounded.
+    // What a library takes besides: rows of a state one behind another, and left sides rounded; and
+    // matrix instructions left sides in tiles.
     let is_library = !options.deterministic;
     let is_half = matches!(options.weights, WeightType::F16 | WeightType::Bf16);
-    let rounded = |elems: usize| (is_library && is_half).then_some(elems.div_ceil(2));
+    let is_matrix = options.matrix().is_some();
+    let rounded = |k: usize| match (is_library && is_half, is_matrix) {
+        (true, _) => Some(k.div_ceil(2)),
+        (false, true) => Some(packed_per_row(k)),
+        (false, false) => None,
+    };
     let row = |operand: usize| program.value(node.inputs[operand]).ty.row_elems();
     // Elements for each row or sample.
     let pieces: Vec<usize> = match &node.op {
-        Op::Linear { .. } => rounded(row(0)).into_iter().collect(),
+        Op::Linear { .. } => {
+            let k = columns(1)[0].max(1);
+            rounded(k)
+                .map(|each| row(0) / k * each)
+                .into_iter()
+                .collect()
+        }
         Op::LstmCell { proj, ahead, .. } => {
             let w_hh = columns(1 + usize::from(!ahead));
             let packed = is_library.then_some(w_hh[0]);

@@ -10,6 +10,7 @@ use lazybatch_kernels::cpu::WeightType;
 
 use crate::context::{Context, DeviceMemory, DevicePtr, Event, Pinned, Stream};
 use crate::error::CudaError;
+use crate::kernels::gemm_matrix::tiles;
 use crate::kernels::{Stored, Weights};
 
 /// Bytes copied at once.
@@ -189,17 +190,25 @@ pub fn upload(
     Ok(())
 }
 
-/// A right side `[k, n]` in the form of `weights`.
+/// A right side `[k, n]` in the form of `weights`; f16 and bf16 in tiles where that is told.
 ///
 /// # Errors
 /// A number that the form cannot hold.
 pub fn right(
-    weights: WeightType,
+    (weights, is_tiled): (WeightType, bool),
     elems: &[f32],
     k: usize,
     n: usize,
     uploads: &mut Uploads,
 ) -> Result<Weights, String> {
+    let mut halves = |bits: &[u16], [rows, in_tiles]: [Stored; 2]| {
+        let tiled = is_tiled.then(|| tiles(bits, k, n));
+        let bytes = bytemuck::cast_slice(tiled.as_deref().unwrap_or(bits)).to_vec();
+        Weights {
+            at: uploads.push(bytes),
+            stored: if is_tiled { in_tiles } else { rows },
+        }
+    };
     let too_large = |at: usize| {
         format!(
             "{} at [{}, {}] is too large for {}",
@@ -214,20 +223,12 @@ pub fn right(
         WeightType::F16 => {
             let convert = |from: &[f32], to: &mut [f16]| to.convert_from_f32_slice(from);
             let all = rounded(elems, f16::ZERO, convert, f16::is_infinite).map_err(too_large)?;
-            let bytes = bytemuck::cast_slice(all.reinterpret_cast()).to_vec();
-            Weights {
-                at: uploads.push(bytes),
-                stored: Stored::F16,
-            }
+            halves(all.reinterpret_cast(), [Stored::F16, Stored::F16Tiles])
         }
         WeightType::Bf16 => {
             let convert = |from: &[f32], to: &mut [bf16]| to.convert_from_f32_slice(from);
             let all = rounded(elems, bf16::ZERO, convert, bf16::is_infinite).map_err(too_large)?;
-            let bytes = bytemuck::cast_slice(all.reinterpret_cast()).to_vec();
-            Weights {
-                at: uploads.push(bytes),
-                stored: Stored::Bf16,
-            }
+            halves(all.reinterpret_cast(), [Stored::Bf16, Stored::Bf16Tiles])
         }
         WeightType::Int8 => {
             if let Some(at) = elems.iter().position(|v| !v.is_finite()) {
@@ -340,7 +341,7 @@ mod tests {
     fn bits(weights: WeightType, elems: &[f32]) -> Result<Vec<u16>, String> {
         let mut uploads = Uploads::default();
         let n = elems.len() / 2;
-        right(weights, elems, 2, n, &mut uploads)?;
+        right((weights, false), elems, 2, n, &mut uploads)?;
         Ok(bytemuck::pod_collect_to_vec(&uploads.pieces[0].1))
     }
 

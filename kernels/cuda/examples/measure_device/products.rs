@@ -136,7 +136,7 @@ pub fn sanity(report: Report) -> Result<(), Failure> {
         fused: Fused::Nothing,
         bias: DevicePtr::NULL,
     };
-    let mut library = Products::new(&bench.context, false, false)?;
+    let mut library = Products::new(&bench.context, false)?;
     let took = bench.time(|| library.issue(&bench.stream, &product))?;
     let rate = 2.0 * (size as f64).powi(3) / took[0] / 1e6;
     let figures = [&times(took)[..], &[("tflop_per_s", rate)]].concat();
@@ -161,26 +161,26 @@ pub fn linear(report: Report) -> Result<(), Failure> {
     };
     let most = all[all.len() - 1];
     let held = bench.noise(COPIES * size * size * 2)?;
-    let weights = |i: usize| Weights {
+    let weights = |i: usize, stored: Stored| Weights {
         at: held.at().add(i % COPIES * size * size * 2),
-        stored: Stored::Bf16,
+        stored,
     };
     let (a, out) = (bench.noise(most * size * 4)?, bench.noise(most * size * 4)?);
     let rounded = bench.noise(most * size * 2)?;
     let kinds = [
-        ("own", true, false),
-        ("own, matrix instructions", true, true),
-        ("cuBLASLt", false, false),
+        ("own", true, Stored::Bf16),
+        ("own, matrix instructions", true, Stored::Bf16Tiles),
+        ("cuBLASLt", false, Stored::Bf16),
     ];
     let mut of_all = Vec::new();
-    for (name, deterministic, tensor_cores) in kinds {
-        let mut products = Products::new(&bench.context, deterministic, tensor_cores)?;
+    for (name, deterministic, stored) in kinds {
+        let mut products = Products::new(&bench.context, deterministic)?;
         let mut of_kind = Vec::new();
         for &m in all {
             let product = |i: usize| Gemm {
                 a: a.at(),
                 a_rows: DevicePtr::NULL,
-                weights: weights(i),
+                weights: weights(i, stored),
                 out: out.at(),
                 m,
                 k: size,
@@ -219,11 +219,11 @@ pub fn linear(report: Report) -> Result<(), Failure> {
         report.line("cost of determinism, linear layer", &sizes, &figures)?;
     }
     // What a product takes whose activations are of its type already, as PyTorch's are.
-    let mut library = Products::new(&bench.context, false, false)?;
+    let mut library = Products::new(&bench.context, false)?;
     for &m in all {
         let product = |i: usize| Product {
             a: rounded.at(),
-            weights: weights(i),
+            weights: weights(i, Stored::Bf16),
             out: out.at(),
             m,
             k: size,

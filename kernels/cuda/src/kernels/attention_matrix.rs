@@ -66,9 +66,7 @@ impl Kernels {
         let is_bf16 = match rounded {
             Stored::F16 => false,
             Stored::Bf16 => true,
-            Stored::F32 | Stored::Int8 { .. } => {
-                return Err(refused("f16 or bf16", format!("{rounded:?}")));
-            }
+            other => return Err(refused("f16 or bf16", format!("{other:?}"))),
         };
         let by_width = match (is_bf16, a.has_terms()) {
             (false, false) => [

@@ -120,7 +120,14 @@ impl Kernels {
             (Stored::F32, true) => "conv_direct_f32",
             (Stored::F16, true) => "conv_direct_f16",
             (Stored::Bf16, true) => "conv_direct_bf16",
-            (Stored::Int8 { .. }, _) => return expect(KERNEL, false, "weights of floats", "int8"),
+            (other, _) => {
+                return expect(
+                    KERNEL,
+                    false,
+                    "weights of floats",
+                    format_args!("{other:?}"),
+                );
+            }
         };
         let grid = if is_direct {
             super::per_item(made)

@@ -53,7 +53,14 @@ impl Kernels {
             Stored::F32 => "embedding_f32",
             Stored::F16 => "embedding_f16",
             Stored::Bf16 => "embedding_bf16",
-            Stored::Int8 { .. } => return expect(KERNEL, false, "a table of floats", "int8"),
+            other => {
+                return expect(
+                    KERNEL,
+                    false,
+                    "a table of floats",
+                    format_args!("{other:?}"),
+                );
+            }
         };
         if rows == 0 || width == 0 {
             return Ok(());

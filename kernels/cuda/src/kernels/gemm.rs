@@ -22,14 +22,6 @@ pub(super) const SOURCE: Source = Source {
         "gemm_large_f16",
         "gemm_large_f32",
         "gemm_large_i8",
-        "gemm_matrix_bf16_16",
-        "gemm_matrix_bf16_32",
-        "gemm_matrix_bf16_64",
-        "gemm_matrix_bf16_many",
-        "gemm_matrix_f16_16",
-        "gemm_matrix_f16_32",
-        "gemm_matrix_f16_64",
-        "gemm_matrix_f16_many",
         "gemm_small_bf16",
         "gemm_small_f16",
         "gemm_small_f32",
@@ -69,7 +61,7 @@ pub struct Gemm {
 
 impl Gemm {
     /// Rows, inner elements and columns, as kernels take them.
-    fn sizes(&self, kernel: &'static str) -> Result<[u32; 3], CudaError> {
+    pub(super) fn sizes(&self, kernel: &'static str) -> Result<[u32; 3], CudaError> {
         let right = self.k.saturating_mul(self.n);
         size(kernel, "elements of the right side", right)?;
         Ok([
@@ -104,11 +96,12 @@ impl Tiling {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Few, Self::Small, Self::Large];
 
-    /// The one for a shape.
+    /// The one for a shape: as an H200 has it, where [`Self::Few`] does some 9 TFLOP/s and a step of
+    /// `k` takes [`Self::Small`] 0.034 us at least, so the former wins up to 140,000 results.
     pub fn of(m: usize, n: usize) -> Self {
-        if m <= 8 {
+        if m <= 8 || m.saturating_mul(n) <= 140_000 {
             Self::Few
-        } else if m.div_ceil(128) * n.div_ceil(128) < 64 {
+        } else if m.div_ceil(128) * n.div_ceil(128) < 200 {
             Self::Small
         } else {
             Self::Large
@@ -151,76 +144,6 @@ impl Tiling {
     }
 }
 
-/// A tile of matrix instructions as the source has it.
-struct MatrixTile {
-    /// Rows of a block.
-    rows: u32,
-    /// Tiles of both sides in shared memory.
-    stages: u32,
-    /// Kernels for weights of f16 and bf16.
-    names: [&'static str; 2],
-}
-
-/// Columns of a block.
-const MATRIX_COLUMNS: u32 = 32;
-/// Most blocks of the third of [`MATRIX`]: about two for each multiprocessor of a large GPU.
-const FEW_BLOCKS: u32 = 256;
-
-/// For few rows, for more, and for so many that there are many blocks. They decide the speed, not the
-/// bits.
-const MATRIX: [MatrixTile; 4] = [
-    MatrixTile {
-        rows: 16,
-        stages: 16,
-        names: ["gemm_matrix_f16_16", "gemm_matrix_bf16_16"],
-    },
-    MatrixTile {
-        rows: 32,
-        stages: 12,
-        names: ["gemm_matrix_f16_32", "gemm_matrix_bf16_32"],
-    },
-    MatrixTile {
-        rows: 64,
-        stages: 8,
-        names: ["gemm_matrix_f16_64", "gemm_matrix_bf16_64"],
-    },
-    MatrixTile {
-        rows: 64,
-        stages: 4,
-        names: ["gemm_matrix_f16_many", "gemm_matrix_bf16_many"],
-    },
-];
-
-impl MatrixTile {
-    /// The one for so many rows and columns.
-    fn of(m: u32, n: u32) -> &'static Self {
-        let [few, some, more, many] = &MATRIX;
-        let blocks = m
-            .div_ceil(more.rows)
-            .saturating_mul(n.div_ceil(MATRIX_COLUMNS));
-        match m {
-            _ if m <= few.rows => few,
-            _ if m <= some.rows => some,
-            _ if blocks <= FEW_BLOCKS => more,
-            _ => many,
-        }
-    }
-
-    /// Bytes of shared memory of a block, those of `Matrix` in the source: a stage has 32 steps of `k`,
-    /// rows of the left side of so many f32 and four more, and rows of the right side of 32 numbers of
-    /// two bytes and eight more.
-    const fn shared_bytes(&self) -> u32 {
-        self.stages * (self.rows * (32 + 4) * 4 + 32 * (32 + 8) * 2)
-    }
-}
-
-/// Bytes of dynamic shared memory that a kernel has to be allowed, if it takes more than any may.
-pub(super) fn shared_bytes(kernel: &str) -> Option<u32> {
-    let mut tiles = MATRIX.iter();
-    let tile = tiles.find(|tile| tile.names.contains(&kernel))?;
-    Some(tile.shared_bytes())
-}
-
 impl Kernels {
     /// `act(a weights + bias) + residual`.
     ///
@@ -228,49 +151,6 @@ impl Kernels {
     /// Sizes out of range, or what the driver answers.
     pub fn gemm(&self, stream: &Stream, g: &Gemm) -> Result<(), CudaError> {
         self.gemm_tiled(stream, g, Tiling::of(g.m, g.n))
-    }
-
-    /// [`Self::gemm`] by matrix instructions (tensor cores), for weights of f16 and bf16: activations
-    /// are rounded to their type, sums are f32. A row's bits depend on that row alone; they are not
-    /// those of [`Self::gemm`].
-    ///
-    /// # Errors
-    /// Sizes out of range, other weights, or what the driver answers.
-    pub fn gemm_matrix(&self, stream: &Stream, g: &Gemm) -> Result<(), CudaError> {
-        const KERNEL: &str = "gemm_matrix";
-        if g.m == 0 || g.n == 0 {
-            return Ok(());
-        }
-        let [m, k, n] = g.sizes(KERNEL)?;
-        let tile = MatrixTile::of(m, n);
-        let name = match g.weights.stored {
-            Stored::F16 => tile.names[0],
-            Stored::Bf16 => tile.names[1],
-            Stored::F32 | Stored::Int8 { .. } => {
-                return Err(CudaError::Argument {
-                    kernel: KERNEL,
-                    expected: "weights of f16 or bf16".into(),
-                    got: format!("{:?}", g.weights.stored),
-                });
-            }
-        };
-        let blocks = [n.div_ceil(MATRIX_COLUMNS), m.div_ceil(tile.rows), 1];
-        expect(KERNEL, blocks[1] <= 65_535, "fewer rows", g.m)?;
-        let grid = Grid {
-            blocks,
-            shared_bytes: tile.shared_bytes(),
-            ..Grid::row(1, 128)
-        };
-        let Epilogue {
-            bias,
-            act,
-            residual,
-        } = g.epilogue;
-        let (act, resume, weights) = (act_code(act), u32::from(g.resume), g.weights.at);
-        launch!(
-            self, stream, name, grid, g.a, g.a_rows, weights, g.out, m, k, n, resume, bias, act,
-            residual
-        )
     }
 
     /// [`Self::gemm`] in a tiling of the caller's choice.
@@ -288,6 +168,9 @@ impl Kernels {
             Stored::F16 => (1, DevicePtr::NULL),
             Stored::Bf16 => (2, DevicePtr::NULL),
             Stored::Int8 { scales } => (3, scales),
+            Stored::F16Tiles | Stored::Bf16Tiles => {
+                return expect(KERNEL, false, "weights in rows", "weights in tiles");
+            }
         };
         let tiles = tiling.tiles();
         let blocks = [n.div_ceil(tiles.size[1]), m.div_ceil(tiles.size[0]), 1];
@@ -320,36 +203,5 @@ impl Kernels {
             act,
             residual
         )
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tiles_of_matrix_instructions_go_by_rows_then_blocks() {
-        let of = |m, n| {
-            let tile = MatrixTile::of(m, n);
-            (tile.rows, tile.stages)
-        };
-        for (m, n, want) in [
-            (1, 4096, (16, 16)),
-            (16, 32_000, (16, 16)),
-            (17, 4096, (32, 12)),
-            (33, 4096, (64, 8)),
-            (128, 4096, (64, 8)),
-            (129, 4096, (64, 4)),
-            (64, 32_000, (64, 4)),
-        ] {
-            assert_eq!(of(m, n), want, "{m} rows of {n}");
-        }
-        // Two blocks have room on a multiprocessor of 228 KiB, which takes one for each.
-        for tile in &MATRIX {
-            assert!(2 * (tile.shared_bytes() + 1024) <= 228 << 10);
-            let same = tile.names.map(shared_bytes);
-            assert_eq!(same, [Some(tile.shared_bytes()); 2]);
-        }
-        assert_eq!(shared_bytes("gemm_few_f16"), None);
     }
 }

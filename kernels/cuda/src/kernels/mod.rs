@@ -24,6 +24,7 @@ pub mod conv;
 pub mod elementwise;
 pub mod embedding;
 pub mod gemm;
+pub mod gemm_matrix;
 pub mod interaction;
 pub mod norms;
 pub mod pool;
@@ -95,7 +96,7 @@ pub fn families_of(program: &Program, node: &Node) -> Result<Vec<&'static Source
 const COMMON: &str = include_str!("../../cuda/common.cuh");
 
 /// All sources. A family's number is its place here.
-pub const SOURCES: [&Source; 18] = [
+pub const SOURCES: [&Source; 19] = [
     &attention::SOURCE,
     &attention_matrix::SOURCE,
     &choice::SOURCE,
@@ -103,6 +104,7 @@ pub const SOURCES: [&Source; 18] = [
     &elementwise::SOURCE,
     &embedding::SOURCE,
     &gemm::SOURCE,
+    &gemm_matrix::SOURCE,
     &interaction::SOURCE,
     &norms::SOURCE,
     &pool::SOURCE,
@@ -135,11 +137,22 @@ pub enum Stored {
     F16,
     /// bfloat16.
     Bf16,
+    /// IEEE binary16, in tiles for matrix instructions ([`gemm_matrix::tiles`]).
+    F16Tiles,
+    /// bfloat16, in such tiles.
+    Bf16Tiles,
     /// 8-bit integers, and an f32 factor for each output (column of a product).
     Int8 {
         /// `[n]` f32.
         scales: DevicePtr,
     },
+}
+
+impl Stored {
+    /// Whether they are in tiles for matrix instructions.
+    pub const fn is_tiles(self) -> bool {
+        matches!(self, Self::F16Tiles | Self::Bf16Tiles)
+    }
 }
 
 /// A weight in device memory.
@@ -311,7 +324,7 @@ impl Kernels {
                 },
                 error => error,
             })?;
-            if let Some(bytes) = gemm::shared_bytes(kernel) {
+            if let Some(bytes) = gemm_matrix::shared_bytes(kernel) {
                 function.allow_shared(bytes)?;
             }
             Ok(function)

@@ -44,10 +44,10 @@ pub fn linear(
     Ok(())
 }
 
-/// Leaves a product, with memory for its left side in the type of its right one.
+/// Leaves a product, with memory for its left side in the form that it wants.
 fn run(w: &mut Walk<'_>, product: Gemm) {
-    let elems = rounded_elems(product.weights.stored, product.m * product.k);
-    let rounded = if w.deterministic || elems == 0 {
+    let elems = rounded_elems(&product, !w.deterministic);
+    let rounded = if elems == 0 {
         DevicePtr::NULL
     } else {
         w.temporary(elems)

@@ -4,6 +4,7 @@
 use half::{bf16, f16};
 use lazybatch_cuda::DevicePtr;
 use lazybatch_cuda::kernels::gemm::{Gemm, Tiling};
+use lazybatch_cuda::kernels::gemm_matrix::{MatrixTiling, packed_elems, tiles};
 use lazybatch_cuda::kernels::{Epilogue, Stored, Weights};
 
 use crate::harness::{Buffer, Gpu, numbers, on_device, same};
@@ -46,6 +47,14 @@ fn right(gpu: &Gpu, k: usize, n: usize, name: &str) -> Right {
             let bits = halves(|v| bf16::from_f32(v).to_bits());
             (gpu.upload(&bits), Stored::Bf16)
         }
+        "bf16, tiles" => {
+            let bits = halves(|v| bf16::from_f32(v).to_bits());
+            (gpu.upload(&tiles(&bits, k, n)), Stored::Bf16Tiles)
+        }
+        "f16, tiles" => {
+            let bits = halves(|v| f16::from_f32(v).to_bits());
+            (gpu.upload(&tiles(&bits, k, n)), Stored::F16Tiles)
+        }
         _ => {
             let bytes: Vec<i8> = exact.iter().map(|v| (v * 127.0) as i8).collect();
             let scales = scales.at();
@@ -66,8 +75,8 @@ fn run(
     a: &Buffer,
     (first, m): (usize, usize),
     [k, n]: [usize; 2],
-    matrix: bool,
 ) -> Vec<f32> {
+    let packed = gpu.fresh::<f32>(packed_elems(m, k, n));
     gpu.output(m * n, |out| {
         let g = Gemm {
             a: a.at().add(first * k * size_of::<f32>()),
@@ -83,8 +92,8 @@ fn run(
             resume: false,
             epilogue: Epilogue::default(),
         };
-        let ran = match matrix {
-            true => gpu.kernels.gemm_matrix(&gpu.stream, &g),
+        let ran = match right.stored.is_tiles() {
+            true => gpu.kernels.gemm_matrix(&gpu.stream, &g, packed.at()),
             false => gpu.kernels.gemm(&gpu.stream, &g),
         };
         ran.unwrap();
@@ -93,13 +102,13 @@ fn run(
 
 /// Each size gives the first rows and the last the bits that they have alone: a row lies elsewhere
 /// in its tile than in other sizes, and in other tiles.
-fn check(gpu: &Gpu, types: &[&str], matrix: bool, [k, n]: [usize; 2], sizes: &[usize]) {
+fn check(gpu: &Gpu, types: &[&str], [k, n]: [usize; 2], sizes: &[usize]) {
     let most = sizes.iter().copied().max().unwrap();
     let a = gpu.upload(&numbers(1, most * k));
     for name in types {
         let right = right(gpu, k, n, name);
-        let alone = |row: usize| run(gpu, &right, &a, (row, 1), [k, n], matrix);
-        let whole = run(gpu, &right, &a, (0, most), [k, n], matrix);
+        let alone = |row: usize| run(gpu, &right, &a, (row, 1), [k, n]);
+        let whole = run(gpu, &right, &a, (0, most), [k, n]);
         for row in [0, 1, 7, 8, 31, 32, 63, 64, 127, 128, most - 1] {
             if row < most {
                 let want = &whole[row * n..(row + 1) * n];
@@ -108,7 +117,7 @@ fn check(gpu: &Gpu, types: &[&str], matrix: bool, [k, n]: [usize; 2], sizes: &[u
         }
         for &m in sizes {
             for first in [0, most - m] {
-                let got = run(gpu, &right, &a, (first, m), [k, n], matrix);
+                let got = run(gpu, &right, &a, (first, m), [k, n]);
                 let want = &whole[first * n..(first + m) * n];
                 same(&format!("{name}: {m} rows from {first}"), &got, want);
             }
@@ -118,49 +127,52 @@ fn check(gpu: &Gpu, types: &[&str], matrix: bool, [k, n]: [usize; 2], sizes: &[u
 
 on_device! {
     fn own_products_have_the_same_bits_in_all_buckets(gpu) {
-        check(gpu, &["f32", "f16", "bf16", "int8"], false, [19, 6], &sizes());
+        check(gpu, &["f32", "f16", "bf16", "int8"], [19, 6], &sizes());
     }
 }
 
 on_device! {
     fn matrix_products_have_the_same_bits_in_all_buckets(gpu) {
-        check(gpu, &["f16", "bf16"], true, [35, 6], &sizes());
+        check(gpu, &["f16, tiles", "bf16, tiles"], [35, 6], &sizes());
     }
 }
 
 on_device! {
     fn a_switch_of_tiles_of_matrix_instructions_changes_no_bits(gpu) {
-        // Fewer rows have other tiles; with one column more, more rows have that of many blocks.
-        for n in [256 * 32, 256 * 32 + 1] {
-            check(gpu, &["f16"], true, [3, n], &[16, 17, 32, 33, 64]);
-        }
+        // More rows have other tiles, and with many columns the largest.
+        let (k, n, rows) = (20, 96 * 128, [8, 9, 16, 17, 32, 33, 64, 65]);
+        assert_eq!(MatrixTiling::of(65, n), MatrixTiling::Many128);
+        assert_eq!(MatrixTiling::of(65, n / 2), MatrixTiling::Many64);
+        check(gpu, &["f16, tiles"], [k, n], &rows);
+        check(gpu, &["bf16, tiles"], [k, n / 2], &[64, 65]);
     }
 }
 
 on_device! {
     fn a_switch_of_tiling_changes_no_bits(gpu) {
-        // One block of columns: the 64th block of rows makes large tiles worth while.
-        let (k, n, rows) = (3, 2, [8, 9, 63 * 128, 63 * 128 + 1]);
+        // By rows, where results are few enough for the first tiling.
+        let (k, n, rows) = (3, 2000, [8, 9, 70, 71]);
         let tilings = rows.map(|m| Tiling::of(m, n));
-        assert_eq!(tilings, [Tiling::Few, Tiling::Small, Tiling::Small, Tiling::Large]);
-        check(gpu, &["f32", "int8"], false, [k, n], &rows);
-        // The same by columns alone: what is computed with one column more has the bits from before.
-        let wide = 63 * 128 + 1;
-        assert_eq!(Tiling::of(9, wide - 1), Tiling::Small);
-        assert_eq!(Tiling::of(9, wide), Tiling::Large);
-        let (a, b) = (gpu.upload(&numbers(1, 9)), numbers(2, wide));
-        let of = |n: usize| {
-            let right = Right {
-                data: gpu.upload(&b[..n]),
-                _scales: gpu.fresh::<f32>(1),
-                stored: Stored::F32,
+        assert_eq!(tilings, [Tiling::Few, Tiling::Few, Tiling::Few, Tiling::Small]);
+        check(gpu, &["f32", "int8"], [k, n], &rows);
+        // By columns: what is computed with one column more has the bits from before.
+        let ends = [(15_556, [Tiling::Few, Tiling::Small]), (25_473, [Tiling::Small, Tiling::Large])];
+        for (wide, tilings) in ends {
+            assert_eq!([wide - 1, wide].map(|n| Tiling::of(9, n)), tilings);
+            let (a, b) = (gpu.upload(&numbers(1, 9)), numbers(2, wide));
+            let of = |n: usize| {
+                let right = Right {
+                    data: gpu.upload(&b[..n]),
+                    _scales: gpu.fresh::<f32>(1),
+                    stored: Stored::F32,
+                };
+                run(gpu, &right, &a, (0, 9), [1, n])
             };
-            run(gpu, &right, &a, (0, 9), [1, n], false)
-        };
-        let (narrow, wider) = (of(wide - 1), of(wide));
-        for row in 0..9 {
-            let want = &narrow[row * (wide - 1)..(row + 1) * (wide - 1)];
-            same("one column more", &wider[row * wide..(row + 1) * wide - 1], want);
+            let (narrow, wider) = (of(wide - 1), of(wide));
+            for row in 0..9 {
+                let want = &narrow[row * (wide - 1)..(row + 1) * (wide - 1)];
+                same("one column more", &wider[row * wide..(row + 1) * wide - 1], want);
+            }
         }
     }
 }

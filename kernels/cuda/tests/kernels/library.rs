@@ -88,7 +88,7 @@ fn stored(stored: Stored, x: &[f32]) -> (Vec<f32>, Vec<u8>) {
 
 fn check(gpu: &Gpu, of: Stored, shape: [usize; 3]) {
     let [m, k, n] = shape;
-    let mut products = Products::new(&gpu.context, false, false).unwrap();
+    let mut products = Products::new(&gpu.context, false).unwrap();
     // Activations are rounded to the type of the weights.
     let a = stored(of, &numbers(1, m * k)).0;
     let (b, bytes) = stored(of, &numbers(2, k * n));
@@ -155,7 +155,7 @@ on_device! {
 on_device! {
     /// As values of sub-batches lie, and nearer to one another than the library takes for granted.
     fn values_lie_at_multiples_of_64_bytes(gpu) {
-        let mut products = Products::new(&gpu.context, false, false).unwrap();
+        let mut products = Products::new(&gpu.context, false).unwrap();
         let [m, k, n] = [4, 8, 8];
         let (a, b) = (numbers(1, 16 + m * k), numbers(2, k * n));
         let (at_a, at_b, out) = (gpu.upload(&a), gpu.upload(&b), gpu.fresh::<f32>(16 + m * n));

@@ -4,11 +4,12 @@
 use half::{bf16, f16};
 use lazybatch_cuda::DevicePtr;
 use lazybatch_cuda::kernels::gemm::Gemm;
+use lazybatch_cuda::kernels::gemm_matrix::{MatrixTiling, tiles};
 use lazybatch_cuda::kernels::{Epilogue, Stored, Weights};
 use lazybatch_graph::Act;
 use lazybatch_kernels::reference::math;
 
-use crate::harness::{Gpu, close, integers, numbers, on_device, pick, same};
+use crate::harness::{Buffer, Gpu, close, integers, numbers, on_device, pick, same};
 
 /// Bits of a number in a type of weights, and the number that they are.
 pub fn rounded(stored: Stored, v: f32) -> (u16, f32) {
@@ -38,6 +39,21 @@ fn products(
     (0..m * n).map(element).collect()
 }
 
+/// A right side `[k, n]` in tiles, and how it is stored.
+fn right(gpu: &Gpu, stored: Stored, b: &[f32], [k, n]: [usize; 2]) -> (Buffer, Stored) {
+    let bits: Vec<u16> = b.iter().map(|v| rounded(stored, *v).0).collect();
+    let in_tiles = match stored {
+        Stored::F16 => Stored::F16Tiles,
+        _ => Stored::Bf16Tiles,
+    };
+    (gpu.upload(&tiles(&bits, k, n)), in_tiles)
+}
+
+/// Room for so many rows of `k` in tiles.
+fn room(gpu: &Gpu, m: usize, k: usize) -> Buffer {
+    gpu.fresh::<u16>(m.next_multiple_of(16) * k.next_multiple_of(16))
+}
+
 /// The product of these rows by matrix instructions.
 fn run(
     gpu: &Gpu,
@@ -46,8 +62,26 @@ fn run(
     [m, k, n]: [usize; 3],
     start: Option<&[f32]>,
 ) -> Vec<f32> {
-    let bits: Vec<u16> = b.iter().map(|v| rounded(stored, *v).0).collect();
-    let (at, bt) = (gpu.upload(a), gpu.upload(&bits));
+    run_tiled(
+        gpu,
+        stored,
+        (a, b),
+        [m, k, n],
+        start,
+        MatrixTiling::of(m, n),
+    )
+}
+
+fn run_tiled(
+    gpu: &Gpu,
+    stored: Stored,
+    (a, b): (&[f32], &[f32]),
+    [m, k, n]: [usize; 3],
+    start: Option<&[f32]>,
+    tiling: MatrixTiling,
+) -> Vec<f32> {
+    let (bt, stored) = right(gpu, stored, b, [k, n]);
+    let (at, packed) = (gpu.upload(a), room(gpu, m, k));
     let out = match start {
         Some(start) => gpu.upload(start),
         None => gpu.fresh::<f32>(m * n),
@@ -66,7 +100,10 @@ fn run(
         resume: start.is_some(),
         epilogue: Epilogue::default(),
     };
-    gpu.kernels.gemm_matrix(&gpu.stream, &g).unwrap();
+    let (kernels, stream) = (&gpu.kernels, &gpu.stream);
+    kernels
+        .gemm_matrix_tiled(stream, &g, packed.at(), tiling)
+        .unwrap();
     gpu.download(&out, m * n)
 }
 
@@ -78,7 +115,7 @@ on_device! {
         // more steps than a block has stages, in each tile.
         let shapes = [
             [1, 7, 5], [9, 33, 17], [3, 64, 32], [33, 20, 65], [64, 128, 32], [70, 36, 40], [1, 1, 1],
-            [2, 0, 3], [5, 600, 33], [20, 500, 40], [40, 300, 33],
+            [2, 0, 3], [5, 600, 33], [20, 500, 40], [40, 300, 33], [130, 272, 140],
         ];
         for [m, k, n] in shapes {
             let (a, b) = (numbers(1, m * k), numbers(2, k * n));
@@ -89,6 +126,10 @@ on_device! {
                     let got = run(gpu, stored, (&a, &b), [m, k, n], start);
                     // Matrix instructions of a GPU cut off what they add, where the emulator rounds.
                     close(&format!("{m} x {k} x {n}, {stored:?}"), &got, &want, 8e-6);
+                    for tiling in MatrixTiling::ALL {
+                        let other = run_tiled(gpu, stored, (&a, &b), [m, k, n], start, tiling);
+                        same(&format!("{m} x {k} x {n}, {stored:?}, {tiling:?}"), &other, &got);
+                    }
                 }
             }
         }
@@ -129,8 +170,8 @@ on_device! {
         let (rt, pt) = (gpu.upload(&rows), gpu.upload(&picks));
         let (bias_at, residual_at) = (gpu.upload(&bias), gpu.upload(&residual));
         for stored in TYPES {
-            let bits: Vec<u16> = b.iter().map(|v| rounded(stored, *v).0).collect();
-            let bt = gpu.upload(&bits);
+            let (bt, in_tiles) = right(gpu, stored, &b, [k, n]);
+            let packed = room(gpu, m, k);
             let plain = run(gpu, stored, (&a, &b), [m, k, n], None);
             let want = (0..m * n).map(|i| {
                 let v = f64::from(plain[i]) + f64::from(bias[i % n]);
@@ -140,7 +181,7 @@ on_device! {
                 let g = Gemm {
                     a: rt.at(),
                     a_rows: pt.at(),
-                    weights: Weights { at: bt.at(), stored },
+                    weights: Weights { at: bt.at(), stored: in_tiles },
                     out,
                     m,
                     k,
@@ -152,7 +193,7 @@ on_device! {
                         residual: residual_at.at(),
                     },
                 };
-                gpu.kernels.gemm_matrix(&gpu.stream, &g).unwrap();
+                gpu.kernels.gemm_matrix(&gpu.stream, &g, packed.at()).unwrap();
             });
             close("epilogue", &got, &want.collect::<Vec<f64>>(), 2e-6);
         }
@@ -167,7 +208,8 @@ on_device! {
             resume: false,
             epilogue: Epilogue::default(),
         };
-        let error = gpu.kernels.gemm_matrix(&gpu.stream, &g).unwrap_err();
-        assert!(error.to_string().contains("expected weights of f16 or bf16, got F32"), "{error}");
+        let error = gpu.kernels.gemm_matrix(&gpu.stream, &g, DevicePtr::NULL).unwrap_err();
+        let expected = "expected weights of f16 or bf16 in tiles, got F32";
+        assert!(error.to_string().contains(expected), "{error}");
     }
 }

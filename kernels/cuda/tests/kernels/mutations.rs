@@ -4,6 +4,7 @@
 use lazybatch_cuda::kernels::attention::Attention;
 use lazybatch_cuda::kernels::conv::Conv;
 use lazybatch_cuda::kernels::gemm::{Gemm, Tiling};
+use lazybatch_cuda::kernels::gemm_matrix::MatrixTiling;
 use lazybatch_cuda::kernels::sample::Sample;
 use lazybatch_cuda::kernels::state_attention::{Memory, workspace_bytes};
 use lazybatch_cuda::kernels::states::Paged;
@@ -140,16 +141,30 @@ fn exercise(gpu: &Gpu, source: &Source) -> Result<(), CudaError> {
                 epilogue: Epilogue::default(),
             };
             k.gemm_tiled(s, &call, Tiling::Small)?;
-            // Any bits are numbers here.
-            let halves = Weights {
-                at: b.at(),
-                stored: Stored::Bf16,
-            };
+            s.synchronize()
+        }
+        "gemm_matrix.cu" => {
+            let (m, inner, n) = (144, 528, 80);
+            let (a, b, out) = (some(m * inner), some(inner * n), gpu.fresh::<f32>(m * n));
+            let packed = gpu.fresh::<u16>(m * inner);
             let call = Gemm {
-                weights: halves,
-                ..call
+                a: a.at(),
+                a_rows: DevicePtr::NULL,
+                // Any bits are numbers here.
+                weights: Weights {
+                    at: b.at(),
+                    stored: Stored::Bf16Tiles,
+                },
+                out: out.at(),
+                m,
+                k: inner,
+                n,
+                resume: false,
+                epilogue: Epilogue::default(),
             };
-            k.gemm_matrix(s, &call)?;
+            for tiling in [MatrixTiling::Few64, MatrixTiling::Many64] {
+                k.gemm_matrix_tiled(s, &call, packed.at(), tiling)?;
+            }
             s.synchronize()
         }
         "attention.cu" | "attention_matrix.cu" => {
