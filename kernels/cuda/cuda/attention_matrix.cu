@@ -62,16 +62,39 @@ DEVICE void attention(const float *q, const float *k, const float *v, float *out
     if (first >= m.own) seen = 0;
     u32 start = first > before ? (first - before) / KEYS * KEYS : 0;
     bias += TERMS ? (u64)head * columns + columns / 2 : 0;
+    // What a thread puts into a tile of keys and one of values: four features at a time.
+    const u32 PIECES = KEYS * DIM / 4 / (32 * WARPS);
+    float4 next_keys[PIECES], next_values[PIECES];
+    auto fetch = [&](u32 key0) {
+#pragma unroll
+        for (u32 i = 0; i < PIECES; i++) {
+            u32 piece = threadIdx.x + i * 32 * WARPS;
+            u32 key = key0 + piece / (DIM / 4), at = piece % (DIM / 4) * 4;
+            u64 from = kv_at + (u64)key * kv_width;
+            bool is_there = key < m.own;
+            next_keys[i] = next_values[i] = make_float4(0, 0, 0, 0);
+            if (is_there) next_keys[i] = load4_tail(k + from, at, dim, 0);
+            if (is_there) next_values[i] = load4_tail(v + from, at, dim, 0);
+        }
+    };
+    auto store = [&](u32 *to, float4 v) {
+        *(uint2 *)to = make_uint2(pair(H{}, v.x, v.y), pair(H{}, v.z, v.w));
+    };
+    // The next tile is on its way while one is worked on, where there are registers for that.
+    const bool IS_AHEAD = DIM < 128;
+    if (IS_AHEAD && start < seen) fetch(start);
 #pragma unroll 1
     for (u32 key0 = start; key0 < seen; key0 += KEYS) {
+        if (!IS_AHEAD) fetch(key0);
         __syncthreads();
-#pragma unroll 1
-        for (u32 i = threadIdx.x; i < KEYS * DIM / 2; i += 32 * WARPS) {
-            u32 row = i / (DIM / 2), at = i % (DIM / 2), key = key0 + row;
-            u64 from = kv_at + (u64)key * kv_width;
-            keys[row][at] = features(k + from, key < m.own, 2 * at);
-            values[row][at] = features(v + from, key < m.own, 2 * at);
+#pragma unroll
+        for (u32 i = 0; i < PIECES; i++) {
+            u32 piece = threadIdx.x + i * 32 * WARPS;
+            u32 row = piece / (DIM / 4), at = piece % (DIM / 4) * 2;
+            store(&keys[row][at], next_keys[i]);
+            store(&values[row][at], next_values[i]);
         }
+        if (IS_AHEAD && key0 + KEYS < seen) fetch(key0 + KEYS);
         __syncthreads();
         // None of the warp's queries is there, or sees a key of this tile.
         if (base >= m.own || key0 > base + 15 + after || key0 + KEYS + before <= base) continue;

@@ -23,23 +23,25 @@ DEVICE u32 weight_of(float x, float top, float temperature) {
     return q > -30.0f ? (u32)(exp_of(smaller(q, 0.0f)) * 2147483648.0f) : 0;
 }
 
-// A block of 256 threads has a row.
-KERNEL sample(const float *x, const int *how, const int *positions, u32 first, int *out, u32 rows,
-              u32 width) {
-    const u32 threads = 256;
+// A block of 1024 threads has a row.
+extern "C" __global__ void __launch_bounds__(1024)
+    sample(const float *x, const int *how, const int *positions, u32 first, int *out, u32 rows,
+           u32 width) {
+    const u32 threads = 1024, warps = threads / 32;
     u32 row = blockIdx.x, thread = threadIdx.x;
     if (row >= rows) return;
     x += (u64)row * width;
     how += (u64)row * 4;
 
     u64 best = 0;
+#pragma unroll 4
     for (u32 at = thread; at < width; at += threads) best = higher(best, rank_of(x[at], at, 1));
     for (u32 lanes = 16; lanes > 0; lanes /= 2)
         best = higher(best, __shfl_xor_sync(ALL_LANES, best, lanes));
-    __shared__ u64 parts[threads / 32];
+    __shared__ u64 parts[warps];
     if (thread % 32 == 0) parts[thread / 32] = best;
     __syncthreads();
-    for (u32 i = 0; i < threads / 32; i++) best = higher(best, parts[i]);
+    for (u32 i = 0; i < warps; i++) best = higher(best, parts[i]);
     u32 likeliest = ~(u32)best;
     float top = x[likeliest];
 
@@ -60,15 +62,17 @@ KERNEL sample(const float *x, const int *how, const int *positions, u32 first, i
         for (u32 i = 0; i < 64; i++) {
             u64 next = least | 1ull << (63 - i);
             u32 num = 0;
+#pragma unroll 4
             for (u32 at = thread; at < width; at += threads) num += rank_of(x[at], at, 1) >= next;
             for (u32 lanes = 16; lanes > 0; lanes /= 2)
                 num += __shfl_xor_sync(ALL_LANES, num, lanes);
             // In turns: one is read while the other is written.
-            __shared__ u32 counts[2][threads / 32];
+            __shared__ u32 counts[2][warps];
             if (thread % 32 == 0) counts[i % 2][thread / 32] = num;
             __syncthreads();
-            num = 0;
-            for (u32 j = 0; j < threads / 32; j++) num += counts[i % 2][j];
+            num = counts[i % 2][thread % warps];
+            for (u32 lanes = 16; lanes > 0; lanes /= 2)
+                num += __shfl_xor_sync(ALL_LANES, num, lanes);
             if (num >= k) least = next;
             if (num == k) break;
         }
@@ -80,12 +84,18 @@ KERNEL sample(const float *x, const int *how, const int *positions, u32 first, i
     u64 own = 0;
     for (u32 at = from; at < to; at++)
         if (rank_of(x[at], at, 1) >= least) own += weight_of(x[at], top, temperature);
-    __shared__ u64 sums[threads];
-    sums[thread] = own;
+    // What the lanes before this one have, then what the warps before this one have.
+    u64 with_own = own;
+    for (u32 lanes = 1; lanes < 32; lanes *= 2) {
+        u64 more = __shfl_up_sync(ALL_LANES, with_own, lanes);
+        if (thread % 32 >= lanes) with_own += more;
+    }
+    __shared__ u64 sums[warps];
+    if (thread % 32 == 31) sums[thread / 32] = with_own;
     __syncthreads();
-    u64 before = 0, total = 0;
-    for (u32 i = 0; i < threads; i++) {
-        if (i == thread) before = total;
+    u64 before = with_own - own, total = 0;
+    for (u32 i = 0; i < warps; i++) {
+        if (i == thread / 32) before += total;
         total += sums[i];
     }
     u32 draw = first + (positions ? (u32)positions[row] : 0);

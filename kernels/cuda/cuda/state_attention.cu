@@ -7,6 +7,8 @@
 #define THREADS 128
 // Query heads of one key head that share what is loaded.
 #define TOGETHER 4
+// Rounds of values that are on their way at once.
+#define VALUES_AHEAD 8
 
 struct Pages {
     const float *pool;
@@ -58,7 +60,8 @@ DEVICE Share weigh(float *scores, u32 num) {
 template <u32 DIM>
 DEVICE void state_attention(const float *q, Pages keys, Pages values, u32 len, float *out,
                             float *workspace, u32 heads, u32 kv_heads, u32 dim, float scale) {
-    const u32 CHUNKS = DIM / 32;
+    // Rounds of keys that are on their way at once.
+    const u32 CHUNKS = DIM / 32, KEYS_AHEAD = DIM > 128 ? 2 : 4;
     __shared__ __align__(16) float query[TOGETHER][DIM];
     __shared__ float scores[TOGETHER][SPLIT];
     __shared__ Share shares[TOGETHER];
@@ -96,30 +99,43 @@ DEVICE void state_attention(const float *q, Pages keys, Pages values, u32 len, f
         for (u32 split = first; split < end; split++) {
             u32 start = split * SPLIT, num = len - start < SPLIT ? len - start : SPLIT;
             __syncthreads();
-            for (u32 j0 = 0; j0 < num; j0 += THREADS / 8) {
-                u32 j = j0 + threadIdx.x / 8;
+            for (u32 j0 = 0; j0 < num; j0 += KEYS_AHEAD * (THREADS / 8)) {
                 // Lanes behind the end look at the last key, so that all take part in the sums.
-                const float *key = keys.row(start + (j < num ? j : num - 1)) + kv_head * dim;
-                float dot[TOGETHER] = {};
+                float4 ahead[KEYS_AHEAD][CHUNKS];
 #pragma unroll
-                for (u32 c = 0; c < CHUNKS; c++) {
-                    u32 quad = 8 * c + lane;
-                    if (quad >= quads) continue;
-                    float4 k = load4_tail(key, 4 * quad, dim, 0.0f);
+                for (u32 i = 0; i < KEYS_AHEAD; i++) {
+                    u32 j = j0 + i * (THREADS / 8) + threadIdx.x / 8;
+                    const float *key = keys.row(start + (j < num ? j : num - 1)) + kv_head * dim;
 #pragma unroll
-                    for (u32 h = 0; h < TOGETHER; h++) {
-                        float4 v = *(const float4 *)&query[h][4 * quad];
-                        dot[h] = fmaf(v.x, k.x, dot[h]);
-                        dot[h] = fmaf(v.y, k.y, dot[h]);
-                        dot[h] = fmaf(v.z, k.z, dot[h]);
-                        dot[h] = fmaf(v.w, k.w, dot[h]);
+                    for (u32 c = 0; c < CHUNKS; c++) {
+                        u32 quad = 8 * c + lane;
+                        if (quad < quads) ahead[i][c] = load4_tail(key, 4 * quad, dim, 0.0f);
                     }
                 }
 #pragma unroll
-                for (u32 h = 0; h < TOGETHER; h++) {
-                    for (u32 lanes = 4; lanes > 0; lanes /= 2)
-                        dot[h] += __shfl_xor_sync(ALL_LANES, dot[h], lanes);
-                    if (lane == 0 && j < num) scores[h][j] = dot[h] * scale;
+                for (u32 i = 0; i < KEYS_AHEAD; i++) {
+                    u32 j = j0 + i * (THREADS / 8) + threadIdx.x / 8;
+                    float dot[TOGETHER] = {};
+#pragma unroll
+                    for (u32 c = 0; c < CHUNKS; c++) {
+                        u32 quad = 8 * c + lane;
+                        if (quad >= quads) continue;
+                        float4 k = ahead[i][c];
+#pragma unroll
+                        for (u32 h = 0; h < TOGETHER; h++) {
+                            float4 v = *(const float4 *)&query[h][4 * quad];
+                            dot[h] = fmaf(v.x, k.x, dot[h]);
+                            dot[h] = fmaf(v.y, k.y, dot[h]);
+                            dot[h] = fmaf(v.z, k.z, dot[h]);
+                            dot[h] = fmaf(v.w, k.w, dot[h]);
+                        }
+                    }
+#pragma unroll
+                    for (u32 h = 0; h < TOGETHER; h++) {
+                        for (u32 lanes = 4; lanes > 0; lanes /= 2)
+                            dot[h] += __shfl_xor_sync(ALL_LANES, dot[h], lanes);
+                        if (lane == 0 && j < num) scores[h][j] = dot[h] * scale;
+                    }
                 }
             }
             __syncthreads();
@@ -132,17 +148,29 @@ DEVICE void state_attention(const float *q, Pages keys, Pages values, u32 len, f
 #pragma unroll
             for (u32 h = 0; h < TOGETHER; h++) own[h] = make_float4(0, 0, 0, 0);
             if (own_part < parts) {
-                for (u32 j = own_part; j < num; j += parts) {
-                    const float *value = values.row(start + j) + kv_head * dim;
-                    float4 v = load4_tail(value, 4 * own_quad, dim, 0.0f);
+                for (u32 j0 = own_part; j0 < num; j0 += VALUES_AHEAD * parts) {
+                    float4 ahead[VALUES_AHEAD];
 #pragma unroll
-                    for (u32 h = 0; h < TOGETHER; h++) {
-                        if (h >= num_heads) continue;
-                        float w = scores[h][j];
-                        own[h].x = fmaf(w, v.x, own[h].x);
-                        own[h].y = fmaf(w, v.y, own[h].y);
-                        own[h].z = fmaf(w, v.z, own[h].z);
-                        own[h].w = fmaf(w, v.w, own[h].w);
+                    for (u32 i = 0; i < VALUES_AHEAD; i++) {
+                        u32 j = j0 + i * parts;
+                        if (j >= num) continue;
+                        const float *value = values.row(start + j) + kv_head * dim;
+                        ahead[i] = load4_tail(value, 4 * own_quad, dim, 0.0f);
+                    }
+#pragma unroll
+                    for (u32 i = 0; i < VALUES_AHEAD; i++) {
+                        u32 j = j0 + i * parts;
+                        if (j >= num) continue;
+                        float4 v = ahead[i];
+#pragma unroll
+                        for (u32 h = 0; h < TOGETHER; h++) {
+                            if (h >= num_heads) continue;
+                            float w = scores[h][j];
+                            own[h].x = fmaf(w, v.x, own[h].x);
+                            own[h].y = fmaf(w, v.y, own[h].y);
+                            own[h].z = fmaf(w, v.z, own[h].z);
+                            own[h].w = fmaf(w, v.w, own[h].w);
+                        }
                     }
                 }
             }

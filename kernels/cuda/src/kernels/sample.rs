@@ -46,7 +46,7 @@ impl Kernels {
         expect(KERNEL, s.width > 0, "a width above 0", s.width)?;
         let rows = size(KERNEL, "rows", s.rows)?;
         let width = size(KERNEL, "elements of a row", s.width)?;
-        let grid = Grid::row(rows, 256);
+        let grid = Grid::row(rows, 1024);
         launch!(
             self,
             stream,
