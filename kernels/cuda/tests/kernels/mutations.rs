@@ -3,6 +3,7 @@
 
 use lazybatch_cuda::kernels::attention::Attention;
 use lazybatch_cuda::kernels::conv::Conv;
+use lazybatch_cuda::kernels::conv_matrix::Tiling as Tiles;
 use lazybatch_cuda::kernels::gemm::{Gemm, Tiling};
 use lazybatch_cuda::kernels::sample::Sample;
 use lazybatch_cuda::kernels::state_attention::{Memory, workspace_bytes};
@@ -123,6 +124,31 @@ fn exercise(gpu: &Gpu, source: &Source) -> Result<(), CudaError> {
                 },
             };
             k.conv2d(s, &call)?;
+            s.synchronize()
+        }
+        "conv_matrix.cu" => {
+            // Five tiles, more than a block has stages; and two slices of a chain of eight.
+            let (x, w) = (some(256 * 49), some(256 * 64));
+            let out = gpu.fresh::<f32>(70 * 49);
+            for (channels, tiling) in [(160, Tiles::Some), (160, Tiles::Many), (256, Tiles::Few)] {
+                let call = Conv {
+                    x: x.at(),
+                    // Any bits are numbers here.
+                    weights: Weights {
+                        at: w.at(),
+                        stored: Stored::Bf16,
+                    },
+                    out: out.at(),
+                    rows: 1,
+                    channels,
+                    size: [7, 7],
+                    filters: 70,
+                    window: Window::square(1, 1, 0),
+                    groups: 1,
+                    epilogue: Epilogue::default(),
+                };
+                k.conv2d_matrix_tiled(s, &call, Some(tiling))?;
+            }
             s.synchronize()
         }
         "gemm.cu" => {

@@ -1,0 +1,390 @@
+// Convolution by matrix instructions, NCHW: for each group the product of filters, f16 or bf16, with
+// windows of f32 that are gathered as they are needed and rounded to the type of the filters; sums
+// are f32.
+//
+// A chain goes in tiles of 32 steps, two instructions each, and is cut into slices of as many tiles
+// as the node alone says. The sum of a slice begins with zero and takes its tiles in order; an element is
+// the sum of its slices in order. So it has the same bits in whatever tile of outputs, and from
+// whatever tiling, it comes.
+//
+// Filters come as the launcher arranges them: for each group, 16 filters, and 16 steps, what the 32
+// lanes of a warp hold of the left side of an instruction, 16 bytes each.
+
+struct Shape {
+    u32 rows, channels;
+    u32 size[2];
+    u32 filters;
+    u32 out[2], kernel[2], stride[2], pad[2];
+    u32 groups, act;
+    // Tiles of a chain and of a slice, and the slices that warps beside each other have.
+    u32 tiles, slice, slices;
+};
+
+#define STEPS 32
+// Words of 16 steps and of the space behind them: rows of eight pixels lie in different banks.
+#define WORDS (STEPS / 2 + 4)
+
+// Starts a copy of 16 bytes into shared memory behind the thread's back.
+DEVICE void start_copy(void *to, const void *from) {
+    u32 at = (u32)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+}
+DEVICE void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until all but the last `N` groups are there.
+template <u32 N> DEVICE void await_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+// Four matrices of 8 x 8 numbers in shared memory; eight lanes each say where their rows are.
+DEVICE void load_four(const u32 *row, u32 (&b)[4]) {
+    u32 at = (u32)__cvta_generic_to_shared(row);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+// Two numbers, the first in the lower half, rounded to nearest, ties to even.
+DEVICE u32 round_two(f16, float low, float high) {
+    u32 two;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
+    return two;
+}
+DEVICE u32 round_two(bf16, float low, float high) {
+    u32 two;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
+    return two;
+}
+
+// What a thread gathers: `NUM` steps of each tile in one pixel's window, from step `first` of the tile
+// on; all threads of a warp have the same steps. With `CHANNELS` a tile has 32 channels of one element
+// of the window, else a chain goes by channel, then element.
+template <class H, bool CHANNELS, u32 NUM> struct Gather {
+    // The first element of the group in the pixel's image, and the window's first element there;
+    // the padding wraps to large numbers.
+    const float *image;
+    u32 y0, x0, first;
+    bool is_there;
+    // Of the next tile, with `CHANNELS`; of the next tile's step that has this lane's number, without,
+    // and how far 32 steps are.
+    u32 c, ky, kx, next_c, next_y, next_x;
+    // What was gathered last, and whether it is of the image.
+    float values[NUM];
+    u32 keep;
+
+    DEVICE void start(const float *x, const Shape &s, u32 pixel, u32 begin, u32 tile) {
+        u32 plane = s.out[0] * s.out[1], area = s.kernel[0] * s.kernel[1];
+        is_there = pixel < s.rows * plane;
+        if (!is_there) pixel = 0;
+        u32 row = pixel / plane, place = pixel % plane;
+        u32 oy = place / s.out[1], ox = place % s.out[1];
+        u32 channel = row * s.channels + blockIdx.z * (s.channels / s.groups);
+        image = x + (u64)channel * s.size[0] * s.size[1];
+        y0 = oy * s.stride[0] - s.pad[0];
+        x0 = ox * s.stride[1] - s.pad[1];
+        first = begin;
+        u32 element;
+        if (CHANNELS) {
+            c = tile / area * STEPS;
+            element = tile % area;
+        } else {
+            u32 k = tile * STEPS + first + threadIdx.x % 32 % NUM;
+            c = k / area;
+            element = k % area;
+            next_c = STEPS / area;
+            next_y = STEPS % area / s.kernel[1];
+            next_x = STEPS % area % s.kernel[1];
+        }
+        ky = element / s.kernel[1];
+        kx = element % s.kernel[1];
+    }
+
+    // Asks for the next tile.
+    DEVICE void ask(const Shape &s) {
+        u32 plane = s.size[0] * s.size[1];
+        if (CHANNELS) {
+            u32 y = y0 + ky, at = x0 + kx;
+            bool is_in = is_there && y < s.size[0] && at < s.size[1];
+            const float *from = image + (is_in ? (c + first) * plane + y * s.size[1] + at : 0);
+            keep = is_in ? 0xffffffffu : 0;
+#pragma unroll
+            for (u32 i = 0; i < NUM; i++) values[i] = from[i * plane];
+            if (++kx < s.kernel[1]) return;
+            kx = 0;
+            if (++ky < s.kernel[0]) return;
+            ky = 0;
+            c += STEPS;
+            return;
+        }
+        keep = 0xffffffffu;
+        const u32 none = 0xffffffffu;
+        u32 per = s.channels / s.groups;
+        u32 offset = c < per ? c * plane + ky * s.size[1] + kx : none, corner = y0 * s.size[1] + x0;
+#pragma unroll
+        for (u32 i = 0; i < NUM; i++) {
+            u32 to = __shfl_sync(ALL_LANES, offset, i);
+            u32 y = y0 + __shfl_sync(ALL_LANES, ky, i), at = x0 + __shfl_sync(ALL_LANES, kx, i);
+            bool is_in = is_there && to != none && y < s.size[0] && at < s.size[1];
+            values[i] = is_in ? image[corner + to] : 0.0f;
+        }
+        kx += next_x;
+        ky += next_y;
+        c += next_c;
+        if (kx >= s.kernel[1]) {
+            kx -= s.kernel[1];
+            ky++;
+        }
+        if (ky >= s.kernel[0]) {
+            ky -= s.kernel[0];
+            c++;
+        }
+    }
+
+    // Rounds what was asked for, into the pixel's words.
+    DEVICE void put(u32 *words) const {
+        u32 two[NUM / 2];
+#pragma unroll
+        for (u32 i = 0; i < NUM / 2; i++) {
+            two[i] = round_two(H{}, values[2 * i], values[2 * i + 1]);
+            if (CHANNELS) two[i] &= keep;
+        }
+#pragma unroll
+        for (u32 i = 0; i < NUM / 2; i += 4)
+            *(uint4 *)(words + first / 2 + i) = make_uint4(two[i], two[i + 1], two[i + 2], two[i + 3]);
+    }
+};
+
+// The two steps' worth of a tile: `M` times 16 filters by 32 pixels.
+template <class H, u32 M>
+DEVICE void multiply_tile(float (&sum)[M][4][4], const u32 *words, u32 step, const uint4 (&left)[M]) {
+    u32 lane = threadIdx.x % 32;
+    u32 b[2][4];
+#pragma unroll
+    for (u32 n = 0; n < 2; n++) {
+        u32 pixel = 16 * n + lane / 16 * 8 + lane % 8;
+        load_four(words + pixel * WORDS + 8 * step + lane / 8 % 2 * 4, b[n]);
+    }
+#pragma unroll
+    for (u32 m = 0; m < M; m++) {
+        u32 a[4] = {left[m].x, left[m].y, left[m].z, left[m].w};
+#pragma unroll
+        for (u32 n = 0; n < 4; n++)
+            multiply(H{}, sum[m][n], a, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+    }
+}
+
+template <u32 M> DEVICE void clear(float (&sum)[M][4][4]) {
+#pragma unroll
+    for (u32 e = 0; e < M * 16; e++) sum[e / 16][e / 4 % 4][e % 4] = 0;
+}
+
+// Tiles of 16 filters that a group has.
+DEVICE u32 filter_tiles(const Shape &s) { return (s.filters / s.groups + 15) / 16; }
+
+// `FILTERS` of a group and `PIXELS` in a block, 32 x 32 in each warp, which takes all slices one after
+// another. The filters of some tiles are on their way at once; the windows of the next are in registers.
+template <class H, u32 FILTERS, u32 PIXELS, bool CHANNELS> struct Tiles {
+    static const u32 THREADS = FILTERS * PIXELS / 32, STAGES = 4, BESIDE = PIXELS / 32;
+    // Pieces of 16 bytes in a tile of filters, and of a thread.
+    static const u32 PIECES = FILTERS / 16 * 64, OWN = PIECES / THREADS;
+    static_assert(OWN * THREADS == PIECES, "whole pieces");
+
+    static __device__ __forceinline__ void run(const float *x, const uint4 *weights, const float *bias,
+                                               const float *residual, float *out, const Shape &s) {
+        __shared__ uint4 left[STAGES][PIECES];
+        __shared__ __align__(16) u32 right[2][PIXELS * WORDS];
+        u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        u32 below = warp / BESIDE, beside = warp % BESIDE;
+
+        const uint4 *from[OWN];
+#pragma unroll
+        for (u32 i = 0; i < OWN; i++) {
+            u32 piece = threadIdx.x + i * THREADS, all = filter_tiles(s);
+            u32 tile = blockIdx.y * (FILTERS / 16) + piece / 64;
+            // Those behind the last are not kept.
+            tile = blockIdx.z * all + (tile < all ? tile : all - 1);
+            from[i] = weights + (u64)tile * s.tiles * 64 + piece % 64;
+        }
+        auto fetch = [&](u32 stage) {
+#pragma unroll
+            for (u32 i = 0; i < OWN; i++) {
+                start_copy(&left[stage][threadIdx.x + i * THREADS], from[i]);
+                from[i] += 64;
+            }
+        };
+#pragma unroll 1
+        for (u32 t = 0; t < STAGES - 1; t++) {
+            if (t < s.tiles) fetch(t);
+            end_copies();
+        }
+        const u32 NUM = STEPS * PIXELS / THREADS;
+        Gather<H, CHANNELS, NUM> gather;
+        u32 mine = threadIdx.x % PIXELS;
+        gather.start(x, s, blockIdx.x * PIXELS + mine, threadIdx.x / PIXELS * NUM, 0);
+        gather.ask(s);
+
+        float sum[2][4][4], total[2][4][4];
+        clear(sum);
+        clear(total);
+        u32 to_go = s.slice;
+#pragma unroll 1
+        for (u32 t = 0; t < s.tiles; t++) {
+            u32 *words = right[t % 2];
+            gather.put(words + mine * WORDS);
+            await_copies<STAGES - 2>();
+            __syncthreads();
+            if (t + STAGES - 1 < s.tiles) fetch((t + STAGES - 1) % STAGES);
+            end_copies();
+            if (t + 1 < s.tiles) gather.ask(s);
+#pragma unroll
+            for (u32 step = 0; step < 2; step++) {
+                uint4 a[2];
+#pragma unroll
+                for (u32 m = 0; m < 2; m++)
+                    a[m] = left[t % STAGES][((2 * below + m) * 2 + step) * 32 + lane];
+                multiply_tile<H>(sum, words + 32 * beside * WORDS, step, a);
+            }
+            if (--to_go > 0 && t + 1 < s.tiles) continue;
+            to_go = s.slice;
+#pragma unroll
+            for (u32 e = 0; e < 32; e++) total[e / 16][e / 4 % 4][e % 4] += sum[e / 16][e / 4 % 4][e % 4];
+            clear(sum);
+        }
+        finish(total, bias, residual, out, s, blockIdx.y * FILTERS + 32 * below + lane / 4,
+               blockIdx.x * PIXELS + 32 * beside + lane % 4 * 2);
+    }
+
+    // Calls `f(element, filter, at)` for each element of a thread's sums that there is: `filter` among
+    // all, and its place in results. Elements `4 j` and `4 j + 1` lie side by side, as do the others.
+    template <class F>
+    static __device__ __forceinline__ void each(const Shape &s, u32 filter, u32 pixel, F f) {
+        u32 plane = s.out[0] * s.out[1], per = s.filters / s.groups;
+#pragma unroll
+        for (u32 e = 0; e < 8; e++) {
+            u32 at = pixel + e / 2 * 8 + e % 2;
+            if (at >= s.rows * plane) continue;
+            at = at / plane * s.filters * plane + at % plane;
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                u32 to = filter + 8 * i, all = blockIdx.z * per + to;
+                if (to < per) f(i / 2, e / 2, i % 2 * 2 + e % 2, all, at + all * plane);
+            }
+        }
+    }
+
+    static __device__ __forceinline__ void finish(float (&sum)[2][4][4], const float *bias,
+                                                  const float *residual, float *out, const Shape &s,
+                                                  u32 filter, u32 pixel) {
+        if (bias || residual) {
+            each(s, filter, pixel, [&](u32 m, u32 n, u32 i, u32 to, u32 at) {
+                if (bias) sum[m][n][i] += bias[to];
+                if (residual) sum[m][n][i] += residual[at];
+            });
+        }
+        if (s.act > 2) {
+            // One element at a time, each moved to the first: the code of activations is long.
+#pragma unroll 1
+            for (u32 e = 0; e < 32; e++) {
+                float v = activate(s.act, sum[0][0][0]);
+#pragma unroll
+                for (u32 i = 1; i < 32; i++)
+                    sum[(i - 1) / 16][(i - 1) / 4 % 4][(i - 1) % 4] = sum[i / 16][i / 4 % 4][i % 4];
+                sum[1][3][3] = v;
+            }
+        }
+        each(s, filter, pixel, [&](u32 m, u32 n, u32 i, u32, u32 at) {
+            float v = sum[m][n][i];
+            if (s.act == 2) v = smaller(6.0f, v);
+            if (s.act == 1 || s.act == 2) v = larger(0.0f, v);
+            out[at] = v;
+        });
+    }
+};
+
+// 16 filters and 32 pixels in each of eight warps, which has one slice of them: where outputs are few.
+// The slices of the same filters are beside each other, and their sums are added at the end.
+template <class H, bool CHANNELS>
+DEVICE void conv_few(const float *x, const uint4 *weights, const float *bias, const float *residual,
+                     float *out, const Shape &s) {
+    // Of each warp, 32 pixels; and at the end 16 rows of sums, which lie in different banks too.
+    const u32 ROOM = 32 * WORDS, ROW = ROOM / 16;
+    __shared__ __align__(16) u32 room[8][ROOM];
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    u32 part = warp / s.slices, parts = 8 / s.slices, all = filter_tiles(s);
+    u32 begin = warp % s.slices * s.slice;
+    u32 end = begin + s.slice < s.tiles ? begin + s.slice : s.tiles;
+    u32 *words = room[warp];
+
+    u32 tile = blockIdx.y * parts + part;
+    // Those behind the last are not kept.
+    tile = blockIdx.z * all + (tile < all ? tile : all - 1);
+    float sum[1][4][4];
+    clear(sum);
+    if (begin < end) {
+        const uint4 *from = weights + ((u64)tile * s.tiles + begin) * 64 + lane;
+        Gather<H, CHANNELS, 32> gather;
+        gather.start(x, s, blockIdx.x * 32 + lane, 0, begin);
+        gather.ask(s);
+        uint4 next[2] = {from[0], from[32]};
+#pragma unroll 1
+        for (u32 t = begin; t < end; t++) {
+            __syncwarp();
+            gather.put(words + lane * WORDS);
+            __syncwarp();
+            uint4 now[2][1] = {{next[0]}, {next[1]}};
+            if (t + 1 < end) {
+                from += 64;
+                next[0] = from[0];
+                next[1] = from[32];
+                gather.ask(s);
+            }
+            multiply_tile<H>(sum, words, 0, now[0]);
+            multiply_tile<H>(sum, words, 1, now[1]);
+        }
+    }
+    __syncwarp();
+    float *mine = (float *)words + lane / 4 * ROW + lane % 4 * 2;
+#pragma unroll
+    for (u32 e = 0; e < 8; e++)
+        *(float2 *)(mine + e % 2 * 8 * ROW + e / 2 * 8) =
+            make_float2(sum[0][e / 2][e % 2 * 2], sum[0][e / 2][e % 2 * 2 + 1]);
+    __syncthreads();
+
+    u32 plane = s.out[0] * s.out[1], num = (s.tiles + s.slice - 1) / s.slice;
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i < parts * 512; i += 256) {
+        u32 row = i / 32 % 16, pixel = blockIdx.x * 32 + i % 32;
+        u32 filter = (blockIdx.y * parts + i / 512) * 16 + row, per = s.filters / s.groups;
+        if (filter >= per || pixel >= s.rows * plane) continue;
+        float v = 0;
+        for (u32 k = 0; k < num; k++)
+            v += *((const float *)room[i / 512 * s.slices + k] + row * ROW + i % 32);
+        filter += blockIdx.z * per;
+        u32 at = (pixel / plane * s.filters + filter) * plane + pixel % plane;
+        if (bias) v += bias[filter];
+        if (residual) v += residual[at];
+        out[at] = activate(s.act, v);
+    }
+}
+
+#define INSTANCE(NAME, H, CHANNELS)                                                                \
+    extern "C" __global__ void __launch_bounds__(256, 2)                                           \
+        conv_matrix_few_##NAME(const float *x, const uint4 *weights, const float *bias,            \
+                               const float *residual, float *out, Shape s) {                       \
+        conv_few<H, CHANNELS>(x, weights, bias, residual, out, s);                                 \
+    }                                                                                              \
+    extern "C" __global__ void __launch_bounds__(128, 4)                                           \
+        conv_matrix_some_##NAME(const float *x, const uint4 *weights, const float *bias,           \
+                                const float *residual, float *out, Shape s) {                      \
+        Tiles<H, 64, 64, CHANNELS>::run(x, weights, bias, residual, out, s);                       \
+    }                                                                                              \
+    extern "C" __global__ void __launch_bounds__(256, 2)                                           \
+        conv_matrix_many_##NAME(const float *x, const uint4 *weights, const float *bias,           \
+                                const float *residual, float *out, Shape s) {                      \
+        Tiles<H, 128, 64, CHANNELS>::run(x, weights, bias, residual, out, s);                      \
+    }
+
+INSTANCE(bf16, bf16, true)
+INSTANCE(bf16_any, bf16, false)
+INSTANCE(f16, f16, true)
+INSTANCE(f16_any, f16, false)
