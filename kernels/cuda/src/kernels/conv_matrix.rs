@@ -174,8 +174,8 @@ impl Tiling {
         [pixels.div_ceil(across), of.filters.div_ceil(filters)]
     }
 
-    /// The one with the largest blocks that has enough of them.
-    fn of(of: &Filters, pixels: usize) -> Self {
+    /// The one with the largest blocks that has enough of them, for so many pixels of all images.
+    pub fn of(of: &Filters, pixels: usize) -> Self {
         let has_enough = |tiling: Self| {
             let [across, down] = tiling.blocks(of, pixels);
             across.saturating_mul(down).saturating_mul(of.groups) >= BLOCKS

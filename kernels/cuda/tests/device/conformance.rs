@@ -202,6 +202,7 @@ fn convolutions_by_matrix_instructions_have_the_same_bits_in_any_batch() {
     runs_clean(name, || {
         // Those with few filters in a group are done as without.
         let is_one = |p: &Problem| p.name.starts_with("conv2d-") && !p.name.contains("_6x");
-        check_matrix(is_one, 4, 2e-2);
+        // Sums are of up to 288 products of numbers below 1, rounded to 8 bits.
+        check_matrix(is_one, 4, 6e-2);
     });
 }
