@@ -254,15 +254,16 @@ template <class H, u32 FILTERS, u32 PIXELS, bool CHANNELS> struct Tiles {
                blockIdx.x * PIXELS + 32 * beside + lane % 4 * 2);
     }
 
-    // Calls `f(element, filter, at)` for each element of a thread's sums that there is: `filter` among
-    // all, and its place in results. Elements `4 j` and `4 j + 1` lie side by side, as do the others.
+    // Calls `f(m, n, i, filter, at)` for each of a thread's sums that there is: `filter` among all, and
+    // its place in results. With `by_twos` for the first of two that lie side by side.
     template <class F>
-    static __device__ __forceinline__ void each(const Shape &s, u32 filter, u32 pixel, F f) {
+    static __device__ __forceinline__ void each(const Shape &s, u32 filter, u32 pixel, bool by_twos,
+                                                F f) {
         u32 plane = s.out[0] * s.out[1], per = s.filters / s.groups;
 #pragma unroll
         for (u32 e = 0; e < 8; e++) {
             u32 at = pixel + e / 2 * 8 + e % 2;
-            if (at >= s.rows * plane) continue;
+            if (at >= s.rows * plane || (by_twos && e % 2 == 1)) continue;
             at = at / plane * s.filters * plane + at % plane;
 #pragma unroll
             for (u32 i = 0; i < 4; i++) {
@@ -275,10 +276,22 @@ template <class H, u32 FILTERS, u32 PIXELS, bool CHANNELS> struct Tiles {
     static __device__ __forceinline__ void finish(float (&sum)[2][4][4], const float *bias,
                                                   const float *residual, float *out, const Shape &s,
                                                   u32 filter, u32 pixel) {
+        // Two pixels of one image, at a multiple of their size.
+        bool by_twos = s.out[0] * s.out[1] % 2 == 0 && is_aligned(out, 8) && is_aligned(residual, 8);
         if (bias || residual) {
-            each(s, filter, pixel, [&](u32 m, u32 n, u32 i, u32 to, u32 at) {
-                if (bias) sum[m][n][i] += bias[to];
-                if (residual) sum[m][n][i] += residual[at];
+            each(s, filter, pixel, by_twos, [&](u32 m, u32 n, u32 i, u32 to, u32 at) {
+                float (&of)[4] = sum[m][n];
+                float added = bias ? bias[to] : 0.0f;
+                of[i] += added;
+                if (by_twos) {
+                    of[i | 1] += added;
+                    if (!residual) return;
+                    float2 two = *(const float2 *)(residual + at);
+                    of[i] += two.x;
+                    of[i | 1] += two.y;
+                } else if (residual) {
+                    of[i] += residual[at];
+                }
             });
         }
         if (s.act > 2) {
@@ -292,11 +305,16 @@ template <class H, u32 FILTERS, u32 PIXELS, bool CHANNELS> struct Tiles {
                 sum[1][3][3] = v;
             }
         }
-        each(s, filter, pixel, [&](u32 m, u32 n, u32 i, u32, u32 at) {
-            float v = sum[m][n][i];
+        auto short_act = [&](float v) {
             if (s.act == 2) v = smaller(6.0f, v);
-            if (s.act == 1 || s.act == 2) v = larger(0.0f, v);
-            out[at] = v;
+            return s.act == 1 || s.act == 2 ? larger(0.0f, v) : v;
+        };
+        each(s, filter, pixel, by_twos, [&](u32 m, u32 n, u32 i, u32, u32 at) {
+            float v = short_act(sum[m][n][i]);
+            if (by_twos)
+                *(float2 *)(out + at) = make_float2(v, short_act(sum[m][n][i | 1]));
+            else
+                out[at] = v;
         });
     }
 };
@@ -322,6 +340,9 @@ DEVICE void conv_few(const float *x, const uint4 *weights, const float *bias, co
     clear(sum);
     if (begin < end) {
         const uint4 *from = weights + ((u64)tile * s.tiles + begin) * 64 + lane;
+        // Lines of 128 bytes of the whole slice: the time is that of reading filters.
+        for (u32 line = lane; line < (end - begin) * 8; line += 32)
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(from - lane + line * 8));
         Gather<H, CHANNELS, 32> gather;
         gather.start(x, s, blockIdx.x * 32 + lane, 0, begin);
         gather.ask(s);
