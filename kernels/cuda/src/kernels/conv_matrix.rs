@@ -18,16 +18,22 @@ pub(super) const SOURCE: Source = Source {
     kernels: &[
         "conv_matrix_few_bf16",
         "conv_matrix_few_bf16_any",
+        "conv_matrix_few_bf16_points",
         "conv_matrix_few_f16",
         "conv_matrix_few_f16_any",
+        "conv_matrix_few_f16_points",
         "conv_matrix_many_bf16",
         "conv_matrix_many_bf16_any",
+        "conv_matrix_many_bf16_points",
         "conv_matrix_many_f16",
         "conv_matrix_many_f16_any",
+        "conv_matrix_many_f16_points",
         "conv_matrix_some_bf16",
         "conv_matrix_some_bf16_any",
+        "conv_matrix_some_bf16_points",
         "conv_matrix_some_f16",
         "conv_matrix_some_f16_any",
+        "conv_matrix_some_f16_points",
     ],
     // Beside the kernels that take all.
     takes: |program, node| match node.op {
@@ -38,6 +44,17 @@ pub(super) const SOURCE: Source = Source {
         _ => Takes::No,
     },
 };
+
+/// Kernels by tiling.
+macro_rules! names {
+    ($suffix:literal) => {
+        [
+            concat!("conv_matrix_few_", $suffix),
+            concat!("conv_matrix_some_", $suffix),
+            concat!("conv_matrix_many_", $suffix),
+        ]
+    };
+}
 
 /// Steps of a chain in a tile.
 const STEPS: usize = 32;
@@ -197,6 +214,17 @@ struct Shape {
     slices: u32,
 }
 
+impl Conv {
+    /// Whether windows are a matrix of channels and pixels whose rows can be read by 16 bytes, within
+    /// images.
+    fn is_matrix(&self) -> bool {
+        let is_point = self.window.kernel == [1; 2] && self.window.stride == [1; 2];
+        let plane = self.size[0] * self.size[1];
+        let is_whole = plane.is_multiple_of(4) && self.x.0.is_multiple_of(16);
+        is_point && self.window.pad == [0; 4] && is_whole
+    }
+}
+
 impl Kernels {
     /// [`Self::conv2d`] by matrix instructions, for filters of f16 or bf16 as
     /// [`Filters::arranged`] gives them: images are rounded to the same type, sums are f32. An image's
@@ -229,31 +257,21 @@ impl Kernels {
         super::size(KERNEL, "weights", of.len())?;
         let pixels = base.pixels() as usize;
         let tiling = tiling.unwrap_or_else(|| Tiling::of(&of, pixels));
-        let [few, some, many] = match (c.weights.stored, of.is_by_channels()) {
-            (Stored::F16, true) => [
-                "conv_matrix_few_f16",
-                "conv_matrix_some_f16",
-                "conv_matrix_many_f16",
-            ],
-            (Stored::F16, false) => [
-                "conv_matrix_few_f16_any",
-                "conv_matrix_some_f16_any",
-                "conv_matrix_many_f16_any",
-            ],
-            (Stored::Bf16, true) => [
-                "conv_matrix_few_bf16",
-                "conv_matrix_some_bf16",
-                "conv_matrix_many_bf16",
-            ],
-            (Stored::Bf16, false) => [
-                "conv_matrix_few_bf16_any",
-                "conv_matrix_some_bf16_any",
-                "conv_matrix_many_bf16_any",
-            ],
-            (other, _) => {
+        let is_bf16 = match c.weights.stored {
+            Stored::F16 => false,
+            Stored::Bf16 => true,
+            other => {
                 let got = format_args!("{other:?}");
                 return expect(KERNEL, false, "weights of f16 or bf16", got);
             }
+        };
+        let [few, some, many] = match (is_bf16, of.is_by_channels(), c.is_matrix()) {
+            (false, false, _) => names!("f16_any"),
+            (false, true, false) => names!("f16"),
+            (false, true, true) => names!("f16_points"),
+            (true, false, _) => names!("bf16_any"),
+            (true, true, false) => names!("bf16"),
+            (true, true, true) => names!("bf16_points"),
         };
         let (name, threads) = match tiling {
             Tiling::Few => (few, 256),

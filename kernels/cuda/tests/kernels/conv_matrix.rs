@@ -122,6 +122,15 @@ fn cases() -> Vec<Case> {
             [true, true],
         ),
         case(UNEVEN, [64, 7, 8, 40, 2], None, [true, false]),
+        // Windows that are read by 16 bytes, in whole and in parts of a tile; in groups; in slices.
+        case(square(1, 1, 0), [64, 10, 10, 70, 1], relu, [true, true]),
+        case(square(1, 1, 0), [64, 6, 2, 40, 2], None, [true, false]),
+        case(
+            square(1, 1, 0),
+            [288, 4, 5, 17, 1],
+            Some(Act::Silu),
+            [false, true],
+        ),
         // Two, four and eight slices, of which some are empty.
         case(square(3, 2, 1), [64, 7, 7, 20, 1], relu, [true, true]),
         case(square(1, 1, 0), [1056, 3, 3, 24, 1], None, [false, false]),
