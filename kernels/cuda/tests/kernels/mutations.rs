@@ -17,23 +17,35 @@ use crate::harness::{Buffer, Gpu, numbers};
 use crate::process::{Libraries, outcome};
 use crate::rows::members;
 
-const BARRIER: &str = "__syncthreads();";
+/// Of a block, and of a warp.
+const BARRIERS: [&str; 2] = ["__syncthreads();", "__syncwarp();"];
 /// In the process of a mutation: the source's place, and which barrier goes.
 const MUTATION: &str = "LAZYBATCH_MUTATION";
 const NAME: &str = "mutations::barriers_that_are_missing_are_reported";
 /// What every report begins with.
 const REPORT: &str = "CUDA emulator (CPU): ";
 
+/// Where the barriers of a text are.
+fn barriers(text: &str) -> Vec<std::ops::Range<usize>> {
+    let of = |barrier: &'static str| {
+        let found = text.match_indices(barrier);
+        found.map(move |(at, _)| at..at + barrier.len())
+    };
+    let mut all: Vec<_> = BARRIERS.into_iter().flat_map(of).collect();
+    all.sort_by_key(|barrier| barrier.start);
+    all
+}
+
 /// A text without one of its barriers.
 fn without(text: &str, which: usize) -> String {
-    let (at, _) = text.match_indices(BARRIER).nth(which).unwrap();
+    let at = barriers(text)[which].clone();
     // The place of lines stays as it is.
-    let blank = " ".repeat(BARRIER.len() - 1);
-    format!("{}{blank};{}", &text[..at], &text[at + BARRIER.len()..])
+    let blank = " ".repeat(at.len() - 1);
+    format!("{}{blank};{}", &text[..at.start], &text[at.end..])
 }
 
 fn num_barriers(text: &str) -> usize {
-    text.matches(BARRIER).count()
+    barriers(text).len()
 }
 
 /// Sources with barriers, those of the common part in one source that uses them: place, first and
