@@ -15,6 +15,8 @@ use std::time::Instant;
 
 use lazybatch_cuda::context::{DeviceMemory, Event, Pinned};
 use lazybatch_cuda::kernels::attention::Attention;
+use lazybatch_cuda::kernels::conv::Conv;
+use lazybatch_cuda::kernels::conv_matrix::{Filters, Tiling as ConvTiling};
 use lazybatch_cuda::kernels::gemm::{Gemm, Tiling};
 use lazybatch_cuda::kernels::gemm_matrix::MatrixTiling;
 use lazybatch_cuda::kernels::sample::Sample;
@@ -23,7 +25,7 @@ use lazybatch_cuda::kernels::states::{PAGE, Paged};
 use lazybatch_cuda::kernels::top_k::TopK;
 use lazybatch_cuda::kernels::{Epilogue, Stored, Weights};
 use lazybatch_cuda::{Context, CudaError, DevicePtr, Kernels, Stream, jit};
-use lazybatch_graph::{Act, Heads, Sampling, Seen};
+use lazybatch_graph::{Act, Heads, Sampling, Seen, Window};
 
 /// Most launches of one repetition, and least.
 const LAUNCHES: (usize, usize) = (50, 4);
@@ -371,6 +373,78 @@ impl Bench {
         Ok(())
     }
 
+    /// Convolutions of ResNet-50, by multiply-adds and by matrix instructions, each tiling of these.
+    fn convolutions(&self) -> Result<(), CudaError> {
+        // Window and stride, channels, filters, and height and width of an image.
+        let shapes: &[([usize; 2], usize, usize, usize)] = if self.is_dry {
+            &[([3, 1], 3, 20, 9), ([1, 1], 64, 20, 5)]
+        } else {
+            &[
+                ([7, 2], 3, 64, 224),
+                ([3, 1], 64, 64, 56),
+                ([1, 1], 256, 64, 56),
+                ([1, 1], 64, 256, 56),
+                ([3, 1], 256, 256, 14),
+                ([3, 1], 512, 512, 7),
+                ([1, 1], 2048, 512, 7),
+                ([1, 1], 512, 2048, 7),
+            ]
+        };
+        let images: &[usize] = if self.is_dry { &[2] } else { &[1, 8, 32] };
+        for &([kernel, stride], channels, filters, size) in shapes {
+            let window = Window::square(kernel, stride, kernel / 2);
+            let pixels = (size / stride) * (size / stride);
+            let dims = [filters, channels, kernel, kernel];
+            let of = Filters::new(dims, 1);
+            let num = dims.iter().product::<usize>();
+            // Room for both forms of the filters.
+            let weights = self.noise((num * 4).max(of.len() * 2))?;
+            for &rows in images {
+                let x = self.noise(rows * channels * size * size * 4)?;
+                let out = self.zeros(rows * filters * pixels.max(size * size) * 4)?;
+                let call = |stored| Conv {
+                    x: x.at(),
+                    weights: Weights {
+                        at: weights.at(),
+                        stored,
+                    },
+                    out: out.at(),
+                    rows,
+                    channels,
+                    size: [size; 2],
+                    filters,
+                    window,
+                    groups: 1,
+                    epilogue: Epilogue {
+                        act: Some(Act::Relu),
+                        ..Epilogue::default()
+                    },
+                };
+                let rate = Rate::Flops(2 * rows * pixels * num);
+                let what = format!(
+                    "conv {kernel}x{kernel}/{stride} {channels} -> {filters} on {size}, {rows} images"
+                );
+                self.time(&format!("{what}, multiply-adds"), &rate, |_| {
+                    self.kernels.conv2d(&self.stream, &call(Stored::F32))
+                })?;
+                for tiling in ConvTiling::ALL {
+                    let mark = if tiling == ConvTiling::of(&of, rows * pixels) {
+                        " *"
+                    } else {
+                        ""
+                    };
+                    let what = format!("{what}, matrix instructions, bf16 {tiling:?}{mark}");
+                    self.time(&what, &rate, |_| {
+                        let call = call(Stored::Bf16);
+                        self.kernels
+                            .conv2d_matrix_tiled(&self.stream, &call, Some(tiling))
+                    })?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// The first of the scores of all tokens.
     fn choosing(&self) -> Result<(), CudaError> {
         let width = if self.is_dry { 600 } else { 32_000 };
@@ -502,6 +576,7 @@ fn run(is_dry: bool) -> Result<ExitCode, CudaError> {
     bench.launches_and_copies()?;
     // What has most lines comes last: they are what a run without time for all can do without.
     bench.encoding()?;
+    bench.convolutions()?;
     bench.decoding()?;
     bench.choosing()?;
     bench.matrix_products()?;

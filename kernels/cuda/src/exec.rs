@@ -409,6 +409,13 @@ impl<'a> Walk<'a> {
         right.expect("prepared at load")
     }
 
+    /// Operand `i` as filters of a convolution by matrix instructions, if it was prepared as such.
+    pub fn filters(&self, i: usize) -> Option<Weights> {
+        let weight = self.model.program.as_weight(self.node.inputs[i])?;
+        let filters = self.model.weights[weight.index()].filters;
+        filters.map(|(_, weights)| weights)
+    }
+
     /// Where result `i` goes.
     pub fn out(&self, i: usize) -> DevicePtr {
         let local = self.model.places.local[self.node.outputs[i].index()];

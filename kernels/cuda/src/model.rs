@@ -1,6 +1,6 @@
 //! A loaded model: weights in device memory in the form their kernels take, and where values lie.
 
-use lazybatch_graph::{Node, NodeId, Op, Program, SharedProgram, StateKind, WeightId};
+use lazybatch_graph::{Node, NodeId, Op, Program, SharedProgram, StateKind, WeightDecl, WeightId};
 use lazybatch_kernels::Error;
 use lazybatch_kernels::arena::{BlockPlan, Extent, NodeMemory};
 use lazybatch_kernels::cpu::{ProgramMemory, WeightType};
@@ -10,6 +10,8 @@ use lazybatch_kernels::validate::{WeightForm, check_program, weight_elements};
 
 use crate::context::{Context, DevicePtr};
 use crate::error::CudaError;
+use crate::kernels::conv::is_direct;
+use crate::kernels::conv_matrix::Filters;
 use crate::kernels::gemm_matrix::packed_per_row;
 use crate::kernels::positions::rope_turns;
 use crate::kernels::state_attention::{SPLIT, workspace_bytes};
@@ -25,6 +27,8 @@ pub struct Weight {
     pub plain: Option<DevicePtr>,
     /// As the right side of a product.
     pub right: Option<Weights>,
+    /// As filters of a convolution by matrix instructions.
+    pub filters: Option<(Filters, Weights)>,
     /// On the host, for nodes that run there.
     pub host: Option<Vec<f32>>,
 }
@@ -106,6 +110,9 @@ impl Model {
         turns.iter_mut().flatten().for_each(placed);
         for weight in &mut weights {
             weight.plain.iter_mut().for_each(placed);
+            if let Some((_, filters)) = &mut weight.filters {
+                placed(&mut filters.at);
+            }
             if let Some(right) = &mut weight.right {
                 placed(&mut right.at);
                 if let Stored::Int8 { scales } = &mut right.stored {
@@ -149,7 +156,9 @@ impl Model {
                 }) => Some(scales),
                 _ => None,
             };
-            [weight.plain, weight.right.map(|r| r.at), scales]
+            let filters = weight.filters.map(|(_, w)| w);
+            let [right, filters] = [weight.right, filters].map(|w| w.map(|w| w.at));
+            [weight.plain, right, filters, scales]
         });
         for at in forms.chain([self.turns[node.index()]]).flatten() {
             if !self.arrival.is_there((at.0 - self.base.0) as usize)? {
@@ -211,10 +220,22 @@ fn prepare(
         weight: decl.name.clone(),
         why,
     };
+    let filters = if is_host {
+        None
+    } else {
+        filters(decl, form, options)
+    };
     let have = match (is_host, form) {
         (true, _) => weight.host.is_some(),
         (false, WeightForm::Right) => weight.right.is_some(),
-        (false, _) => weight.plain.is_some(),
+        (false, _) => match (&filters, &weight.filters) {
+            (Some((new, _)), Some((held, _))) if new != held => {
+                let expected = "expected one number of groups in all convolutions of it";
+                return Err(fail(expected.into()));
+            }
+            (Some(_), held) => held.is_some(),
+            (None, _) => weight.plain.is_some(),
+        },
     };
     if have {
         return Ok(());
@@ -235,11 +256,29 @@ fn prepare(
             );
             weight.right = Some(right.map_err(fail)?);
         }
-        (false, _) => {
-            weight.plain = Some(uploads.push(bytemuck::cast_slice(&elems).to_vec()));
-        }
+        (false, _) => match filters {
+            Some((filters, stored)) => {
+                let held = weights::filters(stored, &elems, &filters, uploads).map_err(fail)?;
+                weight.filters = Some((filters, held));
+            }
+            None => weight.plain = Some(uploads.push(bytemuck::cast_slice(&elems).to_vec())),
+        },
     }
     Ok(())
+}
+
+/// How filters lie for matrix instructions, and their type, if a weight is used so.
+fn filters(
+    decl: &WeightDecl,
+    form: WeightForm,
+    options: &CudaOptions,
+) -> Option<(Filters, Stored)> {
+    let WeightForm::Filters { groups } = form else {
+        return None;
+    };
+    let dims: [usize; 4] = decl.ty.fixed_dims()[..].try_into().ok()?;
+    let stored = options.matrix().filter(|_| !is_direct(dims[0], groups))?;
+    Some((Filters::new(dims, groups), stored))
 }
 
 /// What a node takes of memory on this device.

@@ -19,9 +19,9 @@ pub struct CudaOptions {
     /// Products by this crate's own kernels, whose results do not depend on the batch. Else by
     /// cuBLASLt. Default: true.
     pub deterministic: bool,
-    /// Own products with weights of `f16` or `bf16`, and attention within members beside them, by
-    /// matrix instructions: activations are rounded to the type of the weights, and results do not
-    /// depend on the batch either. Default: false.
+    /// Own products with weights of `f16` or `bf16`, and attention within members and convolutions
+    /// beside them, by matrix instructions: activations are rounded to the type of the weights, and
+    /// results do not depend on the batch either. Default: false.
     pub tensor_cores: bool,
     /// Folder in which compiled kernels are kept. Default: in the user's cache folder.
     pub kernel_cache: Option<PathBuf>,

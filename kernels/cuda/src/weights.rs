@@ -10,6 +10,7 @@ use lazybatch_kernels::cpu::WeightType;
 
 use crate::context::{Context, DeviceMemory, DevicePtr, Event, Pinned, Stream};
 use crate::error::CudaError;
+use crate::kernels::conv_matrix::Filters;
 use crate::kernels::gemm_matrix::tiles;
 use crate::kernels::{Stored, Weights};
 
@@ -259,6 +260,33 @@ pub fn right(
             }
         }
         WeightType::Int8Dynamic => return Err("int8-dynamic is for the cpu device".into()),
+    })
+}
+
+/// Filters in the form of matrix instructions, in f16 or bf16.
+///
+/// # Errors
+/// A number that the type cannot hold.
+pub fn filters(
+    stored: Stored,
+    elems: &[f32],
+    filters: &Filters,
+    uploads: &mut Uploads,
+) -> Result<Weights, String> {
+    let convert = |from: &[f32], to: &mut [f16]| to.convert_from_f32_slice(from);
+    let halves = || rounded(elems, f16::ZERO, convert, f16::is_infinite);
+    let convert = |from: &[f32], to: &mut [bf16]| to.convert_from_f32_slice(from);
+    let brains = || rounded(elems, bf16::ZERO, convert, bf16::is_infinite);
+    let (bits, name) = match stored {
+        Stored::F16 => (halves().map(|v| v.reinterpret_cast().to_vec()), "f16"),
+        _ => (brains().map(|v| v.reinterpret_cast().to_vec()), "bf16"),
+    };
+    let bits: Vec<u16> =
+        bits.map_err(|at| format!("{} at {at} is too large for {name}", elems[at]))?;
+    let bytes = bytemuck::cast_slice(&filters.arranged(&bits)).to_vec();
+    Ok(Weights {
+        at: uploads.push(bytes),
+        stored,
     })
 }
 

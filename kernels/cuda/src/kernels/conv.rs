@@ -52,8 +52,9 @@ pub struct Conv {
 const TILE: [u32; 2] = [64, 64];
 
 /// The geometry as the kernels take it.
+#[derive(Clone, Copy)]
 #[repr(C)]
-struct Shape {
+pub(super) struct Shape {
     rows: u32,
     channels: u32,
     size: [u32; 2],
@@ -66,6 +67,70 @@ struct Shape {
     act: u32,
 }
 
+impl Shape {
+    /// Output pixels of all images.
+    pub(super) const fn pixels(&self) -> u32 {
+        self.rows * self.out[0] * self.out[1]
+    }
+}
+
+/// Whether a convolution is for the direct kernel: few filters in a group would leave most of a tile
+/// idle.
+pub(crate) const fn is_direct(filters: usize, groups: usize) -> bool {
+    groups > 1 && filters / groups < 8
+}
+
+impl Conv {
+    /// The geometry and the output elements, if there are any.
+    ///
+    /// # Errors
+    /// Groups or a window that do not fit, or sizes out of range.
+    pub(super) fn shape(&self, kernel: &'static str) -> Result<Option<(Shape, u32)>, CudaError> {
+        let divides = self.groups > 0
+            && self.channels.is_multiple_of(self.groups)
+            && self.filters.is_multiple_of(self.groups);
+        let got = format_args!("{} of {} and {}", self.groups, self.channels, self.filters);
+        expect(
+            kernel,
+            divides,
+            "groups that divide channels and filters",
+            got,
+        )?;
+        let Some(out) = self.window.output(self.size[0], self.size[1]) else {
+            let got = format_args!("{:?} in {:?}", self.window, self.size);
+            return expect(kernel, false, "a window that fits", got).map(|()| None);
+        };
+        let plane = out[0] * out[1];
+        let made = self.rows.saturating_mul(self.filters).saturating_mul(plane);
+        if made == 0 {
+            return Ok(None);
+        }
+        let made = size(kernel, "output elements", made)?;
+        let taken = self.size.iter().product::<usize>();
+        let taken = taken
+            .saturating_mul(self.channels)
+            .saturating_mul(self.rows);
+        size(kernel, "input elements", taken)?;
+        let chain = self.channels / self.groups * self.window.kernel.iter().product::<usize>();
+        size(kernel, "weights", chain.saturating_mul(self.filters))?;
+        let pair = |p: [usize; 2]| p.map(|v| v as u32);
+        let [top, left, ..] = self.window.pad;
+        let shape = Shape {
+            rows: self.rows as u32,
+            channels: self.channels as u32,
+            size: pair(self.size),
+            filters: self.filters as u32,
+            out: pair(out),
+            kernel: pair(self.window.kernel),
+            stride: pair(self.window.stride),
+            pad: pair([top, left]),
+            groups: self.groups as u32,
+            act: act_code(self.epilogue.act),
+        };
+        Ok(Some((shape, made)))
+    }
+}
+
 impl Kernels {
     /// `act(conv(x, weights) + bias + residual)`.
     ///
@@ -73,46 +138,10 @@ impl Kernels {
     /// Groups or a window that do not fit, sizes out of range, or what the driver answers.
     pub fn conv2d(&self, stream: &Stream, c: &Conv) -> Result<(), CudaError> {
         const KERNEL: &str = "conv2d";
-        let divides = c.groups > 0
-            && c.channels.is_multiple_of(c.groups)
-            && c.filters.is_multiple_of(c.groups);
-        let got = format_args!("{} of {} and {}", c.groups, c.channels, c.filters);
-        expect(
-            KERNEL,
-            divides,
-            "groups that divide channels and filters",
-            got,
-        )?;
-        let Some(out) = c.window.output(c.size[0], c.size[1]) else {
-            let got = format_args!("{:?} in {:?}", c.window, c.size);
-            return expect(KERNEL, false, "a window that fits", got);
-        };
-        let plane = out[0] * out[1];
-        let made = c.rows.saturating_mul(c.filters).saturating_mul(plane);
-        if made == 0 {
+        let Some((shape, made)) = c.shape(KERNEL)? else {
             return Ok(());
-        }
-        let made = size(KERNEL, "output elements", made)?;
-        let taken = c.size.iter().product::<usize>().saturating_mul(c.channels);
-        size(KERNEL, "input elements", taken.saturating_mul(c.rows))?;
-        let chain = c.channels / c.groups * c.window.kernel.iter().product::<usize>();
-        size(KERNEL, "weights", chain.saturating_mul(c.filters))?;
-        let pair = |p: [usize; 2]| p.map(|v| v as u32);
-        let [top, left, ..] = c.window.pad;
-        let shape = Shape {
-            rows: c.rows as u32,
-            channels: c.channels as u32,
-            size: pair(c.size),
-            filters: c.filters as u32,
-            out: pair(out),
-            kernel: pair(c.window.kernel),
-            stride: pair(c.window.stride),
-            pad: pair([top, left]),
-            groups: c.groups as u32,
-            act: act_code(c.epilogue.act),
         };
-        // Few filters in a group would leave most of a tile idle.
-        let is_direct = c.filters / c.groups < 8 && c.groups > 1;
+        let is_direct = is_direct(c.filters, c.groups);
         let name = match (c.weights.stored, is_direct) {
             (Stored::F32, false) => "conv_f32",
             (Stored::F16, false) => "conv_f16",
@@ -132,7 +161,7 @@ impl Kernels {
         let grid = if is_direct {
             super::per_item(made)
         } else {
-            let pixels = shape.rows * (plane as u32);
+            let pixels = shape.pixels();
             let filters = (c.filters / c.groups) as u32;
             expect(KERNEL, c.groups <= 65_535, "at most 65535 groups", c.groups)?;
             Grid {

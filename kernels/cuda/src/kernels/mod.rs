@@ -21,6 +21,7 @@ pub mod attention;
 pub mod attention_matrix;
 pub mod choice;
 pub mod conv;
+pub mod conv_matrix;
 pub mod elementwise;
 pub mod embedding;
 pub mod gemm;
@@ -96,11 +97,12 @@ pub fn families_of(program: &Program, node: &Node) -> Result<Vec<&'static Source
 const COMMON: &str = include_str!("../../cuda/common.cuh");
 
 /// All sources. A family's number is its place here.
-pub const SOURCES: [&Source; 19] = [
+pub const SOURCES: [&Source; 20] = [
     &attention::SOURCE,
     &attention_matrix::SOURCE,
     &choice::SOURCE,
     &conv::SOURCE,
+    &conv_matrix::SOURCE,
     &elementwise::SOURCE,
     &embedding::SOURCE,
     &gemm::SOURCE,

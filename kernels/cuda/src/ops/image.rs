@@ -4,7 +4,7 @@ use lazybatch_graph::{Act, Pool, Window};
 
 use crate::context::DevicePtr;
 use crate::exec::Walk;
-use crate::kernels::conv::Conv;
+use crate::kernels::conv::{Conv, is_direct};
 use crate::kernels::{Epilogue, Weights};
 
 /// Channels, height and width of operand 0.
@@ -26,14 +26,17 @@ pub fn conv2d(
 ) -> Result<(), String> {
     let [channels, height, width] = image(w)?;
     let operand = |is: bool, i: usize| if is { w.arg(i) } else { DevicePtr::NULL };
+    let filters = w.ty(1).fixed_dims()[0];
+    let matrix = w.filters(1).filter(|_| !is_direct(filters, groups));
+    let weights = matrix.unwrap_or_else(|| Weights::f32(w.arg(1)));
     let call = Conv {
         x: w.arg(0),
-        weights: Weights::f32(w.arg(1)),
+        weights,
         out: w.out(0),
         rows: w.num_rows(w.ty(0)),
         channels,
         size: [height, width],
-        filters: w.ty(1).fixed_dims()[0],
+        filters,
         window,
         groups,
         epilogue: Epilogue {
@@ -42,7 +45,10 @@ pub fn conv2d(
             residual: operand(residual, 2 + usize::from(bias)),
         },
     };
-    w.issue(move |i| i.kernels.conv2d(i.stream, &call));
+    w.issue(move |i| match matrix {
+        Some(_) => i.kernels.conv2d_matrix(i.stream, &call),
+        None => i.kernels.conv2d(i.stream, &call),
+    });
     Ok(())
 }
 

@@ -156,37 +156,53 @@ fn launches_that_come_again_are_replayed() {
     });
 }
 
+/// These problems pass with matrix instructions, within `tolerance`, and by other kernels than those
+/// without.
+fn check_matrix(is_one: fn(&Problem) -> bool, num: usize, tolerance: f64) {
+    for weights in [WeightType::F16, WeightType::Bf16] {
+        let of = |tensor_cores| CudaOptions {
+            weights,
+            tensor_cores,
+            ..options()
+        };
+        let mut problems: Vec<Problem> = problems().into_iter().filter(is_one).collect();
+        assert_eq!(problems.len(), num);
+        for problem in &mut problems {
+            problem.tolerance = tolerance;
+            let mut make = || -> Box<dyn Device> { Box::new(device(of(true))) };
+            assert_eq!(check(problem, &mut make, true).unwrap(), Outcome::Passed);
+            // They are other kernels than those without.
+            let program = Arc::new((problem.build)());
+            let requests = requests(problem, &program);
+            let results = [true, false].map(|tensor_cores| {
+                let mut device = device(of(tensor_cores));
+                device.load(ModelId(0), Arc::clone(&program)).unwrap();
+                format!(
+                    "{:?}",
+                    run(&mut device, &program, &requests, Schedule::Alone)
+                )
+            });
+            assert_ne!(results[0], results[1], "{}", problem.name);
+        }
+    }
+}
+
 #[test]
 fn attention_by_matrix_instructions_has_the_same_bits_in_any_batch() {
     let name = "conformance::attention_by_matrix_instructions_has_the_same_bits_in_any_batch";
     runs_clean(name, || {
-        for weights in [WeightType::F16, WeightType::Bf16] {
-            let of = |tensor_cores| CudaOptions {
-                weights,
-                tensor_cores,
-                ..options()
-            };
-            let is_attention = |p: &Problem| p.name.starts_with("attention-");
-            let mut problems: Vec<Problem> = problems().into_iter().filter(is_attention).collect();
-            assert_eq!(problems.len(), 9);
-            for problem in &mut problems {
-                // Values are below 1, and the weights on them rounded to 8 bits.
-                problem.tolerance = 2e-2;
-                let mut make = || -> Box<dyn Device> { Box::new(device(of(true))) };
-                assert_eq!(check(problem, &mut make, true).unwrap(), Outcome::Passed);
-                // They are other kernels than those without.
-                let program = Arc::new((problem.build)());
-                let requests = requests(problem, &program);
-                let results = [true, false].map(|tensor_cores| {
-                    let mut device = device(of(tensor_cores));
-                    device.load(ModelId(0), Arc::clone(&program)).unwrap();
-                    format!(
-                        "{:?}",
-                        run(&mut device, &program, &requests, Schedule::Alone)
-                    )
-                });
-                assert_ne!(results[0], results[1], "{}", problem.name);
-            }
-        }
+        // Values are below 1, and the weights on them rounded to 8 bits.
+        check_matrix(|p| p.name.starts_with("attention-"), 9, 2e-2);
+    });
+}
+
+#[test]
+fn convolutions_by_matrix_instructions_have_the_same_bits_in_any_batch() {
+    let name = "conformance::convolutions_by_matrix_instructions_have_the_same_bits_in_any_batch";
+    runs_clean(name, || {
+        // Those with few filters in a group are done as without.
+        let is_one = |p: &Problem| p.name.starts_with("conv2d-") && !p.name.contains("_6x");
+        // Sums are of up to 288 products of numbers below 1, rounded to 8 bits.
+        check_matrix(is_one, 4, 6e-2);
     });
 }

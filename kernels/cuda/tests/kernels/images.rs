@@ -9,8 +9,8 @@ use lazybatch_kernels::reference::math;
 
 use crate::harness::{alone_as_together, close, numbers, on_device, pick};
 
-const ROWS: usize = 3;
-const UNEVEN: Window = Window {
+pub const ROWS: usize = 3;
+pub const UNEVEN: Window = Window {
     kernel: [3, 2],
     stride: [2, 1],
     pad: [1, 0, 0, 1],
@@ -36,18 +36,18 @@ fn window<'a>(
     })
 }
 
-struct Case {
-    window: Window,
-    channels: usize,
-    size: [usize; 2],
-    filters: usize,
-    groups: usize,
-    act: Option<Act>,
+pub struct Case {
+    pub window: Window,
+    pub channels: usize,
+    pub size: [usize; 2],
+    pub filters: usize,
+    pub groups: usize,
+    pub act: Option<Act>,
     /// Bias, residual.
-    with: [bool; 2],
+    pub with: [bool; 2],
 }
 
-fn case(
+pub fn case(
     window: Window,
     [channels, height, width, filters, groups]: [usize; 5],
     act: Option<Act>,
@@ -93,7 +93,7 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-fn conv_by_definition(
+pub fn conv_by_definition(
     c: &Case,
     x: &[f32],
     weights: &[f32],

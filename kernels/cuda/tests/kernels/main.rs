@@ -13,6 +13,7 @@ mod attention;
 mod attention_matrix;
 mod buckets;
 mod cache;
+mod conv_matrix;
 mod elementwise;
 mod gemm;
 mod images;

@@ -3,6 +3,7 @@
 
 use lazybatch_cuda::kernels::attention::Attention;
 use lazybatch_cuda::kernels::conv::Conv;
+use lazybatch_cuda::kernels::conv_matrix::Tiling as Tiles;
 use lazybatch_cuda::kernels::gemm::{Gemm, Tiling};
 use lazybatch_cuda::kernels::gemm_matrix::MatrixTiling;
 use lazybatch_cuda::kernels::sample::Sample;
@@ -17,23 +18,35 @@ use crate::harness::{Buffer, Gpu, numbers};
 use crate::process::{Libraries, outcome};
 use crate::rows::members;
 
-const BARRIER: &str = "__syncthreads();";
+/// Of a block, and of a warp.
+const BARRIERS: [&str; 2] = ["__syncthreads();", "__syncwarp();"];
 /// In the process of a mutation: the source's place, and which barrier goes.
 const MUTATION: &str = "LAZYBATCH_MUTATION";
 const NAME: &str = "mutations::barriers_that_are_missing_are_reported";
 /// What every report begins with.
 const REPORT: &str = "CUDA emulator (CPU): ";
 
+/// Where the barriers of a text are.
+fn barriers(text: &str) -> Vec<std::ops::Range<usize>> {
+    let of = |barrier: &'static str| {
+        let found = text.match_indices(barrier);
+        found.map(move |(at, _)| at..at + barrier.len())
+    };
+    let mut all: Vec<_> = BARRIERS.into_iter().flat_map(of).collect();
+    all.sort_by_key(|barrier| barrier.start);
+    all
+}
+
 /// A text without one of its barriers.
 fn without(text: &str, which: usize) -> String {
-    let (at, _) = text.match_indices(BARRIER).nth(which).unwrap();
+    let at = barriers(text)[which].clone();
     // The place of lines stays as it is.
-    let blank = " ".repeat(BARRIER.len() - 1);
-    format!("{}{blank};{}", &text[..at], &text[at + BARRIER.len()..])
+    let blank = " ".repeat(at.len() - 1);
+    format!("{}{blank};{}", &text[..at.start], &text[at.end..])
 }
 
 fn num_barriers(text: &str) -> usize {
-    text.matches(BARRIER).count()
+    barriers(text).len()
 }
 
 /// Sources with barriers, those of the common part in one source that uses them: place, first and
@@ -124,6 +137,31 @@ fn exercise(gpu: &Gpu, source: &Source) -> Result<(), CudaError> {
                 },
             };
             k.conv2d(s, &call)?;
+            s.synchronize()
+        }
+        "conv_matrix.cu" => {
+            // Five tiles, more than a block has stages; and two slices of a chain of eight.
+            let (x, w) = (some(256 * 49), some(256 * 64));
+            let out = gpu.fresh::<f32>(70 * 49);
+            for (channels, tiling) in [(160, Tiles::Some), (160, Tiles::Many), (256, Tiles::Few)] {
+                let call = Conv {
+                    x: x.at(),
+                    // Any bits are numbers here.
+                    weights: Weights {
+                        at: w.at(),
+                        stored: Stored::Bf16,
+                    },
+                    out: out.at(),
+                    rows: 1,
+                    channels,
+                    size: [7, 7],
+                    filters: 70,
+                    window: Window::square(1, 1, 0),
+                    groups: 1,
+                    epilogue: Epilogue::default(),
+                };
+                k.conv2d_matrix_tiled(s, &call, Some(tiling))?;
+            }
             s.synchronize()
         }
         "gemm.cu" => {
