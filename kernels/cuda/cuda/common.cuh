@@ -295,6 +295,12 @@ DEVICE void copy_async(void *to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
 }
 // Ends a group of such copies.
+// The same, or zeros.
+DEVICE void copy_async_or_zero(void *to, const void *from, bool is_there) {
+    u32 at = (u32)__cvta_generic_to_shared(to), bytes = is_there ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes)
+                 : "memory");
+}
 DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until all but the last `N` groups are there.
 template <u32 N> DEVICE void wait_copies() {

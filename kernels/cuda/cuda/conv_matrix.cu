@@ -35,17 +35,6 @@ template <Windows HOW, u32 PIXELS> struct Rows {
     static const u32 ALL = WORDS * (HOW == POINTS ? STEPS : PIXELS);
 };
 
-// Starts a copy of 16 bytes into shared memory behind the thread's back.
-DEVICE void start_copy(void *to, const void *from) {
-    u32 at = (u32)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
-}
-DEVICE void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until all but the last `N` groups are there.
-template <u32 N> DEVICE void await_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
 // Four matrices of 8 x 8 numbers in shared memory, or these turned; eight lanes each say where
 // their rows are.
 template <bool TURNED> DEVICE void load_four(const u32 *row, u32 (&b)[4]) {
@@ -60,18 +49,6 @@ template <bool TURNED> DEVICE void load_four(const u32 *row, u32 (&b)[4]) {
                      : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
                      : "r"(at)
                      : "memory");
-}
-
-// Two numbers, the first in the lower half, rounded to nearest, ties to even.
-DEVICE u32 round_two(f16, float low, float high) {
-    u32 two;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
-    return two;
-}
-DEVICE u32 round_two(bf16, float low, float high) {
-    u32 two;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
-    return two;
 }
 
 // What `THREADS` gather for a tile of `PIXELS`, and which part of it one of them does: `NUM` steps
@@ -191,7 +168,7 @@ template <class H, Windows HOW, u32 PIXELS, u32 THREADS> struct Gather {
         u32 two[NUM / 2];
 #pragma unroll
         for (u32 i = 0; i < NUM / 2; i++) {
-            two[i] = round_two(H{}, values[2 * i], values[2 * i + 1]);
+            two[i] = pair(H{}, values[2 * i], values[2 * i + 1]);
             if (HOW == CHANNELS) two[i] &= keep;
         }
         u32 *to = tile + word;
@@ -268,14 +245,14 @@ template <class H, u32 FILTERS, u32 PIXELS, Windows HOW> struct Tiles {
         auto fetch = [&](u32 stage) {
 #pragma unroll
             for (u32 i = 0; i < OWN; i++) {
-                start_copy(&left[stage][threadIdx.x + i * THREADS], from[i]);
+                copy_async(&left[stage][threadIdx.x + i * THREADS], from[i]);
                 from[i] += 64;
             }
         };
 #pragma unroll 1
         for (u32 t = 0; t < STAGES - 1; t++) {
             if (t < s.tiles) fetch(t);
-            end_copies();
+            commit_copies();
         }
         Gather<H, HOW, PIXELS, THREADS> gather;
         gather.start(x, s, threadIdx.x, blockIdx.x * PIXELS, 0);
@@ -289,10 +266,10 @@ template <class H, u32 FILTERS, u32 PIXELS, Windows HOW> struct Tiles {
         for (u32 t = 0; t < s.tiles; t++) {
             u32 *tile = right[t % 2];
             gather.put(tile);
-            await_copies<STAGES - 2>();
+            wait_copies<STAGES - 2>();
             __syncthreads();
             if (t + STAGES - 1 < s.tiles) fetch((t + STAGES - 1) % STAGES);
-            end_copies();
+            commit_copies();
             if (t + 1 < s.tiles) gather.ask(s);
 #pragma unroll
             for (u32 half = 0; half < 2; half++) {

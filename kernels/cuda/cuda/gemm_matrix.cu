@@ -162,7 +162,7 @@ template <class T, u32 TILES, u32 GROUPS, u32 AHEAD, class Left>
 DEVICE void few(const void *a, const int *a_rows, const uint4 *weights, u32 k, const End &end) {
     const u32 FEATURES = 16 * TILES, STRIDE = FEATURES + 4;
     // Rows whose sums are in shared memory at once.
-    const u32 TOGETHER = GROUPS < 4 ? GROUPS : 4;
+    const u32 TOGETHER = GROUPS * TILES <= 8 ? GROUPS : 8 / TILES;
     __shared__ __align__(16) float parts[SLICES][8 * TOGETHER][STRIDE];
     struct Part {
         uint4 right[TILES];
@@ -232,13 +232,30 @@ DEVICE void few(const void *a, const int *a_rows, const uint4 *weights, u32 k, c
 // ---- many rows ----
 //
 // A block has 16 `TILES` features and 16 `BELOW` rows, `ACROSS` warps beside one another; tiles of both
-// sides come into shared memory some steps ahead.
+// sides come into shared memory, `DEPTH` steps of a slice at once, some ahead.
 
-template <class T, u32 TILES, u32 BELOW, u32 ACROSS, u32 STAGES>
+// Where in `k` something is: a step, and the end of its slice.
+struct Place {
+    u32 step, end, each, steps;
+
+    __device__ __forceinline__ Place(u32 each, u32 steps)
+        : step(0), end(min(each, steps)), each(each), steps(steps) {}
+    // Goes on by so many steps of the slice; answers whether that was its end.
+    __device__ __forceinline__ bool advance(u32 by) {
+        step += by;
+        if (step < end) return false;
+        step = end;
+        end = min(end + each, steps);
+        return true;
+    }
+};
+
+template <class T, u32 TILES, u32 BELOW, u32 ACROSS, u32 DEPTH, u32 STAGES>
 DEVICE void many(const uint4 *a, const uint4 *weights, u32 k, const End &end) {
-    const u32 FEATURES = 16 * TILES, STRIDE = FEATURES + 4, DEPTH = 2;
+    const u32 FEATURES = 16 * TILES, STRIDE = FEATURES + 4;
     const u32 OWN = TILES / ACROSS, OWN_ROWS = BELOW / (WARPS / ACROSS);
-    const u32 PIECES = (TILES + BELOW) * DEPTH * 32;
+    const u32 PIECES = (TILES + BELOW) * DEPTH, COPIED = PIECES / WARPS;
+    static_assert(PIECES % WARPS == 0 && WARPS % DEPTH == 0, "a warp copies tiles of one step");
     extern __shared__ __align__(16) uint4 room[];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, q = lane % 4, g = lane / 4;
     u32 steps = (k + 15) / 16, each = (steps + SLICES - 1) / SLICES;
@@ -246,72 +263,80 @@ DEVICE void many(const uint4 *a, const uint4 *weights, u32 k, const End &end) {
     u32 first = warp % ACROSS * OWN, first_row = warp / ACROSS * OWN_ROWS;
     bool is_idle = blockIdx.y * BELOW + first_row >= rows;
 
-    auto load = [&](uint4 *stage, u32 at) {
+    // What this thread copies of each stage: of some tiles, the step `warp % DEPTH`.
+    const uint4 *from[COPIED];
+    bool has[COPIED];
 #pragma unroll
-        for (u32 i = threadIdx.x; i < PIECES; i += 32 * WARPS) {
-            u32 which = i / 32 / DEPTH, step = at + i / 32 % DEPTH;
-            bool is_right = which < TILES;
-            u32 tile = is_right ? blockIdx.x * TILES + which : blockIdx.y * BELOW + which - TILES;
-            bool is_there = step < steps && tile < (is_right ? tiles : rows);
-            const uint4 *from = is_right ? weights : a;
-            if (is_there) {
-                copy_async(&stage[i], &from[((u64)tile * steps + step) * 32 + lane]);
-            } else {
-                stage[i] = make_uint4(0, 0, 0, 0);
-            }
+    for (u32 i = 0; i < COPIED; i++) {
+        u32 which = (warp + i * WARPS) / DEPTH;
+        bool is_right = which < TILES;
+        u32 tile = is_right ? blockIdx.x * TILES + which : blockIdx.y * BELOW + which - TILES;
+        u64 at = ((u64)tile * steps + warp % DEPTH) * 32 + lane;
+        has[i] = tile < (is_right ? tiles : rows);
+        from[i] = is_right ? weights : a;
+        if (has[i]) from[i] += at;
+    }
+    auto load = [&](uint4 *stage, const Place &at) {
+        bool is_there = at.step + warp % DEPTH < at.end;
+#pragma unroll
+        for (u32 i = 0; i < COPIED; i++) {
+            bool is_copied = is_there && has[i];
+            const uint4 *source = is_copied ? from[i] + at.step * 32 : from[i];
+            copy_async_or_zero(stage + (warp + i * WARPS) * 32 + lane, source, is_copied);
         }
     };
 
     float sum[OWN][2 * OWN_ROWS][4] = {}, total[OWN][2 * OWN_ROWS][4] = {};
-    auto add = [&] {
+    auto use = [&](const uint4 *stage, u32 d) {
+        uint4 right[OWN];
 #pragma unroll
-        for (u32 t = 0; t < OWN; t++) {
+        for (u32 i = 0; i < OWN; i++) right[i] = stage[((first + i) * DEPTH + d) * 32];
 #pragma unroll
-            for (u32 r = 0; r < 2 * OWN_ROWS; r++) {
+        for (u32 r = 0; r < OWN_ROWS; r++) {
+            uint4 left = stage[((TILES + first_row + r) * DEPTH + d) * 32];
 #pragma unroll
-                for (u32 i = 0; i < 4; i++) {
-                    total[t][r][i] += sum[t][r][i];
-                    sum[t][r][i] = 0;
-                }
+            for (u32 i = 0; i < OWN; i++) {
+                multiply_tile<T>(sum[i][2 * r], right[i], make_uint2(left.x, left.y));
+                multiply_tile<T>(sum[i][2 * r + 1], right[i], make_uint2(left.z, left.w));
             }
         }
     };
-    u32 rounds = (steps + DEPTH - 1) / DEPTH, next_slice = each;
+    Place loaded(each, steps), at(each, steps);
 #pragma unroll 1
     for (u32 t = 0; t < STAGES - 1; t++) {
-        if (t < rounds) load(room + t * PIECES, t * DEPTH);
+        if (loaded.step < steps) load(room + t * PIECES * 32, loaded);
+        loaded.advance(DEPTH);
         commit_copies();
     }
 #pragma unroll 1
-    for (u32 t = 0; t < rounds; t++) {
+    for (u32 t = 0; at.step < steps; t++) {
         wait_copies<STAGES - 2>();
         __syncthreads();
-        u32 next = t + STAGES - 1;
-        if (next < rounds) load(room + next % STAGES * PIECES, next * DEPTH);
+        if (loaded.step < steps) load(room + (t + STAGES - 1) % STAGES * PIECES * 32, loaded);
+        loaded.advance(DEPTH);
         commit_copies();
-        if (is_idle) continue;
-        const uint4 *stage = room + t % STAGES * PIECES + lane;
+        const uint4 *stage = room + t % STAGES * PIECES * 32 + lane;
+        u32 num = is_idle ? 0 : min(DEPTH, at.end - at.step);
+        if (num == DEPTH) {
 #pragma unroll
-        for (u32 d = 0; d < DEPTH; d++) {
-            if (t * DEPTH + d == next_slice) {
-                add();
-                next_slice += each;
-            }
-            uint4 right[OWN];
+            for (u32 d = 0; d < DEPTH; d++) use(stage, d);
+        } else {
+#pragma unroll 1
+            for (u32 d = 0; d < num; d++) use(stage, d);
+        }
+        if (!at.advance(DEPTH)) continue;
 #pragma unroll
-            for (u32 i = 0; i < OWN; i++) right[i] = stage[((first + i) * DEPTH + d) * 32];
+        for (u32 i = 0; i < OWN; i++) {
 #pragma unroll
-            for (u32 r = 0; r < OWN_ROWS; r++) {
-                uint4 left = stage[((TILES + first_row + r) * DEPTH + d) * 32];
+            for (u32 r = 0; r < 2 * OWN_ROWS; r++) {
 #pragma unroll
-                for (u32 i = 0; i < OWN; i++) {
-                    multiply_tile<T>(sum[i][2 * r], right[i], make_uint2(left.x, left.y));
-                    multiply_tile<T>(sum[i][2 * r + 1], right[i], make_uint2(left.z, left.w));
+                for (u32 e = 0; e < 4; e++) {
+                    total[i][r][e] += sum[i][r][e];
+                    sum[i][r][e] = 0;
                 }
             }
         }
     }
-    add();
 
     wait_copies<0>();
     __syncthreads();
@@ -341,23 +366,24 @@ DEVICE void many(const uint4 *a, const uint4 *weights, u32 k, const End &end) {
         few<T, TILES, GROUPS, AHEAD, LEFT<T, GROUPS>>(a, a_rows, weights, k, end);                 \
     }
 
-#define MANY(NAME, T, TILES, BELOW, ACROSS, STAGES)                                                \
+#define MANY(NAME, T, TILES, BELOW, ACROSS, DEPTH, STAGES)                                         \
     ENTRY(NAME)(const uint4 *a, const int *, const uint4 *weights, u32 k, End end) {               \
-        many<T, TILES, BELOW, ACROSS, STAGES>(a, weights, k, end);                                 \
+        many<T, TILES, BELOW, ACROSS, DEPTH, STAGES>(a, weights, k, end);                          \
     }
 
-// The launcher has the same features, rows and stages.
+// Features and rows of a block are in the name. The launcher knows them, and what of `k` is in shared
+// memory.
 #define MATRICES(SUFFIX, T)                                                                        \
     KERNEL matrix_pack_##SUFFIX(const float *a, const int *a_rows, uint4 *tiles, u32 m, u32 k) {   \
         pack<T>(a, a_rows, tiles, m, k);                                                           \
     }                                                                                              \
-    FEW(matrix_plain8_##SUFFIX, T, 1, 1, 4, Plain)                                                 \
-    FEW(matrix_plain16_##SUFFIX, T, 1, 2, 4, Plain)                                                \
-    FEW(matrix_few16_##SUFFIX, T, 1, 2, 4, Packed)                                                 \
-    FEW(matrix_few32_##SUFFIX, T, 2, 4, 2, Packed)                                                 \
-    FEW(matrix_few64_##SUFFIX, T, 2, 8, 2, Packed)                                                 \
-    MANY(matrix_many64_##SUFFIX, T, 4, 8, 2, 5)                                                    \
-    MANY(matrix_many128_##SUFFIX, T, 8, 8, 2, 4)
+    FEW(matrix_plain_16x8_##SUFFIX, T, 1, 1, 4, Plain)                                             \
+    FEW(matrix_plain_32x8_##SUFFIX, T, 2, 1, 4, Plain)                                             \
+    FEW(matrix_few_32x16_##SUFFIX, T, 2, 2, 4, Packed)                                             \
+    FEW(matrix_few_32x32_##SUFFIX, T, 2, 4, 2, Packed)                                             \
+    FEW(matrix_few_64x32_##SUFFIX, T, 4, 4, 1, Packed)                                             \
+    MANY(matrix_many_64x128_##SUFFIX, T, 4, 8, 2, 8, 2)                                            \
+    MANY(matrix_many_128x64_##SUFFIX, T, 8, 4, 4, 8, 2)
 
 MATRICES(f16, f16)
 MATRICES(bf16, bf16)

@@ -140,11 +140,16 @@ on_device! {
 on_device! {
     fn a_switch_of_tiles_of_matrix_instructions_changes_no_bits(gpu) {
         // More rows have other tiles, and with many columns the largest.
-        let (k, n, rows) = (20, 96 * 128, [8, 9, 16, 17, 32, 33, 64, 65]);
-        assert_eq!(MatrixTiling::of(65, n), MatrixTiling::Many128);
-        assert_eq!(MatrixTiling::of(65, n / 2), MatrixTiling::Many64);
+        let (k, n, rows) = (20, 200 * 128, [8, 9, 16, 17, 64, 65]);
+        let tilings = [16, 17, 64, 65].map(|m| MatrixTiling::of(m, n));
+        let shared = [MatrixTiling::Many128x64, MatrixTiling::Many64x128];
+        assert_eq!(tilings, [MatrixTiling::Few32x16, shared[0], shared[0], shared[1]]);
         check(gpu, &["f16, tiles"], [k, n], &rows);
-        check(gpu, &["bf16, tiles"], [k, n / 2], &[64, 65]);
+        // A block more than there are to be of each.
+        let (n, few) = (264 * 16, [1, 9, 17, 33, 65]);
+        let tilings = few.map(|m| MatrixTiling::of(m, n));
+        assert_eq!(tilings, MatrixTiling::ALL[..5]);
+        check(gpu, &["bf16, tiles"], [k, n], &few);
     }
 }
 

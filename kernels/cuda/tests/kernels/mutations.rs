@@ -200,7 +200,7 @@ fn exercise(gpu: &Gpu, source: &Source) -> Result<(), CudaError> {
                 resume: false,
                 epilogue: Epilogue::default(),
             };
-            for tiling in [MatrixTiling::Few64, MatrixTiling::Many64] {
+            for tiling in [MatrixTiling::Few64x32, MatrixTiling::Many128x64] {
                 k.gemm_matrix_tiled(s, &call, packed.at(), tiling)?;
             }
             s.synchronize()
