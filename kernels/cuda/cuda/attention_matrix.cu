@@ -6,6 +6,14 @@
 
 #define KEYS 32
 #define WARPS 4
+#define LOG2_E 1.44269504088896340736f
+
+// 2^x as the hardware has it: shares are rounded to 11 bits at most.
+DEVICE float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 
 // `DIM` is the most features of a head.
 template <class H, u32 DIM, bool TERMS>
@@ -133,20 +141,22 @@ DEVICE void attention(const float *q, const float *k, const float *v, float *out
                         if (cap != 0) s = cap * tanh_of(s / cap);
                         if (columns) s += bias[(int)(key - row)];
                     }
+                    // In units in which a share is a power of two.
+                    s *= LOG2_E;
                     highest = larger(s, highest);
                 }
             }
             highest = larger(__shfl_xor_sync(ALL_LANES, highest, 1), highest);
             highest = larger(__shfl_xor_sync(ALL_LANES, highest, 2), highest);
             // Shares so far are relative to the old maximum; a tile without keys changes nothing.
-            float shrink = highest == top[r] ? 1.0f : exp_of(top[r] - highest);
+            float shrink = highest == top[r] ? 1.0f : power_of_two(top[r] - highest);
             // Shares are added up as they are multiplied: rounded.
             float added = 0;
 #pragma unroll
             for (u32 j = 0; j < KEYS / 8; j++) {
                 float s0 = score[j][2 * r], s1 = score[j][2 * r + 1];
-                u32 both = pair(H{}, s0 == NEG_INF ? 0.0f : exp_of(s0 - highest),
-                                s1 == NEG_INF ? 0.0f : exp_of(s1 - highest));
+                u32 both = pair(H{}, s0 == NEG_INF ? 0.0f : power_of_two(s0 - highest),
+                                s1 == NEG_INF ? 0.0f : power_of_two(s1 - highest));
                 added += widen(H{(u16)both});
                 added += widen(H{(u16)(both >> 16)});
                 share[j][r] = both;
