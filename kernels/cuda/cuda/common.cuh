@@ -219,6 +219,50 @@ DEVICE u64 rank_of(float x, u32 at, u32 largest) {
 
 DEVICE u64 higher(u64 a, u64 b) { return a > b ? a : b; }
 
+// The score of a rank: of zeros that without a sign, and no number for what is none.
+DEVICE float score_of(u64 rank) {
+    u32 key = (u32)(rank >> 32);
+    return __uint_as_float(key >> 31 ? key ^ 0x80000000u : ~key);
+}
+
+// The highest of a warp's ranks.
+DEVICE u64 warp_highest(u64 rank) {
+    u32 key = __reduce_max_sync(ALL_LANES, (u32)(rank >> 32));
+    u32 rest = (u32)(rank >> 32) == key ? (u32)rank : 0;
+    return (u64)key << 32 | __reduce_max_sync(ALL_LANES, rest);
+}
+
+// Calls `f(element, at)` for every `step`th element from `at` to `end`, `NUM` of them asked for
+// before the first is looked at.
+template <u32 NUM, class F> DEVICE void each_ahead(const float *x, u32 at, u32 end, u32 step, F f) {
+#pragma unroll 1
+    for (; at < end; at += NUM * step) {
+        float v[NUM];
+#pragma unroll
+        for (u32 i = 0; i < NUM; i++) v[i] = at + i * step < end ? x[at + i * step] : 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < NUM; i++)
+            if (at + i * step < end) f(v[i], at + i * step);
+    }
+}
+
+// Raises a bound of ranks bit by bit from `bit` on, as long as `count(bound)`, how many are at it or
+// above, is `k` or more; ends when it is `most` or less, which is so behind the last bit if `most` is
+// `k` or more.
+template <class F> DEVICE u64 raised(u64 bound, u64 bit, u32 k, u32 most, F count) {
+#pragma unroll 1
+    for (; bit > 0; bit /= 2) {
+        u32 num = count(bound | bit);
+        if (num < k) continue;
+        bound |= bit;
+        if (num <= most) break;
+    }
+    return bound;
+}
+
+// The highest bit that is not the same in two ranks that differ.
+DEVICE u64 first_bit(u64 a, u64 b) { return 1ull << (63 - __clzll((long long)(a ^ b))); }
+
 // The threads that share a row: a warp, or a block of 256.
 template <u32 THREADS> struct Team {
     // Which row of the launch this team has.
