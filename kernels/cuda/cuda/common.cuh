@@ -212,7 +212,7 @@ DEVICE float warp_max(float x) {
 // which the lower index comes first; what is no number comes last. Never zero.
 DEVICE u64 rank_of(float x, u32 at, u32 largest) {
     u32 bits = __float_as_uint((largest ? x : -x) + 0.0f);
-    u32 key = bits >> 31 ? ~bits : bits | 0x80000000u;
+    u32 key = bits ^ ((u32)((int)bits >> 31) | 0x80000000u);
     if (x != x) key = 0;
     return (u64)key << 32 | (u32)~at;
 }
@@ -232,17 +232,23 @@ DEVICE u64 warp_highest(u64 rank) {
     return (u64)key << 32 | __reduce_max_sync(ALL_LANES, rest);
 }
 
-// Calls `f(element, at)` for every `step`th element from `at` to `end`, `NUM` of them asked for
-// before the first is looked at.
+// Calls `f(element, at, is_new)` for every `step`th element from `at` to `end`, `NUM` of them asked
+// for before the first is looked at. Without branches: instead of what is behind the end, one that
+// was there before comes again, and is not new.
 template <u32 NUM, class F> DEVICE void each_ahead(const float *x, u32 at, u32 end, u32 step, F f) {
 #pragma unroll 1
     for (; at < end; at += NUM * step) {
         float v[NUM];
 #pragma unroll
-        for (u32 i = 0; i < NUM; i++) v[i] = at + i * step < end ? x[at + i * step] : 0.0f;
+        for (u32 i = 0; i < NUM; i++) {
+            u32 next = at + i * step;
+            v[i] = x[next < end ? next : at];
+        }
 #pragma unroll
-        for (u32 i = 0; i < NUM; i++)
-            if (at + i * step < end) f(v[i], at + i * step);
+        for (u32 i = 0; i < NUM; i++) {
+            u32 next = at + i * step;
+            f(v[i], next < end ? next : at, next < end);
+        }
     }
 }
 

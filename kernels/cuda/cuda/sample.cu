@@ -17,9 +17,23 @@ DEVICE u64 random_of(u32 low, u32 high, u32 draw) {
     return (u64)c1 << 32 | c0;
 }
 
+// What scores are divided by, and one over it.
+struct Divisor {
+    float value, inverse;
+};
+
+// A quotient, exactly rounded as a division's: two steps from one that is nearly so. It may be none
+// or another where it is below any that counts, or too small to matter beside one.
+DEVICE float quotient(float x, Divisor by) {
+    if (by.value < 1e-18f) return x / by.value;
+    float q = x * by.inverse;
+    q = fmaf(fmaf(-by.value, q, x), by.inverse, q);
+    return fmaf(fmaf(-by.value, q, x), by.inverse, q);
+}
+
 // A score's part of the sum; what is less than one is none, and so is what is no number.
-DEVICE u32 weight_of(float x, float top, float temperature) {
-    float q = (x - top) / temperature;
+DEVICE u32 weight_of(float x, float top, Divisor temperature) {
+    float q = quotient(x - top, temperature);
     return q > -30.0f ? (u32)(exp_of(smaller(q, 0.0f)) * 2147483648.0f) : 0;
 }
 
@@ -52,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     // The best of the thread's share, and of the row.
     u64 own = 0;
     each_ahead<16>(x, thread, width, threads,
-                   [&](float v, u32 at) { own = higher(own, rank_of(v, at, 1)); });
+                   [&](float v, u32 at, bool) { own = higher(own, rank_of(v, at, 1)); });
     __shared__ u64 parts[warps];
     u64 best = warp_highest(own);
     if (lane == 0) parts[warp] = best;
@@ -67,6 +81,7 @@ extern "C" __global__ void __launch_bounds__(1024)
         if (thread == 0) out[row] = (int)~(u32)best;
         return;
     }
+    Divisor divisor = {temperature, 1.0f / temperature};
     // By one thread, while the others go on.
     __shared__ u64 random;
     if (thread == threads - 1) {
@@ -87,8 +102,8 @@ extern "C" __global__ void __launch_bounds__(1024)
         for (u32 time = 0; time < 2; time++) {
             float score = score_of(least);
             // In any order: places in the list mean nothing.
-            each_ahead<8>(x, thread, width, threads, [&](float v, u32 at) {
-                if (v < score) return;
+            each_ahead<8>(x, thread, width, threads, [&](float v, u32 at, bool is_new) {
+                if (v < score || !is_new) return;
                 u64 rank = rank_of(v, at, 1);
                 if (rank < least) return;
                 u32 place = atomicAdd(&nums[time], 1u);
@@ -103,8 +118,8 @@ extern "C" __global__ void __launch_bounds__(1024)
             least = raised(least & ~(2 * bit - 1), bit, k, room, [&](u64 bound) {
                 float score = score_of(bound);
                 u32 above = 0;
-                each_ahead<8>(x, thread, width, threads, [&](float v, u32 at) {
-                    if (!(v < score)) above += rank_of(v, at, 1) >= bound;
+                each_ahead<8>(x, thread, width, threads, [&](float v, u32 at, bool is_new) {
+                    if (is_new && !(v < score)) above += rank_of(v, at, 1) >= bound;
                 });
                 above = __reduce_add_sync(ALL_LANES, above);
                 // In turns: one is read while the other is written.
@@ -132,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(1024)
             __shared__ u64 chosen[few];
             for (u32 i = 0; i < 2; i++) {
                 if (some[i] < least || some[i] == 0) continue;
-                u32 weight = weight_of(score_of(some[i]), top, temperature);
+                u32 weight = weight_of(score_of(some[i]), top, divisor);
                 chosen[atomicAdd(&nums[2], 1u)] = (u64)~(u32)some[i] << 32 | weight;
             }
             __syncthreads();
@@ -156,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     float score = score_of(least);
     auto weigh = [&](float v, u32 at) -> u32 {
         if (has_least && (v < score || rank_of(v, at, 1) < least)) return 0;
-        return weight_of(v, top, temperature);
+        return weight_of(v, top, divisor);
     };
 #pragma unroll 1
     do {
@@ -166,10 +181,10 @@ extern "C" __global__ void __launch_bounds__(1024)
         u64 sum = 0;
         if (turn == 0) {
             each_ahead<4>(x, begin + lane, stop, 32,
-                          [&](float v, u32 at) { sum += weigh(v, at); });
+                          [&](float v, u32 at, bool is_new) { sum += is_new ? weigh(v, at) : 0; });
         } else {
             each_ahead<1>(x, begin + lane, stop, 32,
-                          [&](float v, u32 at) { sum += weigh(v, at); });
+                          [&](float v, u32 at, bool is_new) { sum += is_new ? weigh(v, at) : 0; });
         }
         for (u32 lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, lanes);
         // In turns: one is read while the other is written.

@@ -8,7 +8,7 @@
 template <u32 THREADS>
 DEVICE u64 next_rank(const float *x, u32 width, u32 largest, u64 limit) {
     u64 best = 0;
-    each_ahead<8>(x, Team<THREADS>::thread(), width, THREADS, [&](float v, u32 at) {
+    each_ahead<8>(x, Team<THREADS>::thread(), width, THREADS, [&](float v, u32 at, bool) {
         u64 rank = rank_of(v, at, largest);
         if (rank < limit) best = higher(best, rank);
     });
@@ -58,8 +58,8 @@ DEVICE bool top_k_listed(const float *x, float *values, int *ids, u32 width, u32
                        [&](u64 bound) { return (u32)__syncthreads_count(own >= bound); });
     float score = score_of(least);
     // In any order: places in the list mean nothing.
-    each_ahead<8>(x, thread, width, threads, [&](float v, u32 at) {
-        if ((largest ? v : -v) < score) return;
+    each_ahead<8>(x, thread, width, threads, [&](float v, u32 at, bool is_new) {
+        if ((largest ? v : -v) < score || !is_new) return;
         u64 rank = rank_of(v, at, largest);
         if (rank < least) return;
         u32 place = atomicAdd(&num_listed, 1u);
