@@ -252,10 +252,12 @@ template <u32 NUM, class F> DEVICE void each_ahead(const float *x, u32 at, u32 e
     }
 }
 
-// Raises a bound of ranks bit by bit from `bit` on, as long as `count(bound)`, how many are at it or
-// above, is `k` or more; ends when it is `most` or less, which is so behind the last bit if `most` is
-// `k` or more.
-template <class F> DEVICE u64 raised(u64 bound, u64 bit, u32 k, u32 most, F count) {
+// A bound of ranks between two that differ, found bit by bit: the highest of which `count(bound)`,
+// how many are at it or above, is `k` or more; or one of which it is `most` or less too. So many are
+// at the lower one.
+template <class F> DEVICE u64 bound_between(u64 low, u64 high, u32 k, u32 most, F count) {
+    u64 bit = 1ull << (63 - __clzll((long long)(low ^ high)));
+    u64 bound = low & ~(2 * bit - 1);
 #pragma unroll 1
     for (; bit > 0; bit /= 2) {
         u32 num = count(bound | bit);
@@ -265,9 +267,6 @@ template <class F> DEVICE u64 raised(u64 bound, u64 bit, u32 k, u32 most, F coun
     }
     return bound;
 }
-
-// The highest bit that is not the same in two ranks that differ.
-DEVICE u64 first_bit(u64 a, u64 b) { return 1ull << (63 - __clzll((long long)(a ^ b))); }
 
 // The threads that share a row: a warp, or a block of 256.
 template <u32 THREADS> struct Team {

@@ -63,15 +63,18 @@ extern "C" __global__ void __launch_bounds__(1024)
     __shared__ u32 nums[3];
     if (thread < 3) nums[thread] = 0;
 
-    // The best of the thread's share, and of the row.
+    // The best of the thread's share, and of those the best and the worst.
     u64 own = 0;
     each_ahead<16>(x, thread, width, threads,
                    [&](float v, u32 at, bool) { own = higher(own, rank_of(v, at, 1)); });
-    __shared__ u64 parts[warps];
-    u64 best = warp_highest(own);
-    if (lane == 0) parts[warp] = best;
+    __shared__ u64 parts[2][warps];
+    u64 best = warp_highest(own), worst = ~warp_highest(~own);
+    if (lane == 0) {
+        parts[0][warp] = best;
+        parts[1][warp] = worst;
+    }
     __syncthreads();
-    best = warp_highest(parts[lane]);
+    best = warp_highest(parts[0][lane]);
     float top = score_of(best);
 
     bool is_finite = top > NEG_INF && top < -NEG_INF;
@@ -94,8 +97,10 @@ extern "C" __global__ void __launch_bounds__(1024)
     bool has_least = k > 0 && k < width;
     if (has_least) {
         // Of the best of `k` threads, so that as many of the row or more are at it or above.
-        least = raised(0, 1ull << 63, k, k,
-                       [&](u64 bound) { return (u32)__syncthreads_count(own >= bound); });
+        worst = ~warp_highest(~parts[1][lane]);
+        least = bound_between(worst, best, k, k, [&](u64 bound) {
+            return (u32)__syncthreads_count(own >= bound);
+        });
         __shared__ u64 listed[room];
         u32 num = 0;
 #pragma unroll 1
@@ -114,8 +119,7 @@ extern "C" __global__ void __launch_bounds__(1024)
             if (num <= room) break;
             // Too many: counted in the row itself until they are not.
             u32 turn = 0;
-            u64 bit = first_bit(least, best);
-            least = raised(least & ~(2 * bit - 1), bit, k, room, [&](u64 bound) {
+            least = bound_between(least, best, k, room, [&](u64 bound) {
                 float score = score_of(bound);
                 u32 above = 0;
                 each_ahead<8>(x, thread, width, threads, [&](float v, u32 at, bool is_new) {
@@ -135,8 +139,7 @@ extern "C" __global__ void __launch_bounds__(1024)
             some[i] = at < num ? listed[at] : 0;
         }
         if (num > k) {
-            u64 bit = first_bit(least, best);
-            least = raised(least & ~(2 * bit - 1), bit, k, k, [&](u64 bound) {
+            least = bound_between(least, best, k, k, [&](u64 bound) {
                 u32 above = (u32)__syncthreads_count(some[0] >= bound);
                 if (num > threads) above += (u32)__syncthreads_count(some[1] >= bound);
                 return above;

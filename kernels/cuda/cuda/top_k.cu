@@ -54,8 +54,8 @@ DEVICE bool top_k_listed(const float *x, float *values, int *ids, u32 width, u32
     if (thread == 0) num_listed = 0;
     u64 own = next_rank<threads>(x, width, largest, ~0ull);
     // Of the best of `k` threads, so that as many of the row or more are at it or above.
-    u64 least = raised(0, 1ull << 63, k, k,
-                       [&](u64 bound) { return (u32)__syncthreads_count(own >= bound); });
+    auto count = [&](u64 bound) { return (u32)__syncthreads_count(own >= bound); };
+    u64 least = bound_between(0, ~0ull, k, k, count);
     float score = score_of(least);
     // In any order: places in the list mean nothing.
     each_ahead<8>(x, thread, width, threads, [&](float v, u32 at, bool is_new) {
