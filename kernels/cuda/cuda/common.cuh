@@ -212,12 +212,61 @@ DEVICE float warp_max(float x) {
 // which the lower index comes first; what is no number comes last. Never zero.
 DEVICE u64 rank_of(float x, u32 at, u32 largest) {
     u32 bits = __float_as_uint((largest ? x : -x) + 0.0f);
-    u32 key = bits >> 31 ? ~bits : bits | 0x80000000u;
+    u32 key = bits ^ ((u32)((int)bits >> 31) | 0x80000000u);
     if (x != x) key = 0;
     return (u64)key << 32 | (u32)~at;
 }
 
 DEVICE u64 higher(u64 a, u64 b) { return a > b ? a : b; }
+
+// The score of a rank: of zeros that without a sign, and no number for what is none.
+DEVICE float score_of(u64 rank) {
+    u32 key = (u32)(rank >> 32);
+    return __uint_as_float(key >> 31 ? key ^ 0x80000000u : ~key);
+}
+
+// The highest of a warp's ranks.
+DEVICE u64 warp_highest(u64 rank) {
+    u32 key = __reduce_max_sync(ALL_LANES, (u32)(rank >> 32));
+    u32 rest = (u32)(rank >> 32) == key ? (u32)rank : 0;
+    return (u64)key << 32 | __reduce_max_sync(ALL_LANES, rest);
+}
+
+// Calls `f(element, at, is_new)` for every `step`th element from `at` to `end`, `NUM` of them asked
+// for before the first is looked at. Without branches: instead of what is behind the end, one that
+// was there before comes again, and is not new.
+template <u32 NUM, class F> DEVICE void each_ahead(const float *x, u32 at, u32 end, u32 step, F f) {
+#pragma unroll 1
+    for (; at < end; at += NUM * step) {
+        float v[NUM];
+#pragma unroll
+        for (u32 i = 0; i < NUM; i++) {
+            u32 next = at + i * step;
+            v[i] = x[next < end ? next : at];
+        }
+#pragma unroll
+        for (u32 i = 0; i < NUM; i++) {
+            u32 next = at + i * step;
+            f(v[i], next < end ? next : at, next < end);
+        }
+    }
+}
+
+// A bound of ranks between two that differ, found bit by bit: the highest of which `count(bound)`,
+// how many are at it or above, is `k` or more; or one of which it is `most` or less too. So many are
+// at the lower one.
+template <class F> DEVICE u64 bound_between(u64 low, u64 high, u32 k, u32 most, F count) {
+    u64 bit = 1ull << (63 - __clzll((long long)(low ^ high)));
+    u64 bound = low & ~(2 * bit - 1);
+#pragma unroll 1
+    for (; bit > 0; bit /= 2) {
+        u32 num = count(bound | bit);
+        if (num < k) continue;
+        bound |= bit;
+        if (num <= most) break;
+    }
+    return bound;
+}
 
 // The threads that share a row: a warp, or a block of 256.
 template <u32 THREADS> struct Team {

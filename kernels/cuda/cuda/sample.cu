@@ -17,10 +17,33 @@ DEVICE u64 random_of(u32 low, u32 high, u32 draw) {
     return (u64)c1 << 32 | c0;
 }
 
+// What scores are divided by, and one over it.
+struct Divisor {
+    float value, inverse;
+};
+
+// A quotient, exactly rounded as a division's: two steps from one that is nearly so. It may be none
+// or another where it is below any that counts, or too small to matter beside one.
+DEVICE float quotient(float x, Divisor by) {
+    if (by.value < 1e-18f) return x / by.value;
+    float q = x * by.inverse;
+    q = fmaf(fmaf(-by.value, q, x), by.inverse, q);
+    return fmaf(fmaf(-by.value, q, x), by.inverse, q);
+}
+
 // A score's part of the sum; what is less than one is none, and so is what is no number.
-DEVICE u32 weight_of(float x, float top, float temperature) {
-    float q = (x - top) / temperature;
+DEVICE u32 weight_of(float x, float top, Divisor temperature) {
+    float q = quotient(x - top, temperature);
     return q > -30.0f ? (u32)(exp_of(smaller(q, 0.0f)) * 2147483648.0f) : 0;
+}
+
+// The sum of this lane's number and those of the lanes before it.
+DEVICE u64 sum_to_lane(u64 x, u32 lane) {
+    for (u32 lanes = 1; lanes < 32; lanes *= 2) {
+        u64 more = __shfl_up_sync(ALL_LANES, x, lanes);
+        if (lane >= lanes) x += more;
+    }
+    return x;
 }
 
 // A block of 1024 threads has a row.
@@ -28,87 +51,161 @@ extern "C" __global__ void __launch_bounds__(1024)
     sample(const float *x, const int *how, const int *positions, u32 first, int *out, u32 rows,
            u32 width) {
     const u32 threads = 1024, warps = threads / 32;
-    u32 row = blockIdx.x, thread = threadIdx.x;
+    // Candidates that are listed, and of how many each adds up the others' weights.
+    const u32 room = 2 * threads, few = 256;
+    u32 row = blockIdx.x, thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     if (row >= rows) return;
     x += (u64)row * width;
     how += (u64)row * 4;
-
-    u64 best = 0;
-#pragma unroll 4
-    for (u32 at = thread; at < width; at += threads) best = higher(best, rank_of(x[at], at, 1));
-    for (u32 lanes = 16; lanes > 0; lanes /= 2)
-        best = higher(best, __shfl_xor_sync(ALL_LANES, best, lanes));
-    __shared__ u64 parts[warps];
-    if (thread % 32 == 0) parts[thread / 32] = best;
-    __syncthreads();
-    for (u32 i = 0; i < warps; i++) best = higher(best, parts[i]);
-    u32 likeliest = ~(u32)best;
-    float top = x[likeliest];
-
     float temperature = __int_as_float(how[0]);
     u32 k = (u32)how[1];
+    // How many are listed at first, how many the second time, and how many are chosen.
+    __shared__ u32 nums[3];
+    if (thread < 3) nums[thread] = 0;
+
+    // The best of the thread's share, and of those the best and the worst.
+    u64 own = 0;
+    each_ahead<16>(x, thread, width, threads,
+                   [&](float v, u32 at, bool) { own = higher(own, rank_of(v, at, 1)); });
+    __shared__ u64 parts[2][warps];
+    u64 best = warp_highest(own), worst = ~warp_highest(~own);
+    if (lane == 0) {
+        parts[0][warp] = best;
+        parts[1][warp] = worst;
+    }
+    __syncthreads();
+    best = warp_highest(parts[0][lane]);
+    float top = score_of(best);
+
     bool is_finite = top > NEG_INF && top < -NEG_INF;
     // Rows of nobody may have any words.
     bool is_drawn = temperature > 0.0f && temperature <= 100.0f && k != 1 && k <= 1024;
     if (!is_drawn || !is_finite) {
-        if (thread == 0) out[row] = (int)likeliest;
+        if (thread == 0) out[row] = (int)~(u32)best;
         return;
     }
+    Divisor divisor = {temperature, 1.0f / temperature};
+    // By one thread, while the others go on.
+    __shared__ u64 random;
+    if (thread == threads - 1) {
+        u32 draw = first + (positions ? (u32)positions[row] : 0);
+        random = random_of((u32)how[2], (u32)how[3], draw);
+    }
 
-    // The rank of the last one that may be drawn, bit by bit: so many are at it or above.
+    // `k` may be drawn: those at `least` or above.
     u64 least = 0;
-    if (k > 0 && k < width) {
+    bool has_least = k > 0 && k < width;
+    if (has_least) {
+        // Of the best of `k` threads, so that as many of the row or more are at it or above.
+        worst = ~warp_highest(~parts[1][lane]);
+        least = bound_between(worst, best, k, k, [&](u64 bound) {
+            return (u32)__syncthreads_count(own >= bound);
+        });
+        __shared__ u64 listed[room];
+        u32 num = 0;
 #pragma unroll 1
-        for (u32 i = 0; i < 64; i++) {
-            u64 next = least | 1ull << (63 - i);
-            u32 num = 0;
-#pragma unroll 4
-            for (u32 at = thread; at < width; at += threads) num += rank_of(x[at], at, 1) >= next;
-            for (u32 lanes = 16; lanes > 0; lanes /= 2)
-                num += __shfl_xor_sync(ALL_LANES, num, lanes);
-            // In turns: one is read while the other is written.
-            __shared__ u32 counts[2][warps];
-            if (thread % 32 == 0) counts[i % 2][thread / 32] = num;
+        for (u32 time = 0; time < 2; time++) {
+            float score = score_of(least);
+            // In any order: places in the list mean nothing.
+            each_ahead<8>(x, thread, width, threads, [&](float v, u32 at, bool is_new) {
+                if (v < score || !is_new) return;
+                u64 rank = rank_of(v, at, 1);
+                if (rank < least) return;
+                u32 place = atomicAdd(&nums[time], 1u);
+                if (place < room) listed[place] = rank;
+            });
             __syncthreads();
-            num = counts[i % 2][thread % warps];
-            for (u32 lanes = 16; lanes > 0; lanes /= 2)
-                num += __shfl_xor_sync(ALL_LANES, num, lanes);
-            if (num >= k) least = next;
-            if (num == k) break;
+            num = nums[time];
+            if (num <= room) break;
+            // Too many: counted in the row itself until they are not.
+            u32 turn = 0;
+            least = bound_between(least, best, k, room, [&](u64 bound) {
+                float score = score_of(bound);
+                u32 above = 0;
+                each_ahead<8>(x, thread, width, threads, [&](float v, u32 at, bool is_new) {
+                    if (is_new && !(v < score)) above += rank_of(v, at, 1) >= bound;
+                });
+                above = __reduce_add_sync(ALL_LANES, above);
+                // In turns: one is read while the other is written.
+                __shared__ u32 counts[2][warps];
+                if (lane == 0) counts[turn % 2][warp] = above;
+                __syncthreads();
+                return __reduce_add_sync(ALL_LANES, counts[turn++ % 2][lane]);
+            });
         }
-    }
-
-    // Threads have runs of elements, so that sums before a thread are sums before its elements.
-    u32 share = (width + threads - 1) / threads;
-    u32 from = min(width, thread * share), to = min(width, from + share);
-    u64 own = 0;
-    for (u32 at = from; at < to; at++)
-        if (rank_of(x[at], at, 1) >= least) own += weight_of(x[at], top, temperature);
-    // What the lanes before this one have, then what the warps before this one have.
-    u64 with_own = own;
-    for (u32 lanes = 1; lanes < 32; lanes *= 2) {
-        u64 more = __shfl_up_sync(ALL_LANES, with_own, lanes);
-        if (thread % 32 >= lanes) with_own += more;
-    }
-    __shared__ u64 sums[warps];
-    if (thread % 32 == 31) sums[thread / 32] = with_own;
-    __syncthreads();
-    u64 before = with_own - own, total = 0;
-    for (u32 i = 0; i < warps; i++) {
-        if (i == thread / 32) before += total;
-        total += sums[i];
-    }
-    u32 draw = first + (positions ? (u32)positions[row] : 0);
-    u64 left = __umul64hi(random_of((u32)how[2], (u32)how[3], draw), total);
-    if (left < before || left >= before + own) return;
-    left -= before;
-    for (u32 at = from; at < to; at++) {
-        if (rank_of(x[at], at, 1) < least) continue;
-        u32 weight = weight_of(x[at], top, temperature);
-        if (left < weight) {
-            out[row] = (int)at;
+        u64 some[2];
+        for (u32 i = 0; i < 2; i++) {
+            u32 at = i * threads + thread;
+            some[i] = at < num ? listed[at] : 0;
+        }
+        if (num > k) {
+            least = bound_between(least, best, k, k, [&](u64 bound) {
+                u32 above = (u32)__syncthreads_count(some[0] >= bound);
+                if (num > threads) above += (u32)__syncthreads_count(some[1] >= bound);
+                return above;
+            });
+        }
+        if (k <= few) {
+            // Their weights, by index.
+            __shared__ u64 chosen[few];
+            for (u32 i = 0; i < 2; i++) {
+                if (some[i] < least || some[i] == 0) continue;
+                u32 weight = weight_of(score_of(some[i]), top, divisor);
+                chosen[atomicAdd(&nums[2], 1u)] = (u64)~(u32)some[i] << 32 | weight;
+            }
+            __syncthreads();
+            if (thread >= k) return;
+            u64 mine = chosen[thread], before = 0, total = 0;
+#pragma unroll 4
+            for (u32 i = 0; i < k; i++) {
+                u64 other = chosen[i];
+                total += (u32)other;
+                if (other < mine) before += (u32)other;
+            }
+            u64 left = __umul64hi(random, total);
+            if (left >= before && left - before < (u32)mine) out[row] = (int)(mine >> 32);
             return;
         }
-        left -= weight;
     }
+
+    // Warps have runs of elements, then of the elements of the run that holds the draw.
+    u32 from = 0, end = width, turn = 0;
+    u64 left = 0;
+    float score = score_of(least);
+    auto weigh = [&](float v, u32 at) -> u32 {
+        if (has_least && (v < score || rank_of(v, at, 1) < least)) return 0;
+        return weight_of(v, top, divisor);
+    };
+#pragma unroll 1
+    do {
+        u32 run = (end - from + threads - 1) / threads * 32;
+        u32 begin = min(end, from + warp * run);
+        u32 stop = min(end, begin + run);
+        u64 sum = 0;
+        if (turn == 0) {
+            each_ahead<4>(x, begin + lane, stop, 32,
+                          [&](float v, u32 at, bool is_new) { sum += is_new ? weigh(v, at) : 0; });
+        } else {
+            each_ahead<1>(x, begin + lane, stop, 32,
+                          [&](float v, u32 at, bool is_new) { sum += is_new ? weigh(v, at) : 0; });
+        }
+        for (u32 lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, lanes);
+        // In turns: one is read while the other is written.
+        __shared__ u64 sums[2][warps];
+        if (lane == 0) sums[turn % 2][warp] = sum;
+        __syncthreads();
+        sum = sums[turn % 2][lane];
+        u64 with = sum_to_lane(sum, lane);
+        if (turn == 0) left = __umul64hi(random, __shfl_sync(ALL_LANES, with, 31));
+        u32 holder = __ffs((int)__ballot_sync(ALL_LANES, left < with)) - 1;
+        left -= __shfl_sync(ALL_LANES, with - sum, holder);
+        from += holder * run;
+        end = min(end, from + run);
+        turn++;
+    } while (end - from > 32);
+    if (warp > 0) return;
+    u32 at = from + lane;
+    u32 weight = at < end ? weigh(x[at], at) : 0;
+    u64 with = sum_to_lane(weight, lane);
+    if (left < with && left >= with - weight) out[row] = (int)at;
 }

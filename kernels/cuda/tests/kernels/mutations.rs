@@ -18,7 +18,8 @@ use crate::harness::{Buffer, Gpu, numbers};
 use crate::process::{Libraries, outcome};
 use crate::rows::members;
 
-/// Of a block, and of a warp.
+/// Of a block, and of a warp. A `__syncthreads_count` stays: without it there is no count, and what
+/// is counted is in registers, so there may be nothing to report.
 const BARRIERS: [&str; 2] = ["__syncthreads();", "__syncwarp();"];
 /// In the process of a mutation: the source's place, and which barrier goes.
 const MUTATION: &str = "LAZYBATCH_MUTATION";
@@ -86,36 +87,44 @@ fn exercise(gpu: &Gpu, source: &Source) -> Result<(), CudaError> {
         }
         "sample.cu" => {
             let (x, out) = (some(2 * 3000), gpu.fresh::<i32>(2));
-            let how = [1, 2].map(|seed| Sampling {
-                temperature: 1.0,
-                top_k: 7,
-                seed,
-            });
-            let how = gpu.upload(&how.map(|h| h.words()).concat());
-            let call = Sample {
-                logits: x.at(),
-                how: how.at(),
-                positions: DevicePtr::NULL,
-                first: 0,
-                out: out.at(),
-                rows: 2,
-                width: 3000,
-            };
-            k.sample(s, &call)?;
-            s.synchronize()
+            // By a list of few; with more candidates than a list holds; in the row.
+            for top_k in [7, 1024, 0] {
+                let how = [1, 2].map(|seed| Sampling {
+                    temperature: 1.0,
+                    top_k,
+                    seed,
+                });
+                let how = gpu.upload(&how.map(|h| h.words()).concat());
+                let call = Sample {
+                    logits: x.at(),
+                    how: how.at(),
+                    positions: DevicePtr::NULL,
+                    first: 0,
+                    out: out.at(),
+                    rows: 2,
+                    width: 3000,
+                };
+                k.sample(s, &call)?;
+                s.synchronize()?;
+            }
+            Ok(())
         }
         "top_k.cu" => {
-            let (x, values, ids) = (some(2 * 3000), gpu.fresh::<f32>(8), gpu.fresh::<i32>(8));
-            let call = TopK {
-                x: x.at(),
-                values: values.at(),
-                ids: ids.at(),
-                rows: 2,
-                width: 3000,
-                k: 4,
-                largest: true,
-            };
-            k.top_k(s, &call)?;
+            let (x, num) = (some(2 * 3000), 2 * 300);
+            let (values, ids) = (gpu.fresh::<f32>(num), gpu.fresh::<i32>(num));
+            // By a list, and without one.
+            for chosen in [4, 300] {
+                let call = TopK {
+                    x: x.at(),
+                    values: values.at(),
+                    ids: ids.at(),
+                    rows: 2,
+                    width: 3000,
+                    k: chosen,
+                    largest: true,
+                };
+                k.top_k(s, &call)?;
+            }
             s.synchronize()
         }
         "conv.cu" => {

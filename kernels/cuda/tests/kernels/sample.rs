@@ -112,3 +112,51 @@ on_device! {
         }
     }
 }
+
+on_device! {
+    /// Candidates that there is room for, and more of them than that: the highest are in one
+    /// thread's share, or many are chosen. Equals everywhere, and neighbours.
+    fn tokens_among_few_of_many_are_those_of_the_definition(gpu) {
+        for width in [600, 1025, 6000] {
+            let top_ks = [2, 50, 256, 257, 1023, 1024];
+            let num = 4 * top_ks.len();
+            let mut x: Vec<f32> = numbers(width as u64, num * width).iter().map(|v| v * 3.0).collect();
+            let how: Vec<Sampling> = (0..num).map(|r| Sampling {
+                temperature: [1.0, 0.4, 1e-30][r % 3],
+                top_k: top_ks[r / 4],
+                seed: 7 + r as u64,
+            }).collect();
+            for (r, row) in x.chunks_exact_mut(width).enumerate() {
+                match r % 4 {
+                    0 => {}
+                    1 => row.fill(-0.25),
+                    2 => row.iter_mut().for_each(|v| *v = (*v * 2.0).round()),
+                    // More than the list holds are at the best of the shares or above.
+                    _ => row.iter_mut().enumerate().for_each(|(i, v)| {
+                        *v = if i % 1024 < 512 { 3.0 + *v / 4.0 } else { *v };
+                    }),
+                }
+            }
+            let got = run(gpu, &x, &how, None, 5);
+            for (r, row) in x.chunks_exact(width).enumerate() {
+                assert_eq!(got[r], defined(row, &how[r], 5), "row {r} of {width}");
+            }
+        }
+    }
+}
+
+on_device! {
+    /// The highest are one thread's, so that the best of the others' are far below them; runs of
+    /// warps have runs.
+    fn tokens_of_wide_rows_are_those_of_the_definition(gpu) {
+        let width = 40_000;
+        let mut x = numbers(3, 4 * width);
+        let of_one = |(i, v): (usize, &mut f32)| if i % 1024 == 77 { *v += 9.0 };
+        x[..2 * width].iter_mut().enumerate().for_each(|(i, v)| of_one((i % width, v)));
+        let how = [50, 3, 0, 900].map(|top_k| Sampling { temperature: 0.7, top_k, seed: 12 });
+        let got = run(gpu, &x, &how, None, 0);
+        for (r, row) in x.chunks_exact(width).enumerate() {
+            assert_eq!(got[r], defined(row, &how[r], 0), "row {r}");
+        }
+    }
+}

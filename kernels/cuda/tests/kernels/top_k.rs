@@ -39,7 +39,10 @@ fn sorted(row: &[f32], k: usize, largest: bool) -> Vec<usize> {
 
 on_device! {
     fn the_first_come_in_order_and_equals_by_index(gpu) {
-        for (width, most) in [(1, 1), (2, 2), (35, 35), (512, 40), (513, 17), (3000, 9)] {
+        let most = [(1, 1), (2, 2), (35, 35), (512, 40), (513, 17), (3000, 9)];
+        // Many candidates, more than a list holds, and more than it is tried for.
+        let many = [(1500, 200), (6000, 256), (520, 300)];
+        for (width, most) in most.into_iter().chain(many) {
             let mut x = numbers(width as u64, 6 * width);
             // All equal; few values, so that many are; zeros of either sign; some that are no
             // numbers and some without end; no number at all.
