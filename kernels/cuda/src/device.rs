@@ -158,7 +158,12 @@ impl CudaDevice {
             pool: HostPool::new(&context, options.host_bytes)?,
             stages,
             _tables: tables,
-            graphs: Graphs::new(options.graphs, options.eager_first),
+            graphs: Graphs::new(
+                options.graphs,
+                options.eager_first,
+                options.max_graphs,
+                options.depth,
+            ),
             products: Products::new(&context, options.deterministic)?,
             host: HostScratch::new(&context)?,
             kernels: Kernels::new(&context, options.kernel_cache.clone())?,

@@ -15,8 +15,9 @@
 //!
 //! Those of the sizes that are likely are captured when their segment is prepared (`device/warm.rs`).
 //! Any other record is captured when it comes again (`eager_first` times it is issued one by one), so that
-//! what comes once costs nothing; at most [`MOST`] are kept, the older half of them goes when there
-//! is no room.
+//! what comes once costs nothing. At most as many graphs are kept as options say, and as many records
+//! without one; where there is no room, a few of those that were used longest ago go: to give back
+//! half of a thousand graphs takes the driver some 10 ms, for which all that is served would wait.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -28,8 +29,8 @@ use crate::error::CudaError;
 use crate::record::Record;
 use crate::stream::{Graph, Stream};
 
-/// Most records that are remembered.
-const MOST: usize = 1024;
+/// Graphs that are forgotten at once, at most, and records without one.
+const FORGOTTEN: [usize; 2] = [4, 64];
 
 /// How launches were run so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,10 +48,16 @@ pub struct GraphCounts {
 pub struct Graphs {
     is_on: bool,
     eager_first: u32,
+    /// Most graphs, and most records without one.
+    most: usize,
+    /// Launches of which it is not known whether they are over, at most.
+    depth: u64,
     known: HashMap<Record, Known, BuildHasherDefault<Xxh3>>,
+    /// Of those known, with a graph.
+    num_graphs: usize,
     /// Those captured ahead since there was last all of the room for them.
     ahead: usize,
-    /// Launches so far.
+    /// Launches and captures so far: no two records were used at the same time.
     now: u64,
     counts: GraphCounts,
     /// Why a graph was not made, of the first.
@@ -67,12 +74,15 @@ struct Known {
 }
 
 impl Graphs {
-    /// None so far.
-    pub fn new(is_on: bool, eager_first: u32) -> Self {
+    /// None so far; at most `most` are kept, and `depth` launches are in flight.
+    pub fn new(is_on: bool, eager_first: u32, most: usize, depth: usize) -> Self {
         Self {
             is_on,
             eager_first,
+            most: most.max(1),
+            depth: depth as u64,
             known: HashMap::default(),
+            num_graphs: 0,
             ahead: 0,
             now: 0,
             counts: GraphCounts::default(),
@@ -110,11 +120,19 @@ impl Graphs {
             self.counts.eager += 1;
             return play(&record);
         }
-        if self.known.len() >= MOST && !self.known.contains_key(&record) {
-            self.forget(stream)?;
+        let times = self.known.get(&record).map_or(0, |known| known.times);
+        let is_known = self.known.contains_key(&record);
+        if !is_known && self.known.len() - self.num_graphs >= self.most {
+            self.forget(stream, false)?;
+        }
+        if times >= self.eager_first && self.num_graphs >= self.most {
+            let has_graph = self.known.get(&record).is_some_and(|k| k.graph.is_some());
+            if !has_graph {
+                self.forget(stream, true)?;
+            }
         }
         let (eager_first, now) = (self.eager_first, self.now);
-        let failure = &mut self.failure;
+        let (failure, num_graphs) = (&mut self.failure, &mut self.num_graphs);
         let mut run =
             |record: &Record, known: &mut Known, counts: &mut GraphCounts| -> Result<(), E> {
                 known.last = now;
@@ -123,6 +141,7 @@ impl Graphs {
                     match stream.capture(|| play(record)) {
                         Ok(graph) => {
                             counts.captured += 1;
+                            *num_graphs += 1;
                             known.graph = Some(graph);
                         }
                         Err(error) => {
@@ -154,7 +173,7 @@ impl Graphs {
     /// Whether records that have not come yet may still be captured: they get half of the room, of
     /// what is left.
     pub fn has_room_ahead(&self) -> bool {
-        self.is_on && self.ahead < MOST / 2 && self.known.len() < MOST
+        self.is_on && self.ahead < self.most / 2 && self.num_graphs < self.most
     }
 
     /// A model has gone: those that come have all of the room for records that have not come yet.
@@ -181,6 +200,8 @@ impl Graphs {
         stream.upload_graph(&graph)?;
         self.counts.captured += 1;
         self.ahead += 1;
+        self.num_graphs += 1;
+        self.now += 1;
         let known = Known {
             last: self.now,
             graph: Some(graph),
@@ -190,14 +211,30 @@ impl Graphs {
         Ok(())
     }
 
-    /// Forgets the older half, when no launch uses them any more.
-    fn forget(&mut self, stream: &Stream) -> Result<(), CudaError> {
-        stream.synchronize()?;
-        let mut ages: Vec<u64> = self.known.values().map(|k| k.last).collect();
-        ages.sort_unstable();
-        let middle = ages[ages.len() / 2];
-        self.known.retain(|_, known| known.last > middle);
-        self.ahead = 0;
+    /// Forgets a few of those that were used longest ago, of those with a graph or of those without.
+    /// Waits for launches if one of them may use what goes.
+    fn forget(&mut self, stream: &Stream, graphs: bool) -> Result<(), CudaError> {
+        let is_one = |known: &Known| known.graph.is_some() == graphs;
+        let mut ages: Vec<u64> = self
+            .known
+            .values()
+            .filter(|k| is_one(k))
+            .map(|k| k.last)
+            .collect();
+        let num = FORGOTTEN[usize::from(!graphs)].min(ages.len());
+        if num == 0 {
+            return Ok(());
+        }
+        let (_, youngest, _) = ages.select_nth_unstable(num - 1);
+        let youngest = *youngest;
+        if graphs {
+            if youngest + self.depth >= self.now {
+                stream.synchronize()?;
+            }
+            self.num_graphs -= num;
+        }
+        self.known
+            .retain(|_, known| !is_one(known) || known.last > youngest);
         Ok(())
     }
 }
@@ -255,13 +292,13 @@ mod tests {
 
     #[test]
     fn room_for_what_is_captured_ahead_comes_back() {
-        let mut graphs = Graphs::new(true, 1);
+        let mut graphs = Graphs::new(true, 1, 100, 4);
         assert!(graphs.has_room_ahead());
-        graphs.ahead = MOST / 2;
+        graphs.ahead = 50;
         assert!(!graphs.has_room_ahead());
         graphs.give_room_ahead();
         assert!(graphs.has_room_ahead());
-        assert!(!Graphs::new(false, 1).has_room_ahead());
+        assert!(!Graphs::new(false, 1, 100, 4).has_room_ahead());
     }
 
     #[test]

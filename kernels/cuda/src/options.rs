@@ -41,6 +41,8 @@ pub struct CudaOptions {
     pub depth: usize,
     /// Run launches that come again as CUDA graphs; results have the same bits. Default: true.
     pub graphs: bool,
+    /// Most graphs that are kept. Default: 1024.
+    pub max_graphs: usize,
     /// How often a launch is run kernel by kernel before it is captured. Default: once, so that
     /// what never comes again is not captured.
     pub eager_first: u32,
@@ -71,6 +73,7 @@ impl Default for CudaOptions {
             max_open: 256,
             depth: 4,
             graphs: true,
+            max_graphs: 1024,
             eager_first: 1,
             warm_members: 16,
             registry: KernelRegistry::new(),

@@ -156,6 +156,42 @@ fn launches_that_come_again_are_replayed() {
     });
 }
 
+#[test]
+fn graphs_are_forgotten_a_few_at_a_time() {
+    let name = "conformance::graphs_are_forgotten_a_few_at_a_time";
+    runs_clean(name, || {
+        let problem = problems().into_iter().find(|p| p.name == "model-decoder");
+        let problem = problem.unwrap();
+        let program = Arc::new((problem.build)());
+        let requests = requests(&problem, &program);
+        let ran = |max_graphs: usize| {
+            let mut device = device(CudaOptions {
+                max_graphs,
+                ..options()
+            });
+            device.load(ModelId(0), Arc::clone(&program)).unwrap();
+            let mut of_runs = Vec::new();
+            for _ in 0..3 {
+                let before = device.graph_counts();
+                let ran = run(&mut device, &program, &requests, Schedule::Together);
+                let after = device.graph_counts();
+                let all = after.replayed + after.eager - before.replayed - before.eager;
+                let new = after.captured + after.eager - before.captured - before.eager;
+                of_runs.push((format!("{ran:?}"), all, new));
+            }
+            of_runs
+        };
+        // Where all have room the third run brings nothing new; where few have, what was forgotten.
+        let (many, few) = (ran(1024), ran(2));
+        assert_eq!(many[2].2, 0);
+        assert!(few[2].2 > 0);
+        for (a, b) in many.iter().zip(&few) {
+            assert!(a.0 == b.0, "other results");
+            assert_eq!(a.1, b.1);
+        }
+    });
+}
+
 /// These problems pass with matrix instructions, within `tolerance`, and by other kernels than those
 /// without.
 fn check_matrix(is_one: fn(&Problem) -> bool, num: usize, tolerance: f64) {
