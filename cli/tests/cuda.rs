@@ -36,6 +36,18 @@ fn without_cuda_the_library_that_was_looked_for_is_named() {
     }
 }
 
+#[test]
+fn every_node_of_the_zoo_has_kernels() {
+    for entry in lazybatch_workloads::zoo::ENTRIES {
+        let program = entry.program().unwrap();
+        for node in &program.nodes {
+            let found = lazybatch_cuda::kernels::families_of(&program, node);
+            let found = found.unwrap_or_else(|why| panic!("{}, {}: {why}", entry.name, node.name));
+            assert!(!found.is_empty(), "{}, {}", entry.name, node.name);
+        }
+    }
+}
+
 /// The search path of libraries: links to the emulator in `place`, and the compiler.
 fn emulated(place: &Place) -> String {
     let exe = std::env::current_exe().unwrap();

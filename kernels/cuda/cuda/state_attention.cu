@@ -61,7 +61,7 @@ template <u32 DIM>
 DEVICE void state_attention(const float *q, Pages keys, Pages values, u32 len, float *out,
                             float *workspace, u32 heads, u32 kv_heads, u32 dim, float scale) {
     // Rounds of keys that are on their way at once.
-    const u32 CHUNKS = DIM / 32, KEYS_AHEAD = DIM > 128 ? 2 : 4;
+    const u32 CHUNKS = DIM / 32, KEYS_AHEAD = DIM > 256 ? 1 : DIM > 128 ? 2 : 4;
     __shared__ __align__(16) float query[TOGETHER][DIM];
     __shared__ float scores[TOGETHER][SPLIT];
     __shared__ Share shares[TOGETHER];
@@ -236,6 +236,7 @@ INSTANCE(32)
 INSTANCE(64)
 INSTANCE(128)
 INSTANCE(256)
+INSTANCE(512)
 
 // Joins the splits of each row and head.
 KERNEL join_splits(const float *workspace, const int *sequences, const int *lens, float *out,

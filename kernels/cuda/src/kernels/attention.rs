@@ -23,16 +23,16 @@ pub(super) const SOURCE: Source = Source {
         "attention_terms_64",
     ],
     takes: |_, node| match node.op {
-        Op::Attention { heads, .. } => takes_heads(heads),
+        Op::Attention { heads, .. } => takes_heads(heads, MOST_DIM),
         _ => Takes::No,
     },
 };
 
-/// Whether attention takes heads of that size.
-pub(super) fn takes_heads(heads: Heads) -> Takes {
+/// Whether heads have at most so many features.
+pub(super) fn takes_heads(heads: Heads, most: usize) -> Takes {
     match heads.dim {
-        1..=MOST_DIM => Takes::Yes,
-        dim => Takes::Not(format!("heads of 1 to {MOST_DIM} features, got {dim}")),
+        dim if dim > 0 && dim <= most => Takes::Yes,
+        dim => Takes::Not(format!("heads of 1 to {most} features, got {dim}")),
     }
 }
 

@@ -21,10 +21,11 @@ pub(super) const SOURCE: Source = Source {
         "state_attention_128",
         "state_attention_256",
         "state_attention_32",
+        "state_attention_512",
         "state_attention_64",
     ],
     takes: |program, node| match node.op {
-        Op::StateAttention { heads, .. } => takes_heads(heads),
+        Op::StateAttention { heads, .. } => takes_heads(heads, MOST_DIM),
         Op::AdditiveAttention { values, .. } => match program.state(values).kind {
             StateKind::Sequence { features, .. } if features > MOST_VALUES => {
                 let expected = format!("values of at most {MOST_VALUES} features");
@@ -35,6 +36,9 @@ pub(super) const SOURCE: Source = Source {
         _ => Takes::No,
     },
 };
+
+/// Most features of a head.
+const MOST_DIM: usize = 512;
 
 /// Most features of the values of additive attention.
 const MOST_VALUES: usize = 8192;
@@ -99,7 +103,8 @@ impl Kernels {
             33..=64 => "state_attention_64",
             65..=128 => "state_attention_128",
             129..=256 => "state_attention_256",
-            _ => return expect(KERNEL, false, "heads of 1 to 256 features", dim),
+            257..=512 => "state_attention_512",
+            _ => return expect(KERNEL, false, "heads of 1 to 512 features", dim),
         };
         for (what, paged) in [("keys", memory.keys), ("values", memory.values)] {
             let got = format_args!("{what} of {}", paged.width);

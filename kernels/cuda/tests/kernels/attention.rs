@@ -393,7 +393,7 @@ const LENS: [usize; 9] = [
 
 on_device! {
     fn states_are_attended_to(gpu) {
-        for h in [heads(2, 2, 16), heads(6, 2, 5), heads(1, 1, 33), heads(5, 1, 72), heads(1, 1, 200)] {
+        for h in [heads(2, 2, 16), heads(6, 2, 5), heads(1, 1, 33), heads(5, 1, 72), heads(1, 1, 200), heads(1, 1, 512)] {
             let (q_width, kv_width) = (h.query * h.dim, h.kv * h.dim);
             let lens = if h.dim > 64 { &LENS[4..] } else { &LENS[..] };
             let states = States::new(gpu, lens, [kv_width; 2]);
