@@ -102,9 +102,9 @@ stage_compare_products() {
 }
 
 # The policies that the issue names over enough arrivals for a p99, then the others over fewer.
-stage_compare() { compare 24 compare "$named" "$long" $served; }
+stage_compare() { compare 30 compare "$named" "$long" $served; }
 
-stage_compare_others() { compare 16 others "$others" "$short" $served; }
+stage_compare_others() { compare 26 others "$others" "$short" $served; }
 
 stage_compare_decoder() { compare 80 compare "$named" "$short" "$decoder"; }
 
@@ -248,16 +248,16 @@ stage() {
     pack || failed=1
 }
 
-# 518 s in all.
-stage kernels 40
-stage device 55
+# 514 s in all.
+stage kernels 25
+stage device 45
 stage measure 25
-stage measure_device 60
-stage profile 86
-stage compare 86
-stage compare_others 48
-stage compare_decoder 62
-stage compare_products 28
-stage peers 28
+stage measure_device 40
+stage profile 70
+stage compare 110
+stage compare_others 80
+stage compare_decoder 55
+stage compare_products 24
+stage peers 40
 cat "$out/verdict.txt"
 exit $failed
