@@ -120,53 +120,53 @@ impl Graphs {
             self.counts.eager += 1;
             return play(&record);
         }
-        let times = self.known.get(&record).map_or(0, |known| known.times);
-        let is_known = self.known.contains_key(&record);
-        if !is_known && self.known.len() - self.num_graphs >= self.most {
+        // A record is long: it is looked up once where there is a graph.
+        let mut wants_graph = self.eager_first == 0;
+        let known = self.known.get_mut(&record);
+        let is_new = known.is_none();
+        if let Some(known) = known {
+            known.last = self.now;
+            known.times = known.times.saturating_add(1);
+            if let Some(graph) = &known.graph {
+                self.counts.replayed += 1;
+                return Ok(stream.launch_graph(graph)?);
+            }
+            wants_graph = !known.is_refused && known.times > self.eager_first;
+        }
+        if is_new && self.known.len() - self.num_graphs >= self.most {
             self.forget(stream, false)?;
         }
-        if times >= self.eager_first && self.num_graphs >= self.most {
-            let has_graph = self.known.get(&record).is_some_and(|k| k.graph.is_some());
-            if !has_graph {
-                self.forget(stream, true)?;
+        if wants_graph && self.num_graphs >= self.most {
+            self.forget(stream, true)?;
+        }
+        let mut graph = None;
+        let mut is_refused = false;
+        if wants_graph {
+            match stream.capture(|| play(&record)) {
+                Ok(captured) => graph = Some(captured),
+                Err(error) => {
+                    is_refused = true;
+                    self.note_failure(&error);
+                }
             }
         }
-        let (eager_first, now) = (self.eager_first, self.now);
-        let (failure, num_graphs) = (&mut self.failure, &mut self.num_graphs);
-        let mut run =
-            |record: &Record, known: &mut Known, counts: &mut GraphCounts| -> Result<(), E> {
-                known.last = now;
-                known.times = known.times.saturating_add(1);
-                if known.graph.is_none() && !known.is_refused && known.times > eager_first {
-                    match stream.capture(|| play(record)) {
-                        Ok(graph) => {
-                            counts.captured += 1;
-                            *num_graphs += 1;
-                            known.graph = Some(graph);
-                        }
-                        Err(error) => {
-                            known.is_refused = true;
-                            failure.get_or_insert_with(|| error.to_string());
-                        }
-                    }
-                }
-                match &known.graph {
-                    Some(graph) => {
-                        counts.replayed += 1;
-                        Ok(stream.launch_graph(graph)?)
-                    }
-                    None => {
-                        counts.eager += 1;
-                        play(record)
-                    }
-                }
-            };
-        if let Some(known) = self.known.get_mut(&record) {
-            return run(&record, known, &mut self.counts);
-        }
-        let mut known = Known::default();
-        let result = run(&record, &mut known, &mut self.counts);
-        self.known.insert(record, known);
+        let result = match &graph {
+            Some(graph) => {
+                self.counts.captured += 1;
+                self.counts.replayed += 1;
+                self.num_graphs += 1;
+                stream.launch_graph(graph).map_err(E::from)
+            }
+            None => {
+                self.counts.eager += 1;
+                play(&record)
+            }
+        };
+        let known = self.known.entry(record).or_default();
+        known.last = self.now;
+        known.times = known.times.max(1);
+        known.is_refused |= is_refused;
+        known.graph = graph;
         result
     }
 
