@@ -26,8 +26,7 @@ const MOST_PASSES: u32 = 4096;
 /// each launch, by what it takes of the `host`, a pass of a loop in one segment, other blocks in a
 /// few, where there are several models in as many as leave none longer than the shortest request of
 /// any, or [`MOST_SEGMENTS`]; where requests pass loops often, several passes in one. Output lengths
-/// and bounds of
-/// `arrivals` and `open` are changed accordingly, and the places of `open`.
+/// and bounds of `arrivals` and `open` are changed accordingly, and the places of `open`.
 pub(super) fn config(
     models: &[ModelSpec],
     classes: &[Class],

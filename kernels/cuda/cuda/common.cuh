@@ -21,6 +21,15 @@ struct Member {
     u32 start, rows, own, sample;
 };
 
+// A convolution, NCHW.
+struct ConvShape {
+    u32 rows, channels;
+    u32 size[2];
+    u32 filters;
+    u32 out[2], kernel[2], stride[2], pad[2];
+    u32 groups, act;
+};
+
 // ---- stored weights ----
 
 struct f16 {

@@ -1,15 +1,7 @@
 // Convolution, NCHW: for each group a product of filters with windows that are gathered as they are
 // needed.
 
-struct Shape {
-    u32 rows, channels;
-    u32 size[2];
-    u32 filters;
-    u32 out[2], kernel[2], stride[2], pad[2];
-    u32 groups, act;
-};
-
-DEVICE void finish(const Shape &s, const float *bias, const float *residual, float *out, u32 filter,
+DEVICE void finish(const ConvShape &s, const float *bias, const float *residual, float *out, u32 filter,
                    u64 at, float v) {
     if (bias) v += bias[filter];
     if (residual) v += residual[at];
@@ -27,7 +19,7 @@ struct Tap {
 // 64 filters of a group and 64 pixels in a block, 4 x 4 in each of 256 threads.
 template <class T>
 DEVICE void conv(const float *x, const T *weights, const float *bias, const float *residual,
-                 float *out, const Shape &s) {
+                 float *out, const ConvShape &s) {
     __shared__ __align__(16) float left[DEPTH][TILE + 4], right[DEPTH][TILE];
     __shared__ Tap taps[2][DEPTH];
     u32 group = blockIdx.z, per = s.channels / s.groups, filters = s.filters / s.groups;
@@ -100,7 +92,7 @@ DEVICE void conv(const float *x, const T *weights, const float *bias, const floa
 // One thread for each output element.
 template <class T>
 DEVICE void conv_direct(const float *x, const T *weights, const float *bias, const float *residual,
-                        float *out, const Shape &s) {
+                        float *out, const ConvShape &s) {
     u32 plane = s.out[0] * s.out[1], per = s.channels / s.groups;
     EACH_ITEM(i, s.rows * s.filters * plane) {
         u32 ox = i % s.out[1], oy = i / s.out[1] % s.out[0];
@@ -127,11 +119,11 @@ DEVICE void conv_direct(const float *x, const T *weights, const float *bias, con
 #define INSTANCES(SUFFIX, T)                                                                       \
     extern "C" __global__ void __launch_bounds__(256)                                              \
         conv_##SUFFIX(const float *x, const T *weights, const float *bias, const float *residual,  \
-                      float *out, Shape s) {                                                       \
+                      float *out, ConvShape s) {                                                       \
         conv(x, weights, bias, residual, out, s);                                                  \
     }                                                                                              \
     KERNEL conv_direct_##SUFFIX(const float *x, const T *weights, const float *bias,               \
-                                const float *residual, float *out, Shape s) {                      \
+                                const float *residual, float *out, ConvShape s) {                      \
         conv_direct(x, weights, bias, residual, out, s);                                           \
     }
 

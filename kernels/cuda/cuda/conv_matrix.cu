@@ -10,12 +10,7 @@
 // Filters come as the launcher arranges them: for each group, 16 filters, and 16 steps, what the 32
 // lanes of a warp hold of the left side of an instruction, 16 bytes each.
 
-struct Shape {
-    u32 rows, channels;
-    u32 size[2];
-    u32 filters;
-    u32 out[2], kernel[2], stride[2], pad[2];
-    u32 groups, act;
+struct Shape : ConvShape {
     // Tiles of a chain and of a slice, and the slices that warps beside each other have.
     u32 tiles, slice, slices;
 };

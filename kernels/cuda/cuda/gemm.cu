@@ -1,11 +1,11 @@
-// Matrix products in tiles, by multiply-adds. Tiles of both sides come into shared memory some steps ahead; every
-// output element is one chain of fused multiply-adds in order of `k` in one thread's register.
+// Matrix products in tiles, by multiply-adds. Tiles of both sides come into shared memory some steps
+// ahead; every output element is one chain of fused multiply-adds in order of `k` in one thread's
+// register.
 
 DEVICE float part(float4 v, u32 i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
 // `ROWS x COLUMNS` outputs of a block, `TM x TN` of a thread; `DEPTH` steps of `k` in a tile,
-// `STAGES` tiles in shared memory. `T` is the stored type
-// of the right side.
+// `STAGES` tiles in shared memory. `T` is the stored type of the right side.
 template <class T, u32 ROWS, u32 COLUMNS, u32 DEPTH, u32 TM, u32 TN, u32 STAGES>
 struct Tiles {
     static const u32 THREADS = ROWS / TM * (COLUMNS / TN);

@@ -47,6 +47,15 @@ struct Bench {
     is_dry: bool,
 }
 
+/// What is multiplied: activations, as many weights of so many bytes as take turns, and results.
+struct Sides<'a> {
+    a: &'a DeviceMemory,
+    weights: &'a DeviceMemory,
+    stored: Stored,
+    bytes: usize,
+    out: &'a DeviceMemory,
+}
+
 /// The rate that is of interest.
 enum Rate {
     /// Bytes that must be moved.
@@ -215,44 +224,75 @@ impl Bench {
                 ("bf16", Stored::Bf16, 2),
                 ("int8", int8, 1),
             ] {
-                let bytes = k * n * bytes;
-                let copies = weights.bytes() / bytes;
+                let sides = Sides {
+                    a: &a,
+                    weights: &weights,
+                    stored,
+                    bytes: k * n * bytes,
+                    out: &out,
+                };
                 let mut is_slow = [false; Tiling::ALL.len()];
                 for &m in rows {
-                    let mut took = [None; Tiling::ALL.len()];
-                    for (i, tiling) in Tiling::ALL.into_iter().enumerate() {
-                        let is_taken = tiling == Tiling::of(m, n);
-                        if is_slow[i] && !is_taken {
-                            continue;
-                        }
-                        let product = |turn: usize| Gemm {
-                            a: a.at(),
-                            a_rows: DevicePtr::NULL,
-                            weights: Weights {
-                                at: weights.at().add(turn % copies * bytes),
-                                stored,
-                            },
-                            out: out.at(),
-                            m,
-                            k,
-                            n,
-                            resume: false,
-                            epilogue: Epilogue {
-                                act: Some(Act::Gelu),
-                                ..Epilogue::default()
-                            },
-                        };
-                        let mark = if is_taken { " *" } else { "" };
-                        let what = format!("gemm {m} x {k} x {n} {name} {tiling:?}{mark}");
-                        took[i] = self.time(&what, &Rate::Flops(2 * m * k * n), |turn| {
-                            let (kernels, stream) = (&self.kernels, &self.stream);
-                            kernels.gemm_tiled(stream, &product(turn), tiling)
-                        })?;
-                    }
-                    let best = took.into_iter().flatten().min_by(f64::total_cmp);
-                    is_slow = took.map(|us| us.zip(best).is_some_and(|(a, b)| a > TOO_SLOW * b));
+                    let (all, taken) = (&Tiling::ALL, Tiling::of(m, n));
+                    self.tilings(
+                        name,
+                        &sides,
+                        [m, k, n],
+                        all,
+                        taken,
+                        &mut is_slow,
+                        |g, tiling| self.kernels.gemm_tiled(&self.stream, g, tiling),
+                    )?;
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// A product in all tilings but those that were slow, unless they are what is taken; notes which
+    /// are slow now.
+    fn tilings<T: Copy + PartialEq + std::fmt::Debug>(
+        &self,
+        name: &str,
+        sides: &Sides<'_>,
+        [m, k, n]: [usize; 3],
+        all: &[T],
+        taken: T,
+        is_slow: &mut [bool],
+        run: impl Fn(&Gemm, T) -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        let copies = sides.weights.bytes() / sides.bytes;
+        let product = |turn: usize| Gemm {
+            a: sides.a.at(),
+            a_rows: DevicePtr::NULL,
+            weights: Weights {
+                at: sides.weights.at().add(turn % copies * sides.bytes),
+                stored: sides.stored,
+            },
+            out: sides.out.at(),
+            m,
+            k,
+            n,
+            resume: false,
+            epilogue: Epilogue {
+                act: Some(Act::Gelu),
+                ..Epilogue::default()
+            },
+        };
+        let mut took = vec![None; all.len()];
+        for (i, &tiling) in all.iter().enumerate() {
+            if is_slow[i] && tiling != taken {
+                continue;
+            }
+            let mark = if tiling == taken { " *" } else { "" };
+            let what = format!("gemm {m} x {k} x {n} {name} {tiling:?}{mark}");
+            took[i] = self.time(&what, &Rate::Flops(2 * m * k * n), |turn| {
+                run(&product(turn), tiling)
+            })?;
+        }
+        let best = took.iter().flatten().copied().min_by(f64::total_cmp);
+        for (is_slow, us) in is_slow.iter_mut().zip(took) {
+            *is_slow = us.zip(best).is_some_and(|(us, best)| us > TOO_SLOW * best);
         }
         Ok(())
     }
@@ -282,43 +322,31 @@ impl Bench {
             let most = rows[rows.len() - 1].next_multiple_of(16);
             let bytes = k * n * 2;
             let weights = self.noise(in_turns.max(bytes))?;
-            let copies = weights.bytes() / bytes;
             let (a, out) = (self.noise(most * k * 4)?, self.noise(most * n * 4)?);
             let packed = self.zeros(most * k * 2)?;
+            let sides = Sides {
+                a: &a,
+                weights: &weights,
+                stored: Stored::Bf16Tiles,
+                bytes,
+                out: &out,
+            };
             let mut is_slow = [false; MatrixTiling::ALL.len()];
             for &m in rows {
-                let mut took = [None; MatrixTiling::ALL.len()];
-                for (i, tiling) in MatrixTiling::ALL.into_iter().enumerate() {
-                    let is_taken = tiling == MatrixTiling::of(m, n);
-                    if is_slow[i] && !is_taken {
-                        continue;
-                    }
-                    let product = |turn: usize| Gemm {
-                        a: a.at(),
-                        a_rows: DevicePtr::NULL,
-                        weights: Weights {
-                            at: weights.at().add(turn % copies * bytes),
-                            stored: Stored::Bf16Tiles,
-                        },
-                        out: out.at(),
-                        m,
-                        k,
-                        n,
-                        resume: false,
-                        epilogue: Epilogue {
-                            act: Some(Act::Gelu),
-                            ..Epilogue::default()
-                        },
-                    };
-                    let mark = if is_taken { " *" } else { "" };
-                    let what = format!("gemm {m} x {k} x {n} bf16 matrix {tiling:?}{mark}");
-                    took[i] = self.time(&what, &Rate::Flops(2 * m * k * n), |turn| {
-                        let (kernels, stream) = (&self.kernels, &self.stream);
-                        kernels.gemm_matrix_tiled(stream, &product(turn), packed.at(), tiling)
-                    })?;
-                }
-                let best = took.into_iter().flatten().min_by(f64::total_cmp);
-                is_slow = took.map(|us| us.zip(best).is_some_and(|(a, b)| a > TOO_SLOW * b));
+                let (all, taken) = (&MatrixTiling::ALL, MatrixTiling::of(m, n));
+                let (name, packed) = ("bf16 matrix", packed.at());
+                self.tilings(
+                    name,
+                    &sides,
+                    [m, k, n],
+                    all,
+                    taken,
+                    &mut is_slow,
+                    |g, tiling| {
+                        self.kernels
+                            .gemm_matrix_tiled(&self.stream, g, packed, tiling)
+                    },
+                )?;
             }
         }
         Ok(())
