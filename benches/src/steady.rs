@@ -11,6 +11,9 @@
 //! admits a sub-batch of 16 in the policy's place, and then the policy decides. Every policy serves
 //! whatever table it finds.
 //!
+//! Several models on one device are a net as well (`a+b`): who arrives asks for each as often, and a
+//! sub-batch that the fixture admits is of the model that most wait for.
+//!
 //! In both every decision is a choice. So there is a third setting without ([`Table::Alone`]): 16
 //! arrive, and others only when these have ended.
 //!
@@ -43,6 +46,20 @@ pub const WARM_UP: usize = 2_000;
 
 /// What requests ask for.
 pub const NETS: [&str; 3] = ["chain-54", "gnmt", "transformer"];
+
+/// The same of several models.
+pub const MIX: &str = "chain-54+gnmt+transformer";
+
+/// Policies whose decisions are timed with several models: rules by which these take turns.
+pub const MIX_POLICIES: [&str; 7] = [
+    "adaptive",
+    "adaptive:sharing:2/10/1/cap90/demote",
+    "adaptive:sharing:2/10/1/cap90/spare/demote",
+    "adaptive:sharing:2/10/1/cap90/short/demote",
+    "adaptive:sharing:2/6/2/cap95/due/demote",
+    "adaptive:sharing:2/6/2/cap95/ripe/demote",
+    "edf",
+];
 
 /// Policies whose decisions are timed.
 pub const POLICIES: [&str; 14] = [
@@ -92,9 +109,13 @@ struct Held(Box<dyn Policy>);
 
 impl Policy for Held {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let model = ModelId(0);
-        let in_flight = view.num_in_flight(model) as usize;
-        if in_flight < IN_FLIGHT && view.queue(model).len() >= LAUNCH as usize {
+        let models = (0..view.models().len() as u32).map(ModelId);
+        let in_flight: usize = models.clone().map(|m| view.num_in_flight(m) as usize).sum();
+        let most = models.max_by_key(|&m| view.queue(m).len());
+        if let Some(model) = most
+            && in_flight < IN_FLIGHT
+            && view.queue(model).len() >= LAUNCH as usize
+        {
             let num = (IN_FLIGHT - in_flight).min(LAUNCH as usize);
             return Decision::Admit {
                 model,
@@ -145,11 +166,11 @@ fn spec(profile: &Profile) -> ModelSpec {
 /// A core under load. See the module.
 pub struct Steady {
     core: Core,
-    table: Arc<LatencyTable>,
+    tables: Vec<Arc<LatencyTable>>,
     now: Time,
     in_flight: Option<(LaneId, Ticket, Time)>,
-    /// Input and output lengths, as often as they come.
-    lengths: Vec<(u32, u32)>,
+    /// Input and output lengths of each model, as often as they come.
+    lengths: Vec<Vec<(u32, u32)>>,
     /// Output length of each request that arrived.
     outputs: Vec<u32>,
     /// True output lengths are told.
@@ -191,16 +212,24 @@ impl Steady {
                 (held, max_in_flight.max(most + LAUNCH))
             }
         };
-        let (mut spec, lengths) = net(net_name, max_batch)?;
-        spec.max_in_flight = max_in_flight;
-        let table = spec.table.clone();
+        let nets = net_name.split('+').map(|name| net(name, max_batch));
+        let (mut specs, lengths): (Vec<_>, Vec<_>) = nets
+            .collect::<anyhow::Result<Vec<_>>>()?
+            .into_iter()
+            .unzip();
+        for spec in &mut specs {
+            spec.max_in_flight = max_in_flight;
+        }
         let repeated = |((i, o), n): ((u32, u32), u64)| std::iter::repeat_n((i, o), n as usize);
+        let lengths = lengths
+            .iter()
+            .map(|l| l.counts().flat_map(repeated).collect());
         Ok(Self {
-            core: Core::new(CoreConfig::new(vec![spec]), policy),
-            table,
+            tables: specs.iter().map(|s| s.table.clone()).collect(),
+            lengths: lengths.collect(),
+            core: Core::new(CoreConfig::new(specs), policy),
             now: Time::ZERO,
             in_flight: None,
-            lengths: lengths.counts().flat_map(repeated).collect(),
             outputs: Vec::new(),
             oracle: policy::find(policy_spec)?.needs_output_len,
             plan: None,
@@ -300,7 +329,9 @@ impl Steady {
     /// One more request.
     fn arrive(&mut self) {
         let id = self.outputs.len() as u64;
-        let (input_len, output_len) = self.lengths[spread(id, self.lengths.len())];
+        let model = spread(id ^ 0x3333, self.tables.len());
+        let lengths = &self.lengths[model];
+        let (input_len, output_len) = lengths[spread(id, lengths.len())];
         let start = Progress {
             block: 0,
             segment: 0,
@@ -308,11 +339,11 @@ impl Steady {
             input_len,
             output_len,
         };
-        let alone = self.table.remaining(&start, 1, u64::from(input_len));
+        let alone = self.tables[model].remaining(&start, 1, u64::from(input_len));
         let sla = Nanos(alone.0 << spread(id ^ 0x5555, 9));
         let request = Request {
             id: RequestId(id),
-            model: ModelId(0),
+            model: ModelId(model as u32),
             arrival: self.now,
             sla: Some(sla),
             class: ClassId::default(),
@@ -331,14 +362,13 @@ impl Steady {
     fn took(&self, lane: LaneId, ticket: Ticket) -> Nanos {
         let launch = self.core.launch(lane, ticket);
         let (samples, rows) = (launch.num_samples(), launch.num_rows());
-        self.table
-            .segment(launch.block, launch.segment, samples, rows)
+        self.tables[launch.model.index()].segment(launch.block, launch.segment, samples, rows)
     }
 
     /// Members whose last pass of the loop ends with the launch.
     fn stopped(&self, lane: LaneId, ticket: Ticket) -> SmallVec<[RequestId; 4]> {
         let launch = self.core.launch(lane, ticket);
-        let block = &self.core.config().models[0].blocks[launch.block as usize];
+        let block = &self.core.config().models[launch.model.index()].blocks[launch.block as usize];
         let loops = matches!(block.repeat, Repeat::UntilStop { .. });
         if !loops || launch.segment as usize + 1 < block.segments.len() {
             return SmallVec::new();
@@ -393,6 +423,16 @@ mod tests {
                 assert!(members > 60.0 && entries > 3.0, "{what}");
                 assert!(choices > 990, "{what}: {choices} choices");
             }
+        }
+    }
+
+    #[test]
+    fn several_models_are_held_too() {
+        for policy in MIX_POLICIES {
+            let (members, entries, choices) = levels(MIX, policy, Table::Held);
+            let what = format!("{policy}: {members} in {entries}");
+            assert!(members > 48.0 && entries > 3.0, "{what}");
+            assert!(choices > 990, "{what}: {choices} choices");
         }
     }
 

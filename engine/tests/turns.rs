@@ -77,7 +77,7 @@ fn a_short_request_has_its_turn_within_the_pass_of_another_model() {
         simulate(&world, &policy, &arrivals, &Options::default()).finishes()
     };
     // It runs behind the third node of twenty.
-    for turns in ["/short", "/due", "/ripe"] {
+    for turns in ["/short", "/due", "/ripe", "/spare"] {
         assert_eq!(finishes(turns), [2_010_000, 310_000], "{turns}");
     }
     for turns in ["", "/round"] {
@@ -86,11 +86,28 @@ fn a_short_request_has_its_turn_within_the_pass_of_another_model() {
 }
 
 #[test]
+fn who_is_not_brief_waits_for_the_pass_where_the_device_has_no_time_to_spare() {
+    // The second takes 1.2 ms, of the first's pass 1.7 are left.
+    let world = world(&[(20, 100_000), (1, 1_200_000)]);
+    let run = |first: u64| {
+        let arrivals = vec![
+            Arrival::new(first, 0, 1, 1, Some(50_000_000)),
+            Arrival::new(first + 250_000, 1, 1, 1, Some(5_000_000)),
+        ];
+        let run = simulate(&world, "balance:2/spare", &arrivals, &Options::default());
+        run.finishes().iter().map(|f| f - first).collect::<Vec<_>>()
+    };
+    assert_eq!(run(0), [2_000_000, 3_200_000]);
+    // Behind 20 ms in which nothing ran it goes first, as by `short`.
+    assert_eq!(run(20_000_000), [3_200_000, 1_500_000]);
+}
+
+#[test]
 fn who_asks_for_little_is_not_behind_the_backlog_of_another_model() {
     // The first is offered three times what the device has, the second takes a tenth at the most.
     let world = world(&[(1, 100_000), (1, 100_000)]);
     let arrivals = offered(&[240_000.0, 1000.0], 1_000_000_000);
-    for turns in ["", "/round", "/due", "/short", "/ripe"] {
+    for turns in ["", "/spare", "/round", "/due", "/short", "/ripe"] {
         for rule in ["join:1", "balance:2", "sharing:2/6/2/cap95"] {
             let policy = format!("{rule}{turns}");
             let run = simulate(&world, &policy, &arrivals, &Options::default());

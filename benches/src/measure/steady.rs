@@ -3,7 +3,7 @@
 use lazybatch_benches::clock;
 use lazybatch_benches::record::Recorder;
 use lazybatch_benches::spread::Spread;
-use lazybatch_benches::steady::{NETS, POLICIES, Steady, Table};
+use lazybatch_benches::steady::{MIX, MIX_POLICIES, NETS, POLICIES, Steady, Table};
 use lazybatch_engine::driver::plan;
 use serde_json::json;
 
@@ -41,14 +41,18 @@ struct Run {
 pub fn run(settings: &Settings) -> anyhow::Result<()> {
     let recorder = settings.recorder("steady")?;
     plans(&recorder, settings.repeats)?;
-    for (filled, net) in Table::ALL.iter().flat_map(|&t| NETS.map(|n| (t, n))) {
-        let mut runs: Vec<Vec<Run>> = POLICIES.iter().map(|_| Vec::new()).collect();
+    let single = Table::ALL
+        .iter()
+        .flat_map(|&t| NETS.map(|n| (t, n, &POLICIES[..])));
+    let mix = Table::ALL.map(|t| (t, MIX, &MIX_POLICIES[..]));
+    for (filled, net, policies) in single.chain(mix) {
+        let mut runs: Vec<Vec<Run>> = policies.iter().map(|_| Vec::new()).collect();
         for _ in 0..settings.repeats {
-            for (policy, runs) in POLICIES.iter().zip(&mut runs) {
+            for (policy, runs) in policies.iter().zip(&mut runs) {
                 runs.push(once(net, policy, filled)?);
             }
         }
-        for (policy, runs) in POLICIES.iter().zip(&runs) {
+        for (policy, runs) in policies.iter().zip(&runs) {
             let real: Vec<Spread> = of(runs, |r| &r.real);
             let quiet: Vec<Spread> = of(runs, |r| &r.quiet);
             let moving: Vec<Spread> = of(runs, |r| &r.moving);

@@ -80,7 +80,6 @@ pub const ENTRY: Entry = Entry {
             planned: None,
             has_one_class: false,
             refuses: false,
-            has_loops: false,
             is_misfit: false,
         }))
     },
@@ -93,9 +92,6 @@ const HYSTERESIS_REFUSING: f64 = 0.0025;
 /// By how much `lazy` must be cheaper than all others: it is good for a rate that stays below capacity
 /// by little and bad for those around it.
 pub const LAZY_EDGE: f64 = 0.02;
-/// The same of rules by which models, some with loops, take turns otherwise than by charge: near
-/// capacity they look better over what a plan sees than they are.
-pub const TURNS_EDGE: f64 = 0.25;
 /// What a missed deadline costs, as a multiple of its SLA target.
 pub const MISS_WEIGHT: f64 = 3.0;
 /// Arrivals before the first plan, or these few where they take long.
@@ -159,17 +155,17 @@ const STATIC_SHARED: &[&str] = &[
     "front",
 ];
 const LOOP_SHARED: &[&str] = &[
-    "sharing:2/6/2/cap95",
-    "sharing:2/10/1/cap90",
-    "sharing:1/1/0.1",
-    "balance:2",
-    "sharing:2/6/2/cap95/short",
+    "sharing:2/10/1/cap90/spare",
+    "sharing:2/6/2/cap95/spare",
+    "sharing:1/1/0.1/spare",
+    "sharing:2/10/1/cap90/short",
+    "sharing:2/6/2/cap95/due",
+    "sharing:2/6/2/cap95/ripe",
     "balance:2/ripe",
-    "balance:2/due",
-    "balance:2/round",
+    "join:1/cap95/short",
     "join:1/ripe",
-    "join:1/short",
-    "join:1/due",
+    "sharing:1/1/0.1/round",
+    "iteration:round",
 ];
 
 /// Policies that are compared with the base rules where nothing but latency and one target count:
@@ -339,8 +335,6 @@ struct Adaptive {
     /// There is one SLA class, and some may be refused or shed; when it was last asked for a plan.
     has_one_class: bool,
     refuses: bool,
-    /// Some model has; when it was last asked for a plan.
-    has_loops: bool,
     /// The incumbent knows no priority levels, and a request with one has come.
     is_misfit: bool,
 }
@@ -433,7 +427,6 @@ impl Policy for Adaptive {
     fn plan(&mut self, view: &View<'_>) -> Option<PlanRequest> {
         self.has_one_class = view.classes().len() == 1;
         self.refuses = refuses(self.late, view.classes());
-        self.has_loops = !is_static(view.models());
         if self.history.is_empty() {
             return None;
         }
@@ -497,22 +490,9 @@ impl Policy for Adaptive {
         }
         let hysteresis = self.hysteresis();
         let incumbent = &mut self.incumbent;
-        let has_loops = self.has_loops;
-        let edge = |name: &str| match base::find(name) {
-            Some(rule) if has_loops && rule.takes_turns() => TURNS_EDGE,
-            _ => 0.0,
-        };
-        let cost = |name: &str| {
-            let mut costs = plan.costs.iter();
-            let cost = costs.find(|c| c.0 == name).map(|c| c.1 as f64);
-            cost.map(|c| c * (1.0 + edge(name)))
-        };
+        let cost = |name: &str| plan.costs.iter().find(|c| c.0 == name).map(|c| c.1 as f64);
         let weighed = plan.costs.iter().map(|(name, cost)| {
-            let edge = if name == "lazy" {
-                LAZY_EDGE
-            } else {
-                edge(name)
-            };
+            let edge = if name == "lazy" { LAZY_EDGE } else { 0.0 };
             (name, *cost as f64 * (1.0 + edge))
         });
         let Some((best, least)) = weighed.min_by(|a, b| a.1.total_cmp(&b.1)) else {

@@ -38,7 +38,7 @@
 //! Flows (requests of one model, class and priority level) take turns: lower levels first, level 0
 //! last; among equals whoever has been charged the least device time by weight. The model of the
 //! foremost flow runs; batches are filled from the foremost flows. A word behind that of the cap
-//! (`round`, `due`, `short`, `ripe`) lets models take turns otherwise (`turns.rs`).
+//! (`spare`, `round`, `due`, `short`, `ripe`) lets models take turns otherwise (`turns.rs`).
 //!
 //! Source: the balance of accrued waiting and disturbance is that of economic order quantities and
 //! of ski rental; processor sharing between loops is the field's answer where neither may starve.
@@ -53,7 +53,7 @@ use super::entries::{last_launched, last_loop, mergeable, stage};
 use super::gate::{Weighed, balances, fits, iterates, joins, rows};
 use super::promise::{By, Promises, WELL_FILLED, Without};
 use super::share::Shares;
-use super::turns::{Began, Turns};
+use super::turns::{Began, Busy, Turns};
 use super::{Decision, Entry, Pick, Policy};
 use crate::core::{Ending, Flow, Key, ModelSpec, Request, SubBatch, View};
 
@@ -111,7 +111,7 @@ pub const SHARING: Entry = Entry {
         "sharing:0.5/0.5/2",
         "sharing:2/1/1/demote",
         "sharing:1/0.5/1/cap80/demote",
-        "sharing:2/6/2/cap95/short/demote",
+        "sharing:2/10/1/cap90/spare/demote",
     ],
     refusing: &["sharing:1/0/1/shed"],
     needs_output_len: false,
@@ -244,11 +244,6 @@ pub(super) struct Rule {
 }
 
 impl Rule {
-    /// Whether models take turns otherwise than by charge.
-    pub fn takes_turns(&self) -> bool {
-        self.turns != Turns::Least
-    }
-
     fn late(&self, view: &View<'_>, class: ClassId) -> Late {
         view.classes()[class.index()].late.unwrap_or(self.late)
     }
@@ -300,6 +295,9 @@ pub(super) struct Base {
     joined: Vec<ModelId>,
     /// For [`Turns::Round`].
     began: Began,
+    /// For [`Turns::Spare`].
+    busy: Busy,
+    brief: Option<ModelId>,
     shares: Shares,
     promises: Promises,
     /// Arrivals that were not looked at, whether they can be in time.
@@ -340,13 +338,17 @@ impl Policy for Base {
             Some(_) => Weighed::Pass,
             None => Weighed::Nothing,
         };
-        let models = match inside {
-            Some(model) if !self.rule.turns.preempts() => smallvec::smallvec![model],
-            _ => self
-                .rule
-                .turns
-                .order(view, &mut self.shares, &mut self.promises, &self.began),
+        let turns = self.rule.turns.now(&self.busy);
+        let (shares, promises) = (&mut self.shares, &mut self.promises);
+        let models = match running.filter(|_| !turns.preempts()) {
+            Some(entry) => turns.within(view, (shares, promises, &self.began), entry),
+            None => turns.order(view, shares, promises, &self.began),
         };
+        // Who was let in within the pass of another goes on, however much it has been charged.
+        let brief = self
+            .brief
+            .filter(|m| running.is_none() && models.contains(m));
+        let models = brief.into_iter().chain(models);
         for model in models {
             let admit = match view.is_ready(model) {
                 true => self.admit(view, model, inside == Some(model)),
@@ -356,6 +358,7 @@ impl Policy for Base {
                 // One that is found too late ends no pass.
                 if let Decision::Admit { model, .. } = decision {
                     self.running = None;
+                    self.brief = inside.filter(|_| turns == Turns::Spare).map(|_| model);
                     if !self.joined.contains(&model) {
                         self.joined.push(model);
                     }
@@ -398,7 +401,8 @@ impl Policy for Base {
         self.fresh.push_back((model, class, id));
     }
 
-    fn on_done(&mut self, _now: Time, _launch: &Launch, took: Nanos, ran: Nanos) {
+    fn on_done(&mut self, now: Time, _launch: &Launch, took: Nanos, ran: Nanos) {
+        self.busy.on_done(now, took);
         self.promises.on_done(took, ran);
     }
 
@@ -431,6 +435,8 @@ impl Base {
             running: None,
             joined: Vec::new(),
             began: Vec::new(),
+            busy: Busy::default(),
+            brief: None,
             shares: Shares::default(),
             promises,
             fresh: VecDeque::new(),
@@ -535,6 +541,7 @@ impl Base {
 
     fn launch(&mut self, view: &View<'_>, entry: &SubBatch) -> Decision {
         self.running = Some(entry.id);
+        self.brief = None;
         let spec = view.model(entry.model);
         if entry.segment == 0 && view.models().len() > 1 {
             self.began.resize(view.models().len(), 0);

@@ -27,11 +27,44 @@ const ROUNDS: f64 = 8.0;
 /// When a request without a target counts as due, behind its arrival.
 const PATIENCE: Nanos = Nanos::from_ms(1000);
 
+/// The most that who goes within a pass of another takes of what is left of it.
+const BRIEF: f64 = 0.5;
+/// The time over which [`Busy`] looks back, and the share of it that the device may have worked while it
+/// has time to spare: where every batch that could run does run, at once and alone, it has.
+const RECENT: f64 = 100e6;
+const SPARE: f64 = 0.9;
+
+/// For how much of the recent past the device has worked.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Busy {
+    until: Time,
+    /// Nanoseconds that launches took, and that have passed, the older the less.
+    worked: f64,
+    passed: f64,
+}
+
+impl Busy {
+    pub fn on_done(&mut self, now: Time, took: Nanos) {
+        let since = now.since(self.until).0 as f64;
+        let kept = (-since / RECENT).exp();
+        self.worked = self.worked * kept + took.0 as f64;
+        self.passed = self.passed * kept + since;
+        self.until = now;
+    }
+
+    fn has_time_to_spare(&self) -> bool {
+        self.worked < SPARE * self.passed
+    }
+}
+
 /// How models take turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turns {
     /// By charge alone.
     Least,
+    /// By charge, but whose batch would be at its end before long goes within a pass of another, and as
+    /// [`Self::Short`] while the device has time to spare ([`Busy`]).
+    Spare,
     /// That whose last pass of a block began first.
     Round,
     /// The earliest deadline first, within a pass too.
@@ -44,7 +77,8 @@ pub(super) enum Turns {
 }
 
 /// The words of a rule.
-const WORDS: [(&str, Turns); 4] = [
+const WORDS: [(&str, Turns); 5] = [
+    ("spare", Turns::Spare),
     ("round", Turns::Round),
     ("due", Turns::Due),
     ("short", Turns::Short),
@@ -60,9 +94,44 @@ impl Turns {
         WORDS.iter().find(|w| w.0 == word).map(|w| w.1)
     }
 
-    /// Whether another model may have its turn within a pass.
+    /// What it comes to now.
+    pub fn now(self, busy: &Busy) -> Self {
+        match self {
+            Self::Spare if busy.has_time_to_spare() => Self::Short,
+            turns => turns,
+        }
+    }
+
+    /// Whether another model may have its turn within a pass, however long it takes.
     pub fn preempts(self) -> bool {
         matches!(self, Self::Due | Self::Short | Self::Ripe)
+    }
+
+    /// Whose turn it is within a pass of the entry that runs, the only one if nobody else's: of
+    /// [`Self::Spare`], while the device has no time to spare, that of a model whose batch takes less
+    /// than [`BRIEF`] of what is left of the pass.
+    pub fn within(
+        self,
+        view: &View<'_>,
+        (shares, promises, began): (&mut Shares, &mut Promises, &Began),
+        running: &SubBatch,
+    ) -> SmallVec<[ModelId; 4]> {
+        let own = smallvec::smallvec![running.model];
+        if self != Self::Spare {
+            return own;
+        }
+        let models = Self::Short.order(view, shares, promises, began);
+        let Some(&first) = models.first().filter(|m| **m != running.model) else {
+            return own;
+        };
+        let table = &view.model(running.model).table;
+        let (block, segment) = (running.block, running.segment);
+        let left = table.pass(block, segment, running.samples, rows(view, running));
+        let takes = takes(view, promises, first).0 as f64;
+        match takes < BRIEF * left.0 as f64 {
+            true => models,
+            false => own,
+        }
     }
 
     /// Models that have someone ready or launchable, in the order of their turns.
@@ -90,7 +159,7 @@ impl Turns {
         };
         let full = |&m: &ModelId| promises.whole(view, m, view.model(m).max_batch).0 as f64;
         let most = match self {
-            Self::Least => least.charged,
+            Self::Least | Self::Spare => least.charged,
             _ => least.charged + ROUNDS * models.iter().map(full).sum::<f64>(),
         };
         let of_model = |(&model, claim): (&ModelId, Claim)| Turn {
@@ -98,7 +167,7 @@ impl Turns {
             claim,
             is_behind: !claim.is_as_urgent(&least) || claim.charged > most,
             merit: match self {
-                Self::Least => 0.0,
+                Self::Least | Self::Spare => 0.0,
                 Self::Round => -(began.get(model.index()).copied().unwrap_or_default() as f64),
                 Self::Due => -(first_due(view, model).0 as f64),
                 Self::Short => merit(view, promises, model, |_| 1.0),
@@ -145,6 +214,16 @@ fn entries<'a>(view: &View<'a>, model: ModelId) -> impl Iterator<Item = &'a SubB
 fn in_time<'a>(view: &View<'a>, model: ModelId) -> impl Iterator<Item = &'a Flow> {
     let in_time = |f: &&Flow| !f.key.is_late && !f.key.is_delayed;
     view.queue(model).flows().filter(in_time)
+}
+
+/// The time until the batch that would run is at its end; where several are in flight the least.
+fn takes(view: &View<'_>, promises: &mut Promises, model: ModelId) -> Nanos {
+    let rest = |e: &SubBatch| promises.rest(view, e, rows(view, e));
+    if let Some(least) = entries(view, model).map(rest).min() {
+        return least;
+    }
+    let samples: u32 = in_time(view, model).map(Flow::num_samples).sum();
+    promises.whole(view, model, samples.clamp(1, view.model(model).max_batch))
 }
 
 /// The earliest deadline of those in flight and of those who are first in their flows.
