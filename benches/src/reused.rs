@@ -211,6 +211,7 @@ mod tests {
             keeps_outputs: true,
             is_checked: true,
             depth: None,
+            client: None,
         };
         let call = |item| Call {
             item,

@@ -122,6 +122,7 @@ fn compare(sizes: Sizes, recorder: &Recorder) -> anyhow::Result<()> {
         keeps_outputs: true,
         is_checked: true,
         depth: None,
+        client: None,
     };
 
     let (mut alone_ns, mut best_ns) = (Vec::new(), Vec::new());

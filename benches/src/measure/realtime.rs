@@ -330,6 +330,7 @@ impl<'a> Bench<'a> {
             keeps_outputs: false,
             is_checked: true,
             depth: None,
+            client: None,
         }
     }
 

@@ -192,6 +192,7 @@ impl Bench<'_> {
             keeps_outputs: false,
             is_checked: true,
             depth: None,
+            client: None,
         }
     }
 

@@ -26,11 +26,24 @@ impl Cores {
     /// # Errors
     /// Cores that it may not use.
     pub fn take(&self) -> anyhow::Result<()> {
+        self.set(&["-a"], &std::process::id().to_string())
+    }
+
+    /// Keeps the calling thread to these cores, and those that it begins.
+    ///
+    /// # Errors
+    /// Cores that it may not use.
+    pub fn take_thread(&self) -> anyhow::Result<()> {
+        let own = std::fs::read_link("/proc/thread-self").context("/proc/thread-self")?;
+        let thread = own.file_name().unwrap_or_default().to_string_lossy();
+        self.set(&[], &thread)
+    }
+
+    fn set(&self, options: &[&str], id: &str) -> anyhow::Result<()> {
         let mut command = Command::new("taskset");
-        let own = std::process::id().to_string();
-        let list = self.to_string();
         command
-            .args(["-a", "-c", "-p", &list, &own])
+            .args(options)
+            .args(["-c", "-p", &self.to_string(), id])
             .stdout(Stdio::null());
         let status = command
             .status()

@@ -102,6 +102,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         keeps_outputs: true,
         is_checked: true,
         depth: Some(depth),
+        client: None,
     };
     let alone = match simulated {
         None => Some(serving.serial_pass()?),

@@ -69,6 +69,9 @@ pub struct Serving<'a> {
     pub is_checked: bool,
     /// Launches in flight; as many as the device needs if `None`.
     pub depth: Option<u32>,
+    /// Called once the engine and its threads are there, on the thread that sends requests, such as to
+    /// move that to a core of its own.
+    pub client: Option<&'a dyn Fn() -> Result<()>>,
 }
 
 /// What came of a run.
@@ -218,6 +221,9 @@ impl Serving<'_> {
             .build()
             .map_err(|e| bad(&e))?;
 
+        if let Some(client) = self.client {
+            client()?;
+        }
         // The driver thread is up and the first arrivals are not late.
         let start = engine.now() + Nanos::from_ms(20);
         let (mut handles, mut next) = (Vec::new(), 0);
@@ -387,6 +393,7 @@ impl Serving<'_> {
             keeps_outputs: true,
             is_checked: self.is_checked,
             depth: self.depth,
+            client: None,
         };
         let served = patient.run(policy, &calls)?;
         let ended = |r: &&FinishedRequest| r.outcome.is_completed();

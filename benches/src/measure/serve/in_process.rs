@@ -54,7 +54,8 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     let settings = &options.settings;
     let place = options.write_models()?;
     let recorder = settings.recorder("serve-in-process")?;
-    // All of it runs where a server would.
+    // All of it runs where a server would, but the thread that sends requests to an engine: the peer's
+    // loops look between two launches who has come, and nobody has to wake them.
     settings.server_cores.take()?;
     let threads = settings.server_cores.num();
     let models = options.models();
@@ -82,7 +83,8 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     let figures = |what: &str| {
         options.figures(json!({
             "what": what, "seconds": settings.span.as_secs_f64(),
-            "cores": settings.server_cores.to_string(), "max_batch": MAX_BATCH,
+            "cores": settings.server_cores.to_string(),
+            "client_cores": settings.client_cores.to_string(), "max_batch": MAX_BATCH,
         }))
     };
     let compared = Compared {
@@ -178,6 +180,12 @@ fn served(
     times: &[Duration],
 ) -> anyhow::Result<Vec<Option<f64>>> {
     let device = || -> lazybatch_workloads::Result<Box<dyn Device>> { Ok(Box::new(cpu(threads))) };
+    // Threads of the engine stay where this one was when they began.
+    let cores = &options.settings.client_cores;
+    let client = || {
+        let moved = cores.take_thread();
+        moved.map_err(|e| lazybatch_workloads::Error::run("client cores", format!("{e:#}")))
+    };
     let serving = Serving {
         model: model.name,
         program: own.program.clone(),
@@ -194,6 +202,7 @@ fn served(
         // The rivals check nothing.
         is_checked: false,
         depth: None,
+        client: Some(&client),
     };
     let call = |(i, at): (usize, &Duration)| Call {
         at: Time(u64::try_from(at.as_nanos()).unwrap_or(u64::MAX)),
@@ -201,7 +210,9 @@ fn served(
         ..Call::default()
     };
     let calls: Vec<Call> = times.iter().enumerate().map(call).collect();
-    let Served { requests, .. } = serving.run(policy, &calls)?;
+    let served = serving.run(policy, &calls);
+    options.settings.server_cores.take_thread()?;
+    let Served { requests, .. } = served?;
     let ms = |r: &lazybatch_workloads::results::FinishedRequest| {
         let took = r.finish.since(r.arrival);
         r.outcome.is_completed().then_some(took.0 as f64 / 1e6)
