@@ -9,11 +9,13 @@ use crate::dtype::DType;
 use crate::error::Error;
 use crate::mmap;
 
-/// The bytes of a tensor: owned, or a range of a mapped file.
+/// The bytes of a tensor: owned, a part of somebody's message, or a range of a mapped file.
 #[derive(Clone, Debug)]
 pub enum Bytes {
     /// Owned bytes.
     Owned(Arc<[u8]>),
+    /// A part of what came in one piece, which stays as long as this does.
+    Shared(bytes::Bytes),
     /// `len` bytes at `offset` of a mapped file.
     Mapped {
         /// The file.
@@ -44,6 +46,7 @@ impl Bytes {
     pub fn as_slice(&self) -> &[u8] {
         match self {
             Self::Owned(bytes) => bytes,
+            Self::Shared(bytes) => bytes,
             Self::Mapped { map, offset, len } => &map[*offset..*offset + *len],
         }
     }

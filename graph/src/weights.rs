@@ -113,6 +113,7 @@ impl WeightFile {
         let (start, len) = (self.data + start, end - start);
         let data = match &self.bytes {
             Bytes::Owned(bytes) => Bytes::Owned(bytes[start..start + len].into()),
+            Bytes::Shared(bytes) => Bytes::Shared(bytes.slice(start..start + len)),
             Bytes::Mapped { map, offset, .. } => Bytes::Mapped {
                 map: Arc::clone(map),
                 offset: offset + start,

@@ -155,7 +155,8 @@ fn check_finite<T: Copy + Into<f64>>(
     }
 }
 
-/// The engine's tensor `[dims...]` of type `held` from the bytes of one of `data_type`.
+/// The engine's tensor `[dims...]` of type `held` from the bytes of one of `data_type`, which it shares if
+/// it holds them as they come.
 ///
 /// # Errors
 /// What was expected and what came: a number of bytes that is not that of `dims`, a type that does
@@ -164,7 +165,7 @@ pub fn to_tensor(
     data_type: DataType,
     held: DType,
     dims: &[usize],
-    bytes: &[u8],
+    bytes: &bytes::Bytes,
 ) -> Result<Tensor, String> {
     let count = elements(dims).ok_or("expected a countable number of elements, got more")?;
     let size = data_type.size().filter(|_| data_type.fits(held));
@@ -191,7 +192,7 @@ pub fn to_tensor(
         return Ok(Tensor {
             dtype,
             dims: dims.to_vec(),
-            data: Bytes::Owned(bytes.into()),
+            data: Bytes::Shared(bytes.clone()),
         });
     }
     if held.is_float() {
@@ -356,7 +357,15 @@ mod tests {
                     _ => 2_u64.to_le_bytes()[..size].to_vec(),
                 };
                 let bytes = [vec![0; size], two].concat();
-                let tensor = to_tensor(t, held, &[2], &bytes).unwrap();
+                // Behind what shifts them, as JSON does.
+                let shifted = bytes::Bytes::from([&[7][..], &bytes].concat()).slice(1..);
+                let tensor = to_tensor(t, held, &[2], &shifted).unwrap();
+                let two = match held.is_float() {
+                    true => f64::from(tensor.to_f32()[1]),
+                    false => f64::from(tensor.to_i32()[1]),
+                };
+                let expected = if t == DataType::Bool { 1.0 } else { 2.0 };
+                assert_eq!(two, expected, "{t} in {held}");
                 assert_eq!(to_bytes(&tensor, t).unwrap(), bytes, "{t} in {held}");
             }
         }
@@ -365,6 +374,9 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_told() {
         let long = i64::MAX.to_le_bytes();
+        let to_tensor = |data_type, held, dims: &[usize], bytes: &[u8]| {
+            to_tensor(data_type, held, dims, &bytes.to_vec().into())
+        };
         let told = to_tensor(DataType::Int64, DType::I32, &[1], &long).unwrap_err();
         assert_eq!(
             told,

@@ -51,6 +51,7 @@ pub(super) fn rows(tensor: &Tensor, first: usize, num: usize) -> Tensor {
     let row = tensor.data.as_slice().len() / tensor.dims[0].max(1);
     let data = match &tensor.data {
         Bytes::Owned(bytes) => Bytes::Owned(bytes[first * row..(first + num) * row].into()),
+        Bytes::Shared(bytes) => Bytes::Shared(bytes.slice(first * row..(first + num) * row)),
         Bytes::Mapped { map, offset, .. } => Bytes::Mapped {
             map: map.clone(),
             offset: offset + first * row,

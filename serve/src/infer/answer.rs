@@ -289,7 +289,8 @@ pub fn values(output: &Output) -> Option<Vec<f64>> {
         lazybatch_graph::DType::I32
     };
     let num = output.data.len() / size;
-    let tensor = dtype::to_tensor(output.data_type, held, &[num], &output.data).ok()?;
+    let data = bytes::Bytes::copy_from_slice(&output.data);
+    let tensor = dtype::to_tensor(output.data_type, held, &[num], &data).ok()?;
     Some(match held {
         lazybatch_graph::DType::F32 => tensor.to_f32().into_iter().map(f64::from).collect(),
         _ => tensor.to_i32().into_iter().map(f64::from).collect(),

@@ -459,7 +459,7 @@ fn part(
         return Err(fail(format!("expected {expected} bytes, got {got} bytes")));
     }
     let each = input.data.len() / samples;
-    let bytes = &input.data[first * each..(first + num) * each];
+    let bytes = input.data.slice(first * each..(first + num) * each);
     let mut dims = Vec::with_capacity(tensor.fixed.len() + 1);
     if tensor.is_sequence {
         dims.push(input.shape[usize::from(served.batched)]);
@@ -467,5 +467,5 @@ fn part(
         dims.push(num);
     }
     dims.extend(&tensor.fixed);
-    dtype::to_tensor(input.data_type, tensor.held, &dims, bytes).map_err(fail)
+    dtype::to_tensor(input.data_type, tensor.held, &dims, &bytes).map_err(fail)
 }
