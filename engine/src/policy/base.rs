@@ -297,6 +297,7 @@ pub(super) struct Base {
     began: Began,
     /// For [`Turns::Spare`].
     busy: Busy,
+    /// Who was let in within the pass of another goes on to its launch, whatever it has been charged.
     brief: Option<ModelId>,
     shares: Shares,
     promises: Promises,
@@ -344,7 +345,6 @@ impl Policy for Base {
             Some(entry) => turns.within(view, (shares, promises, &self.began), entry),
             None => turns.order(view, shares, promises, &self.began),
         };
-        // Who was let in within the pass of another goes on, however much it has been charged.
         let brief = self
             .brief
             .filter(|m| running.is_none() && models.contains(m));
