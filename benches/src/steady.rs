@@ -11,11 +11,11 @@
 //! admits a sub-batch of 16 in the policy's place, and then the policy decides. Every policy serves
 //! whatever table it finds.
 //!
-//! Several models on one device are a net as well (`a+b`): who arrives asks for each as often, and a
-//! sub-batch that the fixture admits is of the model that most wait for.
-//!
 //! In both every decision is a choice. So there is a third setting without ([`Table::Alone`]): 16
 //! arrive, and others only when these have ended.
+//!
+//! Several models on one device are a net as well (`a+b`): who arrives asks for each as often, and a
+//! sub-batch that the fixture admits is of the model that most wait for.
 //!
 //! Launches are of at most 16 samples under policies that hold several sub-batches, of 64 under
 //! `greedy`, `triton` and `continuous`, and of 128 under the stack policies, so that the slack test

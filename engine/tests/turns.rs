@@ -103,6 +103,19 @@ fn who_is_not_brief_waits_for_the_pass_where_the_device_has_no_time_to_spare() {
 }
 
 #[test]
+fn who_is_let_through_leaves_the_pass_its_share() {
+    // The second is offered three times what the device has, in batches that are brief beside the
+    // passes of 2 ms of the first.
+    let world = world(&[(20, 100_000), (1, 10_000)]);
+    let arrivals = offered(&[50.0, 2_400_000.0], 1_000_000_000);
+    let run = simulate(&world, "balance:2/spare", &arrivals, &Options::default());
+    let own = latencies(&run, &arrivals, 0);
+    // At half of the device a pass takes 4 ms, and somebody may be before it.
+    assert!(own.iter().all(|&ns| ns < 8_000_000), "{own:?}");
+    assert!(!own.is_empty());
+}
+
+#[test]
 fn who_asks_for_little_is_not_behind_the_backlog_of_another_model() {
     // The first is offered three times what the device has, the second takes a tenth at the most.
     let world = world(&[(1, 100_000), (1, 100_000)]);
