@@ -4,9 +4,10 @@
 //! waits for more than one of them, and the next one begins in turns too; and as plans cost launches
 //! then, one that leaves the rule as it is makes the next come later.
 //!
-//! Who has one processor, and a device that works on it, has turns from the start: with an idle thread
-//! beside it, the driver seems to Linux to have had less than its share, and those who wake to hand in
-//! requests do not get the processor before it sleeps, or for milliseconds. Seen on Linux 6.18.
+//! Who has one processor has turns from the start: with an idle thread beside it, the driver seems to
+//! Linux to have had less than its share, and those who wake to hand in requests do not get the
+//! processor before it sleeps, or for milliseconds; nor does the driver behind a plan that ran alone.
+//! Seen on Linux 6.18. Where the device has little to do, turns are shorter and come as often as they may.
 
 use std::cell::Cell;
 use std::num::NonZero;
@@ -49,12 +50,19 @@ const BUSY: f64 = 0.5;
 const TURN: Nanos = Nanos(250_000);
 const IN_TURNS: f64 = 0.025;
 
+/// The same of the only processor, whose device has little to do: whoever comes waits for no more than
+/// such a turn.
+const SHORT_TURN: Nanos = Nanos(50_000);
+const IN_SHORT_TURNS: f64 = 0.5;
+
 /// A plan in turns simulates so many launches, or as many as turns have time for in as long as there
 /// have been plans: one that takes longer than what it knows of is late.
 const SOON: u64 = 8_000;
 
 /// Turns of a simulation between two looks at the clock.
 const LOOK_EVERY: u32 = 32;
+/// The same in short turns.
+const LOOK_OFTEN: u32 = 8;
 
 /// Where all models take microseconds, their device works for less than this share of the time, and no
 /// more are open than fit a batch, a plan would take more than all launches, and nobody waits for long
@@ -154,7 +162,7 @@ impl Planner {
         let known = now.since(self.first.unwrap_or(now)).min(LONGEST);
         let soon = of_time(known, IN_TURNS, 1).0 / PLAN_LAUNCH.0;
         match urgency {
-            Urgency::Idle => request.budget,
+            Urgency::Idle | Urgency::InShortTurns => request.budget,
             Urgency::InTurns => request.budget.min(soon.max(SOON)),
         }
     }
@@ -235,6 +243,8 @@ fn confirms(plan: &Plan, request: &PlanRequest) -> bool {
 enum Urgency {
     /// When a processor has nothing else to do.
     Idle,
+    /// As the driver is, but for a very short while at a time, and again soon.
+    InShortTurns,
     /// As the driver is, but for a short while at a time.
     InTurns,
 }
@@ -245,8 +255,19 @@ impl Urgency {
     fn of(processors: usize, is_busy: bool, was_late: bool) -> &'static [Self] {
         match (is_busy, processors) {
             (true, 1) => &[Self::InTurns],
+            (false, 1) => &[Self::InShortTurns],
             (true, _) if was_late => &[Self::Idle, Self::InTurns],
             _ => &[Self::Idle],
+        }
+    }
+
+    /// How long a turn is, which share of the time turns take, and after how many steps one looks whether
+    /// it is over.
+    fn turns(self) -> Option<(Nanos, f64, u32)> {
+        match self {
+            Self::Idle => None,
+            Self::InShortTurns => Some((SHORT_TURN, IN_SHORT_TURNS, LOOK_OFTEN)),
+            Self::InTurns => Some((TURN, IN_TURNS, LOOK_EVERY)),
         }
     }
 
@@ -324,8 +345,9 @@ impl Drop for Attempt {
 struct Pace {
     start: Spent,
     told: Arc<AtomicU64>,
-    /// Between two turns, if there are any.
-    pause: Option<Duration>,
+    /// A turn and what lies between two, if there are any.
+    turns: Option<(Nanos, Duration)>,
+    look_every: u32,
     /// What it may have taken at the end of this one.
     until: Cell<Nanos>,
     steps: Cell<u32>,
@@ -333,12 +355,14 @@ struct Pace {
 
 impl Pace {
     fn start(urgency: Urgency, told: Arc<AtomicU64>) -> Self {
-        let pause = Duration::from_nanos(rest(TURN, IN_TURNS, 1).0);
+        let turns = urgency.turns();
+        let pause = |turn, share| Duration::from_nanos(rest(turn, share, 1).0);
         Self {
             start: Spent::start(),
             told,
-            pause: (urgency == Urgency::InTurns).then_some(pause),
-            until: Cell::new(TURN),
+            turns: turns.map(|(turn, share, _)| (turn, pause(turn, share))),
+            look_every: turns.map_or(LOOK_EVERY, |t| t.2),
+            until: Cell::new(turns.map_or(Nanos::ZERO, |t| t.0)),
             steps: Cell::new(0),
         }
     }
@@ -346,12 +370,12 @@ impl Pace {
     fn step(&self) {
         let steps = self.steps.get().wrapping_add(1);
         self.steps.set(steps);
-        if !steps.is_multiple_of(LOOK_EVERY) {
+        if !steps.is_multiple_of(self.look_every) {
             return;
         }
         let spent = self.tell();
-        if let Some(pause) = self.pause.filter(|_| spent >= self.until.get()) {
-            self.until.set(spent + TURN);
+        if let Some((turn, pause)) = self.turns.filter(|_| spent >= self.until.get()) {
+            self.until.set(spent + turn);
             std::thread::park_timeout(pause);
         }
     }
@@ -525,7 +549,7 @@ mod tests {
         let ms = Nanos::from_ms;
         for was_late in [false, true] {
             assert_eq!(Urgency::of(1, true, was_late), [Urgency::InTurns]);
-            assert_eq!(Urgency::of(1, false, was_late), [Urgency::Idle]);
+            assert_eq!(Urgency::of(1, false, was_late), [Urgency::InShortTurns]);
         }
         // What was before the first launch does not count.
         let mut planner = Planner::default();
