@@ -174,7 +174,7 @@ const COMMANDS: [(&str, Measurement); 10] = [
 
 /// As of the program `lazybatch`: what is measured beside it has the same means.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: lazybatch_serve::Allocator = lazybatch_serve::Allocator;
 
 fn main() -> anyhow::Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();

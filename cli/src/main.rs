@@ -20,7 +20,7 @@ use crate::args::Command;
 
 /// A server allocates and frees on many threads for each request.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: lazybatch_serve::Allocator = lazybatch_serve::Allocator;
 
 fn main() -> ExitCode {
     let mut cli = match layers::parse(std::env::args_os()) {

@@ -2,6 +2,7 @@
 
 use std::collections::TryReserveError;
 use std::io;
+use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -48,6 +49,43 @@ impl Bytes {
             Self::Owned(bytes) => bytes,
             Self::Shared(bytes) => bytes,
             Self::Mapped { map, offset, len } => &map[*offset..*offset + *len],
+        }
+    }
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.as_slice()
+    }
+}
+
+impl AsRef<[u8]> for Bytes {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl From<Vec<u8>> for Bytes {
+    /// Without a copy.
+    fn from(bytes: Vec<u8>) -> Self {
+        Self::Shared(bytes.into())
+    }
+}
+
+impl From<bytes::Bytes> for Bytes {
+    fn from(bytes: bytes::Bytes) -> Self {
+        Self::Shared(bytes)
+    }
+}
+
+impl From<Bytes> for bytes::Bytes {
+    /// Without a copy.
+    fn from(bytes: Bytes) -> Self {
+        match bytes {
+            Bytes::Shared(bytes) => bytes,
+            other => Self::from_owner(other),
         }
     }
 }

@@ -164,10 +164,11 @@ fn check_finite<T: Copy + Into<f64>>(
 pub fn to_tensor(
     data_type: DataType,
     held: DType,
-    dims: &[usize],
+    dims: impl Into<Vec<usize>>,
     bytes: &bytes::Bytes,
 ) -> Result<Tensor, String> {
-    let count = elements(dims).ok_or("expected a countable number of elements, got more")?;
+    let dims = dims.into();
+    let count = elements(&dims).ok_or("expected a countable number of elements, got more")?;
     let size = data_type.size().filter(|_| data_type.fits(held));
     let Some(size) = size else {
         return Err(format!(
@@ -191,7 +192,7 @@ pub fn to_tensor(
     if let Some(dtype) = same.filter(|_| cfg!(target_endian = "little")) {
         return Ok(Tensor {
             dtype,
-            dims: dims.to_vec(),
+            dims,
             data: Bytes::Shared(bytes.clone()),
         });
     }
@@ -206,7 +207,7 @@ pub fn to_tensor(
             }
             _ => each(bytes, f32::from_le_bytes),
         };
-        return Ok(Tensor::from_f32(dims, &values));
+        return Ok(Tensor::from_f32(&dims, &values));
     }
     let values = match data_type {
         DataType::Bool => whole(bytes, |b: [u8; 1]| i128::from(b[0] != 0)),
@@ -219,7 +220,7 @@ pub fn to_tensor(
         DataType::Int64 => whole(bytes, |b| i128::from(i64::from_le_bytes(b))),
         _ => Ok(each(bytes, i32::from_le_bytes)),
     }?;
-    Ok(Tensor::from_i32(dims, &values))
+    Ok(Tensor::from_i32(&dims, &values))
 }
 
 /// The bytes of the engine's tensor as one of `data_type`, which [`DataType::fits`] its own. Booleans
@@ -227,12 +228,12 @@ pub fn to_tensor(
 ///
 /// # Errors
 /// A number that the type does not hold, with its place.
-pub fn to_bytes(tensor: &Tensor, data_type: DataType) -> Result<Vec<u8>, String> {
-    fn put<T, const N: usize>(values: &[T], f: impl Fn(&T) -> [u8; N]) -> Vec<u8> {
-        values.iter().flat_map(f).collect()
+pub fn to_bytes(tensor: &Tensor, data_type: DataType) -> Result<Bytes, String> {
+    fn put<T, const N: usize>(values: &[T], f: impl Fn(&T) -> [u8; N]) -> Bytes {
+        values.iter().flat_map(f).collect::<Vec<u8>>().into()
     }
     if DataType::of_program(tensor.dtype) == data_type {
-        return Ok(tensor.data.as_slice().to_vec());
+        return Ok(tensor.data.clone());
     }
     if tensor.dtype.is_float() {
         let values = tensor.to_f32();
@@ -366,7 +367,7 @@ mod tests {
                 };
                 let expected = if t == DataType::Bool { 1.0 } else { 2.0 };
                 assert_eq!(two, expected, "{t} in {held}");
-                assert_eq!(to_bytes(&tensor, t).unwrap(), bytes, "{t} in {held}");
+                assert_eq!(to_bytes(&tensor, t).unwrap().to_vec(), bytes, "{t} in {held}");
             }
         }
     }

@@ -17,7 +17,9 @@
 //! - [`watch`], [`dashboard`], [`explained`]: what the engines do, live, as traces, and why.
 //! - [`telemetry`]: spans of calls, sent to a collector; [`traces`]: traces of calls, in files.
 //! - [`server`]: ports, start and end.
+//! - [`Allocator`]: for the programs that serve.
 
+mod allocator;
 pub mod cache;
 pub mod calls;
 pub mod chain;
@@ -28,6 +30,7 @@ pub mod descriptors;
 pub mod dtype;
 pub mod error;
 pub mod explained;
+mod fields;
 pub mod files;
 pub mod gpus;
 pub mod grpc;
@@ -53,6 +56,7 @@ pub mod traces;
 pub mod warmup;
 pub mod watch;
 
+pub use allocator::Allocator;
 pub use config::Cut;
 pub use error::Error;
 pub use gpus::{Gpu, Gpus};

@@ -146,7 +146,7 @@ fn input(name: &str, stated: &Stated, folder: &Path, num: Option<usize>) -> Resu
 /// So many elements; texts are empty.
 fn numbers(data_type: DataType, elements: usize, of: impl Fn(usize) -> f64) -> Result<Vec<u8>> {
     let bytes = match data_type {
-        DataType::Bytes => Ok(dtype::join_bytes((0..elements).map(|_| &[][..]))),
+        DataType::Bytes => Ok(dtype::join_bytes((0..elements).map(|_| &[][..])).into()),
         DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64 => {
             let values: Vec<f32> = (0..elements).map(|i| of(i) as f32).collect();
             dtype::to_bytes(&Tensor::from_f32(&[elements], &values), data_type)
@@ -156,7 +156,7 @@ fn numbers(data_type: DataType, elements: usize, of: impl Fn(usize) -> f64) -> R
             dtype::to_bytes(&Tensor::from_i32(&[elements], &values), data_type)
         }
     };
-    bytes.map_err(Error::Invalid)
+    bytes.map(|b| b.to_vec()).map_err(Error::Invalid)
 }
 
 /// The elements of one sample, little-endian, from a file.

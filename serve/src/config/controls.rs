@@ -313,7 +313,7 @@ fn initial(tensor: &KnownTensor, stated: Option<&InitialState>, folder: &Path) -
             let bytes = regular(&path).and_then(|()| std::fs::read(&path));
             let bytes =
                 bytes.map_err(|e| Error::expected(path.display(), "a file with the state", e))?;
-            dtype::to_tensor(data_type, tensor.held, &dims, &bytes.into())
+            dtype::to_tensor(data_type, tensor.held, dims, &bytes.into())
                 .map_err(|e| Error::Invalid(format!("{what}: {}: {e}", path.display())))
         }
         _ => Err(Error::expected(

@@ -7,12 +7,13 @@ use bytes::Bytes;
 use serde::ser::{Error as _, Serialize, Serializer};
 
 use super::json::{self, Small};
-use super::plain::is_plain;
+use super::plain::num_plain;
 use super::whole::kept;
 use crate::config::TEXT_INPUT;
 use crate::dtype::{self, DataType};
 use crate::error::{Error, Result};
 use crate::explained;
+use crate::fields;
 use crate::infer::{self, Answer, Input, Output, Param, Params, Request, Wanted};
 use crate::memory::Tab;
 use crate::model::Served;
@@ -101,7 +102,8 @@ fn has_json(name: &str, data_type: DataType) -> Result<()> {
 
 /// How many bytes of a body are JSON, if its head says so.
 fn json_length(headers: &HeaderMap, body: &Bytes) -> Result<Option<usize>> {
-    let length = headers.get(JSON_LENGTH).map(|value| {
+    let [length] = fields::first(headers, [JSON_LENGTH]);
+    let length = length.map(|value| {
         let number = value
             .to_str()
             .ok()
@@ -221,13 +223,16 @@ fn read_input(regions: &Regions, tab: &Tab, input: json::Input, tail: &mut Bytes
         let expected = format!("a data-type of {}", names.join(", "));
         Error::expected(what(), expected, format!("'{named}'"))
     })?;
-    let shape: Option<Vec<usize>> = input.shape.iter().map(|&d| d.try_into().ok()).collect();
-    let count = shape.as_deref().and_then(dtype::elements);
-    let (Some(shape), Some(count)) = (shape, count) else {
-        let got = format!("{:?}", input.shape);
+    let uncountable = |shape: &dyn std::fmt::Debug| {
         let what = format!("{}: shape", what());
-        return Err(Error::expected(what, "a countable number", got));
+        Error::expected(what, "a countable number", format!("{shape:?}"))
     };
+    if input.shape.iter().any(|&d| usize::try_from(d).is_err()) {
+        return Err(uncountable(&input.shape));
+    }
+    // In the place where they are.
+    let shape: Vec<usize> = input.shape.into_iter().map(|d| d as usize).collect();
+    let count = dtype::elements(&shape).ok_or_else(|| uncountable(&shape))?;
     let own = input.params;
     let sources = [
         ("'data'", input.data.as_ref().is_some_and(|d| d.num > 0)),
@@ -403,7 +408,7 @@ fn put_answer(
 
 /// Puts `before` as it is, and a text.
 fn put_text(body: &mut Vec<u8>, before: &str, text: &str) -> Result<()> {
-    if !text.bytes().all(is_plain) {
+    if num_plain(text.as_bytes()) < text.len() {
         return put(body, before, text);
     }
     for part in [before, "\"", text, "\""] {
@@ -429,7 +434,7 @@ mod tests {
             name: name.into(),
             data_type,
             shape: shape.to_vec(),
-            data: data.to_vec(),
+            data: data.to_vec().into(),
             wanted: Wanted::default(),
         }
     }

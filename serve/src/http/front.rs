@@ -22,6 +22,7 @@ use tower::Service;
 use super::whole::{self, Whole, unread};
 use super::{Target, bug, full, infer};
 use crate::error::Result;
+use crate::fields;
 use crate::state::State;
 use crate::telemetry::Traced;
 
@@ -123,10 +124,8 @@ const TOO_LATE: &str = "data was not received within the designated timeout";
 /// call.
 fn plain(method: &Method, path: &str, headers: &HeaderMap) -> Option<(Target, &'static str)> {
     let packs = [header::CONTENT_ENCODING, header::ACCEPT_ENCODING];
-    let wants_layers = packs.iter().any(|name| {
-        let value = headers.get(name);
-        value.is_some_and(|v| v != "identity")
-    });
+    let mut packs = fields::first(headers, packs).into_iter().flatten();
+    let wants_layers = packs.any(|value| value != "identity");
     // Escaped names are the router's to read.
     if method != Method::POST || wants_layers || path.contains('%') {
         return None;

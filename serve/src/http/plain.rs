@@ -137,10 +137,10 @@ impl<'t> Reader<'t> {
     fn string(&mut self) -> Option<&'t str> {
         self.take(b'"')?;
         let rest = &self.text.as_bytes()[self.at..];
-        let len = rest.iter().position(|&b| !is_plain(b))?;
+        let len = num_plain(rest);
         let text = self.text.get(self.at..self.at + len)?;
         self.at += len + 1;
-        (rest[len] == b'"').then_some(text)
+        (rest.get(len) == Some(&b'"')).then_some(text)
     }
 
     /// A whole number of 0 or more.
@@ -174,8 +174,12 @@ impl<'t> Reader<'t> {
     }
 
     /// Goes on behind `byte` if that comes next.
+    #[inline]
     fn is_next(&mut self, byte: u8) -> bool {
-        self.space();
+        // Mostly there are no spaces.
+        if self.peek().is_some_and(|b| b <= b' ') {
+            self.space();
+        }
         let is_next = self.peek() == Some(byte);
         self.at += usize::from(is_next);
         is_next
@@ -186,23 +190,28 @@ impl<'t> Reader<'t> {
     }
 }
 
-/// Whether a byte stands for itself in a text of JSON.
-pub fn is_plain(byte: u8) -> bool {
-    PLAIN[usize::from(byte)]
-}
-
-/// The same of all bytes: one look at a table is less than three comparisons.
-const PLAIN: [bool; 256] = {
-    let mut plain = [true; 256];
-    let mut control = 0;
-    while control < b' ' {
-        plain[control as usize] = false;
-        control += 1;
+/// How many bytes there are before the first that does not stand for itself in a text of JSON.
+pub fn num_plain(text: &[u8]) -> usize {
+    /// A byte in all places of a word.
+    const fn all(byte: u8) -> u64 {
+        u64::from_le_bytes([byte; 8])
     }
-    plain[b'"' as usize] = false;
-    plain[b'\\' as usize] = false;
-    plain
-};
+    // Eight at a time. The lowest byte whose highest bit a difference sets is one that is less than what
+    // was taken away; of bytes from 128 on none is looked for.
+    let (words, rest) = text.as_chunks::<8>();
+    for (at, word) in words.iter().enumerate() {
+        let word = u64::from_le_bytes(*word);
+        let less = |word: u64, than: u8| word.wrapping_sub(all(than)) & !word;
+        let is_byte = |byte: u8| less(word ^ all(byte), 1);
+        let found = (less(word, b' ') | is_byte(b'"') | is_byte(b'\\')) & all(0x80);
+        if found != 0 {
+            return 8 * at + found.trailing_zeros() as usize / 8;
+        }
+    }
+    let is_plain = |b: &u8| *b >= b' ' && *b != b'"' && *b != b'\\';
+    let end = rest.iter().take_while(|b| is_plain(b)).count();
+    8 * words.len() + end
+}
 
 /// Fills a field that may come once.
 fn once<T>(field: &mut Option<T>, value: T) -> Option<()> {
@@ -242,6 +251,24 @@ mod tests {
         };
         assert_eq!(Some(told(&body)), parsed(text), "{text}");
         true
+    }
+
+    #[test]
+    fn bytes_that_stand_for_themselves_are_counted() {
+        for len in 0..20_usize {
+            for other in [b'a', 0x7f, 0x80, 0xa0, 0xff, b'!', b'#', b'[', b']'] {
+                let mut text = vec![other; len];
+                assert_eq!(num_plain(&text), len, "{other} {len}");
+                for at in 0..len {
+                    for special in [b'"', b'\\', 0, 1, b'\n', 0x1f] {
+                        text[at] = special;
+                        let behind = text.get(at + 1).copied();
+                        assert_eq!(num_plain(&text), at, "{other} {special} {behind:?}");
+                        text[at] = other;
+                    }
+                }
+            }
+        }
     }
 
     #[test]

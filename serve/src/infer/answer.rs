@@ -1,6 +1,6 @@
 //! The engine's outputs as those of the protocol.
 
-use lazybatch_graph::Tensor;
+use lazybatch_graph::{Bytes, Tensor};
 
 use super::{Answer, Output, Request, Wanted};
 use crate::config::{KnownTensor, TEXT_OUTPUT};
@@ -30,8 +30,8 @@ pub fn gather(served: &Served, request: &Request, calls: &[Vec<Tensor>]) -> Resu
                     "unexpected inference output '{name}' for model '{model}'"
                 ))
             })?;
-            let parts: Vec<&Tensor> = calls.iter().filter_map(|c| c.get(at)).collect();
-            numbers(served, wanted, at, &parts)?
+            let parts = calls.iter().filter_map(|c| c.get(at));
+            numbers(served, wanted, at, parts)?
         };
         outputs.push(placed(served, output)?);
     }
@@ -51,7 +51,7 @@ pub fn rows(served: &Served, request: &Request, at: usize, rows: &Tensor) -> Res
     let name = served.known.outputs.get(at).map(|t| t.name.as_str());
     let wanted = wanted(served, request).into_iter();
     let own = wanted.filter(|w| Some(w.name.as_str()) == name);
-    let outputs = own.map(|w| placed(served, numbers(served, w, at, &[rows])?));
+    let outputs = own.map(|w| placed(served, numbers(served, w, at, [rows].into_iter())?));
     Ok(Answer {
         id: request.id.clone(),
         outputs: outputs.collect::<Result<_>>()?,
@@ -127,56 +127,53 @@ fn data_type(served: &Served, tensor: &KnownTensor) -> DataType {
 ///
 /// # Errors
 /// A number that the type does not hold.
-fn numbers(served: &Served, wanted: Wanted, at: usize, parts: &[&Tensor]) -> Result<Output> {
+fn numbers<'t>(
+    served: &Served,
+    mut wanted: Wanted,
+    at: usize,
+    parts: impl Iterator<Item = &'t Tensor> + Clone,
+) -> Result<Output> {
     let tensor = &served.known.outputs[at];
     let listed = served.config.output.iter().find(|o| o.name == tensor.name);
     let data_type = data_type(served, tensor);
     let row: usize = tensor.fixed.iter().product();
     let row_bytes = row * data_type.size().unwrap_or(1);
-    let to_bytes = |tensor: &Tensor| {
-        dtype::to_bytes(tensor, data_type).map_err(|e| {
-            let (name, model) = (&wanted.name, &served.name);
+    let to_bytes = |part: &Tensor| {
+        dtype::to_bytes(part, data_type).map_err(|e| {
+            let (name, model) = (&tensor.name, &served.name);
             Error::Invalid(format!("output '{name}' of model '{model}': {e}"))
         })
     };
     let mut shape = Vec::new();
-    let mut data = Vec::new();
+    let mut data = Joined::default();
     if tensor.is_sequence {
-        let lens = parts.iter().map(|p| p.num_elems() / row.max(1));
+        let lens = parts.clone().map(|p| p.num_elems() / row.max(1));
         let longest = lens.max().unwrap_or(0);
         if served.batched {
-            shape.push(parts.len());
+            shape.push(parts.clone().count());
         }
         shape.push(longest);
         let stop = served.program().and_then(|p| p.metadata.get("stop_token"));
         let stop = stop.and_then(|id| id.parse::<i32>().ok()).unwrap_or(0);
         let fill = if tensor.held.is_float() {
-            vec![0; row_bytes]
+            vec![0; row_bytes].into()
         } else {
             to_bytes(&Tensor::from_i32(&[row], &vec![stop; row]))?
         };
         for part in parts {
-            let bytes = if part.num_elems() == 0 {
-                Vec::new()
-            } else {
-                to_bytes(part)?
-            };
+            if part.num_elems() > 0 {
+                data.add(to_bytes(part)?);
+            }
             let missing = longest - part.num_elems() / row.max(1);
-            data.extend(bytes);
-            data.extend(fill.repeat(missing));
+            data.add(fill.repeat(missing).into());
         }
     } else {
         if served.batched {
-            shape.push(parts.iter().map(|p| p.num_elems() / row.max(1)).sum());
+            let rows = parts.clone().map(|p| p.num_elems() / row.max(1));
+            shape.push(rows.sum());
         }
-        for part in parts.iter().filter(|p| p.num_elems() > 0) {
-            let bytes = to_bytes(part)?;
-            // Mostly there is one.
-            if data.is_empty() {
-                data = bytes;
-            } else {
-                data.extend(bytes);
-            }
+        for part in parts.filter(|p| p.num_elems() > 0) {
+            data.add(to_bytes(part)?);
         }
     }
     if let Some(stated) = listed.filter(|o| o.reshape.is_some()) {
@@ -190,15 +187,43 @@ fn numbers(served: &Served, wanted: Wanted, at: usize, parts: &[&Tensor]) -> Res
         shape.push(1);
     }
     Ok(Output {
-        name: wanted.name.clone(),
+        name: std::mem::take(&mut wanted.name),
         data_type,
         shape,
-        data,
+        data: data.into_bytes(),
         wanted,
     })
 }
 
-fn text(served: &Served, wanted: Wanted, calls: &[Vec<Tensor>]) -> Result<Output> {
+/// Bytes of an output that are put together of parts.
+#[derive(Default)]
+struct Joined {
+    /// The first part, as long as there is no other.
+    only: Option<Bytes>,
+    all: Vec<u8>,
+}
+
+impl Joined {
+    fn add(&mut self, part: Bytes) {
+        if part.is_empty() {
+            return;
+        }
+        if self.only.is_none() && self.all.is_empty() {
+            self.only = Some(part);
+            return;
+        }
+        if let Some(first) = self.only.take() {
+            self.all.extend_from_slice(&first);
+        }
+        self.all.extend_from_slice(&part);
+    }
+
+    fn into_bytes(self) -> Bytes {
+        self.only.unwrap_or_else(|| self.all.into())
+    }
+}
+
+fn text(served: &Served, mut wanted: Wanted, calls: &[Vec<Tensor>]) -> Result<Output> {
     let codec = served.text.as_ref();
     let mut texts = Vec::new();
     for outputs in calls {
@@ -212,14 +237,14 @@ fn text(served: &Served, wanted: Wanted, calls: &[Vec<Tensor>]) -> Result<Output
     }
     let data = dtype::join_bytes(texts.iter().map(String::as_bytes));
     Ok(Output {
-        name: wanted.name.clone(),
+        name: std::mem::take(&mut wanted.name),
         data_type: DataType::Bytes,
         shape: if served.batched {
             vec![texts.len(), 1]
         } else {
             vec![1]
         },
-        data,
+        data: data.into(),
         wanted,
     })
 }
@@ -275,7 +300,7 @@ fn classify(output: Output, batches: bool, labels: &[String]) -> Result<Output> 
     Ok(Output {
         data_type: DataType::Bytes,
         shape: shape.chain([k]).collect(),
-        data: dtype::join_bytes(texts.iter().map(String::as_bytes)),
+        data: dtype::join_bytes(texts.iter().map(String::as_bytes)).into(),
         ..output
     })
 }
@@ -289,8 +314,8 @@ pub fn values(output: &Output) -> Option<Vec<f64>> {
         lazybatch_graph::DType::I32
     };
     let num = output.data.len() / size;
-    let data = bytes::Bytes::copy_from_slice(&output.data);
-    let tensor = dtype::to_tensor(output.data_type, held, &[num], &data).ok()?;
+    let data = output.data.clone().into();
+    let tensor = dtype::to_tensor(output.data_type, held, [num], &data).ok()?;
     Some(match held {
         lazybatch_graph::DType::F32 => tensor.to_f32().into_iter().map(f64::from).collect(),
         _ => tensor.to_i32().into_iter().map(f64::from).collect(),
@@ -308,7 +333,7 @@ mod tests {
             name: "y".into(),
             data_type: DataType::Fp32,
             shape: vec![2, 3],
-            data: scores.iter().flat_map(|v| v.to_le_bytes()).collect(),
+            data: scores.map(f32::to_le_bytes).concat().into(),
             wanted: Wanted {
                 classes: 2,
                 ..Wanted::default()

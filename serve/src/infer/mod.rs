@@ -273,8 +273,8 @@ pub struct Output {
     pub data_type: DataType,
     /// Its dimensions, the axis of samples included.
     pub shape: Vec<usize>,
-    /// Its elements, little-endian.
-    pub data: Vec<u8>,
+    /// Its elements, little-endian: those of the engine's tensor where that has them so.
+    pub data: lazybatch_graph::Bytes,
     /// What was asked about it.
     pub wanted: Wanted,
 }

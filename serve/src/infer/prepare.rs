@@ -101,6 +101,9 @@ fn check_room(served: &Served, priority: u8, (num, samples): (usize, usize)) -> 
 /// # Errors
 /// An output that there is not, or twice.
 pub fn check_wanted(served: &Served, request: &Request) -> Result<()> {
+    if request.wanted.is_empty() {
+        return Ok(());
+    }
     let outputs = &served.config.output;
     let mut is_wanted = vec![false; outputs.len()];
     for Wanted { name, .. } in &request.wanted {
@@ -467,5 +470,5 @@ fn part(
         dims.push(num);
     }
     dims.extend(&tensor.fixed);
-    dtype::to_tensor(input.data_type, tensor.held, &dims, &bytes).map_err(fail)
+    dtype::to_tensor(input.data_type, tensor.held, dims, &bytes).map_err(fail)
 }

@@ -66,7 +66,7 @@ pub fn turned_away(served: &Arc<Served>, error: &Error) {
 pub fn start(served: &Arc<Served>, mut request: Request) -> Result<Running> {
     let mut pending = Pending::new(served, class_of(served, &request));
     let way = match &served.runs {
-        Runs::Program(own) => submit(served, own, &request, pending.start()).map(Way::Engine),
+        Runs::Program(own) => submit(served, own, &request).map(Way::Engine),
         Runs::Chain(steps) => {
             let running = chain::start(served, steps, &mut request, pending.start());
             running.map(|running| Way::Chain(Box::new(running)))
@@ -152,20 +152,17 @@ struct Submitted {
     samples: usize,
     /// Until when its turn has to come.
     deadline: Option<Instant>,
-    /// What reading its inputs took.
-    input: Nanos,
     /// Requests of the engine, if they are to be explained.
     explained: Option<Vec<RequestId>>,
 }
 
-fn submit(served: &Served, own: &Engaged, request: &Request, came: Time) -> Result<Submitted> {
+fn submit(served: &Served, own: &Engaged, request: &Request) -> Result<Submitted> {
     let prepared = prepare(served, own, request);
     let prepared = prepared.inspect_err(|e| refused(served, &request.params, e))?;
     let engine = &own.engine;
     let seen = Seen::of(served, request, &prepared);
     let (samples, deadline) = (prepared.samples, prepared.deadline());
     let explain = prepared.options.explain;
-    let input = engine.now().since(came);
     if matches!(seen, Seen::Hit(..)) {
         return Ok(Submitted {
             handles: Vec::new(),
@@ -173,7 +170,6 @@ fn submit(served: &Served, own: &Engaged, request: &Request, came: Time) -> Resu
             seen,
             samples,
             deadline,
-            input,
             explained: explain.then(Vec::new),
         });
     }
@@ -192,7 +188,6 @@ fn submit(served: &Served, own: &Engaged, request: &Request, came: Time) -> Resu
         seen,
         samples,
         deadline,
-        input,
         explained,
     })
 }
@@ -246,7 +241,7 @@ impl Submitted {
             ended.push(wait(handle, self.deadline).await?);
         }
         let served = pending.served();
-        let mut passage = passage(&ended, self.samples, self.input);
+        let mut passage = passage(&ended, self.samples, pending.start());
         if let Some(passage) = &passage {
             served.stats.answered(pending.class(), passage);
         }
@@ -271,9 +266,8 @@ impl Submitted {
     }
 }
 
-/// The way of a request that became `ended`, whose inputs were read in `input`; none if that is
-/// nothing.
-fn passage(ended: &[Ended], samples: usize, input: Nanos) -> Option<Passage> {
+/// The way of a request that came then and became `ended`; none if that is nothing.
+fn passage(ended: &[Ended], samples: usize, came: Time) -> Option<Passage> {
     let first = |one: &Ended| one.first_launch.unwrap_or(one.finish);
     let late = ended.iter().find(|one| one.outcome == Outcome::Violated);
     let arrival = ended.iter().map(|one| one.arrival).min()?;
@@ -289,7 +283,8 @@ fn passage(ended: &[Ended], samples: usize, input: Nanos) -> Option<Passage> {
         launches: launches(ended.iter().map(|one| one.launches.as_ref())),
         stages: Stages {
             queue: first_launch.since(arrival),
-            input,
+            // Between the two its inputs were read.
+            input: arrival.since(came),
             infer: finish.since(first_launch),
             output: Nanos::default(),
         },
@@ -373,8 +368,6 @@ struct Steps {
     samples: usize,
     /// Until when its turn has to come.
     deadline: Option<Instant>,
-    /// What reading its inputs took.
-    input: Nanos,
     /// Whether nothing of the answer has come.
     is_silent: bool,
     explain: bool,
@@ -425,12 +418,11 @@ fn streamed(
     let ready = check(&request).and_then(|()| prepare(served, own, &request));
     let ready = ready.inspect_err(|e| refused(served, &request.params, e));
     let samples = ready.as_ref().map_or(0, |prepared| prepared.samples);
-    match ready.and_then(|prepared| begin(served, own, prepared, pending.start())) {
-        Ok((steps, deadline, input)) => {
+    match ready.and_then(|prepared| begin(served, own, prepared)) {
+        Ok((steps, deadline)) => {
             request.inputs = Vec::new();
             let steps = Box::new(Steps {
                 samples,
-                input,
                 is_silent: true,
                 explain: request.params.flag(explained::ASKS).unwrap_or(false),
                 request,
@@ -451,17 +443,15 @@ fn begin(
     served: &Served,
     own: &Engaged,
     mut prepared: Prepared,
-    came: Time,
-) -> Result<(StepStream, Option<Instant>, Nanos)> {
+) -> Result<(StepStream, Option<Instant>)> {
     if prepared.calls.len() != 1 {
         let what = format!("streamed request to model '{}'", served.name);
         return Err(Error::expected(what, "one sample", prepared.samples));
     }
     let deadline = prepared.deadline();
     let inputs = prepared.calls.remove(0);
-    let input = own.engine.now().since(came);
     let steps = own.engine.try_submit_stream(inputs, prepared.options)?;
-    Ok((steps, deadline, input))
+    Ok((steps, deadline))
 }
 
 impl Stepwise {
@@ -528,7 +518,8 @@ impl Steps {
     /// The answer for the end.
     fn ended(&self, ended: Ended) -> Result<Answer> {
         let served = self.pending.served();
-        let mut passage = passage(std::slice::from_ref(&ended), self.samples, self.input);
+        let came = self.pending.start();
+        let mut passage = passage(std::slice::from_ref(&ended), self.samples, came);
         if let Some(passage) = &passage {
             served.stats.answered(self.pending.class(), passage);
         }

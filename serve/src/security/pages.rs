@@ -12,6 +12,7 @@ use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderName};
 
 use super::Refusal;
+use crate::fields;
 
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
@@ -21,11 +22,11 @@ const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 /// # Errors
 /// [`Refusal::OtherSite`], [`Refusal::OtherHost`].
 pub fn check(headers: &HeaderMap, on_loopback: bool) -> Result<(), Refusal> {
-    let host = headers.get(HOST);
-    if headers.get(FETCH_SITE).is_some_and(|s| s == "cross-site") {
+    let [host, site, origin] = fields::first(headers, [HOST, FETCH_SITE, ORIGIN]);
+    if site.is_some_and(|s| s == "cross-site") {
         return Err(Refusal::OtherSite);
     }
-    if let Some(origin) = headers.get(ORIGIN) {
+    if let Some(origin) = origin {
         // Both leave out the port that the scheme implies.
         let own = host.map(|host| host.as_bytes());
         let sent_by = origin.to_str().ok().and_then(|o| o.split_once("://"));
