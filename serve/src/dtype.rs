@@ -367,7 +367,11 @@ mod tests {
                 };
                 let expected = if t == DataType::Bool { 1.0 } else { 2.0 };
                 assert_eq!(two, expected, "{t} in {held}");
-                assert_eq!(to_bytes(&tensor, t).unwrap().to_vec(), bytes, "{t} in {held}");
+                assert_eq!(
+                    to_bytes(&tensor, t).unwrap().to_vec(),
+                    bytes,
+                    "{t} in {held}"
+                );
             }
         }
     }

@@ -6,6 +6,7 @@ use axum::response::Response;
 use bytes::Bytes;
 use serde::ser::{Error as _, Serialize, Serializer};
 
+use super::forms;
 use super::json::{self, Small};
 use super::plain::num_plain;
 use super::whole::kept;
@@ -41,7 +42,12 @@ pub fn read(
     }
     let mut text = body.clone();
     let mut tail = text.split_off(json_length.unwrap_or(body.len()));
+    if let Some(request) = forms::recall(served.generation, &text, &tail) {
+        infer::hold(tab, &request.inputs)?;
+        return Ok(request);
+    }
     let parsed = json::body(&text, tab)?;
+    let may_keep = forms::may_keep(&parsed);
     let params = parsed.params;
     let all_binary = params.flag("binary_data_output")?;
     let mut inputs = Vec::with_capacity(parsed.inputs.len());
@@ -63,13 +69,17 @@ pub fn read(
         w.binary.get_or_insert(all_binary);
     }
     check_json(served, &wanted, all_binary)?;
-    Ok(Request {
+    let request = Request {
         id: parsed.id,
         params,
         inputs,
         wanted,
         ..Request::default()
-    })
+    };
+    if may_keep {
+        forms::keep(served.generation, &text, &request);
+    }
+    Ok(request)
 }
 
 /// Looks whether JSON has a form for the outputs that are to be in it, before they are computed. All are

@@ -2,6 +2,7 @@
 
 mod body;
 mod element;
+mod forms;
 mod front;
 mod generate;
 mod json;

@@ -58,6 +58,50 @@ async fn both_ways_answer_alike() {
     }
 }
 
+/// A call to `add` with so many bytes of elements behind JSON that says 128: the first input is `value`,
+/// the second 1.
+fn behind_json(value: u8, num_bytes: usize) -> Vec<u8> {
+    let input = |name: &str| {
+        format!(
+            r#"{{"name":"{name}","datatype":"FP32","shape":[1,16],"parameters":{{"binary_data_size":64}}}}"#
+        )
+    };
+    let json = format!(r#"{{"inputs":[{},{}]}}"#, input("INPUT0"), input("INPUT1"));
+    let elements = [f32::from(value), 1.0].map(|v| vec![v.to_le_bytes(); 16].concat());
+    let elements = elements.concat();
+    let behind = elements.iter().copied().cycle().take(num_bytes);
+    let body = [json.as_bytes(), &behind.collect::<Vec<_>>()].concat();
+    let request = String::from_utf8(http("POST", "/v2/models/add/infer", b"")).unwrap();
+    let head = request.replacen(
+        "content-length: 0\r\n",
+        &format!(
+            "content-length: {}\r\ninference-header-content-length: {}\r\n",
+            body.len(),
+            json.len()
+        ),
+        1,
+    );
+    [head.as_bytes(), &body].concat()
+}
+
+#[tokio::test]
+async fn calls_that_say_the_same_have_their_own_elements() {
+    let server = start(|_| {}).await;
+    for value in 0..40 {
+        let (code, body) = answer(server.http(), &behind_json(value, 128)).await;
+        let text = String::from_utf8_lossy(&body);
+        assert!(code == 200 && is_sum(&text, value), "{value}: {text}");
+        for (num, told) in [
+            (127, "64 bytes behind the JSON"),
+            (129, "1 bytes that no input"),
+        ] {
+            let (code, body) = answer(server.http(), &behind_json(value, num)).await;
+            let text = String::from_utf8_lossy(&body);
+            assert!(code == 400 && text.contains(told), "{num}: {text}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_body_that_comes_in_parts_is_waited_for_but_not_for_ever() {
     let server = start(|o| o.body_timeout = Duration::from_millis(300)).await;
