@@ -165,7 +165,7 @@ impl Tensor {
     pub fn to_f32(&self) -> Vec<f32> {
         let bytes = self.data.as_slice();
         match self.dtype {
-            DType::F32 => bytemuck::pod_collect_to_vec(bytes),
+            DType::F32 => chunks(bytes, f32::from_le_bytes),
             DType::F16 => chunks(bytes, |b: [u8; 2]| half::f16::from_le_bytes(b).to_f32()),
             DType::BF16 => chunks(bytes, |b: [u8; 2]| half::bf16::from_le_bytes(b).to_f32()),
             DType::I8 => chunks(bytes, |b: [u8; 1]| f32::from(i8::from_le_bytes(b))),
@@ -182,7 +182,7 @@ impl Tensor {
         let bytes = self.data.as_slice();
         match self.dtype {
             DType::I8 => chunks(bytes, |b: [u8; 1]| i32::from(i8::from_le_bytes(b))),
-            DType::I32 => bytemuck::pod_collect_to_vec(bytes),
+            DType::I32 => chunks(bytes, i32::from_le_bytes),
             DType::I64 => chunks(bytes, |b: [u8; 8]| {
                 i64::from_le_bytes(b).clamp(i64::from(i32::MIN), i64::from(i32::MAX)) as i32
             }),
