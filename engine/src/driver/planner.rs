@@ -32,7 +32,8 @@ pub const BUDGET: f64 = 0.05;
 const LEAST_BUDGET: f64 = 0.005;
 /// Longest rest that follows from a smaller share than [`BUDGET`].
 const LONGEST_REST: Nanos = Nanos::from_ms(10_000);
-/// Processors are busy if the time that a plan took of one is at most this part of what it took.
+/// Processors are busy if the time that a plan took of one is at most this part of what it took, or of
+/// what short turns may take of that.
 const MOST_IDLE: f64 = 0.5;
 
 /// A plan simulates no more launches than are simulated within the budget in so long.
@@ -178,7 +179,7 @@ impl Planner {
             match attempt.plan.try_recv() {
                 Ok(done) if plan.is_none() => {
                     self.was_late &= attempt.urgency == Urgency::InTurns;
-                    plan = Some(done);
+                    plan = Some((done, attempt.urgency));
                 }
                 Ok(_) => {}
                 Err(TryRecvError::Empty) => goes_on = true,
@@ -186,9 +187,13 @@ impl Planner {
                 Err(TryRecvError::Disconnected) => {}
             }
         }
-        if let Some((mut plan, took)) = plan {
+        if let Some(((mut plan, took), urgency)) = plan {
             let spent = self.spent();
-            let is_busy = spent.0 as f64 <= MOST_IDLE * took.0 as f64;
+            let most_idle = match urgency {
+                Urgency::Idle | Urgency::InTurns => MOST_IDLE,
+                Urgency::InShortTurns => MOST_IDLE * IN_SHORT_TURNS,
+            };
+            let is_busy = spent.0 as f64 <= most_idle * took.0 as f64;
             self.share = match is_busy && confirms(&plan, request) {
                 true => (self.share / 2.0).max(LEAST_BUDGET),
                 false => BUDGET,
@@ -600,7 +605,7 @@ mod tests {
         let request = Arc::new(request());
         // Rest behind a plan whose first candidate costs that, another 100, made in a tenth of a
         // processor or in all of one.
-        let mut rest = |own: u64, spent_ms: u64, is_busy: bool| {
+        let mut rest_of = |urgency, own: u64, spent_ms: u64, times: u64| {
             let (outbox, plan) = mpsc::channel();
             let costs = [("join:0", 100), ("front", own)].map(|(n, c)| (n.to_string(), c));
             let mut costs = costs.to_vec();
@@ -610,17 +615,20 @@ mod tests {
                 ..Plan::default()
             };
             let spent = Nanos::from_ms(spent_ms);
-            let took = Nanos(spent.0 * if is_busy { 10 } else { 1 });
+            let took = Nanos(spent.0 * times);
             outbox.send((made, took)).unwrap();
             planner.request = Some((Time::ZERO, request.clone()));
             planner.attempts = vec![Attempt {
-                urgency: Urgency::Idle,
+                urgency,
                 plan,
                 stop: Arc::default(),
                 spent: Arc::new(AtomicU64::new(spent.0)),
             }];
             let plan = planner.poll(Time::ZERO).expect("it is made");
             (plan.rest.0 as f64 / spent.0 as f64).round()
+        };
+        let mut rest = |own, spent_ms, is_busy: bool| {
+            rest_of(Urgency::Idle, own, spent_ms, if is_busy { 10 } else { 1 })
         };
         assert_eq!(rest(100, 50, false), 19.0, "5 %");
         assert_eq!(rest(102, 50, true), 39.0, "2.5 %, as 2 % change nothing");
@@ -632,6 +640,9 @@ mod tests {
         assert_eq!(rest(103, 50, true), 19.0, "another rule is better");
         assert_eq!(rest(100, 50, true), 39.0);
         assert_eq!(rest(100, 50, false), 19.0, "in idle time");
+        let mut in_turns = |times| rest_of(Urgency::InShortTurns, 100, 50, times);
+        assert_eq!(in_turns(3), 19.0, "pauses are its own");
+        assert_eq!(in_turns(5), 39.0);
     }
 
     #[test]
