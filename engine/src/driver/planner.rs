@@ -7,7 +7,8 @@
 //! Who has one processor has turns from the start: with an idle thread beside it, the driver seems to
 //! Linux to have had less than its share, and those who wake to hand in requests do not get the
 //! processor before it sleeps, or for milliseconds; nor does the driver behind a plan that ran alone.
-//! Seen on Linux 6.18. Where the device has little to do, turns are shorter and come as often as they may.
+//! Seen on Linux 6.18. Where the device has little to do, turns are shorter and come more often, until
+//! it has more.
 
 use std::cell::Cell;
 use std::num::NonZero;
@@ -51,10 +52,12 @@ const BUSY: f64 = 0.5;
 const TURN: Nanos = Nanos(250_000);
 const IN_TURNS: f64 = 0.025;
 
-/// The same of the only processor, whose device has little to do: whoever comes waits for no more than
-/// such a turn.
+/// The same of the only processor, on which a device works that has little to do: a launch waits for a
+/// few such turns at the most.
 const SHORT_TURN: Nanos = Nanos(50_000);
 const IN_SHORT_TURNS: f64 = 0.5;
+/// That it has more to do is seen no sooner behind the begin of a plan.
+const SEEN: Nanos = Nanos::from_ms(5);
 
 /// A plan in turns simulates so many launches, or as many as turns have time for in as long as there
 /// have been plans: one that takes longer than what it knows of is late.
@@ -84,6 +87,8 @@ pub(crate) struct Planner {
     share: f64,
     /// Since when the device has worked for how long; `None` before its first launch.
     worked: Option<(Time, Nanos)>,
+    /// It works on processors of the process.
+    is_in_place: bool,
     /// When the first plan was asked for.
     first: Option<Time>,
     /// The plan that was asked for has nothing to choose.
@@ -104,6 +109,7 @@ impl Default for Planner {
             processors: processors(),
             share: BUDGET,
             worked: None,
+            is_in_place: false,
             first: None,
             is_needless: false,
             request: None,
@@ -121,6 +127,7 @@ impl Planner {
         let begin = Time(now.0.saturating_sub(busy.0));
         let (since, so_far) = worked.unwrap_or((begin, Nanos::ZERO));
         self.worked = Some((since, so_far + busy));
+        self.is_in_place = true;
     }
 
     /// Begins a plan. Where there can be no thread for it, the incumbent stays, and where none is
@@ -145,7 +152,11 @@ impl Planner {
         let request = Arc::new(request);
         let is_busy = worked.0 as f64 > BUSY * now.since(since).0 as f64;
         self.is_second = false;
-        for &urgency in Urgency::of(self.processors, is_busy, self.was_late) {
+        let begins = match self.is_in_place {
+            true => Urgency::of(self.processors, is_busy, self.was_late),
+            false => &[Urgency::Idle],
+        };
+        for &urgency in begins {
             self.attempt(now, &request, urgency);
         }
         self.request = Some((now, request));
@@ -174,6 +185,14 @@ impl Planner {
             return Some(none(NEEDLESS));
         }
         let (since, request) = self.request.as_ref()?;
+        if let Some((since, worked)) = self.worked
+            && now.since(since) >= SEEN
+            && worked.0 as f64 > BUSY * now.since(since).0 as f64
+        {
+            for attempt in &self.attempts {
+                attempt.is_busy.store(true, Ordering::Relaxed);
+            }
+        }
         let (mut plan, mut goes_on) = (None, false);
         for attempt in &self.attempts {
             match attempt.plan.try_recv() {
@@ -260,7 +279,7 @@ impl Urgency {
     fn of(processors: usize, is_busy: bool, was_late: bool) -> &'static [Self] {
         match (is_busy, processors) {
             (true, 1) => &[Self::InTurns],
-            (false, 1) => &[Self::InShortTurns],
+            (false, 1) if cfg!(target_os = "linux") => &[Self::InShortTurns],
             (true, _) if was_late => &[Self::Idle, Self::InTurns],
             _ => &[Self::Idle],
         }
@@ -305,6 +324,8 @@ struct Attempt {
     /// With the time that it took.
     plan: Receiver<(Plan, Nanos)>,
     stop: Arc<AtomicBool>,
+    /// The device has work since it began: short turns are no longer for it.
+    is_busy: Arc<AtomicBool>,
     /// Nanoseconds of a processor that it took, but for the last few turns of its simulation.
     spent: Arc<AtomicU64>,
 }
@@ -312,14 +333,14 @@ struct Attempt {
 impl Attempt {
     fn start(request: Arc<PlanRequest>, budget: u64, urgency: Urgency) -> Option<Self> {
         let (outbox, plan) = mpsc::channel();
-        let stop = Arc::new(AtomicBool::new(false));
+        let (stop, is_busy) = (Arc::new(AtomicBool::new(false)), Arc::default());
         let spent = Arc::new(AtomicU64::new(0));
-        let (stopped, told) = (stop.clone(), spent.clone());
+        let (stopped, told, busy) = (stop.clone(), spent.clone(), Arc::clone(&is_busy));
         let thread = std::thread::Builder::new().name("lazybatch-plan".into());
         let clock = Clock::start();
         let work = move || {
             urgency.apply();
-            let pace = Pace::start(urgency, told);
+            let pace = Pace::start(urgency, told, busy);
             let is_stopped = || {
                 pace.step();
                 stopped.load(Ordering::Relaxed)
@@ -335,6 +356,7 @@ impl Attempt {
             urgency,
             plan,
             stop,
+            is_busy,
             spent,
         })
     }
@@ -350,24 +372,22 @@ impl Drop for Attempt {
 struct Pace {
     start: Spent,
     told: Arc<AtomicU64>,
-    /// A turn and what lies between two, if there are any.
-    turns: Option<(Nanos, Duration)>,
-    look_every: u32,
+    urgency: Urgency,
+    /// See [`Attempt::is_busy`].
+    is_busy: Arc<AtomicBool>,
     /// What it may have taken at the end of this one.
     until: Cell<Nanos>,
     steps: Cell<u32>,
 }
 
 impl Pace {
-    fn start(urgency: Urgency, told: Arc<AtomicU64>) -> Self {
-        let turns = urgency.turns();
-        let pause = |turn, share| Duration::from_nanos(rest(turn, share, 1).0);
+    fn start(urgency: Urgency, told: Arc<AtomicU64>, is_busy: Arc<AtomicBool>) -> Self {
         Self {
             start: Spent::start(),
             told,
-            turns: turns.map(|(turn, share, _)| (turn, pause(turn, share))),
-            look_every: turns.map_or(LOOK_EVERY, |t| t.2),
-            until: Cell::new(turns.map_or(Nanos::ZERO, |t| t.0)),
+            urgency,
+            is_busy,
+            until: Cell::new(urgency.turns().map_or(Nanos::ZERO, |t| t.0)),
             steps: Cell::new(0),
         }
     }
@@ -375,13 +395,24 @@ impl Pace {
     fn step(&self) {
         let steps = self.steps.get().wrapping_add(1);
         self.steps.set(steps);
-        if !steps.is_multiple_of(self.look_every) {
+        let turns = self.turns();
+        let look_every = turns.map_or(LOOK_EVERY, |t| t.2);
+        if !steps.is_multiple_of(look_every) {
             return;
         }
         let spent = self.tell();
-        if let Some((turn, pause)) = self.turns.filter(|_| spent >= self.until.get()) {
+        if let Some((turn, share, _)) = turns.filter(|_| spent >= self.until.get()) {
             self.until.set(spent + turn);
-            std::thread::park_timeout(pause);
+            std::thread::park_timeout(Duration::from_nanos(rest(turn, share, 1).0));
+        }
+    }
+
+    /// The turns that it has now.
+    fn turns(&self) -> Option<(Nanos, f64, u32)> {
+        let is_busy = || self.is_busy.load(Ordering::Relaxed);
+        match self.urgency {
+            Urgency::InShortTurns if is_busy() => Urgency::InTurns.turns(),
+            own => own.turns(),
         }
     }
 
@@ -514,6 +545,7 @@ mod tests {
                     urgency: Urgency::Idle,
                     plan: mpsc::channel().1,
                     stop: Arc::default(),
+                    is_busy: Arc::default(),
                     spent: Arc::new(AtomicU64::new(u64::MAX)),
                 };
                 planner.attempts.push(gone);
@@ -554,13 +586,41 @@ mod tests {
         let ms = Nanos::from_ms;
         for was_late in [false, true] {
             assert_eq!(Urgency::of(1, true, was_late), [Urgency::InTurns]);
-            assert_eq!(Urgency::of(1, false, was_late), [Urgency::InShortTurns]);
+            let quiet = match cfg!(target_os = "linux") {
+                true => Urgency::InShortTurns,
+                false => Urgency::Idle,
+            };
+            assert_eq!(Urgency::of(1, false, was_late), [quiet]);
         }
         // What was before the first launch does not count.
         let mut planner = Planner::default();
         planner.works(Time::ZERO + ms(30), ms(4));
         planner.works(Time::ZERO + ms(35), ms(5));
         assert_eq!(planner.worked, Some((Time::ZERO + ms(26), ms(9))));
+    }
+
+    #[test]
+    fn short_turns_become_usual_ones_once_the_device_has_work() {
+        let pace = |urgency, is_busy| {
+            let is_busy = Arc::new(AtomicBool::new(is_busy));
+            Pace::start(urgency, Arc::default(), is_busy).turns()
+        };
+        let usual = Urgency::InTurns.turns();
+        assert_ne!(pace(Urgency::InShortTurns, false), usual);
+        assert_eq!(pace(Urgency::InShortTurns, true), usual);
+        assert_eq!(pace(Urgency::Idle, true), None);
+        for (busy_us, is_seen) in [(2_400, false), (2_600, true)] {
+            let mut planner = Planner::default();
+            planner.start(Time::ZERO, request(), false);
+            let busy = Nanos(busy_us * 1000);
+            planner.works(Time::ZERO + busy, busy);
+            // The plan may be there by then.
+            let attempt = planner.attempts[0].is_busy.clone();
+            let (_quiet, plan) = mpsc::channel();
+            planner.attempts[0].plan = plan;
+            assert!(planner.poll(Time::ZERO + SEEN).is_none());
+            assert_eq!(attempt.load(Ordering::Relaxed), is_seen, "{busy_us} us");
+        }
     }
 
     #[test]
@@ -622,6 +682,7 @@ mod tests {
                 urgency,
                 plan,
                 stop: Arc::default(),
+                is_busy: Arc::default(),
                 spent: Arc::new(AtomicU64::new(spent.0)),
             }];
             let plan = planner.poll(Time::ZERO).expect("it is made");
