@@ -26,9 +26,11 @@ unsafe impl GlobalAlloc for Allocator {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: any size and power of two will do.
-        let block = match is_aligned_anyhow(layout) {
-            true => unsafe { mi::mi_malloc(layout.size()) },
-            false => unsafe { mi::mi_malloc_aligned(layout.size(), layout.align()) },
+        let block = unsafe {
+            match is_aligned_anyhow(layout) {
+                true => mi::mi_malloc(layout.size()),
+                false => mi::mi_malloc_aligned(layout.size(), layout.align()),
+            }
         };
         block.cast()
     }
@@ -36,9 +38,11 @@ unsafe impl GlobalAlloc for Allocator {
     #[inline]
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: as above.
-        let block = match is_aligned_anyhow(layout) {
-            true => unsafe { mi::mi_zalloc(layout.size()) },
-            false => unsafe { mi::mi_zalloc_aligned(layout.size(), layout.align()) },
+        let block = unsafe {
+            match is_aligned_anyhow(layout) {
+                true => mi::mi_zalloc(layout.size()),
+                false => mi::mi_zalloc_aligned(layout.size(), layout.align()),
+            }
         };
         block.cast()
     }
@@ -53,9 +57,11 @@ unsafe impl GlobalAlloc for Allocator {
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         let is_aligned = layout.align() <= ALIGNED && layout.align() <= size;
         // SAFETY: as above.
-        let block = match is_aligned {
-            true => unsafe { mi::mi_realloc(block.cast(), size) },
-            false => unsafe { mi::mi_realloc_aligned(block.cast(), size, layout.align()) },
+        let block = unsafe {
+            match is_aligned {
+                true => mi::mi_realloc(block.cast(), size),
+                false => mi::mi_realloc_aligned(block.cast(), size, layout.align()),
+            }
         };
         block.cast()
     }

@@ -360,7 +360,7 @@ mod tests {
                 let bytes = [vec![0; size], two].concat();
                 // Behind what shifts them, as JSON does.
                 let shifted = bytes::Bytes::from([&[7][..], &bytes].concat()).slice(1..);
-                let tensor = to_tensor(t, held, &[2], &shifted).unwrap();
+                let tensor = to_tensor(t, held, [2], &shifted).unwrap();
                 let two = match held.is_float() {
                     true => f64::from(tensor.to_f32()[1]),
                     false => f64::from(tensor.to_i32()[1]),

@@ -67,7 +67,7 @@ fn behind_json(value: u8, num_bytes: usize) -> Vec<u8> {
         )
     };
     let json = format!(r#"{{"inputs":[{},{}]}}"#, input("INPUT0"), input("INPUT1"));
-    let elements = [f32::from(value), 1.0].map(|v| vec![v.to_le_bytes(); 16].concat());
+    let elements = [f32::from(value), 1.0].map(|v| [v.to_le_bytes(); 16].concat());
     let elements = elements.concat();
     let behind = elements.iter().copied().cycle().take(num_bytes);
     let body = [json.as_bytes(), &behind.collect::<Vec<_>>()].concat();
