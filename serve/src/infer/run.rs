@@ -270,8 +270,9 @@ impl Submitted {
 fn passage(ended: &[Ended], samples: usize, came: Time) -> Option<Passage> {
     let first = |one: &Ended| one.first_launch.unwrap_or(one.finish);
     let late = ended.iter().find(|one| one.outcome == Outcome::Violated);
-    let arrival = ended.iter().map(|one| one.arrival).min()?;
-    let first_launch = ended.iter().map(first).min()?;
+    // A turn of the engine that takes in what comes just behind its begin has the time of that.
+    let arrival = ended.iter().map(|one| one.arrival).min()?.max(came);
+    let first_launch = ended.iter().map(first).min()?.max(came);
     let finish = ended.iter().map(|one| one.finish).max()?;
     Some(Passage {
         arrival,
