@@ -4,11 +4,11 @@
 //! waits for more than one of them, and the next one begins in turns too; and as plans cost launches
 //! then, one that leaves the rule as it is makes the next come later.
 //!
-//! Who has one processor has turns from the start: with an idle thread beside it, the driver seems to
-//! Linux to have had less than its share, and those who wake to hand in requests do not get the
-//! processor before it sleeps, or for milliseconds; nor does the driver behind a plan that ran alone.
-//! Seen on Linux 6.18. Where the device has little to do, turns are shorter and come more often, until
-//! it has more.
+//! Who has one processor, and a device that works on it, has turns from the start: with an idle thread
+//! beside it, the driver seems to Linux to have had less than its share, and those who wake to hand in
+//! requests do not get the processor before it sleeps, or for milliseconds. Seen on Linux 6.18. By the
+//! same rules a driver that wakes behind an idle thread which ran alone may have to wait for it. Where
+//! the device has little to do, turns are shorter and come more often, until it has more.
 
 use std::cell::Cell;
 use std::num::NonZero;
@@ -52,8 +52,8 @@ const BUSY: f64 = 0.5;
 const TURN: Nanos = Nanos(250_000);
 const IN_TURNS: f64 = 0.025;
 
-/// The same of the only processor, on which a device works that has little to do: a launch waits for a
-/// few such turns at the most.
+/// The same of the only processor, on which a device works that has little to do: whoever wakes waits
+/// for no more than one such turn, and shares the processor with those that come behind it.
 const SHORT_TURN: Nanos = Nanos(50_000);
 const IN_SHORT_TURNS: f64 = 0.5;
 /// That it has more to do is seen no sooner behind the begin of a plan.
