@@ -34,8 +34,8 @@ pub(super) struct Rescue {
     /// How many ended and how many nodes were launched, now and then, the last time that as many
     /// endings are past as may be in flight and since.
     marks: VecDeque<(u64, u64)>,
-    /// Open requests, and perhaps ended ones behind the oldest: id, endings at which everyone
-    /// older had ended if nobody passed it over.
+    /// Open requests, and ended ones behind the oldest, no more than of the open: id, endings at
+    /// which everyone older had ended if nobody passed it over, which is how many arrived before.
     open: VecDeque<(RequestId, u64)>,
     /// Ended requests that are still in `open`.
     ended: FxHashSet<RequestId>,
@@ -43,7 +43,7 @@ pub(super) struct Rescue {
     /// Of them, those that were answered, and how many of these rescues have used up.
     num_served: u64,
     used: u64,
-    /// Who is being rescued.
+    /// Who is being rescued and has not ended.
     paid: Vec<RequestId>,
     /// Launches that their rescue still has.
     launches: u32,
@@ -56,6 +56,8 @@ impl Rescue {
     pub const OTHERS: u64 = 64;
     /// Launches of a rescue.
     pub const LAUNCHES: u32 = 64;
+    /// Ended requests that may always stay in `open`.
+    const FEW: usize = 16;
     /// Marks while as many end as may be in flight.
     const MARKS: u64 = 4;
 
@@ -77,19 +79,35 @@ impl Rescue {
     pub fn on_end(&mut self, ending: &Ending) {
         self.num_ended += 1;
         self.num_served += u64::from(ending.outcome.is_completed());
+        if let Some(at) = self.paid.iter().position(|&p| p == ending.id) {
+            self.paid.swap_remove(at);
+            if self.paid.is_empty() {
+                self.launches = 0;
+            }
+        }
         self.ended.insert(ending.id);
         while let Some((first, _)) = self.open.front()
             && self.ended.remove(first)
         {
             self.open.pop_front();
         }
+        // Every look goes over those that were passed over: the ended ones must not outnumber them.
+        if self.ended.len() > Self::FEW + self.open.len() / 2 {
+            self.open.retain(|o| !self.ended.contains(&o.0));
+            self.ended.clear();
+        }
     }
 
     /// What a rescue asks for; `None` where there is nothing to do.
     pub fn decide(&mut self, view: &View<'_>) -> Option<Decision> {
         self.mark(view.num_nodes());
-        let passed = |o: &&(RequestId, u64)| self.num_ended > o.1 + self.bound();
-        let num = self.open.iter().take_while(passed).count();
+        if self.launches == 0 && self.num_served < self.used {
+            // Nobody is being rescued, and nobody can be.
+            return None;
+        }
+        let bound = self.bound();
+        let passed = |o: &(RequestId, u64)| self.num_ended > o.1 + bound;
+        let num = self.open.partition_point(passed);
         for i in 0..num {
             let (id, _) = self.open[i];
             if self.ended.contains(&id) {
@@ -188,5 +206,75 @@ impl Rescue {
         let used = self.used.max(self.num_served.saturating_sub(self.bound()));
         self.used = used + Self::OTHERS * self.paid.len() as u64;
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lazybatch_sla::{ClassId, Nanos, Outcome, Time};
+
+    fn request(id: u64) -> Request {
+        Request {
+            id: RequestId(id),
+            model: ModelId(0),
+            arrival: Time::ZERO,
+            sla: Some(Nanos(1)),
+            class: ClassId::default(),
+            priority: 0,
+            delay_after: None,
+            samples: 1,
+            input_len: 1,
+            sequence: None,
+            max_steps: None,
+            known_output_len: None,
+        }
+    }
+
+    fn ending(id: u64) -> Ending {
+        Ending {
+            id: RequestId(id),
+            outcome: Outcome::Met,
+            model: ModelId(0),
+            class: ClassId::default(),
+            priority: 0,
+            input_len: 1,
+            output_len: None,
+            is_cut: false,
+        }
+    }
+
+    #[test]
+    fn those_who_ended_do_not_pile_up_behind_one_who_stays() {
+        let mut rescue = Rescue::default();
+        rescue.on_arrive(&request(0));
+        for id in 1..10_000 {
+            rescue.on_arrive(&request(id));
+            // Every third stays for a while too.
+            match id % 3 {
+                0 => {}
+                _ => rescue.on_end(&ending(id)),
+            }
+            if id % 3 == 0 && id > 300 {
+                rescue.on_end(&ending(id - 300));
+            }
+            let num_open = rescue.open.len() - rescue.ended.len();
+            assert!(
+                rescue.open.len() <= 2 * (num_open + 2 * Rescue::FEW),
+                "{id}"
+            );
+            // As many were open as had arrived and not ended, and whoever came later has a later place.
+            assert_eq!(num_open as u64, id + 1 - rescue.num_ended);
+            let places = rescue.open.iter().map(|o| o.1);
+            assert!(places.is_sorted_by(|a, b| a < b));
+        }
+        assert_eq!(rescue.open.front(), Some(&(RequestId(0), 0)));
+        rescue.on_end(&ending(0));
+        assert!(
+            rescue
+                .open
+                .front()
+                .is_some_and(|o| !rescue.ended.contains(&o.0))
+        );
     }
 }
