@@ -49,6 +49,10 @@ pub struct SimDevice {
     noise: Noise,
     rng: ChaCha8Rng,
     decide: Nanos,
+    /// What each request takes of the host while no launch runs.
+    per_request: Nanos,
+    /// Requests that came since the last launch.
+    num_opened: u32,
     lanes: Vec<Time>,
     /// In order of completion, then of ticket.
     pending: Vec<(Time, Completion)>,
@@ -71,9 +75,21 @@ impl SimDevice {
             rng: ChaCha8Rng::seed_from_u64(noise.seed),
             noise,
             decide,
+            per_request: Nanos::ZERO,
+            num_opened: 0,
             lanes: vec![Time::ZERO; num_lanes as usize],
             pending: Vec::new(),
             output_lens: Vec::new(),
+        }
+    }
+
+    /// Every request that is opened makes the launch behind it take so much longer: where the host's
+    /// thread computes, none runs while it takes requests in and answers them.
+    #[must_use]
+    pub fn with_host(self, per_request: Nanos) -> Self {
+        Self {
+            per_request,
+            ..self
         }
     }
 
@@ -94,7 +110,8 @@ impl SimDevice {
             };
             latency = Nanos((latency.0 as f64 * (1.0 + spread) * factor).round() as u64);
         }
-        latency + self.decide
+        let num_opened = u64::from(std::mem::take(&mut self.num_opened));
+        latency + self.decide + Nanos(num_opened * self.per_request.0)
     }
 
     fn fails(&mut self, ticket: Ticket) -> bool {
@@ -189,6 +206,7 @@ impl Device for SimDevice {
             self.output_lens.resize(slot + 1, None);
         }
         self.output_lens[slot] = request.output_len;
+        self.num_opened += 1;
         Ok(())
     }
 

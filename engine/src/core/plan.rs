@@ -78,6 +78,8 @@ pub struct PlanRequest {
     pub hysteresis: f64,
     /// How often the arrivals come, one time after another; oftener where they are few.
     pub repeats: usize,
+    /// What each request takes of the host while no launch runs.
+    pub per_request: Nanos,
     /// Launches to simulate, about.
     pub budget: u64,
 }

@@ -253,7 +253,8 @@ fn run(
 ) -> Option<Ran> {
     let rule = policy::build(spec).ok()?;
     let tables = plan.config.models.iter().map(|m| m.table.clone()).collect();
-    let mut device = SimDevice::new("plan", 1, tables, Nanos::ZERO, Noise::default());
+    let device = SimDevice::new("plan", 1, tables, Nanos::ZERO, Noise::default());
+    let mut device = device.with_host(plan.per_request);
     let mut core = Core::new(plan.config.clone(), rule);
     let mut launches = Launches::default();
     offered.place(&mut core);
@@ -311,6 +312,7 @@ mod tests {
             miss_weight: 3.0,
             hysteresis: 0.02,
             repeats: 1,
+            per_request: Nanos::ZERO,
             budget: 0,
         }
     }
@@ -413,6 +415,33 @@ mod tests {
         // Gaps of 10, all alike: of their mean there is no doubt.
         assert_eq!(offered.arrivals[3999].request.arrival, Time(39_990));
         assert_eq!(offered.arrivals[3999].request.input_len, 999);
+    }
+
+    #[test]
+    fn what_requests_take_of_the_host_fills_the_device() {
+        // A launch of one takes 6 of the 10 between arrivals, of four 9.
+        let text = r#"{"format":"lazybatch-profile/1","device":"d","copy_gbps":1.0,"dispatch_us":0,
+            "models":[{"name":"m","max_batch":4,"blocks":[{"name":"b","repeat":"once",
+            "nodes":[{"name":"n","by":"members","latency_us":[[1,0.006],[4,0.009]]}]}]}]}"#;
+        let profile = Profile::parse("test", text).expect("a profile");
+        let model = ModelSpec::from_profile(&profile, &profile.models[0], 1, 100);
+        let cost = |rule: &str, per_request| {
+            let plan = PlanRequest {
+                config: crate::core::CoreConfig::new(vec![model.clone()]),
+                candidates: vec![rule.to_string()],
+                per_request,
+                ..request(400, Vec::new())
+            };
+            make(&plan, 1_000_000, &|| false).costs[0].1
+        };
+        // Means, rounded down.
+        assert!((5..=6).contains(&cost("serial", Nanos::ZERO)));
+        assert!(
+            (9..=10).contains(&cost("serial", Nanos(4))),
+            "it is always busy"
+        );
+        // With 6 each the device has no time for one at a time.
+        assert!(cost("serial", Nanos(6)) > 10 * cost("front", Nanos(6)));
     }
 
     #[test]

@@ -51,6 +51,10 @@ const BUSY: f64 = 0.5;
 /// device's then: a launch that has threads on all of them waits for the one that has a turn to make.
 const TURN: Nanos = Nanos(250_000);
 const IN_TURNS: f64 = 0.025;
+/// But no more than this part of the time for which the driver has nothing to do: where that is little,
+/// all wait for as much longer as it gets less. Down to a share that is worth knowing what to do.
+const OF_IDLE: f64 = 0.1;
+const LEAST_IN_TURNS: f64 = 0.005;
 
 /// The same of the only processor, on which a device works that has little to do: whoever wakes waits
 /// for no more than one such turn, and shares the processor with those that come behind it.
@@ -85,10 +89,12 @@ pub(crate) struct Planner {
     processors: usize,
     /// Share of all of them that plans take now.
     share: f64,
-    /// Since when the device has worked for how long; `None` before its first launch.
-    worked: Option<(Time, Nanos)>,
-    /// It works on processors of the process.
+    /// What the device and the driver have done; `None` before the first launch.
+    done: Option<Done>,
+    /// The device works on processors of the process.
     is_in_place: bool,
+    /// Share of the time that turns take beside a busy device.
+    in_turns: f64,
     /// When the first plan was asked for.
     first: Option<Time>,
     /// The plan that was asked for has nothing to choose.
@@ -108,8 +114,9 @@ impl Default for Planner {
         Self {
             processors: processors(),
             share: BUDGET,
-            worked: None,
+            done: None,
             is_in_place: false,
+            in_turns: IN_TURNS,
             first: None,
             is_needless: false,
             request: None,
@@ -120,27 +127,66 @@ impl Default for Planner {
     }
 }
 
+/// For how long the device has worked, in place, and the driver had nothing to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Done {
+    since: Time,
+    worked: Nanos,
+    idle: Nanos,
+}
+
+impl Done {
+    fn nothing(since: Time) -> Self {
+        Self {
+            since,
+            worked: Nanos::ZERO,
+            idle: Nanos::ZERO,
+        }
+    }
+
+    /// Parts of the time up to now.
+    fn share(&self, now: Time, of: Nanos) -> f64 {
+        of.0 as f64 / now.since(self.since).0.max(1) as f64
+    }
+
+    fn is_busy(&self, now: Time) -> bool {
+        self.share(now, self.worked) > BUSY
+    }
+
+    fn in_turns(&self, now: Time) -> f64 {
+        let idle = self.share(now, self.idle);
+        (OF_IDLE * idle).clamp(LEAST_IN_TURNS, IN_TURNS)
+    }
+}
+
 impl Planner {
     /// The device has worked for so long, in place, up to now.
     pub fn works(&mut self, now: Time, busy: Nanos) {
-        let worked = self.worked.filter(|w| now.since(w.0) <= LOOKED_AT);
+        let done = self.done.filter(|d| now.since(d.since) <= LOOKED_AT);
         let begin = Time(now.0.saturating_sub(busy.0));
-        let (since, so_far) = worked.unwrap_or((begin, Nanos::ZERO));
-        self.worked = Some((since, so_far + busy));
+        let mut done = done.unwrap_or_else(|| Done::nothing(begin));
+        done.worked += busy;
+        self.done = Some(done);
         self.is_in_place = true;
+    }
+
+    /// The driver had nothing to do for so long.
+    pub fn idles(&mut self, idle: Nanos) {
+        if let Some(done) = &mut self.done {
+            done.idle += idle;
+        }
     }
 
     /// Begins a plan. Where there can be no thread for it, the incumbent stays, and where none is
     /// needed, which may be if all models `are_quick`.
     pub fn start(&mut self, now: Time, mut request: PlanRequest, are_quick: bool) {
-        let worked = self.worked.replace((now, Nanos::ZERO));
-        let (since, worked) = worked.unwrap_or_default();
-        let least = IDLE * now.since(since).0 as f64;
+        let done = self.done.replace(Done::nothing(now));
+        let done = done.unwrap_or(Done::nothing(Time::ZERO));
         self.attempts.clear();
         let models = request.config.models.iter().filter(|m| !m.is_vacant());
         let batches = models.map(|m| m.max_batch as usize);
         let are_few = batches.min().is_some_and(|most| request.open.len() <= most);
-        self.is_needless = are_quick && are_few && (worked.0 as f64) < least;
+        self.is_needless = are_quick && are_few && done.share(now, done.worked) < IDLE;
         if self.is_needless {
             self.request = None;
             return;
@@ -150,7 +196,11 @@ impl Planner {
         let affordable = of_time(LONGEST, BUDGET, self.processors).0 / PLAN_LAUNCH.0;
         request.budget = request.budget.min(affordable);
         let request = Arc::new(request);
-        let is_busy = worked.0 as f64 > BUSY * now.since(since).0 as f64;
+        let is_busy = done.is_busy(now);
+        self.in_turns = match is_busy {
+            true => done.in_turns(now),
+            false => IN_TURNS,
+        };
         self.is_second = false;
         let begins = match self.is_in_place {
             true => Urgency::of(self.processors, is_busy, self.was_late),
@@ -165,14 +215,18 @@ impl Planner {
     fn attempt(&mut self, now: Time, request: &Arc<PlanRequest>, urgency: Urgency) {
         self.is_second |= urgency == Urgency::InTurns;
         let budget = self.budget(now, request, urgency);
-        self.attempts
-            .extend(Attempt::start(request.clone(), budget, urgency));
+        let pause = match urgency {
+            Urgency::InTurns => rest(TURN, self.in_turns, 1),
+            Urgency::Idle | Urgency::InShortTurns => Nanos::ZERO,
+        };
+        let attempt = Attempt::start(request.clone(), budget, urgency, pause);
+        self.attempts.extend(attempt);
     }
 
     /// Launches that an attempt simulates.
     fn budget(&self, now: Time, request: &PlanRequest, urgency: Urgency) -> u64 {
         let known = now.since(self.first.unwrap_or(now)).min(LONGEST);
-        let soon = of_time(known, IN_TURNS, 1).0 / PLAN_LAUNCH.0;
+        let soon = of_time(known, self.in_turns, 1).0 / PLAN_LAUNCH.0;
         match urgency {
             Urgency::Idle | Urgency::InShortTurns => request.budget,
             Urgency::InTurns => request.budget.min(soon.max(SOON)),
@@ -185,12 +239,13 @@ impl Planner {
             return Some(none(NEEDLESS));
         }
         let (since, request) = self.request.as_ref()?;
-        if let Some((since, worked)) = self.worked
-            && now.since(since) >= SEEN
-            && worked.0 as f64 > BUSY * now.since(since).0 as f64
+        if let Some(done) = self.done.filter(|d| now.since(d.since) >= SEEN)
+            && done.is_busy(now)
         {
+            self.in_turns = done.in_turns(now);
+            let pause = rest(TURN, self.in_turns, 1);
             for attempt in &self.attempts {
-                attempt.is_busy.store(true, Ordering::Relaxed);
+                attempt.pause.store(pause.0, Ordering::Relaxed);
             }
         }
         let (mut plan, mut goes_on) = (None, false);
@@ -285,13 +340,16 @@ impl Urgency {
         }
     }
 
-    /// How long a turn is, which share of the time turns take, and after how many steps one looks whether
-    /// it is over.
-    fn turns(self) -> Option<(Nanos, f64, u32)> {
+    /// How long turns and the pauses between them are, and after how many steps one looks whether a turn
+    /// is over, where the device has so much to do that there are pauses of this length, or zero.
+    fn turns(self, busy: Nanos) -> Option<(Nanos, Nanos, u32)> {
         match self {
             Self::Idle => None,
-            Self::InShortTurns => Some((SHORT_TURN, IN_SHORT_TURNS, LOOK_OFTEN)),
-            Self::InTurns => Some((TURN, IN_TURNS, LOOK_EVERY)),
+            Self::InShortTurns if busy == Nanos::ZERO => {
+                let pause = rest(SHORT_TURN, IN_SHORT_TURNS, 1);
+                Some((SHORT_TURN, pause, LOOK_OFTEN))
+            }
+            Self::InShortTurns | Self::InTurns => Some((TURN, busy, LOOK_EVERY)),
         }
     }
 
@@ -324,23 +382,28 @@ struct Attempt {
     /// With the time that it took.
     plan: Receiver<(Plan, Nanos)>,
     stop: Arc<AtomicBool>,
-    /// The device has work since it began: short turns are no longer for it.
-    is_busy: Arc<AtomicBool>,
+    /// Nanoseconds between turns while the device has work; zero while it has little, and short turns do.
+    pause: Arc<AtomicU64>,
     /// Nanoseconds of a processor that it took, but for the last few turns of its simulation.
     spent: Arc<AtomicU64>,
 }
 
 impl Attempt {
-    fn start(request: Arc<PlanRequest>, budget: u64, urgency: Urgency) -> Option<Self> {
+    fn start(
+        request: Arc<PlanRequest>,
+        budget: u64,
+        urgency: Urgency,
+        pause: Nanos,
+    ) -> Option<Self> {
         let (outbox, plan) = mpsc::channel();
-        let (stop, is_busy) = (Arc::new(AtomicBool::new(false)), Arc::default());
-        let spent = Arc::new(AtomicU64::new(0));
-        let (stopped, told, busy) = (stop.clone(), spent.clone(), Arc::clone(&is_busy));
+        let stop = Arc::new(AtomicBool::new(false));
+        let (spent, pause) = (Arc::default(), Arc::new(AtomicU64::new(pause.0)));
+        let (stopped, told, paused) = (stop.clone(), Arc::clone(&spent), pause.clone());
         let thread = std::thread::Builder::new().name("lazybatch-plan".into());
         let clock = Clock::start();
         let work = move || {
             urgency.apply();
-            let pace = Pace::start(urgency, told, busy);
+            let pace = Pace::start(urgency, told, paused);
             let is_stopped = || {
                 pace.step();
                 stopped.load(Ordering::Relaxed)
@@ -356,7 +419,7 @@ impl Attempt {
             urgency,
             plan,
             stop,
-            is_busy,
+            pause,
             spent,
         })
     }
@@ -373,23 +436,26 @@ struct Pace {
     start: Spent,
     told: Arc<AtomicU64>,
     urgency: Urgency,
-    /// See [`Attempt::is_busy`].
-    is_busy: Arc<AtomicBool>,
+    /// See [`Attempt::pause`].
+    pause: Arc<AtomicU64>,
     /// What it may have taken at the end of this one.
     until: Cell<Nanos>,
     steps: Cell<u32>,
 }
 
 impl Pace {
-    fn start(urgency: Urgency, told: Arc<AtomicU64>, is_busy: Arc<AtomicBool>) -> Self {
-        Self {
+    fn start(urgency: Urgency, told: Arc<AtomicU64>, pause: Arc<AtomicU64>) -> Self {
+        let pace = Self {
             start: Spent::start(),
             told,
             urgency,
-            is_busy,
-            until: Cell::new(urgency.turns().map_or(Nanos::ZERO, |t| t.0)),
+            pause,
+            until: Cell::default(),
             steps: Cell::new(0),
-        }
+        };
+        pace.until
+            .set(pace.turns().map_or(Nanos::ZERO, |(turn, ..)| turn));
+        pace
     }
 
     fn step(&self) {
@@ -401,19 +467,16 @@ impl Pace {
             return;
         }
         let spent = self.tell();
-        if let Some((turn, share, _)) = turns.filter(|_| spent >= self.until.get()) {
+        if let Some((turn, pause, _)) = turns.filter(|_| spent >= self.until.get()) {
             self.until.set(spent + turn);
-            std::thread::park_timeout(Duration::from_nanos(rest(turn, share, 1).0));
+            std::thread::park_timeout(Duration::from_nanos(pause.0));
         }
     }
 
     /// The turns that it has now.
-    fn turns(&self) -> Option<(Nanos, f64, u32)> {
-        let is_busy = || self.is_busy.load(Ordering::Relaxed);
-        match self.urgency {
-            Urgency::InShortTurns if is_busy() => Urgency::InTurns.turns(),
-            own => own.turns(),
-        }
+    fn turns(&self) -> Option<(Nanos, Nanos, u32)> {
+        let pause = self.pause.load(Ordering::Relaxed);
+        self.urgency.turns(Nanos(pause))
     }
 
     fn tell(&self) -> Nanos {
@@ -507,6 +570,7 @@ mod tests {
             miss_weight: 3.0,
             hysteresis: 0.02,
             repeats: 1,
+            per_request: Nanos::ZERO,
             budget: 1_000_000,
         }
     }
@@ -545,7 +609,7 @@ mod tests {
                     urgency: Urgency::Idle,
                     plan: mpsc::channel().1,
                     stop: Arc::default(),
-                    is_busy: Arc::default(),
+                    pause: Arc::default(),
                     spent: Arc::new(AtomicU64::new(u64::MAX)),
                 };
                 planner.attempts.push(gone);
@@ -596,30 +660,38 @@ mod tests {
         let mut planner = Planner::default();
         planner.works(Time::ZERO + ms(30), ms(4));
         planner.works(Time::ZERO + ms(35), ms(5));
-        assert_eq!(planner.worked, Some((Time::ZERO + ms(26), ms(9))));
+        planner.idles(ms(1));
+        let expected = Done {
+            since: Time::ZERO + ms(26),
+            worked: ms(9),
+            idle: ms(1),
+        };
+        assert_eq!(planner.done, Some(expected));
     }
 
     #[test]
     fn short_turns_become_usual_ones_once_the_device_has_work() {
-        let pace = |urgency, is_busy| {
-            let is_busy = Arc::new(AtomicBool::new(is_busy));
-            Pace::start(urgency, Arc::default(), is_busy).turns()
+        let pace = |urgency, busy| {
+            let busy = Arc::new(AtomicU64::new(busy));
+            Pace::start(urgency, Arc::default(), busy).turns()
         };
-        let usual = Urgency::InTurns.turns();
-        assert_ne!(pace(Urgency::InShortTurns, false), usual);
-        assert_eq!(pace(Urgency::InShortTurns, true), usual);
-        assert_eq!(pace(Urgency::Idle, true), None);
+        let usual = Urgency::InTurns.turns(Nanos(7));
+        assert_eq!(usual, Some((TURN, Nanos(7), LOOK_EVERY)));
+        assert_ne!(pace(Urgency::InShortTurns, 0), usual);
+        assert_eq!(pace(Urgency::InShortTurns, 7), usual);
+        assert_eq!(pace(Urgency::Idle, 7), None);
         for (busy_us, is_seen) in [(2_400, false), (2_600, true)] {
             let mut planner = Planner::default();
             planner.start(Time::ZERO, request(), false);
             let busy = Nanos(busy_us * 1000);
             planner.works(Time::ZERO + busy, busy);
             // The plan may be there by then.
-            let attempt = planner.attempts[0].is_busy.clone();
+            let pause = planner.attempts[0].pause.clone();
             let (_quiet, plan) = mpsc::channel();
             planner.attempts[0].plan = plan;
             assert!(planner.poll(Time::ZERO + SEEN).is_none());
-            assert_eq!(attempt.load(Ordering::Relaxed), is_seen, "{busy_us} us");
+            let pause = pause.load(Ordering::Relaxed);
+            assert_eq!(pause > 0, is_seen, "{busy_us} us");
         }
     }
 
@@ -682,7 +754,7 @@ mod tests {
                 urgency,
                 plan,
                 stop: Arc::default(),
-                is_busy: Arc::default(),
+                pause: Arc::default(),
                 spent: Arc::new(AtomicU64::new(spent.0)),
             }];
             let plan = planner.poll(Time::ZERO).expect("it is made");
@@ -729,6 +801,39 @@ mod tests {
         let in_turns = [0, 100, 1_000, 4_000, 60_000].map(|ms| at(ms, Urgency::InTurns));
         assert_eq!(in_turns, [SOON, SOON, 25_000, 100_000, 100_000]);
         assert_eq!(at(100, Urgency::Idle), request().budget);
+    }
+
+    #[test]
+    fn turns_take_a_part_of_what_is_idle() {
+        let second = Time::ZERO + Nanos::from_ms(1000);
+        for (worked_ms, idle_ms, share) in [
+            (600, 400, IN_TURNS),
+            (750, 250, 0.025),
+            // A tenth is the host's.
+            (700, 200, 0.02),
+            (900, 70, 0.007),
+            (990, 0, LEAST_IN_TURNS),
+        ] {
+            let mut planner = Planner::default();
+            planner.works(second, Nanos::from_ms(worked_ms));
+            planner.done = planner.done.map(|d| Done {
+                since: Time::ZERO,
+                ..d
+            });
+            planner.idles(Nanos::from_ms(idle_ms));
+            planner.start(second, request(), false);
+            let is_close = (planner.in_turns - share).abs() < 1e-9;
+            assert!(is_close, "{idle_ms} ms: {}", planner.in_turns);
+            let soon = |at: Time| planner.budget(at, &request(), Urgency::InTurns);
+            assert_eq!(soon(second), SOON);
+            let late = second + Nanos::from_ms(4000);
+            assert_eq!(soon(late), (4e6 * share).round() as u64, "{idle_ms} ms");
+        }
+        // Who has little to do has the whole share, if it gets to turns.
+        let mut planner = Planner::default();
+        planner.works(second, Nanos::from_ms(100));
+        planner.start(second + Nanos::from_ms(900), request(), false);
+        assert_eq!(planner.in_turns, IN_TURNS);
     }
 
     #[test]

@@ -119,6 +119,9 @@ pub(crate) struct DriverState {
     issued: VecDeque<(Ticket, Nanos)>,
     /// Turns since a launch completed in which none did.
     empty_turns: u32,
+    /// When the last launch was on its way, and since when there has been nothing to do.
+    issued_at: Time,
+    idle_since: Option<Time>,
     planner: Planner,
     sequences: Sequences,
     counting: Counting,
@@ -154,6 +157,9 @@ impl Driver {
         let loaded = self.state.next_load.take().map(|load| self.load(load));
         // A clock may step back where the host's does.
         let now = self.clock.now().max(self.core.now());
+        if let Some(since) = self.state.idle_since.take() {
+            self.state.planner.idles(now.since(since));
+        }
         self.take_completions(now);
         self.state.sequences.sweep(now);
         if let Some(loaded) = loaded {
@@ -457,6 +463,7 @@ impl Driver {
         );
         let end = self.clock.now();
         let took = end.since(start);
+        self.state.issued_at = end;
         match issued {
             Err(cause) => self.state.refused.push_back((ticket, cause)),
             Ok(()) => {
@@ -675,6 +682,7 @@ impl Driver {
             return Next::Turn;
         }
         if self.core.num_launches() == 0 {
+            self.state.idle_since = Some(self.state.issued_at.max(self.core.now()));
             let wakeups = [self.core.next_wakeup(), self.state.sequences.stale_at()];
             return Next::Wait(wakeups.into_iter().flatten().min());
         }

@@ -134,11 +134,12 @@ const STATIC_RULES: &[&str] = &[
     "join:0",
     "join:1/cap90",
 ];
-/// Rules for models with loops, the first to start with.
+/// Rules for models with loops, the first to start with: as long as nobody knows how much is asked for,
+/// one that gives up no throughput.
 const LOOP_RULES: &[&str] = &[
+    "sharing:2/6/1",
     "sharing:2/6/2/cap95",
     "sharing:2/10/1/cap90",
-    "sharing:2/6/1",
     "sharing:1/1/0.1",
     "balance:2",
     "join:4/cap90",
@@ -463,9 +464,10 @@ impl Policy for Adaptive {
         let corrections = self.corrections.iter();
         let corrections = corrections.map(|m| m.iter().map(Correction::factor).collect());
         let corrections: Vec<Vec<f64>> = corrections.collect();
-        let corrected = (&corrections[..], self.incumbent.base.host());
+        let host = self.incumbent.base.host();
+        let corrected = (&corrections[..], host.per_launch());
         let config = coarse::config(models, classes, corrected, &mut arrivals, &mut open);
-        let load = load::of(&config, &arrivals);
+        let load = load::of(&config, host.per_request(), &arrivals);
         let repeats = match NEAR_CAPACITY.contains(&load) {
             true => LONGER,
             false => 1,
@@ -478,6 +480,7 @@ impl Policy for Adaptive {
             candidates: [incumbent].into_iter().chain(others).cloned().collect(),
             miss_weight: MISS_WEIGHT,
             hysteresis: self.hysteresis(),
+            per_request: host.per_request(),
             budget: self.budget(view.now),
         })
     }

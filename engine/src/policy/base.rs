@@ -583,8 +583,8 @@ impl Base {
         }
     }
 
-    /// What a launch takes of the host.
-    pub fn host(&self) -> Nanos {
+    /// What launches and requests take of the host.
+    pub fn host(&self) -> &super::host::Host {
         self.promises.host()
     }
 

@@ -1,11 +1,13 @@
-//! What a launch takes of the host, beside what the device does.
+//! What launches and requests take of the host, beside what the device does.
 //!
 //! Where the driver's own thread computes, no launch runs while it decides, answers, and takes
 //! requests in. Latency tables do not have that time; it is a large part of short launches, and a
 //! larger batch pays it once. What comes with each request rather than with a launch is in some turns
 //! and not in others: a low quantile of what turns take is near to that of a launch alone, and does
-//! not mind those in which somebody else had the processor. On devices that run beside the driver it
-//! is next to nothing, and in virtual time nothing.
+//! not mind those in which somebody else had the processor. What turns take beyond it, by the arrivals
+//! and ends that they have, is what a request takes: no rule saves it, but a device that looks idle
+//! for a tenth of its time without it has none to spare. On devices that run beside the driver both
+//! are next to nothing, and in virtual time nothing.
 
 use lazybatch_sla::Nanos;
 
@@ -17,19 +19,39 @@ const FIRST: u32 = 8;
 const NEWEST: f64 = 0.02;
 /// What less than that moves by, in nanoseconds, if there is as much.
 const LEAST: f64 = 1_000.0;
+/// By how much of itself the estimate for requests moves at an arrival or end.
+const NEWEST_END: f64 = 0.005;
+/// One turn counts for no more than so many times the estimate, and [`LEAST`].
+const OUTLIER: f64 = 4.0;
 
-/// A running quantile of the time beside launches.
+/// Running estimates of the time beside launches.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Host {
+    /// A quantile of that of turns.
     ns: f64,
     num: u32,
+    /// Arrivals and ends since the last launch was over.
+    ends: u32,
+    /// Mean of what turns take beyond `ns`, for an arrival or end.
+    per_end: f64,
 }
 
 impl Host {
+    /// A request arrives or ends.
+    pub fn on_end(&mut self) {
+        self.ends += 1;
+    }
+
     /// A launch took the device `took`; from its issue until its end was seen it was `ran`.
     pub fn on_done(&mut self, took: Nanos, ran: Nanos) {
         let beside = ran.0.saturating_sub(took.0) as f64;
         self.num = self.num.saturating_add(1);
+        let ends = f64::from(std::mem::take(&mut self.ends));
+        if ends > 0.0 && self.num > FIRST {
+            let most = OUTLIER * self.per_end + LEAST;
+            let each = ((beside - self.ns) / ends).clamp(0.0, most);
+            self.per_end += (NEWEST_END * ends).min(1.0) * (each - self.per_end);
+        }
         if self.num <= FIRST {
             let least = if self.num == 1 { beside } else { self.ns };
             self.ns = least.min(beside);
@@ -46,6 +68,11 @@ impl Host {
     /// For each launch.
     pub fn per_launch(&self) -> Nanos {
         Nanos(self.ns as u64)
+    }
+
+    /// For each request, which arrives and ends.
+    pub fn per_request(&self) -> Nanos {
+        Nanos((2.0 * self.per_end) as u64)
     }
 }
 
@@ -77,6 +104,30 @@ mod tests {
         };
         let found = after((0..3000).map(beside));
         assert!((5_500.0..7_500.0).contains(&found), "{found}");
+    }
+
+    #[test]
+    fn what_turns_take_beyond_is_that_of_their_requests() {
+        // Two of three turns have a request to take in, or two to answer, of 3 us each; one of fifty
+        // was interrupted.
+        let mut host = Host::default();
+        for i in 0..4000_u64 {
+            let ends = i % 3;
+            (0..ends).for_each(|_| host.on_end());
+            let beside =
+                5_000 + i % 7 * 100 + ends * 3_000 + u64::from(i.is_multiple_of(50)) * 4_000_000;
+            host.on_done(Nanos(50_000), Nanos(50_000 + beside));
+        }
+        let found = host.per_request().0;
+        assert!((5_000..7_500).contains(&found), "{found}");
+        // It takes a third of that now.
+        for i in 0..4000_u64 {
+            let ends = i % 2;
+            (0..ends).for_each(|_| host.on_end());
+            host.on_done(Nanos(50_000), Nanos(55_000 + ends * 1_000));
+        }
+        let found = host.per_request().0;
+        assert!((1_800..2_200).contains(&found), "{found}");
     }
 
     #[test]

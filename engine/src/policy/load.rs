@@ -7,8 +7,8 @@ use crate::core::{CoreConfig, Past};
 
 /// The share of the time that the device would work for those `arrivals`, if each of them ran in a
 /// batch of the size that brings most throughput, by the latency tables over a request of its model's
-/// mean lengths. Above 1 every backlog grows, whatever the policy; with smaller batches it does below 1.
-pub(super) fn of(config: &CoreConfig, arrivals: &[Past]) -> f64 {
+/// mean lengths, and each took the host `per_request`. Above 1 every backlog grows, whatever the policy; with smaller batches it does below 1.
+pub(super) fn of(config: &CoreConfig, per_request: Nanos, arrivals: &[Past]) -> f64 {
     let mut seen = vec![Seen::default(); config.models.len()];
     for past in arrivals {
         let seen = &mut seen[past.model.index()];
@@ -23,7 +23,7 @@ pub(super) fn of(config: &CoreConfig, arrivals: &[Past]) -> f64 {
         let output_len = OutputLen::known(mean(seen.output_lens)).predict();
         let throughputs = sizes::throughputs(spec, Nanos::ZERO, mean(seen.input_lens), output_len);
         let most = throughputs.into_iter().fold(f64::MIN_POSITIVE, f64::max);
-        seen.samples as f64 / most
+        seen.samples as f64 / most + seen.num as f64 * per_request.0 as f64
     });
     let span: u64 = arrivals.iter().skip(1).map(|p| p.gap.0).sum();
     works.sum::<f64>() / span.max(1) as f64
@@ -69,11 +69,17 @@ mod tests {
             output_len: 2,
             max_steps: None,
         };
-        let of = |arrivals: &[Past]| of(&config, arrivals);
+        let with_host = |arrivals: &[Past]| of(&config, Nanos(9_000), arrivals);
+        let of = |arrivals: &[Past]| of(&config, Nanos::ZERO, arrivals);
         assert_eq!(of(&[]), 0.0);
         let chain = of(&[past(0, 1), past(0, 2), past(0, 3)]);
         assert!((chain - 6.0 * 30.0 / 200.0).abs() < 1e-9, "{chain}");
         let both = of(&[past(0, 1), past(1, 1), past(0, 1)]);
         assert!((both - (60.0 + 100.0) / 200.0).abs() < 1e-9, "{both}");
+        let both = with_host(&[past(0, 1), past(1, 1), past(0, 1)]);
+        assert!(
+            (both - (60.0 + 100.0 + 3.0 * 9.0) / 200.0).abs() < 1e-9,
+            "{both}"
+        );
     }
 }

@@ -14,6 +14,7 @@
 use lazybatch_sla::{ModelId, Nanos, OutputLen, RequestId, Time};
 use rustc_hash::FxHashMap;
 
+use super::host::Host;
 use super::outputs::Outputs;
 use super::sizes::Sizes;
 use crate::core::{Ending, Request, RequestState, SubBatch, View};
@@ -258,8 +259,8 @@ impl Promises {
         self.sizes.on_done(took, ran);
     }
 
-    /// What a launch takes of the host.
-    pub fn host(&self) -> Nanos {
+    /// What launches and requests take of the host.
+    pub fn host(&self) -> &Host {
         self.sizes.host()
     }
 

@@ -50,18 +50,20 @@ impl Sizes {
         self.host.on_done(took, ran);
     }
 
-    /// What a launch takes of the host.
-    pub fn host(&self) -> Nanos {
-        self.host.per_launch()
+    /// What launches and requests take of the host.
+    pub fn host(&self) -> &Host {
+        &self.host
     }
 
     pub fn on_arrive(&mut self, request: &Request) {
+        self.host.on_end();
         let seen = self.seen(request.model);
         seen.num += 1;
         seen.input_lens += u64::from(request.input_len);
     }
 
     pub fn on_end(&mut self, ending: &Ending) {
+        self.host.on_end();
         let Some(output_len) = ending.output_len else {
             return;
         };
@@ -92,7 +94,7 @@ impl Sizes {
     }
 
     fn up_to_date(&mut self, view: &View<'_>, model: ModelId) -> &Seen {
-        let host = self.host();
+        let host = self.host.per_launch();
         let seen = self.seen(model);
         if seen.is_outdated(host) {
             (seen.shares, seen.highest) = seen.shares(view.model(model), host);
