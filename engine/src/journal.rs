@@ -186,6 +186,8 @@ impl Header {
             classes: self.classes.clone(),
             lane_depths: self.lane_depths.clone(),
             max_queue: self.max_queue,
+            // Who replays makes no plans.
+            is_in_place: false,
             notes: self.notes,
             reasons: self.reasons,
         })

@@ -95,6 +95,9 @@ pub struct CoreConfig {
     pub lane_depths: Vec<u32>,
     /// Most waiting requests; one that arrives beyond is shed.
     pub max_queue: usize,
+    /// Launches run on the thread of the driver: none does while it decides, answers and takes requests
+    /// in.
+    pub is_in_place: bool,
     /// Emit [`super::Action::Note`].
     pub notes: bool,
     /// Emit [`super::Note::Decide`] for every decision; costs far more than deciding.
@@ -102,13 +105,14 @@ pub struct CoreConfig {
 }
 
 impl CoreConfig {
-    /// One class, one lane of depth 1, an unbounded queue, no notes.
+    /// One class, one lane of depth 1, an unbounded queue, a device beside the driver, no notes.
     pub fn new(models: Vec<ModelSpec>) -> Self {
         Self {
             models,
             classes: vec![Class::default()],
             lane_depths: vec![1],
             max_queue: usize::MAX,
+            is_in_place: false,
             notes: false,
             reasons: false,
         }

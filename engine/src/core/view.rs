@@ -34,6 +34,11 @@ impl<'a> View<'a> {
         self.state.num_nodes
     }
 
+    /// Whether launches run on the thread of the driver.
+    pub fn is_in_place(&self) -> bool {
+        self.state.config.is_in_place
+    }
+
     /// SLA classes by id.
     pub fn classes(&self) -> &'a [Class] {
         &self.state.config.classes

@@ -51,8 +51,9 @@ const BUSY: f64 = 0.5;
 /// device's then: a launch that has threads on all of them waits for the one that has a turn to make.
 const TURN: Nanos = Nanos(250_000);
 const IN_TURNS: f64 = 0.025;
-/// But no more than this part of the time for which the driver has nothing to do: where that is little,
-/// all wait for as much longer as it gets less. Down to a share that is worth knowing what to do.
+/// But beside a busy device no more than this part of the time for which the driver has nothing to do:
+/// where that is little, all wait for as much longer as it gets less. Down to a share that is worth
+/// knowing what to do.
 const OF_IDLE: f64 = 0.1;
 const LEAST_IN_TURNS: f64 = 0.005;
 
@@ -170,7 +171,7 @@ impl Planner {
         self.is_in_place = true;
     }
 
-    /// The driver had nothing to do for so long.
+    /// The driver had nothing to do for so long. Others may have had: who hands requests in, and plans.
     pub fn idles(&mut self, idle: Nanos) {
         if let Some(done) = &mut self.done {
             done.idle += idle;
@@ -197,7 +198,7 @@ impl Planner {
         request.budget = request.budget.min(affordable);
         let request = Arc::new(request);
         let is_busy = done.is_busy(now);
-        self.in_turns = match is_busy {
+        self.in_turns = match is_busy && now.since(done.since) >= SEEN {
             true => done.in_turns(now),
             false => IN_TURNS,
         };
@@ -239,13 +240,18 @@ impl Planner {
             return Some(none(NEEDLESS));
         }
         let (since, request) = self.request.as_ref()?;
-        if let Some(done) = self.done.filter(|d| now.since(d.since) >= SEEN)
-            && done.is_busy(now)
-        {
-            self.in_turns = done.in_turns(now);
+        if let Some(done) = self.done.filter(|d| now.since(d.since) >= SEEN) {
+            let is_busy = done.is_busy(now);
+            self.in_turns = match is_busy {
+                true => done.in_turns(now),
+                false => IN_TURNS,
+            };
             let pause = rest(TURN, self.in_turns, 1);
             for attempt in &self.attempts {
-                attempt.pause.store(pause.0, Ordering::Relaxed);
+                // Short turns stay short as long as it has little to do.
+                if is_busy || attempt.pause.load(Ordering::Relaxed) > 0 {
+                    attempt.pause.store(pause.0, Ordering::Relaxed);
+                }
             }
         }
         let (mut plan, mut goes_on) = (None, false);
@@ -808,7 +814,7 @@ mod tests {
         let second = Time::ZERO + Nanos::from_ms(1000);
         for (worked_ms, idle_ms, share) in [
             (600, 400, IN_TURNS),
-            (750, 250, 0.025),
+            (800, 200, 0.02),
             // A tenth is the host's.
             (700, 200, 0.02),
             (900, 70, 0.007),

@@ -223,6 +223,7 @@ impl Builder {
             models,
             classes: self.classes.clone(),
             lane_depths: vec![self.chosen_depth(); num_lanes as usize],
+            is_in_place: false,
             max_queue: usize::MAX,
             notes: self.notes || explains_all,
             reasons: explains_all,
@@ -284,6 +285,7 @@ impl Builder {
         let num = served.len();
         let config = CoreConfig {
             classes: maker.classes.all().to_vec(),
+            is_in_place: device.works_in_place(),
             ..self.config(specs, info.num_lanes)
         };
         let stats = Arc::new(Mutex::new(Stats::of_models(num)));

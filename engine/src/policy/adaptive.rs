@@ -465,9 +465,14 @@ impl Policy for Adaptive {
         let corrections = corrections.map(|m| m.iter().map(Correction::factor).collect());
         let corrections: Vec<Vec<f64>> = corrections.collect();
         let host = self.incumbent.base.host();
+        let per_request = match view.is_in_place() {
+            true => host.per_request(),
+            // The device does not wait for it.
+            false => Nanos::ZERO,
+        };
         let corrected = (&corrections[..], host.per_launch());
         let config = coarse::config(models, classes, corrected, &mut arrivals, &mut open);
-        let load = load::of(&config, host.per_request(), &arrivals);
+        let load = load::of(&config, per_request, &arrivals);
         let repeats = match NEAR_CAPACITY.contains(&load) {
             true => LONGER,
             false => 1,
@@ -480,7 +485,7 @@ impl Policy for Adaptive {
             candidates: [incumbent].into_iter().chain(others).cloned().collect(),
             miss_weight: MISS_WEIGHT,
             hysteresis: self.hysteresis(),
-            per_request: host.per_request(),
+            per_request,
             budget: self.budget(view.now),
         })
     }

@@ -6,8 +6,10 @@
 //! and not in others: a low quantile of what turns take is near to that of a launch alone, and does
 //! not mind those in which somebody else had the processor. What turns take beyond it, by the arrivals
 //! and ends that they have, is what a request takes: no rule saves it, but a device that looks idle
-//! for a tenth of its time without it has none to spare. On devices that run beside the driver both
-//! are next to nothing, and in virtual time nothing.
+//! for a tenth of its time without it has none to spare. (Below saturation it is found too low: answers
+//! behind which nothing is launched are in no turn that is measured.) On devices that run beside the
+//! driver a launch takes next to nothing of it, and what requests take does not hold the device up; in
+//! virtual time both are nothing.
 
 use lazybatch_sla::Nanos;
 
@@ -19,8 +21,8 @@ const FIRST: u32 = 8;
 const NEWEST: f64 = 0.02;
 /// What less than that moves by, in nanoseconds, if there is as much.
 const LEAST: f64 = 1_000.0;
-/// By how much of itself the estimate for requests moves at an arrival or end.
-const NEWEST_END: f64 = 0.005;
+/// Arrivals and ends of which the estimate for requests is the mean; then each has so small a share.
+const RECENT: f64 = 200.0;
 /// One turn counts for no more than so many times the estimate, and [`LEAST`].
 const OUTLIER: f64 = 4.0;
 
@@ -32,8 +34,9 @@ pub(super) struct Host {
     num: u32,
     /// Arrivals and ends since the last launch was over.
     ends: u32,
-    /// Mean of what turns take beyond `ns`, for an arrival or end.
+    /// Mean of what turns take beyond `ns`, for an arrival or end, and of how many it is, up to [`RECENT`].
     per_end: f64,
+    num_ends: f64,
 }
 
 impl Host {
@@ -50,7 +53,8 @@ impl Host {
         if ends > 0.0 && self.num > FIRST {
             let most = OUTLIER * self.per_end + LEAST;
             let each = ((beside - self.ns) / ends).clamp(0.0, most);
-            self.per_end += (NEWEST_END * ends).min(1.0) * (each - self.per_end);
+            self.num_ends = (self.num_ends + ends).min(RECENT.max(ends));
+            self.per_end += ends / self.num_ends * (each - self.per_end);
         }
         if self.num <= FIRST {
             let least = if self.num == 1 { beside } else { self.ns };

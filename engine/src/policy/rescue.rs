@@ -34,7 +34,7 @@ pub(super) struct Rescue {
     /// How many ended and how many nodes were launched, now and then, the last time that as many
     /// endings are past as may be in flight and since.
     marks: VecDeque<(u64, u64)>,
-    /// Open requests, and ended ones behind the oldest, no more than of the open: id, endings at
+    /// Open requests, and ended ones behind the oldest, about as many at the most: id, endings at
     /// which everyone older had ended if nobody passed it over, which is how many arrived before.
     open: VecDeque<(RequestId, u64)>,
     /// Ended requests that are still in `open`.
@@ -56,7 +56,7 @@ impl Rescue {
     pub const OTHERS: u64 = 64;
     /// Launches of a rescue.
     pub const LAUNCHES: u32 = 64;
-    /// Ended requests that may always stay in `open`.
+    /// Ended requests that may stay in `open` beside half of those that are in it.
     const FEW: usize = 16;
     /// Marks while as many end as may be in flight.
     const MARKS: u64 = 4;

@@ -154,6 +154,7 @@ pub fn config(world: &World, options: &Options) -> CoreConfig {
         classes: options.classes.clone(),
         lane_depths: options.lane_depths.clone(),
         max_queue: options.max_queue,
+        is_in_place: false,
         notes: options.notes,
         reasons: options.reasons,
     }
