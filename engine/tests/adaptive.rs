@@ -287,6 +287,60 @@ fn planned(text: &str, num_done: usize) -> (Vec<Open>, Core) {
 }
 
 #[test]
+fn plans_count_what_requests_take_of_the_host_where_the_device_waits_for_it() {
+    let per_request = |is_in_place| {
+        let policy = policy::build("adaptive").expect("a policy");
+        let config = CoreConfig {
+            is_in_place,
+            ..config(TRANSLATOR)
+        };
+        let mut core = Core::new(config, policy);
+        let us = |n: u64| Nanos(n * 1000);
+        let mut now = Time::ZERO;
+        for i in 0..200 {
+            let sim = SimRequest::new(i, ModelId(0), now, None, 2, 2);
+            core.handle(now, Event::Arrive(sim.request));
+            // The device works for all but 2 us of a turn, and 5 more for each arrival or end: the first
+            // turn of a request takes it in, and answers the one before.
+            for launch in 0..4 {
+                let mut ticket = None;
+                while let Some(action) = core.poll_action(now) {
+                    match action {
+                        Action::Launch { ticket: t, .. } => ticket = Some(t),
+                        Action::Plan if i > 100 => {
+                            return core.take_plan().expect("a plan").per_request;
+                        }
+                        Action::Plan => {
+                            core.handle(now, Event::Planned(Plan::default()));
+                        }
+                        _ => {}
+                    }
+                }
+                let edges = u64::from(launch == 0) * 2;
+                let took = us(100);
+                now = now + took + us(2 + 5 * edges);
+                let stopped = match launch {
+                    3 => [RequestId(i)].into_iter().collect(),
+                    _ => Default::default(),
+                };
+                let ended = Event::Done {
+                    ticket: ticket.expect("somebody runs"),
+                    stopped,
+                    faults: Vec::new(),
+                    failed: None,
+                    took: Some(took),
+                };
+                core.handle(now, ended);
+            }
+        }
+        panic!("it asks for no plan");
+    };
+    assert_eq!(per_request(false), Nanos::ZERO);
+    let found = per_request(true).0;
+    assert!((8_000..=12_000).contains(&found), "{found}");
+}
+
+#[test]
 fn plans_begin_with_those_in_flight_where_they_stand() {
     let mut num_finishing = 0;
     for (text, num_done) in [(CHAIN, 3), (CHAIN, 5), (TRANSLATOR, 2), (TRANSLATOR, 9)] {

@@ -2,7 +2,8 @@
 //!
 //! Where the driver leaves no such time, a plan is made in short turns with pauses, so that no launch
 //! waits for more than one of them, and the next one begins in turns too; and as plans cost launches
-//! then, one that leaves the rule as it is makes the next come later.
+//! then, one that leaves the rule as it is makes the next come later. Beside a busy device turns take a
+//! part of what the driver idles: the less that is, the more all wait for what plans take.
 //!
 //! Who has one processor, and a device that works on it, has turns from the start: with an idle thread
 //! beside it, the driver seems to Linux to have had less than its share, and those who wake to hand in
@@ -91,7 +92,7 @@ pub(crate) struct Planner {
     /// Share of all of them that plans take now.
     share: f64,
     /// What the device and the driver have done; `None` before the first launch.
-    done: Option<Done>,
+    usage: Option<Usage>,
     /// The device works on processors of the process.
     is_in_place: bool,
     /// Share of the time that turns take beside a busy device.
@@ -115,7 +116,7 @@ impl Default for Planner {
         Self {
             processors: processors(),
             share: BUDGET,
-            done: None,
+            usage: None,
             is_in_place: false,
             in_turns: IN_TURNS,
             first: None,
@@ -130,13 +131,13 @@ impl Default for Planner {
 
 /// For how long the device has worked, in place, and the driver had nothing to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Done {
+struct Usage {
     since: Time,
     worked: Nanos,
     idle: Nanos,
 }
 
-impl Done {
+impl Usage {
     fn nothing(since: Time) -> Self {
         Self {
             since,
@@ -145,7 +146,7 @@ impl Done {
         }
     }
 
-    /// Parts of the time up to now.
+    /// What part of the time up to now that is.
     fn share(&self, now: Time, of: Nanos) -> f64 {
         of.0 as f64 / now.since(self.since).0.max(1) as f64
     }
@@ -154,6 +155,7 @@ impl Done {
         self.share(now, self.worked) > BUSY
     }
 
+    /// The share that turns may take beside a busy device.
     fn in_turns(&self, now: Time) -> f64 {
         let idle = self.share(now, self.idle);
         (OF_IDLE * idle).clamp(LEAST_IN_TURNS, IN_TURNS)
@@ -163,17 +165,17 @@ impl Done {
 impl Planner {
     /// The device has worked for so long, in place, up to now.
     pub fn works(&mut self, now: Time, busy: Nanos) {
-        let done = self.done.filter(|d| now.since(d.since) <= LOOKED_AT);
+        let done = self.usage.filter(|d| now.since(d.since) <= LOOKED_AT);
         let begin = Time(now.0.saturating_sub(busy.0));
-        let mut done = done.unwrap_or_else(|| Done::nothing(begin));
+        let mut done = done.unwrap_or_else(|| Usage::nothing(begin));
         done.worked += busy;
-        self.done = Some(done);
+        self.usage = Some(done);
         self.is_in_place = true;
     }
 
     /// The driver had nothing to do for so long. Others may have had: who hands requests in, and plans.
     pub fn idles(&mut self, idle: Nanos) {
-        if let Some(done) = &mut self.done {
+        if let Some(done) = &mut self.usage {
             done.idle += idle;
         }
     }
@@ -181,8 +183,8 @@ impl Planner {
     /// Begins a plan. Where there can be no thread for it, the incumbent stays, and where none is
     /// needed, which may be if all models `are_quick`.
     pub fn start(&mut self, now: Time, mut request: PlanRequest, are_quick: bool) {
-        let done = self.done.replace(Done::nothing(now));
-        let done = done.unwrap_or(Done::nothing(Time::ZERO));
+        let done = self.usage.replace(Usage::nothing(now));
+        let done = done.unwrap_or(Usage::nothing(Time::ZERO));
         self.attempts.clear();
         let models = request.config.models.iter().filter(|m| !m.is_vacant());
         let batches = models.map(|m| m.max_batch as usize);
@@ -240,7 +242,7 @@ impl Planner {
             return Some(none(NEEDLESS));
         }
         let (since, request) = self.request.as_ref()?;
-        if let Some(done) = self.done.filter(|d| now.since(d.since) >= SEEN) {
+        if let Some(done) = self.usage.filter(|d| now.since(d.since) >= SEEN) {
             let is_busy = done.is_busy(now);
             self.in_turns = match is_busy {
                 true => done.in_turns(now),

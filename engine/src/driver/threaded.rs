@@ -83,8 +83,6 @@ struct Open {
 pub(crate) struct Driver {
     pub core: Core,
     pub device: Guarded,
-    /// It works on the driver's thread.
-    pub is_in_place: bool,
     pub models: Models,
     pub commands: Inbox,
     pub clock: Clock,
@@ -119,8 +117,9 @@ pub(crate) struct DriverState {
     issued: VecDeque<(Ticket, Nanos)>,
     /// Turns since a launch completed in which none did.
     empty_turns: u32,
-    /// When the last launch was on its way, and since when there has been nothing to do.
+    /// When the last launch was on its way.
     issued_at: Time,
+    /// Since when there has been nothing to do.
     idle_since: Option<Time>,
     planner: Planner,
     sequences: Sequences,
@@ -219,7 +218,7 @@ impl Driver {
                 Some(busy) if done.has_waited => Some(busy),
                 Some(busy) => Some(busy + issue),
                 // On this thread: the device worked while it was issued.
-                None => self.is_in_place.then_some(issue),
+                None => self.core.config().is_in_place.then_some(issue),
             };
             self.event(now, super::done(done, took));
         }

@@ -223,6 +223,7 @@ impl Builder {
             models,
             classes: self.classes.clone(),
             lane_depths: vec![self.chosen_depth(); num_lanes as usize],
+            // Known once there is a device.
             is_in_place: false,
             max_queue: usize::MAX,
             notes: self.notes || explains_all,
@@ -318,7 +319,6 @@ impl Builder {
         let failed = Arc::new(OnceLock::new());
         let seat = Arc::new(Seat::new(Driver {
             core: Core::new(config, policy),
-            is_in_place: device.works_in_place(),
             device: Guarded::new(device, failed.clone()),
             models: Models::new(models, plans, maker),
             commands: inbox,

@@ -281,35 +281,20 @@ fn spread(id: RequestId) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lazybatch_sla::{ClassId, Outcome};
+    use crate::policy::fixtures;
 
     fn request(id: u64, at_ms: u64, input_len: u32) -> Request {
         Request {
-            id: RequestId(id),
-            model: ModelId(0),
             arrival: Time(at_ms * 1_000_000),
-            sla: None,
-            class: ClassId::default(),
-            priority: 0,
-            delay_after: None,
-            samples: 1,
             input_len,
-            sequence: None,
-            max_steps: None,
-            known_output_len: None,
+            ..fixtures::request(id)
         }
     }
 
     fn end(id: u64, output_len: Option<u32>) -> Ending {
         Ending {
-            id: RequestId(id),
-            model: ModelId(0),
-            class: ClassId::default(),
-            priority: 0,
-            outcome: Outcome::Met,
-            input_len: 1,
             output_len,
-            is_cut: false,
+            ..fixtures::ending(id)
         }
     }
 

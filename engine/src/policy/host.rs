@@ -33,28 +33,29 @@ pub(super) struct Host {
     ns: f64,
     num: u32,
     /// Arrivals and ends since the last launch was over.
-    ends: u32,
-    /// Mean of what turns take beyond `ns`, for an arrival or end, and of how many it is, up to [`RECENT`].
-    per_end: f64,
-    num_ends: f64,
+    num_edges: u32,
+    /// Mean of what turns take beyond `ns` for each of them.
+    per_edge: f64,
+    /// Of how many it is, up to [`RECENT`].
+    num_known: f64,
 }
 
 impl Host {
-    /// A request arrives or ends.
-    pub fn on_end(&mut self) {
-        self.ends += 1;
+    /// A request arrives or ends: an *edge*.
+    pub fn on_edge(&mut self) {
+        self.num_edges += 1;
     }
 
     /// A launch took the device `took`; from its issue until its end was seen it was `ran`.
     pub fn on_done(&mut self, took: Nanos, ran: Nanos) {
         let beside = ran.0.saturating_sub(took.0) as f64;
         self.num = self.num.saturating_add(1);
-        let ends = f64::from(std::mem::take(&mut self.ends));
-        if ends > 0.0 && self.num > FIRST {
-            let most = OUTLIER * self.per_end + LEAST;
-            let each = ((beside - self.ns) / ends).clamp(0.0, most);
-            self.num_ends = (self.num_ends + ends).min(RECENT.max(ends));
-            self.per_end += ends / self.num_ends * (each - self.per_end);
+        let edges = f64::from(std::mem::take(&mut self.num_edges));
+        if edges > 0.0 && self.num > FIRST {
+            let most = OUTLIER * self.per_edge + LEAST;
+            let each = ((beside - self.ns) / edges).clamp(0.0, most);
+            self.num_known = (self.num_known + edges).min(RECENT.max(edges));
+            self.per_edge += edges / self.num_known * (each - self.per_edge);
         }
         if self.num <= FIRST {
             let least = if self.num == 1 { beside } else { self.ns };
@@ -76,7 +77,7 @@ impl Host {
 
     /// For each request, which arrives and ends.
     pub fn per_request(&self) -> Nanos {
-        Nanos((2.0 * self.per_end) as u64)
+        Nanos((2.0 * self.per_edge) as u64)
     }
 }
 
@@ -117,7 +118,7 @@ mod tests {
         let mut host = Host::default();
         for i in 0..4000_u64 {
             let ends = i % 3;
-            (0..ends).for_each(|_| host.on_end());
+            (0..ends).for_each(|_| host.on_edge());
             let beside =
                 5_000 + i % 7 * 100 + ends * 3_000 + u64::from(i.is_multiple_of(50)) * 4_000_000;
             host.on_done(Nanos(50_000), Nanos(50_000 + beside));
@@ -127,7 +128,7 @@ mod tests {
         // It takes a third of that now.
         for i in 0..4000_u64 {
             let ends = i % 2;
-            (0..ends).for_each(|_| host.on_end());
+            (0..ends).for_each(|_| host.on_edge());
             host.on_done(Nanos(50_000), Nanos(55_000 + ends * 1_000));
         }
         let found = host.per_request().0;

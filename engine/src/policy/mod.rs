@@ -12,6 +12,8 @@ pub mod continuous;
 mod correction;
 pub mod edf;
 mod entries;
+#[cfg(test)]
+mod fixtures;
 mod gate;
 pub mod graph;
 mod history;

@@ -100,7 +100,8 @@ fn class(input_len: u32) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lazybatch_sla::{ClassId, Outcome, Profile, RequestId};
+    use crate::policy::fixtures;
+    use lazybatch_sla::Profile;
 
     fn spec() -> ModelSpec {
         let text = r#"{"format":"lazybatch-profile/1","device":"d","copy_gbps":1.0,"dispatch_us":0,
@@ -126,14 +127,11 @@ mod tests {
 
     fn end_at(outputs: &mut Outputs, input_len: u32, output_len: u32, is_cut: bool) {
         outputs.on_end(&Ending {
-            id: RequestId(0),
             model: ModelId(1),
-            class: ClassId::default(),
-            priority: 0,
-            outcome: Outcome::Met,
             input_len,
             output_len: Some(output_len),
             is_cut,
+            ..fixtures::ending(0)
         });
     }
 

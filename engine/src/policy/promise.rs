@@ -321,7 +321,7 @@ fn needs_with(view: &View<'_>, state: &RequestState, batch: u32, output_len: u32
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lazybatch_sla::{ClassId, Outcome};
+    use crate::policy::fixtures;
 
     #[test]
     fn what_a_model_takes_longer_is_not_another_ones() {
@@ -334,14 +334,8 @@ mod tests {
             };
             promises.open.insert(RequestId(i), promise);
             let ending = Ending {
-                id: RequestId(i),
                 model: ModelId(1),
-                class: ClassId::default(),
-                priority: 0,
-                outcome: Outcome::Met,
-                input_len: 1,
-                output_len: None,
-                is_cut: false,
+                ..fixtures::ending(i)
             };
             promises.on_end(Time(400), &ending);
         }

@@ -212,37 +212,7 @@ impl Rescue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lazybatch_sla::{ClassId, Nanos, Outcome, Time};
-
-    fn request(id: u64) -> Request {
-        Request {
-            id: RequestId(id),
-            model: ModelId(0),
-            arrival: Time::ZERO,
-            sla: Some(Nanos(1)),
-            class: ClassId::default(),
-            priority: 0,
-            delay_after: None,
-            samples: 1,
-            input_len: 1,
-            sequence: None,
-            max_steps: None,
-            known_output_len: None,
-        }
-    }
-
-    fn ending(id: u64) -> Ending {
-        Ending {
-            id: RequestId(id),
-            outcome: Outcome::Met,
-            model: ModelId(0),
-            class: ClassId::default(),
-            priority: 0,
-            input_len: 1,
-            output_len: None,
-            is_cut: false,
-        }
-    }
+    use crate::policy::fixtures::{ending, request};
 
     #[test]
     fn those_who_ended_do_not_pile_up_behind_one_who_stays() {

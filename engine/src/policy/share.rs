@@ -180,35 +180,21 @@ impl Shares {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lazybatch_sla::{Outcome, RequestId, Time};
+    use crate::policy::fixtures;
 
     fn request(id: u64, model: u32, level: u8) -> Request {
         Request {
-            id: RequestId(id),
             model: ModelId(model),
-            arrival: Time(0),
-            sla: None,
-            class: ClassId(0),
             priority: level,
-            delay_after: None,
-            samples: 1,
-            input_len: 0,
-            sequence: None,
-            max_steps: None,
-            known_output_len: None,
+            ..fixtures::request(id)
         }
     }
 
     fn ending(id: u64, model: u32, level: u8) -> Ending {
         Ending {
-            id: RequestId(id),
-            outcome: Outcome::Met,
             model: ModelId(model),
-            class: ClassId(0),
             priority: level,
-            input_len: 1,
-            output_len: None,
-            is_cut: false,
+            ..fixtures::ending(id)
         }
     }
 

@@ -56,14 +56,14 @@ impl Sizes {
     }
 
     pub fn on_arrive(&mut self, request: &Request) {
-        self.host.on_end();
+        self.host.on_edge();
         let seen = self.seen(request.model);
         seen.num += 1;
         seen.input_lens += u64::from(request.input_len);
     }
 
     pub fn on_end(&mut self, ending: &Ending) {
-        self.host.on_end();
+        self.host.on_edge();
         let Some(output_len) = ending.output_len else {
             return;
         };

@@ -123,12 +123,12 @@ fn a_busy_processor_that_is_the_only_one_is_shared_in_turns() {
     planner.works(Time::ZERO + ms(30), ms(4));
     planner.works(Time::ZERO + ms(35), ms(5));
     planner.idles(ms(1));
-    let expected = Done {
+    let expected = Usage {
         since: Time::ZERO + ms(26),
         worked: ms(9),
         idle: ms(1),
     };
-    assert_eq!(planner.done, Some(expected));
+    assert_eq!(planner.usage, Some(expected));
 }
 
 #[test]
@@ -278,7 +278,7 @@ fn turns_take_a_part_of_what_is_idle() {
     ] {
         let mut planner = Planner::default();
         planner.works(second, Nanos::from_ms(worked_ms));
-        planner.done = planner.done.map(|d| Done {
+        planner.usage = planner.usage.map(|d| Usage {
             since: Time::ZERO,
             ..d
         });
