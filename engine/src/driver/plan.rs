@@ -5,7 +5,8 @@
 //! then the past arrives once more: what a rule is worth depends on the backlog that it finds. The
 //! launch that is in flight costs nothing there. A request counts by the weight of its class. Short
 //! pasts are repeated, others as often as the plan request says. Where the budget does not allow all
-//! candidates the whole, they see the first part, and only those near the best of it go on.
+//! candidates the whole, they see the first part, and only those near the best of it go on, one of those
+//! that did the same: rules differ by what a load, or models of this kind, may not ask for.
 
 use lazybatch_kernels::{Noise, SimDevice};
 use lazybatch_sla::{Launch, Nanos, RequestId, Time};
@@ -69,6 +70,14 @@ pub fn make(request: &PlanRequest, budget: u64, stopped: &dyn Fn() -> bool) -> P
         kept = trials(&names, short);
         let least = kept.iter().map(|t| t.cost).fold(f64::INFINITY, f64::min);
         kept.retain(|t| t.cost <= NEAR * least || t.name == *incumbent);
+        // Of those that did the same, the incumbent or the first stands for the others.
+        let mut seen: Vec<(u64, u64)> = Vec::new();
+        kept.retain(|t| {
+            let did = (t.cost.to_bits(), t.launches);
+            let is_new = !seen.contains(&did);
+            seen.push(did);
+            is_new
+        });
         let is_kept = |n: &&&String| kept.iter().any(|t| t.name == ***n);
         let names: Vec<&String> = names.iter().filter(is_kept).copied().collect();
         let whole = affordable(100 - SHORT_SHARE, names.len());
@@ -442,6 +451,29 @@ mod tests {
         );
         // With 6 each the device has no time for one at a time.
         assert!(cost("serial", Nanos(6)) > 10 * cost("front", Nanos(6)));
+    }
+
+    #[test]
+    fn of_rules_that_do_the_same_one_goes_on() {
+        let text = r#"{"format":"lazybatch-profile/1","device":"d","copy_gbps":1.0,"dispatch_us":0,
+            "models":[{"name":"m","max_batch":4,"blocks":[{"name":"b","repeat":"once",
+            "nodes":[{"name":"n","by":"members","latency_us":[[1,0.012],[4,0.02]]}]}]}]}"#;
+        let profile = Profile::parse("test", text).expect("a profile");
+        let model = ModelSpec::from_profile(&profile, &profile.models[0], 1, 100);
+        // The first of both is the incumbent.
+        for candidates in [["cellular", "continuous"], ["continuous", "cellular"]] {
+            let plan = PlanRequest {
+                config: crate::core::CoreConfig::new(vec![model.clone()]),
+                candidates: candidates.map(str::to_string).to_vec(),
+                ..request(MIN_ARRIVALS as u64, Vec::new())
+            };
+            let done = |budget| {
+                let costs = make(&plan, budget, &|| false).costs;
+                costs.into_iter().map(|c| c.0).collect::<Vec<_>>()
+            };
+            assert_eq!(done(1000), [candidates[0]]);
+            assert_eq!(done(1_000_000), candidates, "there is time for all");
+        }
     }
 
     #[test]
