@@ -90,6 +90,15 @@ impl From<Bytes> for bytes::Bytes {
     }
 }
 
+/// Elements that are given away.
+struct Floats(Vec<f32>);
+
+impl AsRef<[u8]> for Floats {
+    fn as_ref(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.0)
+    }
+}
+
 /// A dense row-major tensor in host memory.
 #[derive(Clone, Debug)]
 pub struct Tensor {
@@ -136,6 +145,20 @@ impl Tensor {
             dtype: DType::F32,
             dims: dims.to_vec(),
             data: Bytes::Owned(Arc::from(bytemuck::cast_slice::<_, u8>(data))),
+        }
+    }
+
+    /// The same of elements that are given away, without a copy.
+    ///
+    /// # Panics
+    /// If the number of elements is not the product of `dims`.
+    pub fn of_f32(dims: Vec<usize>, data: Vec<f32>) -> Self {
+        let num = dims.iter().product::<usize>();
+        assert_eq!(data.len(), num, "elements of {dims:?}");
+        Self {
+            dtype: DType::F32,
+            dims,
+            data: Bytes::Shared(bytes::Bytes::from_owner(Floats(data))),
         }
     }
 

@@ -7,7 +7,7 @@
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use crate::grpc::Pace;
+use crate::heads::Heads;
 use crate::security::{Guard, Port};
 
 /// Connections that wait to be served.
@@ -49,6 +50,8 @@ pub struct Listen {
     /// How long a client that speaks HTTP/2 may have no call before its first one that not everybody may
     /// make.
     pub idle_timeout: Duration,
+    /// How long a client that speaks HTTP/1.1 may send nothing behind an answer.
+    pub keep_alive: Duration,
     /// How long a client may take nothing of what there is for it.
     pub stall_timeout: Duration,
 }
@@ -132,11 +135,12 @@ impl Listen {
             until: Box::pin(tokio::time::sleep(self.handshake_timeout)),
         };
         let pace = || Arc::new(Pace::new(self.stall_timeout));
+        let heads = || Heads::new(self.handshake_timeout, self.keep_alive);
         Connection {
             io,
             preface: (self.port == Port::Grpc).then(preface),
             pace: (self.port == Port::Grpc).then(pace),
-            heads: (self.port != Port::Grpc).then(|| Heads::new(self.handshake_timeout)),
+            heads: (self.port != Port::Grpc).then(heads),
             look: None,
             idle: None,
             blocked: None,
@@ -160,66 +164,6 @@ fn is_gone(error: &io::Error) -> bool {
 async fn encrypt(acceptor: TlsAcceptor, stream: TcpStream, within: Duration) -> Option<Io> {
     let stream = timeout(within, acceptor.accept(stream)).await.ok()?.ok()?;
     Some(Io::Tls(Box::new(stream)))
-}
-
-/// How a client of HTTP/1.1 sends heads: each has to be whole in time from its first byte on, the first
-/// one from the start. Whoever waits for a first byte is looked after by those who serve the connection.
-struct Heads {
-    /// Heads that were whole, and were handed on as calls.
-    calls: Arc<AtomicUsize>,
-    /// As many of them as were known when it was last looked.
-    seen: usize,
-    /// As many of them as have something of an answer.
-    answered: usize,
-    /// Whether something of the next one is there.
-    has_begun: bool,
-    /// Until when the rest has to come.
-    until: Option<Pin<Box<Sleep>>>,
-    within: Duration,
-}
-
-impl Heads {
-    fn new(within: Duration) -> Self {
-        Self {
-            calls: Arc::default(),
-            seen: 0,
-            answered: 0,
-            has_begun: true,
-            until: None,
-            within,
-        }
-    }
-
-    /// Looks whether the head that was awaited has become a call.
-    fn look(&mut self) {
-        let calls = self.calls.load(Ordering::Relaxed);
-        if std::mem::replace(&mut self.seen, calls) != calls {
-            self.has_begun = false;
-            self.until = None;
-        }
-    }
-
-    /// Something came: of a head, if it is not the body of a call that waits for its answer.
-    fn came(&mut self) {
-        self.has_begun |= self.answered == self.seen;
-    }
-
-    /// Something is written: an answer, if it does not ask for the body.
-    fn writes(&mut self, bytes: &[u8]) {
-        if !bytes.starts_with(b"HTTP/1.1 100 ") {
-            self.answered = self.calls.load(Ordering::Relaxed);
-        }
-    }
-
-    /// Whether a head is not whole in time, where the rest of it is awaited.
-    fn is_late(&mut self, context: &mut Context<'_>) -> bool {
-        if !self.has_begun {
-            return false;
-        }
-        let until = || Box::pin(tokio::time::sleep(self.within));
-        let until = self.until.get_or_insert_with(until);
-        until.as_mut().poll(context).is_ready()
-    }
 }
 
 /// A connection that may be served, and the room that it takes.
@@ -285,7 +229,7 @@ impl Connection {
     /// Counts the heads of one that speaks HTTP/1.1 that were whole: whoever serves it counts them.
     pub fn calls(&self) -> Arc<AtomicUsize> {
         let heads = self.heads.as_ref();
-        heads.map_or_else(Arc::default, |heads| heads.calls.clone())
+        heads.map_or_else(Arc::default, Heads::calls)
     }
 
     /// Keeps what is to be written by one that speaks HTTP/2, if that is little; how much it is. The
@@ -499,12 +443,16 @@ impl AsyncWrite for Connection {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
     use std::task::Wake;
 
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
     use crate::grpc::Call;
+
+    const KEEP_ALIVE: Duration = Duration::from_secs(2);
+    const LONG: Duration = Duration::from_secs(60);
 
     /// Both ends; ours speaks HTTP/2 or not.
     async fn pair(is_http2: bool) -> (Connection, TcpStream) {
@@ -518,7 +466,7 @@ mod tests {
             io: Io::Plain(stream),
             preface: None,
             pace: is_http2.then(|| Arc::new(Pace::new(stall_timeout))),
-            heads: (!is_http2).then(|| Heads::new(Duration::from_millis(50))),
+            heads: (!is_http2).then(|| Heads::new(Duration::from_millis(50), KEEP_ALIVE)),
             look: None,
             idle: None,
             blocked: None,
@@ -644,6 +592,27 @@ mod tests {
         client.write_all(b"he").await.unwrap();
         assert_eq!(next(&mut connection).await.unwrap().unwrap(), 2);
         assert!(is_late(next(&mut connection).await), "the rest of a head");
+    }
+
+    #[tokio::test]
+    async fn who_was_answered_and_says_nothing_more_is_let_go() {
+        let (mut connection, mut client) = pair(false).await;
+        let keep_alive = Duration::from_millis(200);
+        connection.heads = Some(Heads::new(LONG, keep_alive));
+        let calls = connection.calls();
+        for _ in 0..4 {
+            client.write_all(b"head").await.unwrap();
+            assert_eq!(next(&mut connection).await.unwrap().unwrap(), 4);
+            calls.fetch_add(1, Ordering::Relaxed);
+            // As long as it likes, a call runs.
+            let read = timeout(3 * keep_alive, next(&mut connection)).await;
+            assert!(read.is_err());
+            connection.write_all(b"HTTP/1.1 200 OK").await.unwrap();
+            let read = timeout(keep_alive / 2, next(&mut connection)).await;
+            assert!(read.is_err(), "not yet");
+        }
+        let read = timeout(LONG, connection.read(&mut [0; 9])).await.unwrap();
+        assert_eq!(read.unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
 
     #[tokio::test]

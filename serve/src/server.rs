@@ -11,8 +11,7 @@ use axum::http::Request;
 use axum::response::Response;
 use futures_util::stream::poll_fn;
 use hyper::body::Incoming;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
@@ -22,6 +21,7 @@ use tonic_health::server::HealthReporter;
 use tower::{Layer, Service as TowerService};
 use tower_http::timeout::RequestBodyDeadlineLayer;
 
+use crate::closing::Closing;
 use crate::grpc::{CallLayer, Service};
 use crate::http::Front;
 use crate::listen::{Connection, Listen};
@@ -247,6 +247,7 @@ impl Server {
                 max_connections: options.max_connections,
                 handshake_timeout: options.header_timeout,
                 idle_timeout: options.idle_timeout,
+                keep_alive: options.keep_alive,
                 stall_timeout: options.stall_timeout,
             };
             let (accept, connections) = listen.start(listener, stopped.clone());
@@ -262,12 +263,12 @@ impl Server {
             let router = router.layer(RequestBodyDeadlineLayer::new(within));
             let front = Front::new(state.clone(), router, most, within);
             let auth = AuthLayer::http(guard.clone(), Port::Http, at.http);
-            tasks.spawn(serve_http(connections, auth.layer(front), options.clone()));
+            tasks.spawn(serve_http(connections, auth.layer(front)));
         }
         if let Some(connections) = metrics {
             let router = metrics::router(state.clone());
             let auth = AuthLayer::http(guard.clone(), Port::Metrics, at.metrics);
-            tasks.spawn(serve_http(connections, auth.layer(router), options.clone()));
+            tasks.spawn(serve_http(connections, auth.layer(router)));
         }
         let (health, health_service) = tonic_health::server::health_reporter();
         if let Some(connections) = grpc {
@@ -366,43 +367,30 @@ where
     }
 }
 
-/// Keeps a timer that ends before those of connections that begin to wait.
-///
-/// The runtime writes to its poller when a timer is set that ends before all others, as that of a
-/// connection does whenever all others have calls that run.
-async fn early(within: Duration) {
-    loop {
-        tokio::time::sleep(within / 2).await;
-    }
-}
-
 /// Serves connections by HTTP/1.1 until there come no more; answers what was asked by then.
-async fn serve_http<S>(mut connections: mpsc::Receiver<Connection>, service: S, options: Options)
+async fn serve_http<S>(mut connections: mpsc::Receiver<Connection>, service: S)
 where
     S: TowerService<Request<Incoming>, Response = Response, Error = Infallible>,
     S: Clone + Send + 'static,
     S::Future: Send,
 {
-    let graceful = GracefulShutdown::new();
+    let closing = Closing::default();
     let mut builder = hyper::server::conn::http1::Builder::new();
     builder
-        .timer(TokioTimer::new())
-        // Of the time from the first byte on the connection takes care.
-        .header_read_timeout(options.keep_alive)
+        // Of the time that heads take the connection takes care.
+        .header_read_timeout(None)
         .max_headers(HEAD_FIELDS)
         // The bound on what is read says nothing of a head that comes whole in one read.
         .max_header_size(HEAD_BYTES)
         .max_buf_size(HEAD_BYTES);
-    let mut timers = tokio::task::JoinSet::new();
-    timers.spawn(early(options.header_timeout));
     while let Some(connection) = connections.recv().await {
         let service = Ready(service.clone(), connection.calls());
         let connection = builder.serve_connection(TokioIo::new(connection), service);
-        let connection = graceful.watch(connection);
+        let connection = closing.watch(connection);
         // A client that breaks off is no error of the server.
         tokio::spawn(async move { drop(connection.await) });
     }
-    graceful.shutdown().await;
+    closing.close().await;
 }
 
 async fn serve_grpc<H>(

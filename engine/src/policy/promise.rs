@@ -279,11 +279,15 @@ impl Promises {
 
     /// A waiting request is admitted, to run with `batch` samples.
     pub fn on_admit(&mut self, view: &View<'_>, state: &RequestState, batch: u32) {
-        let filled = self.batch(view, state);
+        let well_filled = self.batch(view, state);
+        let filled = self.alone(view, state, well_filled).0;
         let promise = Promise {
             admitted: view.now,
-            filled: self.alone(view, state, filled).0,
-            among: self.alone(view, state, batch).0,
+            filled,
+            among: match batch == well_filled {
+                true => filled,
+                false => self.alone(view, state, batch).0,
+            },
         };
         self.open.insert(state.request.id, promise);
     }

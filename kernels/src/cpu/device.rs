@@ -583,7 +583,7 @@ impl Device for CpuDevice {
         }
         let program = &resident.model.program;
         let outputs = (0..program.outputs.len()).map(OutputId::new);
-        outputs.map(|o| open.emitted(program, o, 0)).collect()
+        outputs.map(|o| open.take(program, o)).collect()
     }
 }
 

@@ -86,4 +86,19 @@ impl Open {
         let out = self.outputs.get(output.index()).filter(|o| o.set)?;
         Some(emitted(program.output(output), &out.data, from))
     }
+
+    /// A whole output, once set, of a request that is closed.
+    pub fn take(&mut self, program: &Program, output: OutputId) -> Option<Tensor> {
+        let decl = program.output(output);
+        let out = self.outputs.get_mut(output.index()).filter(|o| o.set)?;
+        // Room for much that never came would stay as long as the answer.
+        let is_filled = out.data.capacity() <= 2 * out.data.len();
+        if !is_filled || !decl.ty.dtype.is_float() {
+            return Some(emitted(decl, &out.data, 0));
+        }
+        let data = std::mem::take(&mut out.data);
+        let rows = data.len() / decl.ty.row_elems().max(1);
+        let dims = std::iter::once(rows).chain(decl.ty.fixed_dims());
+        Some(Tensor::of_f32(dims.collect(), data))
+    }
 }

@@ -1,5 +1,7 @@
 //! Bodies of inference requests and answers: JSON, with the bytes of tensors behind it.
 
+use std::sync::{Arc, OnceLock};
+
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::response::Response;
@@ -33,18 +35,18 @@ pub fn read(
     tab: &Tab,
     headers: &HeaderMap,
     body: Bytes,
-) -> Result<Request> {
+) -> Result<(Request, Option<Arc<Answered>>)> {
     let json_length = json_length(headers, &body)?;
     if json_length == Some(0) {
         let request = raw(served, body)?;
         infer::hold(tab, &request.inputs)?;
-        return Ok(request);
+        return Ok((request, None));
     }
     let mut text = body.clone();
     let mut tail = text.split_off(json_length.unwrap_or(body.len()));
-    if let Some(request) = forms::recall(served.generation, &text, &tail) {
+    if let Some((request, answered)) = forms::recall(served.generation, &text, &tail) {
         infer::hold(tab, &request.inputs)?;
-        return Ok(request);
+        return Ok((request, Some(answered)));
     }
     let parsed = json::body(&text, tab)?;
     let may_keep = forms::may_keep(&parsed);
@@ -79,7 +81,7 @@ pub fn read(
     if may_keep {
         forms::keep(served.generation, &text, &request);
     }
-    Ok(request)
+    Ok((request, None))
 }
 
 /// Looks whether JSON has a form for the outputs that are to be in it, before they are computed. All are
@@ -338,27 +340,69 @@ impl Serialize for Elements<'_> {
     }
 }
 
+/// The JSON of the first answer to requests that say the same, if all elements are behind it: that of
+/// others too whose outputs have the same types and shapes.
+#[derive(Debug, Default)]
+pub struct Answered(OnceLock<Head>);
+
+#[derive(Debug)]
+struct Head {
+    outputs: Vec<(DataType, Vec<usize>)>,
+    json: Box<[u8]>,
+    length: HeaderValue,
+}
+
+impl Answered {
+    fn get(&self, answer: &Answer) -> Option<&Head> {
+        let head = self.0.get()?;
+        let is_same = |(output, (data_type, shape)): (&Output, &(DataType, Vec<usize>))| {
+            output.data_type == *data_type && output.shape == *shape
+        };
+        let outputs = &answer.outputs;
+        let are_same = outputs.len() == head.outputs.len()
+            && outputs.iter().zip(&head.outputs).all(is_same)
+            && answer.explanation.is_none();
+        are_same.then_some(head)
+    }
+
+    fn keep(&self, answer: &Answer, json: &[u8], length: &HeaderValue) {
+        // As many texts may have another length.
+        let is_fixed = |o: &Output| o.data_type.size().is_some();
+        if answer.explanation.is_some() || !answer.outputs.iter().all(is_fixed) {
+            return;
+        }
+        let outputs = answer.outputs.iter();
+        // Another may have been faster, with the same.
+        let _ = self.0.set(Head {
+            outputs: outputs.map(|o| (o.data_type, o.shape.clone())).collect(),
+            json: json.into(),
+            length: length.clone(),
+        });
+    }
+}
+
 /// Writes an answer, as bytes where the request wants them; `binary` where it does not say. What it
-/// holds goes on `tab`.
+/// holds goes on `tab`. Others that said the same were `answered` before.
 ///
 /// # Errors
 /// An output that JSON has no form for.
-pub fn write(served: &Served, binary: bool, answer: &Answer, tab: Tab) -> Result<Response> {
-    let behind = |output: &&Output| {
+pub fn write(
+    served: &Served,
+    binary: bool,
+    answer: &Answer,
+    tab: Tab,
+    answered: Option<&Answered>,
+) -> Result<Response> {
+    let behind = |output: &Output| {
         let in_region = output.wanted.region.is_some();
         !in_region && output.wanted.binary.unwrap_or(binary)
     };
-    let size: usize = answer
-        .outputs
-        .iter()
-        .filter(behind)
-        .map(|o| o.data.len())
-        .sum();
+    let all_behind = || answer.outputs.iter().filter(|o| behind(o));
+    let size: usize = all_behind().map(|o| o.data.len()).sum();
     let mut body = Vec::with_capacity(256 + size);
     let model = (&*served.name, served.version);
-    put_answer(&mut body, model, answer, |output| behind(&output))?;
-    let length = body.len();
-    for output in answer.outputs.iter().filter(behind) {
+    let length = put_head(&mut body, model, answer, behind, answered)?;
+    for output in all_behind() {
         body.extend_from_slice(&output.data);
     }
     let mut response = Response::new(Body::from(kept(body, tab)));
@@ -370,9 +414,29 @@ pub fn write(served: &Served, binary: bool, answer: &Answer, tab: Tab) -> Result
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     if size > 0 {
-        headers.insert(JSON_LENGTH, HeaderValue::from(length));
+        headers.insert(JSON_LENGTH, length);
     }
     Ok(response)
+}
+
+/// Puts the JSON of an answer, the one that there is or its own; its length.
+fn put_head(
+    body: &mut Vec<u8>,
+    model: (&str, u64),
+    answer: &Answer,
+    behind: impl Fn(&Output) -> bool,
+    answered: Option<&Answered>,
+) -> Result<HeaderValue> {
+    if let Some(head) = answered.and_then(|answered| answered.get(answer)) {
+        body.extend_from_slice(&head.json);
+        return Ok(head.length.clone());
+    }
+    put_answer(body, model, answer, &behind)?;
+    let length = HeaderValue::from(body.len());
+    if let Some(answered) = answered.filter(|_| answer.outputs.iter().all(behind)) {
+        answered.keep(answer, body, &length);
+    }
+    Ok(length)
 }
 
 /// Puts the JSON of an answer of `model`, by name and version. It is put together from its pieces,
@@ -509,6 +573,42 @@ mod tests {
                     assert!(places.is_sorted(), "{text}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn the_json_of_an_answer_serves_others_that_differ_in_their_elements_alone() {
+        let answered = Answered::default();
+        let answer = |outputs: &[Output], why: Option<&str>| Answer {
+            id: "7".into(),
+            outputs: outputs.to_vec(),
+            explanation: why.map(Into::into),
+            passage: None,
+        };
+        // As with none before it, for what is behind and what is not.
+        let put = |answer: &Answer, is_behind: bool| {
+            let put = |answered: Option<&Answered>| {
+                let mut body = Vec::new();
+                let length = put_head(&mut body, ("m", 1), answer, |_| is_behind, answered);
+                (body, length.unwrap())
+            };
+            assert_eq!(put(Some(&answered)), put(None));
+            answered.0.get().is_some()
+        };
+        let y = |data: &[u8]| output("y", DataType::Int8, &[data.len()], data);
+        let text = output("y", DataType::Bytes, &[1], b"\x01\0\0\0c");
+        assert!(!put(&answer(&[y(&[1, 2])], None), false), "not behind it");
+        assert!(!put(&answer(&[text], None), true), "its length may differ");
+        assert!(!put(&answer(&[y(&[1, 2])], Some("it waited")), true));
+        assert!(put(&answer(&[y(&[1, 2])], None), true));
+        for other in [
+            answer(&[y(&[9, 8])], None),
+            answer(&[y(&[1, 2, 3])], None),
+            answer(&[y(&[1, 2]), y(&[1])], None),
+            answer(&[output("y", DataType::Uint8, &[2], &[1, 2])], None),
+            answer(&[y(&[1, 2])], Some("it waited")),
+        ] {
+            put(&other, true);
         }
     }
 }

@@ -10,13 +10,15 @@
 //! are sound is in their elements.
 
 use std::cell::RefCell;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::body::Answered;
 use super::json;
 use crate::dtype::DataType;
-use crate::infer::{Input, Params, Request, Wanted};
+use crate::infer::{Input, Params, Recipe, Request, Wanted};
 
 /// Texts that a thread keeps, each in the place that its hash says.
 const MOST: usize = 64;
@@ -35,6 +37,8 @@ struct Form {
     wanted: Vec<Wanted>,
     /// Without elements, and how many bytes of them there are.
     inputs: Vec<(Input, usize)>,
+    recipe: Arc<OnceLock<Recipe>>,
+    answered: Arc<Answered>,
 }
 
 #[derive(Default)]
@@ -52,9 +56,9 @@ fn place(generation: u64, text: &[u8]) -> usize {
     (xxh3_64(text).wrapping_add(generation) % MOST as u64) as usize
 }
 
-/// The request to the version `generation` that a text which was kept makes with the bytes behind it;
-/// none of one that is not known, or has other bytes behind it.
-pub fn recall(generation: u64, text: &[u8], behind: &Bytes) -> Option<Request> {
+/// The request to the version `generation` that a text which was kept makes with the bytes behind it, and
+/// how those that say the same are answered; none of one that is not known, or has other bytes behind it.
+pub fn recall(generation: u64, text: &[u8], behind: &Bytes) -> Option<(Request, Arc<Answered>)> {
     if text.len() > LONGEST {
         return None;
     }
@@ -70,13 +74,15 @@ pub fn recall(generation: u64, text: &[u8], behind: &Bytes) -> Option<Request> {
             data: behind.split_to(*size),
             ..input.clone()
         });
-        Some(Request {
+        let request = Request {
             inputs: inputs.collect(),
             id: form.id.clone(),
             params: form.params.clone(),
             wanted: form.wanted.clone(),
+            recipe: Some(form.recipe.clone()),
             ..Request::default()
-        })
+        };
+        Some((request, form.answered.clone()))
     })
 }
 
@@ -118,6 +124,8 @@ pub fn keep(generation: u64, text: &[u8], request: &Request) {
             params: request.params.clone(),
             wanted: request.wanted.clone(),
             inputs: inputs.collect(),
+            recipe: Arc::default(),
+            answered: Arc::default(),
         };
         forms.places.resize_with(MOST, || None);
         forms.places[place(generation, text)] = Some(form);
@@ -126,8 +134,6 @@ pub fn keep(generation: u64, text: &[u8], request: &Request) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::infer::Param;
     use crate::memory::Memory;
@@ -163,7 +169,8 @@ mod tests {
             keep(3, text, &request(&[1, 2]));
         }
         for bytes in [[1, 2], [9, 8]] {
-            let again = recall(3, text, &behind(&bytes)).expect("it is kept");
+            let (mut again, _) = recall(3, text, &behind(&bytes)).expect("it is kept");
+            assert!(again.recipe.take().is_some());
             assert_eq!(told(&again), told(&request(&bytes)));
         }
         assert!(recall(3, text, &behind(&[1])).is_none(), "too few bytes");

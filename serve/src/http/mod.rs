@@ -285,7 +285,7 @@ async fn answer(
     })?;
     let Whole { body, tab } = body.inspect_err(|e| target.turned_away(state, e))?;
     let served = target.get(state)?;
-    let mut request = {
+    let (mut request, answered) = {
         // Its place in a sequence is looked for where it is refused.
         let again = served.is_stateful().then(|| body.clone());
         let ready = served.check_whole("HTTP end point");
@@ -302,5 +302,5 @@ async fn answer(
     let binary = request.params.flag("binary_data_output")?;
     let answer = infer::start(&served, request)?.finish().await?;
     traced.answered(&served, &answer);
-    body::write(&served, binary, &answer, tab)
+    body::write(&served, binary, &answer, tab, answered.as_deref())
 }

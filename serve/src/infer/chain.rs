@@ -158,7 +158,7 @@ pub fn rehearse(served: &Served, chain: &Chain, request: &mut Request) -> Result
         let mut own = step_request(link, (&tensors, &readers), request);
         own.params.clone_from(&request.params);
         if !link.is_of_sequences() {
-            own.params.0.retain(|(key, _)| !PLACE.contains(&&**key));
+            own.params.retain(|key, _| !PLACE.contains(&key));
         }
         let answer = run::rehearse(&link.served, own).map_err(|e| of_step(link, e))?;
         keep((&mut tensors, &readers), link, answer);
@@ -290,6 +290,7 @@ fn step_request(
         trace: request.trace,
         count: request.count,
         is_step: true,
+        recipe: None,
     }
 }
 
@@ -380,7 +381,7 @@ impl Asked {
             key if PLACE.contains(&key) => !link.is_of_sequences(),
             key => is_drawn && sampling::KEYS.contains(&key),
         };
-        params.0.retain(|(key, value)| !is_foreign(key, value));
+        params.retain(|key, value| !is_foreign(key, value));
         let spent = now.since(self.came);
         if let Some(wait) = params.number("timeout")?.filter(|&us| us > 0) {
             // Those steps look at it whose configuration says how long requests may wait.

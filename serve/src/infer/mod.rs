@@ -9,12 +9,15 @@ mod run;
 mod sampling;
 mod sequence;
 
+use std::sync::{Arc, OnceLock};
+
 use bytes::Bytes;
 use indexmap::IndexMap;
 use lazybatch_engine::Launches;
 use lazybatch_sla::{Nanos, Outcome, Time};
 use opentelemetry::TraceId;
 
+pub use prepare::Recipe;
 pub use run::{
     Item, Running, Stepwise, class_of, full, rehearse, start, steps, stream, turned_away,
 };
@@ -77,25 +80,28 @@ pub const LOOKED_AT: [&str; 13] = [
 /// Parameters by name, each name once.
 ///
 /// A request has a few, which a list finds faster than a table does; all together they are bounded
-/// where requests are read.
+/// where requests are read. Requests that say the same share them.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Params(Vec<(String, Param)>);
+pub struct Params(Option<Arc<Vec<(String, Param)>>>);
 
 impl FromIterator<(String, Param)> for Params {
     /// Of several by one name the last is taken, in the place of the first.
     fn from_iter<I: IntoIterator<Item = (String, Param)>>(all: I) -> Self {
         let all: Vec<_> = all.into_iter().collect();
         let is_new = |at: usize| all[..at].iter().all(|(key, _)| *key != all[at].0);
+        if all.is_empty() {
+            return Self(None);
+        }
         if all.len() <= FEW && (1..all.len()).all(is_new) {
-            return Self(all);
+            return Self(Some(Arc::new(all)));
         }
         if all.len() <= FEW {
-            let mut few = Self(Vec::with_capacity(all.len()));
+            let mut few = Self(None);
             all.into_iter().for_each(|(key, value)| few.set(key, value));
             return few;
         }
         let all: IndexMap<_, _> = all.into_iter().collect();
-        Self(all.into_iter().collect())
+        Self(Some(Arc::new(all.into_iter().collect())))
     }
 }
 
@@ -103,24 +109,36 @@ impl FromIterator<(String, Param)> for Params {
 const FEW: usize = 16;
 
 impl Params {
+    fn all(&self) -> &[(String, Param)] {
+        self.0.as_deref().map_or(&[], Vec::as_slice)
+    }
+
     /// The parameter of that name.
     pub fn get(&self, key: &str) -> Option<&Param> {
-        let found = self.0.iter().find(|(own, _)| own == key);
+        let found = self.all().iter().find(|(own, _)| own == key);
         found.map(|(_, value)| value)
     }
 
     /// Sets one, in the place of another of that name if there is one.
     pub fn set(&mut self, key: String, value: Param) {
-        match self.0.iter_mut().find(|(own, _)| *own == key) {
+        let all = Arc::make_mut(self.0.get_or_insert_default());
+        match all.iter_mut().find(|(own, _)| *own == key) {
             Some((_, old)) => *old = value,
-            None => self.0.push((key, value)),
+            None => all.push((key, value)),
+        }
+    }
+
+    /// Keeps those alone that `is_kept`.
+    pub fn retain(&mut self, is_kept: impl Fn(&str, &Param) -> bool) {
+        if let Some(all) = &mut self.0 {
+            Arc::make_mut(all).retain(|(key, value)| is_kept(key, value));
         }
     }
 
     /// Its parameters, and those of `other` behind and instead of them.
     #[must_use]
     pub fn with(self, other: Self) -> Self {
-        self.0.into_iter().chain(other.0).collect()
+        self.all().iter().chain(other.all()).cloned().collect()
     }
 
     fn wrong<T>(key: &str, expected: &str, got: &Param) -> Result<T> {
@@ -262,6 +280,9 @@ pub struct Request {
     pub count: bool,
     /// It is that of a step of a chain, which names its own request in errors.
     pub is_step: bool,
+    /// What was made of those that said the same to the same version, or will be of this one; none once
+    /// a request was changed.
+    pub recipe: Option<Arc<OnceLock<Recipe>>>,
 }
 
 /// An output of an answer.

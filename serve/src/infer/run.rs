@@ -7,6 +7,7 @@ use lazybatch_engine::{
 };
 use lazybatch_graph::Tensor;
 use lazybatch_sla::{Nanos, Outcome, RequestId, Time};
+use smallvec::SmallVec;
 use tokio::time::{Instant, timeout_at};
 
 use super::held::let_go;
@@ -144,7 +145,7 @@ impl Seen {
 
 /// A request in the engine.
 struct Submitted {
-    handles: Vec<Handle>,
+    handles: SmallVec<[Handle; 1]>,
     /// This one and those behind it, if it is the first that is held back.
     held: Option<Held>,
     seen: Seen,
@@ -165,7 +166,7 @@ fn submit(served: &Served, own: &Engaged, request: &Request) -> Result<Submitted
     let explain = prepared.options.explain;
     if matches!(seen, Seen::Hit(..)) {
         return Ok(Submitted {
-            handles: Vec::new(),
+            handles: SmallVec::new(),
             held: None,
             seen,
             samples,
@@ -174,7 +175,7 @@ fn submit(served: &Served, own: &Engaged, request: &Request) -> Result<Submitted
         });
     }
     let mut held = None;
-    let mut handles = Vec::with_capacity(prepared.calls.len());
+    let mut handles = SmallVec::with_capacity(prepared.calls.len());
     for inputs in prepared.calls {
         let (handle, first) = engine.try_submit_held(inputs, prepared.options.clone())?;
         handles.push(handle);

@@ -59,14 +59,18 @@ async fn both_ways_answer_alike() {
 }
 
 /// A call to `add` with so many bytes of elements behind JSON that says 128: the first input is `value`,
-/// the second 1.
-fn behind_json(value: u8, num_bytes: usize) -> Vec<u8> {
+/// the second, by that name, 1. The JSON of the answer has elements, or they are behind it.
+fn behind_json(value: u8, num_bytes: usize, second: &str, all_behind: bool) -> Vec<u8> {
     let input = |name: &str| {
         format!(
             r#"{{"name":"{name}","datatype":"FP32","shape":[1,16],"parameters":{{"binary_data_size":64}}}}"#
         )
     };
-    let json = format!(r#"{{"inputs":[{},{}]}}"#, input("INPUT0"), input("INPUT1"));
+    let json = format!(
+        r#"{{"parameters":{{"binary_data_output":{all_behind}}},"inputs":[{},{}]}}"#,
+        input("INPUT0"),
+        input(second)
+    );
     let elements = [f32::from(value), 1.0].map(|v| [v.to_le_bytes(); 16].concat());
     let elements = elements.concat();
     let behind = elements.iter().copied().cycle().take(num_bytes);
@@ -87,19 +91,38 @@ fn behind_json(value: u8, num_bytes: usize) -> Vec<u8> {
 #[tokio::test]
 async fn calls_that_say_the_same_have_their_own_elements() {
     let server = start(|_| {}).await;
+    let ask = async |request: Vec<u8>| {
+        let (code, body) = answer(server.http(), &request).await;
+        (code, String::from_utf8_lossy(&body).into_owned(), body)
+    };
+    let mut heads = Vec::new();
     for value in 0..40 {
-        let (code, body) = answer(server.http(), &behind_json(value, 128)).await;
-        let text = String::from_utf8_lossy(&body);
+        let (code, text, _) = ask(behind_json(value, 128, "INPUT1", false)).await;
         assert!(code == 200 && is_sum(&text, value), "{value}: {text}");
+        let (code, text, body) = ask(behind_json(value, 128, "INPUT1", true)).await;
+        assert_eq!(code, 200, "{text}");
+        // Sum and difference.
+        let (head, elements) = body.split_at(body.len() - 128);
+        let expected = [1.0, -1.0].map(|by| [(f32::from(value) + by).to_le_bytes(); 16].concat());
+        assert_eq!(elements, expected.concat(), "{value}");
+        heads.push(head.to_vec());
         for (num, told) in [
             (127, "64 bytes behind the JSON"),
             (129, "1 bytes that no input"),
         ] {
-            let (code, body) = answer(server.http(), &behind_json(value, num)).await;
-            let text = String::from_utf8_lossy(&body);
+            let (code, text, _) = ask(behind_json(value, num, "INPUT1", false)).await;
             assert!(code == 400 && text.contains(told), "{num}: {text}");
         }
+        // What is wrong with one is with all that say it.
+        let (code, text, _) = ask(behind_json(value, 128, "INPUT2", false)).await;
+        assert!(code == 400 && text.contains("INPUT2"), "{text}");
     }
+    heads.dedup();
+    let head = String::from_utf8(heads.remove(0)).unwrap();
+    assert!(
+        heads.is_empty() && head.contains("\"binary_data_size\":64"),
+        "{head}"
+    );
 }
 
 #[tokio::test]
