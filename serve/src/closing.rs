@@ -13,6 +13,8 @@ use hyper_util::server::graceful::GracefulConnection;
 use slab::Slab;
 use tokio::sync::Notify;
 
+use crate::wakes;
+
 /// Tells connections to end.
 #[derive(Default)]
 pub struct Closing(Arc<Shared>);
@@ -42,7 +44,7 @@ impl Closing {
                 shared: self.0.clone(),
                 key,
             },
-            waker: None,
+            wakers: None,
             is_told: false,
         }
     }
@@ -67,8 +69,8 @@ pub struct Watched<C> {
     connection: Pin<Box<C>>,
     /// Given back behind the connection.
     place: Place,
-    /// What stands there, from its first turn on.
-    waker: Option<Waker>,
+    /// What stands there, from its first turn on, and what the connection has of it.
+    wakers: Option<[Waker; 2]>,
     is_told: bool,
 }
 
@@ -84,17 +86,20 @@ impl<C: GracefulConnection> Future for Watched<C> {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<C::Output> {
         let this = self.get_mut();
         let shared = &this.place.shared;
-        let is_known = |own: &Waker| own.will_wake(context.waker());
-        if !this.waker.as_ref().is_some_and(is_known) {
-            this.waker = Some(context.waker().clone());
-            shared.tasks()[this.place.key].clone_from(context.waker());
-        }
+        let task = context.waker();
+        let known = this.wakers.take().filter(|[own, _]| own.will_wake(task));
+        let [_, noting] = this.wakers.insert(known.unwrap_or_else(|| {
+            shared.tasks()[this.place.key].clone_from(task);
+            [task.clone(), wakes::noting(task)]
+        }));
         // Behind the waker: who tells wakes it, or this sees that it was told.
         if !this.is_told && shared.is_closing.load(Ordering::SeqCst) {
             this.is_told = true;
             this.connection.as_mut().graceful_shutdown();
         }
-        this.connection.as_mut().poll(context)
+        this.connection
+            .as_mut()
+            .poll(&mut Context::from_waker(noting))
     }
 }
 

@@ -55,6 +55,7 @@ pub mod state;
 pub mod stats;
 pub mod telemetry;
 pub mod traces;
+mod wakes;
 pub mod warmup;
 pub mod watch;
 
