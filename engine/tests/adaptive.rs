@@ -28,9 +28,15 @@ const CHAIN: &str = r#"{"format":"lazybatch-profile/1","device":"d","models":[
     {"name":"e","latency_us":[[1,100.0],[8,120.0]]},{"name":"f","latency_us":[[1,100.0],[8,120.0]]}]}]}]}"#;
 
 fn config(text: &str) -> CoreConfig {
-    let profile = Profile::parse("-", text).expect("a valid profile");
-    let model = &profile.models[0];
-    CoreConfig::new(vec![ModelSpec::from_profile(&profile, model, 1, 1)])
+    config_of(&[text])
+}
+
+fn config_of(texts: &[&str]) -> CoreConfig {
+    let spec = |text: &&str| {
+        let profile = Profile::parse("-", text).expect("a valid profile");
+        ModelSpec::from_profile(&profile, &profile.models[0], 1, 1)
+    };
+    CoreConfig::new(texts.iter().map(spec).collect())
 }
 
 /// Poisson arrivals; outputs about as long as inputs.
@@ -185,10 +191,14 @@ impl Driven {
         }
     }
 
-    /// A request comes, of that level, and with every second one a launch ends.
+    /// A request to the first model comes, of that level, and with every second one a launch ends.
     fn arrive(&mut self, id: u64, priority: u8) {
+        self.arrive_at(ModelId(0), id, priority);
+    }
+
+    fn arrive_at(&mut self, model: ModelId, id: u64, priority: u8) {
         let now = Time(id * 1_000_000);
-        let mut sim = SimRequest::new(id, ModelId(0), now, None, 6, 6);
+        let mut sim = SimRequest::new(id, model, now, None, 6, 6);
         sim.request.priority = priority;
         self.handle(now, Event::Arrive(sim.request));
         let ended = |ticket| Event::Done {
@@ -201,6 +211,61 @@ impl Driven {
         if let Some(ticket) = self.in_flight.take_if(|_| id.is_multiple_of(2)) {
             self.handle(now, ended(ticket));
         }
+    }
+}
+
+#[test]
+fn models_that_nobody_asks_for_do_not_matter() {
+    let arrivals = arrivals(700, 900.0, 50, 1);
+    let alone = run(&config(TRANSLATOR), "adaptive", &arrivals);
+    let beside = run(&config_of(&[TRANSLATOR, CHAIN]), "adaptive", &arrivals);
+    assert_eq!(beside.finishes, alone.finishes);
+    assert_eq!(beside.plans.compared, alone.plans.compared);
+    assert!(alone.plans.compared.contains("cellular"));
+    // One without loops beside one that has some.
+    let beside = run(&config_of(&[CHAIN, TRANSLATOR]), "adaptive", &arrivals);
+    let alone = run(&config(CHAIN), "adaptive", &arrivals);
+    assert_eq!(beside.finishes, alone.finishes);
+}
+
+#[test]
+fn a_rule_for_one_model_goes_when_another_is_asked_for() {
+    for plan_first in [false, true] {
+        let policy = policy::build("adaptive").expect("a policy");
+        let mut driven = Driven {
+            core: Core::new(config_of(&[TRANSLATOR, CHAIN]), policy),
+            in_flight: None,
+            opened: Vec::new(),
+            plan: None,
+        };
+        let mut id = 0;
+        while driven.plan.is_none() {
+            driven.arrive(id, 0);
+            id += 1;
+        }
+        let first = driven.plan.take().expect("a plan");
+        assert!(first.candidates.contains(&"cellular".to_string()));
+        let planned = Event::Planned(Plan {
+            costs: vec![("cellular".into(), 1)],
+            launches: 1,
+            rest: Nanos::ZERO,
+        });
+        // The plan for one model comes before the other's first request, or behind it.
+        if plan_first {
+            driven.handle(Time(id * 1_000_000), planned.clone());
+        }
+        driven.arrive_at(ModelId(1), id, 0);
+        if !plan_first {
+            driven.handle(Time(id * 1_000_000), planned);
+        }
+        while driven.plan.is_none() {
+            id += 1;
+            driven.arrive(id, 0);
+        }
+        // The incumbent is the first.
+        let rules = driven.plan.take().expect("a plan").candidates;
+        assert!(rules[0].contains("/spare"), "{rules:?}");
+        assert!(!rules.contains(&"cellular".to_string()), "{rules:?}");
     }
 }
 

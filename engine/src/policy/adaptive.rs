@@ -336,8 +336,15 @@ struct Adaptive {
     /// There is one SLA class, and some may be refused or shed; when it was last asked for a plan.
     has_one_class: bool,
     refuses: bool,
-    /// The incumbent knows no priority levels, and a request with one has come.
+    /// A request has come of a model, or with a priority level, as there was none: the incumbent may know
+    /// none.
     is_misfit: bool,
+}
+
+/// The models that requests ask for.
+struct Asked {
+    have_loops: bool,
+    are_several: bool,
 }
 
 /// What a plan goes by, in short.
@@ -356,8 +363,10 @@ impl Policy for Adaptive {
             self.start(view.models());
         }
         if std::mem::take(&mut self.is_misfit) {
-            let first = self.rules(view.models()).remove(0);
-            self.incumbent.change(&first);
+            let mut rules = self.candidates(view.models());
+            if !rules.contains(&self.incumbent.name) {
+                self.incumbent.change(&rules.remove(0));
+            }
         }
         let rescued = match self.without.rescue {
             true => None,
@@ -385,8 +394,10 @@ impl Policy for Adaptive {
     }
 
     fn on_arrive(&mut self, now: Time, request: &Request) {
-        if request.priority != 0 && !self.is_fixed && !self.history.has_priorities() {
-            self.is_misfit = self.incumbent.other.is_some();
+        let is_new = !self.history.has(request.model)
+            || (request.priority != 0 && !self.history.has_priorities());
+        if is_new && !self.is_fixed {
+            self.is_misfit = true;
             self.is_outdated |= self.is_planning;
         }
         self.history.on_arrive(request);
@@ -540,17 +551,17 @@ impl Adaptive {
     /// Base rules for these models, and other policies where they fit: those know neither classes
     /// nor priority levels nor shares, and refuse nobody.
     fn candidates(&self, models: &[ModelSpec]) -> Vec<String> {
-        let mut names = self.rules(models);
-        let is_plain = num_models(models) == 1
+        let (mut names, asked) = (self.rules(models), self.asked(models));
+        let is_plain = !asked.are_several
             && self.has_one_class
             && !self.refuses
             && !self.history.has_priorities();
-        let others = match (is_static(models), is_plain) {
-            (true, true) => STATIC_OTHERS,
-            (false, true) => LOOP_OTHERS,
+        let others = match (asked.have_loops, is_plain) {
+            (false, true) => STATIC_OTHERS,
+            (true, true) => LOOP_OTHERS,
             _ => &[],
         };
-        if !is_static(models) && self.refuses {
+        if asked.have_loops && self.refuses {
             names.push(self.rule(LOOP_REFUSING));
         }
         if !self.without.others {
@@ -561,16 +572,29 @@ impl Adaptive {
 
     /// Base rules worth comparing for these models, the first to start with.
     fn rules(&self, models: &[ModelSpec]) -> Vec<String> {
-        let rules = match (is_static(models), num_models(models)) {
-            (true, 0..=1) => STATIC_RULES,
-            (true, _) => STATIC_SHARED,
-            (false, 0..=1) => LOOP_RULES,
-            (false, _) => LOOP_SHARED,
+        let asked = self.asked(models);
+        let rules = match (asked.have_loops, asked.are_several) {
+            (false, false) => STATIC_RULES,
+            (false, true) => STATIC_SHARED,
+            (true, false) => LOOP_RULES,
+            (true, true) => LOOP_SHARED,
         };
         let rules = rules
             .iter()
             .filter(|r| !self.without.caps || !r.contains("cap"));
         rules.map(|rule| self.rule(rule)).collect()
+    }
+
+    /// Of the models, those that requests ask for; all as long as there are none.
+    fn asked(&self, models: &[ModelSpec]) -> Asked {
+        let of = |m: usize| self.history.is_empty() || self.history.has(ModelId(m as u32));
+        let asked = models.iter().enumerate().filter(|(m, _)| of(*m));
+        let asked = asked.map(|(_, spec)| spec).filter(|spec| !spec.is_vacant());
+        let mut blocks = asked.clone().flat_map(|spec| &spec.blocks);
+        Asked {
+            have_loops: blocks.any(|b| b.repeat != Repeat::Once),
+            are_several: asked.count() > 1,
+        }
     }
 
     /// A base rule with what becomes of those that are too late.
@@ -631,14 +655,4 @@ impl Adaptive {
 fn refuses(late: Late, classes: &[Class]) -> bool {
     let mut lates = classes.iter().map(|c| c.late.unwrap_or(late));
     lates.any(|l| matches!(l, Late::Shed | Late::Refuse))
-}
-
-fn num_models(models: &[ModelSpec]) -> usize {
-    models.iter().filter(|m| !m.is_vacant()).count()
-}
-
-/// Whether no model has a loop.
-fn is_static(models: &[ModelSpec]) -> bool {
-    let mut blocks = models.iter().flat_map(|m| &m.blocks);
-    blocks.all(|b| b.repeat == Repeat::Once)
 }

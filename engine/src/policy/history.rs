@@ -31,6 +31,8 @@ struct Known {
 #[derive(Clone, Debug, Default)]
 pub(super) struct History {
     known: VecDeque<Known>,
+    /// How many of them are of each model.
+    by_model: Vec<usize>,
     num_arrivals: u64,
     num_open: usize,
 }
@@ -40,9 +42,16 @@ impl History {
         let last = self.known.back().map_or(request.arrival, |k| k.arrival);
         self.num_arrivals += 1;
         self.num_open += 1;
-        if self.known.len() == CAPACITY {
-            self.known.pop_front();
+        if self.known.len() == CAPACITY
+            && let Some(first) = self.known.pop_front()
+        {
+            self.by_model[first.past.model.index()] -= 1;
         }
+        let m = request.model.index();
+        if self.by_model.len() <= m {
+            self.by_model.resize(m + 1, 0);
+        }
+        self.by_model[m] += 1;
         self.known.push_back(Known {
             past: Past {
                 id: request.id,
@@ -84,6 +93,9 @@ impl History {
     /// Forgets a model: nobody of it is open.
     pub fn on_model(&mut self, model: ModelId) {
         self.known.retain(|k| k.past.model != model);
+        if let Some(num) = self.by_model.get_mut(model.index()) {
+            *num = 0;
+        }
         // Each gap is to the one that is before it now.
         for i in 1..self.known.len() {
             self.known[i].past.gap = self.known[i].arrival.since(self.known[i - 1].arrival);
@@ -122,6 +134,11 @@ impl History {
     /// Requests that have not ended.
     pub fn num_open(&self) -> usize {
         self.num_open
+    }
+
+    /// Whether any of those that are remembered is of that model.
+    pub fn has(&self, model: ModelId) -> bool {
+        self.by_model.get(model.index()).is_some_and(|&num| num > 0)
     }
 
     /// Whether any of those that are remembered has a priority level.
