@@ -7,6 +7,7 @@
 //! - [`measure`]: latency tables of a model on a device.
 //! - [`journal`], [`timeline`]: what happened, to replay or to look at.
 //! - [`watch`]: what happens, for those who look at a running engine.
+//! - [`threads`]: when a thread gets a processor that others want too.
 //!
 //! Two requests for a model of three nodes, one after the other. The second arrives while the first
 //! is at its second node; `lazy` lets it catch up:
@@ -58,6 +59,7 @@ pub mod explain;
 pub mod journal;
 pub mod measure;
 pub mod policy;
+pub mod threads;
 pub mod timeline;
 pub mod watch;
 

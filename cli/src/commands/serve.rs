@@ -33,7 +33,10 @@ use crate::serve_args::{ControlMode, LogFormat, ServeArgs};
 /// Runs the command: until SIGTERM or SIGINT. Files of TLS and tokens are read anew on SIGHUP.
 pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let switches = Arc::new(Switches::default());
-    let rounds = Arc::new(Rounds::default());
+    let rounds = Arc::new(match args.device.as_str() {
+        "cpu" => Rounds::beside_device(),
+        _ => Rounds::default(),
+    });
     let options = options(args, switches.clone(), rounds.clone())?;
     if args.print_config {
         return output::text(&args.effective);
@@ -59,8 +62,10 @@ pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
         cpu: args.cpu.clone(),
         measure: !args.no_measure,
     });
+    let starts = rounds.clone();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
+        .on_thread_start(move || starts.start())
         .on_thread_park(move || rounds.park())
         .build()
         .context("runtime")?;

@@ -24,6 +24,7 @@ use super::plan;
 use super::threaded::Clock;
 use super::virtual_time::PLAN_LAUNCH;
 use crate::core::{Plan, PlanRequest};
+use crate::threads::Claim;
 
 /// Share of all available processors that plans may take: behind each plan the policy asks for none
 /// until what that took is no more.
@@ -362,26 +363,12 @@ impl Urgency {
     }
 
     /// Lets other threads go before the calling one: a plan may come late, the device's threads may
-    /// not. Where the system cannot do it, the thread keeps its priority.
-    #[cfg(target_os = "linux")]
+    /// not. Where the system cannot do it, the thread keeps its claim.
     fn apply(self) {
-        /// Of 19, the least urgent.
-        const NICE: i32 = 15;
         if self == Self::Idle {
-            // On Linux a nice value and a policy belong to a thread; without a process it is the
-            // calling one's.
-            let _ = rustix::process::setpriority_process(None, NICE);
-            // A thread with a nice value keeps its processor for a slice of milliseconds when the
-            // driver wakes; an idle one is preempted at once.
-            let none = libc::sched_param { sched_priority: 0 };
-            #[allow(unsafe_code, reason = "no library has this call")]
-            // SAFETY: the parameters outlive the call, which keeps nothing of them.
-            let _ = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &none) };
+            Claim::Idle.take();
         }
     }
-
-    #[cfg(not(target_os = "linux"))]
-    fn apply(self) {}
 }
 
 /// A thread that makes one plan.
