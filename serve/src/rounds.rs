@@ -9,7 +9,8 @@
 //!
 //! For the same reason workers do not interrupt the launches of a device that works on their processors
 //! when they wake: they have their turn when it waits, or has had its own of some milliseconds, and do all
-//! at once then that has come.
+//! at once then that has come. Behind a refusal they do: they come in rounds then, and who is refused is to
+//! know soon.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -23,7 +24,7 @@ pub const ROUND: Duration = Duration::from_millis(1);
 thread_local! {
     /// Refusals that this worker knew of when it last had no work.
     static SEEN: Cell<u32> = const { Cell::new(0) };
-    /// Whether this thread was asked to be patient.
+    /// Whether this worker interrupts nobody now.
     static IS_PATIENT: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -70,10 +71,17 @@ impl Rounds {
         reason = "the wait is the purpose, and has its bound"
     )]
     pub fn park(&self) {
-        if self.are_patient && !IS_PATIENT.replace(true) {
-            Claim::Patient.take();
+        let is_due = self.is_due();
+        let is_patient = self.are_patient && !is_due;
+        if IS_PATIENT.replace(is_patient) != is_patient {
+            let claim = if is_patient {
+                Claim::Patient
+            } else {
+                Claim::Usual
+            };
+            claim.take();
         }
-        if self.is_due() {
+        if is_due {
             std::thread::sleep(ROUND);
         }
     }
@@ -115,12 +123,33 @@ mod tests {
             return;
         }
         assert_eq!(claims(Rounds::beside_device), [patient, usual]);
-        assert_eq!(claims(Rounds::default), [usual, usual]);
+        assert_eq!(claims(Rounds::default), [usual; 2]);
         let of_patient = || {
             Claim::Patient.take();
             Rounds::beside_device()
         };
-        assert_eq!(claims(of_patient), [patient, patient], "as it was started");
+        assert_eq!(claims(of_patient), [patient; 2], "as it was started");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn behind_refusals_workers_are_not_patient() {
+        let claims = || {
+            let rounds = Rounds {
+                are_patient: true,
+                ..Rounds::default()
+            };
+            let claim = || {
+                rounds.park();
+                Claim::own()
+            };
+            let before = claim();
+            rounds.refuse();
+            [before, claim(), claim()]
+        };
+        let claims = std::thread::spawn(claims).join().unwrap();
+        let [usual, patient] = [Claim::Usual, Claim::Patient].map(Some);
+        assert_eq!(claims, [patient, usual, patient]);
     }
 
     #[test]
