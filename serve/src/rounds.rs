@@ -7,10 +7,9 @@
 //! its interrupts. Answers of that time are later by so much, and by as long as a launch keeps the
 //! processor then; where nothing is refused nothing changes.
 //!
-//! For the same reason workers do not interrupt the launches of a device that works on their processors
-//! when they wake: they have their turn when it waits, or has had its own of some milliseconds, and do all
-//! at once then that has come. Behind a refusal they do: they come in rounds then, and who is refused is to
-//! know soon.
+//! Beside a device that works on their processors workers are patient instead: when they wake they do not
+//! interrupt a launch, whatever comes, but have their turn when the device waits, or has had its own of some
+//! milliseconds, and do all at once then that has come. These are rounds as well.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -24,7 +23,7 @@ pub const ROUND: Duration = Duration::from_millis(1);
 thread_local! {
     /// Refusals that this worker knew of when it last had no work.
     static SEEN: Cell<u32> = const { Cell::new(0) };
-    /// Whether this worker interrupts nobody now.
+    /// Whether this worker was made patient.
     static IS_PATIENT: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -32,7 +31,7 @@ thread_local! {
 #[derive(Debug, Default)]
 pub struct Rounds {
     refused: AtomicU32,
-    /// Workers interrupt nobody.
+    /// Workers wait for their turns, and for nothing else.
     are_patient: bool,
 }
 
@@ -71,17 +70,13 @@ impl Rounds {
         reason = "the wait is the purpose, and has its bound"
     )]
     pub fn park(&self) {
-        let is_due = self.is_due();
-        let is_patient = self.are_patient && !is_due;
-        if IS_PATIENT.replace(is_patient) != is_patient {
-            let claim = if is_patient {
-                Claim::Patient
-            } else {
-                Claim::Usual
-            };
-            claim.take();
+        if self.are_patient {
+            if !IS_PATIENT.replace(true) {
+                Claim::Patient.take();
+            }
+            return;
         }
-        if is_due {
+        if self.is_due() {
             std::thread::sleep(ROUND);
         }
     }
@@ -129,27 +124,6 @@ mod tests {
             Rounds::beside_device()
         };
         assert_eq!(claims(of_patient), [patient; 2], "as it was started");
-    }
-
-    #[cfg(target_os = "linux")]
-    #[test]
-    fn behind_refusals_workers_are_not_patient() {
-        let claims = || {
-            let rounds = Rounds {
-                are_patient: true,
-                ..Rounds::default()
-            };
-            let claim = || {
-                rounds.park();
-                Claim::own()
-            };
-            let before = claim();
-            rounds.refuse();
-            [before, claim(), claim()]
-        };
-        let claims = std::thread::spawn(claims).join().unwrap();
-        let [usual, patient] = [Claim::Usual, Claim::Patient].map(Some);
-        assert_eq!(claims, [patient, usual, patient]);
     }
 
     #[test]
