@@ -23,15 +23,15 @@ pub const ROUND: Duration = Duration::from_millis(1);
 thread_local! {
     /// Refusals that this worker knew of when it last had no work.
     static SEEN: Cell<u32> = const { Cell::new(0) };
-    /// Whether this worker was made patient.
-    static IS_PATIENT: Cell<bool> = const { Cell::new(false) };
+    /// Whether this worker is patient, once it was asked to be.
+    static IS_PATIENT: Cell<Option<bool>> = const { Cell::new(None) };
 }
 
 /// Refusals for want of room, and who has waited behind them. One for a server and its runtime.
 #[derive(Debug, Default)]
 pub struct Rounds {
     refused: AtomicU32,
-    /// Workers wait for their turns, and for nothing else.
+    /// Workers wait for their turns, where the system has such, and for nothing else.
     are_patient: bool,
 }
 
@@ -70,13 +70,13 @@ impl Rounds {
         reason = "the wait is the purpose, and has its bound"
     )]
     pub fn park(&self) {
-        if self.are_patient {
-            if !IS_PATIENT.replace(true) {
-                Claim::Patient.take();
-            }
-            return;
-        }
-        if self.is_due() {
+        let is_patient = self.are_patient
+            && IS_PATIENT.get().unwrap_or_else(|| {
+                let is_patient = Claim::Patient.take();
+                IS_PATIENT.set(Some(is_patient));
+                is_patient
+            });
+        if !is_patient && self.is_due() {
             std::thread::sleep(ROUND);
         }
     }
