@@ -25,6 +25,7 @@ use crate::error::Result;
 use crate::fields;
 use crate::state::State;
 use crate::telemetry::Traced;
+use crate::wakes::Pieces;
 
 /// What a connection of HTTP hands its calls to.
 #[derive(Clone)]
@@ -57,6 +58,7 @@ impl Inner {
         request: Request<Incoming>,
     ) -> impl Future<Output = Result<Response>> + Send {
         let (head, body) = request.into_parts();
+        let body = Pieces::new(body);
         // The arguments of an asynchronous function would be kept, and moved, twice.
         async move {
             let (path, headers) = (head.uri.path(), &head.headers);
