@@ -179,6 +179,25 @@ struct Driven {
 }
 
 impl Driven {
+    fn new(config: CoreConfig) -> Self {
+        let policy = policy::build("adaptive").expect("a policy");
+        Self {
+            core: Core::new(config, policy),
+            in_flight: None,
+            opened: Vec::new(),
+            plan: None,
+        }
+    }
+
+    /// The next plan that is asked for, while requests to the first model come.
+    fn plan(&mut self, id: &mut u64) -> PlanRequest {
+        while self.plan.is_none() {
+            self.arrive(*id, 0);
+            *id += 1;
+        }
+        self.plan.take().expect("a plan")
+    }
+
     fn handle(&mut self, now: Time, event: Event) {
         self.core.handle(now, event);
         while let Some(action) = self.core.poll_action(now) {
@@ -231,19 +250,8 @@ fn models_that_nobody_asks_for_do_not_matter() {
 #[test]
 fn a_rule_for_one_model_goes_when_another_is_asked_for() {
     for plan_first in [false, true] {
-        let policy = policy::build("adaptive").expect("a policy");
-        let mut driven = Driven {
-            core: Core::new(config_of(&[TRANSLATOR, CHAIN]), policy),
-            in_flight: None,
-            opened: Vec::new(),
-            plan: None,
-        };
-        let mut id = 0;
-        while driven.plan.is_none() {
-            driven.arrive(id, 0);
-            id += 1;
-        }
-        let first = driven.plan.take().expect("a plan");
+        let (mut driven, mut id) = (Driven::new(config_of(&[TRANSLATOR, CHAIN])), 0);
+        let first = driven.plan(&mut id);
         assert!(first.candidates.contains(&"cellular".to_string()));
         let planned = Event::Planned(Plan {
             costs: vec![("cellular".into(), 1)],
@@ -258,12 +266,9 @@ fn a_rule_for_one_model_goes_when_another_is_asked_for() {
         if !plan_first {
             driven.handle(Time(id * 1_000_000), planned);
         }
-        while driven.plan.is_none() {
-            id += 1;
-            driven.arrive(id, 0);
-        }
+        id += 1;
         // The incumbent is the first.
-        let rules = driven.plan.take().expect("a plan").candidates;
+        let rules = driven.plan(&mut id).candidates;
         assert!(rules[0].contains("/spare"), "{rules:?}");
         assert!(!rules.contains(&"cellular".to_string()), "{rules:?}");
     }
@@ -272,19 +277,8 @@ fn a_rule_for_one_model_goes_when_another_is_asked_for() {
 #[test]
 fn a_rule_that_knows_no_levels_goes_when_they_come() {
     for plan_first in [false, true] {
-        let policy = policy::build("adaptive").expect("a policy");
-        let mut driven = Driven {
-            core: Core::new(config(CHAIN), policy),
-            in_flight: None,
-            opened: Vec::new(),
-            plan: None,
-        };
-        let mut id = 0;
-        while driven.plan.is_none() {
-            driven.arrive(id, 0);
-            id += 1;
-        }
-        let first = driven.plan.take().expect("a plan");
+        let (mut driven, mut id) = (Driven::new(config(CHAIN)), 0);
+        let first = driven.plan(&mut id);
         assert!(first.candidates.contains(&"edf".to_string()));
         let planned = Event::Planned(Plan {
             costs: vec![("edf".into(), 1)],
@@ -304,13 +298,9 @@ fn a_rule_that_knows_no_levels_goes_when_they_come() {
         }
         let num = driven.opened.len();
         assert!(driven.core.num_waiting() > 8, "others wait");
-        while driven.plan.is_none() {
-            driven.arrive(id, 0);
-            id += 1;
-        }
+        let rules = driven.plan(&mut id).candidates;
         let soon = &driven.opened[num..];
         assert!(soon.iter().take(8).any(|&r| r == urgent), "{soon:?}");
-        let rules = driven.plan.take().expect("a plan").candidates;
         assert!(!rules.contains(&"edf".to_string()), "{rules:?}");
     }
 }

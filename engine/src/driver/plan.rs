@@ -326,6 +326,15 @@ mod tests {
         }
     }
 
+    fn model(blocks: &str) -> ModelSpec {
+        let text = format!(
+            r#"{{"format":"lazybatch-profile/1","device":"d","copy_gbps":1.0,"dispatch_us":0,
+            "models":[{{"name":"m","max_batch":4,"blocks":{blocks}}}]}}"#
+        );
+        let profile = Profile::parse("test", &text).expect("a profile");
+        ModelSpec::from_profile(&profile, &profile.models[0], 1, 100)
+    }
+
     #[test]
     fn open_requests_wait_at_the_start_with_what_is_left_of_their_targets() {
         let offered = Offered::new(&request(1000, vec![(3, Nanos(30)), (7, Nanos(500))]));
@@ -348,12 +357,11 @@ mod tests {
 
     #[test]
     fn those_in_flight_begin_where_they_stand() {
-        let text = r#"{"format":"lazybatch-profile/1","device":"d","copy_gbps":1.0,"dispatch_us":0,
-            "models":[{"name":"m","max_batch":4,"blocks":[{"name":"once","repeat":"once","nodes":[{"name":"n",
+        let model = model(
+            r#"[{"name":"once","repeat":"once","nodes":[{"name":"n",
             "latency_us":[[1,5]]}]},{"name":"decode","repeat":"until_stop","nodes":[{"name":"n",
-            "latency_us":[[1,5]]}]}]}]}"#;
-        let profile = Profile::parse("test", text).expect("a profile");
-        let model = ModelSpec::from_profile(&profile, &profile.models[0], 1, 8);
+            "latency_us":[[1,5]]}]}]"#,
+        );
         let mut plan = request(100, [3, 5, 7, 8].map(|i| (i, Nanos(i))).to_vec());
         plan.config = crate::core::CoreConfig::new(vec![model]);
         for (open, sub_batch, step) in [(0, 1, 2), (2, 0, 0), (3, 1, 1)] {
@@ -429,11 +437,10 @@ mod tests {
     #[test]
     fn what_requests_take_of_the_host_fills_the_device() {
         // A launch of one takes 6 of the 10 between arrivals, of four 9.
-        let text = r#"{"format":"lazybatch-profile/1","device":"d","copy_gbps":1.0,"dispatch_us":0,
-            "models":[{"name":"m","max_batch":4,"blocks":[{"name":"b","repeat":"once",
-            "nodes":[{"name":"n","by":"members","latency_us":[[1,0.006],[4,0.009]]}]}]}]}"#;
-        let profile = Profile::parse("test", text).expect("a profile");
-        let model = ModelSpec::from_profile(&profile, &profile.models[0], 1, 100);
+        let model = model(
+            r#"[{"name":"b","repeat":"once",
+            "nodes":[{"name":"n","by":"members","latency_us":[[1,0.006],[4,0.009]]}]}]"#,
+        );
         let cost = |rule: &str, per_request| {
             let plan = PlanRequest {
                 config: crate::core::CoreConfig::new(vec![model.clone()]),
@@ -455,11 +462,10 @@ mod tests {
 
     #[test]
     fn of_rules_that_do_the_same_one_goes_on() {
-        let text = r#"{"format":"lazybatch-profile/1","device":"d","copy_gbps":1.0,"dispatch_us":0,
-            "models":[{"name":"m","max_batch":4,"blocks":[{"name":"b","repeat":"once",
-            "nodes":[{"name":"n","by":"members","latency_us":[[1,0.012],[4,0.02]]}]}]}]}"#;
-        let profile = Profile::parse("test", text).expect("a profile");
-        let model = ModelSpec::from_profile(&profile, &profile.models[0], 1, 100);
+        let model = model(
+            r#"[{"name":"b","repeat":"once",
+            "nodes":[{"name":"n","by":"members","latency_us":[[1,0.012],[4,0.02]]}]}]"#,
+        );
         // The first of both is the incumbent.
         for candidates in [["cellular", "continuous"], ["continuous", "cellular"]] {
             let plan = PlanRequest {
