@@ -246,6 +246,13 @@ pub trait Device: Send {
     /// The next completed launch at `now`, if there is one.
     fn poll(&mut self, now: Time) -> Option<Completion>;
 
+    /// Does a piece of what the device has put off, such as preparing launches that have come again, and
+    /// says whether there was one. For whoever drives it and has nothing else to do: launches may be in
+    /// flight, and the next one waits for as long as this takes.
+    fn rest(&mut self) -> bool {
+        false
+    }
+
     /// When the next launch will complete, on devices that know.
     fn next_completion(&self) -> Option<Time>;
 

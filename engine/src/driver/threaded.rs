@@ -681,6 +681,9 @@ impl Driver {
             return Next::Turn;
         }
         if self.core.num_launches() == 0 {
+            if self.device.rest() {
+                return Next::Turn;
+            }
             self.state.idle_since = Some(self.state.issued_at.max(self.core.now()));
             let wakeups = [self.core.next_wakeup(), self.state.sequences.stale_at()];
             return Next::Wait(wakeups.into_iter().flatten().min());
@@ -689,6 +692,7 @@ impl Driver {
             Some(at) if at > self.clock.now() => Next::Wait(Some(at)),
             Some(_) => Next::Turn,
             // It has completed in place, or it runs beside this thread.
+            None if self.device.rest() => Next::Turn,
             None => {
                 self.state.empty_turns = self.state.empty_turns.saturating_add(1);
                 match pause(self.state.empty_turns) {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use lazybatch_graph::{NodeId, OutputId, Program, SharedProgram, Tensor};
 use lazybatch_kernels::cpu::WeightType;
-use lazybatch_kernels::frames::{FrameMemory, Frames, Mem};
+use lazybatch_kernels::frames::{Frames, Mem};
 use lazybatch_kernels::host_nodes::Faults;
 use lazybatch_kernels::plans::{Opened, PlanInfo, Plans, segment_name};
 use lazybatch_kernels::slots::Slots;
@@ -160,7 +160,7 @@ impl CudaDevice {
             _tables: tables,
             graphs: Graphs::new(
                 options.graphs,
-                options.eager_first,
+                (options.eager_first, options.put_off),
                 options.max_graphs,
                 options.depth,
             ),
@@ -299,10 +299,7 @@ impl CudaDevice {
         }
         let go = || {
             let needed = plan.scratch.elems(frame.rows, frame.samples);
-            let scratch = arena.take(needed)?;
-            let at = scratch.at;
-            // What comes later in the stream may use it again.
-            arena.give(scratch, needed);
+            let at = arena.lend(needed)?;
             let mut spans = std::mem::take(&mut arena.spans);
             spans.extend(fresh);
             let issue = Issue {
@@ -718,6 +715,20 @@ impl Device for CudaDevice {
             done.faults = told.collect();
         }
         Some(done)
+    }
+
+    fn rest(&mut self) -> bool {
+        if self.ready().is_err() {
+            return false;
+        }
+        let (graphs, stream, products) = (&mut self.graphs, &self.stream, &mut self.products);
+        match graphs.rest(stream, |record| exec::issue(record, stream, products)) {
+            Ok(rested) => rested,
+            Err(error) => {
+                self.note(&error);
+                false
+            }
+        }
     }
 
     fn next_completion(&self) -> Option<Time> {

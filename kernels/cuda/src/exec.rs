@@ -136,6 +136,20 @@ impl Play<'_> {
     }
 }
 
+/// Puts the work of a record in which the host has no part into the stream.
+///
+/// # Errors
+/// What the driver or the library answers.
+pub fn issue(record: &Record, stream: &Stream, products: &mut Products) -> Result<(), CudaError> {
+    record.operations.iter().try_for_each(|operation| {
+        if let Operation::Product(product) = operation {
+            return products.issue(stream, product);
+        }
+        // SAFETY: the walk recorded it for a launch that has run.
+        unsafe { record.issue(stream, operation) }
+    })
+}
+
 /// A member whose loop ends if a flag is set.
 #[derive(Clone, Copy, Debug)]
 pub struct Stop {

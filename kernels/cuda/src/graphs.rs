@@ -14,12 +14,15 @@
 //! What is left are the places of values in the arena, which come again with the sizes.
 //!
 //! Those of the sizes that are likely are captured when their segment is prepared (`device/warm.rs`).
-//! Any other record is captured when it comes again (`eager_first` times it is issued one by one), so that
-//! what comes once costs nothing. At most as many graphs are kept as options say, and as many records
+//! Any other record is to be captured when it comes again (`eager_first` times it is issued one by one),
+//! so that what comes once costs nothing. To capture takes the host longer than to issue kernel by kernel,
+//! which the GPU runs meanwhile; so it is put off until there is nothing else to do ([`Graphs::rest`]), or
+//! until the record has come so often that it would have paid (`put_off` more times).
+//! At most as many graphs are kept as options say, and as many records
 //! without one; where there is no room, a few of those that were used longest ago go: to give back
 //! half of a thousand graphs takes the driver some 10 ms, for which all that is served would wait.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::hash::BuildHasherDefault;
 
@@ -31,6 +34,9 @@ use crate::stream::{Graph, Stream};
 
 /// Graphs that are forgotten at once, at most, and records without one.
 const FORGOTTEN: [usize; 2] = [4, 64];
+
+/// Records that wait to be captured, at most: those that came last.
+const MOST_WANTED: usize = 32;
 
 /// How launches were run so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,6 +54,10 @@ pub struct GraphCounts {
 pub struct Graphs {
     is_on: bool,
     eager_first: u32,
+    /// How many more times.
+    put_off: u32,
+    /// Records that are to be captured when there is time, the last one last.
+    wanted: VecDeque<Record>,
     /// Most graphs, and most records without one.
     most: usize,
     /// Launches of which it is not known whether they are over, at most.
@@ -75,10 +85,12 @@ struct Known {
 
 impl Graphs {
     /// None so far; at most `most` are kept, and `depth` launches are in flight.
-    pub fn new(is_on: bool, eager_first: u32, most: usize, depth: usize) -> Self {
+    pub fn new(is_on: bool, (eager_first, put_off): (u32, u32), most: usize, depth: usize) -> Self {
         Self {
             is_on,
             eager_first,
+            put_off,
+            wanted: VecDeque::new(),
             most: most.max(1),
             depth: depth as u64,
             known: HashMap::default(),
@@ -121,7 +133,7 @@ impl Graphs {
             return play(&record);
         }
         // A record is long: it is looked up once where there is a graph.
-        let mut wants_graph = self.eager_first == 0;
+        let (mut times, mut is_refused) = (1, false);
         let known = self.known.get_mut(&record);
         let is_new = known.is_none();
         if let Some(known) = known {
@@ -131,43 +143,90 @@ impl Graphs {
                 self.counts.replayed += 1;
                 return Ok(stream.launch_graph(graph)?);
             }
-            wants_graph = !known.is_refused && known.times > self.eager_first;
+            (times, is_refused) = (known.times, known.is_refused);
         }
-        if is_new && self.known.len() - self.num_graphs >= self.most {
-            self.forget(stream, false)?;
+        if is_new {
+            self.make_room(stream)?;
+            let known = Known {
+                times,
+                last: self.now,
+                ..Known::default()
+            };
+            self.known.insert(record.clone(), known);
         }
-        if wants_graph && self.num_graphs >= self.most {
+        let is_wanted = !is_refused && times > self.eager_first;
+        if is_wanted && times - self.eager_first > self.put_off {
+            self.wanted.retain(|wanted| *wanted != record);
+            self.capture(stream, &record, &mut play)?;
+            if let Some(graph) = &self.known[&record].graph {
+                self.counts.replayed += 1;
+                return Ok(stream.launch_graph(graph)?);
+            }
+        } else if is_wanted && times == self.eager_first + 1 {
+            if self.wanted.len() == MOST_WANTED {
+                self.wanted.pop_front();
+            }
+            self.wanted.push_back(record.clone());
+        }
+        self.counts.eager += 1;
+        play(&record)
+    }
+
+    /// Captures a record that was put off, the one that came last; whether there was one. One that the
+    /// driver does not capture is issued kernel by kernel from then on.
+    ///
+    /// # Errors
+    /// Those of `play`, or what the driver answers to what is not the capture.
+    pub fn rest<E: From<CudaError> + fmt::Display>(
+        &mut self,
+        stream: &Stream,
+        mut play: impl FnMut(&Record) -> Result<(), E>,
+    ) -> Result<bool, E> {
+        let Some(record) = self.wanted.pop_back() else {
+            return Ok(false);
+        };
+        let is_known = |known: &Known| known.graph.is_none() && !known.is_refused;
+        if self.known.get(&record).is_some_and(is_known) {
+            self.capture(stream, &record, &mut play)?;
+            if let Some(graph) = &self.known[&record].graph {
+                stream.upload_graph(graph)?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Captures a record that is known, if the driver does.
+    fn capture<E: From<CudaError> + fmt::Display>(
+        &mut self,
+        stream: &Stream,
+        record: &Record,
+        play: &mut impl FnMut(&Record) -> Result<(), E>,
+    ) -> Result<(), E> {
+        if self.num_graphs >= self.most {
             self.forget(stream, true)?;
         }
-        let mut graph = None;
-        let mut is_refused = false;
-        if wants_graph {
-            match stream.capture(|| play(&record)) {
-                Ok(captured) => graph = Some(captured),
-                Err(error) => {
-                    is_refused = true;
-                    self.note_failure(&error);
-                }
+        let captured = stream.capture(|| play(record));
+        let known = self.known.get_mut(record).expect("it is known");
+        match captured {
+            Ok(graph) => {
+                known.graph = Some(graph);
+                self.counts.captured += 1;
+                self.num_graphs += 1;
+            }
+            Err(error) => {
+                known.is_refused = true;
+                self.note_failure(&error);
             }
         }
-        let result = match &graph {
-            Some(graph) => {
-                self.counts.captured += 1;
-                self.counts.replayed += 1;
-                self.num_graphs += 1;
-                stream.launch_graph(graph).map_err(E::from)
-            }
-            None => {
-                self.counts.eager += 1;
-                play(&record)
-            }
-        };
-        let known = self.known.entry(record).or_default();
-        known.last = self.now;
-        known.times = known.times.max(1);
-        known.is_refused |= is_refused;
-        known.graph = graph;
-        result
+        Ok(())
+    }
+
+    /// Forgets a few records without a graph, if there is no room for another.
+    fn make_room(&mut self, stream: &Stream) -> Result<(), CudaError> {
+        if self.known.len() - self.num_graphs >= self.most {
+            self.forget(stream, false)?;
+        }
+        Ok(())
     }
 
     /// Whether records that have not come yet may still be captured: they get half of the room, of
@@ -176,13 +235,15 @@ impl Graphs {
         self.is_on && self.ahead < self.most / 2 && self.num_graphs < self.most
     }
 
-    /// A model has gone: those that come have all of the room for records that have not come yet.
+    /// A model has gone: those that come have all of the room for records that have not come yet, and
+    /// nothing that was put off is captured.
     pub fn give_room_ahead(&mut self) {
         self.ahead = 0;
+        self.wanted.clear();
     }
 
-    /// Captures a record that has not come yet and puts its graph onto the device; what the driver does not capture is tried again when
-    /// it comes.
+    /// Captures a record that has not come yet and puts its graph onto the device; what the driver does
+    /// not capture is tried again when it comes.
     ///
     /// # Errors
     /// Those of `play`, or what the driver answers.
@@ -292,13 +353,13 @@ mod tests {
 
     #[test]
     fn room_for_what_is_captured_ahead_comes_back() {
-        let mut graphs = Graphs::new(true, 1, 100, 4);
+        let mut graphs = Graphs::new(true, (1, 0), 100, 4);
         assert!(graphs.has_room_ahead());
         graphs.ahead = 50;
         assert!(!graphs.has_room_ahead());
         graphs.give_room_ahead();
         assert!(graphs.has_room_ahead());
-        assert!(!Graphs::new(false, 1, 100, 4).has_room_ahead());
+        assert!(!Graphs::new(false, (1, 0), 100, 4).has_room_ahead());
     }
 
     #[test]

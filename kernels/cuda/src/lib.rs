@@ -23,6 +23,7 @@ mod model;
 mod open;
 mod ops;
 mod options;
+mod pieces;
 pub mod probe;
 mod record;
 pub mod resources;

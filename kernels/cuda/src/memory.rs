@@ -3,6 +3,10 @@
 //!
 //! A piece of the arena is free for others as soon as the launch that used it last is in the stream:
 //! what comes later in the stream runs later.
+//!
+//! Where a piece lies is an argument of the kernels that work in it, so a graph is found again only if
+//! its frame lies where it lay. Pieces therefore start at few places ([`Pieces`]): at the coarsest
+//! multiple that is free, so that where one starts does not depend on how long its neighbours are.
 
 use std::ops::Range;
 
@@ -13,6 +17,7 @@ use crate::context::{Context, DeviceMemory, DevicePtr, Pinned};
 use crate::error::CudaError;
 use crate::graphs::Padded;
 use crate::kernels::rows::Span;
+use crate::pieces::Pieces;
 
 /// Bytes of an element.
 pub const ELEM: usize = 4;
@@ -23,7 +28,7 @@ const GRAIN: usize = 256;
 #[derive(Debug)]
 pub struct Arena {
     memory: DeviceMemory,
-    free: RangeAllocator<usize>,
+    pieces: Pieces,
     /// Copies between pieces, for the next launch.
     pub spans: Vec<Span>,
     /// Round the sizes of frames that are made next up to few.
@@ -47,10 +52,31 @@ impl Arena {
         let grains = bytes.div_ceil(GRAIN).max(1);
         Ok(Self {
             memory: DeviceMemory::new(context, "the arena", grains * GRAIN)?,
-            free: RangeAllocator::new(0..grains),
+            pieces: Pieces::new(grains),
             spans: Vec::new(),
             rounds: false,
         })
+    }
+
+    /// Where a launch may work in `len` elements until it is over: as far behind all frames as can be,
+    /// so that it does not depend on them. What comes later in the stream may use it again.
+    ///
+    /// # Errors
+    /// That there is no room.
+    pub fn lend(&self, len: usize) -> Result<DevicePtr, String> {
+        if len == 0 {
+            return Ok(DevicePtr::default());
+        }
+        let grains = (len * ELEM).div_ceil(GRAIN);
+        let start = self.pieces.last(grains);
+        let start = start.ok_or_else(|| self.no_room(grains))?;
+        Ok(self.memory.at().add(start * GRAIN))
+    }
+
+    fn no_room(&self, grains: usize) -> String {
+        let left = self.pieces.free() * GRAIN;
+        let needed = grains * GRAIN;
+        format!("out of arena memory: {needed} bytes needed in one piece, {left} free in all")
     }
 }
 
@@ -71,11 +97,8 @@ impl FrameMemory for Arena {
             return Ok(Piece::default());
         }
         let grains = (len * ELEM).div_ceil(GRAIN);
-        let range = self.free.allocate_range(grains).map_err(|_| {
-            let left = self.free.total_available() * GRAIN;
-            let needed = grains * GRAIN;
-            format!("out of arena memory: {needed} bytes needed in one piece, {left} free in all")
-        })?;
+        let range = self.pieces.take(grains);
+        let range = range.ok_or_else(|| self.no_room(grains))?;
         Ok(Piece {
             at: self.memory.at().add(range.start * GRAIN),
             grains: range,
@@ -84,7 +107,7 @@ impl FrameMemory for Arena {
 
     fn give(&mut self, piece: Piece, _len: usize) {
         if !piece.grains.is_empty() {
-            self.free.free_range(piece.grains);
+            self.pieces.give(&piece.grains);
         }
     }
 

@@ -43,9 +43,13 @@ pub struct CudaOptions {
     pub graphs: bool,
     /// Most graphs that are kept. Default: 1024.
     pub max_graphs: usize,
-    /// How often a launch is run kernel by kernel before it is captured. Default: once, so that
+    /// How often a launch is run kernel by kernel before it is to be captured. Default: once, so that
     /// what never comes again is not captured.
     pub eager_first: u32,
+    /// How many more times, at most, it is run so while whoever drives the device never
+    /// [rests](lazybatch_kernels::Device::rest): then it is captured ahead of its launch, which waits.
+    /// Default: 2.
+    pub put_off: u32,
     /// Most members of launches that are captured when their segment is prepared, ahead of the first
     /// of them. Default: 16; 0 for none.
     pub warm_members: usize,
@@ -75,6 +79,7 @@ impl Default for CudaOptions {
             graphs: true,
             max_graphs: 1024,
             eager_first: 1,
+            put_off: 2,
             warm_members: 16,
             registry: KernelRegistry::new(),
             poison: false,

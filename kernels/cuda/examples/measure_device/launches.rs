@@ -58,6 +58,7 @@ pub fn run(report: Report) -> Result<(), Failure> {
     // Two in flight at most.
     let mut own = Stack::new(amount.sizes, true, 2)?;
     issuing(report, &amount, &mut own)?;
+    making(report, &amount, &mut own)?;
     idle(report, &amount, &mut own)?;
     merging(report, &amount, &mut own)?;
     preempting(report, &amount, &mut own)?;
@@ -88,10 +89,67 @@ fn warm_up(stack: &mut Stack, amount: &Amount, rows: usize) -> Result<(), Failur
     for _ in 0..amount.warm {
         stack.launch(&mut batch)?;
         stack.finish()?;
+        while stack.rest() {}
     }
     stack.close(batch);
     stack.take_times();
     Ok(())
+}
+
+/// Host time of a segment that comes for the first time, kernel by kernel, of its capture, and of the
+/// first run of its graph, over several sizes.
+fn making(report: Report, amount: &Amount, stack: &mut Stack) -> Result<(), Failure> {
+    let timed = |into: &mut Vec<f64>, did: &mut dyn FnMut() -> Result<(), Failure>| {
+        let start = now();
+        did()?;
+        into.push(start.elapsed().as_secs_f64() * 1e6);
+        Ok::<_, Failure>(())
+    };
+    let (mut first, mut captured, mut replayed) = (Vec::new(), Vec::new(), Vec::new());
+    // Others than are captured ahead, or measured elsewhere.
+    for rows in (20..=28).step_by(4).chain([40, 48, 56]) {
+        let rows = if report.is_dry { rows / 4 } else { rows };
+        let mut batch = stack.open(rows)?;
+        while stack.rest() {}
+        for pass in 0..3 {
+            for _ in 0..amount.sizes.segments {
+                let mut unused = Vec::new();
+                let into = match pass {
+                    0 => &mut first,
+                    1 => &mut unused,
+                    _ => &mut replayed,
+                };
+                timed(into, &mut || stack.launch(&mut batch))?;
+                stack.finish()?;
+            }
+            if pass == 1 {
+                let mut is_more = true;
+                while is_more {
+                    let into = &mut captured;
+                    timed(into, &mut || {
+                        is_more = stack.rest();
+                        Ok(())
+                    })?;
+                }
+                // The last one found nothing to do.
+                captured.pop();
+            }
+        }
+        stack.close(batch);
+    }
+    let layers = amount.sizes.layers / amount.sizes.segments;
+    let captures = captured.len() as f64;
+    let figures = [
+        ("first_us", percentile(&mut first, 50)),
+        ("capture_us", percentile(&mut captured, 50)),
+        ("captures", captures),
+        ("first_replay_us", percentile(&mut replayed, 50)),
+    ];
+    report.line(
+        "host time of a segment that is new",
+        &[("layers", layers.into())],
+        &figures,
+    )
 }
 
 /// Host time of issuing a segment that was captured before.

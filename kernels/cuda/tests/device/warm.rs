@@ -208,3 +208,61 @@ fn sizes_that_no_guest_had_are_captured_when_they_come_again() {
         assert_eq!(first, again);
     });
 }
+
+#[test]
+fn what_comes_again_is_captured_when_the_device_rests() {
+    let name = "warm::what_comes_again_is_captured_when_the_device_rests";
+    runs_clean(name, || {
+        let program = Arc::new(program());
+        let answers = [false, true].map(|rests| {
+            let mut device = device(CudaOptions {
+                put_off: 2,
+                ..options()
+            });
+            device.load(MODEL, Arc::clone(&program)).unwrap();
+            let plans = prepare(&mut device, &program);
+            let mut answers = Vec::new();
+            let mut eager = Vec::new();
+            let mut captured = 0;
+            for _ in 0..5 {
+                let before = device.graph_counts();
+                answers.push(serve(&mut device, &plans, &[0; 3], &[1, 1, 1]));
+                let after = device.graph_counts();
+                eager.push(after.eager - before.eager);
+                while rests && device.rest() {}
+                assert!(!rests || !device.rest());
+                captured = device.graph_counts().captured;
+            }
+            // Each of the launches was captured once; where there was no rest, before its fourth time.
+            let all = answers[0].1;
+            let want = match rests {
+                true => [all, all, 0, 0, 0],
+                false => [all, all, all, 0, 0],
+            };
+            assert_eq!((eager, captured), (want.to_vec(), all));
+            assert!(answers.iter().all(|a| *a == answers[0]));
+            answers
+        });
+        assert!(answers[0] == answers[1]);
+    });
+}
+
+#[test]
+fn a_rest_behind_an_unload_does_nothing() {
+    runs_clean("warm::a_rest_behind_an_unload_does_nothing", || {
+        let program = Arc::new(program());
+        let mut device = device(CudaOptions {
+            put_off: 2,
+            ..options()
+        });
+        device.load(MODEL, Arc::clone(&program)).unwrap();
+        let plans = prepare(&mut device, &program);
+        for _ in 0..2 {
+            serve(&mut device, &plans, &[0; 3], &[1, 1, 1]);
+        }
+        device.unload(MODEL);
+        let before = device.graph_counts();
+        assert!(!device.rest());
+        assert_eq!(device.graph_counts(), before);
+    });
+}
