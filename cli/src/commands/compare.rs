@@ -133,6 +133,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     let mut runs = Vec::new();
     let mut answers = Vec::new();
     let mut judged = Vec::new();
+    let mut remarks = Vec::new();
     let rounding = Rounding::of(&args.cpu);
     serving.trace = args.trace_out.is_some();
     for policy in &args.policies {
@@ -161,6 +162,11 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
             answers.push(of_policy.line(policy));
             judged.push(of_policy);
         }
+        let said = served
+            .remarks
+            .iter()
+            .map(|said| format!("{policy}: {said}"));
+        remarks.extend(said);
         runs.push(PolicyRun {
             policy: policy.clone(),
             requests: served.requests,
@@ -199,6 +205,9 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     output::line(pairs)?;
     show(&results)?;
     output::line(answers.join("\n"))?;
+    if !remarks.is_empty() {
+        output::line(remarks.join("\n"))?;
+    }
     match written {
         Some(path) => output::line(format_args!("report: {}", path.display())),
         None => Ok(()),

@@ -15,7 +15,7 @@ use lazybatch_engine::driver::{Judge, Observer};
 use lazybatch_engine::timeline::ChromeTrace;
 use lazybatch_engine::{Engine, Handle, ModelOptions, Options};
 use lazybatch_graph::{Repeat, SharedProgram, Tensor};
-use lazybatch_kernels::Device;
+use lazybatch_kernels::{Device, Wrapper};
 use lazybatch_sla::{Class, Launch, Nanos, Outcome, RequestId, Time};
 use rustc_hash::FxHashMap;
 
@@ -86,6 +86,30 @@ pub struct Served {
     pub steps: Vec<u32>,
     /// The Chrome trace, if recorded.
     pub trace: Option<String>,
+    /// What the device says of how launches ran ([`Device::remarks`]), in the end.
+    pub remarks: Vec<String>,
+}
+
+/// Leaves what a device says in the end.
+struct Remarking {
+    device: Box<dyn Device>,
+    remarks: Arc<Mutex<Vec<String>>>,
+}
+
+impl Wrapper for Remarking {
+    fn inner(&self) -> &dyn Device {
+        &*self.device
+    }
+
+    fn inner_mut(&mut self) -> &mut dyn Device {
+        &mut *self.device
+    }
+}
+
+impl Drop for Remarking {
+    fn drop(&mut self) {
+        *self.remarks.lock().expect("no holder panics") = self.device.remarks();
+    }
 }
 
 /// Remembers how requests end and how many decoder passes they took.
@@ -198,8 +222,13 @@ impl Serving<'_> {
         let bad = |e: &dyn std::fmt::Display| Error::run("engine", e);
         let device = (self.device)()?;
         let lanes = device.info().num_lanes;
+        let remarks = Arc::new(Mutex::new(Vec::new()));
+        let remarking = Remarking {
+            device,
+            remarks: remarks.clone(),
+        };
         let builder = Engine::builder()
-            .boxed_device(device)
+            .device(remarking)
             .model(self.model, self.program.clone(), self.options.clone())
             .policy(policy)
             .max_queue(usize::MAX)
@@ -334,6 +363,7 @@ impl Serving<'_> {
                 })
                 .collect(),
             trace: recorder.trace.map(ChromeTrace::into_json),
+            remarks: std::mem::take(&mut *remarks.lock().expect("no holder panics")),
         })
     }
 
