@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use lazybatch_serve::proto::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
-use lazybatch_serve::proto::{InferParameter, ModelInferRequest};
+use lazybatch_serve::proto::{InferParameter, ModelInferRequest, ServerLiveRequest};
 use prost::Message;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -420,4 +420,35 @@ async fn a_server_may_have_as_many_descriptors_as_the_system_lets_it_have() {
     assert_eq!(getrlimit(Resource::Nofile).current, before.maximum);
     server.end();
     server.ended().await;
+}
+
+/// So many streams of a connection are served at once; one more waits until one of them has ended.
+#[tokio::test]
+async fn a_connection_has_no_more_streams_than_it_may() {
+    let server = start(|o| o.max_streams = 4).await;
+    let mut grpc = server.grpc().await;
+    let mut streams = Vec::new();
+    for _ in 0..4 {
+        let (asks, asked) = tokio::sync::mpsc::unbounded_channel::<ModelInferRequest>();
+        let asked = futures_util::stream::unfold(asked, |mut asked| async {
+            Some((asked.recv().await?, asked))
+        });
+        let answers = grpc.model_stream_infer(asked).await.unwrap().into_inner();
+        streams.push((asks, answers));
+    }
+    let mut fifth = grpc.clone();
+    let fifth = tokio::spawn(async move { fifth.server_live(ServerLiveRequest {}).await });
+    // Others are served meanwhile.
+    let mut other = server.grpc().await;
+    for _ in 0..20 {
+        other.server_live(ServerLiveRequest {}).await.unwrap();
+    }
+    assert!(!fifth.is_finished());
+    let (asks, mut answers) = streams.pop().unwrap();
+    drop(asks);
+    assert!(answers.message().await.unwrap().is_none());
+    let live = timeout(LONG, fifth).await.unwrap().unwrap().unwrap();
+    assert!(live.into_inner().live);
+    drop((streams, grpc, other));
+    end(server).await;
 }

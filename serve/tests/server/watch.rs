@@ -146,6 +146,66 @@ async fn metrics_count_what_happened_and_begin_anew_with_a_load() {
     end(server).await;
 }
 
+/// A request to `lstm` of so many steps, with parameters.
+fn over_steps(steps: usize, parameters: Json) -> String {
+    let x = vec![0.5; steps * 16];
+    let input =
+        serde_json::json!({"name": "x", "datatype": "FP32", "shape": [1, steps, 16], "data": x});
+    serde_json::json!({"inputs": [input], "parameters": parameters}).to_string()
+}
+
+#[tokio::test]
+async fn metrics_tell_merges_preemptions_and_what_became_of_each_class() {
+    let server = start(|o| o.policy = "balance:0/round".into()).await;
+    let at = server.http();
+    let call_lstm = move |steps, parameters| {
+        let body = over_steps(steps, parameters);
+        tokio::spawn(async move { call(at, "POST", "/v2/models/lstm/infer", &body).await })
+    };
+    server.gate.shut();
+    let long = call_lstm(50, serde_json::json!({}));
+    until(|| server.gate.holding() == 1).await;
+    // It is in flight; two come, one of which is late from the start, and one that does not wait.
+    let late = call_lstm(3, serde_json::json!({"sla_ms": 0.001}));
+    let other = call_lstm(2, serde_json::json!({}));
+    let served = server.state.repository.get("lstm", "").unwrap();
+    until(|| served.engine().unwrap().figures().waiting == 2).await;
+    // Another model takes turns with it.
+    let sum = tokio::spawn(async move { call(at, "POST", INFER, &add(1)).await });
+    let adds = server.state.repository.get("add", "").unwrap();
+    until(|| adds.engine().unwrap().figures().waiting == 1).await;
+    drop(adds);
+    let hasty = call_lstm(4, serde_json::json!({"timeout": 1}));
+    let (status, text) = hasty.await.unwrap();
+    assert_eq!(status, 503, "{text}");
+    server.gate.open();
+    for one in [long, late, other, sum] {
+        let (status, text) = one.await.unwrap();
+        assert_eq!(status, 200, "{text}");
+    }
+    let told = metrics(&server).await;
+    let of = |name: &str| told[&format!(r#"{name}{{model="lstm",version="1"}}"#)];
+    let counters = served.engine().unwrap().figures().counters;
+    assert!(
+        counters.merges > 0 && counters.preemptions > 0,
+        "{counters:?}"
+    );
+    assert_eq!(of("lazybatch_merges_total"), counters.merges as f64);
+    assert_eq!(
+        of("lazybatch_preemptions_total"),
+        counters.preemptions as f64
+    );
+    let ended = |outcome: &str| {
+        let labels = format!(r#"model="lstm",version="1",class="default",outcome="{outcome}""#);
+        told.get(&format!("lazybatch_requests_total{{{labels}}}"))
+            .copied()
+    };
+    let all = ["met", "violated", "shed", "failed"].map(ended);
+    assert_eq!(all, [Some(2.0), Some(1.0), Some(1.0), None]);
+    drop(served);
+    end(server).await;
+}
+
 #[tokio::test]
 async fn who_waits_and_who_is_in_flight_is_told_while_a_launch_runs() {
     let server = start(|_| {}).await;

@@ -10,8 +10,8 @@ use super::{Bench, Outcome, Outcomes};
 /// Simulated or measured means closer than this share, or than two paired standard errors, are a tie.
 const TIE: f64 = 0.03;
 
-/// A number of a run.
-type Measure = fn(&Outcome) -> f64;
+/// A number of a run; there is none where too few requests were counted.
+type Measure = fn(&Outcome) -> Option<f64>;
 
 impl Bench<'_> {
     /// The other policies over the first, pair by pair, and whether the order is the simulated one.
@@ -23,12 +23,18 @@ impl Bench<'_> {
     ) -> anyhow::Result<()> {
         let policies = &self.options.policies;
         let measures: [(&str, Measure); 3] = [
-            ("mean_ratio", |o| o.result.mean_ms),
-            ("p99_ratio", |o| o.result.p99_ms),
-            ("j_ratio", |o| o.j_ms),
+            ("mean_ratio", |o| Some(o.result.mean_ms)),
+            ("p99_ratio", Outcome::p99_ms),
+            ("j_ratio", |o| Some(o.j_ms)),
         ];
+        // Runs of a pair have the same requests.
+        let counted = |measure: Measure| {
+            let mut all = outcomes.iter().flat_map(|o| &o.real);
+            all.all(|o| measure(o).is_some())
+        };
         for (policy, other) in policies.iter().zip(outcomes).skip(1) {
-            for (metric, measure) in measures {
+            for (metric, measure) in measures.into_iter().filter(|m| counted(m.1)) {
+                let measure = |o: &Outcome| measure(o).unwrap_or(f64::NAN);
                 let ratios = |others: &[Outcome], judged: &[Outcome]| {
                     let pairs = others.iter().zip(judged);
                     Spread::of(pairs.map(|(o, j)| measure(o) / measure(j)).collect())

@@ -65,6 +65,33 @@ fn a_slower_machine_takes_longer_and_sustains_less() {
 }
 
 #[test]
+fn a_p99_is_that_of_enough_requests() {
+    let of = |num: u64| {
+        let at = |i: u64| Time(i * 1_000_000);
+        let requests: Vec<FinishedRequest> = (0..num)
+            .map(|id| FinishedRequest {
+                id,
+                model: "m".into(),
+                arrival: at(id),
+                first_launch: Some(at(id)),
+                finish: at(id + 1),
+                outcome: lazybatch_sla::Outcome::Met,
+                input_len: 0,
+                output_len: 0,
+                class: None,
+            })
+            .collect();
+        let counters = Counters::default();
+        Outcome {
+            result: RunResult::summarise("p", "m", 1.0, NO_SLA, &requests, &counters),
+            j_ms: 1.0,
+        }
+    };
+    assert_eq!(of(LEAST_OF_P99 - 1).p99_ms(), None);
+    assert_eq!(of(LEAST_OF_P99).p99_ms(), Some(1.0));
+}
+
+#[test]
 fn lines_have_their_keys() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("rt.jsonl");
@@ -102,7 +129,6 @@ fn lines_have_their_keys() {
     for run in runs {
         for key in [
             "p50_ms",
-            "p99_ms",
             "mean_batch",
             "j_ms",
             "wall_s",
@@ -117,6 +143,8 @@ fn lines_have_their_keys() {
         ] {
             assert!(run[key].as_f64().unwrap() > 0.0, "{key}: {run}");
         }
+        // Twenty requests have no p99.
+        assert!(run["p99_ms"].is_null() && run["simulated_p99_ms"].is_null());
         // A model of one launch has no time between two.
         assert!(run["model"] == "cnn-tiny" || run["gap_us"].as_f64().unwrap() > 0.0);
         assert!(run["violation_rate"].is_number() && run["goodput_rps"].is_number());
@@ -126,7 +154,8 @@ fn lines_have_their_keys() {
         );
         assert!(run["machine"]["cores"].is_number() && run["command"] == "toy");
     }
-    for metric in ["mean_ratio", "p99_ratio", "j_ratio"] {
+    assert!(of("p99_ratio").is_empty());
+    for metric in ["mean_ratio", "j_ratio"] {
         let ratios = of(metric);
         assert_eq!(ratios.len(), 2 * 2);
         for ratio in ratios {
