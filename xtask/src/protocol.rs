@@ -17,6 +17,9 @@ const REQUIREMENTS: [&str; 2] = [
 ];
 /// The checks.
 const CHECKS: &str = "serve/conformance/check.py";
+/// A mixed load in which every request is accounted for, and so much of it.
+const MIXED: &str = "serve/conformance/mixed.py";
+const SOME: [&str; 6] = ["--models", "small", "--requests", "400", "--rate", "80"];
 /// The environment, ignored by git.
 const FOLDER: &str = ".protocol";
 /// In it, the packages that it was made of.
@@ -30,13 +33,18 @@ const STAMP: &str = "requirements.txt";
 pub fn run(root: &Path) -> Result<bool> {
     let python = ensure(root)?;
     let server = host::built(root, "lazybatch")?;
-    let mut checks = Command::new(python);
-    checks.arg(root.join(CHECKS)).arg(server);
+    let mut checks = Command::new(&python);
+    checks.arg(root.join(CHECKS)).arg(&server);
     // Nothing but this run's own files belongs into the tree.
     checks.env("PYTHONDONTWRITEBYTECODE", "1");
     // A step before has fetched the pretrained models, so their absence is a failure here.
     checks.env("LAZYBATCH_REQUIRE_MODELS", "1");
-    Ok(checks.status().context("cannot run the checks")?.success())
+    let passed = checks.status().context("cannot run the checks")?.success();
+    let mut mixed = Command::new(&python);
+    mixed.arg(root.join(MIXED)).arg(&server).args(SOME);
+    mixed.env("PYTHONDONTWRITEBYTECODE", "1");
+    let is_whole = mixed.status().context("cannot run the mixed load")?;
+    Ok(passed && is_whole.success())
 }
 
 /// Makes the environment if it is not there; its Python.

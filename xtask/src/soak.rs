@@ -40,6 +40,9 @@ pub fn run(root: &Path, seeds: Range<u64>, only: Option<&str>) -> Result<bool> {
             "--test: expected one of {expected}, got `{only}`"
         );
     }
+    if targets.iter().any(|(package, _)| package == "lazybatch-cuda") {
+        crate::nvrtc::ensure(root)?;
+    }
     let args = arguments(&targets);
     let cases = seeds.end - seeds.start;
     let asked = match is_part {
@@ -111,7 +114,15 @@ type Target = (String, String);
 /// The tests that bear one of the marks, by folder and name.
 fn targets(root: &Path, marks: &[&str]) -> Result<Vec<Target>> {
     let mut targets = Vec::new();
+    // Crates, and those within a crate's folder.
+    let mut folders = Vec::new();
     for folder in sorted(root)? {
+        if folder.join("Cargo.toml").is_file() {
+            folders.extend(sorted(&folder)?);
+        }
+        folders.push(folder);
+    }
+    for folder in folders {
         let tests = folder.join("tests");
         let Ok(manifest) = std::fs::read_to_string(folder.join("Cargo.toml")) else {
             continue;

@@ -5,8 +5,8 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use lazybatch_graph::folder;
 use lazybatch_serve::proto::grpc_inference_service_client::GrpcInferenceServiceClient;
@@ -283,6 +283,22 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
 }
 
+/// Panics of the server so far: of a connection's task, too, which its client hears nothing of. Those of
+/// tests, some of which are meant, are not among them.
+static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Counts panics from now on.
+fn watch_panics() {
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let of_test = |l: &std::panic::Location<'_>| l.file().contains("tests/");
+        if !panic.location().is_some_and(of_test) {
+            PANICS.lock().unwrap().push(panic.to_string());
+        }
+        before(panic);
+    }));
+}
+
 /// Reads the server's answer to a message over HTTP; whether it was refused.
 async fn told(
     server: &Running,
@@ -298,6 +314,7 @@ async fn told(
 
 #[tokio::test]
 async fn hostile_messages_get_errors_and_harm_nobody() {
+    watch_panics();
     let mut server = start(|o| {
         folder::save(&speaker(1 << 16, 2), &o.models.join("speaker/1")).unwrap();
         // Nobody is refused for the queue's length.
@@ -397,4 +414,6 @@ async fn hostile_messages_get_errors_and_harm_nobody() {
     }
     server.end();
     server.ended().await;
+    let panics = PANICS.lock().unwrap();
+    assert!(panics.is_empty(), "{panics:#?}");
 }

@@ -100,12 +100,21 @@ pub fn outcome(
     }
 }
 
-/// Seeds of the emulator's orders under which the device's tests run.
-pub const SEEDS: Range<u64> = 0..3;
+/// Most seeds of a soak.
+const MOST_SEEDS: u64 = 16;
 
-/// The body passes under all [`SEEDS`], and no check of the emulator finds anything.
+/// Seeds of the emulator's orders under which tests run, from `first` on: two, or as many as
+/// `LAZYBATCH_SOAK_CASES` says, 16 at most.
+pub fn seeds(first: u64) -> Range<u64> {
+    let asked = std::env::var("LAZYBATCH_SOAK_CASES").ok();
+    let cases = asked.and_then(|num| num.parse::<u64>().ok());
+    first..first + cases.map_or(2, |num| num.clamp(1, MOST_SEEDS))
+}
+
+/// The body passes under all [`seeds`] from the first one on, and no check of the emulator finds
+/// anything.
 pub fn runs_clean(name: &str, body: impl Fn()) {
-    runs_clean_under(name, SEEDS, body);
+    runs_clean_under(name, seeds(0), body);
 }
 
 /// As [`runs_clean`], under these seeds.

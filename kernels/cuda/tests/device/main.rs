@@ -1,4 +1,5 @@
 //! The device on the driver of the crate `emulator`: the conformance suite, and how it fails.
+//! `LAZYBATCH_SOAK_CASES` says under how many seeds of its orders, 16 at most.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod buckets;

@@ -7,7 +7,8 @@ use lazybatch_cuda::{Context, DevicePtr, Kernels, Stream};
 
 use crate::process::{self, kernel_folder};
 
-/// Declares a test whose body runs on the emulator, under three seeds of its orders.
+/// Declares a test whose body runs on the emulator, under two seeds of its orders, or as many as a soak
+/// asks for.
 macro_rules! on_device {
     ($(#[$doc:meta])* fn $name:ident($gpu:ident) $body:block) => {
         $(#[$doc])*
@@ -20,11 +21,11 @@ macro_rules! on_device {
 }
 pub(crate) use on_device;
 
-/// The body passes under three seeds, and no check of the emulator finds anything. `path` is the
+/// The body passes under those seeds, and no check of the emulator finds anything. `path` is the
 /// test's, the crate's name in front.
 pub fn runs_clean(path: &str, body: impl Fn(&Gpu)) {
     let (_, name) = path.split_once("::").unwrap();
-    process::runs_clean_under(name, 1..4, || body(&Gpu::new()));
+    process::runs_clean_under(name, process::seeds(1), || body(&Gpu::new()));
 }
 
 /// A device with its kernels and a stream.
