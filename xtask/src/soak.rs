@@ -40,7 +40,10 @@ pub fn run(root: &Path, seeds: Range<u64>, only: Option<&str>) -> Result<bool> {
             "--test: expected one of {expected}, got `{only}`"
         );
     }
-    if targets.iter().any(|(package, _)| package == "lazybatch-cuda") {
+    if targets
+        .iter()
+        .any(|(package, _)| package == "lazybatch-cuda")
+    {
         crate::nvrtc::ensure(root)?;
     }
     let args = arguments(&targets);

@@ -21,11 +21,12 @@ pub struct Pieces {
 impl Pieces {
     /// All of so many grains are free.
     pub fn new(num: usize) -> Self {
-        let gaps = match num {
-            0 => Vec::new(),
-            _ => vec![0..num],
-        };
-        Self { num, gaps }
+        let all = 0..num;
+        let gaps = Some(all).filter(|all| !all.is_empty());
+        Self {
+            num,
+            gaps: gaps.into_iter().collect(),
+        }
     }
 
     /// Grains that are free, in all.
