@@ -247,8 +247,8 @@ pub trait Device: Send {
     fn poll(&mut self, now: Time) -> Option<Completion>;
 
     /// Does a piece of what the device has put off, such as preparing launches that have come again, and
-    /// says whether there was one. For whoever drives it and has nothing else to do: launches may be in
-    /// flight, and the next one waits for as long as this takes.
+    /// says whether there was one. For whoever drives it and has nothing else to do: whatever comes
+    /// meanwhile waits for it, so drivers ask where no launch is in flight.
     fn rest(&mut self) -> bool {
         false
     }

@@ -692,7 +692,6 @@ impl Driver {
             Some(at) if at > self.clock.now() => Next::Wait(Some(at)),
             Some(_) => Next::Turn,
             // It has completed in place, or it runs beside this thread.
-            None if self.device.rest() => Next::Turn,
             None => {
                 self.state.empty_turns = self.state.empty_turns.saturating_add(1);
                 match pause(self.state.empty_turns) {

@@ -118,13 +118,8 @@ impl Play<'_> {
     pub fn run(&mut self, record: &Record, owners: &Owners) -> Result<(), Fault> {
         for (i, operation) in record.operations.iter().enumerate() {
             let result = match operation {
-                Operation::Product(product) => {
-                    let issued = self.products.issue(self.stream, product);
-                    issued.map_err(Fault::from)
-                }
                 Operation::Host(call) => host::run(self, call),
-                // SAFETY: the walk recorded it for this launch, whose values are in place.
-                other => unsafe { record.issue(self.stream, other) }.map_err(Fault::from),
+                other => issue_one(record, other, self.stream, self.products).map_err(Fault::from),
             };
             let name = |id: NodeId| self.model.program.node(id).name.as_str();
             result.map_err(|fault| match owners.of(i) {
@@ -141,13 +136,23 @@ impl Play<'_> {
 /// # Errors
 /// What the driver or the library answers.
 pub fn issue(record: &Record, stream: &Stream, products: &mut Products) -> Result<(), CudaError> {
-    record.operations.iter().try_for_each(|operation| {
-        if let Operation::Product(product) = operation {
-            return products.issue(stream, product);
-        }
-        // SAFETY: the walk recorded it for a launch that has run.
-        unsafe { record.issue(stream, operation) }
-    })
+    let mut operations = record.operations.iter();
+    operations.try_for_each(|operation| issue_one(record, operation, stream, products))
+}
+
+/// Puts an operation of a record that is not the host's into the stream.
+fn issue_one(
+    record: &Record,
+    operation: &Operation,
+    stream: &Stream,
+    products: &mut Products,
+) -> Result<(), CudaError> {
+    match operation {
+        Operation::Product(product) => products.issue(stream, product),
+        // SAFETY: the walk recorded it for a launch whose values are in place, or for one that has run,
+        // of which a capture runs nothing.
+        other => unsafe { record.issue(stream, other) },
+    }
 }
 
 /// A member whose loop ends if a flag is set.

@@ -145,16 +145,24 @@ impl Graphs {
             }
             (times, is_refused) = (known.times, known.is_refused);
         }
+        let is_wanted = !is_refused && times > self.eager_first;
         if is_new {
-            self.make_room(stream)?;
+            if self.known.len() - self.num_graphs >= self.most {
+                self.forget(stream, false)?;
+            }
             let known = Known {
                 times,
                 last: self.now,
                 ..Known::default()
             };
+            if !is_wanted {
+                self.counts.eager += 1;
+                let result = play(&record);
+                self.known.insert(record, known);
+                return result;
+            }
             self.known.insert(record.clone(), known);
         }
-        let is_wanted = !is_refused && times > self.eager_first;
         if is_wanted && times - self.eager_first > self.put_off {
             self.wanted.retain(|wanted| *wanted != record);
             self.capture(stream, &record, &mut play)?;
@@ -162,7 +170,7 @@ impl Graphs {
                 self.counts.replayed += 1;
                 return Ok(stream.launch_graph(graph)?);
             }
-        } else if is_wanted && times == self.eager_first + 1 {
+        } else if is_wanted && !self.wanted.contains(&record) {
             if self.wanted.len() == MOST_WANTED {
                 self.wanted.pop_front();
             }
@@ -221,14 +229,6 @@ impl Graphs {
         Ok(())
     }
 
-    /// Forgets a few records without a graph, if there is no room for another.
-    fn make_room(&mut self, stream: &Stream) -> Result<(), CudaError> {
-        if self.known.len() - self.num_graphs >= self.most {
-            self.forget(stream, false)?;
-        }
-        Ok(())
-    }
-
     /// Whether records that have not come yet may still be captured: they get half of the room, of
     /// what is left.
     pub fn has_room_ahead(&self) -> bool {
@@ -236,7 +236,7 @@ impl Graphs {
     }
 
     /// A model has gone: those that come have all of the room for records that have not come yet, and
-    /// nothing that was put off is captured.
+    /// nothing that was put off is captured before it comes again: some of it may be that model's.
     pub fn give_room_ahead(&mut self) {
         self.ahead = 0;
         self.wanted.clear();

@@ -5,8 +5,8 @@
 //! what comes later in the stream runs later.
 //!
 //! Where a piece lies is an argument of the kernels that work in it, so a graph is found again only if
-//! its frame lies where it lay. Pieces therefore start at few places ([`Pieces`]): at the coarsest
-//! multiple that is free, so that where one starts does not depend on how long its neighbours are.
+//! its frame lies where it lay. Short pieces therefore start at few places ([`Pieces`]), whatever lies
+//! beside them.
 
 use std::ops::Range;
 

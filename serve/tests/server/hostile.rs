@@ -414,6 +414,7 @@ async fn hostile_messages_get_errors_and_harm_nobody() {
     }
     server.end();
     server.ended().await;
+    // Those of other tests in this process are not told apart from what follows of theirs.
     let panics = PANICS.lock().unwrap();
-    assert!(panics.is_empty(), "{panics:#?}");
+    assert!(!is_alone || panics.is_empty(), "{panics:#?}");
 }

@@ -260,6 +260,7 @@ fn a_rest_behind_an_unload_does_nothing() {
         for _ in 0..2 {
             serve(&mut device, &plans, &[0; 3], &[1, 1, 1]);
         }
+        assert!(device.rest(), "there is something to capture, and more");
         device.unload(MODEL);
         let before = device.graph_counts();
         assert!(!device.rest());
