@@ -17,6 +17,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .codec_path("crate::grpc::Weighed")
         .bytes(".inference.ModelInferRequest.raw_input_contents")
         .bytes(".inference.ModelInferResponse.raw_output_contents")
+        .bytes(".inference.ModelRepositoryParameter.bytes_param")
         .compile_fds(files)?;
     Ok(())
 }

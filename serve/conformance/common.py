@@ -26,6 +26,13 @@ def pair(module, a=A, b=B, **binary):
     return inputs(module, {"INPUT0": a, "INPUT1": b}, **binary)
 
 
+def files_of_add():
+    """The model file of `add` as a call to load brings it."""
+    from repository import HERE
+
+    return {"file:1/model.onnx": (HERE / "models" / "add.onnx").read_bytes()}
+
+
 def same(got, want):
     assert got is not None, "no such output"
     assert list(got.shape) == list(want.shape), (got.shape, want.shape)

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import tritonclient.grpc as triton
 from check import check
-from common import A, B, fails, inputs, ordered, pair, same, trace_file
+from common import A, B, fails, files_of_add, inputs, ordered, pair, same, trace_file
 
 
 def client(server):
@@ -367,6 +367,9 @@ def grpc_repository(server):
     assert not c.is_model_ready("spare")
     fails(lambda: c.load_model("broken"), status="INVALID_ARGUMENT", part="broken/config.pbtxt:2:20")
     c.unload_model("nobody")  # It is not served, as is wanted.
+    c.load_model("add_brought", config='{"max_batch_size": 4}', files=files_of_add())
+    same(c.infer("add_brought", pair(triton)).as_numpy("OUTPUT0"), A + B)
+    c.unload_model("add_brought")
 
 
 @check

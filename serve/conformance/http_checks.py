@@ -6,7 +6,7 @@ import json
 import numpy as np
 import tritonclient.http as triton
 from check import check
-from common import A, B, fails, inputs, ordered, pair, same, trace_file
+from common import A, B, fails, files_of_add, inputs, ordered, pair, same, trace_file
 
 
 def client(server):
@@ -477,6 +477,17 @@ def http_repository(server):
     c.unload_model("spare")
     assert not c.is_model_ready("spare")
     fails(lambda: c.infer("spare", pair(triton)), status=503, part="no available versions")
+
+
+@check
+def http_a_model_is_loaded_from_files_of_the_call(server):
+    c = client(server)
+    c.load_model("add_brought", config='{"max_batch_size": 4}', files=files_of_add())
+    same(c.infer("add_brought", pair(triton)).as_numpy("OUTPUT0"), A + B)
+    fails(lambda: c.load_model("add_brought", files=files_of_add()), status=400, part="'config'")
+    c.unload_model("add_brought")
+    assert not c.is_model_ready("add_brought")
+    fails(lambda: c.load_model("add_brought"), status=400, part="no folder of that name")
 
 
 @check

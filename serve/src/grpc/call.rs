@@ -34,16 +34,19 @@ const HEAD: usize = 5;
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 /// The call that has many messages, and may wait for the next.
 const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
+/// The call that loads a model, which may bring files.
+const LOAD: &str = "/inference.GRPCInferenceService/RepositoryModelLoad";
 /// The call that is told of health until its client ends it.
 pub const WATCH: &str = "/grpc.health.v1.Health/Watch";
 /// Most bytes of all messages of a call that everybody may make: it has one, which names a service at most.
 const FREE: usize = 4 << 10;
 
 /// Most bytes of all messages of a call to `path` as they come, beside their heads. Those of requests for
-/// inference are bounded where they are read.
-fn most(path: &str) -> usize {
+/// inference, and of loads where clients may load, are bounded where they are read.
+fn most(path: &str, loads: bool) -> usize {
     match path {
         INFER | STREAM => usize::MAX,
+        LOAD if loads => usize::MAX,
         free if Guard::is_free(free) => FREE,
         _ => weigh::FEW,
     }
@@ -129,7 +132,7 @@ where
         };
         let body = Coming {
             is_stream: path == STREAM,
-            most: most(path),
+            most: most(path, state.repository.is_explicit()),
             announced: 0,
             body,
             asks,

@@ -14,9 +14,10 @@ use serde_json::Value as Json;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::error::Error;
-use crate::http::{index_of, load_model, unload_model};
+use crate::http::{index_of, load_model, no_parameter, unload_model};
 use crate::proto::grpc_inference_service_server::GrpcInferenceService;
 use crate::proto::*;
+use crate::repository::{Brought, FILE};
 use crate::shm;
 use crate::state::{SERVER_NAME, State};
 use crate::telemetry::{self, Traced};
@@ -189,21 +190,26 @@ impl GrpcInferenceService for Service {
         use model_repository_parameter::ParameterChoice;
         let call = call.into_inner();
         let mut config = None;
-        for (key, value) in call.parameters {
-            match (key.as_str(), value.parameter_choice) {
-                ("config", Some(ParameterChoice::StringParam(text))) => config = Some(text),
-                (file, _) if file.starts_with("file:") => {
-                    let message =
-                        format!("parameter '{file}': models are loaded from the repository alone");
-                    return Err(Error::Unsupported(message).into());
+        let mut files = Vec::new();
+        for (name, value) in call.parameters {
+            match value.parameter_choice {
+                Some(ParameterChoice::StringParam(text)) if name == "config" => config = Some(text),
+                Some(ParameterChoice::BytesParam(bytes)) if name.starts_with(FILE) => {
+                    files.push((name, bytes));
                 }
-                (other, _) => {
-                    let got = format!("'{other}'");
-                    return Err(Error::expected("parameter", "'config', a string", got).into());
-                }
+                _ => return Err(no_parameter(&name).into()),
             }
         }
-        load_model(&self.state, call.model_name, config).await?;
+        let tab = call::tab();
+        let bring = move || {
+            let _holds = tab;
+            let mut brought = Brought::of_config(config);
+            for (name, bytes) in files {
+                brought.write(&name, &mut &bytes[..])?;
+            }
+            Ok(brought)
+        };
+        load_model(&self.state, call.model_name, bring).await?;
         Ok(Response::new(RepositoryModelLoadResponse {}))
     }
 

@@ -20,7 +20,9 @@ use tonic_prost::ProstCodec;
 use super::call;
 use crate::error::Error;
 use crate::proto::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
-use crate::proto::{InferParameter, ModelInferRequest};
+use crate::proto::{
+    InferParameter, ModelInferRequest, ModelRepositoryParameter, RepositoryModelLoadRequest,
+};
 
 /// Most bytes of a message that is no request for inference.
 pub const FEW: usize = 1 << 20;
@@ -28,6 +30,8 @@ pub const FEW: usize = 1 << 20;
 const SLACK: usize = 2;
 /// A parameter: its name, its value and its place in the table.
 const PARAMETER: usize = size_of::<String>() + size_of::<InferParameter>() + 16;
+/// The same of a request to load.
+const LOADS: usize = size_of::<String>() + size_of::<ModelRepositoryParameter>() + 16;
 
 /// The codec of the service.
 #[derive(Clone, Debug)]
@@ -70,11 +74,17 @@ impl<U: Message + Default + Send + 'static> Decoder for Scale<U> {
         // A client has no tab.
         if let Some(tab) = call::tab() {
             let len = from.remaining();
-            if TypeId::of::<U>() == TypeId::of::<ModelInferRequest>() {
+            let weight: Option<fn(&[u8]) -> usize> = match TypeId::of::<U>() {
+                infer if infer == TypeId::of::<ModelInferRequest>() => Some(request),
+                // Where clients may not load, it is as short as others: so many bytes may not come.
+                load if load == TypeId::of::<RepositoryModelLoadRequest>() => Some(self::load),
+                _ => None,
+            };
+            if let Some(weight) = weight {
                 // What came packed was counted packed.
                 let unpacked = if tab.is_packed() { len } else { 0 };
                 tab.keep(0, unpacked);
-                tab.add(request(from.chunk()).saturating_add(unpacked))?;
+                tab.add(weight(from.chunk()).saturating_add(unpacked))?;
             } else if len > FEW {
                 let expected = format!("at most {FEW} bytes");
                 return Err(Error::expected("message", expected, format!("{len} bytes")).into());
@@ -192,6 +202,31 @@ fn request(message: &[u8]) -> usize {
         (_, Field::Number) => 0,
     };
     Fields(message).map(of).fold(0, usize::saturating_add)
+}
+
+/// Bytes that a request to load takes once it is decoded; files stay where they are.
+fn load(message: &[u8]) -> usize {
+    let of = |(number, field)| match (number, field) {
+        (3, Field::Bytes(entry)) => LOADS * SLACK + Fields(entry).map(texts).sum::<usize>(),
+        (_, Field::Bytes(text)) => text.len(),
+        (_, Field::Number) => 0,
+    };
+    Fields(message).map(of).fold(0, usize::saturating_add)
+}
+
+/// Of an entry of the table of its parameters: its name, and a value that is a text.
+fn texts((number, field): (u64, Field<'_>)) -> usize {
+    match (number, field) {
+        (1, Field::Bytes(name)) => name.len(),
+        (2, Field::Bytes(value)) => {
+            let of = |(number, field)| match (number, field) {
+                (3, Field::Bytes(text)) => text.len(),
+                _ => 0,
+            };
+            Fields(value).map(of).sum()
+        }
+        _ => 0,
+    }
 }
 
 fn input(message: &[u8]) -> usize {
@@ -312,6 +347,31 @@ mod tests {
         };
         let (len, weight) = of(&raw);
         assert!(len > 1 << 20 && weight < 200, "{len} {weight}");
+    }
+
+    #[test]
+    fn files_of_a_load_weigh_next_to_nothing_and_texts_as_much_as_they_are_long() {
+        use crate::proto::model_repository_parameter::ParameterChoice;
+        let of = |name: &str, choice| {
+            let value = ModelRepositoryParameter {
+                parameter_choice: Some(choice),
+            };
+            let call = RepositoryModelLoadRequest {
+                model_name: "m".into(),
+                parameters: [(name.to_owned(), value)].into(),
+                ..RepositoryModelLoadRequest::default()
+            };
+            load(&call.encode_to_vec())
+        };
+        let file = of(
+            "file:1/a",
+            ParameterChoice::BytesParam(vec![0; 1 << 20].into()),
+        );
+        assert!((LOADS * SLACK..1000).contains(&file), "{file}");
+        let text = of("config", ParameterChoice::StringParam(" ".repeat(1 << 20)));
+        assert!((1 << 20..(1 << 20) + 1000).contains(&text), "{text}");
+        let name = of(&" ".repeat(1 << 20), ParameterChoice::BoolParam(true));
+        assert!((1 << 20..(1 << 20) + 1000).contains(&name), "{name}");
     }
 
     #[test]

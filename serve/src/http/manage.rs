@@ -6,12 +6,14 @@ use std::sync::Arc;
 use axum::extract::{Path, State as Shared};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use base64::engine::general_purpose::STANDARD;
+use base64::read::DecoderReader;
 use serde_json::{Value, json};
 
-use super::whole::Few;
+use super::whole::{Few, Whole};
 use super::{App, Target};
 use crate::error::{Error, Result};
-use crate::repository::Indexed;
+use crate::repository::{Brought, FILE, Indexed};
 use crate::shm;
 use crate::state::State;
 
@@ -54,40 +56,54 @@ pub async fn index_of(state: &Arc<State>, ready: bool) -> Result<Vec<Indexed>> {
     index.await.map_err(|e| Error::Internal(e.to_string()))
 }
 
-/// Loads a model on a thread where that may take its time.
-pub async fn load_model(state: &Arc<State>, model: String, config: Option<String>) -> Result<()> {
+/// Loads a model from what `bring` gets on a thread where that may take its time.
+pub async fn load_model(
+    state: &Arc<State>,
+    model: String,
+    bring: impl FnOnce() -> Result<Brought> + Send + 'static,
+) -> Result<()> {
     state.repository.check_explicit("load / unload")?;
     let shared = state.clone();
-    let load = move || shared.repository.load(&model, config.as_deref());
+    let load = move || shared.repository.load(&model, bring()?);
     state.changes.make(load).await
 }
 
-pub async fn load(Shared(state): App, Path(target): Path<Target>, Few(body): Few) -> Result<()> {
-    let body = object(&body)?;
+/// What is said of a parameter of a load that is none.
+pub fn no_parameter(name: &str) -> Error {
+    let expected = format!("'config', a string, or '{FILE}PATH', the content of a file");
+    Error::expected("parameter", expected, format!("'{name}'"))
+}
+
+pub async fn load(Shared(state): App, Path(target): Path<Target>, whole: Whole) -> Result<()> {
+    state.repository.check_explicit("load / unload")?;
+    let Whole { body, tab } = whole;
+    // Texts are copied out of it.
+    tab.add(body.len())?;
+    let mut object = object(&body)?;
+    drop(body);
     let mut config = None;
-    for (key, value) in body
-        .get("parameters")
-        .and_then(Value::as_object)
-        .into_iter()
-        .flatten()
-    {
-        match (key.as_str(), value) {
-            ("config", Value::String(text)) => config = Some(text.clone()),
-            (file, _) if file.starts_with("file:") => {
-                let message =
-                    format!("parameter '{file}': models are loaded from the repository alone");
-                return Err(Error::Unsupported(message));
-            }
-            (other, _) => {
-                return Err(Error::expected(
-                    "parameter",
-                    "'config', a string",
-                    format!("'{other}'"),
-                ));
-            }
+    let mut files = Vec::new();
+    let parameters = match object.remove("parameters") {
+        Some(Value::Object(parameters)) => parameters,
+        _ => serde_json::Map::new(),
+    };
+    for (name, value) in parameters {
+        match value {
+            Value::String(text) if name == "config" => config = Some(text),
+            Value::String(text) if name.starts_with(FILE) => files.push((name, text)),
+            _ => return Err(no_parameter(&name)),
         }
     }
-    load_model(&state, target.model, config).await
+    let bring = move || {
+        let _holds = tab;
+        let mut brought = Brought::of_config(config);
+        for (name, text) in files {
+            let mut content = DecoderReader::new(text.as_bytes(), &STANDARD);
+            brought.write(&name, &mut content)?;
+        }
+        Ok(brought)
+    };
+    load_model(&state, target.model, bring).await
 }
 
 pub async fn unload(Shared(state): App, Path(target): Path<Target>, Few(body): Few) -> Result<()> {

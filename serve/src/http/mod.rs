@@ -37,7 +37,7 @@ use crate::telemetry::Traced;
 
 pub use body::{region, wanted};
 pub use front::Front;
-pub use manage::{index_of, load_model, unload_model};
+pub use manage::{index_of, load_model, no_parameter, unload_model};
 
 use whole::{MaxBody, Whole};
 

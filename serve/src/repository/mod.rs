@@ -12,6 +12,7 @@
 //! 2. Loads and unloads run one after another.
 //! 3. A folder that cannot be read is no change: what is served stays so until it can be.
 
+mod brought;
 mod disk;
 pub(crate) mod ensemble;
 pub(crate) mod load;
@@ -33,6 +34,7 @@ use crate::files::regular;
 use crate::host::Host;
 use crate::memory::Memory;
 use crate::model::{Served, Shared, empty_engine};
+pub use brought::{Brought, FILE};
 use disk::{Fingerprint, Folders, chosen, fingerprint, is_plain, versions};
 use ensemble::Part;
 use version::Version;
@@ -80,8 +82,10 @@ struct Entry {
     is_wanted: bool,
     /// Of its own files and those of its steps, when they were last looked at.
     fingerprint: Fingerprint,
-    /// Of those that what is served came from; `None` if a client brought the configuration.
+    /// Of those that what is served came from; `None` if a client brought the configuration alone.
     source: Option<Fingerprint>,
+    /// What a client brought in the place of its folder.
+    brought: Option<Brought>,
     /// Models that it is made of, theirs among them; none but for ensembles.
     steps: BTreeSet<String>,
 }
@@ -169,7 +173,7 @@ impl Repository {
             failed.push(error.to_string());
         }
         for name in self.in_order(names) {
-            if let Err(error) = self.load(&name, None) {
+            if let Err(error) = self.load(&name, Brought::default()) {
                 failed.push(error.to_string());
             }
         }
@@ -231,15 +235,14 @@ impl Repository {
         Err(Error::Unavailable(message))
     }
 
-    /// Loads a model, or loads it again; `config` is a JSON text that takes the place of its
-    /// configuration. Steps of an ensemble that are not served are loaded before it. Takes as long
-    /// as that takes.
+    /// Loads a model, or loads it again, from what a client brought and for the rest from its folder.
+    /// Steps of an ensemble that are not served are loaded before it. Takes as long as that takes.
     ///
     /// # Errors
     /// What is wrong with the model; what was served before still is.
-    pub fn load(&self, name: &str, config: Option<&str>) -> Result<()> {
+    pub fn load(&self, name: &str, brought: Brought) -> Result<()> {
         let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
-        let loaded = self.load_all(name, config);
+        let loaded = self.load_all(name, brought);
         self.forget_gone();
         if let Err(error) = &loaded {
             // Names of what is not there are not kept: clients may say any.
@@ -252,10 +255,9 @@ impl Repository {
     }
 
     /// Loads a model and those of its steps that have to be loaded before it.
-    fn load_all(&self, name: &str, config: Option<&str>) -> Result<()> {
+    fn load_all(&self, name: &str, brought: Brought) -> Result<()> {
         let fail = |e: Error| Error::Invalid(format!("failed to load '{name}': {e}"));
-        let folder = self.folder(name).map_err(fail)?;
-        let own = self.config(name, &folder, config).map_err(fail)?;
+        let (_, own) = self.stated(name, &brought).map_err(fail)?;
         let steps = self.all_steps(name, &own);
         if self.is_explicit() {
             let steps = self.in_order(steps.iter().cloned().collect());
@@ -263,19 +265,18 @@ impl Repository {
             // Whether a step is there at all is told with its number, below.
             let there = |n: &String| self.folder(n).is_ok();
             for step in steps.iter().filter(|n| there(n) && !ready(n)) {
-                self.load_one(step, None).map_err(fail)?;
+                self.load_one(step, Brought::default()).map_err(fail)?;
             }
         }
-        self.load_one(name, config)
+        self.load_one(name, brought)
     }
 
     /// Loads a model whose steps, if it has any, are loaded or not.
-    fn load_one(&self, name: &str, stated: Option<&str>) -> Result<()> {
+    fn load_one(&self, name: &str, brought: Brought) -> Result<()> {
         let fail = |e: Error| Error::Invalid(format!("failed to load '{name}': {e}"));
-        let folder = self.folder(name).map_err(fail)?;
-        let config = self.config(name, &folder, stated).map_err(fail)?;
+        let (folder, config) = self.stated(name, &brought).map_err(fail)?;
         let steps = self.all_steps(name, &config);
-        let fingerprint = self.fingerprint(name, &steps, |e| Some(&e.fingerprint));
+        let fingerprint = self.fingerprint(name, &folder, &steps, |e| Some(&e.fingerprint));
         let chosen = chosen(&folder, &config).map_err(fail)?;
         let there = versions(&folder).map_err(fail)?;
         let mut started = Vec::new();
@@ -312,7 +313,10 @@ impl Repository {
             return Err(fail(Error::Invalid(failed.join("\n"))));
         }
         entry.reason = String::new();
-        entry.source = stated.is_none().then_some(fingerprint);
+        let brought_folder = brought.folder().is_some();
+        let is_whole = brought_folder || brought.config().is_none();
+        entry.source = is_whole.then_some(fingerprint);
+        let past = std::mem::replace(&mut entry.brought, brought_folder.then_some(brought));
         entry.steps = steps;
         for (version, served) in started {
             tracing::info!(model = name, version, "loaded");
@@ -328,7 +332,25 @@ impl Repository {
             .versions
             .retain(|version, state| matches!(state, State::Ready(_)) || there.contains(version));
         drop(models);
+        drop((gone, past));
         Ok(())
+    }
+
+    /// Where a model's files are that is loaded with `brought`, and its configuration.
+    fn stated(&self, name: &str, brought: &Brought) -> Result<(PathBuf, Config)> {
+        let folder = match brought.folder() {
+            Some(folder) if is_plain(name) => folder.to_owned(),
+            _ => self.folder(name)?,
+        };
+        let config = self.config(name, &folder, brought.config())?;
+        Ok((folder, config))
+    }
+
+    /// Where a model's files are, those that a client brought if it is served from such, and the
+    /// configuration beside them.
+    fn own(&self, name: &str) -> Result<(PathBuf, Config)> {
+        let brought = self.read().get(name).and_then(|e| e.brought.clone());
+        self.stated(name, &brought.unwrap_or_default())
     }
 
     fn folder(&self, name: &str) -> Result<PathBuf> {
@@ -373,8 +395,7 @@ impl Repository {
             let got = within.join(", which has the step ");
             return Err(Error::expected("ensembles", "none within itself", got));
         }
-        let folder = self.folder(name)?;
-        let config = self.config(name, &folder, None)?;
+        let (folder, config) = self.own(name)?;
         let chosen = chosen(&folder, &config)?;
         let version = match u64::try_from(wanted) {
             Ok(wanted) if wanted > 0 => chosen.iter().copied().find(|v| *v == wanted),
@@ -383,7 +404,7 @@ impl Repository {
         let expected = || Error::expected("model_version", format!("one of {chosen:?}"), wanted);
         let version = version.ok_or_else(expected)?;
         let steps = self.all_steps(name, &config);
-        let now = self.fingerprint(name, &steps, |e| e.source.as_ref());
+        let now = self.fingerprint(name, &folder, &steps, |e| e.source.as_ref());
         let (served, is_same) = match self.read().get(name) {
             Some(entry) => (
                 entry.versions.get(&version).cloned(),
@@ -409,10 +430,8 @@ impl Repository {
         let mut open = models_of(config);
         while let Some(step) = open.pop() {
             if step != name && all.insert(step.clone()) {
-                let config = self
-                    .folder(&step)
-                    .and_then(|f| self.config(&step, &f, None));
-                open.extend(config.iter().flat_map(models_of));
+                let own = self.own(&step);
+                open.extend(own.iter().flat_map(|(_, config)| models_of(config)));
             }
         }
         all
@@ -421,9 +440,11 @@ impl Repository {
     /// The same of a model in its folder; those that it had when it was loaded if its configuration
     /// cannot be read.
     fn steps_of(&self, name: &str) -> BTreeSet<String> {
-        let config = self.folder(name).and_then(|f| self.config(name, &f, None));
         let had = || self.read().get(name).map(|entry| entry.steps.clone());
-        config.map_or_else(|_| had().unwrap_or_default(), |c| self.all_steps(name, &c))
+        self.own(name).map_or_else(
+            |_| had().unwrap_or_default(),
+            |(_, config)| self.all_steps(name, &config),
+        )
     }
 
     /// `names`, each behind its steps among them: it has more of them in all than any of its steps.
@@ -432,18 +453,24 @@ impl Repository {
         names
     }
 
-    /// What is told of a model's files and those of its steps; of what cannot be read, what `before`
-    /// tells of it.
+    /// What is told of a model's files in `folder` and those of its steps; of what cannot be read, what
+    /// `before` tells of it.
     fn fingerprint(
         &self,
         name: &str,
+        folder: &Path,
         steps: &BTreeSet<String>,
         before: impl Fn(&Entry) -> Option<&Fingerprint>,
     ) -> Fingerprint {
-        let before = self.read().get(name).and_then(|e| before(e).cloned());
+        let models = self.read();
+        let brought = |n: &String| Some(models.get(n)?.brought.as_ref()?.folder()?.to_owned());
+        let of_step = |n: &String| brought(n).unwrap_or_else(|| self.root.join(n));
+        let folders: Vec<PathBuf> = steps.iter().map(of_step).collect();
+        let before = models.get(name).and_then(|e| before(e).cloned());
+        drop(models);
         let before = before.unwrap_or_default();
-        let all = std::iter::once(name).chain(steps.iter().map(String::as_str));
-        all.flat_map(|n| fingerprint(&self.root.join(n), &before))
+        let all = std::iter::once(folder).chain(folders.iter().map(PathBuf::as_path));
+        all.flat_map(|folder| fingerprint(folder, &before))
             .collect()
     }
 
@@ -454,6 +481,7 @@ impl Repository {
         let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         // What goes does so behind the lock: it ends in its engine.
         let mut past = Vec::new();
+        let mut past_files = Vec::new();
         let mut models = self.write();
         let Some(entry) = models.get_mut(name) else {
             return;
@@ -471,6 +499,7 @@ impl Repository {
                 continue;
             };
             entry.is_wanted = false;
+            past_files.extend(entry.brought.take());
             for state in entry.versions.values_mut() {
                 let unloaded = State::Unavailable("unloaded".into());
                 past.push(std::mem::replace(state, unloaded));
@@ -512,11 +541,13 @@ impl Repository {
         }
         // A step that has changed is loaded before the ensembles that it changes.
         for name in &self.in_order(found.models.clone()) {
-            let now = self.fingerprint(name, &self.steps_of(name), |e| Some(&e.fingerprint));
+            let steps = self.steps_of(name);
+            let folder = self.root.join(name);
+            let now = self.fingerprint(name, &folder, &steps, |e| Some(&e.fingerprint));
             let same = self.read().get(name).is_some_and(|e| e.fingerprint == now);
             if !same {
                 // What went wrong is logged and in the index; the next change is tried again.
-                if self.load(name, None).is_err() {
+                if self.load(name, Brought::default()).is_err() {
                     self.write().entry(name.clone()).or_default().fingerprint = now;
                 }
             }

@@ -81,7 +81,7 @@ pub fn config(server: &Running, model: &str, text: &str) {
 const FLOATS: &str = "data_type: TYPE_FP32 dims: 2";
 
 /// What a model answers to `[1, 2]` at its input `x`: the data of its output.
-async fn ask(server: &Running, model: &str) -> String {
+pub async fn ask(server: &Running, model: &str) -> String {
     let path = format!("/v2/models/{model}/infer");
     let body = r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[1,2]}]}"#;
     let (status, text) = call(server.http(), "POST", &path, body).await;

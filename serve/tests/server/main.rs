@@ -2,6 +2,7 @@
 
 mod answers;
 mod bounds;
+mod brought;
 mod budget;
 mod chain_calls;
 mod chains;

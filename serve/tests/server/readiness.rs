@@ -6,6 +6,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use lazybatch_serve::Control;
+use lazybatch_serve::repository::Brought;
 use lazybatch_serve::state::State;
 use serde_json::{Value as Json, json};
 
@@ -179,7 +180,13 @@ async fn a_name_that_a_client_makes_up_is_one_line_of_the_log() {
         .finish();
     let name = "x\n2026-01-01T00:00:00Z ERROR forged\u{1b}[2J";
     tracing::subscriber::with_default(subscriber, || {
-        assert!(server.state.repository.load(name, None).is_err());
+        assert!(
+            server
+                .state
+                .repository
+                .load(name, Brought::default())
+                .is_err()
+        );
     });
     let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
     assert_eq!(text.lines().count(), 1, "{text}");
