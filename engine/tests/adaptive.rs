@@ -3,13 +3,15 @@
 use std::collections::BTreeSet;
 
 use lazybatch_engine::core::checker::Checker;
-use lazybatch_engine::core::{Action, Core, CoreConfig, Event, ModelSpec, Open, Plan, PlanRequest};
+use lazybatch_engine::core::{
+    Action, Core, CoreConfig, Event, ModelSpec, Open, Plan, PlanRequest, Request,
+};
 use lazybatch_engine::driver::virtual_time::{self, Script, SimRequest};
 use lazybatch_engine::driver::{Judge, Observer};
 use lazybatch_engine::policy;
 use lazybatch_kernels::{Noise, SimDevice};
 use lazybatch_sla::{
-    Late, LatencyTable, ModelId, Nanos, Outcome, Profile, RequestId, Ticket, Time,
+    ClassId, Late, LatencyTable, ModelId, Nanos, Outcome, Profile, RequestId, Ticket, Time,
 };
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -216,9 +218,16 @@ impl Driven {
     }
 
     fn arrive_at(&mut self, model: ModelId, id: u64, priority: u8) {
+        self.arrive_as(id, |request| {
+            request.model = model;
+            request.priority = priority;
+        });
+    }
+
+    fn arrive_as(&mut self, id: u64, set: impl FnOnce(&mut Request)) {
         let now = Time(id * 1_000_000);
-        let mut sim = SimRequest::new(id, model, now, None, 6, 6);
-        sim.request.priority = priority;
+        let mut sim = SimRequest::new(id, ModelId(0), now, None, 6, 6);
+        set(&mut sim.request);
         self.handle(now, Event::Arrive(sim.request));
         let ended = |ticket| Event::Done {
             ticket,
@@ -241,6 +250,14 @@ fn models_that_nobody_asks_for_do_not_matter() {
     assert_eq!(beside.finishes, alone.finishes);
     assert_eq!(beside.plans.compared, alone.plans.compared);
     assert!(alone.plans.compared.contains("cellular"));
+    // Nor do their classes.
+    let mut classes = config(TRANSLATOR);
+    classes
+        .classes
+        .push("gold:late=refuse,weight=3".parse().expect("a class"));
+    let beside = run(&classes, "adaptive", &arrivals);
+    assert_eq!(beside.finishes, alone.finishes);
+    assert_eq!(beside.plans.compared, alone.plans.compared);
     // One without loops beside one that has some.
     let beside = run(&config_of(&[CHAIN, TRANSLATOR]), "adaptive", &arrivals);
     let alone = run(&config(CHAIN), "adaptive", &arrivals);
@@ -303,6 +320,29 @@ fn a_rule_that_knows_no_levels_goes_when_they_come() {
         assert!(soon.iter().take(8).any(|&r| r == urgent), "{soon:?}");
         assert!(!rules.contains(&"edf".to_string()), "{rules:?}");
     }
+}
+
+#[test]
+fn a_rule_that_knows_no_classes_goes_when_they_come() {
+    let mut config = config(CHAIN);
+    config
+        .classes
+        .push("gold:weight=3".parse().expect("a class"));
+    let (mut driven, mut id) = (Driven::new(config), 0);
+    let first = driven.plan(&mut id);
+    assert!(first.candidates.contains(&"edf".to_string()));
+    let planned = Event::Planned(Plan {
+        costs: vec![("edf".into(), 1)],
+        launches: 1,
+        rest: Nanos::ZERO,
+    });
+    driven.handle(Time(id * 1_000_000), planned);
+    driven.arrive_as(id, |request| request.class = ClassId(1));
+    id += 1;
+    // The incumbent is the first.
+    let rules = driven.plan(&mut id).candidates;
+    assert!(rules[0].starts_with("front"), "{rules:?}");
+    assert!(!rules.contains(&"edf".to_string()), "{rules:?}");
 }
 
 /// What the first plan is to begin with, after so many launches have ended, and the core then.

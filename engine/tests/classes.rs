@@ -194,6 +194,53 @@ fn levels_hold_between_models() {
     }
 }
 
+/// A decoder of which one of the first level is always in flight, with as many of level 0 behind it as
+/// there is room for, and a chain whose requests are of a level between them: nobody of level 0 goes
+/// before these, whoever is in flight in their model.
+#[test]
+fn who_waits_on_a_lower_level_gains_nothing_by_one_in_flight_on_a_higher() {
+    let mut world = World::chain(8, model());
+    let block = Block {
+        rep: Rep::Until(Some(20)),
+        nodes: model(),
+    };
+    world.models.push(Model {
+        max_batch: 8,
+        p90: 10,
+        blocks: vec![block],
+    });
+    let mut arrivals: Vec<Arrival> = (0..40)
+        .map(|i| {
+            let mut first = Arrival::new(i * 900_000, 1, 1, 10, None);
+            first.priority = 1;
+            first
+        })
+        .collect();
+    arrivals.extend((0..400).map(|i| Arrival::new(i * 90_000, 1, 1, 10, None)));
+    arrivals.extend((0..100).map(|i| {
+        let mut between = Arrival::new(i * 360_000, 0, 1, 1, None);
+        between.priority = 5;
+        between
+    }));
+    arrivals.sort_by_key(|a| a.at);
+    for policy in ["join:0", "balance:1", "join:1/short", "adaptive"] {
+        let run = simulate(&world, policy, &arrivals, &Options::default());
+        // Of level 0, those that were launched first while somebody of level 5 waited from before.
+        let waits: Vec<(u64, u64)> = run
+            .ended
+            .iter()
+            .zip(&arrivals)
+            .filter(|(_, a)| a.priority == 5)
+            .map(|(e, a)| (a.at, e.first_launch.expect("it ran").0))
+            .collect();
+        let before = run.ended.iter().zip(&arrivals).filter(|(e, a)| {
+            let at = e.first_launch.expect("it ran").0;
+            a.priority == 0 && waits.iter().any(|w| w.0 < at && at < w.1)
+        });
+        assert_eq!(before.count(), 0, "{policy}");
+    }
+}
+
 #[test]
 fn each_class_says_what_becomes_of_those_that_are_too_late() {
     let world = World::chain(8, model());

@@ -76,13 +76,16 @@ impl ModelSpec {
                 })
                 .collect(),
             max_batch: model.max_batch,
-            max_in_flight: model.max_batch.saturating_mul(4),
+            max_in_flight: model.max_batch.saturating_mul(BATCHES_IN_FLIGHT),
             table: Arc::new(table),
             output_len_p90: model.output_len_p90.unwrap_or(output_len_p90),
             resident: true,
         }
     }
 }
+
+/// Largest batches of a model that may be in flight together, in simulation and for real.
+pub const BATCHES_IN_FLIGHT: u32 = 4;
 
 /// Configuration of a core.
 #[derive(Clone, Debug)]

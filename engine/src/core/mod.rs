@@ -32,7 +32,7 @@ mod why;
 
 use lazybatch_sla::{LaneId, Launch, ModelId, Outcome, RequestId, Ticket, Time};
 
-pub use config::{BlockSpec, CoreConfig, ModelSpec};
+pub use config::{BATCHES_IN_FLIGHT, BlockSpec, CoreConfig, ModelSpec};
 pub use event::{Action, Event, Note, Request};
 pub use models::Attach;
 pub use plan::{Open, Past, Place, Plan, PlanRequest};

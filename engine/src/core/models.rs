@@ -9,7 +9,7 @@ use lazybatch_sla::profile::{FORMAT, ModelProfile};
 use lazybatch_sla::{Class, LatencyTable, ModelId, Profile, SegmentRanges, segments_of};
 use serde::{Deserialize, Serialize};
 
-use super::config::{BlockSpec, ModelSpec};
+use super::config::{BATCHES_IN_FLIGHT, BlockSpec, ModelSpec};
 use super::event::Action;
 use super::state::{Counters, Residency, State};
 
@@ -134,7 +134,7 @@ impl ModelSpec {
                 })
                 .collect(),
             max_batch: profile.max_batch,
-            max_in_flight: profile.max_batch.saturating_mul(2),
+            max_in_flight: profile.max_batch.saturating_mul(BATCHES_IN_FLIGHT),
             table: Arc::new(LatencyTable::new(profile, &by_node, 0.0, 0.0)),
             output_len_p90,
             resident: true,

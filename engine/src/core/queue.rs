@@ -141,12 +141,17 @@ impl Flow {
     }
 }
 
+/// Flows beyond which none is kept in which nobody waits: clients choose levels and classes.
+const KEPT: usize = 8;
+
 /// One model's waiting requests, oldest first, delayed ones behind the others.
 #[derive(Clone, Debug, Default)]
 pub struct ArrivalQueue {
+    /// Those in which nobody waits are kept, up to [`KEPT`] of all.
     flows: SmallVec<[Flow; 1]>,
     len: usize,
     samples: u32,
+    num_changes: u64,
 }
 
 impl ArrivalQueue {
@@ -183,6 +188,11 @@ impl ArrivalQueue {
         fronts.min().map(|w| w.1)
     }
 
+    /// How often somebody has come or gone: where it is the same, the queue is.
+    pub fn num_changes(&self) -> u64 {
+        self.num_changes
+    }
+
     /// Waiting requests, oldest first, delayed ones behind the others.
     pub fn iter(&self) -> impl Iterator<Item = Key> + '_ {
         let waiting = self.flows.iter().filter(|f| !f.is_empty());
@@ -208,6 +218,7 @@ impl ArrivalQueue {
 
     pub(crate) fn insert(&mut self, flow: FlowKey, id: RequestId, key: Key, waiter: Waiter) {
         self.len += 1;
+        self.num_changes += 1;
         self.samples += waiter.samples;
         let at = self.flows.iter().position(|f| f.key == flow);
         let at = at.unwrap_or_else(|| {
@@ -227,8 +238,17 @@ impl ArrivalQueue {
         let before = flow.samples;
         let key = flow.remove(0);
         self.len -= 1;
+        self.num_changes += 1;
         self.samples -= before - flow.samples;
+        self.forget_empty();
         key
+    }
+
+    /// Forgets flows in which nobody waits, if there are many.
+    fn forget_empty(&mut self) {
+        if self.flows.len() > KEPT {
+            self.flows.retain(|f| !f.is_empty());
+        }
     }
 
     /// Removes a request by id; the flow in which it waited.
@@ -241,7 +261,9 @@ impl ArrivalQueue {
         };
         let (flow, samples) = self.flows.iter_mut().find_map(found)?;
         self.len -= 1;
+        self.num_changes += 1;
         self.samples -= samples;
+        self.forget_empty();
         Some(flow)
     }
 }
@@ -334,6 +356,29 @@ mod tests {
         while queue.pop().is_some() {}
         assert!(queue.is_empty() && queue.flows().next().is_none());
         assert_eq!(queue.num_samples(), 0);
+    }
+
+    #[test]
+    fn flows_in_which_nobody_waits_are_few() {
+        let mut queue = ArrivalQueue::default();
+        let flow = |id: u64| FlowKey {
+            level: (id % 256) as u8,
+            class: ClassId((id / 256) as u32),
+            ..FlowKey::default()
+        };
+        for id in 0..10_000 {
+            queue.insert(flow(id), RequestId(id), id as Key, Waiter::default());
+            let gone = match id % 2 {
+                0 => queue.pop().is_some(),
+                _ => queue.remove(RequestId(id)).is_some(),
+            };
+            assert!(gone && queue.flows.len() <= KEPT, "{id}");
+        }
+        for id in 0..100 {
+            queue.insert(flow(id), RequestId(id), id as Key, Waiter::default());
+        }
+        assert_eq!(queue.flows().count(), 100);
+        assert!(queue.iter().map(u64::from).eq(0..100));
     }
 
     #[test]

@@ -94,6 +94,18 @@ pub(crate) enum Command {
 }
 
 impl Command {
+    /// That of most.
+    pub const WEIGHT: usize = 64;
+
+    /// What it adds to a turn: next to nothing where it is only noted. Of those there may be any number,
+    /// as who is refused has no place in what is bounded, so that a turn takes them all.
+    pub fn weight(&self) -> usize {
+        match self {
+            Self::Refused(_) => 1,
+            _ => Self::WEIGHT,
+        }
+    }
+
     /// Whether what it leads to is over within microseconds.
     pub fn is_quick(&self) -> bool {
         match self {

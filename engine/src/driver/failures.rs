@@ -1,7 +1,8 @@
 //! Who fails in a launch: its members that the device names, and those that only seem to run in it.
 
-use lazybatch_sla::RequestId;
+use lazybatch_sla::{RequestId, Ticket};
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 use crate::core::{Core, Event};
 
@@ -51,4 +52,15 @@ pub(super) fn failing(core: &Core, done: &Event) -> Vec<RequestId> {
     let all = members.map(|m| m.request);
     let alone = faults.iter().map(|(id, _)| *id);
     all.chain(alone).filter(|&id| core.is_open(id)).collect()
+}
+
+/// A launch is over that nothing comes of.
+pub(super) fn over(ticket: Ticket, failed: Option<String>) -> Event {
+    Event::Done {
+        ticket,
+        stopped: SmallVec::new(),
+        faults: Vec::new(),
+        failed,
+        took: None,
+    }
 }

@@ -16,12 +16,11 @@ use lazybatch_graph::{OutputId, Tensor};
 use lazybatch_kernels::{Completion, Device, OpenRequest, Plan};
 use lazybatch_sla::{LaneId, ModelId, Nanos, Outcome, RequestId, Slot, Ticket, Time};
 use rustc_hash::FxHashMap;
-use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use super::Observer;
 use super::command::{Command, Refused, Reply, Submission};
-use super::failures::{Doomed, add_doomed, failing};
+use super::failures::{Doomed, add_doomed, failing, over};
 use super::figures::{Load, Stats};
 use super::guard::Guarded;
 use super::issue::issue;
@@ -103,7 +102,8 @@ pub(crate) struct Driver {
 #[derive(Default)]
 pub(crate) struct DriverState {
     open: FxHashMap<RequestId, Open>,
-    streaming: Vec<RequestId>,
+    /// Open requests that are answered step by step.
+    num_streams: usize,
     /// Requests that the device did not take, and why: launches run without them.
     unstaged: Doomed,
     /// Requests whose sequence cannot go on, and why.
@@ -188,8 +188,9 @@ impl Driver {
     }
 
     fn event(&mut self, now: Time, mut event: Event) {
-        let is_done = matches!(event, Event::Done { .. });
-        if is_done {
+        let mut stepped = Vec::new();
+        if let Event::Done { ticket, .. } = event {
+            stepped = self.streams_of(ticket);
             let doomed = [&self.state.unstaged, &self.state.broken];
             add_doomed(&self.core, doomed, &mut event);
             for id in failing(&self.core, &event) {
@@ -200,8 +201,8 @@ impl Driver {
         }
         self.observer.on_event(now, &event);
         self.core.handle(now, event);
-        if is_done {
-            self.send_steps(None);
+        for id in stepped {
+            self.send_steps(id, false);
         }
     }
 
@@ -254,15 +255,14 @@ impl Driver {
     /// what came before it does not wait for it, and it begins the next turn, as what comes meanwhile
     /// comes later. False when told to stop.
     fn take_commands(&mut self, now: Time) -> bool {
-        for _ in 0..MOST_COMMANDS {
-            if self.state.next_load.is_some() {
-                break;
-            }
+        let mut weight = 0;
+        while weight < MOST_COMMANDS && self.state.next_load.is_none() {
             let command = match self.commands.next() {
                 Ok(Some(command)) => command,
                 Ok(None) => return true,
                 Err(Abandoned) => return false,
             };
+            weight += command.weight();
             if !self.command(now, command) {
                 return false;
             }
@@ -367,9 +367,7 @@ impl Driver {
         }
         let is_stream = matches!(submission.reply, Reply::Stream(_));
         let sent = is_stream.then(|| Sent::none(&submission.served.program));
-        if is_stream {
-            self.state.streaming.push(id);
-        }
+        self.state.num_streams += usize::from(is_stream);
         let open = Open {
             submission,
             slot: None,
@@ -548,7 +546,7 @@ impl Driver {
     }
 
     fn release(&mut self, id: RequestId, slot: Slot) {
-        self.send_steps(Some(id));
+        self.send_steps(id, true);
         let is_broken = self.state.broken.remove(&id).is_some();
         let outputs = if self.state.unstaged.remove(&id).is_some() {
             Vec::new()
@@ -561,7 +559,7 @@ impl Driver {
     /// Answers a request, whose sequence was broken before it if it `is_broken`.
     fn answer(&mut self, id: RequestId, outputs: Vec<Option<Tensor>>, is_broken: bool) {
         let open = self.state.open.remove(&id).expect("answered once");
-        self.state.streaming.retain(|&s| s != id);
+        self.state.num_streams -= usize::from(open.sent.is_some());
         if let Some(explains) = self.on_request.as_mut().filter(|_| open.submission.explain) {
             explains.end(id, &mut self.core);
         }
@@ -625,28 +623,38 @@ impl Driver {
         }
     }
 
-    /// Sends what streaming requests have emitted since the last time, one of which may be over, but
-    /// nothing of those who have failed: launches behind that carry them still.
-    fn send_steps(&mut self, over: Option<RequestId>) {
+    /// Members of a launch that has run that are answered step by step.
+    fn streams_of(&self, ticket: Ticket) -> Vec<RequestId> {
+        let is_asked = self.state.num_streams > 0;
+        let launch = self.core.oldest(ticket).filter(|_| is_asked);
+        let members = launch.iter().flat_map(|l| &l.members).map(|m| m.request);
+        let open = |id: &RequestId| self.state.open.get(id);
+        members
+            .filter(|id| open(id).is_some_and(|o| o.sent.is_some()))
+            .collect()
+    }
+
+    /// Sends what a request has emitted since the last time, if it is answered step by step, but nothing
+    /// of one that has failed: launches behind that carry it still.
+    fn send_steps(&mut self, id: RequestId, is_over: bool) {
         let state = &mut self.state;
-        for id in &state.streaming {
-            let open = state.open.get_mut(id);
-            let open = open.expect("streaming requests are open");
-            let (Some(slot), Reply::Stream(tx)) = (open.slot, &open.submission.reply) else {
-                continue;
-            };
-            let is_doomed = state.unstaged.contains_key(id) || state.broken.contains_key(id);
-            let has_answer = !open.has_failed && !is_doomed;
-            let Some(sent) = open.sent.as_mut().filter(|_| has_answer) else {
-                continue;
-            };
-            let has_ended = |(_, outcome, ..): &(_, Outcome, _, _)| outcome.is_completed();
-            let is_end = over == Some(*id) && open.ended.as_ref().is_some_and(has_ended);
-            sent.take_new(&self.device, slot, is_end, |output, rows| {
-                // The client may have gone.
-                drop(tx.send(Ok(Step::Rows { output, rows })));
-            });
-        }
+        let Some(open) = state.open.get_mut(&id) else {
+            return;
+        };
+        let (Some(slot), Reply::Stream(tx)) = (open.slot, &open.submission.reply) else {
+            return;
+        };
+        let is_doomed = state.unstaged.contains_key(&id) || state.broken.contains_key(&id);
+        let has_answer = !open.has_failed && !is_doomed;
+        let Some(sent) = open.sent.as_mut().filter(|_| has_answer) else {
+            return;
+        };
+        let has_ended = |(_, outcome, ..): &(_, Outcome, _, _)| outcome.is_completed();
+        let is_end = is_over && open.ended.as_ref().is_some_and(has_ended);
+        sent.take_new(&self.device, slot, is_end, |output, rows| {
+            // The client may have gone.
+            drop(tx.send(Ok(Step::Rows { output, rows })));
+        });
     }
 
     /// Tells figures, and whoever looks what is being done.
@@ -724,7 +732,7 @@ impl Driver {
             self.event(now, over(ticket, None));
         }
         // A turn may follow, with what came meanwhile.
-        self.state.streaming.clear();
+        self.state.num_streams = 0;
         while let Some(action) = self.core.poll_action(now) {
             match &action {
                 Action::Launch { ticket, lane } => {
@@ -764,20 +772,9 @@ impl Driver {
     }
 }
 
-/// Commands that a turn takes in at most: launches that are over, and those who wait for the next, do
-/// not wait for more, and none of them is much later than the turn's time says.
-const MOST_COMMANDS: usize = 256;
-
-/// A launch is over that nothing comes of.
-fn over(ticket: Ticket, failed: Option<String>) -> Event {
-    Event::Done {
-        ticket,
-        stopped: SmallVec::new(),
-        faults: Vec::new(),
-        failed,
-        took: None,
-    }
-}
+/// Commands that a turn takes in at most, by their weights: launches that are over, and those who wait for
+/// the next, do not wait for more, and none of them is much later than the turn's time says.
+const MOST_COMMANDS: usize = 256 * Command::WEIGHT;
 
 /// Turns without a completion in which a device is asked at once again.
 const EAGER_TURNS: u32 = 256;

@@ -25,7 +25,8 @@
 //! "Rollout Algorithms for Discrete Optimization"); here over whole rules, not single steps.
 
 use lazybatch_graph::Repeat;
-use lazybatch_sla::{Class, Late, LatencyTable, Launch, ModelId, Nanos, Time};
+use lazybatch_sla::{Class, ClassId, Late, LatencyTable, Launch, ModelId, Nanos, Time};
+use smallvec::SmallVec;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
@@ -333,11 +334,11 @@ struct Adaptive {
     rests_until: Time,
     /// What was seen when the last plan was asked for.
     planned: Option<Seen>,
-    /// There is one SLA class, and some may be refused or shed; when it was last asked for a plan.
+    /// Requests are of one SLA class, and some may be refused or shed; when it last looked.
     has_one_class: bool,
     refuses: bool,
-    /// A request has come of a model, or with a priority level, as there was none: the incumbent may know
-    /// none.
+    /// A request has come of a model or a class, or with a priority level, as there was none: the incumbent
+    /// may know none.
     is_misfit: bool,
 }
 
@@ -363,6 +364,7 @@ impl Policy for Adaptive {
             self.start(view.models());
         }
         if std::mem::take(&mut self.is_misfit) {
+            self.look(view.classes());
             let mut rules = self.candidates(view.models());
             if !rules.contains(&self.incumbent.name) {
                 self.incumbent.change(&rules.remove(0));
@@ -395,6 +397,7 @@ impl Policy for Adaptive {
 
     fn on_arrive(&mut self, now: Time, request: &Request) {
         let is_new = !self.history.has(request.model)
+            || !self.history.has_class(request.class)
             || (request.priority != 0 && !self.history.has_priorities());
         if is_new && !self.is_fixed {
             self.is_misfit = true;
@@ -437,11 +440,6 @@ impl Policy for Adaptive {
     }
 
     fn plan(&mut self, view: &View<'_>) -> Option<PlanRequest> {
-        self.has_one_class = view.classes().len() == 1;
-        self.refuses = refuses(self.late, view.classes());
-        if self.history.is_empty() {
-            return None;
-        }
         if self.is_fixed
             || self.is_planning
             || view.now < self.rests_until
@@ -449,6 +447,10 @@ impl Policy for Adaptive {
         {
             return None;
         }
+        if self.history.is_empty() {
+            return None;
+        }
+        self.look(view.classes());
         self.is_planning = true;
         self.planned = Some(Seen {
             at: view.now,
@@ -535,6 +537,16 @@ impl Adaptive {
             let first = self.rules(models).remove(0);
             self.incumbent.change(&first);
         }
+    }
+
+    /// Notes what the classes say that requests are of: others are there for models that nobody asks
+    /// for, or were.
+    fn look(&mut self, classes: &[Class]) {
+        let asked = classes.iter().enumerate();
+        let asked = asked.filter(|(c, _)| self.history.has_class(ClassId(*c as u32)));
+        let asked: SmallVec<[&Class; 4]> = asked.map(|(_, class)| class).collect();
+        self.has_one_class = asked.len() <= 1;
+        self.refuses = refuses(self.late, asked.into_iter());
     }
 
     /// By how much another rule must be cheaper to replace the incumbent.
@@ -652,7 +664,7 @@ impl Adaptive {
 }
 
 /// Whether requests may be refused or shed, where classes that do not say go by `late`.
-fn refuses(late: Late, classes: &[Class]) -> bool {
-    let mut lates = classes.iter().map(|c| c.late.unwrap_or(late));
+fn refuses<'a>(late: Late, classes: impl Iterator<Item = &'a Class>) -> bool {
+    let mut lates = classes.map(|c| c.late.unwrap_or(late));
     lates.any(|l| matches!(l, Late::Shed | Late::Refuse))
 }

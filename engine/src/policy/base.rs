@@ -483,7 +483,7 @@ impl Base {
             claim.is_as_urgent(&own)
         });
         let ahead = before.map(|f| f.num_samples_before(state.request.id)).sum();
-        let by = surely(view, model, ahead);
+        let by = By::surely(view, model, ahead);
         if !self.promises.will_be_late(view, state, ahead, by) {
             if !sheds {
                 self.hopeless.remove(&(model, class));
@@ -518,7 +518,7 @@ impl Base {
             let promises = &mut self.promises;
             let of = (oldest.request.model, flow.key.class);
             let Hopeless { in_a_row, so_far } = self.hopeless.entry(of).or_default();
-            let by = surely(view, oldest.request.model, flow.num_samples());
+            let by = By::surely(view, oldest.request.model, flow.num_samples());
             if !promises.is_late(view, oldest, by) {
                 (*in_a_row, *so_far) = (0, 0);
                 return None;
@@ -716,8 +716,8 @@ impl Base {
                 (f, claim, f.iter().peekable())
             })
             .collect();
-        let mut keys = Vec::new();
-        let mut late = Vec::new();
+        let foremost = Shares::foremost(view);
+        let (mut keys, mut late) = (Vec::new(), Vec::new());
         let (mut taken, mut num_in_time) = (0, 0);
         while keys.len() < free {
             let next = flows.iter_mut().filter_map(|(flow, claim, waiting)| {
@@ -731,6 +731,8 @@ impl Base {
                 late.then_with(|| a.1.order(b.1))
                     .then_with(|| id(a.3).cmp(&id(b.3)))
             });
+            // Nobody goes before who waits elsewhere on a higher level, whoever is in flight here.
+            let next = next.filter(|next| next.1.is_foremost(foremost));
             let Some((flow, claim, waiting, key)) = next else {
                 break;
             };
@@ -788,13 +790,4 @@ impl Base {
 /// its model where so many have been refused in vain.
 fn is_free(view: &View<'_>, model: ModelId, so_far: u32) -> bool {
     view.table().is_empty() || (so_far >= SELDOM && view.num_in_flight(model) == 0)
-}
-
-/// How sure of being in time one must be that would be refused if it is not, where so many samples of
-/// its model wait: where they fill a batch, others take its place.
-fn surely(view: &View<'_>, model: ModelId, waiting: u32) -> By {
-    match waiting >= view.model(model).max_batch {
-        true => By::NearlyAll,
-        false => By::Most,
-    }
 }

@@ -62,10 +62,10 @@ struct Edf {
     waiting: Vec<Earliest>,
 }
 
-/// What was found in a queue, and what the queue looked like then.
+/// What was found in a queue, and how often that had changed then.
 #[derive(Clone, Copy, Default)]
 struct Earliest {
-    seen: (usize, Option<RequestId>, Option<RequestId>),
+    seen: Option<u64>,
     found: Option<(Due, Key)>,
 }
 
@@ -185,8 +185,7 @@ impl Edf {
         view.ready()
             .map(|model| {
                 let queue = view.queue(model);
-                let id = |k: Option<Key>| k.map(|k| view.request(k).request.id);
-                let seen = (queue.len(), id(queue.front()), id(queue.back()));
+                let seen = Some(queue.num_changes());
                 let mut at = self.waiting[model.index()];
                 let holds = |(due, key): (Due, Key)| {
                     view.is_waiting(key, due.1) && self.due_waiting(view.request(key)) == due
@@ -203,9 +202,9 @@ impl Edf {
                     });
                     at.seen = seen;
                     at.found = dues.min();
-                    debug_assert_eq!(at.found, self.by_due(view, model).min());
                     self.waiting[model.index()] = at;
                 }
+                debug_assert_eq!(at.found, self.by_due(view, model).min());
                 (at.found.expect("ready queues hold someone").0, model)
             })
             .min()

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use lazybatch_graph::Repeat;
-use lazybatch_sla::{ModelId, Nanos, RequestId, Time};
+use lazybatch_sla::{ClassId, ModelId, Nanos, RequestId, Time};
 
 use crate::core::{Ending, ModelSpec, Past, Request};
 
@@ -33,8 +33,18 @@ pub(super) struct History {
     known: VecDeque<Known>,
     /// How many of them are of each model.
     by_model: Vec<usize>,
+    /// How many are of each SLA class.
+    by_class: Vec<usize>,
     num_arrivals: u64,
     num_open: usize,
+}
+
+/// Counts one more at a place that may be new.
+fn count(nums: &mut Vec<usize>, at: usize) {
+    if nums.len() <= at {
+        nums.resize(at + 1, 0);
+    }
+    nums[at] += 1;
 }
 
 impl History {
@@ -46,12 +56,10 @@ impl History {
             && let Some(first) = self.known.pop_front()
         {
             self.by_model[first.past.model.index()] -= 1;
+            self.by_class[first.past.class.index()] -= 1;
         }
-        let m = request.model.index();
-        if self.by_model.len() <= m {
-            self.by_model.resize(m + 1, 0);
-        }
-        self.by_model[m] += 1;
+        count(&mut self.by_model, request.model.index());
+        count(&mut self.by_class, request.class.index());
         self.known.push_back(Known {
             past: Past {
                 id: request.id,
@@ -93,6 +101,10 @@ impl History {
     /// Forgets a model: nobody of it is open.
     pub fn on_model(&mut self, model: ModelId) {
         self.known.retain(|k| k.past.model != model);
+        self.by_class.fill(0);
+        for known in &self.known {
+            self.by_class[known.past.class.index()] += 1;
+        }
         if let Some(num) = self.by_model.get_mut(model.index()) {
             *num = 0;
         }
@@ -144,6 +156,11 @@ impl History {
     /// Whether any of those that are remembered has a priority level.
     pub fn has_priorities(&self) -> bool {
         self.known.iter().any(|k| k.past.priority != 0)
+    }
+
+    /// Whether any of those that are remembered is of that class.
+    pub fn has_class(&self, class: ClassId) -> bool {
+        self.by_class.get(class.index()).is_some_and(|&num| num > 0)
     }
 
     /// Time between the first and the last that are remembered.

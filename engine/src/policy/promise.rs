@@ -118,6 +118,17 @@ pub(super) enum By {
     NearlyAll,
 }
 
+impl By {
+    /// How sure of being in time one must be that would be refused if it is not, where so many samples
+    /// of its model wait: where they fill a batch, others take its place.
+    pub fn surely(view: &View<'_>, model: ModelId, waiting: u32) -> Self {
+        match waiting >= view.model(model).max_batch {
+            true => Self::NearlyAll,
+            false => Self::Most,
+        }
+    }
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Promises {

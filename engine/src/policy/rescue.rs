@@ -2,9 +2,9 @@
 //!
 //! A request is *passed over* by every request that arrived later and ended earlier. When an open
 //! request has been passed over [`Rescue::FACTOR`] times the requests that may be in flight, and
-//! every older one advances or has no place to run, it is rescued: if it waits, it is admitted with those behind it as soon as there is
-//! room, alone if it is delayed, and nobody else is; if it is in flight and its entry was not
-//! launched while as many ended as may be in flight, its entry runs until it has ended, or for
+//! every older one advances or has no place to run, it is rescued: if it waits, it is admitted with
+//! those behind it as soon as there is room, alone if it is delayed, and nobody else is; if it is in
+//! flight and its entry was not launched while as many ended as may be in flight, its entry runs until it has ended, or for
 //! [`Rescue::LAUNCHES`] launches. One that takes longer is served as all others are from there on,
 //! and rescued anew if it is parked again: a long answer that advances with the others is passed over
 //! by many of them, and starves of nothing.
@@ -13,8 +13,8 @@
 //! all lower ones: for each request that is rescued, [`Rescue::OTHERS`] must have been served (those
 //! that were refused took nothing of the device). So one that
 //! finds `p` open requests when it arrives is passed over at most
-//! `FACTOR x max_in_flight + OTHERS x (p + 1)` times before its rescue begins, and for each of its
-//! launches behind that, which puts the rescue off, by a quarter more than `max_in_flight`; and then,
+//! `FACTOR x max_in_flight + OTHERS x (p + 1)` times before its rescue begins, a quarter of
+//! `max_in_flight` more where others were looked at in vain before it, and for each of its launches behind that, which puts the rescue off, by a quarter more than `max_in_flight`; and then,
 //! if a rescue has as many launches as it still takes, by the `max_in_flight` at most that are in
 //! flight with it.
 
@@ -22,6 +22,7 @@ use std::collections::VecDeque;
 
 use lazybatch_sla::{ModelId, RequestId};
 use rustc_hash::FxHashSet;
+use smallvec::SmallVec;
 
 use super::{Decision, Pick};
 use crate::core::{Ending, Key, ModelSpec, Request, SubBatch, View};
@@ -36,7 +37,7 @@ pub(super) struct Rescue {
     marks: VecDeque<(u64, u64)>,
     /// Open requests, and ended ones behind the oldest, about as many at the most: id, endings at
     /// which everyone older had ended if nobody passed it over, which is how many arrived before.
-    open: VecDeque<(RequestId, u64)>,
+    open: VecDeque<Passed>,
     /// Ended requests that are still in `open`.
     ended: FxHashSet<RequestId>,
     num_ended: u64,
@@ -47,6 +48,27 @@ pub(super) struct Rescue {
     paid: Vec<RequestId>,
     /// Launches that their rescue still has.
     launches: u32,
+    /// The last look found nothing to do.
+    vain: Option<Vain>,
+}
+
+/// An open request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Passed {
+    id: RequestId,
+    model: ModelId,
+    /// See [`Rescue::open`].
+    from: u64,
+}
+
+/// A look at all who were passed over that found nothing to do.
+#[derive(Clone, Debug)]
+struct Vain {
+    /// How many will have ended when it is worth another: who advances is not parked before, nor has
+    /// who waits for its sequence had its turn for long.
+    until: u64,
+    /// Models of which somebody found no slot.
+    full: SmallVec<[ModelId; 4]>,
 }
 
 impl Rescue {
@@ -64,6 +86,7 @@ impl Rescue {
     /// These are the models.
     pub fn start(&mut self, models: &[ModelSpec]) {
         self.in_flight = models.iter().map(|m| u64::from(m.max_in_flight)).sum();
+        self.vain = None;
     }
 
     /// Later requests that may end before one is rescued.
@@ -73,7 +96,11 @@ impl Rescue {
 
     pub fn on_arrive(&mut self, request: &Request) {
         let num_open = (self.open.len() - self.ended.len()) as u64;
-        self.open.push_back((request.id, self.num_ended + num_open));
+        self.open.push_back(Passed {
+            id: request.id,
+            model: request.model,
+            from: self.num_ended + num_open,
+        });
     }
 
     pub fn on_end(&mut self, ending: &Ending) {
@@ -86,14 +113,14 @@ impl Rescue {
             }
         }
         self.ended.insert(ending.id);
-        while let Some((first, _)) = self.open.front()
-            && self.ended.remove(first)
+        while let Some(first) = self.open.front()
+            && self.ended.remove(&first.id)
         {
             self.open.pop_front();
         }
         // Every look goes over those that were passed over: the ended ones must not outnumber them.
         if self.ended.len() > Self::FEW + self.open.len() / 2 {
-            self.open.retain(|o| !self.ended.contains(&o.0));
+            self.open.retain(|o| !self.ended.contains(&o.id));
             self.ended.clear();
         }
     }
@@ -101,15 +128,17 @@ impl Rescue {
     /// What a rescue asks for; `None` where there is nothing to do.
     pub fn decide(&mut self, view: &View<'_>) -> Option<Decision> {
         self.mark(view.num_nodes());
-        if self.launches == 0 && self.num_served < self.used {
+        if self.launches == 0 && (self.num_served < self.used || self.looks_in_vain(view)) {
             // Nobody is being rescued, and nobody can be.
             return None;
         }
         let bound = self.bound();
-        let passed = |o: &(RequestId, u64)| self.num_ended > o.1 + bound;
-        let num = self.open.partition_point(passed);
+        let num = self
+            .open
+            .partition_point(|o| self.num_ended > o.from + bound);
+        let mut full = SmallVec::new();
         for i in 0..num {
-            let (id, _) = self.open[i];
+            let Passed { id, model, .. } = self.open[i];
             if self.ended.contains(&id) {
                 continue;
             }
@@ -129,14 +158,31 @@ impl Rescue {
                 self.launches -= 1;
                 return Some(Decision::Launch(entry.id));
             }
-            let mut ready = view.ready();
-            let Some((model, key)) = ready.find_map(|m| Some((m, view.queue(m).find(id)?))) else {
-                // Its model has no slot, or no weights yet.
+            if !view.is_ready(model) {
+                // It has no slot, or no weights yet.
+                if !full.contains(&model) {
+                    full.push(model);
+                }
+                continue;
+            }
+            let Some(key) = view.queue(model).find(id) else {
+                // It waits for those before it in its sequence.
                 continue;
             };
             return self.admit(view, id, model, key);
         }
+        if num > 0 {
+            let until = self.num_ended + self.in_flight.div_ceil(Self::MARKS);
+            self.vain = Some(Vain { until, full });
+        }
         None
+    }
+
+    /// Whether the last look found nothing to do, and another would not either.
+    fn looks_in_vain(&self, view: &View<'_>) -> bool {
+        self.vain.as_ref().is_some_and(|vain| {
+            self.num_ended < vain.until && !vain.full.iter().any(|&m| view.is_ready(m))
+        })
     }
 
     fn admit(
@@ -235,16 +281,17 @@ mod tests {
             );
             // As many were open as had arrived and not ended, and whoever came later has a later place.
             assert_eq!(num_open as u64, id + 1 - rescue.num_ended);
-            let places = rescue.open.iter().map(|o| o.1);
+            let places = rescue.open.iter().map(|o| o.from);
             assert!(places.is_sorted_by(|a, b| a < b));
         }
-        assert_eq!(rescue.open.front(), Some(&(RequestId(0), 0)));
+        let first = rescue.open.front().unwrap();
+        assert_eq!((first.id, first.from), (RequestId(0), 0));
         rescue.on_end(&ending(0));
         assert!(
             rescue
                 .open
                 .front()
-                .is_some_and(|o| !rescue.ended.contains(&o.0))
+                .is_some_and(|o| !rescue.ended.contains(&o.id))
         );
     }
 }

@@ -46,6 +46,11 @@ impl Claim {
         self.rank.cmp(&other.rank).then_with(charged)
     }
 
+    /// Whether its priority level is that of [`Shares::foremost`], or comes before it.
+    pub fn is_foremost(&self, foremost: u32) -> bool {
+        self.rank <= foremost
+    }
+
     /// Whether its priority level is that of `other`, or comes before it.
     pub fn is_as_urgent(&self, other: &Self) -> bool {
         self.rank <= other.rank
@@ -59,7 +64,11 @@ fn rank(level: u8) -> u32 {
     }
 }
 
-/// All flows so far.
+/// Flows beyond which those are forgotten of which nobody is open and nothing has to be known: clients
+/// choose levels and classes.
+const KEPT: usize = 16;
+
+/// Flows so far, but for forgotten ones.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Shares {
     flows: Vec<Share>,
@@ -112,6 +121,19 @@ impl Shares {
             let known = self.levels.entry(level).or_default();
             *known = known.max(charged);
         }
+        if self.flows.len() > KEPT {
+            self.forget(level);
+        }
+    }
+
+    /// Forgets flows of a level of which nobody is open, and who would start level with the others if
+    /// they came back now, and so at any later time.
+    fn forget(&mut self, level: u8) {
+        let busy = self.flows.iter().filter(|s| s.level == level && s.open > 0);
+        let least = busy.map(|s| s.charged).min_by(f64::total_cmp);
+        let least = least.unwrap_or(f64::INFINITY);
+        let is_known = |s: &Share| s.level != level || s.open > 0 || s.charged > least;
+        self.flows.retain(is_known);
     }
 
     /// A launch of `entry` that takes that long.
@@ -134,28 +156,36 @@ impl Shares {
     /// Who has nobody waiting, for the start or for a launch, but in the entry that ran last, has all
     /// that it asks for, and is not owed more than those who have.
     pub fn forgive(&mut self, view: &View<'_>) {
+        let ran_last = |e: &SubBatch| e.ran_at() == Some(view.num_nodes());
+        let parked = view.table().iter().filter(|e| !ran_last(e));
+        let mut parked: SmallVec<[ModelId; 4]> = parked.map(|e| e.model).collect();
+        parked.dedup();
         let waits = |s: &Share| {
             let is_own = |f: &Flow| f.key.class == s.class && f.key.level == s.level;
-            let ran_last = |e: &SubBatch| e.ran_at() == Some(view.num_nodes());
-            let mut parked = view.table().iter().filter(|e| !ran_last(e));
-            parked.any(|e| e.model == s.model)
-                || view
-                    .queue(s.model)
-                    .flows()
-                    .any(|f| is_own(f) && !f.is_empty())
+            s.open > 0 && (parked.contains(&s.model) || view.queue(s.model).flows().any(is_own))
         };
         let waiting: SmallVec<[bool; 4]> = self.flows.iter().map(waits).collect();
-        for i in 0..self.flows.len() {
-            let level = self.flows[i].level;
-            if waiting[i] || self.flows[i].open == 0 {
-                continue;
-            }
-            let others = self.flows.iter().zip(&waiting);
-            let others = others.filter(|(s, waits)| **waits && s.level == level);
-            if let Some(least) = others.map(|(s, _)| s.charged).min_by(f64::total_cmp) {
-                self.flows[i].charged = self.flows[i].charged.max(least);
+        // Of each level the least charged of those that wait.
+        let mut least: SmallVec<[(u8, f64); 4]> = SmallVec::new();
+        for (share, _) in self.flows.iter().zip(&waiting).filter(|w| *w.1) {
+            match least.iter_mut().find(|l| l.0 == share.level) {
+                Some((_, least)) => *least = least.min(share.charged),
+                None => least.push((share.level, share.charged)),
             }
         }
+        for (share, _) in self.flows.iter_mut().zip(&waiting).filter(|w| !w.1) {
+            let least = least.iter().find(|l| l.0 == share.level);
+            if let Some((_, least)) = least.filter(|_| share.open > 0) {
+                share.charged = share.charged.max(*least);
+            }
+        }
+    }
+
+    /// How urgent the most urgent level is of those who wait and are in time, of models that have a slot.
+    pub fn foremost(view: &View<'_>) -> u32 {
+        let flows = view.ready().flat_map(|m| view.queue(m).flows());
+        let in_time = flows.filter(|f| !f.key.is_late && !f.key.is_delayed);
+        in_time.map(|f| rank(f.key.level)).min().unwrap_or(u32::MAX)
     }
 
     /// The claim of one flow.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use lazybatch_engine::core::{BlockSpec, CoreConfig, ModelSpec};
+use lazybatch_engine::core::{BATCHES_IN_FLIGHT, BlockSpec, CoreConfig, ModelSpec};
 use lazybatch_graph::{OutputId, SharedProgram, Tensor};
 use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
 use lazybatch_kernels::{
@@ -204,7 +204,7 @@ pub fn spec(program: &SharedProgram, max_batch: u32, every: usize) -> ModelSpec 
             })
             .collect(),
         max_batch,
-        max_in_flight: 2 * max_batch,
+        max_in_flight: BATCHES_IN_FLIGHT * max_batch,
         table: Arc::new(LatencyTable::new(
             &profile,
             &segments_of(&profile, 1),
