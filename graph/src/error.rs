@@ -45,6 +45,14 @@ pub enum Error {
         /// What is there.
         got: String,
     },
+    /// A file of a model folder holds a program that is broken.
+    #[error("{path}: {source}")]
+    Within {
+        /// The file.
+        path: String,
+        /// What is wrong with the program.
+        source: Box<Error>,
+    },
     /// A key of a manifest is missing, unknown, or does not fit.
     #[error("{file}: {key}: expected {expected}, got {got}")]
     Manifest {

@@ -114,7 +114,8 @@ pub fn is_model_folder(dir: &Path) -> bool {
 /// Reads the program in `dir`, its weights mapped.
 ///
 /// # Errors
-/// [`Error::Folder`] for files that are missing or damaged, and what the verifier finds.
+/// [`Error::Folder`] for files that are missing or damaged, [`Error::Within`] for what the verifier
+/// finds.
 pub fn load(dir: &Path) -> Result<Program, Error> {
     let path = dir.join(PROGRAM_FILE);
     let text = read_text(&path)?;
@@ -140,9 +141,13 @@ pub fn load(dir: &Path) -> Result<Program, Error> {
     check_parts(&path, &program)?;
     check_sizes(&path, &program)?;
     check_made(&path, &program)?;
-    verify(&program)?;
-    verify_rows(&program)?;
-    Ok(program)
+    match verify(&program).and_then(|()| verify_rows(&program)) {
+        Ok(()) => Ok(program),
+        Err(e) => Err(Error::Within {
+            path: path.display().to_string(),
+            source: Box::new(e),
+        }),
+    }
 }
 
 fn read_text(path: &Path) -> Result<String, Error> {

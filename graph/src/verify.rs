@@ -10,7 +10,8 @@
 //! 7. No sequence state can receive more rows than it holds, and no lookup an id out of range.
 //! 8. Each declared output is emitted somewhere.
 //! 9. An input for sampling is the last one and `[4] i32`.
-//! 10. Inputs, outputs and states are f32 or i32, and weights of integers are given as such.
+//! 10. Inputs, outputs and states are f32 or i32, and weights of integers are given as such. Ids are
+//!     integers, at least one of them and no more than an i32 counts.
 //! 11. Behind a `Stop` nothing in its block emits or writes a state that a later block reads.
 //! 12. What is carried to the next request has one fixed type as output and as input, is no id, and
 //!     no input is carried twice.
@@ -26,12 +27,21 @@ use crate::sampling::Sampling;
 use crate::shape::{Dim, TensorType};
 use crate::tensor::WeightSource;
 
+/// Most ids of an input: those that an i32 counts.
+const MAX_IDS: usize = i32::MAX as usize;
+
 /// Checks `program` as the module describes.
 ///
 /// # Errors
 /// The first violation found: [`Error::Structure`] for the program as a whole, [`Error::Node`] for
 /// one node, [`Error::Tensor`] for a weight's data.
 pub fn verify(program: &Program) -> Result<(), Error> {
+    if program.name.is_empty() {
+        return Err(Error::Structure {
+            program: "\"\"".into(),
+            what: "expected a name, got an empty text".into(),
+        });
+    }
     unique_names(program)?;
     declarations(program)?;
     carries(program)?;
@@ -121,6 +131,17 @@ fn declarations(program: &Program) -> Result<(), Error> {
         if !is_held(input.ty.dtype) {
             let what = format!("input {}: expected f32 or i32", input.name);
             return broken(program, format!("{what}, got {}", input.ty));
+        }
+        let is_float = input.ty.dtype.is_float();
+        if let Some(bound) = input
+            .id_bound
+            .filter(|b| is_float || !(1..=MAX_IDS).contains(b))
+        {
+            let what = format!(
+                "input {}, id bound: expected i32 and 1..={MAX_IDS}",
+                input.name
+            );
+            return broken(program, format!("{what}, got {} and {bound}", input.ty));
         }
         let is_sequence = input.ty.lead().is_some();
         if is_sequence != input.max_len.is_some_and(|n| n > 0) {

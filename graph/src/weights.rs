@@ -7,7 +7,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use safetensors::tensor::{Dtype, Metadata, SafeTensors};
+use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors};
 
 use crate::dtype::DType;
 use crate::error::Error;
@@ -36,10 +36,7 @@ impl WeightFile {
         let name = path.display().to_string();
         match Bytes::map(path) {
             Ok(bytes) => Self::parse(name, bytes),
-            Err(e) => Err(Error::File {
-                path: name,
-                what: e.to_string(),
-            }),
+            Err(e) => Err(unfit(name, &e)),
         }
     }
 
@@ -60,9 +57,8 @@ impl WeightFile {
                 data: PREFIX + len,
             }),
             Err(error) => {
-                let got = bytes.as_slice().len();
-                let what = format!("no valid safetensors file of {got} bytes: {error:?}");
-                Err(Error::File { path, what })
+                let len = bytes.as_slice().len();
+                Err(unfit(path, &told(&error, len)))
             }
         }
     }
@@ -88,7 +84,7 @@ impl WeightFile {
     /// [`Error::File`] if there is none, [`Error::Tensor`] if its dtype is not known here.
     pub fn tensor(&self, name: &str) -> Result<Tensor, Error> {
         let Some(info) = self.header.info(name) else {
-            let what = format!("no tensor {name}");
+            let what = format!("expected a tensor {name}, got none");
             return Err(Error::File {
                 path: self.path.clone(),
                 what,
@@ -141,6 +137,34 @@ impl WeightFile {
             expected: format!("a float tensor {dims:?}"),
             got: format!("{}{:?}", tensor.dtype, tensor.dims),
         })
+    }
+}
+
+fn unfit(path: String, got: &dyn std::fmt::Display) -> Error {
+    let what = format!("expected a safetensors file, got {got}");
+    Error::File { path, what }
+}
+
+/// What is there in place of a safetensors file, of `len` bytes.
+fn told(error: &SafeTensorError, len: usize) -> String {
+    use SafeTensorError as E;
+    match error {
+        E::HeaderTooSmall => format!("{len} bytes, too few for the length of a header"),
+        E::HeaderTooLarge => "a header that says to be longer than any".into(),
+        E::InvalidHeaderLength => format!("{len} bytes, fewer than its header says to take"),
+        E::MetadataIncompleteBuffer => {
+            format!("{len} bytes, not as many as its header and its tensors take")
+        }
+        E::TensorInvalidInfo => "a tensor whose place is not as long as its type and shape".into(),
+        E::InvalidOffset(name) => {
+            format!("a tensor {name} whose place is not behind the one before")
+        }
+        E::InvalidHeader(e) => format!("a header that is no text: {e}"),
+        E::InvalidHeaderStart => "a header that does not begin with {".into(),
+        E::InvalidHeaderDeserialization(e) | E::JsonError(e) => {
+            format!("a header that does not list tensors: {e}")
+        }
+        other => other.to_string(),
     }
 }
 

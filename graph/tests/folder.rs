@@ -105,16 +105,21 @@ fn files_that_are_missing_or_foreign_are_named() {
     let e = with("\"max_len\":6", "\"max_len\":99999999999");
     assert!(e.contains("number: expected at most"), "{e}");
     let e = with("\"name\":\"table\"", "\"name\":\"tab1e\"");
-    assert!(e.contains("no tensor tab1e"), "{e}");
+    assert!(
+        e.contains("weights.safetensors: expected a tensor tab1e, got none"),
+        "{e}"
+    );
     let e = with("\"stride\":1}", "\"stride\":0}");
     assert!(e.contains("no stride"), "{e}");
+    let place = to.join(PROGRAM_FILE).display().to_string();
+    assert!(e.starts_with(&format!("{place}: program ")), "{e}");
     let e = with("\"gelu\"", "\"jelu\"");
     assert!(e.contains("jelu"), "{e}");
     fs::write(to.join(PROGRAM_FILE), &text).unwrap();
     folder::load(&to).unwrap();
     let weights = fs::read(to.join(WEIGHTS_FILE)).unwrap();
     fs::write(to.join(WEIGHTS_FILE), &weights[..weights.len() - 1]).unwrap();
-    assert!(refusal(&to).contains("no valid safetensors file"));
+    assert!(refusal(&to).contains("expected a safetensors file, got "));
     fs::remove_file(to.join(WEIGHTS_FILE)).unwrap();
     assert!(refusal(&to).contains(WEIGHTS_FILE));
 }

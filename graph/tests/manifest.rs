@@ -291,7 +291,9 @@ fn files_that_are_missing_or_cut_are_named() {
         .unwrap_err()
         .to_string();
     assert!(
-        message.starts_with("weight file /nowhere/model.safetensors: No such file"),
+        message.starts_with(
+            "weight file /nowhere/model.safetensors: expected a safetensors file, got No such"
+        ),
         "{message}"
     );
     let kind = GRU.replace("model.safetensors", "model.pt");
@@ -309,7 +311,7 @@ fn files_that_are_missing_or_cut_are_named() {
     assert!(
         error
             .to_string()
-            .contains("/nowhere/model.toml: No such file")
+            .contains("/nowhere/model.toml: expected a manifest, got No such file")
     );
 }
 

@@ -271,14 +271,18 @@ fn what_we_would_compute_otherwise_is_refused() {
             "",
             "DIR/config.json: num_hidden_layers: expected a whole number from 1 to 1000, got nothing",
         ),
-        ("}", "", "DIR/config.json: EOF while parsing"),
+        (
+            "}",
+            "",
+            "DIR/config.json: expected a JSON object, got EOF while",
+        ),
     ] {
         let text = changed("config.json", BERT.replacen(from, to, 1), sentences());
         assert!(text.contains(told), "{text}");
     }
     let text = changed("config.json", "[]".into(), sentences());
     assert!(
-        text.contains("DIR/config.json: expected an object"),
+        text.contains("DIR/config.json: expected a JSON object, got another value"),
         "{text}"
     );
     let dense = MODULES.replace("models.Normalize", "models.Dense");

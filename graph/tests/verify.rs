@@ -119,7 +119,12 @@ fn what_is_carried_has_one_fixed_type_and_is_carried_once() {
             "next carried to h: the input is carried twice",
         ),
         (
-            broken(|p| p.inputs[0].id_bound = Some(4)),
+            broken(|p| {
+                let ids = TensorType::fixed(DType::I32, &[4]);
+                p.outputs[0].ty = ids.clone();
+                p.inputs[0].ty = ids;
+                p.inputs[0].id_bound = Some(4);
+            }),
             "next carried to h: expected no ids, they are unchecked",
         ),
     ] {
@@ -163,6 +168,24 @@ fn an_input_for_sampling_is_the_last_one_and_holds_its_words() {
     ] {
         assert!(message.contains(part), "{message}");
     }
+}
+
+#[test]
+fn ids_are_integers_and_a_program_has_a_name() {
+    let mut b = ProgramBuilder::new("floats");
+    let x = b.input("x", DType::F32, &[3]);
+    let y = b.output("y", DType::F32, &[3]);
+    b.begin_block("main", Repeat::Once);
+    let v = b.read_input("x", x);
+    b.emit("emit", y, v);
+    let mut program = b.finish().unwrap();
+    program.inputs[0].id_bound = Some(10);
+    let message = verify(&program).unwrap_err().to_string();
+    let expected =
+        "program floats: input x, id bound: expected i32 and 1..=2147483647, got f32[3] and 10";
+    assert_eq!(message, expected);
+    let message = broken(|p| p.name.clear());
+    assert_eq!(message, r#"program "": expected a name, got an empty text"#);
 }
 
 #[test]
@@ -284,6 +307,11 @@ fn lookups_stay_in_their_tables() {
         message,
         "node embed: ids: expected an id bound on input ids, got none"
     );
+    for bound in [0, 1 << 31] {
+        let message = broken(|p| p.inputs[0].id_bound = Some(bound));
+        let expected = "input ids, id bound: expected i32 and 1..=2147483647, got i32[len] and";
+        assert_eq!(message, format!("program tiny: {expected} {bound}"));
+    }
     let message = broken(|p| p.inputs[0].id_bound = Some(11));
     assert_eq!(
         message,

@@ -66,27 +66,28 @@ fn what_is_wrong_is_named() {
             .unwrap_err()
     };
     let cut = open(&sound()[..sound().len() - 3]).to_string();
-    assert!(
-        cut.starts_with("weight file m.st: no valid safetensors file of "),
-        "{cut}"
-    );
-    assert!(cut.contains("MetadataIncompleteBuffer"), "{cut}");
-    assert!(open(&sound()[..5]).to_string().contains("HeaderTooSmall"));
-    assert!(
-        open(&sound()[..30])
-            .to_string()
-            .contains("InvalidHeaderLength")
-    );
-    assert!(
-        open(&file("{\"a\":", &[]))
-            .to_string()
-            .contains("InvalidHeaderDeserialization")
-    );
-    assert!(open(&[0xff; 16]).to_string().contains("HeaderTooLarge"));
+    let expected = "weight file m.st: expected a safetensors file, got ";
+    assert!(cut.starts_with(expected), "{cut}");
+    for (bytes, got) in [
+        (&sound()[..sound().len() - 3], "not as many as its header"),
+        (&sound()[..5], "5 bytes, too few for the length of a header"),
+        (&sound()[..30], "30 bytes, fewer than its header says"),
+        (
+            &file("{\"a\":", &[]),
+            "a header that does not list tensors: ",
+        ),
+        (&[0xff; 16], "a header that says to be longer than any"),
+    ] {
+        let message = open(bytes).to_string();
+        assert!(
+            message.starts_with(expected) && message.contains(got),
+            "{message}"
+        );
+    }
 
     let missing = WeightFile::open("/nowhere/m.st").unwrap_err().to_string();
     assert!(
-        missing.starts_with("weight file /nowhere/m.st: No such file"),
+        missing.starts_with("weight file /nowhere/m.st: expected a safetensors file, got No such"),
         "{missing}"
     );
 
@@ -102,7 +103,7 @@ fn what_is_wrong_is_named() {
         .unwrap_err()
         .to_string();
     assert!(
-        message.starts_with("weight file m.st: no tensor head."),
+        message.starts_with("weight file m.st: expected a tensor head."),
         "{message}"
     );
     let message = file.float("ids", &[1]).unwrap_err().to_string();

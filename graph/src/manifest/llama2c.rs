@@ -28,7 +28,8 @@ pub(super) fn read(path: &Path) -> Result<Vec<(String, Tensor)>, Error> {
         path: path.display().to_string(),
         what,
     };
-    let map = mmap::map(path).map_err(|e| failed(e.to_string()))?;
+    let map =
+        mmap::map(path).map_err(|e| failed(format!("expected a file of llama2.c, got {e}")))?;
     let parts = parts(&map).map_err(failed)?;
     let map = Arc::new(map);
     let mut tensors = Vec::new();

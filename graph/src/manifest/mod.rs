@@ -120,7 +120,7 @@ impl Manifest {
         }
         let text = std::fs::read_to_string(path).map_err(|e| Error::File {
             path: path.display().to_string(),
-            what: e.to_string(),
+            what: format!("expected a manifest, got {e}"),
         })?;
         let folder = path.parent().unwrap_or(Path::new("")).to_owned();
         Self::parse(&path.display().to_string(), folder, &text)

@@ -21,8 +21,9 @@ pub(super) fn read(path: &Path) -> Result<Vec<(String, Tensor)>, Error> {
         path: path.display().to_string(),
         what,
     };
-    let file = File::open(path).map_err(|e| failed(e.to_string()))?;
-    let mut archive = NpzArchive::new(BufReader::new(file)).map_err(|e| failed(e.to_string()))?;
+    let no_archive = |e| failed(format!("expected an archive of NumPy arrays, got {e}"));
+    let file = File::open(path).map_err(no_archive)?;
+    let mut archive = NpzArchive::new(BufReader::new(file)).map_err(no_archive)?;
     let mut names: Vec<String> = archive.array_names().map(str::to_owned).collect();
     names.sort_unstable();
     // A small file may expand to any size, so what arrays say of themselves is looked at first.

@@ -67,7 +67,7 @@ fn read(path: &Path) -> Result<Option<Table>, Error> {
             let kept = pairs.filter_map(|(key, value)| Some((key, converted(value)?)));
             Ok(Some(kept.collect()))
         }
-        Some(_) => Err(wrong(path, "expected an object, got another value")),
+        Some(_) => Err(no_object(path, &"another value")),
     }
 }
 
@@ -75,9 +75,13 @@ fn read_any(path: &Path) -> Result<Option<Json>, Error> {
     if !path.exists() {
         return Ok(None);
     }
-    let text = std::fs::read(path).map_err(|e| wrong(path, &e.to_string()))?;
-    let value = serde_json::from_slice(&text).map_err(|e| wrong(path, &e.to_string()))?;
+    let text = std::fs::read(path).map_err(|e| no_object(path, &e))?;
+    let value = serde_json::from_slice(&text).map_err(|e| no_object(path, &e))?;
     Ok(Some(value))
+}
+
+fn no_object(path: &Path, got: &dyn std::fmt::Display) -> Error {
+    wrong(path, &format!("expected a JSON object, got {got}"))
 }
 
 fn wrong(path: &Path, what: &str) -> Error {

@@ -192,7 +192,7 @@ fn phonemes_spell_and_load() {
         .unwrap_err()
         .to_string();
     assert!(
-        message.starts_with("weight file phonemes: no valid safetensors"),
+        message.starts_with("weight file phonemes: expected a safetensors file, got 4 bytes"),
         "{message}"
     );
     let program = phonemes::synthetic().unwrap();
