@@ -13,6 +13,9 @@ pub enum Error {
     /// The call itself is wrong: 400, `INVALID_ARGUMENT`.
     #[error("{0}")]
     Invalid(String),
+    /// What it would make is there: 400, `ALREADY_EXISTS`.
+    #[error("{0}")]
+    Exists(String),
     /// What it names is not there: 404, `NOT_FOUND`.
     #[error("{0}")]
     NotFound(String),
@@ -45,6 +48,7 @@ impl Error {
     pub fn map(self, words: impl FnOnce(String) -> String) -> Self {
         match self {
             Self::Invalid(text) => Self::Invalid(words(text)),
+            Self::Exists(text) => Self::Exists(words(text)),
             Self::NotFound(text) => Self::NotFound(words(text)),
             Self::Unavailable(text) => Self::Unavailable(words(text)),
             Self::Unsupported(text) => Self::Unsupported(words(text)),
@@ -55,7 +59,7 @@ impl Error {
     /// The HTTP status.
     pub fn http(&self) -> StatusCode {
         match self {
-            Self::Invalid(_) => StatusCode::BAD_REQUEST,
+            Self::Invalid(_) | Self::Exists(_) => StatusCode::BAD_REQUEST,
             Self::NotFound(_) => StatusCode::NOT_FOUND,
             Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Unsupported(_) => StatusCode::NOT_IMPLEMENTED,
@@ -85,6 +89,7 @@ impl From<Error> for tonic::Status {
     fn from(error: Error) -> Self {
         let code = match &error {
             Error::Invalid(_) => tonic::Code::InvalidArgument,
+            Error::Exists(_) => tonic::Code::AlreadyExists,
             Error::NotFound(_) => tonic::Code::NotFound,
             Error::Unavailable(_) => tonic::Code::Unavailable,
             Error::Unsupported(_) => tonic::Code::Unimplemented,

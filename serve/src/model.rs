@@ -408,26 +408,17 @@ impl Served {
         }
     }
 
-    /// Inferences over the mean number of samples of a node's launch: what the protocol calls
-    /// executions, where batches form anew at every node. Launches of requests that are not answered,
-    /// or not yet, change the mean; what was told once is told at least. A chain's are its requests.
+    /// Inferences over the mean number of samples of a node's launch, each time by those since it was
+    /// asked last ([`Stats::executions`]): what the protocol calls executions, where batches form anew
+    /// at every node. A chain's are its requests.
     pub fn executions(&self) -> u64 {
-        let inferences = self.stats.inferences.load(Ordering::Relaxed);
-        let Some(engine) = self.engine() else {
-            return self.stats.compute_output.count();
-        };
-        let counters = engine.figures().counters;
-        let launches = u128::from(counters.launches);
-        let executions =
-            (u128::from(inferences) * launches).div_ceil(u128::from(counters.batched.max(1)));
-        let executions = u64::try_from(executions)
-            .unwrap_or(u64::MAX)
-            .min(inferences);
-        let told = self
-            .stats
-            .executions
-            .fetch_max(executions, Ordering::Relaxed);
-        told.max(executions)
+        match self.engine() {
+            Some(engine) => {
+                let counters = engine.figures().counters;
+                self.stats.executions(counters.launches, counters.batched)
+            }
+            None => self.stats.compute_output.count(),
+        }
     }
 }
 

@@ -83,15 +83,18 @@ impl Regions {
             .checked_add(byte_size)
             .filter(|&end| end <= metadata.len());
         if !metadata.is_file() || byte_size == 0 || end.is_none() {
+            let kind = match metadata.is_file() {
+                true => format!("an object of {} bytes", metadata.len()),
+                false => "no object of memory".into(),
+            };
             return Err(fail(format!(
-                "expected 1 to {} bytes at offset {offset}, got {byte_size}",
-                metadata.len().saturating_sub(offset)
+                "expected 1 byte or more at offset {offset} within it, got {byte_size} of {kind}"
             )));
         }
         let mut map = self.map_mut();
         if map.contains_key(name) {
             let message = format!("shared memory region '{name}' already in manager");
-            return Err(Error::Invalid(message));
+            return Err(Error::Exists(message));
         }
         if map.len() >= MAX_REGIONS {
             let message = format!("expected at most {MAX_REGIONS} shared memory regions");

@@ -68,6 +68,15 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Executions as they were told last, and what had been counted then.
+#[derive(Debug, Default)]
+struct Told {
+    executions: f64,
+    inferences: u64,
+    launches: u64,
+    batched: u64,
+}
+
 /// Figures of a model version.
 #[derive(Debug, Default)]
 pub struct Stats {
@@ -90,8 +99,7 @@ pub struct Stats {
     pub cache_miss: Span,
     /// Samples that were answered, not from the cache.
     pub inferences: AtomicU64,
-    /// The most executions that were told.
-    pub executions: AtomicU64,
+    told: Mutex<Told>,
     /// When the last answer came, in nanoseconds of the engine's clock; 0 before the first.
     last_ns: AtomicU64,
     /// Requests that have not ended.
@@ -109,6 +117,28 @@ impl Stats {
     /// Requests that failed, by [`REASONS`].
     pub fn failures(&self) -> [u64; 4] {
         self.failures.each_ref().map(|n| n.load(Relaxed))
+    }
+
+    /// Samples that were answered since the last time, over the mean number of samples of those launches
+    /// that were counted since then, added to what was told then: so the difference of two answers is
+    /// that of the time between them. So many `launches` there have been, of `batched` samples.
+    pub fn executions(&self, launches: u64, batched: u64) -> u64 {
+        let mut told = locked(&self.told);
+        let inferences = self.inferences.load(Relaxed);
+        let more = inferences.saturating_sub(told.inferences);
+        if more > 0 {
+            let since = |now: u64, then: u64| now.saturating_sub(then) as f64;
+            let of = [since(launches, told.launches), since(batched, told.batched)];
+            let each = if of[1] > 0.0 { of[0] / of[1] } else { 1.0 };
+            *told = Told {
+                executions: told.executions + more as f64 * each.min(1.0),
+                inferences,
+                launches,
+                batched,
+            };
+        }
+        // A part of one is one, that of rounding is none.
+        (told.executions - 1e-6).ceil().max(0.0) as u64
     }
 
     /// Requests by SLA class and outcome.
@@ -175,7 +205,7 @@ impl Stats {
         let reason = match error {
             Error::Unavailable(_) => 0,
             Error::Internal(_) => 2,
-            Error::Invalid(_) | Error::NotFound(_) | Error::Unsupported(_) => 3,
+            Error::Invalid(_) | Error::Exists(_) | Error::NotFound(_) | Error::Unsupported(_) => 3,
         };
         self.failures[reason].fetch_add(1, Relaxed);
         self.fail.add(took);

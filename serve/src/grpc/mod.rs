@@ -102,7 +102,10 @@ impl GrpcInferenceService for Service {
     ) -> Answered<ModelMetadataResponse> {
         let call = call.into_inner();
         let served = self.state.repository.get(&call.name, &call.version)?;
-        let versions = self.state.repository.versions(&served.name);
+        let versions = match call.version.is_empty() {
+            true => self.state.repository.versions(&served.name),
+            false => vec![served.version],
+        };
         let tensors = |of: Vec<(String, &str, Vec<i64>)>| {
             of.into_iter()
                 .map(

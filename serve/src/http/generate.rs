@@ -4,7 +4,7 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use axum::extract::{Path, State as Shared};
+use axum::extract::State as Shared;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse, Response};
@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 
 use super::json::{self, Small};
 use super::whole::{Whole, kept};
-use super::{App, Target};
+use super::{App, Path, Target};
 use crate::calls::Place;
 use crate::config::{TEXT_INPUT, TEXT_OUTPUT};
 use crate::dtype::{self, DataType};

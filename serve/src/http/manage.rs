@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use axum::extract::{Path, State as Shared};
+use axum::extract::State as Shared;
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use base64::engine::general_purpose::STANDARD;
@@ -11,7 +11,7 @@ use base64::read::DecoderReader;
 use serde_json::{Value, json};
 
 use super::whole::{Few, Whole};
-use super::{App, Target};
+use super::{App, Path, Target};
 use crate::error::{Error, Result};
 use crate::repository::{Brought, FILE, Indexed};
 use crate::shm;
@@ -71,7 +71,22 @@ pub async fn load_model(
 /// What is said of a parameter of a load that is none.
 pub fn no_parameter(name: &str) -> Error {
     let expected = format!("'config', a string, or '{FILE}PATH', the content of a file");
-    Error::expected("parameter", expected, format!("'{name}'"))
+    let got = match name == "config" || name.starts_with(FILE) {
+        true => format!("'{name}' of another kind"),
+        false => format!("'{name}'"),
+    };
+    Error::expected("parameter", expected, got)
+}
+
+/// The parameters of a call, none if it has no such key.
+fn parameters(
+    object: &mut serde_json::Map<String, Value>,
+) -> Result<serde_json::Map<String, Value>> {
+    match object.remove("parameters") {
+        Some(Value::Object(parameters)) => Ok(parameters),
+        None | Some(Value::Null) => Ok(serde_json::Map::new()),
+        Some(other) => Err(Error::expected("'parameters'", "an object", other)),
+    }
 }
 
 pub async fn load(Shared(state): App, Path(target): Path<Target>, whole: Whole) -> Result<()> {
@@ -83,10 +98,7 @@ pub async fn load(Shared(state): App, Path(target): Path<Target>, whole: Whole) 
     drop(body);
     let mut config = None;
     let mut files = Vec::new();
-    let parameters = match object.remove("parameters") {
-        Some(Value::Object(parameters)) => parameters,
-        _ => serde_json::Map::new(),
-    };
+    let parameters = parameters(&mut object)?;
     for (name, value) in parameters {
         match value {
             Value::String(text) if name == "config" => config = Some(text),
@@ -108,11 +120,9 @@ pub async fn load(Shared(state): App, Path(target): Path<Target>, whole: Whole) 
 
 pub async fn unload(Shared(state): App, Path(target): Path<Target>, Few(body): Few) -> Result<()> {
     state.repository.check_explicit("load / unload")?;
-    let body = object(&body)?;
-    let dependents = body
-        .get("parameters")
-        .and_then(|p| p.get("unload_dependents"));
-    let dependents = match dependents {
+    let mut object = object(&body)?;
+    let parameters = parameters(&mut object)?;
+    let dependents = match parameters.get("unload_dependents") {
         None => false,
         Some(Value::Bool(dependents)) => *dependents,
         Some(other) => {
@@ -217,7 +227,7 @@ pub fn shared_memory() -> Router<Arc<State>> {
         .merge(cuda_shared_memory())
 }
 
-/// The same of GPUs: there are no regions and none can be registered, as of a Triton without GPUs.
+/// The same of GPUs: there are no regions and none can be registered.
 fn cuda_shared_memory() -> Router<Arc<State>> {
     let cuda = "/v2/cudasharedmemory";
     let region = format!("{cuda}/region/{{region}}");

@@ -13,8 +13,9 @@ mod whole;
 
 use std::sync::Arc;
 
-use axum::extract::{DefaultBodyLimit, Path, Request, State as Shared};
+use axum::extract::{DefaultBodyLimit, FromRequestParts, Request, State as Shared};
 use axum::http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, HeaderValue};
+use axum::http::request::Parts;
 use axum::http::{Extensions, HeaderMap, Method, StatusCode, Version};
 use axum::middleware::{map_request, map_response};
 use axum::response::{IntoResponse, Response};
@@ -42,6 +43,23 @@ pub use manage::{index_of, load_model, no_parameter, unload_model};
 use whole::{MaxBody, Whole};
 
 type App = Shared<Arc<State>>;
+
+/// What the path of a call names.
+struct Path<T>(T);
+
+impl<T, S> FromRequestParts<S> for Path<T>
+where
+    T: serde::de::DeserializeOwned + Send,
+    S: Send + Sync,
+{
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self> {
+        let path = axum::extract::Path::from_request_parts(parts, state).await;
+        path.map(|axum::extract::Path(names)| Self(names))
+            .map_err(|e| Error::Invalid(e.body_text()))
+    }
+}
 
 /// A model, and a version if the path names one.
 #[derive(serde::Deserialize)]
@@ -209,7 +227,10 @@ async fn model_ready(Shared(state): App, Path(target): Path<Target>) -> Result<S
 
 async fn metadata(Shared(state): App, Path(target): Path<Target>) -> Result<Json<Value>> {
     let served = target.get(&state)?;
-    let versions = state.repository.versions(&served.name);
+    let versions = match target.version.is_empty() {
+        true => state.repository.versions(&served.name),
+        false => vec![served.version],
+    };
     Ok(Json(served.metadata(&versions)))
 }
 

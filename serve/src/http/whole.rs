@@ -36,8 +36,12 @@ pub fn unread(why: impl Display) -> Error {
     Error::Invalid(format!("Failed to buffer the request body: {why}"))
 }
 
-/// What is said of one that is too long.
-const TOO_LONG: &str = "length limit exceeded";
+/// What is said of one of more than `most` bytes.
+fn too_long(most: usize) -> Error {
+    unread(format!(
+        "length limit exceeded: expected at most {most} bytes"
+    ))
+}
 
 /// Reads a body of at most `most` bytes, which go on `tab` as they come.
 ///
@@ -52,7 +56,7 @@ where
     let mut body = pin!(body);
     if announced > most {
         discard(body, most.saturating_mul(2)).await;
-        return Err(unread(TOO_LONG));
+        return Err(too_long(most));
     }
     let mut first = Bytes::new();
     let mut all = BytesMut::new();
@@ -62,7 +66,7 @@ where
             let error: axum::BoxError = e.into();
             let is_long = innermost(&*error).is::<LengthLimitError>();
             if is_long {
-                unread(TOO_LONG)
+                too_long(most)
             } else {
                 unread(error)
             }
@@ -74,7 +78,7 @@ where
         if len > most {
             drop((first, all, tab.take()));
             discard(body, most.saturating_mul(2)).await;
-            return Err(unread(TOO_LONG));
+            return Err(too_long(most));
         }
         if let Err(full) = tab.add(data.len()) {
             drop((data, first, all, tab.take()));

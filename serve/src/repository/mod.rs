@@ -22,7 +22,7 @@ pub(crate) mod version;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 use lazybatch_engine::Monitor;
 
@@ -60,7 +60,8 @@ pub struct Indexed {
     pub name: String,
     /// Version; empty for a model that was never loaded, or of which none is known.
     pub version: String,
-    /// `READY`, `UNAVAILABLE`, or empty for a model that was never loaded.
+    /// `READY`, `UNAVAILABLE`, `LOADING`, `UNLOADING` while requests of what was unloaded run, or empty for
+    /// a model that was never loaded.
     pub state: &'static str,
     /// Why it is not ready.
     pub reason: String,
@@ -71,6 +72,31 @@ pub struct Indexed {
 enum State {
     Ready(Arc<Served>),
     Unavailable(String),
+    /// Unloaded; there while requests that it has taken run.
+    Unloaded(Weak<Served>),
+}
+
+impl State {
+    /// The state and why it is not ready, as the index tells them.
+    fn told(&self, is_loading: bool) -> (&'static str, String) {
+        match self {
+            Self::Ready(_) => ("READY", String::new()),
+            _ if is_loading => ("LOADING", String::new()),
+            Self::Unavailable(reason) => ("UNAVAILABLE", reason.clone()),
+            Self::Unloaded(served) if served.strong_count() > 0 => ("UNLOADING", String::new()),
+            Self::Unloaded(_) => ("UNAVAILABLE", "unloaded".into()),
+        }
+    }
+
+    /// Unloads it; what it was.
+    fn unload(&mut self) -> Option<Arc<Served>> {
+        let Self::Ready(served) = self else {
+            return None;
+        };
+        let served = served.clone();
+        *self = Self::Unloaded(Arc::downgrade(&served));
+        Some(served)
+    }
 }
 
 #[derive(Default)]
@@ -78,6 +104,10 @@ struct Entry {
     versions: BTreeMap<u64, State>,
     /// Why it has none.
     reason: String,
+    /// Whether a load of it runs.
+    is_loading: bool,
+    /// Whether it was loaded as itself, and not as a step of an ensemble alone.
+    is_own: bool,
     /// Whether it was asked for at the start, and nobody has unloaded it since.
     is_wanted: bool,
     /// Of its own files and those of its steps, when they were last looked at.
@@ -95,7 +125,7 @@ impl Entry {
     fn ready(&self) -> impl DoubleEndedIterator<Item = &Arc<Served>> {
         self.versions.values().filter_map(|s| match s {
             State::Ready(served) => Some(served),
-            State::Unavailable(_) => None,
+            State::Unavailable(_) | State::Unloaded(_) => None,
         })
     }
 
@@ -243,6 +273,11 @@ impl Repository {
     pub fn load(&self, name: &str, brought: Brought) -> Result<()> {
         let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let loaded = self.load_all(name, brought);
+        if loaded.is_ok()
+            && let Some(entry) = self.write().get_mut(name)
+        {
+            entry.is_own = true;
+        }
         self.forget_gone();
         if let Err(error) = &loaded {
             // Names of what is not there are not kept: clients may say any.
@@ -273,6 +308,22 @@ impl Repository {
 
     /// Loads a model whose steps, if it has any, are loaded or not.
     fn load_one(&self, name: &str, brought: Brought) -> Result<()> {
+        let is_loading = |is| {
+            if let Some(entry) = self.write().get_mut(name) {
+                entry.is_loading = is;
+            }
+        };
+        if self.folder(name).is_ok() {
+            self.write().entry(name.to_owned()).or_default();
+        }
+        is_loading(true);
+        let loaded = self.load_these(name, brought);
+        is_loading(false);
+        loaded
+    }
+
+    /// The same, while the index tells that it runs.
+    fn load_these(&self, name: &str, brought: Brought) -> Result<()> {
         let fail = |e: Error| Error::Invalid(format!("failed to load '{name}': {e}"));
         let (folder, config) = self.stated(name, &brought).map_err(fail)?;
         let steps = self.all_steps(name, &config);
@@ -301,8 +352,8 @@ impl Repository {
                 let why = failed.get(&version).cloned().unwrap_or_else(beside);
                 let state = entry.versions.entry(version);
                 let state = state.or_insert_with(|| State::Unavailable(String::new()));
-                if let State::Unavailable(reason) = state {
-                    *reason = why;
+                if !matches!(state, State::Ready(_)) {
+                    *state = State::Unavailable(why);
                 }
             }
             let told = |(version, why)| match chosen.len() {
@@ -323,9 +374,8 @@ impl Repository {
             gone.extend(entry.versions.insert(version, State::Ready(served)));
         }
         for (version, state) in &mut entry.versions {
-            if !chosen.contains(version) && matches!(state, State::Ready(_)) {
-                let unloaded = State::Unavailable("unloaded".into());
-                gone.push(std::mem::replace(state, unloaded));
+            if !chosen.contains(version) {
+                gone.extend(state.unload().map(State::Ready));
             }
         }
         entry
@@ -475,7 +525,7 @@ impl Repository {
     }
 
     /// Stops serving a model; with `dependents` also the steps of an ensemble that no other served
-    /// one has. Requests that they have taken end; new ones find nothing. One that is not there is not
+    /// one has, and that were not loaded as themselves. Requests that they have taken end; new ones find nothing. One that is not there is not
     /// served, as is wanted.
     pub fn unload(&self, name: &str, dependents: bool) {
         let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -492,18 +542,20 @@ impl Repository {
             BTreeSet::new()
         };
         let others = models.iter().filter(|(n, e)| *n != name && e.is_ready());
-        let others = others.filter(|(n, _)| !steps.contains(*n));
-        let kept: BTreeSet<String> = others.flat_map(|(_, e)| e.steps.clone()).collect();
+        let others = others.filter(|(n, e)| e.is_own || !steps.contains(*n));
+        let kept: BTreeSet<String> = others
+            .flat_map(|(n, e)| {
+                let own = e.is_own.then(|| n.clone());
+                e.steps.iter().cloned().chain(own)
+            })
+            .collect();
         for gone in std::iter::once(name).chain(steps.difference(&kept).map(String::as_str)) {
             let Some(entry) = models.get_mut(gone) else {
                 continue;
             };
-            entry.is_wanted = false;
+            (entry.is_wanted, entry.is_own) = (false, false);
             past_files.extend(entry.brought.take());
-            for state in entry.versions.values_mut() {
-                let unloaded = State::Unavailable("unloaded".into());
-                past.push(std::mem::replace(state, unloaded));
-            }
+            past.extend(entry.versions.values_mut().filter_map(State::unload));
             tracing::info!(model = gone, "unloaded");
         }
         drop(models);
@@ -573,18 +625,17 @@ impl Repository {
         let mut index = Vec::new();
         for (name, entry) in models.iter() {
             if entry.versions.is_empty() {
+                let state = State::Unavailable(entry.reason.clone());
+                let (state, reason) = state.told(entry.is_loading);
                 index.push(Indexed {
                     name: name.clone(),
                     version: String::new(),
-                    state: "UNAVAILABLE",
-                    reason: entry.reason.clone(),
+                    state,
+                    reason,
                 });
             }
             for (version, state) in &entry.versions {
-                let (state, reason) = match state {
-                    State::Ready(_) => ("READY", String::new()),
-                    State::Unavailable(reason) => ("UNAVAILABLE", reason.clone()),
-                };
+                let (state, reason) = state.told(entry.is_loading);
                 index.push(Indexed {
                     name: name.clone(),
                     version: version.to_string(),
@@ -633,7 +684,7 @@ impl Repository {
         })?;
         match entry.versions.get(&number) {
             Some(State::Ready(served)) => Ok(served.clone()),
-            Some(State::Unavailable(_)) => Err(Error::Unavailable(format!(
+            Some(State::Unavailable(_) | State::Unloaded(_)) => Err(Error::Unavailable(format!(
                 "Request for unknown model: '{name}' version {version} is not at ready state"
             ))),
             None => Err(Error::NotFound(format!(

@@ -362,6 +362,7 @@ fn code(error: &Error) -> &'static str {
         Error::Invalid(_) => "INVALID_ARGUMENT",
         Error::NotFound(_) => "NOT_FOUND",
         Error::Unavailable(_) => "UNAVAILABLE",
+        Error::Exists(_) => "ALREADY_EXISTS",
         Error::Unsupported(_) => "UNIMPLEMENTED",
         Error::Internal(_) => "INTERNAL",
     }

@@ -65,6 +65,18 @@ fn four(data_type: &str, shape: &[usize], data: [f64; 4]) -> Json {
 }
 
 #[tokio::test]
+async fn a_path_that_is_no_text_is_refused_as_all_is() {
+    let mut server = start(|_| {}).await;
+    let (status, text) = call(server.http(), "GET", "/v2/models/%FF", "").await;
+    let body = text.split_once("\r\n\r\n").unwrap().1;
+    let told: serde_json::Value = serde_json::from_str(body).unwrap();
+    let why = told["error"].as_str().unwrap();
+    assert!(status == 400 && why.contains("UTF-8"), "{text}");
+    server.end();
+    server.ended().await;
+}
+
+#[tokio::test]
 async fn what_the_configurations_type_does_not_hold_is_refused_with_its_place() {
     let server = explicit().await;
     for (output, value) in [

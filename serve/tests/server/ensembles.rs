@@ -198,6 +198,43 @@ async fn steps_come_and_go_with_their_ensemble() {
 }
 
 #[tokio::test]
+async fn a_step_that_was_loaded_as_itself_stays_without_its_ensemble() {
+    let server = start(|o| {
+        o.control = Control::Explicit(vec!["own".into()]);
+        folder::save(&scale(2.0), &o.models.join("own/1")).unwrap();
+    })
+    .await;
+    for step in ["asked", "brought"] {
+        write(&server, step, &scale(2.0));
+    }
+    let steps = ["own", "asked", "brought"].map(|step| (step, "x", "y"));
+    chain(&server, "all", &steps, FLOATS);
+    let call = async |model: &str, verb: &str, body: &str| {
+        let (status, text) = repository(&server, model, verb, body).await;
+        assert_eq!(status, 200, "{text}");
+    };
+    call("all", "load", "").await;
+    // Behind the ensemble, which has loaded it.
+    call("asked", "load", "").await;
+    assert!(
+        ["own", "asked", "brought", "all"]
+            .iter()
+            .all(|m| ready(&server, m))
+    );
+    let dependents = r#"{"parameters":{"unload_dependents":true}}"#;
+    call("all", "unload", dependents).await;
+    let there = ["own", "asked", "brought", "all"].map(|m| ready(&server, m));
+    assert_eq!(there, [true, true, false, false]);
+    // Who unloads it does not want it as itself any more.
+    call("asked", "unload", "").await;
+    call("all", "load", "").await;
+    call("all", "unload", dependents).await;
+    let there = ["own", "asked", "brought", "all"].map(|m| ready(&server, m));
+    assert_eq!(there, [true, false, false, false]);
+    end(server).await;
+}
+
+#[tokio::test]
 async fn a_decoder_may_be_the_last_step() {
     let server = start(|o| o.control = Control::Explicit(Vec::new())).await;
     write(&server, "scale", &scale(0.5));

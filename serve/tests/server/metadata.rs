@@ -116,6 +116,33 @@ async fn statistics_have_no_figures_that_nobody_measured() {
     end(server).await;
 }
 
+/// What was launched before, in batches of another size, counts for what was answered before.
+#[tokio::test]
+async fn executions_between_two_looks_are_those_of_that_time() {
+    let server = start(|_| {}).await;
+    let told = async || {
+        let stats = json(&server, "/v2/models/add/stats").await["model_stats"][0].take();
+        let of = |name: &str| stats[name].as_u64().unwrap();
+        (of("inference_count"), of("execution_count"))
+    };
+    let mut before = told().await;
+    assert_eq!(before, (0, 0));
+    for (samples, times) in [(1, 12), (4, 3), (1, 1), (4, 2), (1, 5)] {
+        for value in 0..times {
+            let body = add_samples(value, samples);
+            let (code, text) = call(server.http(), "POST", "/v2/models/add/infer", &body).await;
+            assert_eq!(code, 200, "{text}");
+        }
+        let now = told().await;
+        let times = u64::from(times);
+        let expected = (before.0 + samples as u64 * times, before.1 + times);
+        assert_eq!(now, expected, "{samples}");
+        assert_eq!(told().await, now, "nothing happened");
+        before = now;
+    }
+    end(server).await;
+}
+
 #[tokio::test]
 async fn statistics_of_a_model_are_those_of_all_its_versions() {
     let server = start(|o| {
@@ -138,6 +165,11 @@ async fn statistics_of_a_model_are_those_of_all_its_versions() {
         name: name.into(),
         version: version.into(),
     };
+    // A model is asked for with all of its versions, or with that which is named.
+    for (path, versions) in [("", vec!["1", "2"]), ("/versions/1", vec!["1"])] {
+        let told = json(&server, &format!("/v2/models/add{path}")).await;
+        assert_eq!(told["versions"], serde_json::json!(versions), "{path}");
+    }
     let mut grpc = server.grpc().await;
     for (version, path, expected) in [
         ("", "/v2/models/add/stats", vec![("1", 1), ("2", 0)]),

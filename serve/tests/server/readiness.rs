@@ -10,7 +10,7 @@ use lazybatch_serve::repository::Brought;
 use lazybatch_serve::state::State;
 use serde_json::{Value as Json, json};
 
-use crate::common::{Running, add, call, is_sum, start};
+use crate::common::{Running, add, call, is_sum, soon, start};
 use crate::spans::Lines;
 
 const INFER: &str = "/v2/models/add/infer";
@@ -166,6 +166,34 @@ async fn a_pipe_in_the_place_of_a_file_holds_up_nobody() {
     let load = "/v2/repository/models/lstm/load";
     let (status, text) = call(server.http(), "POST", load, "").await;
     assert!(status == 400 && text.contains("no regular file"), "{text}");
+    end(server).await;
+}
+
+#[tokio::test]
+async fn the_index_tells_while_requests_of_what_was_unloaded_run() {
+    let server = start(|o| o.control = Control::Explicit(vec!["add".into()])).await;
+    let index = async || {
+        let (_, text) = call(server.http(), "POST", "/v2/repository/index", "").await;
+        let index: Json = serde_json::from_str(text.split_once("\r\n\r\n").unwrap().1).unwrap();
+        let of_add = index.as_array().unwrap().iter();
+        let of_add = of_add.clone().find(|line| line["name"] == "add").unwrap();
+        of_add["state"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(index().await, "READY");
+    server.gate.shut();
+    let at = server.http();
+    let runs = tokio::spawn(async move { call(at, "POST", "/v2/models/add/infer", &add(3)).await });
+    soon("it runs", || server.gate.holding() == 1).await;
+    let unload = "/v2/repository/models/add/unload";
+    assert_eq!(call(at, "POST", unload, "").await.0, 200);
+    assert_eq!(index().await, "UNLOADING");
+    server.gate.open();
+    let (status, text) = runs.await.unwrap();
+    assert!(status == 200 && is_sum(&text, 3), "{text}");
+    let gone = async || index().await == "UNAVAILABLE";
+    while !gone().await {
+        tokio::task::yield_now().await;
+    }
     end(server).await;
 }
 

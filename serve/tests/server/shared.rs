@@ -3,11 +3,54 @@
 
 use lazybatch_serve::proto::{
     CudaSharedMemoryRegisterRequest, CudaSharedMemoryStatusRequest,
-    CudaSharedMemoryUnregisterRequest,
+    CudaSharedMemoryUnregisterRequest, SystemSharedMemoryRegisterRequest,
 };
 use tonic::Code;
 
 use super::common::{call, start};
+
+#[tokio::test]
+async fn a_region_that_is_there_is_told_by_its_code() {
+    let name = format!("lazybatch-test-{}", std::process::id());
+    let object = std::path::Path::new("/dev/shm").join(&name);
+    std::fs::write(&object, [0; 64]).unwrap();
+    let mut server = start(|_| {}).await;
+    let mut grpc = server.grpc().await;
+    let region = |offset, byte_size| SystemSharedMemoryRegisterRequest {
+        name: "r".into(),
+        key: format!("/{name}"),
+        offset,
+        byte_size,
+    };
+    let beyond = grpc.system_shared_memory_register(region(512, 16)).await;
+    let beyond = beyond.unwrap_err();
+    assert_eq!(beyond.code(), Code::InvalidArgument);
+    assert!(
+        beyond.message().contains("of an object of 64 bytes"),
+        "{beyond}"
+    );
+    grpc.system_shared_memory_register(region(0, 64))
+        .await
+        .unwrap();
+    let again = grpc.system_shared_memory_register(region(0, 64)).await;
+    let again = again.unwrap_err();
+    assert_eq!(again.code(), Code::AlreadyExists);
+    assert!(
+        again.message().contains("'r' already in manager"),
+        "{again}"
+    );
+    let path = "/v2/systemsharedmemory/region/r/register";
+    let body = format!(r#"{{"key":"/{name}","offset":0,"byte_size":64}}"#);
+    let (status, text) = call(server.http(), "POST", path, &body).await;
+    assert!(
+        status == 400 && text.contains("already in manager"),
+        "{text}"
+    );
+    std::fs::remove_file(object).unwrap();
+    drop(grpc);
+    server.end();
+    server.ended().await;
+}
 
 #[tokio::test]
 async fn no_cuda_region_can_be_registered_and_there_is_none() {
