@@ -17,13 +17,14 @@ use serde_json::{Value as Json, json};
 
 use crate::cache::Cache;
 use crate::chain::Chain;
-use crate::config::{Cut, Known, MOST_BATCH, Settings};
+use crate::config::{self, Cut, Known, MOST_BATCH, Settings};
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
 use crate::explained::{self, Explained};
 use crate::files::{file_in, regular};
 use crate::host::{Host, Text};
 use crate::memory::Memory;
+use crate::proto::model_instance_group::Kind;
 use crate::proto::{self, ModelConfig};
 use crate::repository::version::{Plan, Version};
 use crate::stats::Stats;
@@ -116,7 +117,7 @@ impl Served {
         number: u64,
         version: Version,
     ) -> Result<Self> {
-        let (proto, settings) = (version.config, version.settings);
+        let (mut proto, settings) = (version.config, version.settings);
         let name = proto.name.clone();
         for field in &version.ignored {
             tracing::warn!(model = name, field, "ignored: not honoured by this server");
@@ -130,6 +131,10 @@ impl Served {
             );
         }
         let cached = is_cached(&proto, &settings)?;
+        config::defaults(
+            &mut proto,
+            if host.has_gpu() { Kind::Gpu } else { Kind::Cpu },
+        );
         // Without a size of batches, dimensions alone say how many samples a request may have.
         let (max_samples, max_batch) = match u32::try_from(proto.max_batch_size).unwrap_or(0) {
             0 => (MOST_BATCH, MAX_BATCH),
@@ -516,7 +521,6 @@ pub fn empty_engine(host: &dyn Host, policy: &str) -> Result<Engine> {
 
 /// What instances are asked to run on, if the server's device is not that.
 fn other_device(config: &ModelConfig, has_gpu: bool) -> Option<&'static str> {
-    use crate::proto::model_instance_group::Kind;
     let kinds = config.instance_group.iter().map(|group| group.kind());
     let mut others = kinds.filter_map(|kind| match kind {
         Kind::Gpu if !has_gpu => Some("KIND_GPU"),

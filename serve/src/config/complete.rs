@@ -4,7 +4,13 @@ use lazybatch_graph::DType;
 
 use crate::dtype::{self, DataType};
 use crate::error::{Error, Result};
-use crate::proto::{ModelConfig, ModelInput, ModelOutput, ModelTensorReshape};
+use crate::proto::model_config::SchedulingChoice;
+use crate::proto::model_instance_group::Kind;
+use crate::proto::model_version_policy::{Latest, PolicyChoice};
+use crate::proto::{
+    ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput, ModelTensorReshape,
+    ModelVersionPolicy,
+};
 
 /// Most samples of a request to a model whose configuration does not say.
 const MAX_BATCH_SIZE: i32 = 64;
@@ -134,6 +140,33 @@ pub fn complete(config: &mut ModelConfig, known: &Known) -> Result<bool> {
         }
     }
     Ok(by_size || axis)
+}
+
+/// Fills in what clients of the protocol expect in any configuration that is answered, as it holds here:
+/// which versions, one instance (a kind is `kind`), what is answered.
+pub fn defaults(config: &mut ModelConfig, kind: Kind) {
+    let latest = PolicyChoice::Latest(Latest { num_versions: 1 });
+    config.version_policy.get_or_insert(ModelVersionPolicy {
+        policy_choice: Some(latest),
+    });
+    config.optimization.get_or_insert_default();
+    config.model_transaction_policy.get_or_insert_default();
+    let is_ensemble = matches!(
+        config.scheduling_choice,
+        Some(SchedulingChoice::EnsembleScheduling(_))
+    );
+    if config.instance_group.is_empty() && !is_ensemble {
+        config.instance_group.push(ModelInstanceGroup {
+            kind: kind as i32,
+            count: 1,
+            ..ModelInstanceGroup::default()
+        });
+    }
+    for (i, group) in config.instance_group.iter_mut().enumerate() {
+        if group.name.is_empty() {
+            group.name = format!("{}_{i}", config.name);
+        }
+    }
 }
 
 /// Inputs that the configuration calls optional and the model needs, as paths. Those of a model that
@@ -296,6 +329,36 @@ mod tests {
         assert_eq!(config.input.len(), 1, "state is no input of requests");
         assert_eq!(config.input[0].dims, [-1, 3]);
         assert_eq!(config.output[0].data_type, DataType::Int64.config() as i32);
+    }
+
+    #[test]
+    fn what_clients_expect_in_any_configuration_is_there() {
+        let filled = |text: &str| {
+            let mut config = Config::parse("c", text).unwrap().proto;
+            defaults(&mut config, Kind::Cpu);
+            super::super::to_json("ModelConfig", &config)
+        };
+        let json = filled("name: \"m\"");
+        assert_eq!(json["version_policy"]["latest"]["num_versions"], 1);
+        assert_eq!(json["optimization"]["priority"], "PRIORITY_DEFAULT");
+        assert_eq!(json["model_transaction_policy"]["decoupled"], false);
+        assert_eq!(json["instance_group"][0]["name"], "m_0");
+        assert_eq!(json["instance_group"][0]["kind"], "KIND_CPU");
+        // What is stated stays.
+        let json = filled(
+            "name: \"m\" version_policy { all {} } model_transaction_policy { decoupled: true }
+            instance_group [ { count: 2 kind: KIND_GPU }, { name: \"own\" } ]",
+        );
+        assert!(json["version_policy"].get("all").is_some());
+        assert_eq!(json["model_transaction_policy"]["decoupled"], true);
+        let groups = json["instance_group"].as_array().unwrap();
+        let told = groups
+            .iter()
+            .map(|g| (g["name"].clone(), g["count"].clone()));
+        let expected = [("m_0", 2), ("own", 0)].map(|(name, num)| (name.into(), num.into()));
+        assert_eq!(told.collect::<Vec<_>>(), expected);
+        let json = filled("name: \"m\" ensemble_scheduling {}");
+        assert_eq!(json["instance_group"], serde_json::json!([]));
     }
 
     #[test]

@@ -14,7 +14,9 @@ use miette::Diagnostic;
 use prost_reflect::{DynamicMessage, Kind, SerializeOptions, Value};
 use serde_json::Value as Json;
 
-pub use complete::{Known, TEXT_INPUT, TEXT_OUTPUT, Tensor as KnownTensor, complete, not_optional};
+pub use complete::{
+    Known, TEXT_INPUT, TEXT_OUTPUT, Tensor as KnownTensor, complete, defaults, not_optional,
+};
 pub use controls::Control;
 pub use segments::Cut;
 pub use settings::{DEFAULT_POLICY, QueuePolicy, Settings};
