@@ -1,7 +1,9 @@
 //! Journals: a run as JSON lines, and its replay.
 //!
 //! The first line is the [`Header`], which holds everything that a core needs; then one line per
-//! event, launch and action, in order. The same seed gives the same bytes. Replay feeds the events
+//! event, launch and action, in order, and the end record, `{"end":{"lines":N}}`, with the number of
+//! lines before it. A journal without one, as before there were any, may be cut where nothing was in
+//! flight. The same seed gives the same bytes. Replay feeds the events
 //! back through a fresh core, compares every launch and action, and lets the checker judge. Models
 //! that are attached on the way are events, with their latencies.
 
@@ -217,6 +219,7 @@ pub struct JournalError {
 /// Writes a journal as the run goes.
 pub struct Writer<W: Write> {
     out: W,
+    num_lines: u64,
     result: std::io::Result<()>,
 }
 
@@ -225,6 +228,7 @@ impl<W: Write> Writer<W> {
     pub fn new(out: W, header: &Header) -> Self {
         let mut writer = Self {
             out,
+            num_lines: 0,
             result: Ok(()),
         };
         writer.line(&serde_json::to_value(header).expect("a header has a JSON form"));
@@ -234,14 +238,17 @@ impl<W: Write> Writer<W> {
     fn line(&mut self, value: &Value) {
         if self.result.is_ok() {
             self.result = writeln!(self.out, "{value}");
+            self.num_lines += 1;
         }
     }
 
-    /// Flushes; the first error of the whole run, if any.
+    /// Writes the end record and flushes; the first error of the whole run, if any.
     ///
     /// # Errors
     /// That error.
     pub fn finish(mut self) -> std::io::Result<W> {
+        let end = json!({ "end": { "lines": self.num_lines } });
+        self.line(&end);
         self.result?;
         self.out.flush()?;
         Ok(self.out)
@@ -283,6 +290,8 @@ pub struct Replayed {
     pub launches: usize,
     /// Requests that ended.
     pub finished: usize,
+    /// Whether the journal says that it ends there.
+    pub has_end: bool,
 }
 
 /// Replays a journal; `observer` sees the replayed run.
@@ -309,6 +318,7 @@ pub fn replay(
         events: 0,
         launches: 0,
         finished: 0,
+        has_end: false,
     };
     let mut now = Time::ZERO;
     let mut end = 2;
@@ -322,6 +332,21 @@ pub fn replay(
         let text = text.map_err(|e| bad("a JSON line", told(&e)))?;
         let value: Value =
             serde_json::from_str(&text).map_err(|e| bad("a JSON line", e.to_string()))?;
+        if result.has_end {
+            return Err(bad("nothing behind the end record", "a line".into()));
+        }
+        if let Some(told) = value.get("end") {
+            let had = json!({ "lines": line - 1 });
+            if *told != had {
+                return Err(bad(
+                    &format!("an end record of the {} lines before it", line - 1),
+                    told.to_string(),
+                ));
+            }
+            result.has_end = true;
+            end = line;
+            continue;
+        }
         let at: Time = serde_json::from_value(value["at"].clone())
             .map_err(|_| bad("\"at\" in nanoseconds", value["at"].to_string()))?;
         if at < now {

@@ -182,11 +182,11 @@ pub const REGISTRY: &[Entry] = &[
 
 /// A specification that names no policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("policy {got:?}: expected one of {expected}")]
+#[error("policy {got:?}: expected {expected}")]
 pub struct UnknownPolicy {
     /// What was asked for.
     pub got: String,
-    /// What there is.
+    /// What there is: all policies, or what the one that it names takes.
     pub expected: String,
 }
 
@@ -196,18 +196,32 @@ pub struct UnknownPolicy {
 /// A name that is not registered, or a parameter that its policy does not take.
 pub fn find(spec: &str) -> Result<&'static Entry, UnknownPolicy> {
     let (name, argument) = split(spec);
-    REGISTRY
-        .iter()
-        .find(|e| e.name == name)
-        .filter(|e| (e.build)(argument).is_some())
-        .ok_or_else(|| UnknownPolicy {
-            got: spec.to_string(),
-            expected: REGISTRY
-                .iter()
-                .map(|e| e.usage)
-                .collect::<Vec<_>>()
-                .join(", "),
-        })
+    let unknown = |expected: String| UnknownPolicy {
+        got: spec.to_string(),
+        expected,
+    };
+    let Some(entry) = REGISTRY.iter().find(|e| e.name == name) else {
+        let all: Vec<_> = REGISTRY.iter().map(|e| e.usage).collect();
+        return Err(unknown(format!("one of {}", all.join(", "))));
+    };
+    match (entry.build)(argument) {
+        Some(_) => Ok(entry),
+        None => Err(unknown(match argument {
+            Some(list) if name == triton::ENTRY.name && !list.is_empty() => triton::expected(list),
+            _ => format!("{} ({})", entry.usage, entry.summary),
+        })),
+    }
+}
+
+/// A specification with its numbers written in one way: `graph:05` and `graph:5.0` are `graph:5`.
+pub fn canonical(spec: &str) -> String {
+    const BETWEEN: [char; 5] = [':', ',', '=', '+', '/'];
+    let one_way = |part: &str| {
+        let end = part.trim_end_matches(BETWEEN).len();
+        let number = part[..end].parse::<f64>().ok().filter(|x| x.is_finite());
+        number.map_or_else(|| part.to_string(), |x| format!("{x}{}", &part[end..]))
+    };
+    spec.split_inclusive(BETWEEN).map(one_way).collect()
 }
 
 /// Whether a specification is a rule of those that `adaptive` chooses from.
@@ -240,14 +254,14 @@ pub fn build(spec: &str) -> Result<Box<dyn Policy>, UnknownPolicy> {
     Ok((entry.build)(split(spec).1).expect("find has tried it"))
 }
 
-/// Puts a list that was cut at its commas together again: a part that names a further parameter of
-/// the specification before it, as in `greedy,triton:delay=5,pad`, belongs to it.
+/// Puts a list that was cut at its commas together again: a part that is meant as a further parameter
+/// of the specification before it, as in `greedy,triton:delay=5,pad`, belongs to it, right or wrong.
 pub fn join_list<S: AsRef<str>>(parts: &[S]) -> Vec<String> {
     let mut specs: Vec<String> = Vec::new();
     for part in parts.iter().map(AsRef::as_ref) {
         let is_name = REGISTRY.iter().any(|e| e.name == split(part).0);
         match specs.last_mut() {
-            Some(last) if !is_name && find(&format!("{last},{part}")).is_ok() => {
+            Some(last) if !is_name && last.starts_with("triton:") && triton::is_parameter(part) => {
                 last.push(',');
                 last.push_str(part);
             }
@@ -294,7 +308,67 @@ mod tests {
             "triton:delay=5,pad triton:preferred=4+8,delay=1 lazy"
         );
         assert_eq!(joined("greedy,pad,fifo"), "greedy pad fifo");
-        assert_eq!(joined("triton:pad,delay=x"), "triton:pad delay=x");
+        // What is wrong is told of the whole.
+        assert_eq!(joined("triton:pad,delay=x"), "triton:pad,delay=x");
+        assert_eq!(joined("greedy,delay=5"), "greedy delay=5");
+    }
+
+    #[test]
+    fn numbers_are_told_apart_by_what_they_are() {
+        for (spec, same) in [
+            ("graph:05", "graph:5"),
+            ("graph:5.0", "graph:5"),
+            ("graph:5", "graph:5"),
+            ("graph:0.50", "graph:0.5"),
+            (
+                "triton:preferred=04+8,delay=1.50",
+                "triton:preferred=4+8,delay=1.5",
+            ),
+            ("sharing:1.0/.5/2", "sharing:1/0.5/2"),
+            ("lazy:late-admits", "lazy:late-admits"),
+            ("greedy", "greedy"),
+            ("graph:nan", "graph:nan"),
+        ] {
+            assert_eq!(canonical(spec), same);
+        }
+    }
+
+    #[test]
+    fn the_parameter_that_is_wrong_is_told() {
+        for (spec, told) in [
+            ("graph:x", "expected graph:W (whole-graph batches with"),
+            (
+                "triton:",
+                "expected triton[:KEY=VALUE,...] (Triton's dynamic batcher: preferred=",
+            ),
+            (
+                "triton:delay=1,delay=2",
+                "expected each parameter once in place of \"delay=2\"",
+            ),
+            (
+                "triton:levels=0",
+                "expected levels=N of 1 to 255 in place of \"levels=0\"",
+            ),
+            (
+                "triton:pad,window=3",
+                "expected one of preferred=N+N.., delay=MS, levels=N, default-level=K, timeout=MS, \
+                 action=reject or delay, max-queue=N, pad in place of \"window=3\"",
+            ),
+            (
+                "triton:levels=2,default-level=9",
+                "expected one of the 2 levels in place of \"default-level=9\"",
+            ),
+            (
+                "triton:default-level=1",
+                "expected levels=N with it in place of \"default-level=1\"",
+            ),
+        ] {
+            let message = find(spec).map(|e| e.name).unwrap_err().to_string();
+            assert!(
+                message.starts_with(&format!("policy {spec:?}: {told}")),
+                "{message}"
+            );
+        }
     }
 
     #[test]
@@ -334,7 +408,18 @@ mod tests {
             let Err(error) = build(spec) else {
                 panic!("{spec:?} was accepted")
             };
-            assert!(error.to_string().contains("graph:W"), "{error}");
+            let (name, _) = split(spec);
+            let named = REGISTRY.iter().find(|e| e.name == name);
+            let told = error.to_string();
+            // The parameters of a policy, or all policies.
+            match named {
+                Some(entry) if !spec.starts_with("triton:") => assert!(told.contains(entry.usage)),
+                Some(_) => assert!(
+                    told.contains(" in place of ") || spec == "triton:",
+                    "{told}"
+                ),
+                None => assert!(told.contains("one of serial, graph:W"), "{told}"),
+            }
         }
     }
 }

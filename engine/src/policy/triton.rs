@@ -46,7 +46,7 @@ pub const ENTRY: Entry = Entry {
     needs_output_len: false,
     build: |argument| match argument {
         Some("") => None,
-        _ => Some(Box::new(Triton::parse(argument.unwrap_or_default())?)),
+        _ => Some(Box::new(Triton::parse(argument.unwrap_or_default()).ok()?)),
     },
 };
 
@@ -115,8 +115,23 @@ impl Policy for Triton {
     }
 }
 
+/// Parameters, as they are written.
+const PARAMETERS: &str = "preferred=N+N.., delay=MS, levels=N, default-level=K, timeout=MS, \
+                          action=reject or delay, max-queue=N, pad";
+
+/// Whether a text that stands behind a specification and a comma is meant as a parameter of it.
+pub(super) fn is_parameter(text: &str) -> bool {
+    text == "pad" || text.contains('=')
+}
+
+/// What would be right in place of parameters that are refused, and in place of which one.
+pub(super) fn expected(argument: &str) -> String {
+    Triton::parse(argument).err().unwrap_or_default()
+}
+
 impl Triton {
-    fn parse(text: &str) -> Option<Self> {
+    /// Parameters as the policy takes them, separated by commas; else what would be right where.
+    fn parse(text: &str) -> Result<Self, String> {
         let mut triton = Self {
             preferred: Vec::new(),
             delay: Nanos::ZERO,
@@ -131,33 +146,61 @@ impl Triton {
             let ms: f64 = text.parse().ok()?;
             (ms.is_finite() && ms >= 0.0).then(|| Nanos::from_ms_f64(ms))
         };
+        let mut seen = Vec::new();
         for part in text.split(',').filter(|_| !text.is_empty()) {
             let (key, value) = part.split_once('=').unwrap_or((part, ""));
+            let wrong = |expected: &str| format!("{expected} in place of {part:?}");
+            let time = || ms(value).ok_or_else(|| wrong(&format!("{key}=MS of 0 or more")));
+            if seen.contains(&key) {
+                return Err(wrong("each parameter once"));
+            }
+            seen.push(key);
             match key {
                 "preferred" => {
                     let sizes = value.split('+').map(|n| n.parse().ok().filter(|&n| n > 0));
-                    triton.preferred = sizes.collect::<Option<_>>()?;
+                    let sizes: Option<_> = sizes.collect();
+                    triton.preferred =
+                        sizes.ok_or_else(|| wrong("preferred=N+N.. of 1 or more"))?;
                     triton.preferred.sort_unstable();
                 }
-                "delay" => triton.delay = ms(value)?,
-                "levels" => triton.levels = value.parse().ok()?,
-                "default-level" => triton.default_level = value.parse().ok()?,
-                "timeout" => triton.timeout = Some(ms(value)?).filter(|&t| t > Nanos::ZERO),
+                "delay" => triton.delay = time()?,
+                "levels" => {
+                    let levels = value.parse().ok().filter(|&n| n > 0);
+                    triton.levels = levels.ok_or_else(|| wrong("levels=N of 1 to 255"))?;
+                }
+                "default-level" => {
+                    let level = value.parse().ok().filter(|&k| k > 0);
+                    triton.default_level =
+                        level.ok_or_else(|| wrong("default-level=K of 1 to 255"))?;
+                }
+                "timeout" => triton.timeout = Some(time()?).filter(|&t| t > Nanos::ZERO),
                 "action" if value == "reject" => triton.action = Action::Reject,
                 "action" if value == "delay" => triton.action = Action::Delay,
+                "action" => return Err(wrong("action=reject or action=delay")),
                 // As in Triton, 0 is no bound.
                 "max-queue" => {
-                    let most: usize = value.parse().ok()?;
+                    let most: Option<usize> = value.parse().ok();
+                    let most = most.ok_or_else(|| wrong("max-queue=N of 0 or more"))?;
                     triton.max_queue = if most == 0 { usize::MAX } else { most };
                 }
                 "pad" if part == "pad" => triton.pad = true,
-                _ => return None,
+                _ => return Err(wrong(&format!("one of {PARAMETERS}"))),
             }
+        }
+        if triton.default_level > triton.levels {
+            let most = match triton.levels {
+                0 => "levels=N with it".into(),
+                n => format!("one of the {n} levels"),
+            };
+            return Err(format!(
+                "{most} in place of \"default-level={}\"",
+                triton.default_level
+            ));
         }
         if triton.default_level == 0 {
             triton.default_level = triton.levels;
         }
-        (triton.default_level <= triton.levels).then_some(triton)
+        Ok(triton)
     }
 
     fn level(&self, priority: u8) -> u8 {
