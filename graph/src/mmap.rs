@@ -12,6 +12,9 @@ use memmap2::Mmap;
 /// What opening or mapping it fails with; an empty file cannot be mapped on every system.
 pub(crate) fn map(path: &Path) -> io::Result<Mmap> {
     let file = File::open(path)?;
+    if file.metadata()?.is_dir() {
+        return Err(io::Error::new(io::ErrorKind::IsADirectory, "a directory"));
+    }
     #[allow(
         unsafe_code,
         reason = "mapping a file is unsafe in every crate that offers it"

@@ -23,9 +23,8 @@ impl Model {
     /// Whatever is wrong with the file, named with its place.
     pub fn open(path: &Path, limits: &Limits) -> Result<Self, Error> {
         let file = path.display().to_string();
-        let map = crate::mmap::map(path).map_err(|e| {
-            Error::invalid("file", "content", "a file that can be mapped", e).in_file(&file)
-        })?;
+        let map = crate::mmap::map(path)
+            .map_err(|e| Error::invalid("file", "content", "an ONNX file", e).in_file(&file))?;
         model(&file, &map, limits, &Beside::of(path)).map_err(|e| e.in_file(file))
     }
 

@@ -256,7 +256,10 @@ fn check_specs(tensors: &[Tensor], options: &Options) -> Result<(), Error> {
                     tensors.iter().map(shown).collect()
                 }
             };
-            let expected = format!("one of {}", known.join(", "));
+            let expected = match known.is_empty() {
+                true => "INPUT:AXIS, no axis has a name".into(),
+                false => format!("one of {}", known.join(", ")),
+            };
             return Err(Error::invalid(option, "axis", expected, spec));
         }
     }
