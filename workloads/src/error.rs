@@ -76,8 +76,11 @@ pub enum Error {
         /// What happened.
         why: String,
     },
+    /// An engine that cannot be built: the model, its options or the device.
+    #[error("engine: {0}")]
+    Engine(#[source] lazybatch_engine::BuildError),
     /// A file cannot be read.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: expected a file that can be read, got {source}", path.display())]
     Io {
         /// The file.
         path: PathBuf,

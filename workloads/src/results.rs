@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
-use lazybatch_sla::{Class, Nanos, Outcome, Time};
+use lazybatch_sla::{Nanos, Outcome, Time};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -137,14 +137,88 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// The part of a run that is one SLA class.
+/// The part of a run that is one SLA class: what of a [`RunResult`] is of single requests, about its
+/// own. Launches, merges and preemptions are those of all classes together.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "fields are those of a run")]
 pub struct ClassResult {
     /// Name of the class.
     pub class: String,
-    /// Its requests alone; launches and what else is not of single requests are 0.
-    #[serde(flatten)]
-    pub run: RunResult,
+    pub policy: String,
+    pub model: String,
+    pub rate_rps: f64,
+    /// Latency target that its requests were judged by; `None` where those of one model differ.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sla_ms: Option<f64>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub sla_ms_by_model: BTreeMap<String, f64>,
+    pub requests: u64,
+    pub mean_ms: f64,
+    pub p50_ms: f64,
+    pub p90_ms: f64,
+    pub p99_ms: f64,
+    pub max_ms: f64,
+    pub throughput_rps: f64,
+    pub goodput_rps: f64,
+    pub violation_rate: f64,
+    pub shed: u64,
+    pub failed: u64,
+    #[serde(default)]
+    pub cancelled: u64,
+}
+
+impl ClassResult {
+    /// That of the class `class`, whose requests alone `run` is about.
+    fn of(class: &str, run: RunResult, sla_ms: Option<f64>) -> Self {
+        Self {
+            class: class.into(),
+            policy: run.policy,
+            model: run.model,
+            rate_rps: run.rate_rps,
+            sla_ms,
+            sla_ms_by_model: run.sla_ms_by_model,
+            requests: run.requests,
+            mean_ms: run.mean_ms,
+            p50_ms: run.p50_ms,
+            p90_ms: run.p90_ms,
+            p99_ms: run.p99_ms,
+            max_ms: run.max_ms,
+            throughput_rps: run.throughput_rps,
+            goodput_rps: run.goodput_rps,
+            violation_rate: run.violation_rate,
+            shed: run.shed,
+            failed: run.failed,
+            cancelled: run.cancelled,
+        }
+    }
+
+    /// As a run of its requests alone, of which nobody counted launches.
+    pub fn to_run(&self) -> RunResult {
+        let (sla, none) = (Nanos::ZERO, Counters::default());
+        RunResult {
+            sla_ms: self.sla_ms.unwrap_or_default(),
+            sla_ms_by_model: self.sla_ms_by_model.clone(),
+            requests: self.requests,
+            mean_ms: self.mean_ms,
+            p50_ms: self.p50_ms,
+            p90_ms: self.p90_ms,
+            p99_ms: self.p99_ms,
+            max_ms: self.max_ms,
+            throughput_rps: self.throughput_rps,
+            goodput_rps: self.goodput_rps,
+            violation_rate: self.violation_rate,
+            shed: self.shed,
+            failed: self.failed,
+            cancelled: self.cancelled,
+            ..RunResult::summarise(&self.policy, &self.model, self.rate_rps, sla, &[], &none)
+        }
+    }
+}
+
+/// The target that all go by; `None` where they differ, and of none.
+pub fn common(mut targets: impl Iterator<Item = Nanos>) -> Option<Nanos> {
+    let first = targets.next()?;
+    targets.all(|sla| sla == first).then_some(first)
 }
 
 /// A results file.
@@ -172,6 +246,43 @@ impl RunResult {
     }
 }
 
+/// What requests were judged by: the target of the first model, and of each where they differ;
+/// nothing where those of one model do.
+fn judged_by(
+    requests: &[FinishedRequest],
+    targets: &[Nanos],
+) -> (Option<Nanos>, BTreeMap<String, f64>) {
+    let target = |r: &FinishedRequest| targets.get(r.id as usize).copied();
+    let mut by_model: Vec<(&str, Option<Nanos>)> = Vec::new();
+    for request in requests {
+        match by_model
+            .iter_mut()
+            .find(|(name, _)| *name == &*request.model)
+        {
+            Some((_, sla)) if *sla == target(request) => {}
+            Some((_, sla)) => *sla = None,
+            None => by_model.push((&*request.model, target(request))),
+        }
+    }
+    let known: Option<Vec<(&str, Nanos)>> = by_model
+        .into_iter()
+        .map(|(name, sla)| Some((name, sla?)))
+        .collect();
+    let Some(known) = known else {
+        return (None, BTreeMap::new());
+    };
+    let each = known.iter().map(|(_, sla)| *sla);
+    let one = common(each.clone());
+    let sla = each.clone().next();
+    let pairs = known
+        .iter()
+        .map(|(name, sla)| (name.to_string(), sla.as_ms()));
+    (
+        sla,
+        one.map_or_else(|| pairs.collect(), |_| BTreeMap::new()),
+    )
+}
+
 impl Results {
     /// A results file without rows yet.
     pub fn new(command: impl Into<String>, seed: u64, device: impl Into<String>) -> Self {
@@ -186,8 +297,8 @@ impl Results {
         }
     }
 
-    /// Adds a run, and its classes by name, with their own targets where `classes` states them.
-    pub fn push(&mut self, run: RunResult, requests: &[FinishedRequest], classes: &[Class]) {
+    /// Adds a run, and its classes by name. `targets` are what requests were judged by, by id.
+    pub fn push(&mut self, run: RunResult, requests: &[FinishedRequest], targets: &[Nanos]) {
         let names: BTreeSet<&str> = requests.iter().filter_map(|r| r.class.as_deref()).collect();
         for class in names {
             let own = requests
@@ -195,19 +306,13 @@ impl Results {
                 .filter(|r| r.class.as_deref() == Some(class));
             let own: Vec<FinishedRequest> = own.cloned().collect();
             let rate = run.rate_rps * own.len() as f64 / requests.len() as f64;
-            let of_class = classes.iter().find(|c| c.name == class);
-            let sla = of_class.and_then(|c| c.sla);
-            let sla = sla.unwrap_or(Nanos::from_ms_f64(run.sla_ms));
-            let none = Counters::default();
-            let (policy, model) = (run.policy.as_str(), run.model.as_str());
-            let mut own = RunResult::summarise(policy, model, rate, sla, &own, &none);
-            if of_class.is_none_or(|c| c.sla.is_none()) {
-                own.sla_ms_by_model.clone_from(&run.sla_ms_by_model);
-            }
-            self.classes.push(ClassResult {
-                class: class.to_string(),
-                run: own,
-            });
+            let (sla, by_model) = judged_by(&own, targets);
+            let (policy, model, none) = (&run.policy, &run.model, Counters::default());
+            let told = sla.unwrap_or_default();
+            let mut of_class = RunResult::summarise(policy, model, rate, told, &own, &none);
+            of_class.sla_ms_by_model = by_model;
+            let row = ClassResult::of(class, of_class, sla.map(Nanos::as_ms));
+            self.classes.push(row);
         }
         self.runs.push(run);
     }
@@ -294,6 +399,62 @@ mod tests {
             Results::from_json("r.json", &results.to_json()).unwrap(),
             results
         );
+    }
+
+    #[test]
+    fn classes_say_what_was_judged_and_no_more() {
+        let request = |id: u64, model: &str, class: &str| FinishedRequest {
+            id,
+            model: model.into(),
+            arrival: Time::ZERO,
+            first_launch: None,
+            finish: Time(5),
+            outcome: Outcome::Met,
+            input_len: 0,
+            output_len: 0,
+            class: Some(class.into()),
+        };
+        let requests = [
+            request(0, "toy", "own"),
+            request(1, "toy", "own"),
+            request(2, "toy", "mixed"),
+            request(3, "toy", "mixed"),
+            request(4, "toy", "two"),
+            request(5, "gnmt", "two"),
+        ];
+        let targets = [7, 7, 7, 8, 7, 9].map(Nanos::from_ms);
+        let mut results = Results::from_json("r.json", EXAMPLE).unwrap();
+        let run = results.runs.remove(0);
+        results.push(run, &requests, &targets);
+        let written: serde_json::Value = serde_json::from_str(&results.to_json()).unwrap();
+        let rows = written["classes"].as_array().unwrap();
+        let slas: Vec<_> = rows
+            .iter()
+            .map(|r| (&r["sla_ms"], &r["sla_ms_by_model"]))
+            .collect();
+        let null = serde_json::Value::Null;
+        let by_model = serde_json::json!({ "gnmt": 9.0, "toy": 7.0 });
+        let (seven, seven_of_toy) = (serde_json::json!(7.0), serde_json::json!(7.0));
+        // By name: mixed, own, two.
+        assert_eq!(
+            slas,
+            [(&null, &null), (&seven, &null), (&seven_of_toy, &by_model)]
+        );
+        for row in rows {
+            for key in ["launches", "mean_batch", "merges", "preemptions"] {
+                assert!(row.get(key).is_none(), "{row}");
+            }
+        }
+        assert_eq!(
+            Results::from_json("r.json", &results.to_json()).unwrap(),
+            results
+        );
+        // Files of before have those keys.
+        let old = results.to_json().replace(
+            "\"class\": \"own\",",
+            "\"class\": \"own\", \"launches\": 0,",
+        );
+        assert_eq!(Results::from_json("r.json", &old).unwrap(), results);
     }
 
     #[test]

@@ -213,6 +213,13 @@ fn has_ended(handle: &mut Handle) -> bool {
 }
 
 impl Serving<'_> {
+    /// The SLA target of a call.
+    pub fn target(&self, call: &Call) -> Nanos {
+        let class = call.class.map(|c| &self.classes[c]);
+        let promised = call.sla.or(class.and_then(|c| c.sla));
+        promised.unwrap_or(self.sla)
+    }
+
     /// Serves `calls`, sorted by time, under `policy`.
     ///
     /// # Errors
@@ -239,7 +246,7 @@ impl Serving<'_> {
         };
         let classes = self.classes.iter().cloned();
         let builder = classes.fold(builder, |b, class| b.class(class));
-        let config = builder.core_config(lanes).map_err(|e| bad(&e))?;
+        let config = builder.core_config(lanes).map_err(Error::Engine)?;
         let recorder = Arc::new(Mutex::new(Recorder::new(
             &config,
             self.is_checked,
@@ -248,7 +255,7 @@ impl Serving<'_> {
         let engine = builder
             .observer(recorder.clone(), false)
             .build()
-            .map_err(|e| bad(&e))?;
+            .map_err(Error::Engine)?;
 
         if let Some(client) = self.client {
             client()?;
@@ -260,11 +267,10 @@ impl Serving<'_> {
             let at = Time(start.0 + call.at.0);
             wait_until(&engine, at);
             let class = call.class.map(|c| &self.classes[c]);
-            let promised = call.sla.or(class.and_then(|c| c.sla));
             let options = Options {
                 class: class.map(|c| c.name.clone()),
                 priority: call.priority,
-                sla: Some(promised.unwrap_or(self.sla)),
+                sla: Some(self.target(call)),
                 arrival: Some(at),
                 known_output_len: self.output_lens.map(|lens| lens[call.item]),
                 ..Options::default()
@@ -324,13 +330,12 @@ impl Serving<'_> {
             .enumerate()
             .map(|(i, call)| {
                 let (outcome, first, finish) = recorder.ended[&RequestId(i as u64)];
-                let relative = |t: Time| Time(t.0.saturating_sub(start.0));
                 FinishedRequest {
                     id: i as u64,
                     model: model.clone(),
                     arrival: call.at,
-                    first_launch: first.map(relative),
-                    finish: relative(finish).max(call.at),
+                    first_launch: first.map(|at| since_start(at, start, call)),
+                    finish: since_start(finish, start, call),
                     outcome: if outcome == Outcome::Cancelled {
                         Outcome::Shed
                     } else {
@@ -441,6 +446,12 @@ impl Serving<'_> {
     }
 }
 
+/// A time on the engine's clock as one of the run. What happens to a call happens behind its arrival:
+/// one that is due while the driver has its turn has that turn's time, which may be earlier.
+fn since_start(at: Time, start: Time, call: &Call) -> Time {
+    Time(at.0.saturating_sub(start.0)).max(call.at)
+}
+
 /// Sleeps until a time on the engine's clock.
 #[allow(
     clippy::disallowed_methods,
@@ -450,5 +461,22 @@ fn wait_until(engine: &Engine, at: Time) {
     let left = at.since(engine.now());
     if left > Nanos::ZERO {
         std::thread::sleep(Duration::from_nanos(left.0));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_happens_to_a_call_before_it_arrives() {
+        let call = Call {
+            at: Time(50),
+            ..Call::default()
+        };
+        // The turn in which it was launched had begun at 140, ten before it was due.
+        for (at, told) in [(140, 50), (150, 50), (170, 70), (20, 50)] {
+            assert_eq!(since_start(Time(at), Time(100), &call), Time(told));
+        }
     }
 }

@@ -68,8 +68,8 @@ pub fn cells(runs: &[RunResult]) -> (Vec<&'static str>, Vec<Vec<String>>) {
 /// Classes of runs as lines of text, under a line of headings.
 pub fn render_classes(classes: &[ClassResult]) -> String {
     let named = classes.iter().map(|c| RunResult {
-        policy: format!("{} ({})", c.class, c.run.policy),
-        ..c.run.clone()
+        policy: format!("{} ({})", c.class, c.policy),
+        ..c.to_run()
     });
     render(&named.collect::<Vec<_>>())
 }

@@ -300,13 +300,27 @@ impl Place<'_> {
         let before = self.text.get(..start).unwrap_or_default();
         let line = before.matches('\n').count();
         let text = self.text.lines().nth(line).unwrap_or_default();
-        let key = text.split('=').next().unwrap_or_default().trim();
+        let (key, value) = text.split_once('=').unwrap_or((text, ""));
+        let key = key.trim();
+        let wanted = match key {
+            "seeds" => Some("a number of seeds, or a list of seeds of 0 or more"),
+            "segment" | "max_batch" => Some("a whole number of 1 or more, or a list of such"),
+            // What a list of several kinds is refused with says what was expected.
+            _ => Some(error.message()).filter(|told| told.starts_with("a value or a list")),
+        };
+        let (expected, got) = match wanted.filter(|_| !value.trim().is_empty()) {
+            Some(wanted) => (wanted, format!("`{}`", value.trim())),
+            None => (
+                "a grid as docs/sweeps.md describes it",
+                error.message().into(),
+            ),
+        };
         Error::Field {
             file: self.file.into(),
             line: line as u64 + 1,
             column: if key.is_empty() { "(none)" } else { key }.into(),
-            expected: "a grid as docs/sweeps.md describes it".into(),
-            got: error.message().to_owned(),
+            expected: expected.into(),
+            got,
         }
     }
 
@@ -417,12 +431,12 @@ impl Grid {
         wanted.extend(windows.iter().map(|w| format!("graph:{w}")));
         let mut policies = Vec::new();
         let mut skipped = Vec::new();
-        for spec in wanted {
+        for spec in wanted.iter().map(|spec| policy::canonical(spec)) {
             match policy::find(&spec) {
                 Ok(_) if policies.contains(&spec) => {}
                 Ok(_) => policies.push(spec),
                 Err(e) if raw.skip_unknown_policies == Some(true) => {
-                    skipped.push(format!("policy {}: not one of {}", e.got, e.expected));
+                    skipped.push(format!("policy {}: expected {}", e.got, e.expected));
                 }
                 Err(e) => return Err(place.fault("policies", e.expected, format!("`{spec}`"))),
             }
@@ -559,7 +573,7 @@ impl Grid {
         Ok(())
     }
 
-    /// Runs these policies instead, and no windows but those among them.
+    /// Runs these policies instead, numbers written in one way, and no windows but those among them.
     ///
     /// # Errors
     /// A policy that is not registered.
@@ -568,13 +582,13 @@ impl Grid {
             policy::find(spec).map_err(|e| Error::parameter("policies", e.expected, e.got))?;
         }
         self.policies.clear();
-        for spec in specs {
-            if !self.policies.contains(spec) {
-                self.policies.push(spec.clone());
+        for spec in specs.iter().map(|spec| policy::canonical(spec)) {
+            if !self.policies.contains(&spec) {
+                self.policies.push(spec);
             }
         }
         self.windows
-            .retain(|w| specs.contains(&format!("graph:{w}")));
+            .retain(|w| self.policies.contains(&format!("graph:{w}")));
         Ok(())
     }
 
@@ -661,6 +675,24 @@ mod tests {
             ),
             (
                 "seeds = 2",
+                "seeds = -1",
+                [
+                    "line 7, column seeds",
+                    "expected a number of seeds, or a list",
+                    "got `-1`",
+                ],
+            ),
+            (
+                "seeds = 2",
+                "segment = -1",
+                [
+                    "line 7, column segment",
+                    "expected a whole number of 1 or more",
+                    "got `-1`",
+                ],
+            ),
+            (
+                "seeds = 2",
                 "sedes = 2",
                 ["line 7", "sedes", "unknown field"],
             ),
@@ -723,9 +755,9 @@ mod tests {
     #[test]
     fn a_policy_that_is_named_twice_runs_once() {
         let mut grid = Grid::load("paper-quick").unwrap();
-        let specs = ["lazy", "greedy", "lazy"].map(String::from);
+        let specs = ["lazy", "graph:05", "lazy", "graph:5.0"].map(String::from);
         grid.set_policies(&specs).unwrap();
-        assert_eq!(grid.policies, ["lazy", "greedy"]);
+        assert_eq!(grid.policies, ["lazy", "graph:5"]);
     }
 
     #[test]

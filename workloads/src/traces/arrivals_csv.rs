@@ -56,7 +56,8 @@ pub fn read(source: &Source) -> Result<Vec<Arrival>> {
 }
 
 fn parse(row: &Row<'_>, columns: &[Column], names: &mut Names) -> Result<Arrival> {
-    const DECIMAL: &str = "microseconds of 0 or more with at most three decimals";
+    const DECIMAL: &str =
+        "microseconds from 0 to 18446744073709551.615 with at most three decimals";
     let microseconds = |column: Column| match row.text(column) {
         Some(text) => parse_us(text)
             .map(Some)
@@ -239,8 +240,8 @@ mod tests {
         let row = |row: &str| message(&format!("{HEADER}\n0,m,1,1\n{row}\n"));
         assert_eq!(
             row("soon,m,1,1"),
-            "a.csv: line 3, column arrival_us: expected microseconds of 0 or more with at most \
-             three decimals, got `soon`"
+            "a.csv: line 3, column arrival_us: expected microseconds from 0 to \
+             18446744073709551.615 with at most three decimals, got `soon`"
         );
         assert_eq!(
             row("5,m,twelve,1"),

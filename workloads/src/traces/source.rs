@@ -29,7 +29,11 @@ impl Source {
         let name = path.display().to_string();
         let mut bytes = fs::read(path).map_err(|e| Error::io(path, e))?;
         if bytes.starts_with(&[0x1f, 0x8b]) {
-            let plain = unpack(&bytes, MAX_UNPACKED).map_err(|e| Error::io(path, e))?;
+            let plain = unpack(&bytes, MAX_UNPACKED).map_err(|e| Error::File {
+                file: name.clone(),
+                expected: "a whole gzip file, as it begins like one".into(),
+                got: e.to_string(),
+            })?;
             bytes = plain.ok_or_else(|| Error::File {
                 file: name.clone(),
                 expected: "at most 1 GiB once unpacked".into(),

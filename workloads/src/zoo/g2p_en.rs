@@ -48,7 +48,9 @@ mod tests {
     fn a_missing_file_is_named() {
         let message = program_from_npz("/nowhere.npz").unwrap_err().to_string();
         assert!(
-            message.starts_with("weight file /nowhere.npz: expected an archive of NumPy arrays, got No such"),
+            message.starts_with(
+                "weight file /nowhere.npz: expected an archive of NumPy arrays, got No such"
+            ),
             "{message}"
         );
     }
