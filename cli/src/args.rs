@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand};
 use lazybatch_engine::policy;
 use lazybatch_kernels::cpu::WeightType;
 use lazybatch_kernels::import::{AxisSpec, Carried, Fixed, Limit, SizedAxis};
-use lazybatch_sla::Class;
+use lazybatch_sla::{Class, Nanos};
 use lazybatch_workloads::devices::{DEVICES, DeviceModel, FREE};
 use lazybatch_workloads::traces;
 
@@ -22,6 +22,8 @@ const MAX_BATCH: u32 = 1 << 16;
 const MAX_LEN: usize = 1 << 20;
 /// Largest rate, span or target that can be asked for, in its own unit.
 const MAX_NUMBER: f64 = 1e9;
+/// Smallest target that can be asked for, in milliseconds: a nanosecond.
+const MIN_TARGET_MS: f64 = 1e-6;
 /// Most random cases of one run.
 const MAX_CASES: u64 = 100_000;
 
@@ -52,6 +54,27 @@ fn number(text: &str, fits: impl Fn(f64) -> bool, expected: &str) -> Result<f64,
         .ok()
         .filter(|&x| fits(x) && x <= MAX_NUMBER)
         .ok_or_else(|| format!("expected {expected}, at most 1e9, got {text}"))
+}
+
+/// A target in milliseconds, of a nanosecond at the least.
+fn target_ms(text: &str) -> Result<f64, String> {
+    number(text, |x| x >= MIN_TARGET_MS, "a number of 1e-6 or more")
+}
+
+fn seed(text: &str) -> Result<u64, String> {
+    let parsed = text.parse().ok();
+    parsed.ok_or_else(|| format!("expected a whole number from 0 to {}, got {text}", u64::MAX))
+}
+
+fn case_seed(text: &str) -> Result<u64, String> {
+    let parsed = text.parse().ok().filter(|&seed| seed < u64::MAX);
+    let most = u64::MAX - 1;
+    parsed.ok_or_else(|| format!("expected a whole number from 0 to {most}, got {text}"))
+}
+
+fn segment(text: &str) -> Result<u32, String> {
+    let parsed = text.parse().ok().filter(|&n| n > 0);
+    parsed.ok_or_else(|| format!("expected 1 to {} nodes, got {text}", u32::MAX))
 }
 
 fn threads(text: &str) -> Result<usize, String> {
@@ -200,6 +223,17 @@ impl Command {
         };
         for (i, class) in classes.iter().enumerate() {
             let name = &class.name;
+            let least = Nanos(1);
+            let most = Nanos::from_ms_f64(MAX_NUMBER);
+            if let Some(sla) = class.sla.filter(|sla| !(least..=most).contains(sla)) {
+                let got = match sla < least {
+                    true => "less",
+                    false => "more",
+                };
+                return Err(BadInput(format!(
+                    "--class {name}: sla: expected {MIN_TARGET_MS:e} to {MAX_NUMBER:e} milliseconds, got {got}"
+                )));
+            }
             if classes[..i].iter().any(|c| c.name == *name) {
                 let message = format!("--class: expected each name once, got {name} twice");
                 return Err(BadInput(message));
@@ -215,7 +249,7 @@ impl Command {
     }
 
     /// Puts policies with several parameters together again, which the list was cut within. One that
-    /// is named twice runs once.
+    /// is named twice, however its numbers are written, runs once.
     pub fn join_policies(&mut self) {
         let policies = match self {
             Self::Compare(args) => &mut args.policies,
@@ -227,19 +261,19 @@ impl Command {
             }) => policies,
             _ => return,
         };
-        for policy in policies.iter_mut() {
-            *policy = policy.trim().to_owned();
+        for spec in policies.iter_mut() {
+            *spec = spec.trim().to_owned();
         }
         let mut seen = BTreeSet::new();
-        *policies = lazybatch_engine::policy::join_list(policies);
-        policies.retain(|policy| seen.insert(policy.clone()));
+        *policies = policy::join_list(policies);
+        policies.retain(|spec| seen.insert(policy::canonical(spec)));
     }
 }
 
 /// Where results go.
 #[derive(Debug, Args)]
 pub struct OutputArgs {
-    /// Write results as JSON, lazybatch-results/1
+    /// Write results as JSON, lazybatch-results/1; what there is of them until then is in FILE.partial
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Write one self-contained HTML page with tables and charts
@@ -342,7 +376,7 @@ pub struct CompareArgs {
     #[arg(long, default_value_t = 2.0, value_name = "S", allow_negative_numbers = true, value_parser = positive)]
     pub drain: f64,
     /// SLA target in milliseconds; the profile's or the model's own if absent
-    #[arg(long, value_name = "MS", allow_negative_numbers = true, value_parser = positive)]
+    #[arg(long, value_name = "MS", allow_negative_numbers = true, value_parser = target_ms)]
     pub sla_ms: Option<f64>,
     /// An SLA class: NAME[:sla=MS,priority=N,weight=W,late=keep|demote|shed|refuse]; may be repeated.
     /// Arrivals name theirs in the column `class`
@@ -372,7 +406,8 @@ pub struct CompareArgs {
         long,
         value_name = "N",
         default_value_t = 1,
-        allow_negative_numbers = true
+        allow_negative_numbers = true,
+        value_parser = seed
     )]
     pub seed: u64,
     /// Serve and judge the answers, and report no figures: how an emulated GPU is served from. An
@@ -410,14 +445,14 @@ pub struct SimulateArgs {
     )]
     pub policies: Vec<String>,
     /// SLA target in milliseconds of arrivals that state none; the profile's, or 100, if absent
-    #[arg(long, value_name = "MS", allow_negative_numbers = true, value_parser = positive)]
+    #[arg(long, value_name = "MS", allow_negative_numbers = true, value_parser = target_ms)]
     pub sla_ms: Option<f64>,
     /// An SLA class: NAME[:sla=MS,priority=N,weight=W,late=keep|demote|shed|refuse]; may be repeated.
     /// Arrivals name theirs in the column `class`
     #[arg(long = "class", value_name = "CLASS")]
     pub classes: Vec<Class>,
     /// Nodes per launch: consecutive nodes of a block that run as one
-    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = segment)]
     pub segment: u32,
     /// Microseconds that a decision takes, added to its launch
     #[arg(long, default_value_t = 0.0, value_name = "US", allow_negative_numbers = true, value_parser = not_negative)]
@@ -425,7 +460,8 @@ pub struct SimulateArgs {
     /// Scale each launch's latency by a factor drawn from 1 - J to 1 + J
     #[arg(long, default_value_t = 0.0, value_name = "J", allow_negative_numbers = true, value_parser = below_one)]
     pub jitter: f64,
-    /// Write the journal of each policy, FILE.POLICY.jsonl, for `replay`
+    /// Write the journal of each policy, FILE.POLICY.jsonl, for `replay`; with .partial behind it until
+    /// it is whole
     #[arg(long, value_name = "FILE")]
     pub journal: Option<PathBuf>,
     /// Write each decision of each policy with its candidates and reasons, and each plan with the
@@ -443,7 +479,8 @@ pub struct SimulateArgs {
         long,
         value_name = "N",
         default_value_t = 1,
-        allow_negative_numbers = true
+        allow_negative_numbers = true,
+        value_parser = seed
     )]
     pub seed: u64,
     #[command(flatten)]
@@ -486,7 +523,8 @@ pub struct SweepArgs {
         long,
         value_name = "N",
         conflicts_with = "seeds",
-        allow_negative_numbers = true
+        allow_negative_numbers = true,
+        value_parser = seed
     )]
     pub seed: Option<u64>,
     /// Arrivals of a run at the least, instead of the grid's
@@ -511,7 +549,7 @@ pub struct GeneraliseArgs {
         value_name = "N",
         conflicts_with = "seeds",
         allow_negative_numbers = true,
-        value_parser = clap::value_parser!(u64).range(..u64::MAX)
+        value_parser = case_seed
     )]
     pub seed: Option<u64>,
     /// Models of each case, on one device
@@ -567,7 +605,7 @@ pub struct ProfileArgs {
     #[arg(long)]
     pub dry: bool,
     /// Seed of the inputs that a device is measured with; nothing is drawn for one that is computed
-    #[arg(long, value_name = "N", default_value_t = crate::commands::profile::SEED, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = crate::commands::profile::SEED, allow_negative_numbers = true, value_parser = seed)]
     pub seed: u64,
     /// Where to write the profile
     #[arg(long, visible_alias = "json", value_name = "FILE")]
@@ -592,7 +630,8 @@ pub struct RunArgs {
         value_name = "N",
         default_value_t = 1,
         conflicts_with = "input",
-        allow_negative_numbers = true
+        allow_negative_numbers = true,
+        value_parser = seed
     )]
     pub seed: u64,
 }

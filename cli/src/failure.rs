@@ -14,9 +14,24 @@ impl fmt::Display for BadInput {
 
 impl std::error::Error for BadInput {}
 
+/// Whether a device or an engine has refused a model for what it is.
+pub fn is_of_model(error: &anyhow::Error) -> bool {
+    use lazybatch_engine::BuildError;
+    use lazybatch_kernels::Error as E;
+    let of_device = |e: &E| matches!(e, E::Unsupported { .. } | E::Weight { .. });
+    error.chain().any(|cause| {
+        cause.downcast_ref().is_some_and(of_device)
+            || match cause.downcast_ref() {
+                Some(BuildError::Device(e)) => of_device(e),
+                Some(BuildError::Model { .. }) => true,
+                _ => false,
+            }
+    })
+}
+
 /// Whether an error is the user's to mend.
 pub fn is_bad_input(error: &anyhow::Error) -> bool {
-    error.chain().any(|cause| {
+    let of_parts = |cause: &(dyn std::error::Error + 'static)| {
         cause.is::<BadInput>()
             || cause.is::<lazybatch_sla::ProfileError>()
             || cause.is::<lazybatch_engine::policy::UnknownPolicy>()
@@ -27,7 +42,7 @@ pub fn is_bad_input(error: &anyhow::Error) -> bool {
                 use lazybatch_workloads::Error as E;
                 !matches!(
                     e,
-                    E::Run { .. } | E::Save { .. } | E::Write { .. } | E::Render(_)
+                    E::Run { .. } | E::Engine(_) | E::Save { .. } | E::Write { .. } | E::Render(_)
                 )
             })
             || cause.downcast_ref().is_some_and(|e| {
@@ -38,11 +53,24 @@ pub fn is_bad_input(error: &anyhow::Error) -> bool {
                 use lazybatch_engine::RequestError as E;
                 matches!(e, E::UnknownModel { .. } | E::Input(_) | E::Samples { .. })
             })
-    })
+    };
+    is_of_model(error) || error.chain().any(of_parts)
 }
 
-/// The parts of an error, from where to why, each said once.
+/// The parts of an error, from where to why, each said once. What a terminal would obey, as text of
+/// files may have it, is escaped.
 pub fn message(error: &anyhow::Error) -> String {
+    let mut shown = String::new();
+    for c in parts(error).chars() {
+        match c.is_control() && c != '\n' {
+            true => shown.extend(c.escape_default()),
+            false => shown.push(c),
+        }
+    }
+    shown
+}
+
+fn parts(error: &anyhow::Error) -> String {
     let mut message = String::new();
     for cause in error.chain() {
         let part = cause.to_string();

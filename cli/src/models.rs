@@ -1,7 +1,7 @@
 //! Models that the command line can name, and devices.
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use lazybatch_cuda::{Context, CudaDevice, CudaOptions, probe};
@@ -17,7 +17,7 @@ use lazybatch_workloads::text::Text;
 use lazybatch_workloads::zoo;
 
 use crate::args::CpuArgs;
-use crate::failure::BadInput;
+use crate::failure::{self, BadInput};
 
 /// Most requests of one launch where nothing else is said.
 pub const DEFAULT_MAX_BATCH: u32 = 64;
@@ -39,6 +39,8 @@ pub struct Model {
     pub program: SharedProgram,
     /// Its tokenizer, if it reads text.
     pub text: Option<Text>,
+    /// The file of its program, if it is from a folder.
+    pub file: Option<PathBuf>,
 }
 
 impl Model {
@@ -52,6 +54,7 @@ impl Model {
                 max_output_len: entry.max_output_len,
                 program: Arc::new(entry.program()?),
                 text: None,
+                file: None,
             });
         }
         if is_folder(name) {
@@ -59,6 +62,7 @@ impl Model {
             let text = Text::of(&program, Path::new(name))?;
             return Ok(Self {
                 text,
+                file: Some(Path::new(name).join(folder::PROGRAM_FILE)),
                 ..Self::of(Arc::new(program))
             });
         }
@@ -89,6 +93,16 @@ impl Model {
             max_output_len: steps,
             program,
             text: None,
+            file: None,
+        }
+    }
+
+    /// An error, with the file that is at fault where a device or an engine refuses what it holds.
+    pub fn blame(&self, error: impl Into<anyhow::Error>) -> anyhow::Error {
+        let error = error.into();
+        match &self.file {
+            Some(file) if failure::is_of_model(&error) => error.context(file.display().to_string()),
+            _ => error,
         }
     }
 

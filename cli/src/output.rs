@@ -193,6 +193,77 @@ pub fn create(option: &'static str, path: &Path) -> anyhow::Result<std::fs::File
     std::fs::File::create(path).with_context(|| place(option, path))
 }
 
+/// Where that lies which is to become the file `path` until it is whole: `FILE.partial`. `None` for what
+/// is no file, a pipe say, beside which nothing is put.
+pub fn partial(path: &Path) -> Option<PathBuf> {
+    if is_special(path) {
+        return None;
+    }
+    let mut name = path.as_os_str().to_owned();
+    name.push(".partial");
+    Some(name.into())
+}
+
+/// A file that the user named, which is written on the way and has its name only when it is whole: a
+/// failure or an interruption leaves `FILE.partial`, and `FILE` as it was.
+pub struct Growing {
+    option: &'static str,
+    path: PathBuf,
+}
+
+impl Growing {
+    /// Of the file at `path`.
+    pub fn new(option: &'static str, path: &Path) -> Self {
+        let path = path.to_owned();
+        Self { option, path }
+    }
+
+    /// Creates what is written until then.
+    ///
+    /// # Errors
+    /// As [`create`].
+    pub fn create(&self) -> anyhow::Result<std::fs::File> {
+        let partial = partial(&self.path);
+        create(self.option, partial.as_deref().unwrap_or(&self.path))
+    }
+
+    /// Writes what there is until now, in place of what was. Into what is no file only the whole goes.
+    ///
+    /// # Errors
+    /// As [`write()`].
+    pub fn put(&self, text: &str) -> anyhow::Result<()> {
+        partial(&self.path).map_or(Ok(()), |partial| write(self.option, &partial, text))
+    }
+
+    /// Names it: all of it is written.
+    ///
+    /// # Errors
+    /// A file that cannot be replaced.
+    pub fn done(self) -> anyhow::Result<()> {
+        let Some(partial) = partial(&self.path) else {
+            return Ok(());
+        };
+        let whole = behind_links(&self.path);
+        // What a link leads to may lie on another disk.
+        let copied =
+            || std::fs::copy(&partial, &whole).and_then(|_| std::fs::remove_file(&partial));
+        std::fs::rename(&partial, &whole)
+            .or_else(|_| copied())
+            .with_context(|| place(self.option, &self.path))
+    }
+
+    /// Writes all of it.
+    ///
+    /// # Errors
+    /// As [`Growing::done`].
+    pub fn whole(self, text: &str) -> anyhow::Result<()> {
+        match partial(&self.path) {
+            Some(_) => self.put(text).and_then(|()| self.done()),
+            None => write(self.option, &self.path, text),
+        }
+    }
+}
+
 /// How messages name a file that an option names.
 pub fn place(option: &str, path: &Path) -> String {
     format!("{option}: {}", path.display())

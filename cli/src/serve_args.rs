@@ -41,6 +41,11 @@ fn endpoint(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
+fn address(text: &str) -> Result<std::net::IpAddr, String> {
+    let parsed = text.parse();
+    parsed.map_err(|_| format!("expected an IP address, got {text}"))
+}
+
 /// Options of `serve`.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
@@ -49,7 +54,7 @@ pub struct ServeArgs {
     pub models: PathBuf,
     /// Address to listen on. One that other machines reach needs --tls-cert and --tls-key, and
     /// --token-file or --tls-client-ca, or else --insecure
-    #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
+    #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS", value_parser = address)]
     pub host: std::net::IpAddr,
     /// Port of HTTP; 0 for any that is free
     #[arg(long, default_value_t = 8000, value_name = "PORT")]

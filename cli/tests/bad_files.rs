@@ -129,7 +129,7 @@ fn malformed_arrivals_are_refused_with_line_and_column() {
         ),
         (
             format!("{header}1.2345,toy,1,1\n"),
-            "line 2, column arrival_us: expected microseconds of 0 or more with at most three decimals, got `1.2345`",
+            "line 2, column arrival_us: expected microseconds from 0 to 18446744073709551.615 with at most three decimals, got `1.2345`",
         ),
         (
             format!("{header}-1,toy,1,1\n"),
@@ -277,7 +277,10 @@ fn malformed_arrivals_are_refused_with_line_and_column() {
         "simulate --profile p.json --arrivals t.csv",
         &["t.csv: line 2, column priority: expected a whole number from 0 to 18446744073709551615, got `first`"],
     );
-    place.refuse("compare --trace none.csv", &["none.csv: No such file"]);
+    place.refuse(
+        "compare --trace none.csv",
+        &["none.csv: expected a file that can be read, got No such file"],
+    );
     place.write("len.csv", "src_len,tgt_len,count\n1,1,0\n");
     let lengths = "simulate --profile p.json --rate 5 --lengths len.csv";
     place.refuse(lengths, &["len.csv", "at least one pair"]);
@@ -296,7 +299,7 @@ fn files_that_cannot_be_read_or_written_are_named() {
     );
     place.refuse(
         "simulate --profile p.json --arrivals none.csv",
-        &["none.csv: No such file"],
+        &["none.csv: expected a file that can be read, got No such file"],
     );
     place.write("kept.json", "kept");
     for option in ["--json", "--report", "--requests-csv", "--journal"] {

@@ -104,7 +104,12 @@ fn unknown_names_come_with_the_known_ones() {
         "greedy:3",
         ",",
     ] {
-        let parts = ["policy \"", "expected one of serial, graph:W, greedy, lazy"];
+        let part = match policy.split(':').next() {
+            Some("graph") => "expected graph:W (whole-graph batches",
+            Some("greedy") => "expected greedy (whole-graph batches",
+            _ => "expected one of serial, graph:W, greedy, lazy",
+        };
+        let parts = ["policy \"", part];
         place.refuse(
             &format!("simulate --profile p.json --rate 5 --policies {policy}"),
             &parts,
@@ -431,6 +436,133 @@ fn extreme_but_legal_numbers_do_not_overflow() {
         "simulate --profile p.json --arrivals a.csv --policies graph:1e300",
         &["simulation of graph:1e300: expected an end within 2^63 ns"],
     );
+}
+
+#[test]
+fn a_list_that_is_cut_within_a_policy_blames_the_policy() {
+    let place = Place::with_example();
+    let simulate = "simulate --profile p.json --rate 5 --policies";
+    for (policies, told) in [
+        (
+            "lazy,triton:levels=2,default-level=9",
+            "policy \"triton:levels=2,default-level=9\": expected one of the 2 levels in place of \
+             \"default-level=9\"",
+        ),
+        (
+            "triton:delay=1,delay=2,lazy",
+            "policy \"triton:delay=1,delay=2\": expected each parameter once in place of \"delay=2\"",
+        ),
+        (
+            "triton:delay=1,window=2",
+            "expected one of preferred=N+N.., delay=MS, levels=N,",
+        ),
+        (
+            "triton:levels=0",
+            "expected levels=N of 1 to 255 in place of \"levels=0\"",
+        ),
+    ] {
+        place.refuse(&format!("{simulate} {policies}"), &[told]);
+    }
+    // One policy is one however its numbers are written.
+    place.succeed(&format!(
+        "{simulate} graph:05,graph:5,lazy,graph:5.0 --json r.json"
+    ));
+    let told = place.json("r.json");
+    let runs = told["runs"].as_array().unwrap().iter();
+    let policies: Vec<_> = runs.map(|r| r["policy"].as_str().unwrap()).collect();
+    assert_eq!(policies, ["graph:05", "lazy"]);
+}
+
+#[test]
+fn numbers_out_of_range_say_the_range() {
+    let place = Place::with_example();
+    let simulate = "simulate --profile p.json --rate 5";
+    let seeds = "expected a whole number from 0 to 18446744073709551615, got -1";
+    for (arguments, told) in [
+        (format!("{simulate} --seed -1"), seeds),
+        ("compare --seed -1".into(), seeds),
+        ("sweep --grid paper-quick --seed -1".into(), seeds),
+        ("run --model cnn-tiny --seed -1".into(), seeds),
+        (
+            "generalise --seed -1".into(),
+            "expected a whole number from 0 to 18446744073709551614, got -1",
+        ),
+        (
+            format!("{simulate} --segment 0"),
+            "expected 1 to 4294967295 nodes, got 0",
+        ),
+        (
+            format!("{simulate} --sla-ms 1e-9"),
+            "expected a number of 1e-6 or more, at most 1e9, got 1e-9",
+        ),
+        (
+            "serve --models m --host foo".into(),
+            "expected an IP address, got foo",
+        ),
+        (
+            "simulate --profile p.json --arrivals a.csv --class gold:sla=1e300".into(),
+            "--class gold: sla: expected 1e-6 to 1e9 milliseconds, got more",
+        ),
+        (
+            "simulate --profile p.json --arrivals a.csv --class gold:sla=1e-9".into(),
+            "--class gold: sla: expected 1e-6 to 1e9 milliseconds, got less",
+        ),
+    ] {
+        place.refuse(&arguments, &[told]);
+    }
+    let far = common::ARRIVALS.replace("300,", "99999999999999999999,");
+    place.write("far.csv", far);
+    place.refuse(
+        "simulate --profile p.json --arrivals far.csv",
+        &["far.csv: line 5, column arrival_us: expected microseconds from 0 to 18446744073709551.615"],
+    );
+}
+
+#[test]
+fn what_a_terminal_would_obey_is_not_repeated() {
+    let place = Place::with_example();
+    place.write(
+        "a.csv",
+        common::ARRIVALS.replace("300,toy", "300,\u{1b}[31mtoy\u{9b}0m"),
+    );
+    let arguments = "simulate --profile p.json --arrivals a.csv";
+    place.refuse(arguments, &["`\\u{1b}[31mtoy\\u{9b}0m`"]);
+    assert!(!place.run(arguments).err.contains('\u{1b}'));
+}
+
+#[test]
+fn files_that_cannot_be_read_say_what_was_expected() {
+    let place = Place::with_example();
+    place.write(
+        "cut.jsonl.gz",
+        [0x1f, 0x8b, 0x08, 0, 0, 0, 0, 0, 0, 3, 0x4b],
+    );
+    for (arguments, parts) in [
+        (
+            "simulate --profile p.json --arrivals cut.jsonl.gz",
+            [
+                "cut.jsonl.gz: expected a whole gzip file, as it begins like one, got ",
+                "",
+            ],
+        ),
+        (
+            "simulate --profile p.json --arrivals .",
+            [".: expected a file that can be read, got ", "irectory"],
+        ),
+        (
+            "sweep --grid .",
+            [".: expected a file that can be read, got ", "irectory"],
+        ),
+        (
+            "import . --out m",
+            [
+                ".: file: content: expected an ONNX file, got a directory",
+                "",
+            ],
+        ),
+    ] {
+        place.refuse(arguments, &parts);
+    }
 }
 
 #[cfg(unix)]

@@ -184,6 +184,8 @@ fn the_projects_own_arrivals_are_served_at_the_rate_asked_for() {
         .unwrap();
     assert!((rate - 200.0).abs() < 1e-3, "{rate}");
     assert_eq!(rows.len(), 40);
+    // Some have targets of their own: what the others go by is told.
+    assert_eq!(place.json("c.json")["runs"][0]["sla_ms"], 60000.0);
     assert!(
         rows.iter()
             .enumerate()
@@ -195,6 +197,12 @@ fn the_projects_own_arrivals_are_served_at_the_rate_asked_for() {
             if row.id % 2 == 0 { "violated" } else { "met" }
         );
     }
+    let own = place.read("a.csv").replace(",\n", ",7000000\n");
+    place.write("own.csv", own.replace(",0.001\n", ",7000000\n"));
+    let run_own = run_all.replace("--trace a.csv", "--trace own.csv");
+    let done = place.succeed(&format!("{run_own} --requests 3"));
+    assert!(done.out.contains("SLA 7000 ms"), "{}", done.out);
+    assert_eq!(place.json("c.json")["runs"][0]["sla_ms"], 7000.0);
     compare(
         &place,
         &format!("{run} --requests 7 --pool 2 --requests-csv c.csv"),

@@ -424,6 +424,9 @@ fn classes_are_served_and_shown_apart() {
         let is = |r: &&serde_json::Value| r["class"] == class && r["policy"] == "adaptive";
         rows.iter().find(is).unwrap()[key].as_f64().unwrap()
     };
+    let slas = [of("gold", "sla_ms"), of("free", "sla_ms")];
+    assert_eq!(slas, [0.2, 100.0]);
+    assert!(told["classes"][0].get("launches").is_none());
     assert!(of("gold", "shed") > 0.0, "{}", out.out);
     assert!(of("gold", "p99_ms") <= 0.25, "{}", out.out);
     assert_eq!(of("free", "shed"), 0.0);

@@ -76,6 +76,57 @@ fn folders_and_files_that_do_not_fit_are_bad_input() {
     );
 }
 
+#[test]
+fn what_no_request_could_run_by_is_refused_with_the_programs_file() {
+    let place = Place::new();
+    place.succeed(&format!("import {} --out m", model("mlp.onnx")));
+    let sound = place.read("m/program.json");
+    let changed = |from: &str, to: &str| {
+        assert!(sound.contains(from), "{from}");
+        place.write("m/program.json", sound.replacen(from, to, 1));
+    };
+    changed("\"id_bound\":null", "\"id_bound\":10");
+    let parts = "m/program.json: program mlp: input x, id bound: expected i32 and ";
+    place.refuse("run --model m", &[parts, "got f32[12] and 10"]);
+    changed("\"name\":\"mlp\"", "\"name\":\"\"");
+    let part = "m/program.json: program \"\": expected a name";
+    place.refuse("run --model m", &[part]);
+
+    // What the verifier leaves to devices: kernels that are not there.
+    use lazybatch_graph::{CustomOp, DType, ProgramBuilder, Repeat, folder};
+    let mut b = ProgramBuilder::new("own");
+    let x = b.input("x", DType::F32, &[2]);
+    let y = b.output("y", DType::F32, &[2]);
+    b.begin_block("main", Repeat::Once);
+    let v = b.read_input("x", x);
+    let op = CustomOp {
+        name: "mine".into(),
+        output_dims: vec![2],
+        flops_per_row: 1,
+        batchable: true,
+    };
+    let v = b.custom("twist", op, &[v]);
+    b.emit("emit", y, v);
+    let program = b.finish().expect("a sound program");
+    folder::save(&program, &place.path("own")).expect("a folder");
+    let parts = [
+        "own/program.json: ",
+        "node twist: op mine is not supported: a kernel of this name in the registry",
+    ];
+    for command in [
+        "run --model own",
+        "compare --model own --duration 0.1",
+        "profile --model own --out p.json",
+    ] {
+        place.refuse(command, &parts);
+    }
+    place.succeed("profile --model own --device npu --out p.json");
+    place.refuse(
+        "compare --model own --profile p.json --duration 0.1",
+        &parts,
+    );
+}
+
 /// A model of the importer's tests in which some bytes stand in the place of as many others.
 fn changed(place: &Place, name: &str, [from, to]: [&[u8]; 2], as_name: &str) {
     let bytes = std::fs::read(model(name)).expect("a model of the tests");

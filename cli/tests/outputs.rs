@@ -5,12 +5,13 @@
 
 mod common;
 
+use std::process::{Command, Stdio};
+
 use common::Place;
 
 /// Runs the binary with a standard output that nobody reads; it must succeed and say nothing.
 #[cfg(unix)]
 fn run_unread(place: &Place, arguments: &str) {
-    use std::process::{Command, Stdio};
     let mut child = Command::new(env!("CARGO_BIN_EXE_lazybatch"))
         .args(arguments.split_whitespace())
         .current_dir(place.path(""))
@@ -276,6 +277,62 @@ fn a_full_disk_is_no_bad_input_and_names_option_and_file() {
         let says = |l: &str| l.starts_with(&start) && l.contains("No space left on device");
         assert!(done.err.lines().any(says), "{start}: {}", done.err);
     }
+}
+
+#[test]
+fn what_fails_or_is_cut_off_looks_like_nothing_whole() {
+    let place = Place::with_example();
+    let (journal, explained) = ("j.graph-1e300.jsonl", "e.graph-1e300.jsonl");
+    place.write(journal, "of before");
+    let simulate = "simulate --profile p.json --arrivals a.csv --policies lazy,graph:1e300";
+    place.refuse(
+        &format!("{simulate} --journal j --explain e --json r.json"),
+        &["simulation of graph:1e300: expected an end within"],
+    );
+    assert_eq!(place.read(journal), "of before");
+    for file in [explained, "r.json", "j.lazy.jsonl.partial"] {
+        assert!(!place.path(file).exists(), "{file}");
+    }
+    for file in [
+        &format!("{journal}.partial"),
+        &format!("{explained}.partial"),
+        "j.lazy.jsonl",
+    ] {
+        assert!(place.path(file).exists(), "{file}");
+    }
+
+    // Killed while the second policy runs.
+    let long = "{ \"id\": 0 }\n";
+    place.write("r.json", long);
+    let compare = "compare --model cnn-tiny --max-batch 2 --rate 20 --duration 3 \
+                   --policies serial,greedy --report r.html --json r.json --profile";
+    place.succeed("profile --model cnn-tiny --device npu --out npu.json");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_lazybatch"))
+        .args(format!("{compare} npu.json --device sim").split_whitespace())
+        .current_dir(place.path(""))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let partial = place.path("r.json.partial");
+    let whole = |text: String| serde_json::from_str::<serde_json::Value>(&text).ok();
+    let kept = loop {
+        let text = std::fs::read_to_string(&partial);
+        if let Some(kept) = text.ok().and_then(whole) {
+            break kept;
+        }
+        assert!(child.try_wait().unwrap().is_none(), "it ended before");
+        std::thread::yield_now();
+    };
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(kept["runs"][0]["policy"], "serial");
+    assert_eq!(kept["runs"].as_array().unwrap().len(), 1);
+    assert_eq!(place.read("r.json"), long);
+    // What comes to its end takes its place.
+    place.succeed(&format!("{compare} npu.json --device sim --requests 3"));
+    assert_eq!(place.json("r.json")["runs"].as_array().unwrap().len(), 2);
+    assert!(!partial.exists());
 }
 
 #[test]

@@ -27,6 +27,7 @@ fn what_was_written_replays() {
         assert_eq!(done.status, Some(0), "{policy}: {}", done.err);
         assert!(done.out.starts_with(&format!("{policy}: ")), "{}", done.out);
         assert!(done.out.contains("4 requests ended"), "{}", done.out);
+        assert!(done.out.ends_with("no rule broken\n"), "{}", done.out);
     }
     let (place, _) = journal("lazy");
     let done = place.succeed("replay j.lazy.jsonl --timeline");
@@ -81,9 +82,19 @@ fn swapped_lines_are_refused() {
 fn missing_and_repeated_lines_are_refused() {
     for policy in ["greedy", "lazy"] {
         let (place, lines) = journal(policy);
+        // Journals of before have no end record; it is told that they may be cut.
+        let (end, before) = lines.split_last().unwrap();
+        assert_eq!(*end, format!("{{\"end\":{{\"lines\":{}}}}}", before.len()));
+        let done = replay(&place, before);
+        assert_eq!(done.status, Some(0), "{}", done.err);
+        let told = "no rule broken; no end record: may be cut\n";
+        assert!(done.out.ends_with(told), "{}", done.out);
         for i in 0..lines.len() {
             let mut without = lines.clone();
             without.remove(i);
+            if i + 1 == lines.len() {
+                without.push(end.replace("lines\":", "lines\":1"));
+            }
             let done = replay(&place, &without);
             assert_eq!(done.status, Some(2), "without line {}: {}", i + 1, done.err);
             assert!(done.err.contains("journal line "), "{}", done.err);
@@ -104,14 +115,27 @@ fn a_truncated_journal_is_refused() {
         .position(|l| l.contains("\"arrival\":300000"))
         .unwrap();
     for end in (1..lines.len()).filter(|&end| end != quiet) {
+        // But for the end record: that run is whole.
+        if end + 1 == lines.len() {
+            continue;
+        }
         let done = replay(&place, &lines[..end]);
         assert_eq!(done.status, Some(2), "{end} lines: {}", done.out);
         let expected = format!("t.jsonl: journal line {}: expected ", end + 1);
         assert!(done.err.contains(&expected), "{}", done.err);
     }
-    let whole = lines.join("\n");
+    // That cut is told, as others that leave no request open would be.
+    let done = replay(&place, &lines[..quiet]);
+    assert_eq!(done.status, Some(0), "{}", done.err);
+    assert!(done.out.contains("3 requests ended"), "{}", done.out);
+    assert!(
+        done.out.contains("no end record: may be cut"),
+        "{}",
+        done.out
+    );
+    let whole = lines[..lines.len() - 1].join("\n");
     place.write("t.jsonl", &whole[..whole.len() - 20]);
-    let line = format!("journal line {}: expected a JSON line", lines.len());
+    let line = format!("journal line {}: expected a JSON line", lines.len() - 1);
     place.refuse("replay t.jsonl", &[&line]);
 }
 

@@ -110,6 +110,10 @@ fn an_interrupted_sweep_goes_on_to_the_same_bytes() {
     place.succeed("sweep --grid g.toml --json other.json --threads 2");
     assert_eq!(place.read("whole.json"), place.read("other.json"));
     let partial = partial(&place);
+    let done = place.succeed("sweep --grid g.toml --json again.json --resume");
+    let told =
+        "lazybatch: --resume: no again.json.partial: nothing was kept, the sweep starts anew\n";
+    assert!(done.err.contains(told), "{}", done.err);
     place.write("again.json.partial", &partial);
     let done = place.succeed("sweep --grid g.toml --json again.json --report again.html --resume");
     assert!(

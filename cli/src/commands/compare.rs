@@ -11,7 +11,7 @@ use lazybatch_sla::{LatencyTable, Nanos, Profile, segments_of};
 use lazybatch_workloads::experiment::Serving;
 use lazybatch_workloads::experiment::inputs;
 use lazybatch_workloads::report::Body;
-use lazybatch_workloads::results::{Results, RunResult};
+use lazybatch_workloads::results::{Results, RunResult, common};
 use lazybatch_workloads::traces::arrivals_csv;
 use serde_json::Value;
 
@@ -21,6 +21,7 @@ use super::{PolicyRun, dry, offer, outputs, report, save, show, suffixed};
 use crate::args::CompareArgs;
 use crate::failure::BadInput;
 use crate::models::{self, DEFAULT_MAX_BATCH, DeviceKind, Model};
+use crate::output::Growing;
 use crate::{output, progress};
 
 /// Items that arrivals draw from.
@@ -105,7 +106,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         client: None,
     };
     let alone = match simulated {
-        None => Some(serving.serial_pass()?),
+        None => Some(serving.serial_pass().map_err(|e| model.blame(e))?),
         Some(_) => None,
     };
     let served_steps = alone.as_ref().map(|a| a.steps.clone());
@@ -129,6 +130,9 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         let arrivals = offer::arrivals_of(&model, &pool, &steps, &calls, &args.classes);
         arrivals_csv::save(path, &arrivals).context("--arrivals-out")?;
     }
+    let targets: Vec<_> = calls.iter().map(|call| serving.target(call)).collect();
+    // What all are judged by; else what those go by who state none.
+    let told_sla = common(targets.iter().copied()).unwrap_or(sla);
     let mut results = Results::new("compare", args.seed, &ran_on);
     let mut runs = Vec::new();
     let mut answers = Vec::new();
@@ -140,19 +144,20 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         bar.set_message(policy.clone());
         let served = serving
             .run(policy, &calls)
+            .map_err(|e| model.blame(e))
             .with_context(|| format!("policy {policy}"))?;
         let run = RunResult::summarise(
             policy.as_str(),
             &model.name,
             rate,
-            sla,
+            told_sla,
             &served.requests,
             &served.counters,
         );
-        results.push(run, &served.requests, &args.classes);
+        results.push(run, &served.requests, &targets);
         if let (Some(path), false) = (&args.output.json, args.dry) {
             // What is measured stays, should a later policy not come to its end.
-            output::write("--json", path, &results.to_json())?;
+            Growing::new("--json", path).put(&results.to_json())?;
         }
         if let (Some(path), Some(trace)) = (&args.trace_out, &served.trace) {
             output::write("--trace-out", &suffixed(path, policy, "json"), trace)?;
@@ -181,7 +186,15 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         return end_dry(args, &ran_on, emulator, &results, &judged, &answers);
     }
     let max_batch = serving.options.max_batch.unwrap_or(DEFAULT_MAX_BATCH);
-    let mut settings = settings(args, &ran_on, rate, capacity, calls.len(), sla, max_batch);
+    let mut settings = settings(
+        args,
+        &ran_on,
+        rate,
+        capacity,
+        calls.len(),
+        told_sla,
+        max_batch,
+    );
     if args.profile.is_some() && kind != DeviceKind::Sim {
         settings.push(("scheduled by a profile of".into(), profile.device.clone()));
     }

@@ -21,7 +21,7 @@ use anyhow::Context;
 use lazybatch_workloads::results::{FinishedRequest, Results, requests_csv, table};
 
 use crate::args::OutputArgs;
-use crate::output::{self, Files};
+use crate::output::{self, Files, Growing};
 
 /// One policy's part of a command's results.
 pub struct PolicyRun {
@@ -34,7 +34,7 @@ pub struct PolicyRun {
 /// Writes JSON and requests as asked.
 fn save(results: &Results, runs: &[PolicyRun], args: &OutputArgs) -> anyhow::Result<()> {
     if let Some(path) = &args.json {
-        output::write("--json", path, &results.to_json())?;
+        Growing::new("--json", path).whole(&results.to_json())?;
     }
     if let Some(path) = &args.requests_csv {
         let file = output::create("--requests-csv", path)?;
@@ -62,7 +62,8 @@ fn outputs(args: &OutputArgs) -> Files {
     files
         .writes("--json", args.json.as_deref())
         .writes("--report", args.report.as_deref())
-        .writes("--requests-csv", args.requests_csv.as_deref());
+        .writes("--requests-csv", args.requests_csv.as_deref())
+        .writes("--json", args.json.as_deref().and_then(output::partial));
     files
 }
 

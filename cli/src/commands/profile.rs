@@ -129,7 +129,8 @@ pub fn measure(
     let mut device = models::device(kind, cpu)?;
     let lengths = Lengths::load(&model.lengths)?;
     let pool = model.pool(if is_dry { POOL.1 } else { POOL.0 }, seed)?;
-    let mut measured = measure::measure(device.as_mut(), &model.program, &pool, max_batch, length)?;
+    let measured = measure::measure(device.as_mut(), &model.program, &pool, max_batch, length);
+    let mut measured = measured.map_err(|e| model.blame(e))?;
     for remark in device.remarks() {
         eprintln!("lazybatch: {}: {remark}", model.name);
     }

@@ -30,8 +30,12 @@ fn replay(args: &ReplayArgs) -> anyhow::Result<()> {
     } else {
         journal::replay(open()?, &mut ())?
     };
+    let end = match replayed.has_end {
+        true => "",
+        false => "; no end record: may be cut",
+    };
     output::line(format_args!(
-        "{}: {} events, {} launches, {} requests ended; every action as recorded, no rule broken",
+        "{}: {} events, {} launches, {} requests ended; every action as recorded, no rule broken{end}",
         replayed.policy, replayed.events, replayed.launches, replayed.finished
     ))
 }

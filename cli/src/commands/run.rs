@@ -30,7 +30,8 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
             ModelOptions::default(),
         )
         .policy("greedy")
-        .build()?;
+        .build()
+        .map_err(|e| model.blame(e))?;
     let answer = engine
         .try_submit(model.name.as_str(), inputs, Options::default())
         .with_context(|| args.input.clone().unwrap_or_default())?

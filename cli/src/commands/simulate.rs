@@ -18,12 +18,13 @@ use lazybatch_workloads::devices;
 use lazybatch_workloads::experiment::simulate::DEFAULT_SLA_MS;
 use lazybatch_workloads::experiment::{Detail, Simulation};
 use lazybatch_workloads::lengths::{self, Lengths};
-use lazybatch_workloads::results::{Results, RunResult};
+use lazybatch_workloads::results::{Results, RunResult, common};
 use lazybatch_workloads::traces;
 
 use super::{PolicyRun, offer, outputs, report, save, show, suffixed};
 use crate::args::SimulateArgs;
 use crate::failure::BadInput;
+use crate::output::Growing;
 use crate::{models, output, progress};
 
 /// Most arrivals that are drawn.
@@ -78,12 +79,10 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     let stated = simulation.targets()?;
     let target = |m: &ModelProfile| {
         let own = arrivals.iter().zip(&stated);
-        let mut own = own
-            .filter(|(a, _)| *a.model == *m.name)
-            .map(|(_, sla)| *sla);
-        // What all state; else what those go by who state none.
-        let first = own.next().filter(|&first| own.all(|sla| sla == first));
-        first.unwrap_or_else(|| simulation.sla.or(m.sla()).unwrap_or(default_sla()))
+        let own = own.filter(|(a, _)| *a.model == *m.name);
+        // What all are judged by; else what those go by who state none.
+        let one = common(own.map(|(_, sla)| *sla));
+        one.unwrap_or_else(|| simulation.sla.or(m.sla()).unwrap_or(default_sla()))
     };
     let sla = used.first().map_or(default_sla(), |m| target(m));
     let mut targets = BTreeMap::new();
@@ -97,11 +96,11 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     for policy in &args.policies {
         let of_policy = |path: &PathBuf| suffixed(path, policy, "jsonl");
         let journal_path = args.journal.as_ref().map(of_policy);
-        let journal = match &journal_path {
-            Some(path) => {
-                let file = output::create("--journal", path)?;
-                Some(Box::new(BufWriter::new(file)) as Box<dyn Write>)
-            }
+        let grown = journal_path
+            .as_ref()
+            .map(|path| Growing::new("--journal", path));
+        let journal = match &grown {
+            Some(grown) => Some(Box::new(BufWriter::new(grown.create()?)) as Box<dyn Write>),
             None => None,
         };
         let run = |journal, observer: &mut dyn Observer, detail| {
@@ -118,16 +117,20 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
         let done = match &args.explain {
             Some(path) => {
                 let path = of_policy(path);
-                let file = output::create("--explain", &path)?;
-                let mut log = Log::new(BufWriter::new(file));
+                let explained = Growing::new("--explain", &path);
+                let mut log = Log::new(BufWriter::new(explained.create()?));
                 let done = run(journal, &mut (&mut log, &mut timeline), Detail::Reasons)?;
                 log.finish()
                     .with_context(|| output::place("--explain", &path))?;
+                explained.done()?;
                 done
             }
             None if args.timeline => run(journal, &mut timeline, Detail::Table)?,
             None => run(journal, &mut (), Detail::Launches)?,
         };
+        if let Some(grown) = grown {
+            grown.done()?;
+        }
         if args.timeline {
             output::line(format_args!("{policy}\n{}", timeline.into_text()))?;
         }
@@ -140,7 +143,7 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
             &done.counters,
         );
         run.sla_ms_by_model.clone_from(&targets);
-        results.push(run, &done.requests, &args.classes);
+        results.push(run, &done.requests, &stated);
         runs.push(PolicyRun {
             policy: policy.clone(),
             requests: done.requests,
@@ -187,9 +190,11 @@ fn check_outputs(args: &SimulateArgs) -> anyhow::Result<()> {
         .reads("--lengths", args.lengths.as_deref());
     for policy in &args.policies {
         let of_policy = |path: &PathBuf| suffixed(path, policy, "jsonl");
-        files
-            .writes("--journal", args.journal.as_ref().map(of_policy))
-            .writes("--explain", args.explain.as_ref().map(of_policy));
+        for (option, path) in [("--journal", &args.journal), ("--explain", &args.explain)] {
+            let path = path.as_ref().map(of_policy);
+            let partial = path.as_deref().and_then(output::partial);
+            files.writes(option, path).writes(option, partial);
+        }
     }
     files.check()
 }

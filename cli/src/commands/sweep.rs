@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use lazybatch_engine::policy;
 use lazybatch_workloads::Error;
 use lazybatch_workloads::sweep::moments::{self, Moment};
 use lazybatch_workloads::sweep::resume::Journal;
@@ -18,6 +19,13 @@ use crate::progress;
 pub fn run(args: &SweepArgs) -> anyhow::Result<()> {
     let grid = grid(args)?;
     let partial = check_outputs(args, &grid)?;
+    if let Some(path) = partial
+        .as_ref()
+        .filter(|path| args.resume && !path.exists())
+    {
+        let path = path.display();
+        eprintln!("lazybatch: --resume: no {path}: nothing was kept, the sweep starts anew");
+    }
     let journal = match &partial {
         Some(path) if args.resume => Some(Journal::resume(path, &grid)?),
         Some(path) => Some(Journal::create(path, &grid)?),
@@ -52,7 +60,8 @@ pub fn run(args: &SweepArgs) -> anyhow::Result<()> {
         "{} simulations of {} requests in {seconds:.1} s, {speed:.0} simulated requests/s{kept}",
         ran.num_simulated, ran.num_requests
     );
-    let sweep = Sweep::new(&grid, ran, args.judge.as_deref())?;
+    let judged = args.judge.as_deref().map(policy::canonical);
+    let sweep = Sweep::new(&grid, ran, judged.as_deref())?;
     if let Some(path) = &args.json {
         output::write("--json", path, &sweep.to_json())?;
     }
@@ -111,7 +120,7 @@ fn grid(args: &SweepArgs) -> anyhow::Result<Grid> {
         return Err(BadInput(format!("--traces: expected a folder, got {got}")).into());
     }
     if let Some(judged) = &args.judge
-        && !grid.policies.contains(judged)
+        && !grid.policies.contains(&policy::canonical(judged))
     {
         let expected = grid.policies.join(", ");
         return Err(BadInput(format!("--judge: expected one of {expected}, got {judged}")).into());
@@ -123,8 +132,7 @@ fn grid(args: &SweepArgs) -> anyhow::Result<Grid> {
 /// are kept; nowhere beside what is no file, a pipe say.
 fn check_outputs(args: &SweepArgs, grid: &Grid) -> anyhow::Result<Option<PathBuf>> {
     let json = args.json.as_deref();
-    let partial = json.filter(|path| !output::is_special(path));
-    let partial = partial.map(partial_path);
+    let partial = json.and_then(output::partial);
     if let (true, None, Some(json)) = (args.resume, &partial, json) {
         let expected = "--resume: expected a file beside which simulations are kept as --json";
         return Err(BadInput(format!("{expected}, got {}", json.display())).into());
@@ -140,13 +148,6 @@ fn check_outputs(args: &SweepArgs, grid: &Grid) -> anyhow::Result<Option<PathBuf
         .writes("--report", args.report.as_deref())
         .check()?;
     Ok(partial)
-}
-
-/// Where finished simulations are kept until the sweep is done: `FILE.partial`.
-fn partial_path(json: &Path) -> PathBuf {
-    let mut name = json.as_os_str().to_owned();
-    name.push(".partial");
-    name.into()
 }
 
 #[allow(
