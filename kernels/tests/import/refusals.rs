@@ -190,6 +190,14 @@ fn axes_and_inputs_that_are_not_there_are_named() {
         ..Options::default()
     });
     assert!(e.contains("expected one of x:0 to 2, got x:7"), "{e}");
+    let nameless = model(&[Dim::Fixed(2), Dim::Fixed(4)], nodes(), &["y"]);
+    let options = Options {
+        sizes: vec!["foo=3".parse().unwrap()],
+        ..Options::default()
+    };
+    let e = refusal(&nameless, &options);
+    let told = "--size: axis: expected INPUT:AXIS, no axis has a name, got foo";
+    assert!(e.contains(told), "{e}");
     let e = with(Options {
         fixed: vec![Fixed {
             input: "sr".into(),
