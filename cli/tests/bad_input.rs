@@ -457,8 +457,8 @@ fn a_list_that_is_cut_within_a_policy_blames_the_policy() {
             "expected one of preferred=N+N.., delay=MS, levels=N,",
         ),
         (
-            "triton:levels=0",
-            "expected levels=N of 1 to 255 in place of \"levels=0\"",
+            "triton:levels=256",
+            "expected levels=N of 0 to 255 in place of \"levels=256\"",
         ),
     ] {
         place.refuse(&format!("{simulate} {policies}"), &[told]);

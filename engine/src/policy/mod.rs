@@ -346,8 +346,8 @@ mod tests {
                 "expected each parameter once in place of \"delay=2\"",
             ),
             (
-                "triton:levels=0",
-                "expected levels=N of 1 to 255 in place of \"levels=0\"",
+                "triton:levels=256",
+                "expected levels=N of 0 to 255 in place of \"levels=256\"",
             ),
             (
                 "triton:pad,window=3",

@@ -281,6 +281,42 @@ mod tests {
     }
 
     #[test]
+    fn what_nobody_needs_to_know_is_forgotten_and_changes_nothing() {
+        // One of level 7 stays at work, or nobody does.
+        for stays in [true, false] {
+            let mut shares = Shares::default();
+            let of = |id: u64, class: u32, level: u8| Request {
+                class: ClassId(class),
+                ..request(id, 0, level)
+            };
+            if stays {
+                shares.on_arrive(&of(0, 0, 7));
+                shares.find(ModelId(0), ClassId(0), 7).charged = 500.0;
+            }
+            for id in 1..5_000 {
+                let (class, level) = (1 + id as u32 % 50, (id % 256) as u8);
+                shares.on_arrive(&of(id, class, level));
+                let share = shares.find(ModelId(0), ClassId(class), level);
+                assert!(level != 7 || !stays || share.charged >= 500.0);
+                share.charged += 10.0;
+                let ending = Ending {
+                    class: ClassId(class),
+                    ..ending(id, 0, level)
+                };
+                shares.on_end(&ending);
+                // Those of level 7 that owe something are known for as long as others of it work.
+                assert!(shares.flows.len() <= KEPT + 51, "{}", shares.flows.len());
+            }
+            let owes = shares.flows.iter().filter(|s| s.level == 7 && s.open == 0);
+            assert_eq!(owes.count() > 0, stays);
+            // Who comes back starts where it would have.
+            shares.on_arrive(&of(9_000, 60, 7));
+            let charged = shares.find(ModelId(0), ClassId(60), 7).charged;
+            assert!(charged >= if stays { 500.0 } else { 10.0 }, "{charged}");
+        }
+    }
+
+    #[test]
     fn levels_come_before_charges_and_0_behind_all() {
         let mut shares = Shares::default();
         for (id, level) in [(0, 0), (1, 200), (2, 1)] {

@@ -164,14 +164,15 @@ impl Triton {
                     triton.preferred.sort_unstable();
                 }
                 "delay" => triton.delay = time()?,
+                // As in Triton, 0 is as if it were not stated.
                 "levels" => {
-                    let levels = value.parse().ok().filter(|&n| n > 0);
-                    triton.levels = levels.ok_or_else(|| wrong("levels=N of 1 to 255"))?;
+                    let levels = value.parse();
+                    triton.levels = levels.map_err(|_| wrong("levels=N of 0 to 255"))?;
                 }
                 "default-level" => {
-                    let level = value.parse().ok().filter(|&k| k > 0);
+                    let level = value.parse();
                     triton.default_level =
-                        level.ok_or_else(|| wrong("default-level=K of 1 to 255"))?;
+                        level.map_err(|_| wrong("default-level=K of 0 to 255"))?;
                 }
                 "timeout" => triton.timeout = Some(time()?).filter(|&t| t > Nanos::ZERO),
                 "action" if value == "reject" => triton.action = Action::Reject,
