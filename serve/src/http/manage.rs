@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use axum::extract::State as Shared;
+use axum::extract::{FromRequest, Request, State as Shared};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use base64::engine::general_purpose::STANDARD;
@@ -89,9 +89,13 @@ fn parameters(
     }
 }
 
-pub async fn load(Shared(state): App, Path(target): Path<Target>, whole: Whole) -> Result<()> {
-    state.repository.check_explicit("load / unload")?;
-    let Whole { body, tab } = whole;
+pub async fn load(Shared(state): App, Path(target): Path<Target>, request: Request) -> Result<()> {
+    if let Err(refused) = state.repository.check_explicit("load / unload") {
+        // As much as of other calls is taken, so that the client reads the answer.
+        Few::from_request(request, &state).await?;
+        return Err(refused);
+    }
+    let Whole { body, tab } = Whole::from_request(request, &state).await?;
     // Texts are copied out of it.
     tab.add(body.len())?;
     let mut object = object(&body)?;

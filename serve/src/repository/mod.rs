@@ -313,7 +313,8 @@ impl Repository {
                 entry.is_loading = is;
             }
         };
-        if self.folder(name).is_ok() {
+        // Names of what is not there are not kept; what is brought in vain is forgotten behind it.
+        if self.folder(name).is_ok() || (brought.folder().is_some() && is_plain(name)) {
             self.write().entry(name.to_owned()).or_default();
         }
         is_loading(true);

@@ -215,6 +215,13 @@ async fn only_who_may_load_may_bring_files_and_they_count_as_memory() {
         status == 503 && text.contains("not explicit"),
         "{status} {text}"
     );
+    // Of what is refused in any case no more is taken than of other calls.
+    let long = vec![("file:1/model.onnx".to_owned(), vec![0; 1 << 20])];
+    let (status, text) = repository(&server, "add", "load", &body(Some(CONFIG), &long)).await;
+    assert!(
+        status == 400 && text.contains("at most 1048576 bytes"),
+        "{status} {text}"
+    );
     end(server).await;
     let server = start(|o| {
         o.control = lazybatch_serve::Control::Explicit(Vec::new());
