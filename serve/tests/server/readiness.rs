@@ -170,7 +170,7 @@ async fn a_pipe_in_the_place_of_a_file_holds_up_nobody() {
 }
 
 #[tokio::test]
-async fn the_index_tells_while_requests_of_what_was_unloaded_run() {
+async fn the_index_tells_while_a_load_runs_and_requests_of_what_was_unloaded() {
     let server = start(|o| o.control = Control::Explicit(vec!["add".into()])).await;
     let index = async || {
         let (_, text) = call(server.http(), "POST", "/v2/repository/index", "").await;
@@ -194,6 +194,24 @@ async fn the_index_tells_while_requests_of_what_was_unloaded_run() {
     while !gone().await {
         tokio::task::yield_now().await;
     }
+    // A load that waits for the launch of its warm-up.
+    let sample = |name: &str| {
+        let input = json!({ "data_type": "TYPE_FP32", "dims": [16], "zero_data": true });
+        json!({ "name": name, "batch_size": 1, "inputs": { "INPUT0": input, "INPUT1": input } })
+    };
+    let config = json!({ "max_batch_size": 4, "model_warmup": [sample("w")] });
+    let body = json!({ "parameters": { "config": config.to_string() } }).to_string();
+    server.gate.shut();
+    let loads =
+        tokio::spawn(
+            async move { call(at, "POST", "/v2/repository/models/add/load", &body).await },
+        );
+    soon("its warm-up runs", || server.gate.holding() == 1).await;
+    assert_eq!(index().await, "LOADING");
+    server.gate.open();
+    let (status, text) = loads.await.unwrap();
+    assert_eq!(status, 200, "{text}");
+    assert_eq!(index().await, "READY");
     end(server).await;
 }
 
