@@ -10,6 +10,7 @@ checks are left out, unless LAZYBATCH_REQUIRE_MODELS is set. What was left out i
 passed, and told at the end with why. Ends with status 1 if a check fails.
 """
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -28,7 +29,8 @@ class Server:
 
     def __init__(self, binary, folder, *options):
         self.binary, self.folder = binary, folder
-        if "--threads" not in options:
+        is_cpu = os.environ.get("LAZYBATCH_DEVICE", "cpu") == "cpu"
+        if is_cpu and "--threads" not in options:
             options = ("--threads", "1", *options)
         command = [binary, "serve", "--models", str(folder), "--http-port", "0", "--grpc-port", "0",
                    "--metrics-port", "0", "--no-measure", *options]

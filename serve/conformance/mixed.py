@@ -302,9 +302,9 @@ async def drive(server, models, args):
     await load.client.close()
     return {"bench": "serve-mixed", "date": time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime()),
             "machine": machine(), "load_average": os.getloadavg()[0], "models": models.served,
-            "rate": args.rate, "seed": args.seed, "threads": args.threads, "counts": counts,
-            "server": ended, "rss_bytes_before": first, "block_seconds": args.block,
-            "minutes": blocks, "drift": changes, "num_wrong": len(load.wrong),
+            "rate": args.rate, "seed": args.seed, "threads": args.threads,
+            "device": os.environ.get("LAZYBATCH_DEVICE", "cpu"), "counts": counts, "server": ended,
+            "rss_bytes_before": first, "block_seconds": args.block, "minutes": blocks, "drift": changes, "num_wrong": len(load.wrong),
             # The last ones are about the whole run.
             "wrong": load.wrong[:5] + load.wrong[5:][-10:]}
 
@@ -318,7 +318,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--models", choices=("pretrained", "small"))
     parser.add_argument("--block", type=float, default=60.0)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, help="of the CPU device; 1 if absent")
     parser.add_argument("--most-drift", type=float, default=1.0)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -331,8 +331,9 @@ def main():
                 print(f"small models instead of the pretrained ones: {without}")
         models.write(Path(folder))
         options = [o for m in models.served for o in ("--load-model", m)]
-        server = Server(args.server, folder, "--model-control-mode", "explicit",
-                        "--threads", str(args.threads), *options)
+        if args.threads is not None:
+            options += ["--threads", str(args.threads)]
+        server = Server(args.server, folder, "--model-control-mode", "explicit", *options)
         try:
             figures = asyncio.run(drive(server, models, args))
         finally:

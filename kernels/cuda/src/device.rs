@@ -461,10 +461,11 @@ impl Device for CudaDevice {
         let GraphCounts {
             replayed,
             eager,
+            new,
             captured,
         } = self.graphs.counts();
         let mut all = vec![format!(
-            "{replayed} launches by graphs, {eager} kernel by kernel, {captured} graphs captured"
+            "{replayed} launches by graphs, {eager} kernel by kernel ({new} new), {captured} graphs captured"
         )];
         let failure = self.graph_failure();
         all.extend(failure.map(|why| format!("a graph was not captured: {why}")));

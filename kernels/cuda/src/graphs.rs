@@ -45,6 +45,8 @@ pub struct GraphCounts {
     pub replayed: u64,
     /// One by one.
     pub eager: u64,
+    /// Of these, records that had not come before, or longer ago than is remembered.
+    pub new: u64,
     /// Graphs that were made.
     pub captured: u64,
 }
@@ -147,6 +149,7 @@ impl Graphs {
         }
         let is_wanted = !is_refused && times > self.eager_first;
         if is_new {
+            self.counts.new += 1;
             if self.known.len() - self.num_graphs >= self.most {
                 self.forget(stream, false)?;
             }

@@ -130,7 +130,7 @@ fn prepare_and_remark() {
 fn why_a_graph_was_not_captured_is_told() {
     let name = "injected::why_a_graph_was_not_captured_is_told";
     let none = with_rule(name, 0, "", prepare_and_remark);
-    let all = "[\"0 launches by graphs, 0 kernel by kernel, 2 graphs captured\"]";
+    let all = "[\"0 launches by graphs, 0 kernel by kernel (0 new), 2 graphs captured\"]";
     assert!(none.stdout.contains(all), "{}", none.stdout);
     for call in [
         "cuStreamBeginCapture",
