@@ -246,13 +246,6 @@ pub trait Device: Send {
     /// The next completed launch at `now`, if there is one.
     fn poll(&mut self, now: Time) -> Option<Completion>;
 
-    /// Does a piece of what the device has put off, such as preparing launches that have come again, and
-    /// says whether there was one. For whoever drives it and has nothing else to do: whatever comes
-    /// meanwhile waits for it, so drivers ask where no launch is in flight.
-    fn rest(&mut self) -> bool {
-        false
-    }
-
     /// When the next launch will complete, on devices that know.
     fn next_completion(&self) -> Option<Time>;
 

@@ -128,10 +128,6 @@ pub trait Wrapper: Send {
         self.inner_mut().poll(now)
     }
 
-    fn rest(&mut self) -> bool {
-        self.inner_mut().rest()
-    }
-
     fn next_completion(&self) -> Option<Time> {
         self.inner().next_completion()
     }
@@ -223,10 +219,6 @@ impl<W: Wrapper> Device for W {
 
     fn poll(&mut self, now: Time) -> Option<Completion> {
         Wrapper::poll(self, now)
-    }
-
-    fn rest(&mut self) -> bool {
-        Wrapper::rest(self)
     }
 
     fn next_completion(&self) -> Option<Time> {

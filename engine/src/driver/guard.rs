@@ -164,10 +164,6 @@ impl Device for Guarded {
         self.tell(|d| d.poll(now)).flatten()
     }
 
-    fn rest(&mut self) -> bool {
-        self.tell(|d| d.rest()).unwrap_or_default()
-    }
-
     fn next_completion(&self) -> Option<Time> {
         self.ask(|d| d.next_completion()).flatten()
     }

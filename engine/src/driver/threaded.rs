@@ -689,9 +689,6 @@ impl Driver {
             return Next::Turn;
         }
         if self.core.num_launches() == 0 {
-            if self.device.rest() {
-                return Next::Turn;
-            }
             self.state.idle_since = Some(self.state.issued_at.max(self.core.now()));
             let wakeups = [self.core.next_wakeup(), self.state.sequences.stale_at()];
             return Next::Wait(wakeups.into_iter().flatten().min());

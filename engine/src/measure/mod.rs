@@ -660,7 +660,6 @@ fn timed(device: &mut dyn Device, launch: &Launch) -> Result<(u64, u64, Completi
     loop {
         if let Some(done) = device.poll(Time::MAX) {
             let ns = start.elapsed().as_nanos() as u64;
-            while device.rest() {}
             return done.whole().map(|()| (issue_ns, ns, done));
         }
     }

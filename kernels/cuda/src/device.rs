@@ -160,7 +160,7 @@ impl CudaDevice {
             _tables: tables,
             graphs: Graphs::new(
                 options.graphs,
-                (options.eager_first, options.put_off),
+                options.eager_first,
                 options.max_graphs,
                 options.depth,
             ),
@@ -716,20 +716,6 @@ impl Device for CudaDevice {
             done.faults = told.collect();
         }
         Some(done)
-    }
-
-    fn rest(&mut self) -> bool {
-        if self.ready().is_err() {
-            return false;
-        }
-        let (graphs, stream, products) = (&mut self.graphs, &self.stream, &mut self.products);
-        match graphs.rest(stream, |record| exec::issue(record, stream, products)) {
-            Ok(rested) => rested,
-            Err(error) => {
-                self.note(&error);
-                false
-            }
-        }
     }
 
     fn next_completion(&self) -> Option<Time> {

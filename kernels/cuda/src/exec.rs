@@ -119,7 +119,7 @@ impl Play<'_> {
         for (i, operation) in record.operations.iter().enumerate() {
             let result = match operation {
                 Operation::Host(call) => host::run(self, call),
-                other => issue_one(record, other, self.stream, self.products).map_err(Fault::from),
+                other => issue(record, other, self.stream, self.products).map_err(Fault::from),
             };
             let name = |id: NodeId| self.model.program.node(id).name.as_str();
             result.map_err(|fault| match owners.of(i) {
@@ -131,17 +131,8 @@ impl Play<'_> {
     }
 }
 
-/// Puts the work of a record in which the host has no part into the stream.
-///
-/// # Errors
-/// What the driver or the library answers.
-pub fn issue(record: &Record, stream: &Stream, products: &mut Products) -> Result<(), CudaError> {
-    let mut operations = record.operations.iter();
-    operations.try_for_each(|operation| issue_one(record, operation, stream, products))
-}
-
 /// Puts an operation of a record that is not the host's into the stream.
-fn issue_one(
+fn issue(
     record: &Record,
     operation: &Operation,
     stream: &Stream,
@@ -149,8 +140,7 @@ fn issue_one(
 ) -> Result<(), CudaError> {
     match operation {
         Operation::Product(product) => products.issue(stream, product),
-        // SAFETY: the walk recorded it for a launch whose values are in place, or for one that has run,
-        // of which a capture runs nothing.
+        // SAFETY: the walk recorded it for a launch whose values are in place.
         other => unsafe { record.issue(stream, other) },
     }
 }
@@ -352,6 +342,16 @@ impl<'a> Walk<'a> {
     /// A size that is no row's, such as the length of the longest sequence, rounded up.
     pub fn rounded(&self, size: usize) -> usize {
         if self.rounds { bucket(size) } else { size }
+    }
+
+    /// A size that only bounds a grid, whose blocks beyond what there is end at once: the next power of
+    /// two, and 16 at least.
+    pub fn bounded(&self, size: usize) -> usize {
+        if self.rounds {
+            size.next_power_of_two().max(16)
+        } else {
+            size
+        }
     }
 
     /// Positions that a member's sequence state holds; none for rows of nobody.

@@ -14,15 +14,12 @@
 //! What is left are the places of values in the arena, which come again with the sizes.
 //!
 //! Those of the sizes that are likely are captured when their segment is prepared (`device/warm.rs`).
-//! Any other record is to be captured when it comes again (`eager_first` times it is issued one by one),
-//! so that what comes once costs nothing. To capture takes the host longer than to issue kernel by kernel,
-//! which the GPU runs meanwhile; so it is put off until there is nothing else to do ([`Graphs::rest`]), or
-//! until the record has come so often that it would have paid (`put_off` more times).
-//! At most as many graphs are kept as options say, and as many records
+//! Any other record is captured when it comes again (`eager_first` times it is issued one by one), so
+//! that what comes once costs nothing. At most as many graphs are kept as options say, and as many records
 //! without one; where there is no room, a few of those that were used longest ago go: to give back
 //! half of a thousand graphs takes the driver some 10 ms, for which all that is served would wait.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::fmt;
 use std::hash::BuildHasherDefault;
 
@@ -34,9 +31,6 @@ use crate::stream::{Graph, Stream};
 
 /// Graphs that are forgotten at once, at most, and records without one.
 const FORGOTTEN: [usize; 2] = [4, 64];
-
-/// Records that wait to be captured, at most: those that came last.
-const MOST_WANTED: usize = 32;
 
 /// How launches were run so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,10 +50,6 @@ pub struct GraphCounts {
 pub struct Graphs {
     is_on: bool,
     eager_first: u32,
-    /// How many more times.
-    put_off: u32,
-    /// Records that are to be captured when there is time, the last one last.
-    wanted: VecDeque<Record>,
     /// Most graphs, and most records without one.
     most: usize,
     /// Launches of which it is not known whether they are over, at most.
@@ -87,12 +77,10 @@ struct Known {
 
 impl Graphs {
     /// None so far; at most `most` are kept, and `depth` launches are in flight.
-    pub fn new(is_on: bool, (eager_first, put_off): (u32, u32), most: usize, depth: usize) -> Self {
+    pub fn new(is_on: bool, eager_first: u32, most: usize, depth: usize) -> Self {
         Self {
             is_on,
             eager_first,
-            put_off,
-            wanted: VecDeque::new(),
             most: most.max(1),
             depth: depth as u64,
             known: HashMap::default(),
@@ -166,44 +154,15 @@ impl Graphs {
             }
             self.known.insert(record.clone(), known);
         }
-        if is_wanted && times - self.eager_first > self.put_off {
-            self.wanted.retain(|wanted| *wanted != record);
+        if is_wanted {
             self.capture(stream, &record, &mut play)?;
             if let Some(graph) = &self.known[&record].graph {
                 self.counts.replayed += 1;
                 return Ok(stream.launch_graph(graph)?);
             }
-        } else if is_wanted && !self.wanted.contains(&record) {
-            if self.wanted.len() == MOST_WANTED {
-                self.wanted.pop_front();
-            }
-            self.wanted.push_back(record.clone());
         }
         self.counts.eager += 1;
         play(&record)
-    }
-
-    /// Captures a record that was put off, the one that came last; whether there was one. One that the
-    /// driver does not capture is issued kernel by kernel from then on.
-    ///
-    /// # Errors
-    /// Those of `play`, or what the driver answers to what is not the capture.
-    pub fn rest<E: From<CudaError> + fmt::Display>(
-        &mut self,
-        stream: &Stream,
-        mut play: impl FnMut(&Record) -> Result<(), E>,
-    ) -> Result<bool, E> {
-        let Some(record) = self.wanted.pop_back() else {
-            return Ok(false);
-        };
-        let is_known = |known: &Known| known.graph.is_none() && !known.is_refused;
-        if self.known.get(&record).is_some_and(is_known) {
-            self.capture(stream, &record, &mut play)?;
-            if let Some(graph) = &self.known[&record].graph {
-                stream.upload_graph(graph)?;
-            }
-        }
-        Ok(true)
     }
 
     /// Captures a record that is known, if the driver does.
@@ -238,11 +197,9 @@ impl Graphs {
         self.is_on && self.ahead < self.most / 2 && self.num_graphs < self.most
     }
 
-    /// A model has gone: those that come have all of the room for records that have not come yet, and
-    /// nothing that was put off is captured before it comes again: some of it may be that model's.
+    /// A model has gone: those that come have all of the room for records that have not come yet.
     pub fn give_room_ahead(&mut self) {
         self.ahead = 0;
-        self.wanted.clear();
     }
 
     /// Captures a record that has not come yet and puts its graph onto the device; what the driver does
@@ -309,6 +266,16 @@ pub fn bucket(size: usize) -> usize {
     size.next_multiple_of((size.next_power_of_two() / 8).max(1))
 }
 
+/// Numbers of members that launches are rounded up to, fewer than of rows: an added one has a row of
+/// nobody, and a launch of five members is as long as one of six.
+pub fn members_bucket(num: usize) -> usize {
+    bucket(if num > 4 {
+        num.next_multiple_of(2)
+    } else {
+        num
+    })
+}
+
 /// Sizes of a launch with what is added to reach few of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Padded {
@@ -325,8 +292,8 @@ impl Padded {
     /// rows at all) and a sample at least.
     pub fn of(members: usize, rows: usize, samples: usize) -> Self {
         let is_even = bucket(rows) == rows && bucket(samples) == samples;
-        let all = match bucket(members) {
-            same if same == members && !is_even => bucket(members + 1),
+        let all = match members_bucket(members) {
+            same if same == members && !is_even => members_bucket(members + 1),
             more => more,
         };
         let added = all - members;
@@ -356,13 +323,13 @@ mod tests {
 
     #[test]
     fn room_for_what_is_captured_ahead_comes_back() {
-        let mut graphs = Graphs::new(true, (1, 0), 100, 4);
+        let mut graphs = Graphs::new(true, 1, 100, 4);
         assert!(graphs.has_room_ahead());
         graphs.ahead = 50;
         assert!(!graphs.has_room_ahead());
         graphs.give_room_ahead();
         assert!(graphs.has_room_ahead());
-        assert!(!Graphs::new(false, (1, 0), 100, 4).has_room_ahead());
+        assert!(!Graphs::new(false, 1, 100, 4).has_room_ahead());
     }
 
     #[test]

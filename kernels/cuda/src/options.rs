@@ -41,15 +41,11 @@ pub struct CudaOptions {
     pub depth: usize,
     /// Run launches that come again as CUDA graphs; results have the same bits. Default: true.
     pub graphs: bool,
-    /// Most graphs that are kept. Default: 1024.
+    /// Most graphs that are kept, and most records of launches without one. Default: 4096.
     pub max_graphs: usize,
-    /// How often a launch is run kernel by kernel before it is to be captured. Default: once, so that
-    /// what never comes again is not captured.
+    /// How often a launch is run kernel by kernel before it is captured. Default: once, so that what
+    /// never comes again is not captured.
     pub eager_first: u32,
-    /// How many more times, at most, it is run so while whoever drives the device never
-    /// [rests](lazybatch_kernels::Device::rest): then it is captured ahead of its launch, which waits.
-    /// Default: 2.
-    pub put_off: u32,
     /// Most members of launches that are captured when their segment is prepared, ahead of the first
     /// of them. Default: 16; 0 for none.
     pub warm_members: usize,
@@ -77,9 +73,8 @@ impl Default for CudaOptions {
             max_open: 256,
             depth: 4,
             graphs: true,
-            max_graphs: 1024,
+            max_graphs: 4096,
             eager_first: 1,
-            put_off: 2,
             warm_members: 16,
             registry: KernelRegistry::new(),
             poison: false,

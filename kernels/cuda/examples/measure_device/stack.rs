@@ -226,11 +226,6 @@ impl Stack {
         }
     }
 
-    /// Captures what was put off.
-    pub fn rest(&mut self) -> bool {
-        self.device.rest()
-    }
-
     /// Waits for the oldest launch in flight.
     pub fn finish(&mut self) -> Result<(), Failure> {
         while !self.poll()? {}

@@ -14,7 +14,7 @@ use lazybatch_sla::{LaneId, Launch, Member, RequestId, Slot, SubBatchId, Ticket}
 
 use super::CudaDevice;
 use crate::exec::Effects;
-use crate::graphs::bucket;
+use crate::graphs::{bucket, members_bucket};
 
 /// What a launch is walked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +55,7 @@ impl CudaDevice {
         let Some(stage) = self.free_stage() else {
             return;
         };
-        for num in (1..=most).filter(|n| bucket(*n) == *n) {
+        for num in (1..=most).filter(|n| members_bucket(*n) == *n) {
             for len in lengths(&program, num) {
                 if !self.graphs.has_room_ahead() {
                     return;

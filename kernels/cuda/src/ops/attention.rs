@@ -27,7 +27,7 @@ pub fn attention(
         out: w.out(0),
         members,
         num_members: w.frame.members.len(),
-        max_rows: w.rounded(rows.max().unwrap_or(0)),
+        max_rows: w.bounded(rows.max().unwrap_or(0)),
         heads,
         seen,
         cap,

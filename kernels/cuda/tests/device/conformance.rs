@@ -131,6 +131,7 @@ fn launches_that_come_again_are_replayed() {
                 counts.push(GraphCounts {
                     replayed: after.replayed - before.replayed,
                     eager: after.eager - before.eager,
+                    new: after.new - before.new,
                     captured: after.captured - before.captured,
                 });
             }
@@ -138,10 +139,13 @@ fn launches_that_come_again_are_replayed() {
             let [first, second, third] = counts[..] else {
                 unreachable!()
             };
-            assert!(first.eager > 0, "{name}: {counts:?}");
+            assert!(
+                first.new > 0 && first.new <= first.eager,
+                "{name}: {counts:?}"
+            );
             assert_eq!(
-                (second.eager, third.captured, third.eager),
-                (0, 0, 0),
+                (second.new, second.eager, third.captured, third.eager),
+                (0, 0, 0, 0),
                 "{name}: {counts:?}"
             );
             let all = first.replayed + first.eager;

@@ -28,7 +28,6 @@ fn options() -> CudaOptions {
         max_open: 16,
         depth: 2,
         warm_members: 0,
-        put_off: 0,
         ..CudaOptions::default()
     }
 }
