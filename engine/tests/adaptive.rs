@@ -287,7 +287,38 @@ fn a_rule_for_one_model_goes_when_another_is_asked_for() {
         // The incumbent is the first.
         let rules = driven.plan(&mut id).candidates;
         assert!(rules[0].contains("/spare"), "{rules:?}");
-        assert!(!rules.contains(&"cellular".to_string()), "{rules:?}");
+    }
+}
+
+#[test]
+fn several_models_begin_with_who_is_due_where_targets_differ() {
+    for (tight, first) in [(50, "/spare"), (20, "/due")] {
+        let mut driven = Driven::new(config_of(&[TRANSLATOR, CHAIN]));
+        for (id, model, ms) in [(0, 0, 50), (1, 1, tight)] {
+            driven.arrive_as(id, |request| {
+                request.model = ModelId(model);
+                request.sla = Some(Nanos(ms * 1_000_000));
+            });
+        }
+        let mut id = 2;
+        let rules = driven.plan(&mut id).candidates;
+        assert!(rules[0].contains(first), "{tight}: {rules:?}");
+    }
+}
+
+#[test]
+fn the_field_is_compared_where_several_models_leave_time() {
+    for (first, leaves_time) in [(CHAIN, true), (TRANSLATOR, false)] {
+        let (mut driven, mut id) = (Driven::new(config_of(&[first, CHAIN])), 1);
+        driven.arrive_at(ModelId(1), 0, 0);
+        let rules = driven.plan(&mut id).candidates;
+        for policy in ["edf", "continuous", "cellular", "lazy"] {
+            assert_eq!(
+                rules.contains(&policy.to_string()),
+                leaves_time,
+                "{rules:?}"
+            );
+        }
     }
 }
 

@@ -130,4 +130,9 @@ fn who_asks_for_little_is_not_behind_the_backlog_of_another_model() {
             assert!(longest < 2_000_000, "{policy}: {longest} ns");
         }
     }
+    // Plans do not put a policy in the place of these that takes both in the order of their deadlines.
+    let run = simulate(&world, "adaptive", &arrivals, &Options::default());
+    let own = latencies(&run, &arrivals, 1);
+    let longest = own.last().copied().unwrap_or_default();
+    assert!(longest < 2_000_000, "{longest} ns");
 }

@@ -80,6 +80,7 @@ pub const ENTRY: Entry = Entry {
             rests_until: Time::ZERO,
             planned: None,
             has_one_class: false,
+            are_several: false,
             refuses: false,
             is_misfit: false,
         }))
@@ -126,6 +127,10 @@ const OPEN_SEEN: u64 = 64;
 const OPEN_CHANGE: f64 = 1.5;
 const OPEN_MORE: f64 = 16.0;
 
+/// What several models ask for, of capacity, from which on they have turns by charge: one that asks for more
+/// than there is would have most of them by the other policies.
+const SHARED_EVENLY: f64 = 1.0;
+
 /// Rules for models without loops, the first to start with.
 const STATIC_RULES: &[&str] = &[
     "front",
@@ -158,20 +163,21 @@ const STATIC_SHARED: &[&str] = &[
 ];
 const LOOP_SHARED: &[&str] = &[
     "sharing:2/10/1/cap90/spare",
+    "sharing:2/6/2/cap95/due",
     "sharing:2/6/2/cap95/spare",
     "sharing:1/1/0.1/spare",
     "sharing:2/10/1/cap90/short",
-    "sharing:2/6/2/cap95/due",
     "sharing:2/6/2/cap95/ripe",
     "balance:2/ripe",
     "join:1/cap95/short",
-    "join:1/ripe",
-    "sharing:1/1/0.1/round",
-    "iteration:round",
 ];
+/// The one to start with where targets differ by so many times: as long as there is no plan, who is due
+/// soon waits for nobody who has time.
+const LOOP_SHARED_DUE: &str = "sharing:2/6/2/cap95/due";
+const DIFFERENT_TARGETS: f64 = 2.0;
 
-/// Policies that are compared with the base rules where nothing but latency and one target count:
-/// without loops, and with them. Without loops `continuous` and `cellular` do what `join:0` does, and
+/// Policies that are compared with the base rules where nothing but latency and targets count: of one
+/// model without loops, and else. Without loops `continuous` and `cellular` do what `join:0` does, and
 /// `lazy` is good for a rate that stays below capacity by little and bad for those around it.
 const STATIC_OTHERS: &[&str] = &["edf"];
 const LOOP_OTHERS: &[&str] = &["edf", "continuous", "cellular", "lazy"];
@@ -337,6 +343,8 @@ struct Adaptive {
     /// Requests are of one SLA class, and some may be refused or shed; when it last looked.
     has_one_class: bool,
     refuses: bool,
+    /// The last time that it looked, requests were of several models.
+    are_several: bool,
     /// A request has come of a model or a class, or with a priority level, as there was none: the incumbent
     /// may know none.
     is_misfit: bool,
@@ -366,7 +374,12 @@ impl Policy for Adaptive {
         if std::mem::take(&mut self.is_misfit) {
             self.look(view.classes());
             let mut rules = self.candidates(view.models());
-            if !rules.contains(&self.incumbent.name) {
+            // As long as there was no plan, it is the first for what is known now; a plan for one model
+            // says nothing of several.
+            let are_several = self.asked(view.models()).are_several;
+            let were_several = std::mem::replace(&mut self.are_several, are_several);
+            let is_known = self.planned.is_some() && were_several == are_several;
+            if !is_known || !rules.contains(&self.incumbent.name) {
                 self.incumbent.change(&rules.remove(0));
             }
         }
@@ -458,12 +471,6 @@ impl Policy for Adaptive {
             rate: self.history.rate(),
             num_open: self.history.num_open(),
         });
-        let rules = self.candidates(view.models());
-        if !rules.contains(&self.incumbent.name) {
-            self.incumbent.change(&rules[0]);
-        }
-        let incumbent = &self.incumbent.name;
-        let others = rules.iter().filter(|r| *r != incumbent);
         let (models, classes) = (view.models(), view.classes());
         let places = Places::new(view);
         let mut arrivals = self.history.arrivals(models, |id| places.ran(id));
@@ -486,6 +493,15 @@ impl Policy for Adaptive {
         let corrected = (&corrections[..], host.per_launch());
         let config = coarse::config(models, classes, corrected, &mut arrivals, &mut open);
         let load = load::of(&config, per_request, &arrivals);
+        let mut rules = self.candidates(models);
+        if self.are_several && load >= SHARED_EVENLY {
+            rules.retain(|rule| base::find(rule).is_some());
+        }
+        if !rules.contains(&self.incumbent.name) {
+            self.incumbent.change(&rules[0]);
+        }
+        let incumbent = &self.incumbent.name;
+        let others = rules.iter().filter(|r| *r != incumbent);
         let repeats = match NEAR_CAPACITY.contains(&load) {
             true => LONGER,
             false => 1,
@@ -564,11 +580,8 @@ impl Adaptive {
     /// nor priority levels nor shares, and refuse nobody.
     fn candidates(&self, models: &[ModelSpec]) -> Vec<String> {
         let (mut names, asked) = (self.rules(models), self.asked(models));
-        let is_plain = !asked.are_several
-            && self.has_one_class
-            && !self.refuses
-            && !self.history.has_priorities();
-        let others = match (asked.have_loops, is_plain) {
+        let is_plain = self.has_one_class && !self.refuses && !self.history.has_priorities();
+        let others = match (asked.have_loops || asked.are_several, is_plain) {
             (false, true) => STATIC_OTHERS,
             (true, true) => LOOP_OTHERS,
             _ => &[],
@@ -594,7 +607,14 @@ impl Adaptive {
         let rules = rules
             .iter()
             .filter(|r| !self.without.caps || !r.contains("cap"));
-        rules.map(|rule| self.rule(rule)).collect()
+        let mut rules: Vec<String> = rules.map(|rule| self.rule(rule)).collect();
+        let due = self.rule(LOOP_SHARED_DUE);
+        if self.history.targets_differ(DIFFERENT_TARGETS)
+            && let Some(at) = rules.iter().position(|r| *r == due)
+        {
+            rules[..=at].rotate_right(1);
+        }
+        rules
     }
 
     /// Of the models, those that requests ask for; all as long as there are none.
