@@ -304,7 +304,8 @@ async def drive(server, models, args):
             "machine": machine(), "load_average": os.getloadavg()[0], "models": models.served,
             "rate": args.rate, "seed": args.seed, "threads": args.threads,
             "device": os.environ.get("LAZYBATCH_DEVICE", "cpu"), "counts": counts, "server": ended,
-            "rss_bytes_before": first, "block_seconds": args.block, "minutes": blocks, "drift": changes, "num_wrong": len(load.wrong),
+            "rss_bytes_before": first, "block_seconds": args.block, "minutes": blocks,
+            "drift": changes, "num_wrong": len(load.wrong),
             # The last ones are about the whole run.
             "wrong": load.wrong[:5] + load.wrong[5:][-10:]}
 

@@ -343,7 +343,7 @@ struct Adaptive {
     /// Requests are of one SLA class, and some may be refused or shed; when it last looked.
     has_one_class: bool,
     refuses: bool,
-    /// The last time that it looked, requests were of several models.
+    /// Requests are of several models; when it last looked, or asked for a plan.
     are_several: bool,
     /// A request has come of a model or a class, or with a priority level, as there was none: the incumbent
     /// may know none.
@@ -374,7 +374,7 @@ impl Policy for Adaptive {
         if std::mem::take(&mut self.is_misfit) {
             self.look(view.classes());
             let mut rules = self.candidates(view.models());
-            // As long as there was no plan, it is the first for what is known now; a plan for one model
+            // As long as no plan was asked for, it is the first for what is known now; a plan for one model
             // says nothing of several.
             let are_several = self.asked(view.models()).are_several;
             let were_several = std::mem::replace(&mut self.are_several, are_several);
@@ -494,6 +494,7 @@ impl Policy for Adaptive {
         let config = coarse::config(models, classes, corrected, &mut arrivals, &mut open);
         let load = load::of(&config, per_request, &arrivals);
         let mut rules = self.candidates(models);
+        self.are_several = self.asked(models).are_several;
         if self.are_several && load >= SHARED_EVENLY {
             rules.retain(|rule| base::find(rule).is_some());
         }

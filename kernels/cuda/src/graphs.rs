@@ -266,8 +266,8 @@ pub fn bucket(size: usize) -> usize {
     size.next_multiple_of((size.next_power_of_two() / 8).max(1))
 }
 
-/// Numbers of members that launches are rounded up to, fewer than of rows: an added one has a row of
-/// nobody, and a launch of five members is as long as one of six.
+/// Numbers of members that launches are rounded up to, fewer than of rows: 1 to 4, then even ones of
+/// [`bucket`].
 pub fn members_bucket(num: usize) -> usize {
     bucket(if num > 4 {
         num.next_multiple_of(2)
@@ -349,5 +349,7 @@ mod tests {
         };
         assert_eq!(Padded::of(8, 16, 8), even);
         assert_eq!(Padded::of(8, 15, 8).members, 10);
+        let rounded = [1, 3, 4, 5, 6, 7, 8, 9].map(members_bucket);
+        assert_eq!(rounded, [1, 3, 4, 6, 6, 8, 8, 10]);
     }
 }
