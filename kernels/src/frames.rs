@@ -7,6 +7,10 @@
 //! wherever the members' rows are, so the scheduler need not tell the device what happened. A frame
 //! in which nothing is alive, at the end of a block, gives its arena back.
 //!
+//! Some memories have one place in which all launches work ([`FrameMemory::ONE_PLACE`]). The frame that
+//! worked there last stays until another one is to run: then what is alive in it moves aside, and comes
+//! back when it goes on.
+//!
 //! Invariant: a slot's home names the one frame that holds the rows of its request, and a frame lives
 //! as long as a slot calls it home.
 
@@ -18,7 +22,7 @@ use lazybatch_sla::{Launch, ModelId, RequestId, Slot, SubBatchId};
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
-use crate::arena::BlockPlan;
+use crate::arena::{BlockPlan, LINE};
 
 /// Memory of frames on a device.
 pub trait FrameMemory {
@@ -26,6 +30,8 @@ pub trait FrameMemory {
     type Arena: Default;
     /// A value in it.
     type Value;
+    /// Whether all launches work in one place, so that where they work does not depend on other frames.
+    const ONE_PLACE: bool = false;
 
     /// Rows and samples that a frame of `members` with so many gets room for: as many, or more, of
     /// which nobody is.
@@ -42,6 +48,20 @@ pub trait FrameMemory {
 
     /// Takes memory back that was asked for as `len` elements, above zero.
     fn give(&mut self, arena: Self::Arena, len: usize);
+
+    /// Memory of at least `len` elements beside the one place.
+    ///
+    /// # Errors
+    /// That there is none.
+    fn take_aside(&mut self, len: usize) -> Result<Self::Arena, String> {
+        self.take(len)
+    }
+
+    /// Copies `len` elements ahead of all that [`Self::copy`] and [`Self::clear`] do for the next launch,
+    /// and whether it runs or not.
+    fn carry(&mut self, to: &mut Self::Value, from: &Self::Value, len: usize) {
+        self.copy(to, 0, (from, 0), len);
+    }
 
     /// Elements `start..start + len` of an arena.
     ///
@@ -130,7 +150,11 @@ pub struct Frame<M: FrameMemory> {
     pub samples: usize,
     /// Values by number within the block: parts of the arena.
     pub values: Vec<Option<M::Value>>,
+    /// Elements of each value that was made.
+    lens: Vec<usize>,
     arena: M::Arena,
+    /// The arena has only what is alive, beside the one place.
+    is_aside: bool,
     /// Elements that the arena was taken for.
     needed: usize,
     residents: usize,
@@ -147,7 +171,9 @@ impl<M: FrameMemory> Default for Frame<M> {
             rows: 0,
             samples: 0,
             values: Vec::new(),
+            lens: Vec::new(),
             arena: M::Arena::default(),
+            is_aside: false,
             needed: 0,
             residents: 0,
         }
@@ -181,6 +207,7 @@ impl<M: FrameMemory> Frame<M> {
     /// Drops all values and gives the arena back.
     pub fn clear(&mut self, memory: &mut M) {
         self.values.fill_with(|| None);
+        self.is_aside = false;
         if self.needed > 0 {
             memory.give(std::mem::take(&mut self.arena), self.needed);
             self.needed = 0;
@@ -196,6 +223,65 @@ impl<M: FrameMemory> Frame<M> {
         self.arena = memory.take(needed)?;
         self.needed = needed;
         self.values.resize_with(plan.places.len(), || None);
+        self.lens.resize(plan.places.len(), 0);
+        Ok(())
+    }
+
+    /// Leaves the one place: what is alive moves to memory of its own.
+    ///
+    /// # Errors
+    /// That there is none. Nothing has moved then.
+    fn stand_aside(&mut self, memory: &mut M) -> Result<(), String> {
+        if self.needed == 0 || self.is_aside {
+            return Ok(());
+        }
+        let room = |len: usize| len.next_multiple_of(LINE);
+        let lens = self.values.iter().zip(&self.lens);
+        let alive = lens.filter(|(value, _)| value.is_some());
+        let needed = alive.map(|(_, len)| room(*len)).sum();
+        if needed == 0 {
+            self.clear(memory);
+            return Ok(());
+        }
+        let mut aside = memory.take_aside(needed)?;
+        let mut start = 0;
+        for (value, &len) in self.values.iter_mut().zip(&self.lens) {
+            let Some(value) = value else {
+                continue;
+            };
+            // SAFETY: each has a part of its own, and goes before the arena.
+            let mut to = unsafe { M::part(&mut aside, start, len) };
+            memory.carry(&mut to, value, len);
+            *value = to;
+            start += room(len);
+        }
+        memory.give(std::mem::replace(&mut self.arena, aside), self.needed);
+        (self.needed, self.is_aside) = (needed, true);
+        Ok(())
+    }
+
+    /// Takes the one place again, if it stands aside.
+    ///
+    /// # Errors
+    /// That there is no memory. Nothing has moved then.
+    fn come_back(&mut self, plan: &BlockPlan, memory: &mut M) -> Result<(), String> {
+        if !self.is_aside {
+            return Ok(());
+        }
+        let needed = plan.arena.elems(self.rows, self.samples);
+        let place = memory.take(needed)?;
+        let aside = std::mem::replace(&mut self.arena, place);
+        for local in 0..self.values.len() {
+            let Some(value) = self.values[local].take() else {
+                continue;
+            };
+            // SAFETY: values that are alive together have places apart.
+            let mut to = unsafe { self.make(plan, local) };
+            memory.carry(&mut to, &value, self.lens[local]);
+            self.values[local] = Some(to);
+        }
+        memory.give(aside, std::mem::replace(&mut self.needed, needed));
+        self.is_aside = false;
         Ok(())
     }
 
@@ -205,6 +291,7 @@ impl<M: FrameMemory> Frame<M> {
     /// Nothing may be alive there.
     pub unsafe fn make(&mut self, plan: &BlockPlan, value: usize) -> M::Value {
         let (start, len) = plan.range(value, self.rows, self.samples);
+        self.lens[value] = len;
         // SAFETY: the values of a frame die before its arena goes; the rest is the caller's.
         unsafe { M::part(&mut self.arena, start, len) }
     }
@@ -289,6 +376,8 @@ pub struct Frames<M: FrameMemory> {
     homes: Vec<Option<Home>>,
     by_sub_batch: FxHashMap<SubBatchId, usize>,
     spare: Vec<Frame<M>>,
+    /// The frame in the one place, if there is such a place.
+    in_place: Option<usize>,
     /// Most members that a frame had: what every list of members has room for.
     most_members: usize,
 }
@@ -300,6 +389,7 @@ impl<M: FrameMemory> Default for Frames<M> {
             homes: Vec::new(),
             by_sub_batch: FxHashMap::default(),
             spare: Vec::new(),
+            in_place: None,
             most_members: 0,
         }
     }
@@ -309,7 +399,8 @@ impl<M: FrameMemory> Frames<M> {
     /// The frame to run `launch` in, its live values in place; returns its key.
     ///
     /// # Errors
-    /// A member that is not at the launch's cursor, or no memory. Nothing has moved then.
+    /// A member that is not at the launch's cursor, or no memory. Nothing of the launch has moved then,
+    /// though the frame in the one place may stand aside.
     pub fn enter(
         &mut self,
         launch: &Launch,
@@ -318,9 +409,13 @@ impl<M: FrameMemory> Frames<M> {
         memory: &mut M,
     ) -> Result<usize, String> {
         let plan = &places.blocks[launch.block as usize];
-        if let Some(&key) = self.by_sub_batch.get(&launch.sub_batch)
-            && self.is_same(key, launch)
-        {
+        let same = self.by_sub_batch.get(&launch.sub_batch).copied();
+        let same = same.filter(|key| self.is_same(*key, launch));
+        if let Some(other) = self.in_place.filter(|_| self.in_place != same) {
+            self.slab[other].stand_aside(memory)?;
+            self.in_place = None;
+        }
+        if let Some(key) = same {
             let frame = &mut self.slab[key];
             let at_cursor = (frame.block, frame.next) == (launch.block, launch.first_node);
             if launch.first_node == 0 {
@@ -331,8 +426,10 @@ impl<M: FrameMemory> Frames<M> {
                     launch.sub_batch, frame.next, frame.block
                 ));
             }
+            frame.come_back(plan, memory)?;
             frame.block = launch.block;
             frame.enter(plan, memory)?;
+            self.in_place = Some(key).filter(|_| M::ONE_PLACE);
             for (mem, m) in frame.members.iter_mut().zip(&launch.members) {
                 mem.step = m.step as usize;
                 mem.idle = m.idle;
@@ -366,6 +463,7 @@ impl<M: FrameMemory> Frames<M> {
             self.homes[m.slot.index()] = Some(Home { frame: key, index });
         }
         self.by_sub_batch.insert(launch.sub_batch, key);
+        self.in_place = Some(key).filter(|_| M::ONE_PLACE);
         Ok(key)
     }
 
@@ -447,6 +545,7 @@ impl<M: FrameMemory> Frames<M> {
         }
         let mut frame = self.slab.remove(home.frame);
         frame.clear(memory);
+        self.in_place.take_if(|key| *key == home.frame);
         if let Some(sub_batch) = frame.sub_batch
             && self.by_sub_batch.get(&sub_batch) == Some(&home.frame)
         {

@@ -280,6 +280,7 @@ impl CudaDevice {
             stream,
             graphs,
             times,
+            lost,
             ..
         } = self;
         let resident = models.get(&launch.model).ok_or("the model is not loaded")?;
@@ -290,7 +291,18 @@ impl CudaDevice {
         arena.spans.clear();
         arena.rounds = options.graphs && model.host_nodes.iter().all(Option::is_none);
         let rounds = arena.rounds;
-        let key = frames.enter(launch, &model.program, &model.places, arena)?;
+        let entered = frames.enter(launch, &model.program, &model.places, arena);
+        for (to, from, bytes) in arena.carried.drain(..) {
+            // SAFETY: both ends are pieces of the arena of at least that size, and what is there later is
+            // written later in the stream.
+            let carried = unsafe { stream.copy(to, from, bytes) };
+            if let Err(error) = carried {
+                // Also values of others.
+                lost.get_or_insert_with(|| error.to_string());
+                return Err(error.into());
+            }
+        }
+        let key = entered?;
         let mut frame = frames.take(key);
         let num_members = frame.members.len();
         let mut faults = Faults::new();

@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 use crate::context::{DevicePtr, Stream};
 use crate::error::CudaError;
 use crate::gemm::Products;
-use crate::graphs::bucket;
+use crate::graphs::{bucket, grid_bound};
 use crate::host::{self, HostScratch};
 use crate::kernels::rows::Span;
 use crate::kernels::states::{PAGE, Paged};
@@ -344,14 +344,9 @@ impl<'a> Walk<'a> {
         if self.rounds { bucket(size) } else { size }
     }
 
-    /// A size that only bounds a grid, whose blocks beyond what there is end at once: the next power of
-    /// two, and 16 at least.
+    /// A size that only bounds a grid, whose blocks beyond what there is end at once, rounded up further.
     pub fn bounded(&self, size: usize) -> usize {
-        if self.rounds {
-            size.next_power_of_two().max(16)
-        } else {
-            size
-        }
+        if self.rounds { grid_bound(size) } else { size }
     }
 
     /// Positions that a member's sequence state holds; none for rows of nobody.
@@ -469,9 +464,10 @@ impl<'a> Walk<'a> {
     pub fn copy_spans(&mut self, spans: Vec<Span>) -> Result<(), String> {
         let mut spans = spans;
         let most = most_elems(&spans);
-        let most = self.rounded(most);
-        spans.resize(self.rounded(spans.len()), Span::default());
-        let num = spans.len();
+        let most = self.bounded(most);
+        // Members that nobody is have none here.
+        let num = self.rounded(spans.len().max(self.frame.members.len()));
+        spans.resize(num, Span::default());
         let table = self.stage.push(spans)?;
         self.issue(move |i| i.kernels.copy_spans(i.stream, table, num, most));
         Ok(())

@@ -8,12 +8,11 @@
 //!
 //! - rows, positions, pages and members are in tables, which are copied to one place ahead of every
 //!   launch;
+//! - all launches work in one place of the arena ([`crate::memory`]);
 //! - sizes are rounded up to few ([`bucket`]), where rows of nobody fill what is missing;
 //! - copies that a merge needs come ahead of the graph.
 //!
-//! What is left are the places of values in the arena, which come again with the sizes.
-//!
-//! Those of the sizes that are likely are captured when their segment is prepared (`device/warm.rs`).
+//! What is left are the sizes. Those that are likely are captured when their segment is prepared (`device/warm.rs`).
 //! Any other record is captured when it comes again (`eager_first` times it is issued one by one), so
 //! that what comes once costs nothing. At most as many graphs are kept as options say, and as many records
 //! without one; where there is no room, a few of those that were used longest ago go: to give back
@@ -264,6 +263,11 @@ impl Graphs {
 /// added is less than a quarter, and where rows are few a product with more takes no longer.
 pub fn bucket(size: usize) -> usize {
     size.next_multiple_of((size.next_power_of_two() / 8).max(1))
+}
+
+/// Sizes that only bound a grid are rounded up to: powers of two, from 16 on.
+pub fn grid_bound(size: usize) -> usize {
+    size.next_power_of_two().max(16)
 }
 
 /// Numbers of members that launches are rounded up to, fewer than of rows: 1 to 4, then even ones of

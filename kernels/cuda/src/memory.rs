@@ -5,8 +5,9 @@
 //! what comes later in the stream runs later.
 //!
 //! Where a piece lies is an argument of the kernels that work in it, so a graph is found again only if
-//! its frame lies where it lay. Short pieces therefore start at few places ([`Pieces`]), whatever lies
-//! beside them.
+//! its frame lies where it lay. Launches therefore all work in one place, at the arena's begin, and what
+//! they work in besides lies right behind it. What is alive in a frame moves to the arena's end when
+//! another one is to run, and back when it goes on.
 
 use std::ops::Range;
 
@@ -29,6 +30,10 @@ const GRAIN: usize = 256;
 pub struct Arena {
     memory: DeviceMemory,
     pieces: Pieces,
+    /// Where the frame ends that is in the place of launches, in grains.
+    end: usize,
+    /// Where to, where from and bytes of what moved to the place and from it, ahead of the next launch.
+    pub carried: Vec<(DevicePtr, DevicePtr, usize)>,
     /// Copies between pieces, for the next launch.
     pub spans: Vec<Span>,
     /// Round the sizes of frames that are made next up to few.
@@ -53,13 +58,15 @@ impl Arena {
         Ok(Self {
             memory: DeviceMemory::new(context, "the arena", grains * GRAIN)?,
             pieces: Pieces::new(grains),
+            end: 0,
+            carried: Vec::new(),
             spans: Vec::new(),
             rounds: false,
         })
     }
 
-    /// Where a launch may work in `len` elements until it is over: as far behind all frames as can be,
-    /// so that it does not depend on them. What comes later in the stream may use it again.
+    /// Where a launch may work in `len` elements until it is over: behind its frame. What comes later in
+    /// the stream may use it again.
     ///
     /// # Errors
     /// That there is no room.
@@ -68,9 +75,26 @@ impl Arena {
             return Ok(DevicePtr::default());
         }
         let grains = (len * ELEM).div_ceil(GRAIN);
-        let start = self.pieces.last(grains);
-        let start = start.ok_or_else(|| self.no_room(grains))?;
-        Ok(self.memory.at().add(start * GRAIN))
+        if !self.pieces.is_free(&(self.end..self.end + grains)) {
+            return Err(self.no_room(grains));
+        }
+        Ok(self.memory.at().add(self.end * GRAIN))
+    }
+
+    fn piece(
+        &mut self,
+        len: usize,
+        take: impl FnOnce(&mut Pieces, usize) -> Option<Range<usize>>,
+    ) -> Result<Piece, String> {
+        if len == 0 {
+            return Ok(Piece::default());
+        }
+        let grains = (len * ELEM).div_ceil(GRAIN);
+        let range = take(&mut self.pieces, grains).ok_or_else(|| self.no_room(grains))?;
+        Ok(Piece {
+            at: self.memory.at().add(range.start * GRAIN),
+            grains: range,
+        })
     }
 
     fn no_room(&self, grains: usize) -> String {
@@ -83,6 +107,7 @@ impl Arena {
 impl FrameMemory for Arena {
     type Arena = Piece;
     type Value = DevicePtr;
+    const ONE_PLACE: bool = true;
 
     fn room(&self, members: usize, rows: usize, samples: usize) -> (usize, usize) {
         if !self.rounds {
@@ -93,22 +118,27 @@ impl FrameMemory for Arena {
     }
 
     fn take(&mut self, len: usize) -> Result<Piece, String> {
-        if len == 0 {
-            return Ok(Piece::default());
-        }
-        let grains = (len * ELEM).div_ceil(GRAIN);
-        let range = self.pieces.take(grains);
-        let range = range.ok_or_else(|| self.no_room(grains))?;
-        Ok(Piece {
-            at: self.memory.at().add(range.start * GRAIN),
-            grains: range,
-        })
+        let piece = self.piece(len, Pieces::take_first)?;
+        self.end = self.end.max(piece.grains.end);
+        Ok(piece)
     }
 
     fn give(&mut self, piece: Piece, _len: usize) {
-        if !piece.grains.is_empty() {
-            self.pieces.give(&piece.grains);
+        if piece.grains.is_empty() {
+            return;
         }
+        if piece.grains.start == 0 {
+            self.end = 0;
+        }
+        self.pieces.give(&piece.grains);
+    }
+
+    fn take_aside(&mut self, len: usize) -> Result<Piece, String> {
+        self.piece(len, Pieces::take_last)
+    }
+
+    fn carry(&mut self, to: &mut DevicePtr, from: &DevicePtr, len: usize) {
+        self.carried.push((*to, *from, len * ELEM));
     }
 
     unsafe fn part(piece: &mut Piece, start: usize, _len: usize) -> DevicePtr {

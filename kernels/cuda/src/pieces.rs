@@ -2,20 +2,10 @@
 
 use std::ops::Range;
 
-/// Places at which short pieces start where they can, one behind another from the first grain on.
-const PLACES: usize = 4;
-/// A place is so large a part of the whole.
-const PART: usize = 32;
-
-/// Pieces of a row of grains.
-///
-/// A piece that is no longer than a place starts at the first place with room for it: while none is
-/// longer and there are no more pieces than places, where one starts does not depend on how long the
-/// others are. Any other is in the shortest gap that holds it (best fit), so what places cost is bounded
-/// by the part of the whole that they are.
+/// Pieces of a row of grains: one at a time from the first grain on, others at the end of the shortest gap
+/// that holds them, so that there is much room for the first.
 #[derive(Debug)]
 pub struct Pieces {
-    num: usize,
     /// Gaps, ascending, none beside another.
     gaps: Vec<Range<usize>>,
 }
@@ -26,7 +16,6 @@ impl Pieces {
         let all = 0..num;
         let gaps = Some(all).filter(|all| !all.is_empty());
         Self {
-            num,
             gaps: gaps.into_iter().collect(),
         }
     }
@@ -36,14 +25,23 @@ impl Pieces {
         self.gaps.iter().map(Range::len).sum()
     }
 
-    /// Takes `len` grains in one piece, above zero; `None` if no gap has so many.
-    pub fn take(&mut self, len: usize) -> Option<Range<usize>> {
-        let part = self.num / PART;
-        let places = (0..PLACES).map(|place| place * part);
-        places
-            .filter(|_| len <= part)
-            .find_map(|start| self.take_at(start, len))
-            .or_else(|| self.take_best(len))
+    /// Takes the first `len` grains, above zero; `None` if they are not free.
+    pub fn take_first(&mut self, len: usize) -> Option<Range<usize>> {
+        self.take_at(0, len)
+    }
+
+    /// Takes the last `len` grains of the shortest gap that has so many, above zero; `None` if none has.
+    pub fn take_last(&mut self, len: usize) -> Option<Range<usize>> {
+        let gaps = self.gaps.iter().filter(|gap| gap.len() >= len);
+        let end = gaps.min_by_key(|gap| gap.len())?.end;
+        self.take_at(end - len, len)
+    }
+
+    /// Whether all of these grains are.
+    pub fn is_free(&self, grains: &Range<usize>) -> bool {
+        let at = self.gaps.partition_point(|gap| gap.end <= grains.start);
+        let gap = self.gaps.get(at);
+        gap.is_some_and(|gap| gap.start <= grains.start && grains.end <= gap.end)
     }
 
     /// These grains, if they are free.
@@ -58,19 +56,6 @@ impl Pieces {
         let left = left.into_iter().filter(|gap| !gap.is_empty());
         self.gaps.splice(at..=at, left);
         Some(piece)
-    }
-
-    /// The first grains of the shortest gap that has so many.
-    fn take_best(&mut self, len: usize) -> Option<Range<usize>> {
-        let gaps = self.gaps.iter().filter(|gap| gap.len() >= len);
-        let start = gaps.min_by_key(|gap| gap.len())?.start;
-        self.take_at(start, len)
-    }
-
-    /// Where the last `len` grains start that are free in one piece.
-    pub fn last(&self, len: usize) -> Option<usize> {
-        let mut gaps = self.gaps.iter().rev();
-        gaps.find(|gap| gap.len() >= len).map(|gap| gap.end - len)
     }
 
     /// Takes a piece back.
@@ -95,98 +80,32 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn where_a_short_piece_starts_does_not_depend_on_how_long_others_are() {
-        for first in [1, 3, 32] {
-            let mut pieces = Pieces::new(1024);
-            assert_eq!(pieces.take(first), Some(0..first));
-            assert_eq!(pieces.take(7), Some(32..39));
-            assert_eq!(pieces.take(9), Some(64..73));
-            pieces.give(&(32..39));
-            assert_eq!(pieces.take(20), Some(32..52));
-        }
-    }
-
-    #[test]
-    fn others_are_in_the_shortest_gap_that_holds_them() {
-        let mut pieces = Pieces::new(1024);
-        let short: Vec<_> = (0..4).map(|_| pieces.take(30).unwrap()).collect();
-        assert_eq!(short.last(), Some(&(96..126)));
-        // Longer than a place, and one more than places.
-        assert_eq!(pieces.take(33), Some(126..159));
-        assert_eq!(pieces.take(2), Some(30..32));
-        assert_eq!((pieces.last(24), pieces.free()), (Some(1000), 1024 - 155));
-        assert_eq!(pieces.take(866), None);
-        assert_eq!(pieces.take(865), Some(159..1024));
-        assert_eq!((pieces.last(2), pieces.last(3)), (Some(94), None));
-    }
-
-    /// Frames of up to sixteen members that come, merge and end, live in at most half, and three quarters
-    /// where they merge: how often there was no room.
-    fn failures(take: fn(&mut Pieces, usize) -> Option<Range<usize>>, member: usize) -> usize {
-        let num = 1 << 14;
-        let mut pieces = Pieces::new(num);
-        let (mut live, mut failed, mut state) = (Vec::<Range<usize>>::new(), 0, 7u64);
-        let mut random = |below: usize| {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
-            (state >> 33) as usize % below
-        };
-        for _ in 0..20_000 {
-            let all: usize = live.iter().map(Range::len).sum();
-            let (what, last) = (random(4), live.len());
-            let mut len = random(16) * member + 1 + random(member);
-            let merged = match what {
-                2 if last > 1 => 2,
-                0 | 1 if all + len <= num / 2 => 0,
-                _ => {
-                    if last > 0 {
-                        pieces.give(&live.swap_remove(random(last)));
-                    }
-                    continue;
-                }
-            };
-            if merged > 0 {
-                len = live[last - 1].len() + live[last - 2].len();
-                if all + len > num / 4 * 3 {
-                    continue;
-                }
-            }
-            match take(&mut pieces, len) {
-                Some(piece) => {
-                    for gone in live.drain(last - merged..) {
-                        pieces.give(&gone);
-                    }
-                    live.push(piece);
-                }
-                None => failed += 1,
-            }
-        }
-        failed
-    }
-
-    #[test]
-    fn places_leave_about_as_much_room_as_best_fit() {
-        for member in [32, 64, 128, 256] {
-            let best = failures(Pieces::take_best, member);
-            let with_places = failures(Pieces::take, member);
-            println!("{member}: {best} by best fit, {with_places} with places");
-            assert!(
-                best > 0 && with_places <= best + best / 2,
-                "{member}: {best}, {with_places}"
-            );
-        }
+    fn one_is_first_and_others_fill_gaps_from_the_end() {
+        let mut pieces = Pieces::new(100);
+        assert_eq!(pieces.take_first(30), Some(0..30));
+        assert_eq!(pieces.take_first(1), None);
+        assert_eq!(pieces.take_last(20), Some(80..100));
+        assert_eq!(pieces.take_last(10), Some(70..80));
+        assert_eq!(pieces.take_last(5), Some(65..70));
+        pieces.give(&(70..80));
+        // The shortest gap that holds it, from its end on.
+        assert_eq!(pieces.take_last(4), Some(76..80));
+        assert_eq!(pieces.take_last(20), Some(45..65));
+        assert!(pieces.is_free(&(30..45)) && !pieces.is_free(&(30..46)));
+        pieces.give(&(0..30));
+        assert_eq!((pieces.take_first(46), pieces.free()), (None, 45 + 6));
+        assert_eq!(pieces.take_first(45), Some(0..45));
     }
 
     proptest! {
-        /// Pieces lie apart and inside, whatever is taken and given back; what fits a gap is taken, and
-        /// in the end all is one gap.
+        /// Pieces lie apart and inside, whatever is taken and given back; what has room is taken, and in
+        /// the end all is one gap.
         #[test]
-        fn pieces_lie_apart(num in 1usize..400, asked in prop::collection::vec((1usize..60, any::<bool>(), any::<prop::sample::Index>()), 1..80)) {
+        fn pieces_lie_apart(num in 1usize..400, asked in prop::collection::vec((1usize..60, 0u32..5, any::<prop::sample::Index>()), 1..80)) {
             let mut pieces = Pieces::new(num);
             let mut taken: Vec<Range<usize>> = Vec::new();
-            for (len, is_back, which) in asked {
-                if is_back && !taken.is_empty() {
+            for (len, what, which) in asked {
+                if what < 2 && !taken.is_empty() {
                     pieces.give(&taken.swap_remove(which.index(taken.len())));
                     continue;
                 }
@@ -196,20 +115,26 @@ mod tests {
                 }
                 let longest = is_free.split(|free| !free).map(<[bool]>::len).max();
                 prop_assert_eq!(pieces.free(), is_free.iter().filter(|f| **f).count());
-                let last = (0..(num + 1).saturating_sub(len)).rev().find(|s| is_free[*s..*s + len].iter().all(|f| *f));
-                prop_assert_eq!(pieces.last(len), last);
-                match pieces.take(len) {
-                    Some(piece) => {
-                        prop_assert!(piece.len() == len && is_free[piece.clone()].iter().all(|f| *f));
-                        taken.push(piece);
-                    }
-                    None => prop_assert!(longest.unwrap_or(0) < len),
+                for start in 0..num {
+                    let all = is_free.get(start..start + len);
+                    let all = all.is_some_and(|all| all.iter().all(|f| *f));
+                    prop_assert_eq!(pieces.is_free(&(start..start + len)), all);
+                }
+                let (piece, has_room) = if what == 2 {
+                    (pieces.take_first(len), is_free.iter().take_while(|f| **f).count() >= len)
+                } else {
+                    (pieces.take_last(len), longest.unwrap_or(0) >= len)
+                };
+                prop_assert_eq!(piece.is_some(), has_room);
+                if let Some(piece) = piece {
+                    prop_assert!(piece.len() == len && is_free[piece.clone()].iter().all(|f| *f));
+                    taken.push(piece);
                 }
             }
             for piece in taken {
                 pieces.give(&piece);
             }
-            prop_assert_eq!(pieces.take(num), Some(0..num));
+            prop_assert_eq!(pieces.take_first(num), Some(0..num));
         }
     }
 }

@@ -1,12 +1,12 @@
 //! Graphs that are captured when a segment is prepared, ahead of its first launch.
 //!
 //! Guests are opened, requests that nobody asked for, and their launches walked up to the segment;
-//! that of the segment is captured. Nothing runs, and the guests leave nothing. A launch of as many
-//! members then finds its graph, if its values lie where those of the guests lay: first in an arena
-//! with nothing else in it. Others are captured when they come again ([`crate::graphs`]), as are
+//! that of the segment is captured. Nothing runs, and the guests leave nothing. A launch of sizes that
+//! are rounded to those of guests then finds its graph, whatever else is on the device: all launches work
+//! in one place ([`crate::memory`]). Others are captured when they come again ([`crate::graphs`]), as are
 //! lengths and passes that no guest had.
 
-use lazybatch_graph::{Program, Repeat, Tensor};
+use lazybatch_graph::{Block, Program, Repeat, Tensor};
 use lazybatch_kernels::plans::PlanInfo;
 use lazybatch_kernels::validate::is_sequence;
 use lazybatch_kernels::{Device, OpenRequest};
@@ -14,7 +14,7 @@ use lazybatch_sla::{LaneId, Launch, Member, RequestId, Slot, SubBatchId, Ticket}
 
 use super::CudaDevice;
 use crate::exec::Effects;
-use crate::graphs::{bucket, members_bucket};
+use crate::graphs::{bucket, grid_bound, members_bucket};
 
 /// What a launch is walked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,14 +29,17 @@ pub(super) enum Mode {
 
 /// Longest sequence of a guest.
 const LONGEST: usize = 64;
-/// Lengths of several guests: sizes that are even, and sizes that are rounded up.
+/// Lengths of several guests where a block runs for each position: sizes that are even, and sizes that
+/// are rounded up.
 const LENGTHS: [usize; 2] = [1, 9];
+/// Guests have at least this part of the rows that they would have if all were as long as the longest.
+const PART: usize = 4;
 
-/// Guests of one length, in slots one behind another.
+/// Guests, in slots one behind another.
 struct Guests {
     first_slot: u32,
-    num: usize,
-    len: usize,
+    /// Lengths of their sequences.
+    lens: Vec<usize>,
 }
 
 impl CudaDevice {
@@ -56,57 +59,53 @@ impl CudaDevice {
             return;
         };
         for num in (1..=most).filter(|n| members_bucket(*n) == *n) {
-            for len in lengths(&program, num) {
+            for lens in lengths(&program, num) {
                 if !self.graphs.has_room_ahead() {
                     return;
                 }
-                let Some(guests) = self.invite(info, &program, num, len) else {
+                let Some(guests) = self.invite(info, &program, lens) else {
                     continue;
                 };
                 self.walk_to(info, &program, &guests, stage);
-                for slot in 0..num as u32 {
-                    self.close(Slot(guests.first_slot + slot));
-                }
+                self.dismiss(&guests);
             }
         }
     }
 
     /// Opens guests; `None` if there is no room for them.
-    fn invite(
-        &mut self,
-        info: &PlanInfo,
-        program: &Program,
-        num: usize,
-        len: usize,
-    ) -> Option<Guests> {
-        let is_free = |slot: &u32| {
-            let slots = *slot..*slot + num as u32;
-            slots.into_iter().all(|s| self.slots.get(Slot(s)).is_none())
+    fn invite(&mut self, info: &PlanInfo, program: &Program, lens: Vec<usize>) -> Option<Guests> {
+        let num = lens.len() as u32;
+        let is_free = |slot: &u32| (*slot..*slot + num).all(|s| self.slots.get(Slot(s)).is_none());
+        let mut guests = Guests {
+            first_slot: (0..).find(is_free)?,
+            lens: Vec::with_capacity(lens.len()),
         };
-        let first_slot = (0..).find(is_free)?;
-        let inputs = zeros(program, len)?;
-        for i in 0..num as u32 {
-            let opened = self.open(&OpenRequest {
-                slot: Slot(first_slot + i),
-                request: guest(i),
-                model: info.model,
-                inputs: &inputs,
-                input_len: len as u32,
-                samples: 1,
-                output_len: None,
+        for (i, len) in (0..).zip(lens) {
+            let opened = zeros(program, len).and_then(|inputs| {
+                let opened = self.open(&OpenRequest {
+                    slot: Slot(guests.first_slot + i),
+                    request: guest(i),
+                    model: info.model,
+                    inputs: &inputs,
+                    input_len: len as u32,
+                    samples: 1,
+                    output_len: None,
+                });
+                opened.ok()
             });
-            if opened.is_err() {
-                for slot in 0..i {
-                    self.close(Slot(first_slot + slot));
-                }
+            if opened.is_none() {
+                self.dismiss(&guests);
                 return None;
             }
+            guests.lens.push(len);
         }
-        Some(Guests {
-            first_slot,
-            num,
-            len,
-        })
+        Some(guests)
+    }
+
+    fn dismiss(&mut self, guests: &Guests) {
+        for i in 0..guests.lens.len() as u32 {
+            self.close(Slot(guests.first_slot + i));
+        }
     }
 
     /// Walks what guests pass before a segment, and captures the segment. What fails is not captured.
@@ -114,7 +113,10 @@ impl CudaDevice {
         let mut launches = Vec::new();
         for (b, block) in program.blocks[..info.block as usize].iter().enumerate() {
             let passes = match block.repeat {
-                Repeat::PerInputStep { stride } => guests.len.div_ceil(stride.max(1) as usize),
+                Repeat::PerInputStep { stride } => {
+                    let longest = guests.lens.iter().max().copied().unwrap_or(0);
+                    longest.div_ceil(stride.max(1) as usize)
+                }
                 Repeat::Once | Repeat::UntilStop { .. } => 1,
             };
             let end = block.nodes.len() as u32;
@@ -125,11 +127,11 @@ impl CudaDevice {
         }
         launches.push((info.block, 0, info.first..info.end, Mode::Capture));
         for (block, step, nodes, mode) in launches {
-            let member = |i: u32| Member {
+            let member = |(i, len): (u32, &usize)| Member {
                 request: guest(i),
                 slot: Slot(guests.first_slot + i),
                 step,
-                input_len: guests.len as u32,
+                input_len: *len as u32,
                 samples: 1,
                 idle: false,
             };
@@ -142,7 +144,7 @@ impl CudaDevice {
                 first_node: nodes.start,
                 end_node: nodes.end,
                 sub_batch: SubBatchId(u64::MAX),
-                members: (0..guests.num as u32).map(member).collect(),
+                members: (0..).zip(&guests.lens).map(member).collect(),
                 padded_len: None,
                 merged_members: 0,
             };
@@ -160,16 +162,39 @@ fn guest(i: u32) -> RequestId {
     RequestId(u64::MAX - 1 - u64::from(i))
 }
 
-/// Lengths of so many guests.
-fn lengths(program: &Program, num: usize) -> Vec<usize> {
+/// Lengths of so many guests: where only lengths together and the longest one tell launches apart, all
+/// that they are rounded to.
+fn lengths(program: &Program, num: usize) -> Vec<Vec<usize>> {
     let Some(input) = program.length_input else {
-        return vec![0];
+        return vec![vec![0; num]];
     };
     let longest = program.input(input).max_len.unwrap_or(LONGEST).min(LONGEST);
     if num == 1 {
-        return (1..=longest).filter(|len| bucket(*len) == *len).collect();
+        let lens = (1..=longest).filter(|len| bucket(*len) == *len);
+        return lens.map(|len| vec![len]).collect();
     }
-    LENGTHS.into_iter().filter(|len| *len <= longest).collect()
+    let by_position = |b: &Block| matches!(b.repeat, Repeat::PerInputStep { .. });
+    if program.blocks.iter().any(by_position) {
+        let lens = LENGTHS.into_iter().filter(|len| *len <= longest);
+        return lens.map(|len| vec![len; num]).collect();
+    }
+    let mut all = Vec::new();
+    let mut shorter = 0;
+    while shorter < longest {
+        let bound = grid_bound(shorter + 1);
+        let least = num * bound.min(longest) / PART;
+        let least = if shorter == 0 { num } else { least };
+        let sizes = least.max(shorter + num)..=num * bound.min(longest);
+        for rows in sizes.filter(|rows| bucket(*rows) == *rows) {
+            // The others share what the longest leaves.
+            let top = bound.min(longest).min(rows + 1 - num);
+            let (each, more) = ((rows - top) / (num - 1), (rows - top) % (num - 1));
+            let others = (0..num - 1).map(|i| each + usize::from(i < more));
+            all.push(std::iter::once(top).chain(others).collect());
+        }
+        shorter = bound;
+    }
+    all
 }
 
 /// Inputs of zeros.

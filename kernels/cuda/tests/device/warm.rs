@@ -180,8 +180,18 @@ fn first_launches_are_replays() {
     runs_clean("warm::first_launches_are_replays", || {
         let batches: [&[u32]; 4] = [&[0], &[0; 3], &[0; 2], &[0; 4]];
         first_are_replays(&Arc::new(program()), &batches, &[1, 5]);
-        // One at a time at any length that is no more than a guest's, several of one position.
-        let batches: [&[u32]; 4] = [&[5], &[1; 3], &[12], &[1; 4]];
+        // At any lengths that are no more than a guest's, if they are not all far below the longest.
+        let batches: [&[u32]; 9] = [
+            &[5],
+            &[12],
+            &[1; 3],
+            &[1; 4],
+            &[9, 20],
+            &[31, 2],
+            &[5, 32, 17],
+            &[7, 14, 9],
+            &[32, 4, 8, 20],
+        ];
         first_are_replays(&Arc::new(sequences()), &batches, &[1]);
     });
 }
@@ -206,5 +216,104 @@ fn sizes_that_no_guest_had_are_captured_when_they_come_again() {
         let counts = device.graph_counts();
         assert_eq!((counts.eager, counts.replayed), (first.1, first.1));
         assert_eq!(first, again);
+    });
+}
+
+/// Runs two sub-batches of one program, whose requests are `all` and begin at `half`: one after another,
+/// or one node each in turn and together at the end. Returns answers and launches.
+fn in_turns(
+    device: &mut CudaDevice,
+    program: &Program,
+    plans: &[Plan],
+    takes_turns: bool,
+) -> (Vec<Vec<f32>>, u64) {
+    let lens = [5u32, 12, 7];
+    let nodes = program.blocks[0].nodes.len() as u32;
+    for (i, &len) in (0..).zip(&lens) {
+        let values: Vec<f32> = (0..len * 6)
+            .map(|k| (i * 5 + k) as f32 / 7.0 - 1.0)
+            .collect();
+        let opened = device.open(&OpenRequest {
+            slot: Slot(i),
+            request: RequestId(u64::from(i)),
+            model: MODEL,
+            inputs: &[Tensor::from_f32(&[len as usize, 6], &values)],
+            input_len: len,
+            samples: 1,
+            output_len: None,
+        });
+        opened.unwrap();
+    }
+    let mut steps: Vec<(u32, Range<u32>, u64)> = Vec::new();
+    if takes_turns {
+        let alone = (0..nodes - 2).flat_map(|node| [(node, 0..1, 1), (node, 1..3, 2)]);
+        steps.extend(alone);
+        // They merge, in a frame of their own.
+        steps.extend((nodes - 2..nodes).map(|node| (node, 0..3, 3)));
+    } else {
+        steps.extend((0..nodes).map(|node| (node, 0..1, 1)));
+        steps.extend((0..nodes).map(|node| (node, 1..3, 2)));
+    }
+    for (ticket, (node, members, sub_batch)) in (0..).zip(&steps) {
+        let member = |i: u32| Member {
+            request: RequestId(u64::from(i)),
+            slot: Slot(i),
+            step: 0,
+            input_len: lens[i as usize],
+            samples: 1,
+            idle: false,
+        };
+        let launch = Launch {
+            ticket: Ticket(ticket),
+            lane: LaneId(0),
+            model: MODEL,
+            block: 0,
+            segment: *node,
+            first_node: *node,
+            end_node: node + 1,
+            sub_batch: SubBatchId(*sub_batch),
+            members: members.clone().map(member).collect(),
+            padded_len: None,
+            merged_members: 0,
+        };
+        device
+            .enqueue(Time::ZERO, plans[*node as usize], &launch)
+            .unwrap();
+        let done = loop {
+            if let Some(done) = device.poll(Time::ZERO) {
+                break done;
+            }
+        };
+        done.whole().unwrap();
+    }
+    let answers = (0..lens.len() as u32).map(|i| {
+        let outputs = device.close(Slot(i));
+        outputs[0].as_ref().unwrap().to_f32()
+    });
+    (answers.collect(), steps.len() as u64)
+}
+
+#[test]
+fn launches_find_their_graphs_whatever_stands_aside() {
+    let name = "warm::launches_find_their_graphs_whatever_stands_aside";
+    runs_clean(name, || {
+        let program = Arc::new(sequences());
+        let answers = [false, true].map(|takes_turns| {
+            let mut device = device(CudaOptions {
+                warm_members: MOST,
+                ..options()
+            });
+            device.load(MODEL, Arc::clone(&program)).unwrap();
+            let nodes = 0..program.blocks[0].nodes.len() as u32;
+            let plans = nodes.map(|node| device.prepare(MODEL, 0, node, node + 1, u32::MAX));
+            let plans: Vec<Plan> = plans.map(Result::unwrap).collect();
+            let (answers, launches) = in_turns(&mut device, &program, &plans, takes_turns);
+            let counts = device.graph_counts();
+            assert_eq!((counts.replayed, counts.eager), (launches, 0));
+            assert_eq!(device.num_frames(), 0);
+            answers
+        });
+        assert!(answers[0] == answers[1]);
+        assert!(answers[0].iter().flatten().all(|x| x.is_finite()));
     });
 }
