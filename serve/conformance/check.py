@@ -5,7 +5,7 @@
 Starts `lazybatch serve` on free ports with small models, drives it with tritonclient over HTTP and
 gRPC, one call at a time and asynchronously, over streams and through shared memory, and with plain
 HTTP where a client does not let one be wrong; TLS and tokens on servers of their own. Then, on another
-server, the pretrained models of docs/models.md, which `cargo xtask models` fetches: without them their
+server, the pretrained models of docs/models.md, which `cargo xtask models` fetches: without one its
 checks are left out, unless LAZYBATCH_REQUIRE_MODELS is set. What was left out is counted apart from what
 passed, and told at the end with why. Ends with status 1 if a check fails.
 """
@@ -53,10 +53,13 @@ def check(function):
     return function
 
 
-def real(function):
-    """Adds a check to the list of those on the server of the pretrained models."""
-    REAL.append(function)
-    return function
+def real(*models):
+    """Adds a check to the list of those on the server of the pretrained models, with those it needs."""
+    def add(function):
+        function.models = models
+        REAL.append(function)
+        return function
+    return add
 
 
 def name_of(function):
@@ -71,6 +74,7 @@ def run(checks, server):
         for function in checks:
             name = name_of(function)
             try:
+                real_models.needs(*getattr(function, "models", ()))
                 function(server)
                 print(f"ok      {name}", flush=True)
             except real_models.LeftOut as why:
@@ -107,10 +111,7 @@ def main():
     num = len(CHECKS) + len(REAL)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            for model, why in real_models.write(Path(folder)).items():
-                print(f"left out  model {model}: {why}")
-        except real_models.LeftOut as why:
-            left_out.update((name_of(function), str(why)) for function in REAL)
+            real_models.write(Path(folder))
         except FileNotFoundError as why:
             failed += [name_of(function) for function in REAL]
             print(f"FAILED  the pretrained models: {why}")

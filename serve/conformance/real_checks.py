@@ -89,7 +89,7 @@ def is_alone(name, heard):
     assert np.array(heard).tobytes() == ALONE[name].tobytes(), f"{name}: bit for bit as alone"
 
 
-@real
+@real("silero-vad")
 def silero_vad_hears_over_http_what_the_reference_hears(server):
     for name, _, want in real_models.recordings():
         heard = alone(server)[name]
@@ -97,7 +97,7 @@ def silero_vad_hears_over_http_what_the_reference_hears(server):
         assert (heard > 0.9).any() == name.startswith("speech"), name
 
 
-@real
+@real("silero-vad")
 def silero_vad_hears_the_same_over_grpc(server):
     alone(server)
     c = over_grpc.InferenceServerClient(server.grpc)
@@ -105,7 +105,7 @@ def silero_vad_hears_the_same_over_grpc(server):
         is_alone(name, listen(over_grpc, c, chunks))
 
 
-@real
+@real("silero-vad")
 def silero_vad_keeps_two_interleaved_sequences_apart(server):
     alone(server)
     c = over_http.InferenceServerClient(server.http)
@@ -123,7 +123,7 @@ def silero_vad_keeps_two_interleaved_sequences_apart(server):
         is_alone(name, probabilities)
 
 
-@real
+@real("silero-vad")
 def silero_vad_over_one_stream_with_all_chunks_sent_ahead(server):
     """Chunks of all recordings in turn, none waits for the answer to the one before."""
     alone(server)
@@ -143,7 +143,7 @@ def silero_vad_over_one_stream_with_all_chunks_sent_ahead(server):
         is_alone(name, [heard[f"{name}/{at}"] for at in range(len(chunks))])
 
 
-@real
+@real("silero-vad")
 def silero_vad_forgets_a_sequence_that_is_idle(server):
     """`silero-vad-idle` keeps one sequence, and for a fifth of a second."""
     c = over_http.InferenceServerClient(server.http)
@@ -166,7 +166,7 @@ def silero_vad_forgets_a_sequence_that_is_idle(server):
     assert step(left, 0, sequence_start=True) == first
 
 
-@real
+@real("minilm-l6")
 def minilm_embeds_text_as_the_reference_does(server):
     c = over_http.InferenceServerClient(server.http)
     cases = real_models.sentences()
@@ -176,7 +176,7 @@ def minilm_embeds_text_as_the_reference_does(server):
         assert np.abs(got - want).max() < 1e-5, text
 
 
-@real
+@real("minilm-l6")
 def minilm_embeds_many_texts_of_one_request(server):
     """Texts of all lengths in one request, over both protocols, and the ids of each alone."""
     cases = real_models.sentences()
@@ -209,7 +209,7 @@ async def minilm_embeds_a_hundred_texts_at_once(server, c):
         assert abs(float(got[a] @ got[b]) - cosine) < 1e-4, (a, b)
 
 
-@real
+@real("mobilenet-v2")
 def mobilenet_classifies_with_labels(server):
     cases = real_models.pictures()
     for module, address in ((over_http, server.http), (over_grpc, server.grpc)):
@@ -227,7 +227,7 @@ def mobilenet_classifies_with_labels(server):
     assert 285 in [number for _, number, _, _ in cases], "the cat is among them"
 
 
-@real
+@real("mobilenet-v2")
 def mobilenet_gives_the_logits_of_the_reference(server):
     """All pictures in one request, and each alone with the same bits."""
     cases = real_models.pictures()
@@ -242,7 +242,7 @@ def mobilenet_gives_the_logits_of_the_reference(server):
         assert infer(image)[0].tobytes() == got.tobytes(), f"class {number}: bit for bit"
 
 
-@real
+@real("minilm-l6", "mobilenet-v2")
 def models_as_published_answer_as_those_with_manifests(server):
     """Weights with their publisher's files beside them, and weights alone, bit for bit."""
     c = over_grpc.InferenceServerClient(server.grpc)
@@ -267,7 +267,7 @@ async def g2p_en_spells_a_thousand_words_as_the_package_does(server, c):
         assert got == want, (word, got, want)
 
 
-@real
+@real("g2p_en")
 def g2p_en_over_http(server):
     c = over_http.InferenceServerClient(server.http)
     for word, ids, want in list(real_models.spellings())[::50]:
@@ -275,9 +275,8 @@ def g2p_en_over_http(server):
         assert real_models.phonemes(result.as_numpy("tokens")[0]) == want, word
 
 
-@real
+@real("stories260K")
 def stories_generate_tells_the_golden_story(server):
-    real_models.needs_stories()
     ids, story = real_models.story()
     assert len(ids) == 257
     status, body = post(server, "/v2/models/stories260K/generate", {"text_input": ""})
@@ -290,9 +289,8 @@ def stories_generate_tells_the_golden_story(server):
     assert status == 200 and len(rest) > 40 and story.startswith(f" {start}{rest}"), body
 
 
-@real
+@real("stories260K")
 def stories_generate_stream_tells_it_piece_by_piece(server):
-    real_models.needs_stories()
     _, story = real_models.story()
     status, headers, body = raw(server, "POST", "/v2/models/stories260K/generate_stream",
                                 json.dumps({"text_input": ""}))
@@ -303,9 +301,8 @@ def stories_generate_stream_tells_it_piece_by_piece(server):
     assert len(pieces) > 200, "a piece at a time"
 
 
-@real
+@real("stories260K")
 def stories_infer_gives_the_golden_ids(server):
-    real_models.needs_stories()
     ids, story = real_models.story()
     for module, address in ((over_http, server.http), (over_grpc, server.grpc)):
         c = module.InferenceServerClient(address)
@@ -314,10 +311,9 @@ def stories_infer_gives_the_golden_ids(server):
         assert result.as_numpy("text_output")[0, 0].decode() == story
 
 
-@real
+@real("stories260K")
 def stories_come_token_by_token_over_a_decoupled_stream(server):
     """Three stories on one stream: two from the start, and one from the middle of it."""
-    real_models.needs_stories()
     ids, _ = real_models.story()
     starts = {"a": 1, "b": 60, "c": 1}
     stream, tokens, ended = Stream(server), {name: [] for name in starts}, set()
@@ -380,7 +376,6 @@ async def all_real_models_at_once(server, c):
         calls += [tell(start) for start in (1, 1, 2, 17, 40, 75, 128)]
     await asyncio.gather(*calls)
     # All others were checked; that they were is not the whole of what the name says.
-    real_models.needs_stories()
 
 
 @asynchronous

