@@ -3,7 +3,8 @@
 //! Where the driver leaves no such time, a plan is made in short turns with pauses, so that no launch
 //! waits for more than one of them, and the next one begins in turns too; and as plans cost launches
 //! then, one that leaves the rule as it is makes the next come later. Beside a busy device turns take a
-//! part of what the driver idles: the less that is, the more all wait for what plans take.
+//! part of what the driver idles: the less that is, the more all wait for what plans take. Only the first
+//! plan, a small one, takes more: all wait for longer by a rule that may be wrong for them.
 //!
 //! Who has one processor, and a device that works on it, has turns from the start: with an idle thread
 //! beside it, the driver seems to Linux to have had less than its share, and those who wake to hand in
@@ -58,6 +59,9 @@ const IN_TURNS: f64 = 0.025;
 /// knowing what to do.
 const OF_IDLE: f64 = 0.1;
 const LEAST_IN_TURNS: f64 = 0.005;
+/// The same for the first plan, which simulates no more than [`SOON`]: until it is there, the rule is one
+/// that was chosen for anyone.
+const IN_FIRST_TURNS: f64 = 0.25;
 
 /// The same of the only processor, on which a device works that has little to do: whoever wakes waits
 /// for no more than one such turn, and shares the processor with those that come behind it.
@@ -108,8 +112,10 @@ pub(crate) struct Planner {
     attempts: Vec<Attempt>,
     /// It is made in turns, from the start or once more, or that was tried.
     is_second: bool,
-    /// There was too little idle time for the last one.
+    /// There was too little idle time for the last one, or there was none.
     was_late: bool,
+    /// There has been no plan yet.
+    is_first: bool,
 }
 
 impl Default for Planner {
@@ -125,7 +131,8 @@ impl Default for Planner {
             request: None,
             attempts: Vec::new(),
             is_second: false,
-            was_late: false,
+            was_late: true,
+            is_first: true,
         }
     }
 }
@@ -201,10 +208,8 @@ impl Planner {
         request.budget = request.budget.min(affordable);
         let request = Arc::new(request);
         let is_busy = done.is_busy(now);
-        self.in_turns = match is_busy && now.since(done.since) >= SEEN {
-            true => done.in_turns(now),
-            false => IN_TURNS,
-        };
+        let is_seen = now.since(done.since) >= SEEN;
+        self.in_turns = self.share_of_turns(now, is_seen.then_some(done));
         self.is_second = false;
         let begins = match self.is_in_place {
             true => Urgency::of(self.processors, is_busy, self.was_late),
@@ -227,6 +232,15 @@ impl Planner {
         self.attempts.extend(attempt);
     }
 
+    /// Share of the time that turns take beside a device that has worked so much.
+    fn share_of_turns(&self, now: Time, done: Option<Usage>) -> f64 {
+        match done.filter(|d| d.is_busy(now)) {
+            _ if self.is_first => IN_FIRST_TURNS,
+            Some(done) => done.in_turns(now),
+            None => IN_TURNS,
+        }
+    }
+
     /// Launches that an attempt simulates.
     fn budget(&self, now: Time, request: &PlanRequest, urgency: Urgency) -> u64 {
         let known = now.since(self.first.unwrap_or(now)).min(LONGEST);
@@ -245,10 +259,7 @@ impl Planner {
         let (since, request) = self.request.as_ref()?;
         if let Some(done) = self.usage.filter(|d| now.since(d.since) >= SEEN) {
             let is_busy = done.is_busy(now);
-            self.in_turns = match is_busy {
-                true => done.in_turns(now),
-                false => IN_TURNS,
-            };
+            self.in_turns = self.share_of_turns(now, Some(done));
             let pause = rest(TURN, self.in_turns, 1);
             for attempt in &self.attempts {
                 // Short turns stay short as long as it has little to do.
@@ -282,6 +293,7 @@ impl Planner {
                 false => BUDGET,
             };
             let rest = |share| rest(spent, share, self.processors);
+            self.is_first = false;
             plan.rest = rest(self.share).min(rest(BUDGET).max(LONGEST_REST));
             self.request = None;
             self.attempts.clear();

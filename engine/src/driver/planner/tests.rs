@@ -164,7 +164,10 @@ fn behind_a_late_plan_the_next_is_made_in_turns_too_until_idle_time_is_enough() 
     assert_eq!(Urgency::of(2, true, true), both);
     assert_eq!(Urgency::of(2, true, false), [Urgency::Idle]);
     assert_eq!(Urgency::of(2, false, true), [Urgency::Idle]);
-    let mut planner = Planner::default();
+    let mut planner = Planner {
+        was_late: false,
+        ..Planner::default()
+    };
     planner.start(Time::ZERO, request(), false);
     // An attempt that tells nothing finds no time.
     let quiet = || mpsc::channel();
@@ -256,6 +259,8 @@ fn a_plan_in_turns_is_over_in_no_longer_than_there_were_plans_or_soon() {
     let mut planner = Planner::default();
     let begin = Time::ZERO + Nanos::from_ms(7_000);
     planner.start(begin, request(), false);
+    wait(&mut planner, begin);
+    planner.start(begin, request(), false);
     let at = |ms: u64, urgency| {
         let now = begin + Nanos::from_ms(ms);
         planner.budget(now, &request(), urgency)
@@ -277,7 +282,10 @@ fn turns_take_a_part_of_what_is_idle() {
         (900, 70, 0.007),
         (990, 0, LEAST_IN_TURNS),
     ] {
-        let mut planner = Planner::default();
+        let mut planner = Planner {
+            is_first: false,
+            ..Planner::default()
+        };
         planner.works(second, Nanos::from_ms(worked_ms));
         planner.usage = planner.usage.map(|d| Usage {
             since: Time::ZERO,
@@ -293,10 +301,35 @@ fn turns_take_a_part_of_what_is_idle() {
         assert_eq!(soon(late), (4e6 * share).round() as u64, "{idle_ms} ms");
     }
     // Who has little to do has the whole share, if it gets to turns.
-    let mut planner = Planner::default();
+    let mut planner = Planner {
+        is_first: false,
+        ..Planner::default()
+    };
     planner.works(second, Nanos::from_ms(100));
     planner.start(second + Nanos::from_ms(900), request(), false);
     assert_eq!(planner.in_turns, IN_TURNS);
+}
+
+#[test]
+fn the_first_plan_takes_a_quarter_of_a_busy_processor_for_a_short_while() {
+    let second = Time::ZERO + Nanos::from_ms(1000);
+    let mut planner = Planner::default();
+    let work = |planner: &mut Planner| {
+        planner.usage = Some(Usage {
+            since: Time::ZERO,
+            worked: Nanos::from_ms(990),
+            idle: Nanos::ZERO,
+        });
+        planner.is_in_place = true;
+        planner.start(second, request(), false);
+        planner.in_turns
+    };
+    let share = work(&mut planner);
+    assert_eq!(share, IN_FIRST_TURNS);
+    assert!(planner.is_second, "in turns from the start");
+    assert_eq!(planner.budget(second, &request(), Urgency::InTurns), SOON);
+    wait(&mut planner, second);
+    assert_eq!(work(&mut planner), LEAST_IN_TURNS);
 }
 
 #[test]
@@ -305,7 +338,10 @@ fn no_plan_is_made_for_quick_models_whose_device_idles() {
     for (are_quick, busy_ms, is_needless) in
         [(true, 49, true), (true, 51, false), (false, 49, false)]
     {
-        let mut planner = Planner::default();
+        let mut planner = Planner {
+            was_late: false,
+            ..Planner::default()
+        };
         // What was before the last plan does not count.
         planner.works(Time::ZERO, second);
         planner.start(Time::ZERO, request(), are_quick);
