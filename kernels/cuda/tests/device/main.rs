@@ -2,6 +2,7 @@
 //! `LAZYBATCH_SOAK_CASES` says under how many seeds of its orders, 16 at most.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+mod aside;
 mod buckets;
 mod conformance;
 mod depth;
