@@ -55,6 +55,8 @@ def check(function):
 
 def real(*models):
     """Adds a check to the list of those on the server of the pretrained models, with those it needs."""
+    assert models and set(models) <= {*real_models.FETCHED, "stories260K"}, models
+
     def add(function):
         function.models = models
         REAL.append(function)

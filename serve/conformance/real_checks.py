@@ -41,16 +41,18 @@ async def all_of(calls):
     return await asyncio.gather(*map(one, calls))
 
 
-def asynchronous(function):
-    """A check from a coroutine with a client over gRPC."""
-    async def connected(server):
-        async with aio_grpc.InferenceServerClient(server.grpc) as c:
-            await function(server, c)
+def asynchronous(*models):
+    """A check from a coroutine with a client over gRPC, with the models that it needs."""
+    def add(function):
+        async def connected(server):
+            async with aio_grpc.InferenceServerClient(server.grpc) as c:
+                await function(server, c)
 
-    def run(server):
-        asyncio.run(asyncio.wait_for(connected(server), 300))
-    run.__name__ = function.__name__
-    return real(run)
+        def run(server):
+            asyncio.run(asyncio.wait_for(connected(server), 300))
+        run.__name__ = function.__name__
+        return real(*models)(run)
+    return add
 
 
 class Ids:
@@ -194,7 +196,7 @@ def minilm_embeds_many_texts_of_one_request(server):
         assert one.as_numpy("embedding")[0].tobytes() == got.tobytes(), f"{text}: bit for bit"
 
 
-@asynchronous
+@asynchronous("minilm-l6")
 async def minilm_embeds_a_hundred_texts_at_once(server, c):
     cases = real_models.sentences()
     assert len(cases) == 100
@@ -256,7 +258,7 @@ def models_as_published_answer_as_those_with_manifests(server):
         assert got.tobytes() == want.tobytes(), published
 
 
-@asynchronous
+@asynchronous("g2p_en")
 async def g2p_en_spells_a_thousand_words_as_the_package_does(server, c):
     words = list(real_models.spellings())
     assert len(words) == 1000
@@ -335,7 +337,7 @@ def stories_come_token_by_token_over_a_decoupled_stream(server):
         assert tokens[name] == ids[start:], name
 
 
-@asynchronous
+@asynchronous(*real_models.FETCHED)
 async def all_real_models_at_once(server, c):
     """What every model answers does not depend on what the others do meanwhile."""
     alone(server)
@@ -376,9 +378,10 @@ async def all_real_models_at_once(server, c):
         calls += [tell(start) for start in (1, 1, 2, 17, 40, 75, 128)]
     await asyncio.gather(*calls)
     # All others were checked; that they were is not the whole of what the name says.
+    real_models.needs("stories260K")
 
 
-@asynchronous
+@asynchronous("g2p_en")
 async def real_models_over_asynchronous_http(server, _):
     async with aio_http.InferenceServerClient(server.http) as c:
         words = list(real_models.spellings())[::40]
