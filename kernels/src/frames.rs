@@ -235,14 +235,14 @@ impl<M: FrameMemory> Frame<M> {
         if self.needed == 0 || self.is_aside {
             return Ok(());
         }
+        if self.values.iter().all(Option::is_none) {
+            self.clear(memory);
+            return Ok(());
+        }
         let room = |len: usize| len.next_multiple_of(LINE);
         let lens = self.values.iter().zip(&self.lens);
         let alive = lens.filter(|(value, _)| value.is_some());
         let needed = alive.map(|(_, len)| room(*len)).sum();
-        if needed == 0 {
-            self.clear(memory);
-            return Ok(());
-        }
         let mut aside = memory.take_aside(needed)?;
         let mut start = 0;
         for (value, &len) in self.values.iter_mut().zip(&self.lens) {

@@ -247,6 +247,7 @@ impl Planner {
         let soon = of_time(known, self.in_turns, 1).0 / PLAN_LAUNCH.0;
         match urgency {
             Urgency::Idle | Urgency::InShortTurns => request.budget,
+            Urgency::InTurns if self.is_first => request.budget.min(SOON),
             Urgency::InTurns => request.budget.min(soon.max(SOON)),
         }
     }

@@ -327,8 +327,12 @@ fn the_first_plan_takes_a_quarter_of_a_busy_processor_for_a_short_while() {
     let share = work(&mut planner);
     assert_eq!(share, IN_FIRST_TURNS);
     assert!(planner.is_second, "in turns from the start");
-    assert_eq!(planner.budget(second, &request(), Urgency::InTurns), SOON);
+    let late = second + Nanos::from_ms(4000);
+    for now in [second, late] {
+        assert_eq!(planner.budget(now, &request(), Urgency::InTurns), SOON);
+    }
     wait(&mut planner, second);
+    assert!(planner.budget(late, &request(), Urgency::InTurns) > SOON);
     assert_eq!(work(&mut planner), LEAST_IN_TURNS);
 }
 

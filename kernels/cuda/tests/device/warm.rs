@@ -65,6 +65,73 @@ fn prepare(device: &mut CudaDevice, program: &Program) -> Vec<Vec<(Range<u32>, P
     blocks.collect()
 }
 
+/// Opens requests of these lengths, in slots from the first on.
+fn open(device: &mut CudaDevice, lens: &[u32]) {
+    for (i, &len) in (0..).zip(lens) {
+        let rows = len.max(1);
+        let values = (0..rows * 6).map(|k| (i * 5 + k) as f32 / 7.0 - 1.0);
+        let input = Tensor::from_f32(&[rows as usize, 6], &values.collect::<Vec<_>>());
+        let opened = device.open(&OpenRequest {
+            slot: Slot(i),
+            request: RequestId(u64::from(i)),
+            model: MODEL,
+            inputs: &[input],
+            input_len: len,
+            samples: 1,
+            output_len: None,
+        });
+        opened.unwrap();
+    }
+}
+
+/// Runs a segment of `(block, segment, pass)` to its end, in a sub-batch of that id, for those of the
+/// requests of these lengths that are its members.
+fn run(
+    device: &mut CudaDevice,
+    (plan, nodes): (Plan, &Range<u32>),
+    (block, segment, step): (u32, u32, u32),
+    (sub_batch, members): (u64, Range<u32>),
+    lens: &[u32],
+) {
+    let member = |i: u32| Member {
+        request: RequestId(u64::from(i)),
+        slot: Slot(i),
+        step,
+        input_len: lens[i as usize],
+        samples: 1,
+        idle: false,
+    };
+    let launch = Launch {
+        ticket: Ticket(0),
+        lane: LaneId(0),
+        model: MODEL,
+        block,
+        segment,
+        first_node: nodes.start,
+        end_node: nodes.end,
+        sub_batch: SubBatchId(sub_batch),
+        members: members.map(member).collect(),
+        padded_len: None,
+        merged_members: 0,
+    };
+    device.enqueue(Time::ZERO, plan, &launch).unwrap();
+    let done = loop {
+        if let Some(done) = device.poll(Time::ZERO) {
+            break done;
+        }
+    };
+    done.whole().unwrap();
+}
+
+/// Closes so many requests; their answers.
+fn close(device: &mut CudaDevice, num: usize) -> Vec<Vec<f32>> {
+    let answers = (0..num as u32).map(|i| {
+        let outputs = device.close(Slot(i));
+        outputs[0].as_ref().unwrap().to_f32()
+    });
+    answers.collect()
+}
+
 /// Runs so many requests of these lengths together through `passes` passes of each block; returns
 /// their answers and the launches.
 fn serve(
@@ -73,64 +140,18 @@ fn serve(
     lens: &[u32],
     passes: &[u32],
 ) -> (Vec<Vec<f32>>, u64) {
-    let input = |i: usize, len: u32| {
-        let rows = len.max(1) as usize;
-        let values = (0..rows * 6).map(|k| (i * 5 + k) as f32 / 7.0 - 1.0);
-        Tensor::from_f32(&[rows, 6], &values.collect::<Vec<_>>())
-    };
-    for (i, &len) in lens.iter().enumerate() {
-        let opened = device.open(&OpenRequest {
-            slot: Slot(i as u32),
-            request: RequestId(i as u64),
-            model: MODEL,
-            inputs: &[input(i, len)],
-            input_len: len,
-            samples: 1,
-            output_len: None,
-        });
-        opened.unwrap();
-    }
+    open(device, lens);
     let mut launches = 0;
-    for (b, (segments, passes)) in plans.iter().zip(passes).enumerate() {
+    for (b, (segments, passes)) in (0..).zip(plans.iter().zip(passes)) {
         for step in 0..*passes {
-            for (s, (nodes, plan)) in segments.iter().enumerate() {
-                let member = |(i, &len): (usize, &u32)| Member {
-                    request: RequestId(i as u64),
-                    slot: Slot(i as u32),
-                    step,
-                    input_len: len,
-                    samples: 1,
-                    idle: false,
-                };
-                let launch = Launch {
-                    ticket: Ticket(launches),
-                    lane: LaneId(0),
-                    model: MODEL,
-                    block: b as u32,
-                    segment: s as u32,
-                    first_node: nodes.start,
-                    end_node: nodes.end,
-                    sub_batch: SubBatchId(1),
-                    members: lens.iter().enumerate().map(member).collect(),
-                    padded_len: None,
-                    merged_members: 0,
-                };
-                device.enqueue(Time::ZERO, *plan, &launch).unwrap();
+            for (s, (nodes, plan)) in (0..).zip(segments) {
+                let all = (1, 0..lens.len() as u32);
+                run(device, (*plan, nodes), (b, s, step), all, lens);
                 launches += 1;
-                let done = loop {
-                    if let Some(done) = device.poll(Time::ZERO) {
-                        break done;
-                    }
-                };
-                done.whole().unwrap();
             }
         }
     }
-    let answers = (0..lens.len()).map(|i| {
-        let outputs = device.close(Slot(i as u32));
-        outputs[0].as_ref().unwrap().to_f32()
-    });
-    (answers.collect(), launches)
+    (close(device, lens.len()), launches)
 }
 
 /// Serves some batches, the first of their sizes, with graphs made ahead and without: the same
@@ -219,78 +240,31 @@ fn sizes_that_no_guest_had_are_captured_when_they_come_again() {
     });
 }
 
-/// Runs two sub-batches of one program, whose requests are `all` and begin at `half`: one after another,
-/// or one node each in turn and together at the end. Returns answers and launches.
+/// Runs a request and two together, one sub-batch behind the other, or a node each in turn until they
+/// merge in front of the last two. Returns answers and launches.
 fn in_turns(
     device: &mut CudaDevice,
-    program: &Program,
-    plans: &[Plan],
+    plans: &[(Range<u32>, Plan)],
     takes_turns: bool,
 ) -> (Vec<Vec<f32>>, u64) {
-    let lens = [5u32, 12, 7];
-    let nodes = program.blocks[0].nodes.len() as u32;
-    for (i, &len) in (0..).zip(&lens) {
-        let values: Vec<f32> = (0..len * 6)
-            .map(|k| (i * 5 + k) as f32 / 7.0 - 1.0)
-            .collect();
-        let opened = device.open(&OpenRequest {
-            slot: Slot(i),
-            request: RequestId(u64::from(i)),
-            model: MODEL,
-            inputs: &[Tensor::from_f32(&[len as usize, 6], &values)],
-            input_len: len,
-            samples: 1,
-            output_len: None,
-        });
-        opened.unwrap();
-    }
-    let mut steps: Vec<(u32, Range<u32>, u64)> = Vec::new();
+    let lens = [5, 12, 7];
+    open(device, &lens);
+    let num = plans.len();
+    let mut steps: Vec<(usize, u64, Range<u32>)> = Vec::new();
     if takes_turns {
-        let alone = (0..nodes - 2).flat_map(|node| [(node, 0..1, 1), (node, 1..3, 2)]);
-        steps.extend(alone);
-        // They merge, in a frame of their own.
-        steps.extend((nodes - 2..nodes).map(|node| (node, 0..3, 3)));
+        steps.extend((0..num - 2).flat_map(|node| [(node, 1, 0..1), (node, 2, 1..3)]));
+        steps.extend((num - 2..num).map(|node| (node, 3, 0..3)));
     } else {
-        steps.extend((0..nodes).map(|node| (node, 0..1, 1)));
-        steps.extend((0..nodes).map(|node| (node, 1..3, 2)));
+        steps.extend((0..num).map(|node| (node, 1, 0..1)));
+        steps.extend((0..num).map(|node| (node, 2, 1..3)));
     }
-    for (ticket, (node, members, sub_batch)) in (0..).zip(&steps) {
-        let member = |i: u32| Member {
-            request: RequestId(u64::from(i)),
-            slot: Slot(i),
-            step: 0,
-            input_len: lens[i as usize],
-            samples: 1,
-            idle: false,
-        };
-        let launch = Launch {
-            ticket: Ticket(ticket),
-            lane: LaneId(0),
-            model: MODEL,
-            block: 0,
-            segment: *node,
-            first_node: *node,
-            end_node: node + 1,
-            sub_batch: SubBatchId(*sub_batch),
-            members: members.clone().map(member).collect(),
-            padded_len: None,
-            merged_members: 0,
-        };
-        device
-            .enqueue(Time::ZERO, plans[*node as usize], &launch)
-            .unwrap();
-        let done = loop {
-            if let Some(done) = device.poll(Time::ZERO) {
-                break done;
-            }
-        };
-        done.whole().unwrap();
+    let launches = steps.len() as u64;
+    for (node, sub_batch, members) in steps {
+        let (nodes, plan) = &plans[node];
+        let at = (0, node as u32, 0);
+        run(device, (*plan, nodes), at, (sub_batch, members), &lens);
     }
-    let answers = (0..lens.len() as u32).map(|i| {
-        let outputs = device.close(Slot(i));
-        outputs[0].as_ref().unwrap().to_f32()
-    });
-    (answers.collect(), steps.len() as u64)
+    (close(device, lens.len()), launches)
 }
 
 #[test]
@@ -305,9 +279,12 @@ fn launches_find_their_graphs_whatever_stands_aside() {
             });
             device.load(MODEL, Arc::clone(&program)).unwrap();
             let nodes = 0..program.blocks[0].nodes.len() as u32;
-            let plans = nodes.map(|node| device.prepare(MODEL, 0, node, node + 1, u32::MAX));
-            let plans: Vec<Plan> = plans.map(Result::unwrap).collect();
-            let (answers, launches) = in_turns(&mut device, &program, &plans, takes_turns);
+            let plans = nodes.map(|node| {
+                let plan = device.prepare(MODEL, 0, node, node + 1, u32::MAX);
+                (node..node + 1, plan.unwrap())
+            });
+            let plans: Vec<_> = plans.collect();
+            let (answers, launches) = in_turns(&mut device, &plans, takes_turns);
             let counts = device.graph_counts();
             assert_eq!((counts.replayed, counts.eager), (launches, 0));
             assert_eq!(device.num_frames(), 0);
