@@ -520,15 +520,15 @@ fn turns_do_not_depend_on_how_passes_are_cut_into_launches() {
 
 #[test]
 fn where_nothing_changes_plans_are_rare() {
-    // Evenly, for eight seconds: 46 arrivals, which take 30 ms, 92, .. 2944 ask for a plan, 4992,
-    // 7040, .. do not.
+    // Evenly, for eight seconds: 32 arrivals, 48, .. some 2,800 ask for a plan, if the one before is done
+    // and has rested; 4,800, 6,800, .. do not.
     let config = config(CHAIN);
     let mut arrivals = arrivals(12_000, 1500.0, 50, 1);
     for (i, a) in arrivals.iter_mut().enumerate() {
         a.request.arrival = Time(i as u64 * 666_667);
     }
     let ran = run(&config, "adaptive", &arrivals);
-    assert!((4..=7).contains(&ran.plans.num), "{} plans", ran.plans.num);
+    assert!((8..=12).contains(&ran.plans.num), "{} plans", ran.plans.num);
 }
 
 /// Mean latency plus three SLA targets for each that is missed.

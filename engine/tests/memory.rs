@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use lazybatch_engine::core::{Action, Core, CoreConfig, Event, ModelSpec, Request};
-use lazybatch_engine::driver::plan;
+use lazybatch_engine::driver::plan::{self, Crew};
 use lazybatch_engine::policy;
 use lazybatch_graph::Repeat;
 use lazybatch_sla::{ClassId, ModelId, Nanos, Profile, RequestId, Time};
@@ -129,7 +129,7 @@ fn live_at(profile: &str, policy_spec: &str, marks: &[u64]) -> Vec<usize> {
                 }
                 Action::Plan => {
                     let request = core.take_plan().expect("asked for together");
-                    planned = Some(plan::make(&request, request.budget, &|| false));
+                    planned = Some(plan::make(&request, request.budget, &Crew::ALONE).plan);
                 }
                 _ => {}
             }

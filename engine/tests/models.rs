@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex};
 
 use lazybatch_engine::core::checker::Checker;
 use lazybatch_engine::core::{Action, Attach, Core, CoreConfig, Event, ModelSpec, Request};
-use lazybatch_engine::driver::{Judge, Observer, plan};
+use lazybatch_engine::driver::plan::{self, Crew};
+use lazybatch_engine::driver::{Judge, Observer};
 use lazybatch_engine::journal::{self, Header, Writer};
 use lazybatch_engine::policy;
 use lazybatch_engine::{BuildError, Engine, ModelHandle, ModelOptions, Options, RequestError};
@@ -105,7 +106,7 @@ impl World {
             self.judge.on_action(self.now, &action);
             if action == Action::Plan {
                 let plan = self.core.take_plan().unwrap();
-                let plan = plan::make(&plan, plan.budget, &|| false);
+                let plan = plan::make(&plan, plan.budget, &Crew::ALONE).plan;
                 self.event(Event::Planned(plan));
             }
         }

@@ -4,7 +4,7 @@ use lazybatch_benches::clock;
 use lazybatch_benches::record::Recorder;
 use lazybatch_benches::spread::Spread;
 use lazybatch_benches::steady::{MIX, MIX_POLICIES, NETS, POLICIES, Steady, Table};
-use lazybatch_engine::driver::plan;
+use lazybatch_engine::driver::plan::{self, Crew};
 use serde_json::json;
 
 use crate::Settings;
@@ -117,7 +117,7 @@ fn plans(recorder: &Recorder, repeats: usize) -> anyhow::Result<()> {
                     continue;
                 };
                 let before = clock::thread_ns();
-                let plan = plan::make(&request, request.budget, &|| false);
+                let plan = plan::make(&request, request.budget, &Crew::ALONE).plan;
                 let took = clock::thread_ns() - before;
                 if load.num_arrivals() < FULL {
                     since = 0;
@@ -185,7 +185,8 @@ fn once(net: &str, policy: &str, filled: Table) -> anyhow::Result<Run> {
         }
         if let Some(request) = load.take_plan() {
             run.asking = run.asking.max(behind - reading);
-            let (ns, made) = clock::time(|| plan::make(&request, request.budget, &|| false));
+            let (ns, made) =
+                clock::time(|| plan::make(&request, request.budget, &Crew::ALONE).plan);
             run.plans += 1;
             run.plan_ns += ns;
             run.plan_launches += made.launches;

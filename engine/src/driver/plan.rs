@@ -7,6 +7,12 @@
 //! pasts are repeated, others as often as the plan request says. Where the budget does not allow all
 //! candidates the whole, they see the first part, and only those near the best of it go on, one of those
 //! that did the same: rules differ by what a load, or models of this kind, may not ask for.
+//!
+//! Candidates are simulated side by side on as many threads as there are for it. What comes of a plan
+//! does not depend on their number.
+
+use std::cmp::Reverse;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use lazybatch_kernels::{Noise, SimDevice};
 use lazybatch_sla::{Launch, Nanos, RequestId, Time};
@@ -32,35 +38,82 @@ const PACE: f64 = 0.15;
 /// Candidates dearer than this times the best of the short part are dropped.
 const NEAR: f64 = 1.4;
 
-/// Simulates some `budget` launches. It asks again and again whether to stop, and does so between two
-/// candidates; a plan that was stopped is empty.
-pub fn make(request: &PlanRequest, budget: u64, stopped: &dyn Fn() -> bool) -> Plan {
+/// What a thread that simulates asks at each turn: whether to stop. It may pause in it.
+pub type AtTurn = Box<dyn Fn() -> bool>;
+
+/// Threads that simulate candidates side by side.
+pub struct Crew<'a> {
+    /// So many, the one that calls included.
+    pub threads: usize,
+    /// Called by each of them when it begins; what it gives is dropped when it ends.
+    pub begin: &'a (dyn Fn() -> AtTurn + Sync),
+}
+
+impl Crew<'_> {
+    /// The calling thread, to the end.
+    pub const ALONE: Crew<'static> = Crew {
+        threads: 1,
+        begin: &|| Box::new(|| false),
+    };
+}
+
+/// A plan, and how it was made.
+#[derive(Debug, Default)]
+pub struct Made {
+    /// The plan.
+    pub plan: Plan,
+    /// Launches of each simulation, in the order in which they begin, stage by stage: a stage waits for
+    /// all of the one before.
+    pub stages: Vec<Vec<u64>>,
+}
+
+impl Made {
+    /// Launches that are simulated one behind the other where so many threads take turns, each of them
+    /// the next simulation as soon as it is done with its last.
+    pub fn in_line(&self, threads: usize) -> u64 {
+        let stage = |simulations: &Vec<u64>| {
+            let mut ends = vec![0; threads.max(1)];
+            for launches in simulations {
+                if let Some(first) = ends.iter_mut().min() {
+                    *first += launches;
+                }
+            }
+            ends.into_iter().max().unwrap_or(0)
+        };
+        self.stages.iter().map(stage).sum()
+    }
+}
+
+/// Simulates some `budget` launches. Each thread asks at each turn whether to stop, and does so between
+/// two candidates; a plan that was stopped is empty.
+pub fn make(request: &PlanRequest, budget: u64, crew: &Crew<'_>) -> Made {
     let offered = Offered::new(request);
     let (num_arrivals, num_open) = (offered.arrivals.len(), offered.waited.len());
-    let mut launches = 0;
     let Some(incumbent) = request.candidates.first() else {
-        return Plan::default();
+        return Made::default();
     };
+    let at_turn = (crew.begin)();
     // How many launches an arrival takes says how many arrivals the budget allows.
     let probe = num_open + PROBE.min(2 * request.arrivals.len());
     let probe = probe.min(num_arrivals);
-    let each = run(request, incumbent, &offered, probe, stopped).map_or(1, |r| r.launches.max(1));
-    launches += each;
+    let probed = run(request, incumbent, &offered, probe, &*at_turn);
+    let each = probed.map_or(1, |r| r.launches.max(1));
+    let mut stages = vec![vec![each]];
     let affordable = |share: u64, num_candidates: usize| {
         let budget = share * budget / 100 / num_candidates.max(1) as u64;
         let num = budget * probe as u64 / each;
         (num as usize).clamp(probe, num_arrivals)
     };
     let mut trials = |names: &[&String], num: usize| -> Vec<Trial> {
-        let names = names.iter().filter(|_| !stopped());
-        let trials: Vec<Trial> = names
-            .filter_map(|name| Some((name, run(request, name, &offered, num, stopped)?)))
-            .map(|(name, ran)| Trial::new(request, name, &offered, &ran))
-            .collect();
-        launches += trials.iter().map(|t| t.launches).sum::<u64>();
+        let one = |name: &str, at_turn: &dyn Fn() -> bool| {
+            let ran = run(request, name, &offered, num, at_turn)?;
+            Some(Trial::new(request, name, &offered, &ran))
+        };
+        let trials = side_by_side(names, (crew, &*at_turn), &one);
+        stages.push(trials.iter().map(|t| t.launches).collect());
         trials
     };
-    let names: Vec<&String> = request.candidates.iter().collect();
+    let mut names: Vec<&String> = request.candidates.iter().collect();
     let mut kept;
     if affordable(100, names.len()) == num_arrivals {
         kept = trials(&names, num_arrivals);
@@ -78,22 +131,70 @@ pub fn make(request: &PlanRequest, budget: u64, stopped: &dyn Fn() -> bool) -> P
             seen.push(did);
             is_new
         });
-        let is_kept = |n: &&&String| kept.iter().any(|t| t.name == ***n);
-        let names: Vec<&String> = names.iter().filter(is_kept).copied().collect();
+        // Those that take longest begin first, so that threads end together.
+        let launches = |n: &&String| kept.iter().find(|t| t.name == **n).map(|t| t.launches);
+        names.retain(|n| launches(n).is_some());
+        names.sort_by_key(|n| Reverse(launches(n)));
         let whole = affordable(100 - SHORT_SHARE, names.len());
         if short < whole {
             kept = trials(&names, whole);
         }
     }
-    if stopped() {
+    if at_turn() {
         kept.clear();
     }
-    kept.sort_by(|a, b| a.cost.total_cmp(&b.cost));
-    Plan {
+    // Of equals, the one that is named first.
+    let place = |t: &Trial| request.candidates.iter().position(|c| *c == t.name);
+    kept.sort_by(|a, b| a.cost.total_cmp(&b.cost).then(place(a).cmp(&place(b))));
+    let plan = Plan {
         costs: kept.into_iter().map(|t| (t.name, t.cost as u64)).collect(),
-        launches,
+        launches: stages.iter().flatten().sum(),
         rest: Nanos::ZERO,
-    }
+    };
+    Made { plan, stages }
+}
+
+/// What `one` gives for each of these, in their order, on the threads of a crew, of which the calling one
+/// asks `at_turn`.
+fn side_by_side<T: Send>(
+    names: &[&String],
+    (crew, at_turn): (&Crew<'_>, &dyn Fn() -> bool),
+    one: &(dyn Fn(&str, &dyn Fn() -> bool) -> Option<T> + Sync),
+) -> Vec<T> {
+    let next = AtomicUsize::new(0);
+    let work = |at_turn: &dyn Fn() -> bool| {
+        let mut done = Vec::new();
+        while let Some((i, name)) = {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            names.get(i).map(|name| (i, name))
+        } {
+            if at_turn() {
+                break;
+            }
+            done.extend(one(name, at_turn).map(|it| (i, it)));
+        }
+        done
+    };
+    let mut done = std::thread::scope(|scope| {
+        let help = || work(&*(crew.begin)());
+        let helpers = 1..crew.threads.min(names.len());
+        // Where there can be no thread, the others do it.
+        let start = |_| {
+            let thread = std::thread::Builder::new().name("lazybatch-plan".into());
+            thread.spawn_scoped(scope, help).ok()
+        };
+        let helpers: Vec<_> = helpers.filter_map(start).collect();
+        let mut done = work(at_turn);
+        for helper in helpers {
+            match helper.join() {
+                Ok(others) => done.extend(others),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        done
+    });
+    done.sort_by_key(|(i, _)| *i);
+    done.into_iter().map(|(_, it)| it).collect()
 }
 
 /// What came of one candidate.
@@ -292,6 +393,7 @@ mod tests {
     use super::*;
     use crate::core::ModelSpec;
     use lazybatch_sla::{ClassId, ModelId, Outcome, Profile};
+    use std::sync::Arc;
 
     fn request(num: u64, open: Vec<(u64, Nanos)>) -> PlanRequest {
         let past = |i| Past {
@@ -448,7 +550,7 @@ mod tests {
                 per_request,
                 ..request(400, Vec::new())
             };
-            make(&plan, 1_000_000, &|| false).costs[0].1
+            make(&plan, 1_000_000, &Crew::ALONE).plan.costs[0].1
         };
         // Means, rounded down.
         assert!((5..=6).contains(&cost("serial", Nanos::ZERO)));
@@ -474,12 +576,75 @@ mod tests {
                 ..request(MIN_ARRIVALS as u64, Vec::new())
             };
             let done = |budget| {
-                let costs = make(&plan, budget, &|| false).costs;
+                let costs = make(&plan, budget, &Crew::ALONE).plan.costs;
                 costs.into_iter().map(|c| c.0).collect::<Vec<_>>()
             };
             assert_eq!(done(1000), [candidates[0]]);
             assert_eq!(done(1_000_000), candidates, "there is time for all");
         }
+    }
+
+    #[test]
+    fn a_plan_is_the_same_on_any_number_of_threads() {
+        let model = model(
+            r#"[{"name":"decode","repeat":"until_stop",
+            "nodes":[{"name":"n","by":"members","latency_us":[[1,0.004],[4,0.02]]}]}]"#,
+        );
+        let rules = "cellular continuous front join:0 join:1 balance:2 sharing:2/6/1 serial edf";
+        let mut plan = PlanRequest {
+            config: crate::core::CoreConfig::new(vec![model]),
+            candidates: rules.split(' ').map(str::to_string).collect(),
+            ..request(MIN_ARRIVALS as u64, vec![(3, Nanos(30))])
+        };
+        plan.arrivals.iter_mut().for_each(|p| p.output_len = 2);
+        // Those that take part, and whether each was told when it was over.
+        let (begun, over) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        struct Told(Arc<AtomicUsize>);
+        impl Drop for Told {
+            fn drop(&mut self) {
+                self.0.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+        let begin = || -> AtTurn {
+            begun.fetch_add(1, Ordering::SeqCst);
+            let told = Told(over.clone());
+            Box::new(move || {
+                let _ = &told;
+                false
+            })
+        };
+        // All of the candidates the whole; and some of them, of which some go on.
+        for (budget, stages) in [(1_000_000, 2), (8_000, 3)] {
+            let alone = make(&plan, budget, &Crew::ALONE);
+            assert_eq!(alone.stages.len(), stages);
+            assert_eq!(alone.plan.launches, alone.in_line(1));
+            for threads in [2, 4, 50] {
+                let crew = Crew {
+                    threads,
+                    begin: &begin,
+                };
+                let made = make(&plan, budget, &crew);
+                assert_eq!((&made.plan, &made.stages), (&alone.plan, &alone.stages));
+                assert_eq!(begun.load(Ordering::SeqCst), over.load(Ordering::SeqCst));
+            }
+        }
+        assert!(begun.load(Ordering::SeqCst) > 6, "others helped");
+        let stopped = Crew {
+            threads: 4,
+            begin: &|| Box::new(|| true),
+        };
+        assert!(make(&plan, 8_000, &stopped).plan.costs.is_empty());
+    }
+
+    #[test]
+    fn threads_take_the_next_simulation_as_soon_as_they_are_done() {
+        let made = Made {
+            plan: Plan::default(),
+            stages: vec![vec![5], vec![4, 3, 9, 1], Vec::new(), vec![2, 2, 2]],
+        };
+        // On two: 4 and then 9; 3, and 1 behind it.
+        let in_line = [1, 2, 3, 100].map(|threads| made.in_line(threads));
+        assert_eq!(in_line, [28, 5 + 12 + 4, 5 + 9 + 2, 5 + 9 + 2]);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Makes plans beside the driver, in time that nobody else wants, within a budget of it.
+//! Makes plans beside the driver, in time that nobody else wants, within a budget of it; on hosts of many
+//! processors on several threads: what a plan takes of them is the same, and it is there sooner.
 //!
 //! Where the driver leaves no such time, a plan is made in short turns with pauses, so that no launch
 //! waits for more than one of them, and the next one begins in turns too; and as plans cost launches
@@ -21,7 +22,7 @@ use std::time::Duration;
 
 use lazybatch_sla::{Nanos, Time};
 
-use super::plan;
+use super::plan::{self, Crew};
 use super::threaded::Clock;
 use super::virtual_time::PLAN_LAUNCH;
 use crate::core::{Plan, PlanRequest};
@@ -34,6 +35,10 @@ pub const BUDGET: f64 = 0.05;
 /// That share while plans confirm the rule that there is and processors are busy, so that what plans
 /// take is missing elsewhere: each such plan halves it, down to this.
 const LEAST_BUDGET: f64 = 0.005;
+/// A plan in idle time is made on one thread for each so many processors, and on so many at the most.
+const PROCESSORS_PER_THREAD: usize = 4;
+const MOST_THREADS: usize = 4;
+
 /// Longest rest that follows from a smaller share than [`BUDGET`].
 const LONGEST_REST: Nanos = Nanos::from_ms(10_000);
 /// Processors are busy if the time that a plan took of one is at most this part of what it took, or of
@@ -225,10 +230,14 @@ impl Planner {
         self.is_second |= urgency == Urgency::InTurns;
         let budget = self.budget(now, request, urgency);
         let pause = match urgency {
-            Urgency::InTurns => rest(TURN, self.in_turns, 1),
+            Urgency::InTurns => pause(TURN, self.in_turns),
             Urgency::Idle | Urgency::InShortTurns => Nanos::ZERO,
         };
-        let attempt = Attempt::start(request.clone(), budget, urgency, pause);
+        let threads = match urgency {
+            Urgency::Idle => threads(self.processors),
+            Urgency::InTurns | Urgency::InShortTurns => 1,
+        };
+        let attempt = Attempt::start(request.clone(), (budget, threads), urgency, pause);
         self.attempts.extend(attempt);
     }
 
@@ -261,7 +270,7 @@ impl Planner {
         if let Some(done) = self.usage.filter(|d| now.since(d.since) >= SEEN) {
             let is_busy = done.is_busy(now);
             self.in_turns = self.share_of_turns(now, Some(done));
-            let pause = rest(TURN, self.in_turns, 1);
+            let pause = pause(TURN, self.in_turns);
             for attempt in &self.attempts {
                 // Short turns stay short as long as it has little to do.
                 if is_busy || attempt.pause.load(Ordering::Relaxed) > 0 {
@@ -274,7 +283,7 @@ impl Planner {
             match attempt.plan.try_recv() {
                 Ok(done) if plan.is_none() => {
                     self.was_late &= attempt.urgency == Urgency::InTurns;
-                    plan = Some((done, attempt.urgency));
+                    plan = Some((done, attempt.urgency, attempt.threads));
                 }
                 Ok(_) => {}
                 Err(TryRecvError::Empty) => goes_on = true,
@@ -282,7 +291,7 @@ impl Planner {
                 Err(TryRecvError::Disconnected) => {}
             }
         }
-        if let Some(((mut plan, took), urgency)) = plan {
+        if let Some(((mut plan, took), urgency, threads)) = plan {
             let spent = self.spent();
             let most_idle = match urgency {
                 Urgency::Idle | Urgency::InTurns => MOST_IDLE,
@@ -293,7 +302,9 @@ impl Planner {
                 true => (self.share / 2.0).max(LEAST_BUDGET),
                 false => BUDGET,
             };
-            let rest = |share| rest(spent, share, self.processors);
+            // It took this at the least, and longer only where others had the processors.
+            let took = Nanos(spent.0 / threads as u64);
+            let rest = |share| rest(spent, share, self.processors, took);
             self.is_first = false;
             plan.rest = rest(self.share).min(rest(BUDGET).max(LONGEST_REST));
             self.request = None;
@@ -368,7 +379,7 @@ impl Urgency {
         match self {
             Self::Idle => None,
             Self::InShortTurns if busy == Nanos::ZERO => {
-                let pause = rest(SHORT_TURN, IN_SHORT_TURNS, 1);
+                let pause = pause(SHORT_TURN, IN_SHORT_TURNS);
                 Some((SHORT_TURN, pause, LOOK_OFTEN))
             }
             Self::InShortTurns | Self::InTurns => Some((TURN, busy, LOOK_EVERY)),
@@ -384,22 +395,23 @@ impl Urgency {
     }
 }
 
-/// A thread that makes one plan.
+/// A thread that makes one plan, with others that help.
 struct Attempt {
     urgency: Urgency,
+    threads: usize,
     /// With the time that it took.
     plan: Receiver<(Plan, Nanos)>,
     stop: Arc<AtomicBool>,
     /// Nanoseconds between turns while the device has work; zero while it has little, and short turns do.
     pause: Arc<AtomicU64>,
-    /// Nanoseconds of a processor that it took, but for the last few turns of its simulation.
+    /// Nanoseconds of processors that it took, but for the last few turns of its simulations.
     spent: Arc<AtomicU64>,
 }
 
 impl Attempt {
     fn start(
         request: Arc<PlanRequest>,
-        budget: u64,
+        (budget, threads): (u64, usize),
         urgency: Urgency,
         pause: Nanos,
     ) -> Option<Self> {
@@ -410,14 +422,21 @@ impl Attempt {
         let thread = std::thread::Builder::new().name("lazybatch-plan".into());
         let clock = Clock::start();
         let work = move || {
+            // Threads that it starts have its claim.
             urgency.apply();
-            let pace = Pace::start(urgency, told, paused);
-            let is_stopped = || {
-                pace.step();
-                stopped.load(Ordering::Relaxed)
+            let begin = || -> plan::AtTurn {
+                let pace = Pace::start(urgency, Arc::clone(&told), Arc::clone(&paused));
+                let stopped = Arc::clone(&stopped);
+                Box::new(move || {
+                    pace.step();
+                    stopped.load(Ordering::Relaxed)
+                })
             };
-            let plan = plan::make(&request, budget, &is_stopped);
-            pace.tell();
+            let crew = Crew {
+                threads,
+                begin: &begin,
+            };
+            let plan = plan::make(&request, budget, &crew).plan;
             // Another attempt may have been faster.
             drop(outbox.send((plan, clock.now().since(Time::ZERO))));
         };
@@ -425,6 +444,7 @@ impl Attempt {
         let started = thread.spawn(work);
         started.ok().map(|_| Self {
             urgency,
+            threads,
             plan,
             stop,
             pause,
@@ -439,10 +459,12 @@ impl Drop for Attempt {
     }
 }
 
-/// Tells what an attempt takes, and makes its pauses.
+/// Tells what a thread of an attempt takes, and makes its pauses.
 struct Pace {
     start: Spent,
-    told: Arc<AtomicU64>,
+    /// What all threads of the attempt have taken, and what of it this one has told.
+    all: Arc<AtomicU64>,
+    told: Cell<Nanos>,
     urgency: Urgency,
     /// See [`Attempt::pause`].
     pause: Arc<AtomicU64>,
@@ -452,10 +474,11 @@ struct Pace {
 }
 
 impl Pace {
-    fn start(urgency: Urgency, told: Arc<AtomicU64>, pause: Arc<AtomicU64>) -> Self {
+    fn start(urgency: Urgency, all: Arc<AtomicU64>, pause: Arc<AtomicU64>) -> Self {
         let pace = Self {
             start: Spent::start(),
-            told,
+            all,
+            told: Cell::default(),
             urgency,
             pause,
             until: Cell::default(),
@@ -489,8 +512,16 @@ impl Pace {
 
     fn tell(&self) -> Nanos {
         let spent = self.start.so_far();
-        self.told.store(spent.0, Ordering::Relaxed);
+        let before = self.told.replace(spent);
+        let more = spent.0.saturating_sub(before.0);
+        self.all.fetch_add(more, Ordering::Relaxed);
         spent
+    }
+}
+
+impl Drop for Pace {
+    fn drop(&mut self) {
+        self.tell();
     }
 }
 
@@ -504,10 +535,21 @@ fn of_time(time: Nanos, share: f64, processors: usize) -> Nanos {
     Nanos((time.0 as f64 * (share * processors as f64).min(1.0)) as u64)
 }
 
-/// For how long there is no plan behind one that took so much of a processor.
-fn rest(spent: Nanos, share: f64, processors: usize) -> Nanos {
+/// For how long there is no plan behind one that `took` so long and that much of processors: so that it
+/// is a share of all of them, but no more than one.
+pub(super) fn rest(spent: Nanos, share: f64, processors: usize, took: Nanos) -> Nanos {
     let share = (share * processors as f64).min(1.0);
-    Nanos((spent.0 as f64 * (1.0 / share - 1.0)) as u64)
+    Nanos(((spent.0 as f64 / share) as u64).saturating_sub(took.0))
+}
+
+/// For how long a thread pauses behind such a turn, so that turns are that share of its time.
+fn pause(turn: Nanos, share: f64) -> Nanos {
+    rest(turn, share, 1, turn)
+}
+
+/// Threads that make a plan in idle time.
+pub(super) fn threads(processors: usize) -> usize {
+    (processors / PROCESSORS_PER_THREAD).clamp(1, MOST_THREADS)
 }
 
 /// Processor time of the calling thread; where the system does not tell it, time.

@@ -8,16 +8,17 @@ use std::collections::VecDeque;
 use lazybatch_kernels::{Device, OpenRequest, Plan as Prepared};
 use lazybatch_sla::{ClassId, ModelId, Nanos, Outcome, RequestId, Time};
 
-use super::{Observer, plan};
+use super::plan::{self, Crew};
+use super::{Observer, planner};
 use crate::core::{Action, Core, Event, Plan, Request};
 
 /// Virtual time that a plan takes for each launch that it simulates, the arrivals and endings around
 /// it included: processor time, measured (`lazybatch-measure steady`: 930 to 960 ns on a calm
 /// machine, up to 1850 ns on a busy one).
 pub const PLAN_LAUNCH: Nanos = Nanos(1_000);
-/// Share of one processor that plans may take in virtual time, as `planner::BUDGET` allows on a host
-/// of 16 processors: behind each plan none starts for so long.
-pub const PLAN_SHARE: f64 = super::planner::BUDGET * 16.0;
+/// Plans in virtual time are those of a host with so many processors: made on as many threads, with as
+/// much rest behind them.
+const HOST: usize = 16;
 
 /// A request and what only the simulated device knows of it.
 #[derive(Clone, Debug)]
@@ -195,10 +196,12 @@ pub fn run(
                 Action::Load(model) => loads.push((now + script.load, *model)),
                 Action::Plan => {
                     let plan = core.take_plan().expect("asked for together");
-                    let mut plan = plan::make(&plan, plan.budget, &|| false);
-                    let took = PLAN_LAUNCH.0 * plan.launches;
-                    plan.rest = Nanos((took as f64 * (1.0 / PLAN_SHARE - 1.0)) as u64);
-                    plans.push_back((now + Nanos(took), plan));
+                    let made = plan::make(&plan, plan.budget, &Crew::ALONE);
+                    let took = Nanos(PLAN_LAUNCH.0 * made.in_line(planner::threads(HOST)));
+                    let mut plan = made.plan;
+                    let spent = Nanos(PLAN_LAUNCH.0 * plan.launches);
+                    plan.rest = planner::rest(spent, planner::BUDGET, HOST, took);
+                    plans.push_back((now + took, plan));
                 }
                 Action::Evict(_) | Action::Vacate(_) | Action::Note(_) => {}
             }

@@ -97,7 +97,7 @@ pub const LAZY_EDGE: f64 = 0.02;
 /// What a missed deadline costs, as a multiple of its SLA target.
 pub const MISS_WEIGHT: f64 = 3.0;
 /// Arrivals before the first plan, or these few where they take long.
-const FIRST_PLAN: u64 = 64;
+const FIRST_PLAN: u64 = 32;
 const FEW: u64 = 16;
 const LONG: Nanos = Nanos::from_ms(30);
 /// Most arrivals between two plans, unless these take less than so long.
@@ -651,8 +651,8 @@ impl Adaptive {
         budget.clamp(LEAST_BUDGET, MOST_BUDGET).min(soon)
     }
 
-    /// Whether it is time for a plan: at 64, 128, ... arrivals, then at every [`PLAN_EVERY`] or each
-    /// [`STEADY`], and when the rate or the number of open requests has changed.
+    /// Whether it is time for a plan: at 32 arrivals and at half as many again, each time, then at every
+    /// [`PLAN_EVERY`] or each [`STEADY`], and when the rate or the number of open requests has changed.
     fn is_due(&self, now: Time) -> bool {
         let num = self.history.num_arrivals();
         let Some(seen) = &self.planned else {
@@ -660,7 +660,7 @@ impl Adaptive {
         };
         let since = num - seen.num_arrivals;
         let is_steady = seen.num_arrivals >= PLAN_EVERY && now.since(seen.at) < STEADY;
-        if since >= seen.num_arrivals.min(PLAN_EVERY) && !is_steady {
+        if since >= (seen.num_arrivals / 2).min(PLAN_EVERY) && !is_steady {
             return true;
         }
         let change = self.history.recent_rate() / seen.rate.max(f64::MIN_POSITIVE);

@@ -60,6 +60,25 @@ fn a_plan_comes_and_says_for_how_long_to_rest() {
 }
 
 #[test]
+fn on_many_processors_a_plan_is_made_on_several_threads() {
+    let of = [1, 2, 7, 8, 15, 16, 64].map(threads);
+    assert_eq!(of, [1, 1, 1, 2, 3, 4, 4]);
+    // 5 % of 16 processors are 80 % of one, and so are 80 ms in 100, however many of them at once.
+    let rests = [80, 40, 20].map(|took| rest(Nanos::from_ms(80), BUDGET, 16, Nanos::from_ms(took)));
+    assert_eq!(rests.map(|r| r.0 / 1_000_000), [20, 60, 80]);
+    let request = Arc::new(request());
+    let made = [1, 4].map(|threads| {
+        let of = (1_000_000, threads);
+        let attempt = Attempt::start(request.clone(), of, Urgency::Idle, Nanos::ZERO);
+        let attempt = attempt.expect("a thread");
+        let (plan, _) = attempt.plan.recv().expect("a plan");
+        assert!(attempt.spent.load(Ordering::Relaxed) > 0);
+        plan
+    });
+    assert_eq!(made[0], made[1]);
+}
+
+#[test]
 fn where_its_threads_are_gone_the_next_plan_may_come() {
     for has_died in [false, true] {
         let mut planner = Planner::default();
@@ -69,6 +88,7 @@ fn where_its_threads_are_gone_the_next_plan_may_come() {
         if has_died {
             let gone = Attempt {
                 urgency: Urgency::Idle,
+                threads: 1,
                 plan: mpsc::channel().1,
                 stop: Arc::default(),
                 pause: Arc::default(),
@@ -218,6 +238,7 @@ fn plans_that_change_nothing_come_later_where_they_cost_launches() {
         planner.request = Some((Time::ZERO, request.clone()));
         planner.attempts = vec![Attempt {
             urgency,
+            threads: 1,
             plan,
             stop: Arc::default(),
             pause: Arc::default(),
