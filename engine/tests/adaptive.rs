@@ -376,6 +376,48 @@ fn a_rule_that_knows_no_classes_goes_when_they_come() {
     assert!(!rules.contains(&"edf".to_string()), "{rules:?}");
 }
 
+#[test]
+fn as_long_as_little_is_known_another_rule_must_gain_more() {
+    // Plans in which `edf` costs so much of what the incumbent does: one behind few arrivals, later ones.
+    let changes = |models: &[&str], gains: &[f64]| {
+        let (mut driven, mut id) = (Driven::new(config_of(models)), 0);
+        if models.len() > 1 {
+            driven.arrive_at(ModelId(1), id, 0);
+            id += 1;
+        }
+        let mut asked = driven.plan(&mut id);
+        let mut changes = Vec::new();
+        for gain in gains {
+            let own = asked.candidates[0].clone();
+            let costs = vec![
+                ("edf".into(), ((1.0 - gain) * 1e6) as u64),
+                (own.clone(), 1_000_000),
+            ];
+            let planned = Plan {
+                costs,
+                launches: 1,
+                rest: Nanos::ZERO,
+            };
+            let known = id;
+            driven.handle(Time(id * 1_000_000), Event::Planned(planned));
+            asked = driven.plan(&mut id);
+            changes.push((known, asked.candidates[0] != own));
+        }
+        changes
+    };
+    // Of 30 arrivals the rate is known to a fifth, of 100 to a tenth; no more than that is asked for.
+    let first = |models, gain| changes(models, &[gain])[0].1;
+    assert_eq!(
+        [0.05, 0.09, 0.11].map(|g| first(&[CHAIN], g)),
+        [false, false, true]
+    );
+    assert!(first(&[CHAIN, CHAIN], 0.05), "of several models");
+    // 3 % are enough once 1,111 have come.
+    let later = changes(&[CHAIN], &[0.03; 12]);
+    let enough = later.iter().find(|c| c.1).expect("a change").0;
+    assert!((1111..2500).contains(&enough), "{later:?}");
+}
+
 /// What the first plan is to begin with, after so many launches have ended, and the core then.
 fn planned(text: &str, num_done: usize) -> (Vec<Open>, Core) {
     let policy = policy::build("adaptive").expect("a policy");
@@ -520,8 +562,8 @@ fn turns_do_not_depend_on_how_passes_are_cut_into_launches() {
 
 #[test]
 fn where_nothing_changes_plans_are_rare() {
-    // Evenly, for eight seconds: 32 arrivals, 48, .. some 2,800 ask for a plan, if the one before is done
-    // and has rested; 4,800, 6,800, .. do not.
+    // Evenly, for eight seconds: 46 arrivals, which take 30 ms, 69, .. some 2,600 ask for a plan, if the
+    // one before is done and has rested; 4,600, 6,600, .. do not.
     let config = config(CHAIN);
     let mut arrivals = arrivals(12_000, 1500.0, 50, 1);
     for (i, a) in arrivals.iter_mut().enumerate() {

@@ -91,13 +91,17 @@ pub const ENTRY: Entry = Entry {
 pub const HYSTERESIS: f64 = 0.02;
 /// The same where requests may be refused or shed.
 const HYSTERESIS_REFUSING: f64 = 0.0025;
+/// The same as long as little is known: the relative standard error of a rate that so many arrivals told,
+/// but no more than this. A rule that is a little better for the first of them may be a bad one for those
+/// that come.
+const MOST_DOUBT: f64 = 0.1;
 /// By how much `lazy` must be cheaper than all others: it is good for a rate that stays below capacity
 /// by little and bad for those around it.
 pub const LAZY_EDGE: f64 = 0.02;
 /// What a missed deadline costs, as a multiple of its SLA target.
 pub const MISS_WEIGHT: f64 = 3.0;
 /// Arrivals before the first plan, or these few where they take long.
-const FIRST_PLAN: u64 = 32;
+const FIRST_PLAN: u64 = 64;
 const FEW: u64 = 16;
 const LONG: Nanos = Nanos::from_ms(30);
 /// Most arrivals between two plans, unless these take less than so long.
@@ -570,11 +574,19 @@ impl Adaptive {
     fn hysteresis(&self) -> f64 {
         match self.without.hysteresis {
             true => 0.0,
+            false if self.doubt() > HYSTERESIS => self.doubt(),
             // Where most of what a rule gains is fewer that are refused, 2 % of the cost are several
             // percent of the throughput.
             false if self.refuses => HYSTERESIS_REFUSING,
             false => HYSTERESIS,
         }
+    }
+
+    /// How little is known of what comes. Where there are several models, rules differ by more than that,
+    /// and the one to start with may be far off.
+    fn doubt(&self) -> f64 {
+        let seen = self.planned.as_ref().filter(|_| !self.are_several);
+        seen.map_or(0.0, |s| (s.num_arrivals as f64).powf(-0.5).min(MOST_DOUBT))
     }
 
     /// Base rules for these models, and other policies where they fit: those know neither classes
@@ -651,7 +663,7 @@ impl Adaptive {
         budget.clamp(LEAST_BUDGET, MOST_BUDGET).min(soon)
     }
 
-    /// Whether it is time for a plan: at 32 arrivals and at half as many again, each time, then at every
+    /// Whether it is time for a plan: at 64 arrivals and at half as many again, each time, then at every
     /// [`PLAN_EVERY`] or each [`STEADY`], and when the rate or the number of open requests has changed.
     fn is_due(&self, now: Time) -> bool {
         let num = self.history.num_arrivals();
