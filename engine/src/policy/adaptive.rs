@@ -91,10 +91,13 @@ pub const ENTRY: Entry = Entry {
 pub const HYSTERESIS: f64 = 0.02;
 /// The same where requests may be refused or shed.
 const HYSTERESIS_REFUSING: f64 = 0.0025;
-/// The same as long as little is known: the relative standard error of a rate that so many arrivals told,
-/// but no more than this. A rule that is a little better for the first of them may be a bad one for those
-/// that come.
+/// The same as long as little is known: what the standard error of a rate that so many arrivals told makes
+/// of the cost, but no more than this. A rule that is a little better for the first of them may be a bad one
+/// for those that come.
 const MOST_DOUBT: f64 = 0.1;
+/// From this load on (`load.rs`) an error of the rate counts whole; of a lower one `r` it is `r / (1 - r)` of it,
+/// by which the time in a queue (M/M/1: in proportion to `1 / (1 - r)`) depends on the rate.
+const DOUBTED_LOAD: f64 = 0.5;
 /// By how much `lazy` must be cheaper than all others: it is good for a rate that stays below capacity
 /// by little and bad for those around it.
 pub const LAZY_EDGE: f64 = 0.02;
@@ -368,6 +371,8 @@ struct Seen {
     rate: f64,
     /// Requests that had not ended.
     num_open: usize,
+    /// What they ask of the device's capacity.
+    load: f64,
 }
 
 impl Policy for Adaptive {
@@ -469,12 +474,6 @@ impl Policy for Adaptive {
         }
         self.look(view.classes());
         self.is_planning = true;
-        self.planned = Some(Seen {
-            at: view.now,
-            num_arrivals: self.history.num_arrivals(),
-            rate: self.history.rate(),
-            num_open: self.history.num_open(),
-        });
         let (models, classes) = (view.models(), view.classes());
         let places = Places::new(view);
         let mut arrivals = self.history.arrivals(models, |id| places.ran(id));
@@ -497,6 +496,13 @@ impl Policy for Adaptive {
         let corrected = (&corrections[..], host.per_launch());
         let config = coarse::config(models, classes, corrected, &mut arrivals, &mut open);
         let load = load::of(&config, per_request, &arrivals);
+        self.planned = Some(Seen {
+            at: view.now,
+            num_arrivals: self.history.num_arrivals(),
+            rate: self.history.rate(),
+            num_open: self.history.num_open(),
+            load,
+        });
         let mut rules = self.candidates(models);
         self.are_several = self.asked(models).are_several;
         if self.are_several && load >= SHARED_EVENLY {
@@ -585,8 +591,12 @@ impl Adaptive {
     /// How little is known of what comes. Where there are several models, rules differ by more than that,
     /// and the one to start with may be far off.
     fn doubt(&self) -> f64 {
-        let seen = self.planned.as_ref().filter(|_| !self.are_several);
-        seen.map_or(0.0, |s| (s.num_arrivals as f64).powf(-0.5).min(MOST_DOUBT))
+        let Some(seen) = self.planned.as_ref().filter(|_| !self.are_several) else {
+            return 0.0;
+        };
+        let load = seen.load.min(DOUBTED_LOAD);
+        let error = load / (1.0 - load) / (seen.num_arrivals as f64).sqrt();
+        error.min(MOST_DOUBT)
     }
 
     /// Base rules for these models, and other policies where they fit: those know neither classes
