@@ -156,11 +156,14 @@ pub fn make(request: &PlanRequest, budget: u64, crew: &Crew<'_>) -> Made {
 
 /// What `one` gives for each of these, in their order, on the threads of a crew, of which the calling one
 /// asks `at_turn`.
-fn side_by_side<T: Send>(
+fn side_by_side<T: Send, F>(
     names: &[&String],
     (crew, at_turn): (&Crew<'_>, &dyn Fn() -> bool),
-    one: &(dyn Fn(&str, &dyn Fn() -> bool) -> Option<T> + Sync),
-) -> Vec<T> {
+    one: &F,
+) -> Vec<T>
+where
+    F: Fn(&str, &dyn Fn() -> bool) -> Option<T> + Sync,
+{
     let next = AtomicUsize::new(0);
     let work = |at_turn: &dyn Fn() -> bool| {
         let mut done = Vec::new();
