@@ -6,7 +6,7 @@
 //! each candidate rule is simulated from the batch table and the queue as they are now over the
 //! arrivals of the recent past, with their gaps, lengths and deadlines as they were and the latency tables as
 //! measured, and the one of least mean cost becomes the incumbent, the incumbent keeping its place
-//! unless another is cheaper by [`HYSTERESIS`]. Cost is latency, plus [`MISS_WEIGHT`] times the SLA target where that is missed.
+//! unless another is cheaper by [`HYSTERESIS`], or by more as long as little is known. Cost is latency, plus [`MISS_WEIGHT`] times the SLA target where that is missed.
 //!
 //! What is learned online: arrivals (`history.rs`), output lengths of ended requests, which stand in
 //! for those of requests that have not ended, by input length; the ratio of measured to predicted
