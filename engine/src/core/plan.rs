@@ -76,6 +76,8 @@ pub struct PlanRequest {
     pub miss_weight: f64,
     /// By how much another rule must be cheaper to replace the incumbent.
     pub hysteresis: f64,
+    /// And by how many standard errors of the difference between them.
+    pub doubt: f64,
     /// How often the arrivals come, one time after another; oftener where they are few.
     pub repeats: usize,
     /// What each request takes of the host while no launch runs.
@@ -89,6 +91,10 @@ pub struct PlanRequest {
 pub struct Plan {
     /// Candidates with their mean cost per request in nanoseconds, the cheapest first.
     pub costs: Vec<(String, u64)>,
+    /// For each of them, the standard error of how much more or less than the incumbent it costs, in
+    /// nanoseconds: rules that are compared over the same arrivals are now better, now worse.
+    #[serde(default)]
+    pub errors: Vec<u64>,
     /// Launches that were simulated.
     #[serde(default)]
     pub launches: u64,
@@ -96,4 +102,13 @@ pub struct Plan {
     /// policy asks for no plan meanwhile.
     #[serde(default)]
     pub rest: Nanos,
+}
+
+impl Plan {
+    /// Candidates with their costs and so many standard errors on top.
+    pub fn doubted(&self, doubt: f64) -> impl Iterator<Item = (&str, f64)> {
+        let errors = self.errors.iter().copied().chain(std::iter::repeat(0));
+        let costs = self.costs.iter().zip(errors);
+        costs.map(move |((rule, cost), error)| (&**rule, *cost as f64 + doubt * error as f64))
+    }
 }

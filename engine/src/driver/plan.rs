@@ -35,6 +35,8 @@ const PROBE: usize = 128;
 const SHORT_SHARE: u64 = 40;
 /// Gaps of a past that is repeated are scaled by 1, 1 less this and 1 more, at most, in turn.
 const PACE: f64 = 0.15;
+/// Parts of the past, one behind the other, over which costs are compared.
+const PARTS: usize = 8;
 /// Candidates dearer than this times the best of the short part are dropped.
 const NEAR: f64 = 1.4;
 
@@ -146,7 +148,10 @@ pub fn make(request: &PlanRequest, budget: u64, crew: &Crew<'_>) -> Made {
     // Of equals, the one that is named first.
     let place = |t: &Trial| request.candidates.iter().position(|c| *c == t.name);
     kept.sort_by(|a, b| a.cost.total_cmp(&b.cost).then(place(a).cmp(&place(b))));
+    let own = kept.iter().find(|t| t.name == *incumbent);
+    let errors = kept.iter().map(|t| own.map_or(0, |own| t.error(own)));
     let plan = Plan {
+        errors: errors.collect(),
         costs: kept.into_iter().map(|t| (t.name, t.cost as u64)).collect(),
         launches: stages.iter().flatten().sum(),
         rest: Nanos::ZERO,
@@ -206,6 +211,8 @@ struct Trial {
     launches: u64,
     /// Mean cost of a request: latency plus weighted misses, in nanoseconds.
     cost: f64,
+    /// What of it is of requests that arrive in each part of the past.
+    parts: [f64; PARTS],
 }
 
 impl Trial {
@@ -218,25 +225,44 @@ impl Trial {
             name: name.to_string(),
             launches: ran.launches,
             cost: 0.0,
+            parts: [0.0; PARTS],
         };
         let num = ran.ended.len().max(1) as f64;
+        let seen = ran.ended.len().saturating_sub(waited.len());
+        let past = seen.min(plan.arrivals.len()).max(1);
         for e in &ran.ended {
             let request = &arrivals[e.id.index()].request;
             let before = waited.get(e.id.index()).copied().unwrap_or(Nanos::ZERO);
             let weight = plan.config.classes[request.class.index()].weight / num;
             let mut latency = (before + e.finish.since(request.arrival)).0 as f64;
+            let mut cost = 0.0;
             if let Some(sla) = request.sla.map(|s| (before + s).0 as f64) {
                 let refused = !e.outcome.is_completed();
                 if refused || latency > sla {
-                    trial.cost += weight * plan.miss_weight * sla;
+                    cost += weight * plan.miss_weight * sla;
                 }
                 if refused {
                     latency = latency.max(sla);
                 }
             }
-            trial.cost += weight * latency;
+            cost += weight * latency;
+            trial.cost += cost;
+            // Those that are open at the start are of no part; a past that is repeated is one.
+            if let Some(i) = e.id.index().checked_sub(waited.len()) {
+                trial.parts[i % past * PARTS / past] += cost;
+            }
         }
         trial
+    }
+
+    /// Standard error of how much more it costs than another one, as the parts differ: they are as many
+    /// samples of a difference that is their sum.
+    fn error(&self, other: &Self) -> u64 {
+        let differences = self.parts.iter().zip(other.parts).map(|(a, b)| a - b);
+        let num = PARTS as f64;
+        let mean = differences.clone().sum::<f64>() / num;
+        let squares = differences.map(|d| (d - mean).powi(2)).sum::<f64>();
+        (num * squares / (num - 1.0)).sqrt() as u64
     }
 }
 
@@ -425,6 +451,7 @@ mod tests {
             candidates: Vec::new(),
             miss_weight: 3.0,
             hysteresis: 0.02,
+            doubt: 0.0,
             repeats: 1,
             per_request: Nanos::ZERO,
             budget: 0,
@@ -678,5 +705,45 @@ mod tests {
         assert_eq!(cost(&late), 4.0 * (150.0 + 3.0 * 100.0));
         let refused = [(2, 30, Outcome::Shed)];
         assert_eq!(cost(&refused), 100.0 + 3.0 * 100.0);
+    }
+
+    #[test]
+    fn an_error_is_how_much_the_parts_of_the_past_differ() {
+        let mut plan = request(1600, Vec::new());
+        plan.arrivals.iter_mut().for_each(|p| p.sla = None);
+        plan.repeats = 2;
+        let offered = Offered::new(&plan);
+        // Every request takes 100, but for those of some eighths of the past.
+        let trial = |num: usize, of_parts: [u64; PARTS]| {
+            let ended = |(i, a): (usize, &SimRequest)| virtual_time::Ended {
+                id: a.request.id,
+                first_launch: None,
+                finish: a.request.arrival + Nanos(of_parts[i % 1600 * PARTS / 1600]),
+                outcome: Outcome::Met,
+            };
+            let ran = Ran {
+                ended: offered.arrivals[..num]
+                    .iter()
+                    .enumerate()
+                    .map(ended)
+                    .collect(),
+                launches: 7,
+            };
+            Trial::new(&plan, "front", &offered, &ran)
+        };
+        let own = trial(3200, [100_000; PARTS]);
+        let even = trial(3200, [90_000; PARTS]);
+        assert_eq!((own.error(&own), even.error(&own)), (0, 0));
+        // Half of them gain 40, the others lose 20: by 8 samples of +-30, the error of their mean of 10 is
+        // 30 / sqrt(7).
+        let mut of_parts = [60_000; PARTS];
+        of_parts[4..].fill(120_000);
+        let uneven = trial(3200, of_parts);
+        assert_eq!((uneven.cost, even.cost), (90_000.0, 90_000.0));
+        let expected = 30_000.0 / 7f64.sqrt();
+        assert!((uneven.error(&own) as f64 - expected).abs() < 2.0);
+        // Of a first half the parts are those of what was seen.
+        let (own, half) = (trial(800, [100_000; PARTS]), trial(800, of_parts));
+        assert_eq!((half.cost, half.error(&own)), (60_000.0, 0));
     }
 }

@@ -32,8 +32,9 @@ use crate::threads::Claim;
 /// until what that took is no more.
 pub const BUDGET: f64 = 0.05;
 
-/// That share while plans confirm the rule that there is and processors are busy, so that what plans
-/// take is missing elsewhere: each such plan halves it, down to this.
+/// The most while processors are busy, so that what plans take is missing elsewhere; and the least, where
+/// plans confirm the rule that there is, each of which halves the share.
+const BUSY_BUDGET: f64 = 0.01;
 const LEAST_BUDGET: f64 = 0.005;
 /// A plan in idle time is made on one thread for each so many processors, and on so many at the most.
 const PROCESSORS_PER_THREAD: usize = 4;
@@ -298,9 +299,10 @@ impl Planner {
                 Urgency::InShortTurns => MOST_IDLE * IN_SHORT_TURNS,
             };
             let is_busy = spent.0 as f64 <= most_idle * took.0 as f64;
-            self.share = match is_busy && confirms(&plan, request) {
-                true => (self.share / 2.0).max(LEAST_BUDGET),
-                false => BUDGET,
+            self.share = match (is_busy, confirms(&plan, request)) {
+                (false, _) => BUDGET,
+                (true, false) => BUSY_BUDGET,
+                (true, true) => (self.share / 2.0).clamp(LEAST_BUDGET, BUSY_BUDGET),
             };
             // It took this at the least, and longer only where others had the processors.
             let took = Nanos(spent.0 / threads as u64);
@@ -335,18 +337,18 @@ impl Planner {
 /// A plan without rules: the incumbent stays.
 fn none(rest: Nanos) -> Plan {
     Plan {
-        costs: Vec::new(),
-        launches: 0,
         rest,
+        ..Plan::default()
     }
 }
 
 /// Whether a plan leaves the rule that was there when it was asked for.
 fn confirms(plan: &Plan, request: &PlanRequest) -> bool {
     let incumbent = request.candidates.first();
-    let cost = |name| plan.costs.iter().find(|c| Some(&c.0) == name).map(|c| c.1);
-    let least = plan.costs.first().map(|c| c.1 as f64);
-    let own = cost(incumbent).map(|c| c as f64 * (1.0 - request.hysteresis));
+    let own = plan.costs.iter().find(|c| Some(&c.0) == incumbent);
+    let own = own.map(|c| c.1 as f64 * (1.0 - request.hysteresis));
+    let costs = plan.doubted(request.doubt).map(|c| c.1);
+    let least = costs.min_by(f64::total_cmp);
     own.zip(least).is_some_and(|(own, least)| own <= least)
 }
 

@@ -6,7 +6,7 @@
 //! each candidate rule is simulated from the batch table and the queue as they are now over the
 //! arrivals of the recent past, with their gaps, lengths and deadlines as they were and the latency tables as
 //! measured, and the one of least mean cost becomes the incumbent, the incumbent keeping its place
-//! unless another is cheaper by [`HYSTERESIS`], or by more as long as little is known. Cost is latency, plus [`MISS_WEIGHT`] times the SLA target where that is missed.
+//! unless another is cheaper by [`HYSTERESIS`], and by more than chance. Cost is latency, plus [`MISS_WEIGHT`] times the SLA target where that is missed.
 //!
 //! What is learned online: arrivals (`history.rs`), output lengths of ended requests, which stand in
 //! for those of requests that have not ended, by input length; the ratio of measured to predicted
@@ -91,13 +91,10 @@ pub const ENTRY: Entry = Entry {
 pub const HYSTERESIS: f64 = 0.02;
 /// The same where requests may be refused or shed.
 const HYSTERESIS_REFUSING: f64 = 0.0025;
-/// The same as long as little is known: what the standard error of a rate that so many arrivals told makes
-/// of the cost, but no more than this. A rule that is a little better for the first of them may be a bad one
-/// for those that come.
-const MOST_DOUBT: f64 = 0.1;
-/// From this load on (`load.rs`) an error of the rate counts whole; of a lower one `r` it is `r / (1 - r)` of it,
-/// by which the time in a queue (M/M/1: in proportion to `1 / (1 - r)`) depends on the rate.
-const DOUBTED_LOAD: f64 = 0.5;
+/// And by how many standard errors of the difference, as the parts of the past differ: a rule that is better
+/// for some of the arrivals may be a bad one for those that come. Where there are several models rules differ
+/// by more than that, and the one to start with may be far off: none.
+const DOUBT: f64 = 1.0;
 /// By how much `lazy` must be cheaper than all others: it is good for a rate that stays below capacity
 /// by little and bad for those around it.
 pub const LAZY_EDGE: f64 = 0.02;
@@ -371,8 +368,6 @@ struct Seen {
     rate: f64,
     /// Requests that had not ended.
     num_open: usize,
-    /// What they ask of the device's capacity.
-    load: f64,
 }
 
 impl Policy for Adaptive {
@@ -501,7 +496,6 @@ impl Policy for Adaptive {
             num_arrivals: self.history.num_arrivals(),
             rate: self.history.rate(),
             num_open: self.history.num_open(),
-            load,
         });
         let mut rules = self.candidates(models);
         self.are_several = self.asked(models).are_several;
@@ -525,6 +519,7 @@ impl Policy for Adaptive {
             candidates: [incumbent].into_iter().chain(others).cloned().collect(),
             miss_weight: MISS_WEIGHT,
             hysteresis: self.hysteresis(),
+            doubt: self.doubt(),
             per_request,
             budget: self.budget(view.now),
         })
@@ -536,18 +531,18 @@ impl Policy for Adaptive {
         if std::mem::take(&mut self.is_outdated) {
             return;
         }
-        let hysteresis = self.hysteresis();
+        let (hysteresis, doubt) = (self.hysteresis(), self.doubt());
         let incumbent = &mut self.incumbent;
         let cost = |name: &str| plan.costs.iter().find(|c| c.0 == name).map(|c| c.1 as f64);
-        let weighed = plan.costs.iter().map(|(name, cost)| {
+        let weighed = plan.doubted(doubt).map(|(name, cost)| {
             let edge = if name == "lazy" { LAZY_EDGE } else { 0.0 };
-            (name, *cost as f64 * (1.0 + edge))
+            (name, cost * (1.0 + edge))
         });
         let Some((best, least)) = weighed.min_by(|a, b| a.1.total_cmp(&b.1)) else {
             return;
         };
         let is_better = cost(&incumbent.name).is_none_or(|c| least < c * (1.0 - hysteresis));
-        if *best != incumbent.name && is_better {
+        if best != incumbent.name && is_better {
             incumbent.change(best);
         }
     }
@@ -580,7 +575,6 @@ impl Adaptive {
     fn hysteresis(&self) -> f64 {
         match self.without.hysteresis {
             true => 0.0,
-            false if self.doubt() > HYSTERESIS => self.doubt(),
             // Where most of what a rule gains is fewer that are refused, 2 % of the cost are several
             // percent of the throughput.
             false if self.refuses => HYSTERESIS_REFUSING,
@@ -588,15 +582,12 @@ impl Adaptive {
         }
     }
 
-    /// How little is known of what comes. Where there are several models, rules differ by more than that,
-    /// and the one to start with may be far off.
+    /// By how many standard errors.
     fn doubt(&self) -> f64 {
-        let Some(seen) = self.planned.as_ref().filter(|_| !self.are_several) else {
-            return 0.0;
-        };
-        let load = seen.load.min(DOUBTED_LOAD);
-        let error = load / (1.0 - load) / (seen.num_arrivals as f64).sqrt();
-        error.min(MOST_DOUBT)
+        match self.are_several || self.without.hysteresis {
+            true => 0.0,
+            false => DOUBT,
+        }
     }
 
     /// Base rules for these models, and other policies where they fit: those know neither classes

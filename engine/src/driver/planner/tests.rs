@@ -31,6 +31,7 @@ fn request() -> PlanRequest {
         candidates: ["front", "join:0", "cellular"].map(String::from).to_vec(),
         miss_weight: 3.0,
         hysteresis: 0.02,
+        doubt: 1.0,
         repeats: 1,
         per_request: Nanos::ZERO,
         budget: 1_000_000,
@@ -251,18 +252,21 @@ fn plans_that_change_nothing_come_later_where_they_cost_launches() {
         rest_of(Urgency::Idle, own, spent_ms, if is_busy { 10 } else { 1 })
     };
     assert_eq!(rest(100, 50, false), 19.0, "5 %");
-    assert_eq!(rest(102, 50, true), 39.0, "2.5 %, as 2 % change nothing");
-    assert_eq!(rest(100, 50, true), 79.0);
-    assert_eq!(rest(100, 50, true), 159.0);
+    assert_eq!(
+        rest(102, 50, true),
+        99.0,
+        "1 % of a busy one, as 2 % change nothing"
+    );
     assert_eq!(rest(100, 50, true), 199.0, "0.5 % at the least");
+    assert_eq!(rest(100, 50, true), 199.0);
     assert_eq!(rest(100, 200, true), 50.0, "10 s at the most");
     assert_eq!(rest(100, 1000, true), 19.0, "but 5 % at the most");
-    assert_eq!(rest(103, 50, true), 19.0, "another rule is better");
-    assert_eq!(rest(100, 50, true), 39.0);
+    assert_eq!(rest(103, 50, true), 99.0, "another rule is better");
+    assert_eq!(rest(100, 50, true), 199.0);
     assert_eq!(rest(100, 50, false), 19.0, "in idle time");
     let mut in_turns = |times| rest_of(Urgency::InShortTurns, 100, 50, times);
     assert_eq!(in_turns(3), 19.0, "pauses are its own");
-    assert_eq!(in_turns(5), 39.0);
+    assert_eq!(in_turns(5), 99.0);
 }
 
 #[test]
