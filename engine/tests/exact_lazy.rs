@@ -1,4 +1,4 @@
-//! `lazy`, `lazy:late-admits` and `oracle` against a second, naive implementation, to the
+//! `lazy`, `lazy:late-admits`, `lazy:passes` and `oracle` against a second, naive implementation, to the
 //! nanosecond.
 //!
 //! The reference follows docs of the policy literally and recomputes everything at every boundary:
@@ -15,6 +15,7 @@ use rand::Rng;
 enum Variant {
     Lazy,
     LateAdmits,
+    Passes,
     Oracle,
 }
 
@@ -23,6 +24,7 @@ impl Variant {
         match self {
             Self::Lazy => "lazy",
             Self::LateAdmits => "lazy:late-admits",
+            Self::Passes => "lazy:passes",
             Self::Oracle => "oracle",
         }
     }
@@ -47,6 +49,7 @@ struct Totals {
     refusals: u64,
     splits: u64,
     late_pushes: u64,
+    stays: u64,
 }
 
 struct Naive<'a> {
@@ -163,6 +166,12 @@ impl Naive<'_> {
         let max_batch = self.world.models[model].max_batch as usize;
         if self.stack.is_empty() {
             return queue.into_iter().take(max_batch).collect();
+        }
+        let top = self.stack.last().expect("an entry");
+        let rep = &self.world.models[top.model].blocks[top.block].rep;
+        if self.variant == Variant::Passes && top.node > 0 && !matches!(rep, Rep::Once) {
+            self.totals.stays += 1;
+            return Vec::new();
         }
         let in_flight: usize = self
             .stack
@@ -340,6 +349,7 @@ fn compare(seed: u64, variant: Variant, sum: &mut Totals) {
     sum.refusals += t.refusals;
     sum.splits += t.splits;
     sum.late_pushes += t.late_pushes;
+    sum.stays += t.stays;
     sum.launches += t.launches;
 }
 
@@ -370,6 +380,12 @@ fn lazy_agrees() {
 fn late_admits_agrees() {
     let sum = check(Variant::LateAdmits);
     assert!(sum.late_pushes > 100, "{sum:?}");
+}
+
+#[test]
+fn passes_agrees() {
+    let sum = check(Variant::Passes);
+    assert!(sum.stays > 100, "{sum:?}");
 }
 
 #[test]

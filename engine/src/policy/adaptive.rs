@@ -184,7 +184,9 @@ const DIFFERENT_TARGETS: f64 = 2.0;
 /// model without loops, and else. Without loops `continuous` and `cellular` do what `join:0` does, and
 /// `lazy` is good for a rate that stays below capacity by little and bad for those around it.
 const STATIC_OTHERS: &[&str] = &["edf"];
-const LOOP_OTHERS: &[&str] = &["edf", "continuous", "cellular", "lazy"];
+const LOOP_OTHERS: &[&str] = &["edf", "continuous", "cellular", LAZY];
+/// A pass is one segment in plans: what is chosen has to be what runs.
+const LAZY: &str = "lazy:passes";
 /// A further rule where requests are refused or shed. (Elsewhere it would take launches of plans from
 /// the others: `continuous` does the same.)
 const LOOP_REFUSING: &str = "iteration";
@@ -535,7 +537,7 @@ impl Policy for Adaptive {
         let incumbent = &mut self.incumbent;
         let cost = |name: &str| plan.costs.iter().find(|c| c.0 == name).map(|c| c.1 as f64);
         let weighed = plan.doubted(doubt).map(|(name, cost)| {
-            let edge = if name == "lazy" { LAZY_EDGE } else { 0.0 };
+            let edge = if name == LAZY { LAZY_EDGE } else { 0.0 };
             (name, cost * (1.0 + edge))
         });
         let Some((best, least)) = weighed.min_by(|a, b| a.1.total_cmp(&b.1)) else {

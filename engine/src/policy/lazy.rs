@@ -11,13 +11,15 @@
 //! batch 1, with the output length that covers 90 % of training outputs. `oracle` predicts the
 //! longest remaining time over all of them with every launch at the size that the merge would
 //! reach, and knows the output lengths. `lazy:late-admits` skips the test once the oldest request
-//! is late.
+//! is late. `lazy:passes` lets newcomers preempt no entry within a pass of a loop, which they cannot
+//! catch up with before its next: this is no part of the reconstruction.
 //!
 //! Source: Choi, Kim, Rhu, "LazyBatching: An SLA-aware Batching System for Cloud Machine Learning
 //! Inference", HPCA 2021 (arXiv 2010.13103); put together from its abstract and the field's
 //! descriptions, so a reconstruction. With several models, the candidates are of the model whose
 //! oldest request has waited longest, and max batch counts the requests of that model.
 
+use lazybatch_graph::Repeat;
 use lazybatch_sla::{BatchedSlack, ModelId, OutputLen, SerialisedSlack, SlackNs, Time};
 
 use super::{Decision, Entry, Pick, Policy};
@@ -26,23 +28,23 @@ use crate::core::{RequestState, SubBatch, View};
 /// Registry line of `lazy`.
 pub const LAZY: Entry = Entry {
     name: "lazy",
-    usage: "lazy[:late-admits]",
+    usage: "lazy[:late-admits|:passes]",
     summary: "LazyBatching as reconstructed: node-level batching with a serialised slack test",
-    examples: &["lazy", "lazy:late-admits"],
+    examples: &["lazy", "lazy:late-admits", "lazy:passes"],
     refusing: &[],
     needs_output_len: false,
-    build: |argument| match argument {
-        None => Some(Box::new(Lazy {
-            late_admits: false,
-            oracle: false,
-            pushed: false,
-        })),
-        Some("late-admits") => Some(Box::new(Lazy {
-            late_admits: true,
-            oracle: false,
-            pushed: false,
-        })),
-        Some(_) => None,
+    build: |argument| {
+        let (late_admits, passes) = match argument {
+            None => (false, false),
+            Some("late-admits") => (true, false),
+            Some("passes") => (false, true),
+            Some(_) => return None,
+        };
+        Some(Box::new(Lazy {
+            late_admits,
+            passes,
+            ..Lazy::default()
+        }))
     },
 };
 
@@ -57,16 +59,18 @@ pub const ORACLE: Entry = Entry {
     build: |argument| {
         argument.is_none().then(|| {
             Box::new(Lazy {
-                late_admits: false,
                 oracle: true,
-                pushed: false,
+                ..Lazy::default()
             }) as Box<dyn Policy>
         })
     },
 };
 
+#[derive(Default)]
 struct Lazy {
     late_admits: bool,
+    /// No entry is preempted within a pass of a loop.
+    passes: bool,
     oracle: bool,
     /// Newcomers were pushed at this boundary: what is left of it is to run the top. Some of them
     /// may stand at a cursor where they could merge, or may all have ended.
@@ -89,7 +93,8 @@ impl Policy for Lazy {
                 from: top.id,
             };
         }
-        if let Some((model, n)) = self.candidates(view) {
+        let stays = self.passes && is_within_pass(view, top);
+        if !stays && let Some((model, n)) = self.candidates(view) {
             self.pushed = true;
             return Decision::Admit {
                 model,
@@ -227,6 +232,11 @@ fn has_batched_slack(view: &View<'_>, candidates: &[&RequestState]) -> bool {
         }
     }
     true
+}
+
+fn is_within_pass(view: &View<'_>, entry: &SubBatch) -> bool {
+    let block = &view.model(entry.model).blocks[entry.block as usize];
+    entry.segment > 0 && block.repeat != Repeat::Once
 }
 
 /// Known, or predicted for everyone alike; a prediction is at least one step.

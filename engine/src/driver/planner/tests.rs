@@ -270,6 +270,26 @@ fn plans_that_change_nothing_come_later_where_they_cost_launches() {
 }
 
 #[test]
+fn a_gain_within_its_error_confirms_the_rule() {
+    let confirmed = |own: u64, error: u64, doubt: f64| {
+        let plan = Plan {
+            costs: [("join:0", 100), ("front", own)]
+                .map(|(n, c)| (n.to_string(), c))
+                .to_vec(),
+            errors: vec![error, 0],
+            ..Plan::default()
+        };
+        let asked = PlanRequest { doubt, ..request() };
+        confirms(&plan, &asked)
+    };
+    assert!(confirmed(102, 0, 1.0), "2 % change nothing");
+    assert!(!confirmed(105, 0, 1.0));
+    assert!(!confirmed(105, 2, 1.0));
+    assert!(confirmed(105, 4, 1.0));
+    assert!(!confirmed(105, 4, 0.0), "nobody doubts it");
+}
+
+#[test]
 fn a_plan_is_no_larger_than_the_processors_have_time_for() {
     let mut planner = Planner::default();
     planner.start(Time::ZERO, request(), false);
