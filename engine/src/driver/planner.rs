@@ -32,7 +32,8 @@ use crate::threads::Claim;
 /// until what that took is no more.
 pub const BUDGET: f64 = 0.05;
 
-/// The most while processors are busy, so that what plans take is missing elsewhere; and the least, where
+/// The most while processors are busy, so that what plans take is missing elsewhere, but behind the first
+/// plan; and the least, where
 /// plans confirm the rule that there is, each of which halves the share.
 const BUSY_BUDGET: f64 = 0.01;
 const LEAST_BUDGET: f64 = 0.005;
@@ -299,10 +300,12 @@ impl Planner {
                 Urgency::InShortTurns => MOST_IDLE * IN_SHORT_TURNS,
             };
             let is_busy = spent.0 as f64 <= most_idle * took.0 as f64;
+            // The first plan is a small one, and knows little.
+            let most = if self.is_first { BUDGET } else { BUSY_BUDGET };
             self.share = match (is_busy, confirms(&plan, request)) {
                 (false, _) => BUDGET,
-                (true, false) => BUSY_BUDGET,
-                (true, true) => (self.share / 2.0).clamp(LEAST_BUDGET, BUSY_BUDGET),
+                (true, false) => most,
+                (true, true) => (self.share / 2.0).clamp(LEAST_BUDGET, most),
             };
             // It took this at the least, and longer only where others had the processors.
             let took = Nanos(spent.0 / threads as u64);

@@ -251,6 +251,7 @@ fn plans_that_change_nothing_come_later_where_they_cost_launches() {
     let mut rest = |own, spent_ms, is_busy: bool| {
         rest_of(Urgency::Idle, own, spent_ms, if is_busy { 10 } else { 1 })
     };
+    assert_eq!(rest(103, 50, true), 19.0, "5 % behind the first one");
     assert_eq!(rest(100, 50, false), 19.0, "5 %");
     assert_eq!(
         rest(102, 50, true),
