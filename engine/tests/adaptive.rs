@@ -141,10 +141,20 @@ fn plans_are_made_and_repeat_exactly() {
 fn without_loops_only_edf_is_compared_of_the_others() {
     for (model, others) in [
         (CHAIN, &["edf"][..]),
-        (TRANSLATOR, &["cellular", "continuous", "edf", "lazy"]),
+        (
+            TRANSLATOR,
+            &["cellular", "continuous", "edf", "lazy:passes"],
+        ),
     ] {
         let ran = run(&config(model), "adaptive", &arrivals(700, 900.0, 50, 1));
-        let field = ["cellular", "continuous", "edf", "lazy", "greedy", "oracle"];
+        let field = [
+            "cellular",
+            "continuous",
+            "edf",
+            "lazy:passes",
+            "greedy",
+            "oracle",
+        ];
         let compared: Vec<&str> = ran.plans.compared.iter().map(String::as_str).collect();
         let of_the_field: Vec<&str> = (compared.iter().copied())
             .filter(|name| field.contains(name))
@@ -312,7 +322,7 @@ fn the_field_is_compared_where_several_models_leave_time() {
         let (mut driven, mut id) = (Driven::new(config_of(&[first, CHAIN])), 1);
         driven.arrive_at(ModelId(1), 0, 0);
         let rules = driven.plan(&mut id).candidates;
-        for policy in ["edf", "continuous", "cellular", "lazy"] {
+        for policy in ["edf", "continuous", "cellular", "lazy:passes"] {
             assert_eq!(
                 rules.contains(&policy.to_string()),
                 leaves_time,
