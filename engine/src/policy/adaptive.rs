@@ -185,7 +185,7 @@ const DIFFERENT_TARGETS: f64 = 2.0;
 /// `lazy` is good for a rate that stays below capacity by little and bad for those around it.
 const STATIC_OTHERS: &[&str] = &["edf"];
 const LOOP_OTHERS: &[&str] = &["edf", "continuous", "cellular", LAZY];
-/// A pass is one segment in plans: what is chosen has to be what runs.
+/// In plans for one model a pass is one segment (`coarse.rs`): what is chosen has to be what runs.
 const LAZY: &str = "lazy:passes";
 /// A further rule where requests are refused or shed. (Elsewhere it would take launches of plans from
 /// the others: `continuous` does the same.)
