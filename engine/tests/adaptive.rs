@@ -1,6 +1,6 @@
 //! `adaptive`: it plans, it repeats exactly, it replays, it does as well as the best of its rules.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 
 use lazybatch_engine::core::checker::Checker;
 use lazybatch_engine::core::{
@@ -504,6 +504,72 @@ fn plans_count_what_requests_take_of_the_host_where_the_device_waits_for_it() {
     assert_eq!(per_request(false), Nanos::ZERO);
     let found = per_request(true).0;
     assert!((8_000..=12_000).contains(&found), "{found}");
+}
+
+#[test]
+fn what_is_issued_while_another_launch_runs_does_not_make_it_longer() {
+    // Two launches in flight, each of which takes the device as long as its table says, and the host
+    // 40 us to issue.
+    let issue = Nanos(40_000);
+    let pass = |table: &LatencyTable| -> f64 {
+        let segments = 0..table.num_segments(0);
+        segments.map(|s| table.segment(0, s, 2, 2).0 as f64).sum()
+    };
+    let foretold = |depth: u32| {
+        let config = CoreConfig {
+            lane_depths: vec![depth],
+            ..config(CHAIN)
+        };
+        let told = config.models[0].table.clone();
+        let policy = policy::build("adaptive").expect("a policy");
+        let mut core = Core::new(config, policy);
+        let mut flights = VecDeque::new();
+        let (mut now, mut free) = (Time::ZERO, Time::ZERO);
+        for i in 0..400 {
+            for id in 2 * i..2 * i + 2 {
+                let sim = SimRequest::new(id, ModelId(0), now, None, 1, 1);
+                core.handle(now, Event::Arrive(sim.request));
+            }
+            loop {
+                while let Some(action) = core.poll_action(now) {
+                    match action {
+                        Action::Launch { lane, ticket } => {
+                            let launch = core.launch(lane, ticket);
+                            let (samples, rows) = (launch.num_samples(), launch.num_rows());
+                            let busy = told.segment(launch.block, launch.segment, samples, rows);
+                            free = free.max(now + issue) + busy;
+                            flights.push_back((ticket, free, busy));
+                        }
+                        Action::Plan if i > 100 => {
+                            let plan = core.take_plan().expect("a plan");
+                            return pass(&plan.config.models[0].table) / pass(&told);
+                        }
+                        Action::Plan => {
+                            core.handle(now, Event::Planned(Plan::default()));
+                        }
+                        _ => {}
+                    }
+                }
+                let Some((ticket, end, busy)) = flights.pop_front() else {
+                    break;
+                };
+                now = end;
+                let ended = Event::Done {
+                    ticket,
+                    stopped: Default::default(),
+                    faults: Vec::new(),
+                    failed: None,
+                    took: Some(busy + issue),
+                };
+                core.handle(now, ended);
+            }
+        }
+        panic!("it asks for no plan");
+    };
+    // Of two in flight the first of a request alone waits for its issue.
+    let (one, two) = (foretold(1), foretold(2));
+    assert!((1.35..1.45).contains(&one), "{one}");
+    assert!((1.0..1.12).contains(&two), "{two}");
 }
 
 #[test]

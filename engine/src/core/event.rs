@@ -70,8 +70,9 @@ pub enum Event {
         /// Cause of failure, which is that of all its members.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         failed: Option<String>,
-        /// How long it took its lane, issue included, where the device has measured it or worked on
-        /// the thread that issued it; else that is told from the times of events.
+        /// How long it took the device, and the host to issue it, where the device has measured it or
+        /// worked on the thread that issued it; else that is told from the times of events. What of it
+        /// passed while the launch ahead of it ran did not take its lane.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         took: Option<Nanos>,
     },

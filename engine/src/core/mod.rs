@@ -103,7 +103,10 @@ impl Core {
                 if failed.is_none()
                     && let Some((launch, ran)) = self.state.oldest_flight(now, ticket)
                 {
-                    self.policy.on_done(now, launch, took.unwrap_or(ran), ran);
+                    // Issued behind another launch it held the lane up for no more than it ran:
+                    // the device worked meanwhile.
+                    let took = took.map_or(ran, |took| took.min(ran));
+                    self.policy.on_done(now, launch, took, ran);
                 }
                 match failed {
                     Some(cause) => self.state.failed(now, ticket, &cause),

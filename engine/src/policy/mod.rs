@@ -105,9 +105,9 @@ pub trait Policy: Send {
         let _ = (now, request);
     }
 
-    /// A launch has completed, which took its lane so long, issue included; it `ran` from its issue,
-    /// or from the end of the launch ahead of it, until its end was seen. Not told of those that
-    /// failed.
+    /// A launch has completed, which took its lane so long, issue included where the lane waited for
+    /// it; it `ran`, which is no less, from its issue, or from the end of the launch ahead of it, until
+    /// its end was seen. Not told of those that failed.
     fn on_done(&mut self, now: Time, launch: &Launch, took: Nanos, ran: Nanos) {
         let _ = (now, launch, took, ran);
     }
