@@ -18,6 +18,7 @@ const PROFILES: &[&str] = &[
     include_str!("../../profiles/cpu-gnmt-small.json"),
     include_str!("../../profiles/cpu-resnet50.json"),
     include_str!("../../profiles/cpu-mobilenet-v1.json"),
+    include_str!("../../profiles/cpu-bert-base.json"),
     include_str!("../../profiles/cpu-transformer-tiny.json"),
     include_str!("../../profiles/cpu-bert-tiny.json"),
     include_str!("../../profiles/cpu-cnn-tiny.json"),
