@@ -115,6 +115,13 @@ fn sweep_count(text: &str) -> Result<usize, String> {
         .ok_or_else(|| format!("expected 1 to 10000000, got {text}"))
 }
 
+fn rounds(text: &str) -> Result<u32, String> {
+    text.parse()
+        .ok()
+        .filter(|n| (1..=1000).contains(n))
+        .ok_or_else(|| format!("expected 1 to 1000 rounds, got {text}"))
+}
+
 fn max_len(text: &str) -> Result<usize, String> {
     text.parse()
         .ok()
@@ -368,6 +375,11 @@ pub struct CompareArgs {
     /// Most arrivals under each policy; the run is shorter than --duration where they come sooner
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = sweep_count)]
     pub requests: Option<usize>,
+    /// Serve each policy so many times, every second time in the reverse order, over arrivals of another
+    /// seed each time (those of a trace stay), and tell medians and ranges, also of the ratios to
+    /// `adaptive`, or else the first policy, in the same round. Charts are of the first
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = rounds, conflicts_with_all = ["dry", "requests_csv", "trace_out", "arrivals_out"])]
+    pub rounds: Option<u32>,
     /// Different inputs, of which arrivals take one after another: each is also run alone, to
     /// compare answers with. 512 if absent, fewer in a dry run
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = sweep_count)]

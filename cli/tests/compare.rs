@@ -85,6 +85,59 @@ fn the_main_job_writes_everything_and_feeds_the_simulator() {
 }
 
 #[test]
+fn rounds_are_compared_within_themselves() {
+    let place = Place::new();
+    let out = compare(
+        &place,
+        "--duration 0.2 --rate 100 --pool 16 --policies greedy,lazy --rounds 3 --json c.json",
+    );
+    let head = out.lines().find(|l| l.contains("over greedy")).unwrap();
+    assert!(head.starts_with("policy"), "{out}");
+    assert!(out.contains("rounds 3"), "{out}");
+    assert!(place.read("c.html").contains("over greedy"));
+    let results = place.json("c.json");
+    let runs = results["runs"].as_array().unwrap();
+    let served: Vec<_> = runs.iter().map(|r| (&r["policy"], &r["round"])).collect();
+    let expected = [
+        ("greedy", 1),
+        ("lazy", 1),
+        ("lazy", 2),
+        ("greedy", 2),
+        ("greedy", 3),
+        ("lazy", 3),
+    ];
+    let expected = expected.map(|(policy, round)| (policy.into(), round.into()));
+    let expected: Vec<(&serde_json::Value, &serde_json::Value)> =
+        expected.iter().map(|(p, r)| (p, r)).collect();
+    assert_eq!(served, expected);
+    // The same arrivals within a round, others in the next.
+    let requests = |i: usize| runs[i]["requests"].as_u64().unwrap();
+    assert_eq!((requests(0), requests(2)), (requests(1), requests(3)));
+    assert!(
+        requests(0) != requests(2) || requests(2) != requests(4),
+        "{runs:?}"
+    );
+    let answers: u64 = [0, 3, 4].map(requests).iter().sum();
+    let line = format!("greedy: {answers} of {answers} answers bit-identical");
+    assert!(out.contains(&line), "{out}");
+    for option in [
+        "--requests-csv r.csv",
+        "--trace-out t",
+        "--arrivals-out a.csv",
+        "--dry",
+    ] {
+        place.refuse(
+            &format!("compare --rounds 2 {option}"),
+            &["cannot be used with"],
+        );
+    }
+    place.refuse(
+        "compare --rounds 0",
+        &["--rounds", "expected 1 to 1000 rounds, got 0"],
+    );
+}
+
+#[test]
 fn rate_target_and_batch_are_as_asked() {
     let place = Place::new();
     let tiny =

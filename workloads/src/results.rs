@@ -5,6 +5,7 @@
 //! stay integer nanoseconds up to the last division.
 
 pub mod requests_csv;
+pub mod rounds;
 pub mod summary;
 pub mod table;
 
@@ -72,6 +73,9 @@ pub struct Counters {
 pub struct RunResult {
     /// The policy.
     pub policy: String,
+    /// Which time it was served, from 1; `None` where there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub round: Option<u32>,
     /// The model.
     pub model: String,
     /// Mean rate at which requests were offered.
@@ -145,6 +149,8 @@ pub struct ClassResult {
     /// Name of the class.
     pub class: String,
     pub policy: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub round: Option<u32>,
     pub model: String,
     pub rate_rps: f64,
     /// Latency target that its requests were judged by; `None` where those of one model differ.
@@ -173,6 +179,7 @@ impl ClassResult {
         Self {
             class: class.into(),
             policy: run.policy,
+            round: run.round,
             model: run.model,
             rate_rps: run.rate_rps,
             sla_ms,
@@ -198,6 +205,7 @@ impl ClassResult {
         RunResult {
             sla_ms: self.sla_ms.unwrap_or_default(),
             sla_ms_by_model: self.sla_ms_by_model.clone(),
+            round: self.round,
             requests: self.requests,
             mean_ms: self.mean_ms,
             p50_ms: self.p50_ms,
@@ -311,10 +319,20 @@ impl Results {
             let told = sla.unwrap_or_default();
             let mut of_class = RunResult::summarise(policy, model, rate, told, &own, &none);
             of_class.sla_ms_by_model = by_model;
+            of_class.round = run.round;
             let row = ClassResult::of(class, of_class, sla.map(Nanos::as_ms));
             self.classes.push(row);
         }
         self.runs.push(run);
+    }
+
+    /// What there was but for later rounds: one run for each policy and model.
+    pub fn first_round(&self) -> Self {
+        let is_first = |round: Option<u32>| round.is_none_or(|r| r == 1);
+        let mut first = self.clone();
+        first.runs.retain(|run| is_first(run.round));
+        first.classes.retain(|class| is_first(class.round));
+        first
     }
 
     /// The file's text: indented JSON with a newline at the end.

@@ -74,6 +74,15 @@ impl Answers {
         answers
     }
 
+    /// Adds those of another run.
+    pub fn add(&mut self, other: &Self) {
+        self.completed += other.completed;
+        self.identical += other.identical;
+        let sum = |a: Option<usize>, b: Option<usize>| Some(a? + b?);
+        self.close = sum(self.close, other.close);
+        self.correct = sum(self.correct, other.correct);
+    }
+
     /// Answers that are as they have to be: bit for bit, or within the rounding that is left open.
     pub fn right(&self) -> usize {
         self.close.unwrap_or(self.identical)

@@ -11,7 +11,7 @@ use lazybatch_sla::{LatencyTable, Nanos, Profile, segments_of};
 use lazybatch_workloads::experiment::Serving;
 use lazybatch_workloads::experiment::inputs;
 use lazybatch_workloads::report::Body;
-use lazybatch_workloads::results::{Results, RunResult, common};
+use lazybatch_workloads::results::{Results, RunResult, common, rounds};
 use lazybatch_workloads::traces::arrivals_csv;
 use serde_json::Value;
 
@@ -32,6 +32,8 @@ const DRY_POOL: usize = 6;
 const DRY_DRAIN_S: f64 = 600.0;
 /// Where the report goes when nothing else is said.
 const DEFAULT_REPORT: &str = "lazybatch-compare.html";
+/// Stands over the table of rounds.
+const ROUNDS: &str = "Over all rounds, median (least to most); ratios are of runs of one round:";
 
 /// Runs the command.
 pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
@@ -60,9 +62,11 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     };
     let trace = trace.as_deref();
     let stated = args.rate.or(args.trace_rate);
-    let offered = stated.map(|rate| offer::arrivals(args, trace, rate));
+    let offered = stated.map(|rate| offer::arrivals(args, trace, rate, args.seed));
     let offered = offered.transpose()?;
-    let bar = progress::bar(3 + args.policies.len() as u64, "compare");
+    let num_rounds = args.rounds.unwrap_or(1);
+    let num_runs = u64::from(num_rounds) * args.policies.len() as u64;
+    let bar = progress::bar(3 + num_runs, "compare");
     bar.enable_steady_tick(Duration::from_millis(200));
     let (profile, options) = prepare(args, kind, &model)?;
     bar.inc(1);
@@ -120,9 +124,10 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     bar.inc(1);
     let (arrivals, rate) = match offered {
         Some(offered) => offered,
-        None => offer::arrivals(args, trace, offer::DEFAULT_LOAD * capacity)?,
+        None => offer::arrivals(args, trace, offer::DEFAULT_LOAD * capacity, args.seed)?,
     };
-    let calls = offer::calls(args, &arrivals, &pool);
+    let mut calls = offer::calls(args, &arrivals, &pool);
+    let num_requests = calls.len();
     if let Some(path) = &args.trace {
         offer::tell_replaced(path, &arrivals, &calls, &pool, &steps);
     }
@@ -130,55 +135,70 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         let arrivals = offer::arrivals_of(&model, &pool, &steps, &calls, &args.classes);
         arrivals_csv::save(path, &arrivals).context("--arrivals-out")?;
     }
-    let targets: Vec<_> = calls.iter().map(|call| serving.target(call)).collect();
+    let mut targets: Vec<_> = calls.iter().map(|call| serving.target(call)).collect();
     // What all are judged by; else what those go by who state none.
     let told_sla = common(targets.iter().copied()).unwrap_or(sla);
     let mut results = Results::new("compare", args.seed, &ran_on);
     let mut runs = Vec::new();
-    let mut answers = Vec::new();
-    let mut judged = Vec::new();
+    let mut judged: Vec<Option<Answers>> = args.policies.iter().map(|_| None).collect();
     let mut remarks = Vec::new();
     let rounding = Rounding::of(&args.cpu);
     serving.trace = args.trace_out.is_some();
-    for policy in &args.policies {
-        bar.set_message(policy.clone());
-        let served = serving
-            .run(policy, &calls)
-            .map_err(|e| model.blame(e))
-            .with_context(|| format!("policy {policy}"))?;
-        let run = RunResult::summarise(
-            policy.as_str(),
-            &model.name,
-            rate,
-            told_sla,
-            &served.requests,
-            &served.counters,
-        );
-        results.push(run, &served.requests, &targets);
-        if let (Some(path), false) = (&args.output.json, args.dry) {
-            // What is measured stays, should a later policy not come to its end.
-            Growing::new("--json", path).put(&results.to_json())?;
+    for round in 0..num_rounds {
+        if round > 0 && trace.is_none() {
+            let seed = args.seed.wrapping_add(u64::from(round));
+            let (arrivals, _) = offer::arrivals(args, trace, rate, seed)?;
+            calls = offer::calls(args, &arrivals, &pool);
+            targets = calls.iter().map(|call| serving.target(call)).collect();
         }
-        if let (Some(path), Some(trace)) = (&args.trace_out, &served.trace) {
-            output::write("--trace-out", &suffixed(path, policy, "json"), trace)?;
+        for k in rounds::order(args.policies.len(), round) {
+            let policy = &args.policies[k];
+            bar.set_message(policy.clone());
+            let served = serving
+                .run(policy, &calls)
+                .map_err(|e| model.blame(e))
+                .with_context(|| format!("policy {policy}"))?;
+            let mut run = RunResult::summarise(
+                policy.as_str(),
+                &model.name,
+                rate,
+                told_sla,
+                &served.requests,
+                &served.counters,
+            );
+            run.round = args.rounds.map(|_| round + 1);
+            results.push(run, &served.requests, &targets);
+            if let (Some(path), false) = (&args.output.json, args.dry) {
+                // What is measured stays, should a later policy not come to its end.
+                Growing::new("--json", path).put(&results.to_json())?;
+            }
+            if let (Some(path), Some(trace)) = (&args.trace_out, &served.trace) {
+                output::write("--trace-out", &suffixed(path, policy, "json"), trace)?;
+            }
+            if let Some(alone) = &alone {
+                let of_run = Answers::judge(&model, &pool, &calls, alone, &served, rounding);
+                match &mut judged[k] {
+                    Some(of_policy) => of_policy.add(&of_run),
+                    none => *none = Some(of_run),
+                }
+            }
+            let of_round = args.rounds.map(|_| format!(", round {}", round + 1));
+            let of_round = of_round.unwrap_or_default();
+            let said = served.remarks.iter();
+            remarks.extend(said.map(|said| format!("{policy}{of_round}: {said}")));
+            if round == 0 {
+                runs.push(PolicyRun {
+                    policy: policy.clone(),
+                    requests: served.requests,
+                });
+            }
+            bar.inc(1);
         }
-        if let Some(alone) = &alone {
-            let of_policy = Answers::judge(&model, &pool, &calls, alone, &served, rounding);
-            answers.push(of_policy.line(policy));
-            judged.push(of_policy);
-        }
-        let said = served
-            .remarks
-            .iter()
-            .map(|said| format!("{policy}: {said}"));
-        remarks.extend(said);
-        runs.push(PolicyRun {
-            policy: policy.clone(),
-            requests: served.requests,
-        });
-        bar.inc(1);
     }
     bar.finish_and_clear();
+    let judged: Vec<Answers> = judged.into_iter().flatten().collect();
+    let lines = args.policies.iter().zip(&judged);
+    let mut answers: Vec<String> = lines.map(|(policy, of)| of.line(policy)).collect();
     if answers.is_empty() {
         answers.push("a simulated device computes no answers".into());
     }
@@ -191,7 +211,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         &ran_on,
         rate,
         capacity,
-        calls.len(),
+        num_requests,
         told_sla,
         max_batch,
     );
@@ -203,20 +223,32 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         settings.push(("products".into(), products.to_string()));
         settings.push(("launches in flight".into(), depth.to_string()));
     }
+    if let Some(num) = args.rounds {
+        settings.push(("rounds".into(), num.to_string()));
+    }
     let pairs: Vec<_> = settings.iter().map(|(k, v)| format!("{k} {v}")).collect();
     let pairs = pairs.join(", ");
     save(&results, &runs, &args.output)?;
+    let by_round = args.rounds.and_then(|_| rounds::render(&results.runs));
     let mut written = None;
     if let Some(path) = report_path {
-        let section = ("Answers".to_string(), Body::Pre(answers.join("\n")));
-        match report::write(&path, &results, &runs, settings, vec![section]) {
+        let mut sections = vec![("Answers".to_string(), Body::Pre(answers.join("\n")))];
+        if let Some(table) = &by_round {
+            sections.insert(0, (ROUNDS.to_string(), Body::Pre(table.clone())));
+        }
+        match report::write(&path, &results.first_round(), &runs, settings, sections) {
             Ok(()) => written = Some(path),
             Err(e) if args.output.report.is_none() => no_report(&e),
             Err(e) => return Err(e),
         }
     }
     output::line(pairs)?;
-    show(&results)?;
+    if let Some(table) = by_round {
+        output::line(ROUNDS)?;
+        output::text(table)?;
+        output::line("Of the first round:")?;
+    }
+    show(&results.first_round())?;
     output::line(answers.join("\n"))?;
     if !remarks.is_empty() {
         output::line(remarks.join("\n"))?;

@@ -74,7 +74,8 @@ pub fn tell_unnamed(path: &Path, arrivals: &[Arrival], classes: &[Class]) {
     }
 }
 
-/// Who arrives at a mean rate, and the rate that it comes to. `trace` are those of a file.
+/// Who arrives at a mean rate, by the seed, and the rate that it comes to. `trace` are those of a file,
+/// which no seed changes.
 ///
 /// # Errors
 /// A rate that gives no arrivals or far too many.
@@ -82,6 +83,7 @@ pub fn arrivals(
     args: &CompareArgs,
     trace: Option<&[Arrival]>,
     rate: f64,
+    seed: u64,
 ) -> anyhow::Result<(Vec<Arrival>, f64)> {
     let limit = Nanos::from_ms_f64(args.duration * 1e3);
     let most = args.requests.unwrap_or(usize::MAX);
@@ -105,7 +107,7 @@ pub fn arrivals(
     }
     let process = Process::Poisson { rate_rps: rate };
     let stream = Stream::new(args.model.as_str(), process, Lengths::fixed(1, 1));
-    let mut arrivals = Workload::single(stream, Limit::Duration(limit)).generate(args.seed)?;
+    let mut arrivals = Workload::single(stream, Limit::Duration(limit)).generate(seed)?;
     arrivals.truncate(most);
     if arrivals.is_empty() {
         let got = format!("none at {rate}/s within {} s", args.duration);

@@ -81,6 +81,7 @@ pub const ENTRY: Entry = Entry {
             planned: None,
             has_one_class: false,
             are_several: false,
+            have_loops: false,
             refuses: false,
             is_misfit: false,
         }))
@@ -93,7 +94,8 @@ pub const HYSTERESIS: f64 = 0.02;
 const HYSTERESIS_REFUSING: f64 = 0.0025;
 /// And by how many standard errors of the difference, as the parts of the past differ: a rule that is better
 /// for some of the arrivals may be a bad one for those that come. Where there are several models rules differ
-/// by more than that, and the one to start with may be far off: none.
+/// by more than that, and the one to start with may be far off: none. Without loops none either: near
+/// capacity the errors are those of backlogs, and whoever waits for certainty has one meanwhile.
 const DOUBT: f64 = 1.0;
 /// By how much `lazy` must be cheaper than all others: it is good for a rate that stays below capacity
 /// by little and bad for those around it.
@@ -116,10 +118,13 @@ const MOST_BUDGET: u64 = 900_000;
 /// late.
 const LAUNCH: Nanos = Nanos(1000);
 const SOON: u64 = 8_000;
-/// Loads (`load.rs`) at which a plan looks so many times as far: near capacity a rule that serves
-/// those in time first, in small batches, looks best until one sees that its backlog stays. Beyond
-/// capacity every backlog stays.
-const NEAR_CAPACITY: RangeInclusive<f64> = 0.85..=0.98;
+/// Loads (`load.rs`) at which a plan looks so many times as far, and from an idle device on: near capacity
+/// a rule that serves those in time first, in small batches, looks best until one sees that its backlog
+/// stays, and once there is one, for as long as it would take to serve it. A load that is a little
+/// above 1 by the last arrivals may as well be below it. Far beyond capacity every backlog stays.
+const NEAR_CAPACITY: RangeInclusive<f64> = 0.85..=1.1;
+/// The same of several models, where those that are open count: which model's backlog there is matters.
+const NEAR_CAPACITY_SHARED: RangeInclusive<f64> = 0.85..=0.98;
 const LONGER: usize = 4;
 /// Arrivals between two plans that a change of rate asks for.
 const RATE_SEEN: u64 = 256;
@@ -351,6 +356,8 @@ struct Adaptive {
     refuses: bool,
     /// Requests are of several models; when it last looked, or asked for a plan.
     are_several: bool,
+    /// Those models have loops.
+    have_loops: bool,
     /// A request has come of a model or a class, or with a priority level, as there was none: the incumbent
     /// may know none.
     is_misfit: bool,
@@ -500,7 +507,8 @@ impl Policy for Adaptive {
             num_open: self.history.num_open(),
         });
         let mut rules = self.candidates(models);
-        self.are_several = self.asked(models).are_several;
+        let asked = self.asked(models);
+        (self.have_loops, self.are_several) = (asked.have_loops, asked.are_several);
         if self.are_several && load >= SHARED_EVENLY {
             rules.retain(|rule| base::find(rule).is_some());
         }
@@ -509,10 +517,17 @@ impl Policy for Adaptive {
         }
         let incumbent = &self.incumbent.name;
         let others = rules.iter().filter(|r| *r != incumbent);
-        let repeats = match NEAR_CAPACITY.contains(&load) {
+        let near = match self.are_several {
+            true => NEAR_CAPACITY_SHARED,
+            false => NEAR_CAPACITY,
+        };
+        let repeats = match near.contains(&load) {
             true => LONGER,
             false => 1,
         };
+        if repeats > 1 && !self.are_several {
+            open.clear();
+        }
         Some(PlanRequest {
             config,
             arrivals,
@@ -586,7 +601,7 @@ impl Adaptive {
 
     /// By how many standard errors.
     fn doubt(&self) -> f64 {
-        match self.are_several || self.without.hysteresis {
+        match self.are_several || !self.have_loops || self.without.hysteresis {
             true => 0.0,
             false => DOUBT,
         }

@@ -47,6 +47,7 @@ impl RunResult {
         let decision_us = |percent| decisions.as_ref().map(|d| nearest_rank(d, percent).as_us());
         Self {
             policy: policy.into(),
+            round: None,
             model: model.into(),
             rate_rps,
             sla_ms: sla.as_ms(),

@@ -78,14 +78,19 @@ pub fn render_classes(classes: &[ClassResult]) -> String {
 /// numbers right.
 pub fn render(runs: &[RunResult]) -> String {
     let (headings, rows) = cells(runs);
-    let headings: Vec<String> = headings.into_iter().map(str::to_owned).collect();
+    align(&headings, &rows)
+}
+
+/// Cells as lines of text, names aligned left, numbers right.
+pub(super) fn align(headings: &[&str], rows: &[Vec<String>]) -> String {
+    let headings: Vec<String> = headings.iter().map(|h| (*h).to_owned()).collect();
     let width = |i: usize| {
         let lines = rows.iter().chain([&headings]);
         lines.map(|line| line[i].chars().count()).max().unwrap_or(0)
     };
     let widths: Vec<usize> = (0..headings.len()).map(width).collect();
     let mut text = String::new();
-    for line in [&headings].into_iter().chain(&rows) {
+    for line in [&headings].into_iter().chain(rows) {
         let mut out = String::new();
         for (i, (cell, &width)) in line.iter().zip(&widths).enumerate() {
             if matches!(headings[i].as_str(), "policy" | "model") {
