@@ -121,8 +121,9 @@ const SOON: u64 = 8_000;
 /// Loads (`load.rs`) at which a plan looks so many times as far, and from an idle device on: near capacity
 /// a rule that serves those in time first, in small batches, looks best until one sees that its backlog
 /// stays, and once there is one, for as long as it would take to serve it. A load that is a little
-/// above 1 by the last arrivals may as well be below it. Far beyond capacity every backlog stays.
-const NEAR_CAPACITY: RangeInclusive<f64> = 0.85..=1.1;
+/// above 1 by the last arrivals may as well be below it. Beyond capacity every backlog stays, and who
+/// looks far finds it cheapest to leave nearly everyone late.
+const NEAR_CAPACITY: RangeInclusive<f64> = 0.85..=1.02;
 /// The same of several models, where those that are open count: which model's backlog there is matters.
 const NEAR_CAPACITY_SHARED: RangeInclusive<f64> = 0.85..=0.98;
 const LONGER: usize = 4;
