@@ -682,18 +682,22 @@ fn it_is_about_as_good_as_the_best_rule_and_no_rule_is_always() {
     assert!(worst.iter().all(|&w| w > 1.05), "{rules:?}: {worst:?}");
 }
 
+/// A chain in which batching pays little: 8,205 a second in full batches, 4,167 alone.
+fn proportional() -> CoreConfig {
+    let node = |name: &str| format!(r#"{{"name":"{name}","latency_us":[[1,60.0],[64,1950.0]]}}"#);
+    let nodes = ["a", "b", "c", "d"].map(node).join(",");
+    config(&format!(
+        r#"{{"format":"lazybatch-profile/1","device":"d","models":[{{"name":"m","max_batch":64,
+            "blocks":[{{"name":"net","repeat":"once","nodes":[{nodes}]}}]}}]}}"#
+    ))
+}
+
 #[test]
 fn near_capacity_it_sees_which_backlog_stays() {
     // 64 at once take 4 x 1.95 ms: 8,205 a second at the most, and 0.97 of that arrive. Who serves
     // those in time first, in small batches, seems best over the 4,096 arrivals that a plan knows,
     // and leaves a backlog. (Plans that look no further: 12 % behind `edf`.)
-    let node = |name: &str| format!(r#"{{"name":"{name}","latency_us":[[1,60.0],[64,1950.0]]}}"#);
-    let nodes = ["a", "b", "c", "d"].map(node).join(",");
-    let chain = format!(
-        r#"{{"format":"lazybatch-profile/1","device":"d","models":[{{"name":"m","max_batch":64,
-            "blocks":[{{"name":"net","repeat":"once","nodes":[{nodes}]}}]}}]}}"#
-    );
-    let config = config(&chain);
+    let config = proportional();
     let (num, sla_ms) = (40_000, 5);
     let arrivals = arrivals(num, 0.97 * 8205.0, sla_ms, 4);
     let cost = |spec: &str| cost(&run(&config, spec, &arrivals), sla_ms, num);
@@ -709,13 +713,7 @@ fn a_backlog_near_capacity_is_served_and_not_kept() {
     // others behind, and what these wait is more than the misses that are saved. While plans began with
     // who is open, and looked less far from a load of 0.98 on, they kept the backlog that there was: 1.64
     // times the cost of `join:1`.
-    let node = |name: &str| format!(r#"{{"name":"{name}","latency_us":[[1,60.0],[64,1950.0]]}}"#);
-    let nodes = ["a", "b", "c", "d"].map(node).join(",");
-    let chain = format!(
-        r#"{{"format":"lazybatch-profile/1","device":"d","models":[{{"name":"m","max_batch":64,
-            "blocks":[{{"name":"net","repeat":"once","nodes":[{nodes}]}}]}}]}}"#
-    );
-    let config = config(&chain);
+    let config = proportional();
     let (num, sla_ms) = (40_000, 10);
     let arrivals = arrivals(num, 0.98 * 8205.0, sla_ms, 4);
     let cost = |spec: &str| cost(&run(&config, spec, &arrivals), sla_ms, num);
