@@ -3,11 +3,12 @@
 //! Two time scales. At every boundary the *incumbent*, one of the rules of [`super::base`] or, where
 //! classes, levels and shares do not matter, another policy, decides. Every so many arrivals, and
 //! when the arrival rate or the number of open requests has changed, the policy asks for a plan:
-//! each candidate rule is simulated from the batch table and the queue as they are now (near capacity
-//! from an idle device) over the
-//! arrivals of the recent past, with their gaps, lengths and deadlines as they were and the latency tables as
-//! measured, and the one of least mean cost becomes the incumbent, the incumbent keeping its place
-//! unless another is cheaper by [`HYSTERESIS`], and by more than chance. Cost is latency, plus [`MISS_WEIGHT`] times the SLA target where that is missed.
+//! each candidate rule is simulated from the batch table and the queue as they are now (of one model
+//! near its capacity, from an idle device) over the arrivals of the recent past, with their gaps,
+//! lengths and deadlines as they were and the latency tables as measured, and the one of least mean
+//! cost becomes the incumbent, the incumbent keeping its place unless another is cheaper by
+//! [`HYSTERESIS`], and by more than chance. Cost is latency, plus [`MISS_WEIGHT`] times the SLA target
+//! where that is missed.
 //!
 //! What is learned online: arrivals (`history.rs`), output lengths of ended requests, which stand in
 //! for those of requests that have not ended, by input length; the ratio of measured to predicted
