@@ -709,18 +709,21 @@ fn near_capacity_it_sees_which_backlog_stays() {
 
 #[test]
 fn a_backlog_near_capacity_is_served_and_not_kept() {
-    // Without demotion all wait for about as long; small batches of those that can be in time leave the
-    // others behind, and what these wait is more than the misses that are saved. While plans began with
-    // who is open, and looked less far from a load of 0.98 on, they kept the backlog that there was: 1.64
-    // times the cost of `join:1`.
+    // Small batches of those that can be in time leave the others behind, and what these wait is more than
+    // the misses that are saved; batches of all that wait are late for many. Those that reach 99 % of the
+    // highest throughput and no more (`fill99`) leave nobody behind and are late for few.
     let config = proportional();
     let (num, sla_ms) = (40_000, 10);
     let arrivals = arrivals(num, 0.98 * 8205.0, sla_ms, 4);
     let cost = |spec: &str| cost(&run(&config, spec, &arrivals), sla_ms, num);
-    let [adaptive, edf, join] = ["adaptive", "edf", "adaptive:join:1/demote"].map(cost);
-    println!("adaptive {adaptive:.2}, edf {edf:.2}, join:1:demote {join:.2}");
-    assert!(adaptive < 1.2 * join, "{adaptive} against {join}");
-    assert!(adaptive < edf, "{adaptive} against {edf}");
+    let [adaptive, edf] = ["adaptive", "edf"].map(cost);
+    let rules = ["front:demote", "join:1/demote", "front:fill99/demote"];
+    let [small, all, filled] = rules.map(|rule| cost(&format!("adaptive:{rule}")));
+    println!("adaptive {adaptive:.2}, edf {edf:.2}, {small:.2}, {all:.2}, {filled:.2}");
+    assert!(small > 2.0 * all, "{small} against {all}");
+    assert!(filled < 0.9 * all, "{filled} against {all}");
+    assert!(adaptive < 1.1 * filled, "{adaptive} against {filled}");
+    assert!(adaptive < 0.7 * edf, "{adaptive} against {edf}");
 }
 
 #[test]

@@ -3,12 +3,11 @@
 //! Two time scales. At every boundary the *incumbent*, one of the rules of [`super::base`] or, where
 //! classes, levels and shares do not matter, another policy, decides. Every so many arrivals, and
 //! when the arrival rate or the number of open requests has changed, the policy asks for a plan:
-//! each candidate rule is simulated from the batch table and the queue as they are now (of one model
-//! near its capacity, from an idle device) over the arrivals of the recent past, with their gaps,
-//! lengths and deadlines as they were and the latency tables as measured, and the one of least mean
-//! cost becomes the incumbent, the incumbent keeping its place unless another is cheaper by
-//! [`HYSTERESIS`], and by more than chance. Cost is latency, plus [`MISS_WEIGHT`] times the SLA target
-//! where that is missed.
+//! each candidate rule is simulated from the batch table and the queue as they are now over the
+//! arrivals of the recent past, with their gaps, lengths and deadlines as they were and the latency
+//! tables as measured, and the one of least mean cost becomes the incumbent, the incumbent keeping its
+//! place unless another is cheaper by [`HYSTERESIS`], and by more than chance. Cost is latency, plus
+//! [`MISS_WEIGHT`] times the SLA target where that is missed.
 //!
 //! What is learned online: arrivals (`history.rs`), output lengths of ended requests, which stand in
 //! for those of requests that have not ended, by input length; the ratio of measured to predicted
@@ -32,13 +31,14 @@ use smallvec::SmallVec;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use super::base::{self, Base};
+use super::base::Base;
 use super::coarse;
 use super::correction::Correction;
 use super::history::History;
 use super::load;
 use super::places::Places;
 use super::rescue::Rescue;
+use super::rule;
 use super::{Decision, Entry, Policy};
 use crate::core::{Ending, Key, ModelSpec, Open, Plan, PlanRequest, Request, View};
 
@@ -55,7 +55,7 @@ pub const ENTRY: Entry = Entry {
     refusing: &["adaptive:shed"],
     needs_output_len: false,
     build: |argument| {
-        let late = argument.and_then(base::late);
+        let late = argument.and_then(rule::late);
         let without = argument.and_then(|a| a.strip_prefix("without="));
         let without = without.map(Parts::parse);
         if without.is_some_and(|w| w.is_none()) {
@@ -120,13 +120,12 @@ const MOST_BUDGET: u64 = 900_000;
 /// late.
 const LAUNCH: Nanos = Nanos(1000);
 const SOON: u64 = 8_000;
-/// Loads (`load.rs`) at which a plan looks so many times as far, and from an idle device on: near capacity
-/// a rule that serves those in time first, in small batches, looks best until one sees that its backlog
-/// stays, and once there is one, for as long as it would take to serve it. A load that is a little
-/// above 1 by the last arrivals may as well be below it. Beyond capacity every backlog stays, and who
-/// looks far finds it cheapest to leave nearly everyone late.
+/// Loads (`load.rs`) at which a plan looks so many times as far: near capacity a rule that serves those
+/// in time first, in small batches, looks best until one sees that its backlog stays. A load that is a
+/// little above 1 by the last arrivals may as well be below it. Beyond capacity every backlog stays, and
+/// who looks far finds it cheapest to leave nearly everyone late.
 const NEAR_CAPACITY: RangeInclusive<f64> = 0.85..=1.02;
-/// The same of several models, where those that are open count: which model's backlog there is matters.
+/// The same of several models.
 const NEAR_CAPACITY_SHARED: RangeInclusive<f64> = 0.85..=0.98;
 const LONGER: usize = 4;
 /// Arrivals between two plans that a change of rate asks for.
@@ -143,14 +142,15 @@ const OPEN_MORE: f64 = 16.0;
 /// than there is would have most of them by the other policies.
 const SHARED_EVENLY: f64 = 1.0;
 
-/// Rules for models without loops, the first to start with.
+/// Rules for models without loops, the first to start with: one whose batches are large enough for any
+/// load below capacity, however many are late (`fill99`).
 const STATIC_RULES: &[&str] = &[
-    "front",
-    "join:1/cap95",
-    "sharing:2/6/1/cap97",
-    "join:1",
-    "join:0",
-    "join:1/cap90",
+    "front:fill99",
+    "join:1/cap95/fill95",
+    "join:4/cap98/fill98",
+    "join:4/cap90",
+    "join:0/fill99",
+    "sharing:2/6/1/cap99/fill99",
 ];
 /// Rules for models with loops, the first to start with: as long as nobody knows how much is asked for,
 /// one that gives up no throughput.
@@ -267,7 +267,7 @@ impl Incumbent {
     fn new(rule: &str) -> Option<Self> {
         Some(Self {
             name: rule.to_string(),
-            base: Base::new(base::find(rule)?),
+            base: Base::new(rule::find(rule)?),
             other: None,
         })
     }
@@ -275,7 +275,7 @@ impl Incumbent {
     fn change(&mut self, name: &str) {
         self.name = name.to_string();
         self.other = None;
-        match base::find(name) {
+        match rule::find(name) {
             Some(rule) => self.base.change(rule),
             None => self.other = super::build(name).ok(),
         }
@@ -513,7 +513,7 @@ impl Policy for Adaptive {
         let asked = self.asked(models);
         (self.have_loops, self.are_several) = (asked.have_loops, asked.are_several);
         if self.are_several && load >= SHARED_EVENLY {
-            rules.retain(|rule| base::find(rule).is_some());
+            rules.retain(|rule| rule::find(rule).is_some());
         }
         if !rules.contains(&self.incumbent.name) {
             self.incumbent.change(&rules[0]);
@@ -528,9 +528,6 @@ impl Policy for Adaptive {
             true => LONGER,
             false => 1,
         };
-        if repeats > 1 && !self.are_several {
-            open.clear();
-        }
         Some(PlanRequest {
             config,
             arrivals,

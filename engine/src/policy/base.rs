@@ -32,12 +32,14 @@
 //! then it is predicted; with `refuse` all of them when they arrive. What a class says of its own
 //! requests goes before that.
 //!
-//! A word `capP` before that limits batches to the smallest that reaches `P` percent of the highest
-//! throughput (`front:cap90/demote`).
+//! Batches are kept so small that their most urgent member is in time, but no smaller than one that
+//! reaches 90 percent of the highest throughput, or `P` with a word `fillP` before that
+//! (`front:fill99/demote`); and whoever would be late in one of that size counts as late. A word
+//! `capP` before these limits batches to the smallest that reaches `P` percent (`front:cap90/demote`).
 //!
 //! Flows (requests of one model, class and priority level) take turns: lower levels first, level 0
 //! last; among equals whoever has been charged the least device time by weight. The model of the
-//! foremost flow runs; batches are filled from the foremost flows. A word behind that of the cap
+//! foremost flow runs; batches are filled from the foremost flows. A word behind those
 //! (`spare`, `round`, `due`, `short`, `ripe`) lets models take turns otherwise (`turns.rs`).
 //!
 //! Source: the balance of accrued waiting and disturbance is that of economic order quantities and
@@ -51,7 +53,8 @@ use smallvec::SmallVec;
 
 use super::entries::{last_launched, last_loop, mergeable, stage};
 use super::gate::{Weighed, balances, fits, iterates, joins, rows};
-use super::promise::{By, Promises, WELL_FILLED, Without};
+use super::promise::{By, Promises};
+use super::rule::{self, Gate, Order, Rule};
 use super::share::Shares;
 use super::turns::{Began, Busy, Turns};
 use super::{Decision, Entry, Pick, Policy};
@@ -60,9 +63,14 @@ use crate::core::{Ending, Flow, Key, ModelSpec, Request, SubBatch, View};
 /// Registry line of `front`.
 pub const FRONT: Entry = Entry {
     name: "front",
-    usage: "front[:capP][/TURNS][/LATE]",
+    usage: "front[:capP][/fillP][/TURNS][/LATE]",
     summary: "whole-graph batches without padding: the next starts when the last has ended",
-    examples: &["front", "front:demote", "front:cap90/demote"],
+    examples: &[
+        "front",
+        "front:demote",
+        "front:cap90/demote",
+        "front:fill99/demote",
+    ],
     refusing: &["front:shed"],
     needs_output_len: false,
     build: |argument| build("front", argument),
@@ -71,7 +79,7 @@ pub const FRONT: Entry = Entry {
 /// Registry line of `join:K`.
 pub const JOIN: Entry = Entry {
     name: "join",
-    usage: "join:K[/capP][/TURNS][/no-PART..][/LATE]",
+    usage: "join:K[/capP][/fillP][/TURNS][/no-PART..][/LATE]",
     summary: "newcomers catch up inside a block where that pays, K requests queueing behind",
     examples: &[
         "join:0",
@@ -88,7 +96,7 @@ pub const JOIN: Entry = Entry {
 /// Registry line of `balance:F`.
 pub const BALANCE: Entry = Entry {
     name: "balance",
-    usage: "balance:F[/capP][/TURNS][/no-PART..][/LATE]",
+    usage: "balance:F[/capP][/fillP][/TURNS][/no-PART..][/LATE]",
     summary: "newcomers catch up once they have waited F times what they disturb",
     examples: &[
         "balance:0",
@@ -104,7 +112,7 @@ pub const BALANCE: Entry = Entry {
 /// Registry line of `sharing:F`.
 pub const SHARING: Entry = Entry {
     name: "sharing",
-    usage: "sharing:F/A/W[/capP][/TURNS][/no-PART..][/LATE]",
+    usage: "sharing:F/A/W[/capP][/fillP][/TURNS][/no-PART..][/LATE]",
     summary: "admits as balance:F; sub-batches take turns, members count to the power A, those in \
               front W-fold",
     examples: &[
@@ -121,7 +129,7 @@ pub const SHARING: Entry = Entry {
 /// Registry line of `iteration`.
 pub const ITERATION: Entry = Entry {
     name: "iteration",
-    usage: "iteration[:capP][/TURNS][/no-PART..][/LATE]",
+    usage: "iteration[:capP][/fillP][/TURNS][/no-PART..][/LATE]",
     summary: "newcomers join between two passes of the last loop, once each time",
     examples: &["iteration", "iteration:demote", "iteration:cap90/demote"],
     refusing: &["iteration:shed"],
@@ -138,142 +146,8 @@ const SELDOM: u32 = 64;
 /// Nodes that are thought to have run since the last launch of an entry that had none.
 const NEVER: u64 = 1 << 17;
 
-/// Names and how their numbers are read.
-type Reader = fn(Option<&str>) -> Option<Rule>;
-const RULES: [(&str, Reader); 5] = [
-    ("front", |a| rule(a, 0, |_| (Order::Front, Gate::Empty))),
-    ("join", |a| {
-        rule(a, 1, |n| (Order::Newest, Gate::Join(n[0])))
-    }),
-    ("balance", |a| {
-        rule(a, 1, |n| (Order::Newest, Gate::Balance(n[0])))
-    }),
-    ("sharing", |a| {
-        rule(a, 3, |n| {
-            let order = Order::Share {
-                members: n[1],
-                front: n[2],
-            };
-            (order, Gate::Balance(n[0]))
-        })
-    }),
-    ("iteration", |a| {
-        rule(a, 0, |_| (Order::Iteration, Gate::Iteration))
-    }),
-];
-
-/// The rule of a specification such as `balance:1/demote`.
-pub(super) fn find(spec: &str) -> Option<Rule> {
-    let (name, argument) = super::split(spec);
-    let (_, read) = RULES.into_iter().find(|r| r.0 == name)?;
-    read(argument)
-}
-
 fn build(name: &str, argument: Option<&str>) -> Option<Box<dyn Policy>> {
-    let (_, read) = RULES.into_iter().find(|r| r.0 == name)?;
-    Some(Box::new(Base::new(read(argument)?)))
-}
-
-fn rule(
-    argument: Option<&str>,
-    num_numbers: usize,
-    parts: impl Fn(&[f64]) -> (Order, Gate),
-) -> Option<Rule> {
-    let mut words: Vec<&str> = argument.into_iter().flat_map(|a| a.split('/')).collect();
-    let late = words.last().and_then(|w| late(w));
-    words.truncate(words.len() - usize::from(late.is_some()));
-    let (mut without, mut shrinks) = (Without::default(), true);
-    while let Some(part) = words.last().and_then(|w| w.strip_prefix("no-")) {
-        match part {
-            "batched" => without.batched = true,
-            "stretch" => without.stretch = true,
-            "shrink" => shrinks = false,
-            _ => return None,
-        }
-        words.pop();
-    }
-    let turns = words.last().and_then(|w| Turns::find(w));
-    words.truncate(words.len() - usize::from(turns.is_some()));
-    let cap = words.last().and_then(|w| cap(w));
-    words.truncate(words.len() - usize::from(cap.is_some()));
-    let number = |w: &&str| w.parse().ok().filter(|n: &f64| n.is_finite() && *n >= 0.0);
-    let numbers: Vec<f64> = words.iter().map(number).collect::<Option<_>>()?;
-    if numbers.len() != num_numbers {
-        return None;
-    }
-    let (order, gate) = parts(&numbers);
-    Some(Rule {
-        order,
-        gate,
-        cap,
-        turns: turns.unwrap_or(Turns::Least),
-        without,
-        shrinks,
-        late: late.unwrap_or(Late::Keep),
-    })
-}
-
-/// The share of a word such as `cap90`.
-fn cap(word: &str) -> Option<f64> {
-    let percent: u32 = word.strip_prefix("cap")?.parse().ok()?;
-    (1..=100)
-        .contains(&percent)
-        .then(|| f64::from(percent) / 100.0)
-}
-
-/// What a rule may say of those that are too late.
-pub(super) fn late(word: &str) -> Option<Late> {
-    let words = [Late::Demote, Late::Shed, Late::Refuse];
-    words.into_iter().find(|l| l.name() == word)
-}
-
-/// What makes one base rule differ from another.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Rule {
-    order: Order,
-    gate: Gate,
-    /// Batches of at most the knee at this share of the highest throughput.
-    cap: Option<f64>,
-    /// How models take turns.
-    turns: Turns,
-    /// What predictions leave out.
-    without: Without,
-    /// Batches are no larger than their most urgent member bears.
-    shrinks: bool,
-    late: Late,
-}
-
-impl Rule {
-    fn late(&self, view: &View<'_>, class: ClassId) -> Late {
-        view.classes()[class.index()].late.unwrap_or(self.late)
-    }
-}
-
-/// Which entry of a model runs at the head of a block.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Order {
-    /// The most progressed.
-    Front,
-    /// The least progressed.
-    Newest,
-    /// That whose members have waited most since its last launch: the nodes that ran since then, times
-    /// the number of its members to the power `members`, times `front` for the most progressed.
-    Share { members: f64, front: f64 },
-    /// Those behind the last loop, then those before it, then its head.
-    Iteration,
-}
-
-/// When waiting requests are admitted although some of their model are in flight.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Gate {
-    /// Never.
-    Empty,
-    /// Inside a block, where it pays with that many requests queueing behind.
-    Join(f64),
-    /// When waiting outweighs the disturbance by that factor.
-    Balance(f64),
-    /// Once between two passes of the last loop.
-    Iteration,
+    Some(Box::new(Base::new(rule::read(name, argument)?)))
 }
 
 /// How many were shed.
@@ -429,7 +303,7 @@ impl Policy for Base {
 impl Base {
     pub fn new(rule: Rule) -> Self {
         let mut promises = Promises::default();
-        promises.without = rule.without;
+        promises.follow(&rule);
         Self {
             rule,
             running: None,
@@ -449,7 +323,7 @@ impl Base {
     /// Goes on by another rule, with what has been learned.
     pub fn change(&mut self, rule: Rule) {
         self.rule = rule;
-        self.promises.without = rule.without;
+        self.promises.follow(&rule);
     }
 
     /// Somebody else decides for now.
@@ -663,7 +537,7 @@ impl Base {
             }
         }
         if fits > 0 {
-            let room = self.promises.knee(view, model, WELL_FILLED);
+            let room = self.promises.knee(view, model, self.rule.fill);
             let room = room.saturating_sub(in_flight);
             let mut filled = 0;
             let filling = keys.iter().take_while(|&&key| {

@@ -24,6 +24,7 @@ mod outputs;
 mod places;
 mod promise;
 mod rescue;
+mod rule;
 pub mod serial;
 mod share;
 mod sizes;
@@ -226,7 +227,7 @@ pub fn canonical(spec: &str) -> String {
 
 /// Whether a specification is a rule of those that `adaptive` chooses from.
 pub fn is_base_rule(spec: &str) -> bool {
-    base::find(spec).is_some()
+    rule::find(spec).is_some()
 }
 
 /// Names of the policies that are such rules.

@@ -16,6 +16,7 @@ use rustc_hash::FxHashMap;
 
 use super::host::Host;
 use super::outputs::Outputs;
+use super::rule::Rule;
 use super::sizes::Sizes;
 use crate::core::{Ending, Request, RequestState, SubBatch, View};
 
@@ -29,8 +30,6 @@ const MOST_STEP: f64 = 0.1;
 /// The same for [`By::NearlyAll`].
 const NEARLY_ALL: f64 = 0.98;
 const NEARLY_ALL_STEP: f64 = 0.02;
-/// Share of the highest throughput at which a batch is filled well.
-pub(super) const WELL_FILLED: f64 = 0.9;
 /// Most that one request counts.
 const MAX_STRETCH: f64 = 20.0;
 
@@ -132,7 +131,9 @@ impl By {
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Promises {
-    pub without: Without,
+    without: Without,
+    /// Share of the highest throughput at which a batch is filled well.
+    fill: f64,
     open: FxHashMap<RequestId, Promise>,
     /// By model: another one's requests may take many times as long as predicted, or no longer.
     stretches: Vec<Stretches>,
@@ -141,6 +142,11 @@ pub(super) struct Promises {
 }
 
 impl Promises {
+    /// Goes by what a rule says of predictions, with what has been learned.
+    pub fn follow(&mut self, rule: &Rule) {
+        (self.without, self.fill) = (rule.without, rule.fill);
+    }
+
     /// Whether a waiting request would be late if it were admitted now, in a batch that is filled
     /// well.
     pub fn is_late(&mut self, view: &View<'_>, state: &RequestState, by: By) -> bool {
@@ -234,7 +240,7 @@ impl Promises {
         let model = state.request.model;
         let in_flight = view.num_samples_in_flight(model);
         let there = in_flight.saturating_add(view.queue(model).num_samples());
-        there.min(self.knee(view, model, WELL_FILLED))
+        there.min(self.knee(view, model, self.fill))
     }
 
     /// Whether a request is longer than the mean of those so far.
