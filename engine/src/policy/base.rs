@@ -32,10 +32,11 @@
 //! then it is predicted; with `refuse` all of them when they arrive. What a class says of its own
 //! requests goes before that.
 //!
-//! Batches are kept so small that their most urgent member is in time, but no smaller than one that
-//! reaches 90 percent of the highest throughput, or `P` with a word `fillP` before that
-//! (`front:fill99/demote`); and whoever would be late in one of that size counts as late. A word
-//! `capP` before these limits batches to the smallest that reaches `P` percent (`front:cap90/demote`).
+//! Batches are kept so small that their most urgent member is in time, but no smaller than one that is
+//! *filled well*: that reaches 90 percent of the highest throughput, or, with a word `fillP` before
+//! that (`front:fill99/demote`), up to `P` percent as far as it takes no more than half of the target.
+//! Whoever would be late in one of that size counts as late. A word `capP` before these limits batches
+//! to the smallest that reaches `P` percent (`front:cap90/demote`).
 //!
 //! Flows (requests of one model, class and priority level) take turns: lower levels first, level 0
 //! last; among equals whoever has been charged the least device time by weight. The model of the
@@ -537,7 +538,7 @@ impl Base {
             }
         }
         if fits > 0 {
-            let room = self.promises.knee(view, model, self.rule.fill);
+            let room = self.promises.filled(view, urgent);
             let room = room.saturating_sub(in_flight);
             let mut filled = 0;
             let filling = keys.iter().take_while(|&&key| {

@@ -240,7 +240,17 @@ impl Promises {
         let model = state.request.model;
         let in_flight = view.num_samples_in_flight(model);
         let there = in_flight.saturating_add(view.queue(model).num_samples());
-        there.min(self.knee(view, model, self.fill))
+        there.min(self.filled(view, state))
+    }
+
+    /// The batch that is filled well for a request's target.
+    pub fn filled(&mut self, view: &View<'_>, state: &RequestState) -> u32 {
+        let target = match state.deadline {
+            Time::MAX => Nanos(u64::MAX),
+            deadline => deadline.since(state.request.arrival),
+        };
+        let of = (self.fill, target);
+        self.sizes.filled(view, state.request.model, of)
     }
 
     /// Whether a request is longer than the mean of those so far.

@@ -6,11 +6,9 @@
 use lazybatch_sla::{ClassId, Late};
 
 use super::promise::Without;
+use super::sizes::LEAST_FILL;
 use super::turns::Turns;
 use crate::core::View;
-
-/// `fillP` where it is left out.
-const FILL: f64 = 0.9;
 
 /// What makes one base rule differ from another.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -19,8 +17,8 @@ pub(super) struct Rule {
     pub gate: Gate,
     /// Batches of at most the knee at this share of the highest throughput.
     pub cap: Option<f64>,
-    /// Share of the highest throughput at which a batch is filled well: those are late that would be in
-    /// such a batch, and none is made smaller for its most urgent.
+    /// Share of the highest throughput at which a batch is filled well (`sizes.rs`): those are late that
+    /// would be in such a batch, and none is made smaller for its most urgent.
     pub fill: f64,
     /// How models take turns.
     pub turns: Turns,
@@ -135,7 +133,7 @@ fn rule(
         order,
         gate,
         cap,
-        fill: fill.unwrap_or(FILL),
+        fill: fill.unwrap_or(LEAST_FILL),
         turns: turns.unwrap_or(Turns::Least),
         without,
         shrinks,

@@ -27,6 +27,8 @@ struct Seen {
     computed_with: Nanos,
 }
 
+/// Share of the highest throughput that a batch which is filled well has at least.
+pub(super) const LEAST_FILL: f64 = 0.9;
 /// By how much the host's time for a launch changes before knees do.
 const OTHER_HOST: f64 = 1.25;
 
@@ -80,17 +82,24 @@ impl Sizes {
 
     /// The knee of a model.
     pub fn knee(&mut self, view: &View<'_>, model: ModelId, share: f64) -> u32 {
-        let seen = self.up_to_date(view, model);
-        1 + seen.shares.iter().position(|&s| s >= share).unwrap_or(0) as u32
+        self.up_to_date(view, model).knee(share)
+    }
+
+    /// The batch that is filled well for a target: the knee at a share, or at as much less, down to
+    /// [`LEAST_FILL`], as takes half of the target. Who comes while such a batch runs waits for its end
+    /// and runs in the next: with larger ones nobody would be in time who does not find the device idle.
+    pub fn filled(
+        &mut self,
+        view: &View<'_>,
+        model: ModelId,
+        (share, target): (f64, Nanos),
+    ) -> u32 {
+        self.up_to_date(view, model).filled(share, target)
     }
 
     /// Time of a batch of so many samples of mean lengths.
     pub fn whole(&mut self, view: &View<'_>, model: ModelId, samples: u32) -> Nanos {
-        let seen = self.up_to_date(view, model);
-        let most = seen.shares.len().max(1) as u32;
-        let share = seen.shares.get(samples.clamp(1, most) as usize - 1);
-        let throughput = share.copied().unwrap_or(1.0) * seen.highest;
-        Nanos((f64::from(samples) / throughput) as u64)
+        self.up_to_date(view, model).whole(samples)
     }
 
     fn up_to_date(&mut self, view: &View<'_>, model: ModelId) -> &Seen {
@@ -112,6 +121,23 @@ impl Sizes {
 }
 
 impl Seen {
+    fn knee(&self, share: f64) -> u32 {
+        1 + self.shares.iter().position(|&s| s >= share).unwrap_or(0) as u32
+    }
+
+    fn filled(&self, share: f64, target: Nanos) -> u32 {
+        let (least, most) = (self.knee(share.min(LEAST_FILL)), self.knee(share));
+        let bears = |&batch: &u32| self.whole(batch) <= Nanos(target.0 / 2);
+        (least + 1..=most).take_while(bears).last().unwrap_or(least)
+    }
+
+    fn whole(&self, samples: u32) -> Nanos {
+        let most = self.shares.len().max(1) as u32;
+        let share = self.shares.get(samples.clamp(1, most) as usize - 1);
+        let throughput = share.copied().unwrap_or(1.0) * self.highest;
+        Nanos((f64::from(samples) / throughput) as u64)
+    }
+
     fn is_outdated(&self, host: Nanos) -> bool {
         let (now, then) = (host.0 as f64, self.computed_with.0 as f64);
         self.shares.is_empty()
@@ -217,6 +243,26 @@ mod tests {
         let (shares, _) = seen.shares(&spec(), Nanos(50_000));
         let expected = (1.0 / 300.0) / (4.0 / 600.0);
         assert!((shares[0] - expected).abs() < 1e-9, "{shares:?}");
+    }
+
+    #[test]
+    fn a_batch_is_filled_as_far_as_half_of_the_target_bears() {
+        // 100 us and 20 more for each: 26 reach 90 % of what 64 bring, 45 reach 97 %.
+        let times = (1..=64).map(|n| f64::from(n) / (100e3 + 20e3 * f64::from(n)));
+        let times: Vec<f64> = times.collect();
+        let highest = times[63];
+        let seen = Seen {
+            shares: times.iter().map(|t| t / highest).collect(),
+            highest,
+            ..Seen::default()
+        };
+        let filled = |share, us: u64| seen.filled(share, Nanos(us * 1000));
+        assert_eq!([seen.knee(0.9), seen.knee(0.97)], [26, 45]);
+        assert_eq!(filled(0.97, 1_000_000), 45);
+        // 35 take 800 us.
+        assert_eq!(filled(0.97, 1_601), 35);
+        assert_eq!([filled(0.97, 10), filled(0.9, 1_000_000)], [26, 26]);
+        assert_eq!(filled(0.5, 1_000_000), seen.knee(0.5));
     }
 
     #[test]
