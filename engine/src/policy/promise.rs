@@ -245,12 +245,9 @@ impl Promises {
 
     /// The batch that is filled well for a request's target.
     pub fn filled(&mut self, view: &View<'_>, state: &RequestState) -> u32 {
-        let target = match state.deadline {
-            Time::MAX => Nanos(u64::MAX),
-            deadline => deadline.since(state.request.arrival),
-        };
-        let of = (self.fill, target);
-        self.sizes.filled(view, state.request.model, of)
+        let target = state.deadline.since(state.request.arrival);
+        let model = state.request.model;
+        self.sizes.filled(view, model, self.fill, target)
     }
 
     /// Whether a request is longer than the mean of those so far.

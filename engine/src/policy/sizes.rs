@@ -88,12 +88,7 @@ impl Sizes {
     /// The batch that is filled well for a target: the knee at a share, or at as much less, down to
     /// [`LEAST_FILL`], as takes half of the target. Who comes while such a batch runs waits for its end
     /// and runs in the next: with larger ones nobody would be in time who does not find the device idle.
-    pub fn filled(
-        &mut self,
-        view: &View<'_>,
-        model: ModelId,
-        (share, target): (f64, Nanos),
-    ) -> u32 {
+    pub fn filled(&mut self, view: &View<'_>, model: ModelId, share: f64, target: Nanos) -> u32 {
         self.up_to_date(view, model).filled(share, target)
     }
 
