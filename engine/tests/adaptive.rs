@@ -1,26 +1,19 @@
 //! `adaptive`: it plans, it repeats exactly, it replays, it does as well as the best of its rules.
 
+#[path = "common/planning.rs"]
+mod planning;
+
 use std::collections::{BTreeSet, VecDeque};
 
-use lazybatch_engine::core::checker::Checker;
 use lazybatch_engine::core::{
     Action, Core, CoreConfig, Event, ModelSpec, Open, Plan, PlanRequest, Request,
 };
-use lazybatch_engine::driver::virtual_time::{self, Script, SimRequest};
-use lazybatch_engine::driver::{Judge, Observer};
+use lazybatch_engine::driver::virtual_time::SimRequest;
 use lazybatch_engine::policy;
-use lazybatch_kernels::{Noise, SimDevice};
 use lazybatch_sla::{
-    ClassId, Late, LatencyTable, ModelId, Nanos, Outcome, Profile, RequestId, Ticket, Time,
+    ClassId, Late, LatencyTable, ModelId, Nanos, Profile, RequestId, Ticket, Time,
 };
-use rand::{Rng, SeedableRng};
-use rand_chacha::ChaCha8Rng;
-
-/// Two loops, the first over the input: a step costs about the same at any batch.
-const TRANSLATOR: &str = r#"{"format":"lazybatch-profile/1","device":"d","models":[
-  {"name":"m","max_batch":8,"output_len_p90":14,"blocks":[
-    {"name":"enc","repeat":"per_input_step","nodes":[{"name":"e","latency_us":[[1,100.0],[8,120.0]]}]},
-    {"name":"dec","repeat":"until_stop","nodes":[{"name":"d","latency_us":[[1,150.0],[8,180.0]]}]}]}]}"#;
+use planning::*;
 
 /// A chain in which batching pays.
 const CHAIN: &str = r#"{"format":"lazybatch-profile/1","device":"d","models":[
@@ -28,99 +21,6 @@ const CHAIN: &str = r#"{"format":"lazybatch-profile/1","device":"d","models":[
     {"name":"a","latency_us":[[1,100.0],[8,120.0]]},{"name":"b","latency_us":[[1,100.0],[8,120.0]]},
     {"name":"c","latency_us":[[1,100.0],[8,120.0]]},{"name":"d","latency_us":[[1,100.0],[8,120.0]]},
     {"name":"e","latency_us":[[1,100.0],[8,120.0]]},{"name":"f","latency_us":[[1,100.0],[8,120.0]]}]}]}]}"#;
-
-fn config(text: &str) -> CoreConfig {
-    config_of(&[text])
-}
-
-fn config_of(texts: &[&str]) -> CoreConfig {
-    let spec = |text: &&str| {
-        let profile = Profile::parse("-", text).expect("a valid profile");
-        ModelSpec::from_profile(&profile, &profile.models[0], 1, 1)
-    };
-    CoreConfig::new(texts.iter().map(spec).collect())
-}
-
-/// Poisson arrivals; outputs about as long as inputs.
-fn arrivals(num: usize, rate_rps: f64, sla_ms: u64, seed: u64) -> Vec<SimRequest> {
-    let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    let mut now = 0.0;
-    (0..num as u64)
-        .map(|i| {
-            now += -(1.0 - rng.random::<f64>()).ln() * 1e9 / rate_rps;
-            let input = rng.random_range(2..14);
-            let output = input + rng.random_range(0..3) - 1;
-            let sla = Some(Nanos::from_ms(sla_ms));
-            SimRequest::new(i, ModelId(0), Time(now as u64), sla, input, output)
-        })
-        .collect()
-}
-
-/// Counts plans, remembers the last, and what any of them compared.
-#[derive(Default)]
-struct Plans {
-    num: usize,
-    last: Vec<(String, u64)>,
-    compared: BTreeSet<String>,
-}
-
-impl Observer for Plans {
-    fn on_event(&mut self, _now: Time, event: &Event) {
-        if let Event::Planned(plan) = event {
-            self.num += 1;
-            self.last = plan.costs.clone();
-            self.compared.extend(plan.costs.iter().map(|c| c.0.clone()));
-        }
-    }
-}
-
-struct Ran {
-    mean_ms: f64,
-    met: usize,
-    shed: usize,
-    finishes: Vec<Time>,
-    plans: Plans,
-}
-
-fn run(config: &CoreConfig, spec: &str, arrivals: &[SimRequest]) -> Ran {
-    run_on(config, config, spec, arrivals)
-}
-
-/// On a device whose launches take what the tables of another configuration say.
-fn run_on(device: &CoreConfig, config: &CoreConfig, spec: &str, arrivals: &[SimRequest]) -> Ran {
-    let tables: Vec<std::sync::Arc<LatencyTable>> =
-        device.models.iter().map(|m| m.table.clone()).collect();
-    let mut device = SimDevice::new("sim", 1, tables, Nanos::ZERO, Noise::default());
-    let mut core = Core::new(config.clone(), policy::build(spec).expect("registered"));
-    let mut judge = Judge::new(Checker::new(config, false));
-    let mut plans = Plans::default();
-    let ended = virtual_time::run(
-        &mut core,
-        &mut device,
-        arrivals,
-        &Script::default(),
-        &mut (&mut judge, &mut plans),
-        &mut virtual_time::untimed,
-    );
-    let mut finishes = vec![Time::ZERO; arrivals.len()];
-    let (mut sum, mut met, mut shed) = (0.0, 0, 0);
-    for e in &ended {
-        let request = &arrivals[e.id.index()].request;
-        finishes[e.id.index()] = e.finish;
-        let latency = e.finish.since(request.arrival);
-        sum += latency.as_ms();
-        met += usize::from(e.outcome == Outcome::Met);
-        shed += usize::from(e.outcome == Outcome::Shed);
-    }
-    assert_eq!(judge.finish().map_err(|v| v.to_string()), Ok(()), "{spec}");
-    Ran {
-        mean_ms: sum / ended.len() as f64,
-        met,
-        shed,
-        finishes,
-        plans,
-    }
-}
 
 #[test]
 fn plans_are_made_and_repeat_exactly() {
@@ -639,11 +539,6 @@ fn where_nothing_changes_plans_are_rare() {
     assert!((8..=12).contains(&ran.plans.num), "{} plans", ran.plans.num);
 }
 
-/// Mean latency plus three SLA targets for each that is missed.
-fn cost(ran: &Ran, sla_ms: u64, num: usize) -> f64 {
-    ran.mean_ms + 3.0 * sla_ms as f64 * (num - ran.met) as f64 / num as f64
-}
-
 #[test]
 fn it_is_about_as_good_as_the_best_rule_and_no_rule_is_always() {
     let num = 2000;
@@ -770,29 +665,4 @@ fn overload_leaves_most_of_capacity_as_goodput() {
     assert!(demoting > 0.85 * capacity, "demoting {demoting}");
     assert!(shedding > 0.9 * capacity, "shedding {shedding}");
     assert!(none == 0 && shed > 2000, "{none} and {shed} shed");
-}
-
-#[test]
-fn plans_count_launches_as_long_as_they_really_take() {
-    // The device needs three times what the tables say of the decoder, nothing less for batches.
-    let slow = TRANSLATOR.replace("[1,150.0],[8,180.0]", "[1,450.0],[8,540.0]");
-    let (believed, real) = (config(TRANSLATOR), config(&slow));
-    let arrivals = arrivals(1500, 900.0, 50, 11);
-    // What the last plan says of the rule that served on, over what its requests really took.
-    let foretold = |spec: &str| {
-        let ran = run_on(&real, &believed, spec, &arrivals);
-        let plan = ran.plans.last.first().expect("a plan");
-        let really = cost(&ran, 50, arrivals.len());
-        println!(
-            "{spec}: foretold {:.1} ms, took {really:.1} ms",
-            plan.1 as f64 / 1e6
-        );
-        plan.1 as f64 / 1e6 / really
-    };
-    let (with, without) = (
-        foretold("adaptive"),
-        foretold("adaptive:without=correction"),
-    );
-    assert!((0.67..1.5).contains(&with), "{with}");
-    assert!(without < 0.5, "{without}");
 }

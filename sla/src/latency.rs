@@ -8,7 +8,7 @@
 //! execution; sums add those integers.
 
 use std::ops::Range;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use lazybatch_graph::Repeat;
 
@@ -107,23 +107,22 @@ struct BlockTable {
     dispatch: Vec<u64>,
     /// The same from each segment to the end of the pass, one longer than the segments.
     dispatch_left: Vec<u64>,
+    /// What all of these times are multiplied by, at each batch size from 1 up, the last for larger
+    /// ones; empty: by nothing.
+    factors: Vec<f64>,
+    /// What the launches of each segment take beside, in nanoseconds, and the same to the end of the pass.
+    beside: Vec<u64>,
+    beside_left: Vec<u64>,
 }
 
 /// For a row count, the suffix sums over segments of what the row curves say, one longer than the
 /// segments; worked out when they are first asked for. A decision asks for the same ones again and
-/// again, and a block of a Transformer has a hundred curves.
-#[derive(Debug, Default)]
-struct RowSums(OnceLock<Box<[Sums]>>);
+/// again, and a block of a Transformer has a hundred curves. Copies share what they have.
+#[derive(Clone, Debug, Default)]
+struct RowSums(Arc<OnceLock<Box<[Sums]>>>);
 
 /// Suffix sums, once they were asked for.
 type Sums = OnceLock<Box<[u64]>>;
-
-/// A copy starts empty.
-impl Clone for RowSums {
-    fn clone(&self) -> Self {
-        Self::default()
-    }
-}
 
 impl RowSums {
     /// `None` beyond [`REMEMBERED_ROWS`].
@@ -235,9 +234,9 @@ impl LatencyTable {
 
     /// Time of one launch of a segment at `samples` and `rows`, dispatch included.
     pub fn segment(&self, block: u32, segment: u32, samples: u32, rows: u64) -> Nanos {
-        let table = &self.blocks[block as usize];
-        let dispatch = table.dispatch[segment as usize];
-        Nanos(table.segment(segment as usize, samples, rows) + dispatch)
+        let (table, segment) = (&self.blocks[block as usize], segment as usize);
+        let own = table.segment(segment, samples, rows) + table.dispatch[segment];
+        Nanos(table.scale(samples, own) + table.beside[segment])
     }
 
     /// Time of the rest of one pass through a block, from `segment` on, at `samples` and `rows`,
@@ -257,19 +256,25 @@ impl LatencyTable {
         self.with(blocks.map(|(b, g)| b.coarse(g)).collect())
     }
 
-    /// Times of each block, dispatch included, multiplied by its factor; copies stay.
-    pub fn scaled(&self, factors: &[f64]) -> Self {
+    /// Times of each block, dispatch included, multiplied by its factor: at each batch size from 1 up
+    /// one, the last for larger ones. What [`LatencyTable::delayed`] adds stays, and so do copies.
+    ///
+    /// # Panics
+    /// If a block has none.
+    pub fn scaled(&self, factors: &[Vec<f64>]) -> Self {
         let blocks = self.blocks.iter().zip(factors);
-        self.with(blocks.map(|(b, &f)| b.scaled(f)).collect())
+        let mut scaled = self.with(blocks.map(|(b, f)| b.scaled(f)).collect());
+        scaled.monotone &= factors.iter().all(|f| f.is_sorted());
+        scaled
     }
 
     /// Each launch takes so much longer: `by` its block and segment.
     pub fn delayed(mut self, by: impl Fn(usize, usize) -> Nanos) -> Self {
         for (b, block) in self.blocks.iter_mut().enumerate() {
-            for (s, ns) in block.dispatch.iter_mut().enumerate() {
+            for (s, ns) in block.beside.iter_mut().enumerate() {
                 *ns = ns.saturating_add(by(b, s).0);
             }
-            block.dispatch_left = suffix_sums(&block.dispatch);
+            block.beside_left = suffix_sums(&block.beside);
         }
         self
     }
@@ -408,6 +413,9 @@ impl BlockTable {
             num_nodes: ranges.iter().map(|r| r.end - r.start).collect(),
             dispatch_left: suffix_sums(&vec![dispatch; ranges.len()]),
             dispatch: vec![dispatch; ranges.len()],
+            factors: Vec::new(),
+            beside: vec![0; ranges.len()],
+            beside_left: vec![0; ranges.len() + 1],
         }
     }
 
@@ -434,12 +442,14 @@ impl BlockTable {
                 .map(|g| g.start as usize)
                 .chain([self.by_members.len()])
         };
-        let dispatch: Vec<u64> = groups
-            .iter()
-            .map(|g| self.dispatch[range(g)].iter().sum())
-            .collect();
+        let sums =
+            |of: &[u64]| -> Vec<u64> { groups.iter().map(|g| of[range(g)].iter().sum()).collect() };
+        let (dispatch, beside) = (sums(&self.dispatch), sums(&self.beside));
         Self {
             repeat: self.repeat,
+            factors: self.factors.clone(),
+            beside_left: suffix_sums(&beside),
+            beside,
             suffix: self
                 .suffix
                 .iter()
@@ -463,38 +473,29 @@ impl BlockTable {
         }
     }
 
-    /// All times multiplied by a factor.
-    fn scaled(&self, factor: f64) -> Self {
-        let scale = |ns: u64| (ns as f64 * factor).round() as u64;
-        let curves = |all: &[Vec<Curve>]| -> Vec<Vec<Curve>> {
-            let curve = |c: &Curve| Curve {
-                points: c.points.iter().map(|&(x, y)| (x, scale(y))).collect(),
-            };
-            all.iter()
-                .map(|cs| cs.iter().map(curve).collect())
-                .collect()
-        };
-        let sizes = |all: &[Vec<u64>]| -> Vec<Vec<u64>> {
-            all.iter()
-                .map(|s| s.iter().map(|&ns| scale(ns)).collect())
-                .collect()
-        };
-        let dispatch: Vec<u64> = self.dispatch.iter().map(|&ns| scale(ns)).collect();
+    /// All times but those beside multiplied by factors.
+    fn scaled(&self, factors: &[f64]) -> Self {
+        let num = factors.len().max(self.factors.len());
+        let at = |all: &[f64], i: usize| all.get(i).or(all.last()).copied().unwrap_or(1.0);
+        let product = |i| at(factors, i) * at(&self.factors, i);
         Self {
-            repeat: self.repeat,
-            by_members: sizes(&self.by_members),
-            suffix: sizes(&self.suffix),
-            member_curves: curves(&self.member_curves),
-            row_curves: curves(&self.row_curves),
-            has_rows: self.has_rows,
-            row_sums: RowSums::default(),
-            merge_bytes: self.merge_bytes.clone(),
-            num_nodes: self.num_nodes.clone(),
-            dispatch_left: suffix_sums(&dispatch),
-            dispatch,
+            factors: (0..num).map(product).collect(),
+            ..self.clone()
         }
     }
 
+    /// A time of a batch of so many samples, multiplied by the factor for it.
+    fn scale(&self, samples: u32, ns: u64) -> u64 {
+        match self.factors.last() {
+            None => ns,
+            Some(last) => {
+                let factor = self.factors.get((samples as usize).saturating_sub(1));
+                (ns as f64 * factor.unwrap_or(last)).round() as u64
+            }
+        }
+    }
+
+    /// What the latencies say of a segment, as they are.
     fn segment(&self, segment: usize, samples: u32, rows: u64) -> u64 {
         let sizes = &self.by_members[segment];
         let members = match (samples as usize).checked_sub(1) {
@@ -521,12 +522,9 @@ impl BlockTable {
 
     /// The rest of a pass from `segment` on.
     fn from(&self, segment: usize, samples: u32, rows: u64) -> u64 {
-        let dispatch = self.dispatch_left[segment];
-        match (samples as usize)
-            .checked_sub(1)
-            .and_then(|i| self.suffix.get(i))
-        {
-            Some(sums) if !self.has_rows => sums[segment] + dispatch,
+        let sizes = (samples as usize).checked_sub(1);
+        let own = match sizes.and_then(|i| self.suffix.get(i)) {
+            Some(sums) if !self.has_rows => sums[segment],
             Some(sums) => {
                 let rows: u64 = match self.row_sums.at(&self.row_curves, rows) {
                     Some(sums) => sums[segment],
@@ -535,15 +533,15 @@ impl BlockTable {
                         curves.map(|c| c.at(rows)).sum()
                     }
                 };
-                sums[segment] + rows + dispatch
+                sums[segment] + rows
             }
             None => {
-                (segment..self.by_members.len())
-                    .map(|s| self.segment(s, samples, rows))
-                    .sum::<u64>()
-                    + dispatch
+                let segments = segment..self.by_members.len();
+                segments.map(|s| self.segment(s, samples, rows)).sum()
             }
-        }
+        };
+        let own = self.scale(samples, own + self.dispatch_left[segment]);
+        own + self.beside_left[segment]
     }
 }
 
@@ -583,7 +581,7 @@ mod tests {
         let model = &profile.models[0];
         let table = LatencyTable::new(model, &segments_of(model, 1), 0.5, 0.0);
         let coarse = table.coarse(&vec![vec![0..3]]);
-        let doubled = table.scaled(&[2.0]);
+        let doubled = table.scaled(&[vec![2.0]]);
         let ns = |node: usize, x| {
             let points = &model.blocks[0].nodes[node].latency_us;
             Curve::new(points.iter().map(|p| (p.0, (p.1 * 1e3) as u64)).collect()).at(x)
@@ -702,9 +700,37 @@ mod tests {
             }
         }
         assert_eq!((coarse.num_segments(0), coarse.num_nodes(0, 0)), (1, 2));
-        let slow = fine.scaled(&[2.0, 1.0]);
+    }
+
+    #[test]
+    fn scaled_tables_go_by_the_batch() {
+        let profile = Profile::parse("-", TOY).expect("valid");
+        let model = &profile.models[0];
+        let fine = LatencyTable::new(model, &segments_of(model, 1), profile.dispatch_us, 0.0);
+        let slow = fine.scaled(&[vec![2.0], vec![1.0]]);
         assert_eq!(slow.segment(0, 1, 4, 6), Nanos(16_000 + 2_000));
         assert_eq!(slow.segment(1, 0, 4, 6), fine.segment(1, 0, 4, 6));
+        let by_size = fine.scaled(&[vec![0.5, 1.0, 3.0], vec![1.0]]);
+        for (samples, half_times) in [(1, 1), (2, 2), (3, 6), (9, 6)] {
+            let own = |t: &LatencyTable, s| t.segment(0, s, samples, 6).0;
+            assert_eq!(own(&by_size, 0), own(&fine, 0) * half_times / 2);
+            let pass = |t: &LatencyTable| t.pass(0, 0, samples, 6).0;
+            assert_eq!(pass(&by_size), pass(&fine) * half_times / 2);
+        }
+        let twice = by_size.scaled(&[vec![2.0; 4], vec![1.0]]);
+        assert_eq!(twice.pass(0, 0, 9, 6).0, 2 * by_size.pass(0, 0, 9, 6).0);
+        // What launches take beside is as it is, and groups have that of all of their segments.
+        let delayed = by_size.clone().delayed(|_, _| Nanos(7));
+        let coarse = delayed.coarse(&vec![vec![0..2], vec![0..2]]);
+        let whole = by_size.pass(0, 0, 2, 6).0 + 14;
+        assert_eq!(
+            [&delayed, &coarse].map(|t| t.pass(0, 0, 2, 6).0),
+            [whole; 2]
+        );
+        assert_eq!(coarse.segment(0, 0, 2, 6).0, whole);
+        assert!(fine.is_monotone() && by_size.is_monotone());
+        let falls = fine.scaled(&[vec![2.0, 1.0], vec![1.0]]);
+        assert!(!falls.is_monotone());
     }
 
     #[test]

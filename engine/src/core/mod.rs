@@ -179,11 +179,7 @@ impl Core {
         if !std::mem::take(&mut self.unplanned) {
             return None;
         }
-        let view = View {
-            now,
-            lane: LaneId(0),
-            state: &self.state,
-        };
+        let view = View::new(now, LaneId(0), &self.state);
         self.plan = Some(self.policy.plan(&view)?);
         Some(Action::Plan)
     }
@@ -230,11 +226,7 @@ impl Core {
     }
 
     fn has_choice(&self, lane: LaneId) -> bool {
-        let view = View {
-            now: self.now,
-            lane,
-            state: &self.state,
-        };
+        let view = View::new(self.now, lane, &self.state);
         let running = view
             .table()
             .iter()
@@ -247,11 +239,7 @@ impl Core {
     /// Applies decisions until a launch (true) or a wait (false).
     fn decide_lane(&mut self, now: Time, lane: LaneId) -> bool {
         loop {
-            let view = View {
-                now,
-                lane,
-                state: &self.state,
-            };
+            let view = View::new(now, lane, &self.state);
             let decision = self.policy.decide(&view);
             if self.state.config.reasons {
                 let why = Why::new(&view, &decision, self.policy.because());
@@ -282,11 +270,7 @@ impl Core {
     /// Ends those that the policy refuses, whether or not a lane has room.
     fn refuse(&mut self, now: Time) {
         loop {
-            let view = View {
-                now,
-                lane: LaneId(0),
-                state: &self.state,
-            };
+            let view = View::new(now, LaneId(0), &self.state);
             let Some((request, cause)) = self.policy.refuse(&view) else {
                 return;
             };
@@ -447,10 +431,6 @@ impl Core {
 
     /// A read-only view for observers, as the policy of lane 0 would see it.
     pub fn view(&self) -> View<'_> {
-        View {
-            now: self.now,
-            lane: LaneId(0),
-            state: &self.state,
-        }
+        View::new(self.now, LaneId(0), &self.state)
     }
 }

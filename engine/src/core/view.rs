@@ -15,18 +15,37 @@ pub struct View<'a> {
     pub now: Time,
     /// The lane that has room for a launch.
     pub lane: LaneId,
+    models: &'a [ModelSpec],
     pub(crate) state: &'a State,
 }
 
 impl<'a> View<'a> {
+    pub(super) fn new(now: Time, lane: LaneId, state: &'a State) -> Self {
+        Self {
+            now,
+            lane,
+            models: &state.config.models,
+            state,
+        }
+    }
+
+    /// The same with latency tables that the policy knows better: `models` are those that there are,
+    /// but for these.
+    pub(crate) fn with_tables<'b>(self, models: &'b [ModelSpec]) -> View<'b>
+    where
+        'a: 'b,
+    {
+        View { models, ..self }
+    }
+
     /// Models by id.
     pub fn models(&self) -> &'a [ModelSpec] {
-        &self.state.config.models
+        self.models
     }
 
     /// The model of that id.
     pub fn model(&self, id: ModelId) -> &'a ModelSpec {
-        &self.state.config.models[id.index()]
+        &self.models[id.index()]
     }
 
     /// Nodes that all entries together have been launched for; as [`SubBatch::ran_at`] counts them.

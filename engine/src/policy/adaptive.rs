@@ -11,8 +11,8 @@
 //!
 //! What is learned online: arrivals (`history.rs`), output lengths of ended requests, which stand in
 //! for those of requests that have not ended, by input length; the ratio of measured to predicted
-//! launch times, by block, which corrects the tables that plans are made with; whether a deadline
-//! can be met (`promise.rs`, `outputs.rs`).
+//! launch times, by block and batch size, which corrects the tables that plans are made with and rules
+//! decide by from then on (`correction.rs`); whether a deadline can be met (`promise.rs`, `outputs.rs`).
 //!
 //! Requests that can no longer be in time are demoted: they let those pass that can. `adaptive:shed`
 //! and `adaptive:refuse` refuse them instead, as the base rules do; what a class says of its own
@@ -26,14 +26,13 @@
 //! "Rollout Algorithms for Discrete Optimization"); here over whole rules, not single steps.
 
 use lazybatch_graph::Repeat;
-use lazybatch_sla::{Class, ClassId, Late, LatencyTable, Launch, ModelId, Nanos, Time};
+use lazybatch_sla::{Class, ClassId, Late, Launch, ModelId, Nanos, Time};
 use smallvec::SmallVec;
 use std::ops::RangeInclusive;
-use std::sync::Arc;
 
 use super::base::Base;
 use super::coarse;
-use super::correction::Correction;
+use super::correction::Corrections;
 use super::history::History;
 use super::load;
 use super::places::Places;
@@ -75,8 +74,7 @@ pub const ENTRY: Entry = Entry {
             history: History::default(),
             rescue: Rescue::default(),
             rescues: false,
-            corrections: Vec::new(),
-            tables: Vec::new(),
+            corrections: Corrections::default(),
             is_planning: false,
             is_outdated: false,
             rests_until: Time::ZERO,
@@ -344,9 +342,7 @@ struct Adaptive {
     rescue: Rescue,
     /// The last decision was a rescue.
     rescues: bool,
-    /// By model and block.
-    corrections: Vec<Vec<Correction>>,
-    tables: Vec<Arc<LatencyTable>>,
+    corrections: Corrections,
     is_planning: bool,
     /// The plan that is being made is for models that are not those any more, or knows no levels.
     is_outdated: bool,
@@ -384,7 +380,7 @@ struct Seen {
 
 impl Policy for Adaptive {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        if self.tables.is_empty() {
+        if !self.corrections.have_begun() {
             self.start(view.models());
         }
         if std::mem::take(&mut self.is_misfit) {
@@ -407,13 +403,13 @@ impl Policy for Adaptive {
         if let Some(decision) = rescued {
             return decision;
         }
-        self.incumbent.decide(view)
+        self.incumbent.decide(&self.corrections.view(view))
     }
 
     fn refuse(&mut self, view: &View<'_>) -> Option<(Key, &'static str)> {
         match self.incumbent.other {
             Some(_) => None,
-            None => self.incumbent.base.refuse(view),
+            None => self.incumbent.base.refuse(&self.corrections.view(view)),
         }
     }
 
@@ -438,7 +434,9 @@ impl Policy for Adaptive {
     }
 
     fn on_done(&mut self, now: Time, launch: &Launch, took: Nanos, ran: Nanos) {
-        self.correct(launch, took);
+        if !self.without.correction {
+            self.corrections.on_done(launch, took);
+        }
         self.incumbent.on_done(now, launch, took, ran);
     }
 
@@ -451,15 +449,12 @@ impl Policy for Adaptive {
     fn on_model(&mut self, model: ModelId, models: &[ModelSpec]) {
         self.history.on_model(model);
         self.incumbent.on_model(model, models);
-        if self.tables.is_empty() {
+        if !self.corrections.have_begun() {
             return self.start(models);
         }
         self.is_outdated = self.is_planning;
         self.rescue.start(models);
-        self.tables = models.iter().map(|m| m.table.clone()).collect();
-        self.corrections.resize(models.len(), Vec::new());
-        let m = model.index();
-        self.corrections[m] = vec![Correction::default(); models[m].blocks.len()];
+        self.corrections.on_model(model, models);
         if !self.is_fixed {
             let names = self.candidates(models);
             if !names.contains(&self.incumbent.name) {
@@ -491,9 +486,7 @@ impl Policy for Adaptive {
             place: places.of(arrivals[i].id),
         });
         let mut open: Vec<_> = open.filter(|o| !view.is_finishing(o.past.id)).collect();
-        let corrections = self.corrections.iter();
-        let corrections = corrections.map(|m| m.iter().map(Correction::factor).collect());
-        let corrections: Vec<Vec<f64>> = corrections.collect();
+        let corrections = self.corrections.factors(models);
         let host = self.incumbent.base.host();
         let per_request = match view.is_in_place() {
             true => host.per_request(),
@@ -567,10 +560,7 @@ impl Policy for Adaptive {
 
 impl Adaptive {
     fn start(&mut self, models: &[ModelSpec]) {
-        self.tables = models.iter().map(|m| m.table.clone()).collect();
-        let corrections = models.iter().map(|m| &m.blocks);
-        let corrections = corrections.map(|b| vec![Correction::default(); b.len()]);
-        self.corrections = corrections.collect();
+        self.corrections.start(models);
         self.rescue.start(models);
         if !self.is_fixed {
             let first = self.rules(models).remove(0);
@@ -699,18 +689,6 @@ impl Adaptive {
         }
         let (was, is) = (seen.num_open as f64, self.history.num_open() as f64);
         since >= OPEN_SEEN && was.max(is) > OPEN_CHANGE * was.min(is) + OPEN_MORE
-    }
-
-    fn correct(&mut self, launch: &Launch, took: Nanos) {
-        let table = self.tables.get(launch.model.index());
-        let Some(table) = table.filter(|_| !self.without.correction) else {
-            return;
-        };
-        let (samples, rows) = (launch.num_samples(), launch.num_rows());
-        let predicted = table.segment(launch.block, launch.segment, samples, rows);
-        let num_segments = table.num_segments(launch.block);
-        let correction = &mut self.corrections[launch.model.index()][launch.block as usize];
-        correction.on_done(predicted, took, num_segments);
     }
 }
 

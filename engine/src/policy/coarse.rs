@@ -22,15 +22,15 @@ const MOST_JOINED: f64 = 64.0;
 /// Most passes of a request in plans: a length that nobody has seen yet may be guessed as any.
 const MOST_PASSES: u32 = 4096;
 
-/// The models with tables corrected by `corrections` (a factor for each model and block) and, for
-/// each launch, by what it takes of the `host`, a pass of a loop in one segment, other blocks in a
+/// The models with tables corrected by `corrections` (factors by batch size, for each model and block)
+/// and, for each launch, by what it takes of the `host`, a pass of a loop in one segment, other blocks in a
 /// few, where there are several models in as many as leave none longer than the shortest request of
 /// any, or [`MOST_SEGMENTS`]; where requests pass loops often, several passes in one. Output lengths
 /// and bounds of `arrivals` and `open` are changed accordingly, and the places of `open`.
 pub(super) fn config(
     models: &[ModelSpec],
     classes: &[Class],
-    (corrections, host): (&[Vec<f64>], Nanos),
+    (corrections, host): (&[Vec<Vec<f64>>], Nanos),
     arrivals: &mut [Past],
     open: &mut [Open],
 ) -> CoreConfig {
@@ -76,10 +76,9 @@ fn coarse(
     spec: &ModelSpec,
     stride: &Stride,
     groups: &SegmentRanges,
-    (corrections, host): (&[f64], Nanos),
+    (corrections, host): (&[Vec<f64>], Nanos),
 ) -> ModelSpec {
-    let factors = corrections.iter().zip(&stride.longer);
-    let factors: Vec<f64> = factors.map(|(c, l)| c * l).collect();
+    let longer: Vec<Vec<f64>> = stride.longer.iter().map(|&l| vec![l]).collect();
     let mut coarse = spec.clone();
     for (block, groups) in coarse.blocks.iter_mut().zip(groups) {
         let nodes = |g: &Range<u32>| {
@@ -94,7 +93,8 @@ fn coarse(
         let launches = groups[block][segment].len() as f64 * stride.longer[block];
         Nanos((host.0 as f64 * launches).round() as u64)
     };
-    let table = spec.table.coarse(groups).scaled(&factors).delayed(beside);
+    let table = spec.table.coarse(groups).scaled(corrections);
+    let table = table.scaled(&longer).delayed(beside);
     coarse.table = Arc::new(table.repeated(&repeats));
     coarse.output_len_p90 = spec.output_len_p90.div_ceil(stride.joined);
     coarse.resident = true;
@@ -272,7 +272,7 @@ pub(super) mod tests {
     }
 
     fn plan(past: &mut [Past]) -> ModelSpec {
-        let corrections = [vec![1.0, 1.0, 1.0, 2.0]];
+        let corrections = [[1.0, 1.0, 1.0, 2.0].map(|f| vec![f]).to_vec()];
         let corrected = (&corrections[..], Nanos::ZERO);
         let config = config(&[spec()], &[Class::default()], corrected, past, &mut []);
         config.models.into_iter().next().unwrap()
@@ -323,7 +323,7 @@ pub(super) mod tests {
             since: Nanos::ZERO,
             place: Some(place),
         }];
-        let corrections = [vec![1.0; 4], vec![1.0]];
+        let corrections = [vec![vec![1.0]; 4], vec![vec![1.0]]];
         let config = config(
             &[spec(), other],
             &[Class::default()],
@@ -341,7 +341,7 @@ pub(super) mod tests {
     #[test]
     fn launches_take_the_host_as_often_as_there_are() {
         let tables = [Nanos::ZERO, Nanos(700)].map(|host| {
-            let corrections = [vec![1.0, 1.0, 1.0, 2.0]];
+            let corrections = [[1.0, 1.0, 1.0, 2.0].map(|f| vec![f]).to_vec()];
             let mut past = past(&[(401, 70), (97, 99), (200, 3)]);
             let corrected = (&corrections[..], host);
             let config = config(
@@ -398,7 +398,7 @@ pub(super) mod tests {
             place: Some(place),
         }];
         let mut again = self::past(&lengths);
-        let corrections = [vec![1.0; 4]];
+        let corrections = [vec![vec![1.0]; 4]];
         config(
             &[spec()],
             &[Class::default()],
@@ -429,7 +429,7 @@ pub(super) mod tests {
             lengths.iter().map(alone).sum()
         };
         let mut fine = spec();
-        fine.table = Arc::new(fine.table.scaled(&[1.0, 1.0, 1.0, 2.0]));
+        fine.table = Arc::new(fine.table.scaled(&[1.0, 1.0, 1.0, 2.0].map(|f| vec![f])));
         let coarse: Vec<(u32, u32)> = past.iter().map(|p| (p.input_len, p.output_len)).collect();
         let ratio = total(&model, &coarse) / total(&fine, &lengths);
         assert!((ratio - 1.0).abs() < 0.001, "{ratio}");

@@ -1,70 +1,257 @@
-//! How much longer the launches of a block take than its latency table says.
+//! How much longer launches take than the latency tables say, by block and batch size.
+//!
+//! Tables are measured once, with batches of each size alone, and the device may be another one since;
+//! but what they are off by differs by size too: small batches find their weights in the caches where
+//! they run one behind the other, large ones share them with whoever else is in flight. On a CPU
+//! launches of one took 0.4 of the table in a loop whose batches of 32 took as long as it says. What a
+//! larger batch gains is what rules are chosen by, so factors are learned for sizes from a power of two
+//! to the next, where enough launches had them; between these they go by the logarithm of the size, and
+//! far from all that were seen the table holds as it was measured.
 
-use lazybatch_sla::Nanos;
+use std::sync::Arc;
+
+use lazybatch_sla::{LatencyTable, Launch, ModelId, Nanos};
+use smallvec::SmallVec;
+
+use crate::core::{ModelSpec, View};
 
 /// Share that the newest launch has, and of how many passes through a block it has no more than one
 /// launch's share: some launches of a pass are longer than others.
-const NEWEST: f64 = 0.005;
-const PASSES: f64 = 4.0;
+const NEWEST: f64 = 0.000_5;
+const PASSES: f64 = 32.0;
 /// A launch counts at most this far off its prediction, either way.
 const CLIP: f64 = 4.0;
+/// Share of the launches from which on those of some sizes have a factor of their own.
+const ENOUGH: f64 = 1.0 / 256.0;
+/// Doublings of a size from which on launches of it say nothing of another one.
+const FAR: f64 = 4.0;
 
-/// The ratio over recent launches of all that they took to all that was predicted. Launches count by
-/// their time: what each takes on top of its table, such as that of a decision, is a large part of
-/// short ones alone.
+/// Recent launches of some sizes.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Correction {
+struct Recent {
+    /// What share of all of the block they are.
+    share: f64,
+    /// Exponentially weighted, as that is: logarithms of their samples, what they took and were predicted
+    /// to take. They count by their time: what each takes on top of its table, such as that of a
+    /// decision, is a large part of short ones alone.
+    at: f64,
     took: f64,
     predicted: f64,
 }
 
+impl Recent {
+    fn add(&mut self, other: &Self) {
+        self.share += other.share;
+        self.at += other.at;
+        self.took += other.took;
+        self.predicted += other.predicted;
+    }
+
+    fn times(&self, factor: f64) -> Self {
+        Self {
+            share: self.share * factor,
+            at: self.at * factor,
+            took: self.took * factor,
+            predicted: self.predicted * factor,
+        }
+    }
+
+    /// The logarithm of a size, and the factor for it.
+    fn point(&self) -> (f64, f64) {
+        (self.at / self.share, self.took / self.predicted)
+    }
+}
+
+/// What the launches of one block took.
+#[derive(Clone, Debug, Default)]
+struct Correction {
+    /// By size: 1, 2 and 3, 4 to 7, and so on.
+    sizes: SmallVec<[Recent; 4]>,
+}
+
 impl Correction {
-    /// A launch of a block of `num_segments` that was predicted to take `predicted` has ended.
-    pub fn on_done(&mut self, predicted: Nanos, took: Nanos, num_segments: u32) {
+    /// A launch of `samples`, of a block of `num_segments`, that was predicted to take `predicted`.
+    fn on_done(&mut self, samples: u32, predicted: Nanos, took: Nanos, num_segments: u32) {
         if predicted == Nanos::ZERO {
             return;
         }
         let newest = NEWEST.min(1.0 / (PASSES * f64::from(num_segments.max(1))));
-        let predicted = predicted.0 as f64;
-        let took = (took.0 as f64).clamp(predicted / CLIP, predicted * CLIP);
-        self.took += newest * (took - self.took);
-        self.predicted += newest * (predicted - self.predicted);
+        let (samples, predicted) = (samples.max(1), predicted.0 as f64);
+        let launch = Recent {
+            share: 1.0,
+            at: f64::from(samples).log2(),
+            took: (took.0 as f64).clamp(predicted / CLIP, predicted * CLIP),
+            predicted,
+        };
+        let i = samples.ilog2() as usize;
+        if self.sizes.len() <= i {
+            self.sizes.resize(i + 1, Recent::default());
+        }
+        for size in &mut self.sizes {
+            *size = size.times(1.0 - newest);
+        }
+        self.sizes[i].add(&launch.times(newest));
     }
 
-    /// By what the block's latencies are to be multiplied; 1 before its first launch.
-    pub fn factor(&self) -> f64 {
-        match self.predicted > 0.0 {
-            true => self.took / self.predicted,
-            false => 1.0,
+    /// By what the block's latencies are to be multiplied, at each batch size up to the largest; 1
+    /// before its first launch.
+    fn factors(&self, max_batch: u32) -> Vec<f64> {
+        let points = self.points();
+        let (Some(&first), Some(&last)) = (points.first(), points.last()) else {
+            return vec![1.0];
+        };
+        let beyond = |(of, factor): (f64, f64), at: f64| {
+            1.0 + (factor - 1.0) * (1.0 - (at - of).abs() / FAR).max(0.0)
+        };
+        let factor = |samples: u32| {
+            let at = f64::from(samples).log2();
+            match points.partition_point(|p| p.0 < at) {
+                0 => beyond(first, at),
+                i if i == points.len() => beyond(last, at),
+                i => {
+                    let (below, above) = (points[i - 1], points[i]);
+                    below.1 + (above.1 - below.1) * (at - below.0) / (above.0 - below.0)
+                }
+            }
+        };
+        (1..=max_batch.max(1)).map(factor).collect()
+    }
+
+    /// Sizes that have factors of their own: neighbours count together until there are enough launches.
+    fn points(&self) -> SmallVec<[(f64, f64); 16]> {
+        let mut points: SmallVec<[Recent; 16]> = SmallVec::new();
+        let mut few = Recent::default();
+        for size in &self.sizes {
+            few.add(size);
+            if few.share >= ENOUGH {
+                points.push(std::mem::take(&mut few));
+            }
+        }
+        if few.share > 0.0 {
+            match points.last_mut() {
+                Some(last) => last.add(&few),
+                None => points.push(few),
+            }
+        }
+        points.iter().map(Recent::point).collect()
+    }
+}
+
+/// The same of all models.
+#[derive(Default)]
+pub(super) struct Corrections {
+    /// By model and block.
+    blocks: Vec<Vec<Correction>>,
+    /// As they were measured.
+    tables: Vec<Arc<LatencyTable>>,
+    /// The models with their tables corrected, as it was last asked for; none as long as it was not.
+    corrected: Vec<ModelSpec>,
+}
+
+impl Corrections {
+    /// Whether the models are known.
+    pub fn have_begun(&self) -> bool {
+        !self.tables.is_empty()
+    }
+
+    pub fn start(&mut self, models: &[ModelSpec]) {
+        self.blocks.clear();
+        self.blocks.extend(models.iter().map(fresh));
+        self.follow(models);
+    }
+
+    /// Forgets a model.
+    pub fn on_model(&mut self, model: ModelId, models: &[ModelSpec]) {
+        self.blocks.resize(models.len(), Vec::new());
+        self.blocks[model.index()] = fresh(&models[model.index()]);
+        self.follow(models);
+    }
+
+    fn follow(&mut self, models: &[ModelSpec]) {
+        self.tables = models.iter().map(|m| m.table.clone()).collect();
+        self.corrected.clear();
+    }
+
+    pub fn on_done(&mut self, launch: &Launch, took: Nanos) {
+        let Some(table) = self.tables.get(launch.model.index()) else {
+            return;
+        };
+        let (samples, rows) = (launch.num_samples(), launch.num_rows());
+        let predicted = table.segment(launch.block, launch.segment, samples, rows);
+        let num_segments = table.num_segments(launch.block);
+        let correction = &mut self.blocks[launch.model.index()][launch.block as usize];
+        correction.on_done(samples, predicted, took, num_segments);
+    }
+
+    /// Factors by batch size, for each model and block, which [`Corrections::view`] goes by from now on.
+    pub fn factors(&mut self, models: &[ModelSpec]) -> Vec<Vec<Vec<f64>>> {
+        let of = |(spec, blocks): (&ModelSpec, &Vec<Correction>)| {
+            blocks.iter().map(|b| b.factors(spec.max_batch)).collect()
+        };
+        let factors: Vec<Vec<Vec<f64>>> = models.iter().zip(&self.blocks).map(of).collect();
+        let corrected = models
+            .iter()
+            .zip(&factors)
+            .map(|(spec, factors)| ModelSpec {
+                table: Arc::new(spec.table.scaled(factors)),
+                ..spec.clone()
+            });
+        self.corrected = corrected.collect();
+        factors
+    }
+
+    /// What a rule sees: tables as they were corrected last.
+    pub fn view<'a>(&'a self, view: &View<'a>) -> View<'a> {
+        match self.corrected.is_empty() {
+            true => *view,
+            false => view.with_tables(&self.corrected),
         }
     }
+}
+
+fn fresh(spec: &ModelSpec) -> Vec<Correction> {
+    vec![Correction::default(); spec.blocks.len()]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// The factor after passes through segments that take so many ns more than predicted, times a
-    /// factor.
+    /// The factor of a launch's size after passes through segments that take so many ns more than
+    /// predicted, times a factor.
     fn after(passes: usize, segments: &[u64], factor: f64, more: f64) -> f64 {
         let mut correction = Correction::default();
         for _ in 0..passes {
             for &ns in segments {
-                let took = ns as f64 * factor + more;
-                correction.on_done(Nanos(ns), Nanos(took as u64), segments.len() as u32);
+                let took = Nanos((ns as f64 * factor + more) as u64);
+                correction.on_done(1, Nanos(ns), took, segments.len() as u32);
             }
         }
-        correction.factor()
+        correction.factors(1)[0]
+    }
+
+    /// Launches of 1000 ns, each this many samples and times as long as predicted.
+    fn launches(correction: &mut Correction, num: usize, sizes: &[(u32, f64)]) {
+        for &(samples, ratio) in sizes.iter().cycle().take(num) {
+            let took = Nanos((1000.0 * ratio) as u64);
+            correction.on_done(samples, Nanos(1000), took, 1);
+        }
     }
 
     #[test]
     fn nothing_is_corrected_before_the_first_launch() {
         let mut correction = Correction::default();
-        assert_eq!(correction.factor(), 1.0);
-        correction.on_done(Nanos::ZERO, Nanos(7), 1);
-        assert_eq!(correction.factor(), 1.0);
-        correction.on_done(Nanos(10), Nanos(20), 1);
-        assert_eq!(correction.factor(), 2.0);
+        assert_eq!(correction.factors(4), [1.0]);
+        correction.on_done(1, Nanos::ZERO, Nanos(7), 1);
+        assert_eq!(correction.factors(4), [1.0]);
+        correction.on_done(1, Nanos(10), Nanos(20), 1);
+        let factors = correction.factors(4);
+        for (samples, expected) in [(1, 2.0), (2, 1.75), (4, 1.5)] {
+            assert!(
+                (factors[samples - 1] - expected).abs() < 1e-9,
+                "{factors:?}"
+            );
+        }
     }
 
     #[test]
@@ -88,11 +275,48 @@ mod tests {
     }
 
     #[test]
+    fn sizes_have_factors_of_their_own() {
+        let mut correction = Correction::default();
+        let sizes = [(1, 0.4), (6, 0.7), (32, 1.2)];
+        launches(&mut correction, 600, &sizes);
+        let factors = correction.factors(256);
+        assert_eq!(factors.len(), 256);
+        let at = |samples: usize| factors[samples - 1];
+        for (samples, ratio) in sizes {
+            let factor = at(samples as usize);
+            assert!((factor - ratio).abs() < 1e-6, "{samples}: {factor}");
+        }
+        assert!(factors[..32].is_sorted(), "{factors:?}");
+        // Of the three doublings from 6 to 48, 12 is the first.
+        let (from, to) = (6_f64.log2(), 32_f64.log2());
+        assert!((at(12) - (0.7 + 0.5 / (to - from))).abs() < 1e-6);
+        // Far from what was seen the table is as it was.
+        assert!((at(64) - 1.15).abs() < 1e-6 && (at(256) - 1.05).abs() < 1e-6);
+    }
+
+    #[test]
+    fn sizes_that_are_hardly_seen_go_by_their_neighbours() {
+        let mut correction = Correction::default();
+        launches(&mut correction, 4000, &[(2, 1.2)]);
+        launches(&mut correction, 3, &[(4, 4.0)]);
+        let factor = |c: &Correction| c.factors(4)[3];
+        assert!((1.1..1.3).contains(&factor(&correction)));
+        launches(&mut correction, 20, &[(4, 4.0)]);
+        assert!(factor(&correction) > 3.0);
+        // Among others, too.
+        let mut correction = Correction::default();
+        launches(&mut correction, 400, &[(1, 1.2), (64, 1.2)]);
+        launches(&mut correction, 2, &[(8, 4.0)]);
+        assert!((1.15..1.4).contains(&correction.factors(64)[7]));
+    }
+
+    #[test]
     fn the_recent_counts() {
         let mut correction = Correction::default();
-        for took in [300; 1000].into_iter().chain([100; 1200]) {
-            correction.on_done(Nanos(100), Nanos(took), 10);
-        }
-        assert!((correction.factor() - 1.0).abs() < 0.01);
+        launches(&mut correction, 3000, &[(1, 3.0)]);
+        launches(&mut correction, 10_000, &[(1, 1.0)]);
+        let factors = correction.factors(8);
+        let factor = correction.factors(1)[0];
+        assert!((factor - 1.0).abs() < 0.02, "{factor}");
     }
 }

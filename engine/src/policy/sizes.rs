@@ -4,9 +4,11 @@
 //! makes everyone wait for all. The *knee* at a share `S` is the smallest batch that reaches `S` of
 //! the highest throughput of any batch, by the latency tables and what each launch takes of the host,
 //! over a whole request of mean lengths: those of the requests so far, looked at again whenever there
-//! are twice as many, or launches take another time of the host.
+//! are twice as many, launches take another time of the host, or there is another table.
 
-use lazybatch_sla::{ModelId, Nanos, OutputLen, Progress};
+use std::sync::Arc;
+
+use lazybatch_sla::{LatencyTable, ModelId, Nanos, OutputLen, Progress};
 
 use super::host::Host;
 use crate::core::{Ending, ModelSpec, Request, View};
@@ -22,9 +24,10 @@ struct Seen {
     shares: Vec<f64>,
     /// The highest, in samples per nanosecond.
     highest: f64,
-    /// `num` and the host's time when `shares` were computed.
+    /// `num`, the host's time and the latency table when `shares` were computed.
     computed_at: u64,
     computed_with: Nanos,
+    computed_by: Option<Arc<LatencyTable>>,
 }
 
 /// Share of the highest throughput that a batch which is filled well has at least.
@@ -99,10 +102,11 @@ impl Sizes {
 
     fn up_to_date(&mut self, view: &View<'_>, model: ModelId) -> &Seen {
         let host = self.host.per_launch();
-        let seen = self.seen(model);
-        if seen.is_outdated(host) {
-            (seen.shares, seen.highest) = seen.shares(view.model(model), host);
+        let (seen, spec) = (self.seen(model), view.model(model));
+        if seen.is_outdated(host, &spec.table) {
+            (seen.shares, seen.highest) = seen.shares(spec, host);
             (seen.computed_at, seen.computed_with) = (seen.num, host);
+            seen.computed_by = Some(spec.table.clone());
         }
         seen
     }
@@ -133,9 +137,10 @@ impl Seen {
         Nanos((f64::from(samples) / throughput) as u64)
     }
 
-    fn is_outdated(&self, host: Nanos) -> bool {
+    fn is_outdated(&self, host: Nanos, table: &Arc<LatencyTable>) -> bool {
         let (now, then) = (host.0 as f64, self.computed_with.0 as f64);
-        self.shares.is_empty()
+        let by = self.computed_by.as_ref();
+        by.is_none_or(|by| !Arc::ptr_eq(by, table))
             || self.num >= 2 * self.computed_at.max(1)
             || now > OTHER_HOST * then
             || then > OTHER_HOST * now
@@ -261,16 +266,20 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_computed_anew_for_another_host_time() {
+    fn shares_are_computed_anew_for_another_host_time_or_table() {
+        let table = spec().table;
         let mut seen = Seen {
+            computed_by: Some(table.clone()),
             num: 3,
             shares: vec![1.0],
             computed_at: 2,
             computed_with: Nanos(1000),
             ..Seen::default()
         };
-        let at = |seen: &Seen| [790, 810, 1240, 1260].map(|ns| seen.is_outdated(Nanos(ns)));
+        let at = |seen: &Seen| [790, 810, 1240, 1260].map(|ns| seen.is_outdated(Nanos(ns), &table));
         assert_eq!(at(&seen), [true, false, false, true]);
+        let other = spec().table;
+        assert!(seen.is_outdated(Nanos(1000), &other));
         seen.num = 4;
         assert_eq!(at(&seen), [true; 4]);
     }
