@@ -41,10 +41,10 @@ fn plans_learn_what_batches_of_each_size_really_take() {
         let (believed, real) = (config(TRANSLATOR), config(&real));
         let mean_cost = |spec: &str, tables| {
             let of = |seed| {
-                let arrivals = arrivals(2000, 3000.0, 10, seed);
-                cost(&run_on(&real, tables, spec, &arrivals), 10, 2000)
+                let arrivals = arrivals(3000, 3000.0, 10, seed);
+                cost(&run_on(&real, tables, spec, &arrivals), 10, 3000)
             };
-            (1..=2).map(of).sum::<f64>() / 2.0
+            (1..=3).map(of).sum::<f64>() / 3.0
         };
         let with = mean_cost("adaptive", &believed);
         let without = mean_cost("adaptive:without=correction", &believed);
