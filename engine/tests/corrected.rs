@@ -34,14 +34,14 @@ fn plans_count_launches_as_long_as_they_really_take() {
 fn plans_learn_what_batches_of_each_size_really_take() {
     // Small batches take less than the tables say, or longer, full ones as long: a batch gains less than
     // they say, or more.
-    for [enc, dec] in [["40.0", "60.0"], ["160.0", "240.0"]] {
+    for (enc, dec, rate) in [("40.0", "60.0", 3400.0), ("160.0", "240.0", 3000.0)] {
         let real = TRANSLATOR
             .replace("[1,100.0]", &format!("[1,{enc}]"))
             .replace("[1,150.0]", &format!("[1,{dec}]"));
         let (believed, real) = (config(TRANSLATOR), config(&real));
         let mean_cost = |spec: &str, tables| {
             let of = |seed| {
-                let arrivals = arrivals(3000, 3000.0, 10, seed);
+                let arrivals = arrivals(3000, rate, 10, seed);
                 cost(&run_on(&real, tables, spec, &arrivals), 10, 3000)
             };
             (1..=3).map(of).sum::<f64>() / 3.0
@@ -50,6 +50,6 @@ fn plans_learn_what_batches_of_each_size_really_take() {
         let without = mean_cost("adaptive:without=correction", &believed);
         let known = mean_cost("adaptive", &real);
         println!("{enc}: {with:.2} ms, without {without:.2}, by true tables {known:.2}");
-        assert!(with < 1.05 * known && with < 0.95 * without);
+        assert!(with < 1.05 * known && with < 0.9 * without);
     }
 }

@@ -5,7 +5,8 @@
 //! waits for more than one of them, and the next one begins in turns too; and as plans cost launches
 //! then, one that leaves the rule as it is makes the next come later. Beside a busy device turns take a
 //! part of what the driver idles: the less that is, the more all wait for what plans take. Only the first
-//! plan, a small one, takes more: all wait for longer by a rule that may be wrong for them.
+//! few plans, small ones, take more, and come one behind the other: all wait for longer by a rule that was
+//! chosen for anyone, or by a few arrivals.
 //!
 //! Who has one processor, and a device that works on it, has turns from the start: with an idle thread
 //! beside it, the driver seems to Linux to have had less than its share, and those who wake to hand in
@@ -32,8 +33,8 @@ use crate::threads::Claim;
 /// until what that took is no more.
 pub const BUDGET: f64 = 0.05;
 
-/// The most while processors are busy, so that what plans take is missing elsewhere, but behind the first
-/// plan; and the least, where plans confirm the rule that there is, each of which halves the share.
+/// The most while processors are busy, so that what plans take is missing elsewhere, but at the
+/// beginning; and the least, where plans confirm the rule that there is, each of which halves the share.
 const BUSY_BUDGET: f64 = 0.01;
 const LEAST_BUDGET: f64 = 0.005;
 /// A plan in idle time is made on one thread for each so many processors, and on so many at the most.
@@ -65,9 +66,12 @@ const IN_TURNS: f64 = 0.025;
 /// knowing what to do.
 const OF_IDLE: f64 = 0.1;
 const LEAST_IN_TURNS: f64 = 0.005;
-/// The same for the first plan, which simulates no more than [`SOON`]: until it is there, the rule is one
-/// that was chosen for anyone.
+/// The same at the beginning, for plans that simulate no more than [`SOON`]: until there is one, the rule
+/// is one that was chosen for anyone, and the first ones know of few arrivals.
 const IN_FIRST_TURNS: f64 = 0.25;
+/// The beginning is over when plans have taken so much of a processor. Until then none waits for the
+/// share of those before it.
+const BEGINNING: Nanos = Nanos::from_ms(120);
 
 /// The same of the only processor, on which a device works that has little to do: whoever wakes waits
 /// for no more than one such turn, and shares the processor with those that come behind it.
@@ -120,8 +124,8 @@ pub(crate) struct Planner {
     is_second: bool,
     /// There was too little idle time for the last one, or there was none.
     was_late: bool,
-    /// There has been no plan yet.
-    is_first: bool,
+    /// What plans may take until the beginning is over.
+    beginning: Nanos,
 }
 
 impl Default for Planner {
@@ -138,7 +142,7 @@ impl Default for Planner {
             attempts: Vec::new(),
             is_second: false,
             was_late: true,
-            is_first: true,
+            beginning: BEGINNING,
         }
     }
 }
@@ -245,10 +249,15 @@ impl Planner {
     /// Share of the time that turns take beside a device that has worked so much.
     fn share_of_turns(&self, now: Time, done: Option<Usage>) -> f64 {
         match done.filter(|d| d.is_busy(now)) {
-            _ if self.is_first => IN_FIRST_TURNS,
+            _ if self.begins() => IN_FIRST_TURNS,
             Some(done) => done.in_turns(now),
             None => IN_TURNS,
         }
+    }
+
+    /// Whether plans have taken so little so far that they may take more than their share.
+    fn begins(&self) -> bool {
+        self.beginning > Nanos::ZERO
     }
 
     /// Launches that an attempt simulates.
@@ -257,7 +266,7 @@ impl Planner {
         let soon = of_time(known, self.in_turns, 1).0 / PLAN_LAUNCH.0;
         match urgency {
             Urgency::Idle | Urgency::InShortTurns => request.budget,
-            Urgency::InTurns if self.is_first => request.budget.min(SOON),
+            Urgency::InTurns if self.begins() => request.budget.min(SOON),
             Urgency::InTurns => request.budget.min(soon.max(SOON)),
         }
     }
@@ -299,18 +308,20 @@ impl Planner {
                 Urgency::InShortTurns => MOST_IDLE * IN_SHORT_TURNS,
             };
             let is_busy = spent.0 as f64 <= most_idle * took.0 as f64;
-            // The first plan is a small one, and knows little.
-            let most = if self.is_first { BUDGET } else { BUSY_BUDGET };
+            self.beginning = Nanos(self.beginning.0.saturating_sub(spent.0));
             self.share = match (is_busy, confirms(&plan, request)) {
                 (false, _) => BUDGET,
-                (true, false) => most,
-                (true, true) => (self.share / 2.0).clamp(LEAST_BUDGET, most),
+                _ if self.begins() => BUDGET,
+                (true, false) => BUSY_BUDGET,
+                (true, true) => (self.share / 2.0).clamp(LEAST_BUDGET, BUSY_BUDGET),
             };
             // It took this at the least, and longer only where others had the processors.
             let took = Nanos(spent.0 / threads as u64);
             let rest = |share| rest(spent, share, self.processors, took);
-            self.is_first = false;
-            plan.rest = rest(self.share).min(rest(BUDGET).max(LONGEST_REST));
+            plan.rest = match self.begins() {
+                true => Nanos::ZERO,
+                false => rest(self.share).min(rest(BUDGET).max(LONGEST_REST)),
+            };
             self.request = None;
             self.attempts.clear();
             return Some(plan);

@@ -21,8 +21,11 @@ const NEWEST: f64 = 0.000_5;
 const PASSES: f64 = 32.0;
 /// A launch counts at most this far off its prediction, either way.
 const CLIP: f64 = 4.0;
+/// Launches of a block that do not count, or the first pass where that has more: memory and caches are
+/// not yet what they will be.
+const FIRST: u32 = 32;
 /// Share of the launches from which on those of some sizes have a factor of their own.
-const ENOUGH: f64 = 1.0 / 256.0;
+const ENOUGH: f64 = 1.0 / 128.0;
 /// Doublings of a size from which on launches of it say nothing of another one.
 const FAR: f64 = 4.0;
 
@@ -65,6 +68,8 @@ impl Recent {
 /// What the launches of one block took.
 #[derive(Clone, Debug, Default)]
 struct Correction {
+    /// So far, up to those that do not count.
+    num: u32,
     /// By size: 1, 2 and 3, 4 to 7, and so on.
     sizes: SmallVec<[Recent; 4]>,
 }
@@ -73,6 +78,10 @@ impl Correction {
     /// A launch of `samples`, of a block of `num_segments`, that was predicted to take `predicted`.
     fn on_done(&mut self, samples: u32, predicted: Nanos, took: Nanos, num_segments: u32) {
         if predicted == Nanos::ZERO {
+            return;
+        }
+        if self.num < FIRST.max(num_segments) {
+            self.num += 1;
             return;
         }
         let newest = NEWEST.min(1.0 / (PASSES * f64::from(num_segments.max(1))));
@@ -220,7 +229,7 @@ mod tests {
     /// The factor of a launch's size after passes through segments that take so many ns more than
     /// predicted, times a factor.
     fn after(passes: usize, segments: &[u64], factor: f64, more: f64) -> f64 {
-        let mut correction = Correction::default();
+        let mut correction = begun();
         for _ in 0..passes {
             for &ns in segments {
                 let took = Nanos((ns as f64 * factor + more) as u64);
@@ -228,6 +237,14 @@ mod tests {
             }
         }
         correction.factors(1)[0]
+    }
+
+    /// Behind the launches that do not count.
+    fn begun() -> Correction {
+        Correction {
+            num: u32::MAX,
+            ..Correction::default()
+        }
     }
 
     /// Launches of 1000 ns, each this many samples and times as long as predicted.
@@ -239,18 +256,23 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_corrected_before_the_first_launch() {
-        let mut correction = Correction::default();
-        assert_eq!(correction.factors(4), [1.0]);
-        correction.on_done(1, Nanos::ZERO, Nanos(7), 1);
-        assert_eq!(correction.factors(4), [1.0]);
-        correction.on_done(1, Nanos(10), Nanos(20), 1);
-        let factors = correction.factors(4);
-        for (samples, expected) in [(1, 2.0), (2, 1.75), (4, 1.5)] {
-            assert!(
-                (factors[samples - 1] - expected).abs() < 1e-9,
-                "{factors:?}"
-            );
+    fn the_first_launches_do_not_count() {
+        for num_segments in [3, 56] {
+            let mut correction = Correction::default();
+            let launch = |c: &mut Correction, took| {
+                c.on_done(1, Nanos(10), took, num_segments);
+            };
+            correction.on_done(1, Nanos::ZERO, Nanos(7), num_segments);
+            for _ in 0..FIRST.max(num_segments) {
+                launch(&mut correction, Nanos(40));
+                assert_eq!(correction.factors(4), [1.0]);
+            }
+            launch(&mut correction, Nanos(20));
+            let factors = correction.factors(4);
+            for (samples, expected) in [(1, 2.0), (2, 1.75), (4, 1.5)] {
+                let factor = factors[samples - 1];
+                assert!((factor - expected).abs() < 1e-9, "{factors:?}");
+            }
         }
     }
 
@@ -276,7 +298,7 @@ mod tests {
 
     #[test]
     fn sizes_have_factors_of_their_own() {
-        let mut correction = Correction::default();
+        let mut correction = begun();
         let sizes = [(1, 0.4), (6, 0.7), (32, 1.2)];
         launches(&mut correction, 600, &sizes);
         let factors = correction.factors(256);
@@ -296,15 +318,15 @@ mod tests {
 
     #[test]
     fn sizes_that_are_hardly_seen_go_by_their_neighbours() {
-        let mut correction = Correction::default();
+        let mut correction = begun();
         launches(&mut correction, 4000, &[(2, 1.2)]);
         launches(&mut correction, 3, &[(4, 4.0)]);
         let factor = |c: &Correction| c.factors(4)[3];
         assert!((1.1..1.3).contains(&factor(&correction)));
-        launches(&mut correction, 20, &[(4, 4.0)]);
+        launches(&mut correction, 40, &[(4, 4.0)]);
         assert!(factor(&correction) > 3.0);
         // Among others, too.
-        let mut correction = Correction::default();
+        let mut correction = begun();
         launches(&mut correction, 400, &[(1, 1.2), (64, 1.2)]);
         launches(&mut correction, 2, &[(8, 4.0)]);
         assert!((1.15..1.4).contains(&correction.factors(64)[7]));
@@ -312,10 +334,9 @@ mod tests {
 
     #[test]
     fn the_recent_counts() {
-        let mut correction = Correction::default();
+        let mut correction = begun();
         launches(&mut correction, 3000, &[(1, 3.0)]);
         launches(&mut correction, 10_000, &[(1, 1.0)]);
-        let factors = correction.factors(8);
         let factor = correction.factors(1)[0];
         assert!((factor - 1.0).abs() < 0.02, "{factor}");
     }

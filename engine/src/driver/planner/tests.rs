@@ -51,11 +51,14 @@ fn wait(planner: &mut Planner, now: Time) -> Plan {
 fn a_plan_comes_and_says_for_how_long_to_rest() {
     let mut planner = Planner::default();
     assert!(planner.poll(Time::ZERO).is_none());
-    for _ in 0..2 {
+    for begins in [true, false] {
+        if !begins {
+            planner.beginning = Nanos::ZERO;
+        }
         planner.start(Time::ZERO, request(), false);
         let plan = wait(&mut planner, Time::ZERO);
         assert_eq!(plan.costs.len(), 3);
-        assert!(plan.rest > Nanos::ZERO);
+        assert_eq!(plan.rest == Nanos::ZERO, begins);
         assert!(planner.attempts.is_empty());
     }
 }
@@ -251,7 +254,8 @@ fn plans_that_change_nothing_come_later_where_they_cost_launches() {
     let mut rest = |own, spent_ms, is_busy: bool| {
         rest_of(Urgency::Idle, own, spent_ms, if is_busy { 10 } else { 1 })
     };
-    assert_eq!(rest(103, 50, true), 19.0, "5 % behind the first one");
+    assert_eq!(rest(100, 50, true), 0.0, "at the beginning");
+    assert_eq!(rest(103, 50, true), 0.0);
     assert_eq!(rest(100, 50, false), 19.0, "5 %");
     assert_eq!(
         rest(102, 50, true),
@@ -306,6 +310,7 @@ fn a_plan_in_turns_is_over_in_no_longer_than_there_were_plans_or_soon() {
     let begin = Time::ZERO + Nanos::from_ms(7_000);
     planner.start(begin, request(), false);
     wait(&mut planner, begin);
+    planner.beginning = Nanos::ZERO;
     planner.start(begin, request(), false);
     let at = |ms: u64, urgency| {
         let now = begin + Nanos::from_ms(ms);
@@ -329,7 +334,7 @@ fn turns_take_a_part_of_what_is_idle() {
         (990, 0, LEAST_IN_TURNS),
     ] {
         let mut planner = Planner {
-            is_first: false,
+            beginning: Nanos::ZERO,
             ..Planner::default()
         };
         planner.works(second, Nanos::from_ms(worked_ms));
@@ -348,7 +353,7 @@ fn turns_take_a_part_of_what_is_idle() {
     }
     // Who has little to do has the whole share, if it gets to turns.
     let mut planner = Planner {
-        is_first: false,
+        beginning: Nanos::ZERO,
         ..Planner::default()
     };
     planner.works(second, Nanos::from_ms(100));
@@ -357,7 +362,7 @@ fn turns_take_a_part_of_what_is_idle() {
 }
 
 #[test]
-fn the_first_plan_takes_a_quarter_of_a_busy_processor_for_a_short_while() {
+fn the_first_plans_take_a_quarter_of_a_busy_processor_for_a_short_while() {
     let second = Time::ZERO + Nanos::from_ms(1000);
     let mut planner = Planner::default();
     let work = |planner: &mut Planner| {
@@ -377,7 +382,12 @@ fn the_first_plan_takes_a_quarter_of_a_busy_processor_for_a_short_while() {
     for now in [second, late] {
         assert_eq!(planner.budget(now, &request(), Urgency::InTurns), SOON);
     }
-    wait(&mut planner, second);
+    let left = planner.beginning;
+    let plan = wait(&mut planner, second);
+    assert!(planner.beginning < left && plan.rest == Nanos::ZERO);
+    assert_eq!(work(&mut planner), IN_FIRST_TURNS);
+    planner.beginning = Nanos(1);
+    assert!(wait(&mut planner, second).rest > Nanos::ZERO);
     assert!(planner.budget(late, &request(), Urgency::InTurns) > SOON);
     assert_eq!(work(&mut planner), LEAST_IN_TURNS);
 }
@@ -390,6 +400,7 @@ fn no_plan_is_made_for_quick_models_whose_device_idles() {
     {
         let mut planner = Planner {
             was_late: false,
+            beginning: Nanos::ZERO,
             ..Planner::default()
         };
         // What was before the last plan does not count.
