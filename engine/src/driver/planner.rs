@@ -5,8 +5,8 @@
 //! waits for more than one of them, and the next one begins in turns too; and as plans cost launches
 //! then, one that leaves the rule as it is makes the next come later. Beside a busy device turns take a
 //! part of what the driver idles: the less that is, the more all wait for what plans take. Only the first
-//! few plans, small ones, take more, and come one behind the other: all wait for longer by a rule that was
-//! chosen for anyone, or by a few arrivals.
+//! few plans, small ones, take more, and come sooner behind each other: all wait for longer by a rule that
+//! was chosen for anyone, or by a few arrivals.
 //!
 //! Who has one processor, and a device that works on it, has turns from the start: with an idle thread
 //! beside it, the driver seems to Linux to have had less than its share, and those who wake to hand in
@@ -66,12 +66,13 @@ const IN_TURNS: f64 = 0.025;
 /// knowing what to do.
 const OF_IDLE: f64 = 0.1;
 const LEAST_IN_TURNS: f64 = 0.005;
-/// The same at the beginning, for plans that simulate no more than [`SOON`]: until there is one, the rule
-/// is one that was chosen for anyone, and the first ones know of few arrivals.
+/// The same for the first plan, which simulates no more than [`SOON`]: until it is there, the rule is one
+/// that was chosen for anyone. And for those behind it until the beginning is over, as they know of few
+/// arrivals, and the sooner they know of more the better; and they take [`BUDGET`] of the time.
 const IN_FIRST_TURNS: f64 = 0.25;
-/// The beginning is over when plans have taken so much of a processor. Until then none waits for the
-/// share of those before it.
-const BEGINNING: Nanos = Nanos::from_ms(120);
+const IN_EARLY_TURNS: f64 = 0.05;
+/// The beginning is over when plans have taken so much of a processor.
+const BEGINNING: Nanos = Nanos::from_ms(300);
 
 /// The same of the only processor, on which a device works that has little to do: whoever wakes waits
 /// for no more than one such turn, and shares the processor with those that come behind it.
@@ -249,7 +250,8 @@ impl Planner {
     /// Share of the time that turns take beside a device that has worked so much.
     fn share_of_turns(&self, now: Time, done: Option<Usage>) -> f64 {
         match done.filter(|d| d.is_busy(now)) {
-            _ if self.begins() => IN_FIRST_TURNS,
+            _ if self.beginning == BEGINNING => IN_FIRST_TURNS,
+            _ if self.begins() => IN_EARLY_TURNS,
             Some(done) => done.in_turns(now),
             None => IN_TURNS,
         }
@@ -318,10 +320,7 @@ impl Planner {
             // It took this at the least, and longer only where others had the processors.
             let took = Nanos(spent.0 / threads as u64);
             let rest = |share| rest(spent, share, self.processors, took);
-            plan.rest = match self.begins() {
-                true => Nanos::ZERO,
-                false => rest(self.share).min(rest(BUDGET).max(LONGEST_REST)),
-            };
+            plan.rest = rest(self.share).min(rest(BUDGET).max(LONGEST_REST));
             self.request = None;
             self.attempts.clear();
             return Some(plan);
