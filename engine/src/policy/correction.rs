@@ -225,6 +225,8 @@ fn fresh(spec: &ModelSpec) -> Vec<Correction> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::{Core, CoreConfig};
+    use lazybatch_sla::{LaneId, Member, Profile, RequestId, Slot, SubBatchId, Ticket};
 
     /// The factor of a launch's size after passes through segments that take so many ns more than
     /// predicted, times a factor.
@@ -339,5 +341,59 @@ mod tests {
         launches(&mut correction, 10_000, &[(1, 1.0)]);
         let factor = correction.factors(1)[0];
         assert!((factor - 1.0).abs() < 0.02, "{factor}");
+    }
+
+    #[test]
+    fn rules_see_tables_as_they_were_corrected_last() {
+        let text = r#"{"format":"lazybatch-profile/1","device":"d","copy_gbps":1.0,"dispatch_us":0,
+            "models":[{"name":"m","max_batch":4,"blocks":[{"name":"b","repeat":"once",
+            "nodes":[{"name":"n","by":"members","latency_us":[[1,100],[4,400]]}]}]}]}"#;
+        let profile = Profile::parse("test", text).unwrap();
+        let spec = ModelSpec::from_profile(&profile, &profile.models[0], 1, 1);
+        let config = CoreConfig::new(vec![spec]);
+        let core = Core::new(config.clone(), crate::policy::build("serial").unwrap());
+        let mut corrections = Corrections::default();
+        corrections.start(&config.models);
+        let member = Member {
+            request: RequestId(0),
+            slot: Slot(0),
+            step: 0,
+            input_len: 0,
+            samples: 1,
+            idle: false,
+        };
+        let launch = Launch {
+            ticket: Ticket(0),
+            lane: LaneId(0),
+            model: ModelId(0),
+            block: 0,
+            segment: 0,
+            first_node: 0,
+            end_node: 1,
+            sub_batch: SubBatchId(0),
+            members: vec![member],
+            padded_len: None,
+            merged_members: 0,
+        };
+        let alone = |c: &Corrections| {
+            let view = core.view();
+            let spec = c.view(&view).model(ModelId(0));
+            assert_eq!(spec.max_in_flight, config.models[0].max_in_flight);
+            spec.table.segment(0, 0, 1, 1)
+        };
+        for _ in 0..2 * FIRST {
+            corrections.on_done(&launch, Nanos(150_000));
+        }
+        assert_eq!(alone(&corrections), Nanos(100_000), "nobody asked");
+        let factors = corrections.factors(&config.models);
+        assert!((factors[0][0][0] - 1.5).abs() < 1e-9, "{factors:?}");
+        assert_eq!(alone(&corrections), Nanos(150_000));
+        for _ in 0..2 * FIRST {
+            corrections.on_done(&launch, Nanos(200_000));
+        }
+        assert_eq!(alone(&corrections), Nanos(150_000), "until a plan is asked for");
+        corrections.on_model(ModelId(0), &config.models);
+        assert_eq!(alone(&corrections), Nanos(100_000));
+        assert_eq!(corrections.factors(&config.models), [[[1.0]]]);
     }
 }
