@@ -21,9 +21,10 @@ const NEWEST: f64 = 0.000_5;
 const PASSES: f64 = 32.0;
 /// A launch counts at most this far off its prediction, either way.
 const CLIP: f64 = 4.0;
-/// Launches of a block that do not count, or the first pass where that has more: memory and caches are
-/// not yet what they will be.
-const FIRST: u32 = 32;
+/// The first launches of a block, or its first pass where that has more, and how much they count of others:
+/// memory and caches are not yet what they will be, but as long as there are no others they are what is known.
+const FIRST: u32 = 16;
+const OF_FIRST: f64 = 1.0 / 16.0;
 /// Share of the launches from which on those of some sizes have a factor of their own.
 const ENOUGH: f64 = 1.0 / 128.0;
 /// Doublings of a size from which on launches of it say nothing of another one.
@@ -68,7 +69,7 @@ impl Recent {
 /// What the launches of one block took.
 #[derive(Clone, Debug, Default)]
 struct Correction {
-    /// So far, up to those that do not count.
+    /// So far, up to the last of the first ones.
     num: u32,
     /// By size: 1, 2 and 3, 4 to 7, and so on.
     sizes: SmallVec<[Recent; 4]>,
@@ -80,11 +81,10 @@ impl Correction {
         if predicted == Nanos::ZERO {
             return;
         }
-        if self.num < FIRST.max(num_segments) {
-            self.num += 1;
-            return;
-        }
+        let is_first = self.num < FIRST.max(num_segments);
+        self.num += u32::from(is_first);
         let newest = NEWEST.min(1.0 / (PASSES * f64::from(num_segments.max(1))));
+        let newest = newest * if is_first { OF_FIRST } else { 1.0 };
         let (samples, predicted) = (samples.max(1), predicted.0 as f64);
         let launch = Recent {
             share: 1.0,
@@ -241,7 +241,7 @@ mod tests {
         correction.factors(1)[0]
     }
 
-    /// Behind the launches that do not count.
+    /// Behind the first launches.
     fn begun() -> Correction {
         Correction {
             num: u32::MAX,
@@ -258,23 +258,28 @@ mod tests {
     }
 
     #[test]
-    fn the_first_launches_do_not_count() {
+    fn the_first_launches_count_as_long_as_there_are_no_others() {
         for num_segments in [3, 56] {
             let mut correction = Correction::default();
             let launch = |c: &mut Correction, took| {
                 c.on_done(1, Nanos(10), took, num_segments);
             };
             correction.on_done(1, Nanos::ZERO, Nanos(7), num_segments);
-            for _ in 0..FIRST.max(num_segments) {
-                launch(&mut correction, Nanos(40));
-                assert_eq!(correction.factors(4), [1.0]);
+            assert_eq!(correction.factors(4), [1.0]);
+            let first = FIRST.max(num_segments);
+            for _ in 0..first {
+                launch(&mut correction, Nanos(20));
+                let factors = correction.factors(4);
+                for (samples, expected) in [(1, 2.0), (2, 1.75), (4, 1.5)] {
+                    let factor = factors[samples - 1];
+                    assert!((factor - expected).abs() < 1e-9, "{factors:?}");
+                }
             }
-            launch(&mut correction, Nanos(20));
-            let factors = correction.factors(4);
-            for (samples, expected) in [(1, 2.0), (2, 1.75), (4, 1.5)] {
-                let factor = factors[samples - 1];
-                assert!((factor - expected).abs() < 1e-9, "{factors:?}");
+            for _ in 0..first {
+                launch(&mut correction, Nanos(10));
             }
+            let factor = correction.factors(1)[0];
+            assert!((1.0..1.1).contains(&factor), "{factor}");
         }
     }
 
@@ -391,7 +396,11 @@ mod tests {
         for _ in 0..2 * FIRST {
             corrections.on_done(&launch, Nanos(200_000));
         }
-        assert_eq!(alone(&corrections), Nanos(150_000), "until a plan is asked for");
+        assert_eq!(
+            alone(&corrections),
+            Nanos(150_000),
+            "until a plan is asked for"
+        );
         corrections.on_model(ModelId(0), &config.models);
         assert_eq!(alone(&corrections), Nanos(100_000));
         assert_eq!(corrections.factors(&config.models), [[[1.0]]]);
