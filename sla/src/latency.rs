@@ -256,12 +256,13 @@ impl LatencyTable {
         self.with(blocks.map(|(b, g)| b.coarse(g)).collect())
     }
 
-    /// Times of each block, dispatch included, multiplied by its factor: at each batch size from 1 up
-    /// one, the last for larger ones. What [`LatencyTable::delayed`] adds stays, and so do copies.
+    /// Times of each block, dispatch included, multiplied by its factors: at each batch size from 1 up
+    /// one, the last for larger ones; none leaves them as they are. What [`LatencyTable::delayed`] adds stays, and so do copies.
     ///
     /// # Panics
-    /// If a block has none.
+    /// If there is not one list a block.
     pub fn scaled(&self, factors: &[Vec<f64>]) -> Self {
+        assert_eq!(factors.len(), self.blocks.len(), "one list a block");
         let blocks = self.blocks.iter().zip(factors);
         let mut scaled = self.with(blocks.map(|(b, f)| b.scaled(f)).collect());
         scaled.monotone &= factors.iter().all(|f| f.is_sorted());

@@ -486,7 +486,7 @@ impl Policy for Adaptive {
             place: places.of(arrivals[i].id),
         });
         let mut open: Vec<_> = open.filter(|o| !view.is_finishing(o.past.id)).collect();
-        let corrections = self.corrections.factors(models);
+        let corrections = self.corrections.correct(models);
         let host = self.incumbent.base.host();
         let per_request = match view.is_in_place() {
             true => host.per_request(),

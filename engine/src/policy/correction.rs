@@ -192,8 +192,9 @@ impl Corrections {
         correction.on_done(samples, predicted, took, num_segments);
     }
 
-    /// Factors by batch size, for each model and block, which [`Corrections::view`] goes by from now on.
-    pub fn factors(&mut self, models: &[ModelSpec]) -> Vec<Vec<Vec<f64>>> {
+    /// Corrects the tables that [`Corrections::view`] shows, and gives the factors, by batch size for each
+    /// model and block.
+    pub fn correct(&mut self, models: &[ModelSpec]) -> Vec<Vec<Vec<f64>>> {
         let of = |(spec, blocks): (&ModelSpec, &Vec<Correction>)| {
             blocks.iter().map(|b| b.factors(spec.max_batch)).collect()
         };
@@ -390,7 +391,7 @@ mod tests {
             corrections.on_done(&launch, Nanos(150_000));
         }
         assert_eq!(alone(&corrections), Nanos(100_000), "nobody asked");
-        let factors = corrections.factors(&config.models);
+        let factors = corrections.correct(&config.models);
         assert!((factors[0][0][0] - 1.5).abs() < 1e-9, "{factors:?}");
         assert_eq!(alone(&corrections), Nanos(150_000));
         for _ in 0..2 * FIRST {
@@ -403,6 +404,6 @@ mod tests {
         );
         corrections.on_model(ModelId(0), &config.models);
         assert_eq!(alone(&corrections), Nanos(100_000));
-        assert_eq!(corrections.factors(&config.models), [[[1.0]]]);
+        assert_eq!(corrections.correct(&config.models), [[[1.0]]]);
     }
 }
