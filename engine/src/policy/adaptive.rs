@@ -28,7 +28,6 @@
 use lazybatch_graph::Repeat;
 use lazybatch_sla::{Class, ClassId, Late, Launch, ModelId, Nanos, Time};
 use smallvec::SmallVec;
-use std::ops::RangeInclusive;
 
 use super::base::Base;
 use super::coarse;
@@ -111,20 +110,15 @@ const PLAN_EVERY: u64 = 2048;
 const STEADY: Nanos = Nanos::from_ms(10_000);
 /// Launches that a plan simulates for each arrival so far, within bounds.
 const PER_ARRIVAL: u64 = 450;
-const LEAST_BUDGET: u64 = 75_000;
+const LEAST_BUDGET: u64 = 45_000;
 const MOST_BUDGET: u64 = 900_000;
 /// But no more than one for each of these since the oldest arrival that is remembered, beside so
 /// many, about as long as simulating it takes: a plan that takes longer than what it knows of is
 /// late.
 const LAUNCH: Nanos = Nanos(1000);
 const SOON: u64 = 8_000;
-/// Loads (`load.rs`) at which a plan looks so many times as far: near capacity a rule that serves those
-/// in time first, in small batches, looks best until one sees that its backlog stays. A load that is a
-/// little above 1 by the last arrivals may as well be below it. Beyond capacity every backlog stays, and
-/// who looks far finds it cheapest to leave nearly everyone late.
-const NEAR_CAPACITY: RangeInclusive<f64> = 0.85..=1.02;
-/// The same of several models.
-const NEAR_CAPACITY_SHARED: RangeInclusive<f64> = 0.85..=0.98;
+/// Near capacity (`load.rs`) a plan looks so many times as far: a rule that serves those in time first, in
+/// small batches, looks best until one sees that its backlog stays.
 const LONGER: usize = 4;
 /// Arrivals between two plans that a change of rate asks for.
 const RATE_SEEN: u64 = 256;
@@ -150,14 +144,14 @@ const STATIC_RULES: &[&str] = &[
     "join:0/fill99",
     "sharing:2/6/1/cap99/fill99",
 ];
-/// Rules for models with loops, the first to start with: as long as nobody knows how much is asked for,
-/// one that gives up no throughput.
+/// Rules for models with loops, the first to start with: one that lets newcomers catch up soon, and whose
+/// batches are large enough for any load below capacity.
 const LOOP_RULES: &[&str] = &[
-    "sharing:2/6/1",
-    "sharing:2/6/2/cap95",
+    "sharing:0.5/10/4/cap98",
+    "sharing:0.5/6/4/cap95",
     "sharing:2/10/1/cap90",
     "sharing:1/1/0.1",
-    "balance:2",
+    "balance:4",
     "join:4/cap90",
 ];
 
@@ -513,11 +507,7 @@ impl Policy for Adaptive {
         }
         let incumbent = &self.incumbent.name;
         let others = rules.iter().filter(|r| *r != incumbent);
-        let near = match self.are_several {
-            true => NEAR_CAPACITY_SHARED,
-            false => NEAR_CAPACITY,
-        };
-        let repeats = match near.contains(&load) {
+        let repeats = match load::is_near_capacity(load, arrivals.len(), self.are_several) {
             true => LONGER,
             false => 1,
         };

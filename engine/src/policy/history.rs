@@ -11,7 +11,7 @@ use lazybatch_sla::{ClassId, ModelId, Nanos, RequestId, Time};
 use crate::core::{Ending, ModelSpec, Past, Request};
 
 /// Most arrivals that are remembered.
-const CAPACITY: usize = 4096;
+pub(super) const CAPACITY: usize = 4096;
 /// Arrivals that the recent rate is measured over.
 const RECENT: usize = 256;
 

@@ -1,9 +1,20 @@
 //! How much of its capacity arrivals ask of a device.
 
+use std::ops::RangeInclusive;
+
 use lazybatch_sla::{Nanos, OutputLen};
 
-use super::sizes;
+use super::{history, sizes};
 use crate::core::{CoreConfig, Past};
+
+/// Loads near capacity. A load that is a little above 1 by the last arrivals may as well be below it. Beyond
+/// capacity every backlog stays, and who looks far finds it cheapest to leave nearly everyone late.
+const NEAR_CAPACITY: RangeInclusive<f64> = 0.85..=1.02;
+/// The same of several models.
+const NEAR_CAPACITY_SHARED: RangeInclusive<f64> = 0.85..=0.98;
+/// As long as fewer arrivals are known than are remembered, so many standard errors of their mean gap may
+/// be chance, beside what that of all is.
+const UNSURE: f64 = 1.5;
 
 /// The share of the time that the device would work for those `arrivals`, if each of them ran in a
 /// batch of the size that brings most throughput, by the latency tables over a request of its model's
@@ -29,6 +40,16 @@ pub(super) fn of(config: &CoreConfig, per_request: Nanos, arrivals: &[Past]) -> 
     works.sum::<f64>() / span.max(1) as f64
 }
 
+/// Whether a load, by so many arrivals, is or may be near capacity.
+pub(super) fn is_near_capacity(load: f64, num_arrivals: usize, are_several: bool) -> bool {
+    if are_several {
+        return NEAR_CAPACITY_SHARED.contains(&load);
+    }
+    let error = |num: usize| 1.0 / (num.max(1) as f64).sqrt();
+    let unsure = UNSURE * (error(num_arrivals) - error(history::CAPACITY));
+    (*NEAR_CAPACITY.start()..=*NEAR_CAPACITY.end() + unsure).contains(&load)
+}
+
 /// What was seen of a model.
 #[derive(Clone, Copy, Default)]
 struct Seen {
@@ -43,6 +64,21 @@ mod tests {
     use super::*;
     use crate::core::ModelSpec;
     use lazybatch_sla::{ClassId, ModelId, Profile, RequestId};
+
+    #[test]
+    fn fewer_arrivals_may_be_near_capacity_at_higher_loads() {
+        let highest = |num, are_several| {
+            let loads = (800..1500).map(|l| f64::from(l) / 1000.0);
+            loads
+                .filter(|&l| is_near_capacity(l, num, are_several))
+                .last()
+        };
+        assert_eq!(highest(4096, false), Some(1.02));
+        // One and a half times the sixteenth that the mean of 256 gaps may be off by, less a 64th.
+        assert_eq!(highest(256, false), Some(1.09));
+        assert_eq!([64, 4096].map(|num| highest(num, true)), [Some(0.98); 2]);
+        assert!(!is_near_capacity(0.84, 64, false));
+    }
 
     #[test]
     fn each_counts_what_it_takes_in_the_best_batch_for_it() {
