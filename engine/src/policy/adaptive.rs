@@ -110,7 +110,7 @@ const PLAN_EVERY: u64 = 2048;
 const STEADY: Nanos = Nanos::from_ms(10_000);
 /// Launches that a plan simulates for each arrival so far, within bounds.
 const PER_ARRIVAL: u64 = 450;
-const LEAST_BUDGET: u64 = 45_000;
+const LEAST_BUDGET: u64 = 75_000;
 const MOST_BUDGET: u64 = 900_000;
 /// But no more than one for each of these since the oldest arrival that is remembered, beside so
 /// many, about as long as simulating it takes: a plan that takes longer than what it knows of is
