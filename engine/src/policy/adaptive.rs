@@ -153,6 +153,7 @@ const LOOP_RULES: &[&str] = &[
     "sharing:1/1/0.1",
     "balance:4",
     "join:4/cap90",
+    "sharing:2/6/1",
 ];
 
 /// The same where there are several models: how these take turns matters more than the rest.
