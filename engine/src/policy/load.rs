@@ -68,10 +68,8 @@ mod tests {
     #[test]
     fn fewer_arrivals_may_be_near_capacity_at_higher_loads() {
         let highest = |num, are_several| {
-            let loads = (800..1500).map(|l| f64::from(l) / 1000.0);
-            loads
-                .filter(|&l| is_near_capacity(l, num, are_several))
-                .last()
+            let mut loads = (800..1500).rev().map(|l| f64::from(l) / 1000.0);
+            loads.find(|&l| is_near_capacity(l, num, are_several))
         };
         assert_eq!(highest(4096, false), Some(1.02));
         // One and a half times the sixteenth that the mean of 256 gaps may be off by, less a 64th.
