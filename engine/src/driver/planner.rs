@@ -5,8 +5,8 @@
 //! waits for more than one of them, and the next one begins in turns too; and as plans cost launches
 //! then, one that leaves the rule as it is makes the next come later. Beside a busy device turns take a
 //! part of what the driver idles: the less that is, the more all wait for what plans take. Only the first
-//! few plans, small ones, take more, and come sooner behind each other: all wait for longer by a rule that
-//! was chosen for anyone, or by a few arrivals.
+//! few plans, small ones, take more, and come sooner behind each other until some have left the rule as it
+//! was: all wait for longer by a rule that was chosen for anyone, or by a few arrivals.
 //!
 //! Who has one processor, and a device that works on it, has turns from the start: with an idle thread
 //! beside it, the driver seems to Linux to have had less than its share, and those who wake to hand in
@@ -34,7 +34,7 @@ use crate::threads::Claim;
 pub const BUDGET: f64 = 0.05;
 
 /// The most while processors are busy, so that what plans take is missing elsewhere, but at the
-/// beginning; and the least, where plans confirm the rule that there is, each of which halves the share.
+/// beginning, while they change the rule; and the least, where plans confirm the rule that there is, each of which halves the share.
 const BUSY_BUDGET: f64 = 0.01;
 const LEAST_BUDGET: f64 = 0.005;
 /// A plan in idle time is made on one thread for each so many processors, and on so many at the most.
@@ -71,8 +71,11 @@ const LEAST_IN_TURNS: f64 = 0.005;
 /// arrivals, and the sooner they know of more the better; and they take [`BUDGET`] of the time.
 const IN_FIRST_TURNS: f64 = 0.25;
 const IN_EARLY_TURNS: f64 = 0.05;
-/// The beginning is over when plans have taken so much of a processor.
+/// The beginning is over when plans have taken so much of a processor. One that cost launches and left the
+/// rule as it was counts as so much more, and the next does not come sooner than later on: the rule to
+/// begin with is a good one there.
 const BEGINNING: Nanos = Nanos::from_ms(300);
+const CONFIRMED: Nanos = Nanos::from_ms(100);
 
 /// The same of the only processor, on which a device works that has little to do: whoever wakes waits
 /// for no more than one such turn, and shares the processor with those that come behind it.
@@ -313,7 +316,11 @@ impl Planner {
             self.beginning = Nanos(self.beginning.0.saturating_sub(spent.0));
             self.share = match (is_busy, confirms(&plan, request)) {
                 (false, _) => BUDGET,
-                _ if self.begins() => BUDGET,
+                (true, true) if self.begins() => {
+                    self.beginning = Nanos(self.beginning.0.saturating_sub(CONFIRMED.0));
+                    BUSY_BUDGET
+                }
+                (true, false) if self.begins() => BUDGET,
                 (true, false) => BUSY_BUDGET,
                 (true, true) => (self.share / 2.0).clamp(LEAST_BUDGET, BUSY_BUDGET),
             };

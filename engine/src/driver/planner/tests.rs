@@ -251,8 +251,10 @@ fn plans_that_change_nothing_come_later_where_they_cost_launches() {
     let mut rest = |own, spent_ms, is_busy: bool| {
         rest_of(Urgency::Idle, own, spent_ms, if is_busy { 10 } else { 1 })
     };
-    assert_eq!(rest(100, 50, true), 19.0, "5 % at the beginning");
-    assert_eq!(rest(103, 200, true), 19.0);
+    assert_eq!(rest(103, 50, true), 19.0, "5 % at the beginning");
+    let confirmed = rest(100, 50, true);
+    assert_eq!(confirmed, 99.0, "1 %, as the rule is a good one there");
+    assert_eq!(rest(103, 50, true), 19.0, "100 of 300 ms are left of it");
     assert_eq!(rest(100, 50, false), 19.0, "5 %");
     assert_eq!(
         rest(102, 50, true),
