@@ -34,7 +34,8 @@ use crate::threads::Claim;
 pub const BUDGET: f64 = 0.05;
 
 /// The most while processors are busy, so that what plans take is missing elsewhere, but at the
-/// beginning, while they change the rule; and the least, where plans confirm the rule that there is, each of which halves the share.
+/// beginning, while they change the rule; and the least, where plans confirm the rule that there is, each
+/// of which halves the share.
 const BUSY_BUDGET: f64 = 0.01;
 const LEAST_BUDGET: f64 = 0.005;
 /// A plan in idle time is made on one thread for each so many processors, and on so many at the most.

@@ -256,6 +256,8 @@ fn plans_that_change_nothing_come_later_where_they_cost_launches() {
     assert_eq!(confirmed, 99.0, "1 %, as the rule is a good one there");
     assert_eq!(rest(103, 50, true), 19.0, "100 of 300 ms are left of it");
     assert_eq!(rest(100, 50, false), 19.0, "5 %");
+    assert_eq!(rest(103, 50, true), 99.0, "it is over");
+    assert_eq!(rest(100, 50, false), 19.0);
     assert_eq!(
         rest(102, 50, true),
         99.0,
