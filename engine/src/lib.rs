@@ -66,8 +66,8 @@ pub mod watch;
 pub use driver::figures::{Load, Stats};
 pub use driver::threaded::Clock;
 pub use embed::{
-    Answer, BuildError, Builder, Engine, Figures, Handle, Held, Launches, ModelHandle,
-    ModelOptions, ModelStats, Options, RequestError, SequenceOptions, Step, StepStream,
+    Answer, AtSize, BuildError, Builder, Engine, Figures, Handle, Held, Launches, ModelHandle,
+    ModelOptions, ModelStats, Options, RequestError, SequenceOptions, Sizes, Step, StepStream,
 };
 pub use explain::Explanation;
 pub use watch::{Look, Monitor, Watch};

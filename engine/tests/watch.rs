@@ -8,7 +8,7 @@ use lazybatch_engine::core::{Action, Event};
 use lazybatch_engine::driver::Observer;
 use lazybatch_engine::timeline::{ChromeTrace, document};
 use lazybatch_engine::watch::Seen;
-use lazybatch_engine::{Builder, Engine, ModelHandle, ModelOptions, Options};
+use lazybatch_engine::{Builder, Engine, ModelHandle, ModelOptions, Options, Sizes};
 use lazybatch_graph::{Bin, DType, Program, ProgramBuilder, Repeat, Tensor};
 use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
 use lazybatch_sla::Time;
@@ -76,22 +76,26 @@ fn batches_are_counted_by_node_and_begin_anew_with_a_model() {
     until(|| model.figures().counters.finished == 4);
     let figures = model.figures();
     let nodes = figures.counters.launches / 4;
-    assert_eq!(figures.batches.count(), figures.counters.launches);
-    assert_eq!(figures.batches.sum(), figures.counters.batched);
-    assert_eq!(figures.batches.sum(), nodes * (1 + 3 + 3 + 64));
-    let at_most: Vec<_> = figures.batches.at_most().map(|(_, n)| n / nodes).collect();
+    let batches = figures.sizes.histogram();
+    assert_eq!(batches.count(), figures.counters.launches);
+    assert_eq!(batches.sum(), figures.counters.batched);
+    assert_eq!(batches.sum(), nodes * (1 + 3 + 3 + 64));
+    let at_most: Vec<_> = batches.at_most().map(|(_, n)| n / nodes).collect();
     assert_eq!(at_most, [1, 1, 3, 3, 3, 3, 4, 4, 4]);
+    let by_size = figures.sizes.iter().map(|(of, at)| (of, at.nodes / nodes));
+    assert_eq!(by_size.collect::<Vec<_>>(), [(1, 1), (3, 2), (64, 1)]);
+    assert!(figures.sizes.iter().all(|(_, at)| at.ns > 0), "{figures:?}");
     assert_eq!(
         (figures.in_flight, figures.waiting, figures.oldest),
         (0, 0, None)
     );
     drop(model);
     let again = load(&engine, "a");
-    assert_eq!(again.figures().batches.count(), 0);
+    assert_eq!(again.figures().sizes, Sizes::default());
     engine.drain_blocking().unwrap();
     assert_eq!(
-        again.figures().batches.count(),
-        0,
+        again.figures().sizes,
+        Sizes::default(),
         "an engine that is gone still tells"
     );
 }

@@ -167,6 +167,26 @@ def grpc_infer_cancelled(server):
 
 
 @check
+def grpc_overload_is_refused(server):
+    """As over HTTP: one runs, one waits, the others are told that there is no room."""
+    x = np.random.default_rng(5).normal(size=(1, 4096, 16)).astype(np.float32)
+    c, given, ended = client(server), inputs(triton, {"x": x}), queue.Queue()
+    want = c.infer("busy", given).as_numpy("scores")
+    for _ in range(16):
+        c.async_infer("busy", given, lambda result, error: ended.put((result, error)))
+    answered = 0
+    for result, error in [ended.get(timeout=20) for _ in range(16)]:
+        if error is None:
+            assert result.as_numpy("scores").tobytes() == want.tobytes(), "bit for bit as alone"
+            answered += 1
+        else:
+            assert "UNAVAILABLE" in str(error.status()), error.status()
+            assert "Exceeds maximum queue size: the queue of 1 requests is full" in str(error), error
+    assert 2 <= answered < 16, answered
+    c.unload_model("busy")
+
+
+@check
 def grpc_classification(server):
     outputs = [triton.InferRequestedOutput("OUTPUT0", class_count=3)]
     classes = client(server).infer("add", pair(triton), outputs=outputs).as_numpy("OUTPUT0")

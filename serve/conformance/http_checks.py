@@ -7,6 +7,7 @@ import numpy as np
 import tritonclient.http as triton
 from check import check
 from common import A, B, fails, files_of_add, inputs, ordered, pair, same, trace_file
+from tritonclient.utils import InferenceServerException
 
 
 def client(server):
@@ -253,6 +254,11 @@ def http_statistics(server):
     assert stats["success"]["count"] == before["inference_stats"]["success"]["count"] + 1
     assert stats["success"]["ns"] > 0 and stats["compute_infer"]["ns"] > 0
     assert 0 < after["execution_count"] <= after["inference_count"] and after["last_inference"] > 0
+    sizes = {b["batch_size"]: b["compute_infer"] for b in after["batch_stats"]}
+    assert all(b["count"] > 0 and b["ns"] > 0 for b in sizes.values()), sizes
+    was = {b["batch_size"]: b["compute_infer"]["count"] for b in before["batch_stats"]}
+    more = {size: b["count"] - was.get(size, 0) for size, b in sizes.items()}
+    assert {size: num for size, num in more.items() if num} == {2: 1}, (before, after)
     names = [m["name"] for m in c.get_inference_statistics()["model_stats"]]
     assert "lstm" in names and names.count("twice") == 2
 
@@ -477,6 +483,34 @@ def http_repository(server):
     c.unload_model("spare")
     assert not c.is_model_ready("spare")
     fails(lambda: c.infer("spare", pair(triton)), status=503, part="no available versions")
+
+
+@check
+def http_overload_is_refused_and_leaves_the_others_alone(server):
+    """Sixteen calls at once, where one runs and one waits: 503 says why, and who is taken is answered."""
+    x = np.random.default_rng(5).normal(size=(1, 4096, 16)).astype(np.float32)
+    c = triton.InferenceServerClient(server.http, concurrency=16, network_timeout=60)
+    c.load_model("busy")
+    given = inputs(triton, {"x": x})
+    want = c.infer("busy", given).as_numpy("scores")
+    before = c.get_inference_statistics("busy")["model_stats"][0]["inference_stats"]
+    calls = [c.async_infer("busy", given) for _ in range(16)]
+    same(client(server).infer("add", pair(triton)).as_numpy("OUTPUT0"), A + B)
+    answered = 0
+    for call in calls:
+        try:
+            got = call.get_result().as_numpy("scores")
+        except InferenceServerException as error:
+            assert "503" in str(error.status()), error.status()
+            assert "Exceeds maximum queue size: the queue of 1 requests is full" in str(error), error
+        else:
+            assert got.tobytes() == want.tobytes(), "bit for bit as alone"
+            answered += 1
+    assert 2 <= answered < 16, answered
+    after = c.get_inference_statistics("busy")["model_stats"][0]["inference_stats"]
+    more = {what: after[what]["count"] - before[what]["count"] for what in ("success", "fail")}
+    assert more == {"success": answered, "fail": 16 - answered}, more
+    c.close()
 
 
 @check

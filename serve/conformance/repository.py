@@ -39,6 +39,13 @@ max_batch_size: 16
 parameters { key: "max_len" value { string_value: "4096" } }
 """
 
+# One request runs, one waits, and others are too many.
+BUSY = """
+max_batch_size: 1
+parameters { key: "max_len" value { string_value: "4096" } }
+parameters { key: "max_queue" value { string_value: "1" } }
+"""
+
 HALF = """
 max_batch_size: 8
 input [
@@ -260,6 +267,7 @@ def write(root):
     served = sorted(p.name for p in root.iterdir())
     version(root, "spare", 1, onnx("add"))
     version(root, "long", 1, onnx("lstm"), config=LONG)
+    version(root, "busy", 1, onnx("lstm"), config=BUSY)
     version(root, "spared", 1, config=SPARED)
     for name, (config, _) in WRONG.items():
         version(root, name, 1, config=config)

@@ -137,7 +137,7 @@ const FAMILIES: &[Family] = &[
     counter(
         "nv_inference_exec_count",
         "Samples over the mean number of samples of a node's launch",
-        |m| one(m.served.executions()),
+        |m| one(m.served.executions().0),
     ),
     counter(
         "nv_inference_request_duration_us",
@@ -210,7 +210,7 @@ const FAMILIES: &[Family] = &[
     histogram(
         "lazybatch_node_batch",
         "Samples of launches of nodes",
-        |m| vec![(Vec::new(), Value::Counts(m.figures.batches.clone(), 1.0))],
+        |m| vec![(Vec::new(), Value::Counts(m.figures.sizes.histogram(), 1.0))],
     ),
     histogram(
         "lazybatch_request_latency_seconds",

@@ -23,11 +23,12 @@ use crate::error::{Error, Result};
 use crate::explained::{self, Explained};
 use crate::files::{file_in, regular};
 use crate::host::{Host, Text};
+use crate::infer::Order;
 use crate::memory::Memory;
 use crate::proto::model_instance_group::Kind;
 use crate::proto::{self, ModelConfig};
 use crate::repository::version::{Plan, Version};
-use crate::stats::Stats;
+use crate::stats::{Executions, Stats};
 use crate::warmup;
 
 /// What the versions of a server share.
@@ -97,6 +98,8 @@ pub struct Served {
     pub stats: Stats,
     /// Where its answers are kept; `None` where it does not ask for that.
     pub cache: Option<Arc<Cache>>,
+    /// In what order its requests are answered; `None` where each is as soon as it can be.
+    pub order: Option<Arc<Order>>,
     /// Why its requests took their time, beside those of others.
     pub explained: Arc<Explained>,
     /// What calls hold, tensors between the steps of a chain too.
@@ -158,6 +161,7 @@ impl Served {
                 Runs::Chain(Arc::new(chain))
             }
         };
+        let order = settings.keeps_order.then(Arc::default);
         let served = Self {
             labels: labels(folder, &proto)?,
             name,
@@ -173,6 +177,7 @@ impl Served {
             text: version.text,
             stats: Stats::default(),
             cache: cached.then(|| shared.cache.clone()),
+            order,
             explained: shared.explained.clone(),
             memory: shared.memory.clone(),
             generation: NEXT_GENERATION.fetch_add(1, Ordering::Relaxed),
@@ -393,12 +398,28 @@ impl Served {
                 ns: s.ns(),
             })
         };
+        let (execution_count, by_size) = self.executions();
+        let batch_stats = by_size.into_iter().filter(|e| e.num > 0).map(|e| {
+            let infer = proto::StatisticDuration {
+                count: e.num,
+                ns: e.ns,
+            };
+            proto::InferBatchStatistics {
+                batch_size: e.samples.into(),
+                compute_infer: Some(infer),
+                // Inputs are read and outputs written for each request alone.
+                compute_input: Some(proto::StatisticDuration::default()),
+                compute_output: Some(proto::StatisticDuration::default()),
+            }
+        });
+        let batch_stats = batch_stats.collect();
         proto::ModelStatistics {
             name: self.name.clone(),
             version: self.version.to_string(),
             last_inference: s.last_ms(self.now()),
             inference_count: s.inferences.load(Relaxed),
-            execution_count: self.executions(),
+            execution_count,
+            batch_stats,
             inference_stats: Some(proto::InferStatistics {
                 success: span(&s.success),
                 fail: span(&s.fail),
@@ -414,15 +435,12 @@ impl Served {
     }
 
     /// Inferences over the mean number of samples of a node's launch, each time by those since it was
-    /// asked last ([`Stats::executions`]): what the protocol calls executions, where batches form anew
-    /// at every node. A chain's are its requests.
-    pub fn executions(&self) -> u64 {
+    /// asked last, and the same by that number ([`Stats::executions`]): what the protocol calls
+    /// executions, where batches form anew at every node. A chain's are its requests, of no size.
+    pub fn executions(&self) -> (u64, Vec<Executions>) {
         match self.engine() {
-            Some(engine) => {
-                let counters = engine.figures().counters;
-                self.stats.executions(counters.launches, counters.batched)
-            }
-            None => self.stats.compute_output.count(),
+            Some(engine) => self.stats.executions(&engine.figures().sizes),
+            None => (self.stats.compute_output.count(), Vec::new()),
         }
     }
 }

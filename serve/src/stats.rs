@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use lazybatch_engine::Sizes;
 use lazybatch_sla::{Histogram, Nanos, Outcome, Time};
 
 use crate::error::Error;
@@ -68,13 +69,22 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Executions as they were told last, and what had been counted then.
-#[derive(Debug, Default)]
+/// Executions of one number of samples as they were told last, and what had been launched then.
+#[derive(Clone, Copy, Debug, Default)]
 struct Told {
     executions: f64,
-    inferences: u64,
-    launches: u64,
-    batched: u64,
+    nodes: u64,
+}
+
+/// What the protocol calls executions, of one number of samples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Executions {
+    /// How many samples they had.
+    pub samples: u32,
+    /// How many there were.
+    pub num: u64,
+    /// Nanoseconds of their launches.
+    pub ns: u64,
 }
 
 /// Figures of a model version.
@@ -99,7 +109,8 @@ pub struct Stats {
     pub cache_miss: Span,
     /// Samples that were answered, not from the cache.
     pub inferences: AtomicU64,
-    told: Mutex<Told>,
+    /// Inferences as executions were told last, and those by number of samples.
+    told: Mutex<(u64, BTreeMap<u32, Told>)>,
     /// When the last answer came, in nanoseconds of the engine's clock; 0 before the first.
     last_ns: AtomicU64,
     /// Requests that have not ended.
@@ -119,26 +130,47 @@ impl Stats {
         self.failures.each_ref().map(|n| n.load(Relaxed))
     }
 
-    /// Samples that were answered since the last time, over the mean number of samples of those launches
-    /// that were counted since then, added to what was told then: so the difference of two answers is
-    /// that of the time between them. So many `launches` there have been, of `batched` samples.
-    pub fn executions(&self, launches: u64, batched: u64) -> u64 {
+    /// Where launches of nodes were `sizes` all together: samples that were answered since the last
+    /// time, divided among launches by the samples that these had since then, each part over the size
+    /// of its launches, added to what was told then. So executions of a size are as many as its launches
+    /// over those that a sample takes, their sum times their size is the number of samples, and the
+    /// difference of two answers is that of the time between them. In all, and by size.
+    pub fn executions(&self, sizes: &Sizes) -> (u64, Vec<Executions>) {
         let mut told = locked(&self.told);
-        let inferences = self.inferences.load(Relaxed);
-        let more = inferences.saturating_sub(told.inferences);
+        let (inferences, by_size) = &mut *told;
+        let more = self.inferences.load(Relaxed).saturating_sub(*inferences);
         if more > 0 {
-            let since = |now: u64, then: u64| now.saturating_sub(then) as f64;
-            let of = [since(launches, told.launches), since(batched, told.batched)];
-            let each = if of[1] > 0.0 { of[0] / of[1] } else { 1.0 };
-            *told = Told {
-                executions: told.executions + more as f64 * each.min(1.0),
-                inferences,
-                launches,
-                batched,
+            *inferences += more;
+            let since = |told: &BTreeMap<u32, Told>, samples, nodes: u64| {
+                nodes.saturating_sub(told.get(&samples).map_or(0, |t| t.nodes))
             };
+            let new = sizes.iter();
+            let new =
+                new.map(|(samples, at)| since(by_size, samples, at.nodes) * u64::from(samples));
+            let batched = new.sum::<u64>();
+            for (samples, at) in sizes.iter() {
+                let launched = since(by_size, samples, at.nodes);
+                let told = by_size.entry(samples).or_default();
+                if batched > 0 {
+                    told.executions += more as f64 * launched as f64 / batched as f64;
+                }
+                told.nodes = at.nodes;
+            }
+            if batched == 0 {
+                // Nothing was launched for them that had not been told: one each.
+                by_size.entry(1).or_default().executions += more as f64;
+            }
         }
+        let num = by_size.values().map(|t| t.executions).sum::<f64>();
+        let each = sizes.iter().map(|(samples, at)| Executions {
+            samples,
+            num: by_size
+                .get(&samples)
+                .map_or(0, |t| t.executions.round() as u64),
+            ns: at.ns,
+        });
         // A part of one is one, that of rounding is none.
-        (told.executions - 1e-6).ceil().max(0.0) as u64
+        ((num - 1e-6).ceil().max(0.0) as u64, each.collect())
     }
 
     /// Requests by SLA class and outcome.
@@ -255,5 +287,51 @@ impl Stats {
             }
         }
         self.last_ns.store(now.0.max(1), Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lazybatch_engine::AtSize;
+
+    use super::*;
+
+    #[test]
+    fn executions_go_by_the_samples_that_launches_of_a_size_had() {
+        let stats = Stats::default();
+        let mut sizes = Sizes::default();
+        let mut launch = |samples, nodes| {
+            sizes.add(
+                samples,
+                AtSize {
+                    nodes,
+                    ns: 5 * nodes,
+                },
+            );
+            sizes.clone()
+        };
+        // Two requests over ten nodes: each has four alone, and the other six are theirs together.
+        launch(1, 8);
+        let after = launch(2, 6);
+        stats.inferences.store(2, Relaxed);
+        let of = |samples, num, ns| Executions { samples, num, ns };
+        // 0.8 of one sample, and 0.6 of two: 2 samples in 1.4.
+        assert_eq!(
+            stats.executions(&after),
+            (2, vec![of(1, 1, 40), of(2, 1, 30)])
+        );
+        // Twenty more, in four times five.
+        let after = launch(5, 40);
+        stats.inferences.store(22, Relaxed);
+        let by_size = vec![of(1, 1, 40), of(2, 1, 30), of(5, 4, 200)];
+        assert_eq!(stats.executions(&after), (6, by_size.clone()));
+        assert_eq!(stats.executions(&after), (6, by_size), "nothing happened");
+    }
+
+    #[test]
+    fn who_was_answered_without_a_launch_counts_as_one_execution() {
+        let stats = Stats::default();
+        stats.inferences.store(3, Relaxed);
+        assert_eq!(stats.executions(&Sizes::default()), (3, Vec::new()));
     }
 }

@@ -30,7 +30,7 @@ mod table;
 mod view;
 mod why;
 
-use lazybatch_sla::{LaneId, Launch, ModelId, Outcome, RequestId, Ticket, Time};
+use lazybatch_sla::{LaneId, Launch, ModelId, Nanos, Outcome, RequestId, Ticket, Time};
 
 pub use config::{BATCHES_IN_FLIGHT, BlockSpec, CoreConfig, ModelSpec};
 pub use event::{Action, Event, Note, Request};
@@ -126,6 +126,11 @@ impl Core {
             Event::Wake => {}
         }
         self.report_ends(now);
+    }
+
+    /// A launch that is the oldest of its lane, and for how long it has held that.
+    pub fn held(&self, now: Time, ticket: Ticket) -> Option<(&Launch, Nanos)> {
+        self.state.oldest_flight(now, ticket)
     }
 
     /// Puts requests that never arrived into the batch table, as one sub-batch above all others: at

@@ -2,6 +2,7 @@
 
 use lazybatch_sla::{Account, Histogram, Nanos, Time};
 
+use super::tally::Sizes;
 use crate::core::Counters;
 
 /// Running figures of an engine.
@@ -13,8 +14,8 @@ pub struct Stats {
     pub models: Vec<Counters>,
     /// Outcomes and latencies, by model.
     pub accounts: Vec<Account>,
-    /// By model, how many samples node executions had.
-    pub batches: Vec<Histogram>,
+    /// By model, launches by how many samples they had.
+    pub sizes: Vec<Sizes>,
     /// By model, what it has to do just now.
     pub loads: Vec<Load>,
     /// Nanoseconds of decisions with two or more legal actions, each kept, if they are timed.
@@ -29,7 +30,7 @@ impl Default for Stats {
             counters: Counters::default(),
             models: Vec::new(),
             accounts: Vec::new(),
-            batches: Vec::new(),
+            sizes: Vec::new(),
             loads: Vec::new(),
             decision_ns: Vec::new(),
             decisions: Histogram::new(&DECISION_BOUNDS),
@@ -50,11 +51,11 @@ impl Stats {
         let num = self.accounts.len().max(m + 1);
         self.accounts.resize(num, Account::default());
         self.models.resize(num, Counters::default());
-        self.batches.resize(num, Histogram::new(&BATCH_BOUNDS));
+        self.sizes.resize(num, Sizes::default());
         self.loads.resize(num, Load::default());
         self.accounts[m] = Account::default();
         self.models[m] = Counters::default();
-        self.batches[m] = Histogram::new(&BATCH_BOUNDS);
+        self.sizes[m] = Sizes::default();
         self.loads[m] = Load::default();
     }
 }
@@ -69,12 +70,12 @@ pub struct Load {
 }
 
 /// Those running figures of a model that cost little to tell.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Figures {
     /// As [`crate::ModelStats::counters`].
     pub counters: Counters,
-    /// As [`crate::ModelStats::batches`].
-    pub batches: Histogram,
+    /// As [`crate::ModelStats::sizes`].
+    pub sizes: Sizes,
     /// Requests in the batch table or ending.
     pub in_flight: u32,
     /// Requests that wait for their turn; 0 without [`crate::ModelOptions::max_queue`].
@@ -83,21 +84,6 @@ pub struct Figures {
     pub oldest: Option<Nanos>,
 }
 
-impl Default for Figures {
-    /// Those of a model that has launched nothing.
-    fn default() -> Self {
-        Self {
-            counters: Counters::default(),
-            batches: Histogram::new(&BATCH_BOUNDS),
-            in_flight: 0,
-            waiting: 0,
-            oldest: None,
-        }
-    }
-}
-
-/// Bounds of samples of a node execution.
-const BATCH_BOUNDS: [u64; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
 /// Bounds of a decision's nanoseconds.
 const DECISION_BOUNDS: [u64; 13] = [
     500,

@@ -12,6 +12,7 @@ mod planner;
 pub(crate) mod seat;
 pub(crate) mod sequences;
 mod steps;
+pub(crate) mod tally;
 pub mod threaded;
 pub mod virtual_time;
 

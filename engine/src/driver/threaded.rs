@@ -29,6 +29,7 @@ use super::models::Models;
 use super::planner::Planner;
 use super::sequences::Sequences;
 use super::steps::Sent;
+use super::tally::Tally;
 use crate::core::{Action, Attach, Core, Event, Request};
 use crate::embed::{
     Abandoned, Answer, BuildError, Draft, Inbox, ModelStats, RequestError, Served, Step,
@@ -124,8 +125,7 @@ pub(crate) struct DriverState {
     planner: Planner,
     sequences: Sequences,
     counting: Counting,
-    /// Launches since figures were told: model, node executions, samples.
-    launched: Vec<(ModelId, u64, u64)>,
+    tally: Tally,
     /// Who wants to know what is being done.
     looks: Vec<oneshot::Sender<Arc<Look>>>,
 }
@@ -221,6 +221,10 @@ impl Driver {
                 // On this thread: the device worked while it was issued.
                 None => self.core.config().is_in_place.then_some(issue),
             };
+            if let Some((launch, held)) = self.core.held(now, done.ticket) {
+                let held = took.map_or(held, |took| took.min(held));
+                self.state.tally.ended(launch, held);
+            }
             self.event(now, super::done(done, took));
         }
     }
@@ -318,11 +322,12 @@ impl Driver {
         self.state.sequences.forget(model);
         let m = model.index();
         // Whoever reads figures by id holds the lock, and looks here first.
-        let stats = self.stats.lock().expect("no holder panics");
+        let mut stats = self.stats.lock().expect("no holder panics");
+        self.state.tally.tell(&mut stats);
         let last = ModelStats {
             counters: self.core.counters_by_model()[m],
             account: stats.accounts[m].clone(),
-            batches: stats.batches[m].clone(),
+            sizes: stats.sizes[m].clone(),
         };
         drop(served.gone.set(last));
     }
@@ -409,9 +414,7 @@ impl Driver {
                 let launch = self.core.launch(lane, ticket);
                 self.observer.on_launch(now, launch);
                 self.state.counting.launched(launch);
-                let nodes = u64::from(launch.end_node - launch.first_node);
-                let samples = u64::from(launch.num_samples());
-                self.state.launched.push((launch.model, nodes, samples));
+                self.state.tally.launched(launch);
                 // Where the device runs in place, nothing is heard until the launch is over.
                 self.publish(now);
                 is_told = true;
@@ -539,7 +542,11 @@ impl Driver {
         let request = &open.submission.request;
         let latency = now.since(request.arrival);
         let model = request.model.index();
-        self.stats.lock().expect("no holder panics").accounts[model].record(outcome, latency);
+        let mut stats = self.stats.lock().expect("no holder panics");
+        stats.accounts[model].record(outcome, latency);
+        // Before its client hears of it, who may look.
+        self.state.tally.tell(&mut stats);
+        drop(stats);
         if open.slot.is_none() {
             self.answer(id, Vec::new(), false);
         }
@@ -666,9 +673,7 @@ impl Driver {
             let (in_flight, oldest) = self.core.load_of(ModelId(m as u32));
             *load = Load { in_flight, oldest };
         }
-        for (model, nodes, samples) in self.state.launched.drain(..) {
-            stats.batches[model.index()].record_many(samples, nodes);
-        }
+        self.state.tally.tell(&mut stats);
         drop(stats);
         if !self.state.looks.is_empty() || self.tape.wants_look(now) {
             let look = Arc::new(Look::of(&self.core, now));

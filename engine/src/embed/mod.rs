@@ -37,6 +37,7 @@ use crate::driver::figures::Stats;
 pub use crate::driver::launches::Launches;
 use crate::driver::seat::Seat;
 pub use crate::driver::sequences::SequenceOptions;
+pub use crate::driver::tally::{AtSize, Sizes};
 use crate::driver::threaded::Clock;
 use crate::explain::{Explainer, Explanation};
 use crate::watch::{Monitor, Tape};

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use lazybatch_graph::{Program, Repeat, SharedProgram, Tensor};
 use lazybatch_kernels::{Device, Packed, RequestMemory};
 use lazybatch_sla::profile::{FORMAT, MAX_BATCH, ModelProfile, RepeatRule};
-use lazybatch_sla::{Account, Class, ClassId, Histogram, ModelId, Nanos, Profile, RequestId, Time};
+use lazybatch_sla::{Account, Class, ClassId, ModelId, Nanos, Profile, RequestId, Time};
 
 use super::memory::{Bound, Limit};
 use super::submit::{Bounded, completed};
@@ -16,6 +16,7 @@ use crate::core::{Counters, ModelSpec};
 use crate::driver::command::Command;
 pub use crate::driver::figures::Figures;
 use crate::driver::sequences::SequenceOptions;
+use crate::driver::tally::Sizes;
 use crate::driver::threaded::Plans;
 use crate::explain::Explanation;
 use crate::measure::{SegmentLength, measure, measure_segments};
@@ -136,8 +137,8 @@ pub struct ModelStats {
     pub counters: Counters,
     /// Outcomes and latencies.
     pub account: Account,
-    /// How many samples node executions had.
-    pub batches: Histogram,
+    /// Launches by how many samples they had.
+    pub sizes: Sizes,
 }
 
 /// A model described, checked against its program.
@@ -449,7 +450,7 @@ impl ModelHandle {
         ModelStats {
             counters: stats.models[m],
             account: stats.accounts[m].clone(),
-            batches: stats.batches[m].clone(),
+            sizes: stats.sizes[m].clone(),
         }
     }
 
@@ -462,7 +463,7 @@ impl ModelHandle {
         if let Some(gone) = self.served.gone.get() {
             return Figures {
                 counters: gone.counters,
-                batches: gone.batches.clone(),
+                sizes: gone.sizes.clone(),
                 in_flight: 0,
                 waiting,
                 oldest: None,
@@ -474,7 +475,7 @@ impl ModelHandle {
         let oldest = load.oldest.unwrap_or(Time::MAX).min(unseen);
         Figures {
             counters: stats.models[m],
-            batches: stats.batches[m].clone(),
+            sizes: stats.sizes[m].clone(),
             in_flight: load.in_flight,
             waiting,
             oldest: (waiting > 0 && oldest < Time::MAX).then(|| now.since(oldest)),

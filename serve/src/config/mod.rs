@@ -45,6 +45,7 @@ const HONOURED: &[&str] = &[
     "parameters.*",
     "dynamic_batching.priority_levels",
     "dynamic_batching.default_priority_level",
+    "dynamic_batching.preserve_ordering",
     "dynamic_batching.priority_queue_policy.value.timeout_action",
     "dynamic_batching.priority_queue_policy.value.max_queue_size",
     "dynamic_batching.priority_queue_policy.value.default_timeout_microseconds",

@@ -123,6 +123,8 @@ pub struct Settings {
     pub controls: Vec<Control>,
     /// Answers come step by step over streams, and only there.
     pub decoupled: bool,
+    /// Requests are answered in the order in which they came.
+    pub keeps_order: bool,
 }
 
 impl Settings {
@@ -137,6 +139,9 @@ impl Settings {
         let mut level_queues = BTreeMap::new();
         let (mut levels, mut level) = (0, 0);
         let (mut sequences, mut controls) = (None, Vec::new());
+        let transactions = proto.model_transaction_policy.as_ref();
+        let decoupled = transactions.is_some_and(|p| p.decoupled);
+        let mut keeps_order = false;
         let mut own_policy = own_policy(text("engine"), text("policy"))?;
         let mut ignored = config.ignored.clone();
         match &proto.scheduling_choice {
@@ -151,6 +156,10 @@ impl Settings {
                     let what = "dynamic_batching.default_priority_level";
                     let expected = format!("at most priority_levels, {levels}");
                     return Err(Error::expected(what, expected, level));
+                }
+                keeps_order = batching.preserve_ordering && !decoupled;
+                if batching.preserve_ordering && decoupled {
+                    ignored.push(ORDERING.into());
                 }
                 if let Some(policy) = own_policy.as_mut().filter(|p| is_triton(p)) {
                     *policy = with_batching(policy, batching, proto.max_batch_size)?;
@@ -231,10 +240,8 @@ impl Settings {
             level_queues,
             sequences,
             controls,
-            decoupled: proto
-                .model_transaction_policy
-                .as_ref()
-                .is_some_and(|p| p.decoupled),
+            decoupled,
+            keeps_order,
         };
         check_residency(text("residency"))?;
         let unknown = proto.parameters.keys();
@@ -347,6 +354,9 @@ fn own_policy(engine: Option<&str>, policy: Option<&str>) -> Result<Option<Strin
         (Some(other), _) => Err(Error::expected("parameter engine", "shared or own", other)),
     }
 }
+
+/// Streams of steps have no order among each other.
+const ORDERING: &str = "dynamic_batching.preserve_ordering";
 
 /// Fields of `dynamic_batching` that say when a batch goes, honoured by the policy `triton` alone.
 const BATCHER: [&str; 2] = ["preferred_batch_size", "max_queue_delay_microseconds"];
@@ -524,7 +534,6 @@ mod tests {
                    max_queue_delay_microseconds: 1500 priority_levels: 3
                    default_priority_level: 2 preserve_ordering: true }"
         };
-        let ordering = "dynamic_batching.preserve_ordering";
         for (stated, policy) in [
             (
                 "triton",
@@ -539,14 +548,17 @@ mod tests {
             let policy = format!("triton:{policy}");
             assert_eq!(s.own_policy.as_deref(), Some(policy.as_str()));
             assert!(lazybatch_engine::policy::find(&policy).is_ok());
-            assert_eq!(ignored, [ordering]);
+            assert!(s.keeps_order && ignored.is_empty(), "{ignored:?}");
         }
         let (s, mut ignored) = settings(&text("lazy")).unwrap();
         ignored.sort();
         let delay = "dynamic_batching.max_queue_delay_microseconds";
         let preferred = "dynamic_batching.preferred_batch_size";
         assert_eq!(s.own_policy.as_deref(), Some("lazy"));
-        assert_eq!(ignored, [delay, preferred, ordering]);
+        assert_eq!(ignored, [delay, preferred]);
+        let streams = "model_transaction_policy { decoupled: true }";
+        let (s, ignored) = settings(&(text("triton") + streams)).unwrap();
+        assert!(!s.keeps_order && ignored == [ORDERING], "{ignored:?}");
         let told = settings(&text("triton").replace("[2, 4]", "[2, 9]")).unwrap_err();
         assert!(
             told.to_string().contains("1 to max_batch_size, got 9"),

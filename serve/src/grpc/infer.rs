@@ -66,7 +66,7 @@ pub async fn run(
     let mut request = ready.inspect_err(|e| turned_away(&served, &place, e))?;
     request.trace = traced.trace();
     traced.asks(&served, &mut request);
-    let answer = infer::start(&served, request)?.finish().await?;
+    let answer = infer::start_in_turn(&served, request)?.finish().await?;
     traced.answered(&served, &answer);
     let response = write(&served, answer);
     tab.settle(response.encoded_len());

@@ -123,7 +123,7 @@ async fn answer(
     let served = target.get(state)?;
     let request = read(&served, &body, traced)?;
     let answer = match served.settings.decoupled {
-        false => infer::start(&served, request)?.finish().await?,
+        false => infer::start_in_turn(&served, request)?.finish().await?,
         true => only(infer::stream(&served, request)?).await?,
     };
     traced.answered(&served, &answer);

@@ -321,7 +321,7 @@ async fn answer(
     request.trace = traced.trace();
     traced.asks(&served, &mut request);
     let binary = request.params.flag("binary_data_output")?;
-    let answer = infer::start(&served, request)?.finish().await?;
+    let answer = infer::start_in_turn(&served, request)?.finish().await?;
     traced.answered(&served, &answer);
     body::write(&served, binary, &answer, tab, answered.as_deref())
 }

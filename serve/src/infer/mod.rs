@@ -3,6 +3,7 @@
 mod answer;
 mod chain;
 mod held;
+mod order;
 mod pending;
 mod prepare;
 mod run;
@@ -17,9 +18,11 @@ use lazybatch_engine::Launches;
 use lazybatch_sla::{Nanos, Outcome, Time};
 use opentelemetry::TraceId;
 
+pub use order::Order;
 pub use prepare::Recipe;
 pub use run::{
-    Item, Running, Stepwise, class_of, full, rehearse, start, steps, stream, turned_away,
+    Item, Running, Stepwise, class_of, full, rehearse, start, start_in_turn, steps, stream,
+    turned_away,
 };
 
 pub use sequence::{PLACE, refused};

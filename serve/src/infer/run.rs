@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 use tokio::time::{Instant, timeout_at};
 
 use super::held::let_go;
+use super::order::{Order, Turn};
 use super::pending::{DEFAULT, Pending};
 use super::prepare::{Prepared, prepare};
 use super::sequence::{lost, refused};
@@ -28,6 +29,8 @@ pub struct Running {
     request: Request,
     way: Way,
     pending: Pending,
+    /// When it may be answered, where that matters.
+    turn: Option<Turn>,
 }
 
 /// How it runs.
@@ -81,6 +84,7 @@ pub fn start(served: &Arc<Served>, mut request: Request) -> Result<Running> {
                 request,
                 way,
                 pending,
+                turn: None,
             })
         }
         Err(error) => {
@@ -88,6 +92,17 @@ pub fn start(served: &Arc<Served>, mut request: Request) -> Result<Running> {
             Err(in_request(served, &request, error))
         }
     }
+}
+
+/// The same for a request that is answered behind those of its model that came before it, where the
+/// model keeps that order: what this returns has to be finished, or dropped, whatever its client does.
+///
+/// # Errors
+/// As [`start`].
+pub fn start_in_turn(served: &Arc<Served>, request: Request) -> Result<Running> {
+    let turn = served.order.as_ref().map(Order::join);
+    let running = start(served, request)?;
+    Ok(Running { turn, ..running })
 }
 
 /// Runs a request that no client sent, and blocks until it has ended. It is not counted as a
@@ -203,9 +218,16 @@ impl Running {
         // The arguments of an asynchronous function would be kept, and moved, twice.
         async move {
             let mut result = match &mut this.way {
-                Way::Engine(own) => own.gathered(&this.request, &mut this.pending).await,
+                Way::Engine(own) => {
+                    let turn = &mut this.turn;
+                    own.gathered(&this.request, &mut this.pending, turn).await
+                }
                 // Most calls are none of these, and keep no room for them.
-                Way::Chain(steps) => Box::pin(steps.answer(&this.request, &mut this.pending)).await,
+                Way::Chain(steps) => {
+                    let answer = Box::pin(steps.answer(&this.request, &mut this.pending)).await;
+                    come(&mut this.turn).await;
+                    answer
+                }
             };
             this.pending.end(result.as_ref().err());
             if let Way::Engine(Submitted {
@@ -225,7 +247,12 @@ impl Running {
 }
 
 impl Submitted {
-    async fn gathered(&mut self, request: &Request, pending: &mut Pending) -> Result<Answer> {
+    async fn gathered(
+        &mut self,
+        request: &Request,
+        pending: &mut Pending,
+        turn: &mut Option<Turn>,
+    ) -> Result<Answer> {
         if let Some(held) = self.held.take() {
             let_go(held).await;
         }
@@ -235,6 +262,7 @@ impl Submitted {
             let answer = answer::gather(served, request, outputs)?;
             let took = *looked + served.now().since(found);
             served.stats.hit(pending.class(), took);
+            come(turn).await;
             return Ok(answer);
         }
         let mut ended = Vec::with_capacity(self.handles.len());
@@ -260,10 +288,18 @@ impl Submitted {
             cache.put(*key, Arc::new(outputs));
             let took = *looked + served.now().since(gathered);
             served.stats.cache_miss.add(took);
-        } else {
+        } else if turn.is_none() {
             pending.end_at(gathered, None);
         }
+        come(turn).await;
         Ok(answer)
+    }
+}
+
+/// Waits until a request may be answered.
+async fn come(turn: &mut Option<Turn>) {
+    if let Some(turn) = turn {
+        turn.come().await;
     }
 }
 

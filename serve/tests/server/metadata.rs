@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use lazybatch_serve::proto::{ModelStatisticsRequest, ServerMetadataRequest};
+use lazybatch_serve::proto::{ModelStatisticsRequest, ServerMetadataRequest, StatisticDuration};
 use lazybatch_serve::{Control, Options, TraceDir};
 use serde_json::Value;
 use tokio::io::AsyncWriteExt;
@@ -101,9 +101,7 @@ async fn statistics_have_no_figures_that_nobody_measured() {
     let stats = &stats["model_stats"][0];
     assert_eq!(stats["inference_count"], 1);
     assert_eq!(stats["execution_count"], 1);
-    for empty in ["batch_stats", "memory_usage"] {
-        assert_eq!(stats[empty], Value::Array(Vec::new()), "{empty}");
-    }
+    assert_eq!(stats["memory_usage"], Value::Array(Vec::new()));
     let mut grpc = server.grpc().await;
     let asked = grpc.model_statistics(ModelStatisticsRequest {
         name: "add".into(),
@@ -111,7 +109,16 @@ async fn statistics_have_no_figures_that_nobody_measured() {
     });
     let stats = asked.await.unwrap().into_inner().model_stats.remove(0);
     assert_eq!((stats.inference_count, stats.execution_count), (1, 1));
-    assert!(stats.batch_stats.is_empty() && stats.memory_usage.is_empty());
+    assert!(stats.memory_usage.is_empty());
+    // One launch had one sample; what reading and writing took is not known by size.
+    let [batch] = &stats.batch_stats[..] else {
+        panic!("{stats:?}");
+    };
+    let of = |span: &Option<StatisticDuration>| span.map(|s| (s.count, s.ns > 0)).unwrap();
+    assert_eq!(batch.batch_size, 1);
+    assert_eq!(of(&batch.compute_infer), (1, true));
+    assert_eq!(of(&batch.compute_input), (0, false));
+    assert_eq!(of(&batch.compute_output), (0, false));
     drop(grpc);
     end(server).await;
 }
@@ -140,6 +147,14 @@ async fn executions_between_two_looks_are_those_of_that_time() {
         assert_eq!(told().await, now, "nothing happened");
         before = now;
     }
+    let stats = json(&server, "/v2/models/add/stats").await["model_stats"][0].take();
+    let by_size = stats["batch_stats"].as_array().unwrap().iter();
+    let by_size = by_size.map(|b| {
+        assert!(b["compute_infer"]["ns"].as_u64().unwrap() > 0, "{b}");
+        let count = |what: &str| b[what]["count"].as_u64().unwrap();
+        (b["batch_size"].as_u64().unwrap(), count("compute_infer"))
+    });
+    assert_eq!(by_size.collect::<Vec<_>>(), [(1, 12 + 1 + 5), (4, 3 + 2)]);
     end(server).await;
 }
 

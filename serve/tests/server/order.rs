@@ -1,10 +1,12 @@
-//! Answers of a stream over gRPC come in the order of its requests.
+//! Answers in the order of their requests: those of a stream over gRPC, and those of a model that is
+//! told to keep it.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use lazybatch_serve::proto::ModelInferRequest;
+use lazybatch_serve::proto::infer_parameter::ParameterChoice;
 use lazybatch_serve::proto::model_infer_request::InferInputTensor;
+use lazybatch_serve::proto::{InferParameter, ModelInferRequest};
 
-use crate::common::start;
+use crate::common::{soon, start};
 
 /// A request to `lstm` of so many steps.
 fn steps(id: usize, steps: usize) -> ModelInferRequest {
@@ -46,4 +48,53 @@ async fn answers_and_errors_of_a_stream_keep_the_order_of_its_requests() {
         assert_eq!((id, is_error), (i.to_string(), i % 3 == 2));
     }
     assert!(answers.message().await.unwrap().is_none());
+}
+
+/// Later ones that end first wait for those before them, unless these go.
+#[tokio::test]
+async fn a_model_that_preserves_the_order_of_its_requests_answers_so() {
+    let server = start(|o| {
+        o.policy = "adaptive".into();
+        let config = "max_batch_size: 1 parameters { key: \"max_len\" value { string_value: \"4096\" } }
+            dynamic_batching { priority_levels: 2 default_priority_level: 2 preserve_ordering: true }";
+        std::fs::write(o.models.join("lstm/config.pbtxt"), config).unwrap();
+    })
+    .await;
+    let served = server.state.repository.get("lstm", "").unwrap();
+    let waiting = || served.engine().unwrap().figures().waiting;
+    let grpc = server.grpc().await;
+    let of = |num: usize, priority: i64| {
+        let mut request = steps(num, num);
+        let choice = ParameterChoice::Int64Param(priority);
+        let priority = InferParameter {
+            parameter_choice: Some(choice),
+        };
+        request.parameters.insert("priority".into(), priority);
+        let mut grpc = grpc.clone();
+        tokio::spawn(async move { grpc.model_infer(request).await })
+    };
+    for leaves in [false, true] {
+        let before = served.stats.success.count();
+        server.gate.shut();
+        let first = of(2, 2);
+        soon("it runs", || server.gate.holding() == 1).await;
+        // Long, and behind the one that comes later but is of a higher level.
+        let long = of(4096, 2);
+        soon("the long one waits", || waiting() == 1).await;
+        let quick = of(1, 1);
+        soon("both wait", || waiting() == 2).await;
+        if leaves {
+            long.abort();
+            soon("it has gone", || served.stats.failures()[1] == 1).await;
+        }
+        server.gate.open();
+        let answer = quick.await.unwrap().unwrap();
+        assert_eq!(answer.into_inner().id, "1");
+        let ended = served.stats.success.count() - before;
+        assert_eq!(ended, if leaves { 2 } else { 3 });
+        first.await.unwrap().unwrap();
+        if !leaves {
+            long.await.unwrap().unwrap();
+        }
+    }
 }
