@@ -27,6 +27,8 @@ pub struct Gate(Arc<(Mutex<Held>, Condvar)>);
 #[derive(Default)]
 struct Held {
     shut: bool,
+    /// It shuts for the launch behind so many in all.
+    shuts_behind: Option<usize>,
     launches: usize,
     /// Whether the next launch fails.
     fails: bool,
@@ -44,6 +46,12 @@ impl Gate {
     pub fn open(&self) {
         self.0.0.lock().unwrap().shut = false;
         self.0.1.notify_all();
+    }
+
+    /// Lets so many more launches through, and holds those behind them.
+    pub fn shut_behind(&self, num: usize) {
+        let mut held = self.0.0.lock().unwrap();
+        held.shuts_behind = Some(held.order.len() + num);
     }
 
     /// The next launch fails.
@@ -77,6 +85,10 @@ impl Gate {
     fn pass(&self, launch: &Launch) -> Result<(), Error> {
         let mut held = self.0.0.lock().unwrap();
         held.launches += 1;
+        if held.shuts_behind == Some(held.order.len()) {
+            held.shut = true;
+            held.shuts_behind = None;
+        }
         held.order.push((launch.model, launch.num_samples()));
         let mut held = self.0.1.wait_while(held, |held| held.shut).unwrap();
         held.launches -= 1;

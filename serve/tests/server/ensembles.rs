@@ -6,7 +6,7 @@ use std::fs;
 use lazybatch_graph::{DType, Greedy, Program, ProgramBuilder, Repeat, WeightSource, folder};
 use lazybatch_serve::Control;
 
-use super::common::{Running, call, start};
+use super::common::{Running, call, soon, start};
 
 /// `y = factor x`, of two numbers.
 pub fn scale(factor: f32) -> Program {
@@ -194,6 +194,56 @@ async fn steps_come_and_go_with_their_ensemble() {
     // A step on its own may go; the ensemble holds its program.
     assert_eq!(repository(&server, "two", "unload", "").await.0, 200);
     assert_eq!(ask(&server, "four").await, "4.0,8.0");
+    end(server).await;
+}
+
+/// Who comes while another is in the second step runs the first alone, catches up, and both are in
+/// one launch from there: batches are those of the whole, not of a step.
+#[tokio::test]
+async fn requests_at_different_steps_of_an_ensemble_meet_in_one_launch() {
+    let server = start(|o| {
+        o.control = Control::Explicit(Vec::new());
+        o.policy = "lazy".into();
+    })
+    .await;
+    write(&server, "two", &scale(2.0));
+    write(&server, "three", &scale(3.0));
+    let steps = ["two", "three", "two", "three"].map(|step| (step, "x", "y"));
+    chain(&server, "many", &steps, FLOATS);
+    let (status, text) = repository(&server, "many", "load", "").await;
+    assert_eq!(status, 200, "{text}");
+    let samples = |from: usize| {
+        let order = server.gate.order();
+        order[from..].iter().map(|l| l.1).collect::<Vec<_>>()
+    };
+    let before = server.gate.order().len();
+    assert_eq!(ask(&server, "many").await, "36.0,72.0");
+    let nodes = samples(before).len();
+    assert_eq!(samples(before), vec![1; nodes], "alone");
+    assert!(nodes > steps.len(), "a launch a node");
+    // The third launch is one of the second step: the input is read, and multiplied once.
+    let behind = before + nodes;
+    server.gate.shut_behind(2);
+    let served = server.state.repository.get("many", "").unwrap();
+    let requests = async {
+        tokio::join!(ask(&server, "many"), async {
+            soon("the first is held", || server.gate.holding() == 1).await;
+            let second = ask(&server, "many");
+            let open = async {
+                let waits = || served.engine().unwrap().figures().waiting == 1;
+                soon("the second came", waits).await;
+                server.gate.open();
+            };
+            tokio::join!(second, open).0
+        })
+    };
+    let (first, second) = requests.await;
+    assert_eq!([&*first, &*second], ["36.0,72.0"; 2]);
+    // Three of the first alone, the same three of the second, and what is left of both.
+    let mut expected = vec![1; 6];
+    expected.extend(vec![2; nodes - 3]);
+    assert_eq!(samples(behind), expected);
+    drop(served);
     end(server).await;
 }
 
