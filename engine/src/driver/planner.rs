@@ -78,6 +78,12 @@ const IN_EARLY_TURNS: f64 = 0.05;
 const BEGINNING: Nanos = Nanos::from_ms(300);
 const CONFIRMED: Nanos = Nanos::from_ms(100);
 
+/// A plan that one thread makes in idle time pauses behind each turn, so that turns are that share of its
+/// time. One that never sleeps hides from Linux that its processor has nothing else to do: a driver and a
+/// thread of the device that have come to share another one went on sharing it for 40 ms and more, while
+/// launches took several times as long. Seen on Linux 6.18 with two processors.
+const IN_IDLE_TURNS: f64 = 0.5;
+
 /// The same of the only processor, on which a device works that has little to do: whoever wakes waits
 /// for no more than one such turn, and shares the processor with those that come behind it.
 const SHORT_TURN: Nanos = Nanos(50_000);
@@ -241,6 +247,7 @@ impl Planner {
         let budget = self.budget(now, request, urgency);
         let pause = match urgency {
             Urgency::InTurns => pause(TURN, self.in_turns),
+            Urgency::Idle if threads(self.processors) == 1 => pause(TURN, IN_IDLE_TURNS),
             Urgency::Idle | Urgency::InShortTurns => Nanos::ZERO,
         };
         let threads = match urgency {
@@ -287,7 +294,8 @@ impl Planner {
             let is_busy = done.is_busy(now);
             self.in_turns = self.share_of_turns(now, Some(done));
             let pause = pause(TURN, self.in_turns);
-            for attempt in &self.attempts {
+            let in_turns = |a: &&Attempt| a.urgency != Urgency::Idle;
+            for attempt in self.attempts.iter().filter(in_turns) {
                 // Short turns stay short as long as it has little to do.
                 if is_busy || attempt.pause.load(Ordering::Relaxed) > 0 {
                     attempt.pause.store(pause.0, Ordering::Relaxed);
@@ -310,6 +318,7 @@ impl Planner {
         if let Some(((mut plan, took), urgency, threads)) = plan {
             let spent = self.spent();
             let most_idle = match urgency {
+                Urgency::Idle if threads == 1 => MOST_IDLE * IN_IDLE_TURNS,
                 Urgency::Idle | Urgency::InTurns => MOST_IDLE,
                 Urgency::InShortTurns => MOST_IDLE * IN_SHORT_TURNS,
             };
@@ -399,12 +408,12 @@ impl Urgency {
     /// is over, where the device has so much to do that there are pauses of this length, or zero.
     fn turns(self, busy: Nanos) -> Option<(Nanos, Nanos, u32)> {
         match self {
-            Self::Idle => None,
+            Self::Idle if busy == Nanos::ZERO => None,
             Self::InShortTurns if busy == Nanos::ZERO => {
                 let pause = pause(SHORT_TURN, IN_SHORT_TURNS);
                 Some((SHORT_TURN, pause, LOOK_OFTEN))
             }
-            Self::InShortTurns | Self::InTurns => Some((TURN, busy, LOOK_EVERY)),
+            Self::Idle | Self::InShortTurns | Self::InTurns => Some((TURN, busy, LOOK_EVERY)),
         }
     }
 
@@ -424,7 +433,8 @@ struct Attempt {
     /// With the time that it took.
     plan: Receiver<(Plan, Nanos)>,
     stop: Arc<AtomicBool>,
-    /// Nanoseconds between turns while the device has work; zero while it has little, and short turns do.
+    /// Nanoseconds between turns while the device has work, or in idle time; zero where short turns do, or
+    /// none are made.
     pause: Arc<AtomicU64>,
     /// Nanoseconds of processors that it took, but for the last few turns of its simulations.
     spent: Arc<AtomicU64>,

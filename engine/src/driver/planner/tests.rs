@@ -163,12 +163,15 @@ fn short_turns_become_usual_ones_once_the_device_has_work() {
     assert_eq!(usual, Some((TURN, Nanos(7), LOOK_EVERY)));
     assert_ne!(pace(Urgency::InShortTurns, 0), usual);
     assert_eq!(pace(Urgency::InShortTurns, 7), usual);
-    assert_eq!(pace(Urgency::Idle, 7), None);
+    assert_eq!(pace(Urgency::Idle, 7), usual);
+    assert_eq!(pace(Urgency::Idle, 0), None);
     for (busy_us, is_seen) in [(2_400, false), (2_600, true)] {
         let mut planner = Planner::default();
         planner.start(Time::ZERO, request(), false);
         let busy = Nanos(busy_us * 1000);
         planner.works(Time::ZERO + busy, busy);
+        planner.attempts[0].urgency = Urgency::InShortTurns;
+        planner.attempts[0].pause = Arc::default();
         // The plan may be there by then.
         let pause = planner.attempts[0].pause.clone();
         let (_quiet, plan) = mpsc::channel();
@@ -176,6 +179,51 @@ fn short_turns_become_usual_ones_once_the_device_has_work() {
         assert!(planner.poll(Time::ZERO + SEEN).is_none());
         let pause = pause.load(Ordering::Relaxed);
         assert_eq!(pause > 0, is_seen, "{busy_us} us");
+    }
+}
+
+/// Where one thread makes it; what the device does meanwhile changes nothing.
+#[test]
+fn a_plan_in_idle_time_leaves_half_of_it() {
+    let ms = Nanos::from_ms;
+    for (processors, expected) in [(1, TURN), (2, TURN), (7, TURN), (8, Nanos::ZERO)] {
+        let mut planner = Planner {
+            processors,
+            is_in_place: true,
+            ..Planner::default()
+        };
+        let request = Arc::new(request());
+        planner.attempt(Time::ZERO, &request, Urgency::Idle);
+        planner.request = Some((Time::ZERO, request));
+        let pause = planner.attempts[0].pause.clone();
+        let paused = || Nanos(pause.load(Ordering::Relaxed));
+        assert_eq!(paused(), expected, "{processors} processors");
+        let (_quiet, plan) = mpsc::channel();
+        planner.attempts[0].plan = plan;
+        planner.usage = Some(Usage::nothing(Time::ZERO));
+        planner.works(Time::ZERO + ms(10), ms(10));
+        assert!(planner.poll(Time::ZERO + ms(10)).is_none());
+        assert_eq!(paused(), expected, "{processors} processors, busy");
+    }
+    // Half of what it took is all that it can have had: it is not for want of idle time.
+    let mut planner = Planner::default();
+    let request = Arc::new(request());
+    for (took_ms, is_late) in [(110, false), (190, false), (210, true)] {
+        let (outbox, plan) = mpsc::channel();
+        outbox.send((Plan::default(), ms(took_ms))).unwrap();
+        planner.request = Some((Time::ZERO, request.clone()));
+        planner.attempts = vec![Attempt {
+            urgency: Urgency::Idle,
+            threads: 1,
+            plan,
+            stop: Arc::default(),
+            pause: Arc::default(),
+            spent: Arc::new(AtomicU64::new(ms(50).0)),
+        }];
+        planner.beginning = Nanos::ZERO;
+        planner.poll(Time::ZERO).expect("it is made");
+        let share = if is_late { BUSY_BUDGET } else { BUDGET };
+        assert_eq!(planner.share, share, "{took_ms} ms");
     }
 }
 
