@@ -45,7 +45,7 @@ const MOST_THREADS: usize = 4;
 /// Longest rest that follows from a smaller share than [`BUDGET`].
 const LONGEST_REST: Nanos = Nanos::from_ms(10_000);
 /// Processors are busy if the time that a plan took of one is at most this part of what it took, or of
-/// what short turns may take of that.
+/// what turns with pauses of their own may take of that.
 const MOST_IDLE: f64 = 0.5;
 
 /// A plan simulates no more launches than are simulated within the budget in so long.

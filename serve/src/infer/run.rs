@@ -223,11 +223,7 @@ impl Running {
                     own.gathered(&this.request, &mut this.pending, turn).await
                 }
                 // Most calls are none of these, and keep no room for them.
-                Way::Chain(steps) => {
-                    let answer = Box::pin(steps.answer(&this.request, &mut this.pending)).await;
-                    come(&mut this.turn).await;
-                    answer
-                }
+                Way::Chain(steps) => Box::pin(steps.answer(&this.request, &mut this.pending)).await,
             };
             this.pending.end(result.as_ref().err());
             if let Way::Engine(Submitted {
