@@ -122,8 +122,9 @@ usage: lazybatch-measure serve-load FOLDER [OPTION VALUE]...
                    REPEATS starts
 --python PATH      serve-peers, serve-in-process: that Python; .triton/bin/python if absent
 --models A,B       serve-peers: some of lstm, decoder, encoder; all if absent
---kinds A,B        serve-peers: some of lazybatch, triton-0, triton-2000, triton-iterative; of
-                   serve-in-process: adaptive, padded, steps, triton:pad, cellular; all if absent
+--kinds A,B        serve-peers: some of lazybatch, triton-0, triton-2000, triton-iterative; all if
+                   absent; serve-in-process: padded, steps and any policies; these two, adaptive,
+                   triton:pad and cellular if absent
 --arrivals SPEC    serve-peers: poisson, or trace:FILE, the gaps of stretches of a trace, squeezed to
                    the rate; poisson if absent
 --first-rate R     serve-peers: requests a second of the first rate; 25 if absent

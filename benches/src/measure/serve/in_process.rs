@@ -19,6 +19,7 @@ use std::time::Duration;
 use lazybatch_benches::peer::Peer;
 use lazybatch_engine::ModelOptions;
 use lazybatch_engine::measure::{SegmentLength, measure};
+use lazybatch_engine::policy;
 use lazybatch_graph::{SharedProgram, Tensor};
 use lazybatch_kernels::{CpuDevice, CpuOptions, Device, import};
 use lazybatch_sla::{Nanos, Time};
@@ -59,13 +60,13 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     settings.server_cores.take()?;
     let threads = settings.server_cores.num();
     let models = options.models();
-    let kinds = options.kinds(&KINDS)?;
+    let kinds = options.kinds(&KINDS, |name| policy::find(name).is_ok())?;
     let mut climbs = Vec::new();
     for model in &models {
         let own = own(place.path(), model, threads)?;
         for turn in 0..settings.repeats {
             for i in 0..kinds.len() {
-                let kind = kinds[(turn + i) % kinds.len()];
+                let kind = kinds[(turn + i) % kinds.len()].as_str();
                 // An encoder has no steps.
                 if matches!(kind, "steps" | "cellular") && model.name == "encoder" {
                     continue;
@@ -145,7 +146,7 @@ fn cpu(threads: usize) -> CpuDevice {
 fn climb(
     options: &Options,
     (model, own): (&Model, &Own),
-    kind: &'static str,
+    kind: &str,
     (place, threads): (&Path, usize),
     turn: usize,
 ) -> anyhow::Result<Climb> {

@@ -58,7 +58,7 @@ impl From<Vec<Option<f64>>> for Sent {
 #[derive(Clone, Debug)]
 pub struct Climb {
     ladder: Ladder,
-    kind: &'static str,
+    kind: String,
     model: &'static str,
     points: Vec<Point>,
     /// When it began, and how long it took until the last rate was over.
@@ -68,10 +68,10 @@ pub struct Climb {
 
 impl Ladder {
     /// A climb that has not begun.
-    pub fn climb(self, kind: &'static str, model: &'static str) -> Climb {
+    pub fn climb(self, kind: &str, model: &'static str) -> Climb {
         Climb {
             ladder: self,
-            kind,
+            kind: kind.to_owned(),
             model,
             points: Vec::new(),
             start: clock::now(),
@@ -111,7 +111,7 @@ impl Climb {
             in_runtime,
         } = sent.into();
         let answered: Vec<f64> = sent.iter().copied().flatten().collect();
-        let (kind, model) = (self.kind, self.model);
+        let (kind, model) = (&self.kind, self.model);
         ensure!(
             !answered.is_empty(),
             "{kind} {model} at {rate}/s: expected answers, got none"
@@ -150,7 +150,7 @@ impl Climb {
 
 impl fmt::Display for Climb {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (kind, model, rates) = (self.kind, self.model, self.points.len());
+        let (kind, model, rates) = (&self.kind, self.model, self.points.len());
         let (sustained, took) = (self.sustained(), self.took_s());
         write!(
             f,
@@ -163,11 +163,11 @@ impl fmt::Display for Climb {
 #[derive(Clone, Copy, Debug)]
 pub struct Compared<'a> {
     /// All of them, in order.
-    pub kinds: &'a [&'static str],
+    pub kinds: &'a [String],
     /// The one that is held against others.
     pub ours: &'a str,
     /// Labels, and those others.
-    pub over: &'a [(&'a str, &'a [&'static str])],
+    pub over: &'a [(&'a str, &'a [&'a str])],
 }
 
 /// Writes the lines of the climbs, those of each kind and model one behind another by turn: of each
@@ -196,7 +196,7 @@ pub fn record(
             let is_own = |c: &&Climb| c.kind == kind && c.model == model;
             climbs.iter().filter(is_own).collect()
         };
-        for &kind in compared.kinds {
+        for kind in compared.kinds {
             for one in of_kind(&of(kind)) {
                 line(kind, one)?;
             }

@@ -167,21 +167,21 @@ impl Options {
         })
     }
 
-    /// Those of `all` that are measured.
+    /// Those that are measured: `all`, or those that `--kinds` names, each of `all` or another that there
+    /// `is_too`.
     ///
     /// # Errors
     /// `--kinds` names another.
-    pub fn kinds(&self, all: &[&'static str]) -> anyhow::Result<Vec<&'static str>> {
+    pub fn kinds(&self, all: &[&str], is_too: fn(&str) -> bool) -> anyhow::Result<Vec<String>> {
         let Some(named) = &self.kinds else {
-            return Ok(all.to_vec());
+            return Ok(all.iter().map(ToString::to_string).collect());
         };
-        let of = |name: &String| {
-            let known = all.iter().copied().find(|k| k == name);
-            known.with_context(|| {
-                format!("--kinds: expected some of {}, got {name}", all.join(", "))
-            })
-        };
-        named.iter().map(of).collect()
+        for name in named {
+            let expected = all.join(", ");
+            let is_known = all.contains(&name.as_str()) || is_too(name);
+            ensure!(is_known, "--kinds: expected some of {expected}, got {name}");
+        }
+        Ok(named.clone())
     }
 
     /// Those that are measured.
@@ -268,12 +268,12 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     let place = options.write_models()?;
     let recorder = settings.recorder("serve-peers")?;
     let models = options.models();
-    let kinds = options.kinds(&KINDS)?;
+    let kinds = options.kinds(&KINDS, |_| false)?;
     for &way in &settings.ways {
         let mut climbs = Vec::new();
         for turn in 0..settings.repeats {
             for i in 0..kinds.len() {
-                let kind = kinds[(turn + i) % kinds.len()];
+                let kind = kinds[(turn + i) % kinds.len()].as_str();
                 let server = options.start(kind, place.path())?;
                 for model in &models {
                     if kind != "triton-iterative" || model.name != "encoder" {
@@ -328,7 +328,7 @@ fn pool(features: usize, lengths: RangeInclusive<usize>) -> Vec<Item> {
 async fn climb(
     options: &Options,
     server: &Server,
-    (way, kind): (Way, &'static str),
+    (way, kind): (Way, &str),
     model: &Model,
     turn: usize,
 ) -> anyhow::Result<Climb> {
