@@ -45,6 +45,9 @@ pub struct Header {
     pub lane_depths: Vec<u32>,
     /// Most waiting requests.
     pub max_queue: usize,
+    /// Whether the device works on the driver's own thread.
+    #[serde(default)]
+    pub is_in_place: bool,
     /// Whether changes of the batch table are in the journal.
     pub notes: bool,
     /// Whether decisions with their reasons are in the journal.
@@ -71,6 +74,7 @@ impl Header {
             classes: config.classes.clone(),
             lane_depths: config.lane_depths.clone(),
             max_queue: config.max_queue,
+            is_in_place: config.is_in_place,
             notes: config.notes,
             reasons: config.reasons,
         }
@@ -188,8 +192,7 @@ impl Header {
             classes: self.classes.clone(),
             lane_depths: self.lane_depths.clone(),
             max_queue: self.max_queue,
-            // Who replays makes no plans.
-            is_in_place: false,
+            is_in_place: self.is_in_place,
             notes: self.notes,
             reasons: self.reasons,
         })

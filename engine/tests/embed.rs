@@ -13,7 +13,7 @@ use lazybatch_engine::driver::Judge;
 use lazybatch_engine::{Builder, Engine, ModelOptions, Options, RequestError, Step};
 use lazybatch_graph::Tensor;
 use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
-use lazybatch_sla::{Nanos, Outcome};
+use lazybatch_sla::{Nanos, Outcome, Profile};
 use tiny::model;
 
 fn word(seed: i32, len: i32) -> Vec<Tensor> {
@@ -420,6 +420,24 @@ fn options_that_do_not_fit_the_program_are_refused_when_building() {
     };
     assert!(
         error.to_string().contains("expected segments of 2 blocks"),
+        "{error}"
+    );
+    // Of a name that no profile and no journal has, whatever the options' own profile calls the model.
+    let text = r#"{"format":"lazybatch-profile/1","device":"d","copy_gbps":1.0,"dispatch_us":0,
+        "models":[{"name":"named","max_batch":4,"blocks":[
+        {"name":"a","repeat":"per_input_step","nodes":[{"name":"n","num_nodes":3,"latency_us":[[1,1.0]]}]},
+        {"name":"b","repeat":"until_stop","nodes":[{"name":"n","num_nodes":8,"latency_us":[[1,1.0]]}]}]}]}"#;
+    let profile = Profile::parse("test", text).unwrap();
+    let measured = ModelOptions {
+        profile: profile.models.into_iter().next(),
+        ..ModelOptions::default()
+    };
+    let unnamed = Engine::builder()
+        .device(device())
+        .model("", model(), measured);
+    let error = unnamed.core_config(1).unwrap_err();
+    assert!(
+        error.to_string().contains("a name without control"),
         "{error}"
     );
     let Err(error) = builder("best").build() else {

@@ -302,7 +302,10 @@ fn models_come_and_go_under_traffic_and_the_journal_replays() {
     let alone = Engine::builder().device(device()).build().unwrap();
     let references = [load(&alone, false), load(&alone, true)];
     for spec in ["adaptive", "lazy", "cellular", "graph:0"] {
-        let config = CoreConfig::new(Vec::new());
+        let config = CoreConfig {
+            is_in_place: true,
+            ..CoreConfig::new(Vec::new())
+        };
         let nothing = Profile {
             format: FORMAT.into(),
             device: "engine".into(),

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use lazybatch_engine::core::{Action, CoreConfig};
 use lazybatch_engine::driver::Observer;
 use lazybatch_engine::journal::{self, Header, Writer};
-use lazybatch_engine::{Engine, ModelHandle, ModelOptions, Options, RequestError};
+use lazybatch_engine::{Builder, Engine, ModelHandle, ModelOptions, Options, RequestError};
 use lazybatch_graph::{DType, Program, ProgramBuilder, Repeat, Tensor};
 use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
 use lazybatch_kernels::{Device, Error, OpenRequest, Plan, Wrapper};
@@ -112,6 +112,7 @@ impl Journal {
     fn new(policy: &str, depth: u32, notes: bool) -> Self {
         let config = CoreConfig {
             lane_depths: vec![depth],
+            is_in_place: true,
             notes,
             ..CoreConfig::new(Vec::new())
         };
@@ -160,6 +161,50 @@ fn a_journal_with_notes_replays_whoever_asked_why() {
         drop(model);
         engine.drain_blocking().unwrap();
         assert_eq!(journal.replay(), 6);
+    }
+}
+
+/// What a plan counts of the host hangs on it, and rules may change when one is asked for.
+#[test]
+fn a_journal_says_whether_the_device_works_in_place() {
+    let nothing = |device: Option<CpuDevice>| {
+        let builder = Engine::builder();
+        let builder = device.into_iter().fold(builder, Builder::device);
+        let config = builder.core_config(1).unwrap();
+        let profile = Profile {
+            format: FORMAT.into(),
+            device: "engine".into(),
+            copy_gbps: 0.0,
+            dispatch_us: 0.0,
+            issue_us: 0.0,
+            models: Vec::new(),
+        };
+        let header = Header::new("adaptive", &profile, &config);
+        let line = serde_json::to_string(&header).unwrap();
+        let read: Header = serde_json::from_str(&line).unwrap();
+        read.config().unwrap().is_in_place
+    };
+    assert!(nothing(Some(cpu())));
+    assert!(!nothing(None));
+}
+
+/// Zeros stand for what was left out, as many as the samples of the others: not before these are known
+/// to be no more than a launch takes.
+#[test]
+fn no_zeros_are_made_for_more_samples_than_a_launch_takes() {
+    let engine = Engine::builder()
+        .device(cpu())
+        .model("sums", sums(), ModelOptions::default())
+        .build()
+        .unwrap();
+    for samples in [1 << 20, 1 << 45, usize::MAX] {
+        let none = Tensor::from_f32(&[samples, 0], &[]);
+        let refused = engine.try_submit("sums", vec![none], Options::default());
+        assert!(
+            matches!(refused, Err(RequestError::Samples { .. })),
+            "{samples}: {:?}",
+            refused.err()
+        );
     }
 }
 

@@ -223,8 +223,7 @@ impl Builder {
             models,
             classes: self.classes.clone(),
             lane_depths: vec![self.chosen_depth(); num_lanes as usize],
-            // Known once there is a device.
-            is_in_place: false,
+            is_in_place: self.device.as_ref().is_some_and(|d| d.works_in_place()),
             max_queue: usize::MAX,
             notes: self.notes || explains_all,
             reasons: explains_all,

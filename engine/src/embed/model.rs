@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use lazybatch_graph::{Program, Repeat, SharedProgram, Tensor};
 use lazybatch_kernels::{Device, Packed, RequestMemory};
-use lazybatch_sla::profile::{FORMAT, MAX_BATCH, ModelProfile, RepeatRule};
+use lazybatch_sla::profile::{FORMAT, MAX_BATCH, ModelProfile, ProfileError, RepeatRule};
 use lazybatch_sla::{Account, Class, ClassId, ModelId, Nanos, Profile, RequestId, Time};
 
 use super::memory::{Bound, Limit};
@@ -620,18 +620,7 @@ fn spec(
         .profile
         .clone()
         .unwrap_or_else(|| flat(name, program, &segments));
-    let whole = Profile {
-        format: FORMAT.into(),
-        device: "engine".into(),
-        copy_gbps: 0.0,
-        dispatch_us: 0.0,
-        issue_us: 0.0,
-        models: vec![profile],
-    };
-    whole
-        .check("options")
-        .map_err(|e| fail("profile", e.expected.clone(), e.got.clone()))?;
-    let profile = &whole.models[0];
+    let profile = checked(profile).map_err(|e| fail("profile", e.expected, e.got))?;
     let counts: Vec<_> = profile.blocks.iter().map(|b| b.nodes.len()).collect();
     let wanted: Vec<_> = segments.iter().map(Vec::len).collect();
     if counts != wanted {
@@ -650,8 +639,24 @@ fn spec(
         own.name.clone_from(&block.name);
         (own.repeat, own.stride, own.max_steps) = rule(block.repeat);
     }
+    // And has to be one that a journal of it can be read back with.
+    let sized = checked(sized).map_err(|e| fail("profile", e.expected, e.got))?;
     let spec = ModelSpec::of_segments(&sized, segments, output_len);
     Ok((spec, sized))
+}
+
+/// The profile, if it is one of a model that a file may have.
+fn checked(profile: ModelProfile) -> Result<ModelProfile, ProfileError> {
+    let mut whole = Profile {
+        format: FORMAT.into(),
+        device: "engine".into(),
+        copy_gbps: 0.0,
+        dispatch_us: 0.0,
+        issue_us: 0.0,
+        models: vec![profile],
+    };
+    whole.check("options")?;
+    Ok(whole.models.remove(0))
 }
 
 /// Whether the largest batch of a model, from its begin to its end, keeps the thread that issues its

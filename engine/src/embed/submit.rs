@@ -270,6 +270,15 @@ impl Shared {
         inputs: Vec<Tensor>,
         options: &Options,
     ) -> Result<(Request, Vec<Tensor>), RequestError> {
+        // What is left out is made for as many samples as the others have.
+        let too_many = samples(&served.program, &inputs).filter(|&num| num > served.max_batch);
+        if let Some(got) = too_many.filter(|_| inputs.len() < served.program.inputs.len()) {
+            return Err(RequestError::Samples {
+                model: served.name.clone(),
+                max_batch: served.max_batch,
+                got,
+            });
+        }
         let inputs = completed(&served.program, inputs);
         let shape = validate_inputs(&served.program, &inputs)?;
         if shape.samples > served.max_batch {
@@ -392,6 +401,13 @@ impl Shared {
 /// The inputs with those that a request may leave out.
 pub(super) fn completed(program: &Program, given: Vec<Tensor>) -> Vec<Tensor> {
     with_sampling(program, with_carried(program, given))
+}
+
+/// Samples of the first input, where none says how long the request is.
+fn samples(program: &Program, given: &[Tensor]) -> Option<u32> {
+    let num = given.first().and_then(|t| t.dims.first());
+    let num = num.filter(|_| program.length_input.is_none());
+    num.map(|&num| u32::try_from(num).unwrap_or(u32::MAX))
 }
 
 /// The place of a request in a sequence, of a model that carries state.

@@ -22,7 +22,7 @@ use std::thread::JoinHandle;
 /// thread that wakes.
 const SPINS: u32 = if cfg!(miri) { 100 } else { 10_000 };
 
-/// Most tasks of one job: task numbers have 16 bits of the job word.
+/// Most tasks of one job: task numbers have 16 bits of the job word. Of more, each takes several.
 const MAX_TASKS: usize = u16::MAX as usize;
 
 /// A fixed set of threads, the calling one included.
@@ -78,13 +78,22 @@ impl Pool {
     /// Runs `task(0)` to `task(num - 1)` and returns when all are done.
     ///
     /// # Panics
-    /// If a task panics, or there are 2^16 tasks or more.
+    /// If a task panics.
     pub fn run<F: Fn(usize) + Sync>(&mut self, num: usize, task: F) {
         if num <= 1 || self.workers.is_empty() {
             (0..num).for_each(task);
-            return;
+        } else if num <= MAX_TASKS {
+            self.run_job(num, task);
+        } else {
+            let each = num.div_ceil(MAX_TASKS);
+            self.run_job(num.div_ceil(each), |job| {
+                (job * each..num.min((job + 1) * each)).for_each(&task);
+            });
         }
-        assert!(num <= MAX_TASKS, "{num} tasks in one job");
+    }
+
+    /// The same for 2 to [`MAX_TASKS`] tasks, where there are workers.
+    fn run_job<F: Fn(usize) + Sync>(&mut self, num: usize, task: F) {
         /// Calls the closure behind `data`.
         ///
         /// # Safety
@@ -280,6 +289,21 @@ mod tests {
                 assert!(hits.iter().all(|h| h.load(Ordering::Relaxed) == 1));
             }
         }
+    }
+
+    #[test]
+    fn more_tasks_than_a_job_holds_run_once_each() {
+        let mut pool = Pool::new(2);
+        let num = if cfg!(miri) {
+            MAX_TASKS + 1
+        } else {
+            3 * MAX_TASKS + 7
+        };
+        let hits: Vec<AtomicUsize> = (0..num).map(|_| AtomicUsize::new(0)).collect();
+        pool.run(num, |i| {
+            hits[i].fetch_add(1, Ordering::Relaxed);
+        });
+        assert!(hits.iter().all(|h| h.load(Ordering::Relaxed) == 1));
     }
 
     /// Who is parked waits to be told, and takes no processor time.
