@@ -86,8 +86,8 @@ impl Made {
     }
 }
 
-/// Simulates some `budget` launches. Each thread asks at each turn whether to stop, and does so between
-/// two candidates; a plan that was stopped is empty.
+/// Simulates some `budget` launches. Each thread asks at each turn whether to stop; a plan that was stopped is
+/// empty.
 pub fn make(request: &PlanRequest, budget: u64, crew: &Crew<'_>) -> Made {
     let offered = Offered::new(request);
     let (num_arrivals, num_open) = (offered.arrivals.len(), offered.waited.len());
@@ -381,8 +381,8 @@ struct Ran {
     launches: u64,
 }
 
-/// Simulates a candidate over the first `num` of those offered, calling `at_turn` at each turn; `None`
-/// for one that is not registered.
+/// Simulates a candidate over the first `num` of those offered, asking `at_turn` at each turn whether to
+/// stop; `None` if so, and for one that is not registered.
 fn run(
     plan: &PlanRequest,
     spec: &str,
@@ -401,16 +401,14 @@ fn run(
         num_placed: offered.places.len(),
         ..Script::default()
     };
-    let ended = virtual_time::run(
+    let ended = virtual_time::run_unless(
         &mut core,
         &mut device,
         &offered.arrivals[..num],
         &script,
         &mut launches,
-        &mut |_, _| {
-            at_turn();
-        },
-    );
+        &mut |_, _| at_turn(),
+    )?;
     Some(Ran {
         ended,
         launches: launches.0,
@@ -518,6 +516,36 @@ mod tests {
         let entries: Vec<_> = view.table().iter().map(entry).collect();
         assert_eq!(entries, [(0, vec![(0, 0)]), (1, vec![(1, 2), (2, 1)])]);
         assert_eq!(core.num_waiting(), 0, "who waits arrives");
+    }
+
+    /// Nobody waits for a plan that is stopped, and what it takes is missing elsewhere.
+    #[test]
+    fn a_stopped_plan_ends_within_a_turn_of_its_simulation() {
+        let model = model(
+            r#"[{"name":"once","repeat":"once","nodes":[{"name":"n","latency_us":[[1,5]]}]}]"#,
+        );
+        let mut plan = request(1000, Vec::new());
+        plan.config = crate::core::CoreConfig::new(vec![model]);
+        plan.candidates = ["front", "join:1", "edf"].map(String::from).to_vec();
+        for stop_at in [0, 1, 10, 2000] {
+            let turns = Arc::new(AtomicUsize::new(0));
+            let begin = || -> AtTurn {
+                let turns = turns.clone();
+                Box::new(move || turns.fetch_add(1, Ordering::Relaxed) >= stop_at)
+            };
+            let crew = Crew {
+                threads: 1,
+                begin: &begin,
+            };
+            let made = make(&plan, 100_000, &crew);
+            assert!(made.plan.costs.is_empty());
+            // Once more for each part of a plan that would follow.
+            let asked = turns.load(Ordering::Relaxed);
+            assert!(
+                (stop_at + 1..stop_at + 6).contains(&asked),
+                "{stop_at}: {asked}"
+            );
+        }
     }
 
     #[test]

@@ -460,8 +460,11 @@ impl Attempt {
                 let pace = Pace::start(urgency, Arc::clone(&told), Arc::clone(&paused));
                 let stopped = Arc::clone(&stopped);
                 Box::new(move || {
-                    pace.step();
-                    stopped.load(Ordering::Relaxed)
+                    let is_stopped = || stopped.load(Ordering::Relaxed);
+                    is_stopped() || {
+                        pace.step();
+                        is_stopped()
+                    }
                 })
             };
             let crew = Crew {
@@ -472,7 +475,7 @@ impl Attempt {
             // Another attempt may have been faster.
             drop(outbox.send((plan, clock.now().since(Time::ZERO))));
         };
-        // Nobody waits for it: a stopped one ends with the rule that it simulates.
+        // Nobody waits for it: a stopped one ends with the turn of a simulation that it makes.
         let started = thread.spawn(work);
         started.ok().map(|_| Self {
             urgency,

@@ -103,6 +103,23 @@ pub fn run(
     observer: &mut dyn Observer,
     timer: &mut dyn FnMut(&mut Core, Time),
 ) -> Vec<Ended> {
+    let mut at_turn = |core: &mut Core, now: Time| {
+        timer(core, now);
+        false
+    };
+    run_unless(core, device, arrivals, script, observer, &mut at_turn).unwrap_or_default()
+}
+
+/// The same, but for a run that stops as soon as `at_turn`, in the place of the timer, says so: then there
+/// is nothing to tell of it.
+pub(super) fn run_unless(
+    core: &mut Core,
+    device: &mut dyn Device,
+    arrivals: &[SimRequest],
+    script: &Script,
+    observer: &mut dyn Observer,
+    at_turn: &mut dyn FnMut(&mut Core, Time) -> bool,
+) -> Option<Vec<Ended>> {
     let mut ended = Vec::with_capacity(arrivals.len());
     let mut next = script.num_placed;
     let mut is_placed = next > 0;
@@ -165,7 +182,9 @@ pub fn run(
         if core.next_wakeup() == Some(now) {
             take(core, Event::Wake);
         }
-        timer(core, now);
+        if at_turn(core, now) {
+            return None;
+        }
         while let Some(action) = core.poll_action(now) {
             match &action {
                 Action::Launch { ticket, lane } => {
@@ -213,7 +232,7 @@ pub fn run(
         "{} requests wait for ever",
         core.num_open()
     );
-    ended
+    Some(ended)
 }
 
 fn open(device: &mut dyn Device, sim: &SimRequest, slot: lazybatch_sla::Slot) {
