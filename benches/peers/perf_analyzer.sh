@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Triton's performance analyzer against `lazybatch serve`: concurrency and Poisson request rates, over
-# HTTP, gRPC and system shared memory; a CSV for each.
+# HTTP, gRPC and system shared memory, and an ensemble; a CSV for each.
 #
 #   benches/peers/perf_analyzer.sh LAZYBATCH FOLDER [SECONDS]
 #
@@ -41,6 +41,21 @@ for model in add lstm; do
     mkdir -p "$models/$model/1"
     cp "serve/conformance/models/$model.onnx" "$models/$model/1/model.onnx"
 done
+# An ensemble that is one program, of which the analyzer tells the steps.
+mkdir -p "$models/twice/1"
+cat > "$models/twice/config.pbtxt" << 'END'
+platform: "ensemble"
+max_batch_size: 1
+input [ { name: "A" data_type: TYPE_FP32 dims: [ 16 ] }, { name: "B" data_type: TYPE_FP32 dims: [ 16 ] } ]
+output { name: "SUM" data_type: TYPE_FP32 dims: [ 16 ] }
+ensemble_scheduling { step [
+  { model_name: "add" model_version: -1
+    input_map [ { key: "INPUT0" value: "A" }, { key: "INPUT1" value: "B" } ]
+    output_map { key: "OUTPUT0" value: "once" } },
+  { model_name: "add" model_version: -1
+    input_map [ { key: "INPUT0" value: "once" }, { key: "INPUT1" value: "B" } ]
+    output_map { key: "OUTPUT0" value: "SUM" } } ] }
+END
 
 "$lazybatch" serve --models "$models" --http-port 0 --grpc-port 0 --metrics-port 0 > "$log" &
 server=$!
@@ -67,6 +82,7 @@ for protocol in http grpc; do
         --request-rate-range 200:600:200 --request-distribution poisson
     measure "$protocol-shared-memory" add "$protocol" "$address" --concurrency-range 4 \
         --shared-memory system --output-shared-memory-size 64
+    measure "$protocol-ensemble" twice "$protocol" "$address" --concurrency-range 2
     measure "$protocol-lstm-poisson" lstm "$protocol" "$address" --shape x:16,16 \
         --request-rate-range 100:300:100 --request-distribution poisson
 done

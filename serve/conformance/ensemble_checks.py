@@ -73,11 +73,45 @@ def ensemble_has_its_configuration_and_figures(server):
         metadata = client.get_model_metadata("scorer", **plain)
         assert metadata["platform"] == "ensemble", metadata
         assert [o["name"] for o in metadata["outputs"]] == list(OUTPUTS), metadata
-        count = lambda model: int(
-            client.get_inference_statistics(model, **plain)["model_stats"][0]["inference_count"])
-        before = count("scorer"), count("lstm")
+
+
+@check
+def ensemble_requests_count_at_the_models_of_its_steps(server):
+    for module, client in clients(server):
+        plain = {} if module is over_http else {"as_json": True}
+
+        def counts(model):
+            stats = client.get_inference_statistics(model, **plain)["model_stats"][0]
+            of = lambda what: int(stats["inference_stats"][what].get("count", 0))
+            return np.array([int(stats.get("inference_count", 0)), of("success"), of("queue"),
+                             of("compute_infer")])
+
+        models = "scorer", "add", "lstm", "pool"
+        before = [counts(model) for model in models]
         client.infer("scorer", inputs(module, request(3, 2, 4)))
-        assert (count("scorer"), count("lstm")) == (before[0] + 2, before[1])
+        more = [(counts(model) - was).tolist() for model, was in zip(models, before)]
+        assert more == [[2, 1, 1, 1]] * 4, more
+
+
+@check
+def ensemble_follows_a_step_that_is_loaded(server):
+    for module, client in clients(server):
+        plain = {} if module is over_http else {"as_json": True}
+
+        def answered():
+            stats = client.get_inference_statistics("spared", **plain)["model_stats"][0]
+            return int(stats["inference_stats"]["success"].get("count", 0))
+
+        client.load_model("spared")
+        given = inputs(module, {"A": A, "B": B})
+        for _ in range(2):
+            same(client.infer("spared", given).as_numpy("SUM"), A + 2 * B)
+        assert answered() == 2
+        client.load_model("spare")
+        assert answered() == 0, "it was loaded anew"
+        same(client.infer("spared", given).as_numpy("SUM"), A + 2 * B)
+        client.unload_model("spared")
+        client.unload_model("spare")
 
 
 @check

@@ -23,9 +23,9 @@ def spelling(server, model):
 class Stream:
     """A stream of a client of its own."""
 
-    def __init__(self, server):
+    def __init__(self, server, **more):
         self.client, self.answers = client(server), queue.Queue()
-        self.client.start_stream(lambda result, error: self.answers.put((result, error)))
+        self.client.start_stream(lambda result, error: self.answers.put((result, error)), **more)
 
     def send(self, model, made, **more):
         self.client.async_stream_infer(model, made, **more)
@@ -299,6 +299,31 @@ def grpc_stream_goes_on_behind_an_error(server):
     stream.send("add", pair(triton))
     same(stream.next().as_numpy("OUTPUT0"), A + B)
     stream.end()
+
+
+@check
+def grpc_stream_ends_with_the_status_of_an_error(server):
+    stream = Stream(server, headers={"triton_grpc_error": "true"})
+    stream.send("add", pair(triton))
+    same(stream.next().as_numpy("OUTPUT0"), A + B)
+    stream.send("nobody", pair(triton))
+    fails(stream.next, status="NOT_FOUND", part="'nobody'")
+    stream.end()
+
+
+@check
+def grpc_stream_counts_responses_by_their_place(server):
+    stats = lambda: client(server).get_inference_statistics("speller_steps").model_stats[0]
+    counts = lambda: {at: (one.success.count, one.empty_response.count)
+                      for at, one in stats().response_stats.items()}
+    before = counts()
+    stream = Stream(server)
+    stream.send("speller_steps", spelling(server, "speller_steps"))
+    num = len(stream.rest())
+    after = {at: tuple(np.subtract(now, before.get(at, (0, 0)))) for at, now in counts().items()}
+    made = {at: now for at, now in after.items() if any(now)}
+    assert made == {**{str(at): (1, 0) for at in range(num)}, str(num): (0, 1)}, made
+    assert stats().response_stats["0"].compute_infer.ns > 0
 
 
 @check

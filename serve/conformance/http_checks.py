@@ -224,7 +224,26 @@ def http_sequence(server):
     assert step(20, "nine") == 30
     assert step(3, 901, sequence_end=True) == 6
     assert step(30, "nine", sequence_end=True) == 60
-    fails(lambda: step(1, 901), status=400, part="start")
+    for gone in 901, "nine":
+        fails(lambda gone=gone: step(1, gone), status=400,
+              part=f"inference request for sequence {gone} to model 'accumulate' must specify the START "
+                   "flag on the first request of the sequence")
+
+
+@check
+def http_sequences_without_state_have_their_order(server):
+    c = client(server)
+
+    def step(**place):
+        return c.infer("ordered", pair(triton), sequence_id=31, **place).as_numpy("OUTPUT0")
+
+    told = "inference request for sequence 31 to model 'ordered' must specify the START flag"
+    fails(step, status=400, part=told)
+    for place in ({"sequence_start": True}, {}, {"sequence_end": True}):
+        same(step(**place), A + B)
+    fails(step, status=400, part=told)
+    idle = c.get_model_config("ordered")["sequence_batching"]["max_sequence_idle_microseconds"]
+    assert idle == 1000000, idle
 
 
 @check
@@ -483,6 +502,16 @@ def http_repository(server):
     c.unload_model("spare")
     assert not c.is_model_ready("spare")
     fails(lambda: c.infer("spare", pair(triton)), status=503, part="no available versions")
+
+
+@check
+def http_answers_of_the_cache_count_in_the_queue(server):
+    c = client(server)
+    for _ in range(3):
+        same(c.infer("cached", pair(triton)).as_numpy("OUTPUT0"), A + B)
+    stats = c.get_inference_statistics("cached")["model_stats"][0]["inference_stats"]
+    counts = {what: stats[what]["count"] for what in ("success", "queue", "cache_hit", "compute_infer")}
+    assert counts == {"success": 3, "queue": 3, "cache_hit": 2, "compute_infer": 1}, counts
 
 
 @check

@@ -253,6 +253,9 @@ def write(root):
     version(root, "half", 1, onnx("add"), config=HALF)
     version(root, "lstm", 1, onnx("lstm"), config=LSTM)
     version(root, "accumulate", 1, onnx("accumulate"), config=ACCUMULATE)
+    version(root, "cached", 1, onnx("add"),
+            config="max_batch_size: 8\nresponse_cache { enable: true }\n")
+    version(root, "ordered", 1, onnx("add"), config="max_batch_size: 8\nsequence_batching { direct {} }\n")
     version(root, "twice", 1, onnx("add"), config="version_policy { all {} }")
     version(root, "twice", 3, onnx("add"))
     version(root, "speller", 1, *speller)

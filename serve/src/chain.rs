@@ -21,10 +21,11 @@ use crate::proto::ModelConfig;
 use crate::proto::model_ensembling::Step as Stated;
 
 /// Parameters of a configuration that mean something to an engine alone.
-const OF_ENGINES: [&str; 10] = [
+const OF_ENGINES: [&str; 11] = [
     "engine",
     "policy",
     "max_queue",
+    "max_sequences",
     "max_batch",
     "memory_bytes",
     "max_steps",

@@ -46,6 +46,7 @@ pub mod metrics;
 pub mod model;
 pub mod proto;
 pub mod repository;
+mod responses;
 pub mod rounds;
 pub mod security;
 pub mod server;

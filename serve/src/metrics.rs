@@ -338,6 +338,8 @@ fn render(state: &State) -> Result<String> {
                     label("model", &model.name),
                     label("version", &model.version.to_string()),
                 ];
+                let tags = model.settings.tags.iter();
+                labels.extend(tags.map(|(name, value)| label(name, value)));
                 labels.extend(more.iter().map(|(name, value)| label(name, value)));
                 metric(labels, family.kind, value)
             })

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use lazybatch_engine::{
     BuildError, Engine, Explanation, Figures, ModelHandle, ModelOptions, Monitor, Options,
@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::explained::{self, Explained};
 use crate::files::{file_in, regular};
 use crate::host::{Host, Text};
-use crate::infer::Order;
+use crate::infer::{OpenSequences, Order, Stages};
 use crate::memory::Memory;
 use crate::proto::model_instance_group::Kind;
 use crate::proto::{self, ModelConfig};
@@ -106,6 +106,11 @@ pub struct Served {
     pub memory: Arc<Memory>,
     /// A number that no other load of a version has.
     pub generation: u64,
+    /// Which of its sequences are open, where they have no state that the engine would keep.
+    pub sequences: Option<OpenSequences>,
+    /// What its program is made of, where it is that of an ensemble: the version that each step's model
+    /// was served as, none where it was not. Those that are not served any more have gone.
+    parts: Vec<Weak<Self>>,
 }
 
 impl Served {
@@ -162,6 +167,12 @@ impl Served {
             }
         };
         let order = settings.keeps_order.then(Arc::default);
+        let sequences = match &runs {
+            Runs::Program(own) if own.program.carries.is_empty() => {
+                settings.sequences.map(OpenSequences::new)
+            }
+            Runs::Program(_) | Runs::Chain(_) => None,
+        };
         let served = Self {
             labels: labels(folder, &proto)?,
             name,
@@ -181,6 +192,8 @@ impl Served {
             explained: shared.explained.clone(),
             memory: shared.memory.clone(),
             generation: NEXT_GENERATION.fetch_add(1, Ordering::Relaxed),
+            sequences,
+            parts: version.parts,
         };
         warmup::run(&served, folder)?;
         Ok(served)
@@ -244,6 +257,19 @@ impl Served {
     /// [`RequestError::QueueFull`].
     pub fn check_room(&self) -> std::result::Result<(), RequestError> {
         self.engine().map_or(Ok(()), ModelHandle::check_room)
+    }
+
+    /// Counts a request that it answered as one of each model that its program is made of. They share
+    /// the time of all evenly: launches do not tell what of them was whose.
+    pub fn count_parts(&self, samples: usize, took: &Stages) {
+        if self.parts.is_empty() {
+            return;
+        }
+        let share = took.share(self.parts.len() as u64);
+        for part in self.parts.iter().filter_map(Weak::upgrade) {
+            part.stats.answered_within(samples, &share, part.now());
+            part.count_parts(samples, &share);
+        }
     }
 
     /// Why a request of its engine took its time.
@@ -398,6 +424,11 @@ impl Served {
                 ns: s.ns(),
             })
         };
+        // Who looks them up in the cache waits for nothing, and counts there all the same.
+        let queue = proto::StatisticDuration {
+            count: answered + s.cache_hit.count(),
+            ns: s.queue.ns(),
+        };
         let (execution_count, by_size) = self.executions();
         let batch_stats = by_size.into_iter().filter(|e| e.num > 0).map(|e| {
             let infer = proto::StatisticDuration {
@@ -423,13 +454,14 @@ impl Served {
             inference_stats: Some(proto::InferStatistics {
                 success: span(&s.success),
                 fail: span(&s.fail),
-                queue: stage(&s.queue),
+                queue: Some(queue),
                 compute_input: stage(&s.compute_input),
                 compute_infer: stage(&s.compute_infer),
                 compute_output: stage(&s.compute_output),
                 cache_hit: span(&s.cache_hit),
                 cache_miss: span(&s.cache_miss),
             }),
+            response_stats: s.responses.told(),
             ..proto::ModelStatistics::default()
         }
     }

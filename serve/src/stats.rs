@@ -9,6 +9,7 @@ use lazybatch_sla::{Histogram, Nanos, Outcome, Time};
 
 use crate::error::Error;
 use crate::infer::{Passage, Stages};
+use crate::responses::Responses;
 
 /// A count and the time that it took together.
 #[derive(Debug, Default)]
@@ -109,6 +110,10 @@ pub struct Stats {
     pub cache_miss: Span,
     /// Samples that were answered, not from the cache.
     pub inferences: AtomicU64,
+    /// Requests to ensembles whose program this one is a part of, which ran there.
+    within: AtomicU64,
+    /// Samples of those, which are inferences of this one too.
+    samples_within: AtomicU64,
     /// Inferences as executions were told last, and those by number of samples.
     told: Mutex<(u64, BTreeMap<u32, Told>)>,
     /// When the last answer came, in nanoseconds of the engine's clock; 0 before the first.
@@ -122,6 +127,8 @@ pub struct Stats {
     latencies: Mutex<BTreeMap<String, Histogram>>,
     /// By SLA class, then by outcome.
     outcomes: Mutex<BTreeMap<String, BTreeMap<Outcome, u64>>>,
+    /// Of answers that come one behind the other.
+    pub responses: Responses,
 }
 
 impl Stats {
@@ -134,11 +141,14 @@ impl Stats {
     /// time, divided among launches by the samples that these had since then, each part over the size
     /// of its launches, added to what was told then. So executions of a size are as many as its launches
     /// over those that a sample takes, their sum times their size is the number of samples, and the
-    /// difference of two answers is that of the time between them. In all, and by size.
+    /// difference of two answers is that of the time between them. In all, and by size. A request that
+    /// ran as a part of an ensemble's is one more, of no size.
     pub fn executions(&self, sizes: &Sizes) -> (u64, Vec<Executions>) {
         let mut told = locked(&self.told);
         let (inferences, by_size) = &mut *told;
-        let more = self.inferences.load(Relaxed).saturating_sub(*inferences);
+        let all = self.inferences.load(Relaxed);
+        let own = all.saturating_sub(self.samples_within.load(Relaxed));
+        let more = own.saturating_sub(*inferences);
         if more > 0 {
             *inferences += more;
             let since = |told: &BTreeMap<u32, Told>, samples, nodes: u64| {
@@ -170,7 +180,8 @@ impl Stats {
             ns: at.ns,
         });
         // A part of one is one, that of rounding is none.
-        ((num - 1e-6).ceil().max(0.0) as u64, each.collect())
+        let num = (num - 1e-6).ceil().max(0.0) as u64;
+        (num + self.within.load(Relaxed), each.collect())
     }
 
     /// Requests by SLA class and outcome.
@@ -215,6 +226,18 @@ impl Stats {
     pub fn answered(&self, class: &str, passage: &Passage) {
         self.inferences.fetch_add(passage.samples as u64, Relaxed);
         self.outcome(class, passage.outcome);
+    }
+
+    /// A request to an ensemble whose program this one is a part of was answered at `now` of the
+    /// engine's clock: `took` is the part's share.
+    pub fn answered_within(&self, samples: usize, took: &Stages, now: Time) {
+        self.within.fetch_add(1, Relaxed);
+        // Before the samples of all: who takes them off never takes off more.
+        self.samples_within.fetch_add(samples as u64, Relaxed);
+        self.inferences.fetch_add(samples as u64, Relaxed);
+        self.computed(took);
+        self.success.add(took.sum());
+        self.last_ns.store(now.0.max(1), Relaxed);
     }
 
     /// The outputs of such a request were put together; it took that.
@@ -326,6 +349,31 @@ mod tests {
         let by_size = vec![of(1, 1, 40), of(2, 1, 30), of(5, 4, 200)];
         assert_eq!(stats.executions(&after), (6, by_size.clone()));
         assert_eq!(stats.executions(&after), (6, by_size), "nothing happened");
+    }
+
+    #[test]
+    fn requests_within_ensembles_are_executions_without_launches_here() {
+        let stats = Stats::default();
+        let took = Stages {
+            queue: Nanos(1),
+            infer: Nanos(2),
+            ..Stages::default()
+        };
+        for _ in 0..3 {
+            stats.answered_within(4, &took, Time(9));
+        }
+        stats.inferences.fetch_add(5, Relaxed);
+        let mut sizes = Sizes::default();
+        sizes.add(5, AtSize { nodes: 7, ns: 70 });
+        let own = Executions {
+            samples: 5,
+            num: 1,
+            ns: 70,
+        };
+        assert_eq!(stats.executions(&sizes), (1 + 3, vec![own]));
+        assert_eq!(stats.inferences.load(Relaxed), 17);
+        assert_eq!((stats.success.count(), stats.success.ns()), (3, 9));
+        assert_eq!((stats.queue.count(), stats.queue.ns()), (3, 3));
     }
 
     #[test]

@@ -142,6 +142,9 @@ pub fn complete(config: &mut ModelConfig, known: &Known) -> Result<bool> {
     Ok(by_size || axis)
 }
 
+/// For how long a sequence may be idle where a configuration does not say: as in Triton.
+pub const SEQUENCE_IDLE_US: u64 = 1_000_000;
+
 /// Fills in what clients of the protocol expect in any configuration that is answered, as it holds here:
 /// which versions, one instance (a kind is `kind`), what is answered.
 pub fn defaults(config: &mut ModelConfig, kind: Kind) {
@@ -151,6 +154,11 @@ pub fn defaults(config: &mut ModelConfig, kind: Kind) {
     });
     config.optimization.get_or_insert_default();
     config.model_transaction_policy.get_or_insert_default();
+    if let Some(SchedulingChoice::SequenceBatching(batching)) = &mut config.scheduling_choice
+        && batching.max_sequence_idle_microseconds == 0
+    {
+        batching.max_sequence_idle_microseconds = SEQUENCE_IDLE_US;
+    }
     let is_ensemble = matches!(
         config.scheduling_choice,
         Some(SchedulingChoice::EnsembleScheduling(_))

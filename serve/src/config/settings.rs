@@ -3,27 +3,29 @@
 //! Our own ones are `parameters` of the configuration; one of an unknown name is listed as ignored,
 //! since the protocol lets backends have parameters of their own.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::str::FromStr;
 
 use lazybatch_engine::SequenceOptions;
 use lazybatch_kernels::import;
 use lazybatch_sla::{Class, Nanos};
 
+use super::complete::SEQUENCE_IDLE_US;
 use super::{Config, Control, Cut, MOST_BATCH};
 use crate::error::{Error, Result};
+use crate::explained::{MOST_NAME, cut};
 use crate::proto::model_config::SchedulingChoice;
 use crate::proto::model_queue_policy::TimeoutAction;
-use crate::proto::model_sequence_batching::StrategyChoice;
 use crate::proto::{ModelDynamicBatching, ModelQueuePolicy};
 
 /// Parameters that are honoured.
-const PARAMETERS: [&str; 19] = [
+const PARAMETERS: [&str; 20] = [
     "engine",
     "policy",
     "sla_ms",
     "classes",
     "max_queue",
+    "max_sequences",
     "max_batch",
     "memory_bytes",
     "max_steps",
@@ -125,6 +127,8 @@ pub struct Settings {
     pub decoupled: bool,
     /// Requests are answered in the order in which they came.
     pub keeps_order: bool,
+    /// Labels of all of the model's metrics, with their values, in order of names.
+    pub tags: Vec<(String, String)>,
 }
 
 impl Settings {
@@ -179,15 +183,20 @@ impl Settings {
                 }
             }
             Some(SchedulingChoice::SequenceBatching(batching)) => {
-                let mut options = SequenceOptions::default();
-                if batching.max_sequence_idle_microseconds > 0 {
-                    let idle_us = batching.max_sequence_idle_microseconds;
-                    options.idle = Nanos(idle_us.saturating_mul(1000));
-                }
-                if let Some(StrategyChoice::Oldest(oldest)) = &batching.strategy_choice
-                    && oldest.max_candidate_sequences > 0
-                {
-                    options.most = oldest.max_candidate_sequences as usize;
+                let idle_us = match batching.max_sequence_idle_microseconds {
+                    0 => SEQUENCE_IDLE_US,
+                    stated => stated,
+                };
+                let mut options = SequenceOptions {
+                    idle: Nanos(idle_us.saturating_mul(1000)),
+                    ..SequenceOptions::default()
+                };
+                match number(text("max_sequences"), "max_sequences")? {
+                    Some(0) => {
+                        return Err(Error::expected("parameter max_sequences", "1 or more", 0));
+                    }
+                    Some(most) => options.most = most,
+                    None => {}
                 }
                 sequences = Some(options);
                 controls = Control::all(batching)?;
@@ -242,6 +251,7 @@ impl Settings {
             controls,
             decoupled,
             keeps_order,
+            tags: tags(&proto.metric_tags)?,
         };
         check_residency(text("residency"))?;
         let unknown = proto.parameters.keys();
@@ -466,6 +476,38 @@ fn import_options(config: &Config) -> Result<import::Options> {
     })
 }
 
+/// Most labels that a configuration adds to its model's metrics.
+const MOST_TAGS: usize = 32;
+/// Most bytes of a label's name, and of its value.
+const MOST_TAG: usize = 256;
+
+/// Labels of metrics by their tags: `_KEY`, so that none has the name of another label.
+fn tags(stated: &HashMap<String, String>) -> Result<Vec<(String, String)>> {
+    if stated.len() > MOST_TAGS {
+        let expected = format!("at most {MOST_TAGS}");
+        return Err(Error::expected("metric_tags", expected, stated.len()));
+    }
+    let mut tags = Vec::with_capacity(stated.len());
+    for (key, value) in stated {
+        let what = || format!("metric_tags: key {:?}", cut(key, MOST_NAME));
+        // Names that begin with two of them are reserved.
+        let begins = key.starts_with(|c: char| c.is_ascii_alphanumeric());
+        let is_plain = key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+        if !begins || !is_plain {
+            let expected = "letters, digits and _, not at its begin";
+            return Err(Error::expected(what(), expected, "others"));
+        }
+        let longest = key.len().max(value.len());
+        if longest > MOST_TAG {
+            let expected = format!("it and its value to have at most {MOST_TAG} bytes");
+            return Err(Error::expected(what(), expected, longest));
+        }
+        tags.push((format!("_{key}"), value.clone()));
+    }
+    tags.sort();
+    Ok(tags)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -620,6 +662,32 @@ mod tests {
             told.to_string().contains("priority_levels, 2, got 3"),
             "{told}"
         );
+    }
+
+    #[test]
+    fn tags_are_labels_of_names_that_there_may_be() {
+        let tag =
+            |key: &str, value: &str| format!("metric_tags {{ key: {key:?} value: {value:?} }} ");
+        let (s, ignored) = settings(&(tag("zone", "a \"b\"") + &tag("Owner_1", ""))).unwrap();
+        let label = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        assert_eq!(s.tags, [label("_Owner_1", ""), label("_zone", "a \"b\"")]);
+        assert_eq!(ignored, [""; 0]);
+        for (text, told) in [
+            (tag("", ""), "key \"\": expected letters, digits and _"),
+            (tag("_a", ""), "key \"_a\": expected letters, digits and _"),
+            (
+                tag("a-b", ""),
+                "key \"a-b\": expected letters, digits and _",
+            ),
+            (tag("a", &"v".repeat(257)), "at most 256 bytes, got 257"),
+            (
+                (0..33).map(|i| tag(&format!("k{i}"), "v")).collect(),
+                "metric_tags: expected at most 32, got 33",
+            ),
+        ] {
+            let error = settings(&text).unwrap_err().to_string();
+            assert!(error.contains(told), "{error}");
+        }
     }
 
     #[test]

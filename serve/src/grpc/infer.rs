@@ -6,10 +6,13 @@
 //! answers that nobody has taken are bounded together: where there are too many, no further request
 //! is read until the client takes some, and flow control holds it back. A request counts among the
 //! server's calls while it is in the engine, and no longer.
+//!
+//! An error is told in an answer, and the stream goes on. If the client asks for it ([`FAILS`]), the first
+//! one ends the stream with its status, and what else runs of it is cancelled.
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use futures_util::Stream;
@@ -40,6 +43,8 @@ use crate::telemetry::Traced;
 /// Requests of a stream that run and answers of it that were not taken, together, beyond which no
 /// request is read.
 const MAX_OPEN: usize = 256;
+/// Metadata of a stream that is to end with the status of its first error, if it is `true`.
+pub const FAILS: &str = "triton_grpc_error";
 /// Parameter of a stream's last answer to a request.
 const FINAL: &str = "triton_final_response";
 /// Parameter of a request that wants an answer of its own for the end.
@@ -173,9 +178,37 @@ struct Answers {
     to: mpsc::UnboundedSender<(Answered, One, Tab)>,
     open: Arc<Open>,
     memory: Arc<Memory>,
+    end: Option<Arc<End>>,
+}
+
+/// The end of a stream that its first error ends.
+#[derive(Default)]
+struct End {
+    has_failed: AtomicBool,
+    comes: Notify,
 }
 
 impl Answers {
+    /// Tells an error of the request that its client calls `id`.
+    fn fail(&self, id: &str, error: Error) {
+        let Some(end) = &self.end else {
+            self.send(Ok(failed(id, &error)));
+            return;
+        };
+        if !end.has_failed.swap(true, Ordering::SeqCst) {
+            self.send(Err(error.into()));
+            end.comes.notify_one();
+        }
+    }
+
+    /// Waits until an error has ended the stream.
+    async fn ended(&self) {
+        match &self.end {
+            Some(end) => end.comes.notified().await,
+            None => std::future::pending().await,
+        }
+    }
+
     /// Sends one; false when the client has gone.
     fn send(&self, answer: Answered) -> bool {
         let tab = self.memory.tab();
@@ -189,16 +222,22 @@ impl Answers {
     }
 }
 
-/// Runs the requests of a stream, whose spans belong to `parent`.
+/// Runs the requests of a stream, whose spans belong to `parent`; its first error ends it if it `fails`.
 pub fn stream(
     state: Arc<State>,
     mut calls: Streaming<ModelInferRequest>,
     parent: Option<Context>,
+    fails: bool,
 ) -> impl Stream<Item = Answered> {
     let (to, from) = mpsc::unbounded_channel();
     let open = Arc::new(Open::default());
     let memory = state.memory.clone();
-    let answers = Answers { to, open, memory };
+    let answers = Answers {
+        to,
+        open,
+        memory,
+        end: fails.then(Arc::default),
+    };
     let tab = call::tab().unwrap_or_else(|| Arc::new(state.memory.tab()));
     tokio::spawn(call::with(tab.clone(), async move {
         let mut running = tokio::task::JoinSet::new();
@@ -217,6 +256,7 @@ pub fn stream(
                 next = next => next,
                 // The client has gone: what runs is dropped, and so cancelled.
                 () = answers.to.closed() => return,
+                () = answers.ended() => return,
                 Some(_) = running.join_next() => continue,
             };
             match next {
@@ -235,6 +275,7 @@ pub fn stream(
             tokio::select! {
                 one = running.join_next() => if one.is_none() { break },
                 () = answers.to.closed() => return,
+                () = answers.ended() => return,
             }
         }
         if let Some(status) = last {
@@ -289,7 +330,7 @@ fn begin(
                 if let Some(turn) = &mut turn {
                     turn.comes().await;
                 }
-                answers.send(Ok(failed(&id, &error)));
+                answers.fail(&id, error);
             }
         }
         drop((one, turn));

@@ -138,7 +138,9 @@ impl GrpcInferenceService for Service {
         call: Request<Streaming<ModelInferRequest>>,
     ) -> Answered<Self::ModelStreamInferStream> {
         let parent = telemetry::parent(&self.state, call.metadata().as_ref());
-        let answers = infer::stream(self.state.clone(), call.into_inner(), parent);
+        let fails = call.metadata().get(infer::FAILS);
+        let fails = fails.is_some_and(|told| told.as_bytes().eq_ignore_ascii_case(b"true"));
+        let answers = infer::stream(self.state.clone(), call.into_inner(), parent, fails);
         Ok(Response::new(Box::pin(answers)))
     }
 

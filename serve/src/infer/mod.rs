@@ -25,7 +25,7 @@ pub use run::{
     turned_away,
 };
 
-pub use sequence::{PLACE, refused};
+pub use sequence::{OpenSequences, PLACE, refused};
 
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
@@ -348,4 +348,23 @@ pub struct Stages {
     pub infer: Nanos,
     /// Writing of outputs.
     pub output: Nanos,
+}
+
+impl Stages {
+    /// One of `num` equal shares.
+    pub fn share(&self, num: u64) -> Self {
+        let part = |whole: Nanos| Nanos(whole.0 / num.max(1));
+        Self {
+            queue: part(self.queue),
+            input: part(self.input),
+            infer: part(self.infer),
+            output: part(self.output),
+        }
+    }
+
+    /// All of them together.
+    pub fn sum(&self) -> Nanos {
+        let all = [self.queue, self.input, self.infer, self.output];
+        Nanos(all.iter().fold(0, |sum, stage| sum.saturating_add(stage.0)))
+    }
 }

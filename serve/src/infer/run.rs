@@ -14,12 +14,13 @@ use super::held::let_go;
 use super::order::{Order, Turn};
 use super::pending::{DEFAULT, Pending};
 use super::prepare::{Prepared, prepare};
-use super::sequence::{lost, refused};
-use super::{Answer, Passage, Request, Stages, answer, chain};
+use super::sequence::{self, InSequence, lost, refused};
+use super::{Answer, Params, Passage, Request, Stages, answer, chain};
 use crate::cache::{Key, Outputs};
 use crate::error::{Error, Result};
 use crate::explained::{self, MOST_NAME, cut};
 use crate::model::{Engaged, Runs, Served};
+use crate::responses::Response;
 
 /// Sizes of launches that are told of a request.
 const MOST_SIZES: usize = 128;
@@ -55,11 +56,14 @@ pub fn full(served: &Arc<Served>) -> Option<Error> {
     Some(error)
 }
 
-/// A call to a model was refused before it was a request: for want of room, it counts as one that was
-/// refused.
+/// A call to a model was refused before it was a request. It counts as one that failed where there was
+/// no room for it, or something was wrong with it; a call that the model does not answer at all is none.
 pub fn turned_away(served: &Arc<Served>, error: &Error) {
-    if matches!(error, Error::Unavailable(_)) {
-        Pending::new(served, DEFAULT).end(Some(error));
+    match error {
+        Error::Unavailable(_) | Error::Invalid(_) | Error::NotFound(_) => {
+            Pending::new(served, DEFAULT).end(Some(error));
+        }
+        Error::Exists(_) | Error::Unsupported(_) | Error::Internal(_) => {}
     }
 }
 
@@ -170,9 +174,11 @@ struct Submitted {
     deadline: Option<Instant>,
     /// Requests of the engine, if they are to be explained.
     explained: Option<Vec<RequestId>>,
+    /// Its sequence, where that has no state.
+    _within: Option<InSequence>,
 }
 
-fn submit(served: &Served, own: &Engaged, request: &Request) -> Result<Submitted> {
+fn submit(served: &Arc<Served>, own: &Engaged, request: &Request) -> Result<Submitted> {
     let prepared = prepare(served, own, request);
     let prepared = prepared.inspect_err(|e| refused(served, &request.params, e))?;
     let engine = &own.engine;
@@ -187,16 +193,24 @@ fn submit(served: &Served, own: &Engaged, request: &Request) -> Result<Submitted
             samples,
             deadline,
             explained: explain.then(Vec::new),
+            _within: None,
         });
     }
-    let mut held = None;
-    let mut handles = SmallVec::with_capacity(prepared.calls.len());
-    for inputs in prepared.calls {
-        let (handle, first) = engine.try_submit_held(inputs, prepared.options.clone())?;
-        handles.push(handle);
-        // The one before, if there is one, goes at once.
-        held = first.or(held);
-    }
+    let (calls, options) = (prepared.calls, &prepared.options);
+    let submit = || {
+        let mut held = None;
+        let mut handles = SmallVec::with_capacity(calls.len());
+        for inputs in calls {
+            let (handle, first) = engine.try_submit_held(inputs, options.clone())?;
+            handles.push(handle);
+            // The one before, if there is one, goes at once.
+            held = first.or(held);
+        }
+        Ok((handles, held))
+    };
+    let submitted = sequence::submitted(served, options, submit);
+    let ((handles, held), within) =
+        submitted.map_err(|e| sequence::told(served, &request.params, e))?;
     let explained = explain.then(|| handles.iter().map(Handle::id).collect());
     Ok(Submitted {
         handles,
@@ -205,6 +219,7 @@ fn submit(served: &Served, own: &Engaged, request: &Request) -> Result<Submitted
         samples,
         deadline,
         explained,
+        _within: within,
     })
 }
 
@@ -263,13 +278,11 @@ impl Submitted {
         }
         let mut ended = Vec::with_capacity(self.handles.len());
         for handle in self.handles.drain(..) {
-            ended.push(wait(handle, self.deadline).await?);
+            let told = |e| sequence::told(pending.served(), &request.params, e);
+            ended.push(wait(handle, self.deadline, told).await?);
         }
         let served = pending.served();
         let mut passage = passage(&ended, self.samples, pending.start());
-        if let Some(passage) = &passage {
-            served.stats.answered(pending.class(), passage);
-        }
         let finished = served.now();
         let outputs: Outputs = ended.into_iter().map(|e: Ended| e.outputs).collect();
         let mut answer = answer::gather(served, request, &outputs)
@@ -277,7 +290,7 @@ impl Submitted {
         let gathered = served.now();
         if let Some(passage) = &mut passage {
             passage.stages.output = gathered.since(finished);
-            served.stats.computed(&passage.stages);
+            counted(served, pending.class(), passage);
         }
         answer.passage = passage;
         if let (Seen::Miss(key, looked), Some(cache)) = (&self.seen, &served.cache) {
@@ -290,6 +303,13 @@ impl Submitted {
         come(turn).await;
         Ok(answer)
     }
+}
+
+/// Counts what the engine answered and could be written as it was wanted.
+fn counted(served: &Served, class: &str, passage: &Passage) {
+    served.stats.answered(class, passage);
+    served.stats.computed(&passage.stages);
+    served.count_parts(passage.samples, &passage.stages);
 }
 
 /// Waits until a request may be answered.
@@ -372,17 +392,22 @@ pub fn class_of<'a>(served: &Served, request: &'a Request) -> &'a str {
     known.unwrap_or(DEFAULT)
 }
 
-/// Waits for one answer; gives up at the deadline if its turn has not come by then.
-async fn wait(mut handle: Handle, deadline: Option<Instant>) -> Result<Ended> {
+/// Waits for one answer; gives up at the deadline if its turn has not come by then. An error of the
+/// engine is `told` so.
+async fn wait(
+    mut handle: Handle,
+    deadline: Option<Instant>,
+    told: impl Fn(RequestError) -> Error,
+) -> Result<Ended> {
     if let Some(deadline) = deadline {
         // Most calls need no timer, and keep no room for one.
         match Box::pin(timeout_at(deadline, &mut handle)).await {
-            Ok(ended) => return Ok(ended?),
+            Ok(ended) => return ended.map_err(told),
             Err(_) if handle.is_admitted() => {}
             Err(_) => return Err(Error::Unavailable("Request timeout expired".into())),
         }
     }
-    Ok(handle.await?)
+    handle.await.map_err(told)
 }
 
 /// An answer that comes step by step, or as a whole at the end where it is that of a chain.
@@ -406,6 +431,12 @@ struct Steps {
     is_silent: bool,
     explain: bool,
     pending: Pending,
+    /// Whether its end, or an error, has come.
+    is_over: bool,
+    /// Responses that were made of it, and when the last one was.
+    responses: (usize, Time),
+    /// Its sequence, where that has no state.
+    _within: Option<InSequence>,
 }
 
 /// An item of [`Stepwise`].
@@ -452,10 +483,13 @@ fn streamed(
     let ready = check(&request).and_then(|()| prepare(served, own, &request));
     let ready = ready.inspect_err(|e| refused(served, &request.params, e));
     let samples = ready.as_ref().map_or(0, |prepared| prepared.samples);
-    match ready.and_then(|prepared| begin(served, own, prepared)) {
-        Ok((steps, deadline)) => {
+    match ready.and_then(|prepared| begin(served, own, &request.params, prepared)) {
+        Ok((steps, deadline, within)) => {
             request.inputs = Vec::new();
             let steps = Box::new(Steps {
+                is_over: false,
+                responses: (0, pending.start()),
+                _within: within,
                 samples,
                 is_silent: true,
                 explain: request.params.flag(explained::ASKS).unwrap_or(false),
@@ -474,18 +508,22 @@ fn streamed(
 }
 
 fn begin(
-    served: &Served,
+    served: &Arc<Served>,
     own: &Engaged,
+    params: &Params,
     mut prepared: Prepared,
-) -> Result<(StepStream, Option<Instant>)> {
+) -> Result<(StepStream, Option<Instant>, Option<InSequence>)> {
     if prepared.calls.len() != 1 {
         let what = format!("streamed request to model '{}'", served.name);
         return Err(Error::expected(what, "one sample", prepared.samples));
     }
     let deadline = prepared.deadline();
     let inputs = prepared.calls.remove(0);
-    let steps = own.engine.try_submit_stream(inputs, prepared.options)?;
-    Ok((steps, deadline))
+    let options = prepared.options;
+    let submit = || own.engine.try_submit_stream(inputs, options.clone());
+    let submitted = sequence::submitted(served, &options, submit);
+    let (steps, within) = submitted.map_err(|e| sequence::told(served, params, e))?;
+    Ok((steps, deadline, within))
 }
 
 impl Stepwise {
@@ -497,14 +535,29 @@ impl Stepwise {
         }
     }
 
-    /// Rows as an answer of the protocol; without outputs if the request does not want them.
+    /// Rows as an answer of the protocol; without outputs, and so no response, if the request does not
+    /// want them.
     ///
     /// # Errors
     /// An output that cannot be as it is wanted.
-    pub fn answer(&self, output: usize, rows: &Tensor) -> Result<Answer> {
-        match &self.0 {
+    pub fn answer(&mut self, output: usize, rows: &Tensor) -> Result<Answer> {
+        match &mut self.0 {
             Coming::Steps(steps) => {
-                answer::rows(steps.pending.served(), &steps.request, output, rows)
+                let served = steps.pending.served().clone();
+                let came = served.now();
+                let answer = answer::rows(&served, &steps.request, output, rows);
+                match &answer {
+                    Ok(answer) if answer.outputs.is_empty() => {}
+                    Ok(_) => {
+                        let output = served.now().since(came);
+                        steps.responds(came, |infer| Response::Made { infer, output });
+                    }
+                    Err(_) => {
+                        steps.responds(came, Response::Failed);
+                        steps.is_over = true;
+                    }
+                }
+                answer
             }
             Coming::Whole(_) => Err(Error::Internal("a chain answers as a whole".into())),
         }
@@ -534,8 +587,14 @@ impl Steps {
                 return Some(Ok(Item::Rows { output, rows }));
             }
             Ok(Step::End(ended)) => self.ended(ended),
-            Err(error) => Err(error.into()),
+            Err(error) => Err(sequence::told(served, &self.request.params, error)),
         };
+        let now = self.pending.served().now();
+        match &result {
+            Ok(_) => self.responds(now, Response::Empty),
+            Err(_) => self.responds(now, Response::Failed),
+        }
+        self.is_over = true;
         self.pending.end(result.as_ref().err());
         if self.explain {
             let served = self.pending.served();
@@ -554,16 +613,34 @@ impl Steps {
         let served = self.pending.served();
         let came = self.pending.start();
         let mut passage = passage(std::slice::from_ref(&ended), self.samples, came);
-        if let Some(passage) = &passage {
-            served.stats.answered(self.pending.class(), passage);
-        }
         let finished = served.now();
         let answer = answer::gather(served, &self.request, &[ended.outputs])
             .inspect_err(|e| lost(served, &self.request.params, e))?;
         if let Some(passage) = &mut passage {
             passage.stages.output = served.now().since(finished);
-            served.stats.computed(&passage.stages);
+            counted(served, self.pending.class(), passage);
         }
         Ok(Answer { passage, ..answer })
+    }
+
+    /// Counts the next response, which was there at `now`, if the model is one whose responses are told;
+    /// `of` has the time since the one before.
+    fn responds(&mut self, now: Time, of: impl FnOnce(Nanos) -> Response) {
+        let served = self.pending.served();
+        let (place, before) = self.responses;
+        if served.settings.decoupled {
+            let took = now.since(before);
+            served.stats.responses.add(place, of(took));
+            self.responses = (place + 1, now);
+        }
+    }
+}
+
+impl Drop for Steps {
+    fn drop(&mut self) {
+        if !self.is_over {
+            let now = self.pending.served().now();
+            self.responds(now, Response::Cancelled);
+        }
     }
 }

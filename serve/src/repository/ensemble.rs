@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use lazybatch_graph::{Program, SharedProgram, Step, join};
 
@@ -76,8 +76,8 @@ impl From<Version> for Part {
 
 /// What an ensemble becomes.
 pub enum Made {
-    /// One program, and its text.
-    Program(Box<Loaded>, Texts),
+    /// One program, its text, and what its steps are served as.
+    Program(Box<Loaded>, Texts, Vec<Weak<Served>>),
     /// A chain of its steps.
     Chain(Chain),
 }
@@ -156,7 +156,9 @@ pub fn load(
     let why = match joined(config, steps, &parts) {
         Ok((program, texts)) => {
             let loaded = Box::new(Loaded::new(program, PLATFORM, dir));
-            return Ok(Made::Program(loaded, texts));
+            let served = parts.iter().map(|part| part.served.as_ref());
+            let served = served.map(|s| s.map_or_else(Weak::new, Arc::downgrade));
+            return Ok(Made::Program(loaded, texts, served.collect()));
         }
         Err(Refusal::Wrong(error)) => return Err(error),
         Err(Refusal::Apart(why)) => why,

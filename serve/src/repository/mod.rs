@@ -15,6 +15,7 @@
 mod brought;
 mod disk;
 pub(crate) mod ensemble;
+mod follow;
 pub(crate) mod load;
 mod texts;
 pub(crate) mod version;
@@ -116,6 +117,8 @@ struct Entry {
     source: Option<Fingerprint>,
     /// What a client brought in the place of its folder.
     brought: Option<Brought>,
+    /// All that came along with the load of what is served.
+    last: Brought,
     /// Models that it is made of, theirs among them; none but for ensembles.
     steps: BTreeSet<String>,
 }
@@ -272,11 +275,15 @@ impl Repository {
     /// What is wrong with the model; what was served before still is.
     pub fn load(&self, name: &str, brought: Brought) -> Result<()> {
         let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
-        let loaded = self.load_all(name, brought);
+        let mut new = BTreeSet::new();
+        let loaded = self.load_all(name, brought, &mut new);
         if loaded.is_ok()
             && let Some(entry) = self.write().get_mut(name)
         {
             entry.is_own = true;
+        }
+        if self.is_explicit() {
+            self.follow(&new);
         }
         self.forget_gone();
         if let Err(error) = &loaded {
@@ -289,8 +296,8 @@ impl Repository {
         loaded
     }
 
-    /// Loads a model and those of its steps that have to be loaded before it.
-    fn load_all(&self, name: &str, brought: Brought) -> Result<()> {
+    /// Loads a model and those of its steps that have to be loaded before it; `new` gets those that were.
+    fn load_all(&self, name: &str, brought: Brought, new: &mut BTreeSet<String>) -> Result<()> {
         let fail = |e: Error| Error::Invalid(format!("failed to load '{name}': {e}"));
         let (_, own) = self.stated(name, &brought).map_err(fail)?;
         let steps = self.all_steps(name, &own);
@@ -301,9 +308,12 @@ impl Repository {
             let there = |n: &String| self.folder(n).is_ok();
             for step in steps.iter().filter(|n| there(n) && !ready(n)) {
                 self.load_one(step, Brought::default()).map_err(fail)?;
+                new.insert(step.clone());
             }
         }
-        self.load_one(name, brought)
+        self.load_one(name, brought)?;
+        new.insert(name.to_owned());
+        Ok(())
     }
 
     /// Loads a model whose steps, if it has any, are loaded or not.
@@ -368,7 +378,9 @@ impl Repository {
         let brought_folder = brought.folder().is_some();
         let is_whole = brought_folder || brought.config().is_none();
         entry.source = is_whole.then_some(fingerprint);
-        let past = std::mem::replace(&mut entry.brought, brought_folder.then_some(brought));
+        let past = std::mem::replace(&mut entry.last, brought.clone());
+        // The files of both go together.
+        entry.brought = brought_folder.then_some(brought);
         entry.steps = steps;
         for (version, served) in started {
             tracing::info!(model = name, version, "loaded");
@@ -555,7 +567,7 @@ impl Repository {
                 continue;
             };
             (entry.is_wanted, entry.is_own) = (false, false);
-            past_files.extend(entry.brought.take());
+            past_files.push((entry.brought.take(), std::mem::take(&mut entry.last)));
             past.extend(entry.versions.values_mut().filter_map(State::unload));
             tracing::info!(model = gone, "unloaded");
         }

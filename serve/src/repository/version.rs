@@ -1,7 +1,7 @@
 //! A version as its configuration and its files say it, before it is served.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use lazybatch_graph::{SharedProgram, Tensor};
 
@@ -13,6 +13,7 @@ use crate::config::controls::{check_states, initial_states, narrowed};
 use crate::config::{Config, Known, Settings, complete, not_optional};
 use crate::error::{Error, Result};
 use crate::host::{Host, Text};
+use crate::model::Served;
 use crate::proto::ModelConfig;
 use crate::proto::model_config::SchedulingChoice;
 
@@ -44,6 +45,8 @@ pub struct Version {
     pub plan: Plan,
     /// Its tokenizer.
     pub text: Option<Arc<dyn Text>>,
+    /// What its program is made of, if it is an ensemble's: a step each, as far as it is served.
+    pub parts: Vec<Weak<Served>>,
 }
 
 impl Version {
@@ -64,9 +67,9 @@ impl Version {
         let name = proto.name.clone();
         let dir = folder.join(version.to_string());
         let of_model = |e: Error| Error::Invalid(format!("model {name}: {e}"));
-        let (loaded, texts) = match ensemble::steps(&proto).map_err(of_model)? {
+        let (loaded, texts, parts) = match ensemble::steps(&proto).map_err(of_model)? {
             Some(steps) => match ensemble::load(&dir, &proto, steps, part).map_err(of_model)? {
-                Made::Program(loaded, texts) => (*loaded, texts),
+                Made::Program(loaded, texts, parts) => (*loaded, texts, parts),
                 Made::Chain(chain) => {
                     return Ok(Self::of_chain(proto, settings, ignored, chain));
                 }
@@ -77,7 +80,7 @@ impl Version {
                 let loaded = load::load(&dir, &proto.default_model_filename, &import)?;
                 let text = host.text(&loaded.program, &loaded.text_folder);
                 let text = text.map_err(|e| Error::Invalid(format!("model {name}: {e}")))?;
-                (loaded, Texts::of_model(text.map(Arc::from)))
+                (loaded, Texts::of_model(text.map(Arc::from)), Vec::new())
             }
         };
         let mut known = loaded.known();
@@ -117,6 +120,7 @@ impl Version {
             batched,
             plan: Plan::Program(Arc::new(program)),
             text: texts.codec,
+            parts,
         })
     }
 
@@ -136,6 +140,7 @@ impl Version {
             batched: chain.is_batched(),
             plan: Plan::Chain(chain),
             text: None,
+            parts: Vec::new(),
             config,
             settings,
             ignored,

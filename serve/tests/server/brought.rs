@@ -138,11 +138,11 @@ async fn an_ensemble_has_the_files_that_its_step_is_served_from() {
     let (status, text) = repository(&server, "both", "load", &brought).await;
     assert_eq!(status, 200, "{text}");
     assert_eq!(ask(&server, "both").await, "5.0,10.0");
+    // It follows each load of its step, by the configuration that it was loaded with.
     super::chains::load(&server, "step").await;
-    assert_eq!(ask(&server, "both").await, "5.0,10.0", "as it was loaded");
-    let (status, text) = repository(&server, "both", "load", &brought).await;
-    assert_eq!(status, 200, "{text}");
     assert_eq!(ask(&server, "both").await, "2.0,4.0");
+    over_grpc(&server, "step", &files(&scale(7.0))).await;
+    assert_eq!(ask(&server, "both").await, "7.0,14.0");
     end(server).await;
 }
 

@@ -77,6 +77,34 @@ async fn a_path_that_is_no_text_is_refused_as_all_is() {
 }
 
 #[tokio::test]
+async fn floats_beyond_the_configurations_type_are_infinite() {
+    let server = explicit().await;
+    for (output, finite) in [("FP16", 0x7bff_u16), ("BF16", 0x4780)] {
+        let config = "max_batch_size: 4 ".to_owned() + &tensors("FP32", "4", output, "4");
+        assert_eq!(load(&server, DType::F32, &config).await.0, 200);
+        let mut grpc = server.grpc().await;
+        let given = [65504.0, f32::MAX, f32::MIN, f32::INFINITY];
+        let request = ModelInferRequest {
+            model_name: "same".into(),
+            inputs: vec![InferInputTensor {
+                name: "x".into(),
+                datatype: "FP32".into(),
+                shape: vec![1, 4],
+                ..InferInputTensor::default()
+            }],
+            raw_input_contents: vec![given.map(f32::to_le_bytes).concat().into()],
+            ..ModelInferRequest::default()
+        };
+        let answer = grpc.model_infer(request).await.unwrap().into_inner();
+        let infinite = if output == "FP16" { 0x7c00 } else { 0x7f80 };
+        let expected = [finite, infinite, 0x8000 | infinite, infinite];
+        let expected = expected.map(u16::to_le_bytes).concat();
+        assert_eq!(answer.raw_output_contents[0], expected, "{output}");
+    }
+    end(server).await;
+}
+
+#[tokio::test]
 async fn what_the_configurations_type_does_not_hold_is_refused_with_its_place() {
     let server = explicit().await;
     for (output, value) in [
@@ -98,6 +126,17 @@ async fn what_the_configurations_type_does_not_hold_is_refused_with_its_place() 
             let told = format!("element 2: expected a number that {output} holds, got {value}");
             assert!(status == 400 && text.contains(&told), "{text}");
         }
+        // An answer that could not be written is none.
+        let served = server.state.repository.get("same", "").unwrap();
+        let stats = &served.stats;
+        assert_eq!(stats.inferences.load(SeqCst), 1);
+        assert_eq!((stats.success.count(), stats.fail.count()), (1, 2));
+        let outcomes: Vec<u64> = stats.outcomes().into_values().collect();
+        assert_eq!(
+            outcomes,
+            [1],
+            "one met, and nobody's fault but the client's"
+        );
     }
     let config = "max_batch_size: 4 ".to_owned() + &tensors("FP64", "4", "FP64", "4");
     assert_eq!(load(&server, DType::F32, &config).await.0, 200);

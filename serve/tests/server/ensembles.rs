@@ -197,6 +197,107 @@ async fn steps_come_and_go_with_their_ensemble() {
     end(server).await;
 }
 
+#[tokio::test]
+async fn ensembles_follow_a_step_that_a_client_loads() {
+    let server = start(|o| o.control = Control::Explicit(Vec::new())).await;
+    write(&server, "two", &scale(2.0));
+    write(&server, "three", &scale(3.0));
+    let steps = [("two", "x", "y"), ("three", "x", "y")];
+    chain(&server, "six", &steps, FLOATS);
+    let steps = [("six", "x", "t2"), ("two", "x", "y")];
+    chain(&server, "twelve", &steps, FLOATS);
+    for model in ["twelve", "six"] {
+        assert_eq!(repository(&server, model, "load", "").await.0, 200);
+    }
+    let generation = |model: &str| {
+        let served = server.state.repository.get(model, "").unwrap();
+        served.generation
+    };
+    let three = generation("three");
+    assert_eq!(ask(&server, "twelve").await, "12.0,24.0");
+    write(&server, "two", &scale(5.0));
+    assert_eq!(ask(&server, "twelve").await, "12.0,24.0");
+    assert_eq!(repository(&server, "two", "load", "").await.0, 200);
+    assert_eq!(ask(&server, "two").await, "5.0,10.0");
+    assert_eq!(ask(&server, "six").await, "15.0,30.0");
+    assert_eq!(ask(&server, "twelve").await, "75.0,150.0");
+    assert_eq!(generation("three"), three, "it did not change");
+    // One that is not served stays so, and one that does not fit any more is served as it was.
+    assert_eq!(repository(&server, "twelve", "unload", "").await.0, 200);
+    write(&server, "two", &decoder());
+    assert_eq!(repository(&server, "two", "load", "").await.0, 200);
+    assert!(!ready(&server, "twelve"));
+    assert_eq!(ask(&server, "six").await, "15.0,30.0");
+    end(server).await;
+}
+
+/// Requests, samples, executions, and the nanoseconds of all stages.
+fn figures(server: &Running, model: &str) -> ([u64; 4], u64) {
+    let served = server.state.repository.get(model, "").unwrap();
+    let told = served.statistics();
+    let of = told.inference_stats.unwrap();
+    let stages = [
+        of.queue,
+        of.compute_input,
+        of.compute_infer,
+        of.compute_output,
+    ];
+    let stages = stages.map(Option::unwrap);
+    assert!(stages.iter().all(|s| s.count == stages[0].count));
+    let counts = [
+        of.success.unwrap().count,
+        stages[0].count,
+        told.inference_count,
+        told.execution_count,
+    ];
+    (counts, stages.iter().map(|s| s.ns).sum())
+}
+
+#[tokio::test]
+async fn requests_to_an_ensemble_count_at_the_models_of_its_steps() {
+    let server = start(|o| o.control = Control::Explicit(Vec::new())).await;
+    write(&server, "two", &scale(2.0));
+    write(&server, "three", &scale(3.0));
+    let steps = [("two", "x", "y"), ("three", "x", "y")];
+    chain(&server, "six", &steps, FLOATS);
+    let steps = [("six", "x", "t2"), ("two", "x", "y")];
+    chain(&server, "twelve", &steps, FLOATS);
+    assert_eq!(repository(&server, "twelve", "load", "").await.0, 200);
+    for _ in 0..3 {
+        ask(&server, "twelve").await;
+    }
+    ask(&server, "six").await;
+    ask(&server, "two").await;
+    // Every step counts, one that two of them are twice.
+    for (model, num) in [
+        ("twelve", 3),
+        ("six", 3 + 1),
+        ("three", 4),
+        ("two", 3 + 4 + 1),
+    ] {
+        assert_eq!(figures(&server, model).0, [num; 4], "{model}");
+    }
+    let (_, text) = call(server.metrics(), "GET", "/metrics", "").await;
+    for line in [
+        r#"nv_inference_request_success{model="two",version="1"} 8"#,
+        r#"nv_inference_count{model="three",version="1"} 4"#,
+        r#"nv_inference_exec_count{model="two",version="1"} 8"#,
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line}: {text}");
+    }
+    // What is refused counts at the ensemble alone.
+    let wrong = r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[1,3],"data":[1,2,3]}]}"#;
+    let path = "/v2/models/six/infer";
+    assert_eq!(call(server.http(), "POST", path, wrong).await.0, 400);
+    assert_eq!(figures(&server, "three").0, [4; 4]);
+    // Time is shared: the steps have no more than the whole.
+    let (_, before) = figures(&server, "twelve");
+    let (_, shared) = figures(&server, "three");
+    let (_, own) = figures(&server, "six");
+    assert!(shared > 0 && shared <= own && own <= before + own);
+    end(server).await;
+}
+
 /// Who comes while another is in the second step runs the first alone, catches up, and both are in
 /// one launch from there: batches are those of the whole, not of a step.
 #[tokio::test]

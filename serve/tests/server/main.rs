@@ -9,6 +9,7 @@ mod chains;
 mod common;
 mod edge;
 mod ensembles;
+mod figures;
 mod files;
 mod front;
 mod full;

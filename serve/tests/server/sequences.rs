@@ -28,13 +28,27 @@ fn sums() -> Program {
     b.finish().unwrap()
 }
 
+/// A parameter that bounds how many sequences are open.
+fn most(num: usize) -> String {
+    format!("parameters {{ key: \"max_sequences\" value {{ string_value: \"{num}\" }} }}")
+}
+
 /// A server that has `sums` in its repository, and its answer to a load of it with `batching`.
 async fn loaded(server: &Running, batching: &str) -> (u16, String) {
+    loaded_with(server, batching, "").await
+}
+
+async fn loaded_with(server: &Running, batching: &str, more: &str) -> (u16, String) {
     let model = server.models.path().join("sums");
     folder::save(&sums(), &model.join("1")).unwrap();
+    // A machine that is busy may be slow.
+    let idle = match batching.contains("_idle_") {
+        true => "",
+        false => "max_sequence_idle_microseconds: 60000000",
+    };
     let config = format!(
-        "max_batch_size: 1 sequence_batching {{ {batching} }}
-         parameters {{ key: \"max_queue\" value {{ string_value: \"2\" }} }}"
+        "max_batch_size: 1 sequence_batching {{ {idle} {batching} }}
+         parameters {{ key: \"max_queue\" value {{ string_value: \"2\" }} }} {more}"
     );
     fs::write(model.join("config.pbtxt"), config).unwrap();
     call(server.http(), "POST", "/v2/repository/models/sums/load", "").await
@@ -119,8 +133,7 @@ const STATE: &str =
 #[tokio::test]
 async fn a_sequence_beyond_the_most_is_overload_and_one_out_of_order_is_wrong() {
     let server = explicit().await;
-    let batching = format!("oldest {{ max_candidate_sequences: 2 }} {STATE}");
-    let (status, text) = loaded(&server, &batching).await;
+    let (status, text) = loaded_with(&server, STATE, &most(2)).await;
     assert_eq!(status, 200, "{text}");
     let mut grpc = server.grpc().await;
     for id in [1, 2] {
@@ -129,7 +142,8 @@ async fn a_sequence_beyond_the_most_is_overload_and_one_out_of_order_is_wrong() 
     }
     let served = server.state.repository.get("sums", "").unwrap();
     let rejected = || served.stats.failures()[0];
-    let told = "sequence 3: expected at most 2 open sequences";
+    let told =
+        "inference request for sequence 3 to model 'sums': expected at most 2 open sequences";
     let (status, text) = over_http(&server, starts(3)).await;
     assert!(status == 503 && text.contains(told), "{status}: {text}");
     let refused = grpc.model_infer(over_grpc(starts(3))).await.unwrap_err();
@@ -137,7 +151,8 @@ async fn a_sequence_beyond_the_most_is_overload_and_one_out_of_order_is_wrong() 
     assert_eq!(refused.message(), told);
     assert_eq!(rejected(), 2, "both count as REJECTED");
     // What no room would make right is the caller's fault.
-    let told = "sequence 4: expected the start of a sequence";
+    let told = "inference request for sequence 4 to model 'sums' must specify the START flag on the \
+                first request of the sequence: expected the start of a sequence, for none";
     let (status, text) = over_http(&server, goes_on(4)).await;
     assert!(status == 400 && text.contains(told), "{status}: {text}");
     let refused = grpc.model_infer(over_grpc(goes_on(4))).await.unwrap_err();
@@ -407,5 +422,99 @@ async fn a_request_that_finds_no_room_breaks_its_sequence() {
         }
     }
     drop((grpc, served));
+    end(server).await;
+}
+
+#[tokio::test]
+async fn ids_that_are_texts_are_told_as_they_are() {
+    let server = explicit().await;
+    assert_eq!(loaded(&server, STATE).await.0, 200);
+    let named = |place: Place, id: &str| {
+        body(place).replacen("\"sequence_id\":1", &format!("\"sequence_id\":\"{id}\""), 1)
+    };
+    let infer = async |body: &str| call(server.http(), "POST", INFER, body).await;
+    let told = "inference request for sequence abc to model 'sums' must specify the START flag on the \
+                first request of the sequence";
+    let (status, text) = infer(&named(goes_on(1), "abc")).await;
+    assert!(status == 400 && text.contains(told), "{text}");
+    // A long one is cut.
+    let long = "n".repeat(5000);
+    let (status, text) = infer(&named(goes_on(1), &long)).await;
+    assert!(status == 400 && text.contains(&long[..128]), "{text}");
+    assert!(!text.contains(&long[..129]), "{text}");
+    // So it is told of a sequence that is broken.
+    assert_eq!(infer(&named(starts(1), "abc")).await.0, 200);
+    let wrong = named(goes_on(1), "abc").replacen("[1,2],\"data", "[1,1,2],\"data", 1);
+    assert_eq!(infer(&wrong).await.0, 400);
+    let (status, text) = infer(&named(goes_on(1), "abc")).await;
+    let told = "a request before it in sequence abc was refused (";
+    assert!(status == 400 && text.contains(told), "{text}");
+    end(server).await;
+}
+
+/// A model without state whose requests are of sequences.
+async fn stateless(server: &Running, batching: &str) {
+    let config = format!(
+        "max_batch_size: 4 sequence_batching {{ {batching} }} {}",
+        most(2)
+    );
+    let path = server.models.path().join("add/config.pbtxt");
+    fs::write(path, config).unwrap();
+    let path = "/v2/repository/models/add/load";
+    let (status, text) = call(server.http(), "POST", path, "").await;
+    assert_eq!(status, 200, "{text}");
+}
+
+#[tokio::test]
+async fn sequences_without_state_have_starts_ends_and_bounds() {
+    let server = explicit().await;
+    // Those beyond the candidates of a batch are open too.
+    let batching = "max_sequence_idle_microseconds: 60000000 oldest { max_candidate_sequences: 1 }";
+    stateless(&server, batching).await;
+    let infer = async |place: Place| {
+        let Place { id, starts, ends } = place;
+        let parameters = format!(
+            r#"{{"parameters":{{"sequence_id":{id},"sequence_start":{starts},"sequence_end":{ends}}},"#
+        );
+        let body = crate::common::add(1).replacen('{', &parameters, 1);
+        call(server.http(), "POST", "/v2/models/add/infer", &body).await
+    };
+    let told = "inference request for sequence 1 to model 'add' must specify the START flag on the \
+                first request of the sequence";
+    let is_refused = async |place: Place| {
+        let (status, text) = infer(place).await;
+        assert!(status == 400 && text.contains(told), "{text}");
+    };
+    is_refused(goes_on(1)).await;
+    is_refused(ends(1)).await;
+    for place in [starts(1), goes_on(1), starts(2), goes_on(1), goes_on(2)] {
+        let (status, text) = infer(place).await;
+        assert_eq!(status, 200, "{text}");
+    }
+    let (status, text) = infer(starts(3)).await;
+    let full = "inference request for sequence 3 to model 'add': expected at most 2 open sequences";
+    assert!(status == 503 && text.contains(full), "{status}: {text}");
+    assert_eq!(infer(ends(1)).await.0, 200);
+    is_refused(goes_on(1)).await;
+    is_refused(ends(1)).await;
+    assert_eq!(infer(starts(3)).await.0, 200);
+    end(server).await;
+}
+
+#[tokio::test]
+async fn a_sequence_is_idle_for_a_second_unless_its_model_says_otherwise() {
+    let server = explicit().await;
+    for (batching, us) in [
+        ("direct {}", 1_000_000),
+        ("max_sequence_idle_microseconds: 5", 5),
+    ] {
+        stateless(&server, batching).await;
+        let (status, text) = call(server.http(), "GET", "/v2/models/add/config", "").await;
+        let told = format!("\"max_sequence_idle_microseconds\":{us}");
+        assert!(status == 200 && text.contains(&told), "{told}: {text}");
+        let served = server.state.repository.get("add", "").unwrap();
+        let idle = served.settings.sequences.unwrap().idle;
+        assert_eq!(idle.0, us * 1000);
+    }
     end(server).await;
 }

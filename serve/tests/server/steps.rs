@@ -6,7 +6,7 @@ use lazybatch_serve::proto::infer_parameter::ParameterChoice;
 use lazybatch_serve::proto::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
 use lazybatch_serve::proto::{InferParameter, ModelInferRequest, ModelStreamInferResponse};
 
-use crate::common::{Running, start};
+use crate::common::{Running, call, start};
 
 /// Tokens that the decoder says.
 const NUM: usize = 5;
@@ -145,6 +145,72 @@ async fn a_stream_counts_once_with_its_own_times() {
 }
 
 #[tokio::test]
+async fn responses_of_a_stream_count_by_their_place() {
+    let server = server().await;
+    // Only what is wanted is a response: a token each, and the end.
+    let tokens = || {
+        vec![InferRequestedOutputTensor {
+            name: "tokens".into(),
+            ..InferRequestedOutputTensor::default()
+        }]
+    };
+    for _ in 0..2 {
+        assert_eq!(outputs(told(&server, asks(tokens())).await).len(), NUM);
+    }
+    // One whose client leaves behind its first response.
+    let mut grpc = server.grpc().await;
+    let asked = futures_util::stream::iter([asks(tokens())]);
+    let mut answers = grpc.model_stream_infer(asked).await.unwrap().into_inner();
+    server.gate.shut();
+    let served = server.state.repository.get("speaker", "").unwrap();
+    let pending = || {
+        served
+            .stats
+            .pending
+            .load(std::sync::atomic::Ordering::SeqCst)
+    };
+    let first = answers.message().await.unwrap().unwrap();
+    assert_eq!(first.error_message, "");
+    let is_over = pending() == 0;
+    drop((answers, grpc));
+    crate::common::soon("it is left", || pending() == 0).await;
+    server.gate.open();
+    let told = served.statistics().response_stats;
+    assert_eq!(told.len(), NUM + 1);
+    let num = |place: usize| {
+        let own = &told[&place.to_string()];
+        let all = [&own.success, &own.empty_response, &own.fail, &own.cancel];
+        all.map(|span| span.as_ref().unwrap().count)
+    };
+    for place in 1..NUM {
+        assert!((2..=3).contains(&num(place)[0]), "{told:?}");
+    }
+    assert_eq!(num(0), [3, 0, 0, 0]);
+    assert!((2..=3).contains(&num(NUM)[1]), "{told:?}");
+    let cancelled: u64 = (0..=NUM).map(|place| num(place)[3]).sum();
+    assert!(is_over || cancelled == 1 || num(NUM)[1] == 3, "{told:?}");
+    for place in 0..NUM {
+        let own = &told[&place.to_string()];
+        let ns = |span: &Option<lazybatch_serve::proto::StatisticDuration>| {
+            let span = span.as_ref().unwrap();
+            (span.count, span.ns)
+        };
+        let (infer, output) = (ns(&own.compute_infer), ns(&own.compute_output));
+        assert_eq!(ns(&own.success), (infer.0, infer.1 + output.1));
+        assert_eq!(infer.0, output.0);
+        assert!(infer.1 > 0, "{own:?}");
+    }
+    // Models that answer once have none.
+    let (status, text) = call(server.http(), "GET", "/v2/models/add/stats", "").await;
+    assert!(
+        status == 200 && text.contains(r#""response_stats":{}"#),
+        "{text}"
+    );
+    drop(served);
+    end(server).await;
+}
+
+#[tokio::test]
 async fn a_stream_of_several_samples_counts_all_of_them() {
     let server = start(|o| {
         let config = "max_batch_size: 4 model_transaction_policy { decoupled: true }";
@@ -250,5 +316,66 @@ async fn what_steps_cannot_have_is_refused_before_anything_runs() {
     let written = std::fs::read(object.path()).unwrap();
     assert!(written.iter().all(|&b| b == 0), "nothing is written");
     drop(served);
+    end(server).await;
+}
+
+/// Asks for the status of the first error as that of the stream.
+fn fails(
+    requests: Vec<ModelInferRequest>,
+) -> tonic::Request<futures_util::stream::BoxStream<'static, ModelInferRequest>> {
+    use futures_util::StreamExt;
+    // The client's side stays open.
+    let asked = futures_util::stream::iter(requests);
+    let asked = asked.chain(futures_util::stream::pending()).boxed();
+    let mut request = tonic::Request::new(asked);
+    let yes = "true".parse().unwrap();
+    request.metadata_mut().insert("triton_grpc_error", yes);
+    request
+}
+
+#[tokio::test]
+async fn a_stream_that_asks_for_it_ends_with_its_first_error() {
+    let server = server().await;
+    let served = server.state.repository.get("speaker", "").unwrap();
+    let pending = || {
+        served
+            .stats
+            .pending
+            .load(std::sync::atomic::Ordering::SeqCst)
+    };
+    let mut grpc = server.grpc().await;
+    let unknown = ModelInferRequest {
+        model_name: "nobody".into(),
+        ..ModelInferRequest::default()
+    };
+    // Without it the stream goes on.
+    let asked = futures_util::stream::iter([unknown.clone(), unknown.clone()]);
+    let mut answers = grpc.model_stream_infer(asked).await.unwrap().into_inner();
+    for _ in 0..2 {
+        let answer = answers.message().await.unwrap().unwrap();
+        assert!(answer.error_message.contains("nobody"));
+    }
+    assert!(answers.message().await.unwrap().is_none());
+    // With it, what went well before is answered.
+    let asked = fails(vec![asks(Vec::new())]);
+    let mut answers = grpc.model_stream_infer(asked).await.unwrap().into_inner();
+    let first = answers.message().await.unwrap().unwrap();
+    assert_eq!(first.error_message, "");
+    drop(answers);
+    crate::common::soon("it is over", || pending() == 0).await;
+    // What runs is dropped with the stream.
+    server.gate.shut();
+    let asked = fails(vec![asks(Vec::new()), unknown, asks(Vec::new())]);
+    let mut answers = grpc.model_stream_infer(asked).await.unwrap().into_inner();
+    let status = answers.message().await.unwrap_err();
+    assert_eq!(status.code(), tonic::Code::NotFound, "{status}");
+    assert!(status.message().contains("nobody"), "{status}");
+    assert!(
+        answers.message().await.unwrap_or(None).is_none(),
+        "it has ended"
+    );
+    crate::common::soon("all is dropped", || pending() == 0).await;
+    server.gate.open();
+    drop((grpc, served));
     end(server).await;
 }
