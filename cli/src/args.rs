@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand};
 use lazybatch_engine::policy;
 use lazybatch_kernels::cpu::WeightType;
 use lazybatch_kernels::import::{AxisSpec, Carried, Fixed, Limit, SizedAxis};
+use lazybatch_sla::profile::TARGETS_MS;
 use lazybatch_sla::{Class, Nanos};
 use lazybatch_workloads::devices::{DEVICES, DeviceModel, FREE};
 use lazybatch_workloads::traces;
@@ -23,7 +24,7 @@ const MAX_LEN: usize = 1 << 20;
 /// Largest rate, span or target that can be asked for, in its own unit.
 const MAX_NUMBER: f64 = 1e9;
 /// Smallest target that can be asked for, in milliseconds: a nanosecond.
-const MIN_TARGET_MS: f64 = 1e-6;
+const MIN_TARGET_MS: f64 = *TARGETS_MS.start();
 /// Most random cases of one run.
 const MAX_CASES: u64 = 100_000;
 
@@ -348,7 +349,7 @@ pub struct CompareArgs {
     #[arg(long, default_value = "phonemes")]
     pub model: String,
     /// Device: `cpu`; `cuda` or `cuda:N`, an NVIDIA GPU; or `sim`, which computes nothing and takes
-    /// the time that --profile says
+    /// the time that --profile says, that of the npu if absent
     #[arg(long, default_value = "cpu")]
     pub device: String,
     #[command(flatten)]
@@ -401,8 +402,8 @@ pub struct CompareArgs {
     /// If absent 2 on a GPU, 1 on other devices, which take no other
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=2))]
     pub depth: Option<u32>,
-    /// Latency profile to schedule by; measured first if absent
-    #[arg(long, value_name = "FILE")]
+    /// Latency profile to schedule by, or a device model as `simulate` takes them; measured first if absent
+    #[arg(long, value_name = "FILE|DEVICE")]
     pub profile: Option<PathBuf>,
     /// Write the profile that was scheduled by
     #[arg(long, value_name = "FILE")]
@@ -502,7 +503,7 @@ pub struct SimulateArgs {
 #[derive(Debug, Args)]
 pub struct SweepArgs {
     /// A grid file, or a built-in grid: paper, paper-quick, max-batch, sla, windows, coverage, segments,
-    /// co-located, overload, bursts, traces
+    /// co-located, overload, bursts, traces, around-capacity
     #[arg(long, value_name = "FILE.toml|NAME")]
     pub grid: String,
     /// Write results as JSON, lazybatch-sweep/1; finished simulations are kept in FILE.partial
@@ -636,16 +637,15 @@ pub struct RunArgs {
     pub input: Option<String>,
     #[command(flatten)]
     pub cpu: CpuArgs,
-    /// Seed of synthetic inputs
+    /// Seed of synthetic inputs; 1 if absent
     #[arg(
         long,
         value_name = "N",
-        default_value_t = 1,
         conflicts_with = "input",
         allow_negative_numbers = true,
         value_parser = seed
     )]
-    pub seed: u64,
+    pub seed: Option<u64>,
 }
 
 #[derive(Debug, Args)]
@@ -653,8 +653,9 @@ pub struct InspectArgs {
     /// Model by name, or a folder that `import` wrote
     #[arg(long, default_value = "phonemes")]
     pub model: String,
-    /// Latency profile of the model whose segments are shown; one for each node if absent
-    #[arg(long, value_name = "FILE")]
+    /// Latency profile of the model whose segments are shown, or a device model as `simulate` takes them;
+    /// one for each node if absent
+    #[arg(long, value_name = "FILE|DEVICE")]
     pub profile: Option<PathBuf>,
 }
 

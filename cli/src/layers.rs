@@ -44,6 +44,7 @@ pub fn parse(arguments: impl Iterator<Item = OsString>) -> anyhow::Result<Cli> {
     let Some((LAYERED, flags)) = flags.subcommand() else {
         return Ok(Cli::from_arg_matches(&flags).unwrap_or_else(|e| e.exit()));
     };
+    check_variables(std::env::vars_os())?;
     let layers = Layers::collect(flags, |name| std::env::var_os(name))?;
     // The program's own name may be anything.
     let serve = arguments.iter().skip(1).position(|a| a == LAYERED);
@@ -90,6 +91,30 @@ fn options() -> Vec<(String, Arg)> {
 /// The variable of the environment for an option.
 fn variable(name: &str) -> String {
     format!("LAZYBATCH_{}", name.replace('-', "_").to_uppercase())
+}
+
+/// Refuses variables that begin as those of options do and are of none, such as misspelt ones. What begins
+/// otherwise is of other parts of the project, and what a cluster says of its services is its own.
+fn check_variables(all: impl Iterator<Item = (OsString, OsString)>) -> Result<(), BadInput> {
+    let known: Vec<String> = options().iter().map(|(name, _)| variable(name)).collect();
+    let begins = |name: &str| name.split('_').take(2).collect::<Vec<_>>().join("_");
+    let begin: Vec<String> = known.iter().map(|name| begins(name)).collect();
+    let of_cluster = |name: &str| name.contains("_SERVICE_") || name.contains("_TCP");
+    let is_unknown = |name: &str| {
+        begin.contains(&begins(name)) && !known.iter().any(|k| k == name) && !of_cluster(name)
+    };
+    // A variable that is empty counts as one that is not there.
+    let names = all.filter(|(_, value)| !value.is_empty());
+    let mut names = names.filter_map(|(name, _)| name.into_string().ok());
+    let Some(name) = names.find(|name| is_unknown(name)) else {
+        return Ok(());
+    };
+    let near = known.iter().filter(|k| begins(k) == begins(&name));
+    let near: Vec<&str> = near.map(String::as_str).collect();
+    let expected = format!("one of {} as a variable of {LAYERED}", near.join(", "));
+    Err(BadInput(format!(
+        "environment: expected {expected}, got {name}"
+    )))
 }
 
 /// Where a value came from.

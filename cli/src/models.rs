@@ -9,7 +9,7 @@ use lazybatch_graph::{Repeat, SharedProgram, folder};
 use lazybatch_kernels::Device;
 use lazybatch_kernels::cpu::{CpuDevice, CpuOptions, WeightType};
 use lazybatch_sla::{Nanos, Profile};
-use lazybatch_workloads::devices::DeviceModel;
+use lazybatch_workloads::devices::{self, DeviceModel};
 use lazybatch_workloads::experiment::inputs::{self, Item};
 use lazybatch_workloads::experiment::words;
 use lazybatch_workloads::lengths::Lengths;
@@ -154,6 +154,38 @@ pub fn device_profile(
         return Ok(device.profile_of(&model.served(), overheads)?);
     }
     Ok(device.profile(&[name], overheads)?)
+}
+
+/// The profile of a file, or that of a device model and the model `name` where no file has that name.
+///
+/// # Errors
+/// What is neither, a file that is no profile, and no model for a device model.
+pub fn profile(path: &Path, name: Option<&str>) -> anyhow::Result<Profile> {
+    let of_device = path.to_str().unwrap_or_default();
+    match devices::parse(of_device) {
+        Ok((device, overheads)) if !path.exists() => {
+            let Some(name) = name else {
+                let got = format!("none for --profile {of_device}");
+                return Err(BadInput(format!("--model: expected a model, got {got}")).into());
+            };
+            device_profile(device, name, overheads)
+        }
+        Err(_) if !path.exists() => {
+            let names: Vec<_> = devices::names().collect();
+            let names = names.join(", ");
+            let why = match std::fs::metadata(path) {
+                Err(e) => e.to_string(),
+                Ok(_) => "no file".into(),
+            };
+            Err(BadInput(format!(
+                "--profile: expected a file, or one of {names} or the same with {}, got {}: {why}",
+                devices::FREE,
+                path.display()
+            ))
+            .into())
+        }
+        _ => Ok(Profile::read(path)?),
+    }
 }
 
 /// Whether `name` stands for a folder: models of the zoo come first.

@@ -1,5 +1,7 @@
 //! Progress on a terminal; nothing when piped.
 
+use std::time::Duration;
+
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// A bar of `len` steps labelled `what`.
@@ -11,4 +13,15 @@ pub fn bar(len: u64, what: &str) -> ProgressBar {
     bar.set_style(style);
     bar.set_message(what.to_string());
     bar
+}
+
+/// What moves while `what` goes on that has no steps to count.
+pub fn spinner(what: &str) -> ProgressBar {
+    let spinner = ProgressBar::new_spinner();
+    let style = ProgressStyle::with_template("{msg:<28} {spinner} {elapsed}")
+        .expect("the template is valid");
+    spinner.set_style(style);
+    spinner.set_message(what.to_string());
+    spinner.enable_steady_tick(Duration::from_millis(200));
+    spinner
 }

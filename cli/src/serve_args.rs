@@ -15,6 +15,13 @@ Every option can also be a variable of the environment (--http-port: LAZYBATCH_H
 of the file --config (http-port = 8000). A flag comes before the environment, that before the file. \
 Lists are separated by commas, or arrays of the file.";
 
+/// Defaults of options that others leave without an effect.
+pub const REPOSITORY_POLL_SECS: f64 = 15.0;
+/// See [`REPOSITORY_POLL_SECS`].
+pub const OTLP_SAMPLE: f64 = 1.0;
+/// See [`REPOSITORY_POLL_SECS`].
+pub const TRACE_MB: f64 = 1024.0;
+
 /// Who decides which models are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum ControlMode {
@@ -72,7 +79,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "MODEL")]
     pub load_model: Vec<String>,
     /// How often mode poll looks, in seconds
-    #[arg(long, default_value = "15", value_name = "SECONDS", allow_negative_numbers = true, value_parser = positive)]
+    #[arg(long, default_value_t = REPOSITORY_POLL_SECS, value_name = "SECONDS", allow_negative_numbers = true, value_parser = positive)]
     pub repository_poll_secs: f64,
     /// Serve the other models if some cannot be loaded at the start
     #[arg(long)]
@@ -157,14 +164,14 @@ pub struct ServeArgs {
     #[arg(long, value_name = "http://HOST:PORT", value_parser = endpoint)]
     pub otlp_endpoint: Option<String>,
     /// The part of the calls that get a span, 0 to 1, where their callers have not decided that
-    #[arg(long, default_value = "1", value_name = "RATIO", allow_negative_numbers = true, value_parser = part)]
+    #[arg(long, default_value_t = OTLP_SAMPLE, value_name = "RATIO", allow_negative_numbers = true, value_parser = part)]
     pub otlp_sample: f64,
     /// Folder in which traces of inference calls may be written: clients switch them on, and name
     /// files in it. Without it there are none
     #[arg(long, value_name = "DIR")]
     pub trace_dir: Option<PathBuf>,
     /// Most megabytes of traces that are written; those beyond that are dropped
-    #[arg(long, default_value = "1024", value_name = "MB", allow_negative_numbers = true, value_parser = positive)]
+    #[arg(long, default_value_t = TRACE_MB, value_name = "MB", allow_negative_numbers = true, value_parser = positive)]
     pub trace_mb: f64,
     /// How log lines are written
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]

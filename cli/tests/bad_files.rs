@@ -51,10 +51,10 @@ fn malformed_profiles_are_refused_with_their_place() {
         ),
         (
             change("[24, 12.5]", "[1, 12.5]"),
-            vec!["nodes[0] (qkv0).latency_us[1]: expected strictly increasing x from 1, got 1"],
+            vec!["nodes[0] (qkv0).latency_us[1]: expected strictly increasing x from 0, got 1"],
         ),
         (
-            change("[[1, 12.0]", "[[0, 12.0]"),
+            change("[[1, 9.0]", "[[0, 9.0]"),
             vec!["latency_us[0]: expected strictly increasing x from 1, got 0"],
         ),
         (
@@ -77,7 +77,7 @@ fn malformed_profiles_are_refused_with_their_place() {
         ),
         (
             change("100.0", "0"),
-            vec!["models[0] (toy).sla_ms: expected a number > 0"],
+            vec!["models[0] (toy).sla_ms: expected 1e-6 to 1000000000.0, got 0.0"],
         ),
         (
             change("\"models\"", "\"dispatch_us\": 1e300, \"models\""),
@@ -254,6 +254,11 @@ fn malformed_arrivals_are_refused_with_line_and_column() {
         &format!("compare {arguments}"),
         &["t.csv: line 3, column class: expected one of gold, free, got `base`"],
     );
+    let arguments = arguments.replace("--class free", "--class base");
+    place.refuse(
+        &format!("compare {arguments}"),
+        &["t.csv: line 3, column sequence_id: expected none, as all requests are served apart, got `7`"],
+    );
     place.write("t.csv", format!("{header}5,phonemes,1,1\n"));
     place.refuse(
         "compare --trace t.csv --profile-out p.out",
@@ -284,6 +289,36 @@ fn malformed_arrivals_are_refused_with_line_and_column() {
     place.write("len.csv", "src_len,tgt_len,count\n1,1,0\n");
     let lengths = "simulate --profile p.json --rate 5 --lengths len.csv";
     place.refuse(lengths, &["len.csv", "at least one pair"]);
+}
+
+/// Puts `text` into a pipe `name` of the folder, which is read once.
+#[cfg(target_os = "linux")]
+fn pipe(place: &Place, name: &str, text: &str) -> std::thread::JoinHandle<std::io::Result<()>> {
+    let (path, text) = (place.path(name), text.to_owned());
+    let made = std::process::Command::new("mkfifo").arg(&path).status();
+    assert!(made.expect("a system with mkfifo").success());
+    std::thread::spawn(move || std::fs::write(path, text))
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn pipes_are_read_once() {
+    let place = Place::with_example();
+    let text = "arrival_us,model,input_len,output_len\n0,other,1,1\n";
+    let written = pipe(&place, "f", text);
+    place.refuse(
+        "simulate --profile p.json --policies greedy --arrivals f",
+        &["f: arrival 0, model: expected one of toy, got `other`"],
+    );
+    written.join().unwrap().unwrap();
+    place.succeed("simulate --profile p.json --arrivals a.csv --policies greedy --journal j");
+    let written = pipe(&place, "t", &place.read("j.greedy.jsonl"));
+    let timeline = place.succeed("replay t --timeline").out;
+    written.join().unwrap().unwrap();
+    assert_eq!(
+        timeline,
+        place.succeed("replay j.greedy.jsonl --timeline").out
+    );
 }
 
 #[test]

@@ -133,10 +133,15 @@ fn unknown_names_come_with_the_known_ones() {
             &["--device: expected cpu, cuda, cuda:N, npu", &part],
         );
     }
-    place.refuse(
-        "compare --device sim",
-        &["--profile: expected a latency profile for --device sim"],
-    );
+    for command in ["compare", "inspect"] {
+        place.refuse(
+            &format!("{command} --profile tpu"),
+            &[
+                "--profile: expected a file, or one of npu, v100, ",
+                "got tpu: No such file",
+            ],
+        );
+    }
     place.refuse(
         "profile --model cnn-tiny --out x --device sim",
         &["--device: expected cpu, cuda, cuda:N, npu, v100", "got sim"],
@@ -214,6 +219,10 @@ fn unknown_names_come_with_the_known_ones() {
         "simulate --profile npu --rate 5 --model no-such",
         &["model: expected one of resnet50", "got no-such"],
     );
+    place.refuse(
+        "simulate --profile p.json --rate 5 --lengths fixed:4000000000:4000000000",
+        &["--lengths: expected at most 16777216 node executions a request, got 4000000001 by"],
+    );
     for lengths in ["translation", "fixed:1", "fixed:1:x", "fixed:-1:1"] {
         let parts = ["lengths: expected ", "fixed:IN:OUT", lengths];
         place.refuse(
@@ -234,6 +243,27 @@ fn options_without_an_effect_are_refused() {
         "run --input word --seed 3",
         &["cannot be used with", "--seed"],
     );
+    place.refuse(
+        "run --seed 5",
+        &["--seed: expected none for a model that reads words, got 5"],
+    );
+    for (options, part) in [
+        (
+            "--repository-poll-secs 3",
+            "--repository-poll-secs: expected --model-control-mode poll, got none",
+        ),
+        (
+            "--metrics-open",
+            "--metrics-open: expected --token-file, got none",
+        ),
+        (
+            "--otlp-sample 0.5",
+            "--otlp-sample: expected --otlp-endpoint, got none",
+        ),
+        ("--trace-mb 5", "--trace-mb: expected --trace-dir, got none"),
+    ] {
+        place.refuse(&format!("serve --models m {options}"), &[part]);
+    }
     for (mode, got) in [("", "none"), ("--model-control-mode poll", "poll")] {
         let part = format!("--load-model: expected --model-control-mode explicit, got {got}");
         place.refuse(&format!("serve --models m --load-model a {mode}"), &[&part]);

@@ -270,6 +270,39 @@ fn the_projects_own_arrivals_are_served_at_the_rate_asked_for() {
 }
 
 #[test]
+fn classes_of_a_trace_group_the_results_and_reach_the_simulator() {
+    let place = Place::new();
+    let row = |i: u64| {
+        let class = ["gold", "free", ""][i as usize % 3];
+        format!("{},transformer-tiny,7,3,{class}\n", i * 2000)
+    };
+    let rows: String = (0..12).map(row).collect();
+    let header = "arrival_us,model,input_len,output_len,class";
+    place.write("c.csv", format!("{header}\n{rows}"));
+    // A simulated device is the npu where no profile says another.
+    let run = "--model transformer-tiny --device sim --policies greedy --trace c.csv --trace-rate 400 \
+               --json c.json --arrivals-out a.csv";
+    let out = compare(&place, run);
+    assert!(out.contains("gold (greedy)"), "{out}");
+    assert!(out.contains("device npu"), "{out}");
+    let classes = |file: &str| {
+        let told = place.json(file);
+        let rows = told["classes"].as_array().unwrap().iter();
+        rows.map(|r| (r["class"].clone(), r["requests"].clone()))
+            .collect::<Vec<_>>()
+    };
+    let told = classes("c.json");
+    assert_eq!(told, [("free".into(), 4.into()), ("gold".into(), 4.into())]);
+    place.succeed(
+        "simulate --profile npu --model transformer-tiny --arrivals a.csv --policies greedy --json s.json",
+    );
+    assert_eq!(classes("s.json"), told);
+    let out = compare(&place, &format!("{run} --profile v100:free"));
+    assert!(out.contains("device nvidia-v100-sxm2-16gb:free,"), "{out}");
+    place.succeed("inspect --model transformer-tiny --profile npu");
+}
+
+#[test]
 fn public_traces_are_served() {
     let Some(folder) = shared_traces() else {
         return;

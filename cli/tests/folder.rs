@@ -77,6 +77,38 @@ fn folders_and_files_that_do_not_fit_are_bad_input() {
 }
 
 #[test]
+fn an_import_takes_no_file_away() {
+    let place = Place::new();
+    let mlp = model("mlp.onnx");
+    place.succeed(&format!("import {mlp} --out m"));
+    std::fs::copy(&mlp, place.path("m/model.onnx")).unwrap();
+    place.write("m/NOTES", "mine");
+    place.refuse(
+        "import m/model.onnx --out m",
+        &["--out: expected a folder that the input does not lie in, got m"],
+    );
+    // An input that is the folder itself, and one that a link leads to.
+    std::os::unix::fs::symlink("m/model.onnx", place.path("link.onnx")).unwrap();
+    for input in ["m", "link.onnx"] {
+        place.refuse(&format!("import {input} --out ./m/"), &["--out: expected"]);
+    }
+    place.refuse(
+        &format!("import {mlp} --out m"),
+        &[
+            "--out: ",
+            "m: folder: expected",
+            "got one with \"NOTES\" in it",
+        ],
+    );
+    assert_eq!(place.read("m/NOTES"), "mine");
+    assert!(place.path("m/model.onnx").exists());
+    std::fs::remove_file(place.path("m/NOTES")).unwrap();
+    std::fs::rename(place.path("m/model.onnx"), place.path("model.onnx")).unwrap();
+    place.succeed("import model.onnx --out m");
+    assert!(place.path("model.onnx").exists());
+}
+
+#[test]
 fn what_no_request_could_run_by_is_refused_with_the_programs_file() {
     let place = Place::new();
     place.succeed(&format!("import {} --out m", model("mlp.onnx")));

@@ -88,6 +88,25 @@ fn a_full_standard_output_is_a_failure_behind_the_files() {
     }
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn names_that_are_no_text_are_kept() {
+    use std::os::unix::ffi::OsStrExt;
+    let place = Place::with_example();
+    let name = std::ffi::OsStr::from_bytes(b"j\xff");
+    let status = std::process::Command::new(env!("CARGO_BIN_EXE_lazybatch"))
+        .args(["simulate", "--profile", "p.json", "--arrivals", "a.csv"])
+        .args(["--policies", "graph:5", "--journal"])
+        .arg(name)
+        .current_dir(place.path(""))
+        .output()
+        .unwrap()
+        .status;
+    assert!(status.success());
+    let written = std::ffi::OsStr::from_bytes(b"j\xff.graph-5.jsonl");
+    assert!(place.path("").join(written).exists());
+}
+
 #[test]
 fn outputs_take_no_other_files_place() {
     let place = Place::with_example();

@@ -236,6 +236,19 @@ fn what_is_wrong_in_the_file_or_the_environment_is_named() {
             "0",
             ["LAZYBATCH_DRAIN_SECS: ", "got 0"],
         ),
+        (
+            "LAZYBATCH_HTTP_PROT",
+            "9000",
+            [
+                "environment: expected one of LAZYBATCH_HTTP_PORT as a",
+                "got LAZYBATCH_HTTP_PROT",
+            ],
+        ),
+        (
+            "LAZYBATCH_LOAD_MODELS",
+            "a",
+            ["LAZYBATCH_LOAD_MODEL as a", "got LAZYBATCH_LOAD_MODELS"],
+        ),
     ] {
         let done = place.run_with("serve --models m", &[(variable, value)]);
         assert_eq!(done.status, Some(2), "{}", done.err);
@@ -245,6 +258,17 @@ fn what_is_wrong_in_the_file_or_the_environment_is_named() {
             done.err
         );
     }
+    // Those of other parts of the project, and what a cluster says of its services.
+    let others = [
+        ("LAZYBATCH_EMULATOR_SEED", "1"),
+        ("LAZYBATCH_TRACES", "t"),
+        ("LAZYBATCH_SERVICE_PORT_HTTP", "8000"),
+        ("LAZYBATCH_PORT_8000_TCP", "tcp://10.0.0.1:8000"),
+        ("LAZYBATCH_HTTP_SERVICE_HOST", "10.0.0.1"),
+        ("LAZYBATCH_HTTP_PROT", ""),
+    ];
+    let done = place.run_with("serve --models m --print-config", &others);
+    assert_eq!(done.status, Some(0), "{}", done.err);
     place.refuse("serve --http-port 1", &["--models <DIR>"]);
     place.refuse("serve --models m --http-port x", &["'x'"]);
     for device in ["sim", "gpu", "cuda:x"] {

@@ -148,6 +148,47 @@ fn an_interrupted_sweep_goes_on_to_the_same_bytes() {
 }
 
 #[test]
+fn targets_and_arrivals_that_do_not_fit_name_the_key() {
+    let place = place();
+    let header = "arrival_us,model,input_len,output_len\n";
+    place.write("one.csv", format!("{header}5,loop,1,1\n"));
+    place.write("two.csv", format!("{header}5,loop,1,1\n\n6,chain,1,1\n"));
+    let long = "lengths = 'fixed:4000000000:4000000000'";
+    for (from, to, part) in [
+        (
+            "slas_ms = [0.5, 2]",
+            "slas_ms = [0.5, 1e-9]",
+            "line 5, column slas_ms: expected numbers of 1e-6 or more, got 1e-9",
+        ),
+        (
+            "rates = [2000, 30000]",
+            "rates = [1e-9]",
+            "line 4, column rates: expected an arrival by 4611686018427387.904, got ",
+        ),
+        (
+            "lengths = 'fixed:2:3'",
+            long,
+            "line 8, column lengths: expected at most 16777216 node executions a request, got ",
+        ),
+        (
+            "seeds = 3",
+            "arrivals = 'trace:one.csv'",
+            "line 9, column arrivals: expected at least two arrivals at different times, got 1 ",
+        ),
+    ] {
+        let text = GRID.replace(from, to);
+        let text = text.replace("'chain', 'loop', 'chain:1+loop:3'", "'loop'");
+        place.write("bad.toml", text);
+        place.refuse("sweep --grid bad.toml", &[&format!("bad.toml: {part}")]);
+    }
+    let text = GRID.replace("seeds = 3", "arrivals = 'trace:two.csv'");
+    let text = text.replace("'chain', 'loop', 'chain:1+loop:3'", "'loop'");
+    place.write("bad.toml", text);
+    let part = "two.csv: line 4, column model: expected loop, got `chain`";
+    place.refuse("sweep --grid bad.toml", &[part]);
+}
+
+#[test]
 fn a_sweep_that_cannot_run_leaves_no_journal() {
     let place = place();
     let run = "sweep --grid bad.toml --json s.json";

@@ -8,7 +8,8 @@
 //! Invariants:
 //! 1. [`load`] gives a program that [`verify`](crate::verify()) and [`verify_rows`] accept, or an
 //!    error; a damaged folder never makes it panic, nor any later step that relies on the verifier.
-//! 2. [`save`] replaces a folder as a whole or not at all, and only one that is a model folder.
+//! 2. [`save`] replaces a folder as a whole or not at all, and only one that is a model folder and nothing
+//!    else.
 
 use std::borrow::Cow;
 use std::fs::{self, File};
@@ -21,6 +22,7 @@ use serde_json::Value as Json;
 
 use crate::dtype::DType;
 use crate::error::Error;
+use crate::manifest::TOKENIZER;
 use crate::op::Op;
 use crate::program::{Program, StateKind, WeightDecl};
 use crate::shape::TensorType;
@@ -315,8 +317,8 @@ fn check_sizes(path: &Path, program: &Program) -> Result<(), Error> {
 /// takes its place.
 ///
 /// # Errors
-/// [`Error::Folder`] if `dir` exists and is no model folder and not empty, or if something cannot
-/// be written; `dir` is then as it was.
+/// [`Error::Folder`] if `dir` exists and is no model folder and not empty, or holds other files than a
+/// model folder's, or if something cannot be written; `dir` is then as it was.
 pub fn save(program: &Program, dir: &Path) -> Result<(), Error> {
     verify(program)?;
     verify_rows(program)?;
@@ -332,7 +334,8 @@ pub fn save(program: &Program, dir: &Path) -> Result<(), Error> {
     written
 }
 
-/// Refuses a target that is something else than a model folder.
+/// Refuses a target that is something else than a model folder, or holds something else beside its files:
+/// all of it would go.
 ///
 /// # Errors
 /// As [`save`].
@@ -344,11 +347,40 @@ pub fn check_target(dir: &Path) -> Result<(), Error> {
     if !meta.is_dir() {
         return fail(dir, "folder", expected, "a file");
     }
-    let empty = fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_none());
-    if empty || is_model_folder(dir) {
+    let entries = fs::read_dir(dir).and_then(Iterator::collect::<Result<Vec<fs::DirEntry>, _>>);
+    let mut entries = match entries {
+        Ok(entries) => entries,
+        Err(e) => return fail(dir, "folder", expected, e),
+    };
+    if entries.is_empty() {
         return Ok(());
     }
-    fail(dir, "folder", expected, "a folder with other files")
+    if !is_model_folder(dir) {
+        return fail(dir, "folder", expected, "a folder with other files");
+    }
+    let tokenizer = tokenizer_of(dir);
+    let is_own = |entry: &fs::DirEntry| {
+        let name = entry.file_name();
+        let known = [Some(PROGRAM_FILE), Some(WEIGHTS_FILE), tokenizer.as_deref()];
+        let is_known = known.into_iter().flatten().any(|known| name == known);
+        is_known && entry.file_type().is_ok_and(|kind| !kind.is_dir())
+    };
+    entries.sort_by_key(fs::DirEntry::file_name);
+    match entries.iter().find(|entry| !is_own(entry)) {
+        Some(other) => {
+            let got = format!("one with {:?} in it", other.file_name());
+            fail(dir, "folder", expected, got)
+        }
+        None => Ok(()),
+    }
+}
+
+/// Name of the tokenizer's file that the program in `dir` has beside it, as far as its text can be read.
+fn tokenizer_of(dir: &Path) -> Option<String> {
+    let text = read_text(&dir.join(PROGRAM_FILE)).ok()?;
+    let json: Json = serde_json::from_str(&text).ok()?;
+    let name = json.get("program")?.get("metadata")?.get(TOKENIZER)?;
+    Some(name.as_str()?.to_owned())
 }
 
 /// A hidden sibling of `dir` that only this process uses.

@@ -86,6 +86,28 @@ fn a_model_folder_is_replaced_and_nothing_else() {
 }
 
 #[test]
+fn a_model_folder_with_other_files_is_not_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let to = dir.path().join("model");
+    saved(&to);
+    // The tokenizer that the program names is the folder's own.
+    let mut program = program();
+    program.metadata.insert("tokenizer".into(), "t.bin".into());
+    folder::save(&program, &to).unwrap();
+    fs::write(to.join("t.bin"), "pieces").unwrap();
+    folder::save(&program, &to).unwrap();
+    assert!(!to.join("t.bin").exists());
+    fs::write(to.join("t.json"), "another").unwrap();
+    let e = folder::save(&program, &to).unwrap_err().to_string();
+    assert!(e.ends_with("got one with \"t.json\" in it"), "{e}");
+    fs::remove_file(to.join("t.json")).unwrap();
+    fs::create_dir(to.join("t.bin")).unwrap();
+    let e = folder::save(&program, &to).unwrap_err().to_string();
+    assert!(e.ends_with("got one with \"t.bin\" in it"), "{e}");
+    folder::load(&to).unwrap();
+}
+
+#[test]
 fn files_that_are_missing_or_foreign_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let to = dir.path().join("model");

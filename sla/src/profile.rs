@@ -3,10 +3,12 @@
 //! Reads and writes the file format and checks it. Interpolation and sums are in
 //! [`crate::latency`].
 
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use lazybatch_graph::Repeat;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::latency::SegmentRanges;
 use crate::time::Nanos;
@@ -16,6 +18,8 @@ pub const FORMAT: &str = "lazybatch-profile/1";
 
 /// Largest `max_batch` that a profile may state: tables hold an entry per size.
 pub const MAX_BATCH: u32 = 1 << 16;
+/// Targets that can be asked for, in milliseconds: from a nanosecond on.
+pub const TARGETS_MS: RangeInclusive<f64> = 1e-6..=1e9;
 /// Most program nodes that one entry may cover.
 const MAX_NODES: u32 = 1 << 16;
 /// Slowest merge copies, so that no copy takes longer than time can count.
@@ -185,6 +189,12 @@ impl Profile {
             expected: format!("a {FORMAT} document"),
             got: strip_position(&e.to_string()),
         })?;
+        check_objects(text).map_err(|place| ProfileError {
+            file: file.into(),
+            place,
+            expected: "an object".into(),
+            got: "an array".into(),
+        })?;
         profile.check(file)?;
         Ok(profile)
     }
@@ -251,10 +261,9 @@ impl Profile {
                 let got = model.max_batch.to_string();
                 return fail(format!("{at}.max_batch"), "1 to 65536", got);
             }
-            if let Some(sla) = model.sla_ms
-                && !(sla.is_finite() && sla > 0.0)
-            {
-                return fail(format!("{at}.sla_ms"), "a number > 0", format!("{sla:?}"));
+            if let Some(sla) = model.sla_ms.filter(|sla| !TARGETS_MS.contains(sla)) {
+                let expected = format!("{:?} to {:?}", TARGETS_MS.start(), TARGETS_MS.end());
+                return fail(format!("{at}.sla_ms"), &expected, format!("{sla:?}"));
             }
             if model.blocks.is_empty() {
                 return fail(format!("{at}.blocks"), "at least one block", "none".into());
@@ -376,11 +385,16 @@ impl BlockProfile {
                     "none".into(),
                 );
             }
+            // No launch is without members, but all of its members may be without input.
+            let least = match node.by {
+                By::Members => 1,
+                By::Rows => 0,
+            };
             for (l, &(x, us)) in node.latency_us.iter().enumerate() {
-                if x == 0 || (l > 0 && x <= node.latency_us[l - 1].0) {
+                if x < least || (l > 0 && x <= node.latency_us[l - 1].0) {
                     return fail(
                         format!("{at}.latency_us[{l}]"),
-                        "strictly increasing x from 1",
+                        &format!("strictly increasing x from {least}"),
                         x.to_string(),
                     );
                 }
@@ -416,6 +430,32 @@ pub fn micros_to_nanos(us: f64) -> Option<u64> {
     };
     let nanos = whole * 1000 + digit(0) * 100 + digit(1) * 10 + digit(2);
     Some(nanos + u64::from(digit(3) >= 5))
+}
+
+/// Refuses arrays in the place of objects, which serde takes as fields in their order; else where the first
+/// one is.
+fn check_objects(text: &str) -> Result<(), String> {
+    /// The lists that objects have below one another.
+    const LISTS: [&str; 3] = ["models", "blocks", "nodes"];
+    fn check(value: &Value, lists: &[&str], at: &str) -> Result<(), String> {
+        if !value.is_object() {
+            return Err(at.to_owned());
+        }
+        let Some((key, inner)) = lists.split_first() else {
+            return Ok(());
+        };
+        let parts = value.get(key).and_then(Value::as_array);
+        let prefix = match at {
+            "file" => String::new(),
+            at => format!("{at}."),
+        };
+        for (i, part) in parts.into_iter().flatten().enumerate() {
+            check(part, inner, &format!("{prefix}{key}[{i}]"))?;
+        }
+        Ok(())
+    }
+    let value: Value = serde_json::from_str(text).map_err(|_| "file")?;
+    check(&value, &LISTS, "file")
 }
 
 /// serde_json appends " at line L column C", which the error already names.
@@ -491,6 +531,13 @@ mod tests {
             &with_nodes(r#"[{"name":"n","latency_us":[[1,-4]]}]"#),
             "got -4",
         );
+        for sla in ["0", "1e-7", "1e300"] {
+            check(
+                &with_nodes(r#"[{"name":"n","latency_us":[[1,4]]}]"#)
+                    .replace(r#""name":"m","#, &format!(r#""name":"m","sla_ms":{sla},"#)),
+                "models[0] (m).sla_ms: expected 1e-6 to 1000000000.0, got ",
+            );
+        }
         check(
             &with_nodes(r#"[{"name":"n","latency_us":[[1,"x"]]}]"#),
             "line 2",
@@ -535,6 +582,48 @@ mod tests {
             &text_with_format("lazybatch-profile/9"),
             "lazybatch-profile/1",
         );
+    }
+
+    #[test]
+    fn arrays_are_no_objects() {
+        let node = r#"{"name":"n","latency_us":[[1,4]]}"#;
+        for (text, place) in [
+            (
+                r#"["lazybatch-profile/1","d",0.0,0.0,0.0,[["m",64,null,null,[]]]]"#.to_owned(),
+                "file",
+            ),
+            (
+                format!(
+                    r#"{{"format":"{FORMAT}","device":"d","models":[["m",64,null,null,[
+                    {{"name":"b","repeat":"once","nodes":[{node}]}}]]]}}"#
+                ),
+                "models[0]",
+            ),
+            (
+                with_nodes(&format!(
+                    r#"[{node},["n","members",[[1,4]],null,0.0,null,null,null]]"#
+                )),
+                "models[0].blocks[0].nodes[1]",
+            ),
+        ] {
+            let error = Profile::parse("-", &text).expect_err("must be refused");
+            let told = format!("profile -: {place}: expected an object, got an array");
+            assert_eq!(error.to_string(), told);
+        }
+    }
+
+    #[test]
+    fn tables_by_rows_may_say_what_no_rows_take() {
+        let nodes = r#"[{"name":"n","by":"rows","latency_us":[[0,7.0],[4,11.0]]}]"#;
+        let text = with_nodes(nodes).replace("until_stop", "once");
+        let profile = Profile::parse("-", &text).expect("valid");
+        let segments = crate::segments_of(&profile.models[0], 1);
+        let table = crate::LatencyTable::new(&profile.models[0], &segments, 0.0, 0.0);
+        let at = |rows| table.segment(0, 0, 1, rows).0;
+        assert_eq!([at(0), at(1), at(4), at(6)], [7_000, 8_000, 11_000, 13_000]);
+        let joined = table.coarse(&vec![vec![0..1]]);
+        assert_eq!(joined.segment(0, 0, 1, 0).0, 7_000);
+        assert_eq!(joined.segment(0, 0, 1, 6).0, 13_000);
     }
 
     fn text_with_format(format: &str) -> String {

@@ -114,7 +114,8 @@ pub fn at_line(path: &Path, error: Error) -> Error {
         return error;
     };
     let found = || {
-        let source = Source::open(path).ok()?;
+        // What a pipe had is read once.
+        let source = path.is_file().then(|| Source::open(path).ok())??;
         let format = recognised(source.text.lines().next()?)?;
         let own = ["input_len", "output_len", "arrival_us"].map(|name| name == column);
         let at = own.into_iter().position(|is_it| is_it);

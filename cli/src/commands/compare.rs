@@ -8,6 +8,7 @@ use lazybatch_engine::measure::SegmentLength;
 use lazybatch_engine::{Engine, ModelOptions};
 use lazybatch_kernels::{Device, Noise, SimDevice};
 use lazybatch_sla::{LatencyTable, Nanos, Profile, segments_of};
+use lazybatch_workloads::devices;
 use lazybatch_workloads::experiment::Serving;
 use lazybatch_workloads::experiment::inputs;
 use lazybatch_workloads::report::Body;
@@ -30,6 +31,8 @@ const POOL: usize = 512;
 const DRY_POOL: usize = 6;
 /// Seconds behind the last arrival of a dry run, which may take what it takes.
 const DRY_DRAIN_S: f64 = 600.0;
+/// Device model that `sim` stands for where no profile says another.
+const SIMULATED: &str = "npu";
 /// Where the report goes when nothing else is said.
 const DEFAULT_REPORT: &str = "lazybatch-compare.html";
 /// Stands over the table of rounds.
@@ -38,10 +41,6 @@ const ROUNDS: &str = "Over all rounds, median (least to most); ratios are of run
 /// Runs the command.
 pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     let kind = DeviceKind::parse(&args.device)?;
-    if kind == DeviceKind::Sim && args.profile.is_none() {
-        let expected = "a latency profile for --device sim";
-        return Err(BadInput(format!("--profile: expected {expected}, got nothing")).into());
-    }
     let depth = kind.depth(args.depth)?;
     kind.check(&args.cpu)?;
     let emulator = kind.is_emulated(args.dry, "--dry")?;
@@ -132,8 +131,8 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         offer::tell_replaced(path, &arrivals, &calls, &pool, &steps);
     }
     if let Some(path) = &args.arrivals_out {
-        let arrivals = offer::arrivals_of(&model, &pool, &steps, &calls, &args.classes);
-        arrivals_csv::save(path, &arrivals).context("--arrivals-out")?;
+        let offered = offer::arrivals_of(&model, &pool, &steps, &calls, &arrivals);
+        arrivals_csv::save(path, &offered).context("--arrivals-out")?;
     }
     let mut targets: Vec<_> = calls.iter().map(|call| serving.target(call)).collect();
     // What all are judged by; else what those go by who state none.
@@ -154,10 +153,16 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         for k in rounds::order(args.policies.len(), round) {
             let policy = &args.policies[k];
             bar.set_message(policy.clone());
-            let served = serving
+            let mut served = serving
                 .run(policy, &calls)
                 .map_err(|e| model.blame(e))
                 .with_context(|| format!("policy {policy}"))?;
+            if trace.is_some() {
+                // The names of classes that nothing is promised to group the results too.
+                for (request, arrival) in served.requests.iter_mut().zip(&arrivals) {
+                    request.class.clone_from(&arrival.class);
+                }
+            }
             let mut run = RunResult::summarise(
                 policy.as_str(),
                 &model.name,
@@ -356,7 +361,7 @@ fn prepare(
 ) -> anyhow::Result<(Profile, ModelOptions)> {
     let mut profile = match &args.profile {
         Some(path) => {
-            let mut profile = Profile::read(path)?;
+            let mut profile = models::profile(path, Some(&args.model))?;
             let names: Vec<_> = profile.models.iter().map(|m| m.name.clone()).collect();
             profile.models.retain(|m| m.name == model.name);
             if profile.models.is_empty() {
@@ -367,6 +372,9 @@ fn prepare(
                 );
             }
             profile
+        }
+        None if kind == DeviceKind::Sim => {
+            models::device_profile(devices::find(SIMULATED)?, &args.model, true)?
         }
         None => {
             let max_batch = args.max_batch.unwrap_or(DEFAULT_MAX_BATCH);

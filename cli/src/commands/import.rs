@@ -1,5 +1,7 @@
 //! `lazybatch import`.
 
+use std::path::Path;
+
 use anyhow::Context;
 use lazybatch_graph::{Manifest, Program, folder, manifest, optimize};
 use lazybatch_kernels::import::{Limits, Options, TOLERANCE, import};
@@ -11,6 +13,7 @@ use crate::{output, progress};
 
 /// Runs the command.
 pub fn run(args: &ImportArgs) -> anyhow::Result<()> {
+    check_apart(&args.file, &args.out)?;
     folder::check_target(&args.out).context("--out")?;
     output::try_folder("--out", &args.out)?;
     let is_name = |name: &String| {
@@ -41,6 +44,19 @@ pub fn run(args: &ImportArgs) -> anyhow::Result<()> {
     bar.finish_and_clear();
     let agrees = format!("; outputs agree with the graph within {TOLERANCE:e}");
     done(args, &program, &agrees)
+}
+
+/// Refuses an input within the folder that is to be replaced as a whole.
+fn check_apart(file: &Path, out: &Path) -> Result<(), BadInput> {
+    // What is not there yet holds nothing.
+    let (Ok(file), Ok(folder)) = (file.canonicalize(), out.canonicalize()) else {
+        return Ok(());
+    };
+    if !file.starts_with(folder) {
+        return Ok(());
+    }
+    let (expected, got) = ("a folder that the input does not lie in", out.display());
+    Err(BadInput(format!("--out: expected {expected}, got {got}")))
 }
 
 /// Imports published weights by their manifest, with the tokenizer.

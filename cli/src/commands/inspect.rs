@@ -6,18 +6,17 @@ use std::path::Path;
 use lazybatch_graph::{Program, Segments, dump};
 use lazybatch_kernels::cpu::ProgramMemory;
 use lazybatch_kernels::memory::{Linear, bytes};
-use lazybatch_sla::Profile;
 
 use crate::args::InspectArgs;
 use crate::failure::BadInput;
-use crate::models::Model;
+use crate::models::{self, Model};
 use crate::output;
 
 /// Runs the command.
 pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
     let model = Model::load(&args.model)?;
     let (segments, issue_us) = match &args.profile {
-        Some(path) => of_profile(path, &model)?,
+        Some(path) => of_profile(path, &args.model, &model)?,
         None => (Segments::per_node(&model.program), 0.0),
     };
     let mut text = dump(&model.program, Some(&segments));
@@ -32,8 +31,8 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
 }
 
 /// The segments of a profile, and what issuing a launch takes, if it says so.
-fn of_profile(path: &Path, model: &Model) -> anyhow::Result<(Segments, f64)> {
-    let profile = Profile::read(path)?;
+fn of_profile(path: &Path, name: &str, model: &Model) -> anyhow::Result<(Segments, f64)> {
+    let profile = models::profile(path, Some(name))?;
     let wrong = |expected: String, got: String| {
         BadInput(format!(
             "{}: expected {expected}, got {got}",

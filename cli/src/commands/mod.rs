@@ -69,10 +69,9 @@ fn outputs(args: &OutputArgs) -> Files {
 
 /// `FILE.POLICY.EXT` with the colons and slashes of a policy made dashes.
 fn suffixed(path: &Path, policy: &str, extension: &str) -> PathBuf {
-    let name = format!(
-        "{}.{}.{extension}",
-        path.display(),
-        policy.replace([':', '/'], "-")
-    );
+    let policy = policy.replace([':', '/'], "-");
+    // A path need not be text.
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{policy}.{extension}"));
     name.into()
 }

@@ -51,6 +51,10 @@ pub fn read_trace(args: &CompareArgs, path: &Path, model: &Model) -> anyhow::Res
             return Err(bad(i, "samples", "1", &arrival.samples.to_string()).into());
         }
         class_of(args, arrival).map_err(|(expected, got)| bad(i, "class", &expected, got))?;
+        if let Some(id) = arrival.sequence_id {
+            let expected = "none, as all requests are served apart";
+            return Err(bad(i, "sequence_id", expected, &id.to_string()).into());
+        }
     }
     if mean_rate(&arrivals).is_none() {
         let expected = "at least two arrivals at different times";
@@ -158,7 +162,8 @@ pub fn tell_replaced(
     }
 }
 
-/// The class that an arrival names, by its position; else what was expected and what came.
+/// The class that an arrival names, by its position; else what was expected and what came. Without classes
+/// their names only group the results.
 fn class_of<'a>(
     args: &CompareArgs,
     arrival: &'a Arrival,
@@ -178,18 +183,19 @@ fn class_of<'a>(
     Ok(class)
 }
 
-/// The calls as an arrivals file has them.
+/// The calls as an arrivals file has them; `arrivals` are those that they were made of, if they were, and
+/// name their classes.
 pub fn arrivals_of(
     model: &Model,
     pool: &[Item],
     steps: &[u32],
     calls: &[Call],
-    classes: &[Class],
+    arrivals: &[Arrival],
 ) -> Vec<Arrival> {
-    let arrival = |c: &Call| Arrival {
+    let arrival = |(i, c): (usize, &Call)| Arrival {
         sla: c.sla,
         priority: c.priority,
-        class: c.class.map(|i| classes[i].name.as_str().into()),
+        class: arrivals.get(i).and_then(|a| a.class.clone()),
         ..Arrival::new(
             c.at,
             model.name.as_str(),
@@ -197,7 +203,7 @@ pub fn arrivals_of(
             steps[c.item],
         )
     };
-    calls.iter().map(arrival).collect()
+    calls.iter().enumerate().map(arrival).collect()
 }
 
 /// Requests per second at which `greedy` drains the pool, in virtual time.

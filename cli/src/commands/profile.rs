@@ -11,6 +11,7 @@ use crate::args::{CpuArgs, ProfileArgs};
 use crate::failure::BadInput;
 use crate::models::{self, DeviceKind, Model};
 use crate::output::{self, Files};
+use crate::progress;
 
 /// Runs the command.
 pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
@@ -28,6 +29,7 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
     let length = args
         .segment_us
         .map_or(SegmentLength::ByDevice, SegmentLength::Us);
+    let bar = progress::spinner(&format!("profile {}", model.name));
     let measured = measure(
         &model,
         (kind, &args.cpu),
@@ -35,7 +37,9 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
         length,
         args.seed,
         args.dry,
-    )?;
+    );
+    bar.finish_and_clear();
+    let measured = measured?;
     let dispatch = measured.dispatch;
     let profile = measured.into_profile();
     if args.dry {

@@ -1,5 +1,6 @@
 //! `lazybatch replay`.
 
+use std::fs::File;
 use std::io::BufReader;
 
 use anyhow::Context;
@@ -16,19 +17,18 @@ pub fn run(args: &ReplayArgs) -> anyhow::Result<()> {
 }
 
 fn replay(args: &ReplayArgs) -> anyhow::Result<()> {
-    let open = || {
-        std::fs::File::open(&args.journal)
-            .map(BufReader::new)
-            .map_err(|e| BadInput(format!("expected a journal, got {e}")))
-    };
+    let no_journal = |e| BadInput(format!("expected a journal, got {e}"));
     let replayed = if args.timeline {
-        let header = Header::read(&mut open()?)?;
+        // It is read twice, which a pipe cannot be.
+        let text = std::fs::read(&args.journal).map_err(no_journal)?;
+        let header = Header::read(&mut &text[..])?;
         let mut timeline = Timeline::new(&header.config()?);
-        let replayed = journal::replay(open()?, &mut timeline)?;
+        let replayed = journal::replay(&text[..], &mut timeline)?;
         output::text(timeline.into_text())?;
         replayed
     } else {
-        journal::replay(open()?, &mut ())?
+        let file = File::open(&args.journal).map_err(no_journal)?;
+        journal::replay(BufReader::new(file), &mut ())?
     };
     let end = match replayed.has_end {
         true => "",

@@ -16,6 +16,8 @@ use crate::output;
 
 /// What a model of words reads where nothing else is asked for.
 const WORD: &str = "batching";
+/// Seed of inputs where none is stated.
+const SEED: u64 = 1;
 
 /// Runs the command.
 pub fn run(args: &RunArgs) -> anyhow::Result<()> {
@@ -87,9 +89,13 @@ fn excerpt(tensor: &Tensor) -> String {
 fn inputs(model: &Model, args: &RunArgs) -> anyhow::Result<Vec<Tensor>> {
     let Some(text) = &args.input else {
         if let Some(item) = words::item(WORD).filter(|_| model.reads_words()) {
+            if let Some(seed) = args.seed {
+                let expected = "--seed: expected none for a model that reads words";
+                return Err(BadInput(format!("{expected}, got {seed}")).into());
+            }
             return Ok(item.inputs);
         }
-        return Ok(model.pool(1, args.seed)?.remove(0).inputs);
+        return Ok(model.pool(1, args.seed.unwrap_or(SEED))?.remove(0).inputs);
     };
     if model.reads_words() {
         let word = text.to_ascii_lowercase();

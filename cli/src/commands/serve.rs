@@ -28,7 +28,9 @@ use crate::gpus;
 use crate::huge;
 use crate::models::{self, DeviceKind, Model};
 use crate::output;
-use crate::serve_args::{ControlMode, LogFormat, ServeArgs};
+use crate::serve_args::{
+    ControlMode, LogFormat, OTLP_SAMPLE, REPOSITORY_POLL_SECS, ServeArgs, TRACE_MB,
+};
 
 /// Runs the command: until SIGTERM or SIGINT. Files of TLS and tokens are read anew on SIGHUP.
 pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
@@ -41,7 +43,7 @@ pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
     if args.print_config {
         return output::text(&args.effective);
     }
-    check_mode(args)?;
+    check_effects(args)?;
     let kind = device_kind(args)?;
     let wanted = switches;
     let lines = tracing_subscriber::fmt::layer()
@@ -75,17 +77,58 @@ pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Refuses models to load where it is not these that are loaded.
-fn check_mode(args: &ServeArgs) -> Result<(), BadInput> {
+/// Refuses options that another one leaves without an effect. Their defaults pass, as --print-config
+/// prints them.
+fn check_effects(args: &ServeArgs) -> Result<(), BadInput> {
     let mode = args.model_control_mode;
-    if mode == ControlMode::Explicit || args.load_model.is_empty() {
-        return Ok(());
-    }
     let got = mode.to_possible_value();
     let got = got.as_ref().map_or("another", |value| value.get_name());
-    Err(BadInput(format!(
-        "--load-model: expected --model-control-mode explicit, got {got}"
-    )))
+    let none = "none";
+    let checks = [
+        (
+            "--load-model",
+            !args.load_model.is_empty(),
+            mode == ControlMode::Explicit,
+            "--model-control-mode explicit",
+            got,
+        ),
+        (
+            "--repository-poll-secs",
+            args.repository_poll_secs != REPOSITORY_POLL_SECS,
+            mode == ControlMode::Poll,
+            "--model-control-mode poll",
+            got,
+        ),
+        (
+            "--metrics-open",
+            args.metrics_open,
+            args.token_file.is_some(),
+            "--token-file",
+            none,
+        ),
+        (
+            "--otlp-sample",
+            args.otlp_sample != OTLP_SAMPLE,
+            args.otlp_endpoint.is_some(),
+            "--otlp-endpoint",
+            none,
+        ),
+        (
+            "--trace-mb",
+            args.trace_mb != TRACE_MB,
+            args.trace_dir.is_some(),
+            "--trace-dir",
+            none,
+        ),
+    ];
+    for (option, is_stated, has_effect, expected, got) in checks {
+        if is_stated && !has_effect {
+            return Err(BadInput(format!(
+                "{option}: expected {expected}, got {got}"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// The device that runs all models, of those that this machine has.

@@ -14,7 +14,6 @@ use lazybatch_sla::{Nanos, Profile};
 use lazybatch_workloads::Error;
 use lazybatch_workloads::arrivals::{Arrival, Limit, Process, Stream, Workload, mean_rate};
 use lazybatch_workloads::bound::LowerBound;
-use lazybatch_workloads::devices;
 use lazybatch_workloads::experiment::simulate::DEFAULT_SLA_MS;
 use lazybatch_workloads::experiment::{Detail, Simulation};
 use lazybatch_workloads::lengths::{self, Lengths};
@@ -32,7 +31,7 @@ const MAX_ARRIVALS: f64 = 1e7;
 
 /// Runs the command.
 pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
-    let mut profile = read_profile(args)?;
+    let mut profile = models::profile(&args.profile, args.model.as_deref())?;
     if let Some(name) = &args.model {
         let name = &models::name_of(name)?;
         let names: Vec<_> = profile.models.iter().map(|m| m.name.clone()).collect();
@@ -64,11 +63,14 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
         },
         timing: args.output.timing,
     };
-    if let Some(path) = &args.arrivals {
-        // Arrivals that do not fit the profile are found before anything is written.
-        let fits = simulation.requests(false);
-        fits.map_err(|e| traces::at_line(path, e))?;
-        offer::tell_unnamed(path, &arrivals, &args.classes);
+    // Arrivals that do not fit the profile are found before anything is written.
+    let fits = simulation.requests(false);
+    match &args.arrivals {
+        Some(path) => {
+            fits.map_err(|e| traces::at_line(path, e))?;
+            offer::tell_unnamed(path, &arrivals, &args.classes);
+        }
+        None => drop(fits.map_err(of_lengths)?),
     }
     let used: Vec<_> = profile
         .models
@@ -169,6 +171,16 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What is wrong with a drawn arrival, as a fault of the option that says its length.
+fn of_lengths(error: Error) -> anyhow::Error {
+    match error {
+        Error::Arrival { expected, got, .. } => {
+            BadInput(format!("--lengths: expected {expected}, got {got}")).into()
+        }
+        other => other.into(),
+    }
+}
+
 /// Whole microseconds, so that three decimals of a bound on milliseconds are no more than it.
 fn rounded_down(ms: f64) -> f64 {
     // Nanoseconds, in which bounds are made; those that are whole but for the margin for errors of
@@ -197,35 +209,6 @@ fn check_outputs(args: &SimulateArgs) -> anyhow::Result<()> {
         }
     }
     files.check()
-}
-
-/// The profile file, or the profile of a device model where no file has that name.
-fn read_profile(args: &SimulateArgs) -> anyhow::Result<Profile> {
-    let name = args.profile.to_str().unwrap_or_default();
-    match devices::parse(name) {
-        Ok((device, overheads)) if !args.profile.exists() => {
-            let Some(model) = &args.model else {
-                let got = format!("none for --profile {name}");
-                return Err(BadInput(format!("--model: expected a model, got {got}")).into());
-            };
-            models::device_profile(device, model, overheads)
-        }
-        Err(_) if !args.profile.exists() => {
-            let names: Vec<_> = devices::names().collect();
-            let names = names.join(", ");
-            let why = match std::fs::metadata(&args.profile) {
-                Err(e) => e.to_string(),
-                Ok(_) => "no file".into(),
-            };
-            Err(BadInput(format!(
-                "--profile: expected a file, or one of {names} or the same with {}, got {}: {why}",
-                devices::FREE,
-                args.profile.display()
-            ))
-            .into())
-        }
-        _ => Ok(Profile::read(&args.profile)?),
-    }
 }
 
 fn settings(args: &SimulateArgs) -> Vec<(String, String)> {

@@ -125,7 +125,9 @@ impl Lab {
                     model,
                     format: None,
                 };
-                Some(traces::read(&path, &options)?)
+                let arrivals = traces::read(&path, &options)?;
+                check_model(&path, &arrivals, &workload.parts[0].0)?;
+                Some(arrivals)
             }
         };
         let keep_trace_lengths = grid.lengths.as_deref() == Some(TRACE_LENGTHS);
@@ -208,7 +210,7 @@ impl Lab {
     /// # Errors
     /// As [`Lab::capacity`], and a run of too many arrivals.
     pub fn cases(&self, grid: &Grid) -> Result<Vec<Case>> {
-        let capacity_rps = self.capacity()?;
+        let capacity_rps = self.capacity().map_err(|e| blame(grid, e))?;
         let rates: Vec<f64> = match &grid.offered {
             Offered::Rates(rates) => rates.clone(),
             Offered::Loads(loads) => loads.iter().map(|l| l * capacity_rps).collect(),
@@ -268,8 +270,8 @@ impl Lab {
             None => self.drawn(num, rate_rps, seed)?,
         };
         if arrivals.is_empty() {
-            let what = format!("arrivals of {} at {rate_rps}/s", self.workload.label);
-            return Err(Error::parameter(what, "some", "none"));
+            let got = format!("none of {} at {rate_rps}/s", self.workload.label);
+            return Err(Error::parameter("arrivals", "some", got));
         }
         for model in &self.profile.models {
             let loops = model
@@ -362,6 +364,44 @@ impl Lab {
             timing: false,
         }
     }
+}
+
+/// Refuses a trace with arrivals of another model than `name`.
+fn check_model(path: &Path, arrivals: &[Arrival], name: &str) -> Result<()> {
+    let Some(row) = arrivals.iter().position(|a| *a.model != *name) else {
+        return Ok(());
+    };
+    let error = Error::Arrival {
+        row,
+        column: "model",
+        expected: name.into(),
+        got: traces::source::excerpt(&arrivals[row].model),
+    };
+    Err(traces::at_line(path, error))
+}
+
+/// What is wrong with an arrival as a fault of the key of the grid that it comes from.
+pub fn blame(grid: &Grid, error: Error) -> Error {
+    let Error::Arrival {
+        column,
+        expected,
+        got,
+        ..
+    } = error
+    else {
+        return error;
+    };
+    let key = match column {
+        "arrival_us" => match &grid.offered {
+            Offered::Rates(_) => "rates",
+            Offered::Loads(_) => "loads",
+        },
+        "input_len" | "output_len" if grid.lengths.is_some() => "lengths",
+        // Those of the models themselves.
+        "input_len" | "output_len" => "models",
+        _ => "arrivals",
+    };
+    grid.fault(key, expected, got)
 }
 
 /// Files that a grid's cases are made of, where they are there. `traces` as in [`Lab::open`].

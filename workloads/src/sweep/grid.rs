@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use lazybatch_engine::policy;
+use lazybatch_sla::profile::TARGETS_MS;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -21,6 +22,10 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("bursts", include_str!("../../grids/bursts.toml")),
     ("traces", include_str!("../../grids/traces.toml")),
     ("segments", include_str!("../../grids/segments.toml")),
+    (
+        "around-capacity",
+        include_str!("../../grids/around-capacity.toml"),
+    ),
 ];
 
 /// Most arrivals of one run.
@@ -407,6 +412,10 @@ impl Grid {
         place.numbers("slas_ms", &raw.slas_ms, 0.0, MAX_NUMBER)?;
         let mut slas_ms = raw.slas_ms;
         slas_ms.sort_by(f64::total_cmp);
+        if slas_ms[0] < *TARGETS_MS.start() {
+            let expected = format!("numbers of {:e} or more", TARGETS_MS.start());
+            return Err(place.fault("slas_ms", expected, format!("{:e}", slas_ms[0])));
+        }
 
         let mut models: Vec<Workload> = Vec::new();
         for label in raw.models {

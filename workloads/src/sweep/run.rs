@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use lazybatch_sla::Nanos;
 use rayon::prelude::*;
 
-use super::cases::{Case, Lab, Opened};
+use super::cases::{self, Case, Lab, Opened};
 use super::grid::Grid;
 use super::resume::{Journal, Key};
 use super::score::{self, Run, ignores_sla};
@@ -191,7 +191,8 @@ impl<'a> Runner<'a> {
                 (self.tick)(jobs.len() * (grid.seeds.len() - num_done));
                 break;
             }
-            let arrivals = lab.arrivals(case.rate_rps, case.load(), seed)?;
+            let arrivals = lab.arrivals(case.rate_rps, case.load(), seed);
+            let arrivals = arrivals.map_err(|e| grid.blame("arrivals", e))?;
             let over = lab.fingerprint(&arrivals);
             if seen.contains(&over) {
                 // Where a trace has no more stretches, and says all of a request.
@@ -215,9 +216,9 @@ impl<'a> Runner<'a> {
                 false => Ok(Vec::new()),
             };
             let (of_seed, bounds) = rayon::join(simulations, bounds);
-            let bounds = bounds?;
+            let bounds = bounds.map_err(|e| cases::blame(grid, e))?;
             for done in of_seed {
-                for mut run in done? {
+                for mut run in done.map_err(|e| cases::blame(grid, e))? {
                     let own = bounds.iter().find(|(sla, _)| *sla == run.result.sla_ms);
                     run.bound = own.map(|(_, bound)| *bound);
                     runs.push(run);

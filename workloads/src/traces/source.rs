@@ -76,6 +76,8 @@ impl Source {
             .headers()
             .map_err(|e| self.line(1, "a header", &e))?
             .clone();
+        let end = reader.position().byte() as usize;
+        check_quotes(&self.text[..end]).map_err(|(expected, got)| self.line(1, expected, got))?;
         let known: Vec<&'static str> = required.iter().chain(optional).copied().collect();
         for (i, name) in header.iter().enumerate() {
             if !known.contains(&name) {
@@ -185,8 +187,14 @@ impl<'a> Iterator for Rows<'a> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let mut record = csv::StringRecord::new();
-        let line = self.lines.at(self.reader.position().byte());
-        match self.reader.read_record(&mut record) {
+        let start = self.reader.position().byte();
+        let line = self.lines.at(start);
+        let read = self.reader.read_record(&mut record);
+        let row = start as usize..self.reader.position().byte() as usize;
+        if let Err((expected, got)) = check_quotes(&self.source.text[row]) {
+            return Some(Err(self.source.line(line, expected, got)));
+        }
+        match read {
             Ok(false) => None,
             Ok(true) => Some(if record.len() == self.num_columns {
                 Ok(Row {
@@ -200,6 +208,45 @@ impl<'a> Iterator for Rows<'a> {
             }),
             Err(e) => Some(Err(self.source.line(line, "a row", e))),
         }
+    }
+}
+
+/// Refuses quotes of a row that are not around whole cells, or not closed: what was expected and what came.
+/// The reader takes any.
+fn check_quotes(row: &str) -> Result<(), (&'static str, String)> {
+    // Where in a cell the text so far ends.
+    enum In {
+        Start,
+        Plain,
+        Quoted,
+        Closed,
+    }
+    if !row.contains('"') {
+        return Ok(());
+    }
+    let mut place = In::Start;
+    for (at, c) in row.char_indices() {
+        place = match (place, c) {
+            (In::Start, '"') => In::Quoted,
+            (In::Start | In::Plain | In::Closed, ',' | '\r' | '\n') => In::Start,
+            (In::Start | In::Plain, _) => In::Plain,
+            (In::Quoted, '"') => In::Closed,
+            // Two quotes stand for one.
+            (In::Closed, '"') if row[..at].ends_with('"') => In::Quoted,
+            (In::Quoted, _) => In::Quoted,
+            (In::Closed, ' ' | '\t') => In::Closed,
+            (In::Closed, _) => {
+                let got = row[at..].split([',', '\r', '\n']).next();
+                return Err((
+                    "the end of the cell behind its quotes",
+                    excerpt(got.unwrap_or_default()),
+                ));
+            }
+        };
+    }
+    match place {
+        In::Quoted => Err(("a quote that closes the cell", "the end of the file".into())),
+        _ => Ok(()),
     }
 }
 
@@ -410,6 +457,41 @@ mod tests {
             let message = line().unwrap_err().to_string();
             assert_eq!(message, "x: line 6: expected 2 fields, got 1", "{end:?}");
         }
+    }
+
+    #[test]
+    fn quotes_are_around_whole_cells() {
+        let message = |rows: &str| {
+            let source = Source::from_text("x", format!("a,b\n{rows}"));
+            let (rows, _) = source.csv(&["a", "b"], &[]).unwrap();
+            let faults = rows.filter_map(Result::err);
+            faults.map(|e| e.to_string()).collect::<Vec<_>>().join("; ")
+        };
+        for good in [
+            "\"1\",\"2\"\r\n\n\"3\",4",
+            "\"\",\"\"\n",
+            "\"a\"\"b\",\"\"\"\"",
+            "\"1\" ,\"2\"\t\n",
+            "\"1,\n\",5\n6,7",
+            "a\"b,c\n",
+        ] {
+            assert_eq!(message(good), "", "{good:?}");
+        }
+        let open = "expected a quote that closes the cell, got the end of the file";
+        assert_eq!(message("1,2\r\n1,\"4"), format!("x: line 3: {open}"));
+        assert_eq!(message("1,\"4\"\""), format!("x: line 2: {open}"));
+        let behind = "expected the end of the cell behind its quotes, got";
+        assert_eq!(
+            message("\"to\"y,1\n2,3"),
+            format!("x: line 2: {behind} `y`")
+        );
+        assert_eq!(
+            message("1,2\n\"t\" \"y\",1"),
+            format!("x: line 3: {behind} `\"y\"`")
+        );
+        let source = Source::from_text("x", "a,\"b");
+        let header = source.csv(&["a", "b"], &[]).unwrap_err().to_string();
+        assert_eq!(header, format!("x: line 1: {open}"));
     }
 
     #[test]
