@@ -105,6 +105,18 @@ impl Observer for Ends {
     }
 }
 
+/// The profile of an engine without models.
+fn no_models() -> Profile {
+    Profile {
+        format: FORMAT.into(),
+        device: "engine".into(),
+        copy_gbps: 0.0,
+        dispatch_us: 0.0,
+        issue_us: 0.0,
+        models: Vec::new(),
+    }
+}
+
 /// The journal of an engine that had no models when it was built.
 struct Journal(Arc<Mutex<Writer<Vec<u8>>>>);
 
@@ -116,15 +128,7 @@ impl Journal {
             notes,
             ..CoreConfig::new(Vec::new())
         };
-        let nothing = Profile {
-            format: FORMAT.into(),
-            device: "engine".into(),
-            copy_gbps: 0.0,
-            dispatch_us: 0.0,
-            issue_us: 0.0,
-            models: Vec::new(),
-        };
-        let header = Header::new(policy, &nothing, &config);
+        let header = Header::new(policy, &no_models(), &config);
         Self(Arc::new(Mutex::new(Writer::new(Vec::new(), &header))))
     }
 
@@ -167,25 +171,17 @@ fn a_journal_with_notes_replays_whoever_asked_why() {
 /// What a plan counts of the host hangs on it, and rules may change when one is asked for.
 #[test]
 fn a_journal_says_whether_the_device_works_in_place() {
-    let nothing = |device: Option<CpuDevice>| {
+    let told = |device: Option<CpuDevice>| {
         let builder = Engine::builder();
         let builder = device.into_iter().fold(builder, Builder::device);
         let config = builder.core_config(1).unwrap();
-        let profile = Profile {
-            format: FORMAT.into(),
-            device: "engine".into(),
-            copy_gbps: 0.0,
-            dispatch_us: 0.0,
-            issue_us: 0.0,
-            models: Vec::new(),
-        };
-        let header = Header::new("adaptive", &profile, &config);
+        let header = Header::new("adaptive", &no_models(), &config);
         let line = serde_json::to_string(&header).unwrap();
         let read: Header = serde_json::from_str(&line).unwrap();
         read.config().unwrap().is_in_place
     };
-    assert!(nothing(Some(cpu())));
-    assert!(!nothing(None));
+    assert!(told(Some(cpu())));
+    assert!(!told(None));
 }
 
 /// Zeros stand for what was left out, as many as the samples of the others: not before these are known

@@ -728,4 +728,24 @@ mod tests {
         assert_eq!(s.import.carried[0].output, "s_next");
         assert_eq!(s.sequences.unwrap().idle, Nanos(7000));
     }
+
+    #[test]
+    fn how_many_sequences_are_open_is_a_parameter_and_not_the_candidates_of_a_batch() {
+        let batching = "sequence_batching { oldest { max_candidate_sequences: 2 } } ";
+        let (s, ignored) = settings(batching).unwrap();
+        let of = |s: &Settings| s.sequences.unwrap();
+        assert_eq!(of(&s).most, SequenceOptions::default().most);
+        assert_eq!(of(&s).idle, Nanos(SEQUENCE_IDLE_US * 1000));
+        assert_eq!(ignored, ["sequence_batching.oldest"]);
+        let bounded = |most: &str| {
+            let value = format!("value {{ string_value: \"{most}\" }}");
+            settings(&format!(
+                "{batching} parameters {{ key: \"max_sequences\" {value} }}"
+            ))
+        };
+        assert_eq!(of(&bounded("3").unwrap().0).most, 3);
+        let none = bounded("0");
+        let told = "parameter max_sequences: expected 1 or more, got 0";
+        assert!(none.unwrap_err().to_string().contains(told));
+    }
 }

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use lazybatch_graph::{DType, Greedy, Program, ProgramBuilder, Repeat, folder};
+use lazybatch_serve::model::Served;
 use lazybatch_serve::proto::infer_parameter::ParameterChoice;
 use lazybatch_serve::proto::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
 use lazybatch_serve::proto::{InferParameter, ModelInferRequest, ModelStreamInferResponse};
@@ -144,6 +145,14 @@ async fn a_stream_counts_once_with_its_own_times() {
     end(server).await;
 }
 
+/// Its requests that have not ended.
+fn pending(served: &Served) -> i64 {
+    served
+        .stats
+        .pending
+        .load(std::sync::atomic::Ordering::SeqCst)
+}
+
 #[tokio::test]
 async fn responses_of_a_stream_count_by_their_place() {
     let server = server().await;
@@ -163,12 +172,7 @@ async fn responses_of_a_stream_count_by_their_place() {
     let mut answers = grpc.model_stream_infer(asked).await.unwrap().into_inner();
     server.gate.shut();
     let served = server.state.repository.get("speaker", "").unwrap();
-    let pending = || {
-        served
-            .stats
-            .pending
-            .load(std::sync::atomic::Ordering::SeqCst)
-    };
+    let pending = || pending(&served);
     let first = answers.message().await.unwrap().unwrap();
     assert_eq!(first.error_message, "");
     let is_over = pending() == 0;
@@ -337,12 +341,7 @@ fn fails(
 async fn a_stream_that_asks_for_it_ends_with_its_first_error() {
     let server = server().await;
     let served = server.state.repository.get("speaker", "").unwrap();
-    let pending = || {
-        served
-            .stats
-            .pending
-            .load(std::sync::atomic::Ordering::SeqCst)
-    };
+    let pending = || pending(&served);
     let mut grpc = server.grpc().await;
     let unknown = ModelInferRequest {
         model_name: "nobody".into(),
