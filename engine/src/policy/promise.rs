@@ -255,9 +255,11 @@ impl Promises {
         f64::from(request.input_len) > self.sizes.mean_input_len(request.model)
     }
 
-    /// The smallest batch that reaches a share of the highest throughput.
+    /// The smallest batch that reaches a share of the highest throughput, or the one that costs all
+    /// who wait and its members least, if that is larger.
     pub fn knee(&mut self, view: &View<'_>, model: ModelId, share: f64) -> u32 {
-        self.sizes.knee(view, model, share)
+        let waiting = view.queue(model).num_samples();
+        self.sizes.knee(view, model, share, waiting)
     }
 
     /// Time of a batch of so many samples, of requests of the mean lengths so far.

@@ -5,6 +5,11 @@
 //! the highest throughput of any batch, by the latency tables and what each launch takes of the host,
 //! over a whole request of mean lengths: those of the requests so far, looked at again whenever there
 //! are twice as many, launches take another time of the host, or there is another table.
+//!
+//! While many wait, what a larger batch brings counts for all of them. A batch of `n` that takes `t`
+//! makes each of its members wait for `t`, and each of `q` that wait for `t / n` more for every one that
+//! comes before it, so it costs `t + q t / n` for each that it serves, and the batch for which that is
+//! least grows with `q`.
 
 use std::sync::Arc;
 
@@ -24,6 +29,8 @@ struct Seen {
     shares: Vec<f64>,
     /// The highest, in samples per nanosecond.
     highest: f64,
+    /// The batches that cost least, each from so many on that wait, in order.
+    cheapest: Vec<(f64, u32)>,
     /// `num`, the host's time and the latency table when `shares` were computed.
     computed_at: u64,
     computed_with: Nanos,
@@ -83,9 +90,10 @@ impl Sizes {
         seen.input_lens as f64 / seen.num.max(1) as f64
     }
 
-    /// The knee of a model.
-    pub fn knee(&mut self, view: &View<'_>, model: ModelId, share: f64) -> u32 {
-        self.up_to_date(view, model).knee(share)
+    /// The knee of a model, or the batch that costs least while so many samples wait, if that is larger.
+    pub fn knee(&mut self, view: &View<'_>, model: ModelId, share: f64, waiting: u32) -> u32 {
+        let seen = self.up_to_date(view, model);
+        seen.knee(share).max(seen.cheapest(waiting))
     }
 
     /// The batch that is filled well for a target: the knee at a share, or at as much less, down to
@@ -105,6 +113,7 @@ impl Sizes {
         let (seen, spec) = (self.seen(model), view.model(model));
         if seen.is_outdated(host, &spec.table) {
             (seen.shares, seen.highest) = seen.shares(spec, host);
+            seen.cheapest = cheapest(&seen.shares);
             (seen.computed_at, seen.computed_with) = (seen.num, host);
             seen.computed_by = Some(spec.table.clone());
         }
@@ -122,6 +131,12 @@ impl Sizes {
 impl Seen {
     fn knee(&self, share: f64) -> u32 {
         1 + self.shares.iter().position(|&s| s >= share).unwrap_or(0) as u32
+    }
+
+    fn cheapest(&self, waiting: u32) -> u32 {
+        let waiting = f64::from(waiting);
+        let up_to = self.cheapest.iter().take_while(|c| c.0 <= waiting);
+        up_to.last().map_or(1, |c| c.1)
     }
 
     fn filled(&self, share: f64, target: Nanos) -> u32 {
@@ -157,6 +172,29 @@ impl Seen {
         let most = all.iter().copied().fold(0.0, f64::max);
         (all.into_iter().map(|t| t / most).collect(), most)
     }
+}
+
+/// The batches that cost least, each from so many on that wait, by throughput at each size: costs are
+/// straight lines in the number of those that wait, and these are the lowest.
+fn cheapest(shares: &[f64]) -> Vec<(f64, u32)> {
+    let cost = |i: usize, waiting: f64| ((i + 1) as f64 + waiting) / shares[i];
+    let sizes = || 0..shares.len();
+    let first = sizes().min_by(|&a, &b| cost(a, 0.0).total_cmp(&cost(b, 0.0)));
+    let mut all: Vec<(f64, u32)> = Vec::new();
+    let mut last = first.map(|first| (0.0, first));
+    while let Some((from, at)) = last {
+        all.push((from, at as u32 + 1));
+        let next = sizes().filter(|&i| shares[i] > shares[at]).map(|i| {
+            let meet = (cost(i, 0.0) - cost(at, 0.0)) / (1.0 / shares[at] - 1.0 / shares[i]);
+            (meet, i)
+        });
+        // Of several that meet it there, the one that goes on lowest.
+        last = next.min_by(|a, b| {
+            let gains = shares[b.1].total_cmp(&shares[a.1]);
+            a.0.total_cmp(&b.0).then(gains)
+        });
+    }
+    all
 }
 
 /// Samples of these lengths per nanosecond, at each batch size from 1 to the largest, if each launch
@@ -263,6 +301,34 @@ mod tests {
         assert_eq!(filled(0.97, 1_601), 35);
         assert_eq!([filled(0.97, 10), filled(0.9, 1_000_000)], [26, 26]);
         assert_eq!(filled(0.5, 1_000_000), seen.knee(0.5));
+    }
+
+    #[test]
+    fn the_more_wait_the_larger_is_the_batch_that_costs_least() {
+        // 100 us and 20 more for each, but 20 us more from the 49th on, as where rows fill another tile.
+        let us = |n: u32| 100.0 + 20.0 * f64::from(n) + if n > 48 { 20.0 } else { 0.0 };
+        let throughputs: Vec<f64> = (1..=64).map(|n| f64::from(n) / us(n)).collect();
+        let highest = throughputs.iter().copied().fold(0.0, f64::max);
+        let shares: Vec<f64> = throughputs.iter().map(|t| t / highest).collect();
+        let seen = Seen {
+            cheapest: cheapest(&shares),
+            shares,
+            highest,
+            ..Seen::default()
+        };
+        for waiting in 0..10_000_u32 {
+            let cost = |n: u32| us(n) * (1.0 + f64::from(waiting) / f64::from(n));
+            let least = (1..=64).map(cost).fold(f64::MAX, f64::min);
+            let got = cost(seen.cheapest(waiting));
+            assert!(got <= least * (1.0 + 1e-9), "{waiting}: {got} {least}");
+        }
+        // q t / n + t is least where n is the root of 5 q.
+        assert_eq!(
+            [0, 20, 320, 1500].map(|q| seen.cheapest(q)),
+            [1, 10, 40, 48]
+        );
+        assert_eq!(seen.cheapest(u32::MAX), 64);
+        assert_eq!(Seen::default().cheapest(9), 1);
     }
 
     #[test]
