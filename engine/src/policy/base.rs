@@ -36,8 +36,8 @@
 //! *filled well*: that reaches 90 percent of the highest throughput, or, with a word `fillP` before
 //! that (`front:fill99/demote`), up to `P` percent as far as it takes no more than half of the target.
 //! Whoever would be late in one of that size counts as late. A word `capP` before these limits batches
-//! to the smallest that reaches `P` percent (`front:cap90/demote`), or to the one that costs those who
-//! wait and its members least, if that is larger (`sizes.rs`).
+//! to the smallest that reaches `P` percent (`front:cap90/demote`), or to the one from there on
+//! that costs its members and those who wait least (`sizes.rs`).
 //!
 //! Flows (requests of one model, class and priority level) take turns: lower levels first, level 0
 //! last; among equals whoever has been charged the least device time by weight. The model of the

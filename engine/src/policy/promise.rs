@@ -255,8 +255,8 @@ impl Promises {
         f64::from(request.input_len) > self.sizes.mean_input_len(request.model)
     }
 
-    /// The smallest batch that reaches a share of the highest throughput, or the one that costs all
-    /// who wait and its members least, if that is larger.
+    /// The smallest batch that reaches a share of the highest throughput, or the one from there on that
+    /// costs its members and all who wait least.
     pub fn knee(&mut self, view: &View<'_>, model: ModelId, share: f64) -> u32 {
         let waiting = view.queue(model).num_samples();
         self.sizes.knee(view, model, share, waiting)

@@ -8,8 +8,8 @@
 //!
 //! While many wait, what a larger batch brings counts for all of them. A batch of `n` that takes `t`
 //! makes each of its members wait for `t`, and each of `q` that wait for `t / n` more for every one that
-//! comes before it, so it costs `t + q t / n` for each that it serves, and the batch for which that is
-//! least grows with `q`.
+//! comes before it, so it costs `t + q t / n` for each that it serves, and the batch from the knee on for
+//! which that is least grows with `q`.
 
 use std::sync::Arc;
 
@@ -29,8 +29,6 @@ struct Seen {
     shares: Vec<f64>,
     /// The highest, in samples per nanosecond.
     highest: f64,
-    /// The batches that cost least, each from so many on that wait, in order.
-    cheapest: Vec<(f64, u32)>,
     /// `num`, the host's time and the latency table when `shares` were computed.
     computed_at: u64,
     computed_with: Nanos,
@@ -90,10 +88,10 @@ impl Sizes {
         seen.input_lens as f64 / seen.num.max(1) as f64
     }
 
-    /// The knee of a model, or the batch that costs least while so many samples wait, if that is larger.
+    /// The knee of a model, or, while so many samples wait, the batch from there on that costs least.
     pub fn knee(&mut self, view: &View<'_>, model: ModelId, share: f64, waiting: u32) -> u32 {
         let seen = self.up_to_date(view, model);
-        seen.knee(share).max(seen.cheapest(waiting))
+        seen.cheapest(seen.knee(share), waiting)
     }
 
     /// The batch that is filled well for a target: the knee at a share, or at as much less, down to
@@ -113,7 +111,6 @@ impl Sizes {
         let (seen, spec) = (self.seen(model), view.model(model));
         if seen.is_outdated(host, &spec.table) {
             (seen.shares, seen.highest) = seen.shares(spec, host);
-            seen.cheapest = cheapest(&seen.shares);
             (seen.computed_at, seen.computed_with) = (seen.num, host);
             seen.computed_by = Some(spec.table.clone());
         }
@@ -133,10 +130,13 @@ impl Seen {
         1 + self.shares.iter().position(|&s| s >= share).unwrap_or(0) as u32
     }
 
-    fn cheapest(&self, waiting: u32) -> u32 {
-        let waiting = f64::from(waiting);
-        let up_to = self.cheapest.iter().take_while(|c| c.0 <= waiting);
-        up_to.last().map_or(1, |c| c.1)
+    /// The batch of `least` samples or more that costs least while so many wait.
+    fn cheapest(&self, least: u32, waiting: u32) -> u32 {
+        let batch = |i: usize| (i + 1) as f64;
+        let costs = self.shares.iter().enumerate().skip(least as usize - 1);
+        let costs = costs.map(|(i, share)| (i, (batch(i) + f64::from(waiting)) / share));
+        let cheapest = costs.min_by(|a, b| a.1.total_cmp(&b.1));
+        cheapest.map_or(least, |(i, _)| i as u32 + 1)
     }
 
     fn filled(&self, share: f64, target: Nanos) -> u32 {
@@ -172,29 +172,6 @@ impl Seen {
         let most = all.iter().copied().fold(0.0, f64::max);
         (all.into_iter().map(|t| t / most).collect(), most)
     }
-}
-
-/// The batches that cost least, each from so many on that wait, by throughput at each size: costs are
-/// straight lines in the number of those that wait, and these are the lowest.
-fn cheapest(shares: &[f64]) -> Vec<(f64, u32)> {
-    let cost = |i: usize, waiting: f64| ((i + 1) as f64 + waiting) / shares[i];
-    let sizes = || 0..shares.len();
-    let first = sizes().min_by(|&a, &b| cost(a, 0.0).total_cmp(&cost(b, 0.0)));
-    let mut all: Vec<(f64, u32)> = Vec::new();
-    let mut last = first.map(|first| (0.0, first));
-    while let Some((from, at)) = last {
-        all.push((from, at as u32 + 1));
-        let next = sizes().filter(|&i| shares[i] > shares[at]).map(|i| {
-            let meet = (cost(i, 0.0) - cost(at, 0.0)) / (1.0 / shares[at] - 1.0 / shares[i]);
-            (meet, i)
-        });
-        // Of several that meet it there, the one that goes on lowest.
-        last = next.min_by(|a, b| {
-            let gains = shares[b.1].total_cmp(&shares[a.1]);
-            a.0.total_cmp(&b.0).then(gains)
-        });
-    }
-    all
 }
 
 /// Samples of these lengths per nanosecond, at each batch size from 1 to the largest, if each launch
@@ -311,24 +288,22 @@ mod tests {
         let highest = throughputs.iter().copied().fold(0.0, f64::max);
         let shares: Vec<f64> = throughputs.iter().map(|t| t / highest).collect();
         let seen = Seen {
-            cheapest: cheapest(&shares),
             shares,
             highest,
             ..Seen::default()
         };
-        for waiting in 0..10_000_u32 {
+        for waiting in 0..3_000_u32 {
             let cost = |n: u32| us(n) * (1.0 + f64::from(waiting) / f64::from(n));
-            let least = (1..=64).map(cost).fold(f64::MAX, f64::min);
-            let got = cost(seen.cheapest(waiting));
+            let least = (30..=64).map(cost).fold(f64::MAX, f64::min);
+            let got = cost(seen.cheapest(30, waiting));
             assert!(got <= least * (1.0 + 1e-9), "{waiting}: {got} {least}");
         }
-        // q t / n + t is least where n is the root of 5 q.
-        assert_eq!(
-            [0, 20, 320, 1500].map(|q| seen.cheapest(q)),
-            [1, 10, 40, 48]
-        );
-        assert_eq!(seen.cheapest(u32::MAX), 64);
-        assert_eq!(Seen::default().cheapest(9), 1);
+        // t + q t / n is least where n is the root of 5 q.
+        let cheapest = |least| [0, 20, 320, 1500].map(|q| seen.cheapest(least, q));
+        assert_eq!(cheapest(1), [1, 10, 40, 48]);
+        assert_eq!(cheapest(30), [30, 30, 40, 48]);
+        assert_eq!([seen.cheapest(1, u32::MAX), seen.cheapest(64, 0)], [64; 2]);
+        assert_eq!(Seen::default().cheapest(1, 9), 1);
     }
 
     #[test]
