@@ -701,6 +701,9 @@ pub struct ImportArgs {
     /// Name of the model; that of the file if absent
     #[arg(long)]
     pub name: Option<String>,
+    /// Write what was imported as JSON, lazybatch-import/1
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -710,4 +713,7 @@ pub struct ReplayArgs {
     /// Print the timeline
     #[arg(long)]
     pub timeline: bool,
+    /// Write what was replayed as JSON, lazybatch-replay/1
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
 }

@@ -22,8 +22,10 @@ use crate::failure::BadInput;
 const LAYERED: &str = "serve";
 /// Its option that names the file.
 const FILE: &str = "config";
+/// Its option that prints what is configured, a flag alone.
+const PRINT: &str = "print-config";
 /// Its options that are no part of what is configured.
-const ACTIONS: [&str; 2] = [FILE, "print-config"];
+const ACTIONS: [&str; 2] = [FILE, PRINT];
 
 /// Reads the command line and, for `serve`, what it leaves open from the environment and the file.
 /// Wrong usage ends the process.
@@ -96,9 +98,11 @@ fn variable(name: &str) -> String {
 /// Refuses variables that begin as those of options do and are of none, such as misspelt ones. What begins
 /// otherwise is of other parts of the project, and what a cluster says of its services is its own.
 fn check_variables(all: impl Iterator<Item = (OsString, OsString)>) -> Result<(), BadInput> {
-    let known: Vec<String> = options().iter().map(|(name, _)| variable(name)).collect();
+    let options = options();
+    let variables = options.iter().map(|(name, _)| variable(name));
     let begins = |name: &str| name.split('_').take(2).collect::<Vec<_>>().join("_");
-    let begin: Vec<String> = known.iter().map(|name| begins(name)).collect();
+    let begin: Vec<String> = variables.clone().map(|name| begins(&name)).collect();
+    let known: Vec<String> = variables.filter(|name| *name != variable(PRINT)).collect();
     let of_cluster = |name: &str| name.contains("_SERVICE_") || name.contains("_TCP");
     let is_unknown = |name: &str| {
         begin.contains(&begins(name)) && !known.iter().any(|k| k == name) && !of_cluster(name)
@@ -111,7 +115,10 @@ fn check_variables(all: impl Iterator<Item = (OsString, OsString)>) -> Result<()
     };
     let near = known.iter().filter(|k| begins(k) == begins(&name));
     let near: Vec<&str> = near.map(String::as_str).collect();
-    let expected = format!("one of {} as a variable of {LAYERED}", near.join(", "));
+    let expected = match near.is_empty() {
+        true => format!("the flag --{PRINT} in its place"),
+        false => format!("one of {} as a variable of {LAYERED}", near.join(", ")),
+    };
     Err(BadInput(format!(
         "environment: expected {expected}, got {name}"
     )))

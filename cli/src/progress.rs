@@ -15,6 +15,16 @@ pub fn bar(len: u64, what: &str) -> ProgressBar {
     bar
 }
 
+/// A bar of the bytes of a file that is read, labelled `what`.
+pub fn reading(len: u64, what: &str) -> ProgressBar {
+    let bar = ProgressBar::new(len);
+    let style = ProgressStyle::with_template("{msg:<28} {bar:30} {bytes}/{total_bytes} {elapsed}")
+        .expect("the template is valid");
+    bar.set_style(style);
+    bar.set_message(what.to_string());
+    bar
+}
+
 /// What moves while `what` goes on that has no steps to count.
 pub fn spinner(what: &str) -> ProgressBar {
     let spinner = ProgressBar::new_spinner();

@@ -77,6 +77,40 @@ fn folders_and_files_that_do_not_fit_are_bad_input() {
 }
 
 #[test]
+fn what_was_imported_is_told_as_json() {
+    let place = Place::new();
+    let import = format!("import {} --out m", model("lstm.onnx"));
+    let done = place.succeed(&format!("{import} --json i.json"));
+    let json: serde_json::Value = serde_json::from_str(&place.read("i.json")).unwrap();
+    assert_eq!(json["format"], "lazybatch-import/1");
+    assert_eq!([&json["out"], &json["model"]], ["m", "lstm"]);
+    assert_eq!(json["agrees_within"], 1e-4);
+    let told = format!(
+        "m: lstm, {} nodes in {} blocks, {} parameters;",
+        json["nodes"], json["blocks"], json["parameters"]
+    );
+    assert!(done.out.starts_with(&told), "{told}: {}", done.out);
+    let notes = json["notes"].as_array().unwrap();
+    assert_eq!(
+        notes.len(),
+        done.out.matches("note: ").count(),
+        "{}",
+        done.out
+    );
+    // A folder with a file of another kind would not be replaced again.
+    for inside in ["m/i.json", "./m/i.json", "m/../m/i.json"] {
+        place.refuse(
+            &format!("{import} --json {inside}"),
+            &["--json: expected a file outside the folder of --out, got "],
+        );
+    }
+    place.refuse(
+        &format!("{import} --json no/i.json"),
+        &["--json: expected a file that can be written, got no/i.json: "],
+    );
+}
+
+#[test]
 fn an_import_takes_no_file_away() {
     let place = Place::new();
     let mlp = model("mlp.onnx");

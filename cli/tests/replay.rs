@@ -35,6 +35,35 @@ fn what_was_written_replays() {
 }
 
 #[test]
+fn what_was_replayed_is_told_as_json() {
+    let (place, mut lines) = journal("lazy");
+    let done = place.succeed("replay j.lazy.jsonl --json r.json");
+    let json: serde_json::Value = serde_json::from_str(&place.read("r.json")).unwrap();
+    assert_eq!(json["format"], "lazybatch-replay/1");
+    assert_eq!(json["policy"], "lazy");
+    assert_eq!(json["journal"], "j.lazy.jsonl");
+    assert_eq!(
+        [&json["requests_ended"], &json["has_end"]],
+        [&serde_json::json!(4), &serde_json::json!(true)]
+    );
+    let told = format!("{} events, {} launches,", json["events"], json["launches"]);
+    assert!(done.out.contains(&told), "{told}: {}", done.out);
+    // A journal that is not as the core decides leaves what was there.
+    let at = lines.iter().position(|l| l.contains("[2,2,0,false]"));
+    let line = &mut lines[at.unwrap()];
+    *line = line.replace("[2,2,0,false]", "[3,2,0,false]");
+    place.write("t.jsonl", lines.join("\n") + "\n");
+    assert_eq!(place.run("replay t.jsonl --json r.json").status, Some(2));
+    let kept: serde_json::Value = serde_json::from_str(&place.read("r.json")).unwrap();
+    assert_eq!(kept, json);
+    let clash = "expected a file of its own, got j.lazy.jsonl, which JOURNAL reads";
+    place.refuse(
+        "replay j.lazy.jsonl --json j.lazy.jsonl",
+        &["--json", clash],
+    );
+}
+
+#[test]
 fn a_changed_member_is_named_with_its_line() {
     let (place, mut lines) = journal("lazy");
     let at = lines

@@ -249,6 +249,14 @@ fn what_is_wrong_in_the_file_or_the_environment_is_named() {
             "a",
             ["LAZYBATCH_LOAD_MODEL as a", "got LAZYBATCH_LOAD_MODELS"],
         ),
+        (
+            "LAZYBATCH_PRINT_CONFIG",
+            "true",
+            [
+                "environment: expected the flag --print-config in its place",
+                "got LAZYBATCH_PRINT_CONFIG",
+            ],
+        ),
     ] {
         let done = place.run_with("serve --models m", &[(variable, value)]);
         assert_eq!(done.status, Some(2), "{}", done.err);

@@ -9,11 +9,18 @@ use lazybatch_workloads::text::Text;
 
 use crate::args::ImportArgs;
 use crate::failure::BadInput;
-use crate::{output, progress};
+use crate::output::{self, Files, Growing};
+use crate::progress;
 
 /// Runs the command.
 pub fn run(args: &ImportArgs) -> anyhow::Result<()> {
     check_apart(&args.file, &args.out)?;
+    if let Some(json) = &args.json {
+        check_outside(json, &args.out)?;
+    }
+    let mut files = Files::default();
+    files.reads("FILE", Some(&args.file));
+    files.writes("--json", args.json.as_deref()).check()?;
     folder::check_target(&args.out).context("--out")?;
     output::try_folder("--out", &args.out)?;
     let is_name = |name: &String| {
@@ -42,21 +49,33 @@ pub fn run(args: &ImportArgs) -> anyhow::Result<()> {
     bar.inc(1);
     save(&program, args)?;
     bar.finish_and_clear();
-    let agrees = format!("; outputs agree with the graph within {TOLERANCE:e}");
-    done(args, &program, &agrees)
+    done(args, &program, Some(TOLERANCE))
+}
+
+/// Whether something that is there lies in a folder. What is not there yet holds nothing.
+fn is_within(path: &Path, folder: &Path) -> bool {
+    let (path, folder) = (path.canonicalize(), folder.canonicalize());
+    matches!((path, folder), (Ok(path), Ok(folder)) if path.starts_with(&folder))
 }
 
 /// Refuses an input within the folder that is to be replaced as a whole.
 fn check_apart(file: &Path, out: &Path) -> Result<(), BadInput> {
-    // What is not there yet holds nothing.
-    let (Ok(file), Ok(folder)) = (file.canonicalize(), out.canonicalize()) else {
-        return Ok(());
-    };
-    if !file.starts_with(folder) {
+    if !is_within(file, out) {
         return Ok(());
     }
     let (expected, got) = ("a folder that the input does not lie in", out.display());
     Err(BadInput(format!("--out: expected {expected}, got {got}")))
+}
+
+/// Refuses a result in the folder of the model, where it would be a file that is none of the model's.
+fn check_outside(json: &Path, out: &Path) -> Result<(), BadInput> {
+    let folder = json.parent().filter(|p| !p.as_os_str().is_empty());
+    let is_inside = json.starts_with(out) || is_within(folder.unwrap_or(Path::new(".")), out);
+    if !is_inside {
+        return Ok(());
+    }
+    let (expected, got) = ("a file outside the folder of --out", json.display());
+    Err(BadInput(format!("--json: expected {expected}, got {got}")))
 }
 
 /// Imports published weights by their manifest, with the tokenizer.
@@ -93,7 +112,7 @@ fn published(args: &ImportArgs) -> anyhow::Result<()> {
         std::fs::copy(from, &to).with_context(|| to.display().to_string())?;
     }
     bar.finish_and_clear();
-    done(args, &program, "")
+    done(args, &program, None)
 }
 
 /// Writes the folder. What of it cannot be written is no fault of the input.
@@ -104,16 +123,35 @@ fn save(program: &Program, args: &ImportArgs) -> anyhow::Result<()> {
     })
 }
 
-fn done(args: &ImportArgs, program: &Program, more: &str) -> anyhow::Result<()> {
+/// Tells what was imported, and how far outputs may differ from those of the graph that they were
+/// compared with, if they were.
+fn done(args: &ImportArgs, program: &Program, agrees: Option<f64>) -> anyhow::Result<()> {
+    let within = agrees.map(|most| format!("; outputs agree with the graph within {most:e}"));
     output::line(format_args!(
-        "{}: {}, {} nodes in {} blocks, {} parameters{more}",
+        "{}: {}, {} nodes in {} blocks, {} parameters{}",
         args.out.display(),
         program.name,
         program.nodes.len(),
         program.blocks.len(),
         program.num_parameters(),
+        within.unwrap_or_default(),
     ))?;
-    program
-        .notes()
-        .try_for_each(|note| output::line(format_args!("note: {note}")))
+    for note in program.notes() {
+        output::line(format_args!("note: {note}"))?;
+    }
+    let Some(path) = &args.json else {
+        return Ok(());
+    };
+    let notes: Vec<String> = program.notes().map(|note| note.to_string()).collect();
+    let json = serde_json::json!({
+        "format": "lazybatch-import/1",
+        "out": args.out.to_string_lossy(),
+        "model": program.name,
+        "nodes": program.nodes.len(),
+        "blocks": program.blocks.len(),
+        "parameters": program.num_parameters(),
+        "agrees_within": agrees,
+        "notes": notes,
+    });
+    Growing::new("--json", path).whole(&format!("{json:#}\n"))
 }
