@@ -138,6 +138,7 @@ fn no_more_samples_of_a_model_are_open_than_are_counted() {
     let profile = Profile::parse("test", &text).unwrap();
     let spec = ModelSpec::from_profile(&profile, &profile.models[0], 1, 1);
     for policy in policy::examples() {
+        let needs_output_len = policy::find(policy).unwrap().needs_output_len;
         let config = CoreConfig::new(vec![spec.clone()]);
         let mut core = Core::new(config, policy::build(policy).unwrap());
         let arrive = |core: &mut Core, id: u64, sequence| {
@@ -153,7 +154,7 @@ fn no_more_samples_of_a_model_are_open_than_are_counted() {
                 input_len: 0,
                 sequence,
                 max_steps: None,
-                known_output_len: policy.starts_with("oracle").then_some(1),
+                known_output_len: needs_output_len.then_some(1),
             };
             core.handle(Time::ZERO, Event::Arrive(request));
         };

@@ -1,8 +1,8 @@
 //! Scheduling policies.
 //!
 //! A policy answers one question: what next, on this lane, now. It owns no queue, timer or metric;
-//! the core applies and checks what it answers. A new policy is one file here, one line in
-//! [`REGISTRY`], one golden timeline.
+//! the core applies and checks what it answers. A new policy is one file here and one line in
+//! [`REGISTRY`]; what every one has to hold is in `ARCHITECTURE.md`.
 
 pub mod adaptive;
 pub mod base;
