@@ -701,7 +701,8 @@ pub struct ImportArgs {
     /// Name of the model; that of the file if absent
     #[arg(long)]
     pub name: Option<String>,
-    /// Write what was imported as JSON, lazybatch-import/1
+    /// Write what was imported as JSON, lazybatch-import/1: model, nodes, blocks, parameters, notes, and
+    /// agrees_within, how far outputs may differ from those of the graph, null if there is none
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 }
@@ -713,7 +714,8 @@ pub struct ReplayArgs {
     /// Print the timeline
     #[arg(long)]
     pub timeline: bool,
-    /// Write what was replayed as JSON, lazybatch-replay/1
+    /// Write what was replayed as JSON, lazybatch-replay/1: policy, events, launches, requests_ended, and
+    /// has_end, whether the journal says that it ends there
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 }

@@ -7,9 +7,8 @@
 //! are twice as many, launches take another time of the host, or there is another table.
 //!
 //! While many wait, what a larger batch brings counts for all of them. A batch of `n` that takes `t`
-//! makes each of its members wait for `t`, and each of `q` that wait for `t / n` more for every one that
-//! comes before it, so it costs `t + q t / n` for each that it serves, and the batch from the knee on for
-//! which that is least grows with `q`.
+//! keeps its members and the `q` that wait behind it for `t` each, `t (n + q) / n` for each that it
+//! serves: the batch from the knee on for which that is least grows with `q`.
 
 use std::sync::Arc;
 
@@ -132,11 +131,18 @@ impl Seen {
 
     /// The batch of `least` samples or more that costs least while so many wait.
     fn cheapest(&self, least: u32, waiting: u32) -> u32 {
-        let batch = |i: usize| (i + 1) as f64;
-        let costs = self.shares.iter().enumerate().skip(least as usize - 1);
-        let costs = costs.map(|(i, share)| (i, (batch(i) + f64::from(waiting)) / share));
-        let cheapest = costs.min_by(|a, b| a.1.total_cmp(&b.1));
-        cheapest.map_or(least, |(i, _)| i as u32 + 1)
+        let mut cheapest = (f64::MAX, least);
+        for (n, share) in (1_u32..).zip(&self.shares).skip(least as usize - 1) {
+            let kept = f64::from(n) + f64::from(waiting);
+            // No share is above one, so none from here on costs less.
+            if kept >= cheapest.0 {
+                break;
+            }
+            if kept / share < cheapest.0 {
+                cheapest = (kept / share, n);
+            }
+        }
+        cheapest.1
     }
 
     fn filled(&self, share: f64, target: Nanos) -> u32 {
@@ -298,7 +304,7 @@ mod tests {
             let got = cost(seen.cheapest(30, waiting));
             assert!(got <= least * (1.0 + 1e-9), "{waiting}: {got} {least}");
         }
-        // t + q t / n is least where n is the root of 5 q.
+        // t (n + q) / n is least where n is the root of 5 q.
         let cheapest = |least| [0, 20, 320, 1500].map(|q| seen.cheapest(least, q));
         assert_eq!(cheapest(1), [1, 10, 40, 48]);
         assert_eq!(cheapest(30), [30, 30, 40, 48]);
