@@ -391,8 +391,8 @@ pub struct CompareArgs {
     /// SLA target in milliseconds; the profile's or the model's own if absent
     #[arg(long, value_name = "MS", allow_negative_numbers = true, value_parser = target_ms)]
     pub sla_ms: Option<f64>,
-    /// An SLA class: NAME[:sla=MS,priority=N,weight=W,late=keep|demote|shed|refuse]; may be repeated.
-    /// Arrivals name theirs in the column `class`
+    /// An SLA class: NAME[:sla=MS,priority=N,weight=W,late=keep|demote|shed|refuse,patience=MS]; may
+    /// be repeated. Arrivals name theirs in the column `class`
     #[arg(long = "class", value_name = "CLASS")]
     pub classes: Vec<Class>,
     /// Most requests of one launch; that of --profile, or 64, if absent
@@ -460,8 +460,8 @@ pub struct SimulateArgs {
     /// SLA target in milliseconds of arrivals that state none; the profile's, or 100, if absent
     #[arg(long, value_name = "MS", allow_negative_numbers = true, value_parser = target_ms)]
     pub sla_ms: Option<f64>,
-    /// An SLA class: NAME[:sla=MS,priority=N,weight=W,late=keep|demote|shed|refuse]; may be repeated.
-    /// Arrivals name theirs in the column `class`
+    /// An SLA class: NAME[:sla=MS,priority=N,weight=W,late=keep|demote|shed|refuse,patience=MS]; may
+    /// be repeated. Arrivals name theirs in the column `class`
     #[arg(long = "class", value_name = "CLASS")]
     pub classes: Vec<Class>,
     /// Nodes per launch: consecutive nodes of a block that run as one

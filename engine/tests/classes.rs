@@ -281,6 +281,52 @@ fn each_class_says_what_becomes_of_those_that_are_too_late() {
     }
 }
 
+#[test]
+fn a_class_says_how_long_those_that_are_too_late_let_others_pass() {
+    let world = World::chain(8, model());
+    // Forty at once, of which some are late, and then nine tenths of what the device bears.
+    let mut arrivals = offered(0.9, 4000, 300, |_, a| a.class = 1);
+    for arrival in &mut arrivals[..40] {
+        arrival.at = 0;
+    }
+    let longest = |run: &Run| {
+        let took = run.ended.iter().zip(&arrivals);
+        took.map(|(e, a)| (e.finish.0 - a.at) / 1000).max()
+    };
+    for policy in ["front", "adaptive:front:demote"] {
+        let [without, with] = ["late=demote", "late=demote,patience=0.4"].map(|late| {
+            let options = classes(&[&format!("strict:{late}")]);
+            let run = simulate(&world, policy, &arrivals, &options);
+            assert!(run.counters.demoted > 0, "{policy}: {late}");
+            run
+        });
+        let [late, bounded] = [&without, &with].map(longest);
+        // Behind its target and the patience it waits for those alone who came before, and for what runs.
+        assert!(bounded < Some(300 + 400 + 600), "{policy}: {bounded:?} us");
+        assert!(late > Some(2 * (300 + 400 + 600)), "{policy}: {late:?} us");
+        // Others pay for it.
+        let [all, fewer] = [&without, &with].map(|run| fate(run, &arrivals, |_| true).met);
+        assert!(fewer < all, "{policy}: {fewer} of {all}");
+    }
+}
+
+#[test]
+fn who_has_let_others_pass_for_its_patience_goes_by_when_it_came() {
+    // One at a time, 100 us each. The second is due at 110 and found late at 100, as at 200; its
+    // patience is over at 210.
+    let world = World::chain(1, model());
+    let due = [(0, 1000), (10, 100), (20, 1000), (30, 1000), (40, 1000)];
+    let arrivals = due.map(|(at, sla)| Arrival::new(at * 1000, 0, 1, 1, Some(sla * 1000)));
+    for (patience, order) in [("", [0, 2, 3, 4, 1]), (",patience=0.1", [0, 2, 3, 1, 4])] {
+        let options = classes(&[&format!("default:late=demote{patience}")]);
+        let run = simulate(&world, "front", &arrivals, &options);
+        let mut ended: Vec<_> = run.ended.iter().map(|e| (e.finish, e.id.index())).collect();
+        ended.sort();
+        let ended: Vec<_> = ended.iter().map(|e| e.1).collect();
+        assert_eq!(ended, order, "{patience}");
+    }
+}
+
 /// A loop of 10 us a pass, for up to eight, and arrivals at twice what that can do if each takes ten
 /// passes in the mean.
 fn looping(rep: Rep, num: u64, of: impl Fn(u64, &mut Arrival)) -> (World, Vec<Arrival>) {

@@ -65,6 +65,10 @@ pub struct Class {
     /// What becomes of those that are too late; as the policy does if `None`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub late: Option<Late>,
+    /// For how long behind its deadline a demoted request lets others pass; after that it has its turn
+    /// again, by when it came. For as long as there are others if `None`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub patience: Option<Nanos>,
 }
 
 fn one() -> f64 {
@@ -87,6 +91,7 @@ impl Class {
             priority: 0,
             weight: 1.0,
             late: None,
+            patience: None,
         }
     }
 
@@ -151,12 +156,13 @@ impl FromStr for Class {
                     .ok()
                     .filter(|&n: &f64| n.is_finite() && n > 0.0)
             };
+            let milliseconds = |what, value| {
+                let ms = above_zero().ok_or_else(|| error(what, "milliseconds above 0", value));
+                ms.map(Nanos::from_ms_f64)
+            };
             match key {
-                "sla" => {
-                    let expected = "milliseconds above 0";
-                    let ms = above_zero().ok_or_else(|| error("sla", expected, value))?;
-                    class.sla = Some(Nanos::from_ms_f64(ms));
-                }
+                "sla" => class.sla = Some(milliseconds("sla", value)?),
+                "patience" => class.patience = Some(milliseconds("patience", value)?),
                 "priority" => {
                     let expected = "a level from 0 to 255";
                     let level = value.parse();
@@ -172,8 +178,15 @@ impl FromStr for Class {
                     let expected = "one of keep, demote, shed, refuse";
                     class.late = Some(late.ok_or_else(|| error("late", expected, value))?);
                 }
-                _ => return Err(error("key", "one of sla, priority, weight, late", key)),
+                _ => {
+                    let expected = "one of sla, priority, weight, late, patience";
+                    return Err(error("key", expected, key));
+                }
             }
+        }
+        if let (Some(_), Some(late @ (Late::Keep | Late::Shed))) = (class.patience, class.late) {
+            let expected = "late=demote or late=refuse beside it, since nobody else is demoted";
+            return Err(error("patience", expected, late.name()));
         }
         Ok(class)
     }
@@ -194,8 +207,12 @@ mod tests {
             priority: 1,
             weight: 3.0,
             late: Some(Late::Refuse),
+            patience: None,
         };
         assert_eq!(gold, want);
+        let patient: Class = "a:late=demote,patience=0.5".parse().unwrap();
+        assert_eq!(patient.patience, Some(Nanos(500_000)));
+        assert!("a:patience=40".parse::<Class>().is_ok());
         assert_eq!("a".parse(), Ok(Class::new("a")));
         assert_eq!("a:".parse(), Ok(Class::new("a")));
         assert_eq!((gold.priority_of(0), gold.priority_of(7)), (1, 7));
@@ -212,6 +229,9 @@ mod tests {
             ("a:weight=-1", "weight"),
             ("a:weight=inf", "weight"),
             ("a:late=never", "late"),
+            ("a:patience=0", "patience"),
+            ("a:patience=40,late=keep", "patience"),
+            ("a:late=shed,patience=40", "patience"),
             ("a:rank=1", "key"),
             ("a:sla=5,sla=6", "key"),
         ] {

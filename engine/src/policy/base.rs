@@ -60,7 +60,7 @@ use super::rule::{self, Gate, Order, Rule};
 use super::share::Shares;
 use super::turns::{Began, Busy, Turns};
 use super::{Decision, Entry, Pick, Policy};
-use crate::core::{Ending, Flow, Key, ModelSpec, Request, SubBatch, View};
+use crate::core::{Ending, Flow, FlowKey, Key, ModelSpec, Request, SubBatch, View};
 
 /// Registry line of `front`.
 pub const FRONT: Entry = Entry {
@@ -353,12 +353,12 @@ impl Base {
             return false;
         }
         let own = self.shares.claim(model, class, priority);
-        let in_time = |f: &&Flow| !f.key.is_late && !f.key.is_delayed;
-        let before = view.queue(model).flows().filter(in_time).filter(|f| {
+        let before = view.queue(model).flows().filter(|f| {
             let claim = self.shares.claim(model, f.key.class, f.key.level);
-            claim.is_as_urgent(&own)
+            !f.key.is_delayed && claim.is_as_urgent(&own)
         });
-        let ahead = before.map(|f| f.num_samples_before(state.request.id)).sum();
+        let ahead = before.map(|f| num_samples_before(view, f, state.request.id));
+        let ahead = ahead.sum();
         let by = By::surely(view, model, ahead);
         if !self.promises.will_be_late(view, state, ahead, by) {
             if !sheds {
@@ -502,13 +502,13 @@ impl Base {
         self.pick(view, model, (room, false))
     }
 
-    /// Drops the last of a batch while one of the first `num_in_time` would be late for its size,
-    /// down to a batch that is filled well.
-    fn shrink(&mut self, view: &View<'_>, model: ModelId, keys: &mut Vec<Key>, num_in_time: usize) {
+    /// Drops the last of a batch while one of those `in_time` would be late for its size, down to a
+    /// batch that is filled well.
+    fn shrink(&mut self, view: &View<'_>, model: ModelId, keys: &mut Vec<Key>, in_time: &[Key]) {
         if !self.rule.shrinks {
             return;
         }
-        let states = keys[..num_in_time].iter().map(|&k| view.request(k));
+        let states = in_time.iter().map(|&k| view.request(k));
         let in_time = states.filter(|s| self.rule.late(view, s.request.class) != Late::Keep);
         let Some(urgent) = in_time.min_by_key(|s| (s.deadline, s.request.id)) else {
             return;
@@ -572,8 +572,8 @@ impl Base {
 
     /// Who of a queue comes next, up to `room` samples, or the first alone if it `may_exceed` them:
     /// flows by priority level, then by what they have been charged; those that are too late behind all
-    /// others, and behind them those that are delayed. One that is found too late is demoted first,
-    /// where its class says so.
+    /// others as long as their class has patience, and behind them those that are delayed. One that is
+    /// found too late is demoted first, where its class says so.
     fn pick(
         &mut self,
         view: &View<'_>,
@@ -594,16 +594,16 @@ impl Base {
             .collect();
         let foremost = Shares::foremost(view);
         let (mut keys, mut late) = (Vec::new(), Vec::new());
-        let (mut taken, mut num_in_time) = (0, 0);
+        let (mut taken, mut in_time) = (0, Vec::new());
         while keys.len() < free {
             let next = flows.iter_mut().filter_map(|(flow, claim, waiting)| {
                 let &key = waiting.peek()?;
                 Some((flow, claim, waiting, key))
             });
             let next = next.min_by(|a, b| {
-                let late = |f: &Flow| (f.key.is_delayed, f.key.is_late);
+                let late = |f: &Flow, key| (f.key.is_delayed, lets_pass(view, f.key, key));
                 let id = |key| view.request(key).request.id;
-                let late = late(a.0).cmp(&late(b.0));
+                let late = late(a.0, a.3).cmp(&late(b.0, b.3));
                 late.then_with(|| a.1.order(b.1))
                     .then_with(|| id(a.3).cmp(&id(b.3)))
             });
@@ -638,7 +638,9 @@ impl Base {
             taken += samples;
             waiting.next();
             keys.push(key);
-            num_in_time += usize::from(!flow.key.is_late && !flow.key.is_delayed);
+            if !flow.key.is_late && !flow.key.is_delayed {
+                in_time.push(key);
+            }
         }
         if let Some(&(request, _)) = late.first() {
             late.reverse();
@@ -647,7 +649,7 @@ impl Base {
             self.weighed = Weighed::Late;
             return Some(Decision::Demote { request });
         }
-        self.shrink(view, model, &mut keys, num_in_time);
+        self.shrink(view, model, &mut keys, &in_time);
         let samples = keys.iter().map(|&key| view.request(key).request.samples);
         let batch = view.num_samples_in_flight(model) + samples.sum::<u32>();
         for &key in &keys {
@@ -660,6 +662,24 @@ impl Base {
             padded: false,
         })
     }
+}
+
+/// Whether one that waits lets those pass that are not too late: it was demoted, and its class has
+/// patience.
+fn lets_pass(view: &View<'_>, flow: FlowKey, key: Key) -> bool {
+    let patience = || view.classes()[flow.class.index()].patience;
+    flow.is_late && patience().is_none_or(|p| view.now <= view.request(key).deadline + p)
+}
+
+/// Samples of a flow that go before one of another that is not too late, and came with `id`.
+fn num_samples_before(view: &View<'_>, flow: &Flow, id: RequestId) -> u32 {
+    if !flow.key.is_late {
+        return flow.num_samples_before(id);
+    }
+    let states = flow.iter().map(|key| (key, view.request(key)));
+    let before =
+        states.take_while(|(key, state)| state.request.id < id && !lets_pass(view, flow.key, *key));
+    before.map(|(_, state)| state.request.samples).sum()
 }
 
 /// Whether one of a model may be tried that is thought to be late: nothing is in flight, or nothing of

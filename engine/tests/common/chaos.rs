@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use lazybatch_sla::{Class, LaneId, Late, Outcome, RequestId, Slot, Ticket};
+use lazybatch_sla::{Class, LaneId, Late, Nanos, Outcome, RequestId, Slot, Ticket};
 
 use super::*;
 
@@ -104,6 +104,9 @@ fn random_classes(rng: &mut ChaCha8Rng) -> Vec<Class> {
     let class = |i: u32, rng: &mut ChaCha8Rng| Class {
         weight: rng.random_range(0.1..5.0),
         late: [None, Some(Late::Keep), Some(Late::Demote)][rng.random_range(0..3)],
+        patience: rng
+            .random_bool(0.3)
+            .then(|| Nanos(rng.random_range(1..2_000_000))),
         ..Class::new(format!("class {i}"))
     };
     (0..rng.random_range(1..5)).map(|i| class(i, rng)).collect()
