@@ -14,6 +14,7 @@ use lazybatch_engine::Figures;
 use lazybatch_sla::Histogram;
 use prometheus::proto::{Bucket, Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
 
+use crate::config::buckets::{FIRST_RESPONSES, LATENCIES};
 use crate::error::{Error, Result};
 use crate::gpus::{self, Gpus};
 use crate::machine;
@@ -70,7 +71,6 @@ struct Told {
 }
 
 const NS_PER_S: f64 = 1e9;
-const NS_PER_MS: f64 = 1e6;
 
 const fn counter(name: &'static str, help: &'static str, of: fn(&Told) -> Vec<Sample>) -> Family {
     let kind = MetricType::COUNTER;
@@ -198,12 +198,12 @@ const FAMILIES: &[Family] = &[
         },
     ),
     histogram(
-        "nv_inference_first_response_histogram_ms",
+        FIRST_RESPONSES.name,
         "From arrival to the first response, of decoupled models",
         |m| {
             let is_told = m.served.settings.decoupled;
             let first = is_told.then(|| m.served.stats.first_responses());
-            let first = first.map(|h| (Vec::new(), Value::Counts(h, NS_PER_MS)));
+            let first = first.map(|h| (Vec::new(), Value::Counts(h, FIRST_RESPONSES.unit as f64)));
             first.into_iter().collect()
         },
     ),
@@ -213,12 +213,17 @@ const FAMILIES: &[Family] = &[
         |m| vec![(Vec::new(), Value::Counts(m.figures.sizes.histogram(), 1.0))],
     ),
     histogram(
-        "lazybatch_request_latency_seconds",
+        LATENCIES.name,
         "From arrival to answer, by SLA class",
         |m| {
             let latencies = m.served.stats.latencies().into_iter();
             latencies
-                .map(|(class, h)| (vec![("class", class)], Value::Counts(h, NS_PER_S)))
+                .map(|(class, h)| {
+                    (
+                        vec![("class", class)],
+                        Value::Counts(h, LATENCIES.unit as f64),
+                    )
+                })
                 .collect()
         },
     ),

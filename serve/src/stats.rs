@@ -7,6 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use lazybatch_engine::Sizes;
 use lazybatch_sla::{Histogram, Nanos, Outcome, Time};
 
+use crate::config::buckets::Buckets;
 use crate::error::Error;
 use crate::infer::{Passage, Stages};
 use crate::responses::Responses;
@@ -39,33 +40,6 @@ impl Span {
 /// Why requests failed, in the protocol's words.
 pub const REASONS: [&str; 4] = ["REJECTED", "CANCELED", "BACKEND", "OTHER"];
 
-const MS: u64 = 1_000_000;
-/// Bounds of latencies, in nanoseconds.
-const LATENCIES: [u64; 20] = [
-    MS / 4,
-    MS / 2,
-    MS,
-    2 * MS,
-    3 * MS,
-    5 * MS,
-    7 * MS,
-    10 * MS,
-    15 * MS,
-    20 * MS,
-    30 * MS,
-    50 * MS,
-    70 * MS,
-    100 * MS,
-    200 * MS,
-    300 * MS,
-    500 * MS,
-    1000 * MS,
-    2000 * MS,
-    10_000 * MS,
-];
-/// Bounds of first responses, in nanoseconds; those of Triton.
-const FIRST_RESPONSES: [u64; 4] = [100 * MS, 500 * MS, 2000 * MS, 5000 * MS];
-
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -91,6 +65,7 @@ pub struct Executions {
 /// Figures of a model version.
 #[derive(Debug, Default)]
 pub struct Stats {
+    buckets: Buckets,
     /// Requests that were answered, from arrival to answer.
     pub success: Span,
     /// Requests that were not.
@@ -132,6 +107,18 @@ pub struct Stats {
 }
 
 impl Stats {
+    /// Figures of a version of which nothing ran, whose histograms have these bounds.
+    pub fn new(buckets: Buckets) -> Self {
+        Self {
+            buckets,
+            ..Self::default()
+        }
+    }
+
+    fn first_histogram(&self) -> Histogram {
+        Histogram::new(self.buckets.first_responses.clone())
+    }
+
     /// Requests that failed, by [`REASONS`].
     pub fn failures(&self) -> [u64; 4] {
         self.failures.each_ref().map(|n| n.load(Relaxed))
@@ -210,15 +197,13 @@ impl Stats {
     /// Nanoseconds from arrival to the first rows of an answer that comes step by step.
     pub fn first_responses(&self) -> Histogram {
         let first = locked(&self.first_response);
-        first
-            .clone()
-            .unwrap_or_else(|| Histogram::new(&FIRST_RESPONSES))
+        first.clone().unwrap_or_else(|| self.first_histogram())
     }
 
     /// The first rows of an answer came.
     pub fn responded_first(&self, took: Nanos) {
         let mut first = locked(&self.first_response);
-        let first = first.get_or_insert_with(|| Histogram::new(&FIRST_RESPONSES));
+        let first = first.get_or_insert_with(|| self.first_histogram());
         first.record(took.0);
     }
 
@@ -303,7 +288,7 @@ impl Stats {
             match latencies.get_mut(class) {
                 Some(latencies) => latencies.record(took.0),
                 None => {
-                    let mut first = Histogram::new(&LATENCIES);
+                    let mut first = Histogram::new(self.buckets.latencies.clone());
                     first.record(took.0);
                     latencies.insert(class.to_owned(), first);
                 }

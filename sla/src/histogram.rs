@@ -1,9 +1,11 @@
 //! Counts of values by fixed upper bounds, as monitoring systems keep them.
 
+use std::borrow::Cow;
+
 /// How many values lie at or below each of a list of bounds, and their sum.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Histogram {
-    bounds: &'static [u64],
+    bounds: Cow<'static, [u64]>,
     /// By bound, each value in the first that holds it; those beyond all of them last.
     counts: Vec<u64>,
     sum: u64,
@@ -11,11 +13,13 @@ pub struct Histogram {
 
 impl Histogram {
     /// Empty; `bounds` increase.
-    pub fn new(bounds: &'static [u64]) -> Self {
+    pub fn new(bounds: impl Into<Cow<'static, [u64]>>) -> Self {
+        let bounds = bounds.into();
         debug_assert!(bounds.is_sorted(), "bounds increase");
+        let counts = vec![0; bounds.len() + 1];
         Self {
             bounds,
-            counts: vec![0; bounds.len() + 1],
+            counts,
             sum: 0,
         }
     }

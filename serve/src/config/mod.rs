@@ -4,6 +4,7 @@
 //! knows and that this server does not honour is kept, so that `ModelConfig` answers it, and listed
 //! by name in [`Config::ignored`].
 
+pub mod buckets;
 mod complete;
 pub mod controls;
 mod segments;
@@ -43,6 +44,7 @@ const HONOURED: &[&str] = &[
     "output.reshape.*",
     "default_model_filename",
     "metric_tags",
+    "model_metrics.*",
     "parameters.*",
     "dynamic_batching.priority_levels",
     "dynamic_batching.default_priority_level",

@@ -10,6 +10,7 @@ use lazybatch_engine::SequenceOptions;
 use lazybatch_kernels::import;
 use lazybatch_sla::{Class, Nanos};
 
+use super::buckets::Buckets;
 use super::complete::SEQUENCE_IDLE_US;
 use super::{Config, Control, Cut, MOST_BATCH};
 use crate::error::{Error, Result};
@@ -129,6 +130,8 @@ pub struct Settings {
     pub keeps_order: bool,
     /// Labels of all of the model's metrics, with their values, in order of names.
     pub tags: Vec<(String, String)>,
+    /// Bounds of histograms of its metrics.
+    pub buckets: Buckets,
 }
 
 impl Settings {
@@ -231,6 +234,8 @@ impl Settings {
             // Bounds of levels are not to be had otherwise.
             None => MAX_QUEUE.max(max_queue_by_level.values().sum()),
         };
+        let (buckets, others) = Buckets::of(proto.model_metrics.as_ref())?;
+        ignored.extend(others);
         let settings = Self {
             own_policy,
             sla: sla_ms.map(Nanos::from_ms_f64),
@@ -252,6 +257,7 @@ impl Settings {
             decoupled,
             keeps_order,
             tags: tags(&proto.metric_tags)?,
+            buckets,
         };
         check_residency(text("residency"))?;
         let unknown = proto.parameters.keys();

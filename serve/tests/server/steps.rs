@@ -163,21 +163,22 @@ async fn responses_of_a_stream_count_by_their_place() {
             ..InferRequestedOutputTensor::default()
         }]
     };
+    let launches = || server.gate.order().len();
+    let mut before = 0;
     for _ in 0..2 {
+        before = launches();
         assert_eq!(outputs(told(&server, asks(tokens())).await).len(), NUM);
     }
-    // One whose client leaves behind its first response.
+    // One whose client leaves behind its first response, and before its last launch.
+    server.gate.shut_behind(launches() - before - 1);
     let mut grpc = server.grpc().await;
     let asked = futures_util::stream::iter([asks(tokens())]);
     let mut answers = grpc.model_stream_infer(asked).await.unwrap().into_inner();
-    server.gate.shut();
     let served = server.state.repository.get("speaker", "").unwrap();
-    let pending = || pending(&served);
     let first = answers.message().await.unwrap().unwrap();
     assert_eq!(first.error_message, "");
-    let is_over = pending() == 0;
     drop((answers, grpc));
-    crate::common::soon("it is left", || pending() == 0).await;
+    crate::common::soon("it is left", || pending(&served) == 0).await;
     server.gate.open();
     let told = served.statistics().response_stats;
     assert_eq!(told.len(), NUM + 1);
@@ -190,9 +191,9 @@ async fn responses_of_a_stream_count_by_their_place() {
         assert!((2..=3).contains(&num(place)[0]), "{told:?}");
     }
     assert_eq!(num(0), [3, 0, 0, 0]);
-    assert!((2..=3).contains(&num(NUM)[1]), "{told:?}");
+    assert_eq!(num(NUM)[1], 2);
     let cancelled: u64 = (0..=NUM).map(|place| num(place)[3]).sum();
-    assert!(is_over || cancelled == 1 || num(NUM)[1] == 3, "{told:?}");
+    assert_eq!(cancelled, 1, "{told:?}");
     for place in 0..NUM {
         let own = &told[&place.to_string()];
         let ns = |span: &Option<lazybatch_serve::proto::StatisticDuration>| {

@@ -272,6 +272,33 @@ async fn a_decoupled_model_tells_when_its_first_response_came() {
     let first = buckets(&told, "nv_inference_first_response_histogram_ms", labels);
     assert_eq!((first.len(), first.last()), (5, Some(&2.0)));
     drop((grpc, answers));
+    // Bounds of its own, and latencies with theirs.
+    let bounds = |family: &str, bounds: &str| {
+        format!(
+            "metric_control {{ metric_identifier {{ family: \"{family}\" }}
+             histogram_options {{ buckets: [{bounds}] }} }}"
+        )
+    };
+    let first = bounds(
+        "nv_inference_first_response_histogram_ms",
+        "0.001, 86400000",
+    );
+    let latency = bounds("lazybatch_request_latency_seconds", "3, 60, 3600");
+    let config = format!("{config} model_metrics {{ {first} {latency} }}");
+    fs::write(folder.join("config.pbtxt"), config).unwrap();
+    let load = "/v2/repository/models/add/load";
+    assert_eq!(call(at, "POST", load, "").await.0, 200);
+    let mut grpc = server.grpc().await;
+    let asked = futures_util::stream::iter([over_grpc(1, false)]);
+    let mut answers = grpc.model_stream_infer(asked).await.unwrap().into_inner();
+    while answers.message().await.unwrap().is_some() {}
+    let told = metrics(&server).await;
+    let first = buckets(&told, "nv_inference_first_response_histogram_ms", labels);
+    assert_eq!(first, [0.0, 1.0, 1.0]);
+    let labels = r#"model="add",version="1",class="default""#;
+    let latency = buckets(&told, "lazybatch_request_latency_seconds", labels);
+    assert_eq!(latency, [1.0; 4]);
+    drop((grpc, answers));
     end(server).await;
 }
 
