@@ -66,7 +66,8 @@ pub struct Class {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub late: Option<Late>,
     /// For how long behind its deadline a demoted request lets others pass; after that it has its turn
-    /// again, by when it came. For as long as there are others if `None`.
+    /// again, by when it came, behind those of its class and priority level that came before it. For
+    /// as long as there are others if `None`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub patience: Option<Nanos>,
 }
