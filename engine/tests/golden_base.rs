@@ -246,6 +246,48 @@ fn demote_lets_those_pass_that_can_be_in_time() {
 }
 
 #[test]
+fn a_bound_of_waiting_sheds_the_oldest_while_more_wait_than_fill_a_batch() {
+    golden(
+        "front:within50/shed",
+        "max_batch 1; net once 10",
+        "at 0 in 1 out 1 sla 30
+         at 1 in 1 out 1 sla 30
+         at 2 in 1 out 1 sla 30
+         at 3 in 1 out 1 sla 60",
+        " 0.000 arrive r0 m input 1
+          0.000 admit b0 [r0]
+          0.000 run b0 net.0 [r0@0]
+          1.000 arrive r1 m input 1
+          2.000 arrive r2 m input 1
+          3.000 arrive r3 m input 1
+         10.000 finish r0 met
+         10.000 finish r1 shed: more wait than can be answered soon   // it would take 19, and half is 15
+         10.000 finish r2 shed: more wait than can be answered soon   // 18, and one more waits
+         10.000 admit b1 [r3]
+         10.000 run b1 net.0 [r3@0]
+         20.000 finish r3 met",
+    );
+    // A batch of two is filled well, and no more wait: all are served, whatever they take.
+    golden(
+        "front:within50/shed",
+        "max_batch 2; net once 10+1",
+        "at 0 in 1 out 1 sla 30
+         at 1 in 1 out 1 sla 30
+         at 2 in 1 out 1 sla 30",
+        " 0.000 arrive r0 m input 1
+          0.000 admit b0 [r0]
+          0.000 run b0 net.0 [r0@0]
+          1.000 arrive r1 m input 1
+          2.000 arrive r2 m input 1
+         10.000 finish r0 met
+         10.000 admit b1 [r1, r2]
+         10.000 run b1 net.0 [r1@0 r2@0]
+         21.000 finish r1 met
+         21.000 finish r2 met",
+    );
+}
+
+#[test]
 fn who_has_more_samples_than_the_cap_starts_alone() {
     // 20 a sample: the smallest batch is as good as any, and a cap of one sample.
     golden(

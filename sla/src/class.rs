@@ -18,7 +18,8 @@ pub enum Late {
     Keep,
     /// They wait until those have been admitted who can.
     Demote,
-    /// They are refused once it is their turn.
+    /// They are refused once it is their turn. A policy may then also refuse who could be in time, where
+    /// many wait, so that the others are answered sooner.
     Shed,
     /// They are refused when they arrive, if by then it is predicted; those that are accepted and
     /// come to be late all the same are demoted.

@@ -16,8 +16,11 @@
 //!
 //! Requests that can no longer be in time are demoted: they let those pass that can. `adaptive:shed`
 //! and `adaptive:refuse` refuse them instead, as the base rules do; what a class says of its own
-//! requests goes before that. `adaptive:RULE` keeps one rule and only rescues.
-//! `adaptive:without=PART+PART` leaves parts out, to see what they are worth.
+//! requests goes before that. Where some are shed and models have no loops, plans also choose for how
+//! long those may wait (`withinP` of the base rules): a queue that is kept shorter is worked off as
+//! fast, and all in it are answered sooner. `adaptive:RULE` keeps one rule and only rescues.
+//! `adaptive:without=PART+PART`, or `adaptive:shed/without=PART`, leaves parts out, to see what they are
+//! worth.
 //!
 //! Nobody starves: when as many later requests have ended before the oldest open one as
 //! `rescue.rs` allows, nobody but the oldest is admitted, and its entry runs, until it has ended.
@@ -43,23 +46,31 @@ use crate::core::{Ending, Key, ModelSpec, Open, Plan, PlanRequest, Request, View
 /// Registry line.
 pub const ENTRY: Entry = Entry {
     name: "adaptive",
-    usage: "adaptive[:LATE|:RULE|:without=PART+PART..]",
+    usage: "adaptive[:LATE][/without=PART+PART..] or adaptive:RULE",
     summary: "the base rule that does best over recent arrivals, by simulation; or always RULE",
     examples: &[
         "adaptive",
         "adaptive:balance:1/demote",
         "adaptive:without=caps+others+hysteresis",
     ],
-    refusing: &["adaptive:shed"],
+    refusing: &["adaptive:shed", "adaptive:shed/without=within"],
     needs_output_len: false,
     build: |argument| {
-        let late = argument.and_then(rule::late);
-        let without = argument.and_then(|a| a.strip_prefix("without="));
-        let without = without.map(Parts::parse);
-        if without.is_some_and(|w| w.is_none()) {
+        let (first, behind) = match argument.map(|a| a.split_once('/').ok_or(a)) {
+            Some(Ok((first, behind))) => (Some(first), Some(behind)),
+            Some(Err(all)) => (Some(all), None),
+            None => (None, None),
+        };
+        let late = first.and_then(rule::late);
+        let rest = if late.is_some() { behind } else { argument };
+        let without = match rest.and_then(|r| r.strip_prefix("without=")) {
+            Some(parts) => Some(Parts::parse(parts)?),
+            None => None,
+        };
+        let rule = rest.filter(|_| without.is_none());
+        if late.is_some() && rule.is_some() {
             return None;
         }
-        let rule = argument.filter(|_| late.is_none() && without.is_none());
         let fixed = match rule {
             None => None,
             Some(rule) => Some(Incumbent::new(rule)?),
@@ -69,7 +80,7 @@ pub const ENTRY: Entry = Entry {
             // Until the first decision tells the models.
             incumbent: fixed.or_else(|| Incumbent::new("front"))?,
             late: late.unwrap_or(Late::Demote),
-            without: without.flatten().unwrap_or_default(),
+            without: without.unwrap_or_default(),
             history: History::default(),
             rescue: Rescue::default(),
             rescues: false,
@@ -82,6 +93,7 @@ pub const ENTRY: Entry = Entry {
             are_several: false,
             have_loops: false,
             refuses: false,
+            sheds: false,
             is_misfit: false,
         }))
     },
@@ -99,6 +111,13 @@ const DOUBT: f64 = 1.0;
 /// By how much `lazy` must be cheaper than all others: it is good for a rate that stays below capacity
 /// by little and bad for those around it.
 pub const LAZY_EDGE: f64 = 0.02;
+/// Shares of the target, in percent, within which those that may be shed are to be answered, and by how
+/// much each must be cheaper than all others: the less it is the more are shed that could be in time.
+const WITHIN: [(u32, f64); 5] = [(100, 0.0), (70, 0.02), (50, 0.03), (35, 0.05), (25, 0.07)];
+/// Plans that compare them look so many of the longest targets ahead, but at no more arrivals than these:
+/// within one or two, whoever waits longest may still be in time, as none come behind.
+const WITHIN_TARGETS: u64 = 8;
+const WITHIN_ARRIVALS: usize = 16_384;
 /// What a missed deadline costs, as a multiple of its SLA target.
 pub const MISS_WEIGHT: f64 = 3.0;
 /// Arrivals before the first plan, or these few where they take long.
@@ -213,6 +232,8 @@ struct Parts {
     hysteresis: bool,
     /// Rescue of who is passed over too often.
     rescue: bool,
+    /// Bounds of how long those wait that may be shed.
+    within: bool,
 }
 
 impl Parts {
@@ -229,6 +250,7 @@ impl Parts {
                 "correction" => &mut parts.correction,
                 "hysteresis" => &mut parts.hysteresis,
                 "rescue" => &mut parts.rescue,
+                "within" => &mut parts.within,
                 _ => return None,
             };
             *part = true;
@@ -272,6 +294,11 @@ impl Incumbent {
             Some(rule) => self.base.change(rule),
             None => self.other = super::build(name).ok(),
         }
+    }
+
+    /// See [`WITHIN`].
+    fn within(&self) -> u32 {
+        within(&self.name)
     }
 
     fn decide(&mut self, view: &View<'_>) -> Decision {
@@ -348,6 +375,8 @@ struct Adaptive {
     /// Requests are of one SLA class, and some may be refused or shed; when it last looked.
     has_one_class: bool,
     refuses: bool,
+    /// Some may be shed; when it last looked.
+    sheds: bool,
     /// Requests are of several models; when it last looked, or asked for a plan.
     are_several: bool,
     /// Those models have loops.
@@ -512,6 +541,7 @@ impl Policy for Adaptive {
             true => LONGER,
             false => 1,
         };
+        let repeats = repeats.max(self.repeats_for_bounds(arrivals.len()));
         Some(PlanRequest {
             config,
             arrivals,
@@ -536,13 +566,17 @@ impl Policy for Adaptive {
         let incumbent = &mut self.incumbent;
         let cost = |name: &str| plan.costs.iter().find(|c| c.0 == name).map(|c| c.1 as f64);
         let weighed = plan.doubted(doubt).map(|(name, cost)| {
-            let edge = if name == LAZY { LAZY_EDGE } else { 0.0 };
+            let edge = match name {
+                LAZY => LAZY_EDGE,
+                _ => edge_within(name),
+            };
             (name, cost * (1.0 + edge))
         });
         let Some((best, least)) = weighed.min_by(|a, b| a.1.total_cmp(&b.1)) else {
             return;
         };
-        let is_better = cost(&incumbent.name).is_none_or(|c| least < c * (1.0 - hysteresis));
+        let own = cost(&incumbent.name).map(|c| c * (1.0 + edge_within(&incumbent.name)));
+        let is_better = own.is_none_or(|own| least < own * (1.0 - hysteresis));
         if best != incumbent.name && is_better {
             incumbent.change(best);
         }
@@ -566,7 +600,10 @@ impl Adaptive {
         let asked = asked.filter(|(c, _)| self.history.has_class(ClassId(*c as u32)));
         let asked: SmallVec<[&Class; 4]> = asked.map(|(_, class)| class).collect();
         self.has_one_class = asked.len() <= 1;
-        self.refuses = refuses(self.late, asked.into_iter());
+        let late = |class: &&Class| class.late.unwrap_or(self.late);
+        let mut lates = asked.iter().map(late);
+        self.sheds = lates.clone().any(|l| l == Late::Shed);
+        self.refuses = self.sheds || lates.any(|l| l == Late::Refuse);
     }
 
     /// By how much another rule must be cheaper to replace the incumbent.
@@ -600,6 +637,16 @@ impl Adaptive {
         };
         if asked.have_loops && self.refuses {
             names.push(self.rule(LOOP_REFUSING));
+        }
+        if self.bounds_waiting(asked.have_loops) {
+            let own = self.incumbent.within();
+            for name in &mut names {
+                *name = rule::within(name, own);
+            }
+            let name = names.iter().find(|n| **n == self.incumbent.name);
+            let name = name.unwrap_or(&names[0]).clone();
+            let shares = WITHIN.iter().map(|w| w.0).filter(|&share| share != own);
+            names.extend(shares.map(|share| rule::within(&name, share)));
         }
         if !self.without.others {
             names.extend(others.iter().map(|o| o.to_string()));
@@ -655,6 +702,23 @@ impl Adaptive {
         }
     }
 
+    /// How often a plan has to take the past to see what bounds of waiting are worth; 0 if it compares
+    /// none.
+    fn repeats_for_bounds(&self, num_arrivals: usize) -> usize {
+        if !self.bounds_waiting(self.have_loops) {
+            return 0;
+        }
+        let target = self.history.longest_target().unwrap_or(Nanos::ZERO);
+        let repeats = WITHIN_TARGETS.saturating_mul(target.0) / self.history.span().0.max(1);
+        let most = WITHIN_ARRIVALS / num_arrivals.max(1);
+        (repeats as usize).min(most)
+    }
+
+    /// Whether plans choose a bound of how long those wait that may be shed.
+    fn bounds_waiting(&self, have_loops: bool) -> bool {
+        !have_loops && self.sheds && !self.without.within
+    }
+
     /// Launches that a plan may simulate.
     fn budget(&self, now: Time) -> u64 {
         let budget = self.history.num_arrivals() * PER_ARRIVAL;
@@ -683,8 +747,14 @@ impl Adaptive {
     }
 }
 
-/// Whether requests may be refused or shed, where classes that do not say go by `late`.
-fn refuses<'a>(late: Late, classes: impl Iterator<Item = &'a Class>) -> bool {
-    let mut lates = classes.map(|c| c.late.unwrap_or(late));
-    lates.any(|l| matches!(l, Late::Shed | Late::Refuse))
+/// The share of its target, in percent, within which a rule answers those that may be shed.
+fn within(rule: &str) -> u32 {
+    rule::find(rule).map_or(100, |rule| (rule.within * 100.0).round() as u32)
+}
+
+/// By how much that makes it dearer.
+fn edge_within(rule: &str) -> f64 {
+    let own = within(rule);
+    let edge = WITHIN.iter().find(|w| w.0 == own).map(|w| w.1);
+    edge.unwrap_or(0.0)
 }

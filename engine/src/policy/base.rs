@@ -30,7 +30,9 @@
 //! (`balance:1/demote`) they let those pass that can; with `shed` they are refused once they are
 //! the oldest of their kind, and those with an input longer than the mean when they arrive, if by
 //! then it is predicted; with `refuse` all of them when they arrive. What a class says of its own
-//! requests goes before that.
+//! requests goes before that. A word `withinP` before `shed` (`front:within50/shed`) sheds the oldest of
+//! a flow already where it would take longer than `P` percent of its target and more wait than fill a
+//! batch well: those behind it are answered sooner, and nothing runs in smaller batches for it.
 //!
 //! Batches are kept so small that their most urgent member is in time, but no smaller than one that is
 //! *filled well*: that reaches 90 percent of the highest throughput, or, with a word `fillP` before
@@ -65,7 +67,7 @@ use crate::core::{Ending, Flow, FlowKey, Key, ModelSpec, Request, SubBatch, View
 /// Registry line of `front`.
 pub const FRONT: Entry = Entry {
     name: "front",
-    usage: "front[:capP][/fillP][/TURNS][/LATE]",
+    usage: "front[:capP][/fillP][/TURNS][/withinP][/LATE]",
     summary: "whole-graph batches without padding: the next starts when the last has ended",
     examples: &[
         "front",
@@ -73,7 +75,7 @@ pub const FRONT: Entry = Entry {
         "front:cap90/demote",
         "front:fill99/demote",
     ],
-    refusing: &["front:shed"],
+    refusing: &["front:shed", "front:fill99/within50/shed"],
     needs_output_len: false,
     build: |argument| build("front", argument),
 };
@@ -81,7 +83,7 @@ pub const FRONT: Entry = Entry {
 /// Registry line of `join:K`.
 pub const JOIN: Entry = Entry {
     name: "join",
-    usage: "join:K[/capP][/fillP][/TURNS][/no-PART..][/LATE]",
+    usage: "join:K[/capP][/fillP][/TURNS][/no-PART..][/withinP][/LATE]",
     summary: "newcomers catch up inside a block where that pays, K requests queueing behind",
     examples: &[
         "join:0",
@@ -98,7 +100,7 @@ pub const JOIN: Entry = Entry {
 /// Registry line of `balance:F`.
 pub const BALANCE: Entry = Entry {
     name: "balance",
-    usage: "balance:F[/capP][/fillP][/TURNS][/no-PART..][/LATE]",
+    usage: "balance:F[/capP][/fillP][/TURNS][/no-PART..][/withinP][/LATE]",
     summary: "newcomers catch up once they have waited F times what they disturb",
     examples: &[
         "balance:0",
@@ -114,7 +116,7 @@ pub const BALANCE: Entry = Entry {
 /// Registry line of `sharing:F`.
 pub const SHARING: Entry = Entry {
     name: "sharing",
-    usage: "sharing:F/A/W[/capP][/fillP][/TURNS][/no-PART..][/LATE]",
+    usage: "sharing:F/A/W[/capP][/fillP][/TURNS][/no-PART..][/withinP][/LATE]",
     summary: "admits as balance:F; sub-batches take turns, members count to the power A, those in \
               front W-fold",
     examples: &[
@@ -131,7 +133,7 @@ pub const SHARING: Entry = Entry {
 /// Registry line of `iteration`.
 pub const ITERATION: Entry = Entry {
     name: "iteration",
-    usage: "iteration[:capP][/fillP][/TURNS][/no-PART..][/LATE]",
+    usage: "iteration[:capP][/fillP][/TURNS][/no-PART..][/withinP][/LATE]",
     summary: "newcomers join between two passes of the last loop, once each time",
     examples: &["iteration", "iteration:demote", "iteration:cap90/demote"],
     refusing: &["iteration:shed"],
@@ -202,6 +204,13 @@ impl Policy for Base {
             return Decision::Shed {
                 request,
                 cause: "its deadline can no longer be met",
+            };
+        }
+        if let Some(request) = self.too_many(view) {
+            self.weighed = Weighed::Many;
+            return Decision::Shed {
+                request,
+                cause: "more wait than can be answered soon",
             };
         }
         if let Some((into, from)) = mergeable(view) {
@@ -412,6 +421,25 @@ impl Base {
                 false => 0,
             };
             flow.front()
+        })
+    }
+
+    /// The oldest of a flow that sheds, where more wait than fill a batch well, and it would take longer
+    /// than the share of its target: those behind it wait for less, and the device has as much to do.
+    fn too_many(&mut self, view: &View<'_>) -> Option<Key> {
+        let rule = self.rule;
+        if rule.within >= 1.0 {
+            return None;
+        }
+        let flows = view.ready().flat_map(|m| view.queue(m).flows());
+        let mut sheds = flows.filter(|f| rule.late(view, f.key.class) == Late::Shed);
+        sheds.find_map(|flow| {
+            let key = flow.front()?;
+            let oldest = view.request(key);
+            let by = By::surely(view, oldest.request.model, flow.num_samples());
+            let promises = &mut self.promises;
+            let are_many = flow.num_samples() > promises.filled(view, oldest);
+            (are_many && promises.takes_longer(view, oldest, rule.within, by)).then_some(key)
         })
     }
 

@@ -16,6 +16,8 @@ pub(super) enum Weighed {
     #[default]
     Nothing,
     Late,
+    /// More of its flow wait than are answered soon.
+    Many,
     SamePlace,
     /// Nobody of the model was in flight.
     Idle,
@@ -37,6 +39,7 @@ impl fmt::Display for Weighed {
         match self {
             Self::Nothing => write!(f, "nobody waits"),
             Self::Late => write!(f, "its deadline cannot be met"),
+            Self::Many => write!(f, "more wait than can be answered soon"),
             Self::SamePlace => write!(f, "they stand at the same place"),
             Self::Idle => write!(f, "none of its model was in flight"),
             Self::Admission {

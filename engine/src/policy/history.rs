@@ -167,6 +167,11 @@ impl History {
             .is_some_and(|(l, m)| m as f64 >= l.max(1) as f64 * times)
     }
 
+    /// The longest target of those that are remembered.
+    pub fn longest_target(&self) -> Option<Nanos> {
+        self.known.iter().filter_map(|k| k.past.sla).max()
+    }
+
     /// Whether any of those that are remembered is of that class.
     pub fn has_class(&self, class: ClassId) -> bool {
         self.by_class.get(class.index()).is_some_and(|&num| num > 0)

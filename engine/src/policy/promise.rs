@@ -150,7 +150,23 @@ impl Promises {
     /// Whether a waiting request would be late if it were admitted now, in a batch that is filled
     /// well.
     pub fn is_late(&mut self, view: &View<'_>, state: &RequestState, by: By) -> bool {
-        state.deadline != Time::MAX && view.now + self.needs(view, state, by) > state.deadline
+        self.takes_longer(view, state, 1.0, by)
+    }
+
+    /// Whether a waiting request would take longer than a share of its target if it were admitted
+    /// now, in a batch that is filled well.
+    pub fn takes_longer(
+        &mut self,
+        view: &View<'_>,
+        state: &RequestState,
+        share: f64,
+        by: By,
+    ) -> bool {
+        if state.deadline == Time::MAX {
+            return false;
+        }
+        let rest = state.deadline.since(state.request.arrival).0 as f64 * (1.0 - share);
+        view.now + self.needs(view, state, by) + Nanos(rest as u64) > state.deadline
     }
 
     /// Whether a waiting request would be late if it were admitted now and ran with `batch`

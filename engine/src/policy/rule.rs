@@ -1,7 +1,7 @@
 //! What the base rules (`base.rs`) are made of, and the words that say so.
 //!
-//! `NAME:NUMBERS/capP/fillP/TURNS/no-PART/LATE`, where all but the name and its numbers may be left out:
-//! `sharing:2/6/1/cap97/ripe/demote`.
+//! `NAME:NUMBERS/capP/fillP/TURNS/no-PART/withinP/LATE`, where all but the name and its numbers may be
+//! left out: `sharing:2/6/1/cap97/ripe/demote`.
 
 use lazybatch_sla::{ClassId, Late};
 
@@ -27,6 +27,8 @@ pub(super) struct Rule {
     /// Batches are no larger than their most urgent member bears.
     pub shrinks: bool,
     pub late: Late,
+    /// Share of its target behind which the oldest is shed as long as more wait than fill a batch well.
+    pub within: f64,
 }
 
 impl Rule {
@@ -62,6 +64,9 @@ pub(super) enum Gate {
     /// Once between two passes of the last loop.
     Iteration,
 }
+
+/// The word of [`Rule::within`].
+const WITHIN: &str = "within";
 
 /// Names and how their numbers are read.
 type Reader = fn(Option<&str>) -> Option<Rule>;
@@ -107,6 +112,8 @@ fn rule(
     let mut words: Vec<&str> = argument.into_iter().flat_map(|a| a.split('/')).collect();
     let late = words.last().and_then(|w| late(w));
     words.truncate(words.len() - usize::from(late.is_some()));
+    let within = words.last().and_then(|w| percent(WITHIN, w));
+    words.truncate(words.len() - usize::from(within.is_some()));
     let (mut without, mut shrinks) = (Without::default(), true);
     while let Some(part) = words.last().and_then(|w| w.strip_prefix("no-")) {
         match part {
@@ -138,7 +145,26 @@ fn rule(
         without,
         shrinks,
         late: late.unwrap_or(Late::Keep),
+        within: within.unwrap_or(1.0),
     })
+}
+
+/// A specification with that share, in percent, in the place of its own, if it has one.
+pub(super) fn within(spec: &str, share: u32) -> String {
+    let (name, argument) = super::split(spec);
+    let words = argument.into_iter().flat_map(|a| a.split('/'));
+    let mut words: Vec<String> = words
+        .filter(|w| percent(WITHIN, w).is_none())
+        .map(str::to_string)
+        .collect();
+    if share < 100 {
+        let late = usize::from(words.last().is_some_and(|w| late(w).is_some()));
+        words.insert(words.len() - late, format!("{WITHIN}{share}"));
+    }
+    match words.is_empty() {
+        true => name.to_string(),
+        false => format!("{name}:{}", words.join("/")),
+    }
 }
 
 /// The share of a word such as `cap90`.
