@@ -667,6 +667,6 @@ fn overload_leaves_most_of_capacity_as_goodput() {
     assert!(demoting > 0.85 * capacity, "demoting {demoting}");
     assert!(shedding > 0.9 * capacity, "shedding {shedding}");
     // A queue that is kept short is worked off as fast.
-    assert!(bounded_ms < 0.8 * unbounded_ms, "{bounded_ms}");
+    assert!(bounded_ms < 0.9 * unbounded_ms, "{bounded_ms}");
     assert!(none == 0 && shed > 2000, "{none} and {shed} shed");
 }

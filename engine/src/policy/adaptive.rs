@@ -117,6 +117,8 @@ const WITHIN: [(u32, f64); 5] = [(100, 0.0), (70, 0.02), (50, 0.03), (35, 0.05),
 /// Plans that compare them look so many of the longest targets ahead, but at no more arrivals than these:
 /// within one or two, whoever waits longest may still be in time, as none come behind.
 const WITHIN_TARGETS: u64 = 8;
+/// They compare none before arrivals are known for so many of them: a burst may be over then.
+const WITHIN_KNOWN: u64 = 2;
 const WITHIN_ARRIVALS: usize = 16_384;
 /// What a missed deadline costs, as a multiple of its SLA target.
 pub const MISS_WEIGHT: f64 = 3.0;
@@ -400,6 +402,8 @@ struct Seen {
     rate: f64,
     /// Requests that had not ended.
     num_open: usize,
+    /// Of what span arrivals have to be known so that bounds of waiting can be compared, if they were not.
+    span: Option<Nanos>,
 }
 
 impl Policy for Adaptive {
@@ -520,11 +524,15 @@ impl Policy for Adaptive {
         let corrected = (&corrections[..], host.per_launch());
         let config = coarse::config(models, classes, corrected, &mut arrivals, &mut open);
         let load = load::of(&config, per_request, &arrivals);
+        let have_loops = self.asked(models).have_loops;
         self.planned = Some(Seen {
             at: view.now,
             num_arrivals: self.history.num_arrivals(),
             rate: self.history.rate(),
             num_open: self.history.num_open(),
+            span: self
+                .span_for_bounds()
+                .filter(|&span| !have_loops && !self.is_known(span)),
         });
         let mut rules = self.candidates(models);
         let asked = self.asked(models);
@@ -716,7 +724,19 @@ impl Adaptive {
 
     /// Whether plans choose a bound of how long those wait that may be shed.
     fn bounds_waiting(&self, have_loops: bool) -> bool {
-        !have_loops && self.sheds && !self.without.within
+        let span = self.span_for_bounds().filter(|_| !have_loops);
+        span.is_some_and(|span| self.is_known(span))
+    }
+
+    /// Of what span arrivals have to be known for that, if some are shed.
+    fn span_for_bounds(&self) -> Option<Nanos> {
+        let target = || self.history.longest_target();
+        let target = (self.sheds && !self.without.within).then(target).flatten();
+        target.map(|target| Nanos(target.0.saturating_mul(WITHIN_KNOWN)))
+    }
+
+    fn is_known(&self, span: Nanos) -> bool {
+        self.history.span() >= span || self.history.is_full()
     }
 
     /// Launches that a plan may simulate.
@@ -727,7 +747,8 @@ impl Adaptive {
     }
 
     /// Whether it is time for a plan: at 64 arrivals and at half as many again, each time, then at every
-    /// [`PLAN_EVERY`] or each [`STEADY`], and when the rate or the number of open requests has changed.
+    /// [`PLAN_EVERY`] or each [`STEADY`], when the rate or the number of open requests has changed, and
+    /// when bounds of waiting can be compared for the first time.
     fn is_due(&self, now: Time) -> bool {
         let num = self.history.num_arrivals();
         let Some(seen) = &self.planned else {
@@ -736,6 +757,9 @@ impl Adaptive {
         let since = num - seen.num_arrivals;
         let is_steady = seen.num_arrivals >= PLAN_EVERY && now.since(seen.at) < STEADY;
         if since >= (seen.num_arrivals / 2).min(PLAN_EVERY) && !is_steady {
+            return true;
+        }
+        if since >= OPEN_SEEN && seen.span.is_some_and(|span| self.is_known(span)) {
             return true;
         }
         let change = self.history.recent_rate() / seen.rate.max(f64::MIN_POSITIVE);

@@ -167,6 +167,11 @@ impl History {
             .is_some_and(|(l, m)| m as f64 >= l.max(1) as f64 * times)
     }
 
+    /// Whether the next one takes the place of the oldest.
+    pub fn is_full(&self) -> bool {
+        self.known.len() >= CAPACITY
+    }
+
     /// The longest target of those that are remembered.
     pub fn longest_target(&self) -> Option<Nanos> {
         self.known.iter().filter_map(|k| k.past.sla).max()
