@@ -285,6 +285,21 @@ fn a_bound_of_waiting_sheds_the_oldest_while_more_wait_than_fill_a_batch() {
          21.000 finish r1 met
          21.000 finish r2 met",
     );
+    // One fills a batch of its own, and nobody is behind it.
+    golden(
+        "front:within50/shed",
+        "max_batch 4; net once 10+10",
+        "at 0 in 1 out 1 sla 30
+         at 1 in 1 out 1 samples 3 sla 60",
+        " 0.000 arrive r0 m input 1
+          0.000 admit b0 [r0]
+          0.000 run b0 net.0 [r0@0]
+          1.000 arrive r1 m input 1
+         10.000 finish r0 met
+         10.000 admit b1 [r1]
+         10.000 run b1 net.0 [r1@0]
+         40.000 finish r1 met",
+    );
 }
 
 #[test]

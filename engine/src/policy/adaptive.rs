@@ -33,6 +33,7 @@ use lazybatch_sla::{Class, ClassId, Late, Launch, ModelId, Nanos, Time};
 use smallvec::SmallVec;
 
 use super::base::Base;
+use super::bounds;
 use super::coarse;
 use super::correction::Corrections;
 use super::history::History;
@@ -111,15 +112,6 @@ const DOUBT: f64 = 1.0;
 /// By how much `lazy` must be cheaper than all others: it is good for a rate that stays below capacity
 /// by little and bad for those around it.
 pub const LAZY_EDGE: f64 = 0.02;
-/// Shares of the target, in percent, within which those that may be shed are to be answered, and by how
-/// much each must be cheaper than all others: the less it is the more are shed that could be in time.
-const WITHIN: [(u32, f64); 5] = [(100, 0.0), (70, 0.02), (50, 0.03), (35, 0.05), (25, 0.07)];
-/// Plans that compare them look so many of the longest targets ahead, but at no more arrivals than these:
-/// within one or two, whoever waits longest may still be in time, as none come behind.
-const WITHIN_TARGETS: u64 = 8;
-/// They compare none before arrivals are known for so many of them: a burst may be over then.
-const WITHIN_KNOWN: u64 = 2;
-const WITHIN_ARRIVALS: usize = 16_384;
 /// What a missed deadline costs, as a multiple of its SLA target.
 pub const MISS_WEIGHT: f64 = 3.0;
 /// Arrivals before the first plan, or these few where they take long.
@@ -296,11 +288,6 @@ impl Incumbent {
             Some(rule) => self.base.change(rule),
             None => self.other = super::build(name).ok(),
         }
-    }
-
-    /// See [`WITHIN`].
-    fn within(&self) -> u32 {
-        within(&self.name)
     }
 
     fn decide(&mut self, view: &View<'_>) -> Decision {
@@ -549,7 +536,13 @@ impl Policy for Adaptive {
             true => LONGER,
             false => 1,
         };
-        let repeats = repeats.max(self.repeats_for_bounds(arrivals.len()));
+        let repeats = match self.history.longest_target() {
+            Some(target) if self.bounds_waiting(self.have_loops) => {
+                let span = self.history.span();
+                repeats.max(bounds::repeats(target, span, arrivals.len()))
+            }
+            _ => repeats,
+        };
         Some(PlanRequest {
             config,
             arrivals,
@@ -576,14 +569,14 @@ impl Policy for Adaptive {
         let weighed = plan.doubted(doubt).map(|(name, cost)| {
             let edge = match name {
                 LAZY => LAZY_EDGE,
-                _ => edge_within(name),
+                _ => bounds::edge(name),
             };
             (name, cost * (1.0 + edge))
         });
         let Some((best, least)) = weighed.min_by(|a, b| a.1.total_cmp(&b.1)) else {
             return;
         };
-        let own = cost(&incumbent.name).map(|c| c * (1.0 + edge_within(&incumbent.name)));
+        let own = cost(&incumbent.name).map(|c| c * (1.0 + bounds::edge(&incumbent.name)));
         let is_better = own.is_none_or(|own| least < own * (1.0 - hysteresis));
         if best != incumbent.name && is_better {
             incumbent.change(best);
@@ -647,14 +640,7 @@ impl Adaptive {
             names.push(self.rule(LOOP_REFUSING));
         }
         if self.bounds_waiting(asked.have_loops) {
-            let own = self.incumbent.within();
-            for name in &mut names {
-                *name = rule::within(name, own);
-            }
-            let name = names.iter().find(|n| **n == self.incumbent.name);
-            let name = name.unwrap_or(&names[0]).clone();
-            let shares = WITHIN.iter().map(|w| w.0).filter(|&share| share != own);
-            names.extend(shares.map(|share| rule::within(&name, share)));
+            bounds::vary(&mut names, &self.incumbent.name);
         }
         if !self.without.others {
             names.extend(others.iter().map(|o| o.to_string()));
@@ -710,18 +696,6 @@ impl Adaptive {
         }
     }
 
-    /// How often a plan has to take the past to see what bounds of waiting are worth; 0 if it compares
-    /// none.
-    fn repeats_for_bounds(&self, num_arrivals: usize) -> usize {
-        if !self.bounds_waiting(self.have_loops) {
-            return 0;
-        }
-        let target = self.history.longest_target().unwrap_or(Nanos::ZERO);
-        let repeats = WITHIN_TARGETS.saturating_mul(target.0) / self.history.span().0.max(1);
-        let most = WITHIN_ARRIVALS / num_arrivals.max(1);
-        (repeats as usize).min(most)
-    }
-
     /// Whether plans choose a bound of how long those wait that may be shed.
     fn bounds_waiting(&self, have_loops: bool) -> bool {
         let span = self.span_for_bounds().filter(|_| !have_loops);
@@ -732,7 +706,7 @@ impl Adaptive {
     fn span_for_bounds(&self) -> Option<Nanos> {
         let target = || self.history.longest_target();
         let target = (self.sheds && !self.without.within).then(target).flatten();
-        target.map(|target| Nanos(target.0.saturating_mul(WITHIN_KNOWN)))
+        target.map(bounds::span)
     }
 
     fn is_known(&self, span: Nanos) -> bool {
@@ -769,16 +743,4 @@ impl Adaptive {
         let (was, is) = (seen.num_open as f64, self.history.num_open() as f64);
         since >= OPEN_SEEN && was.max(is) > OPEN_CHANGE * was.min(is) + OPEN_MORE
     }
-}
-
-/// The share of its target, in percent, within which a rule answers those that may be shed.
-fn within(rule: &str) -> u32 {
-    rule::find(rule).map_or(100, |rule| (rule.within * 100.0).round() as u32)
-}
-
-/// By how much that makes it dearer.
-fn edge_within(rule: &str) -> f64 {
-    let own = within(rule);
-    let edge = WITHIN.iter().find(|w| w.0 == own).map(|w| w.1);
-    edge.unwrap_or(0.0)
 }

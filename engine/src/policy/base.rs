@@ -424,8 +424,8 @@ impl Base {
         })
     }
 
-    /// The oldest of a flow that sheds, where more wait than fill a batch well, and it would take longer
-    /// than the share of its target: those behind it wait for less, and the device has as much to do.
+    /// The oldest of a flow that sheds, where those behind it fill a batch well, and it would take longer
+    /// than the share of its target: they wait for less, and the device has as much to do.
     fn too_many(&mut self, view: &View<'_>) -> Option<Key> {
         let rule = self.rule;
         if rule.within >= 1.0 {
@@ -438,7 +438,8 @@ impl Base {
             let oldest = view.request(key);
             let by = By::surely(view, oldest.request.model, flow.num_samples());
             let promises = &mut self.promises;
-            let are_many = flow.num_samples() > promises.filled(view, oldest);
+            let left = flow.num_samples() - oldest.request.samples;
+            let are_many = left >= promises.filled(view, oldest);
             (are_many && promises.takes_longer(view, oldest, rule.within, by)).then_some(key)
         })
     }

@@ -6,6 +6,7 @@
 
 pub mod adaptive;
 pub mod base;
+mod bounds;
 pub mod cellular;
 mod coarse;
 pub mod continuous;
