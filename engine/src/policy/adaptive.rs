@@ -47,7 +47,7 @@ use crate::core::{Ending, Key, ModelSpec, Open, Plan, PlanRequest, Request, View
 /// Registry line.
 pub const ENTRY: Entry = Entry {
     name: "adaptive",
-    usage: "adaptive[:LATE][/without=PART+PART..] or adaptive:RULE",
+    usage: "adaptive[:LATE[/without=PARTS]|:RULE|:without=PARTS]",
     summary: "the base rule that does best over recent arrivals, by simulation; or always RULE",
     examples: &[
         "adaptive",
