@@ -511,7 +511,7 @@ impl Policy for Adaptive {
         let corrected = (&corrections[..], host.per_launch());
         let config = coarse::config(models, classes, corrected, &mut arrivals, &mut open);
         let load = load::of(&config, per_request, &arrivals);
-        let have_loops = self.asked(models).have_loops;
+        let asked = self.asked(models);
         self.planned = Some(Seen {
             at: view.now,
             num_arrivals: self.history.num_arrivals(),
@@ -519,10 +519,9 @@ impl Policy for Adaptive {
             num_open: self.history.num_open(),
             span: self
                 .span_for_bounds()
-                .filter(|&span| !have_loops && !self.is_known(span)),
+                .filter(|&span| !asked.have_loops && !self.is_known(span)),
         });
         let mut rules = self.candidates(models);
-        let asked = self.asked(models);
         (self.have_loops, self.are_several) = (asked.have_loops, asked.are_several);
         if self.are_several && load >= SHARED_EVENLY {
             rules.retain(|rule| rule::find(rule).is_some());

@@ -31,8 +31,8 @@
 //! the oldest of their kind, and those with an input longer than the mean when they arrive, if by
 //! then it is predicted; with `refuse` all of them when they arrive. What a class says of its own
 //! requests goes before that. A word `withinP` before `shed` (`front:within50/shed`) sheds the oldest of
-//! a flow already where it would take longer than `P` percent of its target and more wait than fill a
-//! batch well: those behind it are answered sooner, and nothing runs in smaller batches for it.
+//! a flow already where it would take longer than `P` percent of its target and those behind it fill a
+//! batch well: they are answered sooner, and nothing runs in smaller batches for it (`bounds.rs`).
 //!
 //! Batches are kept so small that their most urgent member is in time, but no smaller than one that is
 //! *filled well*: that reaches 90 percent of the highest throughput, or, with a word `fillP` before

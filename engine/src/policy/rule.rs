@@ -27,7 +27,7 @@ pub(super) struct Rule {
     /// Batches are no larger than their most urgent member bears.
     pub shrinks: bool,
     pub late: Late,
-    /// Share of its target behind which the oldest is shed as long as more wait than fill a batch well.
+    /// Share of its target behind which the oldest is shed as long as those behind it fill a batch well.
     pub within: f64,
 }
 

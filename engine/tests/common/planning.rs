@@ -67,6 +67,8 @@ impl Observer for Plans {
 
 pub struct Ran {
     pub mean_ms: f64,
+    /// Of those that were answered.
+    pub answered_ms: f64,
     pub met: usize,
     pub shed: usize,
     pub finishes: Vec<Time>,
@@ -99,18 +101,22 @@ pub fn run_on(
         &mut virtual_time::untimed,
     );
     let mut finishes = vec![Time::ZERO; arrivals.len()];
-    let (mut sum, mut met, mut shed) = (0.0, 0, 0);
+    let (mut sum, mut answered, mut met, mut shed) = (0.0, 0.0, 0, 0);
     for e in &ended {
         let request = &arrivals[e.id.index()].request;
         finishes[e.id.index()] = e.finish;
         let latency = e.finish.since(request.arrival);
         sum += latency.as_ms();
+        if e.outcome.is_completed() {
+            answered += latency.as_ms();
+        }
         met += usize::from(e.outcome == Outcome::Met);
         shed += usize::from(e.outcome == Outcome::Shed);
     }
     assert_eq!(judge.finish().map_err(|v| v.to_string()), Ok(()), "{spec}");
     Ran {
         mean_ms: sum / ended.len() as f64,
+        answered_ms: answered / (ended.len() - shed) as f64,
         met,
         shed,
         finishes,
