@@ -603,6 +603,19 @@ fn near_capacity_it_sees_which_backlog_stays() {
 }
 
 #[test]
+fn at_capacity_it_counts_whom_a_backlog_delays_behind_the_plan() {
+    // As many arrive as are served at the most: what a rule leaves of a backlog delays others for long.
+    // Within four times the arrivals that a plan knows a rule looks better that leaves more of it.
+    let config = proportional();
+    let (num, sla_ms) = (40_000, 20);
+    let arrivals = arrivals(num, 8205.0, sla_ms, 5);
+    let cost = |spec: &str| cost(&run(&config, spec, &arrivals), sla_ms, num);
+    let [adaptive, without] = ["adaptive", "adaptive:without=backlog"].map(cost);
+    println!("adaptive {adaptive:.2}, without {without:.2}");
+    assert!(adaptive < 0.8 * without, "{adaptive} against {without}");
+}
+
+#[test]
 fn a_backlog_near_capacity_is_served_and_not_kept() {
     // Small batches of those that can be in time leave the others behind, and what these wait is more than
     // the misses that are saved; batches of all that wait are late for many. Those that reach 99 % of the

@@ -74,16 +74,36 @@ pub struct PlanRequest {
     pub candidates: Vec<String>,
     /// How much one missed deadline counts, as a multiple of its SLA target.
     pub miss_weight: f64,
-    /// By how much another rule must be cheaper to replace the incumbent.
-    pub hysteresis: f64,
-    /// And by how many standard errors of the difference between them.
-    pub doubt: f64,
+    /// When another rule replaces the incumbent.
+    pub weighing: Weighing,
     /// How often the arrivals come, one time after another; oftener where they are few.
     pub repeats: usize,
     /// What each request takes of the host while no launch runs.
     pub per_request: Nanos,
+    /// By what factor longer the backlog that is left when the last has arrived lasts as others keep
+    /// coming; with 0 it costs no more than it does to those in it.
+    pub lasting: f64,
     /// Launches to simulate, about.
     pub budget: u64,
+}
+
+/// How rules are weighed against the incumbent.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Weighing {
+    /// By how much another rule must be cheaper to replace the incumbent.
+    pub hysteresis: f64,
+    /// And by how many standard errors of the difference between them.
+    pub doubt: f64,
+    /// By how much rules are held dearer than simulated, the incumbent too; those that are not, are left out.
+    pub edges: Vec<(String, f64)>,
+}
+
+impl Weighing {
+    /// What a cost of a rule counts.
+    fn weigh(&self, rule: &str, cost: f64) -> f64 {
+        let edge = self.edges.iter().find(|e| e.0 == rule);
+        cost * (1.0 + edge.map_or(0.0, |e| e.1))
+    }
 }
 
 /// What came of it.
@@ -105,10 +125,71 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Candidates with their costs and so many standard errors on top.
-    pub fn doubted(&self, doubt: f64) -> impl Iterator<Item = (&str, f64)> {
+    /// The rule that is to replace the incumbent; none where the incumbent is to stay.
+    pub fn better(&self, incumbent: &str, weighing: &Weighing) -> Option<&str> {
         let errors = self.errors.iter().copied().chain(std::iter::repeat(0));
-        let costs = self.costs.iter().zip(errors);
-        costs.map(move |((rule, cost), error)| (&**rule, *cost as f64 + doubt * error as f64))
+        let weighed = self.costs.iter().zip(errors);
+        let weighed = weighed.map(|((rule, cost), error)| {
+            let cost = *cost as f64 + weighing.doubt * error as f64;
+            (&**rule, weighing.weigh(rule, cost))
+        });
+        let (best, least) = weighed.min_by(|a, b| a.1.total_cmp(&b.1))?;
+        let own = self.costs.iter().find(|c| c.0 == incumbent);
+        let own = own.map(|(rule, cost)| weighing.weigh(rule, *cost as f64));
+        let is_better = own.is_none_or(|own| least < own * (1.0 - weighing.hysteresis));
+        (best != incumbent && is_better).then_some(best)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rule_replaces_the_incumbent_that_is_cheaper_by_hysteresis_doubt_and_edge() {
+        let better = |weighing: &Weighing, own: u64| {
+            let plan = Plan {
+                costs: [("capped", 100), ("own", own), ("other", 104)]
+                    .map(|(n, c)| (n.to_string(), c))
+                    .to_vec(),
+                errors: vec![4, 0, 0],
+                ..Plan::default()
+            };
+            plan.better("own", weighing).map(str::to_string)
+        };
+        let none = |weighing: &Weighing, own| better(weighing, own).is_none();
+        let plain = Weighing::default();
+        assert_eq!(better(&plain, 101).as_deref(), Some("capped"));
+        assert!(none(&plain, 100), "a tie changes nothing");
+        let slow = Weighing {
+            hysteresis: 0.02,
+            ..plain.clone()
+        };
+        assert!(none(&slow, 102));
+        assert_eq!(better(&slow, 103).as_deref(), Some("capped"));
+        let doubts = Weighing {
+            doubt: 1.0,
+            ..slow.clone()
+        };
+        assert!(none(&doubts, 106), "one standard error of 4");
+        assert_eq!(better(&doubts, 107).as_deref(), Some("capped"));
+        let edge = |rule: &str| Weighing {
+            edges: vec![(rule.to_string(), 0.1)],
+            ..slow.clone()
+        };
+        assert!(none(&edge("capped"), 106));
+        assert_eq!(better(&edge("capped"), 107).as_deref(), Some("other"));
+        assert_eq!(
+            better(&edge("own"), 95).as_deref(),
+            Some("capped"),
+            "the incumbent is held dearer too"
+        );
+        // An incumbent that was not simulated, and a plan without rules.
+        let plan = |costs: &[(&str, u64)]| Plan {
+            costs: costs.iter().map(|c| (c.0.to_string(), c.1)).collect(),
+            ..Plan::default()
+        };
+        assert_eq!(plan(&[("other", 9)]).better("own", &slow), Some("other"));
+        assert_eq!(plan(&[]).better("own", &slow), None);
     }
 }

@@ -14,6 +14,7 @@ pub(crate) mod sequences;
 mod steps;
 pub(crate) mod tally;
 pub mod threaded;
+mod trial;
 pub mod virtual_time;
 
 use std::sync::{Arc, Mutex};

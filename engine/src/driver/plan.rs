@@ -3,7 +3,9 @@
 //! Each candidate runs in a core of its own over a [`SimDevice`]. It begins with the requests that are
 //! open now, those in flight in the batch table where they stand and the others in the queue, and
 //! then the past arrives once more: what a rule is worth depends on the backlog that it finds. The
-//! launch that is in flight costs nothing there. A request counts by the weight of its class. Short
+//! launch that is in flight costs nothing there. A request counts by the weight of its class, and where the
+//! plan request says for how long, those behind the last count that would wait for its backlog
+//! (`trial.rs`). Short
 //! pasts are repeated, others as often as the plan request says. Where the budget does not allow all
 //! candidates the whole, they see the first part, and only those near the best of it go on, one of those
 //! that did the same: rules differ by what a load, or models of this kind, may not ask for.
@@ -18,6 +20,7 @@ use lazybatch_kernels::{Noise, SimDevice};
 use lazybatch_sla::{Launch, Nanos, RequestId, Time};
 
 use super::Observer;
+use super::trial::Trial;
 use super::virtual_time::{self, Script, SimRequest};
 use crate::core::{Core, Open, Past, Place, Plan, PlanRequest, Request};
 use crate::policy;
@@ -35,8 +38,6 @@ const PROBE: usize = 128;
 const SHORT_SHARE: u64 = 40;
 /// Gaps of a past that is repeated are scaled by 1, 1 less this and 1 more, at most, in turn.
 const PACE: f64 = 0.15;
-/// Parts of the past, one behind the other, over which costs are compared.
-const PARTS: usize = 8;
 /// Candidates dearer than this times the best of the short part are dropped.
 const NEAR: f64 = 1.4;
 
@@ -205,80 +206,19 @@ where
     done.into_iter().map(|(_, it)| it).collect()
 }
 
-/// What came of one candidate.
-struct Trial {
-    name: String,
-    launches: u64,
-    /// Mean cost of a request: latency plus weighted misses, in nanoseconds.
-    cost: f64,
-    /// What of it is of requests that arrive in each part of the past.
-    parts: [f64; PARTS],
-}
-
-impl Trial {
-    /// Of a candidate that ran over some of those offered.
-    fn new(plan: &PlanRequest, name: &str, offered: &Offered, ran: &Ran) -> Self {
-        let Offered {
-            arrivals, waited, ..
-        } = offered;
-        let mut trial = Self {
-            name: name.to_string(),
-            launches: ran.launches,
-            cost: 0.0,
-            parts: [0.0; PARTS],
-        };
-        let num = ran.ended.len().max(1) as f64;
-        let seen = ran.ended.len().saturating_sub(waited.len());
-        let past = seen.min(plan.arrivals.len()).max(1);
-        for e in &ran.ended {
-            let request = &arrivals[e.id.index()].request;
-            let before = waited.get(e.id.index()).copied().unwrap_or(Nanos::ZERO);
-            let weight = plan.config.classes[request.class.index()].weight / num;
-            let mut latency = (before + e.finish.since(request.arrival)).0 as f64;
-            let mut cost = 0.0;
-            if let Some(sla) = request.sla.map(|s| (before + s).0 as f64) {
-                let refused = !e.outcome.is_completed();
-                if refused || latency > sla {
-                    cost += weight * plan.miss_weight * sla;
-                }
-                if refused {
-                    latency = latency.max(sla);
-                }
-            }
-            cost += weight * latency;
-            trial.cost += cost;
-            // Those that are open at the start are of no part; a past that is repeated is one.
-            if let Some(i) = e.id.index().checked_sub(waited.len()) {
-                trial.parts[i % past * PARTS / past] += cost;
-            }
-        }
-        trial
-    }
-
-    /// Standard error of how much more it costs than another one, as the parts differ: they are as many
-    /// samples of a difference that is their sum.
-    fn error(&self, other: &Self) -> u64 {
-        let differences = self.parts.iter().zip(other.parts).map(|(a, b)| a - b);
-        let num = PARTS as f64;
-        let mean = differences.clone().sum::<f64>() / num;
-        let squares = differences.map(|d| (d - mean).powi(2)).sum::<f64>();
-        (num * squares / (num - 1.0)).sqrt() as u64
-    }
-}
-
 /// Requests to simulate.
-struct Offered {
+pub(super) struct Offered {
     /// Those that are open, at the start, with what is left of their targets, by sub-batch where they
     /// are in flight, which come first; then the past.
-    arrivals: Vec<SimRequest>,
+    pub arrivals: Vec<SimRequest>,
     /// Where those in flight stand.
     places: Vec<Place>,
     /// For how long each of those that are open has been; of one that is late, its target.
-    waited: Vec<Nanos>,
+    pub waited: Vec<Nanos>,
 }
 
 impl Offered {
-    fn new(request: &PlanRequest) -> Self {
+    pub fn new(request: &PlanRequest) -> Self {
         let past = &request.arrivals;
         let num = MIN_ARRIVALS.max(past.len() * request.repeats);
         let mut arrivals = Vec::with_capacity(MOST_OPEN + num);
@@ -376,9 +316,9 @@ impl Observer for Launches {
 }
 
 /// A simulation of one candidate.
-struct Ran {
-    ended: Vec<virtual_time::Ended>,
-    launches: u64,
+pub(super) struct Ran {
+    pub ended: Vec<virtual_time::Ended>,
+    pub launches: u64,
 }
 
 /// Simulates a candidate over the first `num` of those offered, asking `at_turn` at each turn whether to
@@ -416,13 +356,13 @@ fn run(
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
-    use crate::core::ModelSpec;
-    use lazybatch_sla::{ClassId, ModelId, Outcome, Profile};
+    use crate::core::{ModelSpec, Weighing};
+    use lazybatch_sla::{ClassId, ModelId, Profile};
     use std::sync::Arc;
 
-    fn request(num: u64, open: Vec<(u64, Nanos)>) -> PlanRequest {
+    pub fn request(num: u64, open: Vec<(u64, Nanos)>) -> PlanRequest {
         let past = |i| Past {
             id: RequestId(100 + i),
             gap: Nanos(10),
@@ -448,8 +388,8 @@ mod tests {
                 .collect(),
             candidates: Vec::new(),
             miss_weight: 3.0,
-            hysteresis: 0.02,
-            doubt: 0.0,
+            weighing: Weighing::default(),
+            lasting: 0.0,
             repeats: 1,
             per_request: Nanos::ZERO,
             budget: 0,
@@ -703,75 +643,5 @@ mod tests {
         // On two: 4 and then 9; 3, and 1 behind it.
         let in_line = [1, 2, 3, 100].map(|threads| made.in_line(threads));
         assert_eq!(in_line, [28, 5 + 12 + 4, 5 + 9 + 2, 5 + 9 + 2]);
-    }
-
-    #[test]
-    fn a_cost_counts_latency_and_misses_by_the_weight_of_the_class() {
-        let mut plan = request(4, Vec::new());
-        let gold = "gold:weight=4".parse().expect("a class");
-        plan.config.classes = lazybatch_sla::Class::by_id([gold]);
-        plan.arrivals[1].class = ClassId(1);
-        let offered = Offered::new(&plan);
-        // Two in time after 50, one of each class; then gold after 150, late by its target of 100;
-        // then one of the others, refused after 30.
-        let ended = |(i, after, outcome): (u64, u64, Outcome)| virtual_time::Ended {
-            id: RequestId(i),
-            first_launch: None,
-            finish: Time(offered.arrivals[i as usize].request.arrival.0 + after),
-            outcome,
-        };
-        let cost = |endings: &[(u64, u64, Outcome)]| {
-            let ran = Ran {
-                ended: endings.iter().copied().map(ended).collect(),
-                launches: 7,
-            };
-            Trial::new(&plan, "front", &offered, &ran).cost
-        };
-        let met = [(0, 50, Outcome::Met), (1, 50, Outcome::Met)];
-        assert_eq!(cost(&met), (50.0 + 4.0 * 50.0) / 2.0);
-        let late = [(1, 150, Outcome::Violated)];
-        assert_eq!(cost(&late), 4.0 * (150.0 + 3.0 * 100.0));
-        let refused = [(2, 30, Outcome::Shed)];
-        assert_eq!(cost(&refused), 100.0 + 3.0 * 100.0);
-    }
-
-    #[test]
-    fn an_error_is_how_much_the_parts_of_the_past_differ() {
-        let mut plan = request(1600, Vec::new());
-        plan.arrivals.iter_mut().for_each(|p| p.sla = None);
-        plan.repeats = 2;
-        let offered = Offered::new(&plan);
-        // Every request takes 100, but for those of some eighths of the past.
-        let trial = |num: usize, of_parts: [u64; PARTS]| {
-            let ended = |(i, a): (usize, &SimRequest)| virtual_time::Ended {
-                id: a.request.id,
-                first_launch: None,
-                finish: a.request.arrival + Nanos(of_parts[i % 1600 * PARTS / 1600]),
-                outcome: Outcome::Met,
-            };
-            let ran = Ran {
-                ended: offered.arrivals[..num]
-                    .iter()
-                    .enumerate()
-                    .map(ended)
-                    .collect(),
-                launches: 7,
-            };
-            Trial::new(&plan, "front", &offered, &ran)
-        };
-        let own = trial(3200, [100_000; PARTS]);
-        let even = trial(3200, [90_000; PARTS]);
-        assert_eq!((own.error(&own), even.error(&own)), (0, 0));
-        // Half of them gain 40, the others lose 20: by 8 samples of +-30, the error of their mean of 10 is
-        // 30 / sqrt(7).
-        let mut of_parts = [60_000; PARTS];
-        of_parts[4..].fill(120_000);
-        let uneven = trial(3200, of_parts);
-        assert_eq!((uneven.cost, even.cost), (90_000.0, 90_000.0));
-        let expected = 30_000.0 / 7f64.sqrt();
-        assert!((uneven.error(&own) as f64 - expected).abs() < 2.0);
-        // Of a first half the parts are those of what was seen.
-        let (own, half) = (trial(800, [100_000; PARTS]), trial(800, of_parts));
-        assert_eq!((half.cost, half.error(&own)), (60_000.0, 0));
     }
 }

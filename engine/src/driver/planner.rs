@@ -373,12 +373,11 @@ fn none(rest: Nanos) -> Plan {
 
 /// Whether a plan leaves the rule that was there when it was asked for.
 fn confirms(plan: &Plan, request: &PlanRequest) -> bool {
-    let incumbent = request.candidates.first();
-    let own = plan.costs.iter().find(|c| Some(&c.0) == incumbent);
-    let own = own.map(|c| c.1 as f64 * (1.0 - request.hysteresis));
-    let costs = plan.doubted(request.doubt).map(|c| c.1);
-    let least = costs.min_by(f64::total_cmp);
-    own.zip(least).is_some_and(|(own, least)| own <= least)
+    let Some(incumbent) = request.candidates.first() else {
+        return false;
+    };
+    let has_cost = plan.costs.iter().any(|c| c.0 == *incumbent);
+    has_cost && plan.better(incumbent, &request.weighing).is_none()
 }
 
 /// When a plan is made.

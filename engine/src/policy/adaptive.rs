@@ -7,7 +7,8 @@
 //! arrivals of the recent past, with their gaps, lengths and deadlines as they were and the latency
 //! tables as measured, and the one of least mean cost becomes the incumbent, the incumbent keeping its
 //! place unless another is cheaper by [`HYSTERESIS`], and by more than chance. Cost is latency, plus
-//! [`MISS_WEIGHT`] times the SLA target where that is missed.
+//! [`MISS_WEIGHT`] times the SLA target where that is missed; with one model without loops also that of
+//! those behind the plan whom its backlog would delay.
 //!
 //! What is learned online: arrivals (`history.rs`), output lengths of ended requests, which stand in
 //! for those of requests that have not ended, by input length; the ratio of measured to predicted
@@ -42,7 +43,7 @@ use super::places::Places;
 use super::rescue::Rescue;
 use super::rule;
 use super::{Decision, Entry, Policy};
-use crate::core::{Ending, Key, ModelSpec, Open, Plan, PlanRequest, Request, View};
+use crate::core::{Ending, Key, ModelSpec, Open, Plan, PlanRequest, Request, View, Weighing};
 
 /// Registry line.
 pub const ENTRY: Entry = Entry {
@@ -228,6 +229,8 @@ struct Parts {
     rescue: bool,
     /// Bounds of how long those wait that may be shed.
     within: bool,
+    /// What the backlog at the end of a plan costs behind it.
+    backlog: bool,
 }
 
 impl Parts {
@@ -245,6 +248,7 @@ impl Parts {
                 "hysteresis" => &mut parts.hysteresis,
                 "rescue" => &mut parts.rescue,
                 "within" => &mut parts.within,
+                "backlog" => &mut parts.backlog,
                 _ => return None,
             };
             *part = true;
@@ -391,6 +395,8 @@ struct Seen {
     num_open: usize,
     /// Of what span arrivals have to be known so that bounds of waiting can be compared, if they were not.
     span: Option<Nanos>,
+    /// How the rules are weighed.
+    weighing: Weighing,
 }
 
 impl Policy for Adaptive {
@@ -512,15 +518,6 @@ impl Policy for Adaptive {
         let config = coarse::config(models, classes, corrected, &mut arrivals, &mut open);
         let load = load::of(&config, per_request, &arrivals);
         let asked = self.asked(models);
-        self.planned = Some(Seen {
-            at: view.now,
-            num_arrivals: self.history.num_arrivals(),
-            rate: self.history.rate(),
-            num_open: self.history.num_open(),
-            span: self
-                .span_for_bounds()
-                .filter(|&span| !asked.have_loops && !self.is_known(span)),
-        });
         let mut rules = self.candidates(models);
         (self.have_loops, self.are_several) = (asked.have_loops, asked.are_several);
         if self.are_several && load >= SHARED_EVENLY {
@@ -542,6 +539,18 @@ impl Policy for Adaptive {
             }
             _ => repeats,
         };
+        let weighing = self.weighing(&rules);
+        self.planned = Some(Seen {
+            at: view.now,
+            num_arrivals: self.history.num_arrivals(),
+            rate: self.history.rate(),
+            num_open: self.history.num_open(),
+            span: self
+                .span_for_bounds()
+                .filter(|&span| !asked.have_loops && !self.is_known(span)),
+            weighing: weighing.clone(),
+        });
+        let lasting = self.lasting(load, arrivals.len());
         Some(PlanRequest {
             config,
             arrivals,
@@ -549,9 +558,9 @@ impl Policy for Adaptive {
             open,
             candidates: [incumbent].into_iter().chain(others).cloned().collect(),
             miss_weight: MISS_WEIGHT,
-            hysteresis: self.hysteresis(),
-            doubt: self.doubt(),
+            weighing,
             per_request,
+            lasting,
             budget: self.budget(view.now),
         })
     }
@@ -562,23 +571,11 @@ impl Policy for Adaptive {
         if std::mem::take(&mut self.is_outdated) {
             return;
         }
-        let (hysteresis, doubt) = (self.hysteresis(), self.doubt());
+        let weighing = self.planned.as_ref().map(|seen| &seen.weighing);
         let incumbent = &mut self.incumbent;
-        let cost = |name: &str| plan.costs.iter().find(|c| c.0 == name).map(|c| c.1 as f64);
-        let weighed = plan.doubted(doubt).map(|(name, cost)| {
-            let edge = match name {
-                LAZY => LAZY_EDGE,
-                _ => bounds::edge(name),
-            };
-            (name, cost * (1.0 + edge))
-        });
-        let Some((best, least)) = weighed.min_by(|a, b| a.1.total_cmp(&b.1)) else {
-            return;
-        };
-        let own = cost(&incumbent.name).map(|c| c * (1.0 + bounds::edge(&incumbent.name)));
-        let is_better = own.is_none_or(|own| least < own * (1.0 - hysteresis));
-        if best != incumbent.name && is_better {
-            incumbent.change(best);
+        let better = weighing.and_then(|weighing| plan.better(&incumbent.name, weighing));
+        if let Some(better) = better {
+            incumbent.change(better);
         }
     }
 }
@@ -622,6 +619,31 @@ impl Adaptive {
         match self.are_several || !self.have_loops || self.without.hysteresis {
             true => 0.0,
             false => DOUBT,
+        }
+    }
+
+    /// How the rules of a plan are weighed.
+    fn weighing(&self, rules: &[String]) -> Weighing {
+        let edges = rules.iter().map(|name| {
+            let edge = match name.as_str() {
+                LAZY if *name != self.incumbent.name => LAZY_EDGE,
+                _ => bounds::edge(name),
+            };
+            (name.clone(), edge)
+        });
+        Weighing {
+            hysteresis: self.hysteresis(),
+            doubt: self.doubt(),
+            edges: edges.filter(|e| e.1 != 0.0).collect(),
+        }
+    }
+
+    /// By what factor longer than a plan sees a backlog at its end lasts, at such a load. Several models, and
+    /// loops, take time that is no backlog; where some are refused or shed it is gone with them.
+    fn lasting(&self, load: f64, num_arrivals: usize) -> f64 {
+        match self.have_loops || self.are_several || self.refuses || self.without.backlog {
+            true => 0.0,
+            false => load::lasting(load, num_arrivals),
         }
     }
 

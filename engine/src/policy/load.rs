@@ -12,6 +12,11 @@ use crate::core::{CoreConfig, Past};
 const NEAR_CAPACITY: RangeInclusive<f64> = 0.85..=1.02;
 /// The same of several models.
 const NEAR_CAPACITY_SHARED: RangeInclusive<f64> = 0.85..=0.98;
+/// What arrivals leave of the time is this at the least.
+const LEAST_SPARE: f64 = 0.1;
+/// A load that is above 1 by more than so many standard errors of the mean gap is beyond capacity: there a
+/// backlog does not go.
+const SURELY: f64 = 3.0;
 /// As long as fewer arrivals are known than are remembered, so many standard errors of their mean gap may
 /// be chance, beside what that of all is.
 const UNSURE: f64 = 1.5;
@@ -45,9 +50,22 @@ pub(super) fn is_near_capacity(load: f64, num_arrivals: usize, are_several: bool
     if are_several {
         return NEAR_CAPACITY_SHARED.contains(&load);
     }
-    let error = |num: usize| 1.0 / (num.max(1) as f64).sqrt();
     let unsure = UNSURE * (error(num_arrivals) - error(history::CAPACITY));
     (*NEAR_CAPACITY.start()..=*NEAR_CAPACITY.end() + unsure).contains(&load)
+}
+
+/// By what factor longer a backlog lasts as others keep coming, by so many arrivals: what they leave of the
+/// time works it off. Beyond capacity 0, as there it is not known for how long.
+pub(super) fn lasting(load: f64, num_arrivals: usize) -> f64 {
+    match load > 1.0 + SURELY * error(num_arrivals) {
+        true => 0.0,
+        false => 1.0 / (1.0 - load).max(LEAST_SPARE),
+    }
+}
+
+/// The standard error of the mean of so many gaps, as a share of it, where arrivals are random.
+fn error(num_arrivals: usize) -> f64 {
+    1.0 / (num_arrivals.max(1) as f64).sqrt()
 }
 
 /// What was seen of a model.
@@ -76,6 +94,15 @@ mod tests {
         assert_eq!(highest(256, false), Some(1.09));
         assert_eq!([64, 4096].map(|num| highest(num, true)), [Some(0.98); 2]);
         assert!(!is_near_capacity(0.84, 64, false));
+    }
+
+    #[test]
+    fn a_backlog_lasts_as_much_longer_as_others_take_of_the_time() {
+        let lasting = |load| (lasting(load, 10_000) * 1e6).round() / 1e6;
+        assert_eq!([0.0, 0.5, 0.8, 0.9].map(lasting), [1.0, 2.0, 5.0, 10.0]);
+        assert_eq!([0.99, 1.0, 1.029].map(lasting), [10.0; 3]);
+        assert_eq!([1.031, 3.0].map(lasting), [0.0; 2], "it stays");
+        assert_eq!(super::lasting(1.18, 256), 10.0, "it may go");
     }
 
     #[test]

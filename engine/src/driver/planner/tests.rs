@@ -1,7 +1,7 @@
 //! The planner on clocks of its own.
 
 use super::*;
-use crate::core::{CoreConfig, ModelSpec, Open, Past};
+use crate::core::{CoreConfig, ModelSpec, Open, Past, Weighing};
 use lazybatch_sla::{ClassId, ModelId, Profile, RequestId};
 
 /// Takes each rule some thousand launches.
@@ -30,8 +30,12 @@ fn request() -> PlanRequest {
         open: Vec::new(),
         candidates: ["front", "join:0", "cellular"].map(String::from).to_vec(),
         miss_weight: 3.0,
-        hysteresis: 0.02,
-        doubt: 1.0,
+        weighing: Weighing {
+            hysteresis: 0.02,
+            doubt: 1.0,
+            edges: Vec::new(),
+        },
+        lasting: 0.0,
         repeats: 1,
         per_request: Nanos::ZERO,
         budget: 1_000_000,
@@ -324,23 +328,22 @@ fn plans_that_change_nothing_come_later_where_they_cost_launches() {
 }
 
 #[test]
-fn a_gain_within_its_error_confirms_the_rule() {
-    let confirmed = |own: u64, error: u64, doubt: f64| {
+fn a_gain_that_replaces_no_rule_confirms_it() {
+    let confirmed = |own: u64, edge: f64| {
         let plan = Plan {
             costs: [("join:0", 100), ("front", own)]
                 .map(|(n, c)| (n.to_string(), c))
                 .to_vec(),
-            errors: vec![error, 0],
             ..Plan::default()
         };
-        let asked = PlanRequest { doubt, ..request() };
+        let mut asked = request();
+        asked.weighing.edges = vec![("join:0".to_string(), edge)];
         confirms(&plan, &asked)
     };
-    assert!(confirmed(102, 0, 1.0), "2 % change nothing");
-    assert!(!confirmed(105, 0, 1.0));
-    assert!(!confirmed(105, 2, 1.0));
-    assert!(confirmed(105, 4, 1.0));
-    assert!(!confirmed(105, 4, 0.0), "nobody doubts it");
+    assert!(confirmed(102, 0.0), "2 % change nothing");
+    assert!(!confirmed(105, 0.0));
+    assert!(confirmed(105, 0.03), "it is held dearer");
+    assert!(!confirms(&Plan::default(), &request()), "there is no plan");
 }
 
 #[test]
