@@ -1,9 +1,10 @@
 //! `cargo xtask tidy`: style rules that neither the compiler nor clippy knows.
 //!
-//! A [`rules::Rule`] looks at the [`Tree`] of the project's text files and returns findings. What
-//! ignored folders hold (build output, downloaded models) is not looked at.
+//! A [`rules::Rule`] looks at the [`Tree`] of the project's files and returns findings. What ignored
+//! folders hold (build output, downloaded models) is not looked at.
 
 mod lexer;
+mod references;
 mod rules;
 
 use std::path::{Path, PathBuf};
@@ -17,12 +18,12 @@ const HIDDEN_FOLDERS: [&str; 4] = [".ci", ".cargo", ".config", ".github"];
 /// Larger files are data, not text that anybody wrote.
 const MAX_BYTES: u64 = 4 << 20;
 
-/// One text file.
+/// One file.
 #[derive(Clone, Debug)]
 struct SourceFile {
     /// Path from the root, with `/` between its parts.
     path: String,
-    /// Its text.
+    /// Its text; empty where it has none, or is data.
     text: String,
     /// For Rust, its text with comments and literals blanked; else empty.
     code: String,
@@ -44,7 +45,7 @@ impl SourceFile {
     }
 }
 
-/// The project's text files, by path.
+/// The project's files, by path.
 type Tree = Vec<SourceFile>;
 
 /// A place where a rule does not hold.
@@ -75,7 +76,7 @@ pub fn run(root: &Path) -> Result<bool> {
     Ok(num_findings == 0)
 }
 
-/// Adds the text files below `folder`, in order of their names.
+/// Adds the files below `folder`, in order of their names.
 fn collect(root: &Path, folder: &Path, tree: &mut Tree) -> Result<()> {
     let entries = std::fs::read_dir(folder).with_context(|| folder.display().to_string())?;
     let mut paths: Vec<PathBuf> = Vec::new();
@@ -98,15 +99,16 @@ fn collect(root: &Path, folder: &Path, tree: &mut Tree) -> Result<()> {
             if !hidden && !SKIPPED_FOLDERS.contains(&name.as_str()) {
                 collect(root, &path, tree)?;
             }
-        } else if meta.is_file() && meta.len() <= MAX_BYTES {
-            let bytes = std::fs::read(&path).with_context(|| path.display().to_string())?;
+        } else if meta.is_file() {
+            let bytes = match meta.len() <= MAX_BYTES {
+                true => std::fs::read(&path).with_context(|| path.display().to_string())?,
+                false => Vec::new(),
+            };
             let relative = path.strip_prefix(root).unwrap_or(&path);
-            if let Ok(text) = String::from_utf8(bytes) {
-                tree.push(SourceFile::new(
-                    relative.to_string_lossy().replace('\\', "/"),
-                    text,
-                ));
-            }
+            tree.push(SourceFile::new(
+                relative.to_string_lossy().replace('\\', "/"),
+                String::from_utf8(bytes).unwrap_or_default(),
+            ));
         }
     }
     Ok(())
@@ -136,7 +138,8 @@ mod tests {
         let mut tree = Tree::new();
         collect(folder.path(), folder.path(), &mut tree).unwrap();
         let paths: Vec<&str> = tree.iter().map(|file| file.path.as_str()).collect();
-        assert_eq!(paths, [".ci/run", "src/a.rs", "src/b.rs"]);
+        assert_eq!(paths, [".ci/run", "blob.bin", "src/a.rs", "src/b.rs"]);
+        assert_eq!(tree[1].text, "", "no text");
     }
 
     #[test]

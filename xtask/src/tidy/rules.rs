@@ -1,6 +1,7 @@
 //! The rules.
 
 use super::lexer::is_word;
+use super::references::references;
 use super::{Finding, SourceFile, Tree};
 
 /// A rule about the whole tree.
@@ -50,6 +51,11 @@ pub const RULES: &[Rule] = &[
         about: "ids in the core are newtypes",
         check: raw_ids,
     },
+    Rule {
+        name: "references",
+        about: "what documents refer to is there",
+        check: references,
+    },
 ];
 
 /// Names that the scheduler core does not mention.
@@ -83,7 +89,7 @@ const RAW_INTEGERS: [&str; 12] = [
     "u8", "u16", "u32", "u64", "u128", "usize", "i8", "i16", "i32", "i64", "i128", "isize",
 ];
 
-fn finding(file: &SourceFile, line: usize, what: impl Into<String>) -> Finding {
+pub(super) fn finding(file: &SourceFile, line: usize, what: impl Into<String>) -> Finding {
     Finding {
         path: file.path.clone(),
         line,
