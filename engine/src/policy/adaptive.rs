@@ -7,8 +7,8 @@
 //! arrivals of the recent past, with their gaps, lengths and deadlines as they were and the latency
 //! tables as measured, and the one of least mean cost becomes the incumbent, the incumbent keeping its
 //! place unless another is cheaper by [`HYSTERESIS`], and by more than chance. Cost is latency, plus
-//! [`MISS_WEIGHT`] times the SLA target where that is missed; with one model without loops also that of
-//! those behind the plan whom its backlog would delay.
+//! [`MISS_WEIGHT`] times the SLA target where that is missed; without loops also that of those
+//! behind the plan whom its backlog would delay.
 //!
 //! What is learned online: arrivals (`history.rs`), output lengths of ended requests, which stand in
 //! for those of requests that have not ended, by input length; the ratio of measured to predicted
@@ -638,10 +638,10 @@ impl Adaptive {
         }
     }
 
-    /// By what factor longer than a plan sees a backlog at its end lasts, at such a load. Several models, and
-    /// loops, take time that is no backlog; where some are refused or shed it is gone with them.
+    /// By what factor longer than a plan sees a backlog at its end lasts, at such a load, by so many arrivals.
+    /// Loops take time that is no backlog; where some are refused or shed it is gone with them.
     fn lasting(&self, load: f64, num_arrivals: usize) -> f64 {
-        match self.have_loops || self.are_several || self.refuses || self.without.backlog {
+        match self.have_loops || self.refuses || self.without.backlog {
             true => 0.0,
             false => load::lasting(load, num_arrivals),
         }

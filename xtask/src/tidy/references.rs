@@ -70,8 +70,10 @@ fn results(line: &str) -> Vec<String> {
     let mut found = Vec::new();
     for at in (3..parts.len()).step_by(2) {
         let (name, between, folder) = (parts[at - 2], parts[at - 1], parts[at]);
-        let is_file = name.contains('.') && !name.contains('/') && !name.contains(PATTERN);
-        if folder.starts_with(RESULTS) && between.ends_with(" in ") && is_file {
+        // One that begins with a dot is an ending alone.
+        let is_file = name.find('.').is_some_and(|at| at > 0) && !name.contains('/');
+        let is_told = folder.starts_with(RESULTS) && between.ends_with(" in ");
+        if is_told && is_file && !name.contains(PATTERN) {
             found.push(format!("{}/{name}", folder.trim_end_matches('/')));
         }
     }
