@@ -77,6 +77,8 @@ impl Trial {
 /// When the last has arrived the device has work for a time `w`. While others keep coming it goes in
 /// `lasting * w`, and those that come meanwhile, so many in a time as before, wait for what is left of it,
 /// `w / 2` in the mean. As many of them miss their targets as in the second half of the simulation.
+/// Arrivals and work flow at their mean rates: the fluid approximation of queues (Newell, "Applications of
+/// Queueing Theory").
 struct Behind {
     backlog: f64,
     /// Requests in a nanosecond.

@@ -112,7 +112,7 @@ const HYSTERESIS_REFUSING: f64 = 0.0025;
 const DOUBT: f64 = 1.0;
 /// By how much `lazy` must be cheaper than all others: it is good for a rate that stays below capacity
 /// by little and bad for those around it.
-pub const LAZY_EDGE: f64 = 0.02;
+const LAZY_EDGE: f64 = 0.02;
 /// What a missed deadline costs, as a multiple of its SLA target.
 pub const MISS_WEIGHT: f64 = 3.0;
 /// Arrivals before the first plan, or these few where they take long.
@@ -626,6 +626,7 @@ impl Adaptive {
     fn weighing(&self, rules: &[String]) -> Weighing {
         let edges = rules.iter().map(|name| {
             let edge = match name.as_str() {
+                // It is left for as little as any other.
                 LAZY if *name != self.incumbent.name => LAZY_EDGE,
                 _ => bounds::edge(name),
             };
