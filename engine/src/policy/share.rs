@@ -27,6 +27,22 @@ struct Share {
     charged: f64,
 }
 
+impl Share {
+    /// For how long the oldest of it has waited for the start or been in flight.
+    fn longest(&self, view: &View<'_>) -> Nanos {
+        let is_own = |f: &&Flow| f.key.class == self.class && f.key.level == self.level;
+        let waiting = view.queue(self.model).flows().filter(is_own);
+        let waiting = waiting.filter_map(Flow::front);
+        let waiting = waiting.map(|key| view.request(key));
+        let entries = view.table().iter().filter(|e| e.model == self.model);
+        let in_flight = entries.flat_map(|e| view.members(e));
+        let in_flight =
+            in_flight.filter(|m| (m.request.class, m.request.priority) == (self.class, self.level));
+        let arrivals = waiting.chain(in_flight).map(|r| r.request.arrival);
+        arrivals.min().map_or(Nanos::ZERO, |a| view.now.since(a))
+    }
+}
+
 /// Who comes first: priority levels from 1 up, then 0; then the least charged.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Claim {
@@ -177,6 +193,25 @@ impl Shares {
             let least = least.iter().find(|l| l.0 == share.level);
             if let Some((_, least)) = least.filter(|_| share.open > 0) {
                 share.charged = share.charged.max(*least);
+            }
+        }
+    }
+
+    /// Who has nobody waiting for longer than `most` is owed no more than that, against whoever of its level
+    /// has been charged most.
+    pub fn bound(&mut self, view: &View<'_>, most: f64) {
+        let mut highest: SmallVec<[(u8, f64); 4]> = SmallVec::new();
+        for share in self.flows.iter().filter(|s| s.open > 0) {
+            match highest.iter_mut().find(|h| h.0 == share.level) {
+                Some((_, highest)) => *highest = highest.max(share.charged),
+                None => highest.push((share.level, share.charged)),
+            }
+        }
+        for share in self.flows.iter_mut().filter(|s| s.open > 0) {
+            let highest = highest.iter().find(|h| h.0 == share.level);
+            let least = highest.map_or(0.0, |h| h.1) - most;
+            if share.charged < least && share.longest(view).0 as f64 <= most {
+                share.charged = least;
             }
         }
     }

@@ -5,7 +5,10 @@
 //! there is no time left for batches of the others. So a rule may let models take turns by what is good
 //! for their requests, as long as they have been charged nearly as little: whoever has been charged more
 //! than the least by [`ROUNDS`] rounds, a full batch of every model that has work each, comes behind.
-//! What one has been charged less counts only while it waits (`Shares::forgive`).
+//! What one has been charged less counts only while it waits (`Shares::forgive`), and no more than
+//! [`ROUNDS`] rounds of it as long as nobody has waited for as long (`Shares::bound`): near capacity
+//! somebody of every model waits at any time, and one that is asked for seldom has been charged less by
+//! ever more although nobody of it waits for long.
 //!
 //! Source of `short` and `ripe`: the rule c mu of the theory of queues (Cox and Smith, "Queues", 1961),
 //! who holds up most for its time first, and MaxWeight (Tassiulas and Ephremides, 1992), which weighs by
@@ -153,15 +156,20 @@ impl Turns {
         if self != Self::Least {
             shares.forgive(view);
         }
+        let full = |&m: &ModelId| promises.whole(view, m, view.model(m).max_batch).0 as f64;
+        let more = match self {
+            Self::Least | Self::Spare => 0.0,
+            _ => {
+                let rounds = ROUNDS * models.iter().map(full).sum::<f64>();
+                shares.bound(view, rounds);
+                rounds
+            }
+        };
         let claims: SmallVec<[Claim; 4]> = models.iter().map(|&m| shares.of_model(m)).collect();
         let Some(least) = claims.iter().copied().min_by(Claim::order) else {
             return models;
         };
-        let full = |&m: &ModelId| promises.whole(view, m, view.model(m).max_batch).0 as f64;
-        let most = match self {
-            Self::Least | Self::Spare => least.charged,
-            _ => least.charged + ROUNDS * models.iter().map(full).sum::<f64>(),
-        };
+        let most = least.charged + more;
         let of_model = |(&model, claim): (&ModelId, Claim)| Turn {
             model,
             claim,
