@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use lazybatch_graph::Repeat;
 use lazybatch_sla::profile::{FORMAT, ModelProfile};
 use lazybatch_sla::{Class, LatencyTable, ModelId, Profile, SegmentRanges, segments_of};
 use serde::{Deserialize, Serialize};
@@ -159,6 +160,11 @@ impl ModelSpec {
     /// Whether it is no model.
     pub fn is_vacant(&self) -> bool {
         self.max_in_flight == 0
+    }
+
+    /// Whether a block of it runs more than once for a request, or not at all.
+    pub fn has_loops(&self) -> bool {
+        self.blocks.iter().any(|b| b.repeat != Repeat::Once)
     }
 }
 

@@ -662,8 +662,7 @@ fn checked(profile: ModelProfile) -> Result<ModelProfile, ProfileError> {
 /// Whether the largest batch of a model, from its begin to its end, keeps the thread that issues its
 /// launches for no longer than [`QUICK`], by its table.
 fn is_quick(device: &dyn Device, program: &Program, spec: &ModelSpec) -> bool {
-    let is_short = program.length_input.is_none()
-        && spec.blocks.iter().all(|block| block.repeat == Repeat::Once);
+    let is_short = program.length_input.is_none() && !spec.has_loops();
     let blocks = 0..spec.blocks.len() as u32;
     let pass = |b| {
         spec.table

@@ -29,7 +29,6 @@
 //! Source: rollout over a portfolio of heuristics is one-step policy improvement (Bertsekas,
 //! "Rollout Algorithms for Discrete Optimization"); here over whole rules, not single steps.
 
-use lazybatch_graph::Repeat;
 use lazybatch_sla::{Class, ClassId, Late, Launch, ModelId, Nanos, Time};
 use smallvec::SmallVec;
 
@@ -697,9 +696,8 @@ impl Adaptive {
         let of = |m: usize| self.history.is_empty() || self.history.has(ModelId(m as u32));
         let asked = models.iter().enumerate().filter(|(m, _)| of(*m));
         let asked = asked.map(|(_, spec)| spec).filter(|spec| !spec.is_vacant());
-        let mut blocks = asked.clone().flat_map(|spec| &spec.blocks);
         Asked {
-            have_loops: blocks.any(|b| b.repeat != Repeat::Once),
+            have_loops: asked.clone().any(ModelSpec::has_loops),
             are_several: asked.count() > 1,
         }
     }

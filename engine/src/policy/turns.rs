@@ -8,7 +8,8 @@
 //! What one has been charged less counts only while it waits (`Shares::forgive`), and no more than
 //! [`ROUNDS`] rounds of it as long as nobody has waited for as long (`Shares::bound`): near capacity
 //! somebody of every model waits at any time, and one that is asked for seldom has been charged less by
-//! ever more although nobody of it waits for long.
+//! ever more although nobody of it waits for long. Of models with loops it counts however much it is: their
+//! requests are in flight for many passes, and are let through pass by pass.
 //!
 //! Source of `short` and `ripe`: the rule c mu of the theory of queues (Cox and Smith, "Queues", 1961),
 //! who holds up most for its time first, and MaxWeight (Tassiulas and Ephremides, 1992), which weighs by
@@ -161,7 +162,9 @@ impl Turns {
             Self::Least | Self::Spare => 0.0,
             _ => {
                 let rounds = ROUNDS * models.iter().map(full).sum::<f64>();
-                shares.bound(view, rounds);
+                if !models.iter().any(|&m| view.model(m).has_loops()) {
+                    shares.bound(view, rounds);
+                }
                 rounds
             }
         };
