@@ -1,8 +1,8 @@
 //! `lazybatch-measure`: writes the figures that `benches/results/` keeps.
 //!
 //! `lazybatch-measure COMMAND FOLDER [--threads N] [--seed N] [--requests N] [--repeats N]`,
-//! `lazybatch-measure realtime --model NAME ...`, `lazybatch-measure peers FOLDER --python PATH`, or
-//! `lazybatch-measure weights FOLDER`; see [`USAGE`].
+//! `lazybatch-measure realtime --model NAME ...`, `lazybatch-measure mixes --mix MIX ...`,
+//! `lazybatch-measure peers FOLDER --python PATH`, or `lazybatch-measure weights FOLDER`; see [`USAGE`].
 
 mod measure;
 
@@ -13,7 +13,7 @@ use lazybatch_benches::record::{self, Recorder};
 use lazybatch_benches::serving::echo;
 
 use measure::args::{all_cores, folder, pairs, positive, read};
-use measure::{peers, realtime, serve, weights};
+use measure::{mixes, peers, realtime, serve, weights};
 
 /// What the command line says without arguments.
 const USAGE: &str = "\
@@ -58,6 +58,12 @@ usage: lazybatch-measure realtime --model NAME --out FILE.jsonl --requests N | -
 --max-batch N      most requests of one launch; 64 if absent
 --threads N        threads of the CPU device; all cores if absent
 --seed N           seed of inputs, and of the first pair's arrivals; 1 if absent
+
+usage: lazybatch-measure mixes --mix A:SHARE+B:SHARE --out FILE.jsonl --seconds S --sla-ms MS [OPTION VALUE]...
+
+  The same of several models on one device, none with a decoder, at shares of what `greedy` drains
+  of them, measured before each pair. Takes --loads, --pairs, --policies, --max-batch, --threads and
+  --seed, as realtime does.
 
 usage: lazybatch-measure peers FOLDER --python PATH [OPTION VALUE]...
 
@@ -194,6 +200,13 @@ fn main() -> anyhow::Result<()> {
         let options = or_usage(realtime::Options::parse(options, &command(&args)));
         record::environment(record::folder_of(&options.out))?;
         return realtime::run(&options);
+    }
+    if let [name, options @ ..] = &args[..]
+        && name == "mixes"
+    {
+        let options = or_usage(mixes::Options::parse(options, &command(&args)));
+        record::environment(record::folder_of(&options.out))?;
+        return mixes::run(&options);
     }
     if let [name, options @ ..] = &args[..]
         && name == "peers"

@@ -183,7 +183,7 @@ mod tests {
     use lazybatch_engine::ModelOptions;
     use lazybatch_kernels::{CpuDevice, CpuOptions};
     use lazybatch_sla::Nanos;
-    use lazybatch_workloads::experiment::{Call, Serving, inputs};
+    use lazybatch_workloads::experiment::{Call, Hosted, Serving, inputs};
     use lazybatch_workloads::zoo;
 
     #[test]
@@ -197,9 +197,11 @@ mod tests {
             move || Ok(Box::new(shelf.take().unwrap()) as Box<dyn Device>)
         };
         let serving = Serving {
-            model: entry.name,
-            program,
-            options: ModelOptions::default(),
+            models: vec![Hosted {
+                name: entry.name,
+                program,
+                options: ModelOptions::default(),
+            }],
             device: &take,
             pool: &pool,
             output_lens: Some(&lens),

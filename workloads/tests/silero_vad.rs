@@ -50,6 +50,7 @@ fn chunks(audio: &[f32]) -> Vec<Item> {
     let padded: Vec<f32> = [0.0; CONTEXT].iter().chain(audio).copied().collect();
     let windows = padded.windows(CONTEXT + CHUNK).step_by(CHUNK);
     let item = |window| Item {
+        model: 0,
         inputs: vec![Tensor::from_f32(&[1, CONTEXT + CHUNK], window)],
         input_len: 0,
         text: None,

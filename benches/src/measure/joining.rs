@@ -25,7 +25,7 @@ use lazybatch_kernels::{CpuDevice, CpuOptions, Device};
 use lazybatch_sla::Nanos;
 use lazybatch_workloads::arrivals::{Limit, Process, Stream, Workload};
 use lazybatch_workloads::experiment::inputs::{self, Item};
-use lazybatch_workloads::experiment::{Call, Served, Serving};
+use lazybatch_workloads::experiment::{Call, Hosted, Served, Serving};
 use lazybatch_workloads::lengths::Lengths;
 use serde_json::json;
 
@@ -104,13 +104,15 @@ fn compare(sizes: Sizes, recorder: &Recorder) -> anyhow::Result<()> {
         Ok(Box::new(taken))
     };
     let serving = Serving {
-        model: MODEL,
-        program,
-        options: ModelOptions {
-            profile: profile.models.into_iter().next(),
-            max_batch: Some(most),
-            ..ModelOptions::default()
-        },
+        models: vec![Hosted {
+            name: MODEL,
+            program,
+            options: ModelOptions {
+                profile: profile.models.into_iter().next(),
+                max_batch: Some(most),
+                ..ModelOptions::default()
+            },
+        }],
         device: &take,
         pool: &pool,
         output_lens: None,

@@ -9,6 +9,7 @@ pub mod gemm;
 pub mod instructions;
 pub mod joining;
 pub mod load;
+pub mod mixes;
 pub mod peers;
 pub mod realtime;
 pub mod serve;

@@ -35,7 +35,7 @@ use lazybatch_kernels::{CpuDevice, CpuOptions, Device, Noise};
 use lazybatch_sla::{LatencyTable, Nanos, OutputLen, Profile, Time, segments_of};
 use lazybatch_workloads::arrivals::{Arrival, Limit, Stream, Workload, mean_rate, transform};
 use lazybatch_workloads::experiment::inputs::{self, Item};
-use lazybatch_workloads::experiment::{Call, Detail, Served, Serving, Simulation, words};
+use lazybatch_workloads::experiment::{Call, Detail, Hosted, Served, Serving, Simulation, words};
 use lazybatch_workloads::lengths::Lengths;
 use lazybatch_workloads::results::{Counters, FinishedRequest, RunResult};
 use lazybatch_workloads::sweep::score::objective_ms;
@@ -321,13 +321,15 @@ impl<'a> Bench<'a> {
     ) -> Serving<'b> {
         let known = !self.output_lens.is_empty();
         Serving {
-            model: self.options.entry.name,
-            program: self.program.clone(),
-            options: ModelOptions {
-                profile: self.now.profile.models.first().cloned(),
-                max_batch: Some(self.options.max_batch),
-                ..ModelOptions::default()
-            },
+            models: vec![Hosted {
+                name: self.options.entry.name,
+                program: self.program.clone(),
+                options: ModelOptions {
+                    profile: self.now.profile.models.first().cloned(),
+                    max_batch: Some(self.options.max_batch),
+                    ..ModelOptions::default()
+                },
+            }],
             device,
             pool: &self.pool,
             output_lens: known.then_some(&self.output_lens),

@@ -25,7 +25,7 @@ use lazybatch_sla::{LatencyTable, Nanos, Profile, SegmentRanges, segments_of};
 use lazybatch_workloads::arrivals::{Arrival, Limit, Process, Stream, Workload};
 use lazybatch_workloads::experiment::Detail;
 use lazybatch_workloads::experiment::inputs::Item;
-use lazybatch_workloads::experiment::{Call, Served, Serving, Simulation, words};
+use lazybatch_workloads::experiment::{Call, Hosted, Served, Serving, Simulation, words};
 use lazybatch_workloads::lengths::Lengths;
 use lazybatch_workloads::results::{Counters, FinishedRequest};
 use lazybatch_workloads::zoo;
@@ -174,13 +174,15 @@ impl Bench<'_> {
     fn serving<'a>(&'a self, profile: &Profile, device: &'a dyn Fn() -> MadeDevice) -> Serving<'a> {
         let known = !self.output_lens.is_empty();
         Serving {
-            model: MODEL,
-            program: self.program.clone(),
-            options: ModelOptions {
-                profile: profile.models.first().cloned(),
-                max_batch: Some(MAX_BATCH),
-                ..ModelOptions::default()
-            },
+            models: vec![Hosted {
+                name: MODEL,
+                program: self.program.clone(),
+                options: ModelOptions {
+                    profile: profile.models.first().cloned(),
+                    max_batch: Some(MAX_BATCH),
+                    ..ModelOptions::default()
+                },
+            }],
             device,
             pool: &self.pool,
             output_lens: known.then_some(&self.output_lens),

@@ -9,8 +9,8 @@ use lazybatch_engine::{Engine, ModelOptions};
 use lazybatch_kernels::{Device, Noise, SimDevice};
 use lazybatch_sla::{LatencyTable, Nanos, Profile, segments_of};
 use lazybatch_workloads::devices;
-use lazybatch_workloads::experiment::Serving;
 use lazybatch_workloads::experiment::inputs;
+use lazybatch_workloads::experiment::{Hosted, Serving};
 use lazybatch_workloads::report::Body;
 use lazybatch_workloads::results::{Results, RunResult, common, rounds};
 use lazybatch_workloads::traces::arrivals_csv;
@@ -92,9 +92,11 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         }),
     };
     let mut serving = Serving {
-        model: &model.name,
-        program: model.program.clone(),
-        options,
+        models: vec![Hosted {
+            name: &model.name,
+            program: model.program.clone(),
+            options,
+        }],
         device: &device,
         pool: &pool,
         output_lens: None,
@@ -210,7 +212,10 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     if args.dry {
         return end_dry(args, &ran_on, emulator, &results, &judged, &answers);
     }
-    let max_batch = serving.options.max_batch.unwrap_or(DEFAULT_MAX_BATCH);
+    let max_batch = serving.models[0]
+        .options
+        .max_batch
+        .unwrap_or(DEFAULT_MAX_BATCH);
     let mut settings = settings(
         args,
         &ran_on,

@@ -12,6 +12,8 @@ use crate::zoo::Served;
 /// One request's inputs.
 #[derive(Clone, Debug)]
 pub struct Item {
+    /// Which model it is for, where an experiment has several: its position.
+    pub model: usize,
     /// One tensor per declared input.
     pub inputs: Vec<Tensor>,
     /// Length of the sequence that drives the program; 0 without one.
@@ -86,6 +88,7 @@ fn of_length(program: &Program, drawn: u32, rng: &mut ChaCha8Rng) -> Item {
         });
     }
     Item {
+        model: 0,
         inputs,
         input_len,
         text: None,

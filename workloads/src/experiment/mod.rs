@@ -8,5 +8,5 @@ pub mod serve;
 pub mod simulate;
 pub mod words;
 
-pub use serve::{Call, Served, Serving};
+pub use serve::{Call, Hosted, Served, Serving};
 pub use simulate::{Detail, Simulated, Simulation};

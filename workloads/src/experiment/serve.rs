@@ -38,17 +38,24 @@ pub struct Call {
     pub priority: u8,
 }
 
-/// What all policies of an experiment share.
-pub struct Serving<'a> {
-    /// Name of the model.
-    pub model: &'a str,
+/// A model that is served.
+#[derive(Clone)]
+pub struct Hosted<'a> {
+    /// Its name.
+    pub name: &'a str,
     /// Its program.
     pub program: SharedProgram,
     /// How it is scheduled.
     pub options: ModelOptions,
+}
+
+/// What all policies of an experiment share.
+pub struct Serving<'a> {
+    /// Models, one at the least.
+    pub models: Vec<Hosted<'a>>,
     /// Makes a fresh device for every run.
     pub device: &'a dyn Fn() -> Result<Box<dyn Device>>,
-    /// Inputs.
+    /// Inputs, each for one of the models.
     pub pool: &'a [Item],
     /// Passes of each item's decoder, where they are known.
     pub output_lens: Option<&'a [u32]>,
@@ -116,7 +123,8 @@ impl Drop for Remarking {
 struct Recorder {
     judge: Option<Judge>,
     trace: Option<ChromeTrace>,
-    decoders: Vec<bool>,
+    /// Blocks of each model.
+    decoders: Vec<Vec<bool>>,
     ended: FxHashMap<RequestId, (Outcome, Option<Time>, Time)>,
     steps: FxHashMap<RequestId, u32>,
 }
@@ -127,10 +135,10 @@ impl Recorder {
         Self {
             judge: is_checked.then(|| Judge::new(Checker::new(config, false))),
             trace: trace.then(|| ChromeTrace::new(config)),
-            decoders: config.models[0]
-                .blocks
+            decoders: config
+                .models
                 .iter()
-                .map(|b| is_decoder(b.repeat))
+                .map(|m| m.blocks.iter().map(|b| is_decoder(b.repeat)).collect())
                 .collect(),
             ended: FxHashMap::default(),
             steps: FxHashMap::default(),
@@ -155,7 +163,8 @@ impl Observer for Recorder {
         if let Some(trace) = &mut self.trace {
             trace.on_launch(now, launch);
         }
-        if self.decoders[launch.block as usize] && launch.first_node == 0 {
+        let decoders = &self.decoders[launch.model.index()];
+        if decoders[launch.block as usize] && launch.first_node == 0 {
             for member in launch.members.iter().filter(|m| !m.idle) {
                 self.steps.insert(member.request, member.step + 1);
             }
@@ -236,7 +245,6 @@ impl Serving<'_> {
         };
         let builder = Engine::builder()
             .device(remarking)
-            .model(self.model, self.program.clone(), self.options.clone())
             .policy(policy)
             .max_queue(usize::MAX)
             .time_decisions(self.timing);
@@ -244,6 +252,9 @@ impl Serving<'_> {
             Some(depth) => builder.depth(depth),
             None => builder,
         };
+        let builder = self.models.iter().fold(builder, |b, m| {
+            b.model(m.name, m.program.clone(), m.options.clone())
+        });
         let classes = self.classes.iter().cloned();
         let builder = classes.fold(builder, |b, class| b.class(class));
         let config = builder.core_config(lanes).map_err(Error::Engine)?;
@@ -275,12 +286,10 @@ impl Serving<'_> {
                 known_output_len: self.output_lens.map(|lens| lens[call.item]),
                 ..Options::default()
             };
-            let inputs = self.pool[call.item].inputs.clone();
-            handles.push(
-                engine
-                    .try_submit(self.model, inputs, options)
-                    .map_err(|e| bad(&e))?,
-            );
+            let item = &self.pool[call.item];
+            let (model, inputs) = (self.models[item.model].name, item.inputs.clone());
+            let handle = engine.try_submit(model, inputs, options);
+            handles.push(handle.map_err(|e| bad(&e))?);
             if !self.keeps_outputs {
                 drop_ended(&mut handles, &mut next);
             }
@@ -324,7 +333,7 @@ impl Serving<'_> {
                 .collect()
         });
         let counters = stats_before.counters;
-        let model: Arc<str> = self.model.into();
+        let names: Vec<Arc<str>> = self.models.iter().map(|m| m.name.into()).collect();
         let requests = calls
             .iter()
             .enumerate()
@@ -332,7 +341,7 @@ impl Serving<'_> {
                 let (outcome, first, finish) = recorder.ended[&RequestId(i as u64)];
                 FinishedRequest {
                     id: i as u64,
-                    model: model.clone(),
+                    model: names[self.pool[call.item].model].clone(),
                     arrival: call.at,
                     first_launch: first.map(|at| since_start(at, start, call)),
                     finish: since_start(finish, start, call),
@@ -414,9 +423,7 @@ impl Serving<'_> {
             })
             .collect();
         let patient = Serving {
-            model: self.model,
-            program: self.program.clone(),
-            options: self.options.clone(),
+            models: self.models.clone(),
             device: self.device,
             pool: self.pool,
             output_lens: None,
@@ -434,9 +441,10 @@ impl Serving<'_> {
         let ended = |r: &&FinishedRequest| r.outcome.is_completed();
         let num = served.requests.iter().filter(ended).count();
         if num < calls.len() {
+            let names: Vec<&str> = self.models.iter().map(|m| m.name).collect();
             let what = format!(
                 "inputs of the pool of {} within {} s",
-                self.model,
+                names.join(", "),
                 PATIENCE.as_ms() / 1e3
             );
             let expected = format!("{} served by {policy}", calls.len());

@@ -57,6 +57,7 @@ pub fn sample(num: usize, seed: u64) -> Vec<Word> {
 pub fn item(spelling: &str) -> Option<Item> {
     let ids = phonemes::encode(spelling)?;
     Some(Item {
+        model: 0,
         input_len: ids.len() as u32,
         inputs: vec![Tensor::from_i32(&[ids.len()], &ids)],
         text: Some(spelling.to_string()),

@@ -146,6 +146,7 @@ impl Text {
             inputs.push(Sampling::tensor(&[Sampling::default()]));
         }
         Ok(Item {
+            model: 0,
             inputs,
             input_len: ids.len() as u32,
             text: Some(text.to_owned()),

@@ -24,7 +24,7 @@ use lazybatch_graph::{SharedProgram, Tensor};
 use lazybatch_kernels::{CpuDevice, CpuOptions, Device, import};
 use lazybatch_sla::{Nanos, Time};
 use lazybatch_workloads::experiment::inputs;
-use lazybatch_workloads::experiment::{Call, Served, Serving};
+use lazybatch_workloads::experiment::{Call, Hosted, Served, Serving};
 use serde_json::{Value, json};
 
 use super::ladder::{self, Climb, Compared, Sent};
@@ -111,6 +111,7 @@ fn own(place: &Path, model: &Model, threads: usize) -> anyhow::Result<Own> {
     let program = import::import(&folder.join(file), &import::Options::default())?;
     let program: SharedProgram = Arc::new(program);
     let item = |item: &super::peers::Item| inputs::Item {
+        model: 0,
         inputs: vec![Tensor::from_f32(&[item.len, model.features], &item.values)],
         input_len: item.len as u32,
         text: None,
@@ -188,9 +189,11 @@ fn served(
         moved.map_err(|e| lazybatch_workloads::Error::run("client cores", format!("{e:#}")))
     };
     let serving = Serving {
-        model: model.name,
-        program: own.program.clone(),
-        options: own.options.clone(),
+        models: vec![Hosted {
+            name: model.name,
+            program: own.program.clone(),
+            options: own.options.clone(),
+        }],
         device: &device,
         pool: &own.pool,
         output_lens: None,
