@@ -66,7 +66,7 @@ fn a_model_that_is_asked_for_seldom_leaves_time_for_batches_of_others() {
 }
 
 #[test]
-fn who_never_waits_long_is_owed_nothing_near_capacity() {
+fn near_capacity_who_never_waits_long_comes_before_nobody_for_it() {
     // In full batches they take 75, 19 and 5 % of the device: somebody of each waits at any time.
     let world = world(&[(1, 100_000), (1, 100_000), (1, 400_000)]);
     let arrivals = offered(&[60_000.0, 15_000.0, 1000.0], 20_000_000);
@@ -151,4 +151,28 @@ fn who_asks_for_little_is_not_behind_the_backlog_of_another_model() {
     let own = latencies(&run, &arrivals, 1);
     let longest = own.last().copied().unwrap_or_default();
     assert!(longest < 2_000_000, "{longest} ns");
+}
+
+#[test]
+fn who_always_waits_but_asks_for_no_more_than_its_share_waits_for_rounds_beside_an_overload() {
+    // Those before the last are offered three times what the device has, the last 35 or 20 % of it, so that
+    // it has somebody waiting at nearly any time.
+    for (num, rate) in [(2, 28_000.0), (3, 16_000.0)] {
+        let world = world(&vec![(1, 100_000); num]);
+        let mut rates = vec![240_000.0 / (num - 1) as f64; num - 1];
+        rates.push(rate);
+        let arrivals = offered(&rates, 1_000_000_000);
+        for turns in ["round", "due", "short", "ripe"] {
+            for rule in ["join:1/", "front:", "sharing:2/6/2/cap95/"] {
+                let policy = format!("{rule}{turns}");
+                let run = simulate(&world, &policy, &arrivals, &Options::default());
+                let own = latencies(&run, &arrivals, num - 1);
+                let longest = own.last().copied().unwrap_or_default();
+                // For each of the others eight rounds of 100 us a model; what runs, its own batch, and
+                // those before it.
+                let most = (num as u64 - 1) * num as u64 * 800_000 + 500_000;
+                assert!(longest < most, "{policy}: {longest} ns of {most}");
+            }
+        }
+    }
 }

@@ -5,9 +5,14 @@
 //! machines that others share are faster now and slower then: requests per second at which `greedy`
 //! drains inputs of all models, in the shares of the mix. Every policy then serves the same arrivals at
 //! the load's share of it, in an order that rotates from pair to pair. The first tenth of them is served
-//! but not counted, real or simulated: what a policy learns, it learns while it serves.
+//! but not counted, real or simulated (but for `mean_batch`, which is over all launches): what a policy
+//! learns, it learns while it serves.
 //!
-//! Models with a decoder are refused: with synthetic weights they do not know when to stop.
+//! Simulated figures go by the tables as they were measured first, without the time between launches: they
+//! say how policies compare, not how long requests take.
+//!
+//! Models with a decoder are refused: with synthetic weights they do not know when to stop. A run in which a
+//! request is not answered is an error, so policies that shed cannot be compared.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -180,13 +185,17 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
 impl<'a> Bench<'a> {
     /// With latency tables as they are measured.
     fn open(options: &'a Options) -> anyhow::Result<Self> {
+        let find = |name: &str| {
+            let names: Vec<_> = zoo::names().collect();
+            let expected = format!("--mix: expected some of {}, got {name}", names.join(", "));
+            zoo::find(name).context(expected)
+        };
+        let parts = options.mix.parts.iter();
+        let parts = parts.map(|(name, share)| Ok((find(name)?, share)));
+        let parts: Vec<_> = parts.collect::<anyhow::Result<_>>()?;
         let (mut models, mut profile, mut pool) = (Vec::new(), None, Vec::new());
-        for (i, (name, share)) in options.mix.parts.iter().enumerate() {
-            let known = || {
-                let names: Vec<_> = zoo::names().collect();
-                format!("--mix: expected some of {}, got {name}", names.join(", "))
-            };
-            let entry = zoo::find(name).with_context(known)?;
+        for (i, (entry, share)) in parts.into_iter().enumerate() {
+            let name = entry.name;
             let program: SharedProgram = Arc::new(entry.program()?);
             let mut blocks = program.blocks.iter();
             if blocks.any(|b| matches!(b.repeat, Repeat::UntilStop { .. })) {
@@ -255,12 +264,28 @@ impl<'a> Bench<'a> {
         let mut drawn = Workload::single(stream, Limit::Requests(num)).generate(seed)?;
         transform::scale_to_rate(&mut drawn, rate_rps)?;
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        // Another one than that of the times.
+        rng.set_stream(1);
         let call = |a: &Arrival| Call {
             at: a.at,
-            item: rng.random_range(0..self.pool.len()),
+            item: self.draw(&mut rng),
             ..Call::default()
         };
         Ok(drawn.iter().map(call).collect())
+    }
+
+    /// An item: of a model by its share, which few items may round.
+    fn draw(&self, rng: &mut ChaCha8Rng) -> usize {
+        let mut left: f64 = rng.random();
+        let shares = self.options.mix.parts.iter().map(|part| part.1);
+        let chosen = shares.enumerate().find(|(_, share)| {
+            left -= share;
+            left < 0.0
+        });
+        let model = chosen.map_or(self.models.len() - 1, |(i, _)| i);
+        let first = self.pool.partition_point(|item| item.model < model);
+        let end = self.pool.partition_point(|item| item.model <= model);
+        rng.random_range(first..end)
     }
 
     /// One policy, the `i`-th, over the arrivals of a pair, served and simulated.

@@ -197,17 +197,19 @@ impl Shares {
         }
     }
 
-    /// Who has nobody waiting for longer than `most` is owed no more than that, against whoever of its level
-    /// has been charged most.
-    pub fn bound(&mut self, view: &View<'_>, most: f64) {
+    /// Of these models' flows one of which nobody has waited for longer than `most` is owed no more than
+    /// that, against whoever of its level has been charged most. Those that are too late count as waiting:
+    /// nothing else would bring them to their turn.
+    pub fn bound(&mut self, view: &View<'_>, models: &[ModelId], most: f64) {
+        let counts = |s: &Share| s.open > 0 && models.contains(&s.model);
         let mut highest: SmallVec<[(u8, f64); 4]> = SmallVec::new();
-        for share in self.flows.iter().filter(|s| s.open > 0) {
+        for share in self.flows.iter().filter(|s| counts(s)) {
             match highest.iter_mut().find(|h| h.0 == share.level) {
                 Some((_, highest)) => *highest = highest.max(share.charged),
                 None => highest.push((share.level, share.charged)),
             }
         }
-        for share in self.flows.iter_mut().filter(|s| s.open > 0) {
+        for share in self.flows.iter_mut().filter(|s| counts(s)) {
             let highest = highest.iter().find(|h| h.0 == share.level);
             let least = highest.map_or(0.0, |h| h.1) - most;
             if share.charged < least && share.longest(view).0 as f64 <= most {

@@ -8,8 +8,8 @@
 //! What one has been charged less counts only while it waits (`Shares::forgive`), and no more than
 //! [`ROUNDS`] rounds of it as long as nobody has waited for as long (`Shares::bound`): near capacity
 //! somebody of every model waits at any time, and one that is asked for seldom has been charged less by
-//! ever more although nobody of it waits for long. Of models with loops it counts however much it is: their
-//! requests are in flight for many passes, and are let through pass by pass.
+//! ever more although nobody of it waits for long. While a model with loops has work it counts however
+//! much it is: its requests are in flight for many passes, and are let through pass by pass.
 //!
 //! Source of `short` and `ripe`: the rule c mu of the theory of queues (Cox and Smith, "Queues", 1961),
 //! who holds up most for its time first, and MaxWeight (Tassiulas and Ephremides, 1992), which weighs by
@@ -26,7 +26,9 @@ use super::promise::Promises;
 use super::share::{Claim, Shares};
 use crate::core::{Flow, Key, RequestState, SubBatch, View};
 
-/// By how many rounds a model may have been charged more than another before that goes first.
+/// By how many rounds a model may have been charged more than another before that goes first. With fewer
+/// models are in each other's way where batches are small and queues long; with more one that asks for its
+/// share waits for longer beside one that asks for too much.
 const ROUNDS: f64 = 8.0;
 /// When a request without a target counts as due, behind its arrival.
 const PATIENCE: Nanos = Nanos::from_ms(1000);
@@ -124,7 +126,7 @@ impl Turns {
         if self != Self::Spare {
             return own;
         }
-        let models = Self::Short.order(view, shares, promises, began);
+        let models = Self::Short.order_by(view, shares, promises, began, false);
         let Some(&first) = models.first().filter(|m| **m != running.model) else {
             return own;
         };
@@ -146,6 +148,18 @@ impl Turns {
         promises: &mut Promises,
         began: &Began,
     ) -> SmallVec<[ModelId; 4]> {
+        self.order_by(view, shares, promises, began, true)
+    }
+
+    /// The same; without `bounds` for a rule that goes by the least charge else, what is owed stays.
+    fn order_by(
+        self,
+        view: &View<'_>,
+        shares: &mut Shares,
+        promises: &mut Promises,
+        began: &Began,
+        bounds: bool,
+    ) -> SmallVec<[ModelId; 4]> {
         let mut models: SmallVec<[ModelId; 4]> = view.ready().collect();
         let launchable = view.table().iter().filter(|e| view.is_launchable(e));
         models.extend(launchable.map(|e| e.model));
@@ -162,8 +176,8 @@ impl Turns {
             Self::Least | Self::Spare => 0.0,
             _ => {
                 let rounds = ROUNDS * models.iter().map(full).sum::<f64>();
-                if !models.iter().any(|&m| view.model(m).has_loops()) {
-                    shares.bound(view, rounds);
+                if bounds && !models.iter().any(|&m| view.model(m).has_loops()) {
+                    shares.bound(view, &models, rounds);
                 }
                 rounds
             }
