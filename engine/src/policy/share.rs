@@ -197,9 +197,9 @@ impl Shares {
         }
     }
 
-    /// Of these models' flows one of which nobody has waited for longer than `most` is owed no more than
-    /// that, against whoever of its level has been charged most. Those that are too late count as waiting:
-    /// nothing else would bring them to their turn.
+    /// A flow of these models is owed no more than `most`, against whoever of its level has been charged
+    /// most, as long as nobody of it has waited for longer than that. Those that are too late count as
+    /// waiting: nothing else would bring them to their turn.
     pub fn bound(&mut self, view: &View<'_>, models: &[ModelId], most: f64) {
         let counts = |s: &Share| s.open > 0 && models.contains(&s.model);
         let mut highest: SmallVec<[(u8, f64); 4]> = SmallVec::new();
