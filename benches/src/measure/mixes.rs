@@ -470,8 +470,13 @@ mod tests {
                     .all(|r| *r == run["rate_rps"])
             );
             assert!(run["simulated_j_ms"].as_f64().unwrap() > 0.0, "{run}");
-            let by_model = run["mean_ms_by_model"].as_object().unwrap();
-            assert!(by_model.contains_key("cnn-tiny"), "{run}");
+        }
+        for policy in ["adaptive", "greedy", "edf"] {
+            for model in ["cnn-tiny", "bert-tiny"] {
+                let serves =
+                    |r: &Value| r["policy"] == policy && r["mean_ms_by_model"][model].is_f64();
+                assert!(runs().any(serves), "{policy}, {model}");
+            }
         }
     }
 }
