@@ -82,6 +82,36 @@ fn near_capacity_who_never_waits_long_comes_before_nobody_for_it() {
 }
 
 #[test]
+fn those_that_are_late_have_their_turn_by_what_their_batch_is_worth() {
+    // Behind the first eight of one model are late, in 100 us, and one of the other is not, in 1 ms.
+    let world = world(&[(1, 100_000), (1, 1_000_000)]);
+    let mut arrivals = vec![Arrival::new(0, 1, 1, 1, Some(50_000_000))];
+    arrivals.extend((0..8).map(|_| Arrival::new(100_000, 0, 1, 1, Some(500_000))));
+    arrivals.push(Arrival::new(200_000, 1, 1, 1, Some(50_000_000)));
+    for turns in ["short", "ripe", "cost"] {
+        let policy = format!("balance:2/{turns}/demote");
+        let run = simulate(&world, &policy, &arrivals, &Options::default());
+        let finishes = run.finishes();
+        assert_eq!(finishes[1..9], [1_100_000; 8], "{turns}");
+        assert_eq!(finishes[9], 2_100_000, "{turns}");
+    }
+}
+
+#[test]
+fn among_models_whose_waiting_are_all_late_the_most_are_served_first() {
+    let world = world(&[(1, 1_000_000), (1, 100_000)]);
+    let mut arrivals = vec![Arrival::new(0, 0, 1, 1, Some(50_000_000))];
+    arrivals.push(Arrival::new(100_000, 0, 1, 1, Some(500_000)));
+    arrivals.extend((0..8).map(|_| Arrival::new(200_000, 1, 1, 1, Some(500_000))));
+    let policy = "balance:2/due/demote";
+    let run = simulate(&world, policy, &arrivals, &Options::default());
+    assert_eq!(
+        run.finishes()[1..],
+        [[2_100_000].as_slice(), &[1_100_000; 8]].concat()
+    );
+}
+
+#[test]
 fn a_short_request_has_its_turn_within_the_pass_of_another_model() {
     let world = world(&[(20, 100_000), (1, 10_000)]);
     let arrivals = vec![
@@ -93,7 +123,7 @@ fn a_short_request_has_its_turn_within_the_pass_of_another_model() {
         simulate(&world, &policy, &arrivals, &Options::default()).finishes()
     };
     // It runs behind the third node of twenty.
-    for turns in ["/short", "/due", "/ripe", "/spare"] {
+    for turns in ["/short", "/due", "/ripe", "/cost", "/spare"] {
         assert_eq!(finishes(turns), [2_010_000, 310_000], "{turns}");
     }
     for turns in ["", "/round"] {
@@ -102,20 +132,18 @@ fn a_short_request_has_its_turn_within_the_pass_of_another_model() {
 }
 
 #[test]
-fn who_is_not_brief_waits_for_the_pass_where_the_device_has_no_time_to_spare() {
+fn who_is_not_brief_waits_for_the_end_of_the_pass() {
     // The second takes 1.2 ms, of the first's pass 1.7 are left.
     let world = world(&[(20, 100_000), (1, 1_200_000)]);
-    let run = |first: u64| {
-        let arrivals = vec![
-            Arrival::new(first, 0, 1, 1, Some(50_000_000)),
-            Arrival::new(first + 250_000, 1, 1, 1, Some(5_000_000)),
-        ];
-        let run = simulate(&world, "balance:2/spare", &arrivals, &Options::default());
-        run.finishes().iter().map(|f| f - first).collect::<Vec<_>>()
-    };
-    assert_eq!(run(0), [2_000_000, 3_200_000]);
-    // Behind 20 ms in which nothing ran it goes first, as by `short`.
-    assert_eq!(run(20_000_000), [3_200_000, 1_500_000]);
+    let arrivals = vec![
+        Arrival::new(0, 0, 1, 1, Some(50_000_000)),
+        Arrival::new(250_000, 1, 1, 1, Some(5_000_000)),
+    ];
+    for turns in ["/short", "/due", "/ripe", "/cost", "/spare"] {
+        let policy = format!("balance:2{turns}");
+        let run = simulate(&world, &policy, &arrivals, &Options::default());
+        assert_eq!(run.finishes(), [2_000_000, 3_200_000], "{turns}");
+    }
 }
 
 #[test]
@@ -136,7 +164,7 @@ fn who_asks_for_little_is_not_behind_the_backlog_of_another_model() {
     // The first is offered three times what the device has, the second takes a tenth at the most.
     let world = world(&[(1, 100_000), (1, 100_000)]);
     let arrivals = offered(&[240_000.0, 1000.0], 1_000_000_000);
-    for turns in ["", "/spare", "/round", "/due", "/short", "/ripe"] {
+    for turns in ["", "/spare", "/round", "/due", "/short", "/ripe", "/cost"] {
         for rule in ["join:1", "balance:2", "sharing:2/6/2/cap95"] {
             let policy = format!("{rule}{turns}");
             let run = simulate(&world, &policy, &arrivals, &Options::default());

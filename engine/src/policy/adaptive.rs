@@ -180,19 +180,15 @@ const STATIC_SHARED: &[&str] = &[
     "front",
 ];
 const LOOP_SHARED: &[&str] = &[
+    "sharing:2/10/1/cap90/cost",
+    "sharing:2/10/1/cap90/ripe",
+    "sharing:1/1/0.1/cost",
+    "balance:2/cost",
     "sharing:2/10/1/cap90/spare",
-    "sharing:2/6/2/cap95/due",
-    "sharing:2/6/2/cap95/spare",
-    "sharing:1/1/0.1/spare",
-    "sharing:2/10/1/cap90/short",
-    "sharing:2/6/2/cap95/ripe",
+    "sharing:0.5/10/4/cap98/short",
+    "join:4/cap90/short",
     "balance:2/ripe",
-    "join:1/cap95/short",
 ];
-/// The one to start with where targets differ by so many times: as long as there is no plan, who is due
-/// soon waits for nobody who has time.
-const LOOP_SHARED_DUE: &str = "sharing:2/6/2/cap95/due";
-const DIFFERENT_TARGETS: f64 = 2.0;
 
 /// Policies that are compared with the base rules where nothing but latency and targets count: of one
 /// model without loops, and else. Without loops `continuous` and `cellular` do what `join:0` does, and
@@ -681,14 +677,7 @@ impl Adaptive {
         let rules = rules
             .iter()
             .filter(|r| !self.without.caps || !r.contains("cap"));
-        let mut rules: Vec<String> = rules.map(|rule| self.rule(rule)).collect();
-        let due = self.rule(LOOP_SHARED_DUE);
-        if self.history.targets_differ(DIFFERENT_TARGETS)
-            && let Some(at) = rules.iter().position(|r| *r == due)
-        {
-            rules[..=at].rotate_right(1);
-        }
-        rules
+        rules.map(|rule| self.rule(rule)).collect()
     }
 
     /// Of the models, those that requests ask for; all as long as there are none.

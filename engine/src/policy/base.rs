@@ -60,7 +60,7 @@ use super::gate::{Weighed, balances, fits, iterates, joins, rows};
 use super::promise::{By, Promises};
 use super::rule::{self, Gate, Order, Rule};
 use super::share::Shares;
-use super::turns::{Began, Busy, Turns};
+use super::turns::{Began, Busy};
 use super::{Decision, Entry, Pick, Policy};
 use crate::core::{Ending, Flow, FlowKey, Key, ModelSpec, Request, SubBatch, View};
 
@@ -226,7 +226,7 @@ impl Policy for Base {
         };
         let turns = self.rule.turns.now(&self.busy);
         let (shares, promises) = (&mut self.shares, &mut self.promises);
-        let models = match running.filter(|_| !turns.preempts()) {
+        let models = match running {
             Some(entry) => turns.within(view, (shares, promises, &self.began), entry),
             None => turns.order(view, shares, promises, &self.began),
         };
@@ -243,7 +243,7 @@ impl Policy for Base {
                 // One that is found too late ends no pass.
                 if let Decision::Admit { model, .. } = decision {
                     self.running = None;
-                    self.brief = inside.filter(|_| turns == Turns::Spare).map(|_| model);
+                    self.brief = inside.filter(|_| turns.lets_through()).map(|_| model);
                     if !self.joined.contains(&model) {
                         self.joined.push(model);
                     }

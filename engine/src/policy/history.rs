@@ -158,15 +158,6 @@ impl History {
         self.known.iter().any(|k| k.past.priority != 0)
     }
 
-    /// Whether the longest target of those that are remembered is that many times the shortest.
-    pub fn targets_differ(&self, times: f64) -> bool {
-        let targets = || self.known.iter().filter_map(|k| Some(k.past.sla?.0));
-        let (least, most) = (targets().min(), targets().max());
-        least
-            .zip(most)
-            .is_some_and(|(l, m)| m as f64 >= l.max(1) as f64 * times)
-    }
-
     /// Whether the next one takes the place of the oldest.
     pub fn is_full(&self) -> bool {
         self.known.len() >= CAPACITY

@@ -7,6 +7,10 @@
 //! mean. Nobody is thought to take more than the
 //! model's own prediction, which stands where nothing is known: a class whose requests are refused
 //! for what a few of them took would never hear of others.
+//!
+//! Of one that has passed its loop for a while it is known that its output is longer than that. What it
+//! is thought to take then is the mean of those that were as long, each as a multiple of the mean of its
+//! class when it ended: the mean residual life, as renewal theory has it.
 
 use lazybatch_sla::ModelId;
 
@@ -18,6 +22,11 @@ const WEIGHT: f64 = 0.02;
 const ENOUGH: u32 = 4;
 /// Classes of input lengths.
 const CLASSES: usize = 4 * 32;
+
+/// Multiples of the mean are told apart to an eighth of it, up to so many eighths.
+const EIGHTHS: usize = 64;
+/// Share that the newest output has among multiples.
+const NEWEST: f64 = 0.01;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Mean {
@@ -31,6 +40,17 @@ struct Means {
     by_class: Vec<Mean>,
     /// For each class the nearest one that has enough; empty where none has.
     nearest: Vec<usize>,
+    multiples: Multiples,
+}
+
+/// Outputs as multiples of the means of their classes.
+#[derive(Clone, Debug, Default)]
+struct Multiples {
+    /// By eighths: how many, the newer the more, and their multiples added.
+    seen: Vec<(f64, f64)>,
+    /// By eighths: by how much those that were at least that long were longer, in the mean. Beyond the
+    /// longest it is as for that.
+    excess: Vec<f64>,
 }
 
 /// Means of the models so far.
@@ -55,8 +75,13 @@ impl Outputs {
         }
         let class = class(ending.input_len);
         let is_longer = |mean: f64| f64::from(output_len) > mean;
-        if !ending.is_cut || self.0[model].len(class).is_some_and(is_longer) {
-            self.0[model].add(class, output_len);
+        let means = &mut self.0[model];
+        let mean = means.len(class);
+        if !ending.is_cut || mean.is_some_and(is_longer) {
+            means.add(class, output_len);
+            if let Some(mean) = mean {
+                means.multiples.add(f64::from(output_len) / mean.max(1.0));
+            }
         }
     }
 
@@ -68,6 +93,66 @@ impl Outputs {
             (len.round() as u32).min(spec.output_len_p90)
         })
     }
+}
+
+impl Outputs {
+    /// The same of one that has taken so many and goes on: one more at the least.
+    pub fn predict_beyond(
+        &self,
+        spec: &ModelSpec,
+        model: ModelId,
+        (input_len, step): (u32, u32),
+    ) -> u32 {
+        let means = self.0.get(model.index());
+        let known = means.and_then(|m| Some((m, m.len(class(input_len))?.max(1.0))));
+        let beyond = known.and_then(|(m, mean)| {
+            let multiple = m.multiples.beyond(f64::from(step + 1) / mean)?;
+            Some((multiple * mean).round() as u32)
+        });
+        let beyond = beyond.unwrap_or_else(|| self.predict(spec, model, input_len));
+        beyond.max(step.saturating_add(1))
+    }
+}
+
+impl Multiples {
+    fn add(&mut self, multiple: f64) {
+        self.seen.resize(EIGHTHS, (0.0, 0.0));
+        self.excess.resize(EIGHTHS, 0.0);
+        for (num, sum) in &mut self.seen {
+            *num *= 1.0 - NEWEST;
+            *sum *= 1.0 - NEWEST;
+        }
+        let (num, sum) = &mut self.seen[eighth(multiple)];
+        *num += 1.0;
+        *sum += multiple;
+        let (mut num, mut sum, mut longest) = (0.0, 0.0, None);
+        for (i, seen) in self.seen.iter().enumerate().rev() {
+            num += seen.0;
+            sum += seen.1;
+            // What is left of one long ago is no longer known.
+            if num > NEWEST {
+                self.excess[i] = sum / num - i as f64 / 8.0;
+                longest = longest.or(Some((i, self.excess[i])));
+            }
+        }
+        if let Some((longest, excess)) = longest {
+            self.excess[longest..].fill(excess);
+        }
+    }
+
+    /// The mean of those that were at least so long.
+    fn beyond(&self, multiple: f64) -> Option<f64> {
+        let i = eighth(multiple);
+        let from = match i + 1 < EIGHTHS {
+            true => i as f64 / 8.0,
+            false => multiple,
+        };
+        self.excess.get(i).map(|excess| from + excess)
+    }
+}
+
+fn eighth(multiple: f64) -> usize {
+    ((multiple * 8.0) as usize).min(EIGHTHS - 1)
 }
 
 impl Means {
@@ -133,6 +218,29 @@ mod tests {
             is_cut,
             ..fixtures::ending(0)
         });
+    }
+
+    #[test]
+    fn who_goes_on_is_thought_to_take_as_long_as_those_that_did() {
+        let (spec, model) = (spec(), ModelId(1));
+        let mut outputs = Outputs::default();
+        let beyond = |outputs: &Outputs, step| outputs.predict_beyond(&spec, model, (10, step));
+        assert_eq!(
+            [0, 89, 90, 200].map(|step| beyond(&outputs, step)),
+            [90, 90, 91, 201]
+        );
+        for len in [8, 8, 8, 32].repeat(500) {
+            end(&mut outputs, 10, len);
+        }
+        let mean = outputs.predict(&spec, model, 10);
+        assert!((13..=15).contains(&mean), "{mean}");
+        // Those that were longer than 8 were 32.
+        for (step, least, most) in [(0, 13, 15), (5, 13, 15), (12, 30, 34), (28, 30, 34)] {
+            let beyond = beyond(&outputs, step);
+            assert!((least..=most).contains(&beyond), "{step}: {beyond}");
+        }
+        // Nobody was as long: one more.
+        assert!((61..=63).contains(&beyond(&outputs, 60)));
     }
 
     #[test]

@@ -283,17 +283,18 @@ impl Promises {
         self.sizes.whole(view, model, samples)
     }
 
-    /// Time that an entry needs to its end, on a device of its own, as its first member is thought to.
-    pub fn rest(&self, view: &View<'_>, entry: &SubBatch, rows: u64) -> Nanos {
+    /// Time that a member of an entry needs to its end, on a device of its own, by how far it is.
+    pub fn rest(
+        &self,
+        view: &View<'_>,
+        entry: &SubBatch,
+        (member, rows): (&RequestState, u64),
+    ) -> Nanos {
         let spec = view.model(entry.model);
-        let first = view.members(entry).next();
-        let rest = first.map(|first| {
-            let input_len = first.request.input_len;
-            let len = self.outputs.predict(spec, entry.model, input_len);
-            let progress = view.progress(first, Some(entry), OutputLen::known(len).predict());
-            spec.table.remaining(&progress, entry.samples, rows)
-        });
-        rest.unwrap_or(Nanos::ZERO)
+        let so_far = (member.request.input_len, member.step);
+        let len = self.outputs.predict_beyond(spec, entry.model, so_far);
+        let progress = view.progress(member, Some(entry), OutputLen::known(len).predict());
+        spec.table.remaining(&progress, entry.samples, rows)
     }
 
     /// A launch took the device `took`, and `ran` with what the host did.

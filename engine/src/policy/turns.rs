@@ -13,14 +13,22 @@
 //!
 //! Source of `short` and `ripe`: the rule c mu of the theory of queues (Cox and Smith, "Queues", 1961),
 //! who holds up most for its time first, and MaxWeight (Tassiulas and Ephremides, 1992), which weighs by
-//! what has gathered as well. Here batches take the place of single requests, so that what is proved of
-//! those is not proved of these.
+//! what has gathered as well. That of `cost`: the rules of apparent tardiness costs for job shops
+//! (Vepsalainen and Morton, Management Science 33, 1987), by which what is at stake counts the more the
+//! sooner it is lost. Here batches take the place of single requests, so that what is proved of those is
+//! not proved of these.
+//!
+//! Those that are too late count as the others do, behind them: their batch, too, is served the sooner the
+//! more it is for the time that it takes. While they did not, a model of which all who waited were late
+//! had its turn behind everybody else's, so that what its requests take, by which they are found to be
+//! late, stayed as long as it was, and those that came were late as well.
 
 use std::cmp::Ordering;
 
 use lazybatch_sla::{ModelId, Nanos, Time};
 use smallvec::SmallVec;
 
+use super::adaptive::MISS_WEIGHT;
 use super::gate::rows;
 use super::promise::Promises;
 use super::share::{Claim, Shares};
@@ -30,6 +38,9 @@ use crate::core::{Flow, Key, RequestState, SubBatch, View};
 /// models are in each other's way where batches are small and queues long; with more one that asks for its
 /// share waits for longer beside one that asks for too much.
 const ROUNDS: f64 = 8.0;
+/// What is at stake counts by `exp(-slack / tau)`, `tau` being so much of what a batch takes, in the mean of
+/// the models.
+const SOON: f64 = 0.15;
 /// When a request without a target counts as due, behind its arrival.
 const PATIENCE: Nanos = Nanos::from_ms(1000);
 
@@ -68,27 +79,29 @@ impl Busy {
 pub(super) enum Turns {
     /// By charge alone.
     Least,
-    /// By charge, but whose batch would be at its end before long goes within a pass of another, and as
-    /// [`Self::Short`] while the device has time to spare ([`Busy`]).
+    /// By charge, and by [`Self::Cost`] within a pass and while the device has time to spare ([`Busy`]).
     Spare,
     /// That whose last pass of a block began first.
     Round,
-    /// The earliest deadline first, within a pass too.
+    /// The earliest deadline first; by [`Self::Short`] among models of which everybody is late.
     Due,
-    /// By the requests of a batch over the time that it takes to its end, within a pass too.
+    /// By the requests of a batch, each over the time that it takes to its end.
     Short,
-    /// By the time since their arrivals, added over the requests of a batch, over the time that it
-    /// takes to its end, within a pass too.
+    /// By the time since their arrivals, each over the time that it takes to its end.
     Ripe,
+    /// By what the requests of a batch cost for each moment that they wait, each over the time that it
+    /// takes to its end: their time, and their targets the more the sooner they are missed.
+    Cost,
 }
 
 /// The words of a rule.
-const WORDS: [(&str, Turns); 5] = [
+const WORDS: [(&str, Turns); 6] = [
     ("spare", Turns::Spare),
     ("round", Turns::Round),
     ("due", Turns::Due),
     ("short", Turns::Short),
     ("ripe", Turns::Ripe),
+    ("cost", Turns::Cost),
 ];
 
 /// The last passes of blocks that began, as numbers that grow, by model.
@@ -103,19 +116,18 @@ impl Turns {
     /// What it comes to now.
     pub fn now(self, busy: &Busy) -> Self {
         match self {
-            Self::Spare if busy.has_time_to_spare() => Self::Short,
+            Self::Spare if busy.has_time_to_spare() => Self::Cost,
             turns => turns,
         }
     }
 
-    /// Whether another model may have its turn within a pass, however long it takes.
-    pub fn preempts(self) -> bool {
-        matches!(self, Self::Due | Self::Short | Self::Ripe)
+    /// Whether another model may have its turn within a pass if it is brief.
+    pub fn lets_through(self) -> bool {
+        !matches!(self, Self::Least | Self::Round)
     }
 
-    /// Whose turn it is within a pass of the entry that runs, the only one if nobody else's: of
-    /// [`Self::Spare`], while the device has no time to spare, that of a model whose batch takes less
-    /// than [`BRIEF`] of what is left of the pass.
+    /// Whose turn it is within a pass of the entry that runs, the only one if nobody else's: that of a
+    /// model whose batch takes less than [`BRIEF`] of what is left of the pass.
     pub fn within(
         self,
         view: &View<'_>,
@@ -123,10 +135,14 @@ impl Turns {
         running: &SubBatch,
     ) -> SmallVec<[ModelId; 4]> {
         let own = smallvec::smallvec![running.model];
-        if self != Self::Spare {
+        if !self.lets_through() {
             return own;
         }
-        let models = Self::Short.order_by(view, shares, promises, began, false);
+        let (turns, bounds) = match self {
+            Self::Spare => (Self::Cost, false),
+            turns => (turns, true),
+        };
+        let models = turns.order_by(view, shares, promises, began, bounds);
         let Some(&first) = models.first().filter(|m| **m != running.model) else {
             return own;
         };
@@ -182,24 +198,50 @@ impl Turns {
                 rounds
             }
         };
+        let soon = match self {
+            Self::Cost => {
+                let all: u64 = models.iter().map(|&m| takes(view, promises, m).0).sum();
+                (SOON * all as f64 / models.len() as f64).max(1.0)
+            }
+            _ => 1.0,
+        };
         let claims: SmallVec<[Claim; 4]> = models.iter().map(|&m| shares.of_model(m)).collect();
         let Some(least) = claims.iter().copied().min_by(Claim::order) else {
             return models;
         };
         let most = least.charged + more;
-        let of_model = |(&model, claim): (&ModelId, Claim)| Turn {
-            model,
-            claim,
-            is_behind: !claim.is_as_urgent(&least) || claim.charged > most,
-            merit: match self {
-                Self::Least | Self::Spare => 0.0,
-                Self::Round => -(began.get(model.index()).copied().unwrap_or_default() as f64),
-                Self::Due => -(first_due(view, model).0 as f64),
-                Self::Short => merit(view, promises, model, |_| 1.0),
-                Self::Ripe => merit(view, promises, model, |r| {
-                    (view.now.since(r.request.arrival).0 + 1) as f64
-                }),
-            },
+        let of_model = |(&model, claim): (&ModelId, Claim)| {
+            let one = |_: &RequestState, _: f64| 1.0;
+            let (mut merit, mut of_late) = (0.0, 0.0);
+            match self {
+                Self::Least | Self::Spare => {}
+                Self::Round => {
+                    let began = began.get(model.index()).copied().unwrap_or_default();
+                    merit = -(began as f64);
+                }
+                Self::Due => {
+                    let due = first_due(view, model);
+                    merit = -(due.0 as f64);
+                    if due == Time::MAX {
+                        of_late = batch_merit(view, promises, model, one);
+                    }
+                }
+                Self::Short => merit = batch_merit(view, promises, model, one),
+                Self::Ripe => {
+                    let age = |r: &RequestState| view.now.since(r.request.arrival).0 + 1;
+                    merit = batch_merit(view, promises, model, |r, _| age(r) as f64);
+                }
+                Self::Cost => {
+                    let counts = |r: &RequestState, takes| cost(view, r, takes, soon);
+                    merit = batch_merit(view, promises, model, counts);
+                }
+            }
+            Turn {
+                model,
+                claim,
+                is_behind: !claim.is_as_urgent(&least) || claim.charged > most,
+                merit: [merit, of_late],
+            }
         };
         let mut turns: SmallVec<[Turn; 4]> = models.iter().zip(claims).map(of_model).collect();
         turns.sort_by(Turn::order);
@@ -213,15 +255,18 @@ struct Turn {
     claim: Claim,
     /// Others of its level have been charged too much less, or are of a higher level.
     is_behind: bool,
-    /// The greatest first.
-    merit: f64,
+    /// The greatest first; the second counts where the first is the same.
+    merit: [f64; 2],
 }
 
 impl Turn {
     fn order(&self, other: &Self) -> Ordering {
         let same = match self.is_behind {
             true => self.claim.order(&other.claim),
-            false => other.merit.total_cmp(&self.merit),
+            false => {
+                let by = |i: usize| other.merit[i].total_cmp(&self.merit[i]);
+                by(0).then(by(1))
+            }
         };
         let behind = self.is_behind.cmp(&other.is_behind);
         behind.then(same).then(self.model.cmp(&other.model))
@@ -237,14 +282,36 @@ fn entries<'a>(view: &View<'a>, model: ModelId) -> impl Iterator<Item = &'a SubB
 
 /// Flows of a model that wait and are neither too late nor delayed.
 fn in_time<'a>(view: &View<'a>, model: ModelId) -> impl Iterator<Item = &'a Flow> {
-    let in_time = |f: &&Flow| !f.key.is_late && !f.key.is_delayed;
-    view.queue(model).flows().filter(in_time)
+    view.queue(model).flows().filter(|f| !is_put_off(f))
+}
+
+fn is_put_off(flow: &Flow) -> bool {
+    flow.key.is_late || flow.key.is_delayed
+}
+
+/// The batch that those who wait would make: those that are too late fill it up behind the others.
+fn gathered<'a>(view: &View<'a>, model: ModelId) -> (SmallVec<[&'a RequestState; 16]>, u32) {
+    let put_off = view.queue(model).flows().filter(|f| is_put_off(f));
+    let waiting = in_time(view, model).chain(put_off).flat_map(Flow::iter);
+    let (mut batch, mut samples) = (SmallVec::new(), 0);
+    for state in waiting.map(|key: Key| view.request(key)) {
+        let more = samples + state.request.samples;
+        if samples > 0 && more > view.model(model).max_batch {
+            break;
+        }
+        samples = more;
+        batch.push(state);
+    }
+    (batch, samples)
 }
 
 /// The time until the batch that would run is at its end; where several are in flight the least.
 fn takes(view: &View<'_>, promises: &mut Promises, model: ModelId) -> Nanos {
-    let rest = |e: &SubBatch| promises.rest(view, e, rows(view, e));
-    if let Some(least) = entries(view, model).map(rest).min() {
+    let rest = |e: &SubBatch| {
+        let first = view.members(e).next()?;
+        Some(promises.rest(view, e, (first, rows(view, e))))
+    };
+    if let Some(least) = entries(view, model).filter_map(rest).min() {
         return least;
     }
     let samples: u32 = in_time(view, model).map(Flow::num_samples).sum();
@@ -263,34 +330,40 @@ fn first_due(view: &View<'_>, model: ModelId) -> Time {
     in_flight.chain(waiting).map(due).min().unwrap_or(Time::MAX)
 }
 
-/// What the requests of the batch that would run count, by the weights of their classes, over the time
-/// that it takes to its end; where several are in flight the most.
-fn merit(
+/// What the requests of the batch that would run count, by the weights of their classes, each over the time
+/// that it takes to its end, in nanoseconds; where several are in flight the most. A request counts by that
+/// time.
+fn batch_merit(
     view: &View<'_>,
     promises: &mut Promises,
     model: ModelId,
-    counts: impl Fn(&RequestState) -> f64,
+    counts: impl Fn(&RequestState, f64) -> f64,
 ) -> f64 {
-    let counts = |r: &RequestState| view.classes()[r.request.class.index()].weight * counts(r);
+    let weight = |r: &RequestState| view.classes()[r.request.class.index()].weight;
     let of_entry = |e: &SubBatch| {
-        let all: f64 = view.members(e).map(&counts).sum();
-        all / promises.rest(view, e, rows(view, e)).0.max(1) as f64
+        let rows = rows(view, e);
+        let of_member = |r: &RequestState| {
+            let takes = promises.rest(view, e, (r, rows)).0.max(1) as f64;
+            weight(r) * counts(r, takes) / takes
+        };
+        view.members(e).map(of_member).sum::<f64>()
     };
     if let Some(most) = entries(view, model).map(of_entry).max_by(f64::total_cmp) {
         return most;
     }
-    let (mut samples, mut all) = (0, 0.0);
-    let waiting = in_time(view, model).flat_map(Flow::iter);
-    for state in waiting.map(|key: Key| view.request(key)) {
-        let more = samples + state.request.samples;
-        if samples > 0 && more > view.model(model).max_batch {
-            break;
-        }
-        samples = more;
-        all += counts(state);
+    let (batch, samples) = gathered(view, model);
+    let takes = promises.whole(view, model, samples.max(1)).0.max(1) as f64;
+    let counted = batch.iter().map(|r| weight(r) * counts(r, takes));
+    counted.sum::<f64>() / takes
+}
+
+/// What one costs for each moment that it waits, as a share of its time there: that itself, and what a miss
+/// costs, the more the sooner it is missed by a batch that takes so long.
+fn cost(view: &View<'_>, r: &RequestState, takes: f64, soon: f64) -> f64 {
+    let slack = r.deadline.since(view.now).0 as f64 - takes;
+    if r.deadline == Time::MAX || slack < 0.0 {
+        return 1.0;
     }
-    match samples {
-        0 => 0.0,
-        _ => all / promises.whole(view, model, samples).0.max(1) as f64,
-    }
+    let target = r.deadline.since(r.request.arrival).0 as f64;
+    1.0 + MISS_WEIGHT * target / soon * (-slack / soon).exp()
 }
