@@ -44,7 +44,7 @@
 //! Flows (requests of one model, class and priority level) take turns: lower levels first, level 0
 //! last; among equals whoever has been charged the least device time by weight. The model of the
 //! foremost flow runs; batches are filled from the foremost flows. A word behind those
-//! (`spare`, `round`, `due`, `short`, `ripe`) lets models take turns otherwise (`turns.rs`).
+//! (`spare`, `round`, `due`, `short`, `ripe`, `cost`) lets models take turns otherwise (`turns.rs`).
 //!
 //! Source: the balance of accrued waiting and disturbance is that of economic order quantities and
 //! of ski rental; processor sharing between loops is the field's answer where neither may starve.
@@ -124,6 +124,7 @@ pub const SHARING: Entry = Entry {
         "sharing:2/1/1/demote",
         "sharing:1/0.5/1/cap80/demote",
         "sharing:2/10/1/cap90/spare/demote",
+        "sharing:1/1/0.1/cost/demote",
     ],
     refusing: &["sharing:1/0/1/shed"],
     needs_output_len: false,

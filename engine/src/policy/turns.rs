@@ -331,8 +331,8 @@ fn first_due(view: &View<'_>, model: ModelId) -> Time {
 }
 
 /// What the requests of the batch that would run count, by the weights of their classes, each over the time
-/// that it takes to its end, in nanoseconds; where several are in flight the most. A request counts by that
-/// time.
+/// that it takes to its end, in nanoseconds; of entries in flight and those who wait what comes to most. A
+/// request counts by that time.
 fn batch_merit(
     view: &View<'_>,
     promises: &mut Promises,
@@ -348,13 +348,14 @@ fn batch_merit(
         };
         view.members(e).map(of_member).sum::<f64>()
     };
-    if let Some(most) = entries(view, model).map(of_entry).max_by(f64::total_cmp) {
+    let most = entries(view, model).map(of_entry).fold(0.0, f64::max);
+    if !view.is_ready(model) {
         return most;
     }
     let (batch, samples) = gathered(view, model);
     let takes = promises.whole(view, model, samples.max(1)).0.max(1) as f64;
     let counted = batch.iter().map(|r| weight(r) * counts(r, takes));
-    counted.sum::<f64>() / takes
+    most.max(counted.sum::<f64>() / takes)
 }
 
 /// What one costs for each moment that it waits, as a share of its time there: that itself, and what a miss
