@@ -81,34 +81,67 @@ fn near_capacity_who_never_waits_long_comes_before_nobody_for_it() {
     }
 }
 
+/// The same with loops that each input of one step passes once.
+fn looped(mut world: World) -> World {
+    for model in &mut world.models {
+        model.blocks[0].rep = Rep::PerStep(1);
+    }
+    world
+}
+
 #[test]
-fn those_that_are_late_have_their_turn_by_what_their_batch_is_worth() {
+fn beside_loops_those_that_are_late_have_their_turn_by_what_their_batch_is_worth() {
     // Behind the first eight of one model are late, in 100 us, and one of the other is not, in 1 ms.
-    let world = world(&[(1, 100_000), (1, 1_000_000)]);
+    let chains = world(&[(1, 100_000), (1, 1_000_000)]);
     let mut arrivals = vec![Arrival::new(0, 1, 1, 1, Some(50_000_000))];
     arrivals.extend((0..8).map(|_| Arrival::new(100_000, 0, 1, 1, Some(500_000))));
     arrivals.push(Arrival::new(200_000, 1, 1, 1, Some(50_000_000)));
     for turns in ["short", "ripe", "cost"] {
         let policy = format!("balance:2/{turns}/demote");
-        let run = simulate(&world, &policy, &arrivals, &Options::default());
-        let finishes = run.finishes();
-        assert_eq!(finishes[1..9], [1_100_000; 8], "{turns}");
-        assert_eq!(finishes[9], 2_100_000, "{turns}");
+        let finishes = |world: &World| {
+            let finishes = simulate(world, &policy, &arrivals, &Options::default()).finishes();
+            [finishes[1], finishes[8], finishes[9]]
+        };
+        let late_first = [1_100_000, 1_100_000, 2_100_000];
+        assert_eq!(finishes(&looped(chains.clone())), late_first, "{turns}");
+        let late_last = [2_100_000, 2_100_000, 2_000_000];
+        assert_eq!(finishes(&chains), late_last, "{turns}");
     }
 }
 
 #[test]
-fn among_models_whose_waiting_are_all_late_the_most_are_served_first() {
-    let world = world(&[(1, 1_000_000), (1, 100_000)]);
+fn among_models_with_loops_whose_waiting_are_all_late_the_most_are_served_first() {
+    let world = looped(world(&[(1, 1_000_000), (1, 100_000)]));
     let mut arrivals = vec![Arrival::new(0, 0, 1, 1, Some(50_000_000))];
     arrivals.push(Arrival::new(100_000, 0, 1, 1, Some(500_000)));
     arrivals.extend((0..8).map(|_| Arrival::new(200_000, 1, 1, 1, Some(500_000))));
-    let policy = "balance:2/due/demote";
-    let run = simulate(&world, policy, &arrivals, &Options::default());
-    assert_eq!(
-        run.finishes()[1..],
-        [[2_100_000].as_slice(), &[1_100_000; 8]].concat()
+    let run = simulate(
+        &world,
+        "balance:2/due/demote",
+        &arrivals,
+        &Options::default(),
     );
+    let finishes = run.finishes();
+    assert_eq!(finishes[1], 2_100_000);
+    assert_eq!(finishes[2..], [1_100_000; 8]);
+}
+
+#[test]
+fn who_waits_counts_where_it_is_more_than_what_its_model_has_in_flight() {
+    // One of the first model is in flight, in a pass of 20 nodes, when eight more and one of the second come.
+    let world = looped(world(&[(20, 100_000), (2, 400_000)]));
+    let mut arrivals = vec![Arrival::new(0, 0, 2, 1, Some(500_000_000))];
+    arrivals.push(Arrival::new(1_950_000, 1, 1, 1, Some(500_000_000)));
+    arrivals.extend((0..7).map(|_| Arrival::new(1_960_000, 0, 1, 1, Some(500_000_000))));
+    let run = simulate(
+        &world,
+        "sharing:0/1/1/short",
+        &arrivals,
+        &Options::default(),
+    );
+    // By those in flight it would be 1 in 2 ms against 1 in 0.8 ms.
+    let first = run.starts()[2].expect("started");
+    assert_eq!(first, 2_000_000, "{:?}", run.finishes());
 }
 
 #[test]

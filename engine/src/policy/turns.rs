@@ -18,10 +18,12 @@
 //! sooner it is lost. Here batches take the place of single requests, so that what is proved of those is
 //! not proved of these.
 //!
-//! Those that are too late count as the others do, behind them: their batch, too, is served the sooner the
-//! more it is for the time that it takes. While they did not, a model of which all who waited were late
-//! had its turn behind everybody else's, so that what its requests take, by which they are found to be
-//! late, stayed as long as it was, and those that came were late as well.
+//! While a model with loops has work, those that are too late count as the others do, behind them: their
+//! batch, too, is served the sooner the more it is for the time that it takes. While they did not, a model
+//! of which all who waited were late had its turn behind everybody else's, so that what its requests take,
+//! by which they are found to be late, stayed as long as it was, and those that came were late as well.
+//! Without loops they count for nothing: what a chain takes varies little, and beyond capacity those that
+//! can still be in time would wait for the backlogs of others.
 
 use std::cmp::Ordering;
 
@@ -187,12 +189,13 @@ impl Turns {
         if self != Self::Least {
             shares.forgive(view);
         }
+        let have_loops = models.iter().any(|&m| view.model(m).has_loops());
         let full = |&m: &ModelId| promises.whole(view, m, view.model(m).max_batch).0 as f64;
         let more = match self {
             Self::Least | Self::Spare => 0.0,
             _ => {
                 let rounds = ROUNDS * models.iter().map(full).sum::<f64>();
-                if bounds && !models.iter().any(|&m| view.model(m).has_loops()) {
+                if bounds && !have_loops {
                     shares.bound(view, &models, rounds);
                 }
                 rounds
@@ -223,17 +226,18 @@ impl Turns {
                     let due = first_due(view, model);
                     merit = -(due.0 as f64);
                     if due == Time::MAX {
-                        of_late = batch_merit(view, promises, model, one);
+                        of_late = batch_merit(view, promises, (model, have_loops), one);
                     }
                 }
-                Self::Short => merit = batch_merit(view, promises, model, one),
+                Self::Short => merit = batch_merit(view, promises, (model, have_loops), one),
                 Self::Ripe => {
                     let age = |r: &RequestState| view.now.since(r.request.arrival).0 + 1;
-                    merit = batch_merit(view, promises, model, |r, _| age(r) as f64);
+                    let counts = |r: &RequestState, _| age(r) as f64;
+                    merit = batch_merit(view, promises, (model, have_loops), counts);
                 }
                 Self::Cost => {
                     let counts = |r: &RequestState, takes| cost(view, r, takes, soon);
-                    merit = batch_merit(view, promises, model, counts);
+                    merit = batch_merit(view, promises, (model, have_loops), counts);
                 }
             }
             Turn {
@@ -289,9 +293,15 @@ fn is_put_off(flow: &Flow) -> bool {
     flow.key.is_late || flow.key.is_delayed
 }
 
-/// The batch that those who wait would make: those that are too late fill it up behind the others.
-fn gathered<'a>(view: &View<'a>, model: ModelId) -> (SmallVec<[&'a RequestState; 16]>, u32) {
-    let put_off = view.queue(model).flows().filter(|f| is_put_off(f));
+/// The batch that those who wait would make: those that are too late, if they count, fill it up behind the
+/// others.
+fn gathered<'a>(
+    view: &View<'a>,
+    model: ModelId,
+    late_count: bool,
+) -> (SmallVec<[&'a RequestState; 16]>, u32) {
+    let put_off = view.queue(model).flows();
+    let put_off = put_off.filter(|f| late_count && is_put_off(f));
     let waiting = in_time(view, model).chain(put_off).flat_map(Flow::iter);
     let (mut batch, mut samples) = (SmallVec::new(), 0);
     for state in waiting.map(|key: Key| view.request(key)) {
@@ -336,7 +346,7 @@ fn first_due(view: &View<'_>, model: ModelId) -> Time {
 fn batch_merit(
     view: &View<'_>,
     promises: &mut Promises,
-    model: ModelId,
+    (model, late_count): (ModelId, bool),
     counts: impl Fn(&RequestState, f64) -> f64,
 ) -> f64 {
     let weight = |r: &RequestState| view.classes()[r.request.class.index()].weight;
@@ -352,7 +362,7 @@ fn batch_merit(
     if !view.is_ready(model) {
         return most;
     }
-    let (batch, samples) = gathered(view, model);
+    let (batch, samples) = gathered(view, model, late_count);
     let takes = promises.whole(view, model, samples.max(1)).0.max(1) as f64;
     let counted = batch.iter().map(|r| weight(r) * counts(r, takes));
     most.max(counted.sum::<f64>() / takes)
