@@ -128,7 +128,7 @@ fn among_models_with_loops_whose_waiting_are_all_late_the_most_are_served_first(
 
 #[test]
 fn who_waits_counts_where_it_is_more_than_what_its_model_has_in_flight() {
-    // One of the first model is in flight, in a pass of 20 nodes, when eight more and one of the second come.
+    // One of the first model is in flight, in a pass of 20 nodes, when seven more and one of the second come.
     let world = looped(world(&[(20, 100_000), (2, 400_000)]));
     let mut arrivals = vec![Arrival::new(0, 0, 2, 1, Some(500_000_000))];
     arrivals.push(Arrival::new(1_950_000, 1, 1, 1, Some(500_000_000)));
@@ -223,7 +223,7 @@ fn who_always_waits_but_asks_for_no_more_than_its_share_waits_for_rounds_beside_
         let mut rates = vec![240_000.0 / (num - 1) as f64; num - 1];
         rates.push(rate);
         let arrivals = offered(&rates, 1_000_000_000);
-        for turns in ["round", "due", "short", "ripe"] {
+        for turns in ["round", "due", "short", "ripe", "cost"] {
             for rule in ["join:1/", "front:", "sharing:2/6/2/cap95/"] {
                 let policy = format!("{rule}{turns}");
                 let run = simulate(&world, &policy, &arrivals, &Options::default());

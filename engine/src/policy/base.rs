@@ -172,9 +172,9 @@ pub(super) struct Base {
     /// Models, each once, whose newcomers have joined, and the pass of the last loop that they joined
     /// for has not run, if there is such a loop.
     joined: Vec<ModelId>,
-    /// For [`Turns::Round`].
+    /// For turns by `round`.
     began: Began,
-    /// For [`Turns::Spare`].
+    /// For turns by `spare`.
     busy: Busy,
     /// Who was let in within the pass of another goes on to its launch, whatever it has been charged.
     brief: Option<ModelId>,

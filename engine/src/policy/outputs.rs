@@ -93,10 +93,8 @@ impl Outputs {
             (len.round() as u32).min(spec.output_len_p90)
         })
     }
-}
 
-impl Outputs {
-    /// The same of one that has taken so many and goes on: one more at the least.
+    /// Passes in all of one that has taken `step` and goes on: one more at the least.
     pub fn predict_beyond(
         &self,
         spec: &ModelSpec,
@@ -106,7 +104,7 @@ impl Outputs {
         let means = self.0.get(model.index());
         let known = means.and_then(|m| Some((m, m.len(class(input_len))?.max(1.0))));
         let beyond = known.and_then(|(m, mean)| {
-            let multiple = m.multiples.beyond(f64::from(step + 1) / mean)?;
+            let multiple = m.multiples.beyond((f64::from(step) + 1.0) / mean)?;
             Some((multiple * mean).round() as u32)
         });
         let beyond = beyond.unwrap_or_else(|| self.predict(spec, model, input_len));
