@@ -61,9 +61,9 @@ usage: lazybatch-measure realtime --model NAME --out FILE.jsonl --requests N | -
 
 usage: lazybatch-measure mixes --mix A:SHARE+B:SHARE --out FILE.jsonl --seconds S --sla-ms MS [OPTION VALUE]...
 
-  The same of several models on one device, none with a decoder, at shares of what `greedy` drains
-  of them, measured before each pair. Takes --loads, --pairs, --policies, --max-batch, --threads and
-  --seed, as realtime does.
+  The same of several models on one device, at shares of what `greedy` or `continuous` drains of them,
+  measured before each pair. Takes --loads, --pairs, --policies, --max-batch, --threads and --seed, as
+  realtime does.
 
 usage: lazybatch-measure peers FOLDER --python PATH [OPTION VALUE]...
 

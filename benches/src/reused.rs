@@ -2,7 +2,7 @@
 //!
 //! Weights of a large model take seconds to make and pack. Here they are loaded once: an engine
 //! takes the device from the [`Shelf`] and leaves it there, warm, when it ends. All runs must serve
-//! the same program.
+//! the same programs, each as the same model.
 //!
 //! Decoders with synthetic weights do not know when to stop. A request that states its output length
 //! ends behind so many passes, whatever was computed; the scheduler is not told.
@@ -24,7 +24,8 @@ pub struct Shelf {
 /// A device and what is loaded on it.
 struct Kept {
     device: Box<dyn Device>,
-    program: Option<SharedProgram>,
+    /// By model.
+    programs: FxHashMap<ModelId, SharedProgram>,
 }
 
 impl Shelf {
@@ -32,7 +33,7 @@ impl Shelf {
     pub fn new(device: Box<dyn Device>) -> Self {
         let kept = Kept {
             device,
-            program: None,
+            programs: FxHashMap::default(),
         };
         Self {
             place: Arc::new(Mutex::new(Some(kept))),
@@ -85,11 +86,14 @@ impl Reused {
 
     /// Whether `launch` ends a pass of a decoder.
     fn ends_pass(&self, launch: &Launch) -> bool {
-        self.kept().program.as_ref().is_some_and(|program| {
-            let block = program.block(BlockId::new(launch.block as usize));
-            let is_decoder = matches!(block.repeat, Repeat::UntilStop { .. });
-            is_decoder && launch.end_node as usize == block.nodes.len()
-        })
+        self.kept()
+            .programs
+            .get(&launch.model)
+            .is_some_and(|program| {
+                let block = program.block(BlockId::new(launch.block as usize));
+                let is_decoder = matches!(block.repeat, Repeat::UntilStop { .. });
+                is_decoder && launch.end_node as usize == block.nodes.len()
+            })
     }
 }
 
@@ -116,12 +120,13 @@ impl Wrapper for Reused {
 
     /// Does nothing if it is this program that is loaded.
     fn load(&mut self, model: ModelId, program: SharedProgram) -> Result<(), Error> {
-        let loaded = self.kept().program.as_ref();
+        let loaded = self.kept().programs.get(&model);
         if loaded.is_some_and(|p| Arc::ptr_eq(p, &program)) {
             return Ok(());
         }
         self.device().load(model, program.clone())?;
-        self.kept.as_mut().expect("taken on drop only").program = Some(program);
+        let kept = self.kept.as_mut().expect("taken on drop only");
+        kept.programs.insert(model, program);
         Ok(())
     }
 
@@ -188,20 +193,31 @@ mod tests {
 
     #[test]
     fn decoders_end_where_requests_say_and_the_device_comes_back() {
-        let entry = zoo::find("transformer-tiny").unwrap();
-        let program: SharedProgram = Arc::new(entry.program().unwrap());
-        let (pool, lens) = inputs::drawn(&entry.served(&program), 6, 3).unwrap();
+        let (mut models, mut pool, mut lens) = (Vec::new(), Vec::new(), Vec::new());
+        for (i, name) in ["transformer-tiny", "bert-tiny", "gnmt-tiny"]
+            .into_iter()
+            .enumerate()
+        {
+            let entry = zoo::find(name).unwrap();
+            let program: SharedProgram = Arc::new(entry.program().unwrap());
+            let (mut items, mut of_model) = inputs::drawn(&entry.served(&program), 6, 3).unwrap();
+            items.iter_mut().for_each(|item| item.model = i);
+            pool.append(&mut items);
+            lens.append(&mut of_model);
+            let options = ModelOptions::default();
+            models.push(Hosted {
+                name,
+                program,
+                options,
+            });
+        }
         let shelf = Shelf::new(Box::new(CpuDevice::new(CpuOptions::default())));
         let take = {
             let shelf = shelf.clone();
             move || Ok(Box::new(shelf.take().unwrap()) as Box<dyn Device>)
         };
         let serving = Serving {
-            models: vec![Hosted {
-                name: entry.name,
-                program,
-                options: ModelOptions::default(),
-            }],
+            models,
             device: &take,
             pool: &pool,
             output_lens: Some(&lens),

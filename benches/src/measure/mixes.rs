@@ -2,17 +2,17 @@
 //! same arrivals.
 //!
 //! Each model's latency tables are measured first. Before each pair the capacity is measured anew, as
-//! machines that others share are faster now and slower then: requests per second at which `greedy`
-//! drains inputs of all models, in the shares of the mix. Every policy then serves the same arrivals at
-//! the load's share of it, in an order that rotates from pair to pair. The first tenth of them is served
-//! but not counted, real or simulated (but for `mean_batch`, which is over all launches): what a policy
-//! learns, it learns while it serves.
+//! machines that others share are faster now and slower then: requests per second at which `greedy` or
+//! `continuous`, whichever is faster, drains inputs of all models, in the shares of the mix. Every policy
+//! then serves the same arrivals at the load's share of it, in an order that rotates from pair to pair. The
+//! first tenth of them is served but not counted, real or simulated (but for `mean_batch`, which is over all
+//! launches): what a policy learns, it learns while it serves.
 //!
 //! Simulated figures go by the tables as they were measured first, without the time between launches: they
 //! say how policies compare, not how long requests take.
 //!
-//! Models with a decoder are refused: with synthetic weights they do not know when to stop. A run in which a
-//! request is not answered is an error, so policies that shed cannot be compared.
+//! Decoders end behind a number of passes that is drawn with the input ([`Shelf`]). A run in which a request
+//! is not answered is an error, so policies that shed cannot be compared.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,12 +20,13 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use lazybatch_benches::contention::Contention;
 use lazybatch_benches::record::{Recorder, rounded};
+use lazybatch_benches::reused::Shelf;
 use lazybatch_benches::spread::Spread;
 use lazybatch_engine::measure::{SegmentLength, measure};
 use lazybatch_engine::{ModelOptions, policy};
-use lazybatch_graph::{Repeat, SharedProgram};
+use lazybatch_graph::SharedProgram;
 use lazybatch_kernels::{CpuDevice, CpuOptions, Device, Noise};
-use lazybatch_sla::{Nanos, Profile};
+use lazybatch_sla::{Nanos, OutputLen, Profile};
 use lazybatch_workloads::arrivals::{Arrival, Limit, Process, Stream, Workload, transform};
 use lazybatch_workloads::experiment::inputs::{self, Item};
 use lazybatch_workloads::experiment::{Call, Detail, Hosted, Serving, Simulation};
@@ -152,13 +153,17 @@ struct Bench<'a> {
     options: &'a Options,
     models: Vec<Hosted<'a>>,
     profile: Profile,
+    /// The device of all runs.
+    shelf: Shelf,
     pool: Vec<Item>,
+    /// Passes of the decoder, by item; 0 of models without.
+    output_lens: Vec<u32>,
 }
 
 /// Runs the measurement.
 ///
 /// # Errors
-/// A model that is unknown, has a decoder, or that the device refuses, a file that cannot be written, or a
+/// A model that is unknown or that the device refuses, a file that cannot be written, or a
 /// request that was not answered.
 pub fn run(options: &Options) -> anyhow::Result<()> {
     let recorder = Recorder::file(&options.out, "mixes", &options.command)?;
@@ -193,20 +198,20 @@ impl<'a> Bench<'a> {
         let parts = options.mix.parts.iter();
         let parts = parts.map(|(name, share)| Ok((find(name)?, share)));
         let parts: Vec<_> = parts.collect::<anyhow::Result<_>>()?;
-        let (mut models, mut profile, mut pool) = (Vec::new(), None, Vec::new());
+        let (mut models, mut profile) = (Vec::new(), None);
+        let (mut pool, mut output_lens) = (Vec::new(), Vec::new());
         for (i, (entry, share)) in parts.into_iter().enumerate() {
-            let name = entry.name;
             let program: SharedProgram = Arc::new(entry.program()?);
-            let mut blocks = program.blocks.iter();
-            if blocks.any(|b| matches!(b.repeat, Repeat::UntilStop { .. })) {
-                bail!("--mix: expected models without a decoder, got {name}");
-            }
             let num = ((POOL as f64 * share).round() as usize).max(1);
-            let (mut items, _) = inputs::drawn(&entry.served(&program), num, options.seed)?;
+            let (mut items, mut lens) = inputs::drawn(&entry.served(&program), num, options.seed)?;
             let (by, most) = (SegmentLength::ByDevice, options.max_batch);
             let measured = measure(&mut *options.device(), &program, &items, most, by)?;
             let mut measured = measured.into_profile();
-            measured.models[0].name = entry.name.into();
+            let of_model = &mut measured.models[0];
+            of_model.name = entry.name.into();
+            let p90 = OutputLen::covering(OutputLen::COVERAGE, lens.iter().copied()).predict();
+            of_model.output_len_p90 = entry.max_output_len.map(|max| p90.min(max));
+            output_lens.append(&mut lens);
             items.iter_mut().for_each(|item| item.model = i);
             pool.append(&mut items);
             models.push(Hosted {
@@ -227,7 +232,9 @@ impl<'a> Bench<'a> {
             options,
             models,
             profile: profile.context("--mix: expected models, got none")?,
+            shelf: Shelf::new(options.device()),
             pool,
+            output_lens,
         })
     }
 
@@ -239,7 +246,7 @@ impl<'a> Bench<'a> {
             models: self.models.clone(),
             device,
             pool: &self.pool,
-            output_lens: None,
+            output_lens: Some(&self.output_lens),
             sla: self.options.sla,
             classes: Vec::new(),
             drain: DRAIN,
@@ -252,9 +259,20 @@ impl<'a> Bench<'a> {
         }
     }
 
+    /// The device for a run.
+    fn device(&self) -> lazybatch_workloads::Result<Box<dyn Device>> {
+        let taken = self.shelf.take();
+        let taken = taken.map_err(|e| lazybatch_workloads::Error::run("device", e))?;
+        Ok(Box::new(taken))
+    }
+
     fn capacity(&self) -> anyhow::Result<f64> {
-        let device = || Ok(self.options.device());
-        Ok(self.serving(&device).capacity("greedy")?)
+        let device = || self.device();
+        let serving = self.serving(&device);
+        // Whole batches pay for the longest of them, where models have loops.
+        Ok(serving
+            .capacity("greedy")?
+            .max(serving.capacity("continuous")?))
     }
 
     /// Arrivals at a mean rate of `rate_rps`, exactly, of inputs that are drawn.
@@ -297,7 +315,7 @@ impl<'a> Bench<'a> {
         calls: &[Call],
     ) -> anyhow::Result<(Outcome, Outcome)> {
         let policy = &self.options.policies[i];
-        let device = || Ok(self.options.device());
+        let device = || self.device();
         let contention = Contention::watch();
         let served = self.serving(&device).run(policy, calls)?;
         let others = contention.share();
@@ -348,7 +366,8 @@ impl<'a> Bench<'a> {
     fn arrivals(&self, calls: &[Call]) -> Vec<Arrival> {
         let arrival = |call: &Call| {
             let item = &self.pool[call.item];
-            Arrival::new(call.at, self.models[item.model].name, item.input_len, 0)
+            let (model, output_len) = (self.models[item.model].name, self.output_lens[call.item]);
+            Arrival::new(call.at, model, item.input_len, output_len)
         };
         calls.iter().map(arrival).collect()
     }
@@ -428,17 +447,9 @@ mod tests {
             let message = format!("{:#}", parse(line).unwrap_err());
             assert!(message.starts_with(told), "{line}: {message}");
         }
-        for (mix, told) in [
-            ("cnn-tiny+nothing", "--mix: expected some of"),
-            (
-                "cnn-tiny+gnmt-tiny",
-                "--mix: expected models without a decoder, got gnmt-tiny",
-            ),
-        ] {
-            let options = parse(&format!("{ok} --mix {mix}")).unwrap();
-            let message = format!("{:#}", Bench::open(&options).err().unwrap());
-            assert!(message.starts_with(told), "{message}");
-        }
+        let options = parse(&format!("{ok} --mix cnn-tiny+nothing")).unwrap();
+        let message = format!("{:#}", Bench::open(&options).err().unwrap());
+        assert!(message.starts_with("--mix: expected some of"), "{message}");
     }
 
     #[test]
@@ -446,7 +457,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let out = folder.path().join("mixes.jsonl");
         let options = parse(&format!(
-            "--mix cnn-tiny:3+bert-tiny:1 --seconds 0.02 --sla-ms 50 --loads 0.5 --pairs 2 \
+            "--mix cnn-tiny:3+bert-tiny:1+transformer-tiny:1 --seconds 0.02 --sla-ms 50 --loads 0.5 --pairs 2 \
              --max-batch 4 --threads 1 --policies adaptive,greedy,edf --out {}",
             out.display()
         ));
@@ -472,7 +483,7 @@ mod tests {
             assert!(run["simulated_j_ms"].as_f64().unwrap() > 0.0, "{run}");
         }
         for policy in ["adaptive", "greedy", "edf"] {
-            for model in ["cnn-tiny", "bert-tiny"] {
+            for model in ["cnn-tiny", "bert-tiny", "transformer-tiny"] {
                 let serves =
                     |r: &Value| r["policy"] == policy && r["mean_ms_by_model"][model].is_f64();
                 assert!(runs().any(serves), "{policy}, {model}");
