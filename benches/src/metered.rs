@@ -5,13 +5,15 @@ use std::time::Instant;
 
 use lazybatch_graph::Tensor;
 use lazybatch_kernels::{Device, Error, OpenRequest, Plan, Wrapper};
-use lazybatch_sla::{Launch, Slot, Time};
+use lazybatch_sla::{Launch, ModelId, Slot, Time};
 
 use crate::clock;
 
 /// One launch and the nanoseconds it took.
 #[derive(Clone, Copy, Debug)]
 pub struct Timed {
+    /// The model.
+    pub model: ModelId,
     /// Block of the model.
     pub block: u32,
     /// Segment of the block.
@@ -55,6 +57,12 @@ impl Metered {
     }
 }
 
+/// Mean time between launches in microseconds, where somebody was open all the while.
+pub fn gap_us(launches: &[Timed]) -> Option<f64> {
+    let gaps: Vec<f64> = launches.iter().filter_map(|l| l.busy_gap_ns).collect();
+    (!gaps.is_empty()).then(|| gaps.iter().sum::<f64>() / gaps.len() as f64 / 1e3)
+}
+
 impl Wrapper for Metered {
     fn inner(&self) -> &dyn Device {
         self.inner.as_ref()
@@ -77,6 +85,7 @@ impl Wrapper for Metered {
         let busy_gap_ns = last.map(|last| (start - last).as_nanos() as f64);
         let mut meter = self.meter.lock().expect("no holder panics");
         meter.launches.push(Timed {
+            model: launch.model,
             block: launch.block,
             segment: launch.segment,
             samples: launch.num_samples(),

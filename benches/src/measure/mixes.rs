@@ -15,10 +15,11 @@
 //! is not answered is an error, so policies that shed cannot be compared.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, bail};
 use lazybatch_benches::contention::Contention;
+use lazybatch_benches::metered::{Meter, Metered, Timed, gap_us};
 use lazybatch_benches::record::{Recorder, rounded};
 use lazybatch_benches::reused::Shelf;
 use lazybatch_benches::spread::Spread;
@@ -26,7 +27,7 @@ use lazybatch_engine::measure::{SegmentLength, measure};
 use lazybatch_engine::{ModelOptions, policy};
 use lazybatch_graph::SharedProgram;
 use lazybatch_kernels::{CpuDevice, CpuOptions, Device, Noise};
-use lazybatch_sla::{Nanos, OutputLen, Profile};
+use lazybatch_sla::{LatencyTable, Nanos, OutputLen, Profile, segments_of};
 use lazybatch_workloads::arrivals::{Arrival, Limit, Process, Stream, Workload, transform};
 use lazybatch_workloads::experiment::inputs::{self, Item};
 use lazybatch_workloads::experiment::{Call, Detail, Hosted, Serving, Simulation};
@@ -41,8 +42,9 @@ use serde_json::{Value, json};
 
 use super::args::{above_0, all_cores, pairs, positive, read};
 
-/// Items of all models, in the shares of the mix.
-const POOL: usize = 256;
+/// Items of all models, in the shares of the mix: so many that the last of them, which a backlog ends with,
+/// matter little to the capacity.
+const POOL: usize = 1024;
 /// One in so many arrivals, the first ones, is not counted.
 const WARM_UP: usize = 10;
 /// Time behind the last arrival within which all must have ended.
@@ -259,15 +261,16 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// The device for a run.
-    fn device(&self) -> lazybatch_workloads::Result<Box<dyn Device>> {
+    /// The device for a run, its launches noted in `meter`.
+    fn device(&self, meter: &Arc<Mutex<Meter>>) -> lazybatch_workloads::Result<Box<dyn Device>> {
         let taken = self.shelf.take();
         let taken = taken.map_err(|e| lazybatch_workloads::Error::run("device", e))?;
-        Ok(Box::new(taken))
+        Ok(Box::new(Metered::new(Box::new(taken), meter.clone())))
     }
 
     fn capacity(&self) -> anyhow::Result<f64> {
-        let device = || self.device();
+        let meter = Arc::default();
+        let device = || self.device(&meter);
         let serving = self.serving(&device);
         // Whole batches pay for the longest of them, where models have loops.
         Ok(serving
@@ -315,7 +318,8 @@ impl<'a> Bench<'a> {
         calls: &[Call],
     ) -> anyhow::Result<(Outcome, Outcome)> {
         let policy = &self.options.policies[i];
-        let device = || self.device();
+        let meter: Arc<Mutex<Meter>> = Arc::default();
+        let device = || self.device(&meter);
         let contention = Contention::watch();
         let served = self.serving(&device).run(policy, calls)?;
         let others = contention.share();
@@ -351,7 +355,12 @@ impl<'a> Bench<'a> {
         figures["simulated_mean_ms"] = rounded(simulated.result.mean_ms);
         figures["simulated_j_ms"] = rounded(simulated.j_ms);
         figures["simulated_mean_batch"] = rounded(simulated.result.mean_batch);
-        for model in &self.models {
+        let launches = &meter.lock().expect("no holder panics").launches;
+        figures["gap_us"] = json!(gap_us(launches).map(rounded));
+        for (i, model) in self.models.iter().enumerate() {
+            if let Some(ratio) = self.took_over_table(i, launches) {
+                figures["took_over_table"][model.name] = rounded(ratio);
+            }
             let own = served.requests.iter().skip(calls.len() / WARM_UP);
             let own = own.filter(|r| *r.model == *model.name);
             let ms: Vec<f64> = own.map(|r| r.latency().as_ms()).collect();
@@ -361,6 +370,18 @@ impl<'a> Bench<'a> {
         }
         recorder.line(figures, "mean_ms", &Spread::of(vec![real.result.mean_ms]))?;
         Ok((real, simulated))
+    }
+
+    /// Time of a model's launches over what its table says, if it had any.
+    fn took_over_table(&self, model: usize, launches: &[Timed]) -> Option<f64> {
+        let of_model = &self.profile.models[model];
+        let table = LatencyTable::new(of_model, &segments_of(of_model, 1), 0.0, 0.0);
+        let own = launches.iter().filter(|l| l.model.0 as usize == model);
+        let (took, predicted) = own.fold((0.0, 0.0), |(took, predicted), l| {
+            let says = table.segment(l.block, l.segment, l.samples, l.rows);
+            (took + l.ns, predicted + says.0 as f64)
+        });
+        (predicted > 0.0).then(|| took / predicted)
     }
 
     fn arrivals(&self, calls: &[Call]) -> Vec<Arrival> {

@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex};
 use anyhow::{Context, bail};
 use lazybatch_benches::clock;
 use lazybatch_benches::contention::Contention;
-use lazybatch_benches::metered::{Meter, Metered, Timed};
+use lazybatch_benches::metered::{Meter, Metered, Timed, gap_us};
 use lazybatch_benches::record::{Recorder, rounded};
 use lazybatch_benches::reused::Shelf;
 use lazybatch_benches::spread::Spread;
@@ -566,11 +566,6 @@ impl<'a> Bench<'a> {
             "sla_over_alone": self.options.sla, "capacity_rps": rounded(rated.capacity_rps),
         })
     }
-}
-
-/// Mean time between launches in microseconds, where somebody was open all the while.
-fn gap_us(launches: &[Timed]) -> Option<f64> {
-    mean_of_some(launches.iter().filter_map(|l| l.busy_gap_ns)).map(|ns| ns / 1e3)
 }
 
 fn mean_of_some(values: impl Iterator<Item = f64>) -> Option<f64> {

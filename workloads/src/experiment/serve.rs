@@ -426,7 +426,7 @@ impl Serving<'_> {
             models: self.models.clone(),
             device: self.device,
             pool: self.pool,
-            output_lens: None,
+            output_lens: self.output_lens,
             sla: Nanos::from_ms(3_600_000),
             classes: Vec::new(),
             drain: PATIENCE,
