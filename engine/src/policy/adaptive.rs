@@ -509,10 +509,17 @@ impl Policy for Adaptive {
             // The device does not wait for it.
             false => Nanos::ZERO,
         };
-        let corrected = (&corrections[..], host.per_launch());
-        let config = coarse::config(models, classes, corrected, &mut arrivals, &mut open);
-        let load = load::of(&config, per_request, &arrivals);
         let asked = self.asked(models);
+        let sight = coarse::Sight {
+            corrections: &corrections,
+            host: host.per_launch(),
+            passes: match asked.are_several && view.is_in_place() {
+                true => coarse::FEW_PASSES,
+                false => coarse::PASSES,
+            },
+        };
+        let config = coarse::config(models, classes, sight, &mut arrivals, &mut open);
+        let load = load::of(&config, per_request, &arrivals);
         let mut rules = self.candidates(models);
         (self.have_loops, self.are_several) = (asked.have_loops, asked.are_several);
         if self.are_several && load >= SHARED_EVENLY {

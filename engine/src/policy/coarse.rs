@@ -12,7 +12,10 @@ use crate::core::{BlockSpec, CoreConfig, ModelSpec, Open, Past, Place};
 const SEGMENTS: u32 = 8;
 /// Passes, over all loops, that the mean request has in plans, about, if it has more; but in no
 /// loop fewer than [`LEAST_PASSES`].
-const PASSES: f64 = 64.0;
+pub(super) const PASSES: f64 = 64.0;
+/// The same of one of several models whose device leaves little time for plans: one that looks far
+/// ahead is worth more there than one that looks close.
+pub(super) const FEW_PASSES: f64 = 16.0;
 const LEAST_PASSES: f64 = 4.0;
 /// Most segments that a pass of a loop or another block has in plans, where another model's requests
 /// might have to wait for its end.
@@ -22,20 +25,36 @@ const MOST_JOINED: f64 = 64.0;
 /// Most passes of a request in plans: a length that nobody has seen yet may be guessed as any.
 const MOST_PASSES: u32 = 4096;
 
-/// The models with tables corrected by `corrections` (factors by batch size, for each model and block)
-/// and, for each launch, by what it takes of the `host`, a pass of a loop in one segment, other blocks in a
+/// By what plans see models.
+#[derive(Clone, Copy)]
+pub(super) struct Sight<'a> {
+    /// Factors of the tables by batch size, for each model and block.
+    pub corrections: &'a [Vec<Vec<f64>>],
+    /// What a launch takes of the host.
+    pub host: Nanos,
+    /// [`PASSES`] or [`FEW_PASSES`].
+    pub passes: f64,
+}
+
+/// The models with tables corrected and, for each launch, with what it takes of the host, a pass of a loop in one segment, other blocks in a
 /// few, where there are several models in as many as leave none longer than the shortest request of
 /// any, or [`MOST_SEGMENTS`]; where requests pass loops often, several passes in one. Output lengths
 /// and bounds of `arrivals` and `open` are changed accordingly, and the places of `open`.
 pub(super) fn config(
     models: &[ModelSpec],
     classes: &[Class],
-    (corrections, host): (&[Vec<Vec<f64>>], Nanos),
+    sight: Sight<'_>,
     arrivals: &mut [Past],
     open: &mut [Open],
 ) -> CoreConfig {
     let strides: Vec<Stride> = (models.iter().enumerate())
-        .map(|(m, spec)| Stride::of(spec, arrivals.iter().filter(|p| p.model.index() == m)))
+        .map(|(m, spec)| {
+            Stride::of(
+                spec,
+                arrivals.iter().filter(|p| p.model.index() == m),
+                sight.passes,
+            )
+        })
         .collect();
     let longest = longest(models, arrivals);
     let groups: Vec<SegmentRanges> = models
@@ -58,8 +77,12 @@ pub(super) fn config(
         let joined = joined(past);
         shorten(past, joined);
     }
-    let specs = models.iter().zip(strides).zip(groups).zip(corrections);
-    let specs = specs.map(|(((m, s), g), c)| coarse(m, &s, &g, (c, host)));
+    let specs = models
+        .iter()
+        .zip(strides)
+        .zip(groups)
+        .zip(sight.corrections);
+    let specs = specs.map(|(((m, s), g), c)| coarse(m, &s, &g, (c, sight.host)));
     CoreConfig {
         classes: classes.to_vec(),
         ..CoreConfig::new(specs.collect())
@@ -177,7 +200,8 @@ struct Stride {
 }
 
 impl Stride {
-    fn of<'a>(spec: &ModelSpec, past: impl Iterator<Item = &'a Past> + Clone) -> Self {
+    /// By the past, for about so many passes of the mean request.
+    fn of<'a>(spec: &ModelSpec, past: impl Iterator<Item = &'a Past> + Clone, most: f64) -> Self {
         let num = past.clone().count().max(1) as f64;
         let mean = |repeat: Repeat, joined: u32| {
             let passes = past.clone().map(|p| f64::from(passes(p, repeat, joined)));
@@ -186,7 +210,7 @@ impl Stride {
         let loops = spec.blocks.iter().filter(|b| b.repeat.is_loop());
         let means: Vec<f64> = loops.map(|b| mean(b.repeat, 1)).collect();
         let fewest = means.iter().copied().fold(f64::INFINITY, f64::min);
-        let joined = (means.iter().sum::<f64>() / PASSES).min(fewest / LEAST_PASSES);
+        let joined = (means.iter().sum::<f64>() / most).min(fewest / LEAST_PASSES);
         let loops = spec.blocks.iter().filter(|b| b.repeat.is_loop());
         let passes = loops.flat_map(|b| past.clone().map(|p| passes(p, b.repeat, 1)));
         let longest = passes.max().unwrap_or(0);
@@ -271,9 +295,24 @@ pub(super) mod tests {
         lengths.iter().map(one).collect()
     }
 
+    fn sight(corrections: &[Vec<Vec<f64>>], host: Nanos) -> Sight<'_> {
+        Sight {
+            corrections,
+            host,
+            passes: PASSES,
+        }
+    }
+
     fn plan(past: &mut [Past]) -> ModelSpec {
+        plan_of(past, PASSES)
+    }
+
+    fn plan_of(past: &mut [Past], passes: f64) -> ModelSpec {
         let corrections = [[1.0, 1.0, 1.0, 2.0].map(|f| vec![f]).to_vec()];
-        let corrected = (&corrections[..], Nanos::ZERO);
+        let corrected = Sight {
+            passes,
+            ..sight(&corrections, Nanos::ZERO)
+        };
         let config = config(&[spec()], &[Class::default()], corrected, past, &mut []);
         config.models.into_iter().next().unwrap()
     }
@@ -327,7 +366,7 @@ pub(super) mod tests {
         let config = config(
             &[spec(), other],
             &[Class::default()],
-            (&corrections[..], Nanos::ZERO),
+            sight(&corrections, Nanos::ZERO),
             &mut past,
             &mut open,
         );
@@ -343,7 +382,7 @@ pub(super) mod tests {
         let tables = [Nanos::ZERO, Nanos(700)].map(|host| {
             let corrections = [[1.0, 1.0, 1.0, 2.0].map(|f| vec![f]).to_vec()];
             let mut past = past(&[(401, 70), (97, 99), (200, 3)]);
-            let corrected = (&corrections[..], host);
+            let corrected = sight(&corrections, host);
             let config = config(
                 &[spec()],
                 &[Class::default()],
@@ -375,12 +414,18 @@ pub(super) mod tests {
 
     #[test]
     fn long_loops_have_fewer_passes_and_last_as_long() {
+        for passes in [PASSES, FEW_PASSES] {
+            have_fewer_passes_and_last_as_long(passes);
+        }
+    }
+
+    fn have_fewer_passes_and_last_as_long(passes: f64) {
         let lengths = [(401, 70), (97, 99), (200, 3)];
         let mut past = past(&lengths);
-        let model = plan(&mut past);
+        let model = plan_of(&mut past, passes);
         let mean = |of: fn(&(u32, u32)) -> u32| lengths.iter().map(of).sum::<u32>() as f64 / 3.0;
-        let joined = (2.0 * mean(|l| l.0) + mean(|l| l.1)) / PASSES;
-        let joined = joined as u32;
+        let joined = (2.0 * mean(|l| l.0) + mean(|l| l.1)) / passes;
+        let joined = joined.min(mean(|l| l.1) / LEAST_PASSES) as u32;
         assert!(joined > 1);
         for (p, l) in past.iter().zip(lengths) {
             assert_eq!(p.output_len, l.1.div_ceil(joined));
@@ -402,7 +447,10 @@ pub(super) mod tests {
         config(
             &[spec()],
             &[Class::default()],
-            (&corrections, Nanos::ZERO),
+            Sight {
+                passes,
+                ..sight(&corrections, Nanos::ZERO)
+            },
             &mut again,
             &mut open,
         );
