@@ -1,6 +1,8 @@
 //! Rankings by hand, and a run of two tiny models.
 
 use super::summary::same_ranking;
+use lazybatch_sla::ModelId;
+
 use super::*;
 
 #[test]
@@ -41,6 +43,7 @@ fn a_slower_machine_takes_longer_and_sustains_less() {
     assert_eq!(slow.capacity_rps, bench.base.capacity_rps / 2.0);
     assert_eq!(slow.profile.dispatch_us, 7.0);
     let timed = |samples, ns, busy_gap_ns| Timed {
+        model: ModelId(0),
         block: 0,
         segment: 0,
         samples,
