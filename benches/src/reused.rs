@@ -241,6 +241,7 @@ mod tests {
             assert_eq!(served.steps, lens, "{policy}");
             assert!(served.requests.iter().all(|r| r.outcome.is_completed()));
         }
+        assert_eq!(serving.serial_pass().unwrap().steps, lens, "a backlog too");
         let taken = shelf.take().unwrap();
         assert!(shelf.take().is_err());
         drop(taken);

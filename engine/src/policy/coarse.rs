@@ -25,7 +25,7 @@ const MOST_JOINED: f64 = 64.0;
 /// Most passes of a request in plans: a length that nobody has seen yet may be guessed as any.
 const MOST_PASSES: u32 = 4096;
 
-/// By what plans see models.
+/// How plans see models.
 #[derive(Clone, Copy)]
 pub(super) struct Sight<'a> {
     /// Factors of the tables by batch size, for each model and block.
@@ -36,10 +36,11 @@ pub(super) struct Sight<'a> {
     pub passes: f64,
 }
 
-/// The models with tables corrected and, for each launch, with what it takes of the host, a pass of a loop in one segment, other blocks in a
-/// few, where there are several models in as many as leave none longer than the shortest request of
-/// any, or [`MOST_SEGMENTS`]; where requests pass loops often, several passes in one. Output lengths
-/// and bounds of `arrivals` and `open` are changed accordingly, and the places of `open`.
+/// The models with tables corrected and, for each launch, with what it takes of the host: a pass of a
+/// loop in one segment, other blocks in a few, where there are several models in as many as leave none
+/// longer than the shortest request of any, or [`MOST_SEGMENTS`]; where requests pass loops often,
+/// several passes in one. Output lengths and bounds of `arrivals` and `open` are changed accordingly,
+/// and the places of `open`.
 pub(super) fn config(
     models: &[ModelSpec],
     classes: &[Class],
