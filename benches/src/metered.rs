@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use lazybatch_graph::Tensor;
 use lazybatch_kernels::{Device, Error, OpenRequest, Plan, Wrapper};
-use lazybatch_sla::{Launch, ModelId, Slot, Time};
+use lazybatch_sla::{LatencyTable, Launch, ModelId, Slot, Time};
 
 use crate::clock;
 
@@ -55,6 +55,18 @@ impl Metered {
             last_end: None,
         }
     }
+}
+
+/// What launches of one model took over what its table says; none where there were none.
+pub fn took_over_table<'a>(
+    launches: impl IntoIterator<Item = &'a Timed>,
+    table: &LatencyTable,
+) -> Option<f64> {
+    let sums = launches.into_iter().fold((0.0, 0.0), |(took, says), l| {
+        let predicted = table.segment(l.block, l.segment, l.samples, l.rows);
+        (took + l.ns, says + predicted.0 as f64)
+    });
+    (sums.1 > 0.0).then(|| sums.0 / sums.1)
 }
 
 /// Mean time between launches in microseconds, where somebody was open all the while.

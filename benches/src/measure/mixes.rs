@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, bail};
 use lazybatch_benches::contention::Contention;
-use lazybatch_benches::metered::{Meter, Metered, Timed, gap_us};
+use lazybatch_benches::metered::{Meter, Metered, Timed, gap_us, took_over_table};
 use lazybatch_benches::record::{Recorder, rounded};
 use lazybatch_benches::reused::Shelf;
 use lazybatch_benches::spread::Spread;
@@ -377,11 +377,7 @@ impl<'a> Bench<'a> {
         let of_model = &self.profile.models[model];
         let table = LatencyTable::new(of_model, &segments_of(of_model, 1), 0.0, 0.0);
         let own = launches.iter().filter(|l| l.model.0 as usize == model);
-        let (took, predicted) = own.fold((0.0, 0.0), |(took, predicted), l| {
-            let says = table.segment(l.block, l.segment, l.samples, l.rows);
-            (took + l.ns, predicted + says.0 as f64)
-        });
-        (predicted > 0.0).then(|| took / predicted)
+        took_over_table(own, &table)
     }
 
     fn arrivals(&self, calls: &[Call]) -> Vec<Arrival> {
@@ -502,6 +498,10 @@ mod tests {
                     .all(|r| *r == run["rate_rps"])
             );
             assert!(run["simulated_j_ms"].as_f64().unwrap() > 0.0, "{run}");
+            for (model, _) in run["mean_ms_by_model"].as_object().unwrap() {
+                let ratio = run["took_over_table"][model].as_f64().unwrap();
+                assert!(ratio > 0.0, "{run}");
+            }
         }
         for policy in ["adaptive", "greedy", "edf"] {
             for model in ["cnn-tiny", "bert-tiny", "transformer-tiny"] {

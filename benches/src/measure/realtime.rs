@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex};
 use anyhow::{Context, bail};
 use lazybatch_benches::clock;
 use lazybatch_benches::contention::Contention;
-use lazybatch_benches::metered::{Meter, Metered, Timed, gap_us};
+use lazybatch_benches::metered::{Meter, Metered, Timed, gap_us, took_over_table};
 use lazybatch_benches::record::{Recorder, rounded};
 use lazybatch_benches::reused::Shelf;
 use lazybatch_benches::spread::Spread;
@@ -523,11 +523,8 @@ impl<'a> Bench<'a> {
     }
 
     fn took(&self, launches: &[Timed]) -> Took {
-        let table = self.table();
-        let predicted = |l: &Timed| table.segment(l.block, l.segment, l.samples, l.rows).0 as f64;
-        let took: f64 = launches.iter().map(|l| l.ns).sum();
         Took {
-            in_all: took / launches.iter().map(predicted).sum::<f64>().max(1.0),
+            in_all: took_over_table(launches, &self.table()).unwrap_or_default(),
             gap_us: gap_us(launches),
         }
     }
