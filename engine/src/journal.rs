@@ -448,7 +448,9 @@ fn check_event(core: &Core, now: Time, event: &Event) -> Result<(), String> {
             Err(format!("{} classes", a.classes.len()))
         }
         Event::Detach(m) if !core.is_resident(*m) => Err(format!("{m} is not resident")),
-        Event::Loaded(m) | Event::Evict(m) if !core.takes(*m) => Err(format!("unknown model {m}")),
+        Event::Loaded(m) | Event::Evict(m) | Event::Hold { model: m, .. } if !core.takes(*m) => {
+            Err(format!("unknown model {m}"))
+        }
         _ => Ok(()),
     }
 }

@@ -159,6 +159,14 @@ impl Observer for Timeline {
                     &format!("attach {} {}", attach.model, attach.spec.name),
                 );
             }
+            Event::Hold { model, sequence } => {
+                let model = self.names.model(*model);
+                self.line(now, &format!("hold sequence {sequence} {model}"));
+            }
+            Event::LetGo { model, sequence } => {
+                let model = self.names.model(*model);
+                self.line(now, &format!("let go sequence {sequence} {model}"));
+            }
             Event::Detach(model) => self.line(now, &format!("detach {model}")),
             Event::Drain => self.line(now, "drain"),
             Event::Evict(_) | Event::Wake => {}

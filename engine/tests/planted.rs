@@ -434,3 +434,24 @@ fn a_merge_upwards() {
     }));
     t.breaks(7, "b0 is not on top of b1");
 }
+
+// Rule 11.
+
+#[test]
+fn a_launch_of_a_sequence_in_the_backlog() {
+    let mut t = good();
+    let (model, sequence) = (ModelId(0), 7);
+    for (_, item) in &mut t.items {
+        if let Item::Event(Event::Arrive(request)) = item {
+            request.sequence = Some(sequence);
+        }
+    }
+    let (hold, let_go) = (
+        (Time(0), Item::Event(Event::Hold { model, sequence })),
+        (Time(0), Item::Event(Event::LetGo { model, sequence })),
+    );
+    t.items.insert(0, hold);
+    t.breaks(11, "r0 runs, whose sequence is in the backlog");
+    t.items.insert(1, let_go);
+    assert_eq!(t.judge(), Ok(()));
+}

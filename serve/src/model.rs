@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::explained::{self, Explained};
 use crate::files::{file_in, regular};
 use crate::host::{Host, Text};
-use crate::infer::{OpenSequences, Order, Stages};
+use crate::infer::{Order, Stages};
 use crate::memory::Memory;
 use crate::proto::model_instance_group::Kind;
 use crate::proto::{self, ModelConfig};
@@ -106,8 +106,6 @@ pub struct Served {
     pub memory: Arc<Memory>,
     /// A number that no other load of a version has.
     pub generation: u64,
-    /// Which of its sequences are open, where they have no state that the engine would keep.
-    pub sequences: Option<OpenSequences>,
     /// What its program is made of, where it is that of an ensemble: the version that each step's model
     /// was served as, none where it was not. Those that are not served any more have gone.
     parts: Vec<Weak<Self>>,
@@ -167,12 +165,6 @@ impl Served {
             }
         };
         let order = settings.keeps_order.then(Arc::default);
-        let sequences = match &runs {
-            Runs::Program(own) if own.program.carries.is_empty() => {
-                settings.sequences.map(OpenSequences::new)
-            }
-            Runs::Program(_) | Runs::Chain(_) => None,
-        };
         let served = Self {
             labels: labels(folder, &proto)?,
             name,
@@ -192,7 +184,6 @@ impl Served {
             explained: shared.explained.clone(),
             memory: shared.memory.clone(),
             generation: NEXT_GENERATION.fetch_add(1, Ordering::Relaxed),
-            sequences,
             parts: version.parts,
         };
         warmup::run(&served, folder)?;

@@ -13,7 +13,8 @@
 //! 9. a model attached where one is, a request to one that is not there, or one that goes before its
 //!    last request has ended, or without having been detached;
 //! 10. (where asked for) a request that starts although it is delayed and one of its model and
-//!     priority level waits that is not; those of sequences, which may be held, do not count.
+//!     priority level waits that is not; those of sequences, which may be held, do not count;
+//! 11. a launch of a request whose sequence is in the backlog.
 
 use std::collections::VecDeque;
 
@@ -51,6 +52,8 @@ struct Track {
     level: u8,
     /// It is delayed behind that.
     delayed: Time,
+    /// Its correlation id.
+    sequence: Option<u64>,
     /// It waits, and not for another one of its sequence.
     waits: bool,
     last: Option<Ticket>,
@@ -115,6 +118,8 @@ pub struct Checker {
     delays: bool,
     /// Models that go behind their last request.
     detached: FxHashSet<ModelId>,
+    /// Sequences that wait.
+    backlog: FxHashSet<(ModelId, u64)>,
 }
 
 /// Requests in order of arrival, for rule 8.
@@ -150,6 +155,7 @@ impl Checker {
             passing: None,
             delays: false,
             detached: FxHashSet::default(),
+            backlog: FxHashSet::default(),
         }
     }
 
@@ -198,6 +204,14 @@ impl Checker {
                 if let Some(track) = self.open.get_mut(id) {
                     track.cancelled = true;
                 }
+                self.advance(now)
+            }
+            Event::Hold { model, sequence } => {
+                self.backlog.insert((*model, *sequence));
+                self.advance(now)
+            }
+            Event::LetGo { model, sequence } => {
+                self.backlog.remove(&(*model, *sequence));
                 self.advance(now)
             }
             Event::Attach(attach) => self.on_attach(now, attach),
@@ -270,6 +284,7 @@ impl Checker {
             launches: 0,
             level: r.priority,
             delayed: r.delay_after.map_or(Time::MAX, |after| r.arrival + after),
+            sequence: r.sequence,
             waits: r.sequence.is_none(),
             last: None,
             needs: None,
@@ -379,6 +394,13 @@ impl Checker {
             );
         }
         track.last = Some(launch.ticket);
+        let sequence = track.sequence.map(|sequence| (track.model, sequence));
+        if sequence.is_some_and(|of| self.backlog.contains(&of)) {
+            return broken(
+                11,
+                format!("{} runs, whose sequence is in the backlog", member.request),
+            );
+        }
         if member.idle {
             if launch.padded_len.is_none() {
                 return broken(3, format!("{} idles in a packed batch", member.request));

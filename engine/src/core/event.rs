@@ -35,7 +35,7 @@ pub struct Request {
     pub samples: u32,
     /// Length of its input; 0 for models without a sequence.
     pub input_len: u32,
-    /// Correlation id of a stateful model: requests of one sequence run one after another.
+    /// Correlation id: requests of one sequence run one after another.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sequence: Option<u64>,
     /// Most passes of `UntilStop` blocks that the client wants; 0 skips them.
@@ -58,6 +58,20 @@ pub enum Event {
     Arrive(Request),
     /// A client withdrew its request. Unknown and ended ids are ignored.
     Cancel(RequestId),
+    /// A sequence of which no request is open is in the backlog: those that arrive of it wait.
+    Hold {
+        /// Its model.
+        model: ModelId,
+        /// Its correlation id.
+        sequence: u64,
+    },
+    /// A sequence has left the backlog: its requests run one after another. One that is not in it is ignored.
+    LetGo {
+        /// Its model.
+        model: ModelId,
+        /// Its correlation id.
+        sequence: u64,
+    },
     /// A launch completed.
     Done {
         /// Which one; tickets of a lane complete in order.

@@ -121,6 +121,8 @@ impl Core {
                 self.state.attach(*attach);
                 self.policy.on_model(model, &self.state.config.models);
             }
+            Event::Hold { model, sequence } => self.state.hold(model, sequence),
+            Event::LetGo { model, sequence } => self.state.let_go(model, sequence),
             Event::Detach(model) => self.state.detach(model),
             Event::Drain => self.state.is_draining = true,
             Event::Wake => {}

@@ -11,7 +11,7 @@ pub type Key = u32;
 /// Life of a request within the core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Behind an earlier request of its sequence.
+    /// Behind an earlier request of its sequence, or its sequence is in the backlog.
     Held,
     /// In the arrival queue.
     Queued,

@@ -108,6 +108,14 @@ pub struct Counters {
     pub delayed: u64,
 }
 
+/// The requests of a sequence behind the one that is queued or runs.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Behind {
+    held: VecDeque<Key>,
+    /// None of them is: the whole sequence waits.
+    is_in_backlog: bool,
+}
+
 /// The core without its policy.
 #[derive(Clone, Debug)]
 pub struct State {
@@ -120,7 +128,7 @@ pub struct State {
     pub(crate) samples_in_flight: Vec<u32>,
     pub(crate) table: BatchTable,
     pub(crate) lanes: Vec<Lane>,
-    pub(crate) sequences: FxHashMap<(ModelId, u64), VecDeque<Key>>,
+    pub(super) sequences: FxHashMap<(ModelId, u64), Behind>,
     pub(super) delays: Delays,
     pub(crate) slots: Vec<Option<Key>>,
     free_slots: Vec<Slot>,
@@ -140,7 +148,7 @@ pub struct State {
     pub(super) spare: Vec<Launch>,
     lingering: Vec<Key>,
     pub(super) doomed: u32,
-    /// Requests behind an earlier one of their sequence, and their samples.
+    /// Requests that wait for their sequence, and their samples.
     held: usize,
     held_samples: u64,
 }
@@ -247,16 +255,41 @@ impl State {
         }
         self.delays.begin(&self.requests[key as usize]);
         if let Some(sequence) = sequence {
-            if let Some(held) = self.sequences.get_mut(&(model, sequence)) {
-                held.push_back(key);
+            if let Some(behind) = self.sequences.get_mut(&(model, sequence)) {
+                behind.held.push_back(key);
                 self.held += 1;
                 self.held_samples += u64::from(samples);
                 self.requests[key as usize].stage = Stage::Held;
                 return;
             }
-            self.sequences.insert((model, sequence), VecDeque::new());
+            self.sequences.insert((model, sequence), Behind::default());
         }
         self.enqueue(id, model, key);
+    }
+
+    /// Requests of a sequence that has none here wait from now on, the first one too.
+    pub(crate) fn hold(&mut self, model: ModelId, sequence: u64) {
+        let of = self.sequences.entry((model, sequence));
+        of.or_insert_with(|| Behind {
+            is_in_backlog: true,
+            ..Behind::default()
+        });
+    }
+
+    /// They wait no longer than for one another.
+    pub(crate) fn let_go(&mut self, model: ModelId, sequence: u64) {
+        let behind = self.sequences.get_mut(&(model, sequence));
+        if behind.is_some_and(|behind| std::mem::take(&mut behind.is_in_backlog)) {
+            self.next_of_sequence(model, sequence);
+        }
+    }
+
+    /// Whether a request of a model waits for its sequence.
+    pub(super) fn holds_any(&self, model: ModelId) -> bool {
+        let of_model = self.sequences.iter().filter(|(of, _)| of.0 == model);
+        of_model
+            .map(|(_, behind)| behind)
+            .any(|b| !b.held.is_empty())
     }
 
     /// Why so many more samples of a model are too many: all that are open of one are counted in 32 bits,
@@ -316,8 +349,8 @@ impl State {
         match state.stage {
             Stage::Held => {
                 let sequence = state.request.sequence.expect("held behind its sequence");
-                if let Some(held) = self.sequences.get_mut(&(model, sequence)) {
-                    held.retain(|&k| k != key);
+                if let Some(behind) = self.sequences.get_mut(&(model, sequence)) {
+                    behind.held.retain(|&k| k != key);
                     self.held -= 1;
                     self.held_samples -= u64::from(state.request.samples);
                 }
@@ -410,10 +443,10 @@ impl State {
     }
 
     fn next_of_sequence(&mut self, model: ModelId, sequence: u64) {
-        let Some(held) = self.sequences.get_mut(&(model, sequence)) else {
+        let Some(behind) = self.sequences.get_mut(&(model, sequence)) else {
             return;
         };
-        match held.pop_front() {
+        match behind.held.pop_front() {
             Some(next) => {
                 self.held -= 1;
                 let Request { id, samples, .. } = self.requests[next as usize].request;

@@ -2,10 +2,12 @@
 //!
 //! Commands come by an inbox. Between two launches the thread takes in what has come, decides, and
 //! issues the next launch; while nothing is to do it waits at the inbox, at most until the core's
-//! next wake-up. Others may run it then for a while (`seat.rs`). A launch that runs beside this thread is asked for again and again, less and
-//! less often. All events of one turn carry the same time, so a journal of the run replays.
+//! next wake-up. Others may run it then for a while (`seat.rs`). A launch that runs beside this thread is
+//! asked for again and again, less and less often. All events of one turn carry the same time, so a journal of the run replays.
 //!
 //! It owns the only clock of the engine.
+
+mod intake;
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{SendError, Sender};
@@ -19,7 +21,7 @@ use rustc_hash::FxHashMap;
 use tokio::sync::oneshot;
 
 use super::Observer;
-use super::command::{Command, Refused, Reply, Submission};
+use super::command::{Command, Reply, Submission};
 use super::failures::{Doomed, add_doomed, failing, over};
 use super::figures::{Load, Stats};
 use super::guard::Guarded;
@@ -168,6 +170,7 @@ impl Driver {
             self.abandon(now);
             return Next::End;
         }
+        self.let_go(now);
         if let Some(plan) = self.state.planner.poll(now) {
             self.event(now, Event::Planned(plan));
         }
@@ -281,9 +284,13 @@ impl Driver {
             Command::Refused(refused) => self.refused(now, &refused),
             Command::Look(tx) => self.state.looks.push(tx),
             Command::Load(draft, reply) => self.state.next_load = Some((draft, reply)),
-            Command::Unload(served) => self.event(now, Event::Detach(served.id)),
+            Command::Unload(served) => {
+                self.state.sequences.close(served.id);
+                self.event(now, Event::Detach(served.id));
+            }
             Command::Drain => {
                 self.state.draining = true;
+                self.state.sequences.close_all();
                 self.event(now, Event::Drain);
             }
             Command::Stop => return false,
@@ -330,65 +337,6 @@ impl Driver {
             sizes: stats.sizes[m].clone(),
         };
         drop(served.gone.set(last));
-    }
-
-    /// Whether requests of a model are taken in.
-    fn is_there(&self, served: &Arc<Served>) -> bool {
-        self.core.takes(served.id) && Arc::ptr_eq(self.models.get(served.id), served)
-    }
-
-    fn refused(&mut self, now: Time, refused: &Refused) {
-        let Refused {
-            served,
-            place,
-            cause,
-        } = refused;
-        if self.is_there(served) {
-            let sequences = &mut self.state.sequences;
-            sequences.refused(now, served.id, *place, cause);
-        }
-    }
-
-    fn submit(&mut self, now: Time, mut submission: Box<Submission>) {
-        let mut request = submission.request.clone();
-        submission.served.unseen.take(request.arrival);
-        request.arrival = request.arrival.min(now);
-        submission.request.arrival = request.arrival;
-        let id = request.id;
-        let served = &submission.served;
-        if !self.is_there(served) {
-            let model = served.name.clone();
-            submission.refuse(RequestError::Unloaded { model });
-            return;
-        }
-        if let Some(place) = &mut submission.place {
-            let (model, samples, bounds) = (request.model, request.samples, served.sequences);
-            let sequences = &mut self.state.sequences;
-            let accepted = sequences.accept(now, model, place, samples, bounds);
-            if let Err(error) = accepted {
-                submission.refuse(error);
-                return;
-            }
-        }
-        let is_stream = matches!(submission.reply, Reply::Stream(_));
-        let sent = is_stream.then(|| Sent::none(&submission.served.program));
-        self.state.num_streams += usize::from(is_stream);
-        let open = Open {
-            submission,
-            slot: None,
-            ended: None,
-            has_failed: false,
-            is_own_fault: false,
-            sent,
-        };
-        if let Some(explains) = self.on_request.as_mut().filter(|_| open.submission.explain) {
-            explains.begin(id, &mut self.core);
-        }
-        if open.submission.count {
-            self.state.counting.begin(id);
-        }
-        self.state.open.insert(id, open);
-        self.event(now, Event::Arrive(request));
     }
 
     /// Decides and does what follows; whether figures were told.
@@ -690,6 +638,7 @@ impl Driver {
             || self.core.wants_decision()
             || self.next_refused().is_some()
             || self.commands.has_next()
+            || self.state.sequences.has_let_go()
         {
             return Next::Turn;
         }

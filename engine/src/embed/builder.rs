@@ -271,6 +271,7 @@ impl Builder {
             pads: policy.pads(),
             limit: limit.clone(),
             sequences: self.sequences,
+            max_queue: self.max_queue,
         };
         let (mut served, mut plans, mut specs) = (Vec::new(), Vec::new(), Vec::new());
         for (m, (name, program, options)) in

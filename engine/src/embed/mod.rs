@@ -218,9 +218,9 @@ pub struct Options {
     /// before it left; behind one that was refused or did not complete all fail until a start.
     pub sequence: Option<u64>,
     /// This request starts its sequence: its state is what it brings, or zeros. A sequence that
-    /// carries state needs a start.
+    /// carries state needs a start, and so does one whose model bounds them ([`ModelOptions::sequences`]).
     pub sequence_start: bool,
-    /// This request ends its sequence: the state is dropped.
+    /// This request ends its sequence: the state is dropped, and another may leave the backlog.
     pub sequence_end: bool,
     /// Behind so much waiting it is delayed: from then on it waits until nobody of its model waits
     /// who is not, and keeps its place among those who are.

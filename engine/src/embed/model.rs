@@ -15,7 +15,7 @@ use super::{Answer, BuildError, Handle, Held, Options, RequestError, Shared, Ste
 use crate::core::{Counters, ModelSpec};
 use crate::driver::command::Command;
 pub use crate::driver::figures::Figures;
-use crate::driver::sequences::SequenceOptions;
+use crate::driver::sequences::{Bounds, SequenceOptions};
 use crate::driver::tally::Sizes;
 use crate::driver::threaded::Plans;
 use crate::explain::Explanation;
@@ -54,7 +54,8 @@ pub struct ModelOptions {
     pub max_queue_by_level: BTreeMap<u8, usize>,
     /// Most bytes that its accepted requests may hold together; only the engine's limit if `None`.
     pub memory: Option<u64>,
-    /// Bounds on the state between requests of its sequences; the engine's if `None`.
+    /// Bounds on its sequences. If `None` they are the engine's where the model carries state, and there are
+    /// none else: requests of a sequence run one after another, and need neither a start nor an end.
     pub sequences: Option<SequenceOptions>,
 }
 
@@ -74,7 +75,8 @@ pub(crate) struct Served {
     pub level_queues: BTreeMap<u8, Bounded>,
     /// Its classes; the one for requests that name none first.
     pub classes: Vec<(Class, ClassId)>,
-    pub sequences: SequenceOptions,
+    /// What its sequences have to keep to, if it keeps any.
+    pub sequences: Option<Bounds>,
     /// A launch of it is over within microseconds, on the thread that issues it.
     pub is_quick: bool,
     /// Requests that its driver has not taken in.
@@ -164,6 +166,8 @@ pub(crate) struct Maker {
     pub limit: Option<Arc<Limit>>,
     /// Where the model states none.
     pub sequences: SequenceOptions,
+    /// Most requests that wait, of all models.
+    pub max_queue: usize,
 }
 
 impl Maker {
@@ -238,6 +242,10 @@ impl Maker {
         // Without a profile its table says nothing.
         let is_quick = options.profile.is_some() && is_quick(device, &program, &spec);
         let stated = options.profile.as_ref().and_then(ModelProfile::sla);
+        let has_state = !program.carries.is_empty();
+        let sequences = options.sequences.or(has_state.then_some(self.sequences));
+        let max_queue = options.max_queue.unwrap_or(self.max_queue);
+        let sequences = sequences.map(|options| Bounds::new(options, max_queue, has_state));
         let served = Served {
             id,
             name,
@@ -252,7 +260,7 @@ impl Maker {
                 levels.map(|(&l, &most)| (l, Bounded::new(most))).collect()
             },
             classes: self.classes.take(&options.classes),
-            sequences: options.sequences.unwrap_or(self.sequences),
+            sequences,
             is_quick,
             unseen: Unseen::default(),
             gone: OnceLock::new(),

@@ -410,10 +410,9 @@ fn samples(program: &Program, given: &[Tensor]) -> Option<u32> {
     num.map(|&num| u32::try_from(num).unwrap_or(u32::MAX))
 }
 
-/// The place of a request in a sequence, of a model that carries state.
+/// The place of a request in a sequence, of a model that keeps those.
 fn place(served: &Served, options: &Options) -> Option<Place> {
-    let carries = !served.program.carries.is_empty();
-    let sequence = options.sequence.filter(|_| carries)?;
+    let sequence = options.sequence.filter(|_| served.sequences.is_some())?;
     Some(Place {
         sequence,
         start: options.sequence_start,

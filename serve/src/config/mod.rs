@@ -65,6 +65,8 @@ const HONOURED: &[&str] = &[
     "sequence_batching.state.initial_state.*",
     "sequence_batching.control_input.*",
     "sequence_batching.direct",
+    "sequence_batching.oldest",
+    "sequence_batching.oldest.max_candidate_sequences",
     "ensemble_scheduling.step.*",
     "model_transaction_policy.decoupled",
     "model_warmup.*",

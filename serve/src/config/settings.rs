@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::explained::{MOST_NAME, cut};
 use crate::proto::model_config::SchedulingChoice;
 use crate::proto::model_queue_policy::TimeoutAction;
+use crate::proto::model_sequence_batching::StrategyChoice;
 use crate::proto::{ModelDynamicBatching, ModelQueuePolicy};
 
 /// Parameters that are honoured.
@@ -201,6 +202,9 @@ impl Settings {
                     Some(most) => options.most = most,
                     None => {}
                 }
+                if let Some(StrategyChoice::Oldest(oldest)) = &batching.strategy_choice {
+                    options.candidates = candidates(oldest.max_candidate_sequences)?;
+                }
                 sequences = Some(options);
                 controls = Control::all(batching)?;
             }
@@ -285,6 +289,18 @@ impl Settings {
             own => own,
         };
         u8::try_from(level).unwrap_or(u8::MAX)
+    }
+}
+
+/// How many sequences run at once; all that are open where nothing is stated.
+fn candidates(stated: i32) -> Result<usize> {
+    match usize::try_from(stated) {
+        Ok(0) => Ok(usize::MAX),
+        Ok(most) => Ok(most),
+        Err(_) => {
+            let what = "sequence_batching.oldest.max_candidate_sequences";
+            Err(Error::expected(what, "0 or more", stated))
+        }
     }
 }
 
@@ -736,13 +752,28 @@ mod tests {
     }
 
     #[test]
-    fn how_many_sequences_are_open_is_a_parameter_and_not_the_candidates_of_a_batch() {
+    fn how_many_sequences_are_open_and_how_many_of_them_run_are_stated() {
         let batching = "sequence_batching { oldest { max_candidate_sequences: 2 } } ";
         let (s, ignored) = settings(batching).unwrap();
         let of = |s: &Settings| s.sequences.unwrap();
         assert_eq!(of(&s).most, SequenceOptions::default().most);
         assert_eq!(of(&s).idle, Nanos(SEQUENCE_IDLE_US * 1000));
-        assert_eq!(ignored, ["sequence_batching.oldest"]);
+        assert_eq!(ignored, Vec::<String>::new());
+        assert_eq!(of(&s).candidates, 2);
+        for all in [
+            "direct {}",
+            "oldest {}",
+            "oldest { max_candidate_sequences: 0 }",
+        ] {
+            let (s, _) = settings(&format!("sequence_batching {{ {all} }}")).unwrap();
+            assert_eq!(of(&s).candidates, usize::MAX, "{all}");
+        }
+        let none = settings("sequence_batching { oldest { max_candidate_sequences: -1 } }");
+        let told = "sequence_batching.oldest.max_candidate_sequences: expected 0 or more, got -1";
+        assert!(none.unwrap_err().to_string().contains(told));
+        let more = "oldest { max_candidate_sequences: 2 preserve_ordering: true }";
+        let (_, ignored) = settings(&format!("sequence_batching {{ {more} }}")).unwrap();
+        assert_eq!(ignored, ["sequence_batching.oldest.preserve_ordering"]);
         let bounded = |most: &str| {
             let value = format!("value {{ string_value: \"{most}\" }}");
             settings(&format!(

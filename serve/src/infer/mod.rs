@@ -25,7 +25,7 @@ pub use run::{
     turned_away,
 };
 
-pub use sequence::{OpenSequences, PLACE, refused};
+pub use sequence::{PLACE, refused};
 
 use crate::dtype::DataType;
 use crate::error::{Error, Result};

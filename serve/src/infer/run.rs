@@ -14,7 +14,7 @@ use super::held::let_go;
 use super::order::{Order, Turn};
 use super::pending::{DEFAULT, Pending};
 use super::prepare::{Prepared, prepare};
-use super::sequence::{self, InSequence, lost, refused};
+use super::sequence::{self, lost, refused};
 use super::{Answer, Params, Passage, Request, Stages, answer, chain};
 use crate::cache::{Key, Outputs};
 use crate::error::{Error, Result};
@@ -174,8 +174,6 @@ struct Submitted {
     deadline: Option<Instant>,
     /// Requests of the engine, if they are to be explained.
     explained: Option<Vec<RequestId>>,
-    /// Its sequence, where that has no state.
-    _within: Option<InSequence>,
 }
 
 fn submit(served: &Arc<Served>, own: &Engaged, request: &Request) -> Result<Submitted> {
@@ -193,24 +191,17 @@ fn submit(served: &Arc<Served>, own: &Engaged, request: &Request) -> Result<Subm
             samples,
             deadline,
             explained: explain.then(Vec::new),
-            _within: None,
         });
     }
     let (calls, options) = (prepared.calls, &prepared.options);
-    let submit = || {
-        let mut held = None;
-        let mut handles = SmallVec::with_capacity(calls.len());
-        for inputs in calls {
-            let (handle, first) = engine.try_submit_held(inputs, options.clone())?;
-            handles.push(handle);
-            // The one before, if there is one, goes at once.
-            held = first.or(held);
-        }
-        Ok((handles, held))
-    };
-    let submitted = sequence::submitted(served, options, submit);
-    let ((handles, held), within) =
-        submitted.map_err(|e| sequence::told(served, &request.params, e))?;
+    let (mut held, mut handles) = (None, SmallVec::with_capacity(calls.len()));
+    for inputs in calls {
+        let submitted = engine.try_submit_held(inputs, options.clone());
+        let (handle, first) = submitted.map_err(|e| sequence::told(served, &request.params, e))?;
+        handles.push(handle);
+        // The one before, if there is one, goes at once.
+        held = first.or(held);
+    }
     let explained = explain.then(|| handles.iter().map(Handle::id).collect());
     Ok(Submitted {
         handles,
@@ -219,7 +210,6 @@ fn submit(served: &Arc<Served>, own: &Engaged, request: &Request) -> Result<Subm
         samples,
         deadline,
         explained,
-        _within: within,
     })
 }
 
@@ -435,8 +425,6 @@ struct Steps {
     is_over: bool,
     /// Responses that were made of it, and when the last one was.
     responses: (usize, Time),
-    /// Its sequence, where that has no state.
-    _within: Option<InSequence>,
 }
 
 /// An item of [`Stepwise`].
@@ -484,12 +472,11 @@ fn streamed(
     let ready = ready.inspect_err(|e| refused(served, &request.params, e));
     let samples = ready.as_ref().map_or(0, |prepared| prepared.samples);
     match ready.and_then(|prepared| begin(served, own, &request.params, prepared)) {
-        Ok((steps, deadline, within)) => {
+        Ok((steps, deadline)) => {
             request.inputs = Vec::new();
             let steps = Box::new(Steps {
                 is_over: false,
                 responses: (0, pending.start()),
-                _within: within,
                 samples,
                 is_silent: true,
                 explain: request.params.flag(explained::ASKS).unwrap_or(false),
@@ -512,18 +499,16 @@ fn begin(
     own: &Engaged,
     params: &Params,
     mut prepared: Prepared,
-) -> Result<(StepStream, Option<Instant>, Option<InSequence>)> {
+) -> Result<(StepStream, Option<Instant>)> {
     if prepared.calls.len() != 1 {
         let what = format!("streamed request to model '{}'", served.name);
         return Err(Error::expected(what, "one sample", prepared.samples));
     }
     let deadline = prepared.deadline();
     let inputs = prepared.calls.remove(0);
-    let options = prepared.options;
-    let submit = || own.engine.try_submit_stream(inputs, options.clone());
-    let submitted = sequence::submitted(served, &options, submit);
-    let (steps, within) = submitted.map_err(|e| sequence::told(served, params, e))?;
-    Ok((steps, deadline, within))
+    let submitted = own.engine.try_submit_stream(inputs, prepared.options);
+    let steps = submitted.map_err(|e| sequence::told(served, params, e))?;
+    Ok((steps, deadline))
 }
 
 impl Stepwise {

@@ -468,8 +468,7 @@ async fn stateless(server: &Running, batching: &str) {
 #[tokio::test]
 async fn sequences_without_state_have_starts_ends_and_bounds() {
     let server = explicit().await;
-    // Those beyond the candidates of a batch are open too.
-    let batching = "max_sequence_idle_microseconds: 60000000 oldest { max_candidate_sequences: 1 }";
+    let batching = "max_sequence_idle_microseconds: 60000000 oldest {}";
     stateless(&server, batching).await;
     let infer = async |place: Place| {
         let Place { id, starts, ends } = place;
@@ -498,6 +497,53 @@ async fn sequences_without_state_have_starts_ends_and_bounds() {
     is_refused(goes_on(1)).await;
     is_refused(ends(1)).await;
     assert_eq!(infer(starts(3)).await.0, 200);
+    end(server).await;
+}
+
+#[tokio::test]
+async fn sequences_beyond_the_candidates_wait_until_others_end() {
+    let server = explicit().await;
+    let batching = format!("{STATE} oldest {{ max_candidate_sequences: 1 }}");
+    assert_eq!(loaded(&server, &batching).await.0, 200);
+    begun(&server).await;
+    let at = server.http();
+    let infer = |place| {
+        let body = body(place);
+        tokio::spawn(async move { call(at, "POST", INFER, &body).await })
+    };
+    let served = server.state.repository.get("sums", "").unwrap();
+    let waiting = || served.engine().unwrap().figures().waiting;
+    let second = infer(starts(2));
+    soon("it waits", || waiting() == 1).await;
+    // Half of the queue of two is for those that are open.
+    let (status, text) = over_http(&server, starts(3)).await;
+    assert!(
+        status == 503 && text.contains("the queue of 1 requests is full"),
+        "{text}"
+    );
+    // A client that goes makes room.
+    second.abort();
+    soon("it has gone", || waiting() == 0).await;
+    let third = infer(starts(3));
+    soon("it waits", || waiting() == 1).await;
+    let (status, text) = over_http(&server, goes_on(1)).await;
+    assert!(
+        status == 200 && text.contains(r#""data":[2.0,4.0]"#),
+        "{text}"
+    );
+    let (status, text) = over_http(&server, ends(1)).await;
+    assert!(
+        status == 200 && text.contains(r#""data":[3.0,6.0]"#),
+        "{text}"
+    );
+    let (status, text) = third.await.unwrap();
+    assert!(
+        status == 200 && text.contains(r#""data":[1.0,2.0]"#),
+        "{text}"
+    );
+    let (status, _) = over_http(&server, goes_on(2)).await;
+    assert_eq!(status, 400, "it never began");
+    drop(served);
     end(server).await;
 }
 

@@ -1,7 +1,8 @@
-//! State that requests of one sequence hand on.
+//! Sequences of requests, and the state that they hand on.
 //!
-//! For models that carry outputs to inputs ([`Program::carries`]). The core runs requests of one
-//! sequence one after another; here the state waits in between.
+//! Of models that carry outputs to inputs ([`Program::carries`]), and of others that bound their
+//! sequences. The core runs requests of one sequence one after another; here it is kept which are open,
+//! which wait for others to end, and the state in between.
 //!
 //! Invariants:
 //! 1. A request gets the state that the one handed in before it in its sequence left, or fails:
@@ -10,22 +11,35 @@
 //! 2. Requests of a sequence have as many samples as the one that starts it, as its state has.
 //! 3. Of a model no more than [`SequenceOptions::most`] sequences are kept, none idle for longer than
 //!    [`SequenceOptions::idle`].
+//! 4. Requests of no more than [`SequenceOptions::candidates`] of them run; the others are in the
+//!    backlog, and follow in the order of their starts as those end, or are idle for too long.
+//!
+//! 1 and 2 do not go for models without state: a request that fails breaks nothing.
 
-use std::collections::BTreeMap;
+mod table;
+
+use std::collections::VecDeque;
 
 use lazybatch_graph::{Program, Tensor};
 use lazybatch_sla::{ModelId, Nanos, RequestId, Time};
 use rustc_hash::FxHashMap;
 
+use table::Table;
+
+pub(crate) use self::table::Bounds;
 use crate::embed::RequestError;
 
-/// Bounds on the state that is kept between requests of a sequence.
+/// Bounds on the sequences of a model.
 #[derive(Clone, Copy, Debug)]
 pub struct SequenceOptions {
     /// A sequence without requests for so long is forgotten. 60 s.
     pub idle: Nanos,
-    /// Most sequences of a model at once. 4096.
+    /// Most sequences of a model at once; one more is refused. 4096.
     pub most: usize,
+    /// Most of them whose requests run; the others wait until one of those ends, in the order of their
+    /// starts. No more requests wait so than half of those that the model's queue holds. All that are open,
+    /// if there is no such bound ([`usize::MAX`]).
+    pub candidates: usize,
 }
 
 impl Default for SequenceOptions {
@@ -33,6 +47,7 @@ impl Default for SequenceOptions {
         Self {
             idle: Nanos::from_ms(60_000),
             most: 4096,
+            candidates: usize::MAX,
         }
     }
 }
@@ -50,60 +65,20 @@ pub(crate) struct Place {
     pub number: u64,
 }
 
-/// Sequences of models that carry state.
+/// Sequences of all models.
 #[derive(Default)]
 pub(crate) struct Sequences {
-    kept: FxHashMap<ModelId, FxHashMap<u64, Kept>>,
+    of: FxHashMap<ModelId, Table>,
     /// When the first may have been idle for too long.
     stale_at: Option<Time>,
     /// No sweep comes before: each looks at all sequences of all models.
     next_sweep: Time,
+    /// Those that have left the backlog, which the core has not been told.
+    let_go: VecDeque<(ModelId, u64)>,
 }
 
 /// Time between two sweeps.
 const BETWEEN: Nanos = Nanos::from_ms(250);
-
-/// Carried tensors in the order of [`Program::carries`], or why there are none.
-type Left = Result<Vec<Tensor>, String>;
-
-struct Kept {
-    /// What requests left that the next one still wants: that of the last one handed in, and those
-    /// whose next one has not ended.
-    left: BTreeMap<u64, Left>,
-    /// Numbers of the requests accepted that have not ended.
-    pending: Vec<u64>,
-    /// Requests handed in so far.
-    num: u64,
-    /// Samples of the request that started it; of any number if that was refused.
-    samples: Option<u32>,
-    /// More requests may follow: the last one handed in was no end.
-    is_open: bool,
-    /// End of the last request.
-    used: Time,
-    /// For how long it may be idle.
-    idle: Nanos,
-}
-
-impl Kept {
-    fn is_stale(&self, now: Time) -> bool {
-        self.stale_at().is_some_and(|at| at <= now)
-    }
-
-    /// When it will have been idle for too long, if no request comes.
-    fn stale_at(&self) -> Option<Time> {
-        let is_idle = self.pending.is_empty();
-        is_idle.then(|| self.used + self.idle + Nanos(1))
-    }
-
-    /// Request `number` has ended and left this.
-    fn ended(&mut self, number: u64, left: Left) {
-        self.pending.retain(|&n| n != number);
-        self.left.insert(number, left);
-        let (pending, num) = (&self.pending, self.num);
-        self.left
-            .retain(|n, _| n + 1 == num || pending.contains(&(n + 1)));
-    }
-}
 
 impl Sequences {
     /// When [`Self::sweep`] may have something to do.
@@ -117,119 +92,90 @@ impl Sequences {
         if self.stale_at.is_none_or(|at| now < at) {
             return;
         }
-        let mut next: Option<Time> = None;
-        for of_model in self.kept.values_mut() {
-            of_model.retain(|_, kept| !kept.is_stale(now));
-            for kept in of_model.values() {
-                let at = kept.stale_at().map(|at| at.max(now + BETWEEN));
-                next = [next, at].into_iter().flatten().min();
-            }
+        for model in self.models() {
+            self.with(model, |table| table.drop_stale(now));
         }
-        self.stale_at = next;
+        let next = self.of.values().filter_map(Table::stale_at).min();
+        self.stale_at = next.map(|at| at.max(now + BETWEEN));
         self.next_sweep = now + BETWEEN;
     }
 
-    /// One of these may be idle from now on.
-    fn note_idle(&mut self, now: Time, idle: Nanos) {
-        let at = (now + idle + Nanos(1)).max(self.next_sweep);
+    fn models(&self) -> Vec<ModelId> {
+        self.of.keys().copied().collect()
+    }
+
+    /// Changes the sequences of a model, if it has any.
+    fn with<T>(&mut self, model: ModelId, change: impl FnOnce(&mut Table) -> T) -> Option<T> {
+        let table = self.of.get_mut(&model)?;
+        let changed = change(table);
+        while let Some(sequence) = table.next_let_go() {
+            self.let_go.push_back((model, sequence));
+        }
+        Some(changed)
+    }
+
+    /// One of a model may be idle from now on.
+    fn note_idle(&mut self, now: Time, model: ModelId) {
+        let Some(table) = self.of.get(&model) else {
+            return;
+        };
+        let at = (now + table.idle() + Nanos(1)).max(self.next_sweep);
         self.stale_at = Some(self.stale_at.map_or(at, |before| before.min(at)));
     }
 
     /// Drops all of a model.
     pub fn forget(&mut self, model: ModelId) {
-        self.kept.remove(&model);
+        self.of.remove(&model);
     }
 
-    fn get(&self, model: ModelId, sequence: u64) -> Option<&Kept> {
-        self.kept.get(&model)?.get(&sequence)
+    /// Nothing is to come of a model: those that are idle keep nobody in the backlog any longer.
+    pub fn close(&mut self, model: ModelId) {
+        self.with(model, Table::close);
     }
 
-    /// Takes in a request of so many samples, and numbers it.
+    /// The same of all models.
+    pub fn close_all(&mut self) {
+        self.models()
+            .into_iter()
+            .for_each(|model| self.close(model));
+    }
+
+    /// Whether [`Self::next_let_go`] has one.
+    pub fn has_let_go(&self) -> bool {
+        !self.let_go.is_empty()
+    }
+
+    /// A sequence that has left the backlog: its requests may run.
+    pub fn next_let_go(&mut self) -> Option<(ModelId, u64)> {
+        self.let_go.pop_front()
+    }
+
+    /// Takes in a request of so many samples, and numbers it; whether it is the first of a sequence that goes
+    /// to the backlog.
     pub fn accept(
         &mut self,
         now: Time,
         model: ModelId,
         place: &mut Place,
         samples: u32,
-        SequenceOptions { idle, most }: SequenceOptions,
-    ) -> Result<(), RequestError> {
-        let key = place.sequence;
-        let misplaced = |expected: String| {
-            Err(RequestError::Sequence {
-                sequence: key,
-                expected,
-            })
-        };
-        let of_model = self.kept.entry(model).or_default();
-        if of_model.get(&key).is_some_and(|k| k.is_stale(now)) {
-            of_model.remove(&key);
+        bounds: Bounds,
+    ) -> Result<bool, RequestError> {
+        self.of.entry(model).or_insert_with(|| Table::new(bounds));
+        let accepted = self.with(model, |table| table.accept(now, place, samples));
+        let accepted = accepted.expect("it has one now");
+        if accepted.is_err() {
+            // It may have broken its sequence.
+            self.note_idle(now, model);
         }
-        if !of_model.contains_key(&key) {
-            if !place.start {
-                return misplaced("the start of a sequence, for none of that id is open".into());
-            }
-            if of_model.len() >= most {
-                of_model.retain(|_, k| !k.is_stale(now));
-            }
-            if of_model.len() >= most {
-                let sequence = key;
-                return Err(RequestError::SequencesFull { sequence, most });
-            }
-        }
-        let kept = of_model.entry(key).or_insert_with(|| Kept {
-            left: BTreeMap::new(),
-            pending: Vec::new(),
-            num: 0,
-            samples: None,
-            is_open: false,
-            used: now,
-            idle,
-        });
-        let wrong = kept.samples.filter(|&own| own != samples);
-        if place.start {
-            kept.samples = Some(samples);
-        } else if !kept.is_open {
-            return misplaced("the start of a sequence, for its end came before".into());
-        } else if let Some(expected) = wrong {
-            let expected = format!("{expected} samples, as at its start, got {samples}");
-            let refused = misplaced(expected);
-            if let Err(error) = &refused {
-                self.refused(now, model, *place, &error.to_string());
-            }
-            return refused;
-        }
-        place.number = kept.num;
-        kept.num += 1;
-        kept.pending.push(place.number);
-        kept.is_open = !place.end;
-        Ok(())
+        accepted
     }
 
     /// A request was refused: what follows it in its sequence fails with the cause, until one starts
     /// it again. Where it has no sequence behind it, nothing can follow but a start.
     pub fn refused(&mut self, now: Time, model: ModelId, place: Place, cause: &str) {
-        let key = place.sequence;
-        let Some(of_model) = self.kept.get_mut(&model) else {
-            return;
-        };
-        let kept = of_model.get_mut(&key).filter(|k| !k.is_stale(now));
-        let Some(kept) = kept.filter(|k| k.is_open || place.start) else {
-            return;
-        };
-        let number = kept.num;
-        kept.num += 1;
-        kept.is_open = !place.end;
-        kept.used = now;
-        if place.start {
-            kept.samples = None;
+        if self.with(model, |table| table.refused(now, place, cause)) == Some(true) {
+            self.note_idle(now, model);
         }
-        let why = format!("a request before it in sequence {key} was refused ({cause})");
-        kept.ended(number, Err(why));
-        let idle = kept.idle;
-        if kept.pending.is_empty() && !kept.is_open {
-            of_model.remove(&key);
-        }
-        self.note_idle(now, idle);
     }
 
     /// Puts the state into a request's inputs, when it is its turn.
@@ -240,19 +186,13 @@ impl Sequences {
         place: Place,
         inputs: &mut [Tensor],
     ) -> Result<(), String> {
-        let Some(kept) = self.get(model, place.sequence) else {
-            return Ok(());
-        };
-        if place.start {
-            return Ok(());
-        }
-        let before = place.number.checked_sub(1);
-        let left = before.and_then(|n| kept.left.get(&n));
-        // Requests of a sequence run one behind another.
-        let left = left.ok_or_else(|| "nothing is left of the request before it".to_string())?;
-        let state = left.as_ref().map_err(Clone::clone)?;
-        for (carry, tensor) in program.carries.iter().zip(state) {
-            inputs[carry.input.index()] = tensor.clone();
+        let left = self.of.get(&model).and_then(|table| table.left_for(place));
+        for (carry, tensor) in program
+            .carries
+            .iter()
+            .zip(left.transpose()?.into_iter().flatten())
+        {
+            inputs[carry.input.index()] = tensor;
         }
         Ok(())
     }
@@ -267,34 +207,21 @@ impl Sequences {
         place: Place,
         outputs: Result<&[Tensor], &str>,
     ) {
+        let Some(table) = self.of.get(&model) else {
+            return;
+        };
         let key = place.sequence;
-        let Some(of_model) = self.kept.get_mut(&model) else {
-            return;
-        };
-        let Some(kept) = of_model.get_mut(&key) else {
-            return;
-        };
-        kept.used = now;
         let left = match outputs {
             Ok(outputs) => {
                 let carried = program.carries.iter();
                 Ok(carried.map(|c| outputs[c.output.index()].clone()).collect())
             }
-            Err(cause) => {
-                let before = place.number.checked_sub(1).filter(|_| !place.start);
-                let broken = before.and_then(|n| kept.left.get(&n)?.as_ref().err());
-                // What broke it first: a cause of a cause would grow with every request.
-                Err(broken.cloned().unwrap_or_else(|| {
-                    format!("{request}, before it in sequence {key}, did not complete ({cause})")
-                }))
-            }
+            Err(cause) => Err(table.cause_before(place).unwrap_or_else(|| {
+                format!("{request}, before it in sequence {key}, did not complete ({cause})")
+            })),
         };
-        kept.ended(place.number, left);
-        let idle = kept.idle;
-        if kept.pending.is_empty() && !kept.is_open {
-            of_model.remove(&key);
-        }
-        self.note_idle(now, idle);
+        self.with(model, |table| table.leaves(now, key, place.number, left));
+        self.note_idle(now, model);
     }
 }
 
@@ -314,7 +241,7 @@ mod tests {
     }
 
     /// Sequences of one model, within bounds.
-    struct Bounded(Sequences, SequenceOptions);
+    struct Bounded(Sequences, Bounds);
 
     impl Bounded {
         fn accept(&mut self, now: u64, place: Place) -> Result<Place, RequestError> {
@@ -328,7 +255,7 @@ mod tests {
             samples: u32,
         ) -> Result<Place, RequestError> {
             let accepted = self.0.accept(Time(now), MODEL, &mut place, samples, self.1);
-            accepted.map(|()| place)
+            accepted.map(|_| place)
         }
 
         fn end(&mut self, now: u64, place: Place, outputs: Result<(), &str>) {
@@ -347,8 +274,20 @@ mod tests {
     }
 
     fn sequences(idle: u64, most: usize) -> Bounded {
-        let idle = Nanos(idle);
-        Bounded(Sequences::default(), SequenceOptions { idle, most })
+        let options = SequenceOptions {
+            idle: Nanos(idle),
+            most,
+            ..SequenceOptions::default()
+        };
+        Bounded(Sequences::default(), bounds(options))
+    }
+
+    fn bounds(options: SequenceOptions) -> Bounds {
+        Bounds {
+            options,
+            room: 8,
+            has_state: true,
+        }
     }
 
     #[test]
@@ -375,13 +314,10 @@ mod tests {
         for place in all {
             s.end(4, place, Ok(()));
         }
-        assert_eq!(s.0.kept[&MODEL].len(), 1);
+        assert_eq!(s.0.of[&MODEL].len(), 1);
         let last = s.accept(5, place(7, false, true)).unwrap();
         s.end(6, last, Ok(()));
-        assert!(
-            s.0.kept[&MODEL].is_empty(),
-            "nothing is kept behind the end"
-        );
+        assert!(s.0.of[&MODEL].len() == 0, "nothing is kept behind the end");
     }
 
     #[test]
@@ -445,8 +381,7 @@ mod tests {
                 assert_eq!(handed.is_err(), i > lost, "{lost} lost, {i}: {handed:?}");
                 s.end(2, all[i], handed.as_ref().map(|_| ()).map_err(|e| &e[..]));
             }
-            let left = &s.0.kept[&MODEL][&1].left;
-            assert_eq!(left.keys().collect::<Vec<_>>(), [&3]);
+            assert_eq!(s.0.of[&MODEL].numbers_left(1), [3]);
         }
     }
 
@@ -487,7 +422,7 @@ mod tests {
             s.end(6, again, Ok(()));
             s.hand_over(last).unwrap();
             s.end(7, last, Ok(()));
-            assert!(s.0.kept[&MODEL].is_empty());
+            assert!(s.0.of[&MODEL].len() == 0);
         }
     }
 
@@ -498,7 +433,7 @@ mod tests {
         for (starts, ends) in [(true, false), (false, false), (true, true)] {
             s.refused(0, place(1, starts, ends));
         }
-        assert!(s.0.kept.is_empty());
+        assert!(s.0.of.is_empty());
         assert!(s.accept(0, place(1, false, false)).is_err());
         // An end is one, whatever becomes of it.
         let first = s.accept(0, place(1, true, false)).unwrap();
@@ -506,12 +441,12 @@ mod tests {
         assert!(s.accept(2, place(1, false, false)).is_err());
         s.refused(2, place(1, false, false));
         s.end(3, first, Ok(()));
-        assert!(s.0.kept[&MODEL].is_empty());
+        assert!(s.0.of[&MODEL].len() == 0);
         // So it is with one that is idle.
         let first = s.accept(4, place(1, true, false)).unwrap();
         s.end(5, first, Ok(()));
         s.refused(6, place(1, false, true));
-        assert!(s.0.kept[&MODEL].is_empty());
+        assert!(s.0.of[&MODEL].len() == 0);
         let first = s.accept(7, place(1, true, false)).unwrap();
         s.end(8, first, Ok(()));
         s.refused(109, place(1, false, false));
@@ -530,7 +465,7 @@ mod tests {
         let mut left = Vec::new();
         while let Some(at) = s.0.stale_at() {
             s.0.sweep(at);
-            left.push((at.0, s.0.kept[&MODEL].len()));
+            left.push((at.0, s.0.of[&MODEL].len()));
         }
         // The second waits for the next sweep.
         let ends = [(ms(800) + 1, 3), (ms(1050) + 1, 2), (ms(1300) + 1, 1)];
@@ -539,10 +474,11 @@ mod tests {
         assert_eq!(s.0.stale_at(), Some(Time(ms(2800) + 1)));
         // One of another model, which may be idle for less, is due before.
         let mut soon = place(1, true, false);
-        let bounds = SequenceOptions {
+        let bounds = bounds(SequenceOptions {
             idle: Nanos(ms(300)),
             most: 1,
-        };
+            ..SequenceOptions::default()
+        });
         let accepted = s.0.accept(Time(ms(2100)), ModelId(1), &mut soon, 1, bounds);
         accepted.unwrap();
         let (program, id) = (Program::default(), RequestId(9));
