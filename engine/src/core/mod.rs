@@ -35,7 +35,7 @@ use lazybatch_sla::{LaneId, Launch, ModelId, Nanos, Outcome, RequestId, Ticket, 
 pub use config::{BATCHES_IN_FLIGHT, BlockSpec, CoreConfig, ModelSpec};
 pub use event::{Action, Event, Note, Request};
 pub use models::Attach;
-pub use plan::{Open, Past, Place, Plan, PlanRequest, Weighing};
+pub use plan::{Backlog, Open, Past, Place, Plan, PlanRequest, Weighing};
 pub use queue::{ArrivalQueue, Flow, FlowKey};
 pub use request::{Key, RequestState, Stage};
 use state::State;

@@ -80,11 +80,23 @@ pub struct PlanRequest {
     pub repeats: usize,
     /// What each request takes of the host while no launch runs.
     pub per_request: Nanos,
-    /// By what factor longer the backlog that is left when the last has arrived lasts as others keep
-    /// coming; with 0 it costs no more than it does to those in it.
-    pub lasting: f64,
+    /// What the backlog that is left when the last has arrived costs beside those in it.
+    pub backlog: Backlog,
     /// Launches to simulate, about.
     pub budget: u64,
+}
+
+/// What a backlog that is left when the last of a simulation has arrived costs those who would come behind.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Backlog {
+    /// Nothing.
+    #[default]
+    Ends,
+    /// As others keep coming it lasts by this factor longer than it is seen to.
+    Lasts(f64),
+    /// The same where those in flight take time that is no backlog: what is more than the least that a
+    /// candidate leaves counts, and of those who would come no more than arrivals that were not simulated.
+    Exceeds(f64),
 }
 
 /// How rules are weighed against the incumbent.

@@ -4,8 +4,7 @@
 //! open now, those in flight in the batch table where they stand and the others in the queue, and
 //! then the past arrives once more: what a rule is worth depends on the backlog that it finds. The
 //! launch that is in flight costs nothing there. A request counts by the weight of its class, and where the
-//! plan request says for how long, those behind the last count that would wait for its backlog
-//! (`trial.rs`). Short
+//! plan request says so, those behind the last count that would wait for its backlog (`trial.rs`). Short
 //! pasts are repeated, others as often as the plan request says. Where the budget does not allow all
 //! candidates the whole, they see the first part, and only those near the best of it go on, one of those
 //! that did the same: rules differ by what a load, or models of this kind, may not ask for.
@@ -114,7 +113,8 @@ pub fn make(request: &PlanRequest, budget: u64, crew: &Crew<'_>) -> Made {
             let ran = run(request, name, &offered, num, at_turn)?;
             Some(Trial::new(request, name, &offered, &ran))
         };
-        let trials = side_by_side(names, (crew, &*at_turn), &one);
+        let mut trials = side_by_side(names, (crew, &*at_turn), &one);
+        Trial::add_backlogs(&mut trials, request.backlog, num_arrivals - num);
         stages.push(trials.iter().map(|t| t.launches).collect());
         trials
     };
@@ -364,7 +364,7 @@ fn run(
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::core::{ModelSpec, Weighing};
+    use crate::core::{Backlog, ModelSpec, Weighing};
     use lazybatch_sla::{ClassId, ModelId, Profile};
     use std::sync::Arc;
 
@@ -395,7 +395,7 @@ pub(super) mod tests {
             candidates: Vec::new(),
             miss_weight: 3.0,
             weighing: Weighing::default(),
-            lasting: 0.0,
+            backlog: Backlog::Ends,
             repeats: 1,
             per_request: Nanos::ZERO,
             budget: 0,

@@ -3,7 +3,7 @@
 use lazybatch_sla::{Nanos, RequestId, Time};
 
 use super::plan::{Offered, Ran};
-use crate::core::PlanRequest;
+use crate::core::{Backlog, PlanRequest};
 
 /// Parts of the past, one behind the other, over which costs are compared.
 const PARTS: usize = 8;
@@ -16,6 +16,7 @@ pub(super) struct Trial {
     pub cost: f64,
     /// What of it is of requests that arrive in each part of the past.
     parts: [f64; PARTS],
+    behind: Behind,
 }
 
 impl Trial {
@@ -29,10 +30,10 @@ impl Trial {
             launches: ran.launches,
             cost: 0.0,
             parts: [0.0; PARTS],
+            behind: Behind::new(offered, ran),
         };
         let num = ran.ended.len().max(1) as f64;
         let seen = ran.ended.len().saturating_sub(waited.len());
-        let mut behind = Behind::new(offered, ran);
         let past = seen.min(plan.arrivals.len()).max(1);
         for e in &ran.ended {
             let request = &arrivals[e.id.index()].request;
@@ -51,14 +52,30 @@ impl Trial {
             }
             cost += weight * latency + missed;
             trial.cost += cost;
-            behind.add(e.id, weight, missed);
+            trial.behind.add(e.id, weight, missed);
             // Those that are open at the start are of no part; a past that is repeated is one.
             if let Some(i) = e.id.index().checked_sub(waited.len()) {
                 trial.parts[i % past * PARTS / past] += cost;
             }
         }
-        trial.cost += behind.cost(plan.lasting);
         trial
+    }
+
+    /// Adds to the costs of all candidates what their backlogs cost behind them, where `unseen` arrivals
+    /// were not simulated.
+    pub fn add_backlogs(trials: &mut [Self], backlog: Backlog, unseen: usize) {
+        let backlogs = trials.iter().map(|t| t.behind.backlog);
+        let (lasting, least, most) = match backlog {
+            Backlog::Ends => return,
+            Backlog::Lasts(lasting) => (lasting, 0.0, f64::INFINITY),
+            Backlog::Exceeds(lasting) => {
+                let least = backlogs.fold(f64::INFINITY, f64::min);
+                (lasting, least, unseen as f64)
+            }
+        };
+        for trial in trials {
+            trial.cost += trial.behind.cost(lasting, least, most);
+        }
     }
 
     /// Standard error of how much more it costs than another one, as the parts differ: they are as many
@@ -76,7 +93,8 @@ impl Trial {
 ///
 /// When the last has arrived the device has work for a time `w`. While others keep coming it goes in
 /// `lasting * w`, and those that come meanwhile, so many in a time as before, wait for what is left of it,
-/// `w / 2` in the mean. As many of them miss their targets as in the second half of the simulation.
+/// `w / 2` in the mean. As many of them miss their targets as in the second half of the simulation. Of
+/// [`Backlog::Exceeds`] `w` is the time that is more than the least of all candidates.
 /// Arrivals and work flow at their mean rates: the fluid approximation of queues (Newell, "Applications of
 /// Queueing Theory").
 struct Behind {
@@ -112,12 +130,13 @@ impl Behind {
         }
     }
 
-    /// What it costs, over the requests of the simulation.
-    fn cost(&self, lasting: f64) -> f64 {
-        let num_behind = self.rate * lasting * self.backlog;
+    /// What more of it than `least` costs at most so many who come, over the requests of the simulation.
+    fn cost(&self, lasting: f64, least: f64, most: f64) -> f64 {
+        let backlog = self.backlog - least;
+        let num_behind = (self.rate * lasting * backlog).min(most);
         let half = self.num - self.num / 2;
         let missed = self.missed / half.max(1) as f64;
-        num_behind * (self.weight / self.num.max(1) as f64 * self.backlog / 2.0 + missed)
+        num_behind * (self.weight / self.num.max(1) as f64 * backlog / 2.0 + missed)
     }
 }
 
@@ -217,10 +236,12 @@ mod tests {
                 ended: offered.arrivals.iter().map(ended).collect(),
                 launches: 7,
             };
-            Trial::new(plan, "front", &offered, &ran).cost
+            let mut trials = [Trial::new(plan, "front", &offered, &ran)];
+            Trial::add_backlogs(&mut trials, plan.backlog, 0);
+            trials[0].cost
         };
         let [few, many] = [1, 300].map(|late| cost(&plan, late));
-        plan.lasting = 10.0;
+        plan.backlog = Backlog::Lasts(10.0);
         let rate = 1536.0 / 15_350.0;
         let added = |was: f64, late: u64| cost(&plan, late) - was;
         for (was, late) in [(few, 1), (many, 300)] {
@@ -242,9 +263,50 @@ mod tests {
     }
 
     #[test]
+    fn with_loops_what_exceeds_the_least_backlog_costs_those_that_were_not_simulated() {
+        // One in 10, to 15,350; what is left then takes each candidate so long.
+        let plan = request(1536, Vec::new());
+        let offered = Offered::new(&plan);
+        let trial = |backlog: u64| {
+            let ended = |a: &SimRequest| Ended {
+                id: a.request.id,
+                first_launch: None,
+                finish: a.request.arrival.max(Time(15_349)) + Nanos(1 + backlog),
+                outcome: Outcome::Violated,
+            };
+            let ran = Ran {
+                ended: offered.arrivals.iter().map(ended).collect(),
+                launches: 7,
+            };
+            Trial::new(&plan, "front", &offered, &ran)
+        };
+        let added = |unseen: usize| {
+            let mut trials = [800, 300, 500].map(trial);
+            let before = trials.each_ref().map(|t| t.cost);
+            Trial::add_backlogs(&mut trials, Backlog::Exceeds(4.0), unseen);
+            [0, 1, 2].map(|i| trials[i].cost - before[i])
+        };
+        // All miss a target of 100. 500 more last for 2,000, in which 200 come, and 200 for 800, in which 80.
+        let each = |more: f64| more / 2.0 + 300.0;
+        for (unseen, [longest, longer]) in
+            [(1000, [200.0, 80.0]), (100, [100.0, 80.0]), (0, [0.0; 2])]
+        {
+            let rate = 1536.0 / 15_350.0 / 0.1;
+            let num = |come: f64| (come * rate).min(unseen as f64);
+            let expected = [num(longest) * each(500.0), 0.0, num(longer) * each(200.0)];
+            for (added, expected) in added(unseen).into_iter().zip(expected) {
+                let expected = expected / 1536.0;
+                assert!(
+                    (added - expected).abs() < 1e-6,
+                    "{unseen}: {added} {expected}"
+                );
+            }
+        }
+    }
+
+    #[test]
     fn who_is_open_at_the_start_does_not_count_as_coming() {
-        let mut plan = request(1536, vec![(3, Nanos(30)); 64]);
-        plan.lasting = 1.0;
+        let plan = request(1536, vec![(3, Nanos(30)); 64]);
         let offered = Offered::new(&plan);
         let ended = |a: &SimRequest| Ended {
             id: a.request.id,
@@ -264,6 +326,8 @@ mod tests {
             ended: Vec::new(),
             launches: 0,
         };
-        assert_eq!(Trial::new(&plan, "front", &offered, &none).cost, 0.0);
+        let mut trials = [Trial::new(&plan, "front", &offered, &none)];
+        Trial::add_backlogs(&mut trials, Backlog::Lasts(1.0), 0);
+        assert_eq!(trials[0].cost, 0.0);
     }
 }

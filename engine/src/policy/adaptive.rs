@@ -7,8 +7,8 @@
 //! arrivals of the recent past, with their gaps, lengths and deadlines as they were and the latency
 //! tables as measured, and the one of least mean cost becomes the incumbent, the incumbent keeping its
 //! place unless another is cheaper by [`HYSTERESIS`], and by more than chance. Cost is latency, plus
-//! [`MISS_WEIGHT`] times the SLA target where that is missed; without loops also that of those
-//! behind the plan whom its backlog would delay.
+//! [`MISS_WEIGHT`] times the SLA target where that is missed; without loops, and with several models, also
+//! that of those behind the plan whom its backlog would delay.
 //!
 //! What is learned online: arrivals (`history.rs`), output lengths of ended requests, which stand in
 //! for those of requests that have not ended, by input length; the ratio of measured to predicted
@@ -42,7 +42,9 @@ use super::places::Places;
 use super::rescue::Rescue;
 use super::rule;
 use super::{Decision, Entry, Policy};
-use crate::core::{Ending, Key, ModelSpec, Open, Plan, PlanRequest, Request, View, Weighing};
+use crate::core::{
+    Backlog, Ending, Key, ModelSpec, Open, Plan, PlanRequest, Request, View, Weighing,
+};
 
 /// Registry line.
 pub const ENTRY: Entry = Entry {
@@ -552,7 +554,7 @@ impl Policy for Adaptive {
                 .filter(|&span| !asked.have_loops && !self.is_known(span)),
             weighing: weighing.clone(),
         });
-        let lasting = self.lasting(load, arrivals.len());
+        let backlog = self.backlog(load, arrivals.len());
         Some(PlanRequest {
             config,
             arrivals,
@@ -562,7 +564,7 @@ impl Policy for Adaptive {
             miss_weight: MISS_WEIGHT,
             weighing,
             per_request,
-            lasting,
+            backlog,
             budget: self.budget(view.now),
         })
     }
@@ -641,12 +643,18 @@ impl Adaptive {
         }
     }
 
-    /// By what factor longer than a plan sees a backlog at its end lasts, at such a load, by so many arrivals.
-    /// Loops take time that is no backlog; where some are refused or shed it is gone with them.
-    fn lasting(&self, load: f64, num_arrivals: usize) -> f64 {
-        match self.have_loops || self.refuses || self.without.backlog {
-            true => 0.0,
-            false => load::lasting(load, num_arrivals),
+    /// What a backlog that a plan leaves costs behind it, at such a load, by so many arrivals. Loops take time
+    /// that is no backlog, and one loop alone differs little by the rule; where some are refused or shed it
+    /// is gone with them.
+    fn backlog(&self, load: f64, num_arrivals: usize) -> Backlog {
+        if self.refuses || self.without.backlog {
+            return Backlog::Ends;
+        }
+        let lasting = load::lasting(load, num_arrivals);
+        match (self.have_loops, self.are_several) {
+            (false, _) => Backlog::Lasts(lasting),
+            (true, true) => Backlog::Exceeds(lasting),
+            (true, false) => Backlog::Ends,
         }
     }
 

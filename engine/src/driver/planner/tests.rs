@@ -1,7 +1,7 @@
 //! The planner on clocks of its own.
 
 use super::*;
-use crate::core::{CoreConfig, ModelSpec, Open, Past, Weighing};
+use crate::core::{Backlog, CoreConfig, ModelSpec, Open, Past, Weighing};
 use lazybatch_sla::{ClassId, ModelId, Profile, RequestId};
 
 /// Takes each rule some thousand launches.
@@ -35,7 +35,7 @@ fn request() -> PlanRequest {
             doubt: 1.0,
             edges: Vec::new(),
         },
-        lasting: 0.0,
+        backlog: Backlog::Ends,
         repeats: 1,
         per_request: Nanos::ZERO,
         budget: 1_000_000,
