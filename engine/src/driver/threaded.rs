@@ -3,7 +3,8 @@
 //! Commands come by an inbox. Between two launches the thread takes in what has come, decides, and
 //! issues the next launch; while nothing is to do it waits at the inbox, at most until the core's
 //! next wake-up. Others may run it then for a while (`seat.rs`). A launch that runs beside this thread is
-//! asked for again and again, less and less often. All events of one turn carry the same time, so a journal of the run replays.
+//! asked for again and again, less and less often. All events of one turn carry the same time, so a
+//! journal of the run replays.
 //!
 //! It owns the only clock of the engine.
 

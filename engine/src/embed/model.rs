@@ -54,8 +54,7 @@ pub struct ModelOptions {
     pub max_queue_by_level: BTreeMap<u8, usize>,
     /// Most bytes that its accepted requests may hold together; only the engine's limit if `None`.
     pub memory: Option<u64>,
-    /// Bounds on its sequences. If `None` they are the engine's where the model carries state, and there are
-    /// none else: requests of a sequence run one after another, and need neither a start nor an end.
+    /// Bounds on its sequences; if `None` the engine's where it carries state, else starts and ends are free.
     pub sequences: Option<SequenceOptions>,
 }
 
