@@ -84,7 +84,8 @@ pub struct Explanation {
     pub admitted: Option<Time>,
     /// When and how it ended; `None` while it is open.
     pub ended: Option<(Time, Outcome)>,
-    /// Time in the queue by what held it. The rest of that time a launch was running.
+    /// Time until it was admitted by what held it: the others of its sequence, and then in the queue. The
+    /// rest of that time a launch was running.
     pub held: BTreeMap<Hold, Nanos>,
     /// What the policy said when it last held it.
     pub because: String,
@@ -98,9 +99,12 @@ pub struct Explanation {
     delayed: Time,
     /// Now, where it is open.
     now: Time,
-    /// Of its model when it arrived.
+    /// Of its model when it joined the queue.
     before: BTreeMap<Hold, Nanos>,
+    /// It has not: what it waits for, and since when.
+    behind: Option<(Hold, Time)>,
     model: ModelId,
+    sequence: Option<u64>,
 }
 
 impl Explanation {
@@ -132,6 +136,10 @@ impl fmt::Display for Explanation {
                 Hold::Loading => write!(f, ", {ms:.3} ms of it for the model's weights")?,
                 Hold::Slots => write!(f, ", {ms:.3} ms of it for memory on the device")?,
                 Hold::Policy => write!(f, ", {ms:.3} ms of it held by the policy")?,
+                Hold::Sequence => {
+                    write!(f, ", {ms:.3} ms of it for those before it in its sequence")?
+                }
+                Hold::Backlog => write!(f, ", {ms:.3} ms of it for other sequences to end")?,
             }
         }
         if !self.because.is_empty() {
@@ -295,9 +303,7 @@ impl Explainer {
         let now = self.now;
         let explanation = self.known.get_mut(&id)?;
         if explanation.admitted.is_none() && explanation.ended.is_none() {
-            let queue = self.queues.entry(explanation.model).or_default();
-            queue.settle(now);
-            explanation.wait_ends(queue);
+            explanation.settle(now, &mut self.queues);
         }
         explanation.now = now;
         Some(explanation.clone())
@@ -327,21 +333,38 @@ impl Explainer {
         if let Some(e) = self.known.get_mut(&id)
             && e.admitted.is_none()
         {
+            e.settle(now, &mut self.queues);
+            e.admitted = Some(now);
+        }
+    }
+
+    /// A request that waited for its sequence has joined the queue.
+    fn joins_queue(&mut self, now: Time, id: RequestId) {
+        if let Some(e) = self.known.get_mut(&id) {
+            e.settle(now, &mut self.queues);
+            e.behind = None;
             let queue = self.queues.entry(e.model).or_default();
             queue.settle(now);
-            e.wait_ends(queue);
-            e.admitted = Some(now);
+            e.before.clone_from(&queue.held);
         }
     }
 }
 
 impl Explanation {
-    fn wait_ends(&mut self, queue: &Queue) {
-        let since = |(hold, sum): (&Hold, &Nanos)| {
+    /// Adds what has passed since the last time, until when it waits.
+    fn settle(&mut self, now: Time, queues: &mut FxHashMap<ModelId, Queue>) {
+        if let Some((hold, since)) = &mut self.behind {
+            let sum = self.held.entry(*hold).or_default();
+            *sum = sum.saturating_add(now.since(*since));
+            *since = now;
+            return;
+        }
+        let queue = queues.entry(self.model).or_default();
+        queue.settle(now);
+        for (hold, sum) in &queue.held {
             let before = self.before.get(hold).copied().unwrap_or_default();
-            (*hold, Nanos(sum.0 - before.0))
-        };
-        self.held = queue.held.iter().map(since).collect();
+            self.held.insert(*hold, Nanos(sum.0 - before.0));
+        }
         if self.held.get(&Hold::Policy).is_some_and(|h| h.0 > 0) {
             self.because.clone_from(&queue.because);
         }
@@ -374,9 +397,20 @@ impl Observer for Explainer {
                     delayed: r.delay_after.map_or(Time::MAX, |after| r.arrival + after),
                     now,
                     before: queue.held.clone(),
+                    behind: None,
                     model: r.model,
+                    sequence: r.sequence,
                 };
                 self.known.insert(r.id, explanation);
+            }
+            Event::LetGo { model, sequence } => {
+                let of = |e: &&mut Explanation| e.model == *model && e.sequence == Some(*sequence);
+                for e in self.known.values_mut().filter(of) {
+                    if e.behind.is_some() {
+                        e.settle(now, &mut self.queues);
+                        e.behind = Some((Hold::Sequence, now));
+                    }
+                }
             }
             Event::Done { ticket, .. } => {
                 let key = self.flights.keys().find(|k| k.1 == *ticket).copied();
@@ -414,6 +448,12 @@ impl Observer for Explainer {
                     self.leaves_queue(now, id);
                 }
             }
+            Action::Note(Note::Behind { request, hold }) => {
+                if let Some(e) = self.known.get_mut(request) {
+                    e.behind = Some((*hold, e.arrival));
+                }
+            }
+            Action::Note(Note::Queue { request }) => self.joins_queue(now, *request),
             Action::Vacate(model) => drop(self.queues.remove(model)),
             Action::Finish {
                 request, outcome, ..
@@ -423,9 +463,7 @@ impl Observer for Explainer {
                 };
                 e.ended = Some((now, *outcome));
                 if e.admitted.is_none() {
-                    let queue = self.queues.entry(e.model).or_default();
-                    queue.settle(now);
-                    e.wait_ends(queue);
+                    e.settle(now, &mut self.queues);
                 }
                 self.ended.push_back(*request);
                 if self.ended.len() > self.capacity
@@ -465,44 +503,34 @@ mod tests {
         assert!(!asked.is_on.load(Ordering::Relaxed));
     }
 
-    #[test]
-    fn a_launch_begins_where_one_ends_that_was_in_flight_before_anyone_asked() {
-        let profile = r#"{"format":"lazybatch-profile/1","device":"d","models":[{"name":"m",
-            "max_batch":1,"blocks":[{"name":"net","repeat":"once",
-            "nodes":[{"name":"a","latency_us":[[1,1.0]]}]}]}]}"#;
-        let profile = Profile::parse("-", profile).unwrap();
-        let model = ModelSpec::from_profile(&profile, &profile.models[0], 1, 1);
-        let config = CoreConfig {
-            lane_depths: vec![2],
-            ..CoreConfig::new(vec![model])
-        };
-        let mut core = Core::new(config, policy::build("serial").unwrap());
-        let explainer = Arc::new(Mutex::new(Explainer::new(4)));
-        let mut asked = OnRequest::new(explainer.clone(), false);
-        let arrive = |id, at| {
-            Event::Arrive(Request {
-                id: RequestId(id),
-                model: ModelId(0),
-                arrival: Time(at),
-                sla: None,
-                class: Default::default(),
-                priority: 0,
-                delay_after: None,
-                samples: 1,
-                input_len: 0,
-                sequence: None,
-                max_steps: None,
-                known_output_len: None,
-            })
-        };
-        let done = |ticket| Event::Done {
-            ticket: Ticket(ticket),
-            stopped: Default::default(),
-            faults: Vec::new(),
-            failed: None,
-            took: None,
-        };
-        let pass = |core: &mut Core, asked: &mut OnRequest, at, event: Event| {
+    /// A core with a model of one node.
+    struct Told {
+        core: Core,
+        asked: OnRequest,
+        explainer: Arc<Mutex<Explainer>>,
+    }
+
+    impl Told {
+        fn new(depth: u32) -> Self {
+            let profile = r#"{"format":"lazybatch-profile/1","device":"d","models":[{"name":"m",
+                "max_batch":1,"blocks":[{"name":"net","repeat":"once",
+                "nodes":[{"name":"a","latency_us":[[1,1.0]]}]}]}]}"#;
+            let profile = Profile::parse("-", profile).unwrap();
+            let model = ModelSpec::from_profile(&profile, &profile.models[0], 1, 1);
+            let config = CoreConfig {
+                lane_depths: vec![depth],
+                ..CoreConfig::new(vec![model])
+            };
+            let explainer = Arc::new(Mutex::new(Explainer::new(4)));
+            Self {
+                core: Core::new(config, policy::build("serial").unwrap()),
+                asked: OnRequest::new(explainer.clone(), false),
+                explainer,
+            }
+        }
+
+        fn pass(&mut self, at: u64, event: Event) {
+            let Self { core, asked, .. } = self;
             asked.on_event(Time(at), &event);
             core.handle(Time(at), event);
             while let Some(action) = core.poll_action(Time(at)) {
@@ -513,14 +541,98 @@ mod tests {
                     other => asked.on_action(Time(at), &other),
                 }
             }
-        };
-        pass(&mut core, &mut asked, 0, arrive(0, 0));
-        asked.begin(RequestId(1), &mut core);
-        pass(&mut core, &mut asked, 10, arrive(1, 10));
-        assert_eq!(core.num_launches(), 2);
-        pass(&mut core, &mut asked, 100, done(0));
-        pass(&mut core, &mut asked, 150, done(1));
-        let told = explainer.lock().unwrap().explain(RequestId(1)).unwrap();
+        }
+
+        fn arrive(&mut self, id: u64, at: u64, sequence: Option<u64>) {
+            let request = Request {
+                id: RequestId(id),
+                model: ModelId(0),
+                arrival: Time(at),
+                sla: None,
+                class: Default::default(),
+                priority: 0,
+                delay_after: None,
+                samples: 1,
+                input_len: 0,
+                sequence,
+                max_steps: None,
+                known_output_len: None,
+            };
+            self.pass(at, Event::Arrive(request));
+        }
+
+        fn done(&mut self, at: u64, ticket: u64) {
+            let done = Event::Done {
+                ticket: Ticket(ticket),
+                stopped: Default::default(),
+                faults: Vec::new(),
+                failed: None,
+                took: None,
+            };
+            self.pass(at, done);
+        }
+
+        fn asks(&mut self, id: u64) {
+            self.asked.begin(RequestId(id), &mut self.core);
+        }
+
+        fn explain(&self, id: u64) -> Explanation {
+            let mut explainer = self.explainer.lock().unwrap();
+            explainer.explain(RequestId(id)).unwrap()
+        }
+    }
+
+    #[test]
+    fn a_launch_begins_where_one_ends_that_was_in_flight_before_anyone_asked() {
+        let mut told = Told::new(2);
+        told.arrive(0, 0, None);
+        told.asks(1);
+        told.arrive(1, 10, None);
+        assert_eq!(told.core.num_launches(), 2);
+        told.done(100, 0);
+        told.done(150, 1);
+        let told = told.explain(1);
         assert_eq!((told.launches, told.running), (1, Nanos(50)));
+    }
+
+    #[test]
+    fn a_wait_for_other_sequences_is_told_from_one_for_its_own_and_from_that_in_the_queue() {
+        let (model, sequence) = (ModelId(0), 7);
+        let mut told = Told::new(1);
+        told.arrive(0, 0, None);
+        (1..=4).for_each(|id| told.asks(id));
+        told.pass(5, Event::Hold { model, sequence });
+        told.arrive(1, 10, Some(7));
+        told.arrive(2, 20, Some(7));
+        told.arrive(3, 30, None);
+        let held = |told: &Told, id: u64| -> Vec<(Hold, u64)> {
+            let held = told.explain(id).held.into_iter();
+            let held = held.map(|(hold, took)| (hold, took.0));
+            held.filter(|held| held.1 > 0).collect()
+        };
+        assert_eq!(held(&told, 1), [(Hold::Backlog, 20)], "so far");
+        told.pass(50, Event::LetGo { model, sequence });
+        // Of 100 each: the one that was there, the first and the second of the sequence, which have lower
+        // numbers, the third, which stands in the queue all the while, and the fourth.
+        told.done(100, 0);
+        told.done(200, 1);
+        told.arrive(4, 210, Some(7));
+        (2..=4).for_each(|ticket| told.done(100 * (ticket + 1), ticket));
+        assert_eq!(held(&told, 1), [(Hold::Backlog, 40)]);
+        let text = told.explain(2).to_string();
+        assert_eq!(
+            held(&told, 2),
+            [(Hold::Sequence, 150), (Hold::Backlog, 30)],
+            "{text}"
+        );
+        let parts = [
+            "ms of it for those before it in its sequence",
+            "ms of it for other sequences to end",
+        ];
+        assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+        assert_eq!(held(&told, 3), [(Hold::Policy, 200)]);
+        let fourth = [(Hold::Policy, 100), (Hold::Sequence, 90)];
+        assert_eq!(held(&told, 4), fourth);
+        assert_eq!(told.explain(4).ended.unwrap().0, Time(500));
     }
 }

@@ -101,6 +101,8 @@ impl Timeline {
                 self.line(now, &format!("split {from}, ahead {ahead} {members:?}"));
             }
             Note::Preempt { parked, by } => self.line(now, &format!("preempt {parked} by {by}")),
+            Note::Behind { request, hold } => self.line(now, &format!("hold {request} {hold:?}")),
+            Note::Queue { request } => self.line(now, &format!("queue {request}")),
             Note::Decide(why) => {
                 self.line(now, &format!("decide {}: {}", why.chosen, why.because));
             }

@@ -596,7 +596,7 @@ impl Checker {
                 None => return broken(7, format!("{from} splits but is not in the table")),
             },
             Note::Pop { sub_batch } => stack.retain(|s| s != sub_batch),
-            Note::Preempt { .. } | Note::Decide(_) => {}
+            Note::Preempt { .. } | Note::Decide(_) | Note::Behind { .. } | Note::Queue { .. } => {}
         }
         Ok(())
     }

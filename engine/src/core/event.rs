@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::models::Attach;
 use super::plan::Plan;
-use super::why::Why;
+use super::why::{Hold, Why};
 
 /// A request at its arrival.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -190,6 +190,18 @@ pub enum Note {
         parked: SubBatchId,
         /// Is active now.
         by: SubBatchId,
+    },
+    /// A request waits outside the arrival queue, for its sequence.
+    Behind {
+        /// Which one.
+        request: RequestId,
+        /// [`Hold::Sequence`] or [`Hold::Backlog`].
+        hold: Hold,
+    },
+    /// A request that did is in the arrival queue now.
+    Queue {
+        /// Which one.
+        request: RequestId,
     },
     /// A decision and why it was taken; under [`super::CoreConfig::reasons`] only.
     Decide(Why),

@@ -25,6 +25,7 @@ mod models;
 mod plan;
 mod queue;
 mod request;
+mod sequences;
 mod state;
 mod table;
 mod view;

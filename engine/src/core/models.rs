@@ -201,7 +201,9 @@ impl State {
                     self.actions.push_back(Action::Load(model));
                 }
             }
-            Residency::Retiring if self.queues[m].is_empty() && !self.holds_any(model) => {
+            Residency::Retiring
+                if self.queues[m].is_empty() && !self.sequences.holds_any(model) =>
+            {
                 self.actions.push_back(Action::Vacate(model));
                 self.residency[m] = Residency::Vacant;
                 self.config.models[m] = ModelSpec::vacant();

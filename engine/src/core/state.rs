@@ -19,6 +19,7 @@ use super::delays::Delays;
 use super::event::{Action, Note, Request};
 use super::queue::{ArrivalQueue, FlowKey};
 use super::request::{Key, RequestState, Stage};
+use super::sequences::Sequences;
 use super::table::{BatchTable, Padded, SubBatch};
 
 /// A launch in flight.
@@ -108,14 +109,6 @@ pub struct Counters {
     pub delayed: u64,
 }
 
-/// The requests of a sequence behind the one that is queued or runs.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Behind {
-    held: VecDeque<Key>,
-    /// None of them is: the whole sequence waits.
-    is_in_backlog: bool,
-}
-
 /// The core without its policy.
 #[derive(Clone, Debug)]
 pub struct State {
@@ -128,7 +121,7 @@ pub struct State {
     pub(crate) samples_in_flight: Vec<u32>,
     pub(crate) table: BatchTable,
     pub(crate) lanes: Vec<Lane>,
-    pub(super) sequences: FxHashMap<(ModelId, u64), Behind>,
+    pub(super) sequences: Sequences,
     pub(super) delays: Delays,
     pub(crate) slots: Vec<Option<Key>>,
     free_slots: Vec<Slot>,
@@ -148,9 +141,6 @@ pub struct State {
     pub(super) spare: Vec<Launch>,
     lingering: Vec<Key>,
     pub(super) doomed: u32,
-    /// Requests that wait for their sequence, and their samples.
-    held: usize,
-    held_samples: u64,
 }
 
 impl State {
@@ -188,7 +178,7 @@ impl State {
             samples_in_flight: vec![0; num],
             table: BatchTable::default(),
             lanes,
-            sequences: FxHashMap::default(),
+            sequences: Sequences::default(),
             delays: Delays::default(),
             slots: Vec::new(),
             free_slots: Vec::new(),
@@ -203,8 +193,6 @@ impl State {
             lingering: Vec::new(),
             doomed: 0,
             is_draining: false,
-            held: 0,
-            held_samples: 0,
             config,
         }
     }
@@ -243,7 +231,7 @@ impl State {
         let key = self.requests.insert(RequestState::new(request)) as Key;
         assert!(self.by_id.insert(id, key).is_none(), "{id} arrived twice");
         let queued: usize = self.queues.iter().map(ArrivalQueue::len).sum();
-        let refusal = match queued + self.held >= self.config.max_queue {
+        let refusal = match queued + self.sequences.num_held() >= self.config.max_queue {
             true => Some("the arrival queue is full".to_owned()),
             false => self.beyond_counting(model, samples),
         };
@@ -254,42 +242,28 @@ impl State {
             return;
         }
         self.delays.begin(&self.requests[key as usize]);
-        if let Some(sequence) = sequence {
-            if let Some(behind) = self.sequences.get_mut(&(model, sequence)) {
-                behind.held.push_back(key);
-                self.held += 1;
-                self.held_samples += u64::from(samples);
-                self.requests[key as usize].stage = Stage::Held;
-                return;
-            }
-            self.sequences.insert((model, sequence), Behind::default());
+        let held = sequence.and_then(|s| self.sequences.arrive((model, s), key, samples));
+        if let Some(behind) = held {
+            self.requests[key as usize].stage = Stage::Held;
+            self.note(|| Note::Behind {
+                request: id,
+                hold: behind,
+            });
+            return;
         }
         self.enqueue(id, model, key);
     }
 
     /// Requests of a sequence that has none here wait from now on, the first one too.
     pub(crate) fn hold(&mut self, model: ModelId, sequence: u64) {
-        let of = self.sequences.entry((model, sequence));
-        of.or_insert_with(|| Behind {
-            is_in_backlog: true,
-            ..Behind::default()
-        });
+        self.sequences.hold((model, sequence));
     }
 
     /// They wait no longer than for one another.
     pub(crate) fn let_go(&mut self, model: ModelId, sequence: u64) {
-        let behind = self.sequences.get_mut(&(model, sequence));
-        if behind.is_some_and(|behind| std::mem::take(&mut behind.is_in_backlog)) {
+        if self.sequences.let_go((model, sequence)) {
             self.next_of_sequence(model, sequence);
         }
-    }
-
-    /// Whether a request of a model waits for its sequence.
-    pub(super) fn holds_any(&self, model: ModelId) -> bool {
-        let of_model = self.sequences.iter().filter(|(of, _)| of.0 == model);
-        of_model
-            .map(|(_, behind)| behind)
-            .any(|b| !b.held.is_empty())
     }
 
     /// Why so many more samples of a model are too many: all that are open of one are counted in 32 bits,
@@ -297,7 +271,7 @@ impl State {
     fn beyond_counting(&self, model: ModelId, samples: u32) -> Option<String> {
         let m = model.index();
         let open = [self.queues[m].num_samples(), self.samples_in_flight[m]];
-        let open = self.held_samples + open.map(u64::from).iter().sum::<u64>();
+        let open = self.sequences.held_samples() + open.map(u64::from).iter().sum::<u64>();
         let most = u64::from(u32::MAX);
         (open + u64::from(samples) > most).then(|| {
             format!(
@@ -349,11 +323,8 @@ impl State {
         match state.stage {
             Stage::Held => {
                 let sequence = state.request.sequence.expect("held behind its sequence");
-                if let Some(behind) = self.sequences.get_mut(&(model, sequence)) {
-                    behind.held.retain(|&k| k != key);
-                    self.held -= 1;
-                    self.held_samples -= u64::from(state.request.samples);
-                }
+                let samples = state.request.samples;
+                self.sequences.leave((model, sequence), key, samples);
                 // It never was its sequence's head, so it must not release the next one.
                 self.requests[key as usize].request.sequence = None;
                 self.finish(now, key, Outcome::Cancelled, None);
@@ -443,19 +414,10 @@ impl State {
     }
 
     fn next_of_sequence(&mut self, model: ModelId, sequence: u64) {
-        let Some(behind) = self.sequences.get_mut(&(model, sequence)) else {
-            return;
-        };
-        match behind.held.pop_front() {
-            Some(next) => {
-                self.held -= 1;
-                let Request { id, samples, .. } = self.requests[next as usize].request;
-                self.held_samples -= u64::from(samples);
-                self.enqueue(id, model, next);
-            }
-            None => {
-                self.sequences.remove(&(model, sequence));
-            }
+        if let Some(next) = self.sequences.next((model, sequence)) {
+            let id = self.requests[next as usize].request.id;
+            self.enqueue(id, model, next);
+            self.note(|| Note::Queue { request: id });
         }
     }
 

@@ -19,7 +19,7 @@ pub struct Candidate {
     pub predicted: Nanos,
 }
 
-/// What keeps those who wait for a model from being admitted.
+/// What keeps those who wait from being admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Hold {
@@ -29,6 +29,10 @@ pub enum Hold {
     Slots,
     /// The policy.
     Policy,
+    /// An earlier request of its sequence.
+    Sequence,
+    /// As many sequences of the model are open as may: its own is in the backlog.
+    Backlog,
 }
 
 /// A decision and its reasons.
