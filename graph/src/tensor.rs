@@ -179,6 +179,28 @@ impl Tensor {
         }
     }
 
+    /// The elements where they lie, ids as the bits of an i32; `None` unless they are f32 or i32, start on a
+    /// whole word and are as the host reads them.
+    pub fn words(&self) -> Option<&[f32]> {
+        let are_words = matches!(self.dtype, DType::F32 | DType::I32);
+        if !are_words || cfg!(target_endian = "big") {
+            return None;
+        }
+        bytemuck::try_cast_slice(self.data.as_slice()).ok()
+    }
+
+    /// The same tensor; elements that are f32 and do not start on a whole word are copied to where they do.
+    ///
+    /// # Panics
+    /// If the number of elements is not the product of the dimensions.
+    pub fn on_words(self) -> Self {
+        if self.dtype != DType::F32 || self.words().is_some() {
+            return self;
+        }
+        let data = self.to_f32();
+        Self::of_f32(self.dims, data)
+    }
+
     /// Number of elements.
     pub fn num_elems(&self) -> usize {
         self.dims.iter().product()

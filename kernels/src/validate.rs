@@ -2,8 +2,10 @@
 //!
 //! Invariant: what passes here cannot make a kernel index out of bounds.
 
+use std::ops::Deref;
+
 use lazybatch_graph::{
-    At, DType, Dim, InputDecl, Op, OutputDecl, Program, Repeat, Tensor, ValueId, WeightDecl,
+    At, Bytes, DType, Dim, InputDecl, Op, OutputDecl, Program, Repeat, Tensor, ValueId, WeightDecl,
     WeightSource,
 };
 
@@ -94,12 +96,47 @@ fn check_tables(device: &str, program: &Program) -> Result<(), Error> {
     Ok(())
 }
 
-/// Checks a request's inputs against the program and returns their elements, ids as the bits of
-/// i32.
+/// Elements of a request's input, ids as the bits of an i32.
+#[derive(Debug)]
+pub enum Staged {
+    /// Where the client put them.
+    Kept(Tensor),
+    /// Made of another type, or of elements that do not start on a whole word.
+    Made(Vec<f32>),
+}
+
+impl Staged {
+    /// Elements of a tensor.
+    pub fn new(tensor: &Tensor) -> Self {
+        // What was checked has to stay as it is, and a file may change.
+        let may_change = matches!(tensor.data, Bytes::Mapped { .. });
+        if !may_change && tensor.words().is_some() {
+            return Self::Kept(tensor.clone());
+        }
+        if tensor.dtype.is_float() {
+            return Self::Made(tensor.to_f32());
+        }
+        let ids = tensor.to_i32().into_iter();
+        Self::Made(ids.map(|id| f32::from_bits(id as u32)).collect())
+    }
+}
+
+impl Deref for Staged {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        match self {
+            Self::Kept(tensor) => tensor.words().unwrap_or_default(),
+            Self::Made(elems) => elems,
+        }
+    }
+}
+
+/// Checks a request's inputs against the program and returns their elements.
 ///
 /// # Errors
 /// [`Error::Input`] naming the first input that does not fit.
-pub fn stage_inputs(program: &Program, open: &OpenRequest<'_>) -> Result<Vec<Vec<f32>>, Error> {
+pub fn stage_inputs(program: &Program, open: &OpenRequest<'_>) -> Result<Vec<Staged>, Error> {
     let fail = |input: &str, expected: String, got: String| Error::Input {
         model: program.name.clone(),
         input: input.to_owned(),
@@ -136,7 +173,7 @@ pub fn stage_inputs(program: &Program, open: &OpenRequest<'_>) -> Result<Vec<Vec
             return Err(fail(&decl.name, expected, tensor.dims[0].to_string()));
         }
     }
-    Ok(open.inputs.iter().map(stage).collect())
+    Ok(open.inputs.iter().map(Staged::new).collect())
 }
 
 /// Whether a request may bring more than one sample: no sequences, so that every sample takes the
@@ -149,17 +186,6 @@ pub fn is_static(program: &Program) -> bool {
             .states
             .iter()
             .any(|s| matches!(s.kind, lazybatch_graph::StateKind::Sequence { .. }))
-}
-
-fn stage(tensor: &Tensor) -> Vec<f32> {
-    if tensor.dtype.is_float() {
-        return tensor.to_f32();
-    }
-    tensor
-        .to_i32()
-        .into_iter()
-        .map(|id| f32::from_bits(id as u32))
-        .collect()
 }
 
 /// A tensor of `dtype` from staged elements.
@@ -241,6 +267,65 @@ impl WeightForm {
             Op::GruCell { ahead: true, .. } if operand == 1 => Self::Right,
             Op::Conv2d { groups, .. } if operand == 1 => Self::Filters { groups: *groups },
             _ => Self::Plain,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_kept(tensor: &Tensor) -> bool {
+        let staged = Staged::new(tensor);
+        let is_same = staged.as_ptr().cast() == tensor.data.as_slice().as_ptr();
+        assert_eq!(matches!(staged, Staged::Kept(_)), is_same);
+        is_same
+    }
+
+    fn bits(staged: &[f32]) -> Vec<i32> {
+        staged.iter().map(|x| x.to_bits() as i32).collect()
+    }
+
+    #[test]
+    fn elements_on_whole_words_are_not_copied_and_others_are_the_same() {
+        let floats = [1.5, f32::NAN, -0.0];
+        let there = Tensor::from_f32(&[3], &floats);
+        assert_eq!(bits(&Staged::new(&there)), bits(&floats));
+        assert_eq!(is_kept(&there), cfg!(target_endian = "little"));
+        for skip in 0..4 {
+            let mut shifted = there.clone();
+            let copy: Vec<u8> = [&vec![7; skip][..], there.data.as_slice()].concat();
+            shifted.data = Bytes::Shared(bytes::Bytes::from(copy).slice(skip..));
+            assert_eq!(bits(&Staged::new(&shifted)), bits(&floats));
+            let moved = shifted.clone().on_words();
+            assert_eq!(bits(&Staged::new(&moved)), bits(&floats));
+            assert_eq!(is_kept(&moved), cfg!(target_endian = "little"));
+        }
+    }
+
+    #[test]
+    fn what_lies_in_a_file_is_copied() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("elements");
+        let there = Tensor::from_f32(&[2], &[1.0, 2.0]);
+        std::fs::write(&path, there.data.as_slice()).unwrap();
+        let mapped = Tensor {
+            data: Bytes::map(&path).unwrap(),
+            ..there
+        };
+        assert!(!is_kept(&mapped));
+        assert_eq!(*Staged::new(&mapped), [1.0, 2.0]);
+    }
+
+    #[test]
+    fn ids_are_bits_of_i32_whatever_they_came_as() {
+        let ids = [3, -1, i32::MAX];
+        let wide = ids.iter().flat_map(|&id| i64::from(id).to_le_bytes());
+        let wide = Tensor::from_bytes(DType::I64, vec![3], wide.collect()).unwrap();
+        for tensor in [Tensor::from_i32(&[3], &ids), wide] {
+            assert_eq!(bits(&Staged::new(&tensor)), ids);
+            let is_wide = tensor.dtype == DType::I64;
+            assert_eq!(is_kept(&tensor), !is_wide && cfg!(target_endian = "little"));
         }
     }
 }

@@ -288,6 +288,8 @@ impl Shared {
                 got: shape.samples,
             });
         }
+        // Here it holds up the client alone.
+        let inputs = inputs.into_iter().map(Tensor::on_words).collect();
         let (class, class_id) = served.class(options.class.as_deref())?;
         let simulated_end = options.known_output_len == Some(0) && self.is_virtual;
         let request = Request {

@@ -619,7 +619,7 @@ impl Device for CudaDevice {
         };
         let rest = states.rows.len() - num_rows;
         let rows = states.rows.split_off(rest);
-        let lens = staged.iter().map(Vec::len);
+        let lens = staged.iter().map(|data| data.len());
         let (inputs, outputs) = Open::places(&room, lens, output_rooms(model, len, samples));
         for (input, data) in inputs.iter().zip(&staged) {
             self.pool.write(input.at, data);

@@ -6,7 +6,7 @@ use lazybatch_sla::{ModelId, RequestId, Slot};
 use super::buffers::Buf;
 use crate::pages::SeqState;
 use crate::plans::Opened;
-use crate::validate::emitted;
+use crate::validate::{Staged, emitted};
 
 /// An output under construction.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ pub struct Open {
     /// Samples.
     pub samples: usize,
     /// Inputs by id.
-    pub inputs: Vec<Vec<f32>>,
+    pub inputs: Vec<Staged>,
     /// Outputs by id.
     pub outputs: Vec<Output>,
     /// Vector states by id; empty for sequence states.
