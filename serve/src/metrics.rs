@@ -197,6 +197,11 @@ const FAMILIES: &[Family] = &[
             vec![(Vec::new(), Value::Number(open as f64))]
         },
     ),
+    gauge(
+        "lazybatch_sequences_open",
+        "Sequences that began, and neither ended nor were idle for too long",
+        |m| one(m.served.num_sequences() as u64),
+    ),
     histogram(
         FIRST_RESPONSES.name,
         "From arrival to the first response, of decoupled models",

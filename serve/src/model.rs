@@ -219,6 +219,11 @@ impl Served {
         self.engine().map(ModelHandle::figures).unwrap_or_default()
     }
 
+    /// Its sequences that are open; none of a chain, whose steps have them.
+    pub fn num_sequences(&self) -> usize {
+        self.engine().map_or(0, ModelHandle::num_sequences)
+    }
+
     /// Whether a request may name that class, or none.
     ///
     /// # Errors

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use std::time::Duration;
+
 use crate::calls::{Calls, Place};
 use crate::changes::Changes;
 use crate::error::{Error, Result};
@@ -146,20 +148,21 @@ impl State {
         self.ready.store(ready, Ordering::SeqCst);
     }
 
-    /// From now on inference calls are refused; those that were taken end.
+    /// From now on inference calls are refused, but those that go on with a sequence; those that were
+    /// taken end.
     pub fn close(&self) {
         self.set_ready(false);
         self.open.store(false, Ordering::SeqCst);
     }
 
-    /// Whether it takes no more calls.
+    /// Whether it takes no more calls, but those that go on with a sequence.
     pub fn is_stopping(&self) -> bool {
         !self.open.load(Ordering::SeqCst)
     }
 
-    /// Whether it takes no more calls and has none left.
+    /// Whether it takes no more calls and has none left, nor a sequence that one may go on with.
     pub fn is_over(&self) -> bool {
-        self.is_stopping() && self.in_flight() == 0
+        self.is_stopping() && self.in_flight() == 0 && self.num_sequences() == 0
     }
 
     /// Inference calls that were taken and have not ended.
@@ -173,25 +176,68 @@ impl State {
         [("in_flight", calls), ("memory", memory)]
     }
 
-    /// Waits until no inference call is left.
-    pub async fn idle(&self) {
-        self.calls.gone().await;
+    /// Sequences of all models that began, and neither ended nor were idle for too long.
+    fn num_sequences(&self) -> usize {
+        let served = self.repository.served();
+        served.iter().map(|served| served.num_sequences()).sum()
     }
 
-    /// Room for an inference call, at once or not at all.
+    /// Waits until no inference call is left, and no sequence that one may go on with.
+    pub async fn idle(&self) {
+        loop {
+            self.calls.gone().await;
+            // In this order: a call that begins or ends a sequence is counted until that is.
+            if self.num_sequences() == 0 {
+                return;
+            }
+            tokio::time::sleep(BETWEEN_LOOKS).await;
+        }
+    }
+
+    /// Room for an inference call, at once or not at all; [`Room::admit`] has then to be asked.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] when the server drains or has its hands full.
-    pub fn enter(&self) -> Result<Place> {
-        if self.is_stopping() {
-            return Err(Error::Unavailable(
-                "Server is stopping, scheduler for new requests is closed".into(),
-            ));
+    /// [`Error::Unavailable`] when the server drains and no sequence is open, or has its hands full.
+    pub fn enter(&self) -> Result<Room> {
+        let is_late = self.is_stopping();
+        if is_late && self.num_sequences() == 0 {
+            return Err(stopping());
         }
-        self.calls.enter().ok_or_else(|| {
+        let place = self.calls.enter().ok_or_else(|| {
             let most = self.calls.most();
             let message = format!("the server has {most} inference calls in flight, its most");
             Error::Unavailable(message)
-        })
+        })?;
+        Ok(Room { place, is_late })
+    }
+}
+
+/// Time between two looks at sequences that may end without a call.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
+
+/// Why no call is taken.
+fn stopping() -> Error {
+    Error::Unavailable("Server is stopping, scheduler for new requests is closed".into())
+}
+
+/// A call's room in the server, until it is dropped.
+#[derive(Debug)]
+pub struct Room {
+    #[expect(dead_code, reason = "counted until it is dropped")]
+    place: Place,
+    /// It came when the server had begun to drain.
+    is_late: bool,
+}
+
+impl Room {
+    /// Whether a call may have it, of which is asked if need be whether it goes on with a sequence.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when the server drains and it does not.
+    pub fn admit(&self, goes_on: impl FnOnce() -> bool) -> Result<()> {
+        match self.is_late && !goes_on() {
+            true => Err(stopping()),
+            false => Ok(()),
+        }
     }
 }

@@ -13,6 +13,7 @@ mod outbox;
 mod submit;
 #[cfg(test)]
 mod tests;
+mod unseen;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, mpsc};

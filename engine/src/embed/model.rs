@@ -1,8 +1,8 @@
 //! A model of an engine: how it is made on a device, and what its requests are held against.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use lazybatch_graph::{Program, Repeat, SharedProgram, Tensor};
 use lazybatch_kernels::{Device, Packed, RequestMemory};
@@ -11,6 +11,7 @@ use lazybatch_sla::{Account, Class, ClassId, ModelId, Nanos, Profile, RequestId,
 
 use super::memory::{Bound, Limit};
 use super::submit::{Bounded, completed};
+use super::unseen::Unseen;
 use super::{Answer, BuildError, Handle, Held, Options, RequestError, Shared, StepStream};
 use crate::core::{Counters, ModelSpec};
 use crate::driver::command::Command;
@@ -99,35 +100,6 @@ impl Served {
                 expected: names.collect::<Vec<_>>().join(", "),
             }
         })
-    }
-}
-
-/// Arrivals of requests that were handed in and that the driver has not taken in.
-#[derive(Default)]
-pub(crate) struct Unseen(Mutex<VecDeque<Time>>);
-
-impl Unseen {
-    fn arrivals(&self) -> MutexGuard<'_, VecDeque<Time>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// One is handed in.
-    pub fn add(&self, arrival: Time) {
-        self.arrivals().push_back(arrival);
-    }
-
-    /// One that was handed in is taken in.
-    pub fn take(&self, arrival: Time) {
-        let mut arrivals = self.arrivals();
-        // They come about in the order in which they were handed in: it is one of the first.
-        if let Some(at) = arrivals.iter().position(|&a| a == arrival) {
-            arrivals.remove(at);
-        }
-    }
-
-    /// The earliest of them.
-    pub fn oldest(&self) -> Option<Time> {
-        self.arrivals().iter().min().copied()
     }
 }
 
@@ -445,6 +417,13 @@ impl ModelHandle {
     /// devices that do not know.
     pub fn request_memory(&self, input_len: u32, samples: u32) -> Option<RequestMemory> {
         Some(self.served.bound.as_ref()?.request(input_len, samples))
+    }
+
+    /// Its sequences that began, and neither ended nor were idle for too long. A request that changes it
+    /// is counted before it is answered.
+    pub fn num_sequences(&self) -> usize {
+        let bounds = self.served.sequences.as_ref();
+        bounds.map_or(0, Bounds::num)
     }
 
     /// Its running figures.
@@ -775,26 +754,5 @@ mod tests {
         assert_eq!(ids(&d), [0, 1]);
         assert_eq!(classes.all()[1].name, "silver");
         assert_eq!(classes.all().len(), 4);
-    }
-
-    #[test]
-    fn the_oldest_unseen_is_told_until_it_is_taken_in() {
-        let unseen = Unseen::default();
-        assert_eq!(unseen.oldest(), None);
-        for at in [3, 1, 2, 1] {
-            unseen.add(Time(at));
-        }
-        assert_eq!(unseen.oldest(), Some(Time(1)));
-        unseen.take(Time(1));
-        unseen.take(Time(3));
-        assert_eq!(unseen.oldest(), Some(Time(1)), "there were two");
-        unseen.take(Time(1));
-        assert_eq!(unseen.oldest(), Some(Time(2)));
-        // What is handed in behind those that are being taken in is not lost with them.
-        unseen.add(Time(4));
-        unseen.take(Time(2));
-        assert_eq!(unseen.oldest(), Some(Time(4)));
-        unseen.take(Time(4));
-        assert_eq!(unseen.oldest(), None);
     }
 }

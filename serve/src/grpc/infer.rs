@@ -22,7 +22,6 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tonic::{Status, Streaming};
 
 use super::call;
-use crate::calls::Place;
 use crate::dtype::{self, DataType};
 use crate::error::{Error, Result};
 use crate::explained;
@@ -37,7 +36,7 @@ use crate::proto::{
     InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse,
     ModelStreamInferResponse,
 };
-use crate::state::State;
+use crate::state::{Room, State};
 use crate::telemetry::Traced;
 
 /// Requests of a stream that run and answers of it that were not taken, together, beyond which no
@@ -85,12 +84,17 @@ fn turned_away(served: &Arc<Served>, place: &Params, error: &Error) {
 }
 
 /// Room for a call.
-fn enter(state: &State, call: &ModelInferRequest) -> Result<Place> {
+fn enter(state: &State, call: &ModelInferRequest) -> Result<Room> {
     let served = || {
         let repository = &state.repository;
         repository.get(&call.model_name, &call.model_version)
     };
-    state.enter().inspect_err(|e| {
+    let room = state.enter().and_then(|room| {
+        let goes_on = || served().is_ok_and(|served| infer::goes_on(&served, &own_place(call)));
+        room.admit(goes_on)?;
+        Ok(room)
+    });
+    room.inspect_err(|e| {
         if let Ok(served) = served() {
             turned_away(&served, &place(&served, call), e);
         }
@@ -99,9 +103,13 @@ fn enter(state: &State, call: &ModelInferRequest) -> Result<Place> {
 
 /// What of a call's parameters says where it stands in a sequence, if its model has state.
 fn place(served: &Served, call: &ModelInferRequest) -> Params {
-    if !served.is_stateful() {
-        return Params::default();
+    match served.is_stateful() {
+        true => own_place(call),
+        false => Params::default(),
     }
+}
+
+fn own_place(call: &ModelInferRequest) -> Params {
     let own = infer::PLACE.into_iter().filter_map(|key| {
         let value = call.parameters.get(key)?;
         Some((key.to_owned(), value.clone()))
@@ -343,7 +351,7 @@ struct Started {
     way: Way,
     wants_final: bool,
     tab: Tab,
-    room: Place,
+    room: Room,
 }
 
 /// How its answers come.

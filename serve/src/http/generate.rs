@@ -15,14 +15,13 @@ use tokio::sync::mpsc;
 use super::json::{self, Small};
 use super::whole::{Whole, kept};
 use super::{App, Path, Target};
-use crate::calls::Place;
 use crate::config::{TEXT_INPUT, TEXT_OUTPUT};
 use crate::dtype::{self, DataType};
 use crate::error::{Error, Result};
 use crate::explained;
 use crate::infer::{self, Answer, Input, Item, Output, Param, Params, Request, Stepwise, Wanted};
 use crate::model::Served;
-use crate::state::State;
+use crate::state::{Room, State};
 use crate::telemetry::Traced;
 
 /// Reads a call, and tells its span of it.
@@ -118,10 +117,12 @@ async fn answer(
     body: Result<Whole>,
 ) -> Result<Response> {
     let away = |e: &Error| target.turned_away(state, e);
-    let _room = state.enter().inspect_err(away)?;
+    let room = state.enter().inspect_err(away)?;
     let body = body.inspect_err(away)?;
     let served = target.get(state)?;
     let request = read(&served, &body, traced)?;
+    room.admit(|| infer::goes_on(&served, &request.params))
+        .inspect_err(away)?;
     let answer = match served.settings.decoupled {
         false => infer::start_in_turn(&served, request)?.finish().await?,
         true => only(infer::stream(&served, request)?).await?,
@@ -276,7 +277,7 @@ pub async fn stream(
 }
 
 /// What a stream holds while it runs: its place among the calls, and its body.
-type Holds = (Place, Whole);
+type Holds = (Room, Whole);
 
 /// Hands in the request of a stream: its text, the client's name for it, and what it holds.
 fn begin(
@@ -290,6 +291,8 @@ fn begin(
     let body = body.inspect_err(away)?;
     let served = target.get(state)?;
     let request = read(&served, &body, traced)?;
+    room.admit(|| infer::goes_on(&served, &request.params))
+        .inspect_err(away)?;
     let id = request.id.clone();
     let growing = Growing {
         steps: infer::stream(&served, request)?,

@@ -298,7 +298,7 @@ async fn answer(
     headers: &HeaderMap,
     body: Result<Whole>,
 ) -> Result<Response> {
-    let _room = state.enter().inspect_err(|e| {
+    let room = state.enter().inspect_err(|e| {
         if let (Ok(whole), Ok(served)) = (&body, target.get(state)) {
             body::refused(&served, headers, (&whole.body, &whole.tab), e);
         }
@@ -311,6 +311,10 @@ async fn answer(
         let again = served.is_stateful().then(|| body.clone());
         let ready = served.check_whole("HTTP end point");
         let ready = ready.and_then(|()| body::read(&served, &state.regions, &tab, headers, body));
+        let ready = ready.and_then(|ready| {
+            room.admit(|| infer::goes_on(&served, &ready.0.params))?;
+            Ok(ready)
+        });
         ready.inspect_err(|e| {
             if let Some(body) = &again {
                 body::refused(&served, headers, (body, &tab), e);

@@ -25,7 +25,7 @@ pub use run::{
     turned_away,
 };
 
-pub use sequence::{PLACE, refused};
+pub use sequence::{PLACE, goes_on, refused};
 
 use crate::dtype::DataType;
 use crate::error::{Error, Result};

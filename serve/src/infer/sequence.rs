@@ -73,6 +73,13 @@ fn number_of_text(id: &Param) -> Option<u64> {
     }
 }
 
+/// Whether a request with these parameters goes on with a sequence that is to have begun.
+pub fn goes_on(served: &Served, params: &Params) -> bool {
+    let starts = params.flag("sequence_start").unwrap_or(true);
+    let keeps = served.is_sequence() || served.is_stateful();
+    keeps && !starts && id(params).is_ok_and(|id| id.is_some())
+}
+
 /// Tells the engine of a request with these parameters that was refused before it came there: if it is
 /// of a sequence with state, what follows in that fails with the cause until it is started again.
 pub fn refused(served: &Served, params: &Params, error: &Error) {

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::fs;
+use std::time::Duration;
 
 use lazybatch_graph::{Bin, DType, Program, ProgramBuilder, Repeat, folder};
 use lazybatch_serve::Control;
@@ -55,7 +56,17 @@ async fn loaded_with(server: &Running, batching: &str, more: &str) -> (u16, Stri
 }
 
 async fn explicit() -> Running {
-    start(|o| o.control = Control::Explicit(Vec::new())).await
+    // Sequences that a test leaves open are not waited for.
+    lasting(Duration::from_millis(1)).await
+}
+
+/// A server that drains for so long.
+async fn lasting(drain: Duration) -> Running {
+    start(|o| {
+        o.control = Control::Explicit(Vec::new());
+        o.drain = drain;
+    })
+    .await
 }
 
 async fn end(mut server: Running) {
@@ -223,14 +234,19 @@ async fn begun(server: &Running) {
     );
 }
 
-/// Looks whether sequence 1 is broken by what was refused with `cause`, until it is started again.
-async fn is_broken(server: &Running, cause: &str) {
+/// Looks whether sequence 1 is broken by what was refused with `cause`.
+async fn fails(server: &Running, cause: &str) {
     for _ in 0..2 {
         let (status, text) = over_http(server, goes_on(1)).await;
         let told = "a request before it in sequence 1 was refused (";
         let is_told = text.contains(told) && text.contains(cause);
         assert!(status == 400 && is_told, "{cause}: {status} {text}");
     }
+}
+
+/// The same, until it is started again.
+async fn is_broken(server: &Running, cause: &str) {
+    fails(server, cause).await;
     begun(server).await;
     let (status, text) = over_http(server, goes_on(1)).await;
     assert!(
@@ -545,6 +561,76 @@ async fn sequences_beyond_the_candidates_wait_until_others_end() {
     assert_eq!(status, 400, "it never began");
     drop(served);
     end(server).await;
+}
+
+/// Longer than any test runs.
+const FOREVER: Duration = Duration::from_secs(3600);
+
+/// A server that was told to end has ended soon.
+async fn has_ended(server: Running) {
+    let ended = tokio::time::timeout(Duration::from_secs(30), server.ended()).await;
+    ended.expect("it ends within half a minute");
+}
+
+#[tokio::test]
+async fn behind_the_end_of_the_server_sequences_that_began_go_on_and_nothing_else() {
+    let mut server = lasting(FOREVER).await;
+    assert_eq!(loaded(&server, STATE).await.0, 200);
+    let (status, _) = call(server.http(), "POST", "/v2/repository/models/add/load", "").await;
+    assert_eq!(status, 200);
+    begun(&server).await;
+    let mut grpc = server.grpc().await;
+    grpc.model_infer(over_grpc(starts(2))).await.unwrap();
+    let metrics = server.metrics();
+    let has_open = async |num: u32| {
+        let (_, text) = call(metrics, "GET", "/metrics", "").await;
+        let told = format!(r#"lazybatch_sequences_open{{model="sums",version="1"}} {num}"#);
+        assert!(text.contains(&told), "{told}: {text}");
+    };
+    has_open(2).await;
+    server.end();
+    soon("it stops", || server.state.is_stopping()).await;
+    let is_stopping = |(status, text): (u16, String)| {
+        assert!(status == 503 && text.contains("stopping"), "{text}");
+    };
+    is_stopping(over_http(&server, starts(3)).await);
+    is_stopping(over_http(&server, starts(1)).await);
+    let of_none = body(goes_on(1)).replace("\"sequence_id\":1,", "");
+    is_stopping(call(server.http(), "POST", INFER, &of_none).await);
+    let other = body(goes_on(1)).replace("\"x\"", "\"INPUT0\"");
+    is_stopping(call(server.http(), "POST", "/v2/models/add/infer", &other).await);
+    let refused = grpc.model_infer(over_grpc(starts(3))).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::Unavailable, "{refused}");
+    // A start that is refused breaks its sequence, as anywhere; the other one goes on to its end.
+    fails(&server, "stopping").await;
+    let (status, text) = over_http(&server, goes_on(9)).await;
+    assert!(
+        status == 400 && text.contains("START"),
+        "it never began: {text}"
+    );
+    let answer = grpc.model_infer(over_grpc(goes_on(2))).await.unwrap();
+    assert_eq!(answer.into_inner().raw_output_contents[0], pair([2.0, 4.0]));
+    has_open(2).await;
+    assert_eq!(over_http(&server, ends(1)).await.0, 400, "it is broken");
+    has_open(1).await;
+    let answer = grpc.model_infer(over_grpc(ends(2))).await.unwrap();
+    assert_eq!(answer.into_inner().raw_output_contents[0], pair([3.0, 6.0]));
+    drop(grpc);
+    has_ended(server).await;
+}
+
+fn pair(of: [f32; 2]) -> Vec<u8> {
+    of.map(f32::to_le_bytes).concat()
+}
+
+#[tokio::test]
+async fn a_server_that_ends_waits_for_a_sequence_no_longer_than_that_may_be_idle() {
+    let mut server = lasting(FOREVER).await;
+    let batching = format!("max_sequence_idle_microseconds: 300000 {STATE}");
+    assert_eq!(loaded(&server, &batching).await.0, 200);
+    begun(&server).await;
+    server.end();
+    has_ended(server).await;
 }
 
 #[tokio::test]

@@ -108,6 +108,7 @@ impl Sequences {
     fn with<T>(&mut self, model: ModelId, change: impl FnOnce(&mut Table) -> T) -> Option<T> {
         let table = self.of.get_mut(&model)?;
         let changed = change(table);
+        table.tell();
         while let Some(sequence) = table.next_let_go() {
             self.let_go.push_back((model, sequence));
         }
@@ -158,9 +159,11 @@ impl Sequences {
         model: ModelId,
         place: &mut Place,
         samples: u32,
-        bounds: Bounds,
+        bounds: &Bounds,
     ) -> Result<bool, RequestError> {
-        self.of.entry(model).or_insert_with(|| Table::new(bounds));
+        self.of
+            .entry(model)
+            .or_insert_with(|| Table::new(bounds.clone()));
         let accepted = self.with(model, |table| table.accept(now, place, samples));
         let accepted = accepted.expect("it has one now");
         if accepted.is_err() {
@@ -254,7 +257,9 @@ mod tests {
             mut place: Place,
             samples: u32,
         ) -> Result<Place, RequestError> {
-            let accepted = self.0.accept(Time(now), MODEL, &mut place, samples, self.1);
+            let accepted = self
+                .0
+                .accept(Time(now), MODEL, &mut place, samples, &self.1);
             accepted.map(|_| place)
         }
 
@@ -283,11 +288,7 @@ mod tests {
     }
 
     fn bounds(options: SequenceOptions) -> Bounds {
-        Bounds {
-            options,
-            room: 8,
-            has_state: true,
-        }
+        Bounds::new(options, 16, true)
     }
 
     #[test]
@@ -314,10 +315,10 @@ mod tests {
         for place in all {
             s.end(4, place, Ok(()));
         }
-        assert_eq!(s.0.of[&MODEL].len(), 1);
+        assert_eq!(s.1.num(), 1);
         let last = s.accept(5, place(7, false, true)).unwrap();
         s.end(6, last, Ok(()));
-        assert!(s.0.of[&MODEL].len() == 0, "nothing is kept behind the end");
+        assert!(s.1.num() == 0, "nothing is kept behind the end");
     }
 
     #[test]
@@ -422,7 +423,7 @@ mod tests {
             s.end(6, again, Ok(()));
             s.hand_over(last).unwrap();
             s.end(7, last, Ok(()));
-            assert!(s.0.of[&MODEL].len() == 0);
+            assert!(s.1.num() == 0);
         }
     }
 
@@ -441,12 +442,12 @@ mod tests {
         assert!(s.accept(2, place(1, false, false)).is_err());
         s.refused(2, place(1, false, false));
         s.end(3, first, Ok(()));
-        assert!(s.0.of[&MODEL].len() == 0);
+        assert!(s.1.num() == 0);
         // So it is with one that is idle.
         let first = s.accept(4, place(1, true, false)).unwrap();
         s.end(5, first, Ok(()));
         s.refused(6, place(1, false, true));
-        assert!(s.0.of[&MODEL].len() == 0);
+        assert!(s.1.num() == 0);
         let first = s.accept(7, place(1, true, false)).unwrap();
         s.end(8, first, Ok(()));
         s.refused(109, place(1, false, false));
@@ -465,7 +466,7 @@ mod tests {
         let mut left = Vec::new();
         while let Some(at) = s.0.stale_at() {
             s.0.sweep(at);
-            left.push((at.0, s.0.of[&MODEL].len()));
+            left.push((at.0, s.1.num()));
         }
         // The second waits for the next sweep.
         let ends = [(ms(800) + 1, 3), (ms(1050) + 1, 2), (ms(1300) + 1, 1)];
@@ -479,7 +480,8 @@ mod tests {
             most: 1,
             ..SequenceOptions::default()
         });
-        let accepted = s.0.accept(Time(ms(2100)), ModelId(1), &mut soon, 1, bounds);
+        let accepted =
+            s.0.accept(Time(ms(2100)), ModelId(1), &mut soon, 1, &bounds);
         accepted.unwrap();
         let (program, id) = (Program::default(), RequestId(9));
         s.0.ended(Time(ms(2100)), id, &program, ModelId(1), soon, Ok(&[]));

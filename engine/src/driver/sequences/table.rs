@@ -1,6 +1,8 @@
 //! The sequences of one model.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use lazybatch_graph::Tensor;
 use lazybatch_sla::{Nanos, Time};
@@ -9,14 +11,16 @@ use rustc_hash::FxHashMap;
 use super::{Place, SequenceOptions};
 use crate::embed::RequestError;
 
-/// What bounds the sequences of a model.
-#[derive(Clone, Copy, Debug)]
+/// What bounds the sequences of a model, and how many there are.
+#[derive(Clone, Debug)]
 pub(crate) struct Bounds {
     pub options: SequenceOptions,
     /// Most requests of the backlog.
     pub room: usize,
     /// Requests hand on state.
     pub has_state: bool,
+    /// Those that there are, for whoever asks.
+    num: Arc<AtomicUsize>,
 }
 
 impl Bounds {
@@ -27,7 +31,14 @@ impl Bounds {
             // Those that are open find room beside the backlog.
             room: (max_queue / 2).max(1),
             has_state,
+            num: Arc::default(),
         }
+    }
+
+    /// How many sequences there are: those that began, and neither ended nor were idle for too long. It
+    /// is told before any request that changes it is answered.
+    pub fn num(&self) -> usize {
+        self.num.load(Ordering::SeqCst)
     }
 }
 
@@ -96,9 +107,9 @@ impl Table {
         self.bounds.options.idle
     }
 
-    #[cfg(test)]
-    pub fn len(&self) -> usize {
-        self.kept.len()
+    /// Says how many there are now.
+    pub fn tell(&self) {
+        self.bounds.num.store(self.kept.len(), Ordering::SeqCst);
     }
 
     /// Requests of a sequence of which something is left.
@@ -307,5 +318,11 @@ impl Table {
         if kept.pending.is_empty() && is_over {
             self.remove(key);
         }
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        self.bounds.num.store(0, Ordering::SeqCst);
     }
 }

@@ -41,7 +41,7 @@ impl Driver {
             return;
         }
         let mut held = None;
-        if let (Some(place), Some(bounds)) = (&mut submission.place, served.sequences) {
+        if let (Some(place), Some(bounds)) = (&mut submission.place, &served.sequences) {
             let (model, samples) = (request.model, request.samples);
             let sequences = &mut self.state.sequences;
             match sequences.accept(now, model, place, samples, bounds) {
