@@ -1,15 +1,19 @@
 //! Arrays of f32 from NumPy's `.npz`.
 
+use std::fmt::Display;
 use std::fs::File;
-use std::io::BufReader;
+use std::io::{BufReader, Read};
 use std::path::Path;
 
 use npyz::NpyFile;
-use npyz::npz::NpzArchive;
+use zip::ZipArchive;
 
 use crate::error::Error;
 use crate::folder::MAX_MADE_BYTES;
 use crate::tensor::Tensor;
+
+/// What the archive puts behind an array's name.
+const SUFFIX: &str = ".npy";
 
 /// All arrays, by name.
 ///
@@ -21,10 +25,15 @@ pub(super) fn read(path: &Path) -> Result<Vec<(String, Tensor)>, Error> {
         path: path.display().to_string(),
         what,
     };
-    let no_archive = |e| failed(format!("expected an archive of NumPy arrays, got {e}"));
-    let file = File::open(path).map_err(no_archive)?;
-    let mut archive = NpzArchive::new(BufReader::new(file)).map_err(no_archive)?;
-    let mut names: Vec<String> = archive.array_names().map(str::to_owned).collect();
+    let no_archive =
+        |e: &dyn Display| failed(format!("expected an archive of NumPy arrays, got {e}"));
+    let file = File::open(path).map_err(|e| no_archive(&e))?;
+    let mut archive = ZipArchive::new(BufReader::new(file)).map_err(|e| no_archive(&e))?;
+    let mut names = Vec::new();
+    for name in archive.file_names() {
+        let name = name.map_err(|e| no_archive(&e))?;
+        names.extend(name.strip_suffix(SUFFIX).map(str::to_owned));
+    }
     names.sort_unstable();
     // A small file may expand to any size, so what arrays say of themselves is looked at first.
     let mut bytes = 0_u64;
@@ -69,31 +78,59 @@ pub(super) fn read(path: &Path) -> Result<Vec<(String, Tensor)>, Error> {
 
 /// An array, of which only the header is read yet.
 fn open<'a>(
-    archive: &'a mut NpzArchive<BufReader<File>>,
+    archive: &'a mut ZipArchive<BufReader<File>>,
     name: &str,
-) -> Result<NpyFile<impl std::io::Read + use<'a>>, String> {
-    let array = archive.by_name(name).map_err(|e| e.to_string())?;
-    array.ok_or_else(|| "listed, but not there".to_owned())
+) -> Result<NpyFile<impl Read + use<'a>>, String> {
+    let file = archive.by_name(&format!("{name}{SUFFIX}"));
+    let file = file.map_err(|e| e.to_string())?;
+    NpyFile::new(file).map_err(|e| e.to_string())
 }
 
 #[cfg(test)]
 mod tests {
-    use npyz::WriterBuilder;
-    use npyz::npz::NpzWriter;
+    use npyz::{WriteOptions, WriterBuilder};
+    use zip::write::SimpleFileOptions;
+    use zip::{CompressionMethod, ZipWriter};
 
     use super::*;
 
     /// A file with arrays that say to be so large; of each, `data` is there.
     fn file(arrays: &[(&str, &[u64])], data: &[f32]) -> tempfile::NamedTempFile {
+        by(CompressionMethod::Stored, arrays, data)
+    }
+
+    fn by(
+        method: CompressionMethod,
+        arrays: &[(&str, &[u64])],
+        data: &[f32],
+    ) -> tempfile::NamedTempFile {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let mut writer = NpzWriter::new(file.reopen().unwrap());
+        let mut writer = ZipWriter::new(file.reopen().unwrap());
+        let options = SimpleFileOptions::default().compression_method(method);
         for (name, shape) in arrays {
-            let array = writer.array(name, Default::default()).unwrap();
-            let mut array = array.default_dtype().shape(shape).begin_nd().unwrap();
-            array.extend(data).unwrap();
+            writer.start_file(format!("{name}.npy"), options).unwrap();
+            let array = WriteOptions::<f32>::new().default_dtype().shape(shape);
+            let mut array = array.writer(&mut writer).begin_nd().unwrap();
+            array.extend(data.iter().copied()).unwrap();
         }
-        writer.zip_writer().finish().unwrap();
+        writer.finish().unwrap();
         file
+    }
+
+    #[test]
+    fn compressed_arrays_are_read_and_what_is_no_array_is_not() {
+        let data: Vec<f32> = (0..1000).map(|i| (i % 7) as f32).collect();
+        let small = by(CompressionMethod::Deflated, &[("a", &[10, 100])], &data);
+        assert!(small.path().metadata().unwrap().len() < 1000);
+        let mut writer = ZipWriter::new_append(small.reopen().unwrap()).unwrap();
+        writer
+            .start_file("note.txt", SimpleFileOptions::default())
+            .unwrap();
+        writer.finish().unwrap();
+        let read_all = read(small.path()).unwrap();
+        assert_eq!(read_all.len(), 1);
+        assert_eq!(read_all[0].0, "a");
+        assert_eq!(read_all[0].1.to_f32(), data);
     }
 
     #[test]
