@@ -103,18 +103,22 @@ pub fn outcome(
 /// Most seeds of a soak.
 const MOST_SEEDS: u64 = 16;
 
-/// Seeds of the emulator's orders under which tests run, from `first` on: two, or as many as
-/// `LAZYBATCH_SOAK_CASES` says, 16 at most.
-pub fn seeds(first: u64) -> Range<u64> {
+/// Cases that a soak asks for.
+pub fn soak_cases() -> Option<u64> {
     let asked = std::env::var("LAZYBATCH_SOAK_CASES").ok();
-    let cases = asked.and_then(|num| num.parse::<u64>().ok());
-    first..first + cases.map_or(2, |num| num.clamp(1, MOST_SEEDS))
+    asked.and_then(|num| num.parse::<u64>().ok())
 }
 
-/// The body passes under all [`seeds`] from the first one on, and no check of the emulator finds
-/// anything.
+/// Seeds of the emulator's orders under which tests run, from `first` on: `usual` many, or as many as a
+/// soak asks for, 16 at most.
+pub fn seeds(first: u64, usual: u64) -> Range<u64> {
+    first..first + soak_cases().map_or(usual, |num| num.clamp(1, MOST_SEEDS))
+}
+
+/// The body passes under the first of the seeds, or as many as a soak asks for, and no check of the
+/// emulator finds anything.
 pub fn runs_clean(name: &str, body: impl Fn()) {
-    runs_clean_under(name, seeds(0), body);
+    runs_clean_under(name, seeds(0, 1), body);
 }
 
 /// As [`runs_clean`], under these seeds.

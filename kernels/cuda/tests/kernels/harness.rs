@@ -25,7 +25,7 @@ pub(crate) use on_device;
 /// test's, the crate's name in front.
 pub fn runs_clean(path: &str, body: impl Fn(&Gpu)) {
     let (_, name) = path.split_once("::").unwrap();
-    process::runs_clean_under(name, process::seeds(1), || body(&Gpu::new()));
+    process::runs_clean_under(name, process::seeds(1, 2), || body(&Gpu::new()));
 }
 
 /// A device with its kernels and a stream.
