@@ -11,6 +11,7 @@ pub mod lockstep;
 pub mod matmul;
 pub mod metered;
 pub mod peer;
+pub mod planned;
 pub mod record;
 pub mod reused;
 pub mod serving;

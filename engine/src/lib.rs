@@ -63,7 +63,7 @@ pub mod threads;
 pub mod timeline;
 pub mod watch;
 
-pub use driver::figures::{Load, Stats};
+pub use driver::figures::{Load, Planning, Stats};
 pub use driver::threaded::Clock;
 pub use embed::{
     Answer, AtSize, BuildError, Builder, Engine, Figures, Handle, Held, Launches, ModelHandle,

@@ -16,6 +16,7 @@ use tokio::sync::oneshot;
 use crate::core::{Action, Core, Event, SubBatch};
 use crate::driver::Observer;
 use crate::driver::command::Command;
+use crate::driver::figures::Planning;
 use crate::embed::Shared;
 use crate::timeline::{Names, nodes};
 
@@ -383,6 +384,11 @@ impl Monitor {
     /// [`crate::Builder::measure_decisions`].
     pub fn decisions(&self) -> Histogram {
         self.shared.stats().decisions.clone()
+    }
+
+    /// The rule that the policy decides by, and the plans that chose it.
+    pub fn planning(&self) -> Planning {
+        self.shared.stats().planning.clone()
     }
 
     /// Time on the engine's clock.

@@ -8,10 +8,10 @@ use lazybatch_engine::core::{Action, Event};
 use lazybatch_engine::driver::Observer;
 use lazybatch_engine::timeline::{ChromeTrace, document};
 use lazybatch_engine::watch::Seen;
-use lazybatch_engine::{Builder, Engine, ModelHandle, ModelOptions, Options, Sizes};
+use lazybatch_engine::{Builder, Engine, ModelHandle, ModelOptions, Options, Planning, Sizes};
 use lazybatch_graph::{Bin, DType, Program, ProgramBuilder, Repeat, Tensor};
 use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
-use lazybatch_sla::Time;
+use lazybatch_sla::{Nanos, Time};
 
 /// `y = x + x + x`, in two nodes.
 fn program() -> Program {
@@ -64,6 +64,26 @@ fn until(holds: impl Fn() -> bool) {
     while !holds() {
         std::thread::yield_now();
     }
+}
+
+#[test]
+fn the_rule_is_told_that_plans_choose_and_none_of_policies_that_choose_none() {
+    let engine = engine();
+    let model = load(&engine, "a");
+    let monitor = engine.monitor();
+    until(|| {
+        call(&model, 1, false);
+        monitor.planning().plans > 0
+    });
+    let (planning, now) = (monitor.planning(), monitor.now());
+    assert!(planning.launches > 0, "{planning:?}");
+    let held = planning.held(now);
+    let rule = planning.rule.unwrap();
+    assert!(held[&rule] > Nanos(0) && held.len() as u64 <= planning.changes + 1);
+    assert!(held.values().all(|&ns| ns <= Nanos(now.0)), "{held:?}");
+    let other = builder().policy("continuous").build().unwrap();
+    call(&load(&other, "a"), 1, false);
+    assert_eq!(other.stats().planning, Planning::default());
 }
 
 #[test]

@@ -210,6 +210,7 @@ def without_traffic_it_says_so(world):
     page = world.page
     page.is_live()
     assert page.text("#engines .empty") == "Nothing is in flight."
+    assert re.fullmatch(r"Decides by \S+\.", page.text("#engines .rule")), page.text("#engines .rule")
     assert page.script("return document.getElementById('timeline').getAttribute('aria-label')").startswith("No launches")
     assert page.text("#t-rate") == "0" and page.text("#t-sla") == "–"
     world.picture("idle")

@@ -10,7 +10,7 @@ use axum::extract::State as Shared;
 use axum::http::header;
 use axum::response::IntoResponse;
 use axum::routing::get;
-use lazybatch_engine::Figures;
+use lazybatch_engine::{Figures, Monitor, Planning};
 use lazybatch_sla::Histogram;
 use prometheus::proto::{Bucket, Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
 
@@ -356,14 +356,12 @@ fn render(state: &State) -> Result<String> {
             .collect();
         families.push(named(family.name, family.help, family.kind, metrics));
     }
-    let decisions = state
-        .repository
-        .engines()
-        .into_iter()
-        .map(|(name, engine)| {
-            let value = Value::Counts(engine.decisions(), NS_PER_S);
-            metric(vec![label("engine", &name)], MetricType::HISTOGRAM, value)
-        });
+    let engines = state.repository.engines();
+    families.extend(of_plans(&engines));
+    let decisions = engines.iter().map(|(name, engine)| {
+        let value = Value::Counts(engine.decisions(), NS_PER_S);
+        metric(vec![label("engine", name)], MetricType::HISTOGRAM, value)
+    });
     families.push(named(
         "lazybatch_decision_seconds",
         "Time of decisions with a real choice, by engine",
@@ -394,6 +392,47 @@ fn render(state: &State) -> Result<String> {
     prometheus::TextEncoder::new()
         .encode_to_string(&families)
         .map_err(|e| Error::Internal(e.to_string()))
+}
+
+/// What plans came to, of engines whose policy decides by one of several rules.
+fn of_plans(engines: &[(String, Monitor)]) -> [MetricFamily; 3] {
+    let kind = MetricType::COUNTER;
+    let planning = engines
+        .iter()
+        .map(|(name, engine)| (name, engine.now(), engine.planning()));
+    let planning: Vec<_> = planning.filter(|(.., p)| p.rule.is_some()).collect();
+    let counter = |name, help, of: fn(&Planning) -> u64| {
+        let each = planning.iter().map(|(engine, _, planning)| {
+            let value = Value::Number(of(planning) as f64);
+            metric(vec![label("engine", engine)], kind, value)
+        });
+        named(name, help, kind, each.collect())
+    };
+    let held = planning.iter().flat_map(|(engine, now, planning)| {
+        let held = planning.held(*now).into_iter();
+        held.map(|(rule, ns)| {
+            let labels = vec![label("engine", engine), label("rule", &rule)];
+            metric(labels, kind, Value::Number(ns.0 as f64 / NS_PER_S))
+        })
+    });
+    [
+        counter(
+            "lazybatch_plans_total",
+            "Plans that compared the rules which the policy decides by",
+            |p| p.plans,
+        ),
+        counter(
+            "lazybatch_rule_changes_total",
+            "How often another rule came to decide",
+            |p| p.changes,
+        ),
+        named(
+            "lazybatch_rule_seconds_total",
+            "For how long rules have decided",
+            kind,
+            held.collect(),
+        ),
+    ]
 }
 
 /// Figures of GPUs; those that they do not tell have no values.

@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex};
 use anyhow::{Context, bail};
 use lazybatch_benches::contention::Contention;
 use lazybatch_benches::metered::{Meter, Metered, Timed, gap_us, took_over_table};
+use lazybatch_benches::planned::planned;
 use lazybatch_benches::record::{Recorder, rounded};
 use lazybatch_benches::reused::Shelf;
 use lazybatch_benches::spread::Spread;
@@ -355,6 +356,7 @@ impl<'a> Bench<'a> {
         figures["simulated_mean_ms"] = rounded(simulated.result.mean_ms);
         figures["simulated_j_ms"] = rounded(simulated.j_ms);
         figures["simulated_mean_batch"] = rounded(simulated.result.mean_batch);
+        planned(&mut figures, &served);
         let launches = &meter.lock().expect("no holder panics").launches;
         figures["gap_us"] = json!(gap_us(launches).map(rounded));
         for (i, model) in self.models.iter().enumerate() {

@@ -25,6 +25,7 @@ use anyhow::{Context, bail};
 use lazybatch_benches::clock;
 use lazybatch_benches::contention::Contention;
 use lazybatch_benches::metered::{Meter, Metered, Timed, gap_us, took_over_table};
+use lazybatch_benches::planned::planned;
 use lazybatch_benches::record::{Recorder, rounded};
 use lazybatch_benches::reused::Shelf;
 use lazybatch_benches::spread::Spread;
@@ -496,6 +497,7 @@ impl<'a> Bench<'a> {
         figures["goodput_rps"] = rounded(real.result.goodput_rps);
         figures["mean_batch"] = rounded(real.result.mean_batch);
         figures["j_ms"] = rounded(real.j_ms);
+        planned(&mut figures, &served);
         figures["wall_s"] = rounded(wall_ns / 1e9);
         figures["launches_s"] = rounded(busy_ns / 1e9);
         figures["gaps_s"] = rounded(gaps_ns / 1e9);

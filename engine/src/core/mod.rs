@@ -131,6 +131,11 @@ impl Core {
         self.report_ends(now);
     }
 
+    /// The rule that the policy decides by now, if it changes between several.
+    pub fn rule(&self) -> Option<&str> {
+        self.policy.rule()
+    }
+
     /// A launch that is the oldest of its lane, and for how long it has held that.
     pub fn held(&self, now: Time, ticket: Ticket) -> Option<(&Launch, Nanos)> {
         self.state.oldest_flight(now, ticket)

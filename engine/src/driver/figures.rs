@@ -1,5 +1,7 @@
 //! Running figures of an engine.
 
+use std::collections::BTreeMap;
+
 use lazybatch_sla::{Account, Histogram, Nanos, Time};
 
 use super::tally::Sizes;
@@ -22,6 +24,49 @@ pub struct Stats {
     pub decision_ns: Vec<u64>,
     /// The same as counts, if they are measured.
     pub decisions: Histogram,
+    /// What the policy's plans came to.
+    pub planning: Planning,
+}
+
+/// What a policy does that plans which rule to decide by.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Planning {
+    /// Plans that were made.
+    pub plans: u64,
+    /// Launches that they simulated.
+    pub launches: u64,
+    /// How often the rule changed.
+    pub changes: u64,
+    /// The rule; none of a policy that does not change between several.
+    pub rule: Option<String>,
+    /// Since when it is.
+    since: Time,
+    /// For how long rules decided, up to the last change.
+    held: BTreeMap<String, Nanos>,
+}
+
+impl Planning {
+    /// The policy decides by this rule from now on; whether that is another one than before.
+    pub(crate) fn note(&mut self, now: Time, rule: Option<&str>) -> bool {
+        if self.rule.as_deref() == rule {
+            return false;
+        }
+        self.held = self.held(now);
+        self.since = now;
+        let before = std::mem::replace(&mut self.rule, rule.map(str::to_owned));
+        self.changes += u64::from(before.is_some());
+        before.is_some()
+    }
+
+    /// For how long each rule has decided.
+    pub fn held(&self, now: Time) -> BTreeMap<String, Nanos> {
+        let mut held = self.held.clone();
+        if let Some(rule) = &self.rule {
+            let so_far = held.entry(rule.clone()).or_default();
+            *so_far += now.since(self.since);
+        }
+        held
+    }
 }
 
 impl Default for Stats {
@@ -34,6 +79,7 @@ impl Default for Stats {
             loads: Vec::new(),
             decision_ns: Vec::new(),
             decisions: Histogram::new(&DECISION_BOUNDS),
+            planning: Planning::default(),
         }
     }
 }
@@ -100,3 +146,21 @@ const DECISION_BOUNDS: [u64; 13] = [
     10_000_000,
     100_000_000,
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_hold_until_another_one_decides() {
+        let mut planning = Planning::default();
+        assert!(!planning.note(Time(5), None) && planning.held(Time(9)).is_empty());
+        assert!(!planning.note(Time(10), Some("a")), "the first");
+        assert!(!planning.note(Time(12), Some("a")));
+        assert!(planning.note(Time(15), Some("b")));
+        assert!(planning.note(Time(17), Some("a")));
+        let held = [("a".to_owned(), Nanos(8)), ("b".to_owned(), Nanos(2))];
+        assert_eq!(planning.held(Time(20)), held.into());
+        assert_eq!((planning.changes, planning.rule.as_deref()), (2, Some("a")));
+    }
+}

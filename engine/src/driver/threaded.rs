@@ -173,6 +173,10 @@ impl Driver {
         }
         self.let_go(now);
         if let Some(plan) = self.state.planner.poll(now) {
+            let mut stats = self.stats.lock().expect("no holder panics");
+            stats.planning.plans += 1;
+            stats.planning.launches += plan.launches;
+            drop(stats);
             self.event(now, Event::Planned(plan));
         }
         if self.core.next_wakeup().is_some_and(|t| t <= now) {
@@ -623,6 +627,9 @@ impl Driver {
             *load = Load { in_flight, oldest };
         }
         self.state.tally.tell(&mut stats);
+        if stats.planning.note(now, self.core.rule()) {
+            tracing::debug!(rule = self.core.rule(), "another rule decides");
+        }
         drop(stats);
         if !self.state.looks.is_empty() || self.tape.wants_look(now) {
             let look = Arc::new(Look::of(&self.core, now));

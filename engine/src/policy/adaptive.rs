@@ -438,6 +438,10 @@ impl Policy for Adaptive {
         }
     }
 
+    fn rule(&self) -> Option<&str> {
+        Some(&self.incumbent.name)
+    }
+
     fn on_arrive(&mut self, now: Time, request: &Request) {
         let is_new = !self.history.has(request.model)
             || !self.history.has_class(request.class)

@@ -102,6 +102,11 @@ pub trait Policy: Send {
         String::new()
     }
 
+    /// The rule that it decides by now, if it is one that changes between several.
+    fn rule(&self) -> Option<&str> {
+        None
+    }
+
     /// A request arrives; it is not in its queue yet.
     fn on_arrive(&mut self, now: Time, request: &Request) {
         let _ = (now, request);

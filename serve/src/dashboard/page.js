@@ -189,6 +189,7 @@ function tables(engines, now) {
     page.homes.set(engine.name, homes);
     const parts = [];
     if (engines.length > 1) parts.push(node("h3", {}, `Engine ${engine.name}`));
+    if (engine.rule) parts.push(node("p", { class: "rule" }, "Decides by ", node("code", {}, engine.rule), "."));
     if (engine.table.length) parts.push(list);
     else parts.push(node("p", { class: "empty" }, "Nothing is in flight."));
     if (engine.more) parts.push(node("p", { class: "empty" }, `and ${engine.more} more`));

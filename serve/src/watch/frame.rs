@@ -58,6 +58,8 @@ struct EngineFrame {
     at: Option<f64>,
     table: Vec<Row>,
     more: usize,
+    /// The rule that the policy decides by, if it changes between several.
+    rule: Option<String>,
     slices: Vec<Slice>,
     /// Launches that were not told.
     lost: u64,
@@ -193,6 +195,7 @@ impl Watched {
             at: look.map(|l| ms(l.at)),
             table: look.map_or_else(Vec::new, |l| l.table.iter().map(|e| row(e, l)).collect()),
             more: look.map_or(0, |l| l.more),
+            rule: self.monitor.planning().rule,
             slices: thinned(slices(&mut self.open, &passed)),
             lost: passed.lost,
         }

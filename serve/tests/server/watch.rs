@@ -75,6 +75,19 @@ fn buckets(series: &BTreeMap<String, f64>, name: &str, labels: &str) -> Vec<f64>
 }
 
 #[tokio::test]
+async fn the_rule_that_decides_is_told_and_since_when() {
+    let server = start(|o| o.policy = "adaptive".into()).await;
+    let told = metrics(&server).await;
+    let of = |name: &str| told[&format!(r#"{name}{{engine="shared"}}"#)];
+    let held =
+        |k: &&String| k.starts_with(r#"lazybatch_rule_seconds_total{engine="shared",rule=""#);
+    let num_rules = told.keys().filter(held).count() as f64;
+    assert!(num_rules >= 1.0 && num_rules <= of("lazybatch_rule_changes_total") + 1.0);
+    assert!(of("lazybatch_plans_total") >= 0.0);
+    end(server).await;
+}
+
+#[tokio::test]
 async fn metrics_count_what_happened_and_begin_anew_with_a_load() {
     let server = start(|o| o.control = Control::Explicit(vec!["add".into()])).await;
     let at = server.http();
@@ -118,6 +131,9 @@ async fn metrics_count_what_happened_and_begin_anew_with_a_load() {
         !told.keys().any(|k| k.starts_with("nv_gpu")),
         "there is none"
     );
+    let of_rules = ["lazybatch_plans", "lazybatch_rule"];
+    let has_rules = |k: &String| of_rules.iter().any(|of| k.starts_with(of));
+    assert!(!told.keys().any(has_rules), "it has one");
     if cfg!(target_os = "linux") {
         let (total, used) = (
             told["nv_cpu_memory_total_bytes"],

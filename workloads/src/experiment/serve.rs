@@ -4,6 +4,7 @@
 //! and latency counts from that time. The checker judges every run that does not do without. Reads a
 //! clock through the engine only.
 
+use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
@@ -13,7 +14,7 @@ use lazybatch_engine::core::checker::Checker;
 use lazybatch_engine::core::{Action, CoreConfig, Event};
 use lazybatch_engine::driver::{Judge, Observer};
 use lazybatch_engine::timeline::ChromeTrace;
-use lazybatch_engine::{Engine, Handle, ModelOptions, Options};
+use lazybatch_engine::{Engine, Handle, ModelOptions, Options, Planning};
 use lazybatch_graph::{Repeat, SharedProgram, Tensor};
 use lazybatch_kernels::{Device, Wrapper};
 use lazybatch_sla::{Class, Launch, Nanos, Outcome, RequestId, Time};
@@ -95,6 +96,10 @@ pub struct Served {
     pub trace: Option<String>,
     /// What the device says of how launches ran ([`Device::remarks`]), in the end.
     pub remarks: Vec<String>,
+    /// What the policy's plans came to.
+    pub planning: Planning,
+    /// For how long each rule decided that it chose from.
+    pub held: BTreeMap<String, Nanos>,
 }
 
 /// Leaves what a device says in the end.
@@ -316,7 +321,7 @@ impl Serving<'_> {
             }
             // Dropping an open handle withdraws its request.
         }
-        let stats_before = engine.stats();
+        let (stats_before, stopped_at) = (engine.stats(), engine.now());
         engine.drain_blocking().map_err(|e| bad(&e))?;
         let recorder = std::mem::replace(
             &mut *recorder.lock().expect("no holder panics"),
@@ -378,6 +383,8 @@ impl Serving<'_> {
                 .collect(),
             trace: recorder.trace.map(ChromeTrace::into_json),
             remarks: std::mem::take(&mut *remarks.lock().expect("no holder panics")),
+            held: stats_before.planning.held(stopped_at),
+            planning: stats_before.planning,
         })
     }
 
