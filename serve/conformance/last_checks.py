@@ -62,8 +62,8 @@ def num_in_flight(server):
 
 @check
 def sigterm_drains(server):
-    """Not ready while it still runs; what runs ends with its answer, what comes later is refused, and
-    the status is 0."""
+    """Not ready while it still runs; what runs ends with its answer, sequences that began go on, what else
+    comes later is refused, and the status is 0."""
     x = np.random.default_rng(4).normal(size=(16, 4096, 16)).astype(np.float32)
     given = inputs(triton, {"x": x})
     http = triton.InferenceServerClient(server.http, network_timeout=60)
@@ -76,6 +76,10 @@ def sigterm_drains(server):
     for call in calls:
         call.start()
 
+    def step(value, **place):
+        one = inputs(triton, {"INPUT": np.array([[value]], np.float32)})
+        return float(http.infer("accumulate", one, sequence_id=77, **place).as_numpy("TOTAL")[0, 0])
+
     def all_taken():
         # In this order: who ends in between is missed once, not counted twice.
         ended = sum(call.has_ended() for call in calls)
@@ -83,6 +87,7 @@ def sigterm_drains(server):
 
     until(all_taken, f"{len(calls)} calls are taken")
     assert not all(call.has_ended() for call in calls), "the calls are too short to see it drain"
+    assert step(1, sequence_start=True) == 1
     server.process.terminate()
     # If it ended first, nobody would be there to say this.
     until(lambda: raw(server, "GET", "/v2/health/ready")[0] == 503, "not ready")
@@ -94,6 +99,8 @@ def sigterm_drains(server):
     fails(lambda: http.infer("add", pair(triton, A, B)), status=503, part="stopping")
     fails(lambda: client.infer("add", pair(over_grpc, A, B)), status="UNAVAILABLE", part="stopping")
     assert num_in_flight(server) >= 1, "the calls are too short to see it drain"
+    assert step(2) == 3 and step(4, sequence_end=True) == 7
+    fails(lambda: step(1, sequence_start=True), status=503, part="stopping")
     client.close()
     http.close()
     for call in calls:

@@ -300,9 +300,12 @@ impl Server {
         // It is told no more when that has ended.
         drop(told.await);
         set_health(&health, false).await;
-        tracing::info!(in_flight = state.in_flight(), "draining");
+        let left = || (state.in_flight(), state.num_sequences());
+        let (in_flight, sequences) = left();
+        tracing::info!(in_flight, sequences, "draining");
         if timeout(options.drain, state.idle()).await.is_err() {
-            tracing::warn!(in_flight = state.in_flight(), "ended with calls in flight");
+            let (in_flight, sequences) = left();
+            tracing::warn!(in_flight, sequences, "ended before these did");
         }
         // A receiver that has gone has nothing left to stop.
         let _ = stop.send(true);

@@ -177,7 +177,7 @@ impl State {
     }
 
     /// Sequences of all models that began, and neither ended nor were idle for too long.
-    fn num_sequences(&self) -> usize {
+    pub fn num_sequences(&self) -> usize {
         let served = self.repository.served();
         served.iter().map(|served| served.num_sequences()).sum()
     }
