@@ -156,6 +156,15 @@ fn lines_have_their_keys() {
             (&json!(20), &json!(2))
         );
         assert!(run["machine"]["cores"].is_number() && run["command"] == "toy");
+        // Rules are those of policies that choose between some, and one has always decided.
+        let rules = run["rule_s"].as_object();
+        assert_eq!(rules.is_some(), run["policy"] == "adaptive", "{run}");
+        if let Some(rules) = rules {
+            let most = run["rule_changes"].as_u64().unwrap() + 1;
+            let times: Vec<_> = rules.values().filter_map(Value::as_f64).collect();
+            assert!((1..=most).contains(&(times.len() as u64)), "{run}");
+            assert!(times.iter().sum::<f64>() > 0.0 && run["plans"].is_u64());
+        }
     }
     assert!(of("p99_ratio").is_empty());
     for metric in ["mean_ratio", "j_ratio"] {
