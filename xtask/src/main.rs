@@ -34,7 +34,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
                     --take puts the profiles among such a machine's results into
                     workloads/profiles/NAME.json (if absent, the card's)
   peers-env         make a Python in .peers for `lazybatch-measure peers`
-  soak [--seeds N | FIRST..END] [--test NAME]
+  soak [--seeds N | FIRST..END] [--test NAME[::MODULE]]
                     long property runs, or a part of one; appends a line under benches/results
   sanitize [miri] [address] [fuzz] [--seconds N]
                     the unsafe code and the ONNX reader under miri, AddressSanitizer and a fuzzer

@@ -26,11 +26,15 @@ const VARIABLE: &str = "LAZYBATCH_SOAK_CASES";
 const MARKS: [&str; 3] = [VARIABLE, "num_cases(", PART];
 const PART: &str = "soak_seeds(";
 
-/// Runs the soak tests, or only the one of that name, with the cases of those seeds each; `false`
-/// when one fails or none ran.
+/// Runs the soak tests, or only the one of that name (`TEST`, or `TEST::MODULE` for a part of it), with
+/// the cases of those seeds each; `false` when one fails or none ran.
 pub fn run(root: &Path, seeds: Range<u64>, only: Option<&str>) -> Result<bool> {
     let is_part = seeds.start > 0;
     let mut targets = targets(root, if is_part { &[PART] } else { &MARKS })?;
+    let (only, module) = match only.and_then(|only| only.split_once("::")) {
+        Some((only, module)) => (Some(only), Some(module)),
+        None => (only, None),
+    };
     if let Some(only) = only {
         let names: Vec<String> = targets.iter().map(|t| t.1.clone()).collect();
         targets.retain(|t| t.1 == only);
@@ -46,7 +50,7 @@ pub fn run(root: &Path, seeds: Range<u64>, only: Option<&str>) -> Result<bool> {
     {
         crate::nvrtc::ensure(root)?;
     }
-    let args = arguments(&targets);
+    let args = arguments(&targets, module);
     let cases = seeds.end - seeds.start;
     let asked = match is_part {
         true => format!("{}..{}", seeds.start, seeds.end),
@@ -172,8 +176,8 @@ fn sorted(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// The arguments of cargo that run them.
-fn arguments(targets: &[Target]) -> Vec<String> {
+/// The arguments of cargo that run them, or those of one module of theirs.
+fn arguments(targets: &[Target], module: Option<&str>) -> Vec<String> {
     let mut args: Vec<String> = ["test", "--release", "--no-fail-fast"]
         .map(Into::into)
         .into();
@@ -183,8 +187,10 @@ fn arguments(targets: &[Target]) -> Vec<String> {
         }
         args.extend(["--test".into(), test.clone()]);
     }
+    args.push("--".into());
+    args.extend(module.map(|module| format!("{module}::")));
     // One after another: what a test says of the memory of its process is its own then.
-    args.extend(["--".into(), "--nocapture".into(), "--test-threads=1".into()]);
+    args.extend(["--nocapture".into(), "--test-threads=1".into()]);
     args
 }
 
@@ -283,9 +289,13 @@ mod tests {
             std::fs::create_dir_all(root.join(path).parent().unwrap()).unwrap();
             std::fs::write(root.join(path), text).unwrap();
         }
-        let args = arguments(&targets(root, &MARKS).unwrap()).join(" ");
+        let found = targets(root, &MARKS).unwrap();
+        let args = arguments(&found, None).join(" ");
         let want = "test --release --no-fail-fast --package lazybatch-engine --test exact --test large --test swarm -- --nocapture --test-threads=1";
         assert_eq!(args, want);
+        let args = arguments(&found, Some("part")).join(" ");
+        let (before, behind) = want.split_once(" -- ").unwrap();
+        assert_eq!(args, format!("{before} -- part:: {behind}"));
         std::fs::remove_dir_all(root.join("engine")).unwrap();
         assert!(
             targets(root, &MARKS)

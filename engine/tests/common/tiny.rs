@@ -30,5 +30,5 @@ pub fn model() -> Program {
     b.vec_write("remember", token, next);
     b.emit("emit", ids, next);
     b.stop("stop", next, 2);
-    b.finish().unwrap()
+    b.finish().expect("a program")
 }
