@@ -106,6 +106,8 @@ impl From<RequestError> for Error {
             RequestError::QueueFull { .. } | RequestError::LevelFull { .. } => {
                 Self::Unavailable(format!("Exceeds maximum queue size: {text}"))
             }
+            // It never has room.
+            RequestError::Memory { got, limit, .. } if got > limit => Self::Invalid(text),
             RequestError::Memory { .. }
             | RequestError::Shed(_)
             | RequestError::Closed

@@ -219,6 +219,14 @@ impl Served {
         self.engine().map(ModelHandle::figures).unwrap_or_default()
     }
 
+    /// Itself, or the steps of a chain: what runs in engines.
+    pub fn programs(&self) -> Vec<&Self> {
+        match &self.runs {
+            Runs::Program(_) => vec![self],
+            Runs::Chain(chain) => chain.steps().flat_map(Self::programs).collect(),
+        }
+    }
+
     /// Its sequences that are open; none of a chain, whose steps have them.
     pub fn num_sequences(&self) -> usize {
         self.engine().map_or(0, ModelHandle::num_sequences)

@@ -307,6 +307,9 @@ impl Server {
             let (in_flight, sequences) = left();
             tracing::warn!(in_flight, sequences, "ended before these did");
         }
+        // Streams that wait for a client's next call, and for changes of health, would do so for ever.
+        state.end();
+        clear_health(&health).await;
         // A receiver that has gone has nothing left to stop.
         let _ = stop.send(true);
         if timeout(options.header_timeout, async {
@@ -348,9 +351,23 @@ async fn tell_health(state: Arc<State>, health: HealthReporter) {
 async fn set_health(health: &HealthReporter, is_ready: bool) {
     use tonic_health::ServingStatus::{NotServing, Serving};
     let status = if is_ready { Serving } else { NotServing };
-    health.set_service_status("", status).await;
-    let service = <GrpcInferenceServiceServer<Service> as tonic::server::NamedService>::NAME;
-    health.set_service_status(service, status).await;
+    for service in HEALTH_OF {
+        health.set_service_status(service, status).await;
+    }
+}
+
+/// Services whose health is told: all together, and the protocol's.
+const HEALTH_OF: [&str; 2] = [
+    "",
+    <GrpcInferenceServiceServer<Service> as tonic::server::NamedService>::NAME,
+];
+
+/// Ends the streams of those who watch it.
+async fn clear_health(health: &HealthReporter) {
+    let mut health = health.clone();
+    for service in HEALTH_OF {
+        health.clear_service_status(service).await;
+    }
 }
 
 /// A service that is always ready, as hyper calls one, and the number of its calls.

@@ -20,6 +20,8 @@ use crate::memory::Tab;
 const FOLDER: &str = "/dev/shm";
 /// Most regions at once.
 pub const MAX_REGIONS: usize = 1024;
+/// Most bytes of a region's name.
+const MOST_NAME: usize = 1024;
 
 /// A registered region.
 #[derive(Debug)]
@@ -72,6 +74,11 @@ impl Regions {
         if name.is_empty() {
             let what = "name of a shared memory region";
             return Err(Error::expected(what, "one", "none"));
+        }
+        if name.len() > MOST_NAME {
+            let what = "name of a shared memory region";
+            let (expected, got) = (format!("at most {MOST_NAME} bytes"), name.len());
+            return Err(Error::expected(what, expected, format!("{got} bytes")));
         }
         let plain = key.strip_prefix('/').unwrap_or(key);
         if plain.is_empty() || plain.contains('/') || plain.starts_with('.') {

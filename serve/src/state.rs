@@ -5,12 +5,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use std::time::Duration;
 
+use tokio::sync::watch;
+
 use crate::calls::{Calls, Place};
 use crate::changes::Changes;
 use crate::error::{Error, Result};
 use crate::gpus::Gpus;
 use crate::machine::Meter;
 use crate::memory::Memory;
+use crate::model::Served;
 use crate::repository::Repository;
 use crate::rounds::Rounds;
 use crate::settings::Switches;
@@ -67,6 +70,7 @@ pub struct State {
     is_strict: bool,
     ready: AtomicBool,
     open: AtomicBool,
+    over: watch::Sender<bool>,
 }
 
 impl State {
@@ -98,6 +102,7 @@ impl State {
             is_strict,
             ready: AtomicBool::new(false),
             open: AtomicBool::new(true),
+            over: watch::Sender::new(false),
         }
     }
 
@@ -165,6 +170,17 @@ impl State {
         self.is_stopping() && self.in_flight() == 0 && self.num_sequences() == 0
     }
 
+    /// Behind [`Self::idle`], or when that took too long: who waits for calls of a client goes.
+    pub fn end(&self) {
+        self.over.send_replace(true);
+    }
+
+    /// Waits until that was said.
+    pub async fn ended(&self) {
+        // It is there as long as this is.
+        drop(self.over.subscribe().wait_for(|&over| over).await);
+    }
+
     /// Inference calls that were taken and have not ended.
     pub fn in_flight(&self) -> usize {
         self.calls.num()
@@ -176,10 +192,14 @@ impl State {
         [("in_flight", calls), ("memory", memory)]
     }
 
-    /// Sequences of all models that began, and neither ended nor were idle for too long.
+    /// Sequences of all models that began, and neither ended nor were idle for too long; those of versions
+    /// too that chains alone still have.
     pub fn num_sequences(&self) -> usize {
         let served = self.repository.served();
-        served.iter().map(|served| served.num_sequences()).sum()
+        let mut all: Vec<&Served> = served.iter().flat_map(|served| served.programs()).collect();
+        all.sort_by_key(|&served| std::ptr::from_ref(served));
+        all.dedup_by_key(|served| std::ptr::from_ref(*served));
+        all.iter().map(|served| served.num_sequences()).sum()
     }
 
     /// Waits until no inference call is left, and no sequence that one may go on with.
@@ -216,7 +236,7 @@ impl State {
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 
 /// Why no call is taken.
-fn stopping() -> Error {
+pub fn stopping() -> Error {
     Error::Unavailable("Server is stopping, scheduler for new requests is closed".into())
 }
 

@@ -36,7 +36,7 @@ use crate::proto::{
     InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse,
     ModelStreamInferResponse,
 };
-use crate::state::{Room, State};
+use crate::state::{Room, State, stopping};
 use crate::telemetry::Traced;
 
 /// Requests of a stream that run and answers of it that were not taken, together, beyond which no
@@ -252,6 +252,7 @@ pub fn stream(
         let mut turns = Turns::default();
         // Asked for once a message: one that is coming has its own deadline.
         let mut has_room = false;
+        let mut over = std::pin::pin!(state.ended());
         let last = loop {
             let next = async {
                 if !has_room {
@@ -265,6 +266,7 @@ pub fn stream(
                 // The client has gone: what runs is dropped, and so cancelled.
                 () = answers.to.closed() => return,
                 () = answers.ended() => return,
+                () = &mut over => break Some(stopping().into()),
                 Some(_) = running.join_next() => continue,
             };
             match next {

@@ -110,19 +110,59 @@ pub async fn whole(
     traced.ends(answered)
 }
 
+/// Room for a call, and what it asks of which model. Who is refused breaks the sequence that it is of.
+fn enter(
+    state: &State,
+    target: &Target,
+    traced: &mut Traced,
+    body: Result<Whole>,
+) -> Result<(Room, Whole, Arc<Served>, Request)> {
+    let away = |e: &Error| target.turned_away(state, e);
+    let room = state.enter().inspect_err(|e| {
+        if let (Ok(body), Ok(served)) = (&body, target.get(state)) {
+            refused(&served, body, e);
+        }
+        away(e);
+    })?;
+    let body = body.inspect_err(away)?;
+    let served = target.get(state)?;
+    let request = read(&served, &body, traced).inspect_err(|e| refused(&served, &body, e))?;
+    room.admit(|| infer::goes_on(&served, &request.params))
+        .inspect_err(|e| {
+            refused(&served, &body, e);
+            away(e);
+        })?;
+    Ok((room, body, served, request))
+}
+
+/// A call with that body was refused before it was read as a request, or as it was: if it is of a sequence,
+/// as far as its parameters can be read, its engine is told.
+fn refused(served: &Served, whole: &Whole, error: &Error) {
+    if !served.is_stateful() {
+        return;
+    }
+    let Ok(mut body) = json::object(&whole.body, &whole.tab) else {
+        return;
+    };
+    let nested = match body.shift_remove("parameters") {
+        Some(Small::Object(nested)) => nested,
+        _ => Params::default(),
+    };
+    let own = (infer::PLACE.into_iter()).filter_map(|key| match body.shift_remove(key)? {
+        Small::Param(value) => Some((key.to_owned(), value)),
+        _ => None,
+    });
+    let own: Params = own.collect();
+    infer::refused(served, &own.with(nested), error);
+}
+
 async fn answer(
     state: &Arc<State>,
     target: &Target,
     traced: &mut Traced,
     body: Result<Whole>,
 ) -> Result<Response> {
-    let away = |e: &Error| target.turned_away(state, e);
-    let room = state.enter().inspect_err(away)?;
-    let body = body.inspect_err(away)?;
-    let served = target.get(state)?;
-    let request = read(&served, &body, traced)?;
-    room.admit(|| infer::goes_on(&served, &request.params))
-        .inspect_err(away)?;
+    let (_room, body, served, request) = enter(state, target, traced, body)?;
     let answer = match served.settings.decoupled {
         false => infer::start_in_turn(&served, request)?.finish().await?,
         true => only(infer::stream(&served, request)?).await?,
@@ -139,7 +179,10 @@ async fn only(mut steps: Stepwise) -> Result<Answer> {
     let mut num = 0;
     while let Some(item) = steps.next().await {
         match item? {
-            Item::Rows { output: 0, .. } => num += 1,
+            Item::Rows { output: 0, .. } => {
+                num += 1;
+                steps.made();
+            }
             Item::Rows { .. } => {}
             Item::End(answer) if num == 1 => return Ok(answer),
             Item::End(_) => break,
@@ -148,6 +191,7 @@ async fn only(mut steps: Stepwise) -> Result<Answer> {
             break;
         }
     }
+    steps.forget();
     let message = "generate expects model to produce exactly 1 response, use generate stream for model \
                    that generates various number of responses";
     Err(Error::Unsupported(message.into()))
@@ -178,8 +222,9 @@ impl Growing {
                     self.ids.extend(rows.to_i32());
                     let whole = match self.text() {
                         Ok(whole) => whole,
-                        Err(error) => return Some(Err(error)),
+                        Err(error) => return Some(Err(self.steps.fails(error))),
                     };
+                    self.steps.made();
                     // A character of several tokens is told when it is whole.
                     if whole.ends_with('\u{fffd}') {
                         continue;
@@ -286,13 +331,7 @@ fn begin(
     traced: &mut Traced,
     body: Result<Whole>,
 ) -> Result<(Growing, String, Holds)> {
-    let away = |e: &Error| target.turned_away(state, e);
-    let room = state.enter().inspect_err(away)?;
-    let body = body.inspect_err(away)?;
-    let served = target.get(state)?;
-    let request = read(&served, &body, traced)?;
-    room.admit(|| infer::goes_on(&served, &request.params))
-        .inspect_err(away)?;
+    let (room, body, served, request) = enter(state, target, traced, body)?;
     let id = request.id.clone();
     let growing = Growing {
         steps: infer::stream(&served, request)?,

@@ -12,13 +12,16 @@ use crate::model::Served;
 /// The class of requests that name none.
 pub const DEFAULT: &str = "default";
 
-/// A request in the engine: counted as cancelled if it is dropped before its end.
+/// A request in the engine: counted as cancelled if it is dropped before its end, and before its answer is
+/// there.
 pub struct Pending {
     served: Arc<Served>,
     /// Its SLA class; the default one if `None`.
     class: Option<String>,
     start: Time,
     ended: bool,
+    /// Its answer is there, and was counted.
+    succeeds: bool,
 }
 
 impl Pending {
@@ -30,6 +33,7 @@ impl Pending {
             served: served.clone(),
             class: (class != DEFAULT).then(|| class.to_owned()),
             ended: false,
+            succeeds: false,
         }
     }
 
@@ -46,6 +50,16 @@ impl Pending {
     /// Its SLA class.
     pub fn class(&self) -> &str {
         self.class.as_deref().unwrap_or(DEFAULT)
+    }
+
+    /// Its answer is there, and was counted: dropped, it has succeeded.
+    pub fn succeeds(&mut self) {
+        self.succeeds = true;
+    }
+
+    /// It counts as no request.
+    pub fn forget(&mut self) {
+        self.ended = true;
     }
 
     /// It ends now; a second end does not count.
@@ -79,6 +93,9 @@ impl Pending {
 
 impl Drop for Pending {
     fn drop(&mut self) {
+        if self.succeeds {
+            self.end(None);
+        }
         let stats = &self.served.stats;
         stats.pending.fetch_sub(1, Relaxed);
         if !self.ended {

@@ -263,14 +263,13 @@ impl Submitted {
             let answer = answer::gather(served, request, outputs)?;
             let took = *looked + served.now().since(found);
             served.stats.hit(pending.class(), took);
+            pending.succeeds();
             come(turn).await;
             return Ok(answer);
         }
-        let mut ended = Vec::with_capacity(self.handles.len());
-        for handle in self.handles.drain(..) {
-            let told = |e| sequence::told(pending.served(), &request.params, e);
-            ended.push(wait(handle, self.deadline, told).await?);
-        }
+        let handles = std::mem::take(&mut self.handles);
+        let told = |e| sequence::told(pending.served(), &request.params, e);
+        let ended = wait(handles, self.deadline, told).await?;
         let served = pending.served();
         let mut passage = passage(&ended, self.samples, pending.start());
         let finished = served.now();
@@ -290,6 +289,8 @@ impl Submitted {
         } else if turn.is_none() {
             pending.end_at(gathered, None);
         }
+        // It counts once, whether its client waits for its turn or not.
+        pending.succeeds();
         come(turn).await;
         Ok(answer)
     }
@@ -382,22 +383,29 @@ pub fn class_of<'a>(served: &Served, request: &'a Request) -> &'a str {
     known.unwrap_or(DEFAULT)
 }
 
-/// Waits for one answer; gives up at the deadline if its turn has not come by then. An error of the
+/// Waits for all answers; gives up at the deadline if the turn of one has not come by then. An error of the
 /// engine is `told` so.
 async fn wait(
-    mut handle: Handle,
-    deadline: Option<Instant>,
+    mut handles: SmallVec<[Handle; 1]>,
+    mut deadline: Option<Instant>,
     told: impl Fn(RequestError) -> Error,
-) -> Result<Ended> {
-    if let Some(deadline) = deadline {
-        // Most calls need no timer, and keep no room for one.
-        match Box::pin(timeout_at(deadline, &mut handle)).await {
-            Ok(ended) => return ended.map_err(told),
-            Err(_) if handle.is_admitted() => {}
-            Err(_) => return Err(Error::Unavailable("Request timeout expired".into())),
+) -> Result<Vec<Ended>> {
+    let mut all = Vec::with_capacity(handles.len());
+    for at in 0..handles.len() {
+        if let Some(until) = deadline {
+            // Most calls need no timer, and keep no room for one.
+            match Box::pin(timeout_at(until, &mut handles[at])).await {
+                Ok(ended) => {
+                    all.push(ended.map_err(&told)?);
+                    continue;
+                }
+                Err(_) if handles[at..].iter().all(Handle::is_admitted) => deadline = None,
+                Err(_) => return Err(Error::Unavailable("Request timeout expired".into())),
+            }
         }
+        all.push((&mut handles[at]).await.map_err(&told)?);
     }
-    handle.await.map_err(told)
+    Ok(all)
 }
 
 /// An answer that comes step by step, or as a whole at the end where it is that of a chain.
@@ -408,6 +416,9 @@ enum Coming {
     /// Once it was asked for there is none.
     Whole(Option<Box<Running>>),
 }
+
+/// Bytes of the name that a client gives to a request whose answer comes step by step, each with that name.
+const MOST_ID: usize = 1024;
 
 /// An answer of the engine that comes step by step.
 struct Steps {
@@ -468,7 +479,8 @@ fn streamed(
         return Ok(Stepwise(Coming::Whole(Some(Box::new(running)))));
     };
     let mut pending = Pending::new(served, class_of(served, &request));
-    let ready = check(&request).and_then(|()| prepare(served, own, &request));
+    let ready = check_id(&request).and_then(|()| check(&request));
+    let ready = ready.and_then(|()| prepare(served, own, &request));
     let ready = ready.inspect_err(|e| refused(served, &request.params, e));
     let samples = ready.as_ref().map_or(0, |prepared| prepared.samples);
     match ready.and_then(|prepared| begin(served, own, &request.params, prepared)) {
@@ -491,6 +503,19 @@ fn streamed(
             pending.end(Some(&error));
             Err(in_request(served, &request, error))
         }
+    }
+}
+
+/// Looks whether a request's name may be in each response to it.
+fn check_id(request: &Request) -> Result<()> {
+    let got = request.id.len();
+    match got <= MOST_ID {
+        true => Ok(()),
+        false => Err(Error::expected(
+            "id of a request that is answered step by step",
+            format!("at most {MOST_ID} bytes"),
+            format!("{got} bytes"),
+        )),
     }
 }
 
@@ -531,20 +556,41 @@ impl Stepwise {
                 let served = steps.pending.served().clone();
                 let came = served.now();
                 let answer = answer::rows(&served, &steps.request, output, rows);
-                match &answer {
-                    Ok(answer) if answer.outputs.is_empty() => {}
-                    Ok(_) => {
-                        let output = served.now().since(came);
-                        steps.responds(came, |infer| Response::Made { infer, output });
-                    }
-                    Err(_) => {
-                        steps.responds(came, Response::Failed);
-                        steps.is_over = true;
-                    }
+                let answer = answer.map_err(|e| steps.fails(came, e))?;
+                if !answer.outputs.is_empty() {
+                    let output = served.now().since(came);
+                    steps.responds(came, |infer| Response::Made { infer, output });
                 }
-                answer
+                Ok(answer)
             }
             Coming::Whole(_) => Err(Error::Internal("a chain answers as a whole".into())),
+        }
+    }
+
+    /// Counts a response that its caller made of rows.
+    pub fn made(&mut self) {
+        if let Coming::Steps(steps) = &mut self.0 {
+            let now = steps.pending.served().now();
+            steps.responds(now, |infer| Response::Made {
+                infer,
+                output: Nanos::ZERO,
+            });
+        }
+    }
+
+    /// Its caller could not write a response: the request fails by that.
+    pub fn fails(&mut self, error: Error) -> Error {
+        match &mut self.0 {
+            Coming::Steps(steps) => steps.fails(steps.pending.served().now(), error),
+            Coming::Whole(_) => error,
+        }
+    }
+
+    /// Its caller does not answer such calls: what has run of it is cancelled, and it counts as none.
+    pub fn forget(mut self) {
+        if let Coming::Steps(steps) = &mut self.0 {
+            steps.is_over = true;
+            steps.pending.forget();
         }
     }
 }
@@ -606,6 +652,16 @@ impl Steps {
             counted(served, self.pending.class(), passage);
         }
         Ok(Answer { passage, ..answer })
+    }
+
+    /// It fails by a response that was there at `now` and could not be written.
+    fn fails(&mut self, now: Time, error: Error) -> Error {
+        self.responds(now, Response::Failed);
+        self.is_over = true;
+        self.pending.end(Some(&error));
+        let served = self.pending.served();
+        lost(served, &self.request.params, &error);
+        in_request(served, &self.request, error)
     }
 
     /// Counts the next response, which was there at `now`, if the model is one whose responses are told;

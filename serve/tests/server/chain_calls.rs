@@ -16,8 +16,8 @@ use super::chains::{
     PAIR, Tensor, ensemble, explicit, floats, infer, infer_with, load, step, sums, why,
     with_rounded, with_told,
 };
-use super::common::{call, http, soon, start, until};
-use super::ensembles::{config, end, scale, write};
+use super::common::{Running, call, http, soon, start, until};
+use super::ensembles::{config, decoder, end, scale, write};
 
 #[tokio::test]
 async fn errors_of_a_step_name_it_and_keep_their_code() {
@@ -359,5 +359,103 @@ async fn steps_that_no_wanted_output_comes_from_are_not_called() {
     assert!(text.contains("[12.0,24.0]"), "{text}");
     assert_eq!(counts(), [3, 3, 4, 2]);
     assert_eq!(server.state.memory.held(), 0);
+    end(server).await;
+}
+
+/// Configuration of [`sums`].
+const KEEPS: &str = "max_batch_size: 1 sequence_batching { max_sequence_idle_microseconds: 60000000
+    state { input_name: \"h\" output_name: \"h_next\" } }";
+
+fn one_at_a_time(server: &Running, model: &str) {
+    let path = server.models.path().join(model).join("config.pbtxt");
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(
+        &path,
+        text.replace("max_batch_size: 4", "max_batch_size: 1"),
+    )
+    .unwrap();
+}
+
+/// A chain has the version of its step, whatever became of that since.
+#[tokio::test]
+async fn behind_the_end_of_a_server_sequences_go_on_in_steps_that_chains_alone_have() {
+    let mut server = explicit().await;
+    write(&server, "sums", &sums());
+    config(&server, "sums", KEEPS);
+    write(&server, "twice", &scale(2.0));
+    let steps = [
+        step("twice", &[("x", "x")], &[("y", "mid")]),
+        step("sums", &[("x", "mid")], &[("y", "y")]),
+    ];
+    ensemble(&server, "running", &[("x", PAIR)], &[("y", PAIR)], &steps);
+    one_at_a_time(&server, "running");
+    load(&server, "sums").await;
+    load(&server, "running").await;
+    let body = |more: &str| {
+        format!(
+            r#"{{"parameters":{{"sequence_id":1{more}}},"inputs":[{{"name":"x",
+            "datatype":"FP32","shape":[1,2],"data":[1,2]}}]}}"#
+        )
+    };
+    let path = "/v2/models/running/infer";
+    let start = body(r#","sequence_start":true"#);
+    assert_eq!(call(server.http(), "POST", path, &start).await.0, 200);
+    assert_eq!(server.state.num_sequences(), 1, "in one model, and once");
+    let unload = "/v2/repository/models/sums/unload";
+    assert_eq!(call(server.http(), "POST", unload, "").await.0, 200);
+    assert_eq!(server.state.num_sequences(), 1);
+    server.end();
+    soon("it stops", || server.state.is_stopping()).await;
+    let (status, text) = call(server.http(), "POST", path, &body("")).await;
+    assert!(status == 200 && text.contains("[4.0,8.0]"), "{text}");
+    let last = body(r#","sequence_end":true"#);
+    let (status, text) = call(server.http(), "POST", path, &last).await;
+    assert!(status == 200 && text.contains("[6.0,12.0]"), "{text}");
+    server.ended().await;
+}
+
+#[tokio::test]
+async fn a_call_of_text_that_is_refused_breaks_its_sequence() {
+    const TEXT: &str = "data_type: TYPE_STRING dims: 1";
+    let server = explicit().await;
+    let mut ears = scale(1.0);
+    ears.name = "reader".into();
+    write(&server, "ears", &ears);
+    write(&server, "sums", &sums());
+    config(&server, "sums", KEEPS);
+    let mut mouth = decoder();
+    mouth.name = "speaker".into();
+    write(&server, "mouth", &mouth);
+    let steps = [
+        step("ears", &[("text_input", "text_input")], &[("y", "heard")]),
+        step("sums", &[("x", "heard")], &[("y", "so_far")]),
+        step(
+            "mouth",
+            &[("x", "so_far")],
+            &[("text_output", "text_output")],
+        ),
+    ];
+    let (input, output) = ([("text_input", TEXT)], [("text_output", TEXT)]);
+    ensemble(&server, "chat", &input, &output, &steps);
+    one_at_a_time(&server, "chat");
+    load(&server, "chat").await;
+    for path in ["generate", "generate_stream"] {
+        let path = format!("/v2/models/chat/{path}");
+        let say = async |text: &str, params: &str| {
+            let body =
+                format!(r#"{{"text_input":{text},"parameters":{{"sequence_id":1{params}}}}}"#);
+            call(server.http(), "POST", &path, &body).await
+        };
+        let (status, text) = say(r#""a""#, r#","sequence_start":true"#).await;
+        assert_eq!(status, 200, "{text}");
+        assert_eq!(say(r#""b""#, "").await.0, 200);
+        let (status, text) = say("7", "").await;
+        assert!(status == 400 && text.contains("'text_input'"), "{text}");
+        let (status, text) = say(r#""c""#, "").await;
+        assert!(
+            status == 400 && text.contains("in sequence 1 was refused"),
+            "{text}"
+        );
+    }
     end(server).await;
 }

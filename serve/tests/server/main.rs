@@ -207,6 +207,36 @@ async fn a_request_whose_turn_does_not_come_in_time_is_refused() {
     server.ended().await;
 }
 
+/// Its samples are requests of the engine, of which the second has its turn behind the first.
+#[tokio::test]
+async fn of_a_request_of_several_samples_the_turn_of_each_has_to_come_in_time() {
+    let mut server = start(|_| {}).await;
+    let at = server.http();
+    server.gate.shut();
+    let zeros = ["0"; 2 * 16].join(",");
+    let body = |timeout: u64| {
+        format!(
+            r#"{{"parameters":{{"timeout":{timeout}}},"inputs":[{{"name":"x","datatype":"FP32",
+            "shape":[2,1,16],"data":[{zeros}]}}]}}"#
+        )
+    };
+    let path = "/v2/models/lstm/infer";
+    // It is refused while its first sample is in a launch.
+    let of_300_ms = body(300_000);
+    let hasty = call(at, "POST", path, &of_300_ms);
+    let hasty = tokio::time::timeout(std::time::Duration::from_secs(30), hasty);
+    let (status, text) = hasty.await.expect("it does not wait for the first");
+    assert!(
+        status == 503 && text.contains("Request timeout expired"),
+        "{text}"
+    );
+    assert_eq!(server.gate.holding(), 1);
+    server.gate.open();
+    assert_eq!(call(at, "POST", path, &body(60_000_000)).await.0, 200);
+    server.end();
+    server.ended().await;
+}
+
 #[tokio::test]
 async fn models_go_and_come_under_traffic() {
     let mut server =

@@ -98,3 +98,48 @@ async fn a_model_that_preserves_the_order_of_its_requests_answers_so() {
         }
     }
 }
+
+/// It was computed, and counts so, although nobody hears of it.
+#[tokio::test]
+async fn a_client_that_leaves_when_its_answer_waits_for_its_turn_counts_once() {
+    let server = start(|o| {
+        o.policy = "adaptive".into();
+        let config = "max_batch_size: 1 parameters { key: \"max_len\" value { string_value: \"4096\" } }
+            dynamic_batching { priority_levels: 2 default_priority_level: 2 preserve_ordering: true }";
+        std::fs::write(o.models.join("lstm/config.pbtxt"), config).unwrap();
+    })
+    .await;
+    let served = server.state.repository.get("lstm", "").unwrap();
+    let waiting = || served.engine().unwrap().figures().waiting;
+    let grpc = server.grpc().await;
+    let of = |num: usize, priority: i64| {
+        let mut request = steps(num, num);
+        let priority = InferParameter {
+            parameter_choice: Some(ParameterChoice::Int64Param(priority)),
+        };
+        request.parameters.insert("priority".into(), priority);
+        let mut grpc = grpc.clone();
+        tokio::spawn(async move { grpc.model_infer(request).await })
+    };
+    server.gate.shut();
+    let first = of(2, 2);
+    soon("it runs", || server.gate.holding() == 1).await;
+    let long = of(4096, 2);
+    soon("the long one waits", || waiting() == 1).await;
+    let quick = of(1, 1);
+    soon("both wait", || waiting() == 2).await;
+    // Until the first and the quick one are done, and the long one is in its midst.
+    server.gate.shut_behind(100);
+    server.gate.open();
+    let inferences = || served.statistics().inference_count;
+    soon("two were computed", || inferences() == 2).await;
+    first.await.unwrap().unwrap();
+    assert_eq!(served.stats.success.count(), 1);
+    quick.abort();
+    soon("it has gone", || served.stats.success.count() == 2).await;
+    assert_eq!(served.stats.failures(), [0; 4]);
+    server.gate.open();
+    long.await.unwrap().unwrap();
+    assert_eq!(served.stats.success.count(), 3);
+    assert_eq!((inferences(), served.stats.failures()), (3, [0; 4]));
+}

@@ -7,7 +7,7 @@ use lazybatch_serve::proto::infer_parameter::ParameterChoice;
 use lazybatch_serve::proto::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
 use lazybatch_serve::proto::{InferParameter, ModelInferRequest, ModelStreamInferResponse};
 
-use crate::common::{Running, call, start};
+use crate::common::{Running, call, soon, speaker, start};
 
 /// Tokens that the decoder says.
 const NUM: usize = 5;
@@ -378,4 +378,164 @@ async fn a_stream_that_asks_for_it_ends_with_its_first_error() {
     server.gate.open();
     drop((grpc, served));
     end(server).await;
+}
+
+#[tokio::test]
+async fn a_name_that_each_step_would_bring_is_short() {
+    let server = server().await;
+    let named = |len: usize| ModelInferRequest {
+        id: "n".repeat(len),
+        ..asks(Vec::new())
+    };
+    let told = told(&server, named(1024)).await;
+    assert!(told.iter().all(|one| one.error_message.is_empty()));
+    let launches = server.gate.order().len();
+    let [refused] = &self::told(&server, named(1025)).await[..] else {
+        panic!("an error alone");
+    };
+    let why = "answered step by step: expected at most 1024 bytes, got 1025 bytes";
+    assert!(refused.error_message.ends_with(why), "{refused:?}");
+    assert_eq!(server.gate.order().len(), launches, "it did not run");
+    end(server).await;
+}
+
+/// A server with `speaker`, decoupled, which says so many words.
+async fn speaks(num: u32) -> Running {
+    start(|o| {
+        let model = o.models.join("speaker");
+        folder::save(&speaker(1, num), &model.join("1")).unwrap();
+        let config = "max_batch_size: 4 model_transaction_policy { decoupled: true }";
+        std::fs::write(model.join("config.pbtxt"), config).unwrap();
+    })
+    .await
+}
+
+/// `[success, empty, failed, cancelled]` of responses, by place.
+fn responses(served: &Served) -> Vec<[u64; 4]> {
+    let told = served.statistics().response_stats;
+    let of = |place: usize| {
+        let own = &told[&place.to_string()];
+        let all = [&own.success, &own.empty_response, &own.fail, &own.cancel];
+        all.map(|span| span.as_ref().unwrap().count)
+    };
+    (0..told.len()).map(of).collect()
+}
+
+const MADE: [u64; 4] = [1, 0, 0, 0];
+const EMPTY: [u64; 4] = [0, 1, 0, 0];
+
+#[tokio::test]
+async fn steps_of_text_are_responses_too() {
+    let body = r#"{"text_input":"hi"}"#;
+    let server = speaks(3).await;
+    let path = "/v2/models/speaker/generate_stream";
+    let (status, text) = call(server.http(), "POST", path, body).await;
+    assert!(
+        status == 200 && text.matches("text_output").count() == 3,
+        "{text}"
+    );
+    let served = server.state.repository.get("speaker", "").unwrap();
+    soon("it has ended", || served.stats.success.count() == 1).await;
+    assert_eq!(responses(&served), [MADE, MADE, MADE, EMPTY]);
+    drop(served);
+    end(server).await;
+    let server = speaks(1).await;
+    let path = "/v2/models/speaker/generate";
+    assert_eq!(call(server.http(), "POST", path, body).await.0, 200);
+    let served = server.state.repository.get("speaker", "").unwrap();
+    assert_eq!(responses(&served), [MADE, EMPTY]);
+    assert_eq!(served.stats.success.count(), 1);
+    drop(served);
+    end(server).await;
+}
+
+/// Nobody left: the call is none that there is an answer to.
+#[tokio::test]
+async fn what_generate_does_not_answer_is_no_request() {
+    let server = speaks(3).await;
+    let (path, body) = ("/v2/models/speaker/generate", r#"{"text_input":"hi"}"#);
+    let (status, text) = call(server.http(), "POST", path, body).await;
+    assert!(
+        status == 501 && text.contains("exactly 1 response"),
+        "{text}"
+    );
+    let served = server.state.repository.get("speaker", "").unwrap();
+    assert_eq!(served.stats.success.count(), 0);
+    assert_eq!(served.stats.failures(), [0; 4]);
+    assert!(responses(&served).iter().all(|place| place[3] == 0));
+    assert_eq!(pending(&served), 0);
+    drop(served);
+    end(server).await;
+}
+
+/// A model whose ids are more than its configuration's type has room for.
+#[tokio::test]
+async fn a_step_that_cannot_be_written_fails_its_request() {
+    let mut b = ProgramBuilder::new("many").with_seed(3);
+    let x = b.input("x", DType::F32, &[2]);
+    let h = b.vector_state("h", DType::F32, &[2], 0.0);
+    let greedy = Greedy::new(&mut b, 1, 99_999);
+    b.begin_block("start", Repeat::Once);
+    let v = b.read_input("read", x);
+    b.vec_write("h0", h, v);
+    b.begin_block("loop", Repeat::UntilStop { max: NUM as u32 });
+    let token = greedy.read(&mut b);
+    let v = b.embed("table", token, 9000, 4);
+    let v = b.gru("gru", v, 2, h);
+    let v = b.dense("scores", v, 9000, None);
+    greedy.choose(&mut b, v);
+    let many = b.finish().unwrap();
+    let server = start(|o| {
+        let model = o.models.join("speaker");
+        folder::save(&many, &model.join("1")).unwrap();
+        let config = "max_batch_size: 4 model_transaction_policy { decoupled: true }
+            input { name: \"x\" data_type: TYPE_FP32 dims: 2 }
+            output { name: \"tokens\" data_type: TYPE_UINT8 dims: -1 }";
+        std::fs::write(model.join("config.pbtxt"), config).unwrap();
+    })
+    .await;
+    let request = ModelInferRequest {
+        id: "mine".into(),
+        ..asks(Vec::new())
+    };
+    let answers = told(&server, request).await;
+    let error = &answers.last().unwrap().error_message;
+    assert!(error.starts_with("[request id: mine] "), "{error}");
+    let served = server.state.repository.get("speaker", "").unwrap();
+    soon("it has ended", || pending(&served) == 0).await;
+    // Of a reason of its own, and not as one whose client left.
+    assert_eq!(served.stats.failures(), [0, 0, 0, 1], "{error}");
+    assert_eq!(served.stats.success.count(), 0);
+    drop(served);
+    end(server).await;
+}
+
+/// Nothing runs of it, so nothing is waited for.
+#[tokio::test]
+async fn a_stream_that_waits_for_its_client_ends_with_the_server() {
+    use tonic_health::pb::HealthCheckRequest;
+    use tonic_health::pb::health_client::HealthClient;
+    const LONG: std::time::Duration = std::time::Duration::from_secs(3600);
+    let mut server = start(|o| o.header_timeout = LONG).await;
+    let mut grpc = server.grpc().await;
+    let asked = futures_util::stream::pending();
+    let mut answers = grpc.model_stream_infer(asked).await.unwrap().into_inner();
+    let at = format!("http://{}", server.at.grpc.unwrap());
+    let channel = tonic::transport::Endpoint::new(at).unwrap().connect().await;
+    let mut health = HealthClient::new(channel.unwrap());
+    let request = HealthCheckRequest::default();
+    let mut watched = health.watch(request).await.unwrap().into_inner();
+    assert_eq!(watched.message().await.unwrap().unwrap().status, 1);
+    server.end();
+    let ends = async {
+        let error = answers.message().await.unwrap_err();
+        assert_eq!(error.code(), tonic::Code::Unavailable, "{error}");
+        assert!(error.message().contains("stopping"), "{error}");
+        assert_eq!(watched.message().await.unwrap().unwrap().status, 2);
+        assert!(watched.message().await.unwrap().is_none());
+        drop((grpc, health));
+        server.ended().await;
+    };
+    let in_time = tokio::time::timeout(std::time::Duration::from_secs(60), ends).await;
+    in_time.expect("nobody is waited for");
 }

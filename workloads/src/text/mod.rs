@@ -20,6 +20,12 @@ use crate::experiment::words;
 
 pub use pieces::Pieces;
 
+/// Bytes of a text for each token that a model reads beyond which nothing is tokenized, and bytes that always
+/// are, where it is not known how many one id can stand for: a `tokenizer.json` may drop blanks, shorten
+/// characters, or make one id of a word that it does not know. What is made of a text takes tens of times
+/// as much memory as the text.
+const ENOUGH: usize = 256;
+const ALWAYS: usize = 64 << 10;
 /// Most words of a made-up sentence.
 const MOST_WORDS: usize = 24;
 
@@ -29,8 +35,8 @@ pub struct Text {
     start: Option<i32>,
     stop: Option<i32>,
     max_len: usize,
-    /// Bytes of text beyond which there are certainly more tokens than that.
-    max_bytes: Option<usize>,
+    /// Bytes of text beyond which there are more tokens than that, or nobody looks.
+    max_bytes: usize,
     num_inputs: usize,
     samples: bool,
     model: String,
@@ -89,7 +95,10 @@ impl Text {
             });
         }
         Ok(Some(Self {
-            max_bytes: tokenizer.longest().map(|n| max_len.saturating_mul(n)),
+            max_bytes: match tokenizer.longest() {
+                Some(longest) => max_len.saturating_mul(longest),
+                None => max_len.saturating_mul(ENOUGH).max(ALWAYS),
+            },
             tokenizer,
             start: token(PROMPT_START),
             stop,
@@ -102,8 +111,8 @@ impl Text {
 
     /// Token ids of a text, those that the model wants around it included.
     ///
-    /// With scored pieces nothing is tokenized of what is longer than as many of the longest pieces as
-    /// the model reads tokens.
+    /// Nothing is tokenized of what is longer than as many of the longest pieces as the model reads tokens,
+    /// or, with a `tokenizer.json`, than 256 bytes for each of them, and than 64 KiB.
     ///
     /// # Errors
     /// A text that the tokenizer refuses, of no tokens, or of more than the model reads; an encoder
@@ -117,13 +126,11 @@ impl Text {
                 got,
             ))
         };
-        let read = match (self.stop, self.max_bytes) {
-            (Some(_), Some(most)) if text.len() > most => {
-                return wrong(format!("more than {most} bytes"));
-            }
-            (None, Some(most)) => start_of(text, most),
-            _ => text,
-        };
+        let most = self.max_bytes;
+        if self.stop.is_some() && text.len() > most {
+            return wrong(format!("more than {most} bytes"));
+        }
+        let read = start_of(text, most);
         let mut ids: Vec<i32> = self.start.into_iter().collect();
         ids.extend(self.tokenizer.encode(read)?);
         if ids.is_empty() || ids.len() > self.max_len {
@@ -217,8 +224,7 @@ impl Tokenizer {
         }
     }
 
-    /// Most bytes of a text that one id stands for, if that is known: a `tokenizer.json` may drop
-    /// blanks, shorten characters, or make one id of a word that it does not know.
+    /// Most bytes of a text that one id stands for, if that is known.
     fn longest(&self) -> Option<usize> {
         match self {
             Self::Pieces { pieces, .. } => Some(pieces.longest()),
@@ -324,7 +330,7 @@ mod tests {
     #[test]
     fn what_is_certainly_too_long_is_cut_or_refused_before_it_is_tokenized() {
         let (encoder, decoder) = (text(false), text(true));
-        assert_eq!((encoder.max_bytes, decoder.max_bytes), (Some(24), Some(24)));
+        assert_eq!((encoder.max_bytes, decoder.max_bytes), (24, 24));
         // A space comes before the text.
         let read = [35, 100, 100, 100];
         for len in [3, 4, 24, 25, 1 << 20] {
@@ -336,6 +342,42 @@ mod tests {
         let expected = "text for reader: expected 1 to 4 tokens, got";
         assert_eq!(told(24), format!("{expected} 25 tokens"));
         assert_eq!(told(25), format!("{expected} more than 24 bytes"));
+    }
+
+    /// A tokenizer of words, of any length, as one id each.
+    #[cfg(feature = "tokenizers")]
+    #[test]
+    fn of_a_text_whose_tokens_may_be_long_so_much_is_tokenized() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = r#"{"version":"1.0","added_tokens":[],"pre_tokenizer":{"type":"Whitespace"},
+            "model":{"type":"WordLevel","vocab":{"?":0,"a":1},"unk_token":"?"}}"#;
+        std::fs::write(folder.path().join("t.json"), file).unwrap();
+        let text = |is_decoder: bool| {
+            let mut b = ProgramBuilder::new("reader");
+            let ids = b.sequence_ids("ids", 300, 300);
+            let y = b.output_sequence("y", DType::I32, &[]);
+            b.metadata(TOKENIZER, "t.json");
+            if is_decoder {
+                b.metadata("stop_token", "2");
+            }
+            b.begin_block("net", Repeat::Once);
+            let read = b.read_input("read", ids);
+            b.emit("emit", y, read);
+            Text::of(&b.finish().unwrap(), folder.path())
+                .unwrap()
+                .unwrap()
+        };
+        let (encoder, decoder) = (text(false), text(true));
+        let most = 300 * ENOUGH;
+        let blanks = |num: usize| format!("{}a", " ".repeat(num - 1));
+        assert_eq!(encoder.encode(&blanks(most)).unwrap(), [1]);
+        assert_eq!(decoder.encode(&blanks(most)).unwrap(), [1]);
+        // What comes behind that is not seen.
+        let cut = encoder.encode(&format!("a{}", blanks(most))).unwrap();
+        assert_eq!(cut, [1]);
+        let told = decoder.encode(&blanks(most + 1)).unwrap_err().to_string();
+        let expected = "text for reader: expected 1 to 300 tokens, got";
+        assert_eq!(told, format!("{expected} more than {most} bytes"));
     }
 
     #[test]
