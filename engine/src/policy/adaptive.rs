@@ -37,6 +37,10 @@ use super::bounds;
 use super::coarse;
 use super::correction::Corrections;
 use super::history::History;
+use super::lists::{
+    LAZY, LOOP_OTHERS, LOOP_REFUSING, LOOP_RULES, LOOP_SHARED, STATIC_OTHERS, STATIC_RULES,
+    STATIC_SHARED,
+};
 use super::load;
 use super::places::Places;
 use super::rescue::Rescue;
@@ -98,6 +102,9 @@ pub const ENTRY: Entry = Entry {
             refuses: false,
             sheds: false,
             is_misfit: false,
+            compared: Vec::new(),
+            met: Vec::new(),
+            has_news: false,
         }))
     },
 };
@@ -148,60 +155,6 @@ const OPEN_MORE: f64 = 16.0;
 /// What several models ask for, of capacity, from which on they have turns by charge: one that asks for more
 /// than there is would have most of them by the other policies.
 const SHARED_EVENLY: f64 = 1.0;
-
-/// Rules for models without loops, the first to start with: one whose batches are large enough for any
-/// load below capacity, however many are late (`fill99`).
-const STATIC_RULES: &[&str] = &[
-    "front:fill99",
-    "join:1/cap95/fill95",
-    "join:4/cap98/fill98",
-    "join:4/cap90",
-    "join:0/fill99",
-    "sharing:2/6/1/cap99/fill99",
-];
-/// Rules for models with loops, the first to start with: one that lets newcomers catch up soon, and whose
-/// batches are large enough for any load below capacity.
-const LOOP_RULES: &[&str] = &[
-    "sharing:0.5/10/4/cap98",
-    "sharing:0.5/6/4/cap95",
-    "sharing:2/10/1/cap90",
-    "sharing:1/1/0.1",
-    "balance:4",
-    "join:4/cap90",
-    "sharing:2/6/1",
-];
-
-/// The same where there are several models: how these take turns matters more than the rest.
-const STATIC_SHARED: &[&str] = &[
-    "join:1/ripe",
-    "join:1/due",
-    "front:ripe",
-    "join:0/ripe",
-    "sharing:2/6/1/cap97/ripe",
-    "join:1/short",
-    "front",
-];
-const LOOP_SHARED: &[&str] = &[
-    "sharing:2/10/1/cap90/cost",
-    "sharing:2/10/1/cap90/ripe",
-    "sharing:1/1/0.1/cost",
-    "balance:2/cost",
-    "sharing:2/10/1/cap90/spare",
-    "sharing:0.5/10/4/cap98/short",
-    "join:4/cap90/short",
-    "balance:2/ripe",
-];
-
-/// Policies that are compared with the base rules where nothing but latency and targets count: of one
-/// model without loops, and else. Without loops `continuous` and `cellular` do what `join:0` does, and
-/// `lazy` is good for a rate that stays below capacity by little and bad for those around it.
-const STATIC_OTHERS: &[&str] = &["edf"];
-const LOOP_OTHERS: &[&str] = &["edf", "continuous", "cellular", LAZY];
-/// In plans for one model a pass is one segment (`coarse.rs`): what is chosen has to be what runs.
-const LAZY: &str = "lazy:passes";
-/// A further rule where requests are refused or shed. (Elsewhere it would take launches of plans from
-/// the others: `continuous` does the same.)
-const LOOP_REFUSING: &str = "iteration";
 
 /// Parts that may be left out, to see what they are worth.
 #[derive(Clone, Copy, Debug, Default)]
@@ -374,12 +327,25 @@ struct Adaptive {
     /// A request has come of a model or a class, or with a priority level, as there was none: the incumbent
     /// may know none.
     is_misfit: bool,
+    /// Rules that the plan which is being made compares, in order of their names.
+    compared: Vec<String>,
+    /// Whether there ever was a request of it, by model; and whether the first of one came behind the last
+    /// plan.
+    met: Vec<bool>,
+    has_news: bool,
 }
 
 /// The models that requests ask for.
 struct Asked {
     have_loops: bool,
     are_several: bool,
+}
+
+/// Rules in order of their names.
+fn sorted(rules: &[String]) -> Vec<String> {
+    let mut rules = rules.to_vec();
+    rules.sort();
+    rules
 }
 
 /// What a plan goes by, in short.
@@ -404,6 +370,8 @@ impl Policy for Adaptive {
         if std::mem::take(&mut self.is_misfit) {
             self.look(view.classes());
             let mut rules = self.candidates(view.models());
+            // A plan that is being made may know too few, but it compares rules that fit or not.
+            self.is_outdated |= self.is_planning && sorted(&rules) != self.compared;
             // As long as no plan was asked for, it is the first for what is known now; a plan for one model
             // says nothing of several.
             let are_several = self.asked(view.models()).are_several;
@@ -448,8 +416,8 @@ impl Policy for Adaptive {
             || (request.priority != 0 && !self.history.has_priorities());
         if is_new && !self.is_fixed {
             self.is_misfit = true;
-            self.is_outdated |= self.is_planning;
         }
+        self.meets(request.model);
         self.history.on_arrive(request);
         self.rescue.on_arrive(request);
         self.incumbent.on_arrive(now, request);
@@ -469,6 +437,9 @@ impl Policy for Adaptive {
     }
 
     fn on_model(&mut self, model: ModelId, models: &[ModelSpec]) {
+        if let Some(met) = self.met.get_mut(model.index()) {
+            *met = false;
+        }
         self.history.on_model(model);
         self.incumbent.on_model(model, models);
         if !self.corrections.have_begun() {
@@ -527,6 +498,7 @@ impl Policy for Adaptive {
         let config = coarse::config(models, classes, sight, &mut arrivals, &mut open);
         let load = load::of(&config, per_request, &arrivals);
         let mut rules = self.candidates(models);
+        (self.compared, self.has_news) = (sorted(&rules), false);
         (self.have_loops, self.are_several) = (asked.have_loops, asked.are_several);
         if self.are_several && load >= SHARED_EVENLY {
             rules.retain(|rule| rule::find(rule).is_some());
@@ -575,8 +547,10 @@ impl Policy for Adaptive {
 
     fn on_planned(&mut self, now: Time, plan: &Plan) {
         self.is_planning = false;
-        self.rests_until = now + plan.rest;
-        if std::mem::take(&mut self.is_outdated) {
+        if !self.has_news {
+            self.rests_until = now + plan.rest;
+        }
+        if std::mem::take(&mut self.is_outdated) || self.is_misfit {
             return;
         }
         let weighing = self.planned.as_ref().map(|seen| &seen.weighing);
@@ -609,6 +583,17 @@ impl Adaptive {
         let mut lates = asked.iter().map(late);
         self.sheds = lates.clone().any(|l| l == Late::Shed);
         self.refuses = self.sheds || lates.any(|l| l == Late::Refuse);
+    }
+
+    /// The first request of a model: what plans found before says nothing of it, so they do not rest for that.
+    fn meets(&mut self, model: ModelId) {
+        if self.met.len() <= model.index() {
+            self.met.resize(model.index() + 1, false);
+        }
+        if !std::mem::replace(&mut self.met[model.index()], true) {
+            self.has_news = true;
+            self.rests_until = Time::ZERO;
+        }
     }
 
     /// By how much another rule must be cheaper to replace the incumbent.
@@ -748,7 +733,8 @@ impl Adaptive {
         budget.clamp(LEAST_BUDGET, MOST_BUDGET).min(soon)
     }
 
-    /// Whether it is time for a plan: at 64 arrivals and at half as many again, each time, then at every
+    /// Whether it is time for a plan: at 64 arrivals, 16 behind the last plan when a model was asked for the first
+    /// time since, and at half as many again, each time, then at every
     /// [`PLAN_EVERY`] or each [`STEADY`], when the rate or the number of open requests has changed, and
     /// when bounds of waiting can be compared for the first time.
     fn is_due(&self, now: Time) -> bool {
@@ -757,6 +743,9 @@ impl Adaptive {
             return num >= FIRST_PLAN || (num >= FEW && self.history.span() >= LONG);
         };
         let since = num - seen.num_arrivals;
+        if self.has_news && since >= FEW {
+            return true;
+        }
         let is_steady = seen.num_arrivals >= PLAN_EVERY && now.since(seen.at) < STEADY;
         if since >= (seen.num_arrivals / 2).min(PLAN_EVERY) && !is_steady {
             return true;

@@ -20,6 +20,7 @@ pub mod graph;
 mod history;
 mod host;
 pub mod lazy;
+mod lists;
 mod load;
 mod outputs;
 mod places;

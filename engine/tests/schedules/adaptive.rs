@@ -198,6 +198,47 @@ fn a_rule_for_one_model_goes_when_another_is_asked_for() {
 }
 
 #[test]
+fn a_plan_is_kept_where_one_more_model_asks_for_the_same_rules() {
+    let models = [TRANSLATOR, CHAIN, TRANSLATOR];
+    let (mut driven, mut id) = (Driven::new(config_of(&models)), 1);
+    driven.arrive_at(ModelId(1), 0, 0);
+    let best = driven.plan(&mut id).candidates[3].clone();
+    // It comes while the plan is made.
+    driven.arrive_at(ModelId(2), id, 0);
+    driven.arrive(id + 1, 0);
+    let planned = Plan {
+        costs: vec![(best.clone(), 1)],
+        launches: 1,
+        ..Plan::default()
+    };
+    driven.handle(Time((id + 1) * 1_000_000), Event::Planned(planned));
+    id += 2;
+    // The incumbent is the first.
+    assert_eq!(driven.plan(&mut id).candidates[0], best);
+}
+
+#[test]
+fn plans_rest_no_longer_when_a_model_is_met() {
+    let models = [TRANSLATOR, CHAIN];
+    let (mut driven, mut id) = (Driven::new(config_of(&models)), 0);
+    for _ in 0..3 {
+        driven.plan(&mut id);
+        driven.handle(Time(id * 1_000_000), Event::Planned(Plan::default()));
+    }
+    driven.plan(&mut id);
+    let rests = Plan {
+        rest: Nanos::from_ms(10_000),
+        ..Plan::default()
+    };
+    driven.handle(Time(id * 1_000_000), Event::Planned(rests));
+    let before = id;
+    driven.arrive_at(ModelId(1), id, 0);
+    id += 1;
+    driven.plan(&mut id);
+    assert!((16..20).contains(&(id - before)), "{}", id - before);
+}
+
+#[test]
 fn the_field_is_compared_where_several_models_leave_time() {
     for (first, leaves_time) in [(CHAIN, true), (TRANSLATOR, false)] {
         let (mut driven, mut id) = (Driven::new(config_of(&[first, CHAIN])), 1);
