@@ -106,8 +106,10 @@ impl From<RequestError> for Error {
             RequestError::QueueFull { .. } | RequestError::LevelFull { .. } => {
                 Self::Unavailable(format!("Exceeds maximum queue size: {text}"))
             }
-            // It never has room.
-            RequestError::Memory { got, limit, .. } if got > limit => Self::Invalid(text),
+            // It never has room: that is in whole units of 1 KiB.
+            RequestError::Memory { got, limit, .. } if got.div_ceil(1024) > limit / 1024 => {
+                Self::Invalid(text)
+            }
             RequestError::Memory { .. }
             | RequestError::Shed(_)
             | RequestError::Closed
@@ -139,6 +141,22 @@ mod tests {
         // Whatever it says.
         let error = RequestError::Failed(why());
         assert_eq!(Error::from(error).http(), StatusCode::INTERNAL_SERVER_ERROR);
+    }
+
+    #[test]
+    fn what_never_has_room_is_not_to_be_tried_again() {
+        let memory = |got, left| {
+            Error::from(RequestError::Memory {
+                model: "m".into(),
+                input_len: 1,
+                samples: 1,
+                got,
+                left,
+                limit: 4096,
+            })
+        };
+        assert_eq!(memory(2048, 1024).http(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(memory(4097, 4096).http(), StatusCode::BAD_REQUEST);
     }
 
     #[test]

@@ -257,6 +257,12 @@ mod tests {
         file.as_file().set_len(64).unwrap();
         let key = file.path().file_name().unwrap().to_str().unwrap();
         let regions = Regions::default();
+        let long = regions.register(&"r".repeat(MOST_NAME + 1), key, 8, 32);
+        let told = long.unwrap_err().to_string();
+        assert!(
+            told.ends_with("at most 1024 bytes, got 1025 bytes"),
+            "{told}"
+        );
         regions.register("r", key, 8, 32).unwrap();
         assert!(
             regions.register("r", key, 0, 8).is_err(),

@@ -84,6 +84,8 @@ pub struct PlanRequest {
     pub backlog: Backlog,
     /// Launches to simulate, about.
     pub budget: u64,
+    /// The incumbent was chosen for anyone: no plan knew these models.
+    pub is_first: bool,
 }
 
 /// What a backlog that is left when the last of a simulation has arrived costs those who would come behind.

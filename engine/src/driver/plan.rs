@@ -399,6 +399,7 @@ pub(super) mod tests {
             repeats: 1,
             per_request: Nanos::ZERO,
             budget: 0,
+            is_first: false,
         }
     }
 

@@ -67,9 +67,10 @@ const IN_TURNS: f64 = 0.025;
 /// knowing what to do.
 const OF_IDLE: f64 = 0.1;
 const LEAST_IN_TURNS: f64 = 0.005;
-/// The same for the first plan, which simulates no more than [`SOON`]: until it is there, the rule is one
-/// that was chosen for anyone. And for those behind it until the beginning is over, as they know of few
-/// arrivals, and the sooner they know of more the better; and they take [`BUDGET`] of the time.
+/// The same for the first plan, which simulates no more than [`SOON`], and for the first behind a request to
+/// a model that none was asked for before: until it is there, the rule is one that was chosen for anyone.
+/// And for those behind the first until the beginning is over, as they know of few arrivals, and the sooner
+/// they know of more the better; and they take [`BUDGET`] of the time.
 const IN_FIRST_TURNS: f64 = 0.25;
 const IN_EARLY_TURNS: f64 = 0.05;
 /// The beginning is over when plans have taken so much of a processor. One that cost launches and left the
@@ -125,6 +126,8 @@ pub(crate) struct Planner {
     in_turns: f64,
     /// When the first plan was asked for.
     first: Option<Time>,
+    /// No plan before knew the models of the one that is being made.
+    is_first: bool,
     /// The plan that was asked for has nothing to choose.
     is_needless: bool,
     /// What is being planned, and since when.
@@ -148,6 +151,7 @@ impl Default for Planner {
             is_in_place: false,
             in_turns: IN_TURNS,
             first: None,
+            is_first: true,
             is_needless: false,
             request: None,
             attempts: Vec::new(),
@@ -225,6 +229,7 @@ impl Planner {
         }
         self.processors = processors();
         self.first.get_or_insert(now);
+        self.is_first = request.is_first;
         let affordable = of_time(LONGEST, BUDGET, self.processors).0 / PLAN_LAUNCH.0;
         request.budget = request.budget.min(affordable);
         let request = Arc::new(request);
@@ -233,7 +238,7 @@ impl Planner {
         self.in_turns = self.share_of_turns(now, is_seen.then_some(done));
         self.is_second = false;
         let begins = match self.is_in_place {
-            true => Urgency::of(self.processors, is_busy, self.was_late),
+            true => Urgency::of(self.processors, is_busy, self.was_late || self.is_first),
             false => &[Urgency::Idle],
         };
         for &urgency in begins {
@@ -261,7 +266,7 @@ impl Planner {
     /// Share of the time that turns take beside a device that has worked so much.
     fn share_of_turns(&self, now: Time, done: Option<Usage>) -> f64 {
         match done.filter(|d| d.is_busy(now)) {
-            _ if self.beginning == BEGINNING => IN_FIRST_TURNS,
+            _ if self.is_first || self.beginning == BEGINNING => IN_FIRST_TURNS,
             _ if self.begins() => IN_EARLY_TURNS,
             Some(done) => done.in_turns(now),
             None => IN_TURNS,
@@ -279,7 +284,7 @@ impl Planner {
         let soon = of_time(known, self.in_turns, 1).0 / PLAN_LAUNCH.0;
         match urgency {
             Urgency::Idle | Urgency::InShortTurns => request.budget,
-            Urgency::InTurns if self.begins() => request.budget.min(SOON),
+            Urgency::InTurns if self.is_first || self.begins() => request.budget.min(SOON),
             Urgency::InTurns => request.budget.min(soon.max(SOON)),
         }
     }

@@ -163,7 +163,6 @@ impl Driver {
             self.state.planner.idles(now.since(since));
         }
         self.take_completions(now);
-        self.state.sequences.sweep(now);
         if let Some(loaded) = loaded {
             self.attach(now, loaded);
         }
@@ -171,6 +170,8 @@ impl Driver {
             self.abandon(now);
             return Next::End;
         }
+        // Behind what was handed in while something else held the driver.
+        self.state.sequences.sweep(now);
         self.let_go(now);
         if let Some(plan) = self.state.planner.poll(now) {
             let mut stats = self.stats.lock().expect("no holder panics");

@@ -104,6 +104,7 @@ pub const ENTRY: Entry = Entry {
             is_misfit: false,
             compared: Vec::new(),
             met: Vec::new(),
+            met_at: 0,
             has_news: false,
         }))
     },
@@ -333,6 +334,8 @@ struct Adaptive {
     /// plan.
     met: Vec<bool>,
     has_news: bool,
+    /// How many had arrived before the last model was met.
+    met_at: u64,
 }
 
 /// The models that requests ask for.
@@ -367,20 +370,7 @@ impl Policy for Adaptive {
         if !self.corrections.have_begun() {
             self.start(view.models());
         }
-        if std::mem::take(&mut self.is_misfit) {
-            self.look(view.classes());
-            let mut rules = self.candidates(view.models());
-            // A plan that is being made may know too few, but it compares rules that fit or not.
-            self.is_outdated |= self.is_planning && sorted(&rules) != self.compared;
-            // As long as no plan was asked for, it is the first for what is known now; a plan for one model
-            // says nothing of several.
-            let are_several = self.asked(view.models()).are_several;
-            let were_several = std::mem::replace(&mut self.are_several, are_several);
-            let is_known = self.planned.is_some() && were_several == are_several;
-            if !is_known || !rules.contains(&self.incumbent.name) {
-                self.incumbent.change(&rules.remove(0));
-            }
-        }
+        self.fit(view);
         let rescued = match self.without.rescue {
             true => None,
             false => self.rescue.decide(view),
@@ -467,6 +457,7 @@ impl Policy for Adaptive {
         if self.history.is_empty() {
             return None;
         }
+        self.fit(view);
         self.look(view.classes());
         self.is_planning = true;
         let (models, classes) = (view.models(), view.classes());
@@ -498,6 +489,7 @@ impl Policy for Adaptive {
         let config = coarse::config(models, classes, sight, &mut arrivals, &mut open);
         let load = load::of(&config, per_request, &arrivals);
         let mut rules = self.candidates(models);
+        let is_first = self.planned.is_none() || self.has_news;
         (self.compared, self.has_news) = (sorted(&rules), false);
         (self.have_loops, self.are_several) = (asked.have_loops, asked.are_several);
         if self.are_several && load >= SHARED_EVENLY {
@@ -542,6 +534,7 @@ impl Policy for Adaptive {
             per_request,
             backlog,
             budget: self.budget(view.now),
+            is_first,
         })
     }
 
@@ -585,13 +578,32 @@ impl Adaptive {
         self.refuses = self.sheds || lates.any(|l| l == Late::Refuse);
     }
 
+    /// Sees to it that the incumbent fits what requests ask for, and the plan that is being made.
+    fn fit(&mut self, view: &View<'_>) {
+        if !std::mem::take(&mut self.is_misfit) {
+            return;
+        }
+        self.look(view.classes());
+        let mut rules = self.candidates(view.models());
+        // A plan that is being made may know too few, but it compares rules that fit or not.
+        self.is_outdated |= self.is_planning && sorted(&rules) != self.compared;
+        // As long as no plan was asked for, it is the first for what is known now; a plan for one model
+        // says nothing of several.
+        let are_several = self.asked(view.models()).are_several;
+        let were_several = std::mem::replace(&mut self.are_several, are_several);
+        let is_known = self.planned.is_some() && were_several == are_several;
+        if !is_known || !rules.contains(&self.incumbent.name) {
+            self.incumbent.change(&rules.remove(0));
+        }
+    }
+
     /// The first request of a model: what plans found before says nothing of it, so they do not rest for that.
     fn meets(&mut self, model: ModelId) {
         if self.met.len() <= model.index() {
             self.met.resize(model.index() + 1, false);
         }
         if !std::mem::replace(&mut self.met[model.index()], true) {
-            self.has_news = true;
+            (self.has_news, self.met_at) = (true, self.history.num_arrivals());
             self.rests_until = Time::ZERO;
         }
     }
@@ -733,8 +745,8 @@ impl Adaptive {
         budget.clamp(LEAST_BUDGET, MOST_BUDGET).min(soon)
     }
 
-    /// Whether it is time for a plan: at 64 arrivals, 16 behind the last plan when a model was asked for the first
-    /// time since, and at half as many again, each time, then at every
+    /// Whether it is time for a plan: at 64 arrivals, 16 behind the first of a model that none was asked
+    /// for before, and at half as many again, each time, then at every
     /// [`PLAN_EVERY`] or each [`STEADY`], when the rate or the number of open requests has changed, and
     /// when bounds of waiting can be compared for the first time.
     fn is_due(&self, now: Time) -> bool {
@@ -743,7 +755,7 @@ impl Adaptive {
             return num >= FIRST_PLAN || (num >= FEW && self.history.span() >= LONG);
         };
         let since = num - seen.num_arrivals;
-        if self.has_news && since >= FEW {
+        if self.has_news && num - self.met_at >= FEW {
             return true;
         }
         let is_steady = seen.num_arrivals >= PLAN_EVERY && now.since(seen.at) < STEADY;

@@ -2,9 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test says by panicking")]
 
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
 use lazybatch_engine::{Engine, Handle, ModelOptions, Options, RequestError, SequenceOptions};
 use lazybatch_graph::{Act, Bin, DType, Program, ProgramBuilder, Repeat, Tensor};
 use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
+use lazybatch_kernels::{Device, Error, Plan, Wrapper};
+use lazybatch_sla::{Launch, ModelId, Nanos, Time};
 
 const FEATURES: usize = 24;
 const HIDDEN: usize = 16;
@@ -426,4 +431,67 @@ fn who_leaves_while_it_waits_for_room_breaks_its_sequence() {
         }
     }
     assert!(waited > 0, "nobody had to wait");
+}
+
+/// Holds launches of the second model until it is told of each.
+struct Held {
+    inner: CpuDevice,
+    is_held: Sender<()>,
+    goes_on: Receiver<()>,
+}
+
+impl Wrapper for Held {
+    fn inner(&self) -> &dyn Device {
+        &self.inner
+    }
+
+    fn inner_mut(&mut self) -> &mut dyn Device {
+        &mut self.inner
+    }
+
+    fn enqueue(&mut self, now: Time, plan: Plan, launch: &Launch) -> Result<(), Error> {
+        if launch.model == ModelId(1) {
+            let _ = self.is_held.send(());
+            let _ = self.goes_on.recv();
+        }
+        self.inner.enqueue(now, plan, launch)
+    }
+}
+
+/// Idle is who hands nothing in, not whose request the driver has no time for.
+#[test]
+fn a_launch_of_another_model_ends_no_sequence_whose_next_request_came_in_time() {
+    const IDLE: Nanos = Nanos::from_ms(1000);
+    let (is_held, held) = channel();
+    let (go_on, goes_on) = channel();
+    let device = Held {
+        inner: CpuDevice::new(CpuOptions {
+            threads: 1,
+            ..CpuOptions::default()
+        }),
+        is_held,
+        goes_on,
+    };
+    let engine = Engine::builder()
+        .device(device)
+        .model("stateful", model(), ModelOptions::default())
+        .model("other", model(), ModelOptions::default())
+        .sequences(SequenceOptions {
+            idle: IDLE,
+            ..SequenceOptions::default()
+        })
+        .build()
+        .unwrap();
+    submit(&engine, 1, 0, 3).wait().unwrap();
+    let h = Tensor::from_f32(&[1, HIDDEN], &[0.0; HIDDEN]);
+    let other = engine.try_submit("other", vec![h, chunk(2, 0)], Options::default());
+    held.recv().unwrap();
+    let next = submit(&engine, 1, 1, 3);
+    std::thread::sleep(Duration::from_nanos(IDLE.0) * 5 / 4);
+    // Its other launches are not held.
+    drop(held);
+    drop(go_on);
+    next.wait().unwrap();
+    other.unwrap().wait().unwrap();
+    submit(&engine, 1, 2, 3).wait().unwrap();
 }

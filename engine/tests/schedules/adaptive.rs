@@ -221,8 +221,8 @@ fn a_plan_is_kept_where_one_more_model_asks_for_the_same_rules() {
 fn plans_rest_no_longer_when_a_model_is_met() {
     let models = [TRANSLATOR, CHAIN];
     let (mut driven, mut id) = (Driven::new(config_of(&models)), 0);
-    for _ in 0..3 {
-        driven.plan(&mut id);
+    for i in 0..3 {
+        assert_eq!(driven.plan(&mut id).is_first, i == 0);
         driven.handle(Time(id * 1_000_000), Event::Planned(Plan::default()));
     }
     driven.plan(&mut id);
@@ -234,7 +234,7 @@ fn plans_rest_no_longer_when_a_model_is_met() {
     let before = id;
     driven.arrive_at(ModelId(1), id, 0);
     id += 1;
-    driven.plan(&mut id);
+    assert!(driven.plan(&mut id).is_first);
     assert!((16..20).contains(&(id - before)), "{}", id - before);
 }
 

@@ -165,7 +165,7 @@ async fn answer(
     let (_room, body, served, request) = enter(state, target, traced, body)?;
     let answer = match served.settings.decoupled {
         false => infer::start_in_turn(&served, request)?.finish().await?,
-        true => only(infer::stream(&served, request)?).await?,
+        true => only(&served, infer::stream(&served, request)?).await?,
     };
     traced.answered(&served, &answer);
     let text = answer.outputs.first().map(text).unwrap_or_default();
@@ -175,13 +175,15 @@ async fn answer(
 }
 
 /// The answer of a decoupled model, if it gives it in one response.
-async fn only(mut steps: Stepwise) -> Result<Answer> {
+async fn only(served: &Served, mut steps: Stepwise) -> Result<Answer> {
     let mut num = 0;
     while let Some(item) = steps.next().await {
         match item? {
             Item::Rows { output: 0, .. } => {
                 num += 1;
-                steps.made();
+                if num == 1 {
+                    steps.made(served.now());
+                }
             }
             Item::Rows { .. } => {}
             Item::End(answer) if num == 1 => return Ok(answer),
@@ -219,17 +221,18 @@ impl Growing {
             match self.steps.next().await? {
                 Ok(Item::Rows { output: 0, rows }) => {
                     self.traced.responds();
+                    let came = self.served.now();
                     self.ids.extend(rows.to_i32());
                     let whole = match self.text() {
                         Ok(whole) => whole,
                         Err(error) => return Some(Err(self.steps.fails(error))),
                     };
-                    self.steps.made();
                     // A character of several tokens is told when it is whole.
                     if whole.ends_with('\u{fffd}') {
                         continue;
                     }
                     if let Some(piece) = self.piece(&whole) {
+                        self.steps.made(came);
                         return Some(Ok((piece, None)));
                     }
                 }

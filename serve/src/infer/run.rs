@@ -436,6 +436,8 @@ struct Steps {
     is_over: bool,
     /// Responses that were made of it, and when the last one was.
     responses: (usize, Time),
+    /// When the last one was there and when it was written, if it is not among them yet.
+    made: Option<(Time, Time)>,
 }
 
 /// An item of [`Stepwise`].
@@ -489,6 +491,7 @@ fn streamed(
             let steps = Box::new(Steps {
                 is_over: false,
                 responses: (0, pending.start()),
+                made: None,
                 samples,
                 is_silent: true,
                 explain: request.params.flag(explained::ASKS).unwrap_or(false),
@@ -567,14 +570,12 @@ impl Stepwise {
         }
     }
 
-    /// Counts a response that its caller made of rows.
-    pub fn made(&mut self) {
+    /// Counts a response that its caller made of rows, which were there at `came`; unless it is forgotten before
+    /// what comes next.
+    pub fn made(&mut self, came: Time) {
         if let Coming::Steps(steps) = &mut self.0 {
-            let now = steps.pending.served().now();
-            steps.responds(now, |infer| Response::Made {
-                infer,
-                output: Nanos::ZERO,
-            });
+            steps.count_made();
+            steps.made = Some((came, steps.pending.served().now()));
         }
     }
 
@@ -589,7 +590,7 @@ impl Stepwise {
     /// Its caller does not answer such calls: what has run of it is cancelled, and it counts as none.
     pub fn forget(mut self) {
         if let Coming::Steps(steps) = &mut self.0 {
-            steps.is_over = true;
+            (steps.is_over, steps.made) = (true, None);
             steps.pending.forget();
         }
     }
@@ -621,6 +622,7 @@ impl Steps {
             Err(error) => Err(sequence::told(served, &self.request.params, error)),
         };
         let now = self.pending.served().now();
+        self.count_made();
         match &result {
             Ok(_) => self.responds(now, Response::Empty),
             Err(_) => self.responds(now, Response::Failed),
@@ -654,8 +656,17 @@ impl Steps {
         Ok(Answer { passage, ..answer })
     }
 
+    /// Counts the last response that its caller made.
+    fn count_made(&mut self) {
+        if let Some((came, written)) = self.made.take() {
+            let output = written.since(came);
+            self.responds(came, |infer| Response::Made { infer, output });
+        }
+    }
+
     /// It fails by a response that was there at `now` and could not be written.
     fn fails(&mut self, now: Time, error: Error) -> Error {
+        self.count_made();
         self.responds(now, Response::Failed);
         self.is_over = true;
         self.pending.end(Some(&error));
@@ -681,6 +692,7 @@ impl Drop for Steps {
     fn drop(&mut self) {
         if !self.is_over {
             let now = self.pending.served().now();
+            self.count_made();
             self.responds(now, Response::Cancelled);
         }
     }

@@ -133,6 +133,7 @@ async fn a_client_that_leaves_when_its_answer_waits_for_its_turn_counts_once() {
     server.gate.open();
     let inferences = || served.statistics().inference_count;
     soon("two were computed", || inferences() == 2).await;
+    soon("the long one is held", || server.gate.holding() == 1).await;
     first.await.unwrap().unwrap();
     assert_eq!(served.stats.success.count(), 1);
     quick.abort();

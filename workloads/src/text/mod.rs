@@ -352,9 +352,9 @@ mod tests {
         let file = r#"{"version":"1.0","added_tokens":[],"pre_tokenizer":{"type":"Whitespace"},
             "model":{"type":"WordLevel","vocab":{"?":0,"a":1},"unk_token":"?"}}"#;
         std::fs::write(folder.path().join("t.json"), file).unwrap();
-        let text = |is_decoder: bool| {
+        let text = |is_decoder: bool, most: usize| {
             let mut b = ProgramBuilder::new("reader");
-            let ids = b.sequence_ids("ids", 300, 300);
+            let ids = b.sequence_ids("ids", most, 300);
             let y = b.output_sequence("y", DType::I32, &[]);
             b.metadata(TOKENIZER, "t.json");
             if is_decoder {
@@ -367,7 +367,8 @@ mod tests {
                 .unwrap()
                 .unwrap()
         };
-        let (encoder, decoder) = (text(false), text(true));
+        assert_eq!(text(true, 4).max_bytes, ALWAYS);
+        let (encoder, decoder) = (text(false, 300), text(true, 300));
         let most = 300 * ENOUGH;
         let blanks = |num: usize| format!("{}a", " ".repeat(num - 1));
         assert_eq!(encoder.encode(&blanks(most)).unwrap(), [1]);

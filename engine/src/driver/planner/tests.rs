@@ -38,6 +38,7 @@ fn request() -> PlanRequest {
         backlog: Backlog::Ends,
         repeats: 1,
         per_request: Nanos::ZERO,
+        is_first: false,
         budget: 1_000_000,
     }
 }
@@ -441,6 +442,21 @@ fn at_the_beginning_plans_take_more_of_a_busy_processor() {
     planner.beginning = Nanos(1);
     assert!(wait(&mut planner, second).rest > Nanos::ZERO);
     assert!(planner.budget(late, &request(), Urgency::InTurns) > SOON);
+    assert_eq!(work(&mut planner), LEAST_IN_TURNS);
+    // One for models that none knew takes as much as the first of all, and is as short.
+    planner.usage = Some(Usage {
+        since: Time::ZERO,
+        worked: Nanos::from_ms(990),
+        idle: Nanos::ZERO,
+    });
+    let first = PlanRequest {
+        is_first: true,
+        ..request()
+    };
+    planner.start(second, first, false);
+    assert_eq!(planner.in_turns, IN_FIRST_TURNS);
+    assert_eq!(planner.budget(late, &request(), Urgency::InTurns), SOON);
+    wait(&mut planner, second);
     assert_eq!(work(&mut planner), LEAST_IN_TURNS);
 }
 

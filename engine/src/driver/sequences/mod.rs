@@ -38,7 +38,7 @@ pub struct SequenceOptions {
     pub most: usize,
     /// Most of them whose requests run; the others wait until one of those ends, in the order of their
     /// starts. No more requests wait so than half of those that the model's queue holds. All that are open,
-    /// if there is no such bound ([`usize::MAX`]).
+    /// if there is no such bound ([`usize::MAX`]); one at the least.
     pub candidates: usize,
 }
 
@@ -75,6 +75,8 @@ pub(crate) struct Sequences {
     next_sweep: Time,
     /// Those that have left the backlog, which the core has not been told.
     let_go: VecDeque<(ModelId, u64)>,
+    /// Nothing is to come.
+    is_closing: bool,
 }
 
 /// Time between two sweeps.
@@ -136,6 +138,7 @@ impl Sequences {
 
     /// The same of all models.
     pub fn close_all(&mut self) {
+        self.is_closing = true;
         self.models()
             .into_iter()
             .for_each(|model| self.close(model));
@@ -161,9 +164,14 @@ impl Sequences {
         samples: u32,
         bounds: &Bounds,
     ) -> Result<bool, RequestError> {
-        self.of
-            .entry(model)
-            .or_insert_with(|| Table::new(bounds.clone()));
+        let is_closing = self.is_closing;
+        self.of.entry(model).or_insert_with(|| {
+            let mut table = Table::new(bounds.clone());
+            if is_closing {
+                table.close();
+            }
+            table
+        });
         let accepted = self.with(model, |table| table.accept(now, place, samples));
         let accepted = accepted.expect("it has one now");
         if accepted.is_err() {
@@ -331,6 +339,37 @@ mod tests {
         let third = s.accept(700, place(1, false, false)).unwrap();
         s.end(700, third, Ok(()));
         assert!(s.accept(801, place(1, false, false)).is_err());
+    }
+
+    #[test]
+    fn one_may_always_run() {
+        let mut s = sequences(100, 4);
+        s.1 = Bounds::new(
+            SequenceOptions {
+                candidates: 0,
+                ..SequenceOptions::default()
+            },
+            8,
+            true,
+        );
+        let mut own = place(1, true, true);
+        let waits = s.0.accept(Time(0), MODEL, &mut own, 1, &s.1);
+        assert_eq!(waits, Ok(false));
+        let mut other = place(2, true, true);
+        let waits = s.0.accept(Time(0), MODEL, &mut other, 1, &s.1);
+        assert_eq!(waits, Ok(true));
+        s.end(1, own, Ok(()));
+        assert_eq!(s.0.next_let_go(), Some((MODEL, 2)));
+    }
+
+    /// A request of it may have been accepted before its engine began to drain.
+    #[test]
+    fn behind_the_end_a_model_that_had_none_keeps_nobody_waiting() {
+        let mut s = sequences(100, 4);
+        s.0.close_all();
+        let one = s.accept(0, place(1, true, false)).unwrap();
+        s.end(1, one, Ok(()));
+        assert_eq!(s.1.num(), 0, "it is not kept open");
     }
 
     #[test]

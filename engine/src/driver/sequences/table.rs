@@ -27,7 +27,10 @@ impl Bounds {
     /// Of a model whose requests wait in a queue of so many places.
     pub fn new(options: SequenceOptions, max_queue: usize, has_state: bool) -> Self {
         Self {
-            options,
+            options: SequenceOptions {
+                candidates: options.candidates.max(1),
+                ..options
+            },
             // Those that are open find room beside the backlog.
             room: (max_queue / 2).max(1),
             has_state,

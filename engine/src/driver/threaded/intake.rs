@@ -42,9 +42,10 @@ impl Driver {
         }
         let mut held = None;
         if let (Some(place), Some(bounds)) = (&mut submission.place, &served.sequences) {
-            let (model, samples) = (request.model, request.samples);
+            let (model, samples, came) = (request.model, request.samples, request.arrival);
             let sequences = &mut self.state.sequences;
-            match sequences.accept(now, model, place, samples, bounds) {
+            // Its sequence was not idle for longer than until then.
+            match sequences.accept(came, model, place, samples, bounds) {
                 Ok(waits) => held = waits.then_some(place.sequence),
                 Err(error) => {
                     submission.refuse(error);
