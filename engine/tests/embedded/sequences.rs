@@ -487,7 +487,10 @@ fn a_launch_of_another_model_ends_no_sequence_whose_next_request_came_in_time() 
     let other = engine.try_submit("other", vec![h, chunk(2, 0)], Options::default());
     held.recv().unwrap();
     let next = submit(&engine, 1, 1, 3);
-    std::thread::sleep(Duration::from_nanos(IDLE.0) * 5 / 4);
+    // Longer than it may be idle.
+    let (_nobody, never) = channel::<()>();
+    let waited = never.recv_timeout(Duration::from_nanos(IDLE.0) * 5 / 4);
+    assert!(waited.is_err());
     // Its other launches are not held.
     drop(held);
     drop(go_on);
