@@ -1,6 +1,5 @@
 //! Runs the built binary in a folder of its own.
 
-#![allow(dead_code, reason = "every test file uses a part")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 pub mod serving;

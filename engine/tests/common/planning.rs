@@ -1,7 +1,5 @@
 //! Runs of `adaptive` in virtual time, with what it planned.
 
-#![allow(dead_code, reason = "no test file needs all of it")]
-
 use std::collections::BTreeSet;
 
 use lazybatch_engine::core::checker::Checker;

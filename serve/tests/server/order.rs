@@ -2,11 +2,15 @@
 //! told to keep it.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+use lazybatch_serve::proto::grpc_inference_service_client::GrpcInferenceServiceClient;
 use lazybatch_serve::proto::infer_parameter::ParameterChoice;
 use lazybatch_serve::proto::model_infer_request::InferInputTensor;
-use lazybatch_serve::proto::{InferParameter, ModelInferRequest};
+use lazybatch_serve::proto::{InferParameter, ModelInferRequest, ModelInferResponse};
+use tokio::task::JoinHandle;
+use tonic::transport::Channel;
+use tonic::{Response, Status};
 
-use crate::common::{soon, start};
+use crate::common::{Running, soon, start};
 
 /// A request to `lstm` of so many steps.
 fn steps(id: usize, steps: usize) -> ModelInferRequest {
@@ -50,29 +54,38 @@ async fn answers_and_errors_of_a_stream_keep_the_order_of_its_requests() {
     assert!(answers.message().await.unwrap().is_none());
 }
 
-/// Later ones that end first wait for those before them, unless these go.
-#[tokio::test]
-async fn a_model_that_preserves_the_order_of_its_requests_answers_so() {
-    let server = start(|o| {
+/// A server whose `lstm` is answered in order, and has two levels.
+async fn in_order() -> Running {
+    start(|o| {
         o.policy = "adaptive".into();
         let config = "max_batch_size: 1 parameters { key: \"max_len\" value { string_value: \"4096\" } }
             dynamic_batching { priority_levels: 2 default_priority_level: 2 preserve_ordering: true }";
         std::fs::write(o.models.join("lstm/config.pbtxt"), config).unwrap();
     })
-    .await;
+    .await
+}
+
+type Asked = JoinHandle<Result<Response<ModelInferResponse>, Status>>;
+
+/// A request of so many steps, and of that name, on a level.
+fn asked(grpc: &GrpcInferenceServiceClient<Channel>, num: usize, priority: i64) -> Asked {
+    let mut request = steps(num, num);
+    let priority = InferParameter {
+        parameter_choice: Some(ParameterChoice::Int64Param(priority)),
+    };
+    request.parameters.insert("priority".into(), priority);
+    let mut grpc = grpc.clone();
+    tokio::spawn(async move { grpc.model_infer(request).await })
+}
+
+/// Later ones that end first wait for those before them, unless these go.
+#[tokio::test]
+async fn a_model_that_preserves_the_order_of_its_requests_answers_so() {
+    let server = in_order().await;
     let served = server.state.repository.get("lstm", "").unwrap();
     let waiting = || served.engine().unwrap().figures().waiting;
     let grpc = server.grpc().await;
-    let of = |num: usize, priority: i64| {
-        let mut request = steps(num, num);
-        let choice = ParameterChoice::Int64Param(priority);
-        let priority = InferParameter {
-            parameter_choice: Some(choice),
-        };
-        request.parameters.insert("priority".into(), priority);
-        let mut grpc = grpc.clone();
-        tokio::spawn(async move { grpc.model_infer(request).await })
-    };
+    let of = |num, priority| asked(&grpc, num, priority);
     for leaves in [false, true] {
         let before = served.stats.success.count();
         server.gate.shut();
@@ -102,25 +115,11 @@ async fn a_model_that_preserves_the_order_of_its_requests_answers_so() {
 /// It was computed, and counts so, although nobody hears of it.
 #[tokio::test]
 async fn a_client_that_leaves_when_its_answer_waits_for_its_turn_counts_once() {
-    let server = start(|o| {
-        o.policy = "adaptive".into();
-        let config = "max_batch_size: 1 parameters { key: \"max_len\" value { string_value: \"4096\" } }
-            dynamic_batching { priority_levels: 2 default_priority_level: 2 preserve_ordering: true }";
-        std::fs::write(o.models.join("lstm/config.pbtxt"), config).unwrap();
-    })
-    .await;
+    let server = in_order().await;
     let served = server.state.repository.get("lstm", "").unwrap();
     let waiting = || served.engine().unwrap().figures().waiting;
     let grpc = server.grpc().await;
-    let of = |num: usize, priority: i64| {
-        let mut request = steps(num, num);
-        let priority = InferParameter {
-            parameter_choice: Some(ParameterChoice::Int64Param(priority)),
-        };
-        request.parameters.insert("priority".into(), priority);
-        let mut grpc = grpc.clone();
-        tokio::spawn(async move { grpc.model_infer(request).await })
-    };
+    let of = |num, priority| asked(&grpc, num, priority);
     server.gate.shut();
     let first = of(2, 2);
     soon("it runs", || server.gate.holding() == 1).await;

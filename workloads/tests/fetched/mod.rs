@@ -26,7 +26,6 @@ pub fn model(name: &str) -> Option<(PathBuf, Value)> {
 ///
 /// # Panics
 /// If that was not written: the models were fetched by an older version.
-#[allow(dead_code, reason = "not every model has them")]
 pub fn runtime(folder: &Path) -> Vec<Vec<f64>> {
     let path = folder.join("runtime.json");
     let text = std::fs::read_to_string(path).expect("not fetched: run `cargo xtask models`");
@@ -39,7 +38,6 @@ pub fn runtime(folder: &Path) -> Vec<Vec<f64>> {
 ///
 /// # Panics
 /// If there are not as many.
-#[allow(dead_code, reason = "not every test compares lists")]
 pub fn difference(got: &[f32], want: &[f64]) -> f64 {
     assert_eq!(got.len(), want.len());
     let largest = want.iter().fold(0.0f64, |a, x| a.max(x.abs()));
@@ -48,7 +46,6 @@ pub fn difference(got: &[f32], want: &[f64]) -> f64 {
 }
 
 /// The numbers of a list.
-#[allow(dead_code, reason = "not every test reads lists")]
 pub fn numbers(list: &Value) -> Vec<f64> {
     let items = list.as_array().expect("a list");
     items.iter().map(|x| x.as_f64().expect("numbers")).collect()
