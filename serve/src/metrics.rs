@@ -199,7 +199,7 @@ const FAMILIES: &[Family] = &[
     ),
     gauge(
         "lazybatch_sequences_open",
-        "Sequences that began, and neither ended nor were idle for too long",
+        "Sequences that may go on: they began, and neither ended, nor were idle for too long, nor broke",
         |m| one(m.served.num_sequences() as u64),
     ),
     histogram(

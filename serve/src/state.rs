@@ -192,8 +192,8 @@ impl State {
         [("in_flight", calls), ("memory", memory)]
     }
 
-    /// Sequences of all models that began, and neither ended nor were idle for too long; those of versions
-    /// too that chains alone still have.
+    /// Sequences of all models that may go on: those that began, and neither ended, nor were idle for too
+    /// long, nor broke; those of versions too that chains alone still have.
     pub fn num_sequences(&self) -> usize {
         let served = self.repository.served();
         let mut all: Vec<&Served> = served.iter().flat_map(|served| served.programs()).collect();

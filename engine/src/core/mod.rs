@@ -351,10 +351,12 @@ impl Core {
     }
 
     /// Requests of a model in the batch table or ending, and the arrival of the one that has waited
-    /// longest.
+    /// longest, for its sequence too.
     pub fn load_of(&self, model: ModelId) -> (u32, Option<Time>) {
         let oldest = self.state.queues[model.index()].oldest();
-        let oldest = oldest.map(|k| self.state.requests[k as usize].request.arrival);
+        let queued = oldest.map(|k| self.state.requests[k as usize].request.arrival);
+        let held = self.state.sequences.oldest(model);
+        let oldest = queued.into_iter().chain(held).min();
         (self.state.in_flight[model.index()], oldest)
     }
 

@@ -202,7 +202,7 @@ impl State {
                 }
             }
             Residency::Retiring
-                if self.queues[m].is_empty() && !self.sequences.holds_any(model) =>
+                if self.queues[m].is_empty() && self.sequences.oldest(model).is_none() =>
             {
                 self.actions.push_back(Action::Vacate(model));
                 self.residency[m] = Residency::Vacant;

@@ -1,8 +1,8 @@
 //! Requests of sequences, which wait for one another.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
-use lazybatch_sla::ModelId;
+use lazybatch_sla::{ModelId, RequestId, Time};
 use rustc_hash::FxHashMap;
 
 use super::request::Key;
@@ -11,8 +11,14 @@ use super::why::Hold;
 /// A sequence of a model.
 type Of = (ModelId, u64);
 
-/// A request that waits, and its samples.
-type Held = (Key, u32);
+/// A request that waits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Held {
+    pub key: Key,
+    pub id: RequestId,
+    pub arrival: Time,
+    pub samples: u32,
+}
 
 /// The requests of a sequence behind the one that is queued or runs.
 #[derive(Clone, Debug, Default)]
@@ -26,14 +32,15 @@ struct Behind {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sequences {
     of: FxHashMap<Of, Behind>,
-    num_held: usize,
+    /// Those that wait, by when they came.
+    held: BTreeSet<(ModelId, Time, RequestId)>,
     held_samples: u64,
 }
 
 impl Sequences {
     /// Requests that wait for their sequence.
     pub fn num_held(&self) -> usize {
-        self.num_held
+        self.held.len()
     }
 
     /// Their samples.
@@ -41,15 +48,22 @@ impl Sequences {
         self.held_samples
     }
 
+    /// When the oldest of them that is of a model came.
+    pub fn oldest(&self, model: ModelId) -> Option<Time> {
+        let mut of_model = self.held.range((model, Time(0), RequestId(0))..);
+        let (of, arrival, _) = of_model.next()?;
+        (*of == model).then_some(*arrival)
+    }
+
     /// What a request that comes waits for, if it does; else the next ones wait for it.
-    pub fn arrive(&mut self, of: Of, key: Key, samples: u32) -> Option<Hold> {
+    pub fn arrive(&mut self, of: Of, held: Held) -> Option<Hold> {
         let Some(behind) = self.of.get_mut(&of) else {
             self.of.insert(of, Behind::default());
             return None;
         };
-        behind.held.push_back((key, samples));
-        self.num_held += 1;
-        self.held_samples += u64::from(samples);
+        behind.held.push_back(held);
+        self.held.insert((of.0, held.arrival, held.id));
+        self.held_samples += u64::from(held.samples);
         Some(match behind.is_in_backlog {
             true => Hold::Backlog,
             false => Hold::Sequence,
@@ -57,25 +71,26 @@ impl Sequences {
     }
 
     /// A request that waits goes.
-    pub fn leave(&mut self, of: Of, key: Key, samples: u32) {
+    pub fn leave(&mut self, of: Of, key: Key) {
         let behind = self.of.get_mut(&of).expect("it waits for others");
-        behind.held.retain(|held| held.0 != key);
-        self.count_less(samples);
+        let at = behind.held.iter().position(|held| held.key == key);
+        let held = behind.held.remove(at.expect("it waits for others"));
+        self.count_less(of.0, held.expect("found above"));
     }
 
     /// The one before it is over: whose turn it is now.
     pub fn next(&mut self, of: Of) -> Option<Key> {
         let next = self.of.get_mut(&of)?.held.pop_front();
         match next {
-            Some((_, samples)) => self.count_less(samples),
+            Some(held) => self.count_less(of.0, held),
             None => drop(self.of.remove(&of)),
         }
-        next.map(|held| held.0)
+        next.map(|held| held.key)
     }
 
-    fn count_less(&mut self, samples: u32) {
-        self.num_held -= 1;
-        self.held_samples -= u64::from(samples);
+    fn count_less(&mut self, model: ModelId, held: Held) {
+        self.held.remove(&(model, held.arrival, held.id));
+        self.held_samples -= u64::from(held.samples);
     }
 
     /// Requests of a sequence that has none here wait from now on, the first one too.
@@ -90,11 +105,5 @@ impl Sequences {
     pub fn let_go(&mut self, of: Of) -> bool {
         let behind = self.of.get_mut(&of);
         behind.is_some_and(|behind| std::mem::take(&mut behind.is_in_backlog))
-    }
-
-    /// Whether a request of a model waits for its sequence.
-    pub fn holds_any(&self, model: ModelId) -> bool {
-        let mut of_model = self.of.iter().filter(|(of, _)| of.0 == model);
-        of_model.any(|(_, behind)| !behind.held.is_empty())
     }
 }

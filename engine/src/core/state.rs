@@ -19,7 +19,7 @@ use super::delays::Delays;
 use super::event::{Action, Note, Request};
 use super::queue::{ArrivalQueue, FlowKey};
 use super::request::{Key, RequestState, Stage};
-use super::sequences::Sequences;
+use super::sequences::{Held, Sequences};
 use super::table::{BatchTable, Padded, SubBatch};
 
 /// A launch in flight.
@@ -226,7 +226,7 @@ impl State {
             request.class
         );
         self.tally(model, |c| c.arrivals += 1);
-        let (id, samples) = (request.id, request.samples);
+        let (id, arrival, samples) = (request.id, request.arrival, request.samples);
         let sequence = request.sequence;
         let key = self.requests.insert(RequestState::new(request)) as Key;
         assert!(self.by_id.insert(id, key).is_none(), "{id} arrived twice");
@@ -242,8 +242,14 @@ impl State {
             return;
         }
         self.delays.begin(&self.requests[key as usize]);
-        let held = sequence.and_then(|s| self.sequences.arrive((model, s), key, samples));
-        if let Some(behind) = held {
+        let held = Held {
+            key,
+            id,
+            arrival,
+            samples,
+        };
+        let behind = sequence.and_then(|s| self.sequences.arrive((model, s), held));
+        if let Some(behind) = behind {
             self.requests[key as usize].stage = Stage::Held;
             self.note(|| Note::Behind {
                 request: id,
@@ -323,8 +329,7 @@ impl State {
         match state.stage {
             Stage::Held => {
                 let sequence = state.request.sequence.expect("held behind its sequence");
-                let samples = state.request.samples;
-                self.sequences.leave((model, sequence), key, samples);
+                self.sequences.leave((model, sequence), key);
                 // It never was its sequence's head, so it must not release the next one.
                 self.requests[key as usize].request.sequence = None;
                 self.finish(now, key, Outcome::Cancelled, None);

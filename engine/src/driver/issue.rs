@@ -2,30 +2,38 @@
 
 use lazybatch_kernels::Device;
 use lazybatch_sla::{Launch, RequestId, Time};
-use rustc_hash::FxHashMap;
 
+use super::failures::Doomed;
 use super::threaded::Plans;
 
-/// Issues a launch in the smallest bucket that holds it, without the requests that the device did not
-/// take.
+/// Requests that the device has not where a launch goes on with them: those that it did not take, and
+/// those of a launch ahead that it refused.
+type Absent<'a> = [&'a Doomed; 2];
+
+fn why_absent<'a>(absent: Absent<'a>, id: RequestId) -> Option<&'a String> {
+    absent.into_iter().find_map(|some| some.get(&id))
+}
+
+/// Issues a launch in the smallest bucket that holds it, without the requests that are absent.
 ///
 /// # Errors
 /// Why none of it runs.
 pub(super) fn issue(
     device: &mut dyn Device,
     plans: &[Plans],
-    unstaged: &FxHashMap<RequestId, String>,
+    absent: Absent<'_>,
     now: Time,
     launch: &Launch,
 ) -> Result<(), String> {
-    if !unstaged.is_empty()
-        && let Some(cause) = launch.members.iter().find_map(|m| unstaged.get(&m.request))
-    {
-        let others = without_unstaged(launch, unstaged);
-        return match others.members.is_empty() {
-            true => Err(cause.clone()),
-            false => enqueue(device, plans, now, &others),
-        };
+    if absent.iter().any(|some| !some.is_empty()) {
+        let mut ids = launch.members.iter().map(|m| m.request);
+        if let Some(cause) = ids.find_map(|id| why_absent(absent, id)) {
+            let others = without(absent, launch);
+            return match others.members.is_empty() {
+                true => Err(cause.clone()),
+                false => enqueue(device, plans, now, &others),
+            };
+        }
     }
     enqueue(device, plans, now, launch)
 }
@@ -48,12 +56,11 @@ fn enqueue(
         .map_err(|e| e.to_string())
 }
 
-/// The launch without those that the device did not take.
-fn without_unstaged(launch: &Launch, unstaged: &FxHashMap<RequestId, String>) -> Launch {
+/// The launch without those that are absent.
+fn without(absent: Absent<'_>, launch: &Launch) -> Launch {
     let mut launch = launch.clone();
-    launch
-        .members
-        .retain(|m| !unstaged.contains_key(&m.request));
+    let is_there = |id| why_absent(absent, id).is_none();
+    launch.members.retain(|m| is_there(m.request));
     launch.merged_members = launch.merged_members.min(launch.members.len() as u32);
     launch
 }

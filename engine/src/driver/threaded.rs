@@ -116,6 +116,8 @@ pub(crate) struct DriverState {
     next_load: Option<ToLoad>,
     /// Launches that failed at issue.
     refused: VecDeque<(Ticket, String)>,
+    /// Members of those, until they are released, and why: launches behind run without them.
+    astray: Doomed,
     draining: bool,
     /// What issuing took the host, of the launches in flight.
     issued: VecDeque<(Ticket, Nanos)>,
@@ -408,18 +410,19 @@ impl Driver {
 
     fn issue(&mut self, now: Time, lane: LaneId, ticket: Ticket) {
         let start = self.clock.now();
-        let issued = issue(
-            &mut self.device,
-            self.models.plans(),
-            &self.state.unstaged,
-            now,
-            self.core.launch(lane, ticket),
-        );
+        let absent = [&self.state.unstaged, &self.state.astray];
+        let launch = self.core.launch(lane, ticket);
+        let issued = issue(&mut self.device, self.models.plans(), absent, now, launch);
         let end = self.clock.now();
         let took = end.since(start);
         self.state.issued_at = end;
         match issued {
-            Err(cause) => self.state.refused.push_back((ticket, cause)),
+            Err(cause) => {
+                let members = launch.members.iter().map(|m| m.request);
+                let astray = members.map(|id| (id, cause.clone()));
+                self.state.astray.extend(astray);
+                self.state.refused.push_back((ticket, cause));
+            }
             Ok(()) => {
                 self.state.issued.push_back((ticket, took));
                 if !self.device.is_asynchronous() {
@@ -508,6 +511,7 @@ impl Driver {
 
     fn release(&mut self, id: RequestId, slot: Slot) {
         self.send_steps(id, true);
+        self.state.astray.remove(&id);
         let is_broken = self.state.broken.remove(&id).is_some();
         let outputs = if self.state.unstaged.remove(&id).is_some() {
             Vec::new()

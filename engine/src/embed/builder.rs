@@ -10,7 +10,7 @@ use lazybatch_sla::{Class, ModelId};
 use super::memory::Limit;
 use super::model::{Classes, Draft, Maker, ModelOptions, has_weight};
 use super::outbox;
-use super::submit::Bounded;
+use super::submit::{Bounded, Overall};
 use super::{BuildError, Engine, Shared};
 use crate::core::{Core, CoreConfig, ModelSpec};
 use crate::driver::figures::Stats;
@@ -264,14 +264,16 @@ impl Builder {
         let needs_output_len = policy::find(&self.policy)?.needs_output_len;
         let mut device = self.device.take().expect("a device");
         let (info, packer) = (device.info(), device.packer());
-        let limit = self.memory.map(|bytes| Arc::new(Limit::new(bytes)));
+        let overall = Overall {
+            queue: Bounded::new(self.max_queue),
+            limit: self.memory.map(Limit::new),
+        };
         let mut maker = Maker {
             classes: Classes::new(self.classes.clone()),
             depth: self.chosen_depth(),
             pads: policy.pads(),
-            limit: limit.clone(),
+            overall: Arc::new(overall),
             sequences: self.sequences,
-            max_queue: self.max_queue,
         };
         let (mut served, mut plans, mut specs) = (Vec::new(), Vec::new(), Vec::new());
         for (m, (name, program, options)) in
@@ -340,8 +342,6 @@ impl Builder {
             models: RwLock::new(served),
             outbox,
             seat,
-            queue: Bounded::new(self.max_queue),
-            limit,
             next_id: AtomicU64::new(0),
             accepting: AtomicBool::new(true),
             clock,

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use lazybatch_kernels::{MemoryBound, RequestMemory};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{BuildError, RequestError};
+use super::backlog::Half;
+use super::{BuildError, RequestError, Served};
 use crate::core::Request;
 
 /// Bytes of a permit: shares are rounded up to it.
@@ -51,6 +52,7 @@ impl Bound {
 pub(crate) struct Limit {
     bytes: u64,
     room: Arc<Semaphore>,
+    of_backlog: Half,
 }
 
 impl Limit {
@@ -61,6 +63,7 @@ impl Limit {
         Self {
             bytes,
             room: Arc::new(Semaphore::new(units)),
+            of_backlog: Half::of(units),
         }
     }
 
@@ -137,5 +140,37 @@ impl Limit {
             let left = self.room.available_permits() as u64 * UNIT;
             self.refusal(name, needed, request, left)
         })
+    }
+
+    /// As much as a share of what the backlog may have.
+    pub fn backlog_share(
+        &self,
+        name: &str,
+        share: &Share,
+        request: &Request,
+    ) -> Result<Share, RequestError> {
+        let units = share.num_permits();
+        let of_backlog = u32::try_from(units).ok();
+        of_backlog
+            .and_then(|units| self.of_backlog.take(units))
+            .ok_or_else(|| {
+                let left = self.of_backlog.left() as u64 * UNIT;
+                self.refusal(name, units as u64 * UNIT, request, left)
+            })
+    }
+}
+
+impl Served {
+    /// Limits on what its requests hold: its own, and that of all models.
+    pub fn limits(&self) -> [Option<&Limit>; 2] {
+        [self.limit.as_ref(), self.overall.limit.as_ref()]
+    }
+
+    /// Bytes that a request of it may hold, where that is limited.
+    pub fn memory_of(&self, request: &Request) -> u64 {
+        let bound = self.bound.as_ref();
+        let bound = bound.filter(|_| self.limits().iter().any(Option::is_some));
+        let needed = bound.map(|b| b.request(request.input_len, request.samples).total());
+        needed.unwrap_or(0)
     }
 }

@@ -5,6 +5,7 @@
 //! [`Engine::submit_stream`] gives decoder steps as they come; [`Engine::try_submit`] refuses at
 //! once when the queue is full. Dropping what they return cancels the request.
 
+mod backlog;
 mod builder;
 mod handle;
 mod memory;
@@ -23,6 +24,7 @@ use lazybatch_kernels::{Packer, RequestMemory};
 use lazybatch_sla::{Nanos, Outcome, RequestId, Time};
 use tokio::sync::oneshot;
 
+pub(crate) use backlog::InBacklog;
 pub use builder::Builder;
 pub(crate) use handle::Admitted;
 pub use handle::{Handle, StepStream};
@@ -30,7 +32,6 @@ pub(crate) use model::{Draft, Maker, Served};
 pub use model::{Figures, ModelHandle, ModelOptions, ModelStats};
 pub use outbox::Held;
 pub(crate) use outbox::{Abandoned, Inbox, Outbox};
-use submit::Bounded;
 pub(crate) use submit::Permits;
 
 use crate::driver::command::Command;
@@ -278,8 +279,6 @@ pub(crate) struct Shared {
     pub models: RwLock<Vec<Arc<Served>>>,
     pub outbox: Outbox,
     pub seat: Arc<Seat>,
-    pub queue: Bounded,
-    pub limit: Option<Arc<memory::Limit>>,
     pub next_id: AtomicU64,
     pub accepting: AtomicBool,
     pub clock: Clock,

@@ -10,7 +10,7 @@ use lazybatch_sla::profile::{FORMAT, MAX_BATCH, ModelProfile, ProfileError, Repe
 use lazybatch_sla::{Account, Class, ClassId, ModelId, Nanos, Profile, RequestId, Time};
 
 use super::memory::{Bound, Limit};
-use super::submit::{Bounded, completed};
+use super::submit::{Bounded, Overall, completed};
 use super::unseen::Unseen;
 use super::{Answer, BuildError, Handle, Held, Options, RequestError, Shared, StepStream};
 use crate::core::{Counters, ModelSpec};
@@ -67,11 +67,13 @@ pub(crate) struct Served {
     pub max_batch: u32,
     pub sla: Option<Nanos>,
     pub bound: Option<Bound>,
-    /// Its own limit, beside the engine's.
+    /// What bounds the requests of all models.
+    pub overall: Arc<Overall>,
+    /// Its own limit, beside that.
     pub limit: Option<Limit>,
-    /// Its own bounded queue, beside the engine's.
+    /// Its own bounded queue, beside that of all.
     pub queue: Option<Bounded>,
-    /// Bounded queues of its priority levels, beside that of all.
+    /// Bounded queues of its priority levels, beside that.
     pub level_queues: BTreeMap<u8, Bounded>,
     /// Its classes; the one for requests that name none first.
     pub classes: Vec<(Class, ClassId)>,
@@ -133,12 +135,10 @@ pub(crate) struct Maker {
     pub depth: u32,
     /// Batches may be padded.
     pub pads: bool,
-    /// The engine's limit.
-    pub limit: Option<Arc<Limit>>,
+    /// What bounds the requests of all models.
+    pub overall: Arc<Overall>,
     /// Where the model states none.
     pub sequences: SequenceOptions,
-    /// Most requests that wait, of all models.
-    pub max_queue: usize,
 }
 
 impl Maker {
@@ -200,7 +200,7 @@ impl Maker {
         let bound = device.memory(id).map(|of| Bound::new(of, padded));
         let limit = options.memory.map(Limit::new);
         let shortest = u32::from(program.length_input.is_some());
-        for limit in limit.iter().chain(self.limit.as_deref()) {
+        for limit in limit.iter().chain(&self.overall.limit) {
             limit.check(&name, bound.as_ref(), shortest)?;
         }
         let plans = prepare(device, id, &spec)?;
@@ -215,8 +215,7 @@ impl Maker {
         let stated = options.profile.as_ref().and_then(ModelProfile::sla);
         let has_state = !program.carries.is_empty();
         let sequences = options.sequences.or(has_state.then_some(self.sequences));
-        let max_queue = options.max_queue.unwrap_or(self.max_queue);
-        let sequences = sequences.map(|options| Bounds::new(options, max_queue, has_state));
+        let sequences = sequences.map(|options| Bounds::new(options, has_state));
         let served = Served {
             id,
             name,
@@ -224,6 +223,7 @@ impl Maker {
             max_batch: spec.max_batch,
             sla: options.sla.or(stated),
             bound,
+            overall: self.overall.clone(),
             limit,
             queue: options.max_queue.map(Bounded::new),
             level_queues: {
@@ -419,8 +419,8 @@ impl ModelHandle {
         Some(self.served.bound.as_ref()?.request(input_len, samples))
     }
 
-    /// Its sequences that began, and neither ended nor were idle for too long. A request that changes it
-    /// is counted before it is answered.
+    /// Its sequences that may go on: those that began, and neither ended, nor were idle for too long, nor
+    /// broke. A request that changes it is counted before it is answered.
     pub fn num_sequences(&self) -> usize {
         let bounds = self.served.sequences.as_ref();
         bounds.map_or(0, Bounds::num)

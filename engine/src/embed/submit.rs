@@ -8,6 +8,7 @@ use lazybatch_kernels::{validate_inputs, with_sampling};
 use lazybatch_sla::{RequestId, Time};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc as stream, oneshot};
 
+use super::backlog::Half;
 use super::handle::Guard;
 use super::memory::Limit;
 use super::outbox::{Gone, Held};
@@ -24,6 +25,13 @@ pub(crate) type Permits<const N: usize> = [Option<OwnedSemaphorePermit>; N];
 pub(crate) struct Bounded {
     room: Arc<Semaphore>,
     most: usize,
+    of_backlog: Half,
+}
+
+/// What bounds the requests of all models together.
+pub(crate) struct Overall {
+    pub queue: Bounded,
+    pub limit: Option<Limit>,
 }
 
 impl Bounded {
@@ -32,7 +40,15 @@ impl Bounded {
         Self {
             room: Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))),
             most,
+            of_backlog: Half::of(most),
         }
+    }
+
+    /// A place among those that the backlog may have.
+    pub fn backlog_place(&self) -> Result<OwnedSemaphorePermit, RequestError> {
+        let max_queue = (self.most / 2).max(1);
+        let place = self.of_backlog.take(1);
+        place.ok_or(RequestError::QueueFull { max_queue })
     }
 
     /// How many of them are taken.
@@ -199,23 +215,10 @@ impl Shared {
         self.noting(served, options, self.find_room(served, request))
     }
 
-    /// Limits on memory that the model has, and the bytes that a request of it may hold.
-    fn limits<'a>(
-        &'a self,
-        served: &'a Served,
-        request: &Request,
-    ) -> ([Option<&'a Limit>; 2], u64) {
-        let limits = [served.limit.as_ref(), self.limit.as_deref()];
-        let bound = served.bound.as_ref();
-        let bound = bound.filter(|_| limits.iter().any(Option::is_some));
-        let needed = bound.map(|b| b.request(request.input_len, request.samples).total());
-        (limits, needed.unwrap_or(0))
-    }
-
     /// Waits for room. All requests take their places in this order, so none waits for another in a
     /// circle.
     async fn room(&self, served: &Served, request: &Request) -> Result<Room, RequestError> {
-        let (limits, needed) = self.limits(served, request);
+        let (limits, needed) = (served.limits(), served.memory_of(request));
         let mut room = Room {
             queue: Default::default(),
             memory: Default::default(),
@@ -231,20 +234,20 @@ impl Shared {
         if let Some(queue) = &served.queue {
             room.queue[0] = Some(queue.place().await?);
         }
-        room.queue[1] = Some(self.queue.place().await?);
+        room.queue[1] = Some(served.overall.queue.place().await?);
         Ok(room)
     }
 
     /// Looks whether any request of that model finds a place in the queues of all of its requests.
     pub(super) fn check_room(&self, served: &Served) -> Result<(), RequestError> {
-        let queues = served.queue.iter().chain([&self.queue]);
+        let queues = served.queue.iter().chain([&served.overall.queue]);
         let full = queues.into_iter().find(|queue| queue.is_full());
         full.map_or(Ok(()), |queue| Err(queue.full()))
     }
 
     fn find_room(&self, served: &Served, request: &Request) -> Result<Room, RequestError> {
-        let (limits, needed) = self.limits(served, request);
-        let [own, all] = limits;
+        let needed = served.memory_of(request);
+        let [own, all] = served.limits();
         let share = |limit: Option<&Limit>| {
             let share = limit.map(|l| l.try_share(&served.name, needed, request));
             share.transpose()
@@ -260,7 +263,11 @@ impl Shared {
         });
         let of_level = of_level.transpose()?;
         let own = served.queue.as_ref().map(Bounded::try_place);
-        let queue = [own.transpose()?, Some(self.queue.try_place()?), of_level];
+        let queue = [
+            own.transpose()?,
+            Some(served.overall.queue.try_place()?),
+            of_level,
+        ];
         Ok(Room { queue, memory })
     }
 

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 use lazybatch_engine::core::checker::Checker;
 use lazybatch_engine::driver::Judge;
 use lazybatch_engine::{
-    Answer, Engine, Handle, ModelHandle, ModelOptions, Options, RequestError, SequenceOptions,
+    Answer, Builder, Engine, Handle, ModelHandle, ModelOptions, Options, RequestError,
+    SequenceOptions,
 };
 use lazybatch_graph::{Bin, DType, Program, ProgramBuilder, Repeat, Tensor};
 use lazybatch_kernels::cpu::{CpuDevice, CpuOptions};
@@ -50,21 +51,34 @@ struct Running {
     judge: Arc<Mutex<Judge>>,
 }
 
-fn run(policy: &str, program: Program, candidates: usize, idle_ms: u64) -> Running {
+fn builder(policy: &str) -> Builder {
     let device = CpuDevice::new(CpuOptions {
         threads: 1,
         ..CpuOptions::default()
     });
-    let options = ModelOptions {
-        max_queue: Some(2000),
+    Engine::builder().device(device).policy(policy)
+}
+
+fn bounds(candidates: usize, idle_ms: u64) -> ModelOptions {
+    ModelOptions {
         sequences: Some(SequenceOptions {
             idle: Nanos::from_ms(idle_ms),
             candidates,
             ..SequenceOptions::default()
         }),
         ..ModelOptions::default()
+    }
+}
+
+fn run(policy: &str, program: Program, candidates: usize, idle_ms: u64) -> Running {
+    let options = ModelOptions {
+        max_queue: Some(2000),
+        ..bounds(candidates, idle_ms)
     };
-    let builder = Engine::builder().device(device).policy(policy);
+    run_within(builder(policy), program, options)
+}
+
+fn run_within(builder: Builder, program: Program, options: ModelOptions) -> Running {
     let checker = Checker::new(&builder.core_config(1).unwrap(), false);
     let judge = Arc::new(Mutex::new(Judge::new(checker)));
     let engine = builder.observer(judge.clone(), false).build().unwrap();
@@ -78,16 +92,20 @@ fn run(policy: &str, program: Program, candidates: usize, idle_ms: u64) -> Runni
 
 const LONG: u64 = 3_600_000;
 
+fn submit(model: &ModelHandle, sequence: u64, start: bool, end: bool) -> Handle {
+    let options = Options {
+        sequence: Some(sequence),
+        sequence_start: start,
+        sequence_end: end,
+        ..Options::default()
+    };
+    let x = Tensor::from_f32(&[1, 1], &[1.0]);
+    model.try_submit(vec![x], options).unwrap()
+}
+
 impl Running {
     fn submit(&self, sequence: u64, start: bool, end: bool) -> Handle {
-        let options = Options {
-            sequence: Some(sequence),
-            sequence_start: start,
-            sequence_end: end,
-            ..Options::default()
-        };
-        let x = Tensor::from_f32(&[1, 1], &[1.0]);
-        self.model.try_submit(vec![x], options).unwrap()
+        submit(&self.model, sequence, start, end)
     }
 
     /// Ends when all that was accepted has, and no rule was broken.
@@ -213,6 +231,111 @@ fn half_of_the_queue_is_left_to_those_that_are_open() {
     let told = running.submit(1002, false, true).wait().unwrap_err();
     assert!(matches!(told, RequestError::Broken(_)), "{told}");
     running.end();
+}
+
+#[test]
+fn half_of_all_that_is_bounded_is_left_to_those_that_are_open() {
+    const PLACES: usize = 8;
+    let bytes = {
+        let running = run("serial", sums(), 1, LONG);
+        let one = running.model.request_memory(0, 1).unwrap().total();
+        running.end();
+        // Shares are of whole KiB.
+        one.next_multiple_of(1024) * PLACES as u64
+    };
+    let own = bounds(1, LONG);
+    let queue = "the queue of 4 requests is full";
+    let memory = "expected at most 0 bytes, what is left of the limit";
+    let of_all = || builder("adaptive");
+    let with_queue = ModelOptions {
+        max_queue: Some(PLACES),
+        ..own.clone()
+    };
+    let with_level = ModelOptions {
+        max_queue_by_level: [(0, PLACES)].into(),
+        ..own.clone()
+    };
+    let with_limit = ModelOptions {
+        memory: Some(bytes),
+        ..own.clone()
+    };
+    for (builder, options, told) in [
+        (of_all().max_queue(PLACES), own.clone(), queue),
+        (of_all().memory(bytes), own, memory),
+        (of_all(), with_queue, queue),
+        (of_all(), with_level, queue),
+        (of_all(), with_limit, memory),
+    ] {
+        let running = run_within(builder, sums(), options);
+        y(running.submit(1, true, false).wait());
+        let mut waiting: Vec<Handle> = (2..6).map(|s| running.submit(s, true, true)).collect();
+        let refused = |s| {
+            let error = running.submit(s, true, true).wait().unwrap_err();
+            assert!(error.to_string().contains(told), "{error}");
+        };
+        refused(6);
+        assert_eq!(y(running.submit(1, false, false).wait()), 2.0);
+        // Who leaves makes room, for one.
+        drop(waiting.pop());
+        assert_eq!(y(running.submit(1, false, false).wait()), 3.0);
+        waiting.push(running.submit(7, true, true));
+        refused(8);
+        // As does a sequence whose turn comes.
+        assert_eq!(y(running.submit(1, false, true).wait()), 4.0);
+        for handle in waiting {
+            assert_eq!(y(handle.wait()), 1.0);
+        }
+        y(running.submit(1, true, false).wait());
+        let waiting = (2..6).map(|s| running.submit(s, true, true));
+        let waiting: Vec<Handle> = waiting.collect();
+        refused(6);
+        assert_eq!(y(running.submit(1, false, true).wait()), 2.0);
+        assert!(waiting.into_iter().all(|h| y(h.wait()) == 1.0));
+        running.end();
+    }
+}
+
+#[test]
+fn who_waits_for_a_sequence_is_told_as_waiting() {
+    let running = run("adaptive", sums(), 1, LONG);
+    y(running.submit(1, true, false).wait());
+    let waits = running.submit(2, true, true);
+    // The engine hears of it before this.
+    assert_eq!(y(running.submit(1, false, false).wait()), 2.0);
+    let figures = || running.model.figures();
+    // Figures are told a moment behind answers.
+    while figures().oldest.is_none() {
+        std::thread::yield_now();
+    }
+    assert_eq!(figures().waiting, 1);
+    assert_eq!(y(running.submit(1, false, true).wait()), 3.0);
+    assert_eq!(y(waits.wait()), 1.0);
+    while figures().oldest.is_some() {
+        std::thread::yield_now();
+    }
+    running.end();
+}
+
+#[test]
+fn the_half_that_all_models_share_is_one() {
+    let engine = builder("adaptive").max_queue(8).build().unwrap();
+    let load = |name| engine.load(name, sums(), bounds(1, LONG)).unwrap();
+    let (a, b) = (load("a"), load("b"));
+    for model in [&a, &b] {
+        y(submit(model, 1, true, false).wait());
+    }
+    let mut waiting: Vec<Handle> = (2..5).map(|s| submit(&a, s, true, true)).collect();
+    waiting.push(submit(&b, 2, true, true));
+    for model in [&a, &b] {
+        let error = submit(model, 9, true, true).wait().unwrap_err();
+        assert_eq!(error.to_string(), "the queue of 4 requests is full");
+        assert_eq!(y(submit(model, 1, false, false).wait()), 2.0);
+    }
+    for model in [&a, &b] {
+        assert_eq!(y(submit(model, 1, false, true).wait()), 3.0);
+    }
+    assert!(waiting.into_iter().all(|h| y(h.wait()) == 1.0));
+    engine.drain_blocking().unwrap();
 }
 
 #[test]

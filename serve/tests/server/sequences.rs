@@ -372,9 +372,25 @@ async fn an_answer_that_goes_nowhere_does_not_advance_its_sequence() {
 }
 
 #[tokio::test]
+async fn one_that_broke_is_not_waited_for_by_a_server_that_drains() {
+    let mut server = lasting(FOREVER).await;
+    assert_eq!(loaded(&server, STATE).await.0, 200);
+    begun(&server).await;
+    assert_eq!(server.state.num_sequences(), 1);
+    let wrong = body(goes_on(1)).replace("[1,2]}", "[1,2,3]}");
+    assert_eq!(call(server.http(), "POST", INFER, &wrong).await.0, 400);
+    fails(&server, "expected 2 elements").await;
+    assert_eq!(server.state.num_sequences(), 0);
+    server.end();
+    let in_time = tokio::time::timeout(Duration::from_secs(60), server.ended()).await;
+    in_time.expect("nothing is left");
+}
+
+#[tokio::test]
 async fn a_request_that_finds_no_room_breaks_its_sequence() {
     let server = start(|o| {
         o.control = Control::Explicit(Vec::new());
+        o.drain = Duration::from_millis(1);
         o.max_in_flight = 3;
     })
     .await;

@@ -27,7 +27,7 @@ use rustc_hash::FxHashMap;
 use table::Table;
 
 pub(crate) use self::table::Bounds;
-use crate::embed::RequestError;
+use crate::embed::{InBacklog, RequestError};
 
 /// Bounds on the sequences of a model.
 #[derive(Clone, Copy, Debug)]
@@ -37,8 +37,9 @@ pub struct SequenceOptions {
     /// Most sequences of a model at once; one more is refused. 4096.
     pub most: usize,
     /// Most of them whose requests run; the others wait until one of those ends, in the order of their
-    /// starts. No more requests wait so than half of those that the model's queue holds. All that are open,
-    /// if there is no such bound ([`usize::MAX`]); one at the least.
+    /// starts. Those wait in no more than half of each queue that their model's requests wait in, and of
+    /// each limit on memory, so that sequences that are open find room for theirs. All that are open, if
+    /// there is no such bound ([`usize::MAX`]); one at the least.
     pub candidates: usize,
 }
 
@@ -155,7 +156,7 @@ impl Sequences {
     }
 
     /// Takes in a request of so many samples, and numbers it; whether it is the first of a sequence that goes
-    /// to the backlog.
+    /// to the backlog. One that is to wait there needs what `find_room` finds.
     pub fn accept(
         &mut self,
         now: Time,
@@ -163,6 +164,7 @@ impl Sequences {
         place: &mut Place,
         samples: u32,
         bounds: &Bounds,
+        find_room: impl FnOnce() -> Result<InBacklog, RequestError>,
     ) -> Result<bool, RequestError> {
         let is_closing = self.is_closing;
         self.of.entry(model).or_insert_with(|| {
@@ -172,7 +174,7 @@ impl Sequences {
             }
             table
         });
-        let accepted = self.with(model, |table| table.accept(now, place, samples));
+        let accepted = self.with(model, |table| table.accept(now, place, samples, find_room));
         let accepted = accepted.expect("it has one now");
         if accepted.is_err() {
             // It may have broken its sequence.
@@ -251,6 +253,18 @@ mod tests {
         }
     }
 
+    /// With any room.
+    fn accept(
+        sequences: &mut Sequences,
+        now: u64,
+        place: &mut Place,
+        samples: u32,
+        bounds: &Bounds,
+    ) -> Result<bool, RequestError> {
+        let room = || Ok(InBacklog::default());
+        sequences.accept(Time(now), MODEL, place, samples, bounds, room)
+    }
+
     /// Sequences of one model, within bounds.
     struct Bounded(Sequences, Bounds);
 
@@ -265,9 +279,7 @@ mod tests {
             mut place: Place,
             samples: u32,
         ) -> Result<Place, RequestError> {
-            let accepted = self
-                .0
-                .accept(Time(now), MODEL, &mut place, samples, &self.1);
+            let accepted = accept(&mut self.0, now, &mut place, samples, &self.1);
             accepted.map(|_| place)
         }
 
@@ -296,7 +308,7 @@ mod tests {
     }
 
     fn bounds(options: SequenceOptions) -> Bounds {
-        Bounds::new(options, 16, true)
+        Bounds::new(options, true)
     }
 
     #[test]
@@ -349,14 +361,13 @@ mod tests {
                 candidates: 0,
                 ..SequenceOptions::default()
             },
-            8,
             true,
         );
         let mut own = place(1, true, true);
-        let waits = s.0.accept(Time(0), MODEL, &mut own, 1, &s.1);
+        let waits = accept(&mut s.0, 0, &mut own, 1, &s.1);
         assert_eq!(waits, Ok(false));
         let mut other = place(2, true, true);
-        let waits = s.0.accept(Time(0), MODEL, &mut other, 1, &s.1);
+        let waits = accept(&mut s.0, 0, &mut other, 1, &s.1);
         assert_eq!(waits, Ok(true));
         s.end(1, own, Ok(()));
         assert_eq!(s.0.next_let_go(), Some((MODEL, 2)));
@@ -423,6 +434,35 @@ mod tests {
             }
             assert_eq!(s.0.of[&MODEL].numbers_left(1), [3]);
         }
+    }
+
+    #[test]
+    fn one_that_broke_is_none_that_may_go_on() {
+        let mut s = sequences(100, 4);
+        let first = s.accept(0, place(1, true, false)).unwrap();
+        let second = s.accept(0, place(1, false, false)).unwrap();
+        s.end(1, first, Err("cancelled"));
+        assert_eq!(s.1.num(), 1, "a request of it is on its way");
+        s.end(2, second, Err("broken"));
+        assert_eq!(s.1.num(), 0);
+        // What follows is told why.
+        let third = s.accept(3, place(1, false, false)).unwrap();
+        assert_eq!(s.1.num(), 1);
+        s.end(
+            4,
+            third,
+            s.hand_over(third).as_ref().map(|_| ()).map_err(|e| &e[..]),
+        );
+        assert_eq!(s.1.num(), 0);
+        let again = s.accept(5, place(1, true, false)).unwrap();
+        s.end(6, again, Ok(()));
+        assert_eq!(s.1.num(), 1);
+        s.refused(7, place(1, false, false));
+        assert_eq!(s.1.num(), 0);
+        s.0.sweep(Time(1_000_000_000));
+        let other = s.accept(1_000_000_000, place(2, true, false)).unwrap();
+        s.end(1_000_000_001, other, Ok(()));
+        assert_eq!(s.1.num(), 1);
     }
 
     #[test]
@@ -519,8 +559,9 @@ mod tests {
             most: 1,
             ..SequenceOptions::default()
         });
+        let room = || Ok(InBacklog::default());
         let accepted =
-            s.0.accept(Time(ms(2100)), ModelId(1), &mut soon, 1, &bounds);
+            s.0.accept(Time(ms(2100)), ModelId(1), &mut soon, 1, &bounds, room);
         accepted.unwrap();
         let (program, id) = (Program::default(), RequestId(9));
         s.0.ended(Time(ms(2100)), id, &program, ModelId(1), soon, Ok(&[]));

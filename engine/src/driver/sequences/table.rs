@@ -9,14 +9,12 @@ use lazybatch_sla::{Nanos, Time};
 use rustc_hash::FxHashMap;
 
 use super::{Place, SequenceOptions};
-use crate::embed::RequestError;
+use crate::embed::{InBacklog, RequestError};
 
 /// What bounds the sequences of a model, and how many there are.
 #[derive(Clone, Debug)]
 pub(crate) struct Bounds {
     pub options: SequenceOptions,
-    /// Most requests of the backlog.
-    pub room: usize,
     /// Requests hand on state.
     pub has_state: bool,
     /// Those that there are, for whoever asks.
@@ -24,22 +22,20 @@ pub(crate) struct Bounds {
 }
 
 impl Bounds {
-    /// Of a model whose requests wait in a queue of so many places.
-    pub fn new(options: SequenceOptions, max_queue: usize, has_state: bool) -> Self {
+    /// Of a model whose requests hand on state or not.
+    pub fn new(options: SequenceOptions, has_state: bool) -> Self {
         Self {
             options: SequenceOptions {
                 candidates: options.candidates.max(1),
                 ..options
             },
-            // Those that are open find room beside the backlog.
-            room: (max_queue / 2).max(1),
             has_state,
             num: Arc::default(),
         }
     }
 
-    /// How many sequences there are: those that began, and neither ended nor were idle for too long. It
-    /// is told before any request that changes it is answered.
+    /// How many sequences may go on, or have a request on its way: those that began, and neither ended, nor
+    /// were idle for too long, nor broke. It is told before any request that changes it is answered.
     pub fn num(&self) -> usize {
         self.num.load(Ordering::SeqCst)
     }
@@ -52,8 +48,8 @@ struct Kept {
     /// What requests left that the next one still wants: that of the last one handed in, and those
     /// whose next one has not ended.
     left: BTreeMap<u64, Left>,
-    /// Numbers of the requests accepted that have not ended.
-    pending: Vec<u64>,
+    /// Numbers of the requests accepted that have not ended, and what they hold as part of the backlog.
+    pending: Vec<(u64, InBacklog)>,
     /// Requests handed in so far.
     num: u64,
     /// Samples of the request that started it; of any number if that was refused.
@@ -64,6 +60,8 @@ struct Kept {
     used: Time,
     /// Its requests run; else it is in the backlog.
     is_candidate: bool,
+    /// Nothing but a start can follow, and nothing is on its way: a request of it broke it.
+    is_lost: bool,
 }
 
 impl Kept {
@@ -83,10 +81,10 @@ pub(super) struct Table {
     bounds: Bounds,
     kept: FxHashMap<u64, Kept>,
     num_candidates: usize,
-    /// The others, in the order of their starts.
+    /// Those that are lost.
+    num_lost: usize,
+    /// Those that are no candidates, in the order of their starts.
     backlog: VecDeque<u64>,
-    /// Requests of those.
-    num_waiting: usize,
     /// Nothing is to come.
     is_closing: bool,
     /// Those that have left the backlog, which nobody has been told.
@@ -99,8 +97,8 @@ impl Table {
             bounds,
             kept: FxHashMap::default(),
             num_candidates: 0,
+            num_lost: 0,
             backlog: VecDeque::new(),
-            num_waiting: 0,
             is_closing: false,
             let_go: VecDeque::new(),
         }
@@ -110,9 +108,10 @@ impl Table {
         self.bounds.options.idle
     }
 
-    /// Says how many there are now.
+    /// Says how many there are now that may go on.
     pub fn tell(&self) {
-        self.bounds.num.store(self.kept.len(), Ordering::SeqCst);
+        let num = self.kept.len() - self.num_lost;
+        self.bounds.num.store(num, Ordering::SeqCst);
     }
 
     /// Requests of a sequence of which something is left.
@@ -153,11 +152,11 @@ impl Table {
         let Some(kept) = self.kept.remove(&key) else {
             return;
         };
+        self.num_lost -= usize::from(kept.is_lost);
         if kept.is_candidate {
             self.num_candidates -= 1;
             self.promote();
         } else {
-            self.num_waiting -= kept.pending.len();
             self.backlog.retain(|&waiting| waiting != key);
             self.let_go.push_back(key);
         }
@@ -171,9 +170,23 @@ impl Table {
             let kept = self.kept.get_mut(&key).expect("the backlog is kept");
             kept.is_candidate = true;
             self.num_candidates += 1;
-            self.num_waiting -= kept.pending.len();
+            for (_, held) in &mut kept.pending {
+                *held = InBacklog::default();
+            }
             self.let_go.push_back(key);
         }
+    }
+
+    /// Notes whether a sequence is lost.
+    fn note_lost(&mut self, key: u64) {
+        let Some(kept) = self.kept.get_mut(&key) else {
+            return;
+        };
+        let is_broken = kept.left.last_key_value().is_some_and(|(_, l)| l.is_err());
+        let is_lost = is_broken && kept.pending.is_empty();
+        self.num_lost -= usize::from(kept.is_lost);
+        self.num_lost += usize::from(is_lost);
+        kept.is_lost = is_lost;
     }
 
     /// See [`super::Sequences::accept`].
@@ -182,6 +195,7 @@ impl Table {
         now: Time,
         place: &mut Place,
         samples: u32,
+        find_room: impl FnOnce() -> Result<InBacklog, RequestError>,
     ) -> Result<bool, RequestError> {
         let (key, idle) = (place.sequence, self.idle());
         let SequenceOptions {
@@ -226,13 +240,13 @@ impl Table {
                 self.num_candidates >= candidates
             }
         };
-        if waits && self.num_waiting >= self.bounds.room {
-            let error = RequestError::QueueFull {
-                max_queue: self.bounds.room,
-            };
-            self.refused(now, *place, &error.to_string());
-            return Err(error);
-        }
+        let held = match waits.then(find_room).transpose() {
+            Ok(held) => held.unwrap_or_default(),
+            Err(error) => {
+                self.refused(now, *place, &error.to_string());
+                return Err(error);
+            }
+        };
         let is_new = !self.kept.contains_key(&key);
         let kept = self.kept.entry(key).or_insert_with(|| Kept {
             left: BTreeMap::new(),
@@ -242,15 +256,16 @@ impl Table {
             is_open: false,
             used: now,
             is_candidate: !waits,
+            is_lost: false,
         });
         if place.start {
             kept.samples = Some(samples);
         }
         place.number = kept.num;
         kept.num += 1;
-        kept.pending.push(place.number);
+        kept.pending.push((place.number, held));
         kept.is_open = !place.end;
-        self.num_waiting += usize::from(waits);
+        self.note_lost(key);
         match (is_new, waits) {
             (true, true) => self.backlog.push_back(key),
             (true, false) => self.num_candidates += 1,
@@ -305,15 +320,11 @@ impl Table {
             return;
         };
         kept.used = now;
-        let num = kept.pending.len();
-        kept.pending.retain(|&n| n != number);
-        if !kept.is_candidate {
-            self.num_waiting -= num - kept.pending.len();
-        }
+        kept.pending.retain(|&(n, _)| n != number);
         if self.bounds.has_state {
             kept.left.insert(number, left);
             let (pending, num) = (&kept.pending, kept.num);
-            let is_wanted = |n: u64| n + 1 == num || pending.contains(&(n + 1));
+            let is_wanted = |n: u64| n + 1 == num || pending.iter().any(|&(p, _)| p == n + 1);
             kept.left.retain(|&n, _| is_wanted(n));
         }
         // Nothing of one in the backlog has run.
@@ -321,6 +332,7 @@ impl Table {
         if kept.pending.is_empty() && is_over {
             self.remove(key);
         }
+        self.note_lost(key);
     }
 }
 

@@ -44,8 +44,9 @@ impl Driver {
         if let (Some(place), Some(bounds)) = (&mut submission.place, &served.sequences) {
             let (model, samples, came) = (request.model, request.samples, request.arrival);
             let sequences = &mut self.state.sequences;
+            let room = || served.backlog_room(&request, &submission.memory);
             // Its sequence was not idle for longer than until then.
-            match sequences.accept(came, model, place, samples, bounds) {
+            match sequences.accept(came, model, place, samples, bounds, room) {
                 Ok(waits) => held = waits.then_some(place.sequence),
                 Err(error) => {
                     submission.refuse(error);
