@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::fs;
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
 
 use lazybatch_serve::Control;
 use lazybatch_serve::model::Served;
@@ -414,18 +416,17 @@ async fn behind_the_end_of_a_server_sequences_go_on_in_steps_that_chains_alone_h
     server.ended().await;
 }
 
-#[tokio::test]
-async fn a_call_of_text_that_is_refused_breaks_its_sequence() {
+/// Loads `chat`, an ensemble of texts whose second step keeps a sequence.
+async fn with_chat(server: &Running) {
     const TEXT: &str = "data_type: TYPE_STRING dims: 1";
-    let server = explicit().await;
     let mut ears = scale(1.0);
     ears.name = "reader".into();
-    write(&server, "ears", &ears);
-    write(&server, "sums", &sums());
-    config(&server, "sums", KEEPS);
+    write(server, "ears", &ears);
+    write(server, "sums", &sums());
+    config(server, "sums", KEEPS);
     let mut mouth = decoder();
     mouth.name = "speaker".into();
-    write(&server, "mouth", &mouth);
+    write(server, "mouth", &mouth);
     let steps = [
         step("ears", &[("text_input", "text_input")], &[("y", "heard")]),
         step("sums", &[("x", "heard")], &[("y", "so_far")]),
@@ -436,26 +437,94 @@ async fn a_call_of_text_that_is_refused_breaks_its_sequence() {
         ),
     ];
     let (input, output) = ([("text_input", TEXT)], [("text_output", TEXT)]);
-    ensemble(&server, "chat", &input, &output, &steps);
-    one_at_a_time(&server, "chat");
-    load(&server, "chat").await;
+    ensemble(server, "chat", &input, &output, &steps);
+    one_at_a_time(server, "chat");
+    load(server, "chat").await;
+}
+
+/// Calls `chat` by one of its paths for sequence 1.
+async fn say(at: SocketAddr, path: &str, text: &str, params: &str) -> (u16, String) {
+    let path = format!("/v2/models/chat/{path}");
+    let body = format!(r#"{{"text_input":{text},"parameters":{{"sequence_id":1{params}}}}}"#);
+    call(at, "POST", &path, &body).await
+}
+
+const STARTS: &str = r#","sequence_start":true"#;
+
+async fn is_broken(server: &Running, path: &str) {
+    let (status, text) = say(server.http(), path, r#""c""#, "").await;
+    let told = "in sequence 1 was refused";
+    assert!(status == 400 && text.contains(told), "{path}: {text}");
+}
+
+#[tokio::test]
+async fn a_call_of_text_that_is_refused_breaks_its_sequence() {
+    let server = explicit().await;
+    with_chat(&server).await;
+    let at = server.http();
     for path in ["generate", "generate_stream"] {
-        let path = format!("/v2/models/chat/{path}");
-        let say = async |text: &str, params: &str| {
-            let body =
-                format!(r#"{{"text_input":{text},"parameters":{{"sequence_id":1{params}}}}}"#);
-            call(server.http(), "POST", &path, &body).await
-        };
-        let (status, text) = say(r#""a""#, r#","sequence_start":true"#).await;
+        let (status, text) = say(at, path, r#""a""#, STARTS).await;
         assert_eq!(status, 200, "{text}");
-        assert_eq!(say(r#""b""#, "").await.0, 200);
-        let (status, text) = say("7", "").await;
+        assert_eq!(say(at, path, r#""b""#, "").await.0, 200);
+        let (status, text) = say(at, path, "7", "").await;
         assert!(status == 400 && text.contains("'text_input'"), "{text}");
-        let (status, text) = say(r#""c""#, "").await;
-        assert!(
-            status == 400 && text.contains("in sequence 1 was refused"),
-            "{text}"
-        );
+        is_broken(&server, path).await;
     }
     end(server).await;
+}
+
+#[tokio::test]
+async fn a_call_of_text_that_finds_no_room_breaks_its_sequence() {
+    let server = start(|o| {
+        o.control = Control::Explicit(Vec::new());
+        o.max_in_flight = 1;
+        o.drain = Duration::from_millis(1);
+    })
+    .await;
+    with_chat(&server).await;
+    let at = server.http();
+    for path in ["generate", "generate_stream"] {
+        assert_eq!(say(at, path, r#""a""#, STARTS).await.0, 200);
+        server.gate.shut();
+        // Another sequence of the same model.
+        let body = r#"{"text_input":"a","parameters":{"sequence_id":2,"sequence_start":true}}"#;
+        let other = format!("/v2/models/chat/{path}");
+        let running = tokio::spawn(async move { call(at, "POST", &other, body).await });
+        soon("it runs", || server.gate.holding() == 1).await;
+        let (status, text) = say(at, path, r#""b""#, "").await;
+        let told = "the server has 1 inference calls in flight";
+        assert!(status == 503 && text.contains(told), "{text}");
+        server.gate.open();
+        assert_eq!(running.await.unwrap().0, 200);
+        is_broken(&server, path).await;
+    }
+    end(server).await;
+}
+
+#[tokio::test]
+async fn a_start_of_text_that_a_draining_server_refuses_breaks_its_sequence() {
+    for path in ["generate", "generate_stream"] {
+        let mut server = start(|o| {
+            o.control = Control::Explicit(Vec::new());
+            o.drain = Duration::from_secs(3600);
+        })
+        .await;
+        with_chat(&server).await;
+        let at = server.http();
+        assert_eq!(say(at, path, r#""a""#, STARTS).await.0, 200);
+        // Another one that keeps the server.
+        let body = r#"{"text_input":"a","parameters":{"sequence_id":2,"sequence_start":true}}"#;
+        let other = format!("/v2/models/chat/{path}");
+        assert_eq!(call(at, "POST", &other, body).await.0, 200);
+        server.end();
+        soon("it stops", || server.state.is_stopping()).await;
+        assert_eq!(say(at, path, r#""b""#, "").await.0, 200, "it goes on");
+        let (status, text) = say(at, path, r#""b""#, STARTS).await;
+        assert!(status == 503 && text.contains("stopping"), "{text}");
+        is_broken(&server, path).await;
+        let end = body.replace("sequence_start", "sequence_end");
+        assert_eq!(call(at, "POST", &other, &end).await.0, 200);
+        let in_time = tokio::time::timeout(Duration::from_secs(60), server.ended()).await;
+        in_time.expect("no sequence can go on");
+    }
 }
