@@ -227,7 +227,7 @@ impl Served {
         }
     }
 
-    /// Its sequences that are open; none of a chain, whose steps have them.
+    /// Its sequences that may go on, or have a request on its way; none of a chain, whose steps have them.
     pub fn num_sequences(&self) -> usize {
         self.engine().map_or(0, ModelHandle::num_sequences)
     }

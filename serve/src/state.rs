@@ -217,7 +217,7 @@ impl State {
     /// Room for an inference call, at once or not at all; [`Room::admit`] has then to be asked.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] when the server drains and no sequence is open, or has its hands full.
+    /// [`Error::Unavailable`] when the server drains and no sequence may go on, or has its hands full.
     pub fn enter(&self) -> Result<Room> {
         let is_late = self.is_stopping();
         if is_late && self.num_sequences() == 0 {

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::core::{Core, Event};
 
-/// Why requests fail in their first launch, whatever the device does in it.
+/// Why requests fail, whatever the device does in launches that carry them.
 pub(super) type Doomed = FxHashMap<RequestId, String>;
 
 /// Adds those that are doomed to the faults of a launch that is over, so that the core and all

@@ -44,11 +44,15 @@ impl Served {
         request: &Request,
         memory: &Permits<2>,
     ) -> Result<InBacklog, RequestError> {
-        let level = self.level_queues.get(&request.priority);
-        let queues = [level, self.queue.as_ref(), Some(&self.overall.queue)];
         let mut held = InBacklog::new();
-        for queue in queues.into_iter().flatten() {
-            held.push(queue.backlog_place()?);
+        let level = request.priority;
+        if let Some(queue) = self.level_queues.get(&level) {
+            let full = |max_queue| RequestError::LevelFull { level, max_queue };
+            held.push(queue.backlog_place().map_err(full)?);
+        }
+        for queue in self.queue.iter().chain([&self.overall.queue]) {
+            let full = |max_queue| RequestError::QueueFull { max_queue };
+            held.push(queue.backlog_place().map_err(full)?);
         }
         for (limit, share) in self.limits().into_iter().zip(memory) {
             if let (Some(limit), Some(share)) = (limit, share) {

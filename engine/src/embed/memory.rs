@@ -3,7 +3,8 @@
 //! A device states the most bytes that a request of some length can hold
 //! ([`Device::memory`](lazybatch_kernels::Device::memory)). An engine with a limit takes a request
 //! only if that much is left beside those that it took before and that have not ended, waiting ones
-//! included. So whatever was accepted has its memory, and needs no second look.
+//! included. So whatever was accepted has its memory. Requests in the backlog of sequences hold no more than
+//! half of a limit (`backlog.rs`).
 
 use std::sync::Arc;
 

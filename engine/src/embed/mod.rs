@@ -134,7 +134,7 @@ pub enum RequestError {
     /// The bounded queue has no room.
     #[error("the queue of {max_queue} requests is full")]
     QueueFull {
-        /// Its size.
+        /// Its size, or half of it where it is full for the backlog of sequences.
         max_queue: usize,
     },
     /// The bounded queue of its priority level has no room.
@@ -159,7 +159,8 @@ pub enum RequestError {
         samples: u32,
         /// What it may hold.
         got: u64,
-        /// What accepted requests leave.
+        /// What accepted requests leave; of the half for those that wait in the backlog of sequences, if it would be
+        /// one of them.
         left: u64,
         /// The limit of all requests together.
         limit: u64,

@@ -44,11 +44,9 @@ impl Bounded {
         }
     }
 
-    /// A place among those that the backlog may have.
-    pub fn backlog_place(&self) -> Result<OwnedSemaphorePermit, RequestError> {
-        let max_queue = (self.most / 2).max(1);
-        let place = self.of_backlog.take(1);
-        place.ok_or(RequestError::QueueFull { max_queue })
+    /// A place among those that the backlog may have; how many these are, if none is left.
+    pub fn backlog_place(&self) -> Result<OwnedSemaphorePermit, usize> {
+        self.of_backlog.take(1).ok_or((self.most / 2).max(1))
     }
 
     /// How many of them are taken.

@@ -245,6 +245,7 @@ fn half_of_all_that_is_bounded_is_left_to_those_that_are_open() {
     };
     let own = bounds(1, LONG);
     let queue = "the queue of 4 requests is full";
+    let level = "the queue of 4 requests of priority level 0 is full";
     let memory = "expected at most 0 bytes, what is left of the limit";
     let of_all = || builder("adaptive");
     let with_queue = ModelOptions {
@@ -263,7 +264,7 @@ fn half_of_all_that_is_bounded_is_left_to_those_that_are_open() {
         (of_all().max_queue(PLACES), own.clone(), queue),
         (of_all().memory(bytes), own, memory),
         (of_all(), with_queue, queue),
-        (of_all(), with_level, queue),
+        (of_all(), with_level, level),
         (of_all(), with_limit, memory),
     ] {
         let running = run_within(builder, sums(), options);

@@ -522,9 +522,10 @@ async fn a_start_of_text_that_a_draining_server_refuses_breaks_its_sequence() {
         let (status, text) = say(at, path, r#""b""#, STARTS).await;
         assert!(status == 503 && text.contains("stopping"), "{text}");
         is_broken(&server, path).await;
+        assert_eq!(server.state.num_sequences(), 1);
         let end = body.replace("sequence_start", "sequence_end");
         assert_eq!(call(at, "POST", &other, &end).await.0, 200);
-        let in_time = tokio::time::timeout(Duration::from_secs(60), server.ended()).await;
+        let in_time = tokio::time::timeout(Duration::from_secs(30), server.ended()).await;
         in_time.expect("no sequence can go on");
     }
 }
