@@ -54,9 +54,9 @@ impl FinishedRequest {
 /// What a driver counted during a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Launches issued, each of one segment: node executions where a segment is one node.
+    /// Node executions: a launch of several nodes has as many.
     pub launches: u64,
-    /// Members summed over launches.
+    /// Samples of all of them together.
     pub members: u64,
     /// Merges of sub-batches.
     pub merges: u64,
@@ -110,9 +110,9 @@ pub struct RunResult {
     /// Requests withdrawn by their client.
     #[serde(default)]
     pub cancelled: u64,
-    /// Launches issued, each of one segment: node executions where a segment is one node.
+    /// Node executions: a launch of several nodes has as many.
     pub launches: u64,
-    /// Mean members of a launch.
+    /// Mean samples of a node execution: its members, where each has one.
     pub mean_batch: f64,
     /// Merges of sub-batches.
     pub merges: u64,

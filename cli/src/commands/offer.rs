@@ -143,6 +143,23 @@ pub fn calls(args: &CompareArgs, arrivals: &[Arrival], pool: &[Item]) -> Vec<Cal
     arrivals.iter().enumerate().map(call).collect()
 }
 
+/// Says how many arrivals of a trace are served, and at which rate, unless its times are served as they are.
+pub fn tell_scaled(args: &CompareArgs, path: &Path, trace: &[Arrival], served: &[Arrival]) {
+    let times = |of: &[Arrival]| -> Vec<Time> { of.iter().map(|a| a.at).collect() };
+    if times(trace) == times(served) {
+        return;
+    }
+    let (path, num, all) = (path.display(), served.len(), trace.len());
+    let within = format!("those within {} s (--duration)", args.duration);
+    let rates = mean_rate(trace).zip(mean_rate(served));
+    let rates = rates.map_or(String::new(), |(own, rate)| {
+        format!(", at {rate:.4} requests/s, its own {own:.4} (--trace-rate)")
+    });
+    eprintln!(
+        "lazybatch: {path}: {num} of {all} arrivals are served, {within}, from time 0 on{rates}"
+    );
+}
+
 /// Says how many arrivals of a trace are served with other lengths than it states.
 pub fn tell_replaced(
     path: &Path,

@@ -9,7 +9,7 @@ use lazybatch_engine::driver::Observer;
 use lazybatch_engine::explain::Log;
 use lazybatch_engine::timeline::Timeline;
 use lazybatch_kernels::Noise;
-use lazybatch_sla::profile::ModelProfile;
+use lazybatch_sla::profile::{ModelProfile, micros_to_nanos};
 use lazybatch_sla::{Nanos, Profile};
 use lazybatch_workloads::Error;
 use lazybatch_workloads::arrivals::{Arrival, Limit, Process, Stream, Workload, mean_rate};
@@ -54,7 +54,7 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
         sla: args.sla_ms.map(Nanos::from_ms_f64),
         classes: &args.classes,
         segment: args.segment,
-        decide: Nanos((args.decide_us * 1e3).round() as u64),
+        decide: Nanos(micros_to_nanos(args.decide_us).expect("arguments are checked")),
         max_queue: usize::MAX,
         noise: Noise {
             seed: args.seed,

@@ -229,6 +229,9 @@ fn the_projects_own_arrivals_are_served_at_the_rate_asked_for() {
     let done = place.succeed(&run_all);
     let said = "a.csv: 2 of 40 arrivals are served with the lengths of the nearest of 512 inputs";
     assert!(done.err.contains(said), "{}", done.err);
+    let said = "a.csv: 40 of 40 arrivals are served, those within 10 s (--duration), from time 0 on, at \
+                200.0000 requests/s, its own 1000.0000 (--trace-rate)";
+    assert!(done.err.contains(said), "{}", done.err);
     let rows = requests(&place.read("c.csv"));
     let rate = place.json("c.json")["runs"][0]["rate_rps"]
         .as_f64()

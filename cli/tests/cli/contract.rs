@@ -259,6 +259,8 @@ fn costs_of_launches_decisions_and_segments_add_up() {
     assert_eq!(one(""), (30.0, 3));
     assert_eq!(one("--segment 2"), (30.0, 2));
     assert_eq!(one("--decide-us 2.5"), (37.5, 3));
+    // Half up, as it is written.
+    assert_eq!(one("--decide-us 4.0005"), (42.003, 3));
     assert_eq!(one("--decide-us 2.5 --segment 3"), (32.5, 1));
     place.write("p.json", chain("\"dispatch_us\": 1.5,"));
     assert_eq!(one(""), (34.5, 3));
