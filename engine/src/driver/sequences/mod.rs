@@ -38,8 +38,8 @@ pub struct SequenceOptions {
     pub most: usize,
     /// Most of them whose requests run; the others wait until one of those ends, in the order of their
     /// starts. Those wait in no more than half of each queue that their model's requests wait in, one place at
-    /// the least, and of each limit on memory, so that sequences that are open find room for theirs. All that are open, if
-    /// there is no such bound ([`usize::MAX`]); one at the least.
+    /// the least, and of each limit on memory, so that sequences that are open find room for theirs. All that
+    /// are open, if there is no such bound ([`usize::MAX`]); one at the least.
     pub candidates: usize,
 }
 
