@@ -145,8 +145,8 @@ fn formats() -> String {
 
 fn trace_help() -> String {
     format!(
-        "Arrivals from a file instead: {}. Each is served with the input of --pool whose length is the \
-         nearest, and the output that this has",
+        "Arrivals from a file instead: {}. On a device that computes each is served with the input of --pool \
+         whose length is the nearest, and the output that this has",
         formats()
     )
 }
@@ -367,12 +367,13 @@ pub struct CompareArgs {
     pub rate: Option<f64>,
     #[arg(long, value_name = "FILE", help = trace_help())]
     pub trace: Option<PathBuf>,
-    /// Scale the trace to this mean rate; 0.6 x measured capacity if absent
+    /// Scale the gaps of the trace so that this is its mean rate, its first arrival at 0; if absent they arrive
+    /// when it says
     #[arg(long, requires = "trace", value_name = "RPS", allow_negative_numbers = true, value_parser = positive)]
     pub trace_rate: Option<f64>,
-    /// Seconds of arrivals under each policy
-    #[arg(long, value_name = "S", default_value_t = 3.0, allow_negative_numbers = true, value_parser = positive)]
-    pub duration: f64,
+    /// Seconds of arrivals under each policy; 3 if absent, of a trace at its own times 60
+    #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = positive)]
+    pub duration: Option<f64>,
     /// Most arrivals under each policy; the run is shorter than --duration where they come sooner
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = sweep_count)]
     pub requests: Option<usize>,

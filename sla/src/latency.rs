@@ -621,6 +621,17 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_point_at_no_members_is_one_to_interpolate_from() {
+        let text = r#"{"format":"lazybatch-profile/1","device":"d","models":[{"name":"m","blocks":[
+            {"name":"b","repeat":"once","nodes":[{"name":"n","latency_us":[[0,1],[2,2]]}]}]}]}"#;
+        let profile = Profile::parse("-", text).expect("x from 0");
+        let model = &profile.models[0];
+        let table = LatencyTable::new(model, &segments_of(model, 1), 0.0, 0.0);
+        let of = |members| table.segment(0, 0, members, 0);
+        assert_eq!([1, 2, 4].map(of), [1_500, 2_000, 3_000].map(Nanos));
+    }
+
     const TOY: &str = r#"{"format":"lazybatch-profile/1","device":"d","dispatch_us":1.0,"models":[
       {"name":"m","max_batch":4,"blocks":[
         {"name":"enc","repeat":"once","nodes":[

@@ -60,9 +60,11 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         None => None,
     };
     let trace = trace.as_deref();
-    let stated = args.rate.or(args.trace_rate);
-    let offered = stated.map(|rate| offer::arrivals(args, trace, rate, args.seed));
-    let offered = offered.transpose()?;
+    let offered = match (trace, args.rate) {
+        (Some(all), _) => Some(offer::of_trace(args, all)?),
+        (None, Some(rate)) => Some((offer::arrivals(args, rate, args.seed)?, rate)),
+        (None, None) => None,
+    };
     let num_rounds = args.rounds.unwrap_or(1);
     let num_runs = u64::from(num_rounds) * args.policies.len() as u64;
     let bar = progress::bar(3 + num_runs, "compare");
@@ -75,10 +77,18 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         }
         _ => profile.device.clone(),
     };
+    // Lengths that inputs are made for.
+    let made = match (kind, trace, &offered) {
+        (DeviceKind::Sim, Some(_), Some((arrivals, _))) => offer::lens_of(arrivals),
+        _ => Vec::new(),
+    };
     let (pool, simulated) = match kind {
         DeviceKind::Cpu | DeviceKind::Cuda(_) => (model.pool(pool_size, args.seed)?, None),
         DeviceKind::Sim => {
-            let (pool, steps) = inputs::drawn(&model.served(), pool_size, args.seed)?;
+            let (pool, steps) = match made.is_empty() {
+                true => inputs::drawn(&model.served(), pool_size, args.seed)?,
+                false => inputs::of_lens(&model.served(), &made, args.seed),
+            };
             (pool, Some(steps))
         }
     };
@@ -119,15 +129,23 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     bar.inc(1);
     let capacity = match alone {
         Some(_) => serving.capacity("greedy")?,
-        None => offer::simulated_capacity(&profile, &model, &pool, &steps)?,
+        // What inputs there are is the trace's affair: they may take long.
+        None if !made.is_empty() => offer::simulated_capacity(&profile, &model, &pool, &steps)?,
+        None => {
+            serving.output_lens = Some(&steps);
+            serving.capacity("greedy")?
+        }
     };
     serving.output_lens = Some(&steps);
     bar.inc(1);
     let (arrivals, rate) = match offered {
         Some(offered) => offered,
-        None => offer::arrivals(args, trace, offer::DEFAULT_LOAD * capacity, args.seed)?,
+        None => {
+            let rate = offer::DEFAULT_LOAD * capacity;
+            (offer::arrivals(args, rate, args.seed)?, rate)
+        }
     };
-    let mut calls = offer::calls(args, &arrivals, &pool);
+    let mut calls = offer::calls(args, &arrivals, &pool, &made);
     let num_requests = calls.len();
     if let (Some(path), Some(trace)) = (&args.trace, trace) {
         offer::tell_scaled(args, path, trace, &arrivals);
@@ -149,8 +167,8 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     for round in 0..num_rounds {
         if round > 0 && trace.is_none() {
             let seed = args.seed.wrapping_add(u64::from(round));
-            let (arrivals, _) = offer::arrivals(args, trace, rate, seed)?;
-            calls = offer::calls(args, &arrivals, &pool);
+            let arrivals = offer::arrivals(args, rate, seed)?;
+            calls = offer::calls(args, &arrivals, &pool, &made);
             targets = calls.iter().map(|call| serving.target(call)).collect();
         }
         for k in rounds::order(args.policies.len(), round) {

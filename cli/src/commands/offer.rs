@@ -1,5 +1,6 @@
 //! What `compare` offers to every policy: items, when each is called, and at which rate.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use lazybatch_sla::{Class, Nanos, Profile, Time};
@@ -7,7 +8,7 @@ use lazybatch_workloads::Error;
 use lazybatch_workloads::arrivals::{
     Arrival, Limit, Process, Stream, Workload, mean_rate, transform,
 };
-use lazybatch_workloads::experiment::inputs::Item;
+use lazybatch_workloads::experiment::inputs::{self, Item};
 use lazybatch_workloads::experiment::{Call, Detail, Simulation};
 use lazybatch_workloads::lengths::Lengths;
 use lazybatch_workloads::traces;
@@ -20,11 +21,24 @@ use crate::models::Model;
 pub const DEFAULT_LOAD: f64 = 0.6;
 /// Most arrivals of one run.
 const MAX_ARRIVALS: f64 = 1e7;
+/// Seconds of arrivals where nothing else is said: of drawn ones and of a trace whose times are scaled, and
+/// of one that arrives as it says.
+const SECONDS: f64 = 3.0;
+const OWN_SECONDS: f64 = 60.0;
+
+/// Seconds of arrivals under each policy.
+fn seconds(args: &CompareArgs) -> f64 {
+    let has_own_times = args.trace.is_some() && args.trace_rate.is_none();
+    args.duration.unwrap_or(match has_own_times {
+        true => OWN_SECONDS,
+        false => SECONDS,
+    })
+}
 
 /// Reads a trace and checks that this model can serve it.
 ///
 /// # Errors
-/// A file that is no trace, too few arrivals for a rate, or such as cannot be served: of another
+/// A file that is no trace, too few arrivals to scale their rate, or such as cannot be served: of another
 /// model, of several samples, of a sequence, of an unknown class.
 pub fn read_trace(args: &CompareArgs, path: &Path, model: &Model) -> anyhow::Result<Vec<Arrival>> {
     let name = model.name.as_str();
@@ -56,7 +70,7 @@ pub fn read_trace(args: &CompareArgs, path: &Path, model: &Model) -> anyhow::Res
             return Err(bad(i, "sequence_id", expected, &id.to_string()).into());
         }
     }
-    if mean_rate(&arrivals).is_none() {
+    if args.trace_rate.is_some() && mean_rate(&arrivals).is_none() {
         let expected = "at least two arrivals at different times";
         let (path, got) = (path.display(), arrivals.len());
         return Err(BadInput(format!("{path}: expected {expected}, got {got} arrivals")).into());
@@ -78,50 +92,64 @@ pub fn tell_unnamed(path: &Path, arrivals: &[Arrival], classes: &[Class]) {
     }
 }
 
-/// Who arrives at a mean rate, by the seed, and the rate that it comes to. `trace` are those of a file,
-/// which no seed changes.
+/// Which of a trace arrive when, which no seed changes, and the rate that it comes to.
+///
+/// # Errors
+/// None of them arrives within `--duration`.
+pub fn of_trace(args: &CompareArgs, all: &[Arrival]) -> anyhow::Result<(Vec<Arrival>, f64)> {
+    let mut arrivals = all.to_vec();
+    if let Some(rate) = args.trace_rate {
+        transform::scale_to_rate(&mut arrivals, rate)?;
+    }
+    let limit = Nanos::from_ms_f64(seconds(args) * 1e3);
+    let mut arrivals = transform::window(&arrivals, Time::ZERO, limit);
+    arrivals.truncate(args.requests.unwrap_or(usize::MAX));
+    if arrivals.is_empty() {
+        let got = format!("none within {} s", seconds(args));
+        return Err(BadInput(format!("--duration: expected arrivals, got {got}")).into());
+    }
+    // A burst or a lull at the start of a trace is not its mean.
+    let offered = mean_rate(&arrivals).or(args.trace_rate).unwrap_or(0.0);
+    Ok((arrivals, offered))
+}
+
+/// Who arrives at a mean rate, by the seed.
 ///
 /// # Errors
 /// A rate that gives no arrivals or far too many.
-pub fn arrivals(
-    args: &CompareArgs,
-    trace: Option<&[Arrival]>,
-    rate: f64,
-    seed: u64,
-) -> anyhow::Result<(Vec<Arrival>, f64)> {
-    let limit = Nanos::from_ms_f64(args.duration * 1e3);
-    let most = args.requests.unwrap_or(usize::MAX);
-    if let Some(all) = trace {
-        let mut arrivals = all.to_vec();
-        transform::scale_to_rate(&mut arrivals, rate)?;
-        let mut arrivals = transform::window(&arrivals, Time::ZERO, limit);
-        arrivals.truncate(most);
-        if arrivals.is_empty() {
-            let got = format!("none within {} s", args.duration);
-            return Err(BadInput(format!("--duration: expected arrivals, got {got}")).into());
-        }
-        // A burst or a lull at the start of a trace is not its mean.
-        let offered = mean_rate(&arrivals).unwrap_or(rate);
-        return Ok((arrivals, offered));
-    }
-    if rate * args.duration > MAX_ARRIVALS {
+pub fn arrivals(args: &CompareArgs, rate: f64, seed: u64) -> anyhow::Result<Vec<Arrival>> {
+    let seconds = seconds(args);
+    if rate * seconds > MAX_ARRIVALS {
         let most = format!("at most {MAX_ARRIVALS:e} arrivals (--rate x --duration)");
-        let got = rate * args.duration;
+        let got = rate * seconds;
         return Err(BadInput(format!("--rate: expected {most}, got {got:e}")).into());
     }
     let process = Process::Poisson { rate_rps: rate };
     let stream = Stream::new(args.model.as_str(), process, Lengths::fixed(1, 1));
-    let mut arrivals = Workload::single(stream, Limit::Duration(limit)).generate(seed)?;
-    arrivals.truncate(most);
+    let limit = Limit::Duration(Nanos::from_ms_f64(seconds * 1e3));
+    let mut arrivals = Workload::single(stream, limit).generate(seed)?;
+    arrivals.truncate(args.requests.unwrap_or(usize::MAX));
     if arrivals.is_empty() {
-        let got = format!("none at {rate}/s within {} s", args.duration);
+        let got = format!("none at {rate}/s within {seconds} s");
         return Err(BadInput(format!("--rate: expected arrivals, got {got}")).into());
     }
-    Ok((arrivals, rate))
+    Ok(arrivals)
 }
 
-/// Arrivals as calls on the pool; those of a trace on the inputs whose lengths are the nearest.
-pub fn calls(args: &CompareArgs, arrivals: &[Arrival], pool: &[Item]) -> Vec<Call> {
+/// The lengths that a trace asks for, each once, in order.
+pub fn lens_of(arrivals: &[Arrival]) -> Vec<(u32, u32)> {
+    let lens: BTreeSet<_> = arrivals.iter().map(inputs::lens).collect();
+    lens.into_iter().collect()
+}
+
+/// Arrivals as calls on the pool; those of a trace on the inputs whose lengths are the nearest, or on those
+/// that were made for them, `made`.
+pub fn calls(
+    args: &CompareArgs,
+    arrivals: &[Arrival],
+    pool: &[Item],
+    made: &[(u32, u32)],
+) -> Vec<Call> {
     let nearest = |a: &Arrival| {
         let distance = |i: &usize| pool[*i].input_len.abs_diff(a.input_len);
         (0..pool.len())
@@ -131,10 +159,11 @@ pub fn calls(args: &CompareArgs, arrivals: &[Arrival], pool: &[Item]) -> Vec<Cal
     let is_trace = args.trace.is_some();
     let call = |(i, a): (usize, &Arrival)| Call {
         at: a.at,
-        item: match is_trace {
-            true => nearest(a),
+        item: match made.binary_search(&inputs::lens(a)) {
+            Ok(item) => item,
+            Err(_) if is_trace => nearest(a),
             // In seeded order, so that neighbours differ.
-            false => (i * 7919 + 13) % pool.len(),
+            Err(_) => (i * 7919 + 13) % pool.len(),
         },
         sla: a.sla,
         class: class_of(args, a).expect("the trace has been checked"),
@@ -150,14 +179,12 @@ pub fn tell_scaled(args: &CompareArgs, path: &Path, trace: &[Arrival], served: &
         return;
     }
     let (path, num, all) = (path.display(), served.len(), trace.len());
-    let within = format!("those within {} s (--duration)", args.duration);
-    let rates = mean_rate(trace).zip(mean_rate(served));
-    let rates = rates.map_or(String::new(), |(own, rate)| {
-        format!(", at {rate:.4} requests/s, its own {own:.4} (--trace-rate)")
+    let within = format!("those within {} s (--duration)", seconds(args));
+    let scaled = args.trace_rate.and(mean_rate(trace)).zip(mean_rate(served));
+    let scaled = scaled.map_or(String::new(), |(own, rate)| {
+        format!(", from time 0 on at {rate:.4} requests/s, its own {own:.4} (--trace-rate)")
     });
-    eprintln!(
-        "lazybatch: {path}: {num} of {all} arrivals are served, {within}, from time 0 on{rates}"
-    );
+    eprintln!("lazybatch: {path}: {num} of {all} arrivals are served, {within}{scaled}");
 }
 
 /// Says how many arrivals of a trace are served with other lengths than it states.

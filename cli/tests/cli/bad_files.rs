@@ -49,11 +49,7 @@ fn malformed_profiles_are_refused_with_their_place() {
         ),
         (
             change("[24, 12.5]", "[1, 12.5]"),
-            vec!["nodes[0] (qkv0).latency_us[1]: expected strictly increasing x from 0, got 1"],
-        ),
-        (
-            change("[[1, 9.0]", "[[0, 9.0]"),
-            vec!["latency_us[0]: expected strictly increasing x from 1, got 0"],
+            vec!["nodes[0] (qkv0).latency_us[1]: expected strictly increasing x, got 1"],
         ),
         (
             change("12.5", "-12.5"),
@@ -259,7 +255,7 @@ fn malformed_arrivals_are_refused_with_line_and_column() {
     );
     place.write("t.csv", format!("{header}5,phonemes,1,1\n"));
     place.refuse(
-        "compare --trace t.csv --profile-out p.out",
+        "compare --trace t.csv --trace-rate 5 --profile-out p.out",
         &["t.csv: expected at least two arrivals at different times, got 1 arrivals"],
     );
     for (rate, part) in [

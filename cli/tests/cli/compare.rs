@@ -229,7 +229,7 @@ fn the_projects_own_arrivals_are_served_at_the_rate_asked_for() {
     let done = place.succeed(&run_all);
     let said = "a.csv: 2 of 40 arrivals are served with the lengths of the nearest of 512 inputs";
     assert!(done.err.contains(said), "{}", done.err);
-    let said = "a.csv: 40 of 40 arrivals are served, those within 10 s (--duration), from time 0 on, at \
+    let said = "a.csv: 40 of 40 arrivals are served, those within 10 s (--duration), from time 0 on at \
                 200.0000 requests/s, its own 1000.0000 (--trace-rate)";
     assert!(done.err.contains(said), "{}", done.err);
     let rows = requests(&place.read("c.csv"));
@@ -268,6 +268,59 @@ fn the_projects_own_arrivals_are_served_at_the_rate_asked_for() {
         &format!("{poisson} --requests 9 --requests-csv c.csv"),
     );
     assert_eq!(requests(&place.read("c.csv")).len(), 9);
+}
+
+#[test]
+fn a_trace_arrives_when_it_says_and_a_simulated_device_takes_its_lengths() {
+    let place = Place::new();
+    let header = "arrival_us,model,input_len,output_len";
+    let rows = [
+        ("20000.125", 7, 3),
+        ("50000.000", 900, 2),
+        ("50000.000", 8, 1000),
+        ("90000.000", 9, 0),
+        ("61000000.000", 5, 5),
+    ];
+    let rows: String = rows
+        .iter()
+        .map(|(at, input, output)| format!("{at},transformer-tiny,{input},{output}\n"))
+        .collect();
+    place.write("t.csv", format!("{header}\n{rows}"));
+    let run = |device: &str, arguments: &str| {
+        let done = place.succeed(&format!(
+            "compare --report c.html --model transformer-tiny --max-batch 4 --policies greedy --trace t.csv \
+             --device {device} {arguments} --requests-csv c.csv"
+        ));
+        // Id, model, arrival, ..., lengths, policy.
+        let csv = place.read("c.csv");
+        let rows = csv.lines().skip(1).map(|row| {
+            let of: Vec<_> = row.split(',').collect();
+            (of[2].to_string(), of[6].to_string(), of[7].to_string())
+        });
+        (done.err, rows.collect::<Vec<_>>())
+    };
+    let (err, rows) = run("sim", "");
+    // The model takes no more than 40.
+    let expected = [
+        ("20000.125", "7", "3"),
+        ("50000.000", "40", "2"),
+        ("50000.000", "8", "40"),
+        ("90000.000", "9", "0"),
+    ];
+    let expected = expected.map(|(at, i, o)| (at.to_string(), i.to_string(), o.to_string()));
+    assert_eq!(rows, expected);
+    let said = "t.csv: 4 of 5 arrivals are served, those within 60 s (--duration)\n";
+    assert!(err.contains(said), "{err}");
+    let said = "t.csv: 2 of 4 arrivals are served with the lengths";
+    assert!(err.contains(said), "{err}");
+    let (err, rows) = run("cpu", "--duration 0.06 --pool 2");
+    let at: Vec<_> = rows.iter().map(|r| r.0.as_str()).collect();
+    assert_eq!(at, ["20000.125", "50000.000", "50000.000"]);
+    assert!(err.contains("those within 0.06 s (--duration)\n"), "{err}");
+    place.refuse(
+        "compare --model transformer-tiny --trace t.csv --duration 0.01",
+        &["--duration: expected arrivals, got none within 0.01 s"],
+    );
 }
 
 #[test]

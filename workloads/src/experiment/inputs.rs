@@ -49,13 +49,24 @@ pub fn drawn(model: &Served<'_>, num: usize, seed: u64) -> Result<(Vec<Item>, Ve
     let process = Process::Constant { rate_rps: 1.0 };
     let stream = Stream::new(model.name, process, Lengths::load(model.lengths)?);
     let arrivals = Workload::single(stream, Limit::Requests(num)).generate(seed)?;
-    let item = |a: &Arrival| {
-        let fixed = Lengths::fixed(a.input_len, a.output_len);
-        synthetic(model.program, &fixed, 1, seed).remove(0)
+    let lens: Vec<_> = arrivals.iter().map(lens).collect();
+    Ok(of_lens(model, &lens, seed))
+}
+
+/// Input and output length of an arrival.
+pub fn lens(arrival: &Arrival) -> (u32, u32) {
+    (arrival.input_len, arrival.output_len)
+}
+
+/// A seeded item of each input length with the decoder passes of each output length, as far as the model's
+/// bounds allow these.
+pub fn of_lens(model: &Served<'_>, lens: &[(u32, u32)], seed: u64) -> (Vec<Item>, Vec<u32>) {
+    let item = |&(input, output): &(u32, u32)| {
+        synthetic(model.program, &Lengths::fixed(input, output), 1, seed).remove(0)
     };
     let bound = model.max_output_len.unwrap_or(u32::MAX);
-    let steps = arrivals.iter().map(|a| a.output_len.min(bound)).collect();
-    Ok((arrivals.iter().map(item).collect(), steps))
+    let steps = lens.iter().map(|l| l.1.min(bound)).collect();
+    (lens.iter().map(item).collect(), steps)
 }
 
 fn of_length(program: &Program, drawn: u32, rng: &mut ChaCha8Rng) -> Item {
