@@ -22,6 +22,7 @@ pub const LOOP_RULES: &[&str] = &[
     "balance:4",
     "join:4/cap90",
     "sharing:2/6/1",
+    "balance:2",
 ];
 
 /// The same where there are several models: how these take turns matters more than the rest.
