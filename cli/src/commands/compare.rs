@@ -148,7 +148,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     let mut calls = offer::calls(args, &arrivals, &pool, &made);
     let num_requests = calls.len();
     if let (Some(path), Some(trace)) = (&args.trace, trace) {
-        offer::tell_scaled(args, path, trace, &arrivals);
+        offer::tell_served(args, path, trace, &arrivals);
         offer::tell_replaced(path, &arrivals, &calls, &pool, &steps);
     }
     if let Some(path) = &args.arrivals_out {

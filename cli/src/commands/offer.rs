@@ -173,18 +173,21 @@ pub fn calls(
 }
 
 /// Says how many arrivals of a trace are served, and at which rate, unless its times are served as they are.
-pub fn tell_scaled(args: &CompareArgs, path: &Path, trace: &[Arrival], served: &[Arrival]) {
+pub fn tell_served(args: &CompareArgs, path: &Path, trace: &[Arrival], served: &[Arrival]) {
     let times = |of: &[Arrival]| -> Vec<Time> { of.iter().map(|a| a.at).collect() };
     if times(trace) == times(served) {
         return;
     }
     let (path, num, all) = (path.display(), served.len(), trace.len());
-    let within = format!("those within {} s (--duration)", seconds(args));
+    let which = match args.requests {
+        Some(most) if most == num => format!("the first {most} (--requests)"),
+        _ => format!("those within {} s (--duration)", seconds(args)),
+    };
     let scaled = args.trace_rate.and(mean_rate(trace)).zip(mean_rate(served));
     let scaled = scaled.map_or(String::new(), |(own, rate)| {
         format!(", from time 0 on at {rate:.4} requests/s, its own {own:.4} (--trace-rate)")
     });
-    eprintln!("lazybatch: {path}: {num} of {all} arrivals are served, {within}{scaled}");
+    eprintln!("lazybatch: {path}: {num} of {all} arrivals are served, {which}{scaled}");
 }
 
 /// Says how many arrivals of a trace are served with other lengths than it states.

@@ -256,6 +256,8 @@ fn the_projects_own_arrivals_are_served_at_the_rate_asked_for() {
     let run_own = run_all.replace("--trace a.csv", "--trace own.csv");
     let done = place.succeed(&format!("{run_own} --requests 3"));
     assert!(done.out.contains("SLA 7000 ms"), "{}", done.out);
+    let said = "own.csv: 3 of 40 arrivals are served, the first 3 (--requests), from time 0 on at ";
+    assert!(done.err.contains(said), "{}", done.err);
     assert_eq!(place.json("c.json")["runs"][0]["sla_ms"], 7000.0);
     compare(
         &place,
