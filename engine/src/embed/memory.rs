@@ -85,7 +85,8 @@ impl Limit {
             let expected = "a device that states what requests hold";
             return Err(fail(expected.into(), "one that does not".into()));
         };
-        let least = bound.request(shortest, 1).total().next_multiple_of(UNIT);
+        let least = bound.request(shortest, 1).total();
+        let least = least.checked_next_multiple_of(UNIT).unwrap_or(u64::MAX);
         if least > self.bytes {
             let expected = format!("at least {least} bytes, for its smallest request");
             return Err(fail(expected, format!("{} bytes", self.bytes)));

@@ -112,6 +112,8 @@ pub const ENTRY: Entry = Entry {
 
 /// By how much another rule must be cheaper to replace the incumbent.
 pub const HYSTERESIS: f64 = 0.02;
+/// The same of one model with loops, where [`DOUBT`] guards against chance.
+const HYSTERESIS_LOOPS: f64 = 0.005;
 /// The same where requests may be refused or shed.
 const HYSTERESIS_REFUSING: f64 = 0.0025;
 /// And by how many standard errors of the difference, as the parts of the past differ: a rule that is better
@@ -615,6 +617,7 @@ impl Adaptive {
             // Where most of what a rule gains is fewer that are refused, 2 % of the cost are several
             // percent of the throughput.
             false if self.refuses => HYSTERESIS_REFUSING,
+            false if self.have_loops && !self.are_several => HYSTERESIS_LOOPS,
             false => HYSTERESIS,
         }
     }
