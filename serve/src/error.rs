@@ -1,5 +1,7 @@
 //! Why a call has no answer, and which code the protocol has for it.
 
+use std::panic::AssertUnwindSafe;
+
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use lazybatch_engine::RequestError;
@@ -66,6 +68,19 @@ impl Error {
             Self::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
+}
+
+/// Does what may fail by a bug, too, and take nobody else with it.
+///
+/// # Errors
+/// Its own; [`Error::Internal`] if it panics, which the panic hook has told of.
+pub fn caught<T>(what: impl FnOnce() -> Result<T>) -> Result<T> {
+    std::panic::catch_unwind(AssertUnwindSafe(what)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+        let text = text.unwrap_or_else(|| "no message".into());
+        Err(Error::Internal(format!("the server has a bug: {text}")))
+    })
 }
 
 /// Most bytes of what a client is told of an error: it may quote what the client sent.
@@ -167,5 +182,20 @@ mod tests {
         assert!((MOST_TOLD - 1..=MOST_TOLD).contains(&long.len()));
         let status = tonic::Status::from(Error::Internal("n".repeat(1 << 20)));
         assert_eq!(status.message().len(), MOST_TOLD);
+    }
+
+    #[test]
+    fn a_bug_is_told_and_takes_nobody_with_it() {
+        let told = |what: fn() -> Result<u8>| caught(what).map_err(|e| (e.http(), e.to_string()));
+        assert_eq!(told(|| Ok(1)), Ok(1));
+        let own = told(|| Err(Error::NotFound("not there".into())));
+        assert_eq!(own, Err((StatusCode::NOT_FOUND, "not there".into())));
+        let bug = |text: &str| {
+            let text = format!("the server has a bug: {text}");
+            Err((StatusCode::INTERNAL_SERVER_ERROR, text))
+        };
+        assert_eq!(told(|| panic!("five")), bug("five"));
+        assert_eq!(told(|| panic!("{}", 5)), bug("5"));
+        assert_eq!(told(|| std::panic::panic_any(5)), bug("no message"));
     }
 }

@@ -1,28 +1,86 @@
 //! How a client of HTTP/1.1 sends the heads of its calls.
 //!
 //! Each has to be whole in time from its first byte on, the first one from the start, and behind an answer
-//! the next one has to begin in time.
+//! that is over the next one has to begin in time.
 
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::Context;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use axum::body::{Body, Bytes, HttpBody};
+use hyper::body::{Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
 /// Looks in the time that a connection may lie idle.
 const LOOKS: u32 = 4;
 
+/// Calls of a connection, which whoever serves it counts.
+#[derive(Default)]
+pub struct Calls {
+    /// Heads that were whole, and were handed on as calls.
+    begun: AtomicUsize,
+    /// As many of them as are over: all of the answer was handed on, or there will be none.
+    over: AtomicUsize,
+}
+
+impl Calls {
+    /// Another one has begun.
+    pub fn begin(self: &Arc<Self>) -> Running {
+        self.begun.fetch_add(1, Ordering::Relaxed);
+        Running(self.clone())
+    }
+}
+
+/// A call that is over when this is dropped.
+pub struct Running(Arc<Calls>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.over.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The body of an answer, with whose end its call is over.
+pub struct Answer {
+    body: Body,
+    _call: Running,
+}
+
+impl Answer {
+    /// The body of the answer to a call.
+    pub fn new(body: Body, call: Running) -> Self {
+        Self { body, _call: call }
+    }
+}
+
+impl HttpBody for Answer {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
 /// What is known of a connection's heads.
 pub struct Heads {
-    /// Heads that were whole, and were handed on as calls.
-    calls: Arc<AtomicUsize>,
-    /// As many of them as were known when it was last looked.
+    calls: Arc<Calls>,
+    /// Calls that had begun when it was last looked.
     seen: usize,
-    /// As many of them as have something of an answer.
-    answered: usize,
     /// Whether something of the next one is there.
     has_begun: bool,
     /// Until when the rest has to come.
@@ -38,7 +96,7 @@ struct Idle {
     timer: Option<Pin<Box<Sleep>>>,
     /// It will wake the task of the connection.
     is_set: bool,
-    /// Calls that were answered at the last look; none while one runs.
+    /// Calls that were over at the last look; none while one runs.
     seen: Option<usize>,
     /// Looks since then that found nothing new.
     num_looks: u32,
@@ -51,7 +109,6 @@ impl Heads {
         Self {
             calls: Arc::default(),
             seen: 0,
-            answered: 0,
             has_begun: true,
             until: None,
             within,
@@ -65,39 +122,42 @@ impl Heads {
         }
     }
 
-    /// Counts the heads that were whole: whoever serves the connection counts them.
-    pub fn calls(&self) -> Arc<AtomicUsize> {
+    /// Counts the calls.
+    pub fn calls(&self) -> Arc<Calls> {
         self.calls.clone()
     }
 
     /// Looks whether the head that was awaited has become a call.
     pub fn look(&mut self) {
-        let calls = self.calls.load(Ordering::Relaxed);
+        let calls = self.calls.begun.load(Ordering::Relaxed);
         if std::mem::replace(&mut self.seen, calls) != calls {
             self.has_begun = false;
             self.until = None;
         }
     }
 
-    /// Something came: of a head, if it is not the body of a call that waits for its answer.
-    pub fn came(&mut self) {
-        self.has_begun |= self.answered == self.seen;
+    /// Whether no call runs.
+    fn rests(&self) -> bool {
+        self.calls.over.load(Ordering::Relaxed) == self.seen
     }
 
-    /// Something is written: an answer, if it does not ask for the body.
-    pub fn writes(&mut self, bytes: &[u8]) {
-        if !bytes.starts_with(b"HTTP/1.1 100 ") {
-            self.answered = self.calls.load(Ordering::Relaxed);
-        }
+    /// Something came: of a head, if no call runs, whose body it may be.
+    pub fn came(&mut self) {
+        self.has_begun |= self.rests();
+    }
+
+    /// Something is written: where it is the end of an answer, the time to the next head begins.
+    pub fn writes(&mut self) {
+        self.idle.num_looks = 0;
     }
 
     /// Whether a head is not whole in time, or has not begun in time, where more is awaited. All of a
     /// connection's looks are those of one task.
     pub fn is_late(&mut self, context: &mut Context<'_>) -> bool {
         if !self.has_begun {
-            // Whoever serves it may not read again once a call is answered, so the timer is set before.
-            let rests = self.answered == self.seen;
-            return self.idle.is_over(rests.then_some(self.seen), context);
+            // Whoever serves it may not read again once a call is over, so the timer is set before.
+            let over = self.rests().then_some(self.seen);
+            return self.idle.is_over(over, context);
         }
         let until = || Box::pin(tokio::time::sleep(self.within));
         let until = self.until.get_or_insert_with(until);
@@ -106,7 +166,7 @@ impl Heads {
 }
 
 impl Idle {
-    /// Whether it has lain idle for too long, where so many calls are answered and none runs.
+    /// Whether it has lain idle for too long, where so many calls are over and none runs.
     fn is_over(&mut self, seen: Option<usize>, context: &mut Context<'_>) -> bool {
         let timer = || Box::pin(tokio::time::sleep(self.every));
         let timer = self.timer.get_or_insert_with(timer);

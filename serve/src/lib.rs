@@ -65,7 +65,7 @@ pub use config::Cut;
 pub use error::Error;
 pub use gpus::{Gpu, Gpus};
 pub use host::{Host, Text};
-pub use repository::Control;
+pub use repository::{ALL, Control};
 pub use rounds::Rounds;
 pub use security::{Security, TlsFiles};
 pub use server::{Bound, Options, Server};

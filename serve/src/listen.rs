@@ -7,7 +7,6 @@
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -20,7 +19,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use crate::grpc::Pace;
-use crate::heads::Heads;
+use crate::heads::{Calls, Heads};
 use crate::security::{Guard, Port};
 
 /// Connections that wait to be served.
@@ -226,8 +225,8 @@ impl Io {
 }
 
 impl Connection {
-    /// Counts the heads of one that speaks HTTP/1.1 that were whole: whoever serves it counts them.
-    pub fn calls(&self) -> Arc<AtomicUsize> {
+    /// Counts the calls of one that speaks HTTP/1.1: whoever serves it does.
+    pub fn calls(&self) -> Arc<Calls> {
         let heads = self.heads.as_ref();
         heads.map_or_else(Arc::default, Heads::calls)
     }
@@ -374,7 +373,7 @@ impl AsyncWrite for Connection {
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         if let Some(heads) = &mut this.heads {
-            heads.writes(bytes);
+            heads.writes();
         }
         if let Some(len) = this.gather(context, &[IoSlice::new(bytes)]) {
             return Poll::Ready(Ok(len));
@@ -390,8 +389,8 @@ impl AsyncWrite for Connection {
         parts: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        if let (Some(heads), Some(first)) = (&mut this.heads, parts.first()) {
-            heads.writes(first);
+        if let Some(heads) = &mut this.heads {
+            heads.writes();
         }
         if let Some(len) = this.gather(context, parts) {
             return Poll::Ready(Ok(len));
@@ -443,7 +442,7 @@ impl AsyncWrite for Connection {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::Ordering;
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::Wake;
 
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -578,7 +577,7 @@ mod tests {
         let calls = connection.calls();
         client.write_all(b"head").await.unwrap();
         assert_eq!(next(&mut connection).await.unwrap().unwrap(), 4);
-        calls.fetch_add(1, Ordering::Relaxed);
+        let call = calls.begin();
         // A body comes when it comes, also one that was asked for, and the next head likewise.
         connection
             .write_all(b"HTTP/1.1 100 Continue")
@@ -588,6 +587,10 @@ mod tests {
         assert_eq!(next(&mut connection).await.unwrap().unwrap(), 4);
         assert!(next(&mut connection).await.is_none());
         connection.write_all(b"HTTP/1.1 200 OK").await.unwrap();
+        client.write_all(b"more").await.unwrap();
+        assert_eq!(next(&mut connection).await.unwrap().unwrap(), 4);
+        assert!(next(&mut connection).await.is_none());
+        drop(call);
         assert!(next(&mut connection).await.is_none());
         client.write_all(b"he").await.unwrap();
         assert_eq!(next(&mut connection).await.unwrap().unwrap(), 2);
@@ -603,11 +606,20 @@ mod tests {
         for _ in 0..4 {
             client.write_all(b"head").await.unwrap();
             assert_eq!(next(&mut connection).await.unwrap().unwrap(), 4);
-            calls.fetch_add(1, Ordering::Relaxed);
-            // As long as it likes, a call runs.
+            let call = calls.begin();
+            // As long as it likes, a call runs, of whose answer there may be something.
+            for part in [&b"HTTP/1.1 200 OK"[..], b"of the answer"] {
+                let read = timeout(3 * keep_alive, next(&mut connection)).await;
+                assert!(read.is_err());
+                connection.write_all(part).await.unwrap();
+            }
             let read = timeout(3 * keep_alive, next(&mut connection)).await;
             assert!(read.is_err());
-            connection.write_all(b"HTTP/1.1 200 OK").await.unwrap();
+            drop(call);
+            // The last of it is still being written then.
+            let read = timeout(keep_alive / 2, next(&mut connection)).await;
+            assert!(read.is_err());
+            connection.write_all(b" and its end").await.unwrap();
             let read = timeout(keep_alive / 2, next(&mut connection)).await;
             assert!(read.is_err(), "not yet");
         }

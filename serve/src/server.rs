@@ -4,12 +4,13 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::http::Request;
 use axum::response::Response;
+use futures_util::future::BoxFuture;
 use futures_util::stream::poll_fn;
+use futures_util::{FutureExt, TryFutureExt};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpSocket};
@@ -23,6 +24,7 @@ use tower_http::timeout::RequestBodyDeadlineLayer;
 
 use crate::closing::Closing;
 use crate::grpc::{CallLayer, Service};
+use crate::heads::{Answer, Calls};
 use crate::http::Front;
 use crate::listen::{Connection, Listen};
 use crate::memory::Memory;
@@ -370,20 +372,22 @@ async fn clear_health(health: &HealthReporter) {
     }
 }
 
-/// A service that is always ready, as hyper calls one, and the number of its calls.
-struct Ready<S>(S, Arc<AtomicUsize>);
+/// A service that is always ready, as hyper calls one, and its calls.
+struct Ready<S>(S, Arc<Calls>);
 
 impl<S> hyper::service::Service<Request<Incoming>> for Ready<S>
 where
-    S: TowerService<Request<Incoming>> + Clone,
+    S: TowerService<Request<Incoming>, Response = Response> + Clone,
+    S::Future: Send + 'static,
 {
-    type Response = S::Response;
+    type Response = hyper::Response<Answer>;
     type Error = S::Error;
-    type Future = S::Future;
+    type Future = BoxFuture<'static, Result<Self::Response, S::Error>>;
 
-    fn call(&self, request: Request<Incoming>) -> S::Future {
-        self.1.fetch_add(1, Ordering::Relaxed);
-        self.0.clone().call(request)
+    fn call(&self, request: Request<Incoming>) -> Self::Future {
+        let call = self.1.begin();
+        let answer = |answer: Response| answer.map(|body| Answer::new(body, call));
+        self.0.clone().call(request).map_ok(answer).boxed()
     }
 }
 
@@ -392,7 +396,7 @@ async fn serve_http<S>(mut connections: mpsc::Receiver<Connection>, service: S)
 where
     S: TowerService<Request<Incoming>, Response = Response, Error = Infallible>,
     S: Clone + Send + 'static,
-    S::Future: Send,
+    S::Future: Send + 'static,
 {
     let closing = Closing::default();
     let mut builder = hyper::server::conn::http1::Builder::new();

@@ -8,10 +8,12 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::ValueEnum;
 use lazybatch_engine::measure::SegmentLength;
+use lazybatch_engine::policy;
 use lazybatch_graph::{Program, SharedProgram, Tensor};
 use lazybatch_kernels::Device;
 use lazybatch_serve::{
-    Control, Cut, Gpus, Host, Options, Otlp, Rounds, Security, Server, Switches, TlsFiles, TraceDir,
+    ALL, Control, Cut, Gpus, Host, Options, Otlp, Rounds, Security, Server, Switches, TlsFiles,
+    TraceDir,
 };
 use lazybatch_sla::profile::ModelProfile;
 use lazybatch_workloads::text::Text;
@@ -34,20 +36,25 @@ use crate::serve_args::{
 
 /// Runs the command: until SIGTERM or SIGINT. Files of TLS and tokens are read anew on SIGHUP.
 pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
+    let kind = named_device(args)?;
+    policy::find(&args.policy).map_err(|e| BadInput(format!("--policy: {e}")))?;
+    if args.print_config {
+        return output::text(&args.effective);
+    }
     let switches = Arc::new(Switches::default());
     let rounds = Arc::new(match args.device.as_str() {
         "cpu" => Rounds::beside_device(),
         _ => Rounds::default(),
     });
     let options = options(args, switches.clone(), rounds.clone())?;
-    if args.print_config {
-        return output::text(&args.effective);
-    }
     check_effects(args)?;
-    let kind = device_kind(args)?;
+    kind.check(&args.cpu)?;
+    kind.is_emulated(args.no_measure, "--no-measure")?;
     let wanted = switches;
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
+        // It would say so there, and panic.
+        .log_internal_errors(false)
         .with_ansi(false);
     let lines = match args.log_format {
         LogFormat::Text => lines.boxed(),
@@ -128,21 +135,25 @@ fn check_effects(args: &ServeArgs) -> Result<(), BadInput> {
             )));
         }
     }
+    let names = &args.load_model;
+    if names.len() > 1 && names.iter().any(|name| name == ALL) {
+        let (expected, got) = (format!("{ALL} alone, or names"), names.join(", "));
+        return Err(BadInput(format!(
+            "--load-model: expected {expected}, got {got}"
+        )));
+    }
     Ok(())
 }
 
-/// The device that runs all models, of those that this machine has.
-fn device_kind(args: &ServeArgs) -> anyhow::Result<DeviceKind> {
-    let kind = match args.device.as_str() {
-        "cpu" => DeviceKind::Cpu,
+/// The device that runs all models, whether this machine has it or not.
+fn named_device(args: &ServeArgs) -> Result<DeviceKind, BadInput> {
+    match args.device.as_str() {
+        "cpu" => Ok(DeviceKind::Cpu),
         name => DeviceKind::cuda(name).ok_or_else(|| {
             let expected = "--device: expected cpu, cuda or cuda:N";
             BadInput(format!("{expected}, got {name}"))
-        })?,
-    };
-    kind.check(&args.cpu)?;
-    kind.is_emulated(args.no_measure, "--no-measure")?;
-    Ok(kind)
+        }),
+    }
 }
 
 fn options(

@@ -283,6 +283,22 @@ fn what_is_wrong_in_the_file_or_the_environment_is_named() {
             &["--device: expected cpu, cuda or cuda:N, got", device],
         );
     }
+    // What is wrong by itself is so where options are only printed; what another one makes so is not.
+    for (flags, told) in [
+        ("--policy nope", "expected one of serial"),
+        ("--device tpu", "expected cpu, cuda or cuda:N"),
+    ] {
+        for print in ["", "--print-config"] {
+            place.refuse(&format!("serve --models m {flags} {print}"), &[told]);
+        }
+    }
+    let all = "--model-control-mode explicit --load-model * --load-model a";
+    place.refuse(
+        &format!("serve --models m {all}"),
+        &["--load-model: expected * alone, or names, got *, a"],
+    );
+    place.succeed("serve --models m --tls-cert c.pem --print-config");
+    place.refuse("serve --models m --tls-cert c.pem", &["--tls-key"]);
     let help = place.succeed("serve --help").out;
     assert!(
         help.contains("LAZYBATCH_HTTP_PORT") && help.contains("--models"),

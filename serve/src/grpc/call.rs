@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::http::{Request, Response};
+use axum::http::{HeaderMap, Request, Response};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -121,6 +121,7 @@ where
             state: state.clone(),
             parent: telemetry::parent(state, &head.headers),
         };
+        let deadline = deadline(&head.headers);
         let path = head.uri.path();
         let asks = (path == INFER && !is_packed).then(asks);
         // Connections bring theirs.
@@ -145,10 +146,39 @@ where
         };
         let request = Request::from_parts(head, tonic::body::Body::new(body));
         let answered = TAB.scope(tab.clone(), self.inner.call(request));
-        answered
-            .map(|answer| Ok(answer?.map(|body| call.answer(body, tab))))
+        let watched = |answer: Result<Response<_>, _>| {
+            let answer: Response<tonic::body::Body> = answer?;
+            Ok(answer.map(|body| call.answer(body, tab)))
+        };
+        let Some(within) = deadline else {
+            return answered.map(watched).boxed();
+        };
+        let in_time = tokio::time::timeout(within, answered);
+        let late = |_| Ok(Status::deadline_exceeded("Deadline Exceeded").into_http());
+        in_time
+            .map(move |answer| watched(answer.unwrap_or_else(late)))
             .boxed()
     }
+}
+
+/// The time in which the client wants its answer to begin, a little less: the transport, which has the
+/// same, answers that it was cancelled.
+fn deadline(headers: &HeaderMap) -> Option<Duration> {
+    const LESS: Duration = Duration::from_millis(1);
+    let text = headers.get("grpc-timeout")?.to_str().ok()?;
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let is_number = (1..=8).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_digit());
+    let number: u64 = digits.parse().ok().filter(|_| is_number)?;
+    let stated = match unit {
+        "H" => Duration::from_secs(number * 3600),
+        "M" => Duration::from_secs(number * 60),
+        "S" => Duration::from_secs(number),
+        "m" => Duration::from_millis(number),
+        "u" => Duration::from_micros(number),
+        "n" => Duration::from_nanos(number),
+        _ => return None,
+    };
+    Some(stated.saturating_sub(LESS))
 }
 
 /// A request for inference of which nothing came.

@@ -14,7 +14,7 @@ mod whole;
 use std::sync::Arc;
 
 use axum::extract::{DefaultBodyLimit, FromRequestParts, Request, State as Shared};
-use axum::http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, HeaderValue};
+use axum::http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, HeaderValue};
 use axum::http::request::Parts;
 use axum::http::{Extensions, HeaderMap, Method, StatusCode, Version};
 use axum::middleware::{map_request, map_response};
@@ -129,6 +129,7 @@ pub fn router(state: Arc<State>, max_body: usize, has_page: bool) -> Router {
         .layer(DefaultBodyLimit::max(max_body))
         .layer(Extension(MaxBody(max_body)))
         .layer(RequestDecompressionLayer::new())
+        .layer(map_request(names_its_coding))
         .layer(map_response(unpackable))
         .layer(CatchPanicLayer::custom(|_| bug().into_response()))
         .with_state(state)
@@ -165,6 +166,22 @@ async fn takes_unpacked(mut request: Request) -> Request {
 }
 
 /// What is told of a body that came packed as nobody here unpacks it, which is refused without a word.
+/// A request whose coding is named as the layer that unpacks it knows it: names have no case, and one has an
+/// older spelling too (RFC 9110, 8.4.1).
+async fn names_its_coding(mut request: Request) -> Request {
+    if let Some(coding) = request.headers_mut().get_mut(CONTENT_ENCODING) {
+        for known in ["gzip", "deflate", "identity"] {
+            let named = coding.as_bytes();
+            let is_older = known == "gzip" && named.eq_ignore_ascii_case(b"x-gzip");
+            if is_older || named.eq_ignore_ascii_case(known.as_bytes()) {
+                *coding = HeaderValue::from_static(known);
+                break;
+            }
+        }
+    }
+    request
+}
+
 async fn unpackable(mut response: Response) -> Response {
     if response.status() == StatusCode::UNSUPPORTED_MEDIA_TYPE {
         let expected = "identity, gzip or deflate";

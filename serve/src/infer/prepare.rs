@@ -131,7 +131,9 @@ fn prepare_anew(served: &Served, own: &Engaged, request: &Request) -> Result<Pre
         (Some(text), Some(_)) => from_text(served, own, request, text, &wish)?,
         _ => from_tensors(served, own, request, &options, &wish)?,
     };
-    if calls.len() > 1 && options.sequence.is_some() {
+    // To a model without sequences an id says nothing.
+    let is_part = options.sequence.is_some() && (served.is_sequence() || served.is_stateful());
+    if calls.len() > 1 && is_part {
         let what = format!("request of a sequence to model '{}'", served.name);
         return Err(Error::expected(what, "one sample", samples));
     }

@@ -135,8 +135,8 @@ pub(super) fn chosen(folder: &Path, config: &Config) -> Result<Vec<u64>> {
     Ok(chosen)
 }
 
-/// Sizes and dates of a model's files, two folders deep; of what is there and cannot be read, those that
-/// `before` has.
+/// Sizes and dates of a model's files, two folders deep, and its folders, as the versions of an ensemble
+/// are empty ones; of what is there and cannot be read, those that `before` has.
 pub(super) fn fingerprint(folder: &Path, before: &Fingerprint) -> Fingerprint {
     let is_gone = |e: &io::Error| e.kind() == io::ErrorKind::NotFound;
     let mut found = Fingerprint::new();
@@ -157,7 +157,11 @@ pub(super) fn fingerprint(folder: &Path, before: &Fingerprint) -> Fingerprint {
             };
         for path in entries.iter().map(std::fs::DirEntry::path) {
             match path.metadata() {
-                Ok(meta) if meta.is_dir() && depth < 2 => open.push((path, depth + 1)),
+                Ok(meta) if meta.is_dir() && depth < 2 => {
+                    // Its date is that of what lies in it.
+                    found.insert(path.clone(), (0, None));
+                    open.push((path, depth + 1));
+                }
                 Ok(meta) => drop(found.insert(path, (meta.len(), meta.modified().ok()))),
                 Err(e) if is_gone(&e) => {}
                 Err(_) => keep(&mut found, &path),
@@ -217,8 +221,10 @@ mod tests {
         let one = told();
         std::fs::write(&file, "ab").unwrap();
         let two = told();
-        assert!(before != one && one != two);
-        assert_eq!(two, told());
+        std::fs::create_dir(folder.path().join("2")).unwrap();
+        let three = told();
+        assert!(before != one && one != two && two != three);
+        assert_eq!(three, told());
     }
 
     #[test]

@@ -29,7 +29,7 @@ use lazybatch_engine::Monitor;
 
 use crate::cache::Cache;
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, caught};
 use crate::explained::Explained;
 use crate::files::regular;
 use crate::host::Host;
@@ -43,12 +43,15 @@ use version::Version;
 /// Name of a model's configuration.
 const CONFIG_FILE: &str = "config.pbtxt";
 
+/// In the place of a model's name: all that are there.
+pub const ALL: &str = "*";
+
 /// Who decides which models are served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Control {
     /// All that are there at the start.
     None,
-    /// Those named, and those that clients load.
+    /// Those named, or with [`ALL`] alone all that are there at the start, and those that clients load.
     Explicit(Vec<String>),
     /// All that are there, looked for again and again.
     Poll,
@@ -186,7 +189,8 @@ impl Repository {
     /// All models that cannot be loaded, each with its cause; the others are served.
     pub fn load_first(&self) -> Result<()> {
         let (names, unknown) = match &self.control {
-            Control::None | Control::Poll => {
+            Control::Explicit(names) if *names != [ALL] => (names.clone(), Vec::new()),
+            Control::None | Control::Poll | Control::Explicit(_) => {
                 let found = Folders::read(&self.root).map_err(|e| {
                     let error = Error::expected(self.root.display(), "a folder of models", e);
                     tracing::error!(error = error.to_string(), "nothing can be loaded");
@@ -194,7 +198,6 @@ impl Repository {
                 })?;
                 (found.models, found.unknown)
             }
-            Control::Explicit(names) => (names.clone(), Vec::new()),
         };
         for name in names.iter().chain(unknown.iter().map(|(name, _)| name)) {
             self.write().entry(name.clone()).or_default().is_wanted = true;
@@ -328,9 +331,12 @@ impl Repository {
             self.write().entry(name.to_owned()).or_default();
         }
         is_loading(true);
-        let loaded = self.load_these(name, brought);
+        let loaded = caught(|| self.load_these(name, brought));
         is_loading(false);
-        loaded
+        loaded.map_err(|error| match error {
+            Error::Internal(bug) => Error::Internal(format!("failed to load '{name}': {bug}")),
+            other => other,
+        })
     }
 
     /// The same, while the index tells that it runs.

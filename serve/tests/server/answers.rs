@@ -1,11 +1,13 @@
 //! How answers are given: packed or not, as classes, and with which status.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+use std::io::Write as _;
+
 use lazybatch_graph::onnx::Elem;
 use lazybatch_graph::tensor_op::{Layout, Operand, Part, Produced, TensorOp};
 use lazybatch_graph::{DType, Program, ProgramBuilder, Repeat, folder};
 
-use super::common::{Running, add, add_samples, ask, call, http, speaker, start};
+use super::common::{Running, add, add_samples, ask, call, http, is_sum, speaker, start};
 
 const INFER: &str = "/v2/models/add/infer";
 
@@ -23,6 +25,18 @@ async fn an_answer_is_packed_for_who_asks_and_an_error_is_not() {
     };
     let (status, text) = ask(server.http(), asks(&add(1)).as_bytes()).await;
     assert!(status == 200 && text.contains("content-encoding: gzip"));
+    let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    packer.write_all(add(1).as_bytes()).unwrap();
+    let packed = packer.finish().unwrap();
+    for coding in ["gzip", "GZip", "x-gzip"] {
+        let length = packed.len();
+        let head = format!(
+            "POST {INFER} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
+             content-encoding: {coding}\r\ncontent-length: {length}\r\n\r\n"
+        );
+        let (status, text) = ask(server.http(), &[head.as_bytes(), &packed].concat()).await;
+        assert!(status == 200 && is_sum(&text, 1), "{coding}: {text}");
+    }
     let wrong = add(1).replacen("FP32", "FP64", 1);
     let (status, text) = ask(server.http(), asks(&wrong).as_bytes()).await;
     assert!(status == 400 && !text.contains("content-encoding"));

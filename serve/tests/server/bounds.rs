@@ -108,6 +108,44 @@ async fn a_head_has_to_be_whole_in_time_and_an_answer_has_not() {
 }
 
 #[tokio::test]
+async fn an_answer_may_go_on_for_longer_than_a_connection_may_lie_idle() {
+    const KEEP_ALIVE: Duration = Duration::from_millis(400);
+    let server = start(|o| o.keep_alive = KEEP_ALIVE).await;
+    let mut viewer = TcpStream::connect(server.http()).await.unwrap();
+    let ask = b"GET /lazybatch/events HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    viewer.write_all(ask).await.unwrap();
+    let until = tokio::time::Instant::now() + 4 * KEEP_ALIVE;
+    let mut bytes = [0; 1 << 16];
+    while tokio::time::Instant::now() < until {
+        let came = timeout(LONG, viewer.read(&mut bytes)).await.unwrap();
+        assert!(came.unwrap() > 0, "events go on");
+    }
+    drop(viewer);
+    end(server).await;
+}
+
+#[tokio::test]
+async fn a_call_over_grpc_whose_time_is_over_is_told_so() {
+    let server = start(|_| {}).await;
+    let mut client = Raw::connect(server.at.grpc.unwrap()).await;
+    // One in time, in each unit; what is no time is none.
+    for within in ["1H", "99M", "30S", "30000m", "30000000u", "1", "m", "+1S"] {
+        let (answer, mut asks) = client.begin_within("ModelInfer", within).await;
+        asks.send_data(raw::lstm("a"), true).unwrap();
+        assert_eq!(raw::ended(answer).await.0, "0", "{within}");
+    }
+    server.gate.shut();
+    for within in ["100m", "100000u", "1n"] {
+        let (answer, mut asks) = client.begin_within("ModelInfer", within).await;
+        // It may be over before anything came.
+        let _ = asks.send_data(raw::lstm("a"), true);
+        assert_eq!(raw::ended(answer).await.0, "4", "{within}");
+    }
+    server.gate.open();
+    end(server).await;
+}
+
+#[tokio::test]
 async fn a_connection_may_lie_idle_for_longer_than_a_head_takes() {
     let server = start(|o| {
         o.header_timeout = Duration::from_millis(100);

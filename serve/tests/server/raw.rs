@@ -47,6 +47,16 @@ impl Raw {
         self.begin_by(head(method).header("x-text", text)).await
     }
 
+    /// The same, with the time in which the answer is wanted.
+    pub async fn begin_within(
+        &mut self,
+        method: &str,
+        within: &str,
+    ) -> (ResponseFuture, SendStream<Bytes>) {
+        self.begin_by(head(method).header("grpc-timeout", within))
+            .await
+    }
+
     /// The same, with a token or without.
     pub async fn begin_bearing(
         &mut self,

@@ -5,9 +5,9 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use lazybatch_serve::Control;
 use lazybatch_serve::repository::Brought;
 use lazybatch_serve::state::State;
+use lazybatch_serve::{ALL, Control};
 use serde_json::{Value as Json, json};
 
 use crate::common::{Running, add, call, is_sum, soon, start};
@@ -153,6 +153,17 @@ async fn polling_goes_on_beside_what_cannot_be_looked_at() {
     poll().await;
     assert!(server.state.repository.get("lstm", "").is_err());
     assert_eq!(ready(&server).await, 200, "it is wanted no more");
+    end(server).await;
+}
+
+#[tokio::test]
+async fn clients_may_load_and_all_are_there_at_the_start() {
+    let server = start(|o| o.control = Control::Explicit(vec![ALL.into()])).await;
+    let has = |name: &str| server.state.repository.get(name, "").is_ok();
+    assert!(has("add") && has("lstm"));
+    let unload = "/v2/repository/models/lstm/unload";
+    assert_eq!(call(server.http(), "POST", unload, "").await.0, 200);
+    assert!(has("add") && !has("lstm"));
     end(server).await;
 }
 
