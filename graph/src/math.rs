@@ -106,10 +106,11 @@ pub fn sigmoid(x: f32) -> f32 {
     1.0 / logistic_divisor(x)
 }
 
-/// Error function.
+/// Error function; 1 and -1 from 4 and -4 on, so that what is multiplied by one less it ends at 0.
 #[inline(always)]
 pub fn erf(x: f32) -> f32 {
-    let c = max(-4.0, min(4.0, x));
+    const FAR: f32 = 4.0;
+    let c = max(-FAR, min(FAR, x));
     let s = c * c;
     let mut p = -2.726_142_3e-10f32;
     p = p.mul_add(s, 2.770_681_4e-8);
@@ -123,7 +124,9 @@ pub fn erf(x: f32) -> f32 {
     q = q.mul_add(s, -1.682_827e-3);
     q = q.mul_add(s, -7.373_329e-3);
     q = q.mul_add(s, -1.426_473_9e-2);
-    max(-1.0, min(1.0, c * p / q))
+    let near = max(-1.0, min(1.0, c * p / q));
+    let far = if x >= FAR { 1.0 } else { near };
+    if x <= -FAR { -1.0 } else { far }
 }
 
 /// max(x, 0); what is no number stays.

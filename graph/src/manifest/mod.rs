@@ -92,19 +92,33 @@ pub struct Manifest {
 }
 
 /// Whether the file at `path` says that it is a manifest, or is one of weights that may do without
-/// (docs/models.md).
+/// (docs/models.md). One in TOML that says nothing of its format is one too, but those that tie an
+/// encoder and a decoder together (docs/onnx.md), which have none.
 pub fn is_manifest(path: &Path) -> bool {
     if is_weights(path) {
         return true;
     }
     let table = std::fs::read_to_string(path).map(|text| text.parse::<Table>());
     let Ok(Ok(table)) = table else { return false };
-    let format = table.get("format").and_then(toml::Value::as_str);
-    format.is_some_and(|format| format.starts_with("lazybatch-model/"))
+    match table.get("format") {
+        Some(format) => format
+            .as_str()
+            .is_some_and(|f| f.starts_with("lazybatch-model/")),
+        None => {
+            has_extension(path, "toml")
+                && !["encoder", "decoder"]
+                    .iter()
+                    .any(|key| table.contains_key(*key))
+        }
+    }
 }
 
 fn is_weights(path: &Path) -> bool {
-    path.extension().and_then(|e| e.to_str()) == Some("safetensors")
+    has_extension(path, "safetensors")
+}
+
+fn has_extension(path: &Path, extension: &str) -> bool {
+    path.extension().and_then(|e| e.to_str()) == Some(extension)
 }
 
 impl Manifest {

@@ -151,6 +151,11 @@ fn a_key_that_is_wrong_is_named() {
             "model.toml: format: expected `lazybatch-model/1`, got `lazybatch-model/9`",
         ),
         (
+            "format = 'lazybatch-model/1'",
+            "",
+            "model.toml: format: expected `lazybatch-model/1`, got nothing",
+        ),
+        (
             "name = 'small'",
             "nam = 'small'",
             "model.toml: name: expected a text, got nothing",

@@ -185,7 +185,9 @@ DEVICE float erf_of(float x) {
     q = fmaf(q, s, -1.682827e-3f);
     q = fmaf(q, s, -7.373329e-3f);
     q = fmaf(q, s, -1.4264739e-2f);
-    return larger(-1.0f, smaller(1.0f, c * p / q));
+    float near = larger(-1.0f, smaller(1.0f, c * p / q));
+    float far = x >= 4.0f ? 1.0f : near;
+    return x <= -4.0f ? -1.0f : far;
 }
 
 // Activations by the launcher's code; 0 is none.

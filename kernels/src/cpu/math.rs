@@ -230,6 +230,15 @@ mod tests {
     }
 
     #[test]
+    fn far_from_zero_gelu_is_nothing_or_all() {
+        for x in [6.0, 30_000.0, 1e6, 1e30] {
+            assert_eq!(gelu(-x), 0.0, "-{x}");
+            assert_eq!(gelu(x), x);
+        }
+        assert_eq!(gelu(f32::INFINITY), f32::INFINITY);
+    }
+
+    #[test]
     fn tails_and_levels_have_the_bits_of_full_lanes() {
         let x: Vec<f32> = (0..61).map(|i| (i as f32 - 30.0) * 0.37).collect();
         for a in [

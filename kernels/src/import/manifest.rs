@@ -109,6 +109,10 @@ impl Manifest {
                 d.max_steps,
             ));
         }
+        let tokens = [("start", d.start), ("stop", d.stop)];
+        if let Some((key, token)) = tokens.into_iter().find(|(_, token)| *token < 0) {
+            return Err(Error::invalid("decoder", key, "a token, 0 or more", token));
+        }
         if let Some(name) = d.first.keys().find(|n| !d.feed.contains_key(*n)) {
             let expected = "inputs that `feed` names";
             return Err(Error::invalid("decoder", "first", expected, name));
@@ -425,6 +429,10 @@ fn finish(
         let got = format!("{:?}", scores.layout.0);
         let expected = "a row of scores, or one id";
         return Err(Error::invalid("decoder choose", "axes", expected, got));
+    }
+    if !is_id && d.stop as usize >= num {
+        let expected = format!("one of the {num} tokens that `choose` has scores of");
+        return Err(Error::invalid("decoder", "stop", expected, d.stop));
     }
     let token = if is_id {
         lower.items.shaped(&scores, &[])

@@ -279,6 +279,12 @@ fn manifests_that_do_not_fit_their_graphs_are_refused() {
         "max_steps: expected 1 to",
     );
     check("stop = 2", "stop = 2\nhalt = 3", "halt");
+    let token = "stop: expected a token, 0 or more, got -3";
+    check("stop = 2", "stop = -3", token);
+    let token = "start: expected a token, 0 or more, got -1";
+    check("start = 1", "start = -1", token);
+    let token = "decoder: stop: expected one of the 9 tokens that `choose` has scores of, got 9";
+    check("stop = 2", "stop = 9", token);
     check("speller-step.onnx", "missing.onnx", "missing.onnx");
     check(
         "token = \"token\"",
