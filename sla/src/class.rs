@@ -4,6 +4,7 @@
 //! `gold:sla=20,priority=1,weight=3,late=refuse`.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -47,6 +48,12 @@ impl fmt::Display for Late {
     }
 }
 
+/// Weights of classes: shares are device time over weight, added up for as long as there is work, and have to
+/// tell a microsecond of one class from none after years of another's.
+pub const WEIGHTS: RangeInclusive<f64> = 1e-3..=1e6;
+/// The same in words.
+pub const EXPECTED_WEIGHT: &str = "a number from 0.001 to 1000000";
+
 /// A class.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -59,8 +66,8 @@ pub struct Class {
     /// Priority level of its requests that state none: 1 is the highest, 0 behind all others.
     #[serde(default)]
     pub priority: u8,
-    /// Share of the device among those that have work, and how much its latency and misses count;
-    /// above zero.
+    /// Share of the device among those that have work, and how much its latency and misses count; one of
+    /// [`WEIGHTS`].
     #[serde(default = "one")]
     pub weight: f64,
     /// What becomes of those that are too late; as the policy does if `None`.
@@ -171,9 +178,8 @@ impl FromStr for Class {
                     class.priority = level.map_err(|_| error("priority", expected, value))?;
                 }
                 "weight" => {
-                    let weight = above_zero();
-                    class.weight =
-                        weight.ok_or_else(|| error("weight", "a number above 0", value))?;
+                    let weight = value.parse().ok().filter(|w| WEIGHTS.contains(w));
+                    class.weight = weight.ok_or_else(|| error("weight", EXPECTED_WEIGHT, value))?;
                 }
                 "late" => {
                     let late = Late::ALL.into_iter().find(|l| l.name() == value);
@@ -230,6 +236,9 @@ mod tests {
             ("a:priority=256", "priority"),
             ("a:weight=-1", "weight"),
             ("a:weight=inf", "weight"),
+            ("a:weight=9e-4", "weight"),
+            ("a:weight=1.1e6", "weight"),
+            ("a:weight=NaN", "weight"),
             ("a:late=never", "late"),
             ("a:patience=0", "patience"),
             ("a:patience=40,late=keep", "patience"),

@@ -48,8 +48,8 @@ impl Curve {
             .flat_map(|c| c.points.iter().map(|p| p.0))
             .collect();
         let at = |x: u64| (x, curves.clone().map(|c| c.at(x)).sum());
-        // One more point keeps the slope beyond the last.
-        let beyond = xs.last().map(|x| x * 2 + 1);
+        // One more point keeps the slope beyond the last, if there is anything beyond.
+        let beyond = xs.last().and_then(|x| x.checked_mul(2)?.checked_add(1));
         let points: Vec<_> = xs.iter().copied().chain(beyond).map(at).collect();
         (!points.is_empty()).then(|| Curve::new(points))
     }

@@ -246,7 +246,7 @@ impl Profile {
         }
         for (i, model) in self.models.iter().enumerate() {
             if model.name.is_empty() || model.name.chars().any(char::is_control) {
-                let expected = "a name without control characters";
+                let expected = "a name, not empty, without control characters";
                 return fail(
                     format!("models[{i}].name"),
                     expected,

@@ -661,8 +661,15 @@ impl Driver {
             return Next::Wait(wakeups.into_iter().flatten().min());
         }
         match self.device.next_completion() {
-            Some(at) if at > self.clock.now() => Next::Wait(Some(at)),
-            Some(_) => Next::Turn,
+            Some(at) => {
+                // A lane that is free may want to be looked at before.
+                let wakeups = [self.core.next_wakeup(), self.state.sequences.stale_at()];
+                let at = wakeups.into_iter().flatten().fold(at, Time::min);
+                match at > self.clock.now() {
+                    true => Next::Wait(Some(at)),
+                    false => Next::Turn,
+                }
+            }
             // It has completed in place, or it runs beside this thread.
             None => {
                 self.state.empty_turns = self.state.empty_turns.saturating_add(1);

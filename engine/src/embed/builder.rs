@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
 use lazybatch_graph::SharedProgram;
 use lazybatch_kernels::Device;
+use lazybatch_sla::class::EXPECTED_WEIGHT;
 use lazybatch_sla::{Class, ModelId};
 
 use super::memory::Limit;
@@ -243,7 +244,7 @@ impl Builder {
             None => Ok(()),
             Some(class) => Err(BuildError::Option {
                 what: format!("class {}: weight", class.name),
-                expected: "a number above 0".into(),
+                expected: EXPECTED_WEIGHT.into(),
                 got: class.weight.to_string(),
             }),
         }

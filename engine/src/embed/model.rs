@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use lazybatch_graph::{Program, Repeat, SharedProgram, Tensor};
 use lazybatch_kernels::{Device, Packed, RequestMemory};
+use lazybatch_sla::class::{EXPECTED_WEIGHT, WEIGHTS};
 use lazybatch_sla::profile::{FORMAT, MAX_BATCH, ModelProfile, ProfileError, RepeatRule};
 use lazybatch_sla::{Account, Class, ClassId, ModelId, Nanos, Profile, RequestId, Time};
 
@@ -546,7 +547,7 @@ impl Draft {
 
 /// Whether its weight is one that shares can be computed with.
 pub(super) fn has_weight(class: &Class) -> bool {
-    class.weight.is_finite() && class.weight > 0.0
+    WEIGHTS.contains(&class.weight)
 }
 
 /// A model as the scheduler sees it, and the latencies that it goes by.
@@ -565,7 +566,7 @@ fn spec(
         let what = format!("class {}: weight", class.name);
         return Err(fail(
             &what,
-            "a number above 0".into(),
+            EXPECTED_WEIGHT.into(),
             class.weight.to_string(),
         ));
     }

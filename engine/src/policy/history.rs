@@ -19,6 +19,10 @@ const RECENT: usize = 256;
 #[derive(Clone, Copy, Debug)]
 struct Known {
     past: Past,
+    /// Its arrival, but no sooner than that of who came before: whoever hands it in may state one that is
+    /// past.
+    came: Time,
+    /// Its arrival as it is stated.
     arrival: Time,
     /// Passes of its loop, once that has ended.
     output_len: Option<u32>,
@@ -49,7 +53,8 @@ fn count(nums: &mut Vec<usize>, at: usize) {
 
 impl History {
     pub fn on_arrive(&mut self, request: &Request) {
-        let last = self.known.back().map_or(request.arrival, |k| k.arrival);
+        let last = self.known.back().map_or(request.arrival, |k| k.came);
+        let came = request.arrival.max(last);
         self.num_arrivals += 1;
         self.num_open += 1;
         if self.known.len() == CAPACITY
@@ -63,7 +68,7 @@ impl History {
         self.known.push_back(Known {
             past: Past {
                 id: request.id,
-                gap: request.arrival.since(last),
+                gap: came.since(last),
                 model: request.model,
                 sla: request.sla,
                 class: request.class,
@@ -74,6 +79,7 @@ impl History {
                 output_len: 0,
                 max_steps: request.max_steps,
             },
+            came,
             arrival: request.arrival,
             output_len: (request.max_steps == Some(0)).then_some(0),
             is_cut: request.max_steps == Some(0),
@@ -91,8 +97,8 @@ impl History {
                 return;
             }
             known.swap(i - 1, i);
-            let (earlier, later) = (known[i - 1].arrival, known[i].arrival);
-            (known[i - 1].arrival, known[i].arrival) = (later, earlier);
+            let (earlier, later) = (known[i - 1].came, known[i].came);
+            (known[i - 1].came, known[i].came) = (later, earlier);
             let (first, second) = (known[i - 1].past.gap, known[i].past.gap);
             (known[i - 1].past.gap, known[i].past.gap) = (second, first);
         }
@@ -110,7 +116,7 @@ impl History {
         }
         // Each gap is to the one that is before it now.
         for i in 1..self.known.len() {
-            self.known[i].past.gap = self.known[i].arrival.since(self.known[i - 1].arrival);
+            self.known[i].past.gap = self.known[i].came.since(self.known[i - 1].came);
         }
     }
 
@@ -175,14 +181,14 @@ impl History {
 
     /// Time between the first and the last that are remembered.
     pub fn span(&self) -> Nanos {
-        let first = self.known.front().map(|k| k.arrival);
-        let last = self.known.back().map(|k| k.arrival);
+        let first = self.known.front().map(|k| k.came);
+        let last = self.known.back().map(|k| k.came);
         last.zip(first).map_or(Nanos::ZERO, |(l, f)| l.since(f))
     }
 
     /// Time since the first that is remembered.
     pub fn since_first(&self, now: Time) -> Nanos {
-        let first = self.known.front().map(|k| k.arrival);
+        let first = self.known.front().map(|k| k.came);
         first.map_or(Nanos::ZERO, |f| now.since(f))
     }
 
@@ -201,7 +207,7 @@ impl History {
         else {
             return 0.0;
         };
-        let span = last.arrival.since(first.arrival).0.max(1) as f64;
+        let span = last.came.since(first.came).0.max(1) as f64;
         (n as f64 - 1.0).max(0.0) * 1e9 / span
     }
 
@@ -430,6 +436,28 @@ mod tests {
     }
 
     #[test]
+    fn arrivals_that_are_stated_in_the_past_do_not_make_time_go_back() {
+        let mut history = History::default();
+        // Every other one is said to have come 500 ms before it did, all of them in 1 ms steps.
+        for i in 0..256 {
+            let late = if i % 2 == 1 { 500 } else { 0 };
+            history.on_arrive(&request(i, 1000 + i - late, 1));
+        }
+        let span: u64 = history.known.iter().map(|k| k.past.gap.0).sum();
+        assert_eq!(span, Nanos::from_ms(254).0);
+        assert_eq!(history.span(), Nanos(span));
+        assert!(
+            (900.0..1100.0).contains(&history.rate()),
+            "{}",
+            history.rate()
+        );
+        // For how long they are open is as they say.
+        let open = history.open(Time(1_255_000_000));
+        assert_eq!(open[255].1, Nanos::from_ms(500));
+        assert_eq!(open[254].1, Nanos::from_ms(1));
+    }
+
+    #[test]
     fn those_that_are_handed_in_out_of_order_end_all_the_same() {
         let mut history = History::default();
         for (at, id) in [0, 2, 1, 3, 6, 5, 4].into_iter().enumerate() {
@@ -437,7 +465,7 @@ mod tests {
         }
         let gaps: Vec<Nanos> = history.known.iter().map(|k| k.past.gap).collect();
         assert_eq!(gaps[1..], [Nanos::from_ms(10); 6]);
-        assert!(history.known.iter().is_sorted_by_key(|k| k.arrival));
+        assert!(history.known.iter().is_sorted_by_key(|k| k.came));
         for id in [1, 2, 4, 6] {
             history.on_end(&end(id, None));
         }
