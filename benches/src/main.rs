@@ -6,6 +6,7 @@
 
 mod measure;
 
+use std::io::Write as _;
 use std::path::PathBuf;
 
 use anyhow::bail;
@@ -186,7 +187,8 @@ static ALLOCATOR: lazybatch_serve::Allocator = lazybatch_serve::Allocator;
 fn main() -> anyhow::Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     if args.iter().any(|arg| arg == "--help" || arg == "-h") {
-        println!("{USAGE}");
+        // Who reads it may be gone (`| head`).
+        drop(writeln!(std::io::stdout(), "{USAGE}"));
         return Ok(());
     }
     if let [walk, table, net, policy] = &args[..]

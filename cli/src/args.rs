@@ -30,11 +30,11 @@ const MAX_CASES: u64 = 100_000;
 
 /// A number above 0, as the value of an option.
 pub fn positive(text: &str) -> Result<f64, String> {
-    number(text, |x| x > 0.0, "a number above 0")
+    number(text, |x| x > 0.0, "a number above 0, at most 1e9")
 }
 
 fn not_negative(text: &str) -> Result<f64, String> {
-    number(text, |x| x >= 0.0, "a number of 0 or more")
+    number(text, |x| x >= 0.0, "a number of 0 or more, at most 1e9")
 }
 
 /// A part of a whole, as the value of an option.
@@ -54,12 +54,16 @@ fn number(text: &str, fits: impl Fn(f64) -> bool, expected: &str) -> Result<f64,
     text.parse()
         .ok()
         .filter(|&x| fits(x) && x <= MAX_NUMBER)
-        .ok_or_else(|| format!("expected {expected}, at most 1e9, got {text}"))
+        .ok_or_else(|| format!("expected {expected}, got {text}"))
 }
 
 /// A target in milliseconds, of a nanosecond at the least.
 fn target_ms(text: &str) -> Result<f64, String> {
-    number(text, |x| x >= MIN_TARGET_MS, "a number of 1e-6 or more")
+    number(
+        text,
+        |x| x >= MIN_TARGET_MS,
+        "a number of 1e-6 or more, at most 1e9",
+    )
 }
 
 fn seed(text: &str) -> Result<u64, String> {
@@ -447,7 +451,7 @@ pub struct SimulateArgs {
     /// Seconds of arrivals
     #[arg(long, value_name = "S", default_value_t = 10.0, allow_negative_numbers = true, value_parser = positive)]
     pub duration: f64,
-    /// Length distribution: a name, fixed:IN:OUT, or a histogram CSV; the model's own if absent
+    /// Length distribution: a name, fixed:IN:OUT, or a histogram, CSV with the columns src_len, tgt_len and count; the model's own if absent
     #[arg(long, value_name = "NAME|FILE")]
     pub lengths: Option<String>,
     /// Policies, separated by commas; graph:W waits up to W milliseconds for a batch
@@ -589,8 +593,8 @@ pub struct GeneraliseArgs {
     /// Write one self-contained HTML page with the summary and a chart
     #[arg(long, value_name = "FILE.html")]
     pub report: Option<PathBuf>,
-    /// Write the profile and the arrivals of each case, SEED.profile.json and SEED.arrivals.csv,
-    /// for `simulate`
+    /// Write the profile and the arrivals of each case, SEED.profile.json and SEED.arrivals.csv, for
+    /// `simulate`, into this folder, which is made if it is not there
     #[arg(long, value_name = "DIR")]
     pub cases: Option<PathBuf>,
     /// Threads; all available cores if absent. Results do not depend on it

@@ -3,6 +3,8 @@
 //! Parses the command line, calls the libraries, prints. Exit status: 0 done, 2 wrong usage or bad
 //! input, 1 anything else.
 
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod args;
 mod commands;
 mod failure;
@@ -40,7 +42,7 @@ fn main() -> ExitCode {
 
 /// Says why, and with which status it ends.
 fn failed(error: &anyhow::Error) -> ExitCode {
-    eprintln!("lazybatch: {}", failure::message(error));
+    output::aside(format_args!("lazybatch: {}", failure::message(error)));
     if failure::is_bad_input(error) {
         ExitCode::from(2)
     } else {

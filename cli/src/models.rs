@@ -18,6 +18,7 @@ use lazybatch_workloads::zoo;
 
 use crate::args::CpuArgs;
 use crate::failure::{self, BadInput};
+use crate::output;
 
 /// Most requests of one launch where nothing else is said.
 pub const DEFAULT_MAX_BATCH: u32 = 64;
@@ -358,7 +359,7 @@ pub fn cpu(args: &CpuArgs) -> Box<dyn Device> {
         threads,
         weights: args.weights.unwrap_or_default(),
         weight_cache: args.weight_cache.clone(),
-        warn: |text| eprintln!("lazybatch: {text}"),
+        warn: |text| output::aside(format_args!("lazybatch: {text}")),
         ..defaults
     }))
 }

@@ -1,4 +1,4 @@
-//! Standard output, and files that the user named.
+//! Standard output, words beside it, and files that the user named.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -39,6 +39,12 @@ pub fn text(text: impl fmt::Display) -> anyhow::Result<()> {
 /// As [`text`].
 pub fn line(line: impl fmt::Display) -> anyhow::Result<()> {
     text(format_args!("{line}\n"))
+}
+
+/// Says something beside the results, on standard error. Where that takes nothing, nobody hears it, and
+/// the command goes on.
+pub fn aside(line: impl fmt::Display) {
+    drop(writeln!(std::io::stderr(), "{line}"));
 }
 
 /// The files that a command reads and those that it is going to write, each with the option that

@@ -289,7 +289,9 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
 }
 
 fn no_report(why: &dyn std::fmt::Display) {
-    eprintln!("lazybatch: no report (--report): {DEFAULT_REPORT}: {why}");
+    output::aside(format_args!(
+        "lazybatch: no report (--report): {DEFAULT_REPORT}: {why}"
+    ));
 }
 
 /// Where the report goes. One that nobody has asked for is left out, with a word, where it cannot be

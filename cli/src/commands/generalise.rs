@@ -8,6 +8,7 @@ use lazybatch_workloads::generalise::{Case, Summary, file, report, run as run_ca
 use lazybatch_workloads::traces::arrivals_csv;
 
 use crate::args::GeneraliseArgs;
+use crate::failure::BadInput;
 use crate::output::{self, Files};
 use crate::progress;
 
@@ -69,6 +70,10 @@ fn seeds(args: &GeneraliseArgs) -> Range<u64> {
 fn check_outputs(args: &GeneraliseArgs) -> anyhow::Result<()> {
     let mut files = Files::default();
     if let Some(folder) = &args.cases {
+        std::fs::create_dir_all(folder).map_err(|e| {
+            let (expected, got) = ("a folder, there or to be made", folder.display());
+            BadInput(format!("--cases: expected {expected}, got {got}: {e}"))
+        })?;
         for seed in seeds(args) {
             files.writes("--cases", Some(profile_path(folder, seed)));
             for draw in 0..args.draws {

@@ -16,6 +16,7 @@ use lazybatch_workloads::traces;
 use crate::args::CompareArgs;
 use crate::failure::BadInput;
 use crate::models::Model;
+use crate::output;
 
 /// Share of the measured capacity that is the default rate.
 pub const DEFAULT_LOAD: f64 = 0.6;
@@ -85,10 +86,10 @@ pub fn tell_unnamed(path: &Path, arrivals: &[Arrival], classes: &[Class]) {
     let unnamed = classes.iter().map(|c| &*c.name);
     let unnamed = unnamed.filter(|name| !arrivals.iter().any(|a| is_of(a, name)));
     for name in unnamed {
-        eprintln!(
+        output::aside(format_args!(
             "lazybatch: --class {name}: {} has no arrival of it",
             path.display()
-        );
+        ));
     }
 }
 
@@ -187,7 +188,9 @@ pub fn tell_served(args: &CompareArgs, path: &Path, trace: &[Arrival], served: &
     let scaled = scaled.map_or(String::new(), |(own, rate)| {
         format!(", from time 0 on at {rate:.4} requests/s, its own {own:.4} (--trace-rate)")
     });
-    eprintln!("lazybatch: {path}: {num} of {all} arrivals are served, {which}{scaled}");
+    output::aside(format_args!(
+        "lazybatch: {path}: {num} of {all} arrivals are served, {which}{scaled}"
+    ));
 }
 
 /// Says how many arrivals of a trace are served with other lengths than it states.
@@ -205,7 +208,9 @@ pub fn tell_replaced(
     if num > 0 {
         let (path, all) = (path.display(), arrivals.len());
         let of = format!("of the nearest of {} inputs", pool.len());
-        eprintln!("lazybatch: {path}: {num} of {all} arrivals are served with the lengths {of}");
+        output::aside(format_args!(
+            "lazybatch: {path}: {num} of {all} arrivals are served with the lengths {of}"
+        ));
     }
 }
 
@@ -224,7 +229,8 @@ fn class_of<'a>(
     };
     let class = args.classes.iter().position(|c| c.name == name);
     if class.is_none() && name != "default" {
-        let names: Vec<_> = args.classes.iter().map(|c| c.name.as_str()).collect();
+        let stated = args.classes.iter().map(|c| c.name.as_str());
+        let names: Vec<_> = std::iter::once("default").chain(stated).collect();
         return Err((format!("one of {}", names.join(", ")), name));
     }
     Ok(class)

@@ -136,7 +136,7 @@ pub fn measure(
     let measured = measure::measure(device.as_mut(), &model.program, &pool, max_batch, length);
     let mut measured = measured.map_err(|e| model.blame(e))?;
     for remark in device.remarks() {
-        eprintln!("lazybatch: {}: {remark}", model.name);
+        output::aside(format_args!("lazybatch: {}: {remark}", model.name));
     }
     measured.profile.name = model.name.clone();
     measured.profile.sla_ms = Some(model.sla.as_ms());

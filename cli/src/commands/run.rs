@@ -57,7 +57,10 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
             ))?;
         }
     }
-    eprintln!("{:.3} ms", answer.finish.since(answer.arrival).as_ms());
+    output::aside(format_args!(
+        "{:.3} ms",
+        answer.finish.since(answer.arrival).as_ms()
+    ));
     engine.drain_blocking()?;
     Ok(())
 }

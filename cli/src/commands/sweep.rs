@@ -24,7 +24,9 @@ pub fn run(args: &SweepArgs) -> anyhow::Result<()> {
         .filter(|path| args.resume && !path.exists())
     {
         let path = path.display();
-        eprintln!("lazybatch: --resume: no {path}: nothing was kept, the sweep starts anew");
+        output::aside(format_args!(
+            "lazybatch: --resume: no {path}: nothing was kept, the sweep starts anew"
+        ));
     }
     let journal = match &partial {
         Some(path) if args.resume => Some(Journal::resume(path, &grid)?),
@@ -34,7 +36,7 @@ pub fn run(args: &SweepArgs) -> anyhow::Result<()> {
     let num_outdated = journal.as_ref().map_or(0, Journal::num_outdated);
     if num_outdated > 0 {
         let what = "that another build of the program has finished are run again";
-        eprintln!("lazybatch: {num_outdated} simulations {what}");
+        output::aside(format_args!("lazybatch: {num_outdated} simulations {what}"));
     }
     let options = Options {
         threads: args.threads,
@@ -56,10 +58,10 @@ pub fn run(args: &SweepArgs) -> anyhow::Result<()> {
         0 => String::new(),
         n => format!(", {n} taken from the earlier run"),
     };
-    eprintln!(
+    output::aside(format_args!(
         "{} simulations of {} requests in {seconds:.1} s, {speed:.0} simulated requests/s{kept}",
         ran.num_simulated, ran.num_requests
-    );
+    ));
     let judged = args.judge.as_deref().map(policy::canonical);
     let sweep = Sweep::new(&grid, ran, judged.as_deref())?;
     if let Some(path) = &args.json {

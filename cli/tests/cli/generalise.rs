@@ -63,14 +63,13 @@ fn one_seed_alone_and_a_page() {
 #[test]
 fn a_written_case_is_what_was_simulated() {
     let place = Place::new();
-    std::fs::create_dir(place.path("cases")).unwrap();
     place.succeed(
         "generalise --seeds 5..6 --draws 2 --policies greedy,lazy --judge lazy --json a.jsonl \
-         --cases cases",
+         --cases new/cases",
     );
     let runs = ["5", "5.1"].map(|draw| {
         place.succeed(&format!(
-            "simulate --profile cases/5.profile.json --arrivals cases/{draw}.arrivals.csv \
+            "simulate --profile new/cases/5.profile.json --arrivals new/cases/{draw}.arrivals.csv \
              --policies greedy,lazy --json {draw}.json"
         ));
         place.json(&format!("{draw}.json"))["runs"].clone()
@@ -90,6 +89,7 @@ fn a_written_case_is_what_was_simulated() {
 #[test]
 fn wrong_usage_is_refused() {
     let place = Place::new();
+    place.write("file", "mine");
     for (arguments, parts) in [
         ("--seeds 5..5", ["--seeds", "FROM..TO", "5..5"]),
         ("--seeds 5", ["--seeds", "FROM..TO", "got 5"]),
@@ -110,9 +110,10 @@ fn wrong_usage_is_refused() {
             ["policies", "online", "join:0"],
         ),
         ("--json none/a.jsonl", ["--json", "written", "none/a.jsonl"]),
+        ("--cases file/b", ["--cases", "a folder", "got file/b"]),
         (
-            "--cases none",
-            ["--cases", "written", "none/0.profile.json"],
+            "--seeds 0..1 --policies greedy,graph:1e300,adaptive",
+            ["case of seed 0", "graph:1e300", "an end within 2^63 ns"],
         ),
     ] {
         place.refuse(&format!("generalise {arguments}"), &parts);

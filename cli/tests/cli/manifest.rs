@@ -88,6 +88,23 @@ fn sound() -> String {
 }
 
 #[test]
+fn a_manifest_that_states_no_format_is_told_so() {
+    let place = Place::new();
+    let format = "format: expected `lazybatch-model/1`, got nothing";
+    for text in [
+        "",
+        "name = 'tales'",
+        &MANIFEST.replacen("format", "# format", 1),
+    ] {
+        place.write("model.toml", text);
+        place.refuse("import model.toml --out m", &["model.toml", format]);
+    }
+    // Those that tie two graphs together have none.
+    place.write("model.toml", "[encoder]\nfile = 'e.onnx'");
+    place.refuse("import model.toml --out m", &["missing field `decoder`"]);
+}
+
+#[test]
 fn text_goes_in_and_comes_out() {
     let place = place(&sound());
     let done = place.succeed("import model.toml --out m");

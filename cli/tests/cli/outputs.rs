@@ -86,6 +86,31 @@ fn a_full_standard_output_is_a_failure_behind_the_files() {
     }
 }
 
+#[cfg(unix)]
+#[test]
+fn what_nobody_can_be_told_ends_with_the_same_status() {
+    use std::process::Command;
+    let place = Place::with_example();
+    std::fs::create_dir(place.path("empty")).unwrap();
+    let simulate = "simulate --profile p.json --arrivals a.csv --policies lazy";
+    for (command, expected) in [
+        ("simulate --profile nope --rate 3", 2),
+        ("replay nofile", 2),
+        ("serve --models nodir", 2),
+        (
+            "serve --models empty --http-port 0 --grpc-port 0 --metrics-port 0 --policy nope",
+            2,
+        ),
+        (&format!("{simulate} --class gold:sla=1"), 0),
+    ] {
+        let full = std::fs::File::create("/dev/full").unwrap();
+        let mut run = Command::new(env!("CARGO_BIN_EXE_lazybatch"));
+        let run = run.args(command.split_whitespace()).stderr(full);
+        let done = run.current_dir(place.path("")).output().unwrap();
+        assert_eq!(done.status.code(), Some(expected), "{command}");
+    }
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn names_that_are_no_text_are_kept() {

@@ -317,7 +317,16 @@ pub fn run_case(
         let draw = |arrivals: &Vec<Arrival>| {
             let standing = simulate(case, arrivals, spec);
             tick();
-            standing.map_err(|e| Error::run(format!("case of seed {}", case.seed), e))
+            let place = format!("case of seed {}", case.seed);
+            standing.map_err(|e| match e {
+                // A policy's, a time-window without an end say.
+                Error::Parameter {
+                    what,
+                    expected,
+                    got,
+                } => Error::parameter(format!("{place}: {what}"), expected, got),
+                e => Error::run(place, e),
+            })
         };
         let draws: Result<Vec<Standing>> = arrivals.par_iter().map(draw).collect();
         Ok(Standing::over(&draws?))

@@ -306,7 +306,8 @@ impl Place<'_> {
         let line = before.matches('\n').count();
         let text = self.text.lines().nth(line).unwrap_or_default();
         let (key, value) = text.split_once('=').unwrap_or((text, ""));
-        let key = key.trim();
+        let missing = error.message().strip_prefix("missing field ");
+        let key = missing.map_or(key.trim(), |name| name.trim_matches('`'));
         let wanted = match key {
             "seeds" => Some("a number of seeds, or a list of seeds of 0 or more"),
             "segment" | "max_batch" => Some("a whole number of 1 or more, or a list of such"),
@@ -735,7 +736,7 @@ mod tests {
             (
                 "requests = 50\n",
                 "",
-                ["line 1", "requests", "missing field"],
+                ["line 1", "column requests", "missing field"],
             ),
             (
                 "slas_ms = [100, 20]",
