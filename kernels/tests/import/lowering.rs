@@ -70,6 +70,31 @@ fn quotients_are_not_products_with_a_rounded_number() {
 }
 
 #[test]
+fn integers_are_subtracted_from_a_constant() {
+    for (elem, one) in [
+        (Elem::I64, Data::I64(vec![1])),
+        (Elem::I32, Data::I32(vec![1])),
+        (Elem::U8, Data::U8(vec![1])),
+    ] {
+        let nodes = vec![node("Sub", &["one", "x"], "y", &[])];
+        let mut m = with(
+            model(&fixed(&[3]), nodes, &["y"]),
+            &[("one", Array::scalar(one))],
+        );
+        m.graph.inputs[0].ty = ValueType::Tensor {
+            elem,
+            dims: Some(fixed(&[3])),
+        };
+        let program = import_model(&m, &Options::default()).unwrap();
+        assert_eq!(super::general(&program), ["Sub"], "{elem}");
+        if elem != Elem::U8 {
+            let y = answer(&m, Tensor::from_i32(&[1, 3], &[1, -2, 3]));
+            assert_eq!(y.to_i32(), [0, 3, -2], "{elem}");
+        }
+    }
+}
+
+#[test]
 fn the_largest_of_a_window_with_no_number_is_none() {
     let attrs = [("kernel_shape", Attr::Ints(vec![2, 2]))];
     let nodes = vec![node("MaxPool", &["x"], "y", &attrs)];

@@ -133,7 +133,11 @@ impl Lower<'_> {
     }
 
     fn binary(&mut self, node: &Node, op: Bin) -> Native {
-        match (self.act(node, 0), self.act(node, 1)) {
+        let acts = [self.act(node, 0), self.act(node, 1)];
+        if acts.iter().flatten().any(|x| x.elem != Elem::F32) {
+            return Ok(None);
+        }
+        match acts.into() {
             (Some(a), Some(b)) => self.both(node, op, a, b),
             (Some(a), None) => {
                 let Some(beside) = self.beside(node, 1, &a)? else {
@@ -158,7 +162,7 @@ impl Lower<'_> {
 
     fn both(&mut self, node: &Node, op: Bin, a: Act, b: Act) -> Native {
         let same = canonical(&a.layout) == canonical(&b.layout);
-        if !same || a.elem != Elem::F32 || b.elem != Elem::F32 {
+        if !same {
             return Ok(None);
         }
         if op == Bin::Mul {
