@@ -70,6 +70,59 @@ fn quotients_are_not_products_with_a_rounded_number() {
 }
 
 #[test]
+fn quotients_that_are_rounded_behind_other_ops_are_none_either() {
+    let behind = |nodes: Vec<Node>| {
+        let mut all = vec![node("Div", &["x", "by"], "quotient", &[])];
+        all.extend(nodes);
+        all.push(node("Floor", &["moved"], "y", &[]));
+        let m = model(&fixed(&[4]), all, &["y"]);
+        with(m, &[("by", of(41.0, &[])), ("zero", of(0.0, &[]))])
+    };
+    let check = |m: &Model, what: &str| {
+        let y = answer(m, Tensor::from_f32(&[1, 4], &[41.0, 82.0, 123.0, 40.0]));
+        assert_eq!(y.to_f32(), [1.0, 2.0, 3.0, 0.0], "{what}");
+    };
+    for op in ["Dropout", "Sum", "Mean", "LeakyRelu", "Celu"] {
+        let moved = node(op, &["quotient"], "moved", &[]);
+        check(&behind(vec![moved]), op);
+    }
+    let chosen = vec![
+        node("Greater", &["x", "zero"], "above", &[]),
+        node("Where", &["above", "quotient", "x"], "moved", &[]),
+    ];
+    check(&behind(chosen), "Where");
+    let padded = vec![
+        node("Pad", &["quotient", "pads"], "padded", &[]),
+        node("Tile", &["padded", "ones"], "moved", &[]),
+    ];
+    let constants = [
+        ("pads", Array::vector(vec![0; 4])),
+        ("ones", Array::vector(vec![1; 2])),
+    ];
+    check(&with(behind(padded), &constants), "Pad and Tile");
+    let roots = vec![
+        node("Sqrt", &["quotient"], "root", &[]),
+        node("Mul", &["root", "root"], "moved", &[]),
+    ];
+    let scales = |m: &Model| {
+        let program = import_model(m, &Options::default()).unwrap();
+        super::count(&program, |op| matches!(op, Op::Scale(_)))
+    };
+    assert_eq!(scales(&behind(roots)), 0);
+    // A product with weights is a sum in some order: its last bits decide nothing that a quotient had.
+    let product = node("MatMul", &["quotient", "w"], "moved", &[]);
+    assert_eq!(scales(&behind(vec![product])), 1);
+    for op in ["ThresholdedRelu", "Shrink", "Hardmax"] {
+        let nodes = vec![
+            node("Div", &["x", "by"], "quotient", &[]),
+            node(op, &["quotient"], "y", &[]),
+        ];
+        let m = with(model(&fixed(&[4]), nodes, &["y"]), &[("by", of(41.0, &[]))]);
+        assert_eq!(scales(&m), 0, "{op}");
+    }
+}
+
+#[test]
 fn integers_are_subtracted_from_a_constant() {
     for (elem, one) in [
         (Elem::I64, Data::I64(vec![1])),

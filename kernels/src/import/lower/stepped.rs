@@ -1,5 +1,5 @@
-//! Values that are rounded to whole numbers, or compared, behind ops that move elements or compute each
-//! from its own: there the last bit of a number decides.
+//! Values that are rounded to whole numbers, or compared, behind any ops but those whose results carry
+//! errors of rounding anyhow: there the last bit of a number decides.
 
 use std::collections::BTreeSet;
 
@@ -15,49 +15,61 @@ fn steps(node: &Node) -> bool {
         | "Round"
         | "Mod"
         | "Sign"
+        | "IsInf"
         | "Equal"
         | "Less"
         | "LessOrEqual"
         | "Greater"
         | "GreaterOrEqual"
+        | "ThresholdedRelu"
+        | "Shrink"
+        | "Hardmax"
         | "ArgMax"
         | "ArgMin"
         | "TopK"
         | "Unique"
+        | "OneHot"
+        | "GridSample"
+        | "NonMaxSuppression"
+        | "QLinearConv"
+        | "QLinearMatMul"
         | "QuantizeLinear"
         | "DynamicQuantizeLinear" => true,
+        // The place of the largest.
+        "MaxPool" => node.outputs.get(1).is_some_and(|o| !o.is_empty()),
         // To anything but f32, f16, f64 and bf16.
         "Cast" => !matches!(int(node, "to", 1), 1 | 10 | 11 | 16),
+        "CastLike" => true,
         _ => false,
     }
 }
 
-/// Whether an op computes each element from its own one, or moves them.
-fn passes_on(node: &Node) -> bool {
+/// Whether the last bits of a result are those of sums in some order, whatever those of the operands are,
+/// or say nothing of their elements. All other ops hand on what they are given.
+fn is_rough(node: &Node) -> bool {
     matches!(
         node.op.as_str(),
-        "Add"
-            | "Sub"
-            | "Mul"
-            | "Div"
-            | "Neg"
-            | "Abs"
-            | "Relu"
-            | "Clip"
-            | "Min"
-            | "Max"
-            | "Cast"
-            | "Identity"
-            | "Reshape"
-            | "Flatten"
-            | "Transpose"
-            | "Squeeze"
-            | "Unsqueeze"
-            | "Concat"
-            | "Split"
-            | "Slice"
-            | "Gather"
-            | "Expand"
+        "MatMul"
+            | "Gemm"
+            | "Einsum"
+            | "Det"
+            | "Conv"
+            | "ConvTranspose"
+            | "Softmax"
+            | "LogSoftmax"
+            | "BatchNormalization"
+            | "GroupNormalization"
+            | "InstanceNormalization"
+            | "LayerNormalization"
+            | "LpNormalization"
+            | "MeanVarianceNormalization"
+            | "LRN"
+            | "GRU"
+            | "LSTM"
+            | "RNN"
+            | "DFT"
+            | "Shape"
+            | "Size"
     )
 }
 
@@ -66,7 +78,7 @@ pub(super) fn stepped(nodes: &[Node]) -> BTreeSet<&str> {
     let mut found = BTreeSet::new();
     for node in nodes.iter().rev() {
         let leads = || node.outputs.iter().any(|o| found.contains(o.as_str()));
-        if steps(node) || (passes_on(node) && leads()) {
+        if steps(node) || (!is_rough(node) && leads()) {
             found.extend(node.inputs.iter().map(String::as_str));
         }
     }
