@@ -122,6 +122,18 @@ macro_rules! elem_types {
                 }
             }
 
+            /// Whether type, number and bits of the elements are those of `other`: what is no number is
+            /// the same as itself.
+            pub fn is_same(&self, other: &Self) -> bool {
+                match (self, other) {
+                    $((Self::$name(v), Self::$name(w)) => {
+                        let same = |(&x, &y)| $domain::is_same(x, y);
+                        v.len() == w.len() && v.iter().zip(w).all(same)
+                    })*
+                    _ => false,
+                }
+            }
+
             /// The elements as f64; exact but for 64-bit integers above 2^53.
             pub fn to_f64(&self) -> Vec<f64> {
                 match self {
@@ -147,6 +159,9 @@ mod float {
     pub(super) fn to_i128(x: impl Into<f64>) -> i128 {
         x.into() as i128
     }
+    pub(super) fn is_same<T: Into<f64>>(x: T, y: T) -> bool {
+        x.into().to_bits() == y.into().to_bits()
+    }
 }
 
 /// Conversions of integers and booleans.
@@ -156,6 +171,9 @@ mod int {
     }
     pub(super) fn to_i128(x: impl Into<i128>) -> i128 {
         x.into()
+    }
+    pub(super) fn is_same<T: PartialEq>(x: T, y: T) -> bool {
+        x == y
     }
 }
 
@@ -294,6 +312,11 @@ impl Array {
     /// A tensor without dimensions.
     pub fn scalar(data: Data) -> Self {
         Self::new(Vec::new(), data)
+    }
+
+    /// Whether dimensions, type and bits of the elements are those of `other`.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.dims == other.dims && self.data.is_same(&other.data)
     }
 
     /// Dimensions, outermost first.

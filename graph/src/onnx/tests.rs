@@ -457,3 +457,16 @@ fn the_smallest_narrow_floats_are_rounded_once() {
         assert_eq!(got.to_f64(), want, "{elem}");
     }
 }
+
+#[test]
+fn what_is_no_number_is_the_same_as_itself() {
+    for elem in [Elem::F16, Elem::BF16, Elem::F32, Elem::F64] {
+        let of = |v: f64| Array::from_f64(elem, vec![2], vec![1.0, v]);
+        assert!(of(f64::NAN).is_same(&of(f64::NAN)), "{elem}");
+        assert!(!of(f64::NAN).is_same(&of(1.0)), "{elem}");
+        assert!(!of(0.0).is_same(&of(-0.0)), "{elem}");
+    }
+    let row = Array::vector(vec![1, 2]);
+    assert!(row.is_same(&row.clone()) && !row.is_same(&row.reshaped(vec![2, 1])));
+    assert!(!row.is_same(&Array::new(vec![2], Data::U8(vec![1, 2]))));
+}

@@ -548,7 +548,7 @@ impl<'g> Trace<'g> {
         let first = self.known(name, batch, len).ok()??;
         let same = |(batch, len)| {
             let values = self.sized(batch, len);
-            values.is_ok_and(|values| values.get(name) == Some(&first))
+            values.is_ok_and(|values| values.get(name).is_some_and(|v| v.is_same(&first)))
         };
         sizes.all(same).then_some(first)
     }

@@ -242,3 +242,18 @@ fn a_normalisation_is_one_node_where_its_scale_lies_on_the_last_axis() {
     assert_eq!(norms(&[4], &[3, 1]), 1);
     assert_eq!(norms(&[1], &[]), 0);
 }
+
+#[test]
+fn a_constant_may_hold_what_is_no_number() {
+    let nodes = vec![
+        node("Greater", &["x", "zero"], "above", &[]),
+        node("Where", &["above", "x", "none"], "y", &[]),
+    ];
+    for dims in [&[][..], &[3], &[1, 3]] {
+        let constants = [("zero", of(0.0, &[])), ("none", of(f32::NAN, dims))];
+        let m = with(model(&fixed(&[3]), nodes.clone(), &["y"]), &constants);
+        let y = answer(&m, Tensor::from_f32(&[1, 3], &[1.0, -2.0, 3.0])).to_f32();
+        assert_eq!((y[0], y[2]), (1.0, 3.0), "{dims:?}");
+        assert!(y[1].is_nan(), "{dims:?}: {y:?}");
+    }
+}

@@ -246,7 +246,7 @@ impl<'t> Lower<'t> {
                 return Ok(None);
             };
             for v in value.data().to_f64() {
-                if *all.get_or_insert(v) != v {
+                if all.get_or_insert(v).to_bits() != v.to_bits() {
                     return Ok(None);
                 }
             }
