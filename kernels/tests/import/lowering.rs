@@ -257,3 +257,27 @@ fn a_constant_may_hold_what_is_no_number() {
         assert!(y[1].is_nan(), "{dims:?}: {y:?}");
     }
 }
+
+#[test]
+fn a_product_adds_what_a_request_brings() {
+    let product = || vec![node("Gemm", &["x", "ones", "c"], "y", &[])];
+    let mut m = with(
+        model(&fixed(&[4]), product(), &["y"]),
+        &[("ones", of(1.0, &[4, 3]))],
+    );
+    let mut info = m.graph.inputs[0].clone();
+    info.name = "c".into();
+    info.ty = ValueType::Tensor {
+        elem: Elem::F32,
+        dims: Some(fixed(&[3])),
+    };
+    m.graph.inputs.push(info);
+    let program = import_model(&m, &Options::default()).unwrap();
+    assert_eq!(super::general(&program), ["Gemm"]);
+    super::check_bits(program, 3, 0);
+    // A constant of one number is added by a node of its own.
+    let constants = [("ones", of(1.0, &[4, 3])), ("c", of(2.0, &[1, 1]))];
+    let m = with(model(&fixed(&[4]), product(), &["y"]), &constants);
+    let y = answer(&m, Tensor::from_f32(&[1, 4], &[1.0; 4])).to_f32();
+    assert_eq!(y, [6.0; 3]);
+}

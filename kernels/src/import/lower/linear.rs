@@ -31,11 +31,20 @@ impl Lower<'_> {
         if w.rank() != 2 || (is_gemm && int(node, "transA", 0) != 0) {
             return Ok(None);
         }
+        let has_bias = is_gemm && !self.absent(node, 2);
         let [k, n] = if turn {
             [w.dims()[1], w.dims()[0]]
         } else {
             [w.dims()[0], w.dims()[1]]
         };
+        // Whatever else is added makes it a general node.
+        let bias = self.constant(node, 2).filter(|c| {
+            let is_row = c.len() == n && c.dims().last() == Some(&n);
+            has_bias && (c.len() == 1 || is_row)
+        });
+        if has_bias && bias.is_none() {
+            return Ok(None);
+        }
         let Some(mut y) = self.features(&x, k) else {
             return Ok(None);
         };
@@ -60,32 +69,26 @@ impl Lower<'_> {
         y.dims.pop();
         y.dims.push(n);
         let y = self.emit(node, PRODUCT, args, y);
-        if !is_gemm || self.absent(node, 2) {
-            return one(y);
+        match bias {
+            Some(c) => one(self.gemm_bias(node, y, &c, n)),
+            None => one(y),
         }
-        self.gemm_bias(node, y, n)
     }
 
-    fn gemm_bias(&mut self, node: &Node, y: Act, n: usize) -> Native {
+    /// `y` and `beta` times the row `c`, or its only number.
+    fn gemm_bias(&mut self, node: &Node, y: Act, c: &Array, n: usize) -> Act {
         let beta = float(node, "beta", 1.0);
-        let Some(c) = self.constant(node, 2) else {
-            return Err("adds a matrix that a request brings".into());
-        };
-        let spans = |c: &Array| c.len() == 1 || (c.len() == n && c.dims().last() == Some(&n));
-        if !spans(&c) {
-            return Err(format!("adds {c} instead of a row"));
-        }
         let form = if beta == 1.0 && c.len() == n {
             String::new()
         } else {
             format!("row.{n}.times.{beta}")
         };
         let bias = self.weight(node, 2, &form, &[n], || {
-            let values = floats(&c);
+            let values = floats(c);
             (0..n).map(|i| beta * values[i % values.len()]).collect()
         });
         let args = vec![Arg::Item(y.src), bias];
-        one(self.emit(node, Op::Binary(Bin::Add), args, y))
+        self.emit(node, Op::Binary(Bin::Add), args, y)
     }
 
     /// `x` in rows of the `k` features of its last axis: `[k]`, or `[n, k]` where a packed row holds
