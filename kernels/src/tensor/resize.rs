@@ -54,7 +54,10 @@ impl Method<'_> {
                 let offset = r(r(n / 2.0) * r(1.0 - adjustment));
                 r(r(offset + r(r(i + 0.5) / scale)) - 0.5)
             }
-            "tf_crop_and_resize" if axis.out == 1 => 0.5 * (axis.roi.0 + axis.roi.1) * (n - 1.0),
+            "tf_crop_and_resize" if axis.out == 1 => {
+                let sum = r(r(axis.roi.0) + r(axis.roi.1));
+                r(r(0.5 * sum) * (n - 1.0))
+            }
             "tf_crop_and_resize" => {
                 let (start, end) = (r(axis.roi.0), r(axis.roi.1));
                 let inner = r(r(r(i * r(end - start)) * (n - 1.0)) / (out - 1.0));

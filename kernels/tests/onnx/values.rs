@@ -92,6 +92,26 @@ fn nearest_pixels_are_those_of_positions_in_single_precision() {
 }
 
 #[test]
+fn the_middle_of_a_crop_is_a_position_in_single_precision() {
+    // 0.2 and 0.8 of single precision are a little above 1 together: rounded, the middle is whole.
+    let attrs = [
+        ("mode", Attr::Str("nearest".into())),
+        (
+            "coordinate_transformation_mode",
+            Attr::Str("tf_crop_and_resize".into()),
+        ),
+        ("nearest_mode", Attr::Str("ceil".into())),
+    ];
+    let operands = [
+        floats(&[1, 1, 3], &[1.0, 2.0, 4.0]),
+        floats(&[6], &[0.0, 0.0, 0.2, 1.0, 1.0, 0.8]),
+        floats(&[3], &[1.0, 1.0, 0.4]),
+    ];
+    let y = eval("Resize", 18, &attrs, &operands).data().to_f64();
+    assert_eq!(y, [2.0]);
+}
+
+#[test]
 fn aligned_corners_are_the_first_and_the_last() {
     // 5 times 1.5 is 7.5, of which 7 are there: the last of them is the last of the input.
     let attrs = [
