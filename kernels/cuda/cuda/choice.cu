@@ -33,7 +33,8 @@ template <u32 THREADS> DEVICE void arg_max(const float *x, int *out, u32 rows, u
         best = parts[0];
         for (u32 i = 1; i < THREADS / 32; i++) best = better(best, parts[i]);
     }
-    if (T::thread() == 0) out[row] = best.at == 0xffffffffu ? 0 : (int)best.at;
+    // No element compares as larger than a first one that is no number.
+    if (T::thread() == 0) out[row] = best.at == 0xffffffffu || x[0] != x[0] ? 0 : (int)best.at;
 }
 
 KERNEL arg_max_warp(const float *x, int *out, u32 rows, u32 width) {

@@ -379,7 +379,10 @@ pub(super) fn run(
         Op::LastRow => x(0)[(r.len - 1) * row_elems(0)..][..row_elems(0)].to_vec(),
         Op::ArgMax => x(0)
             .chunks_exact(row_elems(0))
-            .map(|row| arg_max(row) as f64)
+            .map(|row| match row.first() {
+                Some(v) if v.is_nan() => 0.0,
+                _ => arg_max(row) as f64,
+            })
             .collect(),
         Op::Sample => {
             let is_rows = program.value(node.inputs[0]).ty.lead() == Some(Dim::Rows);

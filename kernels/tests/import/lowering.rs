@@ -6,7 +6,7 @@ use lazybatch_graph::onnx::{Array, Attr, Data, Dim, Elem, Model, Node, ValueType
 use lazybatch_graph::{DType, Op, Tensor};
 use lazybatch_kernels::conformance::{Request, Schedule, run};
 use lazybatch_kernels::import::{Options, import_model};
-use lazybatch_kernels::{CpuDevice, CpuOptions, Device};
+use lazybatch_kernels::{CpuDevice, CpuOptions, Device, ReferenceDevice};
 use lazybatch_sla::ModelId;
 
 use super::refusals::{model, named, node};
@@ -280,4 +280,46 @@ fn a_product_adds_what_a_request_brings() {
     let m = with(model(&fixed(&[4]), product(), &["y"]), &constants);
     let y = answer(&m, Tensor::from_f32(&[1, 4], &[1.0; 4])).to_f32();
     assert_eq!(y, [6.0; 3]);
+}
+
+#[test]
+fn the_largest_of_a_row_that_starts_with_no_number_is_its_first() {
+    let on = |axis: i64, x: Tensor| {
+        let dims = match axis {
+            1 => vec![4],
+            _ => vec![4, 1],
+        };
+        let attrs = [("axis", Attr::Int(axis)), ("keepdims", Attr::Int(0))];
+        let nodes = vec![node("ArgMax", &["x"], "y", &attrs)];
+        let m = model(&fixed(&dims), nodes, &["y"]);
+        let program = Arc::new(import_model(&m, &Options::default()).unwrap());
+        let is_native = super::general(&program).is_empty();
+        let requests = [Request {
+            inputs: vec![x],
+            len: 0,
+            samples: 1,
+        }];
+        let mut all = Vec::new();
+        let cpu = CpuDevice::new(CpuOptions::default());
+        let reference = ReferenceDevice::new(Default::default());
+        let devices: [Box<dyn Device>; 2] = [Box::new(cpu), Box::new(reference)];
+        for mut device in devices {
+            device.load(ModelId(0), Arc::clone(&program)).unwrap();
+            let y = run(&mut *device, &program, &requests, Schedule::Alone).unwrap();
+            all.extend(y[0][0].as_ref().unwrap().to_i32());
+        }
+        (is_native, all)
+    };
+    let nan = f32::NAN;
+    for (x, want) in [
+        ([nan, 1.0, 3.0, 2.0], 0),
+        ([1.0, nan, 3.0, 2.0], 2),
+        ([1.0, nan, nan, nan], 0),
+        ([nan; 4], 0),
+    ] {
+        let native = on(1, Tensor::from_f32(&[1, 4], &x));
+        assert_eq!(native, (true, vec![want; 2]), "{x:?}");
+        let general = on(-2, Tensor::from_f32(&[1, 4, 1], &x));
+        assert_eq!(general, (false, vec![want; 2]), "{x:?}");
+    }
 }

@@ -15,7 +15,8 @@ pub(super) const SOURCE: Source = Source {
 
 impl Kernels {
     /// Index of each row's largest element, the lowest among equals; `x: [rows, width]`, `out:
-    /// [rows]` i32. A row without a number above minus infinity gives 0.
+    /// [rows]` i32. A row without a number above minus infinity gives 0, and so does one whose first
+    /// element is no number.
     ///
     /// # Errors
     /// Sizes out of range, or what the driver answers.

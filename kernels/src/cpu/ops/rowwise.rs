@@ -274,12 +274,14 @@ simd! {
     }
 }
 
-/// Index of the largest element, the lowest among equals.
+/// Index of the largest element, the lowest among equals; 0 where the first is no number.
 pub fn arg_max(env: &mut Env<'_>, v: NodeView<'_>) -> Buf {
     let mut out = v.alloc(env, 0);
     let (d, level) = (v.ty(0).row_elems(), env.level);
     per_row(env, v.arg(0), d, &mut out, 1, 2, |_, x, to| {
-        to[0] = f32::from_bits(arg_max_row(level, x) as u32);
+        let starts = x.first().is_some_and(|v| !v.is_nan());
+        let best = if starts { arg_max_row(level, x) } else { 0 };
+        to[0] = f32::from_bits(best as u32);
     });
     out
 }
