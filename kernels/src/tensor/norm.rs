@@ -1,6 +1,6 @@
 //! Normalization by mean and variance or by a norm.
 
-use lazybatch_graph::onnx::{Array, Error};
+use lazybatch_graph::onnx::{Array, Elem, Error};
 
 use super::index::{around, expand};
 use super::reduce::grouped;
@@ -133,6 +133,10 @@ fn layer_norm(call: &Call) -> Outputs {
     let x = call.at_least(0, 1)?;
     let axis = call.axis(-1, x.rank())?;
     let epsilon = call.float("epsilon", 1e-5)?;
+    let stash = call.int("stash_type", 1)?;
+    let stash = Elem::from_code(stash)
+        .filter(|elem| elem.is_float())
+        .ok_or_else(|| call.bad("attribute \"stash_type\"", "a type of floats", stash))?;
     let normal = &x.dims()[axis..];
     let size: usize = normal.iter().product();
     let fitted = |i: usize| -> Result<Option<Vec<f64>>, Error> {
@@ -163,8 +167,8 @@ fn layer_norm(call: &Call) -> Outputs {
     dims.resize(x.rank(), 1);
     Ok(vec![
         Array::from_f64(x.elem(), x.dims().to_vec(), y),
-        Array::from_f64(x.elem(), dims.clone(), means),
-        Array::from_f64(x.elem(), dims, inverses),
+        Array::from_f64(stash, dims.clone(), means),
+        Array::from_f64(stash, dims, inverses),
     ])
 }
 

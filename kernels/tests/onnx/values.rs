@@ -289,3 +289,21 @@ fn zeros_are_equal_and_so_are_numbers_that_are_none() {
     assert_eq!(all[2], Array::vector(vec![1, 2, 1, 2, 1, 0]));
     assert_eq!(all[3], Array::vector(vec![1, 3, 2]));
 }
+
+#[test]
+fn means_of_narrow_floats_have_the_stated_type() {
+    let type_of = |elem: Elem, attrs: &[(&str, Attr)]| {
+        let x = Array::from_f64(elem, vec![1, 4], vec![1.0, 2.0, 3.0, 4.5]);
+        let scale = Array::from_f64(elem, vec![4], vec![1.0; 4]);
+        let all = outputs("LayerNormalization", 17, attrs, &[Some(x), Some(scale)]);
+        assert_eq!(all[0].elem(), elem);
+        assert_eq!(all[1].data().to_f64(), [2.625], "{elem}");
+        assert_eq!(all[1].elem(), all[2].elem());
+        all[1].elem()
+    };
+    for elem in [Elem::F16, Elem::BF16, Elem::F32] {
+        assert_eq!(type_of(elem, &[]), Elem::F32);
+    }
+    let stated = [("stash_type", Attr::Int(16))];
+    assert_eq!(type_of(Elem::F16, &stated), Elem::BF16);
+}
