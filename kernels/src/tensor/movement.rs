@@ -177,23 +177,27 @@ fn pad(call: &Call) -> Outputs {
         }
         dims[axis] = size as usize;
         call.num(&dims)?;
+        // What a pad below zero cuts off is gone before the rest is repeated.
+        let cut = (-before).max(0);
+        let kept = n - cut + after.min(0);
         let place = |i: i64| -> Option<i64> {
-            let p = i - before;
-            match mode {
-                "edge" => Some(p.clamp(0, n - 1)),
-                "wrap" => Some(p.rem_euclid(n)),
-                "reflect" if n == 1 => Some(0),
+            let p = i - before - cut;
+            let p = match mode {
+                "edge" => p.clamp(0, kept - 1),
+                "wrap" => p.rem_euclid(kept),
+                "reflect" if kept == 1 => 0,
                 "reflect" => {
-                    let p = p.rem_euclid(2 * (n - 1));
-                    Some(p.min(2 * (n - 1) - p))
+                    let p = p.rem_euclid(2 * (kept - 1));
+                    p.min(2 * (kept - 1) - p)
                 }
-                _ => (0..n).contains(&p).then_some(p),
-            }
+                _ => return (0..kept).contains(&p).then_some(p + cut),
+            };
+            Some(p + cut)
         };
         if !matches!(mode, "constant" | "edge" | "wrap" | "reflect") {
             return Err(call.bad("attribute \"mode\"", "a known way", mode));
         }
-        if n == 0 && mode != "constant" && size > 0 {
+        if kept <= 0 && mode != "constant" && size > 0 {
             return Err(call.bad("input 0", "elements to pad with", x));
         }
         from[axis] = (0..size).map(|i| place(i).map(|p| p as usize)).collect();

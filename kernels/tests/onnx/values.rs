@@ -307,3 +307,31 @@ fn means_of_narrow_floats_have_the_stated_type() {
     let stated = [("stash_type", Attr::Int(16))];
     assert_eq!(type_of(Elem::F16, &stated), Elem::BF16);
 }
+
+#[test]
+fn what_a_pad_cuts_off_is_not_repeated() {
+    let padded = |mode: &str, pads: [i64; 2]| {
+        let mode = [("mode", Attr::Str(mode.into()))];
+        eval("Pad", 19, &mode, &[ints(&[1, 2, 3, 4]), ints(&pads)])
+    };
+    for (mode, pads, want) in [
+        ("wrap", [-1, 2], &[2, 3, 4, 2, 3][..]),
+        ("wrap", [2, -1], &[2, 3, 1, 2, 3]),
+        ("wrap", [5, -2], &[2, 1, 2, 1, 2, 1, 2]),
+        ("wrap", [-3, 2], &[4, 4, 4]),
+        ("wrap", [-1, -1], &[2, 3]),
+        ("wrap", [3, 0], &[2, 3, 4, 1, 2, 3, 4]),
+        ("reflect", [-1, 2], &[2, 3, 4, 3, 2]),
+        ("reflect", [2, -1], &[3, 2, 1, 2, 3]),
+        ("edge", [5, -2], &[1, 1, 1, 1, 1, 1, 2]),
+        ("constant", [-1, 2], &[2, 3, 4, 0, 0]),
+        ("constant", [2, -1], &[0, 0, 1, 2, 3]),
+        ("constant", [-5, 2], &[0]),
+    ] {
+        assert_eq!(
+            padded(mode, pads),
+            Array::vector(want.to_vec()),
+            "{mode} {pads:?}"
+        );
+    }
+}
