@@ -275,6 +275,17 @@ impl Flattener<'_> {
         }
     }
 
+    /// How many nodes and questions there are, to go back to.
+    pub(super) fn mark(&self) -> (usize, usize) {
+        (self.nodes.len(), self.asked.len())
+    }
+
+    /// Drops the nodes and questions since `mark`; values keep what they are, but nobody reads them.
+    pub(super) fn back_to(&mut self, (nodes, asked): (usize, usize)) {
+        self.nodes.truncate(nodes);
+        self.asked.truncate(asked);
+    }
+
     /// A value that is known and no request's.
     pub(super) fn number(&self, name: &str) -> Option<i128> {
         let value = self.known.get(name).filter(|_| !self.data.contains(name))?;

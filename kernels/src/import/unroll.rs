@@ -69,6 +69,20 @@ impl<'a> Scan<'a> {
     }
 }
 
+/// Whether a loop of `body` goes on as long as it may: its condition is the one that a pass is given.
+fn never_stops(body: &Graph) -> bool {
+    let Some(mut name) = body.outputs.first().map(|o| &o.name) else {
+        return false;
+    };
+    for node in body.nodes.iter().rev() {
+        match &node.inputs[..] {
+            [from] if node.op == "Identity" && node.outputs.first() == Some(name) => name = from,
+            _ => {}
+        }
+    }
+    body.inputs.get(1).is_some_and(|i| i.name == *name)
+}
+
 impl Flattener<'_> {
     /// Puts the passes of a `Loop` one after another; false if their number is not known.
     pub(super) fn unroll_loop(&mut self, node: &Node, outer: &mut Names) -> Result<bool, Error> {
@@ -76,52 +90,67 @@ impl Flattener<'_> {
             return Ok(false);
         };
         let operand = |i: usize| node.inputs.get(i).filter(|n| !n.is_empty());
-        let most = operand(0).and_then(|n| self.number(n));
-        let starts = operand(1).is_none_or(|n| self.number(n).is_some_and(|go| go != 0));
-        let Some(most) = most.filter(|n| (1..=MAX_PASSES).contains(n) && starts) else {
-            return Ok(false);
+        let most = operand(0).map_or(Some(i128::MAX), |n| self.number(n));
+        let starts = operand(1).map_or(Some(1), |n| self.number(n));
+        let most = match (most, starts) {
+            (_, Some(0)) => 0,
+            (Some(most), Some(_)) => most.max(0),
+            _ => return Ok(false),
         };
+        if most > MAX_PASSES && never_stops(body) {
+            return Ok(false);
+        }
         let mut carried: Vec<String> = node.inputs.iter().skip(2).cloned().collect();
         let num = carried.len();
         if body.inputs.len() != num + 2 || body.outputs.len() < num + 1 {
             return Ok(false);
         }
+        let rows = node.outputs.iter().skip(num).find(|o| !o.is_empty());
+        if let Some(name) = rows.filter(|_| most == 0) {
+            let place = format!("node {} (Loop)", node.name);
+            let expected = format!("at least one, for the rows of its result {name}");
+            return Err(Error::invalid(place, "passes", expected, "none"));
+        }
         if !self.decide(node, most) {
             return Ok(false);
         }
+        let before = self.mark();
         for (i, what) in [(0, Looked::Number), (1, Looked::Truth)] {
-            if let Some(name) = operand(i) {
+            if let Some(name) = operand(i).filter(|_| i == 1 || starts != Some(0)) {
                 self.ask(node, name, what);
             }
         }
         let mut joined = vec![Vec::new(); body.outputs.len() - num - 1];
-        for pass in 0..most as i64 {
+        let (mut pass, mut goes_on) = (0, most > 0);
+        while goes_on {
+            if i128::from(pass) == MAX_PASSES {
+                self.back_to(before);
+                return Ok(false);
+            }
             let at = format!("{}.{}.pass", node.name, self.inlined);
             let go = format!("{at}.go");
             self.know(&at, Array::scalar(Data::I64(vec![pass])))?;
             self.know(&go, Array::scalar(Data::Bool(vec![true])))?;
             let given = [at, go].into_iter().chain(carried).collect();
             let mut results = self.pass(node, body, outer, given)?.into_iter();
-            let goes_on = results.next();
-            match goes_on.as_ref().and_then(|go| self.number(go)) {
-                // What comes behind the last pass does not count.
-                Some(_) if pass + 1 == most as i64 => {}
-                Some(go) if go != 0 => {
-                    if let Some(go) = &goes_on {
-                        self.ask(node, go, Looked::Truth);
-                    }
-                }
-                _ => {
-                    let place = format!("node {} (Loop)", node.name);
-                    let expected = "one that is true and does not depend on the request";
-                    return Err(Error::invalid(place, "condition", expected, "another"));
-                }
-            }
+            let condition = results.next();
             carried = results.by_ref().take(num).collect();
             for (list, value) in joined.iter_mut().zip(results) {
                 list.push(value);
             }
+            pass += 1;
+            // What the last pass says of another does not count.
+            goes_on = i128::from(pass) < most;
+            if let Some(name) = condition.filter(|_| goes_on) {
+                let Some(go) = self.number(&name) else {
+                    self.back_to(before);
+                    return Ok(false);
+                };
+                self.ask(node, &name, Looked::Truth);
+                goes_on = go != 0;
+            }
         }
+        self.decide(node, pass.into());
         self.hand_out(node, outer, &carried);
         for (output, parts) in node.outputs.iter().skip(num).zip(joined) {
             self.stack(output, &parts, 0)?;

@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
-use lazybatch_graph::onnx::{Array, Attr, Data, Dim, Elem, Model, Node, ValueType};
+use lazybatch_graph::onnx::{
+    Array, Attr, Data, Dim, Elem, Graph, Model, Node, ValueInfo, ValueType,
+};
 use lazybatch_graph::{DType, Op, Tensor};
 use lazybatch_kernels::conformance::{Request, Schedule, run};
 use lazybatch_kernels::import::{Options, import_model};
 use lazybatch_kernels::{CpuDevice, CpuOptions, Device, ReferenceDevice};
 use lazybatch_sla::ModelId;
 
-use super::refusals::{model, named, node};
+use super::refusals::{model, named, node, refusal};
 
 fn fixed(dims: &[usize]) -> Vec<Dim> {
     let dims = dims.iter().map(|&n| Dim::Fixed(n));
@@ -322,4 +324,107 @@ fn the_largest_of_a_row_that_starts_with_no_number_is_its_first() {
         let general = on(-2, Tensor::from_f32(&[1, 4, 1], &x));
         assert_eq!(general, (false, vec![want; 2]), "{x:?}");
     }
+}
+
+/// A loop that doubles `x` and goes on while what `nodes` give as `on` is true; `limit` is one of their
+/// operands.
+fn doubled(most: Option<i64>, starts: Option<bool>, nodes: &[Node], limit: i64) -> Model {
+    let info = |name: &str, elem: Elem, dims: Vec<Dim>| ValueInfo {
+        name: name.into(),
+        ty: ValueType::Tensor {
+            elem,
+            dims: Some(dims),
+        },
+    };
+    let mut all = vec![node("Add", &["a", "a"], "twice", &[])];
+    all.extend_from_slice(nodes);
+    let body = Graph {
+        name: "body".into(),
+        inputs: vec![
+            info("at", Elem::I64, vec![]),
+            info("go", Elem::Bool, vec![]),
+            info("a", Elem::F32, fixed(&[2])),
+        ],
+        outputs: vec![
+            info("on", Elem::Bool, vec![]),
+            info("twice", Elem::F32, fixed(&[2])),
+        ],
+        initializers: std::collections::BTreeMap::new(),
+        nodes: all,
+    };
+    let inputs = [
+        most.map_or("", |_| "most"),
+        starts.map_or("", |_| "starts"),
+        "x",
+    ];
+    let attrs = [("body", Attr::Graph(Box::new(body)))];
+    let nodes = vec![
+        node("Loop", &inputs, "looped", &attrs),
+        node("Relu", &["looped"], "y", &[]),
+    ];
+    with(
+        model(&fixed(&[2]), nodes, &["y"]),
+        &[
+            ("most", Array::scalar(Data::I64(vec![most.unwrap_or(0)]))),
+            (
+                "starts",
+                Array::scalar(Data::Bool(vec![starts == Some(true)])),
+            ),
+            ("limit", Array::scalar(Data::I64(vec![limit]))),
+        ],
+    )
+}
+
+#[test]
+fn a_loop_goes_on_as_its_condition_says() {
+    let below = [node("Less", &["at", "limit"], "on", &[])];
+    for (most, starts, limit, passes) in [
+        (Some(10), Some(true), 2, 3),
+        (Some(10), None, 0, 1),
+        (None, None, 2, 3),
+        (Some(i64::MAX), Some(true), 2, 3),
+        (Some(2), None, 5, 2),
+        (Some(64), None, 100, 64),
+        (None, None, 63, 64),
+        (Some(0), None, 5, 0),
+        (Some(-1), Some(true), 5, 0),
+        (Some(5), Some(false), 5, 0),
+    ] {
+        let m = doubled(most, starts, &below, limit);
+        let y = answer(&m, Tensor::from_f32(&[1, 2], &[1.0, 3.0])).to_f32();
+        let factor = 2.0_f32.powi(passes);
+        assert_eq!(y, [factor, 3.0 * factor], "{most:?} {starts:?} {limit}");
+    }
+    let told = "the looped (Loop: the number of its passes is not known, or large)";
+    for (most, limit) in [(None, 64), (Some(65), 100)] {
+        let e = refusal(&doubled(most, None, &below, limit), &Options::default());
+        assert!(e.contains(told), "{e}");
+    }
+    let endless = [node("Identity", &["go"], "on", &[])];
+    let by_data = [
+        node("ReduceMax", &["a"], "top", &[("keepdims", Attr::Int(0))]),
+        node("Cast", &["top"], "on", &[("to", Attr::Int(9))]),
+    ];
+    for nodes in [&endless[..], &by_data] {
+        let e = refusal(&doubled(None, None, nodes, 0), &Options::default());
+        assert!(e.contains(told), "{e}");
+    }
+}
+
+#[test]
+fn rows_of_no_passes_are_refused() {
+    let on = [node("Identity", &["go"], "on", &[])];
+    let mut m = doubled(Some(0), None, &on, 0);
+    let looped = &mut m.graph.nodes[0];
+    let Some(Attr::Graph(body)) = looped.attrs.get_mut("body") else {
+        panic!("a body");
+    };
+    let row = body.outputs[1].clone();
+    body.outputs.push(row);
+    looped.outputs.push("rows".into());
+    let e = refusal(&m, &Options::default());
+    assert!(
+        e.contains("passes: expected at least one, for the rows of its result rows, got none"),
+        "{e}"
+    );
 }
