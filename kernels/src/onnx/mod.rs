@@ -229,7 +229,8 @@ fn why_not(model: &Model, node: &Node) -> Option<String> {
     let opset = model.opsets.get("").copied().unwrap_or(1);
     if control::OPS.contains(&node.op.as_str()) {
         let too_old = node.op == "Scan" && opset < 9;
-        return too_old.then(|| "before opset 9".to_owned());
+        let why = too_old.then(|| "before opset 9".to_owned());
+        return why.or_else(|| tensor::undefined(node, opset));
     }
     let Some(entry) = tensor::find(&node.op) else {
         return Some(tensor::reason(&node.op).to_owned());
@@ -237,6 +238,10 @@ fn why_not(model: &Model, node: &Node) -> Option<String> {
     let first = entry.versions.first().copied().unwrap_or(1);
     if opset < first {
         return Some(format!("from opset {first} on, the model has {opset}"));
+    }
+    let undefined = tensor::undefined(node, opset);
+    if undefined.is_some() {
+        return undefined;
     }
     NOT_FOLLOWED.iter().find_map(|(op, attr, default)| {
         let set = node.attrs.get(*attr).filter(|_| node.op == *op)?;

@@ -35,6 +35,7 @@ mod reduce;
 mod refused;
 mod resize;
 mod scatter;
+mod schema;
 mod shape;
 mod signal;
 mod softmax;
@@ -52,6 +53,7 @@ pub use call::Call;
 pub use index::transpose;
 pub use meter::Meter;
 pub use refused::{REFUSED, reason};
+pub use schema::undefined;
 
 /// What a kernel gives: its outputs in order.
 pub type Outputs = Result<Vec<Array>, Error>;

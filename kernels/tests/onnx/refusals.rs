@@ -270,7 +270,9 @@ fn many_operands_and_results_are_counted_before_they_are_computed() {
         node.attrs
             .extend(attrs.iter().map(|(k, v)| ((*k).to_owned(), v.clone())));
         let outputs = outputs[..1].to_vec();
-        let model = model(graph(&["x"], vec![node], &outputs));
+        let mut model = model(graph(&["x"], vec![node], &outputs));
+        // The last with sizes of a Split as an attribute.
+        model.opsets.insert(String::new(), 12);
         let interpreter = Interpreter::new(&model, limits).unwrap();
         let e = interpreter.run(vec![Some(x)]).unwrap_err().to_string();
         assert!(
@@ -301,4 +303,88 @@ fn many_operands_and_results_are_counted_before_they_are_computed() {
         floats(&[1000], &[1.0; 1000]),
         &sizes,
     );
+}
+
+#[test]
+fn attributes_and_operands_that_an_opset_does_not_define_are_refused() {
+    let why = |op: &str, opset: i64, operands: &[&str], attrs: &[&str]| {
+        let mut one = node(op, operands, &["y"]);
+        let attrs = attrs.iter();
+        one.attrs = attrs.map(|k| ((*k).to_owned(), Attr::Int(1))).collect();
+        let mut model = model(graph(&["x", "z"], vec![one], &["y"]));
+        model.opsets.insert(String::new(), opset);
+        let refused = Interpreter::new(&model, Limits::default()).err();
+        refused.map_or_else(String::new, |e| e.to_string())
+    };
+    for (op, opset, operands, attrs, told) in [
+        (
+            "Clip",
+            13,
+            &["x"][..],
+            &["max", "min"][..],
+            "clip_1 (Clip: attributes: expected none at opset 13, got max)",
+        ),
+        (
+            "LeakyRelu",
+            13,
+            &["x"],
+            &["alfa"],
+            "expected alpha alone at opset 13, got alfa",
+        ),
+        (
+            "Pad",
+            13,
+            &["x", "z"],
+            &["value"],
+            "expected mode alone at opset 13, got value",
+        ),
+        (
+            "Unsqueeze",
+            13,
+            &["x"],
+            &["axes"],
+            "expected none at opset 13, got axes",
+        ),
+        (
+            "Split",
+            13,
+            &["x"],
+            &["num_outputs"],
+            "expected axis alone at opset 13, got num_outputs",
+        ),
+        (
+            "TopK",
+            11,
+            &["x", "z"],
+            &["k"],
+            "expected some of axis, largest, sorted at opset 11, got k",
+        ),
+        (
+            "Relu",
+            13,
+            &["x", "z"],
+            &[],
+            "relu_1 (Relu: operands: expected at most 1 at opset 13, got 2)",
+        ),
+        (
+            "ReduceSum",
+            12,
+            &["x", "z"],
+            &[],
+            "operands: expected at most 1 at opset 12, got 2",
+        ),
+    ] {
+        let e = why(op, opset, operands, attrs);
+        assert!(e.contains(told), "{op}: {e}");
+    }
+    for (op, opset, operands, attrs) in [
+        ("Clip", 6, &["x"][..], &["max", "min"][..]),
+        ("Unsqueeze", 11, &["x"], &["axes"]),
+        ("BatchNormalization", 7, &["x"; 5], &["spatial", "momentum"]),
+        ("Relu", 14, &["x", ""], &[]),
+        ("Max", 13, &["x"; 20], &[]),
+        ("ReduceSum", 13, &["x", "z"], &["noop_with_empty_axes"]),
+    ] {
+        assert_eq!(why(op, opset, operands, attrs), "", "{op}");
+    }
 }
