@@ -246,7 +246,7 @@ fn malformed_arrivals_are_refused_with_line_and_column() {
     let arguments = "--trace t.csv --class gold:sla=9 --class free --profile-out p.out";
     place.refuse(
         &format!("compare {arguments}"),
-        &["t.csv: line 3, column class: expected one of gold, free, got `base`"],
+        &["t.csv: line 3, column class: expected one of default, gold, free, got `base`"],
     );
     let arguments = arguments.replace("--class free", "--class base");
     place.refuse(

@@ -434,7 +434,7 @@ fn options_that_do_not_fit_the_program_are_refused_when_building() {
         .model("", model(), measured);
     let error = unnamed.core_config(1).unwrap_err();
     assert!(
-        error.to_string().contains("a name without control"),
+        error.to_string().contains("a name, not empty, without"),
         "{error}"
     );
     let Err(error) = builder("best").build() else {

@@ -329,7 +329,7 @@ fn another_rule_must_gain_more_than_by_chance() {
         driven.handle(Time(id * 1_000_000), Event::Planned(planned));
         driven.plan(&mut id).candidates[0] != own
     };
-    let by_error = |models: &[&str]| [0.0, 0.02, 0.04].map(|error| changes(models, 0.05, error));
+    let by_error = |models: &[&str]| [0.0, 0.02, 0.05].map(|error| changes(models, 0.05, error));
     assert_eq!(by_error(&[TRANSLATOR]), [true, true, false]);
     assert_eq!(by_error(&[CHAIN]), [true; 3], "without loops");
     let two = [TRANSLATOR, TRANSLATOR];
@@ -338,6 +338,8 @@ fn another_rule_must_gain_more_than_by_chance() {
         !changes(&[CHAIN], 0.015, 0.0),
         "2 % are asked for in any case"
     );
+    let little = [0.004, 0.01].map(|gain| changes(&[TRANSLATOR], gain, 0.0));
+    assert_eq!(little, [false, true], "half a percent of one with loops");
 }
 
 /// What the first plan is to begin with, after so many launches have ended, and the core then.
