@@ -451,7 +451,8 @@ pub struct SimulateArgs {
     /// Seconds of arrivals
     #[arg(long, value_name = "S", default_value_t = 10.0, allow_negative_numbers = true, value_parser = positive)]
     pub duration: f64,
-    /// Length distribution: a name, fixed:IN:OUT, or a histogram, CSV with the columns src_len, tgt_len and count; the model's own if absent
+    /// Length distribution: a name, fixed:IN:OUT, or a histogram, CSV with the columns src_len, tgt_len and
+    /// count; the model's own if absent
     #[arg(long, value_name = "NAME|FILE")]
     pub lengths: Option<String>,
     /// Policies, separated by commas; graph:W waits up to W milliseconds for a batch

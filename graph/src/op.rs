@@ -363,7 +363,7 @@ pub enum Op {
     /// no numbers are passed over, but a first one is the answer, as each other is compared with it.
     ArgMax,
     /// `logits [r, v]`, `how [r, 4] i32` (the words of a [`crate::Sampling`]): a token `[r] i32`.
-    /// the largest, the lowest among equals, with a temperature of 0 or a `top_k` of 1, or where that
+    /// The largest, the lowest among equals, with a temperature of 0 or a `top_k` of 1, or where that
     /// score is not finite; scores that are no numbers, the first too, are passed over.
     /// Else one of the first `top_k` in the order of `TopK` (all for 0, or where there are no more):
     /// token `i` has the weight `floor(2^31 exp((x_i - max) / temperature))`, none where that is no

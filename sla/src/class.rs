@@ -49,7 +49,7 @@ impl fmt::Display for Late {
 }
 
 /// Weights of classes: shares are device time over weight, added up for as long as there is work, and have to
-/// tell a microsecond of one class from none after years of another's.
+/// tell a microsecond of one class from none after months of another's.
 pub const WEIGHTS: RangeInclusive<f64> = 1e-3..=1e6;
 /// The same in words.
 pub const EXPECTED_WEIGHT: &str = "a number from 0.001 to 1000000";

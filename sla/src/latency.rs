@@ -605,6 +605,14 @@ mod tests {
     }
 
     #[test]
+    fn sums_reach_to_the_last_number_there_is() {
+        let curves = [vec![(1, 10), (u64::MAX, 20)], vec![(1, 5)]].map(Curve::new);
+        let sum = Curve::sum(curves.iter()).unwrap();
+        assert_eq!([1, u64::MAX].map(|x| sum.at(x)), [15, 25]);
+        assert_eq!(Curve::sum(curves[1..].iter()).unwrap().at(u64::MAX), 5);
+    }
+
+    #[test]
     fn curve_interpolates_extrapolates_and_clamps() {
         let curve = Curve::new(vec![(2, 10), (4, 15), (8, 11)]);
         assert_eq!(curve.at(1), 10);

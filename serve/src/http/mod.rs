@@ -165,7 +165,6 @@ async fn takes_unpacked(mut request: Request) -> Request {
     request
 }
 
-/// What is told of a body that came packed as nobody here unpacks it, which is refused without a word.
 /// A request whose coding is named as the layer that unpacks it knows it: names have no case, and one has an
 /// older spelling too (RFC 9110, 8.4.1).
 async fn names_its_coding(mut request: Request) -> Request {
@@ -182,6 +181,7 @@ async fn names_its_coding(mut request: Request) -> Request {
     request
 }
 
+/// What is told of a body that came packed as nobody here unpacks it, which is refused without a word.
 async fn unpackable(mut response: Response) -> Response {
     if response.status() == StatusCode::UNSUPPORTED_MEDIA_TYPE {
         let expected = "identity, gzip or deflate";
